@@ -1,0 +1,27 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+namespace sluice {
+
+// XXH3, 64 bits.
+std::uint64_t checksum(std::span<const std::byte> bytes);
+
+// The same value from pieces.
+class Checksum {
+ public:
+  Checksum();
+  ~Checksum();
+  Checksum(Checksum&&) noexcept;
+  Checksum& operator=(Checksum&&) noexcept;
+  void add(std::span<const std::byte> bytes);
+  std::uint64_t value() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace sluice

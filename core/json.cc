@@ -1,0 +1,47 @@
+#include "core/json.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/text_file.h"
+
+namespace sluice {
+namespace {
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i);
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, change}));
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+Json parse_json(std::string_view text, std::string_view source) {
+  try {
+    return Json::parse(text);
+  } catch (const nlohmann::json::exception& error) {
+    fail(ErrorCode::kInvalidArgument, "{} is not valid JSON: {}", source, error.what());
+  }
+}
+
+Json read_json_file(const std::string& path) { return parse_json(read_text_file(path), path); }
+
+std::string nearest_word(std::string_view word, const std::vector<std::string>& known) {
+  std::string best;
+  std::size_t distance = std::max<std::size_t>(2, word.size() / 3) + 1;
+  for (const std::string& candidate : known)
+    if (const std::size_t d = edit_distance(word, candidate); d < distance) {
+      distance = d;
+      best = candidate;
+    }
+  return best;
+}
+
+}  // namespace sluice

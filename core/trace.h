@@ -1,0 +1,55 @@
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace sluice {
+
+// What happened when, by lane ("compute", "read", "write", "optimizer"): written as the Trace Event JSON that
+// Perfetto and chrome://tracing open, one lane per row.
+// Thread rule: add() from any thread. Events beyond the limit are counted, not kept, and the count is in the file.
+class Trace {
+ public:
+  using Clock = std::chrono::steady_clock;
+  enum class Lane : std::uint8_t { kCompute, kRead, kWrite, kOptimizer };
+
+  explicit Trace(std::size_t limit = 1'000'000) : limit_(limit), start_(Clock::now()) {}
+  void add(Lane lane, std::string name, Clock::time_point begin, Clock::time_point end, std::uint64_t bytes = 0);
+  // Writes the file whole or not at all. Throws Error(kIo).
+  void save(const std::string& path) const;
+
+ private:
+  struct Event {
+    std::string name;
+    Clock::time_point begin, end;
+    std::uint64_t bytes;
+    Lane lane;
+  };
+  std::size_t limit_;
+  Clock::time_point start_;
+  mutable std::mutex mutex_;
+  std::vector<Event> events_;
+  std::uint64_t dropped_ = 0;
+};
+
+// Adds one event for its own lifetime; does nothing where trace is null.
+class TraceScope {
+ public:
+  TraceScope(Trace* trace, Trace::Lane lane, std::string name)
+      : trace_(trace), lane_(lane), name_(std::move(name)), begin_(Trace::Clock::now()) {}
+  ~TraceScope() {
+    if (trace_ != nullptr) trace_->add(lane_, std::move(name_), begin_, Trace::Clock::now());
+  }
+  TraceScope(const TraceScope&) = delete;
+  TraceScope& operator=(const TraceScope&) = delete;
+
+ private:
+  Trace* trace_;
+  Trace::Lane lane_;
+  std::string name_;
+  Trace::Clock::time_point begin_;
+};
+
+}  // namespace sluice
