@@ -1,0 +1,99 @@
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "allocator/ledger.h"
+
+// Physical memory and the addresses under which it is seen. All sizes here are multiples of a huge page (2 MiB); all
+// memory is anonymous, populated when it is taken (so that a lack of it shows then, not later), advised to be huge
+// pages, not inherited by a forked child, and kept out of core dumps.
+namespace sluice::allocator {
+
+// Memory that stays where it is: a fixed buffer (staging, activations, resident state). Zero at first.
+// Throws Error(kBudget) where the ledger refuses it, or where the system does.
+class Region {
+ public:
+  Region() = default;
+  Region(Ledger& ledger, Purpose purpose, std::size_t bytes);  // bytes are rounded up to a huge page; 0 gives an empty one
+  ~Region();
+  Region(Region&& other) noexcept;
+  Region& operator=(Region&& other) noexcept;
+  std::byte* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  std::span<std::byte> bytes() const { return {data_, size_}; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+  Charge charge_;
+};
+
+class FramePool;
+
+// An address range on the compute device: reserved once, the same for its whole life, with or without memory under it.
+// A touch of the part that has none prints the home's name and ends the process (see install_touch_reporter).
+// Thread rule: one thread at a time.
+class Home {
+ public:
+  Home() = default;
+  Home(std::string name, std::size_t bytes);  // bytes are rounded up to a huge page
+  ~Home();                                    // gives its frames back
+  Home(Home&& other) noexcept;
+  Home& operator=(Home&& other) noexcept;
+
+  std::byte* data() const;
+  std::size_t size() const;         // of the range
+  std::size_t placed() const;       // bytes from the start that have memory under them
+  const std::string& name() const;
+
+ private:
+  friend class FramePool;
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// Budgeted physical memory in extents of one size that are placed under homes and taken away again: pages move,
+// addresses stay (mremap with MREMAP_DONTUNMAP, so that an address given up is never free for others).
+// What a placed extent holds is unspecified: what it held last. Extents that follow each other move in one call.
+// Thread rule: one thread at a time; never while an I/O or another thread uses the home.
+class FramePool {
+ public:
+  // Takes extents * extent_bytes, charged to the ledger as kParameter ("free" frames count so too).
+  // REQUIRES: extent_bytes is a multiple of kHugePage.
+  FramePool(Ledger& ledger, std::size_t extent_bytes, std::size_t extents);
+  ~FramePool();  // REQUIRES: no home holds an extent of it
+  FramePool(const FramePool&) = delete;
+  FramePool& operator=(const FramePool&) = delete;
+
+  std::size_t extent_bytes() const;
+  std::size_t extents() const;
+  std::size_t free_extents() const;
+  std::size_t extents_for(std::size_t bytes) const;  // how many a range of that size takes
+
+  // Puts memory under the first `bytes` of the home (rounded up to extents; the home's reservation is big enough for
+  // that by construction: reservations are rounded up to 64 MiB beyond their size).
+  // The ledger moves those bytes to `purpose`. Returns false, with nothing changed, where too few extents are free.
+  // REQUIRES: the home has no memory of its own or of another pool under it.
+  bool place(Home& home, std::size_t bytes, Purpose purpose);
+  // Takes away what lies beyond the first `bytes` (rounded up to extents); 0 takes all.
+  void shrink(Home& home, std::size_t bytes);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// What the process holds and what it may hold, read from the system.
+std::size_t resident_bytes();            // VmRSS of this process
+std::size_t peak_resident_bytes();       // VmHWM
+std::size_t available_memory_bytes();    // what is free for this process: MemAvailable, and the cgroup limits (v1, v2)
+bool huge_pages_given(const std::byte* data, std::size_t bytes, double* share);  // share of the range on huge pages; false: unknown
+
+// From then on a touch of an absent home prints the home's name and the remedy on the standard error stream and aborts
+// (SIGSEGV handler that passes anything else on to the handler before it). Idempotent.
+void install_touch_reporter();
+
+}  // namespace sluice::allocator

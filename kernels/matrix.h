@@ -1,0 +1,47 @@
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "core/dtype.h"
+#include "core/threads.h"
+
+namespace sluice::kernels {
+
+// C[m, n] = A[m, k] * B[k, n] (+ C where accumulate), row-major, accumulated in f32.
+// transpose_a: A is stored as [k, m]; transpose_b: B is stored as [n, k]. lda, ldb, ldc: elements from row to row as
+// stored; 0 means dense. A and B are of one type (f32 or bf16); C is f32 or of that type.
+struct Product {
+  std::size_t m = 0, n = 0, k = 0;
+  ConstArray a, b;
+  Array c;
+  bool transpose_a = false, transpose_b = false, accumulate = false;
+  std::size_t lda = 0, ldb = 0, ldc = 0;
+  const void* bias = nullptr;  // [n], of A's type, added to every row; null: none. Not with accumulate
+};
+
+// Matrix products of a vendor's library, with its own threads: one call at a time, and never together with a loop on
+// Threads. The same call repeats its bits on the same kind of machine with the same number of threads.
+class MatrixLibrary {
+ public:
+  virtual ~MatrixLibrary() = default;
+  // C = op(A) * op(B) in f32, all operands f32. No bias.
+  virtual void multiply_f32(const Product& product) = 0;
+  // The same for bf16 A and B, with an f32 or bf16 C. REQUIRES: has_bf16()
+  virtual void multiply_bf16(const Product& product) = 0;
+  virtual bool has_bf16() const = 0;  // whether this CPU has instructions for it
+  virtual std::string name() const = 0;  // "oneDNN 2.6.3"
+  virtual int threads() const = 0;
+};
+
+// Loads the plug-in (libsluice_dnnl.so, beside libsluice.so or in SLUICE_LIBRARY_PATH). Its OpenMP threads are told to
+// wait passively. Throws Error(kNotFound) with what to install.
+std::unique_ptr<MatrixLibrary> load_matrix_library(int threads);
+
+// Products of any of the types above. On a CPU without bf16 instructions bf16 operands are widened to f32 in
+// `workspace`, B in slices of its n so that a widened slice has at most kWidenedSlice elements: a rule of shapes alone.
+inline constexpr std::size_t kWidenedSlice = std::size_t{4} << 20;
+std::size_t product_workspace(const Product& product, const MatrixLibrary& library);  // bytes; shapes and types matter, pointers do not
+void multiply(MatrixLibrary& library, Threads& threads, const Product& product, void* workspace);
+
+}  // namespace sluice::kernels

@@ -1,0 +1,60 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "allocator/ledger.h"
+#include "core/trace.h"
+#include "offload/file.h"
+
+namespace sluice::offload {
+
+// One or more folders that lend disk space to a run. See docs/formats/swap.md.
+struct DiskFolder {
+  std::string path;
+  std::uint64_t limit;  // bytes that may be taken there
+};
+
+using RecordId = std::uint32_t;
+
+// The disk tier: records of fixed size in preallocated, unnamed files, one file a folder, striped by blocks of
+// stripe_bytes (a record's block i lies in folder (first + i) mod folders).
+// For each block of a record the store keeps, in memory, the checksum (XXH3) and the write generation of what was written
+// last; a read compares, and bytes that differ are Error(kCorrupt) that names file, offset, record, expected and found,
+// and says "stale" where they are what an earlier generation wrote.
+// A transfer covers whole blocks, or ends at the record's end. What was never written cannot be read (Error(kState)).
+// Transfers of one block must not overlap in time; the caller waits in between.
+// Thread rule: define() and allocate() from one thread before any transfer; the rest from any thread.
+class RecordStore {
+ public:
+  static constexpr std::size_t kBlock = std::size_t{1} << 20;
+
+  // The folders are checked here: missing, not writable, without O_DIRECT are errors that name the folder.
+  RecordStore(IoService& io, std::vector<DiskFolder> folders, allocator::Ledger& ledger, Trace* trace = nullptr);
+  // For tests: files that were opened by the caller.
+  RecordStore(std::vector<std::unique_ptr<File>> files, allocator::Ledger& ledger, Trace* trace = nullptr);
+  ~RecordStore();
+
+  // A record of `bytes` (a multiple of kDiskBlock), named for messages.
+  RecordId define(std::string name, std::uint64_t bytes, allocator::Purpose purpose);
+  // Takes the space for all records: Error(kBudget) where a limit or a disk is too small, with what is missing.
+  void allocate();
+
+  // offset: a multiple of kBlock. Done as in File. Checksums are compared or computed on the File's thread (reads) and
+  // on the caller's (writes).
+  void read(RecordId record, std::uint64_t offset, std::span<std::byte> into, Done done);
+  void write(RecordId record, std::uint64_t offset, std::span<const std::byte> from, Done done);
+
+  struct Counters {
+    std::uint64_t bytes_read = 0, bytes_written = 0;
+  };
+  Counters counters() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace sluice::offload

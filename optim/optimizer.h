@@ -1,0 +1,62 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/json.h"
+#include "core/threads.h"
+
+namespace sluice::optim {
+
+// One array of state that an optimizer keeps for each element of a parameter.
+struct StateArray {
+  std::string name;  // as torch.optim names it: "exp_avg"
+  Dtype type = Dtype::kF32;
+};
+
+// What one step applies to a group of parameters; a copy is taken at step().
+struct Hyperparameters {
+  double learning_rate = 0;
+  double weight_decay = 0;
+  double gradient_factor = 1;   // clipping and unscaling: gradients are multiplied by it first
+  std::uint64_t step = 1;       // 1 for the first step that is not skipped
+};
+
+// A run of consecutive elements of one parameter.
+struct Span {
+  std::size_t count = 0;
+  std::uint64_t first_index = 0;  // of its first element in the logical parameter
+  float* master = nullptr;        // f32 values that are updated (an f32 parameter is its own master)
+  Array parameter;                // the compute type's copy, written in the same pass; null data: the master is all
+  ConstArray gradient;            // f32 or bf16
+  std::vector<Array> state;       // one for each StateArray, count elements
+};
+
+// The arithmetic of a step. Works in rounds: for each round r < rounds(), statistics(r, span) over all spans of a
+// parameter, then combine(r) over spans and ranks; then apply() to every span. An elementwise optimizer has no rounds.
+// Knows no tier and no rank. apply() gives the same bits however a parameter is cut into spans (at multiples of
+// kSpanGrain elements), at any vector width and thread count.
+// Thread rule: apply() from one thread at a time; the rest from any.
+class Optimizer {
+ public:
+  static constexpr std::size_t kSpanGrain = 1024;
+  virtual ~Optimizer() = default;
+  virtual std::string name() const = 0;  // "adamw"
+  virtual Json settings() const = 0;     // what a checkpoint records
+  virtual std::vector<StateArray> state() const = 0;
+  virtual int rounds() const { return 0; }
+  virtual void apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const = 0;
+};
+
+struct AdamWSettings {
+  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
+};
+// Loshchilov, Hutter 2019, algorithm 2, with torch.optim.AdamW's arithmetic: decay first (p *= 1 - lr * wd), then
+// p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon). State "exp_avg", "exp_avg_sq", f32.
+std::unique_ptr<Optimizer> make_adamw(const AdamWSettings& settings);
+
+}  // namespace sluice::optim
