@@ -1,0 +1,65 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace sluice::engine {
+
+using UnitId = std::uint32_t;
+using ParameterId = std::uint32_t;  // in registration order over all units
+
+struct ParameterSpec {
+  std::string name;                // logical name, as in a checkpoint
+  std::vector<std::size_t> shape;
+  bool decay = false;              // whether weight decay applies
+  int uses = 1;                    // how often one micro-batch uses it: 2 for a tied embedding
+  std::size_t elements() const;
+};
+
+// The parameters that are fetched and released together.
+struct UnitSpec {
+  std::string name;
+  std::vector<ParameterSpec> parameters;
+};
+
+inline constexpr std::size_t kParameterAlignment = 1024;  // elements: where a parameter begins in its unit
+inline constexpr std::size_t kShardAlignment = 4096;      // elements: where a shard begins, and what a unit is padded to
+
+// One rank's contiguous slice of a unit's elements.
+struct Shard {
+  std::size_t begin = 0, end = 0;
+};
+
+// Where each parameter lies: flat, aligned, in registration order.
+class Layout {
+ public:
+  struct Place {
+    UnitId unit;
+    std::size_t offset;    // elements from the start of the unit
+    std::size_t elements;
+  };
+  // Throws Error(kInvalidArgument) for an empty unit, a zero dimension, or a name that stands twice.
+  explicit Layout(std::vector<UnitSpec> units);
+
+  const std::vector<UnitSpec>& units() const { return units_; }
+  std::size_t unit_elements(UnitId unit) const { return unit_elements_[unit]; }  // padded to kShardAlignment
+  std::size_t parameters() const { return places_.size(); }
+  const Place& place(ParameterId parameter) const { return places_[parameter]; }
+  const ParameterSpec& spec(ParameterId parameter) const;
+  ParameterId first_parameter(UnitId unit) const { return first_parameter_[unit]; }
+  ParameterId end_parameter(UnitId unit) const { return first_parameter_[unit + 1]; }
+  std::size_t total_elements() const;  // of parameters, without padding
+
+  // Rank r of `world` holds a slice of nearly equal size that begins at a multiple of kShardAlignment.
+  Shard shard(UnitId unit, int rank, int world) const;
+
+ private:
+  std::vector<UnitSpec> units_;
+  std::vector<std::size_t> unit_elements_;
+  std::vector<ParameterId> first_parameter_;
+  std::vector<Place> places_;
+};
+
+}  // namespace sluice::engine
