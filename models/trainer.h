@@ -13,10 +13,14 @@
 
 namespace sluice::models {
 
+// The limit of a folder for which none is stated: what is free there, less the room that checkpoints need.
+inline constexpr std::uint64_t kWholeDisk = UINT64_MAX;
+
 // What `sluice train` and sluice.train(...) are told. Defaults are the command line's.
 struct TrainSettings {
   std::string model;                         // preset or folder
   std::vector<std::string> data;             // files and folders
+  std::string tokens = "auto";               // "bytes": a preset's vocabulary is replaced by the 256 bytes
   std::optional<std::string> validation;     // files; nothing: a held-out part of the data
   double held_out = 0.05;                    // share of the data kept for validation where none is named; 0: none
   std::uint64_t memory = 0;                  // bytes for the whole process; 0: what is free
@@ -71,6 +75,8 @@ struct PlanResult {
   std::uint64_t checkpoint_bytes = 0;  // room that one checkpoint needs
 };
 PlanResult plan_training(const TrainSettings& settings);
+// The table for people: the plan's own, and the room that checkpoints need.
+std::string plan_text(const PlanResult& result);
 
 // Plans, loads or initialises or resumes, trains, saves. Throws Error.
 TrainResult train(const TrainSettings& settings, const TrainEvents& events);
