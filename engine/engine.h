@@ -24,17 +24,20 @@ struct UnitSource {
   std::function<void(ParameterId, std::size_t array, std::size_t first, std::span<float> out)> state;
 };
 
-// Where a unit's values go when it is saved: called with consecutive runs of elements, parameter by parameter.
+// Where a unit's values go when it is saved: called with consecutive runs of elements, parameter by
+// parameter.
 struct UnitSink {
-  std::function<void(ParameterId, std::size_t first, std::size_t count, ConstArray values)> parameter;  // compute type
-  std::function<void(ParameterId, std::size_t first, std::span<const float>)> master;  // only where a master exists
+  std::function<void(ParameterId, std::size_t first, std::size_t count, ConstArray values)>
+      parameter;  // compute type
+  std::function<void(ParameterId, std::size_t first, std::span<const float>)>
+      master;  // only where a master exists
   std::function<void(ParameterId, std::size_t array, std::size_t first, std::span<const float>)> state;
 };
 
 struct StepSettings {
   double learning_rate = 0;
-  double weight_decay = 0;   // of the parameters that decay
-  double clip = 0;           // bound of the global norm; 0: none. The plan must have been made for clipping
+  double weight_decay = 0;  // of the parameters that decay
+  double clip = 0;          // bound of the global norm; 0: none. The plan must have been made for clipping
 };
 
 struct StepResult {
@@ -51,29 +54,32 @@ struct GradientTarget {
 struct Resources {
   Threads& threads;
   allocator::Ledger& ledger;
-  offload::RecordStore* disk = nullptr;  // REQUIRES: not null where the plan puts anything on disk; not yet allocated
+  offload::RecordStore* disk =
+      nullptr;  // REQUIRES: not null where the plan puts anything on disk; not yet allocated
   Trace* trace = nullptr;
 };
 
 // Holds the units of one model and trains them: the same for native models and wrapped ones.
-// Calls of a step, in order: begin_step; for each group of micro-batches, the accesses of the profile's schedule, each
-// acquire ... release; step. The update of a unit follows at once when its gradient is final, or (clipping) is due at
-// its next acquire; see "One step" in docs/architecture.md.
-// Errors: misuse is Error(kState) naming the unit. After an error in the middle of an update or a transfer the engine
-// has failed: every further call but the destructor throws Error(kState) that repeats the cause.
-// Thread rule: one thread at a time.
+// Calls of a step, in order: begin_step; for each group of micro-batches, the accesses of the profile's
+// schedule, each acquire ... release; step. The update of a unit follows at once when its gradient is final,
+// or (clipping) is due at its next acquire; see "One step" in docs/architecture.md. Errors: misuse is
+// Error(kState) naming the unit. After an error in the middle of an update or a transfer the engine has
+// failed: every further call but the destructor throws Error(kState) that repeats the cause. Thread rule: one
+// thread at a time.
 class Engine {
  public:
   // Takes all memory and disk space of the plan; throws Error(kBudget) where it cannot.
   // optimizer and resources outlive the engine.
-  Engine(const Profile& profile, const Plan& plan, const optim::Optimizer& optimizer, const Resources& resources);
+  Engine(const Profile& profile, const Plan& plan, const optim::Optimizer& optimizer,
+         const Resources& resources);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   const Layout& layout() const;
 
-  // Values. Every unit is loaded once before the first step. Both stream: neither needs more memory than the plan's.
+  // Values. Every unit is loaded once before the first step. Both stream: neither needs more memory than the
+  // plan's.
   void load(UnitId unit, const UnitSource& source);
   void save(UnitId unit, const UnitSink& sink);  // settles the unit's pending update first
   std::uint64_t steps() const;                   // updates applied so far, over all its life
@@ -81,20 +87,22 @@ class Engine {
 
   // A step.
   void begin_step(const StepSettings& settings);
-  void acquire(const Access& access);   // the next one of the schedule
+  void acquire(const Access& access);  // the next one of the schedule
   void release(const Access& access);
-  ConstArray parameter(ParameterId parameter) const;  // REQUIRES: acquired with parameters; stays at this address for ever
+  ConstArray parameter(
+      ParameterId parameter) const;  // REQUIRES: acquired with parameters; stays at this address for ever
   // micro_batch: index within the step, ascending for each use. REQUIRES: acquired with that gradient use.
   GradientTarget gradient(ParameterId parameter, int use, std::size_t micro_batch);
-  // After the last group. Throws Error(kState) naming a parameter whose gradient is not finite; where updates wait
-  // for step() the parameters are then unchanged and the engine goes on, else it has failed.
+  // After the last group. Throws Error(kState) naming a parameter whose gradient is not finite; where updates
+  // wait for step() the parameters are then unchanged and the engine goes on, else it has failed.
   StepResult step();
 
   // For evaluation: parameters of one unit at any time outside of a step, in any order.
   void acquire_for_reading(UnitId unit);
   void release_from_reading(UnitId unit);
 
-  // Lets waiting updates and transfers go on with what has arrived; called between the ops of a model. Never waits.
+  // Lets waiting updates and transfers go on with what has arrived; called between the ops of a model. Never
+  // waits.
   void progress();
   // Completes all pending updates.
   void settle();

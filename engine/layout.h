@@ -11,10 +11,10 @@ using UnitId = std::uint32_t;
 using ParameterId = std::uint32_t;  // in registration order over all units
 
 struct ParameterSpec {
-  std::string name;                // logical name, as in a checkpoint
+  std::string name;  // logical name, as in a checkpoint
   std::vector<std::size_t> shape;
-  bool decay = false;              // whether weight decay applies
-  int uses = 1;                    // how often one micro-batch uses it: 2 for a tied embedding
+  bool decay = false;  // whether weight decay applies
+  int uses = 1;        // how often one micro-batch uses it: 2 for a tied embedding
   std::size_t elements() const;
 };
 
@@ -25,7 +25,8 @@ struct UnitSpec {
 };
 
 inline constexpr std::size_t kParameterAlignment = 1024;  // elements: where a parameter begins in its unit
-inline constexpr std::size_t kShardAlignment = 4096;      // elements: where a shard begins, and what a unit is padded to
+inline constexpr std::size_t kShardAlignment =
+    4096;  // elements: where a shard begins, and what a unit is padded to
 
 // One rank's contiguous slice of a unit's elements.
 struct Shard {
@@ -37,7 +38,7 @@ class Layout {
  public:
   struct Place {
     UnitId unit;
-    std::size_t offset;    // elements from the start of the unit
+    std::size_t offset;  // elements from the start of the unit
     std::size_t elements;
   };
   // Throws Error(kInvalidArgument) for an empty unit, a zero dimension, or a name that stands twice.
@@ -61,5 +62,9 @@ class Layout {
   std::vector<ParameterId> first_parameter_;
   std::vector<Place> places_;
 };
+
+// Elements of a unit's gradient buffer for one use (0: all parameters; k: those with more than k uses),
+// padded as a unit.
+std::size_t use_elements(const Layout& layout, UnitId unit, int use);
 
 }  // namespace sluice::engine

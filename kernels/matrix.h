@@ -9,8 +9,8 @@
 namespace sluice::kernels {
 
 // C[m, n] = A[m, k] * B[k, n] (+ C where accumulate), row-major, accumulated in f32.
-// transpose_a: A is stored as [k, m]; transpose_b: B is stored as [n, k]. lda, ldb, ldc: elements from row to row as
-// stored; 0 means dense. A and B are of one type (f32 or bf16); C is f32 or of that type.
+// transpose_a: A is stored as [k, m]; transpose_b: B is stored as [n, k]. lda, ldb, ldc: elements from row to
+// row as stored; 0 means dense. A and B are of one type (f32 or bf16); C is f32 or of that type.
 struct Product {
   std::size_t m = 0, n = 0, k = 0;
   ConstArray a, b;
@@ -20,28 +20,36 @@ struct Product {
   const void* bias = nullptr;  // [n], of A's type, added to every row; null: none. Not with accumulate
 };
 
-// Matrix products of a vendor's library, with its own threads: one call at a time, and never together with a loop on
-// Threads. The same call repeats its bits on the same kind of machine with the same number of threads.
+// Matrix products of a vendor's library, with its own threads: one call at a time, and never together with a
+// loop on Threads. The same call repeats its bits on the same kind of machine with the same number of
+// threads.
 class MatrixLibrary {
  public:
   virtual ~MatrixLibrary() = default;
   // C = op(A) * op(B) in f32, all operands f32. No bias.
   virtual void multiply_f32(const Product& product) = 0;
-  // The same for bf16 A and B, with an f32 or bf16 C. REQUIRES: has_bf16()
-  virtual void multiply_bf16(const Product& product) = 0;
+  // The same for bf16 A and B, with an f32 or bf16 C, and a bias. REQUIRES: has_bf16(), and a workspace of
+  // bf16_workspace(product) bytes.
+  virtual std::size_t bf16_workspace(const Product& product) const = 0;
+  virtual void multiply_bf16(const Product& product, void* workspace) = 0;
   virtual bool has_bf16() const = 0;  // whether this CPU has instructions for it
+  // Bytes that the library takes for itself while it works, whatever the shapes: code made at run time,
+  // packed panels of the operands, its threads. Measured, and rounded up.
+  virtual std::size_t hidden_bytes() const = 0;
   virtual std::string name() const = 0;  // "oneDNN 2.6.3"
   virtual int threads() const = 0;
 };
 
-// Loads the plug-in (libsluice_dnnl.so, beside libsluice.so or in SLUICE_LIBRARY_PATH). Its OpenMP threads are told to
-// wait passively. Throws Error(kNotFound) with what to install.
+// Loads the plug-in (libsluice_dnnl.so, beside libsluice.so or in SLUICE_LIBRARY_PATH). Its OpenMP threads
+// are told to wait passively. Throws Error(kNotFound) with what to install.
 std::unique_ptr<MatrixLibrary> load_matrix_library(int threads);
 
 // Products of any of the types above. On a CPU without bf16 instructions bf16 operands are widened to f32 in
-// `workspace`, B in slices of its n so that a widened slice has at most kWidenedSlice elements: a rule of shapes alone.
+// `workspace`, B in slices of its n so that a widened slice has at most kWidenedSlice elements: a rule of
+// shapes alone.
 inline constexpr std::size_t kWidenedSlice = std::size_t{4} << 20;
-std::size_t product_workspace(const Product& product, const MatrixLibrary& library);  // bytes; shapes and types matter, pointers do not
+std::size_t product_workspace(const Product& product,
+                              const MatrixLibrary& library);  // bytes; of a, b, c only the types matter
 void multiply(MatrixLibrary& library, Threads& threads, const Product& product, void* workspace);
 
 }  // namespace sluice::kernels

@@ -20,17 +20,17 @@ struct Budget {
 
 // How fast the machine is; measured, for the predicted time alone: it never decides what bits come out.
 struct MachineRates {
-  double flops = 50e9;               // f32 matrix products
-  double memory_bandwidth = 10e9;    // bytes read and written by loops
+  double flops = 50e9;             // f32 matrix products
+  double memory_bandwidth = 10e9;  // bytes read and written by loops
   double disk_read = 1e9, disk_write = 1e9;
 };
 
 // What the user fixes; the rest is chosen.
 struct PlanRequest {
-  bool clip = true;                        // updates wait for the norm over all gradients
-  std::optional<std::string> recompute;    // "none", "full", a name of a choice; nothing: chosen ("auto")
-  std::optional<std::size_t> group;        // micro-batches that pass through a unit together
-  std::optional<std::size_t> prefetch;     // accesses fetched ahead
+  bool clip = true;                      // updates wait for the norm over all gradients
+  std::optional<std::string> recompute;  // "none", "full", a name of a choice; nothing: chosen ("auto")
+  std::optional<std::size_t> group;      // micro-batches that pass through a unit together
+  std::optional<std::size_t> prefetch;   // accesses fetched ahead
   std::optional<std::size_t> chunk_elements;
   // For tests and measurements: "memory" or "disk" for every unit; nothing: chosen.
   std::optional<std::string> parameters, gradients, state;
@@ -38,9 +38,10 @@ struct PlanRequest {
 
 struct UnitPlan {
   bool parameters_resident = true;
-  bool gradient_resident = true;   // its accumulated gradient stays in memory until the update; else it may go to disk
+  bool gradient_resident =
+      true;  // its accumulated gradient stays in memory until the update; else it may go to disk
   bool state_resident = true;
-  std::size_t choice = 0;          // of the unit's ActivationChoices
+  std::size_t choice = 0;  // of the unit's ActivationChoices
 };
 
 // Where every byte lives. Made before the first allocation; what is not in it is not taken.
@@ -48,11 +49,11 @@ struct Plan {
   Dtype dtype = Dtype::kF32;
   bool clip = true;
   std::vector<UnitPlan> units;
-  std::size_t group = 1;               // micro-batches that pass through a unit together
-  std::size_t prefetch = 1;            // accesses fetched ahead
-  std::size_t extent_bytes = 0;        // of a frame
+  std::size_t group = 1;         // micro-batches that pass through a unit together
+  std::size_t prefetch = 1;      // accesses fetched ahead
+  std::size_t extent_bytes = 0;  // of a frame
   std::size_t extents = 0;
-  std::size_t chunk_elements = 0;      // of a streamed update; a multiple of kChunkGrain
+  std::size_t chunk_elements = 0;  // of a streamed update; a multiple of kChunkGrain
   std::size_t staging_slots = 0;
   std::size_t activation_bytes = 0, workspace_bytes = 0;
 
@@ -61,18 +62,19 @@ struct Plan {
   std::uint64_t peak_memory = 0, disk_bytes = 0;
   std::uint64_t step_bytes_read = 0, step_bytes_written = 0;  // of the disk tier
   double compute_seconds = 0, optimizer_seconds = 0, disk_seconds = 0, step_seconds = 0;
-  std::string bound;                   // "compute", "disk"
+  std::string bound;  // "compute", "disk"
   bool uses_disk() const { return disk_bytes > 0; }
 };
 
-// Every chunk of every record is then a whole number of RecordStore blocks, whatever the element's size (2, 4, 8, 12).
+// Every chunk of every record is then a whole number of RecordStore blocks, whatever the element's size (2,
+// 4, 8, 12).
 inline constexpr std::size_t kChunkGrain = std::size_t{512} << 10;
 
 // Profile x Budget -> Plan: a pure function; the fastest plan that fits by the rates given.
 // Throws Error(kBudget) that says which budget is short, by how much, and the cheapest change that fits;
 // Error(kInvalidArgument) for a request that the profile does not know.
-Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget, const PlanRequest& request,
-               const MachineRates& rates);
+Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
+               const PlanRequest& request, const MachineRates& rates);
 
 // The table for people, and the same for programs.
 std::string to_text(const Plan& plan, const Profile& profile, const Budget& budget);

@@ -10,38 +10,40 @@ namespace sluice::engine {
 struct Access {
   UnitId unit = 0;
   bool parameters = false;
-  int gradient_use = -1;  // -1: no gradient; else the use whose gradient is written (0, or 1 of a tied embedding)
-  bool final = false;     // with this access the unit's gradient becomes final, when the last group of micro-batches runs
+  int gradient_use =
+      -1;  // -1: no gradient; else the use whose gradient is written (0, or 1 of a tied embedding)
+  bool final =
+      false;  // with this access the unit's gradient becomes final, when the last group of micro-batches runs
   bool operator==(const Access&) const = default;
 };
 
 // One way to keep a unit's activations between forward and backward, for one micro-batch.
 struct ActivationChoice {
-  std::string name;                     // "none", "full", or the ops that are recomputed, joined by +
-  std::size_t kept_bytes = 0;           // without the unit's input, which is always kept
-  double recompute_flops = 0;           // work done again in backward
-  std::size_t workspace_bytes = 0;      // of its forward and backward passes
+  std::string name;                 // "none", "full", or the ops that are recomputed, joined by +
+  std::size_t kept_bytes = 0;       // without the unit's input, which is always kept
+  double recompute_flops = 0;       // work done again in backward
+  std::size_t workspace_bytes = 0;  // of its forward and backward passes
 };
 
 struct UnitProfile {
   double forward_flops = 0, backward_flops = 0;  // of one micro-batch, matrix products and attention
   double touched_bytes = 0;                      // memory traffic of everything else, forward and backward
   std::size_t input_bytes = 0;                   // of one micro-batch: kept from forward to backward
-  std::vector<ActivationChoice> choices;         // from all kept ("none") to nothing kept ("full"); never empty
+  std::vector<ActivationChoice> choices;  // from all kept ("none") to nothing kept ("full"); never empty
 };
 
 // What a model is, as far as the plan must know. Sizes only: made without allocating anything.
 struct Profile {
   std::vector<UnitSpec> units;
   std::vector<UnitProfile> unit_profiles;
-  std::vector<Access> schedule;       // of one group of micro-batches; the step repeats it for each group
-  std::size_t micro_batches = 1;      // that one step accumulates
-  std::size_t tokens = 0;             // of one micro-batch
+  std::vector<Access> schedule;           // of one group of micro-batches; the step repeats it for each group
+  std::size_t micro_batches = 1;          // that one step accumulates
+  std::size_t tokens = 0;                 // of one micro-batch
   std::size_t border_gradient_bytes = 0;  // of one micro-batch: the gradient handed from unit to unit
   std::size_t workspace_bytes = 0;        // what is needed at any choice, beyond the choices' own
   std::size_t hidden_bytes = 0;           // what libraries take beyond operands
   Dtype dtype = Dtype::kF32;
-  bool native_products = true;        // false: bf16 operands are widened to f32 for each product
+  bool native_products = true;  // false: bf16 operands are widened to f32 for each product
 };
 
 }  // namespace sluice::engine

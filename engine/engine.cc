@@ -1,0 +1,423 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <deque>
+#include <string>
+#include <utility>
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "engine/step/gradients.h"
+#include "engine/step/update_pipeline.h"
+#include "engine/store/pager.h"
+#include "engine/store/state_store.h"
+#include "engine/store/unit_values.h"
+
+namespace sluice::engine {
+namespace {
+
+// Updates that run at once: one whose chunks are applied, and one whose reads follow on.
+constexpr std::size_t kRunningUpdates = 2;
+
+std::vector<bool> resident_states(const Plan& plan) {
+  std::vector<bool> resident;
+  for (const UnitPlan& unit : plan.units) resident.push_back(unit.state_resident);
+  return resident;
+}
+
+}  // namespace
+
+struct Engine::State {
+  enum class Phase : std::uint8_t { kCurrent, kWaiting, kRunning };  // of a unit's update
+
+  struct Due {
+    optim::Hyperparameters decaying, plain;
+  };
+
+  State(const Profile& profile, const Plan& the_plan, const optim::Optimizer& the_optimizer,
+        const Resources& the_resources)
+      : resources(the_resources),
+        optimizer(the_optimizer),
+        plan(the_plan),
+        layout(profile.units),
+        has_master(plan.dtype != Dtype::kF32),
+        groups(divide_up(profile.micro_batches, plan.group)),
+        pager(resources.ledger, resources.disk),
+        gradients(layout, plan, pager),
+        states(layout, optimizer.state().size() + (has_master ? 1 : 0), plan.chunk_elements,
+               resident_states(plan), resources.disk),
+        updates(layout, optimizer, states, has_master, resources.threads, resources.disk, resources.trace),
+        phases(layout.units().size(), Phase::kCurrent),
+        due(layout.units().size()) {
+    for (UnitId unit = 0; unit < layout.units().size(); ++unit)
+      parameters.push_back(
+          pager.define({"parameters of " + layout.units()[unit].name, parameter_bytes(unit),
+                        allocator::Purpose::kParameter, plan.units[unit].parameters_resident}));
+    build_schedule(profile);
+    if (resources.disk != nullptr && plan.uses_disk()) resources.disk->allocate();
+    pager.start(plan.extent_bytes, plan.extents);
+    states.start(resources.ledger);
+    updates.start(resources.ledger, plan.staging_slots);
+    pager.on_stall([this] { return finish_some_update(); });
+  }
+
+  std::size_t parameter_bytes(UnitId unit) const { return layout.unit_elements(unit) * size_of(plan.dtype); }
+
+  void build_schedule(const Profile& profile) {
+    std::vector<std::vector<HoldingId>> holdings;
+    for (std::size_t group = 0; group < groups; ++group)
+      for (Access access : profile.schedule) {
+        access.final = access.final && group + 1 == groups;
+        holdings.push_back(holdings_of(access));
+        accesses.push_back(access);
+      }
+    pager.set_schedule(std::move(holdings));
+  }
+
+  std::vector<HoldingId> holdings_of(const Access& access) const {
+    std::vector<HoldingId> result;
+    if (access.parameters) result.push_back(parameters[access.unit]);
+    for (int use = 0; use < gradients.uses(access.unit); ++use)
+      if (use == access.gradient_use || access.final) result.push_back(gradients.holding(access.unit, use));
+    return result;
+  }
+
+  // --- updates ---
+
+  // An update becomes due, with a copy of the settings: it starts when its turn comes, or when somebody needs
+  // the unit.
+  void enqueue(UnitId unit) {
+    phases[unit] = Phase::kWaiting;
+    due[unit] = {hyperparameters(true), hyperparameters(false)};
+    waiting.push_back(unit);
+    // The master holds the values: what is on disk need not be read only to be overwritten.
+    if (has_master && plan.clip && !pager.resident(parameters[unit])) pager.forget(parameters[unit]);
+  }
+
+  optim::Hyperparameters hyperparameters(bool decays) const {
+    return {settings.learning_rate, decays ? settings.weight_decay : 0.0, clip_factor, steps};
+  }
+
+  bool start_update(UnitId unit, bool wait_for_parameters) {
+    if (updates.under_way(unit)) return false;
+    const HoldingId values = parameters[unit];
+    if (wait_for_parameters)
+      pager.acquire(values, Pager::Use::kModify);
+    else if (!pager.try_acquire(values, Pager::Use::kModify))
+      return false;
+    Update update;
+    update.unit = unit;
+    update.decaying = due[unit].decaying;
+    update.plain = due[unit].plain;
+    update.parameters = {pager.data(values), plan.dtype};
+    update.gradient_type = gradients.final_type();
+    const HoldingId gradient = gradients.holding(unit, 0);
+    const bool in_memory = pager.present(gradient);
+    if (in_memory)
+      update.gradient = {pager.acquire(gradient, Pager::Use::kRead), update.gradient_type};
+    else
+      update.gradient_record = pager.record(gradient);
+    phases[unit] = Phase::kRunning;
+    updates.add(update, [this, unit, in_memory] { on_applied(unit, in_memory); });
+    return true;
+  }
+
+  void on_applied(UnitId unit, bool gradient_in_memory) {
+    const HoldingId gradient = gradients.holding(unit, 0);
+    pager.written(parameters[unit], parameter_bytes(unit));
+    pager.release(parameters[unit]);
+    if (gradient_in_memory) pager.release(gradient);
+    if (!plan.clip) pager.release(gradient);  // held since it became final
+    pager.discard(gradient);
+    phases[unit] = Phase::kCurrent;
+  }
+
+  void start_waiting() {
+    while (!waiting.empty() && updates.size() < kRunningUpdates && start_update(waiting.front(), false))
+      waiting.pop_front();
+  }
+
+  void advance_updates() {
+    start_waiting();
+    updates.pump();
+  }
+
+  void ensure_updated(UnitId unit) {
+    while (phases[unit] != Phase::kCurrent) {
+      if (phases[unit] == Phase::kWaiting && !updates.under_way(unit) && start_update(unit, true))
+        std::erase(waiting, unit);
+      if (!updates.pump()) wait_for_update();
+    }
+  }
+
+  void wait_for_update() {
+    const auto start = Trace::Clock::now();
+    updates.wait();
+    update_wait_seconds += std::chrono::duration<double>(Trace::Clock::now() - start).count();
+  }
+
+  bool finish_some_update() {
+    if (updates.idle()) return false;
+    if (!updates.pump()) {
+      wait_for_update();
+      updates.pump();
+    }
+    return true;
+  }
+
+  void settle() {
+    while (!waiting.empty() || !updates.idle()) {
+      start_waiting();
+      if (updates.pump()) continue;
+      if (updates.idle())
+        ensure_updated(waiting.front());
+      else
+        wait_for_update();
+    }
+    pager.wait_all();
+  }
+
+  // --- a step ---
+
+  void acquire(const Access& access) {
+    Access expected = in_step && position < accesses.size() ? accesses[position] : Access{};
+    const bool final = std::exchange(expected.final, false);
+    Access asked = access;
+    asked.final = false;
+    if (!in_step || position >= accesses.size() || asked != expected)
+      fail(ErrorCode::kState, "unit '{}' is acquired out of the schedule (access {} of {})",
+           layout.units()[access.unit].name, position, accesses.size());
+    pager.set_position(position);
+    if (access.parameters) {
+      ensure_updated(access.unit);
+      pager.acquire(parameters[access.unit], Pager::Use::kRead);
+    }
+    for (int use = 0; use < gradients.uses(access.unit); ++use)
+      if (use == access.gradient_use || final)
+        pager.acquire(gradients.holding(access.unit, use), Pager::Use::kModify);
+    held.push_back(accesses[position]);
+    ++position;
+    pager.prefetch(plan.prefetch);
+    advance_updates();
+  }
+
+  void release(const Access& access) {
+    const auto found = std::find_if(held.begin(), held.end(), [&](const Access& h) {
+      return h.unit == access.unit && h.parameters == access.parameters &&
+             h.gradient_use == access.gradient_use;
+    });
+    if (found == held.end())
+      fail(ErrorCode::kState, "unit '{}' is released and was not acquired", layout.units()[access.unit].name);
+    const Access released = *found;
+    held.erase(found);
+    if (released.parameters) pager.release(parameters[released.unit]);
+    if (released.final)
+      finish_gradient(released.unit);
+    else if (released.gradient_use >= 0)
+      keep_gradient(released.unit, released.gradient_use);
+    advance_updates();
+  }
+
+  void keep_gradient(UnitId unit, int use) {
+    pager.written(gradients.holding(unit, use), gradients.bytes(unit, use));
+    pager.release(gradients.holding(unit, use));
+  }
+
+  void finish_gradient(UnitId unit) {
+    const auto not_finite = gradients.finish(resources.threads, unit);
+    for (int use = 1; use < gradients.uses(unit); ++use) {
+      pager.release(gradients.holding(unit, use));
+      pager.discard(gradients.holding(unit, use));
+    }
+    if (not_finite && !bad_parameter) bad_parameter = not_finite;
+    if (!plan.clip) {
+      if (bad_parameter) fail_not_finite();
+      return enqueue(unit);
+    }
+    pager.written(gradients.holding(unit, 0), gradients.final_bytes(unit));
+    pager.release(gradients.holding(unit, 0));
+  }
+
+  [[noreturn]] void fail_not_finite() const {
+    fail(ErrorCode::kState, "the gradient of '{}' is not finite in step {}", layout.spec(*bad_parameter).name,
+         steps);
+  }
+
+  StepResult finish_step() {
+    if (!in_step || position != accesses.size() || !held.empty())
+      fail(ErrorCode::kState, "step() is called after {} of {} accesses, with {} units held", position,
+           accesses.size(), held.size());
+    in_step = false;
+    position = 0;
+    pager.set_position(0);
+    StepResult result{gradients.norm(), 1.0};
+    if (!plan.clip) return result;
+    if (bad_parameter) {
+      for (UnitId unit = 0; unit < layout.units().size(); ++unit) pager.discard(gradients.holding(unit, 0));
+      --steps;
+      fail(ErrorCode::kState, "the gradient of '{}' is not finite in step {}; no parameter was changed",
+           layout.spec(*bad_parameter).name, steps + 1);
+    }
+    // torch.nn.utils.clip_grad_norm_ has the same 1e-6.
+    if (settings.clip > 0) clip_factor = std::min(1.0, settings.clip / (result.gradient_norm + 1e-6));
+    result.clip_factor = clip_factor;
+    for (const Access& access : accesses)
+      if (access.parameters && phases[access.unit] == Phase::kCurrent) enqueue(access.unit);
+    advance_updates();
+    return result;
+  }
+
+  template <class Action>
+  auto guarded(Action&& action) {
+    if (!failure.empty())
+      fail(ErrorCode::kState, "the engine has failed: {}; go on from the last checkpoint", failure);
+    try {
+      return action();
+    } catch (const Error& error) {
+      const bool harmless = error.code() == ErrorCode::kState && !(bad_parameter && !plan.clip);
+      if (!harmless && error.code() != ErrorCode::kInvalidArgument) failure = error.what();
+      throw;
+    }
+  }
+
+  Resources resources;
+  const optim::Optimizer& optimizer;
+  Plan plan;
+  Layout layout;
+  bool has_master;
+  std::size_t groups;
+  Pager pager;
+  Gradients gradients;
+  StateStore states;
+  UpdatePipeline updates;
+  std::vector<HoldingId> parameters;
+  std::vector<Access> accesses;
+
+  StepSettings settings;
+  std::uint64_t steps = 0;
+  bool in_step = false;
+  std::size_t position = 0;
+  std::vector<Access> held;
+  std::vector<Phase> phases;
+  std::deque<UnitId> waiting;
+  std::vector<Due> due;
+  double clip_factor = 1;
+  std::optional<ParameterId> bad_parameter;
+  double update_wait_seconds = 0;
+  std::string failure;
+};
+
+Engine::Engine(const Profile& profile, const Plan& plan, const optim::Optimizer& optimizer,
+               const Resources& resources)
+    : state_(std::make_unique<State>(profile, plan, optimizer, resources)) {}
+Engine::~Engine() = default;
+
+const Layout& Engine::layout() const { return state_->layout; }
+std::uint64_t Engine::steps() const { return state_->steps; }
+void Engine::set_steps(std::uint64_t steps) { state_->steps = steps; }
+
+void Engine::load(UnitId unit, const UnitSource& source) {
+  State& s = *state_;
+  s.guarded([&] {
+    if (s.in_step)
+      fail(ErrorCode::kState, "unit '{}' is loaded in the middle of a step", s.layout.units()[unit].name);
+    s.settle();
+    std::byte* values = s.pager.acquire(s.parameters[unit], Pager::Use::kModify);
+    load_values({s.layout, s.states, s.updates, s.resources, s.has_master}, unit, {values, s.plan.dtype},
+                source);
+    s.pager.written(s.parameters[unit], s.parameter_bytes(unit));
+    s.pager.release(s.parameters[unit]);
+  });
+}
+
+void Engine::save(UnitId unit, const UnitSink& sink) {
+  State& s = *state_;
+  std::exception_ptr sink_failure;  // the engine itself is whole then
+  s.guarded([&] {
+    if (s.in_step)
+      fail(ErrorCode::kState, "unit '{}' is saved in the middle of a step", s.layout.units()[unit].name);
+    s.settle();
+    std::byte* values = s.pager.acquire(s.parameters[unit], Pager::Use::kRead);
+    if (unit + 1 < s.parameters.size()) s.pager.prefetch_one(s.parameters[unit + 1]);
+    sink_failure = save_values({s.layout, s.states, s.updates, s.resources, s.has_master}, unit,
+                               {values, s.plan.dtype}, sink);
+    s.pager.release(s.parameters[unit]);
+  });
+  if (sink_failure) std::rethrow_exception(sink_failure);
+}
+
+void Engine::begin_step(const StepSettings& settings) {
+  State& s = *state_;
+  s.guarded([&] {
+    if (s.in_step) fail(ErrorCode::kState, "begin_step() is called twice without step()");
+    if (settings.clip > 0 && !s.plan.clip)
+      fail(ErrorCode::kInvalidArgument,
+           "clipping by norm {} is asked for, and the plan was made without clipping", settings.clip);
+    s.settings = settings;
+    s.clip_factor = 1;
+    s.bad_parameter.reset();
+    s.gradients.begin_step();
+    ++s.steps;
+    s.in_step = true;
+  });
+}
+
+void Engine::acquire(const Access& access) {
+  state_->guarded([&] { state_->acquire(access); });
+}
+void Engine::release(const Access& access) {
+  state_->guarded([&] { state_->release(access); });
+}
+
+ConstArray Engine::parameter(ParameterId parameter) const {
+  const Layout::Place& place = state_->layout.place(parameter);
+  return ConstArray{state_->pager.data(state_->parameters[place.unit]), state_->plan.dtype}.at(place.offset);
+}
+
+GradientTarget Engine::gradient(ParameterId parameter, int use, std::size_t micro_batch) {
+  State& s = *state_;
+  return s.guarded([&] {
+    const UnitId unit = s.layout.place(parameter).unit;
+    const bool acquired = std::any_of(s.held.begin(), s.held.end(), [&](const Access& a) {
+      return a.unit == unit && a.gradient_use == use;
+    });
+    if (!acquired)
+      fail(ErrorCode::kState, "the gradient of '{}' is written without its unit",
+           s.layout.spec(parameter).name);
+    GradientTarget target;
+    target.data = s.gradients.target(parameter, use, micro_batch, &target.accumulate);
+    return target;
+  });
+}
+
+StepResult Engine::step() {
+  return state_->guarded([&] { return state_->finish_step(); });
+}
+
+void Engine::acquire_for_reading(UnitId unit) {
+  State& s = *state_;
+  s.guarded([&] {
+    if (s.in_step)
+      fail(ErrorCode::kState, "unit '{}' is read in the middle of a step", s.layout.units()[unit].name);
+    s.ensure_updated(unit);
+    s.pager.acquire(s.parameters[unit], Pager::Use::kRead);
+    if (unit + 1 < s.parameters.size() && s.phases[unit + 1] == State::Phase::kCurrent)
+      s.pager.prefetch_one(s.parameters[unit + 1]);
+    s.advance_updates();
+  });
+}
+
+void Engine::release_from_reading(UnitId unit) { state_->pager.release(state_->parameters[unit]); }
+
+void Engine::progress() {
+  state_->guarded([&] { state_->advance_updates(); });
+}
+void Engine::settle() {
+  state_->guarded([&] { state_->settle(); });
+}
+
+Engine::Counters Engine::counters() const {
+  return {state_->pager.wait_seconds() + state_->update_wait_seconds, state_->updates.seconds()};
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,183 @@
+#include "engine/plan/placement.h"
+
+#include <algorithm>
+
+#include "core/bytes.h"
+#include "core/error.h"
+
+namespace sluice::engine {
+namespace {
+
+using allocator::Purpose;
+
+std::size_t index(Purpose purpose) { return static_cast<std::size_t>(purpose); }
+
+int gradient_uses(const Layout& layout, UnitId unit) {
+  int uses = 1;
+  for (const ParameterSpec& parameter : layout.units()[unit].parameters)
+    uses = std::max(uses, parameter.uses);
+  return uses;
+}
+
+std::size_t choose_chunk(const Layout& layout, const PlanRequest& request) {
+  if (request.chunk_elements && (*request.chunk_elements == 0 || *request.chunk_elements % kChunkGrain != 0))
+    fail(ErrorCode::kInvalidArgument, "a chunk of {} elements is asked for; it must be a multiple of {}",
+         *request.chunk_elements, kChunkGrain);
+  std::size_t largest = 0;
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit)
+    largest = std::max(largest, layout.unit_elements(unit));
+  return std::min(request.chunk_elements.value_or(kChunkGrain), largest);
+}
+
+}  // namespace
+
+Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, const PlanRequest& request)
+    : profile_(profile),
+      clip_(request.clip),
+      layout_(profile.units),
+      has_master_(profile.dtype != Dtype::kF32),
+      arrays_(optimizer.state().size() + (has_master_ ? 1 : 0)),
+      chunk_elements_(choose_chunk(layout_, request)) {}
+
+std::size_t Placement::parameter_bytes(UnitId unit) const {
+  return layout_.unit_elements(unit) * size_of(profile_.dtype);
+}
+
+std::size_t Placement::gradient_bytes(UnitId unit) const {
+  std::size_t bytes = 0;
+  for (int use = 0; use < gradient_uses(layout_, unit); ++use)
+    bytes += round_up(use_elements(layout_, unit, use) * sizeof(float), kHugePage);
+  return bytes;
+}
+
+std::size_t Placement::state_bytes(UnitId unit) const {
+  return layout_.unit_elements(unit) * arrays_ * sizeof(float);
+}
+
+// Read at each access of each group, but not where the unit is still there from the access before or the next
+// but one; written once, after its update. A bf16 copy whose update waits is not read to be overwritten.
+Placement::Traffic Placement::parameter_traffic(UnitId unit, std::size_t groups) const {
+  std::vector<std::size_t> positions;
+  for (std::size_t i = 0; i < profile_.schedule.size(); ++i)
+    if (profile_.schedule[i].unit == unit && profile_.schedule[i].parameters) positions.push_back(i);
+  std::size_t reads = 0;
+  for (std::size_t i = 0; i < positions.size(); ++i)
+    reads += i == 0 || positions[i] - positions[i - 1] > 2 ? 1 : 0;
+  reads *= groups;
+  if (has_master_ && clip_ && reads > 0) --reads;
+  return {reads * parameter_bytes(unit), parameter_bytes(unit)};
+}
+
+Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups) const {
+  Traffic traffic;
+  for (int use = 0; use < gradient_uses(layout_, unit); ++use) {
+    const std::uint64_t bytes = use_elements(layout_, unit, use) * sizeof(float);
+    // Between the groups, and between its own last use in a group and the unit's (a tied embedding's head).
+    const bool is_last_use = use + 1 == gradient_uses(layout_, unit);
+    const std::size_t kept = is_last_use ? groups - 1 : 2 * groups - 1;
+    traffic.read += kept * bytes;
+    traffic.written += kept * bytes;
+  }
+  if (clip_) {
+    const std::uint64_t bytes = layout_.unit_elements(unit) * size_of(profile_.dtype);
+    traffic.read += bytes;
+    traffic.written += bytes;
+  }
+  return traffic;
+}
+
+Placement::Traffic Placement::state_traffic(UnitId unit) const {
+  return {state_bytes(unit), state_bytes(unit)};
+}
+
+std::size_t Placement::extents(const std::vector<UnitPlan>& units, const Lookahead& lookahead) const {
+  const std::size_t n = profile_.schedule.size();
+  const std::size_t window = std::min(n, lookahead.prefetch + 1 + (lookahead.slack ? 1 : 0));
+  std::size_t most = 0;
+  for (std::size_t start = 0; start < n; ++start) {
+    std::vector<std::size_t> taken(units.size() * 3);  // per unit: parameters, gradient use 0, further uses
+    for (std::size_t i = 0; i < window; ++i) {
+      const Access& access = profile_.schedule[(start + i) % n];
+      const UnitPlan& unit = units[access.unit];
+      if (access.parameters && !unit.parameters_resident)
+        taken[access.unit * 3] = divide_up(parameter_bytes(access.unit), kHugePage);
+      if (unit.gradient_resident) continue;
+      for (int use = 0; use < gradient_uses(layout_, access.unit); ++use)
+        if (use == access.gradient_use || access.final)
+          taken[access.unit * 3 + (use == 0 ? 1 : 2)] =
+              divide_up(use_elements(layout_, access.unit, use) * sizeof(float), kHugePage);
+    }
+    std::size_t sum = 0;
+    for (const std::size_t extents : taken) sum += extents;
+    most = std::max(most, sum);
+  }
+  return most;
+}
+
+bool Placement::needs_staging(const std::vector<UnitPlan>& units) const {
+  return std::any_of(units.begin(), units.end(),
+                     [&](const UnitPlan& u) { return !u.state_resident || (!u.gradient_resident && clip_); });
+}
+
+std::size_t Placement::activation_bytes(const std::vector<UnitPlan>& units, std::size_t group) const {
+  std::size_t bytes = profile_.border_gradient_bytes;
+  for (UnitId unit = 0; unit < units.size(); ++unit)
+    bytes += profile_.unit_profiles[unit].input_bytes +
+             profile_.unit_profiles[unit].choices[units[unit].choice].kept_bytes;
+  return bytes * group;
+}
+
+std::size_t Placement::workspace_bytes(const std::vector<UnitPlan>& units) const {
+  std::size_t most = 0;
+  for (UnitId unit = 0; unit < units.size(); ++unit)
+    most = std::max(most, profile_.unit_profiles[unit].choices[units[unit].choice].workspace_bytes);
+  return profile_.workspace_bytes + most;
+}
+
+double Placement::compute_seconds(const std::vector<UnitPlan>& units, const MachineRates& rates) const {
+  double flops = 0, bytes = 0;
+  for (UnitId unit = 0; unit < units.size(); ++unit) {
+    const UnitProfile& profile = profile_.unit_profiles[unit];
+    flops +=
+        profile.forward_flops + profile.backward_flops + profile.choices[units[unit].choice].recompute_flops;
+    bytes += profile.touched_bytes;
+  }
+  return static_cast<double>(profile_.micro_batches) * (flops / rates.flops + bytes / rates.memory_bandwidth);
+}
+
+// Reads gradient, master and state, writes master, state and, beside a master, the parameter.
+double Placement::optimizer_seconds(const MachineRates& rates) const {
+  const std::size_t arrays = arrays_ + (has_master_ ? 0 : 1);
+  const double bytes =
+      static_cast<double>(2 * arrays * sizeof(float) + size_of(profile_.dtype) * (has_master_ ? 2 : 1));
+  return static_cast<double>(layout_.total_elements()) * bytes / rates.memory_bandwidth;
+}
+
+std::array<std::uint64_t, allocator::kPurposes> Placement::resident_bytes(
+    const std::vector<UnitPlan>& units) const {
+  std::array<std::uint64_t, allocator::kPurposes> bytes = {};
+  std::uint64_t state = 0;
+  for (UnitId unit = 0; unit < units.size(); ++unit) {
+    if (units[unit].parameters_resident)
+      bytes[index(Purpose::kParameter)] += round_up(parameter_bytes(unit), kHugePage);
+    if (units[unit].gradient_resident) bytes[index(Purpose::kGradient)] += gradient_bytes(unit);
+    if (units[unit].state_resident) state += state_bytes(unit);
+  }
+  bytes[index(Purpose::kOptimizerState)] = round_up(state, kHugePage);
+  return bytes;
+}
+
+std::array<std::uint64_t, allocator::kPurposes> Placement::disk_bytes(
+    const std::vector<UnitPlan>& units) const {
+  std::array<std::uint64_t, allocator::kPurposes> bytes = {};
+  for (UnitId unit = 0; unit < units.size(); ++unit) {
+    if (!units[unit].parameters_resident) bytes[index(Purpose::kParameter)] += parameter_bytes(unit);
+    if (!units[unit].state_resident) bytes[index(Purpose::kOptimizerState)] += state_bytes(unit);
+    if (units[unit].gradient_resident) continue;
+    for (int use = 0; use < gradient_uses(layout_, unit); ++use)
+      bytes[index(Purpose::kGradient)] += use_elements(layout_, unit, use) * sizeof(float);
+  }
+  return bytes;
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,61 @@
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "engine/layout.h"
+#include "engine/plan/plan.h"
+#include "engine/plan/profile.h"
+
+namespace sluice::engine {
+
+// How far ahead frames reach: accesses fetched ahead, and whether room is left for what is being written
+// behind.
+struct Lookahead {
+  std::size_t prefetch = 2;
+  bool slack = true;
+};
+
+// Sizes of everything that can be placed, and what each placement costs: the arithmetic under make_plan.
+class Placement {
+ public:
+  Placement(const Profile& profile, const optim::Optimizer& optimizer, const PlanRequest& request);
+
+  const Layout& layout() const { return layout_; }
+  std::size_t state_arrays() const { return arrays_; }
+  std::size_t chunk_elements() const { return chunk_elements_; }
+
+  std::size_t parameter_bytes(UnitId unit) const;
+  std::size_t gradient_bytes(UnitId unit) const;  // all uses
+  std::size_t state_bytes(UnitId unit) const;
+
+  // Bytes of the disk tier that one step moves for what is not resident.
+  struct Traffic {
+    std::uint64_t read = 0, written = 0;
+    std::uint64_t total() const { return read + written; }
+  };
+  Traffic parameter_traffic(UnitId unit, std::size_t groups) const;
+  Traffic gradient_traffic(UnitId unit, std::size_t groups) const;
+  Traffic state_traffic(UnitId unit) const;
+
+  // Frames that the accesses of a window need together, given what is resident.
+  std::size_t extents(const std::vector<UnitPlan>& units, const Lookahead& lookahead) const;
+  bool needs_staging(const std::vector<UnitPlan>& units) const;
+
+  std::size_t activation_bytes(const std::vector<UnitPlan>& units, std::size_t group) const;
+  std::size_t workspace_bytes(const std::vector<UnitPlan>& units) const;
+  double compute_seconds(const std::vector<UnitPlan>& units, const MachineRates& rates) const;
+  double optimizer_seconds(const MachineRates& rates) const;
+
+  // Sums over what is resident, each rounded as it is taken.
+  std::array<std::uint64_t, allocator::kPurposes> resident_bytes(const std::vector<UnitPlan>& units) const;
+  std::array<std::uint64_t, allocator::kPurposes> disk_bytes(const std::vector<UnitPlan>& units) const;
+
+ private:
+  const Profile& profile_;
+  bool clip_;
+  Layout layout_;
+  bool has_master_;
+  std::size_t arrays_, chunk_elements_;
+};
+
+}  // namespace sluice::engine

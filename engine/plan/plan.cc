@@ -1,0 +1,300 @@
+#include "engine/plan/plan.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "engine/plan/placement.h"
+#include "engine/step/update_pipeline.h"
+
+namespace sluice::engine {
+namespace {
+
+using allocator::Purpose;
+using allocator::Tier;
+
+constexpr std::size_t kStagingSlots = 8;
+constexpr std::size_t kLeastStagingSlots = 3;
+constexpr std::size_t kSmallUnit = 2 * kHugePage;  // units up to this are not worth moving
+
+std::size_t index(Purpose purpose) { return static_cast<std::size_t>(purpose); }
+std::size_t index(Tier tier) { return static_cast<std::size_t>(tier); }
+
+// One way to run: everything but what is resident.
+struct Shape {
+  std::size_t group = 1;
+  std::size_t level = 0;  // of recomputation: the index into each unit's choices, as far as it has that many
+  Lookahead lookahead;
+  std::size_t slots = kStagingSlots;
+};
+
+class Planner {
+ public:
+  Planner(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
+          const PlanRequest& request, const MachineRates& rates)
+      : profile_(profile),
+        budget_(budget),
+        request_(request),
+        rates_(rates),
+        placement_(profile, optimizer, request) {
+    check_request();
+  }
+
+  Plan best() const {
+    std::optional<Plan> best;
+    for (const Shape& shape : shapes())
+      for (const bool parameters_first : {false, true}) {
+        const std::optional<Plan> plan = fill(shape, parameters_first);
+        if (plan && (!best || faster(*plan, *best))) best = plan;
+      }
+    if (!best) refuse();
+    return *best;
+  }
+
+ private:
+  void check_request() const {
+    for (const auto& tier : {request_.parameters, request_.gradients, request_.state})
+      if (tier && *tier != "memory" && *tier != "disk")
+        fail(ErrorCode::kInvalidArgument,
+             "'{}' is not a place for parameters, gradients or state; use memory or disk", *tier);
+    if (request_.group && (*request_.group == 0 || *request_.group > profile_.micro_batches))
+      fail(ErrorCode::kInvalidArgument, "a group of {} micro-batches is asked for, and a step has {}",
+           *request_.group, profile_.micro_batches);
+    if (request_.prefetch && *request_.prefetch == 0)
+      fail(ErrorCode::kInvalidArgument, "a prefetch depth of 0 is asked for; the least is 1");
+  }
+
+  std::size_t deepest_level() const {
+    std::size_t deepest = 0;
+    for (const UnitProfile& unit : profile_.unit_profiles)
+      deepest = std::max(deepest, unit.choices.size() - 1);
+    return deepest;
+  }
+
+  std::vector<std::size_t> levels() const {
+    std::vector<std::size_t> all(deepest_level() + 1);
+    std::iota(all.begin(), all.end(), std::size_t{0});
+    if (!request_.recompute || *request_.recompute == "auto") return all;
+    std::set<std::string> known;
+    for (const UnitProfile& unit : profile_.unit_profiles)
+      for (std::size_t level = 0; level < unit.choices.size(); ++level) {
+        known.insert(unit.choices[level].name);
+        if (unit.choices[level].name == *request_.recompute && (unit.choices.size() > 1 || all.size() == 1))
+          return {level};
+      }
+    std::string names;
+    for (const std::string& name : known) names += (names.empty() ? "" : ", ") + name;
+    fail(ErrorCode::kInvalidArgument, "nothing is known to recompute as '{}'; this model has auto, {}",
+         *request_.recompute, names);
+  }
+
+  std::vector<std::size_t> group_sizes() const {
+    if (request_.group) return {*request_.group};
+    std::set<std::size_t> sizes;
+    for (std::size_t groups = 1; groups <= profile_.micro_batches; ++groups)
+      sizes.insert(divide_up(profile_.micro_batches, groups));
+    return {sizes.rbegin(), sizes.rend()};
+  }
+
+  std::vector<Lookahead> lookaheads() const {
+    if (request_.prefetch) return {{*request_.prefetch, true}, {*request_.prefetch, false}};
+    return {{2, true}, {1, true}, {1, false}};
+  }
+
+  std::vector<Shape> shapes() const {
+    std::vector<Shape> result;
+    for (const std::size_t group : group_sizes())
+      for (const std::size_t level : levels())
+        for (const Lookahead& lookahead : lookaheads())
+          for (const std::size_t slots : {kStagingSlots, kLeastStagingSlots})
+            result.push_back({group, level, lookahead, slots});
+    return result;
+  }
+
+  std::vector<UnitPlan> units_at(std::size_t level, bool resident) const {
+    std::vector<UnitPlan> units(profile_.units.size());
+    for (UnitId unit = 0; unit < units.size(); ++unit) {
+      const bool small = placement_.parameter_bytes(unit) <= kSmallUnit;
+      const auto place = [&](const std::optional<std::string>& asked) {
+        return asked ? *asked == "memory" : resident || small;
+      };
+      units[unit].parameters_resident = place(request_.parameters);
+      units[unit].gradient_resident = place(request_.gradients);
+      units[unit].state_resident = place(request_.state);
+      units[unit].choice = std::min(level, profile_.unit_profiles[unit].choices.size() - 1);
+    }
+    return units;
+  }
+
+  // Nothing resident but what is small or asked for; then, while it fits, what saves most traffic for its
+  // bytes.
+  std::optional<Plan> fill(const Shape& shape, bool parameters_first) const {
+    Plan everything = describe(shape, units_at(shape.level, true));
+    if (fits(everything)) return everything;
+    Plan plan = describe(shape, units_at(shape.level, false));
+    if (!fits(plan) && !parameters_first) return std::nullopt;
+    for (const Item& item : items(shape, parameters_first)) {
+      std::vector<UnitPlan> units = plan.units;
+      units[item.unit].*item.place = true;
+      Plan larger = describe(shape, units);
+      // With parameters first, it may fit only when the last of them frees the frames.
+      if (fits(larger) || (parameters_first && item.place == &UnitPlan::parameters_resident))
+        plan = std::move(larger);
+    }
+    return fits(plan) ? std::optional<Plan>(plan) : std::nullopt;
+  }
+
+  struct Item {
+    UnitId unit;
+    bool UnitPlan::*place;
+    double gain;  // bytes of traffic saved for each byte held
+  };
+
+  std::vector<Item> items(const Shape& shape, bool parameters_first) const {
+    const std::size_t groups = divide_up(profile_.micro_batches, shape.group);
+    const std::vector<UnitPlan> placed = units_at(shape.level, false);
+    std::vector<Item> result;
+    const auto offer = [&](UnitId unit, bool UnitPlan::*place, const std::optional<std::string>& asked,
+                           std::uint64_t saved, std::size_t held) {
+      if (placed[unit].*place || asked || saved == 0) return;
+      result.push_back({unit, place, static_cast<double>(saved) / static_cast<double>(held)});
+    };
+    for (UnitId unit = 0; unit < placed.size(); ++unit) {
+      offer(unit, &UnitPlan::parameters_resident, request_.parameters,
+            placement_.parameter_traffic(unit, groups).total(), placement_.parameter_bytes(unit));
+      offer(unit, &UnitPlan::gradient_resident, request_.gradients,
+            placement_.gradient_traffic(unit, groups).total(), placement_.gradient_bytes(unit));
+      offer(unit, &UnitPlan::state_resident, request_.state, placement_.state_traffic(unit).total(),
+            placement_.state_bytes(unit));
+    }
+    std::stable_sort(result.begin(), result.end(), [&](const Item& a, const Item& b) {
+      const bool a_first = parameters_first && a.place == &UnitPlan::parameters_resident;
+      const bool b_first = parameters_first && b.place == &UnitPlan::parameters_resident;
+      return a_first != b_first ? a_first : a.gain > b.gain;
+    });
+    return result;
+  }
+
+  Plan describe(const Shape& shape, std::vector<UnitPlan> units) const {
+    Plan plan;
+    plan.dtype = profile_.dtype;
+    plan.clip = request_.clip;
+    plan.group = shape.group;
+    plan.prefetch = shape.lookahead.prefetch;
+    plan.extents = placement_.extents(units, shape.lookahead);
+    // Few enough mappings, whatever the size of the pool.
+    plan.extent_bytes = kHugePage;
+    plan.chunk_elements = placement_.chunk_elements();
+    plan.staging_slots = placement_.needs_staging(units) ? shape.slots : 0;
+    plan.activation_bytes = placement_.activation_bytes(units, shape.group);
+    plan.workspace_bytes = placement_.workspace_bytes(units);
+    plan.units = std::move(units);
+    predict_memory(plan);
+    predict_time(plan);
+    return plan;
+  }
+
+  void predict_memory(Plan& plan) const {
+    auto& host = plan.bytes[index(Tier::kHost)];
+    host = placement_.resident_bytes(plan.units);
+    host[index(Purpose::kParameter)] += plan.extents * plan.extent_bytes;
+    host[index(Purpose::kActivation)] = round_up(plan.activation_bytes, kHugePage);
+    host[index(Purpose::kWorkspace)] = round_up(plan.workspace_bytes, kHugePage) + profile_.hidden_bytes;
+    host[index(Purpose::kStaging)] = round_up(
+        plan.staging_slots * UpdatePipeline::slot_bytes(plan.chunk_elements, placement_.state_arrays()),
+        kHugePage);
+    host[index(Purpose::kBase)] = budget_.base;
+    plan.bytes[index(Tier::kDisk)] = placement_.disk_bytes(plan.units);
+    plan.peak_memory = std::accumulate(host.begin(), host.end(), std::uint64_t{0});
+    const auto& disk = plan.bytes[index(Tier::kDisk)];
+    plan.disk_bytes = std::accumulate(disk.begin(), disk.end(), std::uint64_t{0});
+  }
+
+  void predict_time(Plan& plan) const {
+    const std::size_t groups = divide_up(profile_.micro_batches, plan.group);
+    const auto add = [&](const Placement::Traffic& traffic) {
+      plan.step_bytes_read += traffic.read;
+      plan.step_bytes_written += traffic.written;
+    };
+    for (UnitId unit = 0; unit < plan.units.size(); ++unit) {
+      if (!plan.units[unit].parameters_resident) add(placement_.parameter_traffic(unit, groups));
+      if (!plan.units[unit].gradient_resident) add(placement_.gradient_traffic(unit, groups));
+      if (!plan.units[unit].state_resident) add(placement_.state_traffic(unit));
+    }
+    plan.compute_seconds = placement_.compute_seconds(plan.units, rates_);
+    plan.optimizer_seconds = placement_.optimizer_seconds(rates_);
+    plan.disk_seconds = static_cast<double>(plan.step_bytes_read) / rates_.disk_read +
+                        static_cast<double>(plan.step_bytes_written) / rates_.disk_write;
+    plan.step_seconds = std::max(plan.compute_seconds + plan.optimizer_seconds, plan.disk_seconds);
+    plan.bound = plan.disk_seconds > plan.compute_seconds + plan.optimizer_seconds ? "disk" : "compute";
+  }
+
+  bool fits(const Plan& plan) const {
+    return plan.peak_memory <= budget_.memory && plan.disk_bytes <= budget_.disk;
+  }
+
+  // Time first; then less wear of the disk; then a longer look-ahead; then less memory.
+  static bool faster(const Plan& a, const Plan& b) {
+    if (std::abs(a.step_seconds - b.step_seconds) > 0.005 * b.step_seconds)
+      return a.step_seconds < b.step_seconds;
+    const auto traffic = [](const Plan& p) {
+      return static_cast<double>(p.step_bytes_read + p.step_bytes_written);
+    };
+    if (std::abs(traffic(a) - traffic(b)) > 0.05 * traffic(b)) return traffic(a) < traffic(b);
+    if (a.prefetch != b.prefetch) return a.prefetch > b.prefetch;
+    if (a.staging_slots != b.staging_slots) return a.staging_slots > b.staging_slots;
+    return a.peak_memory < b.peak_memory;
+  }
+
+  [[noreturn]] void refuse() const {
+    Shape least{1, levels().back(), lookaheads().back(), kLeastStagingSlots};
+    if (request_.group) least.group = *request_.group;
+    const Plan in_memory = describe(least, units_at(least.level, true));
+    const Plan on_disk = describe(least, units_at(least.level, false));
+    const std::string asked =
+        fmt::format("this model does not fit in {} of memory", format_size(budget_.memory));
+    if (on_disk.peak_memory > budget_.memory)
+      fail(ErrorCode::kBudget,
+           "{}: memory is short by {}; with everything on disk that can be, all recomputed, and one "
+           "micro-batch at a time it needs {} "
+           "({} activations and workspace, {} frames and small units, {} the process). Give --memory {}, or "
+           "a smaller --batch or --seq",
+           asked, format_size(on_disk.peak_memory - budget_.memory), format_size(on_disk.peak_memory),
+           format_size(on_disk.activation_bytes + on_disk.workspace_bytes),
+           format_size(on_disk.bytes[0][index(Purpose::kParameter)] +
+                       on_disk.bytes[0][index(Purpose::kGradient)]),
+           format_size(budget_.base), format_argument(on_disk.peak_memory));
+    if (budget_.disk == 0)
+      fail(ErrorCode::kBudget,
+           "{}: memory is short by {} and no disk is given. Add --disk FOLDER:{}, or give --memory {}", asked,
+           format_size(in_memory.peak_memory - budget_.memory), format_argument(on_disk.disk_bytes),
+           format_argument(in_memory.peak_memory));
+    fail(ErrorCode::kBudget,
+         "{}: the disk's {} are short by {}. Give the disk folders {} in all, or --memory {}", asked,
+         format_size(budget_.disk),
+         format_size(on_disk.disk_bytes - std::min(on_disk.disk_bytes, budget_.disk)),
+         format_argument(on_disk.disk_bytes), format_argument(in_memory.peak_memory));
+  }
+
+  // A size as the command line takes it, rounded up.
+  static std::string format_argument(std::uint64_t bytes) {
+    return fmt::format("{}MiB", divide_up(bytes, kMiB));
+  }
+
+  const Profile& profile_;
+  Budget budget_;
+  PlanRequest request_;
+  MachineRates rates_;
+  Placement placement_;
+};
+
+}  // namespace
+
+Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
+               const PlanRequest& request, const MachineRates& rates) {
+  return Planner(profile, optimizer, budget, request, rates).best();
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,107 @@
+#include <algorithm>
+#include <string>
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "engine/plan/plan.h"
+
+namespace sluice::engine {
+namespace {
+
+using allocator::kPurposes;
+using allocator::Purpose;
+using allocator::Tier;
+
+std::string cell(std::uint64_t bytes) { return bytes == 0 ? "-" : format_size(bytes); }
+
+std::size_t count(const Plan& plan, bool UnitPlan::*place) {
+  return static_cast<std::size_t>(
+      std::count_if(plan.units.begin(), plan.units.end(), [&](const UnitPlan& u) { return u.*place; }));
+}
+
+// The choice of most units: that of the blocks.
+const ActivationChoice& common_choice(const Plan& plan, const Profile& profile) {
+  std::size_t widest = 0;
+  for (std::size_t u = 0; u < plan.units.size(); ++u)
+    if (profile.unit_profiles[u].choices.size() > profile.unit_profiles[widest].choices.size()) widest = u;
+  return profile.unit_profiles[widest].choices[plan.units[widest].choice];
+}
+
+double bytes_per_day(const Plan& plan) {
+  return plan.step_seconds > 0 ? static_cast<double>(plan.step_bytes_written) * 86400 / plan.step_seconds : 0;
+}
+
+}  // namespace
+
+std::string to_text(const Plan& plan, const Profile& profile, const Budget& budget) {
+  std::string text = fmt::format("{:<18}{:>14}{:>14}\n", "", "memory", "disk");
+  for (std::size_t p = 0; p < kPurposes; ++p) {
+    const auto host = plan.bytes[static_cast<std::size_t>(Tier::kHost)][p];
+    const auto disk = plan.bytes[static_cast<std::size_t>(Tier::kDisk)][p];
+    if (host + disk > 0)
+      text += fmt::format("{:<18}{:>14}{:>14}\n", name_of(static_cast<Purpose>(p)), cell(host), cell(disk));
+  }
+  text += fmt::format("{:<18}{:>14}{:>14}\n", "predicted peak", format_size(plan.peak_memory),
+                      cell(plan.disk_bytes));
+  text += fmt::format("{:<18}{:>14}{:>14}\n\n", "budget", format_size(budget.memory), cell(budget.disk));
+  const std::size_t units = plan.units.size();
+  text += fmt::format("in memory         parameters of {}/{} units, gradients of {}, optimizer state of {}\n",
+                      count(plan, &UnitPlan::parameters_resident), units,
+                      count(plan, &UnitPlan::gradient_resident), count(plan, &UnitPlan::state_resident));
+  text += fmt::format("recomputed        {}\n", common_choice(plan, profile).name);
+  text += fmt::format("micro-batches     {} of {} tokens, {} at a time through a unit\n",
+                      profile.micro_batches, profile.tokens, plan.group);
+  if (plan.uses_disk())
+    text += fmt::format("ahead             {} accesses, {} staging slots of {} elements\n", plan.prefetch,
+                        plan.staging_slots, plan.chunk_elements);
+  if (plan.dtype == Dtype::kBf16 && !profile.native_products)
+    text +=
+        "products          this CPU has no bf16 instructions: operands are widened to f32 for each product\n";
+  text += fmt::format("moved per step    {} read, {} written ({} written a day)\n",
+                      format_size(plan.step_bytes_read), format_size(plan.step_bytes_written),
+                      format_size(static_cast<std::uint64_t>(bytes_per_day(plan))));
+  text += fmt::format(
+      "step              {:.2f} s predicted, bound by {} (compute {:.2f} s, optimizer {:.2f} s, disk {:.2f} "
+      "s)\n",
+      plan.step_seconds, plan.bound, plan.compute_seconds, plan.optimizer_seconds, plan.disk_seconds);
+  return text;
+}
+
+Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
+  Json tiers;
+  for (std::size_t t = 0; t < allocator::kTiers; ++t)
+    for (std::size_t p = 0; p < kPurposes; ++p)
+      tiers[std::string(name_of(static_cast<Tier>(t)))][std::string(name_of(static_cast<Purpose>(p)))] =
+          plan.bytes[t][p];
+  Json units = Json::array();
+  for (std::size_t u = 0; u < plan.units.size(); ++u)
+    units.push_back({{"name", profile.units[u].name},
+                     {"parameters", plan.units[u].parameters_resident ? "memory" : "disk"},
+                     {"gradient", plan.units[u].gradient_resident ? "memory" : "disk"},
+                     {"state", plan.units[u].state_resident ? "memory" : "disk"},
+                     {"recompute", profile.unit_profiles[u].choices[plan.units[u].choice].name}});
+  return {{"dtype", name_of(plan.dtype)},
+          {"bytes", tiers},
+          {"predicted_peak", plan.peak_memory},
+          {"disk", plan.disk_bytes},
+          {"budget", {{"memory", budget.memory}, {"disk", budget.disk}}},
+          {"group", plan.group},
+          {"micro_batches", profile.micro_batches},
+          {"prefetch", plan.prefetch},
+          {"chunk_elements", plan.chunk_elements},
+          {"staging_slots", plan.staging_slots},
+          {"recompute", common_choice(plan, profile).name},
+          {"native_products", profile.native_products},
+          {"step",
+           {{"bytes_read", plan.step_bytes_read},
+            {"bytes_written", plan.step_bytes_written},
+            {"bytes_written_per_day", bytes_per_day(plan)},
+            {"compute_seconds", plan.compute_seconds},
+            {"optimizer_seconds", plan.optimizer_seconds},
+            {"disk_seconds", plan.disk_seconds},
+            {"seconds", plan.step_seconds},
+            {"bound", plan.bound}}},
+          {"units", units}};
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,60 @@
+#pragma once
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include "core/threads.h"
+#include "engine/layout.h"
+#include "engine/plan/plan.h"
+#include "engine/store/pager.h"
+
+namespace sluice::engine {
+
+// The accumulators of all units: one flat f32 buffer a unit for the first use of its parameters, and one a
+// further use for those that have it. A buffer is a holding, so it is in memory, or on disk between groups of
+// micro-batches. Thread rule: one thread.
+class Gradients {
+ public:
+  Gradients(const Layout& layout, const Plan& plan, Pager& pager);
+
+  int uses(UnitId unit) const { return static_cast<int>(units_[unit].size()); }
+  HoldingId holding(UnitId unit, int use) const {
+    return units_[unit][static_cast<std::size_t>(use)].holding;
+  }
+  std::size_t bytes(UnitId unit, int use) const {
+    return units_[unit][static_cast<std::size_t>(use)].elements * sizeof(float);
+  }
+
+  // Where a micro-batch writes. Throws Error(kState) where micro-batches come out of order.
+  float* target(ParameterId parameter, int use, std::size_t micro_batch, bool* accumulate);
+
+  // Makes the unit's gradient final, all its uses being held: adds them, rounds once to the compute type (a
+  // bf16 gradient is then packed into the first half of the buffer), sums squares. Returns a parameter whose
+  // gradient is not finite, if there is one.
+  std::optional<ParameterId> finish(Threads& threads, UnitId unit);
+  Dtype final_type() const { return type_; }
+  std::size_t final_bytes(UnitId unit) const { return layout_.unit_elements(unit) * size_of(type_); }
+
+  double norm() const;  // over all parameters, squares added in registration order
+  void begin_step();
+
+ private:
+  struct Buffer {
+    HoldingId holding = 0;
+    std::size_t elements = 0;
+    std::vector<std::size_t> offsets;  // by parameter of the unit; SIZE_MAX: has no such use
+  };
+  struct Progress {
+    std::vector<std::optional<std::size_t>> last;  // by use: the last micro-batch that wrote
+    double square_sum = 0;
+  };
+  float* data(ParameterId parameter, int use) const;
+
+  const Layout& layout_;
+  Pager& pager_;
+  Dtype type_;
+  std::vector<std::vector<Buffer>> units_;
+  std::vector<Progress> progress_;  // by parameter
+};
+
+}  // namespace sluice::engine

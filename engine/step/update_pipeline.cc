@@ -1,0 +1,258 @@
+#include "engine/step/update_pipeline.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "core/bytes.h"
+#include "core/error.h"
+
+namespace sluice::engine {
+
+struct UpdatePipeline::Running {
+  Update update;
+  std::function<void()> on_applied;
+  std::size_t chunks = 0;
+  std::size_t next_read = 0;
+  std::size_t applied = 0;
+  std::size_t writes = 0;  // chunks whose write has not ended
+  bool reported = false;
+  bool streamed = false;  // through slots; else all its parts are in memory
+  bool done() const { return reported && writes == 0; }
+};
+
+UpdatePipeline::UpdatePipeline(const Layout& layout, const optim::Optimizer& optimizer, StateStore& states,
+                               bool has_master, Threads& threads, offload::RecordStore* disk, Trace* trace)
+    : layout_(layout),
+      optimizer_(optimizer),
+      states_(states),
+      has_master_(has_master),
+      threads_(threads),
+      disk_(disk),
+      trace_(trace) {}
+
+UpdatePipeline::~UpdatePipeline() {
+  std::unique_lock lock(mutex_);
+  error_ =
+      std::make_exception_ptr(Error(ErrorCode::kState, "the engine is closed"));  // no further reads begin
+  changed_.wait(lock, [&] { return transfers_ == 0; });
+}
+
+std::size_t UpdatePipeline::slot_bytes(std::size_t chunk_elements, std::size_t arrays) {
+  return round_up(chunk_elements * arrays * sizeof(float), offload::RecordStore::kBlock) +
+         round_up(chunk_elements * sizeof(float), offload::RecordStore::kBlock);
+}
+
+void UpdatePipeline::start(allocator::Ledger& ledger, std::size_t slots) {
+  const std::size_t bytes = slot_bytes(states_.chunk_elements(), states_.arrays());
+  staging_ = allocator::Region(ledger, allocator::Purpose::kStaging, slots * bytes);
+  slots_.resize(slots);
+  for (std::size_t i = 0; i < slots; ++i) slots_[i].data = staging_.data() + i * bytes;
+}
+
+std::byte* UpdatePipeline::gradient_part(const Slot& slot) const {
+  return slot.data +
+         round_up(states_.chunk_elements() * states_.arrays() * sizeof(float), offload::RecordStore::kBlock);
+}
+
+void UpdatePipeline::add(const Update& update, std::function<void()> on_applied) {
+  auto running = std::make_unique<Running>();
+  running->update = update;
+  running->on_applied = std::move(on_applied);
+  running->chunks = states_.chunks(update.unit);
+  running->streamed = !states_.resident(update.unit) || update.gradient.data == nullptr;
+  if (running->streamed)
+    ensure(!slots_.empty(), "the plan has no staging memory, and an update must be streamed");
+  {
+    const std::lock_guard lock(mutex_);
+    updates_.push_back(std::move(running));
+  }
+  issue_reads();
+}
+
+bool UpdatePipeline::under_way(UnitId unit) const {
+  return std::any_of(updates_.begin(), updates_.end(),
+                     [&](const auto& running) { return running->update.unit == unit; });
+}
+
+// Runs on the caller's thread and on I/O threads: the next chunks go into the free slots, in the order of the
+// updates.
+void UpdatePipeline::issue_reads() {
+  while (true) {
+    std::size_t index = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      if (error_) return;
+      const auto free =
+          std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return s.stage == Stage::kFree; });
+      const auto waiting = std::find_if(updates_.begin(), updates_.end(), [](const auto& u) {
+        return u->streamed && u->next_read < u->chunks;
+      });
+      if (free == slots_.end() || waiting == updates_.end()) return;
+      Running& running = **waiting;
+      free->stage = Stage::kReading;
+      free->update = &running;
+      free->chunk = running.next_read++;
+      free->reads =
+          (states_.resident(running.update.unit) ? 0 : 1) + (running.update.gradient.data == nullptr ? 1 : 0);
+      transfers_ += free->reads;
+      index = static_cast<std::size_t>(free - slots_.begin());
+    }
+    read_chunk(index);
+  }
+}
+
+void UpdatePipeline::read_chunk(std::size_t index) {
+  const Slot slot = slots_[index];
+  const Update& update = slot.update->update;
+  const std::size_t elements = states_.chunk_size(update.unit, slot.chunk);
+  const auto done = [this, index](std::exception_ptr error) { on_read(index, std::move(error)); };
+  const auto read = [&](offload::RecordId record, std::size_t offset, std::byte* to, std::size_t bytes) {
+    try {
+      disk_->read(record, offset, {to, bytes}, done);
+    } catch (...) {
+      done(std::current_exception());
+    }
+  };
+  if (!states_.resident(update.unit))
+    read(states_.record(update.unit), states_.chunk_offset(slot.chunk), slot.data,
+         states_.chunk_bytes(update.unit, slot.chunk));
+  if (update.gradient.data == nullptr) {
+    const std::size_t size = size_of(update.gradient_type);
+    const std::size_t record_bytes = layout_.unit_elements(update.unit) * sizeof(float);
+    const std::size_t offset = slot.chunk * states_.chunk_elements() * size;
+    read(update.gradient_record, offset, gradient_part(slot),
+         std::min(round_up(elements * size, offload::RecordStore::kBlock), record_bytes - offset));
+  }
+}
+
+void UpdatePipeline::on_read(std::size_t index, std::exception_ptr error) {
+  const std::lock_guard lock(mutex_);
+  --transfers_;
+  if (error && !error_) error_ = std::move(error);
+  if (--slots_[index].reads == 0) slots_[index].stage = Stage::kReady;
+  changed_.notify_all();
+}
+
+void UpdatePipeline::on_written(std::size_t index, std::exception_ptr error) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (error && !error_) error_ = std::move(error);
+    slots_[index].stage = Stage::kFree;
+    --slots_[index].update->writes;
+  }
+  issue_reads();
+  const std::lock_guard lock(mutex_);
+  --transfers_;  // last: the destructor waits for it
+  changed_.notify_all();
+}
+
+void UpdatePipeline::apply_ready_slot(std::size_t index) {
+  Slot& slot = slots_[index];  // nobody else touches a slot that is ready
+  Running& running = *slot.update;
+  const Update& update = running.update;
+  const bool on_disk = !states_.resident(update.unit);
+  std::byte* state = on_disk ? slot.data : states_.chunk_data(update.unit, slot.chunk);
+  const ConstArray gradient = update.gradient.data != nullptr
+                                  ? update.gradient.at(slot.chunk * states_.chunk_elements())
+                                  : ConstArray{gradient_part(slot), update.gradient_type};
+  apply_chunk(running, slot.chunk, state, gradient);
+  {
+    const std::lock_guard lock(mutex_);
+    ++running.applied;
+    slot.stage = on_disk ? Stage::kWriting : Stage::kFree;
+    if (on_disk) {
+      ++running.writes;
+      ++transfers_;
+    }
+  }
+  if (!on_disk) return issue_reads();
+  const auto done = [this, index](std::exception_ptr error) { on_written(index, std::move(error)); };
+  try {
+    disk_->write(states_.record(update.unit), states_.chunk_offset(slot.chunk),
+                 {slot.data, states_.chunk_bytes(update.unit, slot.chunk)}, done);
+  } catch (...) {
+    done(std::current_exception());
+  }
+}
+
+bool UpdatePipeline::apply_in_memory(Running& running) {
+  if (running.streamed || running.applied == running.chunks) return false;
+  for (; running.applied < running.chunks; ++running.applied)
+    apply_chunk(running, running.applied, states_.chunk_data(running.update.unit, running.applied),
+                running.update.gradient.at(running.applied * states_.chunk_elements()));
+  return true;
+}
+
+// Cuts the chunk at the borders of parameters and applies the optimizer to each part.
+void UpdatePipeline::apply_chunk(Running& running, std::size_t chunk, std::byte* state, ConstArray gradient) {
+  const auto start = Trace::Clock::now();
+  const Update& update = running.update;
+  const std::size_t begin = chunk * states_.chunk_elements();
+  const std::size_t elements = states_.chunk_size(update.unit, chunk);
+  for (ParameterId p = layout_.first_parameter(update.unit); p < layout_.end_parameter(update.unit); ++p) {
+    const Layout::Place& place = layout_.place(p);
+    const std::size_t from = std::max(begin, place.offset);
+    const std::size_t to = std::min(begin + elements, place.offset + place.elements);
+    if (from >= to) continue;
+    const auto array = [&](std::size_t index) {
+      return Array{state + (index * elements + from - begin) * sizeof(float), Dtype::kF32};
+    };
+    optim::Span span;
+    span.count = to - from;
+    span.first_index = from - place.offset;
+    span.master = has_master_ ? array(0).f32() : update.parameters.at(from).f32();
+    if (has_master_) span.parameter = update.parameters.at(from);
+    span.gradient = gradient.at(from - begin);
+    for (std::size_t a = has_master_ ? 1 : 0; a < states_.arrays(); ++a) span.state.push_back(array(a));
+    optimizer_.apply(threads_, layout_.spec(p).decay ? update.decaying : update.plain, span);
+  }
+  const auto end = Trace::Clock::now();
+  seconds_ += std::chrono::duration<double>(end - start).count();
+  if (trace_ != nullptr) trace_->add(Trace::Lane::kOptimizer, layout_.units()[update.unit].name, start, end);
+}
+
+void UpdatePipeline::finish_applied() {
+  for (auto& running : updates_) {
+    if (running->reported || running->applied < running->chunks) continue;
+    running->reported = true;
+    running->on_applied();
+  }
+  const std::lock_guard lock(mutex_);
+  std::erase_if(updates_, [](const auto& running) { return running->done(); });
+}
+
+bool UpdatePipeline::pump() {
+  bool worked = false;
+  for (auto& running : updates_) worked |= apply_in_memory(*running);
+  while (true) {
+    std::size_t index = slots_.size();
+    {
+      const std::lock_guard lock(mutex_);
+      if (error_) std::rethrow_exception(error_);
+      for (std::size_t i = 0; i < slots_.size(); ++i)  // the oldest first
+        if (slots_[i].stage == Stage::kReady &&
+            (index == slots_.size() || slots_[i].chunk < slots_[index].chunk))
+          index = i;
+    }
+    if (index == slots_.size()) break;
+    apply_ready_slot(index);
+    worked = true;
+  }
+  const std::size_t before = updates_.size();
+  finish_applied();
+  return worked || updates_.size() != before;
+}
+
+void UpdatePipeline::wait() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] {
+    return error_ || transfers_ == 0 ||
+           std::any_of(slots_.begin(), slots_.end(),
+                       [](const Slot& s) { return s.stage == Stage::kReady; }) ||
+           std::any_of(updates_.begin(), updates_.end(), [](const auto& u) { return u->done(); });
+  });
+  if (error_) std::rethrow_exception(error_);
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,102 @@
+#pragma once
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "allocator/memory.h"
+#include "core/threads.h"
+#include "core/trace.h"
+#include "engine/layout.h"
+#include "engine/store/state_store.h"
+#include "offload/records.h"
+#include "optim/optimizer.h"
+
+namespace sluice::engine {
+
+// One unit's update, as it was decided: what to apply, and where its parts are.
+struct Update {
+  UnitId unit = 0;
+  optim::Hyperparameters decaying, plain;  // for the parameters that decay, and for the others
+  Array parameters;                        // the unit's home; stays there until the update is applied
+  ConstArray gradient;                     // in memory, or null data:
+  offload::RecordId gradient_record = 0;   // streamed from there
+  Dtype gradient_type = Dtype::kF32;
+};
+
+// Streams updates in chunks through a fixed pool of staging slots: while chunk k is updated, k + 1 is read
+// and k - 1 is written. Transfers chain on the I/O threads; the arithmetic runs in pump(), on the caller's.
+// Thread rule: the public functions from one thread.
+class UpdatePipeline {
+ public:
+  UpdatePipeline(const Layout& layout, const optim::Optimizer& optimizer, StateStore& states, bool has_master,
+                 Threads& threads, offload::RecordStore* disk, Trace* trace);
+  ~UpdatePipeline();  // waits for transfers
+  UpdatePipeline(const UpdatePipeline&) = delete;
+  UpdatePipeline& operator=(const UpdatePipeline&) = delete;
+
+  static std::size_t slot_bytes(std::size_t chunk_elements, std::size_t arrays);
+  void start(allocator::Ledger& ledger, std::size_t slots);  // takes the staging memory
+
+  // on_applied: called once from pump(), when parameters and gradient are no longer needed by the update.
+  // REQUIRES: no update of that unit is under way.
+  void add(const Update& update, std::function<void()> on_applied);
+  bool under_way(UnitId unit) const;  // its transfers included
+  bool idle() const { return updates_.empty(); }
+  std::size_t size() const { return updates_.size(); }
+
+  // Applies all that has arrived. Returns false where nothing could be done. Throws the error of a transfer.
+  bool pump();
+  // Waits until pump() can do something, or everything has ended.
+  void wait();
+
+  // The staging memory, for other streams while the pipeline is idle.
+  std::size_t slots() const { return slots_.size(); }
+  std::byte* slot(std::size_t index) const { return slots_[index].data; }
+  double seconds() const { return seconds_; }
+
+ private:
+  struct Running;
+  enum class Stage : std::uint8_t { kFree, kReading, kReady, kWriting };
+  struct Slot {
+    std::byte* data = nullptr;
+    Stage stage = Stage::kFree;
+    Running* update = nullptr;
+    std::size_t chunk = 0;
+    int reads = 0;  // under way
+  };
+
+  void issue_reads();
+  void read_chunk(std::size_t slot_index);
+  void on_read(std::size_t slot_index, std::exception_ptr error);
+  void on_written(std::size_t slot_index, std::exception_ptr error);
+  void apply_ready_slot(std::size_t slot_index);
+  bool apply_in_memory(Running& update);
+  void apply_chunk(Running& update, std::size_t chunk, std::byte* state, ConstArray gradient);
+  void finish_applied();
+  std::byte* gradient_part(const Slot& slot) const;
+
+  const Layout& layout_;
+  const optim::Optimizer& optimizer_;
+  StateStore& states_;
+  bool has_master_;
+  Threads& threads_;
+  offload::RecordStore* disk_;
+  Trace* trace_;
+  allocator::Region staging_;
+  double seconds_ = 0;
+
+  // Shared with the I/O threads.
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Slot> slots_;
+  std::deque<std::unique_ptr<Running>> updates_;
+  std::exception_ptr error_;
+  int transfers_ = 0;  // under way
+};
+
+}  // namespace sluice::engine

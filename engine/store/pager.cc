@@ -1,0 +1,231 @@
+#include "engine/store/pager.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <utility>
+
+#include "core/bytes.h"
+#include "core/error.h"
+
+namespace sluice::engine {
+
+struct Pager::Holding {
+  enum class Io : std::uint8_t { kNone, kReading, kWriting };
+  HoldingSpec spec;
+  allocator::Region region;  // where resident
+  allocator::Home home;      // otherwise
+  offload::RecordId record = 0;
+  std::size_t contents = 0;  // bytes; 0: none
+  bool present = false;      // frames are under the home, and hold the contents once no read is under way
+  bool on_disk = false;      // the record holds the contents
+  int pins = 0;
+  Io io = Io::kNone;
+  offload::Batch batch;
+  std::vector<std::size_t> uses;  // positions in the schedule, ascending
+
+  std::size_t transfer_bytes() const {
+    return std::min(round_up(contents, offload::RecordStore::kBlock), round_up(spec.bytes, kDiskBlock));
+  }
+};
+
+Pager::Pager(allocator::Ledger& ledger, offload::RecordStore* disk) : ledger_(ledger), disk_(disk) {}
+
+Pager::~Pager() {
+  for (auto& holding : holdings_) {
+    try {
+      holding->batch.wait();
+    } catch (const Error&) {  // NOLINT: nobody is left to be told
+    }
+    if (!holding->spec.resident && pool_ != nullptr) pool_->shrink(holding->home, 0);
+  }
+}
+
+HoldingId Pager::define(const HoldingSpec& spec) {
+  auto holding = std::make_unique<Holding>();
+  holding->spec = spec;
+  if (!spec.resident) {
+    ensure(disk_ != nullptr, "the plan puts '{}' on disk, and there is no disk tier", spec.name);
+    holding->record = disk_->define(spec.name, round_up(spec.bytes, kDiskBlock), spec.purpose);
+  }
+  holdings_.push_back(std::move(holding));
+  return static_cast<HoldingId>(holdings_.size() - 1);
+}
+
+void Pager::start(std::size_t extent_bytes, std::size_t extents) {
+  if (extents > 0) pool_ = std::make_unique<allocator::FramePool>(ledger_, extent_bytes, extents);
+  for (auto& holding : holdings_) {
+    if (holding->spec.resident) {
+      holding->region = allocator::Region(ledger_, holding->spec.purpose, holding->spec.bytes);
+      holding->present = true;
+    } else {
+      holding->home = allocator::Home(holding->spec.name, holding->spec.bytes);
+    }
+  }
+}
+
+void Pager::set_schedule(std::vector<std::vector<HoldingId>> accesses) {
+  schedule_ = std::move(accesses);
+  for (auto& holding : holdings_) holding->uses.clear();
+  for (std::size_t i = 0; i < schedule_.size(); ++i)
+    for (const HoldingId id : schedule_[i]) holdings_[id]->uses.push_back(i);
+}
+
+void Pager::set_position(std::size_t position) { position_ = position; }
+
+// Accesses until the holding is needed next; the one at the position itself counts as 0.
+std::size_t Pager::distance(const Holding& holding) const {
+  if (holding.uses.empty()) return std::numeric_limits<std::size_t>::max();
+  const auto next = std::lower_bound(holding.uses.begin(), holding.uses.end(), position_);
+  return next != holding.uses.end() ? *next - position_ : schedule_.size() - position_ + holding.uses.front();
+}
+
+bool Pager::make_room(const Holding& wanted, bool forced) {
+  const std::size_t extents = pool_->extents_for(wanted.spec.bytes);
+  ensure(extents <= pool_->extents(), "'{}' needs {} extents, and the plan has {} in all", wanted.spec.name,
+         extents, pool_->extents());
+  const std::size_t limit = forced ? 0 : distance(wanted);
+  while (pool_->free_extents() < extents) {
+    Holding* victim = nullptr;
+    for (const auto& holding : holdings_) {
+      Holding& h = *holding;
+      if (h.spec.resident || !h.present || h.pins > 0 || h.io != Holding::Io::kNone ||
+          (h.contents > 0 && !h.on_disk))
+        continue;
+      if (victim == nullptr || distance(h) > distance(*victim)) victim = &h;
+    }
+    if (victim == nullptr || (!forced && distance(*victim) <= limit)) return false;
+    pool_->shrink(victim->home, 0);
+    victim->present = false;
+  }
+  return true;
+}
+
+bool Pager::begin_fetch(Holding& holding, bool forced) {
+  if (!make_room(holding, forced)) return false;
+  ensure(pool_->place(holding.home, holding.spec.bytes, holding.spec.purpose),
+         "no room for '{}' after making it", holding.spec.name);
+  holding.present = true;
+  if (holding.contents == 0) return true;
+  holding.io = Holding::Io::kReading;
+  try {
+    disk_->read(holding.record, 0, {holding.home.data(), holding.transfer_bytes()}, holding.batch.add());
+  } catch (...) {
+    holding.io = Holding::Io::kNone;
+    throw;
+  }
+  return true;
+}
+
+bool Pager::ready(const Holding& holding, Use use) const {
+  if (!holding.present || holding.io == Holding::Io::kReading) return false;
+  return use == Use::kRead || holding.io == Holding::Io::kNone;
+}
+
+void Pager::settle(Holding& holding) {
+  holding.batch.wait();
+  if (holding.io == Holding::Io::kWriting) holding.on_disk = true;
+  holding.io = Holding::Io::kNone;
+}
+
+void Pager::poll() {
+  for (auto& holding : holdings_)
+    if (holding->io != Holding::Io::kNone && holding->batch.finished()) settle(*holding);
+}
+
+void Pager::wait_all() {
+  for (auto& holding : holdings_)
+    if (holding->io != Holding::Io::kNone) settle(*holding);
+}
+
+// Writes first: when they end, their frames can be taken.
+void Pager::wait_for_one() {
+  for (const auto kind : {Holding::Io::kWriting, Holding::Io::kReading})
+    for (auto& holding : holdings_)
+      if (holding->io == kind) return settle(*holding);
+  ensure(on_stall_ && on_stall_(), "the plan has too few frames: everything in memory is held");
+}
+
+void Pager::prefetch(std::size_t accesses) {
+  if (schedule_.empty() || pool_ == nullptr) return;
+  poll();
+  for (std::size_t i = 1; i <= std::min(accesses, schedule_.size() - 1); ++i)
+    for (const HoldingId id : schedule_[(position_ + i) % schedule_.size()])
+      if (!holdings_[id]->present && !begin_fetch(*holdings_[id], false)) return;
+}
+
+void Pager::prefetch_one(HoldingId id) {
+  Holding& holding = *holdings_[id];
+  if (!holding.present && pool_->free_extents() >= pool_->extents_for(holding.spec.bytes))
+    begin_fetch(holding, false);
+}
+
+std::byte* Pager::acquire(HoldingId id, Use use) {
+  Holding& holding = *holdings_[id];
+  const auto start = std::chrono::steady_clock::now();
+  while (!ready(holding, use)) {
+    if (holding.io != Holding::Io::kNone)
+      settle(holding);
+    else if (!begin_fetch(holding, true))
+      wait_for_one();
+    poll();
+  }
+  wait_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  ++holding.pins;
+  return data(id);
+}
+
+bool Pager::try_acquire(HoldingId id, Use use) {
+  Holding& holding = *holdings_[id];
+  poll();
+  if (!holding.present) begin_fetch(holding, false);
+  if (!ready(holding, use)) return false;
+  ++holding.pins;
+  return true;
+}
+
+void Pager::release(HoldingId id) {
+  ensure(holdings_[id]->pins > 0, "'{}' is released and was not held", holdings_[id]->spec.name);
+  --holdings_[id]->pins;
+}
+
+void Pager::written(HoldingId id, std::size_t bytes) {
+  Holding& holding = *holdings_[id];
+  holding.contents = bytes;
+  if (holding.spec.resident) return;
+  ensure(holding.io == Holding::Io::kNone, "'{}' was changed during a transfer", holding.spec.name);
+  holding.on_disk = false;
+  holding.io = Holding::Io::kWriting;
+  try {
+    disk_->write(holding.record, 0, {holding.home.data(), holding.transfer_bytes()}, holding.batch.add());
+  } catch (...) {
+    holding.io = Holding::Io::kNone;
+    throw;
+  }
+}
+
+void Pager::discard(HoldingId id) {
+  Holding& holding = *holdings_[id];
+  forget(id);
+  if (holding.spec.resident || !holding.present) return;
+  pool_->shrink(holding.home, 0);
+  holding.present = false;
+}
+
+void Pager::forget(HoldingId id) {
+  Holding& holding = *holdings_[id];
+  ensure(holding.pins == 0, "'{}' is given up while it is held", holding.spec.name);
+  if (holding.io != Holding::Io::kNone) settle(holding);
+  holding.contents = 0;
+  holding.on_disk = false;
+}
+
+bool Pager::resident(HoldingId id) const { return holdings_[id]->spec.resident; }
+bool Pager::present(HoldingId id) const { return ready(*holdings_[id], Use::kRead); }
+std::byte* Pager::data(HoldingId id) const {
+  const Holding& holding = *holdings_[id];
+  return holding.spec.resident ? holding.region.data() : holding.home.data();
+}
+offload::RecordId Pager::record(HoldingId id) const { return holdings_[id]->record; }
+
+}  // namespace sluice::engine

@@ -1,0 +1,98 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "allocator/ledger.h"
+#include "allocator/memory.h"
+#include "offload/records.h"
+
+namespace sluice::engine {
+
+using HoldingId = std::uint32_t;
+
+// Something that is in memory when it is needed: a unit's parameters, or its gradient.
+struct HoldingSpec {
+  std::string name;
+  std::size_t bytes = 0;
+  allocator::Purpose purpose = allocator::Purpose::kParameter;
+  bool resident = true;  // always in memory; else under frames while needed, and on disk otherwise
+};
+
+// Virtual memory that knows the future. Holdings that are not resident share the frames: each is brought in
+// ahead of its next use in the schedule, and the one whose next use is furthest makes room. Contents that
+// changed are written behind, as soon as they are final. Thread rule: one thread.
+class Pager {
+ public:
+  enum class Use : std::uint8_t {
+    kRead,    // contents as they are
+    kModify,  // contents as they are, and the caller will change them: waits for writes under way
+  };
+
+  Pager(allocator::Ledger& ledger, offload::RecordStore* disk);
+  ~Pager();
+  Pager(const Pager&) = delete;
+  Pager& operator=(const Pager&) = delete;
+
+  // REQUIRES: before start(), and before RecordStore::allocate().
+  HoldingId define(const HoldingSpec& spec);
+  // Takes the memory. REQUIRES: after RecordStore::allocate().
+  void start(std::size_t extent_bytes, std::size_t extents);
+  // The cycle of accesses, each the holdings it needs. advance() moves to the next; prefetch(n) fetches for
+  // the n accesses after it what can be had without waiting and without taking from nearer ones.
+  void set_schedule(std::vector<std::vector<HoldingId>> accesses);
+  void set_position(std::size_t position);
+  void prefetch(std::size_t accesses);
+  void prefetch_one(HoldingId holding);  // outside of a schedule; only into free frames
+
+  // Present and held until release(). A holding without contents has unspecified bytes. Waits.
+  std::byte* acquire(HoldingId holding, Use use);
+  // The same without waiting: false where it is not present yet (its fetch has begun where that is possible).
+  bool try_acquire(HoldingId holding, Use use);
+  void release(HoldingId holding);
+
+  // The first `bytes` are its contents from now on (they may have shrunk), and will not change before the
+  // next acquire for kModify: they are written behind.
+  void written(HoldingId holding, std::size_t bytes);
+  // Its contents are not needed any more. REQUIRES: not held.
+  void discard(HoldingId holding);
+  // What is on disk is out of date and will be overwritten whole: the next acquire does not read it.
+  // REQUIRES: not held.
+  void forget(HoldingId holding);
+
+  bool resident(HoldingId holding) const;
+  bool present(HoldingId holding) const;  // readable now without I/O
+  std::byte* data(HoldingId holding) const;
+  offload::RecordId record(HoldingId holding) const;  // REQUIRES: not resident
+
+  // Called when nothing more can be evicted and no transfer is under way: lets the owner finish what holds
+  // frames. Returns false where nothing can be done.
+  void on_stall(std::function<bool()> handler) { on_stall_ = std::move(handler); }
+  // Notices transfers that have ended; throws their errors.
+  void poll();
+  void wait_all();
+  double wait_seconds() const { return wait_seconds_; }
+
+ private:
+  struct Holding;
+  std::size_t distance(const Holding& holding) const;
+  bool make_room(const Holding& wanted, bool forced);
+  bool begin_fetch(Holding& holding, bool forced);
+  bool ready(const Holding& holding, Use use) const;
+  void settle(Holding& holding);
+  void wait_for_one();
+
+  allocator::Ledger& ledger_;
+  offload::RecordStore* disk_;
+  std::vector<std::unique_ptr<Holding>> holdings_;
+  std::unique_ptr<allocator::FramePool> pool_;
+  std::vector<std::vector<HoldingId>> schedule_;
+  std::size_t position_ = 0;
+  std::function<bool()> on_stall_;
+  double wait_seconds_ = 0;
+};
+
+}  // namespace sluice::engine

@@ -1,0 +1,111 @@
+#include "engine/store/unit_values.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "core/error.h"
+#include "kernels/elementwise.h"
+
+namespace sluice::engine {
+namespace {
+
+// The part of a parameter that lies in a chunk.
+struct Piece {
+  ParameterId parameter;
+  std::size_t first;     // element of the parameter
+  std::size_t in_chunk;  // element of the chunk
+  std::size_t count;
+};
+
+std::vector<Piece> pieces(const ValueStreams& s, UnitId unit, std::size_t chunk) {
+  std::vector<Piece> result;
+  const std::size_t begin = chunk * s.states.chunk_elements();
+  const std::size_t end = begin + s.states.chunk_size(unit, chunk);
+  for (ParameterId p = s.layout.first_parameter(unit); p < s.layout.end_parameter(unit); ++p) {
+    const Layout::Place& place = s.layout.place(p);
+    const std::size_t from = std::max(begin, place.offset);
+    const std::size_t to = std::min(end, place.offset + place.elements);
+    if (from < to) result.push_back({p, from - place.offset, from - begin, to - from});
+  }
+  return result;
+}
+
+void fill_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, Array values, float* state,
+                const UnitSource& source) {
+  const std::size_t n = s.states.chunk_size(unit, chunk);
+  std::memset(state, 0, s.states.chunk_bytes(unit, chunk));
+  float* master = s.has_master ? state : values.f32();
+  if (!s.has_master) std::memset(master, 0, n * sizeof(float));
+  for (const Piece& piece : pieces(s, unit, chunk)) {
+    source.values(piece.parameter, piece.first, {master + piece.in_chunk, piece.count});
+    if (!source.state) continue;
+    for (std::size_t a = s.has_master ? 1 : 0; a < s.states.arrays(); ++a)
+      source.state(piece.parameter, a - (s.has_master ? 1 : 0), piece.first,
+                   {state + a * n + piece.in_chunk, piece.count});
+  }
+  if (s.has_master) kernels::convert(s.resources.threads, n, {master, Dtype::kF32}, values);
+}
+
+void drain_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, ConstArray values, const float* state,
+                 const UnitSink& sink) {
+  const std::size_t n = s.states.chunk_size(unit, chunk);
+  for (const Piece& piece : pieces(s, unit, chunk)) {
+    if (sink.parameter) sink.parameter(piece.parameter, piece.first, piece.count, values.at(piece.in_chunk));
+    if (s.has_master && sink.master)
+      sink.master(piece.parameter, piece.first, {state + piece.in_chunk, piece.count});
+    if (!sink.state) continue;
+    for (std::size_t a = s.has_master ? 1 : 0; a < s.states.arrays(); ++a)
+      sink.state(piece.parameter, a - (s.has_master ? 1 : 0), piece.first,
+                 {state + a * n + piece.in_chunk, piece.count});
+  }
+}
+
+}  // namespace
+
+void load_values(const ValueStreams& s, UnitId unit, Array values, const UnitSource& source) {
+  ensure(s.pipeline.idle(), "a unit is loaded while updates are under way");
+  const bool resident = s.states.resident(unit);
+  std::vector<offload::Batch> writes(s.pipeline.slots());
+  for (std::size_t chunk = 0; chunk < s.states.chunks(unit); ++chunk) {
+    const std::size_t slot = resident ? 0 : chunk % writes.size();
+    if (!resident) writes[slot].wait();
+    std::byte* state = resident ? s.states.chunk_data(unit, chunk) : s.pipeline.slot(slot);
+    fill_chunk(s, unit, chunk, values.at(chunk * s.states.chunk_elements()), reinterpret_cast<float*>(state),
+               source);
+    if (!resident)
+      s.resources.disk->write(s.states.record(unit), s.states.chunk_offset(chunk),
+                              {state, s.states.chunk_bytes(unit, chunk)}, writes[slot].add());
+  }
+  for (offload::Batch& batch : writes) batch.wait();
+}
+
+std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray values, const UnitSink& sink) {
+  ensure(s.pipeline.idle(), "a unit is saved while updates are under way");
+  const bool resident = s.states.resident(unit);
+  std::vector<offload::Batch> reads(s.pipeline.slots());
+  const std::size_t chunks = s.states.chunks(unit);
+  const auto read = [&](std::size_t chunk) {
+    if (!resident && chunk < chunks)
+      s.resources.disk->read(s.states.record(unit), s.states.chunk_offset(chunk),
+                             {s.pipeline.slot(chunk % reads.size()), s.states.chunk_bytes(unit, chunk)},
+                             reads[chunk % reads.size()].add());
+  };
+  for (std::size_t chunk = 0; chunk < reads.size(); ++chunk) read(chunk);
+  for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
+    if (!resident) reads[chunk % reads.size()].wait();
+    const std::byte* state =
+        resident ? s.states.chunk_data(unit, chunk) : s.pipeline.slot(chunk % reads.size());
+    try {
+      drain_chunk(s, unit, chunk, values.at(chunk * s.states.chunk_elements()),
+                  reinterpret_cast<const float*>(state), sink);
+    } catch (...) {
+      for (offload::Batch& batch : reads) batch.wait();
+      return std::current_exception();
+    }
+    read(chunk + reads.size());
+  }
+  return nullptr;
+}
+
+}  // namespace sluice::engine

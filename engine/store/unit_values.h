@@ -1,0 +1,29 @@
+#pragma once
+#include <exception>
+
+#include "core/dtype.h"
+#include "engine/engine.h"
+#include "engine/layout.h"
+#include "engine/step/update_pipeline.h"
+#include "engine/store/state_store.h"
+
+namespace sluice::engine {
+
+// Streams one unit's values and state in and out, chunk by chunk through the staging slots of an idle
+// pipeline.
+struct ValueStreams {
+  const Layout& layout;
+  StateStore& states;
+  UpdatePipeline& pipeline;
+  const Resources& resources;
+  bool has_master;
+};
+
+// values: the unit's home, held. Padding becomes zero.
+void load_values(const ValueStreams& streams, UnitId unit, Array values, const UnitSource& source);
+
+// Returns what the sink threw, after which it is not called again; errors of Sluice's own are thrown.
+std::exception_ptr save_values(const ValueStreams& streams, UnitId unit, ConstArray values,
+                               const UnitSink& sink);
+
+}  // namespace sluice::engine

@@ -1,0 +1,21 @@
+#pragma once
+#include <cstdint>
+
+#include "kernels/matrix.h"
+
+// What a matrix library's plug-in exports: one function of this name and type, with C linkage. The interface
+// itself is C++, so the two sides must have been built from the same headers: `abi` counts their changes, and
+// is compared before anything else is called.
+namespace sluice::kernels {
+
+inline constexpr std::uint32_t kMatrixPluginAbi = 2;
+inline constexpr const char* kMatrixPluginFile = "libsluice_dnnl.so";
+inline constexpr const char* kMatrixPluginSymbol = "sluice_matrix_plugin";
+
+struct MatrixPlugin {
+  std::uint32_t abi;
+  MatrixLibrary* (*create)(int threads);  // the caller owns what it returns
+};
+using MatrixPluginFunction = const MatrixPlugin* (*)();
+
+}  // namespace sluice::kernels

@@ -1,0 +1,249 @@
+#include "kernels/elementwise.h"
+
+#include "kernels/simd.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/elementwise.cc"
+#include <hwy/foreach_target.h>
+
+#include "kernels/simd-inl.h"
+#include "kernels/simd_math-inl.h"
+#include "kernels/simd_random-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace sluice::kernels::HWY_NAMESPACE {
+
+void convert_piece(std::size_t n, ConstArray from, Array to) {
+  for_each_vector(n, [=](auto at) HWY_ATTR { store(load(from, at), to, at); });
+}
+void fill_piece(std::size_t n, float value, Array to) {
+  for_each_vector(n, [=](auto at) HWY_ATTR { store(set(value), to, at); });
+}
+void add_piece(std::size_t n, ConstArray a, ConstArray b, Array sum) {
+  for_each_vector(n, [=](auto at) HWY_ATTR { store(hn::Add(load(a, at), load(b, at)), sum, at); });
+}
+void scale_piece(std::size_t n, float factor, Array x) {
+  for_each_vector(n, [=](auto at) HWY_ATTR { store(hn::Mul(load(x, at), set(factor)), x, at); });
+}
+
+// 0.5 (1 + tanh(u)) = sigmoid(2 u), and beyond 15 the sigmoid is 0 or 1 to the last bit: so the argument is
+// limited, lest infinity be multiplied by zero.
+inline constexpr float kGeluLimit = 15.0f;
+inline constexpr float kGeluLinear = 1.5957691216057308f;  // 2 sqrt(2 / pi)
+inline constexpr float kGeluCubic = 0.07135481282052628f;  // 0.044715 of it
+
+HWY_INLINE Sigmoid gelu_sigmoid(F32Vector limited) {
+  const auto square = hn::Mul(limited, limited);
+  return sigmoid(hn::Mul(limited, mul_add(square, set(kGeluCubic), set(kGeluLinear))));
+}
+
+void gelu_forward_piece(std::size_t n, ConstArray x, Array y) {
+  for_each_vector(n, [=](auto at) HWY_ATTR {
+    const auto value = load(x, at);
+    const auto raised = hn::IfThenElse(hn::Lt(value, set(-kGeluLimit)), set(-kGeluLimit), value);
+    const auto gate = gelu_sigmoid(clamp(value, -kGeluLimit, kGeluLimit)).positive;
+    store(hn::Mul(raised, gate), y, at);
+  });
+}
+
+// With z(x) = 2 u: y' = s + x s (1 - s) z', z' = linear + 3 cubic x^2.
+void gelu_backward_piece(std::size_t n, ConstArray x, ConstArray dy, Array dx) {
+  for_each_vector(n, [=](auto at) HWY_ATTR {
+    const auto value = clamp(load(x, at), -kGeluLimit, kGeluLimit);
+    const auto gate = gelu_sigmoid(value);
+    const auto slope = mul_add(hn::Mul(value, value), set(3 * kGeluCubic), set(kGeluLinear));
+    const auto change = hn::Mul(hn::Mul(gate.positive, gate.negative), slope);
+    store(hn::Mul(load(dy, at), mul_add(value, change, gate.positive)), dx, at);
+  });
+}
+
+// Beyond it sigmoid(-x) is zero.
+inline constexpr float kSiluLimit = 120.0f;
+
+void swiglu_forward_piece(std::size_t n, ConstArray gate, ConstArray up, Array y) {
+  for_each_vector(n, [=](auto at) HWY_ATTR {
+    const auto value = load(gate, at);
+    const auto raised = hn::IfThenElse(hn::Lt(value, set(-kSiluLimit)), set(-kSiluLimit), value);
+    store(hn::Mul(hn::Mul(raised, sigmoid(value).positive), load(up, at)), y, at);
+  });
+}
+
+// silu' = s (1 + x (1 - s)).
+void swiglu_backward_piece(std::size_t n, ConstArray gate, ConstArray up, ConstArray dy, Array dgate,
+                           Array dup) {
+  for_each_vector(n, [=](auto at) HWY_ATTR {
+    const auto value = load(gate, at);
+    const auto limited = clamp(value, -kSiluLimit, kSiluLimit);
+    const auto raised = hn::IfThenElse(hn::Lt(value, limited), limited, value);
+    const auto s = sigmoid(limited);
+    const auto slope = hn::Mul(s.positive, mul_add(limited, s.negative, set(1.0f)));
+    const auto up_value = load(up, at), dy_value = load(dy, at);
+    store(hn::Mul(hn::Mul(dy_value, up_value), slope), dgate, at);
+    store(hn::Mul(dy_value, hn::Mul(raised, s.positive)), dup, at);
+  });
+}
+
+// An element is kept where its word, as a number in [0, 1) with 24 bits, is below 1 - p in f32.
+void dropout_piece(std::size_t n, ConstArray x, ConstArray residual, float p, std::uint64_t seed,
+                   std::uint64_t stream, std::uint64_t first_index, Array y) {
+  const float keep = 1.0f - p, factor = 1.0f / keep;
+  const hn::Rebind<std::uint32_t, F32> u32;
+  for_each_word_chunk({seed, stream, first_index}, n,
+                      [=](const std::uint32_t* words, std::size_t begin, std::size_t count) HWY_ATTR {
+                        for_each_vector(count, [=](auto at) HWY_ATTR {
+                          const auto kept =
+                              hn::Lt(unit_interval(hn::LoadU(u32, words + at.begin)), set(keep));
+                          at.begin += begin;
+                          const auto value = hn::IfThenElseZero(kept, hn::Mul(load(x, at), set(factor)));
+                          store(residual.data == nullptr ? value : hn::Add(load(residual, at), value), y, at);
+                        });
+                      });
+}
+
+// Elements 2 k and 2 k + 1 are made of words 2 k and 2 k + 1 of the stream, with u = ((word >> 8) + 1) *
+// 2^-24 of the first and v = (word >> 8) * 2^-24 of the second: sqrt(-2 ln u) times the cosine, and the sine,
+// of 2 pi v.
+void fill_normal_piece(std::size_t n, std::uint64_t seed, std::uint64_t stream, std::uint64_t first_index,
+                       float mean, float deviation, Array to) {
+  const hn::Rebind<std::uint32_t, F32> u32;
+  HWY_ALIGN float normals[kWordChunk];
+  float* const out = normals;
+  for_each_word_chunk(
+      {seed, stream, first_index}, n,
+      [=](const std::uint32_t* words, std::size_t begin, std::size_t count) HWY_ATTR {
+        const std::size_t skip = (first_index + begin) % kWordChunk;
+        for (std::size_t i = 0; i < kWordChunk; i += 2 * kLanes) {
+          hn::Vec<decltype(u32)> even, odd;
+          hn::LoadInterleaved2(u32, words - skip + i, even, odd);
+          const auto radius =
+              hn::Sqrt(hn::Mul(set(-2.0f), log(hn::Add(unit_interval(even), set(0x1.0p-24f)))));
+          const auto turned = sine_cosine_of_turn(unit_interval(odd));
+          hn::StoreInterleaved2(hn::Mul(radius, turned.cosine), hn::Mul(radius, turned.sine), F32(), out + i);
+        }
+        for (std::size_t i = skip; i < skip + count; i += kLanes) {
+          const std::size_t left = skip + count - i, element = begin + i - skip;
+          if (left >= kLanes)
+            store(mul_add(hn::LoadU(F32(), out + i), set(deviation), set(mean)), to, Whole{element});
+          else
+            store(mul_add(load(out, Part{i, left}), set(deviation), set(mean)), to, Part{element, left});
+        }
+      });
+}
+
+}  // namespace sluice::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace sluice::kernels {
+HWY_EXPORT(convert_piece);
+HWY_EXPORT(fill_piece);
+HWY_EXPORT(add_piece);
+HWY_EXPORT(scale_piece);
+HWY_EXPORT(gelu_forward_piece);
+HWY_EXPORT(gelu_backward_piece);
+HWY_EXPORT(swiglu_forward_piece);
+HWY_EXPORT(swiglu_backward_piece);
+HWY_EXPORT(dropout_piece);
+HWY_EXPORT(fill_normal_piece);
+
+namespace {
+template <class Piece>
+void in_pieces(Threads& threads, std::size_t n, const Piece& piece) {
+  threads.parallel_for(n, kLoopGrain, [&](std::size_t begin, std::size_t end) { piece(begin, end - begin); });
+}
+}  // namespace
+
+void convert(Threads& threads, std::size_t n, ConstArray from, Array to) {
+  require_float({from, to});
+  in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
+    HWY_DYNAMIC_DISPATCH(convert_piece)(count, from.at(begin), to.at(begin));
+  });
+}
+
+void fill(Threads& threads, std::size_t n, float value, Array to) {
+  require_float({to});
+  in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
+    HWY_DYNAMIC_DISPATCH(fill_piece)(count, value, to.at(begin));
+  });
+}
+
+void add(Threads& threads, std::size_t n, ConstArray a, ConstArray b, Array sum) {
+  require_float({a, b, sum});
+  in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
+    HWY_DYNAMIC_DISPATCH(add_piece)(count, a.at(begin), b.at(begin), sum.at(begin));
+  });
+}
+
+void scale(Threads& threads, std::size_t n, float factor, Array x) {
+  require_float({x});
+  in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
+    HWY_DYNAMIC_DISPATCH(scale_piece)(count, factor, x.at(begin));
+  });
+}
+
+void narrow_in_place(std::size_t n, float* values) {
+  auto* const packed = reinterpret_cast<unsigned char*>(values);
+  for (std::size_t i = 0; i < n; ++i) {
+    const Bf16 value = to_bf16(values[i]);
+    std::memcpy(packed + i * sizeof value, &value, sizeof value);
+  }
+}
+
+void fill_normal(Threads& threads, std::size_t n, std::uint64_t seed, std::uint64_t stream,
+                 std::uint64_t first_index, float mean, float deviation, Array to) {
+  require_float({to});
+  in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
+    HWY_DYNAMIC_DISPATCH(fill_normal_piece)
+    (count, seed, stream, first_index + begin, mean, deviation, to.at(begin));
+  });
+}
+
+void gelu_forward(Threads& threads, std::size_t n, ConstArray x, Array y) {
+  require_float({x, y});
+  in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
+    HWY_DYNAMIC_DISPATCH(gelu_forward_piece)(count, x.at(begin), y.at(begin));
+  });
+}
+
+void gelu_backward(Threads& threads, std::size_t n, ConstArray x, ConstArray dy, Array dx) {
+  require_float({x, dy, dx});
+  in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
+    HWY_DYNAMIC_DISPATCH(gelu_backward_piece)(count, x.at(begin), dy.at(begin), dx.at(begin));
+  });
+}
+
+void swiglu_forward(Threads& threads, std::size_t n, ConstArray gate, ConstArray up, Array y) {
+  require_float({gate, up, y});
+  in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
+    HWY_DYNAMIC_DISPATCH(swiglu_forward_piece)(count, gate.at(begin), up.at(begin), y.at(begin));
+  });
+}
+
+void swiglu_backward(Threads& threads, std::size_t n, ConstArray gate, ConstArray up, ConstArray dy,
+                     Array dgate, Array dup) {
+  require_float({gate, up, dy, dgate, dup});
+  in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
+    HWY_DYNAMIC_DISPATCH(swiglu_backward_piece)
+    (count, gate.at(begin), up.at(begin), dy.at(begin), dgate.at(begin), dup.at(begin));
+  });
+}
+
+void dropout_add(Threads& threads, std::size_t n, ConstArray x, ConstArray residual, float p,
+                 std::uint64_t seed, std::uint64_t stream, std::uint64_t first_index, Array y) {
+  if (p == 0 && residual.data == nullptr) return convert(threads, n, x, y);
+  if (p == 0) return add(threads, n, residual, x, y);
+  require_float({x, residual, y});
+  in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
+    const ConstArray added = residual.data == nullptr ? residual : residual.at(begin);
+    HWY_DYNAMIC_DISPATCH(dropout_piece)
+    (count, x.at(begin), added, p, seed, stream, first_index + begin, y.at(begin));
+  });
+}
+
+void dropout_backward(Threads& threads, std::size_t n, ConstArray dy, float p, std::uint64_t seed,
+                      std::uint64_t stream, std::uint64_t first_index, Array dx) {
+  dropout_add(threads, n, dy, ConstArray{}, p, seed, stream, first_index, dx);
+}
+
+}  // namespace sluice::kernels
+#endif  // HWY_ONCE

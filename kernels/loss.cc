@@ -1,0 +1,109 @@
+#include "kernels/loss.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "kernels/simd.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/loss.cc"
+#include <hwy/foreach_target.h>
+
+#include "kernels/simd-inl.h"
+#include "kernels/simd_math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace sluice::kernels::HWY_NAMESPACE {
+
+// Of values without a NaN the order does not matter; with one, the sum of exponentials is NaN whatever is
+// returned.
+HWY_INLINE float maximum(std::size_t n, const float* values) {
+  constexpr std::size_t kVectors = 4, kStep = kVectors * kLanes;
+  F32Vector largest[kVectors];
+  HWY_UNROLL(4)
+  for (std::size_t j = 0; j < kVectors; ++j) largest[j] = set(-std::numeric_limits<float>::infinity());
+  std::size_t i = 0;
+  for (; i + kStep <= n; i += kStep) {
+    HWY_UNROLL(4)
+    for (std::size_t j = 0; j < kVectors; ++j)
+      largest[j] = hn::Max(largest[j], hn::LoadU(F32(), values + i + j * kLanes));
+  }
+  float lanes[kStep];
+  HWY_UNROLL(4)
+  for (std::size_t j = 0; j < kVectors; ++j) hn::StoreU(largest[j], F32(), lanes + j * kLanes);
+  float result = lanes[0];
+  for (std::size_t j = 1; j < kStep; ++j) result = lanes[j] > result ? lanes[j] : result;
+  for (; i < n; ++i) result = values[i] > result ? values[i] : result;
+  return result;
+}
+
+// The sum of exp(value - shift); the exponentials take the place of the values where `keep`.
+HWY_INLINE float sum_exponentials(std::size_t n, float shift, float* values, bool keep) {
+  return sum_in_lanes<float>(n, [=](auto at, auto sum) HWY_ATTR {
+    const auto exponential = exp(hn::Sub(load(values, at), set(shift)));
+    if (keep) store(exponential, values, at);
+    return hn::Add(sum, exponential);
+  });
+}
+
+float cross_entropy_row(std::size_t classes, std::int32_t target, float* logits, bool gradient,
+                        float gradient_scale) {
+  const float largest = maximum(classes, logits);
+  const float target_logit = logits[target];
+  const float sum = sum_exponentials(classes, largest, logits, gradient);
+  if (gradient) {
+    const float target_gradient = (logits[target] / sum - 1.0f) * gradient_scale;
+    const float factor = gradient_scale / sum;
+    for_each_vector(classes,
+                    [=](auto at) HWY_ATTR { store(hn::Mul(load(logits, at), set(factor)), logits, at); });
+    logits[target] = target_gradient;
+  }
+  // The largest exponential is 1: a sum below that is NaN, from a logit that is not finite.
+  return sum >= 1.0f ? (largest - target_logit) + hn::GetLane(log(set(sum))) : sum;
+}
+
+}  // namespace sluice::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace sluice::kernels {
+HWY_EXPORT(cross_entropy_row);
+
+namespace {
+void check_targets(std::size_t classes, std::span<const std::int32_t> targets) {
+  for (std::size_t row = 0; row < targets.size(); ++row) {
+    const std::int32_t target = targets[row];
+    if (target != kIgnoredTarget && (target < 0 || static_cast<std::size_t>(target) >= classes))
+      fail(ErrorCode::kInvalidArgument,
+           "the target of row {} is {}, outside of the {} classes; use a token below that, or {} for a row "
+           "without a loss",
+           row, target, classes, kIgnoredTarget);
+  }
+}
+}  // namespace
+
+void cross_entropy(Threads& threads, std::size_t classes, std::span<const std::int32_t> targets,
+                   float* logits, bool gradient, float gradient_scale, float* losses) {
+  check_targets(classes, targets);
+  const std::size_t grain = std::max<std::size_t>(kLoopGrain / 2 / std::max<std::size_t>(classes, 1), 1);
+  threads.parallel_for(targets.size(), grain, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t row = begin; row < end; ++row) {
+      float* const values = logits + row * classes;
+      losses[row] = 0;
+      if (targets[row] != kIgnoredTarget)
+        losses[row] =
+            HWY_DYNAMIC_DISPATCH(cross_entropy_row)(classes, targets[row], values, gradient, gradient_scale);
+      else if (gradient)
+        std::fill_n(values, classes, 0.0f);
+    }
+  });
+}
+
+double sum_in_order(std::span<const float> values) {
+  double sum = 0;
+  for (const float value : values) sum += value;
+  return sum;
+}
+
+}  // namespace sluice::kernels
+#endif  // HWY_ONCE

@@ -1,0 +1,252 @@
+#include "kernels/matrix.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <vector>
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "kernels/dnnl/plugin.h"
+
+namespace sluice::kernels {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kPieceElements = std::size_t{1} << 15;
+
+// --- the plug-in
+// -------------------------------------------------------------------------------------------------
+
+std::vector<std::string> plugin_paths() {
+  std::vector<std::string> paths;
+  if (const char* folder = std::getenv("SLUICE_LIBRARY_PATH"); folder && *folder)
+    paths.push_back((std::filesystem::path(folder) / kMatrixPluginFile).string());
+  Dl_info here{};
+  if (dladdr(reinterpret_cast<const void*>(&load_matrix_library), &here) && here.dli_fname) {
+    const auto folder = std::filesystem::path(here.dli_fname).parent_path();
+    paths.push_back((folder / kMatrixPluginFile).string());
+    paths.push_back((folder / ".." / "lib" / kMatrixPluginFile).string());
+  }
+  paths.emplace_back(kMatrixPluginFile);  // where the system's loader looks
+  return paths;
+}
+
+// The plug-in stays loaded for good: OpenMP's threads outlive any one library object.
+void* open_plugin(std::string* path) {
+  // libgomp reads it once, when it is loaded; spinning threads would take the cores from oneTBB's and from
+  // I/O.
+  setenv("OMP_WAIT_POLICY", "passive", 0);
+  std::string reasons;
+  for (const std::string& candidate : plugin_paths()) {
+    if (void* handle = dlopen(candidate.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+      *path = candidate;
+      return handle;
+    }
+    reasons += fmt::format("\n  {}", dlerror());
+  }
+  fail(ErrorCode::kNotFound,
+       "the matrix library's plug-in {} cannot be loaded; install oneDNN (Debian, Ubuntu: libdnnl2 or "
+       "libdnnl3), or set "
+       "SLUICE_LIBRARY_PATH to the plug-in's folder. Tried:{}",
+       kMatrixPluginFile, reasons);
+}
+
+const MatrixPlugin& plugin_of(void* handle, const std::string& path) {
+  MatrixPluginFunction function = nullptr;
+  void* symbol = dlsym(handle, kMatrixPluginSymbol);
+  std::memcpy(&function, &symbol, sizeof(function));
+  if (!function)
+    fail(ErrorCode::kNotFound, "{} is not a plug-in of Sluice: it lacks {}", path, kMatrixPluginSymbol);
+  const MatrixPlugin* plugin = function();
+  if (plugin->abi != kMatrixPluginAbi)
+    fail(ErrorCode::kNotFound,
+         "{} is of version {}, and this library needs version {}; install both from one build", path,
+         plugin->abi, kMatrixPluginAbi);
+  return *plugin;
+}
+
+// --- shapes
+// ------------------------------------------------------------------------------------------------------
+
+// With every distance of rows stated. They are 1 at least, also where k is 0.
+Product dense(Product p) {
+  if (p.lda == 0) p.lda = std::max<std::size_t>(p.transpose_a ? p.m : p.k, 1);
+  if (p.ldb == 0) p.ldb = std::max<std::size_t>(p.transpose_b ? p.k : p.n, 1);
+  if (p.ldc == 0) p.ldc = std::max<std::size_t>(p.n, 1);
+  return p;
+}
+
+void check(const Product& p) {
+  const auto is_float = [](Dtype type) { return type == Dtype::kF32 || type == Dtype::kBf16; };
+  if (!is_float(p.a.type) || p.a.type != p.b.type || (p.c.type != Dtype::kF32 && p.c.type != p.a.type))
+    fail(ErrorCode::kInvalidArgument,
+         "a product of {} and {} into {} is not supported: A and B must both be f32 or both bf16, and C f32 "
+         "or of that type",
+         name_of(p.a.type), name_of(p.b.type), name_of(p.c.type));
+  if (p.bias && p.accumulate)
+    fail(ErrorCode::kInvalidArgument, "a product cannot both accumulate and add a bias");
+  if (p.lda < (p.transpose_a ? p.m : p.k) || p.ldb < (p.transpose_b ? p.k : p.n) || p.ldc < p.n)
+    fail(ErrorCode::kInvalidArgument,
+         "a product [{}, {}] x [{}, {}] has rows that overlap: lda {}, ldb {}, ldc {}", p.m, p.k, p.k, p.n,
+         p.lda, p.ldb, p.ldc);
+}
+
+// Columns of B and C that are widened at a time. A bf16 C needs an f32 slice too, and is held to the same
+// size.
+std::size_t slice_columns(const Product& p) {
+  const std::size_t rows = std::max<std::size_t>({p.k, p.c.type == Dtype::kBf16 ? p.m : 0, 1});
+  std::size_t columns = std::max<std::size_t>(kWidenedSlice / rows, 1);
+  if (columns > 16) columns = columns / 16 * 16;
+  return std::min(columns, p.n);
+}
+
+struct WidenedLayout {
+  std::size_t a, b, c, total;  // offsets in bytes
+};
+
+WidenedLayout widened_layout(const Product& p) {
+  const std::size_t columns = slice_columns(p);
+  const auto bytes = [](std::size_t elements) { return round_up(elements * sizeof(float), kAlignment); };
+  WidenedLayout layout{};
+  layout.b = bytes(p.m * p.k);
+  layout.c = layout.b + bytes(columns * p.k);
+  layout.total = layout.c + (p.c.type == Dtype::kBf16 ? bytes(p.m * columns) : 0);
+  return layout;
+}
+
+// --- passes over rows
+// --------------------------------------------------------------------------------------------
+
+// Calls body(row) for every row of `columns` elements, in parallel.
+template <class Body>
+void for_rows(Threads& threads, std::size_t rows, std::size_t columns, const Body& body) {
+  const std::size_t grain = std::max<std::size_t>(kPieceElements / std::max<std::size_t>(columns, 1), 1);
+  threads.parallel_for(rows, grain, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t row = begin; row < end; ++row) body(row);
+  });
+}
+
+void widen_row(std::size_t n, const Bf16* from, float* to) {
+  for (std::size_t i = 0; i < n; ++i) to[i] = to_f32(from[i]);
+}
+
+// As to_bf16, without a branch, so that the compiler makes vectors of it.
+void narrow_row(std::size_t n, const float* from, Bf16* to) {
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto bits = std::bit_cast<std::uint32_t>(from[i]);
+    const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const std::uint32_t quiet = (bits >> 16) | 0x40u;
+    to[i].bits = static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
+  }
+}
+
+void widen(Threads& threads, std::size_t rows, std::size_t columns, const Bf16* from, std::size_t stride,
+           float* to) {
+  for_rows(threads, rows, columns,
+           [&](std::size_t row) { widen_row(columns, from + row * stride, to + row * columns); });
+}
+
+void narrow(Threads& threads, std::size_t rows, std::size_t columns, const float* from, Bf16* to,
+            std::size_t stride) {
+  for_rows(threads, rows, columns,
+           [&](std::size_t row) { narrow_row(columns, from + row * columns, to + row * stride); });
+}
+
+// Every row of C becomes the bias, to which the product is then added: one write of C less than a pass
+// afterwards.
+void fill_rows(Threads& threads, std::size_t rows, std::size_t columns, ConstArray bias, float* c,
+               std::size_t stride) {
+  for_rows(threads, rows, columns, [&](std::size_t row) {
+    if (bias.type == Dtype::kBf16)
+      widen_row(columns, bias.bf16(), c + row * stride);
+    else
+      std::copy_n(bias.f32(), columns, c + row * stride);
+  });
+}
+
+// --- the ways to a product
+// ---------------------------------------------------------------------------------------
+
+void multiply_f32(MatrixLibrary& library, Threads& threads, Product p) {
+  if (p.bias) {
+    fill_rows(threads, p.m, p.n, {p.bias, Dtype::kF32}, p.c.f32(), p.ldc);
+    p.bias = nullptr;
+    p.accumulate = true;
+  }
+  library.multiply_f32(p);
+}
+
+// The f32 product of the widened A and columns [first, first + columns) of B, C and the bias.
+void multiply_slice(MatrixLibrary& library, Threads& threads, const Product& p, std::byte* workspace,
+                    std::size_t first, std::size_t columns) {
+  const WidenedLayout layout = widened_layout(p);
+  float* const b = reinterpret_cast<float*>(workspace + layout.b);
+  const bool narrows = p.c.type == Dtype::kBf16;
+  Product slice;
+  slice.m = p.m;
+  slice.n = columns;
+  slice.k = p.k;
+  slice.a = {workspace + layout.a, Dtype::kF32};
+  slice.b = {b, Dtype::kF32};
+  slice.c = narrows ? Array{workspace + layout.c, Dtype::kF32} : p.c.at(first);
+  slice.transpose_a = p.transpose_a;
+  slice.transpose_b = p.transpose_b;
+  slice.accumulate = p.accumulate;
+  slice.ldc = narrows ? columns : p.ldc;
+
+  if (p.transpose_b)
+    widen(threads, columns, p.k, p.b.bf16() + first * p.ldb, p.ldb, b);
+  else
+    widen(threads, p.k, columns, p.b.bf16() + first, p.ldb, b);
+  if (p.bias) {
+    fill_rows(threads, p.m, columns, ConstArray{p.bias, Dtype::kBf16}.at(first), slice.c.f32(), slice.ldc);
+    slice.accumulate = true;
+  } else if (narrows && p.accumulate) {
+    widen(threads, p.m, columns, p.c.bf16() + first, p.ldc, slice.c.f32());
+  }
+  library.multiply_f32(dense(slice));
+  if (narrows) narrow(threads, p.m, columns, slice.c.f32(), p.c.bf16() + first, p.ldc);
+}
+
+void multiply_widened(MatrixLibrary& library, Threads& threads, const Product& p, std::byte* workspace) {
+  const std::size_t rows = p.transpose_a ? p.k : p.m;
+  widen(threads, rows, p.transpose_a ? p.m : p.k, p.a.bf16(), p.lda, reinterpret_cast<float*>(workspace));
+  const std::size_t columns = slice_columns(p);
+  for (std::size_t first = 0; first < p.n; first += columns)
+    multiply_slice(library, threads, p, workspace, first, std::min(columns, p.n - first));
+}
+
+}  // namespace
+
+std::unique_ptr<MatrixLibrary> load_matrix_library(int threads) {
+  if (threads < 1)
+    fail(ErrorCode::kInvalidArgument, "the matrix library needs at least 1 thread, {} was given", threads);
+  std::string path;
+  void* handle = open_plugin(&path);
+  return std::unique_ptr<MatrixLibrary>(plugin_of(handle, path).create(threads));
+}
+
+std::size_t product_workspace(const Product& product, const MatrixLibrary& library) {
+  const Product p = dense(product);
+  check(p);
+  if (p.a.type == Dtype::kF32 || p.m == 0 || p.n == 0) return 0;
+  return library.has_bf16() ? library.bf16_workspace(p) : widened_layout(p).total;
+}
+
+void multiply(MatrixLibrary& library, Threads& threads, const Product& product, void* workspace) {
+  const Product p = dense(product);
+  check(p);
+  if (p.m == 0 || p.n == 0) return;
+  if (p.a.type == Dtype::kF32)
+    multiply_f32(library, threads, p);
+  else if (library.has_bf16())
+    library.multiply_bf16(p, workspace);
+  else
+    multiply_widened(library, threads, p, static_cast<std::byte*>(workspace));
+}
+
+}  // namespace sluice::kernels

@@ -1,0 +1,178 @@
+// Vectors of f32 with at most 16 lanes: loads and stores of f32 and bf16, loops with a tail, sums in the
+// written order. Compiled once for each target: include it after hwy/foreach_target.h, with no #pragma once.
+#if defined(SLUICE_KERNELS_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef SLUICE_KERNELS_SIMD_INL_H_
+#undef SLUICE_KERNELS_SIMD_INL_H_
+#else
+#define SLUICE_KERNELS_SIMD_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "core/dtype.h"
+#include "kernels/reduce.h"
+#include "kernels/simd.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace sluice::kernels::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using F32 = hn::CappedTag<float, 16>;
+using F32Vector = hn::Vec<F32>;
+inline constexpr std::size_t kLanes = hn::MaxLanes(F32());
+
+// Where a step of a loop works: a whole vector that begins at an element, or the last, shorter one.
+struct Whole {
+  std::size_t begin;
+};
+struct Part {
+  std::size_t begin, count;
+};
+
+// a * b + c, rounded once on every target.
+template <class V>
+HWY_INLINE V mul_add(V a, V b, V c) {
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+  const hn::DFromV<V> d;
+  hn::TFromD<hn::DFromV<V>> x[hn::MaxLanes(d)], y[hn::MaxLanes(d)], z[hn::MaxLanes(d)];
+  hn::StoreU(a, d, x);
+  hn::StoreU(b, d, y);
+  hn::StoreU(c, d, z);
+  for (std::size_t i = 0; i < hn::MaxLanes(d); ++i) z[i] = std::fma(x[i], y[i], z[i]);
+  return hn::LoadU(d, z);
+#else
+  return hn::MulAdd(a, b, c);
+#endif
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> widen(D d, const Bf16* values) {
+  const hn::Rebind<std::uint32_t, D> d32;
+  const hn::Rebind<std::uint16_t, D> d16;
+  const auto bits = hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(values));
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, bits)));
+}
+
+// As to_bf16 in core/dtype.h.
+template <class D>
+HWY_INLINE void narrow([[maybe_unused]] D d, hn::Vec<D> value, Bf16* values) {
+  const hn::Rebind<std::uint32_t, D> d32;
+  const hn::Rebind<std::int32_t, D> i32;
+  const hn::Rebind<std::uint16_t, D> d16;
+  const auto bits = hn::BitCast(d32, value);
+  const auto upper = hn::ShiftRight<16>(bits);
+  const auto odd = hn::And(upper, hn::Set(d32, 1));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(d32, 0x7fff))));
+  const auto nan = hn::Or(upper, hn::Set(d32, 0x40));
+  const auto result = hn::IfThenElse(hn::RebindMask(d32, hn::IsNaN(value)), nan, rounded);
+  hn::StoreU(hn::DemoteTo(d16, hn::BitCast(i32, result)), d16, reinterpret_cast<std::uint16_t*>(values));
+}
+
+// The type is looked at for every vector: that costs a predicted branch, and saves a copy of each loop for
+// each combination of types.
+template <class D>
+HWY_INLINE hn::Vec<D> load(D d, ConstArray array, Whole at) {
+  return array.type == Dtype::kF32 ? hn::LoadU(d, array.f32() + at.begin) : widen(d, array.bf16() + at.begin);
+}
+
+template <class D>
+HWY_INLINE void store(D d, hn::Vec<D> value, Array array, Whole at) {
+  if (array.type == Dtype::kF32)
+    hn::StoreU(value, d, array.f32() + at.begin);
+  else
+    narrow(d, value, array.bf16() + at.begin);
+}
+
+HWY_INLINE std::size_t bytes_of(Dtype type) { return type == Dtype::kF32 ? sizeof(float) : sizeof(Bf16); }
+
+// Lanes from count on are zero.
+template <class D>
+HWY_INLINE hn::Vec<D> load(D d, ConstArray array, Part at) {
+  HWY_ALIGN float lanes[hn::MaxLanes(d)] = {};
+  const std::size_t size = bytes_of(array.type);
+  std::memcpy(lanes, static_cast<const std::byte*>(array.data) + at.begin * size, at.count * size);
+  return load(d, ConstArray{lanes, array.type}, Whole{0});
+}
+
+template <class D>
+HWY_INLINE void store(D d, hn::Vec<D> value, Array array, Part at) {
+  HWY_ALIGN float lanes[hn::MaxLanes(d)];
+  store(d, value, Array{lanes, array.type}, Whole{0});
+  const std::size_t size = bytes_of(array.type);
+  std::memcpy(static_cast<std::byte*>(array.data) + at.begin * size, lanes, at.count * size);
+}
+
+template <class At>
+HWY_INLINE F32Vector load(ConstArray array, At at) {
+  return load(F32(), array, at);
+}
+template <class At>
+HWY_INLINE F32Vector load(const float* values, At at) {
+  return load(F32(), ConstArray{values, Dtype::kF32}, at);
+}
+template <class At>
+HWY_INLINE void store(F32Vector value, Array array, At at) {
+  store(F32(), value, array, at);
+}
+template <class At>
+HWY_INLINE void store(F32Vector value, float* values, At at) {
+  store(F32(), value, Array{values, Dtype::kF32}, at);
+}
+HWY_INLINE F32Vector set(float value) { return hn::Set(F32(), value); }
+
+// body(at) for every vector of [0, n).
+template <class Body>
+HWY_INLINE void for_each_vector(std::size_t n, const Body& body) {
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) body(Whole{i});
+  if (i < n) body(Part{i, n - i});
+}
+
+// One block of the written order (reduce.h): step(at, sum) gives sum with the elements at `at` added, lane by
+// lane.
+template <class T, class Step>
+HWY_INLINE T sum_block(std::size_t begin, std::size_t end, const Step& step) {
+  const hn::CappedTag<T, 16> d;
+  constexpr std::size_t kWidth = hn::MaxLanes(d);
+  constexpr std::size_t kVectors = 16 / kWidth;
+  hn::Vec<decltype(d)> sums[kVectors];
+  HWY_UNROLL(16)
+  for (std::size_t j = 0; j < kVectors; ++j) sums[j] = hn::Zero(d);
+  std::size_t i = begin;
+  for (; i + 16 <= end; i += 16) {
+    HWY_UNROLL(16)
+    for (std::size_t j = 0; j < kVectors; ++j) sums[j] = step(Whole{i + j * kWidth}, sums[j]);
+  }
+  HWY_UNROLL(16)
+  for (std::size_t j = 0; j < kVectors; ++j) {
+    const std::size_t first = i + j * kWidth;
+    if (first >= end) continue;
+    const std::size_t count = end - first < kWidth ? end - first : kWidth;
+    sums[j] = hn::IfThenElse(hn::FirstN(d, count), step(Part{first, count}, sums[j]), sums[j]);
+  }
+  HWY_ALIGN T lanes[16];
+  HWY_UNROLL(16)
+  for (std::size_t j = 0; j < kVectors; ++j) hn::Store(sums[j], d, lanes + j * kWidth);
+  for (std::size_t width = 8; width > 0; width /= 2)
+    for (std::size_t j = 0; j < width; ++j) lanes[j] = lanes[2 * j] + lanes[2 * j + 1];
+  return lanes[0];
+}
+
+// The sum over [0, n) in the written order.
+template <class T, class Step>
+HWY_INLINE T sum_in_lanes(std::size_t n, const Step& step) {
+  PairwiseSum<T> sum;
+  for (std::size_t i = 0; i < n; i += kSumBlock)
+    sum.add(sum_block<T>(i, n - i < kSumBlock ? n : i + kSumBlock, step));
+  return sum.total();
+}
+
+}  // namespace sluice::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

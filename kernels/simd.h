@@ -1,0 +1,65 @@
+#pragma once
+#include <cstddef>
+#include <initializer_list>
+#include <span>
+
+#include "core/dtype.h"
+#include "core/error.h"
+#include "core/threads.h"
+
+// Private to the kernels and the optimizers; included before <hwy/highway.h>. Arithmetic is written for
+// targets that have fused multiply-add and vectors of a length known when compiling: AVX2, AVX-512 (AVX3),
+// NEON, and plain scalar code with std::fma. Left out by their bits in hwy/detect_targets.h: what is above
+// AVX3 (adds nothing here), SSE2 to SSE4 (10..14), SVE (15..27; such CPUs run NEON), RVV (37).
+#define HWY_DISABLED_TARGETS \
+  ((HWY_AVX3 - 1LL) | 0x7C00LL | ((1LL << 28) - (1LL << 15)) | (1LL << 37))  // NOLINT: used by Highway
+
+namespace sluice::kernels {
+
+inline constexpr std::size_t kLoopGrain = std::size_t{32}
+                                          << 10;  // elements of one task of an elementwise loop
+
+inline void require_float(std::initializer_list<ConstArray> arrays) {
+  for (const ConstArray& array : arrays)
+    ensure(array.type == Dtype::kF32 || array.type == Dtype::kBf16,
+           "a kernel takes arrays of f32 or bf16 and was given {}; convert the array first",
+           name_of(array.type));
+}
+
+// Adds values pairwise, neighbours first, an odd last one carried, as they come: a binary counter of partial
+// sums.
+template <class T>
+class PairwiseSum {
+ public:
+  void add(T value) {
+    for (std::size_t bits = count_++; bits & 1; bits >>= 1) value = sums_[--size_] + value;
+    sums_[size_++] = value;
+  }
+  T total() const {
+    if (size_ == 0) return T{0};
+    T total = sums_[size_ - 1];
+    for (std::size_t i = size_ - 1; i-- > 0;) total = sums_[i] + total;
+    return total;
+  }
+
+ private:
+  T sums_[64];
+  std::size_t size_ = 0;
+  std::size_t count_ = 0;
+};
+
+template <class T>
+T pairwise_sum(std::span<const T> values) {
+  PairwiseSum<T> sum;
+  for (const T value : values) sum.add(value);
+  return sum.total();
+}
+
+// The blocks of column_sum.
+inline constexpr std::size_t kRowBlock = 64;
+// out[j] (+)= the pairwise sum over blocks of partials[block * stride + j], which it overwrites. In
+// reduce.cc.
+void add_row_blocks(Threads& threads, std::size_t blocks, std::size_t width, std::size_t stride,
+                    float* partials, float* out, bool accumulate);
+
+}  // namespace sluice::kernels
