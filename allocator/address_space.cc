@@ -1,0 +1,161 @@
+#include "allocator/address_space.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "allocator/memory.h"
+#include "core/bytes.h"
+#include "core/error.h"
+
+// Values of the kernel's interface, for C libraries older than it.
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP 4
+#endif
+
+namespace sluice::allocator {
+namespace {
+
+constexpr int kReserved = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+constexpr std::size_t kSmallPage = 4096;
+
+void unmap(std::byte* data, std::size_t bytes) {
+  if (bytes == 0) return;
+  const int result = ::munmap(data, bytes);
+  ensure(result == 0, "cannot unmap {} bytes at {}: {}", bytes, static_cast<void*>(data), errno_text(errno));
+}
+
+std::byte* reserve_aligned(std::size_t bytes, std::string_view name) {
+  const std::size_t wanted = bytes + kHugePage;
+  void* mapped = ::mmap(nullptr, wanted, PROT_NONE, kReserved, -1, 0);
+  if (mapped == MAP_FAILED)
+    fail(ErrorCode::kBudget,
+         "cannot reserve {} of addresses for '{}': {}; see 'ulimit -v' and /proc/sys/vm/max_map_count",
+         format_size(bytes), name, errno_text(errno));
+  auto* begin = static_cast<std::byte*>(mapped);
+  const std::size_t before =
+      round_up(reinterpret_cast<std::uintptr_t>(begin), kHugePage) - reinterpret_cast<std::uintptr_t>(begin);
+  unmap(begin, before);
+  unmap(begin + before + bytes, wanted - before - bytes);
+  return begin + before;
+}
+
+void advise(std::byte* data, std::size_t bytes, int advice, bool needed) {
+  if (::madvise(data, bytes, advice) == 0 || !needed) return;
+  fail(ErrorCode::kIo, "the system refuses advice {} on {} of memory: {}", advice, format_size(bytes),
+       errno_text(errno));
+}
+
+[[noreturn]] void fail_for_memory(std::size_t bytes, std::string_view what, std::string_view found) {
+  fail(ErrorCode::kBudget, "the system cannot give {} for {}: {}; state a smaller budget or free memory",
+       format_size(bytes), what, found);
+}
+
+void populate(std::byte* data, std::size_t bytes, std::string_view what) {
+  // Where a container's limit is passed, the kernel ends the process and returns no error; so this looks
+  // first.
+  if (const std::size_t available = available_memory_bytes(); bytes > available)
+    fail_for_memory(bytes, what, fmt::format("{} are available", format_size(available)));
+  while (::madvise(data, bytes, MADV_POPULATE_WRITE) != 0) {
+    if (errno == EINTR || errno == EAGAIN) continue;
+    if (errno == ENOMEM) fail_for_memory(bytes, what, errno_text(errno));
+    if (errno != EINVAL)
+      fail(ErrorCode::kIo, "cannot populate {} for {}: {}", format_size(bytes), what, errno_text(errno));
+    for (std::size_t i = 0; i < bytes; i += kSmallPage)
+      *const_cast<volatile std::byte*>(data + i) = std::byte{0};
+    return;
+  }
+}
+
+bool move_range(std::byte* from, std::byte* to, std::size_t bytes, Mremap mremap_call) {
+  return mremap_call(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) == to;
+}
+
+[[noreturn]] void fail_to_move(std::size_t bytes, int error) {
+  if (error == ENOMEM)
+    fail(ErrorCode::kBudget,
+         "cannot place {}: {}; this process may have too many mappings: raise /proc/sys/vm/max_map_count",
+         format_size(bytes), errno_text(error));
+  fail(ErrorCode::kIo, "cannot move {} of pages: {}; Linux 5.7 or later is needed (mremap, MREMAP_DONTUNMAP)",
+       format_size(bytes), errno_text(error));
+}
+
+// Kernels that refuse a range of several mappings have unmapped the target by then.
+void reserve_target_again(std::byte* to, std::size_t bytes) {
+  void* mapped = ::mmap(to, bytes, PROT_NONE, kReserved | MAP_FIXED_NOREPLACE, -1, 0);
+  ensure(mapped == to, "the addresses at {} were lost to another mapping: {}", static_cast<void*>(to),
+         errno_text(errno));
+}
+
+}  // namespace
+
+Reservation::Reservation(std::size_t bytes, std::size_t used, RangeKind kind, std::string_view name)
+    : data_(reserve_aligned(bytes, name)), size_(bytes) {
+  register_range(data_, bytes, used, kind, name);
+}
+
+Reservation::~Reservation() { give_back_range(data_, size_); }
+
+Reservation::Reservation(Reservation&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+Reservation& Reservation::operator=(Reservation&& other) noexcept {
+  Reservation taken(std::move(other));
+  std::swap(data_, taken.data_);
+  std::swap(size_, taken.size_);
+  return *this;
+}
+
+std::byte* Reservation::release() {
+  size_ = 0;
+  return std::exchange(data_, nullptr);
+}
+
+void give_back_range(std::byte* data, std::size_t bytes) {
+  if (data == nullptr) return;
+  unregister_range(data);
+  unmap(data, bytes);
+}
+
+void take_memory(std::byte* data, std::size_t bytes, std::string_view what) {
+  if (::mmap(data, bytes, PROT_READ | PROT_WRITE, kReserved | MAP_FIXED, -1, 0) != data)
+    fail_for_memory(bytes, what, errno_text(errno));
+  advise(data, bytes, MADV_HUGEPAGE, false);
+  advise(data, bytes, MADV_DONTFORK, true);
+  advise(data, bytes, MADV_DONTDUMP, true);
+  populate(data, bytes, what);
+}
+
+void make_absent(std::byte* data, std::size_t bytes) {
+  if (bytes != 0 && ::mmap(data, bytes, PROT_NONE, kReserved | MAP_FIXED, -1, 0) != data)
+    fail(ErrorCode::kIo, "cannot take {} of memory away: {}", format_size(bytes), errno_text(errno));
+}
+
+void move_pages(std::byte* from, std::byte* to, std::size_t bytes, std::size_t piece, Mremap mremap_call) {
+  if (move_range(from, to, bytes, mremap_call)) return;
+  int error = errno;
+  if (error == EFAULT && bytes > piece) {
+    reserve_target_again(to, bytes);
+    std::size_t done = 0;
+    while (done < bytes && move_range(from + done, to + done, piece, mremap_call)) done += piece;
+    if (done == bytes) return;
+    error = errno;
+    for (std::size_t i = 0; i < done; i += piece)
+      ensure(move_range(to + i, from + i, piece, mremap_call),
+             "pages that were moved cannot be moved back: {}", errno_text(errno));
+    make_absent(to, done);
+  }
+  // Some failures leave the target unmapped, and some do not, where this call then fails.
+  ::mmap(to, bytes, PROT_NONE, kReserved | MAP_FIXED_NOREPLACE, -1, 0);
+  fail_to_move(bytes, error);
+}
+
+void move_pages(std::byte* from, std::byte* to, std::size_t bytes, std::size_t piece) {
+  move_pages(from, to, bytes, piece, ::mremap);
+}
+
+}  // namespace sluice::allocator

@@ -1,0 +1,140 @@
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "allocator/extent_map.h"
+#include "core/error.h"
+
+namespace sluice::allocator {
+namespace {
+
+std::size_t pool_bytes(std::size_t extent_bytes, std::size_t extents) {
+  if (extent_bytes == 0 || extent_bytes % kHugePage != 0 || extent_bytes > kLargestExtent)
+    fail(ErrorCode::kInvalidArgument,
+         "an extent of {} bytes is not possible; it is a multiple of {} up to {}", extent_bytes,
+         format_size(kHugePage), format_size(kLargestExtent));
+  if (extents > kLargestRange / extent_bytes)
+    fail(ErrorCode::kBudget, "{} extents of {} are more than a process can address", extents,
+         format_size(extent_bytes));
+  return extent_bytes * extents;
+}
+
+Reservation take_frames(std::size_t bytes) {
+  if (bytes == 0) return {};
+  Reservation range(bytes, bytes, RangeKind::kBuffer, "free frames");
+  take_memory(range.data(), bytes, "frames of parameters");
+  return range;
+}
+
+}  // namespace
+
+// A free extent lies at its own place in `parking`, and comes back to it, so that neighbours become one
+// mapping again.
+struct FramePool::State {
+  Ledger& ledger;
+  std::size_t extent_bytes;
+  Charge charge;
+  Reservation parking;
+  ExtentMap map;
+  pid_t owner = ::getpid();
+
+  State(Ledger& account, std::size_t extent, std::size_t extents)
+      : ledger(account),
+        extent_bytes(extent),
+        charge(account, Tier::kHost, Purpose::kParameter, pool_bytes(extent, extents)),
+        parking(take_frames(charge.bytes())),
+        map(extents) {}
+
+  std::byte* parked_at(ExtentRun run) const { return parking.data() + run.first * extent_bytes; }
+  std::size_t bytes_of(ExtentRun run) const { return run.count * extent_bytes; }
+  void place_run(Home::State& home, ExtentRun run);
+  void place_runs(Home::State& home, const std::vector<ExtentRun>& runs);
+  void take_back(Home::State& home, std::size_t keep);
+  void require_placeable(const Home::State& home, std::size_t bytes) const;
+};
+
+FramePool::FramePool(Ledger& ledger, std::size_t extent_bytes, std::size_t extents)
+    : state_(std::make_unique<State>(ledger, extent_bytes, extents)) {}
+
+FramePool::~FramePool() {
+  ensure(free_extents() == extents(), "a frame pool ended while homes hold {} of its {} extents",
+         extents() - free_extents(), extents());
+}
+
+std::size_t FramePool::extent_bytes() const { return state_->extent_bytes; }
+std::size_t FramePool::extents() const { return state_->map.size(); }
+std::size_t FramePool::free_extents() const { return state_->map.free(); }
+std::size_t FramePool::extents_for(std::size_t bytes) const {
+  return bytes / state_->extent_bytes + (bytes % state_->extent_bytes != 0 ? 1 : 0);
+}
+
+void FramePool::State::place_run(Home::State& home, ExtentRun run) {
+  move_pages(parked_at(run), home.range.data() + home.placed, bytes_of(run), extent_bytes);
+  home.runs.push_back(run);
+  home.placed += bytes_of(run);
+  ledger.move(Tier::kHost, Purpose::kParameter, home.purpose, bytes_of(run));
+}
+
+void FramePool::State::place_runs(Home::State& home, const std::vector<ExtentRun>& runs) {
+  try {
+    for (const ExtentRun run : runs) place_run(home, run);
+  } catch (...) {
+    for (std::size_t i = home.runs.size(); i < runs.size(); ++i) map.give_back(runs[i]);
+    take_back(home, 0);
+    throw;
+  }
+}
+
+// Takes away from the end; `keep` is a multiple of extents.
+void FramePool::State::take_back(Home::State& home, std::size_t keep) {
+  while (home.placed > keep) {
+    ExtentRun& last = home.runs.back();
+    const std::size_t count = std::min(last.count, (home.placed - keep) / extent_bytes);
+    const ExtentRun leaving = {last.first + last.count - count, count};
+    std::byte* left = home.range.data() + home.placed - bytes_of(leaving);
+    move_pages(left, parked_at(leaving), bytes_of(leaving), extent_bytes);
+    map.give_back(leaving);
+    home.placed -= bytes_of(leaving);
+    last.count -= count;
+    if (last.count == 0) home.runs.pop_back();
+    ledger.move(Tier::kHost, home.purpose, Purpose::kParameter, bytes_of(leaving));
+    make_absent(left, bytes_of(leaving));
+  }
+  if (keep == 0) home.pool = nullptr;
+}
+
+void FramePool::State::require_placeable(const Home::State& home, std::size_t bytes) const {
+  if (home.pool != nullptr)
+    fail(ErrorCode::kState, "the home '{}' has {} of memory under it already; take it away first", home.name,
+         format_size(home.placed));
+  if (bytes > home.size)
+    fail(ErrorCode::kInvalidArgument, "{} bytes do not fit the home '{}', which has {}", bytes, home.name,
+         home.size);
+  if (owner != ::getpid())
+    fail(ErrorCode::kState,
+         "frames for '{}' were asked in a forked child; they are in the process that made them", home.name);
+}
+
+bool FramePool::place(Home& home, std::size_t bytes, Purpose purpose) {
+  if (home.state_ == nullptr)
+    fail(ErrorCode::kState, "frames cannot be placed under a home that has no range");
+  Home::State& target = *home.state_;
+  state_->require_placeable(target, bytes);
+  const std::size_t wanted = extents_for(bytes);
+  if (wanted > free_extents()) return false;
+  if (wanted == 0) return true;
+  target.pool = this;
+  target.purpose = purpose;
+  state_->place_runs(target, state_->map.take(wanted));
+  return true;
+}
+
+void FramePool::shrink(Home& home, std::size_t bytes) {
+  if (home.state_ == nullptr || home.state_->pool == nullptr) return;
+  Home::State& target = *home.state_;
+  if (target.pool != this)
+    fail(ErrorCode::kState, "the home '{}' has memory of another pool under it", target.name);
+  if (bytes < target.placed) state_->take_back(target, extents_for(bytes) * state_->extent_bytes);
+}
+
+}  // namespace sluice::allocator

@@ -1,0 +1,47 @@
+#include "allocator/home.h"
+
+#include <utility>
+
+#include "core/error.h"
+
+namespace sluice::allocator {
+namespace {
+
+std::size_t home_size(const std::string& name, std::size_t bytes) {
+  if (bytes == 0 || bytes > kLargestRange)
+    fail(ErrorCode::kInvalidArgument, "the home '{}' cannot have {} bytes; give it 1 to {}", name, bytes,
+         kLargestRange);
+  return round_up(bytes, kHugePage);
+}
+
+}  // namespace
+
+Home::Home(std::string name, std::size_t bytes) {
+  const std::size_t size = home_size(name, bytes);
+  Reservation range(size + kLargestExtent, size, RangeKind::kHome, name);
+  state_ = std::make_unique<State>(
+      State{.name = std::move(name), .size = size, .range = std::move(range), .runs = {}});
+}
+
+Home::~Home() {
+  if (state_ != nullptr && state_->pool != nullptr) state_->pool->shrink(*this, 0);
+}
+
+Home::Home(Home&& other) noexcept = default;
+
+Home& Home::operator=(Home&& other) noexcept {
+  Home taken(std::move(other));
+  std::swap(state_, taken.state_);
+  return *this;
+}
+
+std::byte* Home::data() const { return state_ == nullptr ? nullptr : state_->range.data(); }
+std::size_t Home::size() const { return state_ == nullptr ? 0 : state_->size; }
+std::size_t Home::placed() const { return state_ == nullptr ? 0 : state_->placed; }
+
+const std::string& Home::name() const {
+  static const std::string none;
+  return state_ == nullptr ? none : state_->name;
+}
+
+}  // namespace sluice::allocator

@@ -1,0 +1,104 @@
+#include "allocator/ledger.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "core/bytes.h"
+#include "core/error.h"
+
+namespace sluice::allocator {
+namespace {
+
+constexpr std::array<std::string_view, kTiers> kTierNames = {"host", "disk"};
+constexpr std::array<std::string_view, kPurposes> kPurposeNames = {
+    "parameter", "gradient", "optimizer state", "activation", "staging", "workspace", "checkpoint", "base"};
+
+std::size_t index_of(Tier tier) { return static_cast<std::size_t>(tier); }
+std::size_t index_of(Purpose purpose) { return static_cast<std::size_t>(purpose); }
+
+void add(Ledger::Line& line, std::uint64_t bytes) {
+  line.current += bytes;
+  line.peak = std::max(line.peak, line.current);
+}
+
+void require_held(const Ledger::Line& line, Tier tier, Purpose purpose, std::uint64_t bytes) {
+  ensure(bytes <= line.current, "the ledger was asked to give up {} bytes of {} on tier {}, which holds {}",
+         bytes, name_of(purpose), name_of(tier), line.current);
+}
+
+}  // namespace
+
+std::string_view name_of(Tier tier) { return kTierNames[index_of(tier)]; }
+std::string_view name_of(Purpose purpose) { return kPurposeNames[index_of(purpose)]; }
+
+void Ledger::set_budget(Tier tier, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t held = state_.total[index_of(tier)].current;
+  if (held > bytes)
+    fail(ErrorCode::kBudget, "a budget of {} ({} bytes) for tier {} was asked, but {} bytes are held already",
+         format_size(bytes), bytes, name_of(tier), held);
+  state_.budget[index_of(tier)] = bytes;
+}
+
+void Ledger::charge(Tier tier, Purpose purpose, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  Line& total = state_.total[index_of(tier)];
+  const std::optional<std::uint64_t>& budget = state_.budget[index_of(tier)];
+  const std::uint64_t limit = budget.value_or(std::numeric_limits<std::uint64_t>::max());
+  if (bytes > limit - total.current)
+    fail(ErrorCode::kBudget,
+         "{} ({} bytes) for {} on tier {} do not fit: {} bytes are held, of a budget of {} ({} bytes); "
+         "{} bytes are missing",
+         format_size(bytes), bytes, name_of(purpose), name_of(tier), total.current, format_size(limit), limit,
+         bytes - (limit - total.current));
+  add(total, bytes);
+  add(state_.lines[index_of(tier)][index_of(purpose)], bytes);
+}
+
+void Ledger::discharge(Tier tier, Purpose purpose, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  Line& line = state_.lines[index_of(tier)][index_of(purpose)];
+  require_held(line, tier, purpose, bytes);
+  line.current -= bytes;
+  state_.total[index_of(tier)].current -= bytes;
+}
+
+void Ledger::move(Tier tier, Purpose from, Purpose to, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  auto& lines = state_.lines[index_of(tier)];
+  require_held(lines[index_of(from)], tier, from, bytes);
+  lines[index_of(from)].current -= bytes;
+  add(lines[index_of(to)], bytes);
+}
+
+Ledger::Snapshot Ledger::snapshot() const {
+  const std::lock_guard lock(mutex_);
+  return state_;
+}
+
+Charge::Charge(Ledger& ledger, Tier tier, Purpose purpose, std::uint64_t bytes)
+    : ledger_(&ledger), tier_(tier), purpose_(purpose), bytes_(bytes) {
+  ledger.charge(tier, purpose, bytes);
+}
+
+Charge::~Charge() {
+  if (ledger_ != nullptr) ledger_->discharge(tier_, purpose_, bytes_);
+}
+
+Charge::Charge(Charge&& other) noexcept
+    : ledger_(std::exchange(other.ledger_, nullptr)),
+      tier_(other.tier_),
+      purpose_(other.purpose_),
+      bytes_(std::exchange(other.bytes_, 0)) {}
+
+Charge& Charge::operator=(Charge&& other) noexcept {
+  Charge taken(std::move(other));
+  std::swap(ledger_, taken.ledger_);
+  std::swap(tier_, taken.tier_);
+  std::swap(purpose_, taken.purpose_);
+  std::swap(bytes_, taken.bytes_);
+  return *this;
+}
+
+}  // namespace sluice::allocator

@@ -1,0 +1,37 @@
+#pragma once
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+// Which address ranges of this process are the allocator's, readable in a signal handler and in a forked
+// child: a table without locks, whose blocks are never given back.
+namespace sluice::allocator {
+
+enum class RangeKind : std::uint8_t { kHome, kBuffer };
+
+struct RegisteredRange {
+  std::atomic<std::uintptr_t> begin{0};  // kFree, kWriting, or the first address
+  std::atomic<std::uintptr_t> end{0};
+  std::atomic<std::size_t> used{0};  // bytes from begin that the owner asked for; what follows is reserve
+  std::atomic<pid_t> owner{0};
+  std::atomic<RangeKind> kind{RangeKind::kHome};
+  char name[96] = {};
+
+  static constexpr std::uintptr_t kFree = 0;
+  static constexpr std::uintptr_t kWriting = 1;
+  bool published() const { return begin.load(std::memory_order_acquire) > kWriting; }
+};
+
+// Longer names are cut. The first call arranges that a forked child maps all ranges PROT_NONE, so that
+// nothing else of the child comes to lie there.
+void register_range(const void* begin, std::size_t bytes, std::size_t used, RangeKind kind,
+                    std::string_view name);
+void unregister_range(const void* begin);
+
+// nullptr where the address is in none. Safe in a signal handler.
+RegisteredRange* find_range(std::uintptr_t address);
+
+}  // namespace sluice::allocator

@@ -1,0 +1,88 @@
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#include "allocator/memory.h"
+#include "allocator/range_registry.h"
+#include "core/error.h"
+
+namespace sluice::allocator {
+namespace {
+
+struct sigaction handler_before = {};
+
+// A message made and written without anything that a signal handler may not call.
+class Message {
+ public:
+  void add(const char* text) {
+    const std::size_t room = sizeof text_ - size_;
+    const std::size_t length = std::strlen(text) < room ? std::strlen(text) : room;
+    std::memcpy(text_ + size_, text, length);
+    size_ += length;
+  }
+  void write() const {
+    for (std::size_t done = 0; done < size_;) {
+      const ssize_t n = ::write(STDERR_FILENO, text_ + done, size_ - done);
+      if (n <= 0) return;
+      done += static_cast<std::size_t>(n);
+    }
+  }
+
+ private:
+  char text_[512];
+  std::size_t size_ = 0;
+};
+
+void describe(const RegisteredRange& range, std::uintptr_t address, Message& message) {
+  const bool home = range.kind.load() == RangeKind::kHome;
+  message.add(home ? "sluice: the parameters of '" : "sluice: the memory of '");
+  message.add(range.name);
+  if (range.owner.load() != ::getpid())
+    message.add(
+        "' were touched in a forked child, which has none of them; train in the parent, or start the child "
+        "with "
+        "exec (Python: the 'spawn' start method)\n");
+  else if (address - range.begin.load() >= range.used.load())
+    message.add("' were passed: an access beyond their end\n");
+  else
+    message.add("' were touched while absent; acquire the unit first\n");
+}
+
+void pass_on(int number, siginfo_t* info, void* context) {
+  const bool wants_info = (handler_before.sa_flags & SA_SIGINFO) != 0;
+  if (wants_info && handler_before.sa_sigaction != nullptr)
+    return handler_before.sa_sigaction(number, info, context);
+  if (!wants_info && handler_before.sa_handler != SIG_DFL && handler_before.sa_handler != SIG_IGN)
+    return handler_before.sa_handler(number);
+  ::signal(number, SIG_DFL);  // a fault happens again on return, and then ends the process
+  if (info->si_code <= 0) ::raise(number);
+}
+
+void on_fault(int number, siginfo_t* info, void* context) {
+  const auto address = reinterpret_cast<std::uintptr_t>(info->si_addr);
+  const RegisteredRange* range = info->si_code > 0 ? find_range(address) : nullptr;
+  if (range == nullptr) return pass_on(number, info, context);
+  Message message;
+  describe(*range, address, message);
+  message.write();
+  std::abort();
+}
+
+bool install() {
+  struct sigaction action = {};
+  action.sa_sigaction = on_fault;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  ::sigemptyset(&action.sa_mask);
+  if (::sigaction(SIGSEGV, nullptr, &handler_before) != 0 || ::sigaction(SIGSEGV, &action, nullptr) != 0)
+    fail(ErrorCode::kIo, "cannot report touches of absent parameters: {}", errno_text(errno));
+  return true;
+}
+
+}  // namespace
+
+void install_touch_reporter() { [[maybe_unused]] static const bool installed = install(); }
+
+}  // namespace sluice::allocator
