@@ -21,7 +21,8 @@ namespace sluice::models {
 namespace {
 
 constexpr std::size_t kByteVocabulary = 256;
-constexpr std::uint64_t kSamplingStream = 0x67656e6572617465;  // of the random numbers, apart from those of training
+constexpr std::uint64_t kSamplingStream =
+    0x67656e6572617465;  // of the random numbers, apart from those of training
 
 // Nothing is trained: no state, no update.
 class NoOptimizer final : public optim::Optimizer {
@@ -37,7 +38,8 @@ class NoOptimizer final : public optim::Optimizer {
 std::string model_folder(const std::string& given) {
   const std::filesystem::path path(given);
   if (!std::filesystem::is_directory(path))
-    fail(ErrorCode::kNotFound, "'{}' is not a folder; name a checkpoint, an --out folder or a Hugging Face folder", given);
+    fail(ErrorCode::kNotFound,
+         "'{}' is not a folder; name a checkpoint, an --out folder or a Hugging Face folder", given);
   if (std::filesystem::exists(path / "config.json")) return given;
   const engine::CheckpointList list = engine::list_checkpoints(given);
   if (list.whole.empty())
@@ -57,7 +59,9 @@ std::int32_t parse_token(std::string_view word, std::size_t vocabulary) {
   const auto [rest, error] = std::from_chars(word.data(), word.data() + word.size(), id);
   if (error != std::errc() || rest != word.data() + word.size() || id >= vocabulary)
     fail(ErrorCode::kInvalidArgument,
-         "'{}' is not a token id below {}; this model's tokens are not bytes, so --prompt takes ids, as '464 318'", word, vocabulary);
+         "'{}' is not a token id below {}; this model's tokens are not bytes, so --prompt takes ids, as '464 "
+         "318'",
+         word, vocabulary);
   return static_cast<std::int32_t>(id);
 }
 
@@ -75,7 +79,8 @@ std::vector<std::int32_t> prompt_tokens(const std::string& prompt, std::size_t v
     at = prompt.find_first_not_of(kBlanks, end);
   }
   if (tokens.empty())
-    fail(ErrorCode::kInvalidArgument, "this model's tokens are not bytes: give --prompt at least one token id, as '464'");
+    fail(ErrorCode::kInvalidArgument,
+         "this model's tokens are not bytes: give --prompt at least one token id, as '464'");
   return tokens;
 }
 
@@ -102,7 +107,9 @@ class Reader {
   }
 
   std::size_t length() const { return model_.length(); }
-  void next_logits(std::span<const std::int32_t> tokens, std::span<float> logits) { runner_->next_logits(tokens, logits); }
+  void next_logits(std::span<const std::int32_t> tokens, std::span<float> logits) {
+    runner_->next_logits(tokens, logits);
+  }
 
  private:
   void load(const std::string& folder) {
@@ -110,7 +117,7 @@ class Reader {
     engine::ReadAhead ahead(buffer.bytes());
     if (std::filesystem::exists(std::filesystem::path(folder) / engine::kManifestFile)) {
       const engine::CheckpointReader checkpoint(*tools_.io, folder, ahead);
-      CheckpointValues values(checkpoint, engine_->layout(), {});
+      CheckpointValues values(checkpoint, engine_->layout());
       load_units(values.source());
     } else {
       HuggingFaceWeights weights(*tools_.io, folder, model_.config(), engine_->layout(), ahead);
@@ -119,7 +126,8 @@ class Reader {
   }
 
   void load_units(const engine::UnitSource& source) {
-    for (engine::UnitId unit = 0; unit < engine_->layout().units().size(); ++unit) engine_->load(unit, source);
+    for (engine::UnitId unit = 0; unit < engine_->layout().units().size(); ++unit)
+      engine_->load(unit, source);
   }
 
   Tools tools_;

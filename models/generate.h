@@ -13,11 +13,11 @@ struct GenerateSettings {
   std::string checkpoint;  // a checkpoint, an output folder (its newest one), or a Hugging Face folder
   std::string prompt;      // text; token ids where the model's tokens are not bytes
   std::uint64_t tokens = 200;
-  double temperature = 0.8;    // 0: the likeliest token
-  std::uint64_t top_k = 0;     // 0: all
+  double temperature = 0.8;  // 0: the likeliest token
+  std::uint64_t top_k = 0;   // 0: all
   double top_p = 1;
   std::uint64_t seed = 1;
-  std::uint64_t memory = 0;    // as in TrainSettings
+  std::uint64_t memory = 0;  // as in TrainSettings
   std::vector<offload::DiskFolder> disk;
   int threads = 0;
 };

@@ -15,14 +15,17 @@ float deviation(const ModelConfig& config, const std::string& name) {
   return static_cast<float>(config.initializer_range / std::sqrt(2.0 * static_cast<double>(config.layers)));
 }
 
-bool is_norm(const engine::ParameterSpec& spec) { return spec.shape.size() == 1 && spec.name.ends_with(".weight"); }
+bool is_norm(const engine::ParameterSpec& spec) {
+  return spec.shape.size() == 1 && spec.name.ends_with(".weight");
+}
 
 }  // namespace
 
 engine::UnitSource initial_values(const ModelConfig& config, const engine::Layout& layout, std::uint64_t seed,
                                   Threads& threads) {
   engine::UnitSource source;
-  source.values = [config, &layout, seed, &threads](engine::ParameterId id, std::size_t first, std::span<float> out) {
+  source.values = [config, &layout, seed, &threads](engine::ParameterId id, std::size_t first,
+                                                    std::span<float> out) {
     const engine::ParameterSpec& spec = layout.spec(id);
     if (spec.name.ends_with(".bias")) return std::fill(out.begin(), out.end(), 0.0f);
     if (is_norm(spec)) return std::fill(out.begin(), out.end(), 1.0f);

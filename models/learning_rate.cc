@@ -21,7 +21,8 @@ double LearningRate::at(std::uint64_t step) const {
   if (shape == Shape::kConstant) return peak;
   const auto falling = static_cast<double>(std::max<std::uint64_t>(steps, warmup + 2) - warmup - 1);
   const double progress = std::min(1.0, static_cast<double>(step - warmup - 1) / falling);
-  const double left = shape == Shape::kCosine ? 0.5 * (1 + std::cos(std::numbers::pi * progress)) : 1 - progress;
+  const double left =
+      shape == Shape::kCosine ? 0.5 * (1 + std::cos(std::numbers::pi * progress)) : 1 - progress;
   return peak * (final_share + (1 - final_share) * left);
 }
 

@@ -4,9 +4,9 @@
 
 namespace sluice::models {
 
-// The learning rate of each step. It rises in a line over the first `warmup` steps and reaches its peak with the last
-// of them; from the step after (at the peak) to step `steps` it stays ("constant"), or falls to final_share of the peak
-// along a cosine or a line.
+// The learning rate of each step. It rises in a line over the first `warmup` steps and reaches its peak with
+// the last of them; from the step after (at the peak) to step `steps` it stays ("constant"), or falls to
+// final_share of the peak along a cosine or a line.
 struct LearningRate {
   double peak = 0;
   std::uint64_t warmup = 0, steps = 1;

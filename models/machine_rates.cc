@@ -14,7 +14,9 @@ using Clock = std::chrono::steady_clock;
 constexpr int kRounds = 3;
 constexpr std::uint64_t kDiskSample = 64 * kMiB;
 
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
 
 // The best of a few rounds: the first one is also the warming up.
 template <class Work>
@@ -31,7 +33,8 @@ double best_seconds(const Work& work) {
 double measure_products(Threads& threads, kernels::MatrixLibrary& library) {
   constexpr std::size_t kSide = 768;
   allocator::Ledger unlimited;
-  const allocator::Region memory(unlimited, allocator::Purpose::kWorkspace, 3 * kSide * kSide * sizeof(float));
+  const allocator::Region memory(unlimited, allocator::Purpose::kWorkspace,
+                                 3 * kSide * kSide * sizeof(float));
   auto* values = reinterpret_cast<float*>(memory.data());
   kernels::fill(threads, 2 * kSide * kSide, 0.5f, Array{values, Dtype::kF32});
   kernels::Product product;
@@ -72,16 +75,19 @@ DiskRates measure_disk(offload::IoService& io, const std::string& folder, std::u
   allocator::Ledger unlimited;
   const allocator::Region memory(unlimited, allocator::Purpose::kStaging, 8 * kMiB);
   // A pattern that no disk compresses to nothing.
-  for (std::size_t i = 0; i < memory.size(); ++i) memory.data()[i] = static_cast<std::byte>(i * 2654435761u >> 13);
+  for (std::size_t i = 0; i < memory.size(); ++i)
+    memory.data()[i] = static_cast<std::byte>(i * 2654435761u >> 13);
   const auto file = io.open(folder, offload::OpenMode::kUnnamed);
   file->allocate(bytes);
   DiskRates rates;
-  rates.write = transfer_rate(bytes, memory.bytes(), [&](std::uint64_t offset, std::span<std::byte> part, offload::Done done) {
-    file->write(offset, part, std::move(done));
-  });
-  rates.read = transfer_rate(bytes, memory.bytes(), [&](std::uint64_t offset, std::span<std::byte> part, offload::Done done) {
-    file->read(offset, part, std::move(done));
-  });
+  rates.write = transfer_rate(bytes, memory.bytes(),
+                              [&](std::uint64_t offset, std::span<std::byte> part, offload::Done done) {
+                                file->write(offset, part, std::move(done));
+                              });
+  rates.read = transfer_rate(bytes, memory.bytes(),
+                             [&](std::uint64_t offset, std::span<std::byte> part, offload::Done done) {
+                               file->read(offset, part, std::move(done));
+                             });
   return rates;
 }
 

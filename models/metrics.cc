@@ -22,8 +22,9 @@ std::uint64_t length_up_to(const std::string& path, std::uint64_t last_step) {
     const Json row = Json::parse(line, nullptr, false);
     const bool valid = row.is_object() && row.contains("step") && row["step"].is_number_unsigned();
     if (!valid && !file.eof())
-      fail(ErrorCode::kInvalidArgument, "'{}' holds something else than the metrics of a run (at byte {}); name another file",
-           path, length);
+      fail(ErrorCode::kInvalidArgument,
+           "'{}' holds something else than the metrics of a run (at byte {}); name another file", path,
+           length);
     if (!valid || file.eof() || row["step"].get<std::uint64_t>() > last_step) break;
     length += line.size() + 1;
   }
@@ -59,7 +60,9 @@ MetricsFile::MetricsFile(const std::string& path, std::optional<std::uint64_t> r
     const off_t end = ::lseek(descriptor_, 0, SEEK_END);
     if (end > 0 && !resumed_step)
       fail(ErrorCode::kInvalidArgument,
-           "the metrics file '{}' is there already; name another, remove it, or go on with that run by --resume", path);
+           "the metrics file '{}' is there already; name another, remove it, or go on with that run by "
+           "--resume",
+           path);
     if (end > 0) {
       const std::uint64_t length = length_up_to(path, *resumed_step);
       if (::ftruncate(descriptor_, static_cast<off_t>(length)) != 0)

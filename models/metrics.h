@@ -11,8 +11,9 @@ namespace sluice::models {
 // docs/formats/metrics.md. Numbers are printed so that reading them gives the same bits.
 class MetricsFile {
  public:
-  // Without `resumed_step` a new file: one that holds anything is Error(kInvalidArgument). With it, the lines of later
-  // steps, and a last line that a kill cut off, are taken away. A file of something else is refused, unchanged.
+  // Without `resumed_step` a new file: one that holds anything is Error(kInvalidArgument). With it, the lines
+  // of later steps, and a last line that a kill cut off, are taken away. A file of something else is refused,
+  // unchanged.
   MetricsFile(const std::string& path, std::optional<std::uint64_t> resumed_step);
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;

@@ -22,8 +22,10 @@ Json identity(const Setup& setup) {
 }
 
 Json hyperparameters(const TrainSettings& s) {
-  return {{"lr", s.learning_rate}, {"schedule", s.schedule},   {"warmup", s.warmup},   {"final-lr", s.final_learning_rate},
-          {"steps", s.steps},      {"clip", s.clip},           {"beta1", s.beta1},     {"beta2", s.beta2},
+  return {{"lr", s.learning_rate}, {"schedule", s.schedule},
+          {"warmup", s.warmup},    {"final-lr", s.final_learning_rate},
+          {"steps", s.steps},      {"clip", s.clip},
+          {"beta1", s.beta1},      {"beta2", s.beta2},
           {"epsilon", s.epsilon},  {"weight-decay", s.weight_decay}};
 }
 
@@ -38,7 +40,8 @@ std::vector<std::string> differences(const Json& recorded, const Json& now) {
     };
     std::string name = key;
     for (std::size_t i; (i = name.find("~1")) != std::string::npos;) name.replace(i, 2, ".");
-    found.push_back(fmt::format("{} was {} and is {}", name.starts_with('.') ? name.substr(1) : name, value(recorded), value(now)));
+    found.push_back(fmt::format("{} was {} and is {}", name.starts_with('.') ? name.substr(1) : name,
+                                value(recorded), value(now)));
   }
   return found;
 }
@@ -58,19 +61,21 @@ Json run_record(const Setup& setup, std::uint64_t step, std::uint64_t next_sampl
 
 void compare_run_record(const Json& recorded, const Json& now, const std::string& checkpoint) {
   if (const int version = json_field<int>(recorded, "version", checkpoint); version != kRecordVersion)
-    fail(ErrorCode::kInvalidArgument, "'{}' has a run record of version {}, this program reads version {}", checkpoint,
-         version, kRecordVersion);
+    fail(ErrorCode::kInvalidArgument, "'{}' has a run record of version {}, this program reads version {}",
+         checkpoint, version, kRecordVersion);
   const auto other = differences(json_field<Json>(recorded, "identity", checkpoint), now.at("identity"));
   if (!other.empty())
-    fail(ErrorCode::kInvalidArgument, "'{}' is of another run: {}; give the same settings, or another --out", checkpoint,
-         fmt::join(other, "; "));
+    fail(ErrorCode::kInvalidArgument, "'{}' is of another run: {}; give the same settings, or another --out",
+         checkpoint, fmt::join(other, "; "));
   for (const char* key : {"cpu", "threads", "matrix_library"}) {
     const Json before = json_field<Json>(recorded, key, checkpoint);
     if (before != now.at(key))
-      log().warn("{} was {} and is {}: the bits that follow may differ from those of a run that was never stopped", key,
-                 before.dump(), now.at(key).dump());
+      log().warn(
+          "{} was {} and is {}: the bits that follow may differ from those of a run that was never stopped",
+          key, before.dump(), now.at(key).dump());
   }
-  for (const std::string& change : differences(json_field<Json>(recorded, "hyperparameters", checkpoint), now.at("hyperparameters")))
+  for (const std::string& change :
+       differences(json_field<Json>(recorded, "hyperparameters", checkpoint), now.at("hyperparameters")))
     log().warn("the run goes on with another setting: {}", change);
 }
 

@@ -20,12 +20,14 @@ std::vector<Candidate> by_likelihood(std::span<const float> logits, double tempe
   const double largest = *std::max_element(logits.begin(), logits.end());
   for (std::size_t i = 0; i < logits.size(); ++i)
     candidates.push_back({static_cast<std::int32_t>(i), std::exp((logits[i] - largest) / temperature)});
-  std::stable_sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) { return a.weight > b.weight; });
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.weight > b.weight; });
   return candidates;
 }
 
 double total(const std::vector<Candidate>& candidates) {
-  return std::accumulate(candidates.begin(), candidates.end(), 0.0, [](double sum, const Candidate& c) { return sum + c.weight; });
+  return std::accumulate(candidates.begin(), candidates.end(), 0.0,
+                         [](double sum, const Candidate& c) { return sum + c.weight; });
 }
 
 void keep_top_p(std::vector<Candidate>& candidates, double top_p) {
@@ -40,7 +42,8 @@ void keep_top_p(std::vector<Candidate>& candidates, double top_p) {
 
 std::int32_t sample_token(std::span<const float> logits, const Sampling& sampling, double uniform) {
   for (const float logit : logits)
-    if (!std::isfinite(logit)) fail(ErrorCode::kState, "the model's output is not finite; its weights are damaged or diverged");
+    if (!std::isfinite(logit))
+      fail(ErrorCode::kState, "the model's output is not finite; its weights are damaged or diverged");
   if (sampling.temperature == 0)
     return static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
   std::vector<Candidate> candidates = by_likelihood(logits, sampling.temperature);

@@ -11,19 +11,23 @@
 namespace sluice::models {
 namespace {
 
-// The checkpoint to go on from; nothing where the run begins. Throws where --out holds a run that was not asked for.
+// The checkpoint to go on from; nothing where the run begins. Throws where --out holds a run that was not
+// asked for.
 std::optional<std::string> find_checkpoint(const TrainSettings& settings) {
   if (settings.out.empty()) return std::nullopt;
   const engine::CheckpointList list = engine::list_checkpoints(settings.out);
   if (!settings.resume) {
     if (list.whole.empty() && list.broken.empty()) return std::nullopt;
-    fail(ErrorCode::kInvalidArgument, "--out '{}' holds a run already ('{}'); go on with it by --resume, or name another folder",
+    fail(ErrorCode::kInvalidArgument,
+         "--out '{}' holds a run already ('{}'); go on with it by --resume, or name another folder",
          settings.out, list.whole.empty() ? list.broken.front().path : list.whole.back().path);
   }
-  for (const auto& broken : list.broken) log().warn("'{}' is not a whole checkpoint: {}", broken.path, broken.reason);
+  for (const auto& broken : list.broken)
+    log().warn("'{}' is not a whole checkpoint: {}", broken.path, broken.reason);
   if (list.whole.empty()) {
     if (!list.broken.empty())
-      fail(ErrorCode::kCorrupt, "--out '{}' holds no whole checkpoint to resume from; see the warnings, or name another folder",
+      fail(ErrorCode::kCorrupt,
+           "--out '{}' holds no whole checkpoint to resume from; see the warnings, or name another folder",
            settings.out);
     log().info("'{}' holds no checkpoint yet: the run begins at its start", settings.out);
     return std::nullopt;
@@ -36,7 +40,8 @@ void resume_from(TrainingRun& run, const std::string& checkpoint) {
     run.resume(checkpoint);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kCorrupt) throw;
-    fail(ErrorCode::kCorrupt, "{}; move '{}' away to resume from the checkpoint before it", error.what(), checkpoint);
+    fail(ErrorCode::kCorrupt, "{}; move '{}' away to resume from the checkpoint before it", error.what(),
+         checkpoint);
   }
 }
 

@@ -21,11 +21,12 @@ std::unique_ptr<TokenSource> open_for(const std::vector<std::string>& paths, con
   std::unique_ptr<TokenSource> source = open_tokens(paths);
   if (source->vocabulary() == kByteVocabulary && config.vocabulary != kByteVocabulary)
     fail(ErrorCode::kInvalidArgument,
-         "'{}' is text, whose tokens are its {} bytes, and the model '{}' has a vocabulary of {}; {}", source->name(),
-         kByteVocabulary, settings.model, config.vocabulary,
-         is_preset(settings.model)
-             ? "train it on bytes from scratch with --tokens bytes, or give token files (.bin) of its own tokenizer"
-             : "make token files (.bin, as llm.c or nanoGPT write them) with its own tokenizer, and give those");
+         "'{}' is text, whose tokens are its {} bytes, and the model '{}' has a vocabulary of {}; {}",
+         source->name(), kByteVocabulary, settings.model, config.vocabulary,
+         is_preset(settings.model) ? "train it on bytes from scratch with --tokens bytes, or give token "
+                                     "files (.bin) of its own tokenizer"
+                                   : "make token files (.bin, as llm.c or nanoGPT write them) with its own "
+                                     "tokenizer, and give those");
   source->set_vocabulary(config.vocabulary);
   return source;
 }
@@ -34,9 +35,11 @@ void check_buffers(const TrainSettings& settings) {
   const double bytes = 2.0 * sizeof(std::int32_t) * static_cast<double>(settings.accumulate) *
                        static_cast<double>(settings.batch) * static_cast<double>(settings.length);
   if (bytes > static_cast<double>(settings.memory) / 2)
-    fail(ErrorCode::kBudget, "the tokens of one step ({} x {} x {}) alone take {:.0f} MiB, and --memory is {}; take a "
-         "smaller --batch or --accumulate", settings.accumulate, settings.batch, settings.length,
-         bytes / static_cast<double>(kMiB), format_size(settings.memory));
+    fail(ErrorCode::kBudget,
+         "the tokens of one step ({} x {} x {}) alone take {:.0f} MiB, and --memory is {}; take a "
+         "smaller --batch or --accumulate",
+         settings.accumulate, settings.batch, settings.length, bytes / static_cast<double>(kMiB),
+         format_size(settings.memory));
 }
 
 }  // namespace
@@ -47,7 +50,8 @@ ModelConfig resolve_training_model(const TrainSettings& settings) {
   if (settings.tokens == "auto") return resolve_model(settings.model);
   if (!is_preset(settings.model) && std::filesystem::exists(settings.model))
     fail(ErrorCode::kInvalidArgument,
-         "--tokens bytes gives a preset another vocabulary; '{}' is a folder whose weights have one already. Make token "
+         "--tokens bytes gives a preset another vocabulary; '{}' is a folder whose weights have one already. "
+         "Make token "
          "files (.bin) with its tokenizer",
          settings.model);
   return preset(settings.model, kByteVocabulary);
@@ -71,7 +75,8 @@ TrainingData::TrainingData(const TrainSettings& settings, const ModelConfig& con
   micro_batches_.resize(settings.accumulate);
 }
 
-MicroBatch TrainingData::fill(TokenSource& source, const Sampler& sampler, std::uint64_t first, std::size_t slot) {
+MicroBatch TrainingData::fill(TokenSource& source, const Sampler& sampler, std::uint64_t first,
+                              std::size_t slot) {
   const std::size_t count = batch_ * length_;
   const std::span<std::int32_t> tokens = std::span(tokens_).subspan(slot * count, count);
   const std::span<std::int32_t> targets = std::span(targets_).subspan(slot * count, count);

@@ -13,7 +13,8 @@
 
 namespace sluice::models {
 
-// The model that the settings name: a preset, with the vocabulary of bytes where that is asked for, or a folder.
+// The model that the settings name: a preset, with the vocabulary of bytes where that is asked for, or a
+// folder.
 ModelConfig resolve_training_model(const TrainSettings& settings);
 
 // The text that a run learns from and is judged by, and the buffers that hold the tokens of one step.
@@ -21,8 +22,8 @@ ModelConfig resolve_training_model(const TrainSettings& settings);
 class TrainingData {
  public:
   // REQUIRES: settings.length >= 1, and settings.memory is known.
-  // Throws Error(kInvalidArgument | kNotFound | kIo), see open_tokens and split_windows, and Error(kBudget) where the
-  // tokens of one step alone would not fit.
+  // Throws Error(kInvalidArgument | kNotFound | kIo), see open_tokens and split_windows, and Error(kBudget)
+  // where the tokens of one step alone would not fit.
   TrainingData(const TrainSettings& settings, const ModelConfig& config);
 
   // All micro-batches of a step whose first sample is `next`; valid until the next call of either.

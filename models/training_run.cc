@@ -24,11 +24,15 @@ std::uint64_t samples_of_step(const TrainSettings& s) { return s.accumulate * s.
 }  // namespace
 
 TrainingRun::TrainingRun(Setup& setup, const TrainEvents& events)
-    : setup_(setup), settings_(setup.settings), events_(events), learning_rate_(learning_rate_of(setup.settings)) {
+    : setup_(setup),
+      settings_(setup.settings),
+      events_(events),
+      learning_rate_(learning_rate_of(setup.settings)) {
   const engine::Budget& budget = setup.plan.budget;
   ledger_.set_budget(allocator::Tier::kHost, budget.memory);
   if (!settings_.disk.empty()) ledger_.set_budget(allocator::Tier::kDisk, budget.disk);
-  base_ = allocator::Charge(ledger_, allocator::Tier::kHost, allocator::Purpose::kBase, budget.base - kCheckpointBuffers);
+  base_ = allocator::Charge(ledger_, allocator::Tier::kHost, allocator::Purpose::kBase,
+                            budget.base - kCheckpointBuffers);
   if (!settings_.trace.empty()) trace_.emplace(kTraceEvents);
   Trace* trace = trace_ ? &*trace_ : nullptr;
   Tools& tools = *setup.tools;
@@ -36,7 +40,8 @@ TrainingRun::TrainingRun(Setup& setup, const TrainEvents& events)
     disk_ = std::make_unique<offload::RecordStore>(*tools.io, settings_.disk, ledger_, trace);
   engine_ = std::make_unique<engine::Engine>(setup.plan.profile, setup.plan.plan, *setup.optimizer,
                                              engine::Resources{tools.threads, ledger_, disk_.get(), trace});
-  runner_ = std::make_unique<Runner>(*setup.model, setup.plan.plan, *engine_, tools.threads, *tools.library, ledger_, trace);
+  runner_ = std::make_unique<Runner>(*setup.model, setup.plan.plan, *engine_, tools.threads, *tools.library,
+                                     ledger_, trace);
   check_room();
 }
 
@@ -62,7 +67,8 @@ void TrainingRun::load_initial() {
   open_metrics();
   const std::vector<std::string> presets = preset_names();
   if (std::find(presets.begin(), presets.end(), settings_.model) != presets.end())
-    return void(load_units(initial_values(setup_.config, engine_->layout(), settings_.seed, setup_.tools->threads)));
+    return void(
+        load_units(initial_values(setup_.config, engine_->layout(), settings_.seed, setup_.tools->threads)));
   allocator::Region buffer(ledger_, allocator::Purpose::kCheckpoint, engine::kStreamBuffer);
   engine::ReadAhead ahead(buffer.bytes());
   HuggingFaceWeights weights(*setup_.tools->io, settings_.model, setup_.config, engine_->layout(), ahead);
@@ -76,7 +82,8 @@ void TrainingRun::resume(const std::string& folder) {
   compare_run_record(checkpoint.run(), run_record(setup_, 0, 0), folder);
   step_ = saved_step_ = checkpoint.step();
   if (step_ > settings_.steps)
-    fail(ErrorCode::kInvalidArgument, "'{}' is at step {}, beyond --steps {}; give more steps", folder, step_, settings_.steps);
+    fail(ErrorCode::kInvalidArgument, "'{}' is at step {}, beyond --steps {}; give more steps", folder, step_,
+         settings_.steps);
   open_metrics();
   next_sample_ = json_field<std::uint64_t>(checkpoint.run(), "next_sample", folder);
   CheckpointValues values(checkpoint, engine_->layout(), state_names(*setup_.optimizer));
@@ -88,9 +95,11 @@ void TrainingRun::resume(const std::string& folder) {
 void TrainingRun::check_room() const {
   if (settings_.out.empty()) return;
   const std::size_t there = engine::list_checkpoints(settings_.out).whole.size();
-  const std::uint64_t saves = settings_.save_every == 0 ? 1 : divide_up(settings_.steps, settings_.save_every);
+  const std::uint64_t saves =
+      settings_.save_every == 0 ? 1 : divide_up(settings_.steps, settings_.save_every);
   const std::uint64_t most = std::min<std::uint64_t>(saves + there, settings_.keep + 1);
-  engine::check_room(settings_.out, setup_.plan.checkpoint_bytes * std::max<std::uint64_t>(1, most - std::min(most, there)));
+  engine::check_room(settings_.out,
+                     setup_.plan.checkpoint_bytes * std::max<std::uint64_t>(1, most - std::min(most, there)));
 }
 
 std::string TrainingRun::last_checkpoint() const {
@@ -100,9 +109,11 @@ std::string TrainingRun::last_checkpoint() const {
 
 double TrainingRun::run_step(std::uint64_t number, engine::StepResult& result) {
   engine_->begin_step({learning_rate_.at(number), settings_.weight_decay, settings_.clip});
-  const double loss = runner_->train_step(setup_.data->training(next_sample_), settings_.seed, number, [this] { stop_requested(); });
+  const double loss = runner_->train_step(setup_.data->training(next_sample_), settings_.seed, number,
+                                          [this] { stop_requested(); });
   if (!std::isfinite(loss))
-    fail(ErrorCode::kState, "the loss is {}: it is not finite. Try a smaller --lr, a longer --warmup or --clip 1", loss);
+    fail(ErrorCode::kState,
+         "the loss is {}: it is not finite. Try a smaller --lr, a longer --warmup or --clip 1", loss);
   result = engine_->step();
   return loss;
 }
@@ -129,7 +140,8 @@ void TrainingRun::describe(StepReport& report) {
   report.step = step_;
   report.steps = settings_.steps;
   report.learning_rate = learning_rate_.at(step_);
-  report.tokens_per_second = static_cast<double>(samples_of_step(settings_) * settings_.length) / report.seconds;
+  report.tokens_per_second =
+      static_cast<double>(samples_of_step(settings_) * settings_.length) / report.seconds;
   report.memory = allocator::resident_bytes();
   report.peak_memory = allocator::peak_resident_bytes();
   report.predicted_peak = setup_.plan.plan.peak_memory;
@@ -148,7 +160,8 @@ void TrainingRun::describe(StepReport& report) {
 
 double TrainingRun::evaluate() {
   double sum = 0;
-  for (std::uint64_t i = 0; i < settings_.eval_batches; ++i) sum += runner_->evaluate(setup_.data->validation(i));
+  for (std::uint64_t i = 0; i < settings_.eval_batches; ++i)
+    sum += runner_->evaluate(setup_.data->validation(i));
   return sum / static_cast<double>(settings_.eval_batches);
 }
 
@@ -160,10 +173,12 @@ void TrainingRun::save() {
   options.step = step_;
   options.bytes = setup_.plan.checkpoint_bytes;
   // Regions are whole huge pages.
-  options.buffer_bytes = std::max<std::uint64_t>(kHugePage, kCheckpointBuffers / tensors.files() / kHugePage * kHugePage);
+  options.buffer_bytes =
+      std::max<std::uint64_t>(kHugePage, kCheckpointBuffers / tensors.files() / kHugePage * kHugePage);
   engine::CheckpointWriter writer(*setup_.tools->io, ledger_, options);
   tensors.open(writer);
-  for (engine::UnitId unit = 0; unit < engine_->layout().units().size(); ++unit) engine_->save(unit, tensors.sink());
+  for (engine::UnitId unit = 0; unit < engine_->layout().units().size(); ++unit)
+    engine_->save(unit, tensors.sink());
   const char* type = settings_.dtype == Dtype::kF32 ? "float32" : "bfloat16";
   writer.add_text_file("config.json", config_to_hugging_face(setup_.config, type).dump(2) + "\n");
   checkpoint_ = writer.commit(run_record(setup_, step_, next_sample_));
@@ -177,7 +192,8 @@ TrainResult TrainingRun::train() {
   engine_counters_ = engine_->counters();
   while (step_ < settings_.steps && !stop_requested()) {
     StepReport report = step();
-    if (settings_.eval_every != 0 && (due(settings_.eval_every) || step_ == settings_.steps)) report.validation_loss = evaluate();
+    if (settings_.eval_every != 0 && (due(settings_.eval_every) || step_ == settings_.steps))
+      report.validation_loss = evaluate();
     if (metrics_) metrics_->add(report);
     if (events_.step) events_.step(report);
     if (due(settings_.save_every)) save();

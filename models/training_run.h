@@ -23,8 +23,8 @@ class TrainingRun {
   // Takes all memory and disk space. `setup` and `events` outlive this.
   TrainingRun(Setup& setup, const TrainEvents& events);
 
-  // The values to begin with: from scratch, from a Hugging Face folder, or (`checkpoint`) where a run stopped.
-  // Gives up where a stop is asked for meanwhile; train() then does nothing.
+  // The values to begin with: from scratch, from a Hugging Face folder, or (`checkpoint`) where a run
+  // stopped. Gives up where a stop is asked for meanwhile; train() then does nothing.
   void load_initial();
   void resume(const std::string& checkpoint);
 
@@ -64,8 +64,8 @@ class TrainingRun {
 
 // What a checkpoint records of a run.
 Json run_record(const Setup& setup, std::uint64_t step, std::uint64_t next_sample);
-// Throws Error(kInvalidArgument) that lists by name what must be the same in a resumed run and is not; warns of what
-// may change the bits: another CPU, another number of threads, another hyperparameter.
+// Throws Error(kInvalidArgument) that lists by name what must be the same in a resumed run and is not; warns
+// of what may change the bits: another CPU, another number of threads, another hyperparameter.
 void compare_run_record(const Json& recorded, const Json& now, const std::string& checkpoint);
 
 }  // namespace sluice::models

@@ -25,12 +25,15 @@ void check(bool valid, const char* name, double given, const char* wanted) {
   if (!valid) fail(ErrorCode::kInvalidArgument, "{} must be {}, {} was given", name, wanted, given);
 }
 
-bool within(double value, double low, double high) { return std::isfinite(value) && value >= low && value < high; }
+bool within(double value, double low, double high) {
+  return std::isfinite(value) && value >= low && value < high;
+}
 
 struct stat status_of(const std::string& path) {
   struct stat info = {};
   if (::stat(path.c_str(), &info) != 0)
-    fail(ErrorCode::kNotFound, "the disk folder '{}' cannot be used: {}; make it, or name another", path, errno_text(errno));
+    fail(ErrorCode::kNotFound, "the disk folder '{}' cannot be used: {}; make it, or name another", path,
+         errno_text(errno));
   if (!S_ISDIR(info.st_mode)) fail(ErrorCode::kInvalidArgument, "the disk folder '{}' is not a folder", path);
   return info;
 }
@@ -57,7 +60,8 @@ std::uint64_t checkpoint_room(const TrainSettings& settings, std::uint64_t check
   return checkpoint_bytes * std::min<std::uint64_t>(saves, settings.keep + 1);
 }
 
-std::uint64_t checkpoint_size(const Model& model, const TrainSettings& settings, const optim::Optimizer& optimizer) {
+std::uint64_t checkpoint_size(const Model& model, const TrainSettings& settings,
+                              const optim::Optimizer& optimizer) {
   const engine::Layout layout(model.units());
   const auto files = CheckpointTensors(layout, settings.dtype, state_names(optimizer)).file_bytes();
   return engine::bytes_needed(files);
@@ -75,19 +79,23 @@ engine::Budget make_budget(const Setup& setup) {
 void require_base(const engine::Budget& budget) {
   if (budget.base < budget.memory) return;
   fail(ErrorCode::kBudget,
-       "the process alone needs {} (its code and libraries, and reserves), and --memory is {}: {} are missing; give at "
+       "the process alone needs {} (its code and libraries, and reserves), and --memory is {}: {} are "
+       "missing; give at "
        "least {} more than that for the model",
-       format_size(budget.base), format_size(budget.memory), format_size(budget.base - budget.memory), format_size(32 * kMiB));
+       format_size(budget.base), format_size(budget.memory), format_size(budget.base - budget.memory),
+       format_size(32 * kMiB));
 }
 
 // What would otherwise be found at the end of the run.
 void check_outputs(const TrainSettings& settings, const TrainingData& data) {
   if (settings.eval_every != 0 && !data.has_validation())
-    fail(ErrorCode::kInvalidArgument, "--eval-every needs data: name --valid, or let --held-out be more than 0");
+    fail(ErrorCode::kInvalidArgument,
+         "--eval-every needs data: name --valid, or let --held-out be more than 0");
   if (settings.trace.empty()) return;
   const std::string folder = std::filesystem::absolute(settings.trace).parent_path().string();
   if (::access(folder.c_str(), W_OK) != 0)
-    fail(ErrorCode::kInvalidArgument, "the trace '{}' cannot be written: {}", settings.trace, errno_text(errno));
+    fail(ErrorCode::kInvalidArgument, "the trace '{}' cannot be written: {}", settings.trace,
+         errno_text(errno));
 }
 
 }  // namespace
@@ -100,7 +108,8 @@ std::vector<std::string> state_names(const optim::Optimizer& optimizer) {
 
 void check_settings(const TrainSettings& s) {
   check(s.batch >= 1 && s.batch <= 1'000'000, "batch", static_cast<double>(s.batch), "from 1 to 1000000");
-  check(s.accumulate >= 1 && s.accumulate <= 1'000'000, "accumulate", static_cast<double>(s.accumulate), "from 1 to 1000000");
+  check(s.accumulate >= 1 && s.accumulate <= 1'000'000, "accumulate", static_cast<double>(s.accumulate),
+        "from 1 to 1000000");
   check(s.length <= 100'000'000, "seq", static_cast<double>(s.length), "at most the model's context");
   check(s.steps >= 1, "steps", static_cast<double>(s.steps), "at least 1");
   check(s.keep >= 1, "keep", static_cast<double>(s.keep), "at least 1");
@@ -118,7 +127,8 @@ void check_settings(const TrainSettings& s) {
     fail(ErrorCode::kInvalidArgument, "dtype must be f32 or bf16, {} was given", name_of(s.dtype));
   if (s.data.empty()) fail(ErrorCode::kInvalidArgument, "no data was given");
   if (s.out.empty() && (s.save_every != 0 || s.resume))
-    fail(ErrorCode::kInvalidArgument, "{} needs --out, the folder of checkpoints", s.resume ? "--resume" : "--save-every");
+    fail(ErrorCode::kInvalidArgument, "{} needs --out, the folder of checkpoints",
+         s.resume ? "--resume" : "--save-every");
 }
 
 // Not all of it: other processes live here too.
@@ -137,8 +147,10 @@ void resolve_disk(std::vector<offload::DiskFolder>& disk, const std::string& out
     if (folder.limit == kWholeDisk) {
       folder.limit = (room - taken) / 20 * 19;
     } else if (folder.limit > room) {
-      fail(ErrorCode::kBudget, "the disk folder '{}' was given {}, and {} are free there: {} are missing; free some, state "
-           "less, or name another", folder.path, format_size(folder.limit), format_size(room), format_size(folder.limit - room));
+      fail(ErrorCode::kBudget,
+           "the disk folder '{}' was given {}, and {} are free there: {} are missing; free some, state "
+           "less, or name another",
+           folder.path, format_size(folder.limit), format_size(room), format_size(folder.limit - room));
     }
   }
 }
@@ -150,7 +162,9 @@ std::uint64_t usable_disk(const std::vector<offload::DiskFolder>& disk) {
 }
 
 Tools::Tools(int thread_count)
-    : threads(thread_count), library(kernels::load_matrix_library(thread_count)), io(offload::make_io_service({})) {}
+    : threads(thread_count),
+      library(kernels::load_matrix_library(thread_count)),
+      io(offload::make_io_service({})) {}
 
 std::uint64_t Tools::base() const { return allocator::resident_bytes() + kReserve; }
 
@@ -170,13 +184,15 @@ Setup prepare(const TrainSettings& settings) {
   setup.data = std::make_unique<TrainingData>(s, setup.config);
   check_outputs(s, *setup.data);
   setup.tools = std::make_unique<Tools>(s.threads);
-  const engine::MachineRates rates = measure_rates(setup.tools->threads, *setup.tools->library, *setup.tools->io, s.disk);
+  const engine::MachineRates rates =
+      measure_rates(setup.tools->threads, *setup.tools->library, *setup.tools->io, s.disk);
   setup.plan.profile = setup.model->profile(s.accumulate, *setup.tools->library);
   setup.plan.budget = make_budget(setup);
   require_base(setup.plan.budget);
   engine::PlanRequest request = s.plan;
   request.clip = s.clip > 0;
-  setup.plan.plan = engine::make_plan(setup.plan.profile, *setup.optimizer, setup.plan.budget, request, rates);
+  setup.plan.plan =
+      engine::make_plan(setup.plan.profile, *setup.optimizer, setup.plan.budget, request, rates);
   return setup;
 }
 

@@ -23,8 +23,8 @@ float half_to_f32(std::uint16_t half) {
   return std::bit_cast<float>(sign | (wide << 23) | (fraction << 13));
 }
 
-// Values of 2 bytes that lie in the upper half of `out` become f32 in place: element i is written no further than where
-// element i + 1 is read.
+// Values of 2 bytes that lie in the upper half of `out` become f32 in place: element i is written no further
+// than where element i + 1 is read.
 void widen(Dtype type, std::span<float> out) {
   const auto* from = reinterpret_cast<const std::byte*>(out.data()) + out.size() * 2;
   for (std::size_t i = 0; i < out.size(); ++i) {
@@ -48,7 +48,8 @@ bool usable(const engine::StoredTensor& tensor) {
 }
 
 bool is_buffer(const std::string& name) {
-  static constexpr std::array<std::string_view, 3> kEnds = {".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"};
+  static constexpr std::array<std::string_view, 3> kEnds = {".attn.bias", ".attn.masked_bias",
+                                                            ".rotary_emb.inv_freq"};
   return std::any_of(kEnds.begin(), kEnds.end(), [&](std::string_view end) { return name.ends_with(end); });
 }
 
@@ -65,18 +66,21 @@ bool same_shape(const engine::StoredTensor& tensor, const engine::ParameterSpec&
 std::string listing(std::vector<std::string> lines) {
   const std::size_t count = lines.size();
   if (count > 8) lines.resize(8);
-  return fmt::format("{}{}", fmt::join(lines, "; "), count > 8 ? fmt::format("; and {} more", count - 8) : "");
+  return fmt::format("{}{}", fmt::join(lines, "; "),
+                     count > 8 ? fmt::format("; and {} more", count - 8) : "");
 }
 
 }  // namespace
 
 void read_as_f32(engine::SafetensorsReader& reader, const engine::StoredTensor& tensor, std::size_t first,
                  std::span<float> out) {
-  read_values(*tensor.dtype(), first, out, [&](std::size_t at, std::span<std::byte> into) { reader.read(tensor, at, into); });
+  read_values(*tensor.dtype(), first, out,
+              [&](std::size_t at, std::span<std::byte> into) { reader.read(tensor, at, into); });
 }
 
-HuggingFaceWeights::HuggingFaceWeights(offload::IoService& io, const std::string& folder, const ModelConfig& config,
-                                       const engine::Layout& layout, engine::ReadAhead& ahead)
+HuggingFaceWeights::HuggingFaceWeights(offload::IoService& io, const std::string& folder,
+                                       const ModelConfig& config, const engine::Layout& layout,
+                                       engine::ReadAhead& ahead)
     : folder_(io, folder, ahead) {
   match(layout);
   if (config.tied_head) match_head(config);
@@ -110,13 +114,15 @@ void HuggingFaceWeights::match(const engine::Layout& layout) {
     }
   }
   if (!wrong.empty())
-    fail(ErrorCode::kInvalidArgument, "the weights in '{}' do not fit its config.json: {}", folder_.path(), listing(wrong));
+    fail(ErrorCode::kInvalidArgument, "the weights in '{}' do not fit its config.json: {}", folder_.path(),
+         listing(wrong));
 }
 
 void HuggingFaceWeights::match_head(const ModelConfig& config) {
   if (left_over_.empty()) return;
   const char* embedding = config.family == Family::kGpt2 ? "wte.weight" : "embed_tokens.weight";
-  const auto found = std::find_if(names_.begin(), names_.end(), [&](const std::string& n) { return n.ends_with(embedding); });
+  const auto found = std::find_if(names_.begin(), names_.end(),
+                                  [&](const std::string& n) { return n.ends_with(embedding); });
   ensure(found != names_.end(), "no parameter is named {}", embedding);
   const engine::StoredTensor& head = folder_.tensor(left_over_.front());
   const engine::StoredTensor& table = folder_.tensor(*found);
@@ -130,7 +136,8 @@ void HuggingFaceWeights::match_head(const ModelConfig& config) {
   }
   if (!same)
     fail(ErrorCode::kInvalidArgument,
-         "in '{}' the head '{}' differs from '{}', though config.json ties them (tie_word_embeddings); set that to false",
+         "in '{}' the head '{}' differs from '{}', though config.json ties them (tie_word_embeddings); set "
+         "that to false",
          folder_.path(), head.name, table.name);
 }
 
@@ -144,22 +151,31 @@ engine::UnitSource HuggingFaceWeights::source() {
   return source;
 }
 
+CheckpointValues::CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout)
+    : layout_(layout), values_(checkpoint.open_tensors(engine::kModelFile)) {
+  check(*values_);
+}
+
 CheckpointValues::CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout,
                                    const std::vector<std::string>& state)
     : layout_(layout) {
   const std::string master = engine::optimizer_file("master");
   values_ = checkpoint.open_tensors(checkpoint.has(master) ? master : engine::kModelFile);
-  for (const std::string& name : state) state_.push_back(checkpoint.open_tensors(engine::optimizer_file(name)));
-  const auto check = [&](const engine::SafetensorsReader& reader) {
-    for (engine::ParameterId id = 0; id < layout.parameters(); ++id) {
-      const engine::StoredTensor& tensor = reader.tensor(layout.spec(id).name);
-      if (!same_shape(tensor, layout.spec(id)) || !usable(tensor))
-        fail(ErrorCode::kCorrupt, "'{}': the tensor '{}' is {} [{}], a float of shape [{}] was expected", reader.path(),
-             tensor.name, tensor.type, fmt::join(tensor.shape, ", "), fmt::join(layout.spec(id).shape, ", "));
-    }
-  };
   check(*values_);
+  for (const std::string& name : state)
+    state_.push_back(checkpoint.open_tensors(engine::optimizer_file(name)));
   for (const auto& reader : state_) check(*reader);
+}
+
+void CheckpointValues::check(const engine::SafetensorsReader& reader) const {
+  for (engine::ParameterId id = 0; id < layout_.parameters(); ++id) {
+    const engine::ParameterSpec& spec = layout_.spec(id);
+    const engine::StoredTensor& tensor = reader.tensor(spec.name);
+    if (!same_shape(tensor, spec) || !usable(tensor))
+      fail(ErrorCode::kCorrupt, "'{}': the tensor '{}' is {} [{}], a float of shape [{}] was expected",
+           reader.path(), tensor.name, tensor.type, fmt::join(tensor.shape, ", "),
+           fmt::join(spec.shape, ", "));
+  }
 }
 
 engine::UnitSource CheckpointValues::source() {
@@ -167,13 +183,15 @@ engine::UnitSource CheckpointValues::source() {
   source.values = [this](engine::ParameterId id, std::size_t first, std::span<float> out) {
     read_as_f32(*values_, values_->tensor(layout_.spec(id).name), first, out);
   };
+  if (state_.empty()) return source;
   source.state = [this](engine::ParameterId id, std::size_t array, std::size_t first, std::span<float> out) {
     read_as_f32(*state_[array], state_[array]->tensor(layout_.spec(id).name), first, out);
   };
   return source;
 }
 
-CheckpointTensors::CheckpointTensors(const engine::Layout& layout, Dtype dtype, const std::vector<std::string>& state) {
+CheckpointTensors::CheckpointTensors(const engine::Layout& layout, Dtype dtype,
+                                     const std::vector<std::string>& state) {
   const auto header = [&](Dtype type) {
     std::vector<engine::TensorDeclaration> tensors;
     for (engine::ParameterId id = 0; id < layout.parameters(); ++id) {
@@ -185,7 +203,8 @@ CheckpointTensors::CheckpointTensors(const engine::Layout& layout, Dtype dtype, 
   headers_.push_back({engine::kModelFile, header(dtype)});
   if (dtype != Dtype::kF32) headers_.push_back({engine::optimizer_file("master"), header(Dtype::kF32)});
   first_state_ = headers_.size();
-  for (const std::string& name : state) headers_.push_back({engine::optimizer_file(name), header(Dtype::kF32)});
+  for (const std::string& name : state)
+    headers_.push_back({engine::optimizer_file(name), header(Dtype::kF32)});
 }
 
 std::vector<std::uint64_t> CheckpointTensors::file_bytes() const {

@@ -17,14 +17,14 @@ namespace sluice::models {
 void read_as_f32(engine::SafetensorsReader& reader, const engine::StoredTensor& tensor, std::size_t first,
                  std::span<float> out);
 
-// The parameters of a model as a Hugging Face folder holds them: in f32, f16 or bf16, with or without the prefix
-// "transformer." or "model.".
-// Thread rule: one thread at a time.
+// The parameters of a model as a Hugging Face folder holds them: in f32, f16 or bf16, with or without the
+// prefix "transformer." or "model.". Thread rule: one thread at a time.
 class HuggingFaceWeights {
  public:
-  // Reads the headers. Throws Error(kInvalidArgument) that names each tensor that is missing, that the model does not
-  // have, or that has another shape or an unusable type, and Error(kNotFound | kIo | kCorrupt) for the files.
-  // A head that is there though it is tied must equal the embedding. Buffers (attn.bias, rotary inv_freq) are ignored.
+  // Reads the headers. Throws Error(kInvalidArgument) that names each tensor that is missing, that the model
+  // does not have, or that has another shape or an unusable type, and Error(kNotFound | kIo | kCorrupt) for
+  // the files. A head that is there though it is tied must equal the embedding. Buffers (attn.bias, rotary
+  // inv_freq) are ignored.
   HuggingFaceWeights(offload::IoService& io, const std::string& folder, const ModelConfig& config,
                      const engine::Layout& layout, engine::ReadAhead& ahead);
 
@@ -43,12 +43,16 @@ class HuggingFaceWeights {
 // Thread rule: one thread at a time.
 class CheckpointValues {
  public:
-  // `state`: the names of the optimizer's arrays. Throws Error(kCorrupt) where the files do not fit the layout.
+  // The parameters alone; or the f32 masters, where there are any, and the optimizer's arrays of these names.
+  // Throws Error(kCorrupt) where the files do not fit the layout.
+  CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout);
   CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout,
                    const std::vector<std::string>& state);
   engine::UnitSource source();  // valid as long as this; every byte is verified
 
  private:
+  void check(const engine::SafetensorsReader& reader) const;
+
   const engine::Layout& layout_;
   std::unique_ptr<engine::SafetensorsReader> values_;
   std::vector<std::unique_ptr<engine::SafetensorsReader>> state_;

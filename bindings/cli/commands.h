@@ -46,7 +46,8 @@ struct DoctorOptions {
 void bind_doctor(CLI::App& app, DoctorOptions& options);
 void run_doctor(const DoctorOptions& options, std::FILE* out);
 
-// The whole program; returns its exit status: 0, 2 for bad input, 3 for what does not fit, 1 for anything else.
+// The whole program; returns its exit status: 0, 2 for bad input, 3 for what does not fit, 1 for anything
+// else.
 int run(int argc, const char* const* argv);
 
 }  // namespace sluice::cli

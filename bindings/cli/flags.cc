@@ -17,7 +17,8 @@ std::vector<std::string> flag_names(const CLI::App& app) {
   return names;
 }
 
-std::string check_choice(const std::string& flag, const std::string& given, const std::vector<std::string>& known) {
+std::string check_choice(const std::string& flag, const std::string& given,
+                         const std::vector<std::string>& known) {
   if (std::find(known.begin(), known.end(), given) == known.end())
     fail(ErrorCode::kInvalidArgument, "{}: '{}' is not known; use {}", flag, given, fmt::join(known, ", "));
   return given;
@@ -31,7 +32,8 @@ std::string suggestion(const std::string& word, const std::vector<std::string>& 
 std::string scalar_text(const Json& value, const std::string& key, const std::string& source) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_number()) return value.dump();
-  fail(ErrorCode::kInvalidArgument, "{}: '{}' has an unexpected value: {}", source, key, value.dump().substr(0, 80));
+  fail(ErrorCode::kInvalidArgument, "{}: '{}' has an unexpected value: {}", source, key,
+       value.dump().substr(0, 80));
 }
 
 void give(CLI::Option& option, const Json& value, const std::string& key, const std::string& source) {
@@ -67,33 +69,40 @@ double parse_real(std::string_view what, std::string_view text) {
   return value;
 }
 
-CLI::Option* Flags::add(const std::string& flag, std::function<void(const std::string&)> read, const std::string& help,
-                        const std::string& value) {
+CLI::Option* Flags::add(const std::string& flag, std::function<void(const std::string&)> read,
+                        const std::string& help, const std::string& value) {
   return app_.add_option_function<std::string>(flag, std::move(read), help)->group(group_)->type_name(value);
 }
 
 void Flags::text(const std::string& flag, std::string& field, const std::string& help) {
-  add(flag, [&field](const std::string& given) { field = given; }, help, "TEXT");
+  add(
+      flag, [&field](const std::string& given) { field = given; }, help, "TEXT");
 }
 
 void Flags::text(const std::string& flag, std::optional<std::string>& field, const std::string& help) {
-  add(flag, [&field](const std::string& given) { field = given; }, help, "TEXT");
+  add(
+      flag, [&field](const std::string& given) { field = given; }, help, "TEXT");
 }
 
 void Flags::texts(const std::string& flag, std::vector<std::string>& field, const std::string& help) {
   app_.add_option(flag, field, help)->group(group_)->type_name("TEXT");
 }
 
-void Flags::choice(const std::string& flag, std::string& field, std::vector<std::string> known, const std::string& help) {
+void Flags::choice(const std::string& flag, std::string& field, std::vector<std::string> known,
+                   const std::string& help) {
   const std::string value = fmt::format("{}", fmt::join(known, "|"));
-  add(flag, [&field, flag, known](const std::string& given) { field = check_choice(flag, given, known); }, help, value)
+  add(
+      flag, [&field, flag, known](const std::string& given) { field = check_choice(flag, given, known); },
+      help, value)
       ->default_str(field);
 }
 
 void Flags::choice(const std::string& flag, std::optional<std::string>& field, std::vector<std::string> known,
                    const std::string& help) {
   const std::string value = fmt::format("{}", fmt::join(known, "|"));
-  add(flag, [&field, flag, known](const std::string& given) { field = check_choice(flag, given, known); }, help, value);
+  add(
+      flag, [&field, flag, known](const std::string& given) { field = check_choice(flag, given, known); },
+      help, value);
 }
 
 void Flags::size(const std::string& flag, std::uint64_t& field, const std::string& help) {
@@ -109,12 +118,14 @@ void Flags::size(const std::string& flag, std::uint64_t& field, const std::strin
 }
 
 void Flags::whole(const std::string& flag, std::uint64_t& field, const std::string& help) {
-  add(flag, [&field, flag](const std::string& given) { field = parse_whole(flag, given); }, help, "N")
+  add(
+      flag, [&field, flag](const std::string& given) { field = parse_whole(flag, given); }, help, "N")
       ->default_str(std::to_string(field));
 }
 
 void Flags::whole(const std::string& flag, std::optional<std::size_t>& field, const std::string& help) {
-  add(flag, [&field, flag](const std::string& given) { field = parse_whole(flag, given); }, help, "N");
+  add(
+      flag, [&field, flag](const std::string& given) { field = parse_whole(flag, given); }, help, "N");
 }
 
 void Flags::whole(const std::string& flag, int& field, const std::string& help) {
@@ -128,7 +139,8 @@ void Flags::whole(const std::string& flag, int& field, const std::string& help) 
 }
 
 void Flags::real(const std::string& flag, double& field, const std::string& help) {
-  add(flag, [&field, flag](const std::string& given) { field = parse_real(flag, given); }, help, "X")
+  add(
+      flag, [&field, flag](const std::string& given) { field = parse_real(flag, given); }, help, "X")
       ->default_str(fmt::format("{}", field));
 }
 
@@ -137,7 +149,8 @@ void Flags::toggle(const std::string& flag, bool& field, const std::string& help
 }
 
 void apply_config(CLI::App& app, const Json& config, const std::string& source) {
-  if (!config.is_object()) fail(ErrorCode::kInvalidArgument, "{}: a JSON object of settings is needed", source);
+  if (!config.is_object())
+    fail(ErrorCode::kInvalidArgument, "{}: a JSON object of settings is needed", source);
   std::vector<std::string> known = flag_names(app);
   std::erase_if(known, [](const std::string& name) { return name == "config" || name == "help"; });
   for (const auto& [key, value] : config.items()) {
@@ -153,10 +166,11 @@ void apply_config(CLI::App& app, const Json& config, const std::string& source) 
 void refuse_unknown(const CLI::App& app) {
   const std::vector<std::string> words = app.remaining();
   if (words.empty()) return;
-  const auto flag = std::find_if(words.begin(), words.end(), [](const std::string& w) { return w.starts_with("-"); });
+  const auto flag =
+      std::find_if(words.begin(), words.end(), [](const std::string& w) { return w.starts_with("-"); });
   if (flag == words.end())
-    fail(ErrorCode::kInvalidArgument, "sluice {}: '{}' was not expected here; see sluice {} --help", app.get_name(),
-         words.front(), app.get_name());
+    fail(ErrorCode::kInvalidArgument, "sluice {}: '{}' was not expected here; see sluice {} --help",
+         app.get_name(), words.front(), app.get_name());
   const std::string name = flag->substr(std::min(flag->find_first_not_of('-'), flag->size()));
   fail(ErrorCode::kInvalidArgument, "sluice {}: unknown flag {}{}", app.get_name(), *flag,
        suggestion(name.substr(0, name.find('=')), flag_names(app), "--"));

@@ -11,8 +11,8 @@
 
 namespace sluice::cli {
 
-// Binds the flags of one subcommand to fields. Every value is read here, from the command line and from a JSON file
-// alike; what is not a value of its kind is Error(kInvalidArgument) that names the flag.
+// Binds the flags of one subcommand to fields. Every value is read here, from the command line and from a
+// JSON file alike; what is not a value of its kind is Error(kInvalidArgument) that names the flag.
 class Flags {
  public:
   explicit Flags(CLI::App& app) : app_(app) {}
@@ -21,7 +21,8 @@ class Flags {
   void text(const std::string& flag, std::string& field, const std::string& help);
   void text(const std::string& flag, std::optional<std::string>& field, const std::string& help);
   void texts(const std::string& flag, std::vector<std::string>& field, const std::string& help);
-  void choice(const std::string& flag, std::string& field, std::vector<std::string> known, const std::string& help);
+  void choice(const std::string& flag, std::string& field, std::vector<std::string> known,
+              const std::string& help);
   void choice(const std::string& flag, std::optional<std::string>& field, std::vector<std::string> known,
               const std::string& help);
   void size(const std::string& flag, std::uint64_t& field, const std::string& help);  // 0: not given
@@ -32,8 +33,8 @@ class Flags {
   void toggle(const std::string& flag, bool& field, const std::string& help);
 
  private:
-  CLI::Option* add(const std::string& flag, std::function<void(const std::string&)> read, const std::string& help,
-                   const std::string& value);
+  CLI::Option* add(const std::string& flag, std::function<void(const std::string&)> read,
+                   const std::string& help, const std::string& value);
 
   CLI::App& app_;
   std::string group_ = "Options";
@@ -43,8 +44,9 @@ class Flags {
 std::uint64_t parse_whole(std::string_view what, std::string_view text);
 double parse_real(std::string_view what, std::string_view text);
 
-// Gives the flags that the command line left out the values of a JSON object: keys are the flags' names without dashes in
-// front (save_every or save-every). An unknown key is Error(kInvalidArgument) with the nearest known one.
+// Gives the flags that the command line left out the values of a JSON object: keys are the flags' names
+// without dashes in front (save_every or save-every). An unknown key is Error(kInvalidArgument) with the
+// nearest known one.
 void apply_config(CLI::App& app, const Json& config, const std::string& source);
 
 // Throws Error(kInvalidArgument) for words that nothing took, with the nearest known flag.

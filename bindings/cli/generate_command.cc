@@ -8,8 +8,10 @@ namespace sluice::cli {
 void bind_generate(CLI::App& app, GenerateOptions& options) {
   Flags flags(app);
   models::GenerateSettings& s = options.settings;
-  flags.text("--checkpoint", s.checkpoint, "a checkpoint, an --out folder (its newest one) or a Hugging Face folder");
-  flags.text("--prompt", s.prompt, "text to go on from; for a model whose tokens are not bytes: token ids, as '464 318'");
+  flags.text("--checkpoint", s.checkpoint,
+             "a checkpoint, an --out folder (its newest one) or a Hugging Face folder");
+  flags.text("--prompt", s.prompt,
+             "text to go on from; for a model whose tokens are not bytes: token ids, as '464 318'");
   flags.whole("--tokens", s.tokens, "how many tokens are sampled");
   flags.real("--temperature", s.temperature, "1: as the model says; 0: always the likeliest token");
   flags.whole("--top-k", s.top_k, "sample from the k likeliest tokens only; 0: from all");
@@ -22,7 +24,8 @@ void bind_generate(CLI::App& app, GenerateOptions& options) {
 
 void run_generate(GenerateOptions& options, std::FILE* out) {
   if (options.settings.checkpoint.empty())
-    fail(ErrorCode::kInvalidArgument, "--checkpoint is missing: a checkpoint, an --out folder or a Hugging Face folder");
+    fail(ErrorCode::kInvalidArgument,
+         "--checkpoint is missing: a checkpoint, an --out folder or a Hugging Face folder");
   for (const std::string& disk : options.disk) options.settings.disk.push_back(parse_disk(disk));
   models::GenerateEvents events;
   bool bytes = false;

@@ -26,7 +26,8 @@ std::string rate_text(std::uint64_t bytes, double seconds) {
 std::string memory_text(const models::StepReport& report) {
   constexpr double kUnit = static_cast<double>(kMiB);
   return fmt::format("mem {:.0f}/{:.0f}/{:.0f} MiB", static_cast<double>(report.memory) / kUnit,
-                     static_cast<double>(report.peak_memory) / kUnit, static_cast<double>(report.budget) / kUnit);
+                     static_cast<double>(report.peak_memory) / kUnit,
+                     static_cast<double>(report.budget) / kUnit);
 }
 
 }  // namespace
@@ -69,7 +70,8 @@ void Progress::show_bar(const models::StepReport& report, double seconds_left) {
   std::string text = progress_text(report, seconds_left, width);
   if (const std::size_t room = width - text.size(); room >= 14) {
     const std::size_t cells = std::min<std::size_t>(room - 3, 40);
-    const std::size_t full = report.steps == 0 ? 0 : cells * std::min(report.step, report.steps) / report.steps;
+    const std::size_t full =
+        report.steps == 0 ? 0 : cells * std::min(report.step, report.steps) / report.steps;
     text = fmt::format("[{}{}] {}", std::string(full, '#'), std::string(cells - full, '.'), text);
   }
   bar_ = text;
@@ -79,8 +81,10 @@ void Progress::show_bar(const models::StepReport& report, double seconds_left) {
 
 void Progress::step(const models::StepReport& report) {
   // A moving mean: the first steps of a run are slower than the rest.
-  seconds_per_step_ = seconds_per_step_ == 0 ? report.seconds : 0.9 * seconds_per_step_ + 0.1 * report.seconds;
-  const double left = seconds_per_step_ * static_cast<double>(report.steps - std::min(report.step, report.steps));
+  seconds_per_step_ =
+      seconds_per_step_ == 0 ? report.seconds : 0.9 * seconds_per_step_ + 0.1 * report.seconds;
+  const double left =
+      seconds_per_step_ * static_cast<double>(report.steps - std::min(report.step, report.steps));
   const bool last = report.step >= report.steps;
   if (style_ == ProgressStyle::kNone) return;
   const Clock::time_point now = Clock::now();

@@ -11,7 +11,8 @@ enum class ProgressStyle { kBar, kLines, kNone };
 // "auto": a bar where `out` is a terminal, lines elsewhere; "bar", "lines", "none".
 ProgressStyle progress_style(const std::string& name, std::FILE* out);
 
-// One step as a line of at most `width` columns: what fits, the most important first. A width of 0 is without limit.
+// One step as a line of at most `width` columns: what fits, the most important first. A width of 0 is without
+// limit.
 std::string progress_text(const models::StepReport& report, double seconds_left, std::size_t width);
 // "1h02m", "3m07s", "12s".
 std::string format_duration(double seconds);

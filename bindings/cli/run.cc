@@ -2,32 +2,36 @@
 #include <new>
 
 #include "bindings/cli/commands.h"
+#include "bindings/cli/version.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "core/version.h"
 
 namespace sluice::cli {
 namespace {
 
 // The whole grammar, and what its flags were bound to.
 struct Program {
-  CLI::App app{"Sluice trains transformers that do not fit in memory, within the memory that you state.", "sluice"};
+  CLI::App app{"Sluice trains transformers that do not fit in memory, within the memory that you state.",
+               "sluice"};
   TrainOptions train, plan;
   GenerateOptions generate;
   InspectOptions inspect;
   DoctorOptions doctor;
   CLI::App* train_app = app.add_subcommand("train", "train a model within a memory budget");
-  CLI::App* plan_app = app.add_subcommand("plan", "show what would go where, and how long a step takes; trains nothing");
+  CLI::App* plan_app =
+      app.add_subcommand("plan", "show what would go where, and how long a step takes; trains nothing");
   CLI::App* generate_app = app.add_subcommand("generate", "sample text from a checkpoint");
   CLI::App* inspect_app = app.add_subcommand("inspect", "show any file that this project writes");
-  CLI::App* doctor_app = app.add_subcommand("doctor", "tell what this machine offers, and how to mend what is missing");
+  CLI::App* doctor_app =
+      app.add_subcommand("doctor", "tell what this machine offers, and how to mend what is missing");
   std::string log_level = "info";
 
   Program() {
     app.set_version_flag("--version", fmt::format("sluice {}", kVersion));
     app.add_option("--log-level", log_level, "debug, info, warn, error or off")->type_name("LEVEL");
     app.allow_extras();
-    for (CLI::App* command : {train_app, plan_app, generate_app, inspect_app, doctor_app}) command->allow_extras();
+    for (CLI::App* command : {train_app, plan_app, generate_app, inspect_app, doctor_app})
+      command->allow_extras();
     bind_train(*train_app, train);
     bind_plan(*plan_app, plan);
     bind_generate(*generate_app, generate);
@@ -42,7 +46,8 @@ struct Program {
     known.push_back(command->get_name());
   const std::vector<std::string> words = app.remaining();
   if (words.empty())
-    fail(ErrorCode::kInvalidArgument, "say what to do: sluice {}; sluice --help tells more", fmt::join(known, ", "));
+    fail(ErrorCode::kInvalidArgument, "say what to do: sluice {}; sluice --help tells more",
+         fmt::join(known, ", "));
   const std::string nearest = nearest_word(words.front(), known);
   fail(ErrorCode::kInvalidArgument, "'{}' is not one of {}{}", words.front(), fmt::join(known, ", "),
        nearest.empty() ? "" : fmt::format("; the nearest is {}", nearest));

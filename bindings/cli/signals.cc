@@ -41,10 +41,14 @@ bool StopSignals::requested() { return received != 0; }
 
 const char* StopSignals::name() {
   switch (received) {
-    case SIGINT: return "Ctrl-C";
-    case SIGTERM: return "SIGTERM";
-    case SIGUSR1: return "SIGUSR1";
-    default: return "";
+    case SIGINT:
+      return "Ctrl-C";
+    case SIGTERM:
+      return "SIGTERM";
+    case SIGUSR1:
+      return "SIGUSR1";
+    default:
+      return "";
   }
 }
 

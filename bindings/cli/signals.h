@@ -2,9 +2,9 @@
 
 namespace sluice::cli {
 
-// While it lives, SIGTERM, SIGUSR1 and the first Ctrl-C ask for a stop at the end of the step; a Ctrl-C after any of
-// them ends the process at once, with status 130. The handlers of before are put back at the end.
-// One at a time in a process.
+// While it lives, SIGTERM, SIGUSR1 and the first Ctrl-C ask for a stop at the end of the step; a Ctrl-C after
+// any of them ends the process at once, with status 130. The handlers of before are put back at the end. One
+// at a time in a process.
 class StopSignals {
  public:
   StopSignals();

@@ -9,20 +9,22 @@ namespace sluice::cli {
 namespace {
 
 void print_end(const models::TrainResult& result, const models::TrainSettings& settings, std::FILE* out) {
-  const double error = result.predicted_peak == 0 ? 0
-                                                  : 100.0 * (static_cast<double>(result.peak_memory) /
-                                                                 static_cast<double>(result.predicted_peak) -
-                                                             1.0);
+  const double error =
+      result.predicted_peak == 0
+          ? 0
+          : 100.0 *
+                (static_cast<double>(result.peak_memory) / static_cast<double>(result.predicted_peak) - 1.0);
   fmt::print(out, "peak memory {} measured, {} predicted ({:+.1f}%)\n", format_size(result.peak_memory),
              format_size(result.predicted_peak), error);
   if (!result.stopped) {
     fmt::print(out, "{} steps done, last loss {:.4f}\n", result.steps, result.last_loss);
   } else if (settings.out.empty() || result.steps == 0) {
-    fmt::print(out, "stopped by {} after step {}; {}\n", StopSignals::name(), result.steps,
-               settings.out.empty() ? "nothing was saved, as there is no --out" : "there was nothing to save");
+    fmt::print(
+        out, "stopped by {} after step {}; {}\n", StopSignals::name(), result.steps,
+        settings.out.empty() ? "nothing was saved, as there is no --out" : "there was nothing to save");
   } else {
-    fmt::print(out, "stopped by {}: saved after step {} of {}; go on with --resume\n", StopSignals::name(), result.steps,
-               settings.steps);
+    fmt::print(out, "stopped by {}: saved after step {} of {}; go on with --resume\n", StopSignals::name(),
+               result.steps, settings.steps);
   }
 }
 

@@ -11,7 +11,8 @@ namespace {
 void bind_model_and_data(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.group("Model and data");
   flags.text("--model", s.model, "a preset (tiny, gpt2-124m, ..., llama-8b) or a Hugging Face folder");
-  flags.texts("--data", s.data, "text files and folders (bytes as tokens), or .bin token files of llm.c and nanoGPT");
+  flags.texts("--data", s.data,
+              "text files and folders (bytes as tokens), or .bin token files of llm.c and nanoGPT");
   flags.choice("--tokens", s.tokens, {"auto", "bytes"}, "bytes: a preset gets a vocabulary of the 256 bytes");
   flags.text("--valid", s.validation, "file for validation; without it a part of the data is held out");
   flags.real("--held-out", s.held_out, "share of the data that is kept for validation");
