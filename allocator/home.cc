@@ -24,6 +24,7 @@ Home::Home(std::string name, std::size_t bytes) {
 }
 
 Home::Home() = default;
+
 Home::~Home() {
   if (state_ != nullptr && state_->pool != nullptr) state_->pool->shrink(*this, 0);
 }
