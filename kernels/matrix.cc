@@ -72,11 +72,11 @@ const MatrixPlugin& plugin_of(void* handle, const std::string& path) {
 // --- shapes
 // ------------------------------------------------------------------------------------------------------
 
-// With every distance of rows stated. They are 1 at least, also where k is 0.
+// With every distance of rows stated.
 Product dense(Product p) {
-  if (p.lda == 0) p.lda = std::max<std::size_t>(p.transpose_a ? p.m : p.k, 1);
-  if (p.ldb == 0) p.ldb = std::max<std::size_t>(p.transpose_b ? p.k : p.n, 1);
-  if (p.ldc == 0) p.ldc = std::max<std::size_t>(p.n, 1);
+  if (p.lda == 0) p.lda = p.transpose_a ? p.m : p.k;
+  if (p.ldb == 0) p.ldb = p.transpose_b ? p.k : p.n;
+  if (p.ldc == 0) p.ldc = p.n;
   return p;
 }
 
