@@ -102,15 +102,18 @@ struct Reference {
     }
   }
 
-  void compute() {
+  void clear() {
     out.assign(q.size(), 0);
     dq.assign(q.size(), 0);
     log_sum.assign(s.batch * s.heads * s.length, 0);
     dk.assign(k.size(), 0);
     dv.assign(v.size(), 0);
+  }
+  void compute(std::size_t first_query = 0) {
+    clear();
     for (std::size_t b = 0; b < s.batch; ++b)
       for (std::size_t h = 0; h < s.heads; ++h)
-        for (std::size_t i = 0; i < s.length; ++i) query(b, h, i);
+        for (std::size_t i = first_query; i < s.length; ++i) query(b, h, i);
   }
 };
 
@@ -169,14 +172,14 @@ struct Trial {
     workspace.expect_within();
   }
 
-  Reference reference() {
+  Reference reference(std::size_t first_query = 0) {
     Reference r;
     r.s = s;
     r.q = gather(qkv, 0, c.heads);
     r.k = gather(qkv, k_at, c.kv_heads);
     r.v = gather(qkv, v_at, c.kv_heads);
     r.dout = gather_dense(dout);
-    r.compute();
+    r.compute(first_query);
     return r;
   }
 
@@ -336,7 +339,7 @@ TEST_P(TargetTest, VectorWidthDoesNotChangeTheBits) {
     EXPECT_EQ(decoded(c, c.length + 3), expected_decoded) << c;
   }
 }
-INSTANTIATE_TEST_SUITE_P(Targets, TargetTest, testing::Values(HWY_SCALAR, HWY_AVX2, HWY_AVX3, HWY_NEON),
+INSTANTIATE_TEST_SUITE_P(Targets, TargetTest, testing::Values(HWY_SCALAR, HWY_AVX2, HWY_AVX3),
                          [](const auto& test) { return std::string(hwy::TargetName(test.param)); });
 
 // The last token of a sequence, by decode: q is that token's row, k and v a cache with room for `capacity`
@@ -384,7 +387,7 @@ TEST(AttentionTest, DecodeAgreesWithTheLastTokenOfF64) {
            {std::array<std::size_t, 3>{4, 4, 64}, {6, 2, 20}, {8, 1, 128}}) {
         const Case c{2, length, heads, kv_heads, width, 0.0f, type};
         Decoding decoding(c, length + 5);
-        const Reference expected = decoding.trial.reference();
+        const Reference expected = decoding.trial.reference(length - 1);
         Matrix found, last;
         for (std::size_t b = 0; b < c.batch; ++b)
           for (std::size_t h = 0; h < heads; ++h)
