@@ -23,6 +23,8 @@ Home::Home(std::string name, std::size_t bytes) {
       State{.name = std::move(name), .size = size, .range = std::move(range), .runs = {}});
 }
 
+Home::Home() = default;
+
 Home::~Home() {
   if (state_ != nullptr && state_->pool != nullptr) state_->pool->shrink(*this, 0);
 }

@@ -38,7 +38,7 @@ class FramePool;
 // Thread rule: one thread at a time.
 class Home {
  public:
-  Home() = default;
+  Home();  // without a range
   Home(std::string name, std::size_t bytes);  // bytes are rounded up to a huge page
   ~Home();                                    // gives its frames back
   Home(Home&& other) noexcept;

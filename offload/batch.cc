@@ -1,0 +1,82 @@
+#include <condition_variable>
+#include <mutex>
+
+#include "core/error.h"
+#include "offload/file.h"
+
+namespace sluice::offload {
+
+struct Batch::State {
+  std::mutex mutex;
+  std::condition_variable none_open;
+  std::size_t open = 0;
+  std::exception_ptr first_error;
+
+  void end(std::exception_ptr error) {
+    const std::lock_guard lock(mutex);
+    if (first_error == nullptr) first_error = std::move(error);
+    if (--open == 0) none_open.notify_all();
+  }
+  void wait(std::unique_lock<std::mutex>& lock) {
+    none_open.wait(lock, [&] { return open == 0; });
+  }
+};
+
+namespace {
+
+// The place of one transfer in the batch. A Done that is thrown away uncalled (its transfer was refused) must
+// not leave the batch waiting for ever, nor look like a success.
+template <class State>
+class Ticket {
+ public:
+  explicit Ticket(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  Ticket(const Ticket&) = delete;
+  Ticket& operator=(const Ticket&) = delete;
+  ~Ticket() {
+    if (state_ != nullptr)
+      end(std::make_exception_ptr(
+          Error(ErrorCode::kState, "a transfer of the batch was refused, so it never ran")));
+  }
+  void end(std::exception_ptr error) { std::exchange(state_, nullptr)->end(std::move(error)); }
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace
+
+Batch::Batch() : state_(std::make_shared<State>()) {}
+Batch::Batch(Batch&&) noexcept = default;
+
+Batch::~Batch() {
+  if (state_ == nullptr) return;
+  std::unique_lock lock(state_->mutex);
+  state_->wait(lock);
+}
+
+Done Batch::add() {
+  {
+    const std::lock_guard lock(state_->mutex);
+    ++state_->open;
+  }
+  return [ticket = std::make_shared<Ticket<State>>(state_)](std::exception_ptr error) {
+    ticket->end(std::move(error));
+  };
+}
+
+bool Batch::finished() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->open == 0;
+}
+
+void Batch::wait() {
+  std::exception_ptr error;
+  {
+    std::unique_lock lock(state_->mutex);
+    state_->wait(lock);
+    error = std::exchange(state_->first_error, nullptr);
+  }
+  if (error != nullptr) std::rethrow_exception(error);
+}
+
+}  // namespace sluice::offload

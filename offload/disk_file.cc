@@ -1,0 +1,118 @@
+#include "offload/disk_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "core/log.h"
+
+namespace sluice::offload {
+namespace {
+
+class DiskFile final : public File {
+ public:
+  DiskFile(OpenedFile opened, std::size_t block_bytes, TransferSink& sink)
+      : opened_(std::move(opened)), block_bytes_(block_bytes), sink_(sink) {}
+  ~DiskFile() override { open_.wait(); }
+
+  void read(std::uint64_t offset, std::span<std::byte> into, Done done) override {
+    begin(Direction::kRead, offset, into.data(), into.size(), std::move(done));
+  }
+  void write(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
+    begin(Direction::kWrite, offset, const_cast<std::byte*>(from.data()), from.size(), std::move(done));
+  }
+  void sync() override;
+  void allocate(std::uint64_t bytes) override;
+  std::uint64_t size() const override { return static_cast<std::uint64_t>(status().st_size); }
+  const std::string& name() const override { return opened_.name; }
+
+ private:
+  void begin(Direction direction, std::uint64_t offset, std::byte* data, std::size_t bytes, Done done);
+  struct stat status() const;
+  void cut(std::uint64_t bytes);
+  void check_room(std::uint64_t bytes) const;
+  [[noreturn]] void fail_for_room(std::uint64_t bytes, std::uint64_t held, const std::string& reason) const;
+
+  OpenedFile opened_;
+  std::size_t block_bytes_;
+  TransferSink& sink_;
+  OpenTransfers open_;
+};
+
+void DiskFile::begin(Direction direction, std::uint64_t offset, std::byte* data, std::size_t bytes,
+                     Done done) {
+  check_aligned(name(), direction, offset, data, bytes);
+  const Extent extent{opened_.descriptor.number(), direction, offset, data, bytes};
+  sink_.submit(std::make_shared<Transfer>(extent, block_bytes_, name(), open_, std::move(done)));
+}
+
+void DiskFile::sync() {
+  if (::fdatasync(opened_.descriptor.number()) != 0)
+    fail(ErrorCode::kIo, "{}: what was written cannot be made durable: {}", name(), errno_text(errno));
+}
+
+struct stat DiskFile::status() const {
+  struct stat result {};
+  if (::fstat(opened_.descriptor.number(), &result) != 0)
+    fail(ErrorCode::kIo, "{}: its size cannot be read: {}", name(), errno_text(errno));
+  return result;
+}
+
+void DiskFile::cut(std::uint64_t bytes) {
+  if (::ftruncate(opened_.descriptor.number(), static_cast<off_t>(bytes)) != 0)
+    fail(ErrorCode::kIo, "{}: its size cannot be set to {} bytes: {}", name(), bytes, errno_text(errno));
+}
+
+void DiskFile::fail_for_room(std::uint64_t bytes, std::uint64_t held, const std::string& reason) const {
+  const std::uint64_t free = free_disk_bytes(opened_.folder);
+  const std::uint64_t needed = bytes > held ? bytes - held : 0;
+  fail(ErrorCode::kBudget,
+       "{}: {} more are needed, and the disk of '{}' has {} free, {} too little ({}): free space or name "
+       "another folder",
+       name(), format_size(needed), opened_.folder, format_size(free),
+       format_size(needed > free ? needed - free : 0), reason);
+}
+
+void DiskFile::check_room(std::uint64_t bytes) const {
+  const std::uint64_t held = static_cast<std::uint64_t>(status().st_blocks) * 512;
+  if (bytes > held && bytes - held > free_disk_bytes(opened_.folder))
+    fail_for_room(bytes, held, errno_text(ENOSPC));
+}
+
+void DiskFile::allocate(std::uint64_t bytes) {
+  if (bytes > static_cast<std::uint64_t>(INT64_MAX))
+    fail(ErrorCode::kInvalidArgument, "{}: {} bytes are more than a file can have", name(), bytes);
+  const struct stat before = status();
+  const auto old_size = static_cast<std::uint64_t>(before.st_size);
+  if (bytes < old_size) cut(bytes);
+  if (bytes == 0) return;
+  check_room(bytes);
+  int error_number = 0;
+  do
+    error_number = ::fallocate(opened_.descriptor.number(), 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  while (error_number == EINTR);
+  if (error_number == 0) return;
+  if (error_number == EOPNOTSUPP || error_number == ENOSYS) {
+    log().warn(
+        "{}: its file system cannot reserve space (no fallocate): another writer may fill the disk during "
+        "the run",
+        name());
+    return cut(bytes);
+  }
+  if (bytes > old_size) cut(old_size);
+  if (error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG)
+    fail_for_room(bytes, static_cast<std::uint64_t>(before.st_blocks) * 512, errno_text(error_number));
+  fail(ErrorCode::kIo, "{}: {} bytes cannot be reserved: {}", name(), bytes, errno_text(error_number));
+}
+
+}  // namespace
+
+std::unique_ptr<File> make_disk_file(OpenedFile opened, std::size_t block_bytes, TransferSink& sink) {
+  return std::make_unique<DiskFile>(std::move(opened), block_bytes, sink);
+}
+
+}  // namespace sluice::offload

@@ -1,0 +1,39 @@
+#pragma once
+#include <memory>
+#include <string>
+
+#include "offload/transfer.h"
+
+namespace sluice::offload {
+
+// An open file descriptor, closed with it.
+class Descriptor {
+ public:
+  explicit Descriptor(int number) : number_(number) {}
+  Descriptor(Descriptor&& other) noexcept;
+  Descriptor& operator=(Descriptor&&) = delete;
+  ~Descriptor();
+  int number() const { return number_; }
+
+ private:
+  int number_;
+};
+
+struct OpenedFile {
+  Descriptor descriptor;
+  std::string name;    // for messages
+  std::string folder;  // where it lies
+};
+
+// Opens past the page cache, as IoService::open describes.
+OpenedFile open_direct(const std::string& path, OpenMode mode);
+// What kUnnamed does where O_TMPFILE is not known: a named file in the folder, whose name is removed at once.
+OpenedFile open_and_unlink(const std::string& folder);
+
+// A file of an I/O service; `sink` runs its transfers and outlives it.
+std::unique_ptr<File> make_disk_file(OpenedFile opened, std::size_t block_bytes, TransferSink& sink);
+
+// Bytes that a user without privileges may still take on the folder's disk.
+std::uint64_t free_disk_bytes(const std::string& folder);
+
+}  // namespace sluice::offload

@@ -1,0 +1,30 @@
+#include "offload/record_layout.h"
+
+#include <algorithm>
+
+#include "core/bytes.h"
+#include "offload/records.h"
+
+namespace sluice::offload {
+
+std::size_t RecordPlace::blocks() const { return divide_up(bytes, RecordStore::kBlock); }
+
+RecordPlace::BlockPlace RecordPlace::block(std::size_t index) const {
+  const std::size_t files = extent_offset.size();
+  const std::size_t file = (first_file + index) % files;
+  const std::uint64_t begin = std::uint64_t{index} * RecordStore::kBlock;
+  return {file, extent_offset[file] + index / files * RecordStore::kBlock,
+          static_cast<std::size_t>(std::min<std::uint64_t>(RecordStore::kBlock, bytes - begin))};
+}
+
+RecordPlace RecordLayout::place(std::uint64_t bytes) {
+  RecordPlace result{bytes, next_file_, taken_};
+  for (std::size_t i = 0; i < result.blocks(); ++i) {
+    const RecordPlace::BlockPlace block = result.block(i);
+    taken_[block.file] += block.bytes;
+  }
+  next_file_ = (next_file_ + result.blocks()) % taken_.size();  // so that small records spread, too
+  return result;
+}
+
+}  // namespace sluice::offload

@@ -1,0 +1,140 @@
+#include "offload/record_store.h"
+
+#include <linux/magic.h>
+#include <sys/vfs.h>
+
+#include <limits>
+
+#include "core/bytes.h"
+#include "core/error.h"
+
+namespace sluice::offload {
+namespace {
+
+// Linux lets O_DIRECT files be opened there, but their bytes would be memory that no budget counts.
+void refuse_memory_folder(const std::string& folder) {
+  struct statfs status {};
+  if (::statfs(folder.c_str(), &status) != 0) return;  // opening it tells what is wrong
+  if (status.f_type == TMPFS_MAGIC || status.f_type == RAMFS_MAGIC)
+    fail(ErrorCode::kInvalidArgument,
+         "the folder '{}' lies in memory (tmpfs or ramfs): name a folder on a disk", folder);
+}
+
+std::vector<StoreFile> open_folders(IoService& io, std::vector<DiskFolder> folders) {
+  if (folders.empty())
+    fail(ErrorCode::kInvalidArgument, "records on disk need at least one folder, none was given");
+  std::vector<StoreFile> files;
+  for (DiskFolder& folder : folders) {
+    refuse_memory_folder(folder.path);
+    files.push_back({io.open(folder.path, OpenMode::kUnnamed), folder.path, folder.limit});
+  }
+  return files;
+}
+
+std::vector<StoreFile> without_limits(std::vector<std::unique_ptr<File>> files) {
+  if (files.empty())
+    fail(ErrorCode::kInvalidArgument, "records on disk need at least one file, none was given");
+  std::vector<StoreFile> result;
+  for (std::unique_ptr<File>& file : files) {
+    std::string name = file->name();
+    result.push_back({std::move(file), std::move(name), std::numeric_limits<std::uint64_t>::max()});
+  }
+  return result;
+}
+
+void check_limits(const StoreState& state) {
+  std::string missing;
+  for (std::size_t i = 0; i < state.files.size(); ++i) {
+    const std::uint64_t needed = state.layout.taken()[i];
+    const std::uint64_t limit = state.files[i].limit;
+    if (needed > limit)
+      missing += fmt::format("{}the folder '{}' would hold {}, and its limit is {}: {} are missing",
+                             missing.empty() ? "" : "; ", state.files[i].folder, format_size(needed),
+                             format_size(limit), format_size(needed - limit));
+  }
+  if (!missing.empty()) fail(ErrorCode::kBudget, "{}; raise the limit or add a folder", missing);
+}
+
+void take_space(StoreState& state) {
+  std::size_t taken = 0;
+  try {
+    for (; taken < state.files.size(); ++taken)
+      state.files[taken].file->allocate(state.layout.taken()[taken]);
+  } catch (...) {
+    for (std::size_t i = 0; i < taken; ++i) state.files[i].file->allocate(0);
+    throw;
+  }
+}
+
+StoredRecord& checked_record(StoreState& state, RecordId id, std::uint64_t offset, std::size_t bytes) {
+  if (!state.allocated) fail(ErrorCode::kState, "records cannot be read or written before allocate()");
+  if (id >= state.records.size())
+    fail(ErrorCode::kInvalidArgument, "there is no record {}: {} are defined", id, state.records.size());
+  StoredRecord& record = state.records[id];
+  const std::uint64_t whole = record.place.bytes;
+  const bool inside = offset <= whole && bytes <= whole - offset;
+  const bool whole_blocks =
+      offset % RecordStore::kBlock == 0 && (bytes % RecordStore::kBlock == 0 || offset + bytes == whole);
+  if (!inside || !whole_blocks)
+    fail(ErrorCode::kInvalidArgument,
+         "record '{}' of {} bytes: a transfer of {} bytes at offset {} does not cover whole blocks of {} "
+         "bytes (the last may be shorter)",
+         record.name, whole, bytes, offset, RecordStore::kBlock);
+  return record;
+}
+
+void start_transfer(StoreState& state, RecordId id, Direction direction, std::uint64_t offset,
+                    std::span<std::byte> data, Done done) {
+  StoredRecord& record = checked_record(state, id, offset, data.size());
+  check_aligned(record.name, direction, offset, data.data(), data.size());
+  std::make_shared<RecordTransfer>(state, record, direction, offset, data, std::move(done))->start();
+}
+
+}  // namespace
+
+RecordStore::RecordStore(IoService& io, std::vector<DiskFolder> folders, allocator::Ledger& ledger,
+                         Trace* trace)
+    : state_(std::make_unique<State>(ledger, trace, open_folders(io, std::move(folders)))) {}
+
+RecordStore::RecordStore(std::vector<std::unique_ptr<File>> files, allocator::Ledger& ledger, Trace* trace)
+    : state_(std::make_unique<State>(ledger, trace, without_limits(std::move(files)))) {}
+
+RecordStore::~RecordStore() = default;
+
+RecordId RecordStore::define(std::string name, std::uint64_t bytes, allocator::Purpose purpose) {
+  if (state_->allocated)
+    fail(ErrorCode::kState, "record '{}' is defined after allocate(): define all records before", name);
+  if (bytes % kDiskBlock != 0)
+    fail(ErrorCode::kInvalidArgument, "record '{}' of {} bytes: its size must be a multiple of {}", name,
+         bytes, kDiskBlock);
+  const std::size_t blocks = divide_up(bytes, kBlock);
+  allocator::Charge metadata(state_->ledger, allocator::Tier::kHost, allocator::Purpose::kBase,
+                             sizeof(StoredRecord) + name.size() + blocks * sizeof(BlockRecord));
+  state_->records.push_back({std::move(name), purpose, state_->layout.place(bytes),
+                             std::make_unique<BlockRecord[]>(blocks), std::move(metadata)});
+  return static_cast<RecordId>(state_->records.size() - 1);
+}
+
+void RecordStore::allocate() {
+  if (state_->allocated) fail(ErrorCode::kState, "allocate() is called a second time");
+  check_limits(*state_);
+  std::vector<allocator::Charge> space;
+  for (const StoredRecord& record : state_->records)
+    space.emplace_back(state_->ledger, allocator::Tier::kDisk, record.purpose, record.place.bytes);
+  take_space(*state_);
+  state_->space = std::move(space);
+  state_->allocated = true;
+}
+
+void RecordStore::read(RecordId record, std::uint64_t offset, std::span<std::byte> into, Done done) {
+  start_transfer(*state_, record, Direction::kRead, offset, into, std::move(done));
+}
+
+void RecordStore::write(RecordId record, std::uint64_t offset, std::span<const std::byte> from, Done done) {
+  start_transfer(*state_, record, Direction::kWrite, offset,
+                 {const_cast<std::byte*>(from.data()), from.size()}, std::move(done));
+}
+
+RecordStore::Counters RecordStore::counters() const { return {state_->bytes_read, state_->bytes_written}; }
+
+}  // namespace sluice::offload

@@ -1,0 +1,87 @@
+#pragma once
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "offload/record_layout.h"
+#include "offload/records.h"
+#include "offload/transfer.h"
+
+// The inside of RecordStore.
+namespace sluice::offload {
+
+// What was written to a block last. Only who holds `busy` may touch the rest.
+struct BlockRecord {
+  std::uint64_t checksum = 0;
+  std::uint64_t previous_checksum = 0;  // of generation - 1, to tell a stale block from a damaged one
+  std::uint32_t generation = 0;         // 0: never written
+  std::atomic<bool> busy = false;
+};
+
+struct StoredRecord {
+  std::string name;
+  allocator::Purpose purpose;
+  RecordPlace place;
+  std::unique_ptr<BlockRecord[]> blocks;
+  allocator::Charge metadata;
+};
+
+struct StoreFile {
+  std::unique_ptr<File> file;
+  std::string folder;
+  std::uint64_t limit;
+};
+
+struct StoreState {
+  StoreState(allocator::Ledger& the_ledger, Trace* the_trace, std::vector<StoreFile> the_files)
+      : ledger(the_ledger), trace(the_trace), layout(the_files.size()), files(std::move(the_files)) {}
+
+  allocator::Ledger& ledger;
+  Trace* const trace;
+  RecordLayout layout;
+  std::vector<StoredRecord> records;
+  std::vector<allocator::Charge> space;  // one a record, once allocated
+  bool allocated = false;
+  std::atomic<std::uint64_t> bytes_read{0}, bytes_written{0};
+  std::vector<StoreFile> files;  // last: their destruction waits for transfers, which use the rest
+};
+
+struct RecordStore::State : StoreState {
+  using StoreState::StoreState;
+};
+
+// One call of RecordStore::read or write: some blocks of one record.
+// Thread rule: as Transfer's.
+class RecordTransfer : public std::enable_shared_from_this<RecordTransfer> {
+ public:
+  // Takes the blocks; throws Error(kState) where one of them is in another transfer.
+  RecordTransfer(StoreState& state, StoredRecord& record, Direction direction, std::uint64_t offset,
+                 std::span<std::byte> data, Done done);
+  // Its Done is called once after this.
+  void start();
+
+ private:
+  void claim();
+  void release(std::size_t end);
+  void start_block(std::size_t index);
+  std::span<std::byte> data_of(std::size_t index) const;
+  std::exception_ptr verify(std::size_t index) const;
+  void end_block(std::exception_ptr error);
+  void finish();
+
+  StoreState& state_;
+  StoredRecord& record_;
+  const Direction direction_;
+  const std::size_t first_block_;
+  const std::size_t end_block_;
+  const std::span<std::byte> data_;
+  const Trace::Clock::time_point begin_ = Trace::Clock::now();
+  Done done_;
+  std::mutex mutex_;
+  std::size_t open_blocks_;
+  std::exception_ptr error_;
+};
+
+}  // namespace sluice::offload

@@ -1,0 +1,122 @@
+#include <algorithm>
+
+#include "core/bytes.h"
+#include "core/checksum.h"
+#include "core/error.h"
+#include "offload/record_store.h"
+
+namespace sluice::offload {
+namespace {
+
+bool only_zeros(std::span<const std::byte> bytes) {
+  return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+std::string diagnosis(const BlockRecord& block, std::uint64_t found, std::span<const std::byte> bytes) {
+  if (block.generation > 1 && found == block.previous_checksum)
+    return fmt::format("stale: this is what generation {} wrote, a later write was lost",
+                       block.generation - 1);
+  if (only_zeros(bytes)) return "only zeros, as where nothing was ever written";
+  return "the bytes were changed on the disk or on their way";
+}
+
+}  // namespace
+
+RecordTransfer::RecordTransfer(StoreState& state, StoredRecord& record, Direction direction,
+                               std::uint64_t offset, std::span<std::byte> data, Done done)
+    : state_(state),
+      record_(record),
+      direction_(direction),
+      first_block_(offset / RecordStore::kBlock),
+      end_block_(first_block_ + divide_up(data.size(), RecordStore::kBlock)),
+      data_(data),
+      done_(std::move(done)),
+      open_blocks_(end_block_ - first_block_) {
+  claim();
+}
+
+void RecordTransfer::claim() {
+  for (std::size_t i = first_block_; i < end_block_; ++i) {
+    BlockRecord& block = record_.blocks[i];
+    if (block.busy.exchange(true, std::memory_order_acquire)) {
+      release(i);
+      fail(ErrorCode::kState, "block {} of record '{}' is in another transfer: wait for that before the next",
+           i, record_.name);
+    }
+    if (direction_ == Direction::kRead && block.generation == 0) {
+      release(i + 1);
+      fail(ErrorCode::kState, "block {} of record '{}' was never written, and cannot be read", i,
+           record_.name);
+    }
+  }
+}
+
+void RecordTransfer::release(std::size_t end) {
+  for (std::size_t i = first_block_; i < end; ++i)
+    record_.blocks[i].busy.store(false, std::memory_order_release);
+}
+
+void RecordTransfer::start() {
+  if (first_block_ == end_block_) return finish();
+  for (std::size_t i = first_block_; i < end_block_; ++i) start_block(i);
+}
+
+std::span<std::byte> RecordTransfer::data_of(std::size_t index) const {
+  return data_.subspan((index - first_block_) * RecordStore::kBlock, record_.place.block(index).bytes);
+}
+
+// A block is a transfer of its own, so that its checksum is computed while the others are still on their way.
+void RecordTransfer::start_block(std::size_t index) {
+  const RecordPlace::BlockPlace place = record_.place.block(index);
+  const std::span<std::byte> data = data_of(index);
+  File& file = *state_.files[place.file].file;
+  try {
+    if (direction_ == Direction::kRead)
+      return file.read(place.offset, data, [self = shared_from_this(), index](std::exception_ptr error) {
+        self->end_block(error != nullptr ? std::move(error) : self->verify(index));
+      });
+    BlockRecord& block = record_.blocks[index];
+    block.previous_checksum = std::exchange(block.checksum, checksum(data));
+    ++block.generation;
+    file.write(place.offset, data,
+               [self = shared_from_this()](std::exception_ptr error) { self->end_block(std::move(error)); });
+  } catch (...) {
+    end_block(std::current_exception());  // the file refused it, so it will not call the Done
+  }
+}
+
+std::exception_ptr RecordTransfer::verify(std::size_t index) const {
+  const BlockRecord& block = record_.blocks[index];
+  const std::span<const std::byte> bytes = data_of(index);
+  const std::uint64_t found = checksum(bytes);
+  if (found == block.checksum) return nullptr;
+  const RecordPlace::BlockPlace place = record_.place.block(index);
+  return std::make_exception_ptr(
+      Error(ErrorCode::kCorrupt,
+            fmt::format("{}: offset {}, block {} of record '{}': expected checksum {:016x} (generation {}), "
+                        "found {:016x}: {}",
+                        state_.files[place.file].file->name(), place.offset, index, record_.name,
+                        block.checksum, block.generation, found, diagnosis(block, found, bytes))));
+}
+
+void RecordTransfer::end_block(std::exception_ptr error) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (error_ == nullptr) error_ = std::move(error);
+    if (--open_blocks_ > 0) return;
+  }
+  finish();
+}
+
+void RecordTransfer::finish() {
+  const bool reading = direction_ == Direction::kRead;
+  if (error_ == nullptr) (reading ? state_.bytes_read : state_.bytes_written) += data_.size();
+  if (state_.trace != nullptr)
+    state_.trace->add(reading ? Trace::Lane::kRead : Trace::Lane::kWrite, record_.name, begin_,
+                      Trace::Clock::now(), data_.size());
+  release(end_block_);
+  const Done done = std::move(done_);
+  done(std::move(error_));
+}
+
+}  // namespace sluice::offload

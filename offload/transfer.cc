@@ -1,0 +1,167 @@
+#include "offload/transfer.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <thread>
+
+#include "core/bytes.h"
+#include "core/error.h"
+
+namespace sluice::offload {
+namespace {
+
+// More attempts in a row that move nothing are an error: a transfer must not hang.
+constexpr unsigned kIdleAttempts = 200;
+
+const char* verb(Direction direction) { return direction == Direction::kRead ? "read" : "write"; }
+
+std::exception_ptr io_error(std::string text) {
+  return std::make_exception_ptr(Error(ErrorCode::kIo, std::move(text)));
+}
+
+const char* remedy(int error_number) {
+  switch (error_number) {
+    case ENOSPC:
+      return "; the disk is full: free space on it";
+    case EFBIG:
+      return "; the file would pass a limit: see 'ulimit -f' and the file system's largest file size";
+    case EIO:
+      return "; the device reports a failure: see the kernel's log";
+    default:
+      return "";
+  }
+}
+
+}  // namespace
+
+void check_aligned(const std::string& file, Direction direction, std::uint64_t offset, const void* data,
+                   std::size_t bytes) {
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  if ((offset | bytes | address) % kDiskBlock == 0) return;
+  fail(ErrorCode::kInvalidArgument,
+       "{}: {} of {} bytes at offset {} with a buffer at {:#x}: offset, size and address must be multiples "
+       "of {}",
+       file, verb(direction), bytes, offset, address, kDiskBlock);
+}
+
+std::exception_ptr read_past_end(const std::string& file, std::uint64_t offset, std::size_t expected,
+                                 std::size_t found) {
+  return io_error(fmt::format("{}: read at offset {}: expected {} bytes, found {}: the file ends at {}", file,
+                              offset, expected, found, offset + found));
+}
+
+std::exception_ptr transfer_error(const std::string& file, Direction direction, std::uint64_t offset,
+                                  std::size_t expected, int error_number) {
+  return io_error(fmt::format("{}: {} at offset {}: expected {} bytes, found: {}{}", file, verb(direction),
+                              offset, expected, errno_text(error_number), remedy(error_number)));
+}
+
+void OpenTransfers::begin() {
+  const std::lock_guard lock(mutex_);
+  ++count_;
+}
+
+void OpenTransfers::end() {
+  const std::lock_guard lock(mutex_);
+  if (--count_ == 0) none_.notify_all();  // under the lock: after it this object may be gone
+}
+
+void OpenTransfers::wait() {
+  std::unique_lock lock(mutex_);
+  none_.wait(lock, [&] { return count_ == 0; });
+}
+
+Transfer::Transfer(const Extent& extent, std::size_t block_bytes, const std::string& file,
+                   OpenTransfers& open, Done done)
+    : extent_(extent),
+      block_bytes_(block_bytes),
+      blocks_(std::max<std::size_t>(1, divide_up(extent.bytes, block_bytes))),
+      file_(file),
+      open_(open),
+      done_(std::move(done)),
+      open_blocks_(blocks_) {
+  open_.begin();
+}
+
+bool Transfer::failed() const {
+  const std::lock_guard lock(mutex_);
+  return error_ != nullptr;
+}
+
+bool Transfer::end_block(std::exception_ptr error) {
+  const std::lock_guard lock(mutex_);
+  if (error_ == nullptr) error_ = std::move(error);
+  return --open_blocks_ == 0;
+}
+
+void Transfer::finish() noexcept {
+  {
+    // What the Done holds is let go before the file's destruction may go on.
+    const Done done = std::move(done_);
+    done(std::move(error_));
+  }
+  open_.end();
+}
+
+Block::Outcome Block::try_again(std::exception_ptr* error, int error_number) {
+  if (++idle_attempts < kIdleAttempts) {
+    if (error_number != EINTR) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return Outcome::kAgain;
+  }
+  *error = transfer_error(transfer->file(), transfer->extent().direction, offset, bytes, error_number);
+  return Outcome::kEnded;
+}
+
+Block::Outcome Block::advance(std::int64_t result, std::exception_ptr* error) {
+  const bool reading = transfer->extent().direction == Direction::kRead;
+  if (result == -EINTR || result == -EAGAIN) return try_again(error, static_cast<int>(-result));
+  if (result < 0) {
+    *error = transfer_error(transfer->file(), transfer->extent().direction, offset + moved, bytes - moved,
+                            static_cast<int>(-result));
+    return Outcome::kEnded;
+  }
+  const auto count = static_cast<std::size_t>(result);
+  if (moved + count >= bytes) return Outcome::kEnded;
+  // A read that stops at anything but a whole disk block has met the end of the file.
+  if (reading && (count == 0 || count % kDiskBlock != 0)) {
+    *error = read_past_end(transfer->file(), offset, bytes, moved + count);
+    return Outcome::kEnded;
+  }
+  const std::size_t whole = count / kDiskBlock * kDiskBlock;
+  if (whole == 0) return try_again(error, EIO);
+  moved += whole;
+  idle_attempts = 0;
+  return Outcome::kAgain;
+}
+
+std::optional<Block> BlockQueue::take() {
+  if (transfers_.empty()) return std::nullopt;
+  const std::shared_ptr<Transfer>& first = transfers_.front();
+  const Extent& extent = first->extent();
+  const std::size_t begin = next_block_ * first->block_bytes();
+  Block block;
+  block.transfer = first;
+  block.offset = extent.offset + begin;
+  block.data = extent.data + begin;
+  block.bytes = std::min(first->block_bytes(), extent.bytes - begin);
+  if (++next_block_ == first->blocks()) {
+    transfers_.pop_front();
+    next_block_ = 0;
+  }
+  return block;
+}
+
+void check_options(const IoOptions& options) {
+  if (options.queue_depth < 1 || options.queue_depth > 4096)
+    fail(ErrorCode::kInvalidArgument, "an I/O queue depth from 1 to 4096 is needed, {} was given",
+         options.queue_depth);
+  if (options.threads < 1 || options.threads > 1024)
+    fail(ErrorCode::kInvalidArgument, "1 to 1024 I/O threads are needed, {} were given", options.threads);
+  if (options.block_bytes == 0 || options.block_bytes % kDiskBlock != 0 || options.block_bytes > kGiB)
+    fail(ErrorCode::kInvalidArgument,
+         "an I/O block size that is a multiple of {} and at most 1 GiB is needed, {} was given", kDiskBlock,
+         options.block_bytes);
+}
+
+}  // namespace sluice::offload

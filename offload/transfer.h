@@ -1,0 +1,124 @@
+#pragma once
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "offload/file.h"
+
+// What all files share: how a call is checked, cut into blocks, continued and ended.
+namespace sluice::offload {
+
+enum class Direction : std::uint8_t { kRead, kWrite };
+
+// Throws Error(kInvalidArgument) where O_DIRECT could not do it.
+void check_aligned(const std::string& file, Direction direction, std::uint64_t offset, const void* data,
+                   std::size_t bytes);
+
+std::exception_ptr read_past_end(const std::string& file, std::uint64_t offset, std::size_t expected,
+                                 std::size_t found);
+std::exception_ptr transfer_error(const std::string& file, Direction direction, std::uint64_t offset,
+                                  std::size_t expected, int error_number);
+
+// How many transfers of a file are on their way, so that its destruction can wait for them.
+// Thread rule: any thread.
+class OpenTransfers {
+ public:
+  void begin();
+  void end();
+  void wait();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable none_;
+  std::size_t count_ = 0;
+};
+
+// Where and what a call of read() or write() moves.
+struct Extent {
+  int descriptor;
+  Direction direction;
+  std::uint64_t offset;
+  std::byte* data;  // only read from where the direction is kWrite
+  std::size_t bytes;
+};
+
+// One call of File::read or File::write on its way.
+// Thread rule: any thread, except that finish() is called once, by who was told by end_block() to do so.
+class Transfer {
+ public:
+  // REQUIRES: file and open outlive finish().
+  Transfer(const Extent& extent, std::size_t block_bytes, const std::string& file, OpenTransfers& open,
+           Done done);
+
+  const Extent& extent() const { return extent_; }
+  std::size_t block_bytes() const { return block_bytes_; }
+  std::size_t blocks() const { return blocks_; }
+  const std::string& file() const { return file_; }
+  bool failed() const;
+
+  // True where it was the last block: then finish() is due.
+  bool end_block(std::exception_ptr error);
+  void finish() noexcept;
+
+ private:
+  const Extent extent_;
+  const std::size_t block_bytes_;
+  const std::size_t blocks_;
+  const std::string& file_;
+  OpenTransfers& open_;
+  Done done_;
+  mutable std::mutex mutex_;
+  std::size_t open_blocks_;
+  std::exception_ptr error_;
+};
+
+// A part of a transfer that is one system call, or several where the system moves less than was asked.
+struct Block {
+  std::shared_ptr<Transfer> transfer;
+  std::uint64_t offset = 0;
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  std::size_t moved = 0;
+  unsigned idle_attempts = 0;  // in a row, that moved nothing
+
+  // False where there is nothing to move, or another block of the transfer has failed already.
+  bool needs_io() const { return bytes > 0 && !transfer->failed(); }
+
+  enum class Outcome { kEnded, kAgain };
+  // Takes in what the system call returned: a number of bytes, or a negative errno. kAgain: the rest is to be
+  // asked for.
+  Outcome advance(std::int64_t result, std::exception_ptr* error);
+
+ private:
+  Outcome try_again(std::exception_ptr* error, int error_number);
+};
+
+// Blocks in the order of the calls. Guarded by its owner.
+class BlockQueue {
+ public:
+  void push(std::shared_ptr<Transfer> transfer) { transfers_.push_back(std::move(transfer)); }
+  bool empty() const { return transfers_.empty(); }
+  std::optional<Block> take();
+
+ private:
+  std::deque<std::shared_ptr<Transfer>> transfers_;
+  std::size_t next_block_ = 0;  // of the first transfer
+};
+
+// Where a DiskFile hands its transfers to.
+class TransferSink {
+ public:
+  virtual ~TransferSink() = default;
+  virtual void submit(std::shared_ptr<Transfer> transfer) = 0;
+};
+
+// Throws Error(kInvalidArgument) for options that no service can work with.
+void check_options(const IoOptions& options);
+
+}  // namespace sluice::offload

@@ -1,0 +1,102 @@
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <fstream>
+#include <thread>
+
+#include "tests/allocator/support.h"
+
+namespace sluice::allocator {
+namespace {
+
+TEST(Region, IsZeroAlignedRoundedAndCharged) {
+  Ledger ledger;
+  {
+    const Region region(ledger, Purpose::kActivation, kHugePage + 1);
+    EXPECT_EQ(region.size(), 2 * kHugePage);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(region.data()) % kHugePage, 0u);
+    EXPECT_TRUE(std::all_of(region.bytes().begin(), region.bytes().end(),
+                            [](std::byte b) { return b == std::byte{0}; }));
+    EXPECT_EQ(held(ledger, Purpose::kActivation), 2 * kHugePage);
+  }
+  EXPECT_EQ(host_total(ledger).current, 0u);
+  EXPECT_EQ(host_total(ledger).peak, 2 * kHugePage);
+}
+
+TEST(Region, OfNoBytesHoldsNothing) {
+  Ledger ledger;
+  ledger.set_budget(Tier::kHost, 0);
+  const Region region(ledger, Purpose::kStaging, 0);
+  EXPECT_EQ(region.size(), 0u);
+  EXPECT_TRUE(region.bytes().empty());
+}
+
+TEST(Region, MovesKeepAddressAndCharge) {
+  Ledger ledger;
+  Region first(ledger, Purpose::kStaging, kHugePage);
+  std::byte* const data = first.data();
+  stamp(data, kHugePage, 42);
+  Region second(ledger, Purpose::kStaging, kHugePage);
+  second = std::move(first);
+  EXPECT_EQ(second.data(), data);
+  EXPECT_TRUE(has_stamp(second.data(), kHugePage, 42));
+  EXPECT_EQ(held(ledger, Purpose::kStaging), kHugePage);
+  const Region third = std::move(second);
+  EXPECT_EQ(third.data(), data);
+}
+
+TEST(Region, IsPopulatedWhenItIsTaken) {
+  Ledger ledger;
+  const std::size_t before = resident_bytes();
+  const Region region(ledger, Purpose::kStaging, 32 * kMiB);
+  EXPECT_GE(resident_bytes() + 4 * kMiB, before + region.size());
+  EXPECT_GE(peak_resident_bytes() + 4 * kMiB, before + region.size());
+}
+
+TEST(Region, OverBudgetIsRefusedBeforeMemoryIsTaken) {
+  Ledger ledger;
+  ledger.set_budget(Tier::kHost, 3 * kHugePage);
+  const Region kept(ledger, Purpose::kStaging, 2 * kHugePage);
+  EXPECT_EQ(thrown_by([&] { Region(ledger, Purpose::kStaging, kHugePage + 1); }).code, ErrorCode::kBudget);
+  EXPECT_EQ(host_total(ledger).current, 2 * kHugePage);
+  EXPECT_EQ(host_total(ledger).peak, 2 * kHugePage);
+}
+
+TEST(Region, BeyondWhatTheSystemHasIsABudgetError) {
+  Ledger ledger;
+  for (const std::size_t bytes :
+       {available_memory_bytes() * 2, std::size_t{1} << 60, SIZE_MAX, SIZE_MAX - kHugePage}) {
+    EXPECT_EQ(thrown_by([&] { Region(ledger, Purpose::kActivation, bytes); }).code, ErrorCode::kBudget)
+        << bytes;
+    EXPECT_EQ(host_total(ledger).current, 0u);
+  }
+}
+
+TEST(ProcessMemory, AgreesWithTheSystem) {
+  struct rusage usage = {};
+  ASSERT_EQ(::getrusage(RUSAGE_SELF, &usage), 0);
+  const auto peak = static_cast<std::size_t>(usage.ru_maxrss) * kKiB;
+  EXPECT_NEAR(static_cast<double>(peak_resident_bytes()), static_cast<double>(peak), 4.0 * kMiB);
+  EXPECT_GT(resident_bytes(), kMiB);
+  EXPECT_LE(resident_bytes(), peak_resident_bytes());
+  EXPECT_GT(available_memory_bytes(), 0u);
+}
+
+TEST(HugePages, ShareOfARegion) {
+  std::ifstream setting("/sys/kernel/mm/transparent_hugepage/enabled");
+  std::string text;
+  std::getline(setting, text);
+  if (text.find("[never]") != std::string::npos || text.empty())
+    GTEST_SKIP() << "no transparent huge pages here: " << text;
+  Ledger ledger;
+  const Region region(ledger, Purpose::kStaging, 4 * kHugePage);
+  double share = -1;
+  ASSERT_TRUE(huge_pages_given(region.data(), region.size(), &share));
+  if (share == 0) GTEST_SKIP() << "the system gave no huge pages now";
+  EXPECT_LE(share, 1.0);
+  EXPECT_FALSE(huge_pages_given(region.data(), 0, &share));
+}
+
+}  // namespace
+}  // namespace sluice::allocator

@@ -1,0 +1,43 @@
+#pragma once
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <string>
+
+#include "allocator/memory.h"
+#include "core/bytes.h"
+#include "core/error.h"
+
+namespace sluice::allocator {
+
+inline std::uint64_t held(const Ledger& ledger, Purpose purpose) {
+  return ledger.snapshot().lines[0][static_cast<std::size_t>(purpose)].current;
+}
+inline Ledger::Line host_total(const Ledger& ledger) { return ledger.snapshot().total[0]; }
+
+struct Thrown {
+  ErrorCode code;
+  std::string text;
+};
+inline Thrown thrown_by(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return {error.code(), error.what()};
+  }
+  ADD_FAILURE() << "no error was thrown";
+  return {ErrorCode::kInternal, ""};
+}
+
+// One word at the start of every 4 KiB page.
+inline void stamp(std::byte* data, std::size_t bytes, std::uint64_t value) {
+  for (std::size_t i = 0; i < bytes; i += 4096) std::memcpy(data + i, &value, sizeof value);
+}
+inline bool has_stamp(const std::byte* data, std::size_t bytes, std::uint64_t value) {
+  for (std::size_t i = 0; i < bytes; i += 4096)
+    if (std::memcmp(data + i, &value, sizeof value) != 0) return false;
+  return true;
+}
+
+}  // namespace sluice::allocator

@@ -1,0 +1,140 @@
+#include "engine/engine.h"
+
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+#include "engine/toy.h"
+#include "offload/file.h"
+
+namespace sluice::engine {
+namespace {
+
+struct Setup {
+  std::size_t micro_batches = 3;
+  Dtype dtype = Dtype::kF32;
+  PlanRequest request;
+  std::uint64_t memory = kGiB;
+  int threads = 2;
+};
+
+struct Run {
+  toy::Outcome outcome;
+  Plan plan;
+  offload::RecordStore::Counters traffic;
+};
+
+std::vector<std::unique_ptr<offload::File>> memory_disk(int files) {
+  std::vector<std::unique_ptr<offload::File>> disk;
+  for (int i = 0; i < files; ++i) disk.push_back(offload::make_memory_file("disk " + std::to_string(i)));
+  return disk;
+}
+
+Run run(const Setup& setup, int steps = 4) {
+  const Profile profile = toy::profile(setup.micro_batches, setup.dtype);
+  const auto optimizer = optim::make_adamw({});
+  Run result;
+  result.plan = make_plan(profile, *optimizer, {setup.memory, kGiB, 0}, setup.request, {});
+  Threads threads(setup.threads);
+  allocator::Ledger ledger;
+  ledger.set_budget(allocator::Tier::kHost, setup.memory);
+  offload::RecordStore disk(memory_disk(2), ledger);
+  {
+    Engine engine(profile, result.plan, *optimizer, {threads, ledger, &disk, nullptr});
+    for (UnitId u = 0; u < profile.units.size(); ++u) engine.load(u, toy::start_values());
+    toy::Trainer trainer(profile, result.plan, engine);
+    for (int s = 0; s < steps; ++s) {
+      double norm = 0;
+      result.outcome.losses.push_back(
+          trainer.step({0.01 / (s + 1), 0.1, setup.request.clip ? 5.0 : 0.0}, &norm));
+      result.outcome.norms.push_back(norm);
+    }
+    result.traffic = disk.counters();
+    for (UnitId u = 0; u < profile.units.size(); ++u) engine.save(u, toy::collect(result.outcome));
+  }
+  const auto snapshot = ledger.snapshot();
+  EXPECT_EQ(snapshot.total[0].current, 0u);
+  EXPECT_LE(snapshot.total[0].peak, result.plan.peak_memory);
+  return result;
+}
+
+void expect_same(const Run& a, const Run& b) {
+  EXPECT_EQ(a.outcome.losses, b.outcome.losses);
+  EXPECT_EQ(a.outcome.norms, b.outcome.norms);
+  EXPECT_TRUE(a.outcome == b.outcome) << "parameters or optimizer state differ";
+}
+
+Setup with(bool clip, Dtype dtype, const char* parameters, const char* gradients, const char* state) {
+  Setup setup;
+  setup.dtype = dtype;
+  setup.request.clip = clip;
+  setup.request.parameters = parameters;
+  setup.request.gradients = gradients;
+  setup.request.state = state;
+  return setup;
+}
+
+class Twins : public testing::TestWithParam<std::tuple<bool, Dtype>> {};
+
+TEST_P(Twins, PlacementNeverChangesBits) {
+  const auto [clip, dtype] = GetParam();
+  const Run memory = run(with(clip, dtype, "memory", "memory", "memory"));
+  EXPECT_EQ(memory.traffic.bytes_read + memory.traffic.bytes_written, 0u);
+  EXPECT_GT(memory.outcome.losses.front(), 0);
+  for (const auto& [parameters, gradients, state] :
+       std::vector<std::tuple<const char*, const char*, const char*>>{{"memory", "memory", "disk"},
+                                                                      {"disk", "memory", "memory"},
+                                                                      {"memory", "disk", "memory"},
+                                                                      {"disk", "disk", "disk"}}) {
+    SCOPED_TRACE(std::string(parameters) + " " + gradients + " " + state);
+    const Run other = run(with(clip, dtype, parameters, gradients, state));
+    expect_same(memory, other);
+    EXPECT_LT(other.plan.peak_memory, memory.plan.peak_memory);
+    EXPECT_GT(other.traffic.bytes_written, 0u);
+  }
+}
+
+TEST_P(Twins, GroupsPrefetchChunksAndThreadsNeverChangeBits) {
+  const auto [clip, dtype] = GetParam();
+  const Run base = run(with(clip, dtype, "memory", "memory", "memory"));
+  for (const std::size_t group : {1, 2}) {
+    Setup setup = with(clip, dtype, "disk", "disk", "disk");
+    setup.request.group = group;
+    SCOPED_TRACE("group " + std::to_string(group));
+    expect_same(base, run(setup));
+  }
+  for (const std::size_t prefetch : {1, 2, 5}) {
+    Setup setup = with(clip, dtype, "disk", "disk", "disk");
+    setup.request.prefetch = prefetch;
+    setup.threads = static_cast<int>(prefetch);
+    SCOPED_TRACE("prefetch " + std::to_string(prefetch));
+    expect_same(base, run(setup));
+  }
+  Setup setup = with(clip, dtype, "disk", "disk", "disk");
+  setup.request.chunk_elements = 2 * kChunkGrain;
+  expect_same(base, run(setup));
+}
+
+TEST_P(Twins, BudgetsBetween) {
+  const auto [clip, dtype] = GetParam();
+  const Run base = run(with(clip, dtype, "memory", "memory", "memory"));
+  for (const double share : {0.9, 0.8, 0.7}) {
+    Setup setup;
+    setup.dtype = dtype;
+    setup.request.clip = clip;
+    setup.memory = static_cast<std::uint64_t>(share * static_cast<double>(base.plan.peak_memory));
+    SCOPED_TRACE(share);
+    const Run other = run(setup);
+    EXPECT_GT(other.traffic.bytes_written, 0u);
+    expect_same(base, other);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(ClipAndType, Twins,
+                         testing::Combine(testing::Bool(), testing::Values(Dtype::kF32, Dtype::kBf16)),
+                         [](const auto& info) {
+                           return std::string(std::get<0>(info.param) ? "clip" : "at_once") + "_" +
+                                  std::string(name_of(std::get<1>(info.param)));
+                         });
+
+}  // namespace
+}  // namespace sluice::engine

@@ -1,0 +1,148 @@
+#pragma once
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/bytes.h"
+#include "core/random.h"
+#include "engine/engine.h"
+#include "offload/file.h"
+
+// A model without a matrix product: each parameter is pulled towards a value that depends on the micro-batch.
+// It has a tied unit (two uses), units of several sizes, and reads what it acquires, so that wrong bytes show
+// in the losses.
+namespace sluice::engine::toy {
+
+inline Profile profile(std::size_t micro_batches, Dtype dtype = Dtype::kF32, std::size_t blocks = 5) {
+  Profile profile;
+  profile.dtype = dtype;
+  profile.micro_batches = micro_batches;
+  profile.tokens = 1;
+  profile.units.push_back({"embedding", {{"wte", {300, 2048}, true, 2}, {"wpe", {7, 100}, true, 1}}});
+  for (std::size_t i = 0; i < blocks; ++i) {
+    const std::string name = "block." + std::to_string(i);
+    profile.units.push_back(
+        {name, {{name + ".weight", {1100, 1000}, true, 1}, {name + ".bias", {1000}, false, 1}}});
+  }
+  profile.units.push_back({"final", {{"final.gamma", {1000}, false, 1}}});
+  const auto last = static_cast<UnitId>(blocks + 1);
+  profile.schedule.push_back({0, true, -1, false});
+  for (UnitId u = 1; u <= blocks; ++u) profile.schedule.push_back({u, true, -1, false});
+  profile.schedule.push_back({last, true, 0, true});
+  profile.schedule.push_back({0, true, 0, false});
+  for (UnitId u = static_cast<UnitId>(blocks); u >= 1; --u) profile.schedule.push_back({u, true, 0, true});
+  profile.schedule.push_back({0, false, 1, true});
+  profile.unit_profiles.resize(profile.units.size());
+  for (UnitProfile& unit : profile.unit_profiles) {
+    unit.forward_flops = unit.backward_flops = 1e6;
+    unit.input_bytes = 4096;
+    unit.choices = {{"none", 8192, 0, 4096}, {"full", 0, 1e6, 4096}};
+  }
+  return profile;
+}
+
+inline float start_value(ParameterId parameter, std::size_t i) {
+  return to_unit_interval(philox({static_cast<std::uint32_t>(i), parameter, 0, 0}, {7, 7})[0]) - 0.5f;
+}
+
+inline UnitSource start_values() {
+  UnitSource source;
+  source.values = [](ParameterId p, std::size_t first, std::span<float> out) {
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = start_value(p, first + i);
+  };
+  return source;
+}
+
+struct Outcome {
+  std::vector<double> losses;  // of each step
+  std::vector<double> norms;
+  std::vector<std::vector<float>> values, masters, first_state, second_state;  // by parameter
+  bool operator==(const Outcome&) const = default;
+};
+
+class Trainer {
+ public:
+  Trainer(const Profile& profile, const Plan& plan, Engine& engine)
+      : profile_(profile), plan_(plan), engine_(engine) {}
+
+  double step(const StepSettings& settings, double* norm = nullptr) {
+    engine_.begin_step(settings);
+    double loss = 0;
+    for (std::size_t first = 0; first < profile_.micro_batches; first += plan_.group)
+      group(first, std::min(plan_.group, profile_.micro_batches - first), loss);
+    const StepResult result = engine_.step();
+    if (norm != nullptr) *norm = result.gradient_norm;
+    return loss;
+  }
+
+ private:
+  void group(std::size_t first, std::size_t count, double& loss) {
+    const Access* waiting = nullptr;  // the final unit is held while the head uses the embedding
+    for (const Access& access : profile_.schedule) {
+      engine_.acquire(access);
+      const Layout& layout = engine_.layout();
+      for (std::size_t m = first; m < first + count; ++m)
+        for (ParameterId p = layout.first_parameter(access.unit); p < layout.end_parameter(access.unit); ++p)
+          visit(access, p, m, loss);
+      engine_.progress();
+      if (access.gradient_use == 0 && profile_.units[access.unit].name == "final") {
+        waiting = &access;
+        continue;
+      }
+      engine_.release(access);
+      if (waiting != nullptr) engine_.release(*std::exchange(waiting, nullptr));
+    }
+  }
+
+  float value(ParameterId p, std::size_t i) const {
+    const ConstArray array = engine_.parameter(p);
+    return array.type == Dtype::kF32 ? array.f32()[i] : to_f32(array.bf16()[i]);
+  }
+
+  void visit(const Access& access, ParameterId p, std::size_t m, double& loss) {
+    const std::size_t n = engine_.layout().place(p).elements;
+    if (access.gradient_use < 0) {
+      for (std::size_t i = 0; i < n; i += 97) loss += std::abs(value(p, i));
+      return;
+    }
+    if (access.gradient_use >= engine_.layout().spec(p).uses) return;
+    const GradientTarget target = engine_.gradient(p, access.gradient_use, m);
+    for (std::size_t i = 0; i < n; ++i) {
+      const float wanted = static_cast<float>((i * 31 + m * 17) % 101) * 0.01f;
+      const float gradient = (access.parameters ? value(p, i) : 0.3f) - wanted;
+      target.data[i] = target.accumulate ? target.data[i] + gradient : gradient;
+    }
+  }
+
+  const Profile& profile_;
+  const Plan& plan_;
+  Engine& engine_;
+};
+
+inline UnitSink collect(Outcome& outcome) {
+  UnitSink sink;
+  const auto append = [](std::vector<std::vector<float>>& all, ParameterId p, std::size_t first,
+                         std::span<const float> values) {
+    if (all.size() <= p) all.resize(p + 1);
+    if (all[p].size() != first) throw std::logic_error("values come out of order");
+    all[p].insert(all[p].end(), values.begin(), values.end());
+  };
+  sink.parameter = [&outcome, append](ParameterId p, std::size_t first, std::size_t count,
+                                      ConstArray values) {
+    std::vector<float> wide(count);
+    for (std::size_t i = 0; i < count; ++i)
+      wide[i] = values.type == Dtype::kF32 ? values.f32()[i] : to_f32(values.bf16()[i]);
+    append(outcome.values, p, first, wide);
+  };
+  sink.master = [&outcome, append](ParameterId p, std::size_t first, std::span<const float> v) {
+    append(outcome.masters, p, first, v);
+  };
+  sink.state = [&outcome, append](ParameterId p, std::size_t array, std::size_t first,
+                                  std::span<const float> v) {
+    append(array == 0 ? outcome.first_state : outcome.second_state, p, first, v);
+  };
+  return sink;
+}
+
+}  // namespace sluice::engine::toy

@@ -1,0 +1,246 @@
+// Files that do wrong on purpose, batches, and how a short system call is continued.
+#include <gmock/gmock.h>
+
+#include <bit>
+#include <chrono>
+
+#include "offload/transfer.h"
+#include "tests/offload/support.h"
+
+namespace sluice::offload {
+namespace {
+
+using testing::Buffer;
+using testing::equal;
+using testing::error_of;
+using testing::fill;
+using ::testing::HasSubstr;
+using testing::read_now;
+using testing::write_now;
+
+// Which of 200 writes failed.
+std::vector<bool> failures(const Faults& faults) {
+  const std::unique_ptr<File> inner = make_memory_file("inner");
+  const std::unique_ptr<File> file = make_faulty_file(*inner, faults);
+  Buffer data(kDiskBlock);
+  std::vector<bool> result;
+  for (std::uint64_t i = 0; i < 200; ++i)
+    result.push_back(error_of([&] { write_now(*file, i * kDiskBlock, data.all()); }).code() ==
+                     ErrorCode::kIo);
+  return result;
+}
+
+TEST(FaultyFileTest, FaultsAreAFunctionOfTheSeed) {
+  const std::vector<bool> first = failures({.seed = 5, .write_error = 0.3});
+  EXPECT_EQ(first, failures({.seed = 5, .write_error = 0.3}));
+  EXPECT_NE(first, failures({.seed = 6, .write_error = 0.3}));
+  const auto count = std::count(first.begin(), first.end(), true);
+  EXPECT_GT(count, 30);
+  EXPECT_LT(count, 90);
+}
+
+TEST(FaultyFileTest, FailAfterCountsReadsAndWrites) {
+  const std::unique_ptr<File> inner = make_memory_file("inner");
+  const std::unique_ptr<File> file = make_faulty_file(*inner, {.fail_after = 3});
+  Buffer data(kDiskBlock);
+  write_now(*file, 0, data.all());
+  read_now(*file, 0, data.all());
+  write_now(*file, 0, data.all());
+  EXPECT_THAT(error_of([&] { write_now(*file, 0, data.all()); }).what(), HasSubstr(errno_text(ENOSPC)));
+  EXPECT_THAT(error_of([&] { read_now(*file, 0, data.all()); }).what(), HasSubstr(errno_text(EIO)));
+}
+
+int bits_that_differ(std::span<const std::byte> a, std::span<const std::byte> b) {
+  int count = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) count += std::popcount(std::to_integer<unsigned>(a[i] ^ b[i]));
+  return count;
+}
+
+TEST(FaultyFileTest, AFlipIsOneBitAndLeavesTheCallersBufferAlone) {
+  const std::unique_ptr<File> inner = make_memory_file("inner");
+  Buffer data(kMiB), copy(kMiB), back(kMiB);
+  fill(data.all(), 1);
+  fill(copy.all(), 1);
+  write_now(*make_faulty_file(*inner, {.seed = 1, .write_flip = 1}), 0, data.all());
+  EXPECT_TRUE(equal(data.all(), copy.all()));
+  read_now(*inner, 0, back.all());
+  EXPECT_EQ(bits_that_differ(data.all(), back.all()), 1);
+  write_now(*inner, 0, data.all());
+  read_now(*make_faulty_file(*inner, {.seed = 2, .read_flip = 1}), 0, back.all());
+  EXPECT_EQ(bits_that_differ(data.all(), back.all()), 1);
+  read_now(*inner, 0, back.all());
+  EXPECT_TRUE(equal(data.all(), back.all()));
+}
+
+TEST(FaultyFileTest, ALostWriteLeavesWhatWasThere) {
+  const std::unique_ptr<File> inner = make_memory_file("inner");
+  Buffer old(kMiB), data(kMiB), back(kMiB);
+  fill(old.all(), 1);
+  fill(data.all(), 2);
+  write_now(*inner, 0, old.all());
+  write_now(*make_faulty_file(*inner, {.lost_write = 1}), 0, data.all());
+  read_now(*inner, 0, back.all());
+  EXPECT_TRUE(equal(old.all(), back.all()));
+}
+
+TEST(FaultyFileTest, ADelayEndsTransfersLater) {
+  const std::unique_ptr<File> inner = make_memory_file("inner");
+  const std::unique_ptr<File> file = make_faulty_file(*inner, {.delay_microseconds = 30'000});
+  Buffer data(kDiskBlock);
+  const auto begin = std::chrono::steady_clock::now();
+  Batch batch;
+  for (std::uint64_t i = 0; i < 10; ++i) file->write(i * kDiskBlock, data.all(), batch.add());
+  EXPECT_FALSE(batch.finished());
+  batch.wait();
+  const auto taken = std::chrono::steady_clock::now() - begin;
+  EXPECT_GE(taken, std::chrono::milliseconds(30));
+  EXPECT_LT(taken, std::chrono::milliseconds(250));  // they wait together, not one after another
+}
+
+TEST(VolatileFileTest, WhatWasSyncedSurvivesAndTheRestInPart) {
+  constexpr std::size_t kBlocks = 256;
+  const auto survivors = [](std::uint64_t seed) {
+    const std::unique_ptr<VolatileFile> file = make_volatile_file("volatile");
+    Buffer old(kBlocks * kDiskBlock), data(kBlocks * kDiskBlock), back(kBlocks * kDiskBlock);
+    fill(old.all(), 1);
+    fill(data.all(), 2);
+    write_now(*file, 0, old.all());
+    file->sync();
+    write_now(*file, 0, data.all());
+    file->power_cut(seed);
+    read_now(*file, 0, back.all());
+    std::vector<bool> result;
+    for (std::size_t i = 0; i < kBlocks; ++i) {
+      const auto block = back.part(i * kDiskBlock, kDiskBlock);
+      const bool is_new = equal(block, data.part(i * kDiskBlock, kDiskBlock));
+      EXPECT_TRUE(is_new || equal(block, old.part(i * kDiskBlock, kDiskBlock)));
+      result.push_back(is_new);
+    }
+    return result;
+  };
+  const std::vector<bool> first = survivors(1);
+  EXPECT_EQ(first, survivors(1));
+  EXPECT_NE(first, survivors(2));
+  const auto count = std::count(first.begin(), first.end(), true);
+  EXPECT_GT(count, 64);
+  EXPECT_LT(count, 192);
+}
+
+TEST(VolatileFileTest, ASyncedFileLosesNothing) {
+  const std::unique_ptr<VolatileFile> file = make_volatile_file("volatile");
+  Buffer data(kMiB), back(kMiB);
+  fill(data.all(), 3);
+  write_now(*file, 0, data.all());
+  file->sync();
+  for (std::uint64_t seed = 0; seed < 10; ++seed) file->power_cut(seed);
+  read_now(*file, 0, back.all());
+  EXPECT_TRUE(equal(data.all(), back.all()));
+}
+
+TEST(VolatileFileTest, AFileThatWasNeverSyncedMayLoseItsEnd) {
+  bool lost = false;
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    const std::unique_ptr<VolatileFile> file = make_volatile_file("volatile");
+    Buffer data(kDiskBlock);
+    write_now(*file, 0, data.all());
+    file->power_cut(seed);
+    lost = lost || file->size() == 0;
+  }
+  EXPECT_TRUE(lost);
+}
+
+TEST(BatchTest, TheFirstErrorIsThrownAfterAllHaveEnded) {
+  Batch batch;
+  Done a = batch.add(), b = batch.add(), c = batch.add();
+  b(std::make_exception_ptr(Error(ErrorCode::kIo, "first")));
+  a(nullptr);
+  EXPECT_FALSE(batch.finished());
+  c(std::make_exception_ptr(Error(ErrorCode::kIo, "second")));
+  EXPECT_TRUE(batch.finished());
+  EXPECT_STREQ(error_of([&] { batch.wait(); }).what(), "first");
+  batch.wait();  // it was told once
+}
+
+TEST(BatchTest, ARefusedTransferIsAnErrorNotAHang) {
+  Batch batch;
+  const std::unique_ptr<File> file = make_memory_file("file");
+  Buffer data(kDiskBlock);
+  EXPECT_THROW(file->read(1, data.all(), batch.add()), Error);
+  EXPECT_TRUE(batch.finished());
+  EXPECT_EQ(error_of([&] { batch.wait(); }).code(), ErrorCode::kState);
+}
+
+TEST(BatchTest, AMovedBatchWaits) {
+  Batch batch;
+  Done done = batch.add();
+  Batch moved(std::move(batch));
+  EXPECT_FALSE(moved.finished());
+  done(nullptr);
+  moved.wait();
+}
+
+// A transfer whose system calls are played by the test.
+class BlockTest : public ::testing::Test {
+ protected:
+  Block make(Direction direction, std::size_t bytes) {
+    const Extent extent{-1, direction, 8 * kDiskBlock, nullptr, bytes};
+    transfer_ = std::make_shared<Transfer>(extent, kMiB, name_, open_, [](std::exception_ptr) {});
+    BlockQueue queue;
+    queue.push(transfer_);
+    return *queue.take();
+  }
+  Error error() const {
+    return error_of([&] {
+      if (error_ != nullptr) std::rethrow_exception(error_);
+    });
+  }
+  const std::string name_ = "played";
+  OpenTransfers open_;
+  std::shared_ptr<Transfer> transfer_;
+  std::exception_ptr error_;
+};
+
+TEST_F(BlockTest, InterruptedAndShortCallsAreContinued) {
+  for (const Direction direction : {Direction::kRead, Direction::kWrite}) {
+    Block block = make(direction, 8 * kDiskBlock);
+    EXPECT_EQ(block.advance(-EINTR, &error_), Block::Outcome::kAgain);
+    EXPECT_EQ(block.advance(-EAGAIN, &error_), Block::Outcome::kAgain);
+    EXPECT_EQ(block.moved, 0u);
+    EXPECT_EQ(block.advance(3 * kDiskBlock, &error_), Block::Outcome::kAgain);
+    EXPECT_EQ(block.moved, 3 * kDiskBlock);
+    EXPECT_EQ(block.advance(5 * kDiskBlock, &error_), Block::Outcome::kEnded);
+    EXPECT_EQ(error_, nullptr);
+  }
+}
+
+TEST_F(BlockTest, AShortWriteGoesOnAtAWholeDiskBlock) {
+  Block block = make(Direction::kWrite, 8 * kDiskBlock);
+  EXPECT_EQ(block.advance(kDiskBlock + 512, &error_), Block::Outcome::kAgain);
+  EXPECT_EQ(block.moved, kDiskBlock);
+}
+
+TEST_F(BlockTest, TheEndOfTheFileIsAnError) {
+  Block block = make(Direction::kRead, 8 * kDiskBlock);
+  EXPECT_EQ(block.advance(2 * kDiskBlock, &error_), Block::Outcome::kAgain);
+  EXPECT_EQ(block.advance(0, &error_), Block::Outcome::kEnded);
+  EXPECT_EQ(error().code(), ErrorCode::kIo);
+  EXPECT_THAT(error().what(), HasSubstr("found 8192"));
+}
+
+TEST_F(BlockTest, AnErrorNamesWhereItHappened) {
+  Block block = make(Direction::kWrite, 8 * kDiskBlock);
+  EXPECT_EQ(block.advance(2 * kDiskBlock, &error_), Block::Outcome::kAgain);
+  EXPECT_EQ(block.advance(-EIO, &error_), Block::Outcome::kEnded);
+  EXPECT_THAT(error().what(), HasSubstr("played: write at offset 40960"));
+  EXPECT_THAT(error().what(), HasSubstr(errno_text(EIO)));
+}
+
+TEST_F(BlockTest, CallsThatNeverMoveAnythingDoNotHang) {
+  Block block = make(Direction::kWrite, kDiskBlock);
+  int calls = 1;
+  while (block.advance(0, &error_) == Block::Outcome::kAgain) ASSERT_LT(++calls, 10'000);
+  EXPECT_EQ(error().code(), ErrorCode::kIo);
+}
+
+}  // namespace
+}  // namespace sluice::offload

@@ -1,0 +1,476 @@
+#include "offload/records.h"
+
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <thread>
+
+#include "core/json.h"
+#include "tests/offload/support.h"
+
+namespace sluice::offload {
+namespace {
+
+using allocator::Ledger;
+using allocator::Purpose;
+using allocator::Tier;
+using ::testing::AllOf;
+using testing::Buffer;
+using testing::DirectFolder;
+using testing::equal;
+using testing::error_of;
+using testing::fill;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr std::size_t kBlock = RecordStore::kBlock;
+
+// Forwards to a file that the test keeps.
+class Borrowed final : public File {
+ public:
+  explicit Borrowed(File& file) : file_(file) {}
+  void read(std::uint64_t offset, std::span<std::byte> into, Done done) override {
+    file_.read(offset, into, std::move(done));
+  }
+  void write(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
+    file_.write(offset, from, std::move(done));
+  }
+  void sync() override { file_.sync(); }
+  void allocate(std::uint64_t bytes) override { file_.allocate(bytes); }
+  std::uint64_t size() const override { return file_.size(); }
+  const std::string& name() const override { return file_.name(); }
+
+ private:
+  File& file_;
+};
+
+std::vector<std::unique_ptr<File>> memory_files(std::size_t count) {
+  std::vector<std::unique_ptr<File>> files;
+  for (std::size_t i = 0; i < count; ++i) files.push_back(make_memory_file("file " + std::to_string(i)));
+  return files;
+}
+
+std::vector<std::unique_ptr<File>> borrowed(File& file) {
+  std::vector<std::unique_ptr<File>> files;
+  files.push_back(std::make_unique<Borrowed>(file));
+  return files;
+}
+
+void put(RecordStore& store, RecordId record, std::uint64_t offset, std::span<const std::byte> from) {
+  Batch batch;
+  store.write(record, offset, from, batch.add());
+  batch.wait();
+}
+
+void get(RecordStore& store, RecordId record, std::uint64_t offset, std::span<std::byte> into) {
+  Batch batch;
+  store.read(record, offset, into, batch.add());
+  batch.wait();
+}
+
+TEST(RecordStoreTest, RecordsOfAnySizeOverAnyNumberOfFiles) {
+  for (const std::size_t files : {1u, 2u, 3u, 5u}) {
+    Ledger ledger;
+    RecordStore store(memory_files(files), ledger);
+    const std::vector<std::size_t> sizes = {
+        kDiskBlock, kBlock, kBlock + kDiskBlock,         7 * kBlock - kDiskBlock,
+        2 * kBlock, 0,      11 * kBlock + 5 * kDiskBlock};
+    for (std::size_t i = 0; i < sizes.size(); ++i)
+      store.define("r" + std::to_string(i), sizes[i], Purpose::kParameter);
+    store.allocate();
+    std::size_t total = 0;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      Buffer data(sizes[i]);
+      fill(data.all(), 100 + i);
+      put(store, static_cast<RecordId>(i), 0, data.all());
+      total += sizes[i];
+    }
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      Buffer data(sizes[i]), back(sizes[i]);
+      fill(data.all(), 100 + i);
+      get(store, static_cast<RecordId>(i), 0, back.all());
+      EXPECT_TRUE(equal(data.all(), back.all())) << files << " files, record " << i;
+    }
+    EXPECT_EQ(store.counters().bytes_written, total);
+    EXPECT_EQ(store.counters().bytes_read, total);
+  }
+}
+
+TEST(RecordStoreTest, BlockAfterBlockGoesToTheNextFile) {
+  Ledger ledger;
+  std::vector<std::unique_ptr<File>> owned = memory_files(3);
+  std::vector<std::unique_ptr<File>> files;
+  for (const std::unique_ptr<File>& file : owned) files.push_back(std::make_unique<Borrowed>(*file));
+  RecordStore store(std::move(files), ledger);
+  const RecordId first = store.define("first", kDiskBlock, Purpose::kParameter);
+  const RecordId second = store.define("second", 4 * kBlock + kDiskBlock, Purpose::kParameter);
+  store.allocate();
+  Buffer small(kDiskBlock), data(4 * kBlock + kDiskBlock), back(kBlock);
+  fill(small.all(), 1);
+  fill(data.all(), 2);
+  put(store, first, 0, small.all());
+  put(store, second, 0, data.all());
+  // `first` fills a disk block of file 0, so `second` begins in file 1.
+  const auto expect_at = [&](std::size_t file, std::uint64_t offset, std::span<const std::byte> expected) {
+    testing::read_now(*owned[file], offset, back.part(0, expected.size()));
+    EXPECT_TRUE(equal(expected, back.part(0, expected.size()))) << "file " << file << " at " << offset;
+  };
+  expect_at(0, 0, small.all());
+  expect_at(1, 0, data.part(0, kBlock));
+  expect_at(2, 0, data.part(kBlock, kBlock));
+  expect_at(0, kDiskBlock, data.part(2 * kBlock, kBlock));
+  expect_at(1, kBlock, data.part(3 * kBlock, kBlock));
+  expect_at(2, kBlock, data.part(4 * kBlock, kDiskBlock));
+  EXPECT_EQ(owned[0]->size(), kBlock + kDiskBlock);
+  EXPECT_EQ(owned[1]->size(), 2 * kBlock);
+  EXPECT_EQ(owned[2]->size(), kBlock + kDiskBlock);
+}
+
+class OneRecord : public ::testing::Test {
+ protected:
+  static constexpr std::size_t kBytes = 4 * kBlock + 2 * kDiskBlock;
+  OneRecord() : inner_(make_memory_file("swap.bin")) { fill(data_.all(), 1), fill(newer_.all(), 2); }
+
+  void open(const Faults& faults = {}) {
+    faulty_ = make_faulty_file(*inner_, faults);
+    store_ = std::make_unique<RecordStore>(borrowed(*faulty_), ledger_, &trace_);
+    record_ = store_->define("layer 3 state", kBytes, Purpose::kOptimizerState);
+    store_->allocate();
+  }
+  void TearDown() override { store_.reset(); }
+
+  Ledger ledger_;
+  Trace trace_;
+  std::unique_ptr<File> inner_, faulty_;
+  std::unique_ptr<RecordStore> store_;
+  RecordId record_ = 0;
+  Buffer data_{kBytes}, newer_{kBytes}, back_{kBytes};
+};
+
+TEST_F(OneRecord, PartsAreWrittenAndReadAlone) {
+  open();
+  put(*store_, record_, 0, data_.all());
+  put(*store_, record_, kBlock, newer_.part(kBlock, kBlock));
+  put(*store_, record_, 4 * kBlock, newer_.part(4 * kBlock, 2 * kDiskBlock));
+  get(*store_, record_, 0, back_.part(0, 3 * kBlock));
+  get(*store_, record_, 3 * kBlock, back_.part(3 * kBlock, kBlock + 2 * kDiskBlock));
+  EXPECT_TRUE(equal(back_.part(0, kBlock), data_.part(0, kBlock)));
+  EXPECT_TRUE(equal(back_.part(kBlock, kBlock), newer_.part(kBlock, kBlock)));
+  EXPECT_TRUE(equal(back_.part(2 * kBlock, 2 * kBlock), data_.part(2 * kBlock, 2 * kBlock)));
+  EXPECT_TRUE(equal(back_.part(4 * kBlock, 2 * kDiskBlock), newer_.part(4 * kBlock, 2 * kDiskBlock)));
+}
+
+TEST_F(OneRecord, WhatIsNotWholeBlocksIsRefused) {
+  open();
+  put(*store_, record_, 0, data_.all());
+  const auto expect_refused = [&](std::uint64_t offset, std::span<std::byte> bytes) {
+    const Error error = error_of([&] { get(*store_, record_, offset, bytes); });
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << offset << " " << bytes.size();
+    EXPECT_THAT(error.what(), HasSubstr("layer 3 state"));
+  };
+  expect_refused(kDiskBlock, back_.part(0, kBlock));
+  expect_refused(0, back_.part(0, kBlock + kDiskBlock));
+  expect_refused(4 * kBlock, back_.part(0, kBlock));
+  expect_refused(4 * kBlock, back_.part(0, kDiskBlock));
+  expect_refused(64 * kBlock, back_.part(0, kBlock));
+  expect_refused(0, back_.part(8, kBlock));
+  EXPECT_EQ(error_of([&] { get(*store_, 7, 0, back_.all()); }).code(), ErrorCode::kInvalidArgument);
+  get(*store_, record_, 0, back_.all());  // and nothing was left behind
+  EXPECT_TRUE(equal(back_.all(), data_.all()));
+}
+
+TEST_F(OneRecord, WhatWasNeverWrittenCannotBeRead) {
+  open();
+  put(*store_, record_, 0, data_.part(0, 2 * kBlock));
+  const Error error = error_of([&] { get(*store_, record_, 0, back_.all()); });
+  EXPECT_EQ(error.code(), ErrorCode::kState);
+  EXPECT_THAT(error.what(),
+              AllOf(HasSubstr("layer 3 state"), HasSubstr("block 2"), HasSubstr("never written")));
+  get(*store_, record_, 0, back_.part(0, 2 * kBlock));
+  EXPECT_TRUE(equal(back_.part(0, 2 * kBlock), data_.part(0, 2 * kBlock)));
+}
+
+TEST_F(OneRecord, TransfersThatOverlapAreMisuse) {
+  open({.delay_microseconds = 20'000});
+  Batch batch;
+  store_->write(record_, kBlock, data_.part(kBlock, 2 * kBlock), batch.add());
+  const Error error = error_of([&] { put(*store_, record_, 0, data_.all()); });
+  EXPECT_EQ(error.code(), ErrorCode::kState);
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("layer 3 state"), HasSubstr("block 1")));
+  store_->write(record_, 3 * kBlock, data_.part(3 * kBlock, kBlock), batch.add());  // beside it is fine
+  store_->write(record_, 0, data_.part(0, kBlock), batch.add());
+  batch.wait();
+  get(*store_, record_, 0, back_.part(0, 4 * kBlock));
+  EXPECT_TRUE(equal(back_.part(0, 4 * kBlock), data_.part(0, 4 * kBlock)));
+}
+
+TEST_F(OneRecord, TheStoreWaitsForItsTransfers) {
+  open({.delay_microseconds = 5'000});
+  bool ended = false;
+  store_->write(record_, 0, data_.all(), [&](std::exception_ptr) { ended = true; });
+  faulty_.reset();  // the file under the store waits: borrowed files are not the store's to wait for
+  EXPECT_TRUE(ended);
+}
+
+TEST_F(OneRecord, AFlippedBitAnywhereIsFound) {
+  open();
+  const CounterRandom random(9, 0);
+  for (std::uint64_t i = 0; i < 20; ++i) {
+    put(*store_, record_, 0, data_.all());
+    const auto words = random.block(i);
+    const std::uint64_t place = words[0] % kBytes;
+    Buffer block(kDiskBlock);
+    const std::uint64_t disk_block = place / kDiskBlock * kDiskBlock;
+    testing::read_now(*inner_, disk_block, block.all());
+    block.all()[place % kDiskBlock] ^= std::byte{1} << (words[1] % 8);
+    testing::write_now(*inner_, disk_block, block.all());
+    const Error error = error_of([&] { get(*store_, record_, 0, back_.all()); });
+    ASSERT_EQ(error.code(), ErrorCode::kCorrupt);
+    EXPECT_THAT(
+        error.what(),
+        AllOf(HasSubstr("swap.bin"), HasSubstr("layer 3 state"), HasSubstr("expected"), HasSubstr("found"),
+              HasSubstr("offset " + std::to_string(place / kBlock * kBlock)), Not(HasSubstr("stale"))));
+  }
+}
+
+TEST_F(OneRecord, ReadAndWriteFlipsAreFound) {
+  open({.seed = 1, .read_flip = 1});
+  put(*store_, record_, 0, data_.all());
+  EXPECT_EQ(error_of([&] { get(*store_, record_, 0, back_.all()); }).code(), ErrorCode::kCorrupt);
+  open({.seed = 1, .write_flip = 1});
+  put(*store_, record_, 0, data_.all());
+  EXPECT_EQ(error_of([&] { get(*store_, record_, 0, back_.all()); }).code(), ErrorCode::kCorrupt);
+}
+
+TEST_F(OneRecord, ALostWriteIsStale) {
+  open();
+  put(*store_, record_, 0, data_.all());
+  put(*store_, record_, 0, data_.all());
+  Buffer old(kBlock);
+  testing::read_now(*inner_, 2 * kBlock, old.all());
+  put(*store_, record_, 0, newer_.all());
+  testing::write_now(*inner_, 2 * kBlock, old.all());
+  const Error error = error_of([&] { get(*store_, record_, 0, back_.all()); });
+  EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("stale"), HasSubstr("generation 2"), HasSubstr("generation 3"),
+                                  HasSubstr("block 2"), HasSubstr("layer 3 state")));
+}
+
+TEST_F(OneRecord, LosingWritesIsNoticedOnTheFirstWriteToo) {
+  open({.lost_write = 1});
+  put(*store_, record_, 0, data_.all());
+  const Error error = error_of([&] { get(*store_, record_, 0, back_.all()); });
+  EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
+  EXPECT_THAT(error.what(), HasSubstr("only zeros"));
+}
+
+TEST_F(OneRecord, FailuresOfTheFileAreReportedAndTheRecordCanBeWrittenAgain) {
+  open({.read_error = 1});
+  put(*store_, record_, 0, data_.all());
+  const Error read = error_of([&] { get(*store_, record_, 0, back_.all()); });
+  EXPECT_EQ(read.code(), ErrorCode::kIo);
+  EXPECT_THAT(read.what(), AllOf(HasSubstr("swap.bin"), HasSubstr(errno_text(EIO))));
+  open({.fail_after = 2});
+  const Error write = error_of([&] { put(*store_, record_, 0, data_.all()); });
+  EXPECT_EQ(write.code(), ErrorCode::kIo);
+  EXPECT_THAT(write.what(), AllOf(HasSubstr("swap.bin"), HasSubstr(errno_text(ENOSPC))));
+  EXPECT_EQ(store_->counters().bytes_written, 0u);
+  open({.write_error = 1});
+  EXPECT_EQ(error_of([&] { put(*store_, record_, 0, data_.all()); }).code(), ErrorCode::kIo);
+  EXPECT_EQ(error_of([&] { put(*store_, record_, 0, data_.all()); }).code(), ErrorCode::kIo);
+}
+
+TEST_F(OneRecord, ATruncatedFileIsReported) {
+  open();
+  put(*store_, record_, 0, data_.all());
+  inner_->allocate(2 * kBlock);
+  const Error error = error_of([&] { get(*store_, record_, 0, back_.all()); });
+  EXPECT_EQ(error.code(), ErrorCode::kIo);
+  EXPECT_THAT(error.what(), HasSubstr("swap.bin"));
+}
+
+// Whatever goes wrong: what is read without an error is what was written.
+TEST_F(OneRecord, NoFaultIsEverSilent) {
+  std::size_t noticed = 0, whole = 0;
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    const unsigned delay = seed % 4 == 0 ? 50 : 0;
+    open({.seed = seed,
+          .read_error = 0.02,
+          .write_error = 0.02,
+          .read_flip = 0.02,
+          .write_flip = 0.02,
+          .lost_write = 0.02,
+          .fail_after = seed % 8 == 1 ? 12 : UINT64_MAX,
+          .delay_microseconds = delay});
+    try {
+      put(*store_, record_, 0, data_.all());
+      put(*store_, record_, 0, newer_.all());
+      get(*store_, record_, 0, back_.all());
+      EXPECT_TRUE(equal(back_.all(), newer_.all())) << "seed " << seed;
+      ++whole;
+    } catch (const Error& error) {
+      EXPECT_TRUE(error.code() == ErrorCode::kIo || error.code() == ErrorCode::kCorrupt) << error.what();
+      ++noticed;
+    }
+    store_.reset();
+  }
+  EXPECT_GT(noticed, 5u);
+  EXPECT_GT(whole, 5u);
+}
+
+TEST_F(OneRecord, TheTraceHasAnEventForEachTransfer) {
+  open();
+  put(*store_, record_, 0, data_.all());
+  get(*store_, record_, 0, back_.part(0, kBlock));
+  const std::string path =
+      ::testing::TempDir() + "/sluice_records_trace_" + std::to_string(::getpid()) + ".json";
+  trace_.save(path);
+  const Json trace = read_json_file(path);
+  std::filesystem::remove(path);
+  std::vector<std::pair<int, std::uint64_t>> found;
+  for (const Json& event : trace.at("traceEvents"))
+    if (event.at("name") == "layer 3 state")
+      found.emplace_back(event.at("tid"), event.at("args").at("bytes"));
+  const auto row = [](Trace::Lane lane) { return static_cast<int>(lane) + 1; };
+  EXPECT_THAT(found, ::testing::ElementsAre(std::pair(row(Trace::Lane::kWrite), std::uint64_t{kBytes}),
+                                            std::pair(row(Trace::Lane::kRead), std::uint64_t{kBlock})));
+}
+
+TEST(RecordStoreTest, TheOrderOfCallsIsHeld) {
+  Ledger ledger;
+  RecordStore store(memory_files(1), ledger);
+  const RecordId record = store.define("early", kBlock, Purpose::kParameter);
+  Buffer data(kBlock);
+  EXPECT_EQ(error_of([&] { put(store, record, 0, data.all()); }).code(), ErrorCode::kState);
+  EXPECT_EQ(error_of([&] { store.define("odd", 1000, Purpose::kParameter); }).code(),
+            ErrorCode::kInvalidArgument);
+  store.allocate();
+  EXPECT_EQ(error_of([&] { store.allocate(); }).code(), ErrorCode::kState);
+  EXPECT_EQ(error_of([&] { store.define("late", kBlock, Purpose::kParameter); }).code(), ErrorCode::kState);
+  put(store, record, 0, data.all());
+}
+
+TEST(RecordStoreTest, TheLedgerHoldsDiskSpaceByPurposeAndMetadata) {
+  Ledger ledger;
+  const auto line = [&](Tier tier, Purpose purpose) {
+    return ledger.snapshot().lines[static_cast<std::size_t>(tier)][static_cast<std::size_t>(purpose)].current;
+  };
+  {
+    RecordStore store(memory_files(2), ledger);
+    store.define("p", 3 * kBlock + kDiskBlock, Purpose::kParameter);
+    store.define("o", 2 * kBlock, Purpose::kOptimizerState);
+    EXPECT_EQ(line(Tier::kDisk, Purpose::kParameter), 0u);
+    EXPECT_GT(line(Tier::kHost, Purpose::kBase), 0u);
+    store.allocate();
+    EXPECT_EQ(line(Tier::kDisk, Purpose::kParameter), 3 * kBlock + kDiskBlock);
+    EXPECT_EQ(line(Tier::kDisk, Purpose::kOptimizerState), 2 * kBlock);
+  }
+  EXPECT_EQ(line(Tier::kDisk, Purpose::kParameter), 0u);
+  EXPECT_EQ(line(Tier::kDisk, Purpose::kOptimizerState), 0u);
+  EXPECT_EQ(line(Tier::kHost, Purpose::kBase), 0u);
+}
+
+TEST(RecordStoreTest, ADiskBudgetIsEnforcedBeforeSpaceIsTaken) {
+  Ledger ledger;
+  ledger.set_budget(Tier::kDisk, kBlock);
+  const std::unique_ptr<File> file = make_memory_file("file");
+  RecordStore store(borrowed(*file), ledger);
+  store.define("p", kBlock, Purpose::kParameter);
+  store.define("q", kBlock, Purpose::kParameter);
+  EXPECT_EQ(error_of([&] { store.allocate(); }).code(), ErrorCode::kBudget);
+  EXPECT_EQ(file->size(), 0u);
+  EXPECT_EQ(ledger.snapshot().total[static_cast<std::size_t>(Tier::kDisk)].current, 0u);
+}
+
+class DiskRecords : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!a_.found() || !b_.found()) GTEST_SKIP() << testing::kNoDirectFolder;
+    service_ = make_io_service({});
+  }
+  ErrorCode code_of_folder(const std::string& folder, std::string* text) {
+    const Error error = error_of([&] {
+      RecordStore(*service_, {{a_.path(), kGiB}, {folder, kGiB}}, ledger_);
+    });
+    *text = error.what();
+    return error.code();
+  }
+  DirectFolder a_, b_;
+  std::unique_ptr<IoService> service_;
+  Ledger ledger_;
+};
+
+TEST_F(DiskRecords, StripedOverFoldersFromSeveralThreads) {
+  RecordStore store(*service_, {{a_.path(), kGiB}, {b_.path(), kGiB}}, ledger_);
+  constexpr std::size_t kBytes = 3 * kBlock + 7 * kDiskBlock;
+  std::vector<RecordId> records;
+  for (int i = 0; i < 6; ++i)
+    records.push_back(store.define("r" + std::to_string(i), kBytes, Purpose::kParameter));
+  store.allocate();
+  std::atomic<int> good = 0;
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < records.size(); ++t)
+    threads.emplace_back([&, t] {
+      Buffer data(kBytes), back(kBytes);
+      for (std::uint64_t round = 0; round < 5; ++round) {
+        fill(data.all(), t * 10 + round);
+        put(store, records[t], 0, data.all());
+        get(store, records[t], 0, back.all());
+        good += equal(data.all(), back.all()) ? 1 : 0;
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(good, 30);
+}
+
+TEST_F(DiskRecords, TheStoreWaitsForItsTransfers) {
+  Buffer data(16 * kBlock);
+  std::atomic<bool> ended = false;
+  {
+    RecordStore store(*service_, {{a_.path(), kGiB}}, ledger_);
+    const RecordId record = store.define("r", 16 * kBlock, Purpose::kParameter);
+    store.allocate();
+    store.write(record, 0, data.all(), [&](std::exception_ptr error) { ended = error == nullptr; });
+  }
+  EXPECT_TRUE(ended);
+}
+
+TEST_F(DiskRecords, FoldersAreCheckedAtOnceAndNamed) {
+  std::string text;
+  EXPECT_EQ(code_of_folder(b_.file("missing"), &text), ErrorCode::kNotFound);
+  EXPECT_THAT(text, HasSubstr(b_.file("missing")));
+  std::ofstream(b_.file("plain")) << "text";
+  EXPECT_EQ(code_of_folder(b_.file("plain"), &text), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(text, HasSubstr("not a folder"));
+  EXPECT_EQ(error_of([&] { RecordStore(*service_, {}, ledger_); }).code(), ErrorCode::kInvalidArgument);
+}
+
+TEST_F(DiskRecords, AFolderInMemoryIsRefused) {
+  if (::access("/dev/shm", W_OK) != 0) GTEST_SKIP() << "no /dev/shm";
+  std::string text;
+  EXPECT_EQ(code_of_folder("/dev/shm", &text), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(text, AllOf(HasSubstr("/dev/shm"), HasSubstr("in memory")));
+}
+
+TEST_F(DiskRecords, ALimitThatIsTooSmallSaysWhatIsMissing) {
+  RecordStore store(*service_, {{a_.path(), 4 * kMiB}, {b_.path(), 2 * kMiB}}, ledger_);
+  store.define("r", 10 * kBlock, Purpose::kParameter);
+  const Error error = error_of([&] { store.allocate(); });
+  EXPECT_EQ(error.code(), ErrorCode::kBudget);
+  EXPECT_THAT(error.what(), AllOf(HasSubstr(a_.path()), HasSubstr(b_.path()), HasSubstr("1 MiB are missing"),
+                                  HasSubstr("3 MiB are missing")));
+}
+
+TEST_F(DiskRecords, ADiskThatIsTooSmallSaysWhatIsFreeAndNothingIsKept) {
+  RecordStore store(*service_, {{a_.path(), UINT64_MAX}}, ledger_);
+  const std::uint64_t beyond = round_up(std::filesystem::space(a_.path()).available + 64 * kGiB, kDiskBlock);
+  store.define("r", beyond, Purpose::kParameter);
+  const Error error = error_of([&] { store.allocate(); });
+  EXPECT_EQ(error.code(), ErrorCode::kBudget);
+  EXPECT_THAT(error.what(), AllOf(HasSubstr(a_.path()), HasSubstr("free"), HasSubstr("too little")));
+  EXPECT_EQ(ledger_.snapshot().total[static_cast<std::size_t>(Tier::kDisk)].current, 0u);
+}
+
+}  // namespace
+}  // namespace sluice::offload
