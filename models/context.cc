@@ -21,19 +21,26 @@ void combine_gradients(const Graph& graph, const Step& step, Execution& executio
 
 }  // namespace
 
-// Bit 63 keeps these streams apart from those of initialisation; 24 bits name the op in the model, the rest the step.
+// Bit 63 keeps these streams apart from those of initialisation; 24 bits name the op in the model, the rest
+// the step.
 std::uint64_t OpContext::random_stream() const {
   return std::uint64_t{1} << 63 | execution_.step << 24 | (execution_.unit * 32 + step_.op);
 }
 
-void execute(const Graph& graph, const Program& program, Execution& execution, const BeforeStep& before_step) {
+void execute(const Graph& graph, const Program& program, Execution& execution,
+             const BeforeStep& before_step) {
   for (std::size_t index = 0; index < program.steps.size(); ++index) {
     if (before_step) before_step(index);
     const Step& step = program.steps[index];
     switch (step.kind) {
-      case Step::Kind::kForward: graph.ops()[step.op]->forward({execution, graph, step}); break;
-      case Step::Kind::kBackward: graph.ops()[step.op]->backward({execution, graph, step}); break;
-      default: combine_gradients(graph, step, execution);
+      case Step::Kind::kForward:
+        graph.ops()[step.op]->forward({execution, graph, step});
+        break;
+      case Step::Kind::kBackward:
+        graph.ops()[step.op]->backward({execution, graph, step});
+        break;
+      default:
+        combine_gradients(graph, step, execution);
     }
   }
 }

@@ -21,7 +21,8 @@ class ParameterSource {
   virtual void acquire_for_reading(engine::UnitId unit) = 0;
   virtual void release_from_reading(engine::UnitId unit) = 0;
   virtual ConstArray value(engine::ParameterId parameter) = 0;
-  virtual engine::GradientTarget gradient(engine::ParameterId parameter, int use, std::size_t micro_batch) = 0;
+  virtual engine::GradientTarget gradient(engine::ParameterId parameter, int use,
+                                          std::size_t micro_batch) = 0;
   virtual void progress() = 0;
 };
 
@@ -32,13 +33,13 @@ struct Execution {
   ParameterSource& source;
   std::span<const engine::ParameterId> parameters;  // by the graph's slots
   std::array<std::byte*, kAreas> areas = {};
-  std::span<const std::int32_t> tokens, targets;
+  std::span<const std::int32_t> tokens = {}, targets = {};
   std::size_t micro_batch = 0;  // within the step
   bool training = true;         // else there is no dropout
   std::uint64_t seed = 0, step = 0, first_sample = 0, unit = 0;
-  float gradient_scale = 1;     // of every row's loss
-  double loss = 0;              // sum over rows, set by the op that computes it
-  std::span<float> logits;      // where given, forward writes the logits of one row to it instead of a loss
+  float gradient_scale = 1;  // of every row's loss
+  double loss = 0;           // sum over rows, set by the op that computes it
+  std::span<float> logits = {};   // where given, forward writes the logits of one row to it instead of a loss
   std::size_t logits_row = 0;
 };
 

@@ -21,7 +21,8 @@ std::size_t Graph::add_parameter(engine::ParameterSpec spec, bool foreign) {
 void Graph::add_op(std::unique_ptr<Op> op) {
   const OpSpec& spec = op->spec();
   for (const ValueId value : spec.inputs) {
-    ensure(producers_[value] || input_ == value, "op '{}' reads '{}' before it is made", spec.name, values_[value].name);
+    ensure(producers_[value] || input_ == value, "op '{}' reads '{}' before it is made", spec.name,
+           values_[value].name);
   }
   for (const ValueId value : spec.outputs) {
     ensure(!producers_[value] && input_ != value, "'{}' is made twice", values_[value].name);

@@ -10,9 +10,9 @@
 #include "engine/layout.h"
 #include "kernels/matrix.h"
 
-// What a unit computes on one micro-batch of fixed shape: a straight line of ops over named values. All that the plan
-// must know (what is kept, what can be recomputed and for how much, where every byte lies) follows from what the ops
-// declare here: see recompute.h and program.h.
+// What a unit computes on one micro-batch of fixed shape: a straight line of ops over named values. All that
+// the plan must know (what is kept, what can be recomputed and for how much, where every byte lies) follows
+// from what the ops declare here: see recompute.h and program.h.
 namespace sluice::models {
 
 inline constexpr std::size_t kAlignment = 64;  // of every buffer
@@ -40,7 +40,8 @@ struct ParameterUse {
   int use = 0;
 };
 
-// An output that may lie where an input lay (or, backward, an input's gradient where an output's gradient lay).
+// An output that may lie where an input lay (or, backward, an input's gradient where an output's gradient
+// lay).
 struct InPlace {
   std::size_t input = 0, output = 0;
 };
@@ -51,17 +52,19 @@ struct OpSpec {
   std::vector<ValueId> saved;  // inputs and outputs that backward reads
   std::vector<ParameterUse> parameters;
   std::vector<InPlace> forward_in_place, backward_in_place;
-  std::vector<std::size_t> passes_gradient;  // inputs whose gradient is the first output's, unchanged: backward skips them
-  bool adds_gradients = false;               // backward can add to the gradients of its inputs
-  bool changes_output_gradients = false;     // backward overwrites the gradients of its outputs with something else
+  std::vector<std::size_t>
+      passes_gradient;          // inputs whose gradient is the first output's, unchanged: backward skips them
+  bool adds_gradients = false;  // backward can add to the gradients of its inputs
+  bool changes_output_gradients =
+      false;  // backward overwrites the gradients of its outputs with something else
   double forward_flops = 0, backward_flops = 0;  // of products and attention
   double forward_bytes = 0, backward_bytes = 0;  // memory traffic of everything else
 };
 
 class OpContext;
 
-// Immutable. forward and backward write every element of what they declare, and read nothing else; the same inputs
-// give the same bits wherever they lie, which makes recomputation exact.
+// Immutable. forward and backward write every element of what they declare, and read nothing else; the same
+// inputs give the same bits wherever they lie, which makes recomputation exact.
 class Op {
  public:
   explicit Op(OpSpec spec) : spec_(std::move(spec)) {}
@@ -79,8 +82,8 @@ class Op {
   OpSpec spec_;
 };
 
-// Ops in order of execution. A graph without an input begins with tokens; one without an output ends in the loss, and
-// is never run forward before its backward pass.
+// Ops in order of execution. A graph without an input begins with tokens; one without an output ends in the
+// loss, and is never run forward before its backward pass.
 class Graph {
  public:
   ValueId add_value(Value value);
@@ -95,7 +98,9 @@ class Graph {
   const std::vector<std::unique_ptr<Op>>& ops() const { return ops_; }
   std::optional<ValueId> input() const { return input_; }
   std::optional<ValueId> output() const { return output_; }
-  std::optional<std::size_t> producer(ValueId value) const { return producers_[value]; }  // the op that makes it
+  std::optional<std::size_t> producer(ValueId value) const {
+    return producers_[value];
+  }  // the op that makes it
 
  private:
   std::vector<Value> values_;

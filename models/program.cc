@@ -23,7 +23,10 @@ struct Draft {
 class Compiler {
  public:
   Compiler(const Graph& graph, const Choice& choice, const kernels::MatrixLibrary& library)
-      : graph_(graph), library_(library), values_(graph.values().size()), gradients_(graph.values().size()),
+      : graph_(graph),
+        library_(library),
+        values_(graph.values().size()),
+        gradients_(graph.values().size()),
         kept_(graph.values().size()) {
     for (const ValueId value : kept_values(graph, choice)) {
       kept_[value] = Place{Area::kKept, kept_bytes_};
@@ -91,7 +94,8 @@ void Compiler::run_forward(std::size_t index) {
     tensors_.write(tensor, now());
     if (fixed) tensors_.read(tensor, Tensors::kAfter);
     draft.outputs.push_back(tensor);
-    if (!values_[value]) values_[value] = tensor;  // else it is kept, and this run is for another output's sake
+    if (!values_[value])
+      values_[value] = tensor;  // else it is kept, and this run is for another output's sake
   }
   for (const InPlace& pair : spec.forward_in_place) {
     tensors_.allow_in_place(*draft.inputs[pair.input], *draft.outputs[pair.output], now());
@@ -194,7 +198,8 @@ void Compiler::run_backward(std::size_t index) {
   const std::vector<MaybeTensor> written = draft.input_gradients;
   drafts_.push_back(std::move(draft));
   for (const std::size_t input : to_add) add_gradient(*written[input], spec.inputs[input]);
-  for (const std::size_t input : spec.passes_gradient) pass_gradient(spec.outputs.front(), spec.inputs[input]);
+  for (const std::size_t input : spec.passes_gradient)
+    pass_gradient(spec.outputs.front(), spec.inputs[input]);
 }
 
 Program Compiler::backward() {
@@ -240,7 +245,8 @@ Program Compiler::finish() {
 std::size_t place_buffers(std::vector<Buffer>& buffers) {
   std::vector<std::size_t> order(buffers.size());
   std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return buffers[a].bytes > buffers[b].bytes; });
+  std::ranges::stable_sort(order,
+                           [&](std::size_t a, std::size_t b) { return buffers[a].bytes > buffers[b].bytes; });
   std::vector<const Buffer*> placed;  // by offset
   std::size_t peak = 0;
   for (const std::size_t index : order) {

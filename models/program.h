@@ -23,10 +23,10 @@ struct Place {
 struct Step {
   enum class Kind : std::uint8_t { kForward, kBackward, kCopy, kAdd };
   Kind kind = Kind::kForward;
-  std::size_t op = 0;                               // not for kCopy and kAdd
-  std::vector<Place> inputs, outputs;               // kNone: not needed by this step
+  std::size_t op = 0;                  // not for kCopy and kAdd
+  std::vector<Place> inputs, outputs;  // kNone: not needed by this step
   std::vector<Place> input_gradients, output_gradients;
-  std::vector<bool> adds;                           // whether an input's gradient is added to what is there
+  std::vector<bool> adds;  // whether an input's gradient is added to what is there
   Place scratch;
   // kCopy, kAdd: the gradient of `value` is set to, or increased by, what lies at `from`.
   ValueId value = 0;
@@ -45,8 +45,8 @@ struct Program {
   std::size_t workspace_bytes = 0;
 };
 
-// Lays buffers out so that those whose steps overlap do not: the largest first, each at the lowest offset that is free
-// for it. Pure and deterministic; returns the bytes needed.
+// Lays buffers out so that those whose steps overlap do not: the largest first, each at the lowest offset
+// that is free for it. Pure and deterministic; returns the bytes needed.
 std::size_t place_buffers(std::vector<Buffer>& buffers);
 
 struct UnitProgram {
@@ -54,7 +54,8 @@ struct UnitProgram {
   Program backward;  // recomputes what is not kept as late as it can, then takes gradients in reverse
   std::size_t kept_bytes = 0;
   std::size_t workspace_bytes() const {
-    return forward.workspace_bytes > backward.workspace_bytes ? forward.workspace_bytes : backward.workspace_bytes;
+    return forward.workspace_bytes > backward.workspace_bytes ? forward.workspace_bytes
+                                                              : backward.workspace_bytes;
   }
 };
 

@@ -102,8 +102,7 @@ std::vector<Choice> choice_ladder(const Graph& graph) {
     next->name = joined_names(graph, next->dropped);
     ladder.push_back(std::move(*next));
   }
-  if (ladder.size() == 1) ladder.push_back(ladder.front());
-  ladder.back().name = "full";
+  if (ladder.size() > 1) ladder.back().name = "full";
   return ladder;
 }
 

@@ -17,15 +17,17 @@ struct Choice {
 std::vector<ValueId> kept_values(const Graph& graph, const Choice& choice);
 std::size_t kept_bytes(const Graph& graph, const Choice& choice);
 
-// The ops that run again in backward: those of which something is needed that is not kept, and what they need in turn.
+// The ops that run again in backward: those of which something is needed that is not kept, and what they need
+// in turn.
 std::vector<std::size_t> recomputed_ops(const Graph& graph, const Choice& choice);
 
 // The work of running them again, in flops; a byte of memory traffic counts as kFlopsPerByte.
 inline constexpr double kFlopsPerByte = 5;
 double recompute_work(const Graph& graph, const Choice& choice);
 
-// From "none" (all that backward needs is kept) to "full" (only the input is): each step drops the op that costs the
-// least work for a byte saved, given what is dropped already. Where nothing can be saved, "none" and "full" are alike.
+// From "none" (all that backward needs is kept) to "full" (only the input is): each step drops the op that
+// costs the least work for a byte saved, given what is dropped already. Where nothing can be saved, "none" is
+// all there is.
 std::vector<Choice> choice_ladder(const Graph& graph);
 
 // The ops of a text such as "ln1+ln2+gelu"; names that this graph lacks are passed over.

@@ -105,7 +105,8 @@ void Tensors::assign(Program& program) {
       const Tensor& tensor = tensors_[member];
       if (tensor.fixed) places_[group] = *tensor.fixed;
       fixed = fixed || tensor.fixed;
-      buffer.first = std::min(buffer.first, static_cast<std::size_t>(std::max<std::ptrdiff_t>(tensor.first, 0)));
+      buffer.first =
+          std::min(buffer.first, static_cast<std::size_t>(std::max<std::ptrdiff_t>(tensor.first, 0)));
       buffer.last = std::max(buffer.last, static_cast<std::size_t>(std::max<std::ptrdiff_t>(tensor.last, 0)));
     }
     if (fixed) continue;
@@ -113,7 +114,8 @@ void Tensors::assign(Program& program) {
     groups.push_back(group);
   }
   program.workspace_bytes = place_buffers(program.buffers);
-  for (std::size_t i = 0; i < groups.size(); ++i) places_[groups[i]] = {Area::kWorkspace, program.buffers[i].offset};
+  for (std::size_t i = 0; i < groups.size(); ++i)
+    places_[groups[i]] = {Area::kWorkspace, program.buffers[i].offset};
 }
 
 }  // namespace sluice::models

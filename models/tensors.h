@@ -13,8 +13,9 @@ using TensorId = std::size_t;
 
 class Tensors {
  public:
-  static constexpr std::ptrdiff_t kBefore = -1;                                          // holds content at the start
-  static constexpr std::ptrdiff_t kAfter = std::numeric_limits<std::ptrdiff_t>::max();  // is read after the end
+  static constexpr std::ptrdiff_t kBefore = -1;  // holds content at the start
+  static constexpr std::ptrdiff_t kAfter =
+      std::numeric_limits<std::ptrdiff_t>::max();  // is read after the end
 
   TensorId add(std::size_t bytes, std::optional<Place> fixed = std::nullopt);
   void read(TensorId tensor, std::ptrdiff_t step);

@@ -27,7 +27,8 @@ OpSpec gelu_spec(std::string name, ValueId x, ValueId y, double bytes) {
 class Gelu : public Op {
  public:
   Gelu(std::string name, ValueId x, ValueId y, std::size_t elements, Dtype type)
-      : Op(gelu_spec(std::move(name), x, y, static_cast<double>(elements * size_of(type)))), elements_(elements) {}
+      : Op(gelu_spec(std::move(name), x, y, static_cast<double>(elements * size_of(type)))),
+        elements_(elements) {}
 
   void forward(const OpContext& context) const override {
     kernels::gelu_forward(context.threads(), elements_, context.input(0), context.output(0));
@@ -54,8 +55,8 @@ class Swiglu : public Op {
   }
   void backward(const OpContext& context) const override {
     const Array gate = context.input(0), dgate = context.input_gradient(0);
-    kernels::swiglu_backward(context.threads(), elements_, gate, gate.at(elements_), context.output_gradient(0), dgate,
-                             dgate.at(elements_));
+    kernels::swiglu_backward(context.threads(), elements_, gate, gate.at(elements_),
+                             context.output_gradient(0), dgate, dgate.at(elements_));
   }
 
  private:
@@ -68,7 +69,8 @@ std::unique_ptr<Op> make_gelu(std::string name, ValueId x, ValueId y, std::size_
   return std::make_unique<Gelu>(std::move(name), x, y, elements, type);
 }
 
-std::unique_ptr<Op> make_swiglu(std::string name, ValueId gates_and_ups, ValueId y, std::size_t elements, Dtype type) {
+std::unique_ptr<Op> make_swiglu(std::string name, ValueId gates_and_ups, ValueId y, std::size_t elements,
+                                Dtype type) {
   return std::make_unique<Swiglu>(std::move(name), gates_and_ups, y, elements, type);
 }
 

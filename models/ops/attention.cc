@@ -8,7 +8,8 @@
 namespace sluice::models {
 namespace {
 
-OpSpec attention_spec(std::string name, ValueId packed, ValueId y, ValueId log_sums, const AttentionSizes& sizes) {
+OpSpec attention_spec(std::string name, ValueId packed, ValueId y, ValueId log_sums,
+                      const AttentionSizes& sizes) {
   OpSpec spec;
   spec.name = std::move(name);
   spec.inputs = {packed};
@@ -36,15 +37,17 @@ class Attention : public Op {
 
   void forward(const OpContext& context) const override {
     const Array packed = context.input(0);
-    kernels::attention_forward(context.threads(), shape(context), packed, packed.at(keys()), packed.at(values()),
-                               context.output(0), context.statistics(1), context.scratch());
+    kernels::attention_forward(context.threads(), shape(context), packed, packed.at(keys()),
+                               packed.at(values()), context.output(0), context.statistics(1),
+                               context.scratch());
   }
 
   void backward(const OpContext& context) const override {
     const Array packed = context.input(0), gradient = context.input_gradient(0);
-    kernels::attention_backward(context.threads(), shape(context), packed, packed.at(keys()), packed.at(values()),
-                                context.output(0), context.statistics(1), context.output_gradient(0), gradient,
-                                gradient.at(keys()), gradient.at(values()), context.scratch());
+    kernels::attention_backward(context.threads(), shape(context), packed, packed.at(keys()),
+                                packed.at(values()), context.output(0), context.statistics(1),
+                                context.output_gradient(0), gradient, gradient.at(keys()),
+                                gradient.at(values()), context.scratch());
   }
 
  private:

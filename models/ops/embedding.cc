@@ -15,7 +15,8 @@ OpSpec embedding_spec(std::string name, ValueId y, const EmbeddingShape& shape) 
   if (shape.positions) spec.parameters.push_back(*shape.positions);
   const std::size_t rows = shape.batch * shape.length;
   spec.forward_bytes = 2.0 * static_cast<double>(rows * shape.width * size_of(shape.type));
-  spec.backward_bytes = static_cast<double>(shape.vocabulary * shape.width * sizeof(float)) + spec.forward_bytes;
+  spec.backward_bytes =
+      static_cast<double>(shape.vocabulary * shape.width * sizeof(float)) + spec.forward_bytes;
   return spec;
 }
 
@@ -40,11 +41,12 @@ class Embedding : public Op {
     if (!table.accumulate) {
       kernels::fill(context.threads(), shape_.vocabulary * shape_.width, 0, {table.data, Dtype::kF32});
     }
-    kernels::embedding_backward(context.threads(), context.run().tokens, shape_.width, dy, table.data, context.scratch());
+    kernels::embedding_backward(context.threads(), context.run().tokens, shape_.width, dy, table.data,
+                                context.scratch());
     if (!shape_.positions) return;
     const engine::GradientTarget positions = context.gradient(1);
-    kernels::position_backward(context.threads(), shape_.batch, shape_.length, shape_.context, shape_.width, dy,
-                               positions.data, positions.accumulate);
+    kernels::position_backward(context.threads(), shape_.batch, shape_.length, shape_.context, shape_.width,
+                               dy, positions.data, positions.accumulate);
   }
 
  private:

@@ -48,7 +48,8 @@ class Linear : public Op {
   std::size_t forward_workspace(const kernels::MatrixLibrary& library) const override {
     std::size_t bytes = 0;
     for (const LinearPart& part : shape_.parts) {
-      bytes = std::max(bytes, kernels::product_workspace(forward_product(part, blank(), blank(), blank()), library));
+      bytes = std::max(bytes,
+                       kernels::product_workspace(forward_product(part, blank(), blank(), blank()), library));
     }
     return bytes;
   }
@@ -56,8 +57,10 @@ class Linear : public Op {
   std::size_t backward_workspace(const kernels::MatrixLibrary& library) const override {
     std::size_t bytes = 0;
     for (const LinearPart& part : shape_.parts) {
-      bytes = std::max(bytes, kernels::product_workspace(input_product(part, blank(), blank(), blank()), library));
-      bytes = std::max(bytes, kernels::product_workspace(weight_product(part, blank(), blank(), {}), library));
+      bytes = std::max(bytes,
+                       kernels::product_workspace(input_product(part, blank(), blank(), blank()), library));
+      bytes =
+          std::max(bytes, kernels::product_workspace(weight_product(part, blank(), blank(), {}), library));
     }
     if (biased_width(shape_) == 0) return bytes;
     return std::max(bytes, sums_bytes() + kernels::column_sum_workspace(shape_.rows, row_width()));
@@ -131,7 +134,8 @@ class Linear : public Op {
     auto* workspace = static_cast<std::byte*>(context.scratch()) + sums_bytes();
     if (shape_.parts.size() == 1) {
       const engine::GradientTarget target = context.gradient(1);
-      kernels::column_sum(context.threads(), shape_.rows, row_width(), dy, target.data, target.accumulate, workspace);
+      kernels::column_sum(context.threads(), shape_.rows, row_width(), dy, target.data, target.accumulate,
+                          workspace);
       return;
     }
     auto* sums = static_cast<float*>(context.scratch());

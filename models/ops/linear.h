@@ -9,11 +9,11 @@ namespace sluice::models {
 
 // One weight of a linear op and where its product goes in the output.
 struct LinearPart {
-  std::size_t weight = 0;            // slot
-  std::optional<std::size_t> bias;   // slot
-  std::size_t width = 0;             // columns of the product
-  std::size_t offset = 0;            // elements from the start of the output to the product's first row
-  std::size_t stride = 0;            // elements from row to row
+  std::size_t weight = 0;           // slot
+  std::optional<std::size_t> bias;  // slot
+  std::size_t width = 0;            // columns of the product
+  std::size_t offset = 0;           // elements from the start of the output to the product's first row
+  std::size_t stride = 0;           // elements from row to row
 };
 
 struct LinearShape {

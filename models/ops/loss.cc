@@ -17,9 +17,11 @@ OpSpec loss_spec(std::string name, ValueId x, const LossShape& shape) {
   spec.inputs = {x};
   spec.saved = {x};
   spec.parameters = {shape.weight};
-  spec.forward_flops = 2.0 * static_cast<double>(shape.rows * shape.width) * static_cast<double>(shape.vocabulary);
+  spec.forward_flops =
+      2.0 * static_cast<double>(shape.rows * shape.width) * static_cast<double>(shape.vocabulary);
   spec.backward_flops = 2 * spec.forward_flops;
-  spec.backward_bytes = 3.0 * static_cast<double>(shape.rows * sizeof(float)) * static_cast<double>(shape.vocabulary);
+  spec.backward_bytes =
+      3.0 * static_cast<double>(shape.rows * sizeof(float)) * static_cast<double>(shape.vocabulary);
   return spec;
 }
 
@@ -33,10 +35,12 @@ struct Piece {
 
 class Loss : public Op {
  public:
-  Loss(std::string name, ValueId x, const LossShape& shape) : Op(loss_spec(std::move(name), x, shape)), shape_(shape) {}
+  Loss(std::string name, ValueId x, const LossShape& shape)
+      : Op(loss_spec(std::move(name), x, shape)), shape_(shape) {}
 
   std::size_t forward_workspace(const kernels::MatrixLibrary& library) const override {
-    return pieces_bytes() + kernels::product_workspace(logits_product(logit_rows(shape_), {}, {}, {}), library);
+    return pieces_bytes() +
+           kernels::product_workspace(logits_product(logit_rows(shape_), {}, {}, {}), library);
   }
 
   std::size_t backward_workspace(const kernels::MatrixLibrary& library) const override {
@@ -52,8 +56,9 @@ class Loss : public Op {
     run.loss = 0;
     for_each_piece(context, [&](const Piece& piece) {
       compute_logits(context, piece);
-      kernels::cross_entropy(context.threads(), shape_.vocabulary, run.targets.subspan(piece.first, piece.rows),
-                             piece.logits, false, 0, piece.losses);
+      kernels::cross_entropy(context.threads(), shape_.vocabulary,
+                             run.targets.subspan(piece.first, piece.rows), piece.logits, false, 0,
+                             piece.losses);
       run.loss += kernels::sum_in_order({piece.losses, piece.rows});
     });
   }
@@ -64,8 +69,9 @@ class Loss : public Op {
     engine::GradientTarget target = context.gradient(0);
     for_each_piece(context, [&](const Piece& piece) {
       compute_logits(context, piece);
-      kernels::cross_entropy(context.threads(), shape_.vocabulary, run.targets.subspan(piece.first, piece.rows),
-                             piece.logits, true, run.gradient_scale, piece.losses);
+      kernels::cross_entropy(context.threads(), shape_.vocabulary,
+                             run.targets.subspan(piece.first, piece.rows), piece.logits, true,
+                             run.gradient_scale, piece.losses);
       run.loss += kernels::sum_in_order({piece.losses, piece.rows});
       compute_gradients(context, piece, target);
       target.accumulate = true;
@@ -119,7 +125,8 @@ class Loss : public Op {
     kernels::multiply(context.library(), context.threads(), product, piece.workspace);
   }
 
-  void compute_gradients(const OpContext& context, const Piece& piece, const engine::GradientTarget& target) const {
+  void compute_gradients(const OpContext& context, const Piece& piece,
+                         const engine::GradientTarget& target) const {
     if (shape_.type == Dtype::kBf16) kernels::narrow_in_place(piece.rows * shape_.vocabulary, piece.logits);
     const ConstArray dlogits{piece.logits, shape_.type};
     const Array x = context.input(0).at(piece.first * shape_.width);

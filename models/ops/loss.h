@@ -13,9 +13,9 @@ struct LossShape {
 inline constexpr std::size_t kLogitsBytes = std::size_t{32} << 20;
 std::size_t logit_rows(const LossShape& shape);
 
-// Logits, cross-entropy and their gradients, piece by piece of rows: logits of the whole batch never exist. Backward
-// computes the loss as well, so that training needs no forward pass of it; forward computes the loss alone (or, where
-// the execution asks for them, the logits of one row).
+// Logits, cross-entropy and their gradients, piece by piece of rows: logits of the whole batch never exist.
+// Backward computes the loss as well, so that training needs no forward pass of it; forward computes the loss
+// alone (or, where the execution asks for them, the logits of one row).
 std::unique_ptr<Op> make_loss(std::string name, ValueId x, const LossShape& shape);
 
 }  // namespace sluice::models

@@ -32,11 +32,13 @@ class Norm : public Op {
 
   void forward(const OpContext& context) const override {
     if (shape_.beta) {
-      kernels::layernorm_forward(context.threads(), shape_.rows, shape_.width, context.input(0), context.parameter(0),
-                                 context.parameter(1), shape_.epsilon, context.output(0), context.statistics(1));
+      kernels::layernorm_forward(context.threads(), shape_.rows, shape_.width, context.input(0),
+                                 context.parameter(0), context.parameter(1), shape_.epsilon,
+                                 context.output(0), context.statistics(1));
     } else {
-      kernels::rmsnorm_forward(context.threads(), shape_.rows, shape_.width, context.input(0), context.parameter(0),
-                               shape_.epsilon, context.output(0), context.statistics(1));
+      kernels::rmsnorm_forward(context.threads(), shape_.rows, shape_.width, context.input(0),
+                               context.parameter(0), shape_.epsilon, context.output(0),
+                               context.statistics(1));
     }
   }
 
@@ -44,14 +46,16 @@ class Norm : public Op {
     const engine::GradientTarget gamma = context.gradient(0);
     if (shape_.beta) {
       const engine::GradientTarget beta = context.gradient(1);
-      ensure(gamma.accumulate == beta.accumulate, "the two gradients of a norm are at different micro-batches");
-      kernels::layernorm_backward(context.threads(), shape_.rows, shape_.width, context.input(0), context.parameter(0),
-                                  context.statistics(1), context.output_gradient(0), context.input_gradient(0),
-                                  gamma.data, beta.data, gamma.accumulate, context.scratch());
+      ensure(gamma.accumulate == beta.accumulate,
+             "the two gradients of a norm are at different micro-batches");
+      kernels::layernorm_backward(context.threads(), shape_.rows, shape_.width, context.input(0),
+                                  context.parameter(0), context.statistics(1), context.output_gradient(0),
+                                  context.input_gradient(0), gamma.data, beta.data, gamma.accumulate,
+                                  context.scratch());
     } else {
-      kernels::rmsnorm_backward(context.threads(), shape_.rows, shape_.width, context.input(0), context.parameter(0),
-                                context.statistics(1), context.output_gradient(0), context.input_gradient(0),
-                                gamma.data, gamma.accumulate, context.scratch());
+      kernels::rmsnorm_backward(context.threads(), shape_.rows, shape_.width, context.input(0),
+                                context.parameter(0), context.statistics(1), context.output_gradient(0),
+                                context.input_gradient(0), gamma.data, gamma.accumulate, context.scratch());
     }
   }
 
@@ -65,7 +69,8 @@ Value norm_statistics(std::string name, const NormShape& shape) {
   return {std::move(name), shape.rows * (shape.beta ? 2 : 1), Dtype::kF32, false};
 }
 
-std::unique_ptr<Op> make_norm(std::string name, ValueId x, ValueId y, ValueId statistics, const NormShape& shape) {
+std::unique_ptr<Op> make_norm(std::string name, ValueId x, ValueId y, ValueId statistics,
+                              const NormShape& shape) {
   return std::make_unique<Norm>(std::move(name), x, y, statistics, shape);
 }
 

@@ -15,6 +15,7 @@ struct NormShape {
 
 // Values of the statistics that a norm keeps: what the graph must add as the second output.
 Value norm_statistics(std::string name, const NormShape& shape);
-std::unique_ptr<Op> make_norm(std::string name, ValueId x, ValueId y, ValueId statistics, const NormShape& shape);
+std::unique_ptr<Op> make_norm(std::string name, ValueId x, ValueId y, ValueId statistics,
+                              const NormShape& shape);
 
 }  // namespace sluice::models

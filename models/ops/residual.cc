@@ -31,22 +31,23 @@ OpSpec residual_spec(std::string name, std::optional<ValueId> residual, ValueId 
 
 class Residual : public Op {
  public:
-  Residual(std::string name, std::optional<ValueId> residual, ValueId branch, ValueId y, const ResidualShape& shape)
+  Residual(std::string name, std::optional<ValueId> residual, ValueId branch, ValueId y,
+           const ResidualShape& shape)
       : Op(residual_spec(std::move(name), residual, branch, y, shape)), shape_(shape) {}
 
   void forward(const OpContext& context) const override {
     const ConstArray residual = spec().inputs.size() == 2 ? context.input(1) : Array{nullptr, shape_.type};
     const Execution& run = context.run();
     kernels::dropout_add(context.threads(), shape_.elements, context.input(0), residual,
-                         run.training ? shape_.dropout : 0.0f, run.seed, context.random_stream(), first_index(run),
-                         context.output(0));
+                         run.training ? shape_.dropout : 0.0f, run.seed, context.random_stream(),
+                         first_index(run), context.output(0));
   }
 
   void backward(const OpContext& context) const override {
     if (shape_.dropout == 0) return;  // the gradients pass unchanged
     const Execution& run = context.run();
-    kernels::dropout_backward(context.threads(), shape_.elements, context.output_gradient(0), shape_.dropout, run.seed,
-                              context.random_stream(), first_index(run), context.input_gradient(0));
+    kernels::dropout_backward(context.threads(), shape_.elements, context.output_gradient(0), shape_.dropout,
+                              run.seed, context.random_stream(), first_index(run), context.input_gradient(0));
   }
 
  private:
@@ -57,8 +58,8 @@ class Residual : public Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_residual(std::string name, std::optional<ValueId> residual, ValueId branch, ValueId y,
-                                  const ResidualShape& shape) {
+std::unique_ptr<Op> make_residual(std::string name, std::optional<ValueId> residual, ValueId branch,
+                                  ValueId y, const ResidualShape& shape) {
   return std::make_unique<Residual>(std::move(name), residual, branch, y, shape);
 }
 

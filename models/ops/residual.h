@@ -12,7 +12,7 @@ struct ResidualShape {
 };
 
 // y = residual + dropout(branch); without a residual, y = dropout(branch).
-std::unique_ptr<Op> make_residual(std::string name, std::optional<ValueId> residual, ValueId branch, ValueId y,
-                                  const ResidualShape& shape);
+std::unique_ptr<Op> make_residual(std::string name, std::optional<ValueId> residual, ValueId branch,
+                                  ValueId y, const ResidualShape& shape);
 
 }  // namespace sluice::models

@@ -32,8 +32,8 @@ std::vector<double> rotary_frequencies(const ModelConfig& config) {
 }
 
 void turn(Threads& threads, const Rotary& rotary, std::size_t rows, bool inverse, Array packed) {
-  kernels::rope(threads, rows, rotary.length, 0, rotary.heads, rotary.head_width, rotary.stride, rotary.frequencies,
-                inverse, packed);
+  kernels::rope(threads, rows, rotary.length, 0, rotary.heads, rotary.head_width, rotary.stride,
+                rotary.frequencies, inverse, packed);
 }
 
 }  // namespace sluice::models
