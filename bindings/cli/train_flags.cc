@@ -1,3 +1,5 @@
+#include <fmt/ranges.h>
+
 #include <cctype>
 
 #include "bindings/cli/commands.h"
