@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::size_t kDepth = 32;       // blocks under way, as fio's iodepth
 constexpr std::size_t kPart = 8 * kMiB;  // one call of the store
-constexpr std::size_t kParts = kDepth * RecordStore::kBlock / kPart;
+constexpr std::size_t kParts = 2 * kDepth * RecordStore::kBlock / kPart;  // so that the queue never runs empty
 constexpr int kRounds = 3;
 
 class HugeBuffer {
