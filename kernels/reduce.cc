@@ -77,9 +77,8 @@ void add_row_blocks(Threads& threads, std::size_t blocks, std::size_t width, std
   threads.parallel_for(width, kColumnGrain, [&](std::size_t begin, std::size_t end) {
     float* const columns = partials + begin;
     for (std::size_t step = 1; step < blocks; step *= 2)
-      for (std::size_t block = 0; block + step < blocks; block += 2 * step)
-        HWY_DYNAMIC_DISPATCH(add_in_place)
-        (end - begin, columns + (block + step) * stride, columns + block * stride);
+      for (std::size_t block = 0; block + step < blocks; block += 2 * step) HWY_DYNAMIC_DISPATCH(add_in_place)
+    (end - begin, columns + (block + step) * stride, columns + block * stride);
     if (accumulate && blocks > 0) HWY_DYNAMIC_DISPATCH(add_in_place)(end - begin, columns, out + begin);
     if (accumulate) return;
     if (blocks > 0)
