@@ -72,11 +72,11 @@ const MatrixPlugin& plugin_of(void* handle, const std::string& path) {
 // --- shapes
 // ------------------------------------------------------------------------------------------------------
 
-// With every distance of rows stated. They are 1 at least, also where k is 0.
+// With every distance of rows stated.
 Product dense(Product p) {
-  if (p.lda == 0) p.lda = std::max<std::size_t>(p.transpose_a ? p.m : p.k, 1);
-  if (p.ldb == 0) p.ldb = std::max<std::size_t>(p.transpose_b ? p.k : p.n, 1);
-  if (p.ldc == 0) p.ldc = std::max<std::size_t>(p.n, 1);
+  if (p.lda == 0) p.lda = p.transpose_a ? p.m : p.k;
+  if (p.ldb == 0) p.ldb = p.transpose_b ? p.k : p.n;
+  if (p.ldc == 0) p.ldc = p.n;
   return p;
 }
 
@@ -87,6 +87,9 @@ void check(const Product& p) {
          "a product of {} and {} into {} is not supported: A and B must both be f32 or both bf16, and C f32 "
          "or of that type",
          name_of(p.a.type), name_of(p.b.type), name_of(p.c.type));
+  if (p.k == 0)
+    fail(ErrorCode::kInvalidArgument, "a product [{}, 0] x [0, {}] has nothing to add: k must be at least 1",
+         p.m, p.n);
   if (p.bias && p.accumulate)
     fail(ErrorCode::kInvalidArgument, "a product cannot both accumulate and add a bias");
   if (p.lda < (p.transpose_a ? p.m : p.k) || p.ldb < (p.transpose_b ? p.k : p.n) || p.ldc < p.n)

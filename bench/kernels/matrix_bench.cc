@@ -1,0 +1,149 @@
+// Rates of the matrix products of a training step, in GFLOP/s.
+// With --hidden: instead, the memory that the library takes beyond its operands, over many shapes and thread
+// counts.
+#include "kernels/matrix.h"
+
+#include <benchmark/benchmark.h>
+#include <malloc.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/bytes.h"
+
+namespace sluice::kernels {
+namespace {
+
+struct Shape {
+  const char* name;
+  std::size_t m, n, k;
+  bool transpose_a, transpose_b, accumulate, bias;
+};
+constexpr Shape kShapes[] = {
+    {"forward", 1024, 2304, 768, false, true, false, true},
+    {"forward", 1024, 3072, 768, false, true, false, true},
+    {"forward", 1024, 768, 3072, false, true, false, true},
+    {"forward NN", 1024, 3072, 768, false, false, false, false},
+    {"dX", 1024, 768, 3072, false, false, false, false},
+    {"dX", 1024, 3072, 768, false, false, false, false},
+    {"dW", 3072, 768, 1024, true, false, true, false},
+    {"dW", 768, 3072, 1024, true, false, true, false},
+    {"head", 256, 50257, 768, false, true, false, false},
+    {"head dX", 256, 768, 50257, false, false, false, false},
+    {"head dW", 50257, 768, 256, true, false, true, false},
+    {"1.5b", 128, 6400, 1600, false, true, false, false},
+    {"1.5b dW", 6400, 1600, 128, true, false, true, false},
+    {"one row", 1, 3072, 768, false, true, false, false},
+};
+
+struct Operands {
+  std::vector<std::byte> a, b, c, bias, workspace;
+  Product product;
+
+  Operands(const Shape& s, Dtype type, const MatrixLibrary& library)
+      : a(filled(s.m * s.k, type)),
+        b(filled(s.k * s.n, type)),
+        c(filled(s.m * s.n, type)),
+        bias(filled(s.n, type)) {
+    product.m = s.m, product.n = s.n, product.k = s.k;
+    product.a = {a.data(), type};
+    product.b = {b.data(), type};
+    product.c = {c.data(), type};
+    product.transpose_a = s.transpose_a, product.transpose_b = s.transpose_b,
+    product.accumulate = s.accumulate;
+    if (s.bias) product.bias = bias.data();
+    workspace.resize(product_workspace(product, library));
+  }
+  static std::vector<std::byte> filled(std::size_t elements, Dtype type) {
+    std::vector<std::byte> bytes(elements * size_of(type));
+    for (std::size_t i = 0; i < elements; ++i) {
+      const float value = static_cast<float>(i % 31) * 0.01f;
+      if (type == Dtype::kF32)
+        reinterpret_cast<float*>(bytes.data())[i] = value;
+      else
+        reinterpret_cast<Bf16*>(bytes.data())[i] = to_bf16(value);
+    }
+    return bytes;
+  }
+};
+
+void multiply_bench(benchmark::State& state, MatrixLibrary& library, Threads& threads, const Shape& shape,
+                    Dtype type) {
+  Operands operands(shape, type, library);
+  for (auto _ : state) multiply(library, threads, operands.product, operands.workspace.data());
+  state.counters["GFLOP/s"] = benchmark::Counter(2e-9 * static_cast<double>(shape.m * shape.n * shape.k),
+                                                 benchmark::Counter::kIsIterationInvariantRate);
+}
+
+// "VmHWM" and the like of /proc/self/status, in bytes.
+std::size_t status_bytes(const std::string& name) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with(name + ":")) return std::stoul(line.substr(name.size() + 1)) * kKiB;
+  return 0;
+}
+
+// The growth of the peak resident set over f32 products of many shapes, with operands that are resident
+// before.
+void measure_hidden(int threads) {
+  constexpr std::size_t kElements = std::size_t{24} << 20;
+  const std::vector<float> a(kElements, 0.5f), b(kElements, 0.25f);
+  std::vector<float> c(kElements, 0.0f);
+  const std::size_t before = status_bytes("VmRSS");
+  const auto library = load_matrix_library(threads);
+  const std::size_t loaded = status_bytes("VmRSS");
+  constexpr std::size_t kSizes[] = {1, 16, 100, 768, 1024, 3072, 6000, 50257};
+  for (const std::size_t m : kSizes)
+    for (const std::size_t n : kSizes)
+      for (const std::size_t k : kSizes)
+        for (int transposes = 0; transposes < 4; ++transposes) {
+          if (m * n > kElements || m * k > kElements || n * k > kElements ||
+              m * n * k > (std::size_t{1} << 32))
+            continue;
+          Product p;
+          p.m = m, p.n = n, p.k = k;
+          p.lda = transposes & 1 ? m : k, p.ldb = transposes & 2 ? k : n, p.ldc = n;
+          p.a.data = a.data(), p.b.data = b.data(), p.c.data = c.data();
+          p.transpose_a = transposes & 1, p.transpose_b = transposes & 2;
+          library->multiply_f32(p);
+        }
+  std::printf("%d threads: loading %zu KiB, products %zu KiB, stated %zu KiB\n", threads,
+              (loaded - before) / kKiB, (status_bytes("VmHWM") - loaded) / kKiB,
+              library->hidden_bytes() / kKiB);
+}
+
+void register_benches(MatrixLibrary& library, Threads& threads) {
+  for (const Dtype type : {Dtype::kF32, Dtype::kBf16})
+    for (const Shape& s : kShapes) {
+      const std::string name = std::string(name_of(type)) + "/" + s.name + "/" + std::to_string(s.m) + "x" +
+                               std::to_string(s.n) + "x" + std::to_string(s.k);
+      benchmark::RegisterBenchmark(
+          name.c_str(),
+          [&, type](benchmark::State& state) { multiply_bench(state, library, threads, s, type); })
+          ->UseRealTime()
+          ->Unit(benchmark::kMillisecond);
+    }
+}
+
+}  // namespace
+}  // namespace sluice::kernels
+
+int main(int count, char** arguments) {
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  if (count >= 2 && std::strcmp(arguments[1], "--hidden") == 0) {
+    sluice::kernels::measure_hidden(count > 2 ? std::atoi(arguments[2]) : cores);
+    return 0;
+  }
+  const auto library = sluice::kernels::load_matrix_library(cores);
+  sluice::Threads threads(cores);
+  sluice::kernels::register_benches(*library, threads);
+  benchmark::Initialize(&count, arguments);
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}

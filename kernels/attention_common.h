@@ -1,0 +1,88 @@
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <initializer_list>
+#include <vector>
+
+#include "core/bytes.h"
+#include "kernels/attention.h"
+
+// Private to the attention kernels; included before <hwy/highway.h>. Left out by their bits in
+// hwy/detect_targets.h: targets above AVX3 (they add nothing here), SSE2 to SSE4 (10..14: no fused
+// multiply-add), SVE and RVV (15..27, 37: vectors of no fixed length; such Arm CPUs run NEON). What is below
+// AVX2 runs Highway's portable code with std::fma.
+#define HWY_DISABLED_TARGETS \
+  ((HWY_AVX3 - 1LL) | 0x7C00LL | ((1LL << 28) - (1LL << 15)) | (1LL << 37))  // NOLINT: used by Highway
+
+namespace sluice::kernels {
+
+// Tiles are of fixed size, so that the order of every sum follows from the shape. Queries lie along the lanes
+// of vectors, in panels of 16: then maxima and sums over keys are the same additions at any vector width.
+inline constexpr std::size_t kTile = 64;
+inline constexpr std::size_t kPanel = 16;
+inline constexpr std::size_t kPanels = kTile / kPanel;
+inline constexpr std::size_t kScoreStride = kTile + kPanel;  // of a tile of scores, [keys][queries]
+
+// e^r = 1 + r + r^2 (c0 + c1 r + ...) for |r| <= ln 2 / 2: fitted at Chebyshev points, error 1e-8.
+inline constexpr float kExpTail[5] = {0.5f, 0.16666576583158046f, 0.0416665541093431f, 0.008363246669755995f,
+                                      0.0013926268052732165f};
+
+// Elements from row to row of a packed tile: room for whole panels, and an odd number of cache lines, so that
+// neighbouring rows fall into different sets of the cache.
+inline std::size_t packed_stride(std::size_t head_width) {
+  return (divide_up(head_width, kPanel) | 1) * kPanel;
+}
+
+// Hands out f32 buffers of one block of memory, each at a multiple of 64 bytes.
+class Carver {
+ public:
+  explicit Carver(void* memory) : memory_(static_cast<float*>(memory)) {}
+  float* take(std::size_t elements) {
+    float* const taken = memory_ ? memory_ + used_ : nullptr;
+    used_ += round_up(elements, kPanel);
+    return taken;
+  }
+  std::size_t bytes() const { return used_ * sizeof(float); }
+
+ private:
+  float* memory_;
+  std::size_t used_ = 0;
+};
+
+// The parts of a workspace that tasks use, one task at a time each. Which one a task gets does not show in
+// its result.
+class Slots {
+ public:
+  explicit Slots(std::size_t count) : busy_(count) {}
+  std::size_t claim() {
+    for (std::size_t i = 0;; i = (i + 1) % busy_.size())
+      if (!busy_[i].exchange(true, std::memory_order_acquire)) return i;
+  }
+  void release(std::size_t slot) { busy_[slot].store(false, std::memory_order_release); }
+
+ private:
+  std::vector<std::atomic<bool>> busy_;
+};
+
+// Runs task(i, memory) for i in [0, count), each with `slot_bytes` of the workspace to itself.
+template <class Task>
+void for_tasks(Threads& threads, std::size_t count, std::size_t slot_bytes, void* workspace,
+               const Task& task) {
+  Slots slots(static_cast<std::size_t>(threads.count()));
+  threads.parallel_for(count, 1, [&](std::size_t begin, std::size_t) {
+    const std::size_t slot = slots.claim();
+    task(begin, static_cast<std::byte*>(workspace) + slot * slot_bytes);
+    slots.release(slot);
+  });
+}
+
+// Throws Error(kInvalidArgument) for a shape that cannot be.
+void check_attention(const AttentionShape& shape, std::initializer_list<ConstArray> arrays);
+
+// Where the words of a probability's dropout begin: query i of head h of sequence b, key 0.
+inline std::uint64_t dropout_index(const AttentionShape& s, std::size_t b, std::size_t h, std::size_t i) {
+  return s.first_index + ((b * s.heads + h) * s.length + i) * s.length;
+}
+
+}  // namespace sluice::kernels
