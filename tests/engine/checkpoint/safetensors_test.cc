@@ -105,7 +105,7 @@ TEST_F(SafetensorsTest, RefusesTruncatedAndForeignFiles) {
 }
 
 TEST_F(SafetensorsTest, RefusesBuffersThatAreTooSmallOrNotAligned) {
-  expect_error(ErrorCode::kInvalidArgument, {"reading", "12 MiB"},
+  expect_error(ErrorCode::kInvalidArgument, {"reading", "12.0 MiB"},
                [&] { ReadAhead(memory_.bytes().first(8 * kMiB)); });
   allocator::Region region(ledger_, allocator::Purpose::kStaging, 14 * kMiB);
   expect_error(ErrorCode::kInvalidArgument, {"aligned"},
@@ -221,7 +221,8 @@ TEST_F(SafetensorsTest, EveryFlippedBitIsFoundBeforeItIsHandedOut) {
 TEST_F(SafetensorsTest, ADamagedBlockStaysDamaged) {
   const std::string payload = store("x", {{"t", Dtype::kU8, {9 * kMiB}}});
   FileSummer summer;
-  summer.add(std::as_bytes(std::span(read_all(folder_.path("x")))));
+  const std::string file = read_all(folder_.path("x"));
+  summer.add(std::as_bytes(std::span(file)));
   FileSum sum = summer.finish();
   sum.blocks[1] ^= 1;
   SafetensorsReader reader(io_, folder_.path("x"), ahead_, sum);
