@@ -231,6 +231,23 @@ TEST_F(SafetensorsTest, ADamagedBlockStaysDamaged) {
   EXPECT_EQ(read(reader, "t", 0, 100), payload.substr(0, 100));
 }
 
+TEST_F(SafetensorsTest, WorksPastThePageCache) {
+  const std::string payload = pattern(9 * kMiB + 13, 9);
+  const auto io = offload::make_thread_service({});
+  FileSum sum;
+  try {
+    SafetensorsWriter writer(*io, ledger_, folder_.path("x"),
+                             SafetensorsHeader({{"t", Dtype::kU8, {payload.size()}}}));
+    write_in_pieces(writer, payload, 77'777);
+    sum = writer.finish();
+  } catch (const Error& error) {
+    if (std::string(error.what()).find("O_DIRECT") == std::string::npos) throw;
+    GTEST_SKIP() << error.what();
+  }
+  SafetensorsReader reader(*io, folder_.path("x"), ahead_, sum);
+  EXPECT_TRUE(read(reader, "t", 0, payload.size()) == payload);
+}
+
 class SafetensorsFolderTest : public SafetensorsTest {
  protected:
   void write_index(const std::string& map) {
