@@ -26,22 +26,27 @@ struct ModelConfig {
   double rope_theta = 10000;
   std::optional<RopeScaling> rope_scaling;
   bool tied_head = true;
-  bool qkv_bias = false;                              // Llama family only; GPT-2 always has biases
+  bool qkv_bias = false;  // Llama family only; GPT-2 always has biases
   float embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;
   float initializer_range = 0.02f;
-  Json hugging_face = nullptr;  // the config.json it came from, written back with what is saved; null: made from the fields
+  Json hugging_face =
+      nullptr;  // the config.json it came from, written back with what is saved; null: made from the fields
 };
 
-// "tiny" (byte vocabulary, for tests), "gpt2-124m", "gpt2-355m", "gpt2-774m", "gpt2-1.5b", "tiny-llama", "llama-1b",
-// "llama-3b", "llama-8b": the published shapes (Llama 3.2 1B, 3B and 3.1 8B).
+// "tiny" (byte vocabulary, for tests), "gpt2-124m", "gpt2-355m", "gpt2-774m", "gpt2-1.5b", "tiny-llama",
+// "llama-1b", "llama-3b", "llama-8b": the published shapes (Llama 3.2 1B, 3B and 3.1 8B).
 std::vector<std::string> preset_names();
-// With `vocabulary`, the preset's own is replaced (256: bytes as tokens). Throws Error(kInvalidArgument) with the nearest name.
+// With `vocabulary`, the preset's own is replaced (256: bytes as tokens). Throws Error(kInvalidArgument) with
+// the nearest name.
 ModelConfig preset(const std::string& name, std::optional<std::size_t> vocabulary = std::nullopt);
 
-// config.json of a Hugging Face folder (model_type gpt2, llama or qwen2). What it asks for and Sluice does not do (another
-// activation, a sliding window, another rope type, ...) is Error(kInvalidArgument) that names the key.
+// config.json of a Hugging Face folder (model_type gpt2, llama or qwen2). What it asks for and Sluice does
+// not do (another activation, a sliding window, another rope type, ...) is Error(kInvalidArgument) that names
+// the key.
 ModelConfig config_from_hugging_face(const Json& config, const std::string& source);
 Json config_to_hugging_face(const ModelConfig& config, const std::string& torch_dtype);
+// Throws Error(kInvalidArgument) for a configuration that no model can have.
+void check_config(const ModelConfig& config);
 // A preset's name or a folder with config.json.
 ModelConfig resolve_model(const std::string& model);
 

@@ -17,12 +17,15 @@
 
 namespace sluice::models {
 
-// A transformer for micro-batches of one shape: its units, what they compute, and what the plan must know of them.
-// Immutable; thread-safe.
+// A transformer for micro-batches of one shape: its units, what they compute, and what the plan must know of
+// them. Immutable; thread-safe.
 class Model {
  public:
   // Throws Error(kInvalidArgument) where length exceeds the context, or the configuration is inconsistent.
-  Model(const ModelConfig& config, Dtype dtype, std::size_t batch, std::size_t length);
+  // recompute: ops that the user wants to run again in backward ("ln1+gelu"): one more choice for the plan,
+  // of that name. "", "auto", "none" and "full" add nothing.
+  Model(const ModelConfig& config, Dtype dtype, std::size_t batch, std::size_t length,
+        const std::string& recompute = "");
   ~Model();
 
   const ModelConfig& config() const;
@@ -35,30 +38,31 @@ class Model {
   engine::Profile profile(std::size_t micro_batches, const kernels::MatrixLibrary& library) const;
 
   struct Impl;
-  const Impl& impl() const { return *impl_; }
+  const Impl& impl() const { return *impl_; }  // of this room
 
  private:
   std::unique_ptr<Impl> impl_;
 };
 
-// Tokens of one micro-batch: [batch, length], sequence after sequence. A target of kernels::kIgnoredTarget has no loss.
+// Tokens of one micro-batch: [batch, length], sequence after sequence. A target of kernels::kIgnoredTarget
+// has no loss.
 struct MicroBatch {
   std::span<const std::int32_t> tokens, targets;
   std::uint64_t first_sample = 0;  // global index of its first sequence: keys the dropout
 };
 
-// Runs a model on an engine: owns the activations and the workspace (taken at construction, exactly as planned).
-// Thread rule: one thread at a time.
+// Runs a model on an engine: owns the activations and the workspace (taken at construction, exactly as
+// planned). Thread rule: one thread at a time.
 class Runner {
  public:
   Runner(const Model& model, const engine::Plan& plan, engine::Engine& engine, Threads& threads,
          kernels::MatrixLibrary& library, allocator::Ledger& ledger, Trace* trace = nullptr);
   ~Runner();
 
-  // Forward and backward of all micro-batches (as many as the profile was made for), in the vertical order, in groups as
-  // planned. The caller has called engine.begin_step and calls engine.step afterwards. The loss is the mean over all
-  // targets that count, of all micro-batches; gradients are of that mean. `between` is called from time to time
-  // (progress, signals) and may throw to give the step up.
+  // Forward and backward of all micro-batches (as many as the profile was made for), in the vertical order,
+  // in groups as planned. The caller has called engine.begin_step and calls engine.step afterwards. The loss
+  // is the mean over all targets that count, of all micro-batches; gradients are of that mean. `between` is
+  // called from time to time (progress, signals) and may throw to give the step up.
   double train_step(std::span<const MicroBatch> micro_batches, std::uint64_t seed, std::uint64_t step,
                     const std::function<void()>& between = {});
 

@@ -1,0 +1,85 @@
+#pragma once
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/trace.h"
+#include "models/context.h"
+#include "models/model_impl.h"
+
+namespace sluice::models {
+
+// Where the activations of a group lie: unit inputs and kept values, by unit and micro-batch, and border
+// gradients.
+struct ActivationLayout {
+  struct Unit {
+    std::size_t input = 0, input_bytes = 0, kept = 0,
+                kept_bytes = 0;  // of the first micro-batch; the rest follow
+  };
+  std::vector<Unit> units;
+  std::size_t border = 0, border_bytes = 0;
+  std::size_t bytes = 0;
+};
+
+// The two numbers that a plan holds for a profile. Pure.
+std::size_t activation_bytes(const engine::Profile& profile, std::span<const std::size_t> choices,
+                             std::size_t group);
+std::size_t workspace_bytes(const engine::Profile& profile, std::span<const std::size_t> choices);
+
+// Runs a model's programs in the vertical order, in memory that is handed in, with parameters from anywhere.
+class Executor {
+ public:
+  struct Resources {
+    ParameterSource& source;
+    Threads& threads;
+    kernels::MatrixLibrary& library;
+    Trace* trace = nullptr;
+  };
+  using Between = std::function<void()>;
+
+  // choices: of each unit.
+  Executor(const Model::Impl& model, std::vector<Choice> choices, std::size_t group,
+           const Resources& resources);
+
+  std::size_t activation_bytes() const { return layout_.bytes; }
+  std::size_t workspace_bytes() const { return workspace_bytes_; }
+  // REQUIRES: at least as much as stated above, aligned to kAlignment. Before anything runs.
+  void set_memory(std::span<std::byte> activations, std::span<std::byte> workspace);
+
+  double train_step(std::span<const MicroBatch> micro_batches, std::uint64_t seed, std::uint64_t step,
+                    const Between& between);
+  double evaluate(const MicroBatch& micro_batch);
+  void next_logits(std::span<const std::int32_t> tokens, std::span<float> logits);
+
+  // Called before each step of a program with the program, the step's index and the workspace: for tests.
+  using Observer = std::function<void(const Program&, std::size_t, std::span<std::byte>)>;
+  void observe(Observer observer) { observer_ = std::move(observer); }
+
+ private:
+  struct Key {
+    std::uint64_t seed = 0, step = 0;
+    float gradient_scale = 1;
+  };
+  Execution execution(engine::UnitId unit, std::size_t slot, const MicroBatch& micro_batch);
+  void run(engine::UnitId unit, const Program& program, Execution& execution, const Between& between);
+  void run_pass(const Pass& pass, std::span<const MicroBatch> group, std::size_t first, const Key& key,
+                const Between& between, double& loss);
+  double run_forward(const MicroBatch& micro_batch, std::span<float> logits, std::size_t logits_row);
+  void padded_logits(std::span<const std::int32_t> tokens, std::span<float> logits);
+  void check(const MicroBatch& micro_batch) const;
+  void check_tokens(std::span<const std::int32_t> tokens) const;
+
+  const Model::Impl& model_;
+  std::vector<Choice> choices_;
+  std::vector<std::shared_ptr<const UnitProgram>> programs_;  // by unit; equal ones are shared
+  std::vector<Pass> passes_;
+  std::size_t group_;
+  Resources resources_;
+  ActivationLayout layout_;
+  std::size_t workspace_bytes_ = 0;
+  std::span<std::byte> activations_, workspace_;
+  Observer observer_;
+};
+
+}  // namespace sluice::models

@@ -1,0 +1,113 @@
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/bytes.h"
+#include "core/dtype.h"
+#include "engine/layout.h"
+#include "kernels/matrix.h"
+
+// What a unit computes on one micro-batch of fixed shape: a straight line of ops over named values. All that
+// the plan must know (what is kept, what can be recomputed and for how much, where every byte lies) follows
+// from what the ops declare here: see recompute.h and program.h.
+namespace sluice::models {
+
+inline constexpr std::size_t kAlignment = 64;  // of every buffer
+
+using ValueId = std::size_t;
+
+// An array that an op makes: an activation, or statistics for its own backward pass (which have no gradient).
+struct Value {
+  std::string name;
+  std::size_t elements = 0;
+  Dtype type = Dtype::kF32;
+  bool has_gradient = true;
+  std::size_t bytes() const { return round_up(elements * size_of(type), kAlignment); }
+};
+
+// A parameter as a unit's ops see it. A foreign one belongs to another unit, and has its whole name.
+struct GraphParameter {
+  engine::ParameterSpec spec;
+  bool foreign = false;
+};
+
+// One use of a parameter by an op: its index in the graph, and which of the parameter's uses this is.
+struct ParameterUse {
+  std::size_t slot = 0;
+  int use = 0;
+};
+
+// An output that may lie where an input lay (or, backward, an input's gradient where an output's gradient
+// lay).
+struct InPlace {
+  std::size_t input = 0, output = 0;
+};
+
+struct OpSpec {
+  std::string name;  // what --recompute calls it: "ln1", "attention"
+  std::vector<ValueId> inputs, outputs;
+  std::vector<ValueId> saved;  // inputs and outputs that backward reads
+  std::vector<ParameterUse> parameters;
+  std::vector<InPlace> forward_in_place, backward_in_place;
+  std::vector<std::size_t>
+      passes_gradient;          // inputs whose gradient is the first output's, unchanged: backward skips them
+  bool adds_gradients = false;  // backward can add to the gradients of its inputs
+  bool changes_output_gradients =
+      false;  // backward overwrites the gradients of its outputs with something else
+  double forward_flops = 0, backward_flops = 0;  // of products and attention
+  double forward_bytes = 0, backward_bytes = 0;  // memory traffic of everything else
+};
+
+class OpContext;
+
+// Immutable. forward and backward write every element of what they declare, and read nothing else; the same
+// inputs give the same bits wherever they lie, which makes recomputation exact.
+class Op {
+ public:
+  explicit Op(OpSpec spec) : spec_(std::move(spec)) {}
+  virtual ~Op() = default;
+  Op(const Op&) = delete;
+  Op& operator=(const Op&) = delete;
+
+  const OpSpec& spec() const { return spec_; }
+  virtual std::size_t forward_workspace(const kernels::MatrixLibrary&) const { return 0; }   // bytes
+  virtual std::size_t backward_workspace(const kernels::MatrixLibrary&) const { return 0; }  // bytes
+  virtual void forward(const OpContext& context) const = 0;
+  virtual void backward(const OpContext& context) const = 0;
+
+ private:
+  OpSpec spec_;
+};
+
+// Ops in order of execution. A graph without an input begins with tokens; one without an output ends in the
+// loss, and is never run forward before its backward pass.
+class Graph {
+ public:
+  ValueId add_value(Value value);
+  // A parameter of the unit itself (its name without the unit's prefix), or a foreign one.
+  std::size_t add_parameter(engine::ParameterSpec spec, bool foreign = false);
+  void add_op(std::unique_ptr<Op> op);
+  void set_input(ValueId value) { input_ = value; }
+  void set_output(ValueId value) { output_ = value; }
+
+  const std::vector<Value>& values() const { return values_; }
+  const std::vector<GraphParameter>& parameters() const { return parameters_; }
+  const std::vector<std::unique_ptr<Op>>& ops() const { return ops_; }
+  std::optional<ValueId> input() const { return input_; }
+  std::optional<ValueId> output() const { return output_; }
+  std::optional<std::size_t> producer(ValueId value) const {
+    return producers_[value];
+  }  // the op that makes it
+
+ private:
+  std::vector<Value> values_;
+  std::vector<GraphParameter> parameters_;
+  std::vector<std::unique_ptr<Op>> ops_;
+  std::vector<std::optional<std::size_t>> producers_;
+  std::optional<ValueId> input_, output_;
+};
+
+}  // namespace sluice::models

@@ -1,0 +1,176 @@
+#include "models/model.h"
+
+#include <algorithm>
+#include <map>
+
+#include "core/error.h"
+#include "models/gpt2.h"
+#include "models/llama.h"
+#include "models/model_impl.h"
+#include "models/program.h"
+
+namespace sluice::models {
+namespace {
+
+void check_shape(const Shape& shape) {
+  const ModelConfig& config = shape.config;
+  check_config(config);
+  if (shape.dtype != Dtype::kF32 && shape.dtype != Dtype::kBf16) {
+    fail(ErrorCode::kInvalidArgument, "models compute in f32 or bf16, not in {}", name_of(shape.dtype));
+  }
+  if (shape.batch == 0 || shape.length == 0) {
+    fail(ErrorCode::kInvalidArgument, "a micro-batch of {} sequences of {} tokens is empty", shape.batch,
+         shape.length);
+  }
+  if (shape.length > config.context) {
+    fail(ErrorCode::kInvalidArgument,
+         "sequences of {} tokens are asked for; the model's context is {}: use at most that", shape.length,
+         config.context);
+  }
+}
+
+Architecture make_architecture(const Shape& shape) {
+  check_shape(shape);
+  return shape.config.family == Family::kGpt2 ? make_gpt2(shape) : make_llama(shape);
+}
+
+}  // namespace
+
+Model::Impl::Impl(const Shape& model_shape, const std::string& recompute_names)
+    : shape(model_shape), recompute(recompute_names), architecture(make_architecture(shape)) {
+  for (const char* word : {"auto", "none", "full"}) {
+    if (recompute == word) recompute.clear();
+  }
+  if (!recompute.empty()) check_recompute();
+  add_unit("embedding", "", architecture.embedding);
+  for (std::size_t i = 0; i < shape.config.layers; ++i) {
+    add_unit(fmt::format("block.{}", i), fmt::format(fmt::runtime(architecture.block_prefix), i),
+             architecture.block);
+  }
+  add_unit(shape.config.tied_head ? "final" : "head", "", architecture.head);
+}
+
+void Model::Impl::add_unit(const std::string& name, const std::string& prefix, const Graph& graph) {
+  engine::ParameterId next = 0;
+  std::map<std::string, engine::ParameterId> known;
+  for (const engine::UnitSpec& unit : units) {
+    for (const engine::ParameterSpec& parameter : unit.parameters) known[parameter.name] = next++;
+  }
+  engine::UnitSpec unit{name, {}};
+  std::vector<engine::ParameterId> ids;
+  for (const GraphParameter& parameter : graph.parameters()) {
+    if (parameter.foreign) {
+      ids.push_back(known.at(parameter.spec.name));
+      continue;
+    }
+    engine::ParameterSpec spec = parameter.spec;
+    spec.name = prefix + spec.name;
+    unit.parameters.push_back(std::move(spec));
+    ids.push_back(next++);
+  }
+  units.push_back(std::move(unit));
+  parameter_ids.push_back(std::move(ids));
+}
+
+const Graph& Model::Impl::graph(engine::UnitId unit) const {
+  if (unit == 0) return architecture.embedding;
+  return unit == head() ? architecture.head : architecture.block;
+}
+
+void Model::Impl::check_recompute() const {
+  std::vector<std::string> known;
+  for (const auto& op : architecture.block.ops()) known.push_back(op->spec().name);
+  for (const std::string& name : split_names(recompute)) {
+    if (std::ranges::count(known, name) > 0) continue;
+    const std::string nearest = nearest_word(name, known);
+    std::string names;
+    for (const std::string& word : known) names += (names.empty() ? "" : ", ") + word;
+    fail(ErrorCode::kInvalidArgument,
+         "'{}' is not an op that can be recomputed{}; this model's blocks have {}", name,
+         nearest.empty() ? "" : ": did you mean '" + nearest + "'?", names);
+  }
+}
+
+std::vector<Choice> Model::Impl::choices(engine::UnitId unit) const {
+  std::vector<Choice> choices = choice_ladder(graph(unit));
+  if (recompute.empty() || choices.size() == 1) return choices;
+  Choice own = named_choice(graph(unit), recompute);
+  if (std::ranges::count(choices, recompute, &Choice::name) > 0) return choices;
+  const auto fewer = [&](const Choice& choice) {
+    return kept_bytes(graph(unit), choice) < kept_bytes(graph(unit), own);
+  };
+  choices.insert(std::ranges::find_if(choices.begin(), choices.end() - 1, fewer), std::move(own));
+  return choices;
+}
+
+std::vector<Pass> Model::Impl::passes() const {
+  std::vector<Pass> passes;
+  for (engine::UnitId unit = 0; unit < head(); ++unit) {
+    passes.push_back({Pass::Kind::kForward, unit, {{unit, true, -1, false}}});
+  }
+  Pass last{Pass::Kind::kHead, head(), {{head(), true, 0, true}}};
+  if (shape.config.tied_head) last.accesses.push_back({0, true, 0, false});
+  passes.push_back(std::move(last));
+  for (engine::UnitId unit = head(); --unit > 0;) {
+    passes.push_back({Pass::Kind::kBackward, unit, {{unit, true, 0, true}}});
+  }
+  passes.push_back({Pass::Kind::kBackward, 0, {{0, false, shape.config.tied_head ? 1 : 0, true}}});
+  return passes;
+}
+
+Model::Model(const ModelConfig& config, Dtype dtype, std::size_t batch, std::size_t length,
+             const std::string& recompute)
+    : impl_(std::make_unique<Impl>(Shape{config, dtype, batch, length}, recompute)) {}
+
+Model::~Model() = default;
+
+const ModelConfig& Model::config() const { return impl_->shape.config; }
+std::size_t Model::batch() const { return impl_->shape.batch; }
+std::size_t Model::length() const { return impl_->shape.length; }
+const std::vector<engine::UnitSpec>& Model::units() const { return impl_->units; }
+
+namespace {
+
+engine::UnitProfile profile_unit(const Graph& graph, const std::vector<Choice>& choices,
+                                 const kernels::MatrixLibrary& library) {
+  engine::UnitProfile profile;
+  for (const auto& op : graph.ops()) {
+    profile.forward_flops += op->spec().forward_flops;
+    profile.backward_flops += op->spec().backward_flops;
+    profile.touched_bytes += op->spec().forward_bytes + op->spec().backward_bytes;
+  }
+  if (graph.input()) profile.input_bytes = graph.values()[*graph.input()].bytes();
+  for (const Choice& choice : choices) {
+    const UnitProgram program = compile(graph, choice, library);
+    // The head has no forward pass of which anything would be done again.
+    const double again = graph.output() ? recompute_work(graph, choice) : 0;
+    profile.choices.push_back({choice.name, program.kept_bytes, again, program.workspace_bytes()});
+  }
+  return profile;
+}
+
+}  // namespace
+
+engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixLibrary& library) const {
+  engine::Profile profile;
+  profile.units = impl_->units;
+  for (engine::UnitId unit = 0; unit < profile.units.size(); ++unit) {
+    if (unit > 0 && impl_->same_graph(unit, unit - 1)) {
+      profile.unit_profiles.push_back(profile.unit_profiles.back());
+    } else {
+      profile.unit_profiles.push_back(profile_unit(impl_->graph(unit), impl_->choices(unit), library));
+    }
+  }
+  for (const Pass& pass : impl_->passes()) {
+    profile.schedule.insert(profile.schedule.end(), pass.accesses.begin(), pass.accesses.end());
+  }
+  profile.micro_batches = micro_batches;
+  profile.tokens = impl_->shape.rows();
+  profile.border_gradient_bytes = profile.unit_profiles.back().input_bytes;
+  profile.hidden_bytes = library.hidden_bytes();
+  profile.dtype = impl_->shape.dtype;
+  profile.native_products = impl_->shape.dtype == Dtype::kF32 || library.has_bf16();
+  return profile;
+}
+
+}  // namespace sluice::models

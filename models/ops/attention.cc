@@ -1,0 +1,94 @@
+#include "models/ops/attention.h"
+
+#include <cmath>
+
+#include "kernels/attention.h"
+#include "models/context.h"
+
+namespace sluice::models {
+namespace {
+
+OpSpec attention_spec(std::string name, ValueId packed, ValueId y, ValueId log_sums,
+                      const AttentionSizes& sizes) {
+  OpSpec spec;
+  spec.name = std::move(name);
+  spec.inputs = {packed};
+  spec.outputs = {y, log_sums};
+  spec.saved = {packed, y, log_sums};
+  // Two products over half of length x length for each head; five backward.
+  const double product = static_cast<double>(sizes.batch * sizes.heads * sizes.length) *
+                         static_cast<double>(sizes.length * sizes.head_width);
+  spec.forward_flops = 2 * product;
+  spec.backward_flops = 5 * product;
+  return spec;
+}
+
+class Attention : public Op {
+ public:
+  Attention(std::string name, ValueId packed, ValueId y, ValueId log_sums, const AttentionSizes& sizes)
+      : Op(attention_spec(std::move(name), packed, y, log_sums, sizes)), sizes_(sizes) {}
+
+  std::size_t forward_workspace(const kernels::MatrixLibrary& library) const override {
+    return kernels::attention_forward_workspace(shape(), library.threads());
+  }
+  std::size_t backward_workspace(const kernels::MatrixLibrary& library) const override {
+    return kernels::attention_backward_workspace(shape(), library.threads());
+  }
+
+  void forward(const OpContext& context) const override {
+    const Array packed = context.input(0);
+    kernels::attention_forward(context.threads(), shape(context), packed, packed.at(keys()),
+                               packed.at(values()), context.output(0), context.statistics(1),
+                               context.scratch());
+  }
+
+  void backward(const OpContext& context) const override {
+    const Array packed = context.input(0), gradient = context.input_gradient(0);
+    kernels::attention_backward(context.threads(), shape(context), packed, packed.at(keys()),
+                                packed.at(values()), context.output(0), context.statistics(1),
+                                context.output_gradient(0), gradient, gradient.at(keys()),
+                                gradient.at(values()), context.scratch());
+  }
+
+ private:
+  std::size_t keys() const { return sizes_.heads * sizes_.head_width; }
+  std::size_t values() const { return (sizes_.heads + sizes_.kv_heads) * sizes_.head_width; }
+
+  kernels::AttentionShape shape() const {
+    kernels::AttentionShape shape;
+    shape.batch = sizes_.batch;
+    shape.length = sizes_.length;
+    shape.heads = sizes_.heads;
+    shape.kv_heads = sizes_.kv_heads;
+    shape.head_width = sizes_.head_width;
+    shape.q_stride = shape.k_stride = shape.v_stride = sizes_.packed_width();
+    shape.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(sizes_.head_width)));
+    shape.dropout = sizes_.dropout;
+    return shape;
+  }
+
+  kernels::AttentionShape shape(const OpContext& context) const {
+    const Execution& run = context.run();
+    kernels::AttentionShape shape = this->shape();
+    if (!run.training) shape.dropout = 0;
+    shape.seed = run.seed;
+    shape.stream = context.random_stream();
+    shape.first_index = run.first_sample * sizes_.heads * sizes_.length * sizes_.length;
+    return shape;
+  }
+
+  AttentionSizes sizes_;
+};
+
+}  // namespace
+
+Value attention_log_sums(std::string name, const AttentionSizes& sizes) {
+  return {std::move(name), sizes.batch * sizes.heads * sizes.length, Dtype::kF32, false};
+}
+
+std::unique_ptr<Op> make_attention(std::string name, ValueId packed, ValueId y, ValueId log_sums,
+                                   const AttentionSizes& sizes) {
+  return std::make_unique<Attention>(std::move(name), packed, y, log_sums, sizes);
+}
+
+}  // namespace sluice::models

@@ -1,0 +1,62 @@
+#include "models/ops/embedding.h"
+
+#include "kernels/elementwise.h"
+#include "kernels/embedding.h"
+#include "models/context.h"
+
+namespace sluice::models {
+namespace {
+
+OpSpec embedding_spec(std::string name, ValueId y, const EmbeddingShape& shape) {
+  OpSpec spec;
+  spec.name = std::move(name);
+  spec.outputs = {y};
+  spec.parameters = {shape.table};
+  if (shape.positions) spec.parameters.push_back(*shape.positions);
+  const std::size_t rows = shape.batch * shape.length;
+  spec.forward_bytes = 2.0 * static_cast<double>(rows * shape.width * size_of(shape.type));
+  spec.backward_bytes =
+      static_cast<double>(shape.vocabulary * shape.width * sizeof(float)) + spec.forward_bytes;
+  return spec;
+}
+
+class Embedding : public Op {
+ public:
+  Embedding(std::string name, ValueId y, const EmbeddingShape& shape)
+      : Op(embedding_spec(std::move(name), y, shape)), shape_(shape) {}
+
+  std::size_t backward_workspace(const kernels::MatrixLibrary&) const override {
+    return kernels::embedding_backward_workspace(shape_.batch * shape_.length, shape_.width);
+  }
+
+  void forward(const OpContext& context) const override {
+    const ConstArray positions = shape_.positions ? context.parameter(1) : ConstArray{nullptr, shape_.type};
+    kernels::embedding_forward(context.threads(), context.run().tokens, shape_.length, shape_.width,
+                               context.parameter(0), positions, 0, context.output(0));
+  }
+
+  void backward(const OpContext& context) const override {
+    const engine::GradientTarget table = context.gradient(0);
+    const Array dy = context.output_gradient(0);
+    if (!table.accumulate) {
+      kernels::fill(context.threads(), shape_.vocabulary * shape_.width, 0, {table.data, Dtype::kF32});
+    }
+    kernels::embedding_backward(context.threads(), context.run().tokens, shape_.width, dy, table.data,
+                                context.scratch());
+    if (!shape_.positions) return;
+    const engine::GradientTarget positions = context.gradient(1);
+    kernels::position_backward(context.threads(), shape_.batch, shape_.length, shape_.context, shape_.width,
+                               dy, positions.data, positions.accumulate);
+  }
+
+ private:
+  EmbeddingShape shape_;
+};
+
+}  // namespace
+
+std::unique_ptr<Op> make_embedding(std::string name, ValueId y, const EmbeddingShape& shape) {
+  return std::make_unique<Embedding>(std::move(name), y, shape);
+}
+
+}  // namespace sluice::models

@@ -1,0 +1,19 @@
+#pragma once
+#include <optional>
+
+#include "models/graph.h"
+
+namespace sluice::models {
+
+struct EmbeddingShape {
+  std::size_t batch = 0, length = 0, width = 0;
+  std::size_t vocabulary = 0, context = 0;
+  Dtype type = Dtype::kF32;
+  ParameterUse table;
+  std::optional<ParameterUse> positions;
+};
+
+// y[r] = table[token r] (+ positions[r % length]).
+std::unique_ptr<Op> make_embedding(std::string name, ValueId y, const EmbeddingShape& shape);
+
+}  // namespace sluice::models

@@ -1,0 +1,164 @@
+#include "models/ops/loss.h"
+
+#include <algorithm>
+
+#include "kernels/elementwise.h"
+#include "kernels/loss.h"
+#include "models/context.h"
+
+namespace sluice::models {
+namespace {
+
+using kernels::Product;
+
+OpSpec loss_spec(std::string name, ValueId x, const LossShape& shape) {
+  OpSpec spec;
+  spec.name = std::move(name);
+  spec.inputs = {x};
+  spec.saved = {x};
+  spec.parameters = {shape.weight};
+  spec.forward_flops =
+      2.0 * static_cast<double>(shape.rows * shape.width) * static_cast<double>(shape.vocabulary);
+  spec.backward_flops = 2 * spec.forward_flops;
+  spec.backward_bytes =
+      3.0 * static_cast<double>(shape.rows * sizeof(float)) * static_cast<double>(shape.vocabulary);
+  return spec;
+}
+
+// A run of rows with the memory they work in.
+struct Piece {
+  std::size_t first = 0, rows = 0;
+  float* logits = nullptr;
+  float* losses = nullptr;
+  void* workspace = nullptr;
+};
+
+class Loss : public Op {
+ public:
+  Loss(std::string name, ValueId x, const LossShape& shape)
+      : Op(loss_spec(std::move(name), x, shape)), shape_(shape) {}
+
+  std::size_t forward_workspace(const kernels::MatrixLibrary& library) const override {
+    return pieces_bytes() +
+           kernels::product_workspace(logits_product(logit_rows(shape_), {}, {}, {}), library);
+  }
+
+  std::size_t backward_workspace(const kernels::MatrixLibrary& library) const override {
+    const std::size_t rows = logit_rows(shape_);
+    const std::size_t to_input = kernels::product_workspace(input_product(rows, {}, {}, {}), library);
+    const std::size_t to_weight = kernels::product_workspace(weight_product(rows, {}, {}, nullptr), library);
+    return std::max(forward_workspace(library), pieces_bytes() + std::max(to_input, to_weight));
+  }
+
+  void forward(const OpContext& context) const override {
+    Execution& run = context.run();
+    if (!run.logits.empty()) return logits_of_row(context);
+    run.loss = 0;
+    for_each_piece(context, [&](const Piece& piece) {
+      compute_logits(context, piece);
+      kernels::cross_entropy(context.threads(), shape_.vocabulary,
+                             run.targets.subspan(piece.first, piece.rows), piece.logits, false, 0,
+                             piece.losses);
+      run.loss += kernels::sum_in_order({piece.losses, piece.rows});
+    });
+  }
+
+  void backward(const OpContext& context) const override {
+    Execution& run = context.run();
+    run.loss = 0;
+    engine::GradientTarget target = context.gradient(0);
+    for_each_piece(context, [&](const Piece& piece) {
+      compute_logits(context, piece);
+      kernels::cross_entropy(context.threads(), shape_.vocabulary,
+                             run.targets.subspan(piece.first, piece.rows), piece.logits, true,
+                             run.gradient_scale, piece.losses);
+      run.loss += kernels::sum_in_order({piece.losses, piece.rows});
+      compute_gradients(context, piece, target);
+      target.accumulate = true;
+    });
+  }
+
+ private:
+  std::size_t logits_bytes() const {
+    return round_up(logit_rows(shape_) * shape_.vocabulary * sizeof(float), kAlignment);
+  }
+  std::size_t pieces_bytes() const {
+    return logits_bytes() + round_up(logit_rows(shape_) * sizeof(float), kAlignment);
+  }
+
+  // The types count where sizes are asked for, and there is no memory yet.
+  ConstArray typed(ConstArray array) const { return {array.data, shape_.type}; }
+
+  Product logits_product(std::size_t rows, ConstArray x, ConstArray weight, Array logits) const {
+    Product product{rows, shape_.vocabulary, shape_.width, typed(x), typed(weight), logits};
+    product.transpose_b = true;
+    return product;
+  }
+
+  Product input_product(std::size_t rows, ConstArray dlogits, ConstArray weight, Array dx) const {
+    return {rows, shape_.width, shape_.vocabulary, typed(dlogits), typed(weight), {dx.data, shape_.type}};
+  }
+
+  Product weight_product(std::size_t rows, ConstArray dlogits, ConstArray x, float* dweight) const {
+    Product product{shape_.vocabulary, shape_.width, rows, typed(dlogits), typed(x), {dweight, Dtype::kF32}};
+    product.transpose_a = true;
+    return product;
+  }
+
+  template <class Body>
+  void for_each_piece(const OpContext& context, Body&& body) const {
+    auto* scratch = static_cast<std::byte*>(context.scratch());
+    Piece piece;
+    piece.logits = reinterpret_cast<float*>(scratch);
+    piece.losses = reinterpret_cast<float*>(scratch + logits_bytes());
+    piece.workspace = scratch + pieces_bytes();
+    const std::size_t at_once = logit_rows(shape_);
+    for (piece.first = 0; piece.first < shape_.rows; piece.first += at_once) {
+      piece.rows = std::min(at_once, shape_.rows - piece.first);
+      body(piece);
+    }
+  }
+
+  void compute_logits(const OpContext& context, const Piece& piece) const {
+    const Array x = context.input(0).at(piece.first * shape_.width);
+    const Product product = logits_product(piece.rows, x, context.parameter(0), {piece.logits});
+    kernels::multiply(context.library(), context.threads(), product, piece.workspace);
+  }
+
+  void compute_gradients(const OpContext& context, const Piece& piece,
+                         const engine::GradientTarget& target) const {
+    if (shape_.type == Dtype::kBf16) kernels::narrow_in_place(piece.rows * shape_.vocabulary, piece.logits);
+    const ConstArray dlogits{piece.logits, shape_.type};
+    const Array x = context.input(0).at(piece.first * shape_.width);
+    const Array dx = context.input_gradient(0).at(piece.first * shape_.width);
+    kernels::multiply(context.library(), context.threads(),
+                      input_product(piece.rows, dlogits, context.parameter(0), dx), piece.workspace);
+    Product to_weight = weight_product(piece.rows, dlogits, x, target.data);
+    to_weight.accumulate = target.accumulate;
+    kernels::multiply(context.library(), context.threads(), to_weight, piece.workspace);
+  }
+
+  void logits_of_row(const OpContext& context) const {
+    const Execution& run = context.run();
+    const Array x = context.input(0).at(run.logits_row * shape_.width);
+    auto* workspace = static_cast<std::byte*>(context.scratch()) + pieces_bytes();
+    const Product product = logits_product(1, x, context.parameter(0), {run.logits.data()});
+    kernels::multiply(context.library(), context.threads(), product, workspace);
+  }
+
+  LossShape shape_;
+};
+
+}  // namespace
+
+std::size_t logit_rows(const LossShape& shape) {
+  const std::size_t most = std::max<std::size_t>(16, kLogitsBytes / (shape.vocabulary * sizeof(float)));
+  const std::size_t pieces = divide_up(shape.rows, most);
+  return std::min(shape.rows, round_up(divide_up(shape.rows, pieces), 16));
+}
+
+std::unique_ptr<Op> make_loss(std::string name, ValueId x, const LossShape& shape) {
+  return std::make_unique<Loss>(std::move(name), x, shape);
+}
+
+}  // namespace sluice::models

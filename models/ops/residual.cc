@@ -1,0 +1,66 @@
+#include "models/ops/residual.h"
+
+#include "kernels/elementwise.h"
+#include "models/context.h"
+
+namespace sluice::models {
+namespace {
+
+OpSpec residual_spec(std::string name, std::optional<ValueId> residual, ValueId branch, ValueId y,
+                     const ResidualShape& shape) {
+  OpSpec spec;
+  spec.name = std::move(name);
+  spec.inputs = {branch};
+  spec.outputs = {y};
+  spec.forward_in_place = {{0, 0}};
+  if (shape.dropout == 0) {
+    spec.passes_gradient = {0};
+  } else {
+    spec.backward_in_place = {{0, 0}};
+  }
+  if (residual) {
+    spec.inputs.push_back(*residual);
+    spec.forward_in_place.push_back({1, 0});
+    spec.passes_gradient.push_back(1);
+  }
+  const double bytes = static_cast<double>(shape.elements * size_of(shape.type));
+  spec.forward_bytes = 3 * bytes;
+  spec.backward_bytes = shape.dropout == 0 ? 0 : 2 * bytes;
+  return spec;
+}
+
+class Residual : public Op {
+ public:
+  Residual(std::string name, std::optional<ValueId> residual, ValueId branch, ValueId y,
+           const ResidualShape& shape)
+      : Op(residual_spec(std::move(name), residual, branch, y, shape)), shape_(shape) {}
+
+  void forward(const OpContext& context) const override {
+    const ConstArray residual = spec().inputs.size() == 2 ? context.input(1) : Array{nullptr, shape_.type};
+    const Execution& run = context.run();
+    kernels::dropout_add(context.threads(), shape_.elements, context.input(0), residual,
+                         run.training ? shape_.dropout : 0.0f, run.seed, context.random_stream(),
+                         first_index(run), context.output(0));
+  }
+
+  void backward(const OpContext& context) const override {
+    if (shape_.dropout == 0) return;  // the gradients pass unchanged
+    const Execution& run = context.run();
+    kernels::dropout_backward(context.threads(), shape_.elements, context.output_gradient(0), shape_.dropout,
+                              run.seed, context.random_stream(), first_index(run), context.input_gradient(0));
+  }
+
+ private:
+  std::uint64_t first_index(const Execution& run) const { return run.first_sample * shape_.sample_elements; }
+
+  ResidualShape shape_;
+};
+
+}  // namespace
+
+std::unique_ptr<Op> make_residual(std::string name, std::optional<ValueId> residual, ValueId branch,
+                                  ValueId y, const ResidualShape& shape) {
+  return std::make_unique<Residual>(std::move(name), residual, branch, y, shape);
+}
+
+}  // namespace sluice::models
