@@ -1,5 +1,7 @@
 #include "models/weights.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>

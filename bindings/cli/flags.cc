@@ -1,5 +1,7 @@
 #include "bindings/cli/flags.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <exception>
 #include <new>
 

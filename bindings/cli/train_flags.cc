@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <cctype>
 
 #include "bindings/cli/commands.h"
