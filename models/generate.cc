@@ -98,7 +98,10 @@ class Reader {
     const engine::Budget budget = {memory, usable_disk(disk), tools_.base() + kCheckpointBuffers};
     const engine::Plan plan = engine::make_plan(profile, optimizer_, budget, {}, {});
     ledger_.set_budget(allocator::Tier::kHost, memory);
-    base_ = allocator::Charge(ledger_, allocator::Tier::kHost, allocator::Purpose::kBase, tools_.base());
+    base_ = allocator::Charge(ledger_, allocator::Tier::kHost, allocator::Purpose::kBase,
+                              budget.base - kCheckpointBuffers);
+    hidden_ = allocator::Charge(ledger_, allocator::Tier::kHost, allocator::Purpose::kWorkspace,
+                                profile.hidden_bytes);
     if (plan.uses_disk()) disk_ = std::make_unique<offload::RecordStore>(*tools_.io, disk, ledger_);
     engine_ = std::make_unique<engine::Engine>(profile, plan, optimizer_,
                                                engine::Resources{tools_.threads, ledger_, disk_.get()});
@@ -134,7 +137,7 @@ class Reader {
   Model model_;
   NoOptimizer optimizer_;
   allocator::Ledger ledger_;
-  allocator::Charge base_;
+  allocator::Charge base_, hidden_;
   std::unique_ptr<offload::RecordStore> disk_;
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<Runner> runner_;

@@ -1,3 +1,5 @@
+#include <fmt/ranges.h>
+
 #include "core/error.h"
 #include "core/log.h"
 #include "core/system.h"

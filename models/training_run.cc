@@ -33,6 +33,9 @@ TrainingRun::TrainingRun(Setup& setup, const TrainEvents& events)
   if (!settings_.disk.empty()) ledger_.set_budget(allocator::Tier::kDisk, budget.disk);
   base_ = allocator::Charge(ledger_, allocator::Tier::kHost, allocator::Purpose::kBase,
                             budget.base - kCheckpointBuffers);
+  // What libraries take beyond operands is theirs alone to allocate; the plan has room for it.
+  hidden_ = allocator::Charge(ledger_, allocator::Tier::kHost, allocator::Purpose::kWorkspace,
+                              setup.plan.profile.hidden_bytes);
   if (!settings_.trace.empty()) trace_.emplace(kTraceEvents);
   Trace* trace = trace_ ? &*trace_ : nullptr;
   Tools& tools = *setup.tools;

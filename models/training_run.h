@@ -48,7 +48,7 @@ class TrainingRun {
   const TrainEvents& events_;
   LearningRate learning_rate_;
   allocator::Ledger ledger_;
-  allocator::Charge base_;
+  allocator::Charge base_, hidden_;
   std::optional<Trace> trace_;
   std::unique_ptr<offload::RecordStore> disk_;
   std::unique_ptr<engine::Engine> engine_;

@@ -133,7 +133,11 @@ void check_settings(const TrainSettings& s) {
 
 // Not all of it: other processes live here too.
 std::uint64_t default_memory() {
-  return (allocator::resident_bytes() + allocator::available_memory_bytes()) / 10 * 9;
+  const std::uint64_t available = allocator::available_memory_bytes();
+  if (available == SIZE_MAX)
+    fail(ErrorCode::kInvalidArgument,
+         "this system does not say how much memory is free; state it with --memory");
+  return (allocator::resident_bytes() + available) / 10 * 9;
 }
 
 int default_threads() { return usable_cpus(); }
@@ -178,7 +182,8 @@ Setup prepare(const TrainSettings& settings) {
   if (s.memory == 0) s.memory = default_memory();
   if (s.threads == 0) s.threads = default_threads();
   setup.optimizer = optim::make_adamw({s.beta1, s.beta2, s.epsilon});
-  setup.model = std::make_unique<Model>(setup.config, s.dtype, s.batch, s.length);
+  setup.model =
+      std::make_unique<Model>(setup.config, s.dtype, s.batch, s.length, s.plan.recompute.value_or(""));
   setup.plan.checkpoint_bytes = checkpoint_size(*setup.model, s, *setup.optimizer);
   resolve_disk(s.disk, s.out, checkpoint_room(s, setup.plan.checkpoint_bytes));
   setup.data = std::make_unique<TrainingData>(s, setup.config);

@@ -1,6 +1,6 @@
 #include "models/weights.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>

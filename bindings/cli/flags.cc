@@ -1,6 +1,6 @@
 #include "bindings/cli/flags.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>

@@ -4,8 +4,8 @@
 #include <fstream>
 
 #include "bindings/cli/version.h"
-#include "core/text_file.h"
 #include "bindings/sluice_process.h"
+#include "core/text_file.h"
 
 namespace sluice::cli {
 namespace {
@@ -14,17 +14,17 @@ using ::testing::HasSubstr;
 
 class BadInputTest : public ::testing::Test {
  protected:
-  BadInputTest() {
-    std::ofstream(text_) << std::string(20000, 'x');
-  }
+  BadInputTest() { std::ofstream(text_) << std::string(20000, 'x'); }
   void expect_refused(std::vector<std::string> words, int status, const std::string& part) const {
     const Outcome outcome = run_sluice(words);
     EXPECT_EQ(outcome.status, status) << outcome.error;
     EXPECT_THAT(outcome.error, HasSubstr(part));
     EXPECT_THAT(outcome.error, HasSubstr("sluice: error: "));
   }
-  void expect_train_refused(const std::vector<std::string>& words, int status, const std::string& part) const {
-    std::vector<std::string> all = {"train", "--model", "tiny", "--data", text_, "--memory", "512MiB", "--seq", "32", "--steps", "2"};
+  void expect_train_refused(const std::vector<std::string>& words, int status,
+                            const std::string& part) const {
+    std::vector<std::string> all = {"train",  "--model", "tiny", "--data",  text_, "--memory",
+                                    "512MiB", "--seq",   "32",   "--steps", "2"};
     for (std::size_t i = 0; i < words.size(); ++i) {
       const auto known = std::find(all.begin(), all.end(), words[i]);
       if (words[i].starts_with("--") && known != all.end() && i + 1 < words.size()) {
@@ -41,8 +41,12 @@ class BadInputTest : public ::testing::Test {
 
 TEST_F(BadInputTest, HelpAndVersionAreNoErrors) {
   EXPECT_EQ(run_sluice({"--version"}).out, fmt::format("sluice {}\n", kVersion));
-  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
-           {"--help"}, {"train", "--help"}, {"plan", "--help"}, {"generate", "--help"}, {"inspect", "--help"}, {"doctor", "--help"}}) {
+  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{{"--help"},
+                                                                                     {"train", "--help"},
+                                                                                     {"plan", "--help"},
+                                                                                     {"generate", "--help"},
+                                                                                     {"inspect", "--help"},
+                                                                                     {"doctor", "--help"}}) {
     const Outcome outcome = run_sluice(words);
     EXPECT_EQ(outcome.status, 0);
     EXPECT_GT(outcome.out.size(), 100u);
@@ -51,7 +55,8 @@ TEST_F(BadInputTest, HelpAndVersionAreNoErrors) {
 }
 
 TEST_F(BadInputTest, TheVersionIsThatOfTheBuild) {
-  EXPECT_THAT(read_text_file(std::string(SLUICE_SOURCE_DIR) + "/CMakeLists.txt"), HasSubstr(fmt::format("VERSION {}", kVersion)));
+  EXPECT_THAT(read_text_file(std::string(SLUICE_SOURCE_DIR) + "/CMakeLists.txt"),
+              HasSubstr(fmt::format("VERSION {}", kVersion)));
 }
 
 TEST_F(BadInputTest, WordsThatAreNotKnownNameTheNearest) {

@@ -56,8 +56,8 @@ class FlagsTest : public ::testing::Test {
 };
 
 TEST_F(FlagsTest, ReadsEveryKind) {
-  parse({"--name", "x y", "--kind", "b", "--data", "one", "two", "--memory", "1.5GB", "--save-every=7", "--group", "3",
-         "--threads", "2", "--rate", "3e-4", "--resume"});
+  parse({"--name", "x y", "--kind", "b", "--data", "one", "two", "--memory", "1.5GB", "--save-every=7",
+         "--group", "3", "--threads", "2", "--rate", "3e-4", "--resume"});
   EXPECT_EQ(f_.name, "x y");
   EXPECT_EQ(f_.kind, "b");
   EXPECT_THAT(f_.data, ElementsAre("one", "two"));
@@ -78,10 +78,20 @@ TEST_F(FlagsTest, WhatIsNotGivenKeepsItsDefault) {
 }
 
 TEST_F(FlagsTest, WrongValuesNameTheFlag) {
-  const std::vector<std::pair<std::string, std::string>> bad = {
-      {"--memory", "12XB"},   {"--memory", "0"},      {"--memory", "-1GiB"},   {"--save-every", "-3"}, {"--save-every", "3.5"},
-      {"--save-every", "ten"}, {"--group", ""},        {"--rate", "fast"},      {"--rate", "nan"},      {"--rate", "1e999"},
-      {"--threads", "0"},     {"--threads", "99999"}, {"--save-every", "99999999999999999999"}, {"--kind", "c"}};
+  const std::vector<std::pair<std::string, std::string>> bad = {{"--memory", "12XB"},
+                                                                {"--memory", "0"},
+                                                                {"--memory", "-1GiB"},
+                                                                {"--save-every", "-3"},
+                                                                {"--save-every", "3.5"},
+                                                                {"--save-every", "ten"},
+                                                                {"--group", ""},
+                                                                {"--rate", "fast"},
+                                                                {"--rate", "nan"},
+                                                                {"--rate", "1e999"},
+                                                                {"--threads", "0"},
+                                                                {"--threads", "99999"},
+                                                                {"--save-every", "99999999999999999999"},
+                                                                {"--kind", "c"}};
   for (const auto& [flag, value] : bad) {
     CLI::App* app = &app_;
     app->clear();
@@ -99,9 +109,11 @@ TEST_F(FlagsTest, UnknownFlagsNameTheNearest) {
 
 TEST_F(FlagsTest, AConfigFileGivesTheSameAndFlagsWin) {
   parse({"--save-every", "9"});
-  apply_config(app_, Json::parse(R"({"save_every": 4, "memory": "2GiB", "data": ["p", "q"], "rate": 0.25, "resume": true,
+  apply_config(
+      app_,
+      Json::parse(R"({"save_every": 4, "memory": "2GiB", "data": ["p", "q"], "rate": 0.25, "resume": true,
                                      "threads": 3, "name": "n"})"),
-               "c.json");
+      "c.json");
   EXPECT_EQ(f_.steps, 9u);
   EXPECT_EQ(f_.size, 2147483648u);
   EXPECT_THAT(f_.data, ElementsAre("p", "q"));
@@ -124,7 +136,8 @@ TEST_F(FlagsTest, WrongConfigsAreRefused) {
   const auto refuse = [&](const char* text) {
     return error_of([&] { apply_config(app_, Json::parse(text), "c.json"); });
   };
-  EXPECT_THAT(refuse(R"({"save_evry": 4})"), ::testing::AllOf(HasSubstr("c.json"), HasSubstr("save_evry"), HasSubstr("save-every")));
+  EXPECT_THAT(refuse(R"({"save_evry": 4})"),
+              ::testing::AllOf(HasSubstr("c.json"), HasSubstr("save_evry"), HasSubstr("save-every")));
   EXPECT_THAT(refuse("[1]"), HasSubstr("object"));
   EXPECT_THAT(refuse(R"({"resume": 1})"), HasSubstr("resume"));
   EXPECT_THAT(refuse(R"({"rate": null})"), HasSubstr("rate"));

@@ -39,12 +39,14 @@ std::string text_of(const std::function<void(std::FILE*)>& write) {
 
 TEST(ProgressTest, SaysEverythingWhereThereIsRoom) {
   const std::string text = progress_text(report(120), 75, 0);
-  for (const char* part : {"120/1000", "loss 3.2500", "512 tok/s", "1m15s left", "mem 100/200/300 MiB", "r 2.00 w 0.50 GB/s"})
+  for (const char* part :
+       {"120/1000", "loss 3.2500", "512 tok/s", "1m15s left", "mem 100/200/300 MiB", "r 2.00 w 0.50 GB/s"})
     EXPECT_THAT(text, HasSubstr(part));
 }
 
 TEST(ProgressTest, NeverPassesTheWidthAndDropsTheLeastImportant) {
-  for (std::size_t width = 10; width < 120; ++width) EXPECT_LE(progress_text(report(7), 75, width).size(), width);
+  for (std::size_t width = 10; width < 120; ++width)
+    EXPECT_LE(progress_text(report(7), 75, width).size(), width);
   EXPECT_THAT(progress_text(report(7), 75, 40), HasSubstr("loss"));
   EXPECT_THAT(progress_text(report(7), 75, 40), Not(HasSubstr("disk")));
 }

@@ -38,7 +38,9 @@ inline std::string file_text(const std::string& path) {
 }
 
 // The program that was built beside this test.
-inline std::string sluice_path() { return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "sluice").string(); }
+inline std::string sluice_path() {
+  return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "sluice").string();
+}
 
 // `sluice` as a process of its own, with its output in files.
 class SluiceProcess {
@@ -52,7 +54,8 @@ class SluiceProcess {
     const std::string out = folder_ / "out", error = folder_ / "err";
     pid_ = ::fork();
     if (pid_ != 0) return;
-    if (::freopen(out.c_str(), "w", stdout) == nullptr || ::freopen(error.c_str(), "w", stderr) == nullptr) ::_exit(126);
+    if (::freopen(out.c_str(), "w", stdout) == nullptr || ::freopen(error.c_str(), "w", stderr) == nullptr)
+      ::_exit(126);
     ::execv(argv[0], argv.data());
     ::_exit(127);
   }

@@ -35,12 +35,57 @@ std::string error_of(const std::vector<std::string>& words) {
 }
 
 TEST(TrainFlagsTest, TheIssuesCommandLineIsUnderstood) {
-  const models::TrainSettings s = settings_of(
-      {"--model", "tiny",     "--data",   "a.txt",  "b",        "--memory",     "1GiB", "--disk",      "/x:20GiB", "/y",
-       "--dtype", "bf16",     "--batch",  "2",      "--accumulate", "8",        "--seq", "64",         "--steps",  "50",
-       "--lr",    "1e-3",     "--warmup", "5",      "--schedule", "linear",     "--clip", "0.5",       "--weight-decay", "0.2",
-       "--seed",  "7",        "--out",    "o",      "--save-every", "10",       "--keep", "3",         "--resume", "--recompute",
-       "full",    "--threads", "2",       "--metrics", "m.jsonl", "--trace",    "t.json", "--valid",   "v.txt",    "--eval-every", "5"});
+  const models::TrainSettings s = settings_of({"--model",
+                                               "tiny",
+                                               "--data",
+                                               "a.txt",
+                                               "b",
+                                               "--memory",
+                                               "1GiB",
+                                               "--disk",
+                                               "/x:20GiB",
+                                               "/y",
+                                               "--dtype",
+                                               "bf16",
+                                               "--batch",
+                                               "2",
+                                               "--accumulate",
+                                               "8",
+                                               "--seq",
+                                               "64",
+                                               "--steps",
+                                               "50",
+                                               "--lr",
+                                               "1e-3",
+                                               "--warmup",
+                                               "5",
+                                               "--schedule",
+                                               "linear",
+                                               "--clip",
+                                               "0.5",
+                                               "--weight-decay",
+                                               "0.2",
+                                               "--seed",
+                                               "7",
+                                               "--out",
+                                               "o",
+                                               "--save-every",
+                                               "10",
+                                               "--keep",
+                                               "3",
+                                               "--resume",
+                                               "--recompute",
+                                               "full",
+                                               "--threads",
+                                               "2",
+                                               "--metrics",
+                                               "m.jsonl",
+                                               "--trace",
+                                               "t.json",
+                                               "--valid",
+                                               "v.txt",
+                                               "--eval-every",
+                                               "5"});
   EXPECT_EQ(s.data, (std::vector<std::string>{"a.txt", "b"}));
   EXPECT_EQ(s.memory, 1073741824u);
   ASSERT_EQ(s.disk.size(), 2u);
@@ -60,7 +105,8 @@ TEST(TrainFlagsTest, TheIssuesCommandLineIsUnderstood) {
 }
 
 TEST(TrainFlagsTest, AutoLeavesRecomputationToThePlan) {
-  EXPECT_FALSE(settings_of({"--model", "tiny", "--data", "a", "--recompute", "auto"}).plan.recompute.has_value());
+  EXPECT_FALSE(
+      settings_of({"--model", "tiny", "--data", "a", "--recompute", "auto"}).plan.recompute.has_value());
 }
 
 TEST(TrainFlagsTest, ModelAndDataAreNeeded) {
@@ -70,7 +116,8 @@ TEST(TrainFlagsTest, ModelAndDataAreNeeded) {
 
 TEST(TrainFlagsTest, TheyMayStandInTheConfigFile) {
   const std::string path = ::testing::TempDir() + "train-flags-" + std::to_string(::getpid()) + ".json";
-  std::ofstream(path) << R"({"model": "tiny", "data": ["a"], "disk": ["/x:1GiB"], "dtype": "bf16", "eval_every": 3})";
+  std::ofstream(path)
+      << R"({"model": "tiny", "data": ["a"], "disk": ["/x:1GiB"], "dtype": "bf16", "eval_every": 3})";
   const models::TrainSettings s = settings_of({"--config", path, "--dtype", "f32"});
   EXPECT_EQ(s.model, "tiny");
   EXPECT_EQ(s.disk.at(0).limit, 1073741824u);

@@ -7,8 +7,8 @@
 #include <fstream>
 #include <thread>
 
-#include "core/json.h"
 #include "bindings/sluice_process.h"
+#include "core/json.h"
 
 namespace sluice::cli {
 namespace {
@@ -27,10 +27,33 @@ class TrainingTest : public ::testing::Test {
  protected:
   TrainingTest() { std::ofstream(text_) << lesson(); }
 
-  std::vector<std::string> words(const std::string& name, int steps, const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> all = {"train", "--model", "tiny", "--data", text_, "--memory", "600MiB", "--seq", "32", "--batch", "2",
-                                    "--accumulate", "2", "--steps", std::to_string(steps), "--schedule", "constant", "--lr", "1e-3",
-                                    "--threads", "2", "--out", folder_ / name, "--metrics", folder_ / (name + ".jsonl")};
+  std::vector<std::string> words(const std::string& name, int steps,
+                                 const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> all = {"train",
+                                    "--model",
+                                    "tiny",
+                                    "--data",
+                                    text_,
+                                    "--memory",
+                                    "600MiB",
+                                    "--seq",
+                                    "32",
+                                    "--batch",
+                                    "2",
+                                    "--accumulate",
+                                    "2",
+                                    "--steps",
+                                    std::to_string(steps),
+                                    "--schedule",
+                                    "constant",
+                                    "--lr",
+                                    "1e-3",
+                                    "--threads",
+                                    "2",
+                                    "--out",
+                                    folder_ / name,
+                                    "--metrics",
+                                    folder_ / (name + ".jsonl")};
     all.insert(all.end(), more.begin(), more.end());
     return all;
   }
@@ -44,7 +67,9 @@ class TrainingTest : public ::testing::Test {
     }
     return bits;
   }
-  static void expect_done(const Outcome& outcome) { EXPECT_EQ(outcome.status, 0) << outcome.error << outcome.out; }
+  static void expect_done(const Outcome& outcome) {
+    EXPECT_EQ(outcome.status, 0) << outcome.error << outcome.out;
+  }
   static double as_loss(std::uint64_t bits) { return std::bit_cast<double>(bits); }
   std::string step_folder(const std::string& name, int step) const {
     return folder_ / fmt::format("{}/step-{:08}", name, step);
@@ -78,16 +103,19 @@ TEST_F(TrainingTest, AResumedRunHasTheBitsOfOneThatWasNeverStopped) {
   const auto whole = losses("whole");
   ASSERT_EQ(whole.size(), 12u);
   EXPECT_EQ(whole, losses("parts"));
-  EXPECT_EQ(file_text(step_folder("whole", 12) + "/model.safetensors"), file_text(step_folder("parts", 12) + "/model.safetensors"));
+  EXPECT_EQ(file_text(step_folder("whole", 12) + "/model.safetensors"),
+            file_text(step_folder("parts", 12) + "/model.safetensors"));
   EXPECT_EQ(file_text(step_folder("whole", 12) + "/optimizer.exp_avg_sq.safetensors"),
             file_text(step_folder("parts", 12) + "/optimizer.exp_avg_sq.safetensors"));
 }
 
 TEST_F(TrainingTest, EverythingOnDiskHasTheSameBits) {
   expect_done(run_sluice(words("memory", 4)));
-  const Outcome disk = run_sluice(words("disk", 4, {"--disk", folder_.path() + ":1GiB", "--place-parameters", "disk", "--place-gradients", "disk",
-                                                    "--place-state", "disk"}));
-  if (disk.error.find("O_DIRECT") != std::string::npos) GTEST_SKIP() << "the temporary folder has no O_DIRECT: " << disk.error;
+  const Outcome disk = run_sluice(words("disk", 4,
+                                        {"--disk", folder_.path() + ":1GiB", "--place-parameters", "disk",
+                                         "--place-gradients", "disk", "--place-state", "disk"}));
+  if (disk.error.find("O_DIRECT") != std::string::npos)
+    GTEST_SKIP() << "the temporary folder has no O_DIRECT: " << disk.error;
   expect_done(disk);
   EXPECT_EQ(losses("memory"), losses("disk"));
   const Outcome summary = run_sluice({"inspect", "--json", folder_ / "disk.jsonl"});
@@ -148,7 +176,8 @@ TEST_F(TrainingTest, ADamagedCheckpointIsNamed) {
 }
 
 TEST_F(TrainingTest, ALossThatIsNotFiniteStopsTheRun) {
-  const Outcome outcome = run_sluice(words("wild", 200, {"--save-every", "1", "--clip", "0", "--lr", "900000"}));
+  const Outcome outcome =
+      run_sluice(words("wild", 200, {"--save-every", "1", "--clip", "0", "--lr", "900000"}));
   EXPECT_EQ(outcome.status, 1);
   EXPECT_THAT(outcome.error, HasSubstr("step "));
   EXPECT_THAT(outcome.error, HasSubstr("not finite"));
@@ -167,8 +196,9 @@ TEST_F(TrainingTest, ThePlanParsesAndPredictsThePeak) {
 
 TEST_F(TrainingTest, GeneratesTextWithTheSameSeedTheSame) {
   expect_done(run_sluice(words("g", 2)));
-  const std::vector<std::string> ask = {"generate", "--checkpoint", folder_ / "g", "--prompt", "the river", "--tokens", "8",
-                                        "--memory", "600MiB", "--threads", "2"};
+  const std::vector<std::string> ask = {
+      "generate", "--checkpoint", folder_ / "g", "--prompt",  "the river", "--tokens",
+      "8",        "--memory",     "600MiB",      "--threads", "2"};
   const Outcome first = run_sluice(ask), second = run_sluice(ask);
   expect_done(first);
   EXPECT_EQ(first.out.substr(0, 9), "the river");
