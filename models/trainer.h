@@ -13,30 +13,34 @@
 
 namespace sluice::models {
 
+// The limit of a folder for which none is stated: what is free there, less the room that checkpoints need.
+inline constexpr std::uint64_t kWholeDisk = UINT64_MAX;
+
 // What `sluice train` and sluice.train(...) are told. Defaults are the command line's.
 struct TrainSettings {
-  std::string model;                         // preset or folder
-  std::vector<std::string> data;             // files and folders
-  std::optional<std::string> validation;     // files; nothing: a held-out part of the data
-  double held_out = 0.05;                    // share of the data kept for validation where none is named; 0: none
-  std::uint64_t memory = 0;                  // bytes for the whole process; 0: what is free
+  std::string model;                      // preset or folder
+  std::vector<std::string> data;          // files and folders
+  std::string tokens = "auto";            // "bytes": a preset's vocabulary is replaced by the 256 bytes
+  std::optional<std::string> validation;  // files; nothing: a held-out part of the data
+  double held_out = 0.05;    // share of the data kept for validation where none is named; 0: none
+  std::uint64_t memory = 0;  // bytes for the whole process; 0: what is free
   std::vector<offload::DiskFolder> disk;
   Dtype dtype = Dtype::kF32;
   std::size_t batch = 4, accumulate = 1, length = 0;  // length 0: the model's context, at most 1024
   std::uint64_t steps = 100;
   double learning_rate = 3e-4, weight_decay = 0.1, clip = 1.0;
   double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
-  std::string schedule = "cosine";           // constant, cosine, linear
+  std::string schedule = "cosine";  // constant, cosine, linear
   std::uint64_t warmup = 0;
-  double final_learning_rate = 0.1;          // as a share of learning_rate, for cosine and linear
+  double final_learning_rate = 0.1;  // as a share of learning_rate, for cosine and linear
   std::uint64_t seed = 1;
-  std::string out;                           // folder of checkpoints; empty: none are written
-  std::uint64_t save_every = 0, keep = 2;    // 0: only at the end
+  std::string out;                         // folder of checkpoints; empty: none are written
+  std::uint64_t save_every = 0, keep = 2;  // 0: only at the end
   bool resume = false;
   std::uint64_t eval_every = 0, eval_batches = 8;
-  int threads = 0;                           // 0: the cores that this process may use
-  std::string metrics, trace;                // files; empty: none
-  engine::PlanRequest plan;                  // recompute and the like
+  int threads = 0;             // 0: the cores that this process may use
+  std::string metrics, trace;  // files; empty: none
+  engine::PlanRequest plan;    // recompute and the like
 };
 
 // What is told after each step.
@@ -45,7 +49,7 @@ struct StepReport {
   double loss = 0, learning_rate = 0, gradient_norm = 0, seconds = 0, tokens_per_second = 0;
   std::optional<double> validation_loss;
   std::uint64_t memory = 0, peak_memory = 0, predicted_peak = 0, budget = 0;  // resident bytes of the process
-  std::uint64_t disk_read = 0, disk_written = 0;  // bytes of this step
+  std::uint64_t disk_read = 0, disk_written = 0;                              // bytes of this step
   double wait_seconds = 0, optimizer_seconds = 0;
 };
 
@@ -60,7 +64,7 @@ struct TrainResult {
   std::uint64_t steps = 0;
   double last_loss = 0;
   std::uint64_t peak_memory = 0, predicted_peak = 0;
-  bool stopped = false;        // by stop() before the last step
+  bool stopped = false;  // by stop() before the last step
 };
 
 // The plan alone, as `sluice plan` shows it.
@@ -71,6 +75,8 @@ struct PlanResult {
   std::uint64_t checkpoint_bytes = 0;  // room that one checkpoint needs
 };
 PlanResult plan_training(const TrainSettings& settings);
+// The table for people: the plan's own, and the room that checkpoints need.
+std::string plan_text(const PlanResult& result);
 
 // Plans, loads or initialises or resumes, trains, saves. Throws Error.
 TrainResult train(const TrainSettings& settings, const TrainEvents& events);

@@ -1,0 +1,32 @@
+#include "bindings/cli/commands.h"
+#include "bindings/cli/doctor.h"
+
+namespace sluice::cli {
+
+void bind_doctor(CLI::App& app, DoctorOptions& options) {
+  Flags flags(app);
+  flags.texts("--disk", options.disk, "folders whose speed is measured with a file of 256 MiB");
+  flags.toggle("--json", options.json, "print JSON");
+}
+
+void run_doctor(const DoctorOptions& options, std::FILE* out) {
+  Json rows = Json::array();
+  bool whole = true;
+  for (const Finding& finding : examine(options.disk)) {
+    whole = whole && finding.remedy.empty();
+    rows.push_back({{"name", finding.name},
+                    {"found", finding.text},
+                    {"remedy", finding.remedy},
+                    {"value", finding.value}});
+    if (options.json) continue;
+    fmt::print(out, "{} {:<20} {}\n", finding.remedy.empty() ? "  " : "! ", finding.name, finding.text);
+    if (!finding.remedy.empty()) fmt::print(out, "  {:<20} -> {}\n", "", finding.remedy);
+  }
+  if (options.json) {
+    fmt::print(out, "{}\n", Json{{"version", 1}, {"findings", rows}}.dump(2));
+  } else if (whole) {
+    fmt::print(out, "nothing is missing\n");
+  }
+}
+
+}  // namespace sluice::cli

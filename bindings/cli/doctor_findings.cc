@@ -1,0 +1,176 @@
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <thread>
+
+#include "allocator/ledger.h"
+#include "allocator/memory.h"
+#include "bindings/cli/doctor.h"
+#include "core/bytes.h"
+#include "core/error.h"
+#include "core/system.h"
+#include "kernels/matrix.h"
+#include "models/machine_rates.h"
+#include "offload/file.h"
+
+namespace sluice::cli {
+namespace {
+
+constexpr std::uint64_t kDiskSample = 256 * kMiB;
+
+Finding cores() {
+  const int usable = usable_cpus();
+  const unsigned all = std::max(1u, std::thread::hardware_concurrency());
+  const auto quota = cpu_quota();
+  std::string text = fmt::format("{} usable of {} ({})", usable, all, cpu_model());
+  if (quota) text += fmt::format("; the container's quota is {:.2f}", *quota);
+  return {"cores",
+          text,
+          "",
+          {{"usable", usable}, {"model", cpu_model()}, {"quota", quota ? Json(*quota) : Json()}}};
+}
+
+Finding simd() {
+  const std::vector<std::string> found = simd_features();
+  const auto has = [&](const char* name) {
+    return std::find(found.begin(), found.end(), name) != found.end();
+  };
+  const bool bf16 = has("avx512_bf16") || has("amx_bf16") || has("bf16");
+  std::string text = found.empty() ? "none of the known ones" : fmt::format("{}", fmt::join(found, " "));
+  text += bf16 ? "; bf16 products in hardware"
+               : "; no bf16 instructions: bf16 is stored and moved, and widened for products";
+  return {"vector instructions", text, "", {{"features", found}, {"bf16", bf16}}};
+}
+
+Finding memory() {
+  const MemoryState state = memory_state();
+  std::string text = fmt::format("{} free of {}", format_size(state.available), format_size(state.total));
+  if (state.group_limit)
+    text += fmt::format("; the container's limit is {}", format_size(*state.group_limit));
+  return {"memory",
+          text,
+          "",
+          {{"available", state.available},
+           {"total", state.total},
+           {"group_limit", state.group_limit ? Json(*state.group_limit) : Json()}}};
+}
+
+Finding io_uring() {
+  std::string why;
+  if (offload::uring_available(&why)) return {"io_uring", "can be used", "", {{"available", true}}};
+  return {"io_uring",
+          fmt::format("cannot be used: {}", why),
+          "a pool of threads is used in its place, somewhat slower. In Docker: --security-opt "
+          "seccomp=unconfined, or a "
+          "profile that allows io_uring_setup; elsewhere: sysctl kernel.io_uring_disabled=0",
+          {{"available", false}, {"why", why}}};
+}
+
+// The setting alone does not say it: memory may be too fragmented.
+double huge_page_share() {
+  try {
+    allocator::Ledger ledger;
+    const allocator::Region region(ledger, allocator::Purpose::kStaging, 16 * kMiB);
+    double share = 0;
+    return allocator::huge_pages_given(region.data(), region.size(), &share) ? share : 0;
+  } catch (const Error&) {
+    return 0;
+  }
+}
+
+Finding huge_pages() {
+  const std::string setting = huge_page_setting();
+  const double share = huge_page_share();
+  std::string remedy;
+  if (setting == "never" || setting.empty())
+    remedy =
+        "reading a disk into small pages is up to three times slower: echo madvise > "
+        "/sys/kernel/mm/transparent_hugepage/enabled";
+  else if (share < 0.9)
+    remedy = "memory is fragmented; echo 1 > /proc/sys/vm/compact_memory may help";
+  return {"huge pages",
+          fmt::format("{}; {:.0f}% of a trial of 16 MiB", setting.empty() ? "no such setting" : setting,
+                      100 * share),
+          remedy,
+          {{"setting", setting}, {"trial_share", share}}};
+}
+
+Finding locked_memory() {
+  const auto limit = locked_memory_limit();
+  const std::string text = limit ? format_size(*limit) : "unlimited";
+  // Registered buffers are an extra, never a need.
+  return {"locked memory", text, "", {{"limit", limit ? Json(*limit) : Json()}}};
+}
+
+Finding user_faults() {
+  const bool allowed = user_faults_allowed();
+  return {
+      "userfaultfd",
+      allowed ? "can be used" : "cannot be used (a touch of an absent unit ends the process with its name)",
+      "",
+      {{"available", allowed}}};
+}
+
+Finding matrix_library() {
+  try {
+    const auto library = kernels::load_matrix_library(1);
+    return {
+        "matrix library", library->name(), "", {{"name", library->name()}, {"bf16", library->has_bf16()}}};
+  } catch (const Error& error) {
+    return {"matrix library", "missing", error.what(), {{"name", nullptr}}};
+  }
+}
+
+Finding gpu() {
+  std::vector<std::string> devices;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev", ignored)) {
+    const std::string name = entry.path().filename().string();
+    const bool numbered = name.size() > 6 && name.starts_with("nvidia") &&
+                          std::isdigit(static_cast<unsigned char>(name[6])) != 0;
+    if (numbered) devices.push_back(entry.path().string());
+  }
+  void* driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+  const bool has_driver = driver != nullptr;
+  if (has_driver) ::dlclose(driver);
+  const Json value = {{"devices", devices}, {"driver", has_driver}};
+  if (devices.empty()) return {"GPU", "none: computes on the CPU", "", value};
+  return {
+      "GPU",
+      fmt::format("{} ({}); this version computes on the CPU", fmt::join(devices, " "),
+                  has_driver ? "driver library found" : "its driver library libcuda.so.1 is missing"),
+      has_driver ? "" : "install the NVIDIA driver's user-space libraries, or give the container --gpus all",
+      value};
+}
+
+Finding disk(offload::IoService& io, const std::string& folder) {
+  try {
+    const models::DiskRates rates = models::measure_disk(io, folder, kDiskSample);
+    return {"disk " + folder,
+            fmt::format("write {:.2f} GB/s, read {:.2f} GB/s ({} of {} past the page cache)",
+                        rates.write / 1e9, rates.read / 1e9, format_size(kDiskSample), io.name()),
+            "",
+            {{"folder", folder}, {"write", rates.write}, {"read", rates.read}}};
+  } catch (const Error& error) {
+    return {"disk " + folder, "cannot be used", error.what(), {{"folder", folder}, {"error", error.what()}}};
+  }
+}
+
+}  // namespace
+
+std::vector<Finding> examine(const std::vector<std::string>& folders) {
+  std::vector<Finding> findings = {cores(),         simd(),        memory(),         huge_pages(), io_uring(),
+                                   locked_memory(), user_faults(), matrix_library(), gpu()};
+  findings.push_back({"system", "Linux " + kernel_version(), "", {{"kernel", kernel_version()}}});
+  if (const auto limit = mapping_limit())
+    findings.push_back({"mappings", fmt::format("{} a process", *limit), "", {{"limit", *limit}}});
+  if (folders.empty()) return findings;
+  const auto io = offload::make_io_service({});
+  for (const std::string& folder : folders) findings.push_back(disk(*io, folder));
+  return findings;
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,179 @@
+#include "bindings/cli/flags.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "core/bytes.h"
+#include "core/error.h"
+
+namespace sluice::cli {
+namespace {
+
+std::vector<std::string> flag_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& name : option->get_lnames()) names.push_back(name);
+  return names;
+}
+
+std::string check_choice(const std::string& flag, const std::string& given,
+                         const std::vector<std::string>& known) {
+  if (std::find(known.begin(), known.end(), given) == known.end())
+    fail(ErrorCode::kInvalidArgument, "{}: '{}' is not known; use {}", flag, given, fmt::join(known, ", "));
+  return given;
+}
+
+std::string suggestion(const std::string& word, const std::vector<std::string>& known, const char* before) {
+  const std::string nearest = nearest_word(word, known);
+  return nearest.empty() ? std::string() : fmt::format("; the nearest known one is {}{}", before, nearest);
+}
+
+std::string scalar_text(const Json& value, const std::string& key, const std::string& source) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_number()) return value.dump();
+  fail(ErrorCode::kInvalidArgument, "{}: '{}' has an unexpected value: {}", source, key,
+       value.dump().substr(0, 80));
+}
+
+void give(CLI::Option& option, const Json& value, const std::string& key, const std::string& source) {
+  const bool toggle = option.get_items_expected_max() == 0 || option.get_type_size_max() == 0;
+  if (toggle) {
+    if (!value.is_boolean()) fail(ErrorCode::kInvalidArgument, "{}: '{}' must be true or false", source, key);
+    if (!value.get<bool>()) return;
+    option.add_result("true");
+  } else if (value.is_array() && option.get_items_expected_max() > 1) {
+    for (const Json& item : value) option.add_result(scalar_text(item, key, source));
+    if (value.empty()) return;
+  } else {
+    option.add_result(scalar_text(value, key, source));
+  }
+  option.run_callback();
+}
+
+}  // namespace
+
+std::uint64_t parse_whole(std::string_view what, std::string_view text) {
+  std::uint64_t value = 0;
+  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || rest != text.data() + text.size())
+    fail(ErrorCode::kInvalidArgument, "{}: '{}' is not a whole number from 0 on", what, text);
+  return value;
+}
+
+double parse_real(std::string_view what, std::string_view text) {
+  double value = 0;
+  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || rest != text.data() + text.size() || !std::isfinite(value))
+    fail(ErrorCode::kInvalidArgument, "{}: '{}' is not a number", what, text);
+  return value;
+}
+
+CLI::Option* Flags::add(const std::string& flag, std::function<void(const std::string&)> read,
+                        const std::string& help, const std::string& value) {
+  return app_.add_option_function<std::string>(flag, std::move(read), help)->group(group_)->type_name(value);
+}
+
+void Flags::text(const std::string& flag, std::string& field, const std::string& help) {
+  add(
+      flag, [&field](const std::string& given) { field = given; }, help, "TEXT");
+}
+
+void Flags::text(const std::string& flag, std::optional<std::string>& field, const std::string& help) {
+  add(
+      flag, [&field](const std::string& given) { field = given; }, help, "TEXT");
+}
+
+void Flags::texts(const std::string& flag, std::vector<std::string>& field, const std::string& help) {
+  app_.add_option(flag, field, help)->group(group_)->type_name("TEXT");
+}
+
+void Flags::choice(const std::string& flag, std::string& field, std::vector<std::string> known,
+                   const std::string& help) {
+  const std::string value = fmt::format("{}", fmt::join(known, "|"));
+  add(
+      flag, [&field, flag, known](const std::string& given) { field = check_choice(flag, given, known); },
+      help, value)
+      ->default_str(field);
+}
+
+void Flags::choice(const std::string& flag, std::optional<std::string>& field, std::vector<std::string> known,
+                   const std::string& help) {
+  const std::string value = fmt::format("{}", fmt::join(known, "|"));
+  add(
+      flag, [&field, flag, known](const std::string& given) { field = check_choice(flag, given, known); },
+      help, value);
+}
+
+void Flags::size(const std::string& flag, std::uint64_t& field, const std::string& help) {
+  const auto read = [&field, flag](const std::string& given) {
+    try {
+      field = parse_size(given);
+    } catch (const Error& error) {
+      fail(ErrorCode::kInvalidArgument, "{}: {}", flag, error.what());
+    }
+    if (field == 0) fail(ErrorCode::kInvalidArgument, "{}: a size of 0 leaves nothing to work with", flag);
+  };
+  add(flag, read, help, "SIZE");
+}
+
+void Flags::whole(const std::string& flag, std::uint64_t& field, const std::string& help) {
+  add(
+      flag, [&field, flag](const std::string& given) { field = parse_whole(flag, given); }, help, "N")
+      ->default_str(std::to_string(field));
+}
+
+void Flags::whole(const std::string& flag, std::optional<std::size_t>& field, const std::string& help) {
+  add(
+      flag, [&field, flag](const std::string& given) { field = parse_whole(flag, given); }, help, "N");
+}
+
+void Flags::whole(const std::string& flag, int& field, const std::string& help) {
+  const auto read = [&field, flag](const std::string& given) {
+    const std::uint64_t value = parse_whole(flag, given);
+    if (value < 1 || value > 4096)
+      fail(ErrorCode::kInvalidArgument, "{}: a number from 1 to 4096 is needed, {} was given", flag, value);
+    field = static_cast<int>(value);
+  };
+  add(flag, read, help, "N");
+}
+
+void Flags::real(const std::string& flag, double& field, const std::string& help) {
+  add(
+      flag, [&field, flag](const std::string& given) { field = parse_real(flag, given); }, help, "X")
+      ->default_str(fmt::format("{}", field));
+}
+
+void Flags::toggle(const std::string& flag, bool& field, const std::string& help) {
+  app_.add_flag(flag, field, help)->group(group_);
+}
+
+void apply_config(CLI::App& app, const Json& config, const std::string& source) {
+  if (!config.is_object())
+    fail(ErrorCode::kInvalidArgument, "{}: a JSON object of settings is needed", source);
+  std::vector<std::string> known = flag_names(app);
+  std::erase_if(known, [](const std::string& name) { return name == "config" || name == "help"; });
+  for (const auto& [key, value] : config.items()) {
+    std::string name = key;
+    std::replace(name.begin(), name.end(), '_', '-');
+    if (std::find(known.begin(), known.end(), name) == known.end())
+      fail(ErrorCode::kInvalidArgument, "{}: unknown key '{}'{}", source, key, suggestion(name, known, ""));
+    CLI::Option& option = *app.get_option("--" + name);
+    if (option.count() == 0) give(option, value, key, source);
+  }
+}
+
+void refuse_unknown(const CLI::App& app) {
+  const std::vector<std::string> words = app.remaining();
+  if (words.empty()) return;
+  const auto flag =
+      std::find_if(words.begin(), words.end(), [](const std::string& w) { return w.starts_with("-"); });
+  if (flag == words.end())
+    fail(ErrorCode::kInvalidArgument, "sluice {}: '{}' was not expected here; see sluice {} --help",
+         app.get_name(), words.front(), app.get_name());
+  const std::string name = flag->substr(std::min(flag->find_first_not_of('-'), flag->size()));
+  fail(ErrorCode::kInvalidArgument, "sluice {}: unknown flag {}{}", app.get_name(), *flag,
+       suggestion(name.substr(0, name.find('=')), flag_names(app), "--"));
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,55 @@
+#pragma once
+#include <CLI/CLI.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/json.h"
+
+namespace sluice::cli {
+
+// Binds the flags of one subcommand to fields. Every value is read here, from the command line and from a
+// JSON file alike; what is not a value of its kind is Error(kInvalidArgument) that names the flag.
+class Flags {
+ public:
+  explicit Flags(CLI::App& app) : app_(app) {}
+
+  void group(std::string name) { group_ = std::move(name); }  // heading of the flags that follow, in --help
+  void text(const std::string& flag, std::string& field, const std::string& help);
+  void text(const std::string& flag, std::optional<std::string>& field, const std::string& help);
+  void texts(const std::string& flag, std::vector<std::string>& field, const std::string& help);
+  void choice(const std::string& flag, std::string& field, std::vector<std::string> known,
+              const std::string& help);
+  void choice(const std::string& flag, std::optional<std::string>& field, std::vector<std::string> known,
+              const std::string& help);
+  void size(const std::string& flag, std::uint64_t& field, const std::string& help);  // 0: not given
+  void whole(const std::string& flag, std::uint64_t& field, const std::string& help);
+  void whole(const std::string& flag, std::optional<std::size_t>& field, const std::string& help);
+  void whole(const std::string& flag, int& field, const std::string& help);
+  void real(const std::string& flag, double& field, const std::string& help);
+  void toggle(const std::string& flag, bool& field, const std::string& help);
+
+ private:
+  CLI::Option* add(const std::string& flag, std::function<void(const std::string&)> read,
+                   const std::string& help, const std::string& value);
+
+  CLI::App& app_;
+  std::string group_ = "Options";
+};
+
+// Whole numbers and reals, whole texts only. `what` is the flag, for the message.
+std::uint64_t parse_whole(std::string_view what, std::string_view text);
+double parse_real(std::string_view what, std::string_view text);
+
+// Gives the flags that the command line left out the values of a JSON object: keys are the flags' names
+// without dashes in front (save_every or save-every). An unknown key is Error(kInvalidArgument) with the
+// nearest known one.
+void apply_config(CLI::App& app, const Json& config, const std::string& source);
+
+// Throws Error(kInvalidArgument) for words that nothing took, with the nearest known flag.
+void refuse_unknown(const CLI::App& app);
+
+}  // namespace sluice::cli

@@ -1,0 +1,52 @@
+#include <cstdio>
+
+#include "bindings/cli/commands.h"
+#include "core/error.h"
+
+namespace sluice::cli {
+
+void bind_generate(CLI::App& app, GenerateOptions& options) {
+  Flags flags(app);
+  models::GenerateSettings& s = options.settings;
+  flags.text("--checkpoint", s.checkpoint,
+             "a checkpoint, an --out folder (its newest one) or a Hugging Face folder");
+  flags.text("--prompt", s.prompt,
+             "text to go on from; for a model whose tokens are not bytes: token ids, as '464 318'");
+  flags.whole("--tokens", s.tokens, "how many tokens are sampled");
+  flags.real("--temperature", s.temperature, "1: as the model says; 0: always the likeliest token");
+  flags.whole("--top-k", s.top_k, "sample from the k likeliest tokens only; 0: from all");
+  flags.real("--top-p", s.top_p, "sample from the likeliest tokens that together have this probability");
+  flags.whole("--seed", s.seed, "the same seed gives the same text");
+  flags.size("--memory", s.memory, "limit for the whole process; without it what is free");
+  flags.texts("--disk", options.disk, "FOLDER or FOLDER:SIZE, for a model that is larger than memory");
+  flags.whole("--threads", s.threads, "compute threads; without it the cores that this process may use");
+}
+
+void run_generate(GenerateOptions& options, std::FILE* out) {
+  if (options.settings.checkpoint.empty())
+    fail(ErrorCode::kInvalidArgument,
+         "--checkpoint is missing: a checkpoint, an --out folder or a Hugging Face folder");
+  for (const std::string& disk : options.disk) options.settings.disk.push_back(parse_disk(disk));
+  models::GenerateEvents events;
+  bool bytes = false;
+  events.begin = [&](bool tokens_are_bytes) {
+    bytes = tokens_are_bytes;
+    if (bytes) {
+      fmt::print(out, "{}", options.settings.prompt);
+    } else {
+      fmt::print(stderr, "sluice: this model's tokens are not bytes, so token ids are printed\n");
+    }
+  };
+  events.token = [&](std::int32_t token) {
+    if (bytes) {
+      std::fputc(token, out);
+    } else {
+      fmt::print(out, "{} ", token);
+    }
+    std::fflush(out);
+  };
+  models::generate(options.settings, events);
+  fmt::print(out, "\n");
+}
+
+}  // namespace sluice::cli

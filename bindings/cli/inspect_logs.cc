@@ -1,0 +1,145 @@
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <map>
+#include <vector>
+
+#include "bindings/cli/inspect.h"
+#include "core/bytes.h"
+#include "core/error.h"
+#include "models/data/token_files.h"
+#include "models/data/tokens.h"
+
+namespace sluice::cli {
+namespace {
+
+struct MetricsSummary {
+  std::vector<std::uint64_t> steps;
+  std::vector<double> losses, rates;
+  std::uint64_t peak = 0, predicted = 0, read = 0, written = 0;
+  double seconds = 0;
+};
+
+void add_row(MetricsSummary& summary, const Json& row, const std::string& source) {
+  summary.steps.push_back(json_field<std::uint64_t>(row, "step", source));
+  summary.losses.push_back(json_field<double>(row, "loss", source));
+  summary.rates.push_back(json_field<double>(row, "tokens_per_second", source));
+  summary.peak = std::max(summary.peak, json_field<std::uint64_t>(row, "peak_memory", source));
+  summary.predicted = json_field<std::uint64_t>(row, "predicted_peak", source);
+  summary.read += json_field<std::uint64_t>(row, "disk_read", source);
+  summary.written += json_field<std::uint64_t>(row, "disk_written", source);
+  summary.seconds += json_field<double>(row, "seconds", source);
+}
+
+MetricsSummary read_metrics(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) fail(ErrorCode::kNotFound, "cannot read '{}'", path);
+  MetricsSummary summary;
+  std::size_t number = 0;
+  for (std::string line; std::getline(file, line);) {
+    const std::string source = fmt::format("{}, line {}", path, ++number);
+    if (file.eof()) break;  // a line that is being written, or was cut off by a kill
+    const Json row = parse_json(line, source);
+    if (!row.is_object()) fail(ErrorCode::kInvalidArgument, "{}: a line of metrics is a JSON object", source);
+    add_row(summary, row, source);
+  }
+  if (summary.steps.empty()) fail(ErrorCode::kInvalidArgument, "'{}' holds no whole line of metrics", path);
+  return summary;
+}
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
+                   values.end());
+  return values[values.size() / 2];
+}
+
+struct Lane {
+  std::string name;
+  std::uint64_t events = 0, bytes = 0;
+  double seconds = 0;
+};
+
+void add_event(std::map<int, Lane>& lanes, const Json& event, const std::string& path) {
+  Lane& lane = lanes[json_field<int>(event, "tid", path)];
+  const auto kind = json_field<std::string>(event, "ph", path);
+  if (kind == "M") {
+    lane.name = event.value("/args/name"_json_pointer, std::string());
+  } else if (kind == "X") {
+    ++lane.events;
+    lane.seconds += json_field<double>(event, "dur", path) / 1e6;
+    lane.bytes += event.value("/args/bytes"_json_pointer, std::uint64_t{0});
+  }
+}
+
+}  // namespace
+
+Report inspect_metrics(const std::string& path) {
+  const MetricsSummary s = read_metrics(path);
+  const double least = *std::min_element(s.losses.begin(), s.losses.end());
+  Report report;
+  report.json = {{"kind", "metrics"},
+                 {"path", path},
+                 {"lines", s.steps.size()},
+                 {"first_step", s.steps.front()},
+                 {"last_step", s.steps.back()},
+                 {"first_loss", s.losses.front()},
+                 {"last_loss", s.losses.back()},
+                 {"least_loss", least},
+                 {"seconds", s.seconds},
+                 {"median_tokens_per_second", median(s.rates)},
+                 {"peak_memory", s.peak},
+                 {"predicted_peak", s.predicted},
+                 {"disk_read", s.read},
+                 {"disk_written", s.written}};
+  report.text = fmt::format(
+      "steps {} to {} ({} lines), {:.1f} s\nloss {:.4f} to {:.4f}, least {:.4f}\n{:.1f} tokens/s (median)\n"
+      "peak memory {} ({} predicted)\ndisk: {} read, {} written\n",
+      s.steps.front(), s.steps.back(), s.steps.size(), s.seconds, s.losses.front(), s.losses.back(), least,
+      median(s.rates), format_size(s.peak), format_size(s.predicted), format_size(s.read),
+      format_size(s.written));
+  return report;
+}
+
+Report inspect_trace(const std::string& path) {
+  const Json trace = read_json_file(path);
+  if (!trace.is_object() || !trace.contains("traceEvents"))
+    fail(ErrorCode::kInvalidArgument, "'{}' is JSON, but no trace: 'traceEvents' is missing", path);
+  std::map<int, Lane> lanes;
+  for (const Json& event : trace["traceEvents"]) {
+    if (!event.is_object()) fail(ErrorCode::kInvalidArgument, "'{}': an event is not a JSON object", path);
+    add_event(lanes, event, path);
+  }
+  const auto dropped = trace.value("/otherData/dropped_events"_json_pointer, std::uint64_t{0});
+  Report report;
+  report.json = {{"kind", "trace"}, {"path", path}, {"lanes", Json::array()}, {"dropped_events", dropped}};
+  for (const auto& [id, lane] : lanes) {
+    report.json["lanes"].push_back({{"name", lane.name},
+                                    {"events", lane.events},
+                                    {"busy_seconds", lane.seconds},
+                                    {"bytes", lane.bytes}});
+    report.text += fmt::format("{:<10} {:>8} events {:>10.3f} s busy", lane.name, lane.events, lane.seconds);
+    report.text += lane.bytes == 0 ? "\n" : fmt::format("  {}\n", format_size(lane.bytes));
+  }
+  if (dropped != 0) report.text += fmt::format("{} events were not kept\n", dropped);
+  return report;
+}
+
+Report inspect_tokens(const std::string& path) {
+  const models::TokenFile file = models::find_token_file(path);
+  const auto source = models::open_tokens({path});
+  std::vector<std::int32_t> first(std::min<std::uint64_t>(16, file.count));
+  source->read(0, first);
+  Report report;
+  report.json = {{"kind", "tokens"},
+                 {"path", path},
+                 {"tokens", file.count},
+                 {"bytes_per_token", file.width},
+                 {"header_bytes", file.header},
+                 {"first", first}};
+  report.text =
+      fmt::format("{} tokens of {} bytes, {}\nfirst: {}\n", file.count, file.width,
+                  file.header == 0 ? "no header (nanoGPT)" : "with llm.c's header", fmt::join(first, " "));
+  return report;
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,98 @@
+#include <exception>
+#include <new>
+
+#include "bindings/cli/commands.h"
+#include "bindings/cli/version.h"
+#include "core/error.h"
+#include "core/log.h"
+
+namespace sluice::cli {
+namespace {
+
+// The whole grammar, and what its flags were bound to.
+struct Program {
+  CLI::App app{"Sluice trains transformers that do not fit in memory, within the memory that you state.",
+               "sluice"};
+  TrainOptions train, plan;
+  GenerateOptions generate;
+  InspectOptions inspect;
+  DoctorOptions doctor;
+  CLI::App* train_app = app.add_subcommand("train", "train a model within a memory budget");
+  CLI::App* plan_app =
+      app.add_subcommand("plan", "show what would go where, and how long a step takes; trains nothing");
+  CLI::App* generate_app = app.add_subcommand("generate", "sample text from a checkpoint");
+  CLI::App* inspect_app = app.add_subcommand("inspect", "show any file that this project writes");
+  CLI::App* doctor_app =
+      app.add_subcommand("doctor", "tell what this machine offers, and how to mend what is missing");
+  std::string log_level = "info";
+
+  Program() {
+    app.set_version_flag("--version", fmt::format("sluice {}", kVersion));
+    app.add_option("--log-level", log_level, "debug, info, warn, error or off")->type_name("LEVEL");
+    app.allow_extras();
+    for (CLI::App* command : {train_app, plan_app, generate_app, inspect_app, doctor_app})
+      command->allow_extras();
+    bind_train(*train_app, train);
+    bind_plan(*plan_app, plan);
+    bind_generate(*generate_app, generate);
+    bind_inspect(*inspect_app, inspect);
+    bind_doctor(*doctor_app, doctor);
+  }
+};
+
+[[noreturn]] void refuse_command(const CLI::App& app) {
+  std::vector<std::string> known;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    known.push_back(command->get_name());
+  const std::vector<std::string> words = app.remaining();
+  if (words.empty())
+    fail(ErrorCode::kInvalidArgument, "say what to do: sluice {}; sluice --help tells more",
+         fmt::join(known, ", "));
+  const std::string nearest = nearest_word(words.front(), known);
+  fail(ErrorCode::kInvalidArgument, "'{}' is not one of {}{}", words.front(), fmt::join(known, ", "),
+       nearest.empty() ? "" : fmt::format("; the nearest is {}", nearest));
+}
+
+void dispatch(Program& program) {
+  set_log_level(program.log_level);
+  const auto chosen = program.app.get_subcommands();
+  if (chosen.size() != 1) refuse_command(program.app);
+  refuse_unknown(*chosen.front());
+  if (chosen.front() == program.train_app)
+    return run_train(finish_settings(*program.train_app, program.train), program.train, stdout);
+  if (chosen.front() == program.plan_app)
+    return run_plan(finish_settings(*program.plan_app, program.plan), program.plan, stdout);
+  if (chosen.front() == program.generate_app) return run_generate(program.generate, stdout);
+  if (chosen.front() == program.inspect_app) return run_inspect(program.inspect, stdout);
+  run_doctor(program.doctor, stdout);
+}
+
+int report(const char* text, int status) {
+  std::fflush(stdout);
+  fmt::print(stderr, "sluice: error: {}\n", text);
+  return status;
+}
+
+}  // namespace
+
+int run(int argc, const char* const* argv) {
+  try {
+    Program program;
+    try {
+      program.app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+      if (error.get_exit_code() == 0) return program.app.exit(error);  // --help and --version
+      return report(error.what(), 2);
+    }
+    dispatch(program);
+    return 0;
+  } catch (const Error& error) {
+    return report(error.what(), exit_status(error.code()));
+  } catch (const std::bad_alloc&) {
+    return report("the system gave no memory for a small object; free some, or state a smaller --memory", 3);
+  } catch (const std::exception& error) {
+    return report(error.what(), 1);
+  }
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,62 @@
+#include <string>
+
+#include "bindings/cli/commands.h"
+#include "bindings/cli/progress.h"
+#include "bindings/cli/signals.h"
+#include "core/bytes.h"
+
+namespace sluice::cli {
+namespace {
+
+void print_end(const models::TrainResult& result, const models::TrainSettings& settings, std::FILE* out) {
+  const double error =
+      result.predicted_peak == 0
+          ? 0
+          : 100.0 *
+                (static_cast<double>(result.peak_memory) / static_cast<double>(result.predicted_peak) - 1.0);
+  fmt::print(out, "peak memory {} measured, {} predicted ({:+.1f}%)\n", format_size(result.peak_memory),
+             format_size(result.predicted_peak), error);
+  if (!result.stopped) {
+    fmt::print(out, "{} steps done, last loss {:.4f}\n", result.steps, result.last_loss);
+  } else if (settings.out.empty() || result.steps == 0) {
+    fmt::print(
+        out, "stopped by {} after step {}; {}\n", StopSignals::name(), result.steps,
+        settings.out.empty() ? "nothing was saved, as there is no --out" : "there was nothing to save");
+  } else {
+    fmt::print(out, "stopped by {}: saved after step {} of {}; go on with --resume\n", StopSignals::name(),
+               result.steps, settings.steps);
+  }
+}
+
+std::string json_line(const models::PlanResult& result) {
+  Json json = engine::to_json(result.plan, result.profile, result.budget);
+  json["checkpoint_bytes"] = result.checkpoint_bytes;
+  json["version"] = 1;
+  return json.dump(2);
+}
+
+}  // namespace
+
+void run_train(const models::TrainSettings& settings, const TrainOptions& options, std::FILE* out) {
+  const StopSignals signals;
+  Progress progress(out, progress_style(options.progress, out));
+  models::TrainEvents events;
+  events.planned = [&](const std::string& table) { progress.message(table); };
+  events.step = [&](const models::StepReport& report) { progress.step(report); };
+  events.saved = [&](const std::string& folder) { progress.message("saved " + folder); };
+  events.stop = [] { return StopSignals::requested(); };
+  const models::TrainResult result = models::train(settings, events);
+  progress.finish();
+  print_end(result, settings, out);
+}
+
+void run_plan(const models::TrainSettings& settings, const TrainOptions& options, std::FILE* out) {
+  const models::PlanResult result = models::plan_training(settings);
+  if (options.json) {
+    fmt::print(out, "{}\n", json_line(result));
+  } else {
+    fmt::print(out, "{}", models::plan_text(result));
+  }
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,120 @@
+#include <cctype>
+
+#include "bindings/cli/commands.h"
+#include "core/bytes.h"
+#include "core/error.h"
+#include "core/json.h"
+
+namespace sluice::cli {
+namespace {
+
+void bind_model_and_data(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
+  flags.group("Model and data");
+  flags.text("--model", s.model, "a preset (tiny, gpt2-124m, ..., llama-8b) or a Hugging Face folder");
+  flags.texts("--data", s.data,
+              "text files and folders (bytes as tokens), or .bin token files of llm.c and nanoGPT");
+  flags.choice("--tokens", s.tokens, {"auto", "bytes"}, "bytes: a preset gets a vocabulary of the 256 bytes");
+  flags.text("--valid", s.validation, "file for validation; without it a part of the data is held out");
+  flags.real("--held-out", s.held_out, "share of the data that is kept for validation");
+  flags.choice("--dtype", options.dtype, {"f32", "bf16"}, "type of parameters and activations");
+  flags.whole("--seq", s.length, "tokens of a sequence; 0: the model's context, at most 1024");
+  flags.whole("--seed", s.seed, "of initial values, of the order of the data and of dropout");
+}
+
+void bind_memory(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
+  flags.group("Memory and machine");
+  flags.size("--memory", s.memory, "limit for the whole process; without it what is free");
+  flags.texts("--disk", options.disk, "FOLDER or FOLDER:SIZE that lends disk space; several are striped");
+  flags.text("--recompute", s.plan.recompute, "auto, none, full, or names of ops joined by +");
+  flags.whole("--threads", s.threads, "compute threads; without it the cores that this process may use");
+}
+
+void bind_steps(Flags& flags, models::TrainSettings& s) {
+  flags.group("Steps");
+  flags.whole("--batch", s.batch, "sequences of a micro-batch");
+  flags.whole("--accumulate", s.accumulate, "micro-batches of a step");
+  flags.whole("--steps", s.steps, "steps of the whole run");
+  flags.real("--lr", s.learning_rate, "learning rate");
+  flags.whole("--warmup", s.warmup, "steps over which the learning rate rises");
+  flags.choice("--schedule", s.schedule, {"constant", "cosine", "linear"}, "of the learning rate after that");
+  flags.real("--final-lr", s.final_learning_rate, "share of the learning rate that is left at the end");
+  flags.real("--clip", s.clip, "bound of the gradient's global norm; 0: none");
+  flags.real("--weight-decay", s.weight_decay, "of matrices; biases and norms have none");
+  flags.real("--beta1", s.beta1, "of AdamW");
+  flags.real("--beta2", s.beta2, "of AdamW");
+  flags.real("--epsilon", s.epsilon, "of AdamW");
+}
+
+void bind_output(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
+  flags.group("Output");
+  flags.text("--out", s.out, "folder of checkpoints; without it none are written");
+  flags.whole("--save-every", s.save_every, "steps from checkpoint to checkpoint; 0: only at the end");
+  flags.whole("--keep", s.keep, "how many checkpoints stay");
+  flags.toggle("--resume", s.resume, "go on from the newest whole checkpoint in --out");
+  flags.whole("--eval-every", s.eval_every, "steps from validation to validation; 0: none");
+  flags.whole("--eval-batches", s.eval_batches, "micro-batches of a validation");
+  flags.text("--metrics", s.metrics, "FILE.jsonl that gets a line a step");
+  flags.text("--trace", s.trace, "FILE.json for Perfetto: what ran when, a lane a stream");
+  flags.choice("--progress", options.progress, {"auto", "bar", "lines", "none"}, "how steps are shown");
+  flags.text("--config", options.config, "JSON file with the same names (save_every); flags win over it");
+}
+
+void bind_placement(Flags& flags, models::TrainSettings& s) {
+  flags.group("Placement, for tests and measurements (chosen by the plan where it is not given)");
+  flags.whole("--group", s.plan.group, "micro-batches that pass through a unit together");
+  flags.whole("--prefetch", s.plan.prefetch, "accesses fetched ahead");
+  flags.whole("--chunk-elements", s.plan.chunk_elements, "elements of a streamed update");
+  flags.choice("--place-parameters", s.plan.parameters, {"memory", "disk"}, "of every unit");
+  flags.choice("--place-gradients", s.plan.gradients, {"memory", "disk"}, "of every unit");
+  flags.choice("--place-state", s.plan.state, {"memory", "disk"}, "of every unit");
+}
+
+void bind_all(CLI::App& app, TrainOptions& options) {
+  Flags flags(app);
+  bind_model_and_data(flags, options.settings, options);
+  bind_steps(flags, options.settings);
+  bind_memory(flags, options.settings, options);
+  bind_output(flags, options.settings, options);
+  bind_placement(flags, options.settings);
+}
+
+}  // namespace
+
+void bind_train(CLI::App& app, TrainOptions& options) { bind_all(app, options); }
+
+void bind_plan(CLI::App& app, TrainOptions& options) {
+  bind_all(app, options);
+  Flags(app).toggle("--json", options.json, "print the plan as JSON");
+}
+
+offload::DiskFolder parse_disk(const std::string& text) {
+  const std::size_t colon = text.rfind(':');
+  const bool sized = colon != std::string::npos && colon + 1 < text.size() &&
+                     std::isdigit(static_cast<unsigned char>(text[colon + 1])) != 0 &&
+                     text.find('/', colon) == std::string::npos;
+  const std::string path = sized ? text.substr(0, colon) : text;
+  if (path.empty() || (!sized && text.back() == ':'))
+    fail(ErrorCode::kInvalidArgument, "--disk: '{}' is not FOLDER or FOLDER:SIZE, as /scratch:20GiB", text);
+  if (!sized) return {path, models::kWholeDisk};
+  try {
+    return {path, parse_size(text.substr(colon + 1))};
+  } catch (const Error& error) {
+    fail(ErrorCode::kInvalidArgument, "--disk: {}", error.what());
+  }
+}
+
+models::TrainSettings finish_settings(CLI::App& app, TrainOptions& options) {
+  if (!options.config.empty()) apply_config(app, read_json_file(options.config), options.config);
+  models::TrainSettings settings = options.settings;
+  if (settings.model.empty())
+    fail(ErrorCode::kInvalidArgument, "--model is missing: a preset ({}) or a Hugging Face folder",
+         fmt::join(models::preset_names(), ", "));
+  if (settings.data.empty())
+    fail(ErrorCode::kInvalidArgument, "--data is missing: text files or folders, or .bin token files");
+  for (const std::string& disk : options.disk) settings.disk.push_back(parse_disk(disk));
+  settings.dtype = *dtype_from_name(options.dtype);
+  if (settings.plan.recompute == "auto") settings.plan.recompute.reset();
+  return settings;
+}
+
+}  // namespace sluice::cli

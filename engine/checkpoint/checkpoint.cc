@@ -1,0 +1,167 @@
+#include "engine/checkpoint/checkpoint.h"
+
+#include <sys/statvfs.h>
+
+#include <filesystem>
+#include <utility>
+
+#include "core/error.h"
+#include "core/text_file.h"
+#include "engine/checkpoint/folders.h"
+
+namespace sluice::engine {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string join(const std::string& folder, std::string_view name) {
+  return (fs::path(folder) / name).string();
+}
+
+FileSum sum_of(const std::string& text) {
+  FileSummer summer;
+  summer.add(std::as_bytes(std::span(text)));
+  return summer.finish();
+}
+
+}  // namespace
+
+std::string optimizer_file(std::string_view state) { return fmt::format("optimizer.{}.safetensors", state); }
+
+std::uint64_t bytes_needed(std::span<const std::uint64_t> file_bytes) {
+  constexpr std::uint64_t kManifest = 64 * kKiB, kDigits = 16;
+  std::uint64_t bytes = kManifest;
+  for (const std::uint64_t n : file_bytes)
+    bytes += round_up(n, kDiskBlock) + round_up(divide_up(n, kStreamBlock) * kDigits, kDiskBlock);
+  return bytes;
+}
+
+void check_room(const std::string& folder, std::uint64_t bytes) {
+  std::error_code error;
+  fs::path existing = fs::absolute(folder, error);
+  while (!fs::exists(existing, error) && existing.has_relative_path()) existing = existing.parent_path();
+  struct statvfs info = {};
+  if (::statvfs(existing.c_str(), &info) != 0) fail_system("ask for the free room of", existing.string());
+  const std::uint64_t free = std::uint64_t{info.f_bavail} * info.f_frsize;
+  if (free < bytes)
+    fail(ErrorCode::kBudget,
+         "a checkpoint needs {} in '{}', and {} are free: {} are missing; free them, keep fewer checkpoints, "
+         "or give "
+         "another folder",
+         format_size(bytes), folder, format_size(free), format_size(bytes - free));
+}
+
+CheckpointWriter::CheckpointWriter(offload::IoService& io, allocator::Ledger& ledger, Options options)
+    : io_(io), ledger_(ledger), options_(std::move(options)) {
+  check_room(options_.out, options_.bytes);
+  std::error_code error;
+  fs::create_directories(options_.out, error);
+  if (error) fail(ErrorCode::kIo, "cannot make the folder '{}': {}", options_.out, error.message());
+  partial_ = join(options_.out, partial_name(options_.step));
+  lock_ = make_locked_folder(partial_);
+}
+
+CheckpointWriter::~CheckpointWriter() {
+  if (committed_) return;
+  files_.clear();  // waits for what is being written
+  std::error_code ignored;
+  fs::remove_all(partial_, ignored);  // what cannot be removed is a leftover, which the next run removes
+}
+
+std::string CheckpointWriter::begin_file(const std::string& name) {
+  if (!is_plain_file_name(name) || name == kManifestFile)
+    fail(ErrorCode::kInvalidArgument, "'{}' cannot be the name of a checkpoint's file", name);
+  for (const Entry& entry : files_)
+    if (entry.name == name) fail(ErrorCode::kInvalidArgument, "the checkpoint has a file '{}' already", name);
+  return join(partial_, name);
+}
+
+SafetensorsWriter& CheckpointWriter::add_tensor_file(const std::string& name, SafetensorsHeader header) {
+  const std::string path = begin_file(name);
+  auto writer =
+      std::make_unique<SafetensorsWriter>(io_, ledger_, path, std::move(header), options_.buffer_bytes);
+  return *files_.emplace_back(Entry{name, std::move(writer), {}}).tensors;
+}
+
+void CheckpointWriter::add_text_file(const std::string& name, const std::string& text) {
+  write_text_file(begin_file(name), text);
+  files_.push_back(Entry{name, nullptr, sum_of(text)});
+}
+
+std::string CheckpointWriter::commit(const Json& run) {
+  Manifest manifest;
+  manifest.step = options_.step;
+  manifest.run = run;
+  for (Entry& entry : files_) {
+    if (entry.tensors) entry.sum = entry.tensors->finish();
+    manifest.files.push_back({entry.name, entry.sum});
+  }
+  write_text_file(join(partial_, kManifestFile), manifest.to_text());
+  sync_folder(partial_);
+  const std::string place = join(options_.out, checkpoint_name(options_.step));
+  exchange_or_rename(partial_, place);
+  committed_ = true;
+  sync_folder(options_.out);
+  if (fs::exists(partial_)) remove_folder(partial_);  // the one of the same step that was replaced
+  lock_ = {};
+  return place;
+}
+
+CheckpointReader::CheckpointReader(offload::IoService& io, const std::string& folder, ReadAhead& ahead)
+    : io_(io), ahead_(ahead), folder_(folder) {
+  const std::string path = join(folder, kManifestFile);
+  manifest_ = Manifest::parse(read_text_file(path), path);
+  for (const CheckpointFile& file : manifest_.files) {
+    std::error_code error;
+    const std::uint64_t found = fs::file_size(path_of(file), error);
+    if (error) fail(ErrorCode::kCorrupt, "'{}' cannot be read: {}", path_of(file), error.message());
+    if (found != file.sum.bytes)
+      fail(ErrorCode::kCorrupt, "'{}' has {} bytes, and {} were written", path_of(file), found,
+           file.sum.bytes);
+  }
+}
+
+const CheckpointFile* CheckpointReader::find(std::string_view name) const {
+  for (const CheckpointFile& file : manifest_.files)
+    if (file.name == name) return &file;
+  return nullptr;
+}
+
+const CheckpointFile& CheckpointReader::file(std::string_view name) const {
+  if (const CheckpointFile* found = find(name)) return *found;
+  fail(ErrorCode::kNotFound, "the checkpoint '{}' has no file '{}'", folder_, name);
+}
+
+std::string CheckpointReader::path_of(const CheckpointFile& file) const { return join(folder_, file.name); }
+
+std::unique_ptr<SafetensorsReader> CheckpointReader::open_tensors(std::string_view name) const {
+  const CheckpointFile& found = file(name);
+  return std::make_unique<SafetensorsReader>(io_, path_of(found), ahead_, found.sum);
+}
+
+std::string CheckpointReader::read_text(std::string_view name) const {
+  const CheckpointFile& found = file(name);
+  std::string text = read_text_file(path_of(found));
+  if (const FileSum sum = sum_of(text); sum != found.sum)
+    fail(ErrorCode::kCorrupt, "'{}' is damaged: the checksum is {}, and {} was written", path_of(found),
+         to_hex(sum.checksum()), to_hex(found.sum.checksum()));
+  return text;
+}
+
+void CheckpointReader::verify() const {
+  std::vector<std::byte> piece(256 * kKiB);
+  for (const CheckpointFile& listed : manifest_.files) {
+    BlockFile blocks(io_, path_of(listed), listed.sum);
+    try {
+      for (std::uint64_t offset = 0; offset < blocks.size(); offset += piece.size())
+        ahead_.read(blocks, offset,
+                    std::span(piece).first(std::min<std::uint64_t>(piece.size(), blocks.size() - offset)));
+    } catch (...) {
+      ahead_.forget(blocks);
+      throw;
+    }
+    ahead_.forget(blocks);
+  }
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,150 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/json.h"
+#include "engine/checkpoint/descriptor.h"
+#include "engine/checkpoint/safetensors.h"
+
+// Checkpoint folders: see docs/formats/checkpoint.md. A checkpoint is whole or absent.
+namespace sluice::engine {
+
+inline constexpr int kCheckpointVersion = 1;
+
+// The names of a checkpoint's files.
+inline constexpr const char* kModelFile = "model.safetensors";
+inline constexpr const char* kManifestFile = "manifest.json";
+std::string optimizer_file(std::string_view state);  // "optimizer.exp_avg.safetensors"
+
+// Keeps a run's folder from being used by two runs, as long as it lives (also against SIGKILL: an flock).
+class RunLock {
+ public:
+  // Makes the folder where there is none. Throws Error(kInvalidArgument) that names the other process,
+  // Error(kIo).
+  explicit RunLock(const std::string& out);
+
+ private:
+  Descriptor file_;
+};
+
+struct CheckpointFile {
+  std::string name;
+  FileSum sum;
+};
+
+struct Manifest {
+  std::uint64_t step = 0;
+  std::vector<CheckpointFile> files;
+  Json run = Json::object();
+
+  std::string to_text() const;  // Throws Error(kInvalidArgument) for text in `run` that is not UTF-8
+  // Throws Error(kCorrupt) that names the source, Error(kInvalidArgument) for another version.
+  static Manifest parse(const std::string& text, std::string_view source);
+};
+
+// The room that a checkpoint with files of these lengths takes, its manifest included.
+std::uint64_t bytes_needed(std::span<const std::uint64_t> file_bytes);
+// Throws Error(kBudget) that says what is needed, what is free and what to do. `folder` need not exist yet.
+void check_room(const std::string& folder, std::uint64_t bytes);
+
+// Writes one checkpoint. Destruction without commit() leaves nothing.
+// Thread rule: one thread at a time; its SafetensorsWriters each one thread at a time.
+class CheckpointWriter {
+ public:
+  struct Options {
+    std::string out;
+    std::uint64_t step = 0;
+    std::uint64_t bytes = 0;                   // bytes_needed(), checked against the free room here
+    std::size_t buffer_bytes = kStreamBuffer;  // of each SafetensorsWriter
+  };
+  // `io` and `ledger` outlive this. Throws Error(kBudget | kIo).
+  CheckpointWriter(offload::IoService& io, allocator::Ledger& ledger, Options options);
+  ~CheckpointWriter();
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+
+  // Any number may be open at a time. Valid until commit() or destruction. Throws Error(kInvalidArgument) for
+  // a name that is taken or not plain.
+  SafetensorsWriter& add_tensor_file(const std::string& name, SafetensorsHeader header);
+  void add_text_file(const std::string& name, const std::string& text);
+  // Finishes the files, writes the manifest, and puts the checkpoint in its place, durably. One of the same
+  // step is replaced. Returns its folder. Not to be called again, whether it throws or not.
+  std::string commit(const Json& run);
+
+ private:
+  struct Entry {
+    std::string name;
+    std::unique_ptr<SafetensorsWriter> tensors;  // or, where null:
+    FileSum sum;
+  };
+  std::string begin_file(const std::string& name);
+
+  offload::IoService& io_;
+  allocator::Ledger& ledger_;
+  Options options_;
+  std::string partial_;
+  Descriptor lock_;
+  std::vector<Entry> files_;
+  bool committed_ = false;
+};
+
+// Reads one checkpoint.
+// Thread rule: one thread at a time for all that use one ReadAhead.
+class CheckpointReader {
+ public:
+  // Checks the manifest, and that each file has the stated length. `io` and `ahead` outlive this.
+  // Throws Error(kNotFound | kIo | kCorrupt | kInvalidArgument).
+  CheckpointReader(offload::IoService& io, const std::string& folder, ReadAhead& ahead);
+
+  const std::string& path() const { return folder_; }
+  std::uint64_t step() const { return manifest_.step; }
+  const Json& run() const { return manifest_.run; }
+  const std::vector<CheckpointFile>& files() const { return manifest_.files; }
+  bool has(std::string_view name) const { return find(name) != nullptr; }
+
+  // Every byte is verified before it is handed out. Throws Error(kNotFound | kCorrupt | kIo).
+  std::unique_ptr<SafetensorsReader> open_tensors(std::string_view name) const;
+  std::string read_text(std::string_view name) const;
+  // Reads everything. Throws Error(kCorrupt) that names the first file and place that is damaged.
+  void verify() const;
+
+ private:
+  const CheckpointFile* find(std::string_view name) const;
+  const CheckpointFile& file(std::string_view name) const;
+  std::string path_of(const CheckpointFile& file) const;
+
+  offload::IoService& io_;
+  ReadAhead& ahead_;
+  std::string folder_;
+  Manifest manifest_;
+};
+
+struct CheckpointList {
+  struct Whole {
+    std::uint64_t step;
+    std::string path;
+  };
+  struct Broken {
+    std::string path;
+    std::string reason;
+  };
+  std::vector<Whole> whole;    // by step
+  std::vector<Broken> broken;  // folders with a checkpoint's name that are none
+};
+// Looks at manifests and lengths, not at contents. A folder that does not exist has none.
+CheckpointList list_checkpoints(const std::string& out);
+
+// Removes what killed runs left half written or half deleted, never what a live one is at. Returns the
+// folders' names.
+std::vector<std::string> remove_leftovers(const std::string& out);
+
+// Deletes all whole checkpoints but the newest `keep`. A kill leaves none that is half deleted.
+// Throws Error(kInvalidArgument) where keep is 0, Error(kIo).
+void prune(const std::string& out, std::size_t keep);
+
+}  // namespace sluice::engine

@@ -1,0 +1,24 @@
+#pragma once
+#include <string>
+
+namespace sluice::engine {
+
+// An open file or folder of the system, closed with its owner. Errors name the path.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  // Throws Error(kNotFound) where there is no such file, Error(kIo) otherwise.
+  Descriptor(const std::string& path, int flags);
+  ~Descriptor();
+  Descriptor(Descriptor&& other) noexcept;
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  int get() const { return value_; }
+
+ private:
+  int value_ = -1;
+};
+
+// Throws the error of the last system call: "cannot <what> '<path>': ...".
+[[noreturn]] void fail_system(const char* what, const std::string& path);
+
+}  // namespace sluice::engine

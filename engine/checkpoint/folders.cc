@@ -1,0 +1,192 @@
+#include "engine/checkpoint/folders.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <filesystem>
+#include <string_view>
+
+#include "core/error.h"
+#include "core/text_file.h"
+#include "engine/checkpoint/checkpoint.h"
+
+namespace sluice::engine {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "step-";
+constexpr std::size_t kStepDigits = 8;
+
+bool lock_now(const Descriptor& file, const std::string& path) {
+  if (::flock(file.get(), LOCK_EX | LOCK_NB) == 0) return true;
+  if (errno != EWOULDBLOCK) fail_system("lock", path);
+  return false;
+}
+
+bool same_file(const Descriptor& file, const std::string& path) {
+  struct stat open = {}, named = {};
+  return ::fstat(file.get(), &open) == 0 && ::stat(path.c_str(), &named) == 0 &&
+         open.st_ino == named.st_ino && open.st_dev == named.st_dev;
+}
+
+std::vector<std::string> folders_in(const std::string& out) {
+  std::vector<std::string> names;
+  std::error_code error;
+  if (!fs::exists(out, error) && !error) return names;
+  fs::directory_iterator entries(out, error);
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
+    std::error_code ignored;
+    if (entries->is_directory(ignored)) names.push_back(entries->path().filename().string());
+  }
+  if (error) fail(ErrorCode::kIo, "cannot read the folder '{}': {}", out, error.message());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::string join(const std::string& folder, const std::string& name) {
+  return (fs::path(folder) / name).string();
+}
+
+// Why a folder with a checkpoint's name is none; empty where it is one.
+std::string defect(const std::string& folder, std::uint64_t step) {
+  try {
+    const std::string path = join(folder, kManifestFile);
+    const Manifest manifest = Manifest::parse(read_text_file(path), path);
+    if (manifest.step != step) return fmt::format("its manifest is that of step {}", manifest.step);
+    for (const CheckpointFile& file : manifest.files) {
+      std::error_code error;
+      const std::uint64_t found = fs::file_size(join(folder, file.name), error);
+      if (error) return fmt::format("'{}': {}", file.name, error.message());
+      if (found != file.sum.bytes)
+        return fmt::format("'{}' has {} bytes, and {} were written", file.name, found, file.sum.bytes);
+    }
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+}  // namespace
+
+std::string checkpoint_name(std::uint64_t step) {
+  return fmt::format("{}{:0{}}", kPrefix, step, kStepDigits);
+}
+
+std::optional<std::uint64_t> checkpoint_step(const std::string& name) {
+  if (!std::string_view(name).starts_with(kPrefix)) return std::nullopt;
+  std::uint64_t step = 0;
+  const auto [end, error] = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
+  if (error != std::errc() || name != checkpoint_name(step)) return std::nullopt;
+  return step;
+}
+
+std::string partial_name(std::uint64_t step) {
+  return fmt::format(".{}.partial-{}", checkpoint_name(step), ::getpid());
+}
+
+std::string removed_name(const std::string& name) { return fmt::format(".{}.removed-{}", name, ::getpid()); }
+
+bool is_leftover_name(const std::string& name) {
+  if (name.empty() || name.front() != '.') return false;
+  const std::size_t dot = name.find('.', 1);
+  if (dot == std::string::npos || !checkpoint_step(name.substr(1, dot - 1))) return false;
+  const std::string_view rest = std::string_view(name).substr(dot);
+  return rest.starts_with(".partial-") || rest.starts_with(".removed-");
+}
+
+Descriptor make_locked_folder(const std::string& path) {
+  if (::mkdir(path.c_str(), 0755) != 0) {
+    if (errno != EEXIST) fail_system("make the folder", path);
+    if (!remove_unheld(path)) fail(ErrorCode::kState, "'{}' is being written already", path);
+    if (::mkdir(path.c_str(), 0755) != 0) fail_system("make the folder", path);
+  }
+  Descriptor lock(path, O_RDONLY | O_DIRECTORY);
+  // Between the two calls above, another process may have taken the folder for a leftover.
+  if (!lock_now(lock, path) || !same_file(lock, path))
+    fail(ErrorCode::kState, "'{}' was taken by another process", path);
+  return lock;
+}
+
+bool remove_unheld(const std::string& path) {
+  const Descriptor lock(path, O_RDONLY | O_DIRECTORY);
+  if (!lock_now(lock, path)) return false;
+  remove_folder(path);
+  return true;
+}
+
+void remove_folder(const std::string& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) fail(ErrorCode::kIo, "cannot remove '{}': {}", path, error.message());
+}
+
+void exchange_or_rename(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) == 0) return;
+  if (errno != EEXIST && errno != ENOTEMPTY) fail_system("rename to", to);
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0)
+    fail_system("replace", to);
+}
+
+RunLock::RunLock(const std::string& out) {
+  std::error_code error;
+  fs::create_directories(out, error);
+  if (error) fail(ErrorCode::kIo, "cannot make the folder '{}': {}", out, error.message());
+  const std::string path = join(out, ".lock");
+  file_ = Descriptor(path, O_RDWR | O_CREAT);
+  if (!lock_now(file_, path)) {
+    std::string owner = read_text_file(path, 64);
+    while (!owner.empty() && owner.back() == '\n') owner.pop_back();
+    fail(ErrorCode::kInvalidArgument,
+         "'{}' is used by another run (process {}); wait for it, or give another folder", out,
+         owner.empty() ? "unknown" : owner);
+  }
+  const std::string text = std::to_string(::getpid()) + "\n";
+  if (::ftruncate(file_.get(), 0) != 0 || ::pwrite(file_.get(), text.data(), text.size(), 0) < 0)
+    fail_system("write", path);
+}
+
+CheckpointList list_checkpoints(const std::string& out) {
+  CheckpointList list;
+  for (const std::string& name : folders_in(out)) {
+    const auto step = checkpoint_step(name);
+    if (!step) continue;
+    const std::string path = join(out, name);
+    const std::string reason = defect(path, *step);
+    if (reason.empty())
+      list.whole.push_back({*step, path});
+    else
+      list.broken.push_back({path, reason});
+  }
+  std::sort(list.whole.begin(), list.whole.end(),
+            [](const auto& a, const auto& b) { return a.step < b.step; });
+  return list;
+}
+
+std::vector<std::string> remove_leftovers(const std::string& out) {
+  std::vector<std::string> removed;
+  for (const std::string& name : folders_in(out))
+    if (is_leftover_name(name) && remove_unheld(join(out, name))) removed.push_back(name);
+  return removed;
+}
+
+void prune(const std::string& out, std::size_t keep) {
+  if (keep == 0) fail(ErrorCode::kInvalidArgument, "at least one checkpoint must be kept in '{}'", out);
+  const auto whole = list_checkpoints(out).whole;
+  for (std::size_t i = 0; i + keep < whole.size(); ++i) {
+    const std::string hidden = join(out, removed_name(checkpoint_name(whole[i].step)));
+    if (fs::exists(hidden) && !remove_unheld(hidden))
+      fail(ErrorCode::kState, "'{}' is held by another process", hidden);
+    if (::rename(whole[i].path.c_str(), hidden.c_str()) != 0) fail_system("rename", whole[i].path);
+    sync_folder(out);
+    remove_folder(hidden);
+  }
+}
+
+}  // namespace sluice::engine

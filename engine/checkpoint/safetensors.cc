@@ -1,0 +1,112 @@
+#include "engine/checkpoint/safetensors.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <utility>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "engine/checkpoint/descriptor.h"
+#include "engine/checkpoint/safetensors_types.h"
+
+namespace sluice::engine {
+
+std::uint64_t StoredTensor::elements() const {
+  std::uint64_t product = 1;
+  for (const std::uint64_t n : shape) product *= n;
+  return product;
+}
+
+std::optional<Dtype> StoredTensor::dtype() const { return safetensors_dtype(type); }
+
+SafetensorsReader::SafetensorsReader(offload::IoService& io, const std::string& path, ReadAhead& ahead,
+                                     std::optional<FileSum> expected)
+    : ahead_(ahead), file_(io, path, std::move(expected)), header_(read_header()) {}
+
+SafetensorsReader::~SafetensorsReader() { ahead_.forget(file_); }
+
+SafetensorsHeader SafetensorsReader::read_header() {
+  try {
+    std::array<std::byte, SafetensorsHeader::kPrefix> prefix = {};
+    if (file_.size() >= prefix.size()) ahead_.read(file_, 0, prefix);
+    std::string text(SafetensorsHeader::text_bytes(prefix, file_.size(), file_.path()), '\0');
+    ahead_.read(file_, prefix.size(), std::as_writable_bytes(std::span(text)));
+    return SafetensorsHeader::parse(text, file_.size(), file_.path());
+  } catch (...) {
+    ahead_.forget(file_);
+    throw;
+  }
+}
+
+const StoredTensor& SafetensorsReader::tensor(std::string_view name) const {
+  if (const StoredTensor* found = header_.find(name)) return *found;
+  std::vector<std::string> known;
+  for (const StoredTensor& tensor : header_.tensors()) known.push_back(tensor.name);
+  const std::string near = nearest_word(name, known);
+  fail(ErrorCode::kNotFound, "'{}' holds no tensor '{}' among its {}{}", path(), name, known.size(),
+       near.empty() ? "" : fmt::format("; the nearest is '{}'", near));
+}
+
+void SafetensorsReader::read(const StoredTensor& tensor, std::uint64_t first_byte, std::span<std::byte> out) {
+  if (first_byte > tensor.bytes() || out.size() > tensor.bytes() - first_byte)
+    fail(ErrorCode::kInvalidArgument, "{} bytes at {} of tensor '{}' of '{}' were asked for, and it has {}",
+         out.size(), first_byte, tensor.name, path(), tensor.bytes());
+  ahead_.read(file_, header_.payload_offset() + tensor.begin + first_byte, out);
+}
+
+SafetensorsWriter::SafetensorsWriter(offload::IoService& io, allocator::Ledger& ledger,
+                                     const std::string& path, SafetensorsHeader header,
+                                     std::size_t buffer_bytes)
+    : path_(path), header_(std::move(header)), file_(io.open(path, offload::OpenMode::kCreate)) {
+  file_->allocate(round_up(header_.file_bytes(), kDiskBlock));
+  buffer_ = allocator::Region(ledger, allocator::Purpose::kCheckpoint, buffer_bytes);
+  behind_.emplace(*file_, buffer_.bytes().first(buffer_bytes));
+  const std::string start = header_.bytes();
+  append(std::as_bytes(std::span(start)));
+}
+
+SafetensorsWriter::~SafetensorsWriter() = default;
+
+void SafetensorsWriter::append(std::span<const std::byte> bytes) {
+  try {
+    summer_.add(bytes);
+    behind_->add(bytes);
+  } catch (...) {
+    failed_ = true;
+    throw;
+  }
+}
+
+void SafetensorsWriter::write(std::span<const std::byte> bytes) {
+  if (failed_ || sum_)
+    fail(ErrorCode::kState, "'{}' is written to after it {}", path_, failed_ ? "failed" : "was finished");
+  if (bytes.size() > header_.payload_bytes() - written_)
+    fail(ErrorCode::kInvalidArgument, "{} bytes at {} were given for '{}', whose tensors have {}",
+         bytes.size(), written_, path_, header_.payload_bytes());
+  append(bytes);
+  written_ += bytes.size();
+}
+
+const FileSum& SafetensorsWriter::finish() {
+  if (sum_) return *sum_;
+  if (failed_) fail(ErrorCode::kState, "'{}' cannot be finished: writing it failed", path_);
+  for (const StoredTensor& tensor : header_.tensors())
+    if (tensor.end > written_)
+      fail(ErrorCode::kState, "'{}' cannot be finished: tensor '{}' has {} of its {} bytes", path_,
+           tensor.name, written_ > tensor.begin ? written_ - tensor.begin : 0, tensor.bytes());
+  failed_ = true;  // until everything below is done
+  behind_->finish();
+  behind_.reset();
+  file_->sync();
+  file_.reset();
+  const Descriptor file(path_, O_WRONLY);
+  if (::ftruncate(file.get(), static_cast<off_t>(header_.file_bytes())) != 0 || ::fsync(file.get()) != 0)
+    fail_system("finish", path_);
+  buffer_ = {};
+  failed_ = false;
+  return sum_.emplace(summer_.finish());
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,176 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "allocator/ledger.h"
+#include "allocator/memory.h"
+#include "core/dtype.h"
+#include "engine/checkpoint/stream.h"
+#include "offload/file.h"
+
+// Files of tensors in the safetensors format: see docs/formats/safetensors.md.
+namespace sluice::engine {
+
+// A tensor to be written.
+struct TensorDeclaration {
+  std::string name;
+  Dtype type = Dtype::kF32;
+  std::vector<std::uint64_t> shape;
+};
+
+// A tensor of a file.
+struct StoredTensor {
+  std::string name;
+  std::string type;  // the format's name: "F32", "BF16", "I64", ...
+  std::vector<std::uint64_t> shape;
+  std::uint64_t begin = 0, end = 0;  // in bytes, from the payload's start
+
+  std::uint64_t bytes() const { return end - begin; }
+  std::uint64_t elements() const;
+  std::optional<Dtype> dtype() const;  // none where Sluice does not compute with the type
+};
+
+class SafetensorsHeader {
+ public:
+  using Metadata = std::map<std::string, std::string>;
+  static constexpr std::uint64_t kLimit = 100'000'000;  // bytes of the header's text
+  static constexpr std::size_t kPrefix = 8;             // bytes before it
+
+  // The length of the header's text, from a file's first bytes.
+  // Throws Error(kCorrupt) that names the source where that is not possible.
+  static std::uint64_t text_bytes(std::span<const std::byte> file_start, std::uint64_t file_bytes,
+                                  std::string_view source);
+  // `text` is the header's text of a file of `file_bytes` bytes, named `source` in errors.
+  // Throws Error(kCorrupt) that names source and tensor for every violation of the format.
+  static SafetensorsHeader parse(std::string_view text, std::uint64_t file_bytes, std::string_view source);
+
+  // The header of a new file with these tensors in this order.
+  // Throws Error(kInvalidArgument) for names that are there twice, empty or reserved, and for a tensor that
+  // would not begin at a multiple of its element's size.
+  explicit SafetensorsHeader(const std::vector<TensorDeclaration>& tensors,
+                             Metadata metadata = {{"format", "pt"}});
+
+  std::string bytes() const;  // prefix, text and padding, as they begin a new file
+  std::uint64_t payload_offset() const { return payload_offset_; }
+  std::uint64_t payload_bytes() const { return tensors_.empty() ? 0 : tensors_.back().end; }
+  std::uint64_t file_bytes() const { return payload_offset_ + payload_bytes(); }
+  const std::vector<StoredTensor>& tensors() const { return tensors_; }  // by their place in the payload
+  const Metadata& metadata() const { return metadata_; }
+  const StoredTensor* find(std::string_view name) const;  // null where there is none
+
+ private:
+  SafetensorsHeader() = default;
+  void index();
+
+  std::vector<StoredTensor> tensors_;
+  std::map<std::string, std::size_t, std::less<>> by_name_;
+  Metadata metadata_;
+  std::uint64_t payload_offset_ = 0;
+};
+
+// Reads the tensors of a file through a buffer that several readers may share.
+// Thread rule: one thread at a time for all readers of one ReadAhead.
+class SafetensorsReader {
+ public:
+  // With `expected`, every byte is verified before it is handed out. `io` and `ahead` outlive this.
+  // Throws Error(kNotFound | kIo | kCorrupt).
+  SafetensorsReader(offload::IoService& io, const std::string& path, ReadAhead& ahead,
+                    std::optional<FileSum> expected = std::nullopt);
+  ~SafetensorsReader();
+  SafetensorsReader(const SafetensorsReader&) = delete;
+  SafetensorsReader& operator=(const SafetensorsReader&) = delete;
+
+  const std::string& path() const { return file_.path(); }
+  const SafetensorsHeader& header() const { return header_; }
+  // Throws Error(kNotFound) that names the file and the nearest tensor it holds.
+  const StoredTensor& tensor(std::string_view name) const;
+  // Any range of the tensor's bytes. Throws Error(kInvalidArgument) where it passes the tensor's end.
+  void read(const StoredTensor& tensor, std::uint64_t first_byte, std::span<std::byte> out);
+
+ private:
+  SafetensorsHeader read_header();
+
+  ReadAhead& ahead_;
+  BlockFile file_;
+  SafetensorsHeader header_;
+};
+
+// Writes a new file from its start to its end.
+// Thread rule: one thread at a time. After an error only destruction is allowed; the file is left for its
+// owner.
+class SafetensorsWriter {
+ public:
+  // Takes the file's whole room on the disk, and a buffer of `buffer_bytes` that is charged to the ledger as
+  // kCheckpoint. `io` and `ledger` outlive this. Throws Error(kBudget | kIo | kInvalidArgument); a file that
+  // is there already is refused.
+  SafetensorsWriter(offload::IoService& io, allocator::Ledger& ledger, const std::string& path,
+                    SafetensorsHeader header, std::size_t buffer_bytes = kStreamBuffer);
+  ~SafetensorsWriter();
+  SafetensorsWriter(const SafetensorsWriter&) = delete;
+  SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
+
+  const SafetensorsHeader& header() const { return header_; }
+  // The next bytes of the payload: tensors follow each other in the header's order.
+  // Throws Error(kInvalidArgument) where they pass the payload's end, Error(kIo) where a write failed.
+  void write(std::span<const std::byte> bytes);
+  // Gives the file its exact length, syncs it and gives the buffer back. Throws Error(kState) that names the
+  // first tensor that is not complete.
+  const FileSum& finish();
+  bool finished() const { return sum_.has_value(); }
+  std::uint64_t written() const { return written_; }  // bytes of the payload
+
+ private:
+  void append(std::span<const std::byte> bytes);
+
+  std::string path_;
+  SafetensorsHeader header_;
+  std::unique_ptr<offload::File> file_;
+  allocator::Region buffer_;
+  std::optional<WriteBehind> behind_;
+  FileSummer summer_;
+  std::uint64_t written_ = 0;
+  bool failed_ = false;
+  std::optional<FileSum> sum_;
+};
+
+// A folder as Hugging Face lays it out: model.safetensors, or an index and the files that it names.
+// Thread rule: as SafetensorsReader.
+class SafetensorsFolder {
+ public:
+  // Reads every header. Throws Error(kNotFound) where the folder holds neither, or a file of the index is
+  // missing, and Error(kCorrupt) where the index names a file outside the folder or a tensor that its file
+  // does not hold.
+  SafetensorsFolder(offload::IoService& io, const std::string& folder, ReadAhead& ahead);
+
+  const std::string& path() const { return folder_; }
+  std::vector<std::string> names() const;  // sorted
+  const StoredTensor* find(std::string_view name) const;
+  const StoredTensor& tensor(std::string_view name) const;  // Error(kNotFound) with the nearest name
+  const std::string& file_of(std::string_view name) const;  // Error(kNotFound); the path of the tensor's file
+  void read(std::string_view name, std::uint64_t first_byte, std::span<std::byte> out);
+
+ private:
+  struct Place {
+    SafetensorsReader* file;
+    const StoredTensor* tensor;
+  };
+  void open_index(offload::IoService& io, ReadAhead& ahead, const std::string& index);
+  const Place& place(std::string_view name) const;
+
+  std::string folder_;
+  std::map<std::string, std::unique_ptr<SafetensorsReader>> files_;
+  std::map<std::string, Place, std::less<>> places_;
+};
+
+// Whether a name in a file that was read may be used as a file's name in its folder: no separators, not
+// hidden.
+bool is_plain_file_name(std::string_view name);
+
+}  // namespace sluice::engine

@@ -1,0 +1,102 @@
+#include <filesystem>
+#include <utility>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "engine/checkpoint/safetensors.h"
+
+namespace sluice::engine {
+namespace {
+
+constexpr const char* kSingle = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+
+std::string join(const std::string& folder, std::string_view name) {
+  return (std::filesystem::path(folder) / name).string();
+}
+
+bool exists(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::exists(path, error);
+}
+
+// Name of a tensor -> name of its file.
+std::map<std::string, std::string> read_weight_map(const std::string& index) {
+  try {
+    return json_field<std::map<std::string, std::string>>(read_json_file(index), "weight_map", index);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kInvalidArgument) throw;
+    throw Error(ErrorCode::kCorrupt, error.what());
+  }
+}
+
+}  // namespace
+
+bool is_plain_file_name(std::string_view name) {
+  return !name.empty() && name.front() != '.' && name.find('/') == std::string_view::npos &&
+         name.find('\0') == std::string_view::npos;
+}
+
+SafetensorsFolder::SafetensorsFolder(offload::IoService& io, const std::string& folder, ReadAhead& ahead)
+    : folder_(folder) {
+  const std::string single = join(folder, kSingle), index = join(folder, kIndex);
+  if (exists(single)) {
+    auto& file = files_[kSingle] = std::make_unique<SafetensorsReader>(io, single, ahead);
+    for (const StoredTensor& tensor : file->header().tensors()) places_[tensor.name] = {file.get(), &tensor};
+  } else if (exists(index)) {
+    open_index(io, ahead, index);
+  } else {
+    fail(ErrorCode::kNotFound, "'{}' {}", folder,
+         exists(folder) ? fmt::format("holds neither {} nor {}", kSingle, kIndex) : "does not exist");
+  }
+}
+
+void SafetensorsFolder::open_index(offload::IoService& io, ReadAhead& ahead, const std::string& index) {
+  for (const auto& [name, file] : read_weight_map(index)) {
+    if (!is_plain_file_name(file))
+      fail(ErrorCode::kCorrupt, "'{}' places tensor '{}' in '{}', which is not a plain file name", index,
+           name, file);
+    auto& reader = files_[file];
+    if (reader == nullptr) {
+      const std::string path = join(folder_, file);
+      if (!exists(path))
+        fail(ErrorCode::kNotFound, "'{}' is missing; '{}' places tensor '{}' in it", path, index, name);
+      reader = std::make_unique<SafetensorsReader>(io, path, ahead);
+    }
+    const StoredTensor* tensor = reader->header().find(name);
+    if (tensor == nullptr)
+      fail(ErrorCode::kCorrupt, "'{}' places tensor '{}' in '{}', which does not hold it", index, name, file);
+    places_[name] = {reader.get(), tensor};
+  }
+}
+
+std::vector<std::string> SafetensorsFolder::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, place] : places_) names.push_back(name);
+  return names;
+}
+
+const StoredTensor* SafetensorsFolder::find(std::string_view name) const {
+  const auto found = places_.find(name);
+  return found == places_.end() ? nullptr : found->second.tensor;
+}
+
+const SafetensorsFolder::Place& SafetensorsFolder::place(std::string_view name) const {
+  const auto found = places_.find(name);
+  if (found != places_.end()) return found->second;
+  const std::string near = nearest_word(name, names());
+  fail(ErrorCode::kNotFound, "'{}' holds no tensor '{}' among its {}{}", folder_, name, places_.size(),
+       near.empty() ? "" : fmt::format("; the nearest is '{}'", near));
+}
+
+const StoredTensor& SafetensorsFolder::tensor(std::string_view name) const { return *place(name).tensor; }
+const std::string& SafetensorsFolder::file_of(std::string_view name) const {
+  return place(name).file->path();
+}
+
+void SafetensorsFolder::read(std::string_view name, std::uint64_t first_byte, std::span<std::byte> out) {
+  const Place& found = place(name);
+  found.file->read(*found.tensor, first_byte, out);
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,105 @@
+#pragma once
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint/file_sum.h"
+#include "offload/file.h"
+
+namespace sluice::engine {
+
+// The buffer with which reading and writing keep two transfers of 4 MiB under way while a third block is
+// used.
+inline constexpr std::size_t kStreamBuffer = 3 * kStreamBlock;
+
+// A file of any length that is read in blocks of kStreamBlock. What lies beyond its last whole disk block,
+// which O_DIRECT cannot read, is kept in memory.
+class BlockFile {
+ public:
+  // With `expected`, every block is compared as it arrives. Throws Error(kNotFound | kIo), and
+  // Error(kCorrupt) where the length is not the expected one.
+  BlockFile(offload::IoService& io, const std::string& path, std::optional<FileSum> expected);
+
+  const std::string& path() const { return path_; }
+  std::uint64_t size() const { return size_; }
+  std::uint64_t blocks() const { return divide_up(size_, kStreamBlock); }
+  std::size_t block_size(std::uint64_t block) const;
+
+  // Begins to read a block. `into` holds kStreamBlock bytes, aligned to kDiskBlock.
+  void start(std::uint64_t block, std::span<std::byte> into, offload::Done done);
+  // Throws Error(kCorrupt) that names file, offset, expected and found, where a block is not what was
+  // written.
+  void check(std::uint64_t block, std::span<const std::byte> bytes) const;
+
+ private:
+  std::string path_;
+  std::uint64_t size_ = 0;
+  std::vector<std::byte> tail_;
+  std::optional<FileSum> expected_;
+  std::unique_ptr<offload::File> file_;
+};
+
+// Reads byte ranges of any number of BlockFiles through one fixed buffer, with the following blocks under
+// way: those of the range, and where ranges follow each other, those beyond it. Thread rule: one thread at a
+// time.
+class ReadAhead {
+ public:
+  // `buffer` outlives this. Throws Error(kInvalidArgument) where it holds fewer than kStreamBuffer bytes or
+  // is not aligned to kDiskBlock.
+  explicit ReadAhead(std::span<std::byte> buffer);
+  ~ReadAhead();
+  ReadAhead(const ReadAhead&) = delete;
+  ReadAhead& operator=(const ReadAhead&) = delete;
+
+  // REQUIRES: the range lies within the file. Throws Error(kIo | kCorrupt).
+  void read(BlockFile& file, std::uint64_t offset, std::span<std::byte> out);
+  // The file is about to go away: waits for what is under way.
+  void forget(const BlockFile& file);
+
+ private:
+  struct Slot {
+    std::span<std::byte> memory;
+    BlockFile* file = nullptr;
+    std::uint64_t block = 0;
+    std::uint64_t used = 0;  // when, counted in uses
+    std::optional<offload::Batch> transfer;
+  };
+  Slot* find(const BlockFile& file, std::uint64_t block);
+  Slot& begin(BlockFile& file, std::uint64_t block);
+  std::span<const std::byte> block(BlockFile& file, std::uint64_t block, std::uint64_t last);
+
+  std::vector<Slot> slots_;
+  std::uint64_t uses_ = 0;
+  const BlockFile* last_file_ = nullptr;
+  std::uint64_t last_block_ = 0;
+};
+
+// Writes a file from its start to its end through one fixed buffer, in blocks of a third of it (at most
+// kStreamBlock), with the blocks before under way. Thread rule: one thread at a time. After an error it must
+// not be used again.
+class WriteBehind {
+ public:
+  // `buffer` and `file` outlive this. Throws Error(kInvalidArgument) where the buffer holds fewer than three
+  // disk blocks or is not aligned to kDiskBlock.
+  WriteBehind(offload::File& file, std::span<std::byte> buffer);
+  void add(std::span<const std::byte> bytes);
+  // Writes the rest, with zeros up to a whole disk block, and waits for everything.
+  void finish();
+
+ private:
+  struct Slot {
+    std::span<std::byte> memory;
+    std::optional<offload::Batch> transfer;
+  };
+  void flush(std::size_t bytes);
+
+  offload::File& file_;
+  std::vector<Slot> slots_;
+  std::size_t current_ = 0;  // the slot that is being filled
+  std::size_t filled_ = 0;   // bytes in it
+  std::uint64_t offset_ = 0;
+};
+
+}  // namespace sluice::engine

@@ -1,0 +1,65 @@
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "models/data/tokens.h"
+
+// Which tokens a training sample is made of: see docs/formats/tokens.md.
+namespace sluice::models {
+
+// A bijection of [0, size) that is named by a key and takes no memory.
+class Permutation {
+ public:
+  Permutation(std::uint64_t size, std::uint64_t seed, std::uint64_t number);  // REQUIRES: 1 <= size <= 2^62
+  std::uint64_t operator()(std::uint64_t position) const;                     // REQUIRES: position < size
+
+ private:
+  std::uint64_t network(std::uint64_t value) const;
+  std::uint64_t size_, seed_, number_;
+  unsigned half_bits_;
+};
+
+// Windows first .. first + count - 1 of a source; window w begins at token w * sequence and has sequence + 1
+// tokens.
+struct WindowRange {
+  std::uint64_t first = 0, count = 0;
+};
+struct WindowSplit {
+  WindowRange train, held_out;
+};
+
+// The windows of a source with `held_out` of them (a fraction; 0: none) set apart at its end.
+// Throws Error(kInvalidArgument) where the fraction is not in [0, 1), or where the source is too short, with
+// what is needed. REQUIRES: sequence >= 1
+WindowSplit split_windows(const TokenSource& source, std::uint64_t sequence, double held_out);
+
+// The order in which windows are visited. The whole state of a run's progress in its data is the index of its
+// next sample, which counts over epochs and over all ranks. Thread rule: const, any thread.
+class Sampler {
+ public:
+  enum class Order { kShuffled, kInOrder };
+  Sampler(WindowRange windows, std::uint64_t seed,
+          Order order = Order::kShuffled);  // REQUIRES: windows.count >= 1
+  std::uint64_t window(std::uint64_t sample) const;
+  std::uint64_t windows() const { return windows_.count; }  // samples of an epoch
+
+ private:
+  WindowRange windows_;
+  std::uint64_t seed_;
+  Order order_;
+};
+
+// The first sample of a rank's micro-batch, where `next` is the first one of the step: a step takes
+// micro_batches * ranks * batch samples, and micro-batch k of all ranks together is a run of ranks * batch of
+// them.
+constexpr std::uint64_t first_sample(std::uint64_t next, std::uint64_t micro_batch, std::uint64_t rank,
+                                     std::uint64_t ranks, std::uint64_t batch) {
+  return next + (micro_batch * ranks + rank) * batch;
+}
+
+// Samples first, first + 1, ... as rows of `sequence` tokens; targets are the tokens that follow.
+// REQUIRES: both spans have the same size, a multiple of `sequence`. Throws as TokenSource::read.
+void fill_batch(TokenSource& source, const Sampler& sampler, std::uint64_t first, std::uint64_t sequence,
+                std::span<std::int32_t> tokens, std::span<std::int32_t> targets);
+
+}  // namespace sluice::models

@@ -1,0 +1,147 @@
+#include "models/data/tokens.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <utility>
+
+#include "core/error.h"
+#include "engine/checkpoint/descriptor.h"
+#include "models/data/token_files.h"
+
+namespace sluice::models {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "token files are little-endian");
+
+constexpr std::size_t kPiece = 16 * 1024;  // bytes of one system call
+constexpr std::uint64_t kBytes = 256;      // the vocabulary of text
+
+std::uint32_t token_at(const std::byte* at, unsigned width) {
+  std::uint32_t token = 0;
+  std::memcpy(&token, at, width);
+  return token;
+}
+
+class FileTokens : public TokenSource {
+ public:
+  FileTokens(std::vector<TokenFile> files, std::uint64_t skipped, std::string name)
+      : files_(std::move(files)), skipped_(skipped), name_(std::move(name)) {
+    for (const TokenFile& file : files_) ends_.push_back(total() + file.count);
+  }
+
+  std::uint64_t total() const override { return ends_.empty() ? 0 : ends_.back(); }
+  std::optional<std::uint64_t> vocabulary() const override {
+    return is_text() ? std::optional(kBytes) : std::nullopt;
+  }
+  const std::string& name() const override { return name_; }
+  std::uint64_t files() const override { return files_.size(); }
+  std::uint64_t skipped_files() const override { return skipped_; }
+
+  void set_vocabulary(std::uint64_t size) override {
+    if (is_text() && size != kBytes)
+      fail(ErrorCode::kInvalidArgument,
+           "'{}' is text, whose tokens are its bytes (vocabulary {}), and the model has a vocabulary of {}; "
+           "give token "
+           "files (.bin) made with the model's tokenizer, or a model with vocabulary {}",
+           name_, kBytes, size, kBytes);
+    limit_ = std::min(size, kLargest);
+  }
+
+  void read(std::uint64_t first, std::span<std::int32_t> out) override {
+    if (first > total() || out.size() > total() - first)
+      fail(ErrorCode::kInvalidArgument, "{} tokens from {} were asked of '{}', which has {}", out.size(),
+           first, name_, total());
+    while (!out.empty()) {
+      const auto index =
+          static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), first) - ends_.begin());
+      const std::size_t piece =
+          std::min<std::uint64_t>({out.size(), ends_[index] - first, kPiece / files_[index].width});
+      read_piece(index, first - (ends_[index] - files_[index].count), out.first(piece));
+      first += piece;
+      out = out.subspan(piece);
+    }
+  }
+
+ private:
+  static constexpr std::uint64_t kLargest = std::uint64_t{1} << 31;
+
+  bool is_text() const { return files_.front().width == 1; }
+
+  void open(std::size_t index) {
+    if (open_ == index) return;
+    open_ = kNone;
+    descriptor_ = engine::Descriptor(files_[index].path, O_RDONLY);
+    // Windows are read in random order: the system's read-ahead would only fill memory.
+    ::posix_fadvise(descriptor_.get(), 0, 0, POSIX_FADV_RANDOM);
+    open_ = index;
+  }
+
+  // Within one file, and at most kPiece bytes.
+  void read_piece(std::size_t index, std::uint64_t first, std::span<std::int32_t> out) {
+    open(index);
+    const TokenFile& file = files_[index];
+    std::array<std::byte, kPiece> bytes;
+    const std::size_t wanted = out.size() * file.width;
+    for (std::size_t done = 0; done < wanted;) {
+      const auto offset = static_cast<off_t>(file.header + first * file.width + done);
+      const ssize_t n = ::pread(descriptor_.get(), bytes.data() + done, wanted - done, offset);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) engine::fail_system("read", file.path);
+      if (n == 0)
+        fail(ErrorCode::kIo, "'{}' ends at byte {}: it became shorter since the run began", file.path,
+             offset);
+      done += static_cast<std::size_t>(n);
+    }
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const std::uint32_t token = token_at(bytes.data() + i * file.width, file.width);
+      if (token >= limit_)
+        fail(ErrorCode::kInvalidArgument, "'{}' holds token {} at position {}, and the vocabulary has {}",
+             file.path, token, first + i, limit_);
+      out[i] = static_cast<std::int32_t>(token);
+    }
+  }
+
+  static constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
+  std::vector<TokenFile> files_;
+  std::vector<std::uint64_t> ends_;  // of each file, in tokens from the start of all
+  std::uint64_t skipped_;
+  std::string name_;
+  std::uint64_t limit_ = kLargest;
+  engine::Descriptor descriptor_;
+  std::size_t open_ = kNone;
+};
+
+}  // namespace
+
+std::unique_ptr<TokenSource> open_tokens(const std::vector<std::string>& paths) {
+  if (paths.empty()) fail(ErrorCode::kInvalidArgument, "no path of text or tokens was given");
+  std::vector<TokenFile> files;
+  std::uint64_t skipped = 0;
+  for (const std::string& path : paths) {
+    std::error_code ignored;
+    if (std::filesystem::is_directory(path, ignored)) {
+      const TextFolder folder = find_text_folder(path);
+      skipped += folder.skipped;
+      files.insert(files.end(), folder.files.begin(), folder.files.end());
+    } else {
+      files.push_back(is_token_file_name(path) ? find_token_file(path) : find_text_file(path));
+    }
+  }
+  for (const TokenFile& file : files)
+    if ((file.width == 1) != (files.front().width == 1))
+      fail(ErrorCode::kInvalidArgument, "'{}' and '{}' cannot be mixed: one is text, the other holds tokens",
+           files.front().path, file.path);
+  std::string name =
+      paths.size() == 1 ? paths.front() : fmt::format("{} and {} more", paths.front(), paths.size() - 1);
+  return std::make_unique<FileTokens>(std::move(files), skipped, std::move(name));
+}
+
+}  // namespace sluice::models

@@ -1,0 +1,163 @@
+#include "models/generate.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <optional>
+
+#include "allocator/ledger.h"
+#include "allocator/memory.h"
+#include "core/bytes.h"
+#include "core/error.h"
+#include "core/random.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/engine.h"
+#include "models/model.h"
+#include "models/training_setup.h"
+#include "models/weights.h"
+
+namespace sluice::models {
+namespace {
+
+constexpr std::size_t kByteVocabulary = 256;
+constexpr std::uint64_t kSamplingStream =
+    0x67656e6572617465;  // of the random numbers, apart from those of training
+
+// Nothing is trained: no state, no update.
+class NoOptimizer final : public optim::Optimizer {
+ public:
+  std::string name() const override { return "none"; }
+  Json settings() const override { return Json::object(); }
+  std::vector<optim::StateArray> state() const override { return {}; }
+  void apply(Threads&, const optim::Hyperparameters&, const optim::Span&) const override {
+    fail(ErrorCode::kState, "a model that was opened for reading cannot be trained");
+  }
+};
+
+std::string model_folder(const std::string& given) {
+  const std::filesystem::path path(given);
+  if (!std::filesystem::is_directory(path))
+    fail(ErrorCode::kNotFound,
+         "'{}' is not a folder; name a checkpoint, an --out folder or a Hugging Face folder", given);
+  if (std::filesystem::exists(path / "config.json")) return given;
+  const engine::CheckpointList list = engine::list_checkpoints(given);
+  if (list.whole.empty())
+    fail(ErrorCode::kNotFound, "'{}' holds neither a config.json nor a whole checkpoint", given);
+  return list.whole.back().path;
+}
+
+void check_generate_settings(const GenerateSettings& s) {
+  if (!std::isfinite(s.temperature) || s.temperature < 0)
+    fail(ErrorCode::kInvalidArgument, "temperature must be 0 or more, {} was given", s.temperature);
+  if (!std::isfinite(s.top_p) || s.top_p <= 0 || s.top_p > 1)
+    fail(ErrorCode::kInvalidArgument, "top-p must be above 0 and at most 1, {} was given", s.top_p);
+}
+
+std::int32_t parse_token(std::string_view word, std::size_t vocabulary) {
+  std::size_t id = 0;
+  const auto [rest, error] = std::from_chars(word.data(), word.data() + word.size(), id);
+  if (error != std::errc() || rest != word.data() + word.size() || id >= vocabulary)
+    fail(ErrorCode::kInvalidArgument,
+         "'{}' is not a token id below {}; this model's tokens are not bytes, so --prompt takes ids, as '464 "
+         "318'",
+         word, vocabulary);
+  return static_cast<std::int32_t>(id);
+}
+
+std::vector<std::int32_t> prompt_tokens(const std::string& prompt, std::size_t vocabulary) {
+  std::vector<std::int32_t> tokens;
+  if (vocabulary == kByteVocabulary) {
+    for (const char c : prompt) tokens.push_back(static_cast<unsigned char>(c));
+    if (tokens.empty()) tokens.push_back('\n');
+    return tokens;
+  }
+  constexpr std::string_view kBlanks = " ,\t\n";
+  for (std::size_t at = prompt.find_first_not_of(kBlanks); at != std::string::npos;) {
+    const std::size_t end = std::min(prompt.find_first_of(kBlanks, at), prompt.size());
+    tokens.push_back(parse_token(std::string_view(prompt).substr(at, end - at), vocabulary));
+    at = prompt.find_first_not_of(kBlanks, end);
+  }
+  if (tokens.empty())
+    fail(ErrorCode::kInvalidArgument,
+         "this model's tokens are not bytes: give --prompt at least one token id, as '464'");
+  return tokens;
+}
+
+// A model that is only read: its units come in one after another, from wherever the plan puts them.
+class Reader {
+ public:
+  Reader(const GenerateSettings& settings, const std::string& folder, const ModelConfig& config)
+      : tools_(settings.threads == 0 ? default_threads() : settings.threads),
+        model_(config, Dtype::kF32, 1, std::min<std::size_t>(config.context, 1024)) {
+    std::vector<offload::DiskFolder> disk = settings.disk;
+    resolve_disk(disk, "", 0);
+    engine::Profile profile = model_.profile(1, *tools_.library);
+    std::erase_if(profile.schedule, [](const engine::Access& access) { return access.gradient_use >= 0; });
+    const std::uint64_t memory = settings.memory == 0 ? default_memory() : settings.memory;
+    const engine::Budget budget = {memory, usable_disk(disk), tools_.base() + kCheckpointBuffers};
+    const engine::Plan plan = engine::make_plan(profile, optimizer_, budget, {}, {});
+    ledger_.set_budget(allocator::Tier::kHost, memory);
+    base_ = allocator::Charge(ledger_, allocator::Tier::kHost, allocator::Purpose::kBase, tools_.base());
+    if (plan.uses_disk()) disk_ = std::make_unique<offload::RecordStore>(*tools_.io, disk, ledger_);
+    engine_ = std::make_unique<engine::Engine>(profile, plan, optimizer_,
+                                               engine::Resources{tools_.threads, ledger_, disk_.get()});
+    runner_ = std::make_unique<Runner>(model_, plan, *engine_, tools_.threads, *tools_.library, ledger_);
+    load(folder);
+  }
+
+  std::size_t length() const { return model_.length(); }
+  void next_logits(std::span<const std::int32_t> tokens, std::span<float> logits) {
+    runner_->next_logits(tokens, logits);
+  }
+
+ private:
+  void load(const std::string& folder) {
+    allocator::Region buffer(ledger_, allocator::Purpose::kCheckpoint, engine::kStreamBuffer);
+    engine::ReadAhead ahead(buffer.bytes());
+    if (std::filesystem::exists(std::filesystem::path(folder) / engine::kManifestFile)) {
+      const engine::CheckpointReader checkpoint(*tools_.io, folder, ahead);
+      CheckpointValues values(checkpoint, engine_->layout());
+      load_units(values.source());
+    } else {
+      HuggingFaceWeights weights(*tools_.io, folder, model_.config(), engine_->layout(), ahead);
+      load_units(weights.source());
+    }
+  }
+
+  void load_units(const engine::UnitSource& source) {
+    for (engine::UnitId unit = 0; unit < engine_->layout().units().size(); ++unit)
+      engine_->load(unit, source);
+  }
+
+  Tools tools_;
+  Model model_;
+  NoOptimizer optimizer_;
+  allocator::Ledger ledger_;
+  allocator::Charge base_;
+  std::unique_ptr<offload::RecordStore> disk_;
+  std::unique_ptr<engine::Engine> engine_;
+  std::unique_ptr<Runner> runner_;
+};
+
+}  // namespace
+
+void generate(const GenerateSettings& settings, const GenerateEvents& events) {
+  check_generate_settings(settings);
+  const std::string folder = model_folder(settings.checkpoint);
+  const ModelConfig config = resolve_model(folder);
+  std::vector<std::int32_t> tokens = prompt_tokens(settings.prompt, config.vocabulary);
+  Reader reader(settings, folder, config);
+  if (events.begin) events.begin(config.vocabulary == kByteVocabulary);
+  const CounterRandom random(settings.seed, kSamplingStream);
+  std::vector<float> logits(config.vocabulary);
+  for (std::uint64_t i = 0; i < settings.tokens; ++i) {
+    const std::size_t used = std::min(tokens.size(), reader.length());
+    reader.next_logits(std::span(tokens).last(used), logits);
+    const double uniform = to_unit_interval(random.block(i)[0]);
+    tokens.push_back(sample_token(logits, {settings.temperature, settings.top_k, settings.top_p}, uniform));
+    if (events.token) events.token(tokens.back());
+  }
+}
+
+}  // namespace sluice::models

@@ -1,0 +1,41 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "offload/records.h"
+
+namespace sluice::models {
+
+struct GenerateSettings {
+  std::string checkpoint;  // a checkpoint, an output folder (its newest one), or a Hugging Face folder
+  std::string prompt;      // text; token ids where the model's tokens are not bytes
+  std::uint64_t tokens = 200;
+  double temperature = 0.8;  // 0: the likeliest token
+  std::uint64_t top_k = 0;   // 0: all
+  double top_p = 1;
+  std::uint64_t seed = 1;
+  std::uint64_t memory = 0;  // as in TrainSettings
+  std::vector<offload::DiskFolder> disk;
+  int threads = 0;
+};
+
+struct GenerateEvents {
+  std::function<void(bool tokens_are_bytes)> begin;
+  std::function<void(std::int32_t token)> token;
+};
+
+// Samples settings.tokens tokens after the prompt, within the memory that is stated. Throws Error.
+void generate(const GenerateSettings& settings, const GenerateEvents& events);
+
+struct Sampling {
+  double temperature = 1;
+  std::uint64_t top_k = 0;
+  double top_p = 1;
+};
+// The token whose part of the distribution `uniform` (in [0, 1)) falls into. Ties are ordered by token.
+std::int32_t sample_token(std::span<const float> logits, const Sampling& sampling, double uniform);
+
+}  // namespace sluice::models

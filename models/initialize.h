@@ -1,0 +1,18 @@
+#pragma once
+#include <cstdint>
+
+#include "core/threads.h"
+#include "engine/engine.h"
+#include "engine/layout.h"
+#include "models/config.h"
+
+namespace sluice::models {
+
+// The values with which training from scratch begins: matrices and embeddings are normal with the deviation
+// initializer_range, GPT-2's projections into the residual stream with that over sqrt(2 * layers); norms are
+// 1, biases 0. An element depends on seed, parameter name and index alone. `layout` and `threads` outlive the
+// source.
+engine::UnitSource initial_values(const ModelConfig& config, const engine::Layout& layout, std::uint64_t seed,
+                                  Threads& threads);
+
+}  // namespace sluice::models

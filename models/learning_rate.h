@@ -1,0 +1,22 @@
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace sluice::models {
+
+// The learning rate of each step. It rises in a line over the first `warmup` steps and reaches its peak with
+// the last of them; from the step after (at the peak) to step `steps` it stays ("constant"), or falls to
+// final_share of the peak along a cosine or a line.
+struct LearningRate {
+  double peak = 0;
+  std::uint64_t warmup = 0, steps = 1;
+  double final_share = 0;
+  enum class Shape : std::uint8_t { kConstant, kCosine, kLinear } shape = Shape::kConstant;
+
+  double at(std::uint64_t step) const;  // step: from 1 on
+};
+
+// "constant", "cosine", "linear"; Error(kInvalidArgument) otherwise.
+LearningRate::Shape schedule_shape(const std::string& name);
+
+}  // namespace sluice::models

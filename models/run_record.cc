@@ -1,0 +1,82 @@
+#include "core/error.h"
+#include "core/log.h"
+#include "core/system.h"
+#include "models/training_run.h"
+
+namespace sluice::models {
+namespace {
+
+constexpr int kRecordVersion = 1;
+
+Json identity(const Setup& setup) {
+  const TrainSettings& s = setup.settings;
+  return {{"model", config_to_hugging_face(setup.config, s.dtype == Dtype::kF32 ? "float32" : "bfloat16")},
+          {"dtype", name_of(s.dtype)},
+          {"seed", s.seed},
+          {"batch", s.batch},
+          {"accumulate", s.accumulate},
+          {"seq", s.length},
+          {"optimizer", setup.optimizer->name()},
+          {"data_tokens", setup.data->tokens()},
+          {"training_windows", setup.data->windows()}};
+}
+
+Json hyperparameters(const TrainSettings& s) {
+  return {{"lr", s.learning_rate}, {"schedule", s.schedule},
+          {"warmup", s.warmup},    {"final-lr", s.final_learning_rate},
+          {"steps", s.steps},      {"clip", s.clip},
+          {"beta1", s.beta1},      {"beta2", s.beta2},
+          {"epsilon", s.epsilon},  {"weight-decay", s.weight_decay}};
+}
+
+std::vector<std::string> differences(const Json& recorded, const Json& now) {
+  std::vector<std::string> found;
+  for (const Json& change : Json::diff(recorded.flatten(), now.flatten())) {
+    const std::string key = change.at("path").get<std::string>().substr(1);
+    const Json::json_pointer at(change.at("path").get<std::string>());
+    const auto value = [&](const Json& from) {
+      const Json flat = from.flatten();
+      return flat.contains(at) ? flat.at(at).dump() : std::string("nothing");
+    };
+    std::string name = key;
+    for (std::size_t i; (i = name.find("~1")) != std::string::npos;) name.replace(i, 2, ".");
+    found.push_back(fmt::format("{} was {} and is {}", name.starts_with('.') ? name.substr(1) : name,
+                                value(recorded), value(now)));
+  }
+  return found;
+}
+
+}  // namespace
+
+Json run_record(const Setup& setup, std::uint64_t step, std::uint64_t next_sample) {
+  return {{"version", kRecordVersion},
+          {"step", step},
+          {"next_sample", next_sample},
+          {"identity", identity(setup)},
+          {"hyperparameters", hyperparameters(setup.settings)},
+          {"cpu", cpu_model()},
+          {"threads", setup.settings.threads},
+          {"matrix_library", setup.tools->library->name()}};
+}
+
+void compare_run_record(const Json& recorded, const Json& now, const std::string& checkpoint) {
+  if (const int version = json_field<int>(recorded, "version", checkpoint); version != kRecordVersion)
+    fail(ErrorCode::kInvalidArgument, "'{}' has a run record of version {}, this program reads version {}",
+         checkpoint, version, kRecordVersion);
+  const auto other = differences(json_field<Json>(recorded, "identity", checkpoint), now.at("identity"));
+  if (!other.empty())
+    fail(ErrorCode::kInvalidArgument, "'{}' is of another run: {}; give the same settings, or another --out",
+         checkpoint, fmt::join(other, "; "));
+  for (const char* key : {"cpu", "threads", "matrix_library"}) {
+    const Json before = json_field<Json>(recorded, key, checkpoint);
+    if (before != now.at(key))
+      log().warn(
+          "{} was {} and is {}: the bits that follow may differ from those of a run that was never stopped",
+          key, before.dump(), now.at(key).dump());
+  }
+  for (const std::string& change :
+       differences(json_field<Json>(recorded, "hyperparameters", checkpoint), now.at("hyperparameters")))
+    log().warn("the run goes on with another setting: {}", change);
+}
+
+}  // namespace sluice::models

@@ -1,0 +1,98 @@
+#include "models/training_data.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "core/bytes.h"
+#include "core/error.h"
+
+namespace sluice::models {
+namespace {
+
+constexpr std::size_t kByteVocabulary = 256;
+
+bool is_preset(const std::string& model) {
+  const std::vector<std::string> names = preset_names();
+  return std::find(names.begin(), names.end(), model) != names.end();
+}
+
+std::unique_ptr<TokenSource> open_for(const std::vector<std::string>& paths, const TrainSettings& settings,
+                                      const ModelConfig& config) {
+  std::unique_ptr<TokenSource> source = open_tokens(paths);
+  if (source->vocabulary() == kByteVocabulary && config.vocabulary != kByteVocabulary)
+    fail(ErrorCode::kInvalidArgument,
+         "'{}' is text, whose tokens are its {} bytes, and the model '{}' has a vocabulary of {}; {}",
+         source->name(), kByteVocabulary, settings.model, config.vocabulary,
+         is_preset(settings.model) ? "train it on bytes from scratch with --tokens bytes, or give token "
+                                     "files (.bin) of its own tokenizer"
+                                   : "make token files (.bin, as llm.c or nanoGPT write them) with its own "
+                                     "tokenizer, and give those");
+  source->set_vocabulary(config.vocabulary);
+  return source;
+}
+
+void check_buffers(const TrainSettings& settings) {
+  const double bytes = 2.0 * sizeof(std::int32_t) * static_cast<double>(settings.accumulate) *
+                       static_cast<double>(settings.batch) * static_cast<double>(settings.length);
+  if (bytes > static_cast<double>(settings.memory) / 2)
+    fail(ErrorCode::kBudget,
+         "the tokens of one step ({} x {} x {}) alone take {:.0f} MiB, and --memory is {}; take a "
+         "smaller --batch or --accumulate",
+         settings.accumulate, settings.batch, settings.length, bytes / static_cast<double>(kMiB),
+         format_size(settings.memory));
+}
+
+}  // namespace
+
+ModelConfig resolve_training_model(const TrainSettings& settings) {
+  if (settings.tokens != "auto" && settings.tokens != "bytes")
+    fail(ErrorCode::kInvalidArgument, "'{}' is not a kind of tokens; use auto or bytes", settings.tokens);
+  if (settings.tokens == "auto") return resolve_model(settings.model);
+  if (!is_preset(settings.model) && std::filesystem::exists(settings.model))
+    fail(ErrorCode::kInvalidArgument,
+         "--tokens bytes gives a preset another vocabulary; '{}' is a folder whose weights have one already. "
+         "Make token "
+         "files (.bin) with its tokenizer",
+         settings.model);
+  return preset(settings.model, kByteVocabulary);
+}
+
+TrainingData::TrainingData(const TrainSettings& settings, const ModelConfig& config)
+    : batch_(settings.batch), length_(settings.length), source_(open_for(settings.data, settings, config)) {
+  check_buffers(settings);
+  const bool named = settings.validation.has_value();
+  const WindowSplit split = split_windows(*source_, length_, named ? 0.0 : settings.held_out);
+  sampler_.emplace(split.train, settings.seed);
+  if (named) {
+    validation_source_ = open_for({*settings.validation}, settings, config);
+    const WindowSplit all = split_windows(*validation_source_, length_, 0.0);
+    validation_sampler_.emplace(all.train, settings.seed, Sampler::Order::kInOrder);
+  } else if (split.held_out.count > 0) {
+    validation_sampler_.emplace(split.held_out, settings.seed, Sampler::Order::kInOrder);
+  }
+  tokens_.resize(settings.accumulate * batch_ * length_);
+  targets_.resize(tokens_.size());
+  micro_batches_.resize(settings.accumulate);
+}
+
+MicroBatch TrainingData::fill(TokenSource& source, const Sampler& sampler, std::uint64_t first,
+                              std::size_t slot) {
+  const std::size_t count = batch_ * length_;
+  const std::span<std::int32_t> tokens = std::span(tokens_).subspan(slot * count, count);
+  const std::span<std::int32_t> targets = std::span(targets_).subspan(slot * count, count);
+  fill_batch(source, sampler, first, length_, tokens, targets);
+  return {tokens, targets, first};
+}
+
+std::span<const MicroBatch> TrainingData::training(std::uint64_t next) {
+  for (std::size_t k = 0; k < micro_batches_.size(); ++k)
+    micro_batches_[k] = fill(*source_, *sampler_, first_sample(next, k, 0, 1, batch_), k);
+  return micro_batches_;
+}
+
+const MicroBatch& TrainingData::validation(std::uint64_t index) {
+  TokenSource& source = validation_source_ ? *validation_source_ : *source_;
+  return micro_batches_[0] = fill(source, *validation_sampler_, index * batch_, 0);
+}
+
+}  // namespace sluice::models

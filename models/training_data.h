@@ -1,0 +1,48 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "models/config.h"
+#include "models/data/sampler.h"
+#include "models/data/tokens.h"
+#include "models/model.h"
+#include "models/trainer.h"
+
+namespace sluice::models {
+
+// The model that the settings name: a preset, with the vocabulary of bytes where that is asked for, or a
+// folder.
+ModelConfig resolve_training_model(const TrainSettings& settings);
+
+// The text that a run learns from and is judged by, and the buffers that hold the tokens of one step.
+// Thread rule: one thread at a time.
+class TrainingData {
+ public:
+  // REQUIRES: settings.length >= 1, and settings.memory is known.
+  // Throws Error(kInvalidArgument | kNotFound | kIo), see open_tokens and split_windows, and Error(kBudget)
+  // where the tokens of one step alone would not fit.
+  TrainingData(const TrainSettings& settings, const ModelConfig& config);
+
+  // All micro-batches of a step whose first sample is `next`; valid until the next call of either.
+  std::span<const MicroBatch> training(std::uint64_t next);
+  bool has_validation() const { return validation_sampler_.has_value(); }
+  // Micro-batch i of the validation data, in order, begun anew at its end.
+  const MicroBatch& validation(std::uint64_t index);
+
+  std::uint64_t tokens() const { return source_->total(); }
+  std::uint64_t windows() const { return sampler_->windows(); }
+
+ private:
+  MicroBatch fill(TokenSource& source, const Sampler& sampler, std::uint64_t first, std::size_t slot);
+
+  std::size_t batch_, length_;
+  std::unique_ptr<TokenSource> source_, validation_source_;  // the latter null: a part of the former
+  std::optional<Sampler> sampler_, validation_sampler_;
+  std::vector<std::int32_t> tokens_, targets_;
+  std::vector<MicroBatch> micro_batches_;
+};
+
+}  // namespace sluice::models

@@ -1,0 +1,212 @@
+#include "models/training_run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "allocator/memory.h"
+#include "core/bytes.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "models/initialize.h"
+
+namespace sluice::models {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+LearningRate learning_rate_of(const TrainSettings& s) {
+  return {s.learning_rate, s.warmup, s.steps, s.final_learning_rate, schedule_shape(s.schedule)};
+}
+
+std::uint64_t samples_of_step(const TrainSettings& s) { return s.accumulate * s.batch; }
+
+}  // namespace
+
+TrainingRun::TrainingRun(Setup& setup, const TrainEvents& events)
+    : setup_(setup),
+      settings_(setup.settings),
+      events_(events),
+      learning_rate_(learning_rate_of(setup.settings)) {
+  const engine::Budget& budget = setup.plan.budget;
+  ledger_.set_budget(allocator::Tier::kHost, budget.memory);
+  if (!settings_.disk.empty()) ledger_.set_budget(allocator::Tier::kDisk, budget.disk);
+  base_ = allocator::Charge(ledger_, allocator::Tier::kHost, allocator::Purpose::kBase,
+                            budget.base - kCheckpointBuffers);
+  if (!settings_.trace.empty()) trace_.emplace(kTraceEvents);
+  Trace* trace = trace_ ? &*trace_ : nullptr;
+  Tools& tools = *setup.tools;
+  if (setup.plan.plan.uses_disk())
+    disk_ = std::make_unique<offload::RecordStore>(*tools.io, settings_.disk, ledger_, trace);
+  engine_ = std::make_unique<engine::Engine>(setup.plan.profile, setup.plan.plan, *setup.optimizer,
+                                             engine::Resources{tools.threads, ledger_, disk_.get(), trace});
+  runner_ = std::make_unique<Runner>(*setup.model, setup.plan.plan, *engine_, tools.threads, *tools.library,
+                                     ledger_, trace);
+  check_room();
+}
+
+bool TrainingRun::stop_requested() {
+  if (!stop_ && events_.stop) stop_ = events_.stop();
+  return stop_;
+}
+
+bool TrainingRun::load_units(const engine::UnitSource& source) {
+  for (engine::UnitId unit = 0; unit < engine_->layout().units().size(); ++unit) {
+    if (stop_requested()) return false;
+    engine_->load(unit, source);
+  }
+  return true;
+}
+
+void TrainingRun::open_metrics() {
+  if (settings_.metrics.empty()) return;
+  metrics_.emplace(settings_.metrics, settings_.resume ? std::optional(step_) : std::nullopt);
+}
+
+void TrainingRun::load_initial() {
+  open_metrics();
+  const std::vector<std::string> presets = preset_names();
+  if (std::find(presets.begin(), presets.end(), settings_.model) != presets.end())
+    return void(
+        load_units(initial_values(setup_.config, engine_->layout(), settings_.seed, setup_.tools->threads)));
+  allocator::Region buffer(ledger_, allocator::Purpose::kCheckpoint, engine::kStreamBuffer);
+  engine::ReadAhead ahead(buffer.bytes());
+  HuggingFaceWeights weights(*setup_.tools->io, settings_.model, setup_.config, engine_->layout(), ahead);
+  load_units(weights.source());
+}
+
+void TrainingRun::resume(const std::string& folder) {
+  allocator::Region buffer(ledger_, allocator::Purpose::kCheckpoint, engine::kStreamBuffer);
+  engine::ReadAhead ahead(buffer.bytes());
+  const engine::CheckpointReader checkpoint(*setup_.tools->io, folder, ahead);
+  compare_run_record(checkpoint.run(), run_record(setup_, 0, 0), folder);
+  step_ = saved_step_ = checkpoint.step();
+  if (step_ > settings_.steps)
+    fail(ErrorCode::kInvalidArgument, "'{}' is at step {}, beyond --steps {}; give more steps", folder, step_,
+         settings_.steps);
+  open_metrics();
+  next_sample_ = json_field<std::uint64_t>(checkpoint.run(), "next_sample", folder);
+  CheckpointValues values(checkpoint, engine_->layout(), state_names(*setup_.optimizer));
+  checkpoint_ = folder;
+  if (load_units(values.source())) engine_->set_steps(step_);
+}
+
+// Before the first step, so that the room for what the run will save is not found missing after hours.
+void TrainingRun::check_room() const {
+  if (settings_.out.empty()) return;
+  const std::size_t there = engine::list_checkpoints(settings_.out).whole.size();
+  const std::uint64_t saves =
+      settings_.save_every == 0 ? 1 : divide_up(settings_.steps, settings_.save_every);
+  const std::uint64_t most = std::min<std::uint64_t>(saves + there, settings_.keep + 1);
+  engine::check_room(settings_.out,
+                     setup_.plan.checkpoint_bytes * std::max<std::uint64_t>(1, most - std::min(most, there)));
+}
+
+std::string TrainingRun::last_checkpoint() const {
+  if (checkpoint_.empty()) return "no checkpoint was written yet";
+  return fmt::format("the last checkpoint stands: '{}' (step {})", checkpoint_, saved_step_);
+}
+
+double TrainingRun::run_step(std::uint64_t number, engine::StepResult& result) {
+  engine_->begin_step({learning_rate_.at(number), settings_.weight_decay, settings_.clip});
+  const double loss = runner_->train_step(setup_.data->training(next_sample_), settings_.seed, number,
+                                          [this] { stop_requested(); });
+  if (!std::isfinite(loss))
+    fail(ErrorCode::kState,
+         "the loss is {}: it is not finite. Try a smaller --lr, a longer --warmup or --clip 1", loss);
+  result = engine_->step();
+  return loss;
+}
+
+StepReport TrainingRun::step() {
+  const std::uint64_t number = step_ + 1;
+  StepReport report;
+  engine::StepResult result;
+  const Clock::time_point begin = Clock::now();
+  try {
+    report.loss = last_loss_ = run_step(number, result);
+  } catch (const Error& error) {
+    fail(error.code(), "step {}: {}; {}", number, error.what(), last_checkpoint());
+  }
+  step_ = number;
+  next_sample_ += samples_of_step(settings_);
+  report.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  report.gradient_norm = result.gradient_norm;
+  describe(report);
+  return report;
+}
+
+void TrainingRun::describe(StepReport& report) {
+  report.step = step_;
+  report.steps = settings_.steps;
+  report.learning_rate = learning_rate_.at(step_);
+  report.tokens_per_second =
+      static_cast<double>(samples_of_step(settings_) * settings_.length) / report.seconds;
+  report.memory = allocator::resident_bytes();
+  report.peak_memory = allocator::peak_resident_bytes();
+  report.predicted_peak = setup_.plan.plan.peak_memory;
+  report.budget = settings_.memory;
+  if (disk_) {
+    const offload::RecordStore::Counters now = disk_->counters();
+    report.disk_read = now.bytes_read - disk_counters_.bytes_read;
+    report.disk_written = now.bytes_written - disk_counters_.bytes_written;
+    disk_counters_ = now;
+  }
+  const engine::Engine::Counters now = engine_->counters();
+  report.wait_seconds = now.wait_seconds - engine_counters_.wait_seconds;
+  report.optimizer_seconds = now.optimizer_seconds - engine_counters_.optimizer_seconds;
+  engine_counters_ = now;
+}
+
+double TrainingRun::evaluate() {
+  double sum = 0;
+  for (std::uint64_t i = 0; i < settings_.eval_batches; ++i)
+    sum += runner_->evaluate(setup_.data->validation(i));
+  return sum / static_cast<double>(settings_.eval_batches);
+}
+
+void TrainingRun::save() {
+  if (settings_.out.empty() || saved_step_ == step_) return;
+  CheckpointTensors tensors(engine_->layout(), settings_.dtype, state_names(*setup_.optimizer));
+  engine::CheckpointWriter::Options options;
+  options.out = settings_.out;
+  options.step = step_;
+  options.bytes = setup_.plan.checkpoint_bytes;
+  // Regions are whole huge pages.
+  options.buffer_bytes =
+      std::max<std::uint64_t>(kHugePage, kCheckpointBuffers / tensors.files() / kHugePage * kHugePage);
+  engine::CheckpointWriter writer(*setup_.tools->io, ledger_, options);
+  tensors.open(writer);
+  for (engine::UnitId unit = 0; unit < engine_->layout().units().size(); ++unit)
+    engine_->save(unit, tensors.sink());
+  const char* type = settings_.dtype == Dtype::kF32 ? "float32" : "bfloat16";
+  writer.add_text_file("config.json", config_to_hugging_face(setup_.config, type).dump(2) + "\n");
+  checkpoint_ = writer.commit(run_record(setup_, step_, next_sample_));
+  saved_step_ = step_;
+  engine::prune(settings_.out, settings_.keep);
+  if (events_.saved) events_.saved(checkpoint_);
+}
+
+TrainResult TrainingRun::train() {
+  if (disk_) disk_counters_ = disk_->counters();
+  engine_counters_ = engine_->counters();
+  while (step_ < settings_.steps && !stop_requested()) {
+    StepReport report = step();
+    if (settings_.eval_every != 0 && (due(settings_.eval_every) || step_ == settings_.steps))
+      report.validation_loss = evaluate();
+    if (metrics_) metrics_->add(report);
+    if (events_.step) events_.step(report);
+    if (due(settings_.save_every)) save();
+  }
+  save();
+  if (trace_) trace_->save(settings_.trace);
+  TrainResult result;
+  result.steps = step_;
+  result.last_loss = last_loss_;
+  result.peak_memory = allocator::peak_resident_bytes();
+  result.predicted_peak = setup_.plan.plan.peak_memory;
+  result.stopped = step_ < settings_.steps;
+  return result;
+}
+
+}  // namespace sluice::models

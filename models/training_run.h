@@ -1,0 +1,71 @@
+#pragma once
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "allocator/ledger.h"
+#include "core/trace.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/engine.h"
+#include "models/learning_rate.h"
+#include "models/metrics.h"
+#include "models/model.h"
+#include "models/training_setup.h"
+#include "models/weights.h"
+#include "offload/records.h"
+
+namespace sluice::models {
+
+// The state of one run, from the moment its memory is taken.
+// Thread rule: one thread at a time.
+class TrainingRun {
+ public:
+  // Takes all memory and disk space. `setup` and `events` outlive this.
+  TrainingRun(Setup& setup, const TrainEvents& events);
+
+  // The values to begin with: from scratch, from a Hugging Face folder, or (`checkpoint`) where a run
+  // stopped. Gives up where a stop is asked for meanwhile; train() then does nothing.
+  void load_initial();
+  void resume(const std::string& checkpoint);
+
+  TrainResult train();
+
+ private:
+  bool load_units(const engine::UnitSource& source);
+  void open_metrics();
+  void check_room() const;
+  StepReport step();
+  double run_step(std::uint64_t step, engine::StepResult& result);
+  void describe(StepReport& report);
+  double evaluate();
+  void save();
+  std::string last_checkpoint() const;
+  bool stop_requested();
+  bool due(std::uint64_t every) const { return every != 0 && step_ % every == 0; }
+
+  Setup& setup_;
+  const TrainSettings& settings_;
+  const TrainEvents& events_;
+  LearningRate learning_rate_;
+  allocator::Ledger ledger_;
+  allocator::Charge base_;
+  std::optional<Trace> trace_;
+  std::unique_ptr<offload::RecordStore> disk_;
+  std::unique_ptr<engine::Engine> engine_;
+  std::unique_ptr<Runner> runner_;
+  std::optional<MetricsFile> metrics_;
+  std::uint64_t step_ = 0, saved_step_ = 0, next_sample_ = 0;
+  std::string checkpoint_;  // the last one
+  bool stop_ = false;
+  offload::RecordStore::Counters disk_counters_;
+  engine::Engine::Counters engine_counters_;
+  double last_loss_ = 0;
+};
+
+// What a checkpoint records of a run.
+Json run_record(const Setup& setup, std::uint64_t step, std::uint64_t next_sample);
+// Throws Error(kInvalidArgument) that lists by name what must be the same in a resumed run and is not; warns
+// of what may change the bits: another CPU, another number of threads, another hyperparameter.
+void compare_run_record(const Json& recorded, const Json& now, const std::string& checkpoint);
+
+}  // namespace sluice::models

@@ -1,0 +1,199 @@
+#include "models/training_setup.h"
+
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <filesystem>
+
+#include "allocator/memory.h"
+#include "core/bytes.h"
+#include "core/error.h"
+#include "core/system.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "models/learning_rate.h"
+#include "models/machine_rates.h"
+#include "models/weights.h"
+
+namespace sluice::models {
+namespace {
+
+void check(bool valid, const char* name, double given, const char* wanted) {
+  if (!valid) fail(ErrorCode::kInvalidArgument, "{} must be {}, {} was given", name, wanted, given);
+}
+
+bool within(double value, double low, double high) {
+  return std::isfinite(value) && value >= low && value < high;
+}
+
+struct stat status_of(const std::string& path) {
+  struct stat info = {};
+  if (::stat(path.c_str(), &info) != 0)
+    fail(ErrorCode::kNotFound, "the disk folder '{}' cannot be used: {}; make it, or name another", path,
+         errno_text(errno));
+  if (!S_ISDIR(info.st_mode)) fail(ErrorCode::kInvalidArgument, "the disk folder '{}' is not a folder", path);
+  return info;
+}
+
+std::uint64_t free_bytes(const std::string& folder) {
+  struct statvfs info = {};
+  if (::statvfs(folder.c_str(), &info) != 0)
+    fail(ErrorCode::kIo, "cannot ask how much is free in '{}': {}", folder, errno_text(errno));
+  return static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize;
+}
+
+std::filesystem::path existing_parent(const std::string& path) {
+  std::filesystem::path at = std::filesystem::absolute(path);
+  while (!at.empty() && at != at.parent_path() && !std::filesystem::exists(at)) at = at.parent_path();
+  return at;
+}
+
+std::size_t default_length(const ModelConfig& config) { return std::min<std::size_t>(config.context, 1024); }
+
+// How much the checkpoints of a run can take at most: one more than are kept while the newest is written.
+std::uint64_t checkpoint_room(const TrainSettings& settings, std::uint64_t checkpoint_bytes) {
+  if (settings.out.empty()) return 0;
+  const std::uint64_t saves = settings.save_every == 0 ? 1 : divide_up(settings.steps, settings.save_every);
+  return checkpoint_bytes * std::min<std::uint64_t>(saves, settings.keep + 1);
+}
+
+std::uint64_t checkpoint_size(const Model& model, const TrainSettings& settings,
+                              const optim::Optimizer& optimizer) {
+  const engine::Layout layout(model.units());
+  const auto files = CheckpointTensors(layout, settings.dtype, state_names(optimizer)).file_bytes();
+  return engine::bytes_needed(files);
+}
+
+engine::Budget make_budget(const Setup& setup) {
+  engine::Budget budget;
+  budget.memory = setup.settings.memory;
+  budget.disk = usable_disk(setup.settings.disk);
+  budget.base = setup.tools->base() + kCheckpointBuffers;
+  if (!setup.settings.trace.empty()) budget.base += kTraceEvents * kTraceEventBytes;
+  return budget;
+}
+
+void require_base(const engine::Budget& budget) {
+  if (budget.base < budget.memory) return;
+  fail(ErrorCode::kBudget,
+       "the process alone needs {} (its code and libraries, and reserves), and --memory is {}: {} are "
+       "missing; give at "
+       "least {} more than that for the model",
+       format_size(budget.base), format_size(budget.memory), format_size(budget.base - budget.memory),
+       format_size(32 * kMiB));
+}
+
+// What would otherwise be found at the end of the run.
+void check_outputs(const TrainSettings& settings, const TrainingData& data) {
+  if (settings.eval_every != 0 && !data.has_validation())
+    fail(ErrorCode::kInvalidArgument,
+         "--eval-every needs data: name --valid, or let --held-out be more than 0");
+  if (settings.trace.empty()) return;
+  const std::string folder = std::filesystem::absolute(settings.trace).parent_path().string();
+  if (::access(folder.c_str(), W_OK) != 0)
+    fail(ErrorCode::kInvalidArgument, "the trace '{}' cannot be written: {}", settings.trace,
+         errno_text(errno));
+}
+
+}  // namespace
+
+std::vector<std::string> state_names(const optim::Optimizer& optimizer) {
+  std::vector<std::string> names;
+  for (const optim::StateArray& array : optimizer.state()) names.push_back(array.name);
+  return names;
+}
+
+void check_settings(const TrainSettings& s) {
+  check(s.batch >= 1 && s.batch <= 1'000'000, "batch", static_cast<double>(s.batch), "from 1 to 1000000");
+  check(s.accumulate >= 1 && s.accumulate <= 1'000'000, "accumulate", static_cast<double>(s.accumulate),
+        "from 1 to 1000000");
+  check(s.length <= 100'000'000, "seq", static_cast<double>(s.length), "at most the model's context");
+  check(s.steps >= 1, "steps", static_cast<double>(s.steps), "at least 1");
+  check(s.keep >= 1, "keep", static_cast<double>(s.keep), "at least 1");
+  check(s.eval_batches >= 1, "eval-batches", static_cast<double>(s.eval_batches), "at least 1");
+  check(within(s.learning_rate, 0, 1e6), "lr", s.learning_rate, "0 or more");
+  check(within(s.weight_decay, 0, 1e6), "weight-decay", s.weight_decay, "0 or more");
+  check(within(s.clip, 0, 1e30), "clip", s.clip, "0 (none) or more");
+  check(within(s.beta1, 0, 1), "beta1", s.beta1, "from 0 to below 1");
+  check(within(s.beta2, 0, 1), "beta2", s.beta2, "from 0 to below 1");
+  check(within(s.epsilon, 0, 1), "epsilon", s.epsilon, "from 0 to below 1");
+  check(within(s.held_out, 0, 1), "held-out", s.held_out, "a share from 0 to below 1");
+  check(within(s.final_learning_rate, 0, 1e6), "final-lr", s.final_learning_rate, "a share of lr, 0 or more");
+  schedule_shape(s.schedule);
+  if (s.dtype != Dtype::kF32 && s.dtype != Dtype::kBf16)
+    fail(ErrorCode::kInvalidArgument, "dtype must be f32 or bf16, {} was given", name_of(s.dtype));
+  if (s.data.empty()) fail(ErrorCode::kInvalidArgument, "no data was given");
+  if (s.out.empty() && (s.save_every != 0 || s.resume))
+    fail(ErrorCode::kInvalidArgument, "{} needs --out, the folder of checkpoints",
+         s.resume ? "--resume" : "--save-every");
+}
+
+// Not all of it: other processes live here too.
+std::uint64_t default_memory() {
+  return (allocator::resident_bytes() + allocator::available_memory_bytes()) / 10 * 9;
+}
+
+int default_threads() { return usable_cpus(); }
+
+void resolve_disk(std::vector<offload::DiskFolder>& disk, const std::string& out, std::uint64_t reserved) {
+  const std::optional<dev_t> out_device =
+      out.empty() ? std::nullopt : std::optional(status_of(existing_parent(out).string()).st_dev);
+  for (offload::DiskFolder& folder : disk) {
+    const bool shared = status_of(folder.path).st_dev == out_device;
+    const std::uint64_t room = free_bytes(folder.path), taken = shared ? std::min(room, reserved) : 0;
+    if (folder.limit == kWholeDisk) {
+      folder.limit = (room - taken) / 20 * 19;
+    } else if (folder.limit > room) {
+      fail(ErrorCode::kBudget,
+           "the disk folder '{}' was given {}, and {} are free there: {} are missing; free some, state "
+           "less, or name another",
+           folder.path, format_size(folder.limit), format_size(room), format_size(folder.limit - room));
+    }
+  }
+}
+
+std::uint64_t usable_disk(const std::vector<offload::DiskFolder>& disk) {
+  std::uint64_t least = disk.empty() ? 0 : kWholeDisk;
+  for (const offload::DiskFolder& folder : disk) least = std::min(least, folder.limit);
+  return least * disk.size();
+}
+
+Tools::Tools(int thread_count)
+    : threads(thread_count),
+      library(kernels::load_matrix_library(thread_count)),
+      io(offload::make_io_service({})) {}
+
+std::uint64_t Tools::base() const { return allocator::resident_bytes() + kReserve; }
+
+Setup prepare(const TrainSettings& settings) {
+  check_settings(settings);
+  Setup setup;
+  setup.settings = settings;
+  TrainSettings& s = setup.settings;
+  setup.config = resolve_training_model(s);
+  if (s.length == 0) s.length = default_length(setup.config);
+  if (s.memory == 0) s.memory = default_memory();
+  if (s.threads == 0) s.threads = default_threads();
+  setup.optimizer = optim::make_adamw({s.beta1, s.beta2, s.epsilon});
+  setup.model = std::make_unique<Model>(setup.config, s.dtype, s.batch, s.length);
+  setup.plan.checkpoint_bytes = checkpoint_size(*setup.model, s, *setup.optimizer);
+  resolve_disk(s.disk, s.out, checkpoint_room(s, setup.plan.checkpoint_bytes));
+  setup.data = std::make_unique<TrainingData>(s, setup.config);
+  check_outputs(s, *setup.data);
+  setup.tools = std::make_unique<Tools>(s.threads);
+  const engine::MachineRates rates =
+      measure_rates(setup.tools->threads, *setup.tools->library, *setup.tools->io, s.disk);
+  setup.plan.profile = setup.model->profile(s.accumulate, *setup.tools->library);
+  setup.plan.budget = make_budget(setup);
+  require_base(setup.plan.budget);
+  engine::PlanRequest request = s.plan;
+  request.clip = s.clip > 0;
+  setup.plan.plan =
+      engine::make_plan(setup.plan.profile, *setup.optimizer, setup.plan.budget, request, rates);
+  return setup;
+}
+
+}  // namespace sluice::models

@@ -1,0 +1,62 @@
+#pragma once
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/threads.h"
+#include "engine/plan/plan.h"
+#include "kernels/matrix.h"
+#include "models/config.h"
+#include "models/model.h"
+#include "models/trainer.h"
+#include "models/training_data.h"
+#include "offload/file.h"
+#include "optim/optimizer.h"
+
+namespace sluice::models {
+
+// What the process takes beyond what it holds before the engine begins and what the plan places: stacks of
+// threads, small objects, the system's tables.
+inline constexpr std::uint64_t kReserve = std::uint64_t{24} << 20;
+// The buffers of all files of a checkpoint together, and that for reading one.
+inline constexpr std::uint64_t kCheckpointBuffers = std::uint64_t{12} << 20;
+inline constexpr std::size_t kTraceEvents = 100'000;
+inline constexpr std::uint64_t kTraceEventBytes = 160;
+
+// Settings that contradict themselves: Error(kInvalidArgument) that names the setting.
+void check_settings(const TrainSettings& settings);
+
+// What this process may use where the settings leave it open: memory, threads, room of disk folders.
+std::uint64_t default_memory();
+int default_threads();
+// Gives folders without a limit what is free there, less `reserved` bytes on the file system of `out`. Throws
+// Error(kNotFound) for a missing folder, Error(kBudget) for a limit beyond what is free.
+void resolve_disk(std::vector<offload::DiskFolder>& disk, const std::string& out, std::uint64_t reserved);
+std::uint64_t usable_disk(const std::vector<offload::DiskFolder>& disk);  // striped evenly
+
+// The tools of a run, made before anything large is taken.
+struct Tools {
+  explicit Tools(int thread_count);
+  Threads threads;
+  std::unique_ptr<kernels::MatrixLibrary> library;
+  std::unique_ptr<offload::IoService> io;
+  // What the process holds once all of them are warm, with the reserve.
+  std::uint64_t base() const;
+};
+
+// Everything that is known of a run before its memory is taken.
+struct Setup {
+  TrainSettings settings;  // nothing left open
+  ModelConfig config;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  std::unique_ptr<Tools> tools;
+  std::unique_ptr<Model> model;
+  std::unique_ptr<TrainingData> data;
+  PlanResult plan;
+};
+Setup prepare(const TrainSettings& settings);
+
+std::vector<std::string> state_names(const optim::Optimizer& optimizer);
+
+}  // namespace sluice::models

@@ -1,0 +1,236 @@
+#include "models/weights.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <set>
+
+#include "core/bytes.h"
+#include "core/error.h"
+
+namespace sluice::models {
+namespace {
+
+float half_to_f32(std::uint16_t half) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000u) << 16;
+  const std::uint32_t exponent = (half >> 10) & 0x1fu, fraction = half & 0x3ffu;
+  if (exponent == 0) {  // zero and subnormal values: fraction * 2^-24
+    const float value = static_cast<float>(fraction) * 0x1.0p-24f;
+    return sign != 0 ? -value : value;
+  }
+  const std::uint32_t wide = exponent == 31 ? 0xffu : exponent + 112;
+  return std::bit_cast<float>(sign | (wide << 23) | (fraction << 13));
+}
+
+// Values of 2 bytes that lie in the upper half of `out` become f32 in place: element i is written no further
+// than where element i + 1 is read.
+void widen(Dtype type, std::span<float> out) {
+  const auto* from = reinterpret_cast<const std::byte*>(out.data()) + out.size() * 2;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, from + 2 * i, 2);
+    out[i] = type == Dtype::kBf16 ? to_f32(Bf16{bits}) : half_to_f32(bits);
+  }
+}
+
+template <class Read>
+void read_values(Dtype type, std::size_t first, std::span<float> out, const Read& read) {
+  const std::span<std::byte> bytes = std::as_writable_bytes(out);
+  if (type == Dtype::kF32) return read(first * 4, bytes);
+  read(first * 2, bytes.subspan(out.size() * 2));
+  widen(type, out);
+}
+
+bool usable(const engine::StoredTensor& tensor) {
+  const std::optional<Dtype> type = tensor.dtype();
+  return type == Dtype::kF32 || type == Dtype::kF16 || type == Dtype::kBf16;
+}
+
+bool is_buffer(const std::string& name) {
+  static constexpr std::array<std::string_view, 3> kEnds = {".attn.bias", ".attn.masked_bias",
+                                                            ".rotary_emb.inv_freq"};
+  return std::any_of(kEnds.begin(), kEnds.end(), [&](std::string_view end) { return name.ends_with(end); });
+}
+
+std::string without_prefix(const std::string& name) {
+  for (const std::string_view prefix : {"transformer.", "model."})
+    if (name.starts_with(prefix)) return name.substr(prefix.size());
+  return name;
+}
+
+bool same_shape(const engine::StoredTensor& tensor, const engine::ParameterSpec& spec) {
+  return std::equal(tensor.shape.begin(), tensor.shape.end(), spec.shape.begin(), spec.shape.end());
+}
+
+std::string listing(std::vector<std::string> lines) {
+  const std::size_t count = lines.size();
+  if (count > 8) lines.resize(8);
+  return fmt::format("{}{}", fmt::join(lines, "; "),
+                     count > 8 ? fmt::format("; and {} more", count - 8) : "");
+}
+
+}  // namespace
+
+void read_as_f32(engine::SafetensorsReader& reader, const engine::StoredTensor& tensor, std::size_t first,
+                 std::span<float> out) {
+  read_values(*tensor.dtype(), first, out,
+              [&](std::size_t at, std::span<std::byte> into) { reader.read(tensor, at, into); });
+}
+
+HuggingFaceWeights::HuggingFaceWeights(offload::IoService& io, const std::string& folder,
+                                       const ModelConfig& config, const engine::Layout& layout,
+                                       engine::ReadAhead& ahead)
+    : folder_(io, folder, ahead) {
+  match(layout);
+  if (config.tied_head) match_head(config);
+}
+
+void HuggingFaceWeights::match(const engine::Layout& layout) {
+  std::vector<std::string> wrong;
+  std::set<std::string> left;
+  for (const std::string& name : folder_.names())
+    if (!is_buffer(name)) left.insert(name);
+  for (engine::ParameterId id = 0; id < layout.parameters(); ++id) {
+    const engine::ParameterSpec& spec = layout.spec(id);
+    const std::string name = folder_.find(spec.name) != nullptr ? spec.name : without_prefix(spec.name);
+    const engine::StoredTensor* tensor = folder_.find(name);
+    if (tensor == nullptr) {
+      wrong.push_back(fmt::format("'{}' is missing", spec.name));
+    } else if (!same_shape(*tensor, spec)) {
+      wrong.push_back(fmt::format("'{}' has the shape [{}], the configuration says [{}]", name,
+                                  fmt::join(tensor->shape, ", "), fmt::join(spec.shape, ", ")));
+    } else if (!usable(*tensor)) {
+      wrong.push_back(fmt::format("'{}' has the type {}; F32, F16 and BF16 can be used", name, tensor->type));
+    }
+    left.erase(name);
+    names_.push_back(name);
+  }
+  for (const std::string& name : left) {
+    if (name == "lm_head.weight") {
+      left_over_.push_back(name);
+    } else {
+      wrong.push_back(fmt::format("'{}' is not a parameter of this model", name));
+    }
+  }
+  if (!wrong.empty())
+    fail(ErrorCode::kInvalidArgument, "the weights in '{}' do not fit its config.json: {}", folder_.path(),
+         listing(wrong));
+}
+
+void HuggingFaceWeights::match_head(const ModelConfig& config) {
+  if (left_over_.empty()) return;
+  const char* embedding = config.family == Family::kGpt2 ? "wte.weight" : "embed_tokens.weight";
+  const auto found = std::find_if(names_.begin(), names_.end(),
+                                  [&](const std::string& n) { return n.ends_with(embedding); });
+  ensure(found != names_.end(), "no parameter is named {}", embedding);
+  const engine::StoredTensor& head = folder_.tensor(left_over_.front());
+  const engine::StoredTensor& table = folder_.tensor(*found);
+  bool same = head.type == table.type && head.shape == table.shape;
+  std::vector<std::byte> a(256 * kKiB), b(256 * kKiB);
+  for (std::uint64_t at = 0; same && at < head.bytes(); at += a.size()) {
+    const std::size_t count = std::min<std::uint64_t>(a.size(), head.bytes() - at);
+    folder_.read(head.name, at, std::span(a).first(count));
+    folder_.read(table.name, at, std::span(b).first(count));
+    same = std::memcmp(a.data(), b.data(), count) == 0;
+  }
+  if (!same)
+    fail(ErrorCode::kInvalidArgument,
+         "in '{}' the head '{}' differs from '{}', though config.json ties them (tie_word_embeddings); set "
+         "that to false",
+         folder_.path(), head.name, table.name);
+}
+
+engine::UnitSource HuggingFaceWeights::source() {
+  engine::UnitSource source;
+  source.values = [this](engine::ParameterId id, std::size_t first, std::span<float> out) {
+    const std::string& name = names_[id];
+    read_values(*folder_.tensor(name).dtype(), first, out,
+                [&](std::size_t at, std::span<std::byte> into) { folder_.read(name, at, into); });
+  };
+  return source;
+}
+
+CheckpointValues::CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout)
+    : layout_(layout), values_(checkpoint.open_tensors(engine::kModelFile)) {
+  check(*values_);
+}
+
+CheckpointValues::CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout,
+                                   const std::vector<std::string>& state)
+    : layout_(layout) {
+  const std::string master = engine::optimizer_file("master");
+  values_ = checkpoint.open_tensors(checkpoint.has(master) ? master : engine::kModelFile);
+  check(*values_);
+  for (const std::string& name : state)
+    state_.push_back(checkpoint.open_tensors(engine::optimizer_file(name)));
+  for (const auto& reader : state_) check(*reader);
+}
+
+void CheckpointValues::check(const engine::SafetensorsReader& reader) const {
+  for (engine::ParameterId id = 0; id < layout_.parameters(); ++id) {
+    const engine::ParameterSpec& spec = layout_.spec(id);
+    const engine::StoredTensor& tensor = reader.tensor(spec.name);
+    if (!same_shape(tensor, spec) || !usable(tensor))
+      fail(ErrorCode::kCorrupt, "'{}': the tensor '{}' is {} [{}], a float of shape [{}] was expected",
+           reader.path(), tensor.name, tensor.type, fmt::join(tensor.shape, ", "),
+           fmt::join(spec.shape, ", "));
+  }
+}
+
+engine::UnitSource CheckpointValues::source() {
+  engine::UnitSource source;
+  source.values = [this](engine::ParameterId id, std::size_t first, std::span<float> out) {
+    read_as_f32(*values_, values_->tensor(layout_.spec(id).name), first, out);
+  };
+  if (state_.empty()) return source;
+  source.state = [this](engine::ParameterId id, std::size_t array, std::size_t first, std::span<float> out) {
+    read_as_f32(*state_[array], state_[array]->tensor(layout_.spec(id).name), first, out);
+  };
+  return source;
+}
+
+CheckpointTensors::CheckpointTensors(const engine::Layout& layout, Dtype dtype,
+                                     const std::vector<std::string>& state) {
+  const auto header = [&](Dtype type) {
+    std::vector<engine::TensorDeclaration> tensors;
+    for (engine::ParameterId id = 0; id < layout.parameters(); ++id) {
+      const engine::ParameterSpec& spec = layout.spec(id);
+      tensors.push_back({spec.name, type, {spec.shape.begin(), spec.shape.end()}});
+    }
+    return engine::SafetensorsHeader(tensors);
+  };
+  headers_.push_back({engine::kModelFile, header(dtype)});
+  if (dtype != Dtype::kF32) headers_.push_back({engine::optimizer_file("master"), header(Dtype::kF32)});
+  first_state_ = headers_.size();
+  for (const std::string& name : state)
+    headers_.push_back({engine::optimizer_file(name), header(Dtype::kF32)});
+}
+
+std::vector<std::uint64_t> CheckpointTensors::file_bytes() const {
+  std::vector<std::uint64_t> bytes;
+  for (const Named& file : headers_) bytes.push_back(file.header.file_bytes());
+  return bytes;
+}
+
+void CheckpointTensors::open(engine::CheckpointWriter& writer) {
+  writers_.clear();
+  for (const Named& file : headers_) writers_.push_back(&writer.add_tensor_file(file.file, file.header));
+}
+
+engine::UnitSink CheckpointTensors::sink() {
+  engine::UnitSink sink;
+  sink.parameter = [this](engine::ParameterId, std::size_t, std::size_t count, ConstArray values) {
+    writers_[0]->write({static_cast<const std::byte*>(values.data), count * size_of(values.type)});
+  };
+  sink.master = [this](engine::ParameterId, std::size_t, std::span<const float> values) {
+    ensure(first_state_ == 2, "a master was saved of a model that has none");
+    writers_[1]->write(std::as_bytes(values));
+  };
+  sink.state = [this](engine::ParameterId, std::size_t array, std::size_t, std::span<const float> values) {
+    writers_[first_state_ + array]->write(std::as_bytes(values));
+  };
+  return sink;
+}
+
+}  // namespace sluice::models

@@ -1,0 +1,80 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/safetensors.h"
+#include "engine/engine.h"
+#include "models/config.h"
+#include "offload/file.h"
+
+namespace sluice::models {
+
+// Reads `out.size()` elements from `first` on as f32. REQUIRES: the tensor is F32, F16 or BF16.
+void read_as_f32(engine::SafetensorsReader& reader, const engine::StoredTensor& tensor, std::size_t first,
+                 std::span<float> out);
+
+// The parameters of a model as a Hugging Face folder holds them: in f32, f16 or bf16, with or without the
+// prefix "transformer." or "model.". Thread rule: one thread at a time.
+class HuggingFaceWeights {
+ public:
+  // Reads the headers. Throws Error(kInvalidArgument) that names each tensor that is missing, that the model
+  // does not have, or that has another shape or an unusable type, and Error(kNotFound | kIo | kCorrupt) for
+  // the files. A head that is there though it is tied must equal the embedding. Buffers (attn.bias, rotary
+  // inv_freq) are ignored.
+  HuggingFaceWeights(offload::IoService& io, const std::string& folder, const ModelConfig& config,
+                     const engine::Layout& layout, engine::ReadAhead& ahead);
+
+  engine::UnitSource source();  // valid as long as this
+
+ private:
+  void match(const engine::Layout& layout);
+  void match_head(const ModelConfig& config);
+
+  engine::SafetensorsFolder folder_;
+  std::vector<std::string> names_;      // by ParameterId
+  std::vector<std::string> left_over_;  // tensors of the files that no parameter took
+};
+
+// The whole of a training run's values as a checkpoint holds them: parameters, masters and optimizer state.
+// Thread rule: one thread at a time.
+class CheckpointValues {
+ public:
+  // The parameters alone; or the f32 masters, where there are any, and the optimizer's arrays of these names.
+  // Throws Error(kCorrupt) where the files do not fit the layout.
+  CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout);
+  CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout,
+                   const std::vector<std::string>& state);
+  engine::UnitSource source();  // valid as long as this; every byte is verified
+
+ private:
+  void check(const engine::SafetensorsReader& reader) const;
+
+  const engine::Layout& layout_;
+  std::unique_ptr<engine::SafetensorsReader> values_;
+  std::vector<std::unique_ptr<engine::SafetensorsReader>> state_;
+};
+
+// The tensor files of a checkpoint that are written side by side, unit by unit in the layout's order.
+class CheckpointTensors {
+ public:
+  CheckpointTensors(const engine::Layout& layout, Dtype dtype, const std::vector<std::string>& state);
+  std::vector<std::uint64_t> file_bytes() const;
+  std::size_t files() const { return headers_.size(); }
+  void open(engine::CheckpointWriter& writer);
+  engine::UnitSink sink();  // REQUIRES: open(); valid as long as this and the writer
+
+ private:
+  struct Named {
+    std::string file;
+    engine::SafetensorsHeader header;
+  };
+  std::vector<Named> headers_;  // parameters, masters where there are any, state
+  std::size_t first_state_ = 1;
+  std::vector<engine::SafetensorsWriter*> writers_;
+};
+
+}  // namespace sluice::models

@@ -1,0 +1,95 @@
+#pragma once
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace sluice::cli {
+
+// A folder that goes away with its owner.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "sluice-cli-XXXXXX").string();
+    path_ = ::mkdtemp(pattern.data()) != nullptr ? pattern : std::string();
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+inline std::string file_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// The program that was built beside this test.
+inline std::string sluice_path() { return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "sluice").string(); }
+
+// `sluice` as a process of its own, with its output in files.
+class SluiceProcess {
+ public:
+  explicit SluiceProcess(const std::vector<std::string>& words) {
+    std::vector<std::string> all = {sluice_path()};
+    all.insert(all.end(), words.begin(), words.end());
+    std::vector<char*> argv;
+    for (std::string& word : all) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    const std::string out = folder_ / "out", error = folder_ / "err";
+    pid_ = ::fork();
+    if (pid_ != 0) return;
+    if (::freopen(out.c_str(), "w", stdout) == nullptr || ::freopen(error.c_str(), "w", stderr) == nullptr) ::_exit(126);
+    ::execv(argv[0], argv.data());
+    ::_exit(127);
+  }
+  ~SluiceProcess() {
+    if (status_ < 0) {
+      ::kill(pid_, SIGKILL);
+      wait();
+    }
+  }
+  SluiceProcess(const SluiceProcess&) = delete;
+  SluiceProcess& operator=(const SluiceProcess&) = delete;
+
+  void signal(int number) const { ::kill(pid_, number); }
+  // The exit status, or 1000 + the signal that ended it.
+  int wait() {
+    int raw = 0;
+    if (status_ < 0 && ::waitpid(pid_, &raw, 0) == pid_)
+      status_ = WIFEXITED(raw) ? WEXITSTATUS(raw) : 1000 + WTERMSIG(raw);
+    return status_;
+  }
+  std::string out() const { return file_text(folder_ / "out"); }
+  std::string error() const { return file_text(folder_ / "err"); }
+
+ private:
+  TemporaryFolder folder_;
+  pid_t pid_ = -1;
+  int status_ = -1;
+};
+
+struct Outcome {
+  int status;
+  std::string out, error;
+};
+inline Outcome run_sluice(const std::vector<std::string>& words) {
+  SluiceProcess process(words);
+  const int status = process.wait();
+  return {status, process.out(), process.error()};
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,91 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "bindings/cli/commands.h"
+#include "core/error.h"
+
+namespace sluice::cli {
+namespace {
+
+using ::testing::HasSubstr;
+
+models::TrainSettings settings_of(std::vector<std::string> words) {
+  CLI::App app{"", "train"};
+  app.allow_extras();
+  TrainOptions options;
+  bind_train(app, options);
+  std::reverse(words.begin(), words.end());
+  app.parse(words);
+  refuse_unknown(app);
+  return finish_settings(app, options);
+}
+
+std::string error_of(const std::vector<std::string>& words) {
+  try {
+    settings_of(words);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(TrainFlagsTest, TheIssuesCommandLineIsUnderstood) {
+  const models::TrainSettings s = settings_of(
+      {"--model", "tiny",     "--data",   "a.txt",  "b",        "--memory",     "1GiB", "--disk",      "/x:20GiB", "/y",
+       "--dtype", "bf16",     "--batch",  "2",      "--accumulate", "8",        "--seq", "64",         "--steps",  "50",
+       "--lr",    "1e-3",     "--warmup", "5",      "--schedule", "linear",     "--clip", "0.5",       "--weight-decay", "0.2",
+       "--seed",  "7",        "--out",    "o",      "--save-every", "10",       "--keep", "3",         "--resume", "--recompute",
+       "full",    "--threads", "2",       "--metrics", "m.jsonl", "--trace",    "t.json", "--valid",   "v.txt",    "--eval-every", "5"});
+  EXPECT_EQ(s.data, (std::vector<std::string>{"a.txt", "b"}));
+  EXPECT_EQ(s.memory, 1073741824u);
+  ASSERT_EQ(s.disk.size(), 2u);
+  EXPECT_EQ(s.disk[0].path, "/x");
+  EXPECT_EQ(s.disk[0].limit, 21474836480u);
+  EXPECT_EQ(s.disk[1].path, "/y");
+  EXPECT_EQ(s.disk[1].limit, models::kWholeDisk);
+  EXPECT_EQ(s.dtype, Dtype::kBf16);
+  EXPECT_EQ(s.batch, 2u);
+  EXPECT_EQ(s.accumulate, 8u);
+  EXPECT_EQ(s.length, 64u);
+  EXPECT_EQ(s.schedule, "linear");
+  EXPECT_EQ(s.plan.recompute, "full");
+  EXPECT_EQ(s.validation, "v.txt");
+  EXPECT_EQ(s.keep, 3u);
+  EXPECT_TRUE(s.resume);
+}
+
+TEST(TrainFlagsTest, AutoLeavesRecomputationToThePlan) {
+  EXPECT_FALSE(settings_of({"--model", "tiny", "--data", "a", "--recompute", "auto"}).plan.recompute.has_value());
+}
+
+TEST(TrainFlagsTest, ModelAndDataAreNeeded) {
+  EXPECT_THAT(error_of({"--data", "a"}), HasSubstr("--model"));
+  EXPECT_THAT(error_of({"--model", "tiny"}), HasSubstr("--data"));
+}
+
+TEST(TrainFlagsTest, TheyMayStandInTheConfigFile) {
+  const std::string path = ::testing::TempDir() + "train-flags-" + std::to_string(::getpid()) + ".json";
+  std::ofstream(path) << R"({"model": "tiny", "data": ["a"], "disk": ["/x:1GiB"], "dtype": "bf16", "eval_every": 3})";
+  const models::TrainSettings s = settings_of({"--config", path, "--dtype", "f32"});
+  EXPECT_EQ(s.model, "tiny");
+  EXPECT_EQ(s.disk.at(0).limit, 1073741824u);
+  EXPECT_EQ(s.dtype, Dtype::kF32);
+  EXPECT_EQ(s.eval_every, 3u);
+  std::filesystem::remove(path);
+}
+
+TEST(ParseDiskTest, TellsFoldersFromSizes) {
+  EXPECT_EQ(parse_disk("/a:b").path, "/a:b");
+  EXPECT_EQ(parse_disk("/a:1/b").path, "/a:1/b");
+  EXPECT_EQ(parse_disk("/a:b:2MiB").path, "/a:b");
+  EXPECT_EQ(parse_disk("/a:b:2MiB").limit, 2097152u);
+  for (const char* bad : {"/a:12XB", "/a:", ":1GiB"}) EXPECT_THROW(parse_disk(bad), Error) << bad;
+}
+
+}  // namespace
+}  // namespace sluice::cli

@@ -1,0 +1,179 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <bit>
+#include <chrono>
+#include <fstream>
+#include <thread>
+
+#include "core/json.h"
+#include "bindings/sluice_process.h"
+
+namespace sluice::cli {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A text with something to learn in it.
+std::string lesson() {
+  std::string text;
+  for (int i = 0; text.size() < 30000; ++i)
+    text += "the river runs to the sea, and the sea to the " + std::to_string(i * 7919 % 1000) + " winds. ";
+  return text;
+}
+
+class TrainingTest : public ::testing::Test {
+ protected:
+  TrainingTest() { std::ofstream(text_) << lesson(); }
+
+  std::vector<std::string> words(const std::string& name, int steps, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> all = {"train", "--model", "tiny", "--data", text_, "--memory", "600MiB", "--seq", "32", "--batch", "2",
+                                    "--accumulate", "2", "--steps", std::to_string(steps), "--schedule", "constant", "--lr", "1e-3",
+                                    "--threads", "2", "--out", folder_ / name, "--metrics", folder_ / (name + ".jsonl")};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  std::vector<std::uint64_t> losses(const std::string& name) const {
+    std::ifstream file(folder_ / (name + ".jsonl"));
+    std::vector<std::uint64_t> bits;
+    for (std::string line; std::getline(file, line);) {
+      const Json row = Json::parse(line);
+      EXPECT_EQ(row.at("step").get<std::size_t>(), bits.size() + 1);
+      bits.push_back(std::bit_cast<std::uint64_t>(row.at("loss").get<double>()));
+    }
+    return bits;
+  }
+  static void expect_done(const Outcome& outcome) { EXPECT_EQ(outcome.status, 0) << outcome.error << outcome.out; }
+  static double as_loss(std::uint64_t bits) { return std::bit_cast<double>(bits); }
+  std::string step_folder(const std::string& name, int step) const {
+    return folder_ / fmt::format("{}/step-{:08}", name, step);
+  }
+
+  TemporaryFolder folder_;
+  std::string text_ = folder_ / "text.txt";
+};
+
+TEST_F(TrainingTest, TheLossFallsAndTheCheckpointIsWhole) {
+  expect_done(run_sluice(words("a", 40, {"--eval-every", "20", "--trace", folder_ / "trace.json"})));
+  const auto found = losses("a");
+  ASSERT_EQ(found.size(), 40u);
+  EXPECT_NEAR(as_loss(found.front()), 5.545, 0.5);  // log(256): nothing is known at first
+  EXPECT_LT(as_loss(found.back()), as_loss(found.front()) - 0.5);
+  const Outcome checkpoint = run_sluice({"inspect", "--json", "--verify", step_folder("a", 40)});
+  expect_done(checkpoint);
+  EXPECT_EQ(Json::parse(checkpoint.out).at("step"), 40);
+  const Outcome trace = run_sluice({"inspect", "--json", folder_ / "trace.json"});
+  expect_done(trace);
+  EXPECT_EQ(Json::parse(trace.out).at("lanes").size(), 4u);
+  const Outcome metrics = run_sluice({"inspect", "--json", folder_ / "a.jsonl"});
+  expect_done(metrics);
+  EXPECT_EQ(Json::parse(metrics.out).at("lines"), 40);
+}
+
+TEST_F(TrainingTest, AResumedRunHasTheBitsOfOneThatWasNeverStopped) {
+  expect_done(run_sluice(words("whole", 12)));
+  expect_done(run_sluice(words("parts", 5)));
+  expect_done(run_sluice(words("parts", 12, {"--resume"})));
+  const auto whole = losses("whole");
+  ASSERT_EQ(whole.size(), 12u);
+  EXPECT_EQ(whole, losses("parts"));
+  EXPECT_EQ(file_text(step_folder("whole", 12) + "/model.safetensors"), file_text(step_folder("parts", 12) + "/model.safetensors"));
+  EXPECT_EQ(file_text(step_folder("whole", 12) + "/optimizer.exp_avg_sq.safetensors"),
+            file_text(step_folder("parts", 12) + "/optimizer.exp_avg_sq.safetensors"));
+}
+
+TEST_F(TrainingTest, EverythingOnDiskHasTheSameBits) {
+  expect_done(run_sluice(words("memory", 4)));
+  const Outcome disk = run_sluice(words("disk", 4, {"--disk", folder_.path() + ":1GiB", "--place-parameters", "disk", "--place-gradients", "disk",
+                                                    "--place-state", "disk"}));
+  if (disk.error.find("O_DIRECT") != std::string::npos) GTEST_SKIP() << "the temporary folder has no O_DIRECT: " << disk.error;
+  expect_done(disk);
+  EXPECT_EQ(losses("memory"), losses("disk"));
+  const Outcome summary = run_sluice({"inspect", "--json", folder_ / "disk.jsonl"});
+  EXPECT_GT(Json::parse(summary.out).at("disk_written").get<std::uint64_t>(), 0u);
+}
+
+TEST_F(TrainingTest, ASignalSavesAndStopsAndTheRunGoesOn) {
+  SluiceProcess process(words("stopped", 1'000'000));
+  for (int i = 0; i < 600 && file_text(folder_ / "stopped.jsonl").empty(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  process.signal(SIGTERM);
+  EXPECT_EQ(process.wait(), 0) << process.error();
+  EXPECT_THAT(process.out(), HasSubstr("SIGTERM"));
+  const int done = static_cast<int>(losses("stopped").size());
+  ASSERT_GE(done, 1);
+  EXPECT_TRUE(std::filesystem::exists(step_folder("stopped", done)));
+  expect_done(run_sluice(words("stopped", done + 2, {"--resume"})));
+  EXPECT_EQ(losses("stopped").size(), static_cast<std::size_t>(done) + 2);
+}
+
+TEST_F(TrainingTest, ASecondCtrlCStopsAtOnce) {
+  SluiceProcess process(words("twice", 1'000'000));
+  for (int i = 0; i < 600 && file_text(folder_ / "twice.jsonl").empty(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  process.signal(SIGSTOP);
+  process.signal(SIGTERM);  // the first request, which is not acted upon before the process goes on
+  process.signal(SIGINT);
+  process.signal(SIGCONT);
+  const int status = process.wait();
+  // The two signals may be delivered in either order; in the other one the run saves and stops.
+  EXPECT_TRUE(status == 130 || status == 0) << status;
+}
+
+TEST_F(TrainingTest, AnotherRunsFolderAndSettingsAreRefused) {
+  expect_done(run_sluice(words("first", 2)));
+  const std::string before = file_text(step_folder("first", 2) + "/manifest.json");
+  Outcome outcome = run_sluice(words("first", 2, {}));
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.error, HasSubstr("--resume"));
+  std::vector<std::string> other = words("first", 4, {"--resume", "--seed", "9"});
+  outcome = run_sluice(other);
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.error, HasSubstr("seed was 1 and is 9"));
+  EXPECT_EQ(file_text(step_folder("first", 2) + "/manifest.json"), before);
+  EXPECT_EQ(losses("first").size(), 2u);
+}
+
+TEST_F(TrainingTest, ADamagedCheckpointIsNamed) {
+  expect_done(run_sluice(words("damaged", 2)));
+  const std::string path = step_folder("damaged", 2) + "/optimizer.exp_avg.safetensors";
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-5, std::ios::end);
+  file.put('\x55');
+  file.close();
+  const Outcome outcome = run_sluice(words("damaged", 4, {"--resume"}));
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.error, HasSubstr("exp_avg"));
+}
+
+TEST_F(TrainingTest, ALossThatIsNotFiniteStopsTheRun) {
+  const Outcome outcome = run_sluice(words("wild", 200, {"--save-every", "1", "--clip", "0", "--lr", "900000"}));
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_THAT(outcome.error, HasSubstr("step "));
+  EXPECT_THAT(outcome.error, HasSubstr("not finite"));
+}
+
+TEST_F(TrainingTest, ThePlanParsesAndPredictsThePeak) {
+  std::vector<std::string> all = words("none", 2, {"--json"});
+  all[0] = "plan";
+  const Outcome outcome = run_sluice(all);
+  expect_done(outcome);
+  const Json plan = Json::parse(outcome.out);
+  EXPECT_GT(plan.at("checkpoint_bytes").get<std::uint64_t>(), 0u);
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "none"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "none.jsonl"));
+}
+
+TEST_F(TrainingTest, GeneratesTextWithTheSameSeedTheSame) {
+  expect_done(run_sluice(words("g", 2)));
+  const std::vector<std::string> ask = {"generate", "--checkpoint", folder_ / "g", "--prompt", "the river", "--tokens", "8",
+                                        "--memory", "600MiB", "--threads", "2"};
+  const Outcome first = run_sluice(ask), second = run_sluice(ask);
+  expect_done(first);
+  EXPECT_EQ(first.out.substr(0, 9), "the river");
+  EXPECT_EQ(first.out, second.out);
+}
+
+}  // namespace
+}  // namespace sluice::cli

@@ -1,0 +1,339 @@
+#include "engine/checkpoint/checkpoint.h"
+
+#include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/wait.h>
+
+#include "core/text_file.h"
+#include "engine/checkpoint/folders.h"
+#include "engine/checkpoint/support.h"
+
+namespace sluice::engine {
+namespace {
+
+namespace fs = std::filesystem;
+
+class CheckpointTest : public FilesTest {
+ protected:
+  std::string out() const { return folder_.path("out"); }
+  std::unique_ptr<CheckpointWriter> begin(std::uint64_t step) {
+    return std::make_unique<CheckpointWriter>(io_, ledger_,
+                                              CheckpointWriter::Options{out(), step, 1000, 3 * kDiskBlock});
+  }
+  // A whole checkpoint with a model of `bytes` bytes.
+  std::string save(std::uint64_t step, std::size_t bytes = 5000) {
+    auto writer = begin(step);
+    const std::string payload = pattern(bytes, static_cast<std::uint32_t>(step));
+    writer->add_tensor_file(kModelFile, SafetensorsHeader({{"t", Dtype::kU8, {bytes}}}))
+        .write(std::as_bytes(std::span(payload)));
+    writer->add_text_file("config.json", R"({"n": 1})");
+    return writer->commit({{"next_sample", step * 8}, {"lr", 0.1}});
+  }
+  std::vector<std::uint64_t> steps() const {
+    std::vector<std::uint64_t> steps;
+    for (const auto& whole : list_checkpoints(out()).whole) steps.push_back(whole.step);
+    return steps;
+  }
+  std::vector<std::string> entries() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(out())) names.push_back(entry.path().filename().string());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+};
+
+using Names = std::vector<std::string>;
+using Steps = std::vector<std::uint64_t>;
+
+TEST_F(CheckpointTest, IsReadBack) {
+  const std::string path = save(100);
+  EXPECT_EQ(path, out() + "/step-00000100");
+  const CheckpointReader reader(io_, path, ahead_);
+  EXPECT_EQ(reader.step(), 100u);
+  EXPECT_EQ(reader.run()["next_sample"], 800);
+  EXPECT_EQ(reader.run()["lr"].get<double>(), 0.1);
+  EXPECT_EQ(reader.read_text("config.json"), R"({"n": 1})");
+  EXPECT_TRUE(reader.has(kModelFile));
+  EXPECT_FALSE(reader.has(optimizer_file("exp_avg")));
+  std::string bytes(5000, '\0');
+  auto tensors = reader.open_tensors(kModelFile);
+  tensors->read(tensors->tensor("t"), 0, std::as_writable_bytes(std::span(bytes)));
+  EXPECT_EQ(bytes, pattern(5000, 100));
+  reader.verify();
+  expect_error(ErrorCode::kNotFound, {path, "optimizer.exp_avg.safetensors"},
+               [&] { reader.open_tensors(optimizer_file("exp_avg")); });
+  EXPECT_EQ(entries(), Names{"step-00000100"});
+}
+
+TEST_F(CheckpointTest, SeveralFilesAreWrittenAtATime) {
+  auto writer = begin(1);
+  auto& first =
+      writer->add_tensor_file(optimizer_file("exp_avg"), SafetensorsHeader({{"t", Dtype::kU8, {20000}}}));
+  auto& second =
+      writer->add_tensor_file(optimizer_file("exp_avg_sq"), SafetensorsHeader({{"t", Dtype::kU8, {20000}}}));
+  const std::string a = pattern(20000, 1), b = pattern(20000, 2);
+  for (std::size_t at = 0; at < 20000; at += 5000) {
+    first.write(std::as_bytes(std::span(a)).subspan(at, 5000));
+    second.write(std::as_bytes(std::span(b)).subspan(at, 5000));
+  }
+  const CheckpointReader reader(io_, writer->commit({}), ahead_);
+  reader.verify();
+  auto tensors = reader.open_tensors("optimizer.exp_avg_sq.safetensors");
+  std::string bytes(20000, '\0');
+  tensors->read(tensors->tensor("t"), 0, std::as_writable_bytes(std::span(bytes)));
+  EXPECT_TRUE(bytes == b);
+}
+
+TEST_F(CheckpointTest, ManifestHasTheDocumentedForm) {
+  Manifest manifest;
+  manifest.step = 7;
+  FileSummer summer;
+  summer.add(std::as_bytes(std::span("abc", 3)));
+  manifest.files.push_back({"config.json", summer.finish()});
+  manifest.run = {{"seed", 1}};
+  // The digits were computed with Python's xxhash (xxh3_64).
+  const std::string golden = R"({
+  "block_bytes": 4194304,
+  "files": [
+    {
+      "blocks": "78af5f94892f3950",
+      "bytes": 3,
+      "checksum": "f267cda02014e7eb",
+      "name": "config.json"
+    }
+  ],
+  "format": "sluice checkpoint",
+  "run": {
+    "seed": 1
+  },
+  "step": 7,
+  "version": 1,
+  "checksum": "55f4a1de9fdb55f0"
+}
+)";
+  EXPECT_EQ(manifest.to_text(), golden);
+  EXPECT_EQ(Manifest::parse(golden, "m").files[0].sum, manifest.files[0].sum);
+}
+
+// A manifest's text with another body and the checksum that belongs to it.
+std::string resealed(std::string text, const std::string& from, const std::string& to) {
+  const std::size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  text.replace(at, from.size(), to);
+  std::string body = text.substr(0, text.rfind(",\n"));
+  return body + ",\n  \"checksum\": \"" + to_hex(checksum(std::as_bytes(std::span(body)))) + "\"\n}\n";
+}
+
+TEST_F(CheckpointTest, ManifestIsChecked) {
+  const std::string text = read_all(save(3) + "/manifest.json");
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    std::string changed = text;
+    changed[i] = static_cast<char>(changed[i] ^ 1);
+    expect_error(ErrorCode::kCorrupt, {"the/manifest"}, [&] { Manifest::parse(changed, "the/manifest"); });
+    expect_error(ErrorCode::kCorrupt, {"the/manifest"},
+                 [&] { Manifest::parse(text.substr(0, i), "the/manifest"); });
+  }
+  const auto refused = [&](const std::string& from, const std::string& to, ErrorCode code, Names parts) {
+    SCOPED_TRACE(to);
+    expect_error(code, parts, [&] { Manifest::parse(resealed(text, from, to), "the/manifest"); });
+  };
+  refused("\"version\": 1", "\"version\": 2", ErrorCode::kInvalidArgument,
+          {"the/manifest", "version 2", "version 1"});
+  refused("sluice checkpoint", "another", ErrorCode::kCorrupt, {"the/manifest", "not the manifest"});
+  refused("\"config.json\"", "\"../config.json\"", ErrorCode::kCorrupt, {"the/manifest", "../config.json"});
+  refused("\"config.json\"", "\"model.safetensors\"", ErrorCode::kCorrupt, {"the/manifest", "twice"});
+  refused("\"bytes\": 8", "\"bytes\": 4194305", ErrorCode::kCorrupt,
+          {"the/manifest", "config.json", "4194305"});
+  refused("\"block_bytes\": 4194304", "\"block_bytes\": 8", ErrorCode::kCorrupt, {"the/manifest", "8"});
+  refused("\"step\": 3", "\"step\": \"3\"", ErrorCode::kInvalidArgument, {"the/manifest", "step"});
+}
+
+TEST_F(CheckpointTest, DamageIsFound) {
+  const std::string path = save(1, 9 * kMiB), model = path + "/model.safetensors",
+                    config = path + "/config.json";
+  const std::string whole = read_all(model);
+  std::string flipped = whole;
+  flipped[5 * kMiB] = static_cast<char>(flipped[5 * kMiB] ^ 1);
+  write_all(model, flipped);
+  const CheckpointReader reader(io_, path, ahead_);
+  expect_error(ErrorCode::kCorrupt, {model, "4194304"}, [&] { reader.verify(); });
+  auto tensors = reader.open_tensors(kModelFile);
+  std::string bytes(kMiB, '\0');
+  tensors->read(tensors->tensor("t"), 0, std::as_writable_bytes(std::span(bytes)));  // another block: whole
+  expect_error(ErrorCode::kCorrupt, {model}, [&] {
+    tensors->read(tensors->tensor("t"), 5 * kMiB, std::as_writable_bytes(std::span(bytes)));
+  });
+  write_all(model, whole);
+  reader.verify();
+  write_all(config, R"({"n": 2})");
+  expect_error(ErrorCode::kCorrupt, {config}, [&] { reader.read_text("config.json"); });
+  expect_error(ErrorCode::kCorrupt, {config}, [&] { reader.verify(); });
+  write_all(config, "");
+  expect_error(ErrorCode::kCorrupt, {config, "0 bytes"}, [&] { CheckpointReader(io_, path, ahead_); });
+  fs::remove(config);
+  expect_error(ErrorCode::kCorrupt, {config}, [&] { CheckpointReader(io_, path, ahead_); });
+  expect_error(ErrorCode::kNotFound, {"manifest.json"},
+               [&] { CheckpointReader(io_, folder_.path(), ahead_); });
+}
+
+TEST_F(CheckpointTest, OnlyWholeOnesAreListed) {
+  EXPECT_TRUE(list_checkpoints(out()).whole.empty());
+  for (const std::uint64_t step : {300u, 20u, 123456789u}) save(step);
+  fs::create_directories(out() + "/step-00000040");
+  save(50);
+  fs::resize_file(out() + "/step-00000050/model.safetensors", 100);
+  save(60);
+  fs::rename(out() + "/step-00000060", out() + "/step-00000061");
+  fs::create_directories(out() + "/step-7");
+  fs::create_directories(out() + "/step-00000001x");
+  write_all(out() + "/step-00000002", "a file");
+  EXPECT_EQ(steps(), (Steps{20, 300, 123456789}));
+  const auto broken = list_checkpoints(out()).broken;
+  ASSERT_EQ(broken.size(), 3u);
+  EXPECT_NE(broken[0].reason.find("manifest.json"), std::string::npos);
+  EXPECT_NE(broken[1].reason.find("'model.safetensors' has 100 bytes"), std::string::npos);
+  EXPECT_NE(broken[2].reason.find("step 60"), std::string::npos);
+}
+
+TEST_F(CheckpointTest, WithoutCommitNothingIsLeft) {
+  save(1);
+  {
+    auto writer = begin(2);
+    writer->add_text_file("config.json", "{}");
+    writer->add_tensor_file(kModelFile, SafetensorsHeader({{"t", Dtype::kU8, {10}}}));
+    EXPECT_EQ(steps(), Steps{1});
+    expect_error(ErrorCode::kState, {"'t'"}, [&] { writer->commit({}); });
+  }
+  EXPECT_EQ(entries(), Names{"step-00000001"});
+}
+
+TEST_F(CheckpointTest, TheSameStepIsReplaced) {
+  save(1, 10);
+  save(1, 20);
+  EXPECT_EQ(entries(), Names{"step-00000001"});
+  const CheckpointReader reader(io_, out() + "/step-00000001", ahead_);
+  EXPECT_EQ(reader.open_tensors(kModelFile)->tensor("t").bytes(), 20u);
+}
+
+TEST_F(CheckpointTest, NamesAreChecked) {
+  auto writer = begin(1);
+  writer->add_text_file("config.json", "{}");
+  for (const char* name : {"../x", "a/b", "", ".hidden", "manifest.json", "config.json"})
+    expect_error(ErrorCode::kInvalidArgument, {std::string("'") + name + "'"},
+                 [&] { writer->add_text_file(name, ""); });
+  expect_error(ErrorCode::kInvalidArgument, {"'config.json'"}, [&] {
+    writer->add_tensor_file("config.json", SafetensorsHeader({{"t", Dtype::kU8, {1}}}));
+  });
+}
+
+TEST_F(CheckpointTest, RoomIsCheckedBefore) {
+  const std::uint64_t sizes[] = {std::uint64_t{1} << 60, 100};
+  EXPECT_GE(bytes_needed(sizes), (std::uint64_t{1} << 60) + 100);
+  expect_error(ErrorCode::kBudget, {out(), "are free", "missing"}, [&] {
+    CheckpointWriter(io_, ledger_, {out(), 1, bytes_needed(sizes), kStreamBuffer});
+  });
+  EXPECT_FALSE(fs::exists(out()));
+}
+
+TEST_F(CheckpointTest, BytesNeededCoversWhatIsWritten) {
+  const std::string path = save(1, 9 * kMiB);
+  std::uint64_t on_disk = 0;
+  for (const auto& entry : fs::directory_iterator(path)) on_disk += round_up(entry.file_size(), kDiskBlock);
+  const std::uint64_t sizes[] = {fs::file_size(path + "/model.safetensors"),
+                                 fs::file_size(path + "/config.json")};
+  EXPECT_GE(bytes_needed(sizes), on_disk);
+  EXPECT_LE(bytes_needed(sizes), on_disk + 100 * kKiB);
+}
+
+TEST_F(CheckpointTest, PruneKeepsTheNewest) {
+  for (const std::uint64_t step : {1u, 2u, 3u, 4u}) save(step);
+  fs::create_directories(out() + "/step-00000009");  // broken: not counted, not deleted
+  fs::create_directories(out() + "/" + removed_name("step-00000001") + "/x");  // a dead process with this pid
+  prune(out(), 2);
+  EXPECT_EQ(steps(), (Steps{3, 4}));
+  EXPECT_EQ(entries(), (Names{"step-00000003", "step-00000004", "step-00000009"}));
+  prune(out(), 5);
+  EXPECT_EQ(steps(), (Steps{3, 4}));
+  expect_error(ErrorCode::kInvalidArgument, {out()}, [&] { prune(out(), 0); });
+}
+
+TEST_F(CheckpointTest, LeftoversOfDeadRunsAreRemovedAndOfLiveOnesNot) {
+  save(1);
+  auto live = begin(2);
+  live->add_text_file("config.json", "{}");
+  fs::create_directories(out() + "/.step-00000003.partial-4194305");
+  write_all(out() + "/.step-00000003.partial-4194305/manifest.json", "{");
+  fs::create_directories(out() + "/.step-00000001.removed-1");
+  fs::create_directories(out() + "/.git");
+  fs::create_directories(out() + "/.step-x.partial-1");
+  EXPECT_EQ(remove_leftovers(out()), (Names{".step-00000001.removed-1", ".step-00000003.partial-4194305"}));
+  live->commit({});
+  EXPECT_EQ(steps(), (Steps{1, 2}));
+  EXPECT_TRUE(fs::exists(out() + "/.git"));
+  EXPECT_TRUE(remove_leftovers(out()).empty());
+  EXPECT_TRUE(remove_leftovers(folder_.path("absent")).empty());
+}
+
+TEST_F(CheckpointTest, AFolderOfADeadProcessWithThisPidIsTakenOver) {
+  fs::create_directories(out() + "/" + partial_name(5));
+  write_all(out() + "/" + partial_name(5) + "/old", "old");
+  auto writer = begin(5);
+  EXPECT_FALSE(fs::exists(out() + "/" + partial_name(5) + "/old"));
+  expect_error(ErrorCode::kState, {"written already"}, [&] { begin(5); });
+  writer->commit({});
+  EXPECT_EQ(steps(), Steps{5});
+}
+
+// Saves steps 1, 2, 3, ... (each also replacing its own first version) and prunes, until it is killed.
+[[noreturn]] void save_for_ever(const std::string& out) {
+  allocator::Ledger ledger;
+  HeldFiles io;
+  for (std::uint64_t step = 1;; ++step)
+    for (int version = 0; version < 2; ++version) {
+      CheckpointWriter writer(io, ledger, {out, step, 1000, 3 * kDiskBlock});
+      const std::string payload = pattern(100'000, static_cast<std::uint32_t>(step));
+      writer.add_tensor_file(kModelFile, SafetensorsHeader({{"t", Dtype::kU8, {payload.size()}}}))
+          .write(std::as_bytes(std::span(payload)));
+      writer.commit({{"step", step}});
+      prune(out, 2);
+    }
+}
+
+TEST_F(CheckpointTest, AKillAtAnyInstantLeavesWholeCheckpoints) {
+  save(0);
+  std::uint64_t newest = 0;
+  for (int kill_number = 0; kill_number < 20; ++kill_number) {
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) save_for_ever(out());
+    ::usleep(3000 + static_cast<unsigned>(kill_number) * 1777);
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    const CheckpointList list = list_checkpoints(out());
+    EXPECT_TRUE(list.broken.empty()) << list.broken.at(0).reason;
+    ASSERT_FALSE(list.whole.empty());
+    for (const auto& whole : list.whole) CheckpointReader(io_, whole.path, ahead_).verify();
+    newest = std::max(newest, list.whole.back().step);
+    remove_leftovers(out());
+    for (const std::string& name : entries()) EXPECT_TRUE(checkpoint_step(name)) << name;
+  }
+  EXPECT_GT(newest, 0u);  // saves did happen
+}
+
+TEST_F(CheckpointTest, TwoRunsCannotShareAFolder) {
+  auto lock = std::make_unique<RunLock>(out());
+  expect_error(ErrorCode::kInvalidArgument, {out(), std::to_string(::getpid())},
+               [&] { RunLock second(out()); });
+  lock.reset();
+  RunLock again(out());
+  write_all(folder_.path("file"), "");
+  expect_error(ErrorCode::kIo, {folder_.path("file")}, [&] { RunLock bad(folder_.path("file")); });
+}
+
+TEST_F(CheckpointTest, TextThatIsNotUtf8IsRefused) {
+  auto writer = begin(12);
+  expect_error(ErrorCode::kInvalidArgument, {"step 12"}, [&] { writer->commit({{"note", "\xff"}}); });
+}
+
+}  // namespace
+}  // namespace sluice::engine

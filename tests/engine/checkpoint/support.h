@@ -1,0 +1,165 @@
+#pragma once
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "allocator/memory.h"
+#include "core/error.h"
+#include "engine/checkpoint/descriptor.h"
+#include "engine/checkpoint/stream.h"
+#include "offload/file.h"
+
+namespace sluice::engine {
+
+// A folder of its own, removed at the end.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "sluice_test_XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) fail_system("make", name);
+    path_ = name;
+  }
+  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
+  std::string path(const std::string& name = "") const { return name.empty() ? path_ : path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+inline std::string read_all(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+inline void write_all(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+// Pseudo-random bytes that differ at each position.
+inline std::string pattern(std::size_t size, std::uint32_t seed) {
+  std::string bytes(size, '\0');
+  std::uint32_t state = seed * 2654435761u + 1;
+  for (char& byte : bytes) {
+    state = state * 1664525u + 1013904223u;
+    byte = static_cast<char>(state >> 24);
+  }
+  return bytes;
+}
+
+template <class Call>
+void expect_error(ErrorCode code, const std::vector<std::string>& parts, Call&& call) {
+  try {
+    call();
+    ADD_FAILURE() << "no error was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(code)) << error.what();
+    for (const std::string& part : parts)
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
+          << "'" << part << "' is not in: " << error.what();
+  }
+}
+
+// Files of the system whose transfers are held back, so that a test sees how many are under way, and may
+// fail.
+class HeldFiles : public offload::IoService {
+ public:
+  struct Counts {
+    std::atomic<int> now{0}, most{0};
+    std::atomic<int> transfers{0};
+  };
+  Counts reads, writes;
+  std::atomic<int> fail_write{-1};  // the write with this number fails with ENOSPC
+  std::chrono::milliseconds hold{0};
+
+  std::unique_ptr<offload::File> open(const std::string& path, offload::OpenMode mode) override {
+    return std::make_unique<HeldFile>(*this, path, mode);
+  }
+  std::string name() const override { return "held"; }
+
+ private:
+  class HeldFile : public offload::File {
+   public:
+    HeldFile(HeldFiles& owner, const std::string& path, offload::OpenMode mode)
+        : owner_(owner),
+          name_(path),
+          file_(path, mode == offload::OpenMode::kRead     ? O_RDONLY
+                      : mode == offload::OpenMode::kCreate ? O_RDWR | O_CREAT | O_EXCL
+                                                           : O_RDWR) {}
+    ~HeldFile() override {
+      for (std::thread& thread : threads_) thread.join();
+    }
+    void read(std::uint64_t offset, std::span<std::byte> into, offload::Done done) override {
+      require(offset, into.data(), into.size());
+      run(owner_.reads, std::move(done), [this, offset, into](int) {
+        const ssize_t n = ::pread(file_.get(), into.data(), into.size(), static_cast<off_t>(offset));
+        if (n != static_cast<ssize_t>(into.size()))
+          fail(ErrorCode::kIo, "'{}': read of {} at {}", name_, into.size(), offset);
+      });
+    }
+    void write(std::uint64_t offset, std::span<const std::byte> from, offload::Done done) override {
+      require(offset, from.data(), from.size());
+      run(owner_.writes, std::move(done), [this, offset, from](int number) {
+        if (number == owner_.fail_write) fail(ErrorCode::kIo, "'{}': no space left", name_);
+        const ssize_t n = ::pwrite(file_.get(), from.data(), from.size(), static_cast<off_t>(offset));
+        if (n != static_cast<ssize_t>(from.size())) fail(ErrorCode::kIo, "'{}': write", name_);
+      });
+    }
+    void sync() override {}
+    void allocate(std::uint64_t bytes) override {
+      if (::ftruncate(file_.get(), static_cast<off_t>(bytes)) != 0) fail_system("allocate", name_);
+    }
+    std::uint64_t size() const override { return std::filesystem::file_size(name_); }
+    const std::string& name() const override { return name_; }
+
+   private:
+    static void require(std::uint64_t offset, const void* data, std::size_t bytes) {
+      EXPECT_EQ(offset % kDiskBlock, 0u);
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(data) % kDiskBlock, 0u);
+      EXPECT_EQ(bytes % kDiskBlock, 0u);
+      EXPECT_GT(bytes, 0u);
+    }
+    void run(Counts& counts, offload::Done done, std::function<void(int)> transfer) {
+      const int number = counts.transfers++;
+      const int now = ++counts.now;
+      for (int most = counts.most; now > most && !counts.most.compare_exchange_weak(most, now);) {
+      }
+      threads_.emplace_back([this, &counts, number, done = std::move(done), transfer = std::move(transfer)] {
+        std::exception_ptr error;
+        std::this_thread::sleep_for(owner_.hold);
+        try {
+          transfer(number);
+        } catch (...) {
+          error = std::current_exception();
+        }
+        --counts.now;
+        done(error);
+      });
+    }
+    HeldFiles& owner_;
+    std::string name_;
+    Descriptor file_;
+    std::vector<std::thread> threads_;
+  };
+};
+
+// What every test of files needs.
+class FilesTest : public ::testing::Test {
+ protected:
+  allocator::Ledger ledger_;
+  HeldFiles io_;
+  TemporaryFolder folder_;
+  allocator::Region memory_{ledger_, allocator::Purpose::kStaging, kStreamBuffer};
+  ReadAhead ahead_{memory_.bytes().first(kStreamBuffer)};
+};
+
+}  // namespace sluice::engine
