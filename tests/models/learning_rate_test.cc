@@ -12,7 +12,8 @@ namespace {
 LearningRate rate(LearningRate::Shape shape) { return {2.0, 4, 14, 0.25, shape}; }
 
 TEST(LearningRateTest, RisesInALineToThePeakWithTheLastWarmupStep) {
-  for (const auto shape : {LearningRate::Shape::kConstant, LearningRate::Shape::kCosine, LearningRate::Shape::kLinear}) {
+  for (const auto shape :
+       {LearningRate::Shape::kConstant, LearningRate::Shape::kCosine, LearningRate::Shape::kLinear}) {
     EXPECT_DOUBLE_EQ(rate(shape).at(1), 0.5);
     EXPECT_DOUBLE_EQ(rate(shape).at(3), 1.5);
     EXPECT_DOUBLE_EQ(rate(shape).at(4), 2.0);

@@ -16,7 +16,9 @@ namespace {
 
 class MetricsTest : public ::testing::Test {
  protected:
-  MetricsTest() : path_(::testing::TempDir() + "metrics-" + std::to_string(::getpid()) + ".jsonl") { remove(); }
+  MetricsTest() : path_(::testing::TempDir() + "metrics-" + std::to_string(::getpid()) + ".jsonl") {
+    remove();
+  }
   ~MetricsTest() override { remove(); }
   void remove() const { std::filesystem::remove(path_); }
   std::vector<std::string> lines() const {
@@ -45,7 +47,8 @@ TEST_F(MetricsTest, LossBitsAreRecoverable) {
   for (std::uint64_t step = 1; step <= 20; ++step) {
     const Json row = Json::parse(found[step - 1]);
     EXPECT_EQ(row.at("step").get<std::uint64_t>(), step);
-    EXPECT_EQ(std::bit_cast<std::uint64_t>(row.at("loss").get<double>()), std::bit_cast<std::uint64_t>(report(step).loss));
+    EXPECT_EQ(std::bit_cast<std::uint64_t>(row.at("loss").get<double>()),
+              std::bit_cast<std::uint64_t>(report(step).loss));
   }
 }
 

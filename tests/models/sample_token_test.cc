@@ -12,11 +12,11 @@ namespace {
 
 const std::array<float, 4> kLogits = {std::log(0.1f), std::log(0.4f), std::log(0.2f), std::log(0.3f)};
 
-std::int32_t sample(const Sampling& sampling, double uniform) { return sample_token(kLogits, sampling, uniform); }
-
-TEST(SampleTokenTest, ZeroTemperatureTakesTheLikeliest) {
-  EXPECT_EQ(sample({0, 0, 1}, 0.999), 1);
+std::int32_t sample(const Sampling& sampling, double uniform) {
+  return sample_token(kLogits, sampling, uniform);
 }
+
+TEST(SampleTokenTest, ZeroTemperatureTakesTheLikeliest) { EXPECT_EQ(sample({0, 0, 1}, 0.999), 1); }
 
 TEST(SampleTokenTest, TheUniformNumberChoosesByLikelihood) {
   // In order of likelihood: 1 (0.4), 3 (0.3), 2 (0.2), 0 (0.1).
