@@ -45,13 +45,15 @@ class ChoicesTest : public ::testing::TestWithParam<Case> {
 
   // Everything in the workspace that the plan says nobody needs at this step becomes NaN.
   static void poison_dead_buffers(const Program& program, std::size_t step, std::span<std::byte> workspace) {
-    std::vector<bool> alive(workspace.size());
+    std::map<std::size_t, std::size_t> alive;  // offset to end
     for (const Buffer& buffer : program.buffers) {
-      if (buffer.first >= step || buffer.last < step) continue;
-      std::fill_n(alive.begin() + static_cast<std::ptrdiff_t>(buffer.offset), buffer.bytes, true);
+      if (buffer.first < step && buffer.last >= step) alive[buffer.offset] = buffer.offset + buffer.bytes;
     }
-    for (std::size_t i = 0; i < workspace.size(); ++i) {
-      if (!alive[i]) workspace[i] = std::byte{0xff};
+    alive[workspace.size()] = workspace.size();
+    std::size_t end_of_last = 0;
+    for (const auto& [begin, end] : alive) {
+      std::memset(workspace.data() + end_of_last, 0xff, begin - end_of_last);
+      end_of_last = end;
     }
   }
 

@@ -131,7 +131,9 @@ TEST(ProgramTest, ResidualGradientsAndGeluWorkInPlace) {
   const Graph& block = model.impl().architecture.block;
   const Program program = compile(block, choice_ladder(block).front(), *library).backward;
   for (const Step& step : program.steps) {
-    if (step.kind == Step::Kind::kCopy) EXPECT_EQ(step.from, step.to);
+    if (step.kind == Step::Kind::kCopy) {
+      EXPECT_EQ(step.from, step.to);
+    }
     if (step.kind == Step::Kind::kBackward && block.ops()[step.op]->spec().name == "gelu") {
       EXPECT_EQ(step.input_gradients[0], step.output_gradients[0]);
     }
