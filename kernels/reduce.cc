@@ -75,12 +75,12 @@ SquareSum sum_of_squares(Threads& threads, std::size_t n, ConstArray x) {
 void add_row_blocks(Threads& threads, std::size_t blocks, std::size_t width, std::size_t stride,
                     float* partials, float* out, bool accumulate) {
   threads.parallel_for(width, kColumnGrain, [&](std::size_t begin, std::size_t end) {
+    const auto add = HWY_DYNAMIC_DISPATCH(add_in_place);
     float* const columns = partials + begin;
     for (std::size_t step = 1; step < blocks; step *= 2)
       for (std::size_t block = 0; block + step < blocks; block += 2 * step)
-        HWY_DYNAMIC_DISPATCH(add_in_place)
-        (end - begin, columns + (block + step) * stride, columns + block * stride);
-    if (accumulate && blocks > 0) HWY_DYNAMIC_DISPATCH(add_in_place)(end - begin, columns, out + begin);
+        add(end - begin, columns + (block + step) * stride, columns + block * stride);
+    if (accumulate && blocks > 0) add(end - begin, columns, out + begin);
     if (accumulate) return;
     if (blocks > 0)
       std::copy_n(columns, end - begin, out + begin);

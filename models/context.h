@@ -37,9 +37,9 @@ struct Execution {
   std::size_t micro_batch = 0;  // within the step
   bool training = true;         // else there is no dropout
   std::uint64_t seed = 0, step = 0, first_sample = 0, unit = 0;
-  float gradient_scale = 1;  // of every row's loss
-  double loss = 0;           // sum over rows, set by the op that computes it
-  std::span<float> logits = {};   // where given, forward writes the logits of one row to it instead of a loss
+  float gradient_scale = 1;      // of every row's loss
+  double loss = 0;               // sum over rows, set by the op that computes it
+  std::span<float> logits = {};  // where given, forward writes the logits of one row to it instead of a loss
   std::size_t logits_row = 0;
 };
 

@@ -47,8 +47,9 @@ void check_aligned(const std::string& file, Direction direction, std::uint64_t o
 
 std::exception_ptr read_past_end(const std::string& file, std::uint64_t offset, std::size_t expected,
                                  std::size_t found) {
-  return io_error(fmt::format("{}: read at offset {}: expected {} bytes, found {}: the file ends at {}", file,
-                              offset, expected, found, offset + found));
+  const std::string end = found > 0 ? fmt::format("at {}", offset + found) : "there or before";
+  return io_error(fmt::format("{}: read at offset {}: expected {} bytes, found {}: the file ends {}", file,
+                              offset, expected, found, end));
 }
 
 std::exception_ptr transfer_error(const std::string& file, Direction direction, std::uint64_t offset,

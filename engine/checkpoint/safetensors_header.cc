@@ -209,6 +209,8 @@ SafetensorsHeader SafetensorsHeader::parse(std::string_view text, std::uint64_t 
                                            std::string_view source) {
   if (text.empty() || text.front() != '{')
     fail(ErrorCode::kCorrupt, "'{}' has a header that does not begin with '{{'", source);
+  if (text.find('\0') != std::string_view::npos)  // the JSON library takes one for the text's end
+    fail(ErrorCode::kCorrupt, "'{}' has a header with a zero byte in its text", source);
   Handler handler(source);
   Json::sax_parse(text.begin(), text.end(), &handler);
   SafetensorsHeader header;

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,7 @@
 // in the losses.
 namespace sluice::engine::toy {
 
-inline Profile profile(std::size_t micro_batches, Dtype dtype = Dtype::kF32, std::size_t blocks = 5) {
+inline Profile profile(std::size_t micro_batches, Dtype dtype = Dtype::kF32, std::size_t blocks = 3) {
   Profile profile;
   profile.dtype = dtype;
   profile.micro_batches = micro_batches;
@@ -23,7 +24,7 @@ inline Profile profile(std::size_t micro_batches, Dtype dtype = Dtype::kF32, std
   for (std::size_t i = 0; i < blocks; ++i) {
     const std::string name = "block." + std::to_string(i);
     profile.units.push_back(
-        {name, {{name + ".weight", {1100, 1000}, true, 1}, {name + ".bias", {1000}, false, 1}}});
+        {name, {{name + ".weight", {600, 1000}, true, 1}, {name + ".bias", {1000}, false, 1}}});
   }
   profile.units.push_back({"final", {{"final.gamma", {1000}, false, 1}}});
   const auto last = static_cast<UnitId>(blocks + 1);
@@ -68,23 +69,23 @@ class Trainer {
 
   double step(const StepSettings& settings, double* norm = nullptr) {
     engine_.begin_step(settings);
-    double loss = 0;
+    std::vector<double> losses(profile_.micro_batches);  // apart, so that their sum has one order
     for (std::size_t first = 0; first < profile_.micro_batches; first += plan_.group)
-      group(first, std::min(plan_.group, profile_.micro_batches - first), loss);
+      group(first, std::min(plan_.group, profile_.micro_batches - first), losses);
     const StepResult result = engine_.step();
     if (norm != nullptr) *norm = result.gradient_norm;
-    return loss;
+    return std::accumulate(losses.begin(), losses.end(), 0.0);
   }
 
  private:
-  void group(std::size_t first, std::size_t count, double& loss) {
+  void group(std::size_t first, std::size_t count, std::vector<double>& losses) {
     const Access* waiting = nullptr;  // the final unit is held while the head uses the embedding
     for (const Access& access : profile_.schedule) {
       engine_.acquire(access);
       const Layout& layout = engine_.layout();
       for (std::size_t m = first; m < first + count; ++m)
         for (ParameterId p = layout.first_parameter(access.unit); p < layout.end_parameter(access.unit); ++p)
-          visit(access, p, m, loss);
+          visit(access, p, m, losses[m]);
       engine_.progress();
       if (access.gradient_use == 0 && profile_.units[access.unit].name == "final") {
         waiting = &access;

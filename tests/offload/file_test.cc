@@ -227,7 +227,7 @@ TEST_P(FileTest, SyncKeepsWhatIsThere) {
 INSTANTIATE_TEST_SUITE_P(All, FileTest,
                          ::testing::Values(Kind::kUring, Kind::kThreads, Kind::kMemory, Kind::kVolatile,
                                            Kind::kFaultless, Kind::kDelayed),
-                         [](const auto& info) { return name_of(info.param); });
+                         [](const auto& test) { return name_of(test.param); });
 
 }  // namespace
 }  // namespace sluice::offload

@@ -3,8 +3,7 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
-#include <fstream>
-#include <thread>
+#include <filesystem>
 
 #include "core/json.h"
 #include "tests/offload/support.h"
@@ -17,12 +16,13 @@ using allocator::Purpose;
 using allocator::Tier;
 using ::testing::AllOf;
 using testing::Buffer;
-using testing::DirectFolder;
 using testing::equal;
 using testing::error_of;
 using testing::fill;
+using testing::get;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using testing::put;
 
 constexpr std::size_t kBlock = RecordStore::kBlock;
 
@@ -55,18 +55,6 @@ std::vector<std::unique_ptr<File>> borrowed(File& file) {
   std::vector<std::unique_ptr<File>> files;
   files.push_back(std::make_unique<Borrowed>(file));
   return files;
-}
-
-void put(RecordStore& store, RecordId record, std::uint64_t offset, std::span<const std::byte> from) {
-  Batch batch;
-  store.write(record, offset, from, batch.add());
-  batch.wait();
-}
-
-void get(RecordStore& store, RecordId record, std::uint64_t offset, std::span<std::byte> into) {
-  Batch batch;
-  store.read(record, offset, into, batch.add());
-  batch.wait();
 }
 
 TEST(RecordStoreTest, RecordsOfAnySizeOverAnyNumberOfFiles) {
@@ -133,6 +121,7 @@ class OneRecord : public ::testing::Test {
   OneRecord() : inner_(make_memory_file("swap.bin")) { fill(data_.all(), 1), fill(newer_.all(), 2); }
 
   void open(const Faults& faults = {}) {
+    store_.reset();
     faulty_ = make_faulty_file(*inner_, faults);
     store_ = std::make_unique<RecordStore>(borrowed(*faulty_), ledger_, &trace_);
     record_ = store_->define("layer 3 state", kBytes, Purpose::kOptimizerState);
@@ -203,14 +192,6 @@ TEST_F(OneRecord, TransfersThatOverlapAreMisuse) {
   batch.wait();
   get(*store_, record_, 0, back_.part(0, 4 * kBlock));
   EXPECT_TRUE(equal(back_.part(0, 4 * kBlock), data_.part(0, 4 * kBlock)));
-}
-
-TEST_F(OneRecord, TheStoreWaitsForItsTransfers) {
-  open({.delay_microseconds = 5'000});
-  bool ended = false;
-  store_->write(record_, 0, data_.all(), [&](std::exception_ptr) { ended = true; });
-  faulty_.reset();  // the file under the store waits: borrowed files are not the store's to wait for
-  EXPECT_TRUE(ended);
 }
 
 TEST_F(OneRecord, AFlippedBitAnywhereIsFound) {
@@ -381,95 +362,6 @@ TEST(RecordStoreTest, ADiskBudgetIsEnforcedBeforeSpaceIsTaken) {
   EXPECT_EQ(error_of([&] { store.allocate(); }).code(), ErrorCode::kBudget);
   EXPECT_EQ(file->size(), 0u);
   EXPECT_EQ(ledger.snapshot().total[static_cast<std::size_t>(Tier::kDisk)].current, 0u);
-}
-
-class DiskRecords : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!a_.found() || !b_.found()) GTEST_SKIP() << testing::kNoDirectFolder;
-    service_ = make_io_service({});
-  }
-  ErrorCode code_of_folder(const std::string& folder, std::string* text) {
-    const Error error = error_of([&] {
-      RecordStore(*service_, {{a_.path(), kGiB}, {folder, kGiB}}, ledger_);
-    });
-    *text = error.what();
-    return error.code();
-  }
-  DirectFolder a_, b_;
-  std::unique_ptr<IoService> service_;
-  Ledger ledger_;
-};
-
-TEST_F(DiskRecords, StripedOverFoldersFromSeveralThreads) {
-  RecordStore store(*service_, {{a_.path(), kGiB}, {b_.path(), kGiB}}, ledger_);
-  constexpr std::size_t kBytes = 3 * kBlock + 7 * kDiskBlock;
-  std::vector<RecordId> records;
-  for (int i = 0; i < 6; ++i)
-    records.push_back(store.define("r" + std::to_string(i), kBytes, Purpose::kParameter));
-  store.allocate();
-  std::atomic<int> good = 0;
-  std::vector<std::thread> threads;
-  for (std::size_t t = 0; t < records.size(); ++t)
-    threads.emplace_back([&, t] {
-      Buffer data(kBytes), back(kBytes);
-      for (std::uint64_t round = 0; round < 5; ++round) {
-        fill(data.all(), t * 10 + round);
-        put(store, records[t], 0, data.all());
-        get(store, records[t], 0, back.all());
-        good += equal(data.all(), back.all()) ? 1 : 0;
-      }
-    });
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(good, 30);
-}
-
-TEST_F(DiskRecords, TheStoreWaitsForItsTransfers) {
-  Buffer data(16 * kBlock);
-  std::atomic<bool> ended = false;
-  {
-    RecordStore store(*service_, {{a_.path(), kGiB}}, ledger_);
-    const RecordId record = store.define("r", 16 * kBlock, Purpose::kParameter);
-    store.allocate();
-    store.write(record, 0, data.all(), [&](std::exception_ptr error) { ended = error == nullptr; });
-  }
-  EXPECT_TRUE(ended);
-}
-
-TEST_F(DiskRecords, FoldersAreCheckedAtOnceAndNamed) {
-  std::string text;
-  EXPECT_EQ(code_of_folder(b_.file("missing"), &text), ErrorCode::kNotFound);
-  EXPECT_THAT(text, HasSubstr(b_.file("missing")));
-  std::ofstream(b_.file("plain")) << "text";
-  EXPECT_EQ(code_of_folder(b_.file("plain"), &text), ErrorCode::kInvalidArgument);
-  EXPECT_THAT(text, HasSubstr("not a folder"));
-  EXPECT_EQ(error_of([&] { RecordStore(*service_, {}, ledger_); }).code(), ErrorCode::kInvalidArgument);
-}
-
-TEST_F(DiskRecords, AFolderInMemoryIsRefused) {
-  if (::access("/dev/shm", W_OK) != 0) GTEST_SKIP() << "no /dev/shm";
-  std::string text;
-  EXPECT_EQ(code_of_folder("/dev/shm", &text), ErrorCode::kInvalidArgument);
-  EXPECT_THAT(text, AllOf(HasSubstr("/dev/shm"), HasSubstr("in memory")));
-}
-
-TEST_F(DiskRecords, ALimitThatIsTooSmallSaysWhatIsMissing) {
-  RecordStore store(*service_, {{a_.path(), 4 * kMiB}, {b_.path(), 2 * kMiB}}, ledger_);
-  store.define("r", 10 * kBlock, Purpose::kParameter);
-  const Error error = error_of([&] { store.allocate(); });
-  EXPECT_EQ(error.code(), ErrorCode::kBudget);
-  EXPECT_THAT(error.what(), AllOf(HasSubstr(a_.path()), HasSubstr(b_.path()), HasSubstr("1 MiB are missing"),
-                                  HasSubstr("3 MiB are missing")));
-}
-
-TEST_F(DiskRecords, ADiskThatIsTooSmallSaysWhatIsFreeAndNothingIsKept) {
-  RecordStore store(*service_, {{a_.path(), UINT64_MAX}}, ledger_);
-  const std::uint64_t beyond = round_up(std::filesystem::space(a_.path()).available + 64 * kGiB, kDiskBlock);
-  store.define("r", beyond, Purpose::kParameter);
-  const Error error = error_of([&] { store.allocate(); });
-  EXPECT_EQ(error.code(), ErrorCode::kBudget);
-  EXPECT_THAT(error.what(), AllOf(HasSubstr(a_.path()), HasSubstr("free"), HasSubstr("too little")));
-  EXPECT_EQ(ledger_.snapshot().total[static_cast<std::size_t>(Tier::kDisk)].current, 0u);
 }
 
 }  // namespace

@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <span>
@@ -12,6 +14,7 @@
 #include "core/error.h"
 #include "core/random.h"
 #include "offload/file.h"
+#include "offload/records.h"
 
 namespace sluice::offload::testing {
 
@@ -106,6 +109,18 @@ inline void write_now(File& file, std::uint64_t offset, std::span<const std::byt
 inline void read_now(File& file, std::uint64_t offset, std::span<std::byte> into) {
   Batch batch;
   file.read(offset, into, batch.add());
+  batch.wait();
+}
+
+inline void put(RecordStore& store, RecordId record, std::uint64_t offset, std::span<const std::byte> from) {
+  Batch batch;
+  store.write(record, offset, from, batch.add());
+  batch.wait();
+}
+
+inline void get(RecordStore& store, RecordId record, std::uint64_t offset, std::span<std::byte> into) {
+  Batch batch;
+  store.read(record, offset, into, batch.add());
   batch.wait();
 }
 

@@ -105,7 +105,7 @@ TEST_F(SafetensorsTest, RefusesTruncatedAndForeignFiles) {
 }
 
 TEST_F(SafetensorsTest, RefusesBuffersThatAreTooSmallOrNotAligned) {
-  expect_error(ErrorCode::kInvalidArgument, {"reading", "12 MiB"},
+  expect_error(ErrorCode::kInvalidArgument, {"reading", "12.0 MiB"},
                [&] { ReadAhead(memory_.bytes().first(8 * kMiB)); });
   allocator::Region region(ledger_, allocator::Purpose::kStaging, 14 * kMiB);
   expect_error(ErrorCode::kInvalidArgument, {"aligned"},
@@ -221,13 +221,31 @@ TEST_F(SafetensorsTest, EveryFlippedBitIsFoundBeforeItIsHandedOut) {
 TEST_F(SafetensorsTest, ADamagedBlockStaysDamaged) {
   const std::string payload = store("x", {{"t", Dtype::kU8, {9 * kMiB}}});
   FileSummer summer;
-  summer.add(std::as_bytes(std::span(read_all(folder_.path("x")))));
+  const std::string file = read_all(folder_.path("x"));
+  summer.add(std::as_bytes(std::span(file)));
   FileSum sum = summer.finish();
   sum.blocks[1] ^= 1;
   SafetensorsReader reader(io_, folder_.path("x"), ahead_, sum);
   for (int i = 0; i < 2; ++i)
     expect_error(ErrorCode::kCorrupt, {"/x", "4194304"}, [&] { read(reader, "t", kStreamBlock, 100); });
   EXPECT_EQ(read(reader, "t", 0, 100), payload.substr(0, 100));
+}
+
+TEST_F(SafetensorsTest, WorksPastThePageCache) {
+  const std::string payload = pattern(9 * kMiB + 13, 9);
+  const auto io = offload::make_thread_service({});
+  FileSum sum;
+  try {
+    SafetensorsWriter writer(*io, ledger_, folder_.path("x"),
+                             SafetensorsHeader({{"t", Dtype::kU8, {payload.size()}}}));
+    write_in_pieces(writer, payload, 77'777);
+    sum = writer.finish();
+  } catch (const Error& error) {
+    if (std::string(error.what()).find("O_DIRECT") == std::string::npos) throw;
+    GTEST_SKIP() << error.what();
+  }
+  SafetensorsReader reader(*io, folder_.path("x"), ahead_, sum);
+  EXPECT_TRUE(read(reader, "t", 0, payload.size()) == payload);
 }
 
 class SafetensorsFolderTest : public SafetensorsTest {

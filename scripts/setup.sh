@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Installs what the build needs from Debian's packages. Safe to run again; does nothing where all is there.
+# With --python also makes .venv with what the Python tests compare against (requirements.txt).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+packages=(g++ cmake ninja-build ccache pkg-config git python3 python3-venv
+  liburing-dev libtbb-dev libhwy-dev libdnnl-dev nlohmann-json3-dev libfmt-dev libspdlog-dev libcli11-dev
+  libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev)
+
+missing=()
+for package in "${packages[@]}"; do
+  dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null | grep -q '^installed$' || missing+=("$package")
+done
+if ((${#missing[@]})); then
+  if ! command -v apt-get >/dev/null; then
+    echo "setup: this system has no apt-get; install these Debian packages' equivalents by hand: ${missing[*]}" >&2
+    exit 1
+  fi
+  as_root=()
+  if (($(id -u) != 0)); then
+    command -v sudo >/dev/null || { echo "setup: run as root, or install: ${missing[*]}" >&2; exit 1; }
+    as_root=(sudo)
+  fi
+  echo "setup: installing ${missing[*]}"
+  "${as_root[@]}" apt-get update -q
+  DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -q --no-install-recommends "${missing[@]}"
+fi
+
+if [[ "${1:-}" == --python ]]; then
+  if [[ ! -x .venv/bin/python ]]; then python3 -m venv .venv; fi
+  if ! cmp -s requirements.txt .venv/installed; then
+    .venv/bin/python -m pip install -q --disable-pip-version-check -r requirements.txt
+    cp requirements.txt .venv/installed
+  fi
+fi

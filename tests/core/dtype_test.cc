@@ -1,0 +1,95 @@
+#include "core/dtype.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+
+namespace sluice {
+namespace {
+
+TEST(Dtype, NamesAndSizes) {
+  EXPECT_EQ(size_of(Dtype::kF32), 4u);
+  EXPECT_EQ(size_of(Dtype::kBf16), 2u);
+  EXPECT_EQ(size_of(Dtype::kF16), 2u);
+  EXPECT_EQ(size_of(Dtype::kI32), 4u);
+  EXPECT_EQ(size_of(Dtype::kU16), 2u);
+  EXPECT_EQ(size_of(Dtype::kU8), 1u);
+  for (const Dtype type : {Dtype::kF32, Dtype::kBf16, Dtype::kF16, Dtype::kI32, Dtype::kU16, Dtype::kU8})
+    EXPECT_EQ(dtype_from_name(name_of(type)), type);
+  EXPECT_EQ(name_of(Dtype::kBf16), "bf16");
+  for (const char* name : {"", "F32", "f64", "f32 "}) EXPECT_FALSE(dtype_from_name(name).has_value()) << name;
+}
+
+TEST(Dtype, ArraysStepByElements) {
+  std::uint16_t values[4] = {};
+  EXPECT_EQ((Array{values, Dtype::kBf16}.at(3).data), values + 3);
+  EXPECT_EQ((ConstArray{values, Dtype::kF32}.at(1).data), values + 2);
+  const ConstArray constant = Array{values, Dtype::kU16};
+  EXPECT_EQ(constant.data, values);
+  EXPECT_EQ(constant.type, Dtype::kU16);
+}
+
+TEST(Bf16, EveryValueComesBack) {
+  for (std::uint32_t bits = 0; bits <= 0xffff; ++bits) {
+    const float wide = to_f32(Bf16{static_cast<std::uint16_t>(bits)});
+    const std::uint16_t back = to_bf16(wide).bits;
+    if (std::isnan(wide)) {
+      ASSERT_TRUE(std::isnan(to_f32(Bf16{back}))) << bits;
+      ASSERT_EQ(back & 0x8000u, bits & 0x8000u) << bits;
+    } else {
+      ASSERT_EQ(back, bits);
+    }
+  }
+}
+
+// The nearest bfloat16 by distance in doubles, where ties go to the even one; infinity stands at 2^128.
+std::uint16_t nearest_bf16(float value) {
+  const auto below = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);
+  const auto above = static_cast<std::uint16_t>(below + 1);
+  const auto magnitude = [](std::uint16_t bits) {
+    const double wide = std::fabs(static_cast<double>(to_f32(Bf16{bits})));
+    return std::isinf(wide) ? 0x1p128 : wide;
+  };
+  const double to_below = std::fabs(static_cast<double>(value)) - magnitude(below);
+  const double to_above = magnitude(above) - std::fabs(static_cast<double>(value));
+  if (to_below == to_above) return below % 2 == 0 ? below : above;
+  return to_below < to_above ? below : above;
+}
+
+// All upper halves with the lower halves at which rounding could change, and a spread of others.
+TEST(Bf16, RoundsToNearestTiesToEven) {
+  for (std::uint32_t upper = 0; upper <= 0xffff; ++upper)
+    for (const std::uint32_t lower :
+         {0x0000u, 0x0001u, 0x1234u, 0x7fffu, 0x8000u, 0x8001u, 0xabcdu, 0xfffeu, 0xffffu}) {
+      const std::uint32_t bits = upper << 16 | lower;
+      const auto value = std::bit_cast<float>(bits);
+      const std::uint16_t got = to_bf16(value).bits;
+      if (std::isnan(value)) {
+        ASSERT_TRUE(std::isnan(to_f32(Bf16{got}))) << std::hex << bits;
+        ASSERT_EQ(got >> 15, bits >> 31) << std::hex << bits;
+      } else if (std::isinf(value)) {
+        ASSERT_EQ(got, upper) << std::hex << bits;
+      } else {
+        ASSERT_EQ(got, nearest_bf16(value)) << std::hex << bits;
+      }
+    }
+}
+
+TEST(Bf16, EveryLowerHalf) {
+  for (const std::uint32_t upper :
+       {0x0000u, 0x3f80u, 0x3f81u, 0x7f7fu, 0x8000u, 0xc049u, 0xff7fu, 0x7f80u, 0xff80u})
+    for (std::uint32_t lower = 0; lower <= 0xffff; ++lower) {
+      const auto value = std::bit_cast<float>(upper << 16 | lower);
+      const std::uint16_t got = to_bf16(value).bits;
+      if (std::isnan(value)) {
+        ASSERT_TRUE(std::isnan(to_f32(Bf16{got}))) << std::hex << upper << " " << lower;
+      } else if (!std::isinf(value)) {
+        ASSERT_EQ(got, nearest_bf16(value)) << std::hex << upper << " " << lower;
+      }
+    }
+}
+
+}  // namespace
+}  // namespace sluice

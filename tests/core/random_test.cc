@@ -1,0 +1,49 @@
+#include "core/random.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace sluice {
+namespace {
+
+using Words = std::array<std::uint32_t, 4>;
+
+// The known-answer vectors that the generator's authors publish with Random123 (kat_vectors, philox4x32 10).
+TEST(Philox, PublishedVectors) {
+  EXPECT_EQ(philox({0, 0, 0, 0}, {0, 0}), (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(philox({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}),
+            (Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
+            (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+}
+
+TEST(CounterRandom, BlockIsPhiloxOfIndexStreamAndSeed) {
+  const CounterRandom random(0x299f31d0a4093822u, 0x0370734413198a2eu);
+  EXPECT_EQ(random.block(0x85a308d3243f6a88u), (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+  EXPECT_EQ(random.seed(), 0x299f31d0a4093822u);
+  EXPECT_EQ(random.stream(), 0x0370734413198a2eu);
+}
+
+TEST(CounterRandom, SeedsStreamsAndBlocksDiffer) {
+  std::set<Words> seen;
+  for (std::uint64_t seed : {0ull, 1ull, 1ull << 32})
+    for (std::uint64_t stream : {0ull, 1ull, 1ull << 32})
+      for (std::uint64_t block : {0ull, 1ull, 1ull << 32})
+        seen.insert(CounterRandom(seed, stream).block(block));
+  EXPECT_EQ(seen.size(), 27u);
+}
+
+TEST(ToUnitInterval, EndsAndMean) {
+  EXPECT_EQ(to_unit_interval(0), 0.0f);
+  EXPECT_EQ(to_unit_interval(0xffffffffu), 1.0f - 0x1p-24f);
+  EXPECT_EQ(to_unit_interval(0x80000000u), 0.5f);
+  double sum = 0;
+  const CounterRandom random(3, 5);
+  for (std::uint64_t i = 0; i < 10'000; ++i)
+    for (const std::uint32_t word : random.block(i)) sum += static_cast<double>(to_unit_interval(word));
+  EXPECT_NEAR(sum / 40'000, 0.5, 0.006);  // four standard deviations
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,160 @@
+// Errors, JSON, text files, the log.
+#include <gmock/gmock.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <thread>
+
+#include "core/json.h"
+#include "core/log.h"
+#include "core/text_file.h"
+#include "tests/core/support.h"
+
+namespace sluice {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+TEST(Error, CarriesCodeAndText) {
+  const Thrown thrown = thrown_by([] { fail(ErrorCode::kIo, "cannot read '{}' at {}", "a.bin", 17); });
+  EXPECT_EQ(thrown.code, ErrorCode::kIo);
+  EXPECT_EQ(thrown.text, "cannot read 'a.bin' at 17");
+  ensure(true, "fine");
+  EXPECT_EQ(thrown_by([] { ensure(false, "broken {}", 1); }).code, ErrorCode::kInternal);
+  EXPECT_EQ(errno_text(ENOSPC), "No space left on device (28)");
+}
+
+TEST(Error, ExitStatusOfTheCommandLine) {
+  EXPECT_EQ(exit_status(ErrorCode::kInvalidArgument), 2);
+  EXPECT_EQ(exit_status(ErrorCode::kNotFound), 2);
+  EXPECT_EQ(exit_status(ErrorCode::kCorrupt), 2);
+  EXPECT_EQ(exit_status(ErrorCode::kBudget), 3);
+  for (const ErrorCode code : {ErrorCode::kIo, ErrorCode::kState, ErrorCode::kInternal})
+    EXPECT_EQ(exit_status(code), 1);
+}
+
+TEST(Json, ErrorsNameTheSourceAndThePlace) {
+  EXPECT_EQ(parse_json("{\"a\": [1, 2]}", "x")["a"][1], 2);
+  const Thrown thrown = thrown_by([] { parse_json("{\n  \"a\": ,\n}", "config.json"); });
+  EXPECT_EQ(thrown.code, ErrorCode::kInvalidArgument);
+  EXPECT_THAT(thrown.text, AllOf(HasSubstr("config.json"), HasSubstr("line 2"), HasSubstr("column")));
+  for (const char* text : {"", "{", "[1,]", "nul", "\"\xff\"", "1 2"})
+    EXPECT_EQ(thrown_by([&] { parse_json(text, "x"); }).code, ErrorCode::kInvalidArgument) << text;
+}
+
+TEST(Json, FieldsThatAreMissingOrOfAnotherType) {
+  const Json object = parse_json(R"({"layers": 12, "name": "x"})", "config.json");
+  EXPECT_EQ(json_field<int>(object, "layers", "config.json"), 12);
+  for (const char* key : {"heads", "name"}) {
+    const Thrown thrown = thrown_by([&] { json_field<int>(object, key, "config.json"); });
+    EXPECT_EQ(thrown.code, ErrorCode::kInvalidArgument);
+    EXPECT_THAT(thrown.text, AllOf(HasSubstr("config.json"), HasSubstr(key)));
+  }
+}
+
+TEST(Json, ReadsFiles) {
+  const TemporaryFolder folder;
+  folder.put("a.json", "[true]");
+  EXPECT_EQ(read_json_file(folder.path("a.json"))[0], true);
+  EXPECT_EQ(thrown_by([&] { read_json_file(folder.path("b.json")); }).code, ErrorCode::kNotFound);
+}
+
+TEST(NearestWord, FindsWhatWasMeant) {
+  const std::vector<std::string> known = {"memory", "model", "metrics", "seed", "warmup"};
+  EXPECT_EQ(nearest_word("memroy", known), "memory");
+  EXPECT_EQ(nearest_word("mdel", known), "model");
+  EXPECT_EQ(nearest_word("modell", known), "model");
+  EXPECT_EQ(nearest_word("seed", known), "seed");
+  EXPECT_EQ(nearest_word("warm-up", known), "warmup");
+  EXPECT_EQ(nearest_word("learning-rate", known), "");
+  EXPECT_EQ(nearest_word("xyzzy", known), "");
+  EXPECT_EQ(nearest_word("seed", {}), "");
+}
+
+TEST(TextFile, ComesBackWhole) {
+  const TemporaryFolder folder;
+  for (const std::string& text : {std::string(), std::string("a\0b\n", 4), std::string(100'000, 'x')}) {
+    write_text_file(folder.path("f"), text);
+    EXPECT_EQ(read_text_file(folder.path("f")), text);
+  }
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1)
+      << "a temporary file was left";
+}
+
+TEST(TextFile, ErrorsNameThePath) {
+  const TemporaryFolder folder;
+  folder.put("long", std::string(1000, 'x'));
+  const auto read_error = [&](const std::string& name, std::size_t limit) {
+    const Thrown thrown = thrown_by([&] { read_text_file(folder.path(name), limit); });
+    EXPECT_THAT(thrown.text, HasSubstr(folder.path(name)));
+    return thrown.code;
+  };
+  EXPECT_EQ(read_error("missing", 10), ErrorCode::kNotFound);
+  EXPECT_EQ(read_error("long/below", 10), ErrorCode::kNotFound);
+  EXPECT_EQ(read_error("long", 999), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(read_text_file(folder.path("long"), 1000).size(), 1000u);
+  EXPECT_EQ(thrown_by([&] { read_text_file(folder.path()); }).code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(thrown_by([&] { write_text_file(folder.path("no/f"), "x"); }).code, ErrorCode::kNotFound);
+  EXPECT_EQ(thrown_by([&] { sync_folder(folder.path("no")); }).code, ErrorCode::kNotFound);
+}
+
+TEST(TextFile, AFailedWriteLeavesWhatWasThere) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder.path("taken"));
+  folder.put("taken/inside", "kept");
+  EXPECT_EQ(thrown_by([&] { write_text_file(folder.path("taken"), "new"); }).code, ErrorCode::kIo);
+  EXPECT_EQ(contents(folder.path("taken/inside")), "kept");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1)
+      << "a temporary file was left";
+}
+
+TEST(TextFile, AReaderNeverSeesAPart) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("f"), one(50'000, '1'), two(80'000, '2');
+  write_text_file(path, one);
+  std::thread writer([&] {
+    for (int i = 0; i < 30; ++i) write_text_file(path, i % 2 == 0 ? two : one);
+  });
+  for (int i = 0; i < 300; ++i) {
+    const std::string seen = read_text_file(path);
+    EXPECT_TRUE(seen == one || seen == two) << seen.size();
+  }
+  writer.join();
+}
+
+TEST(TextFile, AKilledWriterLeavesTheFileWhole) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("f"), one(200'000, '1'), two(300'000, '2');
+  write_text_file(path, one);
+  for (int round = 0; round < 10; ++round) {
+    const pid_t child = ::fork();
+    if (child == 0)
+      for (int i = 0;; ++i) write_text_file(path, i % 2 == 0 ? two : one);
+    std::this_thread::sleep_for(std::chrono::milliseconds(3 + round));
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    const std::string seen = contents(path);
+    EXPECT_TRUE(seen == one || seen == two) << seen.size();
+  }
+}
+
+TEST(Log, Levels) {
+  const auto before = log().level();
+  set_log_level("error");
+  EXPECT_FALSE(log().should_log(spdlog::level::warn));
+  EXPECT_TRUE(log().should_log(spdlog::level::err));
+  testing::internal::CaptureStderr();
+  log().warn("not said");
+  log().error("said {}", 5);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "sluice: error: said 5\n");
+  for (const char* level : {"", "loud", "INFO"})
+    EXPECT_EQ(thrown_by([&] { set_log_level(level); }).code, ErrorCode::kInvalidArgument) << level;
+  log().set_level(before);
+}
+
+}  // namespace
+}  // namespace sluice

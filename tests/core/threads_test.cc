@@ -1,0 +1,117 @@
+#include "core/threads.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "core/error.h"
+
+namespace sluice {
+namespace {
+
+using Pieces = std::multiset<std::pair<std::size_t, std::size_t>>;
+
+Pieces pieces_of(Threads& threads, std::size_t n, std::size_t grain) {
+  Pieces pieces;
+  std::mutex mutex;
+  threads.parallel_for(n, grain, [&](std::size_t begin, std::size_t end) {
+    const std::lock_guard lock(mutex);
+    pieces.emplace(begin, end);
+  });
+  return pieces;
+}
+
+TEST(Threads, PiecesAreCutAtTheGrainWhateverTheCount) {
+  for (const int count : {1, 2, 3, 8}) {
+    Threads threads(count);
+    EXPECT_EQ(threads.count(), count);
+    for (const std::size_t n : {0u, 1u, 7u, 8u, 9u, 1000u})
+      for (const std::size_t grain : {1u, 8u, 2000u}) {
+        Pieces expected;
+        for (std::size_t begin = 0; begin < n; begin += grain)
+          expected.emplace(begin, std::min(n, begin + grain));
+        EXPECT_EQ(pieces_of(threads, n, grain), expected) << count << " threads, " << n << " by " << grain;
+      }
+  }
+}
+
+TEST(Threads, UsesSeveralThreads) {
+  Threads threads(4);
+  std::atomic<int> inside{0};
+  std::atomic<bool> met{false};
+  threads.parallel_for(64, 1, [&](std::size_t, std::size_t) {
+    ++inside;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
+    while (!met && std::chrono::steady_clock::now() < end)
+      if (inside >= 2) met = true;
+    --inside;
+  });
+  EXPECT_TRUE(met) << "no two pieces ran at the same time";
+}
+
+TEST(Threads, NeverMoreAtOnceThanItsCount) {
+  Threads threads(2);
+  std::atomic<int> inside{0}, most{0};
+  threads.parallel_for(200, 1, [&](std::size_t, std::size_t) {
+    const int now = ++inside;
+    int seen = most;
+    while (seen < now && !most.compare_exchange_weak(seen, now)) {
+    }
+    std::this_thread::yield();
+    --inside;
+  });
+  EXPECT_LE(most, 2);
+  EXPECT_GE(most, 1);
+}
+
+TEST(Threads, AnExceptionOfAPieceIsThrownToTheCaller) {
+  for (const int count : {1, 3}) {
+    Threads threads(count);
+    EXPECT_THROW(threads.parallel_for(100, 1,
+                                      [](std::size_t begin, std::size_t) {
+                                        if (begin == 57) throw std::out_of_range("57");
+                                      }),
+                 std::out_of_range);
+    std::atomic<int> ran{0};
+    threads.parallel_for(10, 1, [&](std::size_t, std::size_t) { ++ran; });
+    EXPECT_EQ(ran, 10);
+  }
+}
+
+TEST(Threads, SeveralCallersShareIt) {
+  Threads threads(2);
+  std::vector<std::uint64_t> sums(4);
+  std::vector<std::thread> callers;
+  for (std::size_t caller = 0; caller < sums.size(); ++caller)
+    callers.emplace_back([&, caller] {
+      std::atomic<std::uint64_t> sum{0};
+      for (int round = 0; round < 50; ++round)
+        threads.parallel_for(1000, 7, [&](std::size_t begin, std::size_t end) {
+          for (std::size_t i = begin; i < end; ++i) sum += i;
+        });
+      sums[caller] = sum;
+    });
+  for (std::thread& caller : callers) caller.join();
+  for (const std::uint64_t sum : sums) EXPECT_EQ(sum, 50u * 499500u);
+}
+
+TEST(Threads, LoopsMayNest) {
+  Threads threads(2);
+  std::atomic<int> ran{0};
+  threads.parallel_for(8, 1, [&](std::size_t, std::size_t) {
+    threads.parallel_for(8, 1, [&](std::size_t, std::size_t) { ++ran; });
+  });
+  EXPECT_EQ(ran, 64);
+}
+
+TEST(Threads, NoThreadsAreRefused) {
+  for (const int count : {0, -1}) EXPECT_THROW(Threads threads(count), Error);
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,96 @@
+#include "kernels/elementwise.h"
+
+#include "kernels/harness.h"
+
+namespace sluice::kernels {
+namespace {
+using namespace sluice::test;
+
+class Elementwise : public testing::Test {
+ protected:
+  Threads threads_{2};
+};
+
+TEST_F(Elementwise, ConvertRoundsAsCoreDoes) {
+  std::vector<float> values = random_values(70001, 1);
+  for (std::uint32_t i = 0; i < 4096; ++i) values.push_back(std::bit_cast<float>(0x3f800000u + i * 0x1001u));
+  for (const std::uint32_t bits :
+       {0u, 0x80000000u, 1u, 0x7f800000u, 0xff800000u, 0x7f7fffffu, 0x7f800001u, 0xffc12345u, 0x7fffffffu,
+        0x3f808000u, 0x3f818000u, 0x00008000u, 0x00018000u})
+    values.push_back(std::bit_cast<float>(bits));
+  for (const std::int64_t target : targets()) {
+    const OnTarget scope(target);
+    const TestArray from(Dtype::kF32, values);
+    TestArray narrow(Dtype::kBf16, values.size()), wide(Dtype::kF32, values.size());
+    convert(threads_, values.size(), from, narrow);
+    EXPECT_EQ(narrow.bytes(), TestArray(Dtype::kBf16, values).bytes()) << hwy::TargetName(target);
+    convert(threads_, values.size(), narrow, wide);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const float expected = to_f32(to_bf16(values[i]));
+      const auto got = static_cast<float>(wide[i]);
+      if (!std::isnan(expected)) {
+        ASSERT_EQ(got, expected) << i;
+      } else {
+        ASSERT_TRUE(std::isnan(got)) << i;
+      }
+    }
+  }
+}
+
+TEST_F(Elementwise, ArithmeticOfEveryTypeAndSize) {
+  for (const Dtype type : kFloatTypes)
+    for (const Dtype other : kFloatTypes)
+      for (const std::size_t n : kSizes) {
+        const TestArray a(type, random_values(n, 1)), b(other, random_values(n, 2));
+        TestArray sum(type, n), x(type, random_values(n, 3)), filled(other, n);
+        const TestArray before = x;
+        add(threads_, n, a, b, sum);
+        scale(threads_, n, 1.7f, x);
+        fill(threads_, n, -0.3f, filled);
+        expect_close(
+            sum, [&](auto i) { return a[i] + b[i]; }, tolerance(type), 0, "add");
+        expect_close(
+            x, [&](auto i) { return before[i] * double{1.7f}; }, tolerance(type), 0, "scale");
+        expect_close(
+            filled, [](auto) { return double{-0.3f}; }, tolerance(other), 0, "fill");
+      }
+}
+
+TEST_F(Elementwise, InPlace) {
+  TestArray x(Dtype::kF32, random_values(1003, 5));
+  const TestArray before = x;
+  add(threads_, x.size(), x, x, x);
+  expect_close(
+      x, [&](auto i) { return 2 * before[i]; }, 0, 0);
+}
+
+TEST_F(Elementwise, NarrowInPlacePacksIntoTheFirstHalf) {
+  const std::vector<float> values = random_values(1001, 3);
+  std::vector<float> packed = values;
+  narrow_in_place(packed.size(), packed.data());
+  EXPECT_EQ(std::memcmp(packed.data(), TestArray(Dtype::kBf16, values).bytes().data(),
+                        values.size() * sizeof(Bf16)),
+            0);
+}
+
+TEST_F(Elementwise, OtherTypesAreRefused) {
+  std::vector<float> memory(16);
+  const Array array{memory.data(), Dtype::kI32};
+  EXPECT_THROW(fill(threads_, 16, 0, array), Error);
+  EXPECT_THROW(convert(threads_, 16, array, array), Error);
+}
+
+TEST(SameBits, Elementwise) {
+  for (const Dtype type : kFloatTypes)
+    expect_same_bits([type](Threads& threads) {
+      const std::size_t n = 70001;
+      const TestArray a(type, random_values(n, 1)), b(Dtype::kF32, random_values(n, 2));
+      TestArray y(type, n);
+      add(threads, n, a, b, y);
+      scale(threads, n, 0.3f, y);
+      return y.bytes();
+    });
+}
+
+}  // namespace
+}  // namespace sluice::kernels

@@ -1,0 +1,112 @@
+#include "kernels/reduce.h"
+
+#include "kernels/harness.h"
+
+namespace sluice::kernels {
+namespace {
+using namespace sluice::test;
+
+// The written order, level by level: neighbours are added, an odd last one is carried.
+template <class T>
+T by_levels(std::vector<T> values) {
+  if (values.empty()) return 0;
+  while (values.size() > 1) {
+    std::vector<T> next;
+    for (std::size_t i = 0; i + 1 < values.size(); i += 2) next.push_back(values[i] + values[i + 1]);
+    if (values.size() % 2 == 1) next.push_back(values.back());
+    values = next;
+  }
+  return values[0];
+}
+
+double squares_in_written_order(const TestArray& x) {
+  std::vector<double> blocks;
+  for (std::size_t begin = 0; begin < x.size(); begin += kSumBlock) {
+    std::vector<double> lanes(16);
+    for (std::size_t i = begin; i < std::min(x.size(), begin + kSumBlock); ++i)
+      lanes[(i - begin) % 16] += x[i] * x[i];
+    blocks.push_back(by_levels(lanes));
+  }
+  return by_levels(blocks);
+}
+
+class Reduce : public testing::Test {
+ protected:
+  Threads threads_{2};
+};
+
+TEST_F(Reduce, PairwiseSumIsTheSumByLevels) {
+  for (std::size_t n = 0; n < 70; ++n) {
+    const std::vector<float> values = random_values(n, static_cast<unsigned>(n));
+    EXPECT_EQ(pairwise_sum(std::span<const float>(values)), by_levels(values)) << n;
+  }
+}
+
+TEST_F(Reduce, SquaresAreAddedInTheWrittenOrder) {
+  for (const Dtype type : kFloatTypes)
+    for (const std::size_t n :
+         {0u, 1u, 15u, 16u, 17u, 4096u, 4097u, 5 * 4096u + 3, 65536u * 3 + 100, 5000000u}) {
+      const TestArray x(type, random_values(n, 4));
+      const SquareSum result = sum_of_squares(threads_, n, x);
+      EXPECT_EQ(result.sum, squares_in_written_order(x)) << n;
+      EXPECT_TRUE(result.finite);
+    }
+}
+
+TEST_F(Reduce, FindsValuesThatAreNotFinite) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  for (const float bad : {kInf, -kInf, std::numeric_limits<float>::quiet_NaN()})
+    for (const std::size_t where : {0u, 17u, 99999u}) {
+      std::vector<float> values = random_values(100000, 1);
+      values[where] = bad;
+      EXPECT_FALSE(sum_of_squares(threads_, values.size(), TestArray(Dtype::kF32, values)).finite) << where;
+    }
+  const TestArray large(Dtype::kF32, std::vector<float>(100, std::numeric_limits<float>::max()));
+  EXPECT_TRUE(sum_of_squares(threads_, 100, large).finite);
+}
+
+TEST_F(Reduce, ColumnSumsInBlocksOfRows) {
+  for (const Dtype type : kFloatTypes)
+    for (const std::size_t rows : {0, 1, 63, 64, 65, 300})
+      for (const std::size_t width : {1, 17, 256, 700}) {
+        const TestArray x(type, random_values(rows * width, 5));
+        const std::vector<float> before = random_values(width, 6);
+        TestArray out(Dtype::kF32, width), added(Dtype::kF32, before);
+        std::vector<std::byte> workspace(column_sum_workspace(rows, width));
+        column_sum(threads_, rows, width, x, out.f32(), false, workspace.data());
+        column_sum(threads_, rows, width, x, added.f32(), true, workspace.data());
+        const auto expected = [&](std::size_t column) {
+          std::vector<float> blocks;
+          for (std::size_t row = 0; row < rows; ++row) {
+            const auto value = static_cast<float>(x[row * width + column]);
+            if (row % 64 == 0)
+              blocks.push_back(value);
+            else
+              blocks.back() += value;
+          }
+          return by_levels(blocks);
+        };
+        expect_close(
+            out, [&](auto i) { return double{expected(i)}; }, 0, 0, "overwritten");
+        expect_close(
+            added, [&](auto i) { return double{before[i] + expected(i)}; }, 0, 0, "added to");
+      }
+}
+
+TEST(SameBits, Reduce) {
+  for (const Dtype type : kFloatTypes)
+    expect_same_bits([type](Threads& threads) {
+      const std::size_t rows = 300, width = 701;
+      const TestArray x(type, random_values(rows * width, 5));
+      TestArray out(Dtype::kF32, width);
+      std::vector<std::byte> workspace(column_sum_workspace(rows, width));
+      column_sum(threads, rows, width, x, out.f32(), false, workspace.data());
+      const double sum = sum_of_squares(threads, rows * width, x).sum;
+      Bytes bytes(sizeof sum);
+      std::memcpy(bytes.data(), &sum, sizeof sum);
+      return out.bytes() + bytes;
+    });
+}
+
+}  // namespace
+}  // namespace sluice::kernels

@@ -1,0 +1,33 @@
+#include "kernels/harness.h"
+
+namespace sluice::test {
+namespace {
+
+// Each SameBits test runs on every target that is listed here; these say which are missing, and why.
+TEST(Targets, Scalar) {
+  const auto list = targets();
+  EXPECT_NE(
+      std::count(list.begin(), list.end(), HWY_SCALAR) + std::count(list.begin(), list.end(), HWY_EMU128), 0);
+}
+
+TEST(Targets, Avx2) {
+#if HWY_ARCH_X86
+  const auto list = targets();
+  if (std::count(list.begin(), list.end(), HWY_AVX2) == 0) GTEST_SKIP() << "this CPU has no AVX2 with FMA";
+#else
+  GTEST_SKIP() << "this CPU is not an x86";
+#endif
+}
+
+TEST(Targets, Avx512) {
+#if HWY_ARCH_X86
+  const auto list = targets();
+  if (std::count(list.begin(), list.end(), HWY_AVX3) == 0)
+    GTEST_SKIP() << "this CPU has no AVX-512; the kernels' AVX-512 code was built and not run";
+#else
+  GTEST_SKIP() << "this CPU is not an x86";
+#endif
+}
+
+}  // namespace
+}  // namespace sluice::test

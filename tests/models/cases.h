@@ -1,0 +1,72 @@
+#pragma once
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/loss.h"
+#include "models/config.h"
+#include "plain_run.h"
+
+// Small models and data for the tests of this room.
+namespace sluice::models::testing {
+
+inline ModelConfig small_gpt2(bool tied = true, float dropout = 0) {
+  ModelConfig config;
+  config.vocabulary = 37;
+  config.context = 12;
+  config.layers = 2;
+  config.width = 16;
+  config.heads = config.kv_heads = 2;
+  config.head_width = 8;
+  config.hidden_width = 40;
+  config.tied_head = tied;
+  config.embedding_dropout = config.attention_dropout = config.residual_dropout = dropout;
+  return config;
+}
+
+inline ModelConfig small_llama(bool tied = false, bool bias = false) {
+  ModelConfig config = small_gpt2(tied);
+  config.family = Family::kLlama;
+  config.heads = 4;
+  config.kv_heads = 2;
+  config.head_width = 6;
+  config.hidden_width = 24;
+  config.rope_theta = 100;
+  config.qkv_bias = bias;
+  return config;
+}
+
+// Tokens and targets of a step; a few targets do not count.
+struct Data {
+  Data(const Model& model, std::size_t count, unsigned seed = 3) {
+    std::mt19937 random(seed);
+    const std::size_t rows = model.batch() * model.length();
+    std::uniform_int_distribution<std::int32_t> any(0,
+                                                    static_cast<std::int32_t>(model.config().vocabulary) - 1);
+    for (std::size_t i = 0; i < count * rows; ++i) {
+      tokens.push_back(any(random));
+      targets.push_back(random() % 8 == 0 ? kernels::kIgnoredTarget : any(random));
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      micro_batches.push_back({std::span(tokens).subspan(i * rows, rows),
+                               std::span(targets).subspan(i * rows, rows), 100 + i * model.batch()});
+    }
+  }
+  std::vector<std::int32_t> tokens, targets;
+  std::vector<MicroBatch> micro_batches;
+};
+
+// Weights as a trained model might have them; norms around one.
+inline void randomize(PlainSource& source, unsigned seed = 5) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0, 0.2f);
+  for (std::size_t parameter = 0; parameter < source.parameters(); ++parameter) {
+    const engine::ParameterSpec& spec = source.spec(parameter);
+    const bool is_gamma = spec.shape.size() == 1 && spec.name.ends_with("weight");
+    for (std::size_t i = 0; i < source.elements(parameter); ++i) {
+      source.set(parameter, i, normal(random) + (is_gamma ? 1.0f : 0.0f));
+    }
+  }
+}
+
+}  // namespace sluice::models::testing

@@ -1,0 +1,230 @@
+#pragma once
+#include <cstring>
+#include <map>
+#include <memory>
+#include <new>
+#include <set>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels/matrix.h"
+#include "models/executor.h"
+#include "models/model.h"
+
+namespace sluice::models::testing {
+
+inline constexpr std::byte kGuard{0xa5};
+
+// Bytes at an aligned address, between guards that nothing may touch.
+class GuardedMemory {
+ public:
+  explicit GuardedMemory(std::size_t bytes) : bytes_(bytes), all_(bytes + 3 * kMargin, kGuard) {
+    const auto address = reinterpret_cast<std::uintptr_t>(all_.data()) + kMargin;
+    data_ = reinterpret_cast<std::byte*>(round_up(address, kMargin));
+  }
+  std::span<std::byte> bytes() const { return {data_, bytes_}; }
+  bool guards_hold() const {
+    for (const std::byte* at = all_.data(); at < all_.data() + all_.size(); ++at) {
+      if ((at < data_ || at >= data_ + bytes_) && *at != kGuard) return false;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr std::size_t kMargin = 4096;
+  std::size_t bytes_;
+  std::vector<std::byte> all_;
+  std::byte* data_;
+};
+
+// What an engine does, in plain memory: values, one accumulator for each use, and a check of the schedule.
+class PlainSource : public ParameterSource {
+ public:
+  explicit PlainSource(const Model& model, std::size_t micro_batches, const kernels::MatrixLibrary& library)
+      : dtype_(model.impl().shape.dtype), schedule_(model.profile(micro_batches, library).schedule) {
+    for (engine::UnitId unit = 0; unit < model.units().size(); ++unit) {
+      for (const engine::ParameterSpec& spec : model.units()[unit].parameters) {
+        specs_.push_back(spec);
+        units_.push_back(unit);
+        std::size_t elements = 1;
+        for (const std::size_t dimension : spec.shape) elements *= dimension;
+        elements_.push_back(elements);
+        values_.emplace_back(elements * size_of(dtype_));
+        gradients_.emplace_back();
+        for (int use = 0; use < spec.uses; ++use) gradients_.back().emplace_back(elements * sizeof(float));
+        last_.emplace_back(spec.uses, -1);
+      }
+    }
+  }
+
+  std::size_t parameters() const { return specs_.size(); }
+  const engine::ParameterSpec& spec(std::size_t parameter) const { return specs_[parameter]; }
+  std::size_t elements(std::size_t parameter) const { return elements_[parameter]; }
+
+  void set(std::size_t parameter, std::size_t element, float value) {
+    auto* data = values_[parameter].bytes().data();
+    if (dtype_ == Dtype::kF32) {
+      std::memcpy(data + 4 * element, &value, 4);
+    } else {
+      const Bf16 narrow = to_bf16(value);
+      std::memcpy(data + 2 * element, &narrow, 2);
+    }
+  }
+  float get(std::size_t parameter, std::size_t element) const {
+    const auto* data = values_[parameter].bytes().data();
+    if (dtype_ == Dtype::kF32) return reinterpret_cast<const float*>(data)[element];
+    return to_f32(reinterpret_cast<const Bf16*>(data)[element]);
+  }
+
+  // Sum over uses; a use that was never written counts as zero.
+  std::vector<float> gradient_of(std::size_t parameter) const {
+    std::vector<float> sum(elements_[parameter], 0.0f);
+    for (std::size_t use = 0; use < gradients_[parameter].size(); ++use) {
+      if (last_[parameter][use] < 0) continue;
+      const auto* data = reinterpret_cast<const float*>(gradients_[parameter][use].bytes().data());
+      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += data[i];
+    }
+    return sum;
+  }
+  std::vector<std::vector<float>> all_gradients() const {
+    std::vector<std::vector<float>> all;
+    for (std::size_t parameter = 0; parameter < parameters(); ++parameter)
+      all.push_back(gradient_of(parameter));
+    return all;
+  }
+
+  // As an engine's begin_step. What gradients held before must not matter.
+  void begin_step() {
+    for (std::size_t parameter = 0; parameter < parameters(); ++parameter) {
+      for (GuardedMemory& use : gradients_[parameter])
+        std::memset(use.bytes().data(), 0xff, use.bytes().size());
+      std::fill(last_[parameter].begin(), last_[parameter].end(), -1);
+    }
+    next_ = 0;
+  }
+  bool whole_groups() const { return next_ % schedule_.size() == 0; }
+  bool guards_hold() const {
+    for (const GuardedMemory& memory : values_) {
+      if (!memory.guards_hold()) return false;
+    }
+    for (const auto& uses : gradients_) {
+      for (const GuardedMemory& memory : uses) {
+        if (!memory.guards_hold()) return false;
+      }
+    }
+    return true;
+  }
+
+  void acquire(const engine::Access& access) override {
+    require(access == schedule_[next_++ % schedule_.size()], "an acquire out of the schedule's order");
+    held_.push_back(access);
+  }
+  void release(const engine::Access& access) override {
+    const auto found = std::find(held_.begin(), held_.end(), access);
+    require(found != held_.end(), "a release of what is not held");
+    held_.erase(found);
+  }
+  void acquire_for_reading(engine::UnitId unit) override { reading_.insert(unit); }
+  void release_from_reading(engine::UnitId unit) override {
+    require(reading_.erase(unit) == 1, "not being read");
+  }
+
+  ConstArray value(engine::ParameterId parameter) override {
+    bool there = reading_.count(units_[parameter]) > 0;
+    for (const engine::Access& access : held_)
+      there = there || (access.unit == units_[parameter] && access.parameters);
+    require(there, "a parameter is read without its unit");
+    return {values_[parameter].bytes().data(), dtype_};
+  }
+  engine::GradientTarget gradient(engine::ParameterId parameter, int use, std::size_t micro_batch) override {
+    bool there = false;
+    for (const engine::Access& access : held_) {
+      there = there || (access.unit == units_[parameter] && access.gradient_use == use);
+    }
+    require(there, "a gradient is written without its unit");
+    auto& last = last_[parameter].at(static_cast<std::size_t>(use));
+    require(last < static_cast<std::ptrdiff_t>(micro_batch), "micro-batches out of order");
+    const bool accumulate = last >= 0;
+    last = static_cast<std::ptrdiff_t>(micro_batch);
+    auto* data = gradients_[parameter][static_cast<std::size_t>(use)].bytes().data();
+    return {reinterpret_cast<float*>(data), accumulate};
+  }
+  void progress() override {}
+
+ private:
+  static void require(bool condition, const char* text) {
+    if (!condition) throw std::logic_error(text);
+  }
+
+  Dtype dtype_;
+  std::vector<engine::Access> schedule_;
+  std::vector<engine::ParameterSpec> specs_;
+  std::vector<engine::UnitId> units_;
+  std::vector<std::size_t> elements_;
+  std::vector<GuardedMemory> values_;
+  std::vector<std::vector<GuardedMemory>> gradients_;
+  std::vector<std::vector<std::ptrdiff_t>> last_;
+  std::vector<engine::Access> held_;
+  std::multiset<engine::UnitId> reading_;
+  std::size_t next_ = 0;
+};
+
+// The choice of that name for every unit that has it, and the first for those that do not.
+inline std::vector<std::size_t> choices_named(const Model& model, const std::string& name) {
+  std::vector<std::size_t> indices;
+  for (engine::UnitId unit = 0; unit < model.units().size(); ++unit) {
+    const std::vector<Choice> choices = model.impl().choices(unit);
+    std::size_t index = 0;
+    for (std::size_t i = 0; i < choices.size(); ++i) {
+      if (choices[i].name == name) index = i;
+    }
+    indices.push_back(index);
+  }
+  return indices;
+}
+
+// A model with plain memory, sized as a plan would size it.
+class PlainRun {
+ public:
+  PlainRun(const Model& model, const std::string& choice, std::size_t group, std::size_t micro_batches,
+           Threads& threads, kernels::MatrixLibrary& library)
+      : source(model, micro_batches, library),
+        executor(model.impl(), choices(model, choice), group, {source, threads, library}),
+        profile(model.profile(micro_batches, library)),
+        activations_(models::activation_bytes(profile, choices_named(model, choice), group)),
+        workspace_(models::workspace_bytes(profile, choices_named(model, choice))) {
+    executor.set_memory(activations_.bytes(), workspace_.bytes());
+  }
+
+  double train(std::span<const MicroBatch> micro_batches, std::uint64_t seed = 1, std::uint64_t step = 1) {
+    source.begin_step();
+    const double loss = executor.train_step(micro_batches, seed, step, {});
+    if (!source.whole_groups()) throw std::logic_error("a group did not follow the whole schedule");
+    return loss;
+  }
+  bool guards_hold() const {
+    return source.guards_hold() && activations_.guards_hold() && workspace_.guards_hold();
+  }
+  std::span<std::byte> activations() const { return activations_.bytes(); }
+  std::span<std::byte> workspace() const { return workspace_.bytes(); }
+
+  PlainSource source;
+  Executor executor;
+  engine::Profile profile;
+
+ private:
+  static std::vector<Choice> choices(const Model& model, const std::string& name) {
+    std::vector<Choice> result;
+    const std::vector<std::size_t> indices = choices_named(model, name);
+    for (engine::UnitId unit = 0; unit < indices.size(); ++unit) {
+      result.push_back(model.impl().choices(unit)[indices[unit]]);
+    }
+    return result;
+  }
+
+  GuardedMemory activations_, workspace_;
+};
+
+}  // namespace sluice::models::testing

@@ -1,0 +1,51 @@
+"""Holds every #include to the floors of the house (docs/architecture.md, section 2)."""
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FLOORS = {"core": 1, "allocator": 2, "comm": 2, "kernels": 2, "offload": 3, "optim": 3, "engine": 4, "models": 5, "bindings": 6}
+VENDOR_FOLDERS = {"cuda", "nccl"}
+VENDOR_HEADER = re.compile(r"(cuda|cublas|cudnn|nccl)")
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+
+
+def violations(path, text):
+    room = path.parts[0]
+    for quote, target in INCLUDE.findall(text):
+        other = target.split("/")[0]
+        if quote == '"' and other in FLOORS and other != room and FLOORS[other] >= FLOORS[room]:
+            yield f"{path}: {room} may not include {target}"
+        if VENDOR_HEADER.match(target) and not VENDOR_FOLDERS & set(path.parts):
+            yield f"{path}: {target} belongs in a folder named cuda or nccl"
+        if target.startswith(("dnnl", "oneapi/dnnl")) and "dnnl" not in path.parts:
+            yield f"{path}: {target} belongs in kernels/dnnl, or every process loads the matrix library"
+
+
+def sources():
+    for room in FLOORS:
+        for path in sorted((ROOT / room).rglob("*")):
+            if path.suffix in {".h", ".cc", ".cu", ".cuh"}:
+                yield path.relative_to(ROOT), path.read_text()
+
+
+def test_includes_point_down():
+    found = list(sources())
+    assert len(found) > 50
+    assert [v for path, text in found for v in violations(path, text)] == []
+
+
+@pytest.mark.parametrize("path, text", [
+    ("core/a.h", '#include "engine/engine.h"'),
+    ("offload/a.h", '#include "optim/optimizer.h"'),
+    ("engine/a.cc", "#include <cuda_runtime.h>"),
+    ("models/a.cc", "#include <dnnl.h>"),
+])
+def test_a_violation_is_found(path, text):
+    assert list(violations(pathlib.Path(path), text))
+
+
+def test_every_room_has_a_readme():
+    rooms = [room for room in FLOORS if (ROOT / room).is_dir()]
+    assert [room for room in rooms if not (ROOT / room / "README.md").is_file() and room != "bindings"] == []
