@@ -211,7 +211,11 @@ TEST(FramePool, PagesKeepTheirContentUnderRandomMoves) {
   }
   EXPECT_GT(placed, 500);
   EXPECT_GT(refused, 50);
+#ifndef __SANITIZE_THREAD__  // its shadow of the pages counts as resident
   EXPECT_LT(resident_bytes(), before + 8 * kMiB) << "moves may not take memory of their own";
+#else
+  static_cast<void>(before);
+#endif
 }
 
 TEST(FramePool, HugePagesSurviveTheMoves) {
