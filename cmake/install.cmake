@@ -1,0 +1,19 @@
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+set(SLUICE_HEADERS ${CMAKE_INSTALL_INCLUDEDIR}/sluice)  # #include "engine/engine.h", below this folder
+install(TARGETS sluice sluice_main sluice_dnnl
+  RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+foreach(room core allocator kernels offload optim engine models)
+  install(DIRECTORY ${room} DESTINATION ${SLUICE_HEADERS} FILES_MATCHING PATTERN "*.h" PATTERN "dnnl" EXCLUDE)
+endforeach()
+
+configure_package_config_file(cmake/sluice-config.cmake.in ${CMAKE_BINARY_DIR}/sluice-config.cmake
+  PATH_VARS CMAKE_INSTALL_FULL_LIBDIR SLUICE_HEADERS
+  INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sluice)
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/sluice-config-version.cmake COMPATIBILITY ExactVersion)
+install(FILES ${CMAKE_BINARY_DIR}/sluice-config.cmake ${CMAKE_BINARY_DIR}/sluice-config-version.cmake
+  DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sluice)
+configure_file(cmake/sluice.pc.in ${CMAKE_BINARY_DIR}/sluice.pc @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/sluice.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

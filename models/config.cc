@@ -54,6 +54,7 @@ ModelConfig llama3(const LlamaSizes& sizes, double factor, bool tied) {
 const std::vector<std::pair<std::string, std::function<ModelConfig()>>>& presets() {
   static const std::vector<std::pair<std::string, std::function<ModelConfig()>>> all = {
       {"tiny", [] { return gpt2(4, 128, 4, 256, 256); }},
+      {"mini", [] { return gpt2(6, 384, 6, 256, 256); }},
       {"gpt2-124m", [] { return gpt2(12, 768, 12); }},
       {"gpt2-355m", [] { return gpt2(24, 1024, 16); }},
       {"gpt2-774m", [] { return gpt2(36, 1280, 20); }},

@@ -17,7 +17,7 @@ using allocator::Tier;
 
 constexpr std::size_t kStagingSlots = 8;
 constexpr std::size_t kLeastStagingSlots = 3;
-constexpr std::size_t kSmallUnit = kHugePage;  // units up to this are not worth moving
+constexpr std::size_t kSmallUnit = kHugePage / 4;  // units up to this are not worth moving
 
 std::size_t index(Purpose purpose) { return static_cast<std::size_t>(purpose); }
 std::size_t index(Tier tier) { return static_cast<std::size_t>(tier); }

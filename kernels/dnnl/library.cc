@@ -114,8 +114,8 @@ class OneDnn final : public MatrixLibrary {
  private:
   // Bounds on what was measured (bench/kernels/matrix_bench.cc --hidden): code made at run time and the
   // library's own pages; packed panels of both operands for each thread.
-  static constexpr std::size_t kHiddenBase = 24 * kMiB;
-  static constexpr std::size_t kHiddenPerThread = 8 * kMiB;
+  static constexpr std::size_t kHiddenBase = 8 * kMiB;
+  static constexpr std::size_t kHiddenPerThread = 6 * kMiB;
 
   struct Primitive {
     dnnl::matmul matmul;

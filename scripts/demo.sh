@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Sets everything up and runs the main job in a few minutes: a transformer whose training state does not fit in the
+# memory that is stated learns from real text; the run is killed, goes on, and writes a sample.
+#   scripts/demo.sh [TEXT]    TEXT: a file or folder of text; else the sources of Python's standard library
+set -euo pipefail
+cd "$(dirname "$0")/.."
+scripts/build.sh
+
+text=${1:-$(python3 -c 'import os; print(os.path.dirname(os.__file__) + "/asyncio")')}
+work=$(mktemp -d "${TMPDIR:-$PWD/build}/demo.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/swap"
+sluice=build/bin/sluice
+# 11 million parameters: 170 MB of weights, gradients and optimizer state, in 160 MiB for the whole process.
+run=(--config scripts/demo.json --data "$text" --disk "$work/swap:2GiB")
+step() { printf '\n== %s\n' "$*"; }
+
+step "the plan"
+$sluice plan "${run[@]}" --out "$work/run"
+
+step "training, killed with SIGKILL after its first checkpoint"
+$sluice train "${run[@]}" --out "$work/run" &
+pid=$!
+until compgen -G "$work/run/step-*" > /dev/null; do
+  kill -0 $pid 2> /dev/null || { wait $pid; exit 1; }
+  sleep 0.2
+done
+sleep 2
+kill -KILL $pid
+wait $pid 2> /dev/null || true
+
+step "the same command with --resume goes on from the checkpoint, with the same bits"
+$sluice train "${run[@]}" --out "$work/run" --resume
+
+step "a sample"
+$sluice generate --checkpoint "$work/run" --prompt "def " --tokens 120 --temperature 0.7 --seed 1
+echo
