@@ -1,4 +1,6 @@
 #pragma once
+#include <fcntl.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -54,8 +56,8 @@ class SluiceProcess {
     const std::string out = folder_ / "out", error = folder_ / "err";
     pid_ = ::fork();
     if (pid_ != 0) return;
-    if (::freopen(out.c_str(), "w", stdout) == nullptr || ::freopen(error.c_str(), "w", stderr) == nullptr)
-      ::_exit(126);
+    redirect(out, STDOUT_FILENO);
+    redirect(error, STDERR_FILENO);
     ::execv(argv[0], argv.data());
     ::_exit(127);
   }
@@ -80,6 +82,12 @@ class SluiceProcess {
   std::string error() const { return file_text(folder_ / "err"); }
 
  private:
+  // Between fork and exec: not through stdio, whose buffers are the parent's.
+  static void redirect(const std::string& path, int descriptor) {
+    const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    if (file < 0 || ::dup2(file, descriptor) < 0) ::_exit(126);
+  }
+
   TemporaryFolder folder_;
   pid_t pid_ = -1;
   int status_ = -1;
