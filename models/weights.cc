@@ -25,14 +25,16 @@ float half_to_f32(std::uint16_t half) {
   return std::bit_cast<float>(sign | (wide << 23) | (fraction << 13));
 }
 
-// Values of 2 bytes that lie in the upper half of `out` become f32 in place: element i is written no further
-// than where element i + 1 is read.
+// Values of 2 bytes that lie in the upper half of `out` become f32 in place, a few at a time: what is written
+// never reaches what was not read yet.
 void widen(Dtype type, std::span<float> out) {
-  const auto* from = reinterpret_cast<const std::byte*>(out.data()) + out.size() * 2;
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    std::uint16_t bits = 0;
-    std::memcpy(&bits, from + 2 * i, 2);
-    out[i] = type == Dtype::kBf16 ? to_f32(Bf16{bits}) : half_to_f32(bits);
+  std::array<std::uint16_t, 256> bits = {};
+  for (std::size_t at = 0; at < out.size(); at += bits.size()) {
+    const std::size_t count = std::min(bits.size(), out.size() - at);
+    const std::span<const std::byte> upper = std::as_bytes(out).subspan(2 * out.size() + 2 * at, 2 * count);
+    std::memcpy(bits.data(), upper.data(), upper.size());
+    for (std::size_t i = 0; i < count; ++i)
+      out[at + i] = type == Dtype::kBf16 ? to_f32(Bf16{bits[i]}) : half_to_f32(bits[i]);
   }
 }
 

@@ -115,6 +115,19 @@ TEST_F(WeightsTest, WidensF16) {
   EXPECT_THAT(values(0, 0, 6), ElementsAre(1.0f, -2.0f, 0x1p-24f, 65504.0f, 0x1p-14f, -HUGE_VALF));
 }
 
+TEST_F(WeightsTest, WidensRunsOfAnyLength) {
+  constexpr std::size_t kCount = 3000;
+  std::vector<std::uint16_t> bits(kCount);
+  for (std::size_t i = 0; i < kCount; ++i) bits[i] = static_cast<std::uint16_t>(0x3f80 + i);
+  layout_ = engine::Layout{{{"embedding", {{"wte.weight", {kCount}}}}}};
+  maker_.add("wte.weight", "BF16", {kCount}, bits);
+  for (const std::size_t count : {1, 255, 256, 257, 511, 513, 2999}) {
+    const std::vector<float> found = values(0, 1, count);
+    for (std::size_t i = 0; i < count; ++i)
+      ASSERT_EQ(found[i], to_f32(Bf16{bits[i + 1]})) << count << ", " << i;
+  }
+}
+
 TEST_F(WeightsTest, BuffersAreIgnored) {
   add_table();
   add_bias();
