@@ -43,7 +43,7 @@ struct Engine::State {
         has_master(plan.dtype != Dtype::kF32),
         groups(divide_up(profile.micro_batches, plan.group)),
         pager(resources.ledger, resources.disk),
-        gradients(layout, plan, pager),
+        gradients(layout, gradient_uses(profile), plan, pager),
         states(layout, optimizer.state().size() + (has_master ? 1 : 0), plan.chunk_elements,
                resident_states(plan), resources.disk),
         updates(layout, optimizer, states, has_master, resources.threads, resources.disk, resources.trace),
@@ -253,7 +253,8 @@ struct Engine::State {
     StepResult result{gradients.norm(), 1.0};
     if (!plan.clip) return result;
     if (bad_parameter) {
-      for (UnitId unit = 0; unit < layout.units().size(); ++unit) pager.discard(gradients.holding(unit, 0));
+      for (UnitId unit = 0; unit < layout.units().size(); ++unit)
+        if (gradients.uses(unit) > 0) pager.discard(gradients.holding(unit, 0));
       --steps;
       fail(ErrorCode::kState, "the gradient of '{}' is not finite in step {}; no parameter was changed",
            layout.spec(*bad_parameter).name, steps + 1);
@@ -262,7 +263,8 @@ struct Engine::State {
     if (settings.clip > 0) clip_factor = std::min(1.0, settings.clip / (result.gradient_norm + 1e-6));
     result.clip_factor = clip_factor;
     for (const Access& access : accesses)
-      if (access.parameters && phases[access.unit] == Phase::kCurrent) enqueue(access.unit);
+      if (access.parameters && gradients.uses(access.unit) > 0 && phases[access.unit] == Phase::kCurrent)
+        enqueue(access.unit);
     advance_updates();
     return result;
   }

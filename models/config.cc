@@ -1,5 +1,7 @@
 #include "models/config.h"
 
+#include <algorithm>
+
 #include <filesystem>
 #include <functional>
 #include <limits>
@@ -94,6 +96,11 @@ std::string joined(const std::vector<std::string>& words) {
 }
 
 }  // namespace
+
+bool is_preset(const std::string& model) {
+  const std::vector<std::string> names = preset_names();
+  return std::find(names.begin(), names.end(), model) != names.end();
+}
 
 std::vector<std::string> preset_names() {
   std::vector<std::string> names;

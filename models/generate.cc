@@ -95,11 +95,11 @@ class Reader {
     engine::Profile profile = model_.profile(1, *tools_.library);
     std::erase_if(profile.schedule, [](const engine::Access& access) { return access.gradient_use >= 0; });
     const std::uint64_t memory = settings.memory == 0 ? default_memory() : settings.memory;
-    const engine::Budget budget = {memory, usable_disk(disk), tools_.base() + kCheckpointBuffers};
+    const engine::Budget budget = {memory, usable_disk(disk), tools_.base() + engine::kStreamBuffer};
     const engine::Plan plan = engine::make_plan(profile, optimizer_, budget, {}, {});
     ledger_.set_budget(allocator::Tier::kHost, memory);
     base_ = allocator::Charge(ledger_, allocator::Tier::kHost, allocator::Purpose::kBase,
-                              budget.base - kCheckpointBuffers);
+                              budget.base - engine::kStreamBuffer);
     hidden_ = allocator::Charge(ledger_, allocator::Tier::kHost, allocator::Purpose::kWorkspace,
                                 profile.hidden_bytes);
     if (plan.uses_disk()) disk_ = std::make_unique<offload::RecordStore>(*tools_.io, disk, ledger_);

@@ -11,11 +11,6 @@ namespace {
 
 constexpr std::size_t kByteVocabulary = 256;
 
-bool is_preset(const std::string& model) {
-  const std::vector<std::string> names = preset_names();
-  return std::find(names.begin(), names.end(), model) != names.end();
-}
-
 std::unique_ptr<TokenSource> open_for(const std::vector<std::string>& paths, const TrainSettings& settings,
                                       const ModelConfig& config) {
   std::unique_ptr<TokenSource> source = open_tokens(paths);

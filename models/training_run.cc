@@ -30,7 +30,7 @@ TrainingRun::TrainingRun(Setup& setup, const TrainEvents& events)
   ledger_.set_budget(allocator::Tier::kHost, budget.memory);
   if (!settings_.disk.empty()) ledger_.set_budget(allocator::Tier::kDisk, budget.disk);
   base_ = allocator::Charge(ledger_, allocator::Tier::kHost, allocator::Purpose::kBase,
-                            budget.base - kCheckpointBuffers);
+                            budget.base - setup.checkpoint_buffers);
   // What libraries take beyond operands is theirs alone to allocate; the plan has room for it.
   hidden_ = allocator::Charge(ledger_, allocator::Tier::kHost, allocator::Purpose::kWorkspace,
                               setup.plan.profile.hidden_bytes);
@@ -66,8 +66,7 @@ void TrainingRun::open_metrics() {
 
 void TrainingRun::load_initial() {
   open_metrics();
-  const std::vector<std::string> presets = preset_names();
-  if (std::find(presets.begin(), presets.end(), settings_.model) != presets.end())
+  if (is_preset(settings_.model))
     return void(
         load_units(initial_values(setup_.config, engine_->layout(), settings_.seed, setup_.tools->threads)));
   allocator::Region buffer(ledger_, allocator::Purpose::kCheckpoint, engine::kStreamBuffer);
@@ -77,7 +76,7 @@ void TrainingRun::load_initial() {
 }
 
 void TrainingRun::resume(const std::string& folder) {
-  allocator::Region buffer(ledger_, allocator::Purpose::kCheckpoint, engine::kStreamBuffer);
+  allocator::Region buffer(ledger_, allocator::Purpose::kCheckpoint, setup_.checkpoint_buffers);
   engine::ReadAhead ahead(buffer.bytes());
   const engine::CheckpointReader checkpoint(*setup_.tools->io, folder, ahead);
   compare_run_record(checkpoint.run(), run_record(setup_, 0, 0), folder);
@@ -186,7 +185,7 @@ void TrainingRun::save() {
   options.bytes = setup_.plan.checkpoint_bytes;
   // Regions are whole huge pages.
   options.buffer_bytes =
-      std::max<std::uint64_t>(kHugePage, kCheckpointBuffers / tensors.files() / kHugePage * kHugePage);
+      std::max<std::uint64_t>(kHugePage, setup_.checkpoint_buffers / tensors.files() / kHugePage * kHugePage);
   engine::CheckpointWriter writer(*setup_.tools->io, ledger_, options);
   tensors.open(writer);
   for (engine::UnitId unit = 0; unit < engine_->layout().units().size(); ++unit)

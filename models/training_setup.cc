@@ -67,11 +67,20 @@ std::uint64_t checkpoint_size(const Model& model, const TrainSettings& settings,
   return engine::bytes_needed(files);
 }
 
+// Two blocks of each file, which are read in turn. Nothing where no file is read or written.
+std::uint64_t checkpoint_buffers(const Setup& setup) {
+  const engine::Layout layout(setup.model->units());
+  if (!setup.settings.out.empty())
+    return 2 * engine::kStreamBlock *
+           CheckpointTensors(layout, setup.settings.dtype, state_names(*setup.optimizer)).files();
+  return is_preset(setup.settings.model) ? 0 : engine::kStreamBuffer;
+}
+
 engine::Budget make_budget(const Setup& setup) {
   engine::Budget budget;
   budget.memory = setup.settings.memory;
   budget.disk = usable_disk(setup.settings.disk);
-  budget.base = setup.tools->base() + kCheckpointBuffers;
+  budget.base = setup.tools->base() + setup.checkpoint_buffers;
   if (!setup.settings.trace.empty()) budget.base += kTraceEvents * kTraceEventBytes;
   return budget;
 }
@@ -192,6 +201,7 @@ Setup prepare(const TrainSettings& settings) {
   const engine::MachineRates rates =
       measure_rates(setup.tools->threads, *setup.tools->library, *setup.tools->io, s.disk);
   setup.plan.profile = setup.model->profile(s.accumulate, *setup.tools->library);
+  setup.checkpoint_buffers = checkpoint_buffers(setup);
   setup.plan.budget = make_budget(setup);
   require_base(setup.plan.budget);
   engine::PlanRequest request = s.plan;

@@ -19,8 +19,6 @@ namespace sluice::models {
 // What the process takes beyond what it holds before the engine begins and what the plan places: stacks of
 // threads, small objects, the system's tables.
 inline constexpr std::uint64_t kReserve = std::uint64_t{8} << 20;
-// The buffers of all files of a checkpoint together, and that for reading one.
-inline constexpr std::uint64_t kCheckpointBuffers = std::uint64_t{12} << 20;
 inline constexpr std::size_t kTraceEvents = 100'000;
 inline constexpr std::uint64_t kTraceEventBytes = 160;
 
@@ -54,6 +52,7 @@ struct Setup {
   std::unique_ptr<Model> model;
   std::unique_ptr<TrainingData> data;
   PlanResult plan;
+  std::uint64_t checkpoint_buffers = 0;  // of all files together, while a checkpoint is written or read
 };
 Setup prepare(const TrainSettings& settings);
 

@@ -106,7 +106,9 @@ std::span<const std::byte> ReadAhead::block(BlockFile& file, std::uint64_t block
   Slot* slot = find(file, block);
   if (slot == nullptr) slot = &begin(file, block);
   slot->used = ++uses_;
-  const std::uint64_t ahead = std::min<std::uint64_t>(last, block + slots_.size() - 1);
+  const std::size_t share =
+      std::max<std::size_t>(1, slots_.size() / std::max<std::size_t>(1, last_blocks_.size()));
+  const std::uint64_t ahead = std::min<std::uint64_t>(last, block + share - 1);
   for (std::uint64_t next = block + 1; next <= ahead; ++next) {
     if (Slot* present = find(file, next))
       present->used = ++uses_;
@@ -128,7 +130,8 @@ void ReadAhead::read(BlockFile& file, std::uint64_t offset, std::span<std::byte>
   ensure(offset + out.size() <= file.size(), "a read of {} bytes at {} passes the end of '{}'", out.size(),
          offset, file.path());
   const std::uint64_t first = offset / kStreamBlock;
-  const bool sequential = last_file_ == &file && first - last_block_ <= 1;
+  const auto before = last_blocks_.find(&file);
+  const bool sequential = before != last_blocks_.end() && first - before->second <= 1;
   const std::uint64_t last = sequential ? file.blocks() - 1 : (offset + out.size() - 1) / kStreamBlock;
   while (!out.empty()) {
     const std::uint64_t index = offset / kStreamBlock;
@@ -137,8 +140,7 @@ void ReadAhead::read(BlockFile& file, std::uint64_t offset, std::span<std::byte>
     std::memcpy(out.data(), bytes.data(), piece);
     out = out.subspan(piece);
     offset += piece;
-    last_file_ = &file;
-    last_block_ = index;
+    last_blocks_[&file] = index;
   }
 }
 
@@ -149,7 +151,7 @@ void ReadAhead::forget(const BlockFile& file) {
       slot.file = nullptr;
       slot.used = 0;
     }
-  if (last_file_ == &file) last_file_ = nullptr;
+  last_blocks_.erase(&file);
 }
 
 WriteBehind::WriteBehind(offload::File& file, std::span<std::byte> buffer) : file_(file), slots_(3) {

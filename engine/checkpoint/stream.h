@@ -1,4 +1,5 @@
 #pragma once
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -42,8 +43,8 @@ class BlockFile {
 };
 
 // Reads byte ranges of any number of BlockFiles through one fixed buffer, with the following blocks under
-// way: those of the range, and where ranges follow each other, those beyond it. Thread rule: one thread at a
-// time.
+// way: those of the range, and where ranges of a file follow each other, those beyond it. Files that are read
+// in turn share the buffer: it is fast with room for two blocks of each. Thread rule: one thread at a time.
 class ReadAhead {
  public:
   // `buffer` outlives this. Throws Error(kInvalidArgument) where it holds fewer than kStreamBuffer bytes or
@@ -72,8 +73,7 @@ class ReadAhead {
 
   std::vector<Slot> slots_;
   std::uint64_t uses_ = 0;
-  const BlockFile* last_file_ = nullptr;
-  std::uint64_t last_block_ = 0;
+  std::map<const BlockFile*, std::uint64_t> last_blocks_;  // of the files that are being read
 };
 
 // Writes a file from its start to its end through one fixed buffer, in blocks of a third of it (at most

@@ -12,13 +12,6 @@ using allocator::Purpose;
 
 std::size_t index(Purpose purpose) { return static_cast<std::size_t>(purpose); }
 
-int gradient_uses(const Layout& layout, UnitId unit) {
-  int uses = 1;
-  for (const ParameterSpec& parameter : layout.units()[unit].parameters)
-    uses = std::max(uses, parameter.uses);
-  return uses;
-}
-
 std::size_t choose_chunk(const Layout& layout, const PlanRequest& request) {
   if (request.chunk_elements && (*request.chunk_elements == 0 || *request.chunk_elements % kChunkGrain != 0))
     fail(ErrorCode::kInvalidArgument, "a chunk of {} elements is asked for; it must be a multiple of {}",
@@ -35,6 +28,7 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
     : profile_(profile),
       clip_(request.clip),
       layout_(profile.units),
+      uses_(gradient_uses(profile)),
       has_master_(profile.dtype != Dtype::kF32),
       arrays_(optimizer.state().size() + (has_master_ ? 1 : 0)),
       chunk_elements_(choose_chunk(layout_, request)) {}
@@ -45,7 +39,7 @@ std::size_t Placement::parameter_bytes(UnitId unit) const {
 
 std::size_t Placement::gradient_bytes(UnitId unit) const {
   std::size_t bytes = 0;
-  for (int use = 0; use < gradient_uses(layout_, unit); ++use)
+  for (int use = 0; use < uses_[unit]; ++use)
     bytes += round_up(use_elements(layout_, unit, use) * sizeof(float), kHugePage);
   return bytes;
 }
@@ -70,15 +64,15 @@ Placement::Traffic Placement::parameter_traffic(UnitId unit, std::size_t groups)
 
 Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups) const {
   Traffic traffic;
-  for (int use = 0; use < gradient_uses(layout_, unit); ++use) {
+  for (int use = 0; use < uses_[unit]; ++use) {
     const std::uint64_t bytes = use_elements(layout_, unit, use) * sizeof(float);
     // Between the groups, and between its own last use in a group and the unit's (a tied embedding's head).
-    const bool is_last_use = use + 1 == gradient_uses(layout_, unit);
+    const bool is_last_use = use + 1 == uses_[unit];
     const std::size_t kept = is_last_use ? groups - 1 : 2 * groups - 1;
     traffic.read += kept * bytes;
     traffic.written += kept * bytes;
   }
-  if (clip_) {
+  if (clip_ && uses_[unit] > 0) {
     const std::uint64_t bytes = layout_.unit_elements(unit) * size_of(profile_.dtype);
     traffic.read += bytes;
     traffic.written += bytes;
@@ -102,7 +96,7 @@ std::size_t Placement::extents(const std::vector<UnitPlan>& units, const Lookahe
       if (access.parameters && !unit.parameters_resident)
         taken[access.unit * 3] = divide_up(parameter_bytes(access.unit), kHugePage);
       if (unit.gradient_resident) continue;
-      for (int use = 0; use < gradient_uses(layout_, access.unit); ++use)
+      for (int use = 0; use < uses_[access.unit]; ++use)
         if (use == access.gradient_use || access.final)
           taken[access.unit * 3 + (use == 0 ? 1 : 2)] =
               divide_up(use_elements(layout_, access.unit, use) * sizeof(float), kHugePage);
@@ -174,7 +168,7 @@ std::array<std::uint64_t, allocator::kPurposes> Placement::disk_bytes(
     if (!units[unit].parameters_resident) bytes[index(Purpose::kParameter)] += parameter_bytes(unit);
     if (!units[unit].state_resident) bytes[index(Purpose::kOptimizerState)] += state_bytes(unit);
     if (units[unit].gradient_resident) continue;
-    for (int use = 0; use < gradient_uses(layout_, unit); ++use)
+    for (int use = 0; use < uses_[unit]; ++use)
       bytes[index(Purpose::kGradient)] += use_elements(layout_, unit, use) * sizeof(float);
   }
   return bytes;

@@ -54,6 +54,7 @@ class Placement {
   const Profile& profile_;
   bool clip_;
   Layout layout_;
+  std::vector<int> uses_;  // gradient buffers of each unit
   bool has_master_;
   std::size_t arrays_, chunk_elements_;
 };

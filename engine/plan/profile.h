@@ -46,4 +46,8 @@ struct Profile {
   bool native_products = true;  // false: bf16 operands are widened to f32 for each product
 };
 
+// How many gradient buffers each unit needs: one for each use of its parameters; none where the schedule
+// never asks for its gradient (a model that is only read).
+std::vector<int> gradient_uses(const Profile& profile);
+
 }  // namespace sluice::engine

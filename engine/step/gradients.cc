@@ -14,16 +14,12 @@ namespace {
 constexpr std::size_t kNoSuchUse = std::numeric_limits<std::size_t>::max();
 }
 
-Gradients::Gradients(const Layout& layout, const Plan& plan, Pager& pager)
+Gradients::Gradients(const Layout& layout, const std::vector<int>& uses, const Plan& plan, Pager& pager)
     : layout_(layout), pager_(pager), type_(plan.dtype), progress_(layout.parameters()) {
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
     const UnitSpec& spec = layout.units()[unit];
-    const int uses =
-        std::max_element(spec.parameters.begin(), spec.parameters.end(), [](const auto& a, const auto& b) {
-          return a.uses < b.uses;
-        })->uses;
     std::vector<Buffer> buffers;
-    for (int use = 0; use < uses; ++use) {
+    for (int use = 0; use < uses[unit]; ++use) {
       Buffer buffer;
       buffer.elements = use_elements(layout, unit, use);
       std::size_t offset = 0;

@@ -15,7 +15,8 @@ namespace sluice::engine {
 // micro-batches. Thread rule: one thread.
 class Gradients {
  public:
-  Gradients(const Layout& layout, const Plan& plan, Pager& pager);
+  // uses: buffers of each unit; see gradient_uses().
+  Gradients(const Layout& layout, const std::vector<int>& uses, const Plan& plan, Pager& pager);
 
   int uses(UnitId unit) const { return static_cast<int>(units_[unit].size()); }
   HoldingId holding(UnitId unit, int use) const {
