@@ -1,6 +1,5 @@
 #include "models/training_data.h"
 
-#include <algorithm>
 #include <filesystem>
 
 #include "core/bytes.h"
@@ -10,11 +9,6 @@ namespace sluice::models {
 namespace {
 
 constexpr std::size_t kByteVocabulary = 256;
-
-bool is_preset(const std::string& model) {
-  const std::vector<std::string> names = preset_names();
-  return std::find(names.begin(), names.end(), model) != names.end();
-}
 
 std::unique_ptr<TokenSource> open_for(const std::vector<std::string>& paths, const TrainSettings& settings,
                                       const ModelConfig& config) {

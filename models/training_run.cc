@@ -68,8 +68,7 @@ void TrainingRun::open_metrics() {
 
 void TrainingRun::load_initial() {
   open_metrics();
-  const std::vector<std::string> presets = preset_names();
-  if (std::find(presets.begin(), presets.end(), settings_.model) != presets.end())
+  if (is_preset(settings_.model))
     return void(
         load_units(initial_values(setup_.config, engine_->layout(), settings_.seed, setup_.tools->threads)));
   allocator::Region buffer(ledger_, allocator::Purpose::kCheckpoint, engine::kStreamBuffer);
