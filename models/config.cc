@@ -1,7 +1,6 @@
 #include "models/config.h"
 
 #include <algorithm>
-
 #include <filesystem>
 #include <functional>
 #include <limits>
@@ -106,6 +105,11 @@ std::vector<std::string> preset_names() {
   std::vector<std::string> names;
   for (const auto& [name, make] : presets()) names.push_back(name);
   return names;
+}
+
+bool is_preset(const std::string& model) {
+  const auto& all = presets();
+  return std::any_of(all.begin(), all.end(), [&](const auto& known) { return known.first == model; });
 }
 
 ModelConfig preset(const std::string& name, std::optional<std::size_t> vocabulary) {

@@ -7,6 +7,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "models/training_run.h"
 #include "models/training_setup.h"
+#include "models/weights.h"
 
 namespace sluice::models {
 namespace {
@@ -57,9 +58,12 @@ std::string plan_text(const PlanResult& result) {
 
 TrainResult train(const TrainSettings& settings, const TrainEvents& events) {
   check_settings(settings);
-  find_checkpoint(settings);  // before the work of planning
+  const bool begins = !find_checkpoint(settings);  // before the work of planning
   allocator::install_touch_reporter();
   Setup setup = prepare(settings);
+  if (begins && !is_preset(settings.model))
+    check_hugging_face_folder(*setup.tools->io, settings.model, setup.config,
+                              engine::Layout(setup.model->units()));
   if (events.planned) events.planned(plan_text(setup.plan));
   std::optional<engine::RunLock> lock;
   if (!settings.out.empty()) {

@@ -1,6 +1,5 @@
 #include "models/training_data.h"
 
-#include <algorithm>
 #include <filesystem>
 
 #include "core/bytes.h"

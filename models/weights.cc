@@ -102,10 +102,12 @@ void HuggingFaceWeights::match(const engine::Layout& layout) {
     if (tensor == nullptr) {
       wrong.push_back(fmt::format("'{}' is missing", spec.name));
     } else if (!same_shape(*tensor, spec)) {
-      wrong.push_back(fmt::format("'{}' has the shape [{}], the configuration says [{}]", name,
-                                  fmt::join(tensor->shape, ", "), fmt::join(spec.shape, ", ")));
+      wrong.push_back(fmt::format("'{}' has the shape [{}] in '{}', the configuration says [{}]", name,
+                                  fmt::join(tensor->shape, ", "), folder_.file_of(name),
+                                  fmt::join(spec.shape, ", ")));
     } else if (!usable(*tensor)) {
-      wrong.push_back(fmt::format("'{}' has the type {}; F32, F16 and BF16 can be used", name, tensor->type));
+      wrong.push_back(fmt::format("'{}' has the type {} in '{}'; F32, F16 and BF16 can be used", name,
+                                  tensor->type, folder_.file_of(name)));
     }
     left.erase(name);
     names_.push_back(name);
@@ -114,7 +116,8 @@ void HuggingFaceWeights::match(const engine::Layout& layout) {
     if (name == "lm_head.weight") {
       left_over_.push_back(name);
     } else {
-      wrong.push_back(fmt::format("'{}' is not a parameter of this model", name));
+      wrong.push_back(fmt::format("'{}' is not a parameter of this model, and '{}' holds it", name,
+                                  folder_.file_of(name)));
     }
   }
   if (!wrong.empty())
@@ -153,6 +156,14 @@ engine::UnitSource HuggingFaceWeights::source() {
                 [&](std::size_t at, std::span<std::byte> into) { folder_.read(name, at, into); });
   };
   return source;
+}
+
+void check_hugging_face_folder(offload::IoService& io, const std::string& folder, const ModelConfig& config,
+                               const engine::Layout& layout) {
+  allocator::Ledger ledger;
+  allocator::Region buffer(ledger, allocator::Purpose::kCheckpoint, engine::kStreamBuffer);
+  engine::ReadAhead ahead(buffer.bytes());
+  const HuggingFaceWeights checked(io, folder, config, layout, ahead);
 }
 
 CheckpointValues::CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout)

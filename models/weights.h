@@ -39,6 +39,11 @@ class HuggingFaceWeights {
   std::vector<std::string> left_over_;  // tensors of the files that no parameter took
 };
 
+// Throws what HuggingFaceWeights would, before anything is begun or written. The buffer that it takes goes
+// back.
+void check_hugging_face_folder(offload::IoService& io, const std::string& folder, const ModelConfig& config,
+                               const engine::Layout& layout);
+
 // The whole of a training run's values as a checkpoint holds them: parameters, masters and optimizer state.
 // Thread rule: one thread at a time.
 class CheckpointValues {
