@@ -96,11 +96,6 @@ std::string joined(const std::vector<std::string>& words) {
 
 }  // namespace
 
-bool is_preset(const std::string& model) {
-  const std::vector<std::string> names = preset_names();
-  return std::find(names.begin(), names.end(), model) != names.end();
-}
-
 std::vector<std::string> preset_names() {
   std::vector<std::string> names;
   for (const auto& [name, make] : presets()) names.push_back(name);
