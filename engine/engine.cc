@@ -235,6 +235,7 @@ struct Engine::State {
       return enqueue(unit);
     }
     pager.written(gradients.holding(unit, 0), gradients.final_bytes(unit));
+    pager.park(gradients.holding(unit, 0));  // the update streams it from its record where it left memory
     pager.release(gradients.holding(unit, 0));
   }
 

@@ -19,6 +19,7 @@ struct Pager::Holding {
   std::size_t contents = 0;  // bytes; 0: none
   bool present = false;      // frames are under the home, and hold the contents once no read is under way
   bool on_disk = false;      // the record holds the contents
+  bool parked = false;       // others may read the record at any time
   int pins = 0;
   Io io = Io::kNone;
   offload::Batch batch;
@@ -102,6 +103,7 @@ bool Pager::make_room(const Holding& wanted, bool forced) {
 }
 
 bool Pager::begin_fetch(Holding& holding, bool forced) {
+  ensure(!holding.parked, "'{}' is fetched while its record is for others to read", holding.spec.name);
   if (!make_room(holding, forced)) return false;
   ensure(pool_->place(holding.home, holding.spec.bytes, holding.spec.purpose),
          "no room for '{}' after making it", holding.spec.name);
@@ -151,7 +153,7 @@ void Pager::prefetch(std::size_t accesses) {
   poll();
   for (std::size_t i = 1; i <= std::min(accesses, schedule_.size() - 1); ++i)
     for (const HoldingId id : schedule_[(position_ + i) % schedule_.size()])
-      if (!holdings_[id]->present && !begin_fetch(*holdings_[id], false)) return;
+      if (!holdings_[id]->present && !holdings_[id]->parked && !begin_fetch(*holdings_[id], false)) return;
 }
 
 void Pager::prefetch_one(HoldingId id) {
@@ -204,6 +206,8 @@ void Pager::written(HoldingId id, std::size_t bytes) {
   }
 }
 
+void Pager::park(HoldingId id) { holdings_[id]->parked = true; }
+
 void Pager::discard(HoldingId id) {
   Holding& holding = *holdings_[id];
   forget(id);
@@ -217,7 +221,7 @@ void Pager::forget(HoldingId id) {
   ensure(holding.pins == 0, "'{}' is given up while it is held", holding.spec.name);
   if (holding.io != Holding::Io::kNone) settle(holding);
   holding.contents = 0;
-  holding.on_disk = false;
+  holding.on_disk = holding.parked = false;
 }
 
 bool Pager::resident(HoldingId id) const { return holdings_[id]->spec.resident; }

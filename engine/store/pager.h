@@ -57,6 +57,8 @@ class Pager {
   // The first `bytes` are its contents from now on (they may have shrunk), and will not change before the
   // next acquire for kModify: they are written behind.
   void written(HoldingId holding, std::size_t bytes);
+  // Its contents are for a reader of its record, not for the schedule: until discard() nothing is fetched.
+  void park(HoldingId holding);
   // Its contents are not needed any more. REQUIRES: not held.
   void discard(HoldingId holding);
   // What is on disk is out of date and will be overwritten whole: the next acquire does not read it.

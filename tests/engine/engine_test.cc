@@ -16,6 +16,7 @@ struct Options {
   std::uint64_t memory = kGiB;
   int threads = 2;
   std::size_t blocks = 3;
+  unsigned disk_delay = 0;  // microseconds by which each transfer ends late, on another thread
 };
 
 struct Trained {
@@ -30,6 +31,14 @@ std::vector<std::unique_ptr<offload::File>> memory_disk(int files) {
   return disk;
 }
 
+std::vector<std::unique_ptr<offload::File>> slow_disk(const std::vector<std::unique_ptr<offload::File>>& disk,
+                                                      unsigned delay) {
+  std::vector<std::unique_ptr<offload::File>> slow;
+  for (const auto& file : disk)
+    slow.push_back(offload::make_faulty_file(*file, {.seed = 1, .delay_microseconds = delay}));
+  return slow;
+}
+
 Trained train(const Options& setup, int steps = 4) {
   const Profile profile = toy::profile(setup.micro_batches, setup.dtype, setup.blocks);
   const auto optimizer = optim::make_adamw({});
@@ -38,7 +47,9 @@ Trained train(const Options& setup, int steps = 4) {
   Threads threads(setup.threads);
   allocator::Ledger ledger;
   ledger.set_budget(allocator::Tier::kHost, setup.memory);
-  offload::RecordStore disk(memory_disk(2), ledger);
+  auto files = memory_disk(2);
+  offload::RecordStore disk(setup.disk_delay > 0 ? slow_disk(files, setup.disk_delay) : std::move(files),
+                            ledger);
   {
     Engine engine(profile, result.plan, *optimizer, {threads, ledger, &disk, nullptr});
     for (UnitId u = 0; u < profile.units.size(); ++u) engine.load(u, toy::start_values());
@@ -113,6 +124,20 @@ TEST_P(Twins, GroupsPrefetchChunksAndThreadsNeverChangeBits) {
   Options setup = with(clip, dtype, "disk", "disk", "disk");
   setup.request.chunk_elements = 2 * kChunkGrain;
   expect_same(base, train(setup));
+}
+
+TEST_P(Twins, ADiskThatAnswersLateNeverChangesBits) {
+  const auto [clip, dtype] = GetParam();
+  const Trained base = train(with(clip, dtype, "memory", "memory", "memory"));
+  for (const unsigned delay : {200, 3000})
+    for (const std::size_t prefetch : {1, 5}) {
+      Options setup = with(clip, dtype, "disk", "disk", "disk");
+      setup.disk_delay = delay;
+      setup.request.prefetch = prefetch;
+      setup.request.group = prefetch == 1 ? 1 : 3;
+      SCOPED_TRACE("delay " + std::to_string(delay) + ", prefetch " + std::to_string(prefetch));
+      expect_same(base, train(setup));
+    }
 }
 
 TEST_P(Twins, BudgetsBetween) {
