@@ -125,7 +125,8 @@ void take_memory(std::byte* data, std::size_t bytes, std::string_view what) {
   if (::mmap(data, bytes, PROT_READ | PROT_WRITE, kReserved | MAP_FIXED, -1, 0) != data)
     fail_for_memory(bytes, what, errno_text(errno));
   advise(data, bytes, MADV_HUGEPAGE, false);
-  advise(data, bytes, MADV_DONTFORK, true);
+  // Not MADV_DONTFORK: the hole it leaves in a child can be filled by others before the child's handler runs.
+  advise(data, bytes, MADV_WIPEONFORK, true);
   advise(data, bytes, MADV_DONTDUMP, true);
   populate(data, bytes, what);
 }

@@ -26,7 +26,8 @@ void for_each_range(Visit&& visit) {
       if (range.published()) visit(range);
 }
 
-// The pages were not inherited (MADV_DONTFORK), which left holes that the child's own mappings could fill.
+// The pages were not inherited but their addresses were (MADV_WIPEONFORK), so what is replaced here is the
+// allocator's.
 void map_ranges_absent_in_child() {
   for_each_range([](RegisteredRange& range) {
     const std::uintptr_t begin = range.begin.load();

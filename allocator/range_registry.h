@@ -25,8 +25,8 @@ struct RegisteredRange {
   bool published() const { return begin.load(std::memory_order_acquire) > kWriting; }
 };
 
-// Longer names are cut. The first call arranges that a forked child maps all ranges PROT_NONE, so that
-// nothing else of the child comes to lie there.
+// Longer names are cut. The first call arranges that a forked child maps all ranges PROT_NONE, so that a
+// touch is told. A child that is made without fork handlers (a bare clone) reads zeros there instead.
 void register_range(const void* begin, std::size_t bytes, std::size_t used, RangeKind kind,
                     std::string_view name);
 void unregister_range(const void* begin);

@@ -18,7 +18,7 @@ namespace sluice::models {
 
 // What the process takes beyond what it holds before the engine begins and what the plan places: stacks of
 // threads, small objects, the system's tables.
-inline constexpr std::uint64_t kReserve = std::uint64_t{16} << 20;
+inline constexpr std::uint64_t kReserve = std::uint64_t{8} << 20;
 // The buffers of all files of a checkpoint together, and that for reading one.
 inline constexpr std::uint64_t kCheckpointBuffers = std::uint64_t{12} << 20;
 inline constexpr std::size_t kTraceEvents = 100'000;

@@ -4,13 +4,12 @@
 #include "kernels/matrix.h"
 
 #include <benchmark/benchmark.h>
-#include <malloc.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -89,32 +88,39 @@ std::size_t status_bytes(const std::string& name) {
   return 0;
 }
 
-// The growth of the peak resident set over f32 products of many shapes, with operands that are resident
-// before.
-void measure_hidden(int threads) {
-  constexpr std::size_t kElements = std::size_t{24} << 20;
-  const std::vector<float> a(kElements, 0.5f), b(kElements, 0.25f);
-  std::vector<float> c(kElements, 0.0f);
-  const std::size_t before = status_bytes("VmRSS");
-  const auto library = load_matrix_library(threads);
-  const std::size_t loaded = status_bytes("VmRSS");
+constexpr std::size_t kHiddenElements = std::size_t{24} << 20;
+
+// Products of many shapes in an order without order: malloc then finds no chunk of the size before.
+std::vector<Product> hidden_products() {
   constexpr std::size_t kSizes[] = {1, 16, 100, 768, 1024, 3072, 6000, 50257};
+  std::vector<Product> products;
   for (const std::size_t m : kSizes)
     for (const std::size_t n : kSizes)
       for (const std::size_t k : kSizes)
         for (int transposes = 0; transposes < 4; ++transposes) {
-          if (m * n > kElements || m * k > kElements || n * k > kElements ||
-              m * n * k > (std::size_t{1} << 32))
+          if (std::max({m * n, m * k, n * k}) > kHiddenElements || m * n * k > (std::size_t{1} << 32))
             continue;
           Product p;
           p.m = m, p.n = n, p.k = k;
-          p.lda = transposes & 1 ? m : k, p.ldb = transposes & 2 ? k : n, p.ldc = n;
-          p.a.data = a.data(), p.b.data = b.data(), p.c.data = c.data();
           p.transpose_a = transposes & 1, p.transpose_b = transposes & 2;
-          library->multiply_f32(p);
+          products.push_back(p);
         }
-  std::printf("%d threads: loading %zu KiB, products %zu KiB, stated %zu KiB\n", threads,
-              (loaded - before) / kKiB, (status_bytes("VmHWM") - loaded) / kKiB,
+  std::shuffle(products.begin(), products.end(), std::mt19937(1));
+  return products;
+}
+
+// The growth of the peak resident set over f32 products, with operands that are resident before.
+void measure_hidden(int count) {
+  const std::vector<float> a(kHiddenElements, 0.5f), b(kHiddenElements, 0.25f);
+  std::vector<float> c(kHiddenElements, 0.0f);
+  Threads threads(1);
+  const std::size_t before = status_bytes("VmRSS");
+  const auto library = load_matrix_library(count);
+  for (Product& p : hidden_products()) {
+    p.a.data = a.data(), p.b.data = b.data(), p.c.data = c.data();
+    multiply(*library, threads, p, nullptr);
+  }
+  std::printf("%d threads: %zu KiB, stated %zu KiB\n", count, (status_bytes("VmHWM") - before) / kKiB,
               library->hidden_bytes() / kKiB);
 }
 

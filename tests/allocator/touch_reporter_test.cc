@@ -1,3 +1,4 @@
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -109,6 +110,37 @@ TEST_F(TouchReporterDeathTest, AForkedChildEndsItsCopiesWithoutHarm) {
         ::_exit(status == 0 && has_stamp(home->data(), kHugePage, 9) ? 0 : 1);
       },
       testing::ExitedWithCode(0), "");
+}
+
+const std::byte* sought = nullptr;
+bool address_was_free = false;
+
+void seek_address() {
+  void* found = ::mmap(const_cast<std::byte*>(sought), kHugePage, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+  address_was_free = found != MAP_FAILED;
+}
+
+// Another library's fork handler, which runs before the allocator's, must not be able to map memory where
+// pages were: the allocator's handler would destroy it.
+TEST_F(TouchReporterDeathTest, AForkedChildHasNoHolesWherePagesWere) {
+  for (const bool of_region : {false, true})
+    EXPECT_EXIT(
+        {
+          ::pthread_atfork(nullptr, nullptr, seek_address);
+          Ledger ledger;
+          FramePool pool(ledger, kHugePage, 1);
+          Home home("blocks.1", kHugePage);
+          pool.place(home, kHugePage, Purpose::kParameter);
+          const Region region(ledger, Purpose::kStaging, kHugePage);
+          sought = of_region ? region.data() : home.data();
+          const pid_t child = ::fork();
+          if (child == 0) ::_exit(address_was_free ? 1 : 0);
+          int status = 0;
+          ::waitpid(child, &status, 0);
+          ::_exit(status == 0 ? 0 : 1);
+        },
+        testing::ExitedWithCode(0), "");
 }
 
 TEST_F(TouchReporterDeathTest, PassesOtherFaultsToTheHandlerBefore) {

@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""What the disk tier costs a step: everything on disk against everything in memory, and against the time that fio takes
+to replay the step's reads and writes (io_uring, O_DIRECT, 1 MiB blocks, depth 32, huge-page buffers), in one run.
+
+The figure: step on disk / max(step in memory, fio's replay). Rounds alternate; medians. JSON with --json.
+
+    python3 bench/python/step_vs_disk.py --disk FOLDER --model gpt2-124m --batch 4 --seq 256
+"""
+import argparse
+import json
+import os
+import pathlib
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--disk", required=True, help="a folder on the disk to measure")
+    parser.add_argument("--model", default="gpt2-124m")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--seq", type=int, default=256)
+    parser.add_argument("--dtype", default="f32")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4, help="steps of a round")
+    parser.add_argument("--memory", default="12GiB")
+    parser.add_argument("--swap", default="24GiB")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def steps(a, tokens, folder, placement):
+    metrics = folder / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    command = [ROOT / "build/bin/sluice", "train", "--model", a.model, "--data", tokens, "--memory", a.memory, "--batch", a.batch,
+               "--seq", a.seq, "--dtype", a.dtype, "--steps", a.steps, "--threads", a.threads, "--eval-every", 0, "--metrics", metrics,
+               "--progress", "none", *placement]
+    subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
+    return [json.loads(line) for line in metrics.read_text().splitlines()][1:]
+
+
+def replay(folder, read, written):
+    """Seconds that fio takes for the step's bytes, both ways at once."""
+    common = ["--ioengine=io_uring", "--direct=1", "--bs=1M", "--iodepth=32", f"--directory={folder}", "--output-format=json"]
+    jobs = []
+    for name, way, size in (("in", "read", read), ("out", "write", written)):
+        mebibytes = max(1, size >> 20)
+        subprocess.run(["fio", "--name=" + name, "--rw=write", f"--size={mebibytes}M", "--end_fsync=1", *common], check=True,
+                       stdout=subprocess.DEVNULL)
+        jobs += ["--name=" + name, "--rw=" + way, f"--size={mebibytes}M"]
+    environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    out = subprocess.run(["fio", *common, "--mem=malloc", *jobs], check=True, capture_output=True, text=True, env=environment).stdout
+    jobs = json.loads(out[out.index("{"):])["jobs"]
+    for name in ("in", "out"):
+        (folder / f"{name}.0.0").unlink(missing_ok=True)
+    return max(max(job["read"]["runtime"], job["write"]["runtime"]) for job in jobs) / 1000
+
+
+def main():
+    a = arguments()
+    on_disk = ["--disk", f"{a.disk}:{a.swap}", "--place-parameters", "disk", "--place-gradients", "disk", "--place-state", "disk"]
+    with tempfile.TemporaryDirectory(dir=a.disk) as name:
+        folder = pathlib.Path(name)
+        tokens = folder / "tokens.bin"
+        source = random.Random(1)
+        tokens.write_bytes(b"".join(source.randrange(256).to_bytes(2, "little") for _ in range(64 * a.batch * a.seq)))
+        memory, disk, fio, wait = [], [], [], []
+        for number in range(a.rounds):
+            memory += [row["seconds"] for row in steps(a, tokens, folder, [])]
+            rows = steps(a, tokens, folder, on_disk)
+            disk += [row["seconds"] for row in rows]
+            wait += [row["wait_seconds"] for row in rows]
+            read, written = rows[-1]["disk_read"], rows[-1]["disk_written"]
+            fio.append(replay(folder, read, written))
+            print(f"round {number + 1}/{a.rounds}: memory {statistics.median(memory):.2f} s, disk {statistics.median(disk):.2f} s, "
+                  f"fio {statistics.median(fio):.2f} s", file=sys.stderr)
+    result = {"model": a.model, "dtype": a.dtype, "memory_seconds": statistics.median(memory), "disk_seconds": statistics.median(disk),
+              "fio_seconds": statistics.median(fio), "wait_seconds": statistics.median(wait), "bytes_read": read, "bytes_written": written}
+    result["ratio"] = result["disk_seconds"] / max(result["memory_seconds"], result["fio_seconds"])
+    if a.json:
+        print(json.dumps(result))
+    else:
+        print("{model} {dtype}: in memory {memory_seconds:.2f} s a step, on disk {disk_seconds:.2f} s (waited {wait_seconds:.2f} s), fio "
+              "{fio_seconds:.2f} s for {bytes_read} bytes read and {bytes_written} written; ratio {ratio:.3f}".format(**result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Tokens per second of a training step, side by side: Sluice in memory against PyTorch eager with fused AdamW.
+
+Both train GPT-2 with the same shapes, batch, type (f32), threads, clipping and data. Rounds alternate; each figure is
+the median over the steps of all rounds but the first step of each. Prints a table, or JSON with --json.
+
+    .venv/bin/python bench/python/step_vs_pytorch.py --model gpt2-124m --batch 4 --seq 256
+"""
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SHAPES = {"gpt2-124m": (12, 768, 12), "gpt2-355m": (24, 1024, 16)}
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="gpt2-124m", choices=SHAPES)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--seq", type=int, default=256)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4, help="steps of a round")
+    parser.add_argument("--memory", default="12GiB")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def make_tokens(path, count):
+    import numpy
+    numpy.random.default_rng(1).integers(0, 50257, count, dtype=numpy.uint16).tofile(path)
+
+
+def sluice_seconds(a, tokens, folder):
+    metrics = folder / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    command = [ROOT / "build/bin/sluice", "train", "--model", a.model, "--data", tokens, "--memory", a.memory, "--batch", a.batch,
+               "--seq", a.seq, "--steps", a.steps, "--threads", a.threads, "--clip", 1.0, "--eval-every", 0, "--metrics", metrics,
+               "--progress", "none"]
+    subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
+    return [json.loads(line)["seconds"] for line in metrics.read_text().splitlines()][1:]
+
+
+class PyTorch:
+    def __init__(self, a):
+        import torch
+        from transformers import GPT2Config, GPT2LMHeadModel
+        torch.set_num_threads(a.threads)
+        torch.manual_seed(1)
+        layers, width, heads = SHAPES[a.model]
+        config = GPT2Config(n_layer=layers, n_embd=width, n_head=heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+        self.torch, self.a = torch, a
+        self.model = GPT2LMHeadModel(config)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+
+    def seconds(self):
+        torch, times = self.torch, []
+        for _ in range(self.a.steps):
+            ids = torch.randint(0, 50257, (self.a.batch, self.a.seq))
+            start = time.perf_counter()
+            self.model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            times.append(time.perf_counter() - start)
+        return times[1:]
+
+
+def main():
+    a = arguments()
+    tokens_per_step = a.batch * a.seq
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        tokens = folder / "tokens.bin"
+        make_tokens(tokens, 64 * tokens_per_step)
+        torch_side = PyTorch(a)
+        seconds = {"sluice": [], "pytorch": []}
+        for number in range(a.rounds):
+            seconds["sluice"] += sluice_seconds(a, tokens, folder)
+            seconds["pytorch"] += torch_side.seconds()
+            print(f"round {number + 1}/{a.rounds}: sluice {statistics.median(seconds['sluice']):.2f} s a step, "
+                  f"pytorch {statistics.median(seconds['pytorch']):.2f} s", file=sys.stderr)
+    rate = {side: tokens_per_step / statistics.median(times) for side, times in seconds.items()}
+    result = {"model": a.model, "batch": a.batch, "seq": a.seq, "threads": a.threads, "seconds": seconds,
+              "tokens_per_second": rate, "ratio": rate["sluice"] / rate["pytorch"], "torch": torch_side.torch.__version__}
+    if a.json:
+        print(json.dumps(result))
+    else:
+        print(f"{a.model} f32, batch {a.batch} x {a.seq}, {a.threads} threads: sluice {rate['sluice']:.1f} tokens/s, "
+              f"PyTorch {result['torch']} {rate['pytorch']:.1f}, ratio {result['ratio']:.2f}")
+
+
+if __name__ == "__main__":
+    main()
