@@ -53,10 +53,17 @@ struct StepReport {
   double wait_seconds = 0, optimizer_seconds = 0;
 };
 
+// A checkpoint that was written, or read.
+struct CheckpointReport {
+  std::string folder;
+  std::uint64_t bytes = 0;
+  double seconds = 0;
+};
+
 struct TrainEvents {
   std::function<void(const std::string& plan_table)> planned;
   std::function<void(const StepReport&)> step;
-  std::function<void(const std::string& folder)> saved;
+  std::function<void(const CheckpointReport&)> saved, resumed;
   std::function<bool()> stop;  // asked between ops: true: save at the end of this step and return
 };
 

@@ -13,8 +13,6 @@
 namespace sluice::models {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 LearningRate learning_rate_of(const TrainSettings& s) {
   return {s.learning_rate, s.warmup, s.steps, s.final_learning_rate, schedule_shape(s.schedule)};
 }
@@ -91,7 +89,11 @@ void TrainingRun::resume(const std::string& folder) {
   next_sample_ = json_field<std::uint64_t>(checkpoint.run(), "next_sample", folder);
   CheckpointValues values(checkpoint, engine_->layout(), state_names(*setup_.optimizer));
   checkpoint_ = folder;
-  if (load_units(values.source())) engine_->set_steps(step_);
+  const auto begin = std::chrono::steady_clock::now();
+  if (!load_units(values.source())) return;
+  engine_->settle();
+  engine_->set_steps(step_);
+  if (events_.resumed) events_.resumed(checkpoint_report(begin));
 }
 
 // Before the first step, so that the room for what the run will save is not found missing after hours.
@@ -125,7 +127,7 @@ StepReport TrainingRun::step() {
   const std::uint64_t number = step_ + 1;
   StepReport report;
   engine::StepResult result;
-  const Clock::time_point begin = Clock::now();
+  const auto begin = std::chrono::steady_clock::now();
   try {
     report.loss = last_loss_ = run_step(number, result);
   } catch (const Error& error) {
@@ -133,7 +135,7 @@ StepReport TrainingRun::step() {
   }
   step_ = number;
   next_sample_ += samples_of_step(settings_);
-  report.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   report.gradient_norm = result.gradient_norm;
   describe(report);
   return report;
@@ -161,6 +163,11 @@ void TrainingRun::describe(StepReport& report) {
   engine_counters_ = now;
 }
 
+CheckpointReport TrainingRun::checkpoint_report(std::chrono::steady_clock::time_point begin) const {
+  return {checkpoint_, setup_.plan.checkpoint_bytes,
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
+}
+
 double TrainingRun::evaluate() {
   double sum = 0;
   for (std::uint64_t i = 0; i < settings_.eval_batches; ++i)
@@ -170,6 +177,8 @@ double TrainingRun::evaluate() {
 
 void TrainingRun::save() {
   if (settings_.out.empty() || saved_step_ == step_) return;
+  engine_->settle();
+  const auto begin = std::chrono::steady_clock::now();
   CheckpointTensors tensors(engine_->layout(), settings_.dtype, state_names(*setup_.optimizer));
   engine::CheckpointWriter::Options options;
   options.out = settings_.out;
@@ -187,7 +196,7 @@ void TrainingRun::save() {
   checkpoint_ = writer.commit(run_record(setup_, step_, next_sample_));
   saved_step_ = step_;
   engine::prune(settings_.out, settings_.keep);
-  if (events_.saved) events_.saved(checkpoint_);
+  if (events_.saved) events_.saved(checkpoint_report(begin));
 }
 
 TrainResult TrainingRun::train() {

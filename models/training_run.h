@@ -1,4 +1,5 @@
 #pragma once
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -37,6 +38,7 @@ class TrainingRun {
   StepReport step();
   double run_step(std::uint64_t step, engine::StepResult& result);
   void describe(StepReport& report);
+  CheckpointReport checkpoint_report(std::chrono::steady_clock::time_point begin) const;
   double evaluate();
   void save();
   std::string last_checkpoint() const;

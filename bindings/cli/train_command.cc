@@ -43,7 +43,13 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
   models::TrainEvents events;
   events.planned = [&](const std::string& table) { progress.message(table); };
   events.step = [&](const models::StepReport& report) { progress.step(report); };
-  events.saved = [&](const std::string& folder) { progress.message("saved " + folder); };
+  const auto tell = [&](const char* what, const models::CheckpointReport& report) {
+    progress.message(fmt::format("{} {} ({} in {:.2f} s, {:.2f} GB/s)", what, report.folder,
+                                 format_size(report.bytes), report.seconds,
+                                 static_cast<double>(report.bytes) / 1e9 / report.seconds));
+  };
+  events.saved = [&](const models::CheckpointReport& report) { tell("saved", report); };
+  events.resumed = [&](const models::CheckpointReport& report) { tell("resumed from", report); };
   events.stop = [] { return StopSignals::requested(); };
   const models::TrainResult result = models::train(settings, events);
   progress.finish();
