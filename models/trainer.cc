@@ -12,28 +12,28 @@
 namespace sluice::models {
 namespace {
 
-// The checkpoint to go on from; nothing where the run begins. Throws where --out holds a run that was not
-// asked for.
-std::optional<std::string> find_checkpoint(const TrainSettings& settings) {
-  if (settings.out.empty()) return std::nullopt;
+void refuse_other_run(const TrainSettings& settings) {
+  if (settings.out.empty() || settings.resume) return;
   const engine::CheckpointList list = engine::list_checkpoints(settings.out);
-  if (!settings.resume) {
-    if (list.whole.empty() && list.broken.empty()) return std::nullopt;
-    fail(ErrorCode::kInvalidArgument,
-         "--out '{}' holds a run already ('{}'); go on with it by --resume, or name another folder",
-         settings.out, list.whole.empty() ? list.broken.front().path : list.whole.back().path);
-  }
+  if (list.whole.empty() && list.broken.empty()) return;
+  fail(ErrorCode::kInvalidArgument,
+       "--out '{}' holds a run already ('{}'); go on with it by --resume, or name another folder",
+       settings.out, list.whole.empty() ? list.broken.front().path : list.whole.back().path);
+}
+
+// The checkpoint to go on from; nothing where the run begins.
+std::optional<std::string> find_checkpoint(const TrainSettings& settings) {
+  if (settings.out.empty() || !settings.resume) return std::nullopt;
+  const engine::CheckpointList list = engine::list_checkpoints(settings.out);
   for (const auto& broken : list.broken)
     log().warn("'{}' is not a whole checkpoint: {}", broken.path, broken.reason);
-  if (list.whole.empty()) {
-    if (!list.broken.empty())
-      fail(ErrorCode::kCorrupt,
-           "--out '{}' holds no whole checkpoint to resume from; see the warnings, or name another folder",
-           settings.out);
-    log().info("'{}' holds no checkpoint yet: the run begins at its start", settings.out);
-    return std::nullopt;
-  }
-  return list.whole.back().path;
+  if (!list.whole.empty()) return list.whole.back().path;
+  if (!list.broken.empty())
+    fail(ErrorCode::kCorrupt,
+         "--out '{}' holds no whole checkpoint to resume from; see the warnings, or name another folder",
+         settings.out);
+  log().info("'{}' holds no checkpoint yet: the run begins at its start", settings.out);
+  return std::nullopt;
 }
 
 void resume_from(TrainingRun& run, const std::string& checkpoint) {
@@ -58,16 +58,17 @@ std::string plan_text(const PlanResult& result) {
 
 TrainResult train(const TrainSettings& settings, const TrainEvents& events) {
   check_settings(settings);
-  const bool begins = !find_checkpoint(settings);  // before the work of planning
+  refuse_other_run(settings);  // before the work of planning
   allocator::install_touch_reporter();
   Setup setup = prepare(settings);
-  if (begins && !is_preset(settings.model))
+  if (!settings.resume && !is_preset(settings.model))
     check_hugging_face_folder(*setup.tools->io, settings.model, setup.config,
                               engine::Layout(setup.model->units()));
   if (events.planned) events.planned(plan_text(setup.plan));
   std::optional<engine::RunLock> lock;
   if (!settings.out.empty()) {
     lock.emplace(settings.out);
+    refuse_other_run(settings);  // one that ended meanwhile
     engine::remove_leftovers(settings.out);
   }
   const std::optional<std::string> checkpoint = find_checkpoint(settings);
