@@ -129,6 +129,10 @@ void check_config(const ModelConfig& config) {
     if (size >= 1 && size <= kMost) continue;
     fail(ErrorCode::kInvalidArgument, "a model's {} is {}; between 1 and {} is possible", name, size, kMost);
   }
+  constexpr std::size_t kMostLayers = 10'000;
+  if (config.layers > kMostLayers)
+    fail(ErrorCode::kInvalidArgument, "a model of {} layers is asked for; at most {} are possible",
+         config.layers, kMostLayers);
   if (config.heads % config.kv_heads != 0) {
     fail(ErrorCode::kInvalidArgument, "{} heads cannot share {} key/value heads evenly", config.heads,
          config.kv_heads);

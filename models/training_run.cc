@@ -116,23 +116,24 @@ double TrainingRun::run_step(std::uint64_t number, engine::StepResult& result) {
   const double loss = runner_->train_step(setup_.data->training(next_sample_), settings_.seed, number,
                                           [this] { stop_requested(); });
   if (!std::isfinite(loss))
-    fail(ErrorCode::kState,
-         "the loss is {}: it is not finite. Try a smaller --lr, a longer --warmup or --clip 1", loss);
+    fail(ErrorCode::kInvalidArgument,
+         "the loss is {}: it is not finite. Try a smaller --lr or a longer --warmup; values of the model or "
+         "the data may also "
+         "be at fault",
+         loss);
   result = engine_->step();
   return loss;
 }
 
 StepReport TrainingRun::step() {
   const std::uint64_t number = step_ + 1;
+  in_step_ = true;
   StepReport report;
   engine::StepResult result;
   const auto begin = std::chrono::steady_clock::now();
-  try {
-    report.loss = last_loss_ = run_step(number, result);
-  } catch (const Error& error) {
-    fail(error.code(), "step {}: {}; {}", number, error.what(), last_checkpoint());
-  }
+  report.loss = last_loss_ = run_step(number, result);
   step_ = number;
+  in_step_ = false;
   next_sample_ += samples_of_step(settings_);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   report.gradient_norm = result.gradient_norm;
@@ -167,10 +168,12 @@ CheckpointReport TrainingRun::checkpoint_report(std::chrono::steady_clock::time_
           std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
 }
 
-double TrainingRun::evaluate() {
+std::optional<double> TrainingRun::evaluate() {
   double sum = 0;
-  for (std::uint64_t i = 0; i < settings_.eval_batches; ++i)
+  for (std::uint64_t i = 0; i < settings_.eval_batches; ++i) {
+    if (stop_requested()) return std::nullopt;
     sum += runner_->evaluate(setup_.data->validation(i));
+  }
   return sum / static_cast<double>(settings_.eval_batches);
 }
 
@@ -198,9 +201,7 @@ void TrainingRun::save() {
   if (events_.saved) events_.saved(checkpoint_report(begin));
 }
 
-TrainResult TrainingRun::train() {
-  if (disk_) disk_counters_ = disk_->counters();
-  engine_counters_ = engine_->counters();
+void TrainingRun::run_steps() {
   while (step_ < settings_.steps && !stop_requested()) {
     StepReport report = step();
     if (settings_.eval_every != 0 && (due(settings_.eval_every) || step_ == settings_.steps))
@@ -209,7 +210,18 @@ TrainResult TrainingRun::train() {
     if (events_.step) events_.step(report);
     if (due(settings_.save_every)) save();
   }
-  save();
+}
+
+TrainResult TrainingRun::train() {
+  if (disk_) disk_counters_ = disk_->counters();
+  engine_counters_ = engine_->counters();
+  try {
+    run_steps();
+    save();
+  } catch (const Error& error) {
+    fail(error.code(), "{} step {}: {}; {}", in_step_ ? "in" : "after", step_ + (in_step_ ? 1 : 0),
+         error.what(), last_checkpoint());
+  }
   if (trace_) trace_->save(settings_.trace);
   TrainResult result;
   result.steps = step_;

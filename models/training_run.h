@@ -39,7 +39,8 @@ class TrainingRun {
   double run_step(std::uint64_t step, engine::StepResult& result);
   void describe(StepReport& report);
   CheckpointReport checkpoint_report(std::chrono::steady_clock::time_point begin) const;
-  double evaluate();
+  std::optional<double> evaluate();  // nothing where the run is to stop
+  void run_steps();
   void save();
   std::string last_checkpoint() const;
   bool stop_requested();
@@ -57,6 +58,7 @@ class TrainingRun {
   std::unique_ptr<Runner> runner_;
   std::optional<MetricsFile> metrics_;
   std::uint64_t step_ = 0, saved_step_ = 0, next_sample_ = 0;
+  bool in_step_ = false;
   std::string checkpoint_;  // the last one
   bool stop_ = false;
   offload::RecordStore::Counters disk_counters_;

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 
 #include "allocator/memory.h"
 #include "core/bytes.h"
@@ -96,6 +97,16 @@ void require_base(const engine::Budget& budget) {
 }
 
 // What would otherwise be found at the end of the run.
+// Nothing, an empty file, or a trace of a run before.
+bool may_be_replaced_by_a_trace(const std::string& path) {
+  if (!std::filesystem::exists(path)) return true;
+  if (!std::filesystem::is_regular_file(path)) return false;
+  std::ifstream file(path, std::ios::binary);
+  std::string start(64, '\0');
+  file.read(start.data(), static_cast<std::streamsize>(start.size()));
+  return file.gcount() == 0 || start.starts_with("{\"otherData\":{\"dropped_events\"");
+}
+
 void check_outputs(const TrainSettings& settings, const TrainingData& data) {
   if (settings.eval_every != 0 && !data.has_validation())
     fail(ErrorCode::kInvalidArgument,
@@ -105,6 +116,9 @@ void check_outputs(const TrainSettings& settings, const TrainingData& data) {
   if (::access(folder.c_str(), W_OK) != 0)
     fail(ErrorCode::kInvalidArgument, "the trace '{}' cannot be written: {}", settings.trace,
          errno_text(errno));
+  if (!may_be_replaced_by_a_trace(settings.trace))
+    fail(ErrorCode::kInvalidArgument,
+         "'{}' is there already and is not a trace; name another file for --trace", settings.trace);
 }
 
 }  // namespace

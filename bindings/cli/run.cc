@@ -1,5 +1,7 @@
 #include <fmt/ranges.h>
 
+#include <csignal>
+#include <cstdio>
 #include <exception>
 #include <new>
 
@@ -78,6 +80,10 @@ int report(const char* text, int status) {
 }  // namespace
 
 int run(int argc, const char* const* argv) {
+  // A closed pipe and a file-size limit become errors of the write, which is then reported; neither ends a
+  // run unsaved.
+  ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);
   try {
     Program program;
     try {
@@ -87,6 +93,8 @@ int run(int argc, const char* const* argv) {
       return report(error.what(), 2);
     }
     dispatch(program);
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+      return report("the standard output could not be written: part of what was to be shown is lost", 1);
     return 0;
   } catch (const Error& error) {
     return report(error.what(), exit_status(error.code()));

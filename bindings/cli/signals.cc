@@ -15,7 +15,7 @@ std::array<struct sigaction, kSignals.size()> previous;
 
 void on_signal(int number) {
   if (number == SIGINT && received != 0) {
-    static constexpr char kText[] = "\nsluice: stopped at once; the last checkpoint stands\n";
+    static constexpr char kText[] = "\nsluice: stopped at once; what was saved before stands\n";
     (void)!::write(STDERR_FILENO, kText, sizeof kText - 1);
     ::_exit(128 + SIGINT);
   }

@@ -259,13 +259,18 @@ class Planner {
       fail(ErrorCode::kBudget,
            "{}: memory is short by {}; with everything on disk that can be, all recomputed, and one "
            "micro-batch at a time it needs {} "
-           "({} activations and workspace, {} frames and small units, {} the process). Give --memory {}, or "
+           "({} activations and workspace, {} frames, staging and what stays, {} the process). Give --memory "
+           "{}, or "
            "a smaller --batch or --seq",
            asked, format_size(on_disk.peak_memory - budget_.memory), format_size(on_disk.peak_memory),
            format_size(on_disk.activation_bytes + on_disk.workspace_bytes),
-           format_size(on_disk.bytes[0][index(Purpose::kParameter)] +
-                       on_disk.bytes[0][index(Purpose::kGradient)]),
+           format_size(on_disk.peak_memory - on_disk.activation_bytes - on_disk.workspace_bytes -
+                       budget_.base),
            format_size(budget_.base), format_argument(on_disk.peak_memory));
+    if (in_memory.peak_memory <= budget_.memory)
+      fail(ErrorCode::kBudget,
+           "what is asked to be on disk takes {}, and the disk folders lend {}; give --disk FOLDER:{}",
+           format_size(on_disk.disk_bytes), format_size(budget_.disk), format_argument(on_disk.disk_bytes));
     if (budget_.disk == 0)
       fail(ErrorCode::kBudget,
            "{}: memory is short by {} and no disk is given. Add --disk FOLDER:{}, or give --memory {}", asked,

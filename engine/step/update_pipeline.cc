@@ -230,10 +230,10 @@ bool UpdatePipeline::pump() {
     {
       const std::lock_guard lock(mutex_);
       if (error_) std::rethrow_exception(error_);
-      for (std::size_t i = 0; i < slots_.size(); ++i)  // the oldest first
-        if (slots_[i].stage == Stage::kReady &&
-            (index == slots_.size() || slots_[i].chunk < slots_[index].chunk))
-          index = i;
+      // Any order: an update of elements does not depend on it.
+      const auto ready = std::find_if(slots_.begin(), slots_.end(),
+                                      [](const Slot& slot) { return slot.stage == Stage::kReady; });
+      index = static_cast<std::size_t>(ready - slots_.begin());
     }
     if (index == slots_.size()) break;
     apply_ready_slot(index);
