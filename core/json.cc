@@ -27,7 +27,9 @@ Json parse_json(std::string_view text, std::string_view source) {
   try {
     return Json::parse(text);
   } catch (const nlohmann::json::exception& error) {
-    fail(ErrorCode::kInvalidArgument, "{} is not valid JSON: {}", source, error.what());
+    const std::string_view reason(error.what());  // ends in the text itself, which may be anything
+    fail(ErrorCode::kInvalidArgument, "{} is not valid JSON: {}", source,
+         reason.substr(0, reason.find("; last read")));
   }
 }
 

@@ -105,8 +105,9 @@ class Handler : public nlohmann::json_sax<Json> {
 
   bool parse_error(std::size_t position, const std::string&,
                    const nlohmann::detail::exception& error) override {
+    const std::string_view reason(error.what());  // ends in the text itself, which may be anything
     fail(ErrorCode::kCorrupt, "'{}' has a header that is not valid JSON at byte {}: {}", source_, position,
-         error.what());
+         reason.substr(0, reason.find("; last read")));
   }
 
  private:
