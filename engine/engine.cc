@@ -90,6 +90,7 @@ struct Engine::State {
     phases[unit] = Phase::kWaiting;
     due[unit] = {hyperparameters(true), hyperparameters(false)};
     waiting.push_back(unit);
+    if (plan.clip) pager.lend(gradients.holding(unit, 0));
     // The master holds the values: what is on disk need not be read only to be overwritten.
     if (has_master && plan.clip && !pager.resident(parameters[unit])) pager.forget(parameters[unit]);
   }
@@ -98,10 +99,13 @@ struct Engine::State {
     return {settings.learning_rate, decays ? settings.weight_decay : 0.0, clip_factor, steps};
   }
 
-  bool start_update(UnitId unit, bool wait_for_parameters) {
+  bool start_update(UnitId unit, bool wait) {
     if (updates.under_way(unit)) return false;
     const HoldingId values = parameters[unit];
-    if (wait_for_parameters)
+    const HoldingId gradient = gradients.holding(unit, 0);
+    pager.poll();
+    if (!wait && pager.fetching(gradient)) return false;
+    if (wait)
       pager.acquire(values, Pager::Use::kModify);
     else if (!pager.try_acquire(values, Pager::Use::kModify))
       return false;
@@ -111,8 +115,8 @@ struct Engine::State {
     update.plain = due[unit].plain;
     update.parameters = {pager.data(values), plan.dtype};
     update.gradient_type = gradients.final_type();
-    const HoldingId gradient = gradients.holding(unit, 0);
-    const bool in_memory = pager.present(gradient);
+    // A fetch that began before the update was decided is waited for: a record is read by one at a time.
+    const bool in_memory = pager.present(gradient) || pager.fetching(gradient);
     if (in_memory)
       update.gradient = {pager.acquire(gradient, Pager::Use::kRead), update.gradient_type};
     else
@@ -188,10 +192,8 @@ struct Engine::State {
       fail(ErrorCode::kState, "unit '{}' is acquired out of the schedule (access {} of {})",
            layout.units()[access.unit].name, position, accesses.size());
     pager.set_position(position);
-    if (access.parameters) {
-      ensure_updated(access.unit);
-      pager.acquire(parameters[access.unit], Pager::Use::kRead);
-    }
+    ensure_updated(access.unit);  // a pending update owns the gradient too
+    if (access.parameters) pager.acquire(parameters[access.unit], Pager::Use::kRead);
     for (int use = 0; use < gradients.uses(access.unit); ++use)
       if (use == access.gradient_use || final)
         pager.acquire(gradients.holding(access.unit, use), Pager::Use::kModify);

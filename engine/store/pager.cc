@@ -19,6 +19,7 @@ struct Pager::Holding {
   std::size_t contents = 0;  // bytes; 0: none
   bool present = false;      // frames are under the home, and hold the contents once no read is under way
   bool on_disk = false;      // the record holds the contents
+  bool lent = false;         // the record is read by others
   int pins = 0;
   Io io = Io::kNone;
   offload::Batch batch;
@@ -35,7 +36,7 @@ Pager::~Pager() {
   for (auto& holding : holdings_) {
     try {
       holding->batch.wait();
-    } catch (const Error&) {  // NOLINT: nobody is left to be told
+    } catch (...) {  // NOLINT: nobody is left to be told
     }
     if (!holding->spec.resident && pool_ != nullptr) pool_->shrink(holding->home, 0);
   }
@@ -151,7 +152,7 @@ void Pager::prefetch(std::size_t accesses) {
   poll();
   for (std::size_t i = 1; i <= std::min(accesses, schedule_.size() - 1); ++i)
     for (const HoldingId id : schedule_[(position_ + i) % schedule_.size()])
-      if (!holdings_[id]->present && !begin_fetch(*holdings_[id], false)) return;
+      if (!holdings_[id]->present && !holdings_[id]->lent && !begin_fetch(*holdings_[id], false)) return;
 }
 
 void Pager::prefetch_one(HoldingId id) {
@@ -217,11 +218,14 @@ void Pager::forget(HoldingId id) {
   ensure(holding.pins == 0, "'{}' is given up while it is held", holding.spec.name);
   if (holding.io != Holding::Io::kNone) settle(holding);
   holding.contents = 0;
-  holding.on_disk = false;
+  holding.on_disk = holding.lent = false;
 }
+
+void Pager::lend(HoldingId id) { holdings_[id]->lent = true; }
 
 bool Pager::resident(HoldingId id) const { return holdings_[id]->spec.resident; }
 bool Pager::present(HoldingId id) const { return ready(*holdings_[id], Use::kRead); }
+bool Pager::fetching(HoldingId id) const { return holdings_[id]->io == Holding::Io::kReading; }
 std::byte* Pager::data(HoldingId id) const {
   const Holding& holding = *holdings_[id];
   return holding.spec.resident ? holding.region.data() : holding.home.data();

@@ -63,8 +63,12 @@ class Pager {
   // REQUIRES: not held.
   void forget(HoldingId holding);
 
+  // Its record is read by somebody else from now until discard(): it is not prefetched.
+  void lend(HoldingId holding);
+
   bool resident(HoldingId holding) const;
-  bool present(HoldingId holding) const;  // readable now without I/O
+  bool present(HoldingId holding) const;   // readable now without I/O
+  bool fetching(HoldingId holding) const;  // will be present without further ado
   std::byte* data(HoldingId holding) const;
   offload::RecordId record(HoldingId holding) const;  // REQUIRES: not resident
 
