@@ -7,6 +7,7 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "engine/refusal.h"
 #include "engine/step/gradients.h"
 #include "engine/step/update_pipeline.h"
 #include "engine/store/pager.h"
@@ -98,10 +99,11 @@ struct Engine::State {
     return {settings.learning_rate, decays ? settings.weight_decay : 0.0, clip_factor, steps};
   }
 
-  bool start_update(UnitId unit, bool wait_for_parameters) {
+  bool start_update(UnitId unit, bool wait) {
     if (updates.under_way(unit)) return false;
     const HoldingId values = parameters[unit];
-    if (wait_for_parameters)
+    const HoldingId gradient = gradients.holding(unit, 0);
+    if (wait)
       pager.acquire(values, Pager::Use::kModify);
     else if (!pager.try_acquire(values, Pager::Use::kModify))
       return false;
@@ -111,7 +113,6 @@ struct Engine::State {
     update.plain = due[unit].plain;
     update.parameters = {pager.data(values), plan.dtype};
     update.gradient_type = gradients.final_type();
-    const HoldingId gradient = gradients.holding(unit, 0);
     const bool in_memory = pager.present(gradient);
     if (in_memory)
       update.gradient = {pager.acquire(gradient, Pager::Use::kRead), update.gradient_type};
@@ -185,13 +186,11 @@ struct Engine::State {
     Access asked = access;
     asked.final = false;
     if (!in_step || position >= accesses.size() || asked != expected)
-      fail(ErrorCode::kState, "unit '{}' is acquired out of the schedule (access {} of {})",
-           layout.units()[access.unit].name, position, accesses.size());
+      refuse(ErrorCode::kState, "unit '{}' is acquired out of the schedule (access {} of {})",
+             layout.units()[access.unit].name, position, accesses.size());
     pager.set_position(position);
-    if (access.parameters) {
-      ensure_updated(access.unit);
-      pager.acquire(parameters[access.unit], Pager::Use::kRead);
-    }
+    ensure_updated(access.unit);  // a pending update owns the gradient too
+    if (access.parameters) pager.acquire(parameters[access.unit], Pager::Use::kRead);
     for (int use = 0; use < gradients.uses(access.unit); ++use)
       if (use == access.gradient_use || final)
         pager.acquire(gradients.holding(access.unit, use), Pager::Use::kModify);
@@ -207,7 +206,8 @@ struct Engine::State {
              h.gradient_use == access.gradient_use;
     });
     if (found == held.end())
-      fail(ErrorCode::kState, "unit '{}' is released and was not acquired", layout.units()[access.unit].name);
+      refuse(ErrorCode::kState, "unit '{}' is released and was not acquired",
+             layout.units()[access.unit].name);
     const Access released = *found;
     held.erase(found);
     if (released.parameters) pager.release(parameters[released.unit]);
@@ -246,8 +246,8 @@ struct Engine::State {
 
   StepResult finish_step() {
     if (!in_step || position != accesses.size() || !held.empty())
-      fail(ErrorCode::kState, "step() is called after {} of {} accesses, with {} units held", position,
-           accesses.size(), held.size());
+      refuse(ErrorCode::kState, "step() is called after {} of {} accesses, with {} units held", position,
+             accesses.size(), held.size());
     in_step = false;
     position = 0;
     pager.set_position(0);
@@ -257,8 +257,8 @@ struct Engine::State {
       for (UnitId unit = 0; unit < layout.units().size(); ++unit)
         if (gradients.uses(unit) > 0) pager.discard(gradients.holding(unit, 0));
       --steps;
-      fail(ErrorCode::kState, "the gradient of '{}' is not finite in step {}; no parameter was changed",
-           layout.spec(*bad_parameter).name, steps + 1);
+      refuse(ErrorCode::kState, "the gradient of '{}' is not finite in step {}; no parameter was changed",
+             layout.spec(*bad_parameter).name, steps + 1);
     }
     // torch.nn.utils.clip_grad_norm_ has the same 1e-6.
     if (settings.clip > 0) clip_factor = std::min(1.0, settings.clip / (result.gradient_norm + 1e-6));
@@ -276,9 +276,13 @@ struct Engine::State {
       fail(ErrorCode::kState, "the engine has failed: {}; go on from the last checkpoint", failure);
     try {
       return action();
-    } catch (const Error& error) {
-      const bool harmless = error.code() == ErrorCode::kState && !(bad_parameter && !plan.clip);
-      if (!harmless && error.code() != ErrorCode::kInvalidArgument) failure = error.what();
+    } catch (const Refusal&) {
+      throw;
+    } catch (const std::exception& error) {  // also of a source that load() calls, or of the allocator
+      failure = error.what();
+      throw;
+    } catch (...) {
+      failure = "an exception of an unknown type";
       throw;
     }
   }
@@ -317,13 +321,15 @@ Engine::~Engine() = default;
 
 const Layout& Engine::layout() const { return state_->layout; }
 std::uint64_t Engine::steps() const { return state_->steps; }
-void Engine::set_steps(std::uint64_t steps) { state_->steps = steps; }
+void Engine::set_steps(std::uint64_t steps) {
+  state_->guarded([&] { state_->steps = steps; });
+}
 
 void Engine::load(UnitId unit, const UnitSource& source) {
   State& s = *state_;
   s.guarded([&] {
     if (s.in_step)
-      fail(ErrorCode::kState, "unit '{}' is loaded in the middle of a step", s.layout.units()[unit].name);
+      refuse(ErrorCode::kState, "unit '{}' is loaded in the middle of a step", s.layout.units()[unit].name);
     s.settle();
     std::byte* values = s.pager.acquire(s.parameters[unit], Pager::Use::kModify);
     load_values({s.layout, s.states, s.updates, s.resources, s.has_master}, unit, {values, s.plan.dtype},
@@ -338,7 +344,7 @@ void Engine::save(UnitId unit, const UnitSink& sink) {
   std::exception_ptr sink_failure;  // the engine itself is whole then
   s.guarded([&] {
     if (s.in_step)
-      fail(ErrorCode::kState, "unit '{}' is saved in the middle of a step", s.layout.units()[unit].name);
+      refuse(ErrorCode::kState, "unit '{}' is saved in the middle of a step", s.layout.units()[unit].name);
     s.settle();
     std::byte* values = s.pager.acquire(s.parameters[unit], Pager::Use::kRead);
     if (unit + 1 < s.parameters.size()) s.pager.prefetch_one(s.parameters[unit + 1]);
@@ -352,10 +358,10 @@ void Engine::save(UnitId unit, const UnitSink& sink) {
 void Engine::begin_step(const StepSettings& settings) {
   State& s = *state_;
   s.guarded([&] {
-    if (s.in_step) fail(ErrorCode::kState, "begin_step() is called twice without step()");
+    if (s.in_step) refuse(ErrorCode::kState, "begin_step() is called twice without step()");
     if (settings.clip > 0 && !s.plan.clip)
-      fail(ErrorCode::kInvalidArgument,
-           "clipping by norm {} is asked for, and the plan was made without clipping", settings.clip);
+      refuse(ErrorCode::kInvalidArgument,
+             "clipping by norm {} is asked for, and the plan was made without clipping", settings.clip);
     s.settings = settings;
     s.clip_factor = 1;
     s.bad_parameter.reset();
@@ -373,8 +379,11 @@ void Engine::release(const Access& access) {
 }
 
 ConstArray Engine::parameter(ParameterId parameter) const {
-  const Layout::Place& place = state_->layout.place(parameter);
-  return ConstArray{state_->pager.data(state_->parameters[place.unit]), state_->plan.dtype}.at(place.offset);
+  State& s = *state_;
+  return s.guarded([&] {
+    const Layout::Place& place = s.layout.place(parameter);
+    return ConstArray{s.pager.data(s.parameters[place.unit]), s.plan.dtype}.at(place.offset);
+  });
 }
 
 GradientTarget Engine::gradient(ParameterId parameter, int use, std::size_t micro_batch) {
@@ -384,9 +393,9 @@ GradientTarget Engine::gradient(ParameterId parameter, int use, std::size_t micr
     const bool acquired = std::any_of(s.held.begin(), s.held.end(), [&](const Access& a) {
       return a.unit == unit && a.gradient_use == use;
     });
-    if (!acquired)
-      fail(ErrorCode::kState, "the gradient of '{}' is written without its unit",
-           s.layout.spec(parameter).name);
+    if (!acquired || use < 0 || use >= s.layout.spec(parameter).uses)
+      refuse(ErrorCode::kState, "the gradient of '{}' is written without its unit",
+             s.layout.spec(parameter).name);
     GradientTarget target;
     target.data = s.gradients.target(parameter, use, micro_batch, &target.accumulate);
     return target;
@@ -401,7 +410,7 @@ void Engine::acquire_for_reading(UnitId unit) {
   State& s = *state_;
   s.guarded([&] {
     if (s.in_step)
-      fail(ErrorCode::kState, "unit '{}' is read in the middle of a step", s.layout.units()[unit].name);
+      refuse(ErrorCode::kState, "unit '{}' is read in the middle of a step", s.layout.units()[unit].name);
     s.ensure_updated(unit);
     s.pager.acquire(s.parameters[unit], Pager::Use::kRead);
     if (unit + 1 < s.parameters.size() && s.phases[unit + 1] == State::Phase::kCurrent)
@@ -410,7 +419,9 @@ void Engine::acquire_for_reading(UnitId unit) {
   });
 }
 
-void Engine::release_from_reading(UnitId unit) { state_->pager.release(state_->parameters[unit]); }
+void Engine::release_from_reading(UnitId unit) {
+  state_->guarded([&] { state_->pager.release(state_->parameters[unit]); });
+}
 
 void Engine::progress() {
   state_->guarded([&] { state_->advance_updates(); });

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "core/bytes.h"
-#include "core/error.h"
+#include "engine/refusal.h"
 #include "kernels/elementwise.h"
 #include "kernels/reduce.h"
 
@@ -48,7 +48,7 @@ float* Gradients::data(ParameterId parameter, int use) const {
 float* Gradients::target(ParameterId parameter, int use, std::size_t micro_batch, bool* accumulate) {
   auto& last = progress_[parameter].last.at(static_cast<std::size_t>(use));
   if (last && *last >= micro_batch)
-    fail(
+    refuse(
         ErrorCode::kState,
         "the gradient of '{}' for micro-batch {} comes after that of micro-batch {}; they are added in order",
         layout_.spec(parameter).name, micro_batch, *last);

@@ -219,6 +219,7 @@ void UpdatePipeline::finish_applied() {
     running->on_applied();
   }
   const std::lock_guard lock(mutex_);
+  if (error_) std::rethrow_exception(error_);  // the write that has just ended may be the one that failed
   std::erase_if(updates_, [](const auto& running) { return running->done(); });
 }
 

@@ -36,7 +36,7 @@ Pager::~Pager() {
   for (auto& holding : holdings_) {
     try {
       holding->batch.wait();
-    } catch (const Error&) {  // NOLINT: nobody is left to be told
+    } catch (...) {  // NOLINT: nobody is left to be told
     }
     if (!holding->spec.resident && pool_ != nullptr) pool_->shrink(holding->home, 0);
   }

@@ -66,7 +66,7 @@ class Pager {
   void forget(HoldingId holding);
 
   bool resident(HoldingId holding) const;
-  bool present(HoldingId holding) const;  // readable now without I/O
+  bool present(HoldingId holding) const;   // readable now without I/O
   std::byte* data(HoldingId holding) const;
   offload::RecordId record(HoldingId holding) const;  // REQUIRES: not resident
 

@@ -1,0 +1,19 @@
+#pragma once
+#include <utility>
+
+#include "core/error.h"
+
+namespace sluice::engine {
+
+// A call that was refused before anything was changed: the engine goes on. Any other exception fails it.
+class Refusal : public Error {
+ public:
+  using Error::Error;
+};
+
+template <class... Arguments>
+[[noreturn]] void refuse(ErrorCode code, fmt::format_string<Arguments...> text, Arguments&&... arguments) {
+  throw Refusal(code, fmt::format(text, std::forward<Arguments>(arguments)...));
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Builds a sanitizer preset and runs the tests that it can follow, the rooms in which threads meet first.
+#   scripts/sanitize.sh asan   AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer (the default)
+#   scripts/sanitize.sh tsan   ThreadSanitizer
+# More arguments are names of rooms: only these. SLUICE_JOBS: compilers at a time (default: one a core).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+preset="${1:-asan}"
+shift || true
+
+case "$preset" in
+  asan) rooms=(engine offload core allocator optim kernels models) ;;
+  tsan) rooms=(engine offload core allocator) ;;
+  *)
+    echo "sanitize: '$preset' is not a preset; use asan or tsan" >&2
+    exit 2
+    ;;
+esac
+all="${rooms[*]}"
+if (($#)); then rooms=("$@"); fi
+for room in "${rooms[@]}"; do
+  [[ " $all " == *" $room "* ]] || { echo "sanitize: $preset does not run the tests of '$room'; it runs those of: $all" >&2; exit 2; }
+done
+
+export ASAN_OPTIONS="halt_on_error=1:detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1"
+export UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1"
+# die_after_fork=0: tests fork to kill the child, also while threads run.
+export TSAN_OPTIONS="halt_on_error=1:die_after_fork=0:second_deadlock_stack=1"
+
+if [[ "$preset" == tsan ]]; then
+  echo "sanitize: skipped: kernels, optim, models, bindings: their loops run on oneTBB and OpenMP, which Debian builds"
+  echo "          without ThreadSanitizer; where the rooms below use such loops, plain threads run them"
+else
+  echo "sanitize: skipped: bindings: its tests start the command line, which the tests of its rooms cover here"
+fi
+
+scripts/setup.sh
+cmake --preset "$preset" > /dev/null
+for room in "${rooms[@]}"; do
+  cmake --build "build/$preset" --target "${room}_test" -j "${SLUICE_JOBS:-$(nproc)}"
+  echo "sanitize: $preset: the tests of $room"
+  "build/$preset/bin/${room}_test" --gtest_brief=1
+done
+echo "sanitize: $preset: clean: ${rooms[*]}"

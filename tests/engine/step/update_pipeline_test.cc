@@ -1,0 +1,120 @@
+#include "engine/step/update_pipeline.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "core/error.h"
+#include "offload/file.h"
+
+namespace sluice::engine {
+namespace {
+
+// In memory; keeps the Done of writes back while `holds`, until let_go().
+class HoldingFile final : public offload::File {
+ public:
+  void read(std::uint64_t offset, std::span<std::byte> into, offload::Done done) override {
+    inner_->read(offset, into, std::move(done));
+  }
+  void write(std::uint64_t offset, std::span<const std::byte> from, offload::Done done) override {
+    if (!holds) return inner_->write(offset, from, std::move(done));
+    inner_->write(offset, from, [](const std::exception_ptr&) {});
+    held_.push_back(std::move(done));
+  }
+  void sync() override {}
+  void allocate(std::uint64_t bytes) override { inner_->allocate(bytes); }
+  std::uint64_t size() const override { return inner_->size(); }
+  const std::string& name() const override { return inner_->name(); }
+
+  void let_go(const std::exception_ptr& error) {
+    for (const offload::Done& done : std::exchange(held_, {})) done(error);
+  }
+  bool holds = false;
+
+ private:
+  std::unique_ptr<offload::File> inner_ = offload::make_memory_file("disk");
+  std::vector<offload::Done> held_;
+};
+
+class UpdatePipelineTest : public testing::Test {
+ protected:
+  static constexpr std::size_t kElements = 4096;
+
+  UpdatePipelineTest() {
+    auto file = std::make_unique<HoldingFile>();
+    file_ = file.get();
+    std::vector<std::unique_ptr<offload::File>> files;
+    files.push_back(std::move(file));
+    disk_.emplace(std::move(files), ledger_);
+    states_.emplace(layout_, optimizer_->state().size(), kElements, std::vector<bool>{false}, &*disk_);
+    disk_->allocate();
+    parameters_ = allocator::Region(ledger_, allocator::Purpose::kParameter, kElements * sizeof(float));
+    gradient_ = allocator::Region(ledger_, allocator::Purpose::kGradient, kElements * sizeof(float));
+    pipeline_.emplace(layout_, *optimizer_, *states_, false, threads_, &*disk_, nullptr);
+    pipeline_->start(ledger_, 2);
+    write_zero_state();
+  }
+
+  static Layout one_unit() {
+    UnitSpec unit{"unit", {}};
+    unit.parameters.push_back({"weight", {kElements}, false, 1});
+    return Layout({unit});
+  }
+
+  void write_zero_state() {
+    offload::Batch batch;
+    const std::size_t bytes = states_->chunk_bytes(0, 0);
+    disk_->write(states_->record(0), 0, {pipeline_->slot(0), bytes}, batch.add());
+    batch.wait();
+  }
+
+  void add(std::function<void()> on_applied) {
+    Update update;
+    update.decaying = update.plain = {0.01, 0.0, 1.0, 1};
+    update.parameters = {parameters_.data(), Dtype::kF32};
+    update.gradient = {gradient_.data(), Dtype::kF32};
+    pipeline_->add(update, std::move(on_applied));
+  }
+
+  Layout layout_ = one_unit();
+  std::unique_ptr<optim::Optimizer> optimizer_ = optim::make_adamw({});
+  Threads threads_{1};
+  allocator::Ledger ledger_;
+  HoldingFile* file_ = nullptr;
+  std::optional<offload::RecordStore> disk_;
+  std::optional<StateStore> states_;
+  allocator::Region parameters_, gradient_;
+  std::optional<UpdatePipeline> pipeline_;
+};
+
+TEST_F(UpdatePipelineTest, AnUpdateEndsWithItsLastWrite) {
+  bool applied = false;
+  file_->holds = true;
+  add([&] { applied = true; });
+  EXPECT_TRUE(pipeline_->pump());
+  EXPECT_TRUE(applied);
+  EXPECT_FALSE(pipeline_->idle());
+  EXPECT_TRUE(pipeline_->under_way(0));
+  EXPECT_FALSE(pipeline_->pump());
+  file_->let_go(nullptr);
+  pipeline_->wait();
+  EXPECT_TRUE(pipeline_->pump());
+  EXPECT_TRUE(pipeline_->idle());
+}
+
+TEST_F(UpdatePipelineTest, AWriteThatFailsWhileThePumpRunsIsTold) {
+  file_->holds = true;
+  add([&] { file_->let_go(std::make_exception_ptr(Error(ErrorCode::kIo, "disk: it is broken"))); });
+  try {
+    pipeline_->pump();
+    ADD_FAILURE() << "the error is lost, and the pipeline is " << (pipeline_->idle() ? "idle" : "busy");
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "disk: it is broken");
+  }
+}
+
+}  // namespace
+}  // namespace sluice::engine
