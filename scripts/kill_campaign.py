@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""Kills a training run N times at random moments, also inside saves, resumes it each time, and compares what comes
+out with a run that was never stopped: scripts/kill_campaign.py N [--seed S]. Exit 1: bits differ.
+
+The sluice that is run is build/bin/sluice, or bin/sluice of the folder that SLUICE_BUILD names."""
+import argparse
+import collections
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+SOURCE = pathlib.Path(__file__).resolve().parents[1]
+SLUICE = pathlib.Path(os.environ.get("SLUICE_BUILD", SOURCE / "build")) / "bin" / "sluice"
+LEFTOVER = re.compile(r"\.step-\d+\.(partial|removed)-(\d+)")
+STEPS = 12
+PATIENCE = 120  # seconds for one process; far more than it needs
+PLACES = {  # a run may be resumed with any of them: placement never changes a bit
+    "memory": ["--place-parameters", "memory", "--place-gradients", "memory", "--place-state", "memory"],
+    "disk": ["--place-parameters", "disk", "--place-gradients", "disk", "--place-state", "disk"],
+    "chosen": [],
+}
+
+
+def lesson(bytes_wanted=30000):
+    """A text with something to learn in it."""
+    sentences, size = [], 0
+    while size < bytes_wanted:
+        number = len(sentences) * 7919 % 1000
+        sentences.append(f"the river runs to the sea, and the sea to the {number} winds. ")
+        size += len(sentences[-1])
+    return "".join(sentences)
+
+
+def losses(metrics):
+    """The bits of the loss of each step, and that the steps are 1, 2, 3, ..."""
+    rows = [json.loads(line) for line in pathlib.Path(metrics).read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), metrics
+    return [struct.pack("<d", row["loss"]) for row in rows]
+
+
+def final_files(out, step):
+    """Name -> bytes of the tensors of a checkpoint."""
+    folder = pathlib.Path(out) / f"step-{step:08}"
+    return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
+
+
+def leftovers(out, without_pid=None):
+    names = os.listdir(out) if os.path.isdir(out) else []
+    found = [(name, LEFTOVER.fullmatch(name)) for name in names]
+    return sorted(name for name, match in found if match and match[2] != str(without_pid))
+
+
+class Campaign:
+    def __init__(self, folder, seed=0, steps=STEPS):
+        self.folder, self.steps, self.random = pathlib.Path(folder), steps, random.Random(seed)
+        self.text, self.disk = self.folder / "text.txt", self.folder / "disk"
+        self.text.write_text(lesson())
+        self.disk.mkdir()
+        self.kills = collections.Counter()  # by where they hit
+        self.rounds = 0
+        self.reference = self.run_reference()
+
+    def command(self, name, place, *more):
+        # fmt: off
+        return [str(SLUICE), "train", "--model", "tiny", "--data", str(self.text), "--seq", "32", "--batch", "2",
+                "--accumulate", "2", "--steps", str(self.steps), "--lr", "1e-3", "--threads", "2", "--memory", "600MiB",
+                "--disk", f"{self.disk}:1GiB", "--save-every", "1", "--keep", "2", "--progress", "none",
+                "--out", str(self.folder / name), "--metrics", str(self.folder / f"{name}.jsonl"),
+                *PLACES[place], *more]
+        # fmt: on
+
+    def run_reference(self):
+        subprocess.run(self.command("reference", "memory"), check=True, timeout=PATIENCE, stdout=subprocess.DEVNULL)
+        return self.result("reference")
+
+    def result(self, name):
+        return losses(self.folder / f"{name}.jsonl"), final_files(self.folder / name, self.steps)
+
+    def start(self, name):
+        place = self.random.choice(list(PLACES))
+        log = open(self.folder / f"{name}.log", "wb")
+        return subprocess.Popen(self.command(name, place, "--resume"), stdout=log, stderr=log)
+
+    def wait_until(self, process, ready):
+        """Whether it became so before the process ended."""
+        deadline = time.monotonic() + PATIENCE
+        while process.poll() is None:
+            if ready():
+                return True
+            if time.monotonic() > deadline:
+                process.kill()
+                raise TimeoutError(f"the run stands still: {process.args}")
+            time.sleep(0.0005)
+        return False
+
+    def aim(self, process, out, metrics):
+        """Waits for a moment to kill; False: the run came to its end before."""
+        size = metrics.stat().st_size if metrics.exists() else 0
+        own = lambda kind: any(f".{kind}-{process.pid}" in name for name in leftovers(out))
+        target = self.random.choice(["start", "step", "save", "save", "removal"])
+        if target == "start":
+            return self.wait_until(process, lambda s=time.monotonic(), d=self.random.random() / 2: time.monotonic() > s + d)
+        grown = self.wait_until(process, lambda: metrics.exists() and metrics.stat().st_size > size)
+        if not grown:
+            return False
+        # Its folder is locked and what was left by the killed one is gone, before the first step.
+        assert not leftovers(out, process.pid), f"{leftovers(out, process.pid)} were left after the next start"
+        if target == "save" and not self.wait_until(process, lambda: own("partial")):
+            return False
+        if target == "removal" and not self.wait_until(process, lambda: own("removed")):
+            return False
+        time.sleep(self.random.random() * 0.02)
+        return True
+
+    def kill_once(self, name):
+        """Starts or resumes the run. True: it was killed; False: it came to its end."""
+        out, metrics = self.folder / name, self.folder / f"{name}.jsonl"
+        process = self.start(name)
+        try:
+            aimed = self.aim(process, out, metrics)
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode == -9:
+            kinds = {LEFTOVER.fullmatch(left)[1] for left in leftovers(out)}
+            self.kills["inside a save" if "partial" in kinds else "inside a removal" if kinds else "elsewhere"] += 1
+            return True
+        log = (self.folder / f"{name}.log").read_text(errors="replace")
+        assert process.returncode == 0, f"exit status {process.returncode} (aimed: {aimed}): {log}"
+        return False
+
+    def check(self, name):
+        expected_losses, expected_files = self.reference
+        found_losses, found_files = self.result(name)
+        assert found_losses == expected_losses, f"{name}: the losses differ"
+        assert found_files.keys() == expected_files.keys() and len(found_files) >= 3, sorted(found_files)
+        for file, content in expected_files.items():
+            assert found_files[file] == content, f"{name}: {file} differs"
+        left = sorted(entry for entry in os.listdir(self.folder / name) if not entry.startswith("step-"))
+        assert left == [".lock"], f"{name}: {left} are left"
+        assert os.listdir(self.disk) == [], f"{os.listdir(self.disk)} are left of swap files"
+
+    def run(self, kills, tell=lambda text: None):
+        """Runs as many rounds as it takes; the last is resumed to its end. Throws AssertionError."""
+        while self.killed < kills:
+            name = f"round{self.rounds}"
+            while self.killed < kills and self.kill_once(name):
+                tell(f"\r{self.killed}/{kills} kills, {self.rounds} rounds compared ")
+            place = self.random.choice(list(PLACES))
+            subprocess.run(self.command(name, place, "--resume"), check=True, timeout=PATIENCE, stdout=subprocess.DEVNULL)
+            self.check(name)
+            shutil.rmtree(self.folder / name)
+            self.rounds += 1
+
+    @property
+    def killed(self):
+        return sum(self.kills.values())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kills", type=int, nargs="?", default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", help="a folder on a disk (O_DIRECT) for the runs; without it a temporary one")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kill_campaign_", dir=arguments.folder) as folder:
+        campaign = Campaign(folder, arguments.seed)
+        begin = time.monotonic()
+        try:
+            campaign.run(arguments.kills, lambda text: print(text, end="", flush=True))
+        except AssertionError as error:
+            print(f"\nafter {campaign.killed} kills (seed {arguments.seed}): {error}", file=sys.stderr)
+            return 1
+        where = ", ".join(f"{count} {place}" for place, count in sorted(campaign.kills.items()))
+        print(f"\r{campaign.killed} kills ({where}) in {time.monotonic() - begin:.0f} s, {campaign.rounds} runs resumed to "
+              "their end: losses, parameters and optimizer state have the bits of a run that was never stopped")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""Whole runs of the command line: twins that differ in placement alone, kills, signals. Tolerance: zero."""
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+SOURCE = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(SOURCE / "scripts"))
+from kill_campaign import PLACES, SLUICE, Campaign, final_files, leftovers, lesson, losses  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not SLUICE.exists(), reason=f"{SLUICE} is not built")
+PATIENCE = 120
+STEPS, ACCUMULATE = 3, 4
+CHUNK = 512 * 1024  # elements; the least there is
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory):
+    """A folder with text, a folder on the disk, and two small models that the presets do not cover."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "text.txt").write_text(lesson())
+    (folder / "disk").mkdir()
+    torch.manual_seed(5)
+    # Its blocks have more than one chunk, its head is its own, and it has dropout.
+    special = dict(bos_token_id=0, eos_token_id=0)
+    wide = GPT2Config(
+        vocab_size=256, n_positions=32, n_embd=256, n_layer=2, n_head=4, tie_word_embeddings=False, **special
+    )
+    GPT2LMHeadModel(wide).save_pretrained(folder / "wide-untied")
+    tied = LlamaConfig(
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=112,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        **special,
+    )
+    LlamaForCausalLM(tied).save_pretrained(folder / "llama-tied")
+    return folder
+
+
+def common(place, model, dtype, *more):
+    # fmt: off
+    return ["--model", str(place / model) if (place / model).is_dir() else model, "--dtype", dtype,
+            "--data", str(place / "text.txt"), "--seq", "32", "--batch", "2", "--accumulate", str(ACCUMULATE),
+            "--steps", str(STEPS), "--lr", "1e-3", "--threads", "2", "--disk", f"{place / 'disk'}:1GiB", *more]
+    # fmt: on
+
+
+def sluice(*words, status=0):
+    done = subprocess.run([SLUICE, *words], capture_output=True, text=True, timeout=PATIENCE)
+    if "O_DIRECT" in done.stderr or "lies in memory" in done.stderr:
+        pytest.skip(f"the temporary folder is on no disk: {done.stderr}")
+    assert done.returncode == status, done.stderr + done.stdout
+    return done.stdout
+
+
+def train(place, name, model, dtype, *more):
+    """What comes out: the losses' bits and the files; and the metrics."""
+    out, metrics = place / name, place / f"{name}.jsonl"
+    sluice("train", *common(place, model, dtype, *more), "--out", str(out), "--metrics", str(metrics), "--progress", "none")
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return (losses(metrics), final_files(out, STEPS)), rows
+
+
+def plan(place, model, dtype, *more):
+    return json.loads(sluice("plan", "--json", *common(place, model, dtype, *more)))
+
+
+def assert_same(found, expected):
+    assert len(expected[0]) == STEPS and len(set(expected[0])) == STEPS
+    assert found[0] == expected[0], "the losses differ"
+    assert found[1].keys() == expected[1].keys() and len(found[1]) >= 3
+    for name, content in expected[1].items():
+        assert found[1][name] == content, f"{name} differs"
+
+
+def ways(model):
+    some = "ln1+attention+" + ("swiglu" if "llama" in model else "gelu")
+    memory, disk = ["--memory", "600MiB", *PLACES["memory"]], ["--memory", "600MiB", *PLACES["disk"]]
+    # fmt: off
+    return {
+        "state on disk": [*memory, "--place-state", "disk", "--recompute", "none", "--group", "4"],
+        "gradients on disk, full": [*memory, "--place-gradients", "disk", "--recompute", "full", "--group", "2"],
+        "selective, uneven groups": [*memory, "--recompute", some, "--group", "3"],
+        "all on disk, near": [*disk, "--recompute", "none", "--group", "1", "--prefetch", "1"],
+        "all on disk, far": [*disk, "--recompute", some, "--group", "4", "--prefetch", "6"],
+        "all on disk, large chunks": [*disk, "--recompute", "full", "--chunk-elements", str(2 * CHUNK)],
+    }
+    # fmt: on
+
+
+def without_earlier(words):
+    """The command line takes a flag once: the last one given here."""
+    pairs = dict(zip(words[::2], words[1::2]))
+    return [word for pair in pairs.items() for word in pair]
+
+
+MODELS = [
+    ("tiny", "f32"),  # GPT-2, tied
+    ("tiny", "bf16"),
+    ("tiny-llama", "f32"),  # Llama, untied
+    ("tiny-llama", "bf16"),
+    ("wide-untied", "f32"),
+    ("wide-untied", "bf16"),
+    ("llama-tied", "f32"),
+]
+
+
+@pytest.mark.parametrize("model,dtype", MODELS, ids=["-".join(case) for case in MODELS])
+def test_placement_recomputation_groups_prefetch_and_chunks_never_change_a_bit(place, model, dtype):
+    name = f"{model}-{dtype}"
+    memory = ["--memory", "600MiB", *PLACES["memory"], "--recompute", "none", "--group", "1"]
+    expected, rows = train(place, f"{name}-memory", model, dtype, *memory)
+    assert all(row["disk_read"] == row["disk_written"] == 0 for row in rows)
+    moved = {}
+    for way, flags in ways(model).items():
+        flags = without_earlier(flags)
+        found, rows = train(place, f"{name}-{way.replace(' ', '-')}", model, dtype, *flags)
+        assert_same(found, expected)
+        moved[way] = sum(row["disk_read"] + row["disk_written"] for row in rows)
+    assert moved.pop("selective, uneven groups") == 0
+    assert min(moved.values()) > 0
+    # Without groups everything is loaded again for each micro-batch.
+    assert moved["all on disk, near"] > 1.5 * moved["all on disk, far"] > moved["state on disk"]
+
+
+def test_the_savings_happen(place):
+    def host(*flags):
+        found = plan(place, "wide-untied", "f32", *without_earlier(flags))
+        return found, found["bytes"]["host"]
+
+    memory = ["--memory", "600MiB", *PLACES["memory"], "--group", "4", "--recompute"]
+    kept, kept_bytes = host(*memory, "none")
+    full, full_bytes = host(*memory, "full")
+    assert (kept["recompute"], full["recompute"]) == ("none", "full")
+    assert full_bytes["activation"] < kept_bytes["activation"]
+    on_disk, disk_bytes = host(*memory, "none", "--place-state", "disk")
+    assert disk_bytes["optimizer state"] == 0 < kept_bytes["optimizer state"]
+    model = GPT2LMHeadModel.from_pretrained(place / "wide-untied")
+    assert on_disk["bytes"]["disk"]["optimizer state"] >= 8 * sum(p.numel() for p in model.parameters())
+    assert on_disk["step"]["bytes_read"] > 0 == kept["step"]["bytes_read"]
+    assert {unit["state"] for unit in on_disk["units"]} == {"disk"}
+    large, _ = host(*memory, "none", "--place-state", "disk", "--chunk-elements", str(2 * CHUNK))
+    assert on_disk["chunk_elements"] == CHUNK < large["chunk_elements"]
+    assert max(sum(p.numel() for p in block.parameters()) for block in model.transformer.h) > CHUNK
+
+
+def test_three_budgets_with_three_groups_have_the_same_bits(place):
+    # An array at the border of a unit is 512 KiB a micro-batch: a group more is several MiB more.
+    larger = ["--batch", "32", "--recompute", "full", *PLACES["disk"]]
+    flags = lambda *more: without_earlier([*common(place, "tiny", "f32"), *larger, *more])
+    out = []
+    for group in (1, 2, 4):
+        refused = subprocess.run(
+            [SLUICE, "plan", *flags("--group", str(group), "--memory", "60MiB")], capture_output=True, text=True
+        )
+        least = re.search(r"Give --memory (\d+)MiB", refused.stderr)
+        assert refused.returncode == 3 and least, refused.stderr
+        budget = ["--memory", f"{int(least[1]) + 1}MiB"]  # the process itself is not always of one size
+        out.append((budget, json.loads(sluice("plan", "--json", *flags(*budget)))))
+    assert [found["group"] for _, found in out] == [1, 2, 4]
+    results = []
+    for number, (budget, _) in enumerate(out):
+        name = f"budget{number}"
+        words = flags(*budget, "--out", str(place / name), "--metrics", str(place / f"{name}.jsonl"))
+        sluice("train", *words)
+        rows = [json.loads(line) for line in (place / f"{name}.jsonl").read_text().splitlines()]
+        assert max(row["peak_memory"] for row in rows) <= rows[0]["budget"]
+        results.append((losses(place / f"{name}.jsonl"), final_files(place / name, STEPS)))
+    for found in results[1:]:
+        assert_same(found, results[0])
+
+
+def test_twenty_kills_and_resumes_change_no_bit(tmp_path):
+    campaign = Campaign(tmp_path, seed=random.randrange(1 << 30))
+    campaign.run(20)
+    assert campaign.killed >= 20
+    assert campaign.kills["inside a save"] >= 1, campaign.kills
+
+
+class Started:
+    """A run that would never end, in a process group of its own."""
+
+    def __init__(self, place, name, *more):
+        self.out, self.metrics = place / name, place / f"{name}.jsonl"
+        words = without_earlier([*common(place, "tiny", "f32", "--memory", "600MiB"), "--steps", "1000000", *more])
+        output = ["--out", str(self.out), "--metrics", str(self.metrics), "--progress", "lines"]
+        self.process = subprocess.Popen([SLUICE, "train", *words, *output], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def wait_for_a_step(self):
+        deadline = time.monotonic() + PATIENCE
+        while not (self.metrics.exists() and self.metrics.read_bytes()):
+            assert self.process.poll() is None, self.process.stdout.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+    def end(self):
+        text = self.process.communicate(timeout=PATIENCE)[0]
+        return self.process.returncode, text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT], ids=lambda number: number.name)
+def test_a_signal_saves_and_stops_at_the_end_of_the_step(place, number):
+    name = f"stopped-{number.name}"
+    constant = ["--schedule", "constant"]  # the same learning rates, whatever --steps is
+    run = Started(place, name, *constant, *PLACES["disk"])
+    run.wait_for_a_step()
+    run.process.send_signal(number)
+    status, text = run.end()
+    assert status == 0, text
+    done = len(losses(run.metrics))
+    assert f"saved after step {done} of" in text
+    assert len(final_files(run.out, done)) == 3 and leftovers(run.out) == []
+    more = ["--memory", "600MiB", *constant, "--steps", str(done + 2)]
+    words = lambda other: without_earlier(
+        [*common(place, "tiny", "f32", *more), "--out", str(place / other), "--metrics", str(place / f"{other}.jsonl")]
+    )
+    sluice("train", *words(name), "--resume")
+    sluice("train", *words(f"{name}-never"))
+    assert losses(run.metrics) == losses(place / f"{name}-never.jsonl")
+    assert final_files(run.out, done + 2) == final_files(place / f"{name}-never", done + 2)
+
+
+def test_a_second_ctrl_c_stops_at_once(place):
+    # One step of this run takes far longer than the test waits for its end.
+    run = Started(place, "twice", "--schedule", "constant", "--accumulate", "20000", "--save-every", "1")
+    deadline = time.monotonic() + PATIENCE
+    lines = iter(run.process.stdout.readline, "")
+    assert any("a checkpoint takes" in line for line in lines)  # the plan is printed: the signals are caught
+    run.process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert run.process.poll() is None, "the first Ctrl-C waits for the end of the step"
+    run.process.send_signal(signal.SIGINT)
+    status, text = run.end()
+    assert status == 130 and "stopped at once" in text
+    assert time.monotonic() < deadline
+    assert not run.metrics.exists() or not run.metrics.read_bytes()
