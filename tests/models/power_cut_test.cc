@@ -156,7 +156,7 @@ class PowerCutTest : public ::testing::Test {
     setup.tools->io = std::move(owned);
     TrainEvents events;
     std::uint64_t saves = 0;
-    events.saved = [&](const std::string&) {
+    events.saved = [&](const CheckpointReport&) {
       if (++saves == cut_after_save) disk.power_cut();
     };
     events.stop = [&] { return disk.dark(); };
