@@ -270,7 +270,15 @@ TEST(EngineFailureTest, ASourceThatThrowsFailsTheEngine) {
 TEST(EngineFailureTest, AnEngineThatDoesNotFitIsNotMade) {
   const Model model(Options{});
   Threads threads(1);
-  for (std::uint64_t budget = 0; budget < model.plan.peak_memory; budget += model.plan.peak_memory / 8 + 1) {
+  std::uint64_t needed = 0;  // by the engine alone: the plan's peak is also the model's and the process's
+  {
+    allocator::Ledger ledger;
+    Disks disks(Faults{});
+    offload::RecordStore store(std::move(disks.faulty), ledger);
+    const Engine engine(model.profile, model.plan, *model.optimizer, {threads, ledger, &store, nullptr});
+    needed = ledger.snapshot().total[0].peak;
+  }
+  for (std::uint64_t budget = 0; budget < needed; budget += needed / 8 + 1) {
     allocator::Ledger ledger;
     Disks disks(Faults{});
     offload::RecordStore store(std::move(disks.faulty), ledger);

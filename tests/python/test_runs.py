@@ -240,6 +240,7 @@ def test_a_second_ctrl_c_stops_at_once(place):
     deadline = time.monotonic() + PATIENCE
     lines = iter(run.process.stdout.readline, "")
     assert any("a checkpoint takes" in line for line in lines)  # the plan is printed: the signals are caught
+    time.sleep(5)  # the values are made, and the first step has begun
     run.process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     assert run.process.poll() is None, "the first Ctrl-C waits for the end of the step"
