@@ -40,7 +40,7 @@ def lesson(bytes_wanted=30000):
 
 
 def losses(metrics):
-    """The bits of the loss of each step, and that the steps are 1, 2, 3, ..."""
+    """The bits of the loss of each step; the steps are 1, 2, 3, ..."""
     rows = [json.loads(line) for line in pathlib.Path(metrics).read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), metrics
     return [struct.pack("<d", row["loss"]) for row in rows]
@@ -107,7 +107,8 @@ class Campaign:
         own = lambda kind: any(f".{kind}-{process.pid}" in name for name in leftovers(out))
         target = self.random.choice(["start", "step", "save", "save", "removal"])
         if target == "start":
-            return self.wait_until(process, lambda s=time.monotonic(), d=self.random.random() / 2: time.monotonic() > s + d)
+            moment = time.monotonic() + self.random.random() / 2
+            return self.wait_until(process, lambda: time.monotonic() > moment)
         grown = self.wait_until(process, lambda: metrics.exists() and metrics.stat().st_size > size)
         if not grown:
             return False
@@ -130,7 +131,8 @@ class Campaign:
             process.kill()
             process.wait()
         if process.returncode == -9:
-            kinds = {LEFTOVER.fullmatch(left)[1] for left in leftovers(out)}
+            matches = [LEFTOVER.fullmatch(name) for name in leftovers(out)]
+            kinds = {match[1] for match in matches if match[2] == str(process.pid)}  # not those of a kill before
             self.kills["inside a save" if "partial" in kinds else "inside a removal" if kinds else "elsewhere"] += 1
             return True
         log = (self.folder / f"{name}.log").read_text(errors="replace")
@@ -155,7 +157,8 @@ class Campaign:
             while self.killed < kills and self.kill_once(name):
                 tell(f"\r{self.killed}/{kills} kills, {self.rounds} rounds compared ")
             place = self.random.choice(list(PLACES))
-            subprocess.run(self.command(name, place, "--resume"), check=True, timeout=PATIENCE, stdout=subprocess.DEVNULL)
+            words = self.command(name, place, "--resume")
+            subprocess.run(words, check=True, timeout=PATIENCE, stdout=subprocess.DEVNULL)
             self.check(name)
             shutil.rmtree(self.folder / name)
             self.rounds += 1
@@ -180,8 +183,9 @@ def main():
             print(f"\nafter {campaign.killed} kills (seed {arguments.seed}): {error}", file=sys.stderr)
             return 1
         where = ", ".join(f"{count} {place}" for place, count in sorted(campaign.kills.items()))
-        print(f"\r{campaign.killed} kills ({where}) in {time.monotonic() - begin:.0f} s, {campaign.rounds} runs resumed to "
-              "their end: losses, parameters and optimizer state have the bits of a run that was never stopped")
+        seconds = time.monotonic() - begin
+        print(f"\r{campaign.killed} kills ({where}) in {seconds:.0f} s, {campaign.rounds} runs resumed to their end:")
+        print("losses, parameters and optimizer state have the bits of a run that was never stopped")
     return 0
 
 
