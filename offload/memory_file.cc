@@ -39,9 +39,11 @@ class Content {
   std::vector<std::byte> bytes_;
 };
 
-class MemoryFile final : public File {
+// What both kinds share: content behind a lock, and transfers that run on the caller's thread.
+template <class Interface>
+class InMemoryFile : public Interface {
  public:
-  explicit MemoryFile(std::string name) : name_(std::move(name)) {}
+  explicit InMemoryFile(std::string name) : name_(std::move(name)) {}
 
   void read(std::uint64_t offset, std::span<std::byte> into, Done done) override {
     check_aligned(name_, Direction::kRead, offset, into.data(), into.size());
@@ -54,13 +56,14 @@ class MemoryFile final : public File {
     check_aligned(name_, Direction::kWrite, offset, from.data(), from.size());
     std::unique_lock lock(mutex_);
     content_.write(offset, from);
+    written(offset, from.size());
     lock.unlock();
     done(nullptr);
   }
-  void sync() override {}
   void allocate(std::uint64_t bytes) override {
     const std::lock_guard lock(mutex_);
     content_.resize(bytes);
+    resized(bytes);
   }
   std::uint64_t size() const override {
     const std::lock_guard lock(mutex_);
@@ -68,53 +71,40 @@ class MemoryFile final : public File {
   }
   const std::string& name() const override { return name_; }
 
- private:
+ protected:
+  // Called with the lock held.
+  virtual void written(std::uint64_t /*offset*/, std::size_t /*bytes*/) {}
+  virtual void resized(std::uint64_t /*bytes*/) {}
+
   const std::string name_;
   mutable std::mutex mutex_;
   Content content_;
 };
 
-class VolatileMemoryFile final : public VolatileFile {
+class MemoryFile final : public InMemoryFile<File> {
  public:
-  explicit VolatileMemoryFile(std::string name) : name_(std::move(name)) {}
+  using InMemoryFile::InMemoryFile;
+  void sync() override {}
+};
 
-  void read(std::uint64_t offset, std::span<std::byte> into, Done done) override {
-    check_aligned(name_, Direction::kRead, offset, into.data(), into.size());
-    std::unique_lock lock(mutex_);
-    std::exception_ptr error = content_.read(name_, offset, into);
-    lock.unlock();
-    done(std::move(error));
-  }
-  void write(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
-    check_aligned(name_, Direction::kWrite, offset, from.data(), from.size());
-    std::unique_lock lock(mutex_);
-    content_.write(offset, from);
-    for (std::uint64_t block = offset; block < offset + from.size(); block += kDiskBlock)
-      unsynced_.insert(block);
-    lock.unlock();
-    done(nullptr);
-  }
+class VolatileMemoryFile final : public InMemoryFile<VolatileFile> {
+ public:
+  using InMemoryFile::InMemoryFile;
   void sync() override {
     const std::lock_guard lock(mutex_);
     durable_ = content_;
     unsynced_.clear();
   }
-  void allocate(std::uint64_t bytes) override {
-    const std::lock_guard lock(mutex_);
-    content_.resize(bytes);
-    unsynced_.erase(unsynced_.lower_bound(bytes), unsynced_.end());
-  }
-  std::uint64_t size() const override {
-    const std::lock_guard lock(mutex_);
-    return content_.size();
-  }
-  const std::string& name() const override { return name_; }
   void power_cut(std::uint64_t seed) override;
 
  private:
-  const std::string name_;
-  mutable std::mutex mutex_;
-  Content content_;
+  void written(std::uint64_t offset, std::size_t bytes) override {
+    for (std::uint64_t block = offset; block < offset + bytes; block += kDiskBlock) unsynced_.insert(block);
+  }
+  void resized(std::uint64_t bytes) override {
+    unsynced_.erase(unsynced_.lower_bound(bytes), unsynced_.end());
+  }
+
   Content durable_;
   std::set<std::uint64_t> unsynced_;  // offsets of disk blocks
 };
