@@ -10,9 +10,12 @@
 
 #include "core/error.h"
 #include "models/model.h"
+#include "models/refused.h"
 
 namespace sluice::models {
 namespace {
+
+using testing::message_of;
 
 using ::testing::HasSubstr;
 
@@ -27,18 +30,6 @@ std::uint64_t parameters_of(const ModelConfig& config) {
     }
   }
   return sum;
-}
-
-template <class Body>
-std::string message_of(Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was refused";
-  return "";
 }
 
 TEST(PresetTest, HaveThePublishedNumbersOfParameters) {

@@ -5,6 +5,7 @@
 
 #include "cases.h"
 #include "core/error.h"
+#include "models/refused.h"
 
 namespace sluice::models::testing {
 namespace {
@@ -16,18 +17,6 @@ std::vector<std::string> names(const engine::UnitSpec& unit) {
   std::vector<std::string> result;
   for (const engine::ParameterSpec& parameter : unit.parameters) result.push_back(parameter.name);
   return result;
-}
-
-template <class Body>
-std::string message_of(Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was refused";
-  return "";
 }
 
 TEST(UnitsTest, HaveTheNamesOfTransformers) {
