@@ -70,14 +70,14 @@ void TrainingRun::load_initial() {
     return void(
         load_units(initial_values(setup_.config, engine_->layout(), settings_.seed, setup_.tools->threads)));
   allocator::Region buffer(ledger_, allocator::Purpose::kCheckpoint, engine::kStreamBuffer);
-  engine::ReadAhead ahead(buffer.bytes());
+  engine::ReadAhead ahead(buffer.bytes(), &setup_.tools->threads);
   HuggingFaceWeights weights(*setup_.tools->io, settings_.model, setup_.config, engine_->layout(), ahead);
   load_units(weights.source());
 }
 
 void TrainingRun::resume(const std::string& folder) {
   allocator::Region buffer(ledger_, allocator::Purpose::kCheckpoint, setup_.checkpoint_buffers);
-  engine::ReadAhead ahead(buffer.bytes());
+  engine::ReadAhead ahead(buffer.bytes(), &setup_.tools->threads);
   const engine::CheckpointReader checkpoint(*setup_.tools->io, folder, ahead);
   compare_run_record(checkpoint.run(), run_record(setup_, 0, 0), folder);
   step_ = saved_step_ = checkpoint.step();

@@ -15,6 +15,8 @@
 namespace sluice::engine {
 namespace {
 
+constexpr std::size_t kCopyPiece = kMiB;
+
 std::vector<std::byte> read_tail(const Descriptor& file, std::uint64_t size, const std::string& path) {
   std::vector<std::byte> tail(size % kDiskBlock);
   for (std::size_t done = 0; done < tail.size();) {
@@ -61,21 +63,29 @@ void BlockFile::start(std::uint64_t block, std::span<std::byte> into, offload::D
   const std::size_t bytes = block_size(block);
   const std::size_t direct = bytes / kDiskBlock * kDiskBlock;
   if (direct < bytes) std::memcpy(into.data() + direct, tail_.data(), tail_.size());
+  // On the thread of the File, so that it goes on while the blocks before are used.
+  auto arrived = [this, block, bytes = into.first(bytes), done = std::move(done)](std::exception_ptr error) {
+    done(error ? error : damage(block, bytes));
+  };
   if (direct > 0)
-    file_->read(block * kStreamBlock, into.first(direct), std::move(done));
+    file_->read(block * kStreamBlock, into.first(direct), std::move(arrived));
   else
-    done(nullptr);
+    arrived(nullptr);
 }
 
-void BlockFile::check(std::uint64_t block, std::span<const std::byte> bytes) const {
-  if (!expected_) return;
+std::exception_ptr BlockFile::damage(std::uint64_t block, std::span<const std::byte> bytes) const {
+  if (!expected_) return nullptr;
   const std::uint64_t found = checksum(bytes);
-  if (found == expected_->blocks.at(block)) return;
-  fail(ErrorCode::kCorrupt, "'{}' is damaged in the {} bytes at {}: the checksum is {}, and {} was written",
-       path_, bytes.size(), block * kStreamBlock, to_hex(found), to_hex(expected_->blocks[block]));
+  const std::uint64_t written = expected_->blocks[block];
+  if (found == written) return nullptr;
+  return std::make_exception_ptr(
+      Error(ErrorCode::kCorrupt,
+            fmt::format("'{}' is damaged in the {} bytes at {}: the checksum is {}, and {} was written",
+                        path_, bytes.size(), block * kStreamBlock, to_hex(found), to_hex(written))));
 }
 
-ReadAhead::ReadAhead(std::span<std::byte> buffer) : slots_(buffer.size() / kStreamBlock) {
+ReadAhead::ReadAhead(std::span<std::byte> buffer, Threads* threads)
+    : threads_(threads), slots_(buffer.size() / kStreamBlock) {
   check_buffer(buffer, kStreamBuffer, "reading");
   for (std::size_t i = 0; i < slots_.size(); ++i)
     slots_[i].memory = buffer.subspan(i * kStreamBlock, kStreamBlock);
@@ -89,10 +99,18 @@ ReadAhead::Slot* ReadAhead::find(const BlockFile& file, std::uint64_t block) {
   return nullptr;
 }
 
-// In the slot whose use is longest ago.
+// What a file that is read from its start to its end will still ask for.
+bool ReadAhead::wanted(const Slot& slot) const {
+  if (slot.file == nullptr) return false;
+  const auto position = positions_.find(slot.file);
+  return position != positions_.end() && slot.block >= position->second;
+}
+
+// In a slot that nobody wants, or where there is none, in the one whose use is longest ago.
 ReadAhead::Slot& ReadAhead::begin(BlockFile& file, std::uint64_t block) {
-  Slot& slot = *std::min_element(slots_.begin(), slots_.end(),
-                                 [](const Slot& a, const Slot& b) { return a.used < b.used; });
+  Slot& slot = *std::min_element(slots_.begin(), slots_.end(), [this](const Slot& a, const Slot& b) {
+    return std::pair(wanted(a), a.used) < std::pair(wanted(b), b.used);
+  });
   slot.file = nullptr;
   slot.transfer.emplace();  // waits for the transfer before, whose result nobody asked for
   file.start(block, slot.memory, slot.transfer->add());
@@ -103,11 +121,12 @@ ReadAhead::Slot& ReadAhead::begin(BlockFile& file, std::uint64_t block) {
 }
 
 std::span<const std::byte> ReadAhead::block(BlockFile& file, std::uint64_t block, std::uint64_t last) {
+  positions_[&file] = block;
   Slot* slot = find(file, block);
   if (slot == nullptr) slot = &begin(file, block);
   slot->used = ++uses_;
   const std::size_t share =
-      std::max<std::size_t>(1, slots_.size() / std::max<std::size_t>(1, last_blocks_.size()));
+      std::max<std::size_t>(1, slots_.size() / std::max<std::size_t>(1, positions_.size()));
   const std::uint64_t ahead = std::min<std::uint64_t>(last, block + share - 1);
   for (std::uint64_t next = block + 1; next <= ahead; ++next) {
     if (Slot* present = find(file, next))
@@ -119,10 +138,20 @@ std::span<const std::byte> ReadAhead::block(BlockFile& file, std::uint64_t block
   if (!slot->transfer) return bytes;
   BlockFile* const owner = std::exchange(slot->file, nullptr);  // an error leaves the slot empty
   slot->transfer->wait();
-  file.check(block, bytes);
   slot->transfer.reset();
   slot->file = owner;
   return bytes;
+}
+
+// Where `to` is fresh memory, its pages are cleared here, which takes longer than the copying.
+void ReadAhead::copy(std::span<const std::byte> from, std::span<std::byte> to) {
+  const auto copy_piece = [&](std::size_t begin, std::size_t end) {
+    std::memcpy(to.data() + begin, from.data() + begin, end - begin);
+  };
+  if (threads_ != nullptr)
+    threads_->parallel_for(from.size(), kCopyPiece, copy_piece);
+  else
+    copy_piece(0, from.size());
 }
 
 void ReadAhead::read(BlockFile& file, std::uint64_t offset, std::span<std::byte> out) {
@@ -130,17 +159,16 @@ void ReadAhead::read(BlockFile& file, std::uint64_t offset, std::span<std::byte>
   ensure(offset + out.size() <= file.size(), "a read of {} bytes at {} passes the end of '{}'", out.size(),
          offset, file.path());
   const std::uint64_t first = offset / kStreamBlock;
-  const auto before = last_blocks_.find(&file);
-  const bool sequential = before != last_blocks_.end() && first - before->second <= 1;
+  const auto before = positions_.find(&file);
+  const bool sequential = before != positions_.end() && first - before->second <= 1;
   const std::uint64_t last = sequential ? file.blocks() - 1 : (offset + out.size() - 1) / kStreamBlock;
   while (!out.empty()) {
     const std::uint64_t index = offset / kStreamBlock;
     const auto bytes = block(file, index, last).subspan(offset % kStreamBlock);
     const std::size_t piece = std::min(bytes.size(), out.size());
-    std::memcpy(out.data(), bytes.data(), piece);
+    copy(bytes.first(piece), out);
     out = out.subspan(piece);
     offset += piece;
-    last_blocks_[&file] = index;
   }
 }
 
@@ -151,7 +179,7 @@ void ReadAhead::forget(const BlockFile& file) {
       slot.file = nullptr;
       slot.used = 0;
     }
-  last_blocks_.erase(&file);
+  positions_.erase(&file);
 }
 
 WriteBehind::WriteBehind(offload::File& file, std::span<std::byte> buffer) : file_(file), slots_(3) {

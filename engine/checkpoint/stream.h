@@ -1,4 +1,5 @@
 #pragma once
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -6,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/threads.h"
 #include "engine/checkpoint/file_sum.h"
 #include "offload/file.h"
 
@@ -28,13 +30,13 @@ class BlockFile {
   std::uint64_t blocks() const { return divide_up(size_, kStreamBlock); }
   std::size_t block_size(std::uint64_t block) const;
 
-  // Begins to read a block. `into` holds kStreamBlock bytes, aligned to kDiskBlock.
+  // Begins to read a block. `into` holds kStreamBlock bytes, aligned to kDiskBlock. `done` gets Error(kIo),
+  // or Error(kCorrupt) that names file, offset, expected and found, where a block is not what was written.
   void start(std::uint64_t block, std::span<std::byte> into, offload::Done done);
-  // Throws Error(kCorrupt) that names file, offset, expected and found, where a block is not what was
-  // written.
-  void check(std::uint64_t block, std::span<const std::byte> bytes) const;
 
  private:
+  std::exception_ptr damage(std::uint64_t block, std::span<const std::byte> bytes) const;
+
   std::string path_;
   std::uint64_t size_ = 0;
   std::vector<std::byte> tail_;
@@ -47,9 +49,10 @@ class BlockFile {
 // in turn share the buffer: it is fast with room for two blocks of each. Thread rule: one thread at a time.
 class ReadAhead {
  public:
-  // `buffer` outlives this. Throws Error(kInvalidArgument) where it holds fewer than kStreamBuffer bytes or
-  // is not aligned to kDiskBlock.
-  explicit ReadAhead(std::span<std::byte> buffer);
+  // `buffer` outlives this, and so does `threads`, which share in the copying where it is not null. Throws
+  // Error(kInvalidArgument) where the buffer holds fewer than kStreamBuffer bytes or is not aligned to
+  // kDiskBlock.
+  explicit ReadAhead(std::span<std::byte> buffer, Threads* threads = nullptr);
   ~ReadAhead();
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
@@ -68,12 +71,15 @@ class ReadAhead {
     std::optional<offload::Batch> transfer;
   };
   Slot* find(const BlockFile& file, std::uint64_t block);
+  bool wanted(const Slot& slot) const;
   Slot& begin(BlockFile& file, std::uint64_t block);
   std::span<const std::byte> block(BlockFile& file, std::uint64_t block, std::uint64_t last);
+  void copy(std::span<const std::byte> from, std::span<std::byte> to);
 
+  Threads* threads_;
   std::vector<Slot> slots_;
   std::uint64_t uses_ = 0;
-  std::map<const BlockFile*, std::uint64_t> last_blocks_;  // of the files that are being read
+  std::map<const BlockFile*, std::uint64_t> positions_;  // the blocks at which the files are being read
 };
 
 // Writes a file from its start to its end through one fixed buffer, in blocks of a third of it (at most

@@ -31,18 +31,31 @@ std::vector<Piece> pieces(const ValueStreams& s, UnitId unit, std::size_t chunk)
   return result;
 }
 
+void clear_padding(const std::vector<Piece>& pieces, std::size_t n, float* values) {
+  std::size_t end = 0;
+  const auto clear_up_to = [&](std::size_t begin) { std::fill(values + end, values + begin, 0.0f); };
+  for (const Piece& piece : pieces) {
+    clear_up_to(piece.in_chunk);
+    end = piece.in_chunk + piece.count;
+  }
+  clear_up_to(n);
+}
+
 void fill_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, Array values, float* state,
                 const UnitSource& source) {
   const std::size_t n = s.states.chunk_size(unit, chunk);
-  std::memset(state, 0, s.states.chunk_bytes(unit, chunk));
+  const std::vector<Piece> present = pieces(s, unit, chunk);
   float* master = s.has_master ? state : values.f32();
-  if (!s.has_master) std::memset(master, 0, n * sizeof(float));
-  for (const Piece& piece : pieces(s, unit, chunk)) {
+  clear_padding(present, n, master);
+  for (const Piece& piece : present)
     source.values(piece.parameter, piece.first, {master + piece.in_chunk, piece.count});
-    if (!source.state) continue;
-    for (std::size_t a = s.has_master ? 1 : 0; a < s.states.arrays(); ++a)
-      source.state(piece.parameter, a - (s.has_master ? 1 : 0), piece.first,
-                   {state + a * n + piece.in_chunk, piece.count});
+  for (std::size_t a = s.has_master ? 1 : 0; a < s.states.arrays(); ++a) {
+    float* array = state + a * n;
+    clear_padding(source.state ? present : std::vector<Piece>(), n, array);
+    for (const Piece& piece : present)
+      if (source.state)
+        source.state(piece.parameter, a - (s.has_master ? 1 : 0), piece.first,
+                     {array + piece.in_chunk, piece.count});
   }
   if (s.has_master) kernels::convert(s.resources.threads, n, {master, Dtype::kF32}, values);
 }
