@@ -25,7 +25,7 @@ struct UnitSource {
 };
 
 // Where a unit's values go when it is saved: called with consecutive runs of elements, parameter by
-// parameter.
+// parameter. Parameters, masters and each array of the state come from different threads at once.
 struct UnitSink {
   std::function<void(ParameterId, std::size_t first, std::size_t count, ConstArray values)>
       parameter;  // compute type

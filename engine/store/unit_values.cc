@@ -60,18 +60,29 @@ void fill_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, Array val
   if (s.has_master) kernels::convert(s.resources.threads, n, {master, Dtype::kF32}, values);
 }
 
+// The arrays go side by side: a sink that computes checksums is slower than a disk.
 void drain_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, ConstArray values, const float* state,
                  const UnitSink& sink) {
-  const std::size_t n = s.states.chunk_size(unit, chunk);
-  for (const Piece& piece : pieces(s, unit, chunk)) {
-    if (sink.parameter) sink.parameter(piece.parameter, piece.first, piece.count, values.at(piece.in_chunk));
-    if (s.has_master && sink.master)
-      sink.master(piece.parameter, piece.first, {state + piece.in_chunk, piece.count});
-    if (!sink.state) continue;
-    for (std::size_t a = s.has_master ? 1 : 0; a < s.states.arrays(); ++a)
-      sink.state(piece.parameter, a - (s.has_master ? 1 : 0), piece.first,
-                 {state + a * n + piece.in_chunk, piece.count});
-  }
+  const std::size_t n = s.states.chunk_size(unit, chunk), masters = s.has_master ? 1 : 0;
+  const std::vector<Piece> present = pieces(s, unit, chunk);
+  const auto drain_parameters = [&] {
+    if (!sink.parameter) return;
+    for (const Piece& piece : present)
+      sink.parameter(piece.parameter, piece.first, piece.count, values.at(piece.in_chunk));
+  };
+  const auto drain_array = [&](std::size_t array) {
+    for (const Piece& piece : present) {
+      const std::span<const float> part(state + array * n + piece.in_chunk, piece.count);
+      if (array < masters && sink.master) sink.master(piece.parameter, piece.first, part);
+      if (array >= masters && sink.state) sink.state(piece.parameter, array - masters, piece.first, part);
+    }
+  };
+  s.resources.threads.parallel_for(1 + s.states.arrays(), 1, [&](std::size_t i, std::size_t) {
+    if (i == 0)
+      drain_parameters();
+    else
+      drain_array(i - 1);
+  });
 }
 
 }  // namespace

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""How fast a checkpoint is saved and loaded, against fio writing and reading files of the same lengths (the write with
+its fsync) on the same disk, in one run. Rounds alternate; medians. JSON with --json.
+
+What the loading clears is memory that the process never used; on a virtual machine the host may have to find it first,
+at a rate below the disk's. So the memory is used once before (--warm, in MiB), as it would be on bare metal.
+
+    python3 bench/python/checkpoint_vs_disk.py --disk FOLDER --model gpt2-124m
+"""
+import argparse
+import json
+import mmap
+import pathlib
+import re
+import statistics
+import sys
+import tempfile
+import time
+
+from side_by_side import fio, make_tokens, sluice_train
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--disk", required=True, help="a folder on the disk to measure")
+    parser.add_argument("--model", default="gpt2-124m")
+    parser.add_argument("--dtype", default="f32")
+    parser.add_argument("--memory", default="4GiB")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm", type=int, default=4096, help="MiB to use before each run")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def warm(mebibytes):
+    with mmap.mmap(-1, max(1, mebibytes) << 20) as memory:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        for page in range(0, len(memory), 4096):
+            memory[page] = 1
+
+
+def seconds_of(event, output):
+    return float(re.search(event + r" \S+ \(.*? in ([0-9.]+) s", output).group(1))
+
+
+def run(a, tokens, out, steps):
+    warm(a.warm)
+    return sluice_train("--model", a.model, "--dtype", a.dtype, "--data", tokens, "--memory", a.memory, "--batch", 1, "--seq", 64,
+                        "--steps", steps, "--out", out, "--keep", 1, "--eval-every", 0, "--progress", "lines",
+                        *(["--resume"] if steps > 1 else []))
+
+
+def fio_seconds(folder, way, sizes):
+    """One file after another would be slower; a checkpoint's files are written and read side by side."""
+    jobs = [word for i, size in enumerate(sizes) for word in (f"--name=f{i}", f"--rw={way}", f"--size={size}")]
+    return max(job[way]["runtime"] for job in fio(folder, "--end_fsync=1", *jobs)) / 1000
+
+
+def main():
+    a = arguments()
+    with tempfile.TemporaryDirectory(dir=a.disk) as name:
+        folder = pathlib.Path(name)
+        tokens = folder / "tokens.bin"
+        make_tokens(tokens, 100_000)
+        seconds = {"save": [], "load": [], "fio_write": [], "fio_read": []}
+        for number in range(a.rounds):
+            out = folder / f"run{number}"
+            seconds["save"].append(seconds_of("saved", run(a, tokens, out, 1)))
+            sizes = [file.stat().st_size >> 20 << 20 for file in out.glob("*/*.safetensors")]
+            seconds["fio_write"].append(fio_seconds(folder, "write", sizes))
+            seconds["fio_read"].append(fio_seconds(folder, "read", sizes))
+            seconds["load"].append(seconds_of("resumed from", run(a, tokens, out, 2)))
+            for file in out.glob("*/*"):
+                file.unlink()
+            time.sleep(1)
+            print(f"round {number + 1}/{a.rounds}: " + ", ".join(f"{k} {v[-1]:.2f} s" for k, v in seconds.items()), file=sys.stderr)
+    median = {name: statistics.median(times) for name, times in seconds.items()}
+    result = {"model": a.model, "dtype": a.dtype, "bytes": sum(sizes), "seconds": median,
+              "save_ratio": median["fio_write"] / median["save"], "load_ratio": median["fio_read"] / median["load"]}
+    if a.json:
+        print(json.dumps(result))
+    else:
+        print(f"{a.model} {a.dtype}, {sum(sizes) / 1e9:.2f} GB: saved in {median['save']:.2f} s (fio {median['fio_write']:.2f}, ratio "
+              f"{result['save_ratio']:.2f}), loaded in {median['load']:.2f} s (fio {median['fio_read']:.2f}, ratio {result['load_ratio']:.2f})")
+
+
+if __name__ == "__main__":
+    main()

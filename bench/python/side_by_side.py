@@ -1,0 +1,36 @@
+"""What the benches share: running the command line and fio, and their files."""
+import json
+import os
+import pathlib
+import random
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def make_tokens(path, count):
+    """A token file (2 bytes each) of pseudo-random bytes, which every vocabulary has."""
+    path.write_bytes(bytes(byte for value in random.Random(1).randbytes(count) for byte in (value, 0)))
+
+
+def sluice_train(*arguments):
+    """Runs it to its end; returns what it printed."""
+    command = [ROOT / "build/bin/sluice", "train", *arguments]
+    return subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True).stdout
+
+
+def sluice_steps(folder, *arguments):
+    """The metrics of the steps after the first."""
+    metrics = folder / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    sluice_train("--eval-every", 0, "--metrics", metrics, "--progress", "none", *arguments)
+    return [json.loads(line) for line in metrics.read_text().splitlines()][1:]
+
+
+def fio(folder, *jobs):
+    """Runs jobs at once (io_uring, O_DIRECT, 1 MiB blocks, huge-page buffers); returns fio's record of each."""
+    common = ["--ioengine=io_uring", "--direct=1", "--bs=1M", "--iodepth=32", f"--directory={folder}", "--mem=malloc",
+              "--output-format=json"]
+    environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    out = subprocess.run(["fio", *common, *jobs], check=True, capture_output=True, text=True, env=environment).stdout
+    return json.loads(out[out.index("{"):])["jobs"]
