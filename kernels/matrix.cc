@@ -240,6 +240,13 @@ std::size_t product_workspace(const Product& product, const MatrixLibrary& libra
   return library.has_bf16() ? library.bf16_workspace(p) : widened_layout(p).total;
 }
 
+std::size_t ProductSurvey::workspace(const Product& product) {
+  largest_.m = std::max(largest_.m, product.m);
+  largest_.n = std::max(largest_.n, product.n);
+  largest_.k = std::max(largest_.k, product.k);
+  return product_workspace(product, library_);
+}
+
 void multiply(MatrixLibrary& library, Threads& threads, const Product& product, void* workspace) {
   const Product p = dense(product);
   check(p);

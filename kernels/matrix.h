@@ -33,9 +33,9 @@ class MatrixLibrary {
   virtual std::size_t bf16_workspace(const Product& product) const = 0;
   virtual void multiply_bf16(const Product& product, void* workspace) = 0;
   virtual bool has_bf16() const = 0;  // whether this CPU has instructions for it
-  // Bytes that the library takes for itself while it works, whatever the shapes: code made at run time,
-  // packed panels of the operands, its threads. Measured, and rounded up.
-  virtual std::size_t hidden_bytes() const = 0;
+  // Bytes that the library takes for itself over a series of products of which none is larger than this one
+  // in m, n or k: code made at run time, packed panels of the operands. Measured, and rounded up.
+  virtual std::size_t hidden_bytes(const Product& largest) const = 0;
   virtual std::string name() const = 0;  // "oneDNN 2.6.3"
   virtual int threads() const = 0;
 };
@@ -50,6 +50,20 @@ std::unique_ptr<MatrixLibrary> load_matrix_library(int threads);
 inline constexpr std::size_t kWidenedSlice = std::size_t{4} << 20;
 std::size_t product_workspace(const Product& product,
                               const MatrixLibrary& library);  // bytes; of a, b, c only the types matter
+
+// What a set of products needs, asked product by product before any of them runs.
+class ProductSurvey {
+ public:
+  explicit ProductSurvey(const MatrixLibrary& library) : library_(library) {}
+  std::size_t workspace(const Product& product);  // product_workspace(), and the product is remembered
+  int threads() const { return library_.threads(); }
+  std::size_t hidden_bytes() const { return library_.hidden_bytes(largest_); }  // for all so far
+
+ private:
+  const MatrixLibrary& library_;
+  Product largest_;  // in each of m, n and k
+};
+
 void multiply(MatrixLibrary& library, Threads& threads, const Product& product, void* workspace);
 
 }  // namespace sluice::kernels

@@ -44,13 +44,13 @@ Executor::Executor(const Model::Impl& model, std::vector<Choice> choices, std::s
       passes_(model.passes()),
       group_(group),
       resources_(resources) {
+  kernels::ProductSurvey products(resources_.library);
   for (engine::UnitId unit = 0; unit < model_.units.size(); ++unit) {
     const Graph& graph = model_.graph(unit);
     const bool alike =
         unit > 0 && model_.same_graph(unit, unit - 1) && choices_[unit].dropped == choices_[unit - 1].dropped;
-    programs_.push_back(
-        alike ? programs_.back()
-              : std::make_shared<UnitProgram>(compile(graph, choices_[unit], resources_.library)));
+    programs_.push_back(alike ? programs_.back()
+                              : std::make_shared<UnitProgram>(compile(graph, choices_[unit], products)));
     const UnitProgram& program = *programs_.back();
     workspace_bytes_ = std::max(workspace_bytes_, program.workspace_bytes());
     ActivationLayout::Unit place;

@@ -73,8 +73,8 @@ class Op {
   Op& operator=(const Op&) = delete;
 
   const OpSpec& spec() const { return spec_; }
-  virtual std::size_t forward_workspace(const kernels::MatrixLibrary&) const { return 0; }   // bytes
-  virtual std::size_t backward_workspace(const kernels::MatrixLibrary&) const { return 0; }  // bytes
+  virtual std::size_t forward_workspace(kernels::ProductSurvey&) const { return 0; }   // bytes
+  virtual std::size_t backward_workspace(kernels::ProductSurvey&) const { return 0; }  // bytes
   virtual void forward(const OpContext& context) const = 0;
   virtual void backward(const OpContext& context) const = 0;
 

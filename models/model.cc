@@ -132,7 +132,7 @@ const std::vector<engine::UnitSpec>& Model::units() const { return impl_->units;
 namespace {
 
 engine::UnitProfile profile_unit(const Graph& graph, const std::vector<Choice>& choices,
-                                 const kernels::MatrixLibrary& library) {
+                                 kernels::ProductSurvey& products) {
   engine::UnitProfile profile;
   for (const auto& op : graph.ops()) {
     profile.forward_flops += op->spec().forward_flops;
@@ -141,7 +141,7 @@ engine::UnitProfile profile_unit(const Graph& graph, const std::vector<Choice>& 
   }
   if (graph.input()) profile.input_bytes = graph.values()[*graph.input()].bytes();
   for (const Choice& choice : choices) {
-    const UnitProgram program = compile(graph, choice, library);
+    const UnitProgram program = compile(graph, choice, products);
     // The head has no forward pass of which anything would be done again.
     const double again = graph.output() ? recompute_work(graph, choice) : 0;
     profile.choices.push_back({choice.name, program.kept_bytes, again, program.workspace_bytes()});
@@ -153,12 +153,13 @@ engine::UnitProfile profile_unit(const Graph& graph, const std::vector<Choice>& 
 
 engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixLibrary& library) const {
   engine::Profile profile;
+  kernels::ProductSurvey products(library);
   profile.units = impl_->units;
   for (engine::UnitId unit = 0; unit < profile.units.size(); ++unit) {
     if (unit > 0 && impl_->same_graph(unit, unit - 1)) {
       profile.unit_profiles.push_back(profile.unit_profiles.back());
     } else {
-      profile.unit_profiles.push_back(profile_unit(impl_->graph(unit), impl_->choices(unit), library));
+      profile.unit_profiles.push_back(profile_unit(impl_->graph(unit), impl_->choices(unit), products));
     }
   }
   for (const Pass& pass : impl_->passes()) {
@@ -167,7 +168,7 @@ engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixL
   profile.micro_batches = micro_batches;
   profile.tokens = impl_->shape.rows();
   profile.border_gradient_bytes = profile.unit_profiles.back().input_bytes;
-  profile.hidden_bytes = library.hidden_bytes();
+  profile.hidden_bytes = products.hidden_bytes();
   profile.dtype = impl_->shape.dtype;
   profile.native_products = impl_->shape.dtype == Dtype::kF32 || library.has_bf16();
   return profile;

@@ -22,9 +22,9 @@ struct Draft {
 
 class Compiler {
  public:
-  Compiler(const Graph& graph, const Choice& choice, const kernels::MatrixLibrary& library)
+  Compiler(const Graph& graph, const Choice& choice, kernels::ProductSurvey& products)
       : graph_(graph),
-        library_(library),
+        products_(products),
         values_(graph.values().size()),
         gradients_(graph.values().size()),
         kept_(graph.values().size()) {
@@ -55,7 +55,7 @@ class Compiler {
   Program finish();
 
   const Graph& graph_;
-  const kernels::MatrixLibrary& library_;
+  kernels::ProductSurvey& products_;
   Tensors tensors_;
   std::vector<Draft> drafts_;
   std::vector<MaybeTensor> values_, gradients_;  // by value: those that are there at this step
@@ -100,7 +100,7 @@ void Compiler::run_forward(std::size_t index) {
   for (const InPlace& pair : spec.forward_in_place) {
     tensors_.allow_in_place(*draft.inputs[pair.input], *draft.outputs[pair.output], now());
   }
-  draft.scratch = scratch(op(index).forward_workspace(library_));
+  draft.scratch = scratch(op(index).forward_workspace(products_));
   drafts_.push_back(std::move(draft));
 }
 
@@ -194,7 +194,7 @@ void Compiler::run_backward(std::size_t index) {
   for (const InPlace& pair : spec.backward_in_place) {
     tensors_.allow_in_place(*draft.output_gradients[pair.output], *draft.input_gradients[pair.input], now());
   }
-  draft.scratch = scratch(op(index).backward_workspace(library_));
+  draft.scratch = scratch(op(index).backward_workspace(products_));
   const std::vector<MaybeTensor> written = draft.input_gradients;
   drafts_.push_back(std::move(draft));
   for (const std::size_t input : to_add) add_gradient(*written[input], spec.inputs[input]);
@@ -263,12 +263,12 @@ std::size_t place_buffers(std::vector<Buffer>& buffers) {
   return peak;
 }
 
-UnitProgram compile(const Graph& graph, const Choice& choice, const kernels::MatrixLibrary& library) {
+UnitProgram compile(const Graph& graph, const Choice& choice, kernels::ProductSurvey& products) {
   UnitProgram program;
-  Compiler forward(graph, choice, library);
+  Compiler forward(graph, choice, products);
   program.kept_bytes = forward.kept_bytes();
   program.forward = forward.forward();
-  program.backward = Compiler(graph, choice, library).backward();
+  program.backward = Compiler(graph, choice, products).backward();
   return program;
 }
 

@@ -59,6 +59,6 @@ struct UnitProgram {
   }
 };
 
-UnitProgram compile(const Graph& graph, const Choice& choice, const kernels::MatrixLibrary& library);
+UnitProgram compile(const Graph& graph, const Choice& choice, kernels::ProductSurvey& products);
 
 }  // namespace sluice::models

@@ -116,12 +116,14 @@ void measure_hidden(int count) {
   Threads threads(1);
   const std::size_t before = status_bytes("VmRSS");
   const auto library = load_matrix_library(count);
+  ProductSurvey survey(*library);
   for (Product& p : hidden_products()) {
+    survey.workspace(p);
     p.a.data = a.data(), p.b.data = b.data(), p.c.data = c.data();
     multiply(*library, threads, p, nullptr);
   }
   std::printf("%d threads: %zu KiB, stated %zu KiB\n", count, (status_bytes("VmHWM") - before) / kKiB,
-              library->hidden_bytes() / kKiB);
+              survey.hidden_bytes() / kKiB);
 }
 
 void register_benches(MatrixLibrary& library, Threads& threads) {

@@ -101,8 +101,15 @@ class OneDnn final : public MatrixLibrary {
     return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & wanted) == wanted;
   }
 
-  std::size_t hidden_bytes() const override {
-    return kHiddenBase + static_cast<std::size_t>(threads_) * kHiddenPerThread;
+  std::size_t hidden_bytes(const Product& largest) const override {
+    const auto threads = static_cast<std::size_t>(threads_);
+    if (has_bf16()) return kCodeOfPrimitives + threads * kMostPanels;
+    // One operand's panel is shared by two threads; more of them pack panels of both.
+    const std::size_t packed =
+        std::min(largest.n, kMostPacked) + (threads_ > 2 ? std::min(largest.m, kMostPacked) : 0);
+    const std::size_t panels =
+        packed * std::min(largest.k, kPackedDepth) * sizeof(float) + threads * kOtherPanel;
+    return std::min(kCode + 2 * panels, kCodeOfPrimitives + threads * kMostPanels);
   }
 
   std::string name() const override {
@@ -112,11 +119,12 @@ class OneDnn final : public MatrixLibrary {
   int threads() const override { return threads_; }
 
  private:
-  // A quarter above the most that bench/kernels/matrix_bench.cc --hidden has shown: code made at run time and
-  // the library's own pages; for each thread packed panels of both operands, which malloc does not place
-  // twice alike.
-  static constexpr std::size_t kHiddenBase = 12 * kMiB;
-  static constexpr std::size_t kHiddenPerThread = 8 * kMiB;
+  // What bench/kernels/matrix_bench.cc --hidden has shown. Blocks of the library's products in f32, in
+  // elements; twice their panels, for malloc does not place those of different shapes alike.
+  static constexpr std::size_t kMostPacked = 10'000, kPackedDepth = 256, kOtherPanel = 400 * kKiB;
+  static constexpr std::size_t kCode = 4 * kMiB;
+  // A quarter above the most over all shapes.
+  static constexpr std::size_t kCodeOfPrimitives = 12 * kMiB, kMostPanels = 8 * kMiB;
 
   struct Primitive {
     dnnl::matmul matmul;

@@ -28,11 +28,11 @@ class Attention : public Op {
   Attention(std::string name, ValueId packed, ValueId y, ValueId log_sums, const AttentionSizes& sizes)
       : Op(attention_spec(std::move(name), packed, y, log_sums, sizes)), sizes_(sizes) {}
 
-  std::size_t forward_workspace(const kernels::MatrixLibrary& library) const override {
-    return kernels::attention_forward_workspace(shape(), library.threads());
+  std::size_t forward_workspace(kernels::ProductSurvey& products) const override {
+    return kernels::attention_forward_workspace(shape(), products.threads());
   }
-  std::size_t backward_workspace(const kernels::MatrixLibrary& library) const override {
-    return kernels::attention_backward_workspace(shape(), library.threads());
+  std::size_t backward_workspace(kernels::ProductSurvey& products) const override {
+    return kernels::attention_backward_workspace(shape(), products.threads());
   }
 
   void forward(const OpContext& context) const override {

@@ -25,7 +25,7 @@ class Embedding : public Op {
   Embedding(std::string name, ValueId y, const EmbeddingShape& shape)
       : Op(embedding_spec(std::move(name), y, shape)), shape_(shape) {}
 
-  std::size_t backward_workspace(const kernels::MatrixLibrary&) const override {
+  std::size_t backward_workspace(kernels::ProductSurvey&) const override {
     return kernels::embedding_backward_workspace(shape_.batch * shape_.length, shape_.width);
   }
 

@@ -45,22 +45,19 @@ class Linear : public Op {
   Linear(std::string name, ValueId x, ValueId y, const LinearShape& shape)
       : Op(linear_spec(std::move(name), x, y, shape)), shape_(shape) {}
 
-  std::size_t forward_workspace(const kernels::MatrixLibrary& library) const override {
+  std::size_t forward_workspace(kernels::ProductSurvey& products) const override {
     std::size_t bytes = 0;
     for (const LinearPart& part : shape_.parts) {
-      bytes = std::max(bytes,
-                       kernels::product_workspace(forward_product(part, blank(), blank(), blank()), library));
+      bytes = std::max(bytes, products.workspace(forward_product(part, blank(), blank(), blank())));
     }
     return bytes;
   }
 
-  std::size_t backward_workspace(const kernels::MatrixLibrary& library) const override {
+  std::size_t backward_workspace(kernels::ProductSurvey& products) const override {
     std::size_t bytes = 0;
     for (const LinearPart& part : shape_.parts) {
-      bytes = std::max(bytes,
-                       kernels::product_workspace(input_product(part, blank(), blank(), blank()), library));
-      bytes =
-          std::max(bytes, kernels::product_workspace(weight_product(part, blank(), blank(), {}), library));
+      bytes = std::max(bytes, products.workspace(input_product(part, blank(), blank(), blank())));
+      bytes = std::max(bytes, products.workspace(weight_product(part, blank(), blank(), {})));
     }
     if (biased_width(shape_) == 0) return bytes;
     return std::max(bytes, sums_bytes() + kernels::column_sum_workspace(shape_.rows, row_width()));

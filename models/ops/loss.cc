@@ -38,16 +38,15 @@ class Loss : public Op {
   Loss(std::string name, ValueId x, const LossShape& shape)
       : Op(loss_spec(std::move(name), x, shape)), shape_(shape) {}
 
-  std::size_t forward_workspace(const kernels::MatrixLibrary& library) const override {
-    return pieces_bytes() +
-           kernels::product_workspace(logits_product(logit_rows(shape_), {}, {}, {}), library);
+  std::size_t forward_workspace(kernels::ProductSurvey& products) const override {
+    return pieces_bytes() + products.workspace(logits_product(logit_rows(shape_), {}, {}, {}));
   }
 
-  std::size_t backward_workspace(const kernels::MatrixLibrary& library) const override {
+  std::size_t backward_workspace(kernels::ProductSurvey& products) const override {
     const std::size_t rows = logit_rows(shape_);
-    const std::size_t to_input = kernels::product_workspace(input_product(rows, {}, {}, {}), library);
-    const std::size_t to_weight = kernels::product_workspace(weight_product(rows, {}, {}, nullptr), library);
-    return std::max(forward_workspace(library), pieces_bytes() + std::max(to_input, to_weight));
+    const std::size_t to_input = products.workspace(input_product(rows, {}, {}, {}));
+    const std::size_t to_weight = products.workspace(weight_product(rows, {}, {}, nullptr));
+    return std::max(forward_workspace(products), pieces_bytes() + std::max(to_input, to_weight));
   }
 
   void forward(const OpContext& context) const override {

@@ -26,7 +26,7 @@ class Norm : public Op {
   Norm(std::string name, ValueId x, ValueId y, ValueId statistics, const NormShape& shape)
       : Op(norm_spec(std::move(name), x, y, statistics, shape)), shape_(shape) {}
 
-  std::size_t backward_workspace(const kernels::MatrixLibrary&) const override {
+  std::size_t backward_workspace(kernels::ProductSurvey&) const override {
     return kernels::norm_backward_workspace(shape_.rows, shape_.width);
   }
 

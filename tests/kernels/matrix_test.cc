@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "allocator/memory.h"
+#include "core/bytes.h"
 #include "core/error.h"
 
 namespace sluice::kernels {
@@ -161,7 +163,33 @@ class MatrixTest : public testing::Test {
 TEST_F(MatrixTest, NamesItself) {
   EXPECT_THAT(library_->name(), testing::StartsWith("oneDNN "));
   EXPECT_EQ(library_->threads(), 2);
-  EXPECT_GT(library_->hidden_bytes(), 0u);
+}
+
+Product sized(std::size_t m, std::size_t n, std::size_t k) {
+  Product product;
+  product.m = m, product.n = n, product.k = k;
+  return product;
+}
+
+// What the process takes while it computes products, the operands aside.
+TEST_F(MatrixTest, TakesNoMoreForItselfThanTheSurveySays) {
+  const std::vector<Product> products = {sized(512, 960, 320), sized(512, 320, 1280), sized(320, 1280, 512),
+                                         sized(64, 2048, 320), sized(2048, 320, 64)};
+  std::vector<float> a(2048 * 1280, 0.5f), b(2048 * 1280, 0.25f), c(2048 * 1280, 0.0f);
+  ProductSurvey survey(*library_);
+  for (const Product& product : products) survey.workspace(product);
+  const auto compute = [&](Product product) {
+    product.a = {a.data(), Dtype::kF32}, product.b = {b.data(), Dtype::kF32};
+    product.c = {c.data(), Dtype::kF32};
+    multiply(*library_, threads_, product, nullptr);
+  };
+  compute(sized(256, 256, 256));  // code of the library that is not yet in memory
+  const std::size_t before = allocator::resident_bytes();
+  for (int round = 0; round < 3; ++round) {
+    for (const Product& product : products) compute(product);
+    EXPECT_LE(allocator::resident_bytes(), before + survey.hidden_bytes());
+  }
+  EXPECT_LT(survey.hidden_bytes(), 16 * kMiB);
 }
 
 TEST_F(MatrixTest, EveryTransposeStrideTypeAndAddend) {

@@ -87,9 +87,10 @@ TEST_P(LadderTest, KeepsLessAndComputesMoreFromNoneToFull) {
 TEST_P(LadderTest, ProgramsUseDisjointMemoryAndNoMoreThanTheySay) {
   const Model model(GetParam(), Dtype::kF32, 4, 8);
   const auto library = kernels::load_matrix_library(2);
+  kernels::ProductSurvey products(*library);
   for (const engine::UnitId unit : {engine::UnitId{0}, engine::UnitId{1}, model.impl().head()}) {
     for (const Choice& choice : model.impl().choices(unit)) {
-      const UnitProgram program = compile(model.impl().graph(unit), choice, *library);
+      const UnitProgram program = compile(model.impl().graph(unit), choice, products);
       for (const Program* part : {&program.forward, &program.backward}) {
         expect_no_overlap(part->buffers, part->workspace_bytes);
       }
@@ -128,8 +129,9 @@ TEST(RecomputeTest, WhatADroppedOpNeedsRunsAgainOnlyWhereItIsNotKept) {
 TEST(ProgramTest, ResidualGradientsAndGeluWorkInPlace) {
   const Model model(small_gpt2(), Dtype::kF32, 2, 8);
   const auto library = kernels::load_matrix_library(2);
+  kernels::ProductSurvey products(*library);
   const Graph& block = model.impl().architecture.block;
-  const Program program = compile(block, choice_ladder(block).front(), *library).backward;
+  const Program program = compile(block, choice_ladder(block).front(), products).backward;
   for (const Step& step : program.steps) {
     if (step.kind == Step::Kind::kCopy) {
       EXPECT_EQ(step.from, step.to);
