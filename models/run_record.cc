@@ -70,8 +70,9 @@ void compare_run_record(const Json& recorded, const Json& now, const std::string
          checkpoint, version, kRecordVersion);
   const auto other = differences(json_field<Json>(recorded, "identity", checkpoint), now.at("identity"));
   if (!other.empty())
-    fail(ErrorCode::kInvalidArgument, "'{}' is of another run: {}; give the same settings and data, or another --out",
-         checkpoint, fmt::join(other, "; "));
+    fail(ErrorCode::kInvalidArgument,
+         "'{}' is of another run: {}; give the same settings and data, or another --out", checkpoint,
+         fmt::join(other, "; "));
   for (const char* key : {"cpu", "threads", "matrix_library"}) {
     const Json before = json_field<Json>(recorded, key, checkpoint);
     if (before != now.at(key))

@@ -58,7 +58,8 @@ std::string plan_text(const PlanResult& result) {
   text += fmt::format("the process (base): {} with its libraries and a reserve",
                       format_size(result.budget.base - extra));
   if (result.checkpoint_buffers > 0)
-    text += fmt::format(", {} for the files of checkpoints and weights", format_size(result.checkpoint_buffers));
+    text +=
+        fmt::format(", {} for the files of checkpoints and weights", format_size(result.checkpoint_buffers));
   if (result.trace_bytes > 0) text += fmt::format(", {} of --trace", format_size(result.trace_bytes));
   return text + "\n";
 }

@@ -40,8 +40,8 @@ struct TrainSettings {
   std::uint64_t eval_every = 0, eval_batches = 8;
   int threads = 0;             // 0: the cores that this process may use
   std::string metrics, trace;  // files; empty: none
-  std::string source;          // the file that these settings came from, where there is one: not to be replaced
-  engine::PlanRequest plan;    // recompute and the like
+  std::string source;        // the file that these settings came from, where there is one: not to be replaced
+  engine::PlanRequest plan;  // recompute and the like
 };
 
 // What is told after each step.
@@ -80,7 +80,7 @@ struct PlanResult {
   engine::Profile profile;
   engine::Plan plan;
   engine::Budget budget;
-  std::uint64_t checkpoint_bytes = 0;  // room that one checkpoint needs
+  std::uint64_t checkpoint_bytes = 0;                     // room that one checkpoint needs
   std::uint64_t checkpoint_buffers = 0, trace_bytes = 0;  // parts of budget.base
 };
 PlanResult plan_training(const TrainSettings& settings);

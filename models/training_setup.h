@@ -34,8 +34,8 @@ void check_outputs(const TrainSettings& settings);
 std::uint64_t default_memory();
 int default_threads();
 // Gives folders without a limit what is free there, less `reserved` bytes on the file system of `out`. Throws
-// Error(kNotFound) for a missing folder, Error(kInvalidArgument) for one that is on no disk, Error(kBudget) for
-// a limit beyond what is free.
+// Error(kNotFound) for a missing folder, Error(kInvalidArgument) for one that is on no disk, Error(kBudget)
+// for a limit beyond what is free.
 void resolve_disk(std::vector<offload::DiskFolder>& disk, const std::string& out, std::uint64_t reserved);
 std::uint64_t usable_disk(const std::vector<offload::DiskFolder>& disk);  // striped evenly
 
