@@ -8,7 +8,8 @@ int exit_status(ErrorCode code) {
   switch (code) {
     case ErrorCode::kInvalidArgument:
     case ErrorCode::kNotFound:
-    case ErrorCode::kCorrupt: return 2;
+    case ErrorCode::kCorrupt:
+    case ErrorCode::kNotFinite: return 2;
     case ErrorCode::kBudget: return 3;
     default: return 1;
   }

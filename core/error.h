@@ -13,6 +13,7 @@ enum class ErrorCode {
   kBudget,           // it does not fit in the memory or the disk space that was stated
   kIo,               // the system refused or failed an operation
   kCorrupt,          // bytes that were read are not what was written, or are not of the expected format
+  kNotFinite,        // a loss or a gradient is infinite or not a number: training diverged, or the data is at fault
   kState,            // a call that is not allowed now: misuse, or an engine that has failed
   kInternal,         // a defect in Sluice
 };

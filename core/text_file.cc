@@ -63,12 +63,17 @@ std::string read_text_file(const std::string& path, std::size_t limit) {
 }
 
 void write_text_file(const std::string& path, const std::string& text) {
+  bool given = false;
+  write_text_file(path, [&] { return std::exchange(given, true) ? std::string() : text; });
+}
+
+void write_text_file(const std::string& path, const std::function<std::string()>& next) {
   const std::string sibling = path + ".tmp-" + std::to_string(::getpid());
   {
     Descriptor file(sibling, O_WRONLY | O_CREAT | O_TRUNC);
     if (file.get() < 0) fail_io("create", sibling);
     try {
-      write_all(file.get(), text, sibling);
+      for (std::string piece = next(); !piece.empty(); piece = next()) write_all(file.get(), piece, sibling);
       if (::fsync(file.get()) != 0 || !file.close()) fail_io("sync", sibling);
       if (::rename(sibling.c_str(), path.c_str()) != 0) fail_io("rename to", path);
     } catch (...) {

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstddef>
+#include <functional>
 #include <string>
 
 namespace sluice {
@@ -12,6 +13,8 @@ std::string read_text_file(const std::string& path, std::size_t limit = std::siz
 
 // Whole or not at all: a temporary sibling is written, synced, renamed over path, and the folder is synced.
 void write_text_file(const std::string& path, const std::string& text);
+// The same for text that comes in pieces: next() gives the next one, an empty one at the end.
+void write_text_file(const std::string& path, const std::function<std::string()>& next);
 
 // Makes renames and removals in a folder durable. Throws Error(kIo).
 void sync_folder(const std::string& folder);

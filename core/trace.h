@@ -9,15 +9,16 @@ namespace sluice {
 
 // What happened when, by lane ("compute", "read", "write", "optimizer"): written as the Trace Event JSON that
 // Perfetto and chrome://tracing open, one lane per row.
-// Thread rule: add() from any thread. Events beyond the limit are counted, not kept, and the count is in the file.
+// Thread rule: add() from any thread. The latest `limit` events are kept, in memory that is taken at the start; how many
+// earlier ones were dropped is in the file.
 class Trace {
  public:
   using Clock = std::chrono::steady_clock;
   enum class Lane : std::uint8_t { kCompute, kRead, kWrite, kOptimizer };
 
-  explicit Trace(std::size_t limit = 1'000'000) : limit_(limit), start_(Clock::now()) {}
+  explicit Trace(std::size_t limit = 1'000'000) : limit_(limit), start_(Clock::now()) { events_.reserve(limit); }
   void add(Lane lane, std::string name, Clock::time_point begin, Clock::time_point end, std::uint64_t bytes = 0);
-  // Writes the file whole or not at all. Throws Error(kIo).
+  // Writes the file whole or not at all, in small pieces. Throws Error(kIo).
   void save(const std::string& path) const;
 
  private:
@@ -30,7 +31,8 @@ class Trace {
   std::size_t limit_;
   Clock::time_point start_;
   mutable std::mutex mutex_;
-  std::vector<Event> events_;
+  std::string text_of(const Event& event) const;
+  std::vector<Event> events_;  // a ring once it is full: the oldest is at dropped_ % limit_
   std::uint64_t dropped_ = 0;
 };
 

@@ -240,8 +240,7 @@ struct Engine::State {
   }
 
   [[noreturn]] void fail_not_finite() const {
-    fail(ErrorCode::kState, "the gradient of '{}' is not finite in step {}", layout.spec(*bad_parameter).name,
-         steps);
+    fail(ErrorCode::kNotFinite, "the gradient of '{}' is not finite", layout.spec(*bad_parameter).name);
   }
 
   StepResult finish_step() {
@@ -257,8 +256,8 @@ struct Engine::State {
       for (UnitId unit = 0; unit < layout.units().size(); ++unit)
         if (gradients.uses(unit) > 0) pager.discard(gradients.holding(unit, 0));
       --steps;
-      refuse(ErrorCode::kState, "the gradient of '{}' is not finite in step {}; no parameter was changed",
-             layout.spec(*bad_parameter).name, steps + 1);
+      refuse(ErrorCode::kNotFinite, "the gradient of '{}' is not finite; no parameter was changed",
+             layout.spec(*bad_parameter).name);
     }
     // torch.nn.utils.clip_grad_norm_ has the same 1e-6.
     if (settings.clip > 0) clip_factor = std::min(1.0, settings.clip / (result.gradient_norm + 1e-6));

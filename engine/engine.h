@@ -93,8 +93,9 @@ class Engine {
       ParameterId parameter) const;  // REQUIRES: acquired with parameters; stays at this address for ever
   // micro_batch: index within the step, ascending for each use. REQUIRES: acquired with that gradient use.
   GradientTarget gradient(ParameterId parameter, int use, std::size_t micro_batch);
-  // After the last group. Throws Error(kState) naming a parameter whose gradient is not finite; where updates
-  // wait for step() the parameters are then unchanged and the engine goes on, else it has failed.
+  // After the last group. Throws Error(kNotFinite) naming a parameter whose gradient is not finite; where
+  // updates wait for step() the parameters are then unchanged and the engine goes on, else it has failed, and
+  // it is the release() of that gradient that throws.
   StepResult step();
 
   // For evaluation: parameters of one unit at any time outside of a step, in any order.

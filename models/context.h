@@ -26,6 +26,13 @@ class ParameterSource {
   virtual void progress() = 0;
 };
 
+// The keys and values of one text in one unit: `capacity` rows of each, one a token. `rows` of a pass are
+// stored, from its first position on.
+struct UnitCache {
+  std::byte *keys = nullptr, *values = nullptr;
+  std::size_t capacity = 0, rows = 0;
+};
+
 // One micro-batch in one unit.
 struct Execution {
   Threads& threads;
@@ -41,6 +48,8 @@ struct Execution {
   double loss = 0;               // sum over rows, set by the op that computes it
   std::span<float> logits = {};  // where given, forward writes the logits of one row to it instead of a loss
   std::size_t logits_row = 0;
+  std::size_t first_position = 0;  // of each sequence's first token
+  UnitCache cache = {};  // where given, attention stores there; a pass of one token also reads there
 };
 
 // What one step of a program may touch: everything at the place that was planned for it.

@@ -140,7 +140,8 @@ double Executor::train_step(std::span<const MicroBatch> micro_batches, std::uint
   return loss / static_cast<double>(targets);
 }
 
-double Executor::run_forward(const MicroBatch& micro_batch, std::span<float> logits, std::size_t logits_row) {
+double Executor::run_forward(const MicroBatch& micro_batch, std::span<float> logits, std::size_t logits_row,
+                             const Text& text) {
   double loss = 0;
   for (const Pass& pass : passes_) {
     if (pass.kind == Pass::Kind::kBackward) break;
@@ -149,6 +150,8 @@ double Executor::run_forward(const MicroBatch& micro_batch, std::span<float> log
     one.training = false;
     one.logits = logits;
     one.logits_row = logits_row;
+    one.first_position = text.first_position;
+    if (text.cache != nullptr) one.cache = text.cache->unit(pass.unit, text.rows);
     run(pass.unit, programs_[pass.unit]->forward, one, {});
     loss += one.loss;
     for (const engine::Access& access : pass.accesses) resources_.source.release_from_reading(access.unit);
@@ -160,18 +163,60 @@ double Executor::evaluate(const MicroBatch& micro_batch) {
   check(micro_batch);
   const std::size_t targets = counted(micro_batch.targets);
   if (targets == 0) fail(ErrorCode::kInvalidArgument, "no target of this micro-batch counts: it has no loss");
-  return run_forward(micro_batch, {}, 0) / static_cast<double>(targets);
+  return run_forward(micro_batch, {}, 0, {}) / static_cast<double>(targets);
 }
 
 // What follows the tokens cannot be seen by them, so that any padding will do.
-void Executor::padded_logits(std::span<const std::int32_t> tokens, std::span<float> logits) {
+void Executor::padded_logits(std::span<const std::int32_t> tokens, std::span<float> logits,
+                             TextCache* cache) {
   std::vector<std::int32_t> padded(model_.shape.rows(), 0);
   std::ranges::copy(tokens, padded.begin());
-  run_forward({padded, {}, 0}, logits, tokens.size() - 1);
+  const bool stored = cache != nullptr && model_.shape.batch == 1 && cache->has_room_for(tokens);
+  if (cache != nullptr) cache->begin();
+  run_forward({padded, {}, 0}, logits, tokens.size() - 1, {stored ? cache : nullptr, 0, tokens.size()});
+  if (stored) cache->store(tokens);
 }
 
-void Executor::next_logits(std::span<const std::int32_t> tokens, std::span<float> logits) {
+// In the smallest shape that holds all of the tokens.
+void Executor::whole_logits(std::span<const std::int32_t> tokens, std::span<float> logits, TextCache* cache) {
   constexpr std::size_t kGrain = 64;
+  Shape shape = model_.shape;
+  shape.batch = 1;
+  shape.length = std::min(shape.length, round_up(tokens.size(), kGrain));
+  const Model::Impl small(shape, model_.recompute);
+  Executor executor(small, choices_, 1, resources_);
+  if (executor.activation_bytes() > activations_.size() || executor.workspace_bytes() > workspace_.size()) {
+    return padded_logits(tokens, logits, cache);
+  }
+  executor.set_memory(activations_, workspace_);
+  executor.padded_logits(tokens, logits, cache);
+}
+
+Executor* Executor::one_token() {
+  if (!one_token_) {
+    Shape shape = model_.shape;
+    shape.batch = shape.length = 1;
+    one_token_model_ = std::make_unique<const Model::Impl>(shape, model_.recompute);
+    one_token_ = std::make_unique<Executor>(*one_token_model_, choices_, 1, resources_);
+    if (one_token_->activation_bytes() <= activations_.size() &&
+        one_token_->workspace_bytes() <= workspace_.size())
+      one_token_->set_memory(activations_, workspace_);
+  }
+  return one_token_->activations_.empty() ? nullptr : one_token_.get();
+}
+
+void Executor::next_logits(std::span<const std::int32_t> tokens, std::span<float> logits, TextCache* cache) {
+  check_logits(tokens, logits);
+  const bool continued = cache != nullptr && cache->is_continued_by(tokens);
+  Executor* const one = continued ? one_token() : nullptr;
+  if (one == nullptr) return whole_logits(tokens, logits, cache);
+  const Text text{cache, cache->stored(), 1};
+  cache->begin();
+  one->run_forward({tokens.last(1), {}, 0}, logits, 0, text);
+  cache->store(tokens);
+}
+
+void Executor::check_logits(std::span<const std::int32_t> tokens, std::span<float> logits) const {
   check_tokens(tokens);
   if (tokens.empty() || tokens.size() > model_.shape.length) {
     fail(ErrorCode::kInvalidArgument, "{} tokens are given to continue; between 1 and {} are possible",
@@ -181,16 +226,6 @@ void Executor::next_logits(std::span<const std::int32_t> tokens, std::span<float
     fail(ErrorCode::kInvalidArgument, "room for {} logits is given; the model has {}", logits.size(),
          model_.shape.config.vocabulary);
   }
-  Shape shape = model_.shape;
-  shape.batch = 1;
-  shape.length = std::min(shape.length, round_up(tokens.size(), kGrain));
-  const Model::Impl small(shape, model_.recompute);
-  Executor executor(small, choices_, 1, resources_);
-  if (executor.activation_bytes() > activations_.size() || executor.workspace_bytes() > workspace_.size()) {
-    return padded_logits(tokens, logits);
-  }
-  executor.set_memory(activations_, workspace_);
-  executor.padded_logits(tokens, logits);
 }
 
 void Executor::check_tokens(std::span<const std::int32_t> tokens) const {

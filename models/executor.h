@@ -7,6 +7,7 @@
 #include "core/trace.h"
 #include "models/context.h"
 #include "models/model_impl.h"
+#include "models/text_cache.h"
 
 namespace sluice::models {
 
@@ -50,7 +51,8 @@ class Executor {
   double train_step(std::span<const MicroBatch> micro_batches, std::uint64_t seed, std::uint64_t step,
                     const Between& between);
   double evaluate(const MicroBatch& micro_batch);
-  void next_logits(std::span<const std::int32_t> tokens, std::span<float> logits);
+  // cache: where given, what is stored there is not computed again, and what is computed is stored.
+  void next_logits(std::span<const std::int32_t> tokens, std::span<float> logits, TextCache* cache = nullptr);
 
   // Called before each step of a program with the program, the step's index and the workspace: for tests.
   using Observer = std::function<void(const Program&, std::size_t, std::span<std::byte>)>;
@@ -65,8 +67,16 @@ class Executor {
   void run(engine::UnitId unit, const Program& program, Execution& execution, const Between& between);
   void run_pass(const Pass& pass, std::span<const MicroBatch> group, std::size_t first, const Key& key,
                 const Between& between, double& loss);
-  double run_forward(const MicroBatch& micro_batch, std::span<float> logits, std::size_t logits_row);
-  void padded_logits(std::span<const std::int32_t> tokens, std::span<float> logits);
+  struct Text {  // that a forward pass goes on with
+    TextCache* cache = nullptr;
+    std::size_t first_position = 0, rows = 0;
+  };
+  double run_forward(const MicroBatch& micro_batch, std::span<float> logits, std::size_t logits_row,
+                     const Text& text);
+  void padded_logits(std::span<const std::int32_t> tokens, std::span<float> logits, TextCache* cache);
+  void whole_logits(std::span<const std::int32_t> tokens, std::span<float> logits, TextCache* cache);
+  Executor* one_token();  // null where the memory is too little for it
+  void check_logits(std::span<const std::int32_t> tokens, std::span<float> logits) const;
   void check(const MicroBatch& micro_batch) const;
   void check_tokens(std::span<const std::int32_t> tokens) const;
 
@@ -80,6 +90,8 @@ class Executor {
   std::size_t workspace_bytes_ = 0;
   std::span<std::byte> activations_, workspace_;
   Observer observer_;
+  std::unique_ptr<const Model::Impl> one_token_model_;
+  std::unique_ptr<Executor> one_token_;
 };
 
 }  // namespace sluice::models

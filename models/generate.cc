@@ -11,7 +11,9 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "core/random.h"
+#include "core/text_file.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/file_sum.h"
 #include "engine/engine.h"
 #include "models/model.h"
 #include "models/training_setup.h"
@@ -20,7 +22,7 @@
 namespace sluice::models {
 namespace {
 
-constexpr std::size_t kByteVocabulary = 256;
+constexpr std::size_t kByteVocabulary = 256, kLongest = 1024;  // tokens that are looked back upon
 constexpr std::uint64_t kSamplingStream =
     0x67656e6572617465;  // of the random numbers, apart from those of training
 
@@ -45,6 +47,23 @@ std::string model_folder(const std::string& given) {
   if (list.whole.empty())
     fail(ErrorCode::kNotFound, "'{}' holds neither a config.json nor a whole checkpoint", given);
   return list.whole.back().path;
+}
+
+// A checkpoint's config.json is part of it: one that was changed would make another model of the weights.
+void check_config_file(const std::string& folder) {
+  const std::string manifest = (std::filesystem::path(folder) / engine::kManifestFile).string();
+  if (!std::filesystem::exists(manifest)) return;
+  const std::string path = (std::filesystem::path(folder) / "config.json").string();
+  engine::FileSummer found;
+  const std::string text = read_text_file(path);
+  found.add(std::as_bytes(std::span(text)));
+  const engine::FileSum sum = found.finish();
+  for (const engine::CheckpointFile& file : engine::Manifest::parse(read_text_file(manifest), manifest).files)
+    if (file.name == "config.json" && file.sum != sum)
+      fail(ErrorCode::kCorrupt,
+           "'{}' is not what was written with this checkpoint: it is damaged or was edited; put the written "
+           "one back, or use another checkpoint",
+           path);
 }
 
 void check_generate_settings(const GenerateSettings& s) {
@@ -87,12 +106,15 @@ std::vector<std::int32_t> prompt_tokens(const std::string& prompt, std::size_t v
 // A model that is only read: its units come in one after another, from wherever the plan puts them.
 class Reader {
  public:
-  Reader(const GenerateSettings& settings, const std::string& folder, const ModelConfig& config)
+  // text: the most tokens that there will be, the prompt's included.
+  Reader(const GenerateSettings& settings, const std::string& folder, const ModelConfig& config,
+         std::uint64_t text)
       : tools_(settings.threads == 0 ? default_threads() : settings.threads),
-        model_(config, Dtype::kF32, 1, std::min<std::size_t>(config.context, 1024)) {
+        model_(config, Dtype::kF32, 1, std::min<std::uint64_t>({config.context, kLongest, text})) {
     std::vector<offload::DiskFolder> disk = settings.disk;
     resolve_disk(disk, "", 0);
     engine::Profile profile = model_.profile(1, *tools_.library);
+    profile.workspace_bytes += model_.text_cache_bytes(model_.length());
     std::erase_if(profile.schedule, [](const engine::Access& access) { return access.gradient_use >= 0; });
     const std::uint64_t memory = settings.memory == 0 ? default_memory() : settings.memory;
     const engine::Budget budget = {memory, usable_disk(disk), tools_.base() + engine::kStreamBuffer};
@@ -106,6 +128,7 @@ class Reader {
     engine_ = std::make_unique<engine::Engine>(profile, plan, optimizer_,
                                                engine::Resources{tools_.threads, ledger_, disk_.get()});
     runner_ = std::make_unique<Runner>(model_, plan, *engine_, tools_.threads, *tools_.library, ledger_);
+    runner_->keep_text(model_.length());
     load(folder);
   }
 
@@ -148,9 +171,12 @@ class Reader {
 void generate(const GenerateSettings& settings, const GenerateEvents& events) {
   check_generate_settings(settings);
   const std::string folder = model_folder(settings.checkpoint);
+  check_config_file(folder);
   const ModelConfig config = resolve_model(folder);
   std::vector<std::int32_t> tokens = prompt_tokens(settings.prompt, config.vocabulary);
-  Reader reader(settings, folder, config);
+  // The last token is not read again.
+  const std::uint64_t text = tokens.size() + std::max<std::uint64_t>(settings.tokens, 1) - 1;
+  Reader reader(settings, folder, config, text);
   if (events.begin) events.begin(config.vocabulary == kByteVocabulary);
   const CounterRandom random(settings.seed, kSamplingStream);
   std::vector<float> logits(config.vocabulary);

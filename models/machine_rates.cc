@@ -63,10 +63,15 @@ double transfer_rate(std::uint64_t bytes, std::span<std::byte> memory, const Tra
   for (std::uint64_t offset = 0; offset < bytes;) {
     offload::Batch batch;
     for (std::size_t at = 0; at < memory.size() && offset < bytes; at += kMiB, offset += kMiB)
-      transfer(offset, memory.subspan(at, kMiB), batch.add());
+      transfer(offset, memory.subspan(at, std::min(kMiB, bytes - offset)), batch.add());
     batch.wait();
   }
   return static_cast<double>(bytes) / std::max(seconds_since(begin), 1e-9);
+}
+
+// Never more than the folder was given.
+std::uint64_t sample_bytes(std::uint64_t limit) {
+  return std::min(kDiskSample, limit / kDiskBlock * kDiskBlock);
 }
 
 }  // namespace
@@ -98,7 +103,7 @@ engine::MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& lib
   rates.memory_bandwidth = measure_memory(threads);
   DiskRates slowest = {1e18, 1e18};
   for (const offload::DiskFolder& folder : disk) {
-    const DiskRates measured = measure_disk(io, folder.path, kDiskSample);
+    const DiskRates measured = measure_disk(io, folder.path, sample_bytes(folder.limit));
     slowest = {std::min(slowest.read, measured.read), std::min(slowest.write, measured.write)};
   }
   if (!disk.empty()) {  // striped: all folders work at once, at the pace of the slowest

@@ -15,8 +15,8 @@ inline constexpr std::size_t kMeasuringBytes = std::size_t{16} << 20;
 struct DiskRates {
   double read = 0, write = 0;  // bytes per second
 };
-// Writes and reads back an unnamed file of `bytes` (a multiple of 1 MiB) in a folder, past the page cache.
-// Throws as IoService::open and File::allocate.
+// Writes and reads back an unnamed file of `bytes` (a multiple of kDiskBlock) in a folder, past the page
+// cache. Throws as IoService::open and File::allocate.
 DiskRates measure_disk(offload::IoService& io, const std::string& folder, std::uint64_t bytes);
 
 // Measured in a fraction of a second, for the predicted time alone.

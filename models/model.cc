@@ -8,6 +8,7 @@
 #include "models/llama.h"
 #include "models/model_impl.h"
 #include "models/program.h"
+#include "models/text_cache.h"
 
 namespace sluice::models {
 namespace {
@@ -82,6 +83,10 @@ void Model::Impl::check_recompute() const {
   for (const auto& op : architecture.block.ops()) known.push_back(op->spec().name);
   for (const std::string& name : split_names(recompute)) {
     if (std::ranges::count(known, name) > 0) continue;
+    if (name.empty())
+      fail(ErrorCode::kInvalidArgument,
+           "'{}' lacks a name beside a +; give auto, none, full, or names of ops joined by +, as ln1+gelu",
+           recompute);
     const std::string nearest = nearest_word(name, known);
     std::string names;
     for (const std::string& word : known) names += (names.empty() ? "" : ", ") + word;
@@ -128,6 +133,10 @@ const ModelConfig& Model::config() const { return impl_->shape.config; }
 std::size_t Model::batch() const { return impl_->shape.batch; }
 std::size_t Model::length() const { return impl_->shape.length; }
 const std::vector<engine::UnitSpec>& Model::units() const { return impl_->units; }
+
+std::size_t Model::text_cache_bytes(std::size_t tokens) const {
+  return TextCache::bytes(impl_->shape.config, impl_->shape.dtype, tokens) + kAlignment;
+}
 
 namespace {
 

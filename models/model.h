@@ -34,6 +34,7 @@ class Model {
   // Units in order of forward, with parameters named and shaped as in Hugging Face's files of that family
   // ("transformer.h.0.attn.c_attn.weight"; GPT-2's Conv1D weights are [in, out]).
   const std::vector<engine::UnitSpec>& units() const;
+  std::size_t text_cache_bytes(std::size_t tokens) const;  // of Runner::keep_text()
   // Sizes and work only; nothing is allocated. threads: workspace may grow with it.
   engine::Profile profile(std::size_t micro_batches, const kernels::MatrixLibrary& library) const;
 
@@ -69,7 +70,11 @@ class Runner {
   // Mean loss of one micro-batch without gradients or dropout; parameters come in unit by unit.
   double evaluate(const MicroBatch& micro_batch);
 
+  // From now on the keys and values of a text of up to `tokens` tokens are kept from one next_logits() to the
+  // next. REQUIRES: that text_cache_bytes() of as many were added to the profile's workspace_bytes.
+  void keep_text(std::size_t tokens);
   // Logits of the last of `tokens` (at most model.length() of them): f32, [vocabulary]. batch 1 suffices.
+  // Where the text is kept, and is that of the last call and one token more, only that token is computed.
   void next_logits(std::span<const std::int32_t> tokens, std::span<float> logits);
 
  private:

@@ -8,7 +8,7 @@
 namespace sluice::models {
 namespace {
 
-constexpr int kRecordVersion = 1;
+constexpr int kRecordVersion = 2;
 
 Json identity(const Setup& setup) {
   const TrainSettings& s = setup.settings;
@@ -20,6 +20,7 @@ Json identity(const Setup& setup) {
           {"seq", s.length},
           {"optimizer", setup.optimizer->name()},
           {"data_tokens", setup.data->tokens()},
+          {"data_fingerprint", setup.data->fingerprint()},
           {"training_windows", setup.data->windows()}};
 }
 
@@ -50,8 +51,10 @@ std::vector<std::string> differences(const Json& recorded, const Json& now) {
 
 }  // namespace
 
-Json run_record(const Setup& setup, std::uint64_t step, std::uint64_t next_sample) {
+Json run_record(const Setup& setup, const std::string& run_id, std::uint64_t step,
+                std::uint64_t next_sample) {
   return {{"version", kRecordVersion},
+          {"run", run_id},
           {"step", step},
           {"next_sample", next_sample},
           {"identity", identity(setup)},
@@ -67,8 +70,9 @@ void compare_run_record(const Json& recorded, const Json& now, const std::string
          checkpoint, version, kRecordVersion);
   const auto other = differences(json_field<Json>(recorded, "identity", checkpoint), now.at("identity"));
   if (!other.empty())
-    fail(ErrorCode::kInvalidArgument, "'{}' is of another run: {}; give the same settings, or another --out",
-         checkpoint, fmt::join(other, "; "));
+    fail(ErrorCode::kInvalidArgument,
+         "'{}' is of another run: {}; give the same settings and data, or another --out", checkpoint,
+         fmt::join(other, "; "));
   for (const char* key : {"cpu", "threads", "matrix_library"}) {
     const Json before = json_field<Json>(recorded, key, checkpoint);
     if (before != now.at(key))

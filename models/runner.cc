@@ -1,3 +1,4 @@
+#include <optional>
 #include <utility>
 
 #include "allocator/memory.h"
@@ -38,9 +39,10 @@ std::vector<Choice> planned_choices(const Model::Impl& model, const engine::Plan
 }  // namespace
 
 struct Runner::State {
-  State(const Model::Impl& model, const engine::Plan& plan, engine::Engine& engine, Threads& threads,
+  State(const Model::Impl& the_model, const engine::Plan& plan, engine::Engine& engine, Threads& threads,
         kernels::MatrixLibrary& library, allocator::Ledger& ledger, Trace* trace)
-      : source(engine),
+      : model(the_model),
+        source(engine),
         executor(model, planned_choices(model, plan), plan.group, {source, threads, library, trace}) {
     ensure(executor.activation_bytes() == plan.activation_bytes &&
                executor.workspace_bytes() <= plan.workspace_bytes,
@@ -52,9 +54,22 @@ struct Runner::State {
     executor.set_memory(activations.bytes(), workspace.bytes());
   }
 
+  // Behind the programs' part of the workspace.
+  void keep_text(std::size_t tokens) {
+    const Shape& shape = model.shape;
+    const std::size_t begin = round_up(executor.workspace_bytes(), kAlignment);
+    const std::size_t bytes = TextCache::bytes(shape.config, shape.dtype, tokens);
+    ensure(begin + bytes <= workspace.size(), "the plan gives {} bytes of workspace; {} are needed",
+           workspace.size(), begin + bytes);
+    executor.set_memory(activations.bytes(), workspace.bytes().first(begin));
+    cache.emplace(shape.config, shape.dtype, tokens, workspace.bytes().subspan(begin, bytes));
+  }
+
+  const Model::Impl& model;
   EngineSource source;
   Executor executor;
   allocator::Region activations, workspace;
+  std::optional<TextCache> cache;
 };
 
 // The programs' workspaces were sized for the library's threads.
@@ -75,10 +90,12 @@ double Runner::train_step(std::span<const MicroBatch> micro_batches, std::uint64
   return state_->executor.train_step(micro_batches, seed, step, between);
 }
 
+void Runner::keep_text(std::size_t tokens) { state_->keep_text(tokens); }
+
 double Runner::evaluate(const MicroBatch& micro_batch) { return state_->executor.evaluate(micro_batch); }
 
 void Runner::next_logits(std::span<const std::int32_t> tokens, std::span<float> logits) {
-  state_->executor.next_logits(tokens, logits);
+  state_->executor.next_logits(tokens, logits, state_->cache ? &*state_->cache : nullptr);
 }
 
 }  // namespace sluice::models

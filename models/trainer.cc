@@ -53,7 +53,15 @@ PlanResult plan_training(const TrainSettings& settings) { return prepare(setting
 std::string plan_text(const PlanResult& result) {
   std::string text = engine::to_text(result.plan, result.profile, result.budget);
   if (!text.ends_with('\n')) text += '\n';
-  return text + fmt::format("a checkpoint takes {}\n", format_size(result.checkpoint_bytes));
+  text += fmt::format("a checkpoint takes {}\n", format_size(result.checkpoint_bytes));
+  const std::uint64_t extra = result.checkpoint_buffers + result.trace_bytes;
+  text += fmt::format("the process (base): {} with its libraries and a reserve",
+                      format_size(result.budget.base - extra));
+  if (result.checkpoint_buffers > 0)
+    text +=
+        fmt::format(", {} for the files of checkpoints and weights", format_size(result.checkpoint_buffers));
+  if (result.trace_bytes > 0) text += fmt::format(", {} of --trace", format_size(result.trace_bytes));
+  return text + "\n";
 }
 
 TrainResult train(const TrainSettings& settings, const TrainEvents& events) {

@@ -40,7 +40,8 @@ struct TrainSettings {
   std::uint64_t eval_every = 0, eval_batches = 8;
   int threads = 0;             // 0: the cores that this process may use
   std::string metrics, trace;  // files; empty: none
-  engine::PlanRequest plan;    // recompute and the like
+  std::string source;        // the file that these settings came from, where there is one: not to be replaced
+  engine::PlanRequest plan;  // recompute and the like
 };
 
 // What is told after each step.
@@ -69,7 +70,7 @@ struct TrainEvents {
 
 struct TrainResult {
   std::uint64_t steps = 0;
-  double last_loss = 0;
+  std::optional<double> last_loss;  // nothing where no step was left to do
   std::uint64_t peak_memory = 0, predicted_peak = 0;
   bool stopped = false;  // by stop() before the last step
 };
@@ -79,7 +80,8 @@ struct PlanResult {
   engine::Profile profile;
   engine::Plan plan;
   engine::Budget budget;
-  std::uint64_t checkpoint_bytes = 0;  // room that one checkpoint needs
+  std::uint64_t checkpoint_bytes = 0;                     // room that one checkpoint needs
+  std::uint64_t checkpoint_buffers = 0, trace_bytes = 0;  // parts of budget.base
 };
 PlanResult plan_training(const TrainSettings& settings);
 // The table for people: the plan's own, and the room that checkpoints need.

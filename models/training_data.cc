@@ -1,14 +1,18 @@
 #include "models/training_data.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "core/bytes.h"
+#include "core/checksum.h"
 #include "core/error.h"
 
 namespace sluice::models {
 namespace {
 
 constexpr std::size_t kByteVocabulary = 256;
+// docs/formats/tokens.md and checkpoint.md tell these.
+constexpr std::uint64_t kScanned = std::uint64_t{128} << 20, kSamples = 256, kPiece = 4096;  // in tokens
 
 std::unique_ptr<TokenSource> open_for(const std::vector<std::string>& paths, const TrainSettings& settings,
                                       const ModelConfig& config) {
@@ -25,10 +29,39 @@ std::unique_ptr<TokenSource> open_for(const std::vector<std::string>& paths, con
   return source;
 }
 
+// Reads `count` tokens from `first` in small pieces; read() checks each.
+void read_through(TokenSource& source, std::uint64_t first, std::uint64_t count, Checksum* sum) {
+  std::vector<std::int32_t> piece(kPiece);
+  for (std::uint64_t done = 0; done < count;) {
+    const std::span<std::int32_t> part =
+        std::span(piece).first(std::min<std::uint64_t>(kPiece, count - done));
+    source.read(first + done, part);
+    if (sum != nullptr) sum->add(std::as_bytes(part));
+    done += part.size();
+  }
+}
+
+// A token outside the vocabulary is better found now than after a day. Text has none.
+void check_whole(TokenSource& source) {
+  if (!source.vocabulary() && source.total() <= kScanned) read_through(source, 0, source.total(), nullptr);
+}
+
+std::string fingerprint_of(TokenSource& source) {
+  Checksum sum;
+  const std::uint64_t total = source.total();
+  const bool whole = total <= kSamples * kPiece;
+  for (std::uint64_t i = 0; i < (whole ? 1 : kSamples); ++i)
+    read_through(source, whole ? 0 : (total - kPiece) / (kSamples - 1) * i, whole ? total : kPiece, &sum);
+  return fmt::format("{:016x}", sum.value());
+}
+
+// Smaller ones are the plan's to refuse, with all that it knows.
+constexpr double kLargeStep = 16 * kMiB;
+
 void check_buffers(const TrainSettings& settings) {
   const double bytes = 2.0 * sizeof(std::int32_t) * static_cast<double>(settings.accumulate) *
                        static_cast<double>(settings.batch) * static_cast<double>(settings.length);
-  if (bytes > static_cast<double>(settings.memory) / 2)
+  if (bytes > kLargeStep && bytes > static_cast<double>(settings.memory) / 2)
     fail(ErrorCode::kBudget,
          "the tokens of one step ({} x {} x {}) alone take {:.0f} MiB, and --memory is {}; take a "
          "smaller --batch or --accumulate",
@@ -54,11 +87,14 @@ ModelConfig resolve_training_model(const TrainSettings& settings) {
 TrainingData::TrainingData(const TrainSettings& settings, const ModelConfig& config)
     : batch_(settings.batch), length_(settings.length), source_(open_for(settings.data, settings, config)) {
   check_buffers(settings);
+  check_whole(*source_);
+  fingerprint_ = fingerprint_of(*source_);
   const bool named = settings.validation.has_value();
   const WindowSplit split = split_windows(*source_, length_, named ? 0.0 : settings.held_out);
   sampler_.emplace(split.train, settings.seed);
   if (named) {
     validation_source_ = open_for({*settings.validation}, settings, config);
+    check_whole(*validation_source_);
     const WindowSplit all = split_windows(*validation_source_, length_, 0.0);
     validation_sampler_.emplace(all.train, settings.seed, Sampler::Order::kInOrder);
   } else if (split.held_out.count > 0) {

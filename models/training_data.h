@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "models/config.h"
@@ -23,7 +24,7 @@ class TrainingData {
  public:
   // REQUIRES: settings.length >= 1, and settings.memory is known.
   // Throws Error(kInvalidArgument | kNotFound | kIo), see open_tokens and split_windows, and Error(kBudget)
-  // where the tokens of one step alone would not fit.
+  // where the tokens of one step alone would not fit. Reads all of token files that are not large.
   TrainingData(const TrainSettings& settings, const ModelConfig& config);
 
   // All micro-batches of a step whose first sample is `next`; valid until the next call of either.
@@ -33,12 +34,15 @@ class TrainingData {
   const MicroBatch& validation(std::uint64_t index);
 
   std::uint64_t tokens() const { return source_->total(); }
+  // Of the training data: what docs/formats/checkpoint.md says, as 16 hexadecimal digits.
+  const std::string& fingerprint() const { return fingerprint_; }
   std::uint64_t windows() const { return sampler_->windows(); }
 
  private:
   MicroBatch fill(TokenSource& source, const Sampler& sampler, std::uint64_t first, std::size_t slot);
 
   std::size_t batch_, length_;
+  std::string fingerprint_;
   std::unique_ptr<TokenSource> source_, validation_source_;  // the latter null: a part of the former
   std::optional<Sampler> sampler_, validation_sampler_;
   std::vector<std::int32_t> tokens_, targets_;

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "models/initialize.h"
+#include "models/run_id.h"
 
 namespace sluice::models {
 namespace {
@@ -59,13 +60,21 @@ bool TrainingRun::load_units(const engine::UnitSource& source) {
   return true;
 }
 
-void TrainingRun::open_metrics() {
-  if (settings_.metrics.empty()) return;
-  metrics_.emplace(settings_.metrics, settings_.resume ? std::optional(step_) : std::nullopt);
+// A run that was killed before its first checkpoint begins anew under its own id.
+void TrainingRun::begin_metrics() {
+  const bool again = settings_.resume && !settings_.out.empty();
+  run_id_ = (again ? read_run_id(settings_.out) : std::nullopt).value_or(new_run_id());
+  if (!settings_.metrics.empty())
+    metrics_.emplace(settings_.metrics, run_id_, settings_.resume ? std::optional(step_) : std::nullopt);
+  if (!settings_.out.empty()) write_run_id(settings_.out, run_id_);
+}
+
+void TrainingRun::resume_metrics() {
+  if (!settings_.metrics.empty()) metrics_.emplace(settings_.metrics, run_id_, step_);
 }
 
 void TrainingRun::load_initial() {
-  open_metrics();
+  begin_metrics();
   if (is_preset(settings_.model))
     return void(
         load_units(initial_values(setup_.config, engine_->layout(), settings_.seed, setup_.tools->threads)));
@@ -79,12 +88,13 @@ void TrainingRun::resume(const std::string& folder) {
   allocator::Region buffer(ledger_, allocator::Purpose::kCheckpoint, setup_.checkpoint_buffers);
   engine::ReadAhead ahead(buffer.bytes(), &setup_.tools->threads);
   const engine::CheckpointReader checkpoint(*setup_.tools->io, folder, ahead);
-  compare_run_record(checkpoint.run(), run_record(setup_, 0, 0), folder);
+  compare_run_record(checkpoint.run(), run_record(setup_, "", 0, 0), folder);
+  run_id_ = json_field<std::string>(checkpoint.run(), "run", folder);
   step_ = saved_step_ = checkpoint.step();
   if (step_ > settings_.steps)
     fail(ErrorCode::kInvalidArgument, "'{}' is at step {}, beyond --steps {}; give more steps", folder, step_,
          settings_.steps);
-  open_metrics();
+  resume_metrics();
   next_sample_ = json_field<std::uint64_t>(checkpoint.run(), "next_sample", folder);
   CheckpointValues values(checkpoint, engine_->layout(), state_names(*setup_.optimizer));
   checkpoint_ = folder;
@@ -113,16 +123,18 @@ std::string TrainingRun::last_checkpoint() const {
 
 double TrainingRun::run_step(std::uint64_t number, engine::StepResult& result) {
   engine_->begin_step({learning_rate_.at(number), settings_.weight_decay, settings_.clip});
-  const double loss = runner_->train_step(setup_.data->training(next_sample_), settings_.seed, number,
-                                          [this] { stop_requested(); });
-  if (!std::isfinite(loss))
-    fail(ErrorCode::kInvalidArgument,
-         "the loss is {}: it is not finite. Try a smaller --lr or a longer --warmup; values of the model or "
-         "the data may also "
-         "be at fault",
-         loss);
-  result = engine_->step();
-  return loss;
+  try {
+    const double loss = runner_->train_step(setup_.data->training(next_sample_), settings_.seed, number,
+                                            [this] { stop_requested(); });
+    if (!std::isfinite(loss)) fail(ErrorCode::kNotFinite, "the loss is {}: it is not finite", loss);
+    result = engine_->step();
+    return loss;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kNotFinite) throw;
+    fail(ErrorCode::kNotFinite,
+         "{}. Try a smaller --lr or a longer --warmup; values of the model or the data may also be at fault",
+         error.what());
+  }
 }
 
 StepReport TrainingRun::step() {
@@ -131,7 +143,8 @@ StepReport TrainingRun::step() {
   StepReport report;
   engine::StepResult result;
   const auto begin = std::chrono::steady_clock::now();
-  report.loss = last_loss_ = run_step(number, result);
+  report.loss = run_step(number, result);
+  last_loss_ = report.loss;
   step_ = number;
   in_step_ = false;
   next_sample_ += samples_of_step(settings_);
@@ -195,10 +208,38 @@ void TrainingRun::save() {
     engine_->save(unit, tensors.sink());
   const char* type = settings_.dtype == Dtype::kF32 ? "float32" : "bfloat16";
   writer.add_text_file("config.json", config_to_hugging_face(setup_.config, type).dump(2) + "\n");
-  checkpoint_ = writer.commit(run_record(setup_, step_, next_sample_));
+  checkpoint_ = writer.commit(run_record(setup_, run_id_, step_, next_sample_));
   saved_step_ = step_;
   engine::prune(settings_.out, settings_.keep);
   if (events_.saved) events_.saved(checkpoint_report(begin));
+}
+
+// Where the line cannot be written, the step that it is of is not lost.
+void TrainingRun::add_metrics(const StepReport& report) {
+  try {
+    metrics_->add(report);
+  } catch (const Error&) {
+    save();
+    throw;
+  }
+}
+
+void TrainingRun::save_trace() {
+  if (!trace_) return;
+  try {
+    trace_->save(settings_.trace);
+  } catch (const Error& error) {
+    fail(error.code(), "step {} is done, but the trace was not written: {}; {}", step_, error.what(),
+         last_checkpoint());
+  }
+}
+
+void TrainingRun::save_trace_after_error() noexcept {
+  try {
+    if (trace_) trace_->save(settings_.trace);
+  } catch (const std::exception& error) {
+    log().warn("the trace was not written either: {}", error.what());
+  }
 }
 
 void TrainingRun::run_steps() {
@@ -206,8 +247,8 @@ void TrainingRun::run_steps() {
     StepReport report = step();
     if (settings_.eval_every != 0 && (due(settings_.eval_every) || step_ == settings_.steps))
       report.validation_loss = evaluate();
-    if (metrics_) metrics_->add(report);
     if (events_.step) events_.step(report);
+    if (metrics_) add_metrics(report);
     if (due(settings_.save_every)) save();
   }
 }
@@ -219,10 +260,11 @@ TrainResult TrainingRun::train() {
     run_steps();
     save();
   } catch (const Error& error) {
+    save_trace_after_error();
     fail(error.code(), "{} step {}: {}; {}", in_step_ ? "in" : "after", step_ + (in_step_ ? 1 : 0),
          error.what(), last_checkpoint());
   }
-  if (trace_) trace_->save(settings_.trace);
+  save_trace();
   TrainResult result;
   result.steps = step_;
   result.last_loss = last_loss_;

@@ -33,7 +33,11 @@ class TrainingRun {
 
  private:
   bool load_units(const engine::UnitSource& source);
-  void open_metrics();
+  void begin_metrics();
+  void resume_metrics();
+  void add_metrics(const StepReport& report);
+  void save_trace();
+  void save_trace_after_error() noexcept;
   void check_room() const;
   StepReport step();
   double run_step(std::uint64_t step, engine::StepResult& result);
@@ -57,17 +61,18 @@ class TrainingRun {
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<Runner> runner_;
   std::optional<MetricsFile> metrics_;
+  std::string run_id_;
   std::uint64_t step_ = 0, saved_step_ = 0, next_sample_ = 0;
   bool in_step_ = false;
   std::string checkpoint_;  // the last one
   bool stop_ = false;
   offload::RecordStore::Counters disk_counters_;
   engine::Engine::Counters engine_counters_;
-  double last_loss_ = 0;
+  std::optional<double> last_loss_;
 };
 
 // What a checkpoint records of a run.
-Json run_record(const Setup& setup, std::uint64_t step, std::uint64_t next_sample);
+Json run_record(const Setup& setup, const std::string& run_id, std::uint64_t step, std::uint64_t next_sample);
 // Throws Error(kInvalidArgument) that lists by name what must be the same in a resumed run and is not; warns
 // of what may change the bits: another CPU, another number of threads, another hyperparameter.
 void compare_run_record(const Json& recorded, const Json& now, const std::string& checkpoint);

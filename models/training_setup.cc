@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 
 #include "allocator/memory.h"
 #include "core/bytes.h"
@@ -52,6 +51,9 @@ std::filesystem::path existing_parent(const std::string& path) {
   return at;
 }
 
+constexpr std::uint64_t kLeastForModel = 32 * kMiB;
+constexpr std::uint64_t kLeastDisk = kMiB;  // of a folder: one block of records
+
 std::size_t default_length(const ModelConfig& config) { return std::min<std::size_t>(config.context, 1024); }
 
 // How much the checkpoints of a run can take at most: one more than are kept while the newest is written.
@@ -82,43 +84,33 @@ engine::Budget make_budget(const Setup& setup) {
   budget.memory = setup.settings.memory;
   budget.disk = usable_disk(setup.settings.disk);
   budget.base = setup.tools->base() + setup.checkpoint_buffers;
-  if (!setup.settings.trace.empty()) budget.base += kTraceEvents * kTraceEventBytes;
+  budget.base += setup.plan.trace_bytes;
   return budget;
 }
 
 void require_base(const engine::Budget& budget) {
   if (budget.base < budget.memory) return;
   fail(ErrorCode::kBudget,
-       "the process alone needs {} (its code and libraries, and reserves), and --memory is {}: {} are "
-       "missing; give at "
-       "least {} more than that for the model",
-       format_size(budget.base), format_size(budget.memory), format_size(budget.base - budget.memory),
-       format_size(32 * kMiB));
+       "--memory is {}, and the process alone needs {} (code, libraries, buffers and a reserve) before it "
+       "holds any model; give --memory {}MiB or more",
+       format_size(budget.memory), format_size(budget.base), divide_up(budget.base + kLeastForModel, kMiB));
 }
 
-// What would otherwise be found at the end of the run.
-// Nothing, an empty file, or a trace of a run before.
-bool may_be_replaced_by_a_trace(const std::string& path) {
-  if (!std::filesystem::exists(path)) return true;
-  if (!std::filesystem::is_regular_file(path)) return false;
-  std::ifstream file(path, std::ios::binary);
-  std::string start(64, '\0');
-  file.read(start.data(), static_cast<std::streamsize>(start.size()));
-  return file.gcount() == 0 || start.starts_with("{\"otherData\":{\"dropped_events\"");
-}
-
-void check_outputs(const TrainSettings& settings, const TrainingData& data) {
-  if (settings.eval_every != 0 && !data.has_validation())
-    fail(ErrorCode::kInvalidArgument,
-         "--eval-every needs data: name --valid, or let --held-out be more than 0");
-  if (settings.trace.empty()) return;
-  const std::string folder = std::filesystem::absolute(settings.trace).parent_path().string();
-  if (::access(folder.c_str(), W_OK) != 0)
-    fail(ErrorCode::kInvalidArgument, "the trace '{}' cannot be written: {}", settings.trace,
-         errno_text(errno));
-  if (!may_be_replaced_by_a_trace(settings.trace))
-    fail(ErrorCode::kInvalidArgument,
-         "'{}' is there already and is not a trace; name another file for --trace", settings.trace);
+void fit(Setup& setup, const engine::MachineRates& rates) {
+  engine::PlanRequest request = setup.settings.plan;
+  request.clip = setup.settings.clip > 0;
+  const int threads = setup.settings.threads, cores = default_threads();
+  try {
+    require_base(setup.plan.budget);
+    setup.plan.plan =
+        engine::make_plan(setup.plan.profile, *setup.optimizer, setup.plan.budget, request, rates);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kBudget || threads <= cores) throw;
+    fail(ErrorCode::kBudget,
+         "{} threads are asked for, each with workspace of its own, and this process may use {} cores: try "
+         "--threads {}. With as many as are asked for, {}",
+         threads, cores, cores, error.what());
+  }
 }
 
 }  // namespace
@@ -170,15 +162,20 @@ void resolve_disk(std::vector<offload::DiskFolder>& disk, const std::string& out
       out.empty() ? std::nullopt : std::optional(status_of(existing_parent(out).string()).st_dev);
   for (offload::DiskFolder& folder : disk) {
     const bool shared = status_of(folder.path).st_dev == out_device;
+    offload::check_disk_folder(folder.path);
     const std::uint64_t room = free_bytes(folder.path), taken = shared ? std::min(room, reserved) : 0;
-    if (folder.limit == kWholeDisk) {
-      folder.limit = (room - taken) / 20 * 19;
-    } else if (folder.limit > room) {
+    const bool whole = folder.limit == kWholeDisk;
+    if (whole) folder.limit = (room - taken) / 20 * 19;
+    if (folder.limit > room)
       fail(ErrorCode::kBudget,
            "the disk folder '{}' was given {}, and {} are free there: {} are missing; free some, state "
            "less, or name another",
            folder.path, format_size(folder.limit), format_size(room), format_size(folder.limit - room));
-    }
+    if (folder.limit < kLeastDisk)
+      fail(whole ? ErrorCode::kBudget : ErrorCode::kInvalidArgument,
+           "the disk folder '{}' can lend {}{}; {} are the least that is of use", folder.path,
+           format_size(folder.limit), whole ? " beside what checkpoints need there" : " as stated",
+           format_size(kLeastDisk));
   }
 }
 
@@ -197,6 +194,7 @@ std::uint64_t Tools::base() const { return allocator::resident_bytes() + kReserv
 
 Setup prepare(const TrainSettings& settings) {
   check_settings(settings);
+  check_outputs(settings);
   Setup setup;
   setup.settings = settings;
   TrainSettings& s = setup.settings;
@@ -210,18 +208,18 @@ Setup prepare(const TrainSettings& settings) {
   setup.plan.checkpoint_bytes = checkpoint_size(*setup.model, s, *setup.optimizer);
   resolve_disk(s.disk, s.out, checkpoint_room(s, setup.plan.checkpoint_bytes));
   setup.data = std::make_unique<TrainingData>(s, setup.config);
-  check_outputs(s, *setup.data);
+  if (s.eval_every != 0 && !setup.data->has_validation())
+    fail(ErrorCode::kInvalidArgument,
+         "--eval-every needs data: name --valid, or let --held-out be more than 0");
   setup.tools = std::make_unique<Tools>(s.threads);
   const engine::MachineRates rates =
       measure_rates(setup.tools->threads, *setup.tools->library, *setup.tools->io, s.disk);
   setup.plan.profile = setup.model->profile(s.accumulate, *setup.tools->library);
   setup.checkpoint_buffers = checkpoint_buffers(setup);
+  setup.plan.checkpoint_buffers = setup.checkpoint_buffers;
+  setup.plan.trace_bytes = s.trace.empty() ? 0 : kTraceEvents * kTraceEventBytes;
   setup.plan.budget = make_budget(setup);
-  require_base(setup.plan.budget);
-  engine::PlanRequest request = s.plan;
-  request.clip = s.clip > 0;
-  setup.plan.plan =
-      engine::make_plan(setup.plan.profile, *setup.optimizer, setup.plan.budget, request, rates);
+  fit(setup, rates);
   return setup;
 }
 

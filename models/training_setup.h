@@ -8,6 +8,7 @@
 #include "engine/plan/plan.h"
 #include "kernels/matrix.h"
 #include "models/config.h"
+#include "models/metrics.h"
 #include "models/model.h"
 #include "models/trainer.h"
 #include "models/training_data.h"
@@ -25,11 +26,16 @@ inline constexpr std::uint64_t kTraceEventBytes = 160;
 // Settings that contradict themselves: Error(kInvalidArgument) that names the setting.
 void check_settings(const TrainSettings& settings);
 
+// Finds before any work what could not be written at the end: --metrics and --trace that cannot be made, that
+// would replace something else, or an input of the run. Leaves nothing. Throws Error(kInvalidArgument).
+void check_outputs(const TrainSettings& settings);
+
 // What this process may use where the settings leave it open: memory, threads, room of disk folders.
 std::uint64_t default_memory();
 int default_threads();
 // Gives folders without a limit what is free there, less `reserved` bytes on the file system of `out`. Throws
-// Error(kNotFound) for a missing folder, Error(kBudget) for a limit beyond what is free.
+// Error(kNotFound) for a missing folder, Error(kInvalidArgument) for one that is on no disk, Error(kBudget)
+// for a limit beyond what is free.
 void resolve_disk(std::vector<offload::DiskFolder>& disk, const std::string& out, std::uint64_t reserved);
 std::uint64_t usable_disk(const std::vector<offload::DiskFolder>& disk);  // striped evenly
 

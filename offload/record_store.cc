@@ -9,23 +9,27 @@
 #include "core/error.h"
 
 namespace sluice::offload {
-namespace {
 
-// Linux lets O_DIRECT files be opened there, but their bytes would be memory that no budget counts.
-void refuse_memory_folder(const std::string& folder) {
+// Linux lets O_DIRECT files be opened in memory, but their bytes would be memory that no budget counts.
+void check_disk_folder(const std::string& folder) {
   struct statfs status {};
   if (::statfs(folder.c_str(), &status) != 0) return;  // opening it tells what is wrong
   if (status.f_type == TMPFS_MAGIC || status.f_type == RAMFS_MAGIC)
     fail(ErrorCode::kInvalidArgument,
          "the folder '{}' lies in memory (tmpfs or ramfs): name a folder on a disk", folder);
+  if (status.f_type == PROC_SUPER_MAGIC || status.f_type == SYSFS_MAGIC)
+    fail(ErrorCode::kInvalidArgument,
+         "the folder '{}' is of the system itself and holds no files: name a folder on a disk", folder);
 }
+
+namespace {
 
 std::vector<StoreFile> open_folders(IoService& io, std::vector<DiskFolder> folders) {
   if (folders.empty())
     fail(ErrorCode::kInvalidArgument, "records on disk need at least one folder, none was given");
   std::vector<StoreFile> files;
   for (DiskFolder& folder : folders) {
-    refuse_memory_folder(folder.path);
+    check_disk_folder(folder.path);
     files.push_back({io.open(folder.path, OpenMode::kUnnamed), folder.path, folder.limit});
   }
   return files;

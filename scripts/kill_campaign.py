@@ -147,7 +147,7 @@ class Campaign:
         for file, content in expected_files.items():
             assert found_files[file] == content, f"{name}: {file} differs"
         left = sorted(entry for entry in os.listdir(self.folder / name) if not entry.startswith("step-"))
-        assert left == [".lock"], f"{name}: {left} are left"
+        assert left == [".run"], f"{name}: {left} are left"
         assert os.listdir(self.disk) == [], f"{os.listdir(self.disk)} are left of swap files"
 
     def run(self, kills, tell=lambda text: None):

@@ -12,6 +12,7 @@ struct Finding {
   std::string text;    // what was found
   std::string remedy;  // what to do where something is missing; empty: nothing is
   Json value;
+  bool refused = false;  // a folder that was named and cannot be used
 };
 
 // Looks at this machine; folders of `disk` are measured. Never throws for what is missing: that is a finding.

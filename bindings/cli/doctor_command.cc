@@ -1,5 +1,6 @@
 #include "bindings/cli/commands.h"
 #include "bindings/cli/doctor.h"
+#include "core/error.h"
 
 namespace sluice::cli {
 
@@ -12,8 +13,10 @@ void bind_doctor(CLI::App& app, DoctorOptions& options) {
 void run_doctor(const DoctorOptions& options, std::FILE* out) {
   Json rows = Json::array();
   bool whole = true;
+  std::string refused;
   for (const Finding& finding : examine(options.disk)) {
     whole = whole && finding.remedy.empty();
+    if (finding.refused && refused.empty()) refused = finding.remedy;
     rows.push_back({{"name", finding.name},
                     {"found", finding.text},
                     {"remedy", finding.remedy},
@@ -23,10 +26,11 @@ void run_doctor(const DoctorOptions& options, std::FILE* out) {
     if (!finding.remedy.empty()) fmt::print(out, "  {:<20} -> {}\n", "", finding.remedy);
   }
   if (options.json) {
-    fmt::print(out, "{}\n", Json{{"version", 1}, {"findings", rows}}.dump(2));
+    fmt::print(out, "{}\n", json_text({{"version", 1}, {"findings", rows}}));
   } else if (whole) {
     fmt::print(out, "nothing is missing\n");
   }
+  if (!refused.empty()) fail(ErrorCode::kInvalidArgument, "--disk: {}", refused);
 }
 
 }  // namespace sluice::cli

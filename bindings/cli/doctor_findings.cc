@@ -148,6 +148,7 @@ Finding gpu() {
 
 Finding disk(offload::IoService& io, const std::string& folder) {
   try {
+    offload::check_disk_folder(folder);
     const models::DiskRates rates = models::measure_disk(io, folder, kDiskSample);
     return {"disk " + folder,
             fmt::format("write {:.2f} GB/s, read {:.2f} GB/s ({} of {} past the page cache)",
@@ -155,7 +156,8 @@ Finding disk(offload::IoService& io, const std::string& folder) {
             "",
             {{"folder", folder}, {"write", rates.write}, {"read", rates.read}}};
   } catch (const Error& error) {
-    return {"disk " + folder, "cannot be used", error.what(), {{"folder", folder}, {"error", error.what()}}};
+    const Json value = {{"folder", folder}, {"error", error.what()}};
+    return {"disk " + folder, "cannot be used", error.what(), value, true};
   }
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <map>
 
 #include "core/bytes.h"
 #include "core/error.h"
@@ -73,7 +74,10 @@ double parse_real(std::string_view what, std::string_view text) {
 
 CLI::Option* Flags::add(const std::string& flag, std::function<void(const std::string&)> read,
                         const std::string& help, const std::string& value) {
-  return app_.add_option_function<std::string>(flag, std::move(read), help)->group(group_)->type_name(value);
+  return app_.add_option_function<std::string>(flag, std::move(read), help)
+      ->group(group_)
+      ->type_name(value)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // refuse_repeated() tells of the others
 }
 
 void Flags::text(const std::string& flag, std::string& field, const std::string& help) {
@@ -150,19 +154,34 @@ void Flags::toggle(const std::string& flag, bool& field, const std::string& help
   app_.add_flag(flag, field, help)->group(group_);
 }
 
+std::string json_text(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
+
 void apply_config(CLI::App& app, const Json& config, const std::string& source) {
   if (!config.is_object())
     fail(ErrorCode::kInvalidArgument, "{}: a JSON object of settings is needed", source);
   std::vector<std::string> known = flag_names(app);
-  std::erase_if(known, [](const std::string& name) { return name == "config" || name == "help"; });
+  std::erase_if(known, [](const std::string& name) {
+    return name == "config" || name == "help" || name == "log-level";
+  });
+  std::map<std::string, std::string> given;  // by name: as it was written
   for (const auto& [key, value] : config.items()) {
     std::string name = key;
     std::replace(name.begin(), name.end(), '_', '-');
+    if (const auto [same, is_new] = given.emplace(name, key); !is_new)
+      fail(ErrorCode::kInvalidArgument, "{}: '{}' and '{}' are one setting; give it once", source,
+           same->second, key);
     if (std::find(known.begin(), known.end(), name) == known.end())
       fail(ErrorCode::kInvalidArgument, "{}: unknown key '{}'{}", source, key, suggestion(name, known, ""));
     CLI::Option& option = *app.get_option("--" + name);
     if (option.count() == 0) give(option, value, key, source);
   }
+}
+
+void refuse_repeated(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options())
+    if (option->get_multi_option_policy() == CLI::MultiOptionPolicy::TakeLast && option->count() > 1)
+      fail(ErrorCode::kInvalidArgument, "{} is given {} times ({}); give it once", option->get_name(),
+           option->count(), fmt::join(option->results(), ", "));
 }
 
 void refuse_unknown(const CLI::App& app) {

@@ -44,10 +44,16 @@ class Flags {
 std::uint64_t parse_whole(std::string_view what, std::string_view text);
 double parse_real(std::string_view what, std::string_view text);
 
+// JSON for the standard output; bytes of a path that are not UTF-8 are replaced.
+std::string json_text(const Json& json);
+
 // Gives the flags that the command line left out the values of a JSON object: keys are the flags' names
 // without dashes in front (save_every or save-every). An unknown key is Error(kInvalidArgument) with the
 // nearest known one.
 void apply_config(CLI::App& app, const Json& config, const std::string& source);
+
+// Throws Error(kInvalidArgument) for a flag of one value that the command line has more than once.
+void refuse_repeated(const CLI::App& app);
 
 // Throws Error(kInvalidArgument) for words that nothing took, with the nearest known flag.
 void refuse_unknown(const CLI::App& app);

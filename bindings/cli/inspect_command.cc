@@ -65,7 +65,7 @@ void bind_inspect(CLI::App& app, InspectOptions& options) {
 void run_inspect(const InspectOptions& options, std::FILE* out) {
   if (options.path.empty()) fail(ErrorCode::kInvalidArgument, "say what to inspect: sluice inspect FILE");
   const Report report = inspect(options);
-  fmt::print(out, "{}", options.json ? report.json.dump(2) + "\n" : report.text);
+  fmt::print(out, "{}", options.json ? json_text(report.json) + "\n" : report.text);
 }
 
 }  // namespace sluice::cli

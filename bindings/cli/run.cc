@@ -32,10 +32,10 @@ struct Program {
 
   Program() {
     app.set_version_flag("--version", fmt::format("sluice {}", kVersion));
-    app.add_option("--log-level", log_level, "debug, info, warn, error or off")->type_name("LEVEL");
-    app.allow_extras();
-    for (CLI::App* command : {train_app, plan_app, generate_app, inspect_app, doctor_app})
+    for (CLI::App* command : {&app, train_app, plan_app, generate_app, inspect_app, doctor_app}) {
       command->allow_extras();
+      Flags(*command).text("--log-level", log_level, "debug, info, warn, error or off");
+    }
     bind_train(*train_app, train);
     bind_plan(*plan_app, plan);
     bind_generate(*generate_app, generate);
@@ -62,6 +62,8 @@ void dispatch(Program& program) {
   const auto chosen = program.app.get_subcommands();
   if (chosen.size() != 1) refuse_command(program.app);
   refuse_unknown(*chosen.front());
+  refuse_repeated(program.app);
+  refuse_repeated(*chosen.front());
   if (chosen.front() == program.train_app)
     return run_train(finish_settings(*program.train_app, program.train), program.train, stdout);
   if (chosen.front() == program.plan_app)
@@ -88,6 +90,9 @@ int run(int argc, const char* const* argv) {
     Program program;
     try {
       program.app.parse(argc, argv);
+    } catch (const CLI::ArgumentMismatch& error) {  // "--steps: 1 required N missing"
+      const std::string text = error.what();
+      return report((text.substr(0, text.find(':')) + " needs a value behind it; see --help").c_str(), 2);
     } catch (const CLI::ParseError& error) {
       if (error.get_exit_code() == 0) return program.app.exit(error);  // --help and --version
       return report(error.what(), 2);

@@ -17,7 +17,9 @@ void print_end(const models::TrainResult& result, const models::TrainSettings& s
   fmt::print(out, "peak memory {} measured, {} predicted ({:+.1f}%)\n", format_size(result.peak_memory),
              format_size(result.predicted_peak), error);
   if (!result.stopped) {
-    fmt::print(out, "{} steps done, last loss {:.4f}\n", result.steps, result.last_loss);
+    fmt::print(out, "{} steps done, {}\n", result.steps,
+               result.last_loss ? fmt::format("last loss {:.4f}", *result.last_loss)
+                                : std::string("all of them before: there was nothing left to do"));
   } else if (settings.out.empty() || result.steps == 0) {
     fmt::print(
         out, "stopped by {} after step {}; {}\n", StopSignals::name(), result.steps,
@@ -32,7 +34,7 @@ std::string json_line(const models::PlanResult& result) {
   Json json = engine::to_json(result.plan, result.profile, result.budget);
   json["checkpoint_bytes"] = result.checkpoint_bytes;
   json["version"] = 1;
-  return json.dump(2);
+  return json_text(json);
 }
 
 }  // namespace

@@ -65,7 +65,8 @@ void bind_placement(Flags& flags, models::TrainSettings& s) {
   flags.group("Placement, for tests and measurements (chosen by the plan where it is not given)");
   flags.whole("--group", s.plan.group, "micro-batches that pass through a unit together");
   flags.whole("--prefetch", s.plan.prefetch, "accesses fetched ahead");
-  flags.whole("--chunk-elements", s.plan.chunk_elements, "elements of a streamed update");
+  flags.whole("--chunk-elements", s.plan.chunk_elements,
+              fmt::format("elements of a streamed update, a multiple of {}", engine::kChunkGrain));
   flags.choice("--place-parameters", s.plan.parameters, {"memory", "disk"}, "of every unit");
   flags.choice("--place-gradients", s.plan.gradients, {"memory", "disk"}, "of every unit");
   flags.choice("--place-state", s.plan.state, {"memory", "disk"}, "of every unit");
@@ -99,15 +100,18 @@ offload::DiskFolder parse_disk(const std::string& text) {
     fail(ErrorCode::kInvalidArgument, "--disk: '{}' is not FOLDER or FOLDER:SIZE, as /scratch:20GiB", text);
   if (!sized) return {path, models::kWholeDisk};
   try {
-    return {path, parse_size(text.substr(colon + 1))};
+    const std::uint64_t size = parse_size(text.substr(colon + 1));
+    if (size > 0) return {path, size};
   } catch (const Error& error) {
     fail(ErrorCode::kInvalidArgument, "--disk: {}", error.what());
   }
+  fail(ErrorCode::kInvalidArgument, "--disk: '{}' lends nothing; leave the disk out, or state a size", text);
 }
 
 models::TrainSettings finish_settings(CLI::App& app, TrainOptions& options) {
   if (!options.config.empty()) apply_config(app, read_json_file(options.config), options.config);
   models::TrainSettings settings = options.settings;
+  settings.source = options.config;
   if (settings.model.empty())
     fail(ErrorCode::kInvalidArgument, "--model is missing: a preset ({}) or a Hugging Face folder",
          fmt::join(models::preset_names(), ", "));

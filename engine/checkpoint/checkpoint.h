@@ -22,13 +22,21 @@ inline constexpr const char* kManifestFile = "manifest.json";
 std::string optimizer_file(std::string_view state);  // "optimizer.exp_avg.safetensors"
 
 // Keeps a run's folder from being used by two runs, as long as it lives (also against SIGKILL: an flock).
+// Leaves nothing: its file goes with it, and so do folders that it made and that are still empty.
 class RunLock {
  public:
   // Makes the folder where there is none. Throws Error(kInvalidArgument) that names the other process,
   // Error(kIo).
   explicit RunLock(const std::string& out);
+  ~RunLock();
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
 
  private:
+  bool try_lock();
+
+  std::string out_, path_;
+  std::vector<std::string> made_;  // folders, the innermost first
   Descriptor file_;
 };
 

@@ -7,6 +7,7 @@ namespace sluice::engine {
 class Descriptor {
  public:
   Descriptor() = default;
+  explicit Descriptor(int opened) : value_(opened) {}  // takes it over
   // Throws Error(kNotFound) where there is no such file, Error(kIo) otherwise.
   Descriptor(const std::string& path, int flags);
   ~Descriptor();

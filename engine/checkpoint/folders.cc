@@ -134,22 +134,39 @@ void exchange_or_rename(const std::string& from, const std::string& to) {
     fail_system("replace", to);
 }
 
-RunLock::RunLock(const std::string& out) {
+// False where another run, that just ended, took the folder or the file away in between.
+bool RunLock::try_lock() {
   std::error_code error;
-  fs::create_directories(out, error);
-  if (error) fail(ErrorCode::kIo, "cannot make the folder '{}': {}", out, error.message());
-  const std::string path = join(out, ".lock");
-  file_ = Descriptor(path, O_RDWR | O_CREAT);
-  if (!lock_now(file_, path)) {
-    std::string owner = read_text_file(path, 64);
-    while (!owner.empty() && owner.back() == '\n') owner.pop_back();
-    fail(ErrorCode::kInvalidArgument,
-         "'{}' is used by another run (process {}); wait for it, or give another folder", out,
-         owner.empty() ? "unknown" : owner);
-  }
+  fs::create_directories(out_, error);
+  if (error) fail(ErrorCode::kIo, "cannot make the folder '{}': {}", out_, error.message());
+  const int number = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (number < 0 && errno == ENOENT) return false;
+  if (number < 0) fail_system("open", path_);
+  file_ = Descriptor(number);
+  if (lock_now(file_, path_)) return same_file(file_, path_);
+  std::string owner = read_text_file(path_, 64);
+  while (!owner.empty() && owner.back() == '\n') owner.pop_back();
+  fail(ErrorCode::kInvalidArgument,
+       "'{}' is used by another run (process {}); wait for it, or give another folder", out_,
+       owner.empty() ? "unknown" : owner);
+}
+
+RunLock::RunLock(const std::string& out) : out_(out), path_(join(out, ".lock")) {
+  for (fs::path at = fs::absolute(out); !fs::exists(at) && at != at.parent_path(); at = at.parent_path())
+    made_.push_back(at.string());
+  constexpr int kTries = 100;
+  for (int tries = 1; !try_lock(); ++tries)
+    if (tries == kTries) fail(ErrorCode::kIo, "'{}' is taken away again and again by other runs", path_);
   const std::string text = std::to_string(::getpid()) + "\n";
   if (::ftruncate(file_.get(), 0) != 0 || ::pwrite(file_.get(), text.data(), text.size(), 0) < 0)
-    fail_system("write", path);
+    fail_system("write", path_);
+}
+
+// The file goes while it is locked: who opened it before finds that it is no longer the named one.
+RunLock::~RunLock() {
+  ::unlink(path_.c_str());
+  for (const std::string& folder : made_)
+    if (::rmdir(folder.c_str()) != 0 && errno != ENOENT) break;
 }
 
 CheckpointList list_checkpoints(const std::string& out) {

@@ -260,13 +260,16 @@ class Planner {
            "{}: memory is short by {}; with everything on disk that can be, all recomputed, and one "
            "micro-batch at a time it needs {} "
            "({} activations and workspace, {} frames, staging and what stays, {} the process). Give --memory "
-           "{}, or "
+           "{}{}, or "
            "a smaller --batch or --seq",
            asked, format_size(on_disk.peak_memory - budget_.memory), format_size(on_disk.peak_memory),
            format_size(on_disk.activation_bytes + on_disk.workspace_bytes),
            format_size(on_disk.peak_memory - on_disk.activation_bytes - on_disk.workspace_bytes -
                        budget_.base),
-           format_size(budget_.base), format_argument(on_disk.peak_memory));
+           format_size(budget_.base), format_argument(on_disk.peak_memory),
+           budget_.disk >= on_disk.disk_bytes
+               ? ""
+               : fmt::format(" and --disk FOLDER:{}", format_argument(on_disk.disk_bytes)));
     if (in_memory.peak_memory <= budget_.memory)
       fail(ErrorCode::kBudget,
            "what is asked to be on disk takes {}, and the disk folders lend {}; give --disk FOLDER:{}",

@@ -1,7 +1,9 @@
 #include "models/ops/attention.h"
 
 #include <cmath>
+#include <cstring>
 
+#include "core/error.h"
 #include "kernels/attention.h"
 #include "models/context.h"
 
@@ -37,6 +39,8 @@ class Attention : public Op {
 
   void forward(const OpContext& context) const override {
     const Array packed = context.input(0);
+    if (context.run().cache.keys != nullptr) store(context.run(), packed);
+    if (context.run().cache.keys != nullptr && sizes_.length == 1) return decode(context);
     kernels::attention_forward(context.threads(), shape(context), packed, packed.at(keys()),
                                packed.at(values()), context.output(0), context.statistics(1),
                                context.scratch());
@@ -53,6 +57,31 @@ class Attention : public Op {
  private:
   std::size_t keys() const { return sizes_.heads * sizes_.head_width; }
   std::size_t values() const { return (sizes_.heads + sizes_.kv_heads) * sizes_.head_width; }
+
+  std::size_t cached_width() const { return sizes_.kv_heads * sizes_.head_width; }
+
+  void store(const Execution& run, Array packed) const {
+    const UnitCache& cache = run.cache;
+    ensure(
+        sizes_.batch == 1 && run.first_position + cache.rows <= cache.capacity && cache.rows <= sizes_.length,
+        "{} rows from {} on are to be kept of one text where {} are possible", cache.rows, run.first_position,
+        cache.capacity);
+    const std::size_t bytes = cached_width() * size_of(sizes_.type);
+    for (std::size_t row = 0; row < cache.rows; ++row) {
+      const std::size_t at = row * sizes_.packed_width(), to = (run.first_position + row) * bytes;
+      std::memcpy(cache.keys + to, packed.at(at + keys()).data, bytes);
+      std::memcpy(cache.values + to, packed.at(at + values()).data, bytes);
+    }
+  }
+
+  void decode(const OpContext& context) const {
+    const UnitCache& cache = context.run().cache;
+    kernels::AttentionShape one = shape(context);
+    one.length = context.run().first_position + 1;
+    one.k_stride = one.v_stride = cached_width();
+    kernels::attention_decode(context.threads(), one, cache.capacity, context.input(0),
+                              {cache.keys, sizes_.type}, {cache.values, sizes_.type}, context.output(0));
+  }
 
   kernels::AttentionShape shape() const {
     kernels::AttentionShape shape;

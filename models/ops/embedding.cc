@@ -32,7 +32,8 @@ class Embedding : public Op {
   void forward(const OpContext& context) const override {
     const ConstArray positions = shape_.positions ? context.parameter(1) : ConstArray{nullptr, shape_.type};
     kernels::embedding_forward(context.threads(), context.run().tokens, shape_.length, shape_.width,
-                               context.parameter(0), positions, 0, context.output(0));
+                               context.parameter(0), positions, context.run().first_position,
+                               context.output(0));
   }
 
   void backward(const OpContext& context) const override {

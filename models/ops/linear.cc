@@ -71,12 +71,13 @@ class Linear : public Op {
       if (part.bias) product.bias = context.parameter(parameter++).data;
       kernels::multiply(context.library(), context.threads(), product, context.scratch());
     }
-    if (shape_.rotary) turn(context.threads(), *shape_.rotary, shape_.rows, false, y);
+    if (shape_.rotary)
+      turn(context.threads(), *shape_.rotary, shape_.rows, context.run().first_position, false, y);
   }
 
   void backward(const OpContext& context) const override {
     const Array x = context.input(0), dx = context.input_gradient(0), dy = context.output_gradient(0);
-    if (shape_.rotary) turn(context.threads(), *shape_.rotary, shape_.rows, true, dy);
+    if (shape_.rotary) turn(context.threads(), *shape_.rotary, shape_.rows, 0, true, dy);
     std::size_t parameter = 0;
     bool accumulate = context.adds(0);
     for (const LinearPart& part : shape_.parts) {

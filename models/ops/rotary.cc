@@ -31,8 +31,9 @@ std::vector<double> rotary_frequencies(const ModelConfig& config) {
   return frequencies;
 }
 
-void turn(Threads& threads, const Rotary& rotary, std::size_t rows, bool inverse, Array packed) {
-  kernels::rope(threads, rows, rotary.length, 0, rotary.heads, rotary.head_width, rotary.stride,
+void turn(Threads& threads, const Rotary& rotary, std::size_t rows, std::size_t first_position, bool inverse,
+          Array packed) {
+  kernels::rope(threads, rows, rotary.length, first_position, rotary.heads, rotary.head_width, rotary.stride,
                 rotary.frequencies, inverse, packed);
 }
 

@@ -18,6 +18,7 @@ struct Rotary {
 // As transformers computes them, with Llama 3's stretching where the configuration has it.
 std::vector<double> rotary_frequencies(const ModelConfig& config);
 
-void turn(Threads& threads, const Rotary& rotary, std::size_t rows, bool inverse, Array packed);
+void turn(Threads& threads, const Rotary& rotary, std::size_t rows, std::size_t first_position, bool inverse,
+          Array packed);
 
 }  // namespace sluice::models

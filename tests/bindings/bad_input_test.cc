@@ -86,6 +86,36 @@ TEST_F(BadInputTest, SizesAndNumbersAreChecked) {
   expect_train_refused({"--seq", "100000"}, 2, "context");
 }
 
+TEST_F(BadInputTest, AFlagThatIsGivenTwiceIsNamedWithBothValues) {
+  expect_refused({"plan", "--model", "tiny", "--data", text_, "--steps", "3", "--steps", "4"}, 2,
+                 "--steps is given 2 times (3, 4)");
+  expect_refused({"plan", "--model", "tiny", "--data", text_, "--steps"}, 2, "--steps needs a value");
+  const Outcome leveled = run_sluice({"plan", "--log-level", "debug", "--model", "tiny", "--data", text_});
+  EXPECT_EQ(leveled.status, 0) << leveled.error;
+}
+
+TEST_F(BadInputTest, SettingsFilesLoseNothingSilently) {
+  std::ofstream(folder_ / "twice.json") << R"({"save_every": 3, "save-every": 4})";
+  expect_train_refused({"--config", folder_ / "twice.json"}, 2, "are one setting");
+  std::ofstream(folder_ / "size.json") << R"({"memory": 1.5})";
+  expect_refused({"plan", "--model", "tiny", "--data", text_, "--config", folder_ / "size.json"}, 2,
+                 "the unit is missing");
+}
+
+TEST_F(BadInputTest, TextsSayWhatToDo) {
+  expect_train_refused({"--memory", "1"}, 3, "give --memory ");
+  expect_train_refused({"--recompute", "ln1+"}, 2, "lacks a name beside a +");
+  expect_train_refused({"--threads", "256", "--memory", "24MiB"}, 3, "try --threads ");
+  expect_train_refused({"--model", "gpt2-355m", "--tokens", "bytes", "--memory", "128MiB"}, 3,
+                       "--disk FOLDER:");
+  EXPECT_THAT(run_sluice({"train", "--help"}).out, HasSubstr("a multiple of 524288"));
+  const std::vector<std::string> plan = {"plan", "--model", "tiny", "--data", text_, "--memory", "512MiB"};
+  std::vector<std::string> saving = plan;
+  saving.insert(saving.end(), {"--out", folder_ / "out", "--trace", folder_ / "trace.json"});
+  EXPECT_THAT(run_sluice(saving).out, HasSubstr("for the files of checkpoints and weights, "));
+  EXPECT_THAT(run_sluice(plan).out, ::testing::Not(HasSubstr("for the files of")));
+}
+
 TEST_F(BadInputTest, DataIsChecked) {
   expect_train_refused({"--data", folder_ / "nowhere.txt"}, 2, "nowhere.txt");
   std::ofstream(folder_ / "empty.txt");
@@ -95,6 +125,12 @@ TEST_F(BadInputTest, DataIsChecked) {
   expect_train_refused({"--model", "gpt2-124m"}, 2, "--tokens bytes");
   std::ofstream(folder_ / "big.bin", std::ios::binary) << std::string(20000, '\x7f');  // tokens of 32639
   expect_train_refused({"--data", folder_ / "big.bin"}, 2, "big.bin");
+  // Also where no window of the run would hold it.
+  std::string tokens(20000, '\0');
+  tokens[19998] = tokens[19999] = '\x7f';
+  std::ofstream(folder_ / "last.bin", std::ios::binary) << tokens;
+  expect_train_refused({"--data", folder_ / "last.bin"}, 2, "token 32639 at position 9999");
+  expect_train_refused({"--valid", folder_ / "last.bin"}, 2, "position 9999");
 }
 
 TEST_F(BadInputTest, BudgetsAndDisksAreChecked) {
@@ -102,6 +138,11 @@ TEST_F(BadInputTest, BudgetsAndDisksAreChecked) {
   expect_train_refused({"--disk", folder_ / "nowhere"}, 2, "nowhere");
   expect_train_refused({"--disk", text_}, 2, "not a folder");
   expect_train_refused({"--disk", folder_.path() + ":900TiB"}, 3, "are free there");
+  expect_train_refused({"--disk", folder_.path() + ":0"}, 2, "lends nothing");
+  expect_train_refused({"--disk", folder_.path() + ":4KiB"}, 2, "the least");
+  expect_train_refused({"--disk", "/proc"}, 2, "'/proc'");
+  expect_refused({"doctor", "--disk", folder_ / "nowhere"}, 2, "nowhere");
+  expect_refused({"doctor", "--json", "--disk", "/proc"}, 2, "'/proc'");
   expect_train_refused({"--batch", "1000000", "--accumulate", "1000"}, 3, "--memory");
 }
 
@@ -110,6 +151,42 @@ TEST_F(BadInputTest, OutputsAreChecked) {
   expect_train_refused({"--save-every", "5"}, 2, "--out");
   expect_train_refused({"--trace", folder_ / "no/where.json"}, 2, "where.json");
   expect_train_refused({"--eval-every", "1", "--held-out", "0"}, 2, "--valid");
+}
+
+TEST_F(BadInputTest, OutputsNeverReplaceInputsNorEachOther) {
+  const std::string one = folder_ / "one", settings = folder_ / "settings.json";
+  expect_train_refused({"--trace", one, "--metrics", one}, 2, "each its own");
+  expect_train_refused({"--metrics", folder_ / "./text.txt"}, 2, "the file of --data");
+  expect_train_refused({"--trace", text_}, 2, "the file of --data");
+  std::ofstream(folder_ / "valid.txt") << std::string(2000, 'y');
+  expect_train_refused({"--valid", folder_ / "valid.txt", "--trace", folder_ / "valid.txt"}, 2, "--valid");
+  std::ofstream(settings) << R"({"batch": 2})";
+  expect_train_refused({"--config", settings, "--metrics", settings, "--resume", "--out", one}, 2,
+                       "--config");
+  EXPECT_EQ(file_text(settings), R"({"batch": 2})");
+  std::filesystem::create_directories(folder_ / "texts");
+  std::filesystem::copy(text_, folder_ / "texts/text.txt");
+  expect_train_refused({"--data", folder_ / "texts", "--metrics", folder_ / "texts/m.jsonl"}, 2,
+                       "a part of the data");
+  EXPECT_FALSE(std::filesystem::exists(one));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "texts/m.jsonl"));
+}
+
+TEST_F(BadInputTest, OutputsThatCannotBeWrittenAreFoundBeforeAnyWork) {
+  // The plan, which is printed before anything is taken, is not reached; nor is the model looked at.
+  for (const std::string flag : {"--metrics", "--trace"}) {
+    expect_refused({"train", "--model", "nowhere", "--data", text_, flag, folder_ / "no/where.json"}, 2,
+                   flag + " '");
+    expect_refused({"train", "--model", "nowhere", "--data", text_, flag, folder_.path()}, 2, flag + " '");
+  }
+}
+
+TEST_F(BadInputTest, ARefusedRunLeavesNoFolder) {
+  const std::string out = folder_ / "a/b";
+  expect_train_refused({"--out", out, "--memory", "20MiB"}, 3, "--memory");
+  std::ofstream(folder_ / "m.jsonl") << "{}\n";
+  expect_train_refused({"--out", out, "--resume", "--metrics", folder_ / "m.jsonl"}, 2, "m.jsonl");
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "a"));
 }
 
 TEST_F(BadInputTest, InspectAndGenerateNameWhatIsWrong) {

@@ -47,8 +47,8 @@ inline std::string sluice_path() {
 // `sluice` as a process of its own, with its output in files.
 class SluiceProcess {
  public:
-  explicit SluiceProcess(const std::vector<std::string>& words) {
-    std::vector<std::string> all = {sluice_path()};
+  explicit SluiceProcess(const std::vector<std::string>& words, const std::string& program = sluice_path()) {
+    std::vector<std::string> all = {program};
     all.insert(all.end(), words.begin(), words.end());
     std::vector<char*> argv;
     for (std::string& word : all) argv.push_back(word.data());

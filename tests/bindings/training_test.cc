@@ -186,6 +186,81 @@ TEST_F(TrainingTest, ALossThatIsNotFiniteStopsTheRun) {
   EXPECT_THAT(outcome.error, HasSubstr("not finite"));
 }
 
+TEST_F(TrainingTest, AGradientThatIsNotFiniteStopsTheRunAlsoWithoutClipping) {
+  std::vector<std::string> wild = words("wild", 200, {"--save-every", "1", "--clip", "0"});
+  *std::find(wild.begin(), wild.end(), "1e-3") = "900000";
+  const Outcome outcome = run_sluice(wild);
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.error, HasSubstr("not finite. Try a smaller --lr"));
+  EXPECT_THAT(outcome.error, HasSubstr("the last checkpoint stands"));
+  const std::size_t step = outcome.error.find("in step ");
+  ASSERT_NE(step, std::string::npos);
+  EXPECT_EQ(outcome.error.find("in step ", step + 1), std::string::npos) << outcome.error;
+}
+
+TEST_F(TrainingTest, AFullDiskUnderTheMetricsLosesNoStep) {
+  std::vector<std::string> full = words("full", 9, {"--trace", folder_ / "full.json"});
+  *std::find(full.begin(), full.end(), folder_ / "full.jsonl") = "/dev/full";
+  const Outcome outcome = run_sluice(full);
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_THAT(outcome.error, HasSubstr("'/dev/full'"));
+  EXPECT_THAT(outcome.error, HasSubstr(step_folder("full", 1)));
+  expect_done(run_sluice({"inspect", "--verify", step_folder("full", 1)}));
+  expect_done(run_sluice({"inspect", folder_ / "full.json"}));  // what led to the error can be seen
+  expect_done(run_sluice(words("full", 3, {"--resume"})));
+  EXPECT_TRUE(std::filesystem::exists(step_folder("full", 3)));
+}
+
+TEST_F(TrainingTest, AMetricsFileBelongsToItsRun) {
+  expect_done(run_sluice(words("own", 3)));
+  const std::string before = file_text(folder_ / "own.jsonl");
+  std::vector<std::string> other = words("other", 3, {"--resume"});
+  *std::find(other.begin(), other.end(), folder_ / "other.jsonl") = folder_ / "own.jsonl";
+  const Outcome outcome = run_sluice(other);
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.error, HasSubstr("the metrics of another run"));
+  EXPECT_EQ(file_text(folder_ / "own.jsonl"), before);
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "other"));
+  const Outcome done = run_sluice(words("own", 3, {"--resume"}));
+  expect_done(done);
+  EXPECT_THAT(done.out, HasSubstr("nothing left to do"));
+  EXPECT_EQ(file_text(folder_ / "own.jsonl"), before);
+}
+
+TEST_F(TrainingTest, ARunThatWasKilledBeforeItsFirstCheckpointKeepsItsMetricsFile) {
+  SluiceProcess process(words("killed", 1'000'000));
+  for (int i = 0; i < 600 && file_text(folder_ / "killed.jsonl").empty(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  process.signal(SIGKILL);
+  process.wait();
+  expect_done(run_sluice(words("killed", 2, {"--resume"})));
+  EXPECT_EQ(losses("killed").size(), 2u);
+}
+
+TEST_F(TrainingTest, OtherDataOfTheSameLengthIsRefused) {
+  expect_done(run_sluice(words("data", 2)));
+  std::fstream(text_, std::ios::in | std::ios::out).seekp(20000).put('#');
+  const Outcome outcome = run_sluice(words("data", 4, {"--resume"}));
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.error, HasSubstr("data_fingerprint was"));
+  EXPECT_EQ(losses("data").size(), 2u);
+}
+
+TEST_F(TrainingTest, TheSpeedOfADiskIsMeasuredWithinWhatItWasGiven) {
+  // A file larger than the folder's 1 MiB would end in SIGXFSZ's error.
+  std::vector<std::string> plan = words("none", 2, {"--disk", folder_.path() + ":1MiB"});
+  plan[0] = "plan";
+  const std::string command = "ulimit -f 2048; exec \"$0\" \"$@\" > /dev/null";
+  std::vector<std::string> all = {"-c", command, sluice_path()};
+  all.insert(all.end(), plan.begin(), plan.end());
+  SluiceProcess process(all, "/bin/sh");
+  const int status = process.wait();
+  if (process.error().find("O_DIRECT") != std::string::npos ||
+      process.error().find("lies in memory") != std::string::npos)
+    GTEST_SKIP() << "the temporary folder is on no disk: " << process.error();
+  EXPECT_EQ(status, 0) << process.error();
+}
+
 TEST_F(TrainingTest, ThePlanParsesAndPredictsThePeak) {
   std::vector<std::string> all = words("none", 2, {"--json"});
   all[0] = "plan";
@@ -197,6 +272,14 @@ TEST_F(TrainingTest, ThePlanParsesAndPredictsThePeak) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "none.jsonl"));
 }
 
+TEST_F(TrainingTest, JsonOfAPathThatIsNotUtf8IsStillJson) {
+  const std::string path = folder_ / "a\xff.bin";
+  std::ofstream(path, std::ios::binary) << std::string(200, '\1');
+  const Outcome outcome = run_sluice({"inspect", "--json", path});
+  expect_done(outcome);
+  EXPECT_EQ(Json::parse(outcome.out).at("tokens"), 100);
+}
+
 TEST_F(TrainingTest, GeneratesTextWithTheSameSeedTheSame) {
   expect_done(run_sluice(words("g", 2)));
   const std::vector<std::string> ask = {
@@ -206,6 +289,13 @@ TEST_F(TrainingTest, GeneratesTextWithTheSameSeedTheSame) {
   expect_done(first);
   EXPECT_EQ(first.out.substr(0, 9), "the river");
   EXPECT_EQ(first.out, second.out);
+  const std::string config = step_folder("g", 2) + "/config.json";
+  std::string text = file_text(config);
+  text[text.find('\n')] = ' ';  // of the same length, and still JSON
+  std::ofstream(config) << text;
+  const Outcome damaged = run_sluice(ask);
+  EXPECT_EQ(damaged.status, 2);
+  EXPECT_THAT(damaged.error, HasSubstr("is not what was written with this checkpoint"));
 }
 
 }  // namespace

@@ -38,6 +38,17 @@ TEST(ParseSize, AcceptedForms) {
   for (const auto& [text, bytes] : forms) EXPECT_EQ(parse_size(text), bytes) << text;
 }
 
+TEST(ParseSize, PartsOfAByteLackAUnit) {
+  for (const char* text : {"1.5", "0.5B"}) {
+    try {
+      ADD_FAILURE() << "'" << text << "' was read as " << parse_size(text);
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("the unit is missing"), std::string::npos) << error.what();
+    }
+  }
+  EXPECT_EQ(parse_size("2.0"), 2u);
+}
+
 TEST(ParseSize, MalformedSizesAreRefusedWithTheForms) {
   for (const char* text : {"",
                            " ",

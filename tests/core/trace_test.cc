@@ -47,11 +47,14 @@ TEST(Trace, WritesTraceEventsWithOneLanePerRow) {
   EXPECT_EQ(events[0]["pid"], events[1]["pid"]);
 }
 
-TEST(Trace, CountsWhatItDoesNotKeep) {
+TEST(Trace, KeepsTheLatestAndCountsTheRest) {
   Trace trace(3);
-  for (int i = 0; i < 10; ++i) trace.add(Trace::Lane::kWrite, "w", Trace::Clock::now(), Trace::Clock::now());
+  for (int i = 0; i < 10; ++i)
+    trace.add(Trace::Lane::kWrite, std::to_string(i), Trace::Clock::now(), Trace::Clock::now());
   const Json file = saved(trace);
-  EXPECT_EQ(complete_events(file).size(), 3u);
+  const std::vector<Json> kept = complete_events(file);
+  ASSERT_EQ(kept.size(), 3u);
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(kept[i]["name"], std::to_string(7 + i));
   EXPECT_EQ(file["otherData"]["dropped_events"], 7);
 }
 

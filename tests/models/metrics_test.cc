@@ -1,6 +1,8 @@
 #include "models/metrics.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <bit>
@@ -27,9 +29,21 @@ class MetricsTest : public ::testing::Test {
     for (std::string line; std::getline(file, line);) found.push_back(line);
     return found;
   }
-  void write(std::uint64_t first, std::uint64_t last) const {
-    MetricsFile metrics(path_, first == 1 ? std::nullopt : std::optional(first - 1));
+  void write(std::uint64_t first, std::uint64_t last, const std::string& run = kRun) const {
+    MetricsFile metrics(path_, run, first == 1 ? std::nullopt : std::optional(first - 1));
     for (std::uint64_t step = first; step <= last; ++step) metrics.add(report(step));
+  }
+  static constexpr const char* kRun = "0123456789abcdef";
+  void expect_refused(const std::string& run, std::optional<std::uint64_t> step, const char* part) const {
+    const std::string before = read_text_file(path_);
+    try {
+      MetricsFile(path_, run, step);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+    EXPECT_EQ(read_text_file(path_), before);
   }
   static StepReport report(std::uint64_t step) {
     StepReport r;
@@ -54,7 +68,7 @@ TEST_F(MetricsTest, LossBitsAreRecoverable) {
 
 TEST_F(MetricsTest, ResumingTakesAwayLaterLinesAndTheOneThatWasCutOff) {
   write(1, 5);
-  std::ofstream(path_, std::ios::app) << R"({"step":6,"lo)";
+  std::ofstream(path_, std::ios::app) << R"({"version":2,"run":"0123)";
   write(4, 4);  // resumed after step 3
   const auto found = lines();
   ASSERT_EQ(found.size(), 4u);
@@ -63,7 +77,7 @@ TEST_F(MetricsTest, ResumingTakesAwayLaterLinesAndTheOneThatWasCutOff) {
 
 TEST_F(MetricsTest, ALastLineWithoutItsEndIsTakenAwayEvenIfItCanBeRead) {
   write(1, 2);
-  std::ofstream(path_, std::ios::app) << R"({"step":3,"loss":1})";
+  std::ofstream(path_, std::ios::app) << R"({"version":2,"run":"0123456789abcdef","step":3,"loss":1})";
   write(4, 4);
   const auto found = lines();
   ASSERT_EQ(found.size(), 3u);
@@ -72,20 +86,50 @@ TEST_F(MetricsTest, ALastLineWithoutItsEndIsTakenAwayEvenIfItCanBeRead) {
 
 TEST_F(MetricsTest, AFileThatIsThereIsNotTouchedByANewRun) {
   write(1, 2);
-  const std::string before = read_text_file(path_);
-  EXPECT_THROW(MetricsFile(path_, std::nullopt), Error);
-  EXPECT_EQ(read_text_file(path_), before);
+  expect_refused(kRun, std::nullopt, "there already");
 }
 
 TEST_F(MetricsTest, AForeignFileIsRefusedUnchangedAlsoWhenResuming) {
   std::ofstream(path_) << "a diary\nof importance\n";
-  EXPECT_THROW(MetricsFile(path_, 7), Error);
-  EXPECT_EQ(read_text_file(path_), "a diary\nof importance\n");
+  expect_refused(kRun, 7, "something else");
+}
+
+TEST_F(MetricsTest, LinesOfAnotherRunAreKept) {
+  write(1, 5, "another run");
+  expect_refused(kRun, 0, "another run");
+  expect_refused(kRun, 5, "another run");
+}
+
+TEST_F(MetricsTest, LinesOfAnotherRunBehindOwnOnesAreKept) {
+  write(1, 3);
+  std::ofstream(path_, std::ios::app) << R"({"version":2,"run":"another","step":9,"loss":1})"
+                                      << "\n";
+  expect_refused(kRun, 1, "another run");
+}
+
+TEST_F(MetricsTest, ASettingsFileOfOneLineIsNotTakenForALineThatWasCutOff) {
+  std::ofstream(path_) << R"({"steps": 12, "lr": 0.1})";
+  expect_refused(kRun, 0, "something else");
+}
+
+TEST_F(MetricsTest, ALineThatDoesNotFitIsTakenAwayAgain) {
+  write(1, 2);
+  const std::string before = read_text_file(path_);
+  struct rlimit limit = {}, old = {};
+  ::getrlimit(RLIMIT_FSIZE, &old);
+  limit = {before.size() + 30, old.rlim_max};
+  const auto previous = ::signal(SIGXFSZ, SIG_IGN);
+  ::setrlimit(RLIMIT_FSIZE, &limit);
+  MetricsFile metrics(path_, kRun, 2);
+  EXPECT_THROW(metrics.add(report(3)), Error);
+  ::setrlimit(RLIMIT_FSIZE, &old);
+  ::signal(SIGXFSZ, previous);
+  EXPECT_EQ(read_text_file(path_), before);
 }
 
 TEST_F(MetricsTest, AFolderThatIsMissingIsNamed) {
   try {
-    MetricsFile(path_ + "/nowhere/m.jsonl", std::nullopt);
+    MetricsFile(path_ + "/nowhere/m.jsonl", kRun, std::nullopt);
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("nowhere/m.jsonl"), std::string::npos);

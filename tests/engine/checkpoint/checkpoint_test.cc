@@ -332,6 +332,25 @@ TEST_F(CheckpointTest, TwoRunsCannotShareAFolder) {
   expect_error(ErrorCode::kIo, {folder_.path("file")}, [&] { RunLock bad(folder_.path("file")); });
 }
 
+TEST_F(CheckpointTest, ALockLeavesNothing) {
+  const std::string inner = folder_.path("made/for/this");
+  {
+    RunLock lock(inner);
+    expect_error(ErrorCode::kInvalidArgument, {inner}, [&] { RunLock second(inner); });
+    EXPECT_TRUE(std::filesystem::exists(inner + "/.lock"));  // the refused one took nothing away
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder_.path("made")));
+  std::filesystem::create_directories(folder_.path("there"));
+  { RunLock lock(folder_.path("there/inner")); }
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path("there")));
+  {
+    RunLock lock(inner);
+    write_all(inner + "/kept", "");
+  }
+  EXPECT_TRUE(std::filesystem::exists(inner + "/kept"));
+  EXPECT_FALSE(std::filesystem::exists(inner + "/.lock"));
+}
+
 TEST_F(CheckpointTest, TextThatIsNotUtf8IsRefused) {
   auto writer = begin(12);
   expect_error(ErrorCode::kInvalidArgument, {"step 12"}, [&] { writer->commit({{"note", "\xff"}}); });
