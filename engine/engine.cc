@@ -1,7 +1,8 @@
 #include "engine/engine.h"
 
 #include <algorithm>
-#include <deque>
+#include <cmath>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -9,16 +10,15 @@
 #include "core/error.h"
 #include "engine/refusal.h"
 #include "engine/step/gradients.h"
+#include "engine/step/recorder.h"
 #include "engine/step/update_pipeline.h"
+#include "engine/step/update_queue.h"
 #include "engine/store/pager.h"
 #include "engine/store/state_store.h"
 #include "engine/store/unit_values.h"
 
 namespace sluice::engine {
 namespace {
-
-// Updates that run at once: one whose chunks are applied, and one whose reads follow on.
-constexpr std::size_t kRunningUpdates = 2;
 
 std::vector<bool> resident_states(const Plan& plan) {
   std::vector<bool> resident;
@@ -29,12 +29,6 @@ std::vector<bool> resident_states(const Plan& plan) {
 }  // namespace
 
 struct Engine::State {
-  enum class Phase : std::uint8_t { kCurrent, kWaiting, kRunning };  // of a unit's update
-
-  struct Due {
-    optim::Hyperparameters decaying, plain;
-  };
-
   State(const Profile& profile, const Plan& the_plan, const optim::Optimizer& the_optimizer,
         const Resources& the_resources)
       : resources(the_resources),
@@ -48,18 +42,21 @@ struct Engine::State {
         states(layout, optimizer.state().size() + (has_master ? 1 : 0), plan.chunk_elements,
                resident_states(plan), resources.disk),
         updates(layout, optimizer, states, has_master, resources.threads, resources.disk, resources.trace),
-        phases(layout.units().size(), Phase::kCurrent),
-        due(layout.units().size()) {
+        queue(plan, pager, gradients, updates, parameters),
+        any_order(profile.any_order),
+        held_units(profile.held_units),
+        applied(layout.parameters()) {
     for (UnitId unit = 0; unit < layout.units().size(); ++unit)
       parameters.push_back(
           pager.define({"parameters of " + layout.units()[unit].name, parameter_bytes(unit),
                         allocator::Purpose::kParameter, plan.units[unit].parameters_resident}));
+    ensure(!any_order || plan.clip, "in any order, updates begin at step()");
     build_schedule(profile);
     if (resources.disk != nullptr && plan.uses_disk()) resources.disk->allocate();
     pager.start(plan.extent_bytes, plan.extents);
     states.start(resources.ledger);
     updates.start(resources.ledger, plan.staging_slots);
-    pager.on_stall([this] { return finish_some_update(); });
+    pager.on_stall([this] { return queue.finish_some(); });
   }
 
   std::size_t parameter_bytes(UnitId unit) const { return layout.unit_elements(unit) * size_of(plan.dtype); }
@@ -85,102 +82,29 @@ struct Engine::State {
 
   // --- updates ---
 
-  // An update becomes due, with a copy of the settings: it starts when its turn comes, or when somebody needs
-  // the unit.
+  // An update becomes due, with a copy of the settings.
   void enqueue(UnitId unit) {
-    phases[unit] = Phase::kWaiting;
-    due[unit] = {hyperparameters(true), hyperparameters(false)};
-    waiting.push_back(unit);
+    UpdateQueue::Due due;
+    for (const GroupSettings& group : settings.groups)
+      due.groups.push_back(
+          {group.learning_rate, group.weight_decay, clip_factor * settings.gradient_factor, steps});
+    for (ParameterId p = layout.first_parameter(unit); p < layout.end_parameter(unit); ++p)
+      due.steps.push_back(!any_order || gradients.has(p) ? ++applied[p] : 0);
+    queue.add(unit, std::move(due));
     // The master holds the values: what is on disk need not be read only to be overwritten.
-    if (has_master && plan.clip && !pager.resident(parameters[unit])) pager.forget(parameters[unit]);
-  }
-
-  optim::Hyperparameters hyperparameters(bool decays) const {
-    return {settings.learning_rate, decays ? settings.weight_decay : 0.0, clip_factor, steps};
-  }
-
-  bool start_update(UnitId unit, bool wait) {
-    if (updates.under_way(unit)) return false;
-    const HoldingId values = parameters[unit];
-    const HoldingId gradient = gradients.holding(unit, 0);
-    if (wait)
-      pager.acquire(values, Pager::Use::kModify);
-    else if (!pager.try_acquire(values, Pager::Use::kModify))
-      return false;
-    Update update;
-    update.unit = unit;
-    update.decaying = due[unit].decaying;
-    update.plain = due[unit].plain;
-    update.parameters = {pager.data(values), plan.dtype};
-    update.gradient_type = gradients.final_type();
-    const bool in_memory = pager.present(gradient);
-    if (in_memory)
-      update.gradient = {pager.acquire(gradient, Pager::Use::kRead), update.gradient_type};
-    else
-      update.gradient_record = pager.record(gradient);
-    phases[unit] = Phase::kRunning;
-    updates.add(update, [this, unit, in_memory] { on_applied(unit, in_memory); });
-    return true;
-  }
-
-  void on_applied(UnitId unit, bool gradient_in_memory) {
-    const HoldingId gradient = gradients.holding(unit, 0);
-    pager.written(parameters[unit], parameter_bytes(unit));
-    pager.release(parameters[unit]);
-    if (gradient_in_memory) pager.release(gradient);
-    if (!plan.clip) pager.release(gradient);  // held since it became final
-    pager.discard(gradient);
-    phases[unit] = Phase::kCurrent;
-  }
-
-  void start_waiting() {
-    while (!waiting.empty() && updates.size() < kRunningUpdates && start_update(waiting.front(), false))
-      waiting.pop_front();
-  }
-
-  void advance_updates() {
-    start_waiting();
-    updates.pump();
-  }
-
-  void ensure_updated(UnitId unit) {
-    while (phases[unit] != Phase::kCurrent) {
-      if (phases[unit] == Phase::kWaiting && !updates.under_way(unit) && start_update(unit, true))
-        std::erase(waiting, unit);
-      if (!updates.pump()) wait_for_update();
-    }
-  }
-
-  void wait_for_update() {
-    const auto start = Trace::Clock::now();
-    updates.wait();
-    update_wait_seconds += std::chrono::duration<double>(Trace::Clock::now() - start).count();
-  }
-
-  bool finish_some_update() {
-    if (updates.idle()) return false;
-    if (!updates.pump()) {
-      wait_for_update();
-      updates.pump();
-    }
-    return true;
+    if (has_master && plan.clip && !any_order && !pager.resident(parameters[unit]))
+      pager.forget(parameters[unit]);
   }
 
   void settle() {
-    while (!waiting.empty() || !updates.idle()) {
-      start_waiting();
-      if (updates.pump()) continue;
-      if (updates.idle())
-        ensure_updated(waiting.front());
-      else
-        wait_for_update();
-    }
+    queue.settle();
     pager.wait_all();
   }
 
   // --- a step ---
 
   void acquire(const Access& access) {
+    if (any_order) return acquire_in_any_order(access);
     Access expected = in_step && position < accesses.size() ? accesses[position] : Access{};
     const bool final = std::exchange(expected.final, false);
     Access asked = access;
@@ -189,7 +113,7 @@ struct Engine::State {
       refuse(ErrorCode::kState, "unit '{}' is acquired out of the schedule (access {} of {})",
              layout.units()[access.unit].name, position, accesses.size());
     pager.set_position(position);
-    ensure_updated(access.unit);  // a pending update owns the gradient too
+    queue.ensure_updated(access.unit);  // a pending update owns the gradient too
     if (access.parameters) pager.acquire(parameters[access.unit], Pager::Use::kRead);
     for (int use = 0; use < gradients.uses(access.unit); ++use)
       if (use == access.gradient_use || final)
@@ -197,7 +121,40 @@ struct Engine::State {
     held.push_back(accesses[position]);
     ++position;
     pager.prefetch(plan.prefetch);
-    advance_updates();
+    queue.advance();
+  }
+
+  void acquire_in_any_order(const Access& access) {
+    const bool gradient = access.gradient_use == 0;
+    if (gradient && !in_step)
+      refuse(ErrorCode::kState, "unit '{}' is acquired for gradients outside of a step",
+             layout.units()[access.unit].name);
+    if (!is_held(access.unit, false)) check_held_units(access.unit);
+    pager.set_position(recorder.follow(access, in_step));
+    queue.ensure_updated(access.unit);
+    pager.acquire(parameters[access.unit], Pager::Use::kRead);
+    if (gradient) pager.acquire(gradients.holding(access.unit, 0), Pager::Use::kModify);
+    held.push_back({access.unit, true, gradient ? 0 : -1, false});
+    pager.prefetch(plan.prefetch);
+    queue.advance();
+  }
+
+  bool is_held(UnitId unit, bool for_gradients) const {
+    return std::any_of(held.begin(), held.end(), [&](const Access& h) {
+      return h.unit == unit && (!for_gradients || h.gradient_use == 0);
+    });
+  }
+
+  void check_held_units(UnitId wanted) const {
+    std::set<UnitId> units;
+    for (const Access& access : held) units.insert(access.unit);
+    if (units.size() < held_units) return;
+    std::string names;
+    for (const UnitId unit : units) names += (names.empty() ? "'" : ", '") + layout.units()[unit].name + "'";
+    refuse(ErrorCode::kState,
+           "unit '{}' is acquired while {} are held, and the plan was made for {} at once; release one, or "
+           "state more",
+           layout.units()[wanted].name, names, held_units);
   }
 
   void release(const Access& access) {
@@ -213,9 +170,11 @@ struct Engine::State {
     if (released.parameters) pager.release(parameters[released.unit]);
     if (released.final)
       finish_gradient(released.unit);
+    else if (released.gradient_use >= 0 && any_order && is_held(released.unit, true))
+      pager.release(gradients.holding(released.unit, 0));  // somebody else still adds to it
     else if (released.gradient_use >= 0)
       keep_gradient(released.unit, released.gradient_use);
-    advance_updates();
+    queue.advance();
   }
 
   void keep_gradient(UnitId unit, int use) {
@@ -243,6 +202,46 @@ struct Engine::State {
     fail(ErrorCode::kNotFinite, "the gradient of '{}' is not finite", layout.spec(*bad_parameter).name);
   }
 
+  void add_gradient(ParameterId parameter, ConstArray gradient) {
+    if (!is_held(layout.place(parameter).unit, true))
+      refuse(ErrorCode::kState, "a gradient of '{}' is added, and its unit '{}' is not held for gradients",
+             layout.spec(parameter).name, layout.units()[layout.place(parameter).unit].name);
+    gradients.add(resources.threads, parameter, gradient);
+  }
+
+  StepResult finish_step_in_any_order(const StepSettings& given) {
+    check_groups(given);
+    if (!in_step || !held.empty())
+      refuse(ErrorCode::kState, "step() is called {}",
+             in_step ? fmt::format("while unit '{}' is held", layout.units()[held.front().unit].name)
+                     : "without begin_step()");
+    settings = given;
+    accesses = recorder.end_step();
+    std::vector<std::vector<HoldingId>> holdings;
+    for (const Access& access : accesses) holdings.push_back(holdings_of(access));
+    pager.set_schedule(std::move(holdings));
+    pager.set_position(0);
+    for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
+      if (!gradients.any(unit)) continue;
+      pager.acquire(gradients.holding(unit, 0), Pager::Use::kModify);
+      finish_gradient(unit);
+    }
+    position = accesses.size();
+    return finish_step();
+  }
+
+  bool updated_by_step(UnitId unit) const {
+    return any_order ? gradients.any(unit) : gradients.uses(unit) > 0;
+  }
+
+  void check_groups(const StepSettings& given) const {
+    std::uint32_t needed = 0;
+    for (ParameterId p = 0; p < layout.parameters(); ++p) needed = std::max(needed, layout.spec(p).group + 1);
+    if (given.groups.size() < needed)
+      refuse(ErrorCode::kInvalidArgument, "settings of {} parameter groups are given, and the model has {}",
+             given.groups.size(), needed);
+  }
+
   StepResult finish_step() {
     if (!in_step || position != accesses.size() || !held.empty())
       refuse(ErrorCode::kState, "step() is called after {} of {} accesses, with {} units held", position,
@@ -250,7 +249,7 @@ struct Engine::State {
     in_step = false;
     position = 0;
     pager.set_position(0);
-    StepResult result{gradients.norm(), 1.0};
+    StepResult result{gradients.norm() * std::abs(settings.gradient_factor), 1.0};
     if (!plan.clip) return result;
     if (bad_parameter) {
       for (UnitId unit = 0; unit < layout.units().size(); ++unit)
@@ -263,9 +262,9 @@ struct Engine::State {
     if (settings.clip > 0) clip_factor = std::min(1.0, settings.clip / (result.gradient_norm + 1e-6));
     result.clip_factor = clip_factor;
     for (const Access& access : accesses)
-      if (access.parameters && gradients.uses(access.unit) > 0 && phases[access.unit] == Phase::kCurrent)
+      if (access.parameters && updated_by_step(access.unit) && queue.current(access.unit))
         enqueue(access.unit);
-    advance_updates();
+    queue.advance();
     return result;
   }
 
@@ -297,19 +296,21 @@ struct Engine::State {
   StateStore states;
   UpdatePipeline updates;
   std::vector<HoldingId> parameters;
+  UpdateQueue queue;
   std::vector<Access> accesses;
+
+  bool any_order;
+  std::size_t held_units;
+  Recorder recorder;
 
   StepSettings settings;
   std::uint64_t steps = 0;
+  std::vector<std::uint64_t> applied;  // by parameter
   bool in_step = false;
   std::size_t position = 0;
   std::vector<Access> held;
-  std::vector<Phase> phases;
-  std::deque<UnitId> waiting;
-  std::vector<Due> due;
   double clip_factor = 1;
   std::optional<ParameterId> bad_parameter;
-  double update_wait_seconds = 0;
   std::string failure;
 };
 
@@ -320,8 +321,15 @@ Engine::~Engine() = default;
 
 const Layout& Engine::layout() const { return state_->layout; }
 std::uint64_t Engine::steps() const { return state_->steps; }
+std::uint64_t Engine::steps(ParameterId parameter) const { return state_->applied[parameter]; }
 void Engine::set_steps(std::uint64_t steps) {
-  state_->guarded([&] { state_->steps = steps; });
+  state_->guarded([&] {
+    state_->steps = steps;
+    std::fill(state_->applied.begin(), state_->applied.end(), steps);
+  });
+}
+void Engine::set_steps(ParameterId parameter, std::uint64_t steps) {
+  state_->guarded([&] { state_->applied[parameter] = steps; });
 }
 
 void Engine::load(UnitId unit, const UnitSource& source) {
@@ -361,6 +369,10 @@ void Engine::begin_step(const StepSettings& settings) {
     if (settings.clip > 0 && !s.plan.clip)
       refuse(ErrorCode::kInvalidArgument,
              "clipping by norm {} is asked for, and the plan was made without clipping", settings.clip);
+    if (s.any_order)
+      s.recorder.begin_step();
+    else
+      s.check_groups(settings);
     s.settings = settings;
     s.clip_factor = 1;
     s.bad_parameter.reset();
@@ -401,8 +413,16 @@ GradientTarget Engine::gradient(ParameterId parameter, int use, std::size_t micr
   });
 }
 
+void Engine::add_gradient(ParameterId parameter, ConstArray gradient) {
+  state_->guarded([&] { state_->add_gradient(parameter, gradient); });
+}
+
 StepResult Engine::step() {
   return state_->guarded([&] { return state_->finish_step(); });
+}
+
+StepResult Engine::step(const StepSettings& settings) {
+  return state_->guarded([&] { return state_->finish_step_in_any_order(settings); });
 }
 
 void Engine::acquire_for_reading(UnitId unit) {
@@ -410,11 +430,11 @@ void Engine::acquire_for_reading(UnitId unit) {
   s.guarded([&] {
     if (s.in_step)
       refuse(ErrorCode::kState, "unit '{}' is read in the middle of a step", s.layout.units()[unit].name);
-    s.ensure_updated(unit);
+    s.queue.ensure_updated(unit);
     s.pager.acquire(s.parameters[unit], Pager::Use::kRead);
-    if (unit + 1 < s.parameters.size() && s.phases[unit + 1] == State::Phase::kCurrent)
+    if (unit + 1 < s.parameters.size() && s.queue.current(unit + 1))
       s.pager.prefetch_one(s.parameters[unit + 1]);
-    s.advance_updates();
+    s.queue.advance();
   });
 }
 
@@ -423,14 +443,14 @@ void Engine::release_from_reading(UnitId unit) {
 }
 
 void Engine::progress() {
-  state_->guarded([&] { state_->advance_updates(); });
+  state_->guarded([&] { state_->queue.advance(); });
 }
 void Engine::settle() {
   state_->guarded([&] { state_->settle(); });
 }
 
 Engine::Counters Engine::counters() const {
-  return {state_->pager.wait_seconds() + state_->update_wait_seconds, state_->updates.seconds()};
+  return {state_->pager.wait_seconds() + state_->queue.wait_seconds(), state_->updates.seconds()};
 }
 
 }  // namespace sluice::engine

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "allocator/ledger.h"
 #include "core/threads.h"
@@ -34,14 +35,19 @@ struct UnitSink {
   std::function<void(ParameterId, std::size_t array, std::size_t first, std::span<const float>)> state;
 };
 
-struct StepSettings {
+struct GroupSettings {
   double learning_rate = 0;
-  double weight_decay = 0;  // of the parameters that decay
-  double clip = 0;          // bound of the global norm; 0: none. The plan must have been made for clipping
+  double weight_decay = 0;
+};
+
+struct StepSettings {
+  std::vector<GroupSettings> groups;  // by ParameterSpec::group
+  double clip = 0;             // bound of the global norm; 0: none. The plan must have been made for clipping
+  double gradient_factor = 1;  // all gradients are multiplied by it first (unscaling)
 };
 
 struct StepResult {
-  double gradient_norm = 0;  // before clipping
+  double gradient_norm = 0;  // before clipping, after unscaling
   double clip_factor = 1;
 };
 
@@ -66,6 +72,10 @@ struct Resources {
 // Error(kState) naming the unit. After an error in the middle of an update or a transfer the engine has
 // failed: every further call but the destructor throws Error(kState) that repeats the cause. Thread rule: one
 // thread at a time.
+// Where the profile has any order (a wrapped model), accesses come in whatever order the client has, also of
+// several units at once, and outside of a step for reading. The order is recorded; in the next step the
+// accesses that follow are fetched ahead by it. Gradients come by add_gradient(), and are final at step(),
+// which takes the settings; a parameter that got none is left as it is.
 class Engine {
  public:
   // Takes all memory and disk space of the plan; throws Error(kBudget) where it cannot.
@@ -82,8 +92,11 @@ class Engine {
   // plan's.
   void load(UnitId unit, const UnitSource& source);
   void save(UnitId unit, const UnitSink& sink);  // settles the unit's pending update first
-  std::uint64_t steps() const;                   // updates applied so far, over all its life
-  void set_steps(std::uint64_t steps);           // when loading
+  std::uint64_t steps() const;                   // so far, over all its life
+  // The same for one parameter, which any order may have left out of some.
+  std::uint64_t steps(ParameterId parameter) const;
+  void set_steps(std::uint64_t steps);  // when loading
+  void set_steps(ParameterId parameter, std::uint64_t steps);
 
   // A step.
   void begin_step(const StepSettings& settings);
@@ -93,10 +106,13 @@ class Engine {
       ParameterId parameter) const;  // REQUIRES: acquired with parameters; stays at this address for ever
   // micro_batch: index within the step, ascending for each use. REQUIRES: acquired with that gradient use.
   GradientTarget gradient(ParameterId parameter, int use, std::size_t micro_batch);
+  // Any order: adds to what the step has of this parameter. REQUIRES: its unit is held with gradient use 0.
+  void add_gradient(ParameterId parameter, ConstArray gradient);
   // After the last group. Throws Error(kNotFinite) naming a parameter whose gradient is not finite; where
   // updates wait for step() the parameters are then unchanged and the engine goes on, else it has failed, and
   // it is the release() of that gradient that throws.
   StepResult step();
+  StepResult step(const StepSettings& settings);  // any order: the settings are known only now
 
   // For evaluation: parameters of one unit at any time outside of a step, in any order.
   void acquire_for_reading(UnitId unit);

@@ -13,7 +13,7 @@ using ParameterId = std::uint32_t;  // in registration order over all units
 struct ParameterSpec {
   std::string name;  // logical name, as in a checkpoint
   std::vector<std::size_t> shape;
-  bool decay = false;  // whether weight decay applies
+  std::uint32_t group = 0;  // whose settings a step applies to it
   int uses = 1;        // how often one micro-batch uses it: 2 for a tied embedding
   std::size_t elements() const;
 };

@@ -14,8 +14,9 @@ ValueId Builder::value(std::string name, std::size_t row_elements) {
 }
 
 std::size_t Builder::parameter(std::string name, std::vector<std::size_t> shape, int uses, bool foreign) {
-  const bool decay = shape.size() >= 2;  // matrices; not biases and norms
-  return graph_.add_parameter({std::move(name), std::move(shape), decay, uses}, foreign);
+  // Weight decay is for matrices, not for biases and norms.
+  const std::uint32_t group = shape.size() >= 2 ? kDecayed : kNotDecayed;
+  return graph_.add_parameter({std::move(name), std::move(shape), group, uses}, foreign);
 }
 
 ValueId Builder::input() {

@@ -122,7 +122,8 @@ std::string TrainingRun::last_checkpoint() const {
 }
 
 double TrainingRun::run_step(std::uint64_t number, engine::StepResult& result) {
-  engine_->begin_step({learning_rate_.at(number), settings_.weight_decay, settings_.clip});
+  const double rate = learning_rate_.at(number);
+  engine_->begin_step({{{rate, settings_.weight_decay}, {rate, 0}}, settings_.clip});
   try {
     const double loss = runner_->train_step(setup_.data->training(next_sample_), settings_.seed, number,
                                             [this] { stop_requested(); });

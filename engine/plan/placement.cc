@@ -1,6 +1,8 @@
 #include "engine/plan/placement.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 #include "core/bytes.h"
 #include "core/error.h"
@@ -84,25 +86,50 @@ Placement::Traffic Placement::state_traffic(UnitId unit) const {
   return {state_bytes(unit), state_bytes(unit)};
 }
 
+// What an access needs in frames: parameters, the gradient of use 0, those of further uses.
+std::array<std::size_t, 3> Placement::extents_of(const Access& access, const UnitPlan& unit) const {
+  std::array<std::size_t, 3> extents = {};
+  if (access.parameters && !unit.parameters_resident)
+    extents[0] = divide_up(parameter_bytes(access.unit), kHugePage);
+  if (unit.gradient_resident) return extents;
+  for (int use = 0; use < uses_[access.unit]; ++use)
+    if (use == access.gradient_use || access.final)
+      extents[use == 0 ? 1 : 2] =
+          divide_up(use_elements(layout_, access.unit, use) * sizeof(float), kHugePage);
+  return extents;
+}
+
 std::size_t Placement::extents(const std::vector<UnitPlan>& units, const Lookahead& lookahead) const {
+  const std::size_t ahead = lookahead.prefetch + (lookahead.slack ? 1 : 0);
+  return profile_.any_order ? extents_in_any_order(units, profile_.held_units + ahead)
+                            : extents_in_order(units, 1 + ahead);
+}
+
+// The largest units may be the ones that meet.
+std::size_t Placement::extents_in_any_order(const std::vector<UnitPlan>& units, std::size_t window) const {
+  std::vector<std::size_t> needs;
+  for (UnitId unit = 0; unit < units.size(); ++unit) {
+    const auto extents = extents_of({unit, true, 0, true}, units[unit]);
+    needs.push_back(extents[0] + extents[1] + extents[2]);
+  }
+  std::sort(needs.begin(), needs.end(), std::greater<>());
+  needs.resize(std::min(needs.size(), window));
+  return std::accumulate(needs.begin(), needs.end(), std::size_t{0});
+}
+
+std::size_t Placement::extents_in_order(const std::vector<UnitPlan>& units, std::size_t window) const {
   const std::size_t n = profile_.schedule.size();
-  const std::size_t window = std::min(n, lookahead.prefetch + 1 + (lookahead.slack ? 1 : 0));
   std::size_t most = 0;
   for (std::size_t start = 0; start < n; ++start) {
-    std::vector<std::size_t> taken(units.size() * 3);  // per unit: parameters, gradient use 0, further uses
-    for (std::size_t i = 0; i < window; ++i) {
+    std::vector<std::array<std::size_t, 3>> taken(units.size());
+    for (std::size_t i = 0; i < std::min(n, window); ++i) {
       const Access& access = profile_.schedule[(start + i) % n];
-      const UnitPlan& unit = units[access.unit];
-      if (access.parameters && !unit.parameters_resident)
-        taken[access.unit * 3] = divide_up(parameter_bytes(access.unit), kHugePage);
-      if (unit.gradient_resident) continue;
-      for (int use = 0; use < uses_[access.unit]; ++use)
-        if (use == access.gradient_use || access.final)
-          taken[access.unit * 3 + (use == 0 ? 1 : 2)] =
-              divide_up(use_elements(layout_, access.unit, use) * sizeof(float), kHugePage);
+      const auto extents = extents_of(access, units[access.unit]);
+      for (std::size_t part = 0; part < extents.size(); ++part)
+        if (extents[part] > 0) taken[access.unit][part] = extents[part];
     }
     std::size_t sum = 0;
-    for (const std::size_t extents : taken) sum += extents;
+    for (const auto& extents : taken) sum += extents[0] + extents[1] + extents[2];
     most = std::max(most, sum);
   }
   return most;

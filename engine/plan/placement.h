@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -51,6 +52,10 @@ class Placement {
   std::array<std::uint64_t, allocator::kPurposes> disk_bytes(const std::vector<UnitPlan>& units) const;
 
  private:
+  std::array<std::size_t, 3> extents_of(const Access& access, const UnitPlan& unit) const;
+  std::size_t extents_in_order(const std::vector<UnitPlan>& units, std::size_t window) const;
+  std::size_t extents_in_any_order(const std::vector<UnitPlan>& units, std::size_t window) const;
+
   const Profile& profile_;
   bool clip_;
   Layout layout_;

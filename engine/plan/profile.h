@@ -36,15 +36,21 @@ struct UnitProfile {
 struct Profile {
   std::vector<UnitSpec> units;
   std::vector<UnitProfile> unit_profiles;
-  std::vector<Access> schedule;           // of one group of micro-batches; the step repeats it for each group
-  std::size_t micro_batches = 1;          // that one step accumulates
-  std::size_t tokens = 0;                 // of one micro-batch
+  std::vector<Access> schedule;   // of one group of micro-batches; the step repeats it for each group
+  bool any_order = false;         // the schedule is a guess until the first step was recorded; see Engine
+  std::size_t held_units = 1;     // with any_order: the most that are held at once
+  std::size_t micro_batches = 1;  // that one step accumulates
+  std::size_t tokens = 0;         // of one micro-batch
   std::size_t border_gradient_bytes = 0;  // of one micro-batch: the gradient handed from unit to unit
   std::size_t workspace_bytes = 0;        // what is needed at any choice, beyond the choices' own
   std::size_t hidden_bytes = 0;           // what libraries take beyond operands
   Dtype dtype = Dtype::kF32;
   bool native_products = true;  // false: bf16 operands are widened to f32 for each product
 };
+
+// Of a client that acquires its units in an order of its own, at most `held_units` at once: as if each were
+// used once forward, and then backward from the last one on.
+Profile any_order_profile(std::vector<UnitSpec> units, std::size_t held_units, Dtype dtype);
 
 // How many gradient buffers each unit needs: one for each use of its parameters; none where the schedule
 // never asks for its gradient (a model that is only read).

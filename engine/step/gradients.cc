@@ -57,6 +57,27 @@ float* Gradients::target(ParameterId parameter, int use, std::size_t micro_batch
   return data(parameter, use);
 }
 
+void Gradients::add(Threads& threads, ParameterId parameter, ConstArray gradient) {
+  const std::size_t n = layout_.place(parameter).elements;
+  const Array sum = {data(parameter, 0), Dtype::kF32};
+  if (has(parameter))
+    kernels::add(threads, n, sum, gradient, sum);
+  else
+    kernels::convert(threads, n, gradient, sum);
+  progress_[parameter].last[0] = 0;
+}
+
+bool Gradients::has(ParameterId parameter) const {
+  const auto& last = progress_[parameter].last;
+  return std::any_of(last.begin(), last.end(), [](const auto& use) { return use.has_value(); });
+}
+
+bool Gradients::any(UnitId unit) const {
+  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
+    if (has(p)) return true;
+  return false;
+}
+
 std::optional<ParameterId> Gradients::finish(Threads& threads, UnitId unit) {
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
     const std::size_t n = layout_.place(p).elements;
@@ -87,7 +108,10 @@ double Gradients::norm() const {
 }
 
 void Gradients::begin_step() {
-  for (Progress& progress : progress_) std::fill(progress.last.begin(), progress.last.end(), std::nullopt);
+  for (Progress& progress : progress_) {
+    std::fill(progress.last.begin(), progress.last.end(), std::nullopt);
+    progress.square_sum = 0;
+  }
 }
 
 }  // namespace sluice::engine

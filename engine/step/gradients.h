@@ -29,6 +29,11 @@ class Gradients {
   // Where a micro-batch writes. Throws Error(kState) where micro-batches come out of order.
   float* target(ParameterId parameter, int use, std::size_t micro_batch, bool* accumulate);
 
+  // Adds all of a parameter's gradient to its first use, whose buffer is held.
+  void add(Threads& threads, ParameterId parameter, ConstArray gradient);
+  bool any(UnitId unit) const;            // whether the step has one of the unit's parameters
+  bool has(ParameterId parameter) const;  // or this one's
+
   // Makes the unit's gradient final, all its uses being held: adds them, rounds once to the compute type (a
   // bf16 gradient is then packed into the first half of the buffer), sums squares. Returns a parameter whose
   // gradient is not finite, if there is one.

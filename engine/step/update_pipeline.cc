@@ -194,7 +194,8 @@ void UpdatePipeline::apply_chunk(Running& running, std::size_t chunk, std::byte*
     const Layout::Place& place = layout_.place(p);
     const std::size_t from = std::max(begin, place.offset);
     const std::size_t to = std::min(begin + elements, place.offset + place.elements);
-    if (from >= to) continue;
+    const std::uint64_t step = update.steps[p - layout_.first_parameter(update.unit)];
+    if (from >= to || step == 0) continue;
     const auto array = [&](std::size_t index) {
       return Array{state + (index * elements + from - begin) * sizeof(float), Dtype::kF32};
     };
@@ -205,7 +206,9 @@ void UpdatePipeline::apply_chunk(Running& running, std::size_t chunk, std::byte*
     if (has_master_) span.parameter = update.parameters.at(from);
     span.gradient = gradient.at(from - begin);
     for (std::size_t a = has_master_ ? 1 : 0; a < states_.arrays(); ++a) span.state.push_back(array(a));
-    optimizer_.apply(threads_, layout_.spec(p).decay ? update.decaying : update.plain, span);
+    optim::Hyperparameters hyperparameters = update.groups[layout_.spec(p).group];
+    hyperparameters.step = step;
+    optimizer_.apply(threads_, hyperparameters, span);
   }
   const auto end = Trace::Clock::now();
   seconds_ += std::chrono::duration<double>(end - start).count();

@@ -21,10 +21,12 @@ namespace sluice::engine {
 // One unit's update, as it was decided: what to apply, and where its parts are.
 struct Update {
   UnitId unit = 0;
-  optim::Hyperparameters decaying, plain;  // for the parameters that decay, and for the others
-  Array parameters;                        // the unit's home; stays there until the update is applied
-  ConstArray gradient;                     // in memory, or null data:
-  offload::RecordId gradient_record = 0;   // streamed from there
+  std::vector<optim::Hyperparameters> groups;
+  std::vector<std::uint64_t>
+      steps;            // of each parameter of the unit, this one included; 0: it is left as it is
+  Array parameters;     // the unit's home; stays there until the update is applied
+  ConstArray gradient;  // in memory, or null data:
+  offload::RecordId gradient_record = 0;  // streamed from there
   Dtype gradient_type = Dtype::kF32;
 };
 

@@ -224,6 +224,7 @@ void Pager::forget(HoldingId id) {
   holding.on_disk = holding.parked = false;
 }
 
+std::size_t Pager::bytes(HoldingId id) const { return holdings_[id]->spec.bytes; }
 bool Pager::resident(HoldingId id) const { return holdings_[id]->spec.resident; }
 bool Pager::present(HoldingId id) const { return ready(*holdings_[id], Use::kRead); }
 std::byte* Pager::data(HoldingId id) const {

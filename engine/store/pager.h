@@ -65,6 +65,7 @@ class Pager {
   // REQUIRES: not held.
   void forget(HoldingId holding);
 
+  std::size_t bytes(HoldingId holding) const;  // its size
   bool resident(HoldingId holding) const;
   bool present(HoldingId holding) const;   // readable now without I/O
   std::byte* data(HoldingId holding) const;

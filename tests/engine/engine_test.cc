@@ -57,7 +57,7 @@ Trained train(const Options& setup, int steps = 4) {
     for (int s = 0; s < steps; ++s) {
       double norm = 0;
       result.outcome.losses.push_back(
-          trainer.step({0.01 / (s + 1), 0.1, setup.request.clip ? 5.0 : 0.0}, &norm));
+          trainer.step(toy::settings(0.01 / (s + 1), 0.1, setup.request.clip ? 5.0 : 0.0), &norm));
       result.outcome.norms.push_back(norm);
     }
     result.traffic = disk.counters();

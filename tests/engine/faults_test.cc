@@ -40,7 +40,8 @@ Profile small_profile(Dtype dtype) {
 }
 
 struct Model {
-  explicit Model(const Options& setup) : profile(small_profile(setup.dtype)), optimizer(optim::make_adamw({})) {
+  explicit Model(const Options& setup)
+      : profile(small_profile(setup.dtype)), optimizer(optim::make_adamw({})) {
     PlanRequest request;
     request.clip = setup.clip;
     request.group = 1;
@@ -75,7 +76,7 @@ toy::Outcome train(const Model& model, Engine& engine) {
   toy::Trainer trainer(model.profile, model.plan, engine);
   for (int step = 0; step < 2; ++step) {
     double norm = 0;
-    outcome.losses.push_back(trainer.step({0.01, 0.1, model.plan.clip ? 5.0 : 0.0}, &norm));
+    outcome.losses.push_back(trainer.step(toy::settings(0.01, 0.1, model.plan.clip ? 5.0 : 0.0), &norm));
     outcome.norms.push_back(norm);
   }
   for (UnitId u = 0; u < model.profile.units.size(); ++u) engine.save(u, toy::collect(outcome));

@@ -20,13 +20,12 @@ inline Profile profile(std::size_t micro_batches, Dtype dtype = Dtype::kF32, std
   profile.dtype = dtype;
   profile.micro_batches = micro_batches;
   profile.tokens = 1;
-  profile.units.push_back({"embedding", {{"wte", {300, 2048}, true, 2}, {"wpe", {7, 100}, true, 1}}});
+  profile.units.push_back({"embedding", {{"wte", {300, 2048}, 0, 2}, {"wpe", {7, 100}, 0, 1}}});
   for (std::size_t i = 0; i < blocks; ++i) {
     const std::string name = "block." + std::to_string(i);
-    profile.units.push_back(
-        {name, {{name + ".weight", {600, 1000}, true, 1}, {name + ".bias", {1000}, false, 1}}});
+    profile.units.push_back({name, {{name + ".weight", {600, 1000}, 0, 1}, {name + ".bias", {1000}, 1, 1}}});
   }
-  profile.units.push_back({"final", {{"final.gamma", {1000}, false, 1}}});
+  profile.units.push_back({"final", {{"final.gamma", {1000}, 1, 1}}});
   const auto last = static_cast<UnitId>(blocks + 1);
   profile.schedule.push_back({0, true, -1, false});
   for (UnitId u = 1; u <= blocks; ++u) profile.schedule.push_back({u, true, -1, false});
@@ -41,6 +40,11 @@ inline Profile profile(std::size_t micro_batches, Dtype dtype = Dtype::kF32, std
     unit.choices = {{"none", 8192, 0, 4096}, {"full", 0, 1e6, 4096}};
   }
   return profile;
+}
+
+// Group 0 decays, group 1 does not.
+inline StepSettings settings(double learning_rate, double weight_decay, double clip) {
+  return {{{learning_rate, weight_decay}, {learning_rate, 0}}, clip};
 }
 
 inline float start_value(ParameterId parameter, std::size_t i) {

@@ -48,7 +48,7 @@ TEST(UnitsTest, MatricesDecayAndATiedTableHasTwoUses) {
   const Model model(small_gpt2(), Dtype::kF32, 1, 8);
   for (const engine::UnitSpec& unit : model.units()) {
     for (const engine::ParameterSpec& parameter : unit.parameters) {
-      EXPECT_EQ(parameter.decay, parameter.shape.size() == 2) << parameter.name;
+      EXPECT_EQ(parameter.group, parameter.shape.size() == 2 ? kDecayed : kNotDecayed) << parameter.name;
     }
   }
   EXPECT_EQ(model.units()[0].parameters[0].uses, 2);

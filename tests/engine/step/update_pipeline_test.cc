@@ -60,7 +60,7 @@ class UpdatePipelineTest : public testing::Test {
 
   static Layout one_unit() {
     UnitSpec unit{"unit", {}};
-    unit.parameters.push_back({"weight", {kElements}, false, 1});
+    unit.parameters.push_back({"weight", {kElements}, 0, 1});
     return Layout({unit});
   }
 
@@ -73,7 +73,8 @@ class UpdatePipelineTest : public testing::Test {
 
   void add(std::function<void()> on_applied) {
     Update update;
-    update.decaying = update.plain = {0.01, 0.0, 1.0, 1};
+    update.groups = {{0.01, 0.0, 1.0}};
+    update.steps = {1};
     update.parameters = {parameters_.data(), Dtype::kF32};
     update.gradient = {gradient_.data(), Dtype::kF32};
     pipeline_->add(update, std::move(on_applied));

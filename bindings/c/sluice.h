@@ -1,0 +1,216 @@
+/* Sluice's C ABI: a model's parameters, gradients and optimizer state in stated memory and on disk.
+ *
+ * A caller describes its model as units (parameters that are needed together) and asks for an engine within a
+ * budget. Then, in each step: acquire a unit, compute with its parameters where they lie, hand in gradients,
+ * release it; at last sluice_step() updates. What does not fit in memory comes from disk and goes back there.
+ * See docs/architecture.md for the words, and bindings/c/examples/network.c for a whole program.
+ *
+ * Results: every function that can fail returns a status. Where it is not SLUICE_OK, sluice_last_error() says,
+ *   for the calling thread, what was asked, what was found and what to do; outputs are then untouched.
+ * Threads: every function may be called from any thread. Calls on one engine take turns. sluice_acquire() may wait for
+ *   the disk, and nothing else of that engine goes on meanwhile.
+ * Ownership: what a _create or _open function gives belongs to the caller, who gives it back with the _destroy
+ *   function of the same name. Pointers handed in are read during the call only, unless it says otherwise.
+ * Versions: a struct's first member is its size as the caller was compiled with it (SLUICE_INIT sets it); members that a
+ *   later version adds have the default that zero means. sluice_abi_version() changes where old callers would break.
+ * Strings are UTF-8. Sizes are in bytes unless they say elements.
+ */
+#ifndef SLUICE_H
+#define SLUICE_H
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#error "Sluice needs Linux"
+#endif
+#define SLUICE_API __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SLUICE_ABI_VERSION 1u
+
+/* A struct of Sluice's, zeroed but for its size: sluice_engine_options options = SLUICE_INIT(sluice_engine_options); */
+#define SLUICE_INIT(type) \
+  { sizeof(type) }
+
+typedef enum sluice_status {
+  SLUICE_OK = 0,
+  SLUICE_INVALID_ARGUMENT = 1, /* what was asked for is not valid; nothing was changed */
+  SLUICE_NOT_FOUND = 2,        /* a named file or tensor does not exist */
+  SLUICE_BUDGET = 3,           /* it does not fit in the memory or the disk space that was stated */
+  SLUICE_IO = 4,               /* the system refused or failed an operation */
+  SLUICE_CORRUPT = 5,          /* bytes that were read are not what was written, or not of the expected format */
+  SLUICE_NOT_FINITE = 6,       /* a gradient is infinite or not a number; no parameter was changed */
+  SLUICE_STATE = 7,            /* a call that is not allowed now, or an engine that has failed */
+  SLUICE_INTERNAL = 8,         /* a defect in Sluice */
+  SLUICE_CALLBACK = 9          /* a function of the caller's returned something other than 0 */
+} sluice_status;
+
+typedef enum sluice_dtype { SLUICE_F32 = 0, SLUICE_BF16 = 1 } sluice_dtype;
+
+/* The text of the calling thread's last failure; "" where there was none. Valid until its next failure. */
+SLUICE_API const char* sluice_last_error(void);
+SLUICE_API uint32_t sluice_abi_version(void);
+SLUICE_API const char* sluice_version(void); /* "0.1.0" */
+/* For text that a function below gives to the caller. NULL is allowed. */
+SLUICE_API void sluice_text_destroy(char* text);
+
+/* ---- the model: units and parameters ---- */
+
+typedef struct sluice_model sluice_model;
+
+typedef struct sluice_parameter {
+  size_t size;
+  const char* name;      /* its logical name, as a checkpoint holds it; unique in the model */
+  const uint64_t* shape; /* dimensions[...]; none of them 0 */
+  size_t dimensions;     /* 0: one element */
+  uint32_t group;        /* whose settings sluice_step() applies to it: an index into sluice_step_settings.groups */
+} sluice_parameter;
+
+SLUICE_API sluice_status sluice_model_create(sluice_model** model);
+/* An engine that was made of the model keeps its own copy. NULL is allowed. */
+SLUICE_API void sluice_model_destroy(sluice_model* model);
+/* Units are numbered from 0 in the order in which they are added: best that of a forward pass. */
+SLUICE_API sluice_status sluice_model_add_unit(sluice_model* model, const char* name, uint32_t* unit);
+/* To the unit that was added last. Parameters are numbered from 0 over all units. */
+SLUICE_API sluice_status sluice_model_add_parameter(sluice_model* model, const sluice_parameter* parameter, uint32_t* id);
+
+/* ---- the plan ---- */
+
+typedef struct sluice_folder {
+  const char* path;
+  uint64_t limit; /* how much of it may be taken; 0: what is free, less a twentieth */
+} sluice_folder;
+
+typedef struct sluice_engine_options {
+  size_t size;
+  uint64_t memory;   /* for the whole process, what the caller itself needs (`reserved`) included */
+  uint64_t reserved; /* what the caller will take beyond what the process holds now: activations, workspace, gradients */
+  const sluice_folder* disk; /* folders[disk_folders] for what does not fit in memory; striped where there are several */
+  size_t disk_folders;
+  uint32_t threads;     /* of updates; 0: the cores that this process may use */
+  sluice_dtype dtype;   /* of parameters; with SLUICE_BF16 the optimizer keeps an f32 master of each */
+  uint32_t held_units;  /* the most units that are held at once; 0: 1 */
+  uint32_t groups;      /* parameter groups; 0: 1 */
+  double beta1, beta2, epsilon; /* of AdamW; all 0: 0.9, 0.999, 1e-8 */
+  uint64_t trace_events;        /* the latest that are kept for sluice_engine_save_trace(); 0: none */
+  uint32_t prefetch;            /* accesses fetched ahead; 0: planned */
+  const char* place_parameters; /* "memory", "disk"; NULL: planned. For tests and measurements */
+  const char* place_gradients;
+  const char* place_state;
+} sluice_engine_options;
+
+/* Where every byte would live, without taking any: a JSON object, given to the caller; see docs/formats/plan.md.
+ * SLUICE_BUDGET where it does not fit: which budget is short, by how much, and what would fit. */
+SLUICE_API sluice_status sluice_plan(const sluice_model* model, const sluice_engine_options* options, char** json);
+
+/* ---- the engine ---- */
+
+typedef struct sluice_engine sluice_engine;
+
+/* Takes all memory and disk space of the plan. Parameters have no values yet. */
+SLUICE_API sluice_status sluice_engine_create(const sluice_model* model, const sluice_engine_options* options,
+                                              sluice_engine** engine);
+/* Waits for what is under way. Addresses of parameters are no longer valid. NULL is allowed. */
+SLUICE_API void sluice_engine_destroy(sluice_engine* engine);
+/* The plan that it was made by, as sluice_plan() gives it. */
+SLUICE_API sluice_status sluice_engine_plan(const sluice_engine* engine, char** json);
+
+/* Values. Every unit is given values once before it is acquired; that may be repeated between steps.
+ * A function of the caller's is called with consecutive runs of elements of one parameter, by the calling thread; it
+ * returns 0, or anything else to stop (SLUICE_CALLBACK; the unit must then be given values anew). */
+
+typedef int (*sluice_read_values)(void* context, uint32_t parameter, uint64_t first_element, float* values,
+                                  uint64_t elements);
+/* `values` fills in each parameter of the unit. The optimizer's state becomes zero. */
+SLUICE_API sluice_status sluice_engine_set_values(sluice_engine* engine, uint32_t unit, sluice_read_values values,
+                                                  void* context);
+typedef int (*sluice_write_values)(void* context, uint32_t parameter, uint64_t first_element, const float* values,
+                                   uint64_t elements);
+/* The unit's values in f32 (of the masters where there are any); a pending update is applied before. */
+SLUICE_API sluice_status sluice_engine_get_values(sluice_engine* engine, uint32_t unit, sluice_write_values values,
+                                                  void* context);
+/* All units from a folder of safetensors (a single file, or an index) or one such file, by the parameters' names; in
+ * F32, F16 or BF16. Tensors that no parameter takes are ignored. SLUICE_NOT_FOUND, SLUICE_CORRUPT and
+ * SLUICE_INVALID_ARGUMENT (another shape) name the tensor, before any value was changed. */
+SLUICE_API sluice_status sluice_engine_load_values(sluice_engine* engine, const char* path);
+
+/* A step: sluice_engine_begin_step(), then for each unit in any order, as often as needed: acquire, compute, add
+ * gradients, release; then sluice_engine_step(). The first step's order is recorded, and later ones are fetched ahead
+ * by it; another order is right too, only slower. Outside a step units may be acquired for reading. */
+
+SLUICE_API sluice_status sluice_engine_begin_step(sluice_engine* engine);
+
+typedef enum sluice_access {
+  SLUICE_READ = 0,    /* its parameters */
+  SLUICE_GRADIENT = 1 /* its parameters, and gradients will be added; within a step */
+} sluice_access;
+
+/* Makes the unit's parameters present, after a pending update of theirs; waits for the disk. Held until it is released
+ * as often as it was acquired. SLUICE_STATE where more units would be held than the plan was made for. */
+SLUICE_API sluice_status sluice_engine_acquire(sluice_engine* engine, uint32_t unit, sluice_access access);
+SLUICE_API sluice_status sluice_engine_release(sluice_engine* engine, uint32_t unit);
+/* Where the parameter lies: its elements one after another, in the engine's dtype, the last dimension fastest. The address
+ * stays the same for the engine's whole life; the memory may be read only while the unit is held, and not written. */
+SLUICE_API sluice_status sluice_engine_parameter(sluice_engine* engine, uint32_t parameter, const void** data);
+/* Adds all elements of a gradient to what the step has of this parameter so far. REQUIRES: its unit is held with
+ * SLUICE_GRADIENT. A parameter that gets none in a step is left as it is by that step, as torch.optim does. */
+SLUICE_API sluice_status sluice_engine_add_gradient(sluice_engine* engine, uint32_t parameter, const void* gradient,
+                                                    sluice_dtype dtype);
+
+typedef struct sluice_group_settings {
+  double learning_rate;
+  double weight_decay;
+} sluice_group_settings;
+
+typedef struct sluice_step_settings {
+  size_t size;
+  const sluice_group_settings* groups; /* [group_count]: as many as the engine was made for */
+  size_t group_count;
+  double clip;            /* bound of the global norm; 0: none */
+  double gradient_factor; /* gradients are multiplied by it before anything else (unscaling); 0: 1 */
+} sluice_step_settings;
+
+typedef struct sluice_step_result {
+  size_t size;
+  double gradient_norm; /* over all parameters, after gradient_factor and before clipping */
+  double clip_factor;   /* by which they were multiplied then; 1: no clipping */
+} sluice_step_result;
+
+/* Updates every parameter that got a gradient, with a copy of the settings; the updates go on behind this call, and each is
+ * complete when its unit is next acquired. `result` may be NULL. SLUICE_NOT_FINITE names a parameter: no value was changed,
+ * and the step is over. */
+SLUICE_API sluice_status sluice_engine_step(sluice_engine* engine, const sluice_step_settings* settings,
+                                            sluice_step_result* result);
+/* Waits until all updates are applied. */
+SLUICE_API sluice_status sluice_engine_settle(sluice_engine* engine);
+SLUICE_API sluice_status sluice_engine_steps(const sluice_engine* engine, uint64_t* steps);
+
+/* Writes a checkpoint of values and optimizer state into the folder `out`, as docs/formats/checkpoint.md says: whole or
+ * not at all; the newest `keep` (0: all) stay. `path`, where not NULL, is given to the caller: its folder. Between steps. */
+SLUICE_API sluice_status sluice_engine_save(sluice_engine* engine, const char* out, uint64_t keep, char** path);
+/* Loads such a checkpoint: a folder that sluice_engine_save() gave, or `out` itself for the newest there. Every byte is
+ * verified. SLUICE_CORRUPT and SLUICE_INVALID_ARGUMENT (another model) name what is wrong. After an error that came when
+ * values had been changed already the engine has failed. */
+SLUICE_API sluice_status sluice_engine_load(sluice_engine* engine, const char* path);
+
+/* ---- the ledger and the trace ---- */
+
+typedef struct sluice_ledger_line {
+  const char* tier;    /* "host", "disk" */
+  const char* purpose; /* "parameter", "gradient", "optimizer state", ...; "total" for a tier's sum */
+  uint64_t current, peak;
+} sluice_ledger_line;
+
+/* Fills in at most `capacity` lines; `count` is how many there are. The texts live as long as the library. */
+SLUICE_API sluice_status sluice_engine_ledger(const sluice_engine* engine, sluice_ledger_line* lines, size_t capacity,
+                                              size_t* count);
+/* What happened when, as Trace Event JSON (Perfetto opens it). SLUICE_STATE where the engine keeps no trace. */
+SLUICE_API sluice_status sluice_engine_save_trace(const sluice_engine* engine, const char* path);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

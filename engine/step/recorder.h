@@ -1,0 +1,37 @@
+#pragma once
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "engine/plan/profile.h"
+
+namespace sluice::engine {
+
+// The accesses of a step whose order is the client's own, held against those of the step before.
+class Recorder {
+ public:
+  void begin_step() { next_ = 0; }
+  // Notes an access, if it is to be recorded; returns its place in the order of the step before, or where
+  // that goes on when it is not there.
+  std::size_t follow(const Access& access, bool record) {
+    if (record) recorded_.push_back(access);
+    for (std::size_t i = next_; i < expected_.size(); ++i)
+      if (expected_[i] == access) {
+        next_ = i + 1;
+        return i;
+      }
+    return next_ < expected_.size() ? next_ : 0;
+  }
+  // The step is over: its order is what the next one is expected to have.
+  const std::vector<Access>& end_step() {
+    expected_ = std::exchange(recorded_, {});
+    next_ = 0;
+    return expected_;
+  }
+
+ private:
+  std::vector<Access> expected_, recorded_;
+  std::size_t next_ = 0;
+};
+
+}  // namespace sluice::engine

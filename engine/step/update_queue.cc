@@ -1,0 +1,109 @@
+#include "engine/step/update_queue.h"
+
+#include <utility>
+
+#include "core/trace.h"
+
+namespace sluice::engine {
+namespace {
+
+// Updates that run at once: one whose chunks are applied, and one whose reads follow on.
+constexpr std::size_t kRunning = 2;
+
+}  // namespace
+
+UpdateQueue::UpdateQueue(const Plan& plan, Pager& pager, Gradients& gradients, UpdatePipeline& pipeline,
+                         const std::vector<HoldingId>& parameters)
+    : plan_(plan),
+      pager_(pager),
+      gradients_(gradients),
+      pipeline_(pipeline),
+      parameters_(parameters),
+      phases_(plan.units.size(), Phase::kCurrent),
+      due_(plan.units.size()) {}
+
+void UpdateQueue::add(UnitId unit, Due due) {
+  phases_[unit] = Phase::kWaiting;
+  due_[unit] = std::move(due);
+  waiting_.push_back(unit);
+}
+
+bool UpdateQueue::start(UnitId unit, bool wait) {
+  if (pipeline_.under_way(unit)) return false;
+  const HoldingId values = parameters_[unit];
+  const HoldingId gradient = gradients_.holding(unit, 0);
+  if (wait)
+    pager_.acquire(values, Pager::Use::kModify);
+  else if (!pager_.try_acquire(values, Pager::Use::kModify))
+    return false;
+  Update update;
+  update.unit = unit;
+  update.groups = due_[unit].groups;
+  update.steps = due_[unit].steps;
+  update.parameters = {pager_.data(values), plan_.dtype};
+  update.gradient_type = gradients_.final_type();
+  const bool in_memory = pager_.present(gradient);
+  if (in_memory)
+    update.gradient = {pager_.acquire(gradient, Pager::Use::kRead), update.gradient_type};
+  else
+    update.gradient_record = pager_.record(gradient);
+  phases_[unit] = Phase::kRunning;
+  pipeline_.add(update, [this, unit, in_memory] { on_applied(unit, in_memory); });
+  return true;
+}
+
+void UpdateQueue::on_applied(UnitId unit, bool gradient_in_memory) {
+  const HoldingId gradient = gradients_.holding(unit, 0);
+  pager_.written(parameters_[unit], pager_.bytes(parameters_[unit]));
+  pager_.release(parameters_[unit]);
+  if (gradient_in_memory) pager_.release(gradient);
+  if (!plan_.clip) pager_.release(gradient);  // held since it became final
+  pager_.discard(gradient);
+  phases_[unit] = Phase::kCurrent;
+}
+
+void UpdateQueue::start_waiting() {
+  while (!waiting_.empty() && pipeline_.size() < kRunning && start(waiting_.front(), false))
+    waiting_.pop_front();
+}
+
+void UpdateQueue::advance() {
+  start_waiting();
+  pipeline_.pump();
+}
+
+void UpdateQueue::ensure_updated(UnitId unit) {
+  while (phases_[unit] != Phase::kCurrent) {
+    if (phases_[unit] == Phase::kWaiting && !pipeline_.under_way(unit) && start(unit, true))
+      std::erase(waiting_, unit);
+    if (!pipeline_.pump()) wait();
+  }
+}
+
+void UpdateQueue::wait() {
+  const auto start = Trace::Clock::now();
+  pipeline_.wait();
+  wait_seconds_ += std::chrono::duration<double>(Trace::Clock::now() - start).count();
+}
+
+bool UpdateQueue::finish_some() {
+  if (pipeline_.idle()) return false;
+  if (!pipeline_.pump()) {
+    wait();
+    pipeline_.pump();
+  }
+  return true;
+}
+
+void UpdateQueue::settle() {
+  while (!waiting_.empty() || !pipeline_.idle()) {
+    start_waiting();
+    if (pipeline_.pump()) continue;
+    if (pipeline_.idle())
+      ensure_updated(waiting_.front());
+    else
+      wait();
+  }
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,56 @@
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "engine/layout.h"
+#include "engine/plan/plan.h"
+#include "engine/step/gradients.h"
+#include "engine/step/update_pipeline.h"
+#include "engine/store/pager.h"
+
+namespace sluice::engine {
+
+// The updates that are due: each starts when its turn comes, or when somebody needs the unit, and then brings
+// together parameters, gradient and state. Thread rule: one thread.
+class UpdateQueue {
+ public:
+  // What a unit's update applies, as it was decided.
+  struct Due {
+    std::vector<optim::Hyperparameters> groups;
+    std::vector<std::uint64_t> steps;  // by parameter of the unit; 0: left as it is
+  };
+
+  // parameters: the holding of each unit. All outlive this.
+  UpdateQueue(const Plan& plan, Pager& pager, Gradients& gradients, UpdatePipeline& pipeline,
+              const std::vector<HoldingId>& parameters);
+
+  // REQUIRES: current(unit), and its gradient is final.
+  void add(UnitId unit, Due due);
+  bool current(UnitId unit) const { return phases_[unit] == Phase::kCurrent; }  // no update is pending
+
+  void advance();  // goes on with what has arrived; never waits
+  void ensure_updated(UnitId unit);
+  bool finish_some();  // waits until some update gives up its memory; false where none is under way
+  void settle();
+  double wait_seconds() const { return wait_seconds_; }
+
+ private:
+  enum class Phase : std::uint8_t { kCurrent, kWaiting, kRunning };
+  bool start(UnitId unit, bool wait);
+  void start_waiting();
+  void on_applied(UnitId unit, bool gradient_in_memory);
+  void wait();
+
+  const Plan& plan_;
+  Pager& pager_;
+  Gradients& gradients_;
+  UpdatePipeline& pipeline_;
+  const std::vector<HoldingId>& parameters_;
+  std::vector<Phase> phases_;
+  std::vector<Due> due_;
+  std::deque<UnitId> waiting_;
+  double wait_seconds_ = 0;
+};
+
+}  // namespace sluice::engine
