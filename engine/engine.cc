@@ -334,16 +334,18 @@ void Engine::set_steps(ParameterId parameter, std::uint64_t steps) {
 
 void Engine::load(UnitId unit, const UnitSource& source) {
   State& s = *state_;
+  std::exception_ptr source_failure;  // the engine itself is whole then
   s.guarded([&] {
     if (s.in_step)
       refuse(ErrorCode::kState, "unit '{}' is loaded in the middle of a step", s.layout.units()[unit].name);
     s.settle();
     std::byte* values = s.pager.acquire(s.parameters[unit], Pager::Use::kModify);
-    load_values({s.layout, s.states, s.updates, s.resources, s.has_master}, unit, {values, s.plan.dtype},
-                source);
+    source_failure = load_values({s.layout, s.states, s.updates, s.resources, s.has_master}, unit,
+                                 {values, s.plan.dtype}, source);
     s.pager.written(s.parameters[unit], s.parameter_bytes(unit));
     s.pager.release(s.parameters[unit]);
   });
+  if (source_failure) std::rethrow_exception(source_failure);
 }
 
 void Engine::save(UnitId unit, const UnitSink& sink) {

@@ -1,5 +1,6 @@
 #include "models/builder.h"
 
+#include "models/model.h"
 #include "models/ops/activation.h"
 #include "models/ops/attention.h"
 #include "models/ops/embedding.h"

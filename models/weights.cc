@@ -38,19 +38,6 @@ void widen(Dtype type, std::span<float> out) {
   }
 }
 
-template <class Read>
-void read_values(Dtype type, std::size_t first, std::span<float> out, const Read& read) {
-  const std::span<std::byte> bytes = std::as_writable_bytes(out);
-  if (type == Dtype::kF32) return read(first * 4, bytes);
-  read(first * 2, bytes.subspan(out.size() * 2));
-  widen(type, out);
-}
-
-bool usable(const engine::StoredTensor& tensor) {
-  const std::optional<Dtype> type = tensor.dtype();
-  return type == Dtype::kF32 || type == Dtype::kF16 || type == Dtype::kBf16;
-}
-
 bool is_buffer(const std::string& name) {
   static constexpr std::array<std::string_view, 3> kEnds = {".attn.bias", ".attn.masked_bias",
                                                             ".rotary_emb.inv_freq"};
@@ -76,9 +63,21 @@ std::string listing(std::vector<std::string> lines) {
 
 }  // namespace
 
+bool is_float(const engine::StoredTensor& tensor) {
+  const std::optional<Dtype> type = tensor.dtype();
+  return type == Dtype::kF32 || type == Dtype::kF16 || type == Dtype::kBf16;
+}
+
+void read_as_f32(Dtype type, std::size_t first, std::span<float> out, const ReadBytes& read) {
+  const std::span<std::byte> bytes = std::as_writable_bytes(out);
+  if (type == Dtype::kF32) return read(first * 4, bytes);
+  read(first * 2, bytes.subspan(out.size() * 2));
+  widen(type, out);
+}
+
 void read_as_f32(engine::SafetensorsReader& reader, const engine::StoredTensor& tensor, std::size_t first,
                  std::span<float> out) {
-  read_values(*tensor.dtype(), first, out,
+  read_as_f32(*tensor.dtype(), first, out,
               [&](std::size_t at, std::span<std::byte> into) { reader.read(tensor, at, into); });
 }
 
@@ -105,7 +104,7 @@ void HuggingFaceWeights::match(const engine::Layout& layout) {
       wrong.push_back(fmt::format("'{}' has the shape [{}] in '{}', the configuration says [{}]", name,
                                   fmt::join(tensor->shape, ", "), folder_.file_of(name),
                                   fmt::join(spec.shape, ", ")));
-    } else if (!usable(*tensor)) {
+    } else if (!is_float(*tensor)) {
       wrong.push_back(fmt::format("'{}' has the type {} in '{}'; F32, F16 and BF16 can be used", name,
                                   tensor->type, folder_.file_of(name)));
     }
@@ -152,7 +151,7 @@ engine::UnitSource HuggingFaceWeights::source() {
   engine::UnitSource source;
   source.values = [this](engine::ParameterId id, std::size_t first, std::span<float> out) {
     const std::string& name = names_[id];
-    read_values(*folder_.tensor(name).dtype(), first, out,
+    read_as_f32(*folder_.tensor(name).dtype(), first, out,
                 [&](std::size_t at, std::span<std::byte> into) { folder_.read(name, at, into); });
   };
   return source;
@@ -186,7 +185,7 @@ void CheckpointValues::check(const engine::SafetensorsReader& reader) const {
   for (engine::ParameterId id = 0; id < layout_.parameters(); ++id) {
     const engine::ParameterSpec& spec = layout_.spec(id);
     const engine::StoredTensor& tensor = reader.tensor(spec.name);
-    if (!same_shape(tensor, spec) || !usable(tensor))
+    if (!same_shape(tensor, spec) || !is_float(tensor))
       fail(ErrorCode::kCorrupt, "'{}': the tensor '{}' is {} [{}], a float of shape [{}] was expected",
            reader.path(), tensor.name, tensor.type, fmt::join(tensor.shape, ", "),
            fmt::join(spec.shape, ", "));

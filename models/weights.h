@@ -1,6 +1,8 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,7 +15,13 @@
 
 namespace sluice::models {
 
-// Reads `out.size()` elements from `first` on as f32. REQUIRES: the tensor is F32, F16 or BF16.
+// Whether the tensor is F32, F16 or BF16.
+bool is_float(const engine::StoredTensor& tensor);
+
+// Reads `out.size()` elements from `first` on as f32; `read` gives bytes of the tensor from an offset on.
+// REQUIRES: is_float() of the tensor.
+using ReadBytes = std::function<void(std::size_t first_byte, std::span<std::byte> out)>;
+void read_as_f32(Dtype type, std::size_t first, std::span<float> out, const ReadBytes& read);
 void read_as_f32(engine::SafetensorsReader& reader, const engine::StoredTensor& tensor, std::size_t first,
                  std::span<float> out);
 

@@ -32,8 +32,17 @@ extern "C" {
 #define SLUICE_ABI_VERSION 1u
 
 /* A struct of Sluice's, zeroed but for its size: sluice_engine_options options = SLUICE_INIT(sluice_engine_options); */
+#ifdef __cplusplus
+#define SLUICE_INIT(type)  \
+  ([] {                    \
+    type value = {};       \
+    value.size = sizeof(type); \
+    return value;          \
+  }())
+#else
 #define SLUICE_INIT(type) \
-  { sizeof(type) }
+  { .size = sizeof(type) }
+#endif
 
 typedef enum sluice_status {
   SLUICE_OK = 0,
@@ -102,7 +111,7 @@ typedef struct sluice_engine_options {
   const char* place_state;
 } sluice_engine_options;
 
-/* Where every byte would live, without taking any: a JSON object, given to the caller; see docs/formats/plan.md.
+/* Where every byte would live, without taking any: a JSON object, given to the caller, as `sluice plan --json` prints.
  * SLUICE_BUDGET where it does not fit: which budget is short, by how much, and what would fit. */
 SLUICE_API sluice_status sluice_plan(const sluice_model* model, const sluice_engine_options* options, char** json);
 

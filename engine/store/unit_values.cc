@@ -87,7 +87,7 @@ void drain_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, ConstArr
 
 }  // namespace
 
-void load_values(const ValueStreams& s, UnitId unit, Array values, const UnitSource& source) {
+std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values, const UnitSource& source) {
   ensure(s.pipeline.idle(), "a unit is loaded while updates are under way");
   const bool resident = s.states.resident(unit);
   std::vector<offload::Batch> writes(s.pipeline.slots());
@@ -95,13 +95,19 @@ void load_values(const ValueStreams& s, UnitId unit, Array values, const UnitSou
     const std::size_t slot = resident ? 0 : chunk % writes.size();
     if (!resident) writes[slot].wait();
     std::byte* state = resident ? s.states.chunk_data(unit, chunk) : s.pipeline.slot(slot);
-    fill_chunk(s, unit, chunk, values.at(chunk * s.states.chunk_elements()), reinterpret_cast<float*>(state),
-               source);
+    try {
+      fill_chunk(s, unit, chunk, values.at(chunk * s.states.chunk_elements()),
+                 reinterpret_cast<float*>(state), source);
+    } catch (...) {
+      for (offload::Batch& batch : writes) batch.wait();
+      return std::current_exception();
+    }
     if (!resident)
       s.resources.disk->write(s.states.record(unit), s.states.chunk_offset(chunk),
                               {state, s.states.chunk_bytes(unit, chunk)}, writes[slot].add());
   }
   for (offload::Batch& batch : writes) batch.wait();
+  return nullptr;
 }
 
 std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray values, const UnitSink& sink) {

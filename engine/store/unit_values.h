@@ -19,8 +19,9 @@ struct ValueStreams {
   bool has_master;
 };
 
-// values: the unit's home, held. Padding becomes zero.
-void load_values(const ValueStreams& streams, UnitId unit, Array values, const UnitSource& source);
+// values: the unit's home, held. Padding becomes zero. Returns what the source threw, after which it is not
+// called again and the unit's values are of no use; errors of Sluice's own are thrown.
+std::exception_ptr load_values(const ValueStreams& streams, UnitId unit, Array values, const UnitSource& source);
 
 // Returns what the sink threw, after which it is not called again; errors of Sluice's own are thrown.
 std::exception_ptr save_values(const ValueStreams& streams, UnitId unit, ConstArray values,

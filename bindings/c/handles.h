@@ -1,0 +1,87 @@
+#pragma once
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "allocator/ledger.h"
+#include "bindings/c/status.h"
+#include "core/threads.h"
+#include "core/trace.h"
+#include "engine/engine.h"
+#include "offload/file.h"
+#include "offload/records.h"
+#include "optim/optimizer.h"
+
+// What is behind the handles. Private to this room.
+struct sluice_model {
+  std::vector<sluice::engine::UnitSpec> units;
+  std::uint32_t parameters = 0;
+};
+
+namespace sluice::c {
+
+// A plan, and what it was made of.
+struct Planned {
+  std::unique_ptr<optim::Optimizer> optimizer;
+  std::unique_ptr<offload::IoService> io;
+  std::vector<offload::DiskFolder> disk;
+  engine::Profile profile;
+  engine::Budget budget;
+  engine::Plan plan;
+  std::uint64_t checkpoint_buffers = 0;
+  std::uint32_t groups = 1;
+  int threads = 1;
+  std::size_t trace_events = 0;
+
+  std::string to_text() const;  // JSON
+};
+Planned make_plan(const sluice_model& model, const sluice_engine_options& options);
+
+}  // namespace sluice::c
+
+struct sluice_engine {
+  explicit sluice_engine(sluice::c::Planned made);
+
+  sluice::c::Planned planned;
+  sluice::Threads threads;
+  sluice::allocator::Ledger ledger;
+  sluice::allocator::Charge base;
+  std::optional<sluice::Trace> trace;
+  std::unique_ptr<sluice::offload::RecordStore> disk;
+  std::unique_ptr<sluice::engine::Engine> engine;
+
+  std::mutex mutex;                                       // calls take turns
+  std::vector<std::vector<sluice::engine::Access>> held;  // by unit, in the order of acquiring
+  std::string failure;  // values of an unfinished load; nothing goes on after it
+};
+
+namespace sluice::c {
+
+// Runs `action` on the engine, when its turn has come.
+template <class Action>
+sluice_status with_engine(const sluice_engine* handle, Action&& action) noexcept {
+  return guarded([&] {
+    sluice_engine& engine = const_cast<sluice_engine&>(required(handle, "engine"));
+    const std::lock_guard lock(engine.mutex);
+    if (!engine.failure.empty())
+      fail(ErrorCode::kState, "the engine has failed: {}; make another", engine.failure);
+    action(engine);
+  });
+}
+
+inline engine::UnitId unit_of(const sluice_engine& engine, uint32_t unit) {
+  const std::size_t count = engine.planned.profile.units.size();
+  if (unit >= count) fail(ErrorCode::kInvalidArgument, "there is no unit {}; the model has {}", unit, count);
+  return unit;
+}
+
+inline engine::ParameterId parameter_of(const sluice_engine& engine, uint32_t parameter) {
+  const std::size_t count = engine.engine->layout().parameters();
+  if (parameter >= count)
+    fail(ErrorCode::kInvalidArgument, "there is no parameter {}; the model has {}", parameter, count);
+  return parameter;
+}
+
+}  // namespace sluice::c

@@ -1,0 +1,40 @@
+#include <string>
+
+#include "bindings/c/handles.h"
+#include "bindings/c/status.h"
+
+using sluice::ErrorCode;
+using sluice::fail;
+using namespace sluice::c;  // NOLINT: the whole file is of this room
+
+sluice_status sluice_model_create(sluice_model** model) {
+  return guarded([&] { required(model, "model") = new sluice_model; });
+}
+
+void sluice_model_destroy(sluice_model* model) { delete model; }
+
+sluice_status sluice_model_add_unit(sluice_model* model, const char* name, uint32_t* unit) {
+  return guarded([&] {
+    auto& units = required(model, "model").units;
+    units.push_back({&required(name, "name"), {}});
+    if (unit != nullptr) *unit = static_cast<uint32_t>(units.size() - 1);
+  });
+}
+
+sluice_status sluice_model_add_parameter(sluice_model* model, const sluice_parameter* parameter,
+                                         uint32_t* id) {
+  return guarded([&] {
+    const sluice_parameter given = known_part(parameter, "parameter");
+    if (required(model, "model").units.empty())
+      fail(ErrorCode::kInvalidArgument, "a parameter is added before the first unit; add a unit");
+    sluice::engine::ParameterSpec spec;
+    spec.name = &required(given.name, "parameter.name");
+    spec.group = given.group;
+    for (std::size_t i = 0; i < given.dimensions; ++i)
+      spec.shape.push_back((&required(given.shape, "parameter.shape"))[i]);
+    if (spec.shape.empty()) spec.shape.push_back(1);
+    model->units.back().parameters.push_back(std::move(spec));
+    if (id != nullptr) *id = model->parameters;
+    ++model->parameters;
+  });
+}

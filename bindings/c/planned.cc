@@ -1,0 +1,143 @@
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "allocator/memory.h"
+#include "bindings/c/handles.h"
+#include "bindings/c/status.h"
+#include "core/bytes.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "models/machine_rates.h"
+#include "models/training_setup.h"
+#include "models/weights.h"
+
+namespace sluice::c {
+namespace {
+
+constexpr std::uint64_t kDiskSample = 64 * kMiB;
+constexpr std::size_t kStateFiles = 4;  // parameters, masters, two arrays of AdamW
+
+void check_model(const sluice_model& model, std::uint32_t groups) {
+  if (model.units.empty()) fail(ErrorCode::kInvalidArgument, "the model has no units; add some");
+  for (const engine::UnitSpec& unit : model.units)
+    for (const engine::ParameterSpec& parameter : unit.parameters)
+      if (parameter.group >= groups)
+        fail(ErrorCode::kInvalidArgument, "'{}' is of group {}, and options.groups is {}", parameter.name,
+             parameter.group, groups);
+}
+
+std::vector<offload::DiskFolder> folders_of(const sluice_engine_options& options) {
+  std::vector<offload::DiskFolder> folders;
+  for (std::size_t i = 0; i < options.disk_folders; ++i) {
+    const sluice_folder& folder = (&required(options.disk, "options.disk"))[i];
+    folders.push_back(
+        {&required(folder.path, "options.disk.path"), folder.limit == 0 ? models::kWholeDisk : folder.limit});
+  }
+  models::resolve_disk(folders, "", 0);
+  return folders;
+}
+
+engine::MachineRates rates_of(offload::IoService& io, const std::vector<offload::DiskFolder>& disk) {
+  engine::MachineRates rates;
+  if (disk.empty()) return rates;
+  rates.disk_read = rates.disk_write = 0;
+  for (const offload::DiskFolder& folder : disk) {
+    const std::uint64_t sample = std::min(kDiskSample, folder.limit / kMiB * kMiB);
+    if (sample == 0)
+      fail(ErrorCode::kInvalidArgument, "the disk folder '{}' was given less than 1 MiB", folder.path);
+    const models::DiskRates measured = models::measure_disk(io, folder.path, sample);
+    rates.disk_read += measured.read;
+    rates.disk_write += measured.write;
+  }
+  return rates;
+}
+
+std::unique_ptr<optim::Optimizer> optimizer_of(const sluice_engine_options& options) {
+  if (options.beta1 == 0 && options.beta2 == 0 && options.epsilon == 0) return optim::make_adamw({});
+  return optim::make_adamw({options.beta1, options.beta2, options.epsilon});
+}
+
+Dtype dtype_of(sluice_dtype dtype) {
+  if (dtype != SLUICE_F32 && dtype != SLUICE_BF16)
+    fail(ErrorCode::kInvalidArgument, "{} is no sluice_dtype", static_cast<int>(dtype));
+  return dtype == SLUICE_F32 ? Dtype::kF32 : Dtype::kBf16;
+}
+
+engine::PlanRequest request_of(const sluice_engine_options& options) {
+  engine::PlanRequest request;
+  if (options.prefetch > 0) request.prefetch = options.prefetch;
+  if (options.place_parameters != nullptr) request.parameters = options.place_parameters;
+  if (options.place_gradients != nullptr) request.gradients = options.place_gradients;
+  if (options.place_state != nullptr) request.state = options.place_state;
+  return request;
+}
+
+}  // namespace
+
+Planned make_plan(const sluice_model& model, const sluice_engine_options& options) {
+  Planned made;
+  made.groups = std::max<std::uint32_t>(1, options.groups);
+  check_model(model, made.groups);
+  if (options.memory == 0)
+    fail(ErrorCode::kInvalidArgument, "options.memory is 0; state what memory there is");
+  made.threads =
+      options.threads == 0 ? models::default_threads() : static_cast<int>(std::min(options.threads, 4096u));
+  made.optimizer = optimizer_of(options);
+  made.io = offload::make_io_service({});
+  made.disk = folders_of(options);
+  made.trace_events = options.trace_events;
+  made.profile = engine::any_order_profile(model.units, std::max<std::uint32_t>(1, options.held_units),
+                                           dtype_of(options.dtype));
+  const engine::MachineRates rates = rates_of(*made.io, made.disk);
+  made.checkpoint_buffers = kStateFiles * 2 * engine::kStreamBlock;
+  made.budget.memory = options.memory;
+  made.budget.disk = models::usable_disk(made.disk);
+  made.budget.base = allocator::resident_bytes() + models::kReserve + options.reserved +
+                     made.checkpoint_buffers + made.trace_events * models::kTraceEventBytes;
+  made.plan = engine::make_plan(made.profile, *made.optimizer, made.budget, request_of(options), rates);
+  return made;
+}
+
+std::string Planned::to_text() const { return engine::to_json(plan, profile, budget).dump(2); }
+
+}  // namespace sluice::c
+
+using namespace sluice::c;  // NOLINT: what follows is of this room
+
+sluice_engine::sluice_engine(Planned made) : planned(std::move(made)), threads(planned.threads) {
+  using namespace sluice;  // NOLINT: likewise
+  ledger.set_budget(allocator::Tier::kHost, planned.budget.memory);
+  if (!planned.disk.empty()) ledger.set_budget(allocator::Tier::kDisk, planned.budget.disk);
+  base = allocator::Charge(ledger, allocator::Tier::kHost, allocator::Purpose::kBase,
+                           planned.budget.base - planned.checkpoint_buffers);
+  if (planned.trace_events > 0) trace.emplace(planned.trace_events);
+  Trace* events = trace ? &*trace : nullptr;
+  if (planned.plan.uses_disk())
+    disk = std::make_unique<offload::RecordStore>(*planned.io, planned.disk, ledger, events);
+  engine = std::make_unique<sluice::engine::Engine>(
+      planned.profile, planned.plan, *planned.optimizer,
+      sluice::engine::Resources{threads, ledger, disk.get(), events});
+  held.resize(planned.profile.units.size());
+}
+
+sluice_status sluice_plan(const sluice_model* model, const sluice_engine_options* options, char** json) {
+  return guarded([&] {
+    char*& out = required(json, "json");
+    out = new_text(make_plan(required(model, "model"), known_part(options, "options")).to_text());
+  });
+}
+
+sluice_status sluice_engine_create(const sluice_model* model, const sluice_engine_options* options,
+                                   sluice_engine** engine) {
+  return guarded([&] {
+    sluice_engine*& out = required(engine, "engine");
+    out = std::make_unique<sluice_engine>(make_plan(required(model, "model"), known_part(options, "options")))
+              .release();
+  });
+}
+
+void sluice_engine_destroy(sluice_engine* engine) { delete engine; }
+
+sluice_status sluice_engine_plan(const sluice_engine* engine, char** json) {
+  return guarded([&] { required(json, "json") = new_text(required(engine, "engine").planned.to_text()); });
+}

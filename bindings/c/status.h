@@ -1,0 +1,57 @@
+#pragma once
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "bindings/c/sluice.h"
+#include "core/error.h"
+
+// How errors cross the C ABI. Private to this room.
+namespace sluice::c {
+
+// A function of the caller's asked to stop.
+struct CallbackStopped {
+  int value;
+};
+
+// Of the exception that is being handled; keeps its text for sluice_last_error().
+sluice_status status_of_current_exception() noexcept;
+
+template <class Action>
+sluice_status guarded(Action&& action) noexcept {
+  try {
+    std::forward<Action>(action)();
+    return SLUICE_OK;
+  } catch (...) {
+    return status_of_current_exception();
+  }
+}
+
+template <class T>
+T& required(T* pointer, const char* name) {
+  if (pointer == nullptr) fail(ErrorCode::kInvalidArgument, "'{}' is NULL", name);
+  return *pointer;
+}
+
+// What the caller knows of a versioned struct; the rest is zero.
+template <class T>
+T known_part(const T* given, const char* name) {
+  const std::size_t size = required(given, name).size;
+  if (size < sizeof(std::size_t) || size > 16 * sizeof(T))
+    fail(ErrorCode::kInvalidArgument, "the size of '{}' is {}; set it with SLUICE_INIT", name, size);
+  T known = {};
+  std::memcpy(&known, given, std::min(size, sizeof(T)));
+  return known;
+}
+
+template <class T>
+void give(const T& result, T* to) {
+  const std::size_t size = to->size;
+  std::memcpy(to, &result, std::min(size, sizeof(T)));
+  to->size = size;
+}
+
+char* new_text(const std::string& text);  // for sluice_text_destroy()
+
+}  // namespace sluice::c

@@ -1,0 +1,118 @@
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "bindings/c/handles.h"
+#include "bindings/c/status.h"
+
+using sluice::ConstArray;
+using sluice::Dtype;
+using sluice::ErrorCode;
+using sluice::fail;
+using sluice::engine::Access;
+using namespace sluice::c;  // NOLINT: the whole file is of this room
+
+sluice_status sluice_engine_begin_step(sluice_engine* engine) {
+  return with_engine(engine, [](sluice_engine& e) { e.engine->begin_step({}); });
+}
+
+sluice_status sluice_engine_acquire(sluice_engine* engine, uint32_t unit, sluice_access access) {
+  return with_engine(engine, [&](sluice_engine& e) {
+    if (access != SLUICE_READ && access != SLUICE_GRADIENT)
+      fail(ErrorCode::kInvalidArgument, "{} is no sluice_access", static_cast<int>(access));
+    const Access asked = {unit_of(e, unit), true, access == SLUICE_GRADIENT ? 0 : -1, false};
+    e.held[unit].reserve(e.held[unit].size() + 1);
+    e.engine->acquire(asked);
+    e.held[unit].push_back(asked);
+  });
+}
+
+sluice_status sluice_engine_release(sluice_engine* engine, uint32_t unit) {
+  return with_engine(engine, [&](sluice_engine& e) {
+    auto& held = e.held[unit_of(e, unit)];
+    if (held.empty())
+      fail(ErrorCode::kState, "unit '{}' is released and was not acquired",
+           e.planned.profile.units[unit].name);
+    const Access last = held.back();
+    held.pop_back();
+    e.engine->release(last);
+  });
+}
+
+sluice_status sluice_engine_parameter(sluice_engine* engine, uint32_t parameter, const void** data) {
+  return with_engine(engine, [&](sluice_engine& e) {
+    required(data, "data") = e.engine->parameter(parameter_of(e, parameter)).data;
+  });
+}
+
+sluice_status sluice_engine_add_gradient(sluice_engine* engine, uint32_t parameter, const void* gradient,
+                                         sluice_dtype dtype) {
+  return with_engine(engine, [&](sluice_engine& e) {
+    if (gradient == nullptr) fail(ErrorCode::kInvalidArgument, "'gradient' is NULL");
+    if (dtype != SLUICE_F32 && dtype != SLUICE_BF16)
+      fail(ErrorCode::kInvalidArgument, "{} is no sluice_dtype", static_cast<int>(dtype));
+    e.engine->add_gradient(parameter_of(e, parameter),
+                           {gradient, dtype == SLUICE_F32 ? Dtype::kF32 : Dtype::kBf16});
+  });
+}
+
+sluice_status sluice_engine_step(sluice_engine* engine, const sluice_step_settings* settings,
+                                 sluice_step_result* result) {
+  return with_engine(engine, [&](sluice_engine& e) {
+    const sluice_step_settings given = known_part(settings, "settings");
+    sluice::engine::StepSettings step;
+    step.clip = given.clip;
+    if (given.gradient_factor != 0) step.gradient_factor = given.gradient_factor;
+    for (std::size_t i = 0; i < given.group_count; ++i) {
+      const sluice_group_settings& group = (&required(given.groups, "settings.groups"))[i];
+      step.groups.push_back({group.learning_rate, group.weight_decay});
+    }
+    if (step.groups.size() != e.planned.groups)
+      fail(ErrorCode::kInvalidArgument, "settings of {} groups are given, and the engine was made for {}",
+           step.groups.size(), e.planned.groups);
+    const sluice::engine::StepResult done = e.engine->step(step);
+    if (result != nullptr) give({0, done.gradient_norm, done.clip_factor}, result);
+  });
+}
+
+sluice_status sluice_engine_settle(sluice_engine* engine) {
+  return with_engine(engine, [](sluice_engine& e) { e.engine->settle(); });
+}
+
+sluice_status sluice_engine_steps(const sluice_engine* engine, uint64_t* steps) {
+  return with_engine(engine, [&](sluice_engine& e) { required(steps, "steps") = e.engine->steps(); });
+}
+
+namespace {
+
+// The texts of a ledger's lines are string literals.
+void add_lines(const sluice::allocator::Ledger::Snapshot& snapshot, std::vector<sluice_ledger_line>& lines) {
+  using namespace sluice::allocator;  // NOLINT: a few names
+  for (std::size_t t = 0; t < kTiers; ++t) {
+    const char* tier = name_of(static_cast<Tier>(t)).data();
+    for (std::size_t p = 0; p < kPurposes; ++p)
+      lines.push_back({tier, name_of(static_cast<Purpose>(p)).data(), snapshot.lines[t][p].current,
+                       snapshot.lines[t][p].peak});
+    lines.push_back({tier, "total", snapshot.total[t].current, snapshot.total[t].peak});
+  }
+}
+
+}  // namespace
+
+sluice_status sluice_engine_ledger(const sluice_engine* engine, sluice_ledger_line* lines, size_t capacity,
+                                   size_t* count) {
+  return guarded([&] {
+    std::vector<sluice_ledger_line> all;
+    add_lines(required(engine, "engine").ledger.snapshot(), all);
+    if (capacity > 0) std::copy_n(all.begin(), std::min(capacity, all.size()), &required(lines, "lines"));
+    required(count, "count") = all.size();
+  });
+}
+
+sluice_status sluice_engine_save_trace(const sluice_engine* engine, const char* path) {
+  return guarded([&] {
+    const sluice_engine& e = required(engine, "engine");
+    if (!e.trace) fail(ErrorCode::kState, "the engine keeps no trace; state options.trace_events");
+    e.trace->save(&required(path, "path"));
+  });
+}

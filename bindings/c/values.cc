@@ -1,0 +1,193 @@
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <vector>
+
+#include "allocator/memory.h"
+#include "bindings/c/handles.h"
+#include "bindings/c/status.h"
+#include "core/bytes.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "models/training_setup.h"
+#include "models/weights.h"
+
+namespace sluice::c {
+namespace {
+
+namespace fs = std::filesystem;
+using engine::ParameterId;
+
+allocator::Region stream_buffer(sluice_engine& e) {
+  return {e.ledger, allocator::Purpose::kCheckpoint, e.planned.checkpoint_buffers};
+}
+
+void stop_unless_zero(int result) {
+  if (result != 0) throw CallbackStopped{result};
+}
+
+// The tensors of one file, or of a folder's.
+class Tensors {
+ public:
+  Tensors(offload::IoService& io, const std::string& path, engine::ReadAhead& ahead) {
+    if (fs::is_directory(path))
+      folder_ = std::make_unique<engine::SafetensorsFolder>(io, path, ahead);
+    else
+      file_ = std::make_unique<engine::SafetensorsReader>(io, path, ahead);
+  }
+  const engine::StoredTensor& tensor(const std::string& name) const {
+    return folder_ ? folder_->tensor(name) : file_->tensor(name);
+  }
+  void read(const std::string& name, std::size_t first, std::span<float> out) {
+    models::read_as_f32(*tensor(name).dtype(), first, out, [&](std::size_t at, std::span<std::byte> into) {
+      if (folder_)
+        folder_->read(name, at, into);
+      else
+        file_->read(file_->tensor(name), at, into);
+    });
+  }
+
+ private:
+  std::unique_ptr<engine::SafetensorsFolder> folder_;
+  std::unique_ptr<engine::SafetensorsReader> file_;
+};
+
+void check_tensor(const engine::StoredTensor& tensor, const engine::ParameterSpec& spec,
+                  const std::string& path) {
+  const bool scalar = spec.elements() == 1 && tensor.shape.empty();
+  if (!scalar && !std::equal(tensor.shape.begin(), tensor.shape.end(), spec.shape.begin(), spec.shape.end()))
+    fail(ErrorCode::kInvalidArgument, "'{}' has the shape [{}] in '{}', and [{}] in the model", spec.name,
+         fmt::join(tensor.shape, ", "), path, fmt::join(spec.shape, ", "));
+  if (!models::is_float(tensor))
+    fail(ErrorCode::kInvalidArgument, "'{}' has the type {} in '{}'; F32, F16 and BF16 can be used",
+         spec.name, tensor.type, path);
+}
+
+void load_all(sluice_engine& e, const engine::UnitSource& source) {
+  try {
+    for (engine::UnitId unit = 0; unit < e.held.size(); ++unit) e.engine->load(unit, source);
+  } catch (const std::exception& error) {
+    e.failure = error.what();
+    throw;
+  }
+}
+
+// A checkpoint, or the newest of a folder of them.
+std::string checkpoint_at(const std::string& path) {
+  if (fs::exists(fs::path(path) / engine::kManifestFile)) return path;
+  const engine::CheckpointList list = engine::list_checkpoints(path);
+  if (!list.whole.empty()) return list.whole.back().path;
+  if (!list.broken.empty())
+    fail(ErrorCode::kCorrupt, "'{}' holds no whole checkpoint: {}", path, list.broken.back().reason);
+  fail(ErrorCode::kNotFound, "'{}' is no checkpoint, and holds none", path);
+}
+
+// How often each parameter was updated, where that is not the number of steps.
+Json steps_of(const engine::Engine& engine) {
+  Json steps = Json::object();
+  for (ParameterId p = 0; p < engine.layout().parameters(); ++p)
+    if (engine.steps(p) != engine.steps()) steps[engine.layout().spec(p).name] = engine.steps(p);
+  return steps;
+}
+
+void set_steps(engine::Engine& engine, const engine::CheckpointReader& checkpoint) {
+  engine.set_steps(checkpoint.step());
+  const Json steps = checkpoint.run().value("parameter_steps", Json::object());
+  for (ParameterId p = 0; p < engine.layout().parameters(); ++p)
+    if (const auto found = steps.find(engine.layout().spec(p).name); found != steps.end())
+      engine.set_steps(p, found->get<std::uint64_t>());
+}
+
+std::string save(sluice_engine& e, const std::string& out, std::uint64_t keep) {
+  e.engine->settle();
+  const engine::RunLock lock(out);
+  engine::remove_leftovers(out);
+  models::CheckpointTensors tensors(e.engine->layout(), e.planned.profile.dtype,
+                                    models::state_names(*e.planned.optimizer));
+  engine::CheckpointWriter::Options options;
+  options.out = out;
+  options.step = e.engine->steps();
+  options.bytes = engine::bytes_needed(tensors.file_bytes());
+  options.buffer_bytes = e.planned.checkpoint_buffers / tensors.files() / kHugePage * kHugePage;
+  engine::CheckpointWriter writer(*e.planned.io, e.ledger, options);
+  tensors.open(writer);
+  for (engine::UnitId unit = 0; unit < e.held.size(); ++unit) e.engine->save(unit, tensors.sink());
+  Json run = {{"optimizer", e.planned.optimizer->settings()}, {"parameter_steps", steps_of(*e.engine)}};
+  std::string place = writer.commit(run);
+  if (keep > 0) engine::prune(out, keep);
+  return place;
+}
+
+}  // namespace
+}  // namespace sluice::c
+
+using namespace sluice::c;  // NOLINT: what follows is of this room
+namespace engine = sluice::engine;
+
+sluice_status sluice_engine_set_values(sluice_engine* handle, uint32_t unit, sluice_read_values values,
+                                       void* context) {
+  return with_engine(handle, [&](sluice_engine& e) {
+    if (values == nullptr) sluice::fail(sluice::ErrorCode::kInvalidArgument, "'values' is NULL");
+    engine::UnitSource source;
+    source.values = [&](engine::ParameterId p, std::size_t first, std::span<float> out) {
+      stop_unless_zero(values(context, p, first, out.data(), out.size()));
+    };
+    e.engine->load(unit_of(e, unit), source);
+  });
+}
+
+sluice_status sluice_engine_get_values(sluice_engine* handle, uint32_t unit, sluice_write_values values,
+                                       void* context) {
+  return with_engine(handle, [&](sluice_engine& e) {
+    if (values == nullptr) sluice::fail(sluice::ErrorCode::kInvalidArgument, "'values' is NULL");
+    const auto hand_out = [&](engine::ParameterId p, std::size_t first, std::span<const float> part) {
+      stop_unless_zero(values(context, p, first, part.data(), part.size()));
+    };
+    engine::UnitSink sink;
+    if (e.planned.profile.dtype == sluice::Dtype::kF32)
+      sink.parameter = [&](engine::ParameterId p, std::size_t first, std::size_t count,
+                           sluice::ConstArray part) {
+        hand_out(p, first, {part.f32(), count});
+      };
+    else
+      sink.master = hand_out;
+    e.engine->save(unit_of(e, unit), sink);
+  });
+}
+
+sluice_status sluice_engine_load_values(sluice_engine* handle, const char* path) {
+  return with_engine(handle, [&](sluice_engine& e) {
+    const auto buffer = stream_buffer(e);
+    engine::ReadAhead ahead(buffer.bytes(), &e.threads);
+    Tensors tensors(*e.planned.io, &required(path, "path"), ahead);
+    const engine::Layout& layout = e.engine->layout();
+    for (engine::ParameterId p = 0; p < layout.parameters(); ++p)
+      check_tensor(tensors.tensor(layout.spec(p).name), layout.spec(p), path);
+    engine::UnitSource source;
+    source.values = [&](engine::ParameterId p, std::size_t first, std::span<float> out) {
+      tensors.read(layout.spec(p).name, first, out);
+    };
+    load_all(e, source);
+  });
+}
+
+sluice_status sluice_engine_save(sluice_engine* handle, const char* out, uint64_t keep, char** path) {
+  return with_engine(handle, [&](sluice_engine& e) {
+    const std::string place = save(e, &required(out, "out"), keep);
+    if (path != nullptr) *path = new_text(place);
+  });
+}
+
+sluice_status sluice_engine_load(sluice_engine* handle, const char* path) {
+  return with_engine(handle, [&](sluice_engine& e) {
+    const auto buffer = stream_buffer(e);
+    engine::ReadAhead ahead(buffer.bytes(), &e.threads);
+    const engine::CheckpointReader checkpoint(*e.planned.io, checkpoint_at(&required(path, "path")), ahead);
+    sluice::models::CheckpointValues values(checkpoint, e.engine->layout(),
+                                            sluice::models::state_names(*e.planned.optimizer));
+    load_all(e, values.source());
+    e.engine->settle();
+    set_steps(*e.engine, checkpoint);
+  });
+}

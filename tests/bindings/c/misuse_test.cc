@@ -1,0 +1,197 @@
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <thread>
+
+#include "tests/bindings/c/support.h"
+
+// Misuse and bad input: an error that names what is wrong, after which the engine goes on.
+namespace sluice_c_test {
+namespace {
+
+class MisuseTest : public ::testing::Test {
+ protected:
+  MisuseTest() { set_start_values(engine_.get()); }
+  sluice_engine* engine() { return engine_.get(); }
+  // The engine still trains.
+  void TearDown() override {
+    if (!in_step_) {
+      EXPECT_OK(sluice_engine_begin_step(engine()));
+    }
+    add_unit_gradients(engine(), 0, SLUICE_F32, 1.0f);
+    EXPECT_OK(apply(engine()));
+  }
+  Folder folder_;
+  EngineHandle engine_ = make_engine({"disk"}, folder_.path());
+  bool in_step_ = false;
+};
+
+TEST_F(MisuseTest, AccessesThatAreNotAllowed) {
+  expect_error(sluice_engine_acquire(engine(), 9, SLUICE_READ), SLUICE_INVALID_ARGUMENT, {"unit 9", "has 3"});
+  expect_error(sluice_engine_acquire(engine(), 0, SLUICE_GRADIENT), SLUICE_STATE,
+               {"'unit.0'", "outside of a step"});
+  expect_error(sluice_engine_release(engine(), 0), SLUICE_STATE, {"'unit.0'", "not acquired"});
+  expect_error(sluice_engine_acquire(engine(), 0, static_cast<sluice_access>(7)), SLUICE_INVALID_ARGUMENT,
+               {"7"});
+  EXPECT_OK(sluice_engine_acquire(engine(), 0, SLUICE_READ));
+  expect_error(sluice_engine_acquire(engine(), 1, SLUICE_READ), SLUICE_STATE,
+               {"'unit.1'", "'unit.0'", "made for 1"});
+  EXPECT_OK(sluice_engine_acquire(engine(), 0, SLUICE_READ));
+  EXPECT_OK(sluice_engine_release(engine(), 0));
+  EXPECT_OK(sluice_engine_release(engine(), 0));
+  expect_error(sluice_engine_release(engine(), 0), SLUICE_STATE, {"'unit.0'"});
+}
+
+TEST_F(MisuseTest, GradientsThatAreNotAllowed) {
+  const std::vector<float> gradient(parameters()[0].elements(), 1.0f);
+  expect_error(sluice_engine_add_gradient(engine(), 0, gradient.data(), SLUICE_F32), SLUICE_STATE,
+               {"'first.weight'", "'unit.0'"});
+  expect_error(sluice_engine_add_gradient(engine(), 0, nullptr, SLUICE_F32), SLUICE_INVALID_ARGUMENT,
+               {"'gradient'"});
+  expect_error(sluice_engine_add_gradient(engine(), 99, gradient.data(), SLUICE_F32), SLUICE_INVALID_ARGUMENT,
+               {"parameter 99"});
+  EXPECT_OK(sluice_engine_begin_step(engine()));
+  in_step_ = true;
+  EXPECT_OK(sluice_engine_acquire(engine(), 0, SLUICE_READ));
+  expect_error(sluice_engine_add_gradient(engine(), 0, gradient.data(), SLUICE_F32), SLUICE_STATE,
+               {"'first.weight'"});
+  EXPECT_OK(sluice_engine_release(engine(), 0));
+}
+
+TEST_F(MisuseTest, StepsThatAreNotAllowed) {
+  expect_error(apply(engine()), SLUICE_STATE, {"begin_step"});
+  EXPECT_OK(sluice_engine_begin_step(engine()));
+  in_step_ = true;
+  expect_error(sluice_engine_begin_step(engine()), SLUICE_STATE, {"twice"});
+  EXPECT_OK(sluice_engine_acquire(engine(), 1, SLUICE_READ));
+  expect_error(apply(engine()), SLUICE_STATE, {"'unit.1'", "held"});
+  EXPECT_OK(sluice_engine_release(engine(), 1));
+  sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
+  expect_error(sluice_engine_step(engine(), &settings, nullptr), SLUICE_INVALID_ARGUMENT, {"0 groups", "2"});
+  settings.size = 0;
+  expect_error(sluice_engine_step(engine(), &settings, nullptr), SLUICE_INVALID_ARGUMENT, {"SLUICE_INIT"});
+  expect_error(sluice_engine_save(engine(), folder_.path("out").c_str(), 1, nullptr), SLUICE_STATE,
+               {"in the middle of a step"});
+}
+
+TEST_F(MisuseTest, AGradientThatIsNotFiniteChangesNothing) {
+  const Values before = values_of(engine());
+  EXPECT_OK(sluice_engine_begin_step(engine()));
+  EXPECT_OK(sluice_engine_acquire(engine(), 2, SLUICE_GRADIENT));
+  std::vector<float> gradient(parameters()[4].elements(), 1.0f);
+  gradient[77] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_OK(sluice_engine_add_gradient(engine(), 4, gradient.data(), SLUICE_F32));
+  EXPECT_OK(sluice_engine_release(engine(), 2));
+  expect_error(apply(engine()), SLUICE_NOT_FINITE, {"'last.weight'"});
+  EXPECT_TRUE(values_of(engine()) == before);
+  uint64_t steps = 9;
+  EXPECT_OK(sluice_engine_steps(engine(), &steps));
+  EXPECT_EQ(steps, 0u);
+}
+
+TEST_F(MisuseTest, AFunctionOfTheCallersStopsTheCall) {
+  const auto stop = [](void*, uint32_t, uint64_t, float*, uint64_t) { return 5; };
+  expect_error(sluice_engine_set_values(engine(), 1, stop, nullptr), SLUICE_CALLBACK, {"stopped"});
+  const auto stop_writing = [](void*, uint32_t, uint64_t, const float*, uint64_t) { return 5; };
+  EXPECT_OK(sluice_engine_set_values(engine(), 1, start_values, nullptr));
+  expect_error(sluice_engine_get_values(engine(), 1, stop_writing, nullptr), SLUICE_CALLBACK, {"stopped"});
+  expect_error(sluice_engine_set_values(engine(), 1, nullptr, nullptr), SLUICE_INVALID_ARGUMENT,
+               {"'values'"});
+}
+
+TEST_F(MisuseTest, FilesThatCannotBeLoaded) {
+  expect_error(sluice_engine_load(engine(), folder_.path("none").c_str()), SLUICE_NOT_FOUND, {"none"});
+  expect_error(sluice_engine_load_values(engine(), folder_.path("none").c_str()), SLUICE_NOT_FOUND, {"none"});
+  std::ofstream(folder_.path("text.safetensors")) << "no safetensors";
+  expect_error(sluice_engine_load_values(engine(), folder_.path("text.safetensors").c_str()), SLUICE_CORRUPT,
+               {"text"});
+  expect_error(sluice_engine_save_trace(engine(), folder_.path("t.json").c_str()), SLUICE_STATE,
+               {"trace_events"});
+}
+
+TEST_F(MisuseTest, PointersThatAreMissing) {
+  expect_error(sluice_engine_begin_step(nullptr), SLUICE_INVALID_ARGUMENT, {"'engine'"});
+  expect_error(sluice_model_create(nullptr), SLUICE_INVALID_ARGUMENT, {"'model'"});
+  expect_error(sluice_engine_parameter(engine(), 0, nullptr), SLUICE_INVALID_ARGUMENT, {"'data'"});
+  sluice_engine_destroy(nullptr);
+  sluice_model_destroy(nullptr);
+  sluice_text_destroy(nullptr);
+}
+
+TEST_F(MisuseTest, TheTextOfAnErrorIsTheThreadsOwn) {
+  expect_error(sluice_engine_release(engine(), 0), SLUICE_STATE, {"'unit.0'"});
+  const std::string here = sluice_last_error();
+  std::thread([&] {
+    EXPECT_STREQ(sluice_last_error(), "");
+    EXPECT_EQ(sluice_engine_acquire(engine(), 9, SLUICE_READ), SLUICE_INVALID_ARGUMENT);
+  }).join();
+  EXPECT_EQ(sluice_last_error(), here);
+}
+
+TEST(PlanTest, SaysWhatIsShort) {
+  const Folder folder;
+  const ModelHandle model = make_model();
+  sluice_engine_options options = options_of({}, nullptr);
+  options.memory = 1 << 20;
+  char* json = nullptr;
+  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_BUDGET, {"memory", "short"});
+  EXPECT_EQ(json, nullptr);
+  options.memory = 0;
+  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_INVALID_ARGUMENT, {"options.memory"});
+  options = options_of({}, nullptr);
+  options.groups = 1;
+  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_INVALID_ARGUMENT,
+               {"'first.bias'", "group 1"});
+  const sluice_folder missing = {"/no/such/folder", 0};
+  options = options_of({}, &missing);
+  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_NOT_FOUND, {"/no/such/folder"});
+  options = options_of({"elsewhere"}, nullptr);
+  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_INVALID_ARGUMENT, {"'elsewhere'"});
+  options = options_of({}, nullptr);
+  EXPECT_OK(sluice_plan(model.get(), &options, &json));
+  EXPECT_NE(std::string(json).find("peak"), std::string::npos);
+  sluice_text_destroy(json);
+}
+
+TEST(ModelTest, RefusesWhatIsNoModel) {
+  sluice_model* made = nullptr;
+  ASSERT_OK(sluice_model_create(&made));
+  const ModelHandle model(made, sluice_model_destroy);
+  sluice_parameter parameter = SLUICE_INIT(sluice_parameter);
+  parameter.name = "a";
+  expect_error(sluice_model_add_parameter(made, &parameter, nullptr), SLUICE_INVALID_ARGUMENT,
+               {"first unit"});
+  ASSERT_OK(sluice_model_add_unit(made, "u", nullptr));
+  EXPECT_OK(sluice_model_add_parameter(made, &parameter, nullptr));
+  EXPECT_OK(sluice_model_add_parameter(made, &parameter, nullptr));
+  const sluice_engine_options options = options_of({}, nullptr);
+  sluice_engine* engine = nullptr;
+  expect_error(sluice_engine_create(made, &options, &engine), SLUICE_INVALID_ARGUMENT, {"'a'"});
+  EXPECT_EQ(engine, nullptr);
+}
+
+TEST(LedgerTest, ShowsEveryTierAndNeverMoreThanTheBudget) {
+  const Folder folder;
+  Choice setup{"disk"};
+  setup.trace_events = 1000;
+  const EngineHandle engine = make_engine(setup, folder.path());
+  set_start_values(engine.get());
+  train(engine.get(), SLUICE_F32, 2);
+  size_t count = 0;
+  ASSERT_OK(sluice_engine_ledger(engine.get(), nullptr, 0, &count));
+  std::vector<sluice_ledger_line> lines(count);
+  ASSERT_OK(sluice_engine_ledger(engine.get(), lines.data(), count, &count));
+  uint64_t host = 0, disk = 0;
+  for (const sluice_ledger_line& line : lines) {
+    if (std::strcmp(line.purpose, "total") != 0) continue;
+    (std::strcmp(line.tier, "host") == 0 ? host : disk) = line.peak;
+  }
+  EXPECT_GT(host, 0u);
+  EXPECT_LE(host, setup.memory);
+  EXPECT_GT(disk, uint64_t{1600000} * 4 * 3);
+  EXPECT_OK(sluice_engine_save_trace(engine.get(), folder.path("trace.json").c_str()));
+  EXPECT_GT(std::filesystem::file_size(folder.path("trace.json")), 100u);
+}
+
+}  // namespace
+}  // namespace sluice_c_test

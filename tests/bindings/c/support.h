@@ -1,0 +1,198 @@
+#pragma once
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bindings/c/sluice.h"
+
+// A caller of the C ABI: a model of three units whose gradients depend on its values, so that a wrong byte
+// shows in all that follows.
+namespace sluice_c_test {
+
+#define EXPECT_OK(call) EXPECT_EQ(call, SLUICE_OK) << sluice_last_error()
+#define ASSERT_OK(call) ASSERT_EQ(call, SLUICE_OK) << sluice_last_error()
+
+inline void expect_error(sluice_status found, sluice_status wanted, const std::vector<std::string>& parts) {
+  EXPECT_EQ(found, wanted) << sluice_last_error();
+  for (const std::string& part : parts)
+    EXPECT_NE(std::string(sluice_last_error()).find(part), std::string::npos)
+        << "'" << part << "' is not in: " << sluice_last_error();
+}
+
+class Folder {
+ public:
+  Folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "sluice_c_XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
+    path_ = name;
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  std::string path(const std::string& name = "") const { return name.empty() ? path_ : path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+struct Parameter {
+  const char* name;
+  std::vector<uint64_t> shape;
+  uint32_t unit, group;
+  uint64_t elements() const {
+    uint64_t n = 1;
+    for (const uint64_t d : shape) n *= d;
+    return n;
+  }
+};
+
+inline const std::vector<Parameter>& parameters() {
+  static const std::vector<Parameter> all = {{"first.weight", {300, 1000}, 0, 0},
+                                             {"first.bias", {1000}, 0, 1},
+                                             {"middle.weight", {700, 1000}, 1, 0},
+                                             {"scale", {}, 1, 1},
+                                             {"last.weight", {600, 1000}, 2, 0}};
+  return all;
+}
+inline constexpr uint32_t kUnits = 3;
+
+using ModelHandle = std::unique_ptr<sluice_model, decltype(&sluice_model_destroy)>;
+using EngineHandle = std::unique_ptr<sluice_engine, decltype(&sluice_engine_destroy)>;
+
+inline ModelHandle make_model() {
+  sluice_model* model = nullptr;
+  EXPECT_OK(sluice_model_create(&model));
+  uint32_t unit = 0, id = 0;
+  for (uint32_t u = 0; u < kUnits; ++u) {
+    EXPECT_OK(sluice_model_add_unit(model, ("unit." + std::to_string(u)).c_str(), &unit));
+    EXPECT_EQ(unit, u);
+    for (std::size_t p = 0; p < parameters().size(); ++p) {
+      if (parameters()[p].unit != u) continue;
+      sluice_parameter given = SLUICE_INIT(sluice_parameter);
+      given.name = parameters()[p].name;
+      given.shape = parameters()[p].shape.data();
+      given.dimensions = parameters()[p].shape.size();
+      given.group = parameters()[p].group;
+      EXPECT_OK(sluice_model_add_parameter(model, &given, &id));
+      EXPECT_EQ(id, p);
+    }
+  }
+  return {model, sluice_model_destroy};
+}
+
+struct Choice {
+  const char* place = nullptr;  // everything
+  sluice_dtype dtype = SLUICE_F32;
+  uint32_t held = 1, threads = 2;
+  uint64_t memory = uint64_t{1} << 30, trace_events = 0;
+};
+
+inline sluice_engine_options options_of(const Choice& setup, const sluice_folder* folder) {
+  sluice_engine_options options = SLUICE_INIT(sluice_engine_options);
+  options.memory = setup.memory;
+  options.reserved = 64u << 20;
+  options.disk = folder;
+  options.disk_folders = folder == nullptr ? 0 : 1;
+  options.threads = setup.threads;
+  options.dtype = setup.dtype;
+  options.held_units = setup.held;
+  options.groups = 2;
+  options.trace_events = setup.trace_events;
+  options.place_parameters = options.place_gradients = options.place_state = setup.place;
+  return options;
+}
+
+inline float start_value(uint32_t parameter, uint64_t i) {
+  return static_cast<float>((i * 2654435761u + parameter * 40503u) % 1000003u) / 1000003.0f - 0.5f;
+}
+inline int start_values(void*, uint32_t parameter, uint64_t first, float* values, uint64_t elements) {
+  for (uint64_t i = 0; i < elements; ++i) values[i] = start_value(parameter, first + i);
+  return 0;
+}
+
+inline EngineHandle make_engine(const Choice& setup, const std::string& disk) {
+  const ModelHandle model = make_model();
+  const sluice_folder folder = {disk.c_str(), 0};
+  const sluice_engine_options options = options_of(setup, disk.empty() ? nullptr : &folder);
+  sluice_engine* engine = nullptr;
+  EXPECT_OK(sluice_engine_create(model.get(), &options, &engine));
+  return {engine, sluice_engine_destroy};
+}
+
+inline void set_start_values(sluice_engine* engine) {
+  for (uint32_t unit = 0; unit < kUnits; ++unit)
+    ASSERT_OK(sluice_engine_set_values(engine, unit, start_values, nullptr));
+}
+
+inline float widen(const void* values, sluice_dtype dtype, uint64_t i) {
+  if (dtype == SLUICE_F32) return static_cast<const float*>(values)[i];
+  const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(values)[i]) << 16;
+  float value = 0;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// A gradient that depends on the parameter's value.
+inline std::vector<float> gradient_of(sluice_engine* engine, uint32_t parameter, sluice_dtype dtype,
+                                      float pull) {
+  const void* data = nullptr;
+  EXPECT_OK(sluice_engine_parameter(engine, parameter, &data));
+  std::vector<float> gradient(parameters()[parameter].elements());
+  for (uint64_t i = 0; i < gradient.size(); ++i) gradient[i] = 0.1f * widen(data, dtype, i) + pull;
+  return gradient;
+}
+
+inline void add_unit_gradients(sluice_engine* engine, uint32_t unit, sluice_dtype dtype, float pull) {
+  EXPECT_OK(sluice_engine_acquire(engine, unit, SLUICE_GRADIENT));
+  for (uint32_t p = 0; p < parameters().size(); ++p) {
+    if (parameters()[p].unit != unit) continue;
+    const std::vector<float> gradient = gradient_of(engine, p, dtype, pull);
+    EXPECT_OK(sluice_engine_add_gradient(engine, p, gradient.data(), SLUICE_F32));
+  }
+  EXPECT_OK(sluice_engine_release(engine, unit));
+}
+
+inline sluice_status apply(sluice_engine* engine, double clip = 1.0, sluice_step_result* result = nullptr) {
+  const sluice_group_settings groups[] = {{0.01, 0.1}, {0.02, 0}};
+  sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
+  settings.groups = groups;
+  settings.group_count = 2;
+  settings.clip = clip;
+  return sluice_engine_step(engine, &settings, result);
+}
+
+// Units forward, then backward with gradients; `skip` gets none.
+inline void train(sluice_engine* engine, sluice_dtype dtype, int steps, int skip = -1) {
+  for (int step = 0; step < steps; ++step) {
+    ASSERT_OK(sluice_engine_begin_step(engine));
+    for (uint32_t unit = 0; unit < kUnits; ++unit) {
+      ASSERT_OK(sluice_engine_acquire(engine, unit, SLUICE_READ));
+      ASSERT_OK(sluice_engine_release(engine, unit));
+    }
+    for (uint32_t unit = kUnits; unit-- > 0;)
+      if (static_cast<int>(unit) != skip)
+        add_unit_gradients(engine, unit, dtype, 0.01f * static_cast<float>(unit));
+    ASSERT_OK(apply(engine));
+  }
+}
+
+using Values = std::vector<std::vector<float>>;
+inline int collect(void* context, uint32_t parameter, uint64_t first, const float* values,
+                   uint64_t elements) {
+  auto& into = (*static_cast<Values*>(context))[parameter];
+  if (into.size() != first) return 1;
+  into.insert(into.end(), values, values + elements);
+  return 0;
+}
+inline Values values_of(sluice_engine* engine) {
+  Values values(parameters().size());
+  for (uint32_t unit = 0; unit < kUnits; ++unit)
+    EXPECT_OK(sluice_engine_get_values(engine, unit, collect, &values));
+  return values;
+}
+
+}  // namespace sluice_c_test

@@ -1,0 +1,175 @@
+#include <cstring>
+#include <thread>
+
+#include "tests/bindings/c/support.h"
+
+// What the C ABI must hold: the same bits wherever the bytes live, and in whatever order units come.
+namespace sluice_c_test {
+namespace {
+
+class TrainingTest : public ::testing::Test {
+ protected:
+  Values trained(const Choice& setup, int skip = -1) {
+    const EngineHandle engine = make_engine(setup, folder_.path());
+    set_start_values(engine.get());
+    train(engine.get(), setup.dtype, 4, skip);
+    return values_of(engine.get());
+  }
+  Folder folder_;
+};
+
+TEST_F(TrainingTest, TheSameBitsInMemoryAndOnDisk) {
+  for (const sluice_dtype dtype : {SLUICE_F32, SLUICE_BF16}) {
+    Choice memory, disk;
+    memory.dtype = disk.dtype = dtype;
+    memory.place = "memory";
+    disk.place = "disk";
+    disk.threads = 1;
+    const Values expected = trained(memory);
+    EXPECT_NE(expected[0][0], start_value(0, 0));
+    EXPECT_TRUE(trained(disk) == expected) << "dtype " << dtype;
+  }
+}
+
+// An independent AdamW, as torch.optim writes it.
+TEST_F(TrainingTest, AgreesWithAdamWAndClipping) {
+  Values values(parameters().size()), m, v;
+  for (uint32_t p = 0; p < parameters().size(); ++p)
+    for (uint64_t i = 0; i < parameters()[p].elements(); ++i) values[p].push_back(start_value(p, i));
+  m = v = values;
+  for (auto* zeros : {&m, &v})
+    for (auto& array : *zeros) std::fill(array.begin(), array.end(), 0.0f);
+  for (int step = 1; step <= 4; ++step) {
+    Values gradients = values;
+    double squares = 0;
+    for (uint32_t p = 0; p < parameters().size(); ++p)
+      for (float& g : gradients[p]) {
+        g = 0.1f * g + 0.01f * static_cast<float>(parameters()[p].unit);
+        squares += static_cast<double>(g) * g;
+      }
+    const double factor = std::min(1.0, 1.0 / (std::sqrt(squares) + 1e-6));
+    for (uint32_t p = 0; p < parameters().size(); ++p) {
+      const double rate = parameters()[p].group == 0 ? 0.01 : 0.02,
+                   decay = parameters()[p].group == 0 ? 0.1 : 0;
+      for (uint64_t i = 0; i < values[p].size(); ++i) {
+        const double g = gradients[p][i] * factor;
+        m[p][i] = static_cast<float>(0.9 * m[p][i] + 0.1 * g);
+        v[p][i] = static_cast<float>(0.999 * v[p][i] + 0.001 * g * g);
+        const double root = std::sqrt(v[p][i]) / std::sqrt(1 - std::pow(0.999, step)) + 1e-8;
+        values[p][i] = static_cast<float>(values[p][i] * (1 - rate * decay) -
+                                          rate / (1 - std::pow(0.9, step)) * m[p][i] / root);
+      }
+    }
+  }
+  const Values found = trained({});
+  for (uint32_t p = 0; p < parameters().size(); ++p) {
+    ASSERT_EQ(found[p].size(), values[p].size());
+    for (uint64_t i = 0; i < values[p].size(); i += 37)
+      ASSERT_NEAR(found[p][i], values[p][i], 2e-5) << parameters()[p].name << " " << i;
+  }
+}
+
+TEST_F(TrainingTest, AParameterWithoutAGradientIsLeftAsItIs) {
+  Choice disk;
+  disk.place = "disk";
+  const Values values = trained(disk, 1), all = trained(disk);
+  for (uint64_t i = 0; i < values[2].size(); ++i) ASSERT_EQ(values[2][i], start_value(2, i));
+  EXPECT_NE(values[0][0], start_value(0, 0));
+  EXPECT_NE(values[0][0], all[0][0]);  // the norm lacks a unit
+  Choice memory;
+  memory.place = "memory";
+  EXPECT_TRUE(trained(memory, 1) == values);
+}
+
+// Several units held at once, one of them twice, in another order in each step.
+TEST_F(TrainingTest, AnyOrderGivesTheSameBits) {
+  const auto run = [&](const char* place) {
+    Choice setup;
+    setup.place = place;
+    setup.held = 2;
+    const EngineHandle engine = make_engine(setup, folder_.path());
+    set_start_values(engine.get());
+    constexpr uint32_t kOrders[][3] = {{0, 1, 2}, {2, 0, 1}, {1, 2, 0}};
+    for (const auto& order : kOrders) {
+      EXPECT_OK(sluice_engine_begin_step(engine.get()));
+      for (const uint32_t unit : order) {
+        EXPECT_OK(sluice_engine_acquire(engine.get(), order[0], SLUICE_READ));
+        add_unit_gradients(engine.get(), unit, SLUICE_F32, 0.5f);
+        add_unit_gradients(engine.get(), unit, SLUICE_F32, 0.25f);
+        EXPECT_OK(sluice_engine_release(engine.get(), order[0]));
+      }
+      EXPECT_OK(apply(engine.get()));
+    }
+    return values_of(engine.get());
+  };
+  const Values expected = run("memory");
+  EXPECT_TRUE(run("disk") == expected);
+  EXPECT_TRUE(run(nullptr) == expected);
+}
+
+TEST_F(TrainingTest, AddressesStayAndReadingIsAllowedBetweenSteps) {
+  Choice disk;
+  disk.place = "disk";
+  const EngineHandle engine = make_engine(disk, folder_.path());
+  set_start_values(engine.get());
+  std::vector<const void*> before(parameters().size()), after(parameters().size());
+  for (uint32_t p = 0; p < before.size(); ++p)
+    EXPECT_OK(sluice_engine_parameter(engine.get(), p, &before[p]));
+  train(engine.get(), SLUICE_F32, 2);
+  for (uint32_t p = 0; p < after.size(); ++p) EXPECT_OK(sluice_engine_parameter(engine.get(), p, &after[p]));
+  EXPECT_EQ(before, after);
+  const Values values = values_of(engine.get());
+  for (uint32_t unit = 0; unit < kUnits; ++unit) {
+    EXPECT_OK(sluice_engine_acquire(engine.get(), unit, SLUICE_READ));
+    for (uint32_t p = 0; p < before.size(); ++p)
+      if (parameters()[p].unit == unit) {
+        EXPECT_EQ(std::memcmp(after[p], values[p].data(), values[p].size() * sizeof(float)), 0);
+      }
+    EXPECT_OK(sluice_engine_release(engine.get(), unit));
+  }
+}
+
+TEST_F(TrainingTest, ASavedEngineGoesOnWithTheSameBits) {
+  Choice disk, memory;
+  disk.place = "disk";
+  memory.place = "memory";
+  const EngineHandle engine = make_engine(disk, folder_.path());
+  set_start_values(engine.get());
+  train(engine.get(), SLUICE_F32, 2, 1);  // a unit that was updated less often than the others
+  train(engine.get(), SLUICE_F32, 1);
+  char* path = nullptr;
+  ASSERT_OK(sluice_engine_save(engine.get(), folder_.path("out").c_str(), 1, &path));
+  train(engine.get(), SLUICE_F32, 2);
+
+  const EngineHandle other = make_engine(memory, folder_.path());
+  ASSERT_OK(sluice_engine_load(other.get(), folder_.path("out").c_str()));
+  uint64_t steps = 0;
+  EXPECT_OK(sluice_engine_steps(other.get(), &steps));
+  EXPECT_EQ(steps, 3u);
+  train(other.get(), SLUICE_F32, 2);
+  EXPECT_TRUE(values_of(other.get()) == values_of(engine.get()));
+
+  const EngineHandle third = make_engine(memory, folder_.path());
+  ASSERT_OK(sluice_engine_load_values(third.get(), path));
+  sluice_text_destroy(path);
+}
+
+TEST_F(TrainingTest, AnEngineIsUsedFromSeveralThreads) {
+  const EngineHandle engine = make_engine({}, folder_.path());
+  set_start_values(engine.get());
+  ASSERT_OK(sluice_engine_begin_step(engine.get()));
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&] {
+      for (int i = 0; i < 20; ++i)
+        if (sluice_engine_acquire(engine.get(), 1, SLUICE_READ) == SLUICE_OK) {
+          EXPECT_OK(sluice_engine_release(engine.get(), 1));
+        }
+    });
+  for (std::thread& thread : threads) thread.join();
+  add_unit_gradients(engine.get(), 0, SLUICE_F32, 1.0f);
+  EXPECT_OK(apply(engine.get()));
+}
+
+}  // namespace
+}  // namespace sluice_c_test
