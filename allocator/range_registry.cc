@@ -33,8 +33,8 @@ void for_each_range(Visit&& visit) {
 // allocator's.
 void map_ranges_absent_in_child() {
   for_each_range([](RegisteredRange& range, std::uintptr_t begin) {
-    ::mmap(reinterpret_cast<void*>(begin), range.end.load() - begin, PROT_NONE,
-           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    (void)::mmap(reinterpret_cast<void*>(begin), range.end.load() - begin, PROT_NONE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   });
 }
 
