@@ -25,7 +25,7 @@ done
 export ASAN_OPTIONS="halt_on_error=1:detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1"
 export UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1"
 # All races of a room are told, and then it fails. die_after_fork=0: tests fork to kill the child, also while threads run.
-export TSAN_OPTIONS="halt_on_error=0:die_after_fork=0:second_deadlock_stack=1"
+export TSAN_OPTIONS="halt_on_error=0:die_after_fork=0:second_deadlock_stack=1:suppressions=$PWD/scripts/tsan.supp"
 
 if [[ "$preset" == tsan ]]; then
   echo "sanitize: skipped: kernels, optim, models, bindings: their loops run on oneTBB and OpenMP, which Debian builds"
