@@ -151,7 +151,7 @@ void move_pages(std::byte* from, std::byte* to, std::size_t bytes, std::size_t p
     make_absent(to, done);
   }
   // Some failures leave the target unmapped, and some do not, where this call then fails.
-  ::mmap(to, bytes, PROT_NONE, kReserved | MAP_FIXED_NOREPLACE, -1, 0);
+  (void)::mmap(to, bytes, PROT_NONE, kReserved | MAP_FIXED_NOREPLACE, -1, 0);
   fail_to_move(bytes, error);
 }
 

@@ -19,20 +19,22 @@ struct Block {
 };
 constinit Block first_block;
 
+// Calls visit(range, begin). Other threads may give up the range meanwhile: what it read counts only where
+// its begin is still the same afterwards.
 template <class Visit>
 void for_each_range(Visit&& visit) {
   for (Block* block = &first_block; block != nullptr; block = block->next.load(std::memory_order_acquire))
     for (RegisteredRange& range : block->ranges)
-      if (range.published()) visit(range);
+      if (const std::uintptr_t begin = range.begin.load(); begin > RegisteredRange::kWriting)
+        visit(range, begin);
 }
 
 // The pages were not inherited but their addresses were (MADV_WIPEONFORK), so what is replaced here is the
 // allocator's.
 void map_ranges_absent_in_child() {
-  for_each_range([](RegisteredRange& range) {
-    const std::uintptr_t begin = range.begin.load();
-    ::mmap(reinterpret_cast<void*>(begin), range.end.load() - begin, PROT_NONE,
-           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  for_each_range([](RegisteredRange& range, std::uintptr_t begin) {
+    (void)::mmap(reinterpret_cast<void*>(begin), range.end.load() - begin, PROT_NONE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   });
 }
 
@@ -80,15 +82,18 @@ void register_range(const void* begin, std::size_t bytes, std::size_t used, Rang
 }
 
 void unregister_range(const void* begin) {
-  RegisteredRange* range = find_range(reinterpret_cast<std::uintptr_t>(begin));
-  ensure(range != nullptr, "no range of the allocator begins at {}", begin);
-  range->begin.store(RegisteredRange::kFree, std::memory_order_release);
+  bool removed = false;
+  for_each_range([&](RegisteredRange& range, std::uintptr_t found) {
+    if (found == reinterpret_cast<std::uintptr_t>(begin))
+      removed |= range.begin.compare_exchange_strong(found, RegisteredRange::kFree);
+  });
+  ensure(removed, "no range of the allocator begins at {}", begin);
 }
 
 RegisteredRange* find_range(std::uintptr_t address) {
   RegisteredRange* found = nullptr;
-  for_each_range([&](RegisteredRange& range) {
-    if (address >= range.begin.load() && address < range.end.load()) found = &range;
+  for_each_range([&](RegisteredRange& range, std::uintptr_t begin) {
+    if (address >= begin && address < range.end.load() && range.begin.load() == begin) found = &range;
   });
   return found;
 }

@@ -22,7 +22,6 @@ struct RegisteredRange {
 
   static constexpr std::uintptr_t kFree = 0;
   static constexpr std::uintptr_t kWriting = 1;
-  bool published() const { return begin.load(std::memory_order_acquire) > kWriting; }
 };
 
 // Longer names are cut. The first call arranges that a forked child maps all ranges PROT_NONE, so that a

@@ -31,5 +31,8 @@ if(SLUICE_SANITIZE STREQUAL "address")
 elseif(SLUICE_SANITIZE STREQUAL "thread")
   target_compile_options(sluice_options INTERFACE -fsanitize=thread -fno-omit-frame-pointer)
   set_source_files_properties(core/threads.cc PROPERTIES COMPILE_DEFINITIONS SLUICE_PLAIN_THREADS)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_compile_options(sluice_options INTERFACE -fno-tree-sra)  # GCC 12 crashes in that pass on kernels/
+  endif()
   target_link_options(sluice_options INTERFACE -fsanitize=thread)
 endif()

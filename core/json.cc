@@ -24,8 +24,14 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 }  // namespace
 
 Json parse_json(std::string_view text, std::string_view source) {
+  constexpr int kDeepest = 100;
+  const auto not_too_deep = [&](int depth, Json::parse_event_t, const Json&) {
+    if (depth > kDeepest)
+      fail(ErrorCode::kInvalidArgument, "{} is nested deeper than {} levels", source, kDeepest);
+    return true;
+  };
   try {
-    return Json::parse(text);
+    return Json::parse(text, not_too_deep);
   } catch (const nlohmann::json::exception& error) {
     const std::string_view reason(error.what());  // ends in the text itself, which may be anything
     fail(ErrorCode::kInvalidArgument, "{} is not valid JSON: {}", source,

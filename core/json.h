@@ -9,7 +9,8 @@ namespace sluice {
 
 using Json = nlohmann::json;
 
-// Parses text; an error names the source ("config.json") with line and column: Error(kInvalidArgument).
+// Parses text; an error names the source ("config.json") with line and column: Error(kInvalidArgument). So is
+// text that is nested deeper than 100: what copies or writes it takes stack for every level.
 Json parse_json(std::string_view text, std::string_view source);
 // Reads and parses a file.
 Json read_json_file(const std::string& path);
@@ -17,23 +18,39 @@ Json read_json_file(const std::string& path);
 // The known word that is nearest to the given one by edit distance, or "" where none is near.
 std::string nearest_word(std::string_view word, const std::vector<std::string>& known);
 
-// A field of an object. Throws Error(kInvalidArgument) that names source and key where it is missing or of another type.
+// A field of an object. Throws Error(kInvalidArgument) that names source and key where it is missing, of
+// another type, or a whole number beyond T's.
 template <class T>
 T json_field(const Json& object, const std::string& key, std::string_view source);
 
 }  // namespace sluice
 
+#include <type_traits>
+#include <utility>
+
 #include "core/error.h"
 
 namespace sluice {
+// The JSON library converts between numbers, and a truth value into one, without a word.
+template <class T>
+bool json_is(const Json& value) {
+  if constexpr (!std::is_integral_v<T> || std::is_same_v<T, bool>)
+    return true;
+  else if (value.is_number_unsigned())
+    return std::in_range<T>(value.get<std::uint64_t>());
+  else
+    return value.is_number_integer() && std::in_range<T>(value.get<std::int64_t>());
+}
+
 template <class T>
 T json_field(const Json& object, const std::string& key, std::string_view source) {
   const auto found = object.find(key);
   if (found == object.end()) fail(ErrorCode::kInvalidArgument, "{}: '{}' is missing", source, key);
   try {
-    return found->template get<T>();
-  } catch (const nlohmann::json::exception&) {
-    fail(ErrorCode::kInvalidArgument, "{}: '{}' has an unexpected value: {}", source, key, found->dump().substr(0, 80));
+    if (json_is<T>(*found)) return found->template get<T>();
+  } catch (const nlohmann::json::exception&) {  // told below
   }
+  fail(ErrorCode::kInvalidArgument, "{}: '{}' has an unexpected value: {}", source, key,
+       found->dump().substr(0, 80));
 }
 }  // namespace sluice

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <limits>
 
 #include "core/error.h"
 #include "models/config.h"
@@ -41,10 +42,20 @@ class Reader {
     if (value <= 0) refuse(key, "a number above 0");
     return value;
   }
-  float dropout(const std::string& key, double otherwise) const {
+  float single(const std::string& key, double otherwise) const {
     const double value = number(key, otherwise);
-    if (value < 0 || value >= 1) refuse(key, "a number of at least 0 and less than 1");
+    if (std::abs(value) > std::numeric_limits<float>::max()) refuse(key, "within the range of f32");
     return static_cast<float>(value);
+  }
+  float epsilon(const std::string& key, double otherwise) const {
+    const float value = single(key, otherwise);
+    if (value <= 0) refuse(key, "a number above 0, in f32 too");
+    return value;
+  }
+  float dropout(const std::string& key, double otherwise) const {
+    const float value = single(key, otherwise);
+    if (value < 0 || value >= 1) refuse(key, "a number of at least 0 and less than 1");
+    return value;
   }
 
   bool flag(const std::string& key, bool otherwise) const {
@@ -105,7 +116,7 @@ ModelConfig gpt2_from(const Reader& reader) {
   if (config.width % config.heads != 0) reader.refuse("n_head", "a divisor of n_embd");
   config.head_width = config.width / config.heads;
   config.hidden_width = reader.size("n_inner", 4 * config.width);
-  config.norm_epsilon = static_cast<float>(reader.positive("layer_norm_epsilon", 1e-5));
+  config.norm_epsilon = reader.epsilon("layer_norm_epsilon", 1e-5);
   config.tied_head = reader.flag("tie_word_embeddings", true);
   config.embedding_dropout = reader.dropout("embd_pdrop", 0.1);
   config.attention_dropout = reader.dropout("attn_pdrop", 0.1);
@@ -160,7 +171,7 @@ ModelConfig llama_from(const Reader& reader) {
   config.head_width = reader.size("head_dim", config.width / config.heads);
   if (config.head_width % 2 != 0) reader.refuse("head_dim", "even, for rotary positions");
   config.hidden_width = reader.size("intermediate_size");
-  config.norm_epsilon = static_cast<float>(reader.positive("rms_norm_eps", 1e-6));
+  config.norm_epsilon = reader.epsilon("rms_norm_eps", 1e-6);
   config.tied_head = reader.flag("tie_word_embeddings", false);
   config.attention_dropout = reader.dropout("attention_dropout", 0);
   if (reader.text("hidden_act", "silu") != "silu") reader.refuse("hidden_act", "silu");
@@ -250,7 +261,7 @@ ModelConfig config_from_hugging_face(const Json& json, const std::string& source
     reader.refuse("model_type",
                   "gpt2, llama or qwen2" + (nearest.empty() ? "" : " (the nearest is " + nearest + ")"));
   }
-  config.initializer_range = static_cast<float>(reader.number("initializer_range", 0.02));
+  config.initializer_range = reader.single("initializer_range", 0.02);
   if (config.initializer_range < 0) reader.refuse("initializer_range", "at least 0");
   config.hugging_face = json;
   check_config(config);

@@ -29,11 +29,9 @@ class DelayLine {
     thread_.join();
   }
   void add(std::function<void()> call) {
-    {
-      const std::lock_guard lock(mutex_);
-      calls_.push_back({Clock::now() + delay_, std::move(call)});
-    }
-    changed_.notify_all();
+    const std::lock_guard lock(mutex_);
+    calls_.push_back({Clock::now() + delay_, std::move(call)});
+    changed_.notify_all();  // under the lock: after it the call may end, and this object with it
   }
 
  private:

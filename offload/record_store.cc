@@ -24,11 +24,11 @@ void check_disk_folder(const std::string& folder) {
 
 namespace {
 
-std::vector<StoreFile> open_folders(IoService& io, std::vector<DiskFolder> folders) {
+std::vector<StoreFile> open_folders(IoService& io, const std::vector<DiskFolder>& folders) {
   if (folders.empty())
     fail(ErrorCode::kInvalidArgument, "records on disk need at least one folder, none was given");
   std::vector<StoreFile> files;
-  for (DiskFolder& folder : folders) {
+  for (const DiskFolder& folder : folders) {
     check_disk_folder(folder.path);
     files.push_back({io.open(folder.path, OpenMode::kUnnamed), folder.path, folder.limit});
   }
@@ -98,7 +98,7 @@ void start_transfer(StoreState& state, RecordId id, Direction direction, std::ui
 
 RecordStore::RecordStore(IoService& io, std::vector<DiskFolder> folders, allocator::Ledger& ledger,
                          Trace* trace)
-    : state_(std::make_unique<State>(ledger, trace, open_folders(io, std::move(folders)))) {}
+    : state_(std::make_unique<State>(ledger, trace, open_folders(io, folders))) {}
 
 RecordStore::RecordStore(std::vector<std::unique_ptr<File>> files, allocator::Ledger& ledger, Trace* trace)
     : state_(std::make_unique<State>(ledger, trace, without_limits(std::move(files)))) {}

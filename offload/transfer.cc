@@ -16,8 +16,8 @@ constexpr unsigned kIdleAttempts = 200;
 
 const char* verb(Direction direction) { return direction == Direction::kRead ? "read" : "write"; }
 
-std::exception_ptr io_error(std::string text) {
-  return std::make_exception_ptr(Error(ErrorCode::kIo, std::move(text)));
+std::exception_ptr io_error(const std::string& text) {
+  return std::make_exception_ptr(Error(ErrorCode::kIo, text));
 }
 
 const char* remedy(int error_number) {

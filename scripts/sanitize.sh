@@ -24,8 +24,8 @@ done
 
 export ASAN_OPTIONS="halt_on_error=1:detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1"
 export UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1"
-# die_after_fork=0: tests fork to kill the child, also while threads run.
-export TSAN_OPTIONS="halt_on_error=1:die_after_fork=0:second_deadlock_stack=1"
+# All races of a room are told, and then it fails. die_after_fork=0: tests fork to kill the child, also while threads run.
+export TSAN_OPTIONS="halt_on_error=0:die_after_fork=0:second_deadlock_stack=1:suppressions=$PWD/scripts/tsan.supp"
 
 if [[ "$preset" == tsan ]]; then
   echo "sanitize: skipped: kernels, optim, models, bindings: their loops run on oneTBB and OpenMP, which Debian builds"
@@ -36,9 +36,14 @@ fi
 
 scripts/setup.sh
 cmake --preset "$preset" > /dev/null
+cmake --build "build/$preset" --target "${rooms[@]/%/_test}" -j "${SLUICE_JOBS:-$(nproc)}"
+failed=()
 for room in "${rooms[@]}"; do
-  cmake --build "build/$preset" --target "${room}_test" -j "${SLUICE_JOBS:-$(nproc)}"
   echo "sanitize: $preset: the tests of $room"
-  "build/$preset/bin/${room}_test" --gtest_brief=1
+  "build/$preset/bin/${room}_test" --gtest_brief=1 || failed+=("$room")
 done
+if ((${#failed[@]})); then
+  echo "sanitize: $preset: findings in: ${failed[*]}" >&2
+  exit 1
+fi
 echo "sanitize: $preset: clean: ${rooms[*]}"

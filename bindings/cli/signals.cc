@@ -4,22 +4,23 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cstring>
 
 namespace sluice::cli {
 namespace {
 
 constexpr std::array kSignals = {SIGINT, SIGTERM, SIGUSR1};
-volatile sig_atomic_t received = 0;
+std::atomic<int> received{0};  // a handler runs on any thread
+static_assert(std::atomic<int>::is_always_lock_free);
 std::array<struct sigaction, kSignals.size()> previous;
 
 void on_signal(int number) {
-  if (number == SIGINT && received != 0) {
-    static constexpr char kText[] = "\nsluice: stopped at once; what was saved before stands\n";
-    (void)!::write(STDERR_FILENO, kText, sizeof kText - 1);
-    ::_exit(128 + SIGINT);
-  }
-  if (received == 0) received = number;
+  int none = 0;
+  if (received.compare_exchange_strong(none, number) || number != SIGINT) return;
+  static constexpr char kText[] = "\nsluice: stopped at once; what was saved before stands\n";
+  (void)!::write(STDERR_FILENO, kText, sizeof kText - 1);
+  ::_exit(128 + SIGINT);
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ FileSum parse_sum(const Json& file, const std::string& name, std::string_view so
 }
 
 void check_version(const Json& json, std::string_view source) {
-  if (!json.is_object() || json.value("format", "") != kFormat)
+  if (!json.is_object() || !json.contains("format") || json["format"] != kFormat)
     fail(ErrorCode::kCorrupt, "'{}' is not the manifest of a checkpoint", source);
   const auto version = json_field<int>(json, "version", source);
   if (version != kCheckpointVersion)

@@ -32,11 +32,6 @@ std::map<std::string, std::string> read_weight_map(const std::string& index) {
 
 }  // namespace
 
-bool is_plain_file_name(std::string_view name) {
-  return !name.empty() && name.front() != '.' && name.find('/') == std::string_view::npos &&
-         name.find('\0') == std::string_view::npos;
-}
-
 SafetensorsFolder::SafetensorsFolder(offload::IoService& io, const std::string& folder, ReadAhead& ahead)
     : folder_(folder) {
   const std::string single = join(folder, kSingle), index = join(folder, kIndex);

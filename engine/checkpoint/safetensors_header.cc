@@ -295,4 +295,9 @@ const StoredTensor* SafetensorsHeader::find(std::string_view name) const {
   return found == by_name_.end() ? nullptr : &tensors_[found->second];
 }
 
+bool is_plain_file_name(std::string_view name) {
+  return !name.empty() && name.front() != '.' && name.find('/') == std::string_view::npos &&
+         name.find('\0') == std::string_view::npos;
+}
+
 }  // namespace sluice::engine

@@ -56,6 +56,28 @@ TEST(Json, FieldsThatAreMissingOrOfAnotherType) {
   }
 }
 
+TEST(Json, AWholeNumberIsNeitherCutNorConverted) {
+  const Json object = parse_json(R"({"a": -1, "b": 1.5, "c": 1e300, "d": true, "e": 4294967296})", "x");
+  for (const char* key : {"a", "b", "c", "d"})
+    EXPECT_EQ(thrown_by([&] { json_field<std::uint64_t>(object, key, "x"); }).code,
+              ErrorCode::kInvalidArgument)
+        << key;
+  EXPECT_EQ(json_field<int>(object, "a", "x"), -1);
+  EXPECT_EQ(json_field<std::uint64_t>(object, "e", "x"), std::uint64_t{1} << 32);
+  EXPECT_EQ(thrown_by([&] { json_field<int>(object, "e", "x"); }).code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(json_field<double>(object, "b", "x"), 1.5);
+}
+
+TEST(Json, DeepNestingIsRefusedBeforeItTakesTheStack) {
+  const auto nested = [](std::size_t depth) { return std::string(depth, '[') + std::string(depth, ']'); };
+  EXPECT_NO_THROW(parse_json(nested(100), "x"));
+  for (const std::size_t depth : {std::size_t{200}, std::size_t{1'000'000}}) {
+    const Thrown thrown = thrown_by([&] { parse_json(nested(depth), "config.json").dump(); });
+    EXPECT_EQ(thrown.code, ErrorCode::kInvalidArgument);
+    EXPECT_THAT(thrown.text, AllOf(HasSubstr("config.json"), HasSubstr("deeper")));
+  }
+}
+
 TEST(Json, ReadsFiles) {
   const TemporaryFolder folder;
   folder.put("a.json", "[true]");

@@ -100,22 +100,22 @@ class Trainer {
     }
   }
 
-  float value(ParameterId p, std::size_t i) const {
-    const ConstArray array = engine_.parameter(p);
+  static float value(const ConstArray& array, std::size_t i) {
     return array.type == Dtype::kF32 ? array.f32()[i] : to_f32(array.bf16()[i]);
   }
 
   void visit(const Access& access, ParameterId p, std::size_t m, double& loss) {
     const std::size_t n = engine_.layout().place(p).elements;
+    const ConstArray values = access.parameters ? engine_.parameter(p) : ConstArray{};
     if (access.gradient_use < 0) {
-      for (std::size_t i = 0; i < n; i += 97) loss += std::abs(value(p, i));
+      for (std::size_t i = 0; i < n; i += 97) loss += std::abs(value(values, i));
       return;
     }
     if (access.gradient_use >= engine_.layout().spec(p).uses) return;
     const GradientTarget target = engine_.gradient(p, access.gradient_use, m);
     for (std::size_t i = 0; i < n; ++i) {
       const float wanted = static_cast<float>((i * 31 + m * 17) % 101) * 0.01f;
-      const float gradient = (access.parameters ? value(p, i) : 0.3f) - wanted;
+      const float gradient = (access.parameters ? value(values, i) : 0.3f) - wanted;
       target.data[i] = target.accumulate ? target.data[i] + gradient : gradient;
     }
   }

@@ -160,6 +160,7 @@ class PowerCutTest : public ::testing::Test {
       if (++saves == cut_after_save) disk.power_cut();
     };
     events.stop = [&] { return disk.dark(); };
+    const engine::RunLock lock(setup.settings.out);
     engine::remove_leftovers(setup.settings.out);
     const auto whole = engine::list_checkpoints(setup.settings.out).whole;
     try {

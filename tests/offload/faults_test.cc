@@ -97,6 +97,19 @@ TEST(FaultyFileTest, ADelayEndsTransfersLater) {
   EXPECT_LT(taken, std::chrono::milliseconds(250));  // they wait together, not one after another
 }
 
+// The thread that ended the inner transfer must be done with the file by then; ThreadSanitizer tells.
+TEST(FaultyFileTest, ADelayedTransferMayBeTheLastThatUsesTheFile) {
+  const testing::DirectFolder folder;
+  if (!folder.found()) GTEST_SKIP() << testing::kNoDirectFolder;
+  const std::unique_ptr<IoService> service = make_thread_service({});
+  const std::unique_ptr<File> inner = service->open(folder.path(), OpenMode::kUnnamed);
+  Buffer data(kDiskBlock);
+  for (int round = 0; round < 50; ++round) {
+    const std::unique_ptr<File> file = make_faulty_file(*inner, {.delay_microseconds = 1});
+    for (std::uint64_t i = 0; i < 4; ++i) file->write(i * kDiskBlock, data.all(), [](std::exception_ptr) {});
+  }
+}
+
 TEST(VolatileFileTest, WhatWasSyncedSurvivesAndTheRestInPart) {
   constexpr std::size_t kBlocks = 256;
   const auto survivors = [](std::uint64_t seed) {

@@ -140,12 +140,15 @@ TEST_F(CheckpointTest, ManifestIsChecked) {
   refused("\"version\": 1", "\"version\": 2", ErrorCode::kInvalidArgument,
           {"the/manifest", "version 2", "version 1"});
   refused("sluice checkpoint", "another", ErrorCode::kCorrupt, {"the/manifest", "not the manifest"});
+  refused("\"sluice checkpoint\"", "1", ErrorCode::kCorrupt, {"the/manifest", "not the manifest"});
   refused("\"config.json\"", "\"../config.json\"", ErrorCode::kCorrupt, {"the/manifest", "../config.json"});
   refused("\"config.json\"", "\"model.safetensors\"", ErrorCode::kCorrupt, {"the/manifest", "twice"});
   refused("\"bytes\": 8", "\"bytes\": 4194305", ErrorCode::kCorrupt,
           {"the/manifest", "config.json", "4194305"});
   refused("\"block_bytes\": 4194304", "\"block_bytes\": 8", ErrorCode::kCorrupt, {"the/manifest", "8"});
-  refused("\"step\": 3", "\"step\": \"3\"", ErrorCode::kInvalidArgument, {"the/manifest", "step"});
+  for (const char* step : {"\"3\"", "-3", "1e300", "true"})
+    refused("\"step\": 3", std::string("\"step\": ") + step, ErrorCode::kInvalidArgument,
+            {"the/manifest", "step"});
 }
 
 TEST_F(CheckpointTest, DamageIsFound) {

@@ -133,17 +133,18 @@ class HeldFiles : public offload::IoService {
       const int now = ++counts.now;
       for (int most = counts.most; now > most && !counts.most.compare_exchange_weak(most, now);) {
       }
-      threads_.emplace_back([this, &counts, number, done = std::move(done), transfer = std::move(transfer)] {
-        std::exception_ptr error;
-        std::this_thread::sleep_for(owner_.hold);
-        try {
-          transfer(number);
-        } catch (...) {
-          error = std::current_exception();
-        }
-        --counts.now;
-        done(error);
-      });
+      threads_.emplace_back(
+          [&counts, number, hold = owner_.hold, done = std::move(done), transfer = std::move(transfer)] {
+            std::exception_ptr error;
+            std::this_thread::sleep_for(hold);
+            try {
+              transfer(number);
+            } catch (...) {
+              error = std::current_exception();
+            }
+            --counts.now;
+            done(error);
+          });
     }
     HeldFiles& owner_;
     std::string name_;

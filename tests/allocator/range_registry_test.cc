@@ -1,0 +1,54 @@
+#include "allocator/range_registry.h"
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "tests/allocator/support.h"
+
+namespace sluice::allocator {
+namespace {
+
+// Addresses that nothing is mapped at.
+constexpr std::uintptr_t kBase = std::uintptr_t{1} << 46;
+
+void put(std::uintptr_t begin, std::size_t bytes) {
+  register_range(reinterpret_cast<const void*>(begin), bytes, bytes, RangeKind::kBuffer, "a range");
+}
+void remove(std::uintptr_t begin) { unregister_range(reinterpret_cast<const void*>(begin)); }
+
+bool found_at(std::uintptr_t address, std::uintptr_t begin) {
+  const RegisteredRange* range = find_range(address);
+  return range != nullptr && range->begin.load() == begin;
+}
+
+TEST(RangeRegistryTest, ARangeIsFoundFromItsFirstAddressToItsLast) {
+  put(kBase, kHugePage);
+  EXPECT_TRUE(found_at(kBase, kBase));
+  EXPECT_TRUE(found_at(kBase + kHugePage - 1, kBase));
+  EXPECT_EQ(find_range(kBase - 1), nullptr);
+  EXPECT_EQ(find_range(kBase + kHugePage), nullptr);
+  remove(kBase);
+  EXPECT_EQ(find_range(kBase), nullptr);
+}
+
+// What a thread sees of its own addresses must not depend on ranges above them that come and go meanwhile.
+TEST(RangeRegistryTest, ARangeThatComesAndGoesIsNotFoundElsewhere) {
+  std::atomic<bool> over{false};
+  std::thread other([&] {
+    while (!over) {
+      put(kBase + kHugePage, kHugePage);
+      remove(kBase + kHugePage);
+    }
+  });
+  bool found = false;
+  const auto end =
+      std::chrono::steady_clock::now() + std::chrono::milliseconds(1500);  // both must run at once
+  while (!found && std::chrono::steady_clock::now() < end) found = find_range(kBase) != nullptr;
+  over = true;
+  other.join();
+  EXPECT_FALSE(found);
+}
+
+}  // namespace
+}  // namespace sluice::allocator
