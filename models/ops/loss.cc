@@ -152,7 +152,8 @@ class Loss : public Op {
 }  // namespace
 
 std::size_t logit_rows(const LossShape& shape) {
-  const std::size_t most = std::max<std::size_t>(16, kLogitsBytes / (shape.vocabulary * sizeof(float)));
+  const std::size_t most = std::max<std::size_t>(
+      {16, kLogitsBytes / (shape.vocabulary * sizeof(float)), std::min(kLogitRows, shape.width / 2)});
   const std::size_t pieces = divide_up(shape.rows, most);
   return std::min(shape.rows, round_up(divide_up(shape.rows, pieces), 16));
 }
