@@ -57,17 +57,6 @@ struct ForwardMemory {
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
 
-// One tile of queries against one tile of keys.
-struct ForwardTile {
-  std::size_t first_key, keys, queries;
-  bool diagonal;
-};
-
-// The queries at the left of the diagonal see fewer keys: those of the panel `p` at most this many.
-HWY_INLINE std::size_t keys_of_panel(const ForwardTile& tile, std::size_t p) {
-  return tile.diagonal ? std::min(tile.keys, (p + 1) * kPanel) : tile.keys;
-}
-
 // Key j is hidden from the queries before it.
 HWY_INLINE void hide_later_keys(std::size_t keys, std::size_t p, float* scores) {
   for (std::size_t j = p * kPanel; j < keys; ++j)
@@ -79,27 +68,27 @@ HWY_INLINE void hide_later_keys(std::size_t keys, std::size_t p, float* scores) 
 // rescale: what the sums so far must be multiplied by.
 HWY_INLINE void exponentiate(std::size_t keys, float* HWY_RESTRICT scores, float* HWY_RESTRICT maximum,
                              float* HWY_RESTRICT total, float* HWY_RESTRICT rescale) {
-  const Floats d;
+  const F32 d;
   for_row([&](std::size_t lane) HWY_ATTR {
     const auto before = hn::LoadU(d, maximum + lane);
     auto now = before;
     for (std::size_t j = 0; j < keys; ++j) now = hn::Max(now, hn::LoadU(d, scores + j * kPanel + lane));
     auto sum = hn::Zero(d);
     for (std::size_t j = 0; j < keys; ++j) {
-      const auto value = exp_of(hn::Sub(hn::LoadU(d, scores + j * kPanel + lane), now));
+      const auto value = exp_to_normal(hn::Sub(hn::LoadU(d, scores + j * kPanel + lane), now));
       sum = hn::Add(sum, value);
       hn::StoreU(value, d, scores + j * kPanel + lane);
     }
-    const auto factor = exp_of(hn::Sub(before, now));
+    const auto factor = exp_to_normal(hn::Sub(before, now));
     hn::StoreU(now, d, maximum + lane);
-    hn::StoreU(fused(hn::LoadU(d, total + lane), factor, sum), d, total + lane);
+    hn::StoreU(mul_add(hn::LoadU(d, total + lane), factor, sum), d, total + lane);
     hn::StoreU(factor, d, rescale + lane);
   });
 }
 
 HWY_INLINE void multiply_rows_by(std::size_t rows, const float* HWY_RESTRICT factors,
                                  float* HWY_RESTRICT values) {
-  const Floats d;
+  const F32 d;
   for_row([&](std::size_t lane) HWY_ATTR {
     const auto factor = hn::LoadU(d, factors + lane);
     for (std::size_t r = 0; r < rows; ++r)
@@ -110,7 +99,7 @@ HWY_INLINE void multiply_rows_by(std::size_t rows, const float* HWY_RESTRICT fac
 // factors: rows of kTile queries.
 HWY_INLINE void multiply_by_dropout(std::size_t keys, const float* HWY_RESTRICT factors,
                                     float* HWY_RESTRICT scores) {
-  const Floats d;
+  const F32 d;
   for (std::size_t j = 0; j < keys; ++j)
     for_row([&](std::size_t lane) HWY_ATTR {
       const auto factor = hn::LoadU(d, factors + j * kTile + lane);
@@ -118,13 +107,13 @@ HWY_INLINE void multiply_by_dropout(std::size_t keys, const float* HWY_RESTRICT 
     });
 }
 
-HWY_INLINE void forward_panel(const AttentionShape& s, const ForwardTile& tile, std::size_t p,
+HWY_INLINE void forward_panel(const AttentionShape& s, const Tile& tile, std::size_t p,
                               const ForwardMemory& m) {
-  const std::size_t stride = packed_stride(s.head_width), keys = keys_of_panel(tile, p);
+  const std::size_t stride = packed_stride(s.head_width), keys = tile.keys_of_panel(p);
   float* const sums = m.sums + p * kPanel * stride;
   multiply_panel<Stored::kByRows>(keys, s.head_width, {m.keys, stride},
                                   {m.queries + p * kPanel * stride, kPanel}, m.scores, kPanel, false);
-  if (tile.diagonal) hide_later_keys(keys, p, m.scores);
+  if (tile.diagonal()) hide_later_keys(keys, p, m.scores);
   HWY_ALIGN float rescale[kPanel];
   exponentiate(keys, m.scores, m.maxima + p * kPanel, m.totals + p * kPanel, rescale);
   if (s.dropout > 0) multiply_by_dropout(keys, m.factors + p * kPanel, m.scores);
@@ -137,13 +126,13 @@ HWY_INLINE void forward_panel(const AttentionShape& s, const ForwardTile& tile, 
 HWY_INLINE void finish_forward(const ForwardCall& call, std::size_t b, std::size_t h, std::size_t first,
                                std::size_t queries, const ForwardMemory& m) {
   const AttentionShape& s = call.shape;
-  const Floats d;
+  const F32 d;
   const std::size_t stride = packed_stride(s.head_width);
   HWY_ALIGN float log_sums[kTile];
-  for (std::size_t i = 0; i < round_up(queries, kPanel); i += kFloatLanes) {
+  for (std::size_t i = 0; i < round_up(queries, kPanel); i += kLanes) {
     const auto total = hn::LoadU(d, m.totals + i);
-    hn::StoreU(hn::Add(hn::LoadU(d, m.maxima + i), log_of(total)), d, log_sums + i);
-    hn::StoreU(hn::Div(splat(1.0f), total), d, m.totals + i);
+    hn::StoreU(hn::Add(hn::LoadU(d, m.maxima + i), log(total)), d, log_sums + i);
+    hn::StoreU(hn::Div(set(1.0f), total), d, m.totals + i);
   }
   for (std::size_t p = 0; p * kPanel < queries; ++p) {
     float* const sums = m.sums + p * kPanel * stride;
@@ -160,28 +149,16 @@ HWY_INLINE void finish_forward(const ForwardCall& call, std::size_t b, std::size
 void forward_task(const ForwardCall& call, std::size_t b, std::size_t h, std::size_t first, void* memory) {
   const AttentionShape& s = call.shape;
   const ForwardMemory m(s, memory);
-  const std::size_t stride = packed_stride(s.head_width), width = s.head_width;
-  const std::size_t queries = std::min(kTile, s.length - first), kv_head = h / (s.heads / s.kv_heads);
-  std::fill_n(m.rows + queries * stride, (kTile - queries) * stride, 0.0f);
-  pack_tile(call.q.at((b * s.length + first) * s.q_stride + h * width), s.q_stride, queries, width, s.scale,
-            m.rows);
-  for (std::size_t p = 0; p * kPanel < queries; ++p)
-    transpose(m.rows + p * kPanel * stride, kPanel, round_up(width, 4), stride,
-              m.queries + p * kPanel * stride, kPanel);
+  const std::size_t width = s.head_width, kv_head = h / (s.heads / s.kv_heads);
+  const std::size_t queries = std::min(kTile, s.length - first);
+  pack_queries(s, {s.length, first, 0}, call.q.at((b * s.length + first) * s.q_stride + h * width),
+               s.q_stride, s.scale, m.rows, m.queries);
   std::fill_n(m.maxima, kTile, -std::numeric_limits<float>::infinity());
   std::fill_n(m.totals, kTile, 0.0f);
-
   for (std::size_t key = 0; key <= first; key += kTile) {
-    const ForwardTile tile{key, std::min(kTile, s.length - key), queries, key == first};
-    pack_tile(call.k.at((b * s.length + key) * s.k_stride + kv_head * width), s.k_stride, tile.keys, width,
-              1.0f, m.keys);
-    pack_tile(call.v.at((b * s.length + key) * s.v_stride + kv_head * width), s.v_stride, tile.keys, width,
-              1.0f, m.values);
-    if (s.dropout > 0) {
-      for (std::size_t i = 0; i < queries; ++i)
-        dropout_row(s, dropout_index(s, b, h, first + i) + key, m.factor_rows + i * kTile);
-      transpose(m.factor_rows, kTile, kTile, kTile, m.factors, kTile);
-    }
+    const Tile tile(s.length, first, key);
+    pack_keys_and_values(s, tile, b, kv_head, call.k, call.v, m.keys, m.values);
+    if (s.dropout > 0) dropout_tile(s, tile, b, h, m.factor_rows, m.factors);
     for (std::size_t p = 0; p * kPanel < queries; ++p) forward_panel(s, tile, p, m);
   }
   finish_forward(call, b, h, first, queries, m);

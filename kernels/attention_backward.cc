@@ -53,19 +53,14 @@ struct BackwardMemory {
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
 
-struct BackwardTile {
-  std::size_t first_key, keys, queries;
-  bool diagonal;
-};
-
 // The dot product of two packed rows: 16 sums over every 16th element, then halved four times.
 HWY_INLINE float dot_of_rows(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, std::size_t width) {
-  const Floats d;
+  const F32 d;
   HWY_ALIGN float lanes[kPanel];
   for_row([&](std::size_t lane) HWY_ATTR {
     auto sum = hn::Zero(d);
     for (std::size_t c = 0; c < width; c += kPanel)
-      sum = fused(hn::LoadU(d, a + c + lane), hn::LoadU(d, b + c + lane), sum);
+      sum = mul_add(hn::LoadU(d, a + c + lane), hn::LoadU(d, b + c + lane), sum);
     hn::StoreU(sum, d, lanes + lane);
   });
   for (std::size_t half = kPanel / 2; half > 0; half /= 2)
@@ -79,12 +74,12 @@ template <bool kDropout>
 HWY_INLINE void differentiate_row(const float* HWY_RESTRICT log_sums, const float* HWY_RESTRICT deltas,
                                   const float* HWY_RESTRICT factors, std::size_t hidden,
                                   float* HWY_RESTRICT scores, float* HWY_RESTRICT dscores) {
-  const Floats d;
+  const F32 d;
   for_row([&](std::size_t lane) HWY_ATTR {
-    auto probability = exp_of(hn::Sub(hn::LoadU(d, scores + lane), hn::LoadU(d, log_sums + lane)));
+    auto probability = exp_to_normal(hn::Sub(hn::LoadU(d, scores + lane), hn::LoadU(d, log_sums + lane)));
     if (hidden > lane) {
       const auto queries = hn::Iota(d, static_cast<float>(lane));
-      probability = hn::IfThenZeroElse(hn::Lt(queries, splat(static_cast<float>(hidden))), probability);
+      probability = hn::IfThenZeroElse(hn::Lt(queries, set(static_cast<float>(hidden))), probability);
     }
     auto dprobability = hn::LoadU(d, dscores + lane);
     auto dropped = probability;
@@ -99,10 +94,10 @@ HWY_INLINE void differentiate_row(const float* HWY_RESTRICT log_sums, const floa
 }
 
 // Probabilities and dscores of 16 queries and the tile's keys, and their share of dq.
-HWY_INLINE void backward_panel(const AttentionShape& s, const BackwardTile& tile, std::size_t p,
+HWY_INLINE void backward_panel(const AttentionShape& s, const Tile& tile, std::size_t p,
                                const BackwardMemory& m) {
   const std::size_t width = s.head_width, stride = packed_stride(width), column = p * kPanel;
-  const std::size_t keys = tile.diagonal ? std::min(tile.keys, column + kPanel) : tile.keys;
+  const std::size_t keys = tile.keys_of_panel(p);
   float* const scores = m.probabilities + column;
   float* const dscores = m.dscores + column;
   multiply_panel<Stored::kByRows>(keys, width, {m.keys, stride}, {m.q_panels + column * stride, kPanel},
@@ -110,7 +105,7 @@ HWY_INLINE void backward_panel(const AttentionShape& s, const BackwardTile& tile
   multiply_panel<Stored::kByRows>(keys, width, {m.values, stride}, {m.dout_panels + column * stride, kPanel},
                                   dscores, kScoreStride, false);
   for (std::size_t j = 0; j < keys; ++j) {
-    const std::size_t hidden = tile.diagonal && j > column ? j - column : 0;
+    const std::size_t hidden = tile.diagonal() && j > column ? j - column : 0;
     const auto differentiate = s.dropout > 0 ? differentiate_row<true> : differentiate_row<false>;
     differentiate(m.log_sums + column, m.deltas + column,
                   s.dropout > 0 ? m.factors + j * kTile + column : nullptr, hidden, scores + j * kScoreStride,
@@ -121,12 +116,12 @@ HWY_INLINE void backward_panel(const AttentionShape& s, const BackwardTile& tile
 }
 
 // sums[keys][width] += scores[keys][queries] * rows[queries][width].
-HWY_INLINE void add_over_queries(const BackwardTile& tile, const float* scores, const float* rows,
-                                 std::size_t width, float* sums) {
+HWY_INLINE void add_over_queries(const Tile& tile, const float* scores, const float* rows, std::size_t width,
+                                 float* sums) {
   const std::size_t stride = packed_stride(width);
-  const std::size_t key_step = tile.diagonal ? kPanel : kTile;
+  const std::size_t key_step = tile.diagonal() ? kPanel : kTile;
   for (std::size_t key = 0; key < tile.keys; key += key_step) {
-    const std::size_t first = tile.diagonal ? key : 0;  // the first query that sees one of these keys
+    const std::size_t first = tile.diagonal() ? key : 0;  // the first query that sees one of these keys
     const std::size_t keys = std::min(key_step, tile.keys - key);
     for (std::size_t c = 0; c < width; c += kPanel)
       multiply_panel<Stored::kByRows>(
@@ -136,42 +131,29 @@ HWY_INLINE void add_over_queries(const BackwardTile& tile, const float* scores, 
 }
 
 // Packs the rows of one tile of queries, and what the tiles of keys need of them.
-HWY_INLINE void load_queries(const BackwardCall& call, std::size_t b, std::size_t h, std::size_t first,
-                             std::size_t queries, const BackwardMemory& m) {
+HWY_INLINE void load_queries(const BackwardCall& call, std::size_t b, std::size_t h, const Tile& tile,
+                             const BackwardMemory& m) {
   const AttentionShape& s = call.shape;
   const std::size_t width = s.head_width, stride = packed_stride(width), out_stride = s.heads * width;
-  const std::size_t out_at = (b * s.length + first) * out_stride + h * width;
-  for (float* rows : {m.q, m.dout}) std::fill_n(rows + queries * stride, (kTile - queries) * stride, 0.0f);
-  pack_tile(call.q.at((b * s.length + first) * s.q_stride + h * width), s.q_stride, queries, width, s.scale,
-            m.q);
-  pack_tile(call.dout.at(out_at), out_stride, queries, width, 1.0f, m.dout);
-  pack_tile(call.out.at(out_at), out_stride, queries, width, 1.0f, m.keys);
+  const std::size_t row = b * s.length + tile.first_query, out_at = row * out_stride + h * width;
+  pack_queries(s, tile, call.q.at(row * s.q_stride + h * width), s.q_stride, s.scale, m.q, m.q_panels);
+  pack_queries(s, tile, call.dout.at(out_at), out_stride, 1.0f, m.dout, m.dout_panels);
+  pack_tile(call.out.at(out_at), out_stride, tile.queries, width, 1.0f, m.keys);
   std::fill_n(m.log_sums, kTile, 0.0f);
-  std::copy_n(call.log_sum + (b * s.heads + h) * s.length + first, queries, m.log_sums);
+  std::copy_n(call.log_sum + (b * s.heads + h) * s.length + tile.first_query, tile.queries, m.log_sums);
   for (std::size_t i = 0; i < kTile; ++i)
-    m.deltas[i] = i < queries ? dot_of_rows(m.dout + i * stride, m.keys + i * stride, width) : 0.0f;
-  for (std::size_t p = 0; p < kPanels; ++p) {
-    const std::size_t panel = p * kPanel * stride;
-    transpose(m.q + panel, kPanel, round_up(width, 4), stride, m.q_panels + panel, kPanel);
-    transpose(m.dout + panel, kPanel, round_up(width, 4), stride, m.dout_panels + panel, kPanel);
-  }
+    m.deltas[i] = i < tile.queries ? dot_of_rows(m.dout + i * stride, m.keys + i * stride, width) : 0.0f;
 }
 
-HWY_INLINE void backward_tile(const BackwardCall& call, std::size_t b, std::size_t h, std::size_t first,
-                              const BackwardTile& tile, const BackwardMemory& m) {
+HWY_INLINE void backward_tile(const BackwardCall& call, std::size_t b, std::size_t h, const Tile& tile,
+                              const BackwardMemory& m) {
   const AttentionShape& s = call.shape;
-  const std::size_t width = s.head_width, stride = packed_stride(width);
-  const std::size_t row = b * s.length + tile.first_key, column = h / (s.heads / s.kv_heads) * width;
-  pack_tile(call.k.at(row * s.k_stride + column), s.k_stride, tile.keys, width, 1.0f, m.keys);
-  pack_tile(call.v.at(row * s.v_stride + column), s.v_stride, tile.keys, width, 1.0f, m.values);
-  if (s.dropout > 0) {
-    for (std::size_t i = 0; i < tile.queries; ++i)
-      dropout_row(s, dropout_index(s, b, h, first + i) + tile.first_key, m.factor_rows + i * kTile);
-    transpose(m.factor_rows, kTile, kTile, kTile, m.factors, kTile);
-  }
+  const std::size_t width = s.head_width, sums_at = tile.first_key * packed_stride(width);
+  pack_keys_and_values(s, tile, b, h / (s.heads / s.kv_heads), call.k, call.v, m.keys, m.values);
+  if (s.dropout > 0) dropout_tile(s, tile, b, h, m.factor_rows, m.factors);
   for (std::size_t p = 0; p * kPanel < tile.queries; ++p) backward_panel(s, tile, p, m);
-  add_over_queries(tile, m.probabilities, m.dout, width, m.dv + tile.first_key * stride);
-  add_over_queries(tile, m.dscores, m.q, width, m.dk + tile.first_key * stride);
+  add_over_queries(tile, m.probabilities, m.dout, width, m.dv + sums_at);
+  add_over_queries(tile, m.dscores, m.q, width, m.dk + sums_at);
 }
 
 // One key/value head of one sequence, with the query heads that use it: scores are made once for dq, dk and
@@ -185,9 +167,9 @@ void backward_task(const BackwardCall& call, std::size_t b, std::size_t kv_head,
   for (std::size_t h = kv_head * group; h < (kv_head + 1) * group; ++h)
     for (std::size_t first = 0; first < s.length; first += kTile) {
       const std::size_t queries = std::min(kTile, s.length - first);
-      load_queries(call, b, h, first, queries, m);
+      load_queries(call, b, h, {s.length, first, 0}, m);
       for (std::size_t key = 0; key <= first; key += kTile)
-        backward_tile(call, b, h, first, {key, std::min(kTile, s.length - key), queries, key == first}, m);
+        backward_tile(call, b, h, {s.length, first, key}, m);
       for (std::size_t p = 0; p * kPanel < queries; ++p)
         transpose(m.dq_panels + p * kPanel * stride, round_up(width, 4), kPanel, kPanel,
                   m.q + p * kPanel * stride, stride);

@@ -7,13 +7,9 @@
 
 #include "core/bytes.h"
 #include "kernels/attention.h"
+#include "kernels/simd.h"
 
-// Private to the attention kernels; included before <hwy/highway.h>. Left out by their bits in
-// hwy/detect_targets.h: targets above AVX3 (they add nothing here), SSE2 to SSE4 (10..14: no fused
-// multiply-add), SVE and RVV (15..27, 37: vectors of no fixed length; such Arm CPUs run NEON). What is below
-// AVX2 runs Highway's portable code with std::fma.
-#define HWY_DISABLED_TARGETS \
-  ((HWY_AVX3 - 1LL) | 0x7C00LL | ((1LL << 28) - (1LL << 15)) | (1LL << 37))  // NOLINT: used by Highway
+// Private to the attention kernels; included before <hwy/highway.h>.
 
 namespace sluice::kernels {
 
@@ -24,15 +20,26 @@ inline constexpr std::size_t kPanel = 16;
 inline constexpr std::size_t kPanels = kTile / kPanel;
 inline constexpr std::size_t kScoreStride = kTile + kPanel;  // of a tile of scores, [keys][queries]
 
-// e^r = 1 + r + r^2 (c0 + c1 r + ...) for |r| <= ln 2 / 2: fitted at Chebyshev points, error 1e-8.
-inline constexpr float kExpTail[5] = {0.5f, 0.16666576583158046f, 0.0416665541093431f, 0.008363246669755995f,
-                                      0.0013926268052732165f};
-
 // Elements from row to row of a packed tile: room for whole panels, and an odd number of cache lines, so that
 // neighbouring rows fall into different sets of the cache.
 inline std::size_t packed_stride(std::size_t head_width) {
   return (divide_up(head_width, kPanel) | 1) * kPanel;
 }
+
+// One tile of queries of a head against one tile of keys.
+struct Tile {
+  std::size_t first_query, queries, first_key, keys;
+  Tile(std::size_t length, std::size_t query, std::size_t key)
+      : first_query(query),
+        queries(std::min(kTile, length - query)),
+        first_key(key),
+        keys(std::min(kTile, length - key)) {}
+  bool diagonal() const { return first_key == first_query; }
+  // The queries at the left of the diagonal see fewer keys: those of the panel `p` at most this many.
+  std::size_t keys_of_panel(std::size_t p) const {
+    return diagonal() ? std::min(keys, (p + 1) * kPanel) : keys;
+  }
+};
 
 // Hands out f32 buffers of one block of memory, each at a multiple of 64 bytes.
 class Carver {

@@ -42,17 +42,17 @@ namespace sluice::kernels::HWY_NAMESPACE {
 HWY_INLINE void score_keys(const float* HWY_RESTRICT query, const float* HWY_RESTRICT keys, std::size_t count,
                            std::size_t width, float* HWY_RESTRICT products, float* HWY_RESTRICT scores) {
   const std::size_t stride = packed_stride(width);
-  const Floats d;
+  const F32 d;
   for (std::size_t j = 0; j < count; ++j)
     for_row([&](std::size_t lane) HWY_ATTR {
       auto sum = hn::Zero(d);
       for (std::size_t c = 0; c < width; c += kPanel)
-        sum = fused(hn::LoadU(d, query + c + lane), hn::LoadU(d, keys + j * stride + c + lane), sum);
+        sum = mul_add(hn::LoadU(d, query + c + lane), hn::LoadU(d, keys + j * stride + c + lane), sum);
       hn::StoreU(sum, d, products + j * kPanel + lane);
     });
   float* const columns = products + kTile * kPanel;
   transpose(products, kTile, kPanel, kPanel, columns, kTile);
-  for (std::size_t j = 0; j < kTile; j += kFloatLanes) {
+  for (std::size_t j = 0; j < kTile; j += kLanes) {
     auto sum = hn::LoadU(d, columns + j);
     for (std::size_t i = 1; i < kPanel; ++i) sum = hn::Add(sum, hn::LoadU(d, columns + i * kTile + j));
     hn::StoreU(sum, d, scores + j);
@@ -61,15 +61,15 @@ HWY_INLINE void score_keys(const float* HWY_RESTRICT query, const float* HWY_RES
 
 // Scores become probabilities; gives what the sums so far must be multiplied by.
 HWY_INLINE float soften(std::size_t count, float* scores, float* maximum, float* total) {
-  const Floats d;
+  const F32 d;
   const float before = *maximum;
   for (std::size_t j = 0; j < count; ++j) *maximum = scores[j] > *maximum ? scores[j] : *maximum;
   std::fill(scores + count, scores + kTile, -std::numeric_limits<float>::infinity());
-  for (std::size_t j = 0; j < kTile; j += kFloatLanes)
-    hn::StoreU(exp_of(hn::Sub(hn::LoadU(d, scores + j), splat(*maximum))), d, scores + j);
+  for (std::size_t j = 0; j < kTile; j += kLanes)
+    hn::StoreU(exp_to_normal(hn::Sub(hn::LoadU(d, scores + j), set(*maximum))), d, scores + j);
   float sum = 0;
   for (std::size_t j = 0; j < count; ++j) sum += scores[j];
-  const float factor = hn::GetLane(exp_of(splat(before - *maximum)));
+  const float factor = hn::GetLane(exp_to_normal(set(before - *maximum)));
   *total = *total * factor + sum;
   return factor;
 }
@@ -89,8 +89,8 @@ HWY_INLINE void decode_tile(const DecodeCall& call, std::size_t b, std::size_t k
     float* const scores = state.scores.data() + g * kTile;
     float* const sums = state.sums.data() + g * stride;
     const float factor = soften(count, scores, &state.maxima[g], &state.totals[g]);
-    for (std::size_t c = 0; c < width; c += kFloatLanes)
-      hn::StoreU(hn::Mul(hn::LoadU(Floats(), sums + c), splat(factor)), Floats(), sums + c);
+    for (std::size_t c = 0; c < width; c += kLanes)
+      hn::StoreU(hn::Mul(hn::LoadU(F32(), sums + c), set(factor)), F32(), sums + c);
     for (std::size_t c = 0; c < width; c += kPanel)
       multiply_panel<Stored::kByRows>(1, count, {scores, kTile}, {state.tile.data() + c, stride}, sums + c,
                                       stride, true);

@@ -14,7 +14,7 @@ HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
 
 // Rows of C that are held in registers at a time: of 32 registers, or of AVX2's 16.
-inline constexpr std::size_t kBlockRows = kFloatLanes == 16 ? 16 : 6;
+inline constexpr std::size_t kBlockRows = kLanes == 16 ? 16 : 6;
 
 // How A is stored: [rows][depth], or [depth][rows].
 enum class Stored { kByRows, kByDepth };
@@ -28,34 +28,33 @@ struct Factor {
 template <std::size_t kRows, Stored kStored>
 HWY_INLINE void multiply_rows(std::size_t depth, Factor a, Factor b, float* HWY_RESTRICT c,
                               std::size_t c_stride, bool accumulate) {
-  const Floats d;
+  const F32 d;
   const std::size_t row_step = kStored == Stored::kByRows ? a.stride : 1;
   const std::size_t depth_step = kStored == Stored::kByRows ? 1 : a.stride;
-  FloatVector sums[kRows][kRowVectors];
+  F32Vector sums[kRows][kRowVectors];
   HWY_UNROLL(16)
   for (std::size_t r = 0; r < kRows; ++r) {
     HWY_UNROLL(4)
     for (std::size_t v = 0; v < kRowVectors; ++v)
-      sums[r][v] = accumulate ? hn::LoadU(d, c + r * c_stride + v * kFloatLanes) : hn::Zero(d);
+      sums[r][v] = accumulate ? hn::LoadU(d, c + r * c_stride + v * kLanes) : hn::Zero(d);
   }
   const float* a_data = a.data;
   const float* b_data = b.data;
   for (std::size_t k = 0; k < depth; ++k, a_data += depth_step, b_data += b.stride) {
-    FloatVector row[kRowVectors];
+    F32Vector row[kRowVectors];
     HWY_UNROLL(4)
-    for (std::size_t v = 0; v < kRowVectors; ++v) row[v] = hn::LoadU(d, b_data + v * kFloatLanes);
+    for (std::size_t v = 0; v < kRowVectors; ++v) row[v] = hn::LoadU(d, b_data + v * kLanes);
     HWY_UNROLL(16)
     for (std::size_t r = 0; r < kRows; ++r) {
-      const FloatVector factor = hn::Set(d, a_data[r * row_step]);
+      const F32Vector factor = hn::Set(d, a_data[r * row_step]);
       HWY_UNROLL(4)
-      for (std::size_t v = 0; v < kRowVectors; ++v) sums[r][v] = fused(factor, row[v], sums[r][v]);
+      for (std::size_t v = 0; v < kRowVectors; ++v) sums[r][v] = mul_add(factor, row[v], sums[r][v]);
     }
   }
   HWY_UNROLL(16)
   for (std::size_t r = 0; r < kRows; ++r) {
     HWY_UNROLL(4)
-    for (std::size_t v = 0; v < kRowVectors; ++v)
-      hn::StoreU(sums[r][v], d, c + r * c_stride + v * kFloatLanes);
+    for (std::size_t v = 0; v < kRowVectors; ++v) hn::StoreU(sums[r][v], d, c + r * c_stride + v * kLanes);
   }
 }
 

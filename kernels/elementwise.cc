@@ -1,5 +1,7 @@
 #include "kernels/elementwise.h"
 
+#include <algorithm>
+
 #include "kernels/simd.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -15,6 +17,11 @@ namespace sluice::kernels::HWY_NAMESPACE {
 
 void convert_piece(std::size_t n, ConstArray from, Array to) {
   for_each_vector(n, [=](auto at) HWY_ATTR { store(load(from, at), to, at); });
+}
+// Each vector is read before the memory below its end is written: right as well where `to` is the beginning
+// of `from`.
+void narrow_piece(std::size_t n, const float* from, Bf16* to) {
+  for_each_vector(n, [=](auto at) HWY_ATTR { store(load(from, at), Array{to, Dtype::kBf16}, at); });
 }
 void fill_piece(std::size_t n, float value, Array to) {
   for_each_vector(n, [=](auto at) HWY_ATTR { store(set(value), to, at); });
@@ -136,6 +143,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace sluice::kernels {
 HWY_EXPORT(convert_piece);
+HWY_EXPORT(narrow_piece);
 HWY_EXPORT(fill_piece);
 HWY_EXPORT(add_piece);
 HWY_EXPORT(scale_piece);
@@ -181,11 +189,28 @@ void scale(Threads& threads, std::size_t n, float factor, Array x) {
   });
 }
 
-void narrow_in_place(std::size_t n, float* values) {
-  auto* const packed = reinterpret_cast<unsigned char*>(values);
-  for (std::size_t i = 0; i < n; ++i) {
-    const Bf16 value = to_bf16(values[i]);
-    std::memcpy(packed + i * sizeof value, &value, sizeof value);
+void convert_rows(Threads& threads, std::size_t rows, std::size_t columns, ConstArray from,
+                  std::size_t from_stride, Array to, std::size_t to_stride) {
+  require_float({from, to});
+  const std::size_t grain = std::max<std::size_t>(kLoopGrain / std::max<std::size_t>(columns, 1), 1);
+  threads.parallel_for(rows, grain, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t row = begin; row < end; ++row)
+      HWY_DYNAMIC_DISPATCH(convert_piece)(columns, from.at(row * from_stride), to.at(row * to_stride));
+  });
+}
+
+// What the second half of [0, 2 n) becomes lies where the first half was, which is packed by then: so the
+// pieces of a half can be packed at once, and halves follow each other from small to large.
+void narrow_in_place(Threads& threads, std::size_t n, float* values) {
+  auto* const packed = reinterpret_cast<Bf16*>(values);
+  std::size_t done = std::min(n, kLoopGrain);
+  HWY_DYNAMIC_DISPATCH(narrow_piece)(done, values, packed);
+  while (done < n) {
+    const std::size_t first = done;
+    done = std::min(n, 2 * first);
+    in_pieces(threads, done - first, [=](std::size_t begin, std::size_t count) {
+      HWY_DYNAMIC_DISPATCH(narrow_piece)(count, values + first + begin, packed + first + begin);
+    });
   }
 }
 

@@ -10,12 +10,15 @@
 namespace sluice::kernels {
 
 void convert(Threads& threads, std::size_t n, ConstArray from, Array to);  // f32 <-> bf16, or a copy
+// The same for rows that lie from_stride and to_stride elements apart; a from_stride of 0 repeats one row.
+void convert_rows(Threads& threads, std::size_t rows, std::size_t columns, ConstArray from,
+                  std::size_t from_stride, Array to, std::size_t to_stride);
 void fill(Threads& threads, std::size_t n, float value, Array to);
 void add(Threads& threads, std::size_t n, ConstArray a, ConstArray b, Array sum);
 void scale(Threads& threads, std::size_t n, float factor, Array x);
 
-// Rounds f32 values in place to what bf16 can hold; narrow_in_place also packs them into the first half of the memory.
-void narrow_in_place(std::size_t n, float* values);
+// Turns f32 values into bf16, packed into the first half of the same memory.
+void narrow_in_place(Threads& threads, std::size_t n, float* values);
 
 // Normal(mean, deviation): element i depends on (seed, stream, i) alone. Box-Muller over Philox words.
 void fill_normal(Threads& threads, std::size_t n, std::uint64_t seed, std::uint64_t stream, std::uint64_t first_index,

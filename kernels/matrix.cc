@@ -11,12 +11,12 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "kernels/dnnl/plugin.h"
+#include "kernels/elementwise.h"
 
 namespace sluice::kernels {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
-constexpr std::size_t kPieceElements = std::size_t{1} << 15;
 
 // --- the plug-in
 // -------------------------------------------------------------------------------------------------
@@ -121,62 +121,14 @@ WidenedLayout widened_layout(const Product& p) {
   return layout;
 }
 
-// --- passes over rows
-// --------------------------------------------------------------------------------------------
-
-// Calls body(row) for every row of `columns` elements, in parallel.
-template <class Body>
-void for_rows(Threads& threads, std::size_t rows, std::size_t columns, const Body& body) {
-  const std::size_t grain = std::max<std::size_t>(kPieceElements / std::max<std::size_t>(columns, 1), 1);
-  threads.parallel_for(rows, grain, [&](std::size_t begin, std::size_t end) {
-    for (std::size_t row = begin; row < end; ++row) body(row);
-  });
-}
-
-void widen_row(std::size_t n, const Bf16* from, float* to) {
-  for (std::size_t i = 0; i < n; ++i) to[i] = to_f32(from[i]);
-}
-
-// As to_bf16, without a branch, so that the compiler makes vectors of it.
-void narrow_row(std::size_t n, const float* from, Bf16* to) {
-  for (std::size_t i = 0; i < n; ++i) {
-    const auto bits = std::bit_cast<std::uint32_t>(from[i]);
-    const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const std::uint32_t quiet = (bits >> 16) | 0x40u;
-    to[i].bits = static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
-  }
-}
-
-void widen(Threads& threads, std::size_t rows, std::size_t columns, const Bf16* from, std::size_t stride,
-           float* to) {
-  for_rows(threads, rows, columns,
-           [&](std::size_t row) { widen_row(columns, from + row * stride, to + row * columns); });
-}
-
-void narrow(Threads& threads, std::size_t rows, std::size_t columns, const float* from, Bf16* to,
-            std::size_t stride) {
-  for_rows(threads, rows, columns,
-           [&](std::size_t row) { narrow_row(columns, from + row * columns, to + row * stride); });
-}
-
-// Every row of C becomes the bias, to which the product is then added: one write of C less than a pass
-// afterwards.
-void fill_rows(Threads& threads, std::size_t rows, std::size_t columns, ConstArray bias, float* c,
-               std::size_t stride) {
-  for_rows(threads, rows, columns, [&](std::size_t row) {
-    if (bias.type == Dtype::kBf16)
-      widen_row(columns, bias.bf16(), c + row * stride);
-    else
-      std::copy_n(bias.f32(), columns, c + row * stride);
-  });
-}
-
 // --- the ways to a product
 // ---------------------------------------------------------------------------------------
 
+// With a bias every row of C becomes the bias, to which the product is then added: one write of C less than a
+// pass afterwards.
 void multiply_f32(MatrixLibrary& library, Threads& threads, Product p) {
   if (p.bias) {
-    fill_rows(threads, p.m, p.n, {p.bias, Dtype::kF32}, p.c.f32(), p.ldc);
+    convert_rows(threads, p.m, p.n, {p.bias, Dtype::kF32}, 0, p.c, p.ldc);
     p.bias = nullptr;
     p.accumulate = true;
   }
@@ -187,14 +139,14 @@ void multiply_f32(MatrixLibrary& library, Threads& threads, Product p) {
 void multiply_slice(MatrixLibrary& library, Threads& threads, const Product& p, std::byte* workspace,
                     std::size_t first, std::size_t columns) {
   const WidenedLayout layout = widened_layout(p);
-  float* const b = reinterpret_cast<float*>(workspace + layout.b);
+  const Array b{workspace + layout.b, Dtype::kF32};
   const bool narrows = p.c.type == Dtype::kBf16;
   Product slice;
   slice.m = p.m;
   slice.n = columns;
   slice.k = p.k;
   slice.a = {workspace + layout.a, Dtype::kF32};
-  slice.b = {b, Dtype::kF32};
+  slice.b = b;
   slice.c = narrows ? Array{workspace + layout.c, Dtype::kF32} : p.c.at(first);
   slice.transpose_a = p.transpose_a;
   slice.transpose_b = p.transpose_b;
@@ -202,22 +154,22 @@ void multiply_slice(MatrixLibrary& library, Threads& threads, const Product& p, 
   slice.ldc = narrows ? columns : p.ldc;
 
   if (p.transpose_b)
-    widen(threads, columns, p.k, p.b.bf16() + first * p.ldb, p.ldb, b);
+    convert_rows(threads, columns, p.k, p.b.at(first * p.ldb), p.ldb, b, p.k);
   else
-    widen(threads, p.k, columns, p.b.bf16() + first, p.ldb, b);
+    convert_rows(threads, p.k, columns, p.b.at(first), p.ldb, b, columns);
   if (p.bias) {
-    fill_rows(threads, p.m, columns, ConstArray{p.bias, Dtype::kBf16}.at(first), slice.c.f32(), slice.ldc);
+    convert_rows(threads, p.m, columns, ConstArray{p.bias, Dtype::kBf16}.at(first), 0, slice.c, slice.ldc);
     slice.accumulate = true;
   } else if (narrows && p.accumulate) {
-    widen(threads, p.m, columns, p.c.bf16() + first, p.ldc, slice.c.f32());
+    convert_rows(threads, p.m, columns, p.c.at(first), p.ldc, slice.c, columns);
   }
   library.multiply_f32(dense(slice));
-  if (narrows) narrow(threads, p.m, columns, slice.c.f32(), p.c.bf16() + first, p.ldc);
+  if (narrows) convert_rows(threads, p.m, columns, slice.c, columns, p.c.at(first), p.ldc);
 }
 
 void multiply_widened(MatrixLibrary& library, Threads& threads, const Product& p, std::byte* workspace) {
-  const std::size_t rows = p.transpose_a ? p.k : p.m;
-  widen(threads, rows, p.transpose_a ? p.m : p.k, p.a.bf16(), p.lda, reinterpret_cast<float*>(workspace));
+  const std::size_t rows = p.transpose_a ? p.k : p.m, width = p.transpose_a ? p.m : p.k;
+  convert_rows(threads, rows, width, p.a, p.lda, {workspace, Dtype::kF32}, width);
   const std::size_t columns = slice_columns(p);
   for (std::size_t first = 0; first < p.n; first += columns)
     multiply_slice(library, threads, p, workspace, first, std::min(columns, p.n - first));

@@ -37,21 +37,38 @@ HWY_INLINE F32Vector two_to(hn::Vec<hn::Rebind<std::int32_t, F32>> exponent) {
   return hn::BitCast(F32(), hn::ShiftLeft<23>(hn::Add(exponent, hn::Set(i32, 127))));
 }
 
-// e^x within 2 units in the last place; infinity above 88.73, zero below -104.
-HWY_INLINE F32Vector exp(F32Vector x) {
+// e^x = mantissa * 2^(shifted - kShift), for x of a magnitude up to 128.
+inline constexpr std::int32_t kShift = 0x4B400000;  // the bits of kRoundF32
+struct ScaledExp {
+  F32Vector mantissa;
+  hn::Vec<hn::Rebind<std::int32_t, F32>> shifted;
+};
+HWY_INLINE ScaledExp scaled_exp(F32Vector x) {
   const hn::Rebind<std::int32_t, F32> i32;
-  x = clamp(x, -106.0f, 90.0f);
   const auto shifted = mul_add(x, set(0x1.715476p+0f), set(kRoundF32));
   const auto k = hn::Sub(shifted, set(kRoundF32));
   auto r = mul_add(k, set(-0x1.62e43p-1f), x);
   r = mul_add(k, set(0x1.05c61p-29f), r);
   const auto tail = polynomial(r, 0.5000000014291086f, 0.16666573358081624f, 0.041666456777923466f,
                                0.008363776466632082f, 0.0013934544520060987f);
-  const auto mantissa = hn::Add(mul_add(hn::Mul(r, r), tail, r), set(1.0f));
-  const auto exponent = hn::Sub(hn::BitCast(i32, shifted), hn::Set(i32, 0x4B400000));
+  return {hn::Add(mul_add(hn::Mul(r, r), tail, r), set(1.0f)), hn::BitCast(i32, shifted)};
+}
+
+// e^x within 2 units in the last place; infinity above 88.73, zero below -104.
+HWY_INLINE F32Vector exp(F32Vector x) {
+  const hn::Rebind<std::int32_t, F32> i32;
+  const ScaledExp e = scaled_exp(clamp(x, -106.0f, 90.0f));
   // In two factors, since 2^k itself may be out of range where the result is not.
+  const auto exponent = hn::Sub(e.shifted, hn::Set(i32, kShift));
   const auto half = hn::ShiftRight<1>(exponent);
-  return hn::Mul(hn::Mul(mantissa, two_to(half)), two_to(hn::Sub(exponent, half)));
+  return hn::Mul(hn::Mul(e.mantissa, two_to(half)), two_to(hn::Sub(exponent, half)));
+}
+
+// The same for x up to 88, and zero below the smallest normal number, so also for -infinity: fewer
+// instructions. (two_to() shifts the bits of kShift out.)
+HWY_INLINE F32Vector exp_to_normal(F32Vector x) {
+  const ScaledExp e = scaled_exp(x);
+  return hn::IfThenZeroElse(hn::Lt(x, set(-87.3f)), hn::Mul(e.mantissa, two_to(e.shifted)));
 }
 
 // ln x for normal, positive, finite x.

@@ -51,15 +51,18 @@ HWY_INLINE void philox_lanes(U64Vector block, const WordStream& s, U64Vector& lo
   high = hn::Or(hn::And(c2, mask), hn::ShiftLeft<32>(c3));
 }
 
+// kCount words, from the first of a block on.
+template <std::size_t kCount>
 HWY_INLINE void fill_words(const WordStream& s, std::uint64_t first_block, std::uint32_t* words) {
   constexpr std::size_t kBlocks = hn::MaxLanes(U64());
-  HWY_ALIGN std::uint64_t pairs[kWordChunk / 2];
-  for (std::size_t i = 0; i < kWordChunk / 4; i += kBlocks) {
+  static_assert(kCount % (4 * kBlocks) == 0);
+  for (std::size_t i = 0; i < kCount / 4; i += kBlocks) {
     U64Vector low, high;
     philox_lanes(hn::Add(hn::Set(U64(), first_block + i), hn::Iota(U64(), 0)), s, low, high);
-    hn::StoreInterleaved2(low, high, U64(), pairs + 2 * i);
+    HWY_ALIGN std::uint64_t pairs[2 * kBlocks];
+    hn::StoreInterleaved2(low, high, U64(), pairs);
+    std::memcpy(words + 4 * i, pairs, sizeof pairs);
   }
-  std::memcpy(words, pairs, sizeof pairs);
 }
 
 // body(words, begin, count) for pieces of [0, n): words[i] is the word of element begin + i. Pieces end where
@@ -71,7 +74,7 @@ HWY_INLINE void for_each_word_chunk(const WordStream& s, std::size_t n, const Bo
     const std::uint64_t index = s.first_index + begin;
     const std::size_t skip = index % kWordChunk;
     const std::size_t count = n - begin < kWordChunk - skip ? n - begin : kWordChunk - skip;
-    fill_words(s, (index - skip) / 4, words);
+    fill_words<kWordChunk>(s, (index - skip) / 4, words);
     body(words + skip, begin, count);
     begin += count;
   }

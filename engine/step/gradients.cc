@@ -89,7 +89,8 @@ std::optional<ParameterId> Gradients::finish(Threads& threads, UnitId unit) {
                    {data(p, 0), Dtype::kF32});
   }
   void* base = pager_.data(holding(unit, 0));
-  if (type_ == Dtype::kBf16) kernels::narrow_in_place(layout_.unit_elements(unit), static_cast<float*>(base));
+  if (type_ == Dtype::kBf16)
+    kernels::narrow_in_place(threads, layout_.unit_elements(unit), static_cast<float*>(base));
   std::optional<ParameterId> not_finite;
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
     const Layout::Place& place = layout_.place(p);

@@ -126,7 +126,8 @@ class Loss : public Op {
 
   void compute_gradients(const OpContext& context, const Piece& piece,
                          const engine::GradientTarget& target) const {
-    if (shape_.type == Dtype::kBf16) kernels::narrow_in_place(piece.rows * shape_.vocabulary, piece.logits);
+    if (shape_.type == Dtype::kBf16)
+      kernels::narrow_in_place(context.threads(), piece.rows * shape_.vocabulary, piece.logits);
     const ConstArray dlogits{piece.logits, shape_.type};
     const Array x = context.input(0).at(piece.first * shape_.width);
     const Array dx = context.input_gradient(0).at(piece.first * shape_.width);
@@ -151,7 +152,8 @@ class Loss : public Op {
 }  // namespace
 
 std::size_t logit_rows(const LossShape& shape) {
-  const std::size_t most = std::max<std::size_t>(16, kLogitsBytes / (shape.vocabulary * sizeof(float)));
+  const std::size_t most = std::max<std::size_t>(
+      {16, kLogitsBytes / (shape.vocabulary * sizeof(float)), std::min(kLogitRows, shape.width / 2)});
   const std::size_t pieces = divide_up(shape.rows, most);
   return std::min(shape.rows, round_up(divide_up(shape.rows, pieces), 16));
 }

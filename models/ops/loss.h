@@ -9,7 +9,10 @@ struct LossShape {
   ParameterUse weight;  // [vocabulary, width]
 };
 
-// Rows whose logits exist at a time: a rule of shapes alone.
+// Rows whose logits exist at a time: a rule of shapes alone. The head's weight and its gradient are gone
+// through for every such piece, so a piece is of so many rows that the products outweigh that, while its
+// logits take at most half of what the gradient takes (or fit kLogitsBytes, where that is more).
+inline constexpr std::size_t kLogitRows = 512;
 inline constexpr std::size_t kLogitsBytes = std::size_t{32} << 20;
 std::size_t logit_rows(const LossShape& shape);
 

@@ -65,12 +65,32 @@ TEST_F(Elementwise, InPlace) {
 }
 
 TEST_F(Elementwise, NarrowInPlacePacksIntoTheFirstHalf) {
-  const std::vector<float> values = random_values(1001, 3);
-  std::vector<float> packed = values;
-  narrow_in_place(packed.size(), packed.data());
-  EXPECT_EQ(std::memcmp(packed.data(), TestArray(Dtype::kBf16, values).bytes().data(),
-                        values.size() * sizeof(Bf16)),
-            0);
+  for (const std::int64_t target : targets())
+    for (const std::size_t n : {std::size_t{0}, std::size_t{1}, std::size_t{1001}, kLoopGrain,
+                                5 * kLoopGrain + 3, 9 * kLoopGrain + 1}) {
+      const OnTarget scope(target);
+      const std::vector<float> values = random_values(n, 3);
+      TestArray packed(Dtype::kF32, values);
+      narrow_in_place(threads_, n, packed.f32());
+      EXPECT_EQ(std::memcmp(packed.f32(), TestArray(Dtype::kBf16, values).bytes().data(), n * sizeof(Bf16)),
+                0)
+          << n << " on " << hwy::TargetName(target);
+    }
+}
+
+TEST_F(Elementwise, ConvertRowsKeepsToItsColumns) {
+  constexpr std::size_t kRows = 7, kColumns = 19, kFromStride = 23, kToStride = 21;
+  for (const Dtype type : kFloatTypes)
+    for (const std::size_t from_stride : {std::size_t{0}, kFromStride}) {
+      const TestArray from(type, random_values(kRows * kFromStride, 4));
+      TestArray to(Dtype::kF32, std::vector<float>(kRows * kToStride, 5.0f));
+      convert_rows(threads_, kRows, kColumns, from, from_stride, to, kToStride);
+      const auto expected = [&](std::size_t i) {
+        const std::size_t row = i / kToStride, column = i % kToStride;
+        return column < kColumns ? from[row * from_stride + column] : 5.0;
+      };
+      expect_close(to, expected, 0, 0);
+    }
 }
 
 TEST_F(Elementwise, OtherTypesAreRefused) {
