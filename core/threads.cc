@@ -7,8 +7,11 @@
 #include <vector>
 #else
 #include <tbb/global_control.h>
+#include <tbb/info.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
+
+#include <optional>
 #endif
 
 #include <algorithm>
@@ -44,25 +47,30 @@ struct Threads::Arena {
 };
 #else
 struct Threads::Arena {
-  // Without it oneTBB would not make more workers than the machine has cores.
-  tbb::global_control limit;
+  // Without it oneTBB would not make more workers than the machine has cores. Of all that exist the smallest
+  // rules, so there is none where it is not needed.
+  std::optional<tbb::global_control> limit;
   tbb::task_arena arena;
-  explicit Arena(int count)
-      : limit(tbb::global_control::max_allowed_parallelism, static_cast<std::size_t>(std::max(count, 2))), arena(count) {}
+  explicit Arena(int count) : arena(count) {
+    if (count > tbb::info::default_concurrency())
+      limit.emplace(tbb::global_control::max_allowed_parallelism, static_cast<std::size_t>(count));
+  }
 
   template <class Body>
   void for_each(std::size_t n, const Body& body) {
     arena.execute([&] {
-      tbb::parallel_for(tbb::blocked_range<std::size_t>(0, n, 1), [&](const tbb::blocked_range<std::size_t>& range) {
-        for (std::size_t i = range.begin(); i < range.end(); ++i) body(i);
-      });
+      tbb::parallel_for(tbb::blocked_range<std::size_t>(0, n, 1),
+                        [&](const tbb::blocked_range<std::size_t>& range) {
+                          for (std::size_t i = range.begin(); i < range.end(); ++i) body(i);
+                        });
     });
   }
 };
 #endif
 
 Threads::Threads(int count) : count_(count) {
-  if (count < 1) fail(ErrorCode::kInvalidArgument, "a number of threads of at least 1 is needed, {} was given", count);
+  if (count < 1)
+    fail(ErrorCode::kInvalidArgument, "a number of threads of at least 1 is needed, {} was given", count);
   arena_ = std::make_unique<Arena>(count);
 }
 Threads::~Threads() = default;

@@ -40,18 +40,28 @@ TEST(Threads, PiecesAreCutAtTheGrainWhateverTheCount) {
   }
 }
 
-TEST(Threads, UsesSeveralThreads) {
-  Threads threads(4);
+bool so_many_meet(Threads& threads, int wanted) {
   std::atomic<int> inside{0};
   std::atomic<bool> met{false};
   threads.parallel_for(64, 1, [&](std::size_t, std::size_t) {
     ++inside;
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
     while (!met && std::chrono::steady_clock::now() < end)
-      if (inside >= 2) met = true;
+      if (inside >= wanted) met = true;
     --inside;
   });
-  EXPECT_TRUE(met) << "no two pieces ran at the same time";
+  return met;
+}
+
+TEST(Threads, UsesSeveralThreads) {
+  Threads threads(4);
+  EXPECT_TRUE(so_many_meet(threads, 2)) << "no two pieces ran at the same time";
+}
+
+TEST(Threads, OthersDoNotLimitIt) {
+  const Threads one(1), two(2);
+  Threads four(4);
+  EXPECT_TRUE(so_many_meet(four, 3)) << "no three pieces ran at the same time";
 }
 
 TEST(Threads, NeverMoreAtOnceThanItsCount) {
