@@ -1,6 +1,10 @@
 #include "core/checksum.h"
 
+#ifdef __x86_64__
+#include <xxh_x86dispatch.h>  // the same sums with the vectors of this machine
+#else
 #include <xxhash.h>
+#endif
 
 namespace sluice {
 

@@ -76,6 +76,8 @@ class Runner {
   // From now on the keys and values of a text of up to `tokens` tokens are kept from one next_logits() to the
   // next. REQUIRES: that text_cache_bytes() of as many were added to the profile's workspace_bytes.
   void keep_text(std::size_t tokens);
+  // The activations' memory, which nothing uses between steps.
+  std::span<std::byte> idle_activations();
   // Logits of the last of `tokens` (at most model.length() of them): f32, [vocabulary]. batch 1 suffices.
   // Where the text is kept, and is that of the last call and one token more, only that token is computed.
   void next_logits(std::span<const std::int32_t> tokens, std::span<float> logits);

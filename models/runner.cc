@@ -90,6 +90,8 @@ double Runner::train_step(std::span<const MicroBatch> micro_batches, std::uint64
   return state_->executor.train_step(micro_batches, seed, step, between);
 }
 
+std::span<std::byte> Runner::idle_activations() { return state_->activations.bytes(); }
+
 void Runner::keep_text(std::size_t tokens) { state_->keep_text(tokens); }
 
 double Runner::evaluate(const MicroBatch& micro_batch) { return state_->executor.evaluate(micro_batch); }

@@ -73,20 +73,29 @@ void TrainingRun::resume_metrics() {
   if (!settings_.metrics.empty()) metrics_.emplace(settings_.metrics, run_id_, step_);
 }
 
+TrainingRun::LoadingMemory TrainingRun::loading_memory(std::size_t charged) {
+  constexpr std::size_t kMost = 16 * engine::kStreamBlock;
+  const std::span<std::byte> idle = runner_->idle_activations();
+  if (idle.size() >= kMost) return {{}, idle.first(kMost)};
+  LoadingMemory memory{{ledger_, allocator::Purpose::kCheckpoint, charged}, {}};
+  memory.bytes = memory.own.bytes();
+  return memory;
+}
+
 void TrainingRun::load_initial() {
   begin_metrics();
   if (is_preset(settings_.model))
     return void(
         load_units(initial_values(setup_.config, engine_->layout(), settings_.seed, setup_.tools->threads)));
-  allocator::Region buffer(ledger_, allocator::Purpose::kCheckpoint, engine::kStreamBuffer);
-  engine::ReadAhead ahead(buffer.bytes(), &setup_.tools->threads);
+  const LoadingMemory memory = loading_memory(engine::kStreamBuffer);
+  engine::ReadAhead ahead(memory.bytes, &setup_.tools->threads);
   HuggingFaceWeights weights(*setup_.tools->io, settings_.model, setup_.config, engine_->layout(), ahead);
   load_units(weights.source());
 }
 
 void TrainingRun::resume(const std::string& folder) {
-  allocator::Region buffer(ledger_, allocator::Purpose::kCheckpoint, setup_.checkpoint_buffers);
-  engine::ReadAhead ahead(buffer.bytes(), &setup_.tools->threads);
+  const LoadingMemory memory = loading_memory(setup_.checkpoint_buffers);
+  engine::ReadAhead ahead(memory.bytes, &setup_.tools->threads);
   const engine::CheckpointReader checkpoint(*setup_.tools->io, folder, ahead);
   compare_run_record(checkpoint.run(), run_record(setup_, "", 0, 0), folder);
   run_id_ = json_field<std::string>(checkpoint.run(), "run", folder);
@@ -203,6 +212,7 @@ void TrainingRun::save() {
   // Regions are whole huge pages.
   options.buffer_bytes =
       std::max<std::uint64_t>(kHugePage, setup_.checkpoint_buffers / tensors.files() / kHugePage * kHugePage);
+  options.threads = &setup_.tools->threads;
   engine::CheckpointWriter writer(*setup_.tools->io, ledger_, options);
   tensors.open(writer);
   for (engine::UnitId unit = 0; unit < engine_->layout().units().size(); ++unit)

@@ -32,6 +32,13 @@ class TrainingRun {
   TrainResult train();
 
  private:
+  // What a checkpoint is read through: the more is under way, the faster; so it is the activations' memory,
+  // where that is large, and else `charged` bytes.
+  struct LoadingMemory {
+    allocator::Region own;
+    std::span<std::byte> bytes;
+  };
+  LoadingMemory loading_memory(std::size_t charged);
   bool load_units(const engine::UnitSource& source);
   void begin_metrics();
   void resume_metrics();

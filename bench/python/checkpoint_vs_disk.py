@@ -45,7 +45,7 @@ def seconds_of(event, output):
 
 def run(a, tokens, out, steps):
     warm(a.warm)
-    return sluice_train("--model", a.model, "--dtype", a.dtype, "--data", tokens, "--memory", a.memory, "--batch", 1, "--seq", 64,
+    return sluice_train("--model", a.model, "--dtype", a.dtype, "--data", tokens, "--memory", a.memory, "--batch", 4, "--seq", 256,
                         "--steps", steps, "--out", out, "--keep", 1, "--eval-every", 0, "--progress", "lines",
                         *(["--resume"] if steps > 1 else []))
 

@@ -10,13 +10,11 @@ import argparse
 import json
 import os
 import pathlib
-import random
 import statistics
-import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from side_by_side import fio, make_tokens, sluice_steps
 
 
 def arguments():
@@ -36,30 +34,21 @@ def arguments():
 
 
 def steps(a, tokens, folder, placement):
-    metrics = folder / "metrics.jsonl"
-    metrics.unlink(missing_ok=True)
-    command = [ROOT / "build/bin/sluice", "train", "--model", a.model, "--data", tokens, "--memory", a.memory, "--batch", a.batch,
-               "--seq", a.seq, "--dtype", a.dtype, "--steps", a.steps, "--threads", a.threads, "--eval-every", 0, "--metrics", metrics,
-               "--progress", "none", *placement]
-    subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
-    return [json.loads(line) for line in metrics.read_text().splitlines()][1:]
+    return sluice_steps(folder, "--model", a.model, "--data", tokens, "--memory", a.memory, "--batch", a.batch, "--seq", a.seq,
+                        "--dtype", a.dtype, "--steps", a.steps, "--threads", a.threads, *placement)
 
 
 def replay(folder, read, written):
     """Seconds that fio takes for the step's bytes, both ways at once."""
-    common = ["--ioengine=io_uring", "--direct=1", "--bs=1M", "--iodepth=32", f"--directory={folder}", "--output-format=json"]
     jobs = []
     for name, way, size in (("in", "read", read), ("out", "write", written)):
         mebibytes = max(1, size >> 20)
-        subprocess.run(["fio", "--name=" + name, "--rw=write", f"--size={mebibytes}M", "--end_fsync=1", *common], check=True,
-                       stdout=subprocess.DEVNULL)
+        fio(folder, "--name=" + name, "--rw=write", f"--size={mebibytes}M", "--end_fsync=1")
         jobs += ["--name=" + name, "--rw=" + way, f"--size={mebibytes}M"]
-    environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-    out = subprocess.run(["fio", *common, "--mem=malloc", *jobs], check=True, capture_output=True, text=True, env=environment).stdout
-    jobs = json.loads(out[out.index("{"):])["jobs"]
+    results = fio(folder, *jobs)
     for name in ("in", "out"):
         (folder / f"{name}.0.0").unlink(missing_ok=True)
-    return max(max(job["read"]["runtime"], job["write"]["runtime"]) for job in jobs) / 1000
+    return max(max(job["read"]["runtime"], job["write"]["runtime"]) for job in results) / 1000
 
 
 def main():
@@ -68,8 +57,7 @@ def main():
     with tempfile.TemporaryDirectory(dir=a.disk) as name:
         folder = pathlib.Path(name)
         tokens = folder / "tokens.bin"
-        source = random.Random(1)
-        tokens.write_bytes(b"".join(source.randrange(256).to_bytes(2, "little") for _ in range(64 * a.batch * a.seq)))
+        make_tokens(tokens, 64 * a.batch * a.seq)
         memory, disk, fio, wait = [], [], [], []
         for number in range(a.rounds):
             memory += [row["seconds"] for row in steps(a, tokens, folder, [])]

@@ -11,12 +11,12 @@ import json
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from side_by_side import make_tokens, sluice_steps
+
 SHAPES = {"gpt2-124m": (12, 768, 12), "gpt2-355m": (24, 1024, 16)}
 
 
@@ -33,19 +33,10 @@ def arguments():
     return parser.parse_args()
 
 
-def make_tokens(path, count):
-    import numpy
-    numpy.random.default_rng(1).integers(0, 50257, count, dtype=numpy.uint16).tofile(path)
-
-
 def sluice_seconds(a, tokens, folder):
-    metrics = folder / "metrics.jsonl"
-    metrics.unlink(missing_ok=True)
-    command = [ROOT / "build/bin/sluice", "train", "--model", a.model, "--data", tokens, "--memory", a.memory, "--batch", a.batch,
-               "--seq", a.seq, "--steps", a.steps, "--threads", a.threads, "--clip", 1.0, "--eval-every", 0, "--metrics", metrics,
-               "--progress", "none"]
-    subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
-    return [json.loads(line)["seconds"] for line in metrics.read_text().splitlines()][1:]
+    rows = sluice_steps(folder, "--model", a.model, "--data", tokens, "--memory", a.memory, "--batch", a.batch, "--seq", a.seq,
+                        "--steps", a.steps, "--threads", a.threads, "--clip", 1.0)
+    return [row["seconds"] for row in rows]
 
 
 class PyTorch:

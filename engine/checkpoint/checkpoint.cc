@@ -78,8 +78,8 @@ std::string CheckpointWriter::begin_file(const std::string& name) {
 
 SafetensorsWriter& CheckpointWriter::add_tensor_file(const std::string& name, SafetensorsHeader header) {
   const std::string path = begin_file(name);
-  auto writer =
-      std::make_unique<SafetensorsWriter>(io_, ledger_, path, std::move(header), options_.buffer_bytes);
+  auto writer = std::make_unique<SafetensorsWriter>(io_, ledger_, path, std::move(header),
+                                                    options_.buffer_bytes, options_.threads);
   return *files_.emplace_back(Entry{name, std::move(writer), {}}).tensors;
 }
 

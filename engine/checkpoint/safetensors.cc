@@ -56,10 +56,17 @@ void SafetensorsReader::read(const StoredTensor& tensor, std::uint64_t first_byt
   ahead_.read(file_, header_.payload_offset() + tensor.begin + first_byte, out);
 }
 
+namespace {
+constexpr std::size_t kSharedPiece = 256 * kKiB;
+}
+
 SafetensorsWriter::SafetensorsWriter(offload::IoService& io, allocator::Ledger& ledger,
                                      const std::string& path, SafetensorsHeader header,
-                                     std::size_t buffer_bytes)
-    : path_(path), header_(std::move(header)), file_(io.open(path, offload::OpenMode::kCreate)) {
+                                     std::size_t buffer_bytes, Threads* threads)
+    : path_(path),
+      header_(std::move(header)),
+      file_(io.open(path, offload::OpenMode::kCreate)),
+      threads_(threads) {
   file_->allocate(round_up(header_.file_bytes(), kDiskBlock));
   buffer_ = allocator::Region(ledger, allocator::Purpose::kCheckpoint, buffer_bytes);
   behind_.emplace(*file_, buffer_.bytes().first(buffer_bytes));
@@ -70,9 +77,16 @@ SafetensorsWriter::SafetensorsWriter(offload::IoService& io, allocator::Ledger& 
 SafetensorsWriter::~SafetensorsWriter() = default;
 
 void SafetensorsWriter::append(std::span<const std::byte> bytes) {
+  // Either takes as long as the other, and both together longer than a disk.
+  const auto work = [&](std::size_t begin, std::size_t end) {
+    if (begin == 0) summer_.add(bytes);
+    if (end == 2) behind_->add(bytes);
+  };
   try {
-    summer_.add(bytes);
-    behind_->add(bytes);
+    if (threads_ != nullptr && bytes.size() >= kSharedPiece)
+      threads_->parallel_for(2, 1, work);
+    else
+      work(0, 2);
   } catch (...) {
     failed_ = true;
     throw;

@@ -108,10 +108,11 @@ class SafetensorsReader {
 class SafetensorsWriter {
  public:
   // Takes the file's whole room on the disk, and a buffer of `buffer_bytes` that is charged to the ledger as
-  // kCheckpoint. `io` and `ledger` outlive this. Throws Error(kBudget | kIo | kInvalidArgument); a file that
-  // is there already is refused.
+  // kCheckpoint. `io`, `ledger` and `threads`, which share in the work where they are not null, outlive this.
+  // Throws Error(kBudget | kIo | kInvalidArgument); a file that is there already is refused.
   SafetensorsWriter(offload::IoService& io, allocator::Ledger& ledger, const std::string& path,
-                    SafetensorsHeader header, std::size_t buffer_bytes = kStreamBuffer);
+                    SafetensorsHeader header, std::size_t buffer_bytes = kStreamBuffer,
+                    Threads* threads = nullptr);
   ~SafetensorsWriter();
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
@@ -134,6 +135,7 @@ class SafetensorsWriter {
   std::unique_ptr<offload::File> file_;
   allocator::Region buffer_;
   std::optional<WriteBehind> behind_;
+  Threads* threads_;
   FileSummer summer_;
   std::uint64_t written_ = 0;
   bool failed_ = false;
