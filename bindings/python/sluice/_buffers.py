@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import math
 from collections.abc import Iterator
 from ctypes import POINTER, c_char_p, c_int, c_ssize_t, c_void_p
@@ -30,27 +31,39 @@ class _PyBuffer(ctypes.Structure):
     ]
 
 
-_PYBUF_SIMPLE, _PYBUF_READ, _PYBUF_WRITE = 0, 0x100, 0x200
+_PYBUF_SIMPLE = 0
 
 # Prototypes of our own: those of ctypes.pythonapi belong to the whole process. They run with the GIL, as they must.
 _get_buffer = ctypes.PYFUNCTYPE(c_int, ctypes.py_object, POINTER(_PyBuffer), c_int)(
     ("PyObject_GetBuffer", ctypes.pythonapi)
 )
 _release_buffer = ctypes.PYFUNCTYPE(None, POINTER(_PyBuffer))(("PyBuffer_Release", ctypes.pythonapi))
-_from_memory = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, c_ssize_t, c_int)(
-    ("PyMemoryView_FromMemory", ctypes.pythonapi)
-)
 
 _FORMATS = {"f32": "f", "bf16": "H"}
 _ITEM_BYTES = {"f32": 4, "bf16": 2}
 
 
+@functools.lru_cache(maxsize=256)
+def _array_of(length: int) -> type[ctypes.Array[ctypes.c_char]]:
+    return ctypes.c_char * length
+
+
 def view_of_memory(address: int, shape: tuple[int, ...], dtype: str, writable: bool = False) -> memoryview:
-    """The memory at `address` as an array; bf16 comes as its 16 bits ("H"). It does not keep the memory alive."""
-    elements = math.prod(shape)
-    flags = _PYBUF_WRITE if writable else _PYBUF_READ
-    raw = _from_memory(address, elements * _ITEM_BYTES[dtype], flags)
-    return raw.cast(_FORMATS[dtype], shape)
+    """The memory at `address` as an array; bf16 comes as its 16 bits ("H"). It does not keep the memory alive; its
+    `obj` lives as long as anything that was made of it."""
+    raw = memoryview(_array_of(math.prod(shape) * _ITEM_BYTES[dtype]).from_address(address)).cast("B")
+    view: memoryview = _shaped(raw if writable else raw.toreadonly(), dtype, shape)
+    return view
+
+
+def _shaped(raw: memoryview, dtype: str, shape: tuple[int, ...]) -> Any:
+    return raw.cast(_FORMATS[dtype], shape)  # type: ignore[call-overload]
+
+
+def floats_of(raw: memoryview, shape: tuple[int, ...]) -> memoryview:
+    """Bytes as an array in f32."""
+    view: memoryview = _shaped(raw, "f32", shape)
+    return view
 
 
 def bytes_of(values: Any, what: str, elements: int, dtype: str) -> memoryview:

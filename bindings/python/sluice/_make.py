@@ -53,7 +53,11 @@ def model_of(units: Sequence[Unit]) -> Iterator[ctypes.c_void_p]:
             for given in unit.parameters:
                 shape = (ctypes.c_uint64 * len(given.shape))(*given.shape)
                 parameter = _abi.Parameter(
-                    ctypes.sizeof(_abi.Parameter), text(given.name, "a parameter's name"), shape, len(shape), given.group
+                    ctypes.sizeof(_abi.Parameter),
+                    text(given.name, "a parameter's name"),
+                    shape,
+                    len(shape),
+                    given.group,
                 )
                 call("sluice_model_add_parameter", model, ctypes.byref(parameter), None)
         yield model
@@ -114,5 +118,9 @@ def settings_of(groups: Sequence[AdamW], clip: float | None, gradient_factor: fl
         raise InvalidArgumentError("gradient_factor is 0, which would leave nothing of the gradients")
     made = [_abi.GroupSettings(group.lr, group.weight_decay) for group in groups]
     return _abi.StepSettings(
-        ctypes.sizeof(_abi.StepSettings), (_abi.GroupSettings * len(made))(*made), len(made), clip or 0.0, gradient_factor
+        ctypes.sizeof(_abi.StepSettings),
+        (_abi.GroupSettings * len(made))(*made),
+        len(made),
+        clip or 0.0,
+        gradient_factor,
     )

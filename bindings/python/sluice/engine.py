@@ -34,14 +34,15 @@ def plan(units: Sequence[Unit], options: Options) -> dict[str, Any]:
 
 
 def _hand_out(each: Stream, name: str, first: int, part: memoryview) -> None:
+    memory = weakref.ref(part.obj)
     each(name, first, part)
-    try:
+    with contextlib.suppress(BufferError):
         part.release()
-    except BufferError as error:
+    if memory() is not None:  # an array or a slice of it is left
         raise StateError(
             f"the function that was given elements of '{name}' kept them, and they are valid during its call only; "
             "copy them"
-        ) from error
+        )
 
 
 class Held:
@@ -142,11 +143,11 @@ class Engine:
             whole_unit[name][4 * first : 4 * first + part.nbytes] = part.cast("B")
 
         self._stream("sluice_engine_get_values", u, take, writable=False)
-        return {p.name: whole_unit[p.name].cast("f", p.shape) for p in self.units[u].parameters}
+        return {p.name: _buffers.floats_of(whole_unit[p.name], p.shape) for p in self.units[u].parameters}
 
     def load_values(self, path: Path) -> None:
-        """All values from a folder of safetensors, or one such file, by the parameters' names. Tensors that no parameter
-        takes are ignored."""
+        """All values from a folder of safetensors, or one such file, by the parameters' names. Tensors that no
+        parameter takes are ignored."""
         self._handle.call("sluice_engine_load_values", _make.path_of(path))
 
     # ---- a step ----
@@ -165,8 +166,8 @@ class Engine:
         return Held(self, u)
 
     def parameter(self, name: str) -> memoryview:
-        """The memory of a parameter whose unit is held: read-only, in its shape, in f32, or as the 16 bits of bf16. Ends
-        when the unit is released."""
+        """The memory of a parameter whose unit is held: read-only, in its shape, in f32, or as the 16 bits of bf16.
+        Ends when the unit is released."""
         p, parameter, unit = self._parameter(name)
         address = ctypes.c_void_p()
         self._handle.call("sluice_engine_parameter", p, ctypes.byref(address))
@@ -199,7 +200,9 @@ class Engine:
         `gradient_factor` before anything else. Raises NotFiniteError, with no value changed, and the step over."""
         groups = self._groups if optimizer is None else _make.groups_of(optimizer)
         if (groups[0].betas, groups[0].eps) != (self._groups[0].betas, self._groups[0].eps):
-            raise InvalidArgumentError(f"the engine was made with {self._groups[0]}; its betas and eps stay as they are")
+            raise InvalidArgumentError(
+                f"the engine was made with {self._groups[0]}; its betas and eps stay as they are"
+            )
         settings = _make.settings_of(groups, clip, gradient_factor)
         result = _abi.StepResult(ctypes.sizeof(_abi.StepResult))
         self._handle.call("sluice_engine_step", ctypes.byref(settings), ctypes.byref(result))
