@@ -291,6 +291,12 @@ def test_a_library_or_a_program_that_is_missing(tmp_path):
     assert "could not be loaded" in found.stderr
 
 
+def test_the_package_has_the_version_of_its_library():
+    from sluice._library import library
+
+    assert library().sluice_version().decode() == sluice.__version__
+
+
 def test_where_the_library_is_looked_for(tmp_path):
     """In the package before all else, then where the variable says, then in the checkout."""
     installed = tmp_path / "sluice"
