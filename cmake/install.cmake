@@ -2,9 +2,11 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(SLUICE_HEADERS ${CMAKE_INSTALL_INCLUDEDIR}/sluice)  # #include "engine/engine.h", below this folder
-install(TARGETS sluice sluice_main sluice_dnnl
+install(TARGETS sluice sluice_c sluice_main sluice_dnnl
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+# The C ABI: #include <sluice.h>, and -lsluice_c.
+install(FILES bindings/c/sluice.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 foreach(room core allocator kernels offload optim engine models)
   install(DIRECTORY ${room} DESTINATION ${SLUICE_HEADERS} FILES_MATCHING PATTERN "*.h"
     PATTERN "dnnl" EXCLUDE

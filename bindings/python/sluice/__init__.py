@@ -1,0 +1,55 @@
+"""Sluice: a model's parameters, gradients and optimizer state in stated memory and on disk.
+
+    import sluice
+
+    units = [sluice.Unit("layer.0", [sluice.Parameter("layer.0.weight", (1024, 1024))])]
+    with sluice.Engine(units, sluice.Options(memory="1GiB", disk="/nvme")) as engine:
+        engine.set_values("layer.0", {"layer.0.weight": start})
+        engine.begin_step()
+        with engine.acquire("layer.0", gradient=True):
+            gradient = backward(engine.parameter("layer.0.weight"))
+            engine.add_gradient("layer.0.weight", gradient)
+        engine.step(clip=1.0)
+
+`python -m sluice` is the command line.
+"""
+
+from .engine import Engine, Held, plan
+from .errors import (
+    BudgetError,
+    CorruptError,
+    Error,
+    InternalError,
+    InvalidArgumentError,
+    LibraryError,
+    NotFiniteError,
+    NotFoundError,
+    StateError,
+    SystemIOError,
+)
+from .model import AdamW, Folder, LedgerLine, Options, Parameter, StepResult, Unit
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AdamW",
+    "BudgetError",
+    "CorruptError",
+    "Engine",
+    "Error",
+    "Folder",
+    "Held",
+    "InternalError",
+    "InvalidArgumentError",
+    "LedgerLine",
+    "LibraryError",
+    "NotFiniteError",
+    "NotFoundError",
+    "Options",
+    "Parameter",
+    "StateError",
+    "StepResult",
+    "SystemIOError",
+    "Unit",
+    "plan",
+]

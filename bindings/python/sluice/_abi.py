@@ -1,0 +1,125 @@
+"""The C ABI as ctypes sees it: structs, prototypes and statuses of bindings/c/sluice.h, and nothing more."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_double, c_size_t, c_uint32, c_uint64, c_void_p
+from typing import Any
+
+VERSION = 1
+
+OK = 0
+DTYPES = {"f32": 0, "bf16": 1}
+READ, GRADIENT = 0, 1
+
+
+class Parameter(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("shape", POINTER(c_uint64)),
+        ("dimensions", c_size_t),
+        ("group", c_uint32),
+    ]
+
+
+class Folder(ctypes.Structure):
+    _fields_ = [("path", c_char_p), ("limit", c_uint64)]
+
+
+class EngineOptions(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("memory", c_uint64),
+        ("reserved", c_uint64),
+        ("disk", POINTER(Folder)),
+        ("disk_folders", c_size_t),
+        ("threads", c_uint32),
+        ("dtype", ctypes.c_int),
+        ("held_units", c_uint32),
+        ("groups", c_uint32),
+        ("beta1", c_double),
+        ("beta2", c_double),
+        ("epsilon", c_double),
+        ("trace_events", c_uint64),
+        ("prefetch", c_uint32),
+        ("place_parameters", c_char_p),
+        ("place_gradients", c_char_p),
+        ("place_state", c_char_p),
+    ]
+
+
+class GroupSettings(ctypes.Structure):
+    _fields_ = [("learning_rate", c_double), ("weight_decay", c_double)]
+
+
+class StepSettings(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("groups", POINTER(GroupSettings)),
+        ("group_count", c_size_t),
+        ("clip", c_double),
+        ("gradient_factor", c_double),
+    ]
+
+
+class StepResult(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("gradient_norm", c_double), ("clip_factor", c_double)]
+
+
+class LedgerLine(ctypes.Structure):
+    _fields_ = [("tier", c_char_p), ("purpose", c_char_p), ("current", c_uint64), ("peak", c_uint64)]
+
+
+# Of both sluice_read_values and sluice_write_values: context, parameter, first element, values, elements.
+VALUES = ctypes.CFUNCTYPE(ctypes.c_int, c_void_p, c_uint32, c_uint64, c_void_p, c_uint64)
+
+_TEXT_OUT = POINTER(c_void_p)  # as c_char_p it would lose the address that sluice_text_destroy() needs
+_STATUS_FUNCTIONS: dict[str, list[Any]] = {
+    "sluice_model_create": [POINTER(c_void_p)],
+    "sluice_model_add_unit": [c_void_p, c_char_p, POINTER(c_uint32)],
+    "sluice_model_add_parameter": [c_void_p, POINTER(Parameter), POINTER(c_uint32)],
+    "sluice_plan": [c_void_p, POINTER(EngineOptions), _TEXT_OUT],
+    "sluice_engine_create": [c_void_p, POINTER(EngineOptions), POINTER(c_void_p)],
+    "sluice_engine_plan": [c_void_p, _TEXT_OUT],
+    "sluice_engine_set_values": [c_void_p, c_uint32, VALUES, c_void_p],
+    "sluice_engine_get_values": [c_void_p, c_uint32, VALUES, c_void_p],
+    "sluice_engine_load_values": [c_void_p, c_char_p],
+    "sluice_engine_begin_step": [c_void_p],
+    "sluice_engine_acquire": [c_void_p, c_uint32, ctypes.c_int],
+    "sluice_engine_release": [c_void_p, c_uint32],
+    "sluice_engine_parameter": [c_void_p, c_uint32, POINTER(c_void_p)],
+    "sluice_engine_add_gradient": [c_void_p, c_uint32, c_void_p, ctypes.c_int],
+    "sluice_engine_step": [c_void_p, POINTER(StepSettings), POINTER(StepResult)],
+    "sluice_engine_settle": [c_void_p],
+    "sluice_engine_steps": [c_void_p, POINTER(c_uint64)],
+    "sluice_engine_save": [c_void_p, c_char_p, c_uint64, _TEXT_OUT],
+    "sluice_engine_load": [c_void_p, c_char_p],
+    "sluice_engine_ledger": [c_void_p, POINTER(LedgerLine), c_size_t, POINTER(c_size_t)],
+    "sluice_engine_save_trace": [c_void_p, c_char_p],
+}
+_OTHER_FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
+    "sluice_last_error": ([], c_char_p),
+    "sluice_version": ([], c_char_p),
+    "sluice_text_destroy": ([c_void_p], None),
+    "sluice_model_destroy": ([c_void_p], None),
+    "sluice_engine_destroy": ([c_void_p], None),
+}
+
+
+def version_of(library: ctypes.CDLL) -> int:
+    """What sluice_abi_version() says. Raises AttributeError where the library has no such function."""
+    library.sluice_abi_version.argtypes = []
+    library.sluice_abi_version.restype = c_uint32
+    return int(library.sluice_abi_version())
+
+
+def declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Gives every function its types. Raises AttributeError where one is missing."""
+    for name, arguments in _STATUS_FUNCTIONS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, ctypes.c_int
+    for name, (arguments, result) in _OTHER_FUNCTIONS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, result
+    return library

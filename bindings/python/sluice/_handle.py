@@ -1,0 +1,91 @@
+"""What is behind an Engine: the C handle, safe against use after close, in callbacks and in forked processes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from . import _abi
+from ._library import library
+from .errors import StateError, error_of
+
+
+def call(function: str, *arguments: Any) -> None:
+    """Calls a function of the library that returns a status; raises what the status says."""
+    loaded = library()
+    status = getattr(loaded, function)(*arguments)
+    if status != _abi.OK:
+        raise error_of(status, loaded.sluice_last_error().decode("utf-8", "replace"))
+
+
+def text_of(function: str, *arguments: Any) -> str:
+    """Calls a function whose last argument gives a text to the caller."""
+    text = ctypes.c_void_p()
+    call(function, *arguments, ctypes.byref(text))
+    try:
+        return ctypes.string_at(text.value or 0).decode("utf-8", "surrogateescape")
+    finally:
+        library().sluice_text_destroy(text)
+
+
+class Handle:
+    """A sluice_engine. It is destroyed once, when nobody is inside a call on it."""
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+        self._process = os.getpid()
+        self._changed = threading.Condition()
+        self._users: list[int] = []  # threads that are inside a call
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[int]:
+        """The address, valid inside the `with`."""
+        self._check()
+        me = threading.get_ident()
+        with self._changed:
+            if self._closed:
+                raise StateError("the engine was closed; make another")
+            if me in self._users:
+                raise StateError(
+                    "the engine is used from a function that it calls itself, and would wait for that forever; "
+                    "do this before or after"
+                )
+            self._users.append(me)
+        try:
+            yield self._address
+        finally:
+            with self._changed:
+                self._users.remove(me)
+                self._changed.notify_all()
+
+    def call(self, function: str, *arguments: Any) -> None:
+        with self.use() as address:
+            call(function, address, *arguments)
+
+    def close(self) -> None:
+        """Destroys the engine after the calls of other threads are done; does nothing when that happened before."""
+        if self._process != os.getpid():
+            return  # it is the parent's, and so are its threads
+        with self._changed:
+            if threading.get_ident() in self._users:
+                raise StateError("the engine is closed from a function that it calls itself; do it after the call")
+            self._closed = True
+            self._changed.wait_for(lambda: not self._users)
+            address, self._address = self._address, 0
+        library().sluice_engine_destroy(address or None)
+
+    def _check(self) -> None:
+        if self._process != os.getpid():
+            raise StateError(
+                f"the engine was made in process {self._process} and is used in {os.getpid()}, which was forked "
+                "from it; use it where it was made"
+            )

@@ -1,0 +1,71 @@
+"""Finds and loads libsluice_c.so, and finds the program `sluice` beside it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+from . import _abi
+from .errors import LibraryError
+
+LIBRARY = "libsluice_c.so"
+VARIABLE = "SLUICE_LIBRARY_PATH"
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def _places() -> list[Path]:
+    """Where the library may be, best first."""
+    places = [_PACKAGE / LIBRARY]
+    if given := os.environ.get(VARIABLE):
+        path = Path(given).absolute()
+        return places + [path / LIBRARY if path.is_dir() else path]
+    return places + [_PACKAGE.parents[2] / "build" / "lib" / LIBRARY]
+
+
+def find_library() -> Path:
+    """The library of the package, else that of SLUICE_LIBRARY_PATH (the file or its folder), else that of the
+    checkout which the package lies in."""
+    places = _places()
+    for path in places:
+        if path.is_file():
+            return path
+    tried = ", ".join(f"'{path}'" for path in places)
+    raise LibraryError(
+        f"{LIBRARY} was not found; looked for {tried}. Build it (scripts/build.sh in a checkout), "
+        f"or set {VARIABLE} to the folder that it is in"
+    )
+
+
+def find_program() -> Path:
+    """The program `sluice`: beside the library, or in the folder `bin` next to the library's."""
+    folder = find_library().parent
+    places = [folder / "sluice", folder.parent / "bin" / "sluice"]
+    for path in places:
+        if path.is_file() and os.access(path, os.X_OK):
+            return path
+    tried = " and ".join(f"'{path}'" for path in places)
+    raise LibraryError(
+        f"the program sluice was not found beside {LIBRARY}; looked for {tried}. Build it with scripts/build.sh"
+    )
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The library, loaded once. Its functions release the GIL while they run."""
+    path = find_library()
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise LibraryError(f"'{path}' could not be loaded: {error}") from error
+    try:
+        found = _abi.version_of(loaded)
+        if found == _abi.VERSION:
+            return _abi.declare(loaded)
+    except AttributeError as error:
+        raise LibraryError(f"'{path}' is not Sluice's library: {error}") from error
+    raise LibraryError(
+        f"'{path}' has version {found} of the C ABI, and this package needs {_abi.VERSION}; "
+        "use the library that was built with the package"
+    )

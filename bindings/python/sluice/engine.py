@@ -1,0 +1,310 @@
+"""The engine: a model's parameters, gradients and optimizer state in stated memory and on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import json
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Union
+
+from . import _abi, _buffers, _make
+from ._handle import Handle, call, text_of
+from .errors import Error, InvalidArgumentError, StateError
+from .model import AdamW, LedgerLine, Options, Parameter, Path, StepResult, Unit, whole
+
+Stream = Callable[[str, int, memoryview], object]
+"""Called with consecutive runs of f32 elements of one parameter: its name, the first element, and the elements, which
+are valid during the call only."""
+
+Values = Union[Mapping[str, Any], Stream]
+"""For each parameter of a unit an object with the buffer protocol (f32, or its bytes), or a function."""
+
+
+def plan(units: Sequence[Unit], options: Options) -> dict[str, Any]:
+    """Where every byte would live, without taking any: what `sluice plan --json` prints. Raises BudgetError where it
+    does not fit: which budget is short, by how much, and what would fit."""
+    with _make.model_of(units) as model:
+        made: dict[str, Any] = json.loads(text_of("sluice_plan", model, ctypes.byref(_make.options_of(options))))
+        return made
+
+
+def _hand_out(each: Stream, name: str, first: int, part: memoryview) -> None:
+    memory = weakref.ref(part.obj)
+    each(name, first, part)
+    with contextlib.suppress(BufferError):
+        part.release()
+    if memory() is not None:  # an array or a slice of it is left
+        raise StateError(
+            f"the function that was given elements of '{name}' kept them, and they are valid during its call only; "
+            "copy them"
+        )
+
+
+class Held:
+    """A unit that is held. Leaving its `with` releases it, or release() does."""
+
+    def __init__(self, engine: Engine, unit: int) -> None:
+        self._engine, self._unit, self._released = engine, unit, False
+
+    def release(self) -> None:
+        """Gives the unit back, once; views of its parameters end when nobody else holds it."""
+        if self._released:
+            raise StateError(f"'{self._engine.units[self._unit].name}' is released and was not acquired again")
+        self._engine._release(self._unit)
+        self._released = True
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        if not self._released and not self._engine.closed:
+            self.release()
+
+
+class Engine:
+    """Takes all memory and disk space of its plan, and gives it back on close(), or when its `with` is left.
+
+    First every unit is given values (set_values, load_values or load). Then in each step: begin_step(); for each unit,
+    in any order and as often as needed, acquire it, compute with its parameters where they lie, add gradients, release
+    it; step(). Outside a step units may be acquired for reading.
+
+    May be used from any thread; calls take turns, and the GIL is free while the engine works. Errors are exceptions of
+    sluice.Error. Memoryviews of its parameters end with what they show; what was made of them (slices, arrays of numpy)
+    is not to be touched after that.
+    """
+
+    def __init__(self, units: Sequence[Unit], options: Options) -> None:
+        self.units: tuple[Unit, ...] = tuple(units)
+        self.options = options
+        self._unit_ids = {unit.name: u for u, unit in enumerate(self.units)}
+        if len(self._unit_ids) != len(self.units):
+            raise InvalidArgumentError("two units have the same name; give each its own")
+        self._parameters = [(parameter, u) for u, unit in enumerate(self.units) for parameter in unit.parameters]
+        self._ids = {parameter.name: p for p, (parameter, _) in enumerate(self._parameters)}
+        self._groups = _make.groups_of(options.optimizer)
+        self._lock = threading.Lock()  # of the next two
+        self._held = [0] * len(self.units)
+        self._views: list[weakref.WeakValueDictionary[int, memoryview]] = [
+            weakref.WeakValueDictionary() for _ in self.units
+        ]
+        self._view_ids = itertools.count()
+        address = ctypes.c_void_p()
+        with _make.model_of(self.units) as model:
+            call("sluice_engine_create", model, ctypes.byref(_make.options_of(options)), ctypes.byref(address))
+        self._handle = Handle(address.value or 0)
+        self._finalizer = weakref.finalize(self, self._handle.close)
+
+    def close(self) -> None:
+        """Waits for what is under way and gives everything back. A closed engine may be closed again."""
+        self._handle.close()
+        for unit in range(len(self.units)):
+            self._end_views(unit)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._handle.closed
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.close()
+
+    # ---- values ----
+
+    def set_values(self, unit: str, values: Values) -> None:
+        """Gives all parameters of a unit their values, from buffers or by a function that fills in what it is given;
+        the optimizer's state becomes zero. What the function raises comes out here; the unit must then be given values
+        anew."""
+        u = self._unit(unit)
+        fill = values if callable(values) else self._reader(u, values)
+        self._stream("sluice_engine_set_values", u, fill, writable=True)
+
+    def get_values(self, unit: str, into: Values | None = None) -> dict[str, memoryview]:
+        """The values of a unit in f32 (of the masters where there are any), with a pending update applied. Fills in the
+        buffers that are given, or calls the function; without either makes new buffers. Gives the buffers by name."""
+        u = self._unit(unit)
+        if callable(into):
+            self._stream("sluice_engine_get_values", u, into, writable=False)
+            return {}
+        made = {p.name: memoryview(bytearray(4 * p.elements)) for p in self.units[u].parameters}
+        whole_unit = self._buffers(u, made if into is None else into)
+        for name, view in whole_unit.items():
+            if view.readonly:
+                raise InvalidArgumentError(f"'{name}' is given a buffer that is read-only; give one to write to")
+
+        def take(name: str, first: int, part: memoryview) -> None:
+            whole_unit[name][4 * first : 4 * first + part.nbytes] = part.cast("B")
+
+        self._stream("sluice_engine_get_values", u, take, writable=False)
+        return {p.name: _buffers.floats_of(whole_unit[p.name], p.shape) for p in self.units[u].parameters}
+
+    def load_values(self, path: Path) -> None:
+        """All values from a folder of safetensors, or one such file, by the parameters' names. Tensors that no
+        parameter takes are ignored."""
+        self._handle.call("sluice_engine_load_values", _make.path_of(path))
+
+    # ---- a step ----
+
+    def begin_step(self) -> None:
+        """Begins a step; step() ends it."""
+        self._handle.call("sluice_engine_begin_step")
+
+    def acquire(self, unit: str, gradient: bool = False) -> Held:
+        """Makes the unit's parameters present, after a pending update of theirs; waits for the disk. For a `with`. With
+        `gradient`, within a step, gradients may be added."""
+        u = self._unit(unit)
+        self._handle.call("sluice_engine_acquire", u, _abi.GRADIENT if gradient else _abi.READ)
+        with self._lock:
+            self._held[u] += 1
+        return Held(self, u)
+
+    def parameter(self, name: str) -> memoryview:
+        """The memory of a parameter whose unit is held: read-only, in its shape, in f32, or as the 16 bits of bf16.
+        Ends when the unit is released."""
+        p, parameter, unit = self._parameter(name)
+        address = ctypes.c_void_p()
+        self._handle.call("sluice_engine_parameter", p, ctypes.byref(address))
+        with self._lock:
+            if self._held[unit] == 0:
+                raise StateError(f"'{name}' is read while its unit '{self.units[unit].name}' is not held; acquire it")
+            view = _buffers.view_of_memory(address.value or 0, parameter.shape, self.options.dtype)
+            self._views[unit][next(self._view_ids)] = view
+            return view
+
+    def add_gradient(self, name: str, gradient: Any, dtype: str = "f32") -> None:
+        """Adds all elements of a gradient to what the step has of this parameter so far: an object with the buffer
+        protocol in f32, or with dtype="bf16" in its 16 bits ("H"). The unit is held with `gradient`."""
+        p, parameter, _ = self._parameter(name)
+        if dtype not in _abi.DTYPES:
+            raise InvalidArgumentError(f"dtype is {dtype!r}; it may be {', '.join(_abi.DTYPES)}")
+        given = _buffers.bytes_of(gradient, f"the gradient of '{name}'", parameter.elements, dtype)
+        with _buffers.address_of(given) as address:
+            self._handle.call("sluice_engine_add_gradient", p, address, _abi.DTYPES[dtype])
+
+    def step(
+        self,
+        optimizer: AdamW | Sequence[AdamW] | None = None,
+        *,
+        clip: float | None = None,
+        gradient_factor: float = 1.0,
+    ) -> StepResult:
+        """Updates every parameter that got a gradient; updates go on behind this call. `optimizer` has other lr and
+        weight_decay than options.optimizer, `clip` bounds the global norm, and gradients are multiplied by
+        `gradient_factor` before anything else. Raises NotFiniteError, with no value changed, and the step over."""
+        groups = self._groups if optimizer is None else _make.groups_of(optimizer)
+        if (groups[0].betas, groups[0].eps) != (self._groups[0].betas, self._groups[0].eps):
+            raise InvalidArgumentError(
+                f"the engine was made with {self._groups[0]}; its betas and eps stay as they are"
+            )
+        settings = _make.settings_of(groups, clip, gradient_factor)
+        result = _abi.StepResult(ctypes.sizeof(_abi.StepResult))
+        self._handle.call("sluice_engine_step", ctypes.byref(settings), ctypes.byref(result))
+        return StepResult(result.gradient_norm, result.clip_factor)
+
+    def settle(self) -> None:
+        """Waits until all updates are applied."""
+        self._handle.call("sluice_engine_settle")
+
+    @property
+    def steps(self) -> int:
+        """How many steps were done."""
+        count = ctypes.c_uint64()
+        self._handle.call("sluice_engine_steps", ctypes.byref(count))
+        return count.value
+
+    # ---- checkpoints, and what goes on inside ----
+
+    def save(self, out: Path, keep: int = 0) -> str:
+        """Writes a checkpoint into the folder `out`, whole or not at all; the newest `keep` (0: all) stay. Gives its
+        folder. Between steps."""
+        kept = whole(keep, "keep", 2**64)
+        with self._handle.use() as address:
+            return text_of("sluice_engine_save", address, _make.path_of(out), kept)
+
+    def load(self, path: Path) -> None:
+        """Loads a checkpoint that save() gave, or the newest in such a folder. Every byte is verified."""
+        self._handle.call("sluice_engine_load", _make.path_of(path))
+
+    def plan(self) -> dict[str, Any]:
+        """The plan that it was made by, as sluice.plan() gives it."""
+        with self._handle.use() as address:
+            made: dict[str, Any] = json.loads(text_of("sluice_engine_plan", address))
+            return made
+
+    def ledger(self) -> list[LedgerLine]:
+        """What is taken now, and was at most, by tier and purpose."""
+        count = ctypes.c_size_t()
+        self._handle.call("sluice_engine_ledger", None, 0, ctypes.byref(count))
+        lines = (_abi.LedgerLine * count.value)()
+        self._handle.call("sluice_engine_ledger", lines, count, ctypes.byref(count))
+        return [LedgerLine(line.tier.decode(), line.purpose.decode(), line.current, line.peak) for line in lines]
+
+    def save_trace(self, path: Path) -> None:
+        """What happened when, as Trace Event JSON (Perfetto opens it). Needs options.trace_events."""
+        self._handle.call("sluice_engine_save_trace", _make.path_of(path))
+
+    # ---- inside ----
+
+    def _unit(self, name: str) -> int:
+        if name not in self._unit_ids:
+            raise InvalidArgumentError(f"there is no unit '{name}'; the model has {len(self.units)}: see engine.units")
+        return self._unit_ids[name]
+
+    def _parameter(self, name: str) -> tuple[int, Parameter, int]:
+        if name not in self._ids:
+            raise InvalidArgumentError(f"there is no parameter '{name}'; the model has {len(self._ids)}")
+        return self._ids[name], *self._parameters[self._ids[name]]
+
+    def _release(self, unit: int) -> None:
+        with self._lock:
+            self._held[unit] -= 1
+            if self._held[unit] == 0:
+                self._end_views(unit)
+        self._handle.call("sluice_engine_release", unit)
+
+    def _end_views(self, unit: int) -> None:
+        for view in list(self._views[unit].values()):
+            with contextlib.suppress(BufferError):  # an array was made of it, whose holder was told (see Engine)
+                view.release()
+
+    def _buffers(self, unit: int, values: Mapping[str, Any]) -> dict[str, memoryview]:
+        """The bytes of all parameters of the unit, no more and no fewer."""
+        wanted = {p.name: p.elements for p in self.units[unit].parameters}
+        for name in wanted.keys() ^ values.keys():
+            problem = "has no values" if name in wanted else "is not a parameter"
+            raise InvalidArgumentError(f"'{name}' {problem} of '{self.units[unit].name}'; give {', '.join(wanted)}")
+        return {name: _buffers.bytes_of(values[name], f"'{name}'", n, "f32") for name, n in wanted.items()}
+
+    def _reader(self, unit: int, values: Mapping[str, Any]) -> Stream:
+        given = self._buffers(unit, values)
+
+        def fill(name: str, first: int, part: memoryview) -> None:
+            part.cast("B")[:] = given[name][4 * first : 4 * first + part.nbytes]
+
+        return fill
+
+    def _stream(self, function: str, unit: int, each: Stream, writable: bool) -> None:
+        raised: list[BaseException] = []
+
+        def run(context: int, p: int, first: int, address: int, elements: int) -> int:
+            try:
+                name = self._parameters[p][0].name
+                _hand_out(each, name, first, _buffers.view_of_memory(address, (elements,), "f32", writable))
+                return 0
+            except BaseException as error:  # also of the keyboard; it goes on where the engine was called
+                raised.append(error)
+                return 1
+
+        try:
+            self._handle.call(function, unit, _abi.VALUES(run), None)
+        except Error:
+            if raised:
+                raise raised.pop() from None
+            raise

@@ -1,0 +1,145 @@
+"""What an engine is made of: units with parameters, the optimizer's settings, sizes and folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Optional, Union
+
+from .errors import InvalidArgumentError
+
+Size = Union[int, str]
+"""Bytes, or a text such as "4GiB", "1.5GB", "512Mi"."""
+
+Path = Union[str, "os.PathLike[str]"]
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def size_of(size: Size, what: str) -> int:
+    """Bytes of a size; KiB, MiB, GiB, TiB are powers of 1024, and KB, MB, GB, TB of 1000."""
+    if isinstance(size, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?\s*", size)
+        if found is None:
+            raise InvalidArgumentError(f"{what} is '{size}'; a size looks like 512MiB, 4GiB, 1.5GB or 100000 (bytes)")
+        number, unit, binary = found.groups()
+        size = int(float(number) * (1024 if binary else 1000) ** _POWERS[unit or ""]) if unit else int(float(number))
+    elif isinstance(size, bool) or not isinstance(size, int):
+        raise InvalidArgumentError(f"{what} is {size!r}; give bytes as an int, or a text such as '4GiB'")
+    return whole(size, what, 2**64)
+
+
+def whole(number: int, what: str, below: int = 2**32) -> int:
+    """`number`, which C takes as it is; ctypes alone would take another's lower bits."""
+    if not isinstance(number, int) or not 0 <= number < below:
+        raise InvalidArgumentError(f"{what} is {number!r}; it is a whole number from 0 to {below - 1}")
+    return int(number)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A tensor to be trained: its logical name, unique in the model, its shape, and its group of settings."""
+
+    name: str
+    shape: tuple[int, ...] = ()
+    group: int = 0
+
+    def __post_init__(self) -> None:
+        shape = tuple(whole(length, f"a dimension of '{self.name}'", 2**63) for length in self.shape)
+        if 0 in shape:
+            raise InvalidArgumentError(f"'{self.name}' has the shape {shape}; none of its dimensions may be 0")
+        object.__setattr__(self, "shape", shape)
+        whole(self.group, f"the group of '{self.name}'")
+
+    @property
+    def elements(self) -> int:
+        """How many values it has; 1 for the shape ()."""
+        return math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """Parameters that are needed together, such as a block's. Best in the order of a forward pass."""
+
+    name: str
+    parameters: Sequence[Parameter]
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamW:
+    """AdamW as torch.optim writes it. `lr` and `weight_decay` may change from step to step, the others may not."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 1e-2
+
+    def __post_init__(self) -> None:
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise InvalidArgumentError(f"betas are {self.betas}; two numbers of at least 0 and below 1 are needed")
+        if not 0 < self.eps < math.inf:
+            raise InvalidArgumentError(f"eps is {self.eps}; a number above 0 is needed")
+        for name in ("lr", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InvalidArgumentError(f"{name} is {getattr(self, name)}; a number of at least 0 is needed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Folder:
+    """A folder on disk, and how much of it may be taken; None: what is free, less a twentieth."""
+
+    path: Path
+    limit: Optional[Size] = None
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and size_of(self.limit, f"the limit of '{os.fspath(self.path)}'") == 0:
+            raise InvalidArgumentError(f"the limit of '{os.fspath(self.path)}' is 0; leave it out for what is free")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How an engine is made. Only `memory` must be stated.
+
+    memory: the budget of the whole process, what the caller itself needs (`reserved`) included.
+    disk: a folder, or several that are striped, for what does not fit in memory.
+    reserved: what the caller will take beyond what the process holds now: activations, workspace, gradients.
+    optimizer: the settings of all parameters, or a list of one for each group.
+    dtype: of parameters, "f32" or "bf16"; with bf16 the optimizer keeps an f32 master of each.
+    threads: of updates; 0: the cores that the process may use.
+    held_units: the most units that are held at once.
+    trace_events: how many of the latest are kept for Engine.save_trace(); 0: none.
+    prefetch: accesses fetched ahead; 0: planned.
+    place: "memory" or "disk" for everything, or a mapping of "parameters", "gradients" and "state" to these; None:
+        planned. For tests and measurements.
+    """
+
+    memory: Size
+    disk: Union[Path, Folder, Sequence[Union[Path, Folder]], None] = None
+    reserved: Size = 0
+    optimizer: Union[AdamW, Sequence[AdamW]] = AdamW()
+    dtype: str = "f32"
+    threads: int = 0
+    held_units: int = 1
+    trace_events: int = 0
+    prefetch: int = 0
+    place: Union[str, Mapping[str, str], None] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """What a step found: the norm of all gradients before clipping, and the factor that clipping took (1: none)."""
+
+    gradient_norm: float
+    clip_factor: float
+
+
+@dataclasses.dataclass(frozen=True)
+class LedgerLine:
+    """Bytes of one purpose ("total": of all) in one tier ("host", "disk"), now and at most so far."""
+
+    tier: str
+    purpose: str
+    current: int
+    peak: int
