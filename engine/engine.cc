@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <set>
 #include <string>
 #include <utility>
@@ -210,7 +211,7 @@ struct Engine::State {
   }
 
   StepResult finish_step_in_any_order(const StepSettings& given) {
-    check_groups(given);
+    check_settings(given);
     if (!in_step || !held.empty())
       refuse(ErrorCode::kState, "step() is called {}",
              in_step ? fmt::format("while unit '{}' is held", layout.units()[held.front().unit].name)
@@ -234,12 +235,38 @@ struct Engine::State {
     return any_order ? gradients.any(unit) : gradients.uses(unit) > 0;
   }
 
-  void check_groups(const StepSettings& given) const {
+  void check_settings(const StepSettings& given) const {
+    const auto usable = [](double value) { return std::isfinite(value) && value >= 0; };
+    for (const GroupSettings& group : given.groups)
+      if (!usable(group.learning_rate) || !usable(group.weight_decay))
+        refuse(ErrorCode::kInvalidArgument,
+               "a learning rate of {} and a weight decay of {} are given; both must be 0 or more, and finite",
+               group.learning_rate, group.weight_decay);
+    if (!usable(given.clip) || !std::isfinite(given.gradient_factor))
+      refuse(
+          ErrorCode::kInvalidArgument,
+          "a clip of {} and a gradient factor of {} are given; both must be finite, and the clip 0 or more",
+          given.clip, given.gradient_factor);
     std::uint32_t needed = 0;
     for (ParameterId p = 0; p < layout.parameters(); ++p) needed = std::max(needed, layout.spec(p).group + 1);
     if (given.groups.size() < needed)
       refuse(ErrorCode::kInvalidArgument, "settings of {} parameter groups are given, and the model has {}",
              given.groups.size(), needed);
+  }
+
+  // No element is larger than the norm of all.
+  void check_finite(double norm) {
+    const bool overflow = !(norm <= static_cast<double>(std::numeric_limits<float>::max()));
+    if (!bad_parameter && !overflow) return;
+    for (UnitId unit = 0; unit < layout.units().size(); ++unit)
+      if (gradients.uses(unit) > 0) pager.discard(gradients.holding(unit, 0));
+    --steps;
+    if (bad_parameter)
+      refuse(ErrorCode::kNotFinite, "the gradient of '{}' is not finite; no parameter was changed",
+             layout.spec(*bad_parameter).name);
+    refuse(ErrorCode::kNotFinite,
+           "the norm of the gradients is {} with a gradient factor of {}; no parameter was changed", norm,
+           settings.gradient_factor);
   }
 
   StepResult finish_step() {
@@ -251,13 +278,7 @@ struct Engine::State {
     pager.set_position(0);
     StepResult result{gradients.norm() * std::abs(settings.gradient_factor), 1.0};
     if (!plan.clip) return result;
-    if (bad_parameter) {
-      for (UnitId unit = 0; unit < layout.units().size(); ++unit)
-        if (gradients.uses(unit) > 0) pager.discard(gradients.holding(unit, 0));
-      --steps;
-      refuse(ErrorCode::kNotFinite, "the gradient of '{}' is not finite; no parameter was changed",
-             layout.spec(*bad_parameter).name);
-    }
+    check_finite(result.gradient_norm);
     // torch.nn.utils.clip_grad_norm_ has the same 1e-6.
     if (settings.clip > 0) clip_factor = std::min(1.0, settings.clip / (result.gradient_norm + 1e-6));
     result.clip_factor = clip_factor;
@@ -344,6 +365,9 @@ void Engine::load(UnitId unit, const UnitSource& source) {
                                  {values, s.plan.dtype}, source);
     s.pager.written(s.parameters[unit], s.parameter_bytes(unit));
     s.pager.release(s.parameters[unit]);
+    if (!source.state)  // a state of zeros is that of a parameter that was never updated
+      std::fill(s.applied.begin() + s.layout.first_parameter(unit),
+                s.applied.begin() + s.layout.end_parameter(unit), 0);
   });
   if (source_failure) std::rethrow_exception(source_failure);
 }
@@ -374,7 +398,7 @@ void Engine::begin_step(const StepSettings& settings) {
     if (s.any_order)
       s.recorder.begin_step();
     else
-      s.check_groups(settings);
+      s.check_settings(settings);
     s.settings = settings;
     s.clip_factor = 1;
     s.bad_parameter.reset();

@@ -9,6 +9,22 @@
 #include "core/error.h"
 
 namespace sluice::engine {
+namespace {
+
+constexpr std::size_t kMostElements = std::size_t{1}
+                                      << 44;  // in a unit: sizes in bytes stay far from overflow
+
+void check(const ParameterSpec& parameter) {
+  std::size_t elements = 1;
+  for (const std::size_t dimension : parameter.shape)
+    if (__builtin_mul_overflow(elements, dimension, &elements) || elements > kMostElements)
+      fail(ErrorCode::kInvalidArgument, "parameter '{}' has more than {} elements, the most that can be held",
+           parameter.name, kMostElements);
+  if (elements == 0 || parameter.uses < 1)
+    fail(ErrorCode::kInvalidArgument, "parameter '{}' has no elements or no uses", parameter.name);
+}
+
+}  // namespace
 
 std::size_t ParameterSpec::elements() const {
   return std::accumulate(shape.begin(), shape.end(), std::size_t{1}, std::multiplies<>());
@@ -22,12 +38,14 @@ Layout::Layout(std::vector<UnitSpec> units) : units_(std::move(units)) {
     first_parameter_.push_back(static_cast<ParameterId>(places_.size()));
     std::size_t offset = 0;
     for (const ParameterSpec& parameter : units_[unit].parameters) {
-      if (parameter.elements() == 0 || parameter.uses < 1)
-        fail(ErrorCode::kInvalidArgument, "parameter '{}' has no elements or no uses", parameter.name);
+      check(parameter);
       if (!names.insert(parameter.name).second)
         fail(ErrorCode::kInvalidArgument, "two parameters are named '{}'", parameter.name);
       places_.push_back({unit, offset, parameter.elements()});
       offset += round_up(parameter.elements(), kParameterAlignment);
+      if (offset > kMostElements)
+        fail(ErrorCode::kInvalidArgument, "unit '{}' has more than {} elements, the most that can be held",
+             units_[unit].name, kMostElements);
     }
     unit_elements_.push_back(round_up(offset, kShardAlignment));
   }

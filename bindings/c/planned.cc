@@ -54,6 +54,12 @@ engine::MachineRates rates_of(offload::IoService& io, const std::vector<offload:
 
 std::unique_ptr<optim::Optimizer> optimizer_of(const sluice_engine_options& options) {
   if (options.beta1 == 0 && options.beta2 == 0 && options.epsilon == 0) return optim::make_adamw({});
+  const auto share = [](double value) { return value >= 0 && value < 1; };
+  if (!share(options.beta1) || !share(options.beta2) || !(options.epsilon > 0 && options.epsilon < 1))
+    fail(ErrorCode::kInvalidArgument,
+         "beta1 {}, beta2 {} and epsilon {} are given; betas are from 0 to below 1, epsilon is above 0 and "
+         "below 1",
+         options.beta1, options.beta2, options.epsilon);
   return optim::make_adamw({options.beta1, options.beta2, options.epsilon});
 }
 
@@ -80,6 +86,10 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   check_model(model, made.groups);
   if (options.memory == 0)
     fail(ErrorCode::kInvalidArgument, "options.memory is 0; state what memory there is");
+  if (options.reserved > options.memory || options.trace_events > options.memory / models::kTraceEventBytes)
+    fail(ErrorCode::kBudget, "{} are reserved, and {} events of {} bytes traced: more than the memory of {}",
+         format_size(options.reserved), options.trace_events, models::kTraceEventBytes,
+         format_size(options.memory));
   made.threads =
       options.threads == 0 ? models::default_threads() : static_cast<int>(std::min(options.threads, 4096u));
   made.optimizer = optimizer_of(options);

@@ -198,7 +198,8 @@ SLUICE_API sluice_status sluice_engine_settle(sluice_engine* engine);
 SLUICE_API sluice_status sluice_engine_steps(const sluice_engine* engine, uint64_t* steps);
 
 /* Writes a checkpoint of values and optimizer state into the folder `out`, as docs/formats/checkpoint.md says: whole or
- * not at all; the newest `keep` (0: all) stay. `path`, where not NULL, is given to the caller: its folder. Between steps. */
+ * not at all; the newest `keep` (0: all) stay. A folder that holds another run's checkpoints, or later ones, is refused.
+ * `path`, where not NULL, is given to the caller: the checkpoint's folder. Between steps. */
 SLUICE_API sluice_status sluice_engine_save(sluice_engine* engine, const char* out, uint64_t keep, char** path);
 /* Loads such a checkpoint: a folder that sluice_engine_save() gave, or `out` itself for the newest there. Every byte is
  * verified. SLUICE_CORRUPT and SLUICE_INVALID_ARGUMENT (another model) name what is wrong. After an error that came when

@@ -10,6 +10,8 @@
 #include "bindings/c/status.h"
 #include "core/bytes.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/refusal.h"
+#include "models/run_id.h"
 #include "models/training_setup.h"
 #include "models/weights.h"
 
@@ -67,6 +69,8 @@ void check_tensor(const engine::StoredTensor& tensor, const engine::ParameterSpe
 void load_all(sluice_engine& e, const engine::UnitSource& source) {
   try {
     for (engine::UnitId unit = 0; unit < e.held.size(); ++unit) e.engine->load(unit, source);
+  } catch (const engine::Refusal&) {  // of the first unit, before anything was changed
+    throw;
   } catch (const std::exception& error) {
     e.failure = error.what();
     throw;
@@ -99,9 +103,24 @@ void set_steps(engine::Engine& engine, const engine::CheckpointReader& checkpoin
       engine.set_steps(p, found->get<std::uint64_t>());
 }
 
+// Checkpoints of another run must neither be mixed with this engine's nor be pruned for them.
+void check_folder(const std::string& out, std::uint64_t step) {
+  if (models::read_run_id(out))
+    fail(ErrorCode::kInvalidArgument,
+         "'{}' holds the checkpoints of a run of 'sluice train'; name another folder", out);
+  const engine::CheckpointList list = engine::list_checkpoints(out);
+  if (!list.whole.empty() && list.whole.back().step > step)
+    fail(ErrorCode::kInvalidArgument,
+         "'{}' holds a checkpoint of step {}, and this engine is at step {}; name another folder, or remove "
+         "the later ones",
+         out, list.whole.back().step, step);
+}
+
 std::string save(sluice_engine& e, const std::string& out, std::uint64_t keep) {
+  if (out.empty()) fail(ErrorCode::kInvalidArgument, "'out' is empty; name a folder");
   e.engine->settle();
   const engine::RunLock lock(out);
+  check_folder(out, e.engine->steps());
   engine::remove_leftovers(out);
   models::CheckpointTensors tensors(e.engine->layout(), e.planned.profile.dtype,
                                     models::state_names(*e.planned.optimizer));

@@ -89,6 +89,66 @@ TEST_F(MisuseTest, AGradientThatIsNotFiniteChangesNothing) {
   EXPECT_EQ(steps, 0u);
 }
 
+TEST_F(MisuseTest, SettingsThatAreNoNumbersChangeNothing) {
+  const Values before = values_of(engine());
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_OK(sluice_engine_begin_step(engine()));
+  in_step_ = true;
+  add_unit_gradients(engine(), 0, SLUICE_F32, 1e15f);
+  const auto step = [&](double rate, double clip, double factor) {
+    const sluice_group_settings groups[] = {{rate, 0}, {rate, 0}};
+    sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
+    settings.groups = groups;
+    settings.group_count = 2;
+    settings.clip = clip;
+    settings.gradient_factor = factor;
+    return sluice_engine_step(engine(), &settings, nullptr);
+  };
+  expect_error(step(nan, 0, 1), SLUICE_INVALID_ARGUMENT, {"learning rate of nan"});
+  expect_error(step(-1, 0, 1), SLUICE_INVALID_ARGUMENT, {"learning rate of -1"});
+  expect_error(step(1, -3, 1), SLUICE_INVALID_ARGUMENT, {"clip of -3"});
+  expect_error(step(1, 0, nan), SLUICE_INVALID_ARGUMENT, {"factor of nan"});
+  expect_error(step(1, 0, 1e30), SLUICE_NOT_FINITE, {"norm", "1e+30"});
+  in_step_ = false;
+  EXPECT_TRUE(values_of(engine()) == before);
+}
+
+TEST_F(MisuseTest, ARefusedLoadLeavesTheEngineWhole) {
+  char* path = nullptr;
+  EXPECT_OK(sluice_engine_save(engine(), folder_.path("out").c_str(), 0, &path));
+  EXPECT_OK(sluice_engine_begin_step(engine()));
+  in_step_ = true;
+  expect_error(sluice_engine_load(engine(), path), SLUICE_STATE, {"in the middle of a step"});
+  sluice_text_destroy(path);
+}
+
+TEST_F(MisuseTest, FoldersOfOtherRunsAreLeftAlone) {
+  const std::string out = folder_.path("out");
+  train(engine(), SLUICE_F32, 2);
+  EXPECT_OK(sluice_engine_save(engine(), out.c_str(), 1, nullptr));
+  const EngineHandle other = make_engine({}, folder_.path());
+  set_start_values(other.get());
+  train(other.get(), SLUICE_F32, 1);
+  expect_error(sluice_engine_save(other.get(), out.c_str(), 1, nullptr), SLUICE_INVALID_ARGUMENT,
+               {"step 2", "step 1"});
+  EXPECT_TRUE(std::filesystem::exists(out + "/step-00000002/manifest.json"));
+  std::filesystem::create_directory(folder_.path("train"));
+  std::ofstream(folder_.path("train/.run")) << R"({"version": 1, "run": "0011223344556677"})";
+  expect_error(sluice_engine_save(other.get(), folder_.path("train").c_str(), 1, nullptr),
+               SLUICE_INVALID_ARGUMENT, {"sluice train"});
+  expect_error(sluice_engine_save(other.get(), "", 1, nullptr), SLUICE_INVALID_ARGUMENT, {"'out'"});
+}
+
+TEST_F(MisuseTest, ValuesThatAreSetAnewBeginAnew) {
+  train(engine(), SLUICE_F32, 3);
+  set_start_values(engine());
+  train(engine(), SLUICE_F32, 1);
+  const EngineHandle fresh = make_engine({"memory"}, folder_.path());
+  set_start_values(fresh.get());
+  train(fresh.get(), SLUICE_F32, 1);
+  EXPECT_TRUE(values_of(engine()) == values_of(fresh.get()));
+}
+
 TEST_F(MisuseTest, AFunctionOfTheCallersStopsTheCall) {
   const auto stop = [](void*, uint32_t, uint64_t, float*, uint64_t) { return 5; };
   expect_error(sluice_engine_set_values(engine(), 1, stop, nullptr), SLUICE_CALLBACK, {"stopped"});
@@ -133,6 +193,7 @@ TEST(PlanTest, SaysWhatIsShort) {
   const ModelHandle model = make_model();
   sluice_engine_options options = options_of({}, nullptr);
   options.memory = 1 << 20;
+  options.reserved = 0;
   char* json = nullptr;
   expect_error(sluice_plan(model.get(), &options, &json), SLUICE_BUDGET, {"memory", "short"});
   EXPECT_EQ(json, nullptr);
@@ -147,6 +208,15 @@ TEST(PlanTest, SaysWhatIsShort) {
   expect_error(sluice_plan(model.get(), &options, &json), SLUICE_NOT_FOUND, {"/no/such/folder"});
   options = options_of({"elsewhere"}, nullptr);
   expect_error(sluice_plan(model.get(), &options, &json), SLUICE_INVALID_ARGUMENT, {"'elsewhere'"});
+  options = options_of({}, nullptr);
+  options.reserved = UINT64_MAX;
+  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_BUDGET, {"reserved"});
+  options = options_of({}, nullptr);
+  options.trace_events = uint64_t{1} << 62;
+  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_BUDGET, {"traced"});
+  options = options_of({}, nullptr);
+  options.beta1 = 0.9;
+  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_INVALID_ARGUMENT, {"epsilon 0"});
   options = options_of({}, nullptr);
   EXPECT_OK(sluice_plan(model.get(), &options, &json));
   EXPECT_NE(std::string(json).find("peak"), std::string::npos);
@@ -168,6 +238,15 @@ TEST(ModelTest, RefusesWhatIsNoModel) {
   sluice_engine* engine = nullptr;
   expect_error(sluice_engine_create(made, &options, &engine), SLUICE_INVALID_ARGUMENT, {"'a'"});
   EXPECT_EQ(engine, nullptr);
+
+  ASSERT_OK(sluice_model_create(&made));
+  const ModelHandle huge(made, sluice_model_destroy);
+  const uint64_t shape[] = {uint64_t{1} << 30, uint64_t{1} << 32};
+  parameter.shape = shape;
+  parameter.dimensions = 2;
+  ASSERT_OK(sluice_model_add_unit(made, "u", nullptr));
+  ASSERT_OK(sluice_model_add_parameter(made, &parameter, nullptr));
+  expect_error(sluice_engine_create(made, &options, &engine), SLUICE_INVALID_ARGUMENT, {"'a'", "elements"});
 }
 
 TEST(LedgerTest, ShowsEveryTierAndNeverMoreThanTheBudget) {
