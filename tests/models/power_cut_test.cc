@@ -136,7 +136,7 @@ class PowerCutTest : public ::testing::Test {
     TrainSettings s;
     s.model = "tiny";
     s.data = {text_};
-    s.memory = 600 * kMiB;
+    s.memory = 2048 * kMiB;  // sanitizers take their part
     s.batch = 2;
     s.length = 32;
     s.steps = kSteps;
