@@ -1,7 +1,6 @@
 """Folders of transformers: what is read and saved is the same model, its greedy text is the same, and what is no
 such folder is refused before anything is written."""
 
-import copy
 import json
 import struct
 
@@ -20,6 +19,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from perturbed import make_model
 from sluice_process import run_sluice, train
 
 SHAPE = dict(hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, initializer_range=0.2)
@@ -41,16 +41,6 @@ CASES = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(vocab_size=99, num_key_value_heads=1, **SHAPE)),
 }
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-
-
-def make_model(case, dtype=torch.float32):
-    model_type, config = CASES[case]
-    torch.manual_seed(list(CASES).index(case) + 1)
-    model = model_type(copy.deepcopy(config)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    return model.to(dtype)
 
 
 def write_data(folder):
@@ -86,7 +76,7 @@ def same_bits(found, expected):
 @pytest.mark.parametrize("shards", ["5GB", "40KB"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_of_no_length_gives_the_folder_back(case, shards, stored, trained, tmp_path):
-    model = make_model(case, TYPES[stored])
+    model = make_model(CASES, case, TYPES[stored])
     model.save_pretrained(tmp_path / "model", max_shard_size=shards)
     assert (tmp_path / "model" / "model.safetensors").exists() == (shards == "5GB")
     given = {}
@@ -106,7 +96,7 @@ def test_a_step_of_no_length_gives_the_folder_back(case, shards, stored, trained
 
 
 def test_a_narrower_type_rounds_to_the_nearest_and_keeps_f32_masters(tmp_path):
-    model = make_model("gpt2-tied")
+    model = make_model(CASES, "gpt2-tied")
     model.save_pretrained(tmp_path / "model")
     _, checkpoint = train(**flags_for(tmp_path, lr=0, dtype="bf16"))
     given = dict(model.named_parameters())
@@ -115,7 +105,7 @@ def test_a_narrower_type_rounds_to_the_nearest_and_keeps_f32_masters(tmp_path):
 
 
 def test_a_folder_without_the_prefix_of_its_names_is_read(tmp_path):
-    model = make_model("gpt2-tied")
+    model = make_model(CASES, "gpt2-tied")
     model.save_pretrained(tmp_path / "model")
     model.transformer.save_pretrained(tmp_path / "bare")
     (tmp_path / "bare" / "model.safetensors").rename(tmp_path / "model" / "model.safetensors")
@@ -136,7 +126,7 @@ def greedy(model, prompt, count):
 
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_text_is_that_of_transformers(case, tmp_path):
-    model = make_model(case)
+    model = make_model(CASES, case)
     model.save_pretrained(tmp_path)
     prompt = [84, 72, 69, 32]
     expected, lead = greedy(model, prompt, 40)
@@ -244,7 +234,7 @@ def expect_refused(tmp_path, *parts):
 
 @pytest.fixture
 def folder(tmp_path):
-    make_model("gpt2-tied").save_pretrained(tmp_path / "model")
+    make_model(CASES, "gpt2-tied").save_pretrained(tmp_path / "model")
     return tmp_path
 
 
@@ -280,7 +270,7 @@ def test_a_missing_tensor_is_named(folder):
 
 
 def test_a_head_that_is_not_the_tied_table_is_named(folder):
-    model = make_model("gpt2-tied")
+    model = make_model(CASES, "gpt2-tied")
     tensors = {n: p.data.clone() for n, p in model.named_parameters()}
     tensors["lm_head.weight"] = tensors["transformer.wte.weight"] + 1
     save_file(tensors, folder / "model" / "model.safetensors", metadata={"format": "pt"})
@@ -288,7 +278,7 @@ def test_a_head_that_is_not_the_tied_table_is_named(folder):
 
 
 def test_shards_that_are_missing_or_misplaced_are_named(tmp_path):
-    make_model("gpt2-tied").save_pretrained(tmp_path / "model", max_shard_size="40KB")
+    make_model(CASES, "gpt2-tied").save_pretrained(tmp_path / "model", max_shard_size="40KB")
     index = tmp_path / "model" / "model.safetensors.index.json"
     whole = json.loads(index.read_text())
     name = "transformer.h.1.ln_2.weight"

@@ -4,7 +4,6 @@ The order of the windows is made here from docs/formats/tokens.md, and the learn
 nothing of the reference comes from the program.
 """
 
-import copy
 import math
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from perturbed import make_model
 from sluice_process import train
 
 LENGTH, BATCH, ACCUMULATE, STEPS, SEED = 16, 2, 2, 20, 0x1234567890
@@ -84,16 +84,6 @@ def write_text(folder, tokens, vocabulary):
     return path
 
 
-def make_model(case):
-    model_type, config = CASES[case]
-    torch.manual_seed(list(CASES).index(case) + 1)
-    model = model_type(copy.deepcopy(config)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    return model
-
-
 class Reference:
     """20 steps of torch.optim.AdamW on f32 values, while `model` computes in its own type."""
 
@@ -140,7 +130,7 @@ class Run:
     """The same with the program."""
 
     def __init__(self, folder, case, dtype="f32"):
-        self.model = make_model(case)
+        self.model = make_model(CASES, case)
         self.start = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         self.model.save_pretrained(folder / "model")
         vocabulary = self.model.config.vocab_size
@@ -189,7 +179,7 @@ def change_errors(found, reference, start):
 @pytest.mark.parametrize("case", CASES)
 def test_the_loss_curve_is_that_of_torch(case, run):
     found = run(case)
-    reference = Reference(make_model(case))
+    reference = Reference(make_model(CASES, case))
     losses, norms = reference.train(found.tokens)
     assert losses[-1] < 0.9 * losses[0]
     assert norms.max() > CLIP, "clipping had nothing to do"
@@ -214,7 +204,7 @@ def test_the_loss_curve_is_that_of_torch(case, run):
 )
 def test_another_training_has_another_curve(wrong, run):
     found = run("gpt2")
-    losses, _ = Reference(make_model("gpt2"), **wrong).train(found.tokens)
+    losses, _ = Reference(make_model(CASES, "gpt2"), **wrong).train(found.tokens)
     assert relative(found.losses, losses) > 1e-5
 
 
@@ -223,10 +213,10 @@ def test_bf16_follows_f32_and_keeps_f32_masters(case, run):
     found = run(case, "bf16")
     assert relative(found.losses, run(case).losses) < 0.03
     assert np.any(found.losses != run(case).losses)
-    reference = Reference(make_model(case).bfloat16())
+    reference = Reference(make_model(CASES, case).bfloat16())
     reference.masters.update()
     with torch.no_grad():
-        for name, parameter in make_model(case).named_parameters():
+        for name, parameter in make_model(CASES, case).named_parameters():
             reference.masters[name].copy_(parameter)
     losses, _ = reference.train(found.tokens)
     assert relative(found.losses, losses) < 0.02
