@@ -26,6 +26,8 @@ def arguments():
     parser.add_argument("--model", default="gpt2-124m")
     parser.add_argument("--dtype", default="f32")
     parser.add_argument("--memory", default="4GiB")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--seq", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm", type=int, default=4096, help="MiB to use before each run")
     parser.add_argument("--json", action="store_true")
@@ -45,7 +47,7 @@ def seconds_of(event, output):
 
 def run(a, tokens, out, steps):
     warm(a.warm)
-    return sluice_train("--model", a.model, "--dtype", a.dtype, "--data", tokens, "--memory", a.memory, "--batch", 4, "--seq", 256,
+    return sluice_train("--model", a.model, "--dtype", a.dtype, "--data", tokens, "--memory", a.memory, "--batch", a.batch, "--seq", a.seq,
                         "--steps", steps, "--out", out, "--keep", 1, "--eval-every", 0, "--progress", "lines",
                         *(["--resume"] if steps > 1 else []))
 

@@ -7,7 +7,7 @@
 
 #include "allocator/memory.h"
 #include "core/bytes.h"
-#include "core/error.h"
+#include "tests/thrown.h"
 
 namespace sluice::allocator {
 
@@ -15,20 +15,6 @@ inline std::uint64_t held(const Ledger& ledger, Purpose purpose) {
   return ledger.snapshot().lines[0][static_cast<std::size_t>(purpose)].current;
 }
 inline Ledger::Line host_total(const Ledger& ledger) { return ledger.snapshot().total[0]; }
-
-struct Thrown {
-  ErrorCode code;
-  std::string text;
-};
-inline Thrown thrown_by(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return {error.code(), error.what()};
-  }
-  ADD_FAILURE() << "no error was thrown";
-  return {ErrorCode::kInternal, ""};
-}
 
 // One word at the start of every 4 KiB page.
 inline void stamp(std::byte* data, std::size_t bytes, std::uint64_t value) {

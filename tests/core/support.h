@@ -8,7 +8,7 @@
 #include <iterator>
 #include <string>
 
-#include "core/error.h"
+#include "tests/thrown.h"
 
 namespace sluice {
 
@@ -41,20 +41,6 @@ class TemporaryFolder {
 inline std::string contents(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
-}
-
-struct Thrown {
-  ErrorCode code;
-  std::string text;
-};
-inline Thrown thrown_by(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return {error.code(), error.what()};
-  }
-  ADD_FAILURE() << "no error was thrown";
-  return {ErrorCode::kInternal, ""};
 }
 
 }  // namespace sluice

@@ -18,6 +18,7 @@
 #include "engine/checkpoint/descriptor.h"
 #include "engine/checkpoint/stream.h"
 #include "offload/file.h"
+#include "tests/thrown.h"
 
 namespace sluice::engine {
 
@@ -54,19 +55,6 @@ inline std::string pattern(std::size_t size, std::uint32_t seed) {
     byte = static_cast<char>(state >> 24);
   }
   return bytes;
-}
-
-template <class Call>
-void expect_error(ErrorCode code, const std::vector<std::string>& parts, Call&& call) {
-  try {
-    call();
-    ADD_FAILURE() << "no error was thrown";
-  } catch (const Error& error) {
-    EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(code)) << error.what();
-    for (const std::string& part : parts)
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
-          << "'" << part << "' is not in: " << error.what();
-  }
 }
 
 // Files of the system whose transfers are held back, so that a test sees how many are under way, and may

@@ -7,23 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "core/error.h"
 #include "models/data/tokens.h"
+#include "tests/thrown.h"
 
 namespace sluice::models {
-
-template <class Call>
-void expect_error(ErrorCode code, const std::vector<std::string>& parts, Call&& call) {
-  try {
-    call();
-    ADD_FAILURE() << "no error was thrown";
-  } catch (const Error& error) {
-    EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(code)) << error.what();
-    for (const std::string& part : parts)
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
-          << "'" << part << "' is not in: " << error.what();
-  }
-}
 
 class DataTest : public ::testing::Test {
  protected:

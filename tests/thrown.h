@@ -1,0 +1,41 @@
+#pragma once
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+
+// How tests look at errors.
+namespace sluice {
+
+struct Thrown {
+  ErrorCode code;
+  std::string text;
+};
+inline Thrown thrown_by(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return {error.code(), error.what()};
+  }
+  ADD_FAILURE() << "no error was thrown";
+  return {ErrorCode::kInternal, ""};
+}
+
+// An error of this code, whose text names all parts.
+template <class Call>
+void expect_error(ErrorCode code, const std::vector<std::string>& parts, Call&& call) {
+  try {
+    call();
+    ADD_FAILURE() << "no error was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(code)) << error.what();
+    for (const std::string& part : parts)
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
+          << "'" << part << "' is not in: " << error.what();
+  }
+}
+
+}  // namespace sluice
