@@ -1,6 +1,9 @@
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <utility>
 
 #include "allocator/extent_map.h"
 #include "core/error.h"
@@ -135,6 +138,40 @@ void FramePool::shrink(Home& home, std::size_t bytes) {
   if (target.pool != this)
     fail(ErrorCode::kState, "the home '{}' has memory of another pool under it", target.name);
   if (bytes < target.placed) state_->take_back(target, extents_for(bytes) * state_->extent_bytes);
+}
+
+void FramePool::protect(Home& home, Access access) {
+  if (home.state_ == nullptr || home.state_->placed == 0) return;
+  const int protection = access == Access::kNone   ? PROT_NONE
+                         : access == Access::kRead ? PROT_READ
+                                                   : PROT_READ | PROT_WRITE;
+  if (::mprotect(home.state_->range.data(), home.state_->placed, protection) != 0)
+    fail(ErrorCode::kBudget,
+         "cannot protect '{}': {}; this process may have too many mappings: raise /proc/sys/vm/max_map_count",
+         home.name(), errno_text(errno));
+}
+
+void FramePool::move(Home& from, Home& to) {
+  if (from.state_ == nullptr || from.state_->pool == nullptr) return;
+  if (to.state_ == nullptr || from.state_->pool != this)
+    fail(ErrorCode::kState, "frames of '{}' are moved to a home without a range, or are another pool's",
+         from.name());
+  Home::State &source = *from.state_, &target = *to.state_;
+  state_->require_placeable(target, source.placed);
+  protect(from,
+          Access::kNone);  // the addresses that pages have left would read as zeros until they are absent
+  std::size_t at = 0;
+  for (const ExtentRun run : source.runs) {
+    const std::size_t bytes = state_->bytes_of(run);
+    move_pages(source.range.data() + at, target.range.data() + at, bytes, state_->extent_bytes);
+    make_absent(source.range.data() + at, bytes);
+    at += bytes;
+  }
+  target.pool = std::exchange(source.pool, nullptr);
+  target.purpose = source.purpose;
+  target.runs = std::exchange(source.runs, {});
+  target.placed = std::exchange(source.placed, 0);
+  protect(to, Access::kWrite);
 }
 
 }  // namespace sluice::allocator

@@ -1,5 +1,7 @@
 #pragma once
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -7,9 +9,9 @@
 
 #include "allocator/ledger.h"
 
-// Physical memory and the addresses under which it is seen. All sizes here are multiples of a huge page (2 MiB); all
-// memory is anonymous, populated when it is taken (so that a lack of it shows then, not later), advised to be huge
-// pages, not inherited by a forked child, and kept out of core dumps.
+// Physical memory and the addresses under which it is seen. All sizes here are multiples of a huge page (2
+// MiB); all memory is anonymous, populated when it is taken (so that a lack of it shows then, not later),
+// advised to be huge pages, not inherited by a forked child, and kept out of core dumps.
 namespace sluice::allocator {
 
 // Memory that stays where it is: a fixed buffer (staging, activations, resident state). Zero at first.
@@ -17,7 +19,8 @@ namespace sluice::allocator {
 class Region {
  public:
   Region() = default;
-  Region(Ledger& ledger, Purpose purpose, std::size_t bytes);  // bytes are rounded up to a huge page; 0 gives an empty one
+  Region(Ledger& ledger, Purpose purpose,
+         std::size_t bytes);  // bytes are rounded up to a huge page; 0 gives an empty one
   ~Region();
   Region(Region&& other) noexcept;
   Region& operator=(Region&& other) noexcept;
@@ -33,32 +36,33 @@ class Region {
 
 class FramePool;
 
-// An address range on the compute device: reserved once, the same for its whole life, with or without memory under it.
-// A touch of the part that has none prints the home's name and ends the process (see install_touch_reporter).
-// Thread rule: one thread at a time.
+// An address range on the compute device: reserved once, the same for its whole life, with or without memory
+// under it. A touch of the part that has none is served (see TouchServer), or prints the home's name and ends
+// the process (see install_touch_reporter). Thread rule: one thread at a time.
 class Home {
  public:
-  Home();  // without a range
+  Home();                                     // without a range
   Home(std::string name, std::size_t bytes);  // bytes are rounded up to a huge page
   ~Home();                                    // gives its frames back
   Home(Home&& other) noexcept;
   Home& operator=(Home&& other) noexcept;
 
   std::byte* data() const;
-  std::size_t size() const;         // of the range
-  std::size_t placed() const;       // bytes from the start that have memory under them
+  std::size_t size() const;    // of the range
+  std::size_t placed() const;  // bytes from the start that have memory under them
   const std::string& name() const;
 
  private:
   friend class FramePool;
+  friend class TouchServer;
   struct State;
   std::unique_ptr<State> state_;
 };
 
-// Budgeted physical memory in extents of one size that are placed under homes and taken away again: pages move,
-// addresses stay (mremap with MREMAP_DONTUNMAP, so that an address given up is never free for others).
-// What a placed extent holds is unspecified: what it held last. Extents that follow each other move in one call.
-// Thread rule: one thread at a time; never while an I/O or another thread uses the home.
+// Budgeted physical memory in extents of one size that are placed under homes and taken away again: pages
+// move, addresses stay (mremap with MREMAP_DONTUNMAP, so that an address given up is never free for others).
+// What a placed extent holds is unspecified: what it held last. Extents that follow each other move in one
+// call. Thread rule: one thread at a time; never while an I/O or another thread uses the home.
 class FramePool {
  public:
   // Takes extents * extent_bytes, charged to the ledger as kParameter ("free" frames count so too).
@@ -73,13 +77,20 @@ class FramePool {
   std::size_t free_extents() const;
   std::size_t extents_for(std::size_t bytes) const;  // how many a range of that size takes
 
-  // Puts memory under the first `bytes` of the home (rounded up to extents; the home's reservation is big enough for
-  // that by construction: reservations are rounded up to 64 MiB beyond their size).
-  // The ledger moves those bytes to `purpose`. Returns false, with nothing changed, where too few extents are free.
+  // Puts memory under the first `bytes` of the home (rounded up to extents; the home's reservation is big
+  // enough for that by construction: reservations are rounded up to 64 MiB beyond their size). The ledger
+  // moves those bytes to `purpose`. Returns false, with nothing changed, where too few extents are free.
   // REQUIRES: the home has no memory of its own or of another pool under it.
   bool place(Home& home, std::size_t bytes, Purpose purpose);
   // Takes away what lies beyond the first `bytes` (rounded up to extents); 0 takes all.
   void shrink(Home& home, std::size_t bytes);
+  // What others may do with the memory under the home: everything, when it is placed.
+  enum class Access { kNone, kRead, kWrite };
+  void protect(Home& home, Access access);
+  // Moves all memory, with what it holds, from one home to another, which has none, and where it may be
+  // written. Others may touch both meanwhile: they find what it holds, or that it is absent. REQUIRES: `to`
+  // is as large.
+  void move(Home& from, Home& to);
 
  private:
   struct State;
@@ -87,13 +98,41 @@ class FramePool {
 };
 
 // What the process holds and what it may hold, read from the system.
-std::size_t resident_bytes();            // VmRSS of this process
-std::size_t peak_resident_bytes();       // VmHWM
-std::size_t available_memory_bytes();    // what is free for this process: MemAvailable, and the cgroup limits (v1, v2)
-bool huge_pages_given(const std::byte* data, std::size_t bytes, double* share);  // share of the range on huge pages; false: unknown
+std::size_t resident_bytes();       // VmRSS of this process
+std::size_t peak_resident_bytes();  // VmHWM
+std::size_t
+available_memory_bytes();  // what is free for this process: MemAvailable, and the cgroup limits (v1, v2)
+bool huge_pages_given(const std::byte* data, std::size_t bytes,
+                      double* share);  // share of the range on huge pages; false: unknown
 
-// From then on a touch of an absent home prints the home's name and the remedy on the standard error stream and aborts
-// (SIGSEGV handler that passes anything else on to the handler before it). Idempotent.
+// From then on a touch of an absent home prints the home's name and the remedy on the standard error stream
+// and aborts (SIGSEGV handler that passes anything else on to the handler before it). Idempotent.
 void install_touch_reporter();
+
+// Lets touches of absent homes, and writes to those that may only be read, succeed: the thread that touched
+// waits in the signal handler, while a thread of the server's brings the memory in. Needs no permission of
+// the kernel's, unlike userfaultfd; a system call on an absent home still gives EFAULT.
+class TouchServer {
+ public:
+  struct Touch {
+    std::byte* address;
+    bool write;  // also where the processor does not tell
+    int thread;  // that waits
+  };
+  // bring_in is called by one thread. It returns false, with nothing changed, where it cannot place memory
+  // there: the process then ends as it does without a server. It may not touch absent homes itself.
+  using BringIn = std::function<bool(const Touch& touch)>;
+  explicit TouchServer(BringIn bring_in);
+  ~TouchServer();  // REQUIRES: nobody is waiting for a touch
+  TouchServer(const TouchServer&) = delete;
+  TouchServer& operator=(const TouchServer&) = delete;
+
+  void serve(const Home& home);  // from now on, while both live
+  std::uint64_t served() const;  // touches so far
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 }  // namespace sluice::allocator

@@ -78,6 +78,7 @@ void register_range(const void* begin, std::size_t bytes, std::size_t used, Rang
   range->used = used;
   range->owner = ::getpid();
   range->kind = kind;
+  range->service = nullptr;
   range->begin.store(address, std::memory_order_release);
 }
 

@@ -12,12 +12,21 @@ namespace sluice::allocator {
 
 enum class RangeKind : std::uint8_t { kHome, kBuffer };
 
+// Who brings in what is touched in a range. Safe in a signal handler.
+class TouchService {
+ public:
+  virtual ~TouchService() = default;
+  // Waits; false where the address stays absent.
+  virtual bool bring_in(std::uintptr_t address, bool write) noexcept = 0;
+};
+
 struct RegisteredRange {
   std::atomic<std::uintptr_t> begin{0};  // kFree, kWriting, or the first address
   std::atomic<std::uintptr_t> end{0};
   std::atomic<std::size_t> used{0};  // bytes from begin that the owner asked for; what follows is reserve
   std::atomic<pid_t> owner{0};
   std::atomic<RangeKind> kind{RangeKind::kHome};
+  std::atomic<TouchService*> service{nullptr};
   char name[96] = {};
 
   static constexpr std::uintptr_t kFree = 0;

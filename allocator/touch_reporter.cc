@@ -1,6 +1,8 @@
 #include <signal.h>
+#include <ucontext.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -48,7 +50,7 @@ void describe(const RegisteredRange& range, std::uintptr_t address, Message& mes
   else if (address - range.begin.load() >= range.used.load())
     message.add("' were passed: an access beyond their end\n");
   else
-    message.add("' were touched while absent; acquire the unit first\n");
+    message.add("' were touched while absent; acquire the unit first (to write it, for editing)\n");
 }
 
 void pass_on(int number, siginfo_t* info, void* context) {
@@ -61,10 +63,30 @@ void pass_on(int number, siginfo_t* info, void* context) {
   if (info->si_code <= 0) ::raise(number);
 }
 
+bool is_write([[maybe_unused]] const void* context) {
+#if defined(__x86_64__)
+  return (static_cast<const ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR] & 2) != 0;
+#else
+  return true;
+#endif
+}
+
+bool is_served(const RegisteredRange& range, std::uintptr_t address, bool write) {
+  TouchService* service = range.service.load();
+  if (service == nullptr || range.owner.load() != ::getpid() ||
+      address - range.begin.load() >= range.used.load())
+    return false;
+  const int error = errno;
+  const bool served = service->bring_in(address, write);
+  errno = error;
+  return served;
+}
+
 void on_fault(int number, siginfo_t* info, void* context) {
   const auto address = reinterpret_cast<std::uintptr_t>(info->si_addr);
   const RegisteredRange* range = info->si_code > 0 ? find_range(address) : nullptr;
   if (range == nullptr) return pass_on(number, info, context);
+  if (is_served(*range, address, is_write(context))) return;  // the access happens again, and now succeeds
   Message message;
   describe(*range, address, message);
   message.write();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "allocator/ledger.h"
+#include "allocator/memory.h"
 #include "core/threads.h"
 #include "core/trace.h"
 #include "engine/layout.h"
@@ -44,6 +45,7 @@ struct StepSettings {
   std::vector<GroupSettings> groups;  // by ParameterSpec::group
   double clip = 0;             // bound of the global norm; 0: none. The plan must have been made for clipping
   double gradient_factor = 1;  // all gradients are multiplied by it first (unscaling)
+  bool keep_gradients = false;  // any order: the next step adds to these, unless they are dropped before
 };
 
 struct StepResult {
@@ -75,7 +77,9 @@ struct Resources {
 // Where the profile has any order (a wrapped model), accesses come in whatever order the client has, also of
 // several units at once, and outside of a step for reading. The order is recorded; in the next step the
 // accesses that follow are fetched ahead by it. Gradients come by add_gradient(), and are final at step(),
-// which takes the settings; a parameter that got none is left as it is.
+// which takes the settings; a parameter that got none is left as it is. Parameters are at their address only
+// while their unit is held, to be read only but for editing; a touch at another time, or a write, is noticed
+// (see allocator::TouchServer). Values may be loaded and saved in the middle of a step.
 class Engine {
  public:
   // Takes all memory and disk space of the plan; throws Error(kBudget) where it cannot.
@@ -99,6 +103,7 @@ class Engine {
   void set_steps(ParameterId parameter, std::uint64_t steps);
 
   // A step.
+  bool in_step() const;
   void begin_step(const StepSettings& settings);
   void acquire(const Access& access);  // the next one of the schedule
   void release(const Access& access);
@@ -106,17 +111,36 @@ class Engine {
       ParameterId parameter) const;  // REQUIRES: acquired with parameters; stays at this address for ever
   // micro_batch: index within the step, ascending for each use. REQUIRES: acquired with that gradient use.
   GradientTarget gradient(ParameterId parameter, int use, std::size_t micro_batch);
-  // Any order: adds to what the step has of this parameter. REQUIRES: its unit is held with gradient use 0.
+  // Any order: adds to what the step has of this parameter. REQUIRES: its unit is held with gradient use 0
+  // (without its parameters, where those are not needed).
   void add_gradient(ParameterId parameter, ConstArray gradient);
+  // Any order, at any time, of a parameter that has a gradient; Error(kState) otherwise. They bring in no
+  // more than they need: the norm (infinite where an element is not finite) is known, the factor is applied
+  // when the gradient is used. A factor that comes while an update is pending is for later uses.
+  void read_gradient(ParameterId parameter, Array out);  // out: [elements]; waits for a pending update
+  void multiply_gradient(ParameterId parameter, double factor);
+  double gradient_norm(ParameterId parameter);
+  void drop_gradient(ParameterId parameter);  // also where there is none
   // After the last group. Throws Error(kNotFinite) naming a parameter whose gradient is not finite; where
   // updates wait for step() the parameters are then unchanged and the engine goes on, else it has failed, and
   // it is the release() of that gradient that throws.
   StepResult step();
   StepResult step(const StepSettings& settings);  // any order: the settings are known only now
+  // Any order: the step is over without an update. Its gradients are dropped, and what is held is released.
+  void abandon_step();
+
+  // Any order: a unit whose parameters the client writes where they lie. When it is released they are its
+  // values, and the masters' (of those elements that were changed). Counts as held.
+  void acquire_for_editing(UnitId unit);
+  void release_from_editing(UnitId unit);
 
   // For evaluation: parameters of one unit at any time outside of a step, in any order.
   void acquire_for_reading(UnitId unit);
   void release_from_reading(UnitId unit);
+
+  // Any order: touches of absent parameters go to the server. unit_at: whose address it is.
+  void serve_touches(allocator::TouchServer& server) const;
+  std::optional<UnitId> unit_at(const std::byte* address) const;
 
   // Lets waiting updates and transfers go on with what has arrived; called between the ops of a model. Never
   // waits.

@@ -1,4 +1,8 @@
 #pragma once
+#include <unistd.h>
+
+#include <atomic>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -6,6 +10,7 @@
 #include <vector>
 
 #include "allocator/ledger.h"
+#include "allocator/memory.h"
 #include "bindings/c/status.h"
 #include "core/threads.h"
 #include "core/trace.h"
@@ -34,6 +39,7 @@ struct Planned {
   std::uint32_t groups = 1;
   int threads = 1;
   std::size_t trace_events = 0;
+  bool serve_touches = false;
 
   std::string to_text() const;  // JSON
 };
@@ -42,6 +48,10 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
 }  // namespace sluice::c
 
 struct sluice_engine {
+  struct Held {
+    sluice::engine::Access access;
+    bool editing;
+  };
   explicit sluice_engine(sluice::c::Planned made);
 
   sluice::c::Planned planned;
@@ -52,23 +62,53 @@ struct sluice_engine {
   std::unique_ptr<sluice::offload::RecordStore> disk;
   std::unique_ptr<sluice::engine::Engine> engine;
 
-  std::mutex mutex;                                       // calls take turns
-  std::vector<std::vector<sluice::engine::Access>> held;  // by unit, in the order of acquiring
-  std::string failure;  // values of an unfinished load; nothing goes on after it
+  std::mutex mutex;                     // calls take turns
+  std::atomic<pid_t> caller{0};         // the thread that is inside of a call
+  std::vector<std::vector<Held>> held;  // by unit, in the order of acquiring
+  std::deque<Held> touched;             // held for touches that were served
+  std::string failure;                  // values of an unfinished load; nothing goes on after it
+  std::optional<sluice::allocator::TouchServer> touches;  // last: its thread uses the rest
+
+  bool bring_in(const sluice::allocator::TouchServer::Touch& touch);
+  void acquire_touched(const Held& wanted);
+  void acquire(const Held& one);
+  void release(const Held& one);
+  void release_touched();
 };
 
 namespace sluice::c {
+
+// The calling thread's turn on the engine.
+class Turn {
+ public:
+  explicit Turn(sluice_engine& engine) : engine_(engine), lock_(engine.mutex) { engine.caller = ::gettid(); }
+  ~Turn() { engine_.caller = 0; }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  sluice_engine& engine_;
+  std::lock_guard<std::mutex> lock_;
+};
 
 // Runs `action` on the engine, when its turn has come.
 template <class Action>
 sluice_status with_engine(const sluice_engine* handle, Action&& action) noexcept {
   return guarded([&] {
     sluice_engine& engine = const_cast<sluice_engine&>(required(handle, "engine"));
-    const std::lock_guard lock(engine.mutex);
+    const Turn turn(engine);
     if (!engine.failure.empty())
       fail(ErrorCode::kState, "the engine has failed: {}; make another", engine.failure);
+    engine.release_touched();  // what was touched may have been written; if it is still in use, it is touched
+                               // again
     action(engine);
   });
+}
+
+inline Dtype dtype_of(sluice_dtype dtype) {
+  if (dtype != SLUICE_F32 && dtype != SLUICE_BF16)
+    fail(ErrorCode::kInvalidArgument, "{} is no sluice_dtype", static_cast<int>(dtype));
+  return dtype == SLUICE_F32 ? Dtype::kF32 : Dtype::kBf16;
 }
 
 inline engine::UnitId unit_of(const sluice_engine& engine, uint32_t unit) {

@@ -7,6 +7,7 @@
 #include "bindings/c/status.h"
 #include "core/bytes.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/refusal.h"
 #include "models/machine_rates.h"
 #include "models/training_setup.h"
 #include "models/weights.h"
@@ -63,12 +64,6 @@ std::unique_ptr<optim::Optimizer> optimizer_of(const sluice_engine_options& opti
   return optim::make_adamw({options.beta1, options.beta2, options.epsilon});
 }
 
-Dtype dtype_of(sluice_dtype dtype) {
-  if (dtype != SLUICE_F32 && dtype != SLUICE_BF16)
-    fail(ErrorCode::kInvalidArgument, "{} is no sluice_dtype", static_cast<int>(dtype));
-  return dtype == SLUICE_F32 ? Dtype::kF32 : Dtype::kBf16;
-}
-
 engine::PlanRequest request_of(const sluice_engine_options& options) {
   engine::PlanRequest request;
   if (options.prefetch > 0) request.prefetch = options.prefetch;
@@ -96,13 +91,15 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   made.io = offload::make_io_service({});
   made.disk = folders_of(options);
   made.trace_events = options.trace_events;
-  made.profile = engine::any_order_profile(model.units, std::max<std::uint32_t>(1, options.held_units),
-                                           dtype_of(options.dtype));
+  made.serve_touches = options.serve_touches != 0;
+  const std::size_t held = std::max<std::size_t>(1, options.held_units) + (made.serve_touches ? 1 : 0);
+  made.profile = engine::any_order_profile(model.units, held, dtype_of(options.dtype));
   const engine::MachineRates rates = rates_of(*made.io, made.disk);
   made.checkpoint_buffers = kStateFiles * 2 * engine::kStreamBlock;
   made.budget.memory = options.memory;
   made.budget.disk = models::usable_disk(made.disk);
-  made.budget.base = allocator::resident_bytes() + models::kReserve + options.reserved +
+  const std::uint64_t holds = allocator::resident_bytes();
+  made.budget.base = holds - std::min(holds, options.given_back) + models::kReserve + options.reserved +
                      made.checkpoint_buffers + made.trace_events * models::kTraceEventBytes;
   made.plan = engine::make_plan(made.profile, *made.optimizer, made.budget, request_of(options), rates);
   return made;
@@ -128,6 +125,58 @@ sluice_engine::sluice_engine(Planned made) : planned(std::move(made)), threads(p
       planned.profile, planned.plan, *planned.optimizer,
       sluice::engine::Resources{threads, ledger, disk.get(), events});
   held.resize(planned.profile.units.size());
+  allocator::install_touch_reporter();
+  if (!planned.serve_touches) return;
+  touches.emplace([this](const sluice::allocator::TouchServer::Touch& touch) { return bring_in(touch); });
+  engine->serve_touches(*touches);
+}
+
+// Called by the touch server's thread.
+bool sluice_engine::bring_in(const sluice::allocator::TouchServer::Touch& touch) {
+  if (caller == touch.thread)
+    return false;  // a callback touches what the call that it is in would have to bring
+  const Turn turn(*this);
+  const auto unit = engine->unit_at(touch.address);
+  if (!unit || !failure.empty()) return false;
+  const Held wanted = {{*unit, true, -1, false}, touch.write};
+  const bool there = std::any_of(touched.begin(), touched.end(), [&](const Held& h) {
+    return h.access.unit == *unit && (h.editing || !touch.write);
+  });
+  if (!there) acquire_touched(wanted);
+  return true;
+}
+
+// Those that were touched before make room, the oldest first.
+void sluice_engine::acquire_touched(const Held& wanted) {
+  while (true) {
+    try {
+      acquire(wanted);
+      touched.push_back(wanted);
+      return;
+    } catch (const sluice::engine::Refusal&) {
+      if (touched.empty()) throw;
+    }
+    release(touched.front());
+    touched.pop_front();
+  }
+}
+
+void sluice_engine::release_touched() {
+  for (; !touched.empty(); touched.pop_front()) release(touched.front());
+}
+
+void sluice_engine::acquire(const Held& one) {
+  if (one.editing)
+    engine->acquire_for_editing(one.access.unit);
+  else
+    engine->acquire(one.access);
+}
+
+void sluice_engine::release(const Held& one) {
+  if (one.editing)
+    engine->release_from_editing(one.access.unit);
+  else
+    engine->release(one.access);
 }
 
 sluice_status sluice_plan(const sluice_model* model, const sluice_engine_options* options, char** json) {

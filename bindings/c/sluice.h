@@ -109,6 +109,8 @@ typedef struct sluice_engine_options {
   const char* place_parameters; /* "memory", "disk"; NULL: planned. For tests and measurements */
   const char* place_gradients;
   const char* place_state;
+  uint64_t given_back;    /* what the process holds now and gives back until the last unit has its values */
+  uint32_t serve_touches; /* not 0: what is read while its unit is not held is brought in; see SLUICE_READ */
 } sluice_engine_options;
 
 /* Where every byte would live, without taking any: a JSON object, given to the caller, as `sluice plan --json` prints.
@@ -127,7 +129,8 @@ SLUICE_API void sluice_engine_destroy(sluice_engine* engine);
 /* The plan that it was made by, as sluice_plan() gives it. */
 SLUICE_API sluice_status sluice_engine_plan(const sluice_engine* engine, char** json);
 
-/* Values. Every unit is given values once before it is acquired; that may be repeated between steps.
+/* Values. Every unit is given values once before it is acquired or saved; that may be repeated while it
+ * is not held.
  * A function of the caller's is called with consecutive runs of elements of one parameter, by the calling thread; it
  * returns 0, or anything else to stop (SLUICE_CALLBACK; the unit must then be given values anew). */
 
@@ -153,8 +156,13 @@ SLUICE_API sluice_status sluice_engine_load_values(sluice_engine* engine, const 
 SLUICE_API sluice_status sluice_engine_begin_step(sluice_engine* engine);
 
 typedef enum sluice_access {
-  SLUICE_READ = 0,    /* its parameters */
-  SLUICE_GRADIENT = 1 /* its parameters, and gradients will be added; within a step */
+  SLUICE_READ = 0,     /* its parameters */
+  SLUICE_GRADIENT = 1, /* its parameters, and gradients will be added; within a step */
+  /* Only that gradients will be added; its parameters need not come. */
+  SLUICE_GRADIENT_ONLY = 2,
+  /* Its parameters, which the caller writes where they lie. When it is released they are its values; where there are
+   * masters, those of the elements that were changed. */
+  SLUICE_EDIT = 3
 } sluice_access;
 
 /* Makes the unit's parameters present, after a pending update of theirs; waits for the disk. Held until it is released
@@ -162,12 +170,25 @@ typedef enum sluice_access {
 SLUICE_API sluice_status sluice_engine_acquire(sluice_engine* engine, uint32_t unit, sluice_access access);
 SLUICE_API sluice_status sluice_engine_release(sluice_engine* engine, uint32_t unit);
 /* Where the parameter lies: its elements one after another, in the engine's dtype, the last dimension fastest. The address
- * stays the same for the engine's whole life; the memory may be read only while the unit is held, and not written. */
+ * stays the same for the engine's whole life; the memory may be read only while the unit is held, and written only while
+ * it is held with SLUICE_EDIT. A read at another time ends the process with a message that names the unit; with
+ * options.serve_touches it waits until a thread of the engine's has brought the unit in, which then counts as one that
+ * is held until the next call on the engine; a write so counts as an edit. A system call on absent memory gives EFAULT. */
 SLUICE_API sluice_status sluice_engine_parameter(sluice_engine* engine, uint32_t parameter, const void** data);
 /* Adds all elements of a gradient to what the step has of this parameter so far. REQUIRES: its unit is held with
  * SLUICE_GRADIENT. A parameter that gets none in a step is left as it is by that step, as torch.optim does. */
 SLUICE_API sluice_status sluice_engine_add_gradient(sluice_engine* engine, uint32_t parameter, const void* gradient,
                                                     sluice_dtype dtype);
+
+/* Of a parameter that has a gradient (SLUICE_STATE otherwise), at any time until it is dropped. What is asked for is brought
+ * in, and nothing else: `norm` (infinite where an element is not finite) and `multiply` need no element.
+ * `data`: all elements in `dtype`, for the caller. A factor that comes after sluice_engine_step() is for later uses. */
+SLUICE_API sluice_status sluice_engine_get_gradient(sluice_engine* engine, uint32_t parameter, void* data,
+                                                    sluice_dtype dtype);
+SLUICE_API sluice_status sluice_engine_gradient_norm(sluice_engine* engine, uint32_t parameter, double* norm);
+SLUICE_API sluice_status sluice_engine_multiply_gradient(sluice_engine* engine, uint32_t parameter, double factor);
+/* The parameter has no gradient then; also where it had none. */
+SLUICE_API sluice_status sluice_engine_drop_gradient(sluice_engine* engine, uint32_t parameter);
 
 typedef struct sluice_group_settings {
   double learning_rate;
@@ -180,6 +201,7 @@ typedef struct sluice_step_settings {
   size_t group_count;
   double clip;            /* bound of the global norm; 0: none */
   double gradient_factor; /* gradients are multiplied by it before anything else (unscaling); 0: 1 */
+  uint32_t keep_gradients; /* not 0: the next step adds to these gradients, unless they are dropped before */
 } sluice_step_settings;
 
 typedef struct sluice_step_result {
@@ -193,6 +215,8 @@ typedef struct sluice_step_result {
  * and the step is over. */
 SLUICE_API sluice_status sluice_engine_step(sluice_engine* engine, const sluice_step_settings* settings,
                                             sluice_step_result* result);
+/* The step is over without an update: its gradients are dropped, and every unit is released. For errors in the middle. */
+SLUICE_API sluice_status sluice_engine_abandon_step(sluice_engine* engine);
 /* Waits until all updates are applied. */
 SLUICE_API sluice_status sluice_engine_settle(sluice_engine* engine);
 SLUICE_API sluice_status sluice_engine_steps(const sluice_engine* engine, uint64_t* steps);
@@ -217,6 +241,14 @@ typedef struct sluice_ledger_line {
 /* Fills in at most `capacity` lines; `count` is how many there are. The texts live as long as the library. */
 SLUICE_API sluice_status sluice_engine_ledger(const sluice_engine* engine, sluice_ledger_line* lines, size_t capacity,
                                               size_t* count);
+typedef struct sluice_counters {
+  size_t size;
+  double wait_seconds;      /* in which the caller waited for transfers */
+  double optimizer_seconds; /* arithmetic of updates */
+  uint64_t touches;         /* served; see options.serve_touches */
+} sluice_counters;
+/* Over the engine's life. */
+SLUICE_API sluice_status sluice_engine_counters(const sluice_engine* engine, sluice_counters* counters);
 /* What happened when, as Trace Event JSON (Perfetto opens it). SLUICE_STATE where the engine keeps no trace. */
 SLUICE_API sluice_status sluice_engine_save_trace(const sluice_engine* engine, const char* path);
 

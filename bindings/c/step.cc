@@ -18,11 +18,13 @@ sluice_status sluice_engine_begin_step(sluice_engine* engine) {
 
 sluice_status sluice_engine_acquire(sluice_engine* engine, uint32_t unit, sluice_access access) {
   return with_engine(engine, [&](sluice_engine& e) {
-    if (access != SLUICE_READ && access != SLUICE_GRADIENT)
+    if (access < SLUICE_READ || access > SLUICE_EDIT)
       fail(ErrorCode::kInvalidArgument, "{} is no sluice_access", static_cast<int>(access));
-    const Access asked = {unit_of(e, unit), true, access == SLUICE_GRADIENT ? 0 : -1, false};
+    const bool gradient = access == SLUICE_GRADIENT || access == SLUICE_GRADIENT_ONLY;
+    const sluice_engine::Held asked = {
+        {unit_of(e, unit), access != SLUICE_GRADIENT_ONLY, gradient ? 0 : -1, false}, access == SLUICE_EDIT};
     e.held[unit].reserve(e.held[unit].size() + 1);
-    e.engine->acquire(asked);
+    e.acquire(asked);
     e.held[unit].push_back(asked);
   });
 }
@@ -33,9 +35,9 @@ sluice_status sluice_engine_release(sluice_engine* engine, uint32_t unit) {
     if (held.empty())
       fail(ErrorCode::kState, "unit '{}' is released and was not acquired",
            e.planned.profile.units[unit].name);
-    const Access last = held.back();
+    const sluice_engine::Held last = held.back();
     held.pop_back();
-    e.engine->release(last);
+    e.release(last);
   });
 }
 
@@ -49,10 +51,38 @@ sluice_status sluice_engine_add_gradient(sluice_engine* engine, uint32_t paramet
                                          sluice_dtype dtype) {
   return with_engine(engine, [&](sluice_engine& e) {
     if (gradient == nullptr) fail(ErrorCode::kInvalidArgument, "'gradient' is NULL");
-    if (dtype != SLUICE_F32 && dtype != SLUICE_BF16)
-      fail(ErrorCode::kInvalidArgument, "{} is no sluice_dtype", static_cast<int>(dtype));
-    e.engine->add_gradient(parameter_of(e, parameter),
-                           {gradient, dtype == SLUICE_F32 ? Dtype::kF32 : Dtype::kBf16});
+    e.engine->add_gradient(parameter_of(e, parameter), {gradient, dtype_of(dtype)});
+  });
+}
+
+sluice_status sluice_engine_get_gradient(sluice_engine* engine, uint32_t parameter, void* data,
+                                         sluice_dtype dtype) {
+  return with_engine(engine, [&](sluice_engine& e) {
+    if (data == nullptr) fail(ErrorCode::kInvalidArgument, "'data' is NULL");
+    e.engine->read_gradient(parameter_of(e, parameter), {data, dtype_of(dtype)});
+  });
+}
+
+sluice_status sluice_engine_gradient_norm(sluice_engine* engine, uint32_t parameter, double* norm) {
+  return with_engine(engine, [&](sluice_engine& e) {
+    double& out = required(norm, "norm");
+    out = e.engine->gradient_norm(parameter_of(e, parameter));
+  });
+}
+
+sluice_status sluice_engine_multiply_gradient(sluice_engine* engine, uint32_t parameter, double factor) {
+  return with_engine(
+      engine, [&](sluice_engine& e) { e.engine->multiply_gradient(parameter_of(e, parameter), factor); });
+}
+
+sluice_status sluice_engine_drop_gradient(sluice_engine* engine, uint32_t parameter) {
+  return with_engine(engine, [&](sluice_engine& e) { e.engine->drop_gradient(parameter_of(e, parameter)); });
+}
+
+sluice_status sluice_engine_abandon_step(sluice_engine* engine) {
+  return with_engine(engine, [](sluice_engine& e) {
+    e.engine->abandon_step();
+    for (auto& held : e.held) held.clear();
   });
 }
 
@@ -63,6 +93,7 @@ sluice_status sluice_engine_step(sluice_engine* engine, const sluice_step_settin
     sluice::engine::StepSettings step;
     step.clip = given.clip;
     if (given.gradient_factor != 0) step.gradient_factor = given.gradient_factor;
+    step.keep_gradients = given.keep_gradients != 0;
     for (std::size_t i = 0; i < given.group_count; ++i) {
       const sluice_group_settings& group = (&required(given.groups, "settings.groups"))[i];
       step.groups.push_back({group.learning_rate, group.weight_decay});
@@ -106,6 +137,14 @@ sluice_status sluice_engine_ledger(const sluice_engine* engine, sluice_ledger_li
     add_lines(required(engine, "engine").ledger.snapshot(), all);
     if (capacity > 0) std::copy_n(all.begin(), std::min(capacity, all.size()), &required(lines, "lines"));
     required(count, "count") = all.size();
+  });
+}
+
+sluice_status sluice_engine_counters(const sluice_engine* engine, sluice_counters* counters) {
+  return with_engine(engine, [&](sluice_engine& e) {
+    sluice_counters& out = required(counters, "counters");
+    const auto counted = e.engine->counters();
+    give({0, counted.wait_seconds, counted.optimizer_seconds, e.touches ? e.touches->served() : 0}, &out);
   });
 }
 

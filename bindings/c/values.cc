@@ -103,6 +103,12 @@ void set_steps(engine::Engine& engine, const engine::CheckpointReader& checkpoin
       engine.set_steps(p, found->get<std::uint64_t>());
 }
 
+// A checkpoint holds no gradients.
+void check_between_steps(const sluice_engine& e, const char* verb) {
+  if (e.engine->in_step())
+    fail(ErrorCode::kState, "a checkpoint is {} in the middle of a step; finish or abandon the step", verb);
+}
+
 // Checkpoints of another run must neither be mixed with this engine's nor be pruned for them.
 void check_folder(const std::string& out, std::uint64_t step) {
   if (models::read_run_id(out))
@@ -117,6 +123,7 @@ void check_folder(const std::string& out, std::uint64_t step) {
 }
 
 std::string save(sluice_engine& e, const std::string& out, std::uint64_t keep) {
+  check_between_steps(e, "saved");
   if (out.empty()) fail(ErrorCode::kInvalidArgument, "'out' is empty; name a folder");
   e.engine->settle();
   const engine::RunLock lock(out);
@@ -200,6 +207,7 @@ sluice_status sluice_engine_save(sluice_engine* handle, const char* out, uint64_
 
 sluice_status sluice_engine_load(sluice_engine* handle, const char* path) {
   return with_engine(handle, [&](sluice_engine& e) {
+    check_between_steps(e, "loaded");
     const auto buffer = stream_buffer(e);
     engine::ReadAhead ahead(buffer.bytes(), &e.threads);
     const engine::CheckpointReader checkpoint(*e.planned.io, checkpoint_at(&required(path, "path")), ahead);

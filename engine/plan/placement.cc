@@ -75,7 +75,8 @@ Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups) 
     traffic.written += kept * bytes;
   }
   if (clip_ && uses_[unit] > 0) {
-    const std::uint64_t bytes = layout_.unit_elements(unit) * size_of(profile_.dtype);
+    const std::size_t size = size_of(profile_.any_order ? Dtype::kF32 : profile_.dtype);
+    const std::uint64_t bytes = layout_.unit_elements(unit) * size;
     traffic.read += bytes;
     traffic.written += bytes;
   }

@@ -14,8 +14,13 @@ namespace {
 constexpr std::size_t kNoSuchUse = std::numeric_limits<std::size_t>::max();
 }
 
-Gradients::Gradients(const Layout& layout, const std::vector<int>& uses, const Plan& plan, Pager& pager)
-    : layout_(layout), pager_(pager), type_(plan.dtype), progress_(layout.parameters()) {
+Gradients::Gradients(const Layout& layout, const std::vector<int>& uses, const Plan& plan, bool any_order,
+                     Pager& pager)
+    : layout_(layout),
+      pager_(pager),
+      any_order_(any_order),
+      type_(any_order ? Dtype::kF32 : plan.dtype),
+      progress_(layout.parameters()) {
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
     const UnitSpec& spec = layout.units()[unit];
     std::vector<Buffer> buffers;
@@ -60,11 +65,71 @@ float* Gradients::target(ParameterId parameter, int use, std::size_t micro_batch
 void Gradients::add(Threads& threads, ParameterId parameter, ConstArray gradient) {
   const std::size_t n = layout_.place(parameter).elements;
   const Array sum = {data(parameter, 0), Dtype::kF32};
-  if (has(parameter))
-    kernels::add(threads, n, sum, gradient, sum);
-  else
+  Progress& progress = progress_[parameter];
+  if (!has(parameter)) {
     kernels::convert(threads, n, gradient, sum);
-  progress_[parameter].last[0] = 0;
+  } else {
+    if (progress.factor != 1) kernels::scale(threads, n, static_cast<float>(progress.factor), sum);
+    kernels::add(threads, n, sum, gradient, sum);
+  }
+  progress.last[0] = 0;
+  progress.summed = false;
+  progress.factor = 1;
+}
+
+void Gradients::read(Threads& threads, ParameterId parameter, Array out) const {
+  const std::size_t n = layout_.place(parameter).elements;
+  kernels::convert(threads, n, {data(parameter, 0), Dtype::kF32}, out);
+  const auto factor = static_cast<float>(progress_[parameter].factor);
+  if (factor != 1) kernels::scale(threads, n, factor, out);
+}
+
+void Gradients::multiply(ParameterId parameter, double factor) { progress_[parameter].factor *= factor; }
+
+void Gradients::drop(ParameterId parameter) {
+  Progress& progress = progress_[parameter];
+  std::fill(progress.last.begin(), progress.last.end(), std::nullopt);
+  progress.square_sum = 0;
+  progress.finite = true;
+  progress.summed = false;
+  progress.factor = 1;
+}
+
+void Gradients::drop_all() {
+  for (ParameterId p = 0; p < progress_.size(); ++p) drop(p);
+}
+
+void Gradients::sum_squares_of(Threads& threads, ParameterId parameter, const void* base) {
+  const Layout::Place& place = layout_.place(parameter);
+  const auto squares =
+      kernels::sum_of_squares(threads, place.elements, ConstArray{base, type_}.at(place.offset));
+  Progress& progress = progress_[parameter];
+  progress.square_sum = squares.sum;
+  progress.finite = squares.finite;
+  progress.summed = true;
+}
+
+void Gradients::sum_squares(Threads& threads, UnitId unit) {
+  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
+    if (has(p) && !progress_[p].summed) sum_squares_of(threads, p, pager_.data(holding(unit, 0)));
+}
+
+bool Gradients::summed(UnitId unit) const {
+  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
+    if (has(p) && !progress_[p].summed) return false;
+  return true;
+}
+
+double Gradients::norm(ParameterId parameter) const {
+  const Progress& progress = progress_[parameter];
+  if (!progress.finite) return std::numeric_limits<double>::infinity();
+  return std::sqrt(progress.square_sum) * std::abs(progress.factor);
+}
+
+std::optional<ParameterId> Gradients::not_finite() const {
+  for (ParameterId p = 0; p < progress_.size(); ++p)
+    if (has(p) && (!progress_[p].finite || !std::isfinite(progress_[p].factor))) return p;
+  return std::nullopt;
 }
 
 bool Gradients::has(ParameterId parameter) const {
@@ -93,26 +158,20 @@ std::optional<ParameterId> Gradients::finish(Threads& threads, UnitId unit) {
     kernels::narrow_in_place(threads, layout_.unit_elements(unit), static_cast<float*>(base));
   std::optional<ParameterId> not_finite;
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
-    const Layout::Place& place = layout_.place(p);
-    const auto squares =
-        kernels::sum_of_squares(threads, place.elements, ConstArray{base, type_}.at(place.offset));
-    progress_[p].square_sum = squares.sum;
-    if (!squares.finite && !not_finite) not_finite = p;
+    sum_squares_of(threads, p, base);
+    if (!progress_[p].finite && !not_finite) not_finite = p;
   }
   return not_finite;
 }
 
 double Gradients::norm() const {
   double sum = 0;
-  for (const Progress& progress : progress_) sum += progress.square_sum;
+  for (const Progress& progress : progress_) sum += progress.square_sum * progress.factor * progress.factor;
   return std::sqrt(sum);
 }
 
 void Gradients::begin_step() {
-  for (Progress& progress : progress_) {
-    std::fill(progress.last.begin(), progress.last.end(), std::nullopt);
-    progress.square_sum = 0;
-  }
+  if (!any_order_) drop_all();
 }
 
 }  // namespace sluice::engine

@@ -12,11 +12,13 @@ namespace sluice::engine {
 
 // The accumulators of all units: one flat f32 buffer a unit for the first use of its parameters, and one a
 // further use for those that have it. A buffer is a holding, so it is in memory, or on disk between groups of
-// micro-batches. Thread rule: one thread.
+// micro-batches. In any order there is one use, the gradients stay in f32, and each has a factor that
+// multiplies it (unscaling, clipping): it is applied where the gradient is used. Thread rule: one thread.
 class Gradients {
  public:
   // uses: buffers of each unit; see gradient_uses().
-  Gradients(const Layout& layout, const std::vector<int>& uses, const Plan& plan, Pager& pager);
+  Gradients(const Layout& layout, const std::vector<int>& uses, const Plan& plan, bool any_order,
+            Pager& pager);
 
   int uses(UnitId unit) const { return static_cast<int>(units_[unit].size()); }
   HoldingId holding(UnitId unit, int use) const {
@@ -29,10 +31,24 @@ class Gradients {
   // Where a micro-batch writes. Throws Error(kState) where micro-batches come out of order.
   float* target(ParameterId parameter, int use, std::size_t micro_batch, bool* accumulate);
 
-  // Adds all of a parameter's gradient to its first use, whose buffer is held.
-  void add(Threads& threads, ParameterId parameter, ConstArray gradient);
   bool any(UnitId unit) const;            // whether the step has one of the unit's parameters
   bool has(ParameterId parameter) const;  // or this one's
+
+  // --- in any order; the unit's buffer is held, where not said otherwise ---
+  void add(Threads& threads, ParameterId parameter, ConstArray gradient);
+  void read(Threads& threads, ParameterId parameter, Array out) const;  // REQUIRES: has(parameter)
+  void multiply(ParameterId parameter, double factor);                  // need not be held
+  double factor(ParameterId parameter) const { return progress_[parameter].factor; }
+  void drop(ParameterId parameter);  // need not be held: the parameter has no gradient then
+  void drop_all();                   // likewise
+  // Sums the squares of what was added since they were summed last.
+  void sum_squares(Threads& threads, UnitId unit);
+  bool summed(UnitId unit) const;
+  // Of what was summed: need not be held.
+  double norm(ParameterId parameter) const;
+  std::optional<ParameterId> not_finite() const;
+  // Whether its buffer is needed after the update that it is for.
+  bool kept(UnitId unit) const { return any_order_ && any(unit); }
 
   // Makes the unit's gradient final, all its uses being held: adds them, rounds once to the compute type (a
   // bf16 gradient is then packed into the first half of the buffer), sums squares. Returns a parameter whose
@@ -42,7 +58,7 @@ class Gradients {
   std::size_t final_bytes(UnitId unit) const { return layout_.unit_elements(unit) * size_of(type_); }
 
   double norm() const;  // over all parameters, squares added in registration order
-  void begin_step();
+  void begin_step();    // not in any order, where a step's gradients are those that were not dropped
 
  private:
   struct Buffer {
@@ -52,12 +68,17 @@ class Gradients {
   };
   struct Progress {
     std::vector<std::optional<std::size_t>> last;  // by use: the last micro-batch that wrote
-    double square_sum = 0;
+    double square_sum = 0;                         // of the buffer, without the factor
+    bool finite = true;
+    bool summed = false;
+    double factor = 1;
   };
+  void sum_squares_of(Threads& threads, ParameterId parameter, const void* base);
   float* data(ParameterId parameter, int use) const;
 
   const Layout& layout_;
   Pager& pager_;
+  bool any_order_;
   Dtype type_;
   std::vector<std::vector<Buffer>> units_;
   std::vector<Progress> progress_;  // by parameter

@@ -10,11 +10,15 @@ namespace sluice::engine {
 // The accesses of a step whose order is the client's own, held against those of the step before.
 class Recorder {
  public:
-  void begin_step() { next_ = 0; }
+  // Forgets what was noted of a step that did not end.
+  void begin_step() {
+    recorded_.clear();
+    next_ = 0;
+  }
   // Notes an access, if it is to be recorded; returns its place in the order of the step before, or where
   // that goes on when it is not there.
   std::size_t follow(const Access& access, bool record) {
-    if (record) recorded_.push_back(access);
+    if (record && recorded_.size() < kMost) recorded_.push_back(access);
     for (std::size_t i = next_; i < expected_.size(); ++i)
       if (expected_[i] == access) {
         next_ = i + 1;
@@ -30,6 +34,7 @@ class Recorder {
   }
 
  private:
+  static constexpr std::size_t kMost = std::size_t{1} << 20;  // a step with an evaluation in it
   std::vector<Access> expected_, recorded_;
   std::size_t next_ = 0;
 };

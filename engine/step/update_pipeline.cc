@@ -194,8 +194,8 @@ void UpdatePipeline::apply_chunk(Running& running, std::size_t chunk, std::byte*
     const Layout::Place& place = layout_.place(p);
     const std::size_t from = std::max(begin, place.offset);
     const std::size_t to = std::min(begin + elements, place.offset + place.elements);
-    const std::uint64_t step = update.steps[p - layout_.first_parameter(update.unit)];
-    if (from >= to || step == 0) continue;
+    const ParameterUpdate& own = update.parameter_updates[p - layout_.first_parameter(update.unit)];
+    if (from >= to || own.step == 0) continue;
     const auto array = [&](std::size_t index) {
       return Array{state + (index * elements + from - begin) * sizeof(float), Dtype::kF32};
     };
@@ -207,7 +207,8 @@ void UpdatePipeline::apply_chunk(Running& running, std::size_t chunk, std::byte*
     span.gradient = gradient.at(from - begin);
     for (std::size_t a = has_master_ ? 1 : 0; a < states_.arrays(); ++a) span.state.push_back(array(a));
     optim::Hyperparameters hyperparameters = update.groups[layout_.spec(p).group];
-    hyperparameters.step = step;
+    hyperparameters.step = own.step;
+    hyperparameters.gradient_factor *= own.gradient_factor;
     optimizer_.apply(threads_, hyperparameters, span);
   }
   const auto end = Trace::Clock::now();

@@ -18,15 +18,19 @@
 
 namespace sluice::engine {
 
+struct ParameterUpdate {
+  std::uint64_t step = 0;      // of this parameter's updates, this one included; 0: it is left as it is
+  double gradient_factor = 1;  // beside the one of its group
+};
+
 // One unit's update, as it was decided: what to apply, and where its parts are.
 struct Update {
   UnitId unit = 0;
   std::vector<optim::Hyperparameters> groups;
-  std::vector<std::uint64_t>
-      steps;            // of each parameter of the unit, this one included; 0: it is left as it is
-  Array parameters;     // the unit's home; stays there until the update is applied
-  ConstArray gradient;  // in memory, or null data:
-  offload::RecordId gradient_record = 0;  // streamed from there
+  std::vector<ParameterUpdate> parameter_updates;  // by parameter of the unit
+  Array parameters;                                // the unit's home; stays there until the update is applied
+  ConstArray gradient;                             // in memory, or null data:
+  offload::RecordId gradient_record = 0;           // streamed from there
   Dtype gradient_type = Dtype::kF32;
 };
 

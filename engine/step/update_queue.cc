@@ -39,7 +39,7 @@ bool UpdateQueue::start(UnitId unit, bool wait) {
   Update update;
   update.unit = unit;
   update.groups = due_[unit].groups;
-  update.steps = due_[unit].steps;
+  update.parameter_updates = due_[unit].parameters;
   update.parameters = {pager_.data(values), plan_.dtype};
   update.gradient_type = gradients_.final_type();
   const bool in_memory = pager_.present(gradient);
@@ -54,11 +54,16 @@ bool UpdateQueue::start(UnitId unit, bool wait) {
 
 void UpdateQueue::on_applied(UnitId unit, bool gradient_in_memory) {
   const HoldingId gradient = gradients_.holding(unit, 0);
+  if (wanted_ == unit)
+    pager_.reveal(parameters_[unit]);  // before the write: pages do not move during a transfer
   pager_.written(parameters_[unit], pager_.bytes(parameters_[unit]));
   pager_.release(parameters_[unit]);
   if (gradient_in_memory) pager_.release(gradient);
   if (!plan_.clip) pager_.release(gradient);  // held since it became final
-  pager_.discard(gradient);
+  if (gradients_.kept(unit))
+    pager_.unpark(gradient);
+  else
+    pager_.discard(gradient);
   phases_[unit] = Phase::kCurrent;
 }
 
@@ -73,11 +78,13 @@ void UpdateQueue::advance() {
 }
 
 void UpdateQueue::ensure_updated(UnitId unit) {
+  wanted_ = unit;
   while (phases_[unit] != Phase::kCurrent) {
     if (phases_[unit] == Phase::kWaiting && !pipeline_.under_way(unit) && start(unit, true))
       std::erase(waiting_, unit);
     if (!pipeline_.pump()) wait();
   }
+  wanted_.reset();
 }
 
 void UpdateQueue::wait() {

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "engine/layout.h"
@@ -18,7 +19,7 @@ class UpdateQueue {
   // What a unit's update applies, as it was decided.
   struct Due {
     std::vector<optim::Hyperparameters> groups;
-    std::vector<std::uint64_t> steps;  // by parameter of the unit; 0: left as it is
+    std::vector<ParameterUpdate> parameters;
   };
 
   // parameters: the holding of each unit. All outlive this.
@@ -50,6 +51,7 @@ class UpdateQueue {
   std::vector<Phase> phases_;
   std::vector<Due> due_;
   std::deque<UnitId> waiting_;
+  std::optional<UnitId> wanted_;  // somebody waits for it
   double wait_seconds_ = 0;
 };
 

@@ -13,8 +13,10 @@ namespace sluice::engine {
 struct Pager::Holding {
   enum class Io : std::uint8_t { kNone, kReading, kWriting };
   HoldingSpec spec;
-  allocator::Region region;  // where resident
+  allocator::Region region;  // where resident and not exposed
   allocator::Home home;      // otherwise
+  allocator::Home hidden;    // of an exposed one: where its memory is while nobody views it
+  int readers = 0, writers = 0;
   offload::RecordId record = 0;
   std::size_t contents = 0;  // bytes; 0: none
   bool present = false;      // frames are under the home, and hold the contents once no read is under way
@@ -24,6 +26,14 @@ struct Pager::Holding {
   Io io = Io::kNone;
   offload::Batch batch;
   std::vector<std::size_t> uses;  // positions in the schedule, ascending
+
+  bool in_region() const { return spec.resident && !spec.exposed; }
+  bool is_hidden() const { return hidden.placed() > 0; }
+  allocator::Home& arrival() { return spec.exposed ? hidden : home; }
+  std::byte* data() const {
+    if (in_region()) return region.data();
+    return is_hidden() ? hidden.data() : home.data();
+  }
 
   std::size_t transfer_bytes() const {
     return std::min(round_up(contents, offload::RecordStore::kBlock), round_up(spec.bytes, kDiskBlock));
@@ -38,7 +48,9 @@ Pager::~Pager() {
       holding->batch.wait();
     } catch (...) {  // NOLINT: nobody is left to be told
     }
-    if (!holding->spec.resident && pool_ != nullptr) pool_->shrink(holding->home, 0);
+    if (pool_ == nullptr) continue;
+    pool_->shrink(holding->home, 0);
+    pool_->shrink(holding->hidden, 0);
   }
 }
 
@@ -54,15 +66,29 @@ HoldingId Pager::define(const HoldingSpec& spec) {
 }
 
 void Pager::start(std::size_t extent_bytes, std::size_t extents) {
-  if (extents > 0) pool_ = std::make_unique<allocator::FramePool>(ledger_, extent_bytes, extents);
+  const std::size_t resident = exposed_resident_extents(extent_bytes);
+  if (extents + resident > 0)
+    pool_ = std::make_unique<allocator::FramePool>(ledger_, extent_bytes, extents + resident);
   for (auto& holding : holdings_) {
-    if (holding->spec.resident) {
-      holding->region = allocator::Region(ledger_, holding->spec.purpose, holding->spec.bytes);
-      holding->present = true;
-    } else {
-      holding->home = allocator::Home(holding->spec.name, holding->spec.bytes);
+    const HoldingSpec& spec = holding->spec;
+    holding->present = spec.resident;
+    if (holding->in_region()) {
+      holding->region = allocator::Region(ledger_, spec.purpose, spec.bytes);
+      continue;
     }
+    holding->home = allocator::Home(spec.name, spec.bytes);
+    if (spec.exposed) holding->hidden = allocator::Home(spec.name, spec.bytes);
+    if (spec.resident)
+      ensure(pool_->place(holding->arrival(), spec.bytes, spec.purpose), "no frames for '{}'", spec.name);
   }
+}
+
+std::size_t Pager::exposed_resident_extents(std::size_t extent_bytes) const {
+  std::size_t extents = 0;
+  for (const auto& holding : holdings_)
+    if (holding->spec.resident && holding->spec.exposed)
+      extents += divide_up(holding->spec.bytes, extent_bytes);
+  return extents;
 }
 
 void Pager::set_schedule(std::vector<std::vector<HoldingId>> accesses) {
@@ -97,6 +123,7 @@ bool Pager::make_room(const Holding& wanted, bool forced) {
     }
     if (victim == nullptr || (!forced && distance(*victim) <= limit)) return false;
     pool_->shrink(victim->home, 0);
+    pool_->shrink(victim->hidden, 0);
     victim->present = false;
   }
   return true;
@@ -105,13 +132,13 @@ bool Pager::make_room(const Holding& wanted, bool forced) {
 bool Pager::begin_fetch(Holding& holding, bool forced) {
   ensure(!holding.parked, "'{}' is fetched while its record is for others to read", holding.spec.name);
   if (!make_room(holding, forced)) return false;
-  ensure(pool_->place(holding.home, holding.spec.bytes, holding.spec.purpose),
+  ensure(pool_->place(holding.arrival(), holding.spec.bytes, holding.spec.purpose),
          "no room for '{}' after making it", holding.spec.name);
   holding.present = true;
   if (holding.contents == 0) return true;
   holding.io = Holding::Io::kReading;
   try {
-    disk_->read(holding.record, 0, {holding.home.data(), holding.transfer_bytes()}, holding.batch.add());
+    disk_->read(holding.record, 0, {holding.data(), holding.transfer_bytes()}, holding.batch.add());
   } catch (...) {
     holding.io = Holding::Io::kNone;
     throw;
@@ -128,6 +155,51 @@ void Pager::settle(Holding& holding) {
   holding.batch.wait();
   if (holding.io == Holding::Io::kWriting) holding.on_disk = true;
   holding.io = Holding::Io::kNone;
+  arrange(holding);
+}
+
+// Pages do not move during a transfer; when it has ended, this is called again.
+void Pager::arrange(Holding& holding) {
+  if (!holding.spec.exposed || !holding.present || holding.io != Holding::Io::kNone) return;
+  if (holding.readers + holding.writers > 0) {
+    move_in(holding);
+  } else if (!holding.is_hidden()) {
+    pool_->move(holding.home, holding.hidden);
+  }
+}
+
+void Pager::move_in(Holding& holding) {
+  if (holding.is_hidden()) pool_->move(holding.hidden, holding.home);
+  using Access = allocator::FramePool::Access;
+  pool_->protect(holding.home, holding.writers > 0 ? Access::kWrite : Access::kRead);
+}
+
+void Pager::view(HoldingId id, bool writable) {
+  Holding& holding = *holdings_[id];
+  ++(writable ? holding.writers : holding.readers);
+  if (holding.io != Holding::Io::kNone && (holding.is_hidden() || writable)) settle(holding);
+  arrange(holding);
+}
+
+void Pager::conceal(HoldingId id, bool writable) {
+  Holding& holding = *holdings_[id];
+  --(writable ? holding.writers : holding.readers);
+  arrange(holding);
+}
+
+void Pager::reveal(HoldingId id) {
+  Holding& holding = *holdings_[id];
+  if (holding.spec.exposed) move_in(holding);
+}
+
+void Pager::hide(HoldingId id) {
+  Holding& holding = *holdings_[id];
+  if (holding.home.placed() > 0 && holding.io != Holding::Io::kNone) settle(holding);
+}
+
+void Pager::serve_touches(allocator::TouchServer& server) const {
+  for (const auto& holding : holdings_)
+    if (holding->spec.exposed) server.serve(holding->home);
 }
 
 void Pager::poll() {
@@ -199,7 +271,7 @@ void Pager::written(HoldingId id, std::size_t bytes) {
   holding.on_disk = false;
   holding.io = Holding::Io::kWriting;
   try {
-    disk_->write(holding.record, 0, {holding.home.data(), holding.transfer_bytes()}, holding.batch.add());
+    disk_->write(holding.record, 0, {holding.data(), holding.transfer_bytes()}, holding.batch.add());
   } catch (...) {
     holding.io = Holding::Io::kNone;
     throw;
@@ -208,11 +280,14 @@ void Pager::written(HoldingId id, std::size_t bytes) {
 
 void Pager::park(HoldingId id) { holdings_[id]->parked = true; }
 
+void Pager::unpark(HoldingId id) { holdings_[id]->parked = false; }
+
 void Pager::discard(HoldingId id) {
   Holding& holding = *holdings_[id];
   forget(id);
   if (holding.spec.resident || !holding.present) return;
   pool_->shrink(holding.home, 0);
+  pool_->shrink(holding.hidden, 0);
   holding.present = false;
 }
 
@@ -227,9 +302,11 @@ void Pager::forget(HoldingId id) {
 std::size_t Pager::bytes(HoldingId id) const { return holdings_[id]->spec.bytes; }
 bool Pager::resident(HoldingId id) const { return holdings_[id]->spec.resident; }
 bool Pager::present(HoldingId id) const { return ready(*holdings_[id], Use::kRead); }
-std::byte* Pager::data(HoldingId id) const {
+bool Pager::held(HoldingId id) const { return holdings_[id]->pins > 0; }
+std::byte* Pager::data(HoldingId id) const { return holdings_[id]->data(); }
+std::byte* Pager::address(HoldingId id) const {
   const Holding& holding = *holdings_[id];
-  return holding.spec.resident ? holding.region.data() : holding.home.data();
+  return holding.in_region() ? holding.region.data() : holding.home.data();
 }
 offload::RecordId Pager::record(HoldingId id) const { return holdings_[id]->record; }
 

@@ -20,6 +20,9 @@ struct HoldingSpec {
   std::size_t bytes = 0;
   allocator::Purpose purpose = allocator::Purpose::kParameter;
   bool resident = true;  // always in memory; else under frames while needed, and on disk otherwise
+  // A client reads it at its address. It is there only while the client views it: it arrives, and is updated,
+  // under another address, so that what is touched at other times is noticed.
+  bool exposed = false;
 };
 
 // Virtual memory that knows the future. Holdings that are not resident share the frames: each is brought in
@@ -59,6 +62,17 @@ class Pager {
   void written(HoldingId holding, std::size_t bytes);
   // Its contents are for a reader of its record, not for the schedule: until discard() nothing is fetched.
   void park(HoldingId holding);
+  void unpark(HoldingId holding);
+  // From now on an exposed holding lies at its address, to be read, or written too, until conceal() was
+  // called as often. Waits for transfers. REQUIRES: held.
+  void view(HoldingId holding, bool writable);
+  void conceal(HoldingId holding, bool writable);
+  void reveal(HoldingId holding);  // it will be viewed at once; so transfers may begin from its address
+  // What it holds is out of date: it does not stay at its address for a transfer either. REQUIRES: not
+  // viewed.
+  void hide(HoldingId holding);
+  // Touches of exposed holdings are the server's from now on.
+  void serve_touches(allocator::TouchServer& server) const;
   // Its contents are not needed any more. REQUIRES: not held.
   void discard(HoldingId holding);
   // What is on disk is out of date and will be overwritten whole: the next acquire does not read it.
@@ -67,8 +81,10 @@ class Pager {
 
   std::size_t bytes(HoldingId holding) const;  // its size
   bool resident(HoldingId holding) const;
-  bool present(HoldingId holding) const;   // readable now without I/O
-  std::byte* data(HoldingId holding) const;
+  bool present(HoldingId holding) const;  // readable now without I/O
+  bool held(HoldingId holding) const;
+  std::byte* data(HoldingId holding) const;           // where it lies now
+  std::byte* address(HoldingId holding) const;        // where a client sees it, for the pager's whole life
   offload::RecordId record(HoldingId holding) const;  // REQUIRES: not resident
 
   // Called when nothing more can be evicted and no transfer is under way: lets the owner finish what holds
@@ -87,6 +103,9 @@ class Pager {
   bool ready(const Holding& holding, Use use) const;
   void settle(Holding& holding);
   void wait_for_one();
+  void arrange(Holding& holding);
+  void move_in(Holding& holding);
+  std::size_t exposed_resident_extents(std::size_t extent_bytes) const;
 
   allocator::Ledger& ledger_;
   offload::RecordStore* disk_;

@@ -85,6 +85,12 @@ void drain_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, ConstArr
   });
 }
 
+void keep_or_replace(std::size_t n, ConstArray values, float* masters) {
+  const Bf16* narrow = values.bf16();
+  for (std::size_t i = 0; i < n; ++i)
+    if (to_bf16(masters[i]).bits != narrow[i].bits) masters[i] = to_f32(narrow[i]);
+}
+
 }  // namespace
 
 std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values, const UnitSource& source) {
@@ -136,6 +142,27 @@ std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray va
     read(chunk + reads.size());
   }
   return nullptr;
+}
+
+void take_masters(const ValueStreams& s, UnitId unit, ConstArray values) {
+  ensure(s.pipeline.idle(), "a unit's masters are taken while updates are under way");
+  const bool resident = s.states.resident(unit);
+  for (std::size_t chunk = 0; chunk < s.states.chunks(unit); ++chunk) {
+    std::byte* state = resident ? s.states.chunk_data(unit, chunk) : s.pipeline.slot(0);
+    const std::span<std::byte> bytes = {state, s.states.chunk_bytes(unit, chunk)};
+    const auto transfer = [&](auto&& begin) {
+      if (resident) return;
+      offload::Batch batch;
+      begin(batch.add());
+      batch.wait();
+    };
+    const offload::RecordId record = resident ? 0 : s.states.record(unit);
+    const std::size_t offset = s.states.chunk_offset(chunk);
+    transfer([&](auto done) { s.resources.disk->read(record, offset, bytes, std::move(done)); });
+    keep_or_replace(s.states.chunk_size(unit, chunk), values.at(chunk * s.states.chunk_elements()),
+                    reinterpret_cast<float*>(state));
+    transfer([&](auto done) { s.resources.disk->write(record, offset, bytes, std::move(done)); });
+  }
 }
 
 }  // namespace sluice::engine

@@ -21,10 +21,15 @@ struct ValueStreams {
 
 // values: the unit's home, held. Padding becomes zero. Returns what the source threw, after which it is not
 // called again and the unit's values are of no use; errors of Sluice's own are thrown.
-std::exception_ptr load_values(const ValueStreams& streams, UnitId unit, Array values, const UnitSource& source);
+std::exception_ptr load_values(const ValueStreams& streams, UnitId unit, Array values,
+                               const UnitSource& source);
 
 // Returns what the sink threw, after which it is not called again; errors of Sluice's own are thrown.
 std::exception_ptr save_values(const ValueStreams& streams, UnitId unit, ConstArray values,
                                const UnitSink& sink);
+
+// values: the unit's home, which a client has written. A master whose rounding is no longer what stands there
+// becomes it; the others keep what the narrower type cannot hold. Waits for its transfers.
+void take_masters(const ValueStreams& streams, UnitId unit, ConstArray values);
 
 }  // namespace sluice::engine

@@ -74,7 +74,7 @@ class UpdatePipelineTest : public testing::Test {
   void add(std::function<void()> on_applied) {
     Update update;
     update.groups = {{0.01, 0.0, 1.0}};
-    update.steps = {1};
+    update.parameter_updates = {{1, 1.0}};
     update.parameters = {parameters_.data(), Dtype::kF32};
     update.gradient = {gradient_.data(), Dtype::kF32};
     pipeline_->add(update, std::move(on_applied));

@@ -1,0 +1,129 @@
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "allocator/home.h"
+#include "allocator/range_registry.h"
+#include "core/error.h"
+
+namespace sluice::allocator {
+namespace {
+
+enum Stage : std::uint32_t { kFree, kFilling, kAsked, kServed, kRefused };
+
+// Of one thread that waits.
+struct Request {
+  std::atomic<std::uint32_t> stage{kFree};
+  TouchServer::Touch touch = {};
+};
+static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t));
+
+// As a bare system call: what the library has for waiting may not be called in a signal handler.
+void futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value) {
+  (void)::syscall(SYS_futex, &word, operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
+}
+
+constexpr std::uint8_t kStop = 255;
+
+}  // namespace
+
+struct TouchServer::State : TouchService {
+  explicit State(BringIn action) : act(std::move(action)) {
+    if (::pipe(ends) != 0)
+      fail(ErrorCode::kIo, "cannot make a pipe for touches of absent parameters: {}", errno_text(errno));
+  }
+  ~State() override {
+    ::close(ends[0]);
+    ::close(ends[1]);
+  }
+
+  bool bring_in(std::uintptr_t address, bool write) noexcept override;
+  void send(std::uint8_t index) const noexcept;
+  void run();
+  bool act_safely(const Touch& touch) noexcept;
+
+  BringIn act;
+  int ends[2] = {-1, -1};
+  std::array<Request, 64> requests;
+  std::atomic<std::uint64_t> served{0};
+  std::vector<const std::byte*> homes;
+  std::thread thread;
+};
+
+void TouchServer::State::send(std::uint8_t index) const noexcept {
+  while (::write(ends[1], &index, 1) < 0 && errno == EINTR) {
+  }
+}
+
+bool TouchServer::State::bring_in(std::uintptr_t address, bool write) noexcept {
+  while (true) {
+    for (std::uint8_t i = 0; i < requests.size(); ++i) {
+      Request& request = requests[i];
+      std::uint32_t expected = kFree;
+      if (!request.stage.compare_exchange_strong(expected, kFilling)) continue;
+      request.touch = {reinterpret_cast<std::byte*>(address), write, ::gettid()};  // NOLINT: what was touched
+      request.stage = kAsked;
+      send(i);
+      while (request.stage == kAsked) futex(request.stage, FUTEX_WAIT, kAsked);
+      return request.stage.exchange(kFree) == kServed;
+    }
+    ::sched_yield();
+  }
+}
+
+bool TouchServer::State::act_safely(const Touch& touch) noexcept {
+  try {
+    return act(touch);
+  } catch (...) {
+    return false;
+  }
+}
+
+void TouchServer::State::run() {
+  std::uint8_t index = 0;
+  while (true) {
+    const ssize_t n = ::read(ends[0], &index, 1);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0 || index == kStop) return;
+    Request& request = requests[index];
+    const bool done = act_safely(request.touch);
+    served += done ? 1 : 0;
+    request.stage = done ? kServed : kRefused;
+    futex(request.stage, FUTEX_WAKE, 1);
+  }
+}
+
+TouchServer::TouchServer(BringIn bring_in) : state_(std::make_unique<State>(std::move(bring_in))) {
+  install_touch_reporter();
+  state_->thread = std::thread([state = state_.get()] { state->run(); });
+}
+
+TouchServer::~TouchServer() {
+  for (const std::byte* home : state_->homes)
+    if (RegisteredRange* range = find_range(reinterpret_cast<std::uintptr_t>(home)); range != nullptr) {
+      TouchService* mine = state_.get();
+      range->service.compare_exchange_strong(mine, nullptr);
+    }
+  state_->send(kStop);
+  state_->thread.join();
+}
+
+void TouchServer::serve(const Home& home) {
+  RegisteredRange* range = find_range(reinterpret_cast<std::uintptr_t>(home.data()));
+  ensure(range != nullptr, "the home '{}' is not registered", home.name());
+  range->service = state_.get();
+  state_->homes.push_back(home.data());
+}
+
+std::uint64_t TouchServer::served() const { return state_->served; }
+
+}  // namespace sluice::allocator

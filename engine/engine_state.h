@@ -1,0 +1,117 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "engine/engine.h"
+#include "engine/refusal.h"
+#include "engine/step/gradients.h"
+#include "engine/step/recorder.h"
+#include "engine/step/update_pipeline.h"
+#include "engine/step/update_queue.h"
+#include "engine/store/pager.h"
+#include "engine/store/state_store.h"
+#include "engine/store/unit_values.h"
+
+// Private to this room.
+namespace sluice::engine {
+
+// What an engine holds, and the parts of a step that both kinds of client share. The accesses of a schedule
+// are in step/in_order.cc, those of any order in step/any_order.cc.
+struct Engine::State {
+  State(const Profile& profile, const Plan& plan, const optim::Optimizer& optimizer,
+        const Resources& resources);
+
+  const std::string& name_of(UnitId unit) const { return layout.units()[unit].name; }
+  std::size_t parameter_bytes(UnitId unit) const { return layout.unit_elements(unit) * size_of(plan.dtype); }
+  ValueStreams streams() { return {layout, states, updates, resources, has_master}; }
+  std::vector<HoldingId> holdings_of(const Access& access) const;
+  void enqueue(UnitId unit);  // its update becomes due, with a copy of the settings
+  void settle();
+  void check_settings(const StepSettings& given) const;
+  void require_reachable(UnitId unit, const char* verb) const;
+  void require_values(UnitId unit) const;
+  Access take_held(const Access& access);
+
+  // In the order of a schedule.
+  void build_schedule(const Profile& profile);
+  void acquire_in_order(const Access& access);
+  void release_in_order(const Access& released);
+  void finish_gradient(UnitId unit);
+  StepResult finish_step_in_order();
+
+  // In any order.
+  void acquire_in_any_order(const Access& access);
+  void release_in_any_order(const Access& released);
+  bool is_held(UnitId unit, bool for_gradients) const;
+  void check_held_units(UnitId wanted) const;
+  void acquire_for_editing(UnitId unit);
+  void release_from_editing(UnitId unit);
+  void add_gradient(ParameterId parameter, ConstArray gradient);
+  void read_gradient(ParameterId parameter, Array out);
+  void drop_gradient(ParameterId parameter);
+  double gradient_norm(ParameterId parameter);
+  void require_gradient(ParameterId parameter) const;
+  void discard_unless_needed(UnitId unit);
+  void sum_squares(UnitId unit);
+  void abandon_step();
+  std::vector<UnitId> units_to_update() const;
+  void end_step_without_update(bool keep_gradients);
+  StepResult finish_step_in_any_order(const StepSettings& given);
+
+  // What both do at the end: the norm is known.
+  static bool representable(double norm);  // no element is larger than the norm of all
+  double clip_factor_of(double norm) const;
+  [[noreturn]] void refuse_not_finite(std::optional<ParameterId> parameter, double norm) const;
+
+  // An error other than a refusal leaves the engine failed.
+  template <class Action>
+  auto guarded(Action&& action) {
+    if (!failure.empty())
+      fail(ErrorCode::kState, "the engine has failed: {}; go on from the last checkpoint", failure);
+    try {
+      return action();
+    } catch (const Refusal&) {
+      throw;
+    } catch (const std::exception& error) {  // also of a source that load() calls, or of the allocator
+      failure = error.what();
+      throw;
+    } catch (...) {
+      failure = "an exception of an unknown type";
+      throw;
+    }
+  }
+
+  Resources resources;
+  const optim::Optimizer& optimizer;
+  Plan plan;
+  Layout layout;
+  bool has_master;
+  std::size_t groups;
+  Pager pager;
+  Gradients gradients;
+  StateStore states;
+  UpdatePipeline updates;
+  std::vector<HoldingId> parameters;
+  UpdateQueue queue;
+  std::vector<Access> accesses;
+
+  bool any_order;
+  std::size_t held_units;
+  Recorder recorder;
+
+  StepSettings settings;
+  std::uint64_t steps = 0;
+  std::vector<std::uint64_t> applied;  // by parameter
+  std::vector<bool> has_values;        // by unit
+  bool in_step = false;
+  std::size_t position = 0;
+  std::vector<Access> held;
+  double clip_factor = 1;
+  std::optional<ParameterId> bad_parameter;
+  std::string failure;
+};
+
+}  // namespace sluice::engine

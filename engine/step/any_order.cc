@@ -1,0 +1,197 @@
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "engine/engine_state.h"
+
+namespace sluice::engine {
+
+void Engine::State::acquire_in_any_order(const Access& access) {
+  const bool gradient = access.gradient_use == 0;
+  require_values(access.unit);
+  if (gradient && !in_step)
+    refuse(ErrorCode::kState, "unit '{}' is acquired for gradients outside of a step", name_of(access.unit));
+  if (!is_held(access.unit, false)) check_held_units(access.unit);
+  pager.set_position(recorder.follow(access, in_step));
+  queue.ensure_updated(access.unit);
+  if (access.parameters) {
+    pager.acquire(parameters[access.unit], Pager::Use::kRead);
+    pager.view(parameters[access.unit], false);
+  }
+  if (gradient) pager.acquire(gradients.holding(access.unit, 0), Pager::Use::kModify);
+  held.push_back({access.unit, access.parameters, gradient ? 0 : -1, false});
+  pager.prefetch(plan.prefetch);
+  queue.advance();
+}
+
+bool Engine::State::is_held(UnitId unit, bool for_gradients) const {
+  return std::any_of(held.begin(), held.end(), [&](const Access& h) {
+    return h.unit == unit && (!for_gradients || h.gradient_use == 0);
+  });
+}
+
+void Engine::State::check_held_units(UnitId wanted) const {
+  std::set<UnitId> units;
+  for (const Access& access : held) units.insert(access.unit);
+  if (units.size() < held_units) return;
+  std::string names;
+  for (const UnitId unit : units) names += (names.empty() ? "'" : ", '") + name_of(unit) + "'";
+  refuse(ErrorCode::kState,
+         "unit '{}' is acquired while {} are held, and the plan was made for {} at once; release one, or "
+         "state more",
+         name_of(wanted), names, held_units);
+}
+
+void Engine::State::release_in_any_order(const Access& released) {
+  const UnitId unit = released.unit;
+  if (released.parameters) {
+    pager.conceal(parameters[unit], false);
+    pager.release(parameters[unit]);
+  }
+  if (released.gradient_use < 0) return;
+  const HoldingId gradient = gradients.holding(unit, 0);
+  const bool last = !is_held(unit, true);
+  if (last && gradients.any(unit) && !gradients.summed(unit)) {
+    if (!pager.resident(gradient)) gradients.sum_squares(resources.threads, unit);  // before it may leave
+    pager.written(gradient, gradients.bytes(unit, 0));
+  }
+  pager.release(gradient);
+  if (last && !gradients.any(unit)) pager.discard(gradient);
+}
+
+void Engine::State::acquire_for_editing(UnitId unit) {
+  acquire_in_any_order({unit, true, -1, false});
+  pager.acquire(parameters[unit], Pager::Use::kModify);  // nobody writes it to disk meanwhile
+  pager.view(parameters[unit], true);
+}
+
+void Engine::State::release_from_editing(UnitId unit) {
+  const Access access = take_held({unit, true, -1, false});
+  const HoldingId values = parameters[unit];
+  if (has_master) {
+    settle();  // the masters go through the staging slots
+    take_masters(streams(), unit, {pager.data(values), plan.dtype});
+  }
+  pager.conceal(values, true);
+  release_in_any_order(access);
+  pager.written(values, parameter_bytes(unit));
+  pager.release(values);
+  queue.advance();
+}
+
+void Engine::State::add_gradient(ParameterId parameter, ConstArray gradient) {
+  const UnitId unit = layout.place(parameter).unit;
+  if (!is_held(unit, true))
+    refuse(ErrorCode::kState, "a gradient of '{}' is added, and its unit '{}' is not held for gradients",
+           layout.spec(parameter).name, name_of(unit));
+  gradients.add(resources.threads, parameter, gradient);
+}
+
+void Engine::State::require_gradient(ParameterId parameter) const {
+  if (!any_order || !gradients.has(parameter))
+    refuse(ErrorCode::kState, "'{}' has no gradient in this step", layout.spec(parameter).name);
+}
+
+void Engine::State::read_gradient(ParameterId parameter, Array out) {
+  require_gradient(parameter);
+  const UnitId unit = layout.place(parameter).unit;
+  queue.ensure_updated(unit);  // until then it is the update's
+  pager.acquire(gradients.holding(unit, 0), Pager::Use::kRead);
+  gradients.read(resources.threads, parameter, out);
+  pager.release(gradients.holding(unit, 0));
+}
+
+void Engine::State::drop_gradient(ParameterId parameter) {
+  const UnitId unit = layout.place(parameter).unit;
+  gradients.drop(parameter);
+  discard_unless_needed(unit);
+}
+
+// A pending update discards it when it is applied, and a holder when it is released.
+void Engine::State::discard_unless_needed(UnitId unit) {
+  if (gradients.uses(unit) == 0 || gradients.any(unit) || !queue.current(unit)) return;
+  const HoldingId gradient = gradients.holding(unit, 0);
+  if (!pager.held(gradient)) pager.discard(gradient);
+}
+
+void Engine::State::sum_squares(UnitId unit) {
+  if (gradients.summed(unit)) return;
+  const HoldingId gradient = gradients.holding(unit, 0);
+  pager.acquire(gradient, Pager::Use::kRead);
+  gradients.sum_squares(resources.threads, unit);
+  pager.release(gradient);
+}
+
+double Engine::State::gradient_norm(ParameterId parameter) {
+  require_gradient(parameter);
+  sum_squares(layout.place(parameter).unit);
+  return gradients.norm(parameter);
+}
+
+void Engine::State::abandon_step() {
+  if (!any_order || !in_step)
+    refuse(ErrorCode::kState, "abandon_step() is called {}",
+           any_order ? "without begin_step()" : "in a schedule");
+  while (!held.empty()) release_in_any_order(take_held(held.back()));
+  gradients.drop_all();
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit) discard_unless_needed(unit);
+  recorder.begin_step();
+  in_step = false;
+  --steps;
+}
+
+// In the order of the step's accesses, which is that of the next one's; then what has kept a gradient without
+// any.
+std::vector<UnitId> Engine::State::units_to_update() const {
+  std::vector<UnitId> units;
+  std::vector<bool> seen(layout.units().size());
+  const auto add = [&](UnitId unit) {
+    if (!seen[unit] && gradients.any(unit)) units.push_back(unit);
+    seen[unit] = true;
+  };
+  for (const Access& access : accesses) add(access.unit);
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit) add(unit);
+  return units;
+}
+
+void Engine::State::end_step_without_update(bool keep_gradients) {
+  in_step = false;
+  --steps;
+  if (keep_gradients) return;
+  gradients.drop_all();
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit) discard_unless_needed(unit);
+}
+
+StepResult Engine::State::finish_step_in_any_order(const StepSettings& given) {
+  check_settings(given);
+  if (!in_step || !held.empty())
+    refuse(ErrorCode::kState, "step() is called {}",
+           in_step ? fmt::format("while unit '{}' is held", name_of(held.front().unit))
+                   : "without begin_step()");
+  settings = given;
+  accesses = recorder.end_step();
+  std::vector<std::vector<HoldingId>> holdings;
+  for (const Access& access : accesses) holdings.push_back(holdings_of(access));
+  pager.set_schedule(std::move(holdings));
+  pager.set_position(0);
+  const std::vector<UnitId> units = units_to_update();
+  for (const UnitId unit : units) sum_squares(unit);
+  StepResult result{gradients.norm() * std::abs(settings.gradient_factor), 1.0};
+  if (const auto bad = gradients.not_finite(); bad || !representable(result.gradient_norm)) {
+    end_step_without_update(given.keep_gradients);
+    refuse_not_finite(bad, result.gradient_norm);
+  }
+  result.clip_factor = clip_factor = clip_factor_of(result.gradient_norm);
+  for (const UnitId unit : units) {
+    queue.ensure_updated(unit);  // of the step before, where nobody acquired it since
+    pager.park(gradients.holding(unit, 0));
+    pager.hide(parameters[unit]);
+    enqueue(unit);
+  }
+  if (!given.keep_gradients) gradients.drop_all();
+  in_step = false;
+  queue.advance();
+  return result;
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,138 @@
+#include <cmath>
+#include <limits>
+
+#include "tests/bindings/c/support.h"
+
+// Gradients that a caller looks at, scales, keeps and gives up, wherever they lie.
+namespace sluice_c_test {
+namespace {
+
+constexpr uint32_t kLast = 4, kLastUnit = 2;
+
+class GradientsTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  GradientsTest() { engine_ = fresh(); }
+  EngineHandle fresh() {
+    Choice setup;
+    setup.place = GetParam();
+    EngineHandle engine = make_engine(setup, folder_.path());
+    set_start_values(engine.get());
+    return engine;
+  }
+  static void add(sluice_engine* engine, float value, sluice_access access = SLUICE_GRADIENT_ONLY) {
+    const std::vector<float> gradient(parameters()[kLast].elements(), value);
+    EXPECT_OK(sluice_engine_acquire(engine, kLastUnit, access));
+    EXPECT_OK(sluice_engine_add_gradient(engine, kLast, gradient.data(), SLUICE_F32));
+    EXPECT_OK(sluice_engine_release(engine, kLastUnit));
+  }
+  static std::vector<float> gradient_of_last(sluice_engine* engine) {
+    std::vector<float> gradient(parameters()[kLast].elements());
+    EXPECT_OK(sluice_engine_get_gradient(engine, kLast, gradient.data(), SLUICE_F32));
+    return gradient;
+  }
+  static sluice_status step(sluice_engine* engine, bool keep, double clip = 0) {
+    const sluice_group_settings groups[] = {{0.01, 0.1}, {0.02, 0}};
+    sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
+    settings.groups = groups;
+    settings.group_count = 2;
+    settings.clip = clip;
+    settings.keep_gradients = keep ? 1 : 0;
+    return sluice_engine_step(engine, &settings, nullptr);
+  }
+  // Two steps whose gradients of the last parameter are `first` and `second`.
+  Values two_steps(float first, float second) {
+    const EngineHandle engine = fresh();
+    for (const float value : {first, second}) {
+      EXPECT_OK(sluice_engine_begin_step(engine.get()));
+      add(engine.get(), value);
+      EXPECT_OK(step(engine.get(), false));
+    }
+    return values_of(engine.get());
+  }
+
+  Folder folder_;
+  EngineHandle engine_{nullptr, sluice_engine_destroy};
+};
+INSTANTIATE_TEST_SUITE_P(Places, GradientsTest, ::testing::Values("memory", "disk"));
+
+TEST_P(GradientsTest, AreReadScaledAndMeasured) {
+  EXPECT_OK(sluice_engine_begin_step(engine_.get()));
+  add(engine_.get(), 0.25f);
+  EXPECT_OK(sluice_engine_multiply_gradient(engine_.get(), kLast, 2));
+  add(engine_.get(), 0.5f);
+  EXPECT_OK(sluice_engine_multiply_gradient(engine_.get(), kLast, 0.5));
+  EXPECT_EQ(gradient_of_last(engine_.get()), std::vector<float>(parameters()[kLast].elements(), 0.5f));
+  double norm = 0;
+  EXPECT_OK(sluice_engine_gradient_norm(engine_.get(), kLast, &norm));
+  EXPECT_NEAR(norm, 0.5 * std::sqrt(600000.0), 1e-6);
+  expect_error(sluice_engine_gradient_norm(engine_.get(), 0, &norm), SLUICE_STATE,
+               {"'first.weight'", "no gradient"});
+  EXPECT_OK(step(engine_.get(), false));
+  EXPECT_OK(sluice_engine_begin_step(engine_.get()));
+  add(engine_.get(), 0.25f);
+  EXPECT_OK(step(engine_.get(), false));
+  EXPECT_TRUE(values_of(engine_.get()) == two_steps(0.5f, 0.25f));
+}
+
+TEST_P(GradientsTest, ThatAreKeptAreAddedTo) {
+  EXPECT_OK(sluice_engine_begin_step(engine_.get()));
+  add(engine_.get(), 0.5f);
+  EXPECT_OK(step(engine_.get(), true));
+  EXPECT_EQ(gradient_of_last(engine_.get())[7], 0.5f);
+  EXPECT_OK(sluice_engine_begin_step(engine_.get()));
+  add(engine_.get(), 0.25f);
+  EXPECT_OK(step(engine_.get(), true));
+  EXPECT_TRUE(values_of(engine_.get()) == two_steps(0.5f, 0.75f));
+}
+
+TEST_P(GradientsTest, ThatAreDroppedUpdateNothing) {
+  const Values before = values_of(engine_.get());
+  EXPECT_OK(sluice_engine_begin_step(engine_.get()));
+  add(engine_.get(), 0.5f);
+  EXPECT_OK(sluice_engine_drop_gradient(engine_.get(), kLast));
+  EXPECT_OK(sluice_engine_drop_gradient(engine_.get(), 0));
+  EXPECT_OK(step(engine_.get(), false));
+  EXPECT_TRUE(values_of(engine_.get()) == before);
+  // Dropped while its update may be pending: the update has the gradient as it was.
+  EXPECT_OK(sluice_engine_begin_step(engine_.get()));
+  add(engine_.get(), 0.5f);
+  EXPECT_OK(step(engine_.get(), true));
+  EXPECT_OK(sluice_engine_drop_gradient(engine_.get(), kLast));
+  EXPECT_OK(sluice_engine_begin_step(engine_.get()));
+  add(engine_.get(), 0.25f, SLUICE_GRADIENT);
+  EXPECT_OK(step(engine_.get(), false));
+  EXPECT_TRUE(values_of(engine_.get()) == two_steps(0.5f, 0.25f));
+}
+
+TEST_P(GradientsTest, OfAnAbandonedStepAreGone) {
+  EXPECT_OK(sluice_engine_begin_step(engine_.get()));
+  add(engine_.get(), 0.5f);
+  EXPECT_OK(sluice_engine_acquire(engine_.get(), kLastUnit, SLUICE_GRADIENT));
+  EXPECT_OK(sluice_engine_abandon_step(engine_.get()));
+  expect_error(sluice_engine_release(engine_.get(), kLastUnit), SLUICE_STATE, {"not acquired"});
+  expect_error(sluice_engine_abandon_step(engine_.get()), SLUICE_STATE, {"begin_step"});
+  for (const float value : {0.125f, 0.25f}) {
+    EXPECT_OK(sluice_engine_begin_step(engine_.get()));
+    add(engine_.get(), value);
+    EXPECT_OK(step(engine_.get(), false));
+  }
+  EXPECT_TRUE(values_of(engine_.get()) == two_steps(0.125f, 0.25f));
+  uint64_t steps = 0;
+  EXPECT_OK(sluice_engine_steps(engine_.get(), &steps));
+  EXPECT_EQ(steps, 2u);
+}
+
+TEST_P(GradientsTest, ThatAreNotFiniteAreKeptAndNamed) {
+  const Values before = values_of(engine_.get());
+  EXPECT_OK(sluice_engine_begin_step(engine_.get()));
+  add(engine_.get(), std::numeric_limits<float>::infinity());
+  double norm = 0;
+  EXPECT_OK(sluice_engine_gradient_norm(engine_.get(), kLast, &norm));
+  EXPECT_TRUE(std::isinf(norm));
+  expect_error(step(engine_.get(), true), SLUICE_NOT_FINITE, {"'last.weight'"});
+  EXPECT_TRUE(std::isinf(gradient_of_last(engine_.get())[0]));
+  EXPECT_TRUE(values_of(engine_.get()) == before);
+}
+
+}  // namespace
+}  // namespace sluice_c_test
