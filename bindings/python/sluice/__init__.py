@@ -27,7 +27,7 @@ from .errors import (
     StateError,
     SystemIOError,
 )
-from .model import AdamW, Folder, LedgerLine, Options, Parameter, StepResult, Unit
+from .model import AdamW, Counters, Folder, LedgerLine, Options, Parameter, StepResult, Unit
 
 __version__ = "0.1.0"
 
@@ -35,6 +35,7 @@ __all__ = [
     "AdamW",
     "BudgetError",
     "CorruptError",
+    "Counters",
     "Engine",
     "Error",
     "Folder",

@@ -10,7 +10,7 @@ VERSION = 1
 
 OK = 0
 DTYPES = {"f32": 0, "bf16": 1}
-READ, GRADIENT = 0, 1
+READ, GRADIENT, GRADIENT_ONLY, EDIT = 0, 1, 2, 3
 
 
 class Parameter(ctypes.Structure):
@@ -46,6 +46,8 @@ class EngineOptions(ctypes.Structure):
         ("place_parameters", c_char_p),
         ("place_gradients", c_char_p),
         ("place_state", c_char_p),
+        ("given_back", c_uint64),
+        ("serve_touches", c_uint32),
     ]
 
 
@@ -60,11 +62,16 @@ class StepSettings(ctypes.Structure):
         ("group_count", c_size_t),
         ("clip", c_double),
         ("gradient_factor", c_double),
+        ("keep_gradients", c_uint32),
     ]
 
 
 class StepResult(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("gradient_norm", c_double), ("clip_factor", c_double)]
+
+
+class Counters(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("wait_seconds", c_double), ("optimizer_seconds", c_double), ("touches", c_uint64)]
 
 
 class LedgerLine(ctypes.Structure):
@@ -90,6 +97,12 @@ _STATUS_FUNCTIONS: dict[str, list[Any]] = {
     "sluice_engine_release": [c_void_p, c_uint32],
     "sluice_engine_parameter": [c_void_p, c_uint32, POINTER(c_void_p)],
     "sluice_engine_add_gradient": [c_void_p, c_uint32, c_void_p, ctypes.c_int],
+    "sluice_engine_get_gradient": [c_void_p, c_uint32, c_void_p, ctypes.c_int],
+    "sluice_engine_gradient_norm": [c_void_p, c_uint32, POINTER(c_double)],
+    "sluice_engine_multiply_gradient": [c_void_p, c_uint32, c_double],
+    "sluice_engine_drop_gradient": [c_void_p, c_uint32],
+    "sluice_engine_abandon_step": [c_void_p],
+    "sluice_engine_counters": [c_void_p, POINTER(Counters)],
     "sluice_engine_step": [c_void_p, POINTER(StepSettings), POINTER(StepResult)],
     "sluice_engine_settle": [c_void_p],
     "sluice_engine_steps": [c_void_p, POINTER(c_uint64)],

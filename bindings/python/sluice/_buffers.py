@@ -60,6 +60,12 @@ def _shaped(raw: memoryview, dtype: str, shape: tuple[int, ...]) -> Any:
     return raw.cast(_FORMATS[dtype], shape)  # type: ignore[call-overload]
 
 
+def new_array(shape: tuple[int, ...], dtype: str) -> memoryview:
+    """A new array of zeros."""
+    view: memoryview = _shaped(memoryview(bytearray(math.prod(shape) * _ITEM_BYTES[dtype])), dtype, shape)
+    return view
+
+
 def floats_of(raw: memoryview, shape: tuple[int, ...]) -> memoryview:
     """Bytes as an array in f32."""
     view: memoryview = _shaped(raw, "f32", shape)

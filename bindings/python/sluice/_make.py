@@ -106,11 +106,15 @@ def options_of(given: Options) -> _abi.EngineOptions:
         epsilon=groups[0].eps,
         trace_events=whole(given.trace_events, "trace_events", 2**63),
         prefetch=whole(given.prefetch, "prefetch"),
+        given_back=size_of(given.given_back, "given_back"),
+        serve_touches=1 if given.serve_touches else 0,
         **_places(given.place),
     )
 
 
-def settings_of(groups: Sequence[AdamW], clip: float | None, gradient_factor: float) -> _abi.StepSettings:
+def settings_of(
+    groups: Sequence[AdamW], clip: float | None, gradient_factor: float, keep_gradients: bool
+) -> _abi.StepSettings:
     """For sluice_engine_step(), where 0 means no clipping and a factor of 1."""
     if clip is not None and not clip > 0:
         raise InvalidArgumentError(f"clip is {clip}; a bound above 0 is needed, or None for no clipping")
@@ -123,4 +127,5 @@ def settings_of(groups: Sequence[AdamW], clip: float | None, gradient_factor: fl
         len(made),
         clip or 0.0,
         gradient_factor,
+        1 if keep_gradients else 0,
     )

@@ -15,7 +15,7 @@ from typing import Any, Union
 from . import _abi, _buffers, _make
 from ._handle import Handle, call, text_of
 from .errors import Error, InvalidArgumentError, StateError
-from .model import AdamW, LedgerLine, Options, Parameter, Path, StepResult, Unit, whole
+from .model import AdamW, Counters, LedgerLine, Options, Parameter, Path, StepResult, Unit, whole
 
 Stream = Callable[[str, int, memoryview], object]
 """Called with consecutive runs of f32 elements of one parameter: its name, the first element, and the elements, which
@@ -188,22 +188,55 @@ class Engine:
         with _buffers.address_of(given) as address:
             self._handle.call("sluice_engine_add_gradient", p, address, _abi.DTYPES[dtype])
 
+    def gradient(self, name: str, dtype: str = "f32") -> memoryview:
+        """A copy of what the step has of a parameter's gradient, in its shape. Raises StateError where it has none."""
+        p, parameter, _ = self._parameter(name)
+        made = _buffers.new_array(parameter.shape, dtype)
+        with _buffers.address_of(made) as address:
+            self._handle.call("sluice_engine_get_gradient", p, address, _abi.DTYPES[dtype])
+        return made
+
+    def gradient_norm(self, name: str) -> float:
+        """Its norm, infinite where an element is not finite; brings no element in."""
+        norm = ctypes.c_double()
+        self._handle.call("sluice_engine_gradient_norm", self._parameter(name)[0], ctypes.byref(norm))
+        return norm.value
+
+    def multiply_gradient(self, name: str, factor: float) -> None:
+        """Multiplies it; no element is brought in."""
+        self._handle.call("sluice_engine_multiply_gradient", self._parameter(name)[0], factor)
+
+    def drop_gradient(self, name: str) -> None:
+        """The parameter has no gradient then; also where it had none."""
+        self._handle.call("sluice_engine_drop_gradient", self._parameter(name)[0])
+
+    def abandon_step(self) -> None:
+        """Ends the step without an update: its gradients are dropped, and every unit is released."""
+        self._handle.call("sluice_engine_abandon_step")
+        with self._lock:
+            for unit, held in enumerate(self._held):
+                if held:
+                    self._end_views(unit)
+            self._held = [0] * len(self.units)
+
     def step(
         self,
         optimizer: AdamW | Sequence[AdamW] | None = None,
         *,
         clip: float | None = None,
         gradient_factor: float = 1.0,
+        keep_gradients: bool = False,
     ) -> StepResult:
         """Updates every parameter that got a gradient; updates go on behind this call. `optimizer` has other lr and
         weight_decay than options.optimizer, `clip` bounds the global norm, and gradients are multiplied by
-        `gradient_factor` before anything else. Raises NotFiniteError, with no value changed, and the step over."""
+        `gradient_factor` before anything else. With `keep_gradients` the next step adds to them. Raises NotFiniteError,
+        with no value changed, and the step over."""
         groups = self._groups if optimizer is None else _make.groups_of(optimizer)
         if (groups[0].betas, groups[0].eps) != (self._groups[0].betas, self._groups[0].eps):
             raise InvalidArgumentError(
                 f"the engine was made with {self._groups[0]}; its betas and eps stay as they are"
             )
-        settings = _make.settings_of(groups, clip, gradient_factor)
+        settings = _make.settings_of(groups, clip, gradient_factor, keep_gradients)
         result = _abi.StepResult(ctypes.sizeof(_abi.StepResult))
         self._handle.call("sluice_engine_step", ctypes.byref(settings), ctypes.byref(result))
         return StepResult(result.gradient_norm, result.clip_factor)
@@ -245,6 +278,12 @@ class Engine:
         lines = (_abi.LedgerLine * count.value)()
         self._handle.call("sluice_engine_ledger", lines, count, ctypes.byref(count))
         return [LedgerLine(line.tier.decode(), line.purpose.decode(), line.current, line.peak) for line in lines]
+
+    def counters(self) -> Counters:
+        """Where time went, and how often parameters were touched while their unit was not held."""
+        counters = _abi.Counters(ctypes.sizeof(_abi.Counters))
+        self._handle.call("sluice_engine_counters", ctypes.byref(counters))
+        return Counters(counters.wait_seconds, counters.optimizer_seconds, counters.touches)
 
     def save_trace(self, path: Path) -> None:
         """What happened when, as Trace Event JSON (Perfetto opens it). Needs options.trace_events."""

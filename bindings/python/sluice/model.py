@@ -113,6 +113,9 @@ class Options:
     prefetch: accesses fetched ahead; 0: planned.
     place: "memory" or "disk" for everything, or a mapping of "parameters", "gradients" and "state" to these; None:
         planned. For tests and measurements.
+    given_back: what the process holds now and gives back until the last unit has its values.
+    serve_touches: what is read at a parameter's address while its unit is not held is brought in; else the process ends
+        with a message.
     """
 
     memory: Size
@@ -125,6 +128,8 @@ class Options:
     trace_events: int = 0
     prefetch: int = 0
     place: Union[str, Mapping[str, str], None] = None
+    given_back: Size = 0
+    serve_touches: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +138,16 @@ class StepResult:
 
     gradient_norm: float
     clip_factor: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Counters:
+    """Over an engine's life: seconds in which the caller waited for transfers, seconds of the optimizer's arithmetic, and
+    touches that were served."""
+
+    wait_seconds: float
+    optimizer_seconds: float
+    touches: int
 
 
 @dataclasses.dataclass(frozen=True)

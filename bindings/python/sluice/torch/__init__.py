@@ -1,0 +1,14 @@
+"""Wraps an existing PyTorch model, so that it trains in the memory that is stated.
+
+    import sluice.torch
+
+    model, optimizer = sluice.torch.wrap(model, sluice.AdamW(lr=1e-4), memory="4GiB", disk="/nvme")
+
+The loop stays as it was: forward, loss.backward(), clip_grad_norm_, optimizer.step(), zero_grad().
+"""
+
+from ._gradients import Gradient
+from ._optimizer import Optimizer
+from ._wrap import close, edit, engine_of, wrap
+
+__all__ = ["Gradient", "Optimizer", "close", "edit", "engine_of", "wrap"]

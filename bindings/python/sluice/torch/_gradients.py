@@ -1,0 +1,254 @@
+"""p.grad of a wrapped parameter: a tensor whose memory is the engine's."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import StateError
+from ._homes import Home
+
+if TYPE_CHECKING:
+    from ._session import Session
+
+_aten = torch.ops.aten
+
+
+@dataclasses.dataclass(eq=False)
+class Slot:
+    """A gradient of a parameter, from its first backward until it is given up."""
+
+    session: Session
+    home: Home
+    alive: bool = True
+    copy: torch.Tensor | None = None  # what views were made of: they see what changes, and what they write counts
+    version: int = 0  # of the copy, when it was equal to the engine's
+
+    def check(self) -> None:
+        """Raises where the gradient is no more what it was. What was written to views is the gradient's now."""
+        if not self.alive:
+            raise StateError(
+                f"this gradient of '{self.home.name}' was given up (zero_grad(), or another took its place); "
+                "clone() what is needed later"
+            )
+        if self.copy is not None and self.copy._version != self.version:
+            self.version = self.copy._version
+            self.session.set_gradient(self.home, self.copy)
+
+    def values(self) -> torch.Tensor:
+        """A copy in plain memory."""
+        self.check()
+        return self.session.read_gradient(self.home) if self.copy is None else self.copy.clone()
+
+    def values_for_views(self) -> torch.Tensor:
+        """A copy that stays: what is written to it is written to the gradient."""
+        self.check()
+        if self.copy is None:
+            self.copy = self.session.read_gradient(self.home)
+            self.version = self.copy._version
+        return self.copy
+
+    def replace(self, values: torch.Tensor) -> None:
+        """The gradient is `values` now."""
+        self.check()
+        self.session.set_gradient(self.home, values)
+        self.changed()
+
+    def changed(self) -> None:
+        """The engine's gradient is another now."""
+        if self.copy is not None:
+            self.copy.copy_(self.session.read_gradient(self.home))
+            self.version = self.copy._version
+
+
+class Gradient(torch.Tensor):
+    """A gradient in the engine. Adding, scaling and norms go there; anything else works on a copy that is brought in,
+    and what writes to it is written back."""
+
+    _slot: Slot
+
+    @staticmethod
+    def __new__(cls, slot: Slot) -> Gradient:
+        p = slot.home.parameter
+        made: Gradient = torch.Tensor._make_wrapper_subclass(cls, p.shape, dtype=p.dtype, device=p.device)
+        return made
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"sluice.torch.Gradient({self._slot.values()!r})" if self._slot.alive else "sluice.torch.Gradient(gone)"
+
+    def tolist(self) -> Any:
+        """As torch.Tensor's."""
+        return self._slot.values().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """A copy, which writing to does not change."""
+        return self._slot.values().numpy(force=force)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        return self._slot.values()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._slot.values().__reduce_ex__(protocol)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        handler = _HANDLERS.get(func)
+        if handler is not None:
+            result = handler(*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
+        return _on_copies(func, args, kwargs or {})
+
+
+def new_gradient(session: Session, home: Home, values: torch.Tensor) -> Gradient:
+    """Puts a plain gradient into the engine; it lives there as long as what this gives."""
+    slot = Slot(session, home)
+    session.begin_gradient(slot, values)
+    gradient = Gradient(slot)
+    weakref.finalize(gradient, session.end_gradient, slot).atexit = False
+    return gradient
+
+
+def _on_copies(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    makes_views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+    copies: dict[int, tuple[Gradient, torch.Tensor]] = {}
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Gradient):
+            slot = value._slot
+            if id(slot) not in copies:
+                copies[id(slot)] = (value, slot.values_for_views() if makes_views else slot.values())
+            return copies[id(slot)][1]
+        if isinstance(value, (list, tuple)):
+            return type(value)(plain(item) for item in value)
+        return value
+
+    result = func(*[plain(a) for a in args], **{key: plain(value) for key, value in kwargs.items()})
+    for gradient in _written(func, args, kwargs):
+        copy = copies[id(gradient._slot)][1]
+        gradient._slot.replace(copy)
+        if result is copy:
+            result = gradient
+    return result
+
+
+def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[Gradient]:
+    """The gradients that the operation writes to."""
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        given = args[index] if index < len(args) else kwargs.get(argument.name)
+        for item in given if isinstance(given, (list, tuple)) else [given]:
+            if isinstance(item, Gradient):
+                yield item
+
+
+def _add(target: Any, other: Any, *, alpha: float = 1) -> Any:
+    if not isinstance(target, Gradient) or isinstance(other, Gradient) or not isinstance(other, torch.Tensor):
+        return NotImplemented
+    if alpha != 1 or other.shape != target.shape:
+        return NotImplemented
+    target._slot.check()
+    target._slot.session.add_gradient(target._slot.home, other)
+    target._slot.changed()
+    return target
+
+
+def _scalar(value: Any) -> float | None:
+    if isinstance(value, (int, float)):
+        return float(value)
+    if isinstance(value, torch.Tensor) and value.dim() == 0 and not isinstance(value, Gradient):
+        return float(value)
+    return None
+
+
+def _multiply(target: Any, other: Any) -> Any:
+    factor = _scalar(other)
+    if not isinstance(target, Gradient) or factor is None:
+        return NotImplemented
+    target._slot.check()
+    target._slot.session.multiply_gradient(target._slot.home, factor)
+    target._slot.changed()
+    return target
+
+
+def _divide(target: Any, other: Any) -> Any:
+    divisor = _scalar(other)
+    return NotImplemented if not divisor else _multiply(target, 1.0 / divisor)
+
+
+def _zero(target: Gradient) -> Gradient:
+    target._slot.replace(torch.zeros(target.shape, dtype=target.dtype))
+    return target
+
+
+def _norm(value: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    if not isinstance(value, Gradient) or ord != 2 or dim is not None or keepdim:
+        return NotImplemented
+    value._slot.check()
+    norm = value._slot.session.gradient_norm(value._slot.home)
+    return torch.tensor(norm, dtype=dtype or value.dtype)
+
+
+def _foreach_norm(values: Any, ord: Any = 2, dtype: Any = None) -> Any:
+    if ord != 2:
+        return NotImplemented
+    return [torch.linalg.vector_norm(value, dtype=dtype) for value in values]
+
+
+def _foreach(each: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def apply(values: Any, other: Any) -> Any:
+        others = other if isinstance(other, (list, tuple)) else [other] * len(values)
+        if any(not isinstance(v, Gradient) or _scalar(o) is None for v, o in zip(values, others, strict=True)):
+            return NotImplemented
+        for value, factor in zip(values, others, strict=True):
+            each(value, factor)
+        return None
+
+    return apply
+
+
+def _unscale(values: Any, found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
+    factor = float(inv_scale)
+    for value in values:
+        if not isinstance(value, Gradient):
+            _aten._amp_foreach_non_finite_check_and_unscale_([value], found_inf, inv_scale)
+        elif torch.isfinite(torch.linalg.vector_norm(value)):
+            _multiply(value, factor)
+        else:
+            found_inf.fill_(1.0)
+
+
+def _detach(value: Gradient) -> Gradient:
+    """The same gradient; it stays in the engine until the last of them is gone."""
+    return value
+
+
+_HANDLERS: dict[Any, Callable[..., Any]] = {
+    _aten.add_.Tensor: _add,
+    _aten.mul_.Tensor: _multiply,
+    _aten.mul_.Scalar: _multiply,
+    _aten.div_.Tensor: _divide,
+    _aten.div_.Scalar: _divide,
+    _aten.zero_.default: _zero,
+    _aten.detach.default: _detach,
+    _aten.linalg_vector_norm.default: _norm,
+    _aten._foreach_norm.Scalar: _foreach_norm,
+    _aten._foreach_mul_.Scalar: _foreach(_multiply),
+    _aten._foreach_mul_.ScalarList: _foreach(_multiply),
+    _aten._foreach_mul_.Tensor: _foreach(_multiply),
+    _aten._foreach_mul_.List: _foreach(_multiply),
+    _aten._foreach_div_.Scalar: _foreach(_divide),
+    _aten._foreach_div_.ScalarList: _foreach(_divide),
+    _aten._foreach_div_.Tensor: _foreach(_divide),
+    _aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
+}

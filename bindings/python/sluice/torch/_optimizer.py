@@ -1,0 +1,63 @@
+"""The optimizer of a wrapped model, as torch.optim has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import torch
+
+from ..errors import InvalidArgumentError
+from ..model import AdamW
+from ._session import Session
+
+
+class Optimizer(torch.optim.Optimizer):
+    """A torch.optim.Optimizer whose state is the engine's. lr and weight_decay of its groups may change at any time (so
+    every LR scheduler works); betas and eps stay as they are."""
+
+    def __init__(self, session: Session, settings: Sequence[AdamW]) -> None:
+        self._session = session
+        self._sealed = False
+        first = settings[0]
+        defaults = {"lr": first.lr, "betas": first.betas, "eps": first.eps, "weight_decay": first.weight_decay}
+        groups = [
+            {
+                "params": [h.parameter for h in session.homes if h.trainable and h.group == g],
+                "lr": each.lr,
+                "weight_decay": each.weight_decay,
+            }
+            for g, each in enumerate(settings)
+        ]
+        super().__init__(groups, defaults)
+        self._fixed = (first.betas, first.eps)
+        self._sealed = True
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Only while it is made: the engine's parameters are those that were wrapped."""
+        if self._sealed:
+            raise InvalidArgumentError(
+                "a wrapped model's optimizer takes no further parameters; close it, and wrap the model again with "
+                "param_groups"
+            )
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
+        """Updates what has a gradient. The updates go on behind the call, and are complete when a parameter is used."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        settings = []
+        for group in self.param_groups:
+            if (tuple(group["betas"]), group["eps"]) != self._fixed:
+                raise InvalidArgumentError(
+                    f"betas and eps are {group['betas']} and {group['eps']}, and the model was wrapped with "
+                    f"{self._fixed[0]} and {self._fixed[1]}; they cannot change"
+                )
+            settings.append(
+                AdamW(lr=float(group["lr"]), betas=self._fixed[0], eps=self._fixed[1], weight_decay=group["weight_decay"])
+            )
+        self._session.step(settings)
+        return loss

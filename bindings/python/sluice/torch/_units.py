@@ -1,0 +1,123 @@
+"""Which parameters of a model are fetched together: the units, found by the model's own structure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from ..errors import InvalidArgumentError
+
+_SMALLEST = 4 << 20  # bytes: below it, neighbours are fetched together
+_LARGEST = 256 << 20  # bytes: a repeated block above it (one of many experts) is cut along its modules
+
+_Named = tuple[str, torch.nn.Parameter]
+
+
+@dataclasses.dataclass
+class Group:
+    """Parameters of one unit: all trainable, or all frozen."""
+
+    name: str
+    parameters: list[_Named]
+
+    @property
+    def bytes(self) -> int:
+        """Of all its parameters."""
+        return sum(_bytes(p) for _, p in self.parameters)
+
+
+def _bytes(parameter: torch.nn.Parameter) -> int:
+    return parameter.numel() * parameter.element_size()
+
+
+def find_units(model: torch.nn.Module) -> list[Group]:
+    """Repeated blocks are units; what is left over is grouped by size, in the order of the model. A tied parameter is of
+    the unit that names it first."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    taken: set[int] = set()
+    found: list[Group] = []
+    _collect(model, "", names, taken, found)
+    return _split_frozen(_merge_small(found))
+
+
+def named_units(model: torch.nn.Module, units: Mapping[str, Sequence[str]]) -> list[Group]:
+    """The user's own: unit name -> names of modules or parameters. What is in none is grouped as find_units() does."""
+    parameters = dict(model.named_parameters())
+    names = {id(p): name for name, p in parameters.items()}
+    taken: set[int] = set()
+    found = []
+    for unit, members in units.items():
+        group = Group(unit, [])
+        for member in members:
+            inside = [(n, p) for n, p in parameters.items() if n == member or n.startswith(member + ".")]
+            if not inside:
+                raise InvalidArgumentError(f"the unit '{unit}' names '{member}', which is no module or parameter")
+            group.parameters += _take(inside, taken)
+        if not group.parameters:
+            raise InvalidArgumentError(f"the unit '{unit}' has no parameters that no other unit has; leave it out")
+        found.append(group)
+    rest: list[Group] = []
+    _collect(model, "", names, taken, rest)
+    return _split_frozen(found + _merge_small(rest))
+
+
+def _take(parameters: Iterable[_Named], taken: set[int]) -> list[_Named]:
+    mine = [(name, p) for name, p in parameters if id(p) not in taken]
+    taken.update(id(p) for _, p in mine)
+    return mine
+
+
+def _own(module: torch.nn.Module, recurse: bool, names: Mapping[int, str], taken: set[int]) -> list[_Named]:
+    return _take(((names[id(p)], p) for p in module.parameters(recurse=recurse)), taken)
+
+
+def _collect(
+    module: torch.nn.Module, name: str, names: Mapping[int, str], taken: set[int], found: list[Group]
+) -> None:
+    own = _own(module, False, names, taken)
+    if own:
+        found.append(Group(name or "model", own))
+    blocks = _repeated(module)
+    for child_name, child in module.named_children():
+        path = f"{name}.{child_name}" if name else child_name
+        size = sum(_bytes(p) for p in child.parameters() if id(p) not in taken)
+        if size == 0:
+            continue
+        if size <= (_LARGEST if child_name in blocks else _SMALLEST) or not any(child.children()):
+            found.append(Group(path, _own(child, True, names, taken)))
+        else:
+            _collect(child, path, names, taken, found)
+
+
+def _repeated(module: torch.nn.Module) -> set[str]:
+    """The children that are blocks: of a kind that occurs more than once, with modules of their own."""
+    kinds: dict[type, list[str]] = {}
+    for name, child in module.named_children():
+        if any(child.children()):
+            kinds.setdefault(type(child), []).append(name)
+    return {name for same in kinds.values() if len(same) > 1 for name in same}
+
+
+def _merge_small(groups: Sequence[Group]) -> list[Group]:
+    merged: list[Group] = []
+    for group in groups:
+        if merged and merged[-1].bytes + group.bytes <= _SMALLEST:
+            merged[-1] = Group(merged[-1].name, merged[-1].parameters + group.parameters)
+        else:
+            merged.append(Group(group.name, list(group.parameters)))
+    return merged
+
+
+def _split_frozen(groups: Sequence[Group]) -> list[Group]:
+    """Frozen parameters have no gradient and no optimizer state, so they get units of their own."""
+    split = []
+    for group in groups:
+        trainable = [(n, p) for n, p in group.parameters if p.requires_grad]
+        frozen = [(n, p) for n, p in group.parameters if not p.requires_grad]
+        if trainable:
+            split.append(Group(group.name, trainable))
+        if frozen:
+            split.append(Group(f"{group.name} (frozen)" if trainable else group.name, frozen))
+    return split
