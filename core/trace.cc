@@ -1,7 +1,10 @@
 #include "core/trace.h"
 
+#include <fmt/ranges.h>
+
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -11,11 +14,46 @@
 namespace sluice {
 namespace {
 
+using Time = Trace::Clock::time_point;
+
 constexpr std::size_t kPiece = 64 * 1024;  // of what is written at a time
+constexpr std::array<const char*, 4> kLanes = {"compute", "read", "write", "optimizer"};
+
+// Whole nanoseconds, so that who reads begin and length finds the end.
+std::string microseconds(Trace::Clock::duration d) {
+  const auto whole = std::chrono::duration_cast<std::chrono::nanoseconds>(d).count();
+  return fmt::format("{:.3f}", static_cast<double>(whole) / 1e3);
+}
+
+// The rows of one lane. It takes events from the latest to the first, since they are kept in the order of
+// their ends: so there are no more rows than events that are under way at once.
+class Rows {
+ public:
+  // The first row in which nothing begins before `end`.
+  std::size_t take(Time begin, Time end) {
+    std::size_t row = 0;
+    while (row < begins_.size() && begins_[row] < end) ++row;
+    if (row == begins_.size()) begins_.push_back(begin);
+    begins_[row] = begin;
+    return row;
+  }
+  std::size_t count() const { return std::max<std::size_t>(1, begins_.size()); }
+
+ private:
+  std::vector<Time> begins_;  // of what each row holds so far
+};
+
+std::string thread_name(std::size_t thread, const std::string& lane, std::size_t row) {
+  const nlohmann::json name = {{"name", row == 0 ? lane : fmt::format("{} {}", lane, row + 1)}};
+  return nlohmann::json{{"ph", "M"},   {"pid", 1}, {"tid", thread}, {"cat", lane}, {"name", "thread_name"},
+                        {"args", name}}
+      .dump();
+}
 
 }  // namespace
 
-void Trace::add(Lane lane, std::string name, Clock::time_point begin, Clock::time_point end, std::uint64_t bytes) {
+void Trace::add(Lane lane, std::string name, Clock::time_point begin, Clock::time_point end,
+                std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   Event event{std::move(name), begin, end, bytes, lane};
   if (events_.size() < limit_) return events_.push_back(std::move(event));
@@ -23,29 +61,36 @@ void Trace::add(Lane lane, std::string name, Clock::time_point begin, Clock::tim
   ++dropped_;
 }
 
-std::string Trace::text_of(const Event& event) const {
-  const auto microseconds = [](Clock::duration d) { return std::chrono::duration<double, std::micro>(d).count(); };
-  nlohmann::json row = {{"ph", "X"}, {"pid", 1}, {"tid", static_cast<int>(event.lane) + 1}, {"name", event.name},
-                        {"ts", microseconds(event.begin - start_)}, {"dur", microseconds(event.end - event.begin)}};
-  if (event.bytes != 0) row["args"] = {{"bytes", event.bytes}};
-  return row.dump();
+std::string Trace::text_of(const Event& event, std::size_t thread) const {
+  const std::string bytes = event.bytes == 0 ? "" : fmt::format(R"(,"args":{{"bytes":{}}})", event.bytes);
+  return fmt::format(R"({{"ph":"X","pid":1,"tid":{},"cat":"{}","name":{},"ts":{},"dur":{}{}}})", thread,
+                     kLanes[event.lane_index()], nlohmann::json(event.name).dump(),
+                     microseconds(event.begin - start_), microseconds(event.end - event.begin), bytes);
 }
 
 void Trace::save(const std::string& path) const {
-  static constexpr std::array<const char*, 4> kLanes = {"compute", "read", "write", "optimizer"};
   const std::lock_guard lock(mutex_);
-  std::string start = fmt::format("{{\"otherData\":{{\"dropped_events\":{}}},\"traceEvents\":[", dropped_);
-  for (std::size_t lane = 0; lane < kLanes.size(); ++lane)
-    start += fmt::format("{}\n{}", lane == 0 ? "" : ",",
-                         nlohmann::json{{"ph", "M"}, {"name", "thread_name"}, {"pid", 1}, {"tid", lane + 1},
-                                        {"args", {{"name", kLanes[lane]}}}}.dump());
+  std::array<Rows, kLanes.size()> lanes;
+  std::vector<std::uint32_t> rows(events_.size());
+  for (std::size_t i = rows.size(); i-- > 0;)
+    rows[i] = static_cast<std::uint32_t>(lanes[kept(i).lane_index()].take(kept(i).begin, kept(i).end));
+
+  std::array<std::size_t, kLanes.size()> first_thread = {};
+  std::vector<std::string> names;
+  for (std::size_t lane = 0; lane < kLanes.size(); ++lane) {
+    first_thread[lane] = names.size() + 1;
+    for (std::size_t row = 0; row < lanes[lane].count(); ++row)
+      names.push_back(thread_name(names.size() + 1, kLanes[lane], row));
+  }
+  std::string start = fmt::format("{{\"otherData\":{{\"dropped_events\":{}}},\"traceEvents\":[\n{}", dropped_,
+                                  fmt::join(names, ",\n"));
   std::size_t done = 0;
   bool ended = false;
   write_text_file(path, [&] {
     std::string piece = std::exchange(start, std::string());
-    for (; done < events_.size() && piece.size() < kPiece; ++done)
-      piece += ",\n" + text_of(events_[(dropped_ + done) % events_.size()]);
-    if (done == events_.size() && !std::exchange(ended, true)) piece += "\n]}\n";
+    for (; done < rows.size() && piece.size() < kPiece; ++done)
+      piece += ",\n" + text_of(kept(done), first_thread[kept(done).lane_index()] + rows[done]);
+    if (done == rows.size() && !std::exchange(ended, true)) piece += "\n]}\n";
     return piece;
   });
 }

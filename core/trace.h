@@ -8,16 +8,20 @@
 namespace sluice {
 
 // What happened when, by lane ("compute", "read", "write", "optimizer"): written as the Trace Event JSON that
-// Perfetto and chrome://tracing open, one lane per row.
-// Thread rule: add() from any thread. The latest `limit` events are kept, in memory that is taken at the start; how many
-// earlier ones were dropped is in the file.
+// Perfetto and chrome://tracing open. An event's "cat" is its lane; events of a lane that are under way at
+// once stand in rows of their own ("read", "read 2", ...), since viewers take those of a row to follow each
+// other. Thread rule: add() from any thread. The latest `limit` events are kept, in memory that is taken at
+// the start; how many earlier ones were dropped is in the file.
 class Trace {
  public:
   using Clock = std::chrono::steady_clock;
   enum class Lane : std::uint8_t { kCompute, kRead, kWrite, kOptimizer };
 
-  explicit Trace(std::size_t limit = 1'000'000) : limit_(limit), start_(Clock::now()) { events_.reserve(limit); }
-  void add(Lane lane, std::string name, Clock::time_point begin, Clock::time_point end, std::uint64_t bytes = 0);
+  explicit Trace(std::size_t limit = 1'000'000) : limit_(limit), start_(Clock::now()) {
+    events_.reserve(limit);
+  }
+  void add(Lane lane, std::string name, Clock::time_point begin, Clock::time_point end,
+           std::uint64_t bytes = 0);
   // Writes the file whole or not at all, in small pieces. Throws Error(kIo).
   void save(const std::string& path) const;
 
@@ -27,11 +31,15 @@ class Trace {
     Clock::time_point begin, end;
     std::uint64_t bytes;
     Lane lane;
+    std::size_t lane_index() const { return static_cast<std::size_t>(lane); }
   };
   std::size_t limit_;
   Clock::time_point start_;
   mutable std::mutex mutex_;
-  std::string text_of(const Event& event) const;
+  const Event& kept(std::size_t i) const {
+    return events_[(dropped_ + i) % events_.size()];
+  }  // 0: the oldest
+  std::string text_of(const Event& event, std::size_t thread) const;
   std::vector<Event> events_;  // a ring once it is full: the oldest is at dropped_ % limit_
   std::uint64_t dropped_ = 0;
 };

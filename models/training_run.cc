@@ -212,13 +212,12 @@ void TrainingRun::save() {
   // Regions are whole huge pages.
   options.buffer_bytes =
       std::max<std::uint64_t>(kHugePage, setup_.checkpoint_buffers / tensors.files() / kHugePage * kHugePage);
-  options.threads = &setup_.tools->threads;
   engine::CheckpointWriter writer(*setup_.tools->io, ledger_, options);
+  const char* type = settings_.dtype == Dtype::kF32 ? "float32" : "bfloat16";
+  writer.add_text_file("config.json", config_to_hugging_face(setup_.config, type).dump(2) + "\n");
   tensors.open(writer);
   for (engine::UnitId unit = 0; unit < engine_->layout().units().size(); ++unit)
     engine_->save(unit, tensors.sink());
-  const char* type = settings_.dtype == Dtype::kF32 ? "float32" : "bfloat16";
-  writer.add_text_file("config.json", config_to_hugging_face(setup_.config, type).dump(2) + "\n");
   checkpoint_ = writer.commit(run_record(setup_, run_id_, step_, next_sample_));
   saved_step_ = step_;
   engine::prune(settings_.out, settings_.keep);

@@ -1,9 +1,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
+#include <cmath>
 #include <fstream>
-#include <map>
+#include <limits>
 #include <vector>
 
 #include "bindings/cli/inspect.h"
@@ -55,22 +55,47 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-struct Lane {
-  std::string name;
-  std::uint64_t events = 0, bytes = 0;
-  double seconds = 0;
+struct Interval {
+  double begin = 0, end = 0;  // nanoseconds: whole numbers
 };
 
-void add_event(std::map<int, Lane>& lanes, const Json& event, const std::string& path) {
-  Lane& lane = lanes[json_field<int>(event, "tid", path)];
-  const auto kind = json_field<std::string>(event, "ph", path);
-  if (kind == "M") {
-    lane.name = event.value("/args/name"_json_pointer, std::string());
-  } else if (kind == "X") {
-    ++lane.events;
-    lane.seconds += json_field<double>(event, "dur", path) / 1e6;
-    lane.bytes += event.value("/args/bytes"_json_pointer, std::uint64_t{0});
+struct Lane {
+  std::string name;
+  std::vector<Interval> events;
+  std::uint64_t bytes = 0;
+};
+
+// Rows of one lane have its name as their category, and so have its events.
+void add_event(std::vector<Lane>& lanes, const Json& event, const std::string& path) {
+  const auto name = json_field<std::string>(event, "cat", path);
+  auto lane = std::find_if(lanes.begin(), lanes.end(), [&](const Lane& l) { return l.name == name; });
+  if (lane == lanes.end()) lane = lanes.insert(lane, Lane{name, {}, 0});
+  if (json_field<std::string>(event, "ph", path) != "X") return;
+  const double begin = std::round(json_field<double>(event, "ts", path) * 1e3);
+  lane->events.push_back({begin, begin + std::round(json_field<double>(event, "dur", path) * 1e3)});
+  lane->bytes += event.value("/args/bytes"_json_pointer, std::uint64_t{0});
+}
+
+// For how long at least one of them was under way.
+double busy_seconds(std::vector<Interval> events) {
+  std::sort(events.begin(), events.end(),
+            [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
+  double busy = 0, end = -std::numeric_limits<double>::infinity();
+  for (const Interval& event : events) {
+    busy += std::max(0.0, event.end - std::max(event.begin, end));
+    end = std::max(end, event.end);
   }
+  return busy / 1e9;
+}
+
+// From the first event's begin to the last one's end.
+double wall_seconds(const std::vector<Lane>& lanes) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  Interval all = {kInfinity, -kInfinity};
+  for (const Lane& lane : lanes)
+    for (const Interval& event : lane.events)
+      all = {std::min(all.begin, event.begin), std::max(all.end, event.end)};
+  return std::max(0.0, all.end - all.begin) / 1e9;
 }
 
 }  // namespace
@@ -106,20 +131,29 @@ Report inspect_trace(const std::string& path) {
   const Json trace = read_json_file(path);
   if (!trace.is_object() || !trace.contains("traceEvents"))
     fail(ErrorCode::kInvalidArgument, "'{}' is JSON, but no trace: 'traceEvents' is missing", path);
-  std::map<int, Lane> lanes;
+  std::vector<Lane> lanes;
   for (const Json& event : trace["traceEvents"]) {
     if (!event.is_object()) fail(ErrorCode::kInvalidArgument, "'{}': an event is not a JSON object", path);
     add_event(lanes, event, path);
   }
   const auto dropped = trace.value("/otherData/dropped_events"_json_pointer, std::uint64_t{0});
+  const double wall = wall_seconds(lanes);
   Report report;
-  report.json = {{"kind", "trace"}, {"path", path}, {"lanes", Json::array()}, {"dropped_events", dropped}};
-  for (const auto& [id, lane] : lanes) {
+  report.json = {{"kind", "trace"},
+                 {"path", path},
+                 {"wall_seconds", wall},
+                 {"lanes", Json::array()},
+                 {"dropped_events", dropped}};
+  report.text = fmt::format("{:.3f} s\n", wall);
+  for (const Lane& lane : lanes) {
+    const double busy = busy_seconds(lane.events), share = wall > 0 ? busy / wall : 0;
     report.json["lanes"].push_back({{"name", lane.name},
-                                    {"events", lane.events},
-                                    {"busy_seconds", lane.seconds},
+                                    {"events", lane.events.size()},
+                                    {"busy_seconds", busy},
+                                    {"busy_share", share},
                                     {"bytes", lane.bytes}});
-    report.text += fmt::format("{:<10} {:>8} events {:>10.3f} s busy", lane.name, lane.events, lane.seconds);
+    report.text += fmt::format("{:<10} {:>8} events {:>10.3f} s busy ({:>3.0f}%)", lane.name,
+                               lane.events.size(), busy, share * 100);
     report.text += lane.bytes == 0 ? "\n" : fmt::format("  {}\n", format_size(lane.bytes));
   }
   if (dropped != 0) report.text += fmt::format("{} events were not kept\n", dropped);

@@ -78,8 +78,8 @@ std::string CheckpointWriter::begin_file(const std::string& name) {
 
 SafetensorsWriter& CheckpointWriter::add_tensor_file(const std::string& name, SafetensorsHeader header) {
   const std::string path = begin_file(name);
-  auto writer = std::make_unique<SafetensorsWriter>(io_, ledger_, path, std::move(header),
-                                                    options_.buffer_bytes, options_.threads);
+  auto writer =
+      std::make_unique<SafetensorsWriter>(io_, ledger_, path, std::move(header), options_.buffer_bytes);
   return *files_.emplace_back(Entry{name, std::move(writer), {}}).tensors;
 }
 
@@ -88,6 +88,8 @@ void CheckpointWriter::add_text_file(const std::string& name, const std::string&
   files_.push_back(Entry{name, nullptr, sum_of(text)});
 }
 
+// Nothing here counts before the rename, so that the order of the syncs is free: the manifest's, at first,
+// also takes what the file system has to note of the files, and theirs find little left.
 std::string CheckpointWriter::commit(const Json& run) {
   Manifest manifest;
   manifest.step = options_.step;
@@ -97,6 +99,8 @@ std::string CheckpointWriter::commit(const Json& run) {
     manifest.files.push_back({entry.name, entry.sum});
   }
   write_text_file(join(partial_, kManifestFile), manifest.to_text());
+  for (Entry& entry : files_)
+    if (entry.tensors) entry.tensors->sync();
   sync_folder(partial_);
   const std::string place = join(options_.out, checkpoint_name(options_.step));
   exchange_or_rename(partial_, place);

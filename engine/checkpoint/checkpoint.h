@@ -69,7 +69,6 @@ class CheckpointWriter {
     std::uint64_t step = 0;
     std::uint64_t bytes = 0;                   // bytes_needed(), checked against the free room here
     std::size_t buffer_bytes = kStreamBuffer;  // of each SafetensorsWriter
-    Threads* threads = nullptr;                // likewise
   };
   // `io` and `ledger` outlive this. Throws Error(kBudget | kIo).
   CheckpointWriter(offload::IoService& io, allocator::Ledger& ledger, Options options);

@@ -108,11 +108,10 @@ class SafetensorsReader {
 class SafetensorsWriter {
  public:
   // Takes the file's whole room on the disk, and a buffer of `buffer_bytes` that is charged to the ledger as
-  // kCheckpoint. `io`, `ledger` and `threads`, which share in the work where they are not null, outlive this.
+  // kCheckpoint. `io` and `ledger` outlive this.
   // Throws Error(kBudget | kIo | kInvalidArgument); a file that is there already is refused.
   SafetensorsWriter(offload::IoService& io, allocator::Ledger& ledger, const std::string& path,
-                    SafetensorsHeader header, std::size_t buffer_bytes = kStreamBuffer,
-                    Threads* threads = nullptr);
+                    SafetensorsHeader header, std::size_t buffer_bytes = kStreamBuffer);
   ~SafetensorsWriter();
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
@@ -121,9 +120,11 @@ class SafetensorsWriter {
   // The next bytes of the payload: tensors follow each other in the header's order.
   // Throws Error(kInvalidArgument) where they pass the payload's end, Error(kIo) where a write failed.
   void write(std::span<const std::byte> bytes);
-  // Gives the file its exact length, syncs it and gives the buffer back. Throws Error(kState) that names the
-  // first tensor that is not complete.
+  // Waits for all writes, gives the file its exact length and gives the buffer back. Throws Error(kState)
+  // that names the first tensor that is not complete.
   const FileSum& finish();
+  // Makes the file durable. REQUIRES: finished(). Throws Error(kIo).
+  void sync() { file_->sync(); }
   bool finished() const { return sum_.has_value(); }
   std::uint64_t written() const { return written_; }  // bytes of the payload
 
@@ -135,7 +136,6 @@ class SafetensorsWriter {
   std::unique_ptr<offload::File> file_;
   allocator::Region buffer_;
   std::optional<WriteBehind> behind_;
-  Threads* threads_;
   FileSummer summer_;
   std::uint64_t written_ = 0;
   bool failed_ = false;

@@ -182,9 +182,11 @@ void ReadAhead::forget(const BlockFile& file) {
   positions_.erase(&file);
 }
 
-WriteBehind::WriteBehind(offload::File& file, std::span<std::byte> buffer) : file_(file), slots_(3) {
-  check_buffer(buffer, slots_.size() * kDiskBlock, "writing");
-  const std::size_t block = std::min(kStreamBlock, buffer.size() / slots_.size() / kDiskBlock * kDiskBlock);
+WriteBehind::WriteBehind(offload::File& file, std::span<std::byte> buffer) : file_(file) {
+  constexpr std::size_t kLeastSlots = 3;
+  check_buffer(buffer, kLeastSlots * kDiskBlock, "writing");
+  const std::size_t block = std::min(kWriteBlock, buffer.size() / kLeastSlots / kDiskBlock * kDiskBlock);
+  slots_.resize(buffer.size() / block);
   for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i].memory = buffer.subspan(i * block, block);
 }
 

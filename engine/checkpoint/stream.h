@@ -13,9 +13,11 @@
 
 namespace sluice::engine {
 
-// The buffer with which reading and writing keep two transfers of 4 MiB under way while a third block is
-// used.
+// The buffer with which reading keeps two transfers of 4 MiB under way while a third block is used.
 inline constexpr std::size_t kStreamBuffer = 3 * kStreamBlock;
+
+// What is written at a time, with as much under way as the buffer holds.
+inline constexpr std::size_t kWriteBlock = kMiB;
 
 // A file of any length that is read in blocks of kStreamBlock. What lies beyond its last whole disk block,
 // which O_DIRECT cannot read, is kept in memory.
@@ -82,9 +84,9 @@ class ReadAhead {
   std::map<const BlockFile*, std::uint64_t> positions_;  // the blocks at which the files are being read
 };
 
-// Writes a file from its start to its end through one fixed buffer, in blocks of a third of it (at most
-// kStreamBlock), with the blocks before under way. Thread rule: one thread at a time. After an error it must
-// not be used again.
+// Writes a file from its start to its end through one fixed buffer, in blocks of kWriteBlock (or of a third
+// of a smaller buffer), with the blocks before under way. Thread rule: one thread at a time. After an error
+// it must not be used again.
 class WriteBehind {
  public:
   // `buffer` and `file` outlive this. Throws Error(kInvalidArgument) where the buffer holds fewer than three

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <cmath>
 #include <fstream>
+#include <map>
 #include <thread>
 
 #include "bindings/sluice_process.h"
@@ -72,6 +74,21 @@ class TrainingTest : public ::testing::Test {
   static void expect_done(const Outcome& outcome) {
     EXPECT_EQ(outcome.status, 0) << outcome.error << outcome.out;
   }
+  static void expect_rows_without_overlaps(const std::string& path) {
+    using Event = std::pair<std::int64_t, std::int64_t>;  // begin and end, in nanoseconds
+    std::map<int, std::vector<Event>> rows;
+    const Json trace = Json::parse(file_text(path));
+    for (const Json& event : trace.at("traceEvents")) {
+      if (event.at("ph") != "X") continue;
+      const auto begin = std::llround(event.at("ts").get<double>() * 1e3);
+      rows[event.at("tid")].emplace_back(begin, begin + std::llround(event.at("dur").get<double>() * 1e3));
+    }
+    for (auto& [row, events] : rows) {
+      std::sort(events.begin(), events.end());
+      for (std::size_t i = 1; i < events.size(); ++i)
+        EXPECT_LE(events[i - 1].second, events[i].first) << "in row " << row;
+    }
+  }
   static double as_loss(std::uint64_t bits) { return std::bit_cast<double>(bits); }
   std::string step_folder(const std::string& name, int step) const {
     return folder_ / fmt::format("{}/step-{:08}", name, step);
@@ -113,15 +130,45 @@ TEST_F(TrainingTest, AResumedRunHasTheBitsOfOneThatWasNeverStopped) {
 
 TEST_F(TrainingTest, EverythingOnDiskHasTheSameBits) {
   expect_done(run_sluice(words("memory", 4)));
-  const Outcome disk = run_sluice(words("disk", 4,
-                                        {"--disk", folder_.path() + ":1GiB", "--place-parameters", "disk",
-                                         "--place-gradients", "disk", "--place-state", "disk"}));
+  const Outcome disk =
+      run_sluice(words("disk", 4,
+                       {"--disk", folder_.path() + ":1GiB", "--place-parameters", "disk", "--place-gradients",
+                        "disk", "--place-state", "disk", "--trace", folder_ / "disk.json"}));
   if (disk.error.find("O_DIRECT") != std::string::npos)
     GTEST_SKIP() << "the temporary folder has no O_DIRECT: " << disk.error;
   expect_done(disk);
   EXPECT_EQ(losses("memory"), losses("disk"));
   const Outcome summary = run_sluice({"inspect", "--json", folder_ / "disk.jsonl"});
   EXPECT_GT(Json::parse(summary.out).at("disk_written").get<std::uint64_t>(), 0u);
+  expect_rows_without_overlaps(folder_ / "disk.json");
+  const Outcome trace = run_sluice({"inspect", "--json", folder_ / "disk.json"});
+  expect_done(trace);
+  const Json report = Json::parse(trace.out);
+  ASSERT_EQ(report.at("lanes").size(), 4u);
+  for (const Json& lane : report.at("lanes")) {
+    EXPECT_GT(lane.at("busy_seconds").get<double>(), 0) << lane;
+    EXPECT_LE(lane.at("busy_seconds"), report.at("wall_seconds")) << lane;
+  }
+}
+
+TEST_F(TrainingTest, InspectCountsTimeOnceWhereSeveralEventsAreUnderWay) {
+  std::ofstream(folder_ / "trace.json") << R"({"traceEvents": [
+      {"ph": "M", "name": "thread_name", "tid": 1, "cat": "read", "args": {"name": "read"}},
+      {"ph": "X", "name": "a", "tid": 1, "cat": "read", "ts": 2000000, "dur": 1000000, "args": {"bytes": 5}},
+      {"ph": "X", "name": "b", "tid": 2, "cat": "read", "ts": 2500000, "dur": 1000000, "args": {"bytes": 6}},
+      {"ph": "X", "name": "c", "tid": 1, "cat": "read", "ts": 2600000, "dur": 1},
+      {"ph": "X", "name": "d", "tid": 3, "cat": "write", "ts": 5000000, "dur": 1000000}]})";
+  const Outcome outcome = run_sluice({"inspect", "--json", folder_ / "trace.json"});
+  expect_done(outcome);
+  const Json report = Json::parse(outcome.out);
+  EXPECT_DOUBLE_EQ(report.at("wall_seconds"), 4);
+  const Json& read = report.at("lanes").at(0);
+  EXPECT_EQ(read.at("name"), "read");
+  EXPECT_EQ(read.at("events"), 3);
+  EXPECT_DOUBLE_EQ(read.at("busy_seconds"), 1.5);
+  EXPECT_DOUBLE_EQ(read.at("busy_share"), 0.375);
+  EXPECT_EQ(read.at("bytes"), 11);
+  EXPECT_DOUBLE_EQ(report.at("lanes").at(1).at("busy_seconds"), 1);
 }
 
 TEST_F(TrainingTest, ASignalSavesAndStopsAndTheRunGoesOn) {

@@ -45,6 +45,37 @@ TEST(Trace, WritesTraceEventsWithOneLanePerRow) {
   EXPECT_NEAR(events[1]["ts"].get<double>() - events[0]["ts"].get<double>(), 2, 1e-3);
   EXPECT_GE(events[0]["ts"].get<double>(), 0);
   EXPECT_EQ(events[0]["pid"], events[1]["pid"]);
+  EXPECT_EQ(events[0]["cat"], "read");
+}
+
+// {name, row's name}, as the file has them.
+using Rows = std::vector<std::pair<std::string, std::string>>;
+Rows rows_of(const Json& file) {
+  std::map<int, std::string> names;
+  for (const Json& event : file["traceEvents"])
+    if (event["ph"] == "M") names[event["tid"]] = event["args"]["name"];
+  Rows rows;
+  for (const Json& event : complete_events(file)) rows.emplace_back(event["name"], names.at(event["tid"]));
+  return rows;
+}
+
+TEST(Trace, GivesEventsThatAreUnderWayAtOnceRowsOfTheirOwn) {
+  Trace trace;
+  const auto start = Trace::Clock::now();
+  const auto add = [&](Trace::Lane lane, const char* name, int begin, int end) {
+    trace.add(lane, name, start + std::chrono::nanoseconds(begin), start + std::chrono::nanoseconds(end));
+  };
+  add(Trace::Lane::kRead, "a", 0, 10);
+  add(Trace::Lane::kRead, "b", 5, 20);
+  add(Trace::Lane::kWrite, "w", 5, 20);
+  add(Trace::Lane::kRead, "c", 10, 30);  // begins when a ends
+  add(Trace::Lane::kRead, "e", 0, 41);   // around all of them
+  add(Trace::Lane::kRead, "d", 30, 40);  // told late
+  add(Trace::Lane::kRead, "f", 41, 41);
+  add(Trace::Lane::kCompute, "x", 0, 100);
+  const Rows expected = {{"a", "read"},   {"b", "read 3"}, {"w", "write"}, {"c", "read"},
+                         {"e", "read 2"}, {"d", "read"},   {"f", "read"},  {"x", "compute"}};
+  EXPECT_EQ(rows_of(saved(trace)), expected);
 }
 
 TEST(Trace, KeepsTheLatestAndCountsTheRest) {
