@@ -53,6 +53,21 @@ _BY_STATUS: dict[int, type[Error]] = {
     7: StateError,
 }
 
+_NAMES = {
+    "invalid_argument": 1,
+    "not_found": 2,
+    "budget": 3,
+    "io": 4,
+    "corrupt": 5,
+    "not_finite": 6,
+    "state": 7,
+}
+
+
+def error_named(name: str, text: str) -> Error:
+    """The exception for an error as `sluice --errors json` names it."""
+    return error_of(_NAMES.get(name, 0), text)
+
 
 def error_of(status: int, text: str) -> Error:
     """The exception for a status of the C ABI that is not SLUICE_OK."""
