@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sluice_package import PACKAGE, sluice
-from sluice_process import SLUICE, run_sluice
+from sluice_process import SLUICE, SOURCE, run_sluice
 
 pytestmark = pytest.mark.skipif(not SLUICE.exists(), reason=f"{SLUICE} is not built")
 SMALL = dict(model="tiny", seq=16, batch=2, memory="512MiB", threads=1, progress="none")
@@ -84,6 +84,14 @@ def refusals(text, tmp_path):
     yield sluice.NotFoundError, dict(config=tmp_path / "none.json"), "none.json"
     yield sluice.BudgetError, dict(memory="2MiB"), "--memory"
     yield sluice.NotFiniteError, dict(lr=9e5, clip=0, steps=20), "finite"
+
+
+def test_every_error_of_the_program_has_an_exception():
+    names = re.findall(r'return "(\w+)";', (SOURCE / "core" / "error.cc").read_text())
+    assert len(names) == 8
+    kinds = {name: type(sluice.errors.error_named(name, "text")) for name in names}
+    assert len(set(kinds.values())) == 8 and kinds["internal"] is sluice.InternalError
+    assert [type(sluice.errors.error_of(status, "text")) for status in range(1, 9)] == list(kinds.values())
 
 
 def test_errors_are_the_engines_own(text, tmp_path, capfd):

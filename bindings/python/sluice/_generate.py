@@ -37,10 +37,13 @@ def main(words: Sequence[str]) -> int:
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         shown = prompt
-        for line in process.stdout:
-            print(shown, end="", flush=True)
-            shown = decoder.add(int(line))
-        status = process.wait()
-        if status == 0:
+        try:
+            for line in process.stdout:
+                print(shown, end="", flush=True)
+                shown = decoder.add(int(line))
+        except BaseException:  # Ctrl-C, or a reader that went away
+            process.terminate()
+            raise
+        if (status := process.wait()) == 0:
             print(shown + decoder.end())
         return status
