@@ -18,8 +18,8 @@ def load(path: Path) -> Any:
         import tokenizers
     except ImportError as error:
         raise LibraryError(
-            f"a tokenizer needs the library tokenizers, which is not there ({error}); pip install "
-            "'sluice-train[tokenize]'"
+            f"a tokenizer needs the library tokenizers, which is not there ({error}); pip install tokenizers, which "
+            "sluice-train[tokenize] asks for too"
         ) from error
     name = os.fspath(path)
     file = os.path.join(name, FILE) if os.path.isdir(name) else name
