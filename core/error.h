@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace sluice {
@@ -27,6 +28,9 @@ class Error : public std::runtime_error {
  private:
   ErrorCode code_;
 };
+
+// "invalid_argument", "not_found", ...: for programs that read errors.
+std::string_view name_of(ErrorCode code);
 
 // Exit status of the command line for an error: 2 for input that is not valid, 3 for what does not fit, 1 otherwise.
 int exit_status(ErrorCode code);

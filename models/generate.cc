@@ -78,28 +78,39 @@ std::int32_t parse_token(std::string_view word, std::size_t vocabulary) {
   const auto [rest, error] = std::from_chars(word.data(), word.data() + word.size(), id);
   if (error != std::errc() || rest != word.data() + word.size() || id >= vocabulary)
     fail(ErrorCode::kInvalidArgument,
-         "'{}' is not a token id below {}; this model's tokens are not bytes, so --prompt takes ids, as '464 "
-         "318'",
+         "'{}' is not a token id below {}, the model's vocabulary; ids are given as '464 318' or '464,318', "
+         "also to --prompt where the model's tokens are not bytes",
          word, vocabulary);
   return static_cast<std::int32_t>(id);
 }
 
-std::vector<std::int32_t> prompt_tokens(const std::string& prompt, std::size_t vocabulary) {
+std::vector<std::int32_t> tokens_of_bytes(const std::string& prompt) {
   std::vector<std::int32_t> tokens;
-  if (vocabulary == kByteVocabulary) {
-    for (const char c : prompt) tokens.push_back(static_cast<unsigned char>(c));
-    if (tokens.empty()) tokens.push_back('\n');
-    return tokens;
-  }
+  for (const char c : prompt) tokens.push_back(static_cast<unsigned char>(c));
+  if (tokens.empty()) tokens.push_back('\n');
+  return tokens;
+}
+
+std::vector<std::int32_t> tokens_of_ids(const std::string& ids, std::size_t vocabulary) {
+  std::vector<std::int32_t> tokens;
   constexpr std::string_view kBlanks = " ,\t\n";
-  for (std::size_t at = prompt.find_first_not_of(kBlanks); at != std::string::npos;) {
-    const std::size_t end = std::min(prompt.find_first_of(kBlanks, at), prompt.size());
-    tokens.push_back(parse_token(std::string_view(prompt).substr(at, end - at), vocabulary));
-    at = prompt.find_first_not_of(kBlanks, end);
+  for (std::size_t at = ids.find_first_not_of(kBlanks); at != std::string::npos;) {
+    const std::size_t end = std::min(ids.find_first_of(kBlanks, at), ids.size());
+    tokens.push_back(parse_token(std::string_view(ids).substr(at, end - at), vocabulary));
+    at = ids.find_first_not_of(kBlanks, end);
   }
+  return tokens;
+}
+
+std::vector<std::int32_t> prompt_of(const GenerateSettings& s, std::size_t vocabulary) {
+  if (s.prompt_tokens && !s.prompt.empty())
+    fail(ErrorCode::kInvalidArgument, "--prompt and --prompt-tokens are given; one prompt is needed");
+  if (!s.prompt_tokens && vocabulary == kByteVocabulary) return tokens_of_bytes(s.prompt);
+  std::vector<std::int32_t> tokens = tokens_of_ids(s.prompt_tokens.value_or(s.prompt), vocabulary);
   if (tokens.empty())
     fail(ErrorCode::kInvalidArgument,
-         "this model's tokens are not bytes: give --prompt at least one token id, as '464'");
+         "there is no token to go on from: give {} at least one token id, as '464'",
+         s.prompt_tokens ? "--prompt-tokens" : "--prompt (this model's tokens are not bytes)");
   return tokens;
 }
 
@@ -173,7 +184,7 @@ void generate(const GenerateSettings& settings, const GenerateEvents& events) {
   const std::string folder = model_folder(settings.checkpoint);
   check_config_file(folder);
   const ModelConfig config = resolve_model(folder);
-  std::vector<std::int32_t> tokens = prompt_tokens(settings.prompt, config.vocabulary);
+  std::vector<std::int32_t> tokens = prompt_of(settings, config.vocabulary);
   // The last token is not read again.
   const std::uint64_t text = tokens.size() + std::max<std::uint64_t>(settings.tokens, 1) - 1;
   Reader reader(settings, folder, config, text);

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@ namespace sluice::models {
 struct GenerateSettings {
   std::string checkpoint;  // a checkpoint, an output folder (its newest one), or a Hugging Face folder
   std::string prompt;      // text; token ids where the model's tokens are not bytes
+  std::optional<std::string> prompt_tokens;  // token ids, whatever the model's tokens are; then no prompt
   std::uint64_t tokens = 200;
   double temperature = 0.8;  // 0: the likeliest token
   std::uint64_t top_k = 0;   // 0: all

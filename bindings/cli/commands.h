@@ -16,6 +16,7 @@ struct TrainOptions {
   std::vector<std::string> disk;  // FOLDER[:SIZE], as written
   std::string dtype = "f32", config, progress = "auto";
   bool json = false;
+  std::uint64_t caller = 0;  // the process that started this one for the run's sake; 0: none
 };
 void bind_train(CLI::App& app, TrainOptions& options);
 void bind_plan(CLI::App& app, TrainOptions& options);  // the same arguments
@@ -28,6 +29,7 @@ void run_plan(const models::TrainSettings& settings, const TrainOptions& options
 struct GenerateOptions {
   models::GenerateSettings settings;
   std::vector<std::string> disk;
+  std::string output = "auto";
 };
 void bind_generate(CLI::App& app, GenerateOptions& options);
 void run_generate(GenerateOptions& options, std::FILE* out);

@@ -161,7 +161,7 @@ void apply_config(CLI::App& app, const Json& config, const std::string& source) 
     fail(ErrorCode::kInvalidArgument, "{}: a JSON object of settings is needed", source);
   std::vector<std::string> known = flag_names(app);
   std::erase_if(known, [](const std::string& name) {
-    return name == "config" || name == "help" || name == "log-level";
+    return name == "config" || name == "help" || name == "log-level" || name == "errors";
   });
   std::map<std::string, std::string> given;  // by name: as it was written
   for (const auto& [key, value] : config.items()) {

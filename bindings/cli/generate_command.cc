@@ -12,6 +12,10 @@ void bind_generate(CLI::App& app, GenerateOptions& options) {
              "a checkpoint, an --out folder (its newest one) or a Hugging Face folder");
   flags.text("--prompt", s.prompt,
              "text to go on from; for a model whose tokens are not bytes: token ids, as '464 318'");
+  flags.text("--prompt-tokens", s.prompt_tokens,
+             "token ids to go on from, as '464,318', in place of --prompt");
+  flags.choice("--output", options.output, {"auto", "tokens"},
+               "auto: text where the model's tokens are bytes; tokens: the sampled ids, one a line");
   flags.whole("--tokens", s.tokens, "how many tokens are sampled");
   flags.real("--temperature", s.temperature, "1: as the model says; 0: always the likeliest token");
   flags.whole("--top-k", s.top_k, "sample from the k likeliest tokens only; 0: from all");
@@ -28,12 +32,13 @@ void run_generate(GenerateOptions& options, std::FILE* out) {
          "--checkpoint is missing: a checkpoint, an --out folder or a Hugging Face folder");
   for (const std::string& disk : options.disk) options.settings.disk.push_back(parse_disk(disk));
   models::GenerateEvents events;
+  const bool lines = options.output == "tokens";
   bool bytes = false;
   events.begin = [&](bool tokens_are_bytes) {
-    bytes = tokens_are_bytes;
+    bytes = tokens_are_bytes && !lines;
     if (bytes) {
       fmt::print(out, "{}", options.settings.prompt);
-    } else {
+    } else if (!lines) {
       fmt::print(stderr, "sluice: this model's tokens are not bytes, so token ids are printed\n");
     }
   };
@@ -41,12 +46,12 @@ void run_generate(GenerateOptions& options, std::FILE* out) {
     if (bytes) {
       std::fputc(token, out);
     } else {
-      fmt::print(out, "{} ", token);
+      fmt::print(out, "{}{}", token, lines ? '\n' : ' ');
     }
     std::fflush(out);
   };
   models::generate(options.settings, events);
-  fmt::print(out, "\n");
+  if (!lines) fmt::print(out, "\n");
 }
 
 }  // namespace sluice::cli

@@ -28,13 +28,16 @@ struct Program {
   CLI::App* inspect_app = app.add_subcommand("inspect", "show any file that this project writes");
   CLI::App* doctor_app =
       app.add_subcommand("doctor", "tell what this machine offers, and how to mend what is missing");
-  std::string log_level = "info";
+  std::string log_level = "info", errors = "text";
 
   Program() {
     app.set_version_flag("--version", fmt::format("sluice {}", kVersion));
     for (CLI::App* command : {&app, train_app, plan_app, generate_app, inspect_app, doctor_app}) {
       command->allow_extras();
-      Flags(*command).text("--log-level", log_level, "debug, info, warn, error or off");
+      Flags flags(*command);
+      flags.text("--log-level", log_level, "debug, info, warn, error or off");
+      flags.choice("--errors", errors, {"text", "json"},
+                   "json: for programs, as the last line of the error output");
     }
     bind_train(*train_app, train);
     bind_plan(*plan_app, plan);
@@ -73,10 +76,32 @@ void dispatch(Program& program) {
   run_doctor(program.doctor, stdout);
 }
 
-int report(const char* text, int status) {
+int report(const std::string& style, ErrorCode code, const std::string& text) {
   std::fflush(stdout);
-  fmt::print(stderr, "sluice: error: {}\n", text);
-  return status;
+  if (style == "json") {
+    const Json line = {{"error", name_of(code)}, {"text", text}};
+    fmt::print(stderr, "{}\n", line.dump(-1, ' ', false, Json::error_handler_t::replace));
+  } else {
+    fmt::print(stderr, "sluice: error: {}\n", text);
+  }
+  return exit_status(code);
+}
+
+int run(Program& program, int argc, const char* const* argv) {
+  try {
+    program.app.parse(argc, argv);
+  } catch (const CLI::ArgumentMismatch& error) {  // "--steps: 1 required N missing"
+    const std::string text = error.what();
+    fail(ErrorCode::kInvalidArgument, "{} needs a value behind it; see --help",
+         text.substr(0, text.find(':')));
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return program.app.exit(error);  // --help and --version
+    throw Error(ErrorCode::kInvalidArgument, error.what());
+  }
+  dispatch(program);
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    fail(ErrorCode::kIo, "the standard output could not be written: part of what was to be shown is lost");
+  return 0;
 }
 
 }  // namespace
@@ -86,27 +111,16 @@ int run(int argc, const char* const* argv) {
   // run unsaved.
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGXFSZ, SIG_IGN);
+  Program program;
   try {
-    Program program;
-    try {
-      program.app.parse(argc, argv);
-    } catch (const CLI::ArgumentMismatch& error) {  // "--steps: 1 required N missing"
-      const std::string text = error.what();
-      return report((text.substr(0, text.find(':')) + " needs a value behind it; see --help").c_str(), 2);
-    } catch (const CLI::ParseError& error) {
-      if (error.get_exit_code() == 0) return program.app.exit(error);  // --help and --version
-      return report(error.what(), 2);
-    }
-    dispatch(program);
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
-      return report("the standard output could not be written: part of what was to be shown is lost", 1);
-    return 0;
+    return run(program, argc, argv);
   } catch (const Error& error) {
-    return report(error.what(), exit_status(error.code()));
+    return report(program.errors, error.code(), error.what());
   } catch (const std::bad_alloc&) {
-    return report("the system gave no memory for a small object; free some, or state a smaller --memory", 3);
+    return report(program.errors, ErrorCode::kBudget,
+                  "the system gave no memory for a small object; free some, or state a smaller --memory");
   } catch (const std::exception& error) {
-    return report(error.what(), 1);
+    return report(program.errors, ErrorCode::kInternal, error.what());
   }
 }
 

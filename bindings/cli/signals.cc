@@ -1,23 +1,21 @@
 #include "bindings/cli/signals.h"
 
-#include <signal.h>
+#include <pthread.h>
 #include <unistd.h>
-
-#include <array>
-#include <atomic>
-#include <cstring>
 
 namespace sluice::cli {
 namespace {
 
-constexpr std::array kSignals = {SIGINT, SIGTERM, SIGUSR1};
-std::atomic<int> received{0};  // a handler runs on any thread
-static_assert(std::atomic<int>::is_always_lock_free);
-std::array<struct sigaction, kSignals.size()> previous;
+std::atomic<int> received{0};
 
-void on_signal(int number) {
-  int none = 0;
-  if (received.compare_exchange_strong(none, number) || number != SIGINT) return;
+sigset_t stop_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int number : {SIGINT, SIGTERM, SIGUSR1}) sigaddset(&set, number);
+  return set;
+}
+
+void stop_at_once() {
   static constexpr char kText[] = "\nsluice: stopped at once; what was saved before stands\n";
   (void)!::write(STDERR_FILENO, kText, sizeof kText - 1);
   ::_exit(128 + SIGINT);
@@ -27,15 +25,21 @@ void on_signal(int number) {
 
 StopSignals::StopSignals() {
   received = 0;
-  struct sigaction action = {};
-  action.sa_handler = on_signal;
-  action.sa_flags = SA_RESTART;
-  sigemptyset(&action.sa_mask);
-  for (std::size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &action, &previous[i]);
+  const sigset_t set = stop_signals();
+  ::pthread_sigmask(SIG_BLOCK, &set, &before_);
+  waiting_ = std::thread([this, set] {
+    for (int number = 0; ::sigwait(&set, &number) == 0 && !ended_;) {
+      int none = 0;
+      if (!received.compare_exchange_strong(none, number) && number == SIGINT) stop_at_once();
+    }
+  });
 }
 
 StopSignals::~StopSignals() {
-  for (std::size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &previous[i], nullptr);
+  ended_ = true;
+  ::pthread_kill(waiting_.native_handle(), SIGUSR1);
+  waiting_.join();
+  ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
 }
 
 bool StopSignals::requested() { return received != 0; }

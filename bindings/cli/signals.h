@@ -1,10 +1,18 @@
 #pragma once
+#include <signal.h>
+
+#include <atomic>
+#include <thread>
 
 namespace sluice::cli {
 
 // While it lives, SIGTERM, SIGUSR1 and the first Ctrl-C ask for a stop at the end of the step; a Ctrl-C after
-// any of them ends the process at once, with status 130. The handlers of before are put back at the end. One
-// at a time in a process.
+// any of them ends the process at once, with status 130. One at a time in a process, made before the threads
+// that compute.
+//
+// No handler runs: a thread of its own waits for these signals, and all others that begin later block them. A
+// handler would be run on the stack of a thread that computes, and generated code of oneDNN uses the stack
+// pointer for other things: what the system writes below it is then somebody's memory.
 class StopSignals {
  public:
   StopSignals();
@@ -14,6 +22,11 @@ class StopSignals {
 
   static bool requested();
   static const char* name();  // "SIGTERM", "SIGUSR1", "Ctrl-C", or "" where none came
+
+ private:
+  sigset_t before_ = {};
+  std::atomic<bool> ended_{false};
+  std::thread waiting_;
 };
 
 }  // namespace sluice::cli

@@ -1,3 +1,7 @@
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
 #include <string>
 
 #include "bindings/cli/commands.h"
@@ -30,6 +34,12 @@ void print_end(const models::TrainResult& result, const models::TrainSettings& s
   }
 }
 
+// For a caller that is killed before it could stop the run.
+void stop_with(std::uint64_t caller) {
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (static_cast<std::uint64_t>(::getppid()) != caller) ::kill(::getpid(), SIGTERM);  // it ended before
+}
+
 std::string json_line(const models::PlanResult& result) {
   Json json = engine::to_json(result.plan, result.profile, result.budget);
   json["checkpoint_bytes"] = result.checkpoint_bytes;
@@ -41,6 +51,7 @@ std::string json_line(const models::PlanResult& result) {
 
 void run_train(const models::TrainSettings& settings, const TrainOptions& options, std::FILE* out) {
   const StopSignals signals;
+  if (options.caller != 0) stop_with(options.caller);
   Progress progress(out, progress_style(options.progress, out));
   models::TrainEvents events;
   events.planned = [&](const std::string& table) { progress.message(table); };

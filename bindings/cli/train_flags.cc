@@ -83,7 +83,11 @@ void bind_all(CLI::App& app, TrainOptions& options) {
 
 }  // namespace
 
-void bind_train(CLI::App& app, TrainOptions& options) { bind_all(app, options); }
+void bind_train(CLI::App& app, TrainOptions& options) {
+  bind_all(app, options);
+  Flags(app).whole("--stop-with", options.caller,
+                   "for programs: the id of the process that started this one; when it ends, as by SIGTERM");
+}
 
 void bind_plan(CLI::App& app, TrainOptions& options) {
   bind_all(app, options);

@@ -6,6 +6,7 @@
 
 #include "bindings/cli/version.h"
 #include "bindings/sluice_process.h"
+#include "core/json.h"
 #include "core/text_file.h"
 
 namespace sluice::cli {
@@ -203,6 +204,23 @@ TEST_F(BadInputTest, InspectAndGenerateNameWhatIsWrong) {
   expect_refused({"generate"}, 2, "--checkpoint");
   expect_refused({"generate", "--checkpoint", folder_.path()}, 2, "neither");
   expect_refused({"generate", "--checkpoint", folder_ / "nowhere", "--top-p", "2"}, 2, "top-p");
+}
+
+TEST_F(BadInputTest, ProgramsReadErrorsAsJson) {
+  const auto error_of = [](const std::vector<std::string>& words) {
+    const Outcome outcome = run_sluice(words);
+    return std::pair(outcome.status, Json::parse(outcome.error));
+  };
+  const auto missing = error_of({"inspect", "--errors", "json", folder_ / "\"nowhere\""});
+  EXPECT_EQ(missing.first, 2);
+  EXPECT_EQ(missing.second.at("error"), "not_found");
+  EXPECT_THAT(missing.second.at("text").get<std::string>(), HasSubstr(folder_ / "\"nowhere\""));
+  const auto small =
+      error_of({"plan", "--errors=json", "--model", "tiny", "--data", text_, "--memory", "1MiB"});
+  EXPECT_EQ(small.first, 3);
+  EXPECT_EQ(small.second.at("error"), "budget");
+  EXPECT_EQ(error_of({"trian", "--errors", "json"}).second.at("error"), "invalid_argument");
+  expect_refused({"doctor", "--errors", "xml"}, 2, "use text, json");
 }
 
 }  // namespace

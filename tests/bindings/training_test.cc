@@ -327,6 +327,27 @@ TEST_F(TrainingTest, JsonOfAPathThatIsNotUtf8IsStillJson) {
   EXPECT_EQ(Json::parse(outcome.out).at("tokens"), 100);
 }
 
+TEST_F(TrainingTest, GeneratesFromTokenIdsWhatItGeneratesFromTheirText) {
+  expect_done(run_sluice(words("g", 2)));
+  const auto generate = [&](const std::string& flag, const std::string& prompt, const std::string& output) {
+    return run_sluice({"generate", "--checkpoint", folder_ / "g", flag, prompt, "--output", output,
+                       "--tokens", "8", "--memory", "600MiB", "--threads", "2"});
+  };
+  const Outcome text = generate("--prompt", "abc", "auto");
+  expect_done(text);
+  std::string ids;
+  for (const char c : text.out.substr(3, 8)) ids += fmt::format("{}\n", static_cast<unsigned char>(c));
+  EXPECT_EQ(generate("--prompt", "abc", "tokens").out, ids);
+  EXPECT_EQ(generate("--prompt-tokens", "97,98,99", "tokens").out, ids);
+  EXPECT_EQ(generate("--prompt-tokens", "97 98 99", "auto").out, text.out.substr(3));
+  EXPECT_THAT(generate("--prompt-tokens", "97,256", "tokens").error,
+              HasSubstr("'256' is not a token id below 256"));
+  EXPECT_THAT(generate("--prompt-tokens", " ", "tokens").error, HasSubstr("--prompt-tokens at least one"));
+  EXPECT_THAT(
+      run_sluice({"generate", "--checkpoint", folder_ / "g", "--prompt", "a", "--prompt-tokens", "1"}).error,
+      HasSubstr("one prompt is needed"));
+}
+
 TEST_F(TrainingTest, GeneratesTextWithTheSameSeedTheSame) {
   expect_done(run_sluice(words("g", 2)));
   const std::vector<std::string> ask = {

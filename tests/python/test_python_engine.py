@@ -284,7 +284,7 @@ def test_a_library_or_a_program_that_is_missing(tmp_path):
     assert found.returncode == 1 and f"'{tmp_path}/libsluice_c.so'" in found.stderr and "LibraryError" in found.stderr
     (tmp_path / "libsluice_c.so").symlink_to(LIBRARY)
     found = python("-m", "sluice", "doctor", SLUICE_LIBRARY_PATH=str(tmp_path))
-    assert found.returncode == 1 and found.stderr.startswith("error: the program sluice was not found")
+    assert found.returncode == 1 and found.stderr.startswith("sluice: error: the program sluice was not found")
     (tmp_path / "libsluice_c.so").unlink()
     (tmp_path / "libsluice_c.so").write_text("no library")
     found = python("-c", "import sluice; sluice.plan([], sluice.Options(memory=1))", SLUICE_LIBRARY_PATH=str(tmp_path))

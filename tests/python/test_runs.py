@@ -236,6 +236,20 @@ def test_a_signal_saves_and_stops_at_the_end_of_the_step(place, number):
     assert final_files(run.out, done + 2) == final_files(place / f"{name}-never", done + 2)
 
 
+def test_a_signal_finds_no_thread_that_computes(place):
+    """A handler would be run on its stack, where generated code of the matrix library keeps what is not stack."""
+    run = Started(place, "masks", "--schedule", "constant")
+    run.wait_for_a_step()
+    stops = sum(1 << number - 1 for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT))
+    threads = [status.read_text() for status in Path(f"/proc/{run.process.pid}/task").glob("*/status")]
+    masks = [{name: int(mask, 16) for name, mask in re.findall(r"Sig(Blk|Cgt):\t(\w+)", text)} for text in threads]
+    run.process.send_signal(signal.SIGTERM)
+    assert run.end()[0] == 0
+    assert len(masks) > 2 and all(mask["Cgt"] & stops == 0 for mask in masks)
+    # The thread that waits for them takes them while it waits.
+    assert sorted(mask["Blk"] & stops == stops for mask in masks)[1:] == [True] * (len(masks) - 1)
+
+
 def test_a_second_ctrl_c_stops_at_once(place):
     # A step takes seconds: the second one has just begun when the first signal comes.
     run = Started(place, "twice", "--schedule", "constant", "--accumulate", "800")

@@ -11,7 +11,7 @@
             engine.add_gradient("layer.0.weight", gradient)
         engine.step(clip=1.0)
 
-`python -m sluice` is the command line.
+sluice.train() trains the native models, as `sluice train` does. `python -m sluice` is the command line.
 """
 
 from .engine import Engine, Held, plan
@@ -28,6 +28,7 @@ from .errors import (
     SystemIOError,
 )
 from .model import AdamW, Counters, Folder, LedgerLine, Options, Parameter, StepResult, Unit
+from .training import TrainResult, train
 
 __version__ = "0.1.0"
 
@@ -51,6 +52,8 @@ __all__ = [
     "StateError",
     "StepResult",
     "SystemIOError",
+    "TrainResult",
     "Unit",
     "plan",
+    "train",
 ]

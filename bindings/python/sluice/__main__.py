@@ -1,21 +1,52 @@
-"""`python -m sluice`: every command of the program `sluice`, which takes this process's place."""
+"""`python -m sluice`: every command of the program `sluice`, and those that need a tokenizer."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 
+from . import _generate, _tokenize
 from ._library import find_program
-from .errors import LibraryError
+from .errors import BudgetError, CorruptError, Error, InvalidArgumentError, NotFiniteError, NotFoundError
+
+_MORE_HELP = """
+In Python also:
+  tokenize                    make a token file of text with a model's tokenizer
+  generate --tokenizer FOLDER with text for a model whose tokens are not bytes
+"""
+
+
+def _status(error: Exception) -> int:
+    """As of the program: see bindings/cli/README.md."""
+    if isinstance(error, BudgetError):
+        return 3
+    return 2 if isinstance(error, (InvalidArgumentError, NotFoundError, CorruptError, NotFiniteError)) else 1
+
+
+def _run(words: list[str]) -> int:
+    if words[:1] == ["tokenize"]:
+        _tokenize.main(words[1:])
+        return 0
+    if words[:1] == ["generate"] and any(word.split("=")[0] == _generate.FLAG for word in words):
+        return _generate.main(words[1:])
+    program = find_program()
+    if words[:1] in (["--help"], ["-h"]):
+        status = subprocess.run([program, *words]).returncode
+        print(_MORE_HELP, end="")
+        return status
+    os.execv(program, [str(program), *words])  # in this process's place: signals and the exit status are its own
 
 
 def main() -> None:
-    """Does not return: arguments, signals and the exit status are the program's own."""
+    """Ends the process with the command's exit status."""
     try:
-        program = find_program()
-        os.execv(program, [str(program), *sys.argv[1:]])
-    except (LibraryError, OSError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(_run(sys.argv[1:]))
+    except (Error, OSError) as error:
+        print(f"sluice: error: {error}", file=sys.stderr)
+        sys.exit(_status(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -43,17 +43,23 @@ class InternalError(Error):
     """A defect in Sluice."""
 
 
-_BY_STATUS: dict[int, type[Error]] = {
-    1: InvalidArgumentError,
-    2: NotFoundError,
-    3: BudgetError,
-    4: SystemIOError,
-    5: CorruptError,
-    6: NotFiniteError,
-    7: StateError,
+# By the names that `sluice --errors json` gives them, in the order of the C ABI's statuses, which begin with 1.
+_KINDS: dict[str, type[Error]] = {
+    "invalid_argument": InvalidArgumentError,
+    "not_found": NotFoundError,
+    "budget": BudgetError,
+    "io": SystemIOError,
+    "corrupt": CorruptError,
+    "not_finite": NotFiniteError,
+    "state": StateError,
 }
 
 
 def error_of(status: int, text: str) -> Error:
     """The exception for a status of the C ABI that is not SLUICE_OK."""
-    return _BY_STATUS.get(status, InternalError)(text)
+    return dict(enumerate(_KINDS.values(), 1)).get(status, InternalError)(text)
+
+
+def error_named(name: str, text: str) -> Error:
+    """The exception for an error of the program."""
+    return _KINDS.get(name, InternalError)(text)

@@ -1,0 +1,49 @@
+"""`python -m sluice generate --tokenizer FOLDER`: text in and text out of a model whose tokens are not bytes."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+from collections.abc import Sequence
+
+from . import _tokenizer
+from ._library import find_program
+from .errors import InvalidArgumentError
+
+FLAG = "--tokenizer"
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs `sluice generate` with the prompt's tokens and shows what its tokens mean; gives its exit status."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in (FLAG, "--prompt", "--prompt-tokens", "--output"):
+        parser.add_argument(flag, action="append", default=[])
+    given, others = parser.parse_known_args(words)
+    if len(given.tokenizer) != 1 or len(given.prompt) != 1 or given.prompt_tokens or given.output:
+        raise InvalidArgumentError(
+            f"with {FLAG}, which is given once, generate takes one --prompt with text and prints text; without it "
+            "--prompt-tokens and --output tokens are for token ids"
+        )
+    prompt, tokenizer = given.prompt[0], _tokenizer.load(given.tokenizer[0])
+    ids = tokenizer.encode(prompt).ids
+    command = [
+        str(find_program()),
+        "generate",
+        "--output=tokens",
+        f"--prompt-tokens={','.join(map(str, ids))}",
+        *others,
+    ]
+    decoder = _tokenizer.Decoder(tokenizer, ids)
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        shown = prompt
+        try:
+            for line in process.stdout:
+                print(shown, end="", flush=True)
+                shown = decoder.add(int(line))
+        except BaseException:  # Ctrl-C, or a reader that went away
+            process.terminate()
+            raise
+        if (status := process.wait()) == 0:
+            print(shown + decoder.end())
+        return status

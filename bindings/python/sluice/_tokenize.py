@@ -1,0 +1,182 @@
+"""`python -m sluice tokenize`: text files into a token file that `sluice train` reads."""
+
+from __future__ import annotations
+
+import argparse
+import array
+import contextlib
+import os
+import signal
+import struct
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO, NoReturn
+
+from . import _pieces, _text_files, _tokenizer
+from .errors import InvalidArgumentError
+
+_HEADER = 256 * 4
+_MOST = 2**31 - 1  # tokens: what the header can count
+
+
+class _TokenFile:
+    """A token file of llm.c (docs/formats/tokens.md) that appears whole, at its end, or not at all. For a `with`."""
+
+    def __init__(self, path: str, largest: int, force: bool) -> None:
+        if not path.endswith(".bin"):
+            raise InvalidArgumentError(f"--out is '{path}'; sluice train knows token files by the ending .bin")
+        self.tokens = 0
+        self._path, self._force = path, force
+        self._refuse_existing()
+        self._kind, self._type = ((20240520, 1), "H") if largest < 2**16 else ((20240801, 7), "I")
+        folder, name = os.path.split(path)
+        self._folder = folder or "."
+        self._partial = os.path.join(self._folder, f".{name}.partial-{os.getpid()}")
+        self._file: BinaryIO | None = None
+
+    def add(self, ids: Sequence[int]) -> None:
+        self.tokens += len(ids)
+        if self.tokens > _MOST:
+            raise InvalidArgumentError(
+                f"a token file holds {_MOST} tokens at most, and this data has more; make several, all of which "
+                "sluice train --data takes"
+            )
+        self._opened().write(array.array(self._type, ids).tobytes())
+
+    def finish(self) -> None:
+        """Puts it in its place, with everything on the disk."""
+        file = self._opened()
+        file.seek(0)
+        file.write(struct.pack("<3i", *self._kind, self.tokens))
+        file.flush()
+        os.fsync(file.fileno())
+        self._refuse_existing()  # what came meanwhile
+        os.rename(self._partial, self._path)
+        descriptor = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _opened(self) -> BinaryIO:
+        """Made inside the `with`, whose end takes it away, whatever comes when."""
+        if self._file is None:
+            self._file = open(self._partial, "xb")
+            self._file.write(bytes(_HEADER))
+        return self._file
+
+    def _refuse_existing(self) -> None:
+        if not self._force and os.path.lexists(self._path):
+            raise InvalidArgumentError(f"'{self._path}' exists; give another --out, or --force to replace it")
+
+    def __enter__(self) -> _TokenFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # what could not be written is told already
+                self._file.close()
+        with contextlib.suppress(FileNotFoundError):  # it is in its place
+            os.unlink(self._partial)
+
+
+class _Progress:
+    """One line on the error output, at most every second; rewritten where that is a terminal."""
+
+    def __init__(self, total: int, shown: bool) -> None:
+        self._total, self._shown = total, shown
+        self._done, self._start, self._last = 0, time.monotonic(), time.monotonic()
+        self._terminal = sys.stderr.isatty()
+
+    def read(self, count: int) -> None:
+        self._done += count
+
+    def tokens(self, count: int) -> None:
+        now = time.monotonic()
+        if not self._shown or now - self._last < 1:
+            return
+        self._last = now
+        rate = self._done / (now - self._start)
+        text = (
+            f"{100 * self._done / self._total:.0f}%  {count} tokens  {rate / 1e6:.1f} MB/s  "
+            f"{(self._total - self._done) / rate:.0f}s left"
+        )
+        print(f"\r{text}\x1b[K" if self._terminal else text, end="" if self._terminal else "\n", file=sys.stderr)
+        sys.stderr.flush()
+
+    def finish(self) -> None:
+        if self._shown and self._terminal:
+            print("\r\x1b[K", end="", file=sys.stderr)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InvalidArgumentError(f"{message}; see python -m sluice tokenize --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m sluice tokenize",
+        description="Makes a token file (.bin) of text with a model's tokenizer, for sluice train --data.",
+        allow_abbrev=False,
+    )
+    texts = {
+        "--tokenizer": "a folder with a tokenizer.json, as of Hugging Face",
+        "--out": "FILE.bin that is written, whole or not at all",
+        "--separator": "a token that ends each file, such as '<|endoftext|>'",
+    }
+    for flag, help in texts.items():
+        parser.add_argument(flag, metavar="TEXT", required=flag != "--separator", help=help)
+    parser.add_argument(
+        "--data", metavar="TEXT", nargs="+", action="extend", required=True, help="text files in UTF-8, and folders"
+    )
+    parser.add_argument("--force", action="store_true", help="replace --out where it exists")
+    parser.add_argument("--progress", choices=["auto", "none"], default="auto", help="how it goes on is shown")
+    return parser
+
+
+def _separator(tokenizer: Any, name: str | None) -> list[int]:
+    if name is None:
+        return []
+    token = tokenizer.token_to_id(name)
+    if token is None:
+        raise InvalidArgumentError(f"--separator is '{name}', which the tokenizer does not have; name a token of it")
+    return [token]
+
+
+def _runs(tokenizer: Any, files: Sequence[str], separator: list[int], progress: _Progress) -> Iterator[list[int]]:
+    for file in files:
+        yield from _pieces.encode(tokenizer, _text_files.chunks(file, progress.read))
+        yield separator
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the process as an exception does, so that nothing half written is left."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def main(words: Sequence[str]) -> None:
+    """The command with these words. Raises sluice.Error, and OSError of files."""
+    given = _parser().parse_args(words)
+    tokenizer = _tokenizer.load(given.tokenizer)
+    separator = _separator(tokenizer, given.separator)
+    files = _text_files.find(given.data)
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+    progress = _Progress(sum(map(os.path.getsize, files)), given.progress == "auto")
+    with _ended_by_sigterm(), _TokenFile(given.out, largest, given.force) as out:
+        for ids in _runs(tokenizer, files, separator, progress):
+            out.add(ids)
+            progress.tokens(out.tokens)
+        out.finish()
+    progress.finish()
+    print(f"{given.out}: {out.tokens} tokens of {len(files)} files; the vocabulary has {largest + 1}")

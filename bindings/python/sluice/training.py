@@ -1,0 +1,208 @@
+"""Training of the native models: `sluice train` as a function.
+
+The program runs as a child process. Its matrix library has an OpenMP of its own, which must not come into a process
+that may have torch; and the budget of `memory` is so the run's alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
+
+from ._library import find_program
+from .errors import InternalError, InvalidArgumentError, SystemIOError, error_named
+from .model import Folder, Path, Size, size_of
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """What a run left.
+
+    steps: how many were done, also by the runs that it went on from.
+    last_loss: of the last of them; None where none was left to do.
+    checkpoint: the newest in `out`, or None.
+    metrics: the lines of metrics.jsonl (docs/formats/metrics.md): of the file that `metrics` names, else of this call.
+    """
+
+    steps: int
+    last_loss: float | None
+    checkpoint: pathlib.Path | None
+    metrics: list[dict[str, Any]] = dataclasses.field(repr=False)
+
+
+def train(
+    *,
+    model: Path | None = None,
+    data: Path | Sequence[Path] | None = None,
+    tokens: str | None = None,
+    valid: Path | None = None,
+    held_out: float | None = None,
+    dtype: str | None = None,
+    seq: int | None = None,
+    seed: int | None = None,
+    batch: int | None = None,
+    accumulate: int | None = None,
+    steps: int | None = None,
+    lr: float | None = None,
+    warmup: int | None = None,
+    schedule: str | None = None,
+    final_lr: float | None = None,
+    clip: float | None = None,
+    weight_decay: float | None = None,
+    beta1: float | None = None,
+    beta2: float | None = None,
+    epsilon: float | None = None,
+    memory: Size | None = None,
+    disk: Path | Folder | Sequence[Path | Folder] | None = None,
+    recompute: str | None = None,
+    threads: int | None = None,
+    out: Path | None = None,
+    save_every: int | None = None,
+    keep: int | None = None,
+    resume: bool = False,
+    eval_every: int | None = None,
+    eval_batches: int | None = None,
+    metrics: Path | None = None,
+    trace: Path | None = None,
+    progress: str | None = None,
+    config: Path | None = None,
+    group: int | None = None,
+    prefetch: int | None = None,
+    chunk_elements: int | None = None,
+    place_parameters: str | None = None,
+    place_gradients: str | None = None,
+    place_state: str | None = None,
+    log_level: str | None = None,
+) -> TrainResult:
+    """Trains a native model from a preset or a Hugging Face folder, as `sluice train` does, within the memory that is
+    stated for the run. The options are the command line's (`python -m sluice train --help` explains them), and None is
+    its default. `disk` takes "FOLDER", "FOLDER:SIZE" or sluice.Folder, one or several.
+
+    Progress goes to this process's standard output, as the command line shows it (`progress`: "auto", "bar", "lines"
+    or "none"). Errors are exceptions of sluice.Error with the engine's own text. A KeyboardInterrupt saves at the end
+    of the step and is then raised; a second one ends the run at once.
+    """
+    options = dict(locals())
+    given = {name: value for name, value in options.items() if value is not None}
+    with contextlib.ExitStack() as stack:
+        lines = _setting("metrics", given)
+        if lines is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-"))
+            lines = given["metrics"] = os.path.join(folder, "metrics.jsonl")
+        _run(list(_words(given)))
+        return _result(pathlib.Path(lines), _setting("out", given))
+
+
+def _setting(name: str, given: Mapping[str, Any]) -> str | None:
+    """Of a path, which the file of `config` may name as well. What is wrong with that file the program says."""
+    if name in given:
+        return str(os.fspath(given[name]))
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        return str(json.loads(pathlib.Path(given["config"]).read_bytes())[name])
+    return None
+
+
+def _words(given: Mapping[str, Any]) -> Iterator[str]:
+    """The program's words for what was given."""
+    for name, value in given.items():
+        flag = f"--{name.replace('_', '-')}"
+        if name == "resume":
+            if not isinstance(value, bool):
+                raise InvalidArgumentError(f"resume is {value!r}; it may be True or False")
+            if value:
+                yield flag
+            continue
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            word = _word(item)
+            if "\0" in word:
+                raise InvalidArgumentError(f"{name} is {word!r}; a text without NUL is needed")
+            yield f"{flag}={word}"
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, Folder):
+        # With a slash at its end no part of the path is taken for a size.
+        path = os.path.join(os.fspath(value.path), "")
+        return path if value.limit is None else f"{path}:{size_of(value.limit, f'the limit of {path!r}')}"
+    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+
+
+class _Errors(threading.Thread):
+    """Hands on what the program writes to its error output, except for the line that says why it failed."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        super().__init__(daemon=True)
+        self._pipe = pipe
+        self.found: dict[str, str] = {}
+        self.start()
+
+    def run(self) -> None:
+        with self._pipe:
+            for line in self._pipe:
+                if line.startswith(b'{"error":'):
+                    self.found = json.loads(line)
+                else:
+                    sys.stderr.write(line.decode("utf-8", "replace"))
+                    sys.stderr.flush()
+
+
+def _run(words: Sequence[str]) -> None:
+    """Runs `sluice train` to its end; raises what it says went wrong."""
+    command = [str(find_program()), "train", "--errors=json", f"--stop-with={os.getpid()}", *words]
+    sys.stdout.flush()
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    except OSError as error:
+        raise SystemIOError(f"'{command[0]}' could not be run: {error}") from error
+    assert process.stderr is not None
+    errors = _Errors(process.stderr)
+    interrupts = _wait(process)
+    errors.join()
+    status = process.returncode
+    if errors.found:
+        raise error_named(errors.found["error"], errors.found["text"])
+    if interrupts:
+        raise KeyboardInterrupt
+    if status < 0:
+        raise SystemIOError(
+            f"the run was ended by {signal.Signals(-status).name}; what was saved before stands, and resume=True goes "
+            "on from it"
+        )
+    if status != 0:
+        raise InternalError(f"the run ended with status {status} and no reason")
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Waits for the end of the run; how often the keyboard interrupted it."""
+    interrupts = 0
+    try:
+        while True:
+            try:
+                process.wait()
+                return interrupts
+            except KeyboardInterrupt:
+                interrupts += 1
+                # In a terminal Ctrl-C reaches the run as well, to which a second SIGINT means to stop at once.
+                process.send_signal(signal.SIGUSR1 if interrupts == 1 else signal.SIGINT)
+    finally:
+        process.send_signal(signal.SIGTERM)  # to a run that is left behind; nothing where it has ended
+
+
+def _result(metrics: pathlib.Path, out: str | None) -> TrainResult:
+    text = metrics.read_text(encoding="utf-8") if metrics.exists() else ""
+    lines = [json.loads(line) for line in text.splitlines()]
+    # A folder of this name is a whole checkpoint: see docs/formats/checkpoint.md.
+    saved = {int(folder.name[5:]): folder for folder in pathlib.Path(out).glob("step-*")} if out else {}
+    newest = max(saved, default=0)
+    last = lines[-1] if lines else {"step": newest}
+    return TrainResult(last["step"], last.get("loss"), saved.get(newest), lines)

