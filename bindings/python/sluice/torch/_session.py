@@ -18,6 +18,7 @@ from ..errors import InvalidArgumentError, StateError
 from ..model import AdamW, Options, Parameter, Unit
 from . import _homes
 from ._gradients import Gradient, Slot, new_gradient
+from ._guards import guard
 from ._homes import Home
 from ._units import Group
 
@@ -74,6 +75,7 @@ class Session:
         self.by_id = {id(home.parameter): home for home in self.homes}
         self._by_storage = {_homes.storage_of(home.memory): home for home in self.homes}
         self._install(model)
+        self._unguard = guard(model, self.dtype)
 
     # ---- moving in and out ----
 
@@ -87,6 +89,7 @@ class Session:
             for name, p in group.parameters:
                 memory = _homes.tensor_at(self._address(len(homes)), tuple(p.shape), self.dtype)
                 p.data = memory
+                p._sluice = self  # type: ignore[attr-defined]
                 homes.append(
                     Home(name, len(homes), u, settings_of.get(id(p), 0), p, memory, p.requires_grad)
                 )
@@ -113,17 +116,19 @@ class Session:
                 if isinstance(home.parameter.grad, Gradient):
                     home.parameter.grad = home.parameter.grad._slot.values()
                 home.parameter.data = plain[home.name]
+                del home.parameter._sluice  # type: ignore[attr-defined]
             for hook in self._hooks:
                 hook.remove()
+            self._unguard()
             self.engine.close()
 
     # ---- hooks ----
 
     def _install(self, model: torch.nn.Module) -> None:
         for module in model.modules():
-            units = sorted({self.by_id[id(p)].unit for p in module.parameters(recurse=False)})
-            if units:
-                self._hooks.append(module.register_forward_pre_hook(_Acquire(self, units)))
+            homes = [self.by_id[id(p)] for p in module.parameters(recurse=False)]
+            if homes:
+                self._hooks.append(module.register_forward_pre_hook(_Acquire(self, homes)))
         self._hooks.append(model.register_forward_pre_hook(self._enter))
         self._hooks.append(model.register_forward_hook(self._leave, always_call=True))
         for home in self.homes:
@@ -204,6 +209,12 @@ class Session:
         gradient = parameter.grad
         if gradient is None or isinstance(gradient, Gradient):
             return
+        if gradient.requires_grad:
+            parameter.grad = None
+            raise StateError(
+                f"the gradient of '{self.by_id[id(parameter)].name}' has a graph of its own (create_graph=True), which "
+                "would hold parameters that come and go; use torch.autograd.grad() on a model that is not wrapped"
+            )
         parameter.grad = new_gradient(self, self.by_id[id(parameter)], gradient)
 
     def begin_gradient(self, slot: Slot, values: torch.Tensor) -> None:
@@ -287,21 +298,29 @@ class Session:
             home.parameter.grad = new_gradient(self, home, plain)
         else:
             gradient._slot.check()
-        if home.replaced:
-            raise StateError(
-                f"'{home.name}' was given other memory (by .data = ..., or set_()), which the engine does not see; "
-                "copy_() into it instead"
-            )
+        check_memory(home)
         return True
+
+
+def check_memory(home: Home) -> None:
+    """Raises where somebody gave the parameter other memory."""
+    if home.replaced:
+        raise StateError(
+            f"'{home.name}' was given other memory (by .data = ..., or set_()), which the engine does not see; "
+            "copy_() into it instead"
+        )
 
 
 class _Acquire:
     """A forward-pre-hook that brings in what the module's own parameters lie in."""
 
-    def __init__(self, session: Session, units: Sequence[int]) -> None:
-        self.session, self.units = session, units
+    def __init__(self, session: Session, homes: Sequence[Home]) -> None:
+        self.session, self.homes = session, homes
+        self.units = sorted({home.unit for home in homes})
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
+        for home in self.homes:
+            check_memory(home)
         for unit in self.units:
             self.session.use(unit)
 

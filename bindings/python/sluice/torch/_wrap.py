@@ -54,6 +54,9 @@ def wrap(
     """
     if model in _sessions and not _sessions[model].engine.closed:
         raise StateError("the model is wrapped already; sluice.torch.close(model) ends that")
+    for name, p in model.named_parameters():
+        if (owner := getattr(p, "_sluice", None)) is not None and not owner.engine.closed:
+            raise StateError(f"'{name}' belongs to another wrapped model; close that, or wrap the whole once")
     groups = named_units(model, units) if units is not None else find_units(model)
     if not groups:
         raise InvalidArgumentError(f"the model ({type(model).__name__}) has no parameters")

@@ -1,0 +1,59 @@
+"""What would break a wrapped model without anybody noticing is an error that says what to do instead."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import torch
+
+from ..errors import StateError
+
+
+def guard(model: torch.nn.Module, dtype: torch.dtype) -> Callable[[], None]:
+    """Guards a model and its modules; gives what takes that back."""
+    guarded = list(_with_parameters(model))
+    for module in guarded:
+        module.__dict__["_apply"] = functools.partial(_apply, module, dtype)
+    model.__dict__["__deepcopy__"] = functools.partial(_refuse_copy, "copied (copy.deepcopy)")
+    model.__dict__["__reduce_ex__"] = functools.partial(_refuse_copy, "pickled")
+
+    def undo() -> None:
+        for module in guarded:
+            module.__dict__.pop("_apply", None)
+        model.__dict__.pop("__deepcopy__", None)
+        model.__dict__.pop("__reduce_ex__", None)
+
+    return undo
+
+
+def _with_parameters(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    return (module for module in model.modules() if next(module.parameters(), None) is not None)
+
+
+def _apply(
+    module: torch.nn.Module, dtype: torch.dtype, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+) -> torch.nn.Module:
+    """In place of Module._apply, through which .to(), .half(), .cuda() and the like go: buffers follow, parameters stay."""
+    probe = torch.empty(0, dtype=dtype)
+    moved = fn(probe)
+    if (moved.dtype, moved.device) != (probe.dtype, probe.device):
+        raise StateError(
+            f"a wrapped model is to be moved to {moved.dtype} on {moved.device}, and its parameters are the engine's: "
+            f"{probe.dtype} on {probe.device}. Move it before sluice.torch.wrap(), or after sluice.torch.close()"
+        )
+    if recurse:
+        for child in module.children():
+            child._apply(fn)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = fn(buffer)
+    return module
+
+
+def _refuse_copy(what: str, *_: Any) -> NoReturn:
+    raise StateError(
+        f"a wrapped model is to be {what}, and its parameters are the engine's; save its state_dict(), or copy it after "
+        "sluice.torch.close()"
+    )

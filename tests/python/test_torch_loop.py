@@ -1,0 +1,165 @@
+"""A wrapped model in the user's own loop: the bits of everything in memory, and the losses of plain PyTorch."""
+
+import pytest
+import torch
+from wrapped_models import (
+    language_loss,
+    plain_optimizer,
+    same_values,
+    small_gpt2,
+    tokens,
+    train,
+    values_of,
+    wrap,
+)
+
+import sluice
+import sluice.torch
+
+
+def trained(place, make=small_gpt2, loss_of=language_loss, wrapping=None, **settings):
+    """Losses, and the values after it; place None: plain PyTorch."""
+    model = make()
+    optimizer = plain_optimizer(model) if place is None else wrap(model, place, **(wrapping or {}))[1]
+    losses = train(model, optimizer, loss_of, **settings)
+    values = values_of(model)
+    if place is not None:
+        sluice.torch.close(model)
+    return losses, values
+
+
+@pytest.mark.parametrize("settings", [{}, {"accumulate": 3}, {"clip": 0.5}, {"accumulate": 2, "clip": 0.1}])
+def test_twins_and_plain_pytorch(settings):
+    plain, _ = trained(None, **settings)
+    memory, values = trained("memory", **settings)
+    disk, values_on_disk = trained("disk", **settings)
+    assert memory.values == disk.values and same_values(values, values_on_disk)
+    assert memory.close_to(plain)
+
+
+def test_budgets_between():
+    memory, values = trained("memory", steps=4)
+    for place in ({"parameters": "disk"}, {"gradients": "disk", "state": "memory"}, {"state": "disk"}):
+        between, found = trained(place, steps=4, wrapping={"held_units": 1})
+        assert between.values == memory.values and same_values(values, found)
+
+
+def test_a_learning_rate_scheduler():
+    def run(place):
+        model = small_gpt2()
+        optimizer = plain_optimizer(model) if place is None else wrap(model, place)[1]
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=20, cycle_momentum=False)
+        return train(model, optimizer, language_loss, scheduler=scheduler)
+
+    disk = run("disk")
+    assert disk.values == run("memory").values
+    assert disk.close_to(run(None))
+
+
+def test_parameter_groups_whose_settings_change():
+    def run(place):
+        model = small_gpt2()
+        no_decay = [p for name, p in model.named_parameters() if p.dim() < 2]
+        group = {"params": no_decay, "lr": 2e-3, "weight_decay": 0.0}
+        if place is None:
+            rest = [p for p in model.parameters() if p.dim() >= 2]
+            optimizer = torch.optim.AdamW([{"params": rest}, group], lr=1e-3)
+        else:
+            optimizer = wrap(model, place, param_groups=[group])[1]
+        losses = train(model, optimizer, language_loss, steps=5).values
+        optimizer.param_groups[1]["lr"] = 5e-4
+        optimizer.param_groups[0]["weight_decay"] = 0.3
+        return losses + train(model, optimizer, language_loss, steps=5).values
+
+    plain, memory, disk = run(None), run("memory"), run("disk")
+    assert memory == disk
+    assert memory == pytest.approx(plain, rel=1e-5)
+
+
+def test_evaluation_in_between_changes_nothing():
+    def run(evaluate):
+        model, optimizer = wrap(small_gpt2(), "disk")
+        seen = []
+        for step in range(4):
+            loss = language_loss(model, step)
+            if evaluate:
+                with torch.no_grad():
+                    model.eval()
+                    model(tokens(99))
+                    model.train()
+            loss.backward()
+            if evaluate:
+                with torch.inference_mode():
+                    model(tokens(98))
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(loss.item())
+        return seen, values_of(model)
+
+    seen, values = run(False)
+    seen_with, values_with = run(True)
+    assert seen == seen_with and same_values(values, values_with)
+
+
+def test_without_an_optimizer_for_evaluation_and_generation():
+    plain = small_gpt2().eval()
+    wrapped, optimizer = sluice.torch.wrap(
+        small_gpt2(), memory="6GiB", disk="/tmp", place={"parameters": "disk"}, reserve="256MiB"
+    )
+    assert optimizer is None
+    wrapped.eval()
+    with torch.no_grad():
+        assert torch.equal(plain(tokens(0)).logits, wrapped(tokens(0)).logits)
+        start = tokens(1)[:, :16]
+        given = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+        assert torch.equal(plain.generate(start, **given), wrapped.generate(start, **given))
+
+
+def test_gradient_scaler():
+    def run(place):
+        model = small_gpt2()
+        optimizer = plain_optimizer(model) if place is None else wrap(model, place)[1]
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=3)
+        seen = []
+        for step in range(12):
+            loss = language_loss(model, step)
+            scaler.scale(loss * (1e30 if step == 5 else 1.0)).backward()  # overflows once
+            scaler.unscale_(optimizer)
+            seen.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item() if step != 5 else 0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            seen += [loss.item(), scaler.get_scale()]
+        return seen
+
+    plain, memory, disk = run(None), run("memory"), run("disk")
+    assert memory == disk
+    assert memory == pytest.approx(plain, rel=1e-5)
+    assert any(b < a for a, b in zip(memory[2::3], memory[5::3], strict=False)), "no step was skipped"
+
+
+def test_a_closure():
+    def run(place):
+        model = small_gpt2()
+        optimizer = plain_optimizer(model) if place is None else wrap(model, place)[1]
+        seen = []
+
+        def closure():
+            optimizer.zero_grad()
+            loss = language_loss(model, len(seen))
+            loss.backward()
+            return loss
+
+        for _ in range(5):
+            seen.append(optimizer.step(closure).item())
+        return seen
+
+    assert run("memory") == pytest.approx(run(None), rel=1e-5)
+
+
+def test_the_whole_is_within_its_budget():
+    model, optimizer = wrap(small_gpt2(), None, memory="3GiB", disk=None)
+    train(model, optimizer, language_loss, steps=2)
+    ledger = {(line.tier, line.purpose): line for line in sluice.torch.engine_of(model).ledger()}
+    assert 0 < ledger["host", "total"].peak <= 3 << 30
+    assert sluice.torch.engine_of(model).counters().touches == 0, "a hook has missed a parameter"
