@@ -9,6 +9,6 @@ The loop stays as it was: forward, loss.backward(), clip_grad_norm_, optimizer.s
 
 from ._gradients import Gradient
 from ._optimizer import Optimizer
-from ._wrap import close, edit, engine_of, wrap
+from ._wrap import close, edit, engine_of, from_pretrained, wrap
 
-__all__ = ["Gradient", "Optimizer", "close", "edit", "engine_of", "wrap"]
+__all__ = ["Gradient", "Optimizer", "close", "edit", "engine_of", "from_pretrained", "wrap"]

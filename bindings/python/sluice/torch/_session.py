@@ -7,7 +7,7 @@ import gc
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,11 +16,19 @@ from .. import _abi
 from ..engine import Engine
 from ..errors import InvalidArgumentError, StateError
 from ..model import AdamW, Options, Parameter, Unit
-from . import _homes
+from . import _homes, _meta
 from ._gradients import Gradient, Slot, new_gradient
 from ._guards import guard
 from ._homes import Home
 from ._units import Group
+
+
+Source = Callable[[str, int, memoryview], object]
+"""Fills in elements first ... of a parameter."""
+
+
+def _zeros(name: str, first: int, part: memoryview) -> None:
+    ctypes.memset((ctypes.c_char * part.nbytes).from_buffer(part), 0, part.nbytes)
 
 
 class _Saved(NamedTuple):
@@ -50,8 +58,10 @@ class Session:
         settings_of: Mapping[int, int],
         settings: Sequence[AdamW],
         options: Options,
+        source: Source | None = None,
     ) -> None:
-        """settings_of: id of a parameter -> its index in `settings`."""
+        """settings_of: id of a parameter -> its index in `settings`. source: where values come from, if not from the
+        model's parameters."""
         self.model = weakref.ref(model)
         self.trainable = any(p.requires_grad for p in model.parameters())
         self.dtype = _dtype_of(groups)
@@ -68,7 +78,7 @@ class Session:
         ]
         self.engine = Engine(units, options)
         try:
-            self.homes = self._move_in(groups, settings_of)
+            self.homes = self._move_in(model, groups, settings_of, source)
         except BaseException:
             self.engine.close()
             raise
@@ -79,22 +89,34 @@ class Session:
 
     # ---- moving in and out ----
 
-    def _move_in(self, groups: Sequence[Group], settings_of: Mapping[int, int]) -> list[Home]:
+    def _move_in(
+        self, model: torch.nn.Module, groups: Sequence[Group], settings_of: Mapping[int, int], source: Source | None
+    ) -> list[Home]:
         """Gives each unit its values, and then its parameters the engine's memory, so that their own is free."""
-        homes = []
+        homes: list[Home] = []
+        places = _meta.places_of(model)
         for u, group in enumerate(groups):
-            floats = {name: _homes.floats_of(p) for name, p in group.parameters}
-            self.engine.set_values(group.name, {name: _homes.memory_of(t) for name, t in floats.items()})
-            del floats
-            for name, p in group.parameters:
-                memory = _homes.tensor_at(self._address(len(homes)), tuple(p.shape), self.dtype)
-                p.data = memory
+            self._set_values(group, source)
+            for name, given in group.parameters:
+                memory = _homes.tensor_at(self._address(len(homes)), tuple(given.shape), self.dtype)
+                if given.is_meta:
+                    p = _meta.replace(places, given, memory)
+                else:
+                    p = given
+                    p.data = memory
                 p._sluice = self  # type: ignore[attr-defined]
-                homes.append(
-                    Home(name, len(homes), u, settings_of.get(id(p), 0), p, memory, p.requires_grad)
-                )
+                homes.append(Home(name, len(homes), u, settings_of.get(id(given), 0), p, memory, p.requires_grad))
         gc.collect()
         return homes
+
+    def _set_values(self, group: Group, source: Source | None) -> None:
+        if source is not None:
+            self.engine.set_values(group.name, source)
+        elif any(p.is_meta for _, p in group.parameters):
+            self.engine.set_values(group.name, _zeros)
+        else:
+            floats = {name: _homes.floats_of(p) for name, p in group.parameters}
+            self.engine.set_values(group.name, {name: _homes.memory_of(t) for name, t in floats.items()})
 
     def _address(self, index: int) -> int:
         address = ctypes.c_void_p()

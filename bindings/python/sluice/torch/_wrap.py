@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional, TypeVar, Union
@@ -12,8 +13,10 @@ import torch
 from ..engine import Engine
 from ..errors import InvalidArgumentError, StateError
 from ..model import AdamW, Folder, Options, Path, Size
+from . import _meta
 from ._optimizer import Optimizer
-from ._session import Session
+from ._safetensors import SafetensorsFolder
+from ._session import Session, Source
 from ._units import Group, find_units, named_units
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -52,6 +55,39 @@ def wrap(
     Raises BudgetError where it does not fit, InvalidArgumentError for a model that cannot be wrapped; the model is then
     as it was.
     """
+    return _wrap(
+        model,
+        optimizer,
+        None,
+        memory=memory,
+        disk=disk,
+        reserve=reserve,
+        param_groups=param_groups,
+        units=units,
+        threads=threads,
+        held_units=held_units,
+        prefetch=prefetch,
+        trace_events=trace_events,
+        place=place,
+    )
+
+
+def _wrap(
+    model: Model,
+    optimizer: Optional[AdamW],
+    source: Optional[Source],
+    *,
+    memory: Size,
+    disk: Union[Path, Folder, Sequence[Union[Path, Folder]], None] = None,
+    reserve: Size = "512MiB",
+    param_groups: Optional[Sequence[Mapping[str, Any]]] = None,
+    units: Optional[Mapping[str, Sequence[str]]] = None,
+    threads: int = 0,
+    held_units: int = 3,
+    prefetch: int = 0,
+    trace_events: int = 0,
+    place: Union[str, Mapping[str, str], None] = None,
+) -> tuple[Model, Optional[Optimizer]]:
     if model in _sessions and not _sessions[model].engine.closed:
         raise StateError("the model is wrapped already; sluice.torch.close(model) ends that")
     for name, p in model.named_parameters():
@@ -74,12 +110,62 @@ def wrap(
         trace_events=trace_events,
         prefetch=prefetch,
         place=place,
-        given_back=sum(group.bytes for group in groups),
+        given_back=sum(_bytes_in_memory(p) for group in groups for _, p in group.parameters),
         serve_touches=True,
     )
-    session = Session(model, groups, settings_of, settings, options)
+    on_meta = any(t.is_meta for t in [*model.parameters(), *model.buffers()])
+    if on_meta:
+        _meta.check(model)
+    session = Session(model, groups, settings_of, settings, options, source)
     _sessions[model] = session
+    if on_meta:
+        _meta.initialise(model, parameters=source is None)
+        session.release_all()
     return model, Optimizer(session, settings) if optimizer is not None else None
+
+
+def from_pretrained(
+    folder: Path,
+    optimizer: Optional[AdamW] = None,
+    *,
+    model_class: Any = None,
+    dtype: Optional[torch.dtype] = None,
+    **options: Any,
+) -> tuple[torch.nn.Module, Optional[Optimizer]]:
+    """A model of transformers from a folder (config.json, *.safetensors), wrapped; it may be larger than memory, since its
+    values go from the files to where they belong.
+
+    model_class: of transformers; None: the one that config.json names. dtype: None: that of config.json, else f32.
+    options: those of wrap().
+    """
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(os.fspath(folder), local_files_only=True)
+    if model_class is None:
+        names = getattr(config, "architectures", None) or []
+        model_class = getattr(transformers, names[0], None) if names else None
+        if model_class is None:
+            raise InvalidArgumentError(
+                f"'{os.fspath(folder)}/config.json' names {names or 'no architecture'}, which transformers does not have; "
+                "give model_class"
+            )
+    with torch.device("meta"):
+        model = model_class(config)
+    model = model.to(dtype or getattr(config, "dtype", None) or torch.float32)
+    stored = SafetensorsFolder(folder)
+    names_of: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names_of.setdefault(id(p), []).append(name)
+    tensors = {name: stored.find(names_of[id(p)], p.shape) for name, p in model.named_parameters()}
+
+    def fill(name: str, first: int, part: memoryview) -> None:
+        stored.read(tensors[name], first, torch.frombuffer(part, dtype=torch.float32))
+
+    return _wrap(model, optimizer, fill, **options)
+
+
+def _bytes_in_memory(p: torch.nn.Parameter) -> int:
+    return 0 if p.is_meta else p.numel() * p.element_size()
 
 
 def _first(groups: Sequence[Group]) -> torch.nn.Parameter:
