@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,13 +72,13 @@ class Gradient(torch.Tensor):
     _slot: Slot
 
     @staticmethod
-    def __new__(cls, slot: Slot) -> Gradient:
-        p = slot.home.parameter
+    def __new__(cls, session: Session, home: Home) -> Gradient:
+        p = home.parameter
         made: Gradient = torch.Tensor._make_wrapper_subclass(cls, p.shape, dtype=p.dtype, device=p.device)
         return made
 
-    def __init__(self, slot: Slot) -> None:
-        self._slot = slot
+    def __init__(self, session: Session, home: Home) -> None:
+        self._slot = Slot(session, home)
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -109,13 +109,33 @@ class Gradient(torch.Tensor):
         return _on_copies(func, args, kwargs or {})
 
 
-def new_gradient(session: Session, home: Home, values: torch.Tensor) -> Gradient:
-    """Puts a plain gradient into the engine; it lives there as long as what this gives."""
-    slot = Slot(session, home)
-    session.begin_gradient(slot, values)
-    gradient = Gradient(slot)
-    weakref.finalize(gradient, session.end_gradient, slot).atexit = False
-    return gradient
+class Gradients:
+    """Makes a model's gradients. What p.grad refers to is made between steps: small objects that are made in backward
+    stay in the memory that big ones leave, and break it up."""
+
+    def __init__(self, session: Session, homes: Sequence[Home]) -> None:
+        self._session, self._homes = session, [home for home in homes if home.trainable]
+        self._ready: dict[int, Gradient] = {}
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Makes those that the next backward may need."""
+        for home in self._homes:
+            if home.index not in self._ready:
+                self._ready[home.index] = self._make(home)
+
+    def put(self, home: Home, values: torch.Tensor) -> Gradient:
+        """Puts a plain gradient into the engine; it lives there as long as what this gives."""
+        gradient = self._ready.pop(home.index, None)
+        if gradient is None:
+            gradient = self._make(home)
+        self._session.begin_gradient(gradient._slot, values)
+        return gradient
+
+    def _make(self, home: Home) -> Gradient:
+        gradient = Gradient(self._session, home)
+        weakref.finalize(gradient, self._session.end_gradient, gradient._slot).atexit = False
+        return gradient
 
 
 def _on_copies(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import threading
@@ -15,11 +16,13 @@ import torch
 from .. import _abi
 from ..engine import Engine
 from ..errors import InvalidArgumentError, StateError
-from ..model import AdamW, Options, Parameter, Unit
+from ..model import AdamW, Options, Parameter, Unit, size_of
 from . import _homes, _meta
-from ._gradients import Gradient, Slot, new_gradient
+from ._casts import Casts
+from ._gradients import Gradient, Gradients, Slot
 from ._guards import guard
 from ._homes import Home
+from ._memory import Keeper
 from ._units import Group
 
 
@@ -39,6 +42,7 @@ class _Saved(NamedTuple):
     stride: tuple[int, ...]
     offset: int
     changes: tuple[int, int]
+    dtype: torch.dtype
 
 
 class _Plain(NamedTuple):
@@ -69,9 +73,11 @@ class Session:
         self._lock = threading.RLock()
         self._held: OrderedDict[int, list[int]] = OrderedDict()  # unit -> accesses, the one used last at the end
         self._in_step = False
+        largest = max((p.numel() * p.element_size() for p in model.parameters() if p.requires_grad), default=0)
+        self._keeper = Keeper(size_of(options.memory, "memory"), largest)
         self._slots: dict[int, Slot] = {}  # by the parameter's index
         self._hooks: list[Any] = []
-        self._saving: list[Any] = []
+        self._scopes: list[contextlib.ExitStack] = []
         units = [
             Unit(g.name, [Parameter(n, tuple(p.shape), settings_of.get(id(p), 0)) for n, p in g.parameters])
             for g in groups
@@ -84,6 +90,7 @@ class Session:
             raise
         self.by_id = {id(home.parameter): home for home in self.homes}
         self._by_storage = {_homes.storage_of(home.memory): home for home in self.homes}
+        self._gradients = Gradients(self, self.homes)
         self._install(model)
         self._unguard = guard(model, self.dtype)
 
@@ -159,19 +166,29 @@ class Session:
                 self._hooks.append(hook)
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
-        saved = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
-        saved.__enter__()
-        self._saving.append(saved)
+        casts = Casts(self._by_storage) if torch.is_autocast_enabled("cpu") else None
+        scope = contextlib.ExitStack()
+        scope.enter_context(
+            torch.autograd.graph.saved_tensors_hooks(lambda tensor: self._pack(tensor, casts), self._unpack)
+        )
+        if casts is not None:
+            scope.enter_context(casts)
+        self._scopes.append(scope)
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if self._saving:
-            self._saving.pop().__exit__(None, None, None)
+        if self._scopes:
+            self._scopes.pop().close()
 
-    def _pack(self, tensor: torch.Tensor) -> Any:
-        home = self._by_storage.get(_homes.storage_of(tensor)) if tensor.layout == torch.strided else None
-        if home is None:
-            return _Plain(tensor, tensor._version)
-        return _Saved(home, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), home.changes)
+    def _pack(self, tensor: torch.Tensor, casts: Casts | None) -> Any:
+        if tensor.layout == torch.strided:
+            home = self._by_storage.get(_homes.storage_of(tensor))
+            if home is None and casts is not None and (cast := casts.find(tensor)) is not None:
+                home = cast.home
+            if home is not None:
+                return _Saved(
+                    home, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), home.changes, tensor.dtype
+                )
+        return _Plain(tensor, tensor._version)
 
     def _unpack(self, saved: Any) -> torch.Tensor:
         if isinstance(saved, _Plain):
@@ -189,7 +206,7 @@ class Session:
                 "an edit), so its gradients would be wrong; run forward again"
             )
         self.use(home.unit)
-        return home.memory.as_strided(saved.size, saved.stride, saved.offset)
+        return home.memory.to(saved.dtype).as_strided(saved.size, saved.stride, saved.offset)
 
     # ---- units come and go ----
 
@@ -203,6 +220,7 @@ class Session:
                 return
             if access == _abi.GRADIENT_ONLY or torch.is_grad_enabled():
                 self._begin_step()
+            self._keeper.look()
             while held is None and len(self._held) >= self.limit:
                 self._release(next(iter(self._held)))
             self.engine._handle.call("sluice_engine_acquire", unit, access)
@@ -237,7 +255,7 @@ class Session:
                 f"the gradient of '{self.by_id[id(parameter)].name}' has a graph of its own (create_graph=True), which "
                 "would hold parameters that come and go; use torch.autograd.grad() on a model that is not wrapped"
             )
-        parameter.grad = new_gradient(self, self.by_id[id(parameter)], gradient)
+        parameter.grad = self._gradients.put(self.by_id[id(parameter)], gradient)
 
     def begin_gradient(self, slot: Slot, values: torch.Tensor) -> None:
         """A first gradient; one that the engine still has of this parameter ends."""
@@ -296,6 +314,8 @@ class Session:
 
     def step(self, settings: Sequence[AdamW]) -> None:
         """Updates every parameter that has a gradient; the updates go on behind."""
+        if self.engine.closed:
+            raise StateError("the model was closed, and its parameters are plain tensors; wrap it again")
         with self._lock:
             got = [home for home in self.homes if home.trainable and self._collect(home)]
             if not got:
@@ -309,6 +329,7 @@ class Session:
             self.engine.step(settings, keep_gradients=True)
             for home in got:
                 home.updates += 1
+            self._gradients.prepare()
 
     def _collect(self, home: Home) -> bool:
         """Whether the parameter has a gradient; one that the user put there is the engine's now."""
@@ -317,7 +338,7 @@ class Session:
             return False
         if not (isinstance(gradient, Gradient) and gradient._slot.home is home):
             plain = gradient._slot.values() if isinstance(gradient, Gradient) else gradient
-            home.parameter.grad = new_gradient(self, home, plain)
+            home.parameter.grad = self._gradients.put(home, plain)
         else:
             gradient._slot.check()
         check_memory(home)

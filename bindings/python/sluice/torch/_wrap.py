@@ -11,9 +11,11 @@ from typing import Any, Optional, TypeVar, Union
 import torch
 
 from ..engine import Engine
+from ..engine import plan as _plan
 from ..errors import InvalidArgumentError, StateError
-from ..model import AdamW, Folder, Options, Path, Size
+from ..model import AdamW, Folder, Options, Parameter, Path, Size, Unit
 from . import _meta
+from ._estimate import estimate
 from ._optimizer import Optimizer
 from ._safetensors import SafetensorsFolder
 from ._session import Session, Source
@@ -21,6 +23,7 @@ from ._units import Group, find_units, named_units
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
+_RESERVE = "512MiB"
 _sessions: weakref.WeakKeyDictionary[torch.nn.Module, Session] = weakref.WeakKeyDictionary()
 
 
@@ -30,7 +33,8 @@ def wrap(
     *,
     memory: Size,
     disk: Union[Path, Folder, Sequence[Union[Path, Folder]], None] = None,
-    reserve: Size = "512MiB",
+    reserve: Optional[Size] = None,
+    sample_batch: Any = None,
     param_groups: Optional[Sequence[Mapping[str, Any]]] = None,
     units: Optional[Mapping[str, Sequence[str]]] = None,
     threads: int = 0,
@@ -44,7 +48,9 @@ def wrap(
 
     memory: the budget of the whole process, what PyTorch takes itself (`reserve`) included.
     disk: a folder, or several that are striped, for what does not fit in memory.
-    reserve: what PyTorch will take beyond what the process holds now: activations, temporary tensors.
+    reserve: what PyTorch will take beyond what the process holds now: activations, temporary tensors. None: estimated
+        for `sample_batch` without taking memory, else 512MiB.
+    sample_batch: what the model is called with: a dict of keyword arguments, a tuple of arguments, or one argument.
     param_groups: as torch.optim has them: dicts of "params" (parameters or their names), "lr", "weight_decay"; what is
         in none has the settings of `optimizer`.
     units: what is fetched together: name -> names of modules or parameters; the rest is found by itself.
@@ -62,6 +68,7 @@ def wrap(
         memory=memory,
         disk=disk,
         reserve=reserve,
+        sample_batch=sample_batch,
         param_groups=param_groups,
         units=units,
         threads=threads,
@@ -79,7 +86,8 @@ def _wrap(
     *,
     memory: Size,
     disk: Union[Path, Folder, Sequence[Union[Path, Folder]], None] = None,
-    reserve: Size = "512MiB",
+    reserve: Optional[Size] = None,
+    sample_batch: Any = None,
     param_groups: Optional[Sequence[Mapping[str, Any]]] = None,
     units: Optional[Mapping[str, Sequence[str]]] = None,
     threads: int = 0,
@@ -93,24 +101,22 @@ def _wrap(
     for name, p in model.named_parameters():
         if (owner := getattr(p, "_sluice", None)) is not None and not owner.engine.closed:
             raise StateError(f"'{name}' belongs to another wrapped model; close that, or wrap the whole once")
-    groups = named_units(model, units) if units is not None else find_units(model)
-    if not groups:
-        raise InvalidArgumentError(f"the model ({type(model).__name__}) has no parameters")
+    groups = _groups(model, units)
     if optimizer is None and param_groups is not None:
         raise InvalidArgumentError("param_groups are given without an optimizer; give one, such as sluice.AdamW()")
     settings, settings_of = _settings(model, optimizer or AdamW(), param_groups or [])
     options = Options(
         memory=memory,
         disk=disk,
-        reserved=reserve,
+        reserved=_reserve(model, reserve, sample_batch, optimizer is not None),
         optimizer=settings,
-        dtype="bf16" if _first(groups).dtype == torch.bfloat16 else "f32",
+        dtype=_dtype(groups),
         threads=threads or torch.get_num_threads(),
         held_units=held_units,
         trace_events=trace_events,
         prefetch=prefetch,
         place=place,
-        given_back=sum(_bytes_in_memory(p) for group in groups for _, p in group.parameters),
+        given_back=_given_back(groups),
         serve_touches=True,
     )
     on_meta = any(t.is_meta for t in [*model.parameters(), *model.buffers()])
@@ -122,6 +128,36 @@ def _wrap(
         _meta.initialise(model, parameters=source is None)
         session.release_all()
     return model, Optimizer(session, settings) if optimizer is not None else None
+
+
+def plan(
+    model: torch.nn.Module,
+    sample_batch: Any,
+    *,
+    memory: Size,
+    disk: Union[Path, Folder, Sequence[Union[Path, Folder]], None] = None,
+    reserve: Optional[Size] = None,
+    train: bool = True,
+    units: Optional[Mapping[str, Sequence[str]]] = None,
+    held_units: int = 3,
+) -> dict[str, Any]:
+    """Where every byte of a model would live if it were wrapped so, as a dict; the model may be on the meta device, and
+    stays as it is. "pytorch" says what PyTorch itself would take for `sample_batch` (see estimate()); it is the reserve,
+    where no other is stated. Raises BudgetError where it does not fit."""
+    groups = _groups(model, units)
+    expected = estimate(model, sample_batch, train)
+    options = Options(
+        memory=memory,
+        disk=disk,
+        reserved=expected.reserve if reserve is None else reserve,
+        dtype=_dtype(groups),
+        held_units=held_units,
+        given_back=_given_back(groups),
+        serve_touches=True,
+    )
+    made = _plan([Unit(g.name, [Parameter(n, tuple(p.shape)) for n, p in g.parameters]) for g in groups], options)
+    made["pytorch"] = {"peak": expected.peak, "reserve": expected.reserve}
+    return made
 
 
 def from_pretrained(
@@ -164,12 +200,30 @@ def from_pretrained(
     return _wrap(model, optimizer, fill, **options)
 
 
+def _reserve(model: torch.nn.Module, reserve: Optional[Size], sample_batch: Any, train: bool) -> Size:
+    if reserve is not None:
+        return reserve
+    return _RESERVE if sample_batch is None else estimate(model, sample_batch, train).reserve
+
+
+def _groups(model: torch.nn.Module, units: Optional[Mapping[str, Sequence[str]]]) -> list[Group]:
+    groups = named_units(model, units) if units is not None else find_units(model)
+    if not groups:
+        raise InvalidArgumentError(f"the model ({type(model).__name__}) has no parameters")
+    return groups
+
+
+def _dtype(groups: Sequence[Group]) -> str:
+    return "bf16" if groups[0].parameters[0][1].dtype == torch.bfloat16 else "f32"
+
+
+def _given_back(groups: Sequence[Group]) -> int:
+    """What the parameters take now, and will not any more when they are the engine's."""
+    return sum(_bytes_in_memory(p) for group in groups for _, p in group.parameters)
+
+
 def _bytes_in_memory(p: torch.nn.Parameter) -> int:
     return 0 if p.is_meta else p.numel() * p.element_size()
-
-
-def _first(groups: Sequence[Group]) -> torch.nn.Parameter:
-    return groups[0].parameters[0][1]
 
 
 def _settings(
