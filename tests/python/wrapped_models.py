@@ -40,6 +40,17 @@ def wrap(model, place, optimizer=None, **options):
     return sluice.torch.wrap(model, optimizer or sluice.AdamW(lr=1e-3), **given)
 
 
+def units_of_modules(model):
+    """Every module that has parameters of its own is a unit, so that a small model has many."""
+    taken, units = set(), {}
+    for name, module in model.named_modules():
+        own = {f"{name}.{n}" if name else n: p for n, p in module.named_parameters(recurse=False) if id(p) not in taken}
+        taken.update(id(p) for p in own.values())
+        if own:
+            units[name or "model"] = list(own)
+    return units
+
+
 def values_of(model):
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
