@@ -16,7 +16,7 @@ from .. import _abi
 from ..engine import Engine
 from ..errors import InvalidArgumentError, StateError
 from ..model import AdamW, Options, Parameter, Unit
-from . import _homes
+from . import _acquire, _homes
 from ._gradients import Gradient, Slot, new_gradient
 from ._guards import guard
 from ._homes import Home
@@ -30,7 +30,7 @@ class _Saved(NamedTuple):
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
-    changes: tuple[int, int]
+    version: int
 
 
 class _Plain(NamedTuple):
@@ -125,10 +125,7 @@ class Session:
     # ---- hooks ----
 
     def _install(self, model: torch.nn.Module) -> None:
-        for module in model.modules():
-            homes = [self.by_id[id(p)] for p in module.parameters(recurse=False)]
-            if homes:
-                self._hooks.append(module.register_forward_pre_hook(_Acquire(self, homes)))
+        self._hooks += _acquire.install(model, self.by_id, self.use, lambda: self.engine.counters().touches)
         self._hooks.append(model.register_forward_pre_hook(self._enter))
         self._hooks.append(model.register_forward_hook(self._leave, always_call=True))
         for home in self.homes:
@@ -149,7 +146,7 @@ class Session:
         home = self._by_storage.get(_homes.storage_of(tensor)) if tensor.layout == torch.strided else None
         if home is None:
             return _Plain(tensor, tensor._version)
-        return _Saved(home, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), home.changes)
+        return _Saved(home, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), home.version)
 
     def _unpack(self, saved: Any) -> torch.Tensor:
         if isinstance(saved, _Plain):
@@ -161,7 +158,7 @@ class Session:
                 )
             return saved.tensor
         home: Home = saved.home
-        if home.changes != saved.changes:
+        if home.version != saved.version:
             raise RuntimeError(
                 f"backward goes through a graph that was made before '{home.name}' was changed (by optimizer.step() or "
                 "an edit), so its gradients would be wrong; run forward again"
@@ -220,14 +217,18 @@ class Session:
     def begin_gradient(self, slot: Slot, values: torch.Tensor) -> None:
         """A first gradient; one that the engine still has of this parameter ends."""
         with self._lock:
-            before = self._slots.get(slot.home.index)
-            if before is not None:
-                before.alive = False
+            self._give_up(slot.home)
             self._slots[slot.home.index] = slot
             self.set_gradient(slot.home, values)
 
+    def _give_up(self, home: Home) -> None:
+        """The gradient that the engine has of this parameter, if any, ends."""
+        slot = self._slots.get(home.index)
+        if slot is not None:
+            self.end_gradient(slot)
+
     def end_gradient(self, slot: Slot) -> None:
-        """Nobody refers to it any more."""
+        """It is needed no more."""
         if not slot.alive or self.engine.closed:
             return
         with self._lock:
@@ -275,7 +276,7 @@ class Session:
     def step(self, settings: Sequence[AdamW]) -> None:
         """Updates every parameter that has a gradient; the updates go on behind."""
         with self._lock:
-            got = [home for home in self.homes if home.trainable and self._collect(home)]
+            got = [home for home in self.homes if self._collect(home)]
             if not got:
                 raise StateError(
                     "optimizer.step() is called, and no parameter of the wrapped model has a gradient; call "
@@ -286,43 +287,26 @@ class Session:
             self._in_step = False
             self.engine.step(settings, keep_gradients=True)
             for home in got:
-                home.updates += 1
+                home.changed()
 
     def _collect(self, home: Home) -> bool:
         """Whether the parameter has a gradient; one that the user put there is the engine's now."""
         gradient = home.parameter.grad
         if gradient is None:
+            self._give_up(home)  # somebody may still refer to it
             return False
+        if not home.trainable:
+            raise StateError(
+                f"'{home.name}' was frozen when the model was wrapped, and has a gradient now; to train it, "
+                "sluice.torch.close() the model, and wrap it again with requires_grad set"
+            )
         if not (isinstance(gradient, Gradient) and gradient._slot.home is home):
             plain = gradient._slot.values() if isinstance(gradient, Gradient) else gradient
             home.parameter.grad = new_gradient(self, home, plain)
         else:
             gradient._slot.check()
-        check_memory(home)
+        _acquire.check_memory(home)
         return True
-
-
-def check_memory(home: Home) -> None:
-    """Raises where somebody gave the parameter other memory."""
-    if home.replaced:
-        raise StateError(
-            f"'{home.name}' was given other memory (by .data = ..., or set_()), which the engine does not see; "
-            "copy_() into it instead"
-        )
-
-
-class _Acquire:
-    """A forward-pre-hook that brings in what the module's own parameters lie in."""
-
-    def __init__(self, session: Session, homes: Sequence[Home]) -> None:
-        self.session, self.homes = session, homes
-        self.units = sorted({home.unit for home in homes})
-
-    def __call__(self, module: torch.nn.Module, args: Any) -> None:
-        for home in self.homes:
-            check_memory(home)
-        for unit in self.units:
-            self.session.use(unit)
 
 
 def _dtype_of(groups: Sequence[Group]) -> torch.dtype:
