@@ -6,7 +6,7 @@ import ctypes
 import gc
 import threading
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -60,6 +60,7 @@ class Session:
         self._held: OrderedDict[int, list[int]] = OrderedDict()  # unit -> accesses, the one used last at the end
         self._in_step = False
         self._slots: dict[int, Slot] = {}  # by the parameter's index
+        self.ended: deque[Slot] = deque()  # nobody refers to them; the collector may say so inside of an engine's call
         self._hooks: list[Any] = []
         self._saving: list[Any] = []
         units = [
@@ -178,6 +179,7 @@ class Session:
                 return
             if access == _abi.GRADIENT_ONLY or torch.is_grad_enabled():
                 self._begin_step()
+            self._drop_ended()
             while held is None and len(self._held) >= self.limit:
                 self._release(next(iter(self._held)))
             self.engine._handle.call("sluice_engine_acquire", unit, access)
@@ -225,17 +227,17 @@ class Session:
         """The gradient that the engine has of this parameter, if any, ends."""
         slot = self._slots.get(home.index)
         if slot is not None:
-            self.end_gradient(slot)
+            self._end_gradient(slot)
 
-    def end_gradient(self, slot: Slot) -> None:
-        """It is needed no more."""
-        if not slot.alive or self.engine.closed:
-            return
-        with self._lock:
-            slot.alive = False
-            if self._slots.get(slot.home.index) is slot:
-                del self._slots[slot.home.index]
-                self.engine._handle.call("sluice_engine_drop_gradient", slot.home.index)
+    def _end_gradient(self, slot: Slot) -> None:
+        slot.alive = False
+        if self._slots.get(slot.home.index) is slot:
+            del self._slots[slot.home.index]
+            self.engine._handle.call("sluice_engine_drop_gradient", slot.home.index)
+
+    def _drop_ended(self) -> None:
+        while self.ended:
+            self._end_gradient(self.ended.popleft())
 
     def set_gradient(self, home: Home, values: torch.Tensor) -> None:
         """The gradient is `values`, and nothing else."""
