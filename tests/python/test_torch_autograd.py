@@ -322,7 +322,7 @@ def test_a_graph_that_was_freed():
         loss.backward()
 
 
-@pytest.mark.parametrize("change", ["step", "edit", "copy_", "outside of forward"])
+@pytest.mark.parametrize("change", ["step", "edit", "data", "copy_", "outside of forward"])
 def test_a_graph_whose_parameters_have_changed(change):
     model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()))
     loss_of(model, 0).backward()
@@ -332,6 +332,9 @@ def test_a_graph_whose_parameters_have_changed(change):
     if change == "copy_":
         with torch.no_grad():
             model.middle.weight.copy_(torch.ones(WIDTH, WIDTH))
+    elif change == "data":  # in a scope what no counter counts is noticed too
+        with sluice.torch.edit(model):
+            model.middle.weight.data.mul_(2.0)
     elif change == "edit":
         with sluice.torch.edit(model), torch.no_grad():
             model.middle.weight.mul_(2.0)
