@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -18,7 +19,7 @@ from ..errors import InvalidArgumentError, StateError
 from ..model import AdamW, Options, Parameter, Unit
 from . import _acquire, _homes
 from ._gradients import Gradient, Slot, new_gradient
-from ._guards import guard
+from ._guards import guard, refuse_copy, unguard
 from ._homes import Home
 from ._units import Group
 
@@ -76,7 +77,10 @@ class Session:
         self.by_id = {id(home.parameter): home for home in self.homes}
         self._by_storage = {_homes.storage_of(home.memory): home for home in self.homes}
         self._install(model)
-        self._unguard = guard(model, self.dtype)
+        guard(model, self.dtype)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy("copied or pickled, in whole or in part")
 
     # ---- moving in and out ----
 
@@ -120,7 +124,8 @@ class Session:
                 del home.parameter._sluice  # type: ignore[attr-defined]
             for hook in self._hooks:
                 hook.remove()
-            self._unguard()
+            if (model := self.model()) is not None:
+                unguard(model)
             self.engine.close()
 
     # ---- hooks ----
@@ -131,8 +136,9 @@ class Session:
         self._hooks.append(model.register_forward_hook(self._leave, always_call=True))
         for home in self.homes:
             if home.trainable:
-                hook = home.parameter.register_post_accumulate_grad_hook(self._on_gradient)
-                self._hooks.append(hook)
+                # PyTorch shows the collector no such hook: with a reference the session would never end.
+                hook = functools.partial(_on_gradient, weakref.ref(self))
+                self._hooks.append(home.parameter.register_post_accumulate_grad_hook(hook))
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
         saved = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
@@ -172,6 +178,7 @@ class Session:
     def use(self, unit: int, access: int = _abi.READ) -> None:
         """The unit's parameters are present (or, with GRADIENT_ONLY, its gradients may be added) until the limit of
         units that are held sends it away."""
+        self.engine._handle.check()
         with self._lock:
             held = self._held.get(unit)
             if held is not None and access in held:
@@ -203,7 +210,7 @@ class Session:
 
     # ---- gradients ----
 
-    def _on_gradient(self, parameter: torch.nn.Parameter) -> None:
+    def take_gradient(self, parameter: torch.nn.Parameter) -> None:
         """Autograd has added to p.grad, or made it."""
         gradient = parameter.grad
         if gradient is None or isinstance(gradient, Gradient):
@@ -309,6 +316,11 @@ class Session:
             gradient._slot.check()
         _acquire.check_memory(home)
         return True
+
+
+def _on_gradient(session: weakref.ref[Session], parameter: torch.nn.Parameter) -> None:
+    if (alive := session()) is not None:
+        alive.take_gradient(parameter)
 
 
 def _dtype_of(groups: Sequence[Group]) -> torch.dtype:
