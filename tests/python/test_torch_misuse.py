@@ -15,7 +15,7 @@ from test_torch_autograd import Chain, loss_of
 from wrapped_models import units_of_modules, wrap
 
 import sluice.torch
-from sluice_process import SOURCE
+from sluice_package import PACKAGE
 
 
 @pytest.fixture
@@ -194,11 +194,13 @@ def mappings():
 def grown(action, warm, times):
     """By how much memory (bytes), open files, mappings and threads grew over `times`, after `warm` of them."""
     seen = []
+    gc.freeze()  # what there is already would slow the collections of wrap()
     for count in (warm, times):
         for _ in range(count):
             action()
         gc.collect()
         seen.append((pages_held(), files_open(), mappings(), len(os.listdir("/proc/self/task"))))
+    gc.unfreeze()
     return [after - before for before, after in zip(*seen, strict=True)]
 
 
@@ -233,19 +235,23 @@ def test_three_hundred_steps_keep_memory_flat(wrapped):
 # ---- processes end cleanly, and forked ones say what is wrong ----
 
 BEGIN = """
-import os, sys
-sys.path[:0] = [{tests!r}]
+import os, sys, tempfile
+from collections import OrderedDict
+sys.path.insert(0, {package!r})
 import torch
-from test_torch_autograd import Chain, loss_of
-from wrapped_models import units_of_modules, wrap
 import sluice.torch
-model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()))
+model = torch.nn.Sequential(OrderedDict(first=torch.nn.Linear(24, 24), last=torch.nn.Linear(24, 24)))
+units = {{"first": ["first"], "last": ["last"]}}
+given = {{"memory": "4GiB", "disk": tempfile.gettempdir(), "place": "disk", "units": units}}
+model, optimizer = sluice.torch.wrap(model, sluice.AdamW(), **given)
+def loss_of(model, step):
+    return model(torch.ones(3, 24)).square().mean()
 loss_of(model, 0).backward()
 """
 
 
 def run(program):
-    begin = BEGIN.format(tests=str(SOURCE / "tests" / "python"))
+    begin = BEGIN.format(package=str(PACKAGE))
     return subprocess.run(
         [sys.executable, "-c", begin + textwrap.dedent(program)], capture_output=True, text=True, timeout=120
     )
