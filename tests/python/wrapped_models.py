@@ -40,6 +40,17 @@ def wrap(model, place, optimizer=None, **options):
     return sluice.torch.wrap(model, optimizer or sluice.AdamW(lr=1e-3), **given)
 
 
+def units_of_modules(model):
+    """Every module that has parameters of its own is a unit, so that a small model has many."""
+    taken, units = set(), {}
+    for name, module in model.named_modules():
+        own = {f"{name}.{n}" if name else n: p for n, p in module.named_parameters(recurse=False) if id(p) not in taken}
+        taken.update(id(p) for p in own.values())
+        if own:
+            units[name or "model"] = list(own)
+    return units
+
+
 def values_of(model):
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
@@ -79,3 +90,34 @@ def train(model, optimizer, loss_of, steps=20, accumulate=1, clip=None, schedule
 
 def plain_optimizer(model, lr=1e-3):
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
+
+
+def outcome(place, make, loop, **options):
+    """What `loop(model, optimizer, note)` notes, and the parameters and buffers after it, as one flat list of tensors.
+    Place None: plain PyTorch."""
+    torch.manual_seed(3)
+    model = make()
+    if place is None:
+        optimizer = plain_optimizer(model)
+    else:
+        optimizer = wrap(model, place, **({"units": units_of_modules(model), "held_units": 2} | options))[1]
+    noted = []
+    loop(model, optimizer, lambda value: noted.append(torch.as_tensor(value).detach().clone()))
+    noted += [p.detach().clone() for p in model.parameters()] + [b.clone() for b in model.buffers()]
+    if place is not None:
+        sluice.torch.close(model)
+    return noted
+
+
+def same(a, b):
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def check_as_plain(make, loop, **options):
+    """In memory and on disk the same bits, and what plain PyTorch gives."""
+    plain = outcome(None, make, loop)
+    memory = outcome("memory", make, loop, **options)
+    assert same(memory, outcome("disk", make, loop, **options))
+    assert len(memory) == len(plain)
+    for found, expected in zip(memory, plain, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

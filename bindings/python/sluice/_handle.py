@@ -49,7 +49,7 @@ class Handle:
     @contextlib.contextmanager
     def use(self) -> Iterator[int]:
         """The address, valid inside the `with`."""
-        self._check()
+        self.check()
         me = threading.get_ident()
         with self._changed:
             if self._closed:
@@ -83,7 +83,8 @@ class Handle:
             address, self._address = self._address, 0
         library().sluice_engine_destroy(address or None)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises in a process that was forked from the engine's."""
         if self._process != os.getpid():
             raise StateError(
                 f"the engine was made in process {self._process} and is used in {os.getpid()}, which was forked "

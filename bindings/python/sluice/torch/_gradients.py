@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,9 @@ class Slot:
     home: Home
     alive: bool = True
     copy: torch.Tensor | None = None  # what views were made of: they see what changes, and what they write counts
-    version: int = 0  # of the copy, when it was equal to the engine's
+    gradient: weakref.ref[Gradient] | None = None  # whose version counter its views share
+    version: int = 0  # of that, when the copy was equal to the engine's
+    serial: int = dataclasses.field(default_factory=itertools.count().__next__)
 
     def check(self) -> None:
         """Raises where the gradient is no more what it was. What was written to views is the gradient's now."""
@@ -35,8 +38,8 @@ class Slot:
                 f"this gradient of '{self.home.name}' was given up (zero_grad(), or another took its place); "
                 "clone() what is needed later"
             )
-        if self.copy is not None and self.copy._version != self.version:
-            self.version = self.copy._version
+        if self.copy is not None and self._version() != self.version:
+            self.version = self._version()
             self.session.set_gradient(self.home, self.copy)
 
     def values(self) -> torch.Tensor:
@@ -49,7 +52,7 @@ class Slot:
         self.check()
         if self.copy is None:
             self.copy = self.session.read_gradient(self.home)
-            self.version = self.copy._version
+            self.version = self._version()
         return self.copy
 
     def replace(self, values: torch.Tensor) -> None:
@@ -62,7 +65,11 @@ class Slot:
         """The engine's gradient is another now."""
         if self.copy is not None:
             self.copy.copy_(self.session.read_gradient(self.home))
-            self.version = self.copy._version
+            self.version = self._version()
+
+    def _version(self) -> int:
+        gradient = self.gradient() if self.gradient is not None else None
+        return self.version if gradient is None else gradient._version
 
 
 class Gradient(torch.Tensor):
@@ -134,7 +141,10 @@ class Gradients:
 
     def _make(self, home: Home) -> Gradient:
         gradient = Gradient(self._session, home)
-        weakref.finalize(gradient, self._session.end_gradient, gradient._slot).atexit = False
+        slot = gradient._slot
+        slot.gradient = weakref.ref(gradient)
+        # What ends it must not hold the session, which holds those that are ready.
+        weakref.finalize(gradient, self._session.ended.append, (home.index, slot.serial)).atexit = False
         return gradient
 
 

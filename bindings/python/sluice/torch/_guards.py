@@ -11,21 +11,20 @@ import torch
 from ..errors import StateError
 
 
-def guard(model: torch.nn.Module, dtype: torch.dtype) -> Callable[[], None]:
-    """Guards a model and its modules; gives what takes that back."""
-    guarded = list(_with_parameters(model))
-    for module in guarded:
+def guard(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Guards a model and its modules."""
+    for module in _with_parameters(model):
         module.__dict__["_apply"] = functools.partial(_apply, module, dtype)
-    model.__dict__["__deepcopy__"] = functools.partial(_refuse_copy, "copied (copy.deepcopy)")
-    model.__dict__["__reduce_ex__"] = functools.partial(_refuse_copy, "pickled")
+    model.__dict__["__deepcopy__"] = functools.partial(refuse_copy, "copied (copy.deepcopy)")
+    model.__dict__["__reduce_ex__"] = functools.partial(refuse_copy, "pickled")
 
-    def undo() -> None:
-        for module in guarded:
-            module.__dict__.pop("_apply", None)
-        model.__dict__.pop("__deepcopy__", None)
-        model.__dict__.pop("__reduce_ex__", None)
 
-    return undo
+def unguard(model: torch.nn.Module) -> None:
+    """Takes that back."""
+    for module in model.modules():
+        module.__dict__.pop("_apply", None)
+    model.__dict__.pop("__deepcopy__", None)
+    model.__dict__.pop("__reduce_ex__", None)
 
 
 def _with_parameters(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
@@ -52,7 +51,8 @@ def _apply(
     return module
 
 
-def _refuse_copy(what: str, *_: Any) -> NoReturn:
+def refuse_copy(what: str, *_: Any) -> NoReturn:
+    """Raises: a copy would be of the engine's memory, and not of what is in it."""
     raise StateError(
         f"a wrapped model is to be {what}, and its parameters are the engine's; save its state_dict(), or copy it after "
         "sluice.torch.close()"

@@ -22,12 +22,15 @@ class Home:
     parameter: torch.nn.Parameter
     memory: torch.Tensor
     trainable: bool
-    updates: int = 0  # steps so far
 
     @property
-    def changes(self) -> tuple[int, int]:
+    def version(self) -> int:
         """Another one when its values were changed, by a step or by the user."""
-        return self.updates, self.parameter._version
+        return self.parameter._version
+
+    def changed(self) -> None:
+        """Its values are others now: backward through a graph that was made before is an error, as in PyTorch."""
+        torch.autograd.graph.increment_version(self.parameter)
 
     @property
     def replaced(self) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import threading
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -17,10 +18,10 @@ from .. import _abi
 from ..engine import Engine
 from ..errors import InvalidArgumentError, StateError
 from ..model import AdamW, Options, Parameter, Unit, size_of
-from . import _homes, _meta
+from . import _acquire, _homes, _meta
 from ._casts import Casts
 from ._gradients import Gradient, Gradients, Slot
-from ._guards import guard
+from ._guards import guard, refuse_copy, unguard
 from ._homes import Home
 from ._memory import Keeper
 from ._units import Group
@@ -41,7 +42,7 @@ class _Saved(NamedTuple):
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
-    changes: tuple[int, int]
+    version: int
     dtype: torch.dtype
 
 
@@ -76,6 +77,8 @@ class Session:
         largest = max((p.numel() * p.element_size() for p in model.parameters() if p.requires_grad), default=0)
         self._keeper = Keeper(size_of(options.memory, "memory"), largest)
         self._slots: dict[int, Slot] = {}  # by the parameter's index
+        # Gradients that nobody refers to, (parameter, serial); the collector may say so inside of an engine's call.
+        self.ended: deque[tuple[int, int]] = deque()
         self._hooks: list[Any] = []
         self._scopes: list[contextlib.ExitStack] = []
         units = [
@@ -92,7 +95,10 @@ class Session:
         self._by_storage = {_homes.storage_of(home.memory): home for home in self.homes}
         self._gradients = Gradients(self, self.homes)
         self._install(model)
-        self._unguard = guard(model, self.dtype)
+        guard(model, self.dtype)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy("copied or pickled, in whole or in part")
 
     # ---- moving in and out ----
 
@@ -148,22 +154,21 @@ class Session:
                 del home.parameter._sluice  # type: ignore[attr-defined]
             for hook in self._hooks:
                 hook.remove()
-            self._unguard()
+            if (model := self.model()) is not None:
+                unguard(model)
             self.engine.close()
 
     # ---- hooks ----
 
     def _install(self, model: torch.nn.Module) -> None:
-        for module in model.modules():
-            homes = [self.by_id[id(p)] for p in module.parameters(recurse=False)]
-            if homes:
-                self._hooks.append(module.register_forward_pre_hook(_Acquire(self, homes)))
+        self._hooks += _acquire.install(model, self.by_id, self.use, lambda: self.engine.counters().touches)
         self._hooks.append(model.register_forward_pre_hook(self._enter))
         self._hooks.append(model.register_forward_hook(self._leave, always_call=True))
         for home in self.homes:
             if home.trainable:
-                hook = home.parameter.register_post_accumulate_grad_hook(self._on_gradient)
-                self._hooks.append(hook)
+                # PyTorch shows the collector no such hook: with a reference the session would never end.
+                hook = functools.partial(_on_gradient, weakref.ref(self))
+                self._hooks.append(home.parameter.register_post_accumulate_grad_hook(hook))
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
         casts = Casts(self._by_storage) if torch.is_autocast_enabled("cpu") else None
@@ -186,7 +191,7 @@ class Session:
                 home = cast.home
             if home is not None:
                 return _Saved(
-                    home, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), home.changes, tensor.dtype
+                    home, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), home.version, tensor.dtype
                 )
         return _Plain(tensor, tensor._version)
 
@@ -200,7 +205,7 @@ class Session:
                 )
             return saved.tensor
         home: Home = saved.home
-        if home.changes != saved.changes:
+        if home.version != saved.version:
             raise RuntimeError(
                 f"backward goes through a graph that was made before '{home.name}' was changed (by optimizer.step() or "
                 "an edit), so its gradients would be wrong; run forward again"
@@ -213,6 +218,7 @@ class Session:
     def use(self, unit: int, access: int = _abi.READ) -> None:
         """The unit's parameters are present (or, with GRADIENT_ONLY, its gradients may be added) until the limit of
         units that are held sends it away."""
+        self.engine._handle.check()
         with self._lock:
             held = self._held.get(unit)
             if held is not None and access in held:
@@ -221,6 +227,7 @@ class Session:
             if access == _abi.GRADIENT_ONLY or torch.is_grad_enabled():
                 self._begin_step()
             self._keeper.look()
+            self._drop_ended()
             while held is None and len(self._held) >= self.limit:
                 self._release(next(iter(self._held)))
             self.engine._handle.call("sluice_engine_acquire", unit, access)
@@ -244,7 +251,7 @@ class Session:
 
     # ---- gradients ----
 
-    def _on_gradient(self, parameter: torch.nn.Parameter) -> None:
+    def take_gradient(self, parameter: torch.nn.Parameter) -> None:
         """Autograd has added to p.grad, or made it."""
         gradient = parameter.grad
         if gradient is None or isinstance(gradient, Gradient):
@@ -260,21 +267,27 @@ class Session:
     def begin_gradient(self, slot: Slot, values: torch.Tensor) -> None:
         """A first gradient; one that the engine still has of this parameter ends."""
         with self._lock:
-            before = self._slots.get(slot.home.index)
-            if before is not None:
-                before.alive = False
+            self._give_up(slot.home)
             self._slots[slot.home.index] = slot
             self.set_gradient(slot.home, values)
 
-    def end_gradient(self, slot: Slot) -> None:
-        """Nobody refers to it any more."""
-        if not slot.alive or self.engine.closed:
-            return
-        with self._lock:
-            slot.alive = False
-            if self._slots.get(slot.home.index) is slot:
-                del self._slots[slot.home.index]
-                self.engine._handle.call("sluice_engine_drop_gradient", slot.home.index)
+    def _give_up(self, home: Home) -> None:
+        """The gradient that the engine has of this parameter, if any, ends."""
+        slot = self._slots.get(home.index)
+        if slot is not None:
+            self._end_gradient(slot)
+
+    def _end_gradient(self, slot: Slot) -> None:
+        slot.alive = False
+        del self._slots[slot.home.index]
+        self.engine._handle.call("sluice_engine_drop_gradient", slot.home.index)
+
+    def _drop_ended(self) -> None:
+        while self.ended:
+            index, serial = self.ended.popleft()
+            slot = self._slots.get(index)
+            if slot is not None and slot.serial == serial:
+                self._end_gradient(slot)
 
     def set_gradient(self, home: Home, values: torch.Tensor) -> None:
         """The gradient is `values`, and nothing else."""
@@ -317,7 +330,7 @@ class Session:
         if self.engine.closed:
             raise StateError("the model was closed, and its parameters are plain tensors; wrap it again")
         with self._lock:
-            got = [home for home in self.homes if home.trainable and self._collect(home)]
+            got = [home for home in self.homes if self._collect(home)]
             if not got:
                 raise StateError(
                     "optimizer.step() is called, and no parameter of the wrapped model has a gradient; call "
@@ -328,44 +341,32 @@ class Session:
             self._in_step = False
             self.engine.step(settings, keep_gradients=True)
             for home in got:
-                home.updates += 1
+                home.changed()
             self._gradients.prepare()
 
     def _collect(self, home: Home) -> bool:
         """Whether the parameter has a gradient; one that the user put there is the engine's now."""
         gradient = home.parameter.grad
         if gradient is None:
+            self._give_up(home)  # somebody may still refer to it
             return False
+        if not home.trainable:
+            raise StateError(
+                f"'{home.name}' was frozen when the model was wrapped, and has a gradient now; to train it, "
+                "sluice.torch.close() the model, and wrap it again with requires_grad set"
+            )
         if not (isinstance(gradient, Gradient) and gradient._slot.home is home):
             plain = gradient._slot.values() if isinstance(gradient, Gradient) else gradient
             home.parameter.grad = self._gradients.put(home, plain)
         else:
             gradient._slot.check()
-        check_memory(home)
+        _acquire.check_memory(home)
         return True
 
 
-def check_memory(home: Home) -> None:
-    """Raises where somebody gave the parameter other memory."""
-    if home.replaced:
-        raise StateError(
-            f"'{home.name}' was given other memory (by .data = ..., or set_()), which the engine does not see; "
-            "copy_() into it instead"
-        )
-
-
-class _Acquire:
-    """A forward-pre-hook that brings in what the module's own parameters lie in."""
-
-    def __init__(self, session: Session, homes: Sequence[Home]) -> None:
-        self.session, self.homes = session, homes
-        self.units = sorted({home.unit for home in homes})
-
-    def __call__(self, module: torch.nn.Module, args: Any) -> None:
-        for home in self.homes:
-            check_memory(home)
-        for unit in self.units:
-            self.session.use(unit)
+def _on_gradient(session: weakref.ref[Session], parameter: torch.nn.Parameter) -> None:
+    if (alive := session()) is not None:
+        alive.take_gradient(parameter)
 
 
 def _dtype_of(groups: Sequence[Group]) -> torch.dtype:

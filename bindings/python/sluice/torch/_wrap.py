@@ -279,5 +279,9 @@ def edit(model: torch.nn.Module) -> Iterator[None]:
     optimizer's master copies."""
     session = _session(model)
     session.release_all()
-    yield
-    session.release_all()
+    try:
+        yield
+    finally:
+        session.release_all()
+        for home in session.homes:
+            home.changed()

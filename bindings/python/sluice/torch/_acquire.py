@@ -1,0 +1,70 @@
+"""What brings a module's parameters in before its forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import StateError
+from ._homes import Home
+
+
+def check_memory(home: Home) -> None:
+    """Raises where somebody gave the parameter other memory."""
+    if home.replaced:
+        raise StateError(
+            f"'{home.name}' was given other memory (by .data = ..., or set_()), which the engine does not see; "
+            "copy_() into it instead"
+        )
+
+
+class _Acquire:
+    """The hooks of one module. Children that it uses without calling them, as nn.MultiheadAttention does its out_proj, are
+    found in its first forward, by the touch that they cost, and brought in with it from then on."""
+
+    def __init__(self, use: Callable[[int], None], touches: Callable[[], int], homes: Sequence[Home]) -> None:
+        self.use, self.touches = use, touches
+        self.homes = list(homes)
+        self.units = sorted({home.unit for home in homes})
+        self.children: list[_Acquire] = []
+        self.called = False
+        self.touched = 0
+
+    def before(self, module: torch.nn.Module, args: Any) -> None:
+        if not self.called:
+            self.called, self.touched = True, self.touches()
+        for home in self.homes:
+            check_memory(home)
+        for unit in self.units:
+            self.use(unit)
+
+    def after(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if not self.children:
+            return
+        if self.touches() != self.touched:
+            for child in self.children:
+                if not child.called:
+                    self.homes += child.homes
+            self.units = sorted({home.unit for home in self.homes})
+        self.children = []
+
+
+def install(
+    model: torch.nn.Module, homes: Mapping[int, Home], use: Callable[[int], None], touches: Callable[[], int]
+) -> list[Any]:
+    """Hooks for all modules of a model; gives what removes them. homes: by the parameter's id."""
+    made = {
+        module: _Acquire(use, touches, [homes[id(p)] for p in module.parameters(recurse=False)])
+        for module in model.modules()
+    }
+    hooks: list[Any] = []
+    for module, acquire in made.items():
+        children = [made[child] for child in module.children() if not any(child.children())]
+        acquire.children = [child for child in children if child.homes]
+        if acquire.homes or acquire.children:
+            hooks.append(module.register_forward_pre_hook(acquire.before))
+        if acquire.children:
+            hooks.append(module.register_forward_hook(acquire.after))
+    return hooks

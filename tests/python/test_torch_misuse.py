@@ -1,0 +1,329 @@
+"""What would go wrong in a wrapped model is an error that says what to do; nothing leaks, and processes end cleanly."""
+
+import copy
+import gc
+import os
+import pickle
+import resource
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from test_torch_autograd import Chain, loss_of
+from wrapped_models import units_of_modules, wrap
+
+import sluice.torch
+from sluice_package import PACKAGE
+
+
+@pytest.fixture
+def wrapped():
+    model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()))
+    yield model, optimizer
+    if not sluice.torch.engine_of(model).closed:
+        sluice.torch.close(model)
+
+
+def still_trains(model, optimizer):
+    loss_of(model, 0).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return True
+
+
+# ---- refused, and the model goes on ----
+
+
+def test_wrapping_again(wrapped):
+    model, optimizer = wrapped
+    with pytest.raises(sluice.StateError, match=r"wrapped already.*sluice.torch.close"):
+        wrap(model, "disk")
+    with pytest.raises(sluice.StateError, match=r"'weight' belongs to another wrapped model"):
+        wrap(model.first, "disk")
+    with pytest.raises(sluice.StateError, match=r"'1.weight' belongs to another wrapped model"):
+        wrap(torch.nn.Sequential(Chain().first, model.middle), "disk")
+    assert still_trains(model, optimizer)
+
+
+def test_foreign_parameters():
+    model = Chain()
+    foreign = torch.nn.Parameter(torch.zeros(3))
+    with pytest.raises(sluice.InvalidArgumentError, match="no parameter of the model"):
+        wrap(model, "disk", param_groups=[{"params": [foreign]}])
+    with pytest.raises(sluice.InvalidArgumentError, match="'fourth.weight'.*no parameter of the model"):
+        wrap(model, "disk", param_groups=[{"params": ["fourth.weight"]}])
+    with pytest.raises(sluice.InvalidArgumentError, match="two parameter groups"):
+        wrap(model, "disk", param_groups=[{"params": ["first.bias"]}, {"params": [model.first.bias]}])
+    with pytest.raises(sluice.InvalidArgumentError, match="momentum.*may have params, lr, weight_decay"):
+        wrap(model, "disk", param_groups=[{"params": ["first.bias"], "momentum": 0.9}])
+    optimizer = wrap(model, "disk")[1]
+    with pytest.raises(sluice.InvalidArgumentError, match="no further parameters.*wrap the model again"):
+        optimizer.add_param_group({"params": [foreign]})
+    sluice.torch.close(model)
+
+
+def test_a_step_without_backward(wrapped):
+    model, optimizer = wrapped
+    for _ in range(2):
+        with pytest.raises(sluice.StateError, match=r"no parameter .*has a gradient.*backward\(\) before"):
+            optimizer.step()
+        assert still_trains(model, optimizer)
+
+
+def test_betas_that_change(wrapped):
+    model, optimizer = wrapped
+    loss_of(model, 0).backward()
+    optimizer.param_groups[0]["betas"] = (0.5, 0.9)
+    with pytest.raises(sluice.InvalidArgumentError, match=r"betas.*\(0.5, 0.9\).*cannot change"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("what", [copy.deepcopy, pickle.dumps, lambda model: torch.save(model, os.devnull)])
+def test_copies(wrapped, what):
+    model, optimizer = wrapped
+    for given in (model, torch.nn.Sequential(model)):
+        with pytest.raises(sluice.StateError, match="wrapped model is to be (copied|pickled).*state_dict.*close"):
+            what(given)
+    with pytest.raises(sluice.StateError, match="in whole or in part.*state_dict.*close"):
+        what(model.first)
+    assert still_trains(model, optimizer)
+
+
+def test_a_copy_of_one_parameter_is_a_plain_one(wrapped):
+    model, optimizer = wrapped
+    copied = copy.deepcopy(model.first.weight)
+    assert torch.equal(copied, model.first.weight) and type(copied) is torch.nn.Parameter
+    assert still_trains(model, optimizer)
+    assert not torch.equal(copied, model.first.weight)
+
+
+@pytest.mark.parametrize(
+    "move",
+    [lambda m: m.half(), lambda m: m.to(torch.bfloat16), lambda m: m.double(), lambda m: m.to("meta"),
+     lambda m: m.first.half(), lambda m: torch.nn.Sequential(m).bfloat16(), lambda m: m.to_empty(device="meta")],
+)  # fmt: skip
+def test_moves(wrapped, move):
+    model, optimizer = wrapped
+    with pytest.raises(sluice.StateError, match=r"moved to .*before sluice.torch.wrap\(\), or after sluice.torch.close"):
+        move(model)
+    assert still_trains(model, optimizer)
+
+
+def test_moves_that_change_nothing(wrapped):
+    model, optimizer = wrapped
+    before = model.first.weight.data_ptr()
+    assert model.to("cpu").float().to(torch.float32).cpu() is model
+    assert model.requires_grad_(True).train().eval().train() is model
+    assert model.first.weight.data_ptr() == before
+    assert still_trains(model, optimizer)
+
+
+def test_a_closed_engine():
+    model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()))
+    loss_of(model, 0).backward()
+    graph = loss_of(model, 1)
+    engine = sluice.torch.engine_of(model)
+    values = {name: p.detach().clone() for name, p in model.named_parameters()}
+    gradient = model.first.weight.grad.clone()
+    sluice.torch.close(model)
+    assert engine.closed
+    for call in (optimizer.step, graph.backward, engine.settle):
+        with pytest.raises(sluice.StateError, match="closed"):
+            call()
+    with pytest.raises(sluice.StateError, match=r"not wrapped; see sluice.torch.wrap\(\)"):
+        sluice.torch.engine_of(model)
+    assert torch.equal(model.first.weight.grad, gradient) and type(model.first.weight.grad) is torch.Tensor
+    assert all(torch.equal(p, values[name]) and type(p) is torch.nn.Parameter for name, p in model.named_parameters())
+    copy.deepcopy(model).half()
+    pickle.loads(pickle.dumps(model))
+    model.zero_grad()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss_of(model, 0).backward()
+    plain.step()
+    assert not torch.equal(model.first.weight, values["first.weight"])
+    again = wrap(model, "memory")[1]
+    assert still_trains(model, again)
+
+
+def test_models_that_cannot_be_wrapped():
+    with pytest.raises(sluice.InvalidArgumentError, match=r"\(ReLU\) has no parameters"):
+        wrap(torch.nn.ReLU(), "disk")
+    mixed = Chain()
+    mixed.last.bfloat16()
+    with pytest.raises(sluice.InvalidArgumentError, match="'last.weight' is of torch.bfloat16, and 'first.weight'"):
+        wrap(mixed, "disk")
+    with pytest.raises(sluice.InvalidArgumentError, match="'first.weight' is of torch.float64"):
+        wrap(Chain().double(), "disk")
+    with pytest.raises(sluice.InvalidArgumentError, match="unit 'a' names 'fourth'"):
+        wrap(Chain(), "disk", units={"a": ["fourth"]})
+    with pytest.raises(sluice.InvalidArgumentError, match="unit 'b' has no parameters that no other unit has"):
+        wrap(Chain(), "disk", units={"a": ["first"], "b": ["first.weight"]})
+    with pytest.raises(sluice.BudgetError):
+        wrap(Chain(), None, memory="1MiB", disk=None)
+
+
+def test_a_model_that_was_refused_is_as_it_was():
+    model = Chain()
+    values = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with pytest.raises(sluice.BudgetError):
+        wrap(model, None, memory="1MiB", disk=None)
+    assert all(torch.equal(p, values[name]) for name, p in model.named_parameters())
+    copy.deepcopy(model).half()
+    assert still_trains(*wrap(model, "disk"))
+
+
+# ---- nothing leaks ----
+
+
+def pages_held():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def files_open():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def mappings():
+    with open("/proc/self/maps") as file:
+        return sum(1 for _ in file)
+
+
+def grown(action, warm, times):
+    """By how much memory (bytes), open files, mappings and threads grew over `times`, after `warm` of them."""
+    seen = []
+    gc.freeze()  # what there is already would slow the collections of wrap()
+    for count in (warm, times):
+        for _ in range(count):
+            action()
+        gc.collect()
+        seen.append((pages_held(), files_open(), mappings(), len(os.listdir("/proc/self/task"))))
+    gc.unfreeze()
+    return [after - before for before, after in zip(*seen, strict=True)]
+
+
+def test_a_hundred_wraps_and_closes_keep_memory_and_files_flat():
+    def action():
+        model, optimizer = wrap(Chain(), "disk", threads=1, units=units_of_modules(Chain()))
+        still_trains(model, optimizer)
+        loss_of(model, 0).backward()
+        sluice.torch.close(model)
+
+    memory, files, maps, threads = grown(action, 10, 100)
+    assert files == 0 and threads == 0 and maps < 50 and memory < 8 << 20
+
+
+def test_models_that_are_dropped_without_a_close_are_given_back():
+    def action():
+        model, optimizer = wrap(Chain(), "disk", threads=1)
+        still_trains(model, optimizer)
+        del model, optimizer
+        gc.collect()
+
+    memory, files, maps, threads = grown(action, 3, 20)
+    assert files == 0 and threads == 0 and maps < 50 and memory < 8 << 20
+
+
+def test_three_hundred_steps_keep_memory_flat(wrapped):
+    model, optimizer = wrapped
+    memory, files, maps, threads = grown(lambda: still_trains(model, optimizer), 50, 300)
+    assert files == 0 and threads == 0 and maps < 50 and memory < 4 << 20
+
+
+# ---- processes end cleanly, and forked ones say what is wrong ----
+
+BEGIN = """
+import os, sys, tempfile
+from collections import OrderedDict
+sys.path.insert(0, {package!r})
+import torch
+import sluice.torch
+model = torch.nn.Sequential(OrderedDict(first=torch.nn.Linear(24, 24), last=torch.nn.Linear(24, 24)))
+units = {{"first": ["first"], "last": ["last"]}}
+given = {{"memory": "4GiB", "disk": tempfile.gettempdir(), "place": "disk", "units": units}}
+model, optimizer = sluice.torch.wrap(model, sluice.AdamW(), **given)
+def loss_of(model, step):
+    return model(torch.ones(3, 24)).square().mean()
+loss_of(model, 0).backward()
+"""
+
+
+def run(program):
+    begin = BEGIN.format(package=str(PACKAGE))
+    return subprocess.run(
+        [sys.executable, "-c", begin + textwrap.dedent(program)], capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "",
+        "optimizer.step()",
+        "optimizer.step(); loss = loss_of(model, 1); kept = model.first.weight.grad; view = model.first.weight[0]",
+        "sluice.torch.close(model)",
+        "sys.modules['kept'] = [model, optimizer, loss_of(model, 1), [p.grad for p in model.parameters()]]",
+        "import threading; threading.Thread(target=lambda: loss_of(model, 2).backward()).start()",
+    ],
+)
+def test_a_process_ends_cleanly(program):
+    finished = run(program + "\nprint('done')")
+    assert (finished.returncode, finished.stdout, finished.stderr) == (0, "done\n", "")
+
+
+def test_a_process_ends_cleanly_after_an_exception_in_backward():
+    finished = run("""
+        def stop(gradient): raise ArithmeticError("in the middle")
+        model.first.weight.register_hook(stop)
+        loss_of(model, 1).backward()
+    """)
+    assert finished.returncode == 1
+    assert finished.stderr.rstrip().endswith("ArithmeticError: in the middle") and "Exception ignored" not in finished.stderr
+
+
+@pytest.mark.parametrize("use", ["loss_of(model, 1)", "optimizer.step()", "model.first.weight.grad.sum()"])
+def test_use_in_a_forked_child_is_an_error(use):
+    finished = run(f"""
+        child = os.fork()
+        if child == 0:
+            try:
+                {use}
+            except sluice.StateError as error:
+                print(error, flush=True)
+            os._exit(3)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        optimizer.step()
+    """)
+    assert finished.returncode == 0, finished.stderr
+    assert "was forked" in finished.stdout and "use it where it was made" in finished.stdout
+    assert finished.stdout.endswith("\n3\n")
+
+
+def test_a_touch_in_a_forked_child_ends_it_with_a_message():
+    finished = run("""
+        child = os.fork()
+        if child == 0:
+            model.first.weight.sum()
+            os._exit(3)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        optimizer.step()
+    """)
+    assert finished.returncode == 0 and int(finished.stdout) < 0
+    assert "of first'" in finished.stderr and "touched in a forked child" in finished.stderr
+
+
+def test_use_in_a_worker_of_a_data_loader_is_an_error():
+    finished = run("""
+        class Embedded(torch.utils.data.Dataset):
+            def __len__(self): return 2
+            def __getitem__(self, i): return model(torch.zeros(1, 24))
+        try:
+            list(torch.utils.data.DataLoader(Embedded(), num_workers=1, multiprocessing_context="fork"))
+        except sluice.StateError as error:
+            print(error)
+        optimizer.step()
+    """)
+    assert finished.returncode == 0, finished.stderr
+    assert "was forked" in finished.stdout and "use it where it was made" in finished.stdout
