@@ -64,6 +64,15 @@ def test_foreign_parameters():
     sluice.torch.close(model)
 
 
+def test_an_optimizer_of_pytorch_over_wrapped_parameters(wrapped):
+    model, optimizer = wrapped
+    loss_of(model, 0).backward()
+    for made in (torch.optim.AdamW(model.parameters()), torch.optim.SGD(model.last.parameters(), lr=0.1)):
+        with pytest.raises(sluice.StateError, match=r"'\w+.weight' is .*(AdamW|SGD).*sluice.torch.wrap\(\) gave"):
+            made.step()
+    assert still_trains(model, optimizer)
+
+
 def test_a_step_without_backward(wrapped):
     model, optimizer = wrapped
     for _ in range(2):
@@ -172,6 +181,20 @@ def test_a_model_that_was_refused_is_as_it_was():
     assert all(torch.equal(p, values[name]) for name, p in model.named_parameters())
     copy.deepcopy(model).half()
     assert still_trains(*wrap(model, "disk"))
+
+
+def test_a_parameter_that_another_took_the_place_of(wrapped):
+    model, optimizer = wrapped
+    weight = model.middle.weight
+    del model.middle.weight
+    for other in (torch.nn.Parameter(torch.zeros(24, 24)), None):
+        model.middle.weight = other
+        with pytest.raises(sluice.StateError, match="'middle.weight' is no more.*copy_.*close"):
+            loss_of(model, 0)
+    model.middle.weight = weight
+    swapped = torch.func.functional_call(model, {"middle.weight": torch.zeros(24, 24)}, torch.zeros(1, 24))
+    assert torch.equal(swapped, model.last(torch.tanh(model.middle.bias)[None]))
+    assert still_trains(model, optimizer)
 
 
 # ---- nothing leaks ----

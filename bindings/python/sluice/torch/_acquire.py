@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,14 +20,24 @@ def check_memory(home: Home) -> None:
         )
 
 
+def _check_place(home: Home, found: torch.Tensor | None) -> None:
+    if found is None or (isinstance(found, torch.nn.Parameter) and found is not home.parameter):
+        raise StateError(
+            f"'{home.name}' is no more where it was when the model was wrapped: its module has "
+            f"{'none' if found is None else 'another Parameter'} there, which would not be trained; copy_() into it "
+            "instead, or sluice.torch.close() the model before, and wrap it again"
+        )
+
+
 class _Acquire:
     """The hooks of one module. Children that it uses without calling them, as nn.MultiheadAttention does its out_proj, are
     found in its first forward, by the touch that they cost, and brought in with it from then on."""
 
-    def __init__(self, use: Callable[[int], None], touches: Callable[[], int], homes: Sequence[Home]) -> None:
-        self.use, self.touches = use, touches
-        self.homes = list(homes)
-        self.units = sorted({home.unit for home in homes})
+    def __init__(self, use: Callable[[int], None], touches: Callable[[], int], own: Mapping[str, Home]) -> None:
+        """own: by the names that the module has for them."""
+        self.use, self.touches, self.own = use, touches, own
+        self.homes = list(own.values())
+        self.units = sorted({home.unit for home in self.homes})
         self.children: list[_Acquire] = []
         self.called = False
         self.touched = 0
@@ -35,6 +45,8 @@ class _Acquire:
     def before(self, module: torch.nn.Module, args: Any) -> None:
         if not self.called:
             self.called, self.touched = True, self.touches()
+        for name, home in self.own.items():
+            _check_place(home, module._parameters.get(name))
         for home in self.homes:
             check_memory(home)
         for unit in self.units:
@@ -56,7 +68,7 @@ def install(
 ) -> list[Any]:
     """Hooks for all modules of a model; gives what removes them. homes: by the parameter's id."""
     made = {
-        module: _Acquire(use, touches, [homes[id(p)] for p in module.parameters(recurse=False)])
+        module: _Acquire(use, touches, {name: homes[id(p)] for name, p in module.named_parameters(recurse=False)})
         for module in model.modules()
     }
     hooks: list[Any] = []

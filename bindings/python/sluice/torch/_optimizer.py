@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, StateError
 from ..model import AdamW
 from ._session import Session
 
@@ -61,3 +62,20 @@ class Optimizer(torch.optim.Optimizer):
             )
         self._session.step(settings)
         return loss
+
+
+def _refuse_others(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Before any optimizer's step: another's state would be in no plan, and its updates would be edits."""
+    if isinstance(getattr(optimizer, "optimizer", optimizer), Optimizer):  # Accelerate has it inside of its own
+        return
+    for p in (p for group in optimizer.param_groups for p in group["params"]):
+        session = getattr(p, "_sluice", None)
+        if session is not None:
+            raise StateError(
+                f"'{session.by_id[id(p)].name}' is of a wrapped model, and {type(optimizer).__name__}, which is not its "
+                "optimizer, is to update it; use the one that sluice.torch.wrap() gave (with transformers.Trainer: "
+                "optimizers=(optimizer, None)), or sluice.torch.close() the model before"
+            )
+
+
+register_optimizer_step_pre_hook(_refuse_others)
