@@ -15,7 +15,8 @@ import torch
 from .. import _abi
 from ..engine import Engine
 from ..errors import InvalidArgumentError, StateError
-from ..model import AdamW, Options, Parameter, Unit
+from ..model import Options, Parameter, Unit
+from ..optimizers import Optimizer as Settings
 from . import _homes
 from ._gradients import Gradient, Slot, new_gradient
 from ._homes import Home
@@ -47,7 +48,7 @@ class Session:
         model: torch.nn.Module,
         groups: Sequence[Group],
         settings_of: Mapping[int, int],
-        settings: Sequence[AdamW],
+        settings: Sequence[Settings],
         options: Options,
     ) -> None:
         """settings_of: id of a parameter -> its index in `settings`."""
@@ -261,7 +262,7 @@ class Session:
 
     # ---- the step ----
 
-    def step(self, settings: Sequence[AdamW]) -> None:
+    def step(self, settings: Sequence[Settings]) -> None:
         """Updates every parameter that has a gradient; the updates go on behind."""
         with self._lock:
             got = [home for home in self.homes if home.trainable and self._collect(home)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional, TypeVar, Union
@@ -11,7 +12,9 @@ import torch
 
 from ..engine import Engine
 from ..errors import InvalidArgumentError, StateError
-from ..model import AdamW, Folder, Options, Path, Size
+from ..model import Folder, Options, Path, Size
+from ..optimizers import AdamW
+from ..optimizers import Optimizer as Settings
 from ._optimizer import Optimizer
 from ._session import Session
 from ._units import Group, find_units, named_units
@@ -23,7 +26,7 @@ _sessions: weakref.WeakKeyDictionary[torch.nn.Module, Session] = weakref.WeakKey
 
 def wrap(
     model: Model,
-    optimizer: Optional[AdamW] = None,
+    optimizer: Optional[Settings] = None,
     *,
     memory: Size,
     disk: Union[Path, Folder, Sequence[Union[Path, Folder]], None] = None,
@@ -84,8 +87,8 @@ def _first(groups: Sequence[Group]) -> torch.nn.Parameter:
 
 
 def _settings(
-    model: torch.nn.Module, optimizer: AdamW, param_groups: Sequence[Mapping[str, Any]]
-) -> tuple[list[AdamW], dict[int, int]]:
+    model: torch.nn.Module, optimizer: Settings, param_groups: Sequence[Mapping[str, Any]]
+) -> tuple[list[Settings], dict[int, int]]:
     """The settings of each group, the first being the rest's; and parameter id -> group."""
     names = dict(model.named_parameters())
     known = {id(p) for p in names.values()}
@@ -94,14 +97,8 @@ def _settings(
         other = set(given) - {"params", "lr", "weight_decay"}
         if other:
             raise InvalidArgumentError(f"a parameter group has {sorted(other)}; it may have params, lr, weight_decay")
-        settings.append(
-            AdamW(
-                lr=given.get("lr", optimizer.lr),
-                betas=optimizer.betas,
-                eps=optimizer.eps,
-                weight_decay=given.get("weight_decay", optimizer.weight_decay),
-            )
-        )
+        own: Any = {name: given[name] for name in ("lr", "weight_decay") if name in given}
+        settings.append(dataclasses.replace(optimizer, **own))
         for member in given["params"]:
             p = names.get(member) if isinstance(member, str) else member
             if p is None or id(p) not in known:
