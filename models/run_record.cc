@@ -24,12 +24,17 @@ Json identity(const Setup& setup) {
           {"training_windows", setup.data->windows()}};
 }
 
-Json hyperparameters(const TrainSettings& s) {
-  return {{"lr", s.learning_rate}, {"schedule", s.schedule},
-          {"warmup", s.warmup},    {"final-lr", s.final_learning_rate},
-          {"steps", s.steps},      {"clip", s.clip},
-          {"beta1", s.beta1},      {"beta2", s.beta2},
-          {"epsilon", s.epsilon},  {"weight-decay", s.weight_decay}};
+Json hyperparameters(const Setup& setup) {
+  const TrainSettings& s = setup.settings;
+  Json all = {{"lr", s.learning_rate},
+              {"schedule", s.schedule},
+              {"warmup", s.warmup},
+              {"final-lr", s.final_learning_rate},
+              {"steps", s.steps},
+              {"clip", s.clip},
+              {"weight-decay", s.weight_decay}};
+  all.update(setup.optimizer->settings());
+  return all;
 }
 
 std::vector<std::string> differences(const Json& recorded, const Json& now) {
@@ -58,7 +63,7 @@ Json run_record(const Setup& setup, const std::string& run_id, std::uint64_t ste
           {"step", step},
           {"next_sample", next_sample},
           {"identity", identity(setup)},
-          {"hyperparameters", hyperparameters(setup.settings)},
+          {"hyperparameters", hyperparameters(setup)},
           {"cpu", cpu_model()},
           {"threads", setup.settings.threads},
           {"matrix_library", setup.tools->library->name()}};

@@ -10,6 +10,7 @@
 #include "engine/plan/plan.h"
 #include "models/config.h"
 #include "offload/records.h"
+#include "optim/optimizer.h"
 
 namespace sluice::models {
 
@@ -29,8 +30,8 @@ struct TrainSettings {
   std::size_t batch = 4, accumulate = 1, length = 0;  // length 0: the model's context, at most 1024
   std::uint64_t steps = 100;
   double learning_rate = 3e-4, weight_decay = 0.1, clip = 1.0;
-  double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
-  std::string schedule = "cosine";  // constant, cosine, linear
+  optim::OptimizerSettings optimizer;  // beta2 of Adam and AdamW: 0.95 where it is not given
+  std::string schedule = "cosine";     // constant, cosine, linear
   std::uint64_t warmup = 0;
   double final_learning_rate = 0.1;  // as a share of learning_rate, for cosine and linear
   std::uint64_t seed = 1;

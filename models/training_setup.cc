@@ -70,12 +70,11 @@ std::uint64_t checkpoint_size(const Model& model, const TrainSettings& settings,
   return engine::bytes_needed(files);
 }
 
-// Two blocks of each file, which are read in turn. Nothing where no file is read or written.
+// Nothing where no file is read or written.
 std::uint64_t checkpoint_buffers(const Setup& setup) {
   const engine::Layout layout(setup.model->units());
   if (!setup.settings.out.empty())
-    return 2 * engine::kStreamBlock *
-           CheckpointTensors(layout, setup.settings.dtype, state_names(*setup.optimizer)).files();
+    return CheckpointTensors(layout, setup.settings.dtype, state_names(*setup.optimizer)).buffer_bytes();
   return is_preset(setup.settings.model) ? 0 : engine::kStreamBuffer;
 }
 
@@ -115,6 +114,13 @@ void fit(Setup& setup, const engine::MachineRates& rates) {
 
 }  // namespace
 
+std::unique_ptr<optim::Optimizer> make_training_optimizer(const optim::OptimizerSettings& given) {
+  optim::OptimizerSettings settings = given;
+  const bool adam = settings.name == "adamw" || settings.name == "adam";
+  if (adam && !settings.beta2) settings.beta2 = 0.95;
+  return optim::make_optimizer(settings);
+}
+
 std::vector<std::string> state_names(const optim::Optimizer& optimizer) {
   std::vector<std::string> names;
   for (const optim::StateArray& array : optimizer.state()) names.push_back(array.name);
@@ -132,9 +138,6 @@ void check_settings(const TrainSettings& s) {
   check(within(s.learning_rate, 0, 1e6), "lr", s.learning_rate, "0 or more");
   check(within(s.weight_decay, 0, 1e6), "weight-decay", s.weight_decay, "0 or more");
   check(within(s.clip, 0, 1e30), "clip", s.clip, "0 (none) or more");
-  check(within(s.beta1, 0, 1), "beta1", s.beta1, "from 0 to below 1");
-  check(within(s.beta2, 0, 1), "beta2", s.beta2, "from 0 to below 1");
-  check(within(s.epsilon, 0, 1), "epsilon", s.epsilon, "from 0 to below 1");
   check(within(s.held_out, 0, 1), "held-out", s.held_out, "a share from 0 to below 1");
   check(within(s.final_learning_rate, 0, 1e6), "final-lr", s.final_learning_rate, "a share of lr, 0 or more");
   schedule_shape(s.schedule);
@@ -202,7 +205,7 @@ Setup prepare(const TrainSettings& settings) {
   if (s.length == 0) s.length = default_length(setup.config);
   if (s.memory == 0) s.memory = default_memory();
   if (s.threads == 0) s.threads = default_threads();
-  setup.optimizer = optim::make_adamw({s.beta1, s.beta2, s.epsilon});
+  setup.optimizer = make_training_optimizer(s.optimizer);
   setup.model =
       std::make_unique<Model>(setup.config, s.dtype, s.batch, s.length, s.plan.recompute.value_or(""));
   setup.plan.checkpoint_bytes = checkpoint_size(*setup.model, s, *setup.optimizer);

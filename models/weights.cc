@@ -174,6 +174,25 @@ void check_hugging_face_folder(offload::IoService& io, const std::string& folder
   const HuggingFaceWeights checked(io, folder, config, layout, ahead);
 }
 
+namespace {
+
+// The same optimizer may keep other arrays, as SGD with and without momentum does.
+void check_state(const engine::CheckpointReader& checkpoint, const std::vector<std::string>& state) {
+  std::set<std::string> wanted, found;
+  for (const std::string& name : state) wanted.insert(engine::optimizer_file(name));
+  for (const engine::CheckpointFile& file : checkpoint.files())
+    if (file.name.starts_with("optimizer.") && file.name != engine::optimizer_file("master"))
+      found.insert(file.name);
+  if (wanted != found)
+    fail(
+        ErrorCode::kInvalidArgument,
+        "'{}' holds the optimizer state [{}], and [{}] is needed; use the optimizer and the settings that it "
+        "was made with",
+        checkpoint.path(), fmt::join(found, ", "), fmt::join(wanted, ", "));
+}
+
+}  // namespace
+
 CheckpointValues::CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout)
     : layout_(layout), parameters_(checkpoint.open_tensors(engine::kModelFile)) {
   check(*parameters_, true);
@@ -183,6 +202,7 @@ CheckpointValues::CheckpointValues(const engine::CheckpointReader& checkpoint, c
                                    const std::vector<std::string>& state)
     : CheckpointValues(checkpoint, layout) {
   if (!any_trainable(layout)) return;
+  check_state(checkpoint, state);
   const std::string master = engine::optimizer_file("master");
   if (checkpoint.has(master)) check(*(masters_ = checkpoint.open_tensors(master)), false);
   for (const std::string& name : state)
@@ -243,6 +263,11 @@ std::vector<std::uint64_t> CheckpointTensors::file_bytes() const {
   std::vector<std::uint64_t> bytes;
   for (const Named& file : headers_) bytes.push_back(file.header.file_bytes());
   return bytes;
+}
+
+// Two blocks of each file, which are read in turn.
+std::uint64_t CheckpointTensors::buffer_bytes() const {
+  return std::max(engine::kStreamBuffer, 2 * engine::kStreamBlock * files());
 }
 
 void CheckpointTensors::open(engine::CheckpointWriter& writer) {

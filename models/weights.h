@@ -58,7 +58,8 @@ void check_hugging_face_folder(offload::IoService& io, const std::string& folder
 class CheckpointValues {
  public:
   // The parameters alone; or the f32 masters, where there are any, and the optimizer's arrays of these names.
-  // Throws Error(kCorrupt) where the files do not fit the layout.
+  // Throws Error(kCorrupt) where the files do not fit the layout, Error(kInvalidArgument) where the
+  // checkpoint has other arrays.
   CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout);
   CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout,
                    const std::vector<std::string>& state);
@@ -79,6 +80,7 @@ class CheckpointTensors {
   CheckpointTensors(const engine::Layout& layout, Dtype dtype, const std::vector<std::string>& state);
   std::vector<std::uint64_t> file_bytes() const;
   std::size_t files() const { return headers_.size(); }
+  std::uint64_t buffer_bytes() const;  // what they are all written or read through
   void open(engine::CheckpointWriter& writer);
   engine::UnitSink sink();  // REQUIRES: open(); valid as long as this and the writer
 

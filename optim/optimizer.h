@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -52,11 +53,41 @@ class Optimizer {
   virtual void apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const = 0;
 };
 
-struct AdamWSettings {
+struct AdamSettings {
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
 };
 // Loshchilov, Hutter 2019, algorithm 2, with torch.optim.AdamW's arithmetic: decay first (p *= 1 - lr * wd), then
 // p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon). State "exp_avg", "exp_avg_sq", f32.
-std::unique_ptr<Optimizer> make_adamw(const AdamWSettings& settings);
+std::unique_ptr<Optimizer> make_adamw(const AdamSettings& settings);
+// Kingma, Ba 2015, algorithm 1, as torch.optim.Adam: the same, but that the decay goes into the gradient
+// (g += wd * p).
+std::unique_ptr<Optimizer> make_adam(const AdamSettings& settings);
+
+struct LionSettings {
+  double beta1 = 0.9, beta2 = 0.99;
+};
+// Chen et al. 2023, algorithm 2: p -= lr * (sign(beta1 m + (1 - beta1) g) + wd * p), then
+// m = beta2 m + (1 - beta2) g. State "exp_avg", f32.
+std::unique_ptr<Optimizer> make_lion(const LionSettings& settings);
+
+struct SgdSettings {
+  double momentum = 0;
+  bool nesterov = false;
+};
+// As torch.optim.SGD with dampening 0 (Sutskever et al. 2013): g += wd * p; b = momentum * b + g;
+// p -= lr * (nesterov ? g + momentum * b : b). State "momentum_buffer", f32; none where momentum is 0.
+std::unique_ptr<Optimizer> make_sgd(const SgdSettings& settings);
+
+// What a user asks for.
+struct OptimizerSettings {
+  std::string name = "adamw";
+  // Nothing: the optimizer's own.
+  std::optional<double> beta1 = {}, beta2 = {}, epsilon = {}, momentum = {};
+  bool nesterov = false;
+};
+// Throws Error(kInvalidArgument) for a name that is not known (it lists those that are), a setting that the
+// optimizer does not have, and one out of its range.
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerSettings& settings);
+std::vector<std::string> optimizer_names();
 
 }  // namespace sluice::optim

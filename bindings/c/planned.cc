@@ -16,7 +16,6 @@ namespace sluice::c {
 namespace {
 
 constexpr std::uint64_t kDiskSample = 64 * kMiB;
-constexpr std::size_t kStateFiles = 4;  // parameters, masters, two arrays of AdamW
 
 void check_model(const sluice_model& model, std::uint32_t groups) {
   if (model.units.empty()) fail(ErrorCode::kInvalidArgument, "the model has no units; add some");
@@ -72,14 +71,21 @@ engine::MachineRates rates_of(offload::IoService& io, const std::vector<offload:
 }
 
 std::unique_ptr<optim::Optimizer> optimizer_of(const sluice_engine_options& options) {
-  if (options.beta1 == 0 && options.beta2 == 0 && options.epsilon == 0) return optim::make_adamw({});
-  const auto share = [](double value) { return value >= 0 && value < 1; };
-  if (!share(options.beta1) || !share(options.beta2) || !(options.epsilon > 0 && options.epsilon < 1))
-    fail(ErrorCode::kInvalidArgument,
-         "beta1 {}, beta2 {} and epsilon {} are given; betas are from 0 to below 1, epsilon is above 0 and "
-         "below 1",
-         options.beta1, options.beta2, options.epsilon);
-  return optim::make_adamw({options.beta1, options.beta2, options.epsilon});
+  optim::OptimizerSettings settings;
+  if (options.optimizer != nullptr) settings.name = options.optimizer;
+  if (options.beta1 != 0 || options.beta2 != 0 || options.epsilon != 0) {
+    const bool adam = settings.name == "adamw" || settings.name == "adam";
+    if (adam && options.epsilon == 0)
+      fail(ErrorCode::kInvalidArgument,
+           "beta1 {}, beta2 {} and epsilon 0 are given; give all three, epsilon above 0, or none",
+           options.beta1, options.beta2);
+    settings.beta1 = options.beta1;
+    settings.beta2 = options.beta2;
+    if (options.epsilon != 0) settings.epsilon = options.epsilon;
+  }
+  if (options.momentum != 0) settings.momentum = options.momentum;
+  settings.nesterov = options.nesterov != 0;
+  return optim::make_optimizer(settings);
 }
 
 engine::PlanRequest request_of(const sluice_engine_options& options) {
@@ -113,7 +119,9 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   const std::size_t held = std::max<std::size_t>(1, options.held_units) + (made.serve_touches ? 1 : 0);
   made.profile = engine::any_order_profile(units_of(model), held, dtype_of(options.dtype));
   const engine::MachineRates rates = rates_of(*made.io, made.disk);
-  made.checkpoint_buffers = kStateFiles * 2 * engine::kStreamBlock;
+  made.checkpoint_buffers = models::CheckpointTensors(engine::Layout(made.profile.units), made.profile.dtype,
+                                                      models::state_names(*made.optimizer))
+                                .buffer_bytes();
   made.budget.memory = options.memory;
   made.budget.disk = models::usable_disk(made.disk);
   const std::uint64_t holds = allocator::resident_bytes();

@@ -104,7 +104,7 @@ typedef struct sluice_engine_options {
   sluice_dtype dtype;   /* of parameters; with SLUICE_BF16 the optimizer keeps an f32 master of each */
   uint32_t held_units;  /* the most units that are held at once; 0: 1 */
   uint32_t groups;      /* parameter groups; 0: 1 */
-  double beta1, beta2, epsilon; /* of AdamW; all 0: 0.9, 0.999, 1e-8 */
+  double beta1, beta2, epsilon; /* all 0: the optimizer's own; adamw, adam: 0.9, 0.999, 1e-8; lion: 0.9, 0.99 */
   uint64_t trace_events;        /* the latest that are kept for sluice_engine_save_trace(); 0: none */
   uint32_t prefetch;            /* accesses fetched ahead; 0: planned */
   const char* place_parameters; /* "memory", "disk"; NULL: planned. For tests and measurements */
@@ -112,6 +112,9 @@ typedef struct sluice_engine_options {
   const char* place_state;
   uint64_t given_back;    /* what the process holds now and gives back until the last unit has its values */
   uint32_t serve_touches; /* not 0: what is read while its unit is not held is brought in; see SLUICE_READ */
+  const char* optimizer;  /* "adamw", "adam", "lion", "sgd"; NULL: "adamw". See docs/optimizers.md */
+  double momentum;        /* of sgd; 0: none */
+  uint32_t nesterov;      /* of sgd */
 } sluice_engine_options;
 
 /* Where every byte would live, without taking any: a JSON object, given to the caller, as `sluice plan --json` prints.
@@ -227,7 +230,7 @@ SLUICE_API sluice_status sluice_engine_steps(const sluice_engine* engine, uint64
  * `path`, where not NULL, is given to the caller: the checkpoint's folder. Between steps. */
 SLUICE_API sluice_status sluice_engine_save(sluice_engine* engine, const char* out, uint64_t keep, char** path);
 /* Loads such a checkpoint: a folder that sluice_engine_save() gave, or `out` itself for the newest there. Every byte is
- * verified. SLUICE_CORRUPT and SLUICE_INVALID_ARGUMENT (another model) name what is wrong. After an error that came when
+ * verified. SLUICE_CORRUPT and SLUICE_INVALID_ARGUMENT (another model, another optimizer) name what is wrong. After an error that came when
  * values had been changed already the engine has failed. */
 SLUICE_API sluice_status sluice_engine_load(sluice_engine* engine, const char* path);
 

@@ -96,6 +96,16 @@ Json steps_of(const engine::Engine& engine) {
   return steps;
 }
 
+// The optimizer that a checkpoint was made by; AdamW was the only one when it was not named.
+void check_optimizer(const engine::CheckpointReader& checkpoint, const optim::Optimizer& optimizer) {
+  const Json made = checkpoint.run().value("optimizer", Json::object());
+  const std::string name = made.value("name", "adamw");
+  if (name != optimizer.name())
+    fail(ErrorCode::kInvalidArgument,
+         "'{}' was made by the optimizer '{}', and this engine has '{}'; make one with '{}'",
+         checkpoint.path(), name, optimizer.name(), name);
+}
+
 void set_steps(engine::Engine& engine, const engine::CheckpointReader& checkpoint) {
   engine.set_steps(checkpoint.step());
   const Json steps = checkpoint.run().value("parameter_steps", Json::object());
@@ -141,6 +151,7 @@ std::string save(sluice_engine& e, const std::string& out, std::uint64_t keep) {
   tensors.open(writer);
   for (engine::UnitId unit = 0; unit < e.held.size(); ++unit) e.engine->save(unit, tensors.sink());
   Json run = {{"optimizer", e.planned.optimizer->settings()}, {"parameter_steps", steps_of(*e.engine)}};
+  run["optimizer"]["name"] = e.planned.optimizer->name();
   std::string place = writer.commit(run);
   if (keep > 0) engine::prune(out, keep);
   return place;
@@ -205,6 +216,7 @@ sluice_status sluice_engine_load(sluice_engine* handle, const char* path) {
     const auto buffer = stream_buffer(e);
     engine::ReadAhead ahead(buffer.bytes(), &e.threads);
     const engine::CheckpointReader checkpoint(*e.planned.io, checkpoint_at(&required(path, "path")), ahead);
+    check_optimizer(checkpoint, *e.planned.optimizer);
     sluice::models::CheckpointValues values(checkpoint, e.engine->layout(),
                                             sluice::models::state_names(*e.planned.optimizer));
     load_all(e, values.source());

@@ -150,6 +150,11 @@ void Flags::real(const std::string& flag, double& field, const std::string& help
       ->default_str(fmt::format("{}", field));
 }
 
+void Flags::real(const std::string& flag, std::optional<double>& field, const std::string& help) {
+  add(
+      flag, [&field, flag](const std::string& given) { field = parse_real(flag, given); }, help, "X");
+}
+
 void Flags::toggle(const std::string& flag, bool& field, const std::string& help) {
   app_.add_flag(flag, field, help)->group(group_);
 }

@@ -30,6 +30,7 @@ class Flags {
   void whole(const std::string& flag, std::optional<std::size_t>& field, const std::string& help);
   void whole(const std::string& flag, int& field, const std::string& help);
   void real(const std::string& flag, double& field, const std::string& help);
+  void real(const std::string& flag, std::optional<double>& field, const std::string& help);
   void toggle(const std::string& flag, bool& field, const std::string& help);
 
  private:

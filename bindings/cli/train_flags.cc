@@ -42,9 +42,13 @@ void bind_steps(Flags& flags, models::TrainSettings& s) {
   flags.real("--final-lr", s.final_learning_rate, "share of the learning rate that is left at the end");
   flags.real("--clip", s.clip, "bound of the gradient's global norm; 0: none");
   flags.real("--weight-decay", s.weight_decay, "of matrices; biases and norms have none");
-  flags.real("--beta1", s.beta1, "of AdamW");
-  flags.real("--beta2", s.beta2, "of AdamW");
-  flags.real("--epsilon", s.epsilon, "of AdamW");
+  optim::OptimizerSettings& optimizer = s.optimizer;
+  flags.choice("--optimizer", optimizer.name, optim::optimizer_names(), "what updates the parameters");
+  flags.real("--beta1", optimizer.beta1, "of adamw, adam and lion (0.9)");
+  flags.real("--beta2", optimizer.beta2, "of adamw and adam (0.95) and lion (0.99)");
+  flags.real("--epsilon", optimizer.epsilon, "of adamw and adam (1e-8)");
+  flags.real("--momentum", optimizer.momentum, "of sgd (0: none)");
+  flags.toggle("--nesterov", optimizer.nesterov, "of sgd: look ahead by the momentum");
 }
 
 void bind_output(Flags& flags, models::TrainSettings& s, TrainOptions& options) {

@@ -7,6 +7,7 @@
 
 #include "bindings/cli/commands.h"
 #include "core/error.h"
+#include "models/training_setup.h"
 
 namespace sluice::cli {
 namespace {
@@ -102,6 +103,22 @@ TEST(TrainFlagsTest, TheIssuesCommandLineIsUnderstood) {
   EXPECT_EQ(s.validation, "v.txt");
   EXPECT_EQ(s.keep, 3u);
   EXPECT_TRUE(s.resume);
+}
+
+TEST(TrainFlagsTest, AnOptimizerIsNamedWithItsSettings) {
+  const models::TrainSettings plain = settings_of({"--model", "tiny", "--data", "a"});
+  EXPECT_EQ(plain.optimizer.name, "adamw");
+  EXPECT_EQ(models::make_training_optimizer(plain.optimizer)->settings(),
+            (Json{{"beta1", 0.9}, {"beta2", 0.95}, {"epsilon", 1e-8}}));
+  const models::TrainSettings sgd = settings_of(
+      {"--model", "tiny", "--data", "a", "--optimizer", "sgd", "--momentum", "0.8", "--nesterov"});
+  EXPECT_EQ(models::make_training_optimizer(sgd.optimizer)->settings(),
+            (Json{{"momentum", 0.8}, {"nesterov", true}}));
+  const models::TrainSettings lion =
+      settings_of({"--model", "tiny", "--data", "a", "--optimizer", "lion", "--beta2", "0.5"});
+  EXPECT_EQ(models::make_training_optimizer(lion.optimizer)->settings(),
+            (Json{{"beta1", 0.9}, {"beta2", 0.5}}));
+  EXPECT_THAT(error_of({"--model", "tiny", "--data", "a", "--optimizer", "lyon"}), HasSubstr("lion"));
 }
 
 TEST(TrainFlagsTest, AutoLeavesRecomputationToThePlan) {

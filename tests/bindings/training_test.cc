@@ -208,6 +208,9 @@ TEST_F(TrainingTest, AnotherRunsFolderAndSettingsAreRefused) {
   outcome = run_sluice(other);
   EXPECT_EQ(outcome.status, 2);
   EXPECT_THAT(outcome.error, HasSubstr("seed was 1 and is 9"));
+  outcome = run_sluice(words("first", 4, {"--resume", "--optimizer", "lion"}));
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.error, HasSubstr(R"(optimizer was "adamw" and is "lion")"));
   EXPECT_EQ(file_text(step_folder("first", 2) + "/manifest.json"), before);
   EXPECT_EQ(losses("first").size(), 2u);
 }

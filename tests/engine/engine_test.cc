@@ -17,6 +17,7 @@ struct Options {
   int threads = 2;
   std::size_t blocks = 3;
   unsigned disk_delay = 0;  // microseconds by which each transfer ends late, on another thread
+  optim::OptimizerSettings optimizer = {};
 };
 
 struct Trained {
@@ -41,7 +42,7 @@ std::vector<std::unique_ptr<offload::File>> slow_disk(const std::vector<std::uni
 
 Trained train(const Options& setup, int steps = 4) {
   const Profile profile = toy::profile(setup.micro_batches, setup.dtype, setup.blocks);
-  const auto optimizer = optim::make_adamw({});
+  const auto optimizer = optim::make_optimizer(setup.optimizer);
   Trained result;
   result.plan = make_plan(profile, *optimizer, {setup.memory, kGiB, 0}, setup.request, {});
   Threads threads(setup.threads);
@@ -84,6 +85,18 @@ Options with(bool clip, Dtype dtype, const char* parameters, const char* gradien
   setup.request.gradients = gradients;
   setup.request.state = state;
   return setup;
+}
+
+const optim::OptimizerSettings kOptimizers[] = {{.name = "adam"},
+                                                {.name = "lion"},
+                                                {.name = "sgd"},
+                                                {.name = "sgd", .momentum = 0.9},
+                                                {.name = "sgd", .momentum = 0.9, .nesterov = true}};
+
+// Of the optimizer's state on disk.
+std::uint64_t kept_bytes(const Plan& plan) {
+  return plan.bytes[static_cast<std::size_t>(allocator::Tier::kDisk)]
+                   [static_cast<std::size_t>(allocator::Purpose::kOptimizerState)];
 }
 
 class Twins : public testing::TestWithParam<std::tuple<bool, Dtype>> {};
@@ -138,6 +151,27 @@ TEST_P(Twins, ADiskThatAnswersLateNeverChangesBits) {
       SCOPED_TRACE("delay " + std::to_string(delay) + ", prefetch " + std::to_string(prefetch));
       expect_same(base, train(setup));
     }
+}
+
+TEST_P(Twins, EveryOptimizerHasTheSameBitsEverywhere) {
+  const auto [clip, dtype] = GetParam();
+  for (const optim::OptimizerSettings& optimizer : kOptimizers) {
+    SCOPED_TRACE(optimizer.name);
+    const auto run = [&, clip = clip, dtype = dtype](const char* place, const char* state,
+                                                     std::size_t group) {
+      Options setup = with(clip, dtype, place, place, state);
+      setup.optimizer = optimizer;
+      setup.request.group = group;
+      return train(setup, 3);
+    };
+    const Trained memory = run("memory", "memory", 3);
+    EXPECT_EQ(memory.outcome.first_state.empty(), optim::make_optimizer(optimizer)->state().empty());
+    expect_same(memory, run("disk", "disk", 1));
+    expect_same(memory, run("disk", "memory", 3));
+    const Trained state = run("memory", "disk", 3);
+    expect_same(memory, state);
+    EXPECT_EQ(state.traffic.bytes_written > 0, kept_bytes(state.plan) > 0);
+  }
 }
 
 TEST_P(Twins, BudgetsBetween) {

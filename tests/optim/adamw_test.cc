@@ -37,7 +37,7 @@ struct Parameter {
 // Algorithm 2 of the paper, in f64, for one element.
 struct Reference {
   double value, first = 0, second = 0;
-  void step(const AdamWSettings& s, const Hyperparameters& h, double gradient) {
+  void step(const AdamSettings& s, const Hyperparameters& h, double gradient) {
     const double g = gradient * h.gradient_factor, t = static_cast<double>(h.step);
     value -= h.learning_rate * h.weight_decay * value;
     first = s.beta1 * first + (1 - s.beta1) * g;
@@ -71,7 +71,7 @@ TEST(AdamW, AHundredStepsAgreeWithF64) {
   Threads threads(2);
   for (const Dtype type : kFloatTypes)
     for (const std::size_t n : {1u, 7u, 1000u, 40003u}) {
-      const AdamWSettings settings{0.9, 0.95, 1e-8};
+      const AdamSettings settings{0.9, 0.95, 1e-8};
       const auto adamw = make_adamw(settings);
       Parameter parameter(random_values(n, 1));
       std::vector<Reference> reference;

@@ -27,12 +27,15 @@ from .errors import (
     StateError,
     SystemIOError,
 )
-from .model import AdamW, Counters, Folder, LedgerLine, Options, Parameter, StepResult, Unit
+from .model import Counters, Folder, LedgerLine, Options, Parameter, StepResult, Unit
+from .optimizers import SGD, Adam, AdamW, Lion, Optimizer
 from .training import TrainResult, train
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "SGD",
+    "Adam",
     "AdamW",
     "BudgetError",
     "CorruptError",
@@ -45,8 +48,10 @@ __all__ = [
     "InvalidArgumentError",
     "LedgerLine",
     "LibraryError",
+    "Lion",
     "NotFiniteError",
     "NotFoundError",
+    "Optimizer",
     "Options",
     "Parameter",
     "StateError",

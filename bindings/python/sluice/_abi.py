@@ -49,6 +49,9 @@ class EngineOptions(ctypes.Structure):
         ("place_state", c_char_p),
         ("given_back", c_uint64),
         ("serve_touches", c_uint32),
+        ("optimizer", c_char_p),
+        ("momentum", c_double),
+        ("nesterov", c_uint32),
     ]
 
 

@@ -6,12 +6,14 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from . import _abi
 from ._handle import call
 from ._library import library
 from .errors import InvalidArgumentError
-from .model import AdamW, Folder, Options, Path, Unit, size_of, whole
+from .model import Folder, Options, Path, Unit, size_of, whole
+from .optimizers import Optimizer
 
 _PLACED = ("parameters", "gradients", "state")
 
@@ -31,14 +33,18 @@ def path_of(path: Path) -> bytes:
     return encoded
 
 
-def groups_of(optimizer: AdamW | Sequence[AdamW]) -> list[AdamW]:
-    """The settings of each group; all have the betas and eps of the first."""
-    groups = [optimizer] if isinstance(optimizer, AdamW) else list(optimizer)
-    if not groups or not all(isinstance(group, AdamW) for group in groups):
-        raise InvalidArgumentError(f"the optimizer is {optimizer!r}; an AdamW is needed, or one for each group")
+def groups_of(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
+    """The settings of each group; all are those of the first but for lr and weight_decay."""
+    groups = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    if not groups or not all(type(group) is not Optimizer and isinstance(group, Optimizer) for group in groups):
+        raise InvalidArgumentError(
+            f"the optimizer is {optimizer!r}; AdamW, Adam, Lion or SGD is needed, or one for each group"
+        )
     for group in groups:
-        if (group.betas, group.eps) != (groups[0].betas, groups[0].eps):
-            raise InvalidArgumentError(f"groups differ in betas or eps ({groups[0]}, {group}); they must be the same")
+        if not group.same_but_for_a_step(groups[0]):
+            raise InvalidArgumentError(
+                f"groups differ ({groups[0]}, {group}); only lr and weight_decay may be other for each"
+            )
     return groups
 
 
@@ -86,6 +92,19 @@ def _places(place: str | Mapping[str, str] | None) -> dict[str, bytes]:
     return {f"place_{name}": text(value, f"the place of {name}") for name, value in wanted.items()}
 
 
+def _fixed(optimizer: Optimizer) -> dict[str, Any]:
+    fixed = optimizer.fixed
+    betas = fixed.get("betas", (0.0, 0.0))
+    return {
+        "optimizer": text(optimizer.name, "the optimizer's name"),
+        "beta1": betas[0],
+        "beta2": betas[1],
+        "epsilon": fixed.get("eps", 0.0),
+        "momentum": fixed.get("momentum", 0.0),
+        "nesterov": 1 if fixed.get("nesterov") else 0,
+    }
+
+
 def options_of(given: Options) -> _abi.EngineOptions:
     """The C struct, which keeps alive what it points to."""
     if given.dtype not in _abi.DTYPES:
@@ -102,26 +121,24 @@ def options_of(given: Options) -> _abi.EngineOptions:
         dtype=_abi.DTYPES[given.dtype],
         held_units=whole(given.held_units, "held_units"),
         groups=len(groups),
-        beta1=groups[0].betas[0],
-        beta2=groups[0].betas[1],
-        epsilon=groups[0].eps,
         trace_events=whole(given.trace_events, "trace_events", 2**63),
         prefetch=whole(given.prefetch, "prefetch"),
         given_back=size_of(given.given_back, "given_back"),
         serve_touches=1 if given.serve_touches else 0,
+        **_fixed(groups[0]),
         **_places(given.place),
     )
 
 
 def settings_of(
-    groups: Sequence[AdamW], clip: float | None, gradient_factor: float, keep_gradients: bool
+    groups: Sequence[Optimizer], clip: float | None, gradient_factor: float, keep_gradients: bool
 ) -> _abi.StepSettings:
     """For sluice_engine_step(), where 0 means no clipping and a factor of 1."""
     if clip is not None and not clip > 0:
         raise InvalidArgumentError(f"clip is {clip}; a bound above 0 is needed, or None for no clipping")
     if not gradient_factor:
         raise InvalidArgumentError("gradient_factor is 0, which would leave nothing of the gradients")
-    made = [_abi.GroupSettings(group.lr, group.weight_decay) for group in groups]
+    made = [_abi.GroupSettings(*group.of_step) for group in groups]
     return _abi.StepSettings(
         ctypes.sizeof(_abi.StepSettings),
         (_abi.GroupSettings * len(made))(*made),

@@ -15,7 +15,8 @@ from typing import Any, Union
 from . import _abi, _buffers, _make
 from ._handle import Handle, call, text_of
 from .errors import Error, InvalidArgumentError, StateError
-from .model import AdamW, Counters, LedgerLine, Options, Parameter, Path, StepResult, Unit, whole
+from .model import Counters, LedgerLine, Options, Parameter, Path, StepResult, Unit, whole
+from .optimizers import Optimizer
 
 Stream = Callable[[str, int, memoryview], object]
 """Called with consecutive runs of f32 elements of one parameter: its name, the first element, and the elements, which
@@ -221,7 +222,7 @@ class Engine:
 
     def step(
         self,
-        optimizer: AdamW | Sequence[AdamW] | None = None,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
         *,
         clip: float | None = None,
         gradient_factor: float = 1.0,
@@ -232,9 +233,9 @@ class Engine:
         `gradient_factor` before anything else. With `keep_gradients` the next step adds to them. Raises NotFiniteError,
         with no value changed, and the step over."""
         groups = self._groups if optimizer is None else _make.groups_of(optimizer)
-        if (groups[0].betas, groups[0].eps) != (self._groups[0].betas, self._groups[0].eps):
+        if not groups[0].same_but_for_a_step(self._groups[0]):
             raise InvalidArgumentError(
-                f"the engine was made with {self._groups[0]}; its betas and eps stay as they are"
+                f"the engine was made with {self._groups[0]}, and {groups[0]} is given; only lr and weight_decay may change"
             )
         settings = _make.settings_of(groups, clip, gradient_factor, keep_gradients)
         result = _abi.StepResult(ctypes.sizeof(_abi.StepResult))

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Optional, Union
 
 from .errors import InvalidArgumentError
+from .optimizers import AdamW, Optimizer
 
 Size = Union[int, str]
 """Bytes, or a text such as "4GiB", "1.5GB", "512Mi"."""
@@ -70,25 +71,6 @@ class Unit:
 
 
 @dataclasses.dataclass(frozen=True)
-class AdamW:
-    """AdamW as torch.optim writes it. `lr` and `weight_decay` may change from step to step, the others may not."""
-
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 1e-2
-
-    def __post_init__(self) -> None:
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise InvalidArgumentError(f"betas are {self.betas}; two numbers of at least 0 and below 1 are needed")
-        if not 0 < self.eps < math.inf:
-            raise InvalidArgumentError(f"eps is {self.eps}; a number above 0 is needed")
-        for name in ("lr", "weight_decay"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InvalidArgumentError(f"{name} is {getattr(self, name)}; a number of at least 0 is needed")
-
-
-@dataclasses.dataclass(frozen=True)
 class Folder:
     """A folder on disk, and how much of it may be taken; None: what is free, less a twentieth."""
 
@@ -107,7 +89,7 @@ class Options:
     memory: the budget of the whole process, what the caller itself needs (`reserved`) included.
     disk: a folder, or several that are striped, for what does not fit in memory.
     reserved: what the caller will take beyond what the process holds now: activations, workspace, gradients.
-    optimizer: the settings of all parameters, or a list of one for each group.
+    optimizer: the settings of all parameters, or a list of one for each group: AdamW, Adam, Lion or SGD.
     dtype: of parameters, "f32" or "bf16"; with bf16 the optimizer keeps an f32 master of each.
     threads: of updates; 0: the cores that the process may use.
     held_units: the most units that are held at once.
@@ -123,7 +105,7 @@ class Options:
     memory: Size
     disk: Union[Path, Folder, Sequence[Union[Path, Folder]], None] = None
     reserved: Size = 0
-    optimizer: Union[AdamW, Sequence[AdamW]] = AdamW()
+    optimizer: Union[Optimizer, Sequence[Optimizer]] = AdamW()
     dtype: str = "f32"
     threads: int = 0
     held_units: int = 1

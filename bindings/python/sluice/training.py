@@ -59,9 +59,12 @@ def train(
     final_lr: float | None = None,
     clip: float | None = None,
     weight_decay: float | None = None,
+    optimizer: str | None = None,
     beta1: float | None = None,
     beta2: float | None = None,
     epsilon: float | None = None,
+    momentum: float | None = None,
+    nesterov: bool = False,
     memory: Size | None = None,
     disk: Path | Folder | Sequence[Path | Folder] | None = None,
     recompute: str | None = None,
@@ -116,9 +119,9 @@ def _words(given: Mapping[str, Any]) -> Iterator[str]:
     """The program's words for what was given."""
     for name, value in given.items():
         flag = f"--{name.replace('_', '-')}"
-        if name == "resume":
+        if name in ("resume", "nesterov"):
             if not isinstance(value, bool):
-                raise InvalidArgumentError(f"resume is {value!r}; it may be True or False")
+                raise InvalidArgumentError(f"{name} is {value!r}; it may be True or False")
             if value:
                 yield flag
             continue

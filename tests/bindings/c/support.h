@@ -93,6 +93,8 @@ struct Choice {
   uint32_t held = 1, threads = 2;
   uint64_t memory = uint64_t{1} << 30, trace_events = 0;
   uint32_t frozen = 0;  // as make_model() has it
+  const char* optimizer = nullptr;
+  double momentum = 0;
 };
 
 inline sluice_engine_options options_of(const Choice& setup, const sluice_folder* folder) {
@@ -105,6 +107,8 @@ inline sluice_engine_options options_of(const Choice& setup, const sluice_folder
   options.dtype = setup.dtype;
   options.held_units = setup.held;
   options.groups = 2;
+  options.optimizer = setup.optimizer;
+  options.momentum = setup.momentum;
   options.trace_events = setup.trace_events;
   options.place_parameters = options.place_gradients = options.place_state = setup.place;
   return options;

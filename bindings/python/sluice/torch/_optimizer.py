@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
@@ -9,29 +10,29 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import InvalidArgumentError, StateError
-from ..model import AdamW
+from ..optimizers import Optimizer as Settings
 from ._session import Session
 
 
 class Optimizer(torch.optim.Optimizer):
     """A torch.optim.Optimizer whose state is the engine's. lr and weight_decay of its groups may change at any time (so
-    every LR scheduler works); betas and eps stay as they are."""
+    every LR scheduler works); the other settings stay as they are."""
 
-    def __init__(self, session: Session, settings: Sequence[AdamW]) -> None:
+    def __init__(self, session: Session, settings: Sequence[Settings]) -> None:
         self._session = session
         self._sealed = False
         first = settings[0]
-        defaults = {"lr": first.lr, "betas": first.betas, "eps": first.eps, "weight_decay": first.weight_decay}
+        defaults = dataclasses.asdict(first)
         groups = [
             {
                 "params": [h.parameter for h in session.homes if h.trainable and h.group == g],
-                "lr": each.lr,
-                "weight_decay": each.weight_decay,
+                "lr": each.of_step[0],
+                "weight_decay": each.of_step[1],
             }
             for g, each in enumerate(settings)
         ]
         super().__init__(groups, defaults)
-        self._fixed = (first.betas, first.eps)
+        self._first = first
         self._sealed = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -72,14 +73,14 @@ class Optimizer(torch.optim.Optimizer):
                 loss = closure()
         settings = []
         for group in self.param_groups:
-            if (tuple(group["betas"]), group["eps"]) != self._fixed:
-                raise InvalidArgumentError(
-                    f"betas and eps are {group['betas']} and {group['eps']}, and the model was wrapped with "
-                    f"{self._fixed[0]} and {self._fixed[1]}; they cannot change"
-                )
-            settings.append(
-                AdamW(lr=float(group["lr"]), betas=self._fixed[0], eps=self._fixed[1], weight_decay=group["weight_decay"])
-            )
+            for name, fixed in self._first.fixed.items():
+                given = tuple(group[name]) if isinstance(fixed, tuple) else group[name]
+                if given != fixed:
+                    raise InvalidArgumentError(
+                        f"{name} is {given}, and the model was wrapped with {fixed}; it cannot change"
+                    )
+            changed: Any = {"lr": float(group["lr"]), "weight_decay": group["weight_decay"]}
+            settings.append(dataclasses.replace(self._first, **changed))
         self._session.step(settings)
         return loss
 

@@ -17,14 +17,15 @@ import torch
 from .. import _abi
 from ..engine import Engine
 from ..errors import InvalidArgumentError, StateError
-from ..model import AdamW, Options, Parameter, Unit, size_of
+from ..model import Options, size_of
+from ..optimizers import Optimizer as Settings
 from . import _acquire, _homes, _meta
 from ._casts import Casts
 from ._gradients import Gradient, Gradients, Slot
 from ._guards import guard, refuse_copy, unguard
 from ._homes import Home
 from ._memory import Keeper
-from ._units import Group
+from ._units import Group, units_of
 
 
 Source = Callable[[str, int, memoryview], object]
@@ -61,14 +62,14 @@ class Session:
         model: torch.nn.Module,
         groups: Sequence[Group],
         settings_of: Mapping[int, int],
-        settings: Sequence[AdamW],
         options: Options,
+        train: bool,
         source: Source | None = None,
     ) -> None:
-        """settings_of: id of a parameter -> its index in `settings`. source: where values come from, if not from the
-        model's parameters."""
+        """settings_of: id of a parameter -> its group of settings. train: whether there is an optimizer.
+        source: where values come from, if not from the model's parameters."""
         self.model = weakref.ref(model)
-        self.trainable = any(p.requires_grad for p in model.parameters())
+        self.trainable = train and any(p.requires_grad for p in model.parameters())
         self.dtype = _dtype_of(groups)
         self.limit = options.held_units
         self._lock = threading.RLock()
@@ -82,13 +83,10 @@ class Session:
         self.ended: deque[tuple[int, int]] = deque()
         self._hooks: list[Any] = []
         self._scopes: list[contextlib.ExitStack] = []
-        units = [
-            Unit(g.name, [Parameter(n, tuple(p.shape), settings_of.get(id(p), 0)) for n, p in g.parameters])
-            for g in groups
-        ]
+        units = units_of(groups, settings_of, train)
         self.engine = Engine(units, options)
         try:
-            self.homes = self._move_in(model, groups, settings_of, source)
+            self.homes = self._move_in(model, groups, settings_of, train, source)
         except BaseException:
             self.engine.close()
             raise
@@ -104,7 +102,8 @@ class Session:
     # ---- moving in and out ----
 
     def _move_in(
-        self, model: torch.nn.Module, groups: Sequence[Group], settings_of: Mapping[int, int], source: Source | None
+        self, model: torch.nn.Module, groups: Sequence[Group], settings_of: Mapping[int, int], train: bool,
+        source: Source | None,
     ) -> list[Home]:
         """Gives each unit its values, and then its parameters the engine's memory, so that their own is free."""
         homes: list[Home] = []
@@ -119,7 +118,7 @@ class Session:
                     p = given
                     p.data = memory
                 p._sluice = self  # type: ignore[attr-defined]
-                homes.append(Home(name, len(homes), u, settings_of.get(id(given), 0), p, memory, p.requires_grad))
+                homes.append(Home(name, len(homes), u, settings_of.get(id(given), 0), p, memory, train and p.requires_grad))
         gc.collect()
         return homes
 
@@ -326,7 +325,7 @@ class Session:
 
     # ---- the step ----
 
-    def step(self, settings: Sequence[AdamW]) -> None:
+    def step(self, settings: Sequence[Settings]) -> None:
         """Updates every parameter that has a gradient; the updates go on behind."""
         if self.engine.closed:
             raise StateError("the model was closed, and its parameters are plain tensors; wrap it again")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from ..errors import InvalidArgumentError
+from ..model import Parameter, Unit
 
 _SMALLEST = 4 << 20  # bytes: below it, neighbours are fetched together
 _LARGEST = 256 << 20  # bytes: a repeated block above it (one of many experts) is cut along its modules
@@ -30,6 +31,20 @@ class Group:
 
 def _bytes(parameter: torch.nn.Parameter) -> int:
     return parameter.numel() * parameter.element_size()
+
+
+def units_of(groups: Sequence[Group], settings_of: Mapping[int, int], train: bool) -> list[Unit]:
+    """As the engine takes them. settings_of: id of a parameter -> its group of settings. Without `train` all are frozen."""
+    return [
+        Unit(
+            group.name,
+            [
+                Parameter(name, tuple(p.shape), settings_of.get(id(p), 0), frozen=not (train and p.requires_grad))
+                for name, p in group.parameters
+            ],
+        )
+        for group in groups
+    ]
 
 
 def find_units(model: torch.nn.Module) -> list[Group]:

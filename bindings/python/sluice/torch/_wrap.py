@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,13 +14,15 @@ import torch
 from ..engine import Engine
 from ..engine import plan as _plan
 from ..errors import InvalidArgumentError, StateError
-from ..model import AdamW, Folder, Options, Parameter, Path, Size, Unit
+from ..model import Folder, Options, Path, Size
+from ..optimizers import AdamW
+from ..optimizers import Optimizer as Settings
 from . import _meta
 from ._estimate import estimate
 from ._optimizer import Optimizer
 from ._safetensors import SafetensorsFolder
 from ._session import Session, Source
-from ._units import Group, find_units, named_units
+from ._units import Group, find_units, named_units, units_of
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -29,7 +32,7 @@ _sessions: weakref.WeakKeyDictionary[torch.nn.Module, Session] = weakref.WeakKey
 
 def wrap(
     model: Model,
-    optimizer: Optional[AdamW] = None,
+    optimizer: Optional[Settings] = None,
     *,
     memory: Size,
     disk: Union[Path, Folder, Sequence[Union[Path, Folder]], None] = None,
@@ -81,7 +84,7 @@ def wrap(
 
 def _wrap(
     model: Model,
-    optimizer: Optional[AdamW],
+    optimizer: Optional[Settings],
     source: Optional[Source],
     *,
     memory: Size,
@@ -122,7 +125,7 @@ def _wrap(
     on_meta = any(t.is_meta for t in [*model.parameters(), *model.buffers()])
     if on_meta:
         _meta.check(model)
-    session = Session(model, groups, settings_of, settings, options, source)
+    session = Session(model, groups, settings_of, options, optimizer is not None, source)
     _sessions[model] = session
     if on_meta:
         _meta.initialise(model, parameters=source is None)
@@ -155,14 +158,14 @@ def plan(
         given_back=_given_back(groups),
         serve_touches=True,
     )
-    made = _plan([Unit(g.name, [Parameter(n, tuple(p.shape)) for n, p in g.parameters]) for g in groups], options)
+    made = _plan(units_of(groups, {}, train), options)
     made["pytorch"] = {"peak": expected.peak, "reserve": expected.reserve}
     return made
 
 
 def from_pretrained(
     folder: Path,
-    optimizer: Optional[AdamW] = None,
+    optimizer: Optional[Settings] = None,
     *,
     model_class: Any = None,
     dtype: Optional[torch.dtype] = None,
@@ -227,8 +230,8 @@ def _bytes_in_memory(p: torch.nn.Parameter) -> int:
 
 
 def _settings(
-    model: torch.nn.Module, optimizer: AdamW, param_groups: Sequence[Mapping[str, Any]]
-) -> tuple[list[AdamW], dict[int, int]]:
+    model: torch.nn.Module, optimizer: Settings, param_groups: Sequence[Mapping[str, Any]]
+) -> tuple[list[Settings], dict[int, int]]:
     """The settings of each group, the first being the rest's; and parameter id -> group."""
     names = dict(model.named_parameters())
     known = {id(p) for p in names.values()}
@@ -237,14 +240,8 @@ def _settings(
         other = set(given) - {"params", "lr", "weight_decay"}
         if other:
             raise InvalidArgumentError(f"a parameter group has {sorted(other)}; it may have params, lr, weight_decay")
-        settings.append(
-            AdamW(
-                lr=given.get("lr", optimizer.lr),
-                betas=optimizer.betas,
-                eps=optimizer.eps,
-                weight_decay=given.get("weight_decay", optimizer.weight_decay),
-            )
-        )
+        own: Any = {name: given[name] for name in ("lr", "weight_decay") if name in given}
+        settings.append(dataclasses.replace(optimizer, **own))
         for member in given["params"]:
             p = names.get(member) if isinstance(member, str) else member
             if p is None or id(p) not in known:

@@ -1,0 +1,100 @@
+"""The optimizers, each as a small set of settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+from .errors import InvalidArgumentError
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """What all have: `lr` and `weight_decay`, which may change from step to step, and be other for each group. The rest
+    is fixed when an engine is made."""
+
+    name: ClassVar[str]
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """All settings but `lr` and `weight_decay`."""
+        names = [field.name for field in dataclasses.fields(self) if field.name not in ("lr", "weight_decay")]
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def of_step(self) -> tuple[float, float]:
+        """`lr` and `weight_decay`."""
+        given: Any = self
+        return given.lr, given.weight_decay
+
+    def same_but_for_a_step(self, other: Optimizer) -> bool:
+        """Whether no more than `lr` and `weight_decay` differ."""
+        return type(self) is type(other) and self.fixed == other.fixed
+
+    def __post_init__(self) -> None:
+        for name, value in zip(("lr", "weight_decay"), self.of_step):
+            if not 0 <= value < math.inf:
+                raise InvalidArgumentError(f"{name} is {value}; a number of at least 0 is needed")
+
+
+def _check_betas(betas: tuple[float, float]) -> None:
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise InvalidArgumentError(f"betas are {betas}; two numbers of at least 0 and below 1 are needed")
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamW(Optimizer):
+    """AdamW as torch.optim writes it: the weight decay goes into the parameter."""
+
+    name: ClassVar[str] = "adamw"
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 1e-2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_betas(self.betas)
+        if not 0 < self.eps < math.inf:
+            raise InvalidArgumentError(f"eps is {self.eps}; a number above 0 is needed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Adam(AdamW):
+    """Adam as torch.optim writes it: the weight decay goes into the gradient."""
+
+    name: ClassVar[str] = "adam"
+    weight_decay: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Lion(Optimizer):
+    """Lion (Chen et al. 2023, algorithm 2): one array of state, and steps of the size `lr`."""
+
+    name: ClassVar[str] = "lion"
+    lr: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_betas(self.betas)
+
+
+@dataclasses.dataclass(frozen=True)
+class SGD(Optimizer):
+    """SGD as torch.optim writes it, with dampening 0: one array of state, or none without momentum."""
+
+    name: ClassVar[str] = "sgd"
+    lr: float = 1e-3
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.momentum < 1:
+            raise InvalidArgumentError(f"momentum is {self.momentum}; a number of at least 0 and below 1 is needed")
+        if self.nesterov and self.momentum == 0:
+            raise InvalidArgumentError("nesterov is asked for without momentum; give a momentum above 0")

@@ -1,0 +1,130 @@
+#include <cmath>
+
+#include "core/error.h"
+#include "kernels/simd.h"
+#include "optim/elementwise.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "optim/adam.cc"
+#include <hwy/foreach_target.h>
+
+#include "kernels/simd-inl.h"
+
+#ifndef SLUICE_OPTIM_ADAM_TYPES
+#define SLUICE_OPTIM_ADAM_TYPES
+namespace sluice::optim {
+
+// The constants of a step, computed in f64 and rounded once.
+struct AdamFactors {
+  float gradient;
+  float decay;                      // AdamW: 1 - lr * weight_decay; Adam: weight_decay
+  float first_rate;                 // 1 - beta1
+  float second_decay, second_rate;  // beta2, 1 - beta2
+  float step_size;                  // lr / (1 - beta1^t)
+  float root_scale;                 // 1 / sqrt(1 - beta2^t)
+  float epsilon;
+};
+
+}  // namespace sluice::optim
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace sluice::optim::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace simd = kernels::HWY_NAMESPACE;
+
+// The two differ in where the decay goes: into the parameter, or into the gradient.
+template <bool kDecoupled>
+HWY_INLINE void update_piece(const AdamFactors& factors, const Piece& piece) {
+  simd::for_each_vector(piece.count, [f = factors, a = piece](auto at) HWY_ATTR {
+    using simd::mul_add, simd::set, simd::load, simd::store;
+    const auto before = load(a.master, at);
+    auto gradient = hn::Mul(load(a.gradient, at), set(f.gradient));
+    if constexpr (!kDecoupled) gradient = mul_add(before, set(f.decay), gradient);
+    auto first = load(a.state[0], at);
+    first = mul_add(hn::Sub(gradient, first), set(f.first_rate), first);
+    const auto square = hn::Mul(hn::Mul(gradient, gradient), set(f.second_rate));
+    const auto second = mul_add(load(a.state[1], at), set(f.second_decay), square);
+    const auto divisor = mul_add(hn::Sqrt(second), set(f.root_scale), set(f.epsilon));
+    const auto decayed = kDecoupled ? hn::Mul(before, set(f.decay)) : before;
+    const auto value = mul_add(hn::Div(first, divisor), set(-f.step_size), decayed);
+    store(first, a.state[0], at);
+    store(second, a.state[1], at);
+    store(value, a.master, at);
+    if (a.parameter.data != nullptr) store(value, a.parameter, at);
+  });
+}
+
+void adamw_piece(const AdamFactors& factors, const Piece& piece) { update_piece<true>(factors, piece); }
+void adam_piece(const AdamFactors& factors, const Piece& piece) { update_piece<false>(factors, piece); }
+
+}  // namespace sluice::optim::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace sluice::optim {
+HWY_EXPORT(adamw_piece);
+HWY_EXPORT(adam_piece);
+
+namespace {
+
+class Adam final : public Optimizer {
+ public:
+  Adam(const AdamSettings& settings, bool decoupled) : settings_(settings), decoupled_(decoupled) {}
+
+  std::string name() const override { return decoupled_ ? "adamw" : "adam"; }
+  Json settings() const override {
+    return {{"beta1", settings_.beta1}, {"beta2", settings_.beta2}, {"epsilon", settings_.epsilon}};
+  }
+  std::vector<StateArray> state() const override {
+    return {{"exp_avg", Dtype::kF32}, {"exp_avg_sq", Dtype::kF32}};
+  }
+  void apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const override;
+
+ private:
+  AdamFactors factors(const Hyperparameters& hyperparameters) const;
+
+  AdamSettings settings_;
+  bool decoupled_;
+};
+
+AdamFactors Adam::factors(const Hyperparameters& h) const {
+  const auto rounded = [](double value) { return static_cast<float>(value); };
+  return {.gradient = rounded(h.gradient_factor),
+          .decay = rounded(decoupled_ ? 1 - h.learning_rate * h.weight_decay : h.weight_decay),
+          .first_rate = rounded(1 - settings_.beta1),
+          .second_decay = rounded(settings_.beta2),
+          .second_rate = rounded(1 - settings_.beta2),
+          .step_size = rounded(h.learning_rate / (1 - power(settings_.beta1, h.step))),
+          .root_scale = rounded(1 / std::sqrt(1 - power(settings_.beta2, h.step))),
+          .epsilon = rounded(settings_.epsilon)};
+}
+
+void Adam::apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const {
+  check_span(*this, hyperparameters, span);
+  const AdamFactors constants = factors(hyperparameters);
+  for_each_piece(threads, span, [&](const Piece& piece) {
+    if (decoupled_)
+      HWY_DYNAMIC_DISPATCH(adamw_piece)(constants, piece);
+    else
+      HWY_DYNAMIC_DISPATCH(adam_piece)(constants, piece);
+  });
+}
+
+std::unique_ptr<Optimizer> make(const AdamSettings& settings, bool decoupled) {
+  auto made = std::make_unique<Adam>(settings, decoupled);
+  check_share(made->name(), "beta1", settings.beta1);
+  check_share(made->name(), "beta2", settings.beta2);
+  if (!(settings.epsilon >= 0) || std::isinf(settings.epsilon))
+    fail(ErrorCode::kInvalidArgument, "{}: epsilon is {}; it must be finite and not negative", made->name(),
+         settings.epsilon);
+  return made;
+}
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_adamw(const AdamSettings& settings) { return make(settings, true); }
+std::unique_ptr<Optimizer> make_adam(const AdamSettings& settings) { return make(settings, false); }
+
+}  // namespace sluice::optim
+#endif  // HWY_ONCE

@@ -1,0 +1,91 @@
+#include "core/error.h"
+#include "kernels/simd.h"
+#include "optim/elementwise.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "optim/lion.cc"
+#include <hwy/foreach_target.h>
+
+#include "kernels/simd-inl.h"
+
+#ifndef SLUICE_OPTIM_LION_TYPES
+#define SLUICE_OPTIM_LION_TYPES
+namespace sluice::optim {
+
+// The constants of a step, computed in f64 and rounded once.
+struct LionFactors {
+  float gradient;
+  float decay;      // 1 - lr * weight_decay
+  float step_size;  // lr
+  float blend;      // 1 - beta1: of the gradient in the update's direction
+  float rate;       // 1 - beta2: of the gradient in the average
+};
+
+}  // namespace sluice::optim
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace sluice::optim::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace simd = kernels::HWY_NAMESPACE;
+
+void lion_piece(const LionFactors& factors, const Piece& piece) {
+  simd::for_each_vector(piece.count, [f = factors, a = piece](auto at) HWY_ATTR {
+    using simd::mul_add, simd::set, simd::load, simd::store;
+    const auto zero = set(0.0f);
+    const auto gradient = hn::Mul(load(a.gradient, at), set(f.gradient));
+    const auto average = load(a.state[0], at);
+    const auto ahead = hn::Sub(gradient, average);
+    const auto direction = mul_add(ahead, set(f.blend), average);
+    const auto up = hn::IfThenElse(hn::Gt(direction, zero), set(f.step_size), zero);
+    const auto step = hn::IfThenElse(hn::Lt(direction, zero), set(-f.step_size), up);
+    const auto value = hn::Sub(hn::Mul(load(a.master, at), set(f.decay)), step);
+    store(mul_add(ahead, set(f.rate), average), a.state[0], at);
+    store(value, a.master, at);
+    if (a.parameter.data != nullptr) store(value, a.parameter, at);
+  });
+}
+
+}  // namespace sluice::optim::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace sluice::optim {
+HWY_EXPORT(lion_piece);
+
+namespace {
+
+class Lion final : public Optimizer {
+ public:
+  explicit Lion(const LionSettings& settings) : settings_(settings) {}
+
+  std::string name() const override { return "lion"; }
+  Json settings() const override { return {{"beta1", settings_.beta1}, {"beta2", settings_.beta2}}; }
+  std::vector<StateArray> state() const override { return {{"exp_avg", Dtype::kF32}}; }
+  void apply(Threads& threads, const Hyperparameters& h, const Span& span) const override {
+    check_span(*this, h, span);
+    const auto rounded = [](double value) { return static_cast<float>(value); };
+    const LionFactors factors = {.gradient = rounded(h.gradient_factor),
+                                 .decay = rounded(1 - h.learning_rate * h.weight_decay),
+                                 .step_size = rounded(h.learning_rate),
+                                 .blend = rounded(1 - settings_.beta1),
+                                 .rate = rounded(1 - settings_.beta2)};
+    for_each_piece(threads, span, [&](const Piece& piece) {
+      HWY_DYNAMIC_DISPATCH(lion_piece)(factors, piece);
+    });
+  }
+
+ private:
+  LionSettings settings_;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_lion(const LionSettings& settings) {
+  check_share("lion", "beta1", settings.beta1);
+  check_share("lion", "beta2", settings.beta2);
+  return std::make_unique<Lion>(settings);
+}
+
+}  // namespace sluice::optim
+#endif  // HWY_ONCE

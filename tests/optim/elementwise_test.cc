@@ -1,0 +1,207 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "kernels/harness.h"
+#include "optim/optimizer.h"
+#include "thrown.h"
+
+// Every elementwise optimizer against its paper's formulae in f64, on every target, cut in every way.
+namespace sluice::optim {
+namespace {
+using namespace sluice::test;
+
+// A parameter with its state, as the engine would hold it.
+struct Parameter {
+  std::vector<float> master;
+  std::vector<std::vector<float>> state;
+  std::vector<Bf16> compute;
+
+  Parameter(const Optimizer& optimizer, std::vector<float> values)
+      : master(std::move(values)),
+        state(optimizer.state().size(), std::vector<float>(master.size())),
+        compute(master.size()) {}
+  Span span(ConstArray gradient, std::size_t begin, std::size_t count) {
+    Span span{.count = count,
+              .first_index = begin,
+              .master = master.data() + begin,
+              .parameter = {compute.data() + begin, Dtype::kBf16},
+              .gradient = gradient.at(begin),
+              .state = {}};
+    for (std::vector<float>& array : state) span.state.push_back({array.data() + begin});
+    return span;
+  }
+  Bytes bytes() const {
+    Bytes result = TestArray(Dtype::kF32, master).bytes();
+    for (const std::vector<float>& array : state) result = result + TestArray(Dtype::kF32, array).bytes();
+    const auto* const narrow = reinterpret_cast<const unsigned char*>(compute.data());
+    return result + Bytes(narrow, narrow + compute.size() * sizeof(Bf16));
+  }
+};
+
+// One element in f64. `undecided`: the formula jumps here, so that f32 may go the other way.
+struct Reference {
+  double value = 0, first = 0, second = 0;
+  bool undecided = false;
+};
+using Formula = void (*)(Reference&, const Hyperparameters&, double gradient);
+
+struct Case {
+  const char* name;
+  OptimizerSettings settings;
+  std::vector<std::string> state;
+  Formula formula;
+};
+
+// Kingma, Ba 2015, algorithm 1.
+void adam(Reference& r, const Hyperparameters& h, double gradient) {
+  const double g = gradient * h.gradient_factor + h.weight_decay * r.value, t = static_cast<double>(h.step);
+  r.first = 0.8 * r.first + 0.2 * g;
+  r.second = 0.95 * r.second + 0.05 * g * g;
+  const double root = std::sqrt(r.second / (1 - std::pow(0.95, t)));
+  r.value -= h.learning_rate * r.first / (1 - std::pow(0.8, t)) / (root + 1e-6);
+}
+
+// Chen et al. 2023, algorithm 2.
+void lion(Reference& r, const Hyperparameters& h, double gradient) {
+  const double g = gradient * h.gradient_factor, c = 0.9 * r.first + 0.1 * g;
+  r.undecided |= std::abs(c) < 1e-8;
+  r.value -= h.learning_rate * ((c > 0 ? 1 : c < 0 ? -1 : 0) + h.weight_decay * r.value);
+  r.first = 0.98 * r.first + 0.02 * g;
+}
+
+// torch.optim.SGD's documentation, dampening 0.
+void sgd(Reference& r, const Hyperparameters& h, double gradient) {
+  r.value -= h.learning_rate * (gradient * h.gradient_factor + h.weight_decay * r.value);
+}
+void momentum(Reference& r, const Hyperparameters& h, double gradient) {
+  r.first = 0.9 * r.first + gradient * h.gradient_factor + h.weight_decay * r.value;
+  r.value -= h.learning_rate * r.first;
+}
+void nesterov(Reference& r, const Hyperparameters& h, double gradient) {
+  const double g = gradient * h.gradient_factor + h.weight_decay * r.value;
+  r.first = 0.9 * r.first + g;
+  r.value -= h.learning_rate * (g + 0.9 * r.first);
+}
+
+const std::vector<Case>& cases() {
+  static const std::vector<Case> all = {
+      {"adam", {"adam", 0.8, 0.95, 1e-6, {}, false}, {"exp_avg", "exp_avg_sq"}, adam},
+      {"lion", {"lion", 0.9, 0.98, {}, {}, false}, {"exp_avg"}, lion},
+      {"sgd", {"sgd", {}, {}, {}, {}, false}, {}, sgd},
+      {"sgd_momentum", {"sgd", {}, {}, {}, 0.9, false}, {"momentum_buffer"}, momentum},
+      {"sgd_nesterov", {"sgd", {}, {}, {}, 0.9, true}, {"momentum_buffer"}, nesterov},
+  };
+  return all;
+}
+
+class Elementwise : public testing::TestWithParam<Case> {
+ protected:
+  std::unique_ptr<Optimizer> optimizer_ = make_optimizer(GetParam().settings);
+};
+INSTANTIATE_TEST_SUITE_P(Optimizers, Elementwise, testing::ValuesIn(cases()),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+TEST_P(Elementwise, DescribesItself) {
+  EXPECT_EQ(optimizer_->name(), GetParam().settings.name);
+  EXPECT_EQ(optimizer_->rounds(), 0);
+  std::vector<std::string> names;
+  for (const StateArray& array : optimizer_->state()) {
+    names.push_back(array.name);
+    EXPECT_EQ(array.type, Dtype::kF32);
+  }
+  EXPECT_EQ(names, GetParam().state);
+}
+
+TEST_P(Elementwise, AHundredStepsAgreeWithF64) {
+  Threads threads(2);
+  for (const Dtype type : kFloatTypes)
+    for (const std::size_t n : {1u, 7u, 40003u}) {
+      Parameter parameter(*optimizer_, random_values(n, 1));
+      std::vector<Reference> reference(n);
+      for (std::size_t i = 0; i < n; ++i) reference[i].value = parameter.master[i];
+      for (std::uint64_t step = 1; step <= 100; ++step) {
+        const TestArray gradient(type, random_values(n, static_cast<unsigned>(step), 0.1f));
+        const Hyperparameters h{1e-3 * static_cast<double>(step) / 100, 0.1, 0.7, step};
+        optimizer_->apply(threads, h, parameter.span(gradient, 0, n));
+        for (std::size_t i = 0; i < n; ++i) GetParam().formula(reference[i], h, gradient[i]);
+      }
+      std::size_t undecided = 0;
+      for (const Reference& each : reference) undecided += each.undecided ? 1 : 0;
+      EXPECT_LE(undecided, n / 1000);
+      const auto exact = [&](std::size_t i) {
+        return reference[i].undecided ? double{parameter.master[i]} : reference[i].value;
+      };
+      expect_close(TestArray(Dtype::kF32, parameter.master), exact, 4e-6, 5e-7, "value");
+      if (!parameter.state.empty())
+        expect_close(
+            TestArray(Dtype::kF32, parameter.state[0]), [&](auto i) { return reference[i].first; }, 2e-6,
+            5e-7, "first array");
+      if (parameter.state.size() > 1)
+        expect_close(
+            TestArray(Dtype::kF32, parameter.state[1]), [&](auto i) { return reference[i].second; }, 5e-6, 0,
+            "second array");
+      for (std::size_t i = 0; i < n; ++i)
+        ASSERT_EQ(parameter.compute[i].bits, to_bf16(parameter.master[i]).bits) << i;
+    }
+}
+
+// The same bits on every target and number of threads, and however the parameter is cut.
+TEST_P(Elementwise, SameBits) {
+  const std::size_t n = 70 * Optimizer::kSpanGrain + 5;
+  for (const Dtype type : kFloatTypes) {
+    std::size_t piece = n;  // in one span first, then in ever smaller ones
+    expect_same_bits([&](Threads& threads) {
+      Parameter parameter(*optimizer_, random_values(n, 1));
+      for (std::uint64_t step = 1; step <= 3; ++step) {
+        const TestArray gradient(type, random_values(n, static_cast<unsigned>(step)));
+        for (std::size_t begin = 0; begin < n; begin += piece)
+          optimizer_->apply(threads, {1e-3, 0.1, 0.5, step},
+                            parameter.span(gradient, begin, std::min(piece, n - begin)));
+      }
+      piece = piece == n ? 32 * Optimizer::kSpanGrain : std::max(piece / 2, Optimizer::kSpanGrain);
+      return parameter.bytes();
+    });
+  }
+}
+
+TEST_P(Elementwise, MisuseIsAnError) {
+  Threads threads(1);
+  Parameter parameter(*optimizer_, {1, 2, 3});
+  const TestArray gradient(Dtype::kF32, 3);
+  Span span = parameter.span(gradient, 0, 3);
+  EXPECT_THROW(optimizer_->apply(threads, {1e-3, 0, 1, 0}, span), Error);
+  span.state.push_back({parameter.master.data()});
+  EXPECT_THROW(optimizer_->apply(threads, {1e-3, 0, 1, 1}, span), Error);
+  span = parameter.span(gradient, 0, 3);
+  if (span.state.empty()) return;
+  span.state[0].type = Dtype::kBf16;
+  EXPECT_THROW(optimizer_->apply(threads, {1e-3, 0, 1, 1}, span), Error);
+}
+
+TEST(Lion, ADirectionOfZeroLeavesTheParameter) {
+  Threads threads(1);
+  const auto lion = make_lion({});
+  Parameter parameter(*lion, {1, -2, 0});
+  lion->apply(threads, {0.5, 0, 1, 1}, parameter.span(TestArray(Dtype::kF32, {0.0f, -0.0f, 3.0f}), 0, 3));
+  EXPECT_EQ(parameter.master, (std::vector<float>{1, -2, -0.5}));
+}
+
+TEST(MakeOptimizer, RefusesWhatAnOptimizerDoesNotHave) {
+  const auto refused = [](const OptimizerSettings& settings, const std::vector<std::string>& parts) {
+    expect_error(ErrorCode::kInvalidArgument, parts, [&] { make_optimizer(settings); });
+  };
+  refused({.name = "adamax"}, {"'adamax'", "adamw, adam, lion, sgd"});
+  refused({.name = "adamw", .momentum = 0.9}, {"momentum", "adamw"});
+  refused({.name = "adam", .nesterov = true}, {"nesterov", "adam"});
+  refused({.name = "lion", .epsilon = 1e-8}, {"epsilon", "lion"});
+  refused({.name = "sgd", .beta1 = 0.9}, {"beta1", "momentum"});
+  refused({.name = "sgd", .momentum = 1.0}, {"momentum is 1"});
+  refused({.name = "sgd", .nesterov = true}, {"without momentum"});
+  refused({.name = "lion", .beta2 = 1.0}, {"beta2 is 1"});
+  refused({.name = "adam", .epsilon = -1.0}, {"epsilon is -1"});
+  EXPECT_EQ(make_optimizer({})->settings(), make_adamw({})->settings());
+}
+
+}  // namespace
+}  // namespace sluice::optim
