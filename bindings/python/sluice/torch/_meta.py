@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
@@ -43,12 +43,11 @@ def check(model: torch.nn.Module) -> None:
             )
 
 
-def initialise(model: torch.nn.Module, parameters: bool) -> None:
+def initialise(model: torch.nn.Module, loaded: Container[int]) -> None:
     """First values for a model whose parameters were on the meta device and are in the engine now: by the model's own
-    rules, module by module. Without `parameters` only buffers get theirs."""
-    if not parameters:
-        for p in model.parameters():
-            p._is_hf_initialized = True  # type: ignore[attr-defined]
+    rules, module by module. loaded: ids of parameters that have their values; those keep them."""
+    for p in model.parameters():
+        p._is_hf_initialized = id(p) in loaded  # type: ignore[attr-defined]
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
@@ -57,11 +56,15 @@ def initialise(model: torch.nn.Module, parameters: bool) -> None:
         if isinstance_of_transformers(model):
             model.initialize_weights()  # type: ignore[operator]
             model.tie_weights()  # type: ignore[operator]
-        elif parameters:
+        else:
             for module in model.modules():
                 reset = _reset_of(module)
-                if reset is not None:
+                if reset is not None and not any(id(p) in loaded for p in module.parameters(recurse=False)):
                     reset()
+        for module in model.modules():
+            if callable(getattr(module, "reset_lora_parameters", None)):  # peft's layers have rules of their own
+                for adapter in module.lora_A:  # type: ignore[union-attr]
+                    module.reset_lora_parameters(adapter, True)  # type: ignore[operator]
     for name, buffer in model.named_buffers():
         if buffer.is_floating_point() and bool(torch.isnan(buffer).any()):
             raise InvalidArgumentError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,10 +38,10 @@ class SafetensorsFolder:
             self._tensors.update(_tensors_of(file))
 
     def find(self, names: Iterable[str], shape: Sequence[int]) -> Stored:
-        """The tensor under the first of these names that is there, or the only one that ends with such a name."""
+        """The tensor under the first of these names that is there, in one of its forms."""
         wanted = list(names)
         for name in wanted:
-            stored = self._tensors.get(name) or self._with_other_prefix(name)
+            stored = next((self._tensors[form] for form in self._forms(name) if form in self._tensors), None)
             if stored is None:
                 continue
             if stored.shape != tuple(shape):
@@ -51,11 +51,15 @@ class SafetensorsFolder:
             return stored
         raise NotFoundError(f"'{wanted[0]}' is in no file of '{self.folder}'")
 
-    def _with_other_prefix(self, name: str) -> Stored | None:
-        """Models with a head say `transformer.wte.weight`, and without one `wte.weight`."""
-        without = name.split(".", 1)[-1]
-        found = [key for key in self._tensors if key == without or key.endswith("." + name)]
-        return self._tensors[found[0]] if len(found) == 1 else None
+    def _forms(self, name: str) -> Iterator[str]:
+        """Wrappers put words in front (`transformer.wte.weight`, `base_model.model...`), adapters one in between."""
+        plain = name.replace(".base_layer.", ".")
+        words = plain.split(".")
+        for first in range(max(1, len(words) - 1)):
+            yield ".".join(words[first:])
+        longer = [key for key in self._tensors if key.endswith("." + plain)]
+        if len(longer) == 1:
+            yield longer[0]
 
     @staticmethod
     def read(stored: Stored, first: int, into: torch.Tensor) -> None:

@@ -13,14 +13,14 @@ import torch
 
 from ..engine import Engine
 from ..engine import plan as _plan
-from ..errors import InvalidArgumentError, StateError
+from ..errors import InvalidArgumentError, NotFoundError, StateError
 from ..model import Folder, Options, Path, Size
 from ..optimizers import AdamW
 from ..optimizers import Optimizer as Settings
 from . import _meta
 from ._estimate import estimate
 from ._optimizer import Optimizer
-from ._safetensors import SafetensorsFolder
+from ._safetensors import SafetensorsFolder, Stored
 from ._session import Session, Source
 from ._units import Group, find_units, named_units, units_of
 
@@ -45,6 +45,7 @@ def wrap(
     prefetch: int = 0,
     trace_events: int = 0,
     place: Union[str, Mapping[str, str], None] = None,
+    weights: Optional[Path] = None,
 ) -> tuple[Model, Optional[Optimizer]]:
     """Moves a model's parameters into an engine; gives the same model, and a torch.optim.Optimizer of its trainable
     parameters (None without `optimizer`: for evaluation and generation).
@@ -60,6 +61,8 @@ def wrap(
     threads: of updates; 0: as many as PyTorch uses.
     held_units: the most units that are kept at hand at once.
     place: "memory" or "disk" for everything, or a mapping; for tests and measurements.
+    weights: a folder of safetensors, for a model on the meta device: what is there by its name is streamed from it, and
+        the rest gets its first values by the model's own rules (adapters).
 
     Raises BudgetError where it does not fit, InvalidArgumentError for a model that cannot be wrapped; the model is then
     as it was.
@@ -67,7 +70,7 @@ def wrap(
     return _wrap(
         model,
         optimizer,
-        None,
+        None if weights is None else _stored(model, weights, partly=True),
         memory=memory,
         disk=disk,
         reserve=reserve,
@@ -85,7 +88,7 @@ def wrap(
 def _wrap(
     model: Model,
     optimizer: Optional[Settings],
-    source: Optional[Source],
+    stored: Optional[Mapping[str, Stored]],
     *,
     memory: Size,
     disk: Union[Path, Folder, Sequence[Union[Path, Folder]], None] = None,
@@ -125,10 +128,10 @@ def _wrap(
     on_meta = any(t.is_meta for t in [*model.parameters(), *model.buffers()])
     if on_meta:
         _meta.check(model)
-    session = Session(model, groups, settings_of, options, optimizer is not None, source)
+    session = Session(model, groups, settings_of, options, optimizer is not None, _source(stored))
     _sessions[model] = session
     if on_meta:
-        _meta.initialise(model, parameters=source is None)
+        _meta.initialise(model, {id(home.parameter) for home in session.homes if home.name in (stored or {})})
         session.release_all()
     return model, Optimizer(session, settings) if optimizer is not None else None
 
@@ -191,16 +194,41 @@ def from_pretrained(
     with torch.device("meta"):
         model = model_class(config)
     model = model.to(dtype or getattr(config, "dtype", None) or torch.float32)
-    stored = SafetensorsFolder(folder)
+    return _wrap(model, optimizer, _stored(model, folder, partly=False), **options)
+
+
+def _stored(model: torch.nn.Module, folder: Path, partly: bool) -> dict[str, Stored]:
+    """Where each parameter's values are; of a tied one under any of its names."""
+    if partly and not all(p.is_meta for p in model.parameters()):
+        raise InvalidArgumentError("weights are given for a model that has values; build it on the meta device")
+    files = SafetensorsFolder(folder)
     names_of: dict[int, list[str]] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
         names_of.setdefault(id(p), []).append(name)
-    tensors = {name: stored.find(names_of[id(p)], p.shape) for name, p in model.named_parameters()}
+    stored = {}
+    for name, p in model.named_parameters():
+        try:
+            stored[name] = files.find(names_of[id(p)], p.shape)
+        except NotFoundError:
+            if not partly:
+                raise
+    if not stored:
+        raise NotFoundError(f"'{os.fspath(folder)}' has none of the model's parameters; see the names in its files")
+    return stored
+
+
+def _source(stored: Optional[Mapping[str, Stored]]) -> Optional[Source]:
+    if stored is None:
+        return None
 
     def fill(name: str, first: int, part: memoryview) -> None:
-        stored.read(tensors[name], first, torch.frombuffer(part, dtype=torch.float32))
+        values = torch.frombuffer(part, dtype=torch.float32)
+        if name in stored:
+            SafetensorsFolder.read(stored[name], first, values)
+        else:
+            values.zero_()
 
-    return _wrap(model, optimizer, fill, **options)
+    return fill
 
 
 def _reserve(model: torch.nn.Module, reserve: Optional[Size], sample_batch: Any, train: bool) -> Size:
