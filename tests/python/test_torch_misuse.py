@@ -242,6 +242,7 @@ def test_models_that_are_dropped_without_a_close_are_given_back():
     def action():
         model, optimizer = wrap(Chain(), "disk", threads=1)
         still_trains(model, optimizer)
+        loss_of(model, 0).backward()
         del model, optimizer
         gc.collect()
 

@@ -9,7 +9,12 @@ namespace {
 struct Case {
   const char* place;
   sluice_dtype dtype;
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.place << " " << c.dtype; }
 };
+
+std::string case_name(const ::testing::TestParamInfo<Case>& info) {
+  return std::string(info.param.place) + (info.param.dtype == SLUICE_F32 ? "_f32" : "_bf16");
+}
 
 class TouchesTest : public ::testing::TestWithParam<Case> {
  protected:
@@ -51,7 +56,8 @@ class TouchesTest : public ::testing::TestWithParam<Case> {
 };
 INSTANTIATE_TEST_SUITE_P(Places, TouchesTest,
                          ::testing::Values(Case{"memory", SLUICE_F32}, Case{"disk", SLUICE_F32},
-                                           Case{"memory", SLUICE_BF16}, Case{"disk", SLUICE_BF16}));
+                                           Case{"memory", SLUICE_BF16}, Case{"disk", SLUICE_BF16}),
+                         case_name);
 
 TEST_P(TouchesTest, ReadsSeeTheLatestValues) {
   const EngineHandle engine = make(true), other = make(true);
@@ -103,7 +109,7 @@ TEST_P(TouchesTest, WritesAreValues) {
 
 using TouchesDeathTest = TouchesTest;
 INSTANTIATE_TEST_SUITE_P(Places, TouchesDeathTest,
-                         ::testing::Values(Case{"memory", SLUICE_F32}, Case{"disk", SLUICE_F32}));
+                         ::testing::Values(Case{"memory", SLUICE_F32}, Case{"disk", SLUICE_F32}), case_name);
 
 TEST_P(TouchesDeathTest, AreToldWhereTheyAreNotServed) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");

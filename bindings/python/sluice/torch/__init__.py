@@ -7,8 +7,9 @@
 The loop stays as it was: forward, loss.backward(), clip_grad_norm_, optimizer.step(), zero_grad().
 """
 
+from ._estimate import Estimate, estimate
 from ._gradients import Gradient
 from ._optimizer import Optimizer
-from ._wrap import close, edit, engine_of, wrap
+from ._wrap import close, edit, engine_of, from_pretrained, plan, wrap
 
-__all__ = ["Gradient", "Optimizer", "close", "edit", "engine_of", "wrap"]
+__all__ = ["Estimate", "Gradient", "Optimizer", "close", "edit", "engine_of", "estimate", "from_pretrained", "plan", "wrap"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,14 +20,29 @@ _aten = torch.ops.aten
 
 @dataclasses.dataclass(eq=False)
 class Slot:
-    """A gradient of a parameter, from its first backward until it is given up."""
+    """A gradient of a parameter, from its first backward until it is given up. It keeps neither the session nor the
+    parameter: what p.grad refers to is not shown to the collector, and they would never end."""
 
-    session: Session
-    home: Home
+    owner: weakref.ref[Session]
+    index: int  # of the parameter
+    gradient: weakref.ref[Gradient]  # whose version counter its views share
+    key: object = dataclasses.field(default_factory=object)
     alive: bool = True
     copy: torch.Tensor | None = None  # what views were made of: they see what changes, and what they write counts
-    gradient: weakref.ref[Gradient] | None = None  # whose version counter its views share
     version: int = 0  # of that, when the copy was equal to the engine's
+
+    @property
+    def session(self) -> Session:
+        """Of the wrapped model; raises where that is gone."""
+        session = self.owner()
+        if session is None:
+            raise StateError("the wrapped model whose gradient this is is gone; clone() what is needed later")
+        return session
+
+    @property
+    def home(self) -> Home:
+        """Of the parameter."""
+        return self.session.homes[self.index]
 
     def check(self) -> None:
         """Raises where the gradient is no more what it was. What was written to views is the gradient's now."""
@@ -66,7 +81,7 @@ class Slot:
             self.version = self._version()
 
     def _version(self) -> int:
-        gradient = self.gradient() if self.gradient is not None else None
+        gradient = self.gradient()
         return self.version if gradient is None else gradient._version
 
 
@@ -77,13 +92,13 @@ class Gradient(torch.Tensor):
     _slot: Slot
 
     @staticmethod
-    def __new__(cls, slot: Slot) -> Gradient:
-        p = slot.home.parameter
+    def __new__(cls, session: Session, home: Home) -> Gradient:
+        p = home.parameter
         made: Gradient = torch.Tensor._make_wrapper_subclass(cls, p.shape, dtype=p.dtype, device=p.device)
         return made
 
-    def __init__(self, slot: Slot) -> None:
-        self._slot = slot
+    def __init__(self, session: Session, home: Home) -> None:
+        self._slot = Slot(weakref.ref(session), home.index, weakref.ref(self))
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -114,14 +129,34 @@ class Gradient(torch.Tensor):
         return _on_copies(func, args, kwargs or {})
 
 
-def new_gradient(session: Session, home: Home, values: torch.Tensor) -> Gradient:
-    """Puts a plain gradient into the engine; it lives there as long as what this gives."""
-    slot = Slot(session, home)
-    session.begin_gradient(slot, values)
-    gradient = Gradient(slot)
-    slot.gradient = weakref.ref(gradient)
-    weakref.finalize(gradient, session.ended.append, slot).atexit = False
-    return gradient
+class Gradients:
+    """Makes a model's gradients. What p.grad refers to is made between steps: small objects that are made in backward
+    stay in the memory that big ones leave, and break it up."""
+
+    def __init__(self, session: Session, homes: Sequence[Home]) -> None:
+        self._session, self._homes = session, [home for home in homes if home.trainable]
+        self._ready: dict[int, Gradient] = {}
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Makes those that the next backward may need."""
+        for home in self._homes:
+            if home.index not in self._ready:
+                self._ready[home.index] = self._make(home)
+
+    def put(self, home: Home, values: torch.Tensor) -> Gradient:
+        """Puts a plain gradient into the engine; it lives there as long as what this gives."""
+        gradient = self._ready.pop(home.index, None)
+        if gradient is None:
+            gradient = self._make(home)
+        self._session.begin_gradient(gradient._slot, values)
+        return gradient
+
+    def _make(self, home: Home) -> Gradient:
+        gradient = Gradient(self._session, home)
+        ended = (home.index, gradient._slot.key)  # and not the slot, whose session would never end
+        weakref.finalize(gradient, self._session.ended.append, ended).atexit = False
+        return gradient
 
 
 def _on_copies(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

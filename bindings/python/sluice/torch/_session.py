@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -16,12 +17,22 @@ import torch
 from .. import _abi
 from ..engine import Engine
 from ..errors import InvalidArgumentError, StateError
-from ..model import AdamW, Options, Parameter, Unit
-from . import _acquire, _homes
-from ._gradients import Gradient, Slot, new_gradient
+from ..model import AdamW, Options, Parameter, Unit, size_of
+from . import _acquire, _homes, _meta
+from ._casts import Casts
+from ._gradients import Gradient, Gradients, Slot
 from ._guards import guard, refuse_copy, unguard
 from ._homes import Home
+from ._memory import Keeper
 from ._units import Group
+
+
+Source = Callable[[str, int, memoryview], object]
+"""Fills in elements first ... of a parameter."""
+
+
+def _zeros(name: str, first: int, part: memoryview) -> None:
+    ctypes.memset((ctypes.c_char * part.nbytes).from_buffer(part), 0, part.nbytes)
 
 
 class _Saved(NamedTuple):
@@ -32,6 +43,7 @@ class _Saved(NamedTuple):
     stride: tuple[int, ...]
     offset: int
     version: int
+    dtype: torch.dtype
 
 
 class _Plain(NamedTuple):
@@ -51,8 +63,10 @@ class Session:
         settings_of: Mapping[int, int],
         settings: Sequence[AdamW],
         options: Options,
+        source: Source | None = None,
     ) -> None:
-        """settings_of: id of a parameter -> its index in `settings`."""
+        """settings_of: id of a parameter -> its index in `settings`. source: where values come from, if not from the
+        model's parameters."""
         self.model = weakref.ref(model)
         self.trainable = any(p.requires_grad for p in model.parameters())
         self.dtype = _dtype_of(groups)
@@ -60,22 +74,26 @@ class Session:
         self._lock = threading.RLock()
         self._held: OrderedDict[int, list[int]] = OrderedDict()  # unit -> accesses, the one used last at the end
         self._in_step = False
+        largest = max((p.numel() * p.element_size() for p in model.parameters() if p.requires_grad), default=0)
+        self._keeper = Keeper(size_of(options.memory, "memory"), largest)
         self._slots: dict[int, Slot] = {}  # by the parameter's index
-        self.ended: deque[Slot] = deque()  # nobody refers to them; the collector may say so inside of an engine's call
+        # Parameter and key of gradients that nobody refers to: the collector may say so inside of a call on the engine.
+        self.ended: deque[tuple[int, object]] = deque()
         self._hooks: list[Any] = []
-        self._saving: list[Any] = []
+        self._scopes: list[contextlib.ExitStack] = []
         units = [
             Unit(g.name, [Parameter(n, tuple(p.shape), settings_of.get(id(p), 0)) for n, p in g.parameters])
             for g in groups
         ]
         self.engine = Engine(units, options)
         try:
-            self.homes = self._move_in(groups, settings_of)
+            self.homes = self._move_in(model, groups, settings_of, source)
         except BaseException:
             self.engine.close()
             raise
         self.by_id = {id(home.parameter): home for home in self.homes}
         self._by_storage = {_homes.storage_of(home.memory): home for home in self.homes}
+        self._gradients = Gradients(self, self.homes)
         self._install(model)
         guard(model, self.dtype)
 
@@ -84,22 +102,34 @@ class Session:
 
     # ---- moving in and out ----
 
-    def _move_in(self, groups: Sequence[Group], settings_of: Mapping[int, int]) -> list[Home]:
+    def _move_in(
+        self, model: torch.nn.Module, groups: Sequence[Group], settings_of: Mapping[int, int], source: Source | None
+    ) -> list[Home]:
         """Gives each unit its values, and then its parameters the engine's memory, so that their own is free."""
-        homes = []
+        homes: list[Home] = []
+        places = _meta.places_of(model)
         for u, group in enumerate(groups):
-            floats = {name: _homes.floats_of(p) for name, p in group.parameters}
-            self.engine.set_values(group.name, {name: _homes.memory_of(t) for name, t in floats.items()})
-            del floats
-            for name, p in group.parameters:
-                memory = _homes.tensor_at(self._address(len(homes)), tuple(p.shape), self.dtype)
-                p.data = memory
+            self._set_values(group, source)
+            for name, given in group.parameters:
+                memory = _homes.tensor_at(self._address(len(homes)), tuple(given.shape), self.dtype)
+                if given.is_meta:
+                    p = _meta.replace(places, given, memory)
+                else:
+                    p = given
+                    p.data = memory
                 p._sluice = self  # type: ignore[attr-defined]
-                homes.append(
-                    Home(name, len(homes), u, settings_of.get(id(p), 0), p, memory, p.requires_grad)
-                )
+                homes.append(Home(name, len(homes), u, settings_of.get(id(given), 0), p, memory, p.requires_grad))
         gc.collect()
         return homes
+
+    def _set_values(self, group: Group, source: Source | None) -> None:
+        if source is not None:
+            self.engine.set_values(group.name, source)
+        elif any(p.is_meta for _, p in group.parameters):
+            self.engine.set_values(group.name, _zeros)
+        else:
+            floats = {name: _homes.floats_of(p) for name, p in group.parameters}
+            self.engine.set_values(group.name, {name: _homes.memory_of(t) for name, t in floats.items()})
 
     def _address(self, index: int) -> int:
         address = ctypes.c_void_p()
@@ -141,19 +171,29 @@ class Session:
                 self._hooks.append(home.parameter.register_post_accumulate_grad_hook(hook))
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
-        saved = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
-        saved.__enter__()
-        self._saving.append(saved)
+        casts = Casts(self._by_storage) if torch.is_autocast_enabled("cpu") else None
+        scope = contextlib.ExitStack()
+        scope.enter_context(
+            torch.autograd.graph.saved_tensors_hooks(lambda tensor: self._pack(tensor, casts), self._unpack)
+        )
+        if casts is not None:
+            scope.enter_context(casts)
+        self._scopes.append(scope)
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if self._saving:
-            self._saving.pop().__exit__(None, None, None)
+        if self._scopes:
+            self._scopes.pop().close()
 
-    def _pack(self, tensor: torch.Tensor) -> Any:
-        home = self._by_storage.get(_homes.storage_of(tensor)) if tensor.layout == torch.strided else None
-        if home is None:
-            return _Plain(tensor, tensor._version)
-        return _Saved(home, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), home.version)
+    def _pack(self, tensor: torch.Tensor, casts: Casts | None) -> Any:
+        if tensor.layout == torch.strided:
+            home = self._by_storage.get(_homes.storage_of(tensor))
+            if home is None and casts is not None and (cast := casts.find(tensor)) is not None:
+                home = cast.home
+            if home is not None:
+                return _Saved(
+                    home, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), home.version, tensor.dtype
+                )
+        return _Plain(tensor, tensor._version)
 
     def _unpack(self, saved: Any) -> torch.Tensor:
         if isinstance(saved, _Plain):
@@ -171,7 +211,7 @@ class Session:
                 "an edit), so its gradients would be wrong; run forward again"
             )
         self.use(home.unit)
-        return home.memory.as_strided(saved.size, saved.stride, saved.offset)
+        return home.memory.to(saved.dtype).as_strided(saved.size, saved.stride, saved.offset)
 
     # ---- units come and go ----
 
@@ -186,6 +226,7 @@ class Session:
                 return
             if access == _abi.GRADIENT_ONLY or torch.is_grad_enabled():
                 self._begin_step()
+            self._keeper.look()
             self._drop_ended()
             while held is None and len(self._held) >= self.limit:
                 self._release(next(iter(self._held)))
@@ -221,7 +262,7 @@ class Session:
                 f"the gradient of '{self.by_id[id(parameter)].name}' has a graph of its own (create_graph=True), which "
                 "would hold parameters that come and go; use torch.autograd.grad() on a model that is not wrapped"
             )
-        parameter.grad = new_gradient(self, self.by_id[id(parameter)], gradient)
+        parameter.grad = self._gradients.put(self.by_id[id(parameter)], gradient)
 
     def begin_gradient(self, slot: Slot, values: torch.Tensor) -> None:
         """A first gradient; one that the engine still has of this parameter ends."""
@@ -238,13 +279,15 @@ class Session:
 
     def _end_gradient(self, slot: Slot) -> None:
         slot.alive = False
-        if self._slots.get(slot.home.index) is slot:
-            del self._slots[slot.home.index]
-            self.engine._handle.call("sluice_engine_drop_gradient", slot.home.index)
+        del self._slots[slot.home.index]
+        self.engine._handle.call("sluice_engine_drop_gradient", slot.home.index)
 
     def _drop_ended(self) -> None:
         while self.ended:
-            self._end_gradient(self.ended.popleft())
+            index, key = self.ended.popleft()
+            slot = self._slots.get(index)
+            if slot is not None and slot.key is key:
+                self._end_gradient(slot)
 
     def set_gradient(self, home: Home, values: torch.Tensor) -> None:
         """The gradient is `values`, and nothing else."""
@@ -284,6 +327,8 @@ class Session:
 
     def step(self, settings: Sequence[AdamW]) -> None:
         """Updates every parameter that has a gradient; the updates go on behind."""
+        if self.engine.closed:
+            raise StateError("the model was closed, and its parameters are plain tensors; wrap it again")
         with self._lock:
             got = [home for home in self.homes if self._collect(home)]
             if not got:
@@ -297,6 +342,7 @@ class Session:
             self.engine.step(settings, keep_gradients=True)
             for home in got:
                 home.changed()
+            self._gradients.prepare()
 
     def _collect(self, home: Home) -> bool:
         """Whether the parameter has a gradient; one that the user put there is the engine's now."""
@@ -311,7 +357,7 @@ class Session:
             )
         if not (isinstance(gradient, Gradient) and gradient._slot.home is home):
             plain = gradient._slot.values() if isinstance(gradient, Gradient) else gradient
-            home.parameter.grad = new_gradient(self, home, plain)
+            home.parameter.grad = self._gradients.put(home, plain)
         else:
             gradient._slot.check()
         _acquire.check_memory(home)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional, TypeVar, Union
@@ -10,14 +11,19 @@ from typing import Any, Optional, TypeVar, Union
 import torch
 
 from ..engine import Engine
+from ..engine import plan as _plan
 from ..errors import InvalidArgumentError, StateError
-from ..model import AdamW, Folder, Options, Path, Size
+from ..model import AdamW, Folder, Options, Parameter, Path, Size, Unit
+from . import _meta
+from ._estimate import estimate
 from ._optimizer import Optimizer
-from ._session import Session
+from ._safetensors import SafetensorsFolder
+from ._session import Session, Source
 from ._units import Group, find_units, named_units
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
+_RESERVE = "512MiB"
 _sessions: weakref.WeakKeyDictionary[torch.nn.Module, Session] = weakref.WeakKeyDictionary()
 
 
@@ -27,7 +33,8 @@ def wrap(
     *,
     memory: Size,
     disk: Union[Path, Folder, Sequence[Union[Path, Folder]], None] = None,
-    reserve: Size = "512MiB",
+    reserve: Optional[Size] = None,
+    sample_batch: Any = None,
     param_groups: Optional[Sequence[Mapping[str, Any]]] = None,
     units: Optional[Mapping[str, Sequence[str]]] = None,
     threads: int = 0,
@@ -41,7 +48,9 @@ def wrap(
 
     memory: the budget of the whole process, what PyTorch takes itself (`reserve`) included.
     disk: a folder, or several that are striped, for what does not fit in memory.
-    reserve: what PyTorch will take beyond what the process holds now: activations, temporary tensors.
+    reserve: what PyTorch will take beyond what the process holds now: activations, temporary tensors. None: estimated
+        for `sample_batch` without taking memory, else 512MiB.
+    sample_batch: what the model is called with: a dict of keyword arguments, a tuple of arguments, or one argument.
     param_groups: as torch.optim has them: dicts of "params" (parameters or their names), "lr", "weight_decay"; what is
         in none has the settings of `optimizer`.
     units: what is fetched together: name -> names of modules or parameters; the rest is found by itself.
@@ -52,38 +61,169 @@ def wrap(
     Raises BudgetError where it does not fit, InvalidArgumentError for a model that cannot be wrapped; the model is then
     as it was.
     """
+    return _wrap(
+        model,
+        optimizer,
+        None,
+        memory=memory,
+        disk=disk,
+        reserve=reserve,
+        sample_batch=sample_batch,
+        param_groups=param_groups,
+        units=units,
+        threads=threads,
+        held_units=held_units,
+        prefetch=prefetch,
+        trace_events=trace_events,
+        place=place,
+    )
+
+
+def _wrap(
+    model: Model,
+    optimizer: Optional[AdamW],
+    source: Optional[Source],
+    *,
+    memory: Size,
+    disk: Union[Path, Folder, Sequence[Union[Path, Folder]], None] = None,
+    reserve: Optional[Size] = None,
+    sample_batch: Any = None,
+    param_groups: Optional[Sequence[Mapping[str, Any]]] = None,
+    units: Optional[Mapping[str, Sequence[str]]] = None,
+    threads: int = 0,
+    held_units: int = 3,
+    prefetch: int = 0,
+    trace_events: int = 0,
+    place: Union[str, Mapping[str, str], None] = None,
+) -> tuple[Model, Optional[Optimizer]]:
     if model in _sessions and not _sessions[model].engine.closed:
         raise StateError("the model is wrapped already; sluice.torch.close(model) ends that")
     for name, p in model.named_parameters():
         if (owner := getattr(p, "_sluice", None)) is not None and not owner.engine.closed:
             raise StateError(f"'{name}' belongs to another wrapped model; close that, or wrap the whole once")
-    groups = named_units(model, units) if units is not None else find_units(model)
-    if not groups:
-        raise InvalidArgumentError(f"the model ({type(model).__name__}) has no parameters")
+    groups = _groups(model, units)
     if optimizer is None and param_groups is not None:
         raise InvalidArgumentError("param_groups are given without an optimizer; give one, such as sluice.AdamW()")
     settings, settings_of = _settings(model, optimizer or AdamW(), param_groups or [])
     options = Options(
         memory=memory,
         disk=disk,
-        reserved=reserve,
+        reserved=_reserve(model, reserve, sample_batch, optimizer is not None),
         optimizer=settings,
-        dtype="bf16" if _first(groups).dtype == torch.bfloat16 else "f32",
+        dtype=_dtype(groups),
         threads=threads or torch.get_num_threads(),
         held_units=held_units,
         trace_events=trace_events,
         prefetch=prefetch,
         place=place,
-        given_back=sum(group.bytes for group in groups),
+        given_back=_given_back(groups),
         serve_touches=True,
     )
-    session = Session(model, groups, settings_of, settings, options)
+    on_meta = any(t.is_meta for t in [*model.parameters(), *model.buffers()])
+    if on_meta:
+        _meta.check(model)
+    session = Session(model, groups, settings_of, settings, options, source)
     _sessions[model] = session
+    if on_meta:
+        _meta.initialise(model, parameters=source is None)
+        session.release_all()
     return model, Optimizer(session, settings) if optimizer is not None else None
 
 
-def _first(groups: Sequence[Group]) -> torch.nn.Parameter:
-    return groups[0].parameters[0][1]
+def plan(
+    model: torch.nn.Module,
+    sample_batch: Any,
+    *,
+    memory: Size,
+    disk: Union[Path, Folder, Sequence[Union[Path, Folder]], None] = None,
+    reserve: Optional[Size] = None,
+    train: bool = True,
+    units: Optional[Mapping[str, Sequence[str]]] = None,
+    held_units: int = 3,
+) -> dict[str, Any]:
+    """Where every byte of a model would live if it were wrapped so, as a dict; the model may be on the meta device, and
+    stays as it is. "pytorch" says what PyTorch itself would take for `sample_batch` (see estimate()); it is the reserve,
+    where no other is stated. Raises BudgetError where it does not fit."""
+    groups = _groups(model, units)
+    expected = estimate(model, sample_batch, train)
+    options = Options(
+        memory=memory,
+        disk=disk,
+        reserved=expected.reserve if reserve is None else reserve,
+        dtype=_dtype(groups),
+        held_units=held_units,
+        given_back=_given_back(groups),
+        serve_touches=True,
+    )
+    made = _plan([Unit(g.name, [Parameter(n, tuple(p.shape)) for n, p in g.parameters]) for g in groups], options)
+    made["pytorch"] = {"peak": expected.peak, "reserve": expected.reserve}
+    return made
+
+
+def from_pretrained(
+    folder: Path,
+    optimizer: Optional[AdamW] = None,
+    *,
+    model_class: Any = None,
+    dtype: Optional[torch.dtype] = None,
+    **options: Any,
+) -> tuple[torch.nn.Module, Optional[Optimizer]]:
+    """A model of transformers from a folder (config.json, *.safetensors), wrapped; it may be larger than memory, since its
+    values go from the files to where they belong.
+
+    model_class: of transformers; None: the one that config.json names. dtype: None: that of config.json, else f32.
+    options: those of wrap().
+    """
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(os.fspath(folder), local_files_only=True)
+    if model_class is None:
+        names = getattr(config, "architectures", None) or []
+        model_class = getattr(transformers, names[0], None) if names else None
+        if model_class is None:
+            raise InvalidArgumentError(
+                f"'{os.fspath(folder)}/config.json' names {names or 'no architecture'}, which transformers does not have; "
+                "give model_class"
+            )
+    with torch.device("meta"):
+        model = model_class(config)
+    model = model.to(dtype or getattr(config, "dtype", None) or torch.float32)
+    stored = SafetensorsFolder(folder)
+    names_of: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names_of.setdefault(id(p), []).append(name)
+    tensors = {name: stored.find(names_of[id(p)], p.shape) for name, p in model.named_parameters()}
+
+    def fill(name: str, first: int, part: memoryview) -> None:
+        stored.read(tensors[name], first, torch.frombuffer(part, dtype=torch.float32))
+
+    return _wrap(model, optimizer, fill, **options)
+
+
+def _reserve(model: torch.nn.Module, reserve: Optional[Size], sample_batch: Any, train: bool) -> Size:
+    if reserve is not None:
+        return reserve
+    return _RESERVE if sample_batch is None else estimate(model, sample_batch, train).reserve
+
+
+def _groups(model: torch.nn.Module, units: Optional[Mapping[str, Sequence[str]]]) -> list[Group]:
+    groups = named_units(model, units) if units is not None else find_units(model)
+    if not groups:
+        raise InvalidArgumentError(f"the model ({type(model).__name__}) has no parameters")
+    return groups
+
+
+def _dtype(groups: Sequence[Group]) -> str:
+    return "bf16" if groups[0].parameters[0][1].dtype == torch.bfloat16 else "f32"
+
+
+def _given_back(groups: Sequence[Group]) -> int:
+    """What the parameters take now, and will not any more when they are the engine's."""
+    return sum(_bytes_in_memory(p) for group in groups for _, p in group.parameters)
+
+
+def _bytes_in_memory(p: torch.nn.Parameter) -> int:
+    return 0 if p.is_meta else p.numel() * p.element_size()
 
 
 def _settings(
