@@ -34,3 +34,16 @@ def fio(folder, *jobs):
     environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
     out = subprocess.run(["fio", *common, *jobs], check=True, capture_output=True, text=True, env=environment).stdout
     return json.loads(out[out.index("{"):])["jobs"]
+
+
+def replay(folder, read, written):
+    """Seconds that fio takes for the step's bytes, both ways at once."""
+    jobs = []
+    for name, way, size in (("in", "read", read), ("out", "write", written)):
+        mebibytes = max(1, size >> 20)
+        fio(folder, "--name=" + name, "--rw=write", f"--size={mebibytes}M", "--end_fsync=1")
+        jobs += ["--name=" + name, "--rw=" + way, f"--size={mebibytes}M"]
+    results = fio(folder, *jobs)
+    for name in ("in", "out"):
+        (folder / f"{name}.0.0").unlink(missing_ok=True)
+    return max(max(job["read"]["runtime"], job["write"]["runtime"]) for job in results) / 1000

@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 
-from side_by_side import fio, make_tokens, sluice_steps
+from side_by_side import make_tokens, replay, sluice_steps
 
 
 def arguments():
@@ -36,19 +36,6 @@ def arguments():
 def steps(a, tokens, folder, placement):
     return sluice_steps(folder, "--model", a.model, "--data", tokens, "--memory", a.memory, "--batch", a.batch, "--seq", a.seq,
                         "--dtype", a.dtype, "--steps", a.steps, "--threads", a.threads, *placement)
-
-
-def replay(folder, read, written):
-    """Seconds that fio takes for the step's bytes, both ways at once."""
-    jobs = []
-    for name, way, size in (("in", "read", read), ("out", "write", written)):
-        mebibytes = max(1, size >> 20)
-        fio(folder, "--name=" + name, "--rw=write", f"--size={mebibytes}M", "--end_fsync=1")
-        jobs += ["--name=" + name, "--rw=" + way, f"--size={mebibytes}M"]
-    results = fio(folder, *jobs)
-    for name in ("in", "out"):
-        (folder / f"{name}.0.0").unlink(missing_ok=True)
-    return max(max(job["read"]["runtime"], job["write"]["runtime"]) for job in results) / 1000
 
 
 def main():

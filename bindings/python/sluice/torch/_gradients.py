@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,29 +21,15 @@ _aten = torch.ops.aten
 
 @dataclasses.dataclass(eq=False)
 class Slot:
-    """A gradient of a parameter, from its first backward until it is given up. It keeps neither the session nor the
-    parameter: what p.grad refers to is not shown to the collector, and they would never end."""
+    """A gradient of a parameter, from its first backward until it is given up."""
 
-    owner: weakref.ref[Session]
-    index: int  # of the parameter
-    gradient: weakref.ref[Gradient]  # whose version counter its views share
-    key: object = dataclasses.field(default_factory=object)
+    session: Session
+    home: Home
     alive: bool = True
     copy: torch.Tensor | None = None  # what views were made of: they see what changes, and what they write counts
+    gradient: weakref.ref[Gradient] | None = None  # whose version counter its views share
     version: int = 0  # of that, when the copy was equal to the engine's
-
-    @property
-    def session(self) -> Session:
-        """Of the wrapped model; raises where that is gone."""
-        session = self.owner()
-        if session is None:
-            raise StateError("the wrapped model whose gradient this is is gone; clone() what is needed later")
-        return session
-
-    @property
-    def home(self) -> Home:
-        """Of the parameter."""
-        return self.session.homes[self.index]
+    serial: int = dataclasses.field(default_factory=itertools.count().__next__)
 
     def check(self) -> None:
         """Raises where the gradient is no more what it was. What was written to views is the gradient's now."""
@@ -81,7 +68,7 @@ class Slot:
             self.version = self._version()
 
     def _version(self) -> int:
-        gradient = self.gradient()
+        gradient = self.gradient() if self.gradient is not None else None
         return self.version if gradient is None else gradient._version
 
 
@@ -98,7 +85,7 @@ class Gradient(torch.Tensor):
         return made
 
     def __init__(self, session: Session, home: Home) -> None:
-        self._slot = Slot(weakref.ref(session), home.index, weakref.ref(self))
+        self._slot = Slot(session, home)
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -154,8 +141,10 @@ class Gradients:
 
     def _make(self, home: Home) -> Gradient:
         gradient = Gradient(self._session, home)
-        ended = (home.index, gradient._slot.key)  # and not the slot, whose session would never end
-        weakref.finalize(gradient, self._session.ended.append, ended).atexit = False
+        slot = gradient._slot
+        slot.gradient = weakref.ref(gradient)
+        # What ends it must not hold the session, which holds those that are ready.
+        weakref.finalize(gradient, self._session.ended.append, (home.index, slot.serial)).atexit = False
         return gradient
 
 

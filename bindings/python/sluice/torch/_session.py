@@ -77,8 +77,8 @@ class Session:
         largest = max((p.numel() * p.element_size() for p in model.parameters() if p.requires_grad), default=0)
         self._keeper = Keeper(size_of(options.memory, "memory"), largest)
         self._slots: dict[int, Slot] = {}  # by the parameter's index
-        # Parameter and key of gradients that nobody refers to: the collector may say so inside of a call on the engine.
-        self.ended: deque[tuple[int, object]] = deque()
+        # Gradients that nobody refers to, (parameter, serial); the collector may say so inside of an engine's call.
+        self.ended: deque[tuple[int, int]] = deque()
         self._hooks: list[Any] = []
         self._scopes: list[contextlib.ExitStack] = []
         units = [
@@ -284,9 +284,9 @@ class Session:
 
     def _drop_ended(self) -> None:
         while self.ended:
-            index, key = self.ended.popleft()
+            index, serial = self.ended.popleft()
             slot = self._slots.get(index)
-            if slot is not None and slot.key is key:
+            if slot is not None and slot.serial == serial:
                 self._end_gradient(slot)
 
     def set_gradient(self, home: Home, values: torch.Tensor) -> None:

@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""Trains a GPT-2 that was built on the meta device in a stated budget, wrapped, and prints what was predicted and what
+the process took at most. Run it in a memory cgroup to see that nothing else decides.
+
+    .venv/bin/python bench/python/wrap_in_budget.py --disk FOLDER --model gpt2-774m --memory 4000MiB
+"""
+import argparse
+import json
+import sys
+import time
+
+from side_by_side import ROOT
+
+sys.path.insert(0, str(ROOT / "bindings" / "python"))
+SHAPES = {"gpt2-124m": (12, 768, 12), "gpt2-355m": (24, 1024, 16), "gpt2-774m": (36, 1280, 20), "gpt2-1.5b": (48, 1600, 25)}
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--disk", required=True, help="a folder for what does not fit")
+    parser.add_argument("--model", default="gpt2-774m", choices=SHAPES)
+    parser.add_argument("--memory", default="4000MiB")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--seq", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def peak_bytes():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
+
+
+def main():
+    a = arguments()
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    import sluice.torch
+
+    layers, width, heads = SHAPES[a.model]
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(
+            GPT2Config(n_layer=layers, n_embd=width, n_head=heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+        )
+    ids = torch.randint(0, 50257, (a.batch, a.seq))
+    model, optimizer = sluice.torch.wrap(
+        model, sluice.AdamW(lr=1e-4), memory=a.memory, disk=a.disk, sample_batch={"input_ids": ids, "labels": ids}
+    )
+    predicted = sluice.torch.engine_of(model).plan()["predicted_peak"]
+    for step in range(a.steps):
+        start = time.perf_counter()
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        print(f"step {step + 1}: loss {loss.item():.4f}, {time.perf_counter() - start:.1f} s", file=sys.stderr)
+    result = {"model": a.model, "predicted": predicted, "measured": peak_bytes()}
+    result["difference"] = result["measured"] / predicted - 1
+    if a.json:
+        print(json.dumps(result))
+    else:
+        print(f"{a.model}: {result['measured'] >> 20} MiB measured, {predicted >> 20} MiB predicted ({100 * result['difference']:+.1f}%)")
+
+
+if __name__ == "__main__":
+    main()
