@@ -256,6 +256,11 @@ def test_three_hundred_steps_keep_memory_flat(wrapped):
     assert files == 0 and threads == 0 and maps < 50 and memory < 4 << 20
 
 
+def test_graphs_that_no_backward_goes_through_are_freed(wrapped):
+    memory, *_ = grown(lambda: wrapped[0](torch.ones(4096, 24)), 5, 40)
+    assert memory < 8 << 20
+
+
 # ---- processes end cleanly, and forked ones say what is wrong ----
 
 BEGIN = """
