@@ -115,7 +115,7 @@ def test_a_copy_of_one_parameter_is_a_plain_one(wrapped):
 )  # fmt: skip
 def test_moves(wrapped, move):
     model, optimizer = wrapped
-    with pytest.raises(sluice.StateError, match=r"moved to .*before sluice.torch.wrap\(\), or after sluice.torch.close"):
+    with pytest.raises(sluice.StateError, match=r"moved to .*before sluice.torch.wrap\(\), or after"):
         move(model)
     assert still_trains(model, optimizer)
 
@@ -309,7 +309,8 @@ def test_a_process_ends_cleanly_after_an_exception_in_backward():
         loss_of(model, 1).backward()
     """)
     assert finished.returncode == 1
-    assert finished.stderr.rstrip().endswith("ArithmeticError: in the middle") and "Exception ignored" not in finished.stderr
+    assert finished.stderr.rstrip().endswith("ArithmeticError: in the middle")
+    assert "Exception ignored" not in finished.stderr
 
 
 @pytest.mark.parametrize("use", ["loss_of(model, 1)", "optimizer.step()", "model.first.weight.grad.sum()"])
