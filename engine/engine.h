@@ -27,13 +27,16 @@ struct UnitSource {
 };
 
 // Where a unit's values go when it is saved: called with consecutive runs of elements, parameter by
-// parameter. Parameters, masters and each array of the state come from different threads at once.
+// parameter. Parameters, masters and each array of the state come from different threads at once; values from
+// the caller's own. What is null is not asked for. A frozen unit has neither masters nor state.
 struct UnitSink {
   std::function<void(ParameterId, std::size_t first, std::size_t count, ConstArray values)>
       parameter;  // compute type
   std::function<void(ParameterId, std::size_t first, std::span<const float>)>
       master;  // only where a master exists
   std::function<void(ParameterId, std::size_t array, std::size_t first, std::span<const float>)> state;
+  // The values in f32, whatever holds them: those of the master, where there is one.
+  std::function<void(ParameterId, std::size_t first, std::span<const float>)> values;
 };
 
 struct GroupSettings {

@@ -57,11 +57,6 @@ const ParameterSpec& Layout::spec(ParameterId parameter) const {
   return units_[unit].parameters[parameter - first_parameter_[unit]];
 }
 
-std::size_t Layout::total_elements() const {
-  return std::accumulate(places_.begin(), places_.end(), std::size_t{0},
-                         [](std::size_t sum, const Place& place) { return sum + place.elements; });
-}
-
 Shard Layout::shard(UnitId unit, int rank, int world) const {
   const std::size_t blocks = unit_elements_[unit] / kShardAlignment;
   const auto begin = [&](int r) {

@@ -14,7 +14,7 @@ struct ParameterSpec {
   std::string name;  // logical name, as in a checkpoint
   std::vector<std::size_t> shape;
   std::uint32_t group = 0;  // whose settings a step applies to it
-  int uses = 1;        // how often one micro-batch uses it: 2 for a tied embedding
+  int uses = 1;             // how often one micro-batch uses it: 2 for a tied embedding
   std::size_t elements() const;
 };
 
@@ -22,6 +22,7 @@ struct ParameterSpec {
 struct UnitSpec {
   std::string name;
   std::vector<ParameterSpec> parameters;
+  bool trainable = true;  // else frozen: it has no gradient, no master and no optimizer state
 };
 
 inline constexpr std::size_t kParameterAlignment = 1024;  // elements: where a parameter begins in its unit
@@ -45,13 +46,13 @@ class Layout {
   explicit Layout(std::vector<UnitSpec> units);
 
   const std::vector<UnitSpec>& units() const { return units_; }
+  bool trainable(UnitId unit) const { return units_[unit].trainable; }
   std::size_t unit_elements(UnitId unit) const { return unit_elements_[unit]; }  // padded to kShardAlignment
   std::size_t parameters() const { return places_.size(); }
   const Place& place(ParameterId parameter) const { return places_[parameter]; }
   const ParameterSpec& spec(ParameterId parameter) const;
   ParameterId first_parameter(UnitId unit) const { return first_parameter_[unit]; }
   ParameterId end_parameter(UnitId unit) const { return first_parameter_[unit + 1]; }
-  std::size_t total_elements() const;  // of parameters, without padding
 
   // Rank r of `world` holds a slice of nearly equal size that begins at a multiple of kShardAlignment.
   Shard shard(UnitId unit, int rank, int world) const;

@@ -54,6 +54,15 @@ bool same_shape(const engine::StoredTensor& tensor, const engine::ParameterSpec&
   return std::equal(tensor.shape.begin(), tensor.shape.end(), spec.shape.begin(), spec.shape.end());
 }
 
+bool is_trainable(const engine::Layout& layout, engine::ParameterId parameter) {
+  return layout.trainable(layout.place(parameter).unit);
+}
+
+bool any_trainable(const engine::Layout& layout) {
+  return std::any_of(layout.units().begin(), layout.units().end(),
+                     [](const engine::UnitSpec& unit) { return unit.trainable; });
+}
+
 std::string listing(std::vector<std::string> lines) {
   const std::size_t count = lines.size();
   if (count > 8) lines.resize(8);
@@ -166,23 +175,24 @@ void check_hugging_face_folder(offload::IoService& io, const std::string& folder
 }
 
 CheckpointValues::CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout)
-    : layout_(layout), values_(checkpoint.open_tensors(engine::kModelFile)) {
-  check(*values_);
+    : layout_(layout), parameters_(checkpoint.open_tensors(engine::kModelFile)) {
+  check(*parameters_, true);
 }
 
 CheckpointValues::CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout,
                                    const std::vector<std::string>& state)
-    : layout_(layout) {
+    : CheckpointValues(checkpoint, layout) {
+  if (!any_trainable(layout)) return;
   const std::string master = engine::optimizer_file("master");
-  values_ = checkpoint.open_tensors(checkpoint.has(master) ? master : engine::kModelFile);
-  check(*values_);
+  if (checkpoint.has(master)) check(*(masters_ = checkpoint.open_tensors(master)), false);
   for (const std::string& name : state)
-    state_.push_back(checkpoint.open_tensors(engine::optimizer_file(name)));
-  for (const auto& reader : state_) check(*reader);
+    check(*state_.emplace_back(checkpoint.open_tensors(engine::optimizer_file(name))), false);
 }
 
-void CheckpointValues::check(const engine::SafetensorsReader& reader) const {
+// frozen: whether it holds the parameters of frozen units too.
+void CheckpointValues::check(const engine::SafetensorsReader& reader, bool frozen) const {
   for (engine::ParameterId id = 0; id < layout_.parameters(); ++id) {
+    if (!frozen && !is_trainable(layout_, id)) continue;
     const engine::ParameterSpec& spec = layout_.spec(id);
     const engine::StoredTensor& tensor = reader.tensor(spec.name);
     if (!same_shape(tensor, spec) || !is_float(tensor))
@@ -192,10 +202,15 @@ void CheckpointValues::check(const engine::SafetensorsReader& reader) const {
   }
 }
 
+engine::SafetensorsReader& CheckpointValues::values_of(engine::ParameterId parameter) {
+  return masters_ != nullptr && is_trainable(layout_, parameter) ? *masters_ : *parameters_;
+}
+
 engine::UnitSource CheckpointValues::source() {
   engine::UnitSource source;
   source.values = [this](engine::ParameterId id, std::size_t first, std::span<float> out) {
-    read_as_f32(*values_, values_->tensor(layout_.spec(id).name), first, out);
+    engine::SafetensorsReader& reader = values_of(id);
+    read_as_f32(reader, reader.tensor(layout_.spec(id).name), first, out);
   };
   if (state_.empty()) return source;
   source.state = [this](engine::ParameterId id, std::size_t array, std::size_t first, std::span<float> out) {
@@ -206,19 +221,22 @@ engine::UnitSource CheckpointValues::source() {
 
 CheckpointTensors::CheckpointTensors(const engine::Layout& layout, Dtype dtype,
                                      const std::vector<std::string>& state) {
-  const auto header = [&](Dtype type) {
+  const auto header = [&](Dtype type, bool frozen) {
     std::vector<engine::TensorDeclaration> tensors;
     for (engine::ParameterId id = 0; id < layout.parameters(); ++id) {
+      if (!frozen && !is_trainable(layout, id)) continue;
       const engine::ParameterSpec& spec = layout.spec(id);
       tensors.push_back({spec.name, type, {spec.shape.begin(), spec.shape.end()}});
     }
     return engine::SafetensorsHeader(tensors);
   };
-  headers_.push_back({engine::kModelFile, header(dtype)});
-  if (dtype != Dtype::kF32) headers_.push_back({engine::optimizer_file("master"), header(Dtype::kF32)});
+  headers_.push_back({engine::kModelFile, header(dtype, true)});
+  if (!any_trainable(layout)) return;
+  if (dtype != Dtype::kF32)
+    headers_.push_back({engine::optimizer_file("master"), header(Dtype::kF32, false)});
   first_state_ = headers_.size();
   for (const std::string& name : state)
-    headers_.push_back({engine::optimizer_file(name), header(Dtype::kF32)});
+    headers_.push_back({engine::optimizer_file(name), header(Dtype::kF32, false)});
 }
 
 std::vector<std::uint64_t> CheckpointTensors::file_bytes() const {

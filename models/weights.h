@@ -52,7 +52,8 @@ class HuggingFaceWeights {
 void check_hugging_face_folder(offload::IoService& io, const std::string& folder, const ModelConfig& config,
                                const engine::Layout& layout);
 
-// The whole of a training run's values as a checkpoint holds them: parameters, masters and optimizer state.
+// The whole of a training run's values as a checkpoint holds them: parameters, masters and optimizer state. A
+// frozen unit has parameters alone.
 // Thread rule: one thread at a time.
 class CheckpointValues {
  public:
@@ -64,10 +65,11 @@ class CheckpointValues {
   engine::UnitSource source();  // valid as long as this; every byte is verified
 
  private:
-  void check(const engine::SafetensorsReader& reader) const;
+  void check(const engine::SafetensorsReader& reader, bool frozen) const;
+  engine::SafetensorsReader& values_of(engine::ParameterId parameter);
 
   const engine::Layout& layout_;
-  std::unique_ptr<engine::SafetensorsReader> values_;
+  std::unique_ptr<engine::SafetensorsReader> parameters_, masters_;  // masters_: null where there are none
   std::vector<std::unique_ptr<engine::SafetensorsReader>> state_;
 };
 

@@ -22,7 +22,7 @@
 // What is behind the handles. Private to this room.
 struct sluice_model {
   std::vector<sluice::engine::UnitSpec> units;
-  std::uint32_t parameters = 0;
+  std::vector<bool> frozen;  // by parameter
 };
 
 namespace sluice::c {

@@ -34,7 +34,7 @@ sluice_status sluice_model_add_parameter(sluice_model* model, const sluice_param
       spec.shape.push_back((&required(given.shape, "parameter.shape"))[i]);
     if (spec.shape.empty()) spec.shape.push_back(1);
     model->units.back().parameters.push_back(std::move(spec));
-    if (id != nullptr) *id = model->parameters;
-    ++model->parameters;
+    if (id != nullptr) *id = static_cast<uint32_t>(model->frozen.size());
+    model->frozen.push_back(given.frozen != 0);
   });
 }

@@ -27,6 +27,24 @@ void check_model(const sluice_model& model, std::uint32_t groups) {
              parameter.group, groups);
 }
 
+// The units, each trainable or frozen as its parameters are.
+std::vector<engine::UnitSpec> units_of(const sluice_model& model) {
+  std::vector<engine::UnitSpec> units = model.units;
+  std::size_t first = 0;
+  for (engine::UnitSpec& unit : units) {
+    const auto& all = unit.parameters;
+    for (std::size_t i = 0; i < all.size(); ++i)
+      if (model.frozen[first + i] != model.frozen[first])
+        fail(ErrorCode::kInvalidArgument,
+             "unit '{}' has '{}', which is {}, and '{}', which is not; give the frozen ones a unit of their "
+             "own",
+             unit.name, all[0].name, model.frozen[first] ? "frozen" : "trainable", all[i].name);
+    unit.trainable = all.empty() || !model.frozen[first];
+    first += all.size();
+  }
+  return units;
+}
+
 std::vector<offload::DiskFolder> folders_of(const sluice_engine_options& options) {
   std::vector<offload::DiskFolder> folders;
   for (std::size_t i = 0; i < options.disk_folders; ++i) {
@@ -93,7 +111,7 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   made.trace_events = options.trace_events;
   made.serve_touches = options.serve_touches != 0;
   const std::size_t held = std::max<std::size_t>(1, options.held_units) + (made.serve_touches ? 1 : 0);
-  made.profile = engine::any_order_profile(model.units, held, dtype_of(options.dtype));
+  made.profile = engine::any_order_profile(units_of(model), held, dtype_of(options.dtype));
   const engine::MachineRates rates = rates_of(*made.io, made.disk);
   made.checkpoint_buffers = kStateFiles * 2 * engine::kStreamBlock;
   made.budget.memory = options.memory;

@@ -76,6 +76,7 @@ typedef struct sluice_parameter {
   const uint64_t* shape; /* dimensions[...]; none of them 0 */
   size_t dimensions;     /* 0: one element */
   uint32_t group;        /* whose settings sluice_step() applies to it: an index into sluice_step_settings.groups */
+  uint32_t frozen;       /* not 0: it is never updated; all parameters of a unit are frozen, or none is */
 } sluice_parameter;
 
 SLUICE_API sluice_status sluice_model_create(sluice_model** model);
@@ -157,7 +158,7 @@ SLUICE_API sluice_status sluice_engine_begin_step(sluice_engine* engine);
 
 typedef enum sluice_access {
   SLUICE_READ = 0,     /* its parameters */
-  SLUICE_GRADIENT = 1, /* its parameters, and gradients will be added; within a step */
+  SLUICE_GRADIENT = 1, /* its parameters, and gradients will be added; within a step, and not of a frozen unit */
   /* Only that gradients will be added; its parameters need not come. */
   SLUICE_GRADIENT_ONLY = 2,
   /* Its parameters, which the caller writes where they lie. When it is released they are its values; where there are

@@ -91,7 +91,8 @@ std::string checkpoint_at(const std::string& path) {
 Json steps_of(const engine::Engine& engine) {
   Json steps = Json::object();
   for (ParameterId p = 0; p < engine.layout().parameters(); ++p)
-    if (engine.steps(p) != engine.steps()) steps[engine.layout().spec(p).name] = engine.steps(p);
+    if (engine.layout().trainable(engine.layout().place(p).unit) && engine.steps(p) != engine.steps())
+      steps[engine.layout().spec(p).name] = engine.steps(p);
   return steps;
 }
 
@@ -167,17 +168,10 @@ sluice_status sluice_engine_get_values(sluice_engine* handle, uint32_t unit, slu
                                        void* context) {
   return with_engine(handle, [&](sluice_engine& e) {
     if (values == nullptr) sluice::fail(sluice::ErrorCode::kInvalidArgument, "'values' is NULL");
-    const auto hand_out = [&](engine::ParameterId p, std::size_t first, std::span<const float> part) {
+    engine::UnitSink sink;
+    sink.values = [&](engine::ParameterId p, std::size_t first, std::span<const float> part) {
       stop_unless_zero(values(context, p, first, part.data(), part.size()));
     };
-    engine::UnitSink sink;
-    if (e.planned.profile.dtype == sluice::Dtype::kF32)
-      sink.parameter = [&](engine::ParameterId p, std::size_t first, std::size_t count,
-                           sluice::ConstArray part) {
-        hand_out(p, first, {part.f32(), count});
-      };
-    else
-      sink.master = hand_out;
     e.engine->save(unit_of(e, unit), sink);
   });
 }

@@ -47,7 +47,7 @@ std::size_t Placement::gradient_bytes(UnitId unit) const {
 }
 
 std::size_t Placement::state_bytes(UnitId unit) const {
-  return layout_.unit_elements(unit) * arrays_ * sizeof(float);
+  return layout_.trainable(unit) ? layout_.unit_elements(unit) * arrays_ * sizeof(float) : 0;
 }
 
 // Read at each access of each group, but not where the unit is still there from the access before or the next
@@ -60,6 +60,7 @@ Placement::Traffic Placement::parameter_traffic(UnitId unit, std::size_t groups)
   for (std::size_t i = 0; i < positions.size(); ++i)
     reads += i == 0 || positions[i] - positions[i - 1] > 2 ? 1 : 0;
   reads *= groups;
+  if (!updated(unit)) return {reads * parameter_bytes(unit), 0};
   if (has_master_ && clip_ && reads > 0) --reads;
   return {reads * parameter_bytes(unit), parameter_bytes(unit)};
 }
@@ -74,7 +75,7 @@ Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups) 
     traffic.read += kept * bytes;
     traffic.written += kept * bytes;
   }
-  if (clip_ && uses_[unit] > 0) {
+  if (clip_ && updated(unit)) {
     const std::size_t size = size_of(profile_.any_order ? Dtype::kF32 : profile_.dtype);
     const std::uint64_t bytes = layout_.unit_elements(unit) * size;
     traffic.read += bytes;
@@ -141,6 +142,11 @@ bool Placement::needs_staging(const std::vector<UnitPlan>& units) const {
                      [&](const UnitPlan& u) { return !u.state_resident || (!u.gradient_resident && clip_); });
 }
 
+bool Placement::needs_scratch() const {
+  return has_master_ && std::any_of(profile_.units.begin(), profile_.units.end(),
+                                    [](const UnitSpec& unit) { return !unit.trainable; });
+}
+
 std::size_t Placement::activation_bytes(const std::vector<UnitPlan>& units, std::size_t group) const {
   std::size_t bytes = profile_.border_gradient_bytes;
   for (UnitId unit = 0; unit < units.size(); ++unit)
@@ -172,7 +178,10 @@ double Placement::optimizer_seconds(const MachineRates& rates) const {
   const std::size_t arrays = arrays_ + (has_master_ ? 0 : 1);
   const double bytes =
       static_cast<double>(2 * arrays * sizeof(float) + size_of(profile_.dtype) * (has_master_ ? 2 : 1));
-  return static_cast<double>(layout_.total_elements()) * bytes / rates.memory_bandwidth;
+  std::size_t elements = 0;
+  for (ParameterId p = 0; p < layout_.parameters(); ++p)
+    if (updated(layout_.place(p).unit)) elements += layout_.place(p).elements;
+  return static_cast<double>(elements) * bytes / rates.memory_bandwidth;
 }
 
 std::array<std::uint64_t, allocator::kPurposes> Placement::resident_bytes(

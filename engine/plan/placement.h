@@ -41,6 +41,8 @@ class Placement {
   // Frames that the accesses of a window need together, given what is resident.
   std::size_t extents(const std::vector<UnitPlan>& units, const Lookahead& lookahead) const;
   bool needs_staging(const std::vector<UnitPlan>& units) const;
+  // Whether values pass through f32 memory that is neither the parameter nor a master.
+  bool needs_scratch() const;
 
   std::size_t activation_bytes(const std::vector<UnitPlan>& units, std::size_t group) const;
   std::size_t workspace_bytes(const std::vector<UnitPlan>& units) const;
@@ -60,6 +62,8 @@ class Placement {
   bool clip_;
   Layout layout_;
   std::vector<int> uses_;  // gradient buffers of each unit
+  bool updated(UnitId unit) const { return uses_[unit] > 0; }
+
   bool has_master_;
   std::size_t arrays_, chunk_elements_;
 };

@@ -117,12 +117,12 @@ class Planner {
     std::vector<UnitPlan> units(profile_.units.size());
     for (UnitId unit = 0; unit < units.size(); ++unit) {
       const bool small = placement_.parameter_bytes(unit) <= kSmallUnit;
-      const auto place = [&](const std::optional<std::string>& asked) {
-        return asked ? *asked == "memory" : resident || small;
+      const auto place = [&](const std::optional<std::string>& asked, std::size_t bytes) {
+        return bytes == 0 || (asked ? *asked == "memory" : resident || small);
       };
-      units[unit].parameters_resident = place(request_.parameters);
-      units[unit].gradient_resident = place(request_.gradients);
-      units[unit].state_resident = place(request_.state);
+      units[unit].parameters_resident = place(request_.parameters, placement_.parameter_bytes(unit));
+      units[unit].gradient_resident = place(request_.gradients, placement_.gradient_bytes(unit));
+      units[unit].state_resident = place(request_.state, placement_.state_bytes(unit));
       units[unit].choice = std::min(level, profile_.unit_profiles[unit].choices.size() - 1);
     }
     return units;
@@ -187,7 +187,8 @@ class Planner {
     // Few enough mappings, whatever the size of the pool.
     plan.extent_bytes = kHugePage;
     plan.chunk_elements = placement_.chunk_elements();
-    plan.staging_slots = placement_.needs_staging(units) ? shape.slots : 0;
+    const std::size_t scratch = placement_.needs_scratch() ? 1 : 0;
+    plan.staging_slots = placement_.needs_staging(units) ? shape.slots : scratch;
     plan.activation_bytes = placement_.activation_bytes(units, shape.group);
     plan.workspace_bytes = placement_.workspace_bytes(units);
     plan.units = std::move(units);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/error.h"
+
 namespace sluice::engine {
 
 Profile any_order_profile(std::vector<UnitSpec> units, std::size_t held_units, Dtype dtype) {
@@ -15,16 +17,24 @@ Profile any_order_profile(std::vector<UnitSpec> units, std::size_t held_units, D
   for (UnitProfile& unit : profile.unit_profiles) unit.choices = {{"none", 0, 0, 0}};
   const auto count = static_cast<UnitId>(profile.units.size());
   for (UnitId unit = 0; unit < count; ++unit) profile.schedule.push_back({unit, true, -1, false});
-  for (UnitId unit = count; unit-- > 0;) profile.schedule.push_back({unit, true, 0, true});
+  for (UnitId unit = count; unit-- > 0;) {
+    const bool trainable = profile.units[unit].trainable;
+    profile.schedule.push_back({unit, true, trainable ? 0 : -1, trainable});
+  }
   return profile;
 }
 
 std::vector<int> gradient_uses(const Profile& profile) {
   std::vector<int> uses(profile.units.size());
-  for (const Access& access : profile.schedule)
-    if (access.gradient_use >= 0)
-      for (const ParameterSpec& parameter : profile.units[access.unit].parameters)
-        uses[access.unit] = std::max(uses[access.unit], parameter.uses);
+  for (const Access& access : profile.schedule) {
+    if (access.gradient_use < 0) continue;
+    const UnitSpec& unit = profile.units[access.unit];
+    if (!unit.trainable)
+      fail(ErrorCode::kInvalidArgument, "unit '{}' is frozen, and the schedule asks for its gradient",
+           unit.name);
+    for (const ParameterSpec& parameter : unit.parameters)
+      uses[access.unit] = std::max(uses[access.unit], parameter.uses);
+  }
   return uses;
 }
 

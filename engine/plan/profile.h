@@ -49,11 +49,12 @@ struct Profile {
 };
 
 // Of a client that acquires its units in an order of its own, at most `held_units` at once: as if each were
-// used once forward, and then backward from the last one on.
+// used once forward, and then backward from the last one on. A frozen unit is only read.
 Profile any_order_profile(std::vector<UnitSpec> units, std::size_t held_units, Dtype dtype);
 
 // How many gradient buffers each unit needs: one for each use of its parameters; none where the schedule
-// never asks for its gradient (a model that is only read).
+// never asks for its gradient (a model that is only read). Throws Error(kInvalidArgument) where it asks for
+// that of a frozen unit.
 std::vector<int> gradient_uses(const Profile& profile);
 
 }  // namespace sluice::engine

@@ -11,6 +11,10 @@ void Engine::State::acquire_in_any_order(const Access& access) {
   require_values(access.unit);
   if (gradient && !in_step)
     refuse(ErrorCode::kState, "unit '{}' is acquired for gradients outside of a step", name_of(access.unit));
+  if (gradient && !layout.trainable(access.unit))
+    refuse(ErrorCode::kInvalidArgument,
+           "unit '{}' is acquired for gradients, and it is frozen; acquire it for reading",
+           name_of(access.unit));
   if (!is_held(access.unit, false)) check_held_units(access.unit);
   pager.set_position(recorder.follow(access, in_step));
   queue.ensure_updated(access.unit);
@@ -68,7 +72,7 @@ void Engine::State::acquire_for_editing(UnitId unit) {
 void Engine::State::release_from_editing(UnitId unit) {
   const Access access = take_held({unit, true, -1, false});
   const HoldingId values = parameters[unit];
-  if (has_master) {
+  if (streams().has_master_of(unit)) {
     settle();  // the masters go through the staging slots
     take_masters(streams(), unit, {pager.data(values), plan.dtype});
   }
@@ -81,6 +85,9 @@ void Engine::State::release_from_editing(UnitId unit) {
 
 void Engine::State::add_gradient(ParameterId parameter, ConstArray gradient) {
   const UnitId unit = layout.place(parameter).unit;
+  if (!layout.trainable(unit))
+    refuse(ErrorCode::kInvalidArgument, "a gradient of '{}' is added, and its unit '{}' is frozen",
+           layout.spec(parameter).name, name_of(unit));
   if (!is_held(unit, true))
     refuse(ErrorCode::kState, "a gradient of '{}' is added, and its unit '{}' is not held for gradients",
            layout.spec(parameter).name, name_of(unit));

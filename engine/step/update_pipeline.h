@@ -63,6 +63,8 @@ class UpdatePipeline {
   // The staging memory, for other streams while the pipeline is idle.
   std::size_t slots() const { return slots_.size(); }
   std::byte* slot(std::size_t index) const { return slots_[index].data; }
+  // Beside what slots take of the state: a chunk of f32. REQUIRES: slots() > 0.
+  float* scratch() const { return reinterpret_cast<float*>(gradient_part(slots_.front())); }
   double seconds() const { return seconds_; }
 
  private:

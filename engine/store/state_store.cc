@@ -10,8 +10,8 @@ StateStore::StateStore(const Layout& layout, std::size_t arrays, std::size_t chu
                        const std::vector<bool>& resident, offload::RecordStore* disk)
     : layout_(layout), arrays_(arrays), chunk_elements_(chunk_elements) {
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
-    const std::size_t bytes = layout.unit_elements(unit) * arrays * sizeof(float);
-    Unit entry{resident[unit], resident_bytes_, 0};
+    const std::size_t bytes = layout.unit_elements(unit) * this->arrays(unit) * sizeof(float);
+    Unit entry{bytes == 0 || resident[unit], resident_bytes_, 0};
     if (entry.resident)
       resident_bytes_ += bytes;
     else

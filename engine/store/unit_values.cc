@@ -43,28 +43,44 @@ void clear_padding(const std::vector<Piece>& pieces, std::size_t n, float* value
 
 void fill_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, Array values, float* state,
                 const UnitSource& source) {
-  const std::size_t n = s.states.chunk_size(unit, chunk);
+  const std::size_t n = s.states.chunk_size(unit, chunk), masters = s.has_master_of(unit) ? 1 : 0;
   const std::vector<Piece> present = pieces(s, unit, chunk);
-  float* master = s.has_master ? state : values.f32();
-  clear_padding(present, n, master);
+  const bool narrow = values.type != Dtype::kF32;
+  float* wide = masters > 0 ? state : narrow ? s.pipeline.scratch() : values.f32();
+  clear_padding(present, n, wide);
   for (const Piece& piece : present)
-    source.values(piece.parameter, piece.first, {master + piece.in_chunk, piece.count});
-  for (std::size_t a = s.has_master ? 1 : 0; a < s.states.arrays(); ++a) {
+    source.values(piece.parameter, piece.first, {wide + piece.in_chunk, piece.count});
+  for (std::size_t a = masters; a < s.states.arrays(unit); ++a) {
     float* array = state + a * n;
     clear_padding(source.state ? present : std::vector<Piece>(), n, array);
     for (const Piece& piece : present)
       if (source.state)
-        source.state(piece.parameter, a - (s.has_master ? 1 : 0), piece.first,
-                     {array + piece.in_chunk, piece.count});
+        source.state(piece.parameter, a - masters, piece.first, {array + piece.in_chunk, piece.count});
   }
-  if (s.has_master) kernels::convert(s.resources.threads, n, {master, Dtype::kF32}, values);
+  if (narrow) kernels::convert(s.resources.threads, n, {wide, Dtype::kF32}, values);
+}
+
+// The chunk's values in f32: where they lie, or widened.
+const float* wide_values(const ValueStreams& s, UnitId unit, std::size_t n, ConstArray values,
+                         const float* state) {
+  if (s.has_master_of(unit)) return state;
+  if (values.type == Dtype::kF32) return values.f32();
+  kernels::convert(s.resources.threads, n, values, {s.pipeline.scratch(), Dtype::kF32});
+  return s.pipeline.scratch();
+}
+
+void drain_values(const std::vector<Piece>& pieces, const float* values, const UnitSink& sink) {
+  for (const Piece& piece : pieces)
+    sink.values(piece.parameter, piece.first, {values + piece.in_chunk, piece.count});
 }
 
 // The arrays go side by side: a sink that computes checksums is slower than a disk.
 void drain_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, ConstArray values, const float* state,
                  const UnitSink& sink) {
-  const std::size_t n = s.states.chunk_size(unit, chunk), masters = s.has_master ? 1 : 0;
+  const std::size_t n = s.states.chunk_size(unit, chunk), masters = s.has_master_of(unit) ? 1 : 0;
+  const std::size_t arrays = s.states.arrays(unit);
   const std::vector<Piece> present = pieces(s, unit, chunk);
+  if (sink.values) drain_values(present, wide_values(s, unit, n, values, state), sink);
   const auto drain_parameters = [&] {
     if (!sink.parameter) return;
     for (const Piece& piece : present)
@@ -77,7 +93,7 @@ void drain_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, ConstArr
       if (array >= masters && sink.state) sink.state(piece.parameter, array - masters, piece.first, part);
     }
   };
-  s.resources.threads.parallel_for(1 + s.states.arrays(), 1, [&](std::size_t i, std::size_t) {
+  s.resources.threads.parallel_for(1 + arrays, 1, [&](std::size_t i, std::size_t) {
     if (i == 0)
       drain_parameters();
     else

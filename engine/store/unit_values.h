@@ -17,6 +17,7 @@ struct ValueStreams {
   UpdatePipeline& pipeline;
   const Resources& resources;
   bool has_master;
+  bool has_master_of(UnitId unit) const { return has_master && layout.trainable(unit); }
 };
 
 // values: the unit's home, held. Padding becomes zero. Returns what the source threw, after which it is not
@@ -29,7 +30,8 @@ std::exception_ptr save_values(const ValueStreams& streams, UnitId unit, ConstAr
                                const UnitSink& sink);
 
 // values: the unit's home, which a client has written. A master whose rounding is no longer what stands there
-// becomes it; the others keep what the narrower type cannot hold. Waits for its transfers.
+// becomes it; the others keep what the narrower type cannot hold. Waits for its transfers. REQUIRES:
+// has_master_of(unit).
 void take_masters(const ValueStreams& streams, UnitId unit, ConstArray values);
 
 }  // namespace sluice::engine

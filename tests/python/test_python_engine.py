@@ -32,6 +32,28 @@ def test_the_same_bits_in_memory_and_on_disk(tmp_path, dtype):
     assert trained(dtype=dtype, disk=tmp_path, place="disk", threads=1) == expected
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_frozen_unit_stays_as_it_is_and_has_no_state(tmp_path, dtype):
+    frozen = [sluice.Parameter(p.name, p.shape, frozen=True) for p in UNITS[2].parameters]
+    units = [*UNITS[:2], sluice.Unit(UNITS[2].name, frozen)]
+    options = sluice.Options(memory="4GiB", disk=tmp_path, optimizer=GROUPS, dtype=dtype, place="disk")
+    state = [sluice.plan(each, options)["bytes"]["disk"]["optimizer state"] for each in (UNITS, units)]
+    assert state[0] - state[1] == 61440 * 4 * (2 if dtype == "f32" else 3)
+    with sluice.Engine(units, options) as engine:
+        set_start(engine)
+        before = values_of(engine)
+        engine.begin_step()
+        add_gradients(engine, 0)
+        with pytest.raises(sluice.InvalidArgumentError, match="'unit.2'.*frozen"):
+            engine.acquire("unit.2", gradient=True)
+        engine.step()
+        after = values_of(engine)
+    assert [name for name in before if before[name] != after[name]] == ["first.weight", "first.bias"]
+    with pytest.raises(sluice.InvalidArgumentError, match="'mixed'.*'a'.*'b'"):
+        mixed = [sluice.Parameter("a", (1,)), sluice.Parameter("b", (1,), frozen=True)]
+        sluice.plan([sluice.Unit("mixed", mixed)], sluice.Options(memory="4GiB"))
+
+
 def torch_trained(steps):
     """The values after as many steps of torch.optim.AdamW, and the norms of their gradients."""
     tensors = [{n: torch.tensor(v, requires_grad=True) for n, v in start_of(unit).items()} for unit in UNITS]

@@ -20,6 +20,7 @@ class Parameter(ctypes.Structure):
         ("shape", POINTER(c_uint64)),
         ("dimensions", c_size_t),
         ("group", c_uint32),
+        ("frozen", c_uint32),
     ]
 
 

@@ -58,6 +58,7 @@ def model_of(units: Sequence[Unit]) -> Iterator[ctypes.c_void_p]:
                     shape,
                     len(shape),
                     given.group,
+                    1 if given.frozen else 0,
                 )
                 call("sluice_model_add_parameter", model, ctypes.byref(parameter), None)
         yield model

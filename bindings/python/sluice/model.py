@@ -40,11 +40,13 @@ def whole(number: int, what: str, below: int = 2**32) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """A tensor to be trained: its logical name, unique in the model, its shape, and its group of settings."""
+    """A tensor to be trained: its logical name, unique in the model, its shape, and its group of settings. One that is
+    frozen is never updated, and has no optimizer state; all parameters of a unit are frozen, or none is."""
 
     name: str
     shape: tuple[int, ...] = ()
     group: int = 0
+    frozen: bool = False
 
     def __post_init__(self) -> None:
         shape = tuple(whole(length, f"a dimension of '{self.name}'", 2**63) for length in self.shape)

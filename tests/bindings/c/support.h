@@ -64,7 +64,8 @@ inline constexpr uint32_t kUnits = 3;
 using ModelHandle = std::unique_ptr<sluice_model, decltype(&sluice_model_destroy)>;
 using EngineHandle = std::unique_ptr<sluice_engine, decltype(&sluice_engine_destroy)>;
 
-inline ModelHandle make_model() {
+// frozen: bit u is set where unit u is.
+inline ModelHandle make_model(uint32_t frozen = 0) {
   sluice_model* model = nullptr;
   EXPECT_OK(sluice_model_create(&model));
   uint32_t unit = 0, id = 0;
@@ -78,6 +79,7 @@ inline ModelHandle make_model() {
       given.shape = parameters()[p].shape.data();
       given.dimensions = parameters()[p].shape.size();
       given.group = parameters()[p].group;
+      given.frozen = frozen >> u & 1;
       EXPECT_OK(sluice_model_add_parameter(model, &given, &id));
       EXPECT_EQ(id, p);
     }
@@ -90,6 +92,7 @@ struct Choice {
   sluice_dtype dtype = SLUICE_F32;
   uint32_t held = 1, threads = 2;
   uint64_t memory = uint64_t{1} << 30, trace_events = 0;
+  uint32_t frozen = 0;  // as make_model() has it
 };
 
 inline sluice_engine_options options_of(const Choice& setup, const sluice_folder* folder) {
@@ -116,7 +119,7 @@ inline int start_values(void*, uint32_t parameter, uint64_t first, float* values
 }
 
 inline EngineHandle make_engine(const Choice& setup, const std::string& disk) {
-  const ModelHandle model = make_model();
+  const ModelHandle model = make_model(setup.frozen);
   const sluice_folder folder = {disk.c_str(), 0};
   const sluice_engine_options options = options_of(setup, disk.empty() ? nullptr : &folder);
   sluice_engine* engine = nullptr;

@@ -43,6 +43,26 @@ class Optimizer(torch.optim.Optimizer):
             )
         super().add_param_group(param_group)
 
+    def state_dict(self) -> dict[str, Any]:
+        """The settings of the groups. After the first step there is state, which is the engine's and would be missing here:
+        that is an error."""
+        if self._session.steps > 0:
+            raise StateError(
+                "the optimizer's state is the engine's, and may be larger than memory; save it with "
+                "sluice.torch.engine_of(model).save(folder), and load() it there (transformers.Trainer: "
+                "save_only_model=True)"
+            )
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Settings alone; a dict with state in it is an error."""
+        if state_dict.get("state"):
+            raise StateError(
+                "a state_dict of another optimizer is loaded, and the state is the engine's; load a checkpoint with "
+                "sluice.torch.engine_of(model).load(folder)"
+            )
+        super().load_state_dict(state_dict)
+
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
         """Updates what has a gradient. The updates go on behind the call, and are complete when a parameter is used."""

@@ -74,6 +74,7 @@ class Session:
         self._lock = threading.RLock()
         self._held: OrderedDict[int, list[int]] = OrderedDict()  # unit -> accesses, the one used last at the end
         self._in_step = False
+        self.steps = 0
         largest = max((p.numel() * p.element_size() for p in model.parameters() if p.requires_grad), default=0)
         self._keeper = Keeper(size_of(options.memory, "memory"), largest)
         self._slots: dict[int, Slot] = {}  # by the parameter's index
@@ -341,6 +342,7 @@ class Session:
             self._begin_step()
             self._in_step = False
             self.engine.step(settings, keep_gradients=True)
+            self.steps += 1
             for home in got:
                 home.changed()
             self._gradients.prepare()
