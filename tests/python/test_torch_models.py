@@ -16,7 +16,9 @@ STEPS = 5
 
 def drawn(step, *shape, below=None):
     generator = torch.Generator().manual_seed(step)
-    return torch.randn(shape, generator=generator) if below is None else torch.randint(below, shape, generator=generator)
+    if below is not None:
+        return torch.randint(below, shape, generator=generator)
+    return torch.randn(shape, generator=generator)
 
 
 def small_llama():

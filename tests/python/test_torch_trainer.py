@@ -83,8 +83,9 @@ def test_trainer_saves_a_model_that_plain_transformers_loads(tmp_path):
 def test_a_trainer_that_is_not_given_the_optimizer_is_refused(tmp_path):
     model = small_llama()
     wrap(model, "disk")
-    settings = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], max_steps=1, save_strategy="no")
-    trainer = transformers.Trainer(model=model, args=settings, train_dataset=Texts())
+    settings = {"use_cpu": True, "report_to": [], "max_steps": 1, "save_strategy": "no"}
+    arguments = transformers.TrainingArguments(str(tmp_path), **settings)
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Texts())
     with pytest.raises(sluice.StateError, match=r"'\S+weight' is .*wrapped.*optimizers=\(optimizer"):
         trainer.train()
     sluice.torch.close(model)

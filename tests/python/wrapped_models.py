@@ -1,6 +1,5 @@
 """What the tests of sluice.torch share: small models, a loop as users have it, and the same loop on plain PyTorch."""
 
-import sys
 import tempfile
 
 import sluice_package  # noqa: F401: finds the package

@@ -21,15 +21,29 @@ _aten = torch.ops.aten
 
 @dataclasses.dataclass(eq=False)
 class Slot:
-    """A gradient of a parameter, from its first backward until it is given up."""
+    """A gradient of a parameter, from its first backward until it is given up. It keeps neither the session nor the
+    parameter: what p.grad refers to is not shown to the collector, and they would never end."""
 
-    session: Session
-    home: Home
+    owner: weakref.ref[Session]
+    index: int  # of the parameter
     alive: bool = True
     copy: torch.Tensor | None = None  # what views were made of: they see what changes, and what they write counts
     gradient: weakref.ref[Gradient] | None = None  # whose version counter its views share
     version: int = 0  # of that, when the copy was equal to the engine's
     serial: int = dataclasses.field(default_factory=itertools.count().__next__)
+
+    @property
+    def session(self) -> Session:
+        """Of the wrapped model; raises where that is gone."""
+        session = self.owner()
+        if session is None:
+            raise StateError("the wrapped model whose gradient this was is gone; clone() what is needed later")
+        return session
+
+    @property
+    def home(self) -> Home:
+        """Of the parameter."""
+        return self.session.homes[self.index]
 
     def check(self) -> None:
         """Raises where the gradient is no more what it was. What was written to views is the gradient's now."""
@@ -85,7 +99,7 @@ class Gradient(torch.Tensor):
         return made
 
     def __init__(self, session: Session, home: Home) -> None:
-        self._slot = Slot(session, home)
+        self._slot = Slot(weakref.ref(session), home.index)
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 

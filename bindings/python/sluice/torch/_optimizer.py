@@ -93,8 +93,8 @@ def _refuse_others(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> 
         session = getattr(p, "_sluice", None)
         if session is not None:
             raise StateError(
-                f"'{session.by_id[id(p)].name}' is of a wrapped model, and {type(optimizer).__name__}, which is not its "
-                "optimizer, is to update it; use the one that sluice.torch.wrap() gave (with transformers.Trainer: "
+                f"'{session.by_id[id(p)].name}' is of a wrapped model, and {type(optimizer).__name__}, which is not "
+                "its optimizer, is to update it; use the one that sluice.torch.wrap() gave (with transformers.Trainer: "
                 "optimizers=(optimizer, None)), or sluice.torch.close() the model before"
             )
 

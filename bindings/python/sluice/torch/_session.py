@@ -193,7 +193,8 @@ class Session:
                 return _Saved(
                     home, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), home.version, tensor.dtype
                 )
-        return _Plain(tensor, tensor._version)
+        # An operation's own result would keep the operation, and that this: a graph that no backward frees would stay.
+        return _Plain(tensor if tensor.grad_fn is None else tensor.detach(), tensor._version)
 
     def _unpack(self, saved: Any) -> torch.Tensor:
         if isinstance(saved, _Plain):
