@@ -34,7 +34,8 @@ struct UnitSink {
       parameter;  // compute type
   std::function<void(ParameterId, std::size_t first, std::span<const float>)>
       master;  // only where a master exists
-  std::function<void(ParameterId, std::size_t array, std::size_t first, std::span<const float>)> state;
+  std::function<void(ParameterId, std::size_t array, std::size_t first, std::size_t count, ConstArray values)>
+      state;  // in the array's type
   // The values in f32, whatever holds them: those of the master, where there is one.
   std::function<void(ParameterId, std::size_t first, std::span<const float>)> values;
 };

@@ -105,7 +105,7 @@ void TrainingRun::resume(const std::string& folder) {
          settings_.steps);
   resume_metrics();
   next_sample_ = json_field<std::uint64_t>(checkpoint.run(), "next_sample", folder);
-  CheckpointValues values(checkpoint, engine_->layout(), state_names(*setup_.optimizer));
+  CheckpointValues values(checkpoint, engine_->layout(), setup_.optimizer->state());
   checkpoint_ = folder;
   const auto begin = std::chrono::steady_clock::now();
   if (!load_units(values.source())) return;
@@ -204,7 +204,7 @@ void TrainingRun::save() {
   if (settings_.out.empty() || saved_step_ == step_) return;
   engine_->settle();
   const auto begin = std::chrono::steady_clock::now();
-  CheckpointTensors tensors(engine_->layout(), settings_.dtype, state_names(*setup_.optimizer));
+  CheckpointTensors tensors(engine_->layout(), settings_.dtype, setup_.optimizer->state());
   engine::CheckpointWriter::Options options;
   options.out = settings_.out;
   options.step = step_;

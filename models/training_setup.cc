@@ -66,7 +66,7 @@ std::uint64_t checkpoint_room(const TrainSettings& settings, std::uint64_t check
 std::uint64_t checkpoint_size(const Model& model, const TrainSettings& settings,
                               const optim::Optimizer& optimizer) {
   const engine::Layout layout(model.units());
-  const auto files = CheckpointTensors(layout, settings.dtype, state_names(optimizer)).file_bytes();
+  const auto files = CheckpointTensors(layout, settings.dtype, optimizer.state()).file_bytes();
   return engine::bytes_needed(files);
 }
 
@@ -74,7 +74,7 @@ std::uint64_t checkpoint_size(const Model& model, const TrainSettings& settings,
 std::uint64_t checkpoint_buffers(const Setup& setup) {
   const engine::Layout layout(setup.model->units());
   if (!setup.settings.out.empty())
-    return CheckpointTensors(layout, setup.settings.dtype, state_names(*setup.optimizer)).buffer_bytes();
+    return CheckpointTensors(layout, setup.settings.dtype, setup.optimizer->state()).buffer_bytes();
   return is_preset(setup.settings.model) ? 0 : engine::kStreamBuffer;
 }
 
@@ -119,12 +119,6 @@ std::unique_ptr<optim::Optimizer> make_training_optimizer(const optim::Optimizer
   const bool adam = settings.name == "adamw" || settings.name == "adam";
   if (adam && !settings.beta2) settings.beta2 = 0.95;
   return optim::make_optimizer(settings);
-}
-
-std::vector<std::string> state_names(const optim::Optimizer& optimizer) {
-  std::vector<std::string> names;
-  for (const optim::StateArray& array : optimizer.state()) names.push_back(array.name);
-  return names;
 }
 
 void check_settings(const TrainSettings& s) {

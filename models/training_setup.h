@@ -64,6 +64,5 @@ Setup prepare(const TrainSettings& settings);
 
 // With the defaults of training, where they are other than the optimizer's own.
 std::unique_ptr<optim::Optimizer> make_training_optimizer(const optim::OptimizerSettings& settings);
-std::vector<std::string> state_names(const optim::Optimizer& optimizer);
 
 }  // namespace sluice::models

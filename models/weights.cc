@@ -177,9 +177,9 @@ void check_hugging_face_folder(offload::IoService& io, const std::string& folder
 namespace {
 
 // The same optimizer may keep other arrays, as SGD with and without momentum does.
-void check_state(const engine::CheckpointReader& checkpoint, const std::vector<std::string>& state) {
+void check_state(const engine::CheckpointReader& checkpoint, const std::vector<optim::StateArray>& state) {
   std::set<std::string> wanted, found;
-  for (const std::string& name : state) wanted.insert(engine::optimizer_file(name));
+  for (const optim::StateArray& array : state) wanted.insert(engine::optimizer_file(array.name));
   for (const engine::CheckpointFile& file : checkpoint.files())
     if (file.name.starts_with("optimizer.") && file.name != engine::optimizer_file("master"))
       found.insert(file.name);
@@ -199,14 +199,14 @@ CheckpointValues::CheckpointValues(const engine::CheckpointReader& checkpoint, c
 }
 
 CheckpointValues::CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout,
-                                   const std::vector<std::string>& state)
+                                   const std::vector<optim::StateArray>& state)
     : CheckpointValues(checkpoint, layout) {
   if (!any_trainable(layout)) return;
   check_state(checkpoint, state);
   const std::string master = engine::optimizer_file("master");
   if (checkpoint.has(master)) check(*(masters_ = checkpoint.open_tensors(master)), false);
-  for (const std::string& name : state)
-    check(*state_.emplace_back(checkpoint.open_tensors(engine::optimizer_file(name))), false);
+  for (const optim::StateArray& array : state)
+    check(*state_.emplace_back(checkpoint.open_tensors(engine::optimizer_file(array.name))), false);
 }
 
 // frozen: whether it holds the parameters of frozen units too.
@@ -240,7 +240,7 @@ engine::UnitSource CheckpointValues::source() {
 }
 
 CheckpointTensors::CheckpointTensors(const engine::Layout& layout, Dtype dtype,
-                                     const std::vector<std::string>& state) {
+                                     const std::vector<optim::StateArray>& state) {
   const auto header = [&](Dtype type, bool frozen) {
     std::vector<engine::TensorDeclaration> tensors;
     for (engine::ParameterId id = 0; id < layout.parameters(); ++id) {
@@ -255,8 +255,8 @@ CheckpointTensors::CheckpointTensors(const engine::Layout& layout, Dtype dtype,
   if (dtype != Dtype::kF32)
     headers_.push_back({engine::optimizer_file("master"), header(Dtype::kF32, false)});
   first_state_ = headers_.size();
-  for (const std::string& name : state)
-    headers_.push_back({engine::optimizer_file(name), header(Dtype::kF32, false)});
+  for (const optim::StateArray& array : state)
+    headers_.push_back({engine::optimizer_file(array.name), header(array.type, false)});
 }
 
 std::vector<std::uint64_t> CheckpointTensors::file_bytes() const {
@@ -284,8 +284,10 @@ engine::UnitSink CheckpointTensors::sink() {
     ensure(first_state_ == 2, "a master was saved of a model that has none");
     writers_[1]->write(std::as_bytes(values));
   };
-  sink.state = [this](engine::ParameterId, std::size_t array, std::size_t, std::span<const float> values) {
-    writers_[first_state_ + array]->write(std::as_bytes(values));
+  sink.state = [this](engine::ParameterId, std::size_t array, std::size_t, std::size_t count,
+                      ConstArray values) {
+    writers_[first_state_ + array]->write(
+        {static_cast<const std::byte*>(values.data), count * size_of(values.type)});
   };
   return sink;
 }

@@ -12,6 +12,7 @@
 #include "engine/engine.h"
 #include "models/config.h"
 #include "offload/file.h"
+#include "optim/optimizer.h"
 
 namespace sluice::models {
 
@@ -57,12 +58,12 @@ void check_hugging_face_folder(offload::IoService& io, const std::string& folder
 // Thread rule: one thread at a time.
 class CheckpointValues {
  public:
-  // The parameters alone; or the f32 masters, where there are any, and the optimizer's arrays of these names.
-  // Throws Error(kCorrupt) where the files do not fit the layout, Error(kInvalidArgument) where the
+  // The parameters alone; or the f32 masters, where there are any, and the optimizer's arrays, of whatever
+  // type. Throws Error(kCorrupt) where the files do not fit the layout, Error(kInvalidArgument) where the
   // checkpoint has other arrays.
   CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout);
   CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout,
-                   const std::vector<std::string>& state);
+                   const std::vector<optim::StateArray>& state);
   engine::UnitSource source();  // valid as long as this; every byte is verified
 
  private:
@@ -77,7 +78,7 @@ class CheckpointValues {
 // The tensor files of a checkpoint that are written side by side, unit by unit in the layout's order.
 class CheckpointTensors {
  public:
-  CheckpointTensors(const engine::Layout& layout, Dtype dtype, const std::vector<std::string>& state);
+  CheckpointTensors(const engine::Layout& layout, Dtype dtype, const std::vector<optim::StateArray>& state);
   std::vector<std::uint64_t> file_bytes() const;
   std::size_t files() const { return headers_.size(); }
   std::uint64_t buffer_bytes() const;  // what they are all written or read through

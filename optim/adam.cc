@@ -74,10 +74,12 @@ class Adam final : public Optimizer {
 
   std::string name() const override { return decoupled_ ? "adamw" : "adam"; }
   Json settings() const override {
-    return {{"beta1", settings_.beta1}, {"beta2", settings_.beta2}, {"epsilon", settings_.epsilon}};
+    return with_state_type(
+        {{"beta1", settings_.beta1}, {"beta2", settings_.beta2}, {"epsilon", settings_.epsilon}},
+        settings_.state);
   }
   std::vector<StateArray> state() const override {
-    return {{"exp_avg", Dtype::kF32}, {"exp_avg_sq", Dtype::kF32}};
+    return {{"exp_avg", settings_.state}, {"exp_avg_sq", settings_.state}};
   }
   void apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const override;
 
@@ -113,6 +115,7 @@ void Adam::apply(Threads& threads, const Hyperparameters& hyperparameters, const
 
 std::unique_ptr<Optimizer> make(const AdamSettings& settings, bool decoupled) {
   auto made = std::make_unique<Adam>(settings, decoupled);
+  check_state_type(made->name(), settings.state);
   check_share(made->name(), "beta1", settings.beta1);
   check_share(made->name(), "beta2", settings.beta2);
   if (!(settings.epsilon >= 0) || std::isinf(settings.epsilon))

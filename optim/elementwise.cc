@@ -34,6 +34,17 @@ void check_share(std::string_view optimizer, std::string_view name, double value
          value);
 }
 
+void check_state_type(std::string_view optimizer, Dtype type) {
+  if (type != Dtype::kF32 && type != Dtype::kBf16)
+    fail(ErrorCode::kInvalidArgument, "{}: its state is to be {}; it may be f32 or bf16", optimizer,
+         name_of(type));
+}
+
+Json with_state_type(Json settings, Dtype type) {
+  if (type != Dtype::kF32) settings["state"] = name_of(type);
+  return settings;
+}
+
 double power(double base, std::uint64_t exponent) {
   double result = 1;
   for (; exponent > 0; exponent >>= 1, base *= base)

@@ -28,6 +28,12 @@ void check_span(const Optimizer& optimizer, const Hyperparameters& hyperparamete
 // Throws Error(kInvalidArgument) unless it is at least 0 and below 1.
 void check_share(std::string_view optimizer, std::string_view name, double value);
 
+// Throws Error(kInvalidArgument) unless arrays of state can have the type.
+void check_state_type(std::string_view optimizer, Dtype type);
+
+// The settings with the state's type, where it is not f32.
+Json with_state_type(Json settings, Dtype type);
+
 // By squaring, and not std::pow, whose last bit differs between machines.
 double power(double base, std::uint64_t exponent);
 

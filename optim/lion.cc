@@ -60,8 +60,10 @@ class Lion final : public Optimizer {
   explicit Lion(const LionSettings& settings) : settings_(settings) {}
 
   std::string name() const override { return "lion"; }
-  Json settings() const override { return {{"beta1", settings_.beta1}, {"beta2", settings_.beta2}}; }
-  std::vector<StateArray> state() const override { return {{"exp_avg", Dtype::kF32}}; }
+  Json settings() const override {
+    return with_state_type({{"beta1", settings_.beta1}, {"beta2", settings_.beta2}}, settings_.state);
+  }
+  std::vector<StateArray> state() const override { return {{"exp_avg", settings_.state}}; }
   void apply(Threads& threads, const Hyperparameters& h, const Span& span) const override {
     check_span(*this, h, span);
     const auto rounded = [](double value) { return static_cast<float>(value); };
@@ -82,6 +84,7 @@ class Lion final : public Optimizer {
 }  // namespace
 
 std::unique_ptr<Optimizer> make_lion(const LionSettings& settings) {
+  check_state_type("lion", settings.state);
   check_share("lion", "beta1", settings.beta1);
   check_share("lion", "beta2", settings.beta2);
   return std::make_unique<Lion>(settings);

@@ -34,7 +34,7 @@ struct Span {
   float* master = nullptr;        // f32 values that are updated (an f32 parameter is its own master)
   Array parameter;                // the compute type's copy, written in the same pass; null data: the master is all
   ConstArray gradient;            // f32 or bf16
-  std::vector<Array> state;       // one for each StateArray, count elements
+  std::vector<Array> state;       // one for each StateArray, count elements of its type
 };
 
 // The arithmetic of a step. Works in rounds: for each round r < rounds(), statistics(r, span) over all spans of a
@@ -53,11 +53,15 @@ class Optimizer {
   virtual void apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const = 0;
 };
 
+// Every optimizer takes the type of its state: f32, or bf16, which is rounded to nearest, ties to even, each time it is
+// written. The arithmetic is f32 either way.
+
 struct AdamSettings {
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
+  Dtype state = Dtype::kF32;
 };
 // Loshchilov, Hutter 2019, algorithm 2, with torch.optim.AdamW's arithmetic: decay first (p *= 1 - lr * wd), then
-// p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon). State "exp_avg", "exp_avg_sq", f32.
+// p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon). State "exp_avg", "exp_avg_sq".
 std::unique_ptr<Optimizer> make_adamw(const AdamSettings& settings);
 // Kingma, Ba 2015, algorithm 1, as torch.optim.Adam: the same, but that the decay goes into the gradient
 // (g += wd * p).
@@ -65,17 +69,19 @@ std::unique_ptr<Optimizer> make_adam(const AdamSettings& settings);
 
 struct LionSettings {
   double beta1 = 0.9, beta2 = 0.99;
+  Dtype state = Dtype::kF32;
 };
 // Chen et al. 2023, algorithm 2: p -= lr * (sign(beta1 m + (1 - beta1) g) + wd * p), then
-// m = beta2 m + (1 - beta2) g. State "exp_avg", f32.
+// m = beta2 m + (1 - beta2) g. State "exp_avg".
 std::unique_ptr<Optimizer> make_lion(const LionSettings& settings);
 
 struct SgdSettings {
   double momentum = 0;
   bool nesterov = false;
+  Dtype state = Dtype::kF32;
 };
 // As torch.optim.SGD with dampening 0 (Sutskever et al. 2013): g += wd * p; b = momentum * b + g;
-// p -= lr * (nesterov ? g + momentum * b : b). State "momentum_buffer", f32; none where momentum is 0.
+// p -= lr * (nesterov ? g + momentum * b : b). State "momentum_buffer"; none where momentum is 0.
 std::unique_ptr<Optimizer> make_sgd(const SgdSettings& settings);
 
 // What a user asks for.
@@ -84,6 +90,7 @@ struct OptimizerSettings {
   // Nothing: the optimizer's own.
   std::optional<double> beta1 = {}, beta2 = {}, epsilon = {}, momentum = {};
   bool nesterov = false;
+  Dtype state = Dtype::kF32;  // of its arrays
 };
 // Throws Error(kInvalidArgument) for a name that is not known (it lists those that are), a setting that the
 // optimizer does not have, and one out of its range.

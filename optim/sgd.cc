@@ -59,11 +59,12 @@ class Sgd final : public Optimizer {
 
   std::string name() const override { return "sgd"; }
   Json settings() const override {
-    return {{"momentum", settings_.momentum}, {"nesterov", settings_.nesterov}};
+    return with_state_type({{"momentum", settings_.momentum}, {"nesterov", settings_.nesterov}},
+                           settings_.state);
   }
   std::vector<StateArray> state() const override {
     if (settings_.momentum == 0) return {};
-    return {{"momentum_buffer", Dtype::kF32}};
+    return {{"momentum_buffer", settings_.state}};
   }
   void apply(Threads& threads, const Hyperparameters& h, const Span& span) const override {
     check_span(*this, h, span);
@@ -85,6 +86,7 @@ class Sgd final : public Optimizer {
 }  // namespace
 
 std::unique_ptr<Optimizer> make_sgd(const SgdSettings& settings) {
+  check_state_type("sgd", settings.state);
   check_share("sgd", "momentum", settings.momentum);
   if (settings.nesterov && settings.momentum == 0)
     fail(ErrorCode::kInvalidArgument, "sgd: nesterov is asked for without momentum; give a momentum above 0");

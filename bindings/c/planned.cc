@@ -85,6 +85,7 @@ std::unique_ptr<optim::Optimizer> optimizer_of(const sluice_engine_options& opti
   }
   if (options.momentum != 0) settings.momentum = options.momentum;
   settings.nesterov = options.nesterov != 0;
+  settings.state = dtype_of(options.state);
   return optim::make_optimizer(settings);
 }
 
@@ -120,7 +121,7 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   made.profile = engine::any_order_profile(units_of(model), held, dtype_of(options.dtype));
   const engine::MachineRates rates = rates_of(*made.io, made.disk);
   made.checkpoint_buffers = models::CheckpointTensors(engine::Layout(made.profile.units), made.profile.dtype,
-                                                      models::state_names(*made.optimizer))
+                                                      made.optimizer->state())
                                 .buffer_bytes();
   made.budget.memory = options.memory;
   made.budget.disk = models::usable_disk(made.disk);

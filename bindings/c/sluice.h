@@ -115,6 +115,7 @@ typedef struct sluice_engine_options {
   const char* optimizer;  /* "adamw", "adam", "lion", "sgd"; NULL: "adamw". See docs/optimizers.md */
   double momentum;        /* of sgd; 0: none */
   uint32_t nesterov;      /* of sgd */
+  sluice_dtype state;     /* of the optimizer's arrays */
 } sluice_engine_options;
 
 /* Where every byte would live, without taking any: a JSON object, given to the caller, as `sluice plan --json` prints.
@@ -230,8 +231,8 @@ SLUICE_API sluice_status sluice_engine_steps(const sluice_engine* engine, uint64
  * `path`, where not NULL, is given to the caller: the checkpoint's folder. Between steps. */
 SLUICE_API sluice_status sluice_engine_save(sluice_engine* engine, const char* out, uint64_t keep, char** path);
 /* Loads such a checkpoint: a folder that sluice_engine_save() gave, or `out` itself for the newest there. Every byte is
- * verified. SLUICE_CORRUPT and SLUICE_INVALID_ARGUMENT (another model, another optimizer) name what is wrong. After an error that came when
- * values had been changed already the engine has failed. */
+ * verified. SLUICE_CORRUPT and SLUICE_INVALID_ARGUMENT (another model, another optimizer) name what is wrong. State of
+ * another type is converted. After an error that came when values had been changed already the engine has failed. */
 SLUICE_API sluice_status sluice_engine_load(sluice_engine* engine, const char* path);
 
 /* ---- the ledger and the trace ---- */

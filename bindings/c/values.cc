@@ -141,7 +141,7 @@ std::string save(sluice_engine& e, const std::string& out, std::uint64_t keep) {
   check_folder(out, e.engine->steps());
   engine::remove_leftovers(out);
   models::CheckpointTensors tensors(e.engine->layout(), e.planned.profile.dtype,
-                                    models::state_names(*e.planned.optimizer));
+                                    e.planned.optimizer->state());
   engine::CheckpointWriter::Options options;
   options.out = out;
   options.step = e.engine->steps();
@@ -217,8 +217,7 @@ sluice_status sluice_engine_load(sluice_engine* handle, const char* path) {
     engine::ReadAhead ahead(buffer.bytes(), &e.threads);
     const engine::CheckpointReader checkpoint(*e.planned.io, checkpoint_at(&required(path, "path")), ahead);
     check_optimizer(checkpoint, *e.planned.optimizer);
-    sluice::models::CheckpointValues values(checkpoint, e.engine->layout(),
-                                            sluice::models::state_names(*e.planned.optimizer));
+    sluice::models::CheckpointValues values(checkpoint, e.engine->layout(), e.planned.optimizer->state());
     load_all(e, values.source());
     e.engine->settle();
     set_steps(*e.engine, checkpoint);

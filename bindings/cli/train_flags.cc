@@ -31,7 +31,7 @@ void bind_memory(Flags& flags, models::TrainSettings& s, TrainOptions& options) 
   flags.whole("--threads", s.threads, "compute threads; without it the cores that this process may use");
 }
 
-void bind_steps(Flags& flags, models::TrainSettings& s) {
+void bind_steps(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.group("Steps");
   flags.whole("--batch", s.batch, "sequences of a micro-batch");
   flags.whole("--accumulate", s.accumulate, "micro-batches of a step");
@@ -48,6 +48,7 @@ void bind_steps(Flags& flags, models::TrainSettings& s) {
   flags.real("--beta2", optimizer.beta2, "of adamw and adam (0.95) and lion (0.99)");
   flags.real("--epsilon", optimizer.epsilon, "of adamw and adam (1e-8)");
   flags.real("--momentum", optimizer.momentum, "of sgd (0: none)");
+  flags.choice("--state", options.state, {"f32", "bf16"}, "type of the optimizer's state");
   flags.toggle("--nesterov", optimizer.nesterov, "of sgd: look ahead by the momentum");
 }
 
@@ -79,7 +80,7 @@ void bind_placement(Flags& flags, models::TrainSettings& s) {
 void bind_all(CLI::App& app, TrainOptions& options) {
   Flags flags(app);
   bind_model_and_data(flags, options.settings, options);
-  bind_steps(flags, options.settings);
+  bind_steps(flags, options.settings, options);
   bind_memory(flags, options.settings, options);
   bind_output(flags, options.settings, options);
   bind_placement(flags, options.settings);
@@ -127,6 +128,7 @@ models::TrainSettings finish_settings(CLI::App& app, TrainOptions& options) {
     fail(ErrorCode::kInvalidArgument, "--data is missing: text files or folders, or .bin token files");
   for (const std::string& disk : options.disk) settings.disk.push_back(parse_disk(disk));
   settings.dtype = *dtype_from_name(options.dtype);
+  settings.optimizer.state = *dtype_from_name(options.state);
   if (settings.plan.recompute == "auto") settings.plan.recompute.reset();
   return settings;
 }

@@ -31,8 +31,7 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
       clip_(request.clip),
       layout_(profile.units),
       uses_(gradient_uses(profile)),
-      has_master_(profile.dtype != Dtype::kF32),
-      arrays_(optimizer.state().size() + (has_master_ ? 1 : 0)),
+      format_(optimizer, profile.dtype),
       chunk_elements_(choose_chunk(layout_, request)) {}
 
 std::size_t Placement::parameter_bytes(UnitId unit) const {
@@ -47,7 +46,7 @@ std::size_t Placement::gradient_bytes(UnitId unit) const {
 }
 
 std::size_t Placement::state_bytes(UnitId unit) const {
-  return layout_.trainable(unit) ? layout_.unit_elements(unit) * arrays_ * sizeof(float) : 0;
+  return layout_.trainable(unit) ? format_.bytes(layout_.unit_elements(unit)) : 0;
 }
 
 // Read at each access of each group, but not where the unit is still there from the access before or the next
@@ -61,7 +60,7 @@ Placement::Traffic Placement::parameter_traffic(UnitId unit, std::size_t groups)
     reads += i == 0 || positions[i] - positions[i - 1] > 2 ? 1 : 0;
   reads *= groups;
   if (!updated(unit)) return {reads * parameter_bytes(unit), 0};
-  if (has_master_ && clip_ && reads > 0) --reads;
+  if (format_.has_master() && clip_ && reads > 0) --reads;
   return {reads * parameter_bytes(unit), parameter_bytes(unit)};
 }
 
@@ -143,8 +142,10 @@ bool Placement::needs_staging(const std::vector<UnitPlan>& units) const {
 }
 
 bool Placement::needs_scratch() const {
-  return has_master_ && std::any_of(profile_.units.begin(), profile_.units.end(),
-                                    [](const UnitSpec& unit) { return !unit.trainable; });
+  for (std::size_t array = format_.masters(); array < format_.arrays(); ++array)
+    if (format_.type(array) != Dtype::kF32) return true;
+  return profile_.dtype != Dtype::kF32 && std::any_of(profile_.units.begin(), profile_.units.end(),
+                                                      [](const UnitSpec& unit) { return !unit.trainable; });
 }
 
 std::size_t Placement::activation_bytes(const std::vector<UnitPlan>& units, std::size_t group) const {
@@ -175,9 +176,8 @@ double Placement::compute_seconds(const std::vector<UnitPlan>& units, const Mach
 
 // Reads gradient, master and state, writes master, state and, beside a master, the parameter.
 double Placement::optimizer_seconds(const MachineRates& rates) const {
-  const std::size_t arrays = arrays_ + (has_master_ ? 0 : 1);
-  const double bytes =
-      static_cast<double>(2 * arrays * sizeof(float) + size_of(profile_.dtype) * (has_master_ ? 2 : 1));
+  const std::size_t passes = format_.has_master() ? 2 : 3;  // of the parameters' type
+  const auto bytes = static_cast<double>(2 * format_.bytes(1) + passes * size_of(profile_.dtype));
   std::size_t elements = 0;
   for (ParameterId p = 0; p < layout_.parameters(); ++p)
     if (updated(layout_.place(p).unit)) elements += layout_.place(p).elements;

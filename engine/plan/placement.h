@@ -6,6 +6,7 @@
 #include "engine/layout.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/profile.h"
+#include "engine/store/state_format.h"
 
 namespace sluice::engine {
 
@@ -22,7 +23,7 @@ class Placement {
   Placement(const Profile& profile, const optim::Optimizer& optimizer, const PlanRequest& request);
 
   const Layout& layout() const { return layout_; }
-  std::size_t state_arrays() const { return arrays_; }
+  const StateFormat& format() const { return format_; }
   std::size_t chunk_elements() const { return chunk_elements_; }
 
   std::size_t parameter_bytes(UnitId unit) const;
@@ -41,7 +42,7 @@ class Placement {
   // Frames that the accesses of a window need together, given what is resident.
   std::size_t extents(const std::vector<UnitPlan>& units, const Lookahead& lookahead) const;
   bool needs_staging(const std::vector<UnitPlan>& units) const;
-  // Whether values pass through f32 memory that is neither the parameter nor a master.
+  // Whether values or state pass through f32 memory that is neither the parameter nor a master.
   bool needs_scratch() const;
 
   std::size_t activation_bytes(const std::vector<UnitPlan>& units, std::size_t group) const;
@@ -64,8 +65,8 @@ class Placement {
   std::vector<int> uses_;  // gradient buffers of each unit
   bool updated(UnitId unit) const { return uses_[unit] > 0; }
 
-  bool has_master_;
-  std::size_t arrays_, chunk_elements_;
+  StateFormat format_;
+  std::size_t chunk_elements_;
 };
 
 }  // namespace sluice::engine

@@ -204,8 +204,7 @@ class Planner {
     host[index(Purpose::kActivation)] = round_up(plan.activation_bytes, kHugePage);
     host[index(Purpose::kWorkspace)] = round_up(plan.workspace_bytes, kHugePage) + profile_.hidden_bytes;
     host[index(Purpose::kStaging)] = round_up(
-        plan.staging_slots * UpdatePipeline::slot_bytes(plan.chunk_elements, placement_.state_arrays()),
-        kHugePage);
+        plan.staging_slots * UpdatePipeline::slot_bytes(plan.chunk_elements, placement_.format()), kHugePage);
     host[index(Purpose::kBase)] = budget_.base;
     plan.bytes[index(Tier::kDisk)] = placement_.disk_bytes(plan.units);
     plan.peak_memory = std::accumulate(host.begin(), host.end(), std::uint64_t{0});

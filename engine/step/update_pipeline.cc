@@ -22,11 +22,10 @@ struct UpdatePipeline::Running {
 };
 
 UpdatePipeline::UpdatePipeline(const Layout& layout, const optim::Optimizer& optimizer, StateStore& states,
-                               bool has_master, Threads& threads, offload::RecordStore* disk, Trace* trace)
+                               Threads& threads, offload::RecordStore* disk, Trace* trace)
     : layout_(layout),
       optimizer_(optimizer),
       states_(states),
-      has_master_(has_master),
       threads_(threads),
       disk_(disk),
       trace_(trace) {}
@@ -38,21 +37,20 @@ UpdatePipeline::~UpdatePipeline() {
   changed_.wait(lock, [&] { return transfers_ == 0; });
 }
 
-std::size_t UpdatePipeline::slot_bytes(std::size_t chunk_elements, std::size_t arrays) {
-  return round_up(chunk_elements * arrays * sizeof(float), offload::RecordStore::kBlock) +
+std::size_t UpdatePipeline::slot_bytes(std::size_t chunk_elements, const StateFormat& format) {
+  return round_up(format.bytes(chunk_elements), offload::RecordStore::kBlock) +
          round_up(chunk_elements * sizeof(float), offload::RecordStore::kBlock);
 }
 
 void UpdatePipeline::start(allocator::Ledger& ledger, std::size_t slots) {
-  const std::size_t bytes = slot_bytes(states_.chunk_elements(), states_.arrays());
+  const std::size_t bytes = slot_bytes(states_.chunk_elements(), states_.format());
   staging_ = allocator::Region(ledger, allocator::Purpose::kStaging, slots * bytes);
   slots_.resize(slots);
   for (std::size_t i = 0; i < slots; ++i) slots_[i].data = staging_.data() + i * bytes;
 }
 
 std::byte* UpdatePipeline::gradient_part(const Slot& slot) const {
-  return slot.data +
-         round_up(states_.chunk_elements() * states_.arrays() * sizeof(float), offload::RecordStore::kBlock);
+  return slot.data + round_up(states_.format().bytes(states_.chunk_elements()), offload::RecordStore::kBlock);
 }
 
 void UpdatePipeline::add(const Update& update, std::function<void()> on_applied) {
@@ -188,6 +186,7 @@ bool UpdatePipeline::apply_in_memory(Running& running) {
 void UpdatePipeline::apply_chunk(Running& running, std::size_t chunk, std::byte* state, ConstArray gradient) {
   const auto start = Trace::Clock::now();
   const Update& update = running.update;
+  const StateFormat& format = states_.format();
   const std::size_t begin = chunk * states_.chunk_elements();
   const std::size_t elements = states_.chunk_size(update.unit, chunk);
   for (ParameterId p = layout_.first_parameter(update.unit); p < layout_.end_parameter(update.unit); ++p) {
@@ -197,15 +196,15 @@ void UpdatePipeline::apply_chunk(Running& running, std::size_t chunk, std::byte*
     const ParameterUpdate& own = update.parameter_updates[p - layout_.first_parameter(update.unit)];
     if (from >= to || own.step == 0) continue;
     const auto array = [&](std::size_t index) {
-      return Array{state + (index * elements + from - begin) * sizeof(float), Dtype::kF32};
+      return format.array(state, elements, index).at(from - begin);
     };
     optim::Span span;
     span.count = to - from;
     span.first_index = from - place.offset;
-    span.master = has_master_ ? array(0).f32() : update.parameters.at(from).f32();
-    if (has_master_) span.parameter = update.parameters.at(from);
+    span.master = format.has_master() ? array(0).f32() : update.parameters.at(from).f32();
+    if (format.has_master()) span.parameter = update.parameters.at(from);
     span.gradient = gradient.at(from - begin);
-    for (std::size_t a = has_master_ ? 1 : 0; a < states_.arrays(); ++a) span.state.push_back(array(a));
+    for (std::size_t a = format.masters(); a < format.arrays(); ++a) span.state.push_back(array(a));
     optim::Hyperparameters hyperparameters = update.groups[layout_.spec(p).group];
     hyperparameters.step = own.step;
     hyperparameters.gradient_factor *= own.gradient_factor;

@@ -39,13 +39,13 @@ struct Update {
 // Thread rule: the public functions from one thread.
 class UpdatePipeline {
  public:
-  UpdatePipeline(const Layout& layout, const optim::Optimizer& optimizer, StateStore& states, bool has_master,
+  UpdatePipeline(const Layout& layout, const optim::Optimizer& optimizer, StateStore& states,
                  Threads& threads, offload::RecordStore* disk, Trace* trace);
   ~UpdatePipeline();  // waits for transfers
   UpdatePipeline(const UpdatePipeline&) = delete;
   UpdatePipeline& operator=(const UpdatePipeline&) = delete;
 
-  static std::size_t slot_bytes(std::size_t chunk_elements, std::size_t arrays);
+  static std::size_t slot_bytes(std::size_t chunk_elements, const StateFormat& format);
   void start(allocator::Ledger& ledger, std::size_t slots);  // takes the staging memory
 
   // on_applied: called once from pump(), when parameters and gradient are no longer needed by the update.
@@ -91,7 +91,6 @@ class UpdatePipeline {
   const Layout& layout_;
   const optim::Optimizer& optimizer_;
   StateStore& states_;
-  bool has_master_;
   Threads& threads_;
   offload::RecordStore* disk_;
   Trace* trace_;

@@ -1,16 +1,17 @@
 #include "engine/store/state_store.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/bytes.h"
 
 namespace sluice::engine {
 
-StateStore::StateStore(const Layout& layout, std::size_t arrays, std::size_t chunk_elements,
+StateStore::StateStore(const Layout& layout, StateFormat format, std::size_t chunk_elements,
                        const std::vector<bool>& resident, offload::RecordStore* disk)
-    : layout_(layout), arrays_(arrays), chunk_elements_(chunk_elements) {
+    : layout_(layout), format_(std::move(format)), chunk_elements_(chunk_elements) {
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
-    const std::size_t bytes = layout.unit_elements(unit) * this->arrays(unit) * sizeof(float);
+    const std::size_t bytes = layout.trainable(unit) ? format_.bytes(layout.unit_elements(unit)) : 0;
     Unit entry{bytes == 0 || resident[unit], resident_bytes_, 0};
     if (entry.resident)
       resident_bytes_ += bytes;

@@ -41,29 +41,39 @@ void clear_padding(const std::vector<Piece>& pieces, std::size_t n, float* value
   clear_up_to(n);
 }
 
-void fill_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, Array values, float* state,
+// One array of the optimizer's: by way of f32, where it is narrower. Without a source zeros, which all types
+// have as zero bytes.
+void fill_array(const ValueStreams& s, const std::vector<Piece>& pieces, std::size_t n, std::size_t index,
+                Array array, const UnitSource& source) {
+  if (!source.state) return void(std::memset(array.data, 0, n * size_of(array.type)));
+  const bool narrow = array.type != Dtype::kF32;
+  float* wide = narrow ? s.pipeline.scratch() : array.f32();
+  clear_padding(pieces, n, wide);
+  for (const Piece& piece : pieces)
+    source.state(piece.parameter, index, piece.first, {wide + piece.in_chunk, piece.count});
+  if (narrow) kernels::convert(s.resources.threads, n, {wide, Dtype::kF32}, array);
+}
+
+void fill_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, Array values, std::byte* state,
                 const UnitSource& source) {
   const std::size_t n = s.states.chunk_size(unit, chunk), masters = s.has_master_of(unit) ? 1 : 0;
   const std::vector<Piece> present = pieces(s, unit, chunk);
   const bool narrow = values.type != Dtype::kF32;
-  float* wide = masters > 0 ? state : narrow ? s.pipeline.scratch() : values.f32();
+  float* wide = masters > 0 ? s.states.format().array(state, n, 0).f32()
+                : narrow    ? s.pipeline.scratch()
+                            : values.f32();
   clear_padding(present, n, wide);
   for (const Piece& piece : present)
     source.values(piece.parameter, piece.first, {wide + piece.in_chunk, piece.count});
-  for (std::size_t a = masters; a < s.states.arrays(unit); ++a) {
-    float* array = state + a * n;
-    clear_padding(source.state ? present : std::vector<Piece>(), n, array);
-    for (const Piece& piece : present)
-      if (source.state)
-        source.state(piece.parameter, a - masters, piece.first, {array + piece.in_chunk, piece.count});
-  }
   if (narrow) kernels::convert(s.resources.threads, n, {wide, Dtype::kF32}, values);
+  for (std::size_t a = masters; a < s.states.arrays(unit); ++a)
+    fill_array(s, present, n, a - masters, s.states.format().array(state, n, a), source);
 }
 
 // The chunk's values in f32: where they lie, or widened.
 const float* wide_values(const ValueStreams& s, UnitId unit, std::size_t n, ConstArray values,
-                         const float* state) {
-  if (s.has_master_of(unit)) return state;
+                         std::byte* state) {
+  if (s.has_master_of(unit)) return s.states.format().array(state, n, 0).f32();
   if (values.type == Dtype::kF32) return values.f32();
   kernels::convert(s.resources.threads, n, values, {s.pipeline.scratch(), Dtype::kF32});
   return s.pipeline.scratch();
@@ -75,7 +85,7 @@ void drain_values(const std::vector<Piece>& pieces, const float* values, const U
 }
 
 // The arrays go side by side: a sink that computes checksums is slower than a disk.
-void drain_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, ConstArray values, const float* state,
+void drain_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, ConstArray values, std::byte* state,
                  const UnitSink& sink) {
   const std::size_t n = s.states.chunk_size(unit, chunk), masters = s.has_master_of(unit) ? 1 : 0;
   const std::size_t arrays = s.states.arrays(unit);
@@ -87,10 +97,13 @@ void drain_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, ConstArr
       sink.parameter(piece.parameter, piece.first, piece.count, values.at(piece.in_chunk));
   };
   const auto drain_array = [&](std::size_t array) {
+    const ConstArray all = s.states.format().array(state, n, array);
     for (const Piece& piece : present) {
-      const std::span<const float> part(state + array * n + piece.in_chunk, piece.count);
-      if (array < masters && sink.master) sink.master(piece.parameter, piece.first, part);
-      if (array >= masters && sink.state) sink.state(piece.parameter, array - masters, piece.first, part);
+      const ConstArray part = all.at(piece.in_chunk);
+      if (array < masters && sink.master)
+        sink.master(piece.parameter, piece.first, {part.f32(), piece.count});
+      if (array >= masters && sink.state)
+        sink.state(piece.parameter, array - masters, piece.first, piece.count, part);
     }
   };
   s.resources.threads.parallel_for(1 + arrays, 1, [&](std::size_t i, std::size_t) {
@@ -118,8 +131,7 @@ std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values,
     if (!resident) writes[slot].wait();
     std::byte* state = resident ? s.states.chunk_data(unit, chunk) : s.pipeline.slot(slot);
     try {
-      fill_chunk(s, unit, chunk, values.at(chunk * s.states.chunk_elements()),
-                 reinterpret_cast<float*>(state), source);
+      fill_chunk(s, unit, chunk, values.at(chunk * s.states.chunk_elements()), state, source);
     } catch (...) {
       for (offload::Batch& batch : writes) batch.wait();
       return std::current_exception();
@@ -146,11 +158,9 @@ std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray va
   for (std::size_t chunk = 0; chunk < reads.size(); ++chunk) read(chunk);
   for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
     if (!resident) reads[chunk % reads.size()].wait();
-    const std::byte* state =
-        resident ? s.states.chunk_data(unit, chunk) : s.pipeline.slot(chunk % reads.size());
+    std::byte* state = resident ? s.states.chunk_data(unit, chunk) : s.pipeline.slot(chunk % reads.size());
     try {
-      drain_chunk(s, unit, chunk, values.at(chunk * s.states.chunk_elements()),
-                  reinterpret_cast<const float*>(state), sink);
+      drain_chunk(s, unit, chunk, values.at(chunk * s.states.chunk_elements()), state, sink);
     } catch (...) {
       for (offload::Batch& batch : reads) batch.wait();
       return std::current_exception();

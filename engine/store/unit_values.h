@@ -16,8 +16,7 @@ struct ValueStreams {
   StateStore& states;
   UpdatePipeline& pipeline;
   const Resources& resources;
-  bool has_master;
-  bool has_master_of(UnitId unit) const { return has_master && layout.trainable(unit); }
+  bool has_master_of(UnitId unit) const { return states.format().has_master() && layout.trainable(unit); }
 };
 
 // values: the unit's home, held. Padding becomes zero. Returns what the source threw, after which it is not

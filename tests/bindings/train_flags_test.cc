@@ -114,10 +114,10 @@ TEST(TrainFlagsTest, AnOptimizerIsNamedWithItsSettings) {
       {"--model", "tiny", "--data", "a", "--optimizer", "sgd", "--momentum", "0.8", "--nesterov"});
   EXPECT_EQ(models::make_training_optimizer(sgd.optimizer)->settings(),
             (Json{{"momentum", 0.8}, {"nesterov", true}}));
-  const models::TrainSettings lion =
-      settings_of({"--model", "tiny", "--data", "a", "--optimizer", "lion", "--beta2", "0.5"});
+  const models::TrainSettings lion = settings_of(
+      {"--model", "tiny", "--data", "a", "--optimizer", "lion", "--beta2", "0.5", "--state", "bf16"});
   EXPECT_EQ(models::make_training_optimizer(lion.optimizer)->settings(),
-            (Json{{"beta1", 0.9}, {"beta2", 0.5}}));
+            (Json{{"beta1", 0.9}, {"beta2", 0.5}, {"state", "bf16"}}));
   EXPECT_THAT(error_of({"--model", "tiny", "--data", "a", "--optimizer", "lyon"}), HasSubstr("lion"));
 }
 

@@ -91,7 +91,9 @@ const optim::OptimizerSettings kOptimizers[] = {{.name = "adam"},
                                                 {.name = "lion"},
                                                 {.name = "sgd"},
                                                 {.name = "sgd", .momentum = 0.9},
-                                                {.name = "sgd", .momentum = 0.9, .nesterov = true}};
+                                                {.name = "sgd", .momentum = 0.9, .nesterov = true},
+                                                {.name = "adamw", .state = Dtype::kBf16},
+                                                {.name = "lion", .state = Dtype::kBf16}};
 
 // Of the optimizer's state on disk.
 std::uint64_t kept_bytes(const Plan& plan) {

@@ -133,19 +133,22 @@ inline UnitSink collect(Outcome& outcome) {
     if (all[p].size() != first) throw std::logic_error("values come out of order");
     all[p].insert(all[p].end(), values.begin(), values.end());
   };
-  sink.parameter = [&outcome, append](ParameterId p, std::size_t first, std::size_t count,
-                                      ConstArray values) {
+  const auto widened = [](std::size_t count, ConstArray values) {
     std::vector<float> wide(count);
     for (std::size_t i = 0; i < count; ++i)
       wide[i] = values.type == Dtype::kF32 ? values.f32()[i] : to_f32(values.bf16()[i]);
-    append(outcome.values, p, first, wide);
+    return wide;
+  };
+  sink.parameter = [&outcome, append, widened](ParameterId p, std::size_t first, std::size_t count,
+                                               ConstArray values) {
+    append(outcome.values, p, first, widened(count, values));
   };
   sink.master = [&outcome, append](ParameterId p, std::size_t first, std::span<const float> v) {
     append(outcome.masters, p, first, v);
   };
-  sink.state = [&outcome, append](ParameterId p, std::size_t array, std::size_t first,
-                                  std::span<const float> v) {
-    append(array == 0 ? outcome.first_state : outcome.second_state, p, first, v);
+  sink.state = [&outcome, append, widened](ParameterId p, std::size_t array, std::size_t first,
+                                           std::size_t count, ConstArray values) {
+    append(array == 0 ? outcome.first_state : outcome.second_state, p, first, widened(count, values));
   };
   return sink;
 }

@@ -52,6 +52,7 @@ class EngineOptions(ctypes.Structure):
         ("optimizer", c_char_p),
         ("momentum", c_double),
         ("nesterov", c_uint32),
+        ("state", ctypes.c_int),
     ]
 
 

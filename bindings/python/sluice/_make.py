@@ -107,8 +107,9 @@ def _fixed(optimizer: Optimizer) -> dict[str, Any]:
 
 def options_of(given: Options) -> _abi.EngineOptions:
     """The C struct, which keeps alive what it points to."""
-    if given.dtype not in _abi.DTYPES:
-        raise InvalidArgumentError(f"dtype is {given.dtype!r}; it may be {', '.join(_abi.DTYPES)}")
+    for what, dtype in (("dtype", given.dtype), ("state", given.state)):
+        if dtype not in _abi.DTYPES:
+            raise InvalidArgumentError(f"{what} is {dtype!r}; it may be {', '.join(_abi.DTYPES)}")
     groups = groups_of(given.optimizer)
     folders = _folders(given.disk)
     return _abi.EngineOptions(
@@ -125,6 +126,7 @@ def options_of(given: Options) -> _abi.EngineOptions:
         prefetch=whole(given.prefetch, "prefetch"),
         given_back=size_of(given.given_back, "given_back"),
         serve_touches=1 if given.serve_touches else 0,
+        state=_abi.DTYPES[given.state],
         **_fixed(groups[0]),
         **_places(given.place),
     )

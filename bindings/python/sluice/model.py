@@ -91,6 +91,7 @@ class Options:
     reserved: what the caller will take beyond what the process holds now: activations, workspace, gradients.
     optimizer: the settings of all parameters, or a list of one for each group: AdamW, Adam, Lion or SGD.
     dtype: of parameters, "f32" or "bf16"; with bf16 the optimizer keeps an f32 master of each.
+    state: of the optimizer's arrays, "f32" or "bf16".
     threads: of updates; 0: the cores that the process may use.
     held_units: the most units that are held at once.
     trace_events: how many of the latest are kept for Engine.save_trace(); 0: none.
@@ -114,6 +115,7 @@ class Options:
     place: Union[str, Mapping[str, str], None] = None
     given_back: Size = 0
     serve_touches: bool = False
+    state: str = "f32"
 
 
 @dataclasses.dataclass(frozen=True)

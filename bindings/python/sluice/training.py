@@ -65,6 +65,7 @@ def train(
     epsilon: float | None = None,
     momentum: float | None = None,
     nesterov: bool = False,
+    state: str | None = None,
     memory: Size | None = None,
     disk: Path | Folder | Sequence[Path | Folder] | None = None,
     recompute: str | None = None,

@@ -49,11 +49,12 @@ class UpdatePipelineTest : public testing::Test {
     std::vector<std::unique_ptr<offload::File>> files;
     files.push_back(std::move(file));
     disk_.emplace(std::move(files), ledger_);
-    states_.emplace(layout_, optimizer_->state().size(), kElements, std::vector<bool>{false}, &*disk_);
+    states_.emplace(layout_, StateFormat(*optimizer_, Dtype::kF32), kElements, std::vector<bool>{false},
+                    &*disk_);
     disk_->allocate();
     parameters_ = allocator::Region(ledger_, allocator::Purpose::kParameter, kElements * sizeof(float));
     gradient_ = allocator::Region(ledger_, allocator::Purpose::kGradient, kElements * sizeof(float));
-    pipeline_.emplace(layout_, *optimizer_, *states_, false, threads_, &*disk_, nullptr);
+    pipeline_.emplace(layout_, *optimizer_, *states_, threads_, &*disk_, nullptr);
     pipeline_->start(ledger_, 2);
     write_zero_state();
   }
