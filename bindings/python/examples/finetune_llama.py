@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fine-tunes a Hugging Face Llama with transformers.Trainer, in the memory that is stated.
 
-    python finetune_llama.py llama-3.2-1b texts.txt --memory 4GiB --disk /nvme --out tuned
+python finetune_llama.py llama-3.2-1b texts.txt --memory 4GiB --disk /nvme --out tuned
 """
 
 import argparse

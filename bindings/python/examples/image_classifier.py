@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains a ResNet to tell circles, squares and crosses apart, in the memory that is stated.
 
-    python image_classifier.py --memory 2GiB --disk /nvme
+python image_classifier.py --memory 2GiB --disk /nvme
 """
 
 import argparse

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """LoRA on a model that is larger than memory: its own parameters stay on disk and are only read; the adapters train.
 
-    python lora.py llama-8b texts.txt --memory 4GiB --disk /nvme --out adapter
+python lora.py llama-8b texts.txt --memory 4GiB --disk /nvme --out adapter
 """
 
 import argparse
@@ -21,7 +21,9 @@ def adapted(folder):
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     with torch.device("meta"):
         base = getattr(transformers, config.architectures[0])(config)
-        return peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", r=8, target_modules=["q_proj", "v_proj"]))
+        return peft.get_peft_model(
+            base, peft.LoraConfig(task_type="CAUSAL_LM", r=8, target_modules=["q_proj", "v_proj"])
+        )
 
 
 def main():

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains a GPT-2 from nothing on the bytes of a text, in the memory that is stated.
 
-    python pretrain_gpt2.py book.txt --layers 12 --width 768 --memory 2GiB --disk /nvme --out run
+python pretrain_gpt2.py book.txt --layers 12 --width 768 --memory 2GiB --disk /nvme --out run
 """
 
 import argparse

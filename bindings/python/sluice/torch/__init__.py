@@ -12,4 +12,15 @@ from ._gradients import Gradient
 from ._optimizer import Optimizer
 from ._wrap import close, edit, engine_of, from_pretrained, plan, wrap
 
-__all__ = ["Estimate", "Gradient", "Optimizer", "close", "edit", "engine_of", "estimate", "from_pretrained", "plan", "wrap"]
+__all__ = [
+    "Estimate",
+    "Gradient",
+    "Optimizer",
+    "close",
+    "edit",
+    "engine_of",
+    "estimate",
+    "from_pretrained",
+    "plan",
+    "wrap",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -94,10 +94,10 @@ def _give_up(p: torch.Tensor) -> None:
     p.grad = None
 
 
-def _call_of(batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+def _call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(batch, Mapping):
         return (), dict(batch)
-    return (batch if isinstance(batch, (list, tuple)) else (batch,)), {}
+    return (tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)), {}
 
 
 def _loss_of(output: Any) -> torch.Tensor:

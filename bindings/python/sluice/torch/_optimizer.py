@@ -65,7 +65,7 @@ class Optimizer(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
 
     @torch.no_grad()
-    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Updates what has a gradient. The updates go on behind the call, and are complete when a parameter is used."""
         loss = None
         if closure is not None:

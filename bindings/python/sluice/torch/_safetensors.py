@@ -85,9 +85,7 @@ def _tensors_of(file: Path) -> dict[str, Stored]:
         try:
             header = json.loads(opened.read(length))
             return {
-                name: Stored(
-                    file, 8 + length + entry["data_offsets"][0], _TYPES[entry["dtype"]], tuple(entry["shape"])
-                )
+                name: Stored(file, 8 + length + entry["data_offsets"][0], _TYPES[entry["dtype"]], tuple(entry["shape"]))
                 for name, entry in header.items()
                 if name != "__metadata__" and entry["dtype"] in _TYPES
             }

@@ -102,7 +102,11 @@ class Session:
     # ---- moving in and out ----
 
     def _move_in(
-        self, model: torch.nn.Module, groups: Sequence[Group], settings_of: Mapping[int, int], train: bool,
+        self,
+        model: torch.nn.Module,
+        groups: Sequence[Group],
+        settings_of: Mapping[int, int],
+        train: bool,
         source: Source | None,
     ) -> list[Home]:
         """Gives each unit its values, and then its parameters the engine's memory, so that their own is free."""
@@ -118,7 +122,9 @@ class Session:
                     p = given
                     p.data = memory
                 p._sluice = self  # type: ignore[attr-defined]
-                homes.append(Home(name, len(homes), u, settings_of.get(id(given), 0), p, memory, train and p.requires_grad))
+                homes.append(
+                    Home(name, len(homes), u, settings_of.get(id(given), 0), p, memory, train and p.requires_grad)
+                )
         gc.collect()
         return homes
 
@@ -146,7 +152,9 @@ class Session:
             for unit in self.engine.units:
                 values = self.engine.get_values(unit.name)
                 for name, view in values.items():
-                    plain[name] = torch.frombuffer(view.cast("B"), dtype=torch.float32).view(view.shape).to(self.dtype)
+                    plain[name] = (
+                        torch.frombuffer(view.cast("B"), dtype=torch.float32).view(view.shape or ()).to(self.dtype)
+                    )
             for home in self.homes:
                 if isinstance(home.parameter.grad, Gradient):
                     home.parameter.grad = home.parameter.grad._slot.values()
@@ -191,7 +199,7 @@ class Session:
                 home = cast.home
             if home is not None:
                 return _Saved(
-                    home, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), home.version, tensor.dtype
+                    home, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), home.version, tensor.dtype
                 )
         # An operation's own result would keep the operation, and that this: a graph that no backward frees would stay.
         return _Plain(tensor if tensor.grad_fn is None else tensor.detach(), tensor._version)
@@ -376,7 +384,9 @@ def _dtype_of(groups: Sequence[Group]) -> torch.dtype:
     for group in groups:
         for name, p in group.parameters:
             if p.dtype not in _homes.DTYPES:
-                raise InvalidArgumentError(f"'{name}' is of {p.dtype}; parameters in float32 or bfloat16 can be wrapped")
+                raise InvalidArgumentError(
+                    f"'{name}' is of {p.dtype}; parameters in float32 or bfloat16 can be wrapped"
+                )
             if p.dtype != first[1].dtype:
                 raise InvalidArgumentError(
                     f"'{name}' is of {p.dtype}, and '{first[0]}' of {first[1].dtype}; give the model one type with "

@@ -88,9 +88,7 @@ def _own(module: torch.nn.Module, recurse: bool, names: Mapping[int, str], taken
     return _take(((names[id(p)], p) for p in module.parameters(recurse=recurse)), taken)
 
 
-def _collect(
-    module: torch.nn.Module, name: str, names: Mapping[int, str], taken: set[int], found: list[Group]
-) -> None:
+def _collect(module: torch.nn.Module, name: str, names: Mapping[int, str], taken: set[int], found: list[Group]) -> None:
     own = _own(module, False, names, taken)
     if own:
         found.append(Group(name or "model", own))
