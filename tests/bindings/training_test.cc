@@ -152,7 +152,7 @@ TEST_F(TrainingTest, EverythingOnDiskHasTheSameBits) {
 }
 
 TEST_F(TrainingTest, WithoutMastersARunOnDiskThatWasStoppedHasTheSameBits) {
-  const std::vector<std::string> kinds = {"--dtype", "bf16", "--master", "none",
+  const std::vector<std::string> kinds = {"--dtype", "bf16", "--master",    "none",
                                           "--state", "bf16", "--optimizer", "lion"};
   std::vector<std::string> disk = kinds;
   for (const char* word : {"--place-parameters", "disk", "--place-state", "disk", "--disk"})
