@@ -26,7 +26,6 @@ Engine::State::State(const Profile& profile, const Plan& the_plan, const optim::
       optimizer(the_optimizer),
       plan(the_plan),
       layout(profile.units),
-      has_master(plan.dtype != Dtype::kF32),
       groups(divide_up(profile.micro_batches, plan.group)),
       pager(resources.ledger, resources.disk),
       gradients(layout, gradient_uses(profile), plan, profile.any_order, pager),
@@ -70,7 +69,7 @@ void Engine::State::enqueue(UnitId unit) {
   }
   queue.add(unit, std::move(due));
   // The master holds the values: what is on disk need not be read only to be overwritten.
-  if (has_master && plan.clip && !any_order && !pager.resident(parameters[unit]))
+  if (states.format().has_master() && plan.clip && !any_order && !pager.resident(parameters[unit]))
     pager.forget(parameters[unit]);
 }
 

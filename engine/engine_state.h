@@ -88,7 +88,6 @@ struct Engine::State {
   const optim::Optimizer& optimizer;
   Plan plan;
   Layout layout;
-  bool has_master;
   std::size_t groups;
   Pager pager;
   Gradients gradients;

@@ -204,7 +204,7 @@ void TrainingRun::save() {
   if (settings_.out.empty() || saved_step_ == step_) return;
   engine_->settle();
   const auto begin = std::chrono::steady_clock::now();
-  CheckpointTensors tensors(engine_->layout(), settings_.dtype, setup_.optimizer->state());
+  CheckpointTensors tensors(engine_->layout(), settings_.dtype, *setup_.optimizer);
   engine::CheckpointWriter::Options options;
   options.out = settings_.out;
   options.step = step_;

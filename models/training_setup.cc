@@ -66,7 +66,7 @@ std::uint64_t checkpoint_room(const TrainSettings& settings, std::uint64_t check
 std::uint64_t checkpoint_size(const Model& model, const TrainSettings& settings,
                               const optim::Optimizer& optimizer) {
   const engine::Layout layout(model.units());
-  const auto files = CheckpointTensors(layout, settings.dtype, optimizer.state()).file_bytes();
+  const auto files = CheckpointTensors(layout, settings.dtype, optimizer).file_bytes();
   return engine::bytes_needed(files);
 }
 
@@ -74,7 +74,7 @@ std::uint64_t checkpoint_size(const Model& model, const TrainSettings& settings,
 std::uint64_t checkpoint_buffers(const Setup& setup) {
   const engine::Layout layout(setup.model->units());
   if (!setup.settings.out.empty())
-    return CheckpointTensors(layout, setup.settings.dtype, setup.optimizer->state()).buffer_bytes();
+    return CheckpointTensors(layout, setup.settings.dtype, *setup.optimizer).buffer_bytes();
   return is_preset(setup.settings.model) ? 0 : engine::kStreamBuffer;
 }
 

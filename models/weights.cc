@@ -70,6 +70,21 @@ std::string listing(std::vector<std::string> lines) {
                      count > 8 ? fmt::format("; and {} more", count - 8) : "");
 }
 
+// The same optimizer may keep other arrays, as SGD with and without momentum does.
+void check_state(const engine::CheckpointReader& checkpoint, const std::vector<optim::StateArray>& state) {
+  std::set<std::string> wanted, found;
+  for (const optim::StateArray& array : state) wanted.insert(engine::optimizer_file(array.name));
+  for (const engine::CheckpointFile& file : checkpoint.files())
+    if (file.name.starts_with("optimizer.") && file.name != engine::optimizer_file("master"))
+      found.insert(file.name);
+  if (wanted != found)
+    fail(
+        ErrorCode::kInvalidArgument,
+        "'{}' holds the optimizer state [{}], and [{}] is needed; use the optimizer and the settings that it "
+        "was made with",
+        checkpoint.path(), fmt::join(found, ", "), fmt::join(wanted, ", "));
+}
+
 }  // namespace
 
 bool is_float(const engine::StoredTensor& tensor) {
@@ -174,25 +189,6 @@ void check_hugging_face_folder(offload::IoService& io, const std::string& folder
   const HuggingFaceWeights checked(io, folder, config, layout, ahead);
 }
 
-namespace {
-
-// The same optimizer may keep other arrays, as SGD with and without momentum does.
-void check_state(const engine::CheckpointReader& checkpoint, const std::vector<optim::StateArray>& state) {
-  std::set<std::string> wanted, found;
-  for (const optim::StateArray& array : state) wanted.insert(engine::optimizer_file(array.name));
-  for (const engine::CheckpointFile& file : checkpoint.files())
-    if (file.name.starts_with("optimizer.") && file.name != engine::optimizer_file("master"))
-      found.insert(file.name);
-  if (wanted != found)
-    fail(
-        ErrorCode::kInvalidArgument,
-        "'{}' holds the optimizer state [{}], and [{}] is needed; use the optimizer and the settings that it "
-        "was made with",
-        checkpoint.path(), fmt::join(found, ", "), fmt::join(wanted, ", "));
-}
-
-}  // namespace
-
 CheckpointValues::CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout)
     : layout_(layout), parameters_(checkpoint.open_tensors(engine::kModelFile)) {
   check(*parameters_, true);
@@ -240,7 +236,7 @@ engine::UnitSource CheckpointValues::source() {
 }
 
 CheckpointTensors::CheckpointTensors(const engine::Layout& layout, Dtype dtype,
-                                     const std::vector<optim::StateArray>& state) {
+                                     const optim::Optimizer& optimizer) {
   const auto header = [&](Dtype type, bool frozen) {
     std::vector<engine::TensorDeclaration> tensors;
     for (engine::ParameterId id = 0; id < layout.parameters(); ++id) {
@@ -252,10 +248,10 @@ CheckpointTensors::CheckpointTensors(const engine::Layout& layout, Dtype dtype,
   };
   headers_.push_back({engine::kModelFile, header(dtype, true)});
   if (!any_trainable(layout)) return;
-  if (dtype != Dtype::kF32)
+  if (dtype != Dtype::kF32 && optimizer.keeps_master())
     headers_.push_back({engine::optimizer_file("master"), header(Dtype::kF32, false)});
   first_state_ = headers_.size();
-  for (const optim::StateArray& array : state)
+  for (const optim::StateArray& array : optimizer.state())
     headers_.push_back({engine::optimizer_file(array.name), header(array.type, false)});
 }
 

@@ -78,7 +78,7 @@ class CheckpointValues {
 // The tensor files of a checkpoint that are written side by side, unit by unit in the layout's order.
 class CheckpointTensors {
  public:
-  CheckpointTensors(const engine::Layout& layout, Dtype dtype, const std::vector<optim::StateArray>& state);
+  CheckpointTensors(const engine::Layout& layout, Dtype dtype, const optim::Optimizer& optimizer);
   std::vector<std::uint64_t> file_bytes() const;
   std::size_t files() const { return headers_.size(); }
   std::uint64_t buffer_bytes() const;  // what they are all written or read through

@@ -68,22 +68,22 @@ HWY_EXPORT(adam_piece);
 
 namespace {
 
-class Adam final : public Optimizer {
+class Adam final : public Elementwise {
  public:
-  Adam(const AdamSettings& settings, bool decoupled) : settings_(settings), decoupled_(decoupled) {}
+  Adam(const AdamSettings& settings, bool decoupled)
+      : Elementwise(decoupled ? "adamw" : "adam", settings.storage),
+        settings_(settings),
+        decoupled_(decoupled) {}
 
-  std::string name() const override { return decoupled_ ? "adamw" : "adam"; }
-  Json settings() const override {
-    return with_state_type(
-        {{"beta1", settings_.beta1}, {"beta2", settings_.beta2}, {"epsilon", settings_.epsilon}},
-        settings_.state);
-  }
   std::vector<StateArray> state() const override {
-    return {{"exp_avg", settings_.state}, {"exp_avg_sq", settings_.state}};
+    return {{"exp_avg", state_type()}, {"exp_avg_sq", state_type()}};
   }
   void apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const override;
 
  private:
+  Json arithmetic() const override {
+    return {{"beta1", settings_.beta1}, {"beta2", settings_.beta2}, {"epsilon", settings_.epsilon}};
+  }
   AdamFactors factors(const Hyperparameters& hyperparameters) const;
 
   AdamSettings settings_;
@@ -103,9 +103,8 @@ AdamFactors Adam::factors(const Hyperparameters& h) const {
 }
 
 void Adam::apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const {
-  check_span(*this, hyperparameters, span);
   const AdamFactors constants = factors(hyperparameters);
-  for_each_piece(threads, span, [&](const Piece& piece) {
+  for_each_piece(threads, hyperparameters, span, [&](const Piece& piece) {
     if (decoupled_)
       HWY_DYNAMIC_DISPATCH(adamw_piece)(constants, piece);
     else
@@ -115,7 +114,6 @@ void Adam::apply(Threads& threads, const Hyperparameters& hyperparameters, const
 
 std::unique_ptr<Optimizer> make(const AdamSettings& settings, bool decoupled) {
   auto made = std::make_unique<Adam>(settings, decoupled);
-  check_state_type(made->name(), settings.state);
   check_share(made->name(), "beta1", settings.beta1);
   check_share(made->name(), "beta2", settings.beta2);
   if (!(settings.epsilon >= 0) || std::isinf(settings.epsilon))

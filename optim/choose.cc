@@ -17,7 +17,8 @@ struct Choice {
 
 AdamSettings adam_settings(const OptimizerSettings& s) {
   const AdamSettings own;
-  return {s.beta1.value_or(own.beta1), s.beta2.value_or(own.beta2), s.epsilon.value_or(own.epsilon), s.state};
+  return {s.beta1.value_or(own.beta1), s.beta2.value_or(own.beta2), s.epsilon.value_or(own.epsilon),
+          s.storage};
 }
 
 constexpr Choice kChoices[] = {
@@ -26,11 +27,11 @@ constexpr Choice kChoices[] = {
     {"lion", true, false, false,
      [](const auto& s) {
        const LionSettings own;
-       return make_lion({s.beta1.value_or(own.beta1), s.beta2.value_or(own.beta2), s.state});
+       return make_lion({s.beta1.value_or(own.beta1), s.beta2.value_or(own.beta2), s.storage});
      }},
     {"sgd", false, false, true,
      [](const auto& s) {
-       return make_sgd({s.momentum.value_or(0), s.nesterov, s.state});
+       return make_sgd({s.momentum.value_or(0), s.nesterov, s.storage});
      }},
 };
 

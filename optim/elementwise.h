@@ -19,20 +19,33 @@ struct Piece {
   std::array<Array, 2> state;  // as many as the optimizer keeps
 };
 
-// body(piece) for the whole span, on all threads.
-void for_each_piece(Threads& threads, const Span& span, const std::function<void(const Piece&)>& body);
+class Elementwise : public Optimizer {
+ public:
+  // Throws Error(kInvalidArgument) for a type that arrays of state cannot have.
+  Elementwise(std::string name, const Storage& storage);
 
-// Misuse by the engine: steps that do not begin at 1, state other than the optimizer describes, other types.
-void check_span(const Optimizer& optimizer, const Hyperparameters& hyperparameters, const Span& span);
+  std::string name() const final { return name_; }
+  Json settings() const final;
+  bool keeps_master() const final { return storage_.master; }
+
+ protected:
+  virtual Json arithmetic() const = 0;  // the settings, without those of the storage
+  Dtype state_type() const { return storage_.state; }
+  // body(piece) for the whole span, on all threads. A parameter without a master is widened for it and
+  // rounded after it. Finds misuse by the engine: steps that do not begin at 1, state other than the
+  // optimizer describes, other types.
+  void for_each_piece(Threads& threads, const Hyperparameters& hyperparameters, const Span& span,
+                      const std::function<void(const Piece&)>& body) const;
+
+ private:
+  void check(const Hyperparameters& hyperparameters, const Span& span) const;
+
+  std::string name_;
+  Storage storage_;
+};
 
 // Throws Error(kInvalidArgument) unless it is at least 0 and below 1.
 void check_share(std::string_view optimizer, std::string_view name, double value);
-
-// Throws Error(kInvalidArgument) unless arrays of state can have the type.
-void check_state_type(std::string_view optimizer, Dtype type);
-
-// The settings with the state's type, where it is not f32.
-Json with_state_type(Json settings, Dtype type);
 
 // By squaring, and not std::pow, whose last bit differs between machines.
 double power(double base, std::uint64_t exponent);

@@ -55,36 +55,32 @@ HWY_EXPORT(lion_piece);
 
 namespace {
 
-class Lion final : public Optimizer {
+class Lion final : public Elementwise {
  public:
-  explicit Lion(const LionSettings& settings) : settings_(settings) {}
+  explicit Lion(const LionSettings& settings) : Elementwise("lion", settings.storage), settings_(settings) {}
 
-  std::string name() const override { return "lion"; }
-  Json settings() const override {
-    return with_state_type({{"beta1", settings_.beta1}, {"beta2", settings_.beta2}}, settings_.state);
-  }
-  std::vector<StateArray> state() const override { return {{"exp_avg", settings_.state}}; }
+  std::vector<StateArray> state() const override { return {{"exp_avg", state_type()}}; }
   void apply(Threads& threads, const Hyperparameters& h, const Span& span) const override {
-    check_span(*this, h, span);
     const auto rounded = [](double value) { return static_cast<float>(value); };
     const LionFactors factors = {.gradient = rounded(h.gradient_factor),
                                  .decay = rounded(1 - h.learning_rate * h.weight_decay),
                                  .step_size = rounded(h.learning_rate),
                                  .blend = rounded(1 - settings_.beta1),
                                  .rate = rounded(1 - settings_.beta2)};
-    for_each_piece(threads, span, [&](const Piece& piece) {
+    for_each_piece(threads, h, span, [&](const Piece& piece) {
       HWY_DYNAMIC_DISPATCH(lion_piece)(factors, piece);
     });
   }
 
  private:
+  Json arithmetic() const override { return {{"beta1", settings_.beta1}, {"beta2", settings_.beta2}}; }
+
   LionSettings settings_;
 };
 
 }  // namespace
 
 std::unique_ptr<Optimizer> make_lion(const LionSettings& settings) {
-  check_state_type("lion", settings.state);
   check_share("lion", "beta1", settings.beta1);
   check_share("lion", "beta2", settings.beta2);
   return std::make_unique<Lion>(settings);

@@ -23,24 +23,26 @@ struct StateArray {
 struct Hyperparameters {
   double learning_rate = 0;
   double weight_decay = 0;
-  double gradient_factor = 1;   // clipping and unscaling: gradients are multiplied by it first
-  std::uint64_t step = 1;       // 1 for the first step that is not skipped
+  double gradient_factor = 1;  // clipping and unscaling: gradients are multiplied by it first
+  std::uint64_t step = 1;      // 1 for the first step that is not skipped
 };
 
 // A run of consecutive elements of one parameter.
 struct Span {
   std::size_t count = 0;
-  std::uint64_t first_index = 0;  // of its first element in the logical parameter
-  float* master = nullptr;        // f32 values that are updated (an f32 parameter is its own master)
-  Array parameter;                // the compute type's copy, written in the same pass; null data: the master is all
-  ConstArray gradient;            // f32 or bf16
-  std::vector<Array> state;       // one for each StateArray, count elements of its type
+  std::uint64_t first_index = 0;      // of its first element in the logical parameter
+  std::uint64_t parameter_index = 0;  // in its model; with the element it names a random word
+  // f32 values that are updated (an f32 parameter is its own master); null: none are kept.
+  float* master = nullptr;
+  Array parameter;      // the compute type's copy, written in the same pass; null data: the master is all
+  ConstArray gradient;  // f32 or bf16
+  std::vector<Array> state;  // one for each StateArray, count elements of its type
 };
 
-// The arithmetic of a step. Works in rounds: for each round r < rounds(), statistics(r, span) over all spans of a
-// parameter, then combine(r) over spans and ranks; then apply() to every span. An elementwise optimizer has no rounds.
-// Knows no tier and no rank. apply() gives the same bits however a parameter is cut into spans (at multiples of
-// kSpanGrain elements), at any vector width and thread count.
+// The arithmetic of a step. Works in rounds: for each round r < rounds(), statistics(r, span) over all spans
+// of a parameter, then combine(r) over spans and ranks; then apply() to every span. An elementwise optimizer
+// has no rounds. Knows no tier and no rank. apply() gives the same bits however a parameter is cut into spans
+// (at multiples of kSpanGrain elements), at any vector width and thread count.
 // Thread rule: apply() from one thread at a time; the rest from any.
 class Optimizer {
  public:
@@ -49,19 +51,27 @@ class Optimizer {
   virtual std::string name() const = 0;  // "adamw"
   virtual Json settings() const = 0;     // what a checkpoint records
   virtual std::vector<StateArray> state() const = 0;
+  // Whether it keeps f32 masters of parameters in a narrower type. An f32 parameter is its own.
+  virtual bool keeps_master() const { return true; }
   virtual int rounds() const { return 0; }
   virtual void apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const = 0;
 };
 
-// Every optimizer takes the type of its state: f32, or bf16, which is rounded to nearest, ties to even, each time it is
-// written. The arithmetic is f32 either way.
+// How an optimizer holds what it works on. The arithmetic is f32 whatever it is.
+struct Storage {
+  Dtype state = Dtype::kF32;  // or bf16, rounded to nearest, ties to even, each time it is written
+  // Of parameters narrower than f32. Without one a parameter is rounded stochastically when it is written, by
+  // words that depend on seed, the parameter, its element and its step alone.
+  bool master = true;
+  std::uint64_t seed = 0;
+};
 
 struct AdamSettings {
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
-  Dtype state = Dtype::kF32;
+  Storage storage = {};
 };
-// Loshchilov, Hutter 2019, algorithm 2, with torch.optim.AdamW's arithmetic: decay first (p *= 1 - lr * wd), then
-// p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon). State "exp_avg", "exp_avg_sq".
+// Loshchilov, Hutter 2019, algorithm 2, with torch.optim.AdamW's arithmetic: decay first (p *= 1 - lr * wd),
+// then p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon). State "exp_avg", "exp_avg_sq".
 std::unique_ptr<Optimizer> make_adamw(const AdamSettings& settings);
 // Kingma, Ba 2015, algorithm 1, as torch.optim.Adam: the same, but that the decay goes into the gradient
 // (g += wd * p).
@@ -69,7 +79,7 @@ std::unique_ptr<Optimizer> make_adam(const AdamSettings& settings);
 
 struct LionSettings {
   double beta1 = 0.9, beta2 = 0.99;
-  Dtype state = Dtype::kF32;
+  Storage storage = {};
 };
 // Chen et al. 2023, algorithm 2: p -= lr * (sign(beta1 m + (1 - beta1) g) + wd * p), then
 // m = beta2 m + (1 - beta2) g. State "exp_avg".
@@ -78,7 +88,7 @@ std::unique_ptr<Optimizer> make_lion(const LionSettings& settings);
 struct SgdSettings {
   double momentum = 0;
   bool nesterov = false;
-  Dtype state = Dtype::kF32;
+  Storage storage = {};
 };
 // As torch.optim.SGD with dampening 0 (Sutskever et al. 2013): g += wd * p; b = momentum * b + g;
 // p -= lr * (nesterov ? g + momentum * b : b). State "momentum_buffer"; none where momentum is 0.
@@ -90,7 +100,7 @@ struct OptimizerSettings {
   // Nothing: the optimizer's own.
   std::optional<double> beta1 = {}, beta2 = {}, epsilon = {}, momentum = {};
   bool nesterov = false;
-  Dtype state = Dtype::kF32;  // of its arrays
+  Storage storage = {};
 };
 // Throws Error(kInvalidArgument) for a name that is not known (it lists those that are), a setting that the
 // optimizer does not have, and one out of its range.

@@ -53,40 +53,37 @@ HWY_EXPORT(sgd_piece);
 
 namespace {
 
-class Sgd final : public Optimizer {
+class Sgd final : public Elementwise {
  public:
-  explicit Sgd(const SgdSettings& settings) : settings_(settings) {}
+  explicit Sgd(const SgdSettings& settings) : Elementwise("sgd", settings.storage), settings_(settings) {}
 
-  std::string name() const override { return "sgd"; }
-  Json settings() const override {
-    return with_state_type({{"momentum", settings_.momentum}, {"nesterov", settings_.nesterov}},
-                           settings_.state);
-  }
   std::vector<StateArray> state() const override {
     if (settings_.momentum == 0) return {};
-    return {{"momentum_buffer", settings_.state}};
+    return {{"momentum_buffer", state_type()}};
   }
   void apply(Threads& threads, const Hyperparameters& h, const Span& span) const override {
-    check_span(*this, h, span);
     const auto rounded = [](double value) { return static_cast<float>(value); };
     const SgdFactors factors = {.gradient = rounded(h.gradient_factor),
                                 .decay = rounded(h.weight_decay),
                                 .learning_rate = rounded(h.learning_rate),
                                 .momentum = rounded(settings_.momentum),
                                 .nesterov = settings_.nesterov};
-    for_each_piece(threads, span, [&](const Piece& piece) {
+    for_each_piece(threads, h, span, [&](const Piece& piece) {
       HWY_DYNAMIC_DISPATCH(sgd_piece)(factors, piece);
     });
   }
 
  private:
+  Json arithmetic() const override {
+    return {{"momentum", settings_.momentum}, {"nesterov", settings_.nesterov}};
+  }
+
   SgdSettings settings_;
 };
 
 }  // namespace
 
 std::unique_ptr<Optimizer> make_sgd(const SgdSettings& settings) {
-  check_state_type("sgd", settings.state);
   check_share("sgd", "momentum", settings.momentum);
   if (settings.nesterov && settings.momentum == 0)
     fail(ErrorCode::kInvalidArgument, "sgd: nesterov is asked for without momentum; give a momentum above 0");

@@ -85,7 +85,7 @@ std::unique_ptr<optim::Optimizer> optimizer_of(const sluice_engine_options& opti
   }
   if (options.momentum != 0) settings.momentum = options.momentum;
   settings.nesterov = options.nesterov != 0;
-  settings.state = dtype_of(options.state);
+  settings.storage = {dtype_of(options.state), options.no_master == 0, options.seed};
   return optim::make_optimizer(settings);
 }
 
@@ -120,9 +120,9 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   const std::size_t held = std::max<std::size_t>(1, options.held_units) + (made.serve_touches ? 1 : 0);
   made.profile = engine::any_order_profile(units_of(model), held, dtype_of(options.dtype));
   const engine::MachineRates rates = rates_of(*made.io, made.disk);
-  made.checkpoint_buffers = models::CheckpointTensors(engine::Layout(made.profile.units), made.profile.dtype,
-                                                      made.optimizer->state())
-                                .buffer_bytes();
+  made.checkpoint_buffers =
+      models::CheckpointTensors(engine::Layout(made.profile.units), made.profile.dtype, *made.optimizer)
+          .buffer_bytes();
   made.budget.memory = options.memory;
   made.budget.disk = models::usable_disk(made.disk);
   const std::uint64_t holds = allocator::resident_bytes();

@@ -101,7 +101,7 @@ typedef struct sluice_engine_options {
   const sluice_folder* disk; /* folders[disk_folders] for what does not fit in memory; striped where there are several */
   size_t disk_folders;
   uint32_t threads;     /* of updates; 0: the cores that this process may use */
-  sluice_dtype dtype;   /* of parameters; with SLUICE_BF16 the optimizer keeps an f32 master of each */
+  sluice_dtype dtype;   /* of parameters; with SLUICE_BF16 the optimizer keeps an f32 master of each; see no_master */
   uint32_t held_units;  /* the most units that are held at once; 0: 1 */
   uint32_t groups;      /* parameter groups; 0: 1 */
   double beta1, beta2, epsilon; /* all 0: the optimizer's own; adamw, adam: 0.9, 0.999, 1e-8; lion: 0.9, 0.99 */
@@ -116,6 +116,8 @@ typedef struct sluice_engine_options {
   double momentum;        /* of sgd; 0: none */
   uint32_t nesterov;      /* of sgd */
   sluice_dtype state;     /* of the optimizer's arrays */
+  uint32_t no_master;     /* not 0, with SLUICE_BF16: no masters; updates are rounded stochastically */
+  uint64_t seed;          /* of that rounding */
 } sluice_engine_options;
 
 /* Where every byte would live, without taking any: a JSON object, given to the caller, as `sluice plan --json` prints.

@@ -14,7 +14,7 @@ namespace sluice::cli {
 struct TrainOptions {
   models::TrainSettings settings;
   std::vector<std::string> disk;  // FOLDER[:SIZE], as written
-  std::string dtype = "f32", state = "f32", config, progress = "auto";
+  std::string dtype = "f32", state = "f32", master = "f32", config, progress = "auto";
   bool json = false;
   std::uint64_t caller = 0;  // the process that started this one for the run's sake; 0: none
 };

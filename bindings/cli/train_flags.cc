@@ -49,6 +49,8 @@ void bind_steps(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.real("--epsilon", optimizer.epsilon, "of adamw and adam (1e-8)");
   flags.real("--momentum", optimizer.momentum, "of sgd (0: none)");
   flags.choice("--state", options.state, {"f32", "bf16"}, "type of the optimizer's state");
+  flags.choice("--master", options.master, {"f32", "none"},
+               "copies of bf16 parameters; none: they are rounded stochastically");
   flags.toggle("--nesterov", optimizer.nesterov, "of sgd: look ahead by the momentum");
 }
 
@@ -128,7 +130,7 @@ models::TrainSettings finish_settings(CLI::App& app, TrainOptions& options) {
     fail(ErrorCode::kInvalidArgument, "--data is missing: text files or folders, or .bin token files");
   for (const std::string& disk : options.disk) settings.disk.push_back(parse_disk(disk));
   settings.dtype = *dtype_from_name(options.dtype);
-  settings.optimizer.state = *dtype_from_name(options.state);
+  settings.optimizer.storage = {*dtype_from_name(options.state), options.master == "f32", settings.seed};
   if (settings.plan.recompute == "auto") settings.plan.recompute.reset();
   return settings;
 }

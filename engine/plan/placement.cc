@@ -32,7 +32,11 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
       layout_(profile.units),
       uses_(gradient_uses(profile)),
       format_(optimizer, profile.dtype),
-      chunk_elements_(choose_chunk(layout_, request)) {}
+      chunk_elements_(choose_chunk(layout_, request)) {
+  if (profile.dtype == Dtype::kF32 && !optimizer.keeps_master())
+    fail(ErrorCode::kInvalidArgument,
+         "no masters are to be kept of parameters in f32, and each is its own; leave that out, or use bf16");
+}
 
 std::size_t Placement::parameter_bytes(UnitId unit) const {
   return layout_.unit_elements(unit) * size_of(profile_.dtype);
@@ -144,8 +148,9 @@ bool Placement::needs_staging(const std::vector<UnitPlan>& units) const {
 bool Placement::needs_scratch() const {
   for (std::size_t array = format_.masters(); array < format_.arrays(); ++array)
     if (format_.type(array) != Dtype::kF32) return true;
-  return profile_.dtype != Dtype::kF32 && std::any_of(profile_.units.begin(), profile_.units.end(),
-                                                      [](const UnitSpec& unit) { return !unit.trainable; });
+  const bool any_frozen = std::any_of(profile_.units.begin(), profile_.units.end(),
+                                      [](const UnitSpec& unit) { return !unit.trainable; });
+  return profile_.dtype != Dtype::kF32 && (!format_.has_master() || any_frozen);
 }
 
 std::size_t Placement::activation_bytes(const std::vector<UnitPlan>& units, std::size_t group) const {

@@ -201,8 +201,13 @@ void UpdatePipeline::apply_chunk(Running& running, std::size_t chunk, std::byte*
     optim::Span span;
     span.count = to - from;
     span.first_index = from - place.offset;
-    span.master = format.has_master() ? array(0).f32() : update.parameters.at(from).f32();
-    if (format.has_master()) span.parameter = update.parameters.at(from);
+    span.parameter_index = p;
+    const Array values = update.parameters.at(from);
+    if (values.type != Dtype::kF32) span.parameter = values;
+    if (format.has_master())
+      span.master = array(0).f32();
+    else if (values.type == Dtype::kF32)
+      span.master = values.f32();
     span.gradient = gradient.at(from - begin);
     for (std::size_t a = format.masters(); a < format.arrays(); ++a) span.state.push_back(array(a));
     optim::Hyperparameters hyperparameters = update.groups[layout_.spec(p).group];

@@ -8,11 +8,12 @@
 namespace sluice::engine {
 
 // What is kept for the elements of a trainable unit beside its parameters: the master, where the parameters'
-// type is narrower, then the optimizer's arrays as it describes them. The arrays of a chunk lie side by side.
+// type is narrower and the optimizer keeps one, then the optimizer's arrays as it describes them. The arrays
+// of a chunk lie side by side.
 class StateFormat {
  public:
   StateFormat(const optim::Optimizer& optimizer, Dtype parameters) {
-    if (parameters != Dtype::kF32) types_.push_back(Dtype::kF32);
+    if (parameters != Dtype::kF32 && optimizer.keeps_master()) types_.push_back(Dtype::kF32);
     masters_ = types_.size();
     for (const optim::StateArray& array : optimizer.state()) types_.push_back(array.type);
     for (const Dtype type : types_) element_bytes_ += size_of(type);

@@ -151,6 +151,25 @@ TEST_F(TrainingTest, EverythingOnDiskHasTheSameBits) {
   }
 }
 
+TEST_F(TrainingTest, WithoutMastersARunOnDiskThatWasStoppedHasTheSameBits) {
+  const std::vector<std::string> kinds = {"--dtype", "bf16", "--master",    "none",
+                                          "--state", "bf16", "--optimizer", "lion"};
+  std::vector<std::string> disk = kinds;
+  for (const char* word : {"--place-parameters", "disk", "--place-state", "disk", "--disk"})
+    disk.emplace_back(word);
+  disk.push_back(folder_.path() + ":1GiB");
+  expect_done(run_sluice(words("memory", 6, kinds)));
+  const Outcome first = run_sluice(words("disk", 3, disk));
+  if (first.error.find("O_DIRECT") != std::string::npos)
+    GTEST_SKIP() << "the temporary folder has no O_DIRECT: " << first.error;
+  expect_done(first);
+  disk.emplace_back("--resume");
+  expect_done(run_sluice(words("disk", 6, disk)));
+  EXPECT_EQ(losses("memory"), losses("disk"));
+  EXPECT_EQ(file_text(step_folder("memory", 6) + "/model.safetensors"),
+            file_text(step_folder("disk", 6) + "/model.safetensors"));
+}
+
 TEST_F(TrainingTest, InspectCountsTimeOnceWhereSeveralEventsAreUnderWay) {
   std::ofstream(folder_ / "trace.json") << R"({"traceEvents": [
       {"ph": "M", "name": "thread_name", "tid": 1, "cat": "read", "args": {"name": "read"}},

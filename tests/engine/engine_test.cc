@@ -92,8 +92,8 @@ const optim::OptimizerSettings kOptimizers[] = {{.name = "adam"},
                                                 {.name = "sgd"},
                                                 {.name = "sgd", .momentum = 0.9},
                                                 {.name = "sgd", .momentum = 0.9, .nesterov = true},
-                                                {.name = "adamw", .state = Dtype::kBf16},
-                                                {.name = "lion", .state = Dtype::kBf16}};
+                                                {.name = "adamw", .storage = {Dtype::kBf16}},
+                                                {.name = "lion", .storage = {Dtype::kBf16}}};
 
 // Of the optimizer's state on disk.
 std::uint64_t kept_bytes(const Plan& plan) {
@@ -163,6 +163,7 @@ TEST_P(Twins, EveryOptimizerHasTheSameBitsEverywhere) {
                                                      std::size_t group) {
       Options setup = with(clip, dtype, place, place, state);
       setup.optimizer = optimizer;
+      setup.blocks = 1;
       setup.request.group = group;
       return train(setup, 3);
     };
@@ -174,6 +175,26 @@ TEST_P(Twins, EveryOptimizerHasTheSameBitsEverywhere) {
     expect_same(memory, state);
     EXPECT_EQ(state.traffic.bytes_written > 0, kept_bytes(state.plan) > 0);
   }
+}
+
+TEST(TwinsWithoutMasters, PlacementNeverChangesBits) {
+  for (const bool clip : {true, false})
+    for (const char* name : {"adamw", "sgd"}) {
+      const auto run = [&](const char* place, const char* state, std::size_t group) {
+        Options setup = with(clip, Dtype::kBf16, place, place, state);
+        setup.optimizer.name = name;
+        setup.blocks = 1;
+        setup.optimizer.storage = {Dtype::kBf16, false, 3};
+        setup.request.group = group;
+        return train(setup, 3);
+      };
+      SCOPED_TRACE(std::string(name) + (clip ? ", clip" : ""));
+      const Trained memory = run("memory", "memory", 3);
+      EXPECT_TRUE(memory.outcome.masters.empty());
+      expect_same(memory, run("disk", "disk", 1));
+      expect_same(memory, run("disk", "memory", 3));
+      expect_same(memory, run("memory", "disk", 3));
+    }
 }
 
 TEST_P(Twins, BudgetsBetween) {

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/random.h"
 #include "kernels/harness.h"
 #include "optim/optimizer.h"
 #include "thrown.h"
@@ -91,9 +92,9 @@ const std::vector<Case>& cases() {
       {"sgd", {"sgd", {}, {}, {}, {}, false}, {}, sgd},
       {"sgd_momentum", {"sgd", {}, {}, {}, 0.9, false}, {"momentum_buffer"}, momentum},
       {"sgd_nesterov", {"sgd", {}, {}, {}, 0.9, true}, {"momentum_buffer"}, nesterov},
-      {"adam_bf16", {"adam", 0.8, 0.95, 1e-6, {}, false, Dtype::kBf16}, {"exp_avg", "exp_avg_sq"}, adam},
-      {"lion_bf16", {"lion", 0.9, 0.98, {}, {}, false, Dtype::kBf16}, {"exp_avg"}, lion},
-      {"sgd_bf16", {"sgd", {}, {}, {}, 0.9, true, Dtype::kBf16}, {"momentum_buffer"}, nesterov},
+      {"adam_bf16", {"adam", 0.8, 0.95, 1e-6, {}, false, {Dtype::kBf16}}, {"exp_avg", "exp_avg_sq"}, adam},
+      {"lion_bf16", {"lion", 0.9, 0.98, {}, {}, false, {Dtype::kBf16}}, {"exp_avg"}, lion},
+      {"sgd_bf16", {"sgd", {}, {}, {}, 0.9, true, {Dtype::kBf16}}, {"momentum_buffer"}, nesterov},
   };
   return all;
 }
@@ -111,7 +112,7 @@ TEST_P(Elementwise, DescribesItself) {
   std::vector<std::string> names;
   for (const StateArray& array : optimizer_->state()) {
     names.push_back(array.name);
-    EXPECT_EQ(array.type, GetParam().settings.state);
+    EXPECT_EQ(array.type, GetParam().settings.storage.state);
   }
   EXPECT_EQ(names, GetParam().state);
 }
@@ -137,7 +138,7 @@ double share_off(const Found& found, const std::vector<Reference>& reference, do
 
 TEST_P(Elementwise, AHundredStepsAgreeWithF64) {
   Threads threads(2);
-  const Dtype state = GetParam().settings.state;
+  const Dtype state = GetParam().settings.storage.state;
   const bool exact = state == Dtype::kF32;
   for (const Dtype type : kFloatTypes)
     for (const std::size_t n : {1u, 7u, 40003u}) {
@@ -203,6 +204,88 @@ TEST_P(Elementwise, MisuseIsAnError) {
   EXPECT_THROW(optimizer_->apply(threads, {1e-3, 0, 1, 1}, span), Error);
 }
 
+// Without a master: the bits of the widened values' update, each rounded by its own word.
+Bf16 rounded_by(std::uint32_t word, float value) {
+  if (std::isnan(value)) return to_bf16(value);
+  return {static_cast<std::uint16_t>((std::bit_cast<std::uint32_t>(value) + (word & 0xffffu)) >> 16)};
+}
+
+Span without_master(Parameter& parameter, ConstArray gradient, std::size_t begin, std::size_t count) {
+  Span span = parameter.span(gradient, begin, count);
+  span.master = nullptr;
+  span.parameter_index = 5;
+  return span;
+}
+
+TEST_P(Elementwise, WithoutAMasterEachValueIsRoundedByItsOwnWord) {
+  Threads threads(2);
+  const std::size_t n = 5 * Optimizer::kSpanGrain + 3;
+  OptimizerSettings settings = GetParam().settings;
+  settings.storage.master = false;
+  settings.storage.seed = 7;
+  const auto optimizer = make_optimizer(settings);
+  EXPECT_FALSE(optimizer->keeps_master());
+  Parameter wide(*optimizer_, random_values(n, 1)), narrow(*optimizer, wide.master);
+  for (std::size_t i = 0; i < n; ++i) {
+    narrow.compute[i] = to_bf16(wide.master[i]);
+    wide.master[i] = to_f32(narrow.compute[i]);
+  }
+  const TestArray gradient(Dtype::kF32, random_values(n, 2));
+  optimizer_->apply(threads, {1e-3, 0.1, 0.5, 9}, wide.span(gradient, 0, n));
+  optimizer->apply(threads, {1e-3, 0.1, 0.5, 9}, without_master(narrow, gradient, 0, n));
+  const CounterRandom random(7, std::uint64_t{5} << 40 ^ 9);
+  for (std::size_t i = 0; i < n; ++i)
+    ASSERT_EQ(narrow.compute[i].bits, rounded_by(random.block(i / 4)[i % 4], wide.master[i]).bits) << i;
+}
+
+TEST_P(Elementwise, WithoutAMasterSameBits) {
+  const std::size_t n = 70 * Optimizer::kSpanGrain + 5;
+  OptimizerSettings settings = GetParam().settings;
+  settings.storage.master = false;
+  const auto optimizer = make_optimizer(settings);
+  std::size_t piece = n;
+  expect_same_bits([&](Threads& threads) {
+    Parameter parameter(*optimizer, random_values(n, 1));
+    for (std::size_t i = 0; i < n; ++i) parameter.compute[i] = to_bf16(parameter.master[i]);
+    for (std::uint64_t step = 1; step <= 3; ++step) {
+      const TestArray gradient(Dtype::kBf16, random_values(n, static_cast<unsigned>(step)));
+      for (std::size_t begin = 0; begin < n; begin += piece)
+        optimizer->apply(threads, {1e-3, 0.1, 0.5, step},
+                         without_master(parameter, gradient, begin, std::min(piece, n - begin)));
+    }
+    piece = piece == n ? 32 * Optimizer::kSpanGrain : std::max(piece / 2, Optimizer::kSpanGrain);
+    return parameter.bytes();
+  });
+}
+
+// Steps of a fiftieth of what bf16 can tell apart: to nearest, nothing would ever change.
+TEST(StochasticRounding, SmallStepsAddUp) {
+  Threads threads(1);
+  const std::size_t n = 4096;
+  const auto sgd = make_sgd({.storage = {.master = false}});
+  Parameter parameter(*sgd, std::vector<float>(n, 1.0f));
+  std::fill(parameter.compute.begin(), parameter.compute.end(), to_bf16(1.0f));
+  const TestArray gradient(Dtype::kF32, std::vector<float>(n, -1.0f));
+  for (std::uint64_t step = 1; step <= 100; ++step)
+    sgd->apply(threads, {0x1p-7 / 50, 0, 1, step}, without_master(parameter, gradient, 0, n));
+  double mean = 0;
+  for (const Bf16 value : parameter.compute) mean += to_f32(value) / static_cast<double>(n);
+  // 100 draws of 1 in 50 each give a step of 2^-7: the mean of n values has a deviation of 2^-7 * sqrt(2 /
+  // n).
+  EXPECT_NEAR(mean, 1 + 2 * 0x1p-7, 5 * 0x1p-7 * std::sqrt(2.0 / static_cast<double>(n)));
+}
+
+TEST(StochasticRounding, WhatIsNotFiniteStaysSo) {
+  Threads threads(1);
+  const auto sgd = make_sgd({.storage = {.master = false}});
+  Parameter parameter(*sgd, {1, 1, 1});
+  const TestArray gradient(Dtype::kF32, {NAN, HUGE_VALF, -HUGE_VALF});
+  sgd->apply(threads, {1, 0, 1, 1}, without_master(parameter, gradient, 0, 3));
+  EXPECT_TRUE(std::isnan(to_f32(parameter.compute[0])));
+  EXPECT_EQ(to_f32(parameter.compute[1]), -HUGE_VALF);
+  EXPECT_EQ(to_f32(parameter.compute[2]), HUGE_VALF);
+}
+
 TEST(Lion, ADirectionOfZeroLeavesTheParameter) {
   Threads threads(1);
   const auto lion = make_lion({});
@@ -215,7 +298,7 @@ TEST(MakeOptimizer, RefusesWhatAnOptimizerDoesNotHave) {
   const auto refused = [](const OptimizerSettings& settings, const std::vector<std::string>& parts) {
     expect_error(ErrorCode::kInvalidArgument, parts, [&] { make_optimizer(settings); });
   };
-  refused({.name = "lion", .state = Dtype::kF16}, {"lion", "f16", "f32 or bf16"});
+  refused({.name = "lion", .storage = {Dtype::kF16}}, {"lion", "f16", "f32 or bf16"});
   refused({.name = "adamax"}, {"'adamax'", "adamw, adam, lion, sgd"});
   refused({.name = "adamw", .momentum = 0.9}, {"momentum", "adamw"});
   refused({.name = "adam", .nesterov = true}, {"nesterov", "adam"});

@@ -115,10 +115,10 @@ def test_agrees_with_its_reference_for_100_steps(tmp_path, case):
 
 
 @pytest.mark.parametrize("state", ["f32", "bf16"])
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype, master", [("f32", "f32"), ("bf16", "f32"), ("bf16", "none")])
 @pytest.mark.parametrize("case", CASES)
-def test_the_same_bits_wherever_they_lie_and_after_a_checkpoint(tmp_path, case, dtype, state):
-    kinds = {"dtype": dtype, "state": state}
+def test_the_same_bits_wherever_they_lie_and_after_a_checkpoint(tmp_path, case, dtype, master, state):
+    kinds = {"dtype": dtype, "master": master, "state": state, "seed": 3}
     groups = [CASES[case][0](decay) for decay in DECAY]
     results = []
     for place in ("memory", "disk"):
@@ -133,13 +133,14 @@ def test_the_same_bits_wherever_they_lie_and_after_a_checkpoint(tmp_path, case, 
         train(engine, 2)
         results.append(values_of(engine))
     assert same(results[0], results[1]) and same(results[0], results[2])
+    assert (pathlib.Path(saved) / "optimizer.master.safetensors").exists() == (dtype == "bf16" and master == "f32")
 
 
 def test_state_takes_what_the_optimizer_keeps_and_no_more(tmp_path):
     units = [sluice.Unit("u", [sluice.Parameter("p", (4096,))])]
 
-    def arrays(optimizer, dtype, state="f32"):
-        kinds = {"dtype": dtype, "state": state}
+    def arrays(optimizer, dtype, state="f32", master="f32"):
+        kinds = {"dtype": dtype, "state": state, "master": master}
         options = sluice.Options(memory="4GiB", disk=tmp_path, optimizer=optimizer, place="disk", **kinds)
         return sluice.plan(units, options)["bytes"]["disk"]["optimizer state"] / 4 / 4096
 
@@ -147,6 +148,20 @@ def test_state_takes_what_the_optimizer_keeps_and_no_more(tmp_path):
     assert {optimizer: arrays(optimizer, "f32") for optimizer in kept} == kept
     assert {optimizer: arrays(optimizer, "bf16") - 1 for optimizer in kept} == kept
     assert {optimizer: 2 * (arrays(optimizer, "bf16", "bf16") - 1) for optimizer in kept} == kept
+    assert {optimizer: 2 * arrays(optimizer, "bf16", "bf16", "none") for optimizer in kept} == kept
+
+
+def test_stochastic_rounding_follows_its_seed_and_stays_near_the_masters(tmp_path):
+    def trained(**kinds):
+        with make_engine(tmp_path, [sluice.AdamW(lr=1e-3)] * 2, dtype="bf16", **kinds) as engine:
+            set_start(engine)
+            train(engine, 20)
+            return values_of(engine)
+
+    with_masters, one, other = trained(), trained(master="none", seed=1), trained(master="none", seed=2)
+    assert same(one, trained(master="none", seed=1, place="memory")) and not same(one, other)
+    for name, expected in with_masters.items():
+        assert np.abs(one[name] - expected).max() < 0.02 and abs((one[name] - expected).mean()) < 3e-4, name
 
 
 def test_state_of_one_type_is_loaded_into_the_other(tmp_path):
@@ -201,6 +216,10 @@ def test_settings_that_cannot_be(tmp_path):
             make(**wrong)
     with pytest.raises(sluice.InvalidArgumentError, match="only lr and weight_decay"):
         make_engine(tmp_path, [sluice.SGD(), sluice.Lion()])
+    with pytest.raises(sluice.InvalidArgumentError, match="its own"):
+        make_engine(tmp_path, [sluice.Lion()] * 2, master="none")
+    with pytest.raises(sluice.InvalidArgumentError, match="master is 'bf16'"):
+        make_engine(tmp_path, [sluice.Lion()] * 2, master="bf16")
     with pytest.raises(sluice.InvalidArgumentError, match="state is 'f16'.*bf16"):
         make_engine(tmp_path, [sluice.Lion()] * 2, state="f16")
     with make_engine(tmp_path, [sluice.SGD()] * 2) as engine:

@@ -53,6 +53,8 @@ class EngineOptions(ctypes.Structure):
         ("momentum", c_double),
         ("nesterov", c_uint32),
         ("state", ctypes.c_int),
+        ("no_master", c_uint32),
+        ("seed", c_uint64),
     ]
 
 

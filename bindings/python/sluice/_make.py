@@ -110,6 +110,8 @@ def options_of(given: Options) -> _abi.EngineOptions:
     for what, dtype in (("dtype", given.dtype), ("state", given.state)):
         if dtype not in _abi.DTYPES:
             raise InvalidArgumentError(f"{what} is {dtype!r}; it may be {', '.join(_abi.DTYPES)}")
+    if given.master not in ("f32", "none"):
+        raise InvalidArgumentError(f"master is {given.master!r}; it may be f32, none")
     groups = groups_of(given.optimizer)
     folders = _folders(given.disk)
     return _abi.EngineOptions(
@@ -127,6 +129,8 @@ def options_of(given: Options) -> _abi.EngineOptions:
         given_back=size_of(given.given_back, "given_back"),
         serve_touches=1 if given.serve_touches else 0,
         state=_abi.DTYPES[given.state],
+        no_master=1 if given.master == "none" else 0,
+        seed=whole(given.seed, "seed", 2**64),
         **_fixed(groups[0]),
         **_places(given.place),
     )

@@ -92,6 +92,7 @@ class Options:
     optimizer: the settings of all parameters, or a list of one for each group: AdamW, Adam, Lion or SGD.
     dtype: of parameters, "f32" or "bf16"; with bf16 the optimizer keeps an f32 master of each.
     state: of the optimizer's arrays, "f32" or "bf16".
+    master: "none" with dtype "bf16": no masters are kept, and updates are rounded stochastically, by `seed`.
     threads: of updates; 0: the cores that the process may use.
     held_units: the most units that are held at once.
     trace_events: how many of the latest are kept for Engine.save_trace(); 0: none.
@@ -116,6 +117,8 @@ class Options:
     given_back: Size = 0
     serve_touches: bool = False
     state: str = "f32"
+    master: str = "f32"
+    seed: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,6 +66,7 @@ def train(
     momentum: float | None = None,
     nesterov: bool = False,
     state: str | None = None,
+    master: str | None = None,
     memory: Size | None = None,
     disk: Path | Folder | Sequence[Path | Folder] | None = None,
     recompute: str | None = None,
