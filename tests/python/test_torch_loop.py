@@ -163,3 +163,36 @@ def test_the_whole_is_within_its_budget():
     ledger = {(line.tier, line.purpose): line for line in sluice.torch.engine_of(model).ledger()}
     assert 0 < ledger["host", "total"].peak <= 3 << 30
     assert sluice.torch.engine_of(model).counters().touches == 0, "a hook has missed a parameter"
+
+
+@pytest.mark.parametrize(
+    ("settings", "plain"),
+    [
+        (sluice.Adam(lr=1e-3, weight_decay=0.01), lambda p: torch.optim.Adam(p, lr=1e-3, weight_decay=0.01)),
+        (
+            sluice.SGD(lr=1e-2, momentum=0.9, nesterov=True),
+            lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True),
+        ),
+        (sluice.Lion(lr=1e-4), None),
+    ],
+)
+def test_other_optimizers(settings, plain):
+    def run(place):
+        model, optimizer = wrap(small_gpt2(), place, settings)
+        return train(model, optimizer, language_loss, steps=10, clip=1.0), values_of(model)
+
+    (memory, values), (disk, values_on_disk) = run("memory"), run("disk")
+    assert memory.values == disk.values and same_values(values, values_on_disk)
+    if plain is not None:
+        model = small_gpt2()
+        assert memory.close_to(train(model, plain(model.parameters()), language_loss, steps=10, clip=1.0))
+
+
+def test_a_bf16_model_without_masters_and_with_bf16_state():
+    def run(place):
+        given = {"state": "bf16", "master": "none", "seed": 7}
+        model, optimizer = wrap(small_gpt2().to(torch.bfloat16), place, **given)
+        return train(model, optimizer, language_loss, steps=6).values, values_of(model)
+
+    (memory, values), (disk, values_on_disk) = run("memory"), run("disk")
+    assert memory == disk and same_values(values, values_on_disk)

@@ -46,6 +46,9 @@ def wrap(
     trace_events: int = 0,
     place: Union[str, Mapping[str, str], None] = None,
     weights: Optional[Path] = None,
+    state: str = "f32",
+    master: str = "f32",
+    seed: int = 0,
 ) -> tuple[Model, Optional[Optimizer]]:
     """Moves a model's parameters into an engine; gives the same model, and a torch.optim.Optimizer of its trainable
     parameters (None without `optimizer`: for evaluation and generation).
@@ -63,6 +66,8 @@ def wrap(
     place: "memory" or "disk" for everything, or a mapping; for tests and measurements.
     weights: a folder of safetensors, for a model on the meta device: what is there by its name is streamed from it, and
         the rest gets its first values by the model's own rules (adapters).
+    state: type of the optimizer's state, "f32" or "bf16".
+    master: "none" keeps no f32 masters of a bfloat16 model, and rounds updates stochastically, by `seed`.
 
     Raises BudgetError where it does not fit, InvalidArgumentError for a model that cannot be wrapped; the model is then
     as it was.
@@ -82,6 +87,9 @@ def wrap(
         prefetch=prefetch,
         trace_events=trace_events,
         place=place,
+        state=state,
+        master=master,
+        seed=seed,
     )
 
 
@@ -90,18 +98,15 @@ def _wrap(
     optimizer: Optional[Settings],
     stored: Optional[Mapping[str, Stored]],
     *,
-    memory: Size,
-    disk: Union[Path, Folder, Sequence[Union[Path, Folder]], None] = None,
     reserve: Optional[Size] = None,
     sample_batch: Any = None,
     param_groups: Optional[Sequence[Mapping[str, Any]]] = None,
     units: Optional[Mapping[str, Sequence[str]]] = None,
     threads: int = 0,
     held_units: int = 3,
-    prefetch: int = 0,
-    trace_events: int = 0,
-    place: Union[str, Mapping[str, str], None] = None,
+    **others: Any,
 ) -> tuple[Model, Optional[Optimizer]]:
+    """others: those of wrap() that Options has too."""
     if model in _sessions and not _sessions[model].engine.closed:
         raise StateError("the model is wrapped already; sluice.torch.close(model) ends that")
     for name, p in model.named_parameters():
@@ -112,18 +117,14 @@ def _wrap(
         raise InvalidArgumentError("param_groups are given without an optimizer; give one, such as sluice.AdamW()")
     settings, settings_of = _settings(model, optimizer or AdamW(), param_groups or [])
     options = Options(
-        memory=memory,
-        disk=disk,
         reserved=_reserve(model, reserve, sample_batch, optimizer is not None),
         optimizer=settings,
         dtype=_dtype(groups),
         threads=threads or torch.get_num_threads(),
         held_units=held_units,
-        trace_events=trace_events,
-        prefetch=prefetch,
-        place=place,
         given_back=_given_back(groups),
         serve_touches=True,
+        **others,
     )
     on_meta = any(t.is_meta for t in [*model.parameters(), *model.buffers()])
     if on_meta:
