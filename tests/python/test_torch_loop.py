@@ -101,10 +101,10 @@ def test_evaluation_in_between_changes_nothing():
     assert seen == seen_with and same_values(values, values_with)
 
 
-def test_without_an_optimizer_for_evaluation_and_generation():
+def test_without_an_optimizer_for_evaluation_and_generation(tmp_path):
     plain = small_gpt2().eval()
     wrapped, optimizer = sluice.torch.wrap(
-        small_gpt2(), memory="6GiB", disk="/tmp", place={"parameters": "disk"}, reserve="256MiB"
+        small_gpt2(), memory="6GiB", disk=tmp_path, place={"parameters": "disk"}, reserve="256MiB"
     )
     assert optimizer is None
     wrapped.eval()
