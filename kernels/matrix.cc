@@ -196,6 +196,7 @@ std::size_t ProductSurvey::workspace(const Product& product) {
   largest_.m = std::max(largest_.m, product.m);
   largest_.n = std::max(largest_.n, product.n);
   largest_.k = std::max(largest_.k, product.k);
+  if (product.a.type == Dtype::kBf16) largest_.a.type = Dtype::kBf16;
   return product_workspace(product, library_);
 }
 

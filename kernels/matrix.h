@@ -61,7 +61,7 @@ class ProductSurvey {
 
  private:
   const MatrixLibrary& library_;
-  Product largest_;  // in each of m, n and k
+  Product largest_;  // in each of m, n and k; of bf16 where one of them is
 };
 
 void multiply(MatrixLibrary& library, Threads& threads, const Product& product, void* workspace);

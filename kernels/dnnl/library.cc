@@ -96,20 +96,19 @@ class OneDnn final : public MatrixLibrary {
     with_library_errors(product, [&] { run(product, workspace); });
   }
 
-  bool has_bf16() const override {
-    const auto wanted = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
-    return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & wanted) == wanted;
-  }
+  bool has_bf16() const override { return has(dnnl::cpu_isa::avx512_core_bf16); }
 
   std::size_t hidden_bytes(const Product& largest) const override {
     const auto threads = static_cast<std::size_t>(threads_);
-    if (has_bf16()) return kCodeOfPrimitives + threads * kMostPanels;
+    const bool wide = has(dnnl::cpu_isa::avx512_core);
+    const std::size_t most = kCodeOfPrimitives + threads * (wide ? kMostWidePanels : kMostPanels);
+    if (has_bf16() && largest.a.type == Dtype::kBf16) return most;
     // One operand's panel is shared by two threads; more of them pack panels of both.
     const std::size_t packed =
         std::min(largest.n, kMostPacked) + (threads_ > 2 ? std::min(largest.m, kMostPacked) : 0);
     const std::size_t panels =
         packed * std::min(largest.k, kPackedDepth) * sizeof(float) + threads * kOtherPanel;
-    return std::min(kCode + 3 * panels, kCodeOfPrimitives + threads * kMostPanels);
+    return std::min(kCode + panels * (wide ? 7 : 6) / 2, most);
   }
 
   std::string name() const override {
@@ -120,12 +119,18 @@ class OneDnn final : public MatrixLibrary {
 
  private:
   // Blocks of the library's products in f32, in elements, as bench/kernels/matrix_bench.cc --hidden shows
-  // them. Their panels are counted three times: each thread may pack them, and malloc does not place those of
-  // different shapes alike.
+  // them. Their panels are counted three times (with wide vectors, half of them once more): each thread may
+  // pack them, and malloc does not place those of different shapes alike.
   static constexpr std::size_t kMostPacked = 10'000, kPackedDepth = 256, kOtherPanel = 400 * kKiB;
   static constexpr std::size_t kCode = 4 * kMiB;
   // Above the most over all shapes.
-  static constexpr std::size_t kCodeOfPrimitives = 12 * kMiB, kMostPanels = 12 * kMiB;
+  static constexpr std::size_t kCodeOfPrimitives = 12 * kMiB, kMostPanels = 12 * kMiB,
+                               kMostWidePanels = 16 * kMiB;
+
+  static bool has(dnnl::cpu_isa isa) {
+    const auto wanted = static_cast<unsigned>(isa);
+    return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & wanted) == wanted;
+  }
 
   struct Primitive {
     dnnl::matmul matmul;

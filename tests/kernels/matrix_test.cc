@@ -189,8 +189,7 @@ TEST_F(MatrixTest, TakesNoMoreForItselfThanTheSurveySays) {
     for (const Product& product : products) compute(product);
     EXPECT_LE(allocator::resident_bytes(), before + survey.hidden_bytes());
   }
-  // The bound for bf16 products does not follow from the shapes.
-  EXPECT_LT(survey.hidden_bytes(), library_->has_bf16() ? 64 * kMiB : 16 * kMiB);
+  EXPECT_LT(survey.hidden_bytes(), 16 * kMiB);
 }
 
 TEST_F(MatrixTest, EveryTransposeStrideTypeAndAddend) {
