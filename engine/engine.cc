@@ -36,12 +36,12 @@ Engine::State::State(const Profile& profile, const Plan& the_plan, const optim::
       any_order(profile.any_order),
       held_units(profile.held_units),
       applied(layout.parameters()),
+      updated(layout.parameters()),
       has_values(layout.units().size()) {
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
     parameters.push_back(
         pager.define({"parameters of " + name_of(unit), parameter_bytes(unit), allocator::Purpose::kParameter,
                       plan.units[unit].parameters_resident, any_order}));
-  ensure(!any_order || plan.clip, "in any order, updates begin at step()");
   build_schedule(profile);
   if (resources.disk != nullptr && plan.uses_disk()) resources.disk->allocate();
   pager.start(plan.extent_bytes, plan.extents);
@@ -64,8 +64,8 @@ void Engine::State::enqueue(UnitId unit) {
     due.groups.push_back(
         {group.learning_rate, group.weight_decay, clip_factor * settings.gradient_factor, steps});
   for (ParameterId p = layout.first_parameter(unit); p < layout.end_parameter(unit); ++p) {
-    const bool updated = !any_order || gradients.has(p);
-    due.parameters.push_back({updated ? ++applied[p] : 0, gradients.factor(p)});
+    const bool has_gradient = !any_order || gradients.has(p);
+    due.parameters.push_back({has_gradient ? ++applied[p] : 0, gradients.factor(p)});
   }
   queue.add(unit, std::move(due));
   // The master holds the values: what is on disk need not be read only to be overwritten.
@@ -164,6 +164,7 @@ void Engine::load(UnitId unit, const UnitSource& source) {
     s.require_reachable(unit, "loaded");
     if (s.is_held(unit, false))
       refuse(ErrorCode::kState, "unit '{}' is loaded while it is held; release it", s.name_of(unit));
+    if (!source.values) s.require_values(unit);
     s.settle();
     s.has_values[unit] = false;
     std::byte* values = s.pager.acquire(s.parameters[unit], Pager::Use::kModify);
@@ -202,14 +203,16 @@ void Engine::begin_step(const StepSettings& settings) {
     if (settings.clip > 0 && !s.plan.clip)
       refuse(ErrorCode::kInvalidArgument,
              "clipping by norm {} is asked for, and the plan was made without clipping", settings.clip);
-    if (s.any_order)
-      s.recorder.begin_step();
-    else
-      s.check_settings(settings);
+    if (settings.keep_gradients && !s.plan.clip)
+      refuse(ErrorCode::kInvalidArgument,
+             "gradients are to be kept over the step, and they are applied in backward and given up");
+    if (s.any_order) s.recorder.begin_step();
+    if (!s.any_order || !s.plan.clip) s.check_settings(settings);
     s.settings = settings;
     s.clip_factor = 1;
     s.bad_parameter.reset();
     s.gradients.begin_step();
+    std::fill(s.updated.begin(), s.updated.end(), false);
     ++s.steps;
     s.in_step = true;
   });

@@ -20,7 +20,8 @@ namespace sluice::engine {
 
 // Where a unit's values come from when it is created or loaded. Elements are of the logical parameter.
 struct UnitSource {
-  // Fills out with the values of elements first ... of a parameter: of its master, where it has one.
+  // Fills out with the values of elements first ... of a parameter: of its master, where it has one. Null
+  // (REQUIRES: no masters): they stay as they are.
   std::function<void(ParameterId, std::size_t first, std::span<float> out)> values;
   // The same for an array of the optimizer's state (index into Optimizer::state()); null: zeros.
   std::function<void(ParameterId, std::size_t array, std::size_t first, std::span<float> out)> state;

@@ -52,14 +52,15 @@ struct Engine::State {
   void add_gradient(ParameterId parameter, ConstArray gradient);
   void read_gradient(ParameterId parameter, Array out);
   void drop_gradient(ParameterId parameter);
-  double gradient_norm(ParameterId parameter);
+  double gradient_norm(ParameterId parameter) const;
   void require_gradient(ParameterId parameter) const;
   void discard_unless_needed(UnitId unit);
-  void sum_squares(UnitId unit);
+  void update_at_once(UnitId unit);  // its gradients are final
   void abandon_step();
   std::vector<UnitId> units_to_update() const;
   void end_step_without_update(bool keep_gradients);
   StepResult finish_step_in_any_order(const StepSettings& given);
+  StepResult finish_step_at_once();
 
   // What both do at the end: the norm is known.
   static bool representable(double norm);  // no element is larger than the norm of all
@@ -104,6 +105,7 @@ struct Engine::State {
   StepSettings settings;
   std::uint64_t steps = 0;
   std::vector<std::uint64_t> applied;  // by parameter
+  std::vector<bool> updated;           // likewise: at once, in this step
   std::vector<bool> has_values;        // by unit
   bool in_step = false;
   std::size_t position = 0;

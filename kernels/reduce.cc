@@ -26,6 +26,19 @@ double square_sum_piece(std::size_t n, ConstArray x) {
   });
 }
 
+double store_piece_summing_squares(std::size_t n, ConstArray x, bool accumulate, float* to) {
+  const hn::CappedTag<double, 16> f64;
+  const hn::Rebind<float, decltype(f64)> f32;
+  const Array out{to, Dtype::kF32};
+  return sum_in_lanes<double>(n, [=](auto at, auto sum) HWY_ATTR {
+    auto stored = load(f32, x, at);
+    if (accumulate) stored = hn::Add(load(f32, ConstArray(out), at), stored);
+    store(f32, stored, out, at);
+    const auto value = hn::PromoteTo(f64, stored);
+    return mul_add(value, value, sum);
+  });
+}
+
 void add_rows(std::size_t rows, std::size_t width, ConstArray x, std::size_t stride, float* out) {
   for_each_vector(width, [=](auto at) HWY_ATTR {
     const std::size_t column = at.begin;
@@ -49,27 +62,44 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace sluice::kernels {
 HWY_EXPORT(square_sum_piece);
+HWY_EXPORT(store_piece_summing_squares);
 HWY_EXPORT(add_rows);
 HWY_EXPORT(add_in_place);
 
 namespace {
 constexpr std::size_t kMaxPieces = 1024;
 constexpr std::size_t kColumnGrain = 256;
-}  // namespace
 
 // A piece is a power of two of blocks, so that its sum is a node of the tree of pairwise sums, whatever its
-// size.
-SquareSum sum_of_squares(Threads& threads, std::size_t n, ConstArray x) {
-  require_float({x});
+// size. sum_of(begin, end): of a piece.
+template <class Sum>
+SquareSum sum_pieces(Threads& threads, std::size_t n, const Sum& sum_of) {
   const std::size_t blocks = std::max<std::size_t>(divide_up(n, kSumBlock), 1);
   const std::size_t piece =
       kSumBlock * std::bit_ceil(std::max<std::size_t>(divide_up(blocks, kMaxPieces), 16));
   std::array<double, kMaxPieces> sums;
   threads.parallel_for(n, piece, [&](std::size_t begin, std::size_t end) {
-    sums[begin / piece] = HWY_DYNAMIC_DISPATCH(square_sum_piece)(end - begin, x.at(begin));
+    sums[begin / piece] = sum_of(begin, end);
   });
   const double sum = pairwise_sum(std::span<const double>(sums.data(), divide_up(n, piece)));
   return {sum, std::isfinite(sum)};
+}
+
+}  // namespace
+
+SquareSum sum_of_squares(Threads& threads, std::size_t n, ConstArray x) {
+  require_float({x});
+  return sum_pieces(threads, n, [&](std::size_t begin, std::size_t end) {
+    return HWY_DYNAMIC_DISPATCH(square_sum_piece)(end - begin, x.at(begin));
+  });
+}
+
+SquareSum store_summing_squares(Threads& threads, std::size_t n, ConstArray x, bool accumulate, float* to) {
+  require_float({x});
+  return sum_pieces(threads, n, [&](std::size_t begin, std::size_t end) {
+    return HWY_DYNAMIC_DISPATCH(store_piece_summing_squares)
+    (end - begin, x.at(begin), accumulate, to + begin);
+  });
 }
 
 void add_row_blocks(Threads& threads, std::size_t blocks, std::size_t width, std::size_t stride,

@@ -15,6 +15,8 @@ struct SquareSum {
   bool finite = true;
 };
 SquareSum sum_of_squares(Threads& threads, std::size_t n, ConstArray x);
+// to = x, or to += x, and the sum of squares of what `to` then holds: one pass over memory.
+SquareSum store_summing_squares(Threads& threads, std::size_t n, ConstArray x, bool accumulate, float* to);
 
 // out[j] (+)= sum over rows of x[i, j], in f32: blocks of 64 rows, each added in order, the blocks pairwise.
 // workspace: column_sum_workspace bytes.

@@ -49,6 +49,14 @@ std::size_t Placement::gradient_bytes(UnitId unit) const {
   return bytes;
 }
 
+bool Placement::stores_gradient(UnitId unit, std::size_t groups) const {
+  if (clip_ || !updated(unit)) return updated(unit);
+  const auto uses =
+      std::count_if(profile_.schedule.begin(), profile_.schedule.end(),
+                    [&](const Access& access) { return access.unit == unit && access.gradient_use >= 0; });
+  return groups > 1 || uses > 1;
+}
+
 std::size_t Placement::state_bytes(UnitId unit) const {
   return layout_.trainable(unit) ? format_.bytes(layout_.unit_elements(unit)) : 0;
 }
@@ -209,7 +217,7 @@ std::array<std::uint64_t, allocator::kPurposes> Placement::disk_bytes(
   for (UnitId unit = 0; unit < units.size(); ++unit) {
     if (!units[unit].parameters_resident) bytes[index(Purpose::kParameter)] += parameter_bytes(unit);
     if (!units[unit].state_resident) bytes[index(Purpose::kOptimizerState)] += state_bytes(unit);
-    if (units[unit].gradient_resident) continue;
+    if (units[unit].gradient_resident || !units[unit].gradient_stored) continue;
     for (int use = 0; use < uses_[unit]; ++use)
       bytes[index(Purpose::kGradient)] += use_elements(layout_, unit, use) * sizeof(float);
   }

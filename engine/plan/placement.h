@@ -29,6 +29,8 @@ class Placement {
   std::size_t parameter_bytes(UnitId unit) const;
   std::size_t gradient_bytes(UnitId unit) const;  // all uses
   std::size_t state_bytes(UnitId unit) const;
+  // Whether its gradient waits: for the norm of all, for other uses, or for other groups of micro-batches.
+  bool stores_gradient(UnitId unit, std::size_t groups) const;
 
   // Bytes of the disk tier that one step moves for what is not resident.
   struct Traffic {

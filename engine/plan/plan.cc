@@ -113,7 +113,8 @@ class Planner {
     return result;
   }
 
-  std::vector<UnitPlan> units_at(std::size_t level, bool resident) const {
+  std::vector<UnitPlan> units_at(const Shape& shape, bool resident) const {
+    const std::size_t groups = divide_up(profile_.micro_batches, shape.group);
     std::vector<UnitPlan> units(profile_.units.size());
     for (UnitId unit = 0; unit < units.size(); ++unit) {
       const bool small = placement_.parameter_bytes(unit) <= kSmallUnit;
@@ -121,9 +122,12 @@ class Planner {
         return bytes == 0 || (asked ? *asked == "memory" : resident || small);
       };
       units[unit].parameters_resident = place(request_.parameters, placement_.parameter_bytes(unit));
-      units[unit].gradient_resident = place(request_.gradients, placement_.gradient_bytes(unit));
+      units[unit].gradient_stored =
+          placement_.gradient_bytes(unit) == 0 || placement_.stores_gradient(unit, groups);
+      units[unit].gradient_resident =
+          units[unit].gradient_stored && place(request_.gradients, placement_.gradient_bytes(unit));
       units[unit].state_resident = place(request_.state, placement_.state_bytes(unit));
-      units[unit].choice = std::min(level, profile_.unit_profiles[unit].choices.size() - 1);
+      units[unit].choice = std::min(shape.level, profile_.unit_profiles[unit].choices.size() - 1);
     }
     return units;
   }
@@ -131,9 +135,9 @@ class Planner {
   // Nothing resident but what is small or asked for; then, while it fits, what saves most traffic for its
   // bytes.
   std::optional<Plan> fill(const Shape& shape, bool parameters_first) const {
-    Plan everything = describe(shape, units_at(shape.level, true));
+    Plan everything = describe(shape, units_at(shape, true));
     if (fits(everything)) return everything;
-    Plan plan = describe(shape, units_at(shape.level, false));
+    Plan plan = describe(shape, units_at(shape, false));
     if (!fits(plan) && !parameters_first) return std::nullopt;
     for (const Item& item : items(shape, parameters_first)) {
       std::vector<UnitPlan> units = plan.units;
@@ -154,7 +158,7 @@ class Planner {
 
   std::vector<Item> items(const Shape& shape, bool parameters_first) const {
     const std::size_t groups = divide_up(profile_.micro_batches, shape.group);
-    const std::vector<UnitPlan> placed = units_at(shape.level, false);
+    const std::vector<UnitPlan> placed = units_at(shape, false);
     std::vector<Item> result;
     const auto offer = [&](UnitId unit, bool UnitPlan::*place, const std::optional<std::string>& asked,
                            std::uint64_t saved, std::size_t held) {
@@ -164,8 +168,9 @@ class Planner {
     for (UnitId unit = 0; unit < placed.size(); ++unit) {
       offer(unit, &UnitPlan::parameters_resident, request_.parameters,
             placement_.parameter_traffic(unit, groups).total(), placement_.parameter_bytes(unit));
-      offer(unit, &UnitPlan::gradient_resident, request_.gradients,
-            placement_.gradient_traffic(unit, groups).total(), placement_.gradient_bytes(unit));
+      if (placed[unit].gradient_stored)
+        offer(unit, &UnitPlan::gradient_resident, request_.gradients,
+              placement_.gradient_traffic(unit, groups).total(), placement_.gradient_bytes(unit));
       offer(unit, &UnitPlan::state_resident, request_.state, placement_.state_traffic(unit).total(),
             placement_.state_bytes(unit));
     }
@@ -220,7 +225,8 @@ class Planner {
     };
     for (UnitId unit = 0; unit < plan.units.size(); ++unit) {
       if (!plan.units[unit].parameters_resident) add(placement_.parameter_traffic(unit, groups));
-      if (!plan.units[unit].gradient_resident) add(placement_.gradient_traffic(unit, groups));
+      if (!plan.units[unit].gradient_resident && plan.units[unit].gradient_stored)
+        add(placement_.gradient_traffic(unit, groups));
       if (!plan.units[unit].state_resident) add(placement_.state_traffic(unit));
     }
     plan.compute_seconds = placement_.compute_seconds(plan.units, rates_);
@@ -251,8 +257,8 @@ class Planner {
   [[noreturn]] void refuse() const {
     Shape least{1, levels().back(), lookaheads().back(), kLeastStagingSlots};
     if (request_.group) least.group = *request_.group;
-    const Plan in_memory = describe(least, units_at(least.level, true));
-    const Plan on_disk = describe(least, units_at(least.level, false));
+    const Plan in_memory = describe(least, units_at(least, true));
+    const Plan on_disk = describe(least, units_at(least, false));
     const std::string asked =
         fmt::format("this model does not fit in {} of memory", format_size(budget_.memory));
     if (on_disk.peak_memory > budget_.memory)

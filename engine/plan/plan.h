@@ -40,6 +40,9 @@ struct UnitPlan {
   bool parameters_resident = true;
   bool gradient_resident =
       true;  // its accumulated gradient stays in memory until the update; else it may go to disk
+  // false (then it is not resident either): it is under frames from its one use until its update, which follows
+  // at once, and has no place of its own.
+  bool gradient_stored = true;
   bool state_resident = true;
   std::size_t choice = 0;  // of the unit's ActivationChoices
 };

@@ -48,6 +48,8 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
   text += fmt::format("in memory         parameters of {}/{} units, gradients of {}, optimizer state of {}\n",
                       count(plan, &UnitPlan::parameters_resident), units,
                       count(plan, &UnitPlan::gradient_resident), count(plan, &UnitPlan::state_resident));
+  if (const std::size_t stored = count(plan, &UnitPlan::gradient_stored); stored < units)
+    text += fmt::format("applied at once   gradients of {}/{} units: never stored\n", units - stored, units);
   text += fmt::format("recomputed        {}\n", common_choice(plan, profile).name);
   text += fmt::format("micro-batches     {} of {} tokens, {} at a time through a unit\n",
                       profile.micro_batches, profile.tokens, plan.group);
@@ -77,7 +79,9 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
   for (std::size_t u = 0; u < plan.units.size(); ++u)
     units.push_back({{"name", profile.units[u].name},
                      {"parameters", plan.units[u].parameters_resident ? "memory" : "disk"},
-                     {"gradient", plan.units[u].gradient_resident ? "memory" : "disk"},
+                     {"gradient", !plan.units[u].gradient_stored    ? "none"
+                                  : plan.units[u].gradient_resident ? "memory"
+                                                                    : "disk"},
                      {"state", plan.units[u].state_resident ? "memory" : "disk"},
                      {"recompute", profile.unit_profiles[u].choices[plan.units[u].choice].name}});
   return {{"dtype", name_of(plan.dtype)},

@@ -52,15 +52,33 @@ void Engine::State::release_in_any_order(const Access& released) {
     pager.conceal(parameters[unit], false);
     pager.release(parameters[unit]);
   }
-  if (released.gradient_use < 0) return;
-  const HoldingId gradient = gradients.holding(unit, 0);
-  const bool last = !is_held(unit, true);
-  if (last && gradients.any(unit) && !gradients.summed(unit)) {
-    if (!pager.resident(gradient)) gradients.sum_squares(resources.threads, unit);  // before it may leave
-    pager.written(gradient, gradients.bytes(unit, 0));
+  if (released.gradient_use >= 0) {
+    const HoldingId gradient = gradients.holding(unit, 0);
+    const bool last = !is_held(unit, true);
+    if (last && gradients.any(unit) && gradients.take_changed(unit))
+      pager.written(gradient, gradients.bytes(unit, 0));
+    pager.release(gradient);
+    if (last && !gradients.any(unit)) pager.discard(gradient);
   }
-  pager.release(gradient);
-  if (last && !gradients.any(unit)) pager.discard(gradient);
+  if (!plan.clip && gradients.uses(unit) > 0 && gradients.any(unit) && !is_held(unit, false))
+    update_at_once(unit);
+}
+
+void Engine::State::update_at_once(UnitId unit) {
+  const HoldingId gradient = gradients.holding(unit, 0);
+  if (const auto bad = gradients.not_finite(unit)) {
+    gradients.drop_unit(unit);
+    pager.discard(gradient);
+    refuse(ErrorCode::kNotFinite,
+           "the gradient of '{}' is not finite; its unit was not updated, and those were whose backward came "
+           "before",
+           layout.spec(*bad).name);
+  }
+  pager.acquire(gradient, Pager::Use::kRead);  // until it is applied
+  enqueue(unit);
+  for (ParameterId p = layout.first_parameter(unit); p < layout.end_parameter(unit); ++p)
+    if (gradients.has(p)) updated[p] = true;
+  gradients.hand_over(unit);
 }
 
 void Engine::State::acquire_for_editing(UnitId unit) {
@@ -91,6 +109,12 @@ void Engine::State::add_gradient(ParameterId parameter, ConstArray gradient) {
   if (!is_held(unit, true))
     refuse(ErrorCode::kState, "a gradient of '{}' is added, and its unit '{}' is not held for gradients",
            layout.spec(parameter).name, name_of(unit));
+  if (updated[parameter])
+    refuse(ErrorCode::kState,
+           "a second gradient of '{}' is added in one step, and the first was applied when its unit was "
+           "released; "
+           "updates in backward cannot accumulate",
+           layout.spec(parameter).name);
   gradients.add(resources.threads, parameter, gradient);
 }
 
@@ -121,17 +145,8 @@ void Engine::State::discard_unless_needed(UnitId unit) {
   if (!pager.held(gradient)) pager.discard(gradient);
 }
 
-void Engine::State::sum_squares(UnitId unit) {
-  if (gradients.summed(unit)) return;
-  const HoldingId gradient = gradients.holding(unit, 0);
-  pager.acquire(gradient, Pager::Use::kRead);
-  gradients.sum_squares(resources.threads, unit);
-  pager.release(gradient);
-}
-
-double Engine::State::gradient_norm(ParameterId parameter) {
+double Engine::State::gradient_norm(ParameterId parameter) const {
   require_gradient(parameter);
-  sum_squares(layout.place(parameter).unit);
   return gradients.norm(parameter);
 }
 
@@ -139,8 +154,8 @@ void Engine::State::abandon_step() {
   if (!any_order || !in_step)
     refuse(ErrorCode::kState, "abandon_step() is called {}",
            any_order ? "without begin_step()" : "in a schedule");
-  while (!held.empty()) release_in_any_order(take_held(held.back()));
   gradients.drop_all();
+  while (!held.empty()) release_in_any_order(take_held(held.back()));
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) discard_unless_needed(unit);
   recorder.begin_step();
   in_step = false;
@@ -169,20 +184,26 @@ void Engine::State::end_step_without_update(bool keep_gradients) {
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) discard_unless_needed(unit);
 }
 
+StepResult Engine::State::finish_step_at_once() {
+  in_step = false;
+  queue.advance();
+  return {gradients.norm() * std::abs(settings.gradient_factor), 1.0};
+}
+
 StepResult Engine::State::finish_step_in_any_order(const StepSettings& given) {
-  check_settings(given);
+  if (plan.clip) check_settings(given);
   if (!in_step || !held.empty())
     refuse(ErrorCode::kState, "step() is called {}",
            in_step ? fmt::format("while unit '{}' is held", name_of(held.front().unit))
                    : "without begin_step()");
-  settings = given;
+  if (plan.clip) settings = given;
   accesses = recorder.end_step();
   std::vector<std::vector<HoldingId>> holdings;
   for (const Access& access : accesses) holdings.push_back(holdings_of(access));
   pager.set_schedule(std::move(holdings));
   pager.set_position(0);
+  if (!plan.clip) return finish_step_at_once();
   const std::vector<UnitId> units = units_to_update();
-  for (const UnitId unit : units) sum_squares(unit);
   StepResult result{gradients.norm() * std::abs(settings.gradient_factor), 1.0};
   if (const auto bad = gradients.not_finite(); bad || !representable(result.gradient_norm)) {
     end_step_without_update(given.keep_gradients);

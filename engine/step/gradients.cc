@@ -18,9 +18,10 @@ Gradients::Gradients(const Layout& layout, const std::vector<int>& uses, const P
                      Pager& pager)
     : layout_(layout),
       pager_(pager),
-      any_order_(any_order),
+      outlive_step_(any_order && plan.clip),
       type_(any_order ? Dtype::kF32 : plan.dtype),
-      progress_(layout.parameters()) {
+      progress_(layout.parameters()),
+      changed_(layout.units().size()) {
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
     const UnitSpec& spec = layout.units()[unit];
     std::vector<Buffer> buffers;
@@ -33,8 +34,9 @@ Gradients::Gradients(const Layout& layout, const std::vector<int>& uses, const P
         if (parameter.uses > use) offset += round_up(parameter.elements(), kParameterAlignment);
       }
       const std::string name = "gradient of " + spec.name + (use == 0 ? "" : ", use " + std::to_string(use));
+      const UnitPlan& placed = plan.units[unit];
       buffer.holding = pager.define({name, buffer.elements * sizeof(float), allocator::Purpose::kGradient,
-                                     plan.units[unit].gradient_resident});
+                                     placed.gradient_resident, false, placed.gradient_stored});
       buffers.push_back(std::move(buffer));
     }
     for (ParameterId p = layout.first_parameter(unit); p < layout.end_parameter(unit); ++p)
@@ -64,17 +66,20 @@ float* Gradients::target(ParameterId parameter, int use, std::size_t micro_batch
 
 void Gradients::add(Threads& threads, ParameterId parameter, ConstArray gradient) {
   const std::size_t n = layout_.place(parameter).elements;
-  const Array sum = {data(parameter, 0), Dtype::kF32};
+  float* const sum = data(parameter, 0);
   Progress& progress = progress_[parameter];
-  if (!has(parameter)) {
-    kernels::convert(threads, n, gradient, sum);
-  } else {
-    if (progress.factor != 1) kernels::scale(threads, n, static_cast<float>(progress.factor), sum);
-    kernels::add(threads, n, sum, gradient, sum);
-  }
-  progress.last[0] = 0;
-  progress.summed = false;
-  progress.factor = 1;
+  const bool accumulate = has(parameter);
+  if (accumulate && progress.factor != 1)
+    kernels::scale(threads, n, static_cast<float>(progress.factor), {sum, Dtype::kF32});
+  const auto squares = kernels::store_summing_squares(threads, n, gradient, accumulate, sum);
+  progress = {{0}, squares.sum, squares.finite, 1};
+  changed_[layout_.place(parameter).unit] = true;
+}
+
+bool Gradients::take_changed(UnitId unit) {
+  const bool changed = changed_[unit];
+  changed_[unit] = false;
+  return changed;
 }
 
 void Gradients::read(Threads& threads, ParameterId parameter, Array out) const {
@@ -91,8 +96,16 @@ void Gradients::drop(ParameterId parameter) {
   std::fill(progress.last.begin(), progress.last.end(), std::nullopt);
   progress.square_sum = 0;
   progress.finite = true;
-  progress.summed = false;
   progress.factor = 1;
+}
+
+void Gradients::hand_over(UnitId unit) {
+  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
+    progress_[p].last[0].reset();
+}
+
+void Gradients::drop_unit(UnitId unit) {
+  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) drop(p);
 }
 
 void Gradients::drop_all() {
@@ -106,18 +119,6 @@ void Gradients::sum_squares_of(Threads& threads, ParameterId parameter, const vo
   Progress& progress = progress_[parameter];
   progress.square_sum = squares.sum;
   progress.finite = squares.finite;
-  progress.summed = true;
-}
-
-void Gradients::sum_squares(Threads& threads, UnitId unit) {
-  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
-    if (has(p) && !progress_[p].summed) sum_squares_of(threads, p, pager_.data(holding(unit, 0)));
-}
-
-bool Gradients::summed(UnitId unit) const {
-  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
-    if (has(p) && !progress_[p].summed) return false;
-  return true;
 }
 
 double Gradients::norm(ParameterId parameter) const {
@@ -126,9 +127,15 @@ double Gradients::norm(ParameterId parameter) const {
   return std::sqrt(progress.square_sum) * std::abs(progress.factor);
 }
 
-std::optional<ParameterId> Gradients::not_finite() const {
-  for (ParameterId p = 0; p < progress_.size(); ++p)
+std::optional<ParameterId> Gradients::not_finite(UnitId unit) const {
+  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
     if (has(p) && (!progress_[p].finite || !std::isfinite(progress_[p].factor))) return p;
+  return std::nullopt;
+}
+
+std::optional<ParameterId> Gradients::not_finite() const {
+  for (UnitId unit = 0; unit < units_.size(); ++unit)
+    if (const auto parameter = not_finite(unit)) return parameter;
   return std::nullopt;
 }
 
@@ -171,7 +178,7 @@ double Gradients::norm() const {
 }
 
 void Gradients::begin_step() {
-  if (!any_order_) drop_all();
+  if (!outlive_step_) drop_all();
 }
 
 }  // namespace sluice::engine

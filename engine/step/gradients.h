@@ -35,20 +35,23 @@ class Gradients {
   bool has(ParameterId parameter) const;  // or this one's
 
   // --- in any order; the unit's buffer is held, where not said otherwise ---
-  void add(Threads& threads, ParameterId parameter, ConstArray gradient);
+  void add(Threads& threads, ParameterId parameter, ConstArray gradient);  // sums squares on the way
+  // Whether anything was added since it was asked last.
+  bool take_changed(UnitId unit);
   void read(Threads& threads, ParameterId parameter, Array out) const;  // REQUIRES: has(parameter)
   void multiply(ParameterId parameter, double factor);                  // need not be held
   double factor(ParameterId parameter) const { return progress_[parameter].factor; }
   void drop(ParameterId parameter);  // need not be held: the parameter has no gradient then
+  void drop_unit(UnitId unit);       // likewise
   void drop_all();                   // likewise
-  // Sums the squares of what was added since they were summed last.
-  void sum_squares(Threads& threads, UnitId unit);
-  bool summed(UnitId unit) const;
-  // Of what was summed: need not be held.
-  double norm(ParameterId parameter) const;
-  std::optional<ParameterId> not_finite() const;
+  // The unit's gradients are an update's: it has none of this step any more, but their norm counts. Need not
+  // be held.
+  void hand_over(UnitId unit);
+  double norm(ParameterId parameter) const;                  // need not be held
+  std::optional<ParameterId> not_finite() const;             // likewise
+  std::optional<ParameterId> not_finite(UnitId unit) const;  // likewise
   // Whether its buffer is needed after the update that it is for.
-  bool kept(UnitId unit) const { return any_order_ && any(unit); }
+  bool kept(UnitId unit) const { return outlive_step_ && any(unit); }
 
   // Makes the unit's gradient final, all its uses being held: adds them, rounds once to the compute type (a
   // bf16 gradient is then packed into the first half of the buffer), sums squares. Returns a parameter whose
@@ -58,7 +61,7 @@ class Gradients {
   std::size_t final_bytes(UnitId unit) const { return layout_.unit_elements(unit) * size_of(type_); }
 
   double norm() const;  // over all parameters, squares added in registration order
-  void begin_step();    // not in any order, where a step's gradients are those that were not dropped
+  void begin_step();    // where they may outlive a step, it begins with those that were not dropped
 
  private:
   struct Buffer {
@@ -70,7 +73,6 @@ class Gradients {
     std::vector<std::optional<std::size_t>> last;  // by use: the last micro-batch that wrote
     double square_sum = 0;                         // of the buffer, without the factor
     bool finite = true;
-    bool summed = false;
     double factor = 1;
   };
   void sum_squares_of(Threads& threads, ParameterId parameter, const void* base);
@@ -78,10 +80,11 @@ class Gradients {
 
   const Layout& layout_;
   Pager& pager_;
-  bool any_order_;
+  bool outlive_step_;
   Dtype type_;
   std::vector<std::vector<Buffer>> units_;
   std::vector<Progress> progress_;  // by parameter
+  std::vector<bool> changed_;       // by unit
 };
 
 }  // namespace sluice::engine

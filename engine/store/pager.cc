@@ -57,7 +57,7 @@ Pager::~Pager() {
 HoldingId Pager::define(const HoldingSpec& spec) {
   auto holding = std::make_unique<Holding>();
   holding->spec = spec;
-  if (!spec.resident) {
+  if (!spec.resident && spec.stored) {
     ensure(disk_ != nullptr, "the plan puts '{}' on disk, and there is no disk tier", spec.name);
     holding->record = disk_->define(spec.name, round_up(spec.bytes, kDiskBlock), spec.purpose);
   }
@@ -266,7 +266,7 @@ void Pager::release(HoldingId id) {
 void Pager::written(HoldingId id, std::size_t bytes) {
   Holding& holding = *holdings_[id];
   holding.contents = bytes;
-  if (holding.spec.resident) return;
+  if (holding.spec.resident || !holding.spec.stored) return;
   ensure(holding.io == Holding::Io::kNone, "'{}' was changed during a transfer", holding.spec.name);
   holding.on_disk = false;
   holding.io = Holding::Io::kWriting;

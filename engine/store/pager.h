@@ -23,6 +23,8 @@ struct HoldingSpec {
   // A client reads it at its address. It is there only while the client views it: it arrives, and is updated,
   // under another address, so that what is touched at other times is noticed.
   bool exposed = false;
+  // Not resident, false: it has no place on disk, and stays under frames from its first use until discard().
+  bool stored = true;
 };
 
 // Virtual memory that knows the future. Holdings that are not resident share the frames: each is brought in

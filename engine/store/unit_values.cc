@@ -54,18 +54,23 @@ void fill_array(const ValueStreams& s, const std::vector<Piece>& pieces, std::si
   if (narrow) kernels::convert(s.resources.threads, n, {wide, Dtype::kF32}, array);
 }
 
+void fill_values(const ValueStreams& s, const std::vector<Piece>& pieces, std::size_t n, Array values,
+                 float* masters, const UnitSource& source) {
+  const bool narrow = values.type != Dtype::kF32;
+  float* wide = masters != nullptr ? masters : narrow ? s.pipeline.scratch() : values.f32();
+  clear_padding(pieces, n, wide);
+  for (const Piece& piece : pieces)
+    source.values(piece.parameter, piece.first, {wide + piece.in_chunk, piece.count});
+  if (narrow) kernels::convert(s.resources.threads, n, {wide, Dtype::kF32}, values);
+}
+
 void fill_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, Array values, std::byte* state,
                 const UnitSource& source) {
   const std::size_t n = s.states.chunk_size(unit, chunk), masters = s.has_master_of(unit) ? 1 : 0;
   const std::vector<Piece> present = pieces(s, unit, chunk);
-  const bool narrow = values.type != Dtype::kF32;
-  float* wide = masters > 0 ? s.states.format().array(state, n, 0).f32()
-                : narrow    ? s.pipeline.scratch()
-                            : values.f32();
-  clear_padding(present, n, wide);
-  for (const Piece& piece : present)
-    source.values(piece.parameter, piece.first, {wide + piece.in_chunk, piece.count});
-  if (narrow) kernels::convert(s.resources.threads, n, {wide, Dtype::kF32}, values);
+  if (source.values)
+    fill_values(s, present, n, values, masters > 0 ? s.states.format().array(state, n, 0).f32() : nullptr,
+                source);
   for (std::size_t a = masters; a < s.states.arrays(unit); ++a)
     fill_array(s, present, n, a - masters, s.states.format().array(state, n, a), source);
 }

@@ -53,6 +53,27 @@ TEST_F(Reduce, SquaresAreAddedInTheWrittenOrder) {
     }
 }
 
+TEST_F(Reduce, SquaresOfWhatIsStoredAreThoseOfASecondPass) {
+  for (const Dtype type : kFloatTypes)
+    for (const std::size_t n : {1u, 15u, 17u, 4097u, 65536u * 3 + 100}) {
+      const TestArray x(type, random_values(n, 4)), before(Dtype::kF32, random_values(n, 5));
+      for (const bool accumulate : {false, true}) {
+        TestArray to = before;
+        const SquareSum result = store_summing_squares(threads_, n, x, accumulate, to.f32());
+        expect_close(
+            to,
+            [&](auto i) {
+              return double{static_cast<float>(accumulate ? before[i] : 0) + static_cast<float>(x[i])};
+            },
+            0, 0, "stored");
+        EXPECT_EQ(result.sum, sum_of_squares(threads_, n, to).sum) << n;
+        EXPECT_TRUE(result.finite);
+      }
+    }
+  float nan = std::numeric_limits<float>::quiet_NaN(), stored = 1;
+  EXPECT_FALSE(store_summing_squares(threads_, 1, {&nan, Dtype::kF32}, true, &stored).finite);
+}
+
 TEST_F(Reduce, FindsValuesThatAreNotFinite) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   for (const float bad : {kInf, -kInf, std::numeric_limits<float>::quiet_NaN()})
@@ -101,7 +122,9 @@ TEST(SameBits, Reduce) {
       TestArray out(Dtype::kF32, width);
       std::vector<std::byte> workspace(column_sum_workspace(rows, width));
       column_sum(threads, rows, width, x, out.f32(), false, workspace.data());
-      const double sum = sum_of_squares(threads, rows * width, x).sum;
+      TestArray stored(Dtype::kF32, rows * width);
+      const double sum = sum_of_squares(threads, rows * width, x).sum +
+                         store_summing_squares(threads, rows * width, x, true, stored.f32()).sum;
       Bytes bytes(sizeof sum);
       std::memcpy(bytes.data(), &sum, sizeof sum);
       return out.bytes() + bytes;
