@@ -91,6 +91,7 @@ std::unique_ptr<optim::Optimizer> optimizer_of(const sluice_engine_options& opti
 
 engine::PlanRequest request_of(const sluice_engine_options& options) {
   engine::PlanRequest request;
+  request.clip = options.update_in_backward == 0;
   if (options.prefetch > 0) request.prefetch = options.prefetch;
   if (options.place_parameters != nullptr) request.parameters = options.place_parameters;
   if (options.place_gradients != nullptr) request.gradients = options.place_gradients;

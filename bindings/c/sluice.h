@@ -118,6 +118,9 @@ typedef struct sluice_engine_options {
   sluice_dtype state;     /* of the optimizer's arrays */
   uint32_t no_master;     /* not 0, with SLUICE_BF16: no masters; updates are rounded stochastically */
   uint64_t seed;          /* of that rounding */
+  /* not 0: a unit is updated as soon as it is released with gradients, which are never stored. Each parameter gets its
+   * gradient once in a step, and sluice_engine_begin_step() takes the settings; no clipping, no kept gradients. */
+  uint32_t update_in_backward;
 } sluice_engine_options;
 
 /* Where every byte would live, without taking any: a JSON object, given to the caller, as `sluice plan --json` prints.
@@ -156,11 +159,46 @@ SLUICE_API sluice_status sluice_engine_get_values(sluice_engine* engine, uint32_
  * SLUICE_INVALID_ARGUMENT (another shape) name the tensor, before any value was changed. */
 SLUICE_API sluice_status sluice_engine_load_values(sluice_engine* engine, const char* path);
 
+/* The optimizer's state, by arrays: the f32 masters ("master"), where there are any, then the optimizer's own as
+ * torch.optim names them. In f32, whatever type it is kept in. */
+
+/* The names, as a JSON list, given to the caller. */
+SLUICE_API sluice_status sluice_engine_state_arrays(const sluice_engine* engine, char** json);
+typedef int (*sluice_write_state)(void* context, uint32_t parameter, uint32_t array, uint64_t first_element,
+                                  const float* values, uint64_t elements);
+/* Of a trainable unit, as sluice_engine_get_values(); runs of different arrays come by turns, from threads of the
+ * engine's. */
+SLUICE_API sluice_status sluice_engine_get_state(sluice_engine* engine, uint32_t unit, sluice_write_state state,
+                                                 void* context);
+typedef int (*sluice_read_state)(void* context, uint32_t parameter, uint32_t array, uint64_t first_element, float* values,
+                                 uint64_t elements);
+/* Fills in every array of the unit; parameters follow their masters, and keep their values where there are none. */
+SLUICE_API sluice_status sluice_engine_set_state(sluice_engine* engine, uint32_t unit, sluice_read_state state,
+                                                 void* context);
+/* How often a parameter was updated: the step that an optimizer's bias correction counts. */
+SLUICE_API sluice_status sluice_engine_updates(const sluice_engine* engine, uint32_t parameter, uint64_t* updates);
+SLUICE_API sluice_status sluice_engine_set_updates(sluice_engine* engine, uint32_t parameter, uint64_t updates);
+
 /* A step: sluice_engine_begin_step(), then for each unit in any order, as often as needed: acquire, compute, add
  * gradients, release; then sluice_engine_step(). The first step's order is recorded, and later ones are fetched ahead
  * by it; another order is right too, only slower. Outside a step units may be acquired for reading. */
 
-SLUICE_API sluice_status sluice_engine_begin_step(sluice_engine* engine);
+typedef struct sluice_group_settings {
+  double learning_rate;
+  double weight_decay;
+} sluice_group_settings;
+
+typedef struct sluice_step_settings {
+  size_t size;
+  const sluice_group_settings* groups; /* [group_count]: as many as the engine was made for */
+  size_t group_count;
+  double clip;            /* bound of the global norm; 0: none */
+  double gradient_factor; /* gradients are multiplied by it before anything else (unscaling); 0: 1 */
+  uint32_t keep_gradients; /* not 0: the next step adds to these gradients, unless they are dropped before */
+} sluice_step_settings;
+
+/* `settings`: with options.update_in_backward, where sluice_engine_step() takes none; otherwise NULL. */
+SLUICE_API sluice_status sluice_engine_begin_step(sluice_engine* engine, const sluice_step_settings* settings);
 
 typedef enum sluice_access {
   SLUICE_READ = 0,     /* its parameters */
@@ -197,20 +235,6 @@ SLUICE_API sluice_status sluice_engine_multiply_gradient(sluice_engine* engine, 
 /* The parameter has no gradient then; also where it had none. */
 SLUICE_API sluice_status sluice_engine_drop_gradient(sluice_engine* engine, uint32_t parameter);
 
-typedef struct sluice_group_settings {
-  double learning_rate;
-  double weight_decay;
-} sluice_group_settings;
-
-typedef struct sluice_step_settings {
-  size_t size;
-  const sluice_group_settings* groups; /* [group_count]: as many as the engine was made for */
-  size_t group_count;
-  double clip;            /* bound of the global norm; 0: none */
-  double gradient_factor; /* gradients are multiplied by it before anything else (unscaling); 0: 1 */
-  uint32_t keep_gradients; /* not 0: the next step adds to these gradients, unless they are dropped before */
-} sluice_step_settings;
-
 typedef struct sluice_step_result {
   size_t size;
   double gradient_norm; /* over all parameters, after gradient_factor and before clipping */
@@ -219,7 +243,8 @@ typedef struct sluice_step_result {
 
 /* Updates every parameter that got a gradient, with a copy of the settings; the updates go on behind this call, and each is
  * complete when its unit is next acquired. `result` may be NULL. SLUICE_NOT_FINITE names a parameter: no value was changed,
- * and the step is over. */
+ * and the step is over. With options.update_in_backward the updates were made already, `settings` is NULL, and it is
+ * sluice_engine_release() that gives SLUICE_NOT_FINITE: that unit is left as it was. */
 SLUICE_API sluice_status sluice_engine_step(sluice_engine* engine, const sluice_step_settings* settings,
                                             sluice_step_result* result);
 /* The step is over without an update: its gradients are dropped, and every unit is released. For errors in the middle. */

@@ -15,6 +15,10 @@ struct CallbackStopped {
   int value;
 };
 
+inline void stop_unless_zero(int result) {
+  if (result != 0) throw CallbackStopped{result};
+}
+
 // Of the exception that is being handled; keeps its text for sluice_last_error().
 sluice_status status_of_current_exception() noexcept;
 

@@ -12,8 +12,37 @@ using sluice::fail;
 using sluice::engine::Access;
 using namespace sluice::c;  // NOLINT: the whole file is of this room
 
-sluice_status sluice_engine_begin_step(sluice_engine* engine) {
-  return with_engine(engine, [](sluice_engine& e) { e.engine->begin_step({}); });
+namespace {
+
+sluice::engine::StepSettings settings_of(const sluice_engine& e, const sluice_step_settings* settings) {
+  const sluice_step_settings given = known_part(settings, "settings");
+  sluice::engine::StepSettings step;
+  step.clip = given.clip;
+  if (given.gradient_factor != 0) step.gradient_factor = given.gradient_factor;
+  step.keep_gradients = given.keep_gradients != 0;
+  for (std::size_t i = 0; i < given.group_count; ++i) {
+    const sluice_group_settings& group = (&required(given.groups, "settings.groups"))[i];
+    step.groups.push_back({group.learning_rate, group.weight_decay});
+  }
+  if (step.groups.size() != e.planned.groups)
+    fail(ErrorCode::kInvalidArgument, "settings of {} groups are given, and the engine was made for {}",
+         step.groups.size(), e.planned.groups);
+  return step;
+}
+
+void require_none(const sluice_step_settings* settings, const char* where) {
+  if (settings != nullptr)
+    fail(ErrorCode::kInvalidArgument,
+         "settings are given here, and an engine like this takes them in {}; give NULL", where);
+}
+
+}  // namespace
+
+sluice_status sluice_engine_begin_step(sluice_engine* engine, const sluice_step_settings* settings) {
+  return with_engine(engine, [&](sluice_engine& e) {
+    if (e.planned.plan.clip) require_none(settings, "sluice_engine_step()");
+    e.engine->begin_step(e.planned.plan.clip ? sluice::engine::StepSettings{} : settings_of(e, settings));
+  });
 }
 
 sluice_status sluice_engine_acquire(sluice_engine* engine, uint32_t unit, sluice_access access) {
@@ -89,19 +118,9 @@ sluice_status sluice_engine_abandon_step(sluice_engine* engine) {
 sluice_status sluice_engine_step(sluice_engine* engine, const sluice_step_settings* settings,
                                  sluice_step_result* result) {
   return with_engine(engine, [&](sluice_engine& e) {
-    const sluice_step_settings given = known_part(settings, "settings");
-    sluice::engine::StepSettings step;
-    step.clip = given.clip;
-    if (given.gradient_factor != 0) step.gradient_factor = given.gradient_factor;
-    step.keep_gradients = given.keep_gradients != 0;
-    for (std::size_t i = 0; i < given.group_count; ++i) {
-      const sluice_group_settings& group = (&required(given.groups, "settings.groups"))[i];
-      step.groups.push_back({group.learning_rate, group.weight_decay});
-    }
-    if (step.groups.size() != e.planned.groups)
-      fail(ErrorCode::kInvalidArgument, "settings of {} groups are given, and the engine was made for {}",
-           step.groups.size(), e.planned.groups);
-    const sluice::engine::StepResult done = e.engine->step(step);
+    if (!e.planned.plan.clip) require_none(settings, "sluice_engine_begin_step()");
+    const sluice::engine::StepResult done =
+        e.engine->step(e.planned.plan.clip ? settings_of(e, settings) : sluice::engine::StepSettings{});
     if (result != nullptr) give({0, done.gradient_norm, done.clip_factor}, result);
   });
 }

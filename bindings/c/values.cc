@@ -25,10 +25,6 @@ allocator::Region stream_buffer(sluice_engine& e) {
   return {e.ledger, allocator::Purpose::kCheckpoint, e.planned.checkpoint_buffers};
 }
 
-void stop_unless_zero(int result) {
-  if (result != 0) throw CallbackStopped{result};
-}
-
 // The tensors of one file, or of a folder's.
 class Tensors {
  public:

@@ -155,7 +155,7 @@ static void backward(sluice_engine* engine, workspace* w) {
 }
 
 static float train_step(sluice_engine* engine, workspace* w, uint32_t* state) {
-  check(sluice_engine_begin_step(engine));
+  check(sluice_engine_begin_step(engine, NULL));
   draw_points(w, state);
   const float loss = forward(engine, w);
   backward(engine, w);

@@ -55,6 +55,7 @@ class EngineOptions(ctypes.Structure):
         ("state", ctypes.c_int),
         ("no_master", c_uint32),
         ("seed", c_uint64),
+        ("update_in_backward", c_uint32),
     ]
 
 
@@ -87,6 +88,8 @@ class LedgerLine(ctypes.Structure):
 
 # Of both sluice_read_values and sluice_write_values: context, parameter, first element, values, elements.
 VALUES = ctypes.CFUNCTYPE(ctypes.c_int, c_void_p, c_uint32, c_uint64, c_void_p, c_uint64)
+# Of both sluice_read_state and sluice_write_state: the same, with the array after the parameter.
+STATE = ctypes.CFUNCTYPE(ctypes.c_int, c_void_p, c_uint32, c_uint32, c_uint64, c_void_p, c_uint64)
 
 _TEXT_OUT = POINTER(c_void_p)  # as c_char_p it would lose the address that sluice_text_destroy() needs
 _STATUS_FUNCTIONS: dict[str, list[Any]] = {
@@ -99,7 +102,12 @@ _STATUS_FUNCTIONS: dict[str, list[Any]] = {
     "sluice_engine_set_values": [c_void_p, c_uint32, VALUES, c_void_p],
     "sluice_engine_get_values": [c_void_p, c_uint32, VALUES, c_void_p],
     "sluice_engine_load_values": [c_void_p, c_char_p],
-    "sluice_engine_begin_step": [c_void_p],
+    "sluice_engine_state_arrays": [c_void_p, _TEXT_OUT],
+    "sluice_engine_get_state": [c_void_p, c_uint32, STATE, c_void_p],
+    "sluice_engine_set_state": [c_void_p, c_uint32, STATE, c_void_p],
+    "sluice_engine_updates": [c_void_p, c_uint32, POINTER(c_uint64)],
+    "sluice_engine_set_updates": [c_void_p, c_uint32, c_uint64],
+    "sluice_engine_begin_step": [c_void_p, POINTER(StepSettings)],
     "sluice_engine_acquire": [c_void_p, c_uint32, ctypes.c_int],
     "sluice_engine_release": [c_void_p, c_uint32],
     "sluice_engine_parameter": [c_void_p, c_uint32, POINTER(c_void_p)],

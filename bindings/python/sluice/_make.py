@@ -131,6 +131,7 @@ def options_of(given: Options) -> _abi.EngineOptions:
         state=_abi.DTYPES[given.state],
         no_master=1 if given.master == "none" else 0,
         seed=whole(given.seed, "seed", 2**64),
+        update_in_backward=1 if given.update_in_backward else 0,
         **_fixed(groups[0]),
         **_places(given.place),
     )

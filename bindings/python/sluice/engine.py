@@ -22,6 +22,9 @@ Stream = Callable[[str, int, memoryview], object]
 """Called with consecutive runs of f32 elements of one parameter: its name, the first element, and the elements, which
 are valid during the call only."""
 
+StateStream = Callable[[str, str, int, memoryview], object]
+"""The same with the name of an array of the optimizer's state after that of the parameter."""
+
 Values = Union[Mapping[str, Any], Stream]
 """For each parameter of a unit an object with the buffer protocol (f32, or its bytes), or a function."""
 
@@ -151,11 +154,46 @@ class Engine:
         parameter takes are ignored."""
         self._handle.call("sluice_engine_load_values", _make.path_of(path))
 
+    # ---- the optimizer's state ----
+
+    def state_arrays(self) -> tuple[str, ...]:
+        """The names: "master", where masters are kept, then the optimizer's own as torch.optim has them."""
+        with self._handle.use() as address:
+            return tuple(json.loads(text_of("sluice_engine_state_arrays", address)))
+
+    def get_state(self, unit: str, into: StateStream) -> None:
+        """Calls the function with all state of a trainable unit in f32, run by run, from any thread but never from two at
+        once. It must not call the engine."""
+        self._stream_state("sluice_engine_get_state", self._unit(unit), into, writable=False)
+
+    def set_state(self, unit: str, fill: StateStream) -> None:
+        """Lets the function fill in all state of a trainable unit. Parameters follow their masters, and keep their values
+        where there are none. What it raises comes out here; the unit must then be given values anew."""
+        self._stream_state("sluice_engine_set_state", self._unit(unit), fill, writable=True)
+
+    def updates(self, name: str) -> int:
+        """How often a parameter was updated: what the optimizer's bias correction counts."""
+        count = ctypes.c_uint64()
+        self._handle.call("sluice_engine_updates", self._parameter(name)[0], ctypes.byref(count))
+        return count.value
+
+    def set_updates(self, name: str, updates: int) -> None:
+        """As if it had been updated so often."""
+        self._handle.call("sluice_engine_set_updates", self._parameter(name)[0], whole(updates, "updates", 2**64))
+
     # ---- a step ----
 
-    def begin_step(self) -> None:
-        """Begins a step; step() ends it."""
-        self._handle.call("sluice_engine_begin_step")
+    def begin_step(
+        self, optimizer: Optimizer | Sequence[Optimizer] | None = None, *, gradient_factor: float = 1.0
+    ) -> None:
+        """Begins a step; step() ends it. With options.update_in_backward the settings are needed now: see step()."""
+        if self.options.update_in_backward:
+            settings = ctypes.byref(self._settings(optimizer, None, gradient_factor, False))
+        elif optimizer is not None or gradient_factor != 1.0:
+            raise InvalidArgumentError("settings are given to begin_step(), and step() takes them; give them there")
+        else:
+            settings = None
+        self._handle.call("sluice_engine_begin_step", settings)
 
     def acquire(self, unit: str, gradient: bool = False) -> Held:
         """Makes the unit's parameters present, after a pending update of theirs; waits for the disk. For a `with`. With
@@ -231,16 +269,34 @@ class Engine:
         """Updates every parameter that got a gradient; updates go on behind this call. `optimizer` has other lr and
         weight_decay than options.optimizer, `clip` bounds the global norm, and gradients are multiplied by
         `gradient_factor` before anything else. With `keep_gradients` the next step adds to them. Raises NotFiniteError,
-        with no value changed, and the step over."""
+        with no value changed, and the step over. With options.update_in_backward the updates were made already, and
+        nothing is given here."""
+        if not self.options.update_in_backward:
+            settings = ctypes.byref(self._settings(optimizer, clip, gradient_factor, keep_gradients))
+        elif optimizer is not None or clip is not None or gradient_factor != 1.0 or keep_gradients:
+            raise InvalidArgumentError(
+                "settings are given to step(), and the updates were made in backward; begin_step() takes lr, "
+                "weight_decay and gradient_factor, and gradients can neither be clipped by their norm nor kept"
+            )
+        else:
+            settings = None
+        result = _abi.StepResult(ctypes.sizeof(_abi.StepResult))
+        self._handle.call("sluice_engine_step", settings, ctypes.byref(result))
+        return StepResult(result.gradient_norm, result.clip_factor)
+
+    def _settings(
+        self,
+        optimizer: Optimizer | Sequence[Optimizer] | None,
+        clip: float | None,
+        gradient_factor: float,
+        keep_gradients: bool,
+    ) -> _abi.StepSettings:
         groups = self._groups if optimizer is None else _make.groups_of(optimizer)
         if not groups[0].same_but_for_a_step(self._groups[0]):
             raise InvalidArgumentError(
                 f"the engine was made with {self._groups[0]}, and {groups[0]} is given; only lr and weight_decay may change"
             )
-        settings = _make.settings_of(groups, clip, gradient_factor, keep_gradients)
-        result = _abi.StepResult(ctypes.sizeof(_abi.StepResult))
-        self._handle.call("sluice_engine_step", ctypes.byref(settings), ctypes.byref(result))
-        return StepResult(result.gradient_norm, result.clip_factor)
+        return _make.settings_of(groups, clip, gradient_factor, keep_gradients)
 
     def settle(self) -> None:
         """Waits until all updates are applied."""
@@ -331,19 +387,34 @@ class Engine:
         return fill
 
     def _stream(self, function: str, unit: int, each: Stream, writable: bool) -> None:
+        def run(context: int, p: int, first: int, address: int, elements: int) -> None:
+            part = _buffers.view_of_memory(address, (elements,), "f32", writable)
+            _hand_out(each, self._parameters[p][0].name, first, part)
+
+        self._call_back(function, unit, _abi.VALUES, run)
+
+    def _stream_state(self, function: str, unit: int, each: StateStream, writable: bool) -> None:
+        arrays = self.state_arrays()
+
+        def run(context: int, p: int, array: int, first: int, address: int, elements: int) -> None:
+            part = _buffers.view_of_memory(address, (elements,), "f32", writable)
+            _hand_out(lambda name, at, values: each(name, arrays[array], at, values), self._parameters[p][0].name, first, part)
+
+        self._call_back(function, unit, _abi.STATE, run)
+
+    def _call_back(self, function: str, unit: int, kind: Any, run: Callable[..., None]) -> None:
         raised: list[BaseException] = []
 
-        def run(context: int, p: int, first: int, address: int, elements: int) -> int:
+        def guarded(*arguments: int) -> int:
             try:
-                name = self._parameters[p][0].name
-                _hand_out(each, name, first, _buffers.view_of_memory(address, (elements,), "f32", writable))
+                run(*arguments)
                 return 0
             except BaseException as error:  # also of the keyboard; it goes on where the engine was called
                 raised.append(error)
                 return 1
 
         try:
-            self._handle.call(function, unit, _abi.VALUES(run), None)
+            self._handle.call(function, unit, kind(guarded), None)
         except Error:
             if raised:
                 raise raised.pop() from None

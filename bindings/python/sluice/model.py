@@ -100,6 +100,8 @@ class Options:
     place: "memory" or "disk" for everything, or a mapping of "parameters", "gradients" and "state" to these; None:
         planned. For tests and measurements.
     given_back: what the process holds now and gives back until the last unit has its values.
+    update_in_backward: a unit is updated as soon as it is released with gradients, which are never stored;
+        Engine.begin_step() then has the settings, and clipping and kept gradients are not to be had.
     serve_touches: what is read at a parameter's address while its unit is not held is brought in; else the process ends
         with a message.
     """
@@ -119,6 +121,7 @@ class Options:
     state: str = "f32"
     master: str = "f32"
     seed: int = 0
+    update_in_backward: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

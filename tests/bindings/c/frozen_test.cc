@@ -80,7 +80,7 @@ TEST_P(FrozenTest, TheyCanBeEdited) {
 TEST_P(FrozenTest, TheirGradientsAreRefused) {
   const EngineHandle engine = fresh("disk");
   set_start_values(engine.get());
-  ASSERT_OK(sluice_engine_begin_step(engine.get()));
+  ASSERT_OK(sluice_engine_begin_step(engine.get(), nullptr));
   for (const sluice_access access : {SLUICE_GRADIENT, SLUICE_GRADIENT_ONLY})
     expect_error(sluice_engine_acquire(engine.get(), kFrozenUnit, access), SLUICE_INVALID_ARGUMENT,
                  {"'unit.1'", "frozen"});

@@ -43,7 +43,7 @@ class GradientsTest : public ::testing::TestWithParam<const char*> {
   Values two_steps(float first, float second) {
     const EngineHandle engine = fresh();
     for (const float value : {first, second}) {
-      EXPECT_OK(sluice_engine_begin_step(engine.get()));
+      EXPECT_OK(sluice_engine_begin_step(engine.get(), nullptr));
       add(engine.get(), value);
       EXPECT_OK(step(engine.get(), false));
     }
@@ -56,7 +56,7 @@ class GradientsTest : public ::testing::TestWithParam<const char*> {
 INSTANTIATE_TEST_SUITE_P(Places, GradientsTest, ::testing::Values("memory", "disk"));
 
 TEST_P(GradientsTest, AreReadScaledAndMeasured) {
-  EXPECT_OK(sluice_engine_begin_step(engine_.get()));
+  EXPECT_OK(sluice_engine_begin_step(engine_.get(), nullptr));
   add(engine_.get(), 0.25f);
   EXPECT_OK(sluice_engine_multiply_gradient(engine_.get(), kLast, 2));
   add(engine_.get(), 0.5f);
@@ -68,18 +68,18 @@ TEST_P(GradientsTest, AreReadScaledAndMeasured) {
   expect_error(sluice_engine_gradient_norm(engine_.get(), 0, &norm), SLUICE_STATE,
                {"'first.weight'", "no gradient"});
   EXPECT_OK(step(engine_.get(), false));
-  EXPECT_OK(sluice_engine_begin_step(engine_.get()));
+  EXPECT_OK(sluice_engine_begin_step(engine_.get(), nullptr));
   add(engine_.get(), 0.25f);
   EXPECT_OK(step(engine_.get(), false));
   EXPECT_TRUE(values_of(engine_.get()) == two_steps(0.5f, 0.25f));
 }
 
 TEST_P(GradientsTest, ThatAreKeptAreAddedTo) {
-  EXPECT_OK(sluice_engine_begin_step(engine_.get()));
+  EXPECT_OK(sluice_engine_begin_step(engine_.get(), nullptr));
   add(engine_.get(), 0.5f);
   EXPECT_OK(step(engine_.get(), true));
   EXPECT_EQ(gradient_of_last(engine_.get())[7], 0.5f);
-  EXPECT_OK(sluice_engine_begin_step(engine_.get()));
+  EXPECT_OK(sluice_engine_begin_step(engine_.get(), nullptr));
   add(engine_.get(), 0.25f);
   EXPECT_OK(step(engine_.get(), true));
   EXPECT_TRUE(values_of(engine_.get()) == two_steps(0.5f, 0.75f));
@@ -87,32 +87,32 @@ TEST_P(GradientsTest, ThatAreKeptAreAddedTo) {
 
 TEST_P(GradientsTest, ThatAreDroppedUpdateNothing) {
   const Values before = values_of(engine_.get());
-  EXPECT_OK(sluice_engine_begin_step(engine_.get()));
+  EXPECT_OK(sluice_engine_begin_step(engine_.get(), nullptr));
   add(engine_.get(), 0.5f);
   EXPECT_OK(sluice_engine_drop_gradient(engine_.get(), kLast));
   EXPECT_OK(sluice_engine_drop_gradient(engine_.get(), 0));
   EXPECT_OK(step(engine_.get(), false));
   EXPECT_TRUE(values_of(engine_.get()) == before);
   // Dropped while its update may be pending: the update has the gradient as it was.
-  EXPECT_OK(sluice_engine_begin_step(engine_.get()));
+  EXPECT_OK(sluice_engine_begin_step(engine_.get(), nullptr));
   add(engine_.get(), 0.5f);
   EXPECT_OK(step(engine_.get(), true));
   EXPECT_OK(sluice_engine_drop_gradient(engine_.get(), kLast));
-  EXPECT_OK(sluice_engine_begin_step(engine_.get()));
+  EXPECT_OK(sluice_engine_begin_step(engine_.get(), nullptr));
   add(engine_.get(), 0.25f, SLUICE_GRADIENT);
   EXPECT_OK(step(engine_.get(), false));
   EXPECT_TRUE(values_of(engine_.get()) == two_steps(0.5f, 0.25f));
 }
 
 TEST_P(GradientsTest, OfAnAbandonedStepAreGone) {
-  EXPECT_OK(sluice_engine_begin_step(engine_.get()));
+  EXPECT_OK(sluice_engine_begin_step(engine_.get(), nullptr));
   add(engine_.get(), 0.5f);
   EXPECT_OK(sluice_engine_acquire(engine_.get(), kLastUnit, SLUICE_GRADIENT));
   EXPECT_OK(sluice_engine_abandon_step(engine_.get()));
   expect_error(sluice_engine_release(engine_.get(), kLastUnit), SLUICE_STATE, {"not acquired"});
   expect_error(sluice_engine_abandon_step(engine_.get()), SLUICE_STATE, {"begin_step"});
   for (const float value : {0.125f, 0.25f}) {
-    EXPECT_OK(sluice_engine_begin_step(engine_.get()));
+    EXPECT_OK(sluice_engine_begin_step(engine_.get(), nullptr));
     add(engine_.get(), value);
     EXPECT_OK(step(engine_.get(), false));
   }
@@ -124,7 +124,7 @@ TEST_P(GradientsTest, OfAnAbandonedStepAreGone) {
 
 TEST_P(GradientsTest, ThatAreNotFiniteAreKeptAndNamed) {
   const Values before = values_of(engine_.get());
-  EXPECT_OK(sluice_engine_begin_step(engine_.get()));
+  EXPECT_OK(sluice_engine_begin_step(engine_.get(), nullptr));
   add(engine_.get(), std::numeric_limits<float>::infinity());
   double norm = 0;
   EXPECT_OK(sluice_engine_gradient_norm(engine_.get(), kLast, &norm));

@@ -16,7 +16,7 @@ class MisuseTest : public ::testing::Test {
   // The engine still trains.
   void TearDown() override {
     if (!in_step_) {
-      EXPECT_OK(sluice_engine_begin_step(engine()));
+      EXPECT_OK(sluice_engine_begin_step(engine(), nullptr));
     }
     add_unit_gradients(engine(), 0, SLUICE_F32, 1.0f);
     EXPECT_OK(apply(engine()));
@@ -50,7 +50,7 @@ TEST_F(MisuseTest, GradientsThatAreNotAllowed) {
                {"'gradient'"});
   expect_error(sluice_engine_add_gradient(engine(), 99, gradient.data(), SLUICE_F32), SLUICE_INVALID_ARGUMENT,
                {"parameter 99"});
-  EXPECT_OK(sluice_engine_begin_step(engine()));
+  EXPECT_OK(sluice_engine_begin_step(engine(), nullptr));
   in_step_ = true;
   EXPECT_OK(sluice_engine_acquire(engine(), 0, SLUICE_READ));
   expect_error(sluice_engine_add_gradient(engine(), 0, gradient.data(), SLUICE_F32), SLUICE_STATE,
@@ -60,9 +60,9 @@ TEST_F(MisuseTest, GradientsThatAreNotAllowed) {
 
 TEST_F(MisuseTest, StepsThatAreNotAllowed) {
   expect_error(apply(engine()), SLUICE_STATE, {"begin_step"});
-  EXPECT_OK(sluice_engine_begin_step(engine()));
+  EXPECT_OK(sluice_engine_begin_step(engine(), nullptr));
   in_step_ = true;
-  expect_error(sluice_engine_begin_step(engine()), SLUICE_STATE, {"twice"});
+  expect_error(sluice_engine_begin_step(engine(), nullptr), SLUICE_STATE, {"twice"});
   EXPECT_OK(sluice_engine_acquire(engine(), 1, SLUICE_READ));
   expect_error(apply(engine()), SLUICE_STATE, {"'unit.1'", "held"});
   EXPECT_OK(sluice_engine_release(engine(), 1));
@@ -76,7 +76,7 @@ TEST_F(MisuseTest, StepsThatAreNotAllowed) {
 
 TEST_F(MisuseTest, AGradientThatIsNotFiniteChangesNothing) {
   const Values before = values_of(engine());
-  EXPECT_OK(sluice_engine_begin_step(engine()));
+  EXPECT_OK(sluice_engine_begin_step(engine(), nullptr));
   EXPECT_OK(sluice_engine_acquire(engine(), 2, SLUICE_GRADIENT));
   std::vector<float> gradient(parameters()[4].elements(), 1.0f);
   gradient[77] = std::numeric_limits<float>::quiet_NaN();
@@ -92,7 +92,7 @@ TEST_F(MisuseTest, AGradientThatIsNotFiniteChangesNothing) {
 TEST_F(MisuseTest, SettingsThatAreNoNumbersChangeNothing) {
   const Values before = values_of(engine());
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_OK(sluice_engine_begin_step(engine()));
+  EXPECT_OK(sluice_engine_begin_step(engine(), nullptr));
   in_step_ = true;
   add_unit_gradients(engine(), 0, SLUICE_F32, 1e15f);
   const auto step = [&](double rate, double clip, double factor) {
@@ -116,7 +116,7 @@ TEST_F(MisuseTest, SettingsThatAreNoNumbersChangeNothing) {
 TEST_F(MisuseTest, ARefusedLoadLeavesTheEngineWhole) {
   char* path = nullptr;
   EXPECT_OK(sluice_engine_save(engine(), folder_.path("out").c_str(), 0, &path));
-  EXPECT_OK(sluice_engine_begin_step(engine()));
+  EXPECT_OK(sluice_engine_begin_step(engine(), nullptr));
   in_step_ = true;
   expect_error(sluice_engine_load(engine(), path), SLUICE_STATE, {"in the middle of a step"});
   sluice_text_destroy(path);
@@ -170,7 +170,7 @@ TEST_F(MisuseTest, FilesThatCannotBeLoaded) {
 }
 
 TEST_F(MisuseTest, PointersThatAreMissing) {
-  expect_error(sluice_engine_begin_step(nullptr), SLUICE_INVALID_ARGUMENT, {"'engine'"});
+  expect_error(sluice_engine_begin_step(nullptr, nullptr), SLUICE_INVALID_ARGUMENT, {"'engine'"});
   expect_error(sluice_model_create(nullptr), SLUICE_INVALID_ARGUMENT, {"'model'"});
   expect_error(sluice_engine_parameter(engine(), 0, nullptr), SLUICE_INVALID_ARGUMENT, {"'data'"});
   sluice_engine_destroy(nullptr);

@@ -95,6 +95,8 @@ struct Choice {
   uint32_t frozen = 0;  // as make_model() has it
   const char* optimizer = nullptr;
   double momentum = 0;
+  bool at_once = false;  // updates in backward
+  bool no_master = false;
 };
 
 inline sluice_engine_options options_of(const Choice& setup, const sluice_folder* folder) {
@@ -109,6 +111,8 @@ inline sluice_engine_options options_of(const Choice& setup, const sluice_folder
   options.groups = 2;
   options.optimizer = setup.optimizer;
   options.momentum = setup.momentum;
+  options.update_in_backward = setup.at_once ? 1 : 0;
+  options.no_master = setup.no_master ? 1 : 0;
   options.trace_events = setup.trace_events;
   options.place_parameters = options.place_gradients = options.place_state = setup.place;
   return options;
@@ -176,7 +180,7 @@ inline sluice_status apply(sluice_engine* engine, double clip = 1.0, sluice_step
 // Units forward, then backward with gradients; `skip` gets none.
 inline void train(sluice_engine* engine, sluice_dtype dtype, int steps, int skip = -1) {
   for (int step = 0; step < steps; ++step) {
-    ASSERT_OK(sluice_engine_begin_step(engine));
+    ASSERT_OK(sluice_engine_begin_step(engine, nullptr));
     for (uint32_t unit = 0; unit < kUnits; ++unit) {
       ASSERT_OK(sluice_engine_acquire(engine, unit, SLUICE_READ));
       ASSERT_OK(sluice_engine_release(engine, unit));

@@ -91,7 +91,7 @@ TEST_F(TrainingTest, AnyOrderGivesTheSameBits) {
     set_start_values(engine.get());
     constexpr uint32_t kOrders[][3] = {{0, 1, 2}, {2, 0, 1}, {1, 2, 0}};
     for (const auto& order : kOrders) {
-      EXPECT_OK(sluice_engine_begin_step(engine.get()));
+      EXPECT_OK(sluice_engine_begin_step(engine.get(), nullptr));
       for (const uint32_t unit : order) {
         EXPECT_OK(sluice_engine_acquire(engine.get(), order[0], SLUICE_READ));
         add_unit_gradients(engine.get(), unit, SLUICE_F32, 0.5f);
@@ -157,7 +157,7 @@ TEST_F(TrainingTest, ASavedEngineGoesOnWithTheSameBits) {
 TEST_F(TrainingTest, AnEngineIsUsedFromSeveralThreads) {
   const EngineHandle engine = make_engine({}, folder_.path());
   set_start_values(engine.get());
-  ASSERT_OK(sluice_engine_begin_step(engine.get()));
+  ASSERT_OK(sluice_engine_begin_step(engine.get(), nullptr));
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)
     threads.emplace_back([&] {

@@ -1,0 +1,110 @@
+#include <mutex>
+
+#include "bindings/c/handles.h"
+#include "bindings/c/status.h"
+#include "core/json.h"
+#include "kernels/elementwise.h"
+
+namespace sluice::c {
+namespace {
+
+using engine::ParameterId;
+
+uint32_t masters_of(const sluice_engine& e) {
+  return e.planned.profile.dtype != Dtype::kF32 && e.planned.optimizer->keeps_master() ? 1 : 0;
+}
+
+engine::UnitId trainable_unit(const sluice_engine& e, uint32_t unit) {
+  if (!e.engine->layout().trainable(unit_of(e, unit)))
+    fail(ErrorCode::kInvalidArgument, "unit '{}' is frozen, and has no state",
+         e.planned.profile.units[unit].name);
+  return unit;
+}
+
+// Hands state to the caller's function: in f32, piece by piece, and never two at once.
+class StateReader {
+ public:
+  StateReader(sluice_write_state function, void* context) : function_(function), context_(context) {}
+
+  void operator()(ParameterId parameter, uint32_t array, std::size_t first, std::size_t count,
+                  ConstArray values) {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t at = 0; at < count; at += kPiece) {
+      const std::size_t n = std::min(count - at, kPiece);
+      const float* wide = values.f32() + at;
+      if (values.type != Dtype::kF32) {
+        kernels::convert(one_, n, values.at(at), {wide_.data(), Dtype::kF32});
+        wide = wide_.data();
+      }
+      stop_unless_zero(function_(context_, parameter, array, first + at, wide, n));
+    }
+  }
+
+ private:
+  static constexpr std::size_t kPiece = 16384;
+  sluice_write_state function_;
+  void* context_;
+  std::mutex mutex_;
+  Threads one_{1};
+  std::array<float, kPiece> wide_;
+};
+
+}  // namespace
+}  // namespace sluice::c
+
+using namespace sluice::c;  // NOLINT: what follows is of this room
+namespace engine = sluice::engine;
+
+sluice_status sluice_engine_state_arrays(const sluice_engine* handle, char** json) {
+  return with_engine(handle, [&](sluice_engine& e) {
+    sluice::Json names = sluice::Json::array();
+    if (masters_of(e) > 0) names.push_back("master");
+    for (const auto& array : e.planned.optimizer->state()) names.push_back(array.name);
+    required(json, "json") = new_text(names.dump());
+  });
+}
+
+sluice_status sluice_engine_get_state(sluice_engine* handle, uint32_t unit, sluice_write_state state,
+                                      void* context) {
+  return with_engine(handle, [&](sluice_engine& e) {
+    if (state == nullptr) sluice::fail(sluice::ErrorCode::kInvalidArgument, "'state' is NULL");
+    StateReader reader(state, context);
+    engine::UnitSink sink;
+    sink.master = [&](engine::ParameterId p, std::size_t first, std::span<const float> values) {
+      reader(p, 0, first, values.size(), {values.data(), sluice::Dtype::kF32});
+    };
+    sink.state = [&](engine::ParameterId p, std::size_t array, std::size_t first, std::size_t count,
+                     sluice::ConstArray values) {
+      reader(p, masters_of(e) + static_cast<uint32_t>(array), first, count, values);
+    };
+    e.engine->save(trainable_unit(e, unit), sink);
+  });
+}
+
+sluice_status sluice_engine_set_state(sluice_engine* handle, uint32_t unit, sluice_read_state state,
+                                      void* context) {
+  return with_engine(handle, [&](sluice_engine& e) {
+    if (state == nullptr) sluice::fail(sluice::ErrorCode::kInvalidArgument, "'state' is NULL");
+    engine::UnitSource source;
+    if (masters_of(e) > 0)
+      source.values = [&](engine::ParameterId p, std::size_t first, std::span<float> out) {
+        stop_unless_zero(state(context, p, 0, first, out.data(), out.size()));
+      };
+    source.state = [&](engine::ParameterId p, std::size_t array, std::size_t first, std::span<float> out) {
+      stop_unless_zero(
+          state(context, p, masters_of(e) + static_cast<uint32_t>(array), first, out.data(), out.size()));
+    };
+    e.engine->load(trainable_unit(e, unit), source);
+  });
+}
+
+sluice_status sluice_engine_updates(const sluice_engine* handle, uint32_t parameter, uint64_t* updates) {
+  return with_engine(handle, [&](sluice_engine& e) {
+    required(updates, "updates") = e.engine->steps(parameter_of(e, parameter));
+  });
+}
+
+sluice_status sluice_engine_set_updates(sluice_engine* handle, uint32_t parameter, uint64_t updates) {
+  return with_engine(handle,
+                     [&](sluice_engine& e) { e.engine->set_steps(parameter_of(e, parameter), updates); });
+}

@@ -1,0 +1,161 @@
+#include <array>
+#include <limits>
+#include <tuple>
+
+#include "tests/bindings/c/support.h"
+
+// Updates that follow at once in backward, with gradients that are never stored.
+namespace sluice_c_test {
+namespace {
+
+struct Settings {
+  std::array<sluice_group_settings, 2> groups = {{{0.01, 0.1}, {0.02, 0}}};
+  sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
+  Settings() {
+    settings.groups = groups.data();
+    settings.group_count = groups.size();
+  }
+};
+
+void add(sluice_engine* engine, uint32_t parameter, float value) {
+  const std::vector<float> gradient(parameters()[parameter].elements(), value);
+  EXPECT_OK(sluice_engine_add_gradient(engine, parameter, gradient.data(), SLUICE_F32));
+}
+
+class AtOnceTest : public ::testing::TestWithParam<std::tuple<const char*, sluice_dtype>> {
+ protected:
+  EngineHandle fresh(bool at_once = true) {
+    Choice setup;
+    setup.place = std::get<0>(GetParam());
+    setup.dtype = dtype();
+    setup.at_once = at_once;
+    EngineHandle engine = make_engine(setup, folder_.path());
+    set_start_values(engine.get());
+    return engine;
+  }
+  static sluice_dtype dtype() { return std::get<1>(GetParam()); }
+  static sluice_status begin(sluice_engine* engine, const Settings& given = {}) {
+    return sluice_engine_begin_step(engine, &given.settings);
+  }
+  static sluice_status end(sluice_engine* engine, sluice_step_result* result = nullptr) {
+    return sluice_engine_step(engine, nullptr, result);
+  }
+  static void add_alone(sluice_engine* engine, uint32_t parameter, float value) {
+    EXPECT_OK(sluice_engine_acquire(engine, parameters()[parameter].unit, SLUICE_GRADIENT_ONLY));
+    add(engine, parameter, value);
+    EXPECT_OK(sluice_engine_release(engine, parameters()[parameter].unit));
+  }
+
+  Folder folder_;
+};
+INSTANTIATE_TEST_SUITE_P(Places, AtOnceTest,
+                         ::testing::Combine(::testing::Values("memory", "disk"),
+                                            ::testing::Values(SLUICE_F32, SLUICE_BF16)));
+
+TEST_P(AtOnceTest, BitsAreThoseOfUpdatesThatWait) {
+  const EngineHandle waiting = fresh(false), at_once = fresh();
+  for (int step = 0; step < 4; ++step) {
+    std::array<sluice_step_result, 2> results = {SLUICE_INIT(sluice_step_result),
+                                                 SLUICE_INIT(sluice_step_result)};
+    ASSERT_OK(sluice_engine_begin_step(waiting.get(), nullptr));
+    ASSERT_OK(begin(at_once.get()));
+    for (const EngineHandle* engine : {&waiting, &at_once})
+      for (uint32_t unit = kUnits; unit-- > 0;)
+        if (step != 2 || unit != 1)
+          add_unit_gradients(engine->get(), unit, dtype(), 0.01f * static_cast<float>(unit));
+    ASSERT_OK(apply(waiting.get(), 0, results.data()));
+    ASSERT_OK(end(at_once.get(), &results[1]));
+    EXPECT_EQ(results[0].gradient_norm, results[1].gradient_norm);
+    EXPECT_EQ(results[1].clip_factor, 1);
+  }
+  EXPECT_EQ(values_of(waiting.get()), values_of(at_once.get()));
+}
+
+TEST_P(AtOnceTest, NoPlaceIsTakenForGradients) {
+  const EngineHandle engine = fresh();
+  char* plan = nullptr;
+  ASSERT_OK(sluice_engine_plan(engine.get(), &plan));
+  EXPECT_EQ(std::string(plan).find("\"gradient\": \"disk\""), std::string::npos) << plan;
+  EXPECT_EQ(std::string(plan).find("\"gradient\": \"memory\""), std::string::npos) << plan;
+  sluice_text_destroy(plan);
+}
+
+TEST_P(AtOnceTest, AUnitMayBeReleasedBetweenItsGradients) {
+  const EngineHandle waiting = fresh(false), at_once = fresh();
+  for (int step = 0; step < 3; ++step) {
+    ASSERT_OK(sluice_engine_begin_step(waiting.get(), nullptr));
+    ASSERT_OK(begin(at_once.get()));
+    for (const EngineHandle* engine : {&waiting, &at_once})
+      for (const uint32_t parameter : {1u, 4u, 0u, 3u})
+        add_alone(engine->get(), parameter, 0.1f * static_cast<float>(parameter + 1));
+    ASSERT_OK(apply(waiting.get(), 0));
+    ASSERT_OK(end(at_once.get()));
+  }
+  EXPECT_EQ(values_of(waiting.get()), values_of(at_once.get()));
+}
+
+TEST_P(AtOnceTest, ASecondGradientIsRefused) {
+  const EngineHandle engine = fresh();
+  ASSERT_OK(begin(engine.get()));
+  add_alone(engine.get(), 4, 1);
+  ASSERT_OK(sluice_engine_acquire(engine.get(), 2, SLUICE_GRADIENT));
+  const std::vector<float> gradient(parameters()[4].elements(), 1.0f);
+  expect_error(sluice_engine_add_gradient(engine.get(), 4, gradient.data(), SLUICE_F32), SLUICE_STATE,
+               {"'last.weight'", "second gradient", "accumulate"});
+  ASSERT_OK(sluice_engine_release(engine.get(), 2));
+  ASSERT_OK(end(engine.get()));
+  ASSERT_OK(begin(engine.get()));
+  add_alone(engine.get(), 4, 1);  // of the next step
+  EXPECT_OK(end(engine.get()));
+}
+
+TEST_P(AtOnceTest, AGradientThatIsNotFiniteLeavesItsUnitAsItWas) {
+  const EngineHandle engine = fresh();
+  const Values before = values_of(engine.get());
+  ASSERT_OK(begin(engine.get()));
+  ASSERT_OK(sluice_engine_acquire(engine.get(), 2, SLUICE_GRADIENT_ONLY));
+  add(engine.get(), 4, std::numeric_limits<float>::quiet_NaN());
+  expect_error(sluice_engine_release(engine.get(), 2), SLUICE_NOT_FINITE, {"'last.weight'"});
+  ASSERT_OK(end(engine.get()));
+  EXPECT_EQ(values_of(engine.get()), before);
+  ASSERT_OK(begin(engine.get()));
+  add_alone(engine.get(), 4, 1);
+  ASSERT_OK(end(engine.get()));
+  EXPECT_NE(values_of(engine.get()), before);
+}
+
+TEST_P(AtOnceTest, AnAbandonedStepKeepsWhatWasApplied) {
+  const EngineHandle engine = fresh(), other = fresh();
+  ASSERT_OK(begin(engine.get()));
+  add_alone(engine.get(), 4, 1);
+  ASSERT_OK(sluice_engine_acquire(engine.get(), 0, SLUICE_GRADIENT));
+  add(engine.get(), 0, 1);
+  ASSERT_OK(sluice_engine_abandon_step(engine.get()));
+  ASSERT_OK(begin(other.get()));
+  add_alone(other.get(), 4, 1);
+  ASSERT_OK(end(other.get()));
+  EXPECT_EQ(values_of(engine.get()), values_of(other.get()));
+  ASSERT_OK(begin(engine.get()));
+  add_alone(engine.get(), 4, 1);  // that step is over
+  EXPECT_OK(end(engine.get()));
+}
+
+TEST_P(AtOnceTest, SettingsComeWithTheBeginning) {
+  const EngineHandle engine = fresh(), waiting = fresh(false);
+  const Settings given;
+  expect_error(sluice_engine_begin_step(engine.get(), nullptr), SLUICE_INVALID_ARGUMENT, {"'settings'"});
+  expect_error(sluice_engine_begin_step(waiting.get(), &given.settings), SLUICE_INVALID_ARGUMENT,
+               {"sluice_engine_step()"});
+  Settings clipping, keeping;
+  clipping.settings.clip = 1;
+  expect_error(begin(engine.get(), clipping), SLUICE_INVALID_ARGUMENT, {"without clipping"});
+  keeping.settings.keep_gradients = 1;
+  expect_error(begin(engine.get(), keeping), SLUICE_INVALID_ARGUMENT, {"kept"});
+  ASSERT_OK(begin(engine.get()));
+  expect_error(sluice_engine_step(engine.get(), &given.settings, nullptr), SLUICE_INVALID_ARGUMENT,
+               {"sluice_engine_begin_step()"});
+  EXPECT_OK(end(engine.get()));
+}
+
+}  // namespace
+}  // namespace sluice_c_test

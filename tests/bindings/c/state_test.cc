@@ -1,0 +1,134 @@
+#include <map>
+#include <tuple>
+
+#include "tests/bindings/c/support.h"
+
+// The optimizer's state, read and written by the caller.
+namespace sluice_c_test {
+namespace {
+
+using State = std::map<std::pair<uint32_t, uint32_t>, std::vector<float>>;  // by parameter and array
+
+int collect_state(void* context, uint32_t parameter, uint32_t array, uint64_t first, const float* values,
+                  uint64_t elements) {
+  auto& into = (*static_cast<State*>(context))[{parameter, array}];
+  if (into.size() != first) return 1;
+  into.insert(into.end(), values, values + elements);
+  return 0;
+}
+int give_state(void* context, uint32_t parameter, uint32_t array, uint64_t first, float* values,
+               uint64_t elements) {
+  const auto& from = static_cast<State*>(context)->at({parameter, array});
+  std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(first), elements, values);
+  return 0;
+}
+int refuse(void*, uint32_t, uint32_t, uint64_t, float*, uint64_t) { return 7; }
+
+struct Kind {
+  const char* optimizer;
+  sluice_dtype dtype;
+  bool no_master;
+  std::string arrays;
+};
+
+class StateTest : public ::testing::TestWithParam<std::tuple<const char*, Kind>> {
+ protected:
+  EngineHandle fresh() {
+    const auto& [place, kind] = GetParam();
+    Choice setup;
+    setup.place = place;
+    setup.optimizer = kind.optimizer;
+    setup.dtype = kind.dtype;
+    setup.no_master = kind.no_master;
+    EngineHandle engine = make_engine(setup, folder_.path());
+    set_start_values(engine.get());
+    return engine;
+  }
+  static State state_of(sluice_engine* engine) {
+    State state;
+    for (uint32_t unit = 0; unit < kUnits; ++unit)
+      EXPECT_OK(sluice_engine_get_state(engine, unit, collect_state, &state));
+    return state;
+  }
+  Folder folder_;
+};
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, StateTest,
+    ::testing::Combine(::testing::Values("memory", "disk"),
+                       ::testing::Values(Kind{"adamw", SLUICE_F32, false, R"(["exp_avg","exp_avg_sq"])"},
+                                         Kind{"adamw", SLUICE_BF16, false,
+                                              R"(["master","exp_avg","exp_avg_sq"])"},
+                                         Kind{"lion", SLUICE_BF16, true, R"(["exp_avg"])"})));
+
+TEST_P(StateTest, ARunGoesOnInAnotherEngine) {
+  const sluice_dtype dtype = std::get<1>(GetParam()).dtype;
+  const EngineHandle first = fresh(), second = fresh();
+  train(first.get(), dtype, 3);
+  char* names = nullptr;
+  ASSERT_OK(sluice_engine_state_arrays(first.get(), &names));
+  EXPECT_EQ(std::string(names), std::get<1>(GetParam()).arrays);
+  sluice_text_destroy(names);
+
+  State state = state_of(first.get());
+  EXPECT_EQ(state.at({4, 0}).size(), parameters()[4].elements());
+  Values values = values_of(first.get());
+  for (uint32_t unit = 0; unit < kUnits; ++unit) {
+    ASSERT_OK(sluice_engine_set_values(
+        second.get(), unit,
+        [](void* context, uint32_t parameter, uint64_t at, float* to, uint64_t elements) {
+          const auto& from = (*static_cast<Values*>(context))[parameter];
+          std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(at), elements, to);
+          return 0;
+        },
+        &values));
+    ASSERT_OK(sluice_engine_set_state(second.get(), unit, give_state, &state));
+  }
+  for (uint32_t p = 0; p < parameters().size(); ++p) {
+    uint64_t updates = 0;
+    ASSERT_OK(sluice_engine_updates(first.get(), p, &updates));
+    EXPECT_EQ(updates, 3u);
+    ASSERT_OK(sluice_engine_set_updates(second.get(), p, updates));
+  }
+  EXPECT_EQ(state_of(second.get()), state);
+  train(first.get(), dtype, 2);
+  train(second.get(), dtype, 2);
+  EXPECT_EQ(values_of(second.get()), values_of(first.get()));
+  EXPECT_EQ(state_of(second.get()), state_of(first.get()));
+}
+
+TEST_P(StateTest, WhatTheCallerStopsMustBeGivenAnew) {
+  const EngineHandle engine = fresh();
+  expect_error(sluice_engine_set_state(engine.get(), 1, refuse, nullptr), SLUICE_CALLBACK, {"stopped"});
+  expect_error(sluice_engine_acquire(engine.get(), 1, SLUICE_READ), SLUICE_STATE, {"'unit.1'", "values"});
+  EXPECT_OK(sluice_engine_set_values(engine.get(), 1, start_values, nullptr));
+  EXPECT_OK(sluice_engine_acquire(engine.get(), 1, SLUICE_READ));
+}
+
+TEST_P(StateTest, ComesAfterTheValues) {
+  const auto& [place, kind] = GetParam();
+  if (kind.dtype == SLUICE_BF16 && !kind.no_master) return;  // masters are values
+  Choice setup;
+  setup.place = place;
+  setup.optimizer = kind.optimizer;
+  setup.dtype = kind.dtype;
+  setup.no_master = kind.no_master;
+  const EngineHandle engine = make_engine(setup, folder_.path());
+  expect_error(sluice_engine_set_state(engine.get(), 0, refuse, nullptr), SLUICE_STATE, {"no values yet"});
+}
+
+TEST(StateOfFrozenUnits, IsRefused) {
+  Choice setup;
+  setup.frozen = 2;
+  const EngineHandle engine = make_engine(setup, "");
+  set_start_values(engine.get());
+  State state;
+  expect_error(sluice_engine_get_state(engine.get(), 1, collect_state, &state), SLUICE_INVALID_ARGUMENT,
+               {"'unit.1'", "frozen"});
+  expect_error(sluice_engine_set_state(engine.get(), 1, give_state, &state), SLUICE_INVALID_ARGUMENT,
+               {"frozen"});
+  expect_error(sluice_engine_get_state(engine.get(), 0, nullptr, nullptr), SLUICE_INVALID_ARGUMENT,
+               {"'state'"});
+}
+
+}  // namespace
+}  // namespace sluice_c_test
