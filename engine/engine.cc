@@ -60,6 +60,13 @@ std::vector<HoldingId> Engine::State::holdings_of(const Access& access) const {
 
 void Engine::State::enqueue(UnitId unit) {
   UpdateQueue::Due due;
+  if (!plan.clip) {
+    pager.acquire(gradients.holding(unit, 0), Pager::Use::kRead);
+    due.holds_gradient = true;
+    // Many gradients must not drive out all that they are applied to.
+    due.holds_parameters = any_order || pager.present(parameters[unit]);
+    if (due.holds_parameters) pager.acquire(parameters[unit], Pager::Use::kRead);
+  }
   for (const GroupSettings& group : settings.groups)
     due.groups.push_back(
         {group.learning_rate, group.weight_decay, clip_factor * settings.gradient_factor, steps});

@@ -74,7 +74,6 @@ void Engine::State::update_at_once(UnitId unit) {
            "before",
            layout.spec(*bad).name);
   }
-  pager.acquire(gradient, Pager::Use::kRead);  // until it is applied
   enqueue(unit);
   for (ParameterId p = layout.first_parameter(unit); p < layout.end_parameter(unit); ++p)
     if (gradients.has(p)) updated[p] = true;

@@ -55,7 +55,8 @@ void Engine::State::finish_gradient(UnitId unit) {
   if (!plan.clip) {
     if (bad_parameter)
       fail(ErrorCode::kNotFinite, "the gradient of '{}' is not finite", layout.spec(*bad_parameter).name);
-    return enqueue(unit);
+    enqueue(unit);
+    return pager.release(gradients.holding(unit, 0));
   }
   pager.written(gradients.holding(unit, 0), gradients.final_bytes(unit));
   pager.park(gradients.holding(unit, 0));  // the update streams it from its record where it left memory

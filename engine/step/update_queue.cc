@@ -59,7 +59,8 @@ void UpdateQueue::on_applied(UnitId unit, bool gradient_in_memory) {
   pager_.written(parameters_[unit], pager_.bytes(parameters_[unit]));
   pager_.release(parameters_[unit]);
   if (gradient_in_memory) pager_.release(gradient);
-  if (!plan_.clip) pager_.release(gradient);  // held since it became final
+  if (due_[unit].holds_parameters) pager_.release(parameters_[unit]);
+  if (due_[unit].holds_gradient) pager_.release(gradient);
   if (gradients_.kept(unit))
     pager_.unpark(gradient);
   else
@@ -94,6 +95,9 @@ void UpdateQueue::wait() {
 }
 
 bool UpdateQueue::finish_some() {
+  start_waiting();
+  if (pipeline_.idle())  // what the first waits for may not have room, and another may hold it
+    std::erase_if(waiting_, [&](UnitId unit) { return pipeline_.size() < kRunning && start(unit, false); });
   if (pipeline_.idle()) return false;
   if (!pipeline_.pump()) {
     wait();

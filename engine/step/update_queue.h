@@ -20,6 +20,7 @@ class UpdateQueue {
   struct Due {
     std::vector<optim::Hyperparameters> groups;
     std::vector<ParameterUpdate> parameters;
+    bool holds_gradient = false, holds_parameters = false;  // until it was applied
   };
 
   // parameters: the holding of each unit. All outlive this.

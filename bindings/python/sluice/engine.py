@@ -398,7 +398,9 @@ class Engine:
 
         def run(context: int, p: int, array: int, first: int, address: int, elements: int) -> None:
             part = _buffers.view_of_memory(address, (elements,), "f32", writable)
-            _hand_out(lambda name, at, values: each(name, arrays[array], at, values), self._parameters[p][0].name, first, part)
+            _hand_out(
+                lambda name, at, values: each(name, arrays[array], at, values), self._parameters[p][0].name, first, part
+            )
 
         self._call_back(function, unit, _abi.STATE, run)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import StateError
+from ._at_once import refuse_use
 from ._homes import Home
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class Slot:
     owner: weakref.ref[Session]
     index: int  # of the parameter
     alive: bool = True
+    applied: bool = False  # in backward: there is nothing left of it
+    zeroed: bool = False  # since then
     copy: torch.Tensor | None = None  # what views were made of: they see what changes, and what they write counts
     gradient: weakref.ref[Gradient] | None = None  # whose version counter its views share
     version: int = 0  # of that, when the copy was equal to the engine's
@@ -47,6 +50,8 @@ class Slot:
 
     def check(self) -> None:
         """Raises where the gradient is no more what it was. What was written to views is the gradient's now."""
+        if self.applied and not self.zeroed:
+            raise refuse_use(self.home.name)
         if not self.alive:
             raise StateError(
                 f"this gradient of '{self.home.name}' was given up (zero_grad(), or another took its place); "
@@ -59,19 +64,25 @@ class Slot:
     def values(self) -> torch.Tensor:
         """A copy in plain memory."""
         self.check()
+        if self.applied:
+            return torch.zeros(self.home.parameter.shape, dtype=self.home.parameter.dtype)
         return self.session.read_gradient(self.home) if self.copy is None else self.copy.clone()
 
     def values_for_views(self) -> torch.Tensor:
         """A copy that stays: what is written to it is written to the gradient."""
         self.check()
         if self.copy is None:
-            self.copy = self.session.read_gradient(self.home)
+            self.copy = self.values()
             self.version = self._version()
         return self.copy
 
     def replace(self, values: torch.Tensor) -> None:
         """The gradient is `values` now."""
         self.check()
+        if self.applied:
+            self.session.apply_gradient(self.home, values)
+            self.zeroed = False
+            return
         self.session.set_gradient(self.home, values)
         self.changed()
 
@@ -104,7 +115,8 @@ class Gradient(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
-        return f"sluice.torch.Gradient({self._slot.values()!r})" if self._slot.alive else "sluice.torch.Gradient(gone)"
+        there = self._slot.alive and not self._slot.applied
+        return f"sluice.torch.Gradient({self._slot.values()!r})" if there else "sluice.torch.Gradient(gone)"
 
     def tolist(self) -> Any:
         """As torch.Tensor's."""
@@ -146,11 +158,16 @@ class Gradients:
                 self._ready[home.index] = self._make(home)
 
     def put(self, home: Home, values: torch.Tensor) -> Gradient:
-        """Puts a plain gradient into the engine; it lives there as long as what this gives."""
+        """Puts a plain gradient into the engine; it lives there as long as what this gives. With updates in backward it
+        is applied, and this gives what is left of it."""
         gradient = self._ready.pop(home.index, None)
         if gradient is None:
             gradient = self._make(home)
-        self._session.begin_gradient(gradient._slot, values)
+        if self._session.updates_in_backward is not None:
+            self._session.apply_gradient(home, values)
+            gradient._slot.applied = True
+        else:
+            self._session.begin_gradient(gradient._slot, values)
         return gradient
 
     def _make(self, home: Home) -> Gradient:
@@ -202,6 +219,9 @@ def _add(target: Any, other: Any, *, alpha: float = 1) -> Any:
     if alpha != 1 or other.shape != target.shape:
         return NotImplemented
     target._slot.check()
+    if target._slot.applied:
+        target._slot.replace(other)
+        return target
     target._slot.session.add_gradient(target._slot.home, other)
     target._slot.changed()
     return target
@@ -220,6 +240,8 @@ def _multiply(target: Any, other: Any) -> Any:
     if not isinstance(target, Gradient) or factor is None:
         return NotImplemented
     target._slot.check()
+    if target._slot.applied:
+        return target
     target._slot.session.multiply_gradient(target._slot.home, factor)
     target._slot.changed()
     return target
@@ -231,6 +253,9 @@ def _divide(target: Any, other: Any) -> Any:
 
 
 def _zero(target: Gradient) -> Gradient:
+    if target._slot.applied:
+        target._slot.zeroed = True
+        return target
     target._slot.replace(torch.zeros(target.shape, dtype=target.dtype))
     return target
 
@@ -239,6 +264,8 @@ def _norm(value: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, d
     if not isinstance(value, Gradient) or ord != 2 or dim is not None or keepdim:
         return NotImplemented
     value._slot.check()
+    if value._slot.applied:
+        return NotImplemented
     norm = value._slot.session.gradient_norm(value._slot.home)
     return torch.tensor(norm, dtype=dtype or value.dtype)
 

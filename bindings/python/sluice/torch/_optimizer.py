@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
@@ -11,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import InvalidArgumentError, StateError
 from ..optimizers import Optimizer as Settings
+from ._at_once import UpdatesInBackward
 from ._session import Session
 
 
@@ -34,6 +36,8 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(groups, defaults)
         self._first = first
         self._sealed = True
+        if session.options.update_in_backward:
+            session.updates_in_backward = UpdatesInBackward(session.homes, _settings_of(weakref.ref(self)))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only while it is made: the engine's parameters are those that were wrapped."""
@@ -64,13 +68,8 @@ class Optimizer(torch.optim.Optimizer):
             )
         super().load_state_dict(state_dict)
 
-    @torch.no_grad()
-    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """Updates what has a gradient. The updates go on behind the call, and are complete when a parameter is used."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _settings(self) -> list[Settings]:
+        """Those in force now; raises where one was changed that cannot change."""
         settings = []
         for group in self.param_groups:
             for name, fixed in self._first.fixed.items():
@@ -81,8 +80,31 @@ class Optimizer(torch.optim.Optimizer):
                     )
             changed: Any = {"lr": float(group["lr"]), "weight_decay": group["weight_decay"]}
             settings.append(dataclasses.replace(self._first, **changed))
-        self._session.step(settings)
+        return settings
+
+    @torch.no_grad()
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """Updates what has a gradient. The updates go on behind the call, and are complete when a parameter is used."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._session.step(self._settings())
         return loss
+
+
+def _settings_of(optimizer: weakref.ref[Optimizer]) -> Callable[[], Sequence[Settings]]:
+    """The session outlives no optimizer by it."""
+
+    def settings() -> Sequence[Settings]:
+        alive = optimizer()
+        if alive is None:
+            raise StateError(
+                "a gradient is to be applied in backward, and the optimizer that sluice.torch.wrap() gave is gone; keep it"
+            )
+        return alive._settings()
+
+    return settings
 
 
 def _refuse_others(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

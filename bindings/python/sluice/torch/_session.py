@@ -20,6 +20,7 @@ from ..errors import InvalidArgumentError, StateError
 from ..model import Options, size_of
 from ..optimizers import Optimizer as Settings
 from . import _acquire, _homes, _meta
+from ._at_once import UpdatesInBackward
 from ._casts import Casts
 from ._gradients import Gradient, Gradients, Slot
 from ._guards import guard, refuse_copy, unguard
@@ -69,6 +70,7 @@ class Session:
         """settings_of: id of a parameter -> its group of settings. train: whether there is an optimizer.
         source: where values come from, if not from the model's parameters."""
         self.model = weakref.ref(model)
+        self.options = options
         self.trainable = train and any(p.requires_grad for p in model.parameters())
         self.dtype = _dtype_of(groups)
         self.limit = options.held_units
@@ -92,6 +94,7 @@ class Session:
             raise
         self.by_id = {id(home.parameter): home for home in self.homes}
         self._by_storage = {_homes.storage_of(home.memory): home for home in self.homes}
+        self.updates_in_backward: UpdatesInBackward | None = None
         self._gradients = Gradients(self, self.homes)
         self._install(model)
         guard(model, self.dtype)
@@ -157,7 +160,8 @@ class Session:
                     )
             for home in self.homes:
                 if isinstance(home.parameter.grad, Gradient):
-                    home.parameter.grad = home.parameter.grad._slot.values()
+                    slot = home.parameter.grad._slot
+                    home.parameter.grad = None if slot.applied else slot.values()
                 home.parameter.data = plain[home.name]
                 del home.parameter._sluice  # type: ignore[attr-defined]
             for hook in self._hooks:
@@ -238,25 +242,39 @@ class Session:
             self._keeper.look()
             self._drop_ended()
             while held is None and len(self._held) >= self.limit:
-                self._release(next(iter(self._held)))
+                self.release(next(iter(self._held)))
             self.engine._handle.call("sluice_engine_acquire", unit, access)
             self._held.setdefault(unit, []).append(access)
             self._held.move_to_end(unit)
 
     def _begin_step(self) -> None:
         if self.trainable and not self._in_step:
-            self.engine.begin_step()
+            if self.updates_in_backward is not None:
+                self.updates_in_backward.begin(self)
+            else:
+                self.engine.begin_step()
             self._in_step = True
 
-    def _release(self, unit: int) -> None:
-        for _ in self._held.pop(unit):
+    def begin_anew(self) -> None:
+        """The step that was begun, and has no gradient yet, begins again."""
+        self.release_all()
+        if self._in_step:
+            self.engine.abandon_step()
+            self._in_step = False
+        self._begin_step()
+
+    def release(self, unit: int) -> None:
+        """The unit is not held any more."""
+        if self.updates_in_backward is not None:
+            self.updates_in_backward.release(unit)
+        for _ in self._held.pop(unit, ()):
             self.engine._handle.call("sluice_engine_release", unit)
 
     def release_all(self) -> None:
         """Nothing is held."""
         with self._lock:
             while self._held:
-                self._release(next(iter(self._held)))
+                self.release(next(iter(self._held)))
 
     # ---- gradients ----
 
@@ -279,6 +297,12 @@ class Session:
             self._give_up(slot.home)
             self._slots[slot.home.index] = slot
             self.set_gradient(slot.home, values)
+
+    def apply_gradient(self, home: Home, values: torch.Tensor) -> None:
+        """The gradient is applied in backward, and nothing of it is kept."""
+        assert self.updates_in_backward is not None
+        with self._lock:
+            self.updates_in_backward.apply(self, home, values)
 
     def _give_up(self, home: Home) -> None:
         """The gradient that the engine has of this parameter, if any, ends."""
@@ -335,24 +359,34 @@ class Session:
     # ---- the step ----
 
     def step(self, settings: Sequence[Settings]) -> None:
-        """Updates every parameter that has a gradient; the updates go on behind."""
+        """Updates every parameter that has a gradient; the updates go on behind. With updates in backward they were made
+        already, but for gradients that the user put there."""
         if self.engine.closed:
             raise StateError("the model was closed, and its parameters are plain tensors; wrap it again")
         with self._lock:
             got = [home for home in self.homes if self._collect(home)]
+            if self.updates_in_backward is not None:
+                got = got if self.updates_in_backward.end(self) else []
             if not got:
                 raise StateError(
                     "optimizer.step() is called, and no parameter of the wrapped model has a gradient; call "
                     "backward() before"
                 )
+            if self.updates_in_backward is not None:
+                return
             self.release_all()
             self._begin_step()
             self._in_step = False
             self.engine.step(settings, keep_gradients=True)
-            self.steps += 1
             for home in got:
                 home.changed()
-            self._gradients.prepare()
+            self.ended_step()
+
+    def ended_step(self) -> None:
+        """The engine's step is over."""
+        self._in_step = False
+        self.steps += 1
+        self._gradients.prepare()
 
     def _collect(self, home: Home) -> bool:
         """Whether the parameter has a gradient; one that the user put there is the engine's now."""
@@ -365,6 +399,8 @@ class Session:
                 f"'{home.name}' was frozen when the model was wrapped, and has a gradient now; to train it, "
                 "sluice.torch.close() the model, and wrap it again with requires_grad set"
             )
+        if self.updates_in_backward is not None and isinstance(gradient, Gradient):
+            return True
         if not (isinstance(gradient, Gradient) and gradient._slot.home is home):
             plain = gradient._slot.values() if isinstance(gradient, Gradient) else gradient
             home.parameter.grad = self._gradients.put(home, plain)

@@ -49,6 +49,7 @@ def wrap(
     state: str = "f32",
     master: str = "f32",
     seed: int = 0,
+    update_in_backward: bool = False,
 ) -> tuple[Model, Optional[Optimizer]]:
     """Moves a model's parameters into an engine; gives the same model, and a torch.optim.Optimizer of its trainable
     parameters (None without `optimizer`: for evaluation and generation).
@@ -67,6 +68,9 @@ def wrap(
     weights: a folder of safetensors, for a model on the meta device: what is there by its name is streamed from it, and
         the rest gets its first values by the model's own rules (adapters).
     state: type of the optimizer's state, "f32" or "bf16".
+    update_in_backward: a gradient is applied in backward, as soon as its unit's are all there, and never stored: with the
+        settings in force then, and before the others are known. So there is no clipping by norm, no accumulation and no
+        loss scaling, and p.grad cannot be looked at: an error each. optimizer.step() ends the step.
     master: "none" keeps no f32 masters of a bfloat16 model, and rounds updates stochastically, by `seed`.
 
     Raises BudgetError where it does not fit, InvalidArgumentError for a model that cannot be wrapped; the model is then
@@ -90,6 +94,7 @@ def wrap(
         state=state,
         master=master,
         seed=seed,
+        update_in_backward=update_in_backward,
     )
 
 
@@ -113,6 +118,8 @@ def _wrap(
         if (owner := getattr(p, "_sluice", None)) is not None and not owner.engine.closed:
             raise StateError(f"'{name}' belongs to another wrapped model; close that, or wrap the whole once")
     groups = _groups(model, units)
+    if optimizer is None and others.get("update_in_backward"):
+        raise InvalidArgumentError("update_in_backward is given without an optimizer; give one, such as sluice.AdamW()")
     if optimizer is None and param_groups is not None:
         raise InvalidArgumentError("param_groups are given without an optimizer; give one, such as sluice.AdamW()")
     settings, settings_of = _settings(model, optimizer or AdamW(), param_groups or [])

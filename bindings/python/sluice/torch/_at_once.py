@@ -1,0 +1,77 @@
+"""Updates in backward: a gradient is applied when its unit's backward is done, and never stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..errors import StateError
+from ..optimizers import Optimizer as Settings
+from ._homes import Home
+
+if TYPE_CHECKING:
+    from ._session import Session
+
+
+class UpdatesInBackward:
+    """Of one session; its calls come with the session's lock held.
+
+    A step begins with the forward pass, has the settings that are in force at its first gradient, and ends with
+    optimizer.step(). A gradient that comes after zero_grad() for a parameter that has had one begins another step: the
+    first was applied, whether or not step() was called."""
+
+    def __init__(self, homes: Sequence[Home], settings: Callable[[], Sequence[Settings]]) -> None:
+        """settings: those in force now."""
+        self._settings = settings
+        self._given: Sequence[Settings] = ()
+        self._homes: dict[int, list[Home]] = {}  # by unit
+        for home in homes:
+            if home.trainable:
+                self._homes.setdefault(home.unit, []).append(home)
+        self._had: set[int] = set()  # parameters that had their gradient in this step
+        self._open: dict[int, list[Home]] = {}  # by unit: those whose gradients are not applied yet
+
+    def begin(self, session: Session) -> None:
+        """The engine's step begins."""
+        self._given = self._settings()
+        session.engine.begin_step(self._given)
+        self._had.clear()
+        self._open.clear()
+
+    def apply(self, session: Session, home: Home, values: torch.Tensor) -> None:
+        """The parameter's only gradient of this step."""
+        if home.index in self._had:
+            self.end(session)
+        if not self._had and list(self._settings()) != list(self._given):
+            session.begin_anew()
+        session.add_gradient(home, values)
+        self._had.add(home.index)
+        self._open.setdefault(home.unit, []).append(home)
+        if all(other.index in self._had for other in self._homes[home.unit]):
+            session.release(home.unit)
+
+    def release(self, unit: int) -> None:
+        """The unit is released, so its gradients are final."""
+        for home in self._open.pop(unit, ()):
+            home.changed()
+
+    def end(self, session: Session) -> bool:
+        """The engine's step ends; gives whether any parameter had a gradient."""
+        session.release_all()
+        if not self._had:
+            return False
+        self._had.clear()
+        session.engine.step()
+        session.ended_step()
+        return True
+
+
+def refuse_use(name: str) -> StateError:
+    """For whoever wants a gradient that was applied."""
+    return StateError(
+        f"the gradient of '{name}' is gone: it was applied in backward (update_in_backward=True). Clipping by the norm, "
+        "gradient accumulation, loss scaling (GradScaler) and anything else that looks at p.grad need it: wrap the model "
+        "without update_in_backward, or call zero_grad() before the next backward"
+    )
