@@ -80,6 +80,20 @@ def test_trainer_saves_a_model_that_plain_transformers_loads(tmp_path):
     sluice.torch.close(model)
 
 
+def test_a_trainer_goes_on_from_its_checkpoint_with_the_same_bits(tmp_path):
+    def run(out, resume=None):
+        torch.manual_seed(3)
+        model = small_llama()
+        trainer = trainer_of(model, place_of(model, "disk"), tmp_path / out, save_strategy="steps", save_steps=3)
+        trainer.train(resume_from_checkpoint=resume)
+        values = values_of(model)
+        sluice.torch.close(model)
+        return values
+
+    whole = run("first")
+    assert same_values(run("second", resume=str(tmp_path / "first" / "checkpoint-3")), whole)
+
+
 def test_a_trainer_that_is_not_given_the_optimizer_is_refused(tmp_path):
     model = small_llama()
     wrap(model, "disk")

@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import InvalidArgumentError, StateError
 from ..optimizers import Optimizer as Settings
+from . import _state
 from ._at_once import UpdatesInBackward
 from ._session import Session
 
@@ -49,24 +50,37 @@ class Optimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The settings of the groups. After the first step there is state, which is the engine's and would be missing here:
-        that is an error."""
-        if self._session.steps > 0:
-            raise StateError(
-                "the optimizer's state is the engine's, and may be larger than memory; save it with "
-                "sluice.torch.engine_of(model).save(folder), and load() it there (transformers.Trainer: "
-                "save_only_model=True)"
-            )
-        return super().state_dict()
+        """As torch.optim's: the settings of the groups, and the engine's state, where pending updates are waited for. It may
+        be larger than memory: where the model was wrapped with a disk folder, the tensors lie in files there, which go with
+        them. BudgetError where they have no room."""
+        made = super().state_dict()
+        state = _state.read(self._session)
+        made["state"] = {i: state[index] for i, index in enumerate(self._indices()) if index in state}
+        return made
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Settings alone; a dict with state in it is an error."""
-        if state_dict.get("state"):
-            raise StateError(
-                "a state_dict of another optimizer is loaded, and the state is the engine's; load a checkpoint with "
-                "sluice.torch.engine_of(model).load(folder)"
+        """Of the same optimizer for the same model, wrapped or torch.optim's own. InvalidArgumentError where it does not fit;
+        nothing is changed then."""
+        indices = self._indices()
+        unknown = [i for i in state_dict.get("state", {}) if i not in range(len(indices))]
+        if unknown:
+            raise InvalidArgumentError(
+                f"the state_dict has state of parameter {unknown[0]!r}, and the optimizer {len(indices)} parameters; load "
+                "the state_dict of the same model"
             )
-        super().load_state_dict(state_dict)
+        before = super().state_dict()
+        super().load_state_dict({**state_dict, "state": {}})  # its checks come first
+        try:
+            self._settings()
+            _state.write(self._session, {indices[i]: given for i, given in state_dict.get("state", {}).items()})
+        except InvalidArgumentError:
+            super().load_state_dict(before)
+            raise
+
+    def _indices(self) -> list[int]:
+        """The engine's index of each parameter, in the order that a state_dict counts them."""
+        by_id = self._session.by_id
+        return [by_id[id(p)].index for group in self.param_groups for p in group["params"]]
 
     def _settings(self) -> list[Settings]:
         """Those in force now; raises where one was changed that cannot change."""

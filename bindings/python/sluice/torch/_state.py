@@ -1,0 +1,150 @@
+"""The optimizer's state_dict: the engine's state in torch.optim's form, and back, a unit at a time."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import BudgetError, InvalidArgumentError
+from ..model import Folder
+from ._homes import Home
+
+if TYPE_CHECKING:
+    from ._session import Session
+
+_STEP = "step"
+_MASTER = "master"
+
+
+def read(session: Session) -> dict[int, dict[str, torch.Tensor]]:
+    """Of each trainable parameter that was updated, by its index in the engine. The tensors lie in files without a name
+    in the disk folder, where one was given, so that they may be larger than memory; else in memory."""
+    engine = session.engine
+    arrays = engine.state_arrays()
+    updated = [home for home in session.homes if home.trainable and engine.updates(home.name) > 0]
+    type_of = {name: _type_of(session, name) for name in arrays}
+    needed = sum(home.memory.numel() * type_of[name].itemsize for home in updated for name in arrays)
+    if session.options.disk is None:
+        _require_memory(session, needed)
+    else:
+        folder = _folder_with_room(session, needed)
+    files: dict[int, list[mmap.mmap]] = {}  # by unit
+
+    def make(home: Home, dtype: torch.dtype) -> torch.Tensor:
+        if session.options.disk is None:
+            return torch.empty(tuple(home.memory.shape), dtype=dtype)
+        memory = _file_without_name(folder, home.memory.numel() * dtype.itemsize)
+        files.setdefault(home.unit, []).append(memory)
+        return torch.frombuffer(memory, dtype=dtype).view(tuple(home.memory.shape))
+
+    state = {
+        home.index: {_STEP: torch.tensor(float(engine.updates(home.name)))}
+        | {name: make(home, type_of[name]) for name in arrays}
+        for home in updated
+    }
+    index_of = {home.name: home.index for home in updated}
+
+    def take(parameter: str, array: str, first: int, part: memoryview) -> None:
+        if parameter in index_of:
+            values = torch.frombuffer(bytearray(part), dtype=torch.float32)
+            state[index_of[parameter]][array].view(-1)[first : first + len(values)] = values
+
+    for unit in sorted({home.unit for home in updated}):
+        engine.get_state(engine.units[unit].name, take)
+        for memory in files.get(unit, ()):  # what was written goes to the file, and needs no memory until it is read
+            memory.flush()
+            memory.madvise(mmap.MADV_DONTNEED)
+    return state
+
+
+def write(session: Session, state: Mapping[int, Mapping[str, Any]]) -> None:
+    """Takes a state_dict's state, by the index of a parameter in the engine; a parameter that has none there was never
+    updated. Raises InvalidArgumentError for what does not fit, before anything is changed."""
+    arrays = session.engine.state_arrays()
+    for home in session.homes:
+        if home.index in state:
+            _check(home, state[home.index], arrays)
+    session.release_all()
+    homes = {home.name: home for home in session.homes}
+    for unit in sorted({home.unit for home in session.homes if home.trainable}):
+        own = [home for home in session.homes if home.unit == unit]
+        given = {home.index: dict(state.get(home.index, {})) for home in own}
+        if _MASTER in arrays:
+            session.use(unit)
+            for home in own:
+                given[home.index].setdefault(_MASTER, home.memory.float())
+            session.release(unit)
+
+        def fill(parameter: str, array: str, first: int, part: memoryview, given: Any = given) -> None:
+            values = torch.frombuffer(part, dtype=torch.float32)
+            source = given[homes[parameter].index].get(array)
+            if source is None:
+                values.zero_()
+            else:
+                values.copy_(source.reshape(-1)[first : first + len(values)])
+
+        session.engine.set_state(session.engine.units[unit].name, fill)
+        for home in own:
+            # torch.optim.SGD counts no steps.
+            step = given[home.index].get(_STEP, 1 if state.get(home.index) else 0)
+            session.engine.set_updates(home.name, int(step))
+            home.changed()
+
+
+def _check(home: Home, given: Mapping[str, Any], arrays: tuple[str, ...]) -> None:
+    needed = set(arrays) - {_MASTER}
+    found = {name for name, value in given.items() if value is not None} - {_STEP, _MASTER}
+    if needed != found:
+        raise InvalidArgumentError(
+            f"the state of '{home.name}' has {', '.join(sorted(found)) or 'no arrays'}, and this optimizer keeps "
+            f"{', '.join(sorted(needed)) or 'none'}; load the state_dict of the same optimizer"
+        )
+    for name in arrays:
+        if name in given and tuple(given[name].shape) != tuple(home.memory.shape):
+            raise InvalidArgumentError(
+                f"'{name}' of '{home.name}' has the shape {tuple(given[name].shape)}, and the parameter "
+                f"{tuple(home.memory.shape)}; load the state_dict of the same model"
+            )
+
+
+def _type_of(session: Session, array: str) -> torch.dtype:
+    return torch.bfloat16 if session.options.state == "bf16" and array != _MASTER else torch.float32
+
+
+def _require_memory(session: Session, needed: int) -> None:
+    total = next(line for line in session.engine.ledger() if (line.tier, line.purpose) == ("host", "total"))
+    budget = session.engine.plan()["budget"]["memory"]
+    if total.current + needed > budget:
+        raise BudgetError(
+            f"the optimizer's state_dict takes {needed >> 20} MiB more, and {(budget - total.current) >> 20} MiB of the "
+            f"{budget >> 20} MiB are free; save the state with sluice.torch.engine_of(model).save(folder), or wrap with "
+            "more memory, or with a disk folder, where the state_dict then lies"
+        )
+
+
+def _folder_with_room(session: Session, needed: int) -> str:
+    given = session.options.disk
+    first = given if isinstance(given, (str, os.PathLike, Folder)) else next(iter(given or ()))
+    folder = os.fspath(first.path if isinstance(first, Folder) else first)
+    plan = session.engine.plan()
+    free = plan["budget"]["disk"] - plan["disk"]
+    if needed > free:
+        raise BudgetError(
+            f"the optimizer's state_dict takes {needed >> 20} MiB in '{folder}', and {free >> 20} MiB of the disk's budget "
+            "are free; give the folder a larger limit, or save the state with "
+            "sluice.torch.engine_of(model).save(folder)"
+        )
+    return folder
+
+
+def _file_without_name(folder: str, size: int) -> mmap.mmap:
+    file = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(file, 0, size)  # what is full says so here, and not when it is touched
+        return mmap.mmap(file, size)
+    finally:
+        os.close(file)
