@@ -184,6 +184,7 @@ FormerHome FramePool::leave(Home& home) {
   const Reservation copy(bytes, bytes, RangeKind::kBuffer, leaving.name);
   take_ordinary_memory(copy.data(), bytes, leaving.name);
   std::memcpy(copy.data(), leaving.range.data(), bytes);
+  protect(home, Access::kWrite);  // frames are writable for whoever has them next
   state_->take_back(leaving, 0);
   move_pages(copy.data(), leaving.range.data(), bytes, bytes);
   leaving.range.unregister();

@@ -233,8 +233,12 @@ TEST(FramePool, WhatLeavesStaysAtItsAddress) {
     data = leaving.data();
     stamp(data, leaving.size(), 3);
     stamp(staying.data(), staying.size(), 4);
+    pool.protect(leaving, FramePool::Access::kRead);
     former = pool.leave(leaving);
     EXPECT_EQ(pool.free_extents(), 4u);
+    ASSERT_TRUE(pool.place(leaving = Home("next", 4 * kExtent), 4 * kExtent, Purpose::kParameter));
+    stamp(leaving.data(), leaving.size(), 6);
+    pool.shrink(leaving, 0);
     const std::size_t before = resident_bytes();
     pool.give_back(3);
     EXPECT_EQ(pool.extents(), 3u);
