@@ -169,9 +169,9 @@ class Session:
             self.engine.leave(values=True)
         except BudgetError as error:
             raise BudgetError(
-                f"{error}. Save the model (model.save_pretrained(folder), sluice.torch.save_model(model, folder)), and end "
-                "with sluice.torch.close(model, values=False), which leaves its parameters on the meta device; or wrap it "
-                "with more memory"
+                f"{error}. Save the model (model.save_pretrained(folder), or sluice.torch.save_file(model.state_dict(), "
+                "path)), and end with sluice.torch.close(model, values=False), which leaves its parameters on the meta "
+                "device; or wrap it with more memory"
             ) from None
         return gradients
 
