@@ -71,6 +71,12 @@ void populate(std::byte* data, std::size_t bytes, std::string_view what) {
   }
 }
 
+void map_memory(std::byte* data, std::size_t bytes, std::string_view what) {
+  if (::mmap(data, bytes, PROT_READ | PROT_WRITE, kReserved | MAP_FIXED, -1, 0) != data)
+    fail_for_memory(bytes, what, errno_text(errno));
+  advise(data, bytes, MADV_HUGEPAGE, false);
+}
+
 bool move_range(std::byte* from, std::byte* to, std::size_t bytes, Mremap mremap_call) {
   return mremap_call(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) == to;
 }
@@ -98,16 +104,29 @@ Reservation::Reservation(std::size_t bytes, std::size_t used, RangeKind kind, st
   register_range(data_, bytes, used, kind, name);
 }
 
-Reservation::~Reservation() { give_back_range(data_, size_); }
+Reservation::~Reservation() {
+  if (registered_)
+    give_back_range(data_, size_);
+  else
+    unmap(data_, size_);
+}
 
 Reservation::Reservation(Reservation&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      registered_(std::exchange(other.registered_, true)) {}
 
 Reservation& Reservation::operator=(Reservation&& other) noexcept {
   Reservation taken(std::move(other));
   std::swap(data_, taken.data_);
   std::swap(size_, taken.size_);
+  std::swap(registered_, taken.registered_);
   return *this;
+}
+
+void Reservation::unregister() {
+  unregister_range(data_);
+  registered_ = false;
 }
 
 std::byte* Reservation::release() {
@@ -122,14 +141,19 @@ void give_back_range(std::byte* data, std::size_t bytes) {
 }
 
 void take_memory(std::byte* data, std::size_t bytes, std::string_view what) {
-  if (::mmap(data, bytes, PROT_READ | PROT_WRITE, kReserved | MAP_FIXED, -1, 0) != data)
-    fail_for_memory(bytes, what, errno_text(errno));
-  advise(data, bytes, MADV_HUGEPAGE, false);
+  map_memory(data, bytes, what);
   // Not MADV_DONTFORK: the hole it leaves in a child can be filled by others before the child's handler runs.
   advise(data, bytes, MADV_WIPEONFORK, true);
   advise(data, bytes, MADV_DONTDUMP, true);
   populate(data, bytes, what);
 }
+
+void take_ordinary_memory(std::byte* data, std::size_t bytes, std::string_view what) {
+  map_memory(data, bytes, what);
+  populate(data, bytes, what);
+}
+
+void drop_memory(std::byte* data, std::size_t bytes) { advise(data, bytes, MADV_DONTNEED, true); }
 
 void make_absent(std::byte* data, std::size_t bytes) {
   if (bytes != 0 && ::mmap(data, bytes, PROT_NONE, kReserved | MAP_FIXED, -1, 0) != data)

@@ -21,10 +21,12 @@ class Reservation {
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
   std::byte* release();  // the range and its registration stay, for give_back_range
+  void unregister();     // the memory under it is the process's like any other; the range is still given back
 
  private:
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
+  bool registered_ = true;
 };
 
 // Beyond it sizes could overflow, and no process has that many addresses.
@@ -35,6 +37,11 @@ void give_back_range(std::byte* data, std::size_t bytes);
 // Puts zeroed memory under a reserved range: huge pages where given, not inherited, not dumped, populated.
 // Throws Error(kBudget) where the system lacks the memory; what: "a staging buffer", for that text.
 void take_memory(std::byte* data, std::size_t bytes, std::string_view what);
+
+// The same, but for ordinary memory: inherited, and dumped.
+void take_ordinary_memory(std::byte* data, std::size_t bytes, std::string_view what);
+// Gives back what is under a range that stays mapped; it reads as zeros.
+void drop_memory(std::byte* data, std::size_t bytes);
 
 // Makes a range reserved addresses again; what was under it is gone.
 void make_absent(std::byte* data, std::size_t bytes);

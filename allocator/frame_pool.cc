@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "allocator/extent_map.h"
@@ -39,6 +40,7 @@ struct FramePool::State {
   Charge charge;
   Reservation parking;
   ExtentMap map;
+  std::size_t given_back = 0;  // extents that the map has as taken for good
   pid_t owner = ::getpid();
 
   State(Ledger& account, std::size_t extent, std::size_t extents)
@@ -65,7 +67,7 @@ FramePool::~FramePool() {
 }
 
 std::size_t FramePool::extent_bytes() const { return state_->extent_bytes; }
-std::size_t FramePool::extents() const { return state_->map.size(); }
+std::size_t FramePool::extents() const { return state_->map.size() - state_->given_back; }
 std::size_t FramePool::free_extents() const { return state_->map.free(); }
 std::size_t FramePool::extents_for(std::size_t bytes) const {
   return bytes / state_->extent_bytes + (bytes % state_->extent_bytes != 0 ? 1 : 0);
@@ -172,6 +174,30 @@ void FramePool::move(Home& from, Home& to) {
   target.runs = std::exchange(source.runs, {});
   target.placed = std::exchange(source.placed, 0);
   protect(to, Access::kWrite);
+}
+
+FormerHome FramePool::leave(Home& home) {
+  if (home.state_ == nullptr || home.state_->pool != this)
+    fail(ErrorCode::kState, "the home '{}' is left, and has no memory of this pool", home.name());
+  Home::State& leaving = *home.state_;
+  const std::size_t bytes = leaving.placed;
+  const Reservation copy(bytes, bytes, RangeKind::kBuffer, leaving.name);
+  take_ordinary_memory(copy.data(), bytes, leaving.name);
+  std::memcpy(copy.data(), leaving.range.data(), bytes);
+  protect(home, Access::kWrite);  // frames are writable for whoever has them next
+  state_->take_back(leaving, 0);
+  move_pages(copy.data(), leaving.range.data(), bytes, bytes);
+  leaving.range.unregister();
+  return FormerHome(std::make_unique<Reservation>(std::move(leaving.range)));
+}
+
+void FramePool::give_back(std::size_t extents_left) {
+  State& s = *state_;
+  const std::size_t leaving = std::min(s.map.free(), extents() - std::min(extents(), extents_left));
+  if (leaving == 0) return;
+  for (const ExtentRun run : s.map.take(leaving)) drop_memory(s.parked_at(run), s.bytes_of(run));
+  s.given_back += leaving;
+  s.charge.shrink(s.charge.bytes() - leaving * s.extent_bytes);
 }
 
 }  // namespace sluice::allocator

@@ -1,5 +1,6 @@
 #include "allocator/home.h"
 
+#include <memory>
 #include <utility>
 
 #include "core/error.h"
@@ -45,5 +46,21 @@ const std::string& Home::name() const {
   static const std::string none;
   return state_ == nullptr ? none : state_->name;
 }
+
+FormerHome::FormerHome() = default;
+
+FormerHome::FormerHome(Home home) {
+  if (home.state_ == nullptr) return;
+  ensure(home.state_->placed == 0, "the home '{}' becomes a former one with memory under it", home.name());
+  retire_range(home.data());
+  range_ = std::make_unique<Reservation>(std::move(home.state_->range));
+}
+
+FormerHome::FormerHome(std::unique_ptr<Reservation> range) : range_(std::move(range)) {}
+FormerHome::~FormerHome() = default;
+FormerHome::FormerHome(FormerHome&& other) noexcept = default;
+FormerHome& FormerHome::operator=(FormerHome&& other) noexcept = default;
+
+std::byte* FormerHome::data() const { return range_ == nullptr ? nullptr : range_->data(); }
 
 }  // namespace sluice::allocator

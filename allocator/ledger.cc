@@ -86,6 +86,11 @@ Charge::~Charge() {
   if (ledger_ != nullptr) ledger_->discharge(tier_, purpose_, bytes_);
 }
 
+void Charge::shrink(std::uint64_t bytes) {
+  ledger_->discharge(tier_, purpose_, bytes_ - bytes);
+  bytes_ = bytes;
+}
+
 Charge::Charge(Charge&& other) noexcept
     : ledger_(std::exchange(other.ledger_, nullptr)),
       tier_(other.tier_),

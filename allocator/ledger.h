@@ -9,9 +9,18 @@
 
 namespace sluice::allocator {
 
-enum class Tier : std::uint8_t { kHost, kDisk };  // where the compute device is the CPU, the device tier is kHost
+enum class Tier : std::uint8_t {
+  kHost,
+  kDisk
+};  // where the compute device is the CPU, the device tier is kHost
 enum class Purpose : std::uint8_t {
-  kParameter, kGradient, kOptimizerState, kActivation, kStaging, kWorkspace, kCheckpoint,
+  kParameter,
+  kGradient,
+  kOptimizerState,
+  kActivation,
+  kStaging,
+  kWorkspace,
+  kCheckpoint,
   kBase,  // the process itself: code, libraries, small objects
 };
 inline constexpr std::size_t kTiers = 2;
@@ -19,9 +28,9 @@ inline constexpr std::size_t kPurposes = 8;
 std::string_view name_of(Tier tier);        // "host", "disk"
 std::string_view name_of(Purpose purpose);  // "parameter", "gradient", "optimizer state", ...
 
-// The account of every byte held, by tier and purpose, with current value and peak, and the place where a budget is
-// enforced: a charge that would pass it throws before any memory is taken.
-// Thread rule: all functions from any thread.
+// The account of every byte held, by tier and purpose, with current value and peak, and the place where a
+// budget is enforced: a charge that would pass it throws before any memory is taken. Thread rule: all
+// functions from any thread.
 class Ledger {
  public:
   struct Line {
@@ -41,7 +50,8 @@ class Ledger {
   // The hard limit of a tier; none at first. Throws Error(kBudget) where more than that is held already.
   void set_budget(Tier tier, std::uint64_t bytes);
 
-  // Throws Error(kBudget) that names tier, purpose, what was asked, what is held and the budget; then nothing changed.
+  // Throws Error(kBudget) that names tier, purpose, what was asked, what is held and the budget; then nothing
+  // changed.
   void charge(Tier tier, Purpose purpose, std::uint64_t bytes);
   // REQUIRES: at most what is charged to that line; more is Error(kInternal).
   void discharge(Tier tier, Purpose purpose, std::uint64_t bytes);
@@ -64,6 +74,7 @@ class Charge {
   Charge(Charge&& other) noexcept;
   Charge& operator=(Charge&& other) noexcept;
   std::uint64_t bytes() const { return bytes_; }
+  void shrink(std::uint64_t bytes);  // REQUIRES: at most bytes(), and at most what is charged to its purpose
 
  private:
   Ledger* ledger_ = nullptr;

@@ -35,6 +35,7 @@ class Region {
 };
 
 class FramePool;
+class Reservation;
 
 // An address range on the compute device: reserved once, the same for its whole life, with or without memory
 // under it. A touch of the part that has none is served (see TouchServer), or prints the home's name and ends
@@ -53,10 +54,29 @@ class Home {
   const std::string& name() const;
 
  private:
+  friend class FormerHome;
   friend class FramePool;
   friend class TouchServer;
   struct State;
   std::unique_ptr<State> state_;
+};
+
+// The addresses of a home for those who still refer to them when its owner ends: with ordinary memory under
+// them (in no ledger, inherited by forked children), or with none, where a touch is told by the home's name.
+// Thread rule: as Home.
+class FormerHome {
+ public:
+  FormerHome();
+  explicit FormerHome(Home home);  // without memory. REQUIRES: no pool has memory under it
+  ~FormerHome();                   // the addresses are anybody's
+  FormerHome(FormerHome&& other) noexcept;
+  FormerHome& operator=(FormerHome&& other) noexcept;
+  std::byte* data() const;  // nullptr: none
+
+ private:
+  friend class FramePool;
+  explicit FormerHome(std::unique_ptr<Reservation> range);
+  std::unique_ptr<Reservation> range_;
 };
 
 // Budgeted physical memory in extents of one size that are placed under homes and taken away again: pages
@@ -91,6 +111,13 @@ class FramePool {
   // written. Others may touch both meanwhile: they find what it holds, or that it is absent. REQUIRES: `to`
   // is as large.
   void move(Home& from, Home& to);
+  // What is under the home stays at its address, in ordinary memory that is taken for it; its extents are
+  // free then. Throws Error(kBudget) where the system lacks the memory, with nothing changed. REQUIRES:
+  // placed by this pool, and readable.
+  FormerHome leave(Home& home);
+  // Gives memory back to the system and the ledger: free extents, until the pool has only that many, or none
+  // is free.
+  void give_back(std::size_t extents_left);
 
  private:
   struct State;

@@ -91,6 +91,13 @@ void unregister_range(const void* begin) {
   ensure(removed, "no range of the allocator begins at {}", begin);
 }
 
+void retire_range(const void* begin) {
+  RegisteredRange* range = find_range(reinterpret_cast<std::uintptr_t>(begin));
+  ensure(range != nullptr, "no range of the allocator begins at {}", begin);
+  range->kind = RangeKind::kFormerHome;
+  range->service = nullptr;
+}
+
 RegisteredRange* find_range(std::uintptr_t address) {
   RegisteredRange* found = nullptr;
   for_each_range([&](RegisteredRange& range, std::uintptr_t begin) {

@@ -10,7 +10,7 @@
 // child: a table without locks, whose blocks are never given back.
 namespace sluice::allocator {
 
-enum class RangeKind : std::uint8_t { kHome, kBuffer };
+enum class RangeKind : std::uint8_t { kHome, kBuffer, kFormerHome };
 
 // Who brings in what is touched in a range. Safe in a signal handler.
 class TouchService {
@@ -38,6 +38,8 @@ struct RegisteredRange {
 void register_range(const void* begin, std::size_t bytes, std::size_t used, RangeKind kind,
                     std::string_view name);
 void unregister_range(const void* begin);
+// What was a home is none any more: no touch is served, and one is told so.
+void retire_range(const void* begin);
 
 // nullptr where the address is in none. Safe in a signal handler.
 RegisteredRange* find_range(std::uintptr_t address);

@@ -39,18 +39,19 @@ class Message {
 };
 
 void describe(const RegisteredRange& range, std::uintptr_t address, Message& message) {
-  const bool home = range.kind.load() == RangeKind::kHome;
-  message.add(home ? "sluice: the parameters of '" : "sluice: the memory of '");
+  message.add("sluice: the memory of '");
   message.add(range.name);
   if (range.owner.load() != ::getpid())
     message.add(
-        "' were touched in a forked child, which has none of them; train in the parent, or start the child "
-        "with "
+        "' was touched in a forked child, which has none of it; train in the parent, or start the child with "
         "exec (Python: the 'spawn' start method)\n");
   else if (address - range.begin.load() >= range.used.load())
-    message.add("' were passed: an access beyond their end\n");
+    message.add("' was passed: an access beyond its end\n");
+  else if (range.kind.load() == RangeKind::kFormerHome)
+    message.add(
+        "' was touched after its engine was closed without keeping the values; copy what is needed before\n");
   else
-    message.add("' were touched while absent; acquire the unit first (to write it, for editing)\n");
+    message.add("' was touched while absent; acquire the unit first (to write it, for editing)\n");
 }
 
 void pass_on(int number, siginfo_t* info, void* context) {

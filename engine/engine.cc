@@ -330,6 +330,40 @@ std::optional<UnitId> Engine::unit_at(const std::byte* address) const {
 
 void Engine::serve_touches(allocator::TouchServer& server) const { state_->pager.serve_touches(server); }
 
+void Engine::State::leave(bool with_values, const std::function<void(UnitId, allocator::FormerHome)>& take) {
+  UnitId unit = 0;
+  try {
+    if (with_values) {
+      settle();
+      gradients.drop_all();
+      states.drop();
+      pager.drop_unexposed();
+    }
+    for (; unit < parameters.size(); ++unit) take(unit, pager.leave(parameters[unit], with_values));
+  } catch (...) {
+    for (; unit < parameters.size(); ++unit) take(unit, pager.leave(parameters[unit], false));
+    throw;
+  }
+}
+
+void Engine::leave(bool with_values, const std::function<void(UnitId, allocator::FormerHome)>& take) {
+  State& s = *state_;
+  if (!with_values) return s.leave(false, take);
+  s.guarded([&] {
+    if (!s.held.empty())
+      refuse(ErrorCode::kState, "unit '{}' is held while the engine is left; release it",
+             s.name_of(s.held.front().unit));
+    for (UnitId unit = 0; unit < s.parameters.size(); ++unit) s.require_values(unit);
+    s.leave(true, take);
+  });
+}
+
+std::int64_t Engine::growth_of_leaving() const {
+  const Pager::Leaving leaving = state_->pager.leaving();
+  return static_cast<std::int64_t>(leaving.growth) - static_cast<std::int64_t>(leaving.given_back) -
+         static_cast<std::int64_t>(state_->states.resident_bytes());
+}
+
 void Engine::progress() {
   state_->guarded([&] { state_->queue.advance(); });
 }

@@ -147,6 +147,15 @@ class Engine {
   void serve_touches(allocator::TouchServer& server) const;
   std::optional<UnitId> unit_at(const std::byte* address) const;
 
+  // Any order: the end. Each unit's addresses outlive the engine, in the hands of `take`: with its values
+  // under them, after its pending update, in ordinary memory, for which the engine's own is given back on the
+  // way; or without values, which works with an engine that has failed, too. Afterwards nothing but the
+  // destructor may be called. An error on the way leaves those units without values that have not left.
+  // REQUIRES: nothing is held where there are to be values.
+  void leave(bool with_values, const std::function<void(UnitId, allocator::FormerHome)>& take);
+  // By how much the process grows at most while all leave with their values (negative: it shrinks).
+  std::int64_t growth_of_leaving() const;
+
   // Lets waiting updates and transfers go on with what has arrived; called between the ops of a model. Never
   // waits.
   void progress();

@@ -35,6 +35,8 @@ struct Engine::State {
   void require_values(UnitId unit) const;
   Access take_held(const Access& access);
 
+  void leave(bool with_values, const std::function<void(UnitId, allocator::FormerHome)>& take);
+
   // In the order of a schedule.
   void build_schedule(const Profile& profile);
   void acquire_in_order(const Access& access);

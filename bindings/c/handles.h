@@ -47,6 +47,10 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
 
 }  // namespace sluice::c
 
+struct sluice_home {
+  sluice::allocator::FormerHome home;
+};
+
 struct sluice_engine {
   struct Held {
     sluice::engine::Access access;
@@ -67,6 +71,7 @@ struct sluice_engine {
   std::vector<std::vector<Held>> held;  // by unit, in the order of acquiring
   std::deque<Held> touched;             // held for touches that were served
   std::string failure;                  // values of an unfinished load; nothing goes on after it
+  bool left = false;
   std::optional<sluice::allocator::TouchServer> touches;  // last: its thread uses the rest
 
   bool bring_in(const sluice::allocator::TouchServer::Touch& touch);
@@ -91,16 +96,20 @@ class Turn {
   std::lock_guard<std::mutex> lock_;
 };
 
+// What was touched may have been written, and is released; if it is still in use, it is touched again.
+inline void require_usable(sluice_engine& engine) {
+  if (!engine.failure.empty())
+    fail(ErrorCode::kState, "the engine has failed: {}; make another", engine.failure);
+  engine.release_touched();
+}
+
 // Runs `action` on the engine, when its turn has come.
 template <class Action>
 sluice_status with_engine(const sluice_engine* handle, Action&& action) noexcept {
   return guarded([&] {
     sluice_engine& engine = const_cast<sluice_engine&>(required(handle, "engine"));
     const Turn turn(engine);
-    if (!engine.failure.empty())
-      fail(ErrorCode::kState, "the engine has failed: {}; make another", engine.failure);
-    engine.release_touched();  // what was touched may have been written; if it is still in use, it is touched
-                               // again
+    require_usable(engine);
     action(engine);
   });
 }

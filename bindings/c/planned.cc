@@ -164,6 +164,7 @@ bool sluice_engine::bring_in(const sluice::allocator::TouchServer::Touch& touch)
   if (caller == touch.thread)
     return false;  // a callback touches what the call that it is in would have to bring
   const Turn turn(*this);
+  if (left) return true;  // the access happens again, at what is there now
   const auto unit = engine->unit_at(touch.address);
   if (!unit || !failure.empty()) return false;
   const Held wanted = {{*unit, true, -1, false}, touch.write};

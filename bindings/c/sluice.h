@@ -136,6 +136,20 @@ SLUICE_API sluice_status sluice_engine_create(const sluice_model* model, const s
                                               sluice_engine** engine);
 /* Waits for what is under way. Addresses of parameters are no longer valid. NULL is allowed. */
 SLUICE_API void sluice_engine_destroy(sluice_engine* engine);
+/* A unit's addresses, when its engine is gone. */
+typedef struct sluice_home sluice_home;
+/* For a caller that refers to parameters' addresses beyond the engine's end: homes[units] are the caller's, and each keeps
+ * its unit's addresses until it is destroyed. With `with_values` pending updates are applied, and the values stay where they
+ * are, in the engine's dtype, as ordinary memory that may be written; the engine's memory is given back for it on the way.
+ * Without, a touch of them ends the process with a message that names the unit; an engine that has failed can so be left,
+ * too. Gradients and the optimizer's state are dropped. Afterwards sluice_engine_destroy() alone may be called.
+ * SLUICE_BUDGET, with nothing changed: it needs more than the budget or the system has, with `besides` bytes that the caller
+ * takes meanwhile. SLUICE_STATE, likewise: a unit is held, or has no values. Any other failure: homes are given, and those of
+ * units that had not left by then have no values. homes NULL: only finds out whether it would fit. */
+SLUICE_API sluice_status sluice_engine_leave(sluice_engine* engine, uint32_t with_values, uint64_t besides,
+                                             sluice_home** homes);
+/* From any thread, once. NULL is allowed. */
+SLUICE_API void sluice_home_destroy(sluice_home* home);
 /* The plan that it was made by, as sluice_plan() gives it. */
 SLUICE_API sluice_status sluice_engine_plan(const sluice_engine* engine, char** json);
 

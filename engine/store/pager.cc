@@ -299,6 +299,76 @@ void Pager::forget(HoldingId id) {
   holding.on_disk = holding.parked = false;
 }
 
+void Pager::drop_unexposed() {
+  for (auto& holding : holdings_) {
+    if (holding->spec.exposed) continue;
+    settle(*holding);
+    holding->region = {};
+    holding->present = false;
+    if (pool_ == nullptr) continue;
+    pool_->shrink(holding->home, 0);
+  }
+}
+
+allocator::FormerHome Pager::leave(HoldingId id, bool with_contents) {
+  Holding& holding = *holdings_[id];
+  ensure(holding.spec.exposed, "'{}' has no address to leave", holding.spec.name);
+  allocator::FormerHome former;
+  if (with_contents) {
+    acquire(id, Use::kModify);
+    move_in(holding);
+    former = pool_->leave(holding.home);
+    release(id);
+  } else {
+    try {
+      holding.batch.wait();
+    } catch (...) {  // NOLINT: nobody needs what was to be transferred
+    }
+    pool_->shrink(holding.home, 0);
+    pool_->shrink(holding.hidden, 0);
+    former = allocator::FormerHome(std::move(holding.home));
+  }
+  holding.home = {};
+  holding.hidden = {};
+  holding.present = holding.spec.exposed = false;
+  pool_->give_back(frames_for_any());
+  return former;
+}
+
+// The frames that whatever is exposed needs, one not resident at a time.
+std::size_t Pager::frames_for_any() const {
+  std::size_t resident = 0, largest = 0;
+  for (const auto& holding : holdings_) {
+    if (!holding->spec.exposed) continue;
+    const std::size_t extents = pool_->extents_for(holding->spec.bytes);
+    if (holding->spec.resident)
+      resident += extents;
+    else
+      largest = std::max(largest, extents);
+  }
+  return resident + largest;
+}
+
+// One unit's copy, and what all take beyond the frames that are given back for them.
+Pager::Leaving Pager::leaving() const {
+  Leaving result;
+  std::size_t all = 0, most = 0, needed = pool_ == nullptr ? 0 : frames_for_any();
+  for (const auto& holding : holdings_) {
+    if (!holding->spec.exposed) {
+      result.given_back += holding->region.size();
+      continue;
+    }
+    const std::size_t extents = pool_->extents_for(holding->spec.bytes);
+    all += extents;
+    most = std::max(most, extents);
+    if (holding->spec.resident) needed -= extents;
+  }
+  if (pool_ == nullptr) return result;
+  const std::size_t beyond = all + needed - std::min(all + needed, pool_->extents());
+  result.growth = (most + beyond) * pool_->extent_bytes();
+  return result;
+}
+
 std::size_t Pager::bytes(HoldingId id) const { return holdings_[id]->spec.bytes; }
 bool Pager::resident(HoldingId id) const { return holdings_[id]->spec.resident; }
 bool Pager::present(HoldingId id) const { return ready(*holdings_[id], Use::kRead); }

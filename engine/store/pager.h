@@ -81,6 +81,19 @@ class Pager {
   // REQUIRES: not held.
   void forget(HoldingId holding);
 
+  // The end. Those that are not exposed give their memory back at once, with what they hold.
+  void drop_unexposed();
+  // An exposed one leaves for good; what is under its address is ordinary memory with its contents then, or
+  // nothing. Frames that those which are left do not need are given back. REQUIRES: not held; for contents
+  // that it has any. Without, no error but a defect's.
+  allocator::FormerHome leave(HoldingId holding, bool with_contents);
+  // The most by which memory grows while all exposed ones leave with their contents, and what
+  // drop_unexposed() gives back.
+  struct Leaving {
+    std::size_t growth = 0, given_back = 0;
+  };
+  Leaving leaving() const;
+
   std::size_t bytes(HoldingId holding) const;  // its size
   bool resident(HoldingId holding) const;
   bool present(HoldingId holding) const;  // readable now without I/O
@@ -106,6 +119,7 @@ class Pager {
   void settle(Holding& holding);
   void wait_for_one();
   void arrange(Holding& holding);
+  std::size_t frames_for_any() const;
   void move_in(Holding& holding);
   std::size_t exposed_resident_extents(std::size_t extent_bytes) const;
 

@@ -22,6 +22,10 @@ class StateStore {
              const std::vector<bool>& resident, offload::RecordStore* disk);
   void start(allocator::Ledger& ledger);  // takes the memory of what is resident
 
+  // Gives that back, for good; nothing is read or written afterwards.
+  void drop() { memory_ = {}; }
+  std::size_t resident_bytes() const { return memory_.size(); }
+
   const StateFormat& format() const { return format_; }
   std::size_t arrays(UnitId unit) const { return layout_.trainable(unit) ? format_.arrays() : 0; }
   std::size_t chunk_elements() const { return chunk_elements_; }

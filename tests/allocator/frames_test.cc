@@ -1,3 +1,6 @@
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <map>
@@ -216,6 +219,48 @@ TEST(FramePool, PagesKeepTheirContentUnderRandomMoves) {
 #else
   static_cast<void>(before);
 #endif
+}
+
+TEST(FramePool, WhatLeavesStaysAtItsAddress) {
+  Ledger ledger;
+  FormerHome former;
+  std::byte* data = nullptr;
+  {
+    FramePool pool(ledger, kExtent, 6);
+    Home leaving("leaving", 4 * kExtent), staying("staying", 2 * kExtent);
+    ASSERT_TRUE(pool.place(leaving, leaving.size(), Purpose::kParameter));
+    ASSERT_TRUE(pool.place(staying, staying.size(), Purpose::kParameter));
+    data = leaving.data();
+    stamp(data, leaving.size(), 3);
+    stamp(staying.data(), staying.size(), 4);
+    pool.protect(leaving, FramePool::Access::kRead);
+    former = pool.leave(leaving);
+    EXPECT_EQ(pool.free_extents(), 4u);
+    ASSERT_TRUE(pool.place(leaving = Home("next", 4 * kExtent), 4 * kExtent, Purpose::kParameter));
+    stamp(leaving.data(), leaving.size(), 6);
+    pool.shrink(leaving, 0);
+    const std::size_t before = resident_bytes();
+    pool.give_back(3);
+    EXPECT_EQ(pool.extents(), 3u);
+    EXPECT_EQ(pool.free_extents(), 1u);
+    EXPECT_EQ(ledger.snapshot().total[0].current, 3 * kExtent);
+    EXPECT_LE(resident_bytes() + 2 * kExtent, before);
+    pool.give_back(0);
+    EXPECT_EQ(pool.extents(), 2u) << "what is under a home is not given back";
+    EXPECT_TRUE(has_stamp(staying.data(), staying.size(), 4));
+  }
+  EXPECT_EQ(former.data(), data);
+  EXPECT_TRUE(has_stamp(data, 4 * kExtent, 3));
+  stamp(data, 4 * kExtent, 5);
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(has_stamp(data, 4 * kExtent, 5) ? 0 : 1);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0) << "it is memory like any other, also in a child";
+  Ledger other;
+  FramePool pool(other, kExtent, 1);
+  Home absent("absent", kExtent);
+  EXPECT_EQ(thrown_by([&] { pool.leave(absent); }).code, ErrorCode::kState);
 }
 
 TEST(FramePool, HugePagesSurviveTheMoves) {

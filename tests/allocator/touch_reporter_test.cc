@@ -25,7 +25,7 @@ TEST_F(TouchReporterDeathTest, NamesAHomeThatWasNeverPlaced) {
         touch(home.data() + 12345);
       },
       testing::KilledBySignal(SIGABRT),
-      "sluice: the parameters of 'blocks.7' were touched while absent; acquire the unit first");
+      "sluice: the memory of 'blocks.7' was touched while absent; acquire the unit first");
 }
 
 TEST_F(TouchReporterDeathTest, NamesAHomeThatWasEmptiedOrShrunk) {
@@ -47,7 +47,7 @@ TEST_F(TouchReporterDeathTest, NamesAHomeThatWasEmptiedOrShrunk) {
           frames.shrink(mine, keep);
           if (has_stamp(mine.data(), keep, 1)) touch(mine.data() + keep);
         },
-        testing::KilledBySignal(SIGABRT), "the parameters of 'head.in.child' were touched while absent");
+        testing::KilledBySignal(SIGABRT), "the memory of 'head.in.child' was touched while absent");
     pool.shrink(home, 0);
   }
 }
@@ -59,7 +59,18 @@ TEST_F(TouchReporterDeathTest, TellsAnAccessBeyondTheEnd) {
         const Home home("embedding", kHugePage);
         touch(home.data() + home.size());
       },
-      testing::KilledBySignal(SIGABRT), "'embedding' were passed: an access beyond their end");
+      testing::KilledBySignal(SIGABRT), "'embedding' was passed: an access beyond its end");
+}
+
+TEST_F(TouchReporterDeathTest, NamesAHomeWhoseOwnerIsGone) {
+  EXPECT_EXIT(
+      {
+        install_touch_reporter();
+        const FormerHome former(Home("blocks.3", kHugePage));
+        touch(former.data());
+      },
+      testing::KilledBySignal(SIGABRT),
+      "the memory of 'blocks.3' was touched after its engine was closed without keeping the values");
 }
 
 // In a forked child neither the pages under a home nor those of a region exist.
@@ -83,8 +94,8 @@ TEST_F(TouchReporterDeathTest, TellsAForkedChild) {
           ::_exit(WIFSIGNALED(status) ? WTERMSIG(status) : 0);
         },
         testing::ExitedWithCode(SIGABRT),
-        of_region ? "the memory of 'staging' were touched in a forked child"
-                  : "the parameters of 'blocks.1' were touched in a forked child");
+        of_region ? "the memory of 'staging' was touched in a forked child"
+                  : "the memory of 'blocks.1' was touched in a forked child");
   }
 }
 

@@ -1,14 +1,19 @@
 """What of a wrapped model is saved, and loaded again."""
 
+import peft
 import pytest
 import torch
-import transformers
+from safetensors import safe_open
+from safetensors.torch import load_file, load_model
+from test_torch_closing import run_big
+from test_torch_models import SHOWN
 from wrapped_models import (
     language_loss,
     same_values,
     small_gpt2,
     tokens,
     train,
+    units_of_modules,
     values_of,
     wrap,
 )
@@ -34,10 +39,115 @@ def test_a_state_dict_is_saved_and_loaded_by_plain_pytorch(trained, tmp_path):
     assert torch.equal(plain(tokens(0)).logits, model(tokens(0)).logits)
 
 
-def test_save_pretrained(trained, tmp_path):
-    model, _ = trained
+def files_of(folder):
+    return {file.name: load_file(file) for file in folder.glob("*.safetensors")}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5", "mixtral"])  # tied weights, under several names, in another form
+def test_save_pretrained_writes_the_files_of_a_plain_model(name, tmp_path):
+    torch.manual_seed(1)
+    model = SHOWN[name].make()
+    model.save_pretrained(tmp_path / "plain", max_shard_size="100KB")
+    wrap(model, "disk", units=units_of_modules(model))
+    model.save_pretrained(tmp_path / "wrapped", max_shard_size="100KB")
+    plain, wrapped = files_of(tmp_path / "plain"), files_of(tmp_path / "wrapped")
+    assert plain.keys() == wrapped.keys() and len(plain) > 1
+    assert all(same_values(plain[file], wrapped[file]) for file in plain)
+    for file in ("config.json", "model.safetensors.index.json"):
+        assert (tmp_path / "plain" / file).read_text() == (tmp_path / "wrapped" / file).read_text()
+    assert same_values(values_of(type(model).from_pretrained(tmp_path / "wrapped")), values_of(model))
+    sluice.torch.close(model)
+    assert "save_pretrained" not in model.__dict__
+
+
+def test_save_pretrained_of_adapters(tmp_path):
+    lora = peft.LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)
+    model = peft.get_peft_model(small_gpt2(), lora)
+    wrap(model, "disk", units=units_of_modules(model))
     model.save_pretrained(tmp_path)
-    assert same_values(values_of(transformers.GPT2LMHeadModel.from_pretrained(tmp_path)), values_of(model))
+    again = peft.PeftModel.from_pretrained(small_gpt2(), tmp_path, is_trainable=True)
+    assert same_values(values_of(again), values_of(model))
+
+
+def test_large_models_are_saved_within_the_budget(tmp_path):
+    """384 MB of parameters, whose homes are larger than what a file's buffer hides."""
+    finished = run_big(f"""
+        import safetensors.torch
+        model, optimizer = wrapped(390 << 20)
+        step()
+        sums = {{name: p.double().sum().item() for name, p in model.named_parameters()}}
+        sluice.torch.save_file(model.state_dict(), {str(tmp_path / "a.safetensors")!r})
+        torch.save(model.state_dict(), {str(tmp_path / "a.pt")!r})
+        assert peak() < begin + (390 << 20), (peak() - begin) >> 20
+        with safetensors.safe_open({str(tmp_path / "a.safetensors")!r}, "pt") as file:
+            assert {{name: file.get_tensor(name).double().sum().item() for name in file.keys()}} == sums
+        saved = torch.load({str(tmp_path / "a.pt")!r}, mmap=True)
+        assert {{name: p.double().sum().item() for name, p in saved.items()}} == sums
+        print("done")
+    """)
+    assert (finished.returncode, finished.stdout) == (0, "done\n"), finished.stderr
+
+
+def test_a_large_model_of_transformers_is_saved_within_the_budget(tmp_path):
+    finished = run_big(f"""
+        import transformers
+        with torch.device("meta"):
+            model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+                n_layer=24, n_embd=1024, n_head=16, vocab_size=4096, n_positions=64, bos_token_id=0, eos_token_id=0))
+        units = None
+        begin = held()
+        model, optimizer = wrapped(800 << 20)
+        sums = {{name: p.double().sum().item() for name, p in model.named_parameters()}}
+        before = peak()
+        model.save_pretrained({str(tmp_path)!r})
+        assert peak() < before + (64 << 20), (peak() - before) >> 20
+        plain = transformers.GPT2LMHeadModel.from_pretrained({str(tmp_path)!r})
+        assert {{name: p.double().sum().item() for name, p in plain.named_parameters()}} == sums
+        print("done")
+    """)
+    assert (finished.returncode, finished.stdout) == (0, "done\n"), finished.stderr
+
+
+def test_tied_tensors_are_written_once(trained, tmp_path):
+    model, _ = trained
+    sluice.torch.save_file(model.state_dict(), tmp_path / "a.safetensors", {"step": "3"})
+    with safe_open(tmp_path / "a.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt", "step": "3", "lm_head.weight": "transformer.wte.weight"}
+        assert len(file.keys()) == len(model.state_dict()) - 1
+    plain = small_gpt2(seed=9)
+    load_model(plain, tmp_path / "a.safetensors")
+    assert same_values(values_of(plain), values_of(model))
+
+
+def test_what_a_file_cannot_hold_is_named_and_leaves_nothing(tmp_path):
+    whole = {"a": torch.ones(3)}
+    sluice.torch.save_file(whole, tmp_path / "a.safetensors")
+    for wrong in (torch.ones(3).to_sparse(), torch.ones(3, device="meta"), torch.ones(3, dtype=torch.complex128), 3):
+        with pytest.raises(sluice.InvalidArgumentError, match="'b' is"):
+            sluice.torch.save_file({"b": wrong}, tmp_path / "a.safetensors")
+    with pytest.raises(FileNotFoundError):
+        sluice.torch.save_file(whole, tmp_path / "none" / "a.safetensors")
+    with pytest.raises(IsADirectoryError):
+        (tmp_path / "b").mkdir()
+        sluice.torch.save_file(whole, tmp_path / "b")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.safetensors", "b"]
+    assert same_values(load_file(tmp_path / "a.safetensors"), whole)
+
+
+def test_types_and_shapes_of_a_file(tmp_path):
+    tensors = {
+        "flags": torch.tensor([True, False, True]),
+        "half": torch.randn(3, 5).to(torch.bfloat16),
+        "strided": torch.arange(12.0).view(3, 4).t(),
+        "scalar": torch.tensor(7),
+        "none": torch.empty(0, 4),
+        "long": torch.arange(5_000_000, dtype=torch.int32),
+    }
+    sluice.torch.save_file(tensors, tmp_path / "a.safetensors")
+    found = load_file(tmp_path / "a.safetensors")
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype
 
 
 def test_a_checkpoint_of_the_engine_goes_on_with_the_same_bits(trained, tmp_path):

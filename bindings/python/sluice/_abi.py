@@ -99,6 +99,7 @@ _STATUS_FUNCTIONS: dict[str, list[Any]] = {
     "sluice_plan": [c_void_p, POINTER(EngineOptions), _TEXT_OUT],
     "sluice_engine_create": [c_void_p, POINTER(EngineOptions), POINTER(c_void_p)],
     "sluice_engine_plan": [c_void_p, _TEXT_OUT],
+    "sluice_engine_leave": [c_void_p, c_uint32, c_uint64, POINTER(c_void_p)],
     "sluice_engine_set_values": [c_void_p, c_uint32, VALUES, c_void_p],
     "sluice_engine_get_values": [c_void_p, c_uint32, VALUES, c_void_p],
     "sluice_engine_load_values": [c_void_p, c_char_p],
@@ -132,6 +133,7 @@ _OTHER_FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "sluice_text_destroy": ([c_void_p], None),
     "sluice_model_destroy": ([c_void_p], None),
     "sluice_engine_destroy": ([c_void_p], None),
+    "sluice_home_destroy": ([c_void_p], None),
 }
 
 

@@ -46,6 +46,11 @@ class Handle:
     def closed(self) -> bool:
         return self._closed
 
+    @property
+    def inherited(self) -> bool:
+        """Whether this is a forked child, and the engine its parent's."""
+        return self._process != os.getpid()
+
     @contextlib.contextmanager
     def use(self) -> Iterator[int]:
         """The address, valid inside the `with`."""
@@ -73,7 +78,7 @@ class Handle:
 
     def close(self) -> None:
         """Destroys the engine after the calls of other threads are done; does nothing when that happened before."""
-        if self._process != os.getpid():
+        if self.inherited:
             return  # it is the parent's, and so are its threads
         with self._changed:
             if threading.get_ident() in self._users:
@@ -85,7 +90,7 @@ class Handle:
 
     def check(self) -> None:
         """Raises in a process that was forked from the engine's."""
-        if self._process != os.getpid():
+        if self.inherited:
             raise StateError(
                 f"the engine was made in process {self._process} and is used in {os.getpid()}, which was forked "
                 "from it; use it where it was made"

@@ -114,7 +114,7 @@ INSTANTIATE_TEST_SUITE_P(Places, TouchesDeathTest,
 TEST_P(TouchesDeathTest, AreToldWhereTheyAreNotServed) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const EngineHandle engine = make(false);
-  EXPECT_DEATH(write(engine.get(), 0, 5, 1), "parameters of unit.0' were touched while absent");
+  EXPECT_DEATH(write(engine.get(), 0, 5, 1), "parameters of unit.0' was touched while absent");
 }
 
 // A source of values that reads what the call that it is in has not brought yet.
@@ -125,7 +125,7 @@ TEST_P(TouchesDeathTest, AreToldInsideOfACall) {
     return static_cast<int>(*static_cast<volatile const float*>(context));
   };
   void* absent = const_cast<void*>(address(engine.get(), 0));  // NOLINT: a context
-  EXPECT_DEATH((void)sluice_engine_set_values(engine.get(), 1, read, absent), "were touched while absent");
+  EXPECT_DEATH((void)sluice_engine_set_values(engine.get(), 1, read, absent), "was touched while absent");
 }
 
 }  // namespace

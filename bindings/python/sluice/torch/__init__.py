@@ -10,6 +10,7 @@ The loop stays as it was: forward, loss.backward(), clip_grad_norm_, optimizer.s
 from ._estimate import Estimate, estimate
 from ._gradients import Gradient
 from ._optimizer import Optimizer
+from ._saving import save_file
 from ._wrap import close, edit, engine_of, from_pretrained, plan, wrap
 
 __all__ = [
@@ -22,5 +23,6 @@ __all__ = [
     "estimate",
     "from_pretrained",
     "plan",
+    "save_file",
     "wrap",
 ]

@@ -1,4 +1,5 @@
-"""What would break a wrapped model without anybody noticing is an error that says what to do instead."""
+"""What would break a wrapped model without anybody noticing is an error that says what to do instead, or is done in
+another way."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ from typing import Any, NoReturn
 import torch
 
 from ..errors import StateError
+from . import _saving
 
 
 def guard(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Guards a model and its modules."""
+    _saving.install(model)
     for module in _with_parameters(model):
         module.__dict__["_apply"] = functools.partial(_apply, module, dtype)
     model.__dict__["__deepcopy__"] = functools.partial(refuse_copy, "copied (copy.deepcopy)")
@@ -21,6 +24,7 @@ def guard(model: torch.nn.Module, dtype: torch.dtype) -> None:
 
 def unguard(model: torch.nn.Module) -> None:
     """Takes that back."""
+    _saving.uninstall(model)
     for module in model.modules():
         module.__dict__.pop("_apply", None)
     model.__dict__.pop("__deepcopy__", None)

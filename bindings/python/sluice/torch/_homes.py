@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import math
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from .._library import library
+from ..engine import Engine
+from ..model import Options, Unit
 
 DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -38,14 +45,55 @@ class Home:
         return self.parameter.data_ptr() != self.memory.data_ptr()
 
 
-def tensor_at(address: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor over the engine's memory; it does not keep that alive, and touches none of it."""
-    elements = 1
-    for length in shape:
-        elements *= length
-    item = torch.empty((), dtype=dtype).element_size()
-    raw = (ctypes.c_char * (elements * item)).from_address(address)
-    return torch.frombuffer(raw, dtype=dtype).view(shape)
+class ModelEngine(Engine):
+    """An engine whose parameters are seen as tensors, which may be alive when it ends: their addresses stay until the last
+    tensor of a unit is gone, also one that the user made of another."""
+
+    def __init__(self, units: Sequence[Unit], options: Options) -> None:
+        super().__init__(units, options)
+        self._seen: list[tuple[int, weakref.ref[Any]]] = []  # unit, and the buffer behind a tensor
+
+    def tensor(self, index: int, unit: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A parameter where it lies; touches none of it. It, and all that is made of it, keeps the engine, until that is
+        closed."""
+        address = ctypes.c_void_p()
+        self._handle.call("sluice_engine_parameter", index, ctypes.byref(address))
+        item = torch.empty((), dtype=dtype).element_size()
+        raw = (ctypes.c_char * (math.prod(shape) * item)).from_address(address.value or 0)
+        raw.keeps = self  # type: ignore[attr-defined]
+        self._seen.append((unit, weakref.ref(raw)))
+        return torch.frombuffer(raw, dtype=dtype).view(shape)
+
+    def check_leaving(self, besides: int) -> None:
+        """Raises BudgetError where leave(True) would, with as many bytes that are taken besides."""
+        self._handle.call("sluice_engine_leave", 1, besides, None)
+
+    def leave(self, values: bool) -> None:
+        """Closes it; the tensors then lie in ordinary memory with their values, or, without `values`, in none: a touch ends
+        the process with a message. Raises BudgetError where there is not the memory, with nothing changed; after any other
+        error the tensors of some units have no values."""
+        homes = (ctypes.c_void_p * len(self.units))()
+        try:
+            self._handle.call("sluice_engine_leave", 1 if values else 0, 0, homes)
+        finally:
+            kept = [None if home is None else _FormerHome(home) for home in homes]
+            if all(home is not None for home in kept):
+                for unit, reference in self._seen:
+                    if (raw := reference()) is not None:
+                        raw.keeps = kept[unit]
+                super().close()
+
+    def close(self) -> None:
+        """Without the values: sluice.torch.close() is what keeps them."""
+        if not self.closed and not self._handle.inherited:
+            self.leave(values=False)
+
+
+class _FormerHome:
+    """A unit's addresses, for as long as this lives."""
+
+    def __init__(self, address: int) -> None:
+        weakref.finalize(self, library().sluice_home_destroy, address).atexit = False
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:

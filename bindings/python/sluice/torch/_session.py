@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from .. import _abi
-from ..engine import Engine
-from ..errors import InvalidArgumentError, StateError
+from ..errors import BudgetError, InvalidArgumentError, StateError
 from ..model import Options, size_of
 from ..optimizers import Optimizer as Settings
 from . import _acquire, _homes, _meta
@@ -86,7 +85,7 @@ class Session:
         self._hooks: list[Any] = []
         self._scopes: list[contextlib.ExitStack] = []
         units = units_of(groups, settings_of, train)
-        self.engine = Engine(units, options)
+        self.engine = _homes.ModelEngine(units, options)
         try:
             self.homes = self._move_in(model, groups, settings_of, train, source)
         except BaseException:
@@ -118,7 +117,7 @@ class Session:
         for u, group in enumerate(groups):
             self._set_values(group, source)
             for name, given in group.parameters:
-                memory = _homes.tensor_at(self._address(len(homes)), tuple(given.shape), self.dtype)
+                memory = self.engine.tensor(len(homes), u, tuple(given.shape), self.dtype)
                 if given.is_meta:
                     p = _meta.replace(places, given, memory)
                 else:
@@ -140,35 +139,50 @@ class Session:
             floats = {name: _homes.floats_of(p) for name, p in group.parameters}
             self.engine.set_values(group.name, {name: _homes.memory_of(t) for name, t in floats.items()})
 
-    def _address(self, index: int) -> int:
-        address = ctypes.c_void_p()
-        self.engine._handle.call("sluice_engine_parameter", index, ctypes.byref(address))
-        return address.value or 0
-
-    def close(self) -> None:
-        """The parameters are plain tensors again, with their values; the engine is gone."""
+    def close(self, values: bool) -> None:
+        """The parameters are plain tensors again, with their values, or on the meta device; the engine is gone."""
         if self.engine.closed:
             return
         with self._lock:
-            self.release_all()
-            plain = {}
-            for unit in self.engine.units:
-                values = self.engine.get_values(unit.name)
-                for name, view in values.items():
-                    plain[name] = (
-                        torch.frombuffer(view.cast("B"), dtype=torch.float32).view(view.shape or ()).to(self.dtype)
-                    )
+            gradients = self._leave_with_values() if values else self._leave_values_behind()
             for home in self.homes:
                 if isinstance(home.parameter.grad, Gradient):
-                    slot = home.parameter.grad._slot
-                    home.parameter.grad = None if slot.applied else slot.values()
-                home.parameter.data = plain[home.name]
+                    home.parameter.grad = gradients.get(home.index)
                 del home.parameter._sluice  # type: ignore[attr-defined]
+                home.memory = torch.empty(0)  # the parameter has it, or nobody
             for hook in self._hooks:
                 hook.remove()
             if (model := self.model()) is not None:
                 unguard(model)
-            self.engine.close()
+
+    def _leave_with_values(self) -> dict[int, torch.Tensor]:
+        """Ends the engine; gives the gradients, by their parameters' indices."""
+        with_gradient = [
+            home
+            for home in self.homes
+            if isinstance(home.parameter.grad, Gradient) and not home.parameter.grad._slot.applied
+        ]
+        try:
+            self.release_all()
+            self.engine.check_leaving(sum(h.parameter.numel() * h.parameter.element_size() for h in with_gradient))
+            gradients = {home.index: home.parameter.grad._slot.values() for home in with_gradient}  # type: ignore[union-attr]
+            self.engine.leave(values=True)
+        except BudgetError as error:
+            raise BudgetError(
+                f"{error}. Save the model (model.save_pretrained(folder), or sluice.torch.save_file(model.state_dict(), "
+                "path)), and end with sluice.torch.close(model, values=False), which leaves its parameters on the meta "
+                "device; or wrap it with more memory"
+            ) from None
+        return gradients
+
+    def _leave_values_behind(self) -> dict[int, torch.Tensor]:
+        if (model := self.model()) is not None:
+            places = _meta.places_of(model)
+            for home in self.homes:
+                if id(home.parameter) in places:
+                    _meta.replace(places, home.parameter, torch.empty_like(home.parameter, device="meta"))
+        self.engine.leave(values=False)
+        return {}
 
     # ---- hooks ----
 

@@ -300,9 +300,15 @@ def engine_of(model: torch.nn.Module) -> Engine:
     return _session(model).engine
 
 
-def close(model: torch.nn.Module) -> None:
-    """The model's parameters are plain tensors again, with their values; engine and disk space are given back."""
-    _session(model).close()
+def close(model: torch.nn.Module, *, values: bool = True) -> None:
+    """The model's parameters are plain tensors again, with their values, where they were: views stay views. Engine and
+    disk space are given back. Raises BudgetError, with nothing changed, where the values do not fit in the memory that
+    was stated, or that the machine has.
+
+    values=False: nothing is brought together. The parameters are others, on the meta device; those who still refer to
+    the old ones may not touch them.
+    """
+    _session(model).close(values)
     del _sessions[model]
 
 

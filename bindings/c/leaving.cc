@@ -1,0 +1,62 @@
+#include <algorithm>
+#include <utility>
+
+#include "allocator/memory.h"
+#include "bindings/c/handles.h"
+#include "bindings/c/status.h"
+#include "core/bytes.h"
+#include "engine/refusal.h"
+
+namespace sluice::c {
+namespace {
+
+void check_growth(const sluice_engine& e, std::uint64_t besides) {
+  const std::int64_t growth = e.engine->growth_of_leaving() + static_cast<std::int64_t>(besides);
+  if (growth <= 0) return;
+  const auto more = static_cast<std::uint64_t>(growth);
+  const std::uint64_t held = allocator::resident_bytes(), budget = e.planned.budget.memory;
+  if (more > budget - std::min(budget, held))
+    fail(ErrorCode::kBudget,
+         "keeping the parameters in memory when the engine ends takes {} more, and the process holds {} of "
+         "its budget of {}",
+         format_size(more), format_size(held), format_size(budget));
+  if (const std::uint64_t available = allocator::available_memory_bytes(); more > available)
+    fail(ErrorCode::kBudget,
+         "keeping the parameters in memory when the engine ends takes {} more, and the system has {} left",
+         format_size(more), format_size(available));
+}
+
+void leave(sluice_engine& e, bool with_values, sluice_home** homes) {
+  e.left = true;
+  e.failure = "its parameters have left it";
+  try {
+    e.engine->leave(with_values, [&](engine::UnitId unit, allocator::FormerHome home) {
+      homes[unit] = new sluice_home{std::move(home)};
+    });
+  } catch (const engine::Refusal&) {
+    e.left = false;
+    e.failure.clear();
+    throw;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::c
+
+using namespace sluice::c;  // NOLINT: what follows is of this room
+
+sluice_status sluice_engine_leave(sluice_engine* handle, uint32_t with_values, uint64_t besides,
+                                  sluice_home** homes) {
+  return guarded([&] {
+    sluice_engine& e = required(handle, "engine");
+    const Turn turn(e);
+    if (with_values != 0) {
+      require_usable(e);
+      check_growth(e, besides);
+    }
+    if (homes == nullptr || e.left) return;
+    leave(e, with_values != 0, homes);
+  });
+}
+
+void sluice_home_destroy(sluice_home* home) { delete home; }

@@ -1,0 +1,159 @@
+"""Files of safetensors out of a wrapped model, a piece at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import json
+import os
+import secrets
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, BinaryIO, Optional
+
+import torch
+
+from ..errors import InvalidArgumentError, StateError
+from ..model import Path
+from ._homes import memory_of
+
+_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+_PIECE = 8 << 20  # bytes that are brought together at a time
+_UNWRITTEN = 64 << 20  # bytes that the system may hold before they are on the disk
+
+_substituting = threading.RLock()
+
+
+def save_file(tensors: Mapping[str, torch.Tensor], path: Path, metadata: Optional[Mapping[str, str]] = None) -> None:
+    """Writes tensors, such as a wrapped model's state_dict(), into a file as docs/formats/safetensors.md says, whole or not
+    at all; the parameters are brought in one after another. Of tensors that are the same (tied) the first is written, and
+    the metadata maps the other names to it, as safetensors' save_model() has it.
+
+    Raises InvalidArgumentError, naming it, for what the format cannot hold.
+    """
+    written, same = _without_same(tensors)
+    header = _header_of(written, {**same, **(metadata or {})})
+    whole = os.path.abspath(os.fspath(path))
+    part = f"{whole}.{secrets.token_hex(4)}.part"
+    try:
+        with open(part, "xb") as file:
+            _write(file, header, written.values())
+        os.replace(part, whole)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)
+        raise
+
+
+def _without_same(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Those that are written, widest type first, as readers need it; and which others are the same as which."""
+    first: dict[Any, str] = {}
+    written, same = {}, {}
+    for name, tensor in tensors.items():
+        _check(name, tensor)
+        place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if tensor.numel() and first.setdefault(place, name) != name:
+            same[name] = first[place]
+        else:
+            written[name] = tensor
+    return dict(sorted(written.items(), key=lambda item: (-item[1].element_size(), item[0]))), same
+
+
+def _check(name: str, tensor: Any) -> None:
+    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu":
+        what = f"{tensor.layout} on {tensor.device}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise InvalidArgumentError(f"'{name}' is {what}; a file of safetensors holds dense tensors, of the CPU")
+    if tensor.dtype not in _NAMES:
+        raise InvalidArgumentError(f"'{name}' is of {tensor.dtype}; {', '.join(map(str, _NAMES))} can be saved")
+
+
+def _header_of(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        entries[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write(file: BinaryIO, header: bytes, tensors: Iterable[torch.Tensor]) -> None:
+    file.write(header)
+    since = 0
+    for tensor in tensors:
+        for piece in _pieces(tensor):
+            file.write(piece)
+            since += piece.nbytes
+            if since >= _UNWRITTEN:
+                _to_disk(file)
+                since = 0
+    _to_disk(file)
+
+
+def _to_disk(file: BinaryIO) -> None:
+    """The system then keeps none of it in memory."""
+    file.flush()
+    os.fsync(file.fileno())
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor, in runs that are copies: the system writes nothing out of an absent home."""
+    flat = tensor.detach().contiguous().view(-1)
+    count = _PIECE // flat.element_size()
+    for first in range(0, flat.numel(), count):
+        copy = flat[first : first + count].clone()
+        yield memory_of(copy)
+
+
+# ---- save_pretrained() ----
+
+
+def install(model: torch.nn.Module) -> None:
+    """save_pretrained() of a model and its modules writes by save_file()."""
+    for module in model.modules():
+        if callable(getattr(type(module), "save_pretrained", None)):
+            module.__dict__.setdefault("save_pretrained", functools.partial(_save_pretrained, module))
+
+
+def uninstall(model: torch.nn.Module) -> None:
+    """Takes that back."""
+    for module in model.modules():
+        saving = module.__dict__.get("save_pretrained")
+        if isinstance(saving, functools.partial) and saving.func is _save_pretrained:
+            del module.__dict__["save_pretrained"]
+
+
+def _save_pretrained(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """What to save, under which names and in which files, is the library's to say; it calls safetensors' save_file() by a
+    name in its own module, which has another meaning meanwhile. That of safetensors leaves reading to the system."""
+    function = type(module).save_pretrained  # type: ignore[attr-defined]
+    names = inspect.unwrap(function).__globals__
+    with _substituted(names):
+        try:
+            return function(module, *args, **kwargs)
+        except Exception as error:
+            if "os error 14" not in str(error):
+                raise
+            raise StateError(
+                f"{type(module).__name__}.save_pretrained() lets the system read parameters that are on disk ({error}); "
+                "save with sluice.torch.save_file(model.state_dict(), path)"
+            ) from error
+
+
+@contextlib.contextmanager
+def _substituted(names: dict[str, Any]) -> Iterator[None]:
+    if "safe_save_file" not in names:
+        yield
+        return
+    with _substituting:
+        original, names["safe_save_file"] = names["safe_save_file"], save_file
+        try:
+            yield
+        finally:
+            names["safe_save_file"] = original

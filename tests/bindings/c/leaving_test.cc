@@ -1,0 +1,93 @@
+#include "tests/bindings/c/support.h"
+
+// What parameters' addresses show when the engine is gone.
+namespace sluice_c_test {
+namespace {
+
+struct Case {
+  const char* place;
+  sluice_dtype dtype;
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.place << " " << c.dtype; }
+};
+
+std::string case_name(const ::testing::TestParamInfo<Case>& info) {
+  return std::string(info.param.place) + (info.param.dtype == SLUICE_F32 ? "_f32" : "_bf16");
+}
+
+std::vector<const void*> addresses(sluice_engine* engine) {
+  std::vector<const void*> found(parameters().size());
+  for (uint32_t p = 0; p < found.size(); ++p) EXPECT_OK(sluice_engine_parameter(engine, p, &found[p]));
+  return found;
+}
+
+class LeavingTest : public ::testing::TestWithParam<Case> {
+ protected:
+  EngineHandle make(uint64_t memory = uint64_t{1} << 30) const {
+    Choice setup;
+    setup.place = GetParam().place;
+    setup.dtype = GetParam().dtype;
+    setup.memory = memory;
+    EngineHandle engine = make_engine(setup, folder_.path());
+    set_start_values(engine.get());
+    return engine;
+  }
+  Folder folder_;
+};
+INSTANTIATE_TEST_SUITE_P(Places, LeavingTest,
+                         ::testing::Values(Case{"memory", SLUICE_F32}, Case{"disk", SLUICE_F32},
+                                           Case{"memory", SLUICE_BF16}, Case{"disk", SLUICE_BF16}),
+                         case_name);
+
+// Right after step(), whose updates are pending; against the same run that goes on.
+TEST_P(LeavingTest, ValuesStayWhereTheyWere) {
+  EngineHandle engine = make(), other = make();
+  for (EngineHandle* e : {&engine, &other}) train(e->get(), GetParam().dtype, 2);
+  const std::vector<const void*> expected = addresses(other.get()), found = addresses(engine.get());
+  sluice_home* homes[kUnits] = {};
+  EXPECT_OK(sluice_engine_leave(engine.get(), 1, 0, nullptr));
+  ASSERT_OK(sluice_engine_leave(engine.get(), 1, 0, homes));
+  expect_error(sluice_engine_begin_step(engine.get()), SLUICE_STATE, {"have left it"});
+  engine.reset();
+  for (uint32_t p = 0; p < parameters().size(); ++p) {
+    EXPECT_OK(sluice_engine_acquire(other.get(), parameters()[p].unit, SLUICE_READ));
+    const std::size_t bytes = parameters()[p].elements() * (GetParam().dtype == SLUICE_F32 ? 4 : 2);
+    EXPECT_EQ(std::memcmp(found[p], expected[p], bytes), 0) << parameters()[p].name;
+    EXPECT_OK(sluice_engine_release(other.get(), parameters()[p].unit));
+    std::memset(const_cast<void*>(found[p]), 1, bytes);  // NOLINT: it is the caller's
+  }
+  for (sluice_home* home : homes) sluice_home_destroy(home);
+  sluice_home_destroy(nullptr);
+}
+
+TEST_P(LeavingTest, IsRefusedWithNothingChanged) {
+  const EngineHandle engine = make();
+  train(engine.get(), GetParam().dtype, 1);
+  const Values before = values_of(engine.get());
+  sluice_home* homes[kUnits] = {};
+  expect_error(sluice_engine_leave(engine.get(), 1, uint64_t{1100} << 20, homes), SLUICE_BUDGET,
+               {"takes 1.", "GiB more", "of its budget of 1.00 GiB"});
+  EXPECT_OK(sluice_engine_acquire(engine.get(), 1, SLUICE_READ));
+  expect_error(sluice_engine_leave(engine.get(), 1, 0, homes), SLUICE_STATE, {"'unit.1' is held"});
+  EXPECT_OK(sluice_engine_release(engine.get(), 1));
+  EXPECT_EQ(homes[0], nullptr);
+  EXPECT_TRUE(values_of(engine.get()) == before);
+  train(engine.get(), GetParam().dtype, 1);
+}
+
+TEST_P(LeavingTest, WithoutValuesATouchIsTold) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto touch_after = [&] {
+    EngineHandle engine = make();
+    train(engine.get(), GetParam().dtype, 1);
+    const std::vector<const void*> found = addresses(engine.get());
+    sluice_home* homes[kUnits] = {};
+    EXPECT_OK(sluice_engine_leave(engine.get(), 0, 0, homes));
+    engine.reset();
+    static_cast<void>(*static_cast<const volatile char*>(found[2]));
+  };
+  EXPECT_DEATH(touch_after(),
+               "'parameters of unit.1' was touched after its engine was closed without keeping");
+}
+
+}  // namespace
+}  // namespace sluice_c_test
