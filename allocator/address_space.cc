@@ -100,8 +100,27 @@ void reserve_target_again(std::byte* to, std::size_t bytes) {
 }  // namespace
 
 Reservation::Reservation(std::size_t bytes, std::size_t used, RangeKind kind, std::string_view name)
-    : data_(reserve_aligned(bytes, name)), size_(bytes) {
+    : Reservation(reserve_aligned(bytes, name), bytes, used, kind, name) {}
+
+Reservation::Reservation(std::byte* data, std::size_t bytes, std::size_t used, RangeKind kind,
+                         std::string_view name)
+    : data_(data), size_(bytes) {
   register_range(data_, bytes, used, kind, name);
+}
+
+std::vector<Reservation> Reservation::adjoining(const std::vector<Part>& parts, std::size_t reserve,
+                                                RangeKind kind) {
+  std::size_t bytes = reserve;
+  for (const Part& part : parts) bytes += part.used;
+  std::vector<Reservation> made;
+  made.reserve(parts.size());
+  std::byte* begin = reserve_aligned(bytes, parts.front().name);
+  for (const Part& part : parts) {
+    const bool last = made.size() + 1 == parts.size();
+    made.push_back(Reservation(begin, part.used + (last ? reserve : 0), part.used, kind, part.name));
+    begin += part.used;
+  }
+  return made;
 }
 
 Reservation::~Reservation() {

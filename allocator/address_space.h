@@ -1,6 +1,7 @@
 #pragma once
 #include <cstddef>
 #include <string_view>
+#include <vector>
 
 #include "allocator/range_registry.h"
 
@@ -14,6 +15,13 @@ class Reservation {
   // Throws Error(kBudget) where the system has no addresses left. REQUIRES: bytes is a multiple of kHugePage,
   // > 0
   Reservation(std::size_t bytes, std::size_t used, RangeKind kind, std::string_view name);
+  // Several that follow each other. Each is as large as what is used of it, and the last as `reserve` more.
+  struct Part {
+    std::size_t used;
+    std::string_view name;
+  };
+  static std::vector<Reservation> adjoining(const std::vector<Part>& parts, std::size_t reserve,
+                                            RangeKind kind);
   ~Reservation();
   Reservation(Reservation&& other) noexcept;
   Reservation& operator=(Reservation&& other) noexcept;
@@ -24,6 +32,8 @@ class Reservation {
   void unregister();     // the memory under it is the process's like any other; the range is still given back
 
  private:
+  Reservation(std::byte* data, std::size_t bytes, std::size_t used, RangeKind kind, std::string_view name);
+
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
   bool registered_ = true;

@@ -24,6 +24,17 @@ Home::Home(std::string name, std::size_t bytes) {
       State{.name = std::move(name), .size = size, .range = std::move(range), .runs = {}});
 }
 
+std::vector<Home> Home::adjoining(const std::vector<Part>& parts) {
+  std::vector<Reservation::Part> ranges;
+  for (const Part& part : parts) ranges.push_back({home_size(part.name, part.bytes), part.name});
+  std::vector<Reservation> reserved = Reservation::adjoining(ranges, kLargestExtent, RangeKind::kHome);
+  std::vector<Home> homes(parts.size());
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    homes[i].state_ = std::make_unique<State>(
+        State{.name = parts[i].name, .size = ranges[i].used, .range = std::move(reserved[i]), .runs = {}});
+  return homes;
+}
+
 Home::Home() = default;
 
 Home::~Home() {

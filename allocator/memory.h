@@ -48,6 +48,14 @@ class Home {
   Home(Home&& other) noexcept;
   Home& operator=(Home&& other) noexcept;
 
+  // Homes whose ranges follow each other, so that the whole is one. REQUIRES: the sizes of all but the last are
+  // multiples of a huge page, and of the extents that are placed under them.
+  struct Part {
+    std::string name;
+    std::size_t bytes;
+  };
+  static std::vector<Home> adjoining(const std::vector<Part>& parts);
+
   std::byte* data() const;
   std::size_t size() const;    // of the range
   std::size_t placed() const;  // bytes from the start that have memory under them

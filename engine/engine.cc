@@ -41,7 +41,8 @@ Engine::State::State(const Profile& profile, const Plan& the_plan, const optim::
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
     parameters.push_back(
         pager.define({"parameters of " + name_of(unit), parameter_bytes(unit), allocator::Purpose::kParameter,
-                      plan.units[unit].parameters_resident, any_order}));
+                      plan.units[unit].parameters_resident, any_order, true,
+                      layout.units()[unit].parameters.front().continues()}));
   build_schedule(profile);
   if (resources.disk != nullptr && plan.uses_disk()) resources.disk->allocate();
   pager.start(plan.extent_bytes, plan.extents);

@@ -24,9 +24,43 @@ void check(const ParameterSpec& parameter) {
     fail(ErrorCode::kInvalidArgument, "parameter '{}' has no elements or no uses", parameter.name);
 }
 
+[[noreturn]] void fail_for_span(const ParameterSpec& span, std::string_view problem) {
+  fail(ErrorCode::kInvalidArgument, "the span of '{}' at element {} ({} elements) {}", span.name,
+       span.span_first, span.span_elements, problem);
+}
+
+// The unit's first parameter, where it is a span. before: that of the unit before, if that is one.
+void check_span(const UnitSpec& unit, const UnitSpec* unit_before) {
+  const ParameterSpec& span = unit.parameters.front();
+  const ParameterSpec* before = unit_before == nullptr ? nullptr : &unit_before->parameters.front();
+  if (unit.parameters.size() > 1) fail_for_span(span, "shares its unit; give it a unit of its own");
+  if (span.span_first + span.span_elements > span.whole_elements())
+    fail_for_span(span, "goes beyond its end");
+  if (span.span_first + span.span_elements < span.whole_elements() && span.span_elements % kSpanGrain != 0)
+    fail_for_span(span, fmt::format("is not its last, and no multiple of {} elements", kSpanGrain));
+  if (!span.continues()) return;
+  if (before == nullptr || before->name != span.name ||
+      before->span_first + before->span_elements != span.span_first)
+    fail_for_span(span, "does not follow the one that ends there, in the unit before");
+  if (before->shape != span.shape || before->group != span.group || before->uses != span.uses ||
+      unit_before->trainable != unit.trainable)
+    fail_for_span(span, "differs from the one before it in shape, group, uses or in being trainable");
+}
+
+bool is_span(const UnitSpec& unit) {
+  return unit.parameters.front().span_elements > 0 || unit.parameters.front().continues();
+}
+
+bool ends_early(const UnitSpec& unit) {
+  const ParameterSpec& last = unit.parameters.front();
+  return is_span(unit) && last.span_first + last.span_elements < last.whole_elements();
+}
+
 }  // namespace
 
-std::size_t ParameterSpec::elements() const {
+std::size_t ParameterSpec::elements() const { return span_elements > 0 ? span_elements : whole_elements(); }
+
+std::size_t ParameterSpec::whole_elements() const {
   return std::accumulate(shape.begin(), shape.end(), std::size_t{1}, std::multiplies<>());
 }
 
@@ -35,11 +69,17 @@ Layout::Layout(std::vector<UnitSpec> units) : units_(std::move(units)) {
   for (UnitId unit = 0; unit < units_.size(); ++unit) {
     if (units_[unit].parameters.empty())
       fail(ErrorCode::kInvalidArgument, "unit '{}' has no parameters", units_[unit].name);
+    const UnitSpec* before = unit > 0 ? &units_[unit - 1] : nullptr;
+    const bool continues = units_[unit].parameters.front().continues();
+    if (is_span(units_[unit])) check_span(units_[unit], before);
+    if (before != nullptr && ends_early(*before) && !continues)
+      fail_for_span(before->parameters.front(), "is followed by no other, and its parameter goes on");
     first_parameter_.push_back(static_cast<ParameterId>(places_.size()));
     std::size_t offset = 0;
     for (const ParameterSpec& parameter : units_[unit].parameters) {
       check(parameter);
-      if (!names.insert(parameter.name).second)
+      logical_.push_back(logical_.empty() ? 0 : logical_.back() + (parameter.continues() ? 0 : 1));
+      if (!parameter.continues() && !names.insert(parameter.name).second)
         fail(ErrorCode::kInvalidArgument, "two parameters are named '{}'", parameter.name);
       places_.push_back({unit, offset, parameter.elements()});
       offset += round_up(parameter.elements(), kParameterAlignment);
@@ -49,6 +89,8 @@ Layout::Layout(std::vector<UnitSpec> units) : units_(std::move(units)) {
     }
     unit_elements_.push_back(round_up(offset, kShardAlignment));
   }
+  if (!units_.empty() && ends_early(units_.back()))
+    fail_for_span(units_.back().parameters.front(), "is followed by no other, and its parameter goes on");
   first_parameter_.push_back(static_cast<ParameterId>(places_.size()));
 }
 

@@ -15,7 +15,13 @@ struct ParameterSpec {
   std::vector<std::size_t> shape;
   std::uint32_t group = 0;  // whose settings a step applies to it
   int uses = 1;             // how often one micro-batch uses it: 2 for a tied embedding
-  std::size_t elements() const;
+  // A large parameter may span several units that follow each other, each of which has a span of it and
+  // nothing else. Spans follow each other too; all but the last have a multiple of kSpanGrain elements.
+  // span_elements 0: it lies in its unit as a whole.
+  std::size_t span_first = 0, span_elements = 0;
+  std::size_t elements() const;  // that its unit has
+  std::size_t whole_elements() const;
+  bool continues() const { return span_first > 0; }  // the span before
 };
 
 // The parameters that are fetched and released together.
@@ -26,6 +32,7 @@ struct UnitSpec {
 };
 
 inline constexpr std::size_t kParameterAlignment = 1024;  // elements: where a parameter begins in its unit
+inline constexpr std::size_t kSpanGrain = std::size_t{1} << 20;  // elements: whole huge pages of every type
 inline constexpr std::size_t kShardAlignment =
     4096;  // elements: where a shard begins, and what a unit is padded to
 
@@ -42,7 +49,8 @@ class Layout {
     std::size_t offset;  // elements from the start of the unit
     std::size_t elements;
   };
-  // Throws Error(kInvalidArgument) for an empty unit, a zero dimension, or a name that stands twice.
+  // Throws Error(kInvalidArgument) for an empty unit, a zero dimension, a name that stands twice, or spans
+  // that do not make up their parameter.
   explicit Layout(std::vector<UnitSpec> units);
 
   const std::vector<UnitSpec>& units() const { return units_; }
@@ -51,6 +59,8 @@ class Layout {
   std::size_t parameters() const { return places_.size(); }
   const Place& place(ParameterId parameter) const { return places_[parameter]; }
   const ParameterSpec& spec(ParameterId parameter) const;
+  // The parameter's number among the logical ones, of which a parameter that spans units is one.
+  std::size_t logical_index(ParameterId parameter) const { return logical_[parameter]; }
   ParameterId first_parameter(UnitId unit) const { return first_parameter_[unit]; }
   ParameterId end_parameter(UnitId unit) const { return first_parameter_[unit + 1]; }
 
@@ -62,6 +72,7 @@ class Layout {
   std::vector<std::size_t> unit_elements_;
   std::vector<ParameterId> first_parameter_;
   std::vector<Place> places_;
+  std::vector<std::size_t> logical_;  // by parameter
 };
 
 // Elements of a unit's gradient buffer for one use (0: all parameters; k: those with more than k uses),

@@ -226,11 +226,12 @@ engine::UnitSource CheckpointValues::source() {
   engine::UnitSource source;
   source.values = [this](engine::ParameterId id, std::size_t first, std::span<float> out) {
     engine::SafetensorsReader& reader = values_of(id);
-    read_as_f32(reader, reader.tensor(layout_.spec(id).name), first, out);
+    read_as_f32(reader, reader.tensor(layout_.spec(id).name), layout_.spec(id).span_first + first, out);
   };
   if (state_.empty()) return source;
   source.state = [this](engine::ParameterId id, std::size_t array, std::size_t first, std::span<float> out) {
-    read_as_f32(*state_[array], state_[array]->tensor(layout_.spec(id).name), first, out);
+    const engine::ParameterSpec& spec = layout_.spec(id);
+    read_as_f32(*state_[array], state_[array]->tensor(spec.name), spec.span_first + first, out);
   };
   return source;
 }
@@ -242,6 +243,7 @@ CheckpointTensors::CheckpointTensors(const engine::Layout& layout, Dtype dtype,
     for (engine::ParameterId id = 0; id < layout.parameters(); ++id) {
       if (!frozen && !is_trainable(layout, id)) continue;
       const engine::ParameterSpec& spec = layout.spec(id);
+      if (spec.continues()) continue;  // its values follow those of the span before
       tensors.push_back({spec.name, type, {spec.shape.begin(), spec.shape.end()}});
     }
     return engine::SafetensorsHeader(tensors);

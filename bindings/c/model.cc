@@ -30,6 +30,8 @@ sluice_status sluice_model_add_parameter(sluice_model* model, const sluice_param
     sluice::engine::ParameterSpec spec;
     spec.name = &required(given.name, "parameter.name");
     spec.group = given.group;
+    spec.span_first = given.span_first;
+    spec.span_elements = given.span_elements;
     for (std::size_t i = 0; i < given.dimensions; ++i)
       spec.shape.push_back((&required(given.shape, "parameter.shape"))[i]);
     if (spec.shape.empty()) spec.shape.push_back(1);

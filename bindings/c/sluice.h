@@ -77,7 +77,13 @@ typedef struct sluice_parameter {
   size_t dimensions;     /* 0: one element */
   uint32_t group;        /* whose settings sluice_step() applies to it: an index into sluice_step_settings.groups */
   uint32_t frozen;       /* not 0: it is never updated; all parameters of a unit are frozen, or none is */
+  /* A large parameter may span several units: each has, as its only parameter, the span that follows the one of the unit
+   * before, with the same name and shape, and a number of its own, which other functions mean by it; elements of a span
+   * count from its first. All spans but the last have a multiple of SLUICE_SPAN_GRAIN elements, and their memory follows
+   * one another, so that the whole is one array. span_elements 0: the unit has the whole. */
+  uint64_t span_first, span_elements;
 } sluice_parameter;
+#define SLUICE_SPAN_GRAIN 1048576u
 
 SLUICE_API sluice_status sluice_model_create(sluice_model** model);
 /* An engine that was made of the model keeps its own copy. NULL is allowed. */

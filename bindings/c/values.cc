@@ -192,7 +192,7 @@ sluice_status sluice_engine_load_values(sluice_engine* handle, const char* path)
       check_tensor(tensors.tensor(layout.spec(p).name), layout.spec(p), path);
     engine::UnitSource source;
     source.values = [&](engine::ParameterId p, std::size_t first, std::span<float> out) {
-      tensors.read(layout.spec(p).name, first, out);
+      tensors.read(layout.spec(p).name, layout.spec(p).span_first + first, out);
     };
     load_all(e, source);
   });

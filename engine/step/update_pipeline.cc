@@ -200,8 +200,8 @@ void UpdatePipeline::apply_chunk(Running& running, std::size_t chunk, std::byte*
     };
     optim::Span span;
     span.count = to - from;
-    span.first_index = from - place.offset;
-    span.parameter_index = p;
+    span.first_index = layout_.spec(p).span_first + from - place.offset;
+    span.parameter_index = layout_.logical_index(p);
     const Array values = update.parameters.at(from);
     if (values.type != Dtype::kF32) span.parameter = values;
     if (format.has_master())

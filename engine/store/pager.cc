@@ -65,20 +65,36 @@ HoldingId Pager::define(const HoldingSpec& spec) {
   return static_cast<HoldingId>(holdings_.size() - 1);
 }
 
+void Pager::make_homes() {
+  std::vector<Holding*> group;  // whose homes adjoin
+  const auto make_group = [&] {
+    std::vector<allocator::Home::Part> parts;
+    for (const Holding* holding : group) parts.push_back({holding->spec.name, holding->spec.bytes});
+    if (group.empty()) return;
+    std::vector<allocator::Home> homes = allocator::Home::adjoining(parts);
+    for (std::size_t i = 0; i < group.size(); ++i) group[i]->home = std::move(homes[i]);
+    group.clear();
+  };
+  for (const auto& holding : holdings_) {
+    if (holding->in_region()) continue;
+    if (!holding->spec.adjoins) make_group();
+    group.push_back(holding.get());
+    if (holding->spec.exposed) holding->hidden = allocator::Home(holding->spec.name, holding->spec.bytes);
+  }
+  make_group();
+}
+
 void Pager::start(std::size_t extent_bytes, std::size_t extents) {
   const std::size_t resident = exposed_resident_extents(extent_bytes);
   if (extents + resident > 0)
     pool_ = std::make_unique<allocator::FramePool>(ledger_, extent_bytes, extents + resident);
+  make_homes();
   for (auto& holding : holdings_) {
     const HoldingSpec& spec = holding->spec;
     holding->present = spec.resident;
-    if (holding->in_region()) {
+    if (holding->in_region())
       holding->region = allocator::Region(ledger_, spec.purpose, spec.bytes);
-      continue;
-    }
-    holding->home = allocator::Home(spec.name, spec.bytes);
-    if (spec.exposed) holding->hidden = allocator::Home(spec.name, spec.bytes);
-    if (spec.resident)
+    else if (spec.resident)
       ensure(pool_->place(holding->arrival(), spec.bytes, spec.purpose), "no frames for '{}'", spec.name);
   }
 }

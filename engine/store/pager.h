@@ -25,6 +25,9 @@ struct HoldingSpec {
   bool exposed = false;
   // Not resident, false: it has no place on disk, and stays under frames from its first use until discard().
   bool stored = true;
+  // The address of this exposed one follows that of the exposed one that was defined before it, whose size is a
+  // multiple of a huge page.
+  bool adjoins = false;
 };
 
 // Virtual memory that knows the future. Holdings that are not resident share the frames: each is brought in
@@ -112,6 +115,7 @@ class Pager {
 
  private:
   struct Holding;
+  void make_homes();
   std::size_t distance(const Holding& holding) const;
   bool make_room(const Holding& wanted, bool forced);
   bool begin_fetch(Holding& holding, bool forced);

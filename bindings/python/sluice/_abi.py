@@ -21,6 +21,8 @@ class Parameter(ctypes.Structure):
         ("dimensions", c_size_t),
         ("group", c_uint32),
         ("frozen", c_uint32),
+        ("span_first", c_uint64),
+        ("span_elements", c_uint64),
     ]
 
 

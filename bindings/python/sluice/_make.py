@@ -65,6 +65,7 @@ def model_of(units: Sequence[Unit]) -> Iterator[ctypes.c_void_p]:
                     len(shape),
                     given.group,
                     1 if given.frozen else 0,
+                    *(given.span or (0, 0)),
                 )
                 call("sluice_model_add_parameter", model, ctypes.byref(parameter), None)
         yield model

@@ -89,7 +89,7 @@ class Engine:
         if len(self._unit_ids) != len(self.units):
             raise InvalidArgumentError("two units have the same name; give each its own")
         self._parameters = [(parameter, u) for u, unit in enumerate(self.units) for parameter in unit.parameters]
-        self._ids = {parameter.name: p for p, (parameter, _) in enumerate(self._parameters)}
+        self._ids = {parameter.key: p for p, (parameter, _) in enumerate(self._parameters)}
         self._groups = _make.groups_of(options.optimizer)
         self._lock = threading.Lock()  # of the next two
         self._held = [0] * len(self.units)
@@ -137,7 +137,7 @@ class Engine:
         if callable(into):
             self._stream("sluice_engine_get_values", u, into, writable=False)
             return {}
-        made = {p.name: memoryview(bytearray(4 * p.elements)) for p in self.units[u].parameters}
+        made = {p.key: memoryview(bytearray(4 * p.elements)) for p in self.units[u].parameters}
         whole_unit = self._buffers(u, made if into is None else into)
         for name, view in whole_unit.items():
             if view.readonly:
@@ -147,7 +147,7 @@ class Engine:
             whole_unit[name][4 * first : 4 * first + part.nbytes] = part.cast("B")
 
         self._stream("sluice_engine_get_values", u, take, writable=False)
-        return {p.name: _buffers.floats_of(whole_unit[p.name], p.shape) for p in self.units[u].parameters}
+        return {p.key: _buffers.floats_of(whole_unit[p.key], p.view_shape) for p in self.units[u].parameters}
 
     def load_values(self, path: Path) -> None:
         """All values from a folder of safetensors, or one such file, by the parameters' names. Tensors that no
@@ -213,7 +213,7 @@ class Engine:
         with self._lock:
             if self._held[unit] == 0:
                 raise StateError(f"'{name}' is read while its unit '{self.units[unit].name}' is not held; acquire it")
-            view = _buffers.view_of_memory(address.value or 0, parameter.shape, self.options.dtype)
+            view = _buffers.view_of_memory(address.value or 0, parameter.view_shape, self.options.dtype)
             self._views[unit][next(self._view_ids)] = view
             return view
 
@@ -230,7 +230,7 @@ class Engine:
     def gradient(self, name: str, dtype: str = "f32") -> memoryview:
         """A copy of what the step has of a parameter's gradient, in its shape. Raises StateError where it has none."""
         p, parameter, _ = self._parameter(name)
-        made = _buffers.new_array(parameter.shape, dtype)
+        made = _buffers.new_array(parameter.view_shape, dtype)
         with _buffers.address_of(made) as address:
             self._handle.call("sluice_engine_get_gradient", p, address, _abi.DTYPES[dtype])
         return made
@@ -372,7 +372,7 @@ class Engine:
 
     def _buffers(self, unit: int, values: Mapping[str, Any]) -> dict[str, memoryview]:
         """The bytes of all parameters of the unit, no more and no fewer."""
-        wanted = {p.name: p.elements for p in self.units[unit].parameters}
+        wanted = {p.key: p.elements for p in self.units[unit].parameters}
         for name in wanted.keys() ^ values.keys():
             problem = "has no values" if name in wanted else "is not a parameter"
             raise InvalidArgumentError(f"'{name}' {problem} of '{self.units[unit].name}'; give {', '.join(wanted)}")
@@ -389,7 +389,7 @@ class Engine:
     def _stream(self, function: str, unit: int, each: Stream, writable: bool) -> None:
         def run(context: int, p: int, first: int, address: int, elements: int) -> None:
             part = _buffers.view_of_memory(address, (elements,), "f32", writable)
-            _hand_out(each, self._parameters[p][0].name, first, part)
+            _hand_out(each, self._parameters[p][0].key, first, part)
 
         self._call_back(function, unit, _abi.VALUES, run)
 
@@ -399,7 +399,7 @@ class Engine:
         def run(context: int, p: int, array: int, first: int, address: int, elements: int) -> None:
             part = _buffers.view_of_memory(address, (elements,), "f32", writable)
             _hand_out(
-                lambda name, at, values: each(name, arrays[array], at, values), self._parameters[p][0].name, first, part
+                lambda name, at, values: each(name, arrays[array], at, values), self._parameters[p][0].key, first, part
             )
 
         self._call_back(function, unit, _abi.STATE, run)

@@ -39,15 +39,24 @@ def whole(number: int, what: str, below: int = 2**32) -> int:
     return int(number)
 
 
+SPAN_GRAIN = 1 << 20
+"""Elements of which all spans of a parameter but the last have a multiple."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Parameter:
     """A tensor to be trained: its logical name, unique in the model, its shape, and its group of settings. One that is
-    frozen is never updated, and has no optimizer state; all parameters of a unit are frozen, or none is."""
+    frozen is never updated, and has no optimizer state; all parameters of a unit are frozen, or none is.
+
+    span: first element, and how many, where a large parameter spans several units: each has the span that follows the one
+        of the unit before, and nothing else; all but the last of a multiple of SPAN_GRAIN elements. They have one name in
+        a checkpoint, and each its `key` here; elements of a span count from its first."""
 
     name: str
     shape: tuple[int, ...] = ()
     group: int = 0
     frozen: bool = False
+    span: Optional[tuple[int, int]] = None
 
     def __post_init__(self) -> None:
         shape = tuple(whole(length, f"a dimension of '{self.name}'", 2**63) for length in self.shape)
@@ -55,11 +64,25 @@ class Parameter:
             raise InvalidArgumentError(f"'{self.name}' has the shape {shape}; none of its dimensions may be 0")
         object.__setattr__(self, "shape", shape)
         whole(self.group, f"the group of '{self.name}'")
+        if self.span is not None:
+            first, elements = (whole(n, f"the span of '{self.name}'", 2**63) for n in self.span)
+            if elements == 0:
+                raise InvalidArgumentError(f"the span of '{self.name}' at {first} has no elements")
+
+    @property
+    def key(self) -> str:
+        """By which an engine knows it: its name, and of a span where it begins."""
+        return self.name if self.span is None else f"{self.name}[{self.span[0]}:]"
 
     @property
     def elements(self) -> int:
-        """How many values it has; 1 for the shape ()."""
-        return math.prod(self.shape)
+        """How many values its unit has of it; 1 for the shape ()."""
+        return math.prod(self.shape) if self.span is None else self.span[1]
+
+    @property
+    def view_shape(self) -> tuple[int, ...]:
+        """The shape in which its values are seen: a span is flat."""
+        return self.shape if self.span is None else (self.span[1],)
 
 
 @dataclasses.dataclass(frozen=True)
