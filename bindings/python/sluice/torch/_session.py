@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from .. import _abi
-from ..errors import BudgetError, InvalidArgumentError, StateError
+from ..errors import InvalidArgumentError, StateError
 from ..model import Options, size_of
 from ..optimizers import Optimizer as Settings
-from . import _acquire, _homes, _meta
+from . import _acquire, _closing, _homes, _meta
 from ._at_once import UpdatesInBackward
 from ._casts import Casts
 from ._gradients import Gradient, Gradients, Slot
@@ -144,7 +144,7 @@ class Session:
         if self.engine.closed:
             return
         with self._lock:
-            gradients = self._leave_with_values() if values else self._leave_values_behind()
+            gradients = _closing.with_values(self) if values else _closing.without_values(self)
             for home in self.homes:
                 if isinstance(home.parameter.grad, Gradient):
                     home.parameter.grad = gradients.get(home.index)
@@ -155,45 +155,16 @@ class Session:
             if (model := self.model()) is not None:
                 unguard(model)
 
-    def _leave_with_values(self) -> dict[int, torch.Tensor]:
-        """Ends the engine; gives the gradients, by their parameters' indices."""
-        with_gradient = [
-            home
-            for home in self.homes
-            if isinstance(home.parameter.grad, Gradient) and not home.parameter.grad._slot.applied
-        ]
-        try:
-            self.release_all()
-            self.engine.check_leaving(sum(h.parameter.numel() * h.parameter.element_size() for h in with_gradient))
-            gradients = {home.index: home.parameter.grad._slot.values() for home in with_gradient}  # type: ignore[union-attr]
-            self.engine.leave(values=True)
-        except BudgetError as error:
-            raise BudgetError(
-                f"{error}. Save the model (model.save_pretrained(folder), or sluice.torch.save_file(model.state_dict(), "
-                "path)), and end with sluice.torch.close(model, values=False), which leaves its parameters on the meta "
-                "device; or wrap it with more memory"
-            ) from None
-        return gradients
-
-    def _leave_values_behind(self) -> dict[int, torch.Tensor]:
-        if (model := self.model()) is not None:
-            places = _meta.places_of(model)
-            for home in self.homes:
-                if id(home.parameter) in places:
-                    _meta.replace(places, home.parameter, torch.empty_like(home.parameter, device="meta"))
-        self.engine.leave(values=False)
-        return {}
-
     # ---- hooks ----
 
     def _install(self, model: torch.nn.Module) -> None:
-        self._hooks += _acquire.install(model, self.by_id, self.use, lambda: self.engine.counters().touches)
-        self._hooks.append(model.register_forward_pre_hook(self._enter))
-        self._hooks.append(model.register_forward_hook(self._leave, always_call=True))
+        self._hooks += _acquire.install(model, self.by_id, self.use, lambda: self.engine.counters().touches, self.limit)
+        self._hooks.append(model.register_forward_pre_hook(_acquire.outside_of_graphs(self._enter)))
+        self._hooks.append(model.register_forward_hook(_acquire.outside_of_graphs(self._leave), always_call=True))
         for home in self.homes:
             if home.trainable:
                 # PyTorch shows the collector no such hook: with a reference the session would never end.
-                hook = functools.partial(_on_gradient, weakref.ref(self))
+                hook = _acquire.outside_of_graphs(functools.partial(_on_gradient, weakref.ref(self)))
                 self._hooks.append(home.parameter.register_post_accumulate_grad_hook(hook))
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
