@@ -24,7 +24,7 @@ from ._casts import Casts
 from ._gradients import Gradient, Gradients, Slot
 from ._guards import guard, refuse_copy, unguard
 from ._homes import Home
-from ._memory import Keeper
+from ._memory import FirstStep, Keeper, resident_bytes
 from ._units import Group, units_of
 
 
@@ -65,9 +65,10 @@ class Session:
         options: Options,
         train: bool,
         source: Source | None = None,
+        estimated: int | None = None,
     ) -> None:
         """settings_of: id of a parameter -> its group of settings. train: whether there is an optimizer.
-        source: where values come from, if not from the model's parameters."""
+        source: where values come from, if not from the model's parameters. estimated: what PyTorch takes, if known."""
         self.model = weakref.ref(model)
         self.options = options
         self.trainable = train and any(p.requires_grad for p in model.parameters())
@@ -97,6 +98,8 @@ class Session:
         self._gradients = Gradients(self, self.homes)
         self._install(model)
         guard(model, self.dtype)
+        sizes = size_of(options.memory, "memory"), size_of(options.reserved, "reserve")
+        self.first_step = self.engine.first_step = FirstStep(*sizes, estimated)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy("copied or pickled, in whole or in part")
@@ -180,6 +183,8 @@ class Session:
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if self._scopes:
             self._scopes.pop().close()
+        if not self.trainable:
+            self.first_step.end()
 
     def _pack(self, tensor: torch.Tensor, casts: Casts | None) -> Any:
         if tensor.layout == torch.strided:
@@ -224,7 +229,7 @@ class Session:
                 return
             if access == _abi.GRADIENT_ONLY or torch.is_grad_enabled():
                 self._begin_step()
-            self._keeper.look()
+            self.first_step.note(self._keeper.look())
             self._drop_ended()
             while held is None and len(self._held) >= self.limit:
                 self.release(next(iter(self._held)))
@@ -268,6 +273,8 @@ class Session:
         gradient = parameter.grad
         if gradient is None or isinstance(gradient, Gradient):
             return
+        if self.first_step.measured is None:
+            self.first_step.note(resident_bytes())
         if gradient.requires_grad:
             parameter.grad = None
             raise StateError(
@@ -372,6 +379,7 @@ class Session:
         self._in_step = False
         self.steps += 1
         self._gradients.prepare()
+        self.first_step.end()
 
     def _collect(self, home: Home) -> bool:
         """Whether the parameter has a gradient; one that the user put there is the engine's now."""
