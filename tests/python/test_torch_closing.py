@@ -5,6 +5,7 @@ import gc
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -106,7 +107,7 @@ def test_without_values_the_model_is_on_the_meta_device(tmp_path):
 
 BIG = """
 import sys, tempfile
-sys.path.insert(0, {package!r})
+sys.path[:0] = [{package!r}, {tests!r}]
 import torch
 import sluice.torch
 torch.set_num_threads(2)
@@ -131,11 +132,9 @@ def step():
 
 
 def run_big(program):
+    begin = BIG.format(package=str(PACKAGE), tests=str(Path(__file__).parent))
     return subprocess.run(
-        [sys.executable, "-c", BIG.format(package=str(PACKAGE)) + textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=300,
+        [sys.executable, "-c", begin + textwrap.dedent(program)], capture_output=True, text=True, timeout=300
     )
 
 

@@ -1,11 +1,13 @@
 """Models that are larger than memory, and what a wrapped one takes: the meta device, folders, the plan, autocast."""
 
 import gc
+import warnings
 import weakref
 
 import pytest
 import torch
 import transformers
+from test_torch_closing import run_big
 from wrapped_models import (
     language_loss,
     plain_optimizer,
@@ -106,6 +108,55 @@ def test_what_is_estimated_is_what_lives():
     assert sluice.torch.estimate(model, torch.zeros(64, 1000), train=False).peak == 4 * 64 * 2 * 2000
     training = sluice.torch.estimate(model, torch.zeros(64, 1000), train=True).peak
     assert training >= 4 * (64 * 2000 + 1000 * 2000), "an activation, and the first layer's gradient"
+
+
+def big_activations(taken):
+    """A model whose activations take so many bytes, a batch for it, and a step of it."""
+    rows = taken // (4 * 4 * 512)
+    model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU()) for _ in range(2)])
+    batch = torch.ones(rows, 512)
+
+    def step(wrapped, optimizer):
+        wrapped(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, batch, step
+
+
+def test_what_pytorch_took_is_held_against_what_was_planned():
+    """The process must not have been larger before: so in one of its own."""
+    finished = run_big("""
+        import warnings
+        from test_torch_large import big_activations
+        model, batch, step = big_activations(700 << 20)
+        wrapped, optimizer = sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB", reserve="256MiB")
+        plan = sluice.torch.engine_of(model).plan
+        assert plan()["pytorch"] == {"peak": None, "reserve": 256 << 20, "measured": None}
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            step(wrapped, optimizer)
+            step(wrapped, optimizer)
+        measured = plan()["pytorch"]["measured"]
+        assert 500 << 20 < measured < 1400 << 20, measured >> 20
+        [warning] = [w for w in warned if w.category is RuntimeWarning]
+        print(str(warning.message))
+        assert f"reserve='{(measured >> 20) + 1}MiB'" in str(warning.message)
+        sluice.torch.close(model)
+    """)
+    assert finished.returncode == 0, finished.stderr
+    assert "MiB in the first step, and 256 MiB were planned for it" in finished.stdout
+
+
+def test_what_was_estimated_is_enough_for_the_first_step():
+    model, batch, step = big_activations(300 << 20)
+    wrapped, optimizer = sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB", sample_batch=batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        step(wrapped, optimizer)
+    found = sluice.torch.engine_of(model).plan()["pytorch"]
+    assert 0 < found["measured"] <= found["reserve"] and found["peak"] < found["reserve"]
+    sluice.torch.close(model)
 
 
 def in_bf16(model, step):

@@ -6,9 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch._dynamo
 
 from ..errors import StateError
 from ._homes import Home
+from ._units import has_children
+
+
+_Hook = Callable[..., None]
 
 
 def check_memory(home: Home) -> None:
@@ -41,6 +46,7 @@ class _Acquire:
         self.children: list[_Acquire] = []
         self.called = False
         self.touched = 0
+        self.covered = False  # in graphs of torch.compile(): what they are part of has brought it in
 
     def before(self, module: torch.nn.Module, args: Any) -> None:
         if not self.called:
@@ -63,20 +69,63 @@ class _Acquire:
         self.children = []
 
 
+def outside_of_graphs(hook: _Hook) -> _Hook:
+    """The hook, which graphs of torch.compile() break at."""
+    made: _Hook = torch.compiler.disable(
+        hook,
+        reason="the parameters of a wrapped model come and go between operations, so it is no whole graph; compile its "
+        "blocks instead, before sluice.torch.wrap() (model.blocks[i] = torch.compile(model.blocks[i])), or the model "
+        "without fullgraph=True",
+    )
+    return made
+
+
+def _hook(acquire: _Acquire, hook: _Hook) -> _Hook:
+    alone = outside_of_graphs(hook)
+    if not acquire.covered:
+        return alone
+
+    def run(*given: Any) -> None:
+        if not torch.compiler.is_compiling():
+            alone(*given)
+
+    return run
+
+
+def _cover_compiled(made: Mapping[torch.nn.Module, _Acquire], limit: int) -> None:
+    """What torch.compile() made of a block brings in all of it, where that can be held at once."""
+    for module, acquire in made.items():
+        if not isinstance(module, torch._dynamo.OptimizedModule):
+            continue
+        inside = [made[inner] for inner in module._orig_mod.modules()]
+        homes = [home for each in inside for home in each.homes]
+        units = sorted({home.unit for home in homes})
+        if len(units) <= limit:
+            acquire.homes, acquire.units = homes, units
+            for each in inside:
+                each.covered = True
+
+
 def install(
-    model: torch.nn.Module, homes: Mapping[int, Home], use: Callable[[int], None], touches: Callable[[], int]
+    model: torch.nn.Module,
+    homes: Mapping[int, Home],
+    use: Callable[[int], None],
+    touches: Callable[[], int],
+    limit: int,
 ) -> list[Any]:
-    """Hooks for all modules of a model; gives what removes them. homes: by the parameter's id."""
+    """Hooks for all modules of a model; gives what removes them. homes: by the parameter's id. limit: of units that are
+    held at once."""
     made = {
         module: _Acquire(use, touches, {name: homes[id(p)] for name, p in module.named_parameters(recurse=False)})
         for module in model.modules()
     }
+    _cover_compiled(made, limit)
     hooks: list[Any] = []
     for module, acquire in made.items():
-        children = [made[child] for child in module.children() if not any(child.children())]
+        children = [made[child] for child in module.children() if not has_children(child)]
         acquire.children = [child for child in children if child.homes]
         if acquire.homes or acquire.children:
-            hooks.append(module.register_forward_pre_hook(acquire.before))
+            hooks.append(module.register_forward_pre_hook(_hook(acquire, acquire.before)))
         if acquire.children:
-            hooks.append(module.register_forward_hook(acquire.after))
+            hooks.append(module.register_forward_hook(_hook(acquire, acquire.after)))
     return hooks

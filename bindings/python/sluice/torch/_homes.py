@@ -14,6 +14,7 @@ import torch
 from .._library import library
 from ..engine import Engine
 from ..model import Options, Unit
+from ._memory import FirstStep
 
 DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -52,6 +53,7 @@ class ModelEngine(Engine):
     def __init__(self, units: Sequence[Unit], options: Options) -> None:
         super().__init__(units, options)
         self._seen: list[tuple[int, weakref.ref[Any]]] = []  # unit, and the buffer behind a tensor
+        self.first_step: FirstStep | None = None
 
     def tensor(self, index: int, unit: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A parameter where it lies; touches none of it. It, and all that is made of it, keeps the engine, until that is
@@ -63,6 +65,12 @@ class ModelEngine(Engine):
         raw.keeps = self  # type: ignore[attr-defined]
         self._seen.append((unit, weakref.ref(raw)))
         return torch.frombuffer(raw, dtype=dtype).view(shape)
+
+    def plan(self) -> dict[str, Any]:
+        """As Engine's; "pytorch" says what PyTorch takes itself: the most at once ("peak") as it was estimated, what was
+        planned for it ("reserve"), and what the first step took ("measured"); None for what is not known."""
+        made = super().plan()
+        return made if self.first_step is None else {**made, "pytorch": self.first_step.as_dict()}
 
     def check_leaving(self, besides: int) -> None:
         """Raises BudgetError where leave(True) would, with as many bytes that are taken besides."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import warnings
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _WORTH = 32 << 20  # bytes that the process must have grown by, for another look at what is free
@@ -13,6 +14,50 @@ def resident_bytes() -> int:
     """What the process has in memory now."""
     with open("/proc/self/statm", "rb", buffering=0) as statm:
         return int(statm.read(256).split()[1]) * _PAGE
+
+
+def _peak_bytes() -> int:
+    """What it had at most, in all its life."""
+    with open("/proc/self/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
+
+
+class FirstStep:
+    """What PyTorch takes in the first step (without an optimizer: the first forward pass), as far as it shows: by how much
+    the process grows beyond what it held when the model was wrapped. All that is the engine's was taken before."""
+
+    def __init__(self, memory: int, reserve: int, estimated: int | None) -> None:
+        """estimated: at most alive at once, where that was found out; reserve: what was planned with."""
+        self._memory, self._reserve, self._estimated = memory, reserve, estimated
+        self._held, self._peak_before, self._seen = resident_bytes(), _peak_bytes(), 0
+        self.measured: int | None = None
+
+    def note(self, resident: int) -> None:
+        """Called now and then in the step."""
+        self._seen = max(self._seen, resident)
+
+    def end(self) -> None:
+        """The step is over. Warns where it took more than was planned. Later calls do nothing."""
+        if self.measured is not None:
+            return
+        peak = _peak_bytes()  # of this step, where it is another one than before
+        highest = peak if peak > self._peak_before else max(self._seen, resident_bytes())
+        self.measured = max(0, highest - self._held)
+        if self.measured > self._reserve:
+            warnings.warn(
+                f"PyTorch took {self.measured >> 20} MiB in the first step, and {self._reserve >> 20} MiB were planned for "
+                f"it{self._of_estimate()}; the process has {highest >> 20} MiB at most, and the memory that was stated is "
+                f"{self._memory >> 20} MiB. Wrap the model with reserve='{(self.measured >> 20) + 1}MiB'",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _of_estimate(self) -> str:
+        return "" if self._estimated is None else f" ({self._estimated >> 20} MiB were estimated)"
+
+    def as_dict(self) -> dict[str, int | None]:
+        """For the plan: bytes, None for what is not known."""
+        return {"peak": self._estimated, "reserve": self._reserve, "measured": self.measured}
 
 
 class Keeper:
@@ -27,10 +72,12 @@ class Keeper:
         if self._trim is not None:
             self._trim.argtypes, self._trim.restype = [ctypes.c_size_t], ctypes.c_int
 
-    def look(self) -> None:
-        """Called now and then in a step."""
-        if self._trim is not None and resident_bytes() > max(self._threshold, self._after + _WORTH):
+    def look(self) -> int:
+        """Called now and then in a step; gives what the process had."""
+        resident = resident_bytes()
+        if self._trim is not None and resident > max(self._threshold, self._after + _WORTH):
             self._trim(0)
             self._after = resident_bytes()
-        elif self._after and resident_bytes() < self._after:
-            self._after = resident_bytes()
+        elif self._after:
+            self._after = min(self._after, resident)
+        return resident

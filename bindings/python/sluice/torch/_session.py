@@ -15,16 +15,16 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from .. import _abi
-from ..errors import BudgetError, InvalidArgumentError, StateError
+from ..errors import InvalidArgumentError, StateError
 from ..model import Options, size_of
 from ..optimizers import Optimizer as Settings
-from . import _acquire, _homes, _meta
+from . import _acquire, _closing, _homes, _meta
 from ._at_once import UpdatesInBackward
 from ._casts import Casts
 from ._gradients import Gradient, Gradients, Slot
 from ._guards import guard, refuse_copy, unguard
 from ._homes import Home
-from ._memory import Keeper
+from ._memory import FirstStep, Keeper, resident_bytes
 from ._units import Group, units_of
 
 
@@ -65,9 +65,10 @@ class Session:
         options: Options,
         train: bool,
         source: Source | None = None,
+        estimated: int | None = None,
     ) -> None:
         """settings_of: id of a parameter -> its group of settings. train: whether there is an optimizer.
-        source: where values come from, if not from the model's parameters."""
+        source: where values come from, if not from the model's parameters. estimated: what PyTorch takes, if known."""
         self.model = weakref.ref(model)
         self.options = options
         self.trainable = train and any(p.requires_grad for p in model.parameters())
@@ -97,6 +98,8 @@ class Session:
         self._gradients = Gradients(self, self.homes)
         self._install(model)
         guard(model, self.dtype)
+        sizes = size_of(options.memory, "memory"), size_of(options.reserved, "reserve")
+        self.first_step = self.engine.first_step = FirstStep(*sizes, estimated)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy("copied or pickled, in whole or in part")
@@ -144,7 +147,7 @@ class Session:
         if self.engine.closed:
             return
         with self._lock:
-            gradients = self._leave_with_values() if values else self._leave_values_behind()
+            gradients = _closing.with_values(self) if values else _closing.without_values(self)
             for home in self.homes:
                 if isinstance(home.parameter.grad, Gradient):
                     home.parameter.grad = gradients.get(home.index)
@@ -155,45 +158,16 @@ class Session:
             if (model := self.model()) is not None:
                 unguard(model)
 
-    def _leave_with_values(self) -> dict[int, torch.Tensor]:
-        """Ends the engine; gives the gradients, by their parameters' indices."""
-        with_gradient = [
-            home
-            for home in self.homes
-            if isinstance(home.parameter.grad, Gradient) and not home.parameter.grad._slot.applied
-        ]
-        try:
-            self.release_all()
-            self.engine.check_leaving(sum(h.parameter.numel() * h.parameter.element_size() for h in with_gradient))
-            gradients = {home.index: home.parameter.grad._slot.values() for home in with_gradient}  # type: ignore[union-attr]
-            self.engine.leave(values=True)
-        except BudgetError as error:
-            raise BudgetError(
-                f"{error}. Save the model (model.save_pretrained(folder), or sluice.torch.save_file(model.state_dict(), "
-                "path)), and end with sluice.torch.close(model, values=False), which leaves its parameters on the meta "
-                "device; or wrap it with more memory"
-            ) from None
-        return gradients
-
-    def _leave_values_behind(self) -> dict[int, torch.Tensor]:
-        if (model := self.model()) is not None:
-            places = _meta.places_of(model)
-            for home in self.homes:
-                if id(home.parameter) in places:
-                    _meta.replace(places, home.parameter, torch.empty_like(home.parameter, device="meta"))
-        self.engine.leave(values=False)
-        return {}
-
     # ---- hooks ----
 
     def _install(self, model: torch.nn.Module) -> None:
-        self._hooks += _acquire.install(model, self.by_id, self.use, lambda: self.engine.counters().touches)
-        self._hooks.append(model.register_forward_pre_hook(self._enter))
-        self._hooks.append(model.register_forward_hook(self._leave, always_call=True))
+        self._hooks += _acquire.install(model, self.by_id, self.use, lambda: self.engine.counters().touches, self.limit)
+        self._hooks.append(model.register_forward_pre_hook(_acquire.outside_of_graphs(self._enter)))
+        self._hooks.append(model.register_forward_hook(_acquire.outside_of_graphs(self._leave), always_call=True))
         for home in self.homes:
             if home.trainable:
                 # PyTorch shows the collector no such hook: with a reference the session would never end.
-                hook = functools.partial(_on_gradient, weakref.ref(self))
+                hook = _acquire.outside_of_graphs(functools.partial(_on_gradient, weakref.ref(self)))
                 self._hooks.append(home.parameter.register_post_accumulate_grad_hook(hook))
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
@@ -209,6 +183,8 @@ class Session:
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if self._scopes:
             self._scopes.pop().close()
+        if not self.trainable:
+            self.first_step.end()
 
     def _pack(self, tensor: torch.Tensor, casts: Casts | None) -> Any:
         if tensor.layout == torch.strided:
@@ -253,7 +229,7 @@ class Session:
                 return
             if access == _abi.GRADIENT_ONLY or torch.is_grad_enabled():
                 self._begin_step()
-            self._keeper.look()
+            self.first_step.note(self._keeper.look())
             self._drop_ended()
             while held is None and len(self._held) >= self.limit:
                 self.release(next(iter(self._held)))
@@ -297,6 +273,8 @@ class Session:
         gradient = parameter.grad
         if gradient is None or isinstance(gradient, Gradient):
             return
+        if self.first_step.measured is None:
+            self.first_step.note(resident_bytes())
         if gradient.requires_grad:
             parameter.grad = None
             raise StateError(
@@ -401,6 +379,7 @@ class Session:
         self._in_step = False
         self.steps += 1
         self._gradients.prepare()
+        self.first_step.end()
 
     def _collect(self, home: Home) -> bool:
         """Whether the parameter has a gradient; one that the user put there is the engine's now."""

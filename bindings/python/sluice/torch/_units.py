@@ -98,17 +98,22 @@ def _collect(module: torch.nn.Module, name: str, names: Mapping[int, str], taken
         size = sum(_bytes(p) for p in child.parameters() if id(p) not in taken)
         if size == 0:
             continue
-        if size <= (_LARGEST if child_name in blocks else _SMALLEST) or not any(child.children()):
+        if size <= (_LARGEST if child_name in blocks else _SMALLEST) or not has_children(child):
             found.append(Group(path, _own(child, True, names, taken)))
         else:
             _collect(child, path, names, taken, found)
+
+
+def has_children(module: torch.nn.Module) -> bool:
+    """Whether there are modules in it. (Modules themselves may be false, or have no truth: torch.compile()'s.)"""
+    return next(module.children(), None) is not None
 
 
 def _repeated(module: torch.nn.Module) -> set[str]:
     """The children that are blocks: of a kind that occurs more than once, with modules of their own."""
     kinds: dict[type, list[str]] = {}
     for name, child in module.named_children():
-        if any(child.children()):
+        if has_children(child):
             kinds.setdefault(type(child), []).append(name)
     return {name for same in kinds.values() if len(same) > 1 for name in same}
 

@@ -14,7 +14,7 @@ import torch
 from ..engine import Engine
 from ..engine import plan as _plan
 from ..errors import InvalidArgumentError, NotFoundError, StateError
-from ..model import Folder, Options, Path, Size
+from ..model import Folder, Options, Path, Size, size_of
 from ..optimizers import AdamW
 from ..optimizers import Optimizer as Settings
 from . import _meta
@@ -57,7 +57,8 @@ def wrap(
     memory: the budget of the whole process, what PyTorch takes itself (`reserve`) included.
     disk: a folder, or several that are striped, for what does not fit in memory.
     reserve: what PyTorch will take beyond what the process holds now: activations, temporary tensors. None: estimated
-        for `sample_batch` without taking memory, else 512MiB.
+        for `sample_batch` without taking memory, else 512MiB. Where the first step takes more, a warning says how much;
+        engine_of(model).plan()["pytorch"] has it, too.
     sample_batch: what the model is called with: a dict of keyword arguments, a tuple of arguments, or one argument.
     param_groups: as torch.optim has them: dicts of "params" (parameters or their names), "lr", "weight_decay"; what is
         in none has the settings of `optimizer`.
@@ -123,8 +124,9 @@ def _wrap(
     if optimizer is None and param_groups is not None:
         raise InvalidArgumentError("param_groups are given without an optimizer; give one, such as sluice.AdamW()")
     settings, settings_of = _settings(model, optimizer or AdamW(), param_groups or [])
+    reserved, estimated = _reserve(model, reserve, sample_batch, optimizer is not None)
     options = Options(
-        reserved=_reserve(model, reserve, sample_batch, optimizer is not None),
+        reserved=reserved,
         optimizer=settings,
         dtype=_dtype(groups),
         threads=threads or torch.get_num_threads(),
@@ -136,7 +138,7 @@ def _wrap(
     on_meta = any(t.is_meta for t in [*model.parameters(), *model.buffers()])
     if on_meta:
         _meta.check(model)
-    session = Session(model, groups, settings_of, options, optimizer is not None, _source(stored))
+    session = Session(model, groups, settings_of, options, optimizer is not None, _source(stored), estimated)
     _sessions[model] = session
     if on_meta:
         _meta.initialise(model, {id(home.parameter) for home in session.homes if home.name in (stored or {})})
@@ -239,10 +241,14 @@ def _source(stored: Optional[Mapping[str, Stored]]) -> Optional[Source]:
     return fill
 
 
-def _reserve(model: torch.nn.Module, reserve: Optional[Size], sample_batch: Any, train: bool) -> Size:
-    if reserve is not None:
-        return reserve
-    return _RESERVE if sample_batch is None else estimate(model, sample_batch, train).reserve
+def _reserve(
+    model: torch.nn.Module, reserve: Optional[Size], sample_batch: Any, train: bool
+) -> tuple[int, Optional[int]]:
+    """What is planned for PyTorch, and what was estimated that it has at most at once, where it was."""
+    if reserve is not None or sample_batch is None:
+        return size_of(_RESERVE if reserve is None else reserve, "reserve"), None
+    found = estimate(model, sample_batch, train)
+    return found.reserve, found.peak
 
 
 def _groups(model: torch.nn.Module, units: Optional[Mapping[str, Sequence[str]]]) -> list[Group]:
