@@ -34,7 +34,9 @@ void check_span(const UnitSpec& unit, const UnitSpec* unit_before) {
   const ParameterSpec& span = unit.parameters.front();
   const ParameterSpec* before = unit_before == nullptr ? nullptr : &unit_before->parameters.front();
   if (unit.parameters.size() > 1) fail_for_span(span, "shares its unit; give it a unit of its own");
-  if (span.span_first + span.span_elements > span.whole_elements())
+  check(span);
+  if (span.span_elements == 0) fail_for_span(span, "has no elements");
+  if (span.span_first > span.whole_elements() || span.span_elements > span.whole_elements() - span.span_first)
     fail_for_span(span, "goes beyond its end");
   if (span.span_first + span.span_elements < span.whole_elements() && span.span_elements % kSpanGrain != 0)
     fail_for_span(span, fmt::format("is not its last, and no multiple of {} elements", kSpanGrain));

@@ -27,7 +27,7 @@ from .errors import (
     StateError,
     SystemIOError,
 )
-from .model import Counters, Folder, LedgerLine, Options, Parameter, StepResult, Unit
+from .model import SPAN_GRAIN, Counters, Folder, LedgerLine, Options, Parameter, StepResult, Unit
 from .optimizers import SGD, Adam, AdamW, Lion, Optimizer
 from .training import TrainResult, train
 
@@ -54,6 +54,7 @@ __all__ = [
     "Optimizer",
     "Options",
     "Parameter",
+    "SPAN_GRAIN",
     "StateError",
     "StepResult",
     "SystemIOError",

@@ -80,6 +80,11 @@ class Parameter:
         return math.prod(self.shape) if self.span is None else self.span[1]
 
     @property
+    def first(self) -> int:
+        """The element with which its unit's part begins."""
+        return 0 if self.span is None else self.span[0]
+
+    @property
     def view_shape(self) -> tuple[int, ...]:
         """The shape in which its values are seen: a span is flat."""
         return self.shape if self.span is None else (self.span[1],)

@@ -45,14 +45,9 @@ EngineHandle engine_of(const std::vector<Span>& spans, const char* place, sluice
   return {engine, sluice_engine_destroy};
 }
 
-uint64_t first_of(const std::vector<Span>& spans, std::size_t i) { return spans[i].first; }
-uint64_t elements_of(const std::vector<Span>& spans, std::size_t i) {
-  return spans[i].elements > 0 ? spans[i].elements : kShape[0] * kShape[1];
-}
-
 void give_values(sluice_engine* engine, const std::vector<Span>& spans) {
   for (std::size_t i = 0; i < spans.size(); ++i) {
-    uint64_t first = first_of(spans, i);
+    uint64_t first = spans[i].first;
     ASSERT_OK(sluice_engine_set_values(
         engine, static_cast<uint32_t>(i),
         [](void* context, uint32_t, uint64_t at, float* values, uint64_t elements) {
@@ -82,7 +77,7 @@ std::vector<float> trained(sluice_engine* engine, const std::vector<Span>& spans
     for (std::size_t i = 0; i < spans.size(); ++i) {
       const auto unit = static_cast<uint32_t>(i);
       EXPECT_OK(sluice_engine_acquire(engine, unit, SLUICE_GRADIENT_ONLY));
-      EXPECT_OK(sluice_engine_add_gradient(engine, unit, gradient.data() + first_of(spans, i), SLUICE_F32));
+      EXPECT_OK(sluice_engine_add_gradient(engine, unit, gradient.data() + spans[i].first, SLUICE_F32));
       EXPECT_OK(sluice_engine_release(engine, unit));
     }
     EXPECT_OK(apply(engine, 0));

@@ -42,7 +42,7 @@ class _Acquire:
         """own: by the names that the module has for them."""
         self.use, self.touches, self.own = use, touches, own
         self.homes = list(own.values())
-        self.units = sorted({home.unit for home in self.homes})
+        self.units = sorted({unit for home in self.homes for unit in home.units})
         self.children: list[_Acquire] = []
         self.called = False
         self.touched = 0
@@ -65,7 +65,7 @@ class _Acquire:
             for child in self.children:
                 if not child.called:
                     self.homes += child.homes
-            self.units = sorted({home.unit for home in self.homes})
+            self.units = sorted({unit for home in self.homes for unit in home.units})
         self.children = []
 
 
@@ -99,7 +99,7 @@ def _cover_compiled(made: Mapping[torch.nn.Module, _Acquire], limit: int) -> Non
             continue
         inside = [made[inner] for inner in module._orig_mod.modules()]
         homes = [home for each in inside for home in each.homes]
-        units = sorted({home.unit for home in homes})
+        units = sorted({unit for home in homes for unit in home.units})
         if len(units) <= limit:
             acquire.homes, acquire.units = homes, units
             for each in inside:

@@ -29,7 +29,8 @@ class UpdatesInBackward:
         self._homes: dict[int, list[Home]] = {}  # by unit
         for home in homes:
             if home.trainable:
-                self._homes.setdefault(home.unit, []).append(home)
+                for unit in home.units:
+                    self._homes.setdefault(unit, []).append(home)
         self._had: set[int] = set()  # parameters that had their gradient in this step
         self._open: dict[int, list[Home]] = {}  # by unit: those whose gradients are not applied yet
 
@@ -48,9 +49,10 @@ class UpdatesInBackward:
             session.begin_anew()
         session.add_gradient(home, values)
         self._had.add(home.index)
-        self._open.setdefault(home.unit, []).append(home)
-        if all(other.index in self._had for other in self._homes[home.unit]):
-            session.release(home.unit)
+        for unit in home.units:
+            self._open.setdefault(unit, []).append(home)
+            if all(other.index in self._had for other in self._homes[unit]):
+                session.release(unit)
 
     def release(self, unit: int) -> None:
         """The unit is released, so its gradients are final."""

@@ -13,23 +13,43 @@ import torch
 
 from .._library import library
 from ..engine import Engine
-from ..model import Options, Unit
+from ..model import Options, Parameter, Unit
 from ._memory import FirstStep
 
 DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """What one unit has of a parameter: all of it, unless that is large."""
+
+    index: int  # of the engine's parameters
+    key: str  # by which the engine knows it
+    unit: int
+    first: int  # element of the parameter
+    elements: int
+
+    def of(self, flat: torch.Tensor) -> torch.Tensor:
+        """Its part of the parameter's elements."""
+        return flat[self.first : self.first + self.elements]
+
+
 @dataclasses.dataclass
 class Home:
-    """Where a parameter lives: its unit, its address in the engine, and the tensor over that memory."""
+    """Where a parameter lives: its units, and the tensor over its memory in the engine."""
 
     name: str
-    index: int  # of the engine's parameters
-    unit: int
+    index: int  # of the session's homes
+    spans: list[Span]
     group: int  # of the optimizer's settings
     parameter: torch.nn.Parameter
     memory: torch.Tensor
     trainable: bool
+
+    @property
+    def units(self) -> list[int]:
+        """In which it lies."""
+        return [span.unit for span in self.spans]
 
     @property
     def version(self) -> int:
@@ -52,18 +72,18 @@ class ModelEngine(Engine):
 
     def __init__(self, units: Sequence[Unit], options: Options) -> None:
         super().__init__(units, options)
-        self._seen: list[tuple[int, weakref.ref[Any]]] = []  # unit, and the buffer behind a tensor
+        self._seen: list[tuple[list[int], weakref.ref[Any]]] = []  # units, and the buffer behind a tensor
         self.first_step: FirstStep | None = None
 
-    def tensor(self, index: int, unit: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def tensor(self, spans: Sequence[Span], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A parameter where it lies; touches none of it. It, and all that is made of it, keeps the engine, until that is
         closed."""
         address = ctypes.c_void_p()
-        self._handle.call("sluice_engine_parameter", index, ctypes.byref(address))
+        self._handle.call("sluice_engine_parameter", spans[0].index, ctypes.byref(address))
         item = torch.empty((), dtype=dtype).element_size()
         raw = (ctypes.c_char * (math.prod(shape) * item)).from_address(address.value or 0)
         raw.keeps = self  # type: ignore[attr-defined]
-        self._seen.append((unit, weakref.ref(raw)))
+        self._seen.append(([span.unit for span in spans], weakref.ref(raw)))
         return torch.frombuffer(raw, dtype=dtype).view(shape)
 
     def plan(self) -> dict[str, Any]:
@@ -86,9 +106,9 @@ class ModelEngine(Engine):
         finally:
             kept = [None if home is None else _FormerHome(home) for home in homes]
             if all(home is not None for home in kept):
-                for unit, reference in self._seen:
+                for units, reference in self._seen:
                     if (raw := reference()) is not None:
-                        raw.keeps = kept[unit]
+                        raw.keeps = [kept[unit] for unit in units]
                 super().close()
 
     def close(self) -> None:
@@ -110,9 +130,10 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
     return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
 
 
-def floats_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Its values in f32, contiguous, on the CPU: itself where that is so already."""
-    return tensor.detach().to(device="cpu", dtype=torch.float32).contiguous()
+def floats_of(tensor: torch.Tensor, declared: Parameter) -> torch.Tensor:
+    """What a unit has of its values, in f32, contiguous, on the CPU: where they are where that is so already."""
+    flat = tensor.detach().reshape(-1)[declared.first : declared.first + declared.elements]
+    return flat.to(device="cpu", dtype=torch.float32).contiguous()
 
 
 def storage_of(tensor: Any) -> int:

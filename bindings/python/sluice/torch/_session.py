@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import math
 import threading
 import weakref
 from collections import OrderedDict, deque
@@ -16,7 +17,7 @@ import torch
 
 from .. import _abi
 from ..errors import InvalidArgumentError, StateError
-from ..model import Options, size_of
+from ..model import Options, Unit, size_of
 from ..optimizers import Optimizer as Settings
 from . import _acquire, _closing, _homes, _meta
 from ._at_once import UpdatesInBackward
@@ -117,30 +118,38 @@ class Session:
         """Gives each unit its values, and then its parameters the engine's memory, so that their own is free."""
         homes: list[Home] = []
         places = _meta.places_of(model)
+        index, spans = 0, []
         for u, group in enumerate(groups):
-            self._set_values(group, source)
-            for name, given in group.parameters:
-                memory = self.engine.tensor(len(homes), u, tuple(given.shape), self.dtype)
+            self._set_values(self.engine.units[u], group, source)
+            for declared, (name, given) in zip(self.engine.units[u].parameters, group.parameters, strict=True):
+                spans.append(_homes.Span(index, declared.key, u, declared.first, declared.elements))
+                index += 1
+                if not group.ends_parameters:
+                    continue
+                memory = self.engine.tensor(spans, tuple(given.shape), self.dtype)
                 if given.is_meta:
                     p = _meta.replace(places, given, memory)
                 else:
                     p = given
                     p.data = memory
                 p._sluice = self  # type: ignore[attr-defined]
-                homes.append(
-                    Home(name, len(homes), u, settings_of.get(id(given), 0), p, memory, train and p.requires_grad)
-                )
+                trainable = train and p.requires_grad
+                homes.append(Home(name, len(homes), spans, settings_of.get(id(given), 0), p, memory, trainable))
+                spans = []
         gc.collect()
         return homes
 
-    def _set_values(self, group: Group, source: Source | None) -> None:
+    def _set_values(self, unit: Unit, group: Group, source: Source | None) -> None:
+        declared = {p.key: (p, given) for p, (_, given) in zip(unit.parameters, group.parameters, strict=True)}
         if source is not None:
-            self.engine.set_values(group.name, source)
+            self.engine.set_values(
+                unit.name, lambda key, at, part: source(declared[key][0].name, declared[key][0].first + at, part)
+            )
         elif any(p.is_meta for _, p in group.parameters):
-            self.engine.set_values(group.name, _zeros)
+            self.engine.set_values(unit.name, _zeros)
         else:
-            floats = {name: _homes.floats_of(p) for name, p in group.parameters}
-            self.engine.set_values(group.name, {name: _homes.memory_of(t) for name, t in floats.items()})
+            floats = {key: _homes.floats_of(given, p) for key, (p, given) in declared.items()}
+            self.engine.set_values(unit.name, {key: _homes.memory_of(t) for key, t in floats.items()})
 
     def close(self, values: bool) -> None:
         """The parameters are plain tensors again, with their values, or on the meta device; the engine is gone."""
@@ -213,7 +222,8 @@ class Session:
                 f"backward goes through a graph that was made before '{home.name}' was changed (by optimizer.step() or "
                 "an edit), so its gradients would be wrong; run forward again"
             )
-        self.use(home.unit)
+        for unit in home.units:
+            self.use(unit)
         return home.memory.to(saved.dtype).as_strided(saved.size, saved.stride, saved.offset)
 
     # ---- units come and go ----
@@ -305,7 +315,11 @@ class Session:
     def _end_gradient(self, slot: Slot) -> None:
         slot.alive = False
         del self._slots[slot.home.index]
-        self.engine._handle.call("sluice_engine_drop_gradient", slot.home.index)
+        self._drop_gradient(slot.home)
+
+    def _drop_gradient(self, home: Home) -> None:
+        for span in home.spans:
+            self.engine._handle.call("sluice_engine_drop_gradient", span.index)
 
     def _drop_ended(self) -> None:
         while self.ended:
@@ -317,7 +331,7 @@ class Session:
     def set_gradient(self, home: Home, values: torch.Tensor) -> None:
         """The gradient is `values`, and nothing else."""
         with self._lock:
-            self.engine._handle.call("sluice_engine_drop_gradient", home.index)
+            self._drop_gradient(home)
             self.add_gradient(home, values)
 
     def add_gradient(self, home: Home, values: torch.Tensor) -> None:
@@ -325,27 +339,34 @@ class Session:
         dense = (values.to_dense() if values.layout != torch.strided else values).detach()
         if dense.dtype not in _homes.DTYPES:
             dense = dense.float()
-        dense = dense.contiguous()
+        flat = dense.contiguous().view(-1)
+        kind = _abi.DTYPES[_homes.DTYPES[flat.dtype]]
         with self._lock:
-            self.use(home.unit, _abi.GRADIENT_ONLY)
-            kind = _abi.DTYPES[_homes.DTYPES[dense.dtype]]
-            self.engine._handle.call("sluice_engine_add_gradient", home.index, dense.data_ptr(), kind)
+            for span in home.spans:
+                self.use(span.unit, _abi.GRADIENT_ONLY)
+                self.engine._handle.call("sluice_engine_add_gradient", span.index, span.of(flat).data_ptr(), kind)
 
     def multiply_gradient(self, home: Home, factor: float) -> None:
         """Multiplies the gradient."""
-        self.engine._handle.call("sluice_engine_multiply_gradient", home.index, factor)
+        for span in home.spans:
+            self.engine._handle.call("sluice_engine_multiply_gradient", span.index, factor)
 
     def gradient_norm(self, home: Home) -> float:
         """Its norm; infinite where an element is not finite."""
-        norm = ctypes.c_double()
-        self.engine._handle.call("sluice_engine_gradient_norm", home.index, ctypes.byref(norm))
-        return norm.value
+        norms = []
+        for span in home.spans:
+            norm = ctypes.c_double()
+            self.engine._handle.call("sluice_engine_gradient_norm", span.index, ctypes.byref(norm))
+            norms.append(norm.value)
+        return norms[0] if len(norms) == 1 else math.hypot(*norms)
 
     def read_gradient(self, home: Home) -> torch.Tensor:
         """A copy of the gradient."""
         copy = torch.empty(tuple(home.parameter.shape), dtype=self.dtype)
         kind = _abi.DTYPES[_homes.DTYPES[self.dtype]]
-        self.engine._handle.call("sluice_engine_get_gradient", home.index, copy.data_ptr(), kind)
+        for span in home.spans:
+            to = span.of(copy.view(-1)).data_ptr()
+            self.engine._handle.call("sluice_engine_get_gradient", span.index, to, kind)
         return copy
 
     # ---- the step ----

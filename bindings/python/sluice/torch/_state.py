@@ -11,7 +11,7 @@ import torch
 
 from ..errors import BudgetError, InvalidArgumentError
 from ..model import Folder
-from ._homes import Home
+from ._homes import Home, Span
 
 if TYPE_CHECKING:
     from ._session import Session
@@ -25,7 +25,7 @@ def read(session: Session) -> dict[int, dict[str, torch.Tensor]]:
     in the disk folder, where one was given, so that they may be larger than memory; else in memory."""
     engine = session.engine
     arrays = engine.state_arrays()
-    updated = [home for home in session.homes if home.trainable and engine.updates(home.name) > 0]
+    updated = [home for home in session.homes if home.trainable and engine.updates(home.spans[0].key) > 0]
     type_of = {name: _type_of(session, name) for name in arrays}
     needed = sum(home.memory.numel() * type_of[name].itemsize for home in updated for name in arrays)
     if session.options.disk is None:
@@ -38,22 +38,23 @@ def read(session: Session) -> dict[int, dict[str, torch.Tensor]]:
         if session.options.disk is None:
             return torch.empty(tuple(home.memory.shape), dtype=dtype)
         memory = _file_without_name(folder, home.memory.numel() * dtype.itemsize)
-        files.setdefault(home.unit, []).append(memory)
+        files.setdefault(home.units[-1], []).append(memory)
         return torch.frombuffer(memory, dtype=dtype).view(tuple(home.memory.shape))
 
     state = {
-        home.index: {_STEP: torch.tensor(float(engine.updates(home.name)))}
+        home.index: {_STEP: torch.tensor(float(engine.updates(home.spans[0].key)))}
         | {name: make(home, type_of[name]) for name in arrays}
         for home in updated
     }
-    index_of = {home.name: home.index for home in updated}
+    places = {span.key: (home.index, span) for home in updated for span in home.spans}
 
-    def take(parameter: str, array: str, first: int, part: memoryview) -> None:
-        if parameter in index_of:
+    def take(key: str, array: str, first: int, part: memoryview) -> None:
+        if key in places:
+            index, span = places[key]
             values = torch.frombuffer(bytearray(part), dtype=torch.float32)
-            state[index_of[parameter]][array].view(-1)[first : first + len(values)] = values
+            span.of(state[index][array].view(-1))[first : first + len(values)] = values
 
-    for unit in sorted({home.unit for home in updated}):
+    for unit in sorted({unit for home in updated for unit in home.units}):
         engine.get_state(engine.units[unit].name, take)
         for memory in files.get(unit, ()):  # what was written goes to the file, and needs no memory until it is read
             memory.flush()
@@ -69,30 +70,38 @@ def write(session: Session, state: Mapping[int, Mapping[str, Any]]) -> None:
         if home.index in state:
             _check(home, state[home.index], arrays)
     session.release_all()
-    homes = {home.name: home for home in session.homes}
-    for unit in sorted({home.unit for home in session.homes if home.trainable}):
-        own = [home for home in session.homes if home.unit == unit]
-        given = {home.index: dict(state.get(home.index, {})) for home in own}
+    of_unit: dict[int, list[tuple[Home, Span]]] = {}
+    for home in session.homes:
+        for span in home.spans if home.trainable else ():
+            of_unit.setdefault(span.unit, []).append((home, span))
+    for unit, own in of_unit.items():
+        given = {span.key: _parts(state.get(home.index, {}), span) for home, span in own}
         if _MASTER in arrays:
             session.use(unit)
-            for home in own:
-                given[home.index].setdefault(_MASTER, home.memory.float())
+            for home, span in own:
+                given[span.key].setdefault(_MASTER, span.of(home.memory.view(-1)).float())
             session.release(unit)
 
-        def fill(parameter: str, array: str, first: int, part: memoryview, given: Any = given) -> None:
+        def fill(key: str, array: str, first: int, part: memoryview, given: Any = given) -> None:
             values = torch.frombuffer(part, dtype=torch.float32)
-            source = given[homes[parameter].index].get(array)
+            source = given[key].get(array)
             if source is None:
                 values.zero_()
             else:
-                values.copy_(source.reshape(-1)[first : first + len(values)])
+                values.copy_(source[first : first + len(values)])
 
         session.engine.set_state(session.engine.units[unit].name, fill)
-        for home in own:
+        for home, span in own:
             # torch.optim.SGD counts no steps.
-            step = given[home.index].get(_STEP, 1 if state.get(home.index) else 0)
-            session.engine.set_updates(home.name, int(step))
+            step = state.get(home.index, {}).get(_STEP, 1 if state.get(home.index) else 0)
+            session.engine.set_updates(span.key, int(step))
             home.changed()
+
+
+def _parts(arrays: Mapping[str, Any], span: Span) -> dict[str, torch.Tensor]:
+    return {
+        name: span.of(values.reshape(-1)) for name, values in arrays.items() if name != _STEP and values is not None
+    }
 
 
 def _check(home: Home, given: Mapping[str, Any], arrays: tuple[str, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Optional
 
 import torch
 
@@ -13,20 +14,30 @@ from ..model import Parameter, Unit
 _SMALLEST = 4 << 20  # bytes: below it, neighbours are fetched together
 _LARGEST = 256 << 20  # bytes: a repeated block above it (one of many experts) is cut along its modules
 
+# Elements. A parameter above it spans several units, each with so many of it: its gradient then passes in pieces.
+_LARGEST_PARAMETER = 64 << 20
+_SPAN = 32 << 20
+
 _Named = tuple[str, torch.nn.Parameter]
 
 
 @dataclasses.dataclass
 class Group:
-    """Parameters of one unit: all trainable, or all frozen."""
+    """Parameters of one unit: all trainable, or all frozen; or a span (first element, elements) of a single one."""
 
     name: str
     parameters: list[_Named]
+    span: Optional[tuple[int, int]] = None
 
     @property
     def bytes(self) -> int:
         """Of all its parameters."""
         return sum(_bytes(p) for _, p in self.parameters)
+
+    @property
+    def ends_parameters(self) -> bool:
+        """Whether no other unit goes on with its last parameter."""
+        return self.span is None or sum(self.span) == self.parameters[0][1].numel()
 
 
 def _bytes(parameter: torch.nn.Parameter) -> int:
@@ -39,7 +50,13 @@ def units_of(groups: Sequence[Group], settings_of: Mapping[int, int], train: boo
         Unit(
             group.name,
             [
-                Parameter(name, tuple(p.shape), settings_of.get(id(p), 0), frozen=not (train and p.requires_grad))
+                Parameter(
+                    name,
+                    tuple(p.shape),
+                    settings_of.get(id(p), 0),
+                    frozen=not (train and p.requires_grad),
+                    span=group.span,
+                )
                 for name, p in group.parameters
             ],
         )
@@ -54,7 +71,7 @@ def find_units(model: torch.nn.Module) -> list[Group]:
     taken: set[int] = set()
     found: list[Group] = []
     _collect(model, "", names, taken, found)
-    return _split_frozen(_merge_small(found))
+    return _span_large(_split_frozen(_merge_small(found)))
 
 
 def named_units(model: torch.nn.Module, units: Mapping[str, Sequence[str]]) -> list[Group]:
@@ -75,7 +92,17 @@ def named_units(model: torch.nn.Module, units: Mapping[str, Sequence[str]]) -> l
         found.append(group)
     rest: list[Group] = []
     _collect(model, "", names, taken, rest)
-    return _split_frozen(found + _merge_small(rest))
+    return _split_frozen(found) + _span_large(_split_frozen(_merge_small(rest)))
+
+
+def held_at_least(groups: Sequence[Group]) -> int:
+    """Units that are held together, because a parameter spans them, and the one that is used with it."""
+    most, together = 1, 0
+    for group in groups:
+        together += 1
+        if group.ends_parameters:
+            most, together = max(most, together), 0
+    return most if most == 1 else min(most + 1, len(groups))
 
 
 def _take(parameters: Iterable[_Named], taken: set[int]) -> list[_Named]:
@@ -126,6 +153,20 @@ def _merge_small(groups: Sequence[Group]) -> list[Group]:
         else:
             merged.append(Group(group.name, list(group.parameters)))
     return merged
+
+
+def _span_large(groups: Sequence[Group]) -> list[Group]:
+    """The rule is one of shapes, so that it is the same at any budget."""
+    cut = []
+    for group in groups:
+        large = [(name, p) for name, p in group.parameters if p.numel() > _LARGEST_PARAMETER]
+        rest = [(name, p) for name, p in group.parameters if p.numel() <= _LARGEST_PARAMETER]
+        for name, p in large:
+            for first in range(0, p.numel(), _SPAN):
+                cut.append(Group(f"{name}[{first}:]", [(name, p)], (first, min(_SPAN, p.numel() - first))))
+        if rest:
+            cut.append(Group(group.name, rest))
+    return cut
 
 
 def _split_frozen(groups: Sequence[Group]) -> list[Group]:

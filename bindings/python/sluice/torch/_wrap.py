@@ -22,7 +22,7 @@ from ._estimate import estimate
 from ._optimizer import Optimizer
 from ._safetensors import SafetensorsFolder, Stored
 from ._session import Session, Source
-from ._units import Group, find_units, named_units, units_of
+from ._units import Group, find_units, held_at_least, named_units, units_of
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -130,7 +130,7 @@ def _wrap(
         optimizer=settings,
         dtype=_dtype(groups),
         threads=threads or torch.get_num_threads(),
-        held_units=held_units,
+        held_units=max(held_units, held_at_least(groups)),
         given_back=_given_back(groups),
         serve_touches=True,
         **others,
@@ -167,7 +167,7 @@ def plan(
         disk=disk,
         reserved=expected.reserve if reserve is None else reserve,
         dtype=_dtype(groups),
-        held_units=held_units,
+        held_units=max(held_units, held_at_least(groups)),
         given_back=_given_back(groups),
         serve_touches=True,
     )
