@@ -63,7 +63,7 @@ engine::MachineRates rates_of(offload::IoService& io, const std::vector<offload:
     const std::uint64_t sample = std::min(kDiskSample, folder.limit / kMiB * kMiB);
     if (sample == 0)
       fail(ErrorCode::kInvalidArgument, "the disk folder '{}' was given less than 1 MiB", folder.path);
-    const models::DiskRates measured = models::measure_disk(io, folder.path, sample);
+    const offload::DiskRates measured = models::measure_disk(io, folder.path, sample);
     rates.disk_read += measured.read;
     rates.disk_write += measured.write;
   }

@@ -149,7 +149,7 @@ Finding gpu() {
 Finding disk(offload::IoService& io, const std::string& folder) {
   try {
     offload::check_disk_folder(folder);
-    const models::DiskRates rates = models::measure_disk(io, folder, kDiskSample);
+    const offload::DiskRates rates = models::measure_disk(io, folder, kDiskSample);
     return {"disk " + folder,
             fmt::format("write {:.2f} GB/s, read {:.2f} GB/s ({} of {} past the page cache)",
                         rates.write / 1e9, rates.read / 1e9, format_size(kDiskSample), io.name()),
