@@ -103,7 +103,7 @@ Steps run_steps(models::Setup& setup, double seconds, BenchProgress& progress) {
                               std::max(seconds, passed())));
     if (report.step == 1) return;
     steps.seconds.push_back(report.seconds);
-    steps.wait += report.wait_seconds;
+    steps.wait += report.read_wait_seconds + report.write_wait_seconds;
     steps.optimizer += report.optimizer_seconds;
   };
   progress.show("the model's memory is taken and filled");

@@ -73,6 +73,8 @@ void bind_output(Flags& flags, models::TrainSettings& s, TrainOptions& options) 
   flags.whole("--eval-batches", s.eval_batches, "micro-batches of a validation");
   flags.text("--metrics", s.metrics, "FILE.jsonl that gets a line a step");
   flags.text("--trace", s.trace, "FILE.json for Perfetto: what ran when, a lane a stream");
+  flags.text("--profile", s.profile,
+             "FILE.html with a report: memory over time, what moved and stalled, plan and measurement");
   flags.choice("--progress", options.progress, {"auto", "bar", "lines", "none"}, "how steps are shown");
   flags.text("--config", options.config, "JSON file with the same names (save_every); flags win over it");
 }
