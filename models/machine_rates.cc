@@ -8,6 +8,7 @@
 #include "core/bytes.h"
 #include "kernels/elementwise.h"
 #include "kernels/limits.h"
+#include "offload/disk_cache.h"
 
 namespace sluice::models {
 namespace {
@@ -83,8 +84,8 @@ offload::DiskRates measure_disk_limit(const std::string& folder, std::uint64_t b
 
 // Striped: all folders work at once, at the pace of the slowest.
 template <class Measure>
-void add_disk(const std::vector<offload::DiskFolder>& disk, engine::MachineRates& rates,
-              const Measure& measure) {
+void stripe(const std::vector<offload::DiskFolder>& disk, engine::MachineRates& rates,
+            const Measure& measure) {
   offload::DiskRates slowest = {1e18, 1e18};
   for (const offload::DiskFolder& folder : disk) {
     const offload::DiskRates measured = measure(folder);
@@ -113,14 +114,15 @@ std::uint64_t sample_bytes(std::uint64_t most, std::uint64_t limit) {
 
 }  // namespace
 
-offload::DiskRates measure_disk(offload::IoService& io, const std::string& folder, std::uint64_t bytes) {
-  constexpr offload::StreamShape kShape{kMiB, 8};
-  allocator::Ledger unlimited;
-  const allocator::Region memory(unlimited, allocator::Purpose::kStaging, kShape.bytes());
-  offload::fill_for_measuring(memory.bytes());
-  const auto file = io.open(folder, offload::OpenMode::kUnnamed);
-  file->allocate(bytes);
-  return offload::measure_file(*file, bytes, kShape, memory.bytes());
+void add_disk(offload::IoService& io, const std::vector<offload::DiskFolder>& disk,
+              engine::MachineRates& rates) {
+  rates.disk_in_flight = disk.empty() ? rates.disk_in_flight : 0;
+  stripe(disk, rates, [&](const offload::DiskFolder& folder) {
+    const offload::DiskKnowledge known =
+        offload::know_disk(io, folder.path, sample_bytes(kDiskSample, folder.limit));
+    rates.disk_in_flight += known.in_flight;
+    return known.rates;
+  });
 }
 
 engine::MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& library, offload::IoService& io,
@@ -128,9 +130,7 @@ engine::MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& lib
   engine::MachineRates rates;
   rates.flops = measure_product(threads, library, Dtype::kF32, 768);
   rates.memory_bandwidth = measure_memory(threads);
-  add_disk(disk, rates, [&](const offload::DiskFolder& folder) {
-    return measure_disk(io, folder.path, sample_bytes(kDiskSample, folder.limit));
-  });
+  add_disk(io, disk, rates);
   return rates;
 }
 
@@ -141,7 +141,7 @@ engine::MachineRates measure_limits(Threads& threads, kernels::MatrixLibrary& li
   for (const std::size_t side : {768, 2048})
     rates.flops = std::max(rates.flops, measure_product(threads, library, dtype, side));
   rates.memory_bandwidth = measure_memory_limit(threads);
-  add_disk(disk, rates, [](const offload::DiskFolder& folder) {
+  stripe(disk, rates, [](const offload::DiskFolder& folder) {
     return measure_disk_limit(folder.path, sample_bytes(kLimitSample, folder.limit));
   });
   return rates;
