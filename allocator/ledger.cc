@@ -54,6 +54,7 @@ void Ledger::charge(Tier tier, Purpose purpose, std::uint64_t bytes) {
          bytes - (limit - total.current));
   add(total, bytes);
   add(state_.lines[index_of(tier)][index_of(purpose)], bytes);
+  note(tier);
 }
 
 void Ledger::discharge(Tier tier, Purpose purpose, std::uint64_t bytes) {
@@ -62,6 +63,7 @@ void Ledger::discharge(Tier tier, Purpose purpose, std::uint64_t bytes) {
   require_held(line, tier, purpose, bytes);
   line.current -= bytes;
   state_.total[index_of(tier)].current -= bytes;
+  note(tier);
 }
 
 void Ledger::move(Tier tier, Purpose from, Purpose to, std::uint64_t bytes) {
@@ -70,6 +72,30 @@ void Ledger::move(Tier tier, Purpose from, Purpose to, std::uint64_t bytes) {
   require_held(lines[index_of(from)], tier, from, bytes);
   lines[index_of(from)].current -= bytes;
   add(lines[index_of(to)], bytes);
+  note(tier);
+}
+
+void Ledger::record(std::size_t parts, std::chrono::steady_clock::time_point begin) {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t tier = 0; tier < kTiers; ++tier) {
+    timelines_[tier].emplace(parts, begin);
+    note(static_cast<Tier>(tier));
+  }
+}
+
+void Ledger::note(Tier tier) {
+  std::optional<TierTimeline>& timeline = timelines_[index_of(tier)];
+  if (!timeline) return;
+  TierTimeline::Held held;
+  for (std::size_t purpose = 0; purpose < kPurposes; ++purpose)
+    held[purpose] = state_.lines[index_of(tier)][purpose].current;
+  timeline->note(std::chrono::steady_clock::now(), held);
+}
+
+std::vector<Ledger::TierTimeline::Part> Ledger::timeline(Tier tier) const {
+  const std::lock_guard lock(mutex_);
+  const auto& timeline = timelines_[index_of(tier)];
+  return timeline ? timeline->parts() : std::vector<TierTimeline::Part>();
 }
 
 Ledger::Snapshot Ledger::snapshot() const {

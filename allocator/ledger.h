@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "allocator/timeline.h"
+
 namespace sluice::allocator {
 
 enum class Tier : std::uint8_t {
@@ -60,9 +62,19 @@ class Ledger {
 
   Snapshot snapshot() const;
 
+  // From now on what is held when is kept, by tier and purpose, in at most `parts` parts of the time since
+  // `begin`.
+  using TierTimeline = Timeline<kPurposes>;
+  void record(std::size_t parts, std::chrono::steady_clock::time_point begin);
+  // Nothing where it is not kept.
+  std::vector<TierTimeline::Part> timeline(Tier tier) const;
+
  private:
+  void note(Tier tier);
+
   mutable std::mutex mutex_;
   Snapshot state_;
+  std::array<std::optional<TierTimeline>, kTiers> timelines_;
 };
 
 // Bytes charged for its own lifetime.

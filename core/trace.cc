@@ -17,7 +17,10 @@ namespace {
 using Time = Trace::Clock::time_point;
 
 constexpr std::size_t kPiece = 64 * 1024;  // of what is written at a time
-constexpr std::array<const char*, 4> kLanes = {"compute", "read", "write", "optimizer"};
+constexpr std::array<const char*, Trace::kLanes> kNames = {"compute",   "read",       "write", "optimizer",
+                                                           "read wait", "write wait", "save"};
+
+std::size_t index_of(const Trace::Event& event) { return static_cast<std::size_t>(event.lane); }
 
 // Whole nanoseconds, so that who reads begin and length finds the end.
 std::string microseconds(Trace::Clock::duration d) {
@@ -61,26 +64,38 @@ void Trace::add(Lane lane, std::string name, Clock::time_point begin, Clock::tim
   ++dropped_;
 }
 
+const char* Trace::name_of(Lane lane) { return kNames[static_cast<std::size_t>(lane)]; }
+
+void Trace::for_each(const std::function<void(const Event&)>& use) const {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < events_.size(); ++i) use(kept(i));
+}
+
+std::uint64_t Trace::dropped() const {
+  const std::lock_guard lock(mutex_);
+  return dropped_;
+}
+
 std::string Trace::text_of(const Event& event, std::size_t thread) const {
   const std::string bytes = event.bytes == 0 ? "" : fmt::format(R"(,"args":{{"bytes":{}}})", event.bytes);
   return fmt::format(R"({{"ph":"X","pid":1,"tid":{},"cat":"{}","name":{},"ts":{},"dur":{}{}}})", thread,
-                     kLanes[event.lane_index()], nlohmann::json(event.name).dump(),
+                     kNames[index_of(event)], nlohmann::json(event.name).dump(),
                      microseconds(event.begin - start_), microseconds(event.end - event.begin), bytes);
 }
 
 void Trace::save(const std::string& path) const {
   const std::lock_guard lock(mutex_);
-  std::array<Rows, kLanes.size()> lanes;
+  std::array<Rows, kLanes> lanes;
   std::vector<std::uint32_t> rows(events_.size());
   for (std::size_t i = rows.size(); i-- > 0;)
-    rows[i] = static_cast<std::uint32_t>(lanes[kept(i).lane_index()].take(kept(i).begin, kept(i).end));
+    rows[i] = static_cast<std::uint32_t>(lanes[index_of(kept(i))].take(kept(i).begin, kept(i).end));
 
-  std::array<std::size_t, kLanes.size()> first_thread = {};
+  std::array<std::size_t, kLanes> first_thread = {};
   std::vector<std::string> names;
-  for (std::size_t lane = 0; lane < kLanes.size(); ++lane) {
+  for (std::size_t lane = 0; lane < kLanes; ++lane) {
     first_thread[lane] = names.size() + 1;
     for (std::size_t row = 0; row < lanes[lane].count(); ++row)
-      names.push_back(thread_name(names.size() + 1, kLanes[lane], row));
+      names.push_back(thread_name(names.size() + 1, kNames[lane], row));
   }
   std::string start = fmt::format("{{\"otherData\":{{\"dropped_events\":{}}},\"traceEvents\":[\n{}", dropped_,
                                   fmt::join(names, ",\n"));
@@ -89,7 +104,7 @@ void Trace::save(const std::string& path) const {
   write_text_file(path, [&] {
     std::string piece = std::exchange(start, std::string());
     for (; done < rows.size() && piece.size() < kPiece; ++done)
-      piece += ",\n" + text_of(kept(done), first_thread[kept(done).lane_index()] + rows[done]);
+      piece += ",\n" + text_of(kept(done), first_thread[index_of(kept(done))] + rows[done]);
     if (done == rows.size() && !std::exchange(ended, true)) piece += "\n]}\n";
     return piece;
   });

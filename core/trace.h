@@ -1,38 +1,43 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <vector>
 
 namespace sluice {
 
-// What happened when, by lane ("compute", "read", "write", "optimizer"): written as the Trace Event JSON that
-// Perfetto and chrome://tracing open. An event's "cat" is its lane; events of a lane that are under way at
-// once stand in rows of their own ("read", "read 2", ...), since viewers take those of a row to follow each
-// other. Thread rule: add() from any thread. The latest `limit` events are kept, in memory that is taken at
-// the start; how many earlier ones were dropped is in the file.
+// What happened when, by lane ("compute", "read", "write", "optimizer", "read wait", "write wait", "save"):
+// written as the Trace Event JSON that Perfetto and chrome://tracing open. An event's "cat" is its lane;
+// events of a lane that are under way at once stand in rows of their own ("read", "read 2", ...), since
+// viewers take those of a row to follow each other. Thread rule: add() from any thread. The latest `limit`
+// events are kept, in memory that is taken at the start; how many earlier ones were dropped is in the file.
 class Trace {
  public:
   using Clock = std::chrono::steady_clock;
-  enum class Lane : std::uint8_t { kCompute, kRead, kWrite, kOptimizer };
+  enum class Lane : std::uint8_t { kCompute, kRead, kWrite, kOptimizer, kReadWait, kWriteWait, kSave };
+  static constexpr std::size_t kLanes = 7;
+  static const char* name_of(Lane lane);
 
   explicit Trace(std::size_t limit = 1'000'000) : limit_(limit), start_(Clock::now()) {
     events_.reserve(limit);
   }
   void add(Lane lane, std::string name, Clock::time_point begin, Clock::time_point end,
            std::uint64_t bytes = 0);
-  // Writes the file whole or not at all, in small pieces. Throws Error(kIo).
-  void save(const std::string& path) const;
-
- private:
+  // The kept events, the oldest first; how many earlier ones were dropped.
   struct Event {
     std::string name;
     Clock::time_point begin, end;
     std::uint64_t bytes;
     Lane lane;
-    std::size_t lane_index() const { return static_cast<std::size_t>(lane); }
   };
+  void for_each(const std::function<void(const Event&)>& use) const;
+  std::uint64_t dropped() const;
+  // Writes the file whole or not at all, in small pieces. Throws Error(kIo).
+  void save(const std::string& path) const;
+
+ private:
   std::size_t limit_;
   Clock::time_point start_;
   mutable std::mutex mutex_;

@@ -27,12 +27,13 @@ Engine::State::State(const Profile& profile, const Plan& the_plan, const optim::
       plan(the_plan),
       layout(profile.units),
       groups(divide_up(profile.micro_batches, plan.group)),
-      pager(resources.ledger, resources.disk),
+      waits(resources.trace),
+      pager(resources.ledger, resources.disk, waits),
       gradients(layout, gradient_uses(profile), plan, profile.any_order, pager),
       states(layout, StateFormat(optimizer, plan.dtype), plan.chunk_elements, resident_states(plan),
              resources.disk),
       updates(layout, optimizer, states, resources.threads, resources.disk, resources.trace),
-      queue(plan, pager, gradients, updates, parameters),
+      queue(plan, pager, gradients, updates, waits, parameters),
       any_order(profile.any_order),
       held_units(profile.held_units),
       applied(layout.parameters()),
@@ -373,7 +374,7 @@ void Engine::settle() {
 }
 
 Engine::Counters Engine::counters() const {
-  return {state_->pager.wait_seconds() + state_->queue.wait_seconds(), state_->updates.seconds()};
+  return {state_->waits.read_seconds(), state_->waits.write_seconds(), state_->updates.seconds()};
 }
 
 }  // namespace sluice::engine

@@ -163,8 +163,8 @@ class Engine {
   void settle();
 
   struct Counters {
-    double wait_seconds = 0;       // the caller waited for transfers
-    double optimizer_seconds = 0;  // arithmetic of updates
+    double read_wait_seconds = 0, write_wait_seconds = 0;  // the caller waited for reads, for writes
+    double optimizer_seconds = 0;                          // arithmetic of updates
   };
   Counters counters() const;
 

@@ -14,6 +14,7 @@
 #include "engine/store/pager.h"
 #include "engine/store/state_store.h"
 #include "engine/store/unit_values.h"
+#include "engine/store/waits.h"
 
 // Private to this room.
 namespace sluice::engine {
@@ -92,6 +93,7 @@ struct Engine::State {
   Plan plan;
   Layout layout;
   std::size_t groups;
+  Waits waits;
   Pager pager;
   Gradients gradients;
   StateStore states;

@@ -1,18 +1,21 @@
 #include "models/machine_rates.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 
 #include "allocator/memory.h"
 #include "core/bytes.h"
 #include "kernels/elementwise.h"
+#include "kernels/limits.h"
+#include "offload/disk_cache.h"
 
 namespace sluice::models {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int kRounds = 3;
-constexpr std::uint64_t kDiskSample = 64 * kMiB;
+constexpr std::uint64_t kDiskSample = 64 * kMiB, kLimitSample = 256 * kMiB;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -30,19 +33,67 @@ double best_seconds(const Work& work) {
   return std::max(best, 1e-9);
 }
 
-double measure_products(Threads& threads, kernels::MatrixLibrary& library) {
-  constexpr std::size_t kSide = 768;
+// Floating-point operations a second of a square product.
+double measure_product(Threads& threads, kernels::MatrixLibrary& library, Dtype dtype, std::size_t side) {
+  const std::size_t bytes = round_up(side * side * size_of(dtype), kDiskBlock);
+  kernels::Product product;
+  product.m = product.n = product.k = side;
+  product.a.type = product.b.type = product.c.type = dtype;
   allocator::Ledger unlimited;
   const allocator::Region memory(unlimited, allocator::Purpose::kWorkspace,
-                                 3 * kSide * kSide * sizeof(float));
-  auto* values = reinterpret_cast<float*>(memory.data());
-  kernels::fill(threads, 2 * kSide * kSide, 0.5f, Array{values, Dtype::kF32});
-  kernels::Product product;
-  product.m = product.n = product.k = kSide;
-  product.a = {values, Dtype::kF32};
-  product.b = {values + kSide * kSide, Dtype::kF32};
-  product.c = {values + 2 * kSide * kSide, Dtype::kF32};
-  return 2.0 * kSide * kSide * kSide / best_seconds([&] { library.multiply_f32(product); });
+                                 3 * bytes + kernels::product_workspace(product, library));
+  kernels::fill(threads, side * side, 0.5f, Array{memory.data(), dtype});
+  kernels::fill(threads, side * side, 0.5f, Array{memory.data() + bytes, dtype});
+  product.a.data = memory.data();
+  product.b.data = memory.data() + bytes;
+  product.c.data = memory.data() + 2 * bytes;
+  const double seconds =
+      best_seconds([&] { kernels::multiply(library, threads, product, memory.data() + 3 * bytes); });
+  return 2.0 * static_cast<double>(side * side * side) / seconds;
+}
+
+double measure_multiply_adds(Threads& threads) {
+  constexpr std::size_t kTimes = 10'000'000;
+  double operations = 0;
+  const double seconds = best_seconds([&] { operations = kernels::multiply_add(threads, kTimes); });
+  return operations / seconds;
+}
+
+double measure_memory_limit(Threads& threads) {
+  constexpr std::size_t kBytes = 128 * kMiB;
+  allocator::Ledger unlimited;
+  const allocator::Region memory(unlimited, allocator::Purpose::kWorkspace, 2 * kBytes);
+  using Stream = kernels::MemoryStream;
+  const std::array<Stream, 2> streams = {Stream{memory.data(), kBytes, Stream::Touch::kRead},
+                                         Stream{memory.data() + kBytes, kBytes, Stream::Touch::kWrite}};
+  double seconds = 1e9;
+  for (const auto stores : {kernels::Stores::kPlain, kernels::Stores::kPastCaches})
+    seconds = std::min(seconds, best_seconds([&] { kernels::go_through(threads, streams, stores); }));
+  return 2.0 * static_cast<double>(kBytes) / seconds;
+}
+
+offload::DiskRates measure_disk_limit(const std::string& folder, std::uint64_t bytes) {
+  constexpr offload::StreamShape kShape;
+  allocator::Ledger unlimited;
+  const allocator::Region memory(unlimited, allocator::Purpose::kStaging, kShape.bytes());
+  offload::fill_for_measuring(memory.bytes());
+  offload::BareFile file(folder, bytes);
+  file.measure(kShape, memory.bytes());  // first writes into reserved space are slower
+  return file.measure(kShape, memory.bytes());
+}
+
+// Striped: all folders work at once, at the pace of the slowest.
+template <class Measure>
+void stripe(const std::vector<offload::DiskFolder>& disk, engine::MachineRates& rates,
+            const Measure& measure) {
+  offload::DiskRates slowest = {1e18, 1e18};
+  for (const offload::DiskFolder& folder : disk) {
+    const offload::DiskRates measured = measure(folder);
+    slowest = {std::min(slowest.read, measured.read), std::min(slowest.write, measured.write)};
+  }
+  if (disk.empty()) return;
+  rates.disk_read = slowest.read * static_cast<double>(disk.size());
+  rates.disk_write = slowest.write * static_cast<double>(disk.size());
 }
 
 double measure_memory(Threads& threads) {
@@ -56,60 +107,43 @@ double measure_memory(Threads& threads) {
   return static_cast<double>(kMeasuringBytes) / best_seconds(copy);
 }
 
-// Transfers of 1 MiB, eight at a time.
-template <class Transfer>
-double transfer_rate(std::uint64_t bytes, std::span<std::byte> memory, const Transfer& transfer) {
-  const Clock::time_point begin = Clock::now();
-  for (std::uint64_t offset = 0; offset < bytes;) {
-    offload::Batch batch;
-    for (std::size_t at = 0; at < memory.size() && offset < bytes; at += kMiB, offset += kMiB)
-      transfer(offset, memory.subspan(at, std::min(kMiB, bytes - offset)), batch.add());
-    batch.wait();
-  }
-  return static_cast<double>(bytes) / std::max(seconds_since(begin), 1e-9);
-}
-
 // Never more than the folder was given.
-std::uint64_t sample_bytes(std::uint64_t limit) {
-  return std::min(kDiskSample, limit / kDiskBlock * kDiskBlock);
+std::uint64_t sample_bytes(std::uint64_t most, std::uint64_t limit) {
+  return std::min(most, limit / kDiskBlock * kDiskBlock);
 }
 
 }  // namespace
 
-DiskRates measure_disk(offload::IoService& io, const std::string& folder, std::uint64_t bytes) {
-  allocator::Ledger unlimited;
-  const allocator::Region memory(unlimited, allocator::Purpose::kStaging, 8 * kMiB);
-  // A pattern that no disk compresses to nothing.
-  for (std::size_t i = 0; i < memory.size(); ++i)
-    memory.data()[i] = static_cast<std::byte>(i * 2654435761u >> 13);
-  const auto file = io.open(folder, offload::OpenMode::kUnnamed);
-  file->allocate(bytes);
-  DiskRates rates;
-  rates.write = transfer_rate(bytes, memory.bytes(),
-                              [&](std::uint64_t offset, std::span<std::byte> part, offload::Done done) {
-                                file->write(offset, part, std::move(done));
-                              });
-  rates.read = transfer_rate(bytes, memory.bytes(),
-                             [&](std::uint64_t offset, std::span<std::byte> part, offload::Done done) {
-                               file->read(offset, part, std::move(done));
-                             });
-  return rates;
+void add_disk(offload::IoService& io, const std::vector<offload::DiskFolder>& disk,
+              engine::MachineRates& rates) {
+  rates.disk_in_flight = disk.empty() ? rates.disk_in_flight : 0;
+  stripe(disk, rates, [&](const offload::DiskFolder& folder) {
+    const offload::DiskKnowledge known =
+        offload::know_disk(io, folder.path, sample_bytes(kDiskSample, folder.limit));
+    rates.disk_in_flight += known.in_flight;
+    return known.rates;
+  });
 }
 
 engine::MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& library, offload::IoService& io,
                                    const std::vector<offload::DiskFolder>& disk) {
   engine::MachineRates rates;
-  rates.flops = measure_products(threads, library);
+  rates.flops = measure_product(threads, library, Dtype::kF32, 768);
   rates.memory_bandwidth = measure_memory(threads);
-  DiskRates slowest = {1e18, 1e18};
-  for (const offload::DiskFolder& folder : disk) {
-    const DiskRates measured = measure_disk(io, folder.path, sample_bytes(folder.limit));
-    slowest = {std::min(slowest.read, measured.read), std::min(slowest.write, measured.write)};
-  }
-  if (!disk.empty()) {  // striped: all folders work at once, at the pace of the slowest
-    rates.disk_read = slowest.read * static_cast<double>(disk.size());
-    rates.disk_write = slowest.write * static_cast<double>(disk.size());
-  }
+  add_disk(io, disk, rates);
+  return rates;
+}
+
+engine::MachineRates measure_limits(Threads& threads, kernels::MatrixLibrary& library, Dtype dtype,
+                                    const std::vector<offload::DiskFolder>& disk) {
+  engine::MachineRates rates;
+  rates.flops = measure_multiply_adds(threads);
+  for (const std::size_t side : {768, 2048})
+    rates.flops = std::max(rates.flops, measure_product(threads, library, dtype, side));
+  rates.memory_bandwidth = measure_memory_limit(threads);
+  stripe(disk, rates, [](const offload::DiskFolder& folder) {
+    return measure_disk_limit(folder.path, sample_bytes(kLimitSample, folder.limit));
+  });
   return rates;
 }
 

@@ -12,14 +12,20 @@ namespace sluice::models {
 // What measuring takes of memory at a time, and gives back.
 inline constexpr std::size_t kMeasuringBytes = std::size_t{16} << 20;
 
-struct DiskRates {
-  double read = 0, write = 0;  // bytes per second
-};
-// Writes and reads back an unnamed file of `bytes` (a multiple of kDiskBlock) in a folder, past the page
-// cache. Throws as IoService::open and File::allocate.
-DiskRates measure_disk(offload::IoService& io, const std::string& folder, std::uint64_t bytes);
+// The most that this machine can do, measured in about a second (and what it takes to write and read 256 MiB
+// a folder): what a step is held against. flops: fused multiply-adds in registers, or the library's best
+// product of that type where that is more; memory_bandwidth: reading one array and writing another; disk: an
+// io_uring alone. Throws as offload::BareFile.
+engine::MachineRates measure_limits(Threads& threads, kernels::MatrixLibrary& library, Dtype dtype,
+                                    const std::vector<offload::DiskFolder>& disk);
 
-// Measured in a fraction of a second, for the predicted time alone.
+// Adds what is known of the disks, measured now or in the last days: see offload/disk_cache.h. Striped
+// folders work at once, at the pace of the slowest.
+void add_disk(offload::IoService& io, const std::vector<offload::DiskFolder>& disk,
+              engine::MachineRates& rates);
+
+// Measured in a fraction of a second, but for the disks as above: for the predicted time, and how the disk is
+// kept busy.
 engine::MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& library, offload::IoService& io,
                                    const std::vector<offload::DiskFolder>& disk);
 

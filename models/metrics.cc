@@ -14,7 +14,7 @@
 namespace sluice::models {
 namespace {
 
-constexpr int kVersion = 2;
+constexpr int kVersion = 3;
 
 // As every line of a run begins.
 std::string start_of(const std::string& run) {
@@ -68,7 +68,8 @@ nlohmann::ordered_json to_json(const StepReport& r, const std::string& run) {
                                 {"budget", r.budget},
                                 {"disk_read", r.disk_read},
                                 {"disk_written", r.disk_written},
-                                {"wait_seconds", r.wait_seconds},
+                                {"read_wait_seconds", r.read_wait_seconds},
+                                {"write_wait_seconds", r.write_wait_seconds},
                                 {"optimizer_seconds", r.optimizer_seconds}};
   if (r.validation_loss) row["validation_loss"] = *r.validation_loss;
   return row;

@@ -60,7 +60,8 @@ std::string plan_text(const PlanResult& result) {
   if (result.checkpoint_buffers > 0)
     text +=
         fmt::format(", {} for the files of checkpoints and weights", format_size(result.checkpoint_buffers));
-  if (result.trace_bytes > 0) text += fmt::format(", {} of --trace", format_size(result.trace_bytes));
+  if (result.trace_bytes > 0)
+    text += fmt::format(", {} of --trace or --profile", format_size(result.trace_bytes));
   return text + "\n";
 }
 

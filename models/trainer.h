@@ -39,8 +39,8 @@ struct TrainSettings {
   std::uint64_t save_every = 0, keep = 2;  // 0: only at the end
   bool resume = false;
   std::uint64_t eval_every = 0, eval_batches = 8;
-  int threads = 0;             // 0: the cores that this process may use
-  std::string metrics, trace;  // files; empty: none
+  int threads = 0;                      // 0: the cores that this process may use
+  std::string metrics, trace, profile;  // files; empty: none
   std::string source;        // the file that these settings came from, where there is one: not to be replaced
   engine::PlanRequest plan;  // recompute and the like
 };
@@ -52,7 +52,7 @@ struct StepReport {
   std::optional<double> validation_loss;
   std::uint64_t memory = 0, peak_memory = 0, predicted_peak = 0, budget = 0;  // resident bytes of the process
   std::uint64_t disk_read = 0, disk_written = 0;                              // bytes of this step
-  double wait_seconds = 0, optimizer_seconds = 0;
+  double read_wait_seconds = 0, write_wait_seconds = 0, optimizer_seconds = 0;
 };
 
 // A checkpoint that was written, or read.
@@ -66,6 +66,9 @@ struct TrainEvents {
   std::function<void(const std::string& plan_table)> planned;
   std::function<void(const StepReport&)> step;
   std::function<void(const CheckpointReport&)> saved, resumed;
+  // Where settings.profile names a file: the JSON of docs/formats/profile.md, once, at the end or after an
+  // error.
+  std::function<void(const std::string& json)> profiled;
   std::function<bool()> stop;  // asked between ops: true: save at the end of this step and return
 };
 
@@ -81,8 +84,9 @@ struct PlanResult {
   engine::Profile profile;
   engine::Plan plan;
   engine::Budget budget;
-  std::uint64_t checkpoint_bytes = 0;                     // room that one checkpoint needs
-  std::uint64_t checkpoint_buffers = 0, trace_bytes = 0;  // parts of budget.base
+  std::uint64_t checkpoint_bytes = 0;  // room that one checkpoint needs
+  std::uint64_t checkpoint_buffers = 0,
+                trace_bytes = 0;  // parts of budget.base (the latter also of --profile)
 };
 PlanResult plan_training(const TrainSettings& settings);
 // The table for people: the plan's own, and the room that checkpoints need.

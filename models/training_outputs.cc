@@ -63,33 +63,44 @@ void probe(const Output& output) {
   if (made >= 0) ::unlink(path);
 }
 
-// Nothing, an empty file, or a trace of a run before.
-bool may_be_replaced_by_a_trace(const std::string& path) {
+// Nothing, an empty file, or one of its kind of a run before, which begins so.
+bool may_be_replaced(const std::string& path, const std::string& beginning) {
   if (!fs::exists(path)) return true;
   if (!fs::is_regular_file(path)) return false;
   std::ifstream file(path, std::ios::binary);
   std::string start(64, '\0');
   file.read(start.data(), static_cast<std::streamsize>(start.size()));
-  return file.gcount() == 0 || start.starts_with("{\"otherData\":{\"dropped_events\"");
+  return file.gcount() == 0 || start.starts_with(beginning);
+}
+
+void refuse_to_replace(const Output& output, const char* kind, const std::string& beginning) {
+  if (output.path.empty() || may_be_replaced(output.path, beginning)) return;
+  fail(ErrorCode::kInvalidArgument, "'{}' is there already and is not a {}; name another file for {}",
+       output.path, kind, output.flag);
+}
+
+void refuse_same(const Output& a, const Output& b) {
+  if (a.path.empty() || b.path.empty() || !same_file(a.path, b.path)) return;
+  fail(ErrorCode::kInvalidArgument, "{} and {} name one file, '{}'; give each its own", a.flag, b.flag,
+       a.path);
 }
 
 }  // namespace
 
 void check_outputs(const TrainSettings& settings) {
-  const Output metrics{"--metrics", settings.metrics}, trace{"--trace", settings.trace};
-  for (const Output& output : {metrics, trace}) {
+  const Output metrics{"--metrics", settings.metrics}, trace{"--trace", settings.trace},
+      profile{"--profile", settings.profile};
+  for (const Output& output : {metrics, trace, profile}) {
     if (output.path.empty()) continue;
     refuse_inputs(output, settings);
     probe(output);
   }
   if (!metrics.path.empty() && !settings.resume) refuse_other_metrics(metrics.path);
-  if (trace.path.empty()) return;
-  if (!metrics.path.empty() && same_file(metrics.path, trace.path))
-    fail(ErrorCode::kInvalidArgument, "--trace and --metrics name one file, '{}'; give each its own",
-         trace.path);
-  if (!may_be_replaced_by_a_trace(trace.path))
-    fail(ErrorCode::kInvalidArgument,
-         "'{}' is there already and is not a trace; name another file for --trace", trace.path);
+  refuse_same(trace, metrics);
+  refuse_same(profile, metrics);
+  refuse_same(profile, trace);
+  refuse_to_replace(trace, "trace", "{\"otherData\":{\"dropped_events\"");
+  refuse_to_replace(profile, "profile", "<!DOCTYPE html>\n<!-- sluice profile -->");
 }
 
 }  // namespace sluice::models

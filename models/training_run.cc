@@ -8,6 +8,7 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "core/system.h"
 #include "models/initialize.h"
 #include "models/run_id.h"
 
@@ -27,6 +28,7 @@ TrainingRun::TrainingRun(Setup& setup, const TrainEvents& events)
       settings_(setup.settings),
       events_(events),
       learning_rate_(learning_rate_of(setup.settings)) {
+  if (!settings_.profile.empty()) ledger_.record(kProfileParts, origin_);
   const engine::Budget& budget = setup.plan.budget;
   ledger_.set_budget(allocator::Tier::kHost, budget.memory);
   if (!settings_.disk.empty()) ledger_.set_budget(allocator::Tier::kDisk, budget.disk);
@@ -35,7 +37,7 @@ TrainingRun::TrainingRun(Setup& setup, const TrainEvents& events)
   // What libraries take beyond operands is theirs alone to allocate; the plan has room for it.
   hidden_ = allocator::Charge(ledger_, allocator::Tier::kHost, allocator::Purpose::kWorkspace,
                               setup.plan.profile.hidden_bytes);
-  if (!settings_.trace.empty()) trace_.emplace(kTraceEvents);
+  if (const std::size_t kept = trace_events(settings_); kept > 0) trace_.emplace(kept);
   Trace* trace = trace_ ? &*trace_ : nullptr;
   Tools& tools = *setup.tools;
   if (setup.plan.plan.uses_disk())
@@ -158,9 +160,11 @@ StepReport TrainingRun::step() {
   step_ = number;
   in_step_ = false;
   next_sample_ += samples_of_step(settings_);
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const auto end = std::chrono::steady_clock::now();
+  report.seconds = std::chrono::duration<double>(end - begin).count();
   report.gradient_norm = result.gradient_norm;
   describe(report);
+  if (!settings_.profile.empty()) series_.add(report, begin, end);
   return report;
 }
 
@@ -181,7 +185,8 @@ void TrainingRun::describe(StepReport& report) {
     disk_counters_ = now;
   }
   const engine::Engine::Counters now = engine_->counters();
-  report.wait_seconds = now.wait_seconds - engine_counters_.wait_seconds;
+  report.read_wait_seconds = now.read_wait_seconds - engine_counters_.read_wait_seconds;
+  report.write_wait_seconds = now.write_wait_seconds - engine_counters_.write_wait_seconds;
   report.optimizer_seconds = now.optimizer_seconds - engine_counters_.optimizer_seconds;
   engine_counters_ = now;
 }
@@ -202,6 +207,7 @@ std::optional<double> TrainingRun::evaluate() {
 
 void TrainingRun::save() {
   if (settings_.out.empty() || saved_step_ == step_) return;
+  const TraceScope scope(trace_ ? &*trace_ : nullptr, Trace::Lane::kSave, "a checkpoint");
   engine_->settle();
   const auto begin = std::chrono::steady_clock::now();
   CheckpointTensors tensors(engine_->layout(), settings_.dtype, *setup_.optimizer);
@@ -235,7 +241,7 @@ void TrainingRun::add_metrics(const StepReport& report) {
 }
 
 void TrainingRun::save_trace() {
-  if (!trace_) return;
+  if (settings_.trace.empty()) return;
   try {
     trace_->save(settings_.trace);
   } catch (const Error& error) {
@@ -244,11 +250,59 @@ void TrainingRun::save_trace() {
   }
 }
 
-void TrainingRun::save_trace_after_error() noexcept {
+// All but the events, which come as text.
+std::string TrainingRun::profile_text(const std::string& error) const {
+  const TrainSettings& s = settings_;
+  Json json = {{"version", 1},
+               {"run",
+                {{"id", run_id_},
+                 {"model", s.model},
+                 {"dtype", name_of(s.dtype)},
+                 {"batch", s.batch},
+                 {"accumulate", s.accumulate},
+                 {"seq", s.length},
+                 {"threads", s.threads},
+                 {"optimizer", setup_.optimizer->name()},
+                 {"cpu", cpu_model()},
+                 {"kernel", kernel_version()},
+                 {"matrix_library", setup_.tools->library->name()}}},
+               {"plan", engine::to_json(setup_.plan.plan, setup_.plan.profile, setup_.plan.budget)},
+               {"plan_text", plan_text(setup_.plan)},
+               {"budget", {{"host", setup_.plan.budget.memory}}},
+               {"peaks", ledger_peaks(ledger_)},
+               {"memory", memory_columns(ledger_, origin_)},
+               {"resident", {{"peak", allocator::peak_resident_bytes()}}},
+               {"steps", series_.rows(origin_)},
+               {"windows", series_.windows(origin_)}};
+  if (!s.disk.empty()) json["budget"]["disk"] = setup_.plan.budget.disk;
+  if (!error.empty()) json["run"]["error"] = error;
+  EventColumns events = event_columns(*trace_, origin_);
+  json["lanes"] = std::move(events.lanes);
+  std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  text.pop_back();
+  return text + ",\"events\":" + events.events + "}";
+}
+
+void TrainingRun::save_profile(const std::string& error) {
+  if (settings_.profile.empty() || !events_.profiled) return;
   try {
-    if (trace_) trace_->save(settings_.trace);
-  } catch (const std::exception& error) {
-    log().warn("the trace was not written either: {}", error.what());
+    events_.profiled(profile_text(error));
+  } catch (const Error& failure) {
+    fail(failure.code(), "step {} is done, but the profile was not written: {}; {}", step_, failure.what(),
+         last_checkpoint());
+  }
+}
+
+void TrainingRun::save_reports_after_error(const std::string& error) noexcept {
+  try {
+    if (!settings_.trace.empty()) trace_->save(settings_.trace);
+  } catch (const std::exception& failure) {
+    log().warn("the trace was not written either: {}", failure.what());
+  }
+  try {
+    save_profile(error);
+  } catch (const std::exception& failure) {
+    log().warn("the profile was not written either: {}", failure.what());
   }
 }
 
@@ -270,11 +324,12 @@ TrainResult TrainingRun::train() {
     run_steps();
     save();
   } catch (const Error& error) {
-    save_trace_after_error();
+    save_reports_after_error(error.what());
     fail(error.code(), "{} step {}: {}; {}", in_step_ ? "in" : "after", step_ + (in_step_ ? 1 : 0),
          error.what(), last_checkpoint());
   }
   save_trace();
+  save_profile("");
   TrainResult result;
   result.steps = step_;
   result.last_loss = last_loss_;

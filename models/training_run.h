@@ -11,6 +11,7 @@
 #include "models/learning_rate.h"
 #include "models/metrics.h"
 #include "models/model.h"
+#include "models/profile.h"
 #include "models/training_setup.h"
 #include "models/weights.h"
 #include "offload/records.h"
@@ -44,7 +45,9 @@ class TrainingRun {
   void resume_metrics();
   void add_metrics(const StepReport& report);
   void save_trace();
-  void save_trace_after_error() noexcept;
+  void save_profile(const std::string& error);
+  std::string profile_text(const std::string& error) const;
+  void save_reports_after_error(const std::string& error) noexcept;
   void check_room() const;
   StepReport step();
   double run_step(std::uint64_t step, engine::StepResult& result);
@@ -61,9 +64,11 @@ class TrainingRun {
   const TrainSettings& settings_;
   const TrainEvents& events_;
   LearningRate learning_rate_;
+  Trace::Clock::time_point origin_ = Trace::Clock::now();
   allocator::Ledger ledger_;
   allocator::Charge base_, hidden_;
   std::optional<Trace> trace_;
+  StepSeries series_;
   std::unique_ptr<offload::RecordStore> disk_;
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<Runner> runner_;

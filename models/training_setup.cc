@@ -16,6 +16,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "models/learning_rate.h"
 #include "models/machine_rates.h"
+#include "models/profile.h"
 #include "models/weights.h"
 
 namespace sluice::models {
@@ -143,6 +144,11 @@ void check_settings(const TrainSettings& s) {
          s.resume ? "--resume" : "--save-every");
 }
 
+std::size_t trace_events(const TrainSettings& settings) {
+  if (!settings.trace.empty()) return kTraceEvents;
+  return settings.profile.empty() ? 0 : kProfileEvents;
+}
+
 // Not all of it: other processes live here too.
 std::uint64_t default_memory() {
   const std::uint64_t available = allocator::available_memory_bytes();
@@ -214,7 +220,7 @@ Setup prepare(const TrainSettings& settings) {
   setup.plan.profile = setup.model->profile(s.accumulate, *setup.tools->library);
   setup.checkpoint_buffers = checkpoint_buffers(setup);
   setup.plan.checkpoint_buffers = setup.checkpoint_buffers;
-  setup.plan.trace_bytes = s.trace.empty() ? 0 : kTraceEvents * kTraceEventBytes;
+  setup.plan.trace_bytes = trace_events(s) * kTraceEventBytes + (s.profile.empty() ? 0 : kProfileBytes);
   setup.plan.budget = make_budget(setup);
   fit(setup, rates);
   return setup;

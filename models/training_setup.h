@@ -22,12 +22,14 @@ namespace sluice::models {
 inline constexpr std::uint64_t kReserve = std::uint64_t{8} << 20;
 inline constexpr std::size_t kTraceEvents = 100'000;
 inline constexpr std::uint64_t kTraceEventBytes = 160;
+std::size_t trace_events(const TrainSettings& settings);  // that are kept, for --trace and --profile
 
 // Settings that contradict themselves: Error(kInvalidArgument) that names the setting.
 void check_settings(const TrainSettings& settings);
 
-// Finds before any work what could not be written at the end: --metrics and --trace that cannot be made, that
-// would replace something else, or an input of the run. Leaves nothing. Throws Error(kInvalidArgument).
+// Finds before any work what could not be written at the end: --metrics, --trace and --profile that cannot be
+// made, that would replace something else, or an input of the run. Leaves nothing. Throws
+// Error(kInvalidArgument).
 void check_outputs(const TrainSettings& settings);
 
 // What this process may use where the settings leave it open: memory, threads, room of disk folders.

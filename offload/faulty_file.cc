@@ -74,10 +74,13 @@ class Fate {
     flip_ = to_unit_interval(words[1]) < (reading ? faults.read_flip : faults.write_flip);
     lost_ = !reading && to_unit_interval(words[2]) < faults.lost_write;
     error_number_ = beyond_ && !reading ? ENOSPC : EIO;
+    truncates_ = number == faults.truncate_after;
   }
   bool fails() const { return beyond_ || error_; }
   int error_number() const { return error_number_; }
   bool lost() const { return lost_; }
+  bool truncates() const { return truncates_; }
+  bool any() const { return beyond_ || error_ || flip_ || lost_ || truncates_; }
   bool flips() const { return flip_; }
   void flip(std::span<std::byte> bytes) const {
     if (bytes.empty()) return;
@@ -88,7 +91,7 @@ class Fate {
 
  private:
   CounterRandom random_;
-  bool beyond_, error_, flip_, lost_;
+  bool beyond_, error_, flip_, lost_, truncates_;
   int error_number_;
 };
 
@@ -102,7 +105,8 @@ std::shared_ptr<std::byte> aligned_copy(std::span<const std::byte> from) {
 
 class FaultyFile final : public File {
  public:
-  FaultyFile(File& inner, const Faults& faults) : inner_(inner), faults_(faults) {
+  FaultyFile(File& inner, const Faults& faults, std::atomic<std::uint64_t>* injected)
+      : inner_(inner), faults_(faults), injected_(injected) {
     if (faults.delay_microseconds > 0)
       delay_ = std::make_unique<DelayLine>(std::chrono::microseconds(faults.delay_microseconds));
   }
@@ -116,15 +120,25 @@ class FaultyFile final : public File {
   const std::string& name() const override { return inner_.name(); }
 
  private:
+  // What will go wrong with the next transfer; that the file is cut has happened when this returns.
+  Fate next_fate(Direction direction);
   // The Done to hand on: counted, and delayed where that is asked for.
   Done outgoing(Done done);
 
   File& inner_;
   const Faults faults_;
+  std::atomic<std::uint64_t>* const injected_;
   std::atomic<std::uint64_t> count_{0};
   OpenTransfers open_;
   std::unique_ptr<DelayLine> delay_;
 };
+
+Fate FaultyFile::next_fate(Direction direction) {
+  const Fate fate(faults_, count_++, direction);
+  if (fate.any() && injected_ != nullptr) ++*injected_;
+  if (fate.truncates()) inner_.allocate(inner_.size() / 2 / kDiskBlock * kDiskBlock);
+  return fate;
+}
 
 Done FaultyFile::outgoing(Done done) {
   open_.begin();
@@ -141,7 +155,7 @@ Done FaultyFile::outgoing(Done done) {
 
 void FaultyFile::read(std::uint64_t offset, std::span<std::byte> into, Done done) {
   check_aligned(name(), Direction::kRead, offset, into.data(), into.size());
-  const Fate fate(faults_, count_++, Direction::kRead);
+  const Fate fate = next_fate(Direction::kRead);
   Done out = outgoing(std::move(done));
   if (fate.fails())
     return out(transfer_error(name(), Direction::kRead, offset, into.size(), fate.error_number()));
@@ -154,7 +168,7 @@ void FaultyFile::read(std::uint64_t offset, std::span<std::byte> into, Done done
 
 void FaultyFile::write(std::uint64_t offset, std::span<const std::byte> from, Done done) {
   check_aligned(name(), Direction::kWrite, offset, from.data(), from.size());
-  const Fate fate(faults_, count_++, Direction::kWrite);
+  const Fate fate = next_fate(Direction::kWrite);
   Done out = outgoing(std::move(done));
   if (fate.fails())
     return out(transfer_error(name(), Direction::kWrite, offset, from.size(), fate.error_number()));
@@ -169,8 +183,9 @@ void FaultyFile::write(std::uint64_t offset, std::span<const std::byte> from, Do
 
 }  // namespace
 
-std::unique_ptr<File> make_faulty_file(File& inner, const Faults& faults) {
-  return std::make_unique<FaultyFile>(inner, faults);
+std::unique_ptr<File> make_faulty_file(File& inner, const Faults& faults,
+                                       std::atomic<std::uint64_t>* injected) {
+  return std::make_unique<FaultyFile>(inner, faults, injected);
 }
 
 }  // namespace sluice::offload

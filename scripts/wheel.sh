@@ -23,13 +23,13 @@ patchelf --set-rpath '$ORIGIN' "${native[@]}"  # auditwheel adds the folder of w
 cp "${native[@]}" "$package/sluice"
 printf '[bdist_wheel]\nplat_name = linux_%s\n' "$(uname -m)" > "$package/setup.cfg"
 
-# The licences of what comes along: of the libraries that auditwheel copies, and of the headers that are compiled in.
+# The licences of what comes along: of the libraries that auditwheel copies, and of what is compiled in.
 # The C and C++ libraries and the system's own stay outside.
 outside='^(libc6|libgcc-s1|libstdc\+\+6)$'
 mapfile -t inside < <(ldd "${native[@]}" | awk '$3 ~ "^/" && $3 !~ "/installed/" {print $1}' | sort -u |
   xargs -I{} dpkg-query -S '*/{}' | grep -F ":$(dpkg --print-architecture):" | cut -d: -f1 | sort -u |
   grep -Ev "$outside")
-for name in "${inside[@]}" nlohmann-json3-dev libcli11-dev; do
+for name in "${inside[@]}" nlohmann-json3-dev libcli11-dev libjs-chart.js; do
   cp "/usr/share/doc/$name/copyright" "$package/LICENSE.$name"
 done
 { grep -oh '/usr/share/common-licenses/[A-Za-z0-9.-]*[A-Za-z0-9]' "$package"/LICENSE.* || true; } | sort -u |

@@ -1,4 +1,4 @@
-"""The rate of torch.optim.AdamW(fused=True), to hold against adamw_bench: adamw_torch.py [threads] [steps]"""
+"""The rate of torch.optim.AdamW(fused=True), to hold against `sluice bench optimizer`: adamw_torch.py [threads] [steps]"""
 import sys
 import time
 

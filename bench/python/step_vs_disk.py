@@ -50,7 +50,7 @@ def main():
             memory += [row["seconds"] for row in steps(a, tokens, folder, [])]
             rows = steps(a, tokens, folder, on_disk)
             disk += [row["seconds"] for row in rows]
-            wait += [row["wait_seconds"] for row in rows]
+            wait += [row["read_wait_seconds"] + row["write_wait_seconds"] for row in rows]
             read, written = rows[-1]["disk_read"], rows[-1]["disk_written"]
             fio.append(replay(folder, read, written))
             print(f"round {number + 1}/{a.rounds}: memory {statistics.median(memory):.2f} s, disk {statistics.median(disk):.2f} s, "

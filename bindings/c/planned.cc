@@ -15,8 +15,6 @@
 namespace sluice::c {
 namespace {
 
-constexpr std::uint64_t kDiskSample = 64 * kMiB;
-
 void check_model(const sluice_model& model, std::uint32_t groups) {
   if (model.units.empty()) fail(ErrorCode::kInvalidArgument, "the model has no units; add some");
   for (const engine::UnitSpec& unit : model.units)
@@ -56,17 +54,11 @@ std::vector<offload::DiskFolder> folders_of(const sluice_engine_options& options
 }
 
 engine::MachineRates rates_of(offload::IoService& io, const std::vector<offload::DiskFolder>& disk) {
-  engine::MachineRates rates;
-  if (disk.empty()) return rates;
-  rates.disk_read = rates.disk_write = 0;
-  for (const offload::DiskFolder& folder : disk) {
-    const std::uint64_t sample = std::min(kDiskSample, folder.limit / kMiB * kMiB);
-    if (sample == 0)
+  for (const offload::DiskFolder& folder : disk)
+    if (folder.limit < kMiB)
       fail(ErrorCode::kInvalidArgument, "the disk folder '{}' was given less than 1 MiB", folder.path);
-    const models::DiskRates measured = models::measure_disk(io, folder.path, sample);
-    rates.disk_read += measured.read;
-    rates.disk_write += measured.write;
-  }
+  engine::MachineRates rates;
+  models::add_disk(io, disk, rates);
   return rates;
 }
 

@@ -163,7 +163,9 @@ sluice_status sluice_engine_counters(const sluice_engine* engine, sluice_counter
   return with_engine(engine, [&](sluice_engine& e) {
     sluice_counters& out = required(counters, "counters");
     const auto counted = e.engine->counters();
-    give({0, counted.wait_seconds, counted.optimizer_seconds, e.touches ? e.touches->served() : 0}, &out);
+    give({0, counted.read_wait_seconds + counted.write_wait_seconds, counted.optimizer_seconds,
+          e.touches ? e.touches->served() : 0},
+         &out);
   });
 }
 

@@ -19,7 +19,10 @@ struct TrainOptions {
   std::uint64_t caller = 0;  // the process that started this one for the run's sake; 0: none
 };
 void bind_train(CLI::App& app, TrainOptions& options);
-void bind_plan(CLI::App& app, TrainOptions& options);  // the same arguments
+void bind_plan(CLI::App& app, TrainOptions& options);        // the same arguments
+void bind_step_bench(CLI::App& app, TrainOptions& options);  // those of them that shape a step
+// What is not yet a setting becomes one: words for types, folders and choices.
+void read_choices(const TrainOptions& options, models::TrainSettings& settings);
 // What the flags, and the file of --config below them, say. `app` has been parsed.
 models::TrainSettings finish_settings(CLI::App& app, TrainOptions& options);
 offload::DiskFolder parse_disk(const std::string& text);

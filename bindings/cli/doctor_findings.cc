@@ -13,7 +13,7 @@
 #include "core/error.h"
 #include "core/system.h"
 #include "kernels/matrix.h"
-#include "models/machine_rates.h"
+#include "offload/disk_cache.h"
 #include "offload/file.h"
 
 namespace sluice::cli {
@@ -149,12 +149,23 @@ Finding gpu() {
 Finding disk(offload::IoService& io, const std::string& folder) {
   try {
     offload::check_disk_folder(folder);
-    const models::DiskRates rates = models::measure_disk(io, folder, kDiskSample);
-    return {"disk " + folder,
-            fmt::format("write {:.2f} GB/s, read {:.2f} GB/s ({} of {} past the page cache)",
-                        rates.write / 1e9, rates.read / 1e9, format_size(kDiskSample), io.name()),
-            "",
-            {{"folder", folder}, {"write", rates.write}, {"read", rates.read}}};
+    const offload::DiskKnowledge known = offload::measure_disk(io, folder, kDiskSample);
+    std::string why;
+    const auto kept = offload::keep_disk(io, folder, known, &why);
+    return {
+        "disk " + folder,
+        fmt::format(
+            "write {:.2f} GB/s, read {:.2f} GB/s ({} of {} past the page cache) with {} under way, which is "
+            "what updates use; {}",
+            known.rates.write / 1e9, known.rates.read / 1e9, format_size(kDiskSample), io.name(),
+            format_size(known.in_flight),
+            kept ? "kept for a week in " + *kept : "measured by each run, since it cannot be kept: " + why),
+        "",
+        {{"folder", folder},
+         {"write", known.rates.write},
+         {"read", known.rates.read},
+         {"in_flight", known.in_flight},
+         {"kept", kept ? Json(*kept) : Json()}}};
   } catch (const Error& error) {
     const Json value = {{"folder", folder}, {"error", error.what()}};
     return {"disk " + folder, "cannot be used", error.what(), value, true};

@@ -27,6 +27,10 @@ std::string check_choice(const std::string& flag, const std::string& given,
   return given;
 }
 
+std::string full_name(const CLI::App& app) {
+  return (app.get_parent() == nullptr ? "" : full_name(*app.get_parent()) + " ") + app.get_name();
+}
+
 std::string suggestion(const std::string& word, const std::vector<std::string>& known, const char* before) {
   const std::string nearest = nearest_word(word, known);
   return nearest.empty() ? std::string() : fmt::format("; the nearest known one is {}{}", before, nearest);
@@ -192,13 +196,14 @@ void refuse_repeated(const CLI::App& app) {
 void refuse_unknown(const CLI::App& app) {
   const std::vector<std::string> words = app.remaining();
   if (words.empty()) return;
+  const std::string command = full_name(app);
   const auto flag =
       std::find_if(words.begin(), words.end(), [](const std::string& w) { return w.starts_with("-"); });
   if (flag == words.end())
-    fail(ErrorCode::kInvalidArgument, "sluice {}: '{}' was not expected here; see sluice {} --help",
-         app.get_name(), words.front(), app.get_name());
+    fail(ErrorCode::kInvalidArgument, "{}: '{}' was not expected here; see {} --help", command, words.front(),
+         command);
   const std::string name = flag->substr(std::min(flag->find_first_not_of('-'), flag->size()));
-  fail(ErrorCode::kInvalidArgument, "sluice {}: unknown flag {}{}", app.get_name(), *flag,
+  fail(ErrorCode::kInvalidArgument, "{}: unknown flag {}{}", command, *flag,
        suggestion(name.substr(0, name.find('=')), flag_names(app), "--"));
 }
 

@@ -5,6 +5,7 @@
 #include <exception>
 #include <new>
 
+#include "bindings/cli/bench.h"
 #include "bindings/cli/commands.h"
 #include "bindings/cli/version.h"
 #include "core/error.h"
@@ -21,6 +22,7 @@ struct Program {
   GenerateOptions generate;
   InspectOptions inspect;
   DoctorOptions doctor;
+  BenchOptions bench;
   CLI::App* train_app = app.add_subcommand("train", "train a model within a memory budget");
   CLI::App* plan_app =
       app.add_subcommand("plan", "show what would go where, and how long a step takes; trains nothing");
@@ -28,22 +30,28 @@ struct Program {
   CLI::App* inspect_app = app.add_subcommand("inspect", "show any file that this project writes");
   CLI::App* doctor_app =
       app.add_subcommand("doctor", "tell what this machine offers, and how to mend what is missing");
+  CLI::App* bench_app = app.add_subcommand("bench", "measure this machine, and what is made of it");
   std::string log_level = "info", errors = "text";
 
   Program() {
     app.set_version_flag("--version", fmt::format("sluice {}", kVersion));
-    for (CLI::App* command : {&app, train_app, plan_app, generate_app, inspect_app, doctor_app}) {
-      command->allow_extras();
-      Flags flags(*command);
-      flags.text("--log-level", log_level, "debug, info, warn, error or off");
-      flags.choice("--errors", errors, {"text", "json"},
-                   "json: for programs, as the last line of the error output");
-    }
     bind_train(*train_app, train);
     bind_plan(*plan_app, plan);
     bind_generate(*generate_app, generate);
     bind_inspect(*inspect_app, inspect);
     bind_doctor(*doctor_app, doctor);
+    bind_bench(*bench_app, bench);
+    bind_common(app);
+  }
+
+  // To the command and all below it.
+  void bind_common(CLI::App& command) {
+    command.allow_extras();
+    Flags flags(command);
+    flags.text("--log-level", log_level, "debug, info, warn, error or off");
+    flags.choice("--errors", errors, {"text", "json"},
+                 "json: for programs, as the last line of the error output");
+    for (CLI::App* below : command.get_subcommands([](const CLI::App*) { return true; })) bind_common(*below);
   }
 };
 
@@ -73,6 +81,7 @@ void dispatch(Program& program) {
     return run_plan(finish_settings(*program.plan_app, program.plan), program.plan, stdout);
   if (chosen.front() == program.generate_app) return run_generate(program.generate, stdout);
   if (chosen.front() == program.inspect_app) return run_inspect(program.inspect, stdout);
+  if (chosen.front() == program.bench_app) return run_bench(*program.bench_app, program.bench, stdout);
   run_doctor(program.doctor, stdout);
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "bindings/cli/commands.h"
+#include "bindings/cli/profile_page.h"
 #include "bindings/cli/progress.h"
 #include "bindings/cli/signals.h"
 #include "core/bytes.h"
@@ -63,6 +64,10 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
   };
   events.saved = [&](const models::CheckpointReport& report) { tell("saved", report); };
   events.resumed = [&](const models::CheckpointReport& report) { tell("resumed from", report); };
+  events.profiled = [&](const std::string& json) {
+    write_profile(settings.profile, json);
+    progress.message("the profile is in " + settings.profile);
+  };
   events.stop = [] { return StopSignals::requested(); };
   const models::TrainResult result = models::train(settings, events);
   progress.finish();

@@ -10,7 +10,15 @@
 namespace sluice::cli {
 namespace {
 
-void bind_model_and_data(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
+// What one step computes.
+void bind_shape(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
+  flags.choice("--dtype", options.dtype, {"f32", "bf16"}, "type of parameters and activations");
+  flags.whole("--seq", s.length, "tokens of a sequence; 0: the model's context, at most 1024");
+  flags.whole("--batch", s.batch, "sequences of a micro-batch");
+  flags.whole("--accumulate", s.accumulate, "micro-batches of a step");
+}
+
+void bind_model_and_data(Flags& flags, models::TrainSettings& s) {
   flags.group("Model and data");
   flags.text("--model", s.model, "a preset (tiny, gpt2-124m, ..., llama-8b) or a Hugging Face folder");
   flags.texts("--data", s.data,
@@ -18,8 +26,6 @@ void bind_model_and_data(Flags& flags, models::TrainSettings& s, TrainOptions& o
   flags.choice("--tokens", s.tokens, {"auto", "bytes"}, "bytes: a preset gets a vocabulary of the 256 bytes");
   flags.text("--valid", s.validation, "file for validation; without it a part of the data is held out");
   flags.real("--held-out", s.held_out, "share of the data that is kept for validation");
-  flags.choice("--dtype", options.dtype, {"f32", "bf16"}, "type of parameters and activations");
-  flags.whole("--seq", s.length, "tokens of a sequence; 0: the model's context, at most 1024");
   flags.whole("--seed", s.seed, "of initial values, of the order of the data and of dropout");
 }
 
@@ -31,17 +37,8 @@ void bind_memory(Flags& flags, models::TrainSettings& s, TrainOptions& options) 
   flags.whole("--threads", s.threads, "compute threads; without it the cores that this process may use");
 }
 
-void bind_steps(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
-  flags.group("Steps");
-  flags.whole("--batch", s.batch, "sequences of a micro-batch");
-  flags.whole("--accumulate", s.accumulate, "micro-batches of a step");
-  flags.whole("--steps", s.steps, "steps of the whole run");
-  flags.real("--lr", s.learning_rate, "learning rate");
-  flags.whole("--warmup", s.warmup, "steps over which the learning rate rises");
-  flags.choice("--schedule", s.schedule, {"constant", "cosine", "linear"}, "of the learning rate after that");
-  flags.real("--final-lr", s.final_learning_rate, "share of the learning rate that is left at the end");
+void bind_optimizer(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.real("--clip", s.clip, "bound of the gradient's global norm; 0: none");
-  flags.real("--weight-decay", s.weight_decay, "of matrices; biases and norms have none");
   optim::OptimizerSettings& optimizer = s.optimizer;
   flags.choice("--optimizer", optimizer.name, optim::optimizer_names(), "what updates the parameters");
   flags.real("--beta1", optimizer.beta1, "of adamw, adam and lion (0.9)");
@@ -54,6 +51,18 @@ void bind_steps(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.toggle("--nesterov", optimizer.nesterov, "of sgd: look ahead by the momentum");
 }
 
+void bind_steps(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
+  flags.group("Steps");
+  bind_shape(flags, s, options);
+  flags.whole("--steps", s.steps, "steps of the whole run");
+  flags.real("--lr", s.learning_rate, "learning rate");
+  flags.whole("--warmup", s.warmup, "steps over which the learning rate rises");
+  flags.choice("--schedule", s.schedule, {"constant", "cosine", "linear"}, "of the learning rate after that");
+  flags.real("--final-lr", s.final_learning_rate, "share of the learning rate that is left at the end");
+  flags.real("--weight-decay", s.weight_decay, "of matrices; biases and norms have none");
+  bind_optimizer(flags, s, options);
+}
+
 void bind_output(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.group("Output");
   flags.text("--out", s.out, "folder of checkpoints; without it none are written");
@@ -64,6 +73,8 @@ void bind_output(Flags& flags, models::TrainSettings& s, TrainOptions& options) 
   flags.whole("--eval-batches", s.eval_batches, "micro-batches of a validation");
   flags.text("--metrics", s.metrics, "FILE.jsonl that gets a line a step");
   flags.text("--trace", s.trace, "FILE.json for Perfetto: what ran when, a lane a stream");
+  flags.text("--profile", s.profile,
+             "FILE.html with a report: memory over time, what moved and stalled, plan and measurement");
   flags.choice("--progress", options.progress, {"auto", "bar", "lines", "none"}, "how steps are shown");
   flags.text("--config", options.config, "JSON file with the same names (save_every); flags win over it");
 }
@@ -81,7 +92,7 @@ void bind_placement(Flags& flags, models::TrainSettings& s) {
 
 void bind_all(CLI::App& app, TrainOptions& options) {
   Flags flags(app);
-  bind_model_and_data(flags, options.settings, options);
+  bind_model_and_data(flags, options.settings);
   bind_steps(flags, options.settings, options);
   bind_memory(flags, options.settings, options);
   bind_output(flags, options.settings, options);
@@ -99,6 +110,15 @@ void bind_train(CLI::App& app, TrainOptions& options) {
 void bind_plan(CLI::App& app, TrainOptions& options) {
   bind_all(app, options);
   Flags(app).toggle("--json", options.json, "print the plan as JSON");
+}
+
+void bind_step_bench(CLI::App& app, TrainOptions& options) {
+  Flags flags(app);
+  flags.group("The step");
+  bind_shape(flags, options.settings, options);
+  bind_optimizer(flags, options.settings, options);
+  bind_memory(flags, options.settings, options);
+  bind_placement(flags, options.settings);
 }
 
 offload::DiskFolder parse_disk(const std::string& text) {
@@ -119,6 +139,13 @@ offload::DiskFolder parse_disk(const std::string& text) {
   fail(ErrorCode::kInvalidArgument, "--disk: '{}' lends nothing; leave the disk out, or state a size", text);
 }
 
+void read_choices(const TrainOptions& options, models::TrainSettings& settings) {
+  for (const std::string& disk : options.disk) settings.disk.push_back(parse_disk(disk));
+  settings.dtype = *dtype_from_name(options.dtype);
+  settings.optimizer.storage = {*dtype_from_name(options.state), options.master == "f32", settings.seed};
+  if (settings.plan.recompute == "auto") settings.plan.recompute.reset();
+}
+
 models::TrainSettings finish_settings(CLI::App& app, TrainOptions& options) {
   if (!options.config.empty()) apply_config(app, read_json_file(options.config), options.config);
   models::TrainSettings settings = options.settings;
@@ -128,10 +155,7 @@ models::TrainSettings finish_settings(CLI::App& app, TrainOptions& options) {
          fmt::join(models::preset_names(), ", "));
   if (settings.data.empty())
     fail(ErrorCode::kInvalidArgument, "--data is missing: text files or folders, or .bin token files");
-  for (const std::string& disk : options.disk) settings.disk.push_back(parse_disk(disk));
-  settings.dtype = *dtype_from_name(options.dtype);
-  settings.optimizer.storage = {*dtype_from_name(options.state), options.master == "f32", settings.seed};
-  if (settings.plan.recompute == "auto") settings.plan.recompute.reset();
+  read_choices(options, settings);
   return settings;
 }
 

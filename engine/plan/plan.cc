@@ -15,8 +15,9 @@ namespace {
 using allocator::Purpose;
 using allocator::Tier;
 
-constexpr std::size_t kStagingSlots = 8;
-constexpr std::size_t kLeastStagingSlots = 3;
+constexpr std::size_t kLeastStagingSlots = 3, kMostStagingSlots = 32;
+constexpr std::size_t kMostGrains = 16;            // of a chunk
+constexpr double kShortestUpdate = 0.0005;         // seconds, of a chunk: less is lost in waking the threads
 constexpr std::size_t kSmallUnit = kHugePage / 4;  // units up to this are not worth moving
 
 std::size_t index(Purpose purpose) { return static_cast<std::size_t>(purpose); }
@@ -27,7 +28,7 @@ struct Shape {
   std::size_t group = 1;
   std::size_t level = 0;  // of recomputation: the index into each unit's choices, as far as it has that many
   Lookahead lookahead;
-  std::size_t slots = kStagingSlots;
+  std::size_t slots = kLeastStagingSlots;
 };
 
 class Planner {
@@ -43,14 +44,20 @@ class Planner {
   }
 
   Plan best() const {
+    const std::optional<Plan> found = find();
+    if (!found) refuse();
+    return *found;
+  }
+
+  // Nothing where none fits.
+  std::optional<Plan> find() const {
     std::optional<Plan> best;
     for (const Shape& shape : shapes())
       for (const bool parameters_first : {false, true}) {
         const std::optional<Plan> plan = fill(shape, parameters_first);
         if (plan && (!best || faster(*plan, *best))) best = plan;
       }
-    if (!best) refuse();
-    return *best;
+    return best;
   }
 
  private:
@@ -103,13 +110,22 @@ class Planner {
     return {{2, true}, {1, true}, {1, false}};
   }
 
+  // One that is updated, and as many that are read, and written, as keep the disk at its pace: while one of
+  // them ends, the others are to fill the queue.
+  std::vector<std::size_t> slot_counts() const {
+    const std::size_t slot = UpdatePipeline::slot_bytes(placement_.chunk_elements(), placement_.format());
+    const std::size_t one_way = 1 + divide_up(rates_.disk_in_flight, std::max<std::size_t>(slot, 1));
+    const std::size_t wanted = std::clamp(1 + 2 * one_way, kLeastStagingSlots, kMostStagingSlots);
+    if (wanted == kLeastStagingSlots) return {wanted};
+    return {wanted, kLeastStagingSlots};
+  }
+
   std::vector<Shape> shapes() const {
     std::vector<Shape> result;
     for (const std::size_t group : group_sizes())
       for (const std::size_t level : levels())
         for (const Lookahead& lookahead : lookaheads())
-          for (const std::size_t slots : {kStagingSlots, kLeastStagingSlots})
-            result.push_back({group, level, lookahead, slots});
+          for (const std::size_t slots : slot_counts()) result.push_back({group, level, lookahead, slots});
     return result;
   }
 
@@ -304,10 +320,27 @@ class Planner {
   Placement placement_;
 };
 
+// The smallest chunk whose update is long enough for this machine's memory.
+std::size_t chunk_for(const StateFormat& format, Dtype dtype, const MachineRates& rates) {
+  const auto moved = static_cast<double>(2 * format.bytes(1) + 3 * size_of(dtype));
+  std::size_t grains = 1;
+  while (grains < kMostGrains &&
+         static_cast<double>(grains * kChunkGrain) * moved / rates.memory_bandwidth < kShortestUpdate)
+    grains *= 2;
+  return grains * kChunkGrain;
+}
+
 }  // namespace
 
 Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
                const PlanRequest& request, const MachineRates& rates) {
+  const std::size_t chunk = chunk_for(StateFormat(optimizer, profile.dtype), profile.dtype, rates);
+  if (!request.chunk_elements && chunk > kChunkGrain) {
+    PlanRequest larger = request;
+    larger.chunk_elements = chunk;
+    if (const std::optional<Plan> plan = Planner(profile, optimizer, budget, larger, rates).find())
+      return *plan;
+  }
   return Planner(profile, optimizer, budget, request, rates).best();
 }
 

@@ -18,11 +18,13 @@ struct Budget {
   std::uint64_t base = 0;    // what the process holds before the engine takes anything, with its reserve
 };
 
-// How fast the machine is; measured, for the predicted time alone: it never decides what bits come out.
+// How fast the machine is; measured, for the predicted time and for how updates are streamed: it never
+// decides what bits come out.
 struct MachineRates {
   double flops = 50e9;             // f32 matrix products
   double memory_bandwidth = 10e9;  // bytes read and written by loops
   double disk_read = 1e9, disk_write = 1e9;
+  std::size_t disk_in_flight = std::size_t{16} << 20;  // bytes under way that reach these, one way
 };
 
 // What the user fixes; the rest is chosen.

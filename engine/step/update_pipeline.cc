@@ -253,6 +253,12 @@ bool UpdatePipeline::pump() {
   return worked || updates_.size() != before;
 }
 
+bool UpdatePipeline::reading() const {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(slots_.begin(), slots_.end(),
+                     [](const Slot& slot) { return slot.stage == Stage::kReading; });
+}
+
 void UpdatePipeline::wait() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] {

@@ -57,6 +57,7 @@ class UpdatePipeline {
 
   // Applies all that has arrived. Returns false where nothing could be done. Throws the error of a transfer.
   bool pump();
+  bool reading() const;  // else what is under way is written
   // Waits until pump() can do something, or everything has ended.
   void wait();
 

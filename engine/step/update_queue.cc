@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "core/trace.h"
-
 namespace sluice::engine {
 namespace {
 
@@ -13,11 +11,12 @@ constexpr std::size_t kRunning = 2;
 }  // namespace
 
 UpdateQueue::UpdateQueue(const Plan& plan, Pager& pager, Gradients& gradients, UpdatePipeline& pipeline,
-                         const std::vector<HoldingId>& parameters)
+                         Waits& waits, const std::vector<HoldingId>& parameters)
     : plan_(plan),
       pager_(pager),
       gradients_(gradients),
       pipeline_(pipeline),
+      waits_(waits),
       parameters_(parameters),
       phases_(plan.units.size(), Phase::kCurrent),
       due_(plan.units.size()) {}
@@ -89,9 +88,8 @@ void UpdateQueue::ensure_updated(UnitId unit) {
 }
 
 void UpdateQueue::wait() {
-  const auto start = Trace::Clock::now();
-  pipeline_.wait();
-  wait_seconds_ += std::chrono::duration<double>(Trace::Clock::now() - start).count();
+  waits_.during(pipeline_.reading() ? Waits::For::kReads : Waits::For::kWrites, "updates",
+                [&] { pipeline_.wait(); });
 }
 
 bool UpdateQueue::finish_some() {

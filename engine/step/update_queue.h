@@ -24,7 +24,7 @@ class UpdateQueue {
   };
 
   // parameters: the holding of each unit. All outlive this.
-  UpdateQueue(const Plan& plan, Pager& pager, Gradients& gradients, UpdatePipeline& pipeline,
+  UpdateQueue(const Plan& plan, Pager& pager, Gradients& gradients, UpdatePipeline& pipeline, Waits& waits,
               const std::vector<HoldingId>& parameters);
 
   // REQUIRES: current(unit), and its gradient is final.
@@ -35,7 +35,6 @@ class UpdateQueue {
   void ensure_updated(UnitId unit);
   bool finish_some();  // waits until some update gives up its memory; false where none is under way
   void settle();
-  double wait_seconds() const { return wait_seconds_; }
 
  private:
   enum class Phase : std::uint8_t { kCurrent, kWaiting, kRunning };
@@ -48,12 +47,12 @@ class UpdateQueue {
   Pager& pager_;
   Gradients& gradients_;
   UpdatePipeline& pipeline_;
+  Waits& waits_;
   const std::vector<HoldingId>& parameters_;
   std::vector<Phase> phases_;
   std::vector<Due> due_;
   std::deque<UnitId> waiting_;
   std::optional<UnitId> wanted_;  // somebody waits for it
-  double wait_seconds_ = 0;
 };
 
 }  // namespace sluice::engine

@@ -1,7 +1,6 @@
 #include "engine/store/pager.h"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 #include <utility>
 
@@ -40,7 +39,8 @@ struct Pager::Holding {
   }
 };
 
-Pager::Pager(allocator::Ledger& ledger, offload::RecordStore* disk) : ledger_(ledger), disk_(disk) {}
+Pager::Pager(allocator::Ledger& ledger, offload::RecordStore* disk, Waits& waits)
+    : ledger_(ledger), disk_(disk), waits_(waits) {}
 
 Pager::~Pager() {
   for (auto& holding : holdings_) {
@@ -168,8 +168,12 @@ bool Pager::ready(const Holding& holding, Use use) const {
 }
 
 void Pager::settle(Holding& holding) {
-  holding.batch.wait();
-  if (holding.io == Holding::Io::kWriting) holding.on_disk = true;
+  const bool writing = holding.io == Holding::Io::kWriting;
+  if (!holding.batch.finished())
+    waits_.during(writing ? Waits::For::kWrites : Waits::For::kReads, holding.spec.name,
+                  [&] { holding.batch.wait(); });
+  holding.batch.wait();  // throws its error
+  if (writing) holding.on_disk = true;
   holding.io = Holding::Io::kNone;
   arrange(holding);
 }
@@ -252,7 +256,6 @@ void Pager::prefetch_one(HoldingId id) {
 
 std::byte* Pager::acquire(HoldingId id, Use use) {
   Holding& holding = *holdings_[id];
-  const auto start = std::chrono::steady_clock::now();
   while (!ready(holding, use)) {
     if (holding.io != Holding::Io::kNone)
       settle(holding);
@@ -260,7 +263,6 @@ std::byte* Pager::acquire(HoldingId id, Use use) {
       wait_for_one();
     poll();
   }
-  wait_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   ++holding.pins;
   return data(id);
 }

@@ -8,6 +8,7 @@
 
 #include "allocator/ledger.h"
 #include "allocator/memory.h"
+#include "engine/store/waits.h"
 #include "offload/records.h"
 
 namespace sluice::engine {
@@ -40,7 +41,7 @@ class Pager {
     kModify,  // contents as they are, and the caller will change them: waits for writes under way
   };
 
-  Pager(allocator::Ledger& ledger, offload::RecordStore* disk);
+  Pager(allocator::Ledger& ledger, offload::RecordStore* disk, Waits& waits);  // all outlive it
   ~Pager();
   Pager(const Pager&) = delete;
   Pager& operator=(const Pager&) = delete;
@@ -111,7 +112,6 @@ class Pager {
   // Notices transfers that have ended; throws their errors.
   void poll();
   void wait_all();
-  double wait_seconds() const { return wait_seconds_; }
 
  private:
   struct Holding;
@@ -129,12 +129,12 @@ class Pager {
 
   allocator::Ledger& ledger_;
   offload::RecordStore* disk_;
+  Waits& waits_;
   std::vector<std::unique_ptr<Holding>> holdings_;
   std::unique_ptr<allocator::FramePool> pool_;
   std::vector<std::vector<HoldingId>> schedule_;
   std::size_t position_ = 0;
   std::function<bool()> on_stall_;
-  double wait_seconds_ = 0;
 };
 
 }  // namespace sluice::engine

@@ -109,7 +109,7 @@ TEST_F(TrainingTest, TheLossFallsAndTheCheckpointIsWhole) {
   EXPECT_EQ(Json::parse(checkpoint.out).at("step"), 40);
   const Outcome trace = run_sluice({"inspect", "--json", folder_ / "trace.json"});
   expect_done(trace);
-  EXPECT_EQ(Json::parse(trace.out).at("lanes").size(), 4u);
+  EXPECT_EQ(Json::parse(trace.out).at("lanes").size(), 7u);
   const Outcome metrics = run_sluice({"inspect", "--json", folder_ / "a.jsonl"});
   expect_done(metrics);
   EXPECT_EQ(Json::parse(metrics.out).at("lines"), 40);
@@ -144,7 +144,7 @@ TEST_F(TrainingTest, EverythingOnDiskHasTheSameBits) {
   const Outcome trace = run_sluice({"inspect", "--json", folder_ / "disk.json"});
   expect_done(trace);
   const Json report = Json::parse(trace.out);
-  ASSERT_EQ(report.at("lanes").size(), 4u);
+  ASSERT_EQ(report.at("lanes").size(), 7u);
   for (const Json& lane : report.at("lanes")) {
     EXPECT_GT(lane.at("busy_seconds").get<double>(), 0) << lane;
     EXPECT_LE(lane.at("busy_seconds"), report.at("wall_seconds")) << lane;

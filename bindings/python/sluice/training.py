@@ -79,6 +79,7 @@ def train(
     eval_batches: int | None = None,
     metrics: Path | None = None,
     trace: Path | None = None,
+    profile: Path | None = None,
     progress: str | None = None,
     config: Path | None = None,
     group: int | None = None,

@@ -1,0 +1,38 @@
+#pragma once
+#include <CLI/CLI.hpp>
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "bindings/cli/bench_report.h"
+#include "bindings/cli/commands.h"
+
+// The benches of `sluice bench`: what the machine allows, and what Sluice makes of it, in one run.
+namespace sluice::cli {
+
+struct BenchOptions {
+  bool json = false;
+  double seconds = 10;
+  int threads = 0;  // 0: the cores that this process may use
+  std::string folder;
+  std::uint64_t size = 0;  // 0: the bench's own
+  std::uint64_t block = std::uint64_t{1} << 20;
+  int depth = 32;
+  std::uint64_t elements = std::uint64_t{32} << 20;
+  std::string optimizer = "adamw";
+  std::optional<std::string> dtype, state, master;
+  TrainOptions step;  // of `bench step`
+};
+
+BenchReport bench_disk(const BenchOptions& options, BenchProgress& progress);
+BenchReport bench_copy(const BenchOptions& options, BenchProgress& progress);
+BenchReport bench_optimizer(const BenchOptions& options, BenchProgress& progress);
+BenchReport bench_step(const models::TrainSettings& settings, double seconds, BenchProgress& progress);
+
+// Binds the subcommands of `sluice bench` and their flags.
+void bind_bench(CLI::App& app, BenchOptions& options);
+void run_bench(CLI::App& app, const BenchOptions& options, std::FILE* out);
+
+}  // namespace sluice::cli

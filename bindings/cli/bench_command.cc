@@ -1,0 +1,95 @@
+#include "bindings/cli/bench.h"
+#include "core/error.h"
+
+namespace sluice::cli {
+namespace {
+
+CLI::App& add(CLI::App& app, const char* name, const char* what) { return *app.add_subcommand(name, what); }
+
+void bind_common(CLI::App& bench, BenchOptions& options) {
+  Flags flags(bench);
+  flags.real("--seconds", options.seconds, "time to measure in; at least three rounds are taken");
+  flags.toggle("--json", options.json, "print JSON (docs/formats/bench.md)");
+}
+
+void bind_disk(CLI::App& app, BenchOptions& options) {
+  CLI::App& bench =
+      add(app, "disk", "sequential reads and writes with checksums, against io_uring alone and fio");
+  bench.add_option("folder", options.folder, "a folder on the disk to measure; nothing is left in it")
+      ->type_name("FOLDER");
+  Flags flags(bench);
+  flags.size("--size", options.size, "of each of the two files that are written (1GiB)");
+  flags.size("--block", options.block, "of a transfer (1MiB)");
+  flags.whole("--depth", options.depth, "transfers under way (32)");
+  bind_common(bench, options);
+}
+
+void bind_copy(CLI::App& app, BenchOptions& options) {
+  CLI::App& bench = add(app, "copy", "copies, conversions and sums in memory, against its bandwidth");
+  Flags flags(bench);
+  flags.size("--size", options.size, "of an array of f32; two are taken (256MiB)");
+  flags.whole("--threads", options.threads,
+              "compute threads; without it the cores that this process may use");
+  bind_common(bench, options);
+}
+
+void bind_optimizer(CLI::App& app, BenchOptions& options) {
+  CLI::App& bench = add(app, "optimizer", "updates in memory, against a loop that only moves the same bytes");
+  Flags flags(bench);
+  flags.choice("--optimizer", options.optimizer, optim::optimizer_names(), "what is measured");
+  flags.choice("--dtype", options.dtype, {"f32", "bf16"},
+               "type of parameters and gradients; without it both");
+  flags.choice("--state", options.state, {"f32", "bf16"}, "type of the optimizer's state; without it each");
+  flags.choice("--master", options.master, {"f32", "none"},
+               "copies of bf16 parameters, or stochastic rounding; without it both");
+  flags.whole("--elements", options.elements, "parameters that are updated");
+  flags.whole("--threads", options.threads,
+              "compute threads; without it the cores that this process may use");
+  bind_common(bench, options);
+}
+
+void bind_step(CLI::App& app, BenchOptions& options) {
+  CLI::App& bench =
+      add(app, "step", "training steps on random tokens, against the peak of products, memory and disk");
+  bench
+      .add_option("model", options.step.settings.model, "a preset (gpt2-124m, ...) or a Hugging Face folder")
+      ->type_name("MODEL");
+  bind_step_bench(bench, options.step);
+  bind_common(bench, options);
+}
+
+BenchReport measure(const CLI::App& bench, const BenchOptions& options, BenchProgress& progress) {
+  if (bench.get_name() == "disk") return bench_disk(options, progress);
+  if (bench.get_name() == "copy") return bench_copy(options, progress);
+  if (bench.get_name() == "optimizer") return bench_optimizer(options, progress);
+  models::TrainSettings settings = options.step.settings;
+  read_choices(options.step, settings);
+  return bench_step(settings, options.seconds, progress);
+}
+
+}  // namespace
+
+void bind_bench(CLI::App& app, BenchOptions& options) {
+  bind_disk(app, options);
+  bind_copy(app, options);
+  bind_optimizer(app, options);
+  bind_step(app, options);
+}
+
+void run_bench(CLI::App& app, const BenchOptions& options, std::FILE* out) {
+  const auto chosen = app.get_subcommands();
+  if (chosen.size() != 1)
+    fail(ErrorCode::kInvalidArgument,
+         "say what to measure: sluice bench disk FOLDER, copy, optimizer or step MODEL; one at a time");
+  refuse_unknown(*chosen.front());
+  refuse_repeated(*chosen.front());
+  check_seconds(options.seconds);
+  BenchReport report;
+  {
+    BenchProgress progress;
+    report = measure(*chosen.front(), options, progress);
+  }
+  fmt::print(out, "{}", options.json ? json_text(to_json(report)) + "\n" : to_text(report));
+}
+
+}  // namespace sluice::cli

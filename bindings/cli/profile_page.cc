@@ -1,0 +1,41 @@
+#include "bindings/cli/profile_page.h"
+
+#include <string_view>
+
+#include "core/error.h"
+#include "core/text_file.h"
+#include "profile_page_data.h"
+
+namespace sluice::cli {
+namespace {
+
+// Where a mark stands in the page.
+void put(std::string& page, std::string_view mark, std::string_view text) {
+  const std::size_t at = page.find(mark);
+  ensure(at != std::string::npos, "the report's page has no place for {}", mark);
+  page.replace(at, mark.size(), text);
+}
+
+// Nothing in the data ends the element that holds it.
+std::string for_script(std::string_view json) {
+  std::string text;
+  text.reserve(json.size());
+  for (const char c : json)
+    if (c == '<')
+      text += "\\u003c";
+    else
+      text += c;
+  return text;
+}
+
+}  // namespace
+
+void write_profile(const std::string& path, const std::string& json) {
+  std::string page(kProfilePage);
+  put(page, "@LIBRARY@", kChartLibrary);
+  put(page, "@LICENCE@", kChartLicence);
+  put(page, "@DATA@", for_script(json));
+  write_text_file(path, page);
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,122 @@
+#include "kernels/limits.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "core/error.h"
+#include "kernels/simd.h"
+// What orders stores past the caches.
+#include <hwy/cache_control.h>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/limits.cc"
+#include <hwy/foreach_target.h>
+
+#include "kernels/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace sluice::kernels::HWY_NAMESPACE {
+
+using Words = hn::CappedTag<std::uint32_t, 16>;
+using WordVector = hn::Vec<Words>;
+
+// `zero` is 0, which the compiler does not know: so a value that is written back as it was is no empty
+// statement.
+WordVector pass(std::uint32_t* data, std::size_t count, MemoryStream::Touch touch, bool past_caches,
+                WordVector zero) {
+  const Words d;
+  const std::size_t lanes = hn::Lanes(d);
+  WordVector all = hn::Zero(d);
+  if (touch == MemoryStream::Touch::kRead) {
+    for (std::size_t i = 0; i < count; i += lanes) all = hn::Xor(all, hn::Load(d, data + i));
+  } else if (touch == MemoryStream::Touch::kUpdate) {
+    for (std::size_t i = 0; i < count; i += lanes)
+      hn::Store(hn::Or(hn::Load(d, data + i), zero), d, data + i);
+  } else if (past_caches) {
+    for (std::size_t i = 0; i < count; i += lanes) hn::Stream(zero, d, data + i);
+  } else {
+    for (std::size_t i = 0; i < count; i += lanes) hn::Store(zero, d, data + i);
+  }
+  return all;
+}
+
+std::uint32_t pass_piece(std::span<const MemoryStream> streams, std::size_t piece, bool past_caches,
+                         std::uint32_t zero) {
+  constexpr std::size_t kTurn = 4096;  // bytes of one stream before the next one's turn
+  const Words d;
+  WordVector all = hn::Zero(d);
+  bool more = true;
+  for (std::size_t at = 0; more; at += kTurn) {
+    more = false;
+    for (const MemoryStream& stream : streams) {
+      const std::size_t bytes = stream.bytes / kStreamPieces;
+      if (at >= bytes) continue;
+      more = true;
+      auto* const data = reinterpret_cast<std::uint32_t*>(stream.data + piece * bytes + at);
+      all = hn::Xor(all,
+                    pass(data, std::min(kTurn, bytes - at) / 4, stream.touch, past_caches, hn::Set(d, zero)));
+    }
+  }
+  if (past_caches) hwy::FlushStream();
+  HWY_ALIGN std::uint32_t words[hn::MaxLanes(d)];
+  hn::Store(all, d, words);
+  std::uint32_t result = 0;
+  for (const std::uint32_t word : words) result ^= word;
+  return result;
+}
+
+// Enough sums for the latency of a multiply-add to be hidden.
+float multiply_add_piece(std::size_t rounds, float factor) {
+  const F32 d;
+  const auto f = hn::Set(d, factor);
+  auto a = hn::Set(d, 1.0f), b = a, c = a, e = a, g = a, h = a, i = a, j = a, k = a, l = a;
+  for (std::size_t round = 0; round < rounds; ++round) {
+    a = mul_add(a, f, f), b = mul_add(b, f, f), c = mul_add(c, f, f), e = mul_add(e, f, f);
+    g = mul_add(g, f, f), h = mul_add(h, f, f), i = mul_add(i, f, f), j = mul_add(j, f, f);
+    k = mul_add(k, f, f), l = mul_add(l, f, f);
+  }
+  const auto sum = hn::Add(hn::Add(hn::Add(a, b), hn::Add(c, e)),
+                           hn::Add(hn::Add(g, h), hn::Add(hn::Add(i, j), hn::Add(k, l))));
+  return hn::GetLane(sum);
+}
+
+std::size_t lanes() { return hn::Lanes(F32()); }
+
+}  // namespace sluice::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace sluice::kernels {
+HWY_EXPORT(pass_piece);
+HWY_EXPORT(multiply_add_piece);
+HWY_EXPORT(lanes);
+
+namespace {
+constexpr std::size_t kSums = 10;   // of multiply_add_piece
+constexpr std::size_t kShares = 8;  // of a thread: one that is late leaves some to the others
+}  // namespace
+
+std::uint32_t go_through(Threads& threads, std::span<const MemoryStream> streams, Stores stores) {
+  for (const MemoryStream& stream : streams)
+    ensure(
+        stream.bytes % (64 * kStreamPieces) == 0 && reinterpret_cast<std::uintptr_t>(stream.data) % 64 == 0,
+        "a stream of {} bytes at {} is not cut evenly", stream.bytes, static_cast<void*>(stream.data));
+  static std::atomic<std::uint32_t> zero{0};
+  std::atomic<std::uint32_t> result{0};
+  threads.parallel_for(kStreamPieces, 1, [&](std::size_t piece, std::size_t) {
+    result ^= HWY_DYNAMIC_DISPATCH(pass_piece)(streams, piece, stores == Stores::kPastCaches, zero);
+  });
+  return result;
+}
+
+double multiply_add(Threads& threads, std::size_t rounds) {
+  static std::atomic<float> factor{0.5f}, sink{0};
+  const std::size_t count = kShares * static_cast<std::size_t>(threads.count());
+  threads.parallel_for(count, 1, [&](std::size_t, std::size_t) {
+    sink = HWY_DYNAMIC_DISPATCH(multiply_add_piece)(rounds, factor);
+  });
+  return 2.0 * static_cast<double>(rounds * count * kSums * HWY_DYNAMIC_DISPATCH(lanes)());
+}
+
+}  // namespace sluice::kernels
+#endif  // HWY_ONCE

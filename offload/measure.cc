@@ -1,0 +1,185 @@
+#include "offload/measure.h"
+
+#include <fcntl.h>
+#include <liburing.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <vector>
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "core/random.h"
+#include "offload/disk_file.h"
+
+namespace sluice::offload {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double rate_since(Clock::time_point begin, std::uint64_t bytes) {
+  const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  return static_cast<double>(bytes) / std::max(seconds, 1e-9);
+}
+
+void check_shape(std::uint64_t bytes, const StreamShape& shape, std::span<std::byte> memory) {
+  ensure(bytes > 0 && shape.block > 0 && shape.depth > 0 && memory.size() >= shape.bytes(),
+         "{} bytes cannot be streamed {} x {} at a time through {}", bytes, shape.depth, shape.block,
+         memory.size());
+}
+
+// Keeps `depth` transfers under way: the parts of the memory are used in turn.
+template <class Start>
+double stream(std::uint64_t bytes, const StreamShape& shape, std::span<std::byte> memory,
+              const Start& start) {
+  check_shape(bytes, shape, memory);
+  const Clock::time_point begin = Clock::now();
+  std::vector<Batch> under_way(shape.depth);
+  std::size_t slot = 0;
+  for (std::uint64_t offset = 0; offset < bytes; offset += shape.block, slot = (slot + 1) % shape.depth) {
+    under_way[slot].wait();
+    const std::size_t size = std::min<std::uint64_t>(shape.block, bytes - offset);
+    start(offset, memory.subspan(slot * shape.block, size), under_way[slot].add());
+  }
+  for (Batch& batch : under_way) batch.wait();
+  return rate_since(begin, bytes);
+}
+
+class NoTransfers final : public TransferSink {
+  void submit(std::shared_ptr<Transfer> transfer) override {
+    ensure(false, "{} is moved by a ring of its own", transfer->file());
+  }
+};
+
+}  // namespace
+
+DiskRates measure_file(File& file, std::uint64_t bytes, const StreamShape& shape,
+                       std::span<std::byte> memory) {
+  DiskRates rates;
+  rates.write = stream(bytes, shape, memory, [&](std::uint64_t offset, std::span<std::byte> part, Done done) {
+    file.write(offset, part, std::move(done));
+  });
+  rates.read = stream(bytes, shape, memory, [&](std::uint64_t offset, std::span<std::byte> part, Done done) {
+    file.read(offset, part, std::move(done));
+  });
+  return rates;
+}
+
+DiskRates measure_record(RecordStore& store, RecordId record, std::uint64_t bytes, const StreamShape& shape,
+                         std::span<std::byte> memory) {
+  DiskRates rates;
+  rates.write = stream(bytes, shape, memory, [&](std::uint64_t offset, std::span<std::byte> part, Done done) {
+    store.write(record, offset, part, std::move(done));
+  });
+  rates.read = stream(bytes, shape, memory, [&](std::uint64_t offset, std::span<std::byte> part, Done done) {
+    store.read(record, offset, part, std::move(done));
+  });
+  return rates;
+}
+
+void fill_for_measuring(std::span<std::byte> memory) {
+  const CounterRandom random(1, 0);
+  for (std::size_t i = 0; i + 16 <= memory.size(); i += 16)
+    std::memcpy(memory.data() + i, random.block(i / 16).data(), 16);
+}
+
+struct BareFile::State {
+  State(const std::string& folder, std::uint64_t all, unsigned entries)
+      : opened(open_direct(folder, OpenMode::kUnnamed)), bytes(all) {
+    const int copy = ::fcntl(opened.descriptor.number(), F_DUPFD_CLOEXEC, 0);
+    if (copy < 0) fail(ErrorCode::kIo, "{}: cannot be opened twice: {}", opened.name, errno_text(errno));
+    NoTransfers none;
+    make_disk_file({Descriptor(copy), opened.name, opened.folder}, kDiskBlock, none)->allocate(bytes);
+    std::string why;
+    const bool usable = uring_available(&why);
+    const int result = usable ? io_uring_queue_init(entries, &ring, 0) : -EPERM;
+    if (result < 0) fail(ErrorCode::kIo, "io_uring cannot be used: {}", usable ? errno_text(-result) : why);
+  }
+  ~State() { io_uring_queue_exit(&ring); }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  void begin(Direction direction, std::uint64_t offset, std::span<std::byte> part);
+  std::string end_one();
+  double pass(Direction direction, const StreamShape& shape, std::span<std::byte> memory);
+
+  OpenedFile opened;
+  std::uint64_t bytes;
+  io_uring ring{};
+};
+
+namespace {
+constexpr unsigned kRingEntries = 256;
+}  // namespace
+
+void BareFile::State::begin(Direction direction, std::uint64_t offset, std::span<std::byte> part) {
+  io_uring_sqe* entry = io_uring_get_sqe(&ring);
+  ensure(entry != nullptr, "more than {} transfers are under way", kRingEntries);
+  const auto operation = direction == Direction::kRead ? IORING_OP_READ : IORING_OP_WRITE;
+  io_uring_prep_rw(operation, entry, opened.descriptor.number(), part.data(),
+                   static_cast<unsigned>(part.size()), offset);
+  io_uring_sqe_set_data64(entry, part.size());
+}
+
+// Says what was wrong with it; nothing where all was moved. A short transfer is none of what a disk does with
+// whole blocks.
+std::string BareFile::State::end_one() {
+  io_uring_cqe* completion = nullptr;
+  int result = 0;
+  do result = io_uring_submit_and_wait(&ring, 1);
+  while (result == -EINTR);
+  if (result >= 0) result = io_uring_wait_cqe(&ring, &completion);
+  // Buffers are still the kernel's, and nothing says for how long.
+  ensure(result >= 0, "{}: the ring has failed: {}", opened.name, errno_text(-result));
+  const auto expected = static_cast<std::int64_t>(io_uring_cqe_get_data64(completion));
+  const std::int64_t found = completion->res;
+  io_uring_cqe_seen(&ring, completion);
+  if (found == expected) return {};
+  return fmt::format("a transfer of {} bytes ended with {}", expected,
+                     found < 0 ? errno_text(static_cast<int>(-found)) : fmt::format("{} of them", found));
+}
+
+// A part of the memory may be in two transfers at once: nobody looks at what it holds.
+double BareFile::State::pass(Direction direction, const StreamShape& shape, std::span<std::byte> memory) {
+  check_shape(bytes, shape, memory);
+  const Clock::time_point start = Clock::now();
+  std::size_t under_way = 0;
+  std::string error;
+  const auto end = [&] {
+    const std::string found = end_one();
+    if (error.empty()) error = found;
+    --under_way;
+  };
+  for (std::uint64_t offset = 0; offset < bytes && error.empty(); offset += shape.block, ++under_way) {
+    if (under_way == shape.depth) end();
+    const std::size_t slot = offset / shape.block % shape.depth;
+    begin(direction, offset,
+          memory.subspan(slot * shape.block, std::min<std::uint64_t>(shape.block, bytes - offset)));
+    io_uring_submit(&ring);
+  }
+  while (under_way > 0) end();
+  if (!error.empty()) fail(ErrorCode::kIo, "{}: {}", opened.name, error);
+  return rate_since(start, bytes);
+}
+
+BareFile::BareFile(const std::string& folder, std::uint64_t bytes)
+    : state_(std::make_unique<State>(folder, bytes, kRingEntries)) {}
+BareFile::~BareFile() = default;
+
+DiskRates BareFile::measure(const StreamShape& shape, std::span<std::byte> memory) {
+  ensure(shape.depth <= kRingEntries, "a depth of {} is asked for, and the ring has {}", shape.depth,
+         kRingEntries);
+  DiskRates rates;
+  rates.write = state_->pass(Direction::kWrite, shape, memory);
+  rates.read = state_->pass(Direction::kRead, shape, memory);
+  return rates;
+}
+
+std::string BareFile::path() const {
+  return fmt::format("/proc/{}/fd/{}", ::getpid(), state_->opened.descriptor.number());
+}
+
+}  // namespace sluice::offload

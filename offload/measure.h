@@ -1,0 +1,54 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "offload/file.h"
+#include "offload/records.h"
+
+// How fast a disk is, and how fast the disk tier is on it: sequential streams over files that have no name,
+// so that nothing is left of them, however the process ends.
+namespace sluice::offload {
+
+struct DiskRates {
+  double read = 0, write = 0;  // bytes per second
+};
+
+// Transfers of `block` bytes, `depth` of them under way.
+struct StreamShape {
+  std::size_t block = std::size_t{1} << 20;
+  std::size_t depth = 32;
+  std::size_t bytes() const { return block * depth; }
+};
+
+// Writes and reads back the first `bytes` of the file. memory: shape.bytes(), a multiple of kDiskBlock each;
+// what it holds is written. Throws the errors of transfers. REQUIRES: the file has room; bytes > 0, a
+// multiple of kDiskBlock.
+DiskRates measure_file(File& file, std::uint64_t bytes, const StreamShape& shape,
+                       std::span<std::byte> memory);
+// The same through a record, with its checksums: calls of `shape.block` (a multiple of RecordStore::kBlock).
+DiskRates measure_record(RecordStore& store, RecordId record, std::uint64_t bytes, const StreamShape& shape,
+                         std::span<std::byte> memory);
+
+// Fills memory with what no disk compresses.
+void fill_for_measuring(std::span<std::byte> memory);
+
+// A file that is read and written by an io_uring with nothing around it: the limit that the disk tier is held
+// against. Thread rule: one thread at a time.
+class BareFile {
+ public:
+  // Throws as IoService::open and File::allocate, and Error(kIo) where io_uring is forbidden.
+  BareFile(const std::string& folder, std::uint64_t bytes);
+  ~BareFile();
+  // As measure_file, over all of it.
+  DiskRates measure(const StreamShape& shape, std::span<std::byte> memory);
+  // Under which other processes find it while this lives.
+  std::string path() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace sluice::offload

@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""Faults, by the thousand and for real: every one is survived with the same bits, or reported; none is silent.
+
+    scripts/fault_campaign.py [FAULTS] [--seed S] [--real ROUNDS] [--folder FOLDER]
+
+First FAULTS (10000) random faults over short training runs whose files do wrong (errors, a full disk, flipped bits, lost
+and so stale writes, truncation, delays): build/bin/fault_campaign. Then ROUNDS (3) times each of the faults that this
+machine can produce for real on runs of `sluice train`: a bit flipped in the swap file, or its end cut off, while the run
+goes on; a file-size limit; a file system that others fill; io_uring forbidden; no locked memory; a run that is stopped and goes on.
+A run must end with the bits of one without faults, or with an error; after an error the run must go on by --resume to
+those bits. What the machine cannot produce is told. Exit 1: something was silent.
+
+The programs are those in build/bin, or in bin of the folder that SLUICE_BUILD names."""
+import argparse
+import ctypes
+import os
+import pathlib
+import random
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from kill_campaign import PATIENCE, SLUICE, Campaign  # noqa: E402
+
+STEPS = 12
+
+
+class Unavailable(Exception):
+    """This machine cannot produce the fault."""
+
+
+def forbid_uring():
+    """In the child, before the program: io_uring_setup gives EPERM, as Docker's default profile has it."""
+    syscall = 425  # io_uring_setup, on every architecture
+    load, equal, give = 0x20, 0x15, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
+    program = b"".join(
+        struct.pack("HBBI", *step)
+        for step in [(load, 0, 0, 0), (equal, 0, 1, syscall), (give, 0, 0, 0x00050001), (give, 0, 0, 0x7FFF0000)]
+    )
+    code = ctypes.create_string_buffer(program)
+    filter_program = struct.pack("HxxxxxxP", 4, ctypes.addressof(code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(38, 1, 0, 0, 0) != 0 or libc.prctl(22, 2, filter_program) != 0:
+        os._exit(77)
+
+
+def limit_files(size):
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def no_locked_memory():
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
+
+
+class RealFaults:
+    def __init__(self, folder, seed):
+        self.random = random.Random(seed)
+        self.campaign = Campaign(folder, seed, STEPS)
+        self.folder, self.disk = pathlib.Path(folder), self.campaign.disk
+        self.number = 0
+        self.survived = self.reported = self.missed = 0
+
+    def start(self, name, before=None):
+        words = self.campaign.command(name, "disk", "--resume")
+        with open(self.folder / f"{name}.log", "wb") as log:
+            return subprocess.Popen(words, stdout=log, stderr=log, preexec_fn=before)  # noqa: PLW1509 - no threads here
+
+    def swap_file(self, process):
+        """Of the run, under /proc: it has no name. None where the run has ended, or has not made it yet."""
+        try:
+            for number in os.listdir(f"/proc/{process.pid}/fd"):
+                path = f"/proc/{process.pid}/fd/{number}"
+                if os.readlink(path).startswith(str(self.disk) + "/"):
+                    return path
+        except OSError:
+            pass
+        return None
+
+    def in_the_middle(self, process, name):
+        """Waits for some step of the run. Its swap file, or None where the run was quicker."""
+        metrics = self.folder / f"{name}.jsonl"
+        wanted = self.random.randint(1, STEPS - 4)
+        lines = lambda: metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+        if not self.campaign.wait_until(process, lambda: lines() >= wanted):
+            return None
+        return self.swap_file(process)
+
+    def flip_bits(self, process, name):
+        """One bit in each MiB: whatever is read next is damaged, unless it is written before."""
+        path = self.in_the_middle(process, name)
+        if path is None:
+            return False
+        with open(path, "r+b", buffering=0) as file:
+            for offset in range(0, os.fstat(file.fileno()).st_size, 1 << 20):
+                at = offset + self.random.randrange(4096)
+                byte = os.pread(file.fileno(), 1, at)
+                if byte:
+                    os.pwrite(file.fileno(), bytes([byte[0] ^ 1 << self.random.randrange(8)]), at)
+        return True
+
+    def cut_file(self, process, name):
+        path = self.in_the_middle(process, name)
+        if path is None:
+            return False
+        os.truncate(path, os.stat(path).st_size // 2 // 4096 * 4096)
+        return True
+
+    def pause(self, process, name):
+        if self.in_the_middle(process, name) is None:
+            return False
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGCONT)
+        return True
+
+    def end(self, process, name, must_survive):
+        """Holds the end of the run to the rule, and goes on after an error."""
+        status = process.wait(timeout=PATIENCE)
+        log = (self.folder / f"{name}.log").read_text(errors="replace")
+        if status == 0:
+            self.campaign.check(name)
+            self.survived += 1
+            return
+        assert not must_survive, f"{name}: exit status {status}: {log}"
+        assert status in (1, 2, 3) and "sluice: error: " in log, f"{name}: exit status {status}: {log}"
+        self.reported += 1
+        again = self.start(name)
+        assert again.wait(timeout=PATIENCE) == 0, (self.folder / f"{name}.log").read_text(errors="replace")
+        self.campaign.check(name)
+
+    def fill(self, mount):
+        """Others take the room that the run's next checkpoint would need; gone before it is resumed."""
+
+        def hit(process, name):
+            if self.in_the_middle(process, name) is None:
+                return False
+            with open(mount / "filler", "wb") as file:
+                free = os.statvfs(mount)
+                os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - (1 << 20))
+            process.wait(timeout=PATIENCE)
+            (mount / "filler").unlink()
+            return True
+
+        return hit
+
+    def round(self, kind, hit=None, before=None, must_survive=False, out=None):
+        """One run with a fault; its checkpoints are in the folder `out`, where that is given."""
+        self.number += 1
+        name = f"{kind}{self.number}"
+        if out is not None:
+            (out / name).mkdir()
+            (self.folder / name).symlink_to(out / name)
+        process = self.start(name, before)
+        try:
+            if hit is not None and not hit(process, name):
+                self.missed += 1
+            self.end(process, name, must_survive)
+        finally:
+            process.kill()
+            process.wait()
+        shutil.rmtree(out / name if out is not None else self.folder / name)
+
+    def full_file_system(self):
+        image, mount = self.folder / "small.img", self.folder / "small"
+        mount.mkdir(exist_ok=True)
+        with open(image, "wb") as file:
+            file.truncate(64 << 20)
+        for words in (["mkfs.ext4", "-q", "-F", str(image)], ["mount", "-o", "loop", str(image), str(mount)]):
+            try:
+                subprocess.run(words, check=True, capture_output=True)
+            except (OSError, subprocess.CalledProcessError) as error:
+                reason = getattr(error, "stderr", b"") or str(error).encode()
+                raise Unavailable(reason.decode(errors="replace").strip()) from error
+        try:
+            self.round("full", hit=self.fill(mount), out=mount)
+        finally:
+            subprocess.run(["umount", str(mount)], check=True)
+
+    def all(self, rounds, tell):
+        kinds = {
+            "bits flipped in the swap file": lambda: self.round("flip", hit=self.flip_bits),
+            "the swap file cut": lambda: self.round("cut", hit=self.cut_file),
+            "stopped and continued": lambda: self.round("pause", hit=self.pause, must_survive=True),
+            "a file-size limit of 8 MiB": lambda: self.round("limit", before=limit_files(8 << 20)),
+            "io_uring forbidden": lambda: self.round("seccomp", before=forbid_uring, must_survive=True),
+            "no locked memory": lambda: self.round("memlock", before=no_locked_memory, must_survive=True),
+            "a file system that others fill": self.full_file_system,
+        }
+        for name, run in kinds.items():
+            before = (self.survived, self.reported, self.missed)
+            try:
+                for _ in range(rounds):
+                    run()
+            except Unavailable as error:
+                tell(f"  {name}: this machine cannot produce it: {error}")
+                continue
+            found = [after - then for after, then in zip((self.survived, self.reported, self.missed), before)]
+            tell(f"  {name}: {found[0]} with the same bits, {found[1]} reported and resumed to them"
+                 + (f" ({found[2]} came too late)" if found[2] else ""))
+
+
+def injected(faults, seed):
+    program = SLUICE.parent / "fault_campaign"
+    if not program.exists():
+        sys.exit(f"'{program}' is missing; scripts/build.sh builds it")
+    return subprocess.run([str(program), str(faults), str(seed)], check=False).returncode == 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("faults", type=int, nargs="?", default=10000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--real", type=int, default=3, help="rounds of the real ones; 0: none")
+    parser.add_argument("--folder", help="a folder on a disk (O_DIRECT) for the runs; without it a temporary one")
+    arguments = parser.parse_args()
+    begin = time.monotonic()
+    if arguments.faults and not injected(arguments.faults, arguments.seed):
+        return 1
+    if arguments.real:
+        with tempfile.TemporaryDirectory(prefix="fault_campaign_", dir=arguments.folder) as folder:
+            print("for real, runs of sluice train:")
+            try:
+                RealFaults(folder, arguments.seed).all(arguments.real, lambda text: print(text, flush=True))
+            except AssertionError as error:
+                print(f"not reported, or not rightly (seed {arguments.seed}): {error}", file=sys.stderr)
+                return 1
+    print(f"{time.monotonic() - begin:.0f} s; none was silent")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

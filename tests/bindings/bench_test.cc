@@ -1,0 +1,156 @@
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <thread>
+
+#include "bindings/cli/bench_report.h"
+#include "bindings/sluice_process.h"
+#include "core/error.h"
+#include "core/json.h"
+
+namespace sluice::cli {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class BenchTest : public ::testing::Test {
+ protected:
+  static Json measured(std::vector<std::string> words) {
+    words.insert(words.begin(), "bench");
+    words.insert(words.end(), {"--seconds", "0.1", "--json"});
+    const Outcome outcome = run_sluice(words);
+    EXPECT_EQ(outcome.status, 0) << outcome.error;
+    return outcome.status == 0 ? Json::parse(outcome.out) : Json();
+  }
+  static void expect_report(const Json& report, const std::string& bench, std::size_t rows) {
+    ASSERT_TRUE(report.is_object());
+    EXPECT_EQ(report.at("version"), 1);
+    EXPECT_EQ(report.at("bench"), bench);
+    ASSERT_EQ(report.at("rows").size(), rows) << report.dump(2);
+    for (const Json& row : report.at("rows")) {
+      const double reached = row.at("reached"), limit = row.at("limit"), ratio = row.at("ratio");
+      EXPECT_GT(reached, 0);
+      EXPECT_GT(limit, 0);
+      EXPECT_DOUBLE_EQ(ratio, row.at("unit") == "seconds" ? limit / reached : reached / limit);
+      EXPECT_FALSE(row.at("limit_is").get<std::string>().empty());
+    }
+  }
+  static void expect_refused(std::vector<std::string> words, int status, const std::string& part) {
+    words.insert(words.begin(), "bench");
+    const Outcome outcome = run_sluice(words);
+    EXPECT_EQ(outcome.status, status) << outcome.error;
+    EXPECT_THAT(outcome.error, HasSubstr(part));
+  }
+  TemporaryFolder folder_;
+};
+
+TEST_F(BenchTest, TheDiskIsHeldAgainstIoUringAloneAndNothingIsLeftThere) {
+  const Json report = measured({"disk", folder_.path(), "--size", "16MiB", "--depth", "4"});
+  expect_report(report, "disk", report.at("notes").empty() ? 4 : 2);  // a note: there is no fio here
+  EXPECT_EQ(report.at("settings").at("bytes"), 16u << 20);
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+}
+
+TEST_F(BenchTest, CopiesAreHeldAgainstTheSameStreams) {
+  const Json report = measured({"copy", "--size", "1MiB", "--threads", "2"});
+  expect_report(report, "copy", 5);
+  EXPECT_EQ(report.at("machine").at("threads"), 2);
+}
+
+TEST_F(BenchTest, EveryCombinationOfAnOptimizerIsMeasured) {
+  const Json report = measured({"optimizer", "--elements", "70000", "--optimizer", "lion"});
+  expect_report(report, "optimizer", 6);
+  EXPECT_EQ(report.at("settings").at("elements"), 131072);  // a whole number of pieces
+  // f32: the parameter and a momentum are updated, the gradient is read.
+  EXPECT_EQ(report.at("rows").at(0).at("bytes_per_element"), 4 * 4 + 4);
+  const Json one = measured(
+      {"optimizer", "--elements", "70000", "--dtype", "bf16", "--state", "bf16", "--master", "none"});
+  expect_report(one, "optimizer", 1);
+  EXPECT_EQ(one.at("rows").at(0).at("bytes_per_element"), 3 * 4 + 2);  // adamw: two moments
+}
+
+TEST_F(BenchTest, AStepIsHeldAgainstTheMachineAndTheDisk) {
+  const std::vector<std::string> words = {"step",  "tiny", "--batch",  "1",
+                                          "--seq", "32",   "--memory", "400MiB"};
+  const Json in_memory = measured(words);
+  expect_report(in_memory, "step", 1);
+  EXPECT_EQ(in_memory.at("settings").at("bytes_read"), 0);
+  EXPECT_FALSE(in_memory.at("rows").at(0).contains("peak_disk_read"));
+  std::vector<std::string> disk = words;
+  disk.insert(disk.end(), {"--disk", folder_.path() + ":256MiB", "--place-state", "disk"});
+  const Json on_disk = measured(disk);
+  expect_report(on_disk, "step", 1);
+  EXPECT_GT(on_disk.at("settings").at("bytes_read"), 0);
+  EXPECT_GT(on_disk.at("rows").at(0).at("limit_disk"), 0.0);
+  EXPECT_GE(on_disk.at("rows").at(0).at("limit"), on_disk.at("rows").at(0).at("limit_disk"));
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+}
+
+TEST_F(BenchTest, AnInterruptLeavesNoFiles) {
+  const std::vector<std::vector<std::string>> benches = {
+      {"bench", "disk", folder_ / "disk", "--size", "64MiB", "--seconds", "60"},
+      {"bench", "step", "mini", "--batch", "1", "--seq", "64", "--memory", "1GiB", "--disk",
+       folder_ / "disk:512MiB", "--place-state", "disk", "--seconds", "60"}};
+  std::filesystem::create_directories(folder_ / "disk");
+  std::filesystem::create_directories(folder_ / "tmp");
+  ::setenv("TMPDIR", (folder_ / "tmp").c_str(), 1);
+  for (const auto& words : benches) {
+    SluiceProcess process(words);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    process.signal(SIGINT);
+    process.wait();
+    EXPECT_TRUE(std::filesystem::is_empty(folder_ / "disk"));
+    for (const auto& entry : std::filesystem::directory_iterator(folder_ / "tmp"))
+      EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr("bench"))) << process.error();
+  }
+  ::unsetenv("TMPDIR");
+}
+
+TEST_F(BenchTest, BadInputIsRefused) {
+  expect_refused({}, 2, "say what to measure");
+  expect_refused({"foo"}, 2, "'foo' was not expected here");
+  expect_refused({"disk"}, 2, "say which disk");
+  expect_refused({"disk", folder_ / "none"}, 2, "make it, or name another");
+  expect_refused({"disk", folder_.path(), "--size", "0"}, 2, "a size of 0");
+  expect_refused({"disk", folder_.path(), "--size", "1000PiB"}, 2, "--size");
+  expect_refused({"disk", folder_.path(), "--size", "1000TiB"}, 3, "are missing");
+  expect_refused({"disk", folder_.path(), "--block", "1000"}, 2, "--block");
+  expect_refused({"disk", folder_.path(), "--depth", "0"}, 2, "--depth");
+  expect_refused({"disk", folder_.path(), "--depth", "1000"}, 2, "--depth");
+  expect_refused({"disk", folder_.path(), "--blok", "1MiB"}, 2, "nearest known one is --block");
+  expect_refused({"copy", "--seconds", "0"}, 2, "--seconds");
+  expect_refused({"copy", "--size", "100TiB"}, 3, "give a smaller --size");
+  expect_refused({"copy", "--threads", "0"}, 2, "--threads");
+  expect_refused({"optimizer", "--elements", "0"}, 2, "--elements");
+  expect_refused({"optimizer", "--elements", "999999999999"}, 3, "give fewer --elements");
+  expect_refused({"optimizer", "--dtype", "f32", "--master", "none"}, 2, "their own masters");
+  expect_refused({"optimizer", "--optimizer", "adamm"}, 2, "adamw");
+  expect_refused({"step"}, 2, "say which model");
+  expect_refused({"step", "gpt2-124n"}, 2, "neither a preset nor a folder");
+  expect_refused({"step", "tiny", "--batch", "0"}, 2, "batch");
+  expect_refused({"step", "tiny", "--memory", "10MiB"}, 3, "--memory");
+}
+
+TEST(BenchReportTest, MediansAreOfRoundsThatCountAndAtLeastThree) {
+  BenchProgress progress;
+  int calls = 0;
+  const std::vector<BenchWork> works = {{"a", [&] {
+                                           ++calls;
+                                           return std::vector<double>{calls == 1 ? 1e9 : calls, 7};
+                                         }}};
+  const auto medians = medians_in_turn(works, 1e-9, progress);
+  EXPECT_EQ(calls, 4);  // the first one does not count
+  EXPECT_EQ(medians[0], (std::vector<double>{3, 7}));
+}
+
+TEST(BenchReportTest, TheRatioIsTheShareOfTheLimit) {
+  EXPECT_DOUBLE_EQ(ratio_of({"rate", BenchUnit::kBytesPerSecond, 3, 4, "", {}}), 0.75);
+  EXPECT_DOUBLE_EQ(ratio_of({"time", BenchUnit::kSeconds, 4, 3, "", {}}), 0.75);
+}
+
+}  // namespace
+}  // namespace sluice::cli

@@ -1,0 +1,234 @@
+#pragma once
+// Training of a toy model over disks that do wrong: a run ends with the bits of a run without faults, or with
+// an error that names the file and after which the engine refuses everything but its end.
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <iostream>
+#include <mutex>
+#include <thread>
+
+#include "core/error.h"
+#include "engine/toy.h"
+
+namespace sluice::engine::faulty {
+
+using offload::Faults;
+
+struct Options {
+  Dtype dtype = Dtype::kF32;
+  bool clip = true;
+  const char* parameters = "disk";
+  const char* gradients = "disk";
+  const char* state = "disk";
+  std::size_t prefetch = 2;
+  std::size_t slots = 3;
+};
+
+// Units small enough for hundreds of runs; the embedding's update has two chunks where all types allow it.
+inline constexpr std::size_t kChunk = std::size_t{256} << 10;
+
+inline Profile small_profile(Dtype dtype) {
+  Profile profile = toy::profile(2, dtype, 2);
+  profile.units[0].parameters[0].shape = {132, 2048};
+  for (std::size_t block = 1; block <= 2; ++block) profile.units[block].parameters[0].shape = {20, 1000};
+  return profile;
+}
+
+struct Model {
+  explicit Model(const Options& setup)
+      : profile(small_profile(setup.dtype)), optimizer(optim::make_adamw({})) {
+    PlanRequest request;
+    request.clip = setup.clip;
+    request.group = 1;
+    request.prefetch = setup.prefetch;
+    request.parameters = setup.parameters;
+    request.gradients = setup.gradients;
+    request.state = setup.state;
+    plan = make_plan(profile, *optimizer, {kGiB, kGiB, 0}, request, {});
+    if (setup.dtype == Dtype::kF32) plan.chunk_elements = kChunk;
+    if (plan.staging_slots > 0) plan.staging_slots = setup.slots;
+  }
+  Profile profile;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  Plan plan;
+};
+
+// Two files that do wrong, each in its own way.
+struct Disks {
+  explicit Disks(Faults faults, std::atomic<std::uint64_t>* injected = nullptr) {
+    for (int i = 0; i < 2; ++i) {
+      inner.push_back(offload::make_memory_file("disk " + std::to_string(i)));
+      faults.seed = faults.seed * 2 + static_cast<std::uint64_t>(i);
+      faulty.push_back(offload::make_faulty_file(*inner.back(), faults, injected));
+    }
+  }
+  std::vector<std::unique_ptr<offload::File>> inner, faulty;
+};
+
+inline toy::Outcome train(const Model& model, Engine& engine) {
+  toy::Outcome outcome;
+  for (UnitId u = 0; u < model.profile.units.size(); ++u) engine.load(u, toy::start_values());
+  toy::Trainer trainer(model.profile, model.plan, engine);
+  for (int step = 0; step < 2; ++step) {
+    double norm = 0;
+    outcome.losses.push_back(trainer.step(toy::settings(0.01, 0.1, model.plan.clip ? 5.0 : 0.0), &norm));
+    outcome.norms.push_back(norm);
+  }
+  for (UnitId u = 0; u < model.profile.units.size(); ++u) engine.save(u, toy::collect(outcome));
+  return outcome;
+}
+
+// What an engine that failed with `cause` does not refuse; empty: it refuses everything.
+inline std::string not_refused(Engine& engine, const Profile& profile, const std::string& cause) {
+  std::string found;
+  const auto expect = [&](const char* name, auto&& call) {
+    try {
+      call();
+      found += fmt::format("{} is not refused by an engine that failed: {}\n", name, cause);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kState || std::string(error.what()).find(cause) == std::string::npos)
+        found += fmt::format("{} fails otherwise: {}\n", name, error.what());
+    }
+  };
+  const Access access = profile.schedule.front();
+  expect("load", [&] { engine.load(0, toy::start_values()); });
+  expect("save", [&] { engine.save(0, {}); });
+  expect("set_steps", [&] { engine.set_steps(1); });
+  expect("begin_step", [&] { engine.begin_step({}); });
+  expect("acquire", [&] { engine.acquire(access); });
+  expect("release", [&] { engine.release(access); });
+  expect("parameter", [&] { engine.parameter(0); });
+  expect("gradient", [&] { engine.gradient(0, 0, 0); });
+  expect("step", [&] { engine.step(); });
+  expect("acquire_for_reading", [&] { engine.acquire_for_reading(0); });
+  expect("release_from_reading", [&] { engine.release_from_reading(0); });
+  expect("progress", [&] { engine.progress(); });
+  expect("settle", [&] { engine.settle(); });
+  return found;
+}
+
+// Ends the process with a message where its life takes too long: a hang is a failure, and says of what.
+class Watchdog {
+ public:
+  explicit Watchdog(std::string what) : what_(std::move(what)), thread_([this] { watch(); }) {}
+  ~Watchdog() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  void watch() {
+    std::unique_lock lock(mutex_);
+    if (changed_.wait_for(lock, std::chrono::seconds(120), [&] { return over_; })) return;
+    std::cerr << "hangs: " << what_ << std::endl;
+    std::abort();
+  }
+  const std::string what_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_ = false;
+  std::thread thread_;
+};
+
+// How a run ended: well, with the bits of a run without faults; or with an error. Anything else is silent:
+// `defect` says what.
+struct Ending {
+  bool well = false;
+  std::string error, defect;
+};
+
+inline Ending run_with(const Options& setup, const Faults& faults, const toy::Outcome& base,
+                       std::atomic<std::uint64_t>* injected = nullptr) {
+  const Model model(setup);
+  Threads threads(1);
+  allocator::Ledger ledger;
+  Disks disks(faults, injected);
+  offload::RecordStore store(std::move(disks.faulty), ledger);
+  Engine engine(model.profile, model.plan, *model.optimizer, {threads, ledger, &store, nullptr});
+  Ending ending;
+  try {
+    ending.well = train(model, engine) == base;
+    if (!ending.well) ending.defect = "other bits, and no error";
+  } catch (const Error& error) {
+    ending.error = error.what();
+    if (error.code() != ErrorCode::kIo && error.code() != ErrorCode::kCorrupt)
+      ending.defect = fmt::format("an error of the kind {}: {}", name_of(error.code()), error.what());
+    else if (ending.error.find("disk 0: ") == std::string::npos &&
+             ending.error.find("disk 1: ") == std::string::npos)
+      ending.defect = "the error does not name the file: " + ending.error;
+    else
+      ending.defect = not_refused(engine, model.profile, ending.error);
+  }
+  return ending;
+}
+
+inline toy::Outcome without_faults(Options setup) {
+  setup.parameters = setup.gradients = setup.state = "memory";
+  const Model model(setup);
+  Threads threads(1);
+  allocator::Ledger ledger;
+  Engine engine(model.profile, model.plan, *model.optimizer, {threads, ledger, nullptr, nullptr});
+  return train(model, engine);
+}
+
+inline const toy::Outcome& base_of(const Options& setup) {
+  static const std::vector<toy::Outcome> all = [] {
+    std::vector<toy::Outcome> made;
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16})
+      for (const bool clip : {false, true}) made.push_back(without_faults({.dtype = dtype, .clip = clip}));
+    return made;
+  }();
+  return all[(setup.dtype == Dtype::kBf16 ? 2u : 0u) + (setup.clip ? 1u : 0u)];
+}
+
+// Every kind of run in turn: by the bits of the seed.
+inline Options setup_of(std::uint64_t seed) {
+  static constexpr const char* kPlaces[][3] = {{"disk", "disk", "disk"},
+                                               {"disk", "disk", "disk"},
+                                               {"memory", "memory", "disk"},
+                                               {"disk", "disk", "memory"}};
+  Options setup;
+  setup.clip = seed % 2 == 0;
+  setup.dtype = seed / 2 % 2 == 0 ? Dtype::kF32 : Dtype::kBf16;
+  const auto& places = kPlaces[seed / 4 % 4];
+  setup.parameters = places[0];
+  setup.gradients = places[1];
+  setup.state = places[2];
+  setup.prefetch = seed / 16 % 2 == 0 ? 1 : 5;
+  setup.slots = seed / 3 % 2 == 0 ? 3 : 8;
+  return setup;
+}
+
+inline std::string describe(const Options& setup, std::uint64_t seed) {
+  return fmt::format("seed {}: {} clip {} parameters {} gradients {} state {} prefetch {} slots {}", seed,
+                     name_of(setup.dtype), setup.clip, setup.parameters, setup.gradients, setup.state,
+                     setup.prefetch, setup.slots);
+}
+
+inline constexpr unsigned kDelays[] = {0, 30, 300};  // microseconds; 0: transfers run on the caller's thread
+
+using MakeFaults = Faults (*)(std::uint64_t random);
+struct Kind {
+  const char* name;
+  MakeFaults make;
+};
+
+// From one fault in several runs to several in one.
+inline double rate(std::uint64_t random) { return random % 2 == 0 ? 0.002 : 0.03; }
+
+inline constexpr Kind kKinds[] = {
+    {"ReadErrors", [](std::uint64_t r) { return Faults{.read_error = rate(r)}; }},
+    {"WriteErrors", [](std::uint64_t r) { return Faults{.write_error = rate(r)}; }},
+    {"ReadFlips", [](std::uint64_t r) { return Faults{.read_flip = rate(r)}; }},
+    {"WriteFlips", [](std::uint64_t r) { return Faults{.write_flip = rate(r)}; }},
+    {"LostWrites", [](std::uint64_t r) { return Faults{.lost_write = rate(r)}; }},
+    {"ATruncatedFile", [](std::uint64_t r) { return Faults{.truncate_after = r % 150}; }},
+    {"AFullDisk", [](std::uint64_t r) { return Faults{.fail_after = r % 150}; }},
+};
+
+}  // namespace sluice::engine::faulty

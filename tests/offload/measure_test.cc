@@ -1,0 +1,95 @@
+#include "offload/measure.h"
+
+#include <gmock/gmock.h>
+
+#include <fstream>
+
+#include "offload/support.h"
+
+namespace sluice::offload {
+namespace {
+using namespace sluice::offload::testing;
+
+constexpr StreamShape kShape{64 * kKiB, 4};
+
+class Measure : public ::testing::Test {
+ protected:
+  Buffer memory_{kShape.bytes()};
+};
+
+// As File, and counts what is moved.
+class CountingFile final : public File {
+ public:
+  explicit CountingFile(File& inner) : inner_(inner) {}
+  void read(std::uint64_t offset, std::span<std::byte> into, Done done) override {
+    read_ += into.size();
+    inner_.read(offset, into, std::move(done));
+  }
+  void write(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
+    written_ += from.size();
+    inner_.write(offset, from, std::move(done));
+  }
+  void sync() override { inner_.sync(); }
+  void allocate(std::uint64_t bytes) override { inner_.allocate(bytes); }
+  std::uint64_t size() const override { return inner_.size(); }
+  const std::string& name() const override { return inner_.name(); }
+  std::uint64_t read_ = 0, written_ = 0;
+
+ private:
+  File& inner_;
+};
+
+TEST_F(Measure, AFileIsWrittenAndReadOnceWhole) {
+  const std::uint64_t bytes = 10 * kShape.block + kDiskBlock;  // the last transfer is shorter
+  const auto inner = make_memory_file("m");
+  CountingFile file(*inner);
+  file.allocate(bytes);
+  const DiskRates rates = measure_file(file, bytes, kShape, memory_.all());
+  EXPECT_EQ(file.written_, bytes);
+  EXPECT_EQ(file.read_, bytes);
+  EXPECT_GT(rates.read, 0);
+  EXPECT_GT(rates.write, 0);
+}
+
+TEST_F(Measure, AnErrorOfATransferIsThrown) {
+  const auto inner = make_memory_file("m");
+  inner->allocate(16 * kShape.block);
+  Faults faults;
+  faults.fail_after = 20;
+  const auto file = make_faulty_file(*inner, faults);
+  EXPECT_THROW(measure_file(*file, 16 * kShape.block, kShape, memory_.all()), Error);
+}
+
+TEST_F(Measure, TooLittleMemoryIsRefused) {
+  const auto file = make_memory_file("m");
+  EXPECT_THROW(measure_file(*file, kShape.block, {kShape.block, 8}, memory_.all()), Error);
+}
+
+TEST_F(Measure, ABareFileIsSeenByOthersAndHasNoName) {
+  const DirectFolder folder;
+  if (!folder.found()) GTEST_SKIP() << kNoDirectFolder;
+  std::string why;
+  if (!uring_available(&why)) GTEST_SKIP() << why;
+  BareFile file(folder.path(), 4 * kShape.block);
+  const DiskRates rates = file.measure(kShape, memory_.all());
+  EXPECT_GT(rates.read, 0);
+  EXPECT_GT(rates.write, 0);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+  std::ifstream seen(file.path(), std::ios::binary | std::ios::ate);
+  EXPECT_EQ(static_cast<std::uint64_t>(seen.tellg()), 4 * kShape.block);
+}
+
+TEST_F(Measure, WhatHasNoRoomIsRefusedWithWhatIsMissing) {
+  const DirectFolder folder;
+  if (!folder.found()) GTEST_SKIP() << kNoDirectFolder;
+  try {
+    BareFile file(folder.path(), std::uint64_t{1} << 50);
+    FAIL() << "there cannot be a PiB";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kBudget);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("too little"));
+  }
+}
+
+}  // namespace
+}  // namespace sluice::offload
