@@ -1,4 +1,4 @@
-"""What the benches share: running the command line and fio, and their files."""
+"""What the benches share: models, memory, running the command line and fio, and their files."""
 import json
 import os
 import pathlib
@@ -6,6 +6,26 @@ import random
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Layers, width, heads.
+SHAPES = {"gpt2-124m": (12, 768, 12), "gpt2-355m": (24, 1024, 16), "gpt2-774m": (36, 1280, 20), "gpt2-1.5b": (48, 1600, 25)}
+
+
+def gpt2_config(model):
+    """The configuration of transformers for a name of SHAPES, without dropout."""
+    from transformers import GPT2Config
+
+    layers, width, heads = SHAPES[model]
+    return GPT2Config(n_layer=layers, n_embd=width, n_head=heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+
+
+def peak_bytes():
+    """The most that this process held in memory, since it began or since forget_peak()."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
+
+
+def forget_peak():
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
 
 
 def make_tokens(path, count):

@@ -15,9 +15,8 @@ import sys
 import tempfile
 import time
 
-from side_by_side import make_tokens, sluice_steps
+from side_by_side import SHAPES, gpt2_config, make_tokens, sluice_steps
 
-SHAPES = {"gpt2-124m": (12, 768, 12), "gpt2-355m": (24, 1024, 16)}
 
 
 def arguments():
@@ -42,13 +41,11 @@ def sluice_seconds(a, tokens, folder):
 class PyTorch:
     def __init__(self, a):
         import torch
-        from transformers import GPT2Config, GPT2LMHeadModel
+        from transformers import GPT2LMHeadModel
         torch.set_num_threads(a.threads)
         torch.manual_seed(1)
-        layers, width, heads = SHAPES[a.model]
-        config = GPT2Config(n_layer=layers, n_embd=width, n_head=heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
         self.torch, self.a = torch, a
-        self.model = GPT2LMHeadModel(config)
+        self.model = GPT2LMHeadModel(gpt2_config(a.model))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def seconds(self):

@@ -9,10 +9,9 @@ import json
 import sys
 import time
 
-from side_by_side import ROOT
+from side_by_side import ROOT, SHAPES, gpt2_config, peak_bytes
 
 sys.path.insert(0, str(ROOT / "bindings" / "python"))
-SHAPES = {"gpt2-124m": (12, 768, 12), "gpt2-355m": (24, 1024, 16), "gpt2-774m": (36, 1280, 20), "gpt2-1.5b": (48, 1600, 25)}
 
 
 def arguments():
@@ -27,23 +26,15 @@ def arguments():
     return parser.parse_args()
 
 
-def peak_bytes():
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
-
-
 def main():
     a = arguments()
     import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2LMHeadModel
 
     import sluice.torch
 
-    layers, width, heads = SHAPES[a.model]
     with torch.device("meta"):
-        model = GPT2LMHeadModel(
-            GPT2Config(n_layer=layers, n_embd=width, n_head=heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-        )
+        model = GPT2LMHeadModel(gpt2_config(a.model))
     ids = torch.randint(0, 50257, (a.batch, a.seq))
     model, optimizer = sluice.torch.wrap(
         model, sluice.AdamW(lr=1e-4), memory=a.memory, disk=a.disk, sample_batch={"input_ids": ids, "labels": ids}

@@ -16,10 +16,9 @@ import sys
 import tempfile
 import time
 
-from side_by_side import ROOT, replay
+from side_by_side import ROOT, SHAPES, gpt2_config, replay
 
 sys.path.insert(0, str(ROOT / "bindings" / "python"))
-SHAPES = {"gpt2-124m": (12, 768, 12), "gpt2-355m": (24, 1024, 16)}
 
 
 def arguments():
@@ -37,15 +36,13 @@ def arguments():
 
 def make(a, place):
     import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2LMHeadModel
 
     import sluice.torch
 
     torch.set_num_threads(a.threads)
     torch.manual_seed(1)
-    layers, width, heads = SHAPES[a.model]
-    config = GPT2Config(n_layer=layers, n_embd=width, n_head=heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-    model = GPT2LMHeadModel(config)
+    model = GPT2LMHeadModel(gpt2_config(a.model))
     if place is None:
         return model, torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     return sluice.torch.wrap(model, sluice.AdamW(lr=3e-4), memory="20GiB", disk=a.disk, place=place, reserve="4GiB")

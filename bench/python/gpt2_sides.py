@@ -1,0 +1,134 @@
+"""One side of wrap_vs_deepspeed.py in a process of its own, so that its peak memory is its own: a GPT-2 of transformers in
+f32, trained by plain PyTorch, by sluice.torch or by DeepSpeed.
+
+    python gpt2_sides.py SETTINGS      (JSON; wrap_vs_deepspeed.py makes them)
+
+It answers each line of its input with a line of JSON: a number is that many steps (their seconds and losses, and the
+peaks of memory so far); an empty line ends it. What libraries print goes to standard error.
+"""
+import json
+import os
+import pathlib
+import socket
+import sys
+import time
+
+from side_by_side import ROOT, forget_peak, gpt2_config, peak_bytes
+
+LR, WEIGHT_DECAY, CLIP = 3e-4, 0.01, 1.0
+
+
+class Plain:
+    """PyTorch's own; writes the values that all sides begin with."""
+
+    def __init__(self, a):
+        import torch
+        from transformers import GPT2LMHeadModel
+
+        torch.manual_seed(1)
+        self.model = GPT2LMHeadModel(gpt2_config(a["model"]))
+        self.model.save_pretrained(a["weights"])
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY, fused=True)
+
+    def step(self, ids):
+        import torch
+
+        loss = self.model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
+
+
+class Sluice(Plain):
+    """Wrapped, with everything on disk."""
+
+    def __init__(self, a):
+        import torch
+
+        sys.path.insert(0, str(ROOT / "bindings" / "python"))
+        import sluice.torch
+
+        ids = torch.zeros(a["batch"], a["seq"], dtype=torch.long)
+        self.model, self.optimizer = sluice.torch.from_pretrained(
+            a["weights"],
+            sluice.AdamW(lr=LR, weight_decay=WEIGHT_DECAY),
+            memory=a["memory"],
+            disk=a["disk"],
+            place="disk",
+            sample_batch={"input_ids": ids, "labels": ids, "use_cache": False},
+        )
+
+
+class DeepSpeed:
+    """ZeRO stage 3: parameters and optimizer state in files; the gradients stay in memory (it has no other way)."""
+
+    def __init__(self, a):
+        import deepspeed
+        import torch
+        from safetensors.torch import load_file
+        from transformers import GPT2LMHeadModel
+
+        deepspeed.init_distributed("gloo")
+        with deepspeed.zero.Init(config_dict_or_path=a["config"]):
+            model = GPT2LMHeadModel(gpt2_config(a["model"]))
+        values = load_file(pathlib.Path(a["weights"]) / "model.safetensors")
+        for name, parameter in model.named_parameters():
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
+                parameter.copy_(values.pop(name))
+        if values:
+            raise RuntimeError(f"{a['weights']} has values that the model does not: {sorted(values)}")
+        self.engine = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=a["config"])[0]
+
+    def step(self, ids):
+        loss = self.engine(input_ids=ids, labels=ids, use_cache=False).loss
+        self.engine.backward(loss)
+        self.engine.step()
+        return loss
+
+
+def one_process():
+    """What DeepSpeed wants to know of a job of one process, on the CPU; its kernels are built with ninja of its environment."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {"DS_ACCELERATOR": "cpu", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                   "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]}
+
+
+def serve(side, a, answers):
+    import torch
+
+    done, whole = 0, peak_bytes()
+    forget_peak()
+    for line in sys.stdin:
+        if not line.strip():
+            return
+        seconds, losses = [], []
+        for _ in range(int(line)):
+            ids = torch.randint(0, 50257, (a["batch"], a["seq"]), generator=torch.Generator().manual_seed(done))
+            start = time.perf_counter()
+            loss = side.step(ids)
+            seconds.append(time.perf_counter() - start)
+            losses.append(loss.item())
+            done += 1
+        answer = {"seconds": seconds, "losses": losses, "peak": max(whole, peak_bytes()), "peak_of_steps": peak_bytes()}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def main():
+    a = json.loads(sys.argv[1])
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    if a["side"] == "deepspeed":
+        one_process()
+    import torch
+
+    torch.set_num_threads(a["threads"])
+    serve({"plain": Plain, "sluice": Sluice, "deepspeed": DeepSpeed}[a["side"]](a), a, answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+#!/usr/bin/env python3
+"""A GPT-2 of transformers in f32, wrapped with everything on disk, beside DeepSpeed ZeRO stage 3 with parameters and
+optimizer state offloaded to files: seconds of a step and peak memory, in one run.
+
+Both train the same model from the same values on the same data, with the same batch, clipping, threads and disk, each in a
+process of its own, and take turns. The losses of the first steps are held to plain PyTorch's, so that both do the same
+work. Medians over the steps of all rounds but the first. Memory is the resident peak (VmHWM) of the steps; that of the
+whole process, with reading the values, is told too. JSON with --json.
+
+    .venv/bin/python bench/python/wrap_vs_deepspeed.py --disk FOLDER --deepspeed-python VENV/bin/python
+
+DeepSpeed is installed into an environment of its own, with the versions that requirements.txt has of the rest, and
+builds its kernels when it first runs (some minutes; libaio-dev, ninja-build and g++ are needed):
+
+    apt-get install libaio-dev ninja-build g++
+    python3 -m venv VENV
+    VENV/bin/pip install setuptools wheel torch==2.13.0 transformers==5.23.0 safetensors==0.8.0
+    DS_ACCELERATOR=cpu VENV/bin/pip install --no-build-isolation deepspeed==0.19.8
+
+--set changes DeepSpeed's configuration, by path: --set aio.block_size=8388608. --tune tries one setting after another
+before the rounds and keeps what is faster.
+"""
+import argparse
+import copy
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from gpt2_sides import CLIP, LR, WEIGHT_DECAY
+from side_by_side import SHAPES, gpt2_config
+
+CHECKED_STEPS, LOSS_TOLERANCE = 3, 1e-3
+# Tried in this order, each with the best of those before it.
+TUNED = {
+    "aio.block_size": [1 << 18, 1 << 20, 1 << 22, 1 << 23],
+    "aio.queue_depth": [8, 16, 32, 64],
+    "aio.intra_op_parallelism": [1, 2, 4],
+    "aio.overlap_events": [True, False],
+    "aio.single_submit": [False, True],
+    "zero_optimization.offload_optimizer.pipeline_read": [False, True],
+    "zero_optimization.offload_optimizer.pipeline_write": [False, True],
+    "zero_optimization.stage3_prefetch_bucket_size": [0, 5_000_000, 20_000_000],
+}
+
+
+def setting(text):
+    path, _, value = text.partition("=")
+    if not value:
+        raise argparse.ArgumentTypeError(f"'{text}' has no value; write PATH=VALUE, such as aio.queue_depth=32")
+    return path, json.loads(value)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--disk", required=True, help="a folder on the disk that both use")
+    parser.add_argument("--deepspeed-python", required=True, help="python of an environment with DeepSpeed (see above)")
+    parser.add_argument("--model", default="gpt2-124m", choices=SHAPES)
+    parser.add_argument("--memory", default="2GiB", help="Sluice's budget")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--seq", type=int, default=256)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=3, help="steps of a round")
+    parser.add_argument("--set", type=setting, action="append", default=[], metavar="PATH=VALUE", help="DeepSpeed's")
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    a = parser.parse_args()
+    if a.rounds < 2:
+        parser.error("--rounds: the first is not counted, so give at least 2")
+    if a.rounds * a.steps < CHECKED_STEPS:
+        parser.error(f"--rounds, --steps: the losses of {CHECKED_STEPS} steps are compared, so give at least as many")
+    return a
+
+
+def put(config, path, value):
+    *folders, name = path.split(".")
+    for folder in folders:
+        config = config[folder]
+    config[name] = value
+
+
+def deepspeed_config(a, disk):
+    """The buffers are the least that hold the largest parameter (the embedding), which cannot be divided."""
+    shape = gpt2_config(a.model)
+    largest = shape.vocab_size * shape.n_embd
+    aligned = -(-largest // (1 << 20)) << 20
+    config = {
+        "train_micro_batch_size_per_gpu": a.batch,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": CLIP,
+        "steps_per_print": 10**9,
+        "optimizer": {"type": "AdamW", "params": {"lr": LR, "weight_decay": WEIGHT_DECAY}},
+        "zero_optimization": {
+            "stage": 3,
+            "sub_group_size": aligned,
+            "stage3_prefetch_bucket_size": 5_000_000,
+            "stage3_max_live_parameters": aligned,
+            "stage3_max_reuse_distance": 0,
+            "reduce_bucket_size": 5_000_000,
+            "offload_param": {"device": "nvme", "nvme_path": str(disk), "pin_memory": False, "buffer_count": 8,
+                              "buffer_size": aligned},
+            "offload_optimizer": {"device": "nvme", "nvme_path": str(disk), "pin_memory": False, "buffer_count": 8,
+                                  "pipeline_read": False, "pipeline_write": False},
+        },
+        "aio": {"block_size": 1 << 20, "queue_depth": 32, "intra_op_parallelism": 1, "single_submit": False,
+                "overlap_events": True},
+    }
+    for path, value in a.set:
+        put(config, path, value)
+    return config
+
+
+class Side:
+    """A process that trains when it is asked to; what it prints goes into a file, which is shown where it fails."""
+
+    def __init__(self, a, name, python, folder, **settings):
+        self.name = name
+        self.log = folder / f"{name}.log"
+        (folder / name).mkdir(exist_ok=True)
+        settings |= {"side": name, "model": a.model, "batch": a.batch, "seq": a.seq, "threads": a.threads,
+                     "weights": str(folder / "weights"), "disk": str(folder / name), "memory": a.memory}
+        environment = os.environ | {"OMP_NUM_THREADS": str(a.threads)}
+        script = pathlib.Path(__file__).with_name("gpt2_sides.py")
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen([python, script, json.dumps(settings)], stdin=subprocess.PIPE, text=True,
+                                            stdout=subprocess.PIPE, stderr=log, env=environment)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def steps(self, count):
+        try:
+            print(count, file=self.process.stdin, flush=True)
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise RuntimeError(f"{self.name} ended:\n" + "\n".join(self.log.read_text().splitlines()[-30:]))
+        return json.loads(line)
+
+
+def tune(a, folder, config):
+    """The best of each setting in turn, by the quickest of 3 steps; what cannot run is told and left out."""
+    best = None
+    for path, values in TUNED.items():
+        found = {}
+        for value in values:
+            tried = copy.deepcopy(config)
+            put(tried, path, value)
+            if tried == config and best is not None:
+                found[value] = best
+                continue
+            try:
+                with Side(a, "deepspeed", a.deepspeed_python, folder, config=tried) as side:
+                    found[value] = min(side.steps(3)["seconds"])
+                print(f"tune: {path}={json.dumps(value)}: {found[value]:.2f} s", file=sys.stderr)
+            except RuntimeError as error:
+                print(f"tune: {path}={json.dumps(value)}: left out: {str(error).splitlines()[-1]}", file=sys.stderr)
+        if not found:
+            raise RuntimeError(f"DeepSpeed ran with no value of {path}; see above, and run it without --tune for all of the error")
+        chosen = min(found, key=found.get)
+        best = found[chosen]
+        put(config, path, chosen)
+    return config
+
+
+def check(name, losses, expected):
+    worst = max(abs(loss / other - 1) for loss, other in zip(losses, expected, strict=True))
+    if worst > LOSS_TOLERANCE:
+        raise RuntimeError(f"{name} does not train the same model: losses {losses}, plain PyTorch's {expected}")
+    return worst
+
+
+def take_turns(a, sides, expected):
+    """Seconds of the steps of each side, its peaks, and how far its first losses are from what is expected."""
+    seconds, losses, last = ({side.name: [] for side in sides} for _ in range(3))
+    for number in range(a.rounds):
+        for side in sides:
+            last[side.name] = side.steps(a.steps)
+            losses[side.name] += last[side.name]["losses"]
+            seconds[side.name] += last[side.name]["seconds"] if number else []
+        if number:
+            print(f"round {number}/{a.rounds - 1}: "
+                  + ", ".join(f"{name} {statistics.median(taken):.2f} s" for name, taken in seconds.items()), file=sys.stderr)
+    return {
+        name: {
+            "seconds": statistics.median(taken),
+            "peak_of_steps": last[name]["peak_of_steps"],
+            "peak": last[name]["peak"],
+            "loss_error": check(name, losses[name][:CHECKED_STEPS], expected),
+        }
+        for name, taken in seconds.items()
+    }
+
+
+def measure(a, folder):
+    with Side(a, "plain", sys.executable, folder) as plain:
+        expected = plain.steps(CHECKED_STEPS)["losses"]
+    config = deepspeed_config(a, folder / "deepspeed")
+    if a.tune:
+        config = tune(a, folder, config)
+    with Side(a, "sluice", sys.executable, folder) as ours, \
+            Side(a, "deepspeed", a.deepspeed_python, folder, config=config) as theirs:
+        result = take_turns(a, [ours, theirs], expected)
+    result["deepspeed"]["config"] = config
+    for ratio, what in (("speed", "seconds"), ("memory", "peak_of_steps")):
+        result[ratio] = result["deepspeed"][what] / result["sluice"][what]
+    return result
+
+
+def main():
+    a = arguments()
+    with tempfile.TemporaryDirectory(dir=a.disk) as name:
+        result = measure(a, pathlib.Path(name))
+    if a.json:
+        print(json.dumps(result))
+        return
+    for name in ("sluice", "deepspeed"):
+        side = result[name]
+        print(f"{name}: {side['seconds']:.2f} s a step, {side['peak_of_steps'] >> 20} MiB at most in the steps "
+              f"({side['peak'] >> 20} MiB with the start), losses within {side['loss_error']:.1e} of PyTorch's")
+    print(f"Sluice is {result['speed']:.2f}x as fast, in {1 / result['memory']:.2f}x of the memory")
+    print("DeepSpeed's configuration: " + json.dumps(result["deepspeed"]["config"]))
+
+
+if __name__ == "__main__":
+    main()
