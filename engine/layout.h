@@ -28,6 +28,9 @@ struct UnitSpec {
 inline constexpr std::size_t kParameterAlignment = 1024;  // elements: where a parameter begins in its unit
 inline constexpr std::size_t kShardAlignment =
     4096;  // elements: where a shard begins, and what a unit is padded to
+// Elements: what the chunks of a streamed update are multiples of. A chunk's part of a record is then a whole
+// number of the record's blocks.
+inline constexpr std::size_t kChunkGrain = std::size_t{512} << 10;
 
 // One rank's contiguous slice of a unit's elements.
 struct Shard {

@@ -25,7 +25,7 @@ void adamw(benchmark::State& state, Dtype gradient_type, bool narrow) {
                   .master = master.get(),
                   .parameter = narrow ? Array{compute.get(), Dtype::kBf16} : Array{},
                   .gradient = ConstArray{gradient.get(), gradient_type},
-                  .state = {Array{first.get()}, Array{second.get()}}};
+                  .state = {{Array{first.get()}}, {Array{second.get()}}}};
   Hyperparameters hyperparameters{
       .learning_rate = 1e-3, .weight_decay = 0.1, .gradient_factor = 1, .step = 0};
   for (auto _ : state) {
@@ -33,6 +33,36 @@ void adamw(benchmark::State& state, Dtype gradient_type, bool narrow) {
     optimizer->apply(threads, hyperparameters, span);
   }
   const double bytes = 24 + static_cast<double>(size_of(gradient_type)) + (narrow ? 2 : 0);
+  const double parameters = static_cast<double>(state.iterations()) * kParameters;
+  state.counters["param/s"] = benchmark::Counter(parameters, benchmark::Counter::kIsRate);
+  state.counters["B/s"] = benchmark::Counter(parameters * bytes, benchmark::Counter::kIsRate);
+}
+
+// State in codes, of a bf16 parameter with a master or without one, or of an f32 parameter.
+void adamw_8bit(benchmark::State& state, bool master, bool narrow) {
+  Threads threads(static_cast<int>(state.range(0)));
+  const auto optimizer = make_adamw({.storage = {Dtype::kU8, master || !narrow}});
+  const auto wide = zeros(master || !narrow ? kParameters : 1), compute = zeros(narrow ? kParameters / 2 : 1);
+  const auto codes = zeros(kParameters / 2), scales = zeros(2 * kParameters / kScaleBlock);
+  const auto gradient = zeros(kParameters);
+  auto* const first = reinterpret_cast<std::uint8_t*>(codes.get());
+  const Dtype gradient_type = narrow ? Dtype::kBf16 : Dtype::kF32;
+  kernels::fill_normal(threads, kParameters, 1, 2, 0, 0, 0.01f, Array{gradient.get(), gradient_type});
+  const Span span{
+      .count = kParameters,
+      .master = master || !narrow ? wide.get() : nullptr,
+      .parameter = narrow ? Array{compute.get(), Dtype::kBf16} : Array{},
+      .gradient = ConstArray{gradient.get(), gradient_type},
+      .state = {{Array{first, Dtype::kU8}, scales.get()},
+                {Array{first + kParameters, Dtype::kU8}, scales.get() + kParameters / kScaleBlock}}};
+  Hyperparameters hyperparameters{
+      .learning_rate = 1e-3, .weight_decay = 0.1, .gradient_factor = 1, .step = 0};
+  for (auto _ : state) {
+    ++hyperparameters.step;
+    optimizer->apply(threads, hyperparameters, span);
+  }
+  const double bytes = static_cast<double>(size_of(gradient_type)) + (span.master != nullptr ? 8 : 2) +
+                       (narrow ? 2 : 0) + 4 * (1 + 4.0 / kScaleBlock);
   const double parameters = static_cast<double>(state.iterations()) * kParameters;
   state.counters["param/s"] = benchmark::Counter(parameters, benchmark::Counter::kIsRate);
   state.counters["B/s"] = benchmark::Counter(parameters * bytes, benchmark::Counter::kIsRate);
@@ -52,6 +82,17 @@ void triad(benchmark::State& state) {
   state.counters["B/s"] = benchmark::Counter(bytes, benchmark::Counter::kIsRate);
 }
 
+BENCHMARK_CAPTURE(adamw_8bit, f32, true, false)->Arg(1)->Arg(2)->UseRealTime()->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(adamw_8bit, bf16_with_master, true, true)
+    ->Arg(1)
+    ->Arg(2)
+    ->UseRealTime()
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(adamw_8bit, bf16, false, true)
+    ->Arg(1)
+    ->Arg(2)
+    ->UseRealTime()
+    ->Unit(benchmark::kMillisecond);
 BENCHMARK(triad)->Arg(1)->Arg(2)->UseRealTime()->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(adamw, f32, Dtype::kF32, false)
     ->Arg(1)
