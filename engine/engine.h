@@ -35,8 +35,10 @@ struct UnitSink {
       parameter;  // compute type
   std::function<void(ParameterId, std::size_t first, std::span<const float>)>
       master;  // only where a master exists
-  std::function<void(ParameterId, std::size_t array, std::size_t first, std::size_t count, ConstArray values)>
-      state;  // in the array's type
+  // In the array's type. scales: of codes, null for other types; first is a multiple of kScaleBlock then.
+  std::function<void(ParameterId, std::size_t array, std::size_t first, std::size_t count, ConstArray values,
+                     const float* scales)>
+      state;
   // The values in f32, whatever holds them: those of the master, where there is one.
   std::function<void(ParameterId, std::size_t first, std::span<const float>)> values;
 };

@@ -35,6 +35,9 @@ inline constexpr std::size_t kParameterAlignment = 1024;  // elements: where a p
 inline constexpr std::size_t kSpanGrain = std::size_t{1} << 20;  // elements: whole huge pages of every type
 inline constexpr std::size_t kShardAlignment =
     4096;  // elements: where a shard begins, and what a unit is padded to
+// Elements: what the chunks of a streamed update are multiples of. A chunk's part of a record is then a whole
+// number of the record's blocks.
+inline constexpr std::size_t kChunkGrain = std::size_t{512} << 10;
 
 // One rank's contiguous slice of a unit's elements.
 struct Shard {

@@ -75,7 +75,8 @@ void check_state(const engine::CheckpointReader& checkpoint, const std::vector<o
   std::set<std::string> wanted, found;
   for (const optim::StateArray& array : state) wanted.insert(engine::optimizer_file(array.name));
   for (const engine::CheckpointFile& file : checkpoint.files())
-    if (file.name.starts_with("optimizer.") && file.name != engine::optimizer_file("master"))
+    if (file.name.starts_with("optimizer.") && file.name != engine::optimizer_file("master") &&
+        !engine::is_scales_file(file.name))
       found.insert(file.name);
   if (wanted != found)
     fail(
@@ -201,8 +202,17 @@ CheckpointValues::CheckpointValues(const engine::CheckpointReader& checkpoint, c
   check_state(checkpoint, state);
   const std::string master = engine::optimizer_file("master");
   if (checkpoint.has(master)) check(*(masters_ = checkpoint.open_tensors(master)), false);
-  for (const optim::StateArray& array : state)
-    check(*state_.emplace_back(checkpoint.open_tensors(engine::optimizer_file(array.name))), false);
+  for (const optim::StateArray& array : state) {
+    State& opened = state_.emplace_back();
+    opened.values = checkpoint.open_tensors(engine::optimizer_file(array.name));
+    opened.map = array.map;
+    const std::string scales = engine::scales_file(array.name);
+    if (checkpoint.has(scales)) opened.scales = checkpoint.open_tensors(scales);
+    if (opened.scales != nullptr)
+      check_codes(opened);
+    else
+      check(*opened.values, false);
+  }
 }
 
 // frozen: whether it holds the parameters of frozen units too.
@@ -218,6 +228,42 @@ void CheckpointValues::check(const engine::SafetensorsReader& reader, bool froze
   }
 }
 
+void CheckpointValues::check_codes(const State& state) const {
+  const auto expect = [](const engine::SafetensorsReader& reader, const std::string& name, Dtype type,
+                         const std::vector<std::size_t>& shape) {
+    const engine::StoredTensor& tensor = reader.tensor(name);
+    if (tensor.dtype() != type ||
+        !std::equal(tensor.shape.begin(), tensor.shape.end(), shape.begin(), shape.end()))
+      fail(ErrorCode::kCorrupt, "'{}': the tensor '{}' is {} [{}], {} of shape [{}] was expected",
+           reader.path(), tensor.name, tensor.type, fmt::join(tensor.shape, ", "), name_of(type),
+           fmt::join(shape, ", "));
+  };
+  for (engine::ParameterId id = 0; id < layout_.parameters(); ++id) {
+    if (!is_trainable(layout_, id)) continue;
+    const engine::ParameterSpec& spec = layout_.spec(id);
+    expect(*state.values, spec.name, Dtype::kU8, spec.shape);
+    expect(*state.scales, spec.name, Dtype::kF32, {divide_up(spec.whole_elements(), optim::kScaleBlock)});
+  }
+}
+
+// A few blocks of codes at a time.
+void CheckpointValues::read_codes(const State& state, const std::string& name, std::size_t first,
+                                  std::span<float> out) {
+  ensure(first % optim::kScaleBlock == 0, "codes are read from element {} on, in the middle of a block",
+         first);
+  std::array<float, 64> scales;
+  std::array<std::uint8_t, scales.size() * optim::kScaleBlock> codes;
+  for (std::size_t at = 0; at < out.size(); at += codes.size()) {
+    const std::size_t n = std::min(codes.size(), out.size() - at), block = (first + at) / optim::kScaleBlock;
+    const std::size_t blocks = divide_up(n, optim::kScaleBlock);
+    state.values->read(state.values->tensor(name), first + at,
+                       std::as_writable_bytes(std::span(codes).first(n)));
+    state.scales->read(state.scales->tensor(name), block * sizeof(float),
+                       std::as_writable_bytes(std::span(scales).first(blocks)));
+    optim::decode(n, state.map, codes.data(), scales.data(), out.data() + at);
+  }
+}
+
 engine::SafetensorsReader& CheckpointValues::values_of(engine::ParameterId parameter) {
   return masters_ != nullptr && is_trainable(layout_, parameter) ? *masters_ : *parameters_;
 }
@@ -230,21 +276,28 @@ engine::UnitSource CheckpointValues::source() {
   };
   if (state_.empty()) return source;
   source.state = [this](engine::ParameterId id, std::size_t array, std::size_t first, std::span<float> out) {
+    const State& from = state_[array];
     const engine::ParameterSpec& spec = layout_.spec(id);
-    read_as_f32(*state_[array], state_[array]->tensor(spec.name), spec.span_first + first, out);
+    if (from.scales != nullptr)
+      read_codes(from, spec.name, spec.span_first + first, out);
+    else
+      read_as_f32(*from.values, from.values->tensor(spec.name), spec.span_first + first, out);
   };
   return source;
 }
 
 CheckpointTensors::CheckpointTensors(const engine::Layout& layout, Dtype dtype,
                                      const optim::Optimizer& optimizer) {
-  const auto header = [&](Dtype type, bool frozen) {
+  const auto header = [&](Dtype type, bool frozen, bool scales = false) {
     std::vector<engine::TensorDeclaration> tensors;
     for (engine::ParameterId id = 0; id < layout.parameters(); ++id) {
       if (!frozen && !is_trainable(layout, id)) continue;
       const engine::ParameterSpec& spec = layout.spec(id);
       if (spec.continues()) continue;  // its values follow those of the span before
-      tensors.push_back({spec.name, type, {spec.shape.begin(), spec.shape.end()}});
+      if (scales)
+        tensors.push_back({spec.name, type, {divide_up(spec.whole_elements(), optim::kScaleBlock)}});
+      else
+        tensors.push_back({spec.name, type, {spec.shape.begin(), spec.shape.end()}});
     }
     return engine::SafetensorsHeader(tensors);
   };
@@ -252,9 +305,12 @@ CheckpointTensors::CheckpointTensors(const engine::Layout& layout, Dtype dtype,
   if (!any_trainable(layout)) return;
   if (dtype != Dtype::kF32 && optimizer.keeps_master())
     headers_.push_back({engine::optimizer_file("master"), header(Dtype::kF32, false)});
-  first_state_ = headers_.size();
-  for (const optim::StateArray& array : optimizer.state())
+  for (const optim::StateArray& array : optimizer.state()) {
+    state_.push_back(headers_.size());
     headers_.push_back({engine::optimizer_file(array.name), header(array.type, false)});
+    if (array.type == Dtype::kU8)
+      headers_.push_back({engine::scales_file(array.name), header(Dtype::kF32, false, true)});
+  }
 }
 
 std::vector<std::uint64_t> CheckpointTensors::file_bytes() const {
@@ -279,13 +335,16 @@ engine::UnitSink CheckpointTensors::sink() {
     writers_[0]->write({static_cast<const std::byte*>(values.data), count * size_of(values.type)});
   };
   sink.master = [this](engine::ParameterId, std::size_t, std::span<const float> values) {
-    ensure(first_state_ == 2, "a master was saved of a model that has none");
+    ensure(headers_.size() > 1 && headers_[1].file == engine::optimizer_file("master"),
+           "a master was saved of a model that has none");
     writers_[1]->write(std::as_bytes(values));
   };
   sink.state = [this](engine::ParameterId, std::size_t array, std::size_t, std::size_t count,
-                      ConstArray values) {
-    writers_[first_state_ + array]->write(
-        {static_cast<const std::byte*>(values.data), count * size_of(values.type)});
+                      ConstArray values, const float* scales) {
+    const std::size_t file = state_[array];
+    writers_[file]->write({static_cast<const std::byte*>(values.data), count * size_of(values.type)});
+    if (scales != nullptr)
+      writers_[file + 1]->write(std::as_bytes(std::span(scales, divide_up(count, optim::kScaleBlock))));
   };
   return sink;
 }

@@ -67,12 +67,19 @@ class CheckpointValues {
   engine::UnitSource source();  // valid as long as this; every byte is verified
 
  private:
+  struct State {
+    std::unique_ptr<engine::SafetensorsReader> values, scales;  // scales: null where values are no codes
+    optim::CodeMap map;
+  };
   void check(const engine::SafetensorsReader& reader, bool frozen) const;
+  void check_codes(const State& state) const;
+  static void read_codes(const State& state, const std::string& name, std::size_t first,
+                         std::span<float> out);
   engine::SafetensorsReader& values_of(engine::ParameterId parameter);
 
   const engine::Layout& layout_;
   std::unique_ptr<engine::SafetensorsReader> parameters_, masters_;  // masters_: null where there are none
-  std::vector<std::unique_ptr<engine::SafetensorsReader>> state_;
+  std::vector<State> state_;
 };
 
 // The tensor files of a checkpoint that are written side by side, unit by unit in the layout's order.
@@ -90,8 +97,8 @@ class CheckpointTensors {
     std::string file;
     engine::SafetensorsHeader header;
   };
-  std::vector<Named> headers_;  // parameters, masters where there are any, state
-  std::size_t first_state_ = 1;
+  std::vector<Named> headers_;      // parameters, masters where there are any, state, each with its scales
+  std::vector<std::size_t> state_;  // by array: the file of its values
   std::vector<engine::SafetensorsWriter*> writers_;
 };
 

@@ -3,22 +3,21 @@
 #include <algorithm>
 
 #include "core/bytes.h"
-#include "offload/records.h"
 
 namespace sluice::offload {
 
-std::size_t RecordPlace::blocks() const { return divide_up(bytes, RecordStore::kBlock); }
+std::size_t RecordPlace::blocks() const { return divide_up(bytes, block_bytes); }
 
 RecordPlace::BlockPlace RecordPlace::block(std::size_t index) const {
   const std::size_t files = extent_offset.size();
   const std::size_t file = (first_file + index) % files;
-  const std::uint64_t begin = std::uint64_t{index} * RecordStore::kBlock;
-  return {file, extent_offset[file] + index / files * RecordStore::kBlock,
-          static_cast<std::size_t>(std::min<std::uint64_t>(RecordStore::kBlock, bytes - begin))};
+  const std::uint64_t begin = std::uint64_t{index} * block_bytes;
+  return {file, extent_offset[file] + index / files * block_bytes,
+          static_cast<std::size_t>(std::min<std::uint64_t>(block_bytes, bytes - begin))};
 }
 
-RecordPlace RecordLayout::place(std::uint64_t bytes) {
-  RecordPlace result{bytes, next_file_, taken_};
+RecordPlace RecordLayout::place(std::uint64_t bytes, std::size_t block_bytes) {
+  RecordPlace result{bytes, block_bytes, next_file_, taken_};
   for (std::size_t i = 0; i < result.blocks(); ++i) {
     const RecordPlace::BlockPlace block = result.block(i);
     taken_[block.file] += block.bytes;

@@ -8,6 +8,7 @@ namespace sluice::offload {
 // The extents of one record, one in each file.
 struct RecordPlace {
   std::uint64_t bytes = 0;
+  std::size_t block_bytes = 0;
   std::size_t first_file = 0;
   std::vector<std::uint64_t> extent_offset;  // by file
 
@@ -24,7 +25,7 @@ struct RecordPlace {
 class RecordLayout {
  public:
   explicit RecordLayout(std::size_t files) : taken_(files, 0) {}
-  RecordPlace place(std::uint64_t bytes);
+  RecordPlace place(std::uint64_t bytes, std::size_t block_bytes);
   const std::vector<std::uint64_t>& taken() const { return taken_; }  // bytes, by file
 
  private:

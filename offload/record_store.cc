@@ -75,15 +75,14 @@ StoredRecord& checked_record(StoreState& state, RecordId id, std::uint64_t offse
   if (id >= state.records.size())
     fail(ErrorCode::kInvalidArgument, "there is no record {}: {} are defined", id, state.records.size());
   StoredRecord& record = state.records[id];
-  const std::uint64_t whole = record.place.bytes;
+  const std::uint64_t whole = record.place.bytes, block = record.place.block_bytes;
   const bool inside = offset <= whole && bytes <= whole - offset;
-  const bool whole_blocks =
-      offset % RecordStore::kBlock == 0 && (bytes % RecordStore::kBlock == 0 || offset + bytes == whole);
+  const bool whole_blocks = offset % block == 0 && (bytes % block == 0 || offset + bytes == whole);
   if (!inside || !whole_blocks)
     fail(ErrorCode::kInvalidArgument,
          "record '{}' of {} bytes: a transfer of {} bytes at offset {} does not cover whole blocks of {} "
          "bytes (the last may be shorter)",
-         record.name, whole, bytes, offset, RecordStore::kBlock);
+         record.name, whole, bytes, offset, block);
   return record;
 }
 
@@ -105,16 +104,21 @@ RecordStore::RecordStore(std::vector<std::unique_ptr<File>> files, allocator::Le
 
 RecordStore::~RecordStore() = default;
 
-RecordId RecordStore::define(std::string name, std::uint64_t bytes, allocator::Purpose purpose) {
+RecordId RecordStore::define(std::string name, std::uint64_t bytes, allocator::Purpose purpose,
+                             std::size_t block_bytes) {
   if (state_->allocated)
     fail(ErrorCode::kState, "record '{}' is defined after allocate(): define all records before", name);
   if (bytes % kDiskBlock != 0)
     fail(ErrorCode::kInvalidArgument, "record '{}' of {} bytes: its size must be a multiple of {}", name,
          bytes, kDiskBlock);
-  const std::size_t blocks = divide_up(bytes, kBlock);
+  if (block_bytes == 0 || block_bytes % kDiskBlock != 0)
+    fail(ErrorCode::kInvalidArgument,
+         "record '{}': its blocks are to have {} bytes; a multiple of {} is needed", name, block_bytes,
+         kDiskBlock);
+  const std::size_t blocks = divide_up(bytes, block_bytes);
   allocator::Charge metadata(state_->ledger, allocator::Tier::kHost, allocator::Purpose::kBase,
                              sizeof(StoredRecord) + name.size() + blocks * sizeof(BlockRecord));
-  state_->records.push_back({std::move(name), purpose, state_->layout.place(bytes),
+  state_->records.push_back({std::move(name), purpose, state_->layout.place(bytes, block_bytes),
                              std::make_unique<BlockRecord[]>(blocks), std::move(metadata)});
   return static_cast<RecordId>(state_->records.size() - 1);
 }

@@ -27,8 +27,8 @@ RecordTransfer::RecordTransfer(StoreState& state, StoredRecord& record, Directio
     : state_(state),
       record_(record),
       direction_(direction),
-      first_block_(offset / RecordStore::kBlock),
-      end_block_(first_block_ + divide_up(data.size(), RecordStore::kBlock)),
+      first_block_(offset / record.place.block_bytes),
+      end_block_(first_block_ + divide_up(data.size(), record.place.block_bytes)),
       data_(data),
       done_(std::move(done)),
       open_blocks_(end_block_ - first_block_) {
@@ -62,7 +62,7 @@ void RecordTransfer::start() {
 }
 
 std::span<std::byte> RecordTransfer::data_of(std::size_t index) const {
-  return data_.subspan((index - first_block_) * RecordStore::kBlock, record_.place.block(index).bytes);
+  return data_.subspan((index - first_block_) * record_.place.block_bytes, record_.place.block(index).bytes);
 }
 
 // A block is a transfer of its own, so that its checksum is computed while the others are still on their way.

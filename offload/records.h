@@ -22,8 +22,8 @@ struct DiskFolder {
 
 using RecordId = std::uint32_t;
 
-// The disk tier: records of fixed size in preallocated, unnamed files, one file a folder, striped by blocks of
-// stripe_bytes (a record's block i lies in folder (first + i) mod folders).
+// The disk tier: records of fixed size in preallocated, unnamed files, one file a folder, striped by the record's
+// blocks (a record's block i lies in folder (first + i) mod folders).
 // For each block of a record the store keeps, in memory, the checksum (XXH3) and the write generation of what was written
 // last; a read compares, and bytes that differ are Error(kCorrupt) that names file, offset, record, expected and found,
 // and says "stale" where they are what an earlier generation wrote.
@@ -32,7 +32,7 @@ using RecordId = std::uint32_t;
 // Thread rule: define() and allocate() from one thread before any transfer; the rest from any thread.
 class RecordStore {
  public:
-  static constexpr std::size_t kBlock = std::size_t{1} << 20;
+  static constexpr std::size_t kBlock = std::size_t{1} << 20;  // of a record that asks for no other
 
   // The folders are checked here: missing, not writable, without O_DIRECT are errors that name the folder.
   RecordStore(IoService& io, std::vector<DiskFolder> folders, allocator::Ledger& ledger, Trace* trace = nullptr);
@@ -40,12 +40,12 @@ class RecordStore {
   RecordStore(std::vector<std::unique_ptr<File>> files, allocator::Ledger& ledger, Trace* trace = nullptr);
   ~RecordStore();
 
-  // A record of `bytes` (a multiple of kDiskBlock), named for messages.
-  RecordId define(std::string name, std::uint64_t bytes, allocator::Purpose purpose);
+  // A record of `bytes`, cut into blocks of block_bytes (both multiples of kDiskBlock), named for messages.
+  RecordId define(std::string name, std::uint64_t bytes, allocator::Purpose purpose, std::size_t block_bytes = kBlock);
   // Takes the space for all records: Error(kBudget) where a limit or a disk is too small, with what is missing.
   void allocate();
 
-  // offset: a multiple of kBlock. Done as in File. Checksums are compared or computed on the File's thread (reads) and
+  // offset: a multiple of the record's block. Done as in File. Checksums are compared or computed on the File's thread (reads) and
   // on the caller's (writes).
   void read(RecordId record, std::uint64_t offset, std::span<std::byte> into, Done done);
   void write(RecordId record, std::uint64_t offset, std::span<const std::byte> from, Done done);

@@ -76,7 +76,7 @@ class Adam final : public Elementwise {
         decoupled_(decoupled) {}
 
   std::vector<StateArray> state() const override {
-    return {{"exp_avg", state_type()}, {"exp_avg_sq", state_type()}};
+    return {{"exp_avg", state_type()}, {"exp_avg_sq", state_type(), CodeMap::kUnsigned}};
   }
   void apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const override;
 

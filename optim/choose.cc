@@ -52,6 +52,16 @@ void refuse_unknown(const OptimizerSettings& s, const Choice& choice) {
 
 }  // namespace
 
+std::string_view state_type_name(Dtype type) { return type == Dtype::kU8 ? "8bit" : name_of(type); }
+
+std::vector<std::string> state_type_names() { return {"f32", "bf16", "8bit"}; }
+
+std::optional<Dtype> state_type_from_name(std::string_view name) {
+  for (const Dtype type : {Dtype::kF32, Dtype::kBf16, Dtype::kU8})
+    if (state_type_name(type) == name) return type;
+  return std::nullopt;
+}
+
 std::vector<std::string> optimizer_names() {
   std::vector<std::string> names;
   for (const Choice& choice : kChoices) names.emplace_back(choice.name);

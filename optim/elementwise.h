@@ -10,13 +10,15 @@
 // What the elementwise optimizers share. Private to this room.
 namespace sluice::optim {
 
+inline constexpr std::size_t kMostArrays = 2;
+
 // A part of a span that one call of a kernel works on.
 struct Piece {
   std::size_t count = 0;
   ConstArray gradient;
   float* master = nullptr;
-  Array parameter;             // null data: none
-  std::array<Array, 2> state;  // as many as the optimizer keeps
+  Array parameter;                       // null data: none
+  std::array<Array, kMostArrays> state;  // as many as the optimizer keeps; f32 or bf16
 };
 
 class Elementwise : public Optimizer {
@@ -31,9 +33,9 @@ class Elementwise : public Optimizer {
  protected:
   virtual Json arithmetic() const = 0;  // the settings, without those of the storage
   Dtype state_type() const { return storage_.state; }
-  // body(piece) for the whole span, on all threads. A parameter without a master is widened for it and
-  // rounded after it. Finds misuse by the engine: steps that do not begin at 1, state other than the
-  // optimizer describes, other types.
+  // body(piece) for the whole span, on all threads. A parameter without a master, and state in codes, are
+  // widened for it and rounded after it. Finds misuse by the engine: steps that do not begin at 1, state
+  // other than the optimizer describes, other types.
   void for_each_piece(Threads& threads, const Hyperparameters& hyperparameters, const Span& span,
                       const std::function<void(const Piece&)>& body) const;
 

@@ -5,19 +5,33 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/dtype.h"
 #include "core/json.h"
 #include "core/threads.h"
+#include "optim/eight_bit.h"
 
 namespace sluice::optim {
 
 // One array of state that an optimizer keeps for each element of a parameter.
 struct StateArray {
-  std::string name;  // as torch.optim names it: "exp_avg"
-  Dtype type = Dtype::kF32;
+  std::string name;                // as torch.optim names it: "exp_avg"
+  Dtype type = Dtype::kF32;        // f32, bf16; u8: codes with scales
+  CodeMap map = CodeMap::kSigned;  // of the codes
 };
+
+// Where a part of such an array lies.
+struct StatePart {
+  Array values;             // in its type
+  float* scales = nullptr;  // of codes: the first is that of the part's first element
+};
+
+// The names under which users know the types of state: "f32", "bf16", "8bit".
+std::string_view state_type_name(Dtype type);
+std::optional<Dtype> state_type_from_name(std::string_view name);
+std::vector<std::string> state_type_names();
 
 // What one step applies to a group of parameters; a copy is taken at step().
 struct Hyperparameters {
@@ -36,7 +50,7 @@ struct Span {
   float* master = nullptr;
   Array parameter;      // the compute type's copy, written in the same pass; null data: the master is all
   ConstArray gradient;  // f32 or bf16
-  std::vector<Array> state;  // one for each StateArray, count elements of its type
+  std::vector<StatePart> state;  // one for each StateArray, count elements of its type
 };
 
 // The arithmetic of a step. Works in rounds: for each round r < rounds(), statistics(r, span) over all spans
@@ -59,7 +73,9 @@ class Optimizer {
 
 // How an optimizer holds what it works on. The arithmetic is f32 whatever it is.
 struct Storage {
-  Dtype state = Dtype::kF32;  // or bf16, rounded to nearest, ties to even, each time it is written
+  // f32; bf16, rounded to nearest, ties to even, each time it is written; or u8: encoded then
+  // (optim/eight_bit.h).
+  Dtype state = Dtype::kF32;
   // Of parameters narrower than f32. Without one a parameter is rounded stochastically when it is written, by
   // words that depend on seed, the parameter, its element and its step alone.
   bool master = true;
@@ -91,7 +107,8 @@ struct SgdSettings {
   Storage storage = {};
 };
 // As torch.optim.SGD with dampening 0 (Sutskever et al. 2013): g += wd * p; b = momentum * b + g;
-// p -= lr * (nesterov ? g + momentum * b : b). State "momentum_buffer"; none where momentum is 0.
+// p -= lr * (nesterov ? g + momentum * b : b). State "momentum_buffer"; none where momentum is 0, and then no
+// type of it may be asked for.
 std::unique_ptr<Optimizer> make_sgd(const SgdSettings& settings);
 
 // What a user asks for.

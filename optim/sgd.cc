@@ -87,6 +87,11 @@ std::unique_ptr<Optimizer> make_sgd(const SgdSettings& settings) {
   check_share("sgd", "momentum", settings.momentum);
   if (settings.nesterov && settings.momentum == 0)
     fail(ErrorCode::kInvalidArgument, "sgd: nesterov is asked for without momentum; give a momentum above 0");
+  if (settings.storage.state != Dtype::kF32 && settings.momentum == 0)
+    fail(ErrorCode::kInvalidArgument,
+         "sgd: its state is to be {}, and without momentum it has none; leave that out, or give a momentum "
+         "above 0",
+         state_type_name(settings.storage.state));
   return std::make_unique<Sgd>(settings);
 }
 

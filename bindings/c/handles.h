@@ -120,6 +120,18 @@ inline Dtype dtype_of(sluice_dtype dtype) {
   return dtype == SLUICE_F32 ? Dtype::kF32 : Dtype::kBf16;
 }
 
+inline Dtype state_type_of(sluice_state_type type) {
+  switch (type) {
+    case SLUICE_STATE_F32:
+      return Dtype::kF32;
+    case SLUICE_STATE_BF16:
+      return Dtype::kBf16;
+    case SLUICE_STATE_8BIT:
+      return Dtype::kU8;
+  }
+  fail(ErrorCode::kInvalidArgument, "{} is no sluice_state_type", static_cast<int>(type));
+}
+
 inline engine::UnitId unit_of(const sluice_engine& engine, uint32_t unit) {
   const std::size_t count = engine.planned.profile.units.size();
   if (unit >= count) fail(ErrorCode::kInvalidArgument, "there is no unit {}; the model has {}", unit, count);

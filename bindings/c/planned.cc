@@ -77,7 +77,7 @@ std::unique_ptr<optim::Optimizer> optimizer_of(const sluice_engine_options& opti
   }
   if (options.momentum != 0) settings.momentum = options.momentum;
   settings.nesterov = options.nesterov != 0;
-  settings.storage = {dtype_of(options.state), options.no_master == 0, options.seed};
+  settings.storage = {state_type_of(options.state), options.no_master == 0, options.seed};
   return optim::make_optimizer(settings);
 }
 

@@ -59,6 +59,13 @@ typedef enum sluice_status {
 
 typedef enum sluice_dtype { SLUICE_F32 = 0, SLUICE_BF16 = 1 } sluice_dtype;
 
+/* Of the optimizer's state; docs/optimizers.md says what each is. */
+typedef enum sluice_state_type {
+  SLUICE_STATE_F32 = 0,
+  SLUICE_STATE_BF16 = 1,
+  SLUICE_STATE_8BIT = 2 /* codes, with an f32 scale for each 256 */
+} sluice_state_type;
+
 /* The text of the calling thread's last failure; "" where there was none. Valid until its next failure. */
 SLUICE_API const char* sluice_last_error(void);
 SLUICE_API uint32_t sluice_abi_version(void);
@@ -121,7 +128,7 @@ typedef struct sluice_engine_options {
   const char* optimizer;  /* "adamw", "adam", "lion", "sgd"; NULL: "adamw". See docs/optimizers.md */
   double momentum;        /* of sgd; 0: none */
   uint32_t nesterov;      /* of sgd */
-  sluice_dtype state;     /* of the optimizer's arrays */
+  sluice_state_type state; /* of the optimizer's arrays */
   uint32_t no_master;     /* not 0, with SLUICE_BF16: no masters; updates are rounded stochastically */
   uint64_t seed;          /* of that rounding */
   /* not 0: a unit is updated as soon as it is released with gradients, which are never stored. Each parameter gets its

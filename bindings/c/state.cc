@@ -26,13 +26,18 @@ class StateReader {
  public:
   StateReader(sluice_write_state function, void* context) : function_(function), context_(context) {}
 
+  // map, scales: of codes.
   void operator()(ParameterId parameter, uint32_t array, std::size_t first, std::size_t count,
-                  ConstArray values) {
+                  ConstArray values, optim::CodeMap map = {}, const float* scales = nullptr) {
     const std::lock_guard lock(mutex_);
     for (std::size_t at = 0; at < count; at += kPiece) {
       const std::size_t n = std::min(count - at, kPiece);
-      const float* wide = values.f32() + at;
-      if (values.type != Dtype::kF32) {
+      const float* wide = values.f32() + at;  // where they are f32
+      if (values.type == Dtype::kU8) {
+        const auto* const codes = static_cast<const std::uint8_t*>(values.data) + at;
+        optim::decode(n, map, codes, scales + at / optim::kScaleBlock, wide_.data());
+        wide = wide_.data();
+      } else if (values.type != Dtype::kF32) {
         kernels::convert(one_, n, values.at(at), {wide_.data(), Dtype::kF32});
         wide = wide_.data();
       }
@@ -41,7 +46,7 @@ class StateReader {
   }
 
  private:
-  static constexpr std::size_t kPiece = 16384;
+  static constexpr std::size_t kPiece = 64 * optim::kScaleBlock;
   sluice_write_state function_;
   void* context_;
   std::mutex mutex_;
@@ -74,8 +79,9 @@ sluice_status sluice_engine_get_state(sluice_engine* handle, uint32_t unit, slui
       reader(p, 0, first, values.size(), {values.data(), sluice::Dtype::kF32});
     };
     sink.state = [&](engine::ParameterId p, std::size_t array, std::size_t first, std::size_t count,
-                     sluice::ConstArray values) {
-      reader(p, masters_of(e) + static_cast<uint32_t>(array), first, count, values);
+                     sluice::ConstArray values, const float* scales) {
+      const sluice::optim::CodeMap map = e.planned.optimizer->state()[array].map;
+      reader(p, masters_of(e) + static_cast<uint32_t>(array), first, count, values, map, scales);
     };
     e.engine->save(trainable_unit(e, unit), sink);
   });

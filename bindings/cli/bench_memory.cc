@@ -107,19 +107,24 @@ class OptimizerTrial {
     const Array parameter{begin, dtype};
     if (dtype != Dtype::kF32) span_.parameter = parameter;
     if (format_.has_master())
-      span_.master = array(0).f32();
+      span_.master = part(0).values.f32();
     else if (dtype == Dtype::kF32)
       span_.master = parameter.f32();
     span_.gradient = {gradient, dtype};
-    for (std::size_t a = format_.masters(); a < format_.arrays(); ++a) span_.state.push_back(array(a));
+    for (std::size_t a = format_.masters(); a < format_.arrays(); ++a) span_.state.push_back(part(a));
     kernels::fill_normal(threads, elements, 1, 1, 0, 0, 0.02f, parameter);
     kernels::fill_normal(threads, elements, 1, 2, 0, 0, 0.01f, Array{gradient, dtype});
-    if (format_.has_master()) kernels::convert(threads, elements, parameter, array(0));
+    if (format_.has_master()) kernels::convert(threads, elements, parameter, part(0).values);
     streams_ = {{begin, elements * size_of(dtype), format_.has_master() ? Touch::kWrite : Touch::kUpdate},
                 {gradient, elements * size_of(dtype), Touch::kRead}};
-    for (std::size_t a = 0; a < format_.arrays(); ++a)
-      streams_.push_back(
-          {static_cast<std::byte*>(array(a).data), elements * size_of(format_.type(a)), Touch::kUpdate});
+    for (std::size_t a = 0; a < format_.arrays(); ++a) {
+      const optim::StatePart array = part(a);
+      auto* const values = static_cast<std::byte*>(array.values.data);
+      streams_.push_back({values, elements * size_of(array.values.type), Touch::kUpdate});
+      if (array.scales != nullptr)
+        streams_.push_back({reinterpret_cast<std::byte*>(array.scales),
+                            elements / optim::kScaleBlock * sizeof(float), Touch::kUpdate});
+    }
   }
 
   static std::size_t bytes(const optim::Optimizer& optimizer, Dtype dtype, std::size_t elements) {
@@ -132,7 +137,7 @@ class OptimizerTrial {
   }
 
  private:
-  Array array(std::size_t index) const { return format_.array(state_, elements_, index); }
+  optim::StatePart part(std::size_t index) const { return format_.part(state_, elements_, index); }
 
   std::unique_ptr<optim::Optimizer> optimizer_;
   engine::StateFormat format_;
@@ -155,14 +160,15 @@ struct Combination {
 std::vector<Combination> combinations(const BenchOptions& options) {
   std::vector<Combination> all;
   for (const char* dtype : {"f32", "bf16"})
-    for (const char* state : {"f32", "bf16"})
+    for (const std::string& state : optim::state_type_names())
       for (const char* master : {"f32", "none"}) {
         const bool asked = (!options.dtype || *options.dtype == dtype) &&
                            (!options.state || *options.state == state) &&
                            (!options.master || *options.master == master);
         const bool own_master = std::string(dtype) == "f32" && std::string(master) == "none";
         if (asked && !own_master)
-          all.push_back({*dtype_from_name(dtype), *dtype_from_name(state), std::string(master) == "f32"});
+          all.push_back(
+              {*dtype_from_name(dtype), *optim::state_type_from_name(state), std::string(master) == "f32"});
       }
   if (all.empty())
     fail(ErrorCode::kInvalidArgument,
@@ -172,7 +178,8 @@ std::vector<Combination> combinations(const BenchOptions& options) {
 }
 
 std::string name_of(const std::string& optimizer, const Combination& c) {
-  return fmt::format("{} {}, state {}{}", optimizer, sluice::name_of(c.dtype), sluice::name_of(c.state),
+  return fmt::format("{} {}, state {}{}", optimizer, sluice::name_of(c.dtype),
+                     optim::state_type_name(c.state),
                      c.dtype == Dtype::kF32 ? ""
                      : c.master             ? ", master f32"
                                             : ", no master");

@@ -45,7 +45,7 @@ void bind_optimizer(Flags& flags, models::TrainSettings& s, TrainOptions& option
   flags.real("--beta2", optimizer.beta2, "of adamw and adam (0.95) and lion (0.99)");
   flags.real("--epsilon", optimizer.epsilon, "of adamw and adam (1e-8)");
   flags.real("--momentum", optimizer.momentum, "of sgd (0: none)");
-  flags.choice("--state", options.state, {"f32", "bf16"}, "type of the optimizer's state");
+  flags.choice("--state", options.state, optim::state_type_names(), "type of the optimizer's state");
   flags.choice("--master", options.master, {"f32", "none"},
                "copies of bf16 parameters; none: they are rounded stochastically");
   flags.toggle("--nesterov", optimizer.nesterov, "of sgd: look ahead by the momentum");
@@ -142,7 +142,8 @@ offload::DiskFolder parse_disk(const std::string& text) {
 void read_choices(const TrainOptions& options, models::TrainSettings& settings) {
   for (const std::string& disk : options.disk) settings.disk.push_back(parse_disk(disk));
   settings.dtype = *dtype_from_name(options.dtype);
-  settings.optimizer.storage = {*dtype_from_name(options.state), options.master == "f32", settings.seed};
+  settings.optimizer.storage = {*optim::state_type_from_name(options.state), options.master == "f32",
+                                settings.seed};
   if (settings.plan.recompute == "auto") settings.plan.recompute.reset();
 }
 

@@ -27,6 +27,8 @@ FileSum sum_of(const std::string& text) {
 }  // namespace
 
 std::string optimizer_file(std::string_view state) { return fmt::format("optimizer.{}.safetensors", state); }
+std::string scales_file(std::string_view state) { return optimizer_file(fmt::format("{}.scales", state)); }
+bool is_scales_file(std::string_view name) { return name.ends_with(".scales.safetensors"); }
 
 std::uint64_t bytes_needed(std::span<const std::uint64_t> file_bytes) {
   constexpr std::uint64_t kManifest = 64 * kKiB, kDigits = 16;

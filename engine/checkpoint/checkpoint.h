@@ -20,6 +20,9 @@ inline constexpr int kCheckpointVersion = 1;
 inline constexpr const char* kModelFile = "model.safetensors";
 inline constexpr const char* kManifestFile = "manifest.json";
 std::string optimizer_file(std::string_view state);  // "optimizer.exp_avg.safetensors"
+// Of an array in codes: "optimizer.exp_avg.scales.safetensors".
+std::string scales_file(std::string_view state);
+bool is_scales_file(std::string_view name);
 
 // Keeps a run's folder from being used by two runs, as long as it lives (also against SIGKILL: an flock).
 // Leaves nothing: its file goes with it, and so do folders that it made and that are still empty.

@@ -155,7 +155,7 @@ bool Placement::needs_staging(const std::vector<UnitPlan>& units) const {
 
 bool Placement::needs_scratch() const {
   for (std::size_t array = format_.masters(); array < format_.arrays(); ++array)
-    if (format_.type(array) != Dtype::kF32) return true;
+    if (format_.array(array).type != Dtype::kF32) return true;
   const bool any_frozen = std::any_of(profile_.units.begin(), profile_.units.end(),
                                       [](const UnitSpec& unit) { return !unit.trainable; });
   return profile_.dtype != Dtype::kF32 && (!format_.has_master() || any_frozen);
@@ -190,7 +190,7 @@ double Placement::compute_seconds(const std::vector<UnitPlan>& units, const Mach
 // Reads gradient, master and state, writes master, state and, beside a master, the parameter.
 double Placement::optimizer_seconds(const MachineRates& rates) const {
   const std::size_t passes = format_.has_master() ? 2 : 3;  // of the parameters' type
-  const auto bytes = static_cast<double>(2 * format_.bytes(1) + passes * size_of(profile_.dtype));
+  const auto bytes = 2 * format_.element_bytes() + static_cast<double>(passes * size_of(profile_.dtype));
   std::size_t elements = 0;
   for (ParameterId p = 0; p < layout_.parameters(); ++p)
     if (updated(layout_.place(p).unit)) elements += layout_.place(p).elements;

@@ -208,6 +208,7 @@ class Planner {
     // Few enough mappings, whatever the size of the pool.
     plan.extent_bytes = kHugePage;
     plan.chunk_elements = placement_.chunk_elements();
+    plan.state_bytes_per_parameter = placement_.format().element_bytes();
     const std::size_t scratch = placement_.needs_scratch() ? 1 : 0;
     plan.staging_slots = placement_.needs_staging(units) ? shape.slots : scratch;
     plan.activation_bytes = placement_.activation_bytes(units, shape.group);

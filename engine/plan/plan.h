@@ -62,6 +62,8 @@ struct Plan {
   std::size_t staging_slots = 0;
   std::size_t activation_bytes = 0, workspace_bytes = 0;
 
+  double state_bytes_per_parameter = 0;  // of the optimizer's arrays and masters
+
   // What is predicted.
   std::array<std::array<std::uint64_t, allocator::kPurposes>, allocator::kTiers> bytes = {};
   std::uint64_t peak_memory = 0, disk_bytes = 0;
@@ -70,10 +72,6 @@ struct Plan {
   std::string bound;  // "compute", "disk"
   bool uses_disk() const { return disk_bytes > 0; }
 };
-
-// Every chunk of every record is then a whole number of RecordStore blocks, whatever the element's size (2,
-// 4, 8, 12).
-inline constexpr std::size_t kChunkGrain = std::size_t{512} << 10;
 
 // Profile x Budget -> Plan: a pure function; the fastest plan that fits by the rates given.
 // Throws Error(kBudget) that says which budget is short, by how much, and the cheapest change that fits;

@@ -50,6 +50,8 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
                       count(plan, &UnitPlan::gradient_resident), count(plan, &UnitPlan::state_resident));
   if (const std::size_t stored = count(plan, &UnitPlan::gradient_stored); stored < units)
     text += fmt::format("applied at once   gradients of {}/{} units: never stored\n", units - stored, units);
+  text += fmt::format("each parameter    {} bytes, and {:.4g} of optimizer state and master\n",
+                      size_of(plan.dtype), plan.state_bytes_per_parameter);
   text += fmt::format("recomputed        {}\n", common_choice(plan, profile).name);
   text += fmt::format("micro-batches     {} of {} tokens, {} at a time through a unit\n",
                       profile.micro_batches, profile.tokens, plan.group);
@@ -89,6 +91,7 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
           {"predicted_peak", plan.peak_memory},
           {"disk", plan.disk_bytes},
           {"budget", {{"memory", budget.memory}, {"disk", budget.disk}}},
+          {"state_bytes_per_parameter", plan.state_bytes_per_parameter},
           {"group", plan.group},
           {"micro_batches", profile.micro_batches},
           {"prefetch", plan.prefetch},

@@ -195,9 +195,7 @@ void UpdatePipeline::apply_chunk(Running& running, std::size_t chunk, std::byte*
     const std::size_t to = std::min(begin + elements, place.offset + place.elements);
     const ParameterUpdate& own = update.parameter_updates[p - layout_.first_parameter(update.unit)];
     if (from >= to || own.step == 0) continue;
-    const auto array = [&](std::size_t index) {
-      return format.array(state, elements, index).at(from - begin);
-    };
+    const auto part = [&](std::size_t index) { return format.part(state, elements, index, from - begin); };
     optim::Span span;
     span.count = to - from;
     span.first_index = layout_.spec(p).span_first + from - place.offset;
@@ -205,11 +203,11 @@ void UpdatePipeline::apply_chunk(Running& running, std::size_t chunk, std::byte*
     const Array values = update.parameters.at(from);
     if (values.type != Dtype::kF32) span.parameter = values;
     if (format.has_master())
-      span.master = array(0).f32();
+      span.master = part(0).values.f32();
     else if (values.type == Dtype::kF32)
       span.master = values.f32();
     span.gradient = gradient.at(from - begin);
-    for (std::size_t a = format.masters(); a < format.arrays(); ++a) span.state.push_back(array(a));
+    for (std::size_t a = format.masters(); a < format.arrays(); ++a) span.state.push_back(part(a));
     optim::Hyperparameters hyperparameters = update.groups[layout_.spec(p).group];
     hyperparameters.step = own.step;
     hyperparameters.gradient_factor *= own.gradient_factor;

@@ -17,7 +17,7 @@ StateStore::StateStore(const Layout& layout, StateFormat format, std::size_t chu
       resident_bytes_ += bytes;
     else
       entry.record = disk->define("optimizer state of " + layout.units()[unit].name, bytes,
-                                  allocator::Purpose::kOptimizerState);
+                                  allocator::Purpose::kOptimizerState, format_.block_bytes());
     units_.push_back(entry);
   }
 }

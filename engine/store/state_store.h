@@ -14,7 +14,8 @@ namespace sluice::engine {
 
 // The optimizer's state of every unit, in memory or on disk, in chunks: the arrays of a chunk (master, then
 // the optimizer's own) lie side by side, so that a chunk is one read and one write. A frozen unit has none.
-//   chunk c: [array 0: n elements][array 1: n elements]..., n = chunk_elements, fewer in the last chunk
+//   chunk c: [array 0: n elements][array 1: n elements]..., n = chunk_elements, fewer in the last chunk;
+//   an array in codes: [n codes][n / kScaleBlock scales]
 // The same layout in memory and on disk. Thread rule: as RecordStore.
 class StateStore {
  public:

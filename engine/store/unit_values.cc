@@ -1,7 +1,6 @@
 #include "engine/store/unit_values.h"
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "core/error.h"
@@ -41,17 +40,27 @@ void clear_padding(const std::vector<Piece>& pieces, std::size_t n, float* value
   clear_up_to(n);
 }
 
-// One array of the optimizer's: by way of f32, where it is narrower. Without a source zeros, which all types
-// have as zero bytes.
+void encode(Threads& threads, std::size_t n, optim::CodeMap map, const float* values, optim::StatePart to) {
+  auto* const codes = static_cast<std::uint8_t*>(to.values.data);
+  threads.parallel_for(n, 64 * optim::kScaleBlock, [&](std::size_t begin, std::size_t end) {
+    optim::encode(end - begin, map, values + begin, codes + begin, to.scales + begin / optim::kScaleBlock);
+  });
+}
+
+// One array of the optimizer's: by way of f32, where it is narrower.
 void fill_array(const ValueStreams& s, const std::vector<Piece>& pieces, std::size_t n, std::size_t index,
-                Array array, const UnitSource& source) {
-  if (!source.state) return void(std::memset(array.data, 0, n * size_of(array.type)));
-  const bool narrow = array.type != Dtype::kF32;
-  float* wide = narrow ? s.pipeline.scratch() : array.f32();
+                std::byte* state, const UnitSource& source) {
+  const optim::StateArray& array = s.states.format().array(index);
+  const optim::StatePart part = s.states.format().part(state, n, index);
+  float* wide = array.type == Dtype::kF32 ? part.values.f32() : s.pipeline.scratch();
   clear_padding(pieces, n, wide);
   for (const Piece& piece : pieces)
-    source.state(piece.parameter, index, piece.first, {wide + piece.in_chunk, piece.count});
-  if (narrow) kernels::convert(s.resources.threads, n, {wide, Dtype::kF32}, array);
+    source.state(piece.parameter, index - s.states.format().masters(), piece.first,
+                 {wide + piece.in_chunk, piece.count});
+  if (array.type == Dtype::kU8)
+    encode(s.resources.threads, n, array.map, wide, part);
+  else if (array.type != Dtype::kF32)
+    kernels::convert(s.resources.threads, n, {wide, Dtype::kF32}, part.values);
 }
 
 void fill_values(const ValueStreams& s, const std::vector<Piece>& pieces, std::size_t n, Array values,
@@ -68,17 +77,19 @@ void fill_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, Array val
                 const UnitSource& source) {
   const std::size_t n = s.states.chunk_size(unit, chunk), masters = s.has_master_of(unit) ? 1 : 0;
   const std::vector<Piece> present = pieces(s, unit, chunk);
+  // What no source fills in is zero, which all types have as zero bytes.
+  if (!source.state) std::fill_n(state, s.states.chunk_bytes(unit, chunk), std::byte{0});
   if (source.values)
-    fill_values(s, present, n, values, masters > 0 ? s.states.format().array(state, n, 0).f32() : nullptr,
-                source);
-  for (std::size_t a = masters; a < s.states.arrays(unit); ++a)
-    fill_array(s, present, n, a - masters, s.states.format().array(state, n, a), source);
+    fill_values(s, present, n, values,
+                masters > 0 ? s.states.format().part(state, n, 0).values.f32() : nullptr, source);
+  for (std::size_t a = masters; source.state && a < s.states.arrays(unit); ++a)
+    fill_array(s, present, n, a, state, source);
 }
 
 // The chunk's values in f32: where they lie, or widened.
 const float* wide_values(const ValueStreams& s, UnitId unit, std::size_t n, ConstArray values,
                          std::byte* state) {
-  if (s.has_master_of(unit)) return s.states.format().array(state, n, 0).f32();
+  if (s.has_master_of(unit)) return s.states.format().part(state, n, 0).values.f32();
   if (values.type == Dtype::kF32) return values.f32();
   kernels::convert(s.resources.threads, n, values, {s.pipeline.scratch(), Dtype::kF32});
   return s.pipeline.scratch();
@@ -102,13 +113,12 @@ void drain_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, ConstArr
       sink.parameter(piece.parameter, piece.first, piece.count, values.at(piece.in_chunk));
   };
   const auto drain_array = [&](std::size_t array) {
-    const ConstArray all = s.states.format().array(state, n, array);
     for (const Piece& piece : present) {
-      const ConstArray part = all.at(piece.in_chunk);
+      const optim::StatePart part = s.states.format().part(state, n, array, piece.in_chunk);
       if (array < masters && sink.master)
-        sink.master(piece.parameter, piece.first, {part.f32(), piece.count});
+        sink.master(piece.parameter, piece.first, {part.values.f32(), piece.count});
       if (array >= masters && sink.state)
-        sink.state(piece.parameter, array - masters, piece.first, piece.count, part);
+        sink.state(piece.parameter, array - masters, piece.first, piece.count, part.values, part.scales);
     }
   };
   s.resources.threads.parallel_for(1 + arrays, 1, [&](std::size_t i, std::size_t) {

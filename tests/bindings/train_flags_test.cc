@@ -118,6 +118,9 @@ TEST(TrainFlagsTest, AnOptimizerIsNamedWithItsSettings) {
       {"--model", "tiny", "--data", "a", "--optimizer", "lion", "--beta2", "0.5", "--state", "bf16"});
   EXPECT_EQ(models::make_training_optimizer(lion.optimizer)->settings(),
             (Json{{"beta1", 0.9}, {"beta2", 0.5}, {"state", "bf16"}}));
+  const models::TrainSettings codes = settings_of({"--model", "tiny", "--data", "a", "--state", "8bit"});
+  EXPECT_EQ(models::make_training_optimizer(codes.optimizer)->settings().at("state"), "8bit");
+  EXPECT_THAT(error_of({"--model", "tiny", "--data", "a", "--state", "4bit"}), HasSubstr("8bit"));
   EXPECT_THAT(error_of({"--model", "tiny", "--data", "a", "--optimizer", "lyon"}), HasSubstr("lion"));
 }
 

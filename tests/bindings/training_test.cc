@@ -151,9 +151,13 @@ TEST_F(TrainingTest, EverythingOnDiskHasTheSameBits) {
   }
 }
 
-TEST_F(TrainingTest, WithoutMastersARunOnDiskThatWasStoppedHasTheSameBits) {
-  const std::vector<std::string> kinds = {"--dtype", "bf16", "--master",    "none",
-                                          "--state", "bf16", "--optimizer", "lion"};
+class StoredState : public TrainingTest, public testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Types, StoredState, testing::Values("bf16", "8bit"),
+                         [](const auto& test) { return std::string(test.param); });
+
+TEST_P(StoredState, WithoutMastersARunOnDiskThatWasStoppedHasTheSameBits) {
+  const std::vector<std::string> kinds = {"--dtype", "bf16",     "--master",    "none",
+                                          "--state", GetParam(), "--optimizer", "lion"};
   std::vector<std::string> disk = kinds;
   for (const char* word : {"--place-parameters", "disk", "--place-state", "disk", "--disk"})
     disk.emplace_back(word);

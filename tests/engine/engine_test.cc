@@ -93,7 +93,10 @@ const optim::OptimizerSettings kOptimizers[] = {{.name = "adam"},
                                                 {.name = "sgd", .momentum = 0.9},
                                                 {.name = "sgd", .momentum = 0.9, .nesterov = true},
                                                 {.name = "adamw", .storage = {Dtype::kBf16}},
-                                                {.name = "lion", .storage = {Dtype::kBf16}}};
+                                                {.name = "lion", .storage = {Dtype::kBf16}},
+                                                {.name = "adamw", .storage = {Dtype::kU8}},
+                                                {.name = "lion", .storage = {Dtype::kU8}},
+                                                {.name = "sgd", .momentum = 0.9, .storage = {Dtype::kU8}}};
 
 // Of the optimizer's state on disk.
 std::uint64_t kept_bytes(const Plan& plan) {
@@ -179,16 +182,18 @@ TEST_P(Twins, EveryOptimizerHasTheSameBitsEverywhere) {
 
 TEST(TwinsWithoutMasters, PlacementNeverChangesBits) {
   for (const bool clip : {true, false})
-    for (const char* name : {"adamw", "sgd"}) {
+    for (const optim::OptimizerSettings& optimizer :
+         {optim::OptimizerSettings{.name = "adamw", .storage = {Dtype::kBf16, false, 3}},
+          optim::OptimizerSettings{.name = "sgd", .storage = {Dtype::kF32, false, 3}},
+          optim::OptimizerSettings{.name = "adamw", .storage = {Dtype::kU8, false, 3}}}) {
       const auto run = [&](const char* place, const char* state, std::size_t group) {
         Options setup = with(clip, Dtype::kBf16, place, place, state);
-        setup.optimizer.name = name;
+        setup.optimizer = optimizer;
         setup.blocks = 1;
-        setup.optimizer.storage = {Dtype::kBf16, false, 3};
         setup.request.group = group;
         return train(setup, 3);
       };
-      SCOPED_TRACE(std::string(name) + (clip ? ", clip" : ""));
+      SCOPED_TRACE(optimizer.name + (clip ? ", clip" : ""));
       const Trained memory = run("memory", "memory", 3);
       EXPECT_TRUE(memory.outcome.masters.empty());
       expect_same(memory, run("disk", "disk", 1));

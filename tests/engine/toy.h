@@ -146,9 +146,17 @@ inline UnitSink collect(Outcome& outcome) {
   sink.master = [&outcome, append](ParameterId p, std::size_t first, std::span<const float> v) {
     append(outcome.masters, p, first, v);
   };
-  sink.state = [&outcome, append, widened](ParameterId p, std::size_t array, std::size_t first,
-                                           std::size_t count, ConstArray values) {
-    append(array == 0 ? outcome.first_state : outcome.second_state, p, first, widened(count, values));
+  const auto decoded = [](std::size_t count, std::size_t array, ConstArray codes, const float* scales) {
+    std::vector<float> wide(count);
+    optim::decode(count, array == 0 ? optim::CodeMap::kSigned : optim::CodeMap::kUnsigned,
+                  static_cast<const std::uint8_t*>(codes.data), scales, wide.data());
+    return wide;
+  };
+  sink.state = [&outcome, append, widened, decoded](ParameterId p, std::size_t array, std::size_t first,
+                                                    std::size_t count, ConstArray values,
+                                                    const float* scales) {
+    append(array == 0 ? outcome.first_state : outcome.second_state, p, first,
+           values.type == Dtype::kU8 ? decoded(count, array, values, scales) : widened(count, values));
   };
   return sink;
 }

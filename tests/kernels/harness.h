@@ -23,7 +23,7 @@ namespace sluice::test {
 inline const std::vector<Dtype> kFloatTypes = {Dtype::kF32, Dtype::kBf16};
 inline const std::vector<std::size_t> kSizes = {0, 1, 3, 15, 16, 17, 63, 1000, 33001};
 
-// An array of f32 or bf16 between guard bytes; whoever writes beyond either end fails the test.
+// An array of f32, bf16 or u8 between guard bytes; whoever writes beyond either end fails the test.
 class TestArray {
  public:
   TestArray(Dtype type, std::size_t count) : TestArray(type, std::vector<float>(count)) {}
@@ -44,6 +44,7 @@ class TestArray {
   float* f32() { return reinterpret_cast<float*>(data()); }
   std::size_t size() const { return count_; }
   double operator[](std::size_t i) const {
+    if (type_ == Dtype::kU8) return read<std::uint8_t>(i);
     if (type_ == Dtype::kF32) return read<float>(i);
     return to_f32(read<Bf16>(i));
   }
@@ -63,7 +64,9 @@ class TestArray {
   }
   void set(std::size_t i, float value) {
     const Bf16 narrow = to_bf16(value);
-    if (type_ == Dtype::kF32)
+    if (type_ == Dtype::kU8)
+      data()[i] = static_cast<unsigned char>(value);
+    else if (type_ == Dtype::kF32)
       std::memcpy(data() + i * sizeof value, &value, sizeof value);
     else
       std::memcpy(data() + i * sizeof narrow, &narrow, sizeof narrow);

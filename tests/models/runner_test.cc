@@ -78,7 +78,7 @@ class Learner {
       }
     };
     sink.master = [](engine::ParameterId, std::size_t, std::span<const float>) {};
-    sink.state = [](engine::ParameterId, std::size_t, std::size_t, std::size_t, ConstArray) {};
+    sink.state = [](engine::ParameterId, std::size_t, std::size_t, std::size_t, ConstArray, const float*) {};
     for (engine::UnitId unit = 0; unit < model_.units().size(); ++unit) engine_.save(unit, sink);
     return outcome;
   }

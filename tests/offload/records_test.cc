@@ -150,6 +150,33 @@ TEST_F(OneRecord, PartsAreWrittenAndReadAlone) {
   EXPECT_TRUE(equal(back_.part(4 * kBlock, 2 * kDiskBlock), newer_.part(4 * kBlock, 2 * kDiskBlock)));
 }
 
+TEST(RecordStoreTest, ARecordMayHaveBlocksOfItsOwnSize) {
+  constexpr std::size_t kOwn = kBlock + 4 * kDiskBlock, kBytes = 3 * kOwn + kDiskBlock;
+  Ledger ledger;
+  RecordStore store(memory_files(2), ledger);
+  const RecordId usual = store.define("usual", 2 * kBlock, Purpose::kParameter);
+  const RecordId own = store.define("own", kBytes, Purpose::kOptimizerState, kOwn);
+  EXPECT_EQ(error_of([&] { store.define("r", 0, Purpose::kParameter, 1000); }).code(),
+            ErrorCode::kInvalidArgument);
+  EXPECT_EQ(error_of([&] { store.define("r", 0, Purpose::kParameter, 0); }).code(),
+            ErrorCode::kInvalidArgument);
+  store.allocate();
+  Buffer first(2 * kBlock), data(kBytes), newer(kBytes), back(kBytes);
+  fill(first.all(), 1), fill(data.all(), 2), fill(newer.all(), 3);
+  put(store, usual, 0, first.all());
+  put(store, own, 0, data.all());
+  put(store, own, kOwn, newer.part(kOwn, kOwn));
+  get(store, own, 0, back.all());
+  EXPECT_TRUE(equal(back.part(0, kOwn), data.part(0, kOwn)));
+  EXPECT_TRUE(equal(back.part(kOwn, kOwn), newer.part(kOwn, kOwn)));
+  EXPECT_TRUE(equal(back.part(2 * kOwn, kBytes - 2 * kOwn), data.part(2 * kOwn, kBytes - 2 * kOwn)));
+  EXPECT_EQ(error_of([&] { get(store, own, kBlock, back.part(0, kOwn)); }).code(),
+            ErrorCode::kInvalidArgument);
+  EXPECT_EQ(error_of([&] { get(store, own, 0, back.part(0, kBlock)); }).code(), ErrorCode::kInvalidArgument);
+  get(store, usual, 0, back.part(0, 2 * kBlock));
+  EXPECT_TRUE(equal(back.part(0, 2 * kBlock), first.all()));
+}
+
 TEST_F(OneRecord, WhatIsNotWholeBlocksIsRefused) {
   open();
   put(*store_, record_, 0, data_.all());

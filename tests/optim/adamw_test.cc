@@ -22,7 +22,7 @@ struct Parameter {
             .master = master.data() + begin,
             .parameter = narrow ? Array{compute.data() + begin, Dtype::kBf16} : Array{},
             .gradient = gradient.at(begin),
-            .state = {Array{first.data() + begin}, Array{second.data() + begin}}};
+            .state = {{Array{first.data() + begin}}, {Array{second.data() + begin}}}};
   }
   Span all(ConstArray gradient, bool narrow = false) { return span(gradient, 0, master.size(), narrow); }
   Bytes bytes() const {

@@ -14,13 +14,26 @@ using namespace sluice::test;
 
 // A parameter with its state, as the engine would hold it.
 struct Parameter {
+  struct State {
+    TestArray values;
+    std::vector<float> scales;  // of codes
+    CodeMap map;
+    std::size_t size() const { return values.size(); }
+    double operator[](std::size_t i) const {
+      if (scales.empty()) return values[i];
+      return code_values(map)[static_cast<std::size_t>(values[i])] * scales[i / kScaleBlock];
+    }
+  };
   std::vector<float> master;
-  std::vector<TestArray> state;
+  std::vector<State> state;
   std::vector<Bf16> compute;
 
   Parameter(const Optimizer& optimizer, std::vector<float> values)
       : master(std::move(values)), compute(master.size()) {
-    for (const StateArray& array : optimizer.state()) state.emplace_back(array.type, master.size());
+    const std::size_t blocks = (master.size() + kScaleBlock - 1) / kScaleBlock;
+    for (const StateArray& array : optimizer.state())
+      state.push_back({TestArray(array.type, master.size()),
+                       std::vector<float>(array.type == Dtype::kU8 ? blocks : 0), array.map});
   }
   Span span(ConstArray gradient, std::size_t begin, std::size_t count) {
     Span span{.count = count,
@@ -29,12 +42,15 @@ struct Parameter {
               .parameter = {compute.data() + begin, Dtype::kBf16},
               .gradient = gradient.at(begin),
               .state = {}};
-    for (TestArray& array : state) span.state.push_back(Array(array).at(begin));
+    for (State& array : state)
+      span.state.push_back({Array(array.values).at(begin),
+                            array.scales.empty() ? nullptr : array.scales.data() + begin / kScaleBlock});
     return span;
   }
   Bytes bytes() const {
     Bytes result = TestArray(Dtype::kF32, master).bytes();
-    for (const TestArray& array : state) result = result + array.bytes();
+    for (const State& array : state)
+      result = result + array.values.bytes() + TestArray(Dtype::kF32, array.scales).bytes();
     const auto* const narrow = reinterpret_cast<const unsigned char*>(compute.data());
     return result + Bytes(narrow, narrow + compute.size() * sizeof(Bf16));
   }
@@ -95,6 +111,9 @@ const std::vector<Case>& cases() {
       {"adam_bf16", {"adam", 0.8, 0.95, 1e-6, {}, false, {Dtype::kBf16}}, {"exp_avg", "exp_avg_sq"}, adam},
       {"lion_bf16", {"lion", 0.9, 0.98, {}, {}, false, {Dtype::kBf16}}, {"exp_avg"}, lion},
       {"sgd_bf16", {"sgd", {}, {}, {}, 0.9, true, {Dtype::kBf16}}, {"momentum_buffer"}, nesterov},
+      {"adam_8bit", {"adam", 0.8, 0.95, 1e-6, {}, false, {Dtype::kU8}}, {"exp_avg", "exp_avg_sq"}, adam},
+      {"lion_8bit", {"lion", 0.9, 0.98, {}, {}, false, {Dtype::kU8}}, {"exp_avg"}, lion},
+      {"sgd_8bit", {"sgd", {}, {}, {}, 0.9, true, {Dtype::kU8}}, {"momentum_buffer"}, nesterov},
   };
   return all;
 }
@@ -117,13 +136,41 @@ TEST_P(Elementwise, DescribesItself) {
   EXPECT_EQ(names, GetParam().state);
 }
 
-// What an array of the type holds of it.
-double held(Dtype type, double value) {
-  return type == Dtype::kF32 ? value : to_f32(to_bf16(static_cast<float>(value)));
+// What codes hold of a block, in f64.
+void hold_in_codes(CodeMap map, double Reference::*value, std::span<Reference> block) {
+  const auto smaller = [&](const Reference& a, const Reference& b) {
+    return std::abs(a.*value) < std::abs(b.*value);
+  };
+  const double scale = (*std::max_element(block.begin(), block.end(), smaller)).*value;
+  std::vector<double> codes(code_values(map).begin(), code_values(map).end());
+  std::sort(codes.begin(), codes.end());
+  for (Reference& each : block) {
+    const double x = scale == 0 ? 0 : each.*value / scale;
+    const auto above = std::lower_bound(codes.begin(), codes.end(), x);
+    double nearest = above == codes.end() ? codes.back() : *above;
+    if (above != codes.begin() && x - above[-1] < nearest - x) nearest = above[-1];
+    if (map == CodeMap::kUnsigned && x > 0) nearest = std::max(nearest, codes[1]);
+    each.*value = nearest * scale;
+  }
 }
 
-// The share of elements that are off by more than f32 arithmetic explains. Where state is rounded to bf16, a
-// value that lies between two of its steps may go to the other one.
+// What arrays of the type hold of it.
+void hold(Dtype type, std::vector<Reference>& reference) {
+  if (type == Dtype::kU8) {
+    for (std::size_t at = 0; at < reference.size(); at += kScaleBlock) {
+      const auto block = std::span(reference).subspan(at, std::min(kScaleBlock, reference.size() - at));
+      hold_in_codes(CodeMap::kSigned, &Reference::first, block);
+      hold_in_codes(CodeMap::kUnsigned, &Reference::second, block);
+    }
+  }
+  if (type != Dtype::kBf16) return;
+  for (Reference& each : reference)
+    for (double Reference::*value : {&Reference::first, &Reference::second})
+      each.*value = to_f32(to_bf16(static_cast<float>(each.*value)));
+}
+
+// The share of elements that are off by more than f32 arithmetic explains. Where state is rounded to a
+// narrower type, a value that lies between two of its steps may go to the other one.
 template <class Found>
 double share_off(const Found& found, const std::vector<Reference>& reference, double Reference::*exact,
                  double relative, double absolute) {
@@ -149,11 +196,8 @@ TEST_P(Elementwise, AHundredStepsAgreeWithF64) {
         const TestArray gradient(type, random_values(n, static_cast<unsigned>(step), 0.1f));
         const Hyperparameters h{1e-3 * static_cast<double>(step) / 100, 0.1, 0.7, step};
         optimizer_->apply(threads, h, parameter.span(gradient, 0, n));
-        for (std::size_t i = 0; i < n; ++i) {
-          GetParam().formula(reference[i], h, gradient[i]);
-          reference[i].first = held(state, reference[i].first);
-          reference[i].second = held(state, reference[i].second);
-        }
+        for (std::size_t i = 0; i < n; ++i) GetParam().formula(reference[i], h, gradient[i]);
+        hold(state, reference);
       }
       std::size_t undecided = 0;
       for (const Reference& each : reference) undecided += each.undecided ? 1 : 0;
@@ -196,11 +240,18 @@ TEST_P(Elementwise, MisuseIsAnError) {
   const TestArray gradient(Dtype::kF32, 3);
   Span span = parameter.span(gradient, 0, 3);
   EXPECT_THROW(optimizer_->apply(threads, {1e-3, 0, 1, 0}, span), Error);
-  span.state.push_back({parameter.master.data()});
+  span.state.push_back({Array{parameter.master.data()}});
   EXPECT_THROW(optimizer_->apply(threads, {1e-3, 0, 1, 1}, span), Error);
   span = parameter.span(gradient, 0, 3);
   if (span.state.empty()) return;
-  span.state[0].type = span.state[0].type == Dtype::kF32 ? Dtype::kBf16 : Dtype::kF32;
+  Dtype& type = span.state[0].values.type;
+  const Dtype right = std::exchange(type, type == Dtype::kF32 ? Dtype::kBf16 : Dtype::kF32);
+  EXPECT_THROW(optimizer_->apply(threads, {1e-3, 0, 1, 1}, span), Error);
+  if ((type = right) != Dtype::kU8) return;
+  float* const scales = std::exchange(span.state[0].scales, nullptr);
+  EXPECT_THROW(optimizer_->apply(threads, {1e-3, 0, 1, 1}, span), Error);
+  span.state[0].scales = scales;
+  span.first_index = 100;  // in the middle of a block
   EXPECT_THROW(optimizer_->apply(threads, {1e-3, 0, 1, 1}, span), Error);
 }
 
@@ -298,7 +349,9 @@ TEST(MakeOptimizer, RefusesWhatAnOptimizerDoesNotHave) {
   const auto refused = [](const OptimizerSettings& settings, const std::vector<std::string>& parts) {
     expect_error(ErrorCode::kInvalidArgument, parts, [&] { make_optimizer(settings); });
   };
-  refused({.name = "lion", .storage = {Dtype::kF16}}, {"lion", "f16", "f32 or bf16"});
+  refused({.name = "lion", .storage = {Dtype::kF16}}, {"lion", "f16", "f32, bf16, 8bit"});
+  refused({.name = "sgd", .storage = {Dtype::kU8}}, {"sgd", "8bit", "momentum"});
+  refused({.name = "sgd", .storage = {Dtype::kBf16}}, {"sgd", "bf16", "momentum"});
   refused({.name = "adamax"}, {"'adamax'", "adamw, adam, lion, sgd"});
   refused({.name = "adamw", .momentum = 0.9}, {"momentum", "adamw"});
   refused({.name = "adam", .nesterov = true}, {"nesterov", "adam"});

@@ -114,10 +114,14 @@ def test_agrees_with_its_reference_for_100_steps(tmp_path, case):
             assert far.mean() <= (1e-3 if case == "lion" else 0), name
 
 
-@pytest.mark.parametrize("state", ["f32", "bf16"])
+@pytest.mark.parametrize("state", ["f32", "bf16", "8bit"])
 @pytest.mark.parametrize("dtype, master", [("f32", "f32"), ("bf16", "f32"), ("bf16", "none")])
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_bits_wherever_they_lie_and_after_a_checkpoint(tmp_path, case, dtype, master, state):
+    if case == "sgd" and state != "f32":
+        with pytest.raises(sluice.InvalidArgumentError, match=f"state is to be {state}, and without momentum it has none"):
+            make_engine(tmp_path, [sluice.SGD()] * 2, dtype=dtype, master=master, state=state)
+        return
     kinds = {"dtype": dtype, "master": master, "state": state, "seed": 3}
     groups = [CASES[case][0](decay) for decay in DECAY]
     results = []
@@ -137,18 +141,26 @@ def test_the_same_bits_wherever_they_lie_and_after_a_checkpoint(tmp_path, case, 
 
 
 def test_state_takes_what_the_optimizer_keeps_and_no_more(tmp_path):
-    units = [sluice.Unit("u", [sluice.Parameter("p", (4096,))])]
+    elements = 3 << 18
+    units = [sluice.Unit("u", [sluice.Parameter("p", (elements,))])]
 
     def arrays(optimizer, dtype, state="f32", master="f32"):
         kinds = {"dtype": dtype, "state": state, "master": master}
         options = sluice.Options(memory="4GiB", disk=tmp_path, optimizer=optimizer, place="disk", **kinds)
-        return sluice.plan(units, options)["bytes"]["disk"]["optimizer state"] / 4 / 4096
+        plan = sluice.plan(units, options)
+        assert plan["state_bytes_per_parameter"] * elements == plan["bytes"]["disk"]["optimizer state"]
+        return plan["state_bytes_per_parameter"] / 4
 
     kept = {sluice.AdamW(): 2, sluice.Adam(): 2, sluice.Lion(): 1, sluice.SGD(momentum=0.5): 1, sluice.SGD(): 0}
     assert {optimizer: arrays(optimizer, "f32") for optimizer in kept} == kept
     assert {optimizer: arrays(optimizer, "bf16") - 1 for optimizer in kept} == kept
+    del kept[sluice.SGD()]  # whose state has no type
     assert {optimizer: 2 * (arrays(optimizer, "bf16", "bf16") - 1) for optimizer in kept} == kept
     assert {optimizer: 2 * arrays(optimizer, "bf16", "bf16", "none") for optimizer in kept} == kept
+    codes = 4 / (1 + 4 / 256)  # a byte, and a scale for 256 of them
+    assert {optimizer: codes * arrays(optimizer, "f32", "8bit") for optimizer in kept} == kept
+    assert {optimizer: codes * (arrays(optimizer, "bf16", "8bit") - 1) for optimizer in kept} == kept
+    assert {optimizer: codes * arrays(optimizer, "bf16", "8bit", "none") for optimizer in kept} == kept
 
 
 def test_stochastic_rounding_follows_its_seed_and_stays_near_the_masters(tmp_path):
@@ -166,22 +178,29 @@ def test_stochastic_rounding_follows_its_seed_and_stays_near_the_masters(tmp_pat
 
 def test_state_of_one_type_is_loaded_into_the_other(tmp_path):
     saved = {}
-    for state in ("f32", "bf16"):
+    for state in ("f32", "bf16", "8bit"):
         with make_engine(tmp_path, [sluice.AdamW()] * 2, state=state) as engine:
             set_start(engine)
             train(engine, 3)
             saved[state] = engine.save(tmp_path / state)
     narrow = pathlib.Path(saved["bf16"]) / "optimizer.exp_avg.safetensors"
     assert b'"BF16"' in narrow.read_bytes()[:500]
-    results = []
-    for made, state in (("f32", "bf16"), ("bf16", "f32"), ("bf16", "bf16")):
+    codes = pathlib.Path(saved["8bit"]) / "optimizer.exp_avg.safetensors"
+    assert b'"U8"' in codes.read_bytes()[:500]
+    assert (codes.parent / "optimizer.exp_avg.scales.safetensors").exists()
+
+    def goes_on(made, state):
         with make_engine(tmp_path, [sluice.AdamW()] * 2, state=state) as engine:
             engine.load(saved[made])
             train(engine, 1)
-            results.append(values_of(engine))
-    # What a bf16 array holds an f32 one holds too, and the first update reads it before it is rounded again.
-    assert same(results[1], results[2])
-    assert all(np.allclose(results[0][name], results[1][name], atol=1e-4) for name in results[0])
+            return values_of(engine)
+
+    # What a narrow array holds an f32 one holds too, and the first update reads it before it is rounded again.
+    for narrow in ("bf16", "8bit"):
+        assert same(goes_on(narrow, "f32"), goes_on(narrow, narrow))
+    for made, state, near in (("f32", "bf16", 1e-4), ("f32", "8bit", 1e-3), ("bf16", "8bit", 1e-3)):
+        expected, found = goes_on(made, "f32"), goes_on(made, state)
+        assert all(np.allclose(expected[name], found[name], atol=near) for name in expected)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +239,7 @@ def test_settings_that_cannot_be(tmp_path):
         make_engine(tmp_path, [sluice.Lion()] * 2, master="none")
     with pytest.raises(sluice.InvalidArgumentError, match="master is 'bf16'"):
         make_engine(tmp_path, [sluice.Lion()] * 2, master="bf16")
-    with pytest.raises(sluice.InvalidArgumentError, match="state is 'f16'.*bf16"):
+    with pytest.raises(sluice.InvalidArgumentError, match="state is 'f16'.*bf16, 8bit"):
         make_engine(tmp_path, [sluice.Lion()] * 2, state="f16")
     with make_engine(tmp_path, [sluice.SGD()] * 2) as engine:
         set_start(engine)

@@ -188,9 +188,10 @@ def test_other_optimizers(settings, plain):
         assert memory.close_to(train(model, plain(model.parameters()), language_loss, steps=10, clip=1.0))
 
 
-def test_a_bf16_model_without_masters_and_with_bf16_state():
+@pytest.mark.parametrize("state", ["bf16", "8bit"])
+def test_a_bf16_model_without_masters_and_with_narrow_state(state):
     def run(place):
-        given = {"state": "bf16", "master": "none", "seed": 7}
+        given = {"state": state, "master": "none", "seed": 7}
         model, optimizer = wrap(small_gpt2().to(torch.bfloat16), place, **given)
         return train(model, optimizer, language_loss, steps=6).values, values_of(model)
 

@@ -10,6 +10,7 @@ VERSION = 1
 
 OK = 0
 DTYPES = {"f32": 0, "bf16": 1}
+STATE_TYPES = {"f32": 0, "bf16": 1, "8bit": 2}
 READ, GRADIENT, GRADIENT_ONLY, EDIT = 0, 1, 2, 3
 
 

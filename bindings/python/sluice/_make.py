@@ -108,9 +108,9 @@ def _fixed(optimizer: Optimizer) -> dict[str, Any]:
 
 def options_of(given: Options) -> _abi.EngineOptions:
     """The C struct, which keeps alive what it points to."""
-    for what, dtype in (("dtype", given.dtype), ("state", given.state)):
-        if dtype not in _abi.DTYPES:
-            raise InvalidArgumentError(f"{what} is {dtype!r}; it may be {', '.join(_abi.DTYPES)}")
+    for what, kind, known in (("dtype", given.dtype, _abi.DTYPES), ("state", given.state, _abi.STATE_TYPES)):
+        if kind not in known:
+            raise InvalidArgumentError(f"{what} is {kind!r}; it may be {', '.join(known)}")
     if given.master not in ("f32", "none"):
         raise InvalidArgumentError(f"master is {given.master!r}; it may be f32, none")
     groups = groups_of(given.optimizer)
@@ -129,7 +129,7 @@ def options_of(given: Options) -> _abi.EngineOptions:
         prefetch=whole(given.prefetch, "prefetch"),
         given_back=size_of(given.given_back, "given_back"),
         serve_touches=1 if given.serve_touches else 0,
-        state=_abi.DTYPES[given.state],
+        state=_abi.STATE_TYPES[given.state],
         no_master=1 if given.master == "none" else 0,
         seed=whole(given.seed, "seed", 2**64),
         update_in_backward=1 if given.update_in_backward else 0,

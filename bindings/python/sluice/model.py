@@ -119,7 +119,7 @@ class Options:
     reserved: what the caller will take beyond what the process holds now: activations, workspace, gradients.
     optimizer: the settings of all parameters, or a list of one for each group: AdamW, Adam, Lion or SGD.
     dtype: of parameters, "f32" or "bf16"; with bf16 the optimizer keeps an f32 master of each.
-    state: of the optimizer's arrays, "f32" or "bf16".
+    state: of the optimizer's arrays, "f32", "bf16" or "8bit".
     master: "none" with dtype "bf16": no masters are kept, and updates are rounded stochastically, by `seed`.
     threads: of updates; 0: the cores that the process may use.
     held_units: the most units that are held at once.

@@ -29,6 +29,7 @@ struct Kind {
   sluice_dtype dtype;
   bool no_master;
   std::string arrays;
+  sluice_state_type state = SLUICE_STATE_F32;
 };
 
 class StateTest : public ::testing::TestWithParam<std::tuple<const char*, Kind>> {
@@ -40,6 +41,7 @@ class StateTest : public ::testing::TestWithParam<std::tuple<const char*, Kind>>
     setup.optimizer = kind.optimizer;
     setup.dtype = kind.dtype;
     setup.no_master = kind.no_master;
+    setup.state = kind.state;
     EngineHandle engine = make_engine(setup, folder_.path());
     set_start_values(engine.get());
     return engine;
@@ -54,11 +56,14 @@ class StateTest : public ::testing::TestWithParam<std::tuple<const char*, Kind>>
 };
 INSTANTIATE_TEST_SUITE_P(
     Kinds, StateTest,
-    ::testing::Combine(::testing::Values("memory", "disk"),
-                       ::testing::Values(Kind{"adamw", SLUICE_F32, false, R"(["exp_avg","exp_avg_sq"])"},
-                                         Kind{"adamw", SLUICE_BF16, false,
-                                              R"(["master","exp_avg","exp_avg_sq"])"},
-                                         Kind{"lion", SLUICE_BF16, true, R"(["exp_avg"])"})));
+    ::testing::Combine(
+        ::testing::Values("memory", "disk"),
+        ::testing::Values(Kind{"adamw", SLUICE_F32, false, R"(["exp_avg","exp_avg_sq"])"},
+                          Kind{"adamw", SLUICE_BF16, false, R"(["master","exp_avg","exp_avg_sq"])"},
+                          Kind{"lion", SLUICE_BF16, true, R"(["exp_avg"])"},
+                          Kind{"adamw", SLUICE_BF16, false, R"(["master","exp_avg","exp_avg_sq"])",
+                               SLUICE_STATE_8BIT},
+                          Kind{"lion", SLUICE_F32, false, R"(["exp_avg"])", SLUICE_STATE_8BIT})));
 
 TEST_P(StateTest, ARunGoesOnInAnotherEngine) {
   const sluice_dtype dtype = std::get<1>(GetParam()).dtype;

@@ -97,6 +97,7 @@ struct Choice {
   double momentum = 0;
   bool at_once = false;  // updates in backward
   bool no_master = false;
+  sluice_state_type state = SLUICE_STATE_F32;
 };
 
 inline sluice_engine_options options_of(const Choice& setup, const sluice_folder* folder) {
@@ -113,6 +114,7 @@ inline sluice_engine_options options_of(const Choice& setup, const sluice_folder
   options.momentum = setup.momentum;
   options.update_in_backward = setup.at_once ? 1 : 0;
   options.no_master = setup.no_master ? 1 : 0;
+  options.state = setup.state;
   options.trace_events = setup.trace_events;
   options.place_parameters = options.place_gradients = options.place_state = setup.place;
   return options;

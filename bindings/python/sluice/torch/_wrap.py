@@ -68,7 +68,7 @@ def wrap(
     place: "memory" or "disk" for everything, or a mapping; for tests and measurements.
     weights: a folder of safetensors, for a model on the meta device: what is there by its name is streamed from it, and
         the rest gets its first values by the model's own rules (adapters).
-    state: type of the optimizer's state, "f32" or "bf16".
+    state: type of the optimizer's state, "f32", "bf16" or "8bit".
     update_in_backward: a gradient is applied in backward, as soon as its unit's are all there, and never stored: with the
         settings in force then, and before the others are known. So there is no clipping by norm, no accumulation and no
         loss scaling, and p.grad cannot be looked at: an error each. optimizer.step() ends the step.

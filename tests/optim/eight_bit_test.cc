@@ -1,0 +1,198 @@
+#include "optim/eight_bit.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "kernels/harness.h"
+
+namespace sluice::optim {
+namespace {
+using namespace sluice::test;
+
+constexpr CodeMap kMaps[] = {CodeMap::kSigned, CodeMap::kUnsigned};
+
+// What the paper describes, built otherwise than the source builds it: the middles of equal parts of [0.1,
+// 1], in f64, for each power of ten. In ascending order.
+std::vector<double> magnitudes(CodeMap map) {
+  std::vector<double> all = {0, 1};
+  for (int e = 0; e < 7; ++e) {
+    const int parts = 1 << ((map == CodeMap::kSigned ? 6 : 7) - e);
+    const double width = 0.9 / parts;
+    for (int j = 0; j < parts; ++j) all.push_back(std::pow(10.0, -e) * (0.1 + (j + 0.5) * width));
+  }
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+struct Coded {
+  std::vector<std::uint8_t> codes;
+  std::vector<float> scales;
+  explicit Coded(std::size_t n) : codes(n), scales((n + kScaleBlock - 1) / kScaleBlock) {}
+};
+
+Coded encoded(CodeMap map, const std::vector<float>& values) {
+  Coded result(values.size());
+  encode(values.size(), map, values.data(), result.codes.data(), result.scales.data());
+  return result;
+}
+
+std::vector<float> decoded(CodeMap map, const Coded& from) {
+  std::vector<float> values(from.codes.size());
+  decode(values.size(), map, from.codes.data(), from.scales.data(), values.data());
+  return values;
+}
+
+std::vector<float> round_trip(CodeMap map, const std::vector<float>& values) {
+  return decoded(map, encoded(map, values));
+}
+
+// Over many powers of ten, and of both signs where the map has them.
+std::vector<float> wide_values(CodeMap map, std::size_t n, unsigned seed) {
+  std::vector<float> values = random_values(n, seed), powers = random_values(n, seed + 1);
+  for (std::size_t i = 0; i < n; ++i) values[i] *= std::pow(10.0f, 2 * powers[i]);
+  if (map == CodeMap::kUnsigned)
+    for (float& value : values) value = std::abs(value);
+  return values;
+}
+
+TEST(EightBit, CodesStandForThePapersValues) {
+  for (const CodeMap map : kMaps) {
+    const std::vector<double> expected = magnitudes(map);
+    ASSERT_EQ(expected.size(), map == CodeMap::kSigned ? 129u : 256u);
+    const auto values = code_values(map);
+    for (std::size_t i = 0; i < expected.size(); ++i)
+      EXPECT_NEAR(values[i], expected[i], 6e-8 * expected[i]) << i;
+    if (map == CodeMap::kUnsigned) continue;
+    for (std::size_t i = 1; i < 128; ++i) EXPECT_EQ(values[128 + i], -values[i]);
+  }
+}
+
+// The scale is the value of the largest magnitude, and each code the nearest: against a search through all.
+TEST(EightBit, EncodesToTheNearest) {
+  for (const CodeMap map : kMaps) {
+    const auto table = code_values(map);
+    const std::vector<float> values = wide_values(map, 40 * kScaleBlock + 77, 3);
+    const Coded found = encoded(map, values);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const std::size_t begin = i / kScaleBlock * kScaleBlock,
+                        end = std::min(begin + kScaleBlock, values.size());
+      const float scale = *std::max_element(values.begin() + static_cast<long>(begin),
+                                            values.begin() + static_cast<long>(end),
+                                            [](float a, float b) { return std::abs(a) < std::abs(b); });
+      ASSERT_EQ(found.scales[i / kScaleBlock], scale);
+      const double x = values[i] / scale;  // rounded to f32, as the source says
+      double nearest = HUGE_VAL;
+      for (const float value : table)
+        if (map == CodeMap::kSigned || x == 0 || value != 0) nearest = std::min(nearest, std::abs(x - value));
+      ASSERT_EQ(std::abs(x - table[found.codes[i]]), nearest) << i << ": " << x;
+    }
+  }
+}
+
+// The bounds that docs/optimizers.md states.
+TEST(EightBit, ErrorsAreBounded) {
+  for (const CodeMap map : kMaps) {
+    const double of_largest = map == CodeMap::kSigned ? 0.0071 : 0.0036;
+    const double of_value = map == CodeMap::kSigned ? 0.062 : 0.033;
+    const std::vector<float> values = wide_values(map, 100 * kScaleBlock, 9);
+    const Coded coded = encoded(map, values);
+    const std::vector<float> found = decoded(map, coded);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const double largest = std::abs(coded.scales[i / kScaleBlock]), error = std::abs(found[i] - values[i]);
+      EXPECT_LE(error, of_largest * largest);
+      if (std::abs(values[i]) >= 0.1 * largest) {
+        EXPECT_LE(error, of_value * std::abs(values[i]));
+      }
+    }
+  }
+}
+
+TEST(EightBit, HalfWayGoesTowardsZero) {
+  for (const CodeMap map : kMaps) {
+    const auto table = code_values(map);
+    int ties = 0;
+    for (std::size_t low = 1; low + 1 < (map == CodeMap::kSigned ? 128u : 256u); ++low) {
+      const double middle = (static_cast<double>(table[low]) + table[low + 1]) / 2;
+      const auto half = static_cast<float>(middle);
+      const Coded found = encoded(map, {1, half, std::nextafter(half, 0.0f), std::nextafter(half, 1.0f)});
+      if (half == middle) {
+        EXPECT_EQ(found.codes[1], low);
+        ++ties;
+      }
+      EXPECT_EQ(found.codes[2], low);
+      EXPECT_EQ(found.codes[3], low + 1);
+      if (map == CodeMap::kUnsigned) continue;
+      const Coded mirrored =
+          encoded(map, {1, -half, -std::nextafter(half, 0.0f), -std::nextafter(half, 1.0f)});
+      for (int i = 1; i < 4; ++i) EXPECT_EQ(mirrored.codes[i], std::min(found.codes[i] + 128, 255));
+    }
+    EXPECT_GT(ties, 10);
+  }
+}
+
+TEST(EightBit, TheLargestIsExactWhateverItsSign) {
+  for (const float largest : {3.7f, -3.7f}) {
+    const std::vector<float> values = round_trip(CodeMap::kSigned, {0.1f, largest, -0.2f, 0});
+    EXPECT_EQ(values[1], largest);
+    EXPECT_EQ(values[3], 0);
+    EXPECT_NEAR(values[0], 0.1f, 0.006f);  // half a step of its power of ten
+    EXPECT_NEAR(values[2], -0.2f, 0.006f);
+  }
+  EXPECT_GT(encoded(CodeMap::kSigned, {-2, 2, 1}).scales[0], 0);  // of two the positive one
+}
+
+TEST(EightBit, WhatWasDecodedIsEncodedToItself) {
+  for (const CodeMap map : kMaps)
+    for (const float factor : {1.0f, 1e-30f, 1e-42f}) {
+      std::vector<float> values = wide_values(map, 50 * kScaleBlock + 3, 5);
+      for (float& value : values) value *= factor;
+      const std::vector<float> once = round_trip(map, values);
+      EXPECT_EQ(round_trip(map, once), once) << factor;
+    }
+}
+
+TEST(EightBit, ASecondMomentThatIsNotZeroStaysAboveZero) {
+  const std::vector<float> values = round_trip(CodeMap::kUnsigned, {1, 1e-12f, 0});
+  EXPECT_GT(values[1], 0);
+  EXPECT_EQ(values[2], 0);
+  EXPECT_EQ(round_trip(CodeMap::kSigned, {1, 1e-12f, 0})[1], 0);
+}
+
+TEST(EightBit, ZerosAreZeroBytes) {
+  for (const CodeMap map : kMaps) {
+    const Coded found = encoded(map, std::vector<float>(300, -0.0f));
+    EXPECT_EQ(found.codes, std::vector<std::uint8_t>(300, 0));
+    EXPECT_EQ(std::bit_cast<std::uint32_t>(found.scales[0]), 0u);
+    EXPECT_EQ(decoded(map, Coded(300)), std::vector<float>(300, 0));
+  }
+}
+
+TEST(EightBit, WhatIsNotFiniteIsSeenInItsWholeBlockAndNoOther) {
+  for (const CodeMap map : kMaps)
+    for (const float bad : {HUGE_VALF, -HUGE_VALF, NAN}) {
+      if (map == CodeMap::kUnsigned && bad < 0) continue;
+      std::vector<float> values(3 * kScaleBlock, 0.5f);
+      values[kScaleBlock + 9] = bad;
+      const std::vector<float> found = round_trip(map, values);
+      for (std::size_t i = 0; i < found.size(); ++i)
+        EXPECT_EQ(std::isfinite(found[i]), i / kScaleBlock != 1) << i;
+    }
+}
+
+TEST(EightBit, SameBits) {
+  for (const CodeMap map : kMaps)
+    for (const std::size_t n : kSizes) {
+      std::vector<float> values = wide_values(map, n, 7);
+      if (n > 600) values[300] = NAN;
+      expect_same_bits([&](Threads&) {
+        const Coded found = encoded(map, values);
+        const std::vector<float> back = decoded(map, found);
+        return TestArray(Dtype::kF32, found.scales).bytes() + Bytes(found.codes.begin(), found.codes.end()) +
+               TestArray(Dtype::kF32, back).bytes();
+      });
+    }
+}
+
+}  // namespace
+}  // namespace sluice::optim
