@@ -98,6 +98,7 @@ void require_base(const engine::Budget& budget) {
 
 void fit(Setup& setup, const engine::MachineRates& rates) {
   engine::PlanRequest request = setup.settings.plan;
+  request.flags = true;
   request.clip = setup.settings.clip > 0;
   const int threads = setup.settings.threads, cores = default_threads();
   try {

@@ -220,11 +220,13 @@ void CheckpointValues::check(const engine::SafetensorsReader& reader, bool froze
   for (engine::ParameterId id = 0; id < layout_.parameters(); ++id) {
     if (!frozen && !is_trainable(layout_, id)) continue;
     const engine::ParameterSpec& spec = layout_.spec(id);
-    const engine::StoredTensor& tensor = reader.tensor(spec.name);
-    if (!same_shape(tensor, spec) || !is_float(tensor))
-      fail(ErrorCode::kCorrupt, "'{}': the tensor '{}' is {} [{}], a float of shape [{}] was expected",
-           reader.path(), tensor.name, tensor.type, fmt::join(tensor.shape, ", "),
-           fmt::join(spec.shape, ", "));
+    const engine::StoredTensor* tensor = reader.find(spec.name);
+    if (tensor == nullptr)
+      fail(ErrorCode::kInvalidArgument, "'{}' is of another model: it has no '{}'", reader.path(), spec.name);
+    if (!same_shape(*tensor, spec) || !is_float(*tensor))
+      fail(ErrorCode::kInvalidArgument,
+           "'{}' is of another model: '{}' is {} [{}] in it, and a float of shape [{}] here", reader.path(),
+           tensor->name, tensor->type, fmt::join(tensor->shape, ", "), fmt::join(spec.shape, ", "));
   }
 }
 

@@ -59,8 +59,8 @@ void check_hugging_face_folder(offload::IoService& io, const std::string& folder
 class CheckpointValues {
  public:
   // The parameters alone; or the f32 masters, where there are any, and the optimizer's arrays, of whatever
-  // type. Throws Error(kCorrupt) where the files do not fit the layout, Error(kInvalidArgument) where the
-  // checkpoint has other arrays.
+  // type. Throws Error(kInvalidArgument) where the files do not fit the layout: they are of another model, or
+  // of an optimizer with other arrays.
   CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout);
   CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout,
                    const std::vector<optim::StateArray>& state);

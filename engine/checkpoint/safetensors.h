@@ -89,6 +89,7 @@ class SafetensorsReader {
 
   const std::string& path() const { return file_.path(); }
   const SafetensorsHeader& header() const { return header_; }
+  const StoredTensor* find(std::string_view name) const { return header_.find(name); }
   // Throws Error(kNotFound) that names the file and the nearest tensor it holds.
   const StoredTensor& tensor(std::string_view name) const;
   // Any range of the tensor's bytes. Throws Error(kInvalidArgument) where it passes the tensor's end.

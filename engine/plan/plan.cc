@@ -282,31 +282,32 @@ class Planner {
       fail(ErrorCode::kBudget,
            "{}: memory is short by {}; with everything on disk that can be, all recomputed, and one "
            "micro-batch at a time it needs {} "
-           "({} activations and workspace, {} frames, staging and what stays, {} the process). Give --memory "
-           "{}{}, or "
-           "a smaller --batch or --seq",
+           "({} activations and workspace, {} frames, staging and what stays, {} the process). Give "
+           "{}{}, or {}",
            asked, format_size(on_disk.peak_memory - budget_.memory), format_size(on_disk.peak_memory),
            format_size(on_disk.activation_bytes + on_disk.workspace_bytes),
            format_size(on_disk.peak_memory - on_disk.activation_bytes - on_disk.workspace_bytes -
                        budget_.base),
-           format_size(budget_.base), format_argument(on_disk.peak_memory),
-           budget_.disk >= on_disk.disk_bytes
-               ? ""
-               : fmt::format(" and --disk FOLDER:{}", format_argument(on_disk.disk_bytes)));
+           format_size(budget_.base), memory_of(on_disk),
+           budget_.disk >= on_disk.disk_bytes ? "" : " and " + disk_of(on_disk),
+           request_.flags ? "a smaller --batch or --seq" : "less that is reserved, or smaller units");
     if (in_memory.peak_memory <= budget_.memory)
-      fail(ErrorCode::kBudget,
-           "what is asked to be on disk takes {}, and the disk folders lend {}; give --disk FOLDER:{}",
-           format_size(on_disk.disk_bytes), format_size(budget_.disk), format_argument(on_disk.disk_bytes));
+      fail(ErrorCode::kBudget, "what is asked to be on disk takes {}, and the disk folders lend {}; give {}",
+           format_size(on_disk.disk_bytes), format_size(budget_.disk), disk_of(on_disk));
     if (budget_.disk == 0)
-      fail(ErrorCode::kBudget,
-           "{}: memory is short by {} and no disk is given. Add --disk FOLDER:{}, or give --memory {}", asked,
-           format_size(in_memory.peak_memory - budget_.memory), format_argument(on_disk.disk_bytes),
-           format_argument(in_memory.peak_memory));
-    fail(ErrorCode::kBudget,
-         "{}: the disk's {} are short by {}. Give the disk folders {} in all, or --memory {}", asked,
-         format_size(budget_.disk),
+      fail(ErrorCode::kBudget, "{}: memory is short by {} and no disk is given. Add {}, or give {}", asked,
+           format_size(in_memory.peak_memory - budget_.memory), disk_of(on_disk), memory_of(in_memory));
+    fail(ErrorCode::kBudget, "{}: the disk's {} are short by {}. Give the disk folders {} in all, or {}",
+         asked, format_size(budget_.disk),
          format_size(on_disk.disk_bytes - std::min(on_disk.disk_bytes, budget_.disk)),
-         format_argument(on_disk.disk_bytes), format_argument(in_memory.peak_memory));
+         format_argument(on_disk.disk_bytes), memory_of(in_memory));
+  }
+
+  std::string memory_of(const Plan& plan) const {
+    return (request_.flags ? "--memory " : "memory=") + format_argument(plan.peak_memory);
+  }
+  std::string disk_of(const Plan& plan) const {
+    return (request_.flags ? "--disk FOLDER:" : "a disk folder with ") + format_argument(plan.disk_bytes);
   }
 
   // A size as the command line takes it, rounded up.

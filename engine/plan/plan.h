@@ -36,14 +36,15 @@ struct PlanRequest {
   std::optional<std::size_t> chunk_elements;
   // For tests and measurements: "memory" or "disk" for every unit; nothing: chosen.
   std::optional<std::string> parameters, gradients, state;
+  bool flags = false;  // a refusal names the program's flags; else the members of the C ABI's options
 };
 
 struct UnitPlan {
   bool parameters_resident = true;
   bool gradient_resident =
       true;  // its accumulated gradient stays in memory until the update; else it may go to disk
-  // false (then it is not resident either): it is under frames from its one use until its update, which follows
-  // at once, and has no place of its own.
+  // false (then it is not resident either): it is under frames from its one use until its update, which
+  // follows at once, and has no place of its own.
   bool gradient_stored = true;
   bool state_resident = true;
   std::size_t choice = 0;  // of the unit's ActivationChoices

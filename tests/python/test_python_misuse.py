@@ -269,9 +269,28 @@ def test_a_forked_process_may_not_use_the_engine(engine):
     os.waitpid(child, 0)
 
 
+def test_a_checkpoint_of_another_model_is_told_by_what_differs(engine, tmp_path):
+    engine.save(tmp_path / "run")
+    for parameter, *parts in (
+        (sluice.Parameter("other", (7,)), "of another model", "no 'other'"),
+        (sluice.Parameter("first.weight", (1000, 30)), "of another model", "'first.weight'", "30, 1000", "1000, 30"),
+    ):
+        options = sluice.Options(memory="1GiB", optimizer=sluice.AdamW(), threads=1)
+        with sluice.Engine([sluice.Unit("u", [parameter])], options) as other:
+            with raises(sluice.InvalidArgumentError, *parts):
+                other.load(tmp_path / "run")
+            other.set_values("u", {parameter.name: np.zeros(parameter.shape, np.float32)})
+            other.acquire("u").release()
+
+
 def test_plans_that_do_not_fit(tmp_path):
     with raises(sluice.BudgetError, "memory", "short"):
         sluice.plan(UNITS, sluice.Options(memory="1MiB", optimizer=GROUPS))
+    large = [sluice.Unit(str(u), [sluice.Parameter(f"{u}.weight", (8 << 20,))]) for u in range(8)]
+    for options in ({"memory": "256MiB"}, {"memory": "256MiB", "disk": sluice.Folder(tmp_path, "2MiB")}):
+        with raises(sluice.BudgetError, "memory=", "MiB") as refused:
+            sluice.plan(large, sluice.Options(**options))
+        assert "--" not in str(refused.value) and "disk folder" in str(refused.value)
     for wrong, *parts in (
         ({"memory": 0}, "memory"),
         ({"memory": -1}, "memory", "-1"),
@@ -305,6 +324,9 @@ def test_what_is_no_model():
         sluice.Parameter("a", (3, 0))
     with raises(sluice.InvalidArgumentError, "'a'", "-3"):
         sluice.Parameter("a", (-3,))
+    for name in ("", "__metadata__", "\ud800", "a\0b"):
+        with raises(sluice.InvalidArgumentError, "name"):
+            sluice.plan([sluice.Unit("u", [sluice.Parameter(name, (3,))])], options)
     for wrong in ({"betas": (0.9, 1.0)}, {"eps": 0.0}, {"lr": float("nan")}, {"weight_decay": -1}):
         with raises(sluice.InvalidArgumentError, next(iter(wrong))):
             sluice.AdamW(**wrong)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from test_torch_closing import run_big
+from test_torch_models import small_bert, text_loss
 from wrapped_models import (
     language_loss,
     plain_optimizer,
@@ -72,6 +73,18 @@ def test_a_model_on_the_meta_device_gets_its_first_values():
     assert torch.equal(values["transformer.ln_f.weight"], torch.ones(128))
     losses = train(model, optimizer, language_loss, steps=6).values
     assert losses[0] == pytest.approx(6.24, abs=0.2)
+
+
+def test_a_model_whose_tying_gives_a_bias_other_memory():
+    with torch.device("meta"):
+        model = small_bert()
+    torch.manual_seed(3)
+    model, optimizer = wrap(model, "disk")
+    head = model.cls.predictions
+    assert head.decoder.bias is head.bias and torch.equal(head.bias, torch.zeros(256))
+    train(model, optimizer, text_loss, steps=2)
+    assert head.bias.abs().sum() > 0
+    sluice.torch.close(model)
 
 
 def test_modules_without_a_way_to_begin_are_named():

@@ -22,7 +22,10 @@ def text(value: str, what: str) -> bytes:
     """For C, where a text ends at its first NUL."""
     if not isinstance(value, str) or "\0" in value:
         raise InvalidArgumentError(f"{what} is {value!r}; a text without NUL is needed")
-    return value.encode()
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"{what} is {value!r}, which is no Unicode text: {error.reason}") from error
 
 
 def path_of(path: Path) -> bytes:

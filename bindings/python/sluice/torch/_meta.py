@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import torch
 
 from ..errors import InvalidArgumentError
+from ._homes import Home
 
 Places = Mapping[int, list[tuple[torch.nn.Module, str]]]
 
@@ -71,6 +72,16 @@ def initialise(model: torch.nn.Module, loaded: Container[int]) -> None:
                 f"the buffer '{name}' was on the meta device, and nothing gave it a value; build the model on the CPU, or "
                 "with sluice.torch.from_pretrained()"
             )
+
+
+def take_back(homes: Iterable[Home]) -> None:
+    """What initialise() gave other memory is the engine's again, with the values that it has there: transformers' tying
+    pads a head's bias so, also where nothing is missing."""
+    with torch.no_grad():
+        for home in homes:
+            if home.replaced and home.parameter.shape == home.memory.shape:
+                home.memory.copy_(home.parameter)
+                home.parameter.data = home.memory
 
 
 def isinstance_of_transformers(model: torch.nn.Module) -> bool:

@@ -142,6 +142,7 @@ def _wrap(
     _sessions[model] = session
     if on_meta:
         _meta.initialise(model, {id(home.parameter) for home in session.homes if home.name in (stored or {})})
+        _meta.take_back(session.homes)
         session.release_all()
     return model, Optimizer(session, settings) if optimizer is not None else None
 
