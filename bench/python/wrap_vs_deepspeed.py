@@ -62,7 +62,7 @@ def arguments():
     parser.add_argument("--disk", required=True, help="a folder on the disk that both use")
     parser.add_argument("--deepspeed-python", required=True, help="python of an environment with DeepSpeed (see above)")
     parser.add_argument("--model", default="gpt2-124m", choices=SHAPES)
-    parser.add_argument("--memory", default="3GiB", help="Sluice's budget")
+    parser.add_argument("--memory", default="3400MiB", help="Sluice's budget")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--seq", type=int, default=256)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
