@@ -62,7 +62,7 @@ class Sluice(Plain):
 
 
 class DeepSpeed:
-    """ZeRO stage 3: parameters and optimizer state in files; the gradients stay in memory (it has no other way)."""
+    """ZeRO stage 3: parameters and optimizer state in files; its gradients lie in memory too, whatever is set."""
 
     def __init__(self, a):
         import deepspeed

@@ -34,17 +34,20 @@ from gpt2_sides import CLIP, LR, WEIGHT_DECAY
 from side_by_side import SHAPES, gpt2_config
 
 CHECKED_STEPS, LOSS_TOLERANCE = 3, 1e-3
-# Tried in this order, each with the best of those before it.
-TUNED = {
-    "aio.block_size": [1 << 18, 1 << 20, 1 << 22, 1 << 23],
-    "aio.queue_depth": [8, 16, 32, 64],
-    "aio.intra_op_parallelism": [1, 2, 4],
-    "aio.overlap_events": [True, False],
-    "aio.single_submit": [False, True],
-    "zero_optimization.offload_optimizer.pipeline_read": [False, True],
-    "zero_optimization.offload_optimizer.pipeline_write": [False, True],
-    "zero_optimization.stage3_prefetch_bucket_size": [0, 5_000_000, 20_000_000],
-}
+OPTIMIZER = "zero_optimization.offload_optimizer."
+# What --tune tries, in this order, each with the best of those before it: choices of settings that go together.
+TUNED = [
+    [{"aio.block_size": size} for size in (1 << 20, 1 << 18, 1 << 22, 1 << 23)],
+    [{"aio.queue_depth": depth} for depth in (32, 8, 128)],
+    [{"aio.intra_op_parallelism": threads} for threads in (1, 2, 4)],
+    [{"aio.overlap_events": True}, {"aio.overlap_events": False}],
+    [{"aio.single_submit": False}, {"aio.single_submit": True}],
+    [
+        {OPTIMIZER + "pipeline_read": read, OPTIMIZER + "pipeline_write": write, OPTIMIZER + "buffer_count": buffers}
+        for read, write, buffers in ((False, False, 4), (True, False, 8), (False, True, 8), (True, True, 12))
+    ],
+    [{"zero_optimization.stage3_prefetch_bucket_size": elements} for elements in (5_000_000, 0)],
+]
 
 
 def setting(text):
@@ -59,7 +62,7 @@ def arguments():
     parser.add_argument("--disk", required=True, help="a folder on the disk that both use")
     parser.add_argument("--deepspeed-python", required=True, help="python of an environment with DeepSpeed (see above)")
     parser.add_argument("--model", default="gpt2-124m", choices=SHAPES)
-    parser.add_argument("--memory", default="2GiB", help="Sluice's budget")
+    parser.add_argument("--memory", default="3400MiB", help="Sluice's budget")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--seq", type=int, default=256)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -84,7 +87,7 @@ def put(config, path, value):
 
 
 def deepspeed_config(a, disk):
-    """The buffers are the least that hold the largest parameter (the embedding), which cannot be divided."""
+    """Buffers as few as run, each of the largest parameter (the embedding), which DeepSpeed does not divide."""
     shape = gpt2_config(a.model)
     largest = shape.vocab_size * shape.n_embd
     aligned = -(-largest // (1 << 20)) << 20
@@ -101,9 +104,9 @@ def deepspeed_config(a, disk):
             "stage3_max_live_parameters": aligned,
             "stage3_max_reuse_distance": 0,
             "reduce_bucket_size": 5_000_000,
-            "offload_param": {"device": "nvme", "nvme_path": str(disk), "pin_memory": False, "buffer_count": 8,
+            "offload_param": {"device": "nvme", "nvme_path": str(disk), "pin_memory": False, "buffer_count": 5,
                               "buffer_size": aligned},
-            "offload_optimizer": {"device": "nvme", "nvme_path": str(disk), "pin_memory": False, "buffer_count": 8,
+            "offload_optimizer": {"device": "nvme", "nvme_path": str(disk), "pin_memory": False, "buffer_count": 4,
                                   "pipeline_read": False, "pipeline_write": False},
         },
         "aio": {"block_size": 1 << 20, "queue_depth": 32, "intra_op_parallelism": 1, "single_submit": False,
@@ -152,27 +155,25 @@ class Side:
 
 
 def tune(a, folder, config):
-    """The best of each setting in turn, by the quickest of 3 steps; what cannot run is told and left out."""
-    best = None
-    for path, values in TUNED.items():
-        found = {}
-        for value in values:
+    """The best of each choice in turn, by the quickest of 3 steps; what cannot run is told and left out."""
+    for choices in TUNED:
+        best, chosen = None, None
+        for choice in choices:
             tried = copy.deepcopy(config)
-            put(tried, path, value)
-            if tried == config and best is not None:
-                found[value] = best
-                continue
+            for path, value in choice.items():
+                put(tried, path, value)
             try:
                 with Side(a, "deepspeed", a.deepspeed_python, folder, config=tried) as side:
-                    found[value] = min(side.steps(3)["seconds"])
-                print(f"tune: {path}={json.dumps(value)}: {found[value]:.2f} s", file=sys.stderr)
+                    taken = min(side.steps(3)["seconds"])
             except RuntimeError as error:
-                print(f"tune: {path}={json.dumps(value)}: left out: {str(error).splitlines()[-1]}", file=sys.stderr)
-        if not found:
-            raise RuntimeError(f"DeepSpeed ran with no value of {path}; see above, and run it without --tune for all of the error")
-        chosen = min(found, key=found.get)
-        best = found[chosen]
-        put(config, path, chosen)
+                print(f"tune: {choice}: left out: {str(error).splitlines()[-1]}", file=sys.stderr)
+                continue
+            print(f"tune: {choice}: {taken:.2f} s", file=sys.stderr)
+            if best is None or taken < best:
+                best, chosen = taken, tried
+        if chosen is None:
+            raise RuntimeError(f"DeepSpeed ran with none of {choices}; run it without --tune to see all of the error")
+        config = chosen
     return config
 
 
