@@ -32,7 +32,8 @@ Engine::State::State(const Profile& profile, const Plan& the_plan, const optim::
       gradients(layout, gradient_uses(profile), plan, profile.any_order, pager),
       states(layout, StateFormat(optimizer, plan.dtype), plan.chunk_elements, resident_states(plan),
              resources.disk),
-      updates(layout, optimizer, states, resources.threads, resources.disk, resources.trace),
+      wholes(layout, optimizer),
+      updates(layout, optimizer, states, wholes, resources.threads, resources.disk, resources.trace),
       queue(plan, pager, gradients, updates, waits, parameters),
       any_order(profile.any_order),
       held_units(profile.held_units),
@@ -48,6 +49,7 @@ Engine::State::State(const Profile& profile, const Plan& the_plan, const optim::
   if (resources.disk != nullptr && plan.uses_disk()) resources.disk->allocate();
   pager.start(plan.extent_bytes, plan.extents);
   states.start(resources.ledger);
+  wholes.start(resources.ledger);
   updates.start(resources.ledger, plan.staging_slots);
   pager.on_stall([this] { return queue.finish_some(); });
 }
@@ -178,6 +180,11 @@ void Engine::load(UnitId unit, const UnitSource& source) {
     s.has_values[unit] = false;
     std::byte* values = s.pager.acquire(s.parameters[unit], Pager::Use::kModify);
     source_failure = load_values(s.streams(), unit, {values, s.plan.dtype}, source);
+    try {
+      if (source_failure == nullptr) s.wholes.load(unit, source.whole);
+    } catch (...) {
+      source_failure = std::current_exception();
+    }
     s.pager.written(s.parameters[unit], s.parameter_bytes(unit));
     s.pager.release(s.parameters[unit]);
     s.has_values[unit] = source_failure == nullptr;
@@ -198,6 +205,11 @@ void Engine::save(UnitId unit, const UnitSink& sink) {
     std::byte* values = s.pager.acquire(s.parameters[unit], Pager::Use::kRead);
     if (unit + 1 < s.parameters.size()) s.pager.prefetch_one(s.parameters[unit + 1]);
     sink_failure = save_values(s.streams(), unit, {values, s.plan.dtype}, sink);
+    try {
+      if (sink_failure == nullptr) s.wholes.save(unit, sink.whole);
+    } catch (...) {
+      sink_failure = std::current_exception();
+    }
     s.pager.release(s.parameters[unit]);
   });
   if (sink_failure) std::rethrow_exception(sink_failure);
@@ -339,6 +351,7 @@ void Engine::State::leave(bool with_values, const std::function<void(UnitId, all
       settle();
       gradients.drop_all();
       states.drop();
+      wholes.drop();
       pager.drop_unexposed();
     }
     for (; unit < parameters.size(); ++unit) take(unit, pager.leave(parameters[unit], with_values));
@@ -363,7 +376,7 @@ void Engine::leave(bool with_values, const std::function<void(UnitId, allocator:
 std::int64_t Engine::growth_of_leaving() const {
   const Pager::Leaving leaving = state_->pager.leaving();
   return static_cast<std::int64_t>(leaving.growth) - static_cast<std::int64_t>(leaving.given_back) -
-         static_cast<std::int64_t>(state_->states.resident_bytes());
+         static_cast<std::int64_t>(state_->states.resident_bytes() + state_->wholes.resident_bytes());
 }
 
 void Engine::progress() {

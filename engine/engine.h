@@ -25,6 +25,8 @@ struct UnitSource {
   std::function<void(ParameterId, std::size_t first, std::span<float> out)> values;
   // The same for an array of the optimizer's state (index into Optimizer::state()); null: zeros.
   std::function<void(ParameterId, std::size_t array, std::size_t first, std::span<float> out)> state;
+  // The whole of an array that is not by elements (index into Optimizer::whole_names()); null: zeros.
+  std::function<void(ParameterId, std::size_t array, std::span<float> out)> whole;
 };
 
 // Where a unit's values go when it is saved: called with consecutive runs of elements, parameter by
@@ -39,6 +41,8 @@ struct UnitSink {
   std::function<void(ParameterId, std::size_t array, std::size_t first, std::size_t count, ConstArray values,
                      const float* scales)>
       state;
+  // As a source's, from the caller's thread, after the rest.
+  std::function<void(ParameterId, std::size_t array, std::span<const float> values)> whole;
   // The values in f32, whatever holds them: those of the master, where there is one.
   std::function<void(ParameterId, std::size_t first, std::span<const float>)> values;
 };

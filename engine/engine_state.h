@@ -15,6 +15,7 @@
 #include "engine/store/state_store.h"
 #include "engine/store/unit_values.h"
 #include "engine/store/waits.h"
+#include "engine/store/whole_store.h"
 
 // Private to this room.
 namespace sluice::engine {
@@ -97,6 +98,7 @@ struct Engine::State {
   Pager pager;
   Gradients gradients;
   StateStore states;
+  WholeStore wholes;
   UpdatePipeline updates;
   std::vector<HoldingId> parameters;
   UpdateQueue queue;

@@ -107,7 +107,7 @@ void TrainingRun::resume(const std::string& folder) {
          settings_.steps);
   resume_metrics();
   next_sample_ = json_field<std::uint64_t>(checkpoint.run(), "next_sample", folder);
-  CheckpointValues values(checkpoint, engine_->layout(), setup_.optimizer->state());
+  CheckpointValues values(checkpoint, engine_->layout(), *setup_.optimizer);
   checkpoint_ = folder;
   const auto begin = std::chrono::steady_clock::now();
   if (!load_units(values.source())) return;

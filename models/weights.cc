@@ -70,10 +70,36 @@ std::string listing(std::vector<std::string> lines) {
                      count > 8 ? fmt::format("; and {} more", count - 8) : "");
 }
 
+void expect_tensor(const engine::SafetensorsReader& reader, const std::string& name, Dtype type,
+                   const std::vector<std::uint64_t>& shape) {
+  const engine::StoredTensor& tensor = reader.tensor(name);
+  if (tensor.dtype() != type || tensor.shape != shape)
+    fail(ErrorCode::kCorrupt, "'{}': the tensor '{}' is {} [{}], {} of shape [{}] was expected",
+         reader.path(), tensor.name, tensor.type, fmt::join(tensor.shape, ", "), name_of(type),
+         fmt::join(shape, ", "));
+}
+
+// Those that have it, of an array that is not by elements.
+std::vector<engine::TensorDeclaration> whole_tensors(const engine::Layout& layout,
+                                                     const optim::Optimizer& optimizer,
+                                                     const std::string& name) {
+  std::vector<engine::TensorDeclaration> tensors;
+  for (engine::ParameterId id = 0; id < layout.parameters(); ++id) {
+    if (!is_trainable(layout, id)) continue;
+    for (const optim::WholeArray& array : optimizer.whole_state(layout.spec(id).shape))
+      if (array.name == name)
+        tensors.push_back({layout.spec(id).name, Dtype::kF32, {array.shape.begin(), array.shape.end()}});
+  }
+  return tensors;
+}
+
 // The same optimizer may keep other arrays, as SGD with and without momentum does.
-void check_state(const engine::CheckpointReader& checkpoint, const std::vector<optim::StateArray>& state) {
+void check_state(const engine::CheckpointReader& checkpoint, const engine::Layout& layout,
+                 const optim::Optimizer& optimizer) {
   std::set<std::string> wanted, found;
-  for (const optim::StateArray& array : state) wanted.insert(engine::optimizer_file(array.name));
+  for (const optim::StateArray& array : optimizer.state()) wanted.insert(engine::optimizer_file(array.name));
+  for (const std::string& name : optimizer.whole_names())
+    if (!whole_tensors(layout, optimizer, name).empty()) wanted.insert(engine::optimizer_file(name));
   for (const engine::CheckpointFile& file : checkpoint.files())
     if (file.name.starts_with("optimizer.") && file.name != engine::optimizer_file("master") &&
         !engine::is_scales_file(file.name))
@@ -196,13 +222,19 @@ CheckpointValues::CheckpointValues(const engine::CheckpointReader& checkpoint, c
 }
 
 CheckpointValues::CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout,
-                                   const std::vector<optim::StateArray>& state)
+                                   const optim::Optimizer& optimizer)
     : CheckpointValues(checkpoint, layout) {
   if (!any_trainable(layout)) return;
-  check_state(checkpoint, state);
+  check_state(checkpoint, layout, optimizer);
   const std::string master = engine::optimizer_file("master");
   if (checkpoint.has(master)) check(*(masters_ = checkpoint.open_tensors(master)), false);
-  for (const optim::StateArray& array : state) {
+  for (const std::string& name : optimizer.whole_names()) {
+    const auto tensors = whole_tensors(layout, optimizer, name);
+    wholes_.push_back(tensors.empty() ? nullptr : checkpoint.open_tensors(engine::optimizer_file(name)));
+    for (const engine::TensorDeclaration& tensor : tensors)
+      expect_tensor(*wholes_.back(), tensor.name, Dtype::kF32, tensor.shape);
+  }
+  for (const optim::StateArray& array : optimizer.state()) {
     State& opened = state_.emplace_back();
     opened.values = checkpoint.open_tensors(engine::optimizer_file(array.name));
     opened.map = array.map;
@@ -231,20 +263,12 @@ void CheckpointValues::check(const engine::SafetensorsReader& reader, bool froze
 }
 
 void CheckpointValues::check_codes(const State& state) const {
-  const auto expect = [](const engine::SafetensorsReader& reader, const std::string& name, Dtype type,
-                         const std::vector<std::size_t>& shape) {
-    const engine::StoredTensor& tensor = reader.tensor(name);
-    if (tensor.dtype() != type ||
-        !std::equal(tensor.shape.begin(), tensor.shape.end(), shape.begin(), shape.end()))
-      fail(ErrorCode::kCorrupt, "'{}': the tensor '{}' is {} [{}], {} of shape [{}] was expected",
-           reader.path(), tensor.name, tensor.type, fmt::join(tensor.shape, ", "), name_of(type),
-           fmt::join(shape, ", "));
-  };
   for (engine::ParameterId id = 0; id < layout_.parameters(); ++id) {
     if (!is_trainable(layout_, id)) continue;
     const engine::ParameterSpec& spec = layout_.spec(id);
-    expect(*state.values, spec.name, Dtype::kU8, spec.shape);
-    expect(*state.scales, spec.name, Dtype::kF32, {divide_up(spec.whole_elements(), optim::kScaleBlock)});
+    expect_tensor(*state.values, spec.name, Dtype::kU8, {spec.shape.begin(), spec.shape.end()});
+    expect_tensor(*state.scales, spec.name, Dtype::kF32,
+                  {divide_up(spec.whole_elements(), optim::kScaleBlock)});
   }
 }
 
@@ -276,6 +300,11 @@ engine::UnitSource CheckpointValues::source() {
     engine::SafetensorsReader& reader = values_of(id);
     read_as_f32(reader, reader.tensor(layout_.spec(id).name), layout_.spec(id).span_first + first, out);
   };
+  if (!wholes_.empty())
+    source.whole = [this](engine::ParameterId id, std::size_t array, std::span<float> out) {
+      engine::SafetensorsReader& reader = *wholes_[array];
+      reader.read(reader.tensor(layout_.spec(id).name), 0, std::as_writable_bytes(out));
+    };
   if (state_.empty()) return source;
   source.state = [this](engine::ParameterId id, std::size_t array, std::size_t first, std::span<float> out) {
     const State& from = state_[array];
@@ -313,6 +342,12 @@ CheckpointTensors::CheckpointTensors(const engine::Layout& layout, Dtype dtype,
     if (array.type == Dtype::kU8)
       headers_.push_back({engine::scales_file(array.name), header(Dtype::kF32, false, true)});
   }
+  for (const std::string& name : optimizer.whole_names()) {
+    wholes_.push_back(headers_.size());
+    const auto tensors = whole_tensors(layout, optimizer, name);
+    if (!tensors.empty())
+      headers_.push_back({engine::optimizer_file(name), engine::SafetensorsHeader(tensors)});
+  }
 }
 
 std::vector<std::uint64_t> CheckpointTensors::file_bytes() const {
@@ -347,6 +382,9 @@ engine::UnitSink CheckpointTensors::sink() {
     writers_[file]->write({static_cast<const std::byte*>(values.data), count * size_of(values.type)});
     if (scales != nullptr)
       writers_[file + 1]->write(std::as_bytes(std::span(scales, divide_up(count, optim::kScaleBlock))));
+  };
+  sink.whole = [this](engine::ParameterId, std::size_t array, std::span<const float> values) {
+    writers_[wholes_[array]]->write(std::as_bytes(values));
   };
   return sink;
 }

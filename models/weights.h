@@ -63,7 +63,7 @@ class CheckpointValues {
   // of an optimizer with other arrays.
   CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout);
   CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout,
-                   const std::vector<optim::StateArray>& state);
+                   const optim::Optimizer& optimizer);
   engine::UnitSource source();  // valid as long as this; every byte is verified
 
  private:
@@ -80,6 +80,7 @@ class CheckpointValues {
   const engine::Layout& layout_;
   std::unique_ptr<engine::SafetensorsReader> parameters_, masters_;  // masters_: null where there are none
   std::vector<State> state_;
+  std::vector<std::unique_ptr<engine::SafetensorsReader>> wholes_;  // null where no parameter has the array
 };
 
 // The tensor files of a checkpoint that are written side by side, unit by unit in the layout's order.
@@ -97,8 +98,9 @@ class CheckpointTensors {
     std::string file;
     engine::SafetensorsHeader header;
   };
-  std::vector<Named> headers_;      // parameters, masters where there are any, state, each with its scales
-  std::vector<std::size_t> state_;  // by array: the file of its values
+  std::vector<Named> headers_;       // parameters, masters where there are any, state, each with its scales
+  std::vector<std::size_t> state_;   // by array: the file of its values
+  std::vector<std::size_t> wholes_;  // by array that is not by elements: its file
   std::vector<engine::SafetensorsWriter*> writers_;
 };
 

@@ -1,6 +1,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "core/error.h"
 #include "optim/optimizer.h"
@@ -10,8 +11,8 @@ namespace {
 
 // An optimizer, and which of the settings it has.
 struct Choice {
-  const char* name;
-  bool betas, epsilon, momentum;
+  std::string_view name;
+  std::vector<std::string_view> settings;
   std::unique_ptr<Optimizer> (*make)(const OptimizerSettings&);
 };
 
@@ -21,33 +22,53 @@ AdamSettings adam_settings(const OptimizerSettings& s) {
           s.storage};
 }
 
-constexpr Choice kChoices[] = {
-    {"adamw", true, true, false, [](const auto& s) { return make_adamw(adam_settings(s)); }},
-    {"adam", true, true, false, [](const auto& s) { return make_adam(adam_settings(s)); }},
-    {"lion", true, false, false,
-     [](const auto& s) {
-       const LionSettings own;
-       return make_lion({s.beta1.value_or(own.beta1), s.beta2.value_or(own.beta2), s.storage});
-     }},
-    {"sgd", false, false, true,
-     [](const auto& s) {
-       return make_sgd({s.momentum.value_or(0), s.nesterov, s.storage});
-     }},
-};
+AdafactorSettings adafactor_settings(const OptimizerSettings& s) {
+  const AdafactorSettings own;
+  return {.beta1 = s.beta1.value_or(own.beta1),
+          .epsilon1 = s.epsilon.value_or(own.epsilon1),
+          .epsilon2 = s.epsilon2.value_or(own.epsilon2),
+          .clip_threshold = s.clip_threshold.value_or(own.clip_threshold),
+          .relative_step = s.relative_step,
+          .scale_parameter = s.scale_parameter.value_or(own.scale_parameter),
+          .storage = s.storage};
+}
+
+const std::vector<Choice>& choices() {
+  static const std::vector<Choice> all = {
+      {"adamw", {"beta1", "beta2", "epsilon"}, [](const auto& s) { return make_adamw(adam_settings(s)); }},
+      {"adam", {"beta1", "beta2", "epsilon"}, [](const auto& s) { return make_adam(adam_settings(s)); }},
+      {"lion",
+       {"beta1", "beta2"},
+       [](const auto& s) {
+         const LionSettings own;
+         return make_lion({s.beta1.value_or(own.beta1), s.beta2.value_or(own.beta2), s.storage});
+       }},
+      {"sgd",
+       {"momentum", "nesterov"},
+       [](const auto& s) {
+         return make_sgd({s.momentum.value_or(0), s.nesterov, s.storage});
+       }},
+      {"adafactor",
+       {"beta1", "epsilon", "epsilon2", "clip_threshold", "relative_step", "scale_parameter"},
+       [](const auto& s) { return make_adafactor(adafactor_settings(s)); }},
+  };
+  return all;
+}
 
 void refuse_unknown(const OptimizerSettings& s, const Choice& choice) {
-  const auto refuse = [&](bool given, bool known, const char* what) {
-    if (!given || known) return;
-    fail(ErrorCode::kInvalidArgument, "{} is given, and {} has none; it has {}", what, s.name,
-         choice.momentum  ? "momentum and nesterov"
-         : choice.epsilon ? "beta1, beta2 and epsilon"
-                          : "beta1 and beta2");
-  };
-  refuse(s.beta1.has_value(), choice.betas, "beta1");
-  refuse(s.beta2.has_value(), choice.betas, "beta2");
-  refuse(s.epsilon.has_value(), choice.epsilon, "epsilon");
-  refuse(s.momentum.has_value(), choice.momentum, "momentum");
-  refuse(s.nesterov, choice.momentum, "nesterov");
+  const std::pair<std::string_view, bool> given[] = {{"beta1", s.beta1.has_value()},
+                                                     {"beta2", s.beta2.has_value()},
+                                                     {"epsilon", s.epsilon.has_value()},
+                                                     {"momentum", s.momentum.has_value()},
+                                                     {"nesterov", s.nesterov},
+                                                     {"epsilon2", s.epsilon2.has_value()},
+                                                     {"clip_threshold", s.clip_threshold.has_value()},
+                                                     {"relative_step", s.relative_step},
+                                                     {"scale_parameter", s.scale_parameter.has_value()}};
+  for (const auto& [name, is_given] : given)
+    if (is_given && std::find(choice.settings.begin(), choice.settings.end(), name) == choice.settings.end())
+      fail(ErrorCode::kInvalidArgument, "{} is given, and {} has none; it has {}", name, s.name,
+           fmt::join(choice.settings, ", "));
 }
 
 }  // namespace
@@ -64,14 +85,14 @@ std::optional<Dtype> state_type_from_name(std::string_view name) {
 
 std::vector<std::string> optimizer_names() {
   std::vector<std::string> names;
-  for (const Choice& choice : kChoices) names.emplace_back(choice.name);
+  for (const Choice& choice : choices()) names.emplace_back(choice.name);
   return names;
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSettings& settings) {
-  const auto* const found = std::find_if(std::begin(kChoices), std::end(kChoices),
-                                         [&](const Choice& choice) { return choice.name == settings.name; });
-  if (found == std::end(kChoices))
+  const auto found = std::find_if(choices().begin(), choices().end(),
+                                  [&](const Choice& choice) { return choice.name == settings.name; });
+  if (found == choices().end())
     fail(ErrorCode::kInvalidArgument, "there is no optimizer '{}'; there are {}", settings.name,
          fmt::join(optimizer_names(), ", "));
   refuse_unknown(settings, *found);

@@ -17,6 +17,7 @@ static_assert(kWidened % kScaleBlock == 0 && kernels::kLoopGrain % kScaleBlock =
 
 Piece piece_of(const Span& span, std::size_t begin, std::size_t end) {
   Piece piece;
+  piece.first = begin;
   piece.count = end - begin;
   piece.gradient = span.gradient.at(begin);
   if (span.master != nullptr) piece.master = span.master + begin;

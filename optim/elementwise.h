@@ -14,7 +14,7 @@ inline constexpr std::size_t kMostArrays = 2;
 
 // A part of a span that one call of a kernel works on.
 struct Piece {
-  std::size_t count = 0;
+  std::size_t first = 0, count = 0;  // elements of the span
   ConstArray gradient;
   float* master = nullptr;
   Array parameter;                       // null data: none
@@ -39,9 +39,9 @@ class Elementwise : public Optimizer {
   void for_each_piece(Threads& threads, const Hyperparameters& hyperparameters, const Span& span,
                       const std::function<void(const Piece&)>& body) const;
 
- private:
   void check(const Hyperparameters& hyperparameters, const Span& span) const;
 
+ private:
   std::string name_;
   Storage storage_;
 };

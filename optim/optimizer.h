@@ -28,6 +28,20 @@ struct StatePart {
   float* scales = nullptr;  // of codes: the first is that of the part's first element
 };
 
+// State of a parameter as a whole: f32, of a shape of its own; always in memory.
+struct WholeArray {
+  std::string name;  // as transformers names it: "exp_avg_sq_row"
+  std::vector<std::size_t> shape;
+  std::size_t elements() const;
+};
+
+// What the rounds of an update are about: one parameter.
+struct Whole {
+  std::span<const std::size_t> shape;  // of the parameter
+  float* state = nullptr;              // its whole arrays, one after another
+  double* scratch = nullptr;           // scratch(shape) values, zero before the first round
+};
+
 // The names under which users know the types of state: "f32", "bf16", "8bit".
 std::string_view state_type_name(Dtype type);
 std::optional<Dtype> state_type_from_name(std::string_view name);
@@ -51,13 +65,15 @@ struct Span {
   Array parameter;      // the compute type's copy, written in the same pass; null data: the master is all
   ConstArray gradient;  // f32 or bf16
   std::vector<StatePart> state;  // one for each StateArray, count elements of its type
+  Whole whole = {};              // of the parameter; for optimizers that have rounds
 };
 
 // The arithmetic of a step. Works in rounds: for each round r < rounds(), statistics(r, span) over all spans
-// of a parameter, then combine(r) over spans and ranks; then apply() to every span. An elementwise optimizer
-// has no rounds. Knows no tier and no rank. apply() gives the same bits however a parameter is cut into spans
+// of a parameter in ascending order, then combine(r); then apply() to every span. An elementwise optimizer
+// has no rounds. Knows no tier and no rank. Gives the same bits however a parameter is cut into spans
 // (at multiples of kSpanGrain elements), at any vector width and thread count.
-// Thread rule: apply() from one thread at a time; the rest from any.
+// Thread rule: statistics(), combine() and apply() of one parameter from one thread at a time; the rest from
+// any.
 class Optimizer {
  public:
   static constexpr std::size_t kSpanGrain = 1024;
@@ -67,7 +83,13 @@ class Optimizer {
   virtual std::vector<StateArray> state() const = 0;
   // Whether it keeps f32 masters of parameters in a narrower type. An f32 parameter is its own.
   virtual bool keeps_master() const { return true; }
+  // Of a parameter of this shape; each has some of whole_names(), in their order.
+  virtual std::vector<WholeArray> whole_state(std::span<const std::size_t>) const { return {}; }
+  virtual std::vector<std::string> whole_names() const { return {}; }
   virtual int rounds() const { return 0; }
+  virtual std::size_t scratch(std::span<const std::size_t>) const { return 0; }  // f64 values, for the rounds
+  virtual void statistics(Threads&, int, const Hyperparameters&, const Span&) const {}
+  virtual void combine(int, const Hyperparameters&, const Whole&) const {}
   virtual void apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const = 0;
 };
 
@@ -111,6 +133,20 @@ struct SgdSettings {
 // type of it may be asked for.
 std::unique_ptr<Optimizer> make_sgd(const SgdSettings& settings);
 
+struct AdafactorSettings {
+  double beta1 = 0;  // 0: no momentum, and no array of it
+  double epsilon1 = 1e-30, epsilon2 = 1e-3;
+  double clip_threshold = 1;    // d: of the update's root mean square
+  bool relative_step = false;   // the learning rate is a factor of min(1e-2, 1 / sqrt(t))
+  bool scale_parameter = true;  // and of max(epsilon2, the parameter's root mean square)
+  Storage storage = {};
+};
+// Shazeer, Stern 2018, algorithms 4 and 5, with beta2 = 1 - t^-0.8, as transformers' Adafactor: of the last
+// two dimensions of a parameter the second moment is kept by rows and columns, of a vector by elements. The
+// weight decay goes into the parameter (p -= rate * wd * p, rate as scaled). State "exp_avg" with momentum;
+// as a whole "exp_avg_sq_row", "exp_avg_sq_col", or "exp_avg_sq".
+std::unique_ptr<Optimizer> make_adafactor(const AdafactorSettings& settings);
+
 // What a user asks for.
 struct OptimizerSettings {
   std::string name = "adamw";
@@ -118,6 +154,10 @@ struct OptimizerSettings {
   std::optional<double> beta1 = {}, beta2 = {}, epsilon = {}, momentum = {};
   bool nesterov = false;
   Storage storage = {};
+  // Of adafactor.
+  std::optional<double> epsilon2 = {}, clip_threshold = {};
+  std::optional<bool> scale_parameter = {};
+  bool relative_step = false;
 };
 // Throws Error(kInvalidArgument) for a name that is not known (it lists those that are), a setting that the
 // optimizer does not have, and one out of its range.

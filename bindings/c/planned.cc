@@ -72,11 +72,15 @@ std::unique_ptr<optim::Optimizer> optimizer_of(const sluice_engine_options& opti
            "beta1 {}, beta2 {} and epsilon 0 are given; give all three, epsilon above 0, or none",
            options.beta1, options.beta2);
     settings.beta1 = options.beta1;
-    settings.beta2 = options.beta2;
+    if (options.beta2 != 0 || settings.name != "adafactor") settings.beta2 = options.beta2;
     if (options.epsilon != 0) settings.epsilon = options.epsilon;
   }
   if (options.momentum != 0) settings.momentum = options.momentum;
   settings.nesterov = options.nesterov != 0;
+  if (options.epsilon2 != 0) settings.epsilon2 = options.epsilon2;
+  if (options.clip_threshold != 0) settings.clip_threshold = options.clip_threshold;
+  settings.relative_step = options.relative_step != 0;
+  if (options.no_scale_parameter != 0) settings.scale_parameter = false;
   settings.storage = {state_type_of(options.state), options.no_master == 0, options.seed};
   return optim::make_optimizer(settings);
 }

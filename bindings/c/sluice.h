@@ -125,7 +125,7 @@ typedef struct sluice_engine_options {
   const char* place_state;
   uint64_t given_back;    /* what the process holds now and gives back until the last unit has its values */
   uint32_t serve_touches; /* not 0: what is read while its unit is not held is brought in; see SLUICE_READ */
-  const char* optimizer;  /* "adamw", "adam", "lion", "sgd"; NULL: "adamw". See docs/optimizers.md */
+  const char* optimizer;  /* "adamw", "adam", "lion", "sgd", "adafactor"; NULL: "adamw". See docs/optimizers.md */
   double momentum;        /* of sgd; 0: none */
   uint32_t nesterov;      /* of sgd */
   sluice_state_type state; /* of the optimizer's arrays */
@@ -134,6 +134,10 @@ typedef struct sluice_engine_options {
   /* not 0: a unit is updated as soon as it is released with gradients, which are never stored. Each parameter gets its
    * gradient once in a step, and sluice_engine_begin_step() takes the settings; no clipping, no kept gradients. */
   uint32_t update_in_backward;
+  /* Of adafactor, which has also beta1 (its momentum) and epsilon; 0: its own. */
+  double epsilon2, clip_threshold;
+  uint32_t relative_step;      /* not 0: learning rates are factors of min(1e-2, 1 / sqrt(t)) */
+  uint32_t no_scale_parameter; /* not 0: steps are not scaled by the parameter's root mean square */
 } sluice_engine_options;
 
 /* Where every byte would live, without taking any: a JSON object, given to the caller, as `sluice plan --json` prints.
@@ -187,7 +191,8 @@ SLUICE_API sluice_status sluice_engine_get_values(sluice_engine* engine, uint32_
 SLUICE_API sluice_status sluice_engine_load_values(sluice_engine* engine, const char* path);
 
 /* The optimizer's state, by arrays: the f32 masters ("master"), where there are any, then the optimizer's own as
- * torch.optim names them. In f32, whatever type it is kept in. */
+ * torch.optim names them, then those that are not by elements, as transformers names them (of Adafactor; a parameter has
+ * some of these, in their own shapes). In f32, whatever type it is kept in. */
 
 /* The names, as a JSON list, given to the caller. */
 SLUICE_API sluice_status sluice_engine_state_arrays(const sluice_engine* engine, char** json);

@@ -14,6 +14,11 @@ uint32_t masters_of(const sluice_engine& e) {
   return e.planned.profile.dtype != Dtype::kF32 && e.planned.optimizer->keeps_master() ? 1 : 0;
 }
 
+// The number of the first array that is not by elements.
+uint32_t first_whole(const sluice_engine& e) {
+  return masters_of(e) + static_cast<uint32_t>(e.planned.optimizer->state().size());
+}
+
 engine::UnitId trainable_unit(const sluice_engine& e, uint32_t unit) {
   if (!e.engine->layout().trainable(unit_of(e, unit)))
     fail(ErrorCode::kInvalidArgument, "unit '{}' is frozen, and has no state",
@@ -65,6 +70,7 @@ sluice_status sluice_engine_state_arrays(const sluice_engine* handle, char** jso
     sluice::Json names = sluice::Json::array();
     if (masters_of(e) > 0) names.push_back("master");
     for (const auto& array : e.planned.optimizer->state()) names.push_back(array.name);
+    for (const auto& name : e.planned.optimizer->whole_names()) names.push_back(name);
     required(json, "json") = new_text(names.dump());
   });
 }
@@ -83,6 +89,10 @@ sluice_status sluice_engine_get_state(sluice_engine* handle, uint32_t unit, slui
       const sluice::optim::CodeMap map = e.planned.optimizer->state()[array].map;
       reader(p, masters_of(e) + static_cast<uint32_t>(array), first, count, values, map, scales);
     };
+    sink.whole = [&](engine::ParameterId p, std::size_t array, std::span<const float> values) {
+      reader(p, first_whole(e) + static_cast<uint32_t>(array), 0, values.size(),
+             {values.data(), sluice::Dtype::kF32});
+    };
     e.engine->save(trainable_unit(e, unit), sink);
   });
 }
@@ -99,6 +109,10 @@ sluice_status sluice_engine_set_state(sluice_engine* handle, uint32_t unit, slui
     source.state = [&](engine::ParameterId p, std::size_t array, std::size_t first, std::span<float> out) {
       stop_unless_zero(
           state(context, p, masters_of(e) + static_cast<uint32_t>(array), first, out.data(), out.size()));
+    };
+    source.whole = [&](engine::ParameterId p, std::size_t array, std::span<float> out) {
+      stop_unless_zero(
+          state(context, p, first_whole(e) + static_cast<uint32_t>(array), 0, out.data(), out.size()));
     };
     e.engine->load(trainable_unit(e, unit), source);
   });

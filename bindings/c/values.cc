@@ -212,7 +212,7 @@ sluice_status sluice_engine_load(sluice_engine* handle, const char* path) {
     engine::ReadAhead ahead(buffer.bytes(), &e.threads);
     const engine::CheckpointReader checkpoint(*e.planned.io, checkpoint_at(&required(path, "path")), ahead);
     check_optimizer(checkpoint, *e.planned.optimizer);
-    sluice::models::CheckpointValues values(checkpoint, e.engine->layout(), e.planned.optimizer->state());
+    sluice::models::CheckpointValues values(checkpoint, e.engine->layout(), *e.planned.optimizer);
     load_all(e, values.source());
     e.engine->settle();
     set_steps(*e.engine, checkpoint);

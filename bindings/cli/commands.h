@@ -15,7 +15,8 @@ struct TrainOptions {
   models::TrainSettings settings;
   std::vector<std::string> disk;  // FOLDER[:SIZE], as written
   std::string dtype = "f32", state = "f32", master = "f32", config, progress = "auto";
-  bool json = false;
+  std::optional<double> learning_rate;  // nothing: that of the settings, or 1 as a factor of relative steps
+  bool no_scale_parameter = false, json = false;
   std::uint64_t caller = 0;  // the process that started this one for the run's sake; 0: none
 };
 void bind_train(CLI::App& app, TrainOptions& options);

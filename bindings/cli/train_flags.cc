@@ -41,9 +41,16 @@ void bind_optimizer(Flags& flags, models::TrainSettings& s, TrainOptions& option
   flags.real("--clip", s.clip, "bound of the gradient's global norm; 0: none");
   optim::OptimizerSettings& optimizer = s.optimizer;
   flags.choice("--optimizer", optimizer.name, optim::optimizer_names(), "what updates the parameters");
-  flags.real("--beta1", optimizer.beta1, "of adamw, adam and lion (0.9)");
+  flags.real("--beta1", optimizer.beta1, "of adamw, adam and lion (0.9), and adafactor (0: no momentum)");
   flags.real("--beta2", optimizer.beta2, "of adamw and adam (0.95) and lion (0.99)");
-  flags.real("--epsilon", optimizer.epsilon, "of adamw and adam (1e-8)");
+  flags.real("--epsilon", optimizer.epsilon, "of adamw and adam (1e-8), and adafactor (1e-30)");
+  flags.real("--epsilon2", optimizer.epsilon2, "of adafactor: least root mean square of a parameter (1e-3)");
+  flags.real("--clip-threshold", optimizer.clip_threshold,
+             "of adafactor: bound of an update's root mean square (1)");
+  flags.toggle("--relative-step", optimizer.relative_step,
+               "of adafactor: --lr is a factor of min(0.01, 1 / sqrt(step))");
+  flags.toggle("--no-scale-parameter", options.no_scale_parameter,
+               "of adafactor: steps are not scaled by the parameter's root mean square");
   flags.real("--momentum", optimizer.momentum, "of sgd (0: none)");
   flags.choice("--state", options.state, optim::state_type_names(), "type of the optimizer's state");
   flags.choice("--master", options.master, {"f32", "none"},
@@ -55,7 +62,7 @@ void bind_steps(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.group("Steps");
   bind_shape(flags, s, options);
   flags.whole("--steps", s.steps, "steps of the whole run");
-  flags.real("--lr", s.learning_rate, "learning rate");
+  flags.real("--lr", options.learning_rate, "learning rate (3e-4; 1 with --relative-step)");
   flags.whole("--warmup", s.warmup, "steps over which the learning rate rises");
   flags.choice("--schedule", s.schedule, {"constant", "cosine", "linear"}, "of the learning rate after that");
   flags.real("--final-lr", s.final_learning_rate, "share of the learning rate that is left at the end");
@@ -144,6 +151,9 @@ void read_choices(const TrainOptions& options, models::TrainSettings& settings) 
   settings.dtype = *dtype_from_name(options.dtype);
   settings.optimizer.storage = {*optim::state_type_from_name(options.state), options.master == "f32",
                                 settings.seed};
+  settings.learning_rate = options.learning_rate.value_or(
+      settings.optimizer.relative_step ? 1.0 : models::TrainSettings().learning_rate);
+  if (options.no_scale_parameter) settings.optimizer.scale_parameter = false;
   if (settings.plan.recompute == "auto") settings.plan.recompute.reset();
 }
 

@@ -6,6 +6,8 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "engine/step/update_pipeline.h"
+#include "engine/store/whole_store.h"
 
 namespace sluice::engine {
 namespace {
@@ -32,10 +34,20 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
       layout_(profile.units),
       uses_(gradient_uses(profile)),
       format_(optimizer, profile.dtype),
-      chunk_elements_(choose_chunk(layout_, request)) {
+      chunk_elements_(choose_chunk(layout_, request)),
+      passes_(static_cast<std::size_t>(optimizer.rounds()) + 1),
+      whole_bytes_(WholeStore(layout_, optimizer).bytes()),
+      rounds_bytes_(UpdatePipeline::rounds_bytes(layout_, optimizer)) {
   if (profile.dtype == Dtype::kF32 && !optimizer.keeps_master())
     fail(ErrorCode::kInvalidArgument,
          "no masters are to be kept of parameters in f32, and each is its own; leave that out, or use bf16");
+  for (UnitId unit = 0; optimizer.rounds() > 0 && unit < layout_.units().size(); ++unit)
+    for (const ParameterSpec& parameter : layout_.units()[unit].parameters)
+      if (layout_.trainable(unit) && parameter.span_elements > 0)
+        fail(ErrorCode::kInvalidArgument,
+             "'{}' spans several units, and {} needs sums over all of it before any part is updated; use an "
+             "optimizer that works by elements, or give the parameter one unit",
+             parameter.name, optimizer.name());
 }
 
 std::size_t Placement::parameter_bytes(UnitId unit) const {
@@ -89,14 +101,14 @@ Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups) 
   if (clip_ && updated(unit)) {
     const std::size_t size = size_of(profile_.any_order ? Dtype::kF32 : profile_.dtype);
     const std::uint64_t bytes = layout_.unit_elements(unit) * size;
-    traffic.read += bytes;
+    traffic.read += passes_ * bytes;
     traffic.written += bytes;
   }
   return traffic;
 }
 
 Placement::Traffic Placement::state_traffic(UnitId unit) const {
-  return {state_bytes(unit), state_bytes(unit)};
+  return {passes_ * state_bytes(unit), state_bytes(unit)};
 }
 
 // What an access needs in frames: parameters, the gradient of use 0, those of further uses.
@@ -187,10 +199,20 @@ double Placement::compute_seconds(const std::vector<UnitPlan>& units, const Mach
   return static_cast<double>(profile_.micro_batches) * (flops / rates.flops + bytes / rates.memory_bandwidth);
 }
 
-// Reads gradient, master and state, writes master, state and, beside a master, the parameter.
+double Placement::whole_bytes_per_element() const {
+  std::size_t elements = 0;
+  for (ParameterId p = 0; p < layout_.parameters(); ++p)
+    if (layout_.trainable(layout_.place(p).unit)) elements += layout_.place(p).elements;
+  return elements == 0 ? 0 : static_cast<double>(whole_bytes_) / static_cast<double>(elements);
+}
+
+// Each round reads gradient and values. The application reads gradient, master and state, writes master,
+// state and, beside a master, the parameter.
 double Placement::optimizer_seconds(const MachineRates& rates) const {
   const std::size_t passes = format_.has_master() ? 2 : 3;  // of the parameters' type
-  const auto bytes = 2 * format_.element_bytes() + static_cast<double>(passes * size_of(profile_.dtype));
+  const std::size_t rounds = (passes_ - 1) * 2 * size_of(profile_.dtype);
+  const auto bytes =
+      2 * format_.element_bytes() + static_cast<double>(passes * size_of(profile_.dtype) + rounds);
   std::size_t elements = 0;
   for (ParameterId p = 0; p < layout_.parameters(); ++p)
     if (updated(layout_.place(p).unit)) elements += layout_.place(p).elements;
@@ -207,7 +229,7 @@ std::array<std::uint64_t, allocator::kPurposes> Placement::resident_bytes(
     if (units[unit].gradient_resident) bytes[index(Purpose::kGradient)] += gradient_bytes(unit);
     if (units[unit].state_resident) state += state_bytes(unit);
   }
-  bytes[index(Purpose::kOptimizerState)] = round_up(state, kHugePage);
+  bytes[index(Purpose::kOptimizerState)] = round_up(state, kHugePage) + round_up(whole_bytes_, kHugePage);
   return bytes;
 }
 

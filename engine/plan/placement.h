@@ -25,6 +25,8 @@ class Placement {
   const Layout& layout() const { return layout_; }
   const StateFormat& format() const { return format_; }
   std::size_t chunk_elements() const { return chunk_elements_; }
+  std::size_t rounds_bytes() const { return rounds_bytes_; }  // beside the slots of the staging memory
+  double whole_bytes_per_element() const;                     // of state that is not by elements, on average
 
   std::size_t parameter_bytes(UnitId unit) const;
   std::size_t gradient_bytes(UnitId unit) const;  // all uses
@@ -69,6 +71,8 @@ class Placement {
 
   StateFormat format_;
   std::size_t chunk_elements_;
+  std::size_t passes_;  // of an update over gradients and state
+  std::size_t whole_bytes_, rounds_bytes_;
 };
 
 }  // namespace sluice::engine

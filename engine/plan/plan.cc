@@ -208,7 +208,8 @@ class Planner {
     // Few enough mappings, whatever the size of the pool.
     plan.extent_bytes = kHugePage;
     plan.chunk_elements = placement_.chunk_elements();
-    plan.state_bytes_per_parameter = placement_.format().element_bytes();
+    plan.state_bytes_per_parameter =
+        placement_.format().element_bytes() + placement_.whole_bytes_per_element();
     const std::size_t scratch = placement_.needs_scratch() ? 1 : 0;
     plan.staging_slots = placement_.needs_staging(units) ? shape.slots : scratch;
     plan.activation_bytes = placement_.activation_bytes(units, shape.group);
@@ -225,8 +226,9 @@ class Planner {
     host[index(Purpose::kParameter)] += plan.extents * plan.extent_bytes;
     host[index(Purpose::kActivation)] = round_up(plan.activation_bytes, kHugePage);
     host[index(Purpose::kWorkspace)] = round_up(plan.workspace_bytes, kHugePage) + profile_.hidden_bytes;
-    host[index(Purpose::kStaging)] = round_up(
-        plan.staging_slots * UpdatePipeline::slot_bytes(plan.chunk_elements, placement_.format()), kHugePage);
+    const std::size_t slots =
+        plan.staging_slots * UpdatePipeline::slot_bytes(plan.chunk_elements, placement_.format());
+    host[index(Purpose::kStaging)] = round_up(slots + placement_.rounds_bytes(), kHugePage);
     host[index(Purpose::kBase)] = budget_.base;
     plan.bytes[index(Tier::kDisk)] = placement_.disk_bytes(plan.units);
     plan.peak_memory = std::accumulate(host.begin(), host.end(), std::uint64_t{0});

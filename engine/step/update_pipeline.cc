@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <utility>
 
 #include "core/bytes.h"
@@ -13,8 +14,9 @@ struct UpdatePipeline::Running {
   Update update;
   std::function<void()> on_applied;
   std::size_t chunks = 0;
+  int round = 0;  // those of the optimizer, and then the application
   std::size_t next_read = 0;
-  std::size_t applied = 0;
+  std::size_t worked = 0;  // chunks of this round
   std::size_t writes = 0;  // chunks whose write has not ended
   bool reported = false;
   bool streamed = false;  // through slots; else all its parts are in memory
@@ -22,10 +24,13 @@ struct UpdatePipeline::Running {
 };
 
 UpdatePipeline::UpdatePipeline(const Layout& layout, const optim::Optimizer& optimizer, StateStore& states,
-                               Threads& threads, offload::RecordStore* disk, Trace* trace)
+                               const WholeStore& wholes, Threads& threads, offload::RecordStore* disk,
+                               Trace* trace)
     : layout_(layout),
       optimizer_(optimizer),
       states_(states),
+      wholes_(wholes),
+      rounds_(optimizer.rounds()),
       threads_(threads),
       disk_(disk),
       trace_(trace) {}
@@ -42,9 +47,23 @@ std::size_t UpdatePipeline::slot_bytes(std::size_t chunk_elements, const StateFo
          round_up(chunk_elements * sizeof(float), offload::RecordStore::kBlock);
 }
 
+// Of the unit that needs most.
+std::size_t UpdatePipeline::rounds_bytes(const Layout& layout, const optim::Optimizer& optimizer) {
+  std::size_t most = 0;
+  for (const UnitSpec& unit : layout.units()) {
+    std::size_t values = 0;
+    for (const ParameterSpec& parameter : unit.parameters)
+      if (unit.trainable) values += optimizer.scratch(parameter.shape);
+    most = std::max(most, values * sizeof(double));
+  }
+  return most;
+}
+
 void UpdatePipeline::start(allocator::Ledger& ledger, std::size_t slots) {
   const std::size_t bytes = slot_bytes(states_.chunk_elements(), states_.format());
-  staging_ = allocator::Region(ledger, allocator::Purpose::kStaging, slots * bytes);
+  staging_ = allocator::Region(ledger, allocator::Purpose::kStaging,
+                               slots * bytes + rounds_bytes(layout_, optimizer_));
+  round_memory_ = reinterpret_cast<double*>(staging_.data() + slots * bytes);
   slots_.resize(slots);
   for (std::size_t i = 0; i < slots; ++i) slots_[i].data = staging_.data() + i * bytes;
 }
@@ -83,8 +102,8 @@ void UpdatePipeline::issue_reads() {
       if (error_) return;
       const auto free =
           std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return s.stage == Stage::kFree; });
-      const auto waiting = std::find_if(updates_.begin(), updates_.end(), [](const auto& u) {
-        return u->streamed && u->next_read < u->chunks;
+      const auto waiting = std::find_if(updates_.begin(), updates_.end(), [this](const auto& u) {
+        return u->streamed && u->next_read < u->chunks && may_run(*u);
       });
       if (free == slots_.end() || waiting == updates_.end()) return;
       Running& running = **waiting;
@@ -154,17 +173,18 @@ void UpdatePipeline::apply_ready_slot(std::size_t index) {
   const ConstArray gradient = update.gradient.data != nullptr
                                   ? update.gradient.at(slot.chunk * states_.chunk_elements())
                                   : ConstArray{gradient_part(slot), update.gradient_type};
-  apply_chunk(running, slot.chunk, state, gradient);
+  work_on_chunk(running, slot.chunk, state, gradient);
+  const bool writes = on_disk && running.round == rounds_;
   {
     const std::lock_guard lock(mutex_);
-    ++running.applied;
-    slot.stage = on_disk ? Stage::kWriting : Stage::kFree;
-    if (on_disk) {
+    slot.stage = writes ? Stage::kWriting : Stage::kFree;
+    if (writes) {
       ++running.writes;
       ++transfers_;
     }
   }
-  if (!on_disk) return issue_reads();
+  finish_chunk(running);
+  if (!writes) return issue_reads();
   const auto done = [this, index](std::exception_ptr error) { on_written(index, std::move(error)); };
   try {
     disk_->write(states_.record(update.unit), states_.chunk_offset(slot.chunk),
@@ -175,43 +195,116 @@ void UpdatePipeline::apply_ready_slot(std::size_t index) {
 }
 
 bool UpdatePipeline::apply_in_memory(Running& running) {
-  if (running.streamed || running.applied == running.chunks) return false;
-  for (; running.applied < running.chunks; ++running.applied)
-    apply_chunk(running, running.applied, states_.chunk_data(running.update.unit, running.applied),
-                running.update.gradient.at(running.applied * states_.chunk_elements()));
+  if (running.streamed || applied(running) || !may_run(running)) return false;
+  while (!applied(running)) {
+    work_on_chunk(running, running.worked, states_.chunk_data(running.update.unit, running.worked),
+                  running.update.gradient.at(running.worked * states_.chunk_elements()));
+    finish_chunk(running);
+  }
+  issue_reads();  // of those that waited for its rounds
   return true;
 }
 
-// Cuts the chunk at the borders of parameters and applies the optimizer to each part.
-void UpdatePipeline::apply_chunk(Running& running, std::size_t chunk, std::byte* state, ConstArray gradient) {
-  const auto start = Trace::Clock::now();
+bool UpdatePipeline::applied(const Running& running) const {
+  return running.round == rounds_ && running.worked == running.chunks;
+}
+
+bool UpdatePipeline::may_run(const Running& running) const {
+  if (rounds_ == 0) return true;
+  const auto first =
+      std::find_if(updates_.begin(), updates_.end(), [this](const auto& u) { return !applied(*u); });
+  return first != updates_.end() && first->get() == &running;
+}
+
+// Elements may be updated in any order; statistics have one.
+bool UpdatePipeline::workable(const Slot& slot) const {
+  return slot.stage == Stage::kReady && (rounds_ == 0 || slot.chunk == slot.update->worked);
+}
+
+void UpdatePipeline::finish_chunk(Running& running) {
+  const bool last = running.worked + 1 == running.chunks && running.round < rounds_;
+  if (last) combine(running);
+  const std::lock_guard lock(mutex_);
+  ++running.worked;
+  if (!last) return;
+  ++running.round;
+  running.worked = running.next_read = 0;
+}
+
+void UpdatePipeline::combine(const Running& running) const {
   const Update& update = running.update;
+  const std::vector<optim::Whole> wholes = wholes_of(update.unit);
+  for (std::size_t i = 0; i < wholes.size(); ++i)
+    if (update.parameter_updates[i].step > 0)
+      optimizer_.combine(
+          running.round,
+          hyperparameters_of(update, layout_.first_parameter(update.unit) + static_cast<ParameterId>(i)),
+          wholes[i]);
+}
+
+std::vector<optim::Whole> UpdatePipeline::wholes_of(UnitId unit) const {
+  std::vector<optim::Whole> wholes;
+  double* scratch = round_memory_;
+  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
+    const std::vector<std::size_t>& shape = layout_.spec(p).shape;
+    wholes.push_back({shape, wholes_.data(p), scratch});
+    scratch += optimizer_.scratch(shape);
+  }
+  return wholes;
+}
+
+optim::Hyperparameters UpdatePipeline::hyperparameters_of(const Update& update, ParameterId parameter) const {
+  const ParameterUpdate& own = update.parameter_updates[parameter - layout_.first_parameter(update.unit)];
+  optim::Hyperparameters hyperparameters = update.groups[layout_.spec(parameter).group];
+  hyperparameters.step = own.step;
+  hyperparameters.gradient_factor *= own.gradient_factor;
+  return hyperparameters;
+}
+
+// The part of a parameter that lies in a chunk; it may be empty.
+optim::Span UpdatePipeline::span_of(const Update& update, ParameterId parameter, std::size_t chunk,
+                                    std::byte* state, ConstArray gradient) const {
   const StateFormat& format = states_.format();
   const std::size_t begin = chunk * states_.chunk_elements();
   const std::size_t elements = states_.chunk_size(update.unit, chunk);
-  for (ParameterId p = layout_.first_parameter(update.unit); p < layout_.end_parameter(update.unit); ++p) {
-    const Layout::Place& place = layout_.place(p);
-    const std::size_t from = std::max(begin, place.offset);
-    const std::size_t to = std::min(begin + elements, place.offset + place.elements);
-    const ParameterUpdate& own = update.parameter_updates[p - layout_.first_parameter(update.unit)];
-    if (from >= to || own.step == 0) continue;
-    const auto part = [&](std::size_t index) { return format.part(state, elements, index, from - begin); };
-    optim::Span span;
-    span.count = to - from;
-    span.first_index = layout_.spec(p).span_first + from - place.offset;
-    span.parameter_index = layout_.logical_index(p);
-    const Array values = update.parameters.at(from);
-    if (values.type != Dtype::kF32) span.parameter = values;
-    if (format.has_master())
-      span.master = part(0).values.f32();
-    else if (values.type == Dtype::kF32)
-      span.master = values.f32();
-    span.gradient = gradient.at(from - begin);
-    for (std::size_t a = format.masters(); a < format.arrays(); ++a) span.state.push_back(part(a));
-    optim::Hyperparameters hyperparameters = update.groups[layout_.spec(p).group];
-    hyperparameters.step = own.step;
-    hyperparameters.gradient_factor *= own.gradient_factor;
-    optimizer_.apply(threads_, hyperparameters, span);
+  const Layout::Place& place = layout_.place(parameter);
+  const std::size_t from = std::max(begin, place.offset);
+  const std::size_t to = std::min(begin + elements, place.offset + place.elements);
+  optim::Span span;
+  if (from >= to) return span;
+  const auto part = [&](std::size_t index) { return format.part(state, elements, index, from - begin); };
+  span.count = to - from;
+  span.first_index = layout_.spec(parameter).span_first + from - place.offset;
+  span.parameter_index = layout_.logical_index(parameter);
+  const Array values = update.parameters.at(from);
+  if (values.type != Dtype::kF32) span.parameter = values;
+  if (format.has_master())
+    span.master = part(0).values.f32();
+  else if (values.type == Dtype::kF32)
+    span.master = values.f32();
+  span.gradient = gradient.at(from - begin);
+  for (std::size_t a = format.masters(); a < format.arrays(); ++a) span.state.push_back(part(a));
+  return span;
+}
+
+// Cuts the chunk at the borders of parameters and gives the optimizer each part.
+void UpdatePipeline::work_on_chunk(Running& running, std::size_t chunk, std::byte* state,
+                                   ConstArray gradient) {
+  const auto start = Trace::Clock::now();
+  const Update& update = running.update;
+  const std::vector<optim::Whole> wholes = wholes_of(update.unit);
+  if (rounds_ > 0 && running.round == 0 && chunk == 0)
+    std::memset(round_memory_, 0, rounds_bytes(layout_, optimizer_));
+  for (std::size_t i = 0; i < wholes.size(); ++i) {
+    const ParameterId p = layout_.first_parameter(update.unit) + static_cast<ParameterId>(i);
+    if (update.parameter_updates[i].step == 0) continue;
+    optim::Span span = span_of(update, p, chunk, state, gradient);
+    if (span.count == 0) continue;
+    span.whole = wholes[i];
+    if (running.round < rounds_)
+      optimizer_.statistics(threads_, running.round, hyperparameters_of(update, p), span);
+    else
+      optimizer_.apply(threads_, hyperparameters_of(update, p), span);
   }
   const auto end = Trace::Clock::now();
   seconds_ += std::chrono::duration<double>(end - start).count();
@@ -220,7 +313,7 @@ void UpdatePipeline::apply_chunk(Running& running, std::size_t chunk, std::byte*
 
 void UpdatePipeline::finish_applied() {
   for (auto& running : updates_) {
-    if (running->reported || running->applied < running->chunks) continue;
+    if (running->reported || !applied(*running)) continue;
     running->reported = true;
     running->on_applied();
   }
@@ -237,9 +330,8 @@ bool UpdatePipeline::pump() {
     {
       const std::lock_guard lock(mutex_);
       if (error_) std::rethrow_exception(error_);
-      // Any order: an update of elements does not depend on it.
-      const auto ready = std::find_if(slots_.begin(), slots_.end(),
-                                      [](const Slot& slot) { return slot.stage == Stage::kReady; });
+      const auto ready =
+          std::find_if(slots_.begin(), slots_.end(), [this](const Slot& slot) { return workable(slot); });
       index = static_cast<std::size_t>(ready - slots_.begin());
     }
     if (index == slots_.size()) break;
@@ -261,8 +353,7 @@ void UpdatePipeline::wait() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] {
     return error_ || transfers_ == 0 ||
-           std::any_of(slots_.begin(), slots_.end(),
-                       [](const Slot& s) { return s.stage == Stage::kReady; }) ||
+           std::any_of(slots_.begin(), slots_.end(), [this](const Slot& slot) { return workable(slot); }) ||
            std::any_of(updates_.begin(), updates_.end(), [](const auto& u) { return u->done(); });
   });
   if (error_) std::rethrow_exception(error_);

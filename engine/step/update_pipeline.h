@@ -13,6 +13,7 @@
 #include "core/trace.h"
 #include "engine/layout.h"
 #include "engine/store/state_store.h"
+#include "engine/store/whole_store.h"
 #include "offload/records.h"
 #include "optim/optimizer.h"
 
@@ -36,17 +37,21 @@ struct Update {
 
 // Streams updates in chunks through a fixed pool of staging slots: while chunk k is updated, k + 1 is read
 // and k - 1 is written. Transfers chain on the I/O threads; the arithmetic runs in pump(), on the caller's.
-// Thread rule: the public functions from one thread.
+// Where the optimizer has rounds, an update reads all its chunks once for each before, in ascending order,
+// and the updates follow one another: what the rounds hand on is there once. Thread rule: the public
+// functions from one thread.
 class UpdatePipeline {
  public:
   UpdatePipeline(const Layout& layout, const optim::Optimizer& optimizer, StateStore& states,
-                 Threads& threads, offload::RecordStore* disk, Trace* trace);
+                 const WholeStore& wholes, Threads& threads, offload::RecordStore* disk, Trace* trace);
   ~UpdatePipeline();  // waits for transfers
   UpdatePipeline(const UpdatePipeline&) = delete;
   UpdatePipeline& operator=(const UpdatePipeline&) = delete;
 
   static std::size_t slot_bytes(std::size_t chunk_elements, const StateFormat& format);
-  void start(allocator::Ledger& ledger, std::size_t slots);  // takes the staging memory
+  static std::size_t rounds_bytes(const Layout& layout, const optim::Optimizer& optimizer);
+  void start(allocator::Ledger& ledger,
+             std::size_t slots);  // takes the staging memory: slots, and for rounds
 
   // on_applied: called once from pump(), when parameters and gradient are no longer needed by the update.
   // REQUIRES: no update of that unit is under way.
@@ -85,17 +90,29 @@ class UpdatePipeline {
   void on_written(std::size_t slot_index, std::exception_ptr error);
   void apply_ready_slot(std::size_t slot_index);
   bool apply_in_memory(Running& update);
-  void apply_chunk(Running& update, std::size_t chunk, std::byte* state, ConstArray gradient);
+  void work_on_chunk(Running& update, std::size_t chunk, std::byte* state, ConstArray gradient);
+  optim::Span span_of(const Update& update, ParameterId parameter, std::size_t chunk, std::byte* state,
+                      ConstArray gradient) const;
+  optim::Hyperparameters hyperparameters_of(const Update& update, ParameterId parameter) const;
+  std::vector<optim::Whole> wholes_of(UnitId unit) const;
+  void finish_chunk(Running& update);
+  void combine(const Running& update) const;
+  bool applied(const Running& update) const;
+  bool may_run(const Running& update) const;
+  bool workable(const Slot& slot) const;
   void finish_applied();
   std::byte* gradient_part(const Slot& slot) const;
 
   const Layout& layout_;
   const optim::Optimizer& optimizer_;
   StateStore& states_;
+  const WholeStore& wholes_;
+  const int rounds_;
   Threads& threads_;
   offload::RecordStore* disk_;
   Trace* trace_;
   allocator::Region staging_;
+  double* round_memory_ = nullptr;
   double seconds_ = 0;
 
   // Shared with the I/O threads.

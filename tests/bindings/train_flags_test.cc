@@ -121,6 +121,18 @@ TEST(TrainFlagsTest, AnOptimizerIsNamedWithItsSettings) {
   const models::TrainSettings codes = settings_of({"--model", "tiny", "--data", "a", "--state", "8bit"});
   EXPECT_EQ(models::make_training_optimizer(codes.optimizer)->settings().at("state"), "8bit");
   EXPECT_THAT(error_of({"--model", "tiny", "--data", "a", "--state", "4bit"}), HasSubstr("8bit"));
+  const models::TrainSettings adafactor =
+      settings_of({"--model", "tiny", "--data", "a", "--optimizer", "adafactor", "--relative-step",
+                   "--epsilon2", "0.5", "--no-scale-parameter"});
+  EXPECT_EQ(models::make_training_optimizer(adafactor.optimizer)->settings(),
+            (Json{{"beta1", 0.0},
+                  {"clip_threshold", 1.0},
+                  {"epsilon", 1e-30},
+                  {"epsilon2", 0.5},
+                  {"relative_step", true},
+                  {"scale_parameter", false}}));
+  EXPECT_EQ(adafactor.learning_rate, 1);
+  EXPECT_EQ(plain.learning_rate, 3e-4);
   EXPECT_THAT(error_of({"--model", "tiny", "--data", "a", "--optimizer", "lyon"}), HasSubstr("lion"));
 }
 

@@ -151,13 +151,17 @@ TEST_F(TrainingTest, EverythingOnDiskHasTheSameBits) {
   }
 }
 
-class StoredState : public TrainingTest, public testing::WithParamInterface<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Types, StoredState, testing::Values("bf16", "8bit"),
-                         [](const auto& test) { return std::string(test.param); });
+using Kind = std::pair<const char*, std::vector<std::string>>;
+class StoredState : public TrainingTest, public testing::WithParamInterface<Kind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, StoredState,
+                         testing::Values(Kind("bf16", {"--state", "bf16", "--optimizer", "lion"}),
+                                         Kind("8bit", {"--state", "8bit", "--optimizer", "lion"}),
+                                         Kind("adafactor", {"--optimizer", "adafactor"})),
+                         [](const auto& test) { return std::string(test.param.first); });
 
 TEST_P(StoredState, WithoutMastersARunOnDiskThatWasStoppedHasTheSameBits) {
-  const std::vector<std::string> kinds = {"--dtype", "bf16",     "--master",    "none",
-                                          "--state", GetParam(), "--optimizer", "lion"};
+  std::vector<std::string> kinds = {"--dtype", "bf16", "--master", "none"};
+  kinds.insert(kinds.end(), GetParam().second.begin(), GetParam().second.end());
   std::vector<std::string> disk = kinds;
   for (const char* word : {"--place-parameters", "disk", "--place-state", "disk", "--disk"})
     disk.emplace_back(word);

@@ -96,7 +96,9 @@ const optim::OptimizerSettings kOptimizers[] = {{.name = "adam"},
                                                 {.name = "lion", .storage = {Dtype::kBf16}},
                                                 {.name = "adamw", .storage = {Dtype::kU8}},
                                                 {.name = "lion", .storage = {Dtype::kU8}},
-                                                {.name = "sgd", .momentum = 0.9, .storage = {Dtype::kU8}}};
+                                                {.name = "sgd", .momentum = 0.9, .storage = {Dtype::kU8}},
+                                                {.name = "adafactor"},
+                                                {.name = "adafactor", .beta1 = 0.9, .storage = {Dtype::kU8}}};
 
 // Of the optimizer's state on disk.
 std::uint64_t kept_bytes(const Plan& plan) {
@@ -162,18 +164,20 @@ TEST_P(Twins, EveryOptimizerHasTheSameBitsEverywhere) {
   const auto [clip, dtype] = GetParam();
   for (const optim::OptimizerSettings& optimizer : kOptimizers) {
     SCOPED_TRACE(optimizer.name);
-    const auto run = [&, clip = clip, dtype = dtype](const char* place, const char* state,
-                                                     std::size_t group) {
+    const auto run = [&, clip = clip, dtype = dtype](const char* place, const char* state, std::size_t group,
+                                                     std::size_t chunk = kChunkGrain) {
       Options setup = with(clip, dtype, place, place, state);
       setup.optimizer = optimizer;
       setup.blocks = 1;
       setup.request.group = group;
+      setup.request.chunk_elements = chunk;
       return train(setup, 3);
     };
     const Trained memory = run("memory", "memory", 3);
     EXPECT_EQ(memory.outcome.first_state.empty(), optim::make_optimizer(optimizer)->state().empty());
+    EXPECT_EQ(memory.outcome.wholes.empty(), optim::make_optimizer(optimizer)->rounds() == 0);
     expect_same(memory, run("disk", "disk", 1));
-    expect_same(memory, run("disk", "memory", 3));
+    expect_same(memory, run("disk", "memory", 3, 2 * kChunkGrain));
     const Trained state = run("memory", "disk", 3);
     expect_same(memory, state);
     EXPECT_EQ(state.traffic.bytes_written > 0, kept_bytes(state.plan) > 0);
@@ -185,7 +189,8 @@ TEST(TwinsWithoutMasters, PlacementNeverChangesBits) {
     for (const optim::OptimizerSettings& optimizer :
          {optim::OptimizerSettings{.name = "adamw", .storage = {Dtype::kBf16, false, 3}},
           optim::OptimizerSettings{.name = "sgd", .storage = {Dtype::kF32, false, 3}},
-          optim::OptimizerSettings{.name = "adamw", .storage = {Dtype::kU8, false, 3}}}) {
+          optim::OptimizerSettings{.name = "adamw", .storage = {Dtype::kU8, false, 3}},
+          optim::OptimizerSettings{.name = "adafactor", .storage = {Dtype::kF32, false, 3}}}) {
       const auto run = [&](const char* place, const char* state, std::size_t group) {
         Options setup = with(clip, Dtype::kBf16, place, place, state);
         setup.optimizer = optimizer;

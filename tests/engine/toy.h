@@ -63,6 +63,7 @@ struct Outcome {
   std::vector<double> losses;  // of each step
   std::vector<double> norms;
   std::vector<std::vector<float>> values, masters, first_state, second_state;  // by parameter
+  std::vector<std::vector<float>> wholes;                                      // as they come
   bool operator==(const Outcome&) const = default;
 };
 
@@ -151,6 +152,9 @@ inline UnitSink collect(Outcome& outcome) {
     optim::decode(count, array == 0 ? optim::CodeMap::kSigned : optim::CodeMap::kUnsigned,
                   static_cast<const std::uint8_t*>(codes.data), scales, wide.data());
     return wide;
+  };
+  sink.whole = [&outcome](ParameterId, std::size_t, std::span<const float> values) {
+    outcome.wholes.emplace_back(values.begin(), values.end());
   };
   sink.state = [&outcome, append, widened, decoded](ParameterId p, std::size_t array, std::size_t first,
                                                     std::size_t count, ConstArray values,

@@ -352,7 +352,7 @@ TEST(MakeOptimizer, RefusesWhatAnOptimizerDoesNotHave) {
   refused({.name = "lion", .storage = {Dtype::kF16}}, {"lion", "f16", "f32, bf16, 8bit"});
   refused({.name = "sgd", .storage = {Dtype::kU8}}, {"sgd", "8bit", "momentum"});
   refused({.name = "sgd", .storage = {Dtype::kBf16}}, {"sgd", "bf16", "momentum"});
-  refused({.name = "adamax"}, {"'adamax'", "adamw, adam, lion, sgd"});
+  refused({.name = "adamax"}, {"'adamax'", "adamw, adam, lion, sgd, adafactor"});
   refused({.name = "adamw", .momentum = 0.9}, {"momentum", "adamw"});
   refused({.name = "adam", .nesterov = true}, {"nesterov", "adam"});
   refused({.name = "lion", .epsilon = 1e-8}, {"epsilon", "lion"});

@@ -5,12 +5,14 @@ import pathlib
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from transformers.optimization import Adafactor
 
 from sluice_package import sluice
 
 UNITS = [
     sluice.Unit("a", [sluice.Parameter("a.weight", (40, 100)), sluice.Parameter("a.bias", (100,), 1)]),
-    sluice.Unit("b", [sluice.Parameter("b.weight", (3000,))]),
+    sluice.Unit("b", [sluice.Parameter("b.weight", (3000,)), sluice.Parameter("b.kernel", (3, 20, 70))]),
 ]
 PARAMETERS = [parameter for unit in UNITS for parameter in unit.parameters]
 DECAY = (0.1, 0.0)  # of the two groups
@@ -98,6 +100,18 @@ CASES = {
         lambda d: sluice.SGD(lr=1e-2, momentum=0.9, nesterov=True, weight_decay=d),
         lambda g: torch.optim.SGD(g, lr=1e-2, momentum=0.9, nesterov=True),
     ),
+    "adafactor": (
+        lambda d: sluice.Adafactor(lr=1e-2, weight_decay=d),
+        lambda g: Adafactor(g, lr=1e-2, relative_step=False),
+    ),
+    "adafactor_relative": (
+        lambda d: sluice.Adafactor(lr=1.0, relative_step=True, clip_threshold=0.5, weight_decay=d),
+        lambda g: Adafactor(g, clip_threshold=0.5),
+    ),
+    "adafactor_momentum": (
+        lambda d: sluice.Adafactor(lr=1e-3, beta1=0.9, scale_parameter=False, weight_decay=d),
+        lambda g: Adafactor(g, lr=1e-3, beta1=0.9, relative_step=False, scale_parameter=False),
+    ),
 }
 
 
@@ -118,9 +132,9 @@ def test_agrees_with_its_reference_for_100_steps(tmp_path, case):
 @pytest.mark.parametrize("dtype, master", [("f32", "f32"), ("bf16", "f32"), ("bf16", "none")])
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_bits_wherever_they_lie_and_after_a_checkpoint(tmp_path, case, dtype, master, state):
-    if case == "sgd" and state != "f32":
-        with pytest.raises(sluice.InvalidArgumentError, match=f"state is to be {state}, and without momentum it has none"):
-            make_engine(tmp_path, [sluice.SGD()] * 2, dtype=dtype, master=master, state=state)
+    if case in ("sgd", "adafactor", "adafactor_relative") and state != "f32":
+        with pytest.raises(sluice.InvalidArgumentError, match=f"state is to be {state}, and without momentum it has"):
+            make_engine(tmp_path, [CASES[case][0](0.0)] * 2, dtype=dtype, master=master, state=state)
         return
     kinds = {"dtype": dtype, "master": master, "state": state, "seed": 3}
     groups = [CASES[case][0](decay) for decay in DECAY]
@@ -222,6 +236,42 @@ def test_another_optimizers_checkpoint_is_refused_by_name(tmp_path, made, asked,
         train(engine, 1)
 
 
+def test_adafactor_keeps_sums_of_rows_and_columns_in_memory_and_in_checkpoints(tmp_path):
+    with make_engine(tmp_path, [sluice.Adafactor()] * 2) as engine:
+        set_start(engine)
+        train(engine, 2)
+        saved = pathlib.Path(engine.save(tmp_path / "out"))
+        assert engine.state_arrays() == ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq")
+        found = {}
+        for unit in UNITS:
+            engine.get_state(unit.name, lambda p, array, first, values: found.update({(p, array): np.array(values)}))
+    sizes = {key: values.size for key, values in found.items()}
+    assert sizes == {
+        ("a.weight", "exp_avg_sq_row"): 40,
+        ("a.weight", "exp_avg_sq_col"): 100,
+        ("a.bias", "exp_avg_sq"): 100,
+        ("b.weight", "exp_avg_sq"): 3000,
+        ("b.kernel", "exp_avg_sq_row"): 60,
+        ("b.kernel", "exp_avg_sq_col"): 210,
+    }
+    for name in {name for _, name in found}:
+        with safe_open(saved / f"optimizer.{name}.safetensors", "np") as file:
+            for p, array in found:
+                if array == name:
+                    assert np.array_equal(file.get_tensor(p).reshape(-1), found[p, array])
+    with make_engine(tmp_path, [sluice.Adafactor()] * 2) as engine:
+        engine.load(saved)
+        again = {}
+        for unit in UNITS:
+            engine.set_state(unit.name, lambda p, array, first, values: values.__setitem__(slice(None), found[p, array]))
+            engine.get_state(unit.name, lambda p, array, first, values: again.update({(p, array): np.array(values)}))
+    assert same(found, again)
+    large = [sluice.Unit("u", [sluice.Parameter("p", (3000, 2000))])]
+    plan = sluice.plan(large, sluice.Options(memory="4GiB", optimizer=sluice.Adafactor()))
+    assert plan["state_bytes_per_parameter"] == 4 * 5000 / 6_000_000
+    assert plan["bytes"]["host"]["optimizer state"] == 2 << 20  # of one huge page
+
+
 def test_settings_that_cannot_be(tmp_path):
     for make, wrong in (
         (sluice.SGD, {"momentum": 1.0}),
@@ -230,6 +280,9 @@ def test_settings_that_cannot_be(tmp_path):
         (sluice.Lion, {"betas": (0.9, 1.0)}),
         (sluice.Adam, {"eps": 0.0}),
         (sluice.Adam, {"weight_decay": float("inf")}),
+        (sluice.Adafactor, {"beta1": 1.0}),
+        (sluice.Adafactor, {"eps": (0.0, 1e-3)}),
+        (sluice.Adafactor, {"clip_threshold": 0.0}),
     ):
         with pytest.raises(sluice.InvalidArgumentError, match=next(iter(wrong))):
             make(**wrong)

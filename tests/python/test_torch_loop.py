@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers.optimization import Adafactor
 from wrapped_models import (
     language_loss,
     plain_optimizer,
@@ -174,6 +175,10 @@ def test_the_whole_is_within_its_budget():
             lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True),
         ),
         (sluice.Lion(lr=1e-4), None),
+        (
+            sluice.Adafactor(lr=1e-2, weight_decay=0.01),
+            lambda p: Adafactor(p, lr=1e-2, weight_decay=0.01, relative_step=False),
+        ),
     ],
 )
 def test_other_optimizers(settings, plain):

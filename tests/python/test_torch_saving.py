@@ -166,7 +166,18 @@ def run_on(model, optimizer):
 
 
 @pytest.mark.parametrize("place", ["memory", "disk"])
-@pytest.mark.parametrize("options", [{}, {"state": "bf16"}, {"optimizer": sluice.Lion(lr=1e-4)}, {"bf16": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"state": "bf16"},
+        {"state": "8bit"},
+        {"optimizer": sluice.Lion(lr=1e-4)},
+        {"optimizer": sluice.Adafactor()},
+        {"optimizer": sluice.Adafactor(beta1=0.9), "state": "bf16"},
+        {"bf16": True},
+    ],
+)
 def test_a_run_goes_on_from_both_state_dicts_with_the_same_bits(place, options, tmp_path):
     def made(seed):
         kind = torch.bfloat16 if options.get("bf16") else torch.float32

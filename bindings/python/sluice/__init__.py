@@ -28,13 +28,14 @@ from .errors import (
     SystemIOError,
 )
 from .model import SPAN_GRAIN, Counters, Folder, LedgerLine, Options, Parameter, StepResult, Unit
-from .optimizers import SGD, Adam, AdamW, Lion, Optimizer
+from .optimizers import SGD, Adafactor, Adam, AdamW, Lion, Optimizer
 from .training import TrainResult, train
 
 __version__ = "0.1.0"
 
 __all__ = [
     "SGD",
+    "Adafactor",
     "Adam",
     "AdamW",
     "BudgetError",

@@ -59,6 +59,10 @@ class EngineOptions(ctypes.Structure):
         ("no_master", c_uint32),
         ("seed", c_uint64),
         ("update_in_backward", c_uint32),
+        ("epsilon2", c_double),
+        ("clip_threshold", c_double),
+        ("relative_step", c_uint32),
+        ("no_scale_parameter", c_uint32),
     ]
 
 

@@ -41,7 +41,7 @@ def groups_of(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
     groups = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     if not groups or not all(type(group) is not Optimizer and isinstance(group, Optimizer) for group in groups):
         raise InvalidArgumentError(
-            f"the optimizer is {optimizer!r}; AdamW, Adam, Lion or SGD is needed, or one for each group"
+            f"the optimizer is {optimizer!r}; AdamW, Adam, Lion, SGD or Adafactor is needed, or one for each group"
         )
     for group in groups:
         if not group.same_but_for_a_step(groups[0]):
@@ -98,12 +98,18 @@ def _places(place: str | Mapping[str, str] | None) -> dict[str, bytes]:
 
 def _fixed(optimizer: Optimizer) -> dict[str, Any]:
     fixed = optimizer.fixed
-    betas = fixed.get("betas", (0.0, 0.0))
+    betas = fixed.get("betas", (fixed.get("beta1", 0.0), 0.0))
+    eps = fixed.get("eps", 0.0)
+    epsilon, epsilon2 = eps if isinstance(eps, tuple) else (eps, 0.0)
     return {
         "optimizer": text(optimizer.name, "the optimizer's name"),
         "beta1": betas[0],
         "beta2": betas[1],
-        "epsilon": fixed.get("eps", 0.0),
+        "epsilon": epsilon,
+        "epsilon2": epsilon2,
+        "clip_threshold": fixed.get("clip_threshold", 0.0),
+        "relative_step": 1 if fixed.get("relative_step") else 0,
+        "no_scale_parameter": 0 if fixed.get("scale_parameter", True) else 1,
         "momentum": fixed.get("momentum", 0.0),
         "nesterov": 1 if fixed.get("nesterov") else 0,
     }

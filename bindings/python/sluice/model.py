@@ -117,7 +117,8 @@ class Options:
     memory: the budget of the whole process, what the caller itself needs (`reserved`) included.
     disk: a folder, or several that are striped, for what does not fit in memory.
     reserved: what the caller will take beyond what the process holds now: activations, workspace, gradients.
-    optimizer: the settings of all parameters, or a list of one for each group: AdamW, Adam, Lion or SGD.
+    optimizer: the settings of all parameters, or a list of one for each group: AdamW, Adam, Lion,
+        SGD or Adafactor.
     dtype: of parameters, "f32" or "bf16"; with bf16 the optimizer keeps an f32 master of each.
     state: of the optimizer's arrays, "f32", "bf16" or "8bit".
     master: "none" with dtype "bf16": no masters are kept, and updates are rounded stochastically, by `seed`.

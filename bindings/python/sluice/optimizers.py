@@ -15,6 +15,7 @@ class Optimizer:
     is fixed when an engine is made."""
 
     name: ClassVar[str]
+    always_f32: ClassVar[tuple[str, ...]] = ()  # arrays of state that have no other type
 
     @property
     def fixed(self) -> dict[str, Any]:
@@ -27,6 +28,10 @@ class Optimizer:
         """`lr` and `weight_decay`."""
         given: Any = self
         return given.lr, given.weight_decay
+
+    def shape_of_state(self, array: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Of one of Engine.state_arrays() for a parameter of this shape; None: the parameter has no such array."""
+        return shape
 
     def same_but_for_a_step(self, other: Optimizer) -> bool:
         """Whether no more than `lr` and `weight_decay` differ."""
@@ -98,3 +103,39 @@ class SGD(Optimizer):
             raise InvalidArgumentError(f"momentum is {self.momentum}; a number of at least 0 and below 1 is needed")
         if self.nesterov and self.momentum == 0:
             raise InvalidArgumentError("nesterov is asked for without momentum; give a momentum above 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Adafactor(Optimizer):
+    """Adafactor (Shazeer, Stern 2018) as transformers writes it, with beta2 = 1 - t^-0.8: of matrices the second moment
+    is kept by rows and columns. `lr` is the learning rate, with `scale_parameter` as a share of the parameter's root
+    mean square; with `relative_step` a factor of min(0.01, 1 / sqrt(t)). `beta1` above 0 adds momentum: an array of
+    state."""
+
+    name: ClassVar[str] = "adafactor"
+    always_f32: ClassVar[tuple[str, ...]] = ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq")
+    lr: float = 1e-3
+    beta1: float = 0.0
+    eps: tuple[float, float] = (1e-30, 1e-3)
+    clip_threshold: float = 1.0
+    weight_decay: float = 0.0
+    relative_step: bool = False
+    scale_parameter: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.beta1 < 1:
+            raise InvalidArgumentError(f"beta1 is {self.beta1}; a number of at least 0 and below 1 is needed")
+        if len(self.eps) != 2 or not all(0 < eps < math.inf for eps in self.eps):
+            raise InvalidArgumentError(f"eps is {self.eps}; two numbers above 0 are needed")
+        if not 0 < self.clip_threshold < math.inf:
+            raise InvalidArgumentError(f"clip_threshold is {self.clip_threshold}; a number above 0 is needed")
+
+    def shape_of_state(self, array: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Sums of rows and columns of matrices, elements of vectors."""
+        matrix = len(shape) >= 2
+        if array == "exp_avg_sq_row":
+            return shape[:-1] if matrix else None
+        if array == "exp_avg_sq_col":
+            return (*shape[:-2], shape[-1]) if matrix else None
+        return None if array == "exp_avg_sq" and matrix else shape

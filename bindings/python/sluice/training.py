@@ -65,6 +65,10 @@ def train(
     epsilon: float | None = None,
     momentum: float | None = None,
     nesterov: bool = False,
+    epsilon2: float | None = None,
+    clip_threshold: float | None = None,
+    relative_step: bool = False,
+    no_scale_parameter: bool = False,
     state: str | None = None,
     master: str | None = None,
     memory: Size | None = None,
@@ -122,7 +126,7 @@ def _words(given: Mapping[str, Any]) -> Iterator[str]:
     """The program's words for what was given."""
     for name, value in given.items():
         flag = f"--{name.replace('_', '-')}"
-        if name in ("resume", "nesterov"):
+        if name in ("resume", "nesterov", "relative_step", "no_scale_parameter"):
             if not isinstance(value, bool):
                 raise InvalidArgumentError(f"{name} is {value!r}; it may be True or False")
             if value:

@@ -54,7 +54,7 @@ class UpdatePipelineTest : public testing::Test {
     disk_->allocate();
     parameters_ = allocator::Region(ledger_, allocator::Purpose::kParameter, kElements * sizeof(float));
     gradient_ = allocator::Region(ledger_, allocator::Purpose::kGradient, kElements * sizeof(float));
-    pipeline_.emplace(layout_, *optimizer_, *states_, threads_, &*disk_, nullptr);
+    pipeline_.emplace(layout_, *optimizer_, *states_, wholes_, threads_, &*disk_, nullptr);
     pipeline_->start(ledger_, 2);
     write_zero_state();
   }
@@ -88,6 +88,7 @@ class UpdatePipelineTest : public testing::Test {
   HoldingFile* file_ = nullptr;
   std::optional<offload::RecordStore> disk_;
   std::optional<StateStore> states_;
+  WholeStore wholes_{layout_, *optimizer_};
   allocator::Region parameters_, gradient_;
   std::optional<UpdatePipeline> pipeline_;
 };

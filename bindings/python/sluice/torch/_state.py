@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ import torch
 
 from ..errors import BudgetError, InvalidArgumentError
 from ..model import Folder
+from ..optimizers import Optimizer as Settings
 from ._homes import Home, Span
 
 if TYPE_CHECKING:
@@ -27,23 +29,24 @@ def read(session: Session) -> dict[int, dict[str, torch.Tensor]]:
     arrays = engine.state_arrays()
     updated = [home for home in session.homes if home.trainable and engine.updates(home.spans[0].key) > 0]
     type_of = {name: _type_of(session, name) for name in arrays}
-    needed = sum(home.memory.numel() * type_of[name].itemsize for home in updated for name in arrays)
+    shapes = {home.index: _shapes(session, home, arrays) for home in updated}
+    needed = sum(math.prod(s) * type_of[name].itemsize for own in shapes.values() for name, s in own.items())
     if session.options.disk is None:
         _require_memory(session, needed)
     else:
         folder = _folder_with_room(session, needed)
     files: dict[int, list[mmap.mmap]] = {}  # by unit
 
-    def make(home: Home, dtype: torch.dtype) -> torch.Tensor:
+    def make(home: Home, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if session.options.disk is None:
-            return torch.empty(tuple(home.memory.shape), dtype=dtype)
-        memory = _file_without_name(folder, home.memory.numel() * dtype.itemsize)
+            return torch.empty(shape, dtype=dtype)
+        memory = _file_without_name(folder, math.prod(shape) * dtype.itemsize)
         files.setdefault(home.units[-1], []).append(memory)
-        return torch.frombuffer(memory, dtype=dtype).view(tuple(home.memory.shape))
+        return torch.frombuffer(memory, dtype=dtype).view(shape)
 
     state = {
         home.index: {_STEP: torch.tensor(float(engine.updates(home.spans[0].key)))}
-        | {name: make(home, type_of[name]) for name in arrays}
+        | {name: make(home, shape, type_of[name]) for name, shape in shapes[home.index].items()}
         for home in updated
     }
     places = {span.key: (home.index, span) for home in updated for span in home.spans}
@@ -68,7 +71,7 @@ def write(session: Session, state: Mapping[int, Mapping[str, Any]]) -> None:
     arrays = session.engine.state_arrays()
     for home in session.homes:
         if home.index in state:
-            _check(home, state[home.index], arrays)
+            _check(home, state[home.index], _shapes(session, home, arrays))
     session.release_all()
     of_unit: dict[int, list[tuple[Home, Span]]] = {}
     for home in session.homes:
@@ -104,24 +107,37 @@ def _parts(arrays: Mapping[str, Any], span: Span) -> dict[str, torch.Tensor]:
     }
 
 
-def _check(home: Home, given: Mapping[str, Any], arrays: tuple[str, ...]) -> None:
-    needed = set(arrays) - {_MASTER}
+def _shapes(session: Session, home: Home, arrays: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Of the arrays that the parameter has."""
+    optimizer = _settings(session)
+    shapes = {name: optimizer.shape_of_state(name, tuple(home.memory.shape)) for name in arrays}
+    return {name: shape for name, shape in shapes.items() if shape is not None}
+
+
+def _check(home: Home, given: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    needed = set(shapes) - {_MASTER}
     found = {name for name, value in given.items() if value is not None} - {_STEP, _MASTER}
     if needed != found:
         raise InvalidArgumentError(
             f"the state of '{home.name}' has {', '.join(sorted(found)) or 'no arrays'}, and this optimizer keeps "
             f"{', '.join(sorted(needed)) or 'none'}; load the state_dict of the same optimizer"
         )
-    for name in arrays:
-        if name in given and tuple(given[name].shape) != tuple(home.memory.shape):
+    for name, shape in shapes.items():
+        if name in given and tuple(given[name].shape) != shape:
             raise InvalidArgumentError(
-                f"'{name}' of '{home.name}' has the shape {tuple(given[name].shape)}, and the parameter "
-                f"{tuple(home.memory.shape)}; load the state_dict of the same model"
+                f"'{name}' of '{home.name}' has the shape {tuple(given[name].shape)}, and {shape} is needed; load the "
+                "state_dict of the same model"
             )
 
 
+def _settings(session: Session) -> Settings:
+    given = session.options.optimizer
+    return given if isinstance(given, Settings) else given[0]
+
+
 def _type_of(session: Session, array: str) -> torch.dtype:
-    return torch.bfloat16 if session.options.state == "bf16" and array != _MASTER else torch.float32
+    narrow = session.options.state == "bf16" and array not in (_MASTER, *_settings(session).always_f32)
+    return torch.bfloat16 if narrow else torch.float32
 
 
 def _require_memory(session: Session, needed: int) -> None:

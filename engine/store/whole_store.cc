@@ -1,0 +1,59 @@
+#include "engine/store/whole_store.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace sluice::engine {
+
+WholeStore::WholeStore(const Layout& layout, const optim::Optimizer& optimizer)
+    : layout_(layout), parts_(layout.parameters()) {
+  const std::vector<std::string> names = optimizer.whole_names();
+  for (ParameterId p = 0; p < layout.parameters(); ++p) {
+    offsets_.push_back(elements_);
+    if (!layout.trainable(layout.place(p).unit)) continue;
+    for (const optim::WholeArray& array : optimizer.whole_state(layout.spec(p).shape)) {
+      const auto found = std::find(names.begin(), names.end(), array.name);
+      ensure(found != names.end(), "'{}' is none of the arrays that {} names", array.name, optimizer.name());
+      parts_[p].push_back({static_cast<std::size_t>(found - names.begin()), array.elements()});
+      elements_ += array.elements();
+    }
+  }
+}
+
+void WholeStore::start(allocator::Ledger& ledger) {
+  memory_ = allocator::Region(ledger, allocator::Purpose::kOptimizerState, bytes());
+}
+
+float* WholeStore::data(ParameterId parameter) const {
+  return reinterpret_cast<float*>(memory_.data()) + offsets_[parameter];
+}
+
+template <class Body>
+void WholeStore::for_each_part(UnitId unit, const Body& body) const {
+  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
+    float* at = data(p);
+    for (const Part& part : parts_[p]) {
+      body(p, part.array, std::span<float>(at, part.elements));
+      at += part.elements;
+    }
+  }
+}
+
+void WholeStore::load(UnitId unit,
+                      const std::function<void(ParameterId, std::size_t array, std::span<float>)>& source) {
+  for_each_part(unit, [&](ParameterId p, std::size_t array, std::span<float> values) {
+    if (source)
+      source(p, array, values);
+    else
+      std::fill(values.begin(), values.end(), 0.0f);
+  });
+}
+
+void WholeStore::save(
+    UnitId unit,
+    const std::function<void(ParameterId, std::size_t array, std::span<const float>)>& sink) const {
+  if (sink) for_each_part(unit, sink);
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,413 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <numeric>
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "kernels/simd.h"
+#include "optim/elementwise.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "optim/adafactor.cc"
+#include <hwy/foreach_target.h>
+
+#include "kernels/simd-inl.h"
+
+#ifndef SLUICE_OPTIM_ADAFACTOR_TYPES
+#define SLUICE_OPTIM_ADAFACTOR_TYPES
+namespace sluice::optim {
+
+// Sums are over blocks of so many elements, counted from the parameter's first one, so that no span cuts one.
+inline constexpr std::size_t kSumElements = Optimizer::kSpanGrain;
+
+// A parameter as matrices that lie one after another: the last two dimensions. A vector is one row.
+struct Matrices {
+  explicit Matrices(std::span<const std::size_t> shape)
+      : elements(std::accumulate(shape.begin(), shape.end(), std::size_t{1}, std::multiplies<>())),
+        columns(shape.empty() ? 1 : shape.back()),
+        rows(shape.size() < 2 ? 1 : shape[shape.size() - 2]),
+        count(elements / rows / columns),
+        factored(shape.size() >= 2) {}
+  std::size_t elements, columns, rows, count;
+  bool factored;
+  std::size_t all_rows() const { return count * rows; }
+  std::size_t all_columns() const { return count * columns; }
+  std::size_t blocks() const { return divide_up(elements, kSumElements); }
+  // A segment is what a block has of a row. Numbered so, each has a place of its own, in ascending order.
+  std::size_t segment(std::size_t element) const { return element / kSumElements + element / columns; }
+  std::size_t segments() const { return factored ? segment(elements) + 1 : 0; }
+  std::size_t column_at(std::size_t element) const {  // of all matrices
+    return element / (rows * columns) * columns + element % columns;
+  }
+};
+
+// What the rounds hand on.
+struct Progress {
+  Progress(const Matrices& m, double* scratch)
+      : scalars(scratch),
+        blocks(scratch + kScalars),
+        segments(blocks + m.blocks()),
+        column_sums(segments + m.segments()),
+        row_factors(reinterpret_cast<float*>(column_sums + (m.factored ? m.all_columns() : 0))),
+        column_factors(row_factors + (m.factored ? m.all_rows() : 0)) {}
+  static std::size_t size(const Matrices& m) {
+    const std::size_t factors = m.factored ? divide_up(m.all_rows() + m.all_columns(), 2) : 0;
+    return kScalars + m.blocks() + m.segments() + (m.factored ? m.all_columns() : 0) + factors;
+  }
+  static constexpr std::size_t kScalars = 3;
+  double* scalars;        // the rate (clipped from round 1 on), what the weight decay keeps, beta2
+  double* blocks;         // sums of squares: of values, then of the update
+  double* segments;       // of gradients
+  double* column_sums;    // likewise
+  float* row_factors;     // 1 / sqrt(row / mean of rows)
+  float* column_factors;  // 1 / sqrt(column)
+};
+
+// Part of a row, or of a vector.
+struct Stretch {
+  std::size_t count = 0;
+  ConstArray gradient;
+  float gradient_factor = 1;
+  // Of a matrix. columns null: of a vector.
+  float row = 1;
+  const float* columns = nullptr;
+  // Of a vector.
+  float* second = nullptr;
+  float decay = 0, rate = 1, epsilon = 0;  // of the average; 1 - decay
+};
+
+struct AdafactorFactors {
+  float learning_rate;  // clipped
+  float keep;           // 1 - rate * weight_decay
+  float blend, rest;    // beta1, 1 - beta1
+};
+
+}  // namespace sluice::optim
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace sluice::optim::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace simd = kernels::HWY_NAMESPACE;
+
+using F64 = hn::CappedTag<double, 16>;
+using F32 = hn::Rebind<float, F64>;  // as many lanes
+
+double scaled_square_sum(std::size_t n, ConstArray x, float factor) {
+  return simd::sum_block<double>(0, n, [=](auto at, auto sum) HWY_ATTR {
+    const auto value = hn::PromoteTo(F64(), hn::Mul(simd::load(F32(), x, at), hn::Set(F32(), factor)));
+    return simd::mul_add(value, value, sum);
+  });
+}
+
+void add_squares(std::size_t n, ConstArray x, float factor, double* sums) {
+  constexpr std::size_t kWidth = hn::MaxLanes(F64());
+  std::size_t i = 0;
+  const auto squared = [=](auto at) HWY_ATTR {
+    const auto value = hn::PromoteTo(F64(), hn::Mul(simd::load(F32(), x, at), hn::Set(F32(), factor)));
+    return hn::Mul(value, value);  // exact
+  };
+  for (; i + kWidth <= n; i += kWidth)
+    hn::StoreU(hn::Add(hn::LoadU(F64(), sums + i), squared(simd::Whole{i})), F64(), sums + i);
+  if (i == n) return;
+  HWY_ALIGN double lanes[kWidth];
+  hn::Store(squared(simd::Part{i, n - i}), F64(), lanes);
+  for (std::size_t j = 0; i < n; ++i, ++j) sums[i] += lanes[j];
+}
+
+template <class D, class At>
+HWY_INLINE hn::Vec<D> second_moment(D d, const Stretch& s, hn::Vec<D> gradient, At at) {
+  const auto square = simd::mul_add(gradient, gradient, hn::Set(d, s.epsilon));
+  const auto before = simd::load(d, ConstArray{s.second, Dtype::kF32}, at);
+  return simd::mul_add(before, hn::Set(d, s.decay), hn::Mul(square, hn::Set(d, s.rate)));
+}
+
+// The gradient over the root of its second moment.
+template <class D, class At>
+HWY_INLINE hn::Vec<D> normalized(D d, const Stretch& s, hn::Vec<D> gradient, At at) {
+  if (s.columns == nullptr) return hn::Div(gradient, hn::Sqrt(second_moment(d, s, gradient, at)));
+  const auto by_row = hn::Mul(gradient, hn::Set(d, s.row));
+  return hn::Mul(by_row, simd::load(d, ConstArray{s.columns, Dtype::kF32}, at));
+}
+
+double update_square_sum(const Stretch& stretch) {
+  return simd::sum_block<double>(0, stretch.count, [&stretch](auto at, auto sum) HWY_ATTR {
+    const F32 d;
+    const auto gradient = hn::Mul(simd::load(d, stretch.gradient, at), hn::Set(d, stretch.gradient_factor));
+    const auto value = hn::PromoteTo(F64(), normalized(d, stretch, gradient, at));
+    return simd::mul_add(value, value, sum);
+  });
+}
+
+// piece: what belongs to the stretch.
+void update_stretch(const AdafactorFactors& factors, const Stretch& stretch, const Piece& piece) {
+  simd::for_each_vector(stretch.count, [f = factors, s = stretch, a = piece](auto at) HWY_ATTR {
+    using simd::mul_add, simd::set, simd::load, simd::store;
+    const simd::F32 d;
+    const auto gradient = hn::Mul(load(s.gradient, at), set(s.gradient_factor));
+    auto update = hn::Mul(normalized(d, s, gradient, at), set(f.learning_rate));
+    if (s.columns == nullptr) store(second_moment(d, s, gradient, at), s.second, at);
+    if (a.state[0].data != nullptr) {
+      update = mul_add(load(a.state[0], at), set(f.blend), hn::Mul(update, set(f.rest)));
+      store(update, a.state[0], at);
+    }
+    const auto value = hn::Sub(hn::Mul(load(a.master, at), set(f.keep)), update);
+    store(value, a.master, at);
+    if (a.parameter.data != nullptr) store(value, a.parameter, at);
+  });
+}
+
+}  // namespace sluice::optim::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace sluice::optim {
+HWY_EXPORT(scaled_square_sum);
+HWY_EXPORT(add_squares);
+HWY_EXPORT(update_square_sum);
+HWY_EXPORT(update_stretch);
+
+namespace {
+
+constexpr std::size_t kColumnGrain = 256;
+
+// Newton's method from above, in arithmetic that is the same everywhere, which std::pow is not.
+double fifth_root(double x) {
+  double root = x;
+  while (true) {
+    const double square = root * root, next = root - (root - x / (square * square)) / 5;
+    if (!(next < root)) return root;
+    root = next;
+  }
+}
+
+// 1 - t^-0.8.
+double second_decay(std::uint64_t step) {
+  const double root = fifth_root(static_cast<double>(step)), square = root * root;
+  return 1 - 1 / (square * square);
+}
+
+// body(begin, end) for each part of elements [begin, end) that lies in one row and, where `blocks` says so,
+// in one block.
+template <class Body>
+void for_each_stretch(const Matrices& m, std::size_t begin, std::size_t end, bool blocks, const Body& body) {
+  while (begin < end) {
+    std::size_t next = std::min(end, (begin / m.columns + 1) * m.columns);
+    if (blocks) next = std::min(next, (begin / kSumElements + 1) * kSumElements);
+    body(begin, next);
+    begin = next;
+  }
+}
+
+class Adafactor final : public Elementwise {
+ public:
+  explicit Adafactor(const AdafactorSettings& settings)
+      : Elementwise("adafactor", settings.storage), settings_(settings) {}
+
+  std::vector<StateArray> state() const override {
+    if (settings_.beta1 == 0) return {};
+    return {{"exp_avg", state_type()}};
+  }
+  std::vector<std::string> whole_names() const override {
+    return {"exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq"};
+  }
+  std::vector<WholeArray> whole_state(std::span<const std::size_t> shape) const override;
+  int rounds() const override { return 2; }
+  std::size_t scratch(std::span<const std::size_t> shape) const override {
+    return Progress::size(Matrices(shape));
+  }
+  void statistics(Threads& threads, int round, const Hyperparameters& h, const Span& span) const override;
+  void combine(int round, const Hyperparameters& h, const Whole& whole) const override;
+  void apply(Threads& threads, const Hyperparameters& h, const Span& span) const override;
+
+ private:
+  Json arithmetic() const override;
+  Stretch stretch_of(const Matrices& m, const Progress& p, const Hyperparameters& h, const Span& span,
+                     std::size_t begin, std::size_t end) const;
+  void sum_gradients(Threads& threads, const Matrices& m, const Progress& p, const Hyperparameters& h,
+                     const Span& span) const;
+  void factorize(const Matrices& m, const Progress& p, float* state) const;
+  double rate_of(const Matrices& m, const Progress& p, const Hyperparameters& h) const;
+
+  AdafactorSettings settings_;
+};
+
+std::vector<WholeArray> Adafactor::whole_state(std::span<const std::size_t> shape) const {
+  if (shape.size() < 2) return {{"exp_avg_sq", {shape.begin(), shape.end()}}};
+  std::vector<std::size_t> rows(shape.begin(), shape.end() - 1), columns(shape.begin(), shape.end() - 2);
+  columns.push_back(shape.back());
+  return {{"exp_avg_sq_row", rows}, {"exp_avg_sq_col", columns}};
+}
+
+Json Adafactor::arithmetic() const {
+  return {{"beta1", settings_.beta1},
+          {"epsilon", settings_.epsilon1},
+          {"epsilon2", settings_.epsilon2},
+          {"clip_threshold", settings_.clip_threshold},
+          {"relative_step", settings_.relative_step},
+          {"scale_parameter", settings_.scale_parameter}};
+}
+
+// Elements begin ... end of the parameter, which lie in the span and in one row.
+Stretch Adafactor::stretch_of(const Matrices& m, const Progress& p, const Hyperparameters& h,
+                              const Span& span, std::size_t begin, std::size_t end) const {
+  Stretch s;
+  s.count = end - begin;
+  s.gradient = span.gradient.at(begin - span.first_index);
+  s.gradient_factor = static_cast<float>(h.gradient_factor);
+  if (m.factored) {
+    s.row = p.row_factors[begin / m.columns];
+    s.columns = p.column_factors + m.column_at(begin);
+    return s;
+  }
+  const double decay = p.scalars[2];
+  s.second = span.whole.state + begin;
+  s.decay = static_cast<float>(decay);
+  s.rate = static_cast<float>(1 - decay);
+  s.epsilon = static_cast<float>(settings_.epsilon1);
+  return s;
+}
+
+void Adafactor::sum_gradients(Threads& threads, const Matrices& m, const Progress& p,
+                              const Hyperparameters& h, const Span& span) const {
+  const auto factor = static_cast<float>(h.gradient_factor);
+  const std::size_t first = span.first_index, last = first + span.count;
+  const auto gradient = [&](std::size_t element) { return span.gradient.at(element - first); };
+  threads.parallel_for(span.count, kernels::kLoopGrain, [&](std::size_t begin, std::size_t end) {
+    for_each_stretch(m, first + begin, first + end, true, [&](std::size_t from, std::size_t to) {
+      p.segments[m.segment(from)] =
+          HWY_DYNAMIC_DISPATCH(scaled_square_sum)(to - from, gradient(from), factor);
+    });
+  });
+  threads.parallel_for(m.columns, kColumnGrain, [&](std::size_t begin, std::size_t end) {
+    for_each_stretch(m, first, last, false, [&](std::size_t from, std::size_t to) {
+      const std::size_t row = from / m.columns * m.columns;  // its first element
+      from = std::max(from, row + begin);
+      to = std::min(to, row + end);
+      if (from < to) HWY_DYNAMIC_DISPATCH(add_squares)
+      (to - from, gradient(from), factor, p.column_sums + m.column_at(from));
+    });
+  });
+}
+
+void Adafactor::statistics(Threads& threads, int round, const Hyperparameters& h, const Span& span) const {
+  check(h, span);
+  const Matrices m(span.whole.shape);
+  const Progress p(m, span.whole.scratch);
+  ensure(span.first_index % kSumElements == 0, "adafactor is given a span that begins at element {}",
+         span.first_index);
+  if (round == 0 && m.factored) sum_gradients(threads, m, p, h, span);
+  const ConstArray values = span.master != nullptr ? ConstArray{span.master, Dtype::kF32} : span.parameter;
+  threads.parallel_for(span.count, kernels::kLoopGrain, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t at = begin; at < end; at += kSumElements) {
+      const std::size_t to = std::min(end, at + kSumElements), first = span.first_index + at;
+      double& sum = p.blocks[first / kSumElements];
+      if (round == 0) {
+        sum = HWY_DYNAMIC_DISPATCH(scaled_square_sum)(to - at, values.at(at), 1);
+        continue;
+      }
+      sum = 0;
+      for_each_stretch(m, first, span.first_index + to, true, [&](std::size_t from, std::size_t until) {
+        sum += HWY_DYNAMIC_DISPATCH(update_square_sum)(stretch_of(m, p, h, span, from, until));
+      });
+    }
+  });
+}
+
+double Adafactor::rate_of(const Matrices& m, const Progress& p, const Hyperparameters& h) const {
+  double rate = h.learning_rate;
+  if (settings_.relative_step) rate *= std::min(1e-2, 1 / std::sqrt(static_cast<double>(h.step)));
+  if (!settings_.scale_parameter) return rate;
+  const double sum = kernels::pairwise_sum(std::span<const double>(p.blocks, m.blocks()));
+  return rate * std::max(settings_.epsilon2, std::sqrt(sum / static_cast<double>(m.elements)));
+}
+
+// Averages the sums of rows and columns into the state, and takes the factors of the update from there.
+void Adafactor::factorize(const Matrices& m, const Progress& p, float* state) const {
+  const double decay = p.scalars[2];
+  float* const rows = state;
+  float* const columns = state + m.all_rows();
+  const auto average = [&](float& into, double sum, std::size_t count) {
+    const double mean = sum / static_cast<double>(count) + settings_.epsilon1;
+    into = static_cast<float>(decay * into + (1 - decay) * mean);
+  };
+  for (std::size_t row = 0; row < m.all_rows(); ++row) {
+    double sum = 0;
+    for_each_stretch(m, row * m.columns, (row + 1) * m.columns, true,
+                     [&](std::size_t from, std::size_t) { sum += p.segments[m.segment(from)]; });
+    average(rows[row], sum, m.columns);
+  }
+  for (std::size_t column = 0; column < m.all_columns(); ++column) {
+    average(columns[column], p.column_sums[column], m.rows);
+    p.column_factors[column] = static_cast<float>(1 / std::sqrt(static_cast<double>(columns[column])));
+  }
+  for (std::size_t matrix = 0; matrix < m.count; ++matrix) {
+    const std::size_t begin = matrix * m.rows, end = begin + m.rows;
+    double mean = 0;
+    for (std::size_t row = begin; row < end; ++row) mean += rows[row];
+    mean /= static_cast<double>(m.rows);
+    for (std::size_t row = begin; row < end; ++row)
+      p.row_factors[row] = static_cast<float>(1 / std::sqrt(rows[row] / mean));
+  }
+}
+
+void Adafactor::combine(int round, const Hyperparameters& h, const Whole& whole) const {
+  const Matrices m(whole.shape);
+  const Progress p(m, whole.scratch);
+  if (round == 0) {
+    p.scalars[0] = rate_of(m, p, h);
+    p.scalars[1] = 1 - p.scalars[0] * h.weight_decay;
+    p.scalars[2] = second_decay(h.step);
+    if (m.factored) factorize(m, p, whole.state);
+    return;
+  }
+  const double sum = kernels::pairwise_sum(std::span<const double>(p.blocks, m.blocks()));
+  p.scalars[0] /= std::max(1.0, std::sqrt(sum / static_cast<double>(m.elements)) / settings_.clip_threshold);
+}
+
+void Adafactor::apply(Threads& threads, const Hyperparameters& h, const Span& span) const {
+  const Matrices m(span.whole.shape);
+  const Progress p(m, span.whole.scratch);
+  const auto rounded = [](double value) { return static_cast<float>(value); };
+  const AdafactorFactors factors = {rounded(p.scalars[0]), rounded(p.scalars[1]), rounded(settings_.beta1),
+                                    rounded(1 - settings_.beta1)};
+  for_each_piece(threads, h, span, [&](const Piece& piece) {
+    const std::size_t first = span.first_index + piece.first;
+    for_each_stretch(m, first, first + piece.count, false, [&](std::size_t from, std::size_t to) {
+      Piece part = piece;
+      part.master = piece.master + (from - first);
+      if (piece.parameter.data != nullptr) part.parameter = piece.parameter.at(from - first);
+      if (piece.state[0].data != nullptr) part.state[0] = piece.state[0].at(from - first);
+      HWY_DYNAMIC_DISPATCH(update_stretch)(factors, stretch_of(m, p, h, span, from, to), part);
+    });
+  });
+}
+
+}  // namespace
+
+std::size_t WholeArray::elements() const {
+  return std::accumulate(shape.begin(), shape.end(), std::size_t{1}, std::multiplies<>());
+}
+
+std::unique_ptr<Optimizer> make_adafactor(const AdafactorSettings& settings) {
+  check_share("adafactor", "beta1", settings.beta1);
+  const auto positive = [](const char* name, double value) {
+    if (!(value > 0) || std::isinf(value))
+      fail(ErrorCode::kInvalidArgument, "adafactor: {} is {}; it must be finite and above 0", name, value);
+  };
+  positive("epsilon", settings.epsilon1);
+  positive("epsilon2", settings.epsilon2);
+  positive("clip_threshold", settings.clip_threshold);
+  if (settings.storage.state != Dtype::kF32 && settings.beta1 == 0)
+    fail(ErrorCode::kInvalidArgument,
+         "adafactor: its state is to be {}, and without momentum it has only sums of rows and columns, which "
+         "are "
+         "f32; leave that out, or give a beta1 above 0",
+         state_type_name(settings.storage.state));
+  return std::make_unique<Adafactor>(settings);
+}
+
+}  // namespace sluice::optim
+#endif  // HWY_ONCE

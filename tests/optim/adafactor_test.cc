@@ -1,0 +1,131 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "kernels/harness.h"
+#include "optim/optimizer.h"
+#include "thrown.h"
+
+// What the paper says of one matrix and one vector, in f64, and the same bits however they are cut;
+// tests/python/test_python_optimizers.py holds Adafactor to transformers' over 100 steps.
+namespace sluice::optim {
+namespace {
+using namespace sluice::test;
+
+struct Parameter {
+  Parameter(const Optimizer& optimizer, std::vector<std::size_t> the_shape, unsigned seed)
+      : shape(std::move(the_shape)) {
+    std::size_t n = 1, kept = 0;
+    for (const std::size_t dimension : shape) n *= dimension;
+    for (const WholeArray& array : optimizer.whole_state(shape)) kept += array.elements();
+    values = random_values(n, seed, 0.1f);
+    whole.resize(kept);
+    momentum.resize(optimizer.state().empty() ? 0 : n);
+  }
+  // One step, in spans of `piece` elements.
+  void step(const Optimizer& optimizer, Threads& threads, const Hyperparameters& h, ConstArray gradient,
+            std::size_t piece) {
+    std::vector<double> scratch(optimizer.scratch(shape));
+    const auto each_span = [&](const auto& body) {
+      for (std::size_t begin = 0; begin < values.size(); begin += piece) {
+        Span span{.count = std::min(piece, values.size() - begin),
+                  .first_index = begin,
+                  .master = values.data() + begin,
+                  .parameter = {},
+                  .gradient = gradient.at(begin),
+                  .state = {},
+                  .whole = {shape, whole.data(), scratch.data()}};
+        if (!momentum.empty()) span.state.push_back({Array{momentum.data() + begin}});
+        body(span);
+      }
+    };
+    for (int round = 0; round < optimizer.rounds(); ++round) {
+      each_span([&](const Span& span) { optimizer.statistics(threads, round, h, span); });
+      optimizer.combine(round, h, {shape, whole.data(), scratch.data()});
+    }
+    each_span([&](const Span& span) { optimizer.apply(threads, h, span); });
+  }
+  Bytes bytes() const {
+    Bytes all;
+    for (const auto* each : {&values, &whole, &momentum}) all = all + TestArray(Dtype::kF32, *each).bytes();
+    return all;
+  }
+  std::vector<std::size_t> shape;
+  std::vector<float> values, whole, momentum;
+};
+
+const std::vector<std::vector<std::size_t>> kShapes = {{7},         {5000},       {70, 333},
+                                                       {3, 900, 2}, {2, 5, 2100}, {4096, 1}};
+
+TEST(Adafactor, SameBits) {
+  const auto optimizer = make_adafactor({.beta1 = 0.9, .relative_step = true});
+  for (const auto& shape : kShapes)
+    for (const Dtype type : kFloatTypes) {
+      std::size_t piece = std::size_t{1} << 20;  // in one span first, then in ever smaller ones
+      expect_same_bits([&](Threads& threads) {
+        Parameter parameter(*optimizer, shape, 1);
+        for (std::uint64_t step = 1; step <= 3; ++step) {
+          const TestArray gradient(type, random_values(parameter.values.size(), static_cast<unsigned>(step)));
+          parameter.step(*optimizer, threads, {1, 0.1, 0.5, step}, gradient, piece);
+        }
+        piece = std::max(std::min(piece, std::size_t{1} << 15) / 2, Optimizer::kSpanGrain);
+        return parameter.bytes();
+      });
+    }
+}
+
+// The first step, where beta2 is 0, by the formulae of the paper's algorithm 4.
+TEST(Adafactor, TheFirstStepOfAMatrix) {
+  Threads threads(2);
+  const std::size_t rows = 40, columns = 70;
+  const auto optimizer = make_adafactor({.clip_threshold = 0.5});
+  Parameter parameter(*optimizer, {rows, columns}, 1);
+  const std::vector<float> before = parameter.values;
+  const TestArray gradient(Dtype::kF32, random_values(rows * columns, 2));
+  parameter.step(*optimizer, threads, {0.01, 0.1, 0.5, 1}, gradient, rows * columns);
+  std::vector<double> r(rows), c(columns), update(rows * columns);
+  double total = 0, values = 0, squares = 0;
+  for (std::size_t i = 0; i < rows; ++i)
+    for (std::size_t j = 0; j < columns; ++j) {
+      const double square = 0.25 * gradient[i * columns + j] * gradient[i * columns + j] + 1e-30;
+      r[i] += square, c[j] += square, total += square;
+      values += before[i * columns + j] * before[i * columns + j];
+    }
+  for (std::size_t i = 0; i < rows; ++i)
+    EXPECT_NEAR(parameter.whole[i], r[i] / columns, 1e-6 * r[i] / columns);
+  for (std::size_t k = 0; k < update.size(); ++k) {
+    update[k] = 0.5 * gradient[k] / std::sqrt(r[k / columns] * c[k % columns] / total);
+    squares += update[k] * update[k];
+  }
+  const double n = rows * columns, rate = 0.01 * std::max(1e-3, std::sqrt(values / n));
+  const double clip = std::max(1.0, std::sqrt(squares / n) / 0.5);
+  EXPECT_GT(clip, 1.5);
+  for (std::size_t k = 0; k < update.size(); ++k)
+    EXPECT_NEAR(parameter.values[k], before[k] * (1 - 0.1 * rate) - rate / clip * update[k], 1e-7);
+}
+
+TEST(Adafactor, DescribesItself) {
+  const auto plain = make_adafactor({}), with_momentum = make_adafactor({.beta1 = 0.9});
+  EXPECT_TRUE(plain->state().empty());
+  EXPECT_EQ(with_momentum->state().size(), 1u);
+  const std::vector<std::size_t> vector = {9}, matrix = {4, 9}, several = {2, 4, 9};
+  EXPECT_EQ(plain->whole_state(vector)[0].shape, vector);
+  EXPECT_EQ(plain->whole_state(matrix)[0].shape, std::vector<std::size_t>{4});
+  EXPECT_EQ(plain->whole_state(matrix)[1].shape, std::vector<std::size_t>{9});
+  EXPECT_EQ(plain->whole_state(several)[0].shape, (std::vector<std::size_t>{2, 4}));
+  EXPECT_EQ(plain->whole_state(several)[1].shape, (std::vector<std::size_t>{2, 9}));
+}
+
+TEST(Adafactor, RefusesWhatCannotBe) {
+  const auto refused = [](const OptimizerSettings& settings, const std::vector<std::string>& parts) {
+    expect_error(ErrorCode::kInvalidArgument, parts, [&] { make_optimizer(settings); });
+  };
+  refused({.name = "adafactor", .storage = {Dtype::kBf16}}, {"bf16", "without momentum", "beta1"});
+  refused({.name = "adafactor", .beta2 = 0.9}, {"beta2", "clip_threshold"});
+  refused({.name = "adafactor", .epsilon2 = 0.0}, {"epsilon2 is 0"});
+  refused({.name = "adafactor", .clip_threshold = -1.0}, {"clip_threshold is -1"});
+  refused({.name = "adamw", .relative_step = true}, {"relative_step", "adamw"});
+}
+
+}  // namespace
+}  // namespace sluice::optim
