@@ -39,7 +39,8 @@ void bind_optimizer(CLI::App& app, BenchOptions& options) {
   flags.choice("--optimizer", options.optimizer, optim::optimizer_names(), "what is measured");
   flags.choice("--dtype", options.dtype, {"f32", "bf16"},
                "type of parameters and gradients; without it both");
-  flags.choice("--state", options.state, optim::state_type_names(), "type of the optimizer's state; without it each");
+  flags.choice("--state", options.state, optim::state_type_names(),
+               "type of the optimizer's state; without it each");
   flags.choice("--master", options.master, {"f32", "none"},
                "copies of bf16 parameters, or stochastic rounding; without it both");
   flags.whole("--elements", options.elements, "parameters that are updated");

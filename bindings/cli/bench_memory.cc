@@ -23,6 +23,7 @@ using Touch = MemoryStream::Touch;
 
 // Of f32 and of anything narrower a whole number of pieces.
 constexpr std::size_t kElementGrain = 64 * kernels::kStreamPieces;
+static_assert(kElementGrain % engine::kShardAlignment == 0);
 constexpr double kLeastRound = 0.05;  // seconds: shorter ones measure the clock and the waking of threads
 
 std::size_t bytes_moved(const std::vector<MemoryStream>& streams) {
@@ -117,13 +118,10 @@ class OptimizerTrial {
     if (format_.has_master()) kernels::convert(threads, elements, parameter, part(0).values);
     streams_ = {{begin, elements * size_of(dtype), format_.has_master() ? Touch::kWrite : Touch::kUpdate},
                 {gradient, elements * size_of(dtype), Touch::kRead}};
-    for (std::size_t a = 0; a < format_.arrays(); ++a) {
-      const optim::StatePart array = part(a);
-      auto* const values = static_cast<std::byte*>(array.values.data);
-      streams_.push_back({values, elements * size_of(array.values.type), Touch::kUpdate});
-      if (array.scales != nullptr)
-        streams_.push_back({reinterpret_cast<std::byte*>(array.scales),
-                            elements / optim::kScaleBlock * sizeof(float), Touch::kUpdate});
+    for (std::size_t a = 0; a < format_.arrays(); ++a) {  // without the scales of codes, a 64th of them
+      const Array array = part(a).values;
+      streams_.push_back(
+          {static_cast<std::byte*>(array.data), elements * size_of(array.type), Touch::kUpdate});
     }
   }
 
@@ -159,6 +157,13 @@ struct Combination {
 // Those that differ: f32 parameters are their own masters.
 std::vector<Combination> combinations(const BenchOptions& options) {
   std::vector<Combination> all;
+  const auto optimizer = models::make_training_optimizer({.name = options.optimizer});
+  if (optimizer->rounds() > 0)
+    fail(ErrorCode::kInvalidArgument,
+         "{} goes over a gradient several times, and no copy of its bytes is its limit; measure it with "
+         "sluice bench "
+         "step",
+         options.optimizer);
   for (const char* dtype : {"f32", "bf16"})
     for (const std::string& state : optim::state_type_names())
       for (const char* master : {"f32", "none"}) {
@@ -166,7 +171,8 @@ std::vector<Combination> combinations(const BenchOptions& options) {
                            (!options.state || *options.state == state) &&
                            (!options.master || *options.master == master);
         const bool own_master = std::string(dtype) == "f32" && std::string(master) == "none";
-        if (asked && !own_master)
+        const bool no_state = optimizer->state().empty() && state != "f32";
+        if (asked && !own_master && !no_state)
           all.push_back(
               {*dtype_from_name(dtype), *optim::state_type_from_name(state), std::string(master) == "f32"});
       }

@@ -63,7 +63,7 @@ TEST_F(BenchTest, CopiesAreHeldAgainstTheSameStreams) {
 
 TEST_F(BenchTest, EveryCombinationOfAnOptimizerIsMeasured) {
   const Json report = measured({"optimizer", "--elements", "70000", "--optimizer", "lion"});
-  expect_report(report, "optimizer", 6);
+  expect_report(report, "optimizer", 9);
   EXPECT_EQ(report.at("settings").at("elements"), 131072);  // a whole number of pieces
   // f32: the parameter and a momentum are updated, the gradient is read.
   EXPECT_EQ(report.at("rows").at(0).at("bytes_per_element"), 4 * 4 + 4);
