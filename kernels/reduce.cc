@@ -78,9 +78,8 @@ SquareSum sum_pieces(Threads& threads, std::size_t n, const Sum& sum_of) {
   const std::size_t piece =
       kSumBlock * std::bit_ceil(std::max<std::size_t>(divide_up(blocks, kMaxPieces), 16));
   std::array<double, kMaxPieces> sums;
-  threads.parallel_for(n, piece, [&](std::size_t begin, std::size_t end) {
-    sums[begin / piece] = sum_of(begin, end);
-  });
+  threads.parallel_for(n, piece,
+                       [&](std::size_t begin, std::size_t end) { sums[begin / piece] = sum_of(begin, end); });
   const double sum = pairwise_sum(std::span<const double>(sums.data(), divide_up(n, piece)));
   return {sum, std::isfinite(sum)};
 }
@@ -97,8 +96,8 @@ SquareSum sum_of_squares(Threads& threads, std::size_t n, ConstArray x) {
 SquareSum store_summing_squares(Threads& threads, std::size_t n, ConstArray x, bool accumulate, float* to) {
   require_float({x});
   return sum_pieces(threads, n, [&](std::size_t begin, std::size_t end) {
-    return HWY_DYNAMIC_DISPATCH(store_piece_summing_squares)
-    (end - begin, x.at(begin), accumulate, to + begin);
+    return HWY_DYNAMIC_DISPATCH(store_piece_summing_squares)(end - begin, x.at(begin), accumulate,
+                                                             to + begin);
   });
 }
 

@@ -26,8 +26,8 @@ struct HoldingSpec {
   bool exposed = false;
   // Not resident, false: it has no place on disk, and stays under frames from its first use until discard().
   bool stored = true;
-  // The address of this exposed one follows that of the exposed one that was defined before it, whose size is a
-  // multiple of a huge page.
+  // The address of this exposed one follows that of the exposed one that was defined before it, whose size is
+  // a multiple of a huge page.
   bool adjoins = false;
 };
 
