@@ -32,7 +32,8 @@ BenchReport bench_optimizer(const BenchOptions& options, BenchProgress& progress
 BenchReport bench_step(const models::TrainSettings& settings, double seconds, BenchProgress& progress);
 
 // Binds the subcommands of `sluice bench` and their flags.
-void bind_bench(CLI::App& app, BenchOptions& options);
+void add_bench_commands(CLI::App& app);
+void bind_bench(CLI::App& app, BenchOptions& options);  // REQUIRES: they were added
 void run_bench(CLI::App& app, const BenchOptions& options, std::FILE* out);
 
 }  // namespace sluice::cli

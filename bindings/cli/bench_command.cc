@@ -4,17 +4,13 @@
 namespace sluice::cli {
 namespace {
 
-CLI::App& add(CLI::App& app, const char* name, const char* what) { return *app.add_subcommand(name, what); }
-
 void bind_common(CLI::App& bench, BenchOptions& options) {
   Flags flags(bench);
   flags.real("--seconds", options.seconds, "time to measure in; at least three rounds are taken");
   flags.toggle("--json", options.json, "print JSON (docs/formats/bench.md)");
 }
 
-void bind_disk(CLI::App& app, BenchOptions& options) {
-  CLI::App& bench =
-      add(app, "disk", "sequential reads and writes with checksums, against io_uring alone and fio");
+void bind_disk(CLI::App& bench, BenchOptions& options) {
   bench.add_option("folder", options.folder, "a folder on the disk to measure; nothing is left in it")
       ->type_name("FOLDER");
   Flags flags(bench);
@@ -24,8 +20,7 @@ void bind_disk(CLI::App& app, BenchOptions& options) {
   bind_common(bench, options);
 }
 
-void bind_copy(CLI::App& app, BenchOptions& options) {
-  CLI::App& bench = add(app, "copy", "copies, conversions and sums in memory, against its bandwidth");
+void bind_copy(CLI::App& bench, BenchOptions& options) {
   Flags flags(bench);
   flags.size("--size", options.size, "of an array of f32; two are taken (256MiB)");
   flags.whole("--threads", options.threads,
@@ -33,8 +28,7 @@ void bind_copy(CLI::App& app, BenchOptions& options) {
   bind_common(bench, options);
 }
 
-void bind_optimizer(CLI::App& app, BenchOptions& options) {
-  CLI::App& bench = add(app, "optimizer", "updates in memory, against a loop that only moves the same bytes");
+void bind_optimizer(CLI::App& bench, BenchOptions& options) {
   Flags flags(bench);
   flags.choice("--optimizer", options.optimizer, optim::optimizer_names(), "what is measured");
   flags.choice("--dtype", options.dtype, {"f32", "bf16"},
@@ -49,9 +43,7 @@ void bind_optimizer(CLI::App& app, BenchOptions& options) {
   bind_common(bench, options);
 }
 
-void bind_step(CLI::App& app, BenchOptions& options) {
-  CLI::App& bench =
-      add(app, "step", "training steps on random tokens, against the peak of products, memory and disk");
+void bind_step(CLI::App& bench, BenchOptions& options) {
   bench
       .add_option("model", options.step.settings.model, "a preset (gpt2-124m, ...) or a Hugging Face folder")
       ->type_name("MODEL");
@@ -70,11 +62,19 @@ BenchReport measure(const CLI::App& bench, const BenchOptions& options, BenchPro
 
 }  // namespace
 
+void add_bench_commands(CLI::App& app) {
+  app.add_subcommand("disk", "sequential reads and writes with checksums, against io_uring alone and fio");
+  app.add_subcommand("copy", "copies, conversions and sums in memory, against its bandwidth");
+  app.add_subcommand("optimizer", "updates in memory, against a loop that only moves the same bytes");
+  app.add_subcommand("step",
+                     "training steps on random tokens, against the peak of products, memory and disk");
+}
+
 void bind_bench(CLI::App& app, BenchOptions& options) {
-  bind_disk(app, options);
-  bind_copy(app, options);
-  bind_optimizer(app, options);
-  bind_step(app, options);
+  bind_disk(*app.get_subcommand("disk"), options);
+  bind_copy(*app.get_subcommand("copy"), options);
+  bind_optimizer(*app.get_subcommand("optimizer"), options);
+  bind_step(*app.get_subcommand("step"), options);
 }
 
 void run_bench(CLI::App& app, const BenchOptions& options, std::FILE* out) {

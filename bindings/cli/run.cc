@@ -35,13 +35,14 @@ struct Program {
 
   Program() {
     app.set_version_flag("--version", fmt::format("sluice {}", kVersion));
+    add_bench_commands(*bench_app);
+    bind_common(app);  // first, so that what is wrong with the others is told as asked
     bind_train(*train_app, train);
     bind_plan(*plan_app, plan);
     bind_generate(*generate_app, generate);
     bind_inspect(*inspect_app, inspect);
     bind_doctor(*doctor_app, doctor);
     bind_bench(*bench_app, bench);
-    bind_common(app);
   }
 
   // To the command and all below it.

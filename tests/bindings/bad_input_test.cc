@@ -223,6 +223,8 @@ TEST_F(BadInputTest, ProgramsReadErrorsAsJson) {
   EXPECT_EQ(small.first, 3);
   EXPECT_EQ(small.second.at("error"), "budget");
   EXPECT_EQ(error_of({"trian", "--errors", "json"}).second.at("error"), "invalid_argument");
+  EXPECT_EQ(error_of({"train", "--steps=x", "--errors=json"}).second.at("error"), "invalid_argument");
+  EXPECT_EQ(error_of({"bench", "disk", "--size=x", "--errors=json"}).second.at("error"), "invalid_argument");
   expect_refused({"doctor", "--errors", "xml"}, 2, "use text, json");
 }
 
