@@ -27,6 +27,7 @@ def with_values(session: Session) -> dict[int, torch.Tensor]:
         session.release_all()
         session.engine.check_leaving(sum(p.numel() * p.element_size() for p in parameters))
         gradients = {index: slot.values() for index, slot in slots.items()}
+        session.release_all()  # what was written to views of a gradient was added just now
         session.engine.leave(values=True)
     except BudgetError as error:
         raise BudgetError(
