@@ -18,17 +18,16 @@ def guard(model: torch.nn.Module, dtype: torch.dtype) -> None:
     _saving.install(model)
     for module in _with_parameters(model):
         module.__dict__["_apply"] = functools.partial(_apply, module, dtype)
-    model.__dict__["__deepcopy__"] = functools.partial(refuse_copy, "copied (copy.deepcopy)")
-    model.__dict__["__reduce_ex__"] = functools.partial(refuse_copy, "pickled")
+        module.__dict__["__deepcopy__"] = functools.partial(refuse_copy, "copied (copy.deepcopy) in whole or in part")
+        module.__dict__["__reduce_ex__"] = functools.partial(refuse_copy, "pickled in whole or in part")
 
 
 def unguard(model: torch.nn.Module) -> None:
     """Takes that back."""
     _saving.uninstall(model)
     for module in model.modules():
-        module.__dict__.pop("_apply", None)
-    model.__dict__.pop("__deepcopy__", None)
-    model.__dict__.pop("__reduce_ex__", None)
+        for name in ("_apply", "__deepcopy__", "__reduce_ex__"):
+            module.__dict__.pop(name, None)
 
 
 def _with_parameters(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
