@@ -88,9 +88,12 @@ struct Resources {
 // Where the profile has any order (a wrapped model), accesses come in whatever order the client has, also of
 // several units at once, and outside of a step for reading. The order is recorded; in the next step the
 // accesses that follow are fetched ahead by it. Gradients come by add_gradient(), and are final at step(),
-// which takes the settings; a parameter that got none is left as it is. Parameters are at their address only
-// while their unit is held, to be read only but for editing; a touch at another time, or a write, is noticed
-// (see allocator::TouchServer). Values may be loaded and saved in the middle of a step.
+// which takes the settings; a parameter that got none is left as it is. Where the plan does not clip, a
+// unit's are final when it is not held any more, and applied then with the settings of begin_step(): one
+// gradient of each parameter in a step; it is release() that throws Error(kNotFinite), and the unit is as it
+// was. Parameters are at their address only while their unit is held, to be read only but for editing; a
+// touch at another time, or a write, is noticed (see allocator::TouchServer). Values may be loaded and saved
+// in the middle of a step.
 class Engine {
  public:
   // Takes all memory and disk space of the plan; throws Error(kBudget) where it cannot.

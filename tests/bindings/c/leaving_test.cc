@@ -4,16 +4,6 @@
 namespace sluice_c_test {
 namespace {
 
-struct Case {
-  const char* place;
-  sluice_dtype dtype;
-  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.place << " " << c.dtype; }
-};
-
-std::string case_name(const ::testing::TestParamInfo<Case>& info) {
-  return std::string(info.param.place) + (info.param.dtype == SLUICE_F32 ? "_f32" : "_bf16");
-}
-
 std::vector<const void*> addresses(sluice_engine* engine) {
   std::vector<const void*> found(parameters().size());
   for (uint32_t p = 0; p < found.size(); ++p) EXPECT_OK(sluice_engine_parameter(engine, p, &found[p]));
@@ -33,10 +23,7 @@ class LeavingTest : public ::testing::TestWithParam<Case> {
   }
   Folder folder_;
 };
-INSTANTIATE_TEST_SUITE_P(Places, LeavingTest,
-                         ::testing::Values(Case{"memory", SLUICE_F32}, Case{"disk", SLUICE_F32},
-                                           Case{"memory", SLUICE_BF16}, Case{"disk", SLUICE_BF16}),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(Places, LeavingTest, ::testing::ValuesIn(kCases), case_name);
 
 // Right after step(), whose updates are pending; against the same run that goes on.
 TEST_P(LeavingTest, ValuesStayWhereTheyWere) {

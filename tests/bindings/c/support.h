@@ -61,6 +61,19 @@ inline const std::vector<Parameter>& parameters() {
 }
 inline constexpr uint32_t kUnits = 3;
 
+// Where everything is, and of what type.
+struct Case {
+  const char* place;
+  sluice_dtype dtype;
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.place << " " << c.dtype; }
+};
+inline constexpr Case kCases[] = {
+    {"memory", SLUICE_F32}, {"disk", SLUICE_F32}, {"memory", SLUICE_BF16}, {"disk", SLUICE_BF16}};
+
+inline std::string case_name(const ::testing::TestParamInfo<Case>& info) {
+  return std::string(info.param.place) + (info.param.dtype == SLUICE_F32 ? "_f32" : "_bf16");
+}
+
 using ModelHandle = std::unique_ptr<sluice_model, decltype(&sluice_model_destroy)>;
 using EngineHandle = std::unique_ptr<sluice_engine, decltype(&sluice_engine_destroy)>;
 

@@ -6,16 +6,6 @@
 namespace sluice_c_test {
 namespace {
 
-struct Case {
-  const char* place;
-  sluice_dtype dtype;
-  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.place << " " << c.dtype; }
-};
-
-std::string case_name(const ::testing::TestParamInfo<Case>& info) {
-  return std::string(info.param.place) + (info.param.dtype == SLUICE_F32 ? "_f32" : "_bf16");
-}
-
 class TouchesTest : public ::testing::TestWithParam<Case> {
  protected:
   EngineHandle make(bool serve) const {
@@ -54,10 +44,7 @@ class TouchesTest : public ::testing::TestWithParam<Case> {
   }
   Folder folder_;
 };
-INSTANTIATE_TEST_SUITE_P(Places, TouchesTest,
-                         ::testing::Values(Case{"memory", SLUICE_F32}, Case{"disk", SLUICE_F32},
-                                           Case{"memory", SLUICE_BF16}, Case{"disk", SLUICE_BF16}),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(Places, TouchesTest, ::testing::ValuesIn(kCases), case_name);
 
 TEST_P(TouchesTest, ReadsSeeTheLatestValues) {
   const EngineHandle engine = make(true), other = make(true);
