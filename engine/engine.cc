@@ -30,11 +30,11 @@ Engine::State::State(const Profile& profile, const Plan& the_plan, const optim::
       waits(resources.trace),
       pager(resources.ledger, resources.disk, waits),
       gradients(layout, gradient_uses(profile), plan, profile.any_order, pager),
-      states(layout, StateFormat(optimizer, plan.dtype), plan.chunk_elements, resident_states(plan),
+      states(layout, StateFormats(layout, optimizer), plan.chunk_elements, resident_states(plan),
              resources.disk),
       wholes(layout, optimizer),
       updates(layout, optimizer, states, wholes, resources.threads, resources.disk, resources.trace),
-      queue(plan, pager, gradients, updates, waits, parameters),
+      queue(layout, pager, gradients, updates, waits, parameters),
       any_order(profile.any_order),
       held_units(profile.held_units),
       applied(layout.parameters()),
@@ -42,8 +42,8 @@ Engine::State::State(const Profile& profile, const Plan& the_plan, const optim::
       has_values(layout.units().size()) {
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
     parameters.push_back(
-        pager.define({"parameters of " + name_of(unit), parameter_bytes(unit), allocator::Purpose::kParameter,
-                      plan.units[unit].parameters_resident, any_order, true,
+        pager.define({"parameters of " + name_of(unit), layout.unit_bytes(unit),
+                      allocator::Purpose::kParameter, plan.units[unit].parameters_resident, any_order, true,
                       layout.units()[unit].parameters.front().continues()}));
   build_schedule(profile);
   if (resources.disk != nullptr && plan.uses_disk()) resources.disk->allocate();
@@ -80,7 +80,7 @@ void Engine::State::enqueue(UnitId unit) {
   }
   queue.add(unit, std::move(due));
   // The master holds the values: what is on disk need not be read only to be overwritten.
-  if (states.format().has_master() && plan.clip && !any_order && !pager.resident(parameters[unit]))
+  if (states.has_master(unit) && plan.clip && !any_order && !pager.resident(parameters[unit]))
     pager.forget(parameters[unit]);
 }
 
@@ -179,13 +179,13 @@ void Engine::load(UnitId unit, const UnitSource& source) {
     s.settle();
     s.has_values[unit] = false;
     std::byte* values = s.pager.acquire(s.parameters[unit], Pager::Use::kModify);
-    source_failure = load_values(s.streams(), unit, {values, s.plan.dtype}, source);
+    source_failure = load_values(s.streams(), unit, {values, s.layout.dtype(unit)}, source);
     try {
       if (source_failure == nullptr) s.wholes.load(unit, source.whole);
     } catch (...) {
       source_failure = std::current_exception();
     }
-    s.pager.written(s.parameters[unit], s.parameter_bytes(unit));
+    s.pager.written(s.parameters[unit], s.layout.unit_bytes(unit));
     s.pager.release(s.parameters[unit]);
     s.has_values[unit] = source_failure == nullptr;
     if (!source.state)  // a state of zeros is that of a parameter that was never updated
@@ -204,7 +204,7 @@ void Engine::save(UnitId unit, const UnitSink& sink) {
     s.settle();
     std::byte* values = s.pager.acquire(s.parameters[unit], Pager::Use::kRead);
     if (unit + 1 < s.parameters.size()) s.pager.prefetch_one(s.parameters[unit + 1]);
-    sink_failure = save_values(s.streams(), unit, {values, s.plan.dtype}, sink);
+    sink_failure = save_values(s.streams(), unit, {values, s.layout.dtype(unit)}, sink);
     try {
       if (sink_failure == nullptr) s.wholes.save(unit, sink.whole);
     } catch (...) {
@@ -265,7 +265,7 @@ ConstArray Engine::parameter(ParameterId parameter) const {
   State& s = *state_;
   return s.guarded([&] {
     const Layout::Place& place = s.layout.place(parameter);
-    return ConstArray{s.pager.address(s.parameters[place.unit]), s.plan.dtype}.at(place.offset);
+    return ConstArray{s.pager.address(s.parameters[place.unit]), s.layout.dtype(place.unit)}.at(place.offset);
   });
 }
 
@@ -337,7 +337,7 @@ std::optional<UnitId> Engine::unit_at(const std::byte* address) const {
   const State& s = *state_;
   for (UnitId unit = 0; unit < s.parameters.size(); ++unit) {
     const std::byte* begin = s.pager.address(s.parameters[unit]);
-    if (address >= begin && address < begin + s.parameter_bytes(unit)) return unit;
+    if (address >= begin && address < begin + s.layout.unit_bytes(unit)) return unit;
   }
   return std::nullopt;
 }

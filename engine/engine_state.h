@@ -27,7 +27,6 @@ struct Engine::State {
         const Resources& resources);
 
   const std::string& name_of(UnitId unit) const { return layout.units()[unit].name; }
-  std::size_t parameter_bytes(UnitId unit) const { return layout.unit_elements(unit) * size_of(plan.dtype); }
   ValueStreams streams() { return {layout, states, updates, resources}; }
   std::vector<HoldingId> holdings_of(const Access& access) const;
   void enqueue(UnitId unit);  // its update becomes due, with a copy of the settings

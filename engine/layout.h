@@ -28,7 +28,8 @@ struct ParameterSpec {
 struct UnitSpec {
   std::string name;
   std::vector<ParameterSpec> parameters;
-  bool trainable = true;  // else frozen: it has no gradient, no master and no optimizer state
+  bool trainable = true;      // else frozen: it has no gradient, no master and no optimizer state
+  Dtype dtype = Dtype::kF32;  // of its parameters
 };
 
 inline constexpr std::size_t kParameterAlignment = 1024;  // elements: where a parameter begins in its unit
@@ -58,7 +59,9 @@ class Layout {
 
   const std::vector<UnitSpec>& units() const { return units_; }
   bool trainable(UnitId unit) const { return units_[unit].trainable; }
+  Dtype dtype(UnitId unit) const { return units_[unit].dtype; }
   std::size_t unit_elements(UnitId unit) const { return unit_elements_[unit]; }  // padded to kShardAlignment
+  std::size_t unit_bytes(UnitId unit) const { return unit_elements_[unit] * size_of(units_[unit].dtype); }
   std::size_t parameters() const { return places_.size(); }
   const Place& place(ParameterId parameter) const { return places_[parameter]; }
   const ParameterSpec& spec(ParameterId parameter) const;

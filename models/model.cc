@@ -57,7 +57,7 @@ void Model::Impl::add_unit(const std::string& name, const std::string& prefix, c
   for (const engine::UnitSpec& unit : units) {
     for (const engine::ParameterSpec& parameter : unit.parameters) known[parameter.name] = next++;
   }
-  engine::UnitSpec unit{name, {}};
+  engine::UnitSpec unit{name, {}, true, shape.dtype};
   std::vector<engine::ParameterId> ids;
   for (const GraphParameter& parameter : graph.parameters()) {
     if (parameter.foreign) {
@@ -178,7 +178,6 @@ engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixL
   profile.tokens = impl_->shape.rows();
   profile.border_gradient_bytes = profile.unit_profiles.back().input_bytes;
   profile.hidden_bytes = products.hidden_bytes();
-  profile.dtype = impl_->shape.dtype;
   profile.native_products = impl_->shape.dtype == Dtype::kF32 || library.has_bf16();
   return profile;
 }

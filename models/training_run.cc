@@ -210,7 +210,7 @@ void TrainingRun::save() {
   const TraceScope scope(trace_ ? &*trace_ : nullptr, Trace::Lane::kSave, "a checkpoint");
   engine_->settle();
   const auto begin = std::chrono::steady_clock::now();
-  CheckpointTensors tensors(engine_->layout(), settings_.dtype, *setup_.optimizer);
+  CheckpointTensors tensors(engine_->layout(), *setup_.optimizer);
   engine::CheckpointWriter::Options options;
   options.out = settings_.out;
   options.step = step_;

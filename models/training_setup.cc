@@ -64,18 +64,16 @@ std::uint64_t checkpoint_room(const TrainSettings& settings, std::uint64_t check
   return checkpoint_bytes * std::min<std::uint64_t>(saves, settings.keep + 1);
 }
 
-std::uint64_t checkpoint_size(const Model& model, const TrainSettings& settings,
-                              const optim::Optimizer& optimizer) {
+std::uint64_t checkpoint_size(const Model& model, const optim::Optimizer& optimizer) {
   const engine::Layout layout(model.units());
-  const auto files = CheckpointTensors(layout, settings.dtype, optimizer).file_bytes();
+  const auto files = CheckpointTensors(layout, optimizer).file_bytes();
   return engine::bytes_needed(files);
 }
 
 // Nothing where no file is read or written.
 std::uint64_t checkpoint_buffers(const Setup& setup) {
   const engine::Layout layout(setup.model->units());
-  if (!setup.settings.out.empty())
-    return CheckpointTensors(layout, setup.settings.dtype, *setup.optimizer).buffer_bytes();
+  if (!setup.settings.out.empty()) return CheckpointTensors(layout, *setup.optimizer).buffer_bytes();
   return is_preset(setup.settings.model) ? 0 : engine::kStreamBuffer;
 }
 
@@ -209,7 +207,7 @@ Setup prepare(const TrainSettings& settings) {
   setup.optimizer = make_training_optimizer(s.optimizer);
   setup.model =
       std::make_unique<Model>(setup.config, s.dtype, s.batch, s.length, s.plan.recompute.value_or(""));
-  setup.plan.checkpoint_bytes = checkpoint_size(*setup.model, s, *setup.optimizer);
+  setup.plan.checkpoint_bytes = checkpoint_size(*setup.model, *setup.optimizer);
   resolve_disk(s.disk, s.out, checkpoint_room(s, setup.plan.checkpoint_bytes));
   setup.data = std::make_unique<TrainingData>(s, setup.config);
   if (s.eval_every != 0 && !setup.data->has_validation())

@@ -10,6 +10,7 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "engine/store/state_format.h"
 
 namespace sluice::models {
 namespace {
@@ -218,7 +219,7 @@ void check_hugging_face_folder(offload::IoService& io, const std::string& folder
 
 CheckpointValues::CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout)
     : layout_(layout), parameters_(checkpoint.open_tensors(engine::kModelFile)) {
-  check(*parameters_, true);
+  check(*parameters_, [](engine::ParameterId) { return true; });
 }
 
 CheckpointValues::CheckpointValues(const engine::CheckpointReader& checkpoint, const engine::Layout& layout,
@@ -227,7 +228,8 @@ CheckpointValues::CheckpointValues(const engine::CheckpointReader& checkpoint, c
   if (!any_trainable(layout)) return;
   check_state(checkpoint, layout, optimizer);
   const std::string master = engine::optimizer_file("master");
-  if (checkpoint.has(master)) check(*(masters_ = checkpoint.open_tensors(master)), false);
+  if (checkpoint.has(master)) masters_ = checkpoint.open_tensors(master);
+  if (masters_ != nullptr) check(*masters_, [this](engine::ParameterId id) { return has_master(id); });
   for (const std::string& name : optimizer.whole_names()) {
     const auto tensors = whole_tensors(layout, optimizer, name);
     wholes_.push_back(tensors.empty() ? nullptr : checkpoint.open_tensors(engine::optimizer_file(name)));
@@ -243,14 +245,20 @@ CheckpointValues::CheckpointValues(const engine::CheckpointReader& checkpoint, c
     if (opened.scales != nullptr)
       check_codes(opened);
     else
-      check(*opened.values, false);
+      check(*opened.values, [this](engine::ParameterId id) { return is_trainable(layout_, id); });
   }
 }
 
-// frozen: whether it holds the parameters of frozen units too.
-void CheckpointValues::check(const engine::SafetensorsReader& reader, bool frozen) const {
+// Where a checkpoint has masters, an f32 parameter is its own.
+bool CheckpointValues::has_master(engine::ParameterId parameter) const {
+  return masters_ != nullptr && is_trainable(layout_, parameter) &&
+         parameters_->tensor(layout_.spec(parameter).name).dtype() != Dtype::kF32;
+}
+
+void CheckpointValues::check(const engine::SafetensorsReader& reader,
+                             const std::function<bool(engine::ParameterId)>& has) const {
   for (engine::ParameterId id = 0; id < layout_.parameters(); ++id) {
-    if (!frozen && !is_trainable(layout_, id)) continue;
+    if (!has(id)) continue;
     const engine::ParameterSpec& spec = layout_.spec(id);
     const engine::StoredTensor* tensor = reader.find(spec.name);
     if (tensor == nullptr)
@@ -291,7 +299,7 @@ void CheckpointValues::read_codes(const State& state, const std::string& name, s
 }
 
 engine::SafetensorsReader& CheckpointValues::values_of(engine::ParameterId parameter) {
-  return masters_ != nullptr && is_trainable(layout_, parameter) ? *masters_ : *parameters_;
+  return has_master(parameter) ? *masters_ : *parameters_;
 }
 
 engine::UnitSource CheckpointValues::source() {
@@ -317,30 +325,41 @@ engine::UnitSource CheckpointValues::source() {
   return source;
 }
 
-CheckpointTensors::CheckpointTensors(const engine::Layout& layout, Dtype dtype,
-                                     const optim::Optimizer& optimizer) {
-  const auto header = [&](Dtype type, bool frozen, bool scales = false) {
+CheckpointTensors::CheckpointTensors(const engine::Layout& layout, const optim::Optimizer& optimizer) {
+  const engine::StateFormats formats(layout, optimizer);
+  // Of the parameters that are wanted: each as it is declared. A span's values follow those of the one
+  // before.
+  const auto header = [&](const auto& wanted, const auto& declared) {
     std::vector<engine::TensorDeclaration> tensors;
-    for (engine::ParameterId id = 0; id < layout.parameters(); ++id) {
-      if (!frozen && !is_trainable(layout, id)) continue;
-      const engine::ParameterSpec& spec = layout.spec(id);
-      if (spec.continues()) continue;  // its values follow those of the span before
-      if (scales)
-        tensors.push_back({spec.name, type, {divide_up(spec.whole_elements(), optim::kScaleBlock)}});
-      else
-        tensors.push_back({spec.name, type, {spec.shape.begin(), spec.shape.end()}});
-    }
+    for (engine::ParameterId id = 0; id < layout.parameters(); ++id)
+      if (!layout.spec(id).continues() && wanted(layout.place(id).unit)) tensors.push_back(declared(id));
     return engine::SafetensorsHeader(tensors);
   };
-  headers_.push_back({engine::kModelFile, header(dtype, true)});
+  const auto of_type = [&](Dtype type) {
+    return [&layout, type](engine::ParameterId id) {
+      const engine::ParameterSpec& spec = layout.spec(id);
+      return engine::TensorDeclaration{spec.name, type, {spec.shape.begin(), spec.shape.end()}};
+    };
+  };
+  const auto scales = [&](engine::ParameterId id) {
+    const engine::ParameterSpec& spec = layout.spec(id);
+    return engine::TensorDeclaration{
+        spec.name, Dtype::kF32, {divide_up(spec.whole_elements(), optim::kScaleBlock)}};
+  };
+  const auto all = [](engine::UnitId) { return true; };
+  const auto trained = [&](engine::UnitId unit) { return layout.trainable(unit); };
+  const auto has_master = [&](engine::UnitId unit) { return trained(unit) && formats.of(unit).has_master(); };
+  headers_.push_back({engine::kModelFile, header(all, [&](engine::ParameterId id) {
+                        return of_type(layout.dtype(layout.place(id).unit))(id);
+                      })});
   if (!any_trainable(layout)) return;
-  if (dtype != Dtype::kF32 && optimizer.keeps_master())
-    headers_.push_back({engine::optimizer_file("master"), header(Dtype::kF32, false)});
+  if (formats.any_master())
+    headers_.push_back({engine::optimizer_file("master"), header(has_master, of_type(Dtype::kF32))});
   for (const optim::StateArray& array : optimizer.state()) {
     state_.push_back(headers_.size());
-    headers_.push_back({engine::optimizer_file(array.name), header(array.type, false)});
+    headers_.push_back({engine::optimizer_file(array.name), header(trained, of_type(array.type))});
     if (array.type == Dtype::kU8)
-      headers_.push_back({engine::scales_file(array.name), header(Dtype::kF32, false, true)});
+      headers_.push_back({engine::scales_file(array.name), header(trained, scales)});
   }
   for (const std::string& name : optimizer.whole_names()) {
     wholes_.push_back(headers_.size());

@@ -71,7 +71,10 @@ class CheckpointValues {
     std::unique_ptr<engine::SafetensorsReader> values, scales;  // scales: null where values are no codes
     optim::CodeMap map;
   };
-  void check(const engine::SafetensorsReader& reader, bool frozen) const;
+  bool has_master(engine::ParameterId parameter) const;
+  // has: the parameters that it is to hold.
+  void check(const engine::SafetensorsReader& reader,
+             const std::function<bool(engine::ParameterId)>& has) const;
   void check_codes(const State& state) const;
   static void read_codes(const State& state, const std::string& name, std::size_t first,
                          std::span<float> out);
@@ -86,7 +89,7 @@ class CheckpointValues {
 // The tensor files of a checkpoint that are written side by side, unit by unit in the layout's order.
 class CheckpointTensors {
  public:
-  CheckpointTensors(const engine::Layout& layout, Dtype dtype, const optim::Optimizer& optimizer);
+  CheckpointTensors(const engine::Layout& layout, const optim::Optimizer& optimizer);
   std::vector<std::uint64_t> file_bytes() const;
   std::size_t files() const { return headers_.size(); }
   std::uint64_t buffer_bytes() const;  // what they are all written or read through

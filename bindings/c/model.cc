@@ -29,13 +29,20 @@ sluice_status sluice_model_add_parameter(sluice_model* model, const sluice_param
       fail(ErrorCode::kInvalidArgument, "a parameter is added before the first unit; add a unit");
     sluice::engine::ParameterSpec spec;
     spec.name = &required(given.name, "parameter.name");
+    sluice::engine::UnitSpec& unit = model->units.back();
+    const sluice::Dtype dtype = dtype_of(given.dtype);
+    if (!unit.parameters.empty() && dtype != unit.dtype)
+      fail(ErrorCode::kInvalidArgument,
+           "'{}' is {}, and unit '{}', to which it is added, has {}; give each type a unit of its own",
+           spec.name, name_of(dtype), unit.name, name_of(unit.dtype));
     spec.group = given.group;
     spec.span_first = given.span_first;
     spec.span_elements = given.span_elements;
     for (std::size_t i = 0; i < given.dimensions; ++i)
       spec.shape.push_back((&required(given.shape, "parameter.shape"))[i]);
     if (spec.shape.empty()) spec.shape.push_back(1);
-    model->units.back().parameters.push_back(std::move(spec));
+    unit.dtype = dtype;
+    unit.parameters.push_back(std::move(spec));
     if (id != nullptr) *id = static_cast<uint32_t>(model->frozen.size());
     model->frozen.push_back(given.frozen != 0);
   });

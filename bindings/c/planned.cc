@@ -115,11 +115,10 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   made.trace_events = options.trace_events;
   made.serve_touches = options.serve_touches != 0;
   const std::size_t held = std::max<std::size_t>(1, options.held_units) + (made.serve_touches ? 1 : 0);
-  made.profile = engine::any_order_profile(units_of(model), held, dtype_of(options.dtype));
+  made.profile = engine::any_order_profile(units_of(model), held);
   const engine::MachineRates rates = rates_of(*made.io, made.disk);
   made.checkpoint_buffers =
-      models::CheckpointTensors(engine::Layout(made.profile.units), made.profile.dtype, *made.optimizer)
-          .buffer_bytes();
+      models::CheckpointTensors(engine::Layout(made.profile.units), *made.optimizer).buffer_bytes();
   made.budget.memory = options.memory;
   made.budget.disk = models::usable_disk(made.disk);
   const std::uint64_t holds = allocator::resident_bytes();

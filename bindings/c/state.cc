@@ -10,8 +10,15 @@ namespace {
 
 using engine::ParameterId;
 
+bool has_master(const sluice_engine& e, engine::UnitId unit) {
+  return e.planned.optimizer->keeps_master() && e.engine->layout().dtype(unit) != Dtype::kF32;
+}
+
+// 1 where any unit has them: they are array 0 then.
 uint32_t masters_of(const sluice_engine& e) {
-  return e.planned.profile.dtype != Dtype::kF32 && e.planned.optimizer->keeps_master() ? 1 : 0;
+  for (engine::UnitId unit = 0; unit < e.held.size(); ++unit)
+    if (e.engine->layout().trainable(unit) && has_master(e, unit)) return 1;
+  return 0;
 }
 
 // The number of the first array that is not by elements.
@@ -102,7 +109,7 @@ sluice_status sluice_engine_set_state(sluice_engine* handle, uint32_t unit, slui
   return with_engine(handle, [&](sluice_engine& e) {
     if (state == nullptr) sluice::fail(sluice::ErrorCode::kInvalidArgument, "'state' is NULL");
     engine::UnitSource source;
-    if (masters_of(e) > 0)
+    if (has_master(e, unit_of(e, unit)))
       source.values = [&](engine::ParameterId p, std::size_t first, std::span<float> out) {
         stop_unless_zero(state(context, p, 0, first, out.data(), out.size()));
       };

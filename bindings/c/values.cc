@@ -136,7 +136,7 @@ std::string save(sluice_engine& e, const std::string& out, std::uint64_t keep) {
   const engine::RunLock lock(out);
   check_folder(out, e.engine->steps());
   engine::remove_leftovers(out);
-  models::CheckpointTensors tensors(e.engine->layout(), e.planned.profile.dtype, *e.planned.optimizer);
+  models::CheckpointTensors tensors(e.engine->layout(), *e.planned.optimizer);
   engine::CheckpointWriter::Options options;
   options.out = out;
   options.step = e.engine->steps();

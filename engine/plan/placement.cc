@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <numeric>
 
 #include "core/bytes.h"
@@ -33,12 +34,13 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
       clip_(request.clip),
       layout_(profile.units),
       uses_(gradient_uses(profile)),
-      format_(optimizer, profile.dtype),
+      formats_(layout_, optimizer),
       chunk_elements_(choose_chunk(layout_, request)),
       passes_(static_cast<std::size_t>(optimizer.rounds()) + 1),
       whole_bytes_(WholeStore(layout_, optimizer).bytes()),
       rounds_bytes_(UpdatePipeline::rounds_bytes(layout_, optimizer)) {
-  if (profile.dtype == Dtype::kF32 && !optimizer.keeps_master())
+  const auto is_narrow = [](const UnitSpec& unit) { return unit.trainable && unit.dtype != Dtype::kF32; };
+  if (!optimizer.keeps_master() && std::none_of(profile.units.begin(), profile.units.end(), is_narrow))
     fail(ErrorCode::kInvalidArgument,
          "no masters are to be kept of parameters in f32, and each is its own; leave that out, or use bf16");
   for (UnitId unit = 0; optimizer.rounds() > 0 && unit < layout_.units().size(); ++unit)
@@ -50,9 +52,7 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
              parameter.name, optimizer.name());
 }
 
-std::size_t Placement::parameter_bytes(UnitId unit) const {
-  return layout_.unit_elements(unit) * size_of(profile_.dtype);
-}
+std::size_t Placement::parameter_bytes(UnitId unit) const { return layout_.unit_bytes(unit); }
 
 std::size_t Placement::gradient_bytes(UnitId unit) const {
   std::size_t bytes = 0;
@@ -70,7 +70,7 @@ bool Placement::stores_gradient(UnitId unit, std::size_t groups) const {
 }
 
 std::size_t Placement::state_bytes(UnitId unit) const {
-  return layout_.trainable(unit) ? format_.bytes(layout_.unit_elements(unit)) : 0;
+  return layout_.trainable(unit) ? formats_.of(unit).bytes(layout_.unit_elements(unit)) : 0;
 }
 
 // Read at each access of each group, but not where the unit is still there from the access before or the next
@@ -84,7 +84,7 @@ Placement::Traffic Placement::parameter_traffic(UnitId unit, std::size_t groups)
     reads += i == 0 || positions[i] - positions[i - 1] > 2 ? 1 : 0;
   reads *= groups;
   if (!updated(unit)) return {reads * parameter_bytes(unit), 0};
-  if (format_.has_master() && clip_ && reads > 0) --reads;
+  if (formats_.of(unit).has_master() && clip_ && reads > 0) --reads;
   return {reads * parameter_bytes(unit), parameter_bytes(unit)};
 }
 
@@ -99,7 +99,7 @@ Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups) 
     traffic.written += kept * bytes;
   }
   if (clip_ && updated(unit)) {
-    const std::size_t size = size_of(profile_.any_order ? Dtype::kF32 : profile_.dtype);
+    const std::size_t size = size_of(profile_.any_order ? Dtype::kF32 : layout_.dtype(unit));
     const std::uint64_t bytes = layout_.unit_elements(unit) * size;
     traffic.read += passes_ * bytes;
     traffic.written += bytes;
@@ -166,11 +166,14 @@ bool Placement::needs_staging(const std::vector<UnitPlan>& units) const {
 }
 
 bool Placement::needs_scratch() const {
-  for (std::size_t array = format_.masters(); array < format_.arrays(); ++array)
-    if (format_.array(array).type != Dtype::kF32) return true;
-  const bool any_frozen = std::any_of(profile_.units.begin(), profile_.units.end(),
-                                      [](const UnitSpec& unit) { return !unit.trainable; });
-  return profile_.dtype != Dtype::kF32 && (!format_.has_master() || any_frozen);
+  for (UnitId unit = 0; unit < layout_.units().size(); ++unit) {
+    const StateFormat& format = formats_.of(unit);
+    const std::size_t arrays = layout_.trainable(unit) ? format.arrays() : 0;
+    for (std::size_t array = format.masters(); array < arrays; ++array)
+      if (format.array(array).type != Dtype::kF32) return true;
+    if (layout_.dtype(unit) != Dtype::kF32 && (arrays == 0 || !format.has_master())) return true;
+  }
+  return false;
 }
 
 std::size_t Placement::activation_bytes(const std::vector<UnitPlan>& units, std::size_t group) const {
@@ -199,24 +202,38 @@ double Placement::compute_seconds(const std::vector<UnitPlan>& units, const Mach
   return static_cast<double>(profile_.micro_batches) * (flops / rates.flops + bytes / rates.memory_bandwidth);
 }
 
-double Placement::whole_bytes_per_element() const {
-  std::size_t elements = 0;
-  for (ParameterId p = 0; p < layout_.parameters(); ++p)
-    if (layout_.trainable(layout_.place(p).unit)) elements += layout_.place(p).elements;
-  return elements == 0 ? 0 : static_cast<double>(whole_bytes_) / static_cast<double>(elements);
+double Placement::element_bytes() const {
+  double elements = 0, bytes = static_cast<double>(whole_bytes_);
+  for (ParameterId p = 0; p < layout_.parameters(); ++p) {
+    const Layout::Place& place = layout_.place(p);
+    if (!layout_.trainable(place.unit)) continue;
+    elements += static_cast<double>(place.elements);
+    bytes += static_cast<double>(place.elements) * formats_.of(place.unit).element_bytes();
+  }
+  return elements == 0 ? 0 : bytes / elements;
 }
 
 // Each round reads gradient and values. The application reads gradient, master and state, writes master,
 // state and, beside a master, the parameter.
+double Placement::update_bytes(UnitId unit) const {
+  const StateFormat& format = formats_.of(unit);
+  const std::size_t rounds = (passes_ - 1) * 2, passes = format.has_master() ? 2 : 3;  // of its type
+  return 2 * format.element_bytes() + static_cast<double>((passes + rounds) * size_of(layout_.dtype(unit)));
+}
+
 double Placement::optimizer_seconds(const MachineRates& rates) const {
-  const std::size_t passes = format_.has_master() ? 2 : 3;  // of the parameters' type
-  const std::size_t rounds = (passes_ - 1) * 2 * size_of(profile_.dtype);
-  const auto bytes =
-      2 * format_.element_bytes() + static_cast<double>(passes * size_of(profile_.dtype) + rounds);
-  std::size_t elements = 0;
+  double bytes = 0;
   for (ParameterId p = 0; p < layout_.parameters(); ++p)
-    if (updated(layout_.place(p).unit)) elements += layout_.place(p).elements;
-  return static_cast<double>(elements) * bytes / rates.memory_bandwidth;
+    if (const UnitId unit = layout_.place(p).unit; updated(unit))
+      bytes += static_cast<double>(layout_.place(p).elements) * update_bytes(unit);
+  return bytes / rates.memory_bandwidth;
+}
+
+double Placement::least_update_bytes() const {
+  double least = std::numeric_limits<double>::infinity();
+  for (UnitId unit = 0; unit < layout_.units().size(); ++unit)
+    if (updated(unit)) least = std::min(least, update_bytes(unit));
+  return least;
 }
 
 std::array<std::uint64_t, allocator::kPurposes> Placement::resident_bytes(

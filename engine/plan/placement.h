@@ -23,10 +23,10 @@ class Placement {
   Placement(const Profile& profile, const optim::Optimizer& optimizer, const PlanRequest& request);
 
   const Layout& layout() const { return layout_; }
-  const StateFormat& format() const { return format_; }
+  const StateFormats& formats() const { return formats_; }
+  double element_bytes() const;  // of master and state of a trainable parameter, on average
   std::size_t chunk_elements() const { return chunk_elements_; }
   std::size_t rounds_bytes() const { return rounds_bytes_; }  // beside the slots of the staging memory
-  double whole_bytes_per_element() const;                     // of state that is not by elements, on average
 
   std::size_t parameter_bytes(UnitId unit) const;
   std::size_t gradient_bytes(UnitId unit) const;  // all uses
@@ -53,6 +53,9 @@ class Placement {
   std::size_t workspace_bytes(const std::vector<UnitPlan>& units) const;
   double compute_seconds(const std::vector<UnitPlan>& units, const MachineRates& rates) const;
   double optimizer_seconds(const MachineRates& rates) const;
+  // What an update moves of memory for each element, of the unit that moves least; infinite where none is
+  // updated.
+  double least_update_bytes() const;
 
   // Sums over what is resident, each rounded as it is taken.
   std::array<std::uint64_t, allocator::kPurposes> resident_bytes(const std::vector<UnitPlan>& units) const;
@@ -68,8 +71,9 @@ class Placement {
   Layout layout_;
   std::vector<int> uses_;  // gradient buffers of each unit
   bool updated(UnitId unit) const { return uses_[unit] > 0; }
+  double update_bytes(UnitId unit) const;  // for each element
 
-  StateFormat format_;
+  StateFormats formats_;
   std::size_t chunk_elements_;
   std::size_t passes_;  // of an update over gradients and state
   std::size_t whole_bytes_, rounds_bytes_;

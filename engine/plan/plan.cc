@@ -113,7 +113,7 @@ class Planner {
   // One that is updated, and as many that are read, and written, as keep the disk at its pace: while one of
   // them ends, the others are to fill the queue.
   std::vector<std::size_t> slot_counts() const {
-    const std::size_t slot = UpdatePipeline::slot_bytes(placement_.chunk_elements(), placement_.format());
+    const std::size_t slot = UpdatePipeline::slot_bytes(placement_.chunk_elements(), placement_.formats());
     const std::size_t one_way = 1 + divide_up(rates_.disk_in_flight, std::max<std::size_t>(slot, 1));
     const std::size_t wanted = std::clamp(1 + 2 * one_way, kLeastStagingSlots, kMostStagingSlots);
     if (wanted == kLeastStagingSlots) return {wanted};
@@ -200,7 +200,6 @@ class Planner {
 
   Plan describe(const Shape& shape, std::vector<UnitPlan> units) const {
     Plan plan;
-    plan.dtype = profile_.dtype;
     plan.clip = request_.clip;
     plan.group = shape.group;
     plan.prefetch = shape.lookahead.prefetch;
@@ -208,8 +207,7 @@ class Planner {
     // Few enough mappings, whatever the size of the pool.
     plan.extent_bytes = kHugePage;
     plan.chunk_elements = placement_.chunk_elements();
-    plan.state_bytes_per_parameter =
-        placement_.format().element_bytes() + placement_.whole_bytes_per_element();
+    plan.state_bytes_per_parameter = placement_.element_bytes();
     const std::size_t scratch = placement_.needs_scratch() ? 1 : 0;
     plan.staging_slots = placement_.needs_staging(units) ? shape.slots : scratch;
     plan.activation_bytes = placement_.activation_bytes(units, shape.group);
@@ -227,7 +225,7 @@ class Planner {
     host[index(Purpose::kActivation)] = round_up(plan.activation_bytes, kHugePage);
     host[index(Purpose::kWorkspace)] = round_up(plan.workspace_bytes, kHugePage) + profile_.hidden_bytes;
     const std::size_t slots =
-        plan.staging_slots * UpdatePipeline::slot_bytes(plan.chunk_elements, placement_.format());
+        plan.staging_slots * UpdatePipeline::slot_bytes(plan.chunk_elements, placement_.formats());
     host[index(Purpose::kStaging)] = round_up(slots + placement_.rounds_bytes(), kHugePage);
     host[index(Purpose::kBase)] = budget_.base;
     plan.bytes[index(Tier::kDisk)] = placement_.disk_bytes(plan.units);
@@ -324,9 +322,8 @@ class Planner {
   Placement placement_;
 };
 
-// The smallest chunk whose update is long enough for this machine's memory.
-std::size_t chunk_for(const StateFormat& format, Dtype dtype, const MachineRates& rates) {
-  const auto moved = static_cast<double>(2 * format.bytes(1) + 3 * size_of(dtype));
+// The smallest chunk whose update is long enough for this machine's memory. moved: bytes for each element.
+std::size_t chunk_for(double moved, const MachineRates& rates) {
   std::size_t grains = 1;
   while (grains < kMostGrains &&
          static_cast<double>(grains * kChunkGrain) * moved / rates.memory_bandwidth < kShortestUpdate)
@@ -338,7 +335,7 @@ std::size_t chunk_for(const StateFormat& format, Dtype dtype, const MachineRates
 
 Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
                const PlanRequest& request, const MachineRates& rates) {
-  const std::size_t chunk = chunk_for(StateFormat(optimizer, profile.dtype), profile.dtype, rates);
+  const std::size_t chunk = chunk_for(Placement(profile, optimizer, request).least_update_bytes(), rates);
   if (!request.chunk_elements && chunk > kChunkGrain) {
     PlanRequest larger = request;
     larger.chunk_elements = chunk;

@@ -52,7 +52,6 @@ struct UnitPlan {
 
 // Where every byte lives. Made before the first allocation; what is not in it is not taken.
 struct Plan {
-  Dtype dtype = Dtype::kF32;
   bool clip = true;
   std::vector<UnitPlan> units;
   std::size_t group = 1;         // micro-batches that pass through a unit together

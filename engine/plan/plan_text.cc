@@ -27,6 +27,13 @@ const ActivationChoice& common_choice(const Plan& plan, const Profile& profile) 
   return profile.unit_profiles[widest].choices[plan.units[widest].choice];
 }
 
+std::string_view common_dtype(const Profile& profile) {
+  const auto is_first = [&](const UnitSpec& unit) { return unit.dtype == profile.units.front().dtype; };
+  return std::all_of(profile.units.begin(), profile.units.end(), is_first)
+             ? name_of(profile.units.front().dtype)
+             : "mixed";
+}
+
 double bytes_per_day(const Plan& plan) {
   return plan.step_seconds > 0 ? static_cast<double>(plan.step_bytes_written) * 86400 / plan.step_seconds : 0;
 }
@@ -50,15 +57,15 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
                       count(plan, &UnitPlan::gradient_resident), count(plan, &UnitPlan::state_resident));
   if (const std::size_t stored = count(plan, &UnitPlan::gradient_stored); stored < units)
     text += fmt::format("applied at once   gradients of {}/{} units: never stored\n", units - stored, units);
-  text += fmt::format("each parameter    {} bytes, and {:.4g} of optimizer state and master\n",
-                      size_of(plan.dtype), plan.state_bytes_per_parameter);
+  text += fmt::format("each parameter    {}, and {:.4g} bytes of optimizer state and master\n",
+                      common_dtype(profile), plan.state_bytes_per_parameter);
   text += fmt::format("recomputed        {}\n", common_choice(plan, profile).name);
   text += fmt::format("micro-batches     {} of {} tokens, {} at a time through a unit\n",
                       profile.micro_batches, profile.tokens, plan.group);
   if (plan.uses_disk())
     text += fmt::format("ahead             {} accesses, {} staging slots of {} elements\n", plan.prefetch,
                         plan.staging_slots, plan.chunk_elements);
-  if (plan.dtype == Dtype::kBf16 && !profile.native_products)
+  if (!profile.native_products)
     text +=
         "products          this CPU has no bf16 instructions: operands are widened to f32 for each product\n";
   text += fmt::format("moved per step    {} read, {} written ({} written a day)\n",
@@ -80,13 +87,14 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
   Json units = Json::array();
   for (std::size_t u = 0; u < plan.units.size(); ++u)
     units.push_back({{"name", profile.units[u].name},
+                     {"dtype", name_of(profile.units[u].dtype)},
                      {"parameters", plan.units[u].parameters_resident ? "memory" : "disk"},
                      {"gradient", !plan.units[u].gradient_stored    ? "none"
                                   : plan.units[u].gradient_resident ? "memory"
                                                                     : "disk"},
                      {"state", plan.units[u].state_resident ? "memory" : "disk"},
                      {"recompute", profile.unit_profiles[u].choices[plan.units[u].choice].name}});
-  return {{"dtype", name_of(plan.dtype)},
+  return {{"dtype", common_dtype(profile)},
           {"bytes", tiers},
           {"predicted_peak", plan.peak_memory},
           {"disk", plan.disk_bytes},

@@ -7,12 +7,11 @@
 
 namespace sluice::engine {
 
-Profile any_order_profile(std::vector<UnitSpec> units, std::size_t held_units, Dtype dtype) {
+Profile any_order_profile(std::vector<UnitSpec> units, std::size_t held_units) {
   Profile profile;
   profile.units = std::move(units);
   profile.any_order = true;
   profile.held_units = held_units;
-  profile.dtype = dtype;
   profile.unit_profiles.resize(profile.units.size());
   for (UnitProfile& unit : profile.unit_profiles) unit.choices = {{"none", 0, 0, 0}};
   const auto count = static_cast<UnitId>(profile.units.size());

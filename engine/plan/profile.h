@@ -44,13 +44,12 @@ struct Profile {
   std::size_t border_gradient_bytes = 0;  // of one micro-batch: the gradient handed from unit to unit
   std::size_t workspace_bytes = 0;        // what is needed at any choice, beyond the choices' own
   std::size_t hidden_bytes = 0;           // what libraries take beyond operands
-  Dtype dtype = Dtype::kF32;
-  bool native_products = true;  // false: bf16 operands are widened to f32 for each product
+  bool native_products = true;            // false: bf16 operands are widened to f32 for each product
 };
 
 // Of a client that acquires its units in an order of its own, at most `held_units` at once: as if each were
 // used once forward, and then backward from the last one on. A frozen unit is only read.
-Profile any_order_profile(std::vector<UnitSpec> units, std::size_t held_units, Dtype dtype);
+Profile any_order_profile(std::vector<UnitSpec> units, std::size_t held_units);
 
 // How many gradient buffers each unit needs: one for each use of its parameters; none where the schedule
 // never asks for its gradient (a model that is only read). Throws Error(kInvalidArgument) where it asks for

@@ -89,13 +89,13 @@ void Engine::State::acquire_for_editing(UnitId unit) {
 void Engine::State::release_from_editing(UnitId unit) {
   const Access access = take_held({unit, true, -1, false});
   const HoldingId values = parameters[unit];
-  if (streams().has_master_of(unit)) {
+  if (states.has_master(unit)) {
     settle();  // the masters go through the staging slots
-    take_masters(streams(), unit, {pager.data(values), plan.dtype});
+    take_masters(streams(), unit, {pager.data(values), layout.dtype(unit)});
   }
   pager.conceal(values, true);
   release_in_any_order(access);
-  pager.written(values, parameter_bytes(unit));
+  pager.written(values, layout.unit_bytes(unit));
   pager.release(values);
   queue.advance();
 }

@@ -18,8 +18,8 @@ Gradients::Gradients(const Layout& layout, const std::vector<int>& uses, const P
                      Pager& pager)
     : layout_(layout),
       pager_(pager),
+      any_order_(any_order),
       outlive_step_(any_order && plan.clip),
-      type_(any_order ? Dtype::kF32 : plan.dtype),
       progress_(layout.parameters()),
       changed_(layout.units().size()) {
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
@@ -114,8 +114,8 @@ void Gradients::drop_all() {
 
 void Gradients::sum_squares_of(Threads& threads, ParameterId parameter, const void* base) {
   const Layout::Place& place = layout_.place(parameter);
-  const auto squares =
-      kernels::sum_of_squares(threads, place.elements, ConstArray{base, type_}.at(place.offset));
+  const auto squares = kernels::sum_of_squares(threads, place.elements,
+                                               ConstArray{base, final_type(place.unit)}.at(place.offset));
   Progress& progress = progress_[parameter];
   progress.square_sum = squares.sum;
   progress.finite = squares.finite;
@@ -161,7 +161,7 @@ std::optional<ParameterId> Gradients::finish(Threads& threads, UnitId unit) {
                    {data(p, 0), Dtype::kF32});
   }
   void* base = pager_.data(holding(unit, 0));
-  if (type_ == Dtype::kBf16)
+  if (final_type(unit) == Dtype::kBf16)
     kernels::narrow_in_place(threads, layout_.unit_elements(unit), static_cast<float*>(base));
   std::optional<ParameterId> not_finite;
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {

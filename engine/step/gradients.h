@@ -57,8 +57,10 @@ class Gradients {
   // bf16 gradient is then packed into the first half of the buffer), sums squares. Returns a parameter whose
   // gradient is not finite, if there is one.
   std::optional<ParameterId> finish(Threads& threads, UnitId unit);
-  Dtype final_type() const { return type_; }
-  std::size_t final_bytes(UnitId unit) const { return layout_.unit_elements(unit) * size_of(type_); }
+  Dtype final_type(UnitId unit) const { return any_order_ ? Dtype::kF32 : layout_.dtype(unit); }
+  std::size_t final_bytes(UnitId unit) const {
+    return layout_.unit_elements(unit) * size_of(final_type(unit));
+  }
 
   double norm() const;  // over all parameters, squares added in registration order
   void begin_step();    // where they may outlive a step, it begins with those that were not dropped
@@ -80,8 +82,7 @@ class Gradients {
 
   const Layout& layout_;
   Pager& pager_;
-  bool outlive_step_;
-  Dtype type_;
+  bool any_order_, outlive_step_;
   std::vector<std::vector<Buffer>> units_;
   std::vector<Progress> progress_;  // by parameter
   std::vector<bool> changed_;       // by unit

@@ -42,8 +42,8 @@ UpdatePipeline::~UpdatePipeline() {
   changed_.wait(lock, [&] { return transfers_ == 0; });
 }
 
-std::size_t UpdatePipeline::slot_bytes(std::size_t chunk_elements, const StateFormat& format) {
-  return round_up(format.bytes(chunk_elements), offload::RecordStore::kBlock) +
+std::size_t UpdatePipeline::slot_bytes(std::size_t chunk_elements, const StateFormats& formats) {
+  return round_up(formats.most_bytes(chunk_elements), offload::RecordStore::kBlock) +
          round_up(chunk_elements * sizeof(float), offload::RecordStore::kBlock);
 }
 
@@ -60,7 +60,7 @@ std::size_t UpdatePipeline::rounds_bytes(const Layout& layout, const optim::Opti
 }
 
 void UpdatePipeline::start(allocator::Ledger& ledger, std::size_t slots) {
-  const std::size_t bytes = slot_bytes(states_.chunk_elements(), states_.format());
+  const std::size_t bytes = slot_bytes(states_.chunk_elements(), states_.formats());
   staging_ = allocator::Region(ledger, allocator::Purpose::kStaging,
                                slots * bytes + rounds_bytes(layout_, optimizer_));
   round_memory_ = reinterpret_cast<double*>(staging_.data() + slots * bytes);
@@ -69,7 +69,8 @@ void UpdatePipeline::start(allocator::Ledger& ledger, std::size_t slots) {
 }
 
 std::byte* UpdatePipeline::gradient_part(const Slot& slot) const {
-  return slot.data + round_up(states_.format().bytes(states_.chunk_elements()), offload::RecordStore::kBlock);
+  return slot.data +
+         round_up(states_.formats().most_bytes(states_.chunk_elements()), offload::RecordStore::kBlock);
 }
 
 void UpdatePipeline::add(const Update& update, std::function<void()> on_applied) {
@@ -132,7 +133,7 @@ void UpdatePipeline::read_chunk(std::size_t index) {
     }
   };
   if (!states_.resident(update.unit))
-    read(states_.record(update.unit), states_.chunk_offset(slot.chunk), slot.data,
+    read(states_.record(update.unit), states_.chunk_offset(update.unit, slot.chunk), slot.data,
          states_.chunk_bytes(update.unit, slot.chunk));
   if (update.gradient.data == nullptr) {
     const std::size_t size = size_of(update.gradient_type);
@@ -187,7 +188,7 @@ void UpdatePipeline::apply_ready_slot(std::size_t index) {
   if (!writes) return issue_reads();
   const auto done = [this, index](std::exception_ptr error) { on_written(index, std::move(error)); };
   try {
-    disk_->write(states_.record(update.unit), states_.chunk_offset(slot.chunk),
+    disk_->write(states_.record(update.unit), states_.chunk_offset(update.unit, slot.chunk),
                  {slot.data, states_.chunk_bytes(update.unit, slot.chunk)}, done);
   } catch (...) {
     done(std::current_exception());
@@ -264,7 +265,7 @@ optim::Hyperparameters UpdatePipeline::hyperparameters_of(const Update& update, 
 // The part of a parameter that lies in a chunk; it may be empty.
 optim::Span UpdatePipeline::span_of(const Update& update, ParameterId parameter, std::size_t chunk,
                                     std::byte* state, ConstArray gradient) const {
-  const StateFormat& format = states_.format();
+  const StateFormat& format = states_.format(update.unit);
   const std::size_t begin = chunk * states_.chunk_elements();
   const std::size_t elements = states_.chunk_size(update.unit, chunk);
   const Layout::Place& place = layout_.place(parameter);

@@ -48,7 +48,7 @@ class UpdatePipeline {
   UpdatePipeline(const UpdatePipeline&) = delete;
   UpdatePipeline& operator=(const UpdatePipeline&) = delete;
 
-  static std::size_t slot_bytes(std::size_t chunk_elements, const StateFormat& format);
+  static std::size_t slot_bytes(std::size_t chunk_elements, const StateFormats& formats);
   static std::size_t rounds_bytes(const Layout& layout, const optim::Optimizer& optimizer);
   void start(allocator::Ledger& ledger,
              std::size_t slots);  // takes the staging memory: slots, and for rounds

@@ -10,16 +10,16 @@ constexpr std::size_t kRunning = 2;
 
 }  // namespace
 
-UpdateQueue::UpdateQueue(const Plan& plan, Pager& pager, Gradients& gradients, UpdatePipeline& pipeline,
+UpdateQueue::UpdateQueue(const Layout& layout, Pager& pager, Gradients& gradients, UpdatePipeline& pipeline,
                          Waits& waits, const std::vector<HoldingId>& parameters)
-    : plan_(plan),
+    : layout_(layout),
       pager_(pager),
       gradients_(gradients),
       pipeline_(pipeline),
       waits_(waits),
       parameters_(parameters),
-      phases_(plan.units.size(), Phase::kCurrent),
-      due_(plan.units.size()) {}
+      phases_(layout.units().size(), Phase::kCurrent),
+      due_(layout.units().size()) {}
 
 void UpdateQueue::add(UnitId unit, Due due) {
   phases_[unit] = Phase::kWaiting;
@@ -39,8 +39,8 @@ bool UpdateQueue::start(UnitId unit, bool wait) {
   update.unit = unit;
   update.groups = due_[unit].groups;
   update.parameter_updates = due_[unit].parameters;
-  update.parameters = {pager_.data(values), plan_.dtype};
-  update.gradient_type = gradients_.final_type();
+  update.parameters = {pager_.data(values), layout_.dtype(unit)};
+  update.gradient_type = gradients_.final_type(unit);
   const bool in_memory = pager_.present(gradient);
   if (in_memory)
     update.gradient = {pager_.acquire(gradient, Pager::Use::kRead), update.gradient_type};

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "engine/layout.h"
-#include "engine/plan/plan.h"
 #include "engine/step/gradients.h"
 #include "engine/step/update_pipeline.h"
 #include "engine/store/pager.h"
@@ -24,8 +23,8 @@ class UpdateQueue {
   };
 
   // parameters: the holding of each unit. All outlive this.
-  UpdateQueue(const Plan& plan, Pager& pager, Gradients& gradients, UpdatePipeline& pipeline, Waits& waits,
-              const std::vector<HoldingId>& parameters);
+  UpdateQueue(const Layout& layout, Pager& pager, Gradients& gradients, UpdatePipeline& pipeline,
+              Waits& waits, const std::vector<HoldingId>& parameters);
 
   // REQUIRES: current(unit), and its gradient is final.
   void add(UnitId unit, Due due);
@@ -43,7 +42,7 @@ class UpdateQueue {
   void on_applied(UnitId unit, bool gradient_in_memory);
   void wait();
 
-  const Plan& plan_;
+  const Layout& layout_;
   Pager& pager_;
   Gradients& gradients_;
   UpdatePipeline& pipeline_;

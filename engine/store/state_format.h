@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -64,6 +65,29 @@ class StateFormat {
 
   std::vector<optim::StateArray> arrays_;
   std::size_t masters_ = 0;
+};
+
+// The formats of a model's units, whose parameters may be of several types.
+class StateFormats {
+ public:
+  StateFormats(const Layout& layout, const optim::Optimizer& optimizer) {
+    for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
+      formats_.emplace_back(optimizer, layout.dtype(unit));
+      if (layout.trainable(unit)) any_master_ |= formats_.back().has_master();
+    }
+  }
+  const StateFormat& of(UnitId unit) const { return formats_[unit]; }
+  bool any_master() const { return any_master_; }
+  // Of a chunk of any unit.
+  std::size_t most_bytes(std::size_t elements) const {
+    std::size_t most = 0;
+    for (const StateFormat& format : formats_) most = std::max(most, format.bytes(elements));
+    return most;
+  }
+
+ private:
+  std::vector<StateFormat> formats_;
+  bool any_master_ = false;
 };
 
 }  // namespace sluice::engine

@@ -19,7 +19,7 @@ namespace sluice::engine {
 // The same layout in memory and on disk. Thread rule: as RecordStore.
 class StateStore {
  public:
-  StateStore(const Layout& layout, StateFormat format, std::size_t chunk_elements,
+  StateStore(const Layout& layout, StateFormats formats, std::size_t chunk_elements,
              const std::vector<bool>& resident, offload::RecordStore* disk);
   void start(allocator::Ledger& ledger);  // takes the memory of what is resident
 
@@ -27,15 +27,20 @@ class StateStore {
   void drop() { memory_ = {}; }
   std::size_t resident_bytes() const { return memory_.size(); }
 
-  const StateFormat& format() const { return format_; }
-  std::size_t arrays(UnitId unit) const { return layout_.trainable(unit) ? format_.arrays() : 0; }
+  const StateFormats& formats() const { return formats_; }
+  const StateFormat& format(UnitId unit) const { return formats_.of(unit); }
+  std::size_t arrays(UnitId unit) const { return layout_.trainable(unit) ? format(unit).arrays() : 0; }
+  // Whether its values are held in f32 beside its parameters.
+  bool has_master(UnitId unit) const { return layout_.trainable(unit) && format(unit).has_master(); }
   std::size_t chunk_elements() const { return chunk_elements_; }
   std::size_t chunks(UnitId unit) const;
   std::size_t chunk_size(UnitId unit, std::size_t chunk) const;  // elements
   std::size_t chunk_bytes(UnitId unit, std::size_t chunk) const {
-    return layout_.trainable(unit) ? format_.bytes(chunk_size(unit, chunk)) : 0;
+    return layout_.trainable(unit) ? format(unit).bytes(chunk_size(unit, chunk)) : 0;
   }
-  std::size_t chunk_offset(std::size_t chunk) const { return format_.bytes(chunk * chunk_elements_); }
+  std::size_t chunk_offset(UnitId unit, std::size_t chunk) const {
+    return format(unit).bytes(chunk * chunk_elements_);
+  }
   bool resident(UnitId unit) const { return units_[unit].resident; }           // also where it has no bytes
   std::byte* chunk_data(UnitId unit, std::size_t chunk) const;                 // REQUIRES: resident
   offload::RecordId record(UnitId unit) const { return units_[unit].record; }  // REQUIRES: not resident
@@ -47,7 +52,7 @@ class StateStore {
     offload::RecordId record = 0;
   };
   const Layout& layout_;
-  StateFormat format_;
+  StateFormats formats_;
   std::size_t chunk_elements_, resident_bytes_ = 0;
   std::vector<Unit> units_;
   allocator::Region memory_;

@@ -48,14 +48,14 @@ void encode(Threads& threads, std::size_t n, optim::CodeMap map, const float* va
 }
 
 // One array of the optimizer's: by way of f32, where it is narrower.
-void fill_array(const ValueStreams& s, const std::vector<Piece>& pieces, std::size_t n, std::size_t index,
-                std::byte* state, const UnitSource& source) {
-  const optim::StateArray& array = s.states.format().array(index);
-  const optim::StatePart part = s.states.format().part(state, n, index);
+void fill_array(const ValueStreams& s, const StateFormat& format, const std::vector<Piece>& pieces,
+                std::size_t n, std::size_t index, std::byte* state, const UnitSource& source) {
+  const optim::StateArray& array = format.array(index);
+  const optim::StatePart part = format.part(state, n, index);
   float* wide = array.type == Dtype::kF32 ? part.values.f32() : s.pipeline.scratch();
   clear_padding(pieces, n, wide);
   for (const Piece& piece : pieces)
-    source.state(piece.parameter, index - s.states.format().masters(), piece.first,
+    source.state(piece.parameter, index - format.masters(), piece.first,
                  {wide + piece.in_chunk, piece.count});
   if (array.type == Dtype::kU8)
     encode(s.resources.threads, n, array.map, wide, part);
@@ -75,21 +75,21 @@ void fill_values(const ValueStreams& s, const std::vector<Piece>& pieces, std::s
 
 void fill_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, Array values, std::byte* state,
                 const UnitSource& source) {
-  const std::size_t n = s.states.chunk_size(unit, chunk), masters = s.has_master_of(unit) ? 1 : 0;
+  const std::size_t n = s.states.chunk_size(unit, chunk), masters = s.states.has_master(unit) ? 1 : 0;
   const std::vector<Piece> present = pieces(s, unit, chunk);
   // What no source fills in is zero, which all types have as zero bytes.
   if (!source.state) std::fill_n(state, s.states.chunk_bytes(unit, chunk), std::byte{0});
   if (source.values)
     fill_values(s, present, n, values,
-                masters > 0 ? s.states.format().part(state, n, 0).values.f32() : nullptr, source);
+                masters > 0 ? s.states.format(unit).part(state, n, 0).values.f32() : nullptr, source);
   for (std::size_t a = masters; source.state && a < s.states.arrays(unit); ++a)
-    fill_array(s, present, n, a, state, source);
+    fill_array(s, s.states.format(unit), present, n, a, state, source);
 }
 
 // The chunk's values in f32: where they lie, or widened.
 const float* wide_values(const ValueStreams& s, UnitId unit, std::size_t n, ConstArray values,
                          std::byte* state) {
-  if (s.has_master_of(unit)) return s.states.format().part(state, n, 0).values.f32();
+  if (s.states.has_master(unit)) return s.states.format(unit).part(state, n, 0).values.f32();
   if (values.type == Dtype::kF32) return values.f32();
   kernels::convert(s.resources.threads, n, values, {s.pipeline.scratch(), Dtype::kF32});
   return s.pipeline.scratch();
@@ -103,7 +103,7 @@ void drain_values(const std::vector<Piece>& pieces, const float* values, const U
 // The arrays go side by side: a sink that computes checksums is slower than a disk.
 void drain_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, ConstArray values, std::byte* state,
                  const UnitSink& sink) {
-  const std::size_t n = s.states.chunk_size(unit, chunk), masters = s.has_master_of(unit) ? 1 : 0;
+  const std::size_t n = s.states.chunk_size(unit, chunk), masters = s.states.has_master(unit) ? 1 : 0;
   const std::size_t arrays = s.states.arrays(unit);
   const std::vector<Piece> present = pieces(s, unit, chunk);
   if (sink.values) drain_values(present, wide_values(s, unit, n, values, state), sink);
@@ -114,7 +114,7 @@ void drain_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, ConstArr
   };
   const auto drain_array = [&](std::size_t array) {
     for (const Piece& piece : present) {
-      const optim::StatePart part = s.states.format().part(state, n, array, piece.in_chunk);
+      const optim::StatePart part = s.states.format(unit).part(state, n, array, piece.in_chunk);
       if (array < masters && sink.master)
         sink.master(piece.parameter, piece.first, {part.values.f32(), piece.count});
       if (array >= masters && sink.state)
@@ -152,7 +152,7 @@ std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values,
       return std::current_exception();
     }
     if (!resident)
-      s.resources.disk->write(s.states.record(unit), s.states.chunk_offset(chunk),
+      s.resources.disk->write(s.states.record(unit), s.states.chunk_offset(unit, chunk),
                               {state, s.states.chunk_bytes(unit, chunk)}, writes[slot].add());
   }
   for (offload::Batch& batch : writes) batch.wait();
@@ -166,7 +166,7 @@ std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray va
   const std::size_t chunks = s.states.chunks(unit);
   const auto read = [&](std::size_t chunk) {
     if (!resident && chunk < chunks)
-      s.resources.disk->read(s.states.record(unit), s.states.chunk_offset(chunk),
+      s.resources.disk->read(s.states.record(unit), s.states.chunk_offset(unit, chunk),
                              {s.pipeline.slot(chunk % reads.size()), s.states.chunk_bytes(unit, chunk)},
                              reads[chunk % reads.size()].add());
   };
@@ -198,7 +198,7 @@ void take_masters(const ValueStreams& s, UnitId unit, ConstArray values) {
       batch.wait();
     };
     const offload::RecordId record = resident ? 0 : s.states.record(unit);
-    const std::size_t offset = s.states.chunk_offset(chunk);
+    const std::size_t offset = s.states.chunk_offset(unit, chunk);
     transfer([&](auto done) { s.resources.disk->read(record, offset, bytes, std::move(done)); });
     keep_or_replace(s.states.chunk_size(unit, chunk), values.at(chunk * s.states.chunk_elements()),
                     reinterpret_cast<float*>(state));

@@ -16,7 +16,6 @@ struct ValueStreams {
   StateStore& states;
   UpdatePipeline& pipeline;
   const Resources& resources;
-  bool has_master_of(UnitId unit) const { return states.format().has_master() && layout.trainable(unit); }
 };
 
 // values: the unit's home, held. Padding becomes zero. Returns what the source threw, after which it is not
@@ -30,7 +29,7 @@ std::exception_ptr save_values(const ValueStreams& streams, UnitId unit, ConstAr
 
 // values: the unit's home, which a client has written. A master whose rounding is no longer what stands there
 // becomes it; the others keep what the narrower type cannot hold. Waits for its transfers. REQUIRES:
-// has_master_of(unit).
+// states.has_master(unit).
 void take_masters(const ValueStreams& streams, UnitId unit, ConstArray values);
 
 }  // namespace sluice::engine

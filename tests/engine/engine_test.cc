@@ -11,7 +11,7 @@ namespace {
 
 struct Options {
   std::size_t micro_batches = 3;
-  Dtype dtype = Dtype::kF32;
+  toy::Types types = {Dtype::kF32};
   PlanRequest request;
   std::uint64_t memory = kGiB;
   int threads = 2;
@@ -41,7 +41,7 @@ std::vector<std::unique_ptr<offload::File>> slow_disk(const std::vector<std::uni
 }
 
 Trained train(const Options& setup, int steps = 4) {
-  const Profile profile = toy::profile(setup.micro_batches, setup.dtype, setup.blocks);
+  const Profile profile = toy::profile(setup.micro_batches, setup.types, setup.blocks);
   const auto optimizer = optim::make_optimizer(setup.optimizer);
   Trained result;
   result.plan = make_plan(profile, *optimizer, {setup.memory, kGiB, 0}, setup.request, {});
@@ -77,9 +77,10 @@ void expect_same(const Trained& a, const Trained& b) {
   EXPECT_TRUE(a.outcome == b.outcome) << "parameters or optimizer state differ";
 }
 
-Options with(bool clip, Dtype dtype, const char* parameters, const char* gradients, const char* state) {
+Options with(bool clip, const toy::Types& types, const char* parameters, const char* gradients,
+             const char* state) {
   Options setup;
-  setup.dtype = dtype;
+  setup.types = types;
   setup.request.clip = clip;
   setup.request.parameters = parameters;
   setup.request.gradients = gradients;
@@ -106,11 +107,11 @@ std::uint64_t kept_bytes(const Plan& plan) {
                    [static_cast<std::size_t>(allocator::Purpose::kOptimizerState)];
 }
 
-class Twins : public testing::TestWithParam<std::tuple<bool, Dtype>> {};
+class Twins : public testing::TestWithParam<std::tuple<bool, toy::Types>> {};
 
 TEST_P(Twins, PlacementNeverChangesBits) {
-  const auto [clip, dtype] = GetParam();
-  const Trained memory = train(with(clip, dtype, "memory", "memory", "memory"));
+  const auto& [clip, types] = GetParam();
+  const Trained memory = train(with(clip, types, "memory", "memory", "memory"));
   EXPECT_EQ(memory.traffic.bytes_read + memory.traffic.bytes_written, 0u);
   EXPECT_GT(memory.outcome.losses.front(), 0);
   for (const auto& [parameters, gradients, state] :
@@ -119,39 +120,39 @@ TEST_P(Twins, PlacementNeverChangesBits) {
                                                                       {"memory", "disk", "memory"},
                                                                       {"disk", "disk", "disk"}}) {
     SCOPED_TRACE(std::string(parameters) + " " + gradients + " " + state);
-    const Trained other = train(with(clip, dtype, parameters, gradients, state));
+    const Trained other = train(with(clip, types, parameters, gradients, state));
     expect_same(memory, other);
     EXPECT_GT(other.traffic.bytes_written, 0u);
   }
 }
 
 TEST_P(Twins, GroupsPrefetchChunksAndThreadsNeverChangeBits) {
-  const auto [clip, dtype] = GetParam();
-  const Trained base = train(with(clip, dtype, "memory", "memory", "memory"));
+  const auto& [clip, types] = GetParam();
+  const Trained base = train(with(clip, types, "memory", "memory", "memory"));
   for (const std::size_t group : {1, 2}) {
-    Options setup = with(clip, dtype, "disk", "disk", "disk");
+    Options setup = with(clip, types, "disk", "disk", "disk");
     setup.request.group = group;
     SCOPED_TRACE("group " + std::to_string(group));
     expect_same(base, train(setup));
   }
   for (const std::size_t prefetch : {1, 2, 5}) {
-    Options setup = with(clip, dtype, "disk", "disk", "disk");
+    Options setup = with(clip, types, "disk", "disk", "disk");
     setup.request.prefetch = prefetch;
     setup.threads = static_cast<int>(prefetch);
     SCOPED_TRACE("prefetch " + std::to_string(prefetch));
     expect_same(base, train(setup));
   }
-  Options setup = with(clip, dtype, "disk", "disk", "disk");
+  Options setup = with(clip, types, "disk", "disk", "disk");
   setup.request.chunk_elements = 2 * kChunkGrain;
   expect_same(base, train(setup));
 }
 
 TEST_P(Twins, ADiskThatAnswersLateNeverChangesBits) {
-  const auto [clip, dtype] = GetParam();
-  const Trained base = train(with(clip, dtype, "memory", "memory", "memory"));
+  const auto& [clip, types] = GetParam();
+  const Trained base = train(with(clip, types, "memory", "memory", "memory"));
   for (const unsigned delay : {200, 3000})
     for (const std::size_t prefetch : {1, 5}) {
-      Options setup = with(clip, dtype, "disk", "disk", "disk");
+      Options setup = with(clip, types, "disk", "disk", "disk");
       setup.disk_delay = delay;
       setup.request.prefetch = prefetch;
       setup.request.group = prefetch == 1 ? 1 : 3;
@@ -161,12 +162,12 @@ TEST_P(Twins, ADiskThatAnswersLateNeverChangesBits) {
 }
 
 TEST_P(Twins, EveryOptimizerHasTheSameBitsEverywhere) {
-  const auto [clip, dtype] = GetParam();
+  const auto& [clip, types] = GetParam();
   for (const optim::OptimizerSettings& optimizer : kOptimizers) {
     SCOPED_TRACE(optimizer.name);
-    const auto run = [&, clip = clip, dtype = dtype](const char* place, const char* state, std::size_t group,
-                                                     std::size_t chunk = kChunkGrain) {
-      Options setup = with(clip, dtype, place, place, state);
+    const auto run = [&, clip = clip, &types = types](const char* place, const char* state, std::size_t group,
+                                                      std::size_t chunk = kChunkGrain) {
+      Options setup = with(clip, types, place, place, state);
       setup.optimizer = optimizer;
       setup.blocks = 1;
       setup.request.group = group;
@@ -192,7 +193,7 @@ TEST(TwinsWithoutMasters, PlacementNeverChangesBits) {
           optim::OptimizerSettings{.name = "adamw", .storage = {Dtype::kU8, false, 3}},
           optim::OptimizerSettings{.name = "adafactor", .storage = {Dtype::kF32, false, 3}}}) {
       const auto run = [&](const char* place, const char* state, std::size_t group) {
-        Options setup = with(clip, Dtype::kBf16, place, place, state);
+        Options setup = with(clip, {Dtype::kBf16}, place, place, state);
         setup.optimizer = optimizer;
         setup.blocks = 1;
         setup.request.group = group;
@@ -208,8 +209,8 @@ TEST(TwinsWithoutMasters, PlacementNeverChangesBits) {
 }
 
 TEST_P(Twins, BudgetsBetween) {
-  const auto [clip, dtype] = GetParam();
-  Options large = with(clip, dtype, "memory", "memory", "memory");
+  const auto& [clip, types] = GetParam();
+  Options large = with(clip, types, "memory", "memory", "memory");
   large.blocks = 24;
   const Trained base = train(large, 2);
   Options least = large;
@@ -218,7 +219,7 @@ TEST_P(Twins, BudgetsBetween) {
   ASSERT_LT(low, high);
   for (const std::uint64_t memory : {low + (high - low) / 4, low + (high - low) * 3 / 4}) {
     Options setup;
-    setup.dtype = dtype;
+    setup.types = types;
     setup.blocks = large.blocks;
     setup.request.clip = clip;
     setup.memory = memory;
@@ -232,10 +233,14 @@ TEST_P(Twins, BudgetsBetween) {
 }
 
 INSTANTIATE_TEST_SUITE_P(ClipAndType, Twins,
-                         testing::Combine(testing::Bool(), testing::Values(Dtype::kF32, Dtype::kBf16)),
+                         testing::Combine(testing::Bool(),
+                                          testing::Values(toy::Types{Dtype::kF32}, toy::Types{Dtype::kBf16},
+                                                          toy::Types{Dtype::kF32, Dtype::kBf16})),
                          [](const auto& test) {
-                           return std::string(std::get<0>(test.param) ? "clip" : "at_once") + "_" +
-                                  std::string(name_of(std::get<1>(test.param)));
+                           std::string name = std::get<0>(test.param) ? "clip" : "at_once";
+                           for (const Dtype type : std::get<1>(test.param))
+                             name += "_" + std::string(name_of(type));
+                           return name;
                          });
 
 }  // namespace

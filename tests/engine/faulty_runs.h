@@ -29,7 +29,7 @@ struct Options {
 inline constexpr std::size_t kChunk = std::size_t{256} << 10;
 
 inline Profile small_profile(Dtype dtype) {
-  Profile profile = toy::profile(2, dtype, 2);
+  Profile profile = toy::profile(2, {dtype}, 2);
   profile.units[0].parameters[0].shape = {132, 2048};
   for (std::size_t block = 1; block <= 2; ++block) profile.units[block].parameters[0].shape = {20, 1000};
   return profile;

@@ -17,7 +17,7 @@ constexpr UnitId kFrozen = 2;  // of the toy's blocks
 constexpr ParameterId kFrozenWeight = 4, kFrozenBias = 5;
 
 Profile frozen_profile(Dtype dtype) {
-  Profile profile = toy::profile(2, dtype);
+  Profile profile = toy::profile(2, {dtype});
   profile.units[kFrozen].trainable = false;
   for (Access& access : profile.schedule)
     if (access.unit == kFrozen) access = {kFrozen, true, -1, false};
@@ -63,7 +63,7 @@ INSTANTIATE_TEST_SUITE_P(Types, FrozenUnits, testing::Values(Dtype::kF32, Dtype:
                          [](const auto& test) { return std::string(name_of(test.param)); });
 
 TEST_P(FrozenUnits, HaveParametersAlone) {
-  const Profile all = toy::profile(2, GetParam()), some = frozen_profile(GetParam());
+  const Profile all = toy::profile(2, {GetParam()}), some = frozen_profile(GetParam());
   const Layout layout(all.units);
   const auto plan_of = [&](const Profile& profile) {
     return make_plan(profile, *optimizer_, {kGiB, kGiB, 0}, everything("disk", true), {});

@@ -15,9 +15,11 @@
 // in the losses.
 namespace sluice::engine::toy {
 
-inline Profile profile(std::size_t micro_batches, Dtype dtype = Dtype::kF32, std::size_t blocks = 3) {
+using Types = std::vector<Dtype>;  // of the units, in turn
+
+inline Profile profile(std::size_t micro_batches, const Types& types = {Dtype::kF32},
+                       std::size_t blocks = 3) {
   Profile profile;
-  profile.dtype = dtype;
   profile.micro_batches = micro_batches;
   profile.tokens = 1;
   profile.units.push_back({"embedding", {{"wte", {300, 2048}, 0, 2}, {"wpe", {7, 100}, 0, 1}}});
@@ -26,6 +28,7 @@ inline Profile profile(std::size_t micro_batches, Dtype dtype = Dtype::kF32, std
     profile.units.push_back({name, {{name + ".weight", {600, 1000}, 0, 1}, {name + ".bias", {1000}, 1, 1}}});
   }
   profile.units.push_back({"final", {{"final.gamma", {1000}, 1, 1}}});
+  for (std::size_t u = 0; u < profile.units.size(); ++u) profile.units[u].dtype = types[u % types.size()];
   const auto last = static_cast<UnitId>(blocks + 1);
   profile.schedule.push_back({0, true, -1, false});
   for (UnitId u = 1; u <= blocks; ++u) profile.schedule.push_back({u, true, -1, false});

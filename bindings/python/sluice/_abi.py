@@ -24,6 +24,7 @@ class Parameter(ctypes.Structure):
         ("frozen", c_uint32),
         ("span_first", c_uint64),
         ("span_elements", c_uint64),
+        ("dtype", ctypes.c_int),
     ]
 
 
@@ -39,7 +40,6 @@ class EngineOptions(ctypes.Structure):
         ("disk", POINTER(Folder)),
         ("disk_folders", c_size_t),
         ("threads", c_uint32),
-        ("dtype", ctypes.c_int),
         ("held_units", c_uint32),
         ("groups", c_uint32),
         ("beta1", c_double),

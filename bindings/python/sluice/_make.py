@@ -52,8 +52,8 @@ def groups_of(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
 
 
 @contextlib.contextmanager
-def model_of(units: Sequence[Unit]) -> Iterator[ctypes.c_void_p]:
-    """A sluice_model, destroyed after the `with`."""
+def model_of(units: Sequence[Unit], dtype: str) -> Iterator[ctypes.c_void_p]:
+    """A sluice_model, destroyed after the `with`. dtype: of parameters that have none of their own."""
     model = ctypes.c_void_p()
     call("sluice_model_create", ctypes.byref(model))
     try:
@@ -69,11 +69,18 @@ def model_of(units: Sequence[Unit]) -> Iterator[ctypes.c_void_p]:
                     given.group,
                     1 if given.frozen else 0,
                     *(given.span or (0, 0)),
+                    _dtype(given.dtype or dtype, f"the dtype of '{given.name}'"),
                 )
                 call("sluice_model_add_parameter", model, ctypes.byref(parameter), None)
         yield model
     finally:
         library().sluice_model_destroy(model)
+
+
+def _dtype(name: str, what: str) -> int:
+    if name not in _abi.DTYPES:
+        raise InvalidArgumentError(f"{what} is {name!r}; it may be {', '.join(_abi.DTYPES)}")
+    return _abi.DTYPES[name]
 
 
 def _folders(disk: Path | Folder | Sequence[Path | Folder] | None) -> list[_abi.Folder]:
@@ -117,9 +124,8 @@ def _fixed(optimizer: Optimizer) -> dict[str, Any]:
 
 def options_of(given: Options) -> _abi.EngineOptions:
     """The C struct, which keeps alive what it points to."""
-    for what, kind, known in (("dtype", given.dtype, _abi.DTYPES), ("state", given.state, _abi.STATE_TYPES)):
-        if kind not in known:
-            raise InvalidArgumentError(f"{what} is {kind!r}; it may be {', '.join(known)}")
+    if given.state not in _abi.STATE_TYPES:
+        raise InvalidArgumentError(f"state is {given.state!r}; it may be {', '.join(_abi.STATE_TYPES)}")
     if given.master not in ("f32", "none"):
         raise InvalidArgumentError(f"master is {given.master!r}; it may be f32, none")
     groups = groups_of(given.optimizer)
@@ -131,7 +137,6 @@ def options_of(given: Options) -> _abi.EngineOptions:
         disk=(_abi.Folder * len(folders))(*folders),
         disk_folders=len(folders),
         threads=whole(given.threads, "threads"),
-        dtype=_abi.DTYPES[given.dtype],
         held_units=whole(given.held_units, "held_units"),
         groups=len(groups),
         trace_events=whole(given.trace_events, "trace_events", 2**63),

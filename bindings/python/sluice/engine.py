@@ -32,7 +32,7 @@ Values = Union[Mapping[str, Any], Stream]
 def plan(units: Sequence[Unit], options: Options) -> dict[str, Any]:
     """Where every byte would live, without taking any: what `sluice plan --json` prints. Raises BudgetError where it
     does not fit: which budget is short, by how much, and what would fit."""
-    with _make.model_of(units) as model:
+    with _make.model_of(units, options.dtype) as model:
         made: dict[str, Any] = json.loads(text_of("sluice_plan", model, ctypes.byref(_make.options_of(options))))
         return made
 
@@ -98,7 +98,7 @@ class Engine:
         ]
         self._view_ids = itertools.count()
         address = ctypes.c_void_p()
-        with _make.model_of(self.units) as model:
+        with _make.model_of(self.units, options.dtype) as model:
             call("sluice_engine_create", model, ctypes.byref(_make.options_of(options)), ctypes.byref(address))
         self._handle = Handle(address.value or 0)
         self._finalizer = weakref.finalize(self, self._handle.close)
@@ -213,7 +213,9 @@ class Engine:
         with self._lock:
             if self._held[unit] == 0:
                 raise StateError(f"'{name}' is read while its unit '{self.units[unit].name}' is not held; acquire it")
-            view = _buffers.view_of_memory(address.value or 0, parameter.view_shape, self.options.dtype)
+            view = _buffers.view_of_memory(
+                address.value or 0, parameter.view_shape, parameter.dtype or self.options.dtype
+            )
             self._views[unit][next(self._view_ids)] = view
             return view
 

@@ -50,13 +50,15 @@ class Parameter:
 
     span: first element, and how many, where a large parameter spans several units: each has the span that follows the one
         of the unit before, and nothing else; all but the last of a multiple of SPAN_GRAIN elements. They have one name in
-        a checkpoint, and each its `key` here; elements of a span count from its first."""
+        a checkpoint, and each its `key` here; elements of a span count from its first.
+    dtype: "f32" or "bf16", one for all parameters of a unit; None: that of the options."""
 
     name: str
     shape: tuple[int, ...] = ()
     group: int = 0
     frozen: bool = False
     span: Optional[tuple[int, int]] = None
+    dtype: Optional[str] = None
 
     def __post_init__(self) -> None:
         shape = tuple(whole(length, f"a dimension of '{self.name}'", 2**63) for length in self.shape)
@@ -119,9 +121,9 @@ class Options:
     reserved: what the caller will take beyond what the process holds now: activations, workspace, gradients.
     optimizer: the settings of all parameters, or a list of one for each group: AdamW, Adam, Lion,
         SGD or Adafactor.
-    dtype: of parameters, "f32" or "bf16"; with bf16 the optimizer keeps an f32 master of each.
+    dtype: of parameters that have none of their own, "f32" or "bf16"; the optimizer keeps an f32 master of what is bf16.
     state: of the optimizer's arrays, "f32", "bf16" or "8bit".
-    master: "none" with dtype "bf16": no masters are kept, and updates are rounded stochastically, by `seed`.
+    master: "none": no masters are kept of what is bf16, and updates are rounded stochastically, by `seed`.
     threads: of updates; 0: the cores that the process may use.
     held_units: the most units that are held at once.
     trace_events: how many of the latest are kept for Engine.save_trace(); 0: none.

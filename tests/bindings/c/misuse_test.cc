@@ -233,6 +233,13 @@ TEST(ModelTest, RefusesWhatIsNoModel) {
                {"first unit"});
   ASSERT_OK(sluice_model_add_unit(made, "u", nullptr));
   EXPECT_OK(sluice_model_add_parameter(made, &parameter, nullptr));
+  parameter.dtype = SLUICE_BF16;
+  expect_error(sluice_model_add_parameter(made, &parameter, nullptr), SLUICE_INVALID_ARGUMENT,
+               {"'a' is bf16", "'u'", "f32"});
+  parameter.dtype = static_cast<sluice_dtype>(77);
+  expect_error(sluice_model_add_parameter(made, &parameter, nullptr), SLUICE_INVALID_ARGUMENT,
+               {"77 is no sluice_dtype"});
+  parameter.dtype = SLUICE_F32;
   EXPECT_OK(sluice_model_add_parameter(made, &parameter, nullptr));
   const sluice_engine_options options = options_of({}, nullptr);
   sluice_engine* engine = nullptr;

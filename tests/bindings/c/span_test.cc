@@ -15,7 +15,7 @@ struct Span {
 };
 const std::vector<Span> kWhole = {{0, 0}}, kSpans = {{0, kGrain}, {kGrain, kGrain}, {2 * kGrain, kGrain / 2}};
 
-ModelHandle model_of(const std::vector<Span>& spans) {
+ModelHandle model_of(const std::vector<Span>& spans, sluice_dtype dtype) {
   sluice_model* model = nullptr;
   EXPECT_OK(sluice_model_create(&model));
   for (std::size_t i = 0; i < spans.size(); ++i) {
@@ -26,6 +26,7 @@ ModelHandle model_of(const std::vector<Span>& spans) {
     given.dimensions = kShape.size();
     given.span_first = spans[i].first;
     given.span_elements = spans[i].elements;
+    given.dtype = dtype;
     EXPECT_OK(sluice_model_add_parameter(model, &given, nullptr));
   }
   return {model, sluice_model_destroy};
@@ -41,7 +42,8 @@ EngineHandle engine_of(const std::vector<Span>& spans, const char* place, sluice
   const sluice_folder folder = {disk.c_str(), 0};
   const sluice_engine_options options = options_of(setup, &folder);
   sluice_engine* engine = nullptr;
-  EXPECT_EQ(sluice_engine_create(model_of(spans).get(), &options, &engine), wanted) << sluice_last_error();
+  EXPECT_EQ(sluice_engine_create(model_of(spans, dtype).get(), &options, &engine), wanted)
+      << sluice_last_error();
   return {engine, sluice_engine_destroy};
 }
 

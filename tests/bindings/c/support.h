@@ -78,7 +78,7 @@ using ModelHandle = std::unique_ptr<sluice_model, decltype(&sluice_model_destroy
 using EngineHandle = std::unique_ptr<sluice_engine, decltype(&sluice_engine_destroy)>;
 
 // frozen: bit u is set where unit u is.
-inline ModelHandle make_model(uint32_t frozen = 0) {
+inline ModelHandle make_model(uint32_t frozen = 0, sluice_dtype dtype = SLUICE_F32) {
   sluice_model* model = nullptr;
   EXPECT_OK(sluice_model_create(&model));
   uint32_t unit = 0, id = 0;
@@ -93,6 +93,7 @@ inline ModelHandle make_model(uint32_t frozen = 0) {
       given.dimensions = parameters()[p].shape.size();
       given.group = parameters()[p].group;
       given.frozen = frozen >> u & 1;
+      given.dtype = dtype;
       EXPECT_OK(sluice_model_add_parameter(model, &given, &id));
       EXPECT_EQ(id, p);
     }
@@ -120,7 +121,6 @@ inline sluice_engine_options options_of(const Choice& setup, const sluice_folder
   options.disk = folder;
   options.disk_folders = folder == nullptr ? 0 : 1;
   options.threads = setup.threads;
-  options.dtype = setup.dtype;
   options.held_units = setup.held;
   options.groups = 2;
   options.optimizer = setup.optimizer;
@@ -142,7 +142,7 @@ inline int start_values(void*, uint32_t parameter, uint64_t first, float* values
 }
 
 inline EngineHandle make_engine(const Choice& setup, const std::string& disk) {
-  const ModelHandle model = make_model(setup.frozen);
+  const ModelHandle model = make_model(setup.frozen, setup.dtype);
   const sluice_folder folder = {disk.c_str(), 0};
   const sluice_engine_options options = options_of(setup, disk.empty() ? nullptr : &folder);
   sluice_engine* engine = nullptr;

@@ -9,7 +9,7 @@ namespace {
 class TouchesTest : public ::testing::TestWithParam<Case> {
  protected:
   EngineHandle make(bool serve) const {
-    const ModelHandle model = make_model();
+    const ModelHandle model = make_model(0, GetParam().dtype);
     const std::string disk = folder_.path();
     const sluice_folder folder = {disk.c_str(), 0};
     Choice setup;

@@ -49,7 +49,7 @@ class UpdatePipelineTest : public testing::Test {
     std::vector<std::unique_ptr<offload::File>> files;
     files.push_back(std::move(file));
     disk_.emplace(std::move(files), ledger_);
-    states_.emplace(layout_, StateFormat(*optimizer_, Dtype::kF32), kElements, std::vector<bool>{false},
+    states_.emplace(layout_, StateFormats(layout_, *optimizer_), kElements, std::vector<bool>{false},
                     &*disk_);
     disk_->allocate();
     parameters_ = allocator::Region(ledger_, allocator::Purpose::kParameter, kElements * sizeof(float));

@@ -4,7 +4,7 @@ another way."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import Any, NoReturn
 
 import torch
@@ -13,11 +13,11 @@ from ..errors import StateError
 from . import _saving
 
 
-def guard(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Guards a model and its modules."""
+def guard(model: torch.nn.Module, dtypes: Set[torch.dtype]) -> None:
+    """Guards a model and its modules. dtypes: of its parameters."""
     _saving.install(model)
     for module in _with_parameters(model):
-        module.__dict__["_apply"] = functools.partial(_apply, module, dtype)
+        module.__dict__["_apply"] = functools.partial(_apply, module, dtypes)
         module.__dict__["__deepcopy__"] = functools.partial(refuse_copy, "copied (copy.deepcopy) in whole or in part")
         module.__dict__["__reduce_ex__"] = functools.partial(refuse_copy, "pickled in whole or in part")
 
@@ -35,16 +35,16 @@ def _with_parameters(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def _apply(
-    module: torch.nn.Module, dtype: torch.dtype, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    module: torch.nn.Module, dtypes: Set[torch.dtype], fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
 ) -> torch.nn.Module:
     """In place of Module._apply, through which .to(), .half(), .cuda() and the like go: buffers follow, parameters stay."""
-    probe = torch.empty(0, dtype=dtype)
-    moved = fn(probe)
-    if (moved.dtype, moved.device) != (probe.dtype, probe.device):
-        raise StateError(
-            f"a wrapped model is to be moved to {moved.dtype} on {moved.device}, and its parameters are the engine's: "
-            f"{probe.dtype} on {probe.device}. Move it before sluice.torch.wrap(), or after sluice.torch.close()"
-        )
+    for probe in [torch.empty(0, dtype=dtype) for dtype in dtypes]:
+        moved = fn(probe)
+        if (moved.dtype, moved.device) != (probe.dtype, probe.device):
+            raise StateError(
+                f"a wrapped model is to be moved to {moved.dtype} on {moved.device}, and its parameters are the engine's: "
+                f"{probe.dtype} on {probe.device}. Move it before sluice.torch.wrap(), or after sluice.torch.close()"
+            )
     if recurse:
         for child in module.children():
             child._apply(fn)

@@ -16,8 +16,6 @@ from ..engine import Engine
 from ..model import Options, Parameter, Unit
 from ._memory import FirstStep
 
-DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
-
 
 @dataclasses.dataclass(frozen=True)
 class Span:

@@ -26,7 +26,7 @@ from ._gradients import Gradient, Gradients, Slot
 from ._guards import guard, refuse_copy, unguard
 from ._homes import Home
 from ._memory import FirstStep, Keeper, resident_bytes
-from ._units import Group, units_of
+from ._units import DTYPES, Group, units_of
 
 
 Source = Callable[[str, int, memoryview], object]
@@ -73,7 +73,6 @@ class Session:
         self.model = weakref.ref(model)
         self.options = options
         self.trainable = train and any(p.requires_grad for p in model.parameters())
-        self.dtype = _dtype_of(groups)
         self.limit = options.held_units
         self._lock = threading.RLock()
         self._held: OrderedDict[int, list[int]] = OrderedDict()  # unit -> accesses, the one used last at the end
@@ -98,7 +97,7 @@ class Session:
         self.updates_in_backward: UpdatesInBackward | None = None
         self._gradients = Gradients(self, self.homes)
         self._install(model)
-        guard(model, self.dtype)
+        guard(model, {home.memory.dtype for home in self.homes})
         sizes = size_of(options.memory, "memory"), size_of(options.reserved, "reserve")
         self.first_step = self.engine.first_step = FirstStep(*sizes, estimated)
 
@@ -126,7 +125,7 @@ class Session:
                 index += 1
                 if not group.ends_parameters:
                     continue
-                memory = self.engine.tensor(spans, tuple(given.shape), self.dtype)
+                memory = self.engine.tensor(spans, tuple(given.shape), given.dtype)
                 if given.is_meta:
                     p = _meta.replace(places, given, memory)
                 else:
@@ -337,10 +336,10 @@ class Session:
     def add_gradient(self, home: Home, values: torch.Tensor) -> None:
         """Adds to the gradient."""
         dense = (values.to_dense() if values.layout != torch.strided else values).detach()
-        if dense.dtype not in _homes.DTYPES:
+        if dense.dtype not in DTYPES:
             dense = dense.float()
         flat = dense.contiguous().view(-1)
-        kind = _abi.DTYPES[_homes.DTYPES[flat.dtype]]
+        kind = _abi.DTYPES[DTYPES[flat.dtype]]
         with self._lock:
             for span in home.spans:
                 self.use(span.unit, _abi.GRADIENT_ONLY)
@@ -362,8 +361,8 @@ class Session:
 
     def read_gradient(self, home: Home) -> torch.Tensor:
         """A copy of the gradient."""
-        copy = torch.empty(tuple(home.parameter.shape), dtype=self.dtype)
-        kind = _abi.DTYPES[_homes.DTYPES[self.dtype]]
+        copy = torch.empty(tuple(home.parameter.shape), dtype=home.memory.dtype)
+        kind = _abi.DTYPES[DTYPES[copy.dtype]]
         for span in home.spans:
             to = span.of(copy.view(-1)).data_ptr()
             self.engine._handle.call("sluice_engine_get_gradient", span.index, to, kind)
@@ -427,19 +426,3 @@ class Session:
 def _on_gradient(session: weakref.ref[Session], parameter: torch.nn.Parameter) -> None:
     if (alive := session()) is not None:
         alive.take_gradient(parameter)
-
-
-def _dtype_of(groups: Sequence[Group]) -> torch.dtype:
-    first = groups[0].parameters[0]
-    for group in groups:
-        for name, p in group.parameters:
-            if p.dtype not in _homes.DTYPES:
-                raise InvalidArgumentError(
-                    f"'{name}' is of {p.dtype}; parameters in float32 or bfloat16 can be wrapped"
-                )
-            if p.dtype != first[1].dtype:
-                raise InvalidArgumentError(
-                    f"'{name}' is of {p.dtype}, and '{first[0]}' of {first[1].dtype}; give the model one type with "
-                    "model.to(dtype) before it is wrapped"
-                )
-    return first[1].dtype

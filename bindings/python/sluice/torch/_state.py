@@ -79,7 +79,7 @@ def write(session: Session, state: Mapping[int, Mapping[str, Any]]) -> None:
             of_unit.setdefault(span.unit, []).append((home, span))
     for unit, own in of_unit.items():
         given = {span.key: _parts(state.get(home.index, {}), span) for home, span in own}
-        if _MASTER in arrays:
+        if any(_has_master(home, arrays) for home, _ in own):
             session.use(unit)
             for home, span in own:
                 given[span.key].setdefault(_MASTER, span.of(home.memory.view(-1)).float())
@@ -101,6 +101,10 @@ def write(session: Session, state: Mapping[int, Mapping[str, Any]]) -> None:
             home.changed()
 
 
+def _has_master(home: Home, arrays: tuple[str, ...]) -> bool:
+    return _MASTER in arrays and home.memory.dtype != torch.float32
+
+
 def _parts(arrays: Mapping[str, Any], span: Span) -> dict[str, torch.Tensor]:
     return {
         name: span.of(values.reshape(-1)) for name, values in arrays.items() if name != _STEP and values is not None
@@ -110,7 +114,8 @@ def _parts(arrays: Mapping[str, Any], span: Span) -> dict[str, torch.Tensor]:
 def _shapes(session: Session, home: Home, arrays: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     """Of the arrays that the parameter has."""
     optimizer = _settings(session)
-    shapes = {name: optimizer.shape_of_state(name, tuple(home.memory.shape)) for name in arrays}
+    own = [name for name in arrays if name != _MASTER or _has_master(home, arrays)]
+    shapes = {name: optimizer.shape_of_state(name, tuple(home.memory.shape)) for name in own}
     return {name: shape for name, shape in shapes.items() if shape is not None}
 
 

@@ -18,12 +18,15 @@ _LARGEST = 256 << 20  # bytes: a repeated block above it (one of many experts) i
 _LARGEST_PARAMETER = 64 << 20
 _SPAN = 32 << 20
 
+DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
 _Named = tuple[str, torch.nn.Parameter]
 
 
 @dataclasses.dataclass
 class Group:
-    """Parameters of one unit: all trainable, or all frozen; or a span (first element, elements) of a single one."""
+    """Parameters of one unit, of one type: all trainable, or all frozen; or a span (first element, elements) of a single
+    one."""
 
     name: str
     parameters: list[_Named]
@@ -56,6 +59,7 @@ def units_of(groups: Sequence[Group], settings_of: Mapping[int, int], train: boo
                     settings_of.get(id(p), 0),
                     frozen=not (train and p.requires_grad),
                     span=group.span,
+                    dtype=_type_of(name, p),
                 )
                 for name, p in group.parameters
             ],
@@ -71,7 +75,7 @@ def find_units(model: torch.nn.Module) -> list[Group]:
     taken: set[int] = set()
     found: list[Group] = []
     _collect(model, "", names, taken, found)
-    return _span_large(_split_frozen(_merge_small(found)))
+    return _span_large(_split(_merge_small(found)))
 
 
 def named_units(model: torch.nn.Module, units: Mapping[str, Sequence[str]]) -> list[Group]:
@@ -92,16 +96,20 @@ def named_units(model: torch.nn.Module, units: Mapping[str, Sequence[str]]) -> l
         found.append(group)
     rest: list[Group] = []
     _collect(model, "", names, taken, rest)
-    return _split_frozen(found) + _span_large(_split_frozen(_merge_small(rest)))
+    return _split(found) + _span_large(_split(_merge_small(rest)))
 
 
-def held_at_least(groups: Sequence[Group]) -> int:
-    """Units that are held together, because a parameter spans them, and the one that is used with it."""
-    most, together = 1, 0
-    for group in groups:
-        together += 1
-        if group.ends_parameters:
-            most, together = max(most, together), 0
+def held_at_least(model: torch.nn.Module, groups: Sequence[Group]) -> int:
+    """Units that are held together, because a parameter spans them or a module has parameters in them, and the one that is
+    used with them."""
+    units_of: dict[int, set[int]] = {}
+    for unit, group in enumerate(groups):
+        for _, p in group.parameters:
+            units_of.setdefault(id(p), set()).add(unit)
+    most = 1
+    for module in model.modules():
+        own = [units_of[id(p)] for p in module.parameters(recurse=False)]
+        most = max(most, len(set().union(*own)))
     return most if most == 1 else min(most + 1, len(groups))
 
 
@@ -169,14 +177,24 @@ def _span_large(groups: Sequence[Group]) -> list[Group]:
     return cut
 
 
-def _split_frozen(groups: Sequence[Group]) -> list[Group]:
-    """Frozen parameters have no gradient and no optimizer state, so they get units of their own."""
+def _split(groups: Sequence[Group]) -> list[Group]:
+    """Frozen parameters have no gradient and no optimizer state, so they get units of their own, and so does each type."""
     split = []
     for group in groups:
-        trainable = [(n, p) for n, p in group.parameters if p.requires_grad]
-        frozen = [(n, p) for n, p in group.parameters if not p.requires_grad]
-        if trainable:
-            split.append(Group(group.name, trainable))
-        if frozen:
-            split.append(Group(f"{group.name} (frozen)" if trainable else group.name, frozen))
+        kinds: dict[tuple[bool, torch.dtype], list[_Named]] = {}
+        for name, p in sorted(group.parameters, key=lambda named: not named[1].requires_grad):
+            kinds.setdefault((p.requires_grad, p.dtype), []).append((name, p))
+        first = next(iter(kinds))
+        for kind, parameters in kinds.items():
+            differs = [] if kind[0] == first[0] else ["frozen"]
+            differs += [] if kind[1] == first[1] else [_type_of(*parameters[0])]
+            split.append(Group(f"{group.name} ({', '.join(differs)})" if differs else group.name, parameters))
     return split
+
+
+def _type_of(name: str, parameter: torch.nn.Parameter) -> str:
+    if parameter.dtype not in DTYPES:
+        raise InvalidArgumentError(
+            f"'{name}' is of {parameter.dtype}; parameters in {', '.join(map(str, DTYPES))} can be wrapped"
+        )
+    return DTYPES[parameter.dtype]

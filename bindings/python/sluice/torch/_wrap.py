@@ -72,7 +72,7 @@ def wrap(
     update_in_backward: a gradient is applied in backward, as soon as its unit's are all there, and never stored: with the
         settings in force then, and before the others are known. So there is no clipping by norm, no accumulation and no
         loss scaling, and p.grad cannot be looked at: an error each. optimizer.step() ends the step.
-    master: "none" keeps no f32 masters of a bfloat16 model, and rounds updates stochastically, by `seed`.
+    master: "none" keeps no f32 masters of bfloat16 parameters, and rounds updates stochastically, by `seed`.
 
     Raises BudgetError where it does not fit, InvalidArgumentError for a model that cannot be wrapped; the model is then
     as it was.
@@ -128,9 +128,8 @@ def _wrap(
     options = Options(
         reserved=reserved,
         optimizer=settings,
-        dtype=_dtype(groups),
         threads=threads or torch.get_num_threads(),
-        held_units=max(held_units, held_at_least(groups)),
+        held_units=max(held_units, held_at_least(model, groups)),
         given_back=_given_back(groups),
         serve_touches=True,
         **others,
@@ -167,8 +166,7 @@ def plan(
         memory=memory,
         disk=disk,
         reserved=expected.reserve if reserve is None else reserve,
-        dtype=_dtype(groups),
-        held_units=max(held_units, held_at_least(groups)),
+        held_units=max(held_units, held_at_least(model, groups)),
         given_back=_given_back(groups),
         serve_touches=True,
     )
@@ -257,10 +255,6 @@ def _groups(model: torch.nn.Module, units: Optional[Mapping[str, Sequence[str]]]
     if not groups:
         raise InvalidArgumentError(f"the model ({type(model).__name__}) has no parameters")
     return groups
-
-
-def _dtype(groups: Sequence[Group]) -> str:
-    return "bf16" if groups[0].parameters[0][1].dtype == torch.bfloat16 else "f32"
 
 
 def _given_back(groups: Sequence[Group]) -> int:
