@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "allocator/ledger.h"
@@ -83,10 +84,30 @@ struct sluice_engine {
 
 namespace sluice::c {
 
+// The engine whose caller's function this thread is in.
+inline thread_local const sluice_engine* in_function_of = nullptr;
+
+// Calls a function of the caller's, which may stop the call that it is part of.
+template <class Function, class... Arguments>
+void call_back(const sluice_engine& engine, Function function, Arguments... arguments) {
+  const sluice_engine* const before = std::exchange(in_function_of, &engine);
+  const int result = function(arguments...);
+  in_function_of = before;
+  stop_unless_zero(result);
+}
+
+inline std::mutex& mutex_of(sluice_engine& engine) {
+  if (in_function_of == &engine)
+    fail(ErrorCode::kState, "an engine is called by a function that it has called; call it after that");
+  return engine.mutex;
+}
+
 // The calling thread's turn on the engine.
 class Turn {
  public:
-  explicit Turn(sluice_engine& engine) : engine_(engine), lock_(engine.mutex) { engine.caller = ::gettid(); }
+  explicit Turn(sluice_engine& engine) : engine_(engine), lock_(mutex_of(engine)) {
+    engine.caller = ::gettid();
+  }
   ~Turn() { engine_.caller = 0; }
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;

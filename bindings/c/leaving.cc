@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "allocator/memory.h"
@@ -11,7 +12,9 @@ namespace sluice::c {
 namespace {
 
 void check_growth(const sluice_engine& e, std::uint64_t besides) {
-  const std::int64_t growth = e.engine->growth_of_leaving() + static_cast<std::int64_t>(besides);
+  constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max() / 2;  // more than any machine has
+  const std::int64_t growth =
+      e.engine->growth_of_leaving() + static_cast<std::int64_t>(std::min(besides, kMost));
   if (growth <= 0) return;
   const auto more = static_cast<std::uint64_t>(growth);
   const std::uint64_t held = allocator::resident_bytes(), budget = e.planned.budget.memory;

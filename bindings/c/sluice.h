@@ -186,7 +186,7 @@ SLUICE_API sluice_status sluice_engine_plan(const sluice_engine* engine, char** 
  * is not held.
  * A function of the caller's is called with consecutive runs of elements of one parameter, by the calling
  * thread; it returns 0, or anything else to stop (SLUICE_CALLBACK; the unit must then be given values anew).
- */
+ * It may not call the engine (SLUICE_STATE). */
 
 typedef int (*sluice_read_values)(void* context, uint32_t parameter, uint64_t first_element, float* values,
                                   uint64_t elements);

@@ -36,7 +36,8 @@ engine::UnitId trainable_unit(const sluice_engine& e, uint32_t unit) {
 // Hands state to the caller's function: in f32, piece by piece, and never two at once.
 class StateReader {
  public:
-  StateReader(sluice_write_state function, void* context) : function_(function), context_(context) {}
+  StateReader(const sluice_engine& engine, sluice_write_state function, void* context)
+      : engine_(engine), function_(function), context_(context) {}
 
   // map, scales: of codes.
   void operator()(ParameterId parameter, uint32_t array, std::size_t first, std::size_t count,
@@ -53,12 +54,13 @@ class StateReader {
         kernels::convert(one_, n, values.at(at), {wide_.data(), Dtype::kF32});
         wide = wide_.data();
       }
-      stop_unless_zero(function_(context_, parameter, array, first + at, wide, n));
+      call_back(engine_, function_, context_, parameter, array, first + at, wide, n);
     }
   }
 
  private:
   static constexpr std::size_t kPiece = 64 * optim::kScaleBlock;
+  const sluice_engine& engine_;
   sluice_write_state function_;
   void* context_;
   std::mutex mutex_;
@@ -86,7 +88,7 @@ sluice_status sluice_engine_get_state(sluice_engine* handle, uint32_t unit, slui
                                       void* context) {
   return with_engine(handle, [&](sluice_engine& e) {
     if (state == nullptr) sluice::fail(sluice::ErrorCode::kInvalidArgument, "'state' is NULL");
-    StateReader reader(state, context);
+    StateReader reader(e, state, context);
     engine::UnitSink sink;
     sink.master = [&](engine::ParameterId p, std::size_t first, std::span<const float> values) {
       reader(p, 0, first, values.size(), {values.data(), sluice::Dtype::kF32});
@@ -111,15 +113,15 @@ sluice_status sluice_engine_set_state(sluice_engine* handle, uint32_t unit, slui
     engine::UnitSource source;
     if (has_master(e, unit_of(e, unit)))
       source.values = [&](engine::ParameterId p, std::size_t first, std::span<float> out) {
-        stop_unless_zero(state(context, p, 0, first, out.data(), out.size()));
+        call_back(e, state, context, p, 0, first, out.data(), out.size());
       };
     source.state = [&](engine::ParameterId p, std::size_t array, std::size_t first, std::span<float> out) {
-      stop_unless_zero(
-          state(context, p, masters_of(e) + static_cast<uint32_t>(array), first, out.data(), out.size()));
+      const uint32_t number = masters_of(e) + static_cast<uint32_t>(array);
+      call_back(e, state, context, p, number, first, out.data(), out.size());
     };
     source.whole = [&](engine::ParameterId p, std::size_t array, std::span<float> out) {
-      stop_unless_zero(
-          state(context, p, first_whole(e) + static_cast<uint32_t>(array), 0, out.data(), out.size()));
+      const uint32_t number = first_whole(e) + static_cast<uint32_t>(array);
+      call_back(e, state, context, p, number, 0, out.data(), out.size());
     };
     e.engine->load(trainable_unit(e, unit), source);
   });

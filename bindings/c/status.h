@@ -49,12 +49,24 @@ T known_part(const T* given, const char* name) {
   return known;
 }
 
+// A versioned struct of the caller's that is filled in as far as the caller knows it.
 template <class T>
-void give(const T& result, T* to) {
-  const std::size_t size = to->size;
-  std::memcpy(to, &result, std::min(size, sizeof(T)));
-  to->size = size;
-}
+class Result {
+ public:
+  // Before anything is done. given: may be NULL.
+  Result(T* given, const char* name) : to_(given) {
+    if (given != nullptr) known_part(given, name);
+  }
+  void give(const T& result) const {
+    if (to_ == nullptr) return;
+    const std::size_t size = to_->size;
+    std::memcpy(to_, &result, std::min(size, sizeof(T)));
+    to_->size = size;
+  }
+
+ private:
+  T* to_;
+};
 
 char* new_text(const std::string& text);  // for sluice_text_destroy()
 

@@ -118,10 +118,11 @@ sluice_status sluice_engine_abandon_step(sluice_engine* engine) {
 sluice_status sluice_engine_step(sluice_engine* engine, const sluice_step_settings* settings,
                                  sluice_step_result* result) {
   return with_engine(engine, [&](sluice_engine& e) {
+    const Result given(result, "result");
     if (!e.planned.plan.clip) require_none(settings, "sluice_engine_begin_step()");
     const sluice::engine::StepResult done =
         e.engine->step(e.planned.plan.clip ? settings_of(e, settings) : sluice::engine::StepSettings{});
-    if (result != nullptr) give({0, done.gradient_norm, done.clip_factor}, result);
+    given.give({0, done.gradient_norm, done.clip_factor});
   });
 }
 
@@ -161,11 +162,10 @@ sluice_status sluice_engine_ledger(const sluice_engine* engine, sluice_ledger_li
 
 sluice_status sluice_engine_counters(const sluice_engine* engine, sluice_counters* counters) {
   return with_engine(engine, [&](sluice_engine& e) {
-    sluice_counters& out = required(counters, "counters");
+    const Result given(&required(counters, "counters"), "counters");
     const auto counted = e.engine->counters();
-    give({0, counted.read_wait_seconds + counted.write_wait_seconds, counted.optimizer_seconds,
-          e.touches ? e.touches->served() : 0},
-         &out);
+    given.give({0, counted.read_wait_seconds + counted.write_wait_seconds, counted.optimizer_seconds,
+                e.touches ? e.touches->served() : 0});
   });
 }
 

@@ -164,7 +164,7 @@ sluice_status sluice_engine_set_values(sluice_engine* handle, uint32_t unit, slu
     if (values == nullptr) sluice::fail(sluice::ErrorCode::kInvalidArgument, "'values' is NULL");
     engine::UnitSource source;
     source.values = [&](engine::ParameterId p, std::size_t first, std::span<float> out) {
-      stop_unless_zero(values(context, p, first, out.data(), out.size()));
+      call_back(e, values, context, p, first, out.data(), out.size());
     };
     e.engine->load(unit_of(e, unit), source);
   });
@@ -176,7 +176,7 @@ sluice_status sluice_engine_get_values(sluice_engine* handle, uint32_t unit, slu
     if (values == nullptr) sluice::fail(sluice::ErrorCode::kInvalidArgument, "'values' is NULL");
     engine::UnitSink sink;
     sink.values = [&](engine::ParameterId p, std::size_t first, std::span<const float> part) {
-      stop_unless_zero(values(context, p, first, part.data(), part.size()));
+      call_back(e, values, context, p, first, part.data(), part.size());
     };
     e.engine->save(unit_of(e, unit), sink);
   });

@@ -214,7 +214,11 @@ void Pager::reveal(HoldingId id) {
 
 void Pager::hide(HoldingId id) {
   Holding& holding = *holdings_[id];
-  if (holding.home.placed() > 0 && holding.io != Holding::Io::kNone) settle(holding);
+  if (holding.home.placed() == 0) return;
+  if (holding.io != Holding::Io::kNone)
+    settle(holding);
+  else
+    arrange(holding);  // it was revealed, and nobody looked
 }
 
 void Pager::serve_touches(allocator::TouchServer& server) const {

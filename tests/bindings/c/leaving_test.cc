@@ -53,6 +53,7 @@ TEST_P(LeavingTest, IsRefusedWithNothingChanged) {
   sluice_home* homes[kUnits] = {};
   expect_error(sluice_engine_leave(engine.get(), 1, uint64_t{1100} << 20, homes), SLUICE_BUDGET,
                {"takes 1.", "GiB more", "of its budget of 1.00 GiB"});
+  expect_error(sluice_engine_leave(engine.get(), 1, UINT64_MAX, homes), SLUICE_BUDGET, {"of its budget"});
   EXPECT_OK(sluice_engine_acquire(engine.get(), 1, SLUICE_READ));
   expect_error(sluice_engine_leave(engine.get(), 1, 0, homes), SLUICE_STATE, {"'unit.1' is held"});
   EXPECT_OK(sluice_engine_release(engine.get(), 1));

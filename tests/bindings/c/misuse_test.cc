@@ -159,6 +159,39 @@ TEST_F(MisuseTest, AFunctionOfTheCallersStopsTheCall) {
                {"'values'"});
 }
 
+TEST_F(MisuseTest, AFunctionOfTheCallersMayNotCallTheEngine) {
+  struct Context {
+    sluice_engine* engine;
+    sluice_status inner;
+  } context = {engine(), SLUICE_OK};
+  const auto fill = [](void* given, uint32_t p, uint64_t first, float* values, uint64_t elements) {
+    auto& c = *static_cast<Context*>(given);
+    c.inner = sluice_engine_acquire(c.engine, 0, SLUICE_READ);
+    return start_values(nullptr, p, first, values, elements);
+  };
+  EXPECT_OK(sluice_engine_set_values(engine(), 1, fill, &context));
+  expect_error(context.inner, SLUICE_STATE, {"called by a function that it has called"});
+  context.inner = SLUICE_OK;
+  const auto look = [](void* given, uint32_t, uint32_t, uint64_t, const float*, uint64_t) {
+    auto& c = *static_cast<Context*>(given);
+    c.inner = sluice_engine_settle(c.engine);  // from a thread of the engine's
+    return 0;
+  };
+  EXPECT_OK(sluice_engine_get_state(engine(), 1, look, &context));
+  EXPECT_EQ(context.inner, SLUICE_STATE);
+  EXPECT_OK(sluice_engine_settle(engine()));
+}
+
+TEST_F(MisuseTest, ResultsWithoutASize) {
+  sluice_counters counters = {};
+  expect_error(sluice_engine_counters(engine(), &counters), SLUICE_INVALID_ARGUMENT,
+               {"'counters'", "SLUICE_INIT"});
+  EXPECT_OK(sluice_engine_begin_step(engine(), nullptr));
+  sluice_step_result result = {};
+  expect_error(apply(engine(), 1.0, &result), SLUICE_INVALID_ARGUMENT, {"'result'", "SLUICE_INIT"});
+  EXPECT_OK(apply(engine()));
+}
+
 TEST_F(MisuseTest, FilesThatCannotBeLoaded) {
   expect_error(sluice_engine_load(engine(), folder_.path("none").c_str()), SLUICE_NOT_FOUND, {"none"});
   expect_error(sluice_engine_load_values(engine(), folder_.path("none").c_str()), SLUICE_NOT_FOUND, {"none"});

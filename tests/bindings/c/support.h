@@ -183,12 +183,14 @@ inline void add_unit_gradients(sluice_engine* engine, uint32_t unit, sluice_dtyp
   EXPECT_OK(sluice_engine_release(engine, unit));
 }
 
-inline sluice_status apply(sluice_engine* engine, double clip = 1.0, sluice_step_result* result = nullptr) {
+inline sluice_status apply(sluice_engine* engine, double clip = 1.0, sluice_step_result* result = nullptr,
+                           bool keep_gradients = false) {
   const sluice_group_settings groups[] = {{0.01, 0.1}, {0.02, 0}};
   sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
   settings.groups = groups;
   settings.group_count = 2;
   settings.clip = clip;
+  settings.keep_gradients = keep_gradients ? 1 : 0;
   return sluice_engine_step(engine, &settings, result);
 }
 

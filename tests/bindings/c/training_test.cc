@@ -31,6 +31,31 @@ TEST_F(TrainingTest, TheSameBitsInMemoryAndOnDisk) {
   }
 }
 
+// Gradients that are kept are applied again, while the update before waits and nobody has looked.
+TEST_F(TrainingTest, StepsOneAfterAnotherWithoutAnAccessBetween) {
+  const auto run = [&](const char* place, bool look) {
+    Choice setup;
+    setup.place = place;
+    const EngineHandle engine = make_engine(setup, folder_.path());
+    set_start_values(engine.get());
+    for (int step = 0; step < 4; ++step) {
+      EXPECT_OK(sluice_engine_begin_step(engine.get(), nullptr));
+      for (uint32_t unit = 0; step == 0 && unit < kUnits; ++unit)
+        add_unit_gradients(engine.get(), unit, SLUICE_F32, 0.3f);
+      EXPECT_OK(apply(engine.get(), 1.0, nullptr, true));
+      for (uint32_t unit = 0; look && unit < kUnits; ++unit) {
+        EXPECT_OK(sluice_engine_acquire(engine.get(), unit, SLUICE_READ));
+        EXPECT_OK(sluice_engine_release(engine.get(), unit));
+      }
+    }
+    return values_of(engine.get());
+  };
+  const Values expected = run("memory", true);
+  EXPECT_TRUE(run("memory", false) == expected);
+  EXPECT_TRUE(run("disk", false) == expected);
+  EXPECT_TRUE(run("disk", true) == expected);
+}
+
 // An independent AdamW, as torch.optim writes it.
 TEST_F(TrainingTest, AgreesWithAdamWAndClipping) {
   Values values(parameters().size()), m, v;
