@@ -182,8 +182,8 @@ void check_attention(const AttentionShape& s, std::initializer_list<ConstArray> 
   if (!(s.dropout >= 0 && s.dropout < 1))
     fail(ErrorCode::kInvalidArgument, "a dropout of {} cannot be: it is at least 0 and below 1", s.dropout);
   for (const ConstArray& array : arrays)
-    if (array.type != Dtype::kF32 && array.type != Dtype::kBf16)
-      fail(ErrorCode::kInvalidArgument, "attention takes arrays of f32 or bf16, not of {}",
+    if (!is_float(array.type))
+      fail(ErrorCode::kInvalidArgument, "attention takes arrays of f32, bf16 or f16, not of {}",
            name_of(array.type));
 }
 

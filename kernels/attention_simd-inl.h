@@ -46,8 +46,10 @@ HWY_INLINE void pack_tile(ConstArray from, std::size_t stride, std::size_t rows,
                           float factor, float* to) {
   if (from.type == Dtype::kF32)
     pack_rows<Dtype::kF32>(from.data, stride, rows, width, factor, to);
-  else
+  else if (from.type == Dtype::kBf16)
     pack_rows<Dtype::kBf16>(from.data, stride, rows, width, factor, to);
+  else
+    pack_rows<Dtype::kF16>(from.data, stride, rows, width, factor, to);
 }
 
 HWY_INLINE void unpack_tile(const float* from, std::size_t rows, std::size_t width, float factor, Array to,

@@ -20,8 +20,8 @@ void convert_piece(std::size_t n, ConstArray from, Array to) {
 }
 // Each vector is read before the memory below its end is written: right as well where `to` is the beginning
 // of `from`.
-void narrow_piece(std::size_t n, const float* from, Bf16* to) {
-  for_each_vector(n, [=](auto at) HWY_ATTR { store(load(from, at), Array{to, Dtype::kBf16}, at); });
+void narrow_piece(std::size_t n, const float* from, Array to) {
+  for_each_vector(n, [=](auto at) HWY_ATTR { store(load(from, at), to, at); });
 }
 void fill_piece(std::size_t n, float value, Array to) {
   for_each_vector(n, [=](auto at) HWY_ATTR { store(set(value), to, at); });
@@ -201,15 +201,17 @@ void convert_rows(Threads& threads, std::size_t rows, std::size_t columns, Const
 
 // What the second half of [0, 2 n) becomes lies where the first half was, which is packed by then: so the
 // pieces of a half can be packed at once, and halves follow each other from small to large.
-void narrow_in_place(Threads& threads, std::size_t n, float* values) {
-  auto* const packed = reinterpret_cast<Bf16*>(values);
+void narrow_in_place(Threads& threads, std::size_t n, float* values, Dtype type) {
+  if (type == Dtype::kF32) return;
+  const Array packed{values, type};
+  require_float({packed});
   std::size_t done = std::min(n, kLoopGrain);
   HWY_DYNAMIC_DISPATCH(narrow_piece)(done, values, packed);
   while (done < n) {
     const std::size_t first = done;
     done = std::min(n, 2 * first);
     in_pieces(threads, done - first, [=](std::size_t begin, std::size_t count) {
-      HWY_DYNAMIC_DISPATCH(narrow_piece)(count, values + first + begin, packed + first + begin);
+      HWY_DYNAMIC_DISPATCH(narrow_piece)(count, values + first + begin, packed.at(first + begin));
     });
   }
 }

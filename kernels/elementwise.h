@@ -5,11 +5,11 @@
 #include "core/dtype.h"
 #include "core/threads.h"
 
-// Arrays here are f32 or bf16 (the types of one call may differ unless stated); arithmetic is f32. n: elements.
+// Arrays here are f32, bf16 or f16 (the types of one call may differ unless stated); arithmetic is f32. n: elements.
 // Arrays may be the same one (in place), and must not overlap otherwise.
 namespace sluice::kernels {
 
-void convert(Threads& threads, std::size_t n, ConstArray from, Array to);  // f32 <-> bf16, or a copy
+void convert(Threads& threads, std::size_t n, ConstArray from, Array to);  // from any of the types to any
 // The same for rows that lie from_stride and to_stride elements apart; a from_stride of 0 repeats one row.
 void convert_rows(Threads& threads, std::size_t rows, std::size_t columns, ConstArray from,
                   std::size_t from_stride, Array to, std::size_t to_stride);
@@ -17,8 +17,8 @@ void fill(Threads& threads, std::size_t n, float value, Array to);
 void add(Threads& threads, std::size_t n, ConstArray a, ConstArray b, Array sum);
 void scale(Threads& threads, std::size_t n, float factor, Array x);
 
-// Turns f32 values into bf16, packed into the first half of the same memory.
-void narrow_in_place(Threads& threads, std::size_t n, float* values);
+// Turns f32 values into a type of 2 bytes, packed into the first half of the same memory; f32 stay as they are.
+void narrow_in_place(Threads& threads, std::size_t n, float* values, Dtype type);
 
 // Normal(mean, deviation): element i depends on (seed, stream, i) alone. Box-Muller over Philox words.
 void fill_normal(Threads& threads, std::size_t n, std::uint64_t seed, std::uint64_t stream, std::uint64_t first_index,

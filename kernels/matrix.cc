@@ -81,11 +81,11 @@ Product dense(Product p) {
 }
 
 void check(const Product& p) {
-  const auto is_float = [](Dtype type) { return type == Dtype::kF32 || type == Dtype::kBf16; };
   if (!is_float(p.a.type) || p.a.type != p.b.type || (p.c.type != Dtype::kF32 && p.c.type != p.a.type))
     fail(ErrorCode::kInvalidArgument,
-         "a product of {} and {} into {} is not supported: A and B must both be f32 or both bf16, and C f32 "
-         "or of that type",
+         "a product of {} and {} into {} is not supported: A and B must both be f32, both bf16 or both f16, "
+         "and C "
+         "f32 or of that type",
          name_of(p.a.type), name_of(p.b.type), name_of(p.c.type));
   if (p.k == 0)
     fail(ErrorCode::kInvalidArgument, "a product [{}, 0] x [0, {}] has nothing to add: k must be at least 1",
@@ -98,10 +98,10 @@ void check(const Product& p) {
          p.lda, p.ldb, p.ldc);
 }
 
-// Columns of B and C that are widened at a time. A bf16 C needs an f32 slice too, and is held to the same
+// Columns of B and C that are widened at a time. A narrow C needs an f32 slice too, and is held to the same
 // size.
 std::size_t slice_columns(const Product& p) {
-  const std::size_t rows = std::max<std::size_t>({p.k, p.c.type == Dtype::kBf16 ? p.m : 0, 1});
+  const std::size_t rows = std::max<std::size_t>({p.k, p.c.type != Dtype::kF32 ? p.m : 0, 1});
   std::size_t columns = std::max<std::size_t>(kWidenedSlice / rows, 1);
   if (columns > 16) columns = columns / 16 * 16;
   return std::min(columns, p.n);
@@ -117,7 +117,7 @@ WidenedLayout widened_layout(const Product& p) {
   WidenedLayout layout{};
   layout.b = bytes(p.m * p.k);
   layout.c = layout.b + bytes(columns * p.k);
-  layout.total = layout.c + (p.c.type == Dtype::kBf16 ? bytes(p.m * columns) : 0);
+  layout.total = layout.c + (p.c.type != Dtype::kF32 ? bytes(p.m * columns) : 0);
   return layout;
 }
 
@@ -140,7 +140,7 @@ void multiply_slice(MatrixLibrary& library, Threads& threads, const Product& p, 
                     std::size_t first, std::size_t columns) {
   const WidenedLayout layout = widened_layout(p);
   const Array b{workspace + layout.b, Dtype::kF32};
-  const bool narrows = p.c.type == Dtype::kBf16;
+  const bool narrows = p.c.type != Dtype::kF32;
   Product slice;
   slice.m = p.m;
   slice.n = columns;
@@ -158,7 +158,7 @@ void multiply_slice(MatrixLibrary& library, Threads& threads, const Product& p, 
   else
     convert_rows(threads, p.k, columns, p.b.at(first), p.ldb, b, columns);
   if (p.bias) {
-    convert_rows(threads, p.m, columns, ConstArray{p.bias, Dtype::kBf16}.at(first), 0, slice.c, slice.ldc);
+    convert_rows(threads, p.m, columns, ConstArray{p.bias, p.a.type}.at(first), 0, slice.c, slice.ldc);
     slice.accumulate = true;
   } else if (narrows && p.accumulate) {
     convert_rows(threads, p.m, columns, p.c.at(first), p.ldc, slice.c, columns);
@@ -189,7 +189,7 @@ std::size_t product_workspace(const Product& product, const MatrixLibrary& libra
   const Product p = dense(product);
   check(p);
   if (p.a.type == Dtype::kF32 || p.m == 0 || p.n == 0) return 0;
-  return library.has_bf16() ? library.bf16_workspace(p) : widened_layout(p).total;
+  return has_products_of(p.a.type, library) ? library.bf16_workspace(p) : widened_layout(p).total;
 }
 
 std::size_t ProductSurvey::workspace(const Product& product) {
@@ -206,7 +206,7 @@ void multiply(MatrixLibrary& library, Threads& threads, const Product& product, 
   if (p.m == 0 || p.n == 0) return;
   if (p.a.type == Dtype::kF32)
     multiply_f32(library, threads, p);
-  else if (library.has_bf16())
+  else if (has_products_of(p.a.type, library))
     library.multiply_bf16(p, workspace);
   else
     multiply_widened(library, threads, p, static_cast<std::byte*>(workspace));

@@ -10,7 +10,8 @@ namespace sluice::kernels {
 
 // C[m, n] = A[m, k] * B[k, n] (+ C where accumulate), row-major, accumulated in f32.
 // transpose_a: A is stored as [k, m]; transpose_b: B is stored as [n, k]. lda, ldb, ldc: elements from row to
-// row as stored; 0 means dense. A and B are of one type (f32 or bf16); C is f32 or of that type.
+// row as stored; 0 means dense. A and B are of one type (f32, bf16 or f16); C is f32
+// or of that type.
 struct Product {
   std::size_t m = 0, n = 0, k = 0;
   ConstArray a, b;
@@ -44,9 +45,15 @@ class MatrixLibrary {
 // are told to wait passively. Throws Error(kNotFound) with what to install.
 std::unique_ptr<MatrixLibrary> load_matrix_library(int threads);
 
-// Products of any of the types above. On a CPU without bf16 instructions bf16 operands are widened to f32 in
-// `workspace`, B in slices of its n so that a widened slice has at most kWidenedSlice elements: a rule of
-// shapes alone.
+// Whether the library multiplies operands of this type as they are. f16 it does not: its products of f16 are
+// not everywhere accumulated in f32.
+inline bool has_products_of(Dtype type, const MatrixLibrary& library) {
+  return type == Dtype::kF32 || (type == Dtype::kBf16 && library.has_bf16());
+}
+
+// Products of any of the types above. Operands that the library does not multiply as they are are widened to
+// f32 in `workspace`, B in slices of its n so that a widened slice has at most kWidenedSlice elements: a rule
+// of shapes alone.
 inline constexpr std::size_t kWidenedSlice = std::size_t{4} << 20;
 std::size_t product_workspace(const Product& product,
                               const MatrixLibrary& library);  // bytes; of a, b, c only the types matter

@@ -4,7 +4,7 @@
 #include "core/dtype.h"
 #include "core/threads.h"
 
-// Row-wise normalisation. x, y, dx, dy: [rows, width], f32 or bf16; gamma, beta: [width], of x's type; statistics: f32,
+// Row-wise normalisation. x, y, dx, dy: [rows, width], f32, bf16 or f16; gamma, beta: [width], of x's type; statistics: f32,
 // kept from forward for backward; dgamma, dbeta: f32, overwritten, or added to where accumulate. Sums over a row use 16
 // lanes as in reduce.h; sums over rows are those of column_sum.
 namespace sluice::kernels {

@@ -8,7 +8,7 @@ namespace sluice::kernels {
 
 // Sum of squares in f64 and whether every value is finite, in one pass.
 // Order: blocks of kSumBlock elements from the first one; in a block lane j (of 16) adds elements j, j + 16, ... in order;
-// the 16 lanes, and then the blocks, are added pairwise (neighbours first, an odd last one carried). Any f32 or bf16 array.
+// the 16 lanes, and then the blocks, are added pairwise (neighbours first, an odd last one carried). Any f32, bf16 or f16 array.
 inline constexpr std::size_t kSumBlock = 4096;
 struct SquareSum {
   double sum = 0;

@@ -1,4 +1,4 @@
-// Vectors of f32 with at most 16 lanes: loads and stores of f32 and bf16, loops with a tail, sums in the
+// Vectors of f32 with at most 16 lanes: loads and stores of f32, bf16 and f16, loops with a tail, sums in the
 // written order. Compiled once for each target: include it after hwy/foreach_target.h, with no #pragma once.
 #if defined(SLUICE_KERNELS_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_KERNELS_SIMD_INL_H_
@@ -73,19 +73,47 @@ HWY_INLINE void narrow([[maybe_unused]] D d, hn::Vec<D> value, Bf16* values) {
   hn::StoreU(hn::DemoteTo(d16, hn::BitCast(i32, result)), d16, reinterpret_cast<std::uint16_t*>(values));
 }
 
+// As to_f32 and to_f16 in core/dtype.h. What Highway does without instructions for it rounds otherwise.
+template <class D>
+HWY_INLINE hn::Vec<D> widen(D d, const F16* values) {
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+  float wide[hn::MaxLanes(d)];
+  for (std::size_t i = 0; i < hn::MaxLanes(d); ++i) wide[i] = to_f32(values[i]);
+  return hn::LoadU(d, wide);
+#else
+  const hn::Rebind<hwy::float16_t, D> d16;
+  return hn::PromoteTo(d, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(values)));
+#endif
+}
+
+template <class D>
+HWY_INLINE void narrow([[maybe_unused]] D d, hn::Vec<D> value, F16* values) {
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+  float wide[hn::MaxLanes(d)];
+  hn::StoreU(value, d, wide);
+  for (std::size_t i = 0; i < hn::MaxLanes(d); ++i) values[i] = to_f16(wide[i]);
+#else
+  const hn::Rebind<hwy::float16_t, D> d16;
+  hn::StoreU(hn::DemoteTo(d16, value), d16, reinterpret_cast<hwy::float16_t*>(values));
+#endif
+}
+
 // The type is looked at for every vector: that costs a predicted branch, and saves a copy of each loop for
 // each combination of types.
 template <class D>
 HWY_INLINE hn::Vec<D> load(D d, ConstArray array, Whole at) {
-  return array.type == Dtype::kF32 ? hn::LoadU(d, array.f32() + at.begin) : widen(d, array.bf16() + at.begin);
+  if (array.type == Dtype::kF32) return hn::LoadU(d, array.f32() + at.begin);
+  return array.type == Dtype::kBf16 ? widen(d, array.bf16() + at.begin) : widen(d, array.f16() + at.begin);
 }
 
 template <class D>
 HWY_INLINE void store(D d, hn::Vec<D> value, Array array, Whole at) {
   if (array.type == Dtype::kF32)
     hn::StoreU(value, d, array.f32() + at.begin);
-  else
+  else if (array.type == Dtype::kBf16)
     narrow(d, value, array.bf16() + at.begin);
+  else
+    narrow(d, value, array.f16() + at.begin);
 }
 
 HWY_INLINE std::size_t bytes_of(Dtype type) { return type == Dtype::kF32 ? sizeof(float) : sizeof(Bf16); }

@@ -21,8 +21,8 @@ inline constexpr std::size_t kLoopGrain = std::size_t{32}
 
 inline void require_float(std::initializer_list<ConstArray> arrays) {
   for (const ConstArray& array : arrays)
-    ensure(array.type == Dtype::kF32 || array.type == Dtype::kBf16,
-           "a kernel takes arrays of f32 or bf16 and was given {}; convert the array first",
+    ensure(is_float(array.type),
+           "a kernel takes arrays of f32, bf16 or f16 and was given {}; convert the array first",
            name_of(array.type));
 }
 

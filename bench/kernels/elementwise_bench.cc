@@ -32,7 +32,7 @@ struct Arrays {
 
 template <class Run>
 void measure(benchmark::State& state, std::size_t arrays, Run run) {
-  Arrays data(state.range(0) == 0 ? Dtype::kF32 : Dtype::kBf16);
+  Arrays data(static_cast<Dtype>(state.range(0)));
   run(data);
   for (auto _ : state) run(data);
   const double bytes = static_cast<double>(state.iterations() * arrays * kCount * size_of(data.type));
@@ -86,17 +86,18 @@ void bench_cross_entropy(benchmark::State& state) {
   });
 }
 
-#define BOTH_TYPES(function) BENCHMARK(function)->ArgName("bf16")->Arg(0)->Arg(1)->UseRealTime()
-BOTH_TYPES(bench_add);
-BOTH_TYPES(bench_gelu_forward);
-BOTH_TYPES(bench_gelu_backward);
-BOTH_TYPES(bench_swiglu_backward);
-BOTH_TYPES(bench_dropout_add);
-BOTH_TYPES(bench_fill_normal);
-BOTH_TYPES(bench_sum_of_squares);
-BOTH_TYPES(bench_layernorm_forward);
-BOTH_TYPES(bench_layernorm_backward);
-BENCHMARK(bench_cross_entropy)->ArgName("bf16")->Arg(0)->UseRealTime();
+// 0: f32, 1: bf16, 2: f16.
+#define EVERY_TYPE(function) BENCHMARK(function)->ArgName("type")->DenseRange(0, 2)->UseRealTime()
+EVERY_TYPE(bench_add);
+EVERY_TYPE(bench_gelu_forward);
+EVERY_TYPE(bench_gelu_backward);
+EVERY_TYPE(bench_swiglu_backward);
+EVERY_TYPE(bench_dropout_add);
+EVERY_TYPE(bench_fill_normal);
+EVERY_TYPE(bench_sum_of_squares);
+EVERY_TYPE(bench_layernorm_forward);
+EVERY_TYPE(bench_layernorm_backward);
+BENCHMARK(bench_cross_entropy)->ArgName("type")->Arg(0)->UseRealTime();
 
 }  // namespace
 }  // namespace sluice::kernels

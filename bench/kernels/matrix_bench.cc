@@ -63,10 +63,13 @@ struct Operands {
     std::vector<std::byte> bytes(elements * size_of(type));
     for (std::size_t i = 0; i < elements; ++i) {
       const float value = static_cast<float>(i % 31) * 0.01f;
+      const Array array{bytes.data(), type};
       if (type == Dtype::kF32)
-        reinterpret_cast<float*>(bytes.data())[i] = value;
+        array.f32()[i] = value;
+      else if (type == Dtype::kBf16)
+        array.bf16()[i] = to_bf16(value);
       else
-        reinterpret_cast<Bf16*>(bytes.data())[i] = to_bf16(value);
+        array.f16()[i] = to_f16(value);
     }
     return bytes;
   }
@@ -127,7 +130,7 @@ void measure_hidden(int count) {
 }
 
 void register_benches(MatrixLibrary& library, Threads& threads) {
-  for (const Dtype type : {Dtype::kF32, Dtype::kBf16})
+  for (const Dtype type : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
     for (const Shape& s : kShapes) {
       const std::string name = std::string(name_of(type)) + "/" + s.name + "/" + std::to_string(s.m) + "x" +
                                std::to_string(s.n) + "x" + std::to_string(s.k);

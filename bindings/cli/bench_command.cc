@@ -31,8 +31,8 @@ void bind_copy(CLI::App& bench, BenchOptions& options) {
 void bind_optimizer(CLI::App& bench, BenchOptions& options) {
   Flags flags(bench);
   flags.choice("--optimizer", options.optimizer, optim::optimizer_names(), "what is measured");
-  flags.choice("--dtype", options.dtype, {"f32", "bf16"},
-               "type of parameters and gradients; without it both");
+  flags.choice("--dtype", options.dtype, {"f32", "bf16", "f16"},
+               "type of parameters and gradients; without it each");
   flags.choice("--state", options.state, optim::state_type_names(),
                "type of the optimizer's state; without it each");
   flags.choice("--master", options.master, {"f32", "none"},

@@ -154,7 +154,7 @@ struct Combination {
   bool master;
 };
 
-// Those that differ: f32 parameters are their own masters.
+// Those that differ: f32 parameters are their own masters, and those of f16 need some.
 std::vector<Combination> combinations(const BenchOptions& options) {
   std::vector<Combination> all;
   const auto optimizer = models::make_training_optimizer({.name = options.optimizer});
@@ -164,13 +164,13 @@ std::vector<Combination> combinations(const BenchOptions& options) {
          "sluice bench "
          "step",
          options.optimizer);
-  for (const char* dtype : {"f32", "bf16"})
+  for (const char* dtype : {"f32", "bf16", "f16"})
     for (const std::string& state : optim::state_type_names())
       for (const char* master : {"f32", "none"}) {
         const bool asked = (!options.dtype || *options.dtype == dtype) &&
                            (!options.state || *options.state == state) &&
                            (!options.master || *options.master == master);
-        const bool own_master = std::string(dtype) == "f32" && std::string(master) == "none";
+        const bool own_master = std::string(dtype) != "bf16" && std::string(master) == "none";
         const bool no_state = optimizer->state().empty() && state != "f32";
         if (asked && !own_master && !no_state)
           all.push_back(
@@ -178,8 +178,9 @@ std::vector<Combination> combinations(const BenchOptions& options) {
       }
   if (all.empty())
     fail(ErrorCode::kInvalidArgument,
-         "--master none is for parameters narrower than f32: f32 ones are their own masters; give --dtype "
-         "bf16, or leave --master out");
+         "--master none is for parameters in bf16: f32 ones are their own masters, and f16 ones need theirs; "
+         "give "
+         "--dtype bf16, or leave --master out");
   return all;
 }
 
@@ -206,7 +207,8 @@ BenchReport bench_copy(const BenchOptions& options, BenchProgress& progress) {
   allocator::Ledger ledger;
   const allocator::Region memory(ledger, allocator::Purpose::kWorkspace, 2 * bytes);
   std::byte *const from = memory.data(), *const to = from + bytes;
-  const Array wide{from, Dtype::kF32}, other{to, Dtype::kF32}, narrow{to, Dtype::kBf16};
+  const Array wide{from, Dtype::kF32}, other{to, Dtype::kF32}, narrow{to, Dtype::kBf16},
+      half{to, Dtype::kF16};
   MemoryBench bench(threads, report);
   bench.add("copy of f32", {{from, bytes, Touch::kRead}, {to, bytes, Touch::kWrite}},
             [&threads, elements, wide, other] { kernels::convert(threads, elements, wide, other); });
@@ -214,6 +216,10 @@ BenchReport bench_copy(const BenchOptions& options, BenchProgress& progress) {
             [&threads, elements, wide, narrow] { kernels::convert(threads, elements, wide, narrow); });
   bench.add("bf16 to f32", {{to, bytes / 2, Touch::kRead}, {from, bytes, Touch::kWrite}},
             [&threads, elements, wide, narrow] { kernels::convert(threads, elements, narrow, wide); });
+  bench.add("f32 to f16", {{from, bytes, Touch::kRead}, {to, bytes / 2, Touch::kWrite}},
+            [&threads, elements, wide, half] { kernels::convert(threads, elements, wide, half); });
+  bench.add("f16 to f32", {{to, bytes / 2, Touch::kRead}, {from, bytes, Touch::kWrite}},
+            [&threads, elements, wide, half] { kernels::convert(threads, elements, half, wide); });
   bench.add("sum into", {{from, bytes, Touch::kUpdate}, {to, bytes, Touch::kRead}},
             [&threads, elements, wide, other] { kernels::add(threads, elements, wide, other, wide); });
   bench.add("squares", {{from, bytes, Touch::kRead}},

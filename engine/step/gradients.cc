@@ -161,8 +161,7 @@ std::optional<ParameterId> Gradients::finish(Threads& threads, UnitId unit) {
                    {data(p, 0), Dtype::kF32});
   }
   void* base = pager_.data(holding(unit, 0));
-  if (final_type(unit) == Dtype::kBf16)
-    kernels::narrow_in_place(threads, layout_.unit_elements(unit), static_cast<float*>(base));
+  kernels::narrow_in_place(threads, layout_.unit_elements(unit), static_cast<float*>(base), final_type(unit));
   std::optional<ParameterId> not_finite;
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
     sum_squares_of(threads, p, base);

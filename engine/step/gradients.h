@@ -54,8 +54,8 @@ class Gradients {
   bool kept(UnitId unit) const { return outlive_step_ && any(unit); }
 
   // Makes the unit's gradient final, all its uses being held: adds them, rounds once to the compute type (a
-  // bf16 gradient is then packed into the first half of the buffer), sums squares. Returns a parameter whose
-  // gradient is not finite, if there is one.
+  // narrow gradient is then packed into the first half of the buffer), sums squares. Returns a parameter
+  // whose gradient is not finite, if there is one.
   std::optional<ParameterId> finish(Threads& threads, UnitId unit);
   Dtype final_type(UnitId unit) const { return any_order_ ? Dtype::kF32 : layout_.dtype(unit); }
   std::size_t final_bytes(UnitId unit) const {

@@ -126,8 +126,7 @@ class Loss : public Op {
 
   void compute_gradients(const OpContext& context, const Piece& piece,
                          const engine::GradientTarget& target) const {
-    if (shape_.type == Dtype::kBf16)
-      kernels::narrow_in_place(context.threads(), piece.rows * shape_.vocabulary, piece.logits);
+    kernels::narrow_in_place(context.threads(), piece.rows * shape_.vocabulary, piece.logits, shape_.type);
     const ConstArray dlogits{piece.logits, shape_.type};
     const Array x = context.input(0).at(piece.first * shape_.width);
     const Array dx = context.input_gradient(0).at(piece.first * shape_.width);

@@ -57,13 +57,13 @@ TEST_F(BenchTest, TheDiskIsHeldAgainstIoUringAloneAndNothingIsLeftThere) {
 
 TEST_F(BenchTest, CopiesAreHeldAgainstTheSameStreams) {
   const Json report = measured({"copy", "--size", "1MiB", "--threads", "2"});
-  expect_report(report, "copy", 5);
+  expect_report(report, "copy", 7);
   EXPECT_EQ(report.at("machine").at("threads"), 2);
 }
 
 TEST_F(BenchTest, EveryCombinationOfAnOptimizerIsMeasured) {
   const Json report = measured({"optimizer", "--elements", "70000", "--optimizer", "lion"});
-  expect_report(report, "optimizer", 9);
+  expect_report(report, "optimizer", 12);
   EXPECT_EQ(report.at("settings").at("elements"), 131072);  // a whole number of pieces
   // f32: the parameter and a momentum are updated, the gradient is read.
   EXPECT_EQ(report.at("rows").at(0).at("bytes_per_element"), 4 * 4 + 4);

@@ -91,5 +91,56 @@ TEST(Bf16, EveryLowerHalf) {
     }
 }
 
+TEST(F16, EveryValueComesBack) {
+  for (std::uint32_t bits = 0; bits <= 0xffff; ++bits) {
+    const float wide = to_f32(F16{static_cast<std::uint16_t>(bits)});
+    const std::uint32_t fraction = bits & 0x3ffu, exponent = bits >> 10 & 0x1fu;
+    const std::uint16_t back = to_f16(wide).bits;
+    ASSERT_EQ(std::signbit(wide), bits >= 0x8000u) << bits;
+    if (exponent == 31 && fraction != 0) {
+      ASSERT_TRUE(std::isnan(wide)) << bits;
+      ASSERT_EQ(back, bits | 0x200u) << bits;  // quiet
+      continue;
+    }
+    ASSERT_EQ(back, bits);
+    const double unit = std::ldexp(1.0, static_cast<int>(exponent == 0 ? 1 : exponent) - 25);
+    const double expected = exponent == 31 ? std::numeric_limits<double>::infinity()
+                                           : unit * (fraction + (exponent == 0 ? 0 : 0x400));
+    ASSERT_EQ(std::fabs(static_cast<double>(wide)), expected) << bits;
+  }
+}
+
+// The nearest of all by distance in doubles, where ties go to the even one; infinity stands at 2^16.
+std::uint16_t nearest_f16(float value) {
+  const double magnitude = std::fabs(static_cast<double>(value));
+  const auto distance = [&](std::uint32_t bits) {
+    return std::fabs(magnitude - (bits == 0x7c00u ? 0x1p16 : to_f32(F16{static_cast<std::uint16_t>(bits)})));
+  };
+  std::uint32_t low = 0, high = 0x7c00u;  // by bisection: low <= magnitude, while that is below 2^16
+  if (magnitude >= 0x1p16) low = high;
+  while (high - low > 1) {
+    const std::uint32_t middle = (low + high) / 2;
+    (to_f32(F16{static_cast<std::uint16_t>(middle)}) <= magnitude ? low : high) = middle;
+  }
+  const bool up = distance(high) < distance(low) || (distance(high) == distance(low) && low % 2 == 1);
+  return static_cast<std::uint16_t>((up ? high : low) | (std::signbit(value) ? 0x8000u : 0u));
+}
+
+TEST(F16, RoundsToNearestTiesToEven) {
+  for (std::uint32_t upper = 0; upper <= 0xffff; ++upper)
+    for (const std::uint32_t lower : {0x0000u, 0x0001u, 0x0fffu, 0x1000u, 0x1001u, 0x3000u, 0x7fffu, 0x8000u,
+                                      0x8001u, 0x9000u, 0xb000u, 0xefffu, 0xf000u, 0xf001u, 0xffffu}) {
+      const std::uint32_t bits = upper << 16 | lower;
+      const auto value = std::bit_cast<float>(bits);
+      const std::uint16_t got = to_f16(value).bits;
+      if (std::isnan(value)) {
+        ASSERT_TRUE(std::isnan(to_f32(F16{got}))) << std::hex << bits;
+        ASSERT_EQ(got >> 15, bits >> 31) << std::hex << bits;
+      } else {
+        ASSERT_EQ(got, nearest_f16(value)) << std::hex << bits;
+      }
+    }
+}
+
 }  // namespace
 }  // namespace sluice

@@ -12,11 +12,12 @@
 
 #include "core/error.h"
 #include "core/random.h"
+#include "float_array.h"
 
 namespace sluice::kernels {
 namespace {
 
-constexpr float kOutside = 776.0f;  // what lies between the rows; bf16 can hold it
+constexpr float kOutside = 776.0f;  // what lies between the rows; every type can hold it
 
 class Buffer {
  public:
@@ -25,13 +26,8 @@ class Buffer {
       : type_(type), elements_(elements), bytes_(elements * size_of(type)) {}
   Array array() { return {bytes_.data(), type_}; }
   Array at(std::size_t element) { return array().at(element); }
-  float get(std::size_t i) { return type_ == Dtype::kF32 ? array().f32()[i] : to_f32(array().bf16()[i]); }
-  void set(std::size_t i, float value) {
-    if (type_ == Dtype::kF32)
-      array().f32()[i] = value;
-    else
-      array().bf16()[i] = to_bf16(value);
-  }
+  float get(std::size_t i) { return test::value_at(array(), i); }
+  void set(std::size_t i, float value) { test::set_value(array(), i, value); }
   void fill(float value) {
     for (std::size_t i = 0; i < elements_; ++i) set(i, value);
   }
@@ -238,13 +234,16 @@ void expect_right(const Case& c) {
   const Reference expected = trial.reference();
   trial.forward(threads);
   trial.backward(threads);
-  // bf16: the rounding of the result, and in backward that of `out` too.
-  const bool narrow = c.type == Dtype::kBf16;
-  EXPECT_LT(distance(trial.gather_dense(trial.out), expected.out), narrow ? 0x1p-8 : 2e-6);
+  // Narrow types: the rounding of the result, and in backward that of `out` too.
+  const bool narrow = c.type != Dtype::kF32;
+  const double step = c.type == Dtype::kBf16 ? 0x1p-8 : 0x1p-11;
+  EXPECT_LT(distance(trial.gather_dense(trial.out), expected.out), narrow ? step : 2e-6);
   EXPECT_LT(distance(Matrix(trial.log_sum.begin(), trial.log_sum.end()), expected.log_sum), 1e-6);
-  EXPECT_LT(distance(trial.gather(trial.dqkv, 0, c.heads), expected.dq), narrow ? 0x1p-6 : 4e-6);
-  EXPECT_LT(distance(trial.gather(trial.dqkv, trial.k_at, c.kv_heads), expected.dk), narrow ? 0x1p-6 : 4e-6);
-  EXPECT_LT(distance(trial.gather(trial.dqkv, trial.v_at, c.kv_heads), expected.dv), narrow ? 0x1p-7 : 4e-6);
+  EXPECT_LT(distance(trial.gather(trial.dqkv, 0, c.heads), expected.dq), narrow ? 4 * step : 4e-6);
+  EXPECT_LT(distance(trial.gather(trial.dqkv, trial.k_at, c.kv_heads), expected.dk),
+            narrow ? 4 * step : 4e-6);
+  EXPECT_LT(distance(trial.gather(trial.dqkv, trial.v_at, c.kv_heads), expected.dv),
+            narrow ? 2 * step : 4e-6);
   trial.expect_gap_untouched();
 }
 
@@ -264,12 +263,14 @@ TEST(AttentionTest, GroupsOfQueryHeadsShareKeys) {
 }
 
 TEST(AttentionTest, NarrowTypesAndGaps) {
-  for (const std::size_t length : {1, 50, 150})
-    for (const std::size_t width : {8, 20, 64}) {
-      expect_right({2, length, 4, 2, width, 0.0f, Dtype::kBf16});
-      expect_right({2, length, 4, 2, width, 0.0f, Dtype::kBf16, 5});
-    }
-  expect_right({2, 100, 3, 3, 24, 0.25f, Dtype::kBf16, 3});
+  for (const Dtype type : {Dtype::kBf16, Dtype::kF16}) {
+    for (const std::size_t length : {1, 50, 150})
+      for (const std::size_t width : {8, 20, 64}) {
+        expect_right({2, length, 4, 2, width, 0.0f, type});
+        expect_right({2, length, 4, 2, width, 0.0f, type, 5});
+      }
+    expect_right({2, 100, 3, 3, 24, 0.25f, type, 3});
+  }
 }
 
 TEST(AttentionTest, DropoutUsesTheSameWordsForwardAndBackward) {
@@ -310,8 +311,10 @@ std::vector<std::vector<std::byte>> results(const Case& c, int thread_count) {
   return {trial.out.bits(), {log_sums, log_sums + trial.log_sum.size() * sizeof(float)}, trial.dqkv.bits()};
 }
 
-constexpr Case kBitCases[] = {
-    {2, 150, 4, 2, 40, 0.2f}, {3, 97, 3, 3, 64, 0.0f, Dtype::kBf16, 8}, {1, 257, 2, 1, 20}};
+constexpr Case kBitCases[] = {{2, 150, 4, 2, 40, 0.2f},
+                              {3, 97, 3, 3, 64, 0.0f, Dtype::kBf16, 8},
+                              {1, 257, 2, 1, 20},
+                              {1, 97, 3, 3, 64, 0.2f, Dtype::kF16, 8}};
 
 TEST(AttentionTest, ThreadsDoNotChangeTheBits) {
   for (const Case& c : kBitCases)
@@ -381,7 +384,7 @@ std::vector<std::byte> decoded(const Case& c, std::size_t capacity) {
 }
 
 TEST(AttentionTest, DecodeAgreesWithTheLastTokenOfF64) {
-  for (const Dtype type : {Dtype::kF32, Dtype::kBf16})
+  for (const Dtype type : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
     for (const std::size_t length : {1, 3, 16, 64, 65, 200})
       for (const auto& [heads, kv_heads, width] :
            {std::array<std::size_t, 3>{4, 4, 64}, {6, 2, 20}, {8, 1, 128}}) {

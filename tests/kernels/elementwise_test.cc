@@ -18,23 +18,31 @@ TEST_F(Elementwise, ConvertRoundsAsCoreDoes) {
        {0u, 0x80000000u, 1u, 0x7f800000u, 0xff800000u, 0x7f7fffffu, 0x7f800001u, 0xffc12345u, 0x7fffffffu,
         0x3f808000u, 0x3f818000u, 0x00008000u, 0x00018000u})
     values.push_back(std::bit_cast<float>(bits));
-  for (const std::int64_t target : targets()) {
-    const OnTarget scope(target);
-    const TestArray from(Dtype::kF32, values);
-    TestArray narrow(Dtype::kBf16, values.size()), wide(Dtype::kF32, values.size());
-    convert(threads_, values.size(), from, narrow);
-    EXPECT_EQ(narrow.bytes(), TestArray(Dtype::kBf16, values).bytes()) << hwy::TargetName(target);
-    convert(threads_, values.size(), narrow, wide);
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      const float expected = to_f32(to_bf16(values[i]));
-      const auto got = static_cast<float>(wide[i]);
-      if (!std::isnan(expected)) {
-        ASSERT_EQ(got, expected) << i;
-      } else {
-        ASSERT_TRUE(std::isnan(got)) << i;
+  for (std::uint32_t bits = 0; bits <= 0xffff;
+       ++bits) {  // of f16: each value, and what lies half-way to the next
+    const float half = to_f32(F16{static_cast<std::uint16_t>(bits)});
+    values.push_back(half);
+    values.push_back(std::bit_cast<float>(std::bit_cast<std::uint32_t>(half) + 0x1000u));
+    values.push_back(std::bit_cast<float>(std::bit_cast<std::uint32_t>(half) + 0x1001u));
+    values.push_back(half * 1.5f);
+  }
+  for (const float value :
+       {65519.99f, 65520.0f, 0x1p-25f, 0x1.000002p-25f, 0x1.8p-24f, 0x1.ffcp-15f, 0x1.ffep-15f})
+    values.insert(values.end(), {value, -value});
+  for (const std::int64_t target : targets())
+    for (const Dtype type : {Dtype::kBf16, Dtype::kF16}) {
+      const OnTarget scope(target);
+      const TestArray from(Dtype::kF32, values);
+      TestArray narrow(type, values.size()), wide(Dtype::kF32, values.size());
+      convert(threads_, values.size(), from, narrow);
+      EXPECT_EQ(narrow.bytes(), TestArray(type, values).bytes())
+          << name_of(type) << " " << hwy::TargetName(target);
+      convert(threads_, values.size(), narrow, wide);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const auto expected = static_cast<float>(narrow[i]), got = static_cast<float>(wide[i]);
+        ASSERT_EQ(std::bit_cast<std::uint32_t>(got), std::bit_cast<std::uint32_t>(expected)) << i;
       }
     }
-  }
 }
 
 TEST_F(Elementwise, ArithmeticOfEveryTypeAndSize) {
@@ -65,16 +73,17 @@ TEST_F(Elementwise, InPlace) {
 }
 
 TEST_F(Elementwise, NarrowInPlacePacksIntoTheFirstHalf) {
-  for (const std::int64_t target : targets())
+  for (const Dtype type : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
     for (const std::size_t n : {std::size_t{0}, std::size_t{1}, std::size_t{1001}, kLoopGrain,
                                 5 * kLoopGrain + 3, 9 * kLoopGrain + 1}) {
-      const OnTarget scope(target);
       const std::vector<float> values = random_values(n, 3);
-      TestArray packed(Dtype::kF32, values);
-      narrow_in_place(threads_, n, packed.f32());
-      EXPECT_EQ(std::memcmp(packed.f32(), TestArray(Dtype::kBf16, values).bytes().data(), n * sizeof(Bf16)),
-                0)
-          << n << " on " << hwy::TargetName(target);
+      for (const std::int64_t target : targets()) {
+        const OnTarget scope(target);
+        TestArray packed(Dtype::kF32, values);
+        narrow_in_place(threads_, n, packed.f32(), type);
+        EXPECT_EQ(std::memcmp(packed.f32(), TestArray(type, values).bytes().data(), n * size_of(type)), 0)
+            << n << " of " << name_of(type) << " on " << hwy::TargetName(target);
+      }
     }
 }
 

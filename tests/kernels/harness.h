@@ -20,10 +20,10 @@
 
 namespace sluice::test {
 
-inline const std::vector<Dtype> kFloatTypes = {Dtype::kF32, Dtype::kBf16};
+inline const std::vector<Dtype> kFloatTypes = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
 inline const std::vector<std::size_t> kSizes = {0, 1, 3, 15, 16, 17, 63, 1000, 33001};
 
-// An array of f32, bf16 or u8 between guard bytes; whoever writes beyond either end fails the test.
+// An array of f32, bf16, f16 or u8 between guard bytes; whoever writes beyond either end fails the test.
 class TestArray {
  public:
   TestArray(Dtype type, std::size_t count) : TestArray(type, std::vector<float>(count)) {}
@@ -43,10 +43,11 @@ class TestArray {
   operator ConstArray() const { return {data(), type_}; }  // NOLINT
   float* f32() { return reinterpret_cast<float*>(data()); }
   std::size_t size() const { return count_; }
+  Dtype type() const { return type_; }
   double operator[](std::size_t i) const {
     if (type_ == Dtype::kU8) return read<std::uint8_t>(i);
     if (type_ == Dtype::kF32) return read<float>(i);
-    return to_f32(read<Bf16>(i));
+    return type_ == Dtype::kBf16 ? to_f32(read<Bf16>(i)) : to_f32(read<F16>(i));
   }
   std::vector<unsigned char> bytes() const { return {data(), data() + count_ * size_of(type_)}; }
 
@@ -63,7 +64,7 @@ class TestArray {
     return value;
   }
   void set(std::size_t i, float value) {
-    const Bf16 narrow = to_bf16(value);
+    const std::uint16_t narrow = type_ == Dtype::kBf16 ? to_bf16(value).bits : to_f16(value).bits;
     if (type_ == Dtype::kU8)
       data()[i] = static_cast<unsigned char>(value);
     else if (type_ == Dtype::kF32)
@@ -95,13 +96,16 @@ inline std::vector<std::int32_t> random_tokens(std::size_t count, std::int32_t v
 
 // What a value of the type can be off from the exact one: half a unit in the last place, and the f32
 // arithmetic.
-inline double tolerance(Dtype type) { return type == Dtype::kBf16 ? 0x1.02p-8 : 1e-6; }
+inline double tolerance(Dtype type) {
+  return type == Dtype::kBf16 ? 0x1.02p-8 : type == Dtype::kF16 ? 0x1.02p-11 : 1e-6;
+}
 
-// |actual - expected| <= relative * |expected| + absolute.
+// |actual - expected| <= relative * |expected| + absolute; of f16 also half a step of its least values.
 inline void expect_close(const TestArray& actual, const std::function<double(std::size_t)>& expected,
                          double relative, double absolute, const std::string& what = "") {
   double worst = 0;
   std::size_t where = 0;
+  if (actual.type() == Dtype::kF16) absolute += 0x1p-25;
   for (std::size_t i = 0; i < actual.size(); ++i) {
     const double exact = expected(i), error = std::abs(actual[i] - exact);
     const double excess = std::isnan(error) ? std::numeric_limits<double>::infinity()

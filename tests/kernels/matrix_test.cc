@@ -13,13 +13,14 @@
 #include "allocator/memory.h"
 #include "core/bytes.h"
 #include "core/error.h"
+#include "float_array.h"
 
 namespace sluice::kernels {
 namespace {
 
 constexpr float kOutside = 776.0f;  // what C holds between its rows; no product may touch it
 
-// Elements of either type at a chosen misalignment (in elements), with values that bf16 can hold.
+// Elements of either type at a chosen misalignment (in elements), with values that bf16 and f16 can hold.
 class Buffer {
  public:
   Buffer(Dtype type, std::size_t elements, std::size_t misalignment = 0)
@@ -27,13 +28,8 @@ class Buffer {
     while ((reinterpret_cast<std::uintptr_t>(bytes_.data()) + offset_) % 64 != 0) ++offset_;
   }
   Array array() { return {bytes_.data() + offset_ + first_ * size_of(type_), type_}; }
-  float get(std::size_t i) { return type_ == Dtype::kF32 ? array().f32()[i] : to_f32(array().bf16()[i]); }
-  void set(std::size_t i, float value) {
-    if (type_ == Dtype::kF32)
-      array().f32()[i] = value;
-    else
-      array().bf16()[i] = to_bf16(value);
-  }
+  float get(std::size_t i) { return test::value_at(array(), i); }
+  void set(std::size_t i, float value) { test::set_value(array(), i, value); }
   void fill(float value) {
     for (std::size_t i = 0; i < elements_; ++i) set(i, value);
   }
@@ -129,10 +125,10 @@ struct Trial {
       sum += a_at(i, l) * b_at(l, j);
       size += std::abs(a_at(i, l) * b_at(l, j));
     }
-    // Any order of k additions in f32 stays within this; the narrowing to bf16 adds half a unit of its last
-    // place.
+    // Any order of k additions in f32 stays within this; narrowing adds half a unit of the last place.
     double tolerance = size * static_cast<double>(shape.k + 2) * 0x1p-24;
-    if (shape.c_type == Dtype::kBf16) tolerance += std::abs(sum) * 0x1p-8;
+    if (shape.c_type != Dtype::kF32)
+      tolerance += std::abs(sum) * (shape.c_type == Dtype::kBf16 ? 0x1p-8 : 0x1p-11);
     ASSERT_NEAR(c.get(i * ldc + j), sum, tolerance) << shape << " at " << i << ", " << j;
   }
 
@@ -193,8 +189,11 @@ TEST_F(MatrixTest, TakesNoMoreForItselfThanTheSurveySays) {
 }
 
 TEST_F(MatrixTest, EveryTransposeStrideTypeAndAddend) {
-  constexpr std::pair<Dtype, Dtype> kTypes[] = {
-      {Dtype::kF32, Dtype::kF32}, {Dtype::kBf16, Dtype::kF32}, {Dtype::kBf16, Dtype::kBf16}};
+  constexpr std::pair<Dtype, Dtype> kTypes[] = {{Dtype::kF32, Dtype::kF32},
+                                                {Dtype::kBf16, Dtype::kF32},
+                                                {Dtype::kBf16, Dtype::kBf16},
+                                                {Dtype::kF16, Dtype::kF32},
+                                                {Dtype::kF16, Dtype::kF16}};
   for (const auto& [type, c_type] : kTypes)
     for (const bool transpose_a : {false, true})
       for (const bool transpose_b : {false, true})
@@ -204,7 +203,7 @@ TEST_F(MatrixTest, EveryTransposeStrideTypeAndAddend) {
 }
 
 TEST_F(MatrixTest, OddAndSmallShapes) {
-  for (const Dtype type : {Dtype::kF32, Dtype::kBf16})
+  for (const Dtype type : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
     for (const auto& [m, n, k] :
          {std::array<std::size_t, 3>{1, 1, 1}, {1, 257, 64}, {129, 1, 31}, {3, 17, 1}, {96, 96, 96}})
       for (const bool transposed : {false, true})
@@ -214,24 +213,24 @@ TEST_F(MatrixTest, OddAndSmallShapes) {
 // B is wider than one slice, and the last slice is a narrow one.
 TEST_F(MatrixTest, WidensInSlices) {
   const std::size_t k = 4096, n = kWidenedSlice / k + 40;
-  for (const bool transposed : {false, true}) {
-    expect_right({3, n, k, transposed, transposed, false, true, Dtype::kBf16, Dtype::kBf16});
-    expect_right({3, n, k, transposed, transposed, true, false, Dtype::kBf16, Dtype::kF32, 3});
-  }
+  for (const Dtype type : {Dtype::kBf16, Dtype::kF16})
+    for (const bool transposed : {false, true}) {
+      expect_right({3, n, k, transposed, transposed, false, true, type, type});
+      expect_right({3, n, k, transposed, transposed, true, false, type, Dtype::kF32, 3});
+    }
 }
 
 TEST_F(MatrixTest, NarrowSliceIsBoundedByTheRowsOfC) {
-  if (library_->has_bf16()) GTEST_SKIP() << "this CPU has bf16 instructions: nothing is widened";
   Product p;
   p.m = 4096, p.n = 1 << 20, p.k = 8;
-  p.a.type = p.b.type = p.c.type = Dtype::kBf16;
+  p.a.type = p.b.type = p.c.type = Dtype::kF16;
   EXPECT_LE(product_workspace(p, *library_), (p.m * p.k + 2 * kWidenedSlice) * sizeof(float));
   p.a.type = p.b.type = p.c.type = Dtype::kF32;
   EXPECT_EQ(product_workspace(p, *library_), 0u);
 }
 
 TEST_F(MatrixTest, RepeatsItsBitsAtAnyAlignmentAndAfterAnything) {
-  for (const Dtype type : {Dtype::kF32, Dtype::kBf16})
+  for (const Dtype type : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
     for (const auto& [m, n, k] :
          {std::array<std::size_t, 3>{128, 200, 96}, {64, 48, 2000}, {1, 300, 64}, {37, 41, 43}}) {
       const Case shape{m, n, k, false, true, false, true, type, type};
