@@ -72,8 +72,8 @@ void Engine::State::enqueue(UnitId unit) {
     if (due.holds_parameters) pager.acquire(parameters[unit], Pager::Use::kRead);
   }
   for (const GroupSettings& group : settings.groups)
-    due.groups.push_back(
-        {group.learning_rate, group.weight_decay, clip_factor * settings.gradient_factor, steps});
+    due.groups.push_back({group.learning_rate, group.weight_decay, clip_factor * settings.gradient_factor,
+                          steps, settings.clip_value});
   for (ParameterId p = layout.first_parameter(unit); p < layout.end_parameter(unit); ++p) {
     const bool has_gradient = !any_order || gradients.has(p);
     due.parameters.push_back({has_gradient ? ++applied[p] : 0, gradients.factor(p)});
@@ -96,10 +96,12 @@ void Engine::State::check_settings(const StepSettings& given) const {
       refuse(ErrorCode::kInvalidArgument,
              "a learning rate of {} and a weight decay of {} are given; both must be 0 or more, and finite",
              group.learning_rate, group.weight_decay);
-  if (!usable(given.clip) || !std::isfinite(given.gradient_factor))
+  if (!usable(given.clip) || !usable(given.clip_value) || !std::isfinite(given.gradient_factor))
     refuse(ErrorCode::kInvalidArgument,
-           "a clip of {} and a gradient factor of {} are given; both must be finite, and the clip 0 or more",
-           given.clip, given.gradient_factor);
+           "a clip of {}, a clip by value of {} and a gradient factor of {} are given; all must be finite, "
+           "and the "
+           "clips 0 or more",
+           given.clip, given.clip_value, given.gradient_factor);
   std::uint32_t needed = 0;
   for (ParameterId p = 0; p < layout.parameters(); ++p) needed = std::max(needed, layout.spec(p).group + 1);
   if (given.groups.size() < needed)

@@ -57,6 +57,7 @@ struct StepSettings {
   double clip = 0;             // bound of the global norm; 0: none. The plan must have been made for clipping
   double gradient_factor = 1;  // all gradients are multiplied by it first (unscaling)
   bool keep_gradients = false;  // any order: the next step adds to these, unless they are dropped before
+  double clip_value = 0;        // bound of each element, after the above; 0: none. Any plan will do
 };
 
 struct StepResult {

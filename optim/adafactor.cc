@@ -13,7 +13,7 @@
 #define HWY_TARGET_INCLUDE "optim/adafactor.cc"
 #include <hwy/foreach_target.h>
 
-#include "kernels/simd-inl.h"
+#include "optim/gradient-inl.h"
 
 #ifndef SLUICE_OPTIM_ADAFACTOR_TYPES
 #define SLUICE_OPTIM_ADAFACTOR_TYPES
@@ -69,7 +69,7 @@ struct Progress {
 struct Stretch {
   std::size_t count = 0;
   ConstArray gradient;
-  float gradient_factor = 1;
+  GradientRule rule;  // of the gradient
   // Of a matrix. columns null: of a vector.
   float row = 1;
   const float* columns = nullptr;
@@ -95,18 +95,18 @@ namespace simd = kernels::HWY_NAMESPACE;
 using F64 = hn::CappedTag<double, 16>;
 using F32 = hn::Rebind<float, F64>;  // as many lanes
 
-double scaled_square_sum(std::size_t n, ConstArray x, float factor) {
+double ruled_square_sum(std::size_t n, ConstArray x, const GradientRule& rule) {
   return simd::sum_block<double>(0, n, [=](auto at, auto sum) HWY_ATTR {
-    const auto value = hn::PromoteTo(F64(), hn::Mul(simd::load(F32(), x, at), hn::Set(F32(), factor)));
+    const auto value = hn::PromoteTo(F64(), ruled(F32(), rule, x, at));
     return simd::mul_add(value, value, sum);
   });
 }
 
-void add_squares(std::size_t n, ConstArray x, float factor, double* sums) {
+void add_squares(std::size_t n, ConstArray x, const GradientRule& rule, double* sums) {
   constexpr std::size_t kWidth = hn::MaxLanes(F64());
   std::size_t i = 0;
   const auto squared = [=](auto at) HWY_ATTR {
-    const auto value = hn::PromoteTo(F64(), hn::Mul(simd::load(F32(), x, at), hn::Set(F32(), factor)));
+    const auto value = hn::PromoteTo(F64(), ruled(F32(), rule, x, at));
     return hn::Mul(value, value);  // exact
   };
   for (; i + kWidth <= n; i += kWidth)
@@ -135,7 +135,7 @@ HWY_INLINE hn::Vec<D> normalized(D d, const Stretch& s, hn::Vec<D> gradient, At 
 double update_square_sum(const Stretch& stretch) {
   return simd::sum_block<double>(0, stretch.count, [&stretch](auto at, auto sum) HWY_ATTR {
     const F32 d;
-    const auto gradient = hn::Mul(simd::load(d, stretch.gradient, at), hn::Set(d, stretch.gradient_factor));
+    const auto gradient = ruled(d, stretch.rule, stretch.gradient, at);
     const auto value = hn::PromoteTo(F64(), normalized(d, stretch, gradient, at));
     return simd::mul_add(value, value, sum);
   });
@@ -146,7 +146,7 @@ void update_stretch(const AdafactorFactors& factors, const Stretch& stretch, con
   simd::for_each_vector(stretch.count, [f = factors, s = stretch, a = piece](auto at) HWY_ATTR {
     using simd::mul_add, simd::set, simd::load, simd::store;
     const simd::F32 d;
-    const auto gradient = hn::Mul(load(s.gradient, at), set(s.gradient_factor));
+    const auto gradient = ruled(d, s.rule, s.gradient, at);
     auto update = hn::Mul(normalized(d, s, gradient, at), set(f.learning_rate));
     if (s.columns == nullptr) store(second_moment(d, s, gradient, at), s.second, at);
     if (a.state[0].data != nullptr) {
@@ -164,7 +164,7 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace sluice::optim {
-HWY_EXPORT(scaled_square_sum);
+HWY_EXPORT(ruled_square_sum);
 HWY_EXPORT(add_squares);
 HWY_EXPORT(update_square_sum);
 HWY_EXPORT(update_stretch);
@@ -256,7 +256,7 @@ Stretch Adafactor::stretch_of(const Matrices& m, const Progress& p, const Hyperp
   Stretch s;
   s.count = end - begin;
   s.gradient = span.gradient.at(begin - span.first_index);
-  s.gradient_factor = static_cast<float>(h.gradient_factor);
+  s.rule = gradient_rule(h);
   if (m.factored) {
     s.row = p.row_factors[begin / m.columns];
     s.columns = p.column_factors + m.column_at(begin);
@@ -272,13 +272,12 @@ Stretch Adafactor::stretch_of(const Matrices& m, const Progress& p, const Hyperp
 
 void Adafactor::sum_gradients(Threads& threads, const Matrices& m, const Progress& p,
                               const Hyperparameters& h, const Span& span) const {
-  const auto factor = static_cast<float>(h.gradient_factor);
+  const GradientRule rule = gradient_rule(h);
   const std::size_t first = span.first_index, last = first + span.count;
   const auto gradient = [&](std::size_t element) { return span.gradient.at(element - first); };
   threads.parallel_for(span.count, kernels::kLoopGrain, [&](std::size_t begin, std::size_t end) {
     for_each_stretch(m, first + begin, first + end, true, [&](std::size_t from, std::size_t to) {
-      p.segments[m.segment(from)] =
-          HWY_DYNAMIC_DISPATCH(scaled_square_sum)(to - from, gradient(from), factor);
+      p.segments[m.segment(from)] = HWY_DYNAMIC_DISPATCH(ruled_square_sum)(to - from, gradient(from), rule);
     });
   });
   threads.parallel_for(m.columns, kColumnGrain, [&](std::size_t begin, std::size_t end) {
@@ -287,7 +286,7 @@ void Adafactor::sum_gradients(Threads& threads, const Matrices& m, const Progres
       from = std::max(from, row + begin);
       to = std::min(to, row + end);
       if (from < to) HWY_DYNAMIC_DISPATCH(add_squares)
-      (to - from, gradient(from), factor, p.column_sums + m.column_at(from));
+      (to - from, gradient(from), rule, p.column_sums + m.column_at(from));
     });
   });
 }
@@ -305,7 +304,7 @@ void Adafactor::statistics(Threads& threads, int round, const Hyperparameters& h
       const std::size_t to = std::min(end, at + kSumElements), first = span.first_index + at;
       double& sum = p.blocks[first / kSumElements];
       if (round == 0) {
-        sum = HWY_DYNAMIC_DISPATCH(scaled_square_sum)(to - at, values.at(at), 1);
+        sum = HWY_DYNAMIC_DISPATCH(ruled_square_sum)(to - at, values.at(at), {});
         continue;
       }
       sum = 0;

@@ -8,7 +8,7 @@
 #define HWY_TARGET_INCLUDE "optim/adam.cc"
 #include <hwy/foreach_target.h>
 
-#include "kernels/simd-inl.h"
+#include "optim/gradient-inl.h"
 
 #ifndef SLUICE_OPTIM_ADAM_TYPES
 #define SLUICE_OPTIM_ADAM_TYPES
@@ -16,7 +16,7 @@ namespace sluice::optim {
 
 // The constants of a step, computed in f64 and rounded once.
 struct AdamFactors {
-  float gradient;
+  GradientRule gradient;
   float decay;                      // AdamW: 1 - lr * weight_decay; Adam: weight_decay
   float first_rate;                 // 1 - beta1
   float second_decay, second_rate;  // beta2, 1 - beta2
@@ -39,7 +39,7 @@ HWY_INLINE void update_piece(const AdamFactors& factors, const Piece& piece) {
   simd::for_each_vector(piece.count, [f = factors, a = piece](auto at) HWY_ATTR {
     using simd::mul_add, simd::set, simd::load, simd::store;
     const auto before = load(a.master, at);
-    auto gradient = hn::Mul(load(a.gradient, at), set(f.gradient));
+    auto gradient = ruled(simd::F32(), f.gradient, a.gradient, at);
     if constexpr (!kDecoupled) gradient = mul_add(before, set(f.decay), gradient);
     auto first = load(a.state[0], at);
     first = mul_add(hn::Sub(gradient, first), set(f.first_rate), first);
@@ -92,7 +92,7 @@ class Adam final : public Elementwise {
 
 AdamFactors Adam::factors(const Hyperparameters& h) const {
   const auto rounded = [](double value) { return static_cast<float>(value); };
-  return {.gradient = rounded(h.gradient_factor),
+  return {.gradient = gradient_rule(h),
           .decay = rounded(decoupled_ ? 1 - h.learning_rate * h.weight_decay : h.weight_decay),
           .first_rate = rounded(1 - settings_.beta1),
           .second_decay = rounded(settings_.beta2),

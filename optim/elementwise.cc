@@ -94,7 +94,7 @@ void Elementwise::for_each_piece(Threads& threads, const Hyperparameters& hyperp
 void Elementwise::check(const Hyperparameters& hyperparameters, const Span& span) const {
   ensure(hyperparameters.step >= 1, "{} counts steps from 1 and was given step 0", name_);
   ensure(span.master != nullptr || (span.parameter.data != nullptr && span.parameter.type == Dtype::kBf16),
-         "{} is given neither f32 values nor bf16 ones", name_);
+         "{} is given neither f32 values nor bf16 ones to round stochastically", name_);
   const std::vector<StateArray> state = this->state();
   ensure(span.state.size() == state.size(), "{} keeps {} arrays of state; the span has {}", name_,
          state.size(), span.state.size());
@@ -109,6 +109,13 @@ void Elementwise::check(const Hyperparameters& hyperparameters, const Span& span
            state[i].name, span.first_index);
   }
   kernels::require_float({span.gradient, span.parameter});
+}
+
+GradientRule gradient_rule(const Hyperparameters& h) {
+  GradientRule rule;
+  rule.factor = static_cast<float>(h.gradient_factor);
+  if (h.clip_value > 0) rule.bound = static_cast<float>(h.clip_value);
+  return rule;
 }
 
 void check_share(std::string_view optimizer, std::string_view name, double value) {

@@ -1,6 +1,7 @@
 #pragma once
 #include <array>
 #include <functional>
+#include <limits>
 #include <string_view>
 
 #include "core/dtype.h"
@@ -11,6 +12,13 @@
 namespace sluice::optim {
 
 inline constexpr std::size_t kMostArrays = 2;
+
+// What is done to a gradient's elements before anything else: see optim/gradient-inl.h.
+struct GradientRule {
+  float factor = 1;
+  float bound = std::numeric_limits<float>::infinity();
+};
+GradientRule gradient_rule(const Hyperparameters& hyperparameters);
 
 // A part of a span that one call of a kernel works on.
 struct Piece {

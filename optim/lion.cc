@@ -6,7 +6,7 @@
 #define HWY_TARGET_INCLUDE "optim/lion.cc"
 #include <hwy/foreach_target.h>
 
-#include "kernels/simd-inl.h"
+#include "optim/gradient-inl.h"
 
 #ifndef SLUICE_OPTIM_LION_TYPES
 #define SLUICE_OPTIM_LION_TYPES
@@ -14,7 +14,7 @@ namespace sluice::optim {
 
 // The constants of a step, computed in f64 and rounded once.
 struct LionFactors {
-  float gradient;
+  GradientRule gradient;
   float decay;      // 1 - lr * weight_decay
   float step_size;  // lr
   float blend;      // 1 - beta1: of the gradient in the update's direction
@@ -33,7 +33,7 @@ void lion_piece(const LionFactors& factors, const Piece& piece) {
   simd::for_each_vector(piece.count, [f = factors, a = piece](auto at) HWY_ATTR {
     using simd::mul_add, simd::set, simd::load, simd::store;
     const auto zero = set(0.0f);
-    const auto gradient = hn::Mul(load(a.gradient, at), set(f.gradient));
+    const auto gradient = ruled(simd::F32(), f.gradient, a.gradient, at);
     const auto average = load(a.state[0], at);
     const auto ahead = hn::Sub(gradient, average);
     const auto direction = mul_add(ahead, set(f.blend), average);
@@ -62,7 +62,7 @@ class Lion final : public Elementwise {
   std::vector<StateArray> state() const override { return {{"exp_avg", state_type()}}; }
   void apply(Threads& threads, const Hyperparameters& h, const Span& span) const override {
     const auto rounded = [](double value) { return static_cast<float>(value); };
-    const LionFactors factors = {.gradient = rounded(h.gradient_factor),
+    const LionFactors factors = {.gradient = gradient_rule(h),
                                  .decay = rounded(1 - h.learning_rate * h.weight_decay),
                                  .step_size = rounded(h.learning_rate),
                                  .blend = rounded(1 - settings_.beta1),

@@ -53,6 +53,7 @@ struct Hyperparameters {
   double weight_decay = 0;
   double gradient_factor = 1;  // clipping and unscaling: gradients are multiplied by it first
   std::uint64_t step = 1;      // 1 for the first step that is not skipped
+  double clip_value = 0;  // each element of a gradient is then brought between -clip_value and it; 0: none
 };
 
 // A run of consecutive elements of one parameter.
@@ -63,7 +64,7 @@ struct Span {
   // f32 values that are updated (an f32 parameter is its own master); null: none are kept.
   float* master = nullptr;
   Array parameter;      // the compute type's copy, written in the same pass; null data: the master is all
-  ConstArray gradient;  // f32 or bf16
+  ConstArray gradient;  // f32, bf16 or f16
   std::vector<StatePart> state;  // one for each StateArray, count elements of its type
   Whole whole = {};              // of the parameter; for optimizers that have rounds
 };

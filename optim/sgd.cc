@@ -6,7 +6,7 @@
 #define HWY_TARGET_INCLUDE "optim/sgd.cc"
 #include <hwy/foreach_target.h>
 
-#include "kernels/simd-inl.h"
+#include "optim/gradient-inl.h"
 
 #ifndef SLUICE_OPTIM_SGD_TYPES
 #define SLUICE_OPTIM_SGD_TYPES
@@ -14,7 +14,8 @@ namespace sluice::optim {
 
 // The constants of a step, rounded once.
 struct SgdFactors {
-  float gradient, decay, learning_rate, momentum;
+  GradientRule gradient;
+  float decay, learning_rate, momentum;
   bool nesterov;
 };
 
@@ -30,7 +31,7 @@ void sgd_piece(const SgdFactors& factors, const Piece& piece) {
   simd::for_each_vector(piece.count, [f = factors, a = piece](auto at) HWY_ATTR {
     using simd::mul_add, simd::set, simd::load, simd::store;
     const auto before = load(a.master, at);
-    const auto scaled = hn::Mul(load(a.gradient, at), set(f.gradient));
+    const auto scaled = ruled(simd::F32(), f.gradient, a.gradient, at);
     const auto gradient = mul_add(before, set(f.decay), scaled);
     auto direction = gradient;
     if (a.state[0].data != nullptr) {
@@ -63,7 +64,7 @@ class Sgd final : public Elementwise {
   }
   void apply(Threads& threads, const Hyperparameters& h, const Span& span) const override {
     const auto rounded = [](double value) { return static_cast<float>(value); };
-    const SgdFactors factors = {.gradient = rounded(h.gradient_factor),
+    const SgdFactors factors = {.gradient = gradient_rule(h),
                                 .decay = rounded(h.weight_decay),
                                 .learning_rate = rounded(h.learning_rate),
                                 .momentum = rounded(settings_.momentum),

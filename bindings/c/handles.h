@@ -136,9 +136,15 @@ sluice_status with_engine(const sluice_engine* handle, Action&& action) noexcept
 }
 
 inline Dtype dtype_of(sluice_dtype dtype) {
-  if (dtype != SLUICE_F32 && dtype != SLUICE_BF16)
-    fail(ErrorCode::kInvalidArgument, "{} is no sluice_dtype", static_cast<int>(dtype));
-  return dtype == SLUICE_F32 ? Dtype::kF32 : Dtype::kBf16;
+  switch (dtype) {
+    case SLUICE_F32:
+      return Dtype::kF32;
+    case SLUICE_BF16:
+      return Dtype::kBf16;
+    case SLUICE_F16:
+      return Dtype::kF16;
+  }
+  fail(ErrorCode::kInvalidArgument, "{} is no sluice_dtype", static_cast<int>(dtype));
 }
 
 inline Dtype state_type_of(sluice_state_type type) {

@@ -58,7 +58,7 @@ typedef enum sluice_status {
   SLUICE_CALLBACK = 9    /* a function of the caller's returned something other than 0 */
 } sluice_status;
 
-typedef enum sluice_dtype { SLUICE_F32 = 0, SLUICE_BF16 = 1 } sluice_dtype;
+typedef enum sluice_dtype { SLUICE_F32 = 0, SLUICE_BF16 = 1, SLUICE_F16 = 2 } sluice_dtype;
 
 /* Of the optimizer's state; docs/optimizers.md says what each is. */
 typedef enum sluice_state_type {
@@ -91,8 +91,8 @@ typedef struct sluice_parameter {
    * elements, and their memory follows one another, so that the whole is one array. span_elements 0: the unit
    * has the whole. */
   uint64_t span_first, span_elements;
-  sluice_dtype dtype; /* with SLUICE_BF16 the optimizer keeps an f32 master of it (see no_master); one in all
-                         of a unit */
+  sluice_dtype dtype; /* one in all of a unit; of what is narrower than f32 the optimizer keeps an f32 master
+                         (see no_master) */
 } sluice_parameter;
 #define SLUICE_SPAN_GRAIN 1048576u
 
@@ -140,8 +140,8 @@ typedef struct sluice_engine_options {
   uint32_t no_master; /* not 0, of SLUICE_BF16 parameters: no masters; updates are rounded stochastically */
   uint64_t seed;      /* of that rounding */
   /* not 0: a unit is updated as soon as it is released with gradients, which are never stored. Each parameter
-   * gets its gradient once in a step, and sluice_engine_begin_step() takes the settings; no clipping, no kept
-   * gradients. */
+   * gets its gradient once in a step, and sluice_engine_begin_step() takes the settings; no clipping by norm,
+   * no kept gradients. */
   uint32_t update_in_backward;
   /* Of adafactor, which has also beta1 (its momentum) and epsilon; 0: its own. */
   double epsilon2, clip_threshold;
@@ -244,6 +244,8 @@ typedef struct sluice_step_settings {
   double clip;             /* bound of the global norm; 0: none */
   double gradient_factor;  /* gradients are multiplied by it before anything else (unscaling); 0: 1 */
   uint32_t keep_gradients; /* not 0: the next step adds to these gradients, unless they are dropped before */
+  double clip_value; /* each element of a gradient is brought between -clip_value and it, after all of the
+                      * above; 0: none. Also with options.update_in_backward, as it needs no other gradient */
 } sluice_step_settings;
 
 /* `settings`: with options.update_in_backward, where sluice_engine_step() takes none; otherwise NULL. */

@@ -18,6 +18,7 @@ sluice::engine::StepSettings settings_of(const sluice_engine& e, const sluice_st
   const sluice_step_settings given = known_part(settings, "settings");
   sluice::engine::StepSettings step;
   step.clip = given.clip;
+  step.clip_value = given.clip_value;
   if (given.gradient_factor != 0) step.gradient_factor = given.gradient_factor;
   step.keep_gradients = given.keep_gradients != 0;
   for (std::size_t i = 0; i < given.group_count; ++i) {

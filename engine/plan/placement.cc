@@ -27,6 +27,24 @@ std::size_t choose_chunk(const Layout& layout, const PlanRequest& request) {
   return std::min(request.chunk_elements.value_or(kChunkGrain), largest);
 }
 
+void check_without_masters(const std::vector<UnitSpec>& units) {
+  bool any_narrow = false;
+  for (const UnitSpec& unit : units) {
+    if (unit.trainable && unit.dtype == Dtype::kF16)
+      fail(ErrorCode::kInvalidArgument,
+           "no masters are to be kept of parameters in f16, as unit '{}' has: below 2^-14 its steps no "
+           "longer shrink "
+           "with the value, so that rounding stochastically would drown small parameters in noise; keep the "
+           "masters, "
+           "or use bf16",
+           unit.name);
+    any_narrow |= unit.trainable && unit.dtype != Dtype::kF32;
+  }
+  if (!any_narrow)
+    fail(ErrorCode::kInvalidArgument,
+         "no masters are to be kept of parameters in f32, and each is its own; leave that out, or use bf16");
+}
+
 }  // namespace
 
 Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, const PlanRequest& request)
@@ -39,10 +57,7 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
       passes_(static_cast<std::size_t>(optimizer.rounds()) + 1),
       whole_bytes_(WholeStore(layout_, optimizer).bytes()),
       rounds_bytes_(UpdatePipeline::rounds_bytes(layout_, optimizer)) {
-  const auto is_narrow = [](const UnitSpec& unit) { return unit.trainable && unit.dtype != Dtype::kF32; };
-  if (!optimizer.keeps_master() && std::none_of(profile.units.begin(), profile.units.end(), is_narrow))
-    fail(ErrorCode::kInvalidArgument,
-         "no masters are to be kept of parameters in f32, and each is its own; leave that out, or use bf16");
+  if (!optimizer.keeps_master()) check_without_masters(profile.units);
   for (UnitId unit = 0; optimizer.rounds() > 0 && unit < layout_.units().size(); ++unit)
     for (const ParameterSpec& parameter : layout_.units()[unit].parameters)
       if (layout_.trainable(unit) && parameter.span_elements > 0)
@@ -74,7 +89,7 @@ std::size_t Placement::state_bytes(UnitId unit) const {
 }
 
 // Read at each access of each group, but not where the unit is still there from the access before or the next
-// but one; written once, after its update. A bf16 copy whose update waits is not read to be overwritten.
+// but one; written once, after its update. A narrow copy whose update waits is not read to be overwritten.
 Placement::Traffic Placement::parameter_traffic(UnitId unit, std::size_t groups) const {
   std::vector<std::size_t> positions;
   for (std::size_t i = 0; i < profile_.schedule.size(); ++i)

@@ -29,7 +29,9 @@ struct MachineRates {
 
 // What the user fixes; the rest is chosen.
 struct PlanRequest {
-  bool clip = true;                      // updates wait for the norm over all gradients
+  // Updates wait until all gradients are known: for their norm, or (dynamic loss scaling) for whether all are
+  // finite.
+  bool clip = true;
   std::optional<std::string> recompute;  // "none", "full", a name of a choice; nothing: chosen ("auto")
   std::optional<std::size_t> group;      // micro-batches that pass through a unit together
   std::optional<std::size_t> prefetch;   // accesses fetched ahead

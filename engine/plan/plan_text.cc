@@ -34,6 +34,11 @@ std::string_view common_dtype(const Profile& profile) {
              : "mixed";
 }
 
+bool has_f16(const Profile& profile) {
+  return std::any_of(profile.units.begin(), profile.units.end(),
+                     [](const UnitSpec& unit) { return unit.dtype == Dtype::kF16; });
+}
+
 double bytes_per_day(const Plan& plan) {
   return plan.step_seconds > 0 ? static_cast<double>(plan.step_bytes_written) * 86400 / plan.step_seconds : 0;
 }
@@ -66,8 +71,9 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
     text += fmt::format("ahead             {} accesses, {} staging slots of {} elements\n", plan.prefetch,
                         plan.staging_slots, plan.chunk_elements);
   if (!profile.native_products)
-    text +=
-        "products          this CPU has no bf16 instructions: operands are widened to f32 for each product\n";
+    text += fmt::format(
+        "products          {}: operands are widened to f32 for each product\n",
+        has_f16(profile) ? "the matrix library has none of f16" : "this CPU has no bf16 instructions");
   text += fmt::format("moved per step    {} read, {} written ({} written a day)\n",
                       format_size(plan.step_bytes_read), format_size(plan.step_bytes_written),
                       format_size(static_cast<std::uint64_t>(bytes_per_day(plan))));

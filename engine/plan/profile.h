@@ -44,7 +44,7 @@ struct Profile {
   std::size_t border_gradient_bytes = 0;  // of one micro-batch: the gradient handed from unit to unit
   std::size_t workspace_bytes = 0;        // what is needed at any choice, beyond the choices' own
   std::size_t hidden_bytes = 0;           // what libraries take beyond operands
-  bool native_products = true;            // false: bf16 operands are widened to f32 for each product
+  bool native_products = true;            // false: operands are widened to f32 for each product
 };
 
 // Of a client that acquires its units in an order of its own, at most `held_units` at once: as if each were

@@ -129,10 +129,16 @@ void drain_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, ConstArr
   });
 }
 
-void keep_or_replace(std::size_t n, ConstArray values, float* masters) {
-  const Bf16* narrow = values.bf16();
+// round: to the type of the values.
+template <class T, class Round>
+void keep_or_replace(std::size_t n, const T* values, float* masters, const Round& round) {
   for (std::size_t i = 0; i < n; ++i)
-    if (to_bf16(masters[i]).bits != narrow[i].bits) masters[i] = to_f32(narrow[i]);
+    if (round(masters[i]).bits != values[i].bits) masters[i] = to_f32(values[i]);
+}
+
+void keep_or_replace(std::size_t n, ConstArray values, float* masters) {
+  if (values.type == Dtype::kBf16) return keep_or_replace(n, values.bf16(), masters, to_bf16);
+  keep_or_replace(n, values.f16(), masters, to_f16);
 }
 
 }  // namespace

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
 #include "core/error.h"
 #include "engine/toy.h"
 #include "offload/file.h"
@@ -18,6 +21,7 @@ struct Options {
   std::size_t blocks = 3;
   unsigned disk_delay = 0;  // microseconds by which each transfer ends late, on another thread
   optim::OptimizerSettings optimizer = {};
+  double clip_norm = 5, clip_value = 0;
 };
 
 struct Trained {
@@ -40,6 +44,12 @@ std::vector<std::unique_ptr<offload::File>> slow_disk(const std::vector<std::uni
   return slow;
 }
 
+StepSettings settings_of(const Options& setup, int step) {
+  StepSettings settings = toy::settings(0.01 / (step + 1), 0.1, setup.request.clip ? setup.clip_norm : 0.0);
+  settings.clip_value = setup.clip_value;
+  return settings;
+}
+
 Trained train(const Options& setup, int steps = 4) {
   const Profile profile = toy::profile(setup.micro_batches, setup.types, setup.blocks);
   const auto optimizer = optim::make_optimizer(setup.optimizer);
@@ -57,8 +67,7 @@ Trained train(const Options& setup, int steps = 4) {
     toy::Trainer trainer(profile, result.plan, engine);
     for (int s = 0; s < steps; ++s) {
       double norm = 0;
-      result.outcome.losses.push_back(
-          trainer.step(toy::settings(0.01 / (s + 1), 0.1, setup.request.clip ? 5.0 : 0.0), &norm));
+      result.outcome.losses.push_back(trainer.step(settings_of(setup, s), &norm));
       result.outcome.norms.push_back(norm);
     }
     result.traffic = disk.counters();
@@ -232,16 +241,97 @@ TEST_P(Twins, BudgetsBetween) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(ClipAndType, Twins,
-                         testing::Combine(testing::Bool(),
-                                          testing::Values(toy::Types{Dtype::kF32}, toy::Types{Dtype::kBf16},
-                                                          toy::Types{Dtype::kF32, Dtype::kBf16})),
-                         [](const auto& test) {
-                           std::string name = std::get<0>(test.param) ? "clip" : "at_once";
-                           for (const Dtype type : std::get<1>(test.param))
-                             name += "_" + std::string(name_of(type));
-                           return name;
-                         });
+// Three steps, of which one has gradients that are not finite, or that the type cannot hold: it leaves
+// everything as it was, step counts included, so that the two others do what they do without it.
+Trained train_with_a_skipped_step(Dtype dtype, const char* place, std::size_t group,
+                                  std::optional<float> scale) {
+  Options setup = with(true, {dtype}, place, place, place);
+  setup.request.group = group;
+  const Profile profile = toy::profile(setup.micro_batches, {dtype}, 2);
+  const auto optimizer = optim::make_optimizer({});
+  Trained result;
+  result.plan = make_plan(profile, *optimizer, {kGiB, kGiB, 0}, setup.request, {});
+  Threads threads(2);
+  allocator::Ledger ledger;
+  offload::RecordStore disk(memory_disk(2), ledger);
+  Engine engine(profile, result.plan, *optimizer, {threads, ledger, &disk, nullptr});
+  for (UnitId u = 0; u < profile.units.size(); ++u) engine.load(u, toy::start_values());
+  toy::Trainer trainer(profile, result.plan, engine);
+  for (const bool skipped : {false, true, false}) {
+    if (skipped && !scale) continue;
+    trainer.gradient_scale = skipped ? *scale : 1.0f;
+    try {
+      result.outcome.losses.push_back(trainer.step(toy::settings(0.01, 0.1, 5.0)));
+      EXPECT_FALSE(skipped);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kNotFinite);
+      EXPECT_TRUE(skipped);
+      EXPECT_NE(std::string(error.what()).find("no parameter was changed"), std::string::npos)
+          << error.what();
+    }
+  }
+  EXPECT_EQ(engine.steps(), 2u);
+  for (ParameterId p = 0; p < engine.layout().parameters(); ++p) EXPECT_EQ(engine.steps(p), 2u);
+  for (UnitId u = 0; u < profile.units.size(); ++u) engine.save(u, toy::collect(result.outcome));
+  return result;
+}
+
+TEST(SkippedSteps, LeaveEverythingAsItWas) {
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
+    const Trained without = train_with_a_skipped_step(dtype, "memory", 3, std::nullopt);
+    for (const char* place : {"memory", "disk"})
+      for (const std::size_t group : {1, 3})
+        for (const float scale : {std::numeric_limits<float>::infinity(), 1e9f}) {
+          if (scale == 1e9f && dtype != Dtype::kF16) continue;  // wider types hold such gradients
+          SCOPED_TRACE(
+              fmt::format("{}, {}, group {}, gradients times {}", name_of(dtype), place, group, scale));
+          expect_same(without, train_with_a_skipped_step(dtype, place, group, scale));
+        }
+  }
+}
+
+TEST(ClipByValue, HasTheSameBitsEverywhereAndWithUpdatesAtOnce) {
+  const auto run = [](bool clip, const char* place, std::size_t group, double clip_value, double clip_norm) {
+    Options setup = with(clip, {Dtype::kF32}, place, place, place);
+    setup.blocks = 2;
+    setup.request.group = group;
+    setup.clip_value = clip_value;
+    setup.clip_norm = clip_norm;
+    return train(setup, 3);
+  };
+  const Trained at_once = run(false, "memory", 3, 0.3, 0);
+  EXPECT_FALSE(at_once.outcome == run(false, "memory", 3, 0, 0).outcome) << "the bound bounds nothing";
+  expect_same(at_once, run(false, "disk", 1, 0.3, 0));
+  expect_same(at_once, run(true, "memory", 3, 0.3, 0));
+  expect_same(at_once, run(true, "disk", 1, 0.3, 0));
+  // After the clipping by norm: a bound that is beyond every element is without effect.
+  EXPECT_TRUE(run(true, "memory", 3, 100, 5).outcome == run(true, "disk", 1, 0, 5).outcome);
+}
+
+TEST(ClipByValue, OfNoUseIsRefused) {
+  const Profile profile = toy::profile(1, {Dtype::kF32}, 1);
+  const auto optimizer = optim::make_optimizer({});
+  Threads threads(1);
+  allocator::Ledger ledger;
+  Engine engine(profile, make_plan(profile, *optimizer, {kGiB, 0, 0}, {}, {}), *optimizer,
+                {threads, ledger, nullptr, nullptr});
+  for (const double bound : {-1.0, std::numeric_limits<double>::infinity(), std::nan("")}) {
+    StepSettings settings = toy::settings(0.1, 0, 0);
+    settings.clip_value = bound;
+    EXPECT_THROW(engine.begin_step(settings), Error) << bound;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    ClipAndType, Twins,
+    testing::Combine(testing::Bool(), testing::Values(toy::Types{Dtype::kF32}, toy::Types{Dtype::kBf16},
+                                                      toy::Types{Dtype::kF16},
+                                                      toy::Types{Dtype::kF32, Dtype::kBf16, Dtype::kF16})),
+    [](const auto& test) {
+      std::string name = std::get<0>(test.param) ? "clip" : "at_once";
+      for (const Dtype type : std::get<1>(test.param)) name += "_" + std::string(name_of(type));
+      return name;
+    });
 
 }  // namespace
 }  // namespace sluice::engine

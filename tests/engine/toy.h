@@ -8,6 +8,7 @@
 #include "core/bytes.h"
 #include "core/random.h"
 #include "engine/engine.h"
+#include "float_array.h"
 #include "offload/file.h"
 
 // A model without a matrix product: each parameter is pulled towards a value that depends on the micro-batch.
@@ -85,6 +86,8 @@ class Trainer {
     return std::accumulate(losses.begin(), losses.end(), 0.0);
   }
 
+  float gradient_scale = 1;
+
  private:
   void group(std::size_t first, std::size_t count, std::vector<double>& losses) {
     const Access* waiting = nullptr;  // the final unit is held while the head uses the embedding
@@ -104,9 +107,7 @@ class Trainer {
     }
   }
 
-  static float value(const ConstArray& array, std::size_t i) {
-    return array.type == Dtype::kF32 ? array.f32()[i] : to_f32(array.bf16()[i]);
-  }
+  static float value(const ConstArray& array, std::size_t i) { return test::value_at(array, i); }
 
   void visit(const Access& access, ParameterId p, std::size_t m, double& loss) {
     const std::size_t n = engine_.layout().place(p).elements;
@@ -119,7 +120,7 @@ class Trainer {
     const GradientTarget target = engine_.gradient(p, access.gradient_use, m);
     for (std::size_t i = 0; i < n; ++i) {
       const float wanted = static_cast<float>((i * 31 + m * 17) % 101) * 0.01f;
-      const float gradient = (access.parameters ? value(values, i) : 0.3f) - wanted;
+      const float gradient = gradient_scale * ((access.parameters ? value(values, i) : 0.3f) - wanted);
       target.data[i] = target.accumulate ? target.data[i] + gradient : gradient;
     }
   }
@@ -139,8 +140,7 @@ inline UnitSink collect(Outcome& outcome) {
   };
   const auto widened = [](std::size_t count, ConstArray values) {
     std::vector<float> wide(count);
-    for (std::size_t i = 0; i < count; ++i)
-      wide[i] = values.type == Dtype::kF32 ? values.f32()[i] : to_f32(values.bf16()[i]);
+    for (std::size_t i = 0; i < count; ++i) wide[i] = test::value_at(values, i);
     return wide;
   };
   sink.parameter = [&outcome, append, widened](ParameterId p, std::size_t first, std::size_t count,

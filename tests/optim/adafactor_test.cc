@@ -74,6 +74,26 @@ TEST(Adafactor, SameBits) {
     }
 }
 
+TEST(Adafactor, ClippingByValueIsThatOfTheGradient) {
+  const auto optimizer = make_adafactor({.beta1 = 0.9});
+  for (const auto& shape : kShapes) {
+    const auto trained = [&](double factor, double clip_value, bool clipped) {
+      Threads threads(2);
+      Parameter parameter(*optimizer, shape, 1);
+      for (std::uint64_t step = 1; step <= 3; ++step) {
+        std::vector<float> gradient = random_values(parameter.values.size(), static_cast<unsigned>(step));
+        for (float& value : gradient)
+          if (clipped) value = std::clamp(value * 0.5f, -0.25f, 0.25f);
+        parameter.step(*optimizer, threads, {0.01, 0.1, factor, step, clip_value},
+                       TestArray(Dtype::kF32, gradient), std::size_t{1} << 20);
+      }
+      return parameter.bytes();
+    };
+    EXPECT_TRUE(trained(0.5, 0.25, false) == trained(1, 0, true));
+    EXPECT_FALSE(trained(0.5, 0.25, false) == trained(0.5, 0, false));
+  }
+}
+
 // The first step, where beta2 is 0, by the formulae of the paper's algorithm 4.
 TEST(Adafactor, TheFirstStepOfAMatrix) {
   Threads threads(2);

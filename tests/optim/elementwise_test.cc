@@ -234,6 +234,25 @@ TEST_P(Elementwise, SameBits) {
   }
 }
 
+// Each element of a gradient, after the factor.
+TEST_P(Elementwise, ClippingByValueIsThatOfTheGradient) {
+  const std::size_t n = 5003;
+  const auto trained = [&](double factor, double clip_value, bool clipped) {
+    Threads threads(2);
+    Parameter parameter(*optimizer_, random_values(n, 1));
+    for (std::uint64_t step = 1; step <= 3; ++step) {
+      std::vector<float> gradient = random_values(n, static_cast<unsigned>(step));
+      for (float& value : gradient)
+        if (clipped) value = std::clamp(value * 0.5f, -0.25f, 0.25f);
+      optimizer_->apply(threads, {1e-2, 0.1, factor, step, clip_value},
+                        parameter.span(TestArray(Dtype::kF32, gradient), 0, n));
+    }
+    return parameter.bytes();
+  };
+  EXPECT_TRUE(trained(0.5, 0.25, false) == trained(1, 0, true));
+  EXPECT_FALSE(trained(0.5, 0.25, false) == trained(0.5, 0, false));
+}
+
 TEST_P(Elementwise, MisuseIsAnError) {
   Threads threads(1);
   Parameter parameter(*optimizer_, {1, 2, 3});

@@ -40,10 +40,12 @@ def set_start(engine):
         engine.set_values(unit.name, start_of(unit))
 
 
-def widened(view):
+def widened(view, dtype):
     """What parameter() gives, in f32."""
     values = np.asarray(view)
-    return values if values.dtype == np.float32 else (values.astype(np.uint32) << 16).view(np.float32)
+    if dtype == "f16":
+        return values.view(np.float16).astype(np.float32)
+    return values if dtype == "f32" else (values.astype(np.uint32) << 16).view(np.float32)
 
 
 def gradient_of(values, unit):
@@ -53,7 +55,7 @@ def gradient_of(values, unit):
 def add_gradients(engine, u):
     with engine.acquire(UNITS[u].name, gradient=True):
         for parameter in UNITS[u].parameters:
-            engine.add_gradient(parameter.name, gradient_of(widened(engine.parameter(parameter.name)), u))
+            engine.add_gradient(parameter.name, gradient_of(widened(engine.parameter(parameter.name), engine.options.dtype), u))
 
 
 def train(engine, steps, **settings):

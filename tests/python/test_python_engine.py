@@ -25,11 +25,66 @@ def trained(steps=4, **options):
         return values_of(engine)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_the_same_bits_in_memory_and_on_disk(tmp_path, dtype):
     expected = trained(dtype=dtype, place="memory")
     assert expected != start_values()
     assert trained(dtype=dtype, disk=tmp_path, place="disk", threads=1) == expected
+
+
+@pytest.mark.parametrize("as_bits", [False, True])
+def test_gradients_in_f16_are_those_in_f32(as_bits):
+    def run(dtype):
+        with make_engine(place="memory") as engine:
+            set_start(engine)
+            for step in range(3):
+                engine.begin_step()
+                for unit in UNITS:
+                    with engine.acquire(unit.name, gradient=True):
+                        for p in unit.parameters:
+                            half = np.random.default_rng(step).normal(0, 1e-3, p.shape).astype(np.float16)
+                            given = half if dtype == "f16" else half.astype(np.float32)
+                            engine.add_gradient(p.name, given.view(np.uint16) if as_bits and dtype == "f16" else given, dtype)
+                            assert engine.gradient(p.name, "f16").tobytes() == half.tobytes()
+                engine.step(gradient_factor=0.25)
+            return values_of(engine)
+
+    assert run("f16") == run("f32") != start_values()
+
+
+def test_clipping_by_value_is_that_of_torch_in_any_placement_and_at_once(tmp_path):
+    def run(clip_value, at_once=False, **options):
+        with make_engine(update_in_backward=at_once, **options) as engine:
+            set_start(engine)
+            for step in range(3):
+                engine.begin_step(**({"clip_value": clip_value} if at_once else {}))
+                for unit in UNITS:
+                    with engine.acquire(unit.name, gradient=True):
+                        for p in unit.parameters:
+                            engine.add_gradient(p.name, drawn(step, p.shape))
+                engine.step(**({} if at_once else {"clip_value": clip_value}))
+            return values_of(engine)
+
+    def drawn(step, shape):
+        return np.random.default_rng(step).normal(0, 1, shape).astype(np.float32)
+
+    found = run(0.5, place="memory")
+    assert found != run(None, place="memory")
+    assert found == run(0.5, disk=tmp_path, place="disk") == run(0.5, at_once=True, disk=tmp_path, place="disk")
+    tensors = {n: torch.tensor(v, requires_grad=True) for unit in UNITS for n, v in start_of(unit).items()}
+    groups = [{"params": [], "lr": g.lr, "weight_decay": g.weight_decay} for g in GROUPS]
+    for unit in UNITS:
+        for p in unit.parameters:
+            groups[p.group]["params"].append(tensors[p.name])
+    optimizer = torch.optim.AdamW(groups)
+    for step in range(3):
+        for tensor in tensors.values():
+            tensor.grad = torch.tensor(drawn(step, tensor.shape))
+        torch.nn.utils.clip_grad_value_(tensors.values(), 0.5)
+        optimizer.step()
+    for name, tensor in tensors.items():
+        values = np.frombuffer(found[name], np.float32).reshape(tensor.shape)
+        np.testing.assert_allclose(values, tensor.detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])

@@ -89,8 +89,12 @@ def test_gradients_that_are_not_allowed(engine):
                 engine.add_gradient("first.weight", wrong)
         with raises(sluice.InvalidArgumentError, "'f'", "bf16"):
             engine.add_gradient("first.weight", gradient, "bf16")
-        with raises(sluice.InvalidArgumentError, "'f16'"):
+        with raises(sluice.InvalidArgumentError, "'f'", "f16"):
             engine.add_gradient("first.weight", gradient, "f16")
+        with raises(sluice.InvalidArgumentError, "'e'", "bf16"):
+            engine.add_gradient("first.weight", gradient.astype(np.float16), "bf16")
+        with raises(sluice.InvalidArgumentError, "'f64'"):
+            engine.add_gradient("first.weight", gradient, "f64")
     engine.step()
 
 
@@ -298,7 +302,8 @@ def test_plans_that_do_not_fit(tmp_path):
         ({"optimizer": GROUPS[0]}, "'first.bias'", "group 1"),
         ({"place": "elsewhere"}, "'elsewhere'"),
         ({"place": {"weights": "disk"}}, "'weights'", "parameters"),
-        ({"dtype": "f16"}, "'f16'", "bf16"),
+        ({"dtype": "f64"}, "'f64'", "bf16", "f16"),
+        ({"dtype": "f16", "master": "none", "optimizer": GROUPS}, "f16", "keep the masters"),
         ({"threads": 2**32 + 1}, "threads", "4294967297"),
         ({"held_units": -1}, "held_units"),
         ({"optimizer": [GROUPS[0], sluice.AdamW(eps=1e-6)]}, "differ"),

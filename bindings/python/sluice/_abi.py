@@ -9,7 +9,7 @@ from typing import Any
 VERSION = 1
 
 OK = 0
-DTYPES = {"f32": 0, "bf16": 1}
+DTYPES = {"f32": 0, "bf16": 1, "f16": 2}
 STATE_TYPES = {"f32": 0, "bf16": 1, "8bit": 2}
 READ, GRADIENT, GRADIENT_ONLY, EDIT = 0, 1, 2, 3
 
@@ -78,6 +78,7 @@ class StepSettings(ctypes.Structure):
         ("clip", c_double),
         ("gradient_factor", c_double),
         ("keep_gradients", c_uint32),
+        ("clip_value", c_double),
     ]
 
 

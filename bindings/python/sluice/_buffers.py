@@ -39,8 +39,9 @@ _get_buffer = ctypes.PYFUNCTYPE(c_int, ctypes.py_object, POINTER(_PyBuffer), c_i
 )
 _release_buffer = ctypes.PYFUNCTYPE(None, POINTER(_PyBuffer))(("PyBuffer_Release", ctypes.pythonapi))
 
-_FORMATS = {"f32": "f", "bf16": "H"}
-_ITEM_BYTES = {"f32": 4, "bf16": 2}
+# memoryview has no format of f16 that it could be cast to.
+_FORMATS = {"f32": "f", "bf16": "H", "f16": "H"}
+_ITEM_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 
 
 @functools.lru_cache(maxsize=256)
@@ -49,7 +50,7 @@ def _array_of(length: int) -> type[ctypes.Array[ctypes.c_char]]:
 
 
 def view_of_memory(address: int, shape: tuple[int, ...], dtype: str, writable: bool = False) -> memoryview:
-    """The memory at `address` as an array; bf16 comes as its 16 bits ("H"). It does not keep the memory alive; its
+    """The memory at `address` as an array; bf16 and f16 come as their 16 bits ("H"). It does not keep the memory alive; its
     `obj` lives as long as anything that was made of it."""
     raw = memoryview(_array_of(math.prod(shape) * _ITEM_BYTES[dtype]).from_address(address)).cast("B")
     view: memoryview = _shaped(raw if writable else raw.toreadonly(), dtype, shape)
@@ -82,7 +83,7 @@ def bytes_of(values: Any, what: str, elements: int, dtype: str) -> memoryview:
             "(numpy.ndarray, array.array, bytes; of a torch tensor its numpy())"
         ) from error
     plain = view.format.lstrip("@=<")
-    if plain not in (_FORMATS[dtype], "B", "b", "c"):
+    if plain not in (_FORMATS[dtype], "B", "b", "c") and (plain, dtype) != ("e", "f16"):
         raise InvalidArgumentError(
             f"{what} is given in the format '{view.format}', and {dtype} ('{_FORMATS[dtype]}') or bytes are needed"
         )

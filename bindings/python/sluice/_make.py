@@ -153,11 +153,16 @@ def options_of(given: Options) -> _abi.EngineOptions:
 
 
 def settings_of(
-    groups: Sequence[Optimizer], clip: float | None, gradient_factor: float, keep_gradients: bool
+    groups: Sequence[Optimizer],
+    clip: float | None,
+    clip_value: float | None,
+    gradient_factor: float,
+    keep_gradients: bool,
 ) -> _abi.StepSettings:
     """For sluice_engine_step(), where 0 means no clipping and a factor of 1."""
-    if clip is not None and not clip > 0:
-        raise InvalidArgumentError(f"clip is {clip}; a bound above 0 is needed, or None for no clipping")
+    for what, bound in (("clip", clip), ("clip_value", clip_value)):
+        if bound is not None and not bound > 0:
+            raise InvalidArgumentError(f"{what} is {bound}; a bound above 0 is needed, or None for no clipping")
     if not gradient_factor:
         raise InvalidArgumentError("gradient_factor is 0, which would leave nothing of the gradients")
     made = [_abi.GroupSettings(*group.of_step) for group in groups]
@@ -168,4 +173,5 @@ def settings_of(
         clip or 0.0,
         gradient_factor,
         1 if keep_gradients else 0,
+        clip_value or 0.0,
     )

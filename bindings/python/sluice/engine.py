@@ -184,12 +184,16 @@ class Engine:
     # ---- a step ----
 
     def begin_step(
-        self, optimizer: Optimizer | Sequence[Optimizer] | None = None, *, gradient_factor: float = 1.0
+        self,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
+        *,
+        clip_value: float | None = None,
+        gradient_factor: float = 1.0,
     ) -> None:
         """Begins a step; step() ends it. With options.update_in_backward the settings are needed now: see step()."""
         if self.options.update_in_backward:
-            settings = ctypes.byref(self._settings(optimizer, None, gradient_factor, False))
-        elif optimizer is not None or gradient_factor != 1.0:
+            settings = ctypes.byref(self._settings(optimizer, None, clip_value, gradient_factor, False))
+        elif optimizer is not None or clip_value is not None or gradient_factor != 1.0:
             raise InvalidArgumentError("settings are given to begin_step(), and step() takes them; give them there")
         else:
             settings = None
@@ -205,7 +209,8 @@ class Engine:
         return Held(self, u)
 
     def parameter(self, name: str) -> memoryview:
-        """The memory of a parameter whose unit is held: read-only, in its shape, in f32, or as the 16 bits of bf16.
+        """The memory of a parameter whose unit is held: read-only, in its shape, in f32, or as the 16 bits of
+        bf16 or f16 ("H").
         Ends when the unit is released."""
         p, parameter, unit = self._parameter(name)
         address = ctypes.c_void_p()
@@ -221,7 +226,7 @@ class Engine:
 
     def add_gradient(self, name: str, gradient: Any, dtype: str = "f32") -> None:
         """Adds all elements of a gradient to what the step has of this parameter so far: an object with the buffer
-        protocol in f32, or with dtype="bf16" in its 16 bits ("H"). The unit is held with `gradient`."""
+        protocol in f32, or with dtype="bf16" or "f16" in its 16 bits ("H"; of f16 also "e"). The unit is held with `gradient`."""
         p, parameter, _ = self._parameter(name)
         if dtype not in _abi.DTYPES:
             raise InvalidArgumentError(f"dtype is {dtype!r}; it may be {', '.join(_abi.DTYPES)}")
@@ -265,20 +270,21 @@ class Engine:
         optimizer: Optimizer | Sequence[Optimizer] | None = None,
         *,
         clip: float | None = None,
+        clip_value: float | None = None,
         gradient_factor: float = 1.0,
         keep_gradients: bool = False,
     ) -> StepResult:
         """Updates every parameter that got a gradient; updates go on behind this call. `optimizer` has other lr and
-        weight_decay than options.optimizer, `clip` bounds the global norm, and gradients are multiplied by
-        `gradient_factor` before anything else. With `keep_gradients` the next step adds to them. Raises NotFiniteError,
+        weight_decay than options.optimizer, `clip` bounds the global norm, then `clip_value` each element, and
+        gradients are multiplied by `gradient_factor` before anything else. With `keep_gradients` the next step adds to them. Raises NotFiniteError,
         with no value changed, and the step over. With options.update_in_backward the updates were made already, and
         nothing is given here."""
         if not self.options.update_in_backward:
-            settings = ctypes.byref(self._settings(optimizer, clip, gradient_factor, keep_gradients))
-        elif optimizer is not None or clip is not None or gradient_factor != 1.0 or keep_gradients:
+            settings = ctypes.byref(self._settings(optimizer, clip, clip_value, gradient_factor, keep_gradients))
+        elif (optimizer, clip, clip_value, gradient_factor, keep_gradients) != (None, None, None, 1.0, False):
             raise InvalidArgumentError(
                 "settings are given to step(), and the updates were made in backward; begin_step() takes lr, "
-                "weight_decay and gradient_factor, and gradients can neither be clipped by their norm nor kept"
+                "weight_decay, clip_value and gradient_factor, and gradients can neither be clipped by their norm nor kept"
             )
         else:
             settings = None
@@ -290,6 +296,7 @@ class Engine:
         self,
         optimizer: Optimizer | Sequence[Optimizer] | None,
         clip: float | None,
+        clip_value: float | None,
         gradient_factor: float,
         keep_gradients: bool,
     ) -> _abi.StepSettings:
@@ -298,7 +305,7 @@ class Engine:
             raise InvalidArgumentError(
                 f"the engine was made with {self._groups[0]}, and {groups[0]} is given; only lr and weight_decay may change"
             )
-        return _make.settings_of(groups, clip, gradient_factor, keep_gradients)
+        return _make.settings_of(groups, clip, clip_value, gradient_factor, keep_gradients)
 
     def settle(self) -> None:
         """Waits until all updates are applied."""

@@ -121,7 +121,8 @@ class Options:
     reserved: what the caller will take beyond what the process holds now: activations, workspace, gradients.
     optimizer: the settings of all parameters, or a list of one for each group: AdamW, Adam, Lion,
         SGD or Adafactor.
-    dtype: of parameters that have none of their own, "f32" or "bf16"; the optimizer keeps an f32 master of what is bf16.
+    dtype: of parameters that have none of their own, "f32", "bf16" or "f16"; of the narrower ones the optimizer keeps f32
+        masters.
     state: of the optimizer's arrays, "f32", "bf16" or "8bit".
     master: "none": no masters are kept of what is bf16, and updates are rounded stochastically, by `seed`.
     threads: of updates; 0: the cores that the process may use.
@@ -132,7 +133,7 @@ class Options:
         planned. For tests and measurements.
     given_back: what the process holds now and gives back until the last unit has its values.
     update_in_backward: a unit is updated as soon as it is released with gradients, which are never stored;
-        Engine.begin_step() then has the settings, and clipping and kept gradients are not to be had.
+        Engine.begin_step() then has the settings, and clipping by the norm and kept gradients are not to be had.
     serve_touches: what is read at a parameter's address while its unit is not held is brought in; else the process ends
         with a message.
     """

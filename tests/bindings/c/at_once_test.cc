@@ -50,7 +50,7 @@ class AtOnceTest : public ::testing::TestWithParam<std::tuple<const char*, sluic
 };
 INSTANTIATE_TEST_SUITE_P(Places, AtOnceTest,
                          ::testing::Combine(::testing::Values("memory", "disk"),
-                                            ::testing::Values(SLUICE_F32, SLUICE_BF16)));
+                                            ::testing::Values(SLUICE_F32, SLUICE_BF16, SLUICE_F16)));
 
 TEST_P(AtOnceTest, BitsAreThoseOfUpdatesThatWait) {
   const EngineHandle waiting = fresh(false), at_once = fresh();
@@ -69,6 +69,26 @@ TEST_P(AtOnceTest, BitsAreThoseOfUpdatesThatWait) {
     EXPECT_EQ(results[1].clip_factor, 1);
   }
   EXPECT_EQ(values_of(waiting.get()), values_of(at_once.get()));
+}
+
+TEST_P(AtOnceTest, ClippingByValueIsThatOfUpdatesThatWait) {
+  const EngineHandle waiting = fresh(false), at_once = fresh(), other = fresh();
+  Settings bounded;
+  bounded.settings.clip_value = 0.02;
+  for (int step = 0; step < 3; ++step) {
+    ASSERT_OK(sluice_engine_begin_step(waiting.get(), nullptr));
+    ASSERT_OK(begin(at_once.get(), bounded));
+    ASSERT_OK(begin(other.get()));
+    for (const EngineHandle* engine : {&waiting, &at_once, &other})
+      for (uint32_t unit = 0; unit < kUnits; ++unit) add_unit_gradients(engine->get(), unit, dtype(), 0);
+    ASSERT_OK(sluice_engine_step(waiting.get(), &bounded.settings, nullptr));
+    ASSERT_OK(end(at_once.get()));
+    ASSERT_OK(end(other.get()));
+  }
+  EXPECT_EQ(values_of(waiting.get()), values_of(at_once.get()));
+  EXPECT_NE(values_of(waiting.get()), values_of(other.get()));
+  bounded.settings.clip_value = -1;
+  expect_error(begin(at_once.get(), bounded), SLUICE_INVALID_ARGUMENT, {"clip by value of -1"});
 }
 
 TEST_P(AtOnceTest, NoPlaceIsTakenForGradients) {

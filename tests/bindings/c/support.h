@@ -67,11 +67,15 @@ struct Case {
   sluice_dtype dtype;
   friend void PrintTo(const Case& c, std::ostream* out) { *out << c.place << " " << c.dtype; }
 };
-inline constexpr Case kCases[] = {
-    {"memory", SLUICE_F32}, {"disk", SLUICE_F32}, {"memory", SLUICE_BF16}, {"disk", SLUICE_BF16}};
+inline constexpr Case kCases[] = {{"memory", SLUICE_F32},
+                                  {"disk", SLUICE_F32},
+                                  {"memory", SLUICE_BF16},
+                                  {"disk", SLUICE_BF16},
+                                  {"disk", SLUICE_F16}};
 
 inline std::string case_name(const ::testing::TestParamInfo<Case>& info) {
-  return std::string(info.param.place) + (info.param.dtype == SLUICE_F32 ? "_f32" : "_bf16");
+  constexpr const char* kNames[] = {"_f32", "_bf16", "_f16"};
+  return std::string(info.param.place) + kNames[info.param.dtype];
 }
 
 using ModelHandle = std::unique_ptr<sluice_model, decltype(&sluice_model_destroy)>;
@@ -157,6 +161,7 @@ inline void set_start_values(sluice_engine* engine) {
 
 inline float widen(const void* values, sluice_dtype dtype, uint64_t i) {
   if (dtype == SLUICE_F32) return static_cast<const float*>(values)[i];
+  if (dtype == SLUICE_F16) return static_cast<float>(static_cast<const _Float16*>(values)[i]);
   const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(values)[i]) << 16;
   float value = 0;
   std::memcpy(&value, &bits, 4);

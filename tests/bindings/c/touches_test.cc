@@ -34,6 +34,8 @@ class TouchesTest : public ::testing::TestWithParam<Case> {
     const auto upper = static_cast<uint16_t>(bits >> 16);
     if (GetParam().dtype == SLUICE_F32)
       std::memcpy(static_cast<std::byte*>(data) + 4 * i, &value, 4);
+    else if (GetParam().dtype == SLUICE_F16)
+      static_cast<_Float16*>(data)[i] = static_cast<_Float16>(value);
     else
       std::memcpy(static_cast<std::byte*>(data) + 2 * i, &upper, 2);
   }

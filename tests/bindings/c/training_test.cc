@@ -19,7 +19,7 @@ class TrainingTest : public ::testing::Test {
 };
 
 TEST_F(TrainingTest, TheSameBitsInMemoryAndOnDisk) {
-  for (const sluice_dtype dtype : {SLUICE_F32, SLUICE_BF16}) {
+  for (const sluice_dtype dtype : {SLUICE_F32, SLUICE_BF16, SLUICE_F16}) {
     Choice memory, disk;
     memory.dtype = disk.dtype = dtype;
     memory.place = "memory";

@@ -1,0 +1,27 @@
+// A gradient as the optimizers see it. Compiled once for each target: include it after hwy/foreach_target.h.
+#if defined(SLUICE_OPTIM_GRADIENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef SLUICE_OPTIM_GRADIENT_INL_H_
+#undef SLUICE_OPTIM_GRADIENT_INL_H_
+#else
+#define SLUICE_OPTIM_GRADIENT_INL_H_
+#endif
+
+#include "kernels/simd-inl.h"
+#include "optim/elementwise.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace sluice::optim::HWY_NAMESPACE {
+
+// Elements of an array times the factor, none beyond the bound; a NaN stays one.
+template <class D, class At>
+HWY_INLINE hwy::HWY_NAMESPACE::Vec<D> ruled(D d, const GradientRule& rule, ConstArray gradient, At at) {
+  namespace hn = hwy::HWY_NAMESPACE;
+  const auto value = hn::Mul(kernels::HWY_NAMESPACE::load(d, gradient, at), hn::Set(d, rule.factor));
+  const auto high = hn::Set(d, rule.bound), low = hn::Set(d, -rule.bound);
+  return hn::IfThenElse(hn::Gt(value, high), high, hn::IfThenElse(hn::Lt(value, low), low, value));
+}
+
+}  // namespace sluice::optim::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
