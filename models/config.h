@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/dtype.h"
 #include "core/json.h"
 
 namespace sluice::models {
@@ -46,7 +47,7 @@ ModelConfig preset(const std::string& name, std::optional<std::size_t> vocabular
 // not do (another activation, a sliding window, another rope type, ...) is Error(kInvalidArgument) that names
 // the key.
 ModelConfig config_from_hugging_face(const Json& config, const std::string& source);
-Json config_to_hugging_face(const ModelConfig& config, const std::string& torch_dtype);
+Json config_to_hugging_face(const ModelConfig& config, Dtype dtype);  // f32, bf16 or f16
 // Throws Error(kInvalidArgument) for a configuration that no model can have.
 void check_config(const ModelConfig& config);
 // A preset's name or a folder with config.json.

@@ -268,7 +268,7 @@ ModelConfig config_from_hugging_face(const Json& json, const std::string& source
   return config;
 }
 
-Json config_to_hugging_face(const ModelConfig& config, const std::string& torch_dtype) {
+Json config_to_hugging_face(const ModelConfig& config, Dtype dtype) {
   Json json = config.hugging_face;
   if (json.is_null()) {
     json = config.family == Family::kGpt2 ? gpt2_to(config) : llama_to(config);
@@ -280,7 +280,7 @@ Json config_to_hugging_face(const ModelConfig& config, const std::string& torch_
   }
   // Transformers 5 writes "dtype" and reads both.
   json.erase("dtype");
-  json["torch_dtype"] = torch_dtype;
+  json["torch_dtype"] = dtype == Dtype::kF32 ? "float32" : dtype == Dtype::kBf16 ? "bfloat16" : "float16";
   return json;
 }
 

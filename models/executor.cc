@@ -123,7 +123,7 @@ void Executor::run_pass(const Pass& pass, std::span<const MicroBatch> group, std
 }
 
 double Executor::train_step(std::span<const MicroBatch> micro_batches, std::uint64_t seed, std::uint64_t step,
-                            const Between& between) {
+                            const Between& between, float loss_scale) {
   std::size_t targets = 0;
   for (const MicroBatch& micro_batch : micro_batches) {
     check(micro_batch);
@@ -131,7 +131,7 @@ double Executor::train_step(std::span<const MicroBatch> micro_batches, std::uint
   }
   if (targets == 0)
     fail(ErrorCode::kInvalidArgument, "no target of this step counts: there is nothing to learn from");
-  const Key key{seed, step, static_cast<float>(1.0 / static_cast<double>(targets))};
+  const Key key{seed, step, static_cast<float>(loss_scale / static_cast<double>(targets))};
   double loss = 0;
   for (std::size_t first = 0; first < micro_batches.size(); first += group_) {
     const auto group = micro_batches.subspan(first, std::min(group_, micro_batches.size() - first));

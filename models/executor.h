@@ -49,7 +49,7 @@ class Executor {
   void set_memory(std::span<std::byte> activations, std::span<std::byte> workspace);
 
   double train_step(std::span<const MicroBatch> micro_batches, std::uint64_t seed, std::uint64_t step,
-                    const Between& between);
+                    const Between& between, float loss_scale = 1);
   double evaluate(const MicroBatch& micro_batch);
   // cache: where given, what is stored there is not computed again, and what is computed is stored.
   void next_logits(std::span<const std::int32_t> tokens, std::span<float> logits, TextCache* cache = nullptr);

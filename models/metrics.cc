@@ -14,7 +14,7 @@
 namespace sluice::models {
 namespace {
 
-constexpr int kVersion = 3;
+constexpr int kVersion = 4;
 
 // As every line of a run begins.
 std::string start_of(const std::string& run) {
@@ -71,6 +71,10 @@ nlohmann::ordered_json to_json(const StepReport& r, const std::string& run) {
                                 {"read_wait_seconds", r.read_wait_seconds},
                                 {"write_wait_seconds", r.write_wait_seconds},
                                 {"optimizer_seconds", r.optimizer_seconds}};
+  if (r.loss_scale) {
+    row["loss_scale"] = *r.loss_scale;
+    row["skipped"] = r.skipped;
+  }
   if (r.validation_loss) row["validation_loss"] = *r.validation_loss;
   return row;
 }

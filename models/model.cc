@@ -16,8 +16,8 @@ namespace {
 void check_shape(const Shape& shape) {
   const ModelConfig& config = shape.config;
   check_config(config);
-  if (shape.dtype != Dtype::kF32 && shape.dtype != Dtype::kBf16) {
-    fail(ErrorCode::kInvalidArgument, "models compute in f32 or bf16, not in {}", name_of(shape.dtype));
+  if (!sluice::is_float(shape.dtype)) {
+    fail(ErrorCode::kInvalidArgument, "models compute in f32, bf16 or f16, not in {}", name_of(shape.dtype));
   }
   if (shape.batch == 0 || shape.length == 0) {
     fail(ErrorCode::kInvalidArgument, "a micro-batch of {} sequences of {} tokens is empty", shape.batch,
@@ -178,7 +178,7 @@ engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixL
   profile.tokens = impl_->shape.rows();
   profile.border_gradient_bytes = profile.unit_profiles.back().input_bytes;
   profile.hidden_bytes = products.hidden_bytes();
-  profile.native_products = impl_->shape.dtype == Dtype::kF32 || library.has_bf16();
+  profile.native_products = kernels::has_products_of(impl_->shape.dtype, library);
   return profile;
 }
 

@@ -65,10 +65,10 @@ class Runner {
 
   // Forward and backward of all micro-batches (as many as the profile was made for), in the vertical order,
   // in groups as planned. The caller has called engine.begin_step and calls engine.step afterwards. The loss
-  // is the mean over all targets that count, of all micro-batches; gradients are of that mean. `between` is
-  // called from time to time (progress, signals) and may throw to give the step up.
+  // is the mean over all targets that count, of all micro-batches; gradients are of that mean, times
+  // loss_scale. `between` is called from time to time (progress, signals) and may throw to give the step up.
   double train_step(std::span<const MicroBatch> micro_batches, std::uint64_t seed, std::uint64_t step,
-                    const std::function<void()>& between = {});
+                    const std::function<void()>& between = {}, float loss_scale = 1);
 
   // Mean loss of one micro-batch without gradients or dropout; parameters come in unit by unit.
   double evaluate(const MicroBatch& micro_batch);

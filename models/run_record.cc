@@ -8,11 +8,11 @@
 namespace sluice::models {
 namespace {
 
-constexpr int kRecordVersion = 2;
+constexpr int kRecordVersion = 3;
 
 Json identity(const Setup& setup) {
   const TrainSettings& s = setup.settings;
-  return {{"model", config_to_hugging_face(setup.config, s.dtype == Dtype::kF32 ? "float32" : "bfloat16")},
+  return {{"model", config_to_hugging_face(setup.config, s.dtype)},
           {"dtype", name_of(s.dtype)},
           {"seed", s.seed},
           {"batch", s.batch},
@@ -24,6 +24,11 @@ Json identity(const Setup& setup) {
           {"training_windows", setup.data->windows()}};
 }
 
+Json loss_scale_text(const TrainSettings& settings) {
+  const LossScale scale = loss_scale_of(settings);
+  return scale.is_dynamic() ? Json("dynamic") : Json(scale.value());
+}
+
 Json hyperparameters(const Setup& setup) {
   const TrainSettings& s = setup.settings;
   Json all = {{"lr", s.learning_rate},
@@ -32,6 +37,8 @@ Json hyperparameters(const Setup& setup) {
               {"final-lr", s.final_learning_rate},
               {"steps", s.steps},
               {"clip", s.clip},
+              {"clip-value", s.clip_value},
+              {"loss-scale", loss_scale_text(s)},
               {"weight-decay", s.weight_decay}};
   all.update(setup.optimizer->settings());
   return all;
@@ -56,12 +63,13 @@ std::vector<std::string> differences(const Json& recorded, const Json& now) {
 
 }  // namespace
 
-Json run_record(const Setup& setup, const std::string& run_id, std::uint64_t step,
-                std::uint64_t next_sample) {
+Json run_record(const Setup& setup, const RunPosition& position) {
   return {{"version", kRecordVersion},
-          {"run", run_id},
-          {"step", step},
-          {"next_sample", next_sample},
+          {"run", position.run_id},
+          {"step", position.step},
+          {"skipped", position.skipped},
+          {"loss_scale", position.loss_scale},
+          {"next_sample", position.next_sample},
           {"identity", identity(setup)},
           {"hyperparameters", hyperparameters(setup)},
           {"cpu", cpu_model()},

@@ -86,8 +86,8 @@ Runner::Runner(const Model& model, const engine::Plan& plan, engine::Engine& eng
 Runner::~Runner() = default;
 
 double Runner::train_step(std::span<const MicroBatch> micro_batches, std::uint64_t seed, std::uint64_t step,
-                          const std::function<void()>& between) {
-  return state_->executor.train_step(micro_batches, seed, step, between);
+                          const std::function<void()>& between, float loss_scale) {
+  return state_->executor.train_step(micro_batches, seed, step, between, loss_scale);
 }
 
 std::span<std::byte> Runner::idle_activations() { return state_->activations.bytes(); }

@@ -29,9 +29,14 @@ struct TrainSettings {
   Dtype dtype = Dtype::kF32;
   std::size_t batch = 4, accumulate = 1, length = 0;  // length 0: the model's context, at most 1024
   std::uint64_t steps = 100;
-  double learning_rate = 3e-4, weight_decay = 0.1, clip = 1.0;
+  double learning_rate = 3e-4, weight_decay = 0.1, clip = 1.0, clip_value = 0;
   optim::OptimizerSettings optimizer;  // beta2 of Adam and AdamW: 0.95 where it is not given
-  std::string schedule = "cosine";     // constant, cosine, linear
+  // "dynamic", or a number; nothing: dynamic where the dtype is f16, else 1. Of a dynamic one the first, and
+  // how many steps that were applied let it grow; nothing: LossScale's.
+  std::optional<std::string> loss_scale;
+  std::optional<double> initial_scale;
+  std::optional<std::size_t> scale_growth_interval;
+  std::string schedule = "cosine";  // constant, cosine, linear
   std::uint64_t warmup = 0;
   double final_learning_rate = 0.1;  // as a share of learning_rate, for cosine and linear
   std::uint64_t seed = 1;
@@ -45,11 +50,14 @@ struct TrainSettings {
   engine::PlanRequest plan;  // recompute and the like
 };
 
-// What is told after each step.
+// What is told after each step. One that was skipped has a gradient norm, and may have a loss, that is not
+// finite.
 struct StepReport {
   std::uint64_t step = 0, steps = 0;
   double loss = 0, learning_rate = 0, gradient_norm = 0, seconds = 0, tokens_per_second = 0;
   std::optional<double> validation_loss;
+  std::optional<double> loss_scale;  // of this step; nothing where losses are not scaled
+  bool skipped = false;
   std::uint64_t memory = 0, peak_memory = 0, predicted_peak = 0, budget = 0;  // resident bytes of the process
   std::uint64_t disk_read = 0, disk_written = 0;                              // bytes of this step
   double read_wait_seconds = 0, write_wait_seconds = 0, optimizer_seconds = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 
 #include "allocator/memory.h"
 #include "core/bytes.h"
@@ -27,7 +28,8 @@ TrainingRun::TrainingRun(Setup& setup, const TrainEvents& events)
     : setup_(setup),
       settings_(setup.settings),
       events_(events),
-      learning_rate_(learning_rate_of(setup.settings)) {
+      learning_rate_(learning_rate_of(setup.settings)),
+      loss_scale_(loss_scale_of(setup.settings)) {
   if (!settings_.profile.empty()) ledger_.record(kProfileParts, origin_);
   const engine::Budget& budget = setup.plan.budget;
   ledger_.set_budget(allocator::Tier::kHost, budget.memory);
@@ -99,7 +101,7 @@ void TrainingRun::resume(const std::string& folder) {
   const LoadingMemory memory = loading_memory(setup_.checkpoint_buffers);
   engine::ReadAhead ahead(memory.bytes, &setup_.tools->threads);
   const engine::CheckpointReader checkpoint(*setup_.tools->io, folder, ahead);
-  compare_run_record(checkpoint.run(), run_record(setup_, "", 0, 0), folder);
+  compare_run_record(checkpoint.run(), run_record(setup_, {}), folder);
   run_id_ = json_field<std::string>(checkpoint.run(), "run", folder);
   step_ = saved_step_ = checkpoint.step();
   if (step_ > settings_.steps)
@@ -107,12 +109,16 @@ void TrainingRun::resume(const std::string& folder) {
          settings_.steps);
   resume_metrics();
   next_sample_ = json_field<std::uint64_t>(checkpoint.run(), "next_sample", folder);
+  skipped_ = json_field<std::uint64_t>(checkpoint.run(), "skipped", folder);
+  if (const Json scale = json_field<Json>(checkpoint.run(), "loss_scale", folder);
+      loss_scale_.is_dynamic() && !scale.is_null())
+    loss_scale_.restore(scale, folder);
   CheckpointValues values(checkpoint, engine_->layout(), *setup_.optimizer);
   checkpoint_ = folder;
   const auto begin = std::chrono::steady_clock::now();
   if (!load_units(values.source())) return;
   engine_->settle();
-  engine_->set_steps(step_);
+  engine_->set_steps(step_ - skipped_);
   if (events_.resumed) events_.resumed(checkpoint_report(begin));
 }
 
@@ -132,14 +138,38 @@ std::string TrainingRun::last_checkpoint() const {
   return fmt::format("the last checkpoint stands: '{}' (step {})", checkpoint_, saved_step_);
 }
 
-double TrainingRun::run_step(std::uint64_t number, engine::StepResult& result) {
-  const double rate = learning_rate_.at(number);
-  engine_->begin_step({{{rate, settings_.weight_decay}, {rate, 0}}, settings_.clip});
+void require_finite(double loss) {
+  if (!std::isfinite(loss)) fail(ErrorCode::kNotFinite, "the loss is {}: it is not finite", loss);
+}
+
+// With a dynamic scale a loss that is not finite has gradients that are not, and the engine finds them.
+engine::StepResult TrainingRun::apply_or_skip(double loss, bool& skipped) {
+  if (!loss_scale_.is_dynamic()) require_finite(loss);
+  engine::StepResult result;
   try {
-    const double loss = runner_->train_step(setup_.data->training(next_sample_), settings_.seed, number,
-                                            [this] { stop_requested(); });
-    if (!std::isfinite(loss)) fail(ErrorCode::kNotFinite, "the loss is {}: it is not finite", loss);
     result = engine_->step();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kNotFinite || !loss_scale_.is_dynamic()) throw;
+    loss_scale_.skipped(error.what());
+    skipped = true;
+    return {std::numeric_limits<double>::infinity(), 1};
+  }
+  require_finite(loss);
+  loss_scale_.applied();
+  return result;
+}
+
+double TrainingRun::run_step(std::uint64_t number, StepReport& report) {
+  const double rate = learning_rate_.at(number);
+  const float scale = loss_scale_.value();
+  if (loss_scale_.is_dynamic() || scale != 1) report.loss_scale = scale;
+  engine::StepSettings settings{{{rate, settings_.weight_decay}, {rate, 0}}, settings_.clip, 1.0 / scale};
+  settings.clip_value = settings_.clip_value;
+  engine_->begin_step(settings);
+  try {
+    const double loss = runner_->train_step(
+        setup_.data->training(next_sample_), settings_.seed, number, [this] { stop_requested(); }, scale);
+    report.gradient_norm = apply_or_skip(loss, report.skipped).gradient_norm;
     return loss;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kNotFinite) throw;
@@ -153,16 +183,15 @@ StepReport TrainingRun::step() {
   const std::uint64_t number = step_ + 1;
   in_step_ = true;
   StepReport report;
-  engine::StepResult result;
   const auto begin = std::chrono::steady_clock::now();
-  report.loss = run_step(number, result);
+  report.loss = run_step(number, report);
   last_loss_ = report.loss;
   step_ = number;
+  if (report.skipped) ++skipped_;
   in_step_ = false;
   next_sample_ += samples_of_step(settings_);
   const auto end = std::chrono::steady_clock::now();
   report.seconds = std::chrono::duration<double>(end - begin).count();
-  report.gradient_norm = result.gradient_norm;
   describe(report);
   if (!settings_.profile.empty()) series_.add(report, begin, end);
   return report;
@@ -219,12 +248,12 @@ void TrainingRun::save() {
   options.buffer_bytes =
       std::max<std::uint64_t>(kHugePage, setup_.checkpoint_buffers / tensors.files() / kHugePage * kHugePage);
   engine::CheckpointWriter writer(*setup_.tools->io, ledger_, options);
-  const char* type = settings_.dtype == Dtype::kF32 ? "float32" : "bfloat16";
-  writer.add_text_file("config.json", config_to_hugging_face(setup_.config, type).dump(2) + "\n");
+  writer.add_text_file("config.json", config_to_hugging_face(setup_.config, settings_.dtype).dump(2) + "\n");
   tensors.open(writer);
   for (engine::UnitId unit = 0; unit < engine_->layout().units().size(); ++unit)
     engine_->save(unit, tensors.sink());
-  checkpoint_ = writer.commit(run_record(setup_, run_id_, step_, next_sample_));
+  checkpoint_ = writer.commit(run_record(setup_, {run_id_, step_, skipped_, next_sample_,
+                                                  loss_scale_.is_dynamic() ? loss_scale_.state() : Json()}));
   saved_step_ = step_;
   engine::prune(settings_.out, settings_.keep);
   if (events_.saved) events_.saved(checkpoint_report(begin));

@@ -50,7 +50,8 @@ class TrainingRun {
   void save_reports_after_error(const std::string& error) noexcept;
   void check_room() const;
   StepReport step();
-  double run_step(std::uint64_t step, engine::StepResult& result);
+  double run_step(std::uint64_t step, StepReport& report);
+  engine::StepResult apply_or_skip(double loss, bool& skipped);
   void describe(StepReport& report);
   CheckpointReport checkpoint_report(std::chrono::steady_clock::time_point begin) const;
   std::optional<double> evaluate();  // nothing where the run is to stop
@@ -64,6 +65,7 @@ class TrainingRun {
   const TrainSettings& settings_;
   const TrainEvents& events_;
   LearningRate learning_rate_;
+  LossScale loss_scale_;
   Trace::Clock::time_point origin_ = Trace::Clock::now();
   allocator::Ledger ledger_;
   allocator::Charge base_, hidden_;
@@ -74,7 +76,7 @@ class TrainingRun {
   std::unique_ptr<Runner> runner_;
   std::optional<MetricsFile> metrics_;
   std::string run_id_;
-  std::uint64_t step_ = 0, saved_step_ = 0, next_sample_ = 0;
+  std::uint64_t step_ = 0, saved_step_ = 0, skipped_ = 0, next_sample_ = 0;
   bool in_step_ = false;
   std::string checkpoint_;  // the last one
   bool stop_ = false;
@@ -84,7 +86,12 @@ class TrainingRun {
 };
 
 // What a checkpoint records of a run.
-Json run_record(const Setup& setup, const std::string& run_id, std::uint64_t step, std::uint64_t next_sample);
+struct RunPosition {
+  std::string run_id;
+  std::uint64_t step = 0, skipped = 0, next_sample = 0;
+  Json loss_scale = nullptr;  // its state; null: fixed
+};
+Json run_record(const Setup& setup, const RunPosition& position);
 // Throws Error(kInvalidArgument) that lists by name what must be the same in a resumed run and is not; warns
 // of what may change the bits: another CPU, another number of threads, another hyperparameter.
 void compare_run_record(const Json& recorded, const Json& now, const std::string& checkpoint);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cmath>
 #include <filesystem>
 
@@ -97,7 +98,7 @@ void require_base(const engine::Budget& budget) {
 void fit(Setup& setup, const engine::MachineRates& rates) {
   engine::PlanRequest request = setup.settings.plan;
   request.flags = true;
-  request.clip = setup.settings.clip > 0;
+  request.clip = setup.settings.clip > 0 || loss_scale_of(setup.settings).is_dynamic();
   const int threads = setup.settings.threads, cores = default_threads();
   try {
     require_base(setup.plan.budget);
@@ -132,15 +133,35 @@ void check_settings(const TrainSettings& s) {
   check(within(s.learning_rate, 0, 1e6), "lr", s.learning_rate, "0 or more");
   check(within(s.weight_decay, 0, 1e6), "weight-decay", s.weight_decay, "0 or more");
   check(within(s.clip, 0, 1e30), "clip", s.clip, "0 (none) or more");
+  check(within(s.clip_value, 0, 1e30), "clip-value", s.clip_value, "0 (none) or more");
   check(within(s.held_out, 0, 1), "held-out", s.held_out, "a share from 0 to below 1");
   check(within(s.final_learning_rate, 0, 1e6), "final-lr", s.final_learning_rate, "a share of lr, 0 or more");
   schedule_shape(s.schedule);
-  if (s.dtype != Dtype::kF32 && s.dtype != Dtype::kBf16)
-    fail(ErrorCode::kInvalidArgument, "dtype must be f32 or bf16, {} was given", name_of(s.dtype));
+  if (!sluice::is_float(s.dtype))
+    fail(ErrorCode::kInvalidArgument, "dtype must be f32, bf16 or f16, {} was given", name_of(s.dtype));
+  loss_scale_of(s);
   if (s.data.empty()) fail(ErrorCode::kInvalidArgument, "no data was given");
   if (s.out.empty() && (s.save_every != 0 || s.resume))
     fail(ErrorCode::kInvalidArgument, "{} needs --out, the folder of checkpoints",
          s.resume ? "--resume" : "--save-every");
+}
+
+LossScale loss_scale_of(const TrainSettings& s) {
+  const std::string scale = s.loss_scale.value_or(s.dtype == Dtype::kF16 ? "dynamic" : "1");
+  if (scale == "dynamic")
+    return LossScale::dynamic(s.initial_scale.value_or(LossScale::kInitial),
+                              s.scale_growth_interval.value_or(LossScale::kGrowthInterval));
+  if (s.initial_scale || s.scale_growth_interval)
+    fail(ErrorCode::kInvalidArgument,
+         "{} is given, and the loss scale is {}, which does not change; leave it out, or give loss-scale "
+         "dynamic",
+         s.initial_scale ? "initial-scale" : "scale-growth-interval", scale);
+  double number = 0;
+  const auto [end, error] = std::from_chars(scale.data(), scale.data() + scale.size(), number);
+  if (error != std::errc() || end != scale.data() + scale.size())
+    fail(ErrorCode::kInvalidArgument,
+         "loss-scale must be dynamic, or a finite number above 0; '{}' was given", scale);
+  return LossScale::fixed(number);
 }
 
 std::size_t trace_events(const TrainSettings& settings) {

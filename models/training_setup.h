@@ -8,6 +8,7 @@
 #include "engine/plan/plan.h"
 #include "kernels/matrix.h"
 #include "models/config.h"
+#include "models/loss_scale.h"
 #include "models/metrics.h"
 #include "models/model.h"
 #include "models/trainer.h"
@@ -26,6 +27,10 @@ std::size_t trace_events(const TrainSettings& settings);  // that are kept, for 
 
 // Settings that contradict themselves: Error(kInvalidArgument) that names the setting.
 void check_settings(const TrainSettings& settings);
+
+// How losses are scaled. Throws Error(kInvalidArgument) for settings that are none, or that do not go
+// together.
+LossScale loss_scale_of(const TrainSettings& settings);
 
 // Finds before any work what could not be written at the end: --metrics, --trace and --profile that cannot be
 // made, that would replace something else, or an input of the run. Leaves nothing. Throws

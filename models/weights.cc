@@ -15,17 +15,6 @@
 namespace sluice::models {
 namespace {
 
-float half_to_f32(std::uint16_t half) {
-  const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000u) << 16;
-  const std::uint32_t exponent = (half >> 10) & 0x1fu, fraction = half & 0x3ffu;
-  if (exponent == 0) {  // zero and subnormal values: fraction * 2^-24
-    const float value = static_cast<float>(fraction) * 0x1.0p-24f;
-    return sign != 0 ? -value : value;
-  }
-  const std::uint32_t wide = exponent == 31 ? 0xffu : exponent + 112;
-  return std::bit_cast<float>(sign | (wide << 23) | (fraction << 13));
-}
-
 // Values of 2 bytes that lie in the upper half of `out` become f32 in place, a few at a time: what is written
 // never reaches what was not read yet.
 void widen(Dtype type, std::span<float> out) {
@@ -35,7 +24,7 @@ void widen(Dtype type, std::span<float> out) {
     const std::span<const std::byte> upper = std::as_bytes(out).subspan(2 * out.size() + 2 * at, 2 * count);
     std::memcpy(bits.data(), upper.data(), upper.size());
     for (std::size_t i = 0; i < count; ++i)
-      out[at + i] = type == Dtype::kBf16 ? to_f32(Bf16{bits[i]}) : half_to_f32(bits[i]);
+      out[at + i] = type == Dtype::kBf16 ? to_f32(Bf16{bits[i]}) : to_f32(F16{bits[i]});
   }
 }
 
@@ -117,7 +106,7 @@ void check_state(const engine::CheckpointReader& checkpoint, const engine::Layou
 
 bool is_float(const engine::StoredTensor& tensor) {
   const std::optional<Dtype> type = tensor.dtype();
-  return type == Dtype::kF32 || type == Dtype::kF16 || type == Dtype::kBf16;
+  return type && sluice::is_float(*type);
 }
 
 void read_as_f32(Dtype type, std::size_t first, std::span<float> out, const ReadBytes& read) {

@@ -18,13 +18,16 @@ namespace {
 struct MetricsSummary {
   std::vector<std::uint64_t> steps;
   std::vector<double> losses, rates;
-  std::uint64_t peak = 0, predicted = 0, read = 0, written = 0;
+  std::uint64_t peak = 0, predicted = 0, read = 0, written = 0, skipped = 0;
   double seconds = 0;
 };
 
 void add_row(MetricsSummary& summary, const Json& row, const std::string& source) {
   summary.steps.push_back(json_field<std::uint64_t>(row, "step", source));
-  summary.losses.push_back(json_field<double>(row, "loss", source));
+  // That of a skipped step may not be finite, which JSON has no number for.
+  if (!json_field<Json>(row, "loss", source).is_null())
+    summary.losses.push_back(json_field<double>(row, "loss", source));
+  summary.skipped += row.value("skipped", false) ? 1 : 0;
   summary.rates.push_back(json_field<double>(row, "tokens_per_second", source));
   summary.peak = std::max(summary.peak, json_field<std::uint64_t>(row, "peak_memory", source));
   summary.predicted = json_field<std::uint64_t>(row, "predicted_peak", source);
@@ -46,6 +49,8 @@ MetricsSummary read_metrics(const std::string& path) {
     add_row(summary, row, source);
   }
   if (summary.steps.empty()) fail(ErrorCode::kInvalidArgument, "'{}' holds no whole line of metrics", path);
+  if (summary.losses.empty())
+    fail(ErrorCode::kInvalidArgument, "'{}' holds no finite loss: every step was skipped", path);
   return summary;
 }
 
@@ -112,6 +117,7 @@ Report inspect_metrics(const std::string& path) {
                  {"first_loss", s.losses.front()},
                  {"last_loss", s.losses.back()},
                  {"least_loss", least},
+                 {"skipped_steps", s.skipped},
                  {"seconds", s.seconds},
                  {"median_tokens_per_second", median(s.rates)},
                  {"peak_memory", s.peak},
@@ -119,11 +125,12 @@ Report inspect_metrics(const std::string& path) {
                  {"disk_read", s.read},
                  {"disk_written", s.written}};
   report.text = fmt::format(
-      "steps {} to {} ({} lines), {:.1f} s\nloss {:.4f} to {:.4f}, least {:.4f}\n{:.1f} tokens/s (median)\n"
+      "steps {} to {} ({} lines{}), {:.1f} s\nloss {:.4f} to {:.4f}, least {:.4f}\n{:.1f} tokens/s (median)\n"
       "peak memory {} ({} predicted)\ndisk: {} read, {} written\n",
-      s.steps.front(), s.steps.back(), s.steps.size(), s.seconds, s.losses.front(), s.losses.back(), least,
-      median(s.rates), format_size(s.peak), format_size(s.predicted), format_size(s.read),
-      format_size(s.written));
+      s.steps.front(), s.steps.back(), s.steps.size(),
+      s.skipped == 0 ? "" : fmt::format(", {} skipped", s.skipped), s.seconds, s.losses.front(),
+      s.losses.back(), least, median(s.rates), format_size(s.peak), format_size(s.predicted),
+      format_size(s.read), format_size(s.written));
   return report;
 }
 

@@ -50,7 +50,7 @@ Range range_of(engine::SafetensorsReader& reader, const engine::StoredTensor& te
 
 bool has_float_values(const engine::StoredTensor& tensor) {
   const std::optional<Dtype> type = tensor.dtype();
-  return tensor.elements() > 0 && (type == Dtype::kF32 || type == Dtype::kF16 || type == Dtype::kBf16);
+  return tensor.elements() > 0 && type && is_float(*type);
 }
 
 void describe_tensor(engine::SafetensorsReader& reader, const engine::StoredTensor& tensor, bool values,

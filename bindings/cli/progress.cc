@@ -52,6 +52,8 @@ std::string progress_text(const models::StepReport& report, double seconds_left,
   std::vector<std::string> parts = {fmt::format("step {:>{}}/{}", report.step, digits, report.steps),
                                     fmt::format("loss {:.4f}", report.loss)};
   if (report.validation_loss) parts.push_back(fmt::format("valid {:.4f}", *report.validation_loss));
+  if (report.loss_scale)
+    parts.push_back(fmt::format("scale {}{}", *report.loss_scale, report.skipped ? ", skipped" : ""));
   parts.push_back(fmt::format("{:.0f} tok/s", report.tokens_per_second));
   parts.push_back(format_duration(seconds_left) + " left");
   parts.push_back(memory_text(report));

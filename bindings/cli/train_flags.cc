@@ -12,7 +12,7 @@ namespace {
 
 // What one step computes.
 void bind_shape(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
-  flags.choice("--dtype", options.dtype, {"f32", "bf16"}, "type of parameters and activations");
+  flags.choice("--dtype", options.dtype, {"f32", "bf16", "f16"}, "type of parameters and activations");
   flags.whole("--seq", s.length, "tokens of a sequence; 0: the model's context, at most 1024");
   flags.whole("--batch", s.batch, "sequences of a micro-batch");
   flags.whole("--accumulate", s.accumulate, "micro-batches of a step");
@@ -39,6 +39,11 @@ void bind_memory(Flags& flags, models::TrainSettings& s, TrainOptions& options) 
 
 void bind_optimizer(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.real("--clip", s.clip, "bound of the gradient's global norm; 0: none");
+  flags.real("--clip-value", s.clip_value, "bound of each element of the gradient, after --clip; 0: none");
+  flags.text("--loss-scale", s.loss_scale, "dynamic, or a number (dynamic with --dtype f16, else 1)");
+  flags.real("--initial-scale", s.initial_scale, "of a dynamic loss scale: with which it begins (65536)");
+  flags.whole("--scale-growth-interval", s.scale_growth_interval,
+              "of a dynamic loss scale: steps in a row after which it doubles (2000)");
   optim::OptimizerSettings& optimizer = s.optimizer;
   flags.choice("--optimizer", optimizer.name, optim::optimizer_names(), "what updates the parameters");
   flags.real("--beta1", optimizer.beta1, "of adamw, adam and lion (0.9), and adafactor (0: no momentum)");
@@ -54,7 +59,7 @@ void bind_optimizer(Flags& flags, models::TrainSettings& s, TrainOptions& option
   flags.real("--momentum", optimizer.momentum, "of sgd (0: none)");
   flags.choice("--state", options.state, optim::state_type_names(), "type of the optimizer's state");
   flags.choice("--master", options.master, {"f32", "none"},
-               "copies of bf16 parameters; none: they are rounded stochastically");
+               "copies of narrower parameters; none, of bf16: they are rounded stochastically");
   flags.toggle("--nesterov", optimizer.nesterov, "of sgd: look ahead by the momentum");
 }
 

@@ -44,6 +44,15 @@ TEST(ProgressTest, SaysEverythingWhereThereIsRoom) {
     EXPECT_THAT(text, HasSubstr(part));
 }
 
+TEST(ProgressTest, SaysHowTheLossIsScaledAndThatAStepWasSkipped) {
+  EXPECT_THAT(progress_text(report(1), 75, 0), Not(HasSubstr("scale")));
+  models::StepReport scaled = report(1);
+  scaled.loss_scale = 32768;
+  EXPECT_THAT(progress_text(scaled, 75, 0), HasSubstr("loss 3.2500  scale 32768  512 tok/s"));
+  scaled.skipped = true;
+  EXPECT_THAT(progress_text(scaled, 75, 0), HasSubstr("scale 32768, skipped"));
+}
+
 TEST(ProgressTest, NeverPassesTheWidthAndDropsTheLeastImportant) {
   for (std::size_t width = 10; width < 120; ++width)
     EXPECT_LE(progress_text(report(7), 75, width).size(), width);

@@ -105,6 +105,21 @@ TEST(TrainFlagsTest, TheIssuesCommandLineIsUnderstood) {
   EXPECT_TRUE(s.resume);
 }
 
+TEST(TrainFlagsTest, PrecisionAndClipping) {
+  const models::TrainSettings plain = settings_of({"--model", "tiny", "--data", "a"});
+  EXPECT_FALSE(plain.loss_scale || plain.initial_scale || plain.scale_growth_interval);
+  EXPECT_EQ(plain.clip_value, 0);
+  const models::TrainSettings half =
+      settings_of({"--model", "tiny", "--data", "a", "--dtype", "f16", "--loss-scale", "dynamic",
+                   "--initial-scale", "64", "--scale-growth-interval", "5", "--clip-value", "0.5"});
+  EXPECT_EQ(half.dtype, Dtype::kF16);
+  EXPECT_EQ(models::loss_scale_of(half), models::LossScale::dynamic(64, 5));
+  EXPECT_EQ(half.clip_value, 0.5);
+  EXPECT_THAT(error_of({"--model", "tiny", "--data", "a", "--initial-scale", "many"}),
+              HasSubstr("--initial-scale"));
+  EXPECT_THAT(error_of({"--model", "tiny", "--data", "a", "--dtype", "half"}), HasSubstr("f32, bf16, f16"));
+}
+
 TEST(TrainFlagsTest, AnOptimizerIsNamedWithItsSettings) {
   const models::TrainSettings plain = settings_of({"--model", "tiny", "--data", "a"});
   EXPECT_EQ(plain.optimizer.name, "adamw");

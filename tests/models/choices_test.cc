@@ -94,15 +94,19 @@ INSTANTIATE_TEST_SUITE_P(Models, ChoicesTest,
                                            Case{"gpt2_dropout_f32", small_gpt2(true, 0.1f), Dtype::kF32},
                                            Case{"gpt2_dropout_bf16", small_gpt2(true, 0.1f), Dtype::kBf16},
                                            Case{"gpt2_untied_bf16", small_gpt2(false), Dtype::kBf16},
+                                           Case{"gpt2_dropout_f16", small_gpt2(true, 0.1f), Dtype::kF16},
                                            Case{"llama_f32", small_llama(), Dtype::kF32},
                                            Case{"qwen2_bf16", small_llama(true, true), Dtype::kBf16}),
                          [](const auto& param) { return param.param.name; });
 
-TEST(Bf16Test, LossAndGradientsAreNearThoseOfF32) {
+class NarrowTest : public ::testing::TestWithParam<Dtype> {};
+
+TEST_P(NarrowTest, LossAndGradientsAreNearThoseOfF32) {
+  const double share = GetParam() == Dtype::kBf16 ? 1 : 0.125;  // f16 has steps an eighth as large
   Threads threads(2);
   const auto library = kernels::load_matrix_library(2);
   for (const ModelConfig& config : {small_gpt2(), small_llama(true, true)}) {
-    const Model wide(config, Dtype::kF32, 2, 8), narrow(config, Dtype::kBf16, 2, 8);
+    const Model wide(config, Dtype::kF32, 2, 8), narrow(config, GetParam(), 2, 8);
     PlainRun expected(wide, "none", 1, 2, threads, *library), run(narrow, "none", 1, 2, threads, *library);
     randomize(run.source);
     for (std::size_t parameter = 0; parameter < run.source.parameters(); ++parameter) {
@@ -111,7 +115,7 @@ TEST(Bf16Test, LossAndGradientsAreNearThoseOfF32) {
       }
     }
     const Data data(wide, 2);
-    EXPECT_NEAR(run.train(data.micro_batches), expected.train(data.micro_batches), 0.02);
+    EXPECT_NEAR(run.train(data.micro_batches), expected.train(data.micro_batches), 0.02 * share);
     for (std::size_t parameter = 0; parameter < run.source.parameters(); ++parameter) {
       const auto found = run.source.gradient_of(parameter), wanted = expected.source.gradient_of(parameter);
       double error = 0, norm = 0;
@@ -119,10 +123,13 @@ TEST(Bf16Test, LossAndGradientsAreNearThoseOfF32) {
         error += std::pow(static_cast<double>(found[i]) - static_cast<double>(wanted[i]), 2);
         norm += std::pow(static_cast<double>(wanted[i]), 2);
       }
-      EXPECT_LT(std::sqrt(error / norm), 0.05) << run.source.spec(parameter).name;
+      EXPECT_LT(std::sqrt(error / norm), 0.05 * share) << run.source.spec(parameter).name;
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Types, NarrowTest, ::testing::Values(Dtype::kBf16, Dtype::kF16),
+                         [](const auto& test) { return std::string(name_of(test.param)); });
 
 // The rule: sequences have the same words of dropout in whatever micro-batch they come.
 TEST(SamplesTest, MicroBatchesOfAnotherSizeGiveTheSameLoss) {

@@ -52,30 +52,33 @@ TEST(PresetTest, TakesAnotherVocabularyAndRefusesUnknownNames) {
 TEST(ConfigTest, EveryPresetComesBackFromItsConfigJson) {
   for (const std::string& name : preset_names()) {
     ModelConfig config = preset(name);
-    const Json json = config_to_hugging_face(config, "float32");
+    const Json json = config_to_hugging_face(config, Dtype::kF32);
     const ModelConfig back = config_from_hugging_face(json, "config.json");
-    EXPECT_EQ(config_to_hugging_face(back, "float32"), json) << name;
+    EXPECT_EQ(config_to_hugging_face(back, Dtype::kF32), json) << name;
     ModelConfig again = back;
     again.hugging_face = nullptr;
-    EXPECT_EQ(config_to_hugging_face(again, "float32"), json) << name;
+    EXPECT_EQ(config_to_hugging_face(again, Dtype::kF32), json) << name;
     EXPECT_EQ(json.at("torch_dtype"), "float32");
   }
 }
 
 TEST(ConfigTest, WhatCameFromAFileIsWrittenBackWhole) {
-  Json json = config_to_hugging_face(preset("tiny-llama"), "float32");
+  Json json = config_to_hugging_face(preset("tiny-llama"), Dtype::kF32);
   json["bos_token_id"] = 7;
   json["something_of_ones_own"] = {1, 2};
   json["dtype"] = "float32";
-  const Json back = config_to_hugging_face(config_from_hugging_face(json, "config.json"), "bfloat16");
+  const Json back = config_to_hugging_face(config_from_hugging_face(json, "config.json"), Dtype::kBf16);
   EXPECT_EQ(back.at("bos_token_id"), 7);
   EXPECT_EQ(back.at("something_of_ones_own"), json.at("something_of_ones_own"));
   EXPECT_EQ(back.at("torch_dtype"), "bfloat16");
+  EXPECT_EQ(
+      config_to_hugging_face(config_from_hugging_face(json, "config.json"), Dtype::kF16).at("torch_dtype"),
+      "float16");
   EXPECT_FALSE(back.contains("dtype"));
 }
 
 TEST(ConfigTest, ReadsQwen2AndBothFormsOfRope) {
-  Json json = config_to_hugging_face(preset("tiny-llama"), "float32");
+  Json json = config_to_hugging_face(preset("tiny-llama"), Dtype::kF32);
   json["model_type"] = "qwen2";
   EXPECT_TRUE(config_from_hugging_face(json, "config.json").qkv_bias);
   const Json llama3 = {{"rope_type", "llama3"},  {"factor", 8.0},
@@ -98,7 +101,7 @@ class RefusalTest : public ::testing::TestWithParam<Refusal> {};
 
 TEST_P(RefusalTest, NamesTheKey) {
   const Refusal& refusal = GetParam();
-  Json json = config_to_hugging_face(preset(refusal.preset), "float32");
+  Json json = config_to_hugging_face(preset(refusal.preset), Dtype::kF32);
   if (refusal.value.is_discarded()) {
     json.erase(refusal.key);
   } else {
@@ -134,7 +137,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"tiny-llama", "tie_word_embeddings", "yes", "true or false"}));
 
 TEST(ConfigTest, RefusesOtherRopesAndSlidingWindows) {
-  Json json = config_to_hugging_face(preset("tiny-llama"), "float32");
+  Json json = config_to_hugging_face(preset("tiny-llama"), Dtype::kF32);
   json["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 4}};
   EXPECT_THAT(message_of([&] { config_from_hugging_face(json, "c"); }), HasSubstr("'rope_type' is \"yarn\""));
   json["rope_scaling"] = nullptr;
@@ -145,7 +148,7 @@ TEST(ConfigTest, RefusesOtherRopesAndSlidingWindows) {
 }
 
 TEST(ConfigTest, AMisspelledKeyIsNamed) {
-  Json json = config_to_hugging_face(preset("tiny"), "float32");
+  Json json = config_to_hugging_face(preset("tiny"), Dtype::kF32);
   json.erase("n_layer");
   json["n_layers"] = 3;
   EXPECT_THAT(message_of([&] { config_from_hugging_face(json, "c"); }), HasSubstr("'n_layers'"));
@@ -155,7 +158,7 @@ TEST(ConfigTest, AFolderIsReadByItsConfigJson) {
   const auto folder =
       std::filesystem::temp_directory_path() / ("sluice-config-" + std::to_string(::getpid()));
   std::filesystem::create_directory(folder);
-  std::ofstream(folder / "config.json") << config_to_hugging_face(preset("tiny", 99), "float32").dump();
+  std::ofstream(folder / "config.json") << config_to_hugging_face(preset("tiny", 99), Dtype::kF32).dump();
   EXPECT_EQ(resolve_model(folder.string()).vocabulary, 99u);
   std::filesystem::remove_all(folder);
 }

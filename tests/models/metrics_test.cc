@@ -8,6 +8,7 @@
 #include <bit>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 
 #include "core/error.h"
 #include "core/json.h"
@@ -66,9 +67,27 @@ TEST_F(MetricsTest, LossBitsAreRecoverable) {
   }
 }
 
+TEST_F(MetricsTest, AScaledLossComesWithItsScaleAndASkippedStepWithoutANorm) {
+  StepReport scaled = report(1);
+  scaled.loss_scale = 4096;
+  scaled.skipped = true;
+  scaled.gradient_norm = std::numeric_limits<double>::infinity();
+  {
+    MetricsFile metrics(path_, kRun, std::nullopt);
+    metrics.add(scaled);
+    metrics.add(report(2));
+  }
+  const auto found = lines();
+  const Json skipped = Json::parse(found.at(0)), plain = Json::parse(found.at(1));
+  EXPECT_EQ(skipped.at("loss_scale"), 4096);
+  EXPECT_EQ(skipped.at("skipped"), true);
+  EXPECT_TRUE(skipped.at("gradient_norm").is_null());
+  EXPECT_FALSE(plain.contains("loss_scale") || plain.contains("skipped"));
+}
+
 TEST_F(MetricsTest, ResumingTakesAwayLaterLinesAndTheOneThatWasCutOff) {
   write(1, 5);
-  std::ofstream(path_, std::ios::app) << R"({"version":3,"run":"0123)";
+  std::ofstream(path_, std::ios::app) << R"({"version":4,"run":"0123)";
   write(4, 4);  // resumed after step 3
   const auto found = lines();
   ASSERT_EQ(found.size(), 4u);
@@ -77,7 +96,7 @@ TEST_F(MetricsTest, ResumingTakesAwayLaterLinesAndTheOneThatWasCutOff) {
 
 TEST_F(MetricsTest, ALastLineWithoutItsEndIsTakenAwayEvenIfItCanBeRead) {
   write(1, 2);
-  std::ofstream(path_, std::ios::app) << R"({"version":3,"run":"0123456789abcdef","step":3,"loss":1})";
+  std::ofstream(path_, std::ios::app) << R"({"version":4,"run":"0123456789abcdef","step":3,"loss":1})";
   write(4, 4);
   const auto found = lines();
   ASSERT_EQ(found.size(), 3u);
@@ -102,7 +121,7 @@ TEST_F(MetricsTest, LinesOfAnotherRunAreKept) {
 
 TEST_F(MetricsTest, LinesOfAnotherRunBehindOwnOnesAreKept) {
   write(1, 3);
-  std::ofstream(path_, std::ios::app) << R"({"version":3,"run":"another","step":9,"loss":1})"
+  std::ofstream(path_, std::ios::app) << R"({"version":4,"run":"another","step":9,"loss":1})"
                                       << "\n";
   expect_refused(kRun, 1, "another run");
 }

@@ -38,7 +38,9 @@ void run(const std::string& folder) {
   const auto number = [&](const char* key) { return json_field<std::size_t>(settings, key, "run.json"); };
   const std::size_t batch = number("batch"), length = number("length"), count = number("micro_batches");
   const auto recompute = json_field<std::string>(settings, "recompute", "run.json");
-  const Model model(config, Dtype::kF32, batch, length, recompute);
+  const Dtype dtype = *dtype_from_name(json_field<std::string>(settings, "dtype", "run.json"));
+  const auto scale = json_field<float>(settings, "loss_scale", "run.json");
+  const Model model(config, dtype, batch, length, recompute);
   Threads threads(2);
   const auto library = kernels::load_matrix_library(2);
   models::testing::PlainRun plain(model, recompute, number("group"), count, threads, *library);
@@ -56,10 +58,12 @@ void run(const std::string& folder) {
     micro_batches.push_back(
         {std::span(tokens).subspan(i * rows, rows), std::span(targets).subspan(i * rows, rows), i * batch});
   }
-  const double loss = plain.train(micro_batches);
+  const double loss = plain.train(micro_batches, 1, 1, scale);
   write_array<double>(folder + "/loss.bin", {&loss, 1});
   for (std::size_t i = 0; i < plain.source.parameters(); ++i) {
-    write_array<float>(folder + "/" + plain.source.spec(i).name + ".grad.bin", plain.source.gradient_of(i));
+    std::vector<float> gradient = plain.source.gradient_of(i);
+    for (float& value : gradient) value /= scale;
+    write_array<float>(folder + "/" + plain.source.spec(i).name + ".grad.bin", gradient);
   }
   std::vector<float> logits(config.vocabulary);
   plain.executor.next_logits(std::span(tokens).first(length - 1), logits);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "float_array.h"
 #include "kernels/matrix.h"
 #include "models/executor.h"
 #include "models/model.h"
@@ -64,18 +65,10 @@ class PlainSource : public ParameterSource {
   std::size_t elements(std::size_t parameter) const { return elements_[parameter]; }
 
   void set(std::size_t parameter, std::size_t element, float value) {
-    auto* data = values_[parameter].bytes().data();
-    if (dtype_ == Dtype::kF32) {
-      std::memcpy(data + 4 * element, &value, 4);
-    } else {
-      const Bf16 narrow = to_bf16(value);
-      std::memcpy(data + 2 * element, &narrow, 2);
-    }
+    test::set_value({values_[parameter].bytes().data(), dtype_}, element, value);
   }
   float get(std::size_t parameter, std::size_t element) const {
-    const auto* data = values_[parameter].bytes().data();
-    if (dtype_ == Dtype::kF32) return reinterpret_cast<const float*>(data)[element];
-    return to_f32(reinterpret_cast<const Bf16*>(data)[element]);
+    return test::value_at({values_[parameter].bytes().data(), dtype_}, element);
   }
 
   // Sum over uses; a use that was never written counts as zero.
@@ -198,9 +191,10 @@ class PlainRun {
     executor.set_memory(activations_.bytes(), workspace_.bytes());
   }
 
-  double train(std::span<const MicroBatch> micro_batches, std::uint64_t seed = 1, std::uint64_t step = 1) {
+  double train(std::span<const MicroBatch> micro_batches, std::uint64_t seed = 1, std::uint64_t step = 1,
+               float loss_scale = 1) {
     source.begin_step();
-    const double loss = executor.train_step(micro_batches, seed, step, {});
+    const double loss = executor.train_step(micro_batches, seed, step, {}, loss_scale);
     if (!source.whole_groups()) throw std::logic_error("a group did not follow the whole schedule");
     return loss;
   }

@@ -7,6 +7,7 @@
 #include "core/random.h"
 #include "engine/engine.h"
 #include "engine/plan/plan.h"
+#include "float_array.h"
 #include "models/model.h"
 #include "offload/file.h"
 #include "offload/records.h"
@@ -73,8 +74,7 @@ class Learner {
     engine::UnitSink sink;
     sink.parameter = [&](engine::ParameterId parameter, std::size_t, std::size_t count, ConstArray values) {
       for (std::size_t i = 0; i < count; ++i) {
-        const bool wide = values.type == Dtype::kF32;
-        outcome.values[parameter].push_back(wide ? values.f32()[i] : to_f32(values.bf16()[i]));
+        outcome.values[parameter].push_back(test::value_at(values, i));
       }
     };
     sink.master = [](engine::ParameterId, std::size_t, std::span<const float>) {};
@@ -147,7 +147,9 @@ TEST_P(RunnerTest, TakesTheActivationsAndTheWorkspaceOfThePlan) {
 INSTANTIATE_TEST_SUITE_P(Models, RunnerTest,
                          ::testing::Values(Case{"gpt2_dropout_f32", small_gpt2(true, 0.1f), Dtype::kF32},
                                            Case{"gpt2_untied_bf16", small_gpt2(false), Dtype::kBf16},
+                                           Case{"gpt2_dropout_f16", small_gpt2(true, 0.1f), Dtype::kF16},
                                            Case{"llama_f32", small_llama(), Dtype::kF32},
+                                           Case{"llama_f16", small_llama(), Dtype::kF16},
                                            Case{"qwen2_tied_bf16", small_llama(true, true), Dtype::kBf16}),
                          [](const auto& param) { return param.param.name; });
 

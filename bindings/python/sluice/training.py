@@ -29,7 +29,7 @@ class TrainResult:
     """What a run left.
 
     steps: how many were done, also by the runs that it went on from.
-    last_loss: of the last of them; None where none was left to do.
+    last_loss: of the last of them; None where none was left to do, or where it was not finite (a skipped step).
     checkpoint: the newest in `out`, or None.
     metrics: the lines of metrics.jsonl (docs/formats/metrics.md): of the file that `metrics` names, else of this call.
     """
@@ -58,6 +58,10 @@ def train(
     schedule: str | None = None,
     final_lr: float | None = None,
     clip: float | None = None,
+    clip_value: float | None = None,
+    loss_scale: str | float | None = None,
+    initial_scale: float | None = None,
+    scale_growth_interval: int | None = None,
     weight_decay: float | None = None,
     optimizer: str | None = None,
     beta1: float | None = None,
