@@ -37,7 +37,7 @@ class UpdatesInBackward:
     def begin(self, session: Session) -> None:
         """The engine's step begins."""
         self._given = self._settings()
-        session.engine.begin_step(self._given)
+        session.engine.begin_step(self._given, clip_value=session.clip_value)
         self._had.clear()
         self._open.clear()
 

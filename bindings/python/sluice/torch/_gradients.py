@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -293,10 +294,28 @@ def _unscale(values: Any, found_inf: torch.Tensor, inv_scale: torch.Tensor) -> N
     for value in values:
         if not isinstance(value, Gradient):
             _aten._amp_foreach_non_finite_check_and_unscale_([value], found_inf, inv_scale)
-        elif torch.isfinite(torch.linalg.vector_norm(value)):
+        elif _is_finite(value):
             _multiply(value, factor)
         else:
             found_inf.fill_(1.0)
+
+
+def _is_finite(value: Gradient) -> bool:
+    """Of its elements; in float16 their norm may be infinite though none of them is."""
+    slot = value._slot
+    slot.check()
+    return slot.applied or math.isfinite(slot.session.gradient_norm(slot.home))
+
+
+def _foreach_clamp(each: Callable[[torch.Tensor, Any], Any]) -> Callable[..., Any]:
+    """One after another: copies of all may not fit."""
+
+    def apply(values: Any, bound: Any) -> Any:
+        for value in values:
+            each(value, bound)
+        return None
+
+    return apply
 
 
 def _detach(value: Gradient) -> Gradient:
@@ -321,5 +340,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten._foreach_div_.Scalar: _foreach(_divide),
     _aten._foreach_div_.ScalarList: _foreach(_divide),
     _aten._foreach_div_.Tensor: _foreach(_divide),
+    _aten._foreach_clamp_min_.Scalar: _foreach_clamp(torch.Tensor.clamp_min_),
+    _aten._foreach_clamp_max_.Scalar: _foreach_clamp(torch.Tensor.clamp_max_),
     _aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
 }

@@ -103,8 +103,15 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._session.step(self._settings())
+        if float(getattr(self, "found_inf", 0.0)) == 0:
+            self._session.step(self._settings(), 1.0 / float(getattr(self, "grad_scale", None) or 1.0))
         return loss
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """GradScaler asks: whether step() unscales, by `grad_scale`, and is without effect where `found_inf` says so. It
+        does not unscale gradients in float16 itself."""
+        return any(home.trainable and home.memory.dtype == torch.float16 for home in self._session.homes)
 
 
 def _settings_of(optimizer: weakref.ref[Optimizer]) -> Callable[[], Sequence[Settings]]:

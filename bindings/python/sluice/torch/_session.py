@@ -95,6 +95,7 @@ class Session:
         self.by_id = {id(home.parameter): home for home in self.homes}
         self._by_storage = {_homes.storage_of(home.memory): home for home in self.homes}
         self.updates_in_backward: UpdatesInBackward | None = None
+        self.clip_value: float | None = None
         self._gradients = Gradients(self, self.homes)
         self._install(model)
         guard(model, {home.memory.dtype for home in self.homes})
@@ -370,9 +371,9 @@ class Session:
 
     # ---- the step ----
 
-    def step(self, settings: Sequence[Settings]) -> None:
-        """Updates every parameter that has a gradient; the updates go on behind. With updates in backward they were made
-        already, but for gradients that the user put there."""
+    def step(self, settings: Sequence[Settings], gradient_factor: float = 1.0) -> None:
+        """Updates every parameter that has a gradient, times the factor; the updates go on behind. With updates in backward
+        they were made already, but for gradients that the user put there."""
         if self.engine.closed:
             raise StateError("the model was closed, and its parameters are plain tensors; wrap it again")
         with self._lock:
@@ -389,7 +390,9 @@ class Session:
             self.release_all()
             self._begin_step()
             self._in_step = False
-            self.engine.step(settings, keep_gradients=True)
+            self.engine.step(
+                settings, clip_value=self.clip_value, gradient_factor=gradient_factor, keep_gradients=True
+            )
             for home in got:
                 home.changed()
             self.ended_step()

@@ -18,7 +18,7 @@ _LARGEST = 256 << 20  # bytes: a repeated block above it (one of many experts) i
 _LARGEST_PARAMETER = 64 << 20
 _SPAN = 32 << 20
 
-DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 _Named = tuple[str, torch.nn.Parameter]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,6 +51,7 @@ def wrap(
     master: str = "f32",
     seed: int = 0,
     update_in_backward: bool = False,
+    clip_value: Optional[float] = None,
 ) -> tuple[Model, Optional[Optimizer]]:
     """Moves a model's parameters into an engine; gives the same model, and a torch.optim.Optimizer of its trainable
     parameters (None without `optimizer`: for evaluation and generation).
@@ -72,6 +74,8 @@ def wrap(
     update_in_backward: a gradient is applied in backward, as soon as its unit's are all there, and never stored: with the
         settings in force then, and before the others are known. So there is no clipping by norm, no accumulation and no
         loss scaling, and p.grad cannot be looked at: an error each. optimizer.step() ends the step.
+    clip_value: bound of each element of a gradient, applied by the update itself, also with update_in_backward; after
+        clipping by norm, where the loop does that. None: none.
     master: "none" keeps no f32 masters of bfloat16 parameters, and rounds updates stochastically, by `seed`.
 
     Raises BudgetError where it does not fit, InvalidArgumentError for a model that cannot be wrapped; the model is then
@@ -96,6 +100,7 @@ def wrap(
         master=master,
         seed=seed,
         update_in_backward=update_in_backward,
+        clip_value=clip_value,
     )
 
 
@@ -110,6 +115,7 @@ def _wrap(
     units: Optional[Mapping[str, Sequence[str]]] = None,
     threads: int = 0,
     held_units: int = 3,
+    clip_value: Optional[float] = None,
     **others: Any,
 ) -> tuple[Model, Optional[Optimizer]]:
     """others: those of wrap() that Options has too."""
@@ -118,6 +124,10 @@ def _wrap(
     for name, p in model.named_parameters():
         if (owner := getattr(p, "_sluice", None)) is not None and not owner.engine.closed:
             raise StateError(f"'{name}' belongs to another wrapped model; close that, or wrap the whole once")
+    if clip_value is not None and not 0 < clip_value < math.inf:
+        raise InvalidArgumentError(
+            f"clip_value is {clip_value}; a finite bound above 0 is needed, or None for no clipping"
+        )
     groups = _groups(model, units)
     if optimizer is None and others.get("update_in_backward"):
         raise InvalidArgumentError("update_in_backward is given without an optimizer; give one, such as sluice.AdamW()")
@@ -138,6 +148,7 @@ def _wrap(
     if on_meta:
         _meta.check(model)
     session = Session(model, groups, settings_of, options, optimizer is not None, _source(stored), estimated)
+    session.clip_value = clip_value
     _sessions[model] = session
     if on_meta:
         _meta.initialise(model, {id(home.parameter) for home in session.homes if home.name in (stored or {})})
