@@ -9,6 +9,7 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "offload/watch.h"
 
 namespace sluice::offload {
 namespace {
@@ -47,7 +48,10 @@ void DiskFile::begin(Direction direction, std::uint64_t offset, std::byte* data,
                      Done done) {
   check_aligned(name(), direction, offset, data, bytes);
   const Extent extent{opened_.descriptor.number(), direction, offset, data, bytes};
-  sink_.submit(std::make_shared<Transfer>(extent, block_bytes_, name(), open_, std::move(done)));
+  const auto transfer =
+      std::make_shared<Transfer>(extent, block_bytes_, name(), open_, sink_.watch(), std::move(done));
+  sink_.watch().begun(transfer);
+  sink_.submit(transfer);
 }
 
 void DiskFile::sync() {

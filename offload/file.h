@@ -1,5 +1,6 @@
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -17,7 +18,8 @@ using Done = std::function<void(std::exception_ptr error)>;
 // A file that is read and written past the page cache (O_DIRECT), many transfers at a time.
 // Offsets, sizes and buffer addresses are multiples of kDiskBlock, or the call throws
 // Error(kInvalidArgument). A transfer is whole or an error: interruptions and short transfers are continued,
-// anything else (also a read past the end) is an Error(kIo) that names file, offset, expected and found.
+// anything else (also a read past the end, and a device that does not answer) is an Error(kIo) that names
+// file, offset, expected and found.
 // Order: transfers run in any order; who needs one after another waits in between.
 // Thread rule: any thread. Destruction waits for all transfers.
 class File {
@@ -74,6 +76,9 @@ struct IoOptions {
   unsigned queue_depth = 32;              // transfers given to the system at a time
   std::size_t block_bytes = 1024 * 1024;  // a longer transfer is cut into blocks of this size
   unsigned threads = 4;                   // of the pool
+  // How long nothing of a file may move while transfers of it are under way, before they are an Error(kIo).
+  // The kernel itself tries for some minutes to bring a device back.
+  std::chrono::milliseconds patience = std::chrono::minutes(5);
 };
 
 std::unique_ptr<IoService> make_uring_service(

@@ -5,13 +5,15 @@
 #include <vector>
 
 #include "offload/disk_file.h"
+#include "offload/watch.h"
 
 namespace sluice::offload {
 namespace {
 
-class ThreadService final : public IoService, private TransferSink {
+class ThreadService final : public IoService, public TransferSink {
  public:
-  explicit ThreadService(const IoOptions& options) : block_bytes_(options.block_bytes) {
+  explicit ThreadService(const IoOptions& options)
+      : block_bytes_(options.block_bytes), watch_(options.patience) {
     check_options(options);
     try {
       for (unsigned i = 0; i < options.threads; ++i) threads_.emplace_back([this] { work(); });
@@ -26,6 +28,7 @@ class ThreadService final : public IoService, private TransferSink {
     return make_disk_file(open_direct(path, mode), block_bytes_, *this);
   }
   std::string name() const override { return "threads"; }
+  Watch& watch() override { return watch_; }
 
  private:
   void submit(std::shared_ptr<Transfer> transfer) override {
@@ -79,6 +82,7 @@ class ThreadService final : public IoService, private TransferSink {
   }
 
   const std::size_t block_bytes_;
+  Watch watch_;
   std::mutex mutex_;
   std::condition_variable changed_;
   BlockQueue queue_;
@@ -89,7 +93,7 @@ class ThreadService final : public IoService, private TransferSink {
 }  // namespace
 
 std::unique_ptr<IoService> make_thread_service(const IoOptions& options) {
-  return std::make_unique<ThreadService>(options);
+  return std::make_unique<Leavable<ThreadService>>(options);
 }
 
 }  // namespace sluice::offload

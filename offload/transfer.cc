@@ -4,9 +4,11 @@
 #include <cerrno>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "offload/watch.h"
 
 namespace sluice::offload {
 namespace {
@@ -58,6 +60,16 @@ std::exception_ptr transfer_error(const std::string& file, Direction direction, 
                               offset, expected, errno_text(error_number), remedy(error_number)));
 }
 
+std::exception_ptr transfer_stuck(const Transfer& transfer, std::chrono::milliseconds patience) {
+  const Extent& extent = transfer.extent();
+  return io_error(
+      fmt::format("{}: {} at offset {}: expected {} bytes, found: no answer, and nothing of the file has "
+                  "moved for {:.3g} s; "
+                  "the device hangs: see the kernel's log",
+                  transfer.file(), verb(extent.direction), extent.offset, extent.bytes,
+                  std::chrono::duration<double>(patience).count()));
+}
+
 void OpenTransfers::begin() {
   const std::lock_guard lock(mutex_);
   ++count_;
@@ -73,13 +85,14 @@ void OpenTransfers::wait() {
   none_.wait(lock, [&] { return count_ == 0; });
 }
 
-Transfer::Transfer(const Extent& extent, std::size_t block_bytes, const std::string& file,
-                   OpenTransfers& open, Done done)
+Transfer::Transfer(const Extent& extent, std::size_t block_bytes, std::string file, OpenTransfers& open,
+                   Watch& watch, Done done)
     : extent_(extent),
       block_bytes_(block_bytes),
       blocks_(std::max<std::size_t>(1, divide_up(extent.bytes, block_bytes))),
-      file_(file),
+      file_(std::move(file)),
       open_(open),
+      watch_(watch),
       done_(std::move(done)),
       open_blocks_(blocks_) {
   open_.begin();
@@ -91,16 +104,34 @@ bool Transfer::failed() const {
 }
 
 bool Transfer::end_block(std::exception_ptr error) {
+  watch_.moved(*this);
   const std::lock_guard lock(mutex_);
   if (error_ == nullptr) error_ = std::move(error);
   return --open_blocks_ == 0;
 }
 
+// The error to end with, for who comes first.
+std::optional<std::exception_ptr> Transfer::claim_end(std::exception_ptr error) {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(ended_, true)) return std::nullopt;
+  if (error_ == nullptr) error_ = std::move(error);
+  return error_;
+}
+
 void Transfer::finish() noexcept {
+  watch_.ended(*this);
+  if (auto error = claim_end(nullptr)) end(std::move(*error));
+}
+
+void Transfer::abandon(std::exception_ptr error) noexcept {
+  if (auto claimed = claim_end(std::move(error))) end(std::move(*claimed));
+}
+
+void Transfer::end(std::exception_ptr error) noexcept {
   {
     // What the Done holds is let go before the file's destruction may go on.
     const Done done = std::move(done_);
-    done(std::move(error_));
+    done(std::move(error));
   }
   open_.end();
 }
@@ -115,6 +146,7 @@ Block::Outcome Block::try_again(std::exception_ptr* error, int error_number) {
 }
 
 Block::Outcome Block::advance(std::int64_t result, std::exception_ptr* error) {
+  if (transfer->failed()) return Outcome::kEnded;
   const bool reading = transfer->extent().direction == Direction::kRead;
   if (result == -EINTR || result == -EAGAIN) return try_again(error, static_cast<int>(-result));
   if (result < 0) {

@@ -1,4 +1,5 @@
 #pragma once
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +15,8 @@
 // What all files share: how a call is checked, cut into blocks, continued and ended.
 namespace sluice::offload {
 
+class Transfer;
+
 enum class Direction : std::uint8_t { kRead, kWrite };
 
 // Throws Error(kInvalidArgument) where O_DIRECT could not do it.
@@ -24,6 +27,8 @@ std::exception_ptr read_past_end(const std::string& file, std::uint64_t offset, 
                                  std::size_t found);
 std::exception_ptr transfer_error(const std::string& file, Direction direction, std::uint64_t offset,
                                   std::size_t expected, int error_number);
+
+std::exception_ptr transfer_stuck(const Transfer& transfer, std::chrono::milliseconds patience);
 
 // How many transfers of a file are on their way, so that its destruction can wait for them.
 // Thread rule: any thread.
@@ -48,34 +53,43 @@ struct Extent {
   std::size_t bytes;
 };
 
+class Watch;
+
 // One call of File::read or File::write on its way.
 // Thread rule: any thread, except that finish() is called once, by who was told by end_block() to do so.
 class Transfer {
  public:
-  // REQUIRES: file and open outlive finish().
-  Transfer(const Extent& extent, std::size_t block_bytes, const std::string& file, OpenTransfers& open,
+  // REQUIRES: open outlives finish() or abandon(), watch the transfer.
+  Transfer(const Extent& extent, std::size_t block_bytes, std::string file, OpenTransfers& open, Watch& watch,
            Done done);
 
   const Extent& extent() const { return extent_; }
   std::size_t block_bytes() const { return block_bytes_; }
   std::size_t blocks() const { return blocks_; }
   const std::string& file() const { return file_; }
+  const OpenTransfers& open() const { return open_; }  // may be gone after abandon()
   bool failed() const;
 
   // True where it was the last block: then finish() is due.
   bool end_block(std::exception_ptr error);
   void finish() noexcept;
+  // Ends it at once, with the system still at work on it; the buffer may be used again all the same.
+  void abandon(std::exception_ptr error) noexcept;
 
  private:
+  std::optional<std::exception_ptr> claim_end(std::exception_ptr error);
+  void end(std::exception_ptr error) noexcept;
   const Extent extent_;
   const std::size_t block_bytes_;
   const std::size_t blocks_;
-  const std::string& file_;
+  const std::string file_;
   OpenTransfers& open_;
+  Watch& watch_;
   Done done_;
   mutable std::mutex mutex_;
   std::size_t open_blocks_;
   std::exception_ptr error_;
+  bool ended_ = false;
 };
 
 // A part of a transfer that is one system call, or several where the system moves less than was asked.
@@ -115,6 +129,7 @@ class BlockQueue {
 class TransferSink {
  public:
   virtual ~TransferSink() = default;
+  virtual Watch& watch() = 0;
   virtual void submit(std::shared_ptr<Transfer> transfer) = 0;
 };
 

@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "offload/disk_file.h"
+#include "offload/watch.h"
 
 namespace sluice::offload {
 namespace {
@@ -71,7 +72,7 @@ int make_eventfd() {
 
 // One thread owns the ring. It sleeps in the kernel until a block has ended or, by the eventfd, until a call
 // has come.
-class UringService final : public IoService, private TransferSink {
+class UringService final : public IoService, public TransferSink {
  public:
   explicit UringService(const IoOptions& options);
   ~UringService() override;
@@ -80,6 +81,7 @@ class UringService final : public IoService, private TransferSink {
     return make_disk_file(open_direct(path, mode), block_bytes_, *this);
   }
   std::string name() const override { return "io_uring"; }
+  Watch& watch() override { return watch_; }
 
  private:
   void submit(std::shared_ptr<Transfer> transfer) override;
@@ -97,6 +99,7 @@ class UringService final : public IoService, private TransferSink {
   void end_block(Block& block, std::exception_ptr error);
 
   const std::size_t block_bytes_;
+  Watch watch_;
   Ring ring_;
   Descriptor eventfd_;
   std::uint64_t eventfd_count_ = 0;  // where the kernel writes what it read from the eventfd
@@ -114,6 +117,7 @@ class UringService final : public IoService, private TransferSink {
 
 UringService::UringService(const IoOptions& options)
     : block_bytes_((check_options(options), options.block_bytes)),
+      watch_(options.patience),
       ring_(options.queue_depth + 1),  // one for the eventfd
       eventfd_(make_eventfd()),
       slots_(options.queue_depth) {
@@ -252,7 +256,7 @@ void UringService::end_block(Block& block, std::exception_ptr error) {
 }  // namespace
 
 std::unique_ptr<IoService> make_uring_service(const IoOptions& options) {
-  return std::make_unique<UringService>(options);
+  return std::make_unique<Leavable<UringService>>(options);
 }
 
 bool uring_available(std::string* why) {

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "offload/transfer.h"
+#include "offload/watch.h"
 #include "tests/offload/support.h"
 
 namespace sluice::offload {
@@ -197,7 +198,7 @@ class BlockTest : public ::testing::Test {
  protected:
   Block make(Direction direction, std::size_t bytes) {
     const Extent extent{-1, direction, 8 * kDiskBlock, nullptr, bytes};
-    transfer_ = std::make_shared<Transfer>(extent, kMiB, name_, open_, [](std::exception_ptr) {});
+    transfer_ = std::make_shared<Transfer>(extent, kMiB, name_, open_, watch_, [](std::exception_ptr) {});
     BlockQueue queue;
     queue.push(transfer_);
     return *queue.take();
@@ -209,6 +210,7 @@ class BlockTest : public ::testing::Test {
   }
   const std::string name_ = "played";
   OpenTransfers open_;
+  Watch watch_{std::chrono::minutes(5)};
   std::shared_ptr<Transfer> transfer_;
   std::exception_ptr error_;
 };

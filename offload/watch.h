@@ -1,0 +1,52 @@
+#pragma once
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "offload/transfer.h"
+
+namespace sluice::offload {
+
+// Ends transfers of a file whose device does not answer any more: where none of them has moved a block for as
+// long as `patience`, all get an Error(kIo). What the system still does with them comes later and is ignored;
+// pages that a device writes to stay its own until then (O_DIRECT), whoever has unmapped them.
+// Thread rule: any thread.
+class Watch {
+ public:
+  explicit Watch(std::chrono::milliseconds patience);
+  ~Watch();
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+  void begun(const std::shared_ptr<Transfer>& transfer);
+  void moved(const Transfer& transfer);
+  void ended(const Transfer& transfer);
+  // Whether the system still has transfers that were given up: then whoever waits for it may wait for ever.
+  bool waits_for_system() const;
+
+ private:
+  // Looks of the thread, and not the clock, so that a process which was stopped has time to see what has
+  // ended meanwhile.
+  static constexpr int kLooks = 8;
+  struct OfFile {
+    int idle_looks = 0;
+    std::vector<std::shared_ptr<Transfer>> transfers;
+  };
+  void work();
+  std::vector<std::shared_ptr<Transfer>> take_stuck();
+  void give_up(const std::vector<std::shared_ptr<Transfer>>& stuck);
+
+  const std::chrono::milliseconds patience_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<const OpenTransfers*, OfFile> files_;
+  std::vector<std::weak_ptr<Transfer>> given_up_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace sluice::offload

@@ -1,0 +1,108 @@
+// A device that does not answer: a transfer whose memory the kernel waits for (userfaultfd) until it is let
+// go.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <future>
+
+#include "tests/offload/support.h"
+
+namespace sluice::offload {
+namespace {
+
+using testing::Buffer;
+using testing::DirectFolder;
+using testing::fill;
+using ::testing::HasSubstr;
+using testing::read_now;
+using testing::write_now;
+
+// Pages that are not there until let_go(): a system call that needs them waits.
+class AbsentMemory {
+ public:
+  explicit AbsentMemory(std::size_t bytes)
+      : bytes_(bytes), descriptor_(static_cast<int>(::syscall(SYS_userfaultfd, O_CLOEXEC))) {
+    void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    data_ = mapped == MAP_FAILED ? nullptr : static_cast<std::byte*>(mapped);
+    uffdio_api api = {UFFD_API, 0, 0};
+    uffdio_register range = {
+        {reinterpret_cast<std::uint64_t>(data_), bytes}, UFFDIO_REGISTER_MODE_MISSING, 0};
+    usable_ = descriptor_ >= 0 && data_ != nullptr && ::ioctl(descriptor_, UFFDIO_API, &api) == 0 &&
+              ::ioctl(descriptor_, UFFDIO_REGISTER, &range) == 0;
+  }
+  ~AbsentMemory() {
+    let_go();
+    if (data_ != nullptr) ::munmap(data_, bytes_);
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  AbsentMemory(const AbsentMemory&) = delete;
+  AbsentMemory& operator=(const AbsentMemory&) = delete;
+
+  bool usable() const { return usable_; }
+  std::span<std::byte> all() { return {data_, bytes_}; }
+  void let_go() {
+    uffdio_range range = {reinterpret_cast<std::uint64_t>(data_), bytes_};
+    if (usable_) ::ioctl(descriptor_, UFFDIO_UNREGISTER, &range);  // wakes who waits
+    usable_ = false;
+  }
+
+ private:
+  std::size_t bytes_;
+  int descriptor_;
+  std::byte* data_ = nullptr;
+  bool usable_ = false;
+};
+
+class HangTest : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    if (!folder_.found()) GTEST_SKIP() << testing::kNoDirectFolder;
+    if (!absent_.usable()) GTEST_SKIP() << "no userfaultfd here (it is forbidden in most containers)";
+    std::string why;
+    if (GetParam() && !uring_available(&why)) GTEST_SKIP() << why;
+    IoOptions options;
+    options.patience = std::chrono::seconds(2);
+    service_ = GetParam() ? make_uring_service(options) : make_thread_service(options);
+  }
+  DirectFolder folder_;
+  AbsentMemory absent_{kMiB};
+  std::unique_ptr<IoService> service_;
+};
+INSTANTIATE_TEST_SUITE_P(Services, HangTest, ::testing::Bool(),
+                         [](const auto& test) { return test.param ? "io_uring" : "threads"; });
+
+TEST_P(HangTest, IsAnErrorThatSaysWhereAndNobodyWaitsForIt) {
+  const auto start = std::chrono::steady_clock::now();
+  {
+    const std::unique_ptr<File> file = service_->open(folder_.file("hangs"), OpenMode::kCreate);
+    std::promise<std::exception_ptr> ended;
+    file->write(kMiB, absent_.all(), [&](std::exception_ptr error) { ended.set_value(std::move(error)); });
+    const Error error = testing::error_of([&] { std::rethrow_exception(ended.get_future().get()); });
+    EXPECT_EQ(error.code(), ErrorCode::kIo);
+    EXPECT_THAT(error.what(), HasSubstr("hangs: write at offset 1048576: expected 1048576 bytes"));
+    EXPECT_THAT(error.what(), HasSubstr("the device hangs"));
+  }
+  service_.reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
+  absent_.let_go();  // what the system finishes now, nobody hears of
+}
+
+TEST_P(HangTest, SlowIsNotHanging) {
+  const std::unique_ptr<File> file = service_->open(folder_.file("slow"), OpenMode::kCreate);
+  Buffer data(kMiB);
+  fill(data.all(), 1);
+  for (int i = 0; i < 26; ++i) {  // for longer than the patience, with pauses in which nothing is under way
+    write_now(*file, 0, data.all());
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  read_now(*file, 0, data.all());
+}
+
+}  // namespace
+}  // namespace sluice::offload
