@@ -77,6 +77,7 @@ struct Resources {
   offload::RecordStore* disk =
       nullptr;  // REQUIRES: not null where the plan puts anything on disk; not yet allocated
   Trace* trace = nullptr;
+  kernels::F32Products* products = nullptr;  // REQUIRES: not null where the optimizer has products
 };
 
 // Holds the units of one model and trains them: the same for native models and wrapped ones.

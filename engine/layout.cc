@@ -45,7 +45,8 @@ void check_span(const UnitSpec& unit, const UnitSpec* unit_before) {
       before->span_first + before->span_elements != span.span_first)
     fail_for_span(span, "does not follow the one that ends there, in the unit before");
   if (before->shape != span.shape || before->group != span.group || before->uses != span.uses ||
-      unit_before->trainable != unit.trainable || unit_before->dtype != unit.dtype)
+      before->by_elements != span.by_elements || unit_before->trainable != unit.trainable ||
+      unit_before->dtype != unit.dtype)
     fail_for_span(span, "differs from the one before it in shape, type, group, uses or in being trainable");
 }
 

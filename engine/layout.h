@@ -19,6 +19,7 @@ struct ParameterSpec {
   // nothing else. Spans follow each other too; all but the last have a multiple of kSpanGrain elements.
   // span_elements 0: it lies in its unit as a whole.
   std::size_t span_first = 0, span_elements = 0;
+  bool by_elements = false;      // an optimizer of matrices (Muon) leaves it to AdamW: embeddings, heads
   std::size_t elements() const;  // that its unit has
   std::size_t whole_elements() const;
   bool continues() const { return span_first > 0; }  // the span before

@@ -21,22 +21,36 @@ struct Product {
   const void* bias = nullptr;  // [n], of A's type, added to every row; null: none. Not with accumulate
 };
 
-// Matrix products of a vendor's library, with its own threads: one call at a time, and never together with a
-// loop on Threads. The same call repeats its bits on the same kind of machine with the same number of
-// threads.
-class MatrixLibrary {
+// Products in f32, by whatever library a process has for them, with its own threads: one call at a time, and
+// never together with a loop on Threads. The same call repeats its bits on the same kind of machine with the
+// same number of threads.
+class F32Products {
  public:
-  virtual ~MatrixLibrary() = default;
-  // C = op(A) * op(B) in f32, all operands f32. No bias.
+  virtual ~F32Products() = default;
+  // C = op(A) * op(B), all operands f32. No bias.
   virtual void multiply_f32(const Product& product) = 0;
+  // Bytes that the library takes for itself over a series of products of which none is larger than this one
+  // in m, n or k: code made at run time, packed panels of the operands. Measured, and rounded up.
+  virtual std::size_t hidden_bytes(const Product& largest) const = 0;
+};
+
+// BLAS' sgemm with 32-bit integers (Dongarra et al. 1990), as Fortran has it: columns are contiguous, every
+// argument is an address.
+using Sgemm = void (*)(const char* transpose_a, const char* transpose_b, const int* m, const int* n,
+                       const int* k, const float* alpha, const float* a, const int* lda, const float* b,
+                       const int* ldb, const float* beta, float* c, const int* ldc);
+// Those of a caller whose process has a BLAS already. hidden_bytes() is 0: what that BLAS takes is the
+// caller's. multiply_f32() throws Error(kInvalidArgument) for a product that 32-bit integers cannot state.
+std::unique_ptr<F32Products> make_blas_products(Sgemm sgemm);
+
+// Matrix products of a vendor's library, of all types.
+class MatrixLibrary : public F32Products {
+ public:
   // The same for bf16 A and B, with an f32 or bf16 C, and a bias. REQUIRES: has_bf16(), and a workspace of
   // bf16_workspace(product) bytes.
   virtual std::size_t bf16_workspace(const Product& product) const = 0;
   virtual void multiply_bf16(const Product& product, void* workspace) = 0;
-  virtual bool has_bf16() const = 0;  // whether this CPU has instructions for it
-  // Bytes that the library takes for itself over a series of products of which none is larger than this one
-  // in m, n or k: code made at run time, packed panels of the operands. Measured, and rounded up.
-  virtual std::size_t hidden_bytes(const Product& largest) const = 0;
+  virtual bool has_bf16() const = 0;     // whether this CPU has instructions for it
   virtual std::string name() const = 0;  // "oneDNN 2.6.3"
   virtual int threads() const = 0;
 };

@@ -14,10 +14,16 @@ ValueId Builder::value(std::string name, std::size_t row_elements) {
   return graph_.add_value({std::move(name), shape_.rows() * row_elements, shape_.dtype});
 }
 
-std::size_t Builder::parameter(std::string name, std::vector<std::size_t> shape, int uses, bool foreign) {
+std::size_t Builder::parameter(std::string name, std::vector<std::size_t> shape) {
   // Weight decay is for matrices, not for biases and norms.
   const std::uint32_t group = shape.size() >= 2 ? kDecayed : kNotDecayed;
-  return graph_.add_parameter({std::move(name), std::move(shape), group, uses}, foreign);
+  return graph_.add_parameter({std::move(name), std::move(shape), group}, false);
+}
+
+std::size_t Builder::table(std::string name, std::vector<std::size_t> shape, int uses, bool foreign) {
+  engine::ParameterSpec spec{std::move(name), std::move(shape), kTables, uses};
+  spec.by_elements = true;
+  return graph_.add_parameter(std::move(spec), foreign);
 }
 
 ValueId Builder::input() {
@@ -101,9 +107,9 @@ ValueId Builder::embedding(const std::string& table, const std::optional<std::st
   const int use = config.tied_head ? 1 : 0;
   EmbeddingShape shape{shape_.batch,   shape_.length, config.width, config.vocabulary,
                        config.context, shape_.dtype,  {},           std::nullopt};
-  shape.table = {parameter(table, {config.vocabulary, config.width}, use + 1), use};
+  shape.table = {this->table(table, {config.vocabulary, config.width}, use + 1), use};
   if (positions)
-    shape.positions = ParameterUse{parameter(*positions, {config.context, config.width}, use + 1), use};
+    shape.positions = ParameterUse{this->table(*positions, {config.context, config.width}, use + 1), use};
   const ValueId y = value("embedding", config.width);
   graph_.add_op(make_embedding("embedding", y, shape));
   return y;
@@ -113,7 +119,7 @@ void Builder::loss(ValueId x, const std::string& table, const std::string& weigh
   const ModelConfig& config = shape_.config;
   LossShape shape{shape_.rows(), config.width, config.vocabulary, shape_.dtype, {}};
   const std::vector<std::size_t> matrix = {config.vocabulary, config.width};
-  shape.weight.slot = config.tied_head ? parameter(table, matrix, 2, true) : parameter(weight, matrix);
+  shape.weight.slot = config.tied_head ? this->table(table, matrix, 2, true) : this->table(weight, matrix);
   graph_.add_op(make_loss("loss", x, shape));
 }
 

@@ -59,7 +59,9 @@ class Builder {
 
  private:
   ValueId value(std::string name, std::size_t row_elements);
-  std::size_t parameter(std::string name, std::vector<std::size_t> shape, int uses = 1, bool foreign = false);
+  std::size_t parameter(std::string name, std::vector<std::size_t> shape);
+  // A row for each token or position: of the embedding and the head.
+  std::size_t table(std::string name, std::vector<std::size_t> shape, int uses = 1, bool foreign = false);
 
   const Shape& shape_;
   Graph graph_;

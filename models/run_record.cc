@@ -40,6 +40,7 @@ Json hyperparameters(const Setup& setup) {
               {"clip-value", s.clip_value},
               {"loss-scale", loss_scale_text(s)},
               {"weight-decay", s.weight_decay}};
+  if (s.adamw_learning_rate) all["adamw-lr"] = *s.adamw_learning_rate;
   all.update(setup.optimizer->settings());
   return all;
 }

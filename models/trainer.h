@@ -30,7 +30,9 @@ struct TrainSettings {
   std::size_t batch = 4, accumulate = 1, length = 0;  // length 0: the model's context, at most 1024
   std::uint64_t steps = 100;
   double learning_rate = 3e-4, weight_decay = 0.1, clip = 1.0, clip_value = 0;
-  optim::OptimizerSettings optimizer;  // beta2 of Adam and AdamW: 0.95 where it is not given
+  std::optional<double> adamw_learning_rate;  // of what Muon leaves to AdamW; nothing: learning_rate
+  // beta2 of Adam, AdamW and Muon's AdamW: 0.95 where it is not given; Muon's scale: match_rms_adamw.
+  optim::OptimizerSettings optimizer;
   // "dynamic", or a number; nothing: dynamic where the dtype is f16, else 1. Of a dynamic one the first, and
   // how many steps that were applied let it grow; nothing: LossScale's.
   std::optional<std::string> loss_scale;

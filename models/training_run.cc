@@ -20,6 +20,11 @@ LearningRate learning_rate_of(const TrainSettings& s) {
   return {s.learning_rate, s.warmup, s.steps, s.final_learning_rate, schedule_shape(s.schedule)};
 }
 
+// Its schedule is that of the other.
+double adamw_share(const TrainSettings& s) {
+  return s.learning_rate == 0 ? 0 : *s.adamw_learning_rate / s.learning_rate;
+}
+
 std::uint64_t samples_of_step(const TrainSettings& s) { return s.accumulate * s.batch; }
 
 }  // namespace
@@ -44,8 +49,9 @@ TrainingRun::TrainingRun(Setup& setup, const TrainEvents& events)
   Tools& tools = *setup.tools;
   if (setup.plan.plan.uses_disk())
     disk_ = std::make_unique<offload::RecordStore>(*tools.io, settings_.disk, ledger_, trace);
-  engine_ = std::make_unique<engine::Engine>(setup.plan.profile, setup.plan.plan, *setup.optimizer,
-                                             engine::Resources{tools.threads, ledger_, disk_.get(), trace});
+  engine_ = std::make_unique<engine::Engine>(
+      setup.plan.profile, setup.plan.plan, *setup.optimizer,
+      engine::Resources{tools.threads, ledger_, disk_.get(), trace, tools.library.get()});
   runner_ = std::make_unique<Runner>(*setup.model, setup.plan.plan, *engine_, tools.threads, *tools.library,
                                      ledger_, trace);
   check_room();
@@ -163,7 +169,10 @@ double TrainingRun::run_step(std::uint64_t number, StepReport& report) {
   const double rate = learning_rate_.at(number);
   const float scale = loss_scale_.value();
   if (loss_scale_.is_dynamic() || scale != 1) report.loss_scale = scale;
-  engine::StepSettings settings{{{rate, settings_.weight_decay}, {rate, 0}}, settings_.clip, 1.0 / scale};
+  const double rest = rate * (settings_.adamw_learning_rate ? adamw_share(settings_) : 1);
+  engine::StepSettings settings{{{rate, settings_.weight_decay}, {rest, 0}, {rest, settings_.weight_decay}},
+                                settings_.clip,
+                                1.0 / scale};
   settings.clip_value = settings_.clip_value;
   engine_->begin_step(settings);
   try {

@@ -117,8 +117,10 @@ void fit(Setup& setup, const engine::MachineRates& rates) {
 
 std::unique_ptr<optim::Optimizer> make_training_optimizer(const optim::OptimizerSettings& given) {
   optim::OptimizerSettings settings = given;
-  const bool adam = settings.name == "adamw" || settings.name == "adam";
+  const bool muon = settings.name == "muon";
+  const bool adam = settings.name == "adamw" || settings.name == "adam" || muon;
   if (adam && !settings.beta2) settings.beta2 = 0.95;
+  if (muon && !settings.muon_scale) settings.muon_scale = name_of(optim::MuonScale::kMatchRmsAdamw);
   return optim::make_optimizer(settings);
 }
 
@@ -131,6 +133,17 @@ void check_settings(const TrainSettings& s) {
   check(s.keep >= 1, "keep", static_cast<double>(s.keep), "at least 1");
   check(s.eval_batches >= 1, "eval-batches", static_cast<double>(s.eval_batches), "at least 1");
   check(within(s.learning_rate, 0, 1e6), "lr", s.learning_rate, "0 or more");
+  if (s.adamw_learning_rate) {
+    check(within(*s.adamw_learning_rate, 0, 1e6), "adamw-lr", *s.adamw_learning_rate, "0 or more");
+    if (s.optimizer.name != "muon")
+      fail(ErrorCode::kInvalidArgument, "adamw-lr is given, and {} has none; it is for muon, and lr for {}",
+           s.optimizer.name, s.optimizer.name);
+    if (s.learning_rate == 0 && *s.adamw_learning_rate > 0)
+      fail(ErrorCode::kInvalidArgument,
+           "adamw-lr is {}, and its schedule is that of lr, which is 0; give a "
+           "larger lr",
+           *s.adamw_learning_rate);
+  }
   check(within(s.weight_decay, 0, 1e6), "weight-decay", s.weight_decay, "0 or more");
   check(within(s.clip, 0, 1e30), "clip", s.clip, "0 (none) or more");
   check(within(s.clip_value, 0, 1e30), "clip-value", s.clip_value, "0 (none) or more");
@@ -238,6 +251,8 @@ Setup prepare(const TrainSettings& settings) {
   const engine::MachineRates rates =
       measure_rates(setup.tools->threads, *setup.tools->library, *setup.tools->io, s.disk);
   setup.plan.profile = setup.model->profile(s.accumulate, *setup.tools->library);
+  setup.plan.profile.hidden_bytes +=
+      engine::hidden_bytes(setup.model->units(), *setup.optimizer, *setup.tools->library);
   setup.checkpoint_buffers = checkpoint_buffers(setup);
   setup.plan.checkpoint_buffers = setup.checkpoint_buffers;
   setup.plan.trace_bytes = trace_events(s) * kTraceEventBytes + (s.profile.empty() ? 0 : kProfileBytes);

@@ -10,6 +10,7 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "engine/kind.h"
 #include "engine/store/state_format.h"
 
 namespace sluice::models {
@@ -75,7 +76,7 @@ std::vector<engine::TensorDeclaration> whole_tensors(const engine::Layout& layou
                                                      const std::string& name) {
   std::vector<engine::TensorDeclaration> tensors;
   for (engine::ParameterId id = 0; id < layout.parameters(); ++id) {
-    if (!is_trainable(layout, id)) continue;
+    if (!is_trainable(layout, id) || layout.spec(id).continues()) continue;
     for (const optim::WholeArray& array : optimizer.whole_state(layout.spec(id).shape))
       if (array.name == name)
         tensors.push_back({layout.spec(id).name, Dtype::kF32, {array.shape.begin(), array.shape.end()}});
@@ -83,11 +84,24 @@ std::vector<engine::TensorDeclaration> whole_tensors(const engine::Layout& layou
   return tensors;
 }
 
+// Of trainable parameters, those that have the array.
+std::vector<bool> keepers(const engine::Layout& layout, const optim::Optimizer& optimizer,
+                          std::size_t array) {
+  std::vector<bool> keep;
+  for (engine::ParameterId id = 0; id < layout.parameters(); ++id)
+    keep.push_back(is_trainable(layout, id) && optimizer.keeps(array, engine::kind_of(layout.spec(id))));
+  return keep;
+}
+
+bool any(const std::vector<bool>& all) { return std::find(all.begin(), all.end(), true) != all.end(); }
+
 // The same optimizer may keep other arrays, as SGD with and without momentum does.
 void check_state(const engine::CheckpointReader& checkpoint, const engine::Layout& layout,
                  const optim::Optimizer& optimizer) {
   std::set<std::string> wanted, found;
-  for (const optim::StateArray& array : optimizer.state()) wanted.insert(engine::optimizer_file(array.name));
+  const std::vector<optim::StateArray> state = optimizer.state();
+  for (std::size_t array = 0; array < state.size(); ++array)
+    if (any(keepers(layout, optimizer, array))) wanted.insert(engine::optimizer_file(state[array].name));
   for (const std::string& name : optimizer.whole_names())
     if (!whole_tensors(layout, optimizer, name).empty()) wanted.insert(engine::optimizer_file(name));
   for (const engine::CheckpointFile& file : checkpoint.files())
@@ -227,14 +241,16 @@ CheckpointValues::CheckpointValues(const engine::CheckpointReader& checkpoint, c
   }
   for (const optim::StateArray& array : optimizer.state()) {
     State& opened = state_.emplace_back();
+    const std::vector<bool> keep = keepers(layout, optimizer, state_.size() - 1);
+    if (!any(keep)) continue;
     opened.values = checkpoint.open_tensors(engine::optimizer_file(array.name));
     opened.map = array.map;
     const std::string scales = engine::scales_file(array.name);
     if (checkpoint.has(scales)) opened.scales = checkpoint.open_tensors(scales);
     if (opened.scales != nullptr)
-      check_codes(opened);
+      check_codes(opened, keep);
     else
-      check(*opened.values, [this](engine::ParameterId id) { return is_trainable(layout_, id); });
+      check(*opened.values, [&keep](engine::ParameterId id) { return keep[id]; });
   }
 }
 
@@ -259,9 +275,9 @@ void CheckpointValues::check(const engine::SafetensorsReader& reader,
   }
 }
 
-void CheckpointValues::check_codes(const State& state) const {
+void CheckpointValues::check_codes(const State& state, const std::vector<bool>& held) const {
   for (engine::ParameterId id = 0; id < layout_.parameters(); ++id) {
-    if (!is_trainable(layout_, id)) continue;
+    if (!held[id]) continue;
     const engine::ParameterSpec& spec = layout_.spec(id);
     expect_tensor(*state.values, spec.name, Dtype::kU8, {spec.shape.begin(), spec.shape.end()});
     expect_tensor(*state.scales, spec.name, Dtype::kF32,
@@ -315,13 +331,13 @@ engine::UnitSource CheckpointValues::source() {
 }
 
 CheckpointTensors::CheckpointTensors(const engine::Layout& layout, const optim::Optimizer& optimizer) {
-  const engine::StateFormats formats(layout, optimizer);
+  const engine::StateFormat format(layout, optimizer, engine::kChunkGrain);
   // Of the parameters that are wanted: each as it is declared. A span's values follow those of the one
   // before.
   const auto header = [&](const auto& wanted, const auto& declared) {
     std::vector<engine::TensorDeclaration> tensors;
     for (engine::ParameterId id = 0; id < layout.parameters(); ++id)
-      if (!layout.spec(id).continues() && wanted(layout.place(id).unit)) tensors.push_back(declared(id));
+      if (!layout.spec(id).continues() && wanted(id)) tensors.push_back(declared(id));
     return engine::SafetensorsHeader(tensors);
   };
   const auto of_type = [&](Dtype type) {
@@ -335,20 +351,21 @@ CheckpointTensors::CheckpointTensors(const engine::Layout& layout, const optim::
     return engine::TensorDeclaration{
         spec.name, Dtype::kF32, {divide_up(spec.whole_elements(), optim::kScaleBlock)}};
   };
-  const auto all = [](engine::UnitId) { return true; };
-  const auto trained = [&](engine::UnitId unit) { return layout.trainable(unit); };
-  const auto has_master = [&](engine::UnitId unit) { return trained(unit) && formats.of(unit).has_master(); };
+  const auto all = [](engine::ParameterId) { return true; };
+  const auto has_master = [&](engine::ParameterId id) { return format.has_master(layout.place(id).unit); };
   headers_.push_back({engine::kModelFile, header(all, [&](engine::ParameterId id) {
                         return of_type(layout.dtype(layout.place(id).unit))(id);
                       })});
   if (!any_trainable(layout)) return;
-  if (formats.any_master())
+  if (format.masters() > 0)
     headers_.push_back({engine::optimizer_file("master"), header(has_master, of_type(Dtype::kF32))});
   for (const optim::StateArray& array : optimizer.state()) {
+    const std::vector<bool> keep = keepers(layout, optimizer, state_.size());
     state_.push_back(headers_.size());
-    headers_.push_back({engine::optimizer_file(array.name), header(trained, of_type(array.type))});
-    if (array.type == Dtype::kU8)
-      headers_.push_back({engine::scales_file(array.name), header(trained, scales)});
+    if (!any(keep)) continue;
+    const auto kept = [&](engine::ParameterId id) { return keep[id]; };
+    headers_.push_back({engine::optimizer_file(array.name), header(kept, of_type(array.type))});
+    if (array.type == Dtype::kU8) headers_.push_back({engine::scales_file(array.name), header(kept, scales)});
   }
   for (const std::string& name : optimizer.whole_names()) {
     wholes_.push_back(headers_.size());

@@ -75,7 +75,7 @@ class CheckpointValues {
   // has: the parameters that it is to hold.
   void check(const engine::SafetensorsReader& reader,
              const std::function<bool(engine::ParameterId)>& has) const;
-  void check_codes(const State& state) const;
+  void check_codes(const State& state, const std::vector<bool>& held) const;
   static void read_codes(const State& state, const std::string& name, std::size_t first,
                          std::span<float> out);
   engine::SafetensorsReader& values_of(engine::ParameterId parameter);

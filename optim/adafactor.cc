@@ -215,11 +215,10 @@ class Adafactor final : public Elementwise {
   }
   std::vector<WholeArray> whole_state(std::span<const std::size_t> shape) const override;
   int rounds() const override { return 2; }
-  std::size_t scratch(std::span<const std::size_t> shape) const override {
-    return Progress::size(Matrices(shape));
-  }
+  std::size_t scratch(const Kind& kind) const override { return Progress::size(Matrices(kind.shape)); }
   void statistics(Threads& threads, int round, const Hyperparameters& h, const Span& span) const override;
-  void combine(int round, const Hyperparameters& h, const Whole& whole) const override;
+  void combine(Threads& threads, kernels::F32Products* products, int round, const Hyperparameters& h,
+               const Whole& whole) const override;
   void apply(Threads& threads, const Hyperparameters& h, const Span& span) const override;
 
  private:
@@ -293,7 +292,7 @@ void Adafactor::sum_gradients(Threads& threads, const Matrices& m, const Progres
 
 void Adafactor::statistics(Threads& threads, int round, const Hyperparameters& h, const Span& span) const {
   check(h, span);
-  const Matrices m(span.whole.shape);
+  const Matrices m(span.whole.kind.shape);
   const Progress p(m, span.whole.scratch);
   ensure(span.first_index % kSumElements == 0, "adafactor is given a span that begins at element {}",
          span.first_index);
@@ -352,8 +351,9 @@ void Adafactor::factorize(const Matrices& m, const Progress& p, float* state) co
   }
 }
 
-void Adafactor::combine(int round, const Hyperparameters& h, const Whole& whole) const {
-  const Matrices m(whole.shape);
+void Adafactor::combine(Threads&, kernels::F32Products*, int round, const Hyperparameters& h,
+                        const Whole& whole) const {
+  const Matrices m(whole.kind.shape);
   const Progress p(m, whole.scratch);
   if (round == 0) {
     p.scalars[0] = rate_of(m, p, h);
@@ -367,7 +367,7 @@ void Adafactor::combine(int round, const Hyperparameters& h, const Whole& whole)
 }
 
 void Adafactor::apply(Threads& threads, const Hyperparameters& h, const Span& span) const {
-  const Matrices m(span.whole.shape);
+  const Matrices m(span.whole.kind.shape);
   const Progress p(m, span.whole.scratch);
   const auto rounded = [](double value) { return static_cast<float>(value); };
   const AdafactorFactors factors = {rounded(p.scalars[0]), rounded(p.scalars[1]), rounded(settings_.beta1),

@@ -9,6 +9,8 @@
 namespace sluice::optim {
 namespace {
 
+constexpr MuonScale kMuonScales[] = {MuonScale::kOriginal, MuonScale::kMatchRmsAdamw};
+
 // An optimizer, and which of the settings it has.
 struct Choice {
   std::string_view name;
@@ -33,6 +35,21 @@ AdafactorSettings adafactor_settings(const OptimizerSettings& s) {
           .storage = s.storage};
 }
 
+MuonScale muon_scale_from_name(const std::string& name) {
+  for (const MuonScale scale : kMuonScales)
+    if (name_of(scale) == name) return scale;
+  fail(ErrorCode::kInvalidArgument, "muon: there is no scale '{}'; there are {}", name,
+       fmt::join(muon_scale_names(), ", "));
+}
+
+MuonSettings muon_settings(const OptimizerSettings& s) {
+  const MuonSettings own;
+  return {.momentum = s.momentum.value_or(own.momentum),
+          .nesterov = s.nesterov.value_or(own.nesterov),
+          .scale = s.muon_scale ? muon_scale_from_name(*s.muon_scale) : own.scale,
+          .rest = adam_settings(s)};
+}
+
 const std::vector<Choice>& choices() {
   static const std::vector<Choice> all = {
       {"adamw", {"beta1", "beta2", "epsilon"}, [](const auto& s) { return make_adamw(adam_settings(s)); }},
@@ -46,11 +63,14 @@ const std::vector<Choice>& choices() {
       {"sgd",
        {"momentum", "nesterov"},
        [](const auto& s) {
-         return make_sgd({s.momentum.value_or(0), s.nesterov, s.storage});
+         return make_sgd({s.momentum.value_or(0), s.nesterov.value_or(false), s.storage});
        }},
       {"adafactor",
        {"beta1", "epsilon", "epsilon2", "clip_threshold", "relative_step", "scale_parameter"},
        [](const auto& s) { return make_adafactor(adafactor_settings(s)); }},
+      {"muon",
+       {"momentum", "nesterov", "muon_scale", "beta1", "beta2", "epsilon"},
+       [](const auto& s) { return make_muon(muon_settings(s)); }},
   };
   return all;
 }
@@ -60,11 +80,12 @@ void refuse_unknown(const OptimizerSettings& s, const Choice& choice) {
                                                      {"beta2", s.beta2.has_value()},
                                                      {"epsilon", s.epsilon.has_value()},
                                                      {"momentum", s.momentum.has_value()},
-                                                     {"nesterov", s.nesterov},
+                                                     {"nesterov", s.nesterov.has_value()},
                                                      {"epsilon2", s.epsilon2.has_value()},
                                                      {"clip_threshold", s.clip_threshold.has_value()},
                                                      {"relative_step", s.relative_step},
-                                                     {"scale_parameter", s.scale_parameter.has_value()}};
+                                                     {"scale_parameter", s.scale_parameter.has_value()},
+                                                     {"muon_scale", s.muon_scale.has_value()}};
   for (const auto& [name, is_given] : given)
     if (is_given && std::find(choice.settings.begin(), choice.settings.end(), name) == choice.settings.end())
       fail(ErrorCode::kInvalidArgument, "{} is given, and {} has none; it has {}", name, s.name,
@@ -74,6 +95,16 @@ void refuse_unknown(const OptimizerSettings& s, const Choice& choice) {
 }  // namespace
 
 std::string_view state_type_name(Dtype type) { return type == Dtype::kU8 ? "8bit" : name_of(type); }
+
+std::string_view name_of(MuonScale scale) {
+  return scale == MuonScale::kOriginal ? "original" : "match_rms_adamw";
+}
+
+std::vector<std::string> muon_scale_names() {
+  std::vector<std::string> names;
+  for (const MuonScale scale : kMuonScales) names.emplace_back(name_of(scale));
+  return names;
+}
 
 std::vector<std::string> state_type_names() { return {"f32", "bf16", "8bit"}; }
 

@@ -11,6 +11,7 @@
 #include "core/dtype.h"
 #include "core/json.h"
 #include "core/threads.h"
+#include "kernels/matrix.h"
 #include "optim/eight_bit.h"
 
 namespace sluice::optim {
@@ -35,11 +36,18 @@ struct WholeArray {
   std::size_t elements() const;
 };
 
+// What an optimizer is told of a parameter.
+struct Kind {
+  std::span<const std::size_t> shape;
+  bool by_elements = false;  // one of matrices (Muon) leaves it to AdamW: embeddings, heads
+};
+
 // What the rounds of an update are about: one parameter.
 struct Whole {
-  std::span<const std::size_t> shape;  // of the parameter
-  float* state = nullptr;              // its whole arrays, one after another
-  double* scratch = nullptr;           // scratch(shape) values, zero before the first round
+  Kind kind;
+  float* state = nullptr;          // its whole arrays, one after another
+  double* scratch = nullptr;       // scratch(kind) values, zero before the first round, until it was applied
+  std::byte* workspace = nullptr;  // workspace(kind) bytes, for a combine() alone
 };
 
 // The names under which users know the types of state: "f32", "bf16", "8bit".
@@ -65,14 +73,15 @@ struct Span {
   float* master = nullptr;
   Array parameter;      // the compute type's copy, written in the same pass; null data: the master is all
   ConstArray gradient;  // f32, bf16 or f16
-  std::vector<StatePart> state;  // one for each StateArray, count elements of its type
+  std::vector<StatePart> state;  // one for each StateArray, count elements of its type; null: it has none
   Whole whole = {};              // of the parameter; for optimizers that have rounds
 };
 
 // The arithmetic of a step. Works in rounds: for each round r < rounds(), statistics(r, span) over all spans
 // of a parameter in ascending order, then combine(r); then apply() to every span. An elementwise optimizer
 // has no rounds. Knows no tier and no rank. Gives the same bits however a parameter is cut into spans
-// (at multiples of kSpanGrain elements), at any vector width and thread count.
+// (at multiples of kSpanGrain elements), at any vector width and thread count; but for matrix products, whose
+// shapes are those of the parameter, and whose bits are their library's.
 // Thread rule: statistics(), combine() and apply() of one parameter from one thread at a time; the rest from
 // any.
 class Optimizer {
@@ -87,10 +96,18 @@ class Optimizer {
   // Of a parameter of this shape; each has some of whole_names(), in their order.
   virtual std::vector<WholeArray> whole_state(std::span<const std::size_t>) const { return {}; }
   virtual std::vector<std::string> whole_names() const { return {}; }
+  // Whether a parameter has the array of state().
+  virtual bool keeps(std::size_t, const Kind&) const { return true; }
   virtual int rounds() const { return 0; }
-  virtual std::size_t scratch(std::span<const std::size_t>) const { return 0; }  // f64 values, for the rounds
+  virtual bool has_rounds(const Kind&) const { return rounds() > 0; }  // else the parameter is only applied
+  virtual std::size_t scratch(const Kind&) const { return 0; }         // f64 values, for the rounds
+  virtual std::size_t workspace(const Kind&) const { return 0; }       // bytes, aligned to 64
+  // Of the products that combine() asks for, the most in each of m, n and k; m 0: there are none.
+  virtual kernels::Product largest_product(const Kind&) const { return {}; }
+  virtual double product_flops(const Kind&) const { return 0; }  // of an update
   virtual void statistics(Threads&, int, const Hyperparameters&, const Span&) const {}
-  virtual void combine(int, const Hyperparameters&, const Whole&) const {}
+  // products: may be null where there is no largest_product().
+  virtual void combine(Threads&, kernels::F32Products*, int, const Hyperparameters&, const Whole&) const {}
   virtual void apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const = 0;
 };
 
@@ -148,17 +165,38 @@ struct AdafactorSettings {
 // as a whole "exp_avg_sq_row", "exp_avg_sq_col", or "exp_avg_sq".
 std::unique_ptr<Optimizer> make_adafactor(const AdafactorSettings& settings);
 
+// How Muon's step depends on the shape of a matrix of R rows and C columns.
+enum class MuonScale : std::uint8_t {
+  kOriginal,       // sqrt(max(1, R / C))
+  kMatchRmsAdamw,  // 0.2 sqrt(max(R, C)): elements change as by AdamW, whose learning rates do
+};
+std::string_view name_of(MuonScale scale);  // "original", "match_rms_adamw", as torch.optim.Muon has them
+std::vector<std::string> muon_scale_names();
+
+struct MuonSettings {
+  double momentum = 0.95;
+  bool nesterov = true;
+  MuonScale scale = MuonScale::kOriginal;
+  AdamSettings rest = {};  // its storage is that of all
+};
+// Jordan et al. 2024 as torch.optim.Muon, the iteration in f32, of parameters of two dimensions: m += (1 -
+// momentum) (g - m); p *= 1 - lr * wd; p -= lr * scale * NewtonSchulz(nesterov ? m + (1 - momentum) (g - m) :
+// m). All others, and those that are by elements, are AdamW's. State "momentum_buffer" of matrices, "exp_avg"
+// and "exp_avg_sq" of the rest.
+std::unique_ptr<Optimizer> make_muon(const MuonSettings& settings);
+
 // What a user asks for.
 struct OptimizerSettings {
   std::string name = "adamw";
   // Nothing: the optimizer's own.
   std::optional<double> beta1 = {}, beta2 = {}, epsilon = {}, momentum = {};
-  bool nesterov = false;
+  std::optional<bool> nesterov = {};
   Storage storage = {};
   // Of adafactor.
   std::optional<double> epsilon2 = {}, clip_threshold = {};
   std::optional<bool> scale_parameter = {};
   bool relative_step = false;
+  std::optional<std::string> muon_scale = {};  // a name of muon_scale_names()
 };
 // Throws Error(kInvalidArgument) for a name that is not known (it lists those that are), a setting that the
 // optimizer does not have, and one out of its range.

@@ -31,6 +31,7 @@ namespace sluice::c {
 // A plan, and what it was made of.
 struct Planned {
   std::unique_ptr<optim::Optimizer> optimizer;
+  std::unique_ptr<kernels::F32Products> products;  // null where the optimizer has none
   std::unique_ptr<offload::IoService> io;
   std::vector<offload::DiskFolder> disk;
   engine::Profile profile;
@@ -62,7 +63,7 @@ struct sluice_engine {
   sluice::c::Planned planned;
   sluice::Threads threads;
   sluice::allocator::Ledger ledger;
-  sluice::allocator::Charge base;
+  sluice::allocator::Charge base, hidden;
   std::optional<sluice::Trace> trace;
   std::unique_ptr<sluice::offload::RecordStore> disk;
   std::unique_ptr<sluice::engine::Engine> engine;

@@ -38,6 +38,7 @@ sluice_status sluice_model_add_parameter(sluice_model* model, const sluice_param
     spec.group = given.group;
     spec.span_first = given.span_first;
     spec.span_elements = given.span_elements;
+    spec.by_elements = given.by_elements != 0;
     for (std::size_t i = 0; i < given.dimensions; ++i)
       spec.shape.push_back((&required(given.shape, "parameter.shape"))[i]);
     if (spec.shape.empty()) spec.shape.push_back(1);

@@ -66,7 +66,7 @@ std::unique_ptr<optim::Optimizer> optimizer_of(const sluice_engine_options& opti
   optim::OptimizerSettings settings;
   if (options.optimizer != nullptr) settings.name = options.optimizer;
   if (options.beta1 != 0 || options.beta2 != 0 || options.epsilon != 0) {
-    const bool adam = settings.name == "adamw" || settings.name == "adam";
+    const bool adam = settings.name == "adamw" || settings.name == "adam" || settings.name == "muon";
     if (adam && options.epsilon == 0)
       fail(ErrorCode::kInvalidArgument,
            "beta1 {}, beta2 {} and epsilon 0 are given; give all three, epsilon above 0, or none",
@@ -76,13 +76,21 @@ std::unique_ptr<optim::Optimizer> optimizer_of(const sluice_engine_options& opti
     if (options.epsilon != 0) settings.epsilon = options.epsilon;
   }
   if (options.momentum != 0) settings.momentum = options.momentum;
-  settings.nesterov = options.nesterov != 0;
+  if (options.nesterov != 0 || options.no_nesterov != 0) settings.nesterov = options.nesterov != 0;
+  if (options.muon_scale != nullptr) settings.muon_scale = options.muon_scale;
   if (options.epsilon2 != 0) settings.epsilon2 = options.epsilon2;
   if (options.clip_threshold != 0) settings.clip_threshold = options.clip_threshold;
   settings.relative_step = options.relative_step != 0;
   if (options.no_scale_parameter != 0) settings.scale_parameter = false;
   settings.storage = {state_type_of(options.state), options.no_master == 0, options.seed};
   return optim::make_optimizer(settings);
+}
+
+// Where the optimizer has any.
+std::unique_ptr<kernels::F32Products> products_of(const sluice_engine_options& options, const Planned& made) {
+  if (!engine::has_products(made.profile.units, *made.optimizer)) return nullptr;
+  if (options.sgemm != nullptr) return kernels::make_blas_products(options.sgemm);
+  return kernels::load_matrix_library(made.threads);
 }
 
 engine::PlanRequest request_of(const sluice_engine_options& options) {
@@ -116,6 +124,10 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   made.serve_touches = options.serve_touches != 0;
   const std::size_t held = std::max<std::size_t>(1, options.held_units) + (made.serve_touches ? 1 : 0);
   made.profile = engine::any_order_profile(units_of(model), held);
+  made.products = products_of(options, made);
+  // Twice: for these alone malloc keeps as much as where a model's come in between.
+  if (made.products != nullptr)
+    made.profile.hidden_bytes = 2 * engine::hidden_bytes(made.profile.units, *made.optimizer, *made.products);
   const engine::MachineRates rates = rates_of(*made.io, made.disk);
   made.checkpoint_buffers =
       models::CheckpointTensors(engine::Layout(made.profile.units), *made.optimizer).buffer_bytes();
@@ -140,13 +152,15 @@ sluice_engine::sluice_engine(Planned made) : planned(std::move(made)), threads(p
   if (!planned.disk.empty()) ledger.set_budget(allocator::Tier::kDisk, planned.budget.disk);
   base = allocator::Charge(ledger, allocator::Tier::kHost, allocator::Purpose::kBase,
                            planned.budget.base - planned.checkpoint_buffers);
+  hidden = allocator::Charge(ledger, allocator::Tier::kHost, allocator::Purpose::kWorkspace,
+                             planned.profile.hidden_bytes);
   if (planned.trace_events > 0) trace.emplace(planned.trace_events);
   Trace* events = trace ? &*trace : nullptr;
   if (planned.plan.uses_disk())
     disk = std::make_unique<offload::RecordStore>(*planned.io, planned.disk, ledger, events);
   engine = std::make_unique<sluice::engine::Engine>(
       planned.profile, planned.plan, *planned.optimizer,
-      sluice::engine::Resources{threads, ledger, disk.get(), events});
+      sluice::engine::Resources{threads, ledger, disk.get(), events, planned.products.get()});
   held.resize(planned.profile.units.size());
   allocator::install_touch_reporter();
   if (!planned.serve_touches) return;

@@ -93,6 +93,8 @@ typedef struct sluice_parameter {
   uint64_t span_first, span_elements;
   sluice_dtype dtype; /* one in all of a unit; of what is narrower than f32 the optimizer keeps an f32 master
                          (see no_master) */
+  uint32_t by_elements; /* not 0: an optimizer of matrices (muon) leaves it to AdamW; best for embeddings and
+                           heads */
 } sluice_parameter;
 #define SLUICE_SPAN_GRAIN 1048576u
 
@@ -106,6 +108,11 @@ SLUICE_API sluice_status sluice_model_add_parameter(sluice_model* model, const s
                                                     uint32_t* id);
 
 /* ---- the plan ---- */
+
+/* sgemm of a BLAS with 32-bit integers (sgemm_): columns are contiguous, and every argument is an address. */
+typedef void (*sluice_sgemm)(const char* transpose_a, const char* transpose_b, const int* m, const int* n,
+                             const int* k, const float* alpha, const float* a, const int* lda, const float* b,
+                             const int* ldb, const float* beta, float* c, const int* ldc);
 
 typedef struct sluice_folder {
   const char* path;
@@ -124,7 +131,7 @@ typedef struct sluice_engine_options {
   uint32_t held_units; /* the most units that are held at once; 0: 1 */
   uint32_t groups;     /* parameter groups; 0: 1 */
   double beta1, beta2,
-      epsilon;           /* all 0: the optimizer's own; adamw, adam: 0.9, 0.999, 1e-8; lion: 0.9, 0.99 */
+      epsilon; /* all 0: the optimizer's own; adamw, adam, muon's adamw: 0.9, 0.999, 1e-8; lion: 0.9, 0.99 */
   uint64_t trace_events; /* the latest that are kept for sluice_engine_save_trace(); 0: none */
   uint32_t prefetch;     /* accesses fetched ahead; 0: planned */
   const char* place_parameters; /* "memory", "disk"; NULL: planned. For tests and measurements */
@@ -132,10 +139,10 @@ typedef struct sluice_engine_options {
   const char* place_state;
   uint64_t given_back;    /* what the process holds now and gives back until the last unit has its values */
   uint32_t serve_touches; /* not 0: what is read while its unit is not held is brought in; see SLUICE_READ */
-  const char*
-      optimizer;     /* "adamw", "adam", "lion", "sgd", "adafactor"; NULL: "adamw". See docs/optimizers.md */
-  double momentum;   /* of sgd; 0: none */
-  uint32_t nesterov; /* of sgd */
+  /* "adamw", "adam", "lion", "sgd", "adafactor", "muon"; NULL: "adamw". See docs/optimizers.md */
+  const char* optimizer;
+  double momentum;         /* of sgd (0: none) and muon (0: 0.95) */
+  uint32_t nesterov;       /* of sgd; muon has it, but for no_nesterov */
   sluice_state_type state; /* of the optimizer's arrays */
   uint32_t no_master; /* not 0, of SLUICE_BF16 parameters: no masters; updates are rounded stochastically */
   uint64_t seed;      /* of that rounding */
@@ -147,6 +154,13 @@ typedef struct sluice_engine_options {
   double epsilon2, clip_threshold;
   uint32_t relative_step;      /* not 0: learning rates are factors of min(1e-2, 1 / sqrt(t)) */
   uint32_t no_scale_parameter; /* not 0: steps are not scaled by the parameter's root mean square */
+  /* Of muon, whose learning rate, like AdamW's for the rest, is that of a parameter's group. */
+  uint32_t no_nesterov;
+  const char* muon_scale; /* "original", "match_rms_adamw"; NULL: "original" */
+  /* What multiplies matrices, for muon: a BLAS of the caller's, which takes what memory it needs from
+   * `reserved`, and is called one call at a time by the threads that call the engine. NULL: the matrix library
+   * beside this one, which is then loaded: SLUICE_NOT_FOUND where it cannot be. */
+  sluice_sgemm sgemm;
 } sluice_engine_options;
 
 /* Where every byte would live, without taking any: a JSON object, given to the caller, as `sluice plan

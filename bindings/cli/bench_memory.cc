@@ -97,7 +97,8 @@ class OptimizerTrial {
   OptimizerTrial(Threads& threads, const optim::OptimizerSettings& settings, Dtype dtype,
                  std::size_t elements)
       : optimizer_(models::make_training_optimizer(settings)),
-        format_(*optimizer_, dtype),
+        layout_(layout_of(dtype, elements)),
+        format_(layout_, *optimizer_, layout_.unit_elements(0)),
         dtype_(dtype),
         elements_(elements),
         memory_(ledger_, allocator::Purpose::kOptimizerState, bytes(*optimizer_, dtype, elements)) {
@@ -107,7 +108,7 @@ class OptimizerTrial {
     span_.count = elements;
     const Array parameter{begin, dtype};
     if (dtype != Dtype::kF32) span_.parameter = parameter;
-    if (format_.has_master())
+    if (format_.has_master(0))
       span_.master = part(0).values.f32();
     else if (dtype == Dtype::kF32)
       span_.master = parameter.f32();
@@ -115,8 +116,8 @@ class OptimizerTrial {
     for (std::size_t a = format_.masters(); a < format_.arrays(); ++a) span_.state.push_back(part(a));
     kernels::fill_normal(threads, elements, 1, 1, 0, 0, 0.02f, parameter);
     kernels::fill_normal(threads, elements, 1, 2, 0, 0, 0.01f, Array{gradient, dtype});
-    if (format_.has_master()) kernels::convert(threads, elements, parameter, part(0).values);
-    streams_ = {{begin, elements * size_of(dtype), format_.has_master() ? Touch::kWrite : Touch::kUpdate},
+    if (format_.has_master(0)) kernels::convert(threads, elements, parameter, part(0).values);
+    streams_ = {{begin, elements * size_of(dtype), format_.has_master(0) ? Touch::kWrite : Touch::kUpdate},
                 {gradient, elements * size_of(dtype), Touch::kRead}};
     for (std::size_t a = 0; a < format_.arrays(); ++a) {  // without the scales of codes, a 64th of them
       const Array array = part(a).values;
@@ -126,7 +127,9 @@ class OptimizerTrial {
   }
 
   static std::size_t bytes(const optim::Optimizer& optimizer, Dtype dtype, std::size_t elements) {
-    return 2 * elements * size_of(dtype) + engine::StateFormat(optimizer, dtype).bytes(elements);
+    const engine::Layout layout = layout_of(dtype, elements);
+    return 2 * elements * size_of(dtype) +
+           engine::StateFormat(layout, optimizer, layout.unit_elements(0)).bytes(0);
   }
   const std::vector<MemoryStream>& streams() const { return streams_; }
   void apply(Threads& threads) {
@@ -135,9 +138,15 @@ class OptimizerTrial {
   }
 
  private:
-  optim::StatePart part(std::size_t index) const { return format_.part(state_, elements_, index); }
+  static engine::Layout layout_of(Dtype dtype, std::size_t elements) {
+    engine::UnitSpec unit{"unit", {{"parameter", {elements}}}};
+    unit.dtype = dtype;
+    return engine::Layout({unit});
+  }
+  optim::StatePart part(std::size_t index) const { return format_.part(state_, 0, 0, index); }
 
   std::unique_ptr<optim::Optimizer> optimizer_;
+  engine::Layout layout_;
   engine::StateFormat format_;
   Dtype dtype_;
   std::size_t elements_;

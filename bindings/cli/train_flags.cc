@@ -46,9 +46,10 @@ void bind_optimizer(Flags& flags, models::TrainSettings& s, TrainOptions& option
               "of a dynamic loss scale: steps in a row after which it doubles (2000)");
   optim::OptimizerSettings& optimizer = s.optimizer;
   flags.choice("--optimizer", optimizer.name, optim::optimizer_names(), "what updates the parameters");
-  flags.real("--beta1", optimizer.beta1, "of adamw, adam and lion (0.9), and adafactor (0: no momentum)");
-  flags.real("--beta2", optimizer.beta2, "of adamw and adam (0.95) and lion (0.99)");
-  flags.real("--epsilon", optimizer.epsilon, "of adamw and adam (1e-8), and adafactor (1e-30)");
+  flags.real("--beta1", optimizer.beta1,
+             "of adamw, adam, lion and muon's adamw (0.9), and adafactor (0: no momentum)");
+  flags.real("--beta2", optimizer.beta2, "of adamw, adam and muon's adamw (0.95) and lion (0.99)");
+  flags.real("--epsilon", optimizer.epsilon, "of adamw, adam and muon's adamw (1e-8), and adafactor (1e-30)");
   flags.real("--epsilon2", optimizer.epsilon2, "of adafactor: least root mean square of a parameter (1e-3)");
   flags.real("--clip-threshold", optimizer.clip_threshold,
              "of adafactor: bound of an update's root mean square (1)");
@@ -56,11 +57,15 @@ void bind_optimizer(Flags& flags, models::TrainSettings& s, TrainOptions& option
                "of adafactor: --lr is a factor of min(0.01, 1 / sqrt(step))");
   flags.toggle("--no-scale-parameter", options.no_scale_parameter,
                "of adafactor: steps are not scaled by the parameter's root mean square");
-  flags.real("--momentum", optimizer.momentum, "of sgd (0: none)");
+  flags.real("--momentum", optimizer.momentum, "of sgd (0: none) and muon (0.95)");
   flags.choice("--state", options.state, optim::state_type_names(), "type of the optimizer's state");
   flags.choice("--master", options.master, {"f32", "none"},
                "copies of narrower parameters; none, of bf16: they are rounded stochastically");
-  flags.toggle("--nesterov", optimizer.nesterov, "of sgd: look ahead by the momentum");
+  flags.toggle("--nesterov", options.nesterov, "of sgd: look ahead by the momentum");
+  flags.toggle("--no-nesterov", options.no_nesterov, "of muon, which does without it");
+  flags.choice(
+      "--muon-scale", optimizer.muon_scale, optim::muon_scale_names(),
+      "of muon: how a step depends on a matrix's shape (match_rms_adamw: learning rates as of adamw)");
 }
 
 void bind_steps(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
@@ -68,6 +73,8 @@ void bind_steps(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   bind_shape(flags, s, options);
   flags.whole("--steps", s.steps, "steps of the whole run");
   flags.real("--lr", options.learning_rate, "learning rate (3e-4; 1 with --relative-step)");
+  flags.real("--adamw-lr", s.adamw_learning_rate,
+             "of muon: learning rate of what it leaves to adamw, vectors, embedding and head (--lr)");
   flags.whole("--warmup", s.warmup, "steps over which the learning rate rises");
   flags.choice("--schedule", s.schedule, {"constant", "cosine", "linear"}, "of the learning rate after that");
   flags.real("--final-lr", s.final_learning_rate, "share of the learning rate that is left at the end");
@@ -158,6 +165,9 @@ void read_choices(const TrainOptions& options, models::TrainSettings& settings) 
                                 settings.seed};
   settings.learning_rate = options.learning_rate.value_or(
       settings.optimizer.relative_step ? 1.0 : models::TrainSettings().learning_rate);
+  if (options.nesterov && options.no_nesterov)
+    fail(ErrorCode::kInvalidArgument, "--nesterov and --no-nesterov are given; leave one out");
+  if (options.nesterov || options.no_nesterov) settings.optimizer.nesterov = options.nesterov;
   if (options.no_scale_parameter) settings.optimizer.scale_parameter = false;
   if (settings.plan.recompute == "auto") settings.plan.recompute.reset();
 }

@@ -1,5 +1,7 @@
 #include "engine/plan/placement.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <functional>
 #include <limits>
@@ -7,6 +9,7 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "engine/kind.h"
 #include "engine/step/update_pipeline.h"
 #include "engine/store/whole_store.h"
 
@@ -52,19 +55,29 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
       clip_(request.clip),
       layout_(profile.units),
       uses_(gradient_uses(profile)),
-      formats_(layout_, optimizer),
-      chunk_elements_(choose_chunk(layout_, request)),
-      passes_(static_cast<std::size_t>(optimizer.rounds()) + 1),
+      format_(layout_, optimizer, choose_chunk(layout_, request)),
       whole_bytes_(WholeStore(layout_, optimizer).bytes()),
-      rounds_bytes_(UpdatePipeline::rounds_bytes(layout_, optimizer)) {
+      rounds_(rounds_need(layout_, optimizer)) {
   if (!optimizer.keeps_master()) check_without_masters(profile.units);
-  for (UnitId unit = 0; optimizer.rounds() > 0 && unit < layout_.units().size(); ++unit)
-    for (const ParameterSpec& parameter : layout_.units()[unit].parameters)
-      if (layout_.trainable(unit) && parameter.span_elements > 0)
-        fail(ErrorCode::kInvalidArgument,
-             "'{}' spans several units, and {} needs sums over all of it before any part is updated; use an "
-             "optimizer that works by elements, or give the parameter one unit",
-             parameter.name, optimizer.name());
+  for (ParameterId p = 0; p < layout_.parameters(); ++p) {
+    const ParameterSpec& spec = layout_.spec(p);
+    const bool is_updated = layout_.trainable(layout_.place(p).unit);
+    if (is_updated && spec.span_elements > 0 && optimizer.has_rounds(kind_of(spec)))
+      fail(ErrorCode::kInvalidArgument,
+           "'{}' spans several units, and {} needs all of it before any part is updated; use an optimizer "
+           "that "
+           "works by elements{}, or give the parameter one unit",
+           spec.name, optimizer.name(),
+           optimizer.has_rounds({spec.shape, true}) ? "" : ", or have it updated by elements");
+    product_flops_ += is_updated ? optimizer.product_flops(kind_of(spec)) : 0;
+  }
+  for (UnitId unit = 0; unit < layout_.units().size(); ++unit)
+    batches_.push_back(batches_of(layout_, optimizer, unit, format_.chunk_elements()));
+}
+
+std::string Placement::largest_of_rounds() const {
+  const ParameterSpec& spec = layout_.spec(rounds_.largest);
+  return fmt::format("'{}' ({})", spec.name, fmt::join(spec.shape, " x "));
 }
 
 std::size_t Placement::parameter_bytes(UnitId unit) const { return layout_.unit_bytes(unit); }
@@ -84,9 +97,7 @@ bool Placement::stores_gradient(UnitId unit, std::size_t groups) const {
   return groups > 1 || uses > 1;
 }
 
-std::size_t Placement::state_bytes(UnitId unit) const {
-  return layout_.trainable(unit) ? formats_.of(unit).bytes(layout_.unit_elements(unit)) : 0;
-}
+std::size_t Placement::state_bytes(UnitId unit) const { return format_.bytes(unit); }
 
 // Read at each access of each group, but not where the unit is still there from the access before or the next
 // but one; written once, after its update. A narrow copy whose update waits is not read to be overwritten.
@@ -99,7 +110,7 @@ Placement::Traffic Placement::parameter_traffic(UnitId unit, std::size_t groups)
     reads += i == 0 || positions[i] - positions[i - 1] > 2 ? 1 : 0;
   reads *= groups;
   if (!updated(unit)) return {reads * parameter_bytes(unit), 0};
-  if (formats_.of(unit).has_master() && clip_ && reads > 0) --reads;
+  if (format_.has_master(unit) && clip_ && reads > 0) --reads;
   return {reads * parameter_bytes(unit), parameter_bytes(unit)};
 }
 
@@ -116,14 +127,22 @@ Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups) 
   if (clip_ && updated(unit)) {
     const std::size_t size = size_of(profile_.any_order ? Dtype::kF32 : layout_.dtype(unit));
     const std::uint64_t bytes = layout_.unit_elements(unit) * size;
-    traffic.read += passes_ * bytes;
+    for (const Batch& batch : batches_[unit])
+      for (std::size_t chunk = batch.first_chunk; chunk < batch.end_chunk; ++chunk)
+        traffic.read += static_cast<std::size_t>(batch.rounds + 1) * format_.chunk_size(unit, chunk) * size;
     traffic.written += bytes;
   }
   return traffic;
 }
 
 Placement::Traffic Placement::state_traffic(UnitId unit) const {
-  return {passes_ * state_bytes(unit), state_bytes(unit)};
+  Traffic traffic;
+  for (const Batch& batch : batches_[unit])
+    for (std::size_t chunk = batch.first_chunk; chunk < batch.end_chunk; ++chunk) {
+      traffic.read += static_cast<std::size_t>(batch.rounds + 1) * format_.chunk_bytes(unit, chunk);
+      traffic.written += format_.chunk_bytes(unit, chunk);
+    }
+  return traffic;
 }
 
 // What an access needs in frames: parameters, the gradient of use 0, those of further uses.
@@ -182,11 +201,10 @@ bool Placement::needs_staging(const std::vector<UnitPlan>& units) const {
 
 bool Placement::needs_scratch() const {
   for (UnitId unit = 0; unit < layout_.units().size(); ++unit) {
-    const StateFormat& format = formats_.of(unit);
-    const std::size_t arrays = layout_.trainable(unit) ? format.arrays() : 0;
-    for (std::size_t array = format.masters(); array < arrays; ++array)
-      if (format.array(array).type != Dtype::kF32) return true;
-    if (layout_.dtype(unit) != Dtype::kF32 && (arrays == 0 || !format.has_master())) return true;
+    const std::size_t arrays = layout_.trainable(unit) ? format_.arrays() : 0;
+    for (std::size_t array = format_.masters(); array < arrays; ++array)
+      if (format_.array(array).type != Dtype::kF32) return true;
+    if (layout_.dtype(unit) != Dtype::kF32 && !format_.has_master(unit)) return true;
   }
   return false;
 }
@@ -223,31 +241,37 @@ double Placement::element_bytes() const {
     const Layout::Place& place = layout_.place(p);
     if (!layout_.trainable(place.unit)) continue;
     elements += static_cast<double>(place.elements);
-    bytes += static_cast<double>(place.elements) * formats_.of(place.unit).element_bytes();
+    bytes += static_cast<double>(place.elements) * format_.element_bytes(p);
   }
   return elements == 0 ? 0 : bytes / elements;
 }
 
 // Each round reads gradient and values. The application reads gradient, master and state, writes master,
 // state and, beside a master, the parameter.
-double Placement::update_bytes(UnitId unit) const {
-  const StateFormat& format = formats_.of(unit);
-  const std::size_t rounds = (passes_ - 1) * 2, passes = format.has_master() ? 2 : 3;  // of its type
-  return 2 * format.element_bytes() + static_cast<double>((passes + rounds) * size_of(layout_.dtype(unit)));
+double Placement::update_bytes(ParameterId parameter, int rounds) const {
+  const UnitId unit = layout_.place(parameter).unit;
+  const std::size_t passes = (format_.has_master(unit) ? 2 : 3) + 2 * static_cast<std::size_t>(rounds);
+  return 2 * format_.element_bytes(parameter) + static_cast<double>(passes * size_of(layout_.dtype(unit)));
+}
+
+template <class Body>
+void Placement::for_each_updated(const Body& body) const {
+  for (UnitId unit = 0; unit < batches_.size(); ++unit)
+    for (const Batch& batch : batches_[unit])
+      for (ParameterId p = batch.first; p < batch.end && updated(unit); ++p)
+        body(p, update_bytes(p, batch.rounds));
 }
 
 double Placement::optimizer_seconds(const MachineRates& rates) const {
   double bytes = 0;
-  for (ParameterId p = 0; p < layout_.parameters(); ++p)
-    if (const UnitId unit = layout_.place(p).unit; updated(unit))
-      bytes += static_cast<double>(layout_.place(p).elements) * update_bytes(unit);
-  return bytes / rates.memory_bandwidth;
+  for_each_updated(
+      [&](ParameterId p, double each) { bytes += static_cast<double>(layout_.place(p).elements) * each; });
+  return bytes / rates.memory_bandwidth + product_flops_ / rates.flops;
 }
 
 double Placement::least_update_bytes() const {
   double least = std::numeric_limits<double>::infinity();
-  for (UnitId unit = 0; unit < layout_.units().size(); ++unit)
-    if (updated(unit)) least = std::min(least, update_bytes(unit));
+  for_each_updated([&](ParameterId, double each) { least = std::min(least, each); });
   return least;
 }
 

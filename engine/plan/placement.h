@@ -1,11 +1,13 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "engine/layout.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/profile.h"
+#include "engine/step/batches.h"
 #include "engine/store/state_format.h"
 
 namespace sluice::engine {
@@ -23,10 +25,10 @@ class Placement {
   Placement(const Profile& profile, const optim::Optimizer& optimizer, const PlanRequest& request);
 
   const Layout& layout() const { return layout_; }
-  const StateFormats& formats() const { return formats_; }
+  const StateFormat& format() const { return format_; }
   double element_bytes() const;  // of master and state of a trainable parameter, on average
-  std::size_t chunk_elements() const { return chunk_elements_; }
-  std::size_t rounds_bytes() const { return rounds_bytes_; }  // beside the slots of the staging memory
+  const RoundsNeed& rounds() const { return rounds_; }  // of memory, while an update is computed
+  std::string largest_of_rounds() const;                // name and shape
 
   std::size_t parameter_bytes(UnitId unit) const;
   std::size_t gradient_bytes(UnitId unit) const;  // all uses
@@ -71,12 +73,16 @@ class Placement {
   Layout layout_;
   std::vector<int> uses_;  // gradient buffers of each unit
   bool updated(UnitId unit) const { return uses_[unit] > 0; }
-  double update_bytes(UnitId unit) const;  // for each element
+  double update_bytes(ParameterId parameter, int rounds) const;  // for each element
+  // body(parameter, update_bytes()) for those that are updated.
+  template <class Body>
+  void for_each_updated(const Body& body) const;
 
-  StateFormats formats_;
-  std::size_t chunk_elements_;
-  std::size_t passes_;  // of an update over gradients and state
-  std::size_t whole_bytes_, rounds_bytes_;
+  StateFormat format_;
+  std::vector<std::vector<Batch>> batches_;  // by unit
+  std::size_t whole_bytes_;
+  RoundsNeed rounds_;
+  double product_flops_ = 0;  // of all updates of a step
 };
 
 }  // namespace sluice::engine

@@ -36,6 +36,7 @@ class Planner {
   Planner(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
           const PlanRequest& request, const MachineRates& rates)
       : profile_(profile),
+        optimizer_(optimizer),
         budget_(budget),
         request_(request),
         rates_(rates),
@@ -113,7 +114,7 @@ class Planner {
   // One that is updated, and as many that are read, and written, as keep the disk at its pace: while one of
   // them ends, the others are to fill the queue.
   std::vector<std::size_t> slot_counts() const {
-    const std::size_t slot = UpdatePipeline::slot_bytes(placement_.chunk_elements(), placement_.formats());
+    const std::size_t slot = UpdatePipeline::slot_bytes(placement_.format());
     const std::size_t one_way = 1 + divide_up(rates_.disk_in_flight, std::max<std::size_t>(slot, 1));
     const std::size_t wanted = std::clamp(1 + 2 * one_way, kLeastStagingSlots, kMostStagingSlots);
     if (wanted == kLeastStagingSlots) return {wanted};
@@ -206,7 +207,7 @@ class Planner {
     plan.extents = placement_.extents(units, shape.lookahead);
     // Few enough mappings, whatever the size of the pool.
     plan.extent_bytes = kHugePage;
-    plan.chunk_elements = placement_.chunk_elements();
+    plan.chunk_elements = placement_.format().chunk_elements();
     plan.state_bytes_per_parameter = placement_.element_bytes();
     const std::size_t scratch = placement_.needs_scratch() ? 1 : 0;
     plan.staging_slots = placement_.needs_staging(units) ? shape.slots : scratch;
@@ -223,10 +224,10 @@ class Planner {
     host = placement_.resident_bytes(plan.units);
     host[index(Purpose::kParameter)] += plan.extents * plan.extent_bytes;
     host[index(Purpose::kActivation)] = round_up(plan.activation_bytes, kHugePage);
-    host[index(Purpose::kWorkspace)] = round_up(plan.workspace_bytes, kHugePage) + profile_.hidden_bytes;
-    const std::size_t slots =
-        plan.staging_slots * UpdatePipeline::slot_bytes(plan.chunk_elements, placement_.formats());
-    host[index(Purpose::kStaging)] = round_up(slots + placement_.rounds_bytes(), kHugePage);
+    host[index(Purpose::kWorkspace)] = round_up(plan.workspace_bytes, kHugePage) + profile_.hidden_bytes +
+                                       round_up(placement_.rounds().bytes, kHugePage);
+    const std::size_t slots = plan.staging_slots * UpdatePipeline::slot_bytes(placement_.format());
+    host[index(Purpose::kStaging)] = round_up(slots, kHugePage);
     host[index(Purpose::kBase)] = budget_.base;
     plan.bytes[index(Tier::kDisk)] = placement_.disk_bytes(plan.units);
     plan.peak_memory = std::accumulate(host.begin(), host.end(), std::uint64_t{0});
@@ -278,6 +279,7 @@ class Planner {
     const Plan on_disk = describe(least, units_at(least, false));
     const std::string asked =
         fmt::format("this model does not fit in {} of memory", format_size(budget_.memory));
+    if (on_disk.peak_memory > budget_.memory) refuse_rounds(on_disk);
     if (on_disk.peak_memory > budget_.memory)
       fail(ErrorCode::kBudget,
            "{}: memory is short by {}; with everything on disk that can be, all recomputed, and one "
@@ -303,6 +305,21 @@ class Planner {
          format_argument(on_disk.disk_bytes), memory_of(in_memory));
   }
 
+  // Where it is what the optimizer needs of a parameter as a whole that is too much.
+  void refuse_rounds(const Plan& least) const {
+    const RoundsNeed& need = placement_.rounds();
+    if (least.peak_memory - need.bytes > budget_.memory) return;
+    fail(ErrorCode::kBudget,
+         "this model does not fit in {} of memory: {} must have {} in memory as a whole to update it, with "
+         "what "
+         "else is computed with it {} ({} of its values, {} of workspace), and memory is short by {}, with "
+         "everything else on disk that can be. Give {}{}, or use an optimizer that works by elements",
+         format_size(budget_.memory), optimizer_.name(), placement_.largest_of_rounds(),
+         format_size(need.bytes), format_size(need.scratch_bytes),
+         format_size(need.bytes - need.scratch_bytes), format_size(least.peak_memory - budget_.memory),
+         memory_of(least), budget_.disk >= least.disk_bytes ? "" : " and " + disk_of(least));
+  }
+
   std::string memory_of(const Plan& plan) const {
     return (request_.flags ? "--memory " : "memory=") + format_argument(plan.peak_memory);
   }
@@ -316,6 +333,7 @@ class Planner {
   }
 
   const Profile& profile_;
+  const optim::Optimizer& optimizer_;
   Budget budget_;
   PlanRequest request_;
   MachineRates rates_;

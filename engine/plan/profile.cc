@@ -4,8 +4,27 @@
 #include <utility>
 
 #include "core/error.h"
+#include "engine/kind.h"
 
 namespace sluice::engine {
+
+namespace {
+
+// The most in each of m, n and k; m 0: there are none.
+kernels::Product largest_product(const std::vector<UnitSpec>& units, const optim::Optimizer& optimizer) {
+  kernels::Product largest;
+  for (const UnitSpec& unit : units)
+    for (const ParameterSpec& parameter : unit.parameters) {
+      if (!unit.trainable) continue;
+      const kernels::Product product = optimizer.largest_product(kind_of(parameter));
+      largest.m = std::max(largest.m, product.m);
+      largest.n = std::max(largest.n, product.n);
+      largest.k = std::max(largest.k, product.k);
+    }
+  return largest;
+}
+
+}  // namespace
 
 Profile any_order_profile(std::vector<UnitSpec> units, std::size_t held_units) {
   Profile profile;
@@ -21,6 +40,16 @@ Profile any_order_profile(std::vector<UnitSpec> units, std::size_t held_units) {
     profile.schedule.push_back({unit, true, trainable ? 0 : -1, trainable});
   }
   return profile;
+}
+
+bool has_products(const std::vector<UnitSpec>& units, const optim::Optimizer& optimizer) {
+  return largest_product(units, optimizer).m > 0;
+}
+
+std::size_t hidden_bytes(const std::vector<UnitSpec>& units, const optim::Optimizer& optimizer,
+                         const kernels::F32Products& products) {
+  const kernels::Product largest = largest_product(units, optimizer);
+  return largest.m == 0 ? 0 : products.hidden_bytes(largest);
 }
 
 std::vector<int> gradient_uses(const Profile& profile) {

@@ -3,6 +3,8 @@
 #include <vector>
 
 #include "engine/layout.h"
+#include "kernels/matrix.h"
+#include "optim/optimizer.h"
 
 namespace sluice::engine {
 
@@ -50,6 +52,12 @@ struct Profile {
 // Of a client that acquires its units in an order of its own, at most `held_units` at once: as if each were
 // used once forward, and then backward from the last one on. A frozen unit is only read.
 Profile any_order_profile(std::vector<UnitSpec> units, std::size_t held_units);
+
+// Whether an update has matrix products, which need a library for them.
+bool has_products(const std::vector<UnitSpec>& units, const optim::Optimizer& optimizer);
+// What the library takes for itself for these, beside what it takes for a model's.
+std::size_t hidden_bytes(const std::vector<UnitSpec>& units, const optim::Optimizer& optimizer,
+                         const kernels::F32Products& products);
 
 // How many gradient buffers each unit needs: one for each use of its parameters; none where the schedule
 // never asks for its gradient (a model that is only read). Throws Error(kInvalidArgument) where it asks for

@@ -7,33 +7,54 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "engine/kind.h"
 
 namespace sluice::engine {
 
 struct UpdatePipeline::Running {
   Update update;
   std::function<void()> on_applied;
-  std::size_t chunks = 0;
-  int round = 0;  // those of the optimizer, and then the application
-  std::size_t next_read = 0;
-  std::size_t worked = 0;  // chunks of this round
-  std::size_t writes = 0;  // chunks whose write has not ended
+  std::vector<Batch> batches;
+  std::size_t index = 0;                     // of the batch
+  int round = 0;                             // the batch's own, and then the application
+  std::size_t next_read = 0, next_work = 0;  // chunks of this pass
+  std::size_t writes = 0;                    // chunks whose write has not ended
   bool reported = false;
   bool streamed = false;  // through slots; else all its parts are in memory
+  const Batch& batch() const { return batches[index]; }
+  bool applies() const { return round == batch().rounds; }
+  bool applied() const { return index == batches.size(); }
   bool done() const { return reported && writes == 0; }
 };
 
+// Counts the arithmetic of an update while it lives.
+class UpdatePipeline::Timer {
+ public:
+  Timer(UpdatePipeline& pipeline, const Update& update)
+      : pipeline_(pipeline), name_(pipeline.layout_.units()[update.unit].name) {}
+  ~Timer() {
+    const auto end = Trace::Clock::now();
+    pipeline_.seconds_ += std::chrono::duration<double>(end - start_).count();
+    if (Trace* trace = pipeline_.tools_.trace; trace != nullptr)
+      trace->add(Trace::Lane::kOptimizer, name_, start_, end);
+  }
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+
+ private:
+  UpdatePipeline& pipeline_;
+  const std::string& name_;
+  const Trace::Clock::time_point start_ = Trace::Clock::now();
+};
+
 UpdatePipeline::UpdatePipeline(const Layout& layout, const optim::Optimizer& optimizer, StateStore& states,
-                               const WholeStore& wholes, Threads& threads, offload::RecordStore* disk,
-                               Trace* trace)
+                               const WholeStore& wholes, const Tools& tools)
     : layout_(layout),
       optimizer_(optimizer),
       states_(states),
       wholes_(wholes),
       rounds_(optimizer.rounds()),
-      threads_(threads),
-      disk_(disk),
-      trace_(trace) {}
+      tools_(tools) {}
 
 UpdatePipeline::~UpdatePipeline() {
   std::unique_lock lock(mutex_);
@@ -42,42 +63,29 @@ UpdatePipeline::~UpdatePipeline() {
   changed_.wait(lock, [&] { return transfers_ == 0; });
 }
 
-std::size_t UpdatePipeline::slot_bytes(std::size_t chunk_elements, const StateFormats& formats) {
-  return round_up(formats.most_bytes(chunk_elements), offload::RecordStore::kBlock) +
-         round_up(chunk_elements * sizeof(float), offload::RecordStore::kBlock);
-}
-
-// Of the unit that needs most.
-std::size_t UpdatePipeline::rounds_bytes(const Layout& layout, const optim::Optimizer& optimizer) {
-  std::size_t most = 0;
-  for (const UnitSpec& unit : layout.units()) {
-    std::size_t values = 0;
-    for (const ParameterSpec& parameter : unit.parameters)
-      if (unit.trainable) values += optimizer.scratch(parameter.shape);
-    most = std::max(most, values * sizeof(double));
-  }
-  return most;
+std::size_t UpdatePipeline::slot_bytes(const StateFormat& format) {
+  return round_up(format.most_chunk_bytes(), offload::RecordStore::kBlock) +
+         round_up(format.chunk_elements() * sizeof(float), offload::RecordStore::kBlock);
 }
 
 void UpdatePipeline::start(allocator::Ledger& ledger, std::size_t slots) {
-  const std::size_t bytes = slot_bytes(states_.chunk_elements(), states_.formats());
-  staging_ = allocator::Region(ledger, allocator::Purpose::kStaging,
-                               slots * bytes + rounds_bytes(layout_, optimizer_));
-  round_memory_ = reinterpret_cast<double*>(staging_.data() + slots * bytes);
+  const std::size_t bytes = slot_bytes(states_.format());
+  staging_ = allocator::Region(ledger, allocator::Purpose::kStaging, slots * bytes);
+  round_memory_ =
+      allocator::Region(ledger, allocator::Purpose::kWorkspace, rounds_need(layout_, optimizer_).bytes);
   slots_.resize(slots);
   for (std::size_t i = 0; i < slots; ++i) slots_[i].data = staging_.data() + i * bytes;
 }
 
 std::byte* UpdatePipeline::gradient_part(const Slot& slot) const {
-  return slot.data +
-         round_up(states_.formats().most_bytes(states_.chunk_elements()), offload::RecordStore::kBlock);
+  return slot.data + round_up(states_.format().most_chunk_bytes(), offload::RecordStore::kBlock);
 }
 
 void UpdatePipeline::add(const Update& update, std::function<void()> on_applied) {
   auto running = std::make_unique<Running>();
   running->update = update;
   running->on_applied = std::move(on_applied);
-  running->chunks = states_.chunks(update.unit);
+  running->batches = batches_of(layout_, optimizer_, update.unit, states_.format().chunk_elements());
   running->streamed = !states_.resident(update.unit) || update.gradient.data == nullptr;
   if (running->streamed)
     ensure(!slots_.empty(), "the plan has no staging memory, and an update must be streamed");
@@ -104,7 +112,7 @@ void UpdatePipeline::issue_reads() {
       const auto free =
           std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return s.stage == Stage::kFree; });
       const auto waiting = std::find_if(updates_.begin(), updates_.end(), [this](const auto& u) {
-        return u->streamed && u->next_read < u->chunks && may_run(*u);
+        return u->streamed && may_run(*u) && may_read(*u);
       });
       if (free == slots_.end() || waiting == updates_.end()) return;
       Running& running = **waiting;
@@ -123,22 +131,23 @@ void UpdatePipeline::issue_reads() {
 void UpdatePipeline::read_chunk(std::size_t index) {
   const Slot slot = slots_[index];
   const Update& update = slot.update->update;
-  const std::size_t elements = states_.chunk_size(update.unit, slot.chunk);
+  const StateFormat& format = states_.format();
+  const std::size_t elements = format.chunk_size(update.unit, slot.chunk);
   const auto done = [this, index](std::exception_ptr error) { on_read(index, std::move(error)); };
   const auto read = [&](offload::RecordId record, std::size_t offset, std::byte* to, std::size_t bytes) {
     try {
-      disk_->read(record, offset, {to, bytes}, done);
+      tools_.disk->read(record, offset, {to, bytes}, done);
     } catch (...) {
       done(std::current_exception());
     }
   };
   if (!states_.resident(update.unit))
-    read(states_.record(update.unit), states_.chunk_offset(update.unit, slot.chunk), slot.data,
-         states_.chunk_bytes(update.unit, slot.chunk));
+    read(states_.record(update.unit), format.chunk_offset(update.unit, slot.chunk), slot.data,
+         format.chunk_bytes(update.unit, slot.chunk));
   if (update.gradient.data == nullptr) {
     const std::size_t size = size_of(update.gradient_type);
     const std::size_t record_bytes = layout_.unit_elements(update.unit) * sizeof(float);
-    const std::size_t offset = slot.chunk * states_.chunk_elements() * size;
+    const std::size_t offset = slot.chunk * format.chunk_elements() * size;
     read(update.gradient_record, offset, gradient_part(slot),
          std::min(round_up(elements * size, offload::RecordStore::kBlock), record_bytes - offset));
   }
@@ -172,10 +181,10 @@ void UpdatePipeline::apply_ready_slot(std::size_t index) {
   const bool on_disk = !states_.resident(update.unit);
   std::byte* state = on_disk ? slot.data : states_.chunk_data(update.unit, slot.chunk);
   const ConstArray gradient = update.gradient.data != nullptr
-                                  ? update.gradient.at(slot.chunk * states_.chunk_elements())
+                                  ? update.gradient.at(slot.chunk * states_.format().chunk_elements())
                                   : ConstArray{gradient_part(slot), update.gradient_type};
   work_on_chunk(running, slot.chunk, state, gradient);
-  const bool writes = on_disk && running.round == rounds_;
+  const bool writes = on_disk && running.applies();
   {
     const std::lock_guard lock(mutex_);
     slot.stage = writes ? Stage::kWriting : Stage::kFree;
@@ -187,69 +196,88 @@ void UpdatePipeline::apply_ready_slot(std::size_t index) {
   finish_chunk(running);
   if (!writes) return issue_reads();
   const auto done = [this, index](std::exception_ptr error) { on_written(index, std::move(error)); };
+  const StateFormat& format = states_.format();
   try {
-    disk_->write(states_.record(update.unit), states_.chunk_offset(update.unit, slot.chunk),
-                 {slot.data, states_.chunk_bytes(update.unit, slot.chunk)}, done);
+    tools_.disk->write(states_.record(update.unit), format.chunk_offset(update.unit, slot.chunk),
+                       {slot.data, format.chunk_bytes(update.unit, slot.chunk)}, done);
   } catch (...) {
     done(std::current_exception());
   }
 }
 
 bool UpdatePipeline::apply_in_memory(Running& running) {
-  if (running.streamed || applied(running) || !may_run(running)) return false;
-  while (!applied(running)) {
-    work_on_chunk(running, running.worked, states_.chunk_data(running.update.unit, running.worked),
-                  running.update.gradient.at(running.worked * states_.chunk_elements()));
+  if (running.streamed || running.applied() || !may_run(running)) return false;
+  while (!running.applied()) {
+    const std::size_t chunk = running.next_work;
+    work_on_chunk(running, chunk, states_.chunk_data(running.update.unit, chunk),
+                  running.update.gradient.at(chunk * states_.format().chunk_elements()));
     finish_chunk(running);
   }
   issue_reads();  // of those that waited for its rounds
   return true;
 }
 
-bool UpdatePipeline::applied(const Running& running) const {
-  return running.round == rounds_ && running.worked == running.chunks;
-}
-
 bool UpdatePipeline::may_run(const Running& running) const {
   if (rounds_ == 0) return true;
   const auto first =
-      std::find_if(updates_.begin(), updates_.end(), [this](const auto& u) { return !applied(*u); });
+      std::find_if(updates_.begin(), updates_.end(), [](const auto& u) { return !u->applied(); });
   return first != updates_.end() && first->get() == &running;
+}
+
+// A batch may begin in the chunk that the one before it ends with.
+bool UpdatePipeline::may_read(const Running& running) const {
+  if (running.applied() || running.next_read == running.batch().end_chunk) return false;
+  const bool begins = running.round == 0 && running.next_read == running.batch().first_chunk;
+  return !begins || running.writes == 0;
 }
 
 // Elements may be updated in any order; statistics have one.
 bool UpdatePipeline::workable(const Slot& slot) const {
-  return slot.stage == Stage::kReady && (rounds_ == 0 || slot.chunk == slot.update->worked);
+  return slot.stage == Stage::kReady && (rounds_ == 0 || slot.chunk == slot.update->next_work);
 }
 
 void UpdatePipeline::finish_chunk(Running& running) {
-  const bool last = running.worked + 1 == running.chunks && running.round < rounds_;
-  if (last) combine(running);
+  const bool last = running.next_work + 1 == running.batch().end_chunk;
+  if (last && !running.applies()) combine(running);
   const std::lock_guard lock(mutex_);
-  ++running.worked;
-  if (!last) return;
-  ++running.round;
-  running.worked = running.next_read = 0;
+  ++running.next_work;
+  if (last) next_pass(running);
 }
 
-void UpdatePipeline::combine(const Running& running) const {
+void UpdatePipeline::next_pass(Running& running) const {
+  if (running.applies()) {
+    ++running.index;
+    running.round = 0;
+  } else {
+    ++running.round;
+  }
+  if (!running.applied()) running.next_read = running.next_work = running.batch().first_chunk;
+}
+
+void UpdatePipeline::combine(const Running& running) {
+  const Timer timer(*this, running.update);
   const Update& update = running.update;
-  const std::vector<optim::Whole> wholes = wholes_of(update.unit);
-  for (std::size_t i = 0; i < wholes.size(); ++i)
-    if (update.parameter_updates[i].step > 0)
-      optimizer_.combine(
-          running.round,
-          hyperparameters_of(update, layout_.first_parameter(update.unit) + static_cast<ParameterId>(i)),
-          wholes[i]);
+  const std::vector<optim::Whole> wholes = wholes_of(running.batch());
+  for (ParameterId p = running.batch().first; p < running.batch().end; ++p) {
+    const optim::Whole& whole = wholes[p - running.batch().first];
+    if (has_step(update, p) && optimizer_.has_rounds(whole.kind))
+      optimizer_.combine(tools_.threads, tools_.products, running.round, hyperparameters_of(update, p),
+                         whole);
+  }
 }
 
-std::vector<optim::Whole> UpdatePipeline::wholes_of(UnitId unit) const {
+bool UpdatePipeline::has_step(const Update& update, ParameterId parameter) const {
+  return update.parameter_updates[parameter - layout_.first_parameter(update.unit)].step > 0;
+}
+
+std::vector<optim::Whole> UpdatePipeline::wholes_of(const Batch& batch) const {
   std::vector<optim::Whole> wholes;
-  double* scratch = round_memory_;
-  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
-    const std::vector<std::size_t>& shape = layout_.spec(p).shape;
-    wholes.push_back({shape, wholes_.data(p), scratch});
-    scratch += optimizer_.scratch(shape);
+  std::byte* scratch = round_memory_.data();
+  std::byte* const workspace = scratch + batch.scratch_bytes;
+  for (ParameterId p = batch.first; p < batch.end; ++p) {
+    const optim::Kind kind = kind_of(layout_.spec(p));
+    wholes.push_back({kind, wholes_.data(p), reinterpret_cast<double*>(scratch), workspace});
+    scratch += scratch_bytes(optimizer_, kind);
   }
   return wholes;
 }
@@ -265,21 +293,24 @@ optim::Hyperparameters UpdatePipeline::hyperparameters_of(const Update& update, 
 // The part of a parameter that lies in a chunk; it may be empty.
 optim::Span UpdatePipeline::span_of(const Update& update, ParameterId parameter, std::size_t chunk,
                                     std::byte* state, ConstArray gradient) const {
-  const StateFormat& format = states_.format(update.unit);
-  const std::size_t begin = chunk * states_.chunk_elements();
-  const std::size_t elements = states_.chunk_size(update.unit, chunk);
+  const StateFormat& format = states_.format();
+  const std::size_t begin = chunk * format.chunk_elements();
+  const std::size_t elements = format.chunk_size(update.unit, chunk);
   const Layout::Place& place = layout_.place(parameter);
   const std::size_t from = std::max(begin, place.offset);
   const std::size_t to = std::min(begin + elements, place.offset + place.elements);
   optim::Span span;
   if (from >= to) return span;
-  const auto part = [&](std::size_t index) { return format.part(state, elements, index, from - begin); };
+  const auto part = [&](std::size_t array) {
+    if (!format.has(array, parameter)) return optim::StatePart{};
+    return format.part(state, update.unit, chunk, array, from - begin);
+  };
   span.count = to - from;
   span.first_index = layout_.spec(parameter).span_first + from - place.offset;
   span.parameter_index = layout_.logical_index(parameter);
   const Array values = update.parameters.at(from);
   if (values.type != Dtype::kF32) span.parameter = values;
-  if (format.has_master())
+  if (format.has_master(update.unit))
     span.master = part(0).values.f32();
   else if (values.type == Dtype::kF32)
     span.master = values.f32();
@@ -291,30 +322,27 @@ optim::Span UpdatePipeline::span_of(const Update& update, ParameterId parameter,
 // Cuts the chunk at the borders of parameters and gives the optimizer each part.
 void UpdatePipeline::work_on_chunk(Running& running, std::size_t chunk, std::byte* state,
                                    ConstArray gradient) {
-  const auto start = Trace::Clock::now();
+  const Timer timer(*this, running.update);
   const Update& update = running.update;
-  const std::vector<optim::Whole> wholes = wholes_of(update.unit);
-  if (rounds_ > 0 && running.round == 0 && chunk == 0)
-    std::memset(round_memory_, 0, rounds_bytes(layout_, optimizer_));
-  for (std::size_t i = 0; i < wholes.size(); ++i) {
-    const ParameterId p = layout_.first_parameter(update.unit) + static_cast<ParameterId>(i);
-    if (update.parameter_updates[i].step == 0) continue;
+  const Batch& batch = running.batch();
+  const std::vector<optim::Whole> wholes = wholes_of(batch);
+  if (running.round == 0 && chunk == batch.first_chunk && batch.scratch_bytes > 0)
+    std::memset(round_memory_.data(), 0, batch.scratch_bytes);
+  for (ParameterId p = batch.first; p < batch.end; ++p) {
+    if (!has_step(update, p)) continue;
     optim::Span span = span_of(update, p, chunk, state, gradient);
     if (span.count == 0) continue;
-    span.whole = wholes[i];
-    if (running.round < rounds_)
-      optimizer_.statistics(threads_, running.round, hyperparameters_of(update, p), span);
-    else
-      optimizer_.apply(threads_, hyperparameters_of(update, p), span);
+    span.whole = wholes[p - batch.first];
+    if (running.applies())
+      optimizer_.apply(tools_.threads, hyperparameters_of(update, p), span);
+    else if (optimizer_.has_rounds(span.whole.kind))
+      optimizer_.statistics(tools_.threads, running.round, hyperparameters_of(update, p), span);
   }
-  const auto end = Trace::Clock::now();
-  seconds_ += std::chrono::duration<double>(end - start).count();
-  if (trace_ != nullptr) trace_->add(Trace::Lane::kOptimizer, layout_.units()[update.unit].name, start, end);
 }
 
 void UpdatePipeline::finish_applied() {
   for (auto& running : updates_) {
-    if (running->reported || !applied(*running)) continue;
+    if (running->reported || !running->applied()) continue;
     running->reported = true;
     running->on_applied();
   }

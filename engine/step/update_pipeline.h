@@ -12,6 +12,7 @@
 #include "core/threads.h"
 #include "core/trace.h"
 #include "engine/layout.h"
+#include "engine/step/batches.h"
 #include "engine/store/state_store.h"
 #include "engine/store/whole_store.h"
 #include "offload/records.h"
@@ -37,21 +38,26 @@ struct Update {
 
 // Streams updates in chunks through a fixed pool of staging slots: while chunk k is updated, k + 1 is read
 // and k - 1 is written. Transfers chain on the I/O threads; the arithmetic runs in pump(), on the caller's.
-// Where the optimizer has rounds, an update reads all its chunks once for each before, in ascending order,
-// and the updates follow one another: what the rounds hand on is there once. Thread rule: the public
-// functions from one thread.
+// Where the optimizer has rounds, an update goes over its batches of parameters, one after another: it reads
+// a batch's chunks once for each round, in ascending order, and once to apply it. Such updates follow one
+// another: what the rounds hand on is there once. Thread rule: the public functions from one thread.
 class UpdatePipeline {
  public:
+  // They outlive it.
+  struct Tools {
+    Threads& threads;
+    offload::RecordStore* disk = nullptr;      // REQUIRES: not null where anything is on disk
+    kernels::F32Products* products = nullptr;  // REQUIRES: not null where the optimizer has products
+    Trace* trace = nullptr;
+  };
   UpdatePipeline(const Layout& layout, const optim::Optimizer& optimizer, StateStore& states,
-                 const WholeStore& wholes, Threads& threads, offload::RecordStore* disk, Trace* trace);
+                 const WholeStore& wholes, const Tools& tools);
   ~UpdatePipeline();  // waits for transfers
   UpdatePipeline(const UpdatePipeline&) = delete;
   UpdatePipeline& operator=(const UpdatePipeline&) = delete;
 
-  static std::size_t slot_bytes(std::size_t chunk_elements, const StateFormats& formats);
-  static std::size_t rounds_bytes(const Layout& layout, const optim::Optimizer& optimizer);
-  void start(allocator::Ledger& ledger,
-             std::size_t slots);  // takes the staging memory: slots, and for rounds
+  static std::size_t slot_bytes(const StateFormat& format);
+  void start(allocator::Ledger& ledger, std::size_t slots);  // takes the staging memory, and that of rounds
 
   // on_applied: called once from pump(), when parameters and gradient are no longer needed by the update.
   // REQUIRES: no update of that unit is under way.
@@ -75,6 +81,7 @@ class UpdatePipeline {
 
  private:
   struct Running;
+  class Timer;
   enum class Stage : std::uint8_t { kFree, kReading, kReady, kWriting };
   struct Slot {
     std::byte* data = nullptr;
@@ -94,11 +101,13 @@ class UpdatePipeline {
   optim::Span span_of(const Update& update, ParameterId parameter, std::size_t chunk, std::byte* state,
                       ConstArray gradient) const;
   optim::Hyperparameters hyperparameters_of(const Update& update, ParameterId parameter) const;
-  std::vector<optim::Whole> wholes_of(UnitId unit) const;
+  std::vector<optim::Whole> wholes_of(const Batch& batch) const;
   void finish_chunk(Running& update);
-  void combine(const Running& update) const;
-  bool applied(const Running& update) const;
+  void next_pass(Running& update) const;
+  void combine(const Running& update);
+  bool has_step(const Update& update, ParameterId parameter) const;
   bool may_run(const Running& update) const;
+  bool may_read(const Running& update) const;
   bool workable(const Slot& slot) const;
   void finish_applied();
   std::byte* gradient_part(const Slot& slot) const;
@@ -108,11 +117,8 @@ class UpdatePipeline {
   StateStore& states_;
   const WholeStore& wholes_;
   const int rounds_;
-  Threads& threads_;
-  offload::RecordStore* disk_;
-  Trace* trace_;
-  allocator::Region staging_;
-  double* round_memory_ = nullptr;
+  Tools tools_;
+  allocator::Region staging_, round_memory_;
   double seconds_ = 0;
 
   // Shared with the I/O threads.

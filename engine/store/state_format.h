@@ -1,93 +1,65 @@
 #pragma once
-#include <algorithm>
 #include <cstddef>
 #include <vector>
 
-#include "core/bytes.h"
 #include "core/dtype.h"
 #include "engine/layout.h"
-#include "offload/records.h"
 #include "optim/optimizer.h"
 
 namespace sluice::engine {
 
-// What is kept for the elements of a trainable unit beside its parameters: the master, where the parameters'
-// type is narrower and the optimizer keeps one, then the optimizer's arrays as it describes them. The arrays
-// of a chunk lie side by side, codes followed by their scales; see docs/formats/swap.md. Elements are counted
-// in multiples of kShardAlignment.
+// What is kept for the elements of trainable units beside their parameters, and where it lies: the master,
+// where the parameters' type is narrower and the optimizer keeps one, then the optimizer's arrays as it
+// describes them, each with the elements of those parameters that have it. A unit's state is cut into chunks
+// of its elements; the arrays of a chunk lie side by side, codes followed by their scales. See
+// docs/formats/swap.md. Thread rule: it does not change. `layout` outlives it.
 class StateFormat {
  public:
-  StateFormat(const optim::Optimizer& optimizer, Dtype parameters) {
-    if (parameters != Dtype::kF32 && optimizer.keeps_master()) arrays_.push_back({"master"});
-    masters_ = arrays_.size();
-    for (optim::StateArray& array : optimizer.state()) arrays_.push_back(std::move(array));
-  }
+  StateFormat(const Layout& layout, const optim::Optimizer& optimizer, std::size_t chunk_elements);
 
-  bool has_master() const { return masters_ > 0; }  // it is array 0 then
-  std::size_t masters() const { return masters_; }  // 0 or 1: the first of the optimizer's arrays
+  // Whether the unit's values are held in f32 beside its parameters.
+  bool has_master(UnitId unit) const;
+  // 0, or, where any unit has masters, which are array 0 then, 1: the first of the optimizer's arrays.
+  std::size_t masters() const { return masters_; }
   std::size_t arrays() const { return arrays_.size(); }
   const optim::StateArray& array(std::size_t index) const { return arrays_[index]; }
+  bool has(std::size_t array, ParameterId parameter) const { return has_[array][parameter]; }
 
-  // Of one chunk, or of consecutive ones of which all but the last have multiples of kChunkGrain.
-  std::size_t bytes(std::size_t elements) const {
-    return round_up(array_offset(elements, arrays_.size()), kDiskBlock);
-  }
-  double element_bytes() const {
-    return static_cast<double>(array_offset(kChunkGrain, arrays_.size())) / static_cast<double>(kChunkGrain);
-  }
-  // Of the record: every chunk but the last of its unit is then a whole number of blocks.
-  std::size_t block_bytes() const {
-    std::size_t block = bytes(kChunkGrain);
-    if (block % offload::RecordStore::kBlock == 0) return offload::RecordStore::kBlock;
-    while (block / 2 >= offload::RecordStore::kBlock && block / 2 % kDiskBlock == 0) block /= 2;
-    return block;
-  }
-  // An array's part from an element of a chunk on. first: where it has codes, a multiple of kScaleBlock.
-  optim::StatePart part(std::byte* chunk, std::size_t elements, std::size_t index,
-                        std::size_t first = 0) const {
-    std::byte* const begin = chunk + array_offset(elements, index);
-    optim::StatePart part = {Array{begin, arrays_[index].type}.at(first)};
-    if (arrays_[index].type == Dtype::kU8)
-      part.scales = reinterpret_cast<float*>(begin + elements) + first / optim::kScaleBlock;
-    return part;
-  }
+  std::size_t chunk_elements() const { return chunk_elements_; }
+  std::size_t chunks(UnitId unit) const;
+  std::size_t chunk_size(UnitId unit, std::size_t chunk) const;  // elements
+  // Bytes. Of a frozen unit 0. Every chunk but a unit's last is as long as the others, and a whole number of
+  // blocks.
+  std::size_t chunk_bytes(UnitId unit, std::size_t chunk) const;
+  std::size_t chunk_offset(UnitId unit, std::size_t chunk) const { return chunk * units_[unit].stride; }
+  std::size_t bytes(UnitId unit) const { return units_[unit].bytes; }
+  std::size_t block_bytes(UnitId unit) const { return units_[unit].block; }  // of the record
+  std::size_t most_chunk_bytes() const { return most_chunk_bytes_; }
+  double element_bytes(ParameterId parameter) const;  // of a trainable unit
+
+  // An array's elements among [0, first) of a chunk: where those from `first` on begin.
+  std::size_t position(UnitId unit, std::size_t chunk, std::size_t array, std::size_t first) const;
+  // An array's part from an element of a chunk on, which is of a parameter that has it. first: where the
+  // array has codes, a multiple of kScaleBlock.
+  optim::StatePart part(std::byte* data, UnitId unit, std::size_t chunk, std::size_t array,
+                        std::size_t first = 0) const;
 
  private:
-  static std::size_t array_bytes(const optim::StateArray& array, std::size_t elements) {
-    const std::size_t scales = array.type == Dtype::kU8 ? elements / optim::kScaleBlock : 0;
-    return elements * size_of(array.type) + scales * sizeof(float);
-  }
-  std::size_t array_offset(std::size_t elements, std::size_t index) const {
-    std::size_t offset = 0;
-    for (std::size_t i = 0; i < index; ++i) offset += array_bytes(arrays_[i], elements);
-    return offset;
-  }
+  struct Unit {
+    std::size_t stride = 0, block = 0, bytes = 0;
+  };
+  std::size_t array_bytes(UnitId unit, std::size_t chunk, std::size_t array) const;
+  std::size_t filled_bytes(UnitId unit, std::size_t chunk) const;
+  Unit place(UnitId unit) const;
 
+  const Layout& layout_;
+  std::size_t chunk_elements_;
   std::vector<optim::StateArray> arrays_;
   std::size_t masters_ = 0;
-};
-
-// The formats of a model's units, whose parameters may be of several types.
-class StateFormats {
- public:
-  StateFormats(const Layout& layout, const optim::Optimizer& optimizer) {
-    for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
-      formats_.emplace_back(optimizer, layout.dtype(unit));
-      if (layout.trainable(unit)) any_master_ |= formats_.back().has_master();
-    }
-  }
-  const StateFormat& of(UnitId unit) const { return formats_[unit]; }
-  bool any_master() const { return any_master_; }
-  // Of a chunk of any unit.
-  std::size_t most_bytes(std::size_t elements) const {
-    std::size_t most = 0;
-    for (const StateFormat& format : formats_) most = std::max(most, format.bytes(elements));
-    return most;
-  }
-
- private:
-  std::vector<StateFormat> formats_;
-  bool any_master_ = false;
+  std::vector<std::vector<bool>> has_;  // by array and parameter
+  std::vector<bool> everywhere_;        // by array
+  std::vector<Unit> units_;
+  std::size_t most_chunk_bytes_ = 0;
 };
 
 }  // namespace sluice::engine

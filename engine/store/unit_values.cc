@@ -13,14 +13,14 @@ namespace {
 struct Piece {
   ParameterId parameter;
   std::size_t first;     // element of the parameter
-  std::size_t in_chunk;  // element of the chunk
+  std::size_t in_chunk;  // element of the chunk, or of what an array has of it
   std::size_t count;
 };
 
 std::vector<Piece> pieces(const ValueStreams& s, UnitId unit, std::size_t chunk) {
   std::vector<Piece> result;
-  const std::size_t begin = chunk * s.states.chunk_elements();
-  const std::size_t end = begin + s.states.chunk_size(unit, chunk);
+  const std::size_t begin = chunk * s.states.format().chunk_elements();
+  const std::size_t end = begin + s.states.format().chunk_size(unit, chunk);
   for (ParameterId p = s.layout.first_parameter(unit); p < s.layout.end_parameter(unit); ++p) {
     const Layout::Place& place = s.layout.place(p);
     const std::size_t from = std::max(begin, place.offset);
@@ -28,6 +28,15 @@ std::vector<Piece> pieces(const ValueStreams& s, UnitId unit, std::size_t chunk)
     if (from < to) result.push_back({p, from - place.offset, from - begin, to - from});
   }
   return result;
+}
+
+// Those that an array has, where it has them.
+std::vector<Piece> pieces_of(const ValueStreams& s, std::vector<Piece> pieces, UnitId unit, std::size_t chunk,
+                             std::size_t array) {
+  const StateFormat& format = s.states.format();
+  std::erase_if(pieces, [&](const Piece& piece) { return !format.has(array, piece.parameter); });
+  for (Piece& piece : pieces) piece.in_chunk = format.position(unit, chunk, array, piece.in_chunk);
+  return pieces;
 }
 
 void clear_padding(const std::vector<Piece>& pieces, std::size_t n, float* values) {
@@ -48,13 +57,16 @@ void encode(Threads& threads, std::size_t n, optim::CodeMap map, const float* va
 }
 
 // One array of the optimizer's: by way of f32, where it is narrower.
-void fill_array(const ValueStreams& s, const StateFormat& format, const std::vector<Piece>& pieces,
-                std::size_t n, std::size_t index, std::byte* state, const UnitSource& source) {
+void fill_array(const ValueStreams& s, const std::vector<Piece>& present, UnitId unit, std::size_t chunk,
+                std::size_t index, std::byte* state, const UnitSource& source) {
+  const StateFormat& format = s.states.format();
   const optim::StateArray& array = format.array(index);
-  const optim::StatePart part = format.part(state, n, index);
+  const optim::StatePart part = format.part(state, unit, chunk, index);
+  const std::size_t n = format.position(unit, chunk, index, format.chunk_size(unit, chunk));
+  const std::vector<Piece> own = pieces_of(s, present, unit, chunk, index);
   float* wide = array.type == Dtype::kF32 ? part.values.f32() : s.pipeline.scratch();
-  clear_padding(pieces, n, wide);
-  for (const Piece& piece : pieces)
+  clear_padding(own, n, wide);
+  for (const Piece& piece : own)
     source.state(piece.parameter, index - format.masters(), piece.first,
                  {wide + piece.in_chunk, piece.count});
   if (array.type == Dtype::kU8)
@@ -75,21 +87,22 @@ void fill_values(const ValueStreams& s, const std::vector<Piece>& pieces, std::s
 
 void fill_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, Array values, std::byte* state,
                 const UnitSource& source) {
-  const std::size_t n = s.states.chunk_size(unit, chunk), masters = s.states.has_master(unit) ? 1 : 0;
+  const StateFormat& format = s.states.format();
+  const std::size_t n = format.chunk_size(unit, chunk), masters = format.masters();
   const std::vector<Piece> present = pieces(s, unit, chunk);
   // What no source fills in is zero, which all types have as zero bytes.
-  if (!source.state) std::fill_n(state, s.states.chunk_bytes(unit, chunk), std::byte{0});
+  if (!source.state) std::fill_n(state, format.chunk_bytes(unit, chunk), std::byte{0});
   if (source.values)
-    fill_values(s, present, n, values,
-                masters > 0 ? s.states.format(unit).part(state, n, 0).values.f32() : nullptr, source);
+    fill_values(s, present, n, values, format.has_master(unit) ? reinterpret_cast<float*>(state) : nullptr,
+                source);
   for (std::size_t a = masters; source.state && a < s.states.arrays(unit); ++a)
-    fill_array(s, s.states.format(unit), present, n, a, state, source);
+    fill_array(s, present, unit, chunk, a, state, source);
 }
 
 // The chunk's values in f32: where they lie, or widened.
 const float* wide_values(const ValueStreams& s, UnitId unit, std::size_t n, ConstArray values,
                          std::byte* state) {
-  if (s.states.has_master(unit)) return s.states.format(unit).part(state, n, 0).values.f32();
+  if (s.states.has_master(unit)) return reinterpret_cast<const float*>(state);
   if (values.type == Dtype::kF32) return values.f32();
   kernels::convert(s.resources.threads, n, values, {s.pipeline.scratch(), Dtype::kF32});
   return s.pipeline.scratch();
@@ -103,7 +116,8 @@ void drain_values(const std::vector<Piece>& pieces, const float* values, const U
 // The arrays go side by side: a sink that computes checksums is slower than a disk.
 void drain_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, ConstArray values, std::byte* state,
                  const UnitSink& sink) {
-  const std::size_t n = s.states.chunk_size(unit, chunk), masters = s.states.has_master(unit) ? 1 : 0;
+  const StateFormat& format = s.states.format();
+  const std::size_t n = format.chunk_size(unit, chunk), masters = format.masters();
   const std::size_t arrays = s.states.arrays(unit);
   const std::vector<Piece> present = pieces(s, unit, chunk);
   if (sink.values) drain_values(present, wide_values(s, unit, n, values, state), sink);
@@ -114,7 +128,8 @@ void drain_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, ConstArr
   };
   const auto drain_array = [&](std::size_t array) {
     for (const Piece& piece : present) {
-      const optim::StatePart part = s.states.format(unit).part(state, n, array, piece.in_chunk);
+      if (!format.has(array, piece.parameter)) continue;
+      const optim::StatePart part = format.part(state, unit, chunk, array, piece.in_chunk);
       if (array < masters && sink.master)
         sink.master(piece.parameter, piece.first, {part.values.f32(), piece.count});
       if (array >= masters && sink.state)
@@ -147,19 +162,19 @@ std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values,
   ensure(s.pipeline.idle(), "a unit is loaded while updates are under way");
   const bool resident = s.states.resident(unit);
   std::vector<offload::Batch> writes(s.pipeline.slots());
-  for (std::size_t chunk = 0; chunk < s.states.chunks(unit); ++chunk) {
+  for (std::size_t chunk = 0; chunk < s.states.format().chunks(unit); ++chunk) {
     const std::size_t slot = resident ? 0 : chunk % writes.size();
     if (!resident) writes[slot].wait();
     std::byte* state = resident ? s.states.chunk_data(unit, chunk) : s.pipeline.slot(slot);
     try {
-      fill_chunk(s, unit, chunk, values.at(chunk * s.states.chunk_elements()), state, source);
+      fill_chunk(s, unit, chunk, values.at(chunk * s.states.format().chunk_elements()), state, source);
     } catch (...) {
       for (offload::Batch& batch : writes) batch.wait();
       return std::current_exception();
     }
     if (!resident)
-      s.resources.disk->write(s.states.record(unit), s.states.chunk_offset(unit, chunk),
-                              {state, s.states.chunk_bytes(unit, chunk)}, writes[slot].add());
+      s.resources.disk->write(s.states.record(unit), s.states.format().chunk_offset(unit, chunk),
+                              {state, s.states.format().chunk_bytes(unit, chunk)}, writes[slot].add());
   }
   for (offload::Batch& batch : writes) batch.wait();
   return nullptr;
@@ -169,19 +184,20 @@ std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray va
   ensure(s.pipeline.idle(), "a unit is saved while updates are under way");
   const bool resident = s.states.resident(unit);
   std::vector<offload::Batch> reads(s.pipeline.slots());
-  const std::size_t chunks = s.states.chunks(unit);
+  const std::size_t chunks = s.states.format().chunks(unit);
   const auto read = [&](std::size_t chunk) {
     if (!resident && chunk < chunks)
-      s.resources.disk->read(s.states.record(unit), s.states.chunk_offset(unit, chunk),
-                             {s.pipeline.slot(chunk % reads.size()), s.states.chunk_bytes(unit, chunk)},
-                             reads[chunk % reads.size()].add());
+      s.resources.disk->read(
+          s.states.record(unit), s.states.format().chunk_offset(unit, chunk),
+          {s.pipeline.slot(chunk % reads.size()), s.states.format().chunk_bytes(unit, chunk)},
+          reads[chunk % reads.size()].add());
   };
   for (std::size_t chunk = 0; chunk < reads.size(); ++chunk) read(chunk);
   for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
     if (!resident) reads[chunk % reads.size()].wait();
     std::byte* state = resident ? s.states.chunk_data(unit, chunk) : s.pipeline.slot(chunk % reads.size());
     try {
-      drain_chunk(s, unit, chunk, values.at(chunk * s.states.chunk_elements()), state, sink);
+      drain_chunk(s, unit, chunk, values.at(chunk * s.states.format().chunk_elements()), state, sink);
     } catch (...) {
       for (offload::Batch& batch : reads) batch.wait();
       return std::current_exception();
@@ -194,9 +210,9 @@ std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray va
 void take_masters(const ValueStreams& s, UnitId unit, ConstArray values) {
   ensure(s.pipeline.idle(), "a unit's masters are taken while updates are under way");
   const bool resident = s.states.resident(unit);
-  for (std::size_t chunk = 0; chunk < s.states.chunks(unit); ++chunk) {
+  for (std::size_t chunk = 0; chunk < s.states.format().chunks(unit); ++chunk) {
     std::byte* state = resident ? s.states.chunk_data(unit, chunk) : s.pipeline.slot(0);
-    const std::span<std::byte> bytes = {state, s.states.chunk_bytes(unit, chunk)};
+    const std::span<std::byte> bytes = {state, s.states.format().chunk_bytes(unit, chunk)};
     const auto transfer = [&](auto&& begin) {
       if (resident) return;
       offload::Batch batch;
@@ -204,10 +220,10 @@ void take_masters(const ValueStreams& s, UnitId unit, ConstArray values) {
       batch.wait();
     };
     const offload::RecordId record = resident ? 0 : s.states.record(unit);
-    const std::size_t offset = s.states.chunk_offset(unit, chunk);
+    const std::size_t offset = s.states.format().chunk_offset(unit, chunk);
     transfer([&](auto done) { s.resources.disk->read(record, offset, bytes, std::move(done)); });
-    keep_or_replace(s.states.chunk_size(unit, chunk), values.at(chunk * s.states.chunk_elements()),
-                    reinterpret_cast<float*>(state));
+    keep_or_replace(s.states.format().chunk_size(unit, chunk),
+                    values.at(chunk * s.states.format().chunk_elements()), reinterpret_cast<float*>(state));
     transfer([&](auto done) { s.resources.disk->write(record, offset, bytes, std::move(done)); });
   }
 }

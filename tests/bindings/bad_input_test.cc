@@ -86,6 +86,10 @@ TEST_F(BadInputTest, SizesAndNumbersAreChecked) {
   expect_train_refused({"--master", "none"}, 2, "its own");
   expect_train_refused({"--momentum", "0.9"}, 2, "adamw has none");
   expect_train_refused({"--optimizer", "sgd", "--nesterov"}, 2, "without momentum");
+  expect_train_refused({"--adamw-lr", "1e-3"}, 2, "adamw has none");
+  expect_train_refused({"--optimizer", "muon", "--adamw-lr", "-1"}, 2, "adamw-lr");
+  expect_train_refused({"--optimizer", "muon", "--lr", "0", "--adamw-lr", "1"}, 2, "larger lr");
+  expect_train_refused({"--optimizer", "muon", "--muon-scale", "big"}, 2, "match_rms_adamw");
   expect_train_refused({"--keep", "0"}, 2, "keep");
   expect_train_refused({"--seq", "100000"}, 2, "context");
 }

@@ -149,6 +149,22 @@ TEST(TrainFlagsTest, AnOptimizerIsNamedWithItsSettings) {
   EXPECT_EQ(adafactor.learning_rate, 1);
   EXPECT_EQ(plain.learning_rate, 3e-4);
   EXPECT_THAT(error_of({"--model", "tiny", "--data", "a", "--optimizer", "lyon"}), HasSubstr("lion"));
+  const models::TrainSettings muon = settings_of(
+      {"--model", "tiny", "--data", "a", "--optimizer", "muon", "--no-nesterov", "--adamw-lr", "1e-4"});
+  EXPECT_EQ(models::make_training_optimizer(muon.optimizer)->settings(),
+            (Json{{"beta1", 0.9},
+                  {"beta2", 0.95},
+                  {"epsilon", 1e-8},
+                  {"momentum", 0.95},
+                  {"nesterov", false},
+                  {"scale", "match_rms_adamw"}}));
+  EXPECT_EQ(muon.adamw_learning_rate, 1e-4);
+  const models::TrainSettings scaled =
+      settings_of({"--model", "tiny", "--data", "a", "--optimizer", "muon", "--muon-scale", "original"});
+  EXPECT_EQ(models::make_training_optimizer(scaled.optimizer)->settings().at("scale"), "original");
+  EXPECT_EQ(models::make_training_optimizer(scaled.optimizer)->settings().at("nesterov"), true);
+  EXPECT_THAT(error_of({"--model", "tiny", "--data", "a", "--nesterov", "--no-nesterov"}),
+              HasSubstr("leave one out"));
 }
 
 TEST(TrainFlagsTest, AutoLeavesRecomputationToThePlan) {

@@ -156,7 +156,8 @@ class StoredState : public TrainingTest, public testing::WithParamInterface<Kind
 INSTANTIATE_TEST_SUITE_P(Kinds, StoredState,
                          testing::Values(Kind("bf16", {"--state", "bf16", "--optimizer", "lion"}),
                                          Kind("8bit", {"--state", "8bit", "--optimizer", "lion"}),
-                                         Kind("adafactor", {"--optimizer", "adafactor"})),
+                                         Kind("adafactor", {"--optimizer", "adafactor"}),
+                                         Kind("muon", {"--optimizer", "muon", "--state", "8bit"})),
                          [](const auto& test) { return std::string(test.param.first); });
 
 TEST_P(StoredState, WithoutMastersARunOnDiskThatWasStoppedHasTheSameBits) {

@@ -97,11 +97,11 @@ TEST_P(FrozenUnits, KeepTheirValuesAndTheSameBitsEverywhere) {
         const float start = toy::start_value(p, i);
         ASSERT_EQ(memory.values[p][i], rounded(start, GetParam()));
       }
-      EXPECT_TRUE(memory.first_state[p].empty());
+      EXPECT_TRUE(memory.states[0][p].empty());
       EXPECT_TRUE(GetParam() == Dtype::kF32 || memory.masters[p].empty());
     }
     EXPECT_NE(memory.values[0][0], toy::start_value(0, 0));
-    EXPECT_FALSE(memory.first_state[0].empty());
+    EXPECT_FALSE(memory.states[0][0].empty());
   }
 }
 

@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -24,6 +25,7 @@ inline Profile profile(std::size_t micro_batches, const Types& types = {Dtype::k
   profile.micro_batches = micro_batches;
   profile.tokens = 1;
   profile.units.push_back({"embedding", {{"wte", {300, 2048}, 0, 2}, {"wpe", {7, 100}, 0, 1}}});
+  profile.units.back().parameters[0].by_elements = true;
   for (std::size_t i = 0; i < blocks; ++i) {
     const std::string name = "block." + std::to_string(i);
     profile.units.push_back({name, {{name + ".weight", {600, 1000}, 0, 1}, {name + ".bias", {1000}, 1, 1}}});
@@ -66,8 +68,9 @@ inline UnitSource start_values() {
 struct Outcome {
   std::vector<double> losses;  // of each step
   std::vector<double> norms;
-  std::vector<std::vector<float>> values, masters, first_state, second_state;  // by parameter
-  std::vector<std::vector<float>> wholes;                                      // as they come
+  std::vector<std::vector<float>> values, masters;        // by parameter
+  std::array<std::vector<std::vector<float>>, 3> states;  // of the optimizer's arrays, likewise
+  std::vector<std::vector<float>> wholes;                 // as they come
   bool operator==(const Outcome&) const = default;
 };
 
@@ -130,7 +133,9 @@ class Trainer {
   Engine& engine_;
 };
 
-inline UnitSink collect(Outcome& outcome) {
+// arrays: of the optimizer.
+inline UnitSink collect(Outcome& outcome,
+                        std::vector<optim::StateArray> arrays = optim::make_adamw({})->state()) {
   UnitSink sink;
   const auto append = [](std::vector<std::vector<float>>& all, ParameterId p, std::size_t first,
                          std::span<const float> values) {
@@ -150,10 +155,11 @@ inline UnitSink collect(Outcome& outcome) {
   sink.master = [&outcome, append](ParameterId p, std::size_t first, std::span<const float> v) {
     append(outcome.masters, p, first, v);
   };
-  const auto decoded = [](std::size_t count, std::size_t array, ConstArray codes, const float* scales) {
+  const auto decoded = [arrays = std::move(arrays)](std::size_t count, std::size_t array, ConstArray codes,
+                                                    const float* scales) {
     std::vector<float> wide(count);
-    optim::decode(count, array == 0 ? optim::CodeMap::kSigned : optim::CodeMap::kUnsigned,
-                  static_cast<const std::uint8_t*>(codes.data), scales, wide.data());
+    optim::decode(count, arrays[array].map, static_cast<const std::uint8_t*>(codes.data), scales,
+                  wide.data());
     return wide;
   };
   sink.whole = [&outcome](ParameterId, std::size_t, std::span<const float> values) {
@@ -162,7 +168,7 @@ inline UnitSink collect(Outcome& outcome) {
   sink.state = [&outcome, append, widened, decoded](ParameterId p, std::size_t array, std::size_t first,
                                                     std::size_t count, ConstArray values,
                                                     const float* scales) {
-    append(array == 0 ? outcome.first_state : outcome.second_state, p, first,
+    append(outcome.states[array], p, first,
            values.type == Dtype::kU8 ? decoded(count, array, values, scales) : widened(count, values));
   };
   return sink;

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "cases.h"
 #include "core/error.h"
 #include "models/refused.h"
@@ -45,10 +47,15 @@ TEST(UnitsTest, HaveTheNamesOfTransformers) {
 }
 
 TEST(UnitsTest, MatricesDecayAndATiedTableHasTwoUses) {
+  const std::set<std::string> tables = {"transformer.wte.weight", "transformer.wpe.weight"};
   const Model model(small_gpt2(), Dtype::kF32, 1, 8);
   for (const engine::UnitSpec& unit : model.units()) {
     for (const engine::ParameterSpec& parameter : unit.parameters) {
-      EXPECT_EQ(parameter.group, parameter.shape.size() == 2 ? kDecayed : kNotDecayed) << parameter.name;
+      EXPECT_EQ(parameter.group, parameter.shape.size() < 2 ? kNotDecayed
+                                 : parameter.by_elements    ? kTables
+                                                            : kDecayed)
+          << parameter.name;
+      EXPECT_EQ(parameter.by_elements, tables.contains(parameter.name)) << parameter.name;
     }
   }
   EXPECT_EQ(model.units()[0].parameters[0].uses, 2);

@@ -25,7 +25,7 @@ struct Parameter {
   // One step, in spans of `piece` elements.
   void step(const Optimizer& optimizer, Threads& threads, const Hyperparameters& h, ConstArray gradient,
             std::size_t piece) {
-    std::vector<double> scratch(optimizer.scratch(shape));
+    std::vector<double> scratch(optimizer.scratch({shape}));
     const auto each_span = [&](const auto& body) {
       for (std::size_t begin = 0; begin < values.size(); begin += piece) {
         Span span{.count = std::min(piece, values.size() - begin),
@@ -34,14 +34,14 @@ struct Parameter {
                   .parameter = {},
                   .gradient = gradient.at(begin),
                   .state = {},
-                  .whole = {shape, whole.data(), scratch.data()}};
+                  .whole = {{shape}, whole.data(), scratch.data()}};
         if (!momentum.empty()) span.state.push_back({Array{momentum.data() + begin}});
         body(span);
       }
     };
     for (int round = 0; round < optimizer.rounds(); ++round) {
       each_span([&](const Span& span) { optimizer.statistics(threads, round, h, span); });
-      optimizer.combine(round, h, {shape, whole.data(), scratch.data()});
+      optimizer.combine(threads, nullptr, round, h, {{shape}, whole.data(), scratch.data()});
     }
     each_span([&](const Span& span) { optimizer.apply(threads, h, span); });
   }

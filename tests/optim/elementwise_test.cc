@@ -103,16 +103,16 @@ void nesterov(Reference& r, const Hyperparameters& h, double gradient) {
 
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
-      {"adam", {"adam", 0.8, 0.95, 1e-6, {}, false}, {"exp_avg", "exp_avg_sq"}, adam},
-      {"lion", {"lion", 0.9, 0.98, {}, {}, false}, {"exp_avg"}, lion},
-      {"sgd", {"sgd", {}, {}, {}, {}, false}, {}, sgd},
+      {"adam", {"adam", 0.8, 0.95, 1e-6, {}, {}}, {"exp_avg", "exp_avg_sq"}, adam},
+      {"lion", {"lion", 0.9, 0.98, {}, {}, {}}, {"exp_avg"}, lion},
+      {"sgd", {"sgd", {}, {}, {}, {}, {}}, {}, sgd},
       {"sgd_momentum", {"sgd", {}, {}, {}, 0.9, false}, {"momentum_buffer"}, momentum},
       {"sgd_nesterov", {"sgd", {}, {}, {}, 0.9, true}, {"momentum_buffer"}, nesterov},
-      {"adam_bf16", {"adam", 0.8, 0.95, 1e-6, {}, false, {Dtype::kBf16}}, {"exp_avg", "exp_avg_sq"}, adam},
-      {"lion_bf16", {"lion", 0.9, 0.98, {}, {}, false, {Dtype::kBf16}}, {"exp_avg"}, lion},
+      {"adam_bf16", {"adam", 0.8, 0.95, 1e-6, {}, {}, {Dtype::kBf16}}, {"exp_avg", "exp_avg_sq"}, adam},
+      {"lion_bf16", {"lion", 0.9, 0.98, {}, {}, {}, {Dtype::kBf16}}, {"exp_avg"}, lion},
       {"sgd_bf16", {"sgd", {}, {}, {}, 0.9, true, {Dtype::kBf16}}, {"momentum_buffer"}, nesterov},
-      {"adam_8bit", {"adam", 0.8, 0.95, 1e-6, {}, false, {Dtype::kU8}}, {"exp_avg", "exp_avg_sq"}, adam},
-      {"lion_8bit", {"lion", 0.9, 0.98, {}, {}, false, {Dtype::kU8}}, {"exp_avg"}, lion},
+      {"adam_8bit", {"adam", 0.8, 0.95, 1e-6, {}, {}, {Dtype::kU8}}, {"exp_avg", "exp_avg_sq"}, adam},
+      {"lion_8bit", {"lion", 0.9, 0.98, {}, {}, {}, {Dtype::kU8}}, {"exp_avg"}, lion},
       {"sgd_8bit", {"sgd", {}, {}, {}, 0.9, true, {Dtype::kU8}}, {"momentum_buffer"}, nesterov},
   };
   return all;
@@ -371,7 +371,7 @@ TEST(MakeOptimizer, RefusesWhatAnOptimizerDoesNotHave) {
   refused({.name = "lion", .storage = {Dtype::kF16}}, {"lion", "f16", "f32, bf16, 8bit"});
   refused({.name = "sgd", .storage = {Dtype::kU8}}, {"sgd", "8bit", "momentum"});
   refused({.name = "sgd", .storage = {Dtype::kBf16}}, {"sgd", "bf16", "momentum"});
-  refused({.name = "adamax"}, {"'adamax'", "adamw, adam, lion, sgd, adafactor"});
+  refused({.name = "adamax"}, {"'adamax'", "adamw, adam, lion, sgd, adafactor, muon"});
   refused({.name = "adamw", .momentum = 0.9}, {"momentum", "adamw"});
   refused({.name = "adam", .nesterov = true}, {"nesterov", "adam"});
   refused({.name = "lion", .epsilon = 1e-8}, {"epsilon", "lion"});

@@ -56,14 +56,17 @@ class StateTest : public ::testing::TestWithParam<std::tuple<const char*, Kind>>
 };
 INSTANTIATE_TEST_SUITE_P(
     Kinds, StateTest,
-    ::testing::Combine(
-        ::testing::Values("memory", "disk"),
-        ::testing::Values(Kind{"adamw", SLUICE_F32, false, R"(["exp_avg","exp_avg_sq"])"},
-                          Kind{"adamw", SLUICE_BF16, false, R"(["master","exp_avg","exp_avg_sq"])"},
-                          Kind{"lion", SLUICE_BF16, true, R"(["exp_avg"])"},
-                          Kind{"adamw", SLUICE_BF16, false, R"(["master","exp_avg","exp_avg_sq"])",
-                               SLUICE_STATE_8BIT},
-                          Kind{"lion", SLUICE_F32, false, R"(["exp_avg"])", SLUICE_STATE_8BIT})));
+    ::testing::Combine(::testing::Values("memory", "disk"),
+                       ::testing::Values(Kind{"adamw", SLUICE_F32, false, R"(["exp_avg","exp_avg_sq"])"},
+                                         Kind{"adamw", SLUICE_BF16, false,
+                                              R"(["master","exp_avg","exp_avg_sq"])"},
+                                         Kind{"lion", SLUICE_BF16, true, R"(["exp_avg"])"},
+                                         Kind{"adamw", SLUICE_BF16, false,
+                                              R"(["master","exp_avg","exp_avg_sq"])", SLUICE_STATE_8BIT},
+                                         Kind{"lion", SLUICE_F32, false, R"(["exp_avg"])", SLUICE_STATE_8BIT},
+                                         Kind{"muon", SLUICE_BF16, false,
+                                              R"(["master","momentum_buffer","exp_avg","exp_avg_sq"])",
+                                              SLUICE_STATE_BF16})));
 
 TEST_P(StateTest, ARunGoesOnInAnotherEngine) {
   const sluice_dtype dtype = std::get<1>(GetParam()).dtype;
@@ -76,6 +79,7 @@ TEST_P(StateTest, ARunGoesOnInAnotherEngine) {
 
   State state = state_of(first.get());
   EXPECT_EQ(state.at({4, 0}).size(), parameters()[4].elements());
+  EXPECT_EQ(state.contains({0, 3}), false) << "Muon keeps no averages of a matrix";
   Values values = values_of(first.get());
   for (uint32_t unit = 0; unit < kUnits; ++unit) {
     ASSERT_OK(sluice_engine_set_values(

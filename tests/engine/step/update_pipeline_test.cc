@@ -49,12 +49,11 @@ class UpdatePipelineTest : public testing::Test {
     std::vector<std::unique_ptr<offload::File>> files;
     files.push_back(std::move(file));
     disk_.emplace(std::move(files), ledger_);
-    states_.emplace(layout_, StateFormats(layout_, *optimizer_), kElements, std::vector<bool>{false},
-                    &*disk_);
+    states_.emplace(layout_, StateFormat(layout_, *optimizer_, kElements), std::vector<bool>{false}, &*disk_);
     disk_->allocate();
     parameters_ = allocator::Region(ledger_, allocator::Purpose::kParameter, kElements * sizeof(float));
     gradient_ = allocator::Region(ledger_, allocator::Purpose::kGradient, kElements * sizeof(float));
-    pipeline_.emplace(layout_, *optimizer_, *states_, wholes_, threads_, &*disk_, nullptr);
+    pipeline_.emplace(layout_, *optimizer_, *states_, wholes_, UpdatePipeline::Tools{threads_, &*disk_});
     pipeline_->start(ledger_, 2);
     write_zero_state();
   }
@@ -67,7 +66,7 @@ class UpdatePipelineTest : public testing::Test {
 
   void write_zero_state() {
     offload::Batch batch;
-    const std::size_t bytes = states_->chunk_bytes(0, 0);
+    const std::size_t bytes = states_->format().chunk_bytes(0, 0);
     disk_->write(states_->record(0), 0, {pipeline_->slot(0), bytes}, batch.add());
     batch.wait();
   }

@@ -1,0 +1,36 @@
+#pragma once
+#include <vector>
+
+#include "engine/layout.h"
+#include "optim/optimizer.h"
+
+namespace sluice::engine {
+
+// Parameters of a unit, one after another, that an update takes through its rounds together.
+struct Batch {
+  ParameterId first = 0, end = 0;
+  std::size_t first_chunk = 0, end_chunk = 0;  // of the unit, that have elements of them
+  int rounds = 0;                              // before the application
+  std::size_t scratch_bytes = 0;               // what their rounds hand on
+  std::size_t workspace_bytes = 0;             // of one combination
+};
+
+// At least one parameter, and otherwise as many as keep scratch within this: what each round reads again at a
+// batch's ends is little then.
+inline constexpr std::size_t kBatchBytes = std::size_t{64} << 20;
+
+// All parameters of a trainable unit are in one of its batches; a frozen one has none.
+std::vector<Batch> batches_of(const Layout& layout, const optim::Optimizer& optimizer, UnitId unit,
+                              std::size_t chunk_elements);
+
+std::size_t scratch_bytes(const optim::Optimizer& optimizer, const optim::Kind& kind);  // of a parameter
+
+// For the rounds of the batch that needs most.
+struct RoundsNeed {
+  std::size_t bytes = 0;
+  std::size_t scratch_bytes = 0;  // of these
+  ParameterId largest = 0;        // of its parameters
+};
+RoundsNeed rounds_need(const Layout& layout, const optim::Optimizer& optimizer);
+
+}  // namespace sluice::engine

@@ -1,0 +1,354 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <utility>
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "kernels/elementwise.h"
+#include "kernels/reduce.h"
+#include "kernels/simd.h"
+#include "optim/elementwise.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "optim/muon.cc"
+#include <hwy/foreach_target.h>
+
+#include "optim/gradient-inl.h"
+
+#ifndef SLUICE_OPTIM_MUON_TYPES
+#define SLUICE_OPTIM_MUON_TYPES
+namespace sluice::optim {
+
+// The constants of a step, rounded once.
+struct MuonFactors {
+  GradientRule gradient;
+  float rate;  // 1 - momentum
+  bool nesterov;
+  float keep;           // 1 - lr * weight_decay
+  float learning_rate;  // scaled by the shape
+};
+
+// Of an iteration: x <- a x + b (x x') x + c (x x')^2 x. Jordan et al. 2024.
+struct Quintic {
+  float a = 3.4445f, b = -4.7750f, c = 2.0315f;
+};
+
+}  // namespace sluice::optim
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace sluice::optim::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace simd = kernels::HWY_NAMESPACE;
+
+template <class At>
+HWY_INLINE simd::F32Vector next_momentum(const MuonFactors& f, simd::F32Vector gradient, ConstArray before,
+                                         At at) {
+  const auto momentum = simd::load(before, at);
+  return simd::mul_add(hn::Sub(gradient, momentum), simd::set(f.rate), momentum);
+}
+
+// out: what is made orthogonal.
+void muon_direction(const MuonFactors& factors, std::size_t n, ConstArray gradient, ConstArray momentum,
+                    float* out) {
+  simd::for_each_vector(n, [f = factors, gradient, momentum, out](auto at) HWY_ATTR {
+    const auto scaled = ruled(simd::F32(), f.gradient, gradient, at);
+    const auto next = next_momentum(f, scaled, momentum, at);
+    simd::store(f.nesterov ? simd::mul_add(hn::Sub(scaled, next), simd::set(f.rate), next) : next, out, at);
+  });
+}
+
+// square <- a + b gram + c square, but for a, which is of the diagonal.
+void muon_polynomial(const Quintic& quintic, std::size_t n, const float* gram, float* square) {
+  simd::for_each_vector(n, [q = quintic, gram, square](auto at) HWY_ATTR {
+    const auto second = hn::Mul(simd::load(square, at), simd::set(q.c));
+    simd::store(simd::mul_add(simd::load(gram, at), simd::set(q.b), second), square, at);
+  });
+}
+
+// direction: what belongs to the piece.
+void muon_piece(const MuonFactors& factors, const float* direction, const Piece& piece) {
+  simd::for_each_vector(piece.count, [f = factors, direction, a = piece](auto at) HWY_ATTR {
+    using simd::mul_add, simd::set, simd::load, simd::store;
+    const auto gradient = ruled(simd::F32(), f.gradient, a.gradient, at);
+    store(next_momentum(f, gradient, a.state[0], at), a.state[0], at);
+    const auto kept = hn::Mul(load(a.master, at), set(f.keep));
+    const auto value = mul_add(load(direction, at), set(-f.learning_rate), kept);
+    store(value, a.master, at);
+    if (a.parameter.data != nullptr) store(value, a.parameter, at);
+  });
+}
+
+}  // namespace sluice::optim::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace sluice::optim {
+HWY_EXPORT(muon_direction);
+HWY_EXPORT(muon_polynomial);
+HWY_EXPORT(muon_piece);
+
+namespace {
+
+constexpr int kIterations = 5;
+constexpr double kLeastNorm = 1e-7;
+constexpr std::size_t kWidened = 1024;                        // elements that stay in the processor's cache
+constexpr std::size_t kSliceElements = std::size_t{4} << 20;  // of what a product writes beside the matrix
+constexpr std::size_t kAlignedFloats = 16;                    // to 64 bytes
+static_assert(kernels::kLoopGrain % kWidened == 0);
+
+bool is_matrix(const Kind& kind) { return kind.shape.size() == 2 && !kind.by_elements; }
+
+// Where combine() has its operands. The iteration is over the shorter side: its Gram matrices are the
+// smaller.
+struct Sides {
+  explicit Sides(const Kind& kind)
+      : rows(kind.shape[0]),
+        columns(kind.shape[1]),
+        tall(rows > columns),
+        least(std::min(rows, columns)),
+        most(std::max(rows, columns)) {}
+  std::size_t square() const { return round_up(least * least, kAlignedFloats); }  // floats
+  // How much of the longer side a product writes at once: a rule of the shape alone, as the bits are.
+  std::size_t slice() const {
+    const std::size_t fitting = kSliceElements / least / kAlignedFloats * kAlignedFloats;
+    return std::min(most, std::max(fitting, kAlignedFloats));
+  }
+  std::size_t rows, columns;
+  bool tall;
+  std::size_t least, most;
+};
+
+class Orthogonal final : public Elementwise {
+ public:
+  Orthogonal(const MuonSettings& settings, Json rest)
+      : Elementwise("muon", settings.rest.storage), settings_(settings), rest_(std::move(rest)) {}
+
+  std::vector<StateArray> state() const override { return {{"momentum_buffer", state_type()}}; }
+  void statistics(Threads& threads, int round, const Hyperparameters& h, const Span& span) const override;
+  void combine(Threads& threads, kernels::F32Products* products, int round, const Hyperparameters& h,
+               const Whole& whole) const override;
+  void apply(Threads& threads, const Hyperparameters& h, const Span& span) const override;
+
+ private:
+  Json arithmetic() const override;
+  MuonFactors factors(const Hyperparameters& h, const Kind& kind) const;
+
+  MuonSettings settings_;
+  Json rest_;  // the settings of the rest
+};
+
+Json Orthogonal::arithmetic() const {
+  Json all = rest_;
+  all["momentum"] = settings_.momentum;
+  all["nesterov"] = settings_.nesterov;
+  all["scale"] = name_of(settings_.scale);
+  return all;
+}
+
+double scale_of(MuonScale scale, const Sides& sides) {
+  const auto rows = static_cast<double>(sides.rows), columns = static_cast<double>(sides.columns);
+  if (scale == MuonScale::kOriginal) return std::sqrt(std::max(1.0, rows / columns));
+  return 0.2 * std::sqrt(std::max(rows, columns));
+}
+
+MuonFactors Orthogonal::factors(const Hyperparameters& h, const Kind& kind) const {
+  const auto rounded = [](double value) { return static_cast<float>(value); };
+  return {.gradient = gradient_rule(h),
+          .rate = rounded(1 - settings_.momentum),
+          .nesterov = settings_.nesterov,
+          .keep = rounded(1 - h.learning_rate * h.weight_decay),
+          .learning_rate = rounded(h.learning_rate * scale_of(settings_.scale, Sides(kind)))};
+}
+
+// The momentum is updated here and again when the update is applied: the rounds only read it.
+void Orthogonal::statistics(Threads& threads, int, const Hyperparameters& h, const Span& span) const {
+  check(h, span);
+  const MuonFactors constants = factors(h, span.whole.kind);
+  float* const matrix = reinterpret_cast<float*>(span.whole.scratch) + span.first_index;
+  const StatePart& momentum = span.state[0];
+  threads.parallel_for(span.count, kernels::kLoopGrain, [&](std::size_t begin, std::size_t end) {
+    std::array<float, kWidened> wide;
+    for (std::size_t at = begin; at < end; at += kWidened) {
+      const std::size_t n = std::min(end - at, kWidened);
+      ConstArray before = momentum.values.at(at);
+      if (momentum.values.type == Dtype::kU8) {
+        decode(n, CodeMap::kSigned, static_cast<const std::uint8_t*>(before.data),
+               momentum.scales + at / kScaleBlock, wide.data());
+        before = {wide.data(), Dtype::kF32};
+      }
+      HWY_DYNAMIC_DISPATCH(muon_direction)(constants, n, span.gradient.at(at), before, matrix + at);
+    }
+  });
+}
+
+// Makes the matrix in the scratch orthogonal, nearly: its singular values become some of about 0.7 to 1.2.
+class NewtonSchulz {
+ public:
+  NewtonSchulz(Threads& threads, kernels::F32Products& products, const Whole& whole)
+      : threads_(threads),
+        products_(products),
+        sides_(whole.kind),
+        matrix_(reinterpret_cast<float*>(whole.scratch)),
+        gram_(reinterpret_cast<float*>(whole.workspace)),
+        factor_(gram_ + sides_.square()),
+        slice_(factor_ + sides_.square()) {}
+
+  void run() {
+    normalize();
+    for (int i = 0; i < kIterations; ++i) {
+      multiply_by_itself();
+      make_factor();
+      for (std::size_t first = 0; first < sides_.most; first += sides_.slice())
+        replace_slice(first, std::min(sides_.slice(), sides_.most - first));
+    }
+  }
+
+ private:
+  // So that no singular value is above 1.
+  void normalize() {
+    const std::size_t n = sides_.rows * sides_.columns;
+    const double norm = std::sqrt(kernels::sum_of_squares(threads_, n, {matrix_, Dtype::kF32}).sum);
+    kernels::scale(threads_, n, static_cast<float>(1 / std::max(norm, kLeastNorm)), {matrix_, Dtype::kF32});
+  }
+
+  void multiply(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b, float* c,
+                bool transpose_a, bool transpose_b, std::size_t lda, std::size_t ldb) {
+    kernels::Product p;
+    p.m = m, p.n = n, p.k = k;
+    p.a = {a, Dtype::kF32}, p.b = {b, Dtype::kF32}, p.c = {c, Dtype::kF32};
+    p.transpose_a = transpose_a, p.transpose_b = transpose_b;
+    p.lda = lda, p.ldb = ldb, p.ldc = n;
+    products_.multiply_f32(p);
+  }
+
+  void multiply_by_itself() {
+    const std::size_t k = sides_.least;
+    multiply(k, k, sides_.most, matrix_, matrix_, gram_, sides_.tall, !sides_.tall, sides_.columns,
+             sides_.columns);
+  }
+
+  void make_factor() {
+    const std::size_t k = sides_.least;
+    const Quintic quintic;
+    multiply(k, k, k, gram_, gram_, factor_, false, false, k, k);
+    threads_.parallel_for(k * k, kernels::kLoopGrain, [&](std::size_t begin, std::size_t end) {
+      HWY_DYNAMIC_DISPATCH(muon_polynomial)(quintic, end - begin, gram_ + begin, factor_ + begin);
+    });
+    for (std::size_t i = 0; i < k; ++i) factor_[i * k + i] += quintic.a;
+  }
+
+  // In place: of a tall matrix some rows, else some columns.
+  void replace_slice(std::size_t first, std::size_t count) {
+    const std::size_t k = sides_.least;
+    float* const part = matrix_ + first * (sides_.tall ? k : 1);
+    const std::size_t rows = sides_.tall ? count : k, columns = sides_.tall ? k : count;
+    if (sides_.tall)
+      multiply(count, k, k, part, factor_, slice_, false, false, k, k);
+    else
+      multiply(k, count, k, factor_, part, slice_, false, false, k, sides_.columns);
+    kernels::convert_rows(threads_, rows, columns, {slice_, Dtype::kF32}, columns, {part, Dtype::kF32},
+                          sides_.columns);
+  }
+
+  Threads& threads_;
+  kernels::F32Products& products_;
+  const Sides sides_;
+  float *matrix_, *gram_, *factor_, *slice_;
+};
+
+void Orthogonal::combine(Threads& threads, kernels::F32Products* products, int, const Hyperparameters&,
+                         const Whole& whole) const {
+  ensure(products != nullptr, "muon is given nothing to multiply matrices with");
+  NewtonSchulz(threads, *products, whole).run();
+}
+
+void Orthogonal::apply(Threads& threads, const Hyperparameters& h, const Span& span) const {
+  const MuonFactors constants = factors(h, span.whole.kind);
+  const float* const direction = reinterpret_cast<const float*>(span.whole.scratch) + span.first_index;
+  for_each_piece(threads, h, span, [&](const Piece& piece) {
+    HWY_DYNAMIC_DISPATCH(muon_piece)(constants, direction + piece.first, piece);
+  });
+}
+
+// Matrices are one's, the rest is the other's.
+class Muon final : public Optimizer {
+ public:
+  explicit Muon(const MuonSettings& settings)
+      : rest_(make_adamw(settings.rest)), matrices_(settings, rest_of(*rest_)) {}
+
+  std::string name() const override { return matrices_.name(); }
+  Json settings() const override { return matrices_.settings(); }
+  bool keeps_master() const override { return matrices_.keeps_master(); }
+  std::vector<StateArray> state() const override {
+    std::vector<StateArray> all = matrices_.state();
+    for (StateArray& array : rest_->state()) all.push_back(std::move(array));
+    return all;
+  }
+  bool keeps(std::size_t array, const Kind& kind) const override { return is_matrix(kind) == (array == 0); }
+  int rounds() const override { return 1; }
+  bool has_rounds(const Kind& kind) const override { return is_matrix(kind); }
+  std::size_t scratch(const Kind& kind) const override {
+    return is_matrix(kind) ? divide_up(kind.shape[0] * kind.shape[1], 2) : 0;
+  }
+  std::size_t workspace(const Kind& kind) const override {
+    if (!is_matrix(kind)) return 0;
+    const Sides sides(kind);
+    return (2 * sides.square() + sides.least * sides.slice()) * sizeof(float);
+  }
+  kernels::Product largest_product(const Kind& kind) const override {
+    kernels::Product largest;
+    if (!is_matrix(kind)) return largest;
+    const Sides sides(kind);
+    largest.m = sides.tall ? std::max(sides.slice(), sides.least) : sides.least;
+    largest.n = sides.tall ? sides.least : std::max(sides.slice(), sides.least);
+    largest.k = sides.most;
+    return largest;
+  }
+  double product_flops(const Kind& kind) const override {
+    if (!is_matrix(kind)) return 0;
+    const Sides sides(kind);
+    const auto least = static_cast<double>(sides.least), most = static_cast<double>(sides.most);
+    return kIterations * 2 * least * least * (2 * most + least);
+  }
+  void statistics(Threads& threads, int round, const Hyperparameters& h, const Span& span) const override {
+    matrices_.statistics(threads, round, h, with_state(span, 0, 1));
+  }
+  void combine(Threads& threads, kernels::F32Products* products, int round, const Hyperparameters& h,
+               const Whole& whole) const override {
+    matrices_.combine(threads, products, round, h, whole);
+  }
+  void apply(Threads& threads, const Hyperparameters& h, const Span& span) const override {
+    if (is_matrix(span.whole.kind)) return matrices_.apply(threads, h, with_state(span, 0, 1));
+    rest_->apply(threads, h, with_state(span, 1, span.state.size()));
+  }
+
+ private:
+  // Those that the two share are the matrices' to tell.
+  static Json rest_of(const Optimizer& rest) {
+    Json settings = rest.settings();
+    for (const char* shared : {"state", "master"}) settings.erase(shared);
+    return settings;
+  }
+  static Span with_state(const Span& span, std::size_t first, std::size_t end) {
+    Span own = span;
+    own.state.assign(span.state.begin() + static_cast<std::ptrdiff_t>(first),
+                     span.state.begin() + static_cast<std::ptrdiff_t>(end));
+    return own;
+  }
+
+  std::unique_ptr<Optimizer> rest_;
+  Orthogonal matrices_;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_muon(const MuonSettings& settings) {
+  check_share("muon", "momentum", settings.momentum);
+  return std::make_unique<Muon>(settings);
+}
+
+}  // namespace sluice::optim
+#endif  // HWY_ONCE

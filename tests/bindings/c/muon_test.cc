@@ -1,0 +1,112 @@
+#include <atomic>
+
+#include "tests/bindings/c/support.h"
+
+// Matrix products of the caller's, and which parameters they are for.
+namespace sluice_c_test {
+namespace {
+
+std::atomic<int> calls{0};
+
+void counting_sgemm(const char* transpose_a, const char* transpose_b, const int* m, const int* n,
+                    const int* k, const float* alpha, const float* a, const int* lda, const float* b,
+                    const int* ldb, const float* beta, float* c, const int* ldc) {
+  ++calls;
+  for (int i = 0; i < *m; ++i)
+    for (int j = 0; j < *n; ++j) {
+      float sum = 0;
+      for (int x = 0; x < *k; ++x)
+        sum += (*transpose_a == 'T' ? a[x + i * *lda] : a[i + x * *lda]) *
+               (*transpose_b == 'T' ? b[j + x * *ldb] : b[x + j * *ldb]);
+      c[i + j * *ldc] = *alpha * sum + (*beta == 0 ? 0 : *beta * c[i + j * *ldc]);
+    }
+}
+
+constexpr uint64_t kShape[] = {20, 30};
+constexpr uint64_t kElements = kShape[0] * kShape[1];
+
+EngineHandle engine_with(sluice_sgemm sgemm, bool by_elements, const char* scale = nullptr,
+                         uint32_t no_nesterov = 0) {
+  sluice_model* model = nullptr;
+  EXPECT_OK(sluice_model_create(&model));
+  const ModelHandle owner(model, sluice_model_destroy);
+  EXPECT_OK(sluice_model_add_unit(model, "unit", nullptr));
+  sluice_parameter given = SLUICE_INIT(sluice_parameter);
+  given.name = "weight";
+  given.shape = kShape;
+  given.dimensions = 2;
+  given.by_elements = by_elements ? 1 : 0;
+  EXPECT_OK(sluice_model_add_parameter(model, &given, nullptr));
+  Choice setup;
+  setup.optimizer = "muon";
+  sluice_engine_options options = options_of(setup, nullptr);
+  options.sgemm = sgemm;
+  options.muon_scale = scale;
+  options.no_nesterov = no_nesterov;
+  sluice_engine* engine = nullptr;
+  EXPECT_OK(sluice_engine_create(model, &options, &engine));
+  return {engine, sluice_engine_destroy};
+}
+
+std::vector<float> trained(const EngineHandle& engine) {
+  EXPECT_OK(sluice_engine_set_values(engine.get(), 0, start_values, nullptr));
+  for (int step = 0; step < 3; ++step) {
+    EXPECT_OK(sluice_engine_begin_step(engine.get(), nullptr));
+    EXPECT_OK(sluice_engine_acquire(engine.get(), 0, SLUICE_GRADIENT));
+    std::vector<float> gradient(kElements);
+    for (uint64_t i = 0; i < kElements; ++i) gradient[i] = start_value(7 + static_cast<uint32_t>(step), i);
+    EXPECT_OK(sluice_engine_add_gradient(engine.get(), 0, gradient.data(), SLUICE_F32));
+    EXPECT_OK(sluice_engine_release(engine.get(), 0));
+    EXPECT_OK(apply(engine.get()));
+  }
+  Values values(1);
+  EXPECT_OK(sluice_engine_get_values(engine.get(), 0, collect, &values));
+  return values[0];
+}
+
+float furthest(const std::vector<float>& a, const std::vector<float>& b) {
+  float most = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) most = std::max(most, std::abs(a[i] - b[i]));
+  return most;
+}
+
+TEST(Muon, MultipliesWithWhatTheCallerGives) {
+  calls = 0;
+  const std::vector<float> own = trained(engine_with(counting_sgemm, false));
+  EXPECT_EQ(calls, 3 * 5 * 3);  // steps, iterations, products
+  const std::vector<float> library = trained(engine_with(nullptr, false));
+  EXPECT_EQ(calls, 45);
+  EXPECT_LT(furthest(own, library), 1e-5);
+  EXPECT_GT(furthest(own, trained(engine_with(counting_sgemm, false, "match_rms_adamw"))), 1e-3);
+  EXPECT_GT(furthest(own, trained(engine_with(counting_sgemm, false, "original", 1))), 1e-4);
+}
+
+TEST(Muon, LeavesToAdamWWhatIsToBeUpdatedByElements) {
+  calls = 0;
+  const EngineHandle engine = engine_with(counting_sgemm, true);
+  EXPECT_GT(furthest(trained(engine), trained(engine_with(counting_sgemm, false))), 1e-3);
+  EXPECT_EQ(calls, 45);
+}
+
+TEST(Muon, RefusesWhatItDoesNotHave) {
+  Choice setup;
+  setup.optimizer = "muon";
+  const ModelHandle model = make_model();
+  sluice_engine* engine = nullptr;
+  sluice_engine_options options = options_of(setup, nullptr);
+  options.muon_scale = "large";
+  expect_error(sluice_engine_create(model.get(), &options, &engine), SLUICE_INVALID_ARGUMENT,
+               {"'large'", "match_rms_adamw"});
+  options = options_of(setup, nullptr);
+  options.clip_threshold = 1;
+  expect_error(sluice_engine_create(model.get(), &options, &engine), SLUICE_INVALID_ARGUMENT,
+               {"clip_threshold"});
+  setup.optimizer = "adamw";
+  options = options_of(setup, nullptr);
+  options.no_nesterov = 1;
+  expect_error(sluice_engine_create(model.get(), &options, &engine), SLUICE_INVALID_ARGUMENT,
+               {"nesterov", "adamw"});
+}
+
+}  // namespace
+}  // namespace sluice_c_test
