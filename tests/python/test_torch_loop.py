@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch_muon import MuonWithAdamW
 from transformers.optimization import Adafactor
 from wrapped_models import (
     language_loss,
@@ -166,6 +167,17 @@ def test_the_whole_is_within_its_budget():
     assert sluice.torch.engine_of(model).counters().touches == 0, "a hook has missed a parameter"
 
 
+def plain_muon(**settings):
+    """For small_gpt2(), whose tables of 512 tokens and 32 positions come first."""
+
+    def made(parameters):
+        parameters = list(parameters)
+        groups = [{"params": parameters, "weight_decay": 0.01}]
+        return MuonWithAdamW(groups, others=parameters[:2], **settings)
+
+    return made
+
+
 @pytest.mark.parametrize(
     ("settings", "plain"),
     [
@@ -178,6 +190,11 @@ def test_the_whole_is_within_its_budget():
         (
             sluice.Adafactor(lr=1e-2, weight_decay=0.01),
             lambda p: Adafactor(p, lr=1e-2, weight_decay=0.01, relative_step=False),
+        ),
+        (sluice.Muon(lr=1e-2, weight_decay=0.01), plain_muon(lr=1e-2)),
+        (
+            sluice.Muon(lr=1e-2, adamw_lr=1e-4, adjust_lr_fn="match_rms_adamw", weight_decay=0.01),
+            plain_muon(lr=1e-2, adamw_lr=1e-4, adjust_lr_fn="match_rms_adamw"),
         ),
     ],
 )

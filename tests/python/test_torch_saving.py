@@ -175,6 +175,8 @@ def run_on(model, optimizer):
         {"optimizer": sluice.Lion(lr=1e-4)},
         {"optimizer": sluice.Adafactor()},
         {"optimizer": sluice.Adafactor(beta1=0.9), "state": "bf16"},
+        {"optimizer": sluice.Muon(adamw_lr=1e-4)},
+        {"optimizer": sluice.Muon(), "state": "8bit", "bf16": True},
         {"bf16": True},
     ],
 )

@@ -28,7 +28,7 @@ from .errors import (
     SystemIOError,
 )
 from .model import SPAN_GRAIN, Counters, Folder, LedgerLine, Options, Parameter, StepResult, Unit
-from .optimizers import SGD, Adafactor, Adam, AdamW, Lion, Optimizer
+from .optimizers import SGD, Adafactor, Adam, AdamW, Lion, Muon, Optimizer
 from .training import TrainResult, train
 
 __version__ = "0.1.0"
@@ -50,6 +50,7 @@ __all__ = [
     "LedgerLine",
     "LibraryError",
     "Lion",
+    "Muon",
     "NotFiniteError",
     "NotFoundError",
     "Optimizer",

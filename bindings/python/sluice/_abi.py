@@ -25,6 +25,7 @@ class Parameter(ctypes.Structure):
         ("span_first", c_uint64),
         ("span_elements", c_uint64),
         ("dtype", ctypes.c_int),
+        ("by_elements", c_uint32),
     ]
 
 
@@ -63,6 +64,9 @@ class EngineOptions(ctypes.Structure):
         ("clip_threshold", c_double),
         ("relative_step", c_uint32),
         ("no_scale_parameter", c_uint32),
+        ("no_nesterov", c_uint32),
+        ("muon_scale", c_char_p),
+        ("sgemm", c_void_p),
     ]
 
 

@@ -13,7 +13,7 @@ from ._handle import call
 from ._library import library
 from .errors import InvalidArgumentError
 from .model import Folder, Options, Path, Unit, size_of, whole
-from .optimizers import Optimizer
+from .optimizers import Muon, Optimizer
 
 _PLACED = ("parameters", "gradients", "state")
 
@@ -41,7 +41,7 @@ def groups_of(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
     groups = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     if not groups or not all(type(group) is not Optimizer and isinstance(group, Optimizer) for group in groups):
         raise InvalidArgumentError(
-            f"the optimizer is {optimizer!r}; AdamW, Adam, Lion, SGD or Adafactor is needed, or one for each group"
+            f"the optimizer is {optimizer!r}; AdamW, Adam, Lion, SGD, Adafactor or Muon is needed, or one for each group"
         )
     for group in groups:
         if not group.same_but_for_a_step(groups[0]):
@@ -70,6 +70,7 @@ def model_of(units: Sequence[Unit], dtype: str) -> Iterator[ctypes.c_void_p]:
                     1 if given.frozen else 0,
                     *(given.span or (0, 0)),
                     _dtype(given.dtype or dtype, f"the dtype of '{given.name}'"),
+                    1 if given.by_elements else 0,
                 )
                 call("sluice_model_add_parameter", model, ctypes.byref(parameter), None)
         yield model
@@ -105,8 +106,9 @@ def _places(place: str | Mapping[str, str] | None) -> dict[str, bytes]:
 
 def _fixed(optimizer: Optimizer) -> dict[str, Any]:
     fixed = optimizer.fixed
-    betas = fixed.get("betas", (fixed.get("beta1", 0.0), 0.0))
-    eps = fixed.get("eps", 0.0)
+    betas = fixed.get("betas") or fixed.get("adamw_betas", (fixed.get("beta1", 0.0), 0.0))
+    eps = fixed.get("eps", fixed.get("adamw_eps", 0.0))
+    scale = fixed.get("adjust_lr_fn")
     epsilon, epsilon2 = eps if isinstance(eps, tuple) else (eps, 0.0)
     return {
         "optimizer": text(optimizer.name, "the optimizer's name"),
@@ -119,6 +121,8 @@ def _fixed(optimizer: Optimizer) -> dict[str, Any]:
         "no_scale_parameter": 0 if fixed.get("scale_parameter", True) else 1,
         "momentum": fixed.get("momentum", 0.0),
         "nesterov": 1 if fixed.get("nesterov") else 0,
+        "no_nesterov": 0 if fixed.get("nesterov", True) or not isinstance(optimizer, Muon) else 1,
+        "muon_scale": None if scale is None else text(scale, "adjust_lr_fn"),
     }
 
 
@@ -129,6 +133,11 @@ def options_of(given: Options) -> _abi.EngineOptions:
     if given.master not in ("f32", "none"):
         raise InvalidArgumentError(f"master is {given.master!r}; it may be f32, none")
     groups = groups_of(given.optimizer)
+    if any(isinstance(group, Muon) and group.adamw_lr is not None for group in groups):
+        raise InvalidArgumentError(
+            "adamw_lr is for sluice.torch.wrap(), which finds the parameters that it is for; here give these a group of "
+            "their own, with that lr"
+        )
     folders = _folders(given.disk)
     return _abi.EngineOptions(
         size=ctypes.sizeof(_abi.EngineOptions),
@@ -147,6 +156,7 @@ def options_of(given: Options) -> _abi.EngineOptions:
         no_master=1 if given.master == "none" else 0,
         seed=whole(given.seed, "seed", 2**64),
         update_in_backward=1 if given.update_in_backward else 0,
+        sgemm=given.sgemm,
         **_fixed(groups[0]),
         **_places(given.place),
     )

@@ -51,7 +51,9 @@ class Parameter:
     span: first element, and how many, where a large parameter spans several units: each has the span that follows the one
         of the unit before, and nothing else; all but the last of a multiple of SPAN_GRAIN elements. They have one name in
         a checkpoint, and each its `key` here; elements of a span count from its first.
-    dtype: "f32" or "bf16", one for all parameters of a unit; None: that of the options."""
+    dtype: "f32" or "bf16", one for all parameters of a unit; None: that of the options.
+    by_elements: an optimizer of matrices (Muon) leaves it to AdamW, as it does all that has not two dimensions: best for
+        embeddings and heads."""
 
     name: str
     shape: tuple[int, ...] = ()
@@ -59,6 +61,7 @@ class Parameter:
     frozen: bool = False
     span: Optional[tuple[int, int]] = None
     dtype: Optional[str] = None
+    by_elements: bool = False
 
     def __post_init__(self) -> None:
         shape = tuple(whole(length, f"a dimension of '{self.name}'", 2**63) for length in self.shape)
@@ -120,7 +123,7 @@ class Options:
     disk: a folder, or several that are striped, for what does not fit in memory.
     reserved: what the caller will take beyond what the process holds now: activations, workspace, gradients.
     optimizer: the settings of all parameters, or a list of one for each group: AdamW, Adam, Lion,
-        SGD or Adafactor.
+        SGD, Adafactor or Muon.
     dtype: of parameters that have none of their own, "f32", "bf16" or "f16"; of the narrower ones the optimizer keeps f32
         masters.
     state: of the optimizer's arrays, "f32", "bf16" or "8bit".
@@ -136,6 +139,8 @@ class Options:
         Engine.begin_step() then has the settings, and clipping by the norm and kept gradients are not to be had.
     serve_touches: what is read at a parameter's address while its unit is not held is brought in; else the process ends
         with a message.
+    sgemm: the address of a BLAS' sgemm_ (32-bit integers) that Muon's products are made by, in memory that `reserved` has;
+        None: the matrix library beside Sluice's is loaded, with an OpenMP of its own. See sluice.torch.sgemm().
     """
 
     memory: Size
@@ -154,6 +159,7 @@ class Options:
     master: str = "f32"
     seed: int = 0
     update_in_backward: bool = False
+    sgemm: Optional[int] = None
 
 
 @dataclasses.dataclass(frozen=True)

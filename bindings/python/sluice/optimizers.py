@@ -29,8 +29,8 @@ class Optimizer:
         given: Any = self
         return given.lr, given.weight_decay
 
-    def shape_of_state(self, array: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Of one of Engine.state_arrays() for a parameter of this shape; None: the parameter has no such array."""
+    def shape_of_state(self, array: str, shape: tuple[int, ...], by_elements: bool) -> tuple[int, ...] | None:
+        """Of one of Engine.state_arrays() for such a parameter; None: the parameter has no such array."""
         return shape
 
     def same_but_for_a_step(self, other: Optimizer) -> bool:
@@ -43,9 +43,9 @@ class Optimizer:
                 raise InvalidArgumentError(f"{name} is {value}; a number of at least 0 is needed")
 
 
-def _check_betas(betas: tuple[float, float]) -> None:
+def _check_betas(betas: tuple[float, float], name: str = "betas") -> None:
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise InvalidArgumentError(f"betas are {betas}; two numbers of at least 0 and below 1 are needed")
+        raise InvalidArgumentError(f"{name} are {betas}; two numbers of at least 0 and below 1 are needed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Adafactor(Optimizer):
         if not 0 < self.clip_threshold < math.inf:
             raise InvalidArgumentError(f"clip_threshold is {self.clip_threshold}; a number above 0 is needed")
 
-    def shape_of_state(self, array: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    def shape_of_state(self, array: str, shape: tuple[int, ...], by_elements: bool) -> tuple[int, ...] | None:
         """Sums of rows and columns of matrices, elements of vectors."""
         matrix = len(shape) >= 2
         if array == "exp_avg_sq_row":
@@ -139,3 +139,40 @@ class Adafactor(Optimizer):
         if array == "exp_avg_sq_col":
             return (*shape[:-2], shape[-1]) if matrix else None
         return None if array == "exp_avg_sq" and matrix else shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Muon(Optimizer):
+    """Muon (Jordan et al. 2024) as torch.optim writes it, with the iteration in float32, for parameters of two dimensions;
+    all others, and those that are updated by elements (embeddings, the head), are AdamW's, with `adamw_betas` and
+    `adamw_eps`. `adjust_lr_fn`: "original", or "match_rms_adamw", with which learning rates are as AdamW's. `adamw_lr`: of
+    what is AdamW's, where sluice.torch.wrap() makes the groups; None: `lr`."""
+
+    name: ClassVar[str] = "muon"
+    lr: float = 1e-3
+    weight_decay: float = 0.1
+    momentum: float = 0.95
+    nesterov: bool = True
+    adjust_lr_fn: str = "original"
+    adamw_lr: float | None = None
+    adamw_betas: tuple[float, float] = (0.9, 0.999)
+    adamw_eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.momentum < 1:
+            raise InvalidArgumentError(f"momentum is {self.momentum}; a number above 0 and below 1 is needed")
+        if self.adjust_lr_fn not in ("original", "match_rms_adamw"):
+            raise InvalidArgumentError(f"adjust_lr_fn is {self.adjust_lr_fn!r}; it may be original, match_rms_adamw")
+        if self.adamw_lr is not None and not 0 <= self.adamw_lr < math.inf:
+            raise InvalidArgumentError(f"adamw_lr is {self.adamw_lr}; a number of at least 0 is needed")
+        _check_betas(self.adamw_betas, "adamw_betas")
+        if not 0 < self.adamw_eps < math.inf:
+            raise InvalidArgumentError(f"adamw_eps is {self.adamw_eps}; a number above 0 is needed")
+
+    def shape_of_state(self, array: str, shape: tuple[int, ...], by_elements: bool) -> tuple[int, ...] | None:
+        """Matrices have momentum, the rest has AdamW's averages."""
+        if array == "master":
+            return shape
+        matrix = len(shape) == 2 and not by_elements
+        return shape if matrix == (array == "momentum_buffer") else None

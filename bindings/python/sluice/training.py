@@ -69,6 +69,9 @@ def train(
     epsilon: float | None = None,
     momentum: float | None = None,
     nesterov: bool = False,
+    no_nesterov: bool = False,
+    muon_scale: str | None = None,
+    adamw_lr: float | None = None,
     epsilon2: float | None = None,
     clip_threshold: float | None = None,
     relative_step: bool = False,
@@ -130,7 +133,7 @@ def _words(given: Mapping[str, Any]) -> Iterator[str]:
     """The program's words for what was given."""
     for name, value in given.items():
         flag = f"--{name.replace('_', '-')}"
-        if name in ("resume", "nesterov", "relative_step", "no_scale_parameter"):
+        if name in ("resume", "nesterov", "no_nesterov", "relative_step", "no_scale_parameter"):
             if not isinstance(value, bool):
                 raise InvalidArgumentError(f"{name} is {value!r}; it may be True or False")
             if value:

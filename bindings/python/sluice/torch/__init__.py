@@ -11,6 +11,7 @@ from ._estimate import Estimate, estimate
 from ._gradients import Gradient
 from ._optimizer import Optimizer
 from ._saving import save_file
+from ._sgemm import sgemm
 from ._wrap import close, edit, engine_of, from_pretrained, plan, wrap
 
 __all__ = [
@@ -24,5 +25,6 @@ __all__ = [
     "from_pretrained",
     "plan",
     "save_file",
+    "sgemm",
     "wrap",
 ]

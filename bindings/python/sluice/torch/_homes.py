@@ -43,6 +43,7 @@ class Home:
     parameter: torch.nn.Parameter
     memory: torch.Tensor
     trainable: bool
+    by_elements: bool  # an optimizer of matrices leaves it to AdamW
 
     @property
     def units(self) -> list[int]:

@@ -87,7 +87,8 @@ class Optimizer(torch.optim.Optimizer):
         settings = []
         for group in self.param_groups:
             for name, fixed in self._first.fixed.items():
-                given = tuple(group[name]) if isinstance(fixed, tuple) else group[name]
+                given = group.get(name)
+                given = tuple(given) if isinstance(given, list) else given
                 if given != fixed:
                     raise InvalidArgumentError(
                         f"{name} is {given}, and the model was wrapped with {fixed}; it cannot change"

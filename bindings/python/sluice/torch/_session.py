@@ -10,7 +10,7 @@ import math
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -26,7 +26,7 @@ from ._gradients import Gradient, Gradients, Slot
 from ._guards import guard, refuse_copy, unguard
 from ._homes import Home
 from ._memory import FirstStep, Keeper, resident_bytes
-from ._units import DTYPES, Group, units_of
+from ._units import DTYPES, Group, Roles, units_of
 
 
 Source = Callable[[str, int, memoryview], object]
@@ -62,14 +62,13 @@ class Session:
         self,
         model: torch.nn.Module,
         groups: Sequence[Group],
-        settings_of: Mapping[int, int],
+        roles: Roles,
         options: Options,
         train: bool,
         source: Source | None = None,
         estimated: int | None = None,
     ) -> None:
-        """settings_of: id of a parameter -> its group of settings. train: whether there is an optimizer.
-        source: where values come from, if not from the model's parameters. estimated: what PyTorch takes, if known."""
+        """train: whether there is an optimizer. source: where values come from, if not from the model's parameters. estimated: what PyTorch takes, if known."""
         self.model = weakref.ref(model)
         self.options = options
         self.trainable = train and any(p.requires_grad for p in model.parameters())
@@ -85,10 +84,10 @@ class Session:
         self.ended: deque[tuple[int, int]] = deque()
         self._hooks: list[Any] = []
         self._scopes: list[contextlib.ExitStack] = []
-        units = units_of(groups, settings_of, train)
+        units = units_of(groups, roles, train)
         self.engine = _homes.ModelEngine(units, options)
         try:
-            self.homes = self._move_in(model, groups, settings_of, train, source)
+            self.homes = self._move_in(model, groups, roles, train, source)
         except BaseException:
             self.engine.close()
             raise
@@ -111,7 +110,7 @@ class Session:
         self,
         model: torch.nn.Module,
         groups: Sequence[Group],
-        settings_of: Mapping[int, int],
+        roles: Roles,
         train: bool,
         source: Source | None,
     ) -> list[Home]:
@@ -134,7 +133,8 @@ class Session:
                     p.data = memory
                 p._sluice = self  # type: ignore[attr-defined]
                 trainable = train and p.requires_grad
-                homes.append(Home(name, len(homes), spans, settings_of.get(id(given), 0), p, memory, trainable))
+                role = roles.group.get(id(given), 0)
+                homes.append(Home(name, len(homes), spans, role, p, memory, trainable, declared.by_elements))
                 spans = []
         gc.collect()
         return homes

@@ -115,7 +115,7 @@ def _shapes(session: Session, home: Home, arrays: tuple[str, ...]) -> dict[str, 
     """Of the arrays that the parameter has."""
     optimizer = _settings(session)
     own = [name for name in arrays if name != _MASTER or _has_master(home, arrays)]
-    shapes = {name: optimizer.shape_of_state(name, tuple(home.memory.shape)) for name in own}
+    shapes = {name: optimizer.shape_of_state(name, tuple(home.memory.shape), home.by_elements) for name in own}
     return {name: shape for name, shape in shapes.items() if shape is not None}
 
 

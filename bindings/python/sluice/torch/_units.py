@@ -47,8 +47,16 @@ def _bytes(parameter: torch.nn.Parameter) -> int:
     return parameter.numel() * parameter.element_size()
 
 
-def units_of(groups: Sequence[Group], settings_of: Mapping[int, int], train: bool) -> list[Unit]:
-    """As the engine takes them. settings_of: id of a parameter -> its group of settings. Without `train` all are frozen."""
+@dataclasses.dataclass
+class Roles:
+    """How the optimizer treats parameters, by id."""
+
+    group: dict[int, int] = dataclasses.field(default_factory=dict)  # of settings; the others are in the first
+    by_elements: set[int] = dataclasses.field(default_factory=set)  # an optimizer of matrices leaves them to AdamW
+
+
+def units_of(groups: Sequence[Group], roles: Roles, train: bool) -> list[Unit]:
+    """As the engine takes them. Without `train` all are frozen."""
     return [
         Unit(
             group.name,
@@ -56,10 +64,11 @@ def units_of(groups: Sequence[Group], settings_of: Mapping[int, int], train: boo
                 Parameter(
                     name,
                     tuple(p.shape),
-                    settings_of.get(id(p), 0),
+                    roles.group.get(id(p), 0),
                     frozen=not (train and p.requires_grad),
                     span=group.span,
                     dtype=_type_of(name, p),
+                    by_elements=id(p) in roles.by_elements,
                 )
                 for name, p in group.parameters
             ],

@@ -16,14 +16,16 @@ from ..engine import Engine
 from ..engine import plan as _plan
 from ..errors import InvalidArgumentError, NotFoundError, StateError
 from ..model import Folder, Options, Path, Size, size_of
-from ..optimizers import AdamW
+from ..optimizers import AdamW, Muon
 from ..optimizers import Optimizer as Settings
 from . import _meta
 from ._estimate import estimate
 from ._optimizer import Optimizer
+from ._roles import roles_of
 from ._safetensors import SafetensorsFolder, Stored
 from ._session import Session, Source
-from ._units import Group, find_units, held_at_least, named_units, units_of
+from ._sgemm import sgemm
+from ._units import Group, Roles, find_units, held_at_least, named_units, units_of
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -63,7 +65,8 @@ def wrap(
         engine_of(model).plan()["pytorch"] has it, too.
     sample_batch: what the model is called with: a dict of keyword arguments, a tuple of arguments, or one argument.
     param_groups: as torch.optim has them: dicts of "params" (parameters or their names), "lr", "weight_decay"; what is
-        in none has the settings of `optimizer`.
+        in none has the settings of `optimizer`. With Muon also "use_muon": whether matrices among them are Muon's; without
+        it all are but embeddings and the output head (what get_output_embeddings() gives, where the model has that).
     units: what is fetched together: name -> names of modules or parameters; the rest is found by itself.
     threads: of updates; 0: as many as PyTorch uses.
     held_units: the most units that are kept at hand at once.
@@ -133,7 +136,7 @@ def _wrap(
         raise InvalidArgumentError("update_in_backward is given without an optimizer; give one, such as sluice.AdamW()")
     if optimizer is None and param_groups is not None:
         raise InvalidArgumentError("param_groups are given without an optimizer; give one, such as sluice.AdamW()")
-    settings, settings_of = _settings(model, optimizer or AdamW(), param_groups or [])
+    settings, roles = roles_of(model, optimizer or AdamW(), param_groups or [])
     reserved, estimated = _reserve(model, reserve, sample_batch, optimizer is not None)
     options = Options(
         reserved=reserved,
@@ -142,12 +145,13 @@ def _wrap(
         held_units=max(held_units, held_at_least(model, groups)),
         given_back=_given_back(groups),
         serve_touches=True,
+        sgemm=sgemm() if isinstance(optimizer, Muon) else None,
         **others,
     )
     on_meta = any(t.is_meta for t in [*model.parameters(), *model.buffers()])
     if on_meta:
         _meta.check(model)
-    session = Session(model, groups, settings_of, options, optimizer is not None, _source(stored), estimated)
+    session = Session(model, groups, roles, options, optimizer is not None, _source(stored), estimated)
     session.clip_value = clip_value
     _sessions[model] = session
     if on_meta:
@@ -181,7 +185,7 @@ def plan(
         given_back=_given_back(groups),
         serve_touches=True,
     )
-    made = _plan(units_of(groups, {}, train), options)
+    made = _plan(units_of(groups, Roles(), train), options)
     made["pytorch"] = {"peak": expected.peak, "reserve": expected.reserve}
     return made
 
@@ -275,29 +279,6 @@ def _given_back(groups: Sequence[Group]) -> int:
 
 def _bytes_in_memory(p: torch.nn.Parameter) -> int:
     return 0 if p.is_meta else p.numel() * p.element_size()
-
-
-def _settings(
-    model: torch.nn.Module, optimizer: Settings, param_groups: Sequence[Mapping[str, Any]]
-) -> tuple[list[Settings], dict[int, int]]:
-    """The settings of each group, the first being the rest's; and parameter id -> group."""
-    names = dict(model.named_parameters())
-    known = {id(p) for p in names.values()}
-    settings, group_of = [optimizer], {}
-    for given in param_groups:
-        other = set(given) - {"params", "lr", "weight_decay"}
-        if other:
-            raise InvalidArgumentError(f"a parameter group has {sorted(other)}; it may have params, lr, weight_decay")
-        own: Any = {name: given[name] for name in ("lr", "weight_decay") if name in given}
-        settings.append(dataclasses.replace(optimizer, **own))
-        for member in given["params"]:
-            p = names.get(member) if isinstance(member, str) else member
-            if p is None or id(p) not in known:
-                raise InvalidArgumentError(f"a parameter group has {member!r:.80}, which is no parameter of the model")
-            if id(p) in group_of:
-                raise InvalidArgumentError("a parameter is in two parameter groups; leave it in one")
-            group_of[id(p)] = len(settings) - 1
-    return settings, group_of
 
 
 def _session(model: torch.nn.Module) -> Session:

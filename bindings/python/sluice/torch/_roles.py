@@ -1,0 +1,89 @@
+"""Which settings each parameter of a wrapped model has, and which of them Muon leaves to AdamW."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import InvalidArgumentError
+from ..optimizers import Muon
+from ..optimizers import Optimizer as Settings
+from ._units import Roles
+
+
+def roles_of(
+    model: torch.nn.Module, optimizer: Settings, param_groups: Sequence[Mapping[str, Any]]
+) -> tuple[list[Settings], Roles]:
+    """The settings of each group, the first being the rest's; and the parameters' roles."""
+    settings, roles = [optimizer], Roles()
+    known = {id(p): p for p in model.parameters()}
+    if isinstance(optimizer, Muon):
+        roles.by_elements = _tables(model)
+    for given in param_groups:
+        allowed = ["params", "lr", "weight_decay"] + (["use_muon"] if isinstance(optimizer, Muon) else [])
+        other = set(given) - set(allowed)
+        if other:
+            raise InvalidArgumentError(f"a parameter group has {sorted(other)}; it may have {', '.join(allowed)}")
+        own: Any = {name: given[name] for name in ("lr", "weight_decay") if name in given}
+        settings.append(dataclasses.replace(optimizer, **own))
+        for key in _members(model, known, given["params"]):
+            if key in roles.group:
+                raise InvalidArgumentError("a parameter is in two parameter groups; leave it in one")
+            roles.group[key] = len(settings) - 1
+            if "use_muon" in given:
+                _choose(roles, known[key], given["use_muon"])
+    if isinstance(optimizer, Muon) and optimizer.adamw_lr is not None:
+        stated = [False] + ["lr" in given for given in param_groups]
+        settings = _split(settings, stated, roles, list(known.values()), optimizer.adamw_lr)
+    return settings, roles
+
+
+def _members(model: torch.nn.Module, known: Mapping[int, torch.nn.Parameter], members: Sequence[Any]) -> list[int]:
+    names = dict(model.named_parameters())
+    found = []
+    for member in members:
+        p = names.get(member) if isinstance(member, str) else member
+        if p is None or id(p) not in known:
+            raise InvalidArgumentError(f"a parameter group has {member!r:.80}, which is no parameter of the model")
+        found.append(id(p))
+    return found
+
+
+def _choose(roles: Roles, p: torch.nn.Parameter, use_muon: bool) -> None:
+    if use_muon and p.dim() != 2:
+        raise InvalidArgumentError(
+            f"a parameter of the shape {tuple(p.shape)} is in a group with use_muon, which is for matrices; give it a group "
+            "without"
+        )
+    if use_muon:
+        roles.by_elements.discard(id(p))
+    else:
+        roles.by_elements.add(id(p))
+
+
+def _tables(model: torch.nn.Module) -> set[int]:
+    """Embeddings, and the output head where the model says which it is: rows of them stand for tokens."""
+    modules: list[Any] = [m for m in model.modules() if isinstance(m, (torch.nn.Embedding, torch.nn.EmbeddingBag))]
+    if callable(head := getattr(model, "get_output_embeddings", None)):
+        modules.append(head())
+    return {id(m.weight) for m in modules if isinstance(getattr(m, "weight", None), torch.nn.Parameter)}
+
+
+def _split(
+    settings: list[Settings], stated: Sequence[bool], roles: Roles, parameters: Sequence[torch.nn.Parameter], lr: float
+) -> list[Settings]:
+    """What is AdamW's gets groups of its own, with its learning rate; but for groups that state theirs."""
+    split: list[Settings] = [dataclasses.replace(group, adamw_lr=None) for group in settings]  # type: ignore[call-arg]
+    of_group: dict[int, int] = {}
+    for p in parameters:
+        group = roles.group.get(id(p), 0)
+        if stated[group] or (p.dim() == 2 and id(p) not in roles.by_elements):
+            continue
+        if group not in of_group:
+            of_group[group] = len(split)
+            split.append(dataclasses.replace(split[group], lr=lr))  # type: ignore[call-arg]
+        roles.group[id(p)] = of_group[group]
+    return split

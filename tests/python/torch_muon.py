@@ -1,0 +1,30 @@
+"""torch.optim's own Muon beside its AdamW: what sluice.Muon is held to."""
+
+import pytest
+import torch
+
+
+class MuonWithAdamW:
+    """Groups of parameters as torch.optim has them; Muon's are matrices, but for those named in `others`. torch.optim.Muon
+    has its iteration in bfloat16, but for `exact`: then in the type of the parameters."""
+
+    def __init__(self, groups, others=(), exact=True, adamw_lr=None, **settings):
+        kinds = ([], [])
+        for group in groups:
+            for own, muons in zip(kinds, (True, False), strict=True):
+                params = [p for p in group["params"] if (p.dim() == 2 and all(p is not o for o in others)) == muons]
+                own += [{**group, "params": params}] if params else []
+        lr = settings["lr"] if adamw_lr is None else adamw_lr
+        self.both = torch.optim.Muon(kinds[0], **settings), torch.optim.AdamW(kinds[1], lr=lr)
+        self.exact = exact
+
+    def zero_grad(self):
+        for optimizer in self.both:
+            optimizer.zero_grad()
+
+    def step(self):
+        with pytest.MonkeyPatch.context() as patch:
+            if self.exact:
+                patch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+            for optimizer in self.both:
+                optimizer.step()
