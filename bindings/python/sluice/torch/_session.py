@@ -5,36 +5,28 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import gc
 import math
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from .. import _abi
-from ..errors import InvalidArgumentError, StateError
-from ..model import Options, Unit, size_of
+from ..errors import StateError
+from ..model import Options, size_of
 from ..optimizers import Optimizer as Settings
-from . import _acquire, _closing, _homes, _meta
+from . import _acquire, _closing, _homes
 from ._at_once import UpdatesInBackward
 from ._casts import Casts
 from ._gradients import Gradient, Gradients, Slot
 from ._guards import guard, refuse_copy, unguard
 from ._homes import Home
 from ._memory import FirstStep, Keeper, resident_bytes
+from ._moving import Moving, Source
 from ._units import DTYPES, Group, units_of
-
-
-Source = Callable[[str, int, memoryview], object]
-"""Fills in elements first ... of a parameter."""
-
-
-def _zeros(name: str, first: int, part: memoryview) -> None:
-    ctypes.memset((ctypes.c_char * part.nbytes).from_buffer(part), 0, part.nbytes)
 
 
 class _Saved(NamedTuple):
@@ -87,18 +79,16 @@ class Session:
         self._scopes: list[contextlib.ExitStack] = []
         units = units_of(groups, settings_of, train)
         self.engine = _homes.ModelEngine(units, options)
-        try:
-            self.homes = self._move_in(model, groups, settings_of, train, source)
-        except BaseException:
-            self.engine.close()
-            raise
-        self.by_id = {id(home.parameter): home for home in self.homes}
-        self._by_storage = {_homes.storage_of(home.memory): home for home in self.homes}
+        self._moving: Moving | None = Moving(model, self.engine)
         self.updates_in_backward: UpdatesInBackward | None = None
         self.clip_value: float | None = None
-        self._gradients = Gradients(self, self.homes)
-        self._install(model)
-        guard(model, {home.memory.dtype for home in self.homes})
+        with self.undone_on_failure():
+            self.homes = self._moving.move_in(self, groups, settings_of, train, source)
+            self.by_id = {id(home.parameter): home for home in self.homes}
+            self._by_storage = {_homes.storage_of(home.memory): home for home in self.homes}
+            self._gradients = Gradients(self, self.homes)
+            self._install(model)
+            guard(model, {home.memory.dtype for home in self.homes})
         sizes = size_of(options.memory, "memory"), size_of(options.reserved, "reserve")
         self.first_step = self.engine.first_step = FirstStep(*sizes, estimated)
 
@@ -107,49 +97,27 @@ class Session:
 
     # ---- moving in and out ----
 
-    def _move_in(
-        self,
-        model: torch.nn.Module,
-        groups: Sequence[Group],
-        settings_of: Mapping[int, int],
-        train: bool,
-        source: Source | None,
-    ) -> list[Home]:
-        """Gives each unit its values, and then its parameters the engine's memory, so that their own is free."""
-        homes: list[Home] = []
-        places = _meta.places_of(model)
-        index, spans = 0, []
-        for u, group in enumerate(groups):
-            self._set_values(self.engine.units[u], group, source)
-            for declared, (name, given) in zip(self.engine.units[u].parameters, group.parameters, strict=True):
-                spans.append(_homes.Span(index, declared.key, u, declared.first, declared.elements))
-                index += 1
-                if not group.ends_parameters:
-                    continue
-                memory = self.engine.tensor(spans, tuple(given.shape), given.dtype)
-                if given.is_meta:
-                    p = _meta.replace(places, given, memory)
-                else:
-                    p = given
-                    p.data = memory
-                p._sluice = self  # type: ignore[attr-defined]
-                trainable = train and p.requires_grad
-                homes.append(Home(name, len(homes), spans, settings_of.get(id(given), 0), p, memory, trainable))
-                spans = []
-        gc.collect()
-        return homes
+    @contextlib.contextmanager
+    def undone_on_failure(self) -> Iterator[None]:
+        """What fails inside of this `with`, before moved_in(), leaves the model as it was before it was wrapped."""
+        assert self._moving is not None, "the model has moved in"
+        try:
+            yield
+        except BaseException as error:
+            for hook in self._hooks:
+                hook.remove()
+            if (model := self.model()) is not None:
+                unguard(model)
+            if lost := self._moving.undo():
+                raise StateError(
+                    f"wrapping the model failed ({error}), and the engine cannot give back the values of "
+                    f"{', '.join(repr(name) for name in lost)}; they are on the meta device now: build or load the model again"
+                ) from error
+            raise
 
-    def _set_values(self, unit: Unit, group: Group, source: Source | None) -> None:
-        declared = {p.key: (p, given) for p, (_, given) in zip(unit.parameters, group.parameters, strict=True)}
-        if source is not None:
-            self.engine.set_values(
-                unit.name, lambda key, at, part: source(declared[key][0].name, declared[key][0].first + at, part)
-            )
-        elif any(p.is_meta for _, p in group.parameters):
-            self.engine.set_values(unit.name, _zeros)
-        else:
-            floats = {key: _homes.floats_of(given, p) for key, (p, given) in declared.items()}
-            self.engine.set_values(unit.name, {key: _homes.memory_of(t) for key, t in floats.items()})
+    def moved_in(self) -> None:
+        """The model is wrapped now; nothing is kept of what it was before."""
+        self._moving = None
 
     def close(self, values: bool) -> None:
         """The parameters are plain tensors again, with their values, or on the meta device; the engine is gone."""

@@ -20,9 +20,10 @@ from ..optimizers import AdamW
 from ..optimizers import Optimizer as Settings
 from . import _meta
 from ._estimate import estimate
+from ._moving import Source
 from ._optimizer import Optimizer
 from ._safetensors import SafetensorsFolder, Stored
-from ._session import Session, Source
+from ._session import Session
 from ._units import Group, find_units, held_at_least, named_units, units_of
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -149,12 +150,15 @@ def _wrap(
         _meta.check(model)
     session = Session(model, groups, settings_of, options, optimizer is not None, _source(stored), estimated)
     session.clip_value = clip_value
+    with session.undone_on_failure():
+        if on_meta:
+            _meta.initialise(model, {id(home.parameter) for home in session.homes if home.name in (stored or {})})
+            _meta.take_back(session.homes)
+            session.release_all()
+        made = Optimizer(session, settings) if optimizer is not None else None
+    session.moved_in()
     _sessions[model] = session
-    if on_meta:
-        _meta.initialise(model, {id(home.parameter) for home in session.homes if home.name in (stored or {})})
-        _meta.take_back(session.homes)
-        session.release_all()
-    return model, Optimizer(session, settings) if optimizer is not None else None
+    return model, made
 
 
 def plan(
