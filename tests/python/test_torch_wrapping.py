@@ -4,8 +4,9 @@ import copy
 
 import pytest
 import torch
-from test_torch_autograd import Chain
-from wrapped_models import same_values, units_of_modules, values_of, wrap
+from test_torch_autograd import Chain, loss_of
+from torch.utils.checkpoint import checkpoint
+from wrapped_models import plain_optimizer, same_values, train, units_of_modules, values_of, wrap
 
 import sluice
 import sluice.torch
@@ -80,3 +81,100 @@ def test_a_model_on_the_meta_device_that_was_refused_is_as_it_was():
         with pytest.raises(sluice.StateError, match="not wrapped"):
             sluice.torch.engine_of(model)
     copy.deepcopy(model).half()
+
+
+# ---- what is found out about a model leaves nothing in it ----
+
+
+class Reentrant(Chain):
+    def forward(self, x):
+        return self.last(checkpoint(self.middle, self.first(x), use_reentrant=True))
+
+
+class Keeping(Chain):
+    """Keeps things in its first forward: a table, a count, a list, a dict, and what old weight_norm computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.calls, self.seen, self.by_kind = None, 0, [], {"last": (self.last.weight,)}
+        torch.nn.utils.weight_norm(self.middle)
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.arange(x.shape[-1]).float().cos()
+        self.calls += 1
+        self.seen.append(x.mean())
+        self.by_kind["x"] = x
+        return torch.nn.functional.linear(super().forward(x) * self.table, self.by_kind["last"][0])
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.last = torch.nn.LSTM(24, 24), torch.nn.Linear(24, 24)
+
+    def forward(self, x):
+        return self.last(self.lstm(x[None])[0][0])
+
+
+class Broken(Keeping):
+    def forward(self, x):
+        super().forward(x)
+        raise ArithmeticError("in the middle")
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("make", [Reentrant, Keeping, Recurrent])
+def test_an_estimate_leaves_nothing_in_the_model(make):
+    def begun():
+        torch.manual_seed(3)
+        return make()
+
+    def states(model):
+        return [
+            {name: list(value) if isinstance(value, list) else value for name, value in vars(module).items()}
+            for module in model.modules()
+        ]
+
+    model = begun()
+    before, parameters = states(model), dict(model.named_parameters())
+    sluice.torch.plan(model, torch.ones(6, 24), memory="6GiB")
+    assert states(model) == before
+    assert all(p is parameters[name] and p.grad is None for name, p in model.named_parameters())
+    plain = begun()
+    expected = train(plain, plain_optimizer(plain), loss_of, steps=3)
+    model, optimizer = wrap(model, "disk", reserve=None, sample_batch=torch.ones(6, 24))
+    assert train(model, optimizer, loss_of, steps=3).close_to(expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_an_estimate_that_fails_leaves_nothing_either():
+    model = Broken()
+    with pytest.raises(sluice.InvalidArgumentError, match=r"ArithmeticError.*in the middle.*reserve"):
+        sluice.torch.plan(model, torch.ones(6, 24), memory="6GiB")
+    assert (model.table, model.calls, model.seen, list(model.by_kind)) == (None, 0, [], ["last"])
+    assert model.by_kind["last"][0] is model.last.weight
+
+
+def test_gradients_that_were_there_before_an_estimate_stay():
+    model = Reentrant()
+    loss_of(model, 0).backward()
+    gradients = [p.grad for p in model.parameters()]
+    sluice.torch.plan(model, torch.ones(6, 24), memory="6GiB")
+    assert all(p.grad is gradient for p, gradient in zip(model.parameters(), gradients, strict=True))
+
+
+@pytest.mark.parametrize(
+    "forward, batch, what",
+    [
+        (lambda self, x: self.first(x[x[:, 0] > 0]), torch.ones(6, 24), "depend on values.*DynamicOutputShape"),
+        (lambda self, x: self.first(x) if x.sum() > 0 else x, torch.ones(6, 24), "depend on values.*DataDependent"),
+        (lambda self, x: self.first(x + x.numpy().sum()), torch.ones(6, 24), "numpy"),
+        (Chain.forward, torch.ones(6, 7), r"\[6, 7\] X \[24, 24\]"),
+    ],
+)
+def test_what_cannot_be_estimated_says_what_to_give_instead(forward, batch, what, monkeypatch):
+    model = Chain()
+    monkeypatch.setattr(Chain, "forward", forward)
+    with pytest.raises(sluice.InvalidArgumentError, match=f"(?s){what}.*reserve"):
+        sluice.torch.plan(model, batch, memory="6GiB")
