@@ -118,6 +118,7 @@ class Session:
     def moved_in(self) -> None:
         """The model is wrapped now; nothing is kept of what it was before."""
         self._moving = None
+        self.engine.session = weakref.ref(self)
 
     def close(self, values: bool) -> None:
         """The parameters are plain tensors again, with their values, or on the meta device; the engine is gone."""
@@ -225,11 +226,42 @@ class Session:
 
     def begin_anew(self) -> None:
         """The step that was begun, and has no gradient yet, begins again."""
+        self._abandon_step()
+        self._begin_step()
+
+    def _abandon_step(self) -> None:
         self.release_all()
         if self._in_step:
             self.engine.abandon_step()
             self._in_step = False
-        self._begin_step()
+
+    def end_begun_step(self, verb: str) -> None:
+        """A checkpoint is to be saved or loaded (the verb): nothing is held, and a step that has no gradient yet is not
+        begun. StateError where it has some."""
+        with self._lock:
+            self._drop_ended()
+            self.release_all()
+            for slot in list(self._slots.values()):
+                gradient = slot.home.parameter.grad
+                if not (isinstance(gradient, Gradient) and gradient._slot is slot):
+                    self._end_gradient(slot)
+            if self.updates_in_backward is not None and self.updates_in_backward.begun:
+                raise StateError(
+                    f"a checkpoint is {verb} between backward and optimizer.step(), which ends a step; do it after that"
+                )
+            if self._in_step and self._slots:
+                names = ", ".join(repr(slot.home.name) for slot in list(self._slots.values())[:3])
+                raise StateError(
+                    f"a checkpoint is {verb} while {len(self._slots)} parameters ({names}, ...) have gradients, which it "
+                    "does not hold; do it after optimizer.step() and before the next forward pass, or after "
+                    "optimizer.zero_grad(set_to_none=True)"
+                )
+            self._abandon_step()
+
+    def changed(self) -> None:
+        """All values are others now."""
+        for home in self.homes:
+            home.changed()
 
     def release(self, unit: int) -> None:
         """The unit is not held any more."""

@@ -338,5 +338,4 @@ def edit(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         session.release_all()
-        for home in session.homes:
-            home.changed()
+        session.changed()
