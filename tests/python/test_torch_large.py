@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 from test_torch_closing import run_big
 from test_torch_models import small_bert, text_loss
 from wrapped_models import (
@@ -60,6 +61,45 @@ def test_a_folder_without_what_the_model_needs(tmp_path):
     weights.write_bytes(b"\xff" * 64)
     with pytest.raises(sluice.CorruptError, match="model.safetensors"):
         sluice.torch.from_pretrained(tmp_path, memory="6GiB")
+
+
+def layers(**names):
+    with torch.device("meta"):
+        return torch.nn.ModuleDict({name: make() for name, make in names.items()})
+
+
+def linear():
+    return torch.nn.Linear(8, 8)
+
+
+def loaded(model, folder, **tensors):
+    """The first element of each weight; files have matrices filled with what is given."""
+    save_file(
+        {name.replace("_", "."): torch.full((8, 8), value) for name, value in tensors.items()}, folder / "a.safetensors"
+    )
+    wrap(model, "memory", weights=folder)
+    return [p[0, 0].item() for p in model.parameters() if p.dim() == 2]
+
+
+def test_a_tensor_is_of_one_parameter(tmp_path):
+    def inner():
+        return torch.nn.ModuleDict({"fc": linear(), "last": linear()})
+
+    for model in (layers(fc=linear, enc=inner), layers(enc=inner, fc=linear)):
+        values = dict(
+            zip([n for n, p in model.named_parameters() if p.dim() == 2], loaded(model, tmp_path, fc_weight=7.0))
+        )
+        assert values["fc.weight"] == 7 and abs(values["enc.fc.weight"]) < 1
+    assert loaded(layers(enc=inner), tmp_path, fc_weight=7.0, last_weight=8.0) == [7, 8]
+    assert loaded(layers(fc=linear, last=linear), tmp_path, enc_fc_weight=7.0, enc_last_weight=8.0) == [7, 8]
+    body, head = loaded(layers(body=inner, head=linear), tmp_path, fc_weight=7.0, last_weight=8.0, other_weight=9.0)[
+        ::2
+    ]
+    assert body == 7 and abs(head) < 1
+    known, other, new = loaded(layers(fc=linear, last=linear, new=inner), tmp_path, fc_weight=1.0, last_weight=2.0)[:3]
+    assert (known, other) == (1, 2) and abs(new) < 1
+    three = loaded(layers(a=linear, b=linear, enc=inner), tmp_path, a_weight=1.0, b_weight=2.0, fc_weight=3.0)
+    assert three[:2] == [1, 2] and abs(three[2]) < 1, "a tensor that nobody has is not the next best parameter's"
 
 
 def test_a_model_on_the_meta_device_gets_its_first_values():

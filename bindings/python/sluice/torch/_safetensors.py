@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,29 +37,41 @@ class SafetensorsFolder:
         for file in files:
             self._tensors.update(_tensors_of(file))
 
-    def find(self, names: Iterable[str], shape: Sequence[int]) -> Stored:
-        """The tensor under the first of these names that is there, in one of its forms."""
-        wanted = list(names)
-        for name in wanted:
-            stored = next((self._tensors[form] for form in self._forms(name) if form in self._tensors), None)
-            if stored is None:
-                continue
-            if stored.shape != tuple(shape):
-                raise InvalidArgumentError(
-                    f"'{name}' has the shape {list(stored.shape)} in '{stored.file}', and {list(shape)} in the model"
-                )
-            return stored
-        raise NotFoundError(f"'{wanted[0]}' is in no file of '{self.folder}'")
+    def find(self, names_of: Mapping[str, Sequence[str]]) -> dict[str, Stored]:
+        """Where each parameter lies that the files have, by its first name. names_of: all names of each, of which a tied
+        one has several.
 
-    def _forms(self, name: str) -> Iterator[str]:
-        """Wrappers put words in front (`transformer.wte.weight`, `base_model.model...`), adapters one in between."""
-        plain = name.replace(".base_layer.", ".")
-        words = plain.split(".")
-        for first in range(max(1, len(words) - 1)):
-            yield ".".join(words[first:])
-        longer = [key for key in self._tensors if key.endswith("." + plain)]
-        if len(longer) == 1:
-            yield longer[0]
+        A name counts as it is, or without an adapter's `base_layer`. Wrappers also put words in front of all names, and
+        files may have more of them (`transformer.wte.weight`, `base_model.model...`): names that differ so count where
+        that finds more parameters than the names as they are, with the same words for all. No tensor is of two
+        parameters."""
+        exact = self._matched(names_of, lambda name: name)
+        plain = {**self._matched(names_of, _plain), **exact}
+        found = dict(exact)
+        _add(found, plain)
+        fronted = max((self._matched(names_of, front) for front in self._fronts(names_of)), key=len, default={})
+        if len(fronted) > len(plain):
+            _add(found, fronted)
+        return {first: self._tensors[key] for first, key in found.items()}
+
+    def _matched(self, names_of: Mapping[str, Sequence[str]], form: Callable[[str], str | None]) -> dict[str, str]:
+        """The tensor's name for each parameter of which a name is there in this form."""
+        matched = {}
+        for first, names in names_of.items():
+            key = next((key for name in names if (key := form(name)) in self._tensors), None)
+            if key is not None:
+                matched[first] = key
+        return matched
+
+    def _fronts(self, names_of: Mapping[str, Sequence[str]]) -> Iterator[Callable[[str], str | None]]:
+        """What drops words in front of names, or puts some there: the same ones each, that names and files suggest."""
+        names = {_plain(name) for several in names_of.values() for name in several}
+        fewer = {front for name in names for front, rest in _cuts(name) if rest in self._tensors}
+        more = {front for key in self._tensors for front, rest in _cuts(key) if rest in names}
+        for front in sorted(fewer):
+            yield lambda name, front=front: _plain(name)[len(front) :] if _plain(name).startswith(front) else None
+        for front in sorted(more):
+            yield lambda name, front=front: front + _plain(name)
 
     @staticmethod
     def read(stored: Stored, first: int, into: torch.Tensor) -> None:
@@ -75,6 +87,27 @@ class SafetensorsFolder:
                     raise CorruptError(f"'{stored.file}' ends at {file.tell()}, in the middle of a tensor")
                 done += count
         into.copy_(torch.frombuffer(raw, dtype=stored.dtype))
+
+
+def _plain(name: str) -> str:
+    return name.replace(".base_layer.", ".")
+
+
+def _cuts(name: str) -> Iterator[tuple[str, str]]:
+    """The words in front (with their point) and the rest, cut at each point."""
+    end = name.find(".")
+    while end >= 0:
+        yield name[: end + 1], name[end + 1 :]
+        end = name.find(".", end + 1)
+
+
+def _add(found: dict[str, str], others: Mapping[str, str]) -> None:
+    """Of parameters that have none, those tensors that nobody has."""
+    taken = set(found.values())
+    for first, key in others.items():
+        if first not in found and key not in taken:
+            found[first] = key
+            taken.add(key)
 
 
 def _tensors_of(file: Path) -> dict[str, Stored]:

@@ -229,13 +229,15 @@ def _stored(model: torch.nn.Module, folder: Path, partly: bool) -> dict[str, Sto
     names_of: dict[int, list[str]] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
         names_of.setdefault(id(p), []).append(name)
-    stored = {}
-    for name, p in model.named_parameters():
-        try:
-            stored[name] = files.find(names_of[id(p)], p.shape)
-        except NotFoundError:
-            if not partly:
-                raise
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    stored = files.find({names[0]: names for names in names_of.values()})
+    for name, shape in shapes.items():
+        if name in stored and stored[name].shape != shape:
+            raise InvalidArgumentError(
+                f"'{name}' has the shape {list(stored[name].shape)} in '{stored[name].file}', and {list(shape)} in the model"
+            )
+        if name not in stored and not partly:
+            raise NotFoundError(f"'{name}' is in no file of '{os.fspath(folder)}'")
     if not stored:
         raise NotFoundError(f"'{os.fspath(folder)}' has none of the model's parameters; see the names in its files")
     return stored
