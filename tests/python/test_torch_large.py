@@ -49,6 +49,28 @@ def test_a_folder_is_streamed_and_trains_as_the_plain_model(make, tmp_path):
     sluice.torch.close(model)
 
 
+@pytest.mark.parametrize("own_file", [True, False])
+def test_a_folder_gives_the_model_that_transformers_gives(own_file, tmp_path):
+    torch.manual_seed(1)
+    plain = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        n_layer=1, n_head=2, n_embd=32, vocab_size=64, n_positions=32, bos_token_id=0, eos_token_id=0, resid_pdrop=0.5
+    ))  # fmt: skip
+    plain.generation_config.max_new_tokens = 7
+    plain.save_pretrained(tmp_path)
+    if not own_file:
+        (tmp_path / "generation_config.json").unlink()
+        config = tmp_path / "config.json"
+        config.write_text(config.read_text().replace("{", '{"max_new_tokens": 5,', 1))
+    expected = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = torch.arange(5)[None]
+    for optimizer in (None, sluice.AdamW()):
+        model, _ = sluice.torch.from_pretrained(tmp_path, optimizer, memory="6GiB", sample_batch=ids)
+        assert not model.training and not any(module.training for module in model.modules())
+        for name, value in expected.generation_config.to_dict().items():
+            assert (getattr(model.generation_config, name) or None) == (value or None), name
+        assert torch.equal(model.generate(ids, do_sample=False), expected.generate(ids, do_sample=False))
+
+
 def test_a_folder_without_what_the_model_needs(tmp_path):
     with pytest.raises(sluice.NotFoundError, match="save_pretrained"):
         small_gpt2().config.save_pretrained(tmp_path)

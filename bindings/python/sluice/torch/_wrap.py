@@ -199,7 +199,8 @@ def from_pretrained(
     **options: Any,
 ) -> tuple[torch.nn.Module, Optional[Optimizer]]:
     """A model of transformers from a folder (config.json, *.safetensors), wrapped; it may be larger than memory, since its
-    values go from the files to where they belong.
+    values go from the files to where they belong. As transformers' own from_pretrained() gives it: in eval() mode (call
+    model.train() to train; Trainer does), with the folder's settings for generation.
 
     model_class: of transformers; None: the one that config.json names. dtype: None: that of config.json, else f32.
     options: those of wrap().
@@ -218,7 +219,13 @@ def from_pretrained(
     with torch.device("meta"):
         model = model_class(config)
     model = model.to(dtype or getattr(config, "dtype", None) or torch.float32)
-    return _wrap(model, optimizer, _stored(model, folder, partly=False), **options)
+    if model.can_generate() and os.path.exists(os.path.join(os.fspath(folder), "generation_config.json")):
+        model.generation_config = transformers.GenerationConfig.from_pretrained(
+            os.fspath(folder), local_files_only=True
+        )
+    model.train(optimizer is not None)  # what PyTorch takes is estimated for what the model is for
+    wrapped, made = _wrap(model, optimizer, _stored(model, folder, partly=False), **options)
+    return wrapped.eval(), made
 
 
 def _stored(model: torch.nn.Module, folder: Path, partly: bool) -> dict[str, Stored]:
