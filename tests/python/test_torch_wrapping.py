@@ -83,6 +83,49 @@ def test_a_model_on_the_meta_device_that_was_refused_is_as_it_was():
     copy.deepcopy(model).half()
 
 
+# ---- two parameters over one memory ----
+
+
+def over(make):
+    """Weights that lie in one memory as `make` says, of two layers."""
+    model = Chain()
+    model.first.weight, model.last.weight = (torch.nn.Parameter(part) for part in make(torch.rand(48, 24)))
+    return model
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m: (m[:24], m[:24]),
+        lambda m: (m[:24], m[:24].t()),
+        lambda m: (m[:24], m[23:47]),
+        lambda m: (m.view(24, 48)[:, 1:25], m.view(24, 48)[:, 24:]),
+    ],
+)
+def test_two_parameters_over_one_memory_are_refused(make, device):
+    model = over(lambda m: make(m.to(device)))
+    values = values_of(model)
+    with pytest.raises(
+        sluice.InvalidArgumentError, match="'(last|first).weight' and '(last|first).weight'.*make them one"
+    ):
+        wrap(model, "disk")
+    assert device == "meta" or same_values(values_of(model), values)
+    model.last.weight = model.first.weight
+    wrap(model, "disk")
+    assert model.last.weight is model.first.weight
+
+
+@pytest.mark.parametrize(
+    "make", [lambda m: (m[:24], m[24:]), lambda m: (m.view(24, 48)[:, :24], m.view(24, 48)[:, 24:])]
+)
+def test_parts_of_one_memory_are_two_parameters(make):
+    model = over(make)
+    values = values_of(model)
+    wrap(model, "disk")
+    assert same_values(values_of(model), values)
+
+
 # ---- what is found out about a model leaves nothing in it ----
 
 

@@ -19,6 +19,7 @@ from ..model import Folder, Options, Path, Size, size_of
 from ..optimizers import AdamW
 from ..optimizers import Optimizer as Settings
 from . import _meta
+from ._checks import check_model
 from ._estimate import estimate
 from ._moving import Source
 from ._optimizer import Optimizer
@@ -125,6 +126,7 @@ def _wrap(
     for name, p in model.named_parameters():
         if (owner := getattr(p, "_sluice", None)) is not None and not owner.engine.closed:
             raise StateError(f"'{name}' belongs to another wrapped model; close that, or wrap the whole once")
+    check_model(model)
     if clip_value is not None and not 0 < clip_value < math.inf:
         raise InvalidArgumentError(
             f"clip_value is {clip_value}; a finite bound above 0 is needed, or None for no clipping"
