@@ -9,7 +9,6 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from test_torch_closing import run_big
-from test_torch_models import small_bert, text_loss
 from wrapped_models import (
     language_loss,
     plain_optimizer,
@@ -122,43 +121,6 @@ def test_a_tensor_is_of_one_parameter(tmp_path):
     assert (known, other) == (1, 2) and abs(new) < 1
     three = loaded(layers(a=linear, b=linear, enc=inner), tmp_path, a_weight=1.0, b_weight=2.0, fc_weight=3.0)
     assert three[:2] == [1, 2] and abs(three[2]) < 1, "a tensor that nobody has is not the next best parameter's"
-
-
-def test_a_model_on_the_meta_device_gets_its_first_values():
-    with torch.device("meta"):
-        model = transformers.GPT2LMHeadModel(small_gpt2().config)
-    torch.manual_seed(3)
-    model, optimizer = wrap(model, "disk")
-    assert model.lm_head.weight is model.transformer.wte.weight
-    values = values_of(model)
-    assert 0.01 < values["transformer.h.0.mlp.c_fc.weight"].std() < 0.03
-    assert torch.equal(values["transformer.ln_f.weight"], torch.ones(128))
-    losses = train(model, optimizer, language_loss, steps=6).values
-    assert losses[0] == pytest.approx(6.24, abs=0.2)
-
-
-def test_a_model_whose_tying_gives_a_bias_other_memory():
-    with torch.device("meta"):
-        model = small_bert()
-    torch.manual_seed(3)
-    model, optimizer = wrap(model, "disk")
-    head = model.cls.predictions
-    assert head.decoder.bias is head.bias and torch.equal(head.bias, torch.zeros(256))
-    train(model, optimizer, text_loss, steps=2)
-    assert head.bias.abs().sum() > 0
-    sluice.torch.close(model)
-
-
-def test_modules_without_a_way_to_begin_are_named():
-    class Scale(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.factor = torch.nn.Parameter(torch.ones(3))
-
-    with torch.device("meta"):
-        model = torch.nn.Sequential(torch.nn.Linear(3, 3), Scale())
-    with pytest.raises(sluice.InvalidArgumentError, match=r"'1' \(Scale\).*reset_parameters"):
-        wrap(model, "memory")
 
 
 def test_the_plan_says_what_pytorch_takes_without_taking_it():

@@ -48,7 +48,7 @@ def _extent(name: str, p: torch.nn.Parameter) -> _Extent:
     size = p.element_size()
     reach = size + sum((length - 1) * stride * size for length, stride in zip(p.shape, p.stride(), strict=True))
     # On the meta device there are no addresses, and only storages tell.
-    begin = p.storage_offset() * size if p.is_meta else p.data_ptr()
+    begin = int(p.storage_offset()) * size if p.is_meta else p.data_ptr()
     return _Extent(p.untyped_storage()._cdata if p.is_meta else 0, begin, begin + reach, name, p)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 
 Source = Callable[[str, int, memoryview], object]
 """Fills in elements first ... of a parameter."""
-
-
-def _zeros(name: str, first: int, part: memoryview) -> None:
-    ctypes.memset((ctypes.c_char * part.nbytes).from_buffer(part), 0, part.nbytes)
 
 
 class Moving:
@@ -78,11 +74,17 @@ class Moving:
             self._engine.set_values(
                 unit.name, lambda key, at, part: source(declared[key][0].name, declared[key][0].first + at, part)
             )
-        elif any(p.is_meta for _, p in group.parameters):
-            self._engine.set_values(unit.name, _zeros)
-        else:
-            floats = {key: _homes.floats_of(given, p) for key, (p, given) in declared.items()}
-            self._engine.set_values(unit.name, {key: _homes.memory_of(t) for key, t in floats.items()})
+            return
+        floats = {key: _homes.floats_of(given, p) for key, (p, given) in declared.items() if not given.is_meta}
+
+        def fill(key: str, at: int, part: memoryview) -> None:
+            run = torch.frombuffer(part, dtype=torch.float32)
+            if key in floats:
+                run.copy_(floats[key][at : at + len(run)])
+            else:
+                run.fill_(math.nan)  # until a rule of the model gives it others
+
+        self._engine.set_values(unit.name, fill)
 
     def _into_engine(self, given: torch.nn.Parameter, spans: Sequence[Span]) -> torch.nn.Parameter:
         memory = self._engine.tensor(spans, tuple(given.shape), given.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..errors import CorruptError, InvalidArgumentError, NotFoundError
+from ..errors import CorruptError, NotFoundError
 
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _LARGEST_HEADER = 100 << 20
@@ -69,9 +70,9 @@ class SafetensorsFolder:
         fewer = {front for name in names for front, rest in _cuts(name) if rest in self._tensors}
         more = {front for key in self._tensors for front, rest in _cuts(key) if rest in names}
         for front in sorted(fewer):
-            yield lambda name, front=front: _plain(name)[len(front) :] if _plain(name).startswith(front) else None
+            yield functools.partial(_without, front)
         for front in sorted(more):
-            yield lambda name, front=front: front + _plain(name)
+            yield functools.partial(_with, front)
 
     @staticmethod
     def read(stored: Stored, first: int, into: torch.Tensor) -> None:
@@ -91,6 +92,14 @@ class SafetensorsFolder:
 
 def _plain(name: str) -> str:
     return name.replace(".base_layer.", ".")
+
+
+def _without(front: str, name: str) -> str | None:
+    return _plain(name)[len(front) :] if _plain(name).startswith(front) else None
+
+
+def _with(front: str, name: str) -> str | None:
+    return front + _plain(name)
 
 
 def _cuts(name: str) -> Iterator[tuple[str, str]]:

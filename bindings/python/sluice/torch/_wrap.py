@@ -18,7 +18,7 @@ from ..errors import InvalidArgumentError, NotFoundError, StateError
 from ..model import Folder, Options, Path, Size, size_of
 from ..optimizers import AdamW
 from ..optimizers import Optimizer as Settings
-from . import _meta
+from . import _first_values
 from ._checks import check_model
 from ._estimate import estimate
 from ._moving import Source
@@ -147,15 +147,14 @@ def _wrap(
         serve_touches=True,
         **others,
     )
-    on_meta = any(t.is_meta for t in [*model.parameters(), *model.buffers()])
+    on_meta = {name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta}
     if on_meta:
-        _meta.check(model)
+        _first_values.check(model, stored or {})
     session = Session(model, groups, settings_of, options, optimizer is not None, _source(stored), estimated)
     session.clip_value = clip_value
     with session.undone_on_failure():
         if on_meta:
-            _meta.initialise(model, {id(home.parameter) for home in session.homes if home.name in (stored or {})})
-            _meta.take_back(session.homes)
+            _first_values.give(model, [h for h in session.homes if h.name in on_meta and h.name not in (stored or {})])
             session.release_all()
         made = Optimizer(session, settings) if optimizer is not None else None
     session.moved_in()
@@ -261,7 +260,7 @@ def _source(stored: Optional[Mapping[str, Stored]]) -> Optional[Source]:
         if name in stored:
             SafetensorsFolder.read(stored[name], first, values)
         else:
-            values.zero_()
+            values.fill_(math.nan)  # until a rule of the model gives it others
 
     return fill
 
