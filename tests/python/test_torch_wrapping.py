@@ -83,6 +83,40 @@ def test_a_model_on_the_meta_device_that_was_refused_is_as_it_was():
     copy.deepcopy(model).half()
 
 
+# ---- units ----
+
+
+def units_in(model):
+    return {unit.name: [p.name for p in unit.parameters] for unit in sluice.torch.engine_of(model).units}
+
+
+class Named(torch.nn.Module):
+    """Large parameters of its own beside a child whose name is what those are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(3 << 20))
+        self.model = torch.nn.Linear(2048, 1024)
+
+
+def test_units_have_names_of_their_own():
+    model = Named()
+    wrap(model, "memory")
+    assert units_in(model) == {"model": ["scale"], "model (2)": ["model.weight", "model.bias"]}
+
+
+def test_units_that_the_user_names_keep_their_names():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    model[1].bias.requires_grad_(False)
+    wrap(model, "memory", units={"1": ["1"], "1 (frozen)": ["0.weight"]})
+    assert units_in(model) == {
+        "1": ["1.weight"], "1 (frozen)": ["0.weight"], "1 (frozen) (2)": ["1.bias"], "0": ["0.bias"],
+    }  # fmt: skip
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    wrap(model, "memory", units={"0": ["0.weight"]})
+    assert units_in(model) == {"0": ["0.weight"], "0 (2)": ["0.bias"]}
+
+
 # ---- two parameters over one memory ----
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Optional
 
@@ -75,7 +76,7 @@ def find_units(model: torch.nn.Module) -> list[Group]:
     taken: set[int] = set()
     found: list[Group] = []
     _collect(model, "", names, taken, found)
-    return _span_large(_split(_merge_small(found)))
+    return _named_apart(_span_large(_split(_merge_small(found))))
 
 
 def named_units(model: torch.nn.Module, units: Mapping[str, Sequence[str]]) -> list[Group]:
@@ -96,7 +97,21 @@ def named_units(model: torch.nn.Module, units: Mapping[str, Sequence[str]]) -> l
         found.append(group)
     rest: list[Group] = []
     _collect(model, "", names, taken, rest)
-    return _split(found) + _span_large(_split(_merge_small(rest)))
+    return _named_apart(_split(found) + _span_large(_split(_merge_small(rest))))
+
+
+def _named_apart(groups: Sequence[Group]) -> list[Group]:
+    """The first of a name keeps it."""
+    taken: set[str] = set()
+    return [dataclasses.replace(group, name=_apart(group.name, taken)) for group in groups]
+
+
+def _apart(name: str, taken: set[str]) -> str:
+    """The name, or the next like it that is not taken; it is then."""
+    counted = itertools.chain([name], (f"{name} ({count})" for count in itertools.count(2)))
+    free = next(each for each in counted if each not in taken)
+    taken.add(free)
+    return free
 
 
 def held_at_least(model: torch.nn.Module, groups: Sequence[Group]) -> int:
@@ -180,6 +195,7 @@ def _span_large(groups: Sequence[Group]) -> list[Group]:
 def _split(groups: Sequence[Group]) -> list[Group]:
     """Frozen parameters have no gradient and no optimizer state, so they get units of their own, and so does each type."""
     split = []
+    taken = {group.name for group in groups}
     for group in groups:
         kinds: dict[tuple[bool, torch.dtype], list[_Named]] = {}
         for name, p in sorted(group.parameters, key=lambda named: not named[1].requires_grad):
@@ -188,7 +204,8 @@ def _split(groups: Sequence[Group]) -> list[Group]:
         for kind, parameters in kinds.items():
             differs = [] if kind[0] == first[0] else ["frozen"]
             differs += [] if kind[1] == first[1] else [_type_of(*parameters[0])]
-            split.append(Group(f"{group.name} ({', '.join(differs)})" if differs else group.name, parameters))
+            name = _apart(f"{group.name} ({', '.join(differs)})", taken) if differs else group.name
+            split.append(Group(name, parameters))
     return split
 
 
