@@ -175,6 +175,26 @@ def test_what_has_values_keeps_them(place, tmp_path):
     assert bool((model.inside[0].weight == 3).all())
 
 
+class Marked(torch.nn.Parameter):
+    """A parameter of a kind of its own."""
+
+
+def test_what_the_user_gave_a_parameter_stays():
+    model = on_meta(lambda: torch.nn.Linear(8, 8))
+    model.weight = Marked(model.weight)
+    model.weight.mark, calls = 3, []
+    kept = model.weight.register_hook(lambda gradient: gradient * 2)
+    model.weight.register_post_accumulate_grad_hook(lambda p: calls.append(p))
+    model, optimizer = wrap(model, "disk")
+    assert type(model.weight) is Marked and model.weight.mark == 3
+    for factor in (2, 1):
+        model(torch.ones(1, 8)).sum().backward()
+        assert torch.equal(model.weight.grad, torch.full((8, 8), float(factor)))
+        optimizer.zero_grad()
+        kept.remove()
+    assert [p is model.weight for p in calls] == [True, True]
+
+
 # ---- what no rule gives a value ----
 
 

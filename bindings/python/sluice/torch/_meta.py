@@ -25,3 +25,12 @@ def replace(places: Places, parameter: torch.nn.Parameter, memory: torch.Tensor)
     for module, name in places[id(parameter)]:
         module._parameters[name] = made
     return made
+
+
+def carry_over(parameter: torch.nn.Parameter, made: torch.nn.Parameter) -> None:
+    """What the user gave a parameter on the meta device, class, attributes and hooks, is that of the one in its place. The
+    hooks are shared, so that what removes them goes on to do so."""
+    made.__class__ = type(parameter)
+    made.__dict__.update(parameter.__dict__)
+    made._backward_hooks = parameter._backward_hooks
+    made._post_accumulate_grad_hooks = parameter._post_accumulate_grad_hooks

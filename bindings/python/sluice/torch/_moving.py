@@ -89,7 +89,9 @@ class Moving:
     def _into_engine(self, given: torch.nn.Parameter, spans: Sequence[Span]) -> torch.nn.Parameter:
         memory = self._engine.tensor(spans, tuple(given.shape), given.dtype)
         if given.is_meta:
-            return _meta.replace(self._places, given, memory)
+            made = _meta.replace(self._places, given, memory)
+            _meta.carry_over(given, made)
+            return made
         given.data = memory
         return given
 
