@@ -168,11 +168,19 @@ def test_a_closed_engine():
     graph = loss_of(model, 1)
     engine = sluice.torch.engine_of(model)
     values = {name: p.detach().clone() for name, p in model.named_parameters()}
-    gradient = model.first.weight.grad.clone()
+    old, gradient = model.first.weight.grad, model.first.weight.grad.clone()
+    state = optimizer.state_dict()
     sluice.torch.close(model)
     assert engine.closed
-    for call in (optimizer.step, graph.backward, engine.settle):
-        with pytest.raises(sluice.StateError, match="closed"):
+    for call, what in (
+        (optimizer.step, "model was closed.*wrap it again"),
+        (graph.backward, r"the model was closed.*'last.weight'.*run forward again"),
+        (old.sum, r"gradient of 'first.weight' .*was closed.*plain tensor"),
+        (optimizer.state_dict, r"model was closed.*before sluice.torch.close\(\)"),
+        (lambda: optimizer.load_state_dict(state), "model was closed.*wrap the model again"),
+        (engine.settle, "closed"),
+    ):
+        with pytest.raises(sluice.StateError, match=what):
             call()
     with pytest.raises(sluice.StateError, match=r"not wrapped; see sluice.torch.wrap\(\)"):
         sluice.torch.engine_of(model)

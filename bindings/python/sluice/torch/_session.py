@@ -186,6 +186,11 @@ class Session:
                 )
             return saved.tensor
         home: Home = saved.home
+        if self.engine.closed:
+            raise StateError(
+                f"backward goes through a graph that was made before the model was closed, and needs '{home.name}' as it was "
+                "then; run forward again"
+            )
         if home.version != saved.version:
             raise RuntimeError(
                 f"backward goes through a graph that was made before '{home.name}' was changed (by optimizer.step() or "
