@@ -117,6 +117,37 @@ def test_units_that_the_user_names_keep_their_names():
     assert units_in(model) == {"0": ["0.weight"], "0 (2)": ["0.bias"]}
 
 
+def test_either_name_of_a_tied_parameter_will_do():
+    model = Chain()
+    model.last.weight = model.first.weight
+    units, groups = {"tied": ["last.weight"]}, [{"params": "last.weight", "lr": 0.5}]
+    _, optimizer = wrap(model, "memory", units=units, param_groups=groups)
+    assert units_in(model)["tied"] == ["first.weight"]
+    assert [p is model.first.weight for p in optimizer.param_groups[1]["params"]] == [True]
+    sluice.torch.close(model)
+    _, optimizer = wrap(model, "memory", units={"all": ["first", "last"]}, param_groups=[{"params": model.last.weight}])
+    assert units_in(model)["all"] == ["first.weight", "first.bias", "last.bias"]
+
+
+# ---- what is given ----
+
+
+@pytest.mark.parametrize(
+    "model, options, what",
+    [
+        (lambda x: x, {}, "no torch.nn.Module"),
+        (torch.nn.Sequential(torch.nn.LazyLinear(4)), {}, "'0.weight' has no shape yet.*call the model once"),
+        (Chain(), {"units": ["first"]}, r"units are \['first'\]; a dict"),
+        (Chain(), {"param_groups": [{"lr": 1}]}, "a parameter group is {'lr': 1}.*'params'"),
+        (Chain(), {"param_groups": ["first"]}, "a parameter group is 'first'.*a dict"),
+        (Chain(), {"param_groups": [{"params": ["first.bias"], "lr": "x"}]}, "lr is 'x'; a number"),
+    ],
+)
+def test_what_is_given_wrongly_is_named(model, options, what):
+    with pytest.raises(sluice.InvalidArgumentError, match=what):
+        wrap(model, "memory", **options)
+
+
 # ---- two parameters over one memory ----
 
 

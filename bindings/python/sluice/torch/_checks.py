@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import InvalidArgumentError
 
 
-def check_model(model: torch.nn.Module) -> None:
+def check_model(model: Any) -> None:
     """Raises InvalidArgumentError, naming it, for what cannot be wrapped as it is."""
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidArgumentError(f"{model!r:.80} is to be wrapped, and is no torch.nn.Module; give the model itself")
+    for name, t in [*model.named_parameters(), *model.named_buffers()]:
+        if torch.nn.parameter.is_lazy(t):
+            raise InvalidArgumentError(
+                f"'{name}' has no shape yet (a lazy module); call the model once before it is wrapped"
+            )
     for one, other in _sharing(model):
         raise InvalidArgumentError(
             f"'{other}' and '{one}' are two Parameters over one memory, which would have a memory each; make them one "

@@ -81,17 +81,21 @@ def find_units(model: torch.nn.Module) -> list[Group]:
 
 def named_units(model: torch.nn.Module, units: Mapping[str, Sequence[str]]) -> list[Group]:
     """The user's own: unit name -> names of modules or parameters. What is in none is grouped as find_units() does."""
-    parameters = dict(model.named_parameters())
-    names = {id(p): name for name, p in parameters.items()}
+    if not isinstance(units, Mapping):
+        raise InvalidArgumentError(
+            f"units are {units!r:.80}; a dict is needed: the unit's name -> names of modules or parameters"
+        )
+    parameters = dict(model.named_parameters(remove_duplicate=False))  # a tied one has several names
+    names = {id(p): name for name, p in model.named_parameters()}
     taken: set[int] = set()
     found = []
     for unit, members in units.items():
         group = Group(unit, [])
-        for member in members:
+        for member in [members] if isinstance(members, str) else members:
             inside = [(n, p) for n, p in parameters.items() if n == member or n.startswith(member + ".")]
             if not inside:
                 raise InvalidArgumentError(f"the unit '{unit}' names '{member}', which is no module or parameter")
-            group.parameters += _take(inside, taken)
+            group.parameters += _take(((names[id(p)], p) for _, p in inside), taken)
         if not group.parameters:
             raise InvalidArgumentError(f"the unit '{unit}' has no parameters that no other unit has; leave it out")
         found.append(group)
@@ -129,9 +133,9 @@ def held_at_least(model: torch.nn.Module, groups: Sequence[Group]) -> int:
 
 
 def _take(parameters: Iterable[_Named], taken: set[int]) -> list[_Named]:
-    mine = [(name, p) for name, p in parameters if id(p) not in taken]
-    taken.update(id(p) for _, p in mine)
-    return mine
+    mine = {id(p): (name, p) for name, p in parameters if id(p) not in taken}
+    taken.update(mine)
+    return list(mine.values())
 
 
 def _own(module: torch.nn.Module, recurse: bool, names: Mapping[int, str], taken: set[int]) -> list[_Named]:

@@ -121,12 +121,12 @@ def _wrap(
     **others: Any,
 ) -> tuple[Model, Optional[Optimizer]]:
     """others: those of wrap() that Options has too."""
+    check_model(model)
     if model in _sessions and not _sessions[model].engine.closed:
         raise StateError("the model is wrapped already; sluice.torch.close(model) ends that")
     for name, p in model.named_parameters():
         if (owner := getattr(p, "_sluice", None)) is not None and not owner.engine.closed:
             raise StateError(f"'{name}' belongs to another wrapped model; close that, or wrap the whole once")
-    check_model(model)
     if clip_value is not None and not 0 < clip_value < math.inf:
         raise InvalidArgumentError(
             f"clip_value is {clip_value}; a finite bound above 0 is needed, or None for no clipping"
@@ -176,6 +176,7 @@ def plan(
     """Where every byte of a model would live if it were wrapped so, as a dict; the model may be on the meta device, and
     stays as it is. "pytorch" says what PyTorch itself would take for `sample_batch` (see estimate()); it is the reserve,
     where no other is stated. Raises BudgetError where it does not fit."""
+    check_model(model)
     groups = _groups(model, units)
     expected = estimate(model, sample_batch, train)
     options = Options(
@@ -295,16 +296,21 @@ def _settings(
     model: torch.nn.Module, optimizer: Settings, param_groups: Sequence[Mapping[str, Any]]
 ) -> tuple[list[Settings], dict[int, int]]:
     """The settings of each group, the first being the rest's; and parameter id -> group."""
-    names = dict(model.named_parameters())
+    names = dict(model.named_parameters(remove_duplicate=False))  # a tied one has several
     known = {id(p) for p in names.values()}
     settings, group_of = [optimizer], {}
     for given in param_groups:
+        if not isinstance(given, Mapping) or "params" not in given:
+            raise InvalidArgumentError(
+                f"a parameter group is {given!r:.80}; a dict is needed, with 'params': parameters or their names"
+            )
         other = set(given) - {"params", "lr", "weight_decay"}
         if other:
             raise InvalidArgumentError(f"a parameter group has {sorted(other)}; it may have params, lr, weight_decay")
         own: Any = {name: given[name] for name in ("lr", "weight_decay") if name in given}
         settings.append(dataclasses.replace(optimizer, **own))
-        for member in given["params"]:
+        members = given["params"]
+        for member in [members] if isinstance(members, (str, torch.Tensor)) else members:
             p = names.get(member) if isinstance(member, str) else member
             if p is None or id(p) not in known:
                 raise InvalidArgumentError(f"a parameter group has {member!r:.80}, which is no parameter of the model")
