@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_torch_autograd import Chain, loss_of
 from torch.utils.checkpoint import checkpoint
-from wrapped_models import plain_optimizer, same_values, train, units_of_modules, values_of, wrap
+from wrapped_models import check_as_plain, plain_optimizer, same_values, train, units_of_modules, values_of, wrap
 
 import sluice
 import sluice.torch
@@ -127,6 +127,38 @@ def test_either_name_of_a_tied_parameter_will_do():
     sluice.torch.close(model)
     _, optimizer = wrap(model, "memory", units={"all": ["first", "last"]}, param_groups=[{"params": model.last.weight}])
     assert units_in(model)["all"] == ["first.weight", "first.bias", "last.bias"]
+
+
+class WithNone(Chain):
+    """Has parameters without elements."""
+
+    def __init__(self):
+        super().__init__()
+        self.none = torch.nn.Parameter(torch.empty(0, 24))
+        self.no_features = torch.nn.Linear(24, 0)
+
+    def forward(self, x):
+        x = torch.cat([x, self.none])
+        return super().forward(torch.cat([x, self.no_features(x)], dim=1))
+
+    def reset_parameters(self):
+        pass
+
+
+def test_parameters_without_elements_stay_as_they_are():
+    def loop(model, optimizer, note):
+        for step in range(3):
+            loss_of(model, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    check_as_plain(WithNone, loop, units=None)
+    with torch.device("meta"):
+        model = WithNone()
+    wrap(model, "disk")
+    assert loss_of(model, 0).isfinite() and not any(p.is_meta for p in model.parameters())
+    with pytest.raises(sluice.InvalidArgumentError, match="no parameters with elements"):
+        wrap(WithNone().no_features, "disk")
 
 
 # ---- what is given ----

@@ -23,7 +23,7 @@ def check(model: torch.nn.Module, stored: Container[str]) -> None:
     get theirs from files."""
     for path, module in _without_rule(model, ""):
         own = [p for name, p in module._parameters.items() if (f"{path}.{name}" if path else name) not in stored]
-        if any(t is not None and t.is_meta for t in [*own, *module._buffers.values()]):
+        if any(t is not None and t.is_meta and t.numel() for t in [*own, *module._buffers.values()]):
             raise InvalidArgumentError(
                 f"'{path}' ({type(module).__name__}) is on the meta device, and neither it nor a module around it has a "
                 "reset_parameters() or _init_weights(module), which would give it its first values; add one, or build "

@@ -31,6 +31,7 @@ class Moving:
         self._places = _meta.places_of(model)
         self._homes: list[Home] = []
         self._on_meta: dict[int, torch.nn.Parameter] = {}  # by the home's index: what was in its place
+        self._empty = [p for p in model.parameters() if p.is_meta and not p.numel()]
         self._buffers = [
             (module, name, buffer)
             for module in model.modules()
@@ -65,6 +66,8 @@ class Moving:
                     self._on_meta[home.index] = given
                 self._homes.append(home)
                 spans = []
+        for p in self._empty:
+            _meta.carry_over(p, _meta.replace(self._places, p, torch.empty(p.shape, dtype=p.dtype, device="cpu")))
         gc.collect()
         return self._homes
 
@@ -104,18 +107,20 @@ class Moving:
         for home in self._homes:
             del home.parameter._sluice  # type: ignore[attr-defined]
             if home.index in self._on_meta:
-                self._put(home, self._on_meta[home.index])
+                self._put(self._on_meta[home.index])
             elif home.index in values:
                 home.parameter.data = values[home.index]
             else:
                 lost.append(home.name)
                 _meta.replace(self._places, home.parameter, torch.empty_like(home.parameter, device="meta"))
+        for p in self._empty:
+            self._put(p)
         for module, name, buffer in self._buffers:
             module._buffers[name] = buffer
         self._engine.close()
         return lost
 
-    def _put(self, home: Home, parameter: torch.nn.Parameter) -> None:
+    def _put(self, parameter: torch.nn.Parameter) -> None:
         for module, name in self._places[id(parameter)]:
             module._parameters[name] = parameter
 

@@ -70,7 +70,7 @@ def units_of(groups: Sequence[Group], settings_of: Mapping[int, int], train: boo
 
 
 def find_units(model: torch.nn.Module) -> list[Group]:
-    """Repeated blocks are units; what is left over is grouped by size, in the order of the model. A tied parameter is of
+    """Repeated blocks are units (without parameters that have no elements: those stay where they are); what is left over is grouped by size, in the order of the model. A tied parameter is of
     the unit that names it first."""
     names = {id(p): name for name, p in model.named_parameters()}
     taken: set[int] = set()
@@ -127,13 +127,13 @@ def held_at_least(model: torch.nn.Module, groups: Sequence[Group]) -> int:
             units_of.setdefault(id(p), set()).add(unit)
     most = 1
     for module in model.modules():
-        own = [units_of[id(p)] for p in module.parameters(recurse=False)]
+        own = [units_of[id(p)] for p in module.parameters(recurse=False) if id(p) in units_of]
         most = max(most, len(set().union(*own)))
     return most if most == 1 else min(most + 1, len(groups))
 
 
 def _take(parameters: Iterable[_Named], taken: set[int]) -> list[_Named]:
-    mine = {id(p): (name, p) for name, p in parameters if id(p) not in taken}
+    mine = {id(p): (name, p) for name, p in parameters if p.numel() and id(p) not in taken}
     taken.update(mine)
     return list(mine.values())
 

@@ -238,7 +238,7 @@ def _stored(model: torch.nn.Module, folder: Path, partly: bool) -> dict[str, Sto
     names_of: dict[int, list[str]] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
         names_of.setdefault(id(p), []).append(name)
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if p.numel()}
     stored = files.find({names[0]: names for names in names_of.values()})
     for name, shape in shapes.items():
         if name in stored and stored[name].shape != shape:
@@ -279,7 +279,7 @@ def _reserve(
 def _groups(model: torch.nn.Module, units: Optional[Mapping[str, Sequence[str]]]) -> list[Group]:
     groups = named_units(model, units) if units is not None else find_units(model)
     if not groups:
-        raise InvalidArgumentError(f"the model ({type(model).__name__}) has no parameters")
+        raise InvalidArgumentError(f"the model ({type(model).__name__}) has no parameters with elements")
     return groups
 
 
