@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
-from test_torch_models import small_bert, text_loss
+from test_torch_models import image_loss, small_bert, small_resnet, text_loss
 from wrapped_models import language_loss, same_values, small_gpt2, train, units_of_modules, values_of, wrap
 
 import sluice
@@ -195,6 +195,30 @@ def test_what_the_user_gave_a_parameter_stays():
     assert [p is model.weight for p in calls] == [True, True]
 
 
+def test_buffers_come_from_files_too(tmp_path):
+    def make():
+        inner = torch.nn.Sequential(torch.nn.Linear(24, 24), torch.nn.BatchNorm1d(24), Buffered(**BUFFERS_IN_FILES))
+        return torch.nn.ModuleDict({"inner": inner})
+
+    plain = make()
+    plain.inner[:2](torch.randn(9, 24))
+    save_file(plain.inner.state_dict(), tmp_path / "a.safetensors")
+    model = on_meta(make)
+    wrap(model, "disk", weights=tmp_path)
+    assert same_values(model.state_dict(), plain.state_dict()) and model.inner[1].running_mean.any()
+    save_file({"1.running_mean": torch.zeros(24, dtype=torch.int64)}, tmp_path / "a.safetensors")
+    with pytest.raises(sluice.InvalidArgumentError, match="'inner.1.running_mean' is of torch.int64.*torch.float32"):
+        wrap(on_meta(make), "disk", weights=tmp_path)
+
+
+def test_a_folder_gives_the_buffers_that_transformers_gives(tmp_path):
+    plain = small_resnet()
+    image_loss(32)(plain, 0)
+    plain.save_pretrained(tmp_path)
+    model, _ = sluice.torch.from_pretrained(tmp_path, memory="6GiB")
+    assert same_values(model.state_dict(), plain.state_dict())
+
+
 # ---- what no rule gives a value ----
 
 
@@ -218,6 +242,9 @@ BUFFERS = {
     "bytes": lambda: torch.arange(8, dtype=torch.uint8), "turns": lambda: torch.ones(3, dtype=torch.complex64),
     "scale": lambda: torch.ones(3), "count": lambda: torch.tensor(0),
 }  # fmt: skip
+
+
+BUFFERS_IN_FILES = {name: BUFFERS[name] for name in ("pos", "mask", "bytes", "scale", "count")}
 
 
 @pytest.mark.parametrize("name", BUFFERS)

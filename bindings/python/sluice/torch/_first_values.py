@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..errors import InvalidArgumentError
 from ._homes import Home
+from ._safetensors import SafetensorsFolder, Stored
 
 _UNSET = 0xA5  # each byte of a buffer of integers that has no values
 _KNOWN = ("torch", "peft")  # packages whose constructors do no more than their rules
@@ -19,11 +20,12 @@ _Rule = Callable[[], Any]
 
 
 def check(model: torch.nn.Module, stored: Container[str]) -> None:
-    """Raises, naming it, where no rule could give something on the meta device a value. stored: names of parameters that
-    get theirs from files."""
+    """Raises, naming it, where no rule could give something on the meta device a value. stored: names of what gets
+    its values from files."""
     for path, module in _without_rule(model, ""):
-        own = [p for name, p in module._parameters.items() if (f"{path}.{name}" if path else name) not in stored]
-        if any(t is not None and t.is_meta and t.numel() for t in [*own, *module._buffers.values()]):
+        own = [*module._parameters.items(), *module._buffers.items()]
+        missing = [t for name, t in own if (f"{path}.{name}" if path else name) not in stored]
+        if any(t is not None and t.is_meta and t.numel() for t in missing):
             raise InvalidArgumentError(
                 f"'{path}' ({type(module).__name__}) is on the meta device, and neither it nor a module around it has a "
                 "reset_parameters() or _init_weights(module), which would give it its first values; add one, or build "
@@ -38,9 +40,10 @@ def _without_rule(module: torch.nn.Module, path: str) -> Iterator[tuple[str, tor
             yield from _without_rule(child, f"{path}.{name}" if path else name)
 
 
-def give(model: torch.nn.Module, unset: Sequence[Home]) -> None:
-    """Gives values to parameters that have none (each element NaN), and to buffers on the meta device. Children come
-    before parents, as in construction; all other parameters stay as they are, whatever a rule does to them.
+def give(model: torch.nn.Module, unset: Sequence[Home], stored: Mapping[str, Stored]) -> None:
+    """Gives values to parameters that have none (each element NaN), and to buffers on the meta device: those in `stored`,
+    by their names, have them in files. Children come before parents, as in construction; all other parameters stay as they
+    are, whatever a rule does to them.
 
     Raises InvalidArgumentError, naming it, for what no rule gave a value. Warns where a model's constructors may do what
     no rule does.
@@ -59,6 +62,11 @@ def give(model: torch.nn.Module, unset: Sequence[Home]) -> None:
                 for adapter in module.lora_A:  # type: ignore[union-attr]
                     module.reset_lora_parameters(adapter, True)  # type: ignore[operator]
         _take_back(unset)
+        for name, buffer in model.named_buffers():
+            if name in stored:
+                values = torch.empty(buffer.numel(), dtype=stored[name].dtype, device="cpu")
+                SafetensorsFolder.read(stored[name], 0, values)
+                buffer.copy_(values.view(buffer.shape))
         _check_values(model, unset)
     _warn_of_constructors(model, ids)
 

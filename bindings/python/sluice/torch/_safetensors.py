@@ -13,7 +13,10 @@ import torch
 
 from ..errors import CorruptError, NotFoundError
 
-_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_TYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
 _LARGEST_HEADER = 100 << 20
 
 
@@ -76,7 +79,7 @@ class SafetensorsFolder:
 
     @staticmethod
     def read(stored: Stored, first: int, into: torch.Tensor) -> None:
-        """Elements first ... in f32, as many as `into` has."""
+        """Elements first ..., as many as `into` has, in its type."""
         item = torch.empty((), dtype=stored.dtype).element_size()
         raw = bytearray(into.numel() * item)
         with open(stored.file, "rb", buffering=0) as file:

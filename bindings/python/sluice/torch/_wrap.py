@@ -154,7 +154,8 @@ def _wrap(
     session.clip_value = clip_value
     with session.undone_on_failure():
         if on_meta:
-            _first_values.give(model, [h for h in session.homes if h.name in on_meta and h.name not in (stored or {})])
+            unset = [home for home in session.homes if home.name in on_meta and home.name not in (stored or {})]
+            _first_values.give(model, unset, {name: where for name, where in (stored or {}).items() if name in on_meta})
             session.release_all()
         made = Optimizer(session, settings) if optimizer is not None else None
     session.moved_in()
@@ -231,22 +232,28 @@ def from_pretrained(
 
 
 def _stored(model: torch.nn.Module, folder: Path, partly: bool) -> dict[str, Stored]:
-    """Where each parameter's values are; of a tied one under any of its names."""
+    """Where the values of each parameter, and of each buffer on the meta device, are; of a tied one under any name."""
     if partly and not all(p.is_meta for p in model.parameters()):
         raise InvalidArgumentError("weights are given for a model that has values; build it on the meta device")
-    files = SafetensorsFolder(folder)
     names_of: dict[int, list[str]] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
         names_of.setdefault(id(p), []).append(name)
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if p.numel()}
-    stored = files.find({names[0]: names for names in names_of.values()})
-    for name, shape in shapes.items():
-        if name in stored and stored[name].shape != shape:
+    buffers = {name: b for name, b in model.named_buffers() if b.is_meta}
+    files = SafetensorsFolder(folder)
+    stored = files.find({names[0]: names for names in names_of.values()} | {name: [name] for name in buffers})
+    parameters = {name: p for name, p in model.named_parameters() if p.numel()}
+    for name, t in (parameters | buffers).items():
+        if name not in stored:
+            if name in parameters and not partly:
+                raise NotFoundError(f"'{name}' is in no file of '{os.fspath(folder)}'")
+            continue
+        there = stored[name]
+        if there.shape != tuple(t.shape):
             raise InvalidArgumentError(
-                f"'{name}' has the shape {list(stored[name].shape)} in '{stored[name].file}', and {list(shape)} in the model"
+                f"'{name}' has the shape {list(there.shape)} in '{there.file}', and {list(t.shape)} in the model"
             )
-        if name not in stored and not partly:
-            raise NotFoundError(f"'{name}' is in no file of '{os.fspath(folder)}'")
+        if there.dtype.is_floating_point != t.is_floating_point():
+            raise InvalidArgumentError(f"'{name}' is of {there.dtype} in '{there.file}', and of {t.dtype} in the model")
     if not stored:
         raise NotFoundError(f"'{os.fspath(folder)}' has none of the model's parameters; see the names in its files")
     return stored
