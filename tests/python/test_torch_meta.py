@@ -2,6 +2,7 @@
 
 import warnings
 
+import peft
 import pytest
 import torch
 import transformers
@@ -193,6 +194,21 @@ def test_what_the_user_gave_a_parameter_stays():
         optimizer.zero_grad()
         kept.remove()
     assert [p is model.weight for p in calls] == [True, True]
+
+
+def test_adapters_come_from_files_too(tmp_path):
+    def make():
+        lora = peft.LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)
+        return peft.get_peft_model(transformers.GPT2LMHeadModel(small_gpt2().config), lora)
+
+    plain = make()
+    for name, p in plain.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.ones_(p)
+    save_file(values_of(plain), tmp_path / "a.safetensors")
+    model = on_meta(make)
+    wrap(model, "memory", weights=tmp_path)
+    assert same_values(values_of(model), values_of(plain))
 
 
 def test_buffers_come_from_files_too(tmp_path):

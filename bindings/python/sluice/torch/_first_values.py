@@ -59,8 +59,9 @@ def give(model: torch.nn.Module, unset: Sequence[Home], stored: Mapping[str, Sto
                         rule()
         for module in model.modules():
             if callable(getattr(module, "reset_lora_parameters", None)):  # peft's layers have rules of their own
-                for adapter in module.lora_A:  # type: ignore[union-attr]
-                    module.reset_lora_parameters(adapter, True)  # type: ignore[operator]
+                with _kept_away(module, ids):
+                    for adapter in module.lora_A:  # type: ignore[union-attr]
+                        module.reset_lora_parameters(adapter, True)  # type: ignore[operator]
         _take_back(unset)
         for name, buffer in model.named_buffers():
             if name in stored:

@@ -136,8 +136,8 @@ class Optimizer(torch.optim.Optimizer):
         """Those in force now; raises where one was changed that cannot change."""
         if [[id(p) for p in group["params"]] for group in self.param_groups] != self._members:
             raise InvalidArgumentError(
-                "parameters were put into the optimizer's groups, or taken out; they are those that were wrapped. To leave one "
-                "as it is set requires_grad_(False), or its grad to None; for other groups wrap the model again with "
+                "parameters were put into the optimizer's groups, or taken out; they are those that were wrapped. To leave "
+                "one as it is set requires_grad_(False), or its grad to None; for other groups wrap the model again with "
                 "param_groups"
             )
         settings = []

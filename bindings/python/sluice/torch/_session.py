@@ -111,7 +111,8 @@ class Session:
             if lost := self._moving.undo():
                 raise StateError(
                     f"wrapping the model failed ({error}), and the engine cannot give back the values of "
-                    f"{', '.join(repr(name) for name in lost)}; they are on the meta device now: build or load the model again"
+                    f"{', '.join(repr(name) for name in lost)}; they are on the meta device now: build or load the model "
+                    "again"
                 ) from error
             raise
 

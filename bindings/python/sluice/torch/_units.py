@@ -70,8 +70,8 @@ def units_of(groups: Sequence[Group], settings_of: Mapping[int, int], train: boo
 
 
 def find_units(model: torch.nn.Module) -> list[Group]:
-    """Repeated blocks are units (without parameters that have no elements: those stay where they are); what is left over is grouped by size, in the order of the model. A tied parameter is of
-    the unit that names it first."""
+    """Repeated blocks are units; what is left over is grouped by size, in the order of the model. A tied parameter is of
+    the unit that names it first; one without elements is of none, and stays where it is."""
     names = {id(p): name for name, p in model.named_parameters()}
     taken: set[int] = set()
     found: list[Group] = []
