@@ -7,8 +7,8 @@ import weakref
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 from test_torch_closing import run_big
-from test_torch_models import small_bert, text_loss
 from wrapped_models import (
     language_loss,
     plain_optimizer,
@@ -48,6 +48,28 @@ def test_a_folder_is_streamed_and_trains_as_the_plain_model(make, tmp_path):
     sluice.torch.close(model)
 
 
+@pytest.mark.parametrize("own_file", [True, False])
+def test_a_folder_gives_the_model_that_transformers_gives(own_file, tmp_path):
+    torch.manual_seed(1)
+    plain = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        n_layer=1, n_head=2, n_embd=32, vocab_size=64, n_positions=32, bos_token_id=0, eos_token_id=0, resid_pdrop=0.5
+    ))  # fmt: skip
+    plain.generation_config.max_new_tokens = 7
+    plain.save_pretrained(tmp_path)
+    if not own_file:
+        (tmp_path / "generation_config.json").unlink()
+        config = tmp_path / "config.json"
+        config.write_text(config.read_text().replace("{", '{"max_new_tokens": 5,', 1))
+    expected = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = torch.arange(5)[None]
+    for optimizer in (None, sluice.AdamW()):
+        model, _ = sluice.torch.from_pretrained(tmp_path, optimizer, memory="6GiB", sample_batch=ids)
+        assert not model.training and not any(module.training for module in model.modules())
+        for name, value in expected.generation_config.to_dict().items():
+            assert (getattr(model.generation_config, name) or None) == (value or None), name
+        assert torch.equal(model.generate(ids, do_sample=False), expected.generate(ids, do_sample=False))
+
+
 def test_a_folder_without_what_the_model_needs(tmp_path):
     with pytest.raises(sluice.NotFoundError, match="save_pretrained"):
         small_gpt2().config.save_pretrained(tmp_path)
@@ -62,41 +84,43 @@ def test_a_folder_without_what_the_model_needs(tmp_path):
         sluice.torch.from_pretrained(tmp_path, memory="6GiB")
 
 
-def test_a_model_on_the_meta_device_gets_its_first_values():
+def layers(**names):
     with torch.device("meta"):
-        model = transformers.GPT2LMHeadModel(small_gpt2().config)
-    torch.manual_seed(3)
-    model, optimizer = wrap(model, "disk")
-    assert model.lm_head.weight is model.transformer.wte.weight
-    values = values_of(model)
-    assert 0.01 < values["transformer.h.0.mlp.c_fc.weight"].std() < 0.03
-    assert torch.equal(values["transformer.ln_f.weight"], torch.ones(128))
-    losses = train(model, optimizer, language_loss, steps=6).values
-    assert losses[0] == pytest.approx(6.24, abs=0.2)
+        return torch.nn.ModuleDict({name: make() for name, make in names.items()})
 
 
-def test_a_model_whose_tying_gives_a_bias_other_memory():
-    with torch.device("meta"):
-        model = small_bert()
-    torch.manual_seed(3)
-    model, optimizer = wrap(model, "disk")
-    head = model.cls.predictions
-    assert head.decoder.bias is head.bias and torch.equal(head.bias, torch.zeros(256))
-    train(model, optimizer, text_loss, steps=2)
-    assert head.bias.abs().sum() > 0
-    sluice.torch.close(model)
+def linear():
+    return torch.nn.Linear(8, 8)
 
 
-def test_modules_without_a_way_to_begin_are_named():
-    class Scale(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.factor = torch.nn.Parameter(torch.ones(3))
+def loaded(model, folder, **tensors):
+    """The first element of each weight; files have matrices filled with what is given."""
+    save_file(
+        {name.replace("_", "."): torch.full((8, 8), value) for name, value in tensors.items()}, folder / "a.safetensors"
+    )
+    wrap(model, "memory", weights=folder)
+    return [p[0, 0].item() for p in model.parameters() if p.dim() == 2]
 
-    with torch.device("meta"):
-        model = torch.nn.Sequential(torch.nn.Linear(3, 3), Scale())
-    with pytest.raises(sluice.InvalidArgumentError, match=r"'1' \(Scale\).*reset_parameters"):
-        wrap(model, "memory")
+
+def test_a_tensor_is_of_one_parameter(tmp_path):
+    def inner():
+        return torch.nn.ModuleDict({"fc": linear(), "last": linear()})
+
+    for model in (layers(fc=linear, enc=inner), layers(enc=inner, fc=linear)):
+        values = dict(
+            zip([n for n, p in model.named_parameters() if p.dim() == 2], loaded(model, tmp_path, fc_weight=7.0))
+        )
+        assert values["fc.weight"] == 7 and abs(values["enc.fc.weight"]) < 1
+    assert loaded(layers(enc=inner), tmp_path, fc_weight=7.0, last_weight=8.0) == [7, 8]
+    assert loaded(layers(fc=linear, last=linear), tmp_path, enc_fc_weight=7.0, enc_last_weight=8.0) == [7, 8]
+    body, head = loaded(layers(body=inner, head=linear), tmp_path, fc_weight=7.0, last_weight=8.0, other_weight=9.0)[
+        ::2
+    ]
+    assert body == 7 and abs(head) < 1
+    known, other, new = loaded(layers(fc=linear, last=linear, new=inner), tmp_path, fc_weight=1.0, last_weight=2.0)[:3]
+    assert (known, other) == (1, 2) and abs(new) < 1
+    three = loaded(layers(a=linear, b=linear, enc=inner), tmp_path, a_weight=1.0, b_weight=2.0, fc_weight=3.0)
+    assert three[:2] == [1, 2] and abs(three[2]) < 1, "a tensor that nobody has is not the next best parameter's"
 
 
 def test_the_plan_says_what_pytorch_takes_without_taking_it():

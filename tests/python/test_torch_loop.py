@@ -58,6 +58,19 @@ def test_a_learning_rate_scheduler():
     assert disk.close_to(run(None))
 
 
+@pytest.mark.parametrize("scheduler", [torch.optim.lr_scheduler.OneCycleLR, torch.optim.lr_scheduler.CyclicLR])
+def test_a_scheduler_that_cycles_betas_says_so_when_it_is_made(scheduler):
+    def run(place, **settings):
+        model = small_gpt2()
+        optimizer = plain_optimizer(model) if place is None else wrap(model, place)[1]
+        rates = (1e-3, 20) if scheduler is torch.optim.lr_scheduler.OneCycleLR else (1e-4, 1e-3)
+        return train(model, optimizer, language_loss, steps=4, scheduler=scheduler(optimizer, *rates, **settings))
+
+    with pytest.raises(sluice.InvalidArgumentError, match="betas is .*cycle_momentum=False"):
+        run("memory")
+    assert run("disk", cycle_momentum=False).close_to(run(None, cycle_momentum=False))
+
+
 def test_parameter_groups_whose_settings_change():
     def run(place):
         model = small_gpt2()

@@ -81,12 +81,45 @@ def test_a_step_without_backward(wrapped):
         assert still_trains(model, optimizer)
 
 
-def test_betas_that_change(wrapped):
+def test_settings_that_change(wrapped):
     model, optimizer = wrapped
+    [group] = optimizer.param_groups
+    for name, value in (("betas", (0.5, 0.9)), ("eps", 1e-3), ("amsgrad", True), ("maximize", True)):
+        with pytest.raises(
+            sluice.InvalidArgumentError, match=f"{name} is .*(cannot change.*cycle_momentum|does not have)"
+        ):
+            group[name] = value
+        assert still_trains(model, optimizer)
+        before = dict(group)
+        group.update({name: value})
+        loss_of(model, 0).backward()
+        with pytest.raises(sluice.InvalidArgumentError, match=f"{name} is .*(cannot change|does not have)"):
+            optimizer.step()
+        group.clear()
+        group.update(before)
+    optimizer.load_state_dict(optimizer.state_dict())
+    with pytest.raises(sluice.InvalidArgumentError, match="betas.*cannot change"):
+        optimizer.param_groups[0]["betas"] = [0.5, 0.9]
+    optimizer.param_groups[0]["betas"], optimizer.param_groups[0]["note"] = [0.9, 0.999], 3
+    assert still_trains(model, optimizer)
+
+
+def test_groups_whose_members_change(wrapped):
+    model, optimizer = wrapped
+    [group] = optimizer.param_groups
     loss_of(model, 0).backward()
-    optimizer.param_groups[0]["betas"] = (0.5, 0.9)
-    with pytest.raises(sluice.InvalidArgumentError, match=r"betas.*\(0.5, 0.9\).*cannot change"):
+    last = group["params"].pop()
+    with pytest.raises(sluice.InvalidArgumentError, match=r"taken out.*requires_grad_\(False\)"):
         optimizer.step()
+    group["params"].append(last)
+    assert still_trains(model, optimizer)
+
+
+@pytest.mark.parametrize("what", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies_of_the_optimizer(wrapped, what):
+    with pytest.raises(sluice.StateError, match=r"optimizer is to be copied or pickled.*state_dict\(\)"):
+        what(wrapped[1])
+    assert still_trains(*wrapped)
 
 
 @pytest.mark.parametrize("what", [copy.deepcopy, pickle.dumps, lambda model: torch.save(model, os.devnull)])
@@ -135,11 +168,19 @@ def test_a_closed_engine():
     graph = loss_of(model, 1)
     engine = sluice.torch.engine_of(model)
     values = {name: p.detach().clone() for name, p in model.named_parameters()}
-    gradient = model.first.weight.grad.clone()
+    old, gradient = model.first.weight.grad, model.first.weight.grad.clone()
+    state = optimizer.state_dict()
     sluice.torch.close(model)
     assert engine.closed
-    for call in (optimizer.step, graph.backward, engine.settle):
-        with pytest.raises(sluice.StateError, match="closed"):
+    for call, what in (
+        (optimizer.step, "model was closed.*wrap it again"),
+        (graph.backward, r"the model was closed.*'last.weight'.*run forward again"),
+        (old.sum, r"gradient of 'first.weight' .*was closed.*plain tensor"),
+        (optimizer.state_dict, r"model was closed.*before sluice.torch.close\(\)"),
+        (lambda: optimizer.load_state_dict(state), "model was closed.*wrap the model again"),
+        (engine.settle, "closed"),
+    ):
+        with pytest.raises(sluice.StateError, match=what):
             call()
     with pytest.raises(sluice.StateError, match=r"not wrapped; see sluice.torch.wrap\(\)"):
         sluice.torch.engine_of(model)

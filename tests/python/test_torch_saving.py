@@ -161,6 +161,74 @@ def test_a_checkpoint_of_the_engine_goes_on_with_the_same_bits(trained, tmp_path
     assert same_values(values_of(other), expected[1])
 
 
+@pytest.mark.parametrize("options", [{}, {"update_in_backward": True}])
+def test_a_checkpoint_of_the_engine_after_forward_passes(options, tmp_path):
+    def begun():
+        model, optimizer = wrap(small_gpt2(), "disk", units=units_of_modules(small_gpt2()), **options)
+        train(model, optimizer, language_loss, steps=2)
+        return model, optimizer
+
+    expected = run_on(*begun())
+    model, optimizer = begun()
+    engine = sluice.torch.engine_of(model)
+    before = language_loss(model, 9)
+    engine.save(tmp_path)
+    graph = language_loss(model, 9)
+    assert same_outcome(run_on(model, optimizer), expected)
+    model(tokens(0))
+    engine.load(tmp_path)
+    assert torch.equal(language_loss(model, 9), before)
+    for old in (graph, before):
+        with pytest.raises(RuntimeError, match="before .* was changed"):
+            old.backward()
+    assert same_outcome(run_on(model, optimizer), expected)
+
+
+def test_a_checkpoint_among_gradients_says_when_to_make_it(trained, tmp_path):
+    model, optimizer = trained
+    engine = sluice.torch.engine_of(model)
+    language_loss(model, 0).backward()
+    kept = model.lm_head.weight.grad
+    for call in (engine.save, engine.load):
+        with pytest.raises(
+            sluice.StateError, match=r"'transformer.*have gradients.*after optimizer.step\(\).*set_to_none"
+        ):
+            call(tmp_path)
+    optimizer.zero_grad(set_to_none=True)
+    engine.save(tmp_path)
+    with pytest.raises(sluice.StateError, match="given up"):
+        kept.sum()
+    language_loss(model, 0).backward()
+    optimizer.step()
+    model.lm_head.weight.grad.sum()
+    engine.save(tmp_path)
+    assert run_on(model, optimizer)
+
+
+def test_a_checkpoint_between_updates_in_backward_says_when_to_make_it(tmp_path):
+    model, optimizer = wrap(small_gpt2(), "memory", update_in_backward=True)
+    language_loss(model, 0).backward()
+    with pytest.raises(sluice.StateError, match=r"saved between backward and optimizer.step\(\)"):
+        sluice.torch.engine_of(model).save(tmp_path)
+    optimizer.step()
+    sluice.torch.engine_of(model).save(tmp_path)
+
+
+def test_values_of_a_folder_are_loaded_after_forward_passes(trained, tmp_path):
+    model, _ = trained
+    other = small_gpt2(seed=9)
+    other.save_pretrained(tmp_path)
+    graph = language_loss(model, 0)
+    sluice.torch.engine_of(model).load_values(tmp_path)
+    assert same_values(values_of(model), values_of(other))
+    with pytest.raises(RuntimeError, match="before .* was changed"):
+        graph.backward()
+
+
+def same_outcome(a, b):
+    return a[0] == b[0] and same_values(a[1], b[1])
+
+
 def run_on(model, optimizer):
     return train(model, optimizer, language_loss, steps=3).values, values_of(model)
 

@@ -66,7 +66,9 @@ class Parameter:
     def __post_init__(self) -> None:
         shape = tuple(whole(length, f"a dimension of '{self.name}'", 2**63) for length in self.shape)
         if 0 in shape:
-            raise InvalidArgumentError(f"'{self.name}' has the shape {shape}; none of its dimensions may be 0")
+            raise InvalidArgumentError(
+                f"'{self.name}' has the shape {shape}; none of its dimensions may be 0: leave it out"
+            )
         object.__setattr__(self, "shape", shape)
         whole(self.group, f"the group of '{self.name}'")
         if self.span is not None:

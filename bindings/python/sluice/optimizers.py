@@ -39,8 +39,12 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         for name, value in zip(("lr", "weight_decay"), self.of_step):
-            if not 0 <= value < math.inf:
-                raise InvalidArgumentError(f"{name} is {value}; a number of at least 0 is needed")
+            try:
+                valid = 0 <= value < math.inf
+            except TypeError:
+                valid = False
+            if not valid:
+                raise InvalidArgumentError(f"{name} is {value!r}; a number of at least 0 is needed")
 
 
 def _check_betas(betas: tuple[float, float], name: str = "betas") -> None:

@@ -116,7 +116,11 @@ def install(
     """Hooks for all modules of a model; gives what removes them. homes: by the parameter's id. limit: of units that are
     held at once."""
     made = {
-        module: _Acquire(use, touches, {name: homes[id(p)] for name, p in module.named_parameters(recurse=False)})
+        module: _Acquire(
+            use,
+            touches,
+            {name: homes[id(p)] for name, p in module.named_parameters(recurse=False) if id(p) in homes},
+        )
         for module in model.modules()
     }
     _cover_compiled(made, limit)

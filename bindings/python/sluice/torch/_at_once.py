@@ -34,6 +34,11 @@ class UpdatesInBackward:
         self._had: set[int] = set()  # parameters that had their gradient in this step
         self._open: dict[int, list[Home]] = {}  # by unit: those whose gradients are not applied yet
 
+    @property
+    def begun(self) -> bool:
+        """Whether a gradient of this step was applied already."""
+        return bool(self._had)
+
     def begin(self, session: Session) -> None:
         """The engine's step begins."""
         self._given = self._settings()

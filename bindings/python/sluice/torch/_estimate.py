@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
-from ..errors import InvalidArgumentError
+from ..errors import Error, InvalidArgumentError
+from ._fakes import faked
 
+_ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _FIXED = 160 << 20  # code of libraries that is loaded in the first step, thread stacks, small objects
 _SHARE = 0.25  # of the peak: what the allocator keeps between blocks, and operators use inside
 
@@ -61,33 +63,33 @@ def estimate(model: torch.nn.Module, batch: Any, train: bool) -> Estimate:
     """batch: what the model is called with: a dict of keyword arguments, a tuple of arguments, or one argument; of its
     tensors only shapes and types count. The loss is the output's `loss`, else the sum of what it gives."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
+    args, kwargs = _call_of(
+        tree_map(lambda value: fake.from_tensor(value) if isinstance(value, torch.Tensor) else value, batch)
+    )
+    with faked(model, fake, train) as tensors:
+        for tensor in tensors:
+            if tensor.requires_grad:
+                tensor.register_post_accumulate_grad_hook(_give_up)  # the engine has it then
+        alive = _Alive({tensor.untyped_storage()._cdata for tensor in tensors})
+        try:
+            with fake, alive, torch.set_grad_enabled(train):
+                _step(model, args, kwargs, train)
+        except Error:
+            raise
+        except Exception as error:
+            why = "its operations depend on values" if isinstance(error, _ON_VALUES) else "it was run without memory"
+            raise InvalidArgumentError(
+                f"what the model takes for this sample_batch cannot be estimated: {why}, and {type(error).__name__} came of "
+                f"it ({error}). If model(sample_batch) runs by itself, give wrap() a reserve that was measured instead"
+            ) from error
+        return Estimate(alive.peak, alive.peak + int(alive.peak * _SHARE) + _FIXED)
 
-    def faked(value: Any) -> Any:
-        return fake.from_tensor(value) if isinstance(value, torch.Tensor) else value
 
-    with fake:
-        parameters = {
-            name: torch.empty(p.shape, dtype=p.dtype).requires_grad_(p.requires_grad and train)
-            for name, p in model.named_parameters()
-        }
-        buffers = {name: torch.empty(b.shape, dtype=b.dtype) for name, b in model.named_buffers()}
-    for p in parameters.values():
-        if p.requires_grad:
-            p.register_post_accumulate_grad_hook(_give_up)  # the engine has it then
-    args, kwargs = _call_of(tree_map(faked, batch))
-    alive = _Alive({t.untyped_storage()._cdata for t in [*parameters.values(), *buffers.values()]})
-    try:
-        with fake, alive, torch.set_grad_enabled(train):
-            output = torch.func.functional_call(model, {**parameters, **buffers}, args, kwargs)
-            loss = _loss_of(output) if train else None
-            if loss is not None and loss.requires_grad:
-                loss.backward()
-    except torch._subclasses.fake_tensor.DataDependentOutputException as error:
-        raise InvalidArgumentError(
-            f"the model's operations depend on values ({error}), so its memory cannot be estimated; give wrap() a "
-            "reserve that was measured"
-        ) from error
-    return Estimate(alive.peak, alive.peak + int(alive.peak * _SHARE) + _FIXED)
+def _step(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool) -> None:
+    output = model(*args, **kwargs)
+    loss = _loss_of(output) if train else None
+    if loss is not None and loss.requires_grad:
+        loss.backward()
 
 
 def _give_up(p: torch.Tensor) -> None:

@@ -7,14 +7,17 @@ import dataclasses
 import math
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .._library import library
 from ..engine import Engine
-from ..model import Options, Parameter, Unit
+from ..model import Options, Parameter, Path, Unit
 from ._memory import FirstStep
+
+if TYPE_CHECKING:
+    from ._session import Session
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +76,7 @@ class ModelEngine(Engine):
         super().__init__(units, options)
         self._seen: list[tuple[list[int], weakref.ref[Any]]] = []  # units, and the buffer behind a tensor
         self.first_step: FirstStep | None = None
+        self.session: weakref.ref[Session] | None = None  # when the model has moved in
 
     def tensor(self, spans: Sequence[Span], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A parameter where it lies; touches none of it. It, and all that is made of it, keeps the engine, until that is
@@ -90,6 +94,32 @@ class ModelEngine(Engine):
         planned for it ("reserve"), and what the first step took ("measured"); None for what is not known."""
         made = super().plan()
         return made if self.first_step is None else {**made, "pytorch": self.first_step.as_dict()}
+
+    def save(self, out: Path, keep: int = 0) -> str:
+        """As Engine's, after forward passes too. StateError where there are gradients of a step that is not over."""
+        if (session := self._wrapped()) is not None:
+            session.end_begun_step("saved")
+        return super().save(out, keep)
+
+    def load(self, path: Path) -> None:
+        """As Engine's, after forward passes too; backward through their graphs is an error then. StateError where there
+        are gradients of a step that is not over."""
+        if (session := self._wrapped()) is not None:
+            session.end_begun_step("loaded")
+        super().load(path)
+        if session is not None:
+            session.changed()
+
+    def load_values(self, path: Path) -> None:
+        """As Engine's, after forward passes too; backward through their graphs is an error then."""
+        if (session := self._wrapped()) is not None:
+            session.release_all()
+        super().load_values(path)
+        if session is not None:
+            session.changed()
+
+    def _wrapped(self) -> Session | None:
+        return None if self.session is None or self.closed else self.session()
 
     def check_leaving(self, besides: int) -> None:
         """Raises BudgetError where leave(True) would, with as many bytes that are taken besides."""

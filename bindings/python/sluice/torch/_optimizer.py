@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, Optional
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -15,6 +15,34 @@ from ..optimizers import Optimizer as Settings
 from . import _state
 from ._at_once import UpdatesInBackward
 from ._session import Session
+
+
+_NOT_HAD = ("amsgrad", "maximize", "momentum", "dampening", "nesterov", "centered")  # unless a setting of the optimizer
+
+
+def _check_setting(name: str, value: Any, fixed: Mapping[str, Any]) -> None:
+    given = tuple(value) if isinstance(value, list) else value
+    if name in fixed and given != fixed[name]:
+        raise InvalidArgumentError(
+            f"{name} is {given}, and the model was wrapped with {fixed[name]}; it cannot change. OneCycleLR and CyclicLR, "
+            "which change it, take cycle_momentum=False"
+        )
+    if name in _NOT_HAD and name not in fixed and value:
+        raise InvalidArgumentError(
+            f"{name} is {value}, which the wrapped model's optimizer does not have; leave it out"
+        )
+
+
+class _Group(dict[str, Any]):
+    """A parameter group, in which what cannot change says so when it is set, and not at the next step."""
+
+    def __init__(self, group: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+        super().__init__(group)
+        self._fixed = fixed
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_setting(name, value, self._fixed)
+        super().__setitem__(name, value)
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -36,9 +64,20 @@ class Optimizer(torch.optim.Optimizer):
         ]
         super().__init__(groups, defaults)
         self._first = first
+        self._members = [[id(p) for p in group["params"]] for group in self.param_groups]
+        self._guard_groups()
         self._sealed = True
         if session.options.update_in_backward:
             session.updates_in_backward = UpdatesInBackward(session.homes, _settings_of(weakref.ref(self)))
+
+    def _guard_groups(self) -> None:
+        self.param_groups = [_Group(group, self._first.fixed) for group in self.param_groups]
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise StateError(
+            "a wrapped model's optimizer is to be copied or pickled, and its state is the engine's; save its state_dict(), "
+            "and load that into another's"
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only while it is made: the engine's parameters are those that were wrapped."""
@@ -53,6 +92,7 @@ class Optimizer(torch.optim.Optimizer):
         """As torch.optim's: the settings of the groups, and the engine's state, where pending updates are waited for. It may
         be larger than memory: where the model was wrapped with a disk folder, the tensors lie in files there, which go with
         them. BudgetError where they have no room."""
+        self._check_open()
         made = super().state_dict()
         state = _state.read(self._session)
         made["state"] = {i: state[index] for i, index in enumerate(self._indices()) if index in state}
@@ -61,6 +101,7 @@ class Optimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Of the same optimizer for the same model, wrapped or torch.optim's own. InvalidArgumentError where it does not fit;
         nothing is changed then."""
+        self._check_open()
         indices = self._indices()
         unknown = [i for i in state_dict.get("state", {}) if i not in range(len(indices))]
         if unknown:
@@ -76,6 +117,15 @@ class Optimizer(torch.optim.Optimizer):
         except InvalidArgumentError:
             super().load_state_dict(before)
             raise
+        finally:
+            self._guard_groups()
+
+    def _check_open(self) -> None:
+        if self._session.engine.closed:
+            raise StateError(
+                "the model was closed, and its optimizer's state with it; take the state_dict() before sluice.torch.close(), "
+                "and wrap the model again to load one"
+            )
 
     def _indices(self) -> list[int]:
         """The engine's index of each parameter, in the order that a state_dict counts them."""
@@ -84,15 +134,16 @@ class Optimizer(torch.optim.Optimizer):
 
     def _settings(self) -> list[Settings]:
         """Those in force now; raises where one was changed that cannot change."""
+        if [[id(p) for p in group["params"]] for group in self.param_groups] != self._members:
+            raise InvalidArgumentError(
+                "parameters were put into the optimizer's groups, or taken out; they are those that were wrapped. To leave "
+                "one as it is set requires_grad_(False), or its grad to None; for other groups wrap the model again with "
+                "param_groups"
+            )
         settings = []
         for group in self.param_groups:
-            for name, fixed in self._first.fixed.items():
-                given = group.get(name)
-                given = tuple(given) if isinstance(given, list) else given
-                if given != fixed:
-                    raise InvalidArgumentError(
-                        f"{name} is {given}, and the model was wrapped with {fixed}; it cannot change"
-                    )
+            for name, value in group.items():
+                _check_setting(name, value, self._first.fixed)
             changed: Any = {"lr": float(group["lr"]), "weight_decay": group["weight_decay"]}
             settings.append(dataclasses.replace(self._first, **changed))
         return settings

@@ -23,6 +23,10 @@ def roles_of(
     if isinstance(optimizer, Muon):
         roles.by_elements = _tables(model)
     for given in param_groups:
+        if not isinstance(given, Mapping) or "params" not in given:
+            raise InvalidArgumentError(
+                f"a parameter group is {given!r:.80}; a dict is needed, with 'params': parameters or their names"
+            )
         allowed = ["params", "lr", "weight_decay"] + (["use_muon"] if isinstance(optimizer, Muon) else [])
         other = set(given) - set(allowed)
         if other:
@@ -41,10 +45,10 @@ def roles_of(
     return settings, roles
 
 
-def _members(model: torch.nn.Module, known: Mapping[int, torch.nn.Parameter], members: Sequence[Any]) -> list[int]:
-    names = dict(model.named_parameters())
+def _members(model: torch.nn.Module, known: Mapping[int, torch.nn.Parameter], members: Any) -> list[int]:
+    names = dict(model.named_parameters(remove_duplicate=False))  # a tied one has several
     found = []
-    for member in members:
+    for member in [members] if isinstance(members, (str, torch.Tensor)) else members:
         p = names.get(member) if isinstance(member, str) else member
         if p is None or id(p) not in known:
             raise InvalidArgumentError(f"a parameter group has {member!r:.80}, which is no parameter of the model")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from ..errors import CorruptError, InvalidArgumentError, NotFoundError
+from ..errors import CorruptError, NotFoundError
 
-_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_TYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
 _LARGEST_HEADER = 100 << 20
 
 
@@ -37,33 +41,45 @@ class SafetensorsFolder:
         for file in files:
             self._tensors.update(_tensors_of(file))
 
-    def find(self, names: Iterable[str], shape: Sequence[int]) -> Stored:
-        """The tensor under the first of these names that is there, in one of its forms."""
-        wanted = list(names)
-        for name in wanted:
-            stored = next((self._tensors[form] for form in self._forms(name) if form in self._tensors), None)
-            if stored is None:
-                continue
-            if stored.shape != tuple(shape):
-                raise InvalidArgumentError(
-                    f"'{name}' has the shape {list(stored.shape)} in '{stored.file}', and {list(shape)} in the model"
-                )
-            return stored
-        raise NotFoundError(f"'{wanted[0]}' is in no file of '{self.folder}'")
+    def find(self, names_of: Mapping[str, Sequence[str]]) -> dict[str, Stored]:
+        """Where each parameter lies that the files have, by its first name. names_of: all names of each, of which a tied
+        one has several.
 
-    def _forms(self, name: str) -> Iterator[str]:
-        """Wrappers put words in front (`transformer.wte.weight`, `base_model.model...`), adapters one in between."""
-        plain = name.replace(".base_layer.", ".")
-        words = plain.split(".")
-        for first in range(max(1, len(words) - 1)):
-            yield ".".join(words[first:])
-        longer = [key for key in self._tensors if key.endswith("." + plain)]
-        if len(longer) == 1:
-            yield longer[0]
+        A name counts as it is, or without an adapter's `base_layer`. Wrappers also put words in front of all names, and
+        files may have more of them (`transformer.wte.weight`, `base_model.model...`): names that differ so count where
+        that finds more parameters than the names as they are, with the same words for all. No tensor is of two
+        parameters."""
+        exact = self._matched(names_of, lambda name: name)
+        plain = {**self._matched(names_of, _plain), **exact}
+        found = dict(exact)
+        _add(found, plain)
+        fronted = max((self._matched(names_of, front) for front in self._fronts(names_of)), key=len, default={})
+        if len(fronted) > len(plain):
+            _add(found, fronted)
+        return {first: self._tensors[key] for first, key in found.items()}
+
+    def _matched(self, names_of: Mapping[str, Sequence[str]], form: Callable[[str], str | None]) -> dict[str, str]:
+        """The tensor's name for each parameter of which a name is there in this form."""
+        matched = {}
+        for first, names in names_of.items():
+            key = next((key for name in names if (key := form(name)) in self._tensors), None)
+            if key is not None:
+                matched[first] = key
+        return matched
+
+    def _fronts(self, names_of: Mapping[str, Sequence[str]]) -> Iterator[Callable[[str], str | None]]:
+        """What drops words in front of names, or puts some there: the same ones each, that names and files suggest."""
+        names = {_plain(name) for several in names_of.values() for name in several}
+        fewer = {front for name in names for front, rest in _cuts(name) if rest in self._tensors}
+        more = {front for key in self._tensors for front, rest in _cuts(key) if rest in names}
+        for front in sorted(fewer):
+            yield functools.partial(_without, front)
+        for front in sorted(more):
+            yield functools.partial(_with, front)
 
     @staticmethod
     def read(stored: Stored, first: int, into: torch.Tensor) -> None:
-        """Elements first ... in f32, as many as `into` has."""
+        """Elements first ..., as many as `into` has, in its type."""
         item = torch.empty((), dtype=stored.dtype).element_size()
         raw = bytearray(into.numel() * item)
         with open(stored.file, "rb", buffering=0) as file:
@@ -75,6 +91,35 @@ class SafetensorsFolder:
                     raise CorruptError(f"'{stored.file}' ends at {file.tell()}, in the middle of a tensor")
                 done += count
         into.copy_(torch.frombuffer(raw, dtype=stored.dtype))
+
+
+def _plain(name: str) -> str:
+    return name.replace(".base_layer.", ".")
+
+
+def _without(front: str, name: str) -> str | None:
+    return _plain(name)[len(front) :] if _plain(name).startswith(front) else None
+
+
+def _with(front: str, name: str) -> str | None:
+    return front + _plain(name)
+
+
+def _cuts(name: str) -> Iterator[tuple[str, str]]:
+    """The words in front (with their point) and the rest, cut at each point."""
+    end = name.find(".")
+    while end >= 0:
+        yield name[: end + 1], name[end + 1 :]
+        end = name.find(".", end + 1)
+
+
+def _add(found: dict[str, str], others: Mapping[str, str]) -> None:
+    """Of parameters that have none, those tensors that nobody has."""
+    taken = set(found.values())
+    for first, key in others.items():
+        if first not in found and key not in taken:
+            found[first] = key
+            taken.add(key)
 
 
 def _tensors_of(file: Path) -> dict[str, Stored]:

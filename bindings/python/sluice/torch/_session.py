@@ -5,36 +5,28 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import gc
 import math
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from .. import _abi
-from ..errors import InvalidArgumentError, StateError
-from ..model import Options, Unit, size_of
+from ..errors import StateError
+from ..model import Options, size_of
 from ..optimizers import Optimizer as Settings
-from . import _acquire, _closing, _homes, _meta
+from . import _acquire, _closing, _homes
 from ._at_once import UpdatesInBackward
 from ._casts import Casts
 from ._gradients import Gradient, Gradients, Slot
 from ._guards import guard, refuse_copy, unguard
 from ._homes import Home
 from ._memory import FirstStep, Keeper, resident_bytes
+from ._moving import Moving, Source
 from ._units import DTYPES, Group, Roles, units_of
-
-
-Source = Callable[[str, int, memoryview], object]
-"""Fills in elements first ... of a parameter."""
-
-
-def _zeros(name: str, first: int, part: memoryview) -> None:
-    ctypes.memset((ctypes.c_char * part.nbytes).from_buffer(part), 0, part.nbytes)
 
 
 class _Saved(NamedTuple):
@@ -86,18 +78,16 @@ class Session:
         self._scopes: list[contextlib.ExitStack] = []
         units = units_of(groups, roles, train)
         self.engine = _homes.ModelEngine(units, options)
-        try:
-            self.homes = self._move_in(model, groups, roles, train, source)
-        except BaseException:
-            self.engine.close()
-            raise
-        self.by_id = {id(home.parameter): home for home in self.homes}
-        self._by_storage = {_homes.storage_of(home.memory): home for home in self.homes}
+        self._moving: Moving | None = Moving(model, self.engine)
         self.updates_in_backward: UpdatesInBackward | None = None
         self.clip_value: float | None = None
-        self._gradients = Gradients(self, self.homes)
-        self._install(model)
-        guard(model, {home.memory.dtype for home in self.homes})
+        with self.undone_on_failure():
+            self.homes = self._moving.move_in(self, groups, roles, train, source)
+            self.by_id = {id(home.parameter): home for home in self.homes}
+            self._by_storage = {_homes.storage_of(home.memory): home for home in self.homes}
+            self._gradients = Gradients(self, self.homes)
+            self._install(model)
+            guard(model, {home.memory.dtype for home in self.homes})
         sizes = size_of(options.memory, "memory"), size_of(options.reserved, "reserve")
         self.first_step = self.engine.first_step = FirstStep(*sizes, estimated)
 
@@ -106,50 +96,29 @@ class Session:
 
     # ---- moving in and out ----
 
-    def _move_in(
-        self,
-        model: torch.nn.Module,
-        groups: Sequence[Group],
-        roles: Roles,
-        train: bool,
-        source: Source | None,
-    ) -> list[Home]:
-        """Gives each unit its values, and then its parameters the engine's memory, so that their own is free."""
-        homes: list[Home] = []
-        places = _meta.places_of(model)
-        index, spans = 0, []
-        for u, group in enumerate(groups):
-            self._set_values(self.engine.units[u], group, source)
-            for declared, (name, given) in zip(self.engine.units[u].parameters, group.parameters, strict=True):
-                spans.append(_homes.Span(index, declared.key, u, declared.first, declared.elements))
-                index += 1
-                if not group.ends_parameters:
-                    continue
-                memory = self.engine.tensor(spans, tuple(given.shape), given.dtype)
-                if given.is_meta:
-                    p = _meta.replace(places, given, memory)
-                else:
-                    p = given
-                    p.data = memory
-                p._sluice = self  # type: ignore[attr-defined]
-                trainable = train and p.requires_grad
-                role = roles.group.get(id(given), 0)
-                homes.append(Home(name, len(homes), spans, role, p, memory, trainable, declared.by_elements))
-                spans = []
-        gc.collect()
-        return homes
+    @contextlib.contextmanager
+    def undone_on_failure(self) -> Iterator[None]:
+        """What fails inside of this `with`, before moved_in(), leaves the model as it was before it was wrapped."""
+        assert self._moving is not None, "the model has moved in"
+        try:
+            yield
+        except BaseException as error:
+            for hook in self._hooks:
+                hook.remove()
+            if (model := self.model()) is not None:
+                unguard(model)
+            if lost := self._moving.undo():
+                raise StateError(
+                    f"wrapping the model failed ({error}), and the engine cannot give back the values of "
+                    f"{', '.join(repr(name) for name in lost)}; they are on the meta device now: build or load the model "
+                    "again"
+                ) from error
+            raise
 
-    def _set_values(self, unit: Unit, group: Group, source: Source | None) -> None:
-        declared = {p.key: (p, given) for p, (_, given) in zip(unit.parameters, group.parameters, strict=True)}
-        if source is not None:
-            self.engine.set_values(
-                unit.name, lambda key, at, part: source(declared[key][0].name, declared[key][0].first + at, part)
-            )
-        elif any(p.is_meta for _, p in group.parameters):
-            self.engine.set_values(unit.name, _zeros)
-        else:
-            floats = {key: _homes.floats_of(given, p) for key, (p, given) in declared.items()}
-            self.engine.set_values(unit.name, {key: _homes.memory_of(t) for key, t in floats.items()})
+    def moved_in(self) -> None:
+        """The model is wrapped now; nothing is kept of what it was before."""
+        self._moving = None
+        self.engine.session = weakref.ref(self)
 
     def close(self, values: bool) -> None:
         """The parameters are plain tensors again, with their values, or on the meta device; the engine is gone."""
@@ -217,6 +186,11 @@ class Session:
                 )
             return saved.tensor
         home: Home = saved.home
+        if self.engine.closed:
+            raise StateError(
+                f"backward goes through a graph that was made before the model was closed, and needs '{home.name}' as it was "
+                "then; run forward again"
+            )
         if home.version != saved.version:
             raise RuntimeError(
                 f"backward goes through a graph that was made before '{home.name}' was changed (by optimizer.step() or "
@@ -257,11 +231,42 @@ class Session:
 
     def begin_anew(self) -> None:
         """The step that was begun, and has no gradient yet, begins again."""
+        self._abandon_step()
+        self._begin_step()
+
+    def _abandon_step(self) -> None:
         self.release_all()
         if self._in_step:
             self.engine.abandon_step()
             self._in_step = False
-        self._begin_step()
+
+    def end_begun_step(self, verb: str) -> None:
+        """A checkpoint is to be saved or loaded (the verb): nothing is held, and a step that has no gradient yet is not
+        begun. StateError where it has some."""
+        with self._lock:
+            self._drop_ended()
+            self.release_all()
+            for slot in list(self._slots.values()):
+                gradient = slot.home.parameter.grad
+                if not (isinstance(gradient, Gradient) and gradient._slot is slot):
+                    self._end_gradient(slot)
+            if self.updates_in_backward is not None and self.updates_in_backward.begun:
+                raise StateError(
+                    f"a checkpoint is {verb} between backward and optimizer.step(), which ends a step; do it after that"
+                )
+            if self._in_step and self._slots:
+                names = ", ".join(repr(slot.home.name) for slot in list(self._slots.values())[:3])
+                raise StateError(
+                    f"a checkpoint is {verb} while {len(self._slots)} parameters ({names}, ...) have gradients, which it "
+                    "does not hold; do it after optimizer.step() and before the next forward pass, or after "
+                    "optimizer.zero_grad(set_to_none=True)"
+                )
+            self._abandon_step()
+
+    def changed(self) -> None:
+        """All values are others now."""
+        for home in self.homes:
+            home.changed()
 
     def release(self, unit: int) -> None:
         """The unit is not held any more."""

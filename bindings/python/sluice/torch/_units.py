@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Optional
 
@@ -79,33 +80,51 @@ def units_of(groups: Sequence[Group], roles: Roles, train: bool) -> list[Unit]:
 
 def find_units(model: torch.nn.Module) -> list[Group]:
     """Repeated blocks are units; what is left over is grouped by size, in the order of the model. A tied parameter is of
-    the unit that names it first."""
+    the unit that names it first; one without elements is of none, and stays where it is."""
     names = {id(p): name for name, p in model.named_parameters()}
     taken: set[int] = set()
     found: list[Group] = []
     _collect(model, "", names, taken, found)
-    return _span_large(_split(_merge_small(found)))
+    return _named_apart(_span_large(_split(_merge_small(found))))
 
 
 def named_units(model: torch.nn.Module, units: Mapping[str, Sequence[str]]) -> list[Group]:
     """The user's own: unit name -> names of modules or parameters. What is in none is grouped as find_units() does."""
-    parameters = dict(model.named_parameters())
-    names = {id(p): name for name, p in parameters.items()}
+    if not isinstance(units, Mapping):
+        raise InvalidArgumentError(
+            f"units are {units!r:.80}; a dict is needed: the unit's name -> names of modules or parameters"
+        )
+    parameters = dict(model.named_parameters(remove_duplicate=False))  # a tied one has several names
+    names = {id(p): name for name, p in model.named_parameters()}
     taken: set[int] = set()
     found = []
     for unit, members in units.items():
         group = Group(unit, [])
-        for member in members:
+        for member in [members] if isinstance(members, str) else members:
             inside = [(n, p) for n, p in parameters.items() if n == member or n.startswith(member + ".")]
             if not inside:
                 raise InvalidArgumentError(f"the unit '{unit}' names '{member}', which is no module or parameter")
-            group.parameters += _take(inside, taken)
+            group.parameters += _take(((names[id(p)], p) for _, p in inside), taken)
         if not group.parameters:
             raise InvalidArgumentError(f"the unit '{unit}' has no parameters that no other unit has; leave it out")
         found.append(group)
     rest: list[Group] = []
     _collect(model, "", names, taken, rest)
-    return _split(found) + _span_large(_split(_merge_small(rest)))
+    return _named_apart(_split(found) + _span_large(_split(_merge_small(rest))))
+
+
+def _named_apart(groups: Sequence[Group]) -> list[Group]:
+    """The first of a name keeps it."""
+    taken: set[str] = set()
+    return [dataclasses.replace(group, name=_apart(group.name, taken)) for group in groups]
+
+
+def _apart(name: str, taken: set[str]) -> str:
+    """The name, or the next like it that is not taken; it is then."""
+    counted = itertools.chain([name], (f"{name} ({count})" for count in itertools.count(2)))
+    free = next(each for each in counted if each not in taken)
+    taken.add(free)
+    return free
 
 
 def held_at_least(model: torch.nn.Module, groups: Sequence[Group]) -> int:
@@ -117,15 +136,15 @@ def held_at_least(model: torch.nn.Module, groups: Sequence[Group]) -> int:
             units_of.setdefault(id(p), set()).add(unit)
     most = 1
     for module in model.modules():
-        own = [units_of[id(p)] for p in module.parameters(recurse=False)]
+        own = [units_of[id(p)] for p in module.parameters(recurse=False) if id(p) in units_of]
         most = max(most, len(set().union(*own)))
     return most if most == 1 else min(most + 1, len(groups))
 
 
 def _take(parameters: Iterable[_Named], taken: set[int]) -> list[_Named]:
-    mine = [(name, p) for name, p in parameters if id(p) not in taken]
-    taken.update(id(p) for _, p in mine)
-    return mine
+    mine = {id(p): (name, p) for name, p in parameters if p.numel() and id(p) not in taken}
+    taken.update(mine)
+    return list(mine.values())
 
 
 def _own(module: torch.nn.Module, recurse: bool, names: Mapping[int, str], taken: set[int]) -> list[_Named]:
@@ -189,6 +208,7 @@ def _span_large(groups: Sequence[Group]) -> list[Group]:
 def _split(groups: Sequence[Group]) -> list[Group]:
     """Frozen parameters have no gradient and no optimizer state, so they get units of their own, and so does each type."""
     split = []
+    taken = {group.name for group in groups}
     for group in groups:
         kinds: dict[tuple[bool, torch.dtype], list[_Named]] = {}
         for name, p in sorted(group.parameters, key=lambda named: not named[1].requires_grad):
@@ -197,7 +217,8 @@ def _split(groups: Sequence[Group]) -> list[Group]:
         for kind, parameters in kinds.items():
             differs = [] if kind[0] == first[0] else ["frozen"]
             differs += [] if kind[1] == first[1] else [_type_of(*parameters[0])]
-            split.append(Group(f"{group.name} ({', '.join(differs)})" if differs else group.name, parameters))
+            name = _apart(f"{group.name} ({', '.join(differs)})", taken) if differs else group.name
+            split.append(Group(name, parameters))
     return split
 
 

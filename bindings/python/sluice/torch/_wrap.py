@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import os
 import weakref
@@ -18,12 +17,14 @@ from ..errors import InvalidArgumentError, NotFoundError, StateError
 from ..model import Folder, Options, Path, Size, size_of
 from ..optimizers import AdamW, Muon
 from ..optimizers import Optimizer as Settings
-from . import _meta
+from . import _first_values
+from ._checks import check_model
 from ._estimate import estimate
+from ._moving import Source
 from ._optimizer import Optimizer
 from ._roles import roles_of
 from ._safetensors import SafetensorsFolder, Stored
-from ._session import Session, Source
+from ._session import Session
 from ._sgemm import sgemm
 from ._units import Group, Roles, find_units, held_at_least, named_units, units_of
 
@@ -122,6 +123,7 @@ def _wrap(
     **others: Any,
 ) -> tuple[Model, Optional[Optimizer]]:
     """others: those of wrap() that Options has too."""
+    check_model(model)
     if model in _sessions and not _sessions[model].engine.closed:
         raise StateError("the model is wrapped already; sluice.torch.close(model) ends that")
     for name, p in model.named_parameters():
@@ -148,17 +150,20 @@ def _wrap(
         sgemm=sgemm() if isinstance(optimizer, Muon) else None,
         **others,
     )
-    on_meta = any(t.is_meta for t in [*model.parameters(), *model.buffers()])
+    on_meta = {name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta}
     if on_meta:
-        _meta.check(model)
+        _first_values.check(model, stored or {})
     session = Session(model, groups, roles, options, optimizer is not None, _source(stored), estimated)
     session.clip_value = clip_value
+    with session.undone_on_failure():
+        if on_meta:
+            unset = [home for home in session.homes if home.name in on_meta and home.name not in (stored or {})]
+            _first_values.give(model, unset, {name: where for name, where in (stored or {}).items() if name in on_meta})
+            session.release_all()
+        made = Optimizer(session, settings) if optimizer is not None else None
+    session.moved_in()
     _sessions[model] = session
-    if on_meta:
-        _meta.initialise(model, {id(home.parameter) for home in session.homes if home.name in (stored or {})})
-        _meta.take_back(session.homes)
-        session.release_all()
-    return model, Optimizer(session, settings) if optimizer is not None else None
+    return model, made
 
 
 def plan(
@@ -175,6 +180,7 @@ def plan(
     """Where every byte of a model would live if it were wrapped so, as a dict; the model may be on the meta device, and
     stays as it is. "pytorch" says what PyTorch itself would take for `sample_batch` (see estimate()); it is the reserve,
     where no other is stated. Raises BudgetError where it does not fit."""
+    check_model(model)
     groups = _groups(model, units)
     expected = estimate(model, sample_batch, train)
     options = Options(
@@ -199,7 +205,8 @@ def from_pretrained(
     **options: Any,
 ) -> tuple[torch.nn.Module, Optional[Optimizer]]:
     """A model of transformers from a folder (config.json, *.safetensors), wrapped; it may be larger than memory, since its
-    values go from the files to where they belong.
+    values go from the files to where they belong. As transformers' own from_pretrained() gives it: in eval() mode (call
+    model.train() to train; Trainer does), with the folder's settings for generation.
 
     model_class: of transformers; None: the one that config.json names. dtype: None: that of config.json, else f32.
     options: those of wrap().
@@ -218,24 +225,38 @@ def from_pretrained(
     with torch.device("meta"):
         model = model_class(config)
     model = model.to(dtype or getattr(config, "dtype", None) or torch.float32)
-    return _wrap(model, optimizer, _stored(model, folder, partly=False), **options)
+    if model.can_generate() and os.path.exists(os.path.join(os.fspath(folder), "generation_config.json")):
+        model.generation_config = transformers.GenerationConfig.from_pretrained(
+            os.fspath(folder), local_files_only=True
+        )
+    model.train(optimizer is not None)  # what PyTorch takes is estimated for what the model is for
+    wrapped, made = _wrap(model, optimizer, _stored(model, folder, partly=False), **options)
+    return wrapped.eval(), made
 
 
 def _stored(model: torch.nn.Module, folder: Path, partly: bool) -> dict[str, Stored]:
-    """Where each parameter's values are; of a tied one under any of its names."""
+    """Where the values of each parameter, and of each buffer on the meta device, are; of a tied one under any name."""
     if partly and not all(p.is_meta for p in model.parameters()):
         raise InvalidArgumentError("weights are given for a model that has values; build it on the meta device")
-    files = SafetensorsFolder(folder)
     names_of: dict[int, list[str]] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
         names_of.setdefault(id(p), []).append(name)
-    stored = {}
-    for name, p in model.named_parameters():
-        try:
-            stored[name] = files.find(names_of[id(p)], p.shape)
-        except NotFoundError:
-            if not partly:
-                raise
+    buffers = {name: b for name, b in model.named_buffers() if b.is_meta}
+    files = SafetensorsFolder(folder)
+    stored = files.find({names[0]: names for names in names_of.values()} | {name: [name] for name in buffers})
+    parameters = {name: p for name, p in model.named_parameters() if p.numel()}
+    for name, t in (parameters | buffers).items():
+        if name not in stored:
+            if name in parameters and not partly:
+                raise NotFoundError(f"'{name}' is in no file of '{os.fspath(folder)}'")
+            continue
+        there = stored[name]
+        if there.shape != tuple(t.shape):
+            raise InvalidArgumentError(
+                f"'{name}' has the shape {list(there.shape)} in '{there.file}', and {list(t.shape)} in the model"
+            )
+        if there.dtype.is_floating_point != t.is_floating_point():
+            raise InvalidArgumentError(f"'{name}' is of {there.dtype} in '{there.file}', and of {t.dtype} in the model")
     if not stored:
         raise NotFoundError(f"'{os.fspath(folder)}' has none of the model's parameters; see the names in its files")
     return stored
@@ -250,7 +271,7 @@ def _source(stored: Optional[Mapping[str, Stored]]) -> Optional[Source]:
         if name in stored:
             SafetensorsFolder.read(stored[name], first, values)
         else:
-            values.zero_()
+            values.fill_(math.nan)  # until a rule of the model gives it others
 
     return fill
 
@@ -268,7 +289,7 @@ def _reserve(
 def _groups(model: torch.nn.Module, units: Optional[Mapping[str, Sequence[str]]]) -> list[Group]:
     groups = named_units(model, units) if units is not None else find_units(model)
     if not groups:
-        raise InvalidArgumentError(f"the model ({type(model).__name__}) has no parameters")
+        raise InvalidArgumentError(f"the model ({type(model).__name__}) has no parameters with elements")
     return groups
 
 
@@ -315,5 +336,4 @@ def edit(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         session.release_all()
-        for home in session.homes:
-            home.changed()
+        session.changed()

@@ -1,0 +1,72 @@
+"""What wrap() and plan() are given, and what of it cannot be wrapped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from ..errors import InvalidArgumentError
+
+
+def check_model(model: Any) -> None:
+    """Raises InvalidArgumentError, naming it, for what cannot be wrapped as it is."""
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidArgumentError(f"{model!r:.80} is to be wrapped, and is no torch.nn.Module; give the model itself")
+    for name, t in [*model.named_parameters(), *model.named_buffers()]:
+        if torch.nn.parameter.is_lazy(t):
+            raise InvalidArgumentError(
+                f"'{name}' has no shape yet (a lazy module); call the model once before it is wrapped"
+            )
+    for one, other in _sharing(model):
+        raise InvalidArgumentError(
+            f"'{other}' and '{one}' are two Parameters over one memory, which would have a memory each; make them one "
+            "Parameter (module.weight = other.weight), or give each its own (nn.Parameter(p.detach().clone()))"
+        )
+
+
+class _Extent(NamedTuple):
+    """From which byte to which a parameter lies, of the memory named first."""
+
+    memory: int
+    begin: int
+    end: int
+    name: str
+    parameter: torch.nn.Parameter
+
+
+def _sharing(model: torch.nn.Module) -> Iterator[tuple[str, str]]:
+    """Names of parameters that lie in the same bytes."""
+    extents = sorted(
+        (_extent(name, p) for name, p in model.named_parameters() if p.numel() and p.layout == torch.strided),
+        key=lambda extent: extent[:3],
+    )
+    open_ones: list[_Extent] = []
+    for extent in extents:
+        open_ones = [other for other in open_ones if other.memory == extent.memory and other.end > extent.begin]
+        for other in open_ones:
+            if _overlap(extent, other):
+                yield other.name, extent.name
+        open_ones.append(extent)
+
+
+def _extent(name: str, p: torch.nn.Parameter) -> _Extent:
+    size = p.element_size()
+    reach = size + sum((length - 1) * stride * size for length, stride in zip(p.shape, p.stride(), strict=True))
+    # On the meta device there are no addresses, and only storages tell.
+    begin = int(p.storage_offset()) * size if p.is_meta else p.data_ptr()
+    return _Extent(p.untyped_storage()._cdata if p.is_meta else 0, begin, begin + reach, name, p)
+
+
+def _overlap(one: _Extent, other: _Extent) -> bool:
+    """Whether they have a byte in common: columns of one matrix lie among each other, and have none."""
+    begin = min(one.begin, other.begin)
+    marks = torch.zeros(max(one.end, other.end) - begin, dtype=torch.bool, device="cpu")
+    _bytes_in(marks, one, begin).fill_(True)
+    return bool(_bytes_in(marks, other, begin).any())
+
+
+def _bytes_in(marks: torch.Tensor, extent: _Extent, begin: int) -> torch.Tensor:
+    p, size = extent.parameter, extent.parameter.element_size()
+    return marks.as_strided((*p.shape, size), (*(stride * size for stride in p.stride()), 1), extent.begin - begin)

@@ -1,0 +1,99 @@
+"""A model that runs without memory, and of which nothing stays."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+_OPAQUE = (torch.Tensor, type, str, bytes, types.ModuleType, types.FunctionType, types.MethodType)
+
+
+@contextlib.contextmanager
+def faked(model: torch.nn.Module, fake: FakeTensorMode, train: bool) -> Iterator[list[torch.Tensor]]:
+    """Inside of the `with` the model's parameters and buffers are fake tensors, in whatever its modules have them; gives
+    these. Afterwards modules, and the lists, dicts, sets and objects that they hold, have again what they had, whatever
+    forward and backward put there."""
+    with fake:
+        made = {id(p): _like(p).requires_grad_(p.requires_grad and train) for p in model.parameters()}
+        made |= {id(b): _like(b) for b in model.buffers() if id(b) not in made}
+    gradients = [(p, p.grad) for p in model.parameters()]
+    held = [(holder, _contents(holder)) for holder in _holders(model)]
+    try:
+        for holder, contents in held:
+            swapped = _swapped(contents, made)
+            if not _same(swapped, contents):
+                _fill(holder, swapped)
+        yield list(made.values())
+    finally:
+        for holder, contents in held:
+            if not _same(_contents(holder), contents):
+                _fill(holder, contents)
+        for p, gradient in gradients:
+            if p.grad is not gradient:
+                p.grad = gradient
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def _holders(model: torch.nn.Module) -> list[Any]:
+    """All dicts, lists, deques and sets that the model's modules hold, their own attributes among them."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    open_ends: list[Any] = [model]
+    while open_ends:
+        value = open_ends.pop()
+        if id(value) in seen or isinstance(value, _OPAQUE):
+            continue
+        seen.add(id(value))
+        if isinstance(value, (dict, list, deque, set)):
+            found.append(value)
+            open_ends += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, (tuple, frozenset)):
+            open_ends += value
+        elif isinstance(attributes := getattr(value, "__dict__", None), dict) and _is_of_the_model(value):
+            open_ends.append(attributes)
+    return found
+
+
+def _is_of_the_model(value: Any) -> bool:
+    """What else PyTorch has (the compiler's state) is its own."""
+    return isinstance(value, torch.nn.Module) or not type(value).__module__.startswith("torch")
+
+
+def _contents(holder: Any) -> Any:
+    return dict(holder) if isinstance(holder, dict) else set(holder) if isinstance(holder, set) else list(holder)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if len(one) != len(other):
+        return False
+    if isinstance(one, set):
+        return {id(item) for item in one} == {id(item) for item in other}
+    if isinstance(one, dict) and any(a is not b for a, b in zip(one, other, strict=True)):
+        return False
+    values = (one.values(), other.values()) if isinstance(one, dict) else (one, other)
+    return all(a is b for a, b in zip(*values, strict=True))
+
+
+def _fill(holder: Any, contents: Any) -> None:
+    holder.clear()
+    holder.extend(contents) if isinstance(holder, (list, deque)) else holder.update(contents)
+
+
+def _swapped(contents: Any, made: Mapping[int, torch.Tensor]) -> Any:
+    def swap(value: Any) -> Any:
+        if type(value) is tuple and any(id(item) in made for item in value):
+            return tuple(made.get(id(item), item) for item in value)
+        return made.get(id(value), value)
+
+    if isinstance(contents, dict):
+        return {key: swap(value) for key, value in contents.items()}
+    return contents if isinstance(contents, set) else [swap(value) for value in contents]

@@ -1,0 +1,204 @@
+"""First values for what was built on the meta device: by the model's own rules, as far as these are known."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import warnings
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import InvalidArgumentError
+from ._homes import Home
+from ._safetensors import SafetensorsFolder, Stored
+
+_UNSET = 0xA5  # each byte of a buffer of integers that has no values
+_KNOWN = ("torch", "peft")  # packages whose constructors do no more than their rules
+_Rule = Callable[[], Any]
+
+
+def check(model: torch.nn.Module, stored: Container[str]) -> None:
+    """Raises, naming it, where no rule could give something on the meta device a value. stored: names of what gets
+    its values from files."""
+    for path, module in _without_rule(model, ""):
+        own = [*module._parameters.items(), *module._buffers.items()]
+        missing = [t for name, t in own if (f"{path}.{name}" if path else name) not in stored]
+        if any(t is not None and t.is_meta and t.numel() for t in missing):
+            raise InvalidArgumentError(
+                f"'{path}' ({type(module).__name__}) is on the meta device, and neither it nor a module around it has a "
+                "reset_parameters() or _init_weights(module), which would give it its first values; add one, or build "
+                "this module on the CPU"
+            )
+
+
+def _without_rule(module: torch.nn.Module, path: str) -> Iterator[tuple[str, torch.nn.Module]]:
+    if not _rules_of(module):
+        yield path, module
+        for name, child in module.named_children():
+            yield from _without_rule(child, f"{path}.{name}" if path else name)
+
+
+def give(model: torch.nn.Module, unset: Sequence[Home], stored: Mapping[str, Stored]) -> None:
+    """Gives values to parameters that have none (each element NaN), and to buffers on the meta device: those in `stored`,
+    by their names, have them in files. Children come before parents, as in construction; all other parameters stay as they
+    are, whatever a rule does to them.
+
+    Raises InvalidArgumentError, naming it, for what no rule gave a value. Warns where a model's constructors may do what
+    no rule does.
+    """
+    ids = {id(home.parameter) for home in unset}
+    buffers = _make_buffers(model)
+    with torch.no_grad():
+        for module in _children_first(model, set()):
+            inside = any(id(p) in ids for p in module.parameters()) or any(id(b) in buffers for b in module.buffers())
+            if inside and (rules := _rules_of(module)):
+                with _kept_away(module, ids):
+                    for rule in rules:
+                        rule()
+        for module in model.modules():
+            if callable(getattr(module, "reset_lora_parameters", None)):  # peft's layers have rules of their own
+                with _kept_away(module, ids):
+                    for adapter in module.lora_A:  # type: ignore[union-attr]
+                        module.reset_lora_parameters(adapter, True)  # type: ignore[operator]
+        _take_back(unset)
+        for name, buffer in model.named_buffers():
+            if name in stored:
+                values = torch.empty(buffer.numel(), dtype=stored[name].dtype, device="cpu")
+                SafetensorsFolder.read(stored[name], 0, values)
+                buffer.copy_(values.view(buffer.shape))
+        _check_values(model, unset)
+    _warn_of_constructors(model, ids)
+
+
+def _make_buffers(model: torch.nn.Module) -> dict[int, torch.Tensor]:
+    """Buffers without values in place of those on the meta device, by their ids."""
+    made: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                fresh = torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu")
+                if buffer.is_floating_point() or buffer.is_complex():
+                    fresh.fill_(float("nan"))
+                else:
+                    _bytes(fresh).fill_(_UNSET)
+                module._buffers[name] = made[id(fresh)] = fresh
+    return made
+
+
+def _bytes(buffer: torch.Tensor) -> torch.Tensor:
+    return buffer.contiguous().view(-1).view(torch.uint8)
+
+
+def _children_first(module: torch.nn.Module, seen: set[torch.nn.Module]) -> Iterator[torch.nn.Module]:
+    """What is of transformers as a whole: it knows its own order."""
+    seen.add(module)
+    if not _is_of_transformers(module):
+        for child in module.children():
+            if child not in seen:
+                yield from _children_first(child, seen)
+    yield module
+
+
+def _rules_of(module: torch.nn.Module) -> list[_Rule]:
+    """What gives a module and those inside it their first values, in the order in which that is done."""
+    if _is_of_transformers(module):
+        return [lambda: _by_transformers(module)]
+    rules: list[_Rule] = []
+    for names in (("reset_parameters", "_reset_parameters"), ("init_weights", "_init_weights")):
+        rule = next((rule for name in names if (rule := _rule(module, name)) is not None), None)
+        if rule is not None:
+            rules.append(rule)
+    return rules
+
+
+def _rule(module: torch.nn.Module, name: str) -> _Rule | None:
+    """One that takes nothing, or each module in turn, as Module.apply() calls it."""
+    method = getattr(module, name, None)
+    if not callable(method):
+        return None
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in inspect.signature(method).parameters.values() if p.default is p.empty and p.kind in kinds]
+    if not needed:
+        return method  # type: ignore[no-any-return]
+    return (lambda: module.apply(method)) if len(needed) == 1 and name.endswith("init_weights") else None
+
+
+def _is_of_transformers(module: torch.nn.Module) -> bool:
+    return callable(getattr(module, "initialize_weights", None)) and callable(getattr(module, "tie_weights", None))
+
+
+def _by_transformers(model: torch.nn.Module) -> None:
+    for p in model.parameters():
+        p._is_hf_initialized = p.is_meta  # type: ignore[attr-defined]
+    for module in model.modules():
+        module.__dict__.pop("_is_hf_initialized", None)
+    model.initialize_weights()  # type: ignore[operator]
+    model.tie_weights()  # type: ignore[operator]
+
+
+@contextlib.contextmanager
+def _kept_away(module: torch.nn.Module, ids: Container[int]) -> Iterator[None]:
+    """In place of all other parameters inside a module there are some on the meta device, where rules change nothing."""
+    kept = [
+        (inner, name, p)
+        for inner in module.modules()
+        for name, p in inner._parameters.items()
+        if p is not None and id(p) not in ids
+    ]
+    instead = {id(p): torch.nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for _, _, p in kept}
+    try:
+        for inner, name, p in kept:
+            inner._parameters[name] = instead[id(p)]
+        yield
+    finally:
+        for inner, name, p in kept:
+            inner._parameters[name] = p
+
+
+def _take_back(homes: Iterable[Home]) -> None:
+    """What a rule gave other memory is the engine's again, with the values that it has there."""
+    for home in homes:
+        if home.replaced and home.parameter.shape == home.memory.shape:
+            home.memory.copy_(home.parameter)
+            home.parameter.data = home.memory
+
+
+def _check_values(model: torch.nn.Module, unset: Iterable[Home]) -> None:
+    for home in unset:
+        if bool(home.memory.amax().isnan()):
+            raise InvalidArgumentError(
+                f"'{home.name}' was on the meta device, and no rule of the model (reset_parameters(), "
+                "_init_weights(module)) gave all of it a value; let one do so, or build its module on the CPU"
+            )
+    for name, buffer in model.named_buffers():
+        if buffer.numel() and _is_unset(buffer):
+            raise InvalidArgumentError(
+                f"the buffer '{name}' was on the meta device, and nothing gave it a value; let reset_parameters() do so, or "
+                "give it its values on the CPU (register_buffer(name, torch.arange(n, device='cpu'))), or build the model "
+                "there, or with sluice.torch.from_pretrained()"
+            )
+
+
+def _is_unset(buffer: torch.Tensor) -> bool:
+    if buffer.is_floating_point() or buffer.is_complex():
+        return bool(torch.isnan(buffer).any())
+    return bool((_bytes(buffer) == _UNSET).all())
+
+
+def _warn_of_constructors(model: torch.nn.Module, ids: Container[int]) -> None:
+    unknown = {
+        type(module).__name__: path
+        for path, module in _without_rule(model, "")
+        if type(module).__module__.split(".")[0] not in _KNOWN and any(id(p) in ids for p in module.parameters())
+    }
+    if unknown:
+        names = ", ".join(f"{kind} ('{path}')" if path else kind for kind, path in list(unknown.items())[:4])
+        warnings.warn(
+            f"the first values in {names} are those of reset_parameters() of the layers inside: what a constructor does to "
+            "parameters itself is not known of a model on the meta device. Where it does something, give the class an "
+            "_init_weights(module) or reset_parameters() that does it, or build the model on the CPU",
+            UserWarning,
+            stacklevel=5,
+        )

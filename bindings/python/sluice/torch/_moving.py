@@ -1,0 +1,146 @@
+"""A model's parameters on their way into an engine, and back out of one that cannot be used."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..errors import Error
+from ..model import Unit
+from . import _homes, _meta
+from ._homes import Home, Span
+from ._units import Group, Roles
+
+if TYPE_CHECKING:
+    from ._session import Session
+
+Source = Callable[[str, int, memoryview], object]
+"""Fills in elements first ... of a parameter."""
+
+
+class Moving:
+    """Gives each unit its values, and then its parameters the engine's memory, so that their own is free. undo() brings
+    all of them back, wherever that stopped."""
+
+    def __init__(self, model: torch.nn.Module, engine: _homes.ModelEngine) -> None:
+        self._engine = engine
+        self._places = _meta.places_of(model)
+        self._homes: list[Home] = []
+        self._on_meta: dict[int, torch.nn.Parameter] = {}  # by the home's index: what was in its place
+        self._empty = [p for p in model.parameters() if p.is_meta and not p.numel()]
+        self._buffers = [
+            (module, name, buffer)
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and buffer.is_meta
+        ]
+
+    def move_in(
+        self,
+        session: Session,
+        groups: Sequence[Group],
+        roles: Roles,
+        train: bool,
+        source: Source | None,
+    ) -> list[Home]:
+        """Moves all; gives where they live."""
+        index, spans = 0, []
+        for u, group in enumerate(groups):
+            unit = self._engine.units[u]
+            self._set_values(unit, group, source)
+            for declared, (name, given) in zip(unit.parameters, group.parameters, strict=True):
+                spans.append(Span(index, declared.key, u, declared.first, declared.elements))
+                index += 1
+                if not group.ends_parameters:
+                    continue
+                p = self._into_engine(given, spans)
+                p._sluice = session  # type: ignore[attr-defined]
+                trainable = train and p.requires_grad
+                role = roles.group.get(id(given), 0)
+                home = Home(name, len(self._homes), spans, role, p, p.data, trainable, declared.by_elements)
+                if given.is_meta:
+                    self._on_meta[home.index] = given
+                self._homes.append(home)
+                spans = []
+        for p in self._empty:
+            _meta.carry_over(p, _meta.replace(self._places, p, torch.empty(p.shape, dtype=p.dtype, device="cpu")))
+        gc.collect()
+        return self._homes
+
+    def _set_values(self, unit: Unit, group: Group, source: Source | None) -> None:
+        declared = {p.key: (p, given) for p, (_, given) in zip(unit.parameters, group.parameters, strict=True)}
+        if source is not None:
+            self._engine.set_values(
+                unit.name, lambda key, at, part: source(declared[key][0].name, declared[key][0].first + at, part)
+            )
+            return
+        floats = {key: _homes.floats_of(given, p) for key, (p, given) in declared.items() if not given.is_meta}
+
+        def fill(key: str, at: int, part: memoryview) -> None:
+            run = torch.frombuffer(part, dtype=torch.float32)
+            if key in floats:
+                run.copy_(floats[key][at : at + len(run)])
+            else:
+                run.fill_(math.nan)  # until a rule of the model gives it others
+
+        self._engine.set_values(unit.name, fill)
+
+    def _into_engine(self, given: torch.nn.Parameter, spans: Sequence[Span]) -> torch.nn.Parameter:
+        memory = self._engine.tensor(spans, tuple(given.shape), given.dtype)
+        if given.is_meta:
+            made = _meta.replace(self._places, given, memory)
+            _meta.carry_over(given, made)
+            return made
+        given.data = memory
+        return given
+
+    def undo(self) -> list[str]:
+        """The model has parameters of its own again, with the values that the engine has, and what was on the meta device
+        is there; the engine is closed. Gives the names of those whose values the engine cannot give any more: they are on
+        the meta device then."""
+        values = self._values()
+        lost = []
+        for home in self._homes:
+            del home.parameter._sluice  # type: ignore[attr-defined]
+            if home.index in self._on_meta:
+                self._put(self._on_meta[home.index])
+            elif home.index in values:
+                home.parameter.data = values[home.index]
+            else:
+                lost.append(home.name)
+                _meta.replace(self._places, home.parameter, torch.empty_like(home.parameter, device="meta"))
+        for p in self._empty:
+            self._put(p)
+        for module, name, buffer in self._buffers:
+            module._buffers[name] = buffer
+        self._engine.close()
+        return lost
+
+    def _put(self, parameter: torch.nn.Parameter) -> None:
+        for module, name in self._places[id(parameter)]:
+            module._parameters[name] = parameter
+
+    def _values(self) -> dict[int, torch.Tensor]:
+        """Of parameters that had values before, by their homes' indices, as far as the engine can give them."""
+        wanted = [home for home in self._homes if home.index not in self._on_meta]
+        values = {home.index: torch.empty(home.memory.shape, dtype=home.memory.dtype) for home in wanted}
+        places = {span.key: (home.index, span) for home in wanted for span in home.spans}
+
+        def take(key: str, first: int, part: memoryview) -> None:
+            if key in places:
+                index, span = places[key]
+                run = torch.frombuffer(bytearray(part), dtype=torch.float32)
+                span.of(values[index].view(-1))[first : first + len(run)] = run
+
+        for unit in sorted({unit for home in wanted for unit in home.units}):
+            try:
+                self._engine.get_values(self._engine.units[unit].name, take)
+            except Error:
+                for home in wanted:
+                    if unit in home.units:
+                        values.pop(home.index, None)
+        return values
