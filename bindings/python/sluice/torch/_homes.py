@@ -7,7 +7,7 @@ import dataclasses
 import math
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,6 +30,30 @@ class Span:
     def of(self, flat: torch.Tensor) -> torch.Tensor:
         """Its part of the parameter's elements."""
         return flat[self.first : self.first + self.elements]
+
+
+class View(NamedTuple):
+    """How a tensor shows its memory. Its type is one of the view, as its size is: memory may be seen as another type."""
+
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int  # in elements of that type
+    conjugate: bool
+    negative: bool
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> View:
+        """Of a strided tensor."""
+        place = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+        return View(tensor.dtype, *place, tensor.is_conj(), tensor.is_neg())
+
+    def over(self, memory: torch.Tensor) -> torch.Tensor:
+        """The same view of that tensor's memory, which may be of any type."""
+        made = torch.empty(0, dtype=self.dtype)
+        made.set_(memory.untyped_storage(), self.offset, self.size, self.stride)
+        made = made.conj() if self.conjugate else made
+        return torch._neg_view(made) if self.negative else made
 
 
 @dataclasses.dataclass

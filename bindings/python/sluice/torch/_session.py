@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -26,6 +26,7 @@ from ._gradients import Gradient, Gradients, Slot
 from ._guards import guard, refuse_copy, unguard
 from ._homes import Home
 from ._memory import FirstStep, Keeper, resident_bytes
+from ._saved import SavedTensors
 from ._units import DTYPES, Group, Roles, units_of
 
 
@@ -35,24 +36,6 @@ Source = Callable[[str, int, memoryview], object]
 
 def _zeros(name: str, first: int, part: memoryview) -> None:
     ctypes.memset((ctypes.c_char * part.nbytes).from_buffer(part), 0, part.nbytes)
-
-
-class _Saved(NamedTuple):
-    """What autograd keeps of a parameter instead of a tensor over it."""
-
-    home: Home
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    version: int
-    dtype: torch.dtype
-
-
-class _Plain(NamedTuple):
-    """Any other tensor that autograd keeps, with the version that it must still have."""
-
-    tensor: torch.Tensor
-    version: int
 
 
 class Session:
@@ -92,7 +75,7 @@ class Session:
             self.engine.close()
             raise
         self.by_id = {id(home.parameter): home for home in self.homes}
-        self._by_storage = {_homes.storage_of(home.memory): home for home in self.homes}
+        self._saved = SavedTensors({_homes.storage_of(home.memory): home for home in self.homes}, self.use)
         self.updates_in_backward: UpdatesInBackward | None = None
         self.clip_value: float | None = None
         self._gradients = Gradients(self, self.homes)
@@ -180,10 +163,10 @@ class Session:
                 self._hooks.append(home.parameter.register_post_accumulate_grad_hook(hook))
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
-        casts = Casts(self._by_storage) if torch.is_autocast_enabled("cpu") else None
+        casts = Casts(self._saved.by_storage) if torch.is_autocast_enabled("cpu") else None
         scope = contextlib.ExitStack()
         scope.enter_context(
-            torch.autograd.graph.saved_tensors_hooks(lambda tensor: self._pack(tensor, casts), self._unpack)
+            torch.autograd.graph.saved_tensors_hooks(lambda tensor: self._saved.pack(tensor, casts), self._saved.unpack)
         )
         if casts is not None:
             scope.enter_context(casts)
@@ -194,37 +177,6 @@ class Session:
             self._scopes.pop().close()
         if not self.trainable:
             self.first_step.end()
-
-    def _pack(self, tensor: torch.Tensor, casts: Casts | None) -> Any:
-        if tensor.layout == torch.strided:
-            home = self._by_storage.get(_homes.storage_of(tensor))
-            if home is None and casts is not None and (cast := casts.find(tensor)) is not None:
-                home = cast.home
-            if home is not None:
-                return _Saved(
-                    home, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), home.version, tensor.dtype
-                )
-        # An operation's own result would keep the operation, and that this: a graph that no backward frees would stay.
-        return _Plain(tensor if tensor.grad_fn is None else tensor.detach(), tensor._version)
-
-    def _unpack(self, saved: Any) -> torch.Tensor:
-        if isinstance(saved, _Plain):
-            if saved.tensor._version != saved.version:
-                raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                    f"a tensor of shape {tuple(saved.tensor.shape)} is at version {saved.tensor._version}, and was "
-                    f"saved at version {saved.version}"
-                )
-            return saved.tensor
-        home: Home = saved.home
-        if home.version != saved.version:
-            raise RuntimeError(
-                f"backward goes through a graph that was made before '{home.name}' was changed (by optimizer.step() or "
-                "an edit), so its gradients would be wrong; run forward again"
-            )
-        for unit in home.units:
-            self.use(unit)
-        return home.memory.to(saved.dtype).as_strided(saved.size, saved.stride, saved.offset)
 
     # ---- units come and go ----
 
