@@ -18,6 +18,12 @@ _Hook = Callable[..., None]
 
 def check_memory(home: Home) -> None:
     """Raises where somebody gave the parameter other memory."""
+    if home.moved:
+        raise StateError(
+            f"'{home.name}' was moved into memory that processes share (by share_memory_(), or by sending it to another "
+            "process), which the engine does not see: sluice.torch.close() the model, and wrap it again; send clone()s "
+            "to other processes"
+        )
     if home.replaced:
         raise StateError(
             f"'{home.name}' was given other memory (by .data = ..., or set_()), which the engine does not see; "

@@ -68,6 +68,10 @@ class Home:
     memory: torch.Tensor
     trainable: bool
     by_elements: bool  # an optimizer of matrices leaves it to AdamW
+    address: int = dataclasses.field(init=False)  # in the engine
+
+    def __post_init__(self) -> None:
+        self.address = self.memory.data_ptr()
 
     @property
     def units(self) -> list[int]:
@@ -86,7 +90,12 @@ class Home:
     @property
     def replaced(self) -> bool:
         """Whether somebody gave the parameter other memory."""
-        return self.parameter.data_ptr() != self.memory.data_ptr()
+        return self.parameter.data_ptr() != self.address
+
+    @property
+    def moved(self) -> bool:
+        """Whether what PyTorch has of the engine's memory is elsewhere: what shares it between processes moves it so."""
+        return self.memory.data_ptr() != self.address
 
 
 class ModelEngine(Engine):

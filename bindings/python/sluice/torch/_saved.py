@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ._acquire import check_memory
 from ._casts import Cast, Casts
 from ._homes import Home, View, storage_of
 
@@ -56,6 +57,8 @@ class SavedTensors:
                 f"backward goes through a graph that was made before '{home.name}' was changed (by optimizer.step() or "
                 "an edit), so its gradients would be wrong; run forward again"
             )
+        if home.moved:
+            check_memory(home)
         for unit in home.units:
             self._use(unit)
         return saved.view.over(home.memory if saved.cast is None else saved.cast.make())

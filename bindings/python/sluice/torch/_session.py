@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 
 from .. import _abi
-from ..errors import InvalidArgumentError, StateError
+from ..errors import StateError
 from ..model import Options, Unit, size_of
 from ..optimizers import Optimizer as Settings
 from . import _acquire, _closing, _homes, _meta
