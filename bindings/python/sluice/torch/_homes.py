@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import math
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -56,6 +58,31 @@ class View(NamedTuple):
         return torch._neg_view(made) if self.negative else made
 
 
+class Arrivals:
+    """Threads that are adding to one parameter's p.grad. PyTorch adds under a lock that it shows to nobody, so p.grad may
+    be taken away only while no thread is on the way there."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._threads: set[int] = set()
+
+    def begin(self) -> None:
+        """This thread has a gradient that autograd is about to add. Waits while another takes p.grad away."""
+        with self._lock:
+            self._threads.add(threading.get_ident())
+
+    @contextlib.contextmanager
+    def end(self) -> Iterator[bool]:
+        """This thread's gradient was added; inside of the `with` nobody begins. Gives whether none is on the way."""
+        with self._lock:
+            self._threads.discard(threading.get_ident())
+            yield not self._threads
+
+    def forget(self) -> None:
+        """Nobody is on the way: also not who began, and whose backward then failed. Does not wait."""
+        self._threads.clear()
+
+
 @dataclasses.dataclass
 class Home:
     """Where a parameter lives: its units, and the tensor over its memory in the engine."""
@@ -69,6 +96,7 @@ class Home:
     trainable: bool
     by_elements: bool  # an optimizer of matrices leaves it to AdamW
     address: int = dataclasses.field(init=False)  # in the engine
+    arrivals: Arrivals = dataclasses.field(default_factory=Arrivals)
 
     def __post_init__(self) -> None:
         self.address = self.memory.data_ptr()

@@ -39,7 +39,8 @@ def _zeros(name: str, first: int, part: memoryview) -> None:
 
 
 class Session:
-    """Holds the engine of one wrapped model. Calls may come from any thread, one at a time."""
+    """Holds the engine of one wrapped model. Calls may come from any thread; forward and backward passes of several may
+    run at the same time."""
 
     def __init__(
         self,
@@ -159,7 +160,9 @@ class Session:
         for home in self.homes:
             if home.trainable:
                 # PyTorch shows the collector no such hook: with a reference the session would never end.
+                before = _acquire.outside_of_graphs(functools.partial(_before_gradient, weakref.ref(home.arrivals)))
                 hook = _acquire.outside_of_graphs(functools.partial(_on_gradient, weakref.ref(self)))
+                self._hooks.append(home.parameter.register_hook(before))
                 self._hooks.append(home.parameter.register_post_accumulate_grad_hook(hook))
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
@@ -231,19 +234,21 @@ class Session:
     # ---- gradients ----
 
     def take_gradient(self, parameter: torch.nn.Parameter) -> None:
-        """Autograd has added to p.grad, or made it."""
-        gradient = parameter.grad
-        if gradient is None or isinstance(gradient, Gradient):
-            return
-        if self.first_step.measured is None:
-            self.first_step.note(resident_bytes())
-        if gradient.requires_grad:
-            parameter.grad = None
-            raise StateError(
-                f"the gradient of '{self.by_id[id(parameter)].name}' has a graph of its own (create_graph=True), which "
-                "would hold parameters that come and go; use torch.autograd.grad() on a model that is not wrapped"
-            )
-        parameter.grad = self._gradients.put(self.by_id[id(parameter)], gradient)
+        """Autograd has added to p.grad, or made it. Where another thread is about to add to it, that one takes it."""
+        home = self.by_id[id(parameter)]
+        with home.arrivals.end() as alone:
+            gradient = parameter.grad
+            if gradient is None or isinstance(gradient, Gradient) or not alone:
+                return
+            if self.first_step.measured is None:
+                self.first_step.note(resident_bytes())
+            if gradient.requires_grad:
+                parameter.grad = None
+                raise StateError(
+                    f"the gradient of '{home.name}' has a graph of its own (create_graph=True), which would hold "
+                    "parameters that come and go; use torch.autograd.grad() on a model that is not wrapped"
+                )
+            parameter.grad = self._gradients.put(home, gradient)
 
     def begin_gradient(self, slot: Slot, values: torch.Tensor) -> None:
         """A first gradient; one that the engine still has of this parameter ends."""
@@ -358,6 +363,7 @@ class Session:
 
     def _collect(self, home: Home) -> bool:
         """Whether the parameter has a gradient; one that the user put there is the engine's now."""
+        home.arrivals.forget()
         gradient = home.parameter.grad
         if gradient is None:
             self._give_up(home)  # somebody may still refer to it
@@ -376,6 +382,11 @@ class Session:
             gradient._slot.check()
         _acquire.check_memory(home)
         return True
+
+
+def _before_gradient(arrivals: weakref.ref[_homes.Arrivals], gradient: torch.Tensor) -> None:
+    if (alive := arrivals()) is not None:
+        alive.begin()
 
 
 def _on_gradient(session: weakref.ref[Session], parameter: torch.nn.Parameter) -> None:
