@@ -26,7 +26,7 @@ def unguard(model: torch.nn.Module) -> None:
     """Takes that back."""
     _saving.uninstall(model)
     for module in model.modules():
-        for name in ("_apply", "__deepcopy__", "__reduce_ex__"):
+        for name in ("_apply", "_call_impl", "__deepcopy__", "__reduce_ex__"):
             module.__dict__.pop(name, None)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ._acquire import check_memory
 from ._casts import Cast, Casts
@@ -28,18 +31,84 @@ class _Plain(NamedTuple):
     version: int
 
 
+_Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
+
+
+class _Scope:
+    """One call of the model. Which hooks and modes there are is asked of PyTorch, never noted: an exception of the
+    keyboard may come between any two lines."""
+
+    def __init__(self, saved: SavedTensors) -> None:
+        self._saved = saved
+        self._hooks: _Hooks = (self._pack, saved.unpack)
+        self._casts = Casts(saved.by_storage)
+
+    def open(self) -> None:
+        """From now on autograd keeps tensors as SavedTensors says."""
+        torch._C._autograd._push_saved_tensors_default_hooks(*self._hooks)
+        if torch.is_autocast_enabled("cpu"):
+            self._casts.__enter__()
+
+    def close(self) -> None:
+        """As it was before. What came and did not end meanwhile was ended before."""
+        if _get_current_dispatch_mode() is self._casts:
+            self._casts.__exit__(None, None, None)
+        top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if top is not None and top[0] is self._hooks[0]:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        return self._saved.pack(tensor, self._casts)
+
+
+class _Calls(threading.local):
+    """Those of the model that have not ended, of each thread."""
+
+    def __init__(self) -> None:
+        self.open: list[_Scope] = []
+
+
 class SavedTensors:
-    """The hooks of saved tensors of one wrapped model. They hold what makes a unit present, and so the model's session."""
+    """The hooks of saved tensors of one wrapped model, in each thread that calls it. They hold what makes a unit present,
+    and so the model's session."""
 
     def __init__(self, by_storage: Mapping[int, Home], use: Callable[[int], None]) -> None:
         """by_storage: whose memory begins where; use: makes a unit present."""
         self.by_storage, self._use = by_storage, use
+        self._calls = _Calls()
 
-    def pack(self, tensor: torch.Tensor, casts: Casts | None) -> Any:
+    def begin(self) -> None:
+        """This thread begins a call of the model."""
+        scopes = self._calls.open
+        scopes.append(_Scope(self))
+        scopes[-1].open()
+
+    def end(self) -> None:
+        """The call ends, in which this thread is."""
+        scopes = self._calls.open
+        if scopes:
+            scopes[-1].close()
+            scopes.pop()
+
+    def guard(self, model: torch.nn.Module) -> None:
+        """Ends calls of the model also where PyTorch runs no hook: after exceptions of the keyboard and the like."""
+        model.__dict__["_call_impl"] = functools.partial(self._call, model)
+
+    def _call(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """In place of Module._call_impl."""
+        scopes = self._calls.open
+        before = len(scopes)
+        try:
+            return type(model)._call_impl(model, *args, **kwargs)
+        finally:
+            while len(scopes) > before:
+                self.end()
+
+    def pack(self, tensor: torch.Tensor, casts: Casts) -> Any:
         """What autograd is to keep instead of the tensor."""
         if tensor.layout == torch.strided:
             home, cast = self.by_storage.get(storage_of(tensor)), None
-            if home is None and casts is not None and (cast := casts.find(tensor)) is not None:
+            if home is None and (cast := casts.find(tensor)) is not None:
                 home = cast.home
             if home is not None:
                 return _Saved(home, home.version, cast, View.of(tensor))

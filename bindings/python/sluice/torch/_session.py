@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import gc
@@ -21,7 +20,6 @@ from ..model import Options, Unit, size_of
 from ..optimizers import Optimizer as Settings
 from . import _acquire, _closing, _homes, _meta
 from ._at_once import UpdatesInBackward
-from ._casts import Casts
 from ._gradients import Gradient, Gradients, Slot
 from ._guards import guard, refuse_copy, unguard
 from ._homes import Home
@@ -67,7 +65,6 @@ class Session:
         # Gradients that nobody refers to, (parameter, serial); the collector may say so inside of an engine's call.
         self.ended: deque[tuple[int, int]] = deque()
         self._hooks: list[Any] = []
-        self._scopes: list[contextlib.ExitStack] = []
         units = units_of(groups, roles, train)
         self.engine = _homes.ModelEngine(units, options)
         try:
@@ -82,6 +79,7 @@ class Session:
         self._gradients = Gradients(self, self.homes)
         self._install(model)
         guard(model, {home.memory.dtype for home in self.homes})
+        self._saved.guard(model)
         sizes = size_of(options.memory, "memory"), size_of(options.reserved, "reserve")
         self.first_step = self.engine.first_step = FirstStep(*sizes, estimated)
 
@@ -166,18 +164,10 @@ class Session:
                 self._hooks.append(home.parameter.register_post_accumulate_grad_hook(hook))
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
-        casts = Casts(self._saved.by_storage) if torch.is_autocast_enabled("cpu") else None
-        scope = contextlib.ExitStack()
-        scope.enter_context(
-            torch.autograd.graph.saved_tensors_hooks(lambda tensor: self._saved.pack(tensor, casts), self._saved.unpack)
-        )
-        if casts is not None:
-            scope.enter_context(casts)
-        self._scopes.append(scope)
+        self._saved.begin()
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if self._scopes:
-            self._scopes.pop().close()
+        self._saved.end()
         if not self.trainable:
             self.first_step.end()
 

@@ -1,0 +1,76 @@
+"""KeyboardInterrupt, wherever it comes: the model goes on, and nothing of it stays with what is not its own."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from test_torch_autograd import Chain, drawn, loss_of, plain_loop
+from wrapped_models import same_values, units_of_modules, values_of, wrap
+
+import sluice.torch
+
+
+def hooks_of_saved_tensors():
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def interrupted(model, times=1, autocast=False):
+    """Calls of the model in which Ctrl-C comes."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    handle = model.middle.register_forward_hook(stop)
+    for _ in range(times):
+        with pytest.raises(KeyboardInterrupt), torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            model(drawn(0))
+    handle.remove()
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_an_interrupt_in_forward_leaves_nothing_behind(autocast):
+    model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()))
+    interrupted(model, times=2, autocast=autocast)
+    assert hooks_of_saved_tensors() is None
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+    assert torch.is_autocast_cache_enabled()
+    plain_loop(model, optimizer, lambda value: None, steps=1)
+    interrupted(model)
+    sluice.torch.close(model)
+    loss_of(model, 0).backward()
+
+
+def test_a_session_ends_after_an_interrupt():
+    model, optimizer = wrap(Chain(), "disk")
+    interrupted(model)
+    session = weakref.ref(optimizer._session)
+    sluice.torch.close(model)
+    del model, optimizer
+    gc.collect()
+    assert session() is None
+
+
+def test_calls_within_calls_keep_their_hooks():
+    """An interrupt that a forward catches ends only the call that it came in."""
+
+    class Recursive(Chain):
+        inner = True
+
+        def forward(self, x):
+            if not self.inner:
+                raise KeyboardInterrupt
+            self.inner, before = False, hooks_of_saved_tensors()
+            with pytest.raises(KeyboardInterrupt):
+                self(x)
+            self.inner = True
+            assert before is not None and hooks_of_saved_tensors() == before
+            return super().forward(x)
+
+    def trained(make):
+        torch.manual_seed(0)
+        model, optimizer = wrap(make(), "disk")
+        plain_loop(model, optimizer, lambda value: None, steps=2)
+        return values_of(model)
+
+    assert same_values(trained(Recursive), trained(Chain))
