@@ -1,11 +1,16 @@
 """What autograd keeps of a wrapped model's parameters, in whatever form an operation took them: references, from which
 backward has the same bits."""
 
+import gc
+
+import accelerate
 import pytest
 import torch
 from test_torch_autograd import WIDTH, drawn, plain_loop
 from torch import nn
-from wrapped_models import check_as_plain, outcome
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils.flop_counter import FlopCounterMode
+from wrapped_models import check_as_plain, outcome, units_of_modules, wrap
 
 
 class Parts(nn.Module):
@@ -68,3 +73,78 @@ class Complex(nn.Module):
 
 def test_parameters_that_are_seen_as_another_type():
     check_as_plain(Complex, plain_loop)
+
+
+class Deep(nn.Module):
+    """One layer is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)])
+        self.layers[1].requires_grad_(False)
+
+    def forward(self, x):
+        return self.layers(x).float()
+
+
+class CastsInside(Deep):
+    """As PyTorch's documentation has it; in the middle a mode of the model's own, which ends before its module."""
+
+    @torch.autocast("cpu", dtype=torch.bfloat16)
+    def forward(self, x):
+        for layer in self.layers:
+            with FlopCounterMode(display=False):
+                x = layer(x)
+        return x.float()
+
+
+class CastsOfItsOwn(nn.Module):
+    """A module that turns autocast on in its own forward, of which it is a part."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = CastsInside()
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def prepared_by_accelerate(model):
+    optimizer = wrap(model, "disk", units=units_of_modules(model))[1]
+    return accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare(model, optimizer)[0]
+
+
+def wrapped_alone(model):
+    return wrap(model, "disk", units=units_of_modules(model))[0]
+
+
+@pytest.mark.parametrize(
+    "make, prepare",
+    [(CastsInside, wrapped_alone), (CastsOfItsOwn, wrapped_alone), (Deep, prepared_by_accelerate)],
+    ids=["@autocast", "@autocast of a part", "Accelerate"],
+)
+def test_autocast_inside_of_forward_keeps_no_copies_of_parameters(make, prepare):
+    model = prepare(make())
+    loss = model(drawn(0).requires_grad_()).square().mean()
+    assert torch.is_autocast_cache_enabled() and _get_current_dispatch_mode() is None
+    gc.collect()
+    copies = [
+        t for t in gc.get_objects()
+        if issubclass(type(t), torch.Tensor) and t.dtype == torch.bfloat16 and tuple(t.shape) == (WIDTH, WIDTH)
+    ]  # fmt: skip
+    assert not copies and loss.requires_grad
+
+
+@pytest.mark.parametrize("make", [CastsInside, CastsOfItsOwn])
+def test_autocast_inside_of_forward(make):
+    def loop(model, optimizer, note):
+        for step in range(3):
+            x = drawn(step).requires_grad_()
+            model(x).pow(3).mean().backward()
+            note(x.grad)
+            for p in model.parameters():
+                if p.requires_grad:
+                    note(p.grad)
+            optimizer.zero_grad()
+
+    check_as_plain(make, loop)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._dynamo
@@ -12,6 +12,8 @@ from ..errors import StateError
 from ._homes import Home
 from ._units import has_children
 
+if TYPE_CHECKING:
+    from ._saved import SavedTensors
 
 _Hook = Callable[..., None]
 
@@ -44,9 +46,11 @@ class _Acquire:
     """The hooks of one module. Children that it uses without calling them, as nn.MultiheadAttention does its out_proj, are
     found in its first forward, by the touch that they cost, and brought in with it from then on."""
 
-    def __init__(self, use: Callable[[int], None], touches: Callable[[], int], own: Mapping[str, Home]) -> None:
+    def __init__(
+        self, use: Callable[[int], None], touches: Callable[[], int], saved: SavedTensors, own: Mapping[str, Home]
+    ) -> None:
         """own: by the names that the module has for them."""
-        self.use, self.touches, self.own = use, touches, own
+        self.use, self.touches, self.saved, self.own = use, touches, saved, own
         self.homes = list(own.values())
         self.units = sorted({unit for home in self.homes for unit in home.units})
         self.children: list[_Acquire] = []
@@ -63,6 +67,11 @@ class _Acquire:
             check_memory(home)
         for unit in self.units:
             self.use(unit)
+        self.saved.begin_module(module)
+
+    def ended(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        """Also after an exception."""
+        self.saved.end_module(module)
 
     def after(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if not self.children:
@@ -117,12 +126,15 @@ def install(
     homes: Mapping[int, Home],
     use: Callable[[int], None],
     touches: Callable[[], int],
+    saved: SavedTensors,
     limit: int,
 ) -> list[Any]:
-    """Hooks for all modules of a model; gives what removes them. homes: by the parameter's id. limit: of units that are
-    held at once."""
+    """Hooks for all modules of a model; gives what removes them. homes: by the parameter's id. touches: how many there
+    were. limit: of units that are held at once."""
     made = {
-        module: _Acquire(use, touches, {name: homes[id(p)] for name, p in module.named_parameters(recurse=False)})
+        module: _Acquire(
+            use, touches, saved, {name: homes[id(p)] for name, p in module.named_parameters(recurse=False)}
+        )
         for module in model.modules()
     }
     _cover_compiled(made, limit)
@@ -132,6 +144,7 @@ def install(
         acquire.children = [child for child in children if child.homes]
         if acquire.homes or acquire.children:
             hooks.append(module.register_forward_pre_hook(_hook(acquire, acquire.before)))
+            hooks.append(module.register_forward_hook(_hook(acquire, acquire.ended), always_call=True))
         if acquire.children:
             hooks.append(module.register_forward_hook(_hook(acquire, acquire.after)))
     return hooks

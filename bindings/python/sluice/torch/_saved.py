@@ -42,17 +42,36 @@ class _Scope:
         self._saved = saved
         self._hooks: _Hooks = (self._pack, saved.unpack)
         self._casts = Casts(saved.by_storage)
+        self._casting: list[torch.nn.Module] = []  # called since autocast was seen, and not ended
 
-    def open(self) -> None:
+    def open(self, model: torch.nn.Module) -> None:
         """From now on autograd keeps tensors as SavedTensors says."""
         torch._C._autograd._push_saved_tensors_default_hooks(*self._hooks)
-        if torch.is_autocast_enabled("cpu"):
-            self._casts.__enter__()
+        self.begin_module(model)
+
+    def begin_module(self, module: torch.nn.Module) -> None:
+        """Notes casts until the module's end. Autocast may be turned on inside of the model's forward, and a mode that
+        began there has to end there."""
+        if self._casting or torch.is_autocast_enabled("cpu"):
+            self._casting.append(module)
+            if len(self._casting) == 1:
+                self._casts.__enter__()
+
+    def end_module(self, module: torch.nn.Module) -> None:
+        """It, and those whose end was not told."""
+        if module in self._casting:
+            while self._casting.pop() is not module:
+                pass
+            if not self._casting:
+                self._end_casts()
+
+    def _end_casts(self) -> None:
+        if _get_current_dispatch_mode() is self._casts:
+            self._casts.__exit__(None, None, None)
 
     def close(self) -> None:
         """As it was before. What came and did not end meanwhile was ended before."""
-        if _get_current_dispatch_mode() is self._casts:
-            self._casts.__exit__(None, None, None)
+        self._end_casts()
         top = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if top is not None and top[0] is self._hooks[0]:
             torch._C._autograd._pop_saved_tensors_default_hooks()
@@ -77,11 +96,11 @@ class SavedTensors:
         self.by_storage, self._use = by_storage, use
         self._calls = _Calls()
 
-    def begin(self) -> None:
+    def begin(self, model: torch.nn.Module) -> None:
         """This thread begins a call of the model."""
         scopes = self._calls.open
         scopes.append(_Scope(self))
-        scopes[-1].open()
+        scopes[-1].open(model)
 
     def end(self) -> None:
         """The call ends, in which this thread is."""
@@ -89,6 +108,16 @@ class SavedTensors:
         if scopes:
             scopes[-1].close()
             scopes.pop()
+
+    def begin_module(self, module: torch.nn.Module) -> None:
+        """This thread begins a call of one of the model's modules, which has parameters."""
+        if scopes := self._calls.open:
+            scopes[-1].begin_module(module)
+
+    def end_module(self, module: torch.nn.Module) -> None:
+        """That call ends."""
+        if scopes := self._calls.open:
+            scopes[-1].end_module(module)
 
     def guard(self, model: torch.nn.Module) -> None:
         """Ends calls of the model also where PyTorch runs no hook: after exceptions of the keyboard and the like."""

@@ -152,7 +152,7 @@ class Session:
     # ---- hooks ----
 
     def _install(self, model: torch.nn.Module) -> None:
-        self._hooks += _acquire.install(model, self.by_id, self.use, lambda: self.engine.counters().touches, self.limit)
+        self._hooks += _acquire.install(model, self.by_id, self.use, self._touches, self._saved, self.limit)
         self._hooks.append(model.register_forward_pre_hook(_acquire.outside_of_graphs(self._enter)))
         self._hooks.append(model.register_forward_hook(_acquire.outside_of_graphs(self._leave), always_call=True))
         for home in self.homes:
@@ -163,8 +163,11 @@ class Session:
                 self._hooks.append(home.parameter.register_hook(before))
                 self._hooks.append(home.parameter.register_post_accumulate_grad_hook(hook))
 
+    def _touches(self) -> int:
+        return self.engine.counters().touches
+
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
-        self._saved.begin()
+        self._saved.begin(module)
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         self._saved.end()
