@@ -6,11 +6,12 @@ import gc
 import accelerate
 import pytest
 import torch
-from test_torch_autograd import WIDTH, drawn, plain_loop
+from test_torch_autograd import WIDTH, Chain, drawn, loss_of, plain_loop
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
-from wrapped_models import check_as_plain, outcome, units_of_modules, wrap
+from wrapped_models import check_as_plain, outcome, same, units_of_modules, wrap
 
 
 class Parts(nn.Module):
@@ -148,3 +149,121 @@ def test_autocast_inside_of_forward(make):
             optimizer.zero_grad()
 
     check_as_plain(make, loop)
+
+
+# ---- hooks of others ----
+
+
+class Counted(Chain):
+    """How often it was called."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
+class Around(nn.Module):
+    """A layer, and a checkpoint around what the whole model or a part of it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = Counted(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.last(checkpoint(self.inner, x, use_reentrant=False))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_checkpoint_around_the_model(autocast):
+    def loop(model, optimizer, note):
+        model.calls = 0
+        for step in range(3):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+                loss = checkpoint(model, drawn(step), use_reentrant=False).float().square().mean()
+            loss.backward()
+            note(loss)
+            note(model.first.weight.grad)
+            optimizer.zero_grad()
+        note(float(model.calls))
+
+    check_as_plain(Counted, loop)
+
+
+def test_a_checkpoint_around_a_part_that_is_wrapped():
+    plain, other = Around(), Around()
+    other.load_state_dict(plain.state_dict())
+    optimizer = wrap(other.inner, "disk", units=units_of_modules(other.inner), held_units=2)[1]
+    for step in range(2):
+        for model in (plain, other):
+            model(drawn(step)).square().mean().backward()
+        for p, q in zip(plain.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(q.grad.clone(), p.grad, rtol=1e-5, atol=1e-6)
+    assert plain.inner.calls == other.inner.calls == 4
+    optimizer.step()
+
+
+def test_hooks_of_the_users_own_get_all_but_parameters():
+    def kept_by_users_hooks(model):
+        kept = []
+
+        def pack(tensor):
+            kept.append(tensor.clone())
+            return len(kept) - 1
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda i: kept[i]):
+            loss = loss_of(model, 0)
+        loss.backward()
+        return kept, [p.grad.clone() for p in model.parameters()]
+
+    model = Chain()
+    kept, gradients = kept_by_users_hooks(model)
+    model.zero_grad()
+    weights = [model.first.weight, model.middle.weight.t(), model.last.weight.t()]
+    expected = [k for k in kept if not any(k.shape == w.shape and torch.equal(k, w) for w in weights)]
+    assert 0 < len(expected) < len(kept)
+    wrap(model, "disk")
+    found, gradients_found = kept_by_users_hooks(model)
+    assert same(found, expected) and same(gradients_found, gradients)
+
+
+def test_activations_go_where_save_on_cpu_puts_them():
+    def loop(model, optimizer, note):
+        with torch.autograd.graph.save_on_cpu():
+            plain_loop(model, optimizer, note)
+
+    check_as_plain(Chain, loop)
+
+
+def test_where_hooks_are_not_allowed():
+    """Parameters that are saved there are the engine's memory, and are brought in when they are touched."""
+    x = drawn(0)
+
+    def loop(model, optimizer, note):
+        values = {name: p.detach() for name, p in model.named_parameters()}
+        gradients = torch.func.grad(lambda given: torch.func.functional_call(model, given, x).square().sum())(values)
+        for name in values:
+            note(gradients[name])
+        note(torch.func.grad(lambda x: model(x).square().sum())(x))
+        output, pull = torch.func.vjp(model, x)
+        note(output)
+        note(pull(torch.ones_like(output))[0])
+        note(torch.func.jacrev(model)(x[0]))
+        with torch.autograd.graph.disable_saved_tensors_hooks("no hooks here"):
+            loss = loss_of(model, 1)
+        loss.backward()
+        note(loss)
+        optimizer.step()
+
+    check_as_plain(Chain, loop)
+
+
+def test_a_step_is_noticed_also_where_hooks_are_not_allowed():
+    model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()))
+    loss_of(model, 0).backward()
+    with torch.autograd.graph.disable_saved_tensors_hooks("no hooks here"):
+        loss = loss_of(model, 1)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

@@ -31,6 +31,13 @@ class _Plain(NamedTuple):
     version: int
 
 
+class _Others(NamedTuple):
+    """What the hooks that there were before keep of a tensor, and how they give it back."""
+
+    kept: Any
+    unpack: Callable[[Any], torch.Tensor]
+
+
 _Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
 
 
@@ -41,12 +48,15 @@ class _Scope:
     def __init__(self, saved: SavedTensors) -> None:
         self._saved = saved
         self._hooks: _Hooks = (self._pack, saved.unpack)
+        self._others: _Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
         self._casts = Casts(saved.by_storage)
         self._casting: list[torch.nn.Module] = []  # called since autocast was seen, and not ended
 
     def open(self, model: torch.nn.Module) -> None:
-        """From now on autograd keeps tensors as SavedTensors says."""
-        torch._C._autograd._push_saved_tensors_default_hooks(*self._hooks)
+        """From now on autograd keeps tensors as SavedTensors says. Where hooks are not allowed (in transforms of torch.func),
+        it keeps parameters themselves, which are brought in when backward touches them."""
+        if torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is None:
+            torch._C._autograd._push_saved_tensors_default_hooks(*self._hooks)
         self.begin_module(model)
 
     def begin_module(self, module: torch.nn.Module) -> None:
@@ -77,7 +87,13 @@ class _Scope:
             torch._C._autograd._pop_saved_tensors_default_hooks()
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        return self._saved.pack(tensor, self._casts)
+        reference = self._saved.reference(tensor, self._casts)
+        if reference is not None:
+            return reference
+        if self._others is not None:  # PyTorch asks the last that came only
+            return _Others(self._others[0](tensor), self._others[1])
+        # An operation's own result would keep the operation, and that this: a graph that no backward frees would stay.
+        return _Plain(tensor if tensor.grad_fn is None else tensor.detach(), tensor._version)
 
 
 class _Calls(threading.local):
@@ -133,19 +149,19 @@ class SavedTensors:
             while len(scopes) > before:
                 self.end()
 
-    def pack(self, tensor: torch.Tensor, casts: Casts) -> Any:
-        """What autograd is to keep instead of the tensor."""
-        if tensor.layout == torch.strided:
-            home, cast = self.by_storage.get(storage_of(tensor)), None
-            if home is None and (cast := casts.find(tensor)) is not None:
-                home = cast.home
-            if home is not None:
-                return _Saved(home, home.version, cast, View.of(tensor))
-        # An operation's own result would keep the operation, and that this: a graph that no backward frees would stay.
-        return _Plain(tensor if tensor.grad_fn is None else tensor.detach(), tensor._version)
+    def reference(self, tensor: torch.Tensor, casts: Casts) -> _Saved | None:
+        """What autograd is to keep instead of a parameter, a view of it, or a cast; None for any other tensor."""
+        if tensor.layout != torch.strided:
+            return None
+        home, cast = self.by_storage.get(storage_of(tensor)), None
+        if home is None and (cast := casts.find(tensor)) is not None:
+            home = cast.home
+        return None if home is None else _Saved(home, home.version, cast, View.of(tensor))
 
     def unpack(self, saved: Any) -> torch.Tensor:
         """The tensor again."""
+        if isinstance(saved, _Others):
+            return saved.unpack(saved.kept)
         return _same_version(saved) if isinstance(saved, _Plain) else self._bring_in(saved)
 
     def _bring_in(self, saved: _Saved) -> torch.Tensor:
