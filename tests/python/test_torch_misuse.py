@@ -156,6 +156,20 @@ def test_a_closed_engine():
     assert still_trains(model, again)
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_an_engine_that_was_closed_by_itself(held):
+    model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()), held_units=4 if held else 2)
+    loss_of(model, 0).backward()
+    optimizer.step()
+    loss = loss_of(model, 1)
+    sluice.torch.engine_of(model).close()
+    for call in (lambda: loss_of(model, 1), loss.backward, lambda: model.first(torch.zeros(1, 24)), lambda: wrap(model, "disk")):
+        with pytest.raises(sluice.StateError, match=r"closed.*sluice.torch.close\(model\).*Make the model anew"):
+            call()
+    with pytest.raises(sluice.StateError, match="closed"):
+        optimizer.step()
+
+
 def test_models_that_cannot_be_wrapped():
     with pytest.raises(sluice.InvalidArgumentError, match=r"\(ReLU\) has no parameters"):
         wrap(torch.nn.ReLU(), "disk")

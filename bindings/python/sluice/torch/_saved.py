@@ -171,10 +171,10 @@ class SavedTensors:
                 f"backward goes through a graph that was made before '{home.name}' was changed (by optimizer.step() or "
                 "an edit), so its gradients would be wrong; run forward again"
             )
-        if home.moved:
-            check_memory(home)
         for unit in home.units:
             self._use(unit)
+        if home.moved:
+            check_memory(home)
         return saved.view.over(home.memory if saved.cast is None else saved.cast.make())
 
 

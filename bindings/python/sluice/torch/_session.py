@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -9,7 +10,7 @@ import math
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -18,7 +19,7 @@ from .. import _abi
 from ..errors import StateError
 from ..model import Options, Unit, size_of
 from ..optimizers import Optimizer as Settings
-from . import _acquire, _closing, _homes, _meta
+from . import _acquire, _closing, _homes, _mending, _meta
 from ._at_once import UpdatesInBackward
 from ._gradients import Gradient, Gradients, Slot
 from ._guards import guard, refuse_copy, unguard
@@ -58,6 +59,8 @@ class Session:
         self._lock = threading.RLock()
         self._held: OrderedDict[int, list[int]] = OrderedDict()  # unit -> accesses, the one used last at the end
         self._in_step = False
+        self._ended = False  # by close()
+        self._torn = False  # whether the two above, or versions, may not be what the engine has
         self.steps = 0
         largest = max((p.numel() * p.element_size() for p in model.parameters() if p.requires_grad), default=0)
         self._keeper = Keeper(size_of(options.memory, "memory"), largest)
@@ -148,6 +151,7 @@ class Session:
                 hook.remove()
             if (model := self.model()) is not None:
                 unguard(model)
+            self._ended = True
 
     # ---- hooks ----
 
@@ -179,29 +183,39 @@ class Session:
     def use(self, unit: int, access: int = _abi.READ) -> None:
         """The unit's parameters are present (or, with GRADIENT_ONLY, its gradients may be added) until the limit of
         units that are held sends it away."""
-        self.engine._handle.check()
+        self._check_open()
         with self._lock:
+            self._mend()
             held = self._held.get(unit)
             if held is not None and access in held:
                 self._held.move_to_end(unit)
                 return
             if access == _abi.GRADIENT_ONLY or torch.is_grad_enabled():
-                self._begin_step()
+                self.begin_step()
             self.first_step.note(self._keeper.look())
             self._drop_ended()
             while held is None and len(self._held) >= self.limit:
                 self.release(next(iter(self._held)))
-            self.engine._handle.call("sluice_engine_acquire", unit, access)
-            self._held.setdefault(unit, []).append(access)
-            self._held.move_to_end(unit)
+            with self.noting():
+                self.engine._handle.call("sluice_engine_acquire", unit, access)
+                self._held.setdefault(unit, []).append(access)
+                self._held.move_to_end(unit)
 
-    def _begin_step(self) -> None:
+    def _check_open(self) -> None:
+        self.engine._handle.check()
+        if not self.engine.closed:
+            return
+        raise _closing.refuse_use(self._ended)
+
+    def begin_step(self) -> None:
+        """There is a step, from now on if there was none."""
         if self.trainable and not self._in_step:
-            if self.updates_in_backward is not None:
-                self.updates_in_backward.begin(self)
-            else:
-                self.engine.begin_step()
-            self._in_step = True
+            with self.noting():
+                if self.updates_in_backward is not None:
+                    self.updates_in_backward.begin(self)
+                else:
+                    self.engine.begin_step()
+                self._in_step = True
 
     def begin_anew(self) -> None:
         """The step that was begun, and has no gradient yet, begins again."""
@@ -209,20 +223,52 @@ class Session:
         if self._in_step:
             self.engine.abandon_step()
             self._in_step = False
-        self._begin_step()
+        self.begin_step()
 
     def release(self, unit: int) -> None:
         """The unit is not held any more."""
         if self.updates_in_backward is not None:
             self.updates_in_backward.release(unit)
-        for _ in self._held.pop(unit, ()):
-            self.engine._handle.call("sluice_engine_release", unit)
+        with self.noting():
+            for _ in self._held.pop(unit, ()):
+                self.engine._handle.call("sluice_engine_release", unit)
 
     def release_all(self) -> None:
         """Nothing is held."""
         with self._lock:
+            self._mend()
             while self._held:
                 self.release(next(iter(self._held)))
+
+    # ---- exceptions of the keyboard, which come between any two lines ----
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Inside, the engine's state changes, and is noted."""
+        self._torn = True
+        try:
+            yield
+        except Exception:
+            self._torn = False
+            raise
+        self._torn = False
+
+    def _mend(self) -> None:
+        """Where a change was not noted, nothing is held after this, and whether there is a step is what the engine says.
+        Gradients stay. Graphs that were made before count as outdated, since a step may have been done."""
+        if not self._torn:
+            return
+        self._held.clear()
+        _mending.release_everything(self.engine)
+        if self.updates_in_backward is not None:
+            self.updates_in_backward.abandon(self)
+            self._in_step = False
+        elif self.trainable:
+            _mending.begin_step(self.engine)
+            self._in_step = True
+        for home in self.homes:
+            home.changed()
+        self._torn = False
 
     # ---- gradients ----
 
@@ -263,9 +309,9 @@ class Session:
             self._end_gradient(slot)
 
     def _end_gradient(self, slot: Slot) -> None:
+        self._drop_gradient(slot.home)
         slot.alive = False
         del self._slots[slot.home.index]
-        self._drop_gradient(slot.home)
 
     def _drop_gradient(self, home: Home) -> None:
         for span in home.spans:
@@ -327,6 +373,7 @@ class Session:
         if self.engine.closed:
             raise StateError("the model was closed, and its parameters are plain tensors; wrap it again")
         with self._lock:
+            self._mend()
             got = [home for home in self.homes if self._collect(home)]
             if self.updates_in_backward is not None:
                 got = got if self.updates_in_backward.end(self) else []
@@ -338,13 +385,14 @@ class Session:
             if self.updates_in_backward is not None:
                 return
             self.release_all()
-            self._begin_step()
-            self._in_step = False
-            self.engine.step(
-                settings, clip_value=self.clip_value, gradient_factor=gradient_factor, keep_gradients=True
-            )
-            for home in got:
-                home.changed()
+            self.begin_step()
+            with self.noting():
+                self._in_step = False
+                self.engine.step(
+                    settings, clip_value=self.clip_value, gradient_factor=gradient_factor, keep_gradients=True
+                )
+                for home in got:
+                    home.changed()
             self.ended_step()
 
     def ended_step(self) -> None:
