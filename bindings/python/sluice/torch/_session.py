@@ -374,6 +374,7 @@ class Session:
             raise StateError("the model was closed, and its parameters are plain tensors; wrap it again")
         with self._lock:
             self._mend()
+            self._exchange()
             got = [home for home in self.homes if self._collect(home)]
             if self.updates_in_backward is not None:
                 got = got if self.updates_in_backward.end(self) else []
@@ -402,6 +403,13 @@ class Session:
         self._gradients.prepare()
         self.first_step.end()
 
+    def _exchange(self) -> None:
+        """Gradients of other parameters that the user put in places become plain ones, before any of them ends."""
+        for home in self.homes if self.updates_in_backward is None else ():
+            gradient = home.parameter.grad
+            if isinstance(gradient, Gradient) and gradient._slot.home is not home:
+                home.parameter.grad = gradient._slot.values()
+
     def _collect(self, home: Home) -> bool:
         """Whether the parameter has a gradient; one that the user put there is the engine's now."""
         home.arrivals.forget()
@@ -416,11 +424,10 @@ class Session:
             )
         if self.updates_in_backward is not None and isinstance(gradient, Gradient):
             return True
-        if not (isinstance(gradient, Gradient) and gradient._slot.home is home):
-            plain = gradient._slot.values() if isinstance(gradient, Gradient) else gradient
-            home.parameter.grad = self._gradients.put(home, plain)
-        else:
+        if isinstance(gradient, Gradient):
             gradient._slot.check()
+        else:
+            home.parameter.grad = self._gradients.put(home, gradient)
         _acquire.check_memory(home)
         return True
 
