@@ -207,6 +207,32 @@ def test_a_parameter_that_another_took_the_place_of(wrapped):
     assert still_trains(model, optimizer)
 
 
+def test_parameters_that_are_replaced_between_backward_and_step(wrapped):
+    model, optimizer = wrapped
+    loss_of(model, 0).backward()
+    parameters = {name: p for name, p in model.named_parameters()}
+    values = {name: p.detach().clone() for name, p in parameters.items()}
+    model.load_state_dict({name: torch.zeros_like(p) for name, p in values.items()}, assign=True)
+    with pytest.raises(sluice.StateError, match="'first.weight' is no more.*another Parameter.*copy_.*close"):
+        optimizer.step()
+    for name, p in parameters.items():
+        assert torch.equal(p, values[name])
+        setattr(model.get_submodule(name.split(".")[0]), name.split(".")[1], p)
+    optimizer.step()
+    assert still_trains(model, optimizer)
+
+
+def test_what_takes_the_place_of_parameters_for_a_call(wrapped):
+    """Tensors may; Parameters, of a teacher or of torch.export(), are told how."""
+    model, optimizer = wrapped
+    teacher, x = Chain(), torch.zeros(1, 24)
+    with pytest.raises(sluice.StateError, match=r"functional_call\(\) may be given tensors.*detach\(\)"):
+        torch.func.functional_call(model, dict(teacher.named_parameters()), (x,))
+    values = {name: p.detach() for name, p in teacher.named_parameters()}
+    assert torch.equal(torch.func.functional_call(model, values, (x,)), teacher(x))
+    assert still_trains(model, optimizer)
+
+
 # ---- nothing leaks ----
 
 

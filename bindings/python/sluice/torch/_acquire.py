@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,8 +38,18 @@ def _check_place(home: Home, found: torch.Tensor | None) -> None:
         raise StateError(
             f"'{home.name}' is no more where it was when the model was wrapped: its module has "
             f"{'none' if found is None else 'another Parameter'} there, which would not be trained; copy_() into it "
-            "instead, or sluice.torch.close() the model before, and wrap it again"
+            "instead, or sluice.torch.close() the model before, and wrap it again. (torch.func.functional_call() may be "
+            "given tensors, such as parameters' detach(); torch.export() needs a closed model)"
         )
+
+
+def check_places(model: torch.nn.Module, homes: Sequence[Home]) -> None:
+    """Raises where one of these is no more a parameter of the model."""
+    here = dict(model.named_parameters())
+    known = {id(p) for p in here.values()}
+    for home in homes:
+        if id(home.parameter) not in known:
+            _check_place(home, here.get(home.name))
 
 
 class _Acquire:

@@ -376,6 +376,8 @@ class Session:
             self._mend()
             self._exchange()
             got = [home for home in self.homes if self._collect(home)]
+            if (model := self.model()) is not None:
+                _acquire.check_places(model, got)
             if self.updates_in_backward is not None:
                 got = got if self.updates_in_backward.end(self) else []
             if not got:
