@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+import torch.multiprocessing
 from test_torch_autograd import Chain, loss_of, plain_loop
-from wrapped_models import check_as_plain, outcome, same, units_of_modules, wrap
+from wrapped_models import check_as_plain, outcome, same, same_values, units_of_modules, values_of, wrap
 
 import sluice.torch
 
@@ -162,3 +163,33 @@ def test_a_parameter_that_is_given_other_memory(replace, then):
     replace(model.middle.weight)
     with pytest.raises(sluice.StateError, match=r"'middle.weight' was given other memory.*copy_\(\)"):
         loss_of(model, 1) if then == "forward" else optimizer.step()
+
+
+def send(p):
+    torch.multiprocessing.get_context("spawn").SimpleQueue().put({"weight": p.detach()})
+
+
+@pytest.mark.parametrize("share", [lambda p: p.share_memory_(), send], ids=["share_memory_", "a queue"])
+@pytest.mark.parametrize("then", ["forward", "backward", "step"])
+def test_a_parameter_that_is_moved_into_shared_memory(share, then):
+    model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()))
+    plain_loop(model, optimizer, lambda value: None, steps=1)
+    loss = loss_of(model, 0)
+    if then == "step":
+        loss.backward()
+    before = values_of(model)
+    share(model.middle.weight)
+    with pytest.raises(sluice.StateError, match=r"'middle.weight' was moved into .*share.*close\(\) .*wrap it again"):
+        loss_of(model, 1) if then == "forward" else loss.backward() if then == "backward" else optimizer.step()
+    sluice.torch.close(model)
+    assert same_values(before, values_of(model))
+    optimizer = wrap(model, "disk")[1]
+    plain_loop(model, optimizer, lambda value: None, steps=1)
+    assert not torch.equal(before["middle.weight"], model.middle.weight)
+
+
+def test_a_model_that_is_to_be_shared_is_refused():
+    model, _ = wrap(Chain(), "disk")
+    with pytest.raises(sluice.StateError, match=r"memory that processes share.*after sluice.torch.close\(\)"):
+        model.share_memory()
+    loss_of(model, 0).backward()

@@ -2,6 +2,7 @@
 
 import gc
 
+import numpy
 import pytest
 import torch
 from test_torch_autograd import Chain, drawn, loss_of
@@ -72,6 +73,24 @@ def give(model, note):
     model.middle.bias.grad = model.middle.bias.grad * 2
 
 
+def swap(model, note):
+    first, last = model.first.weight, model.last.weight
+    first.grad, last.grad = last.grad, first.grad
+
+
+def rotate(model, note):
+    weights = [model.first.weight, model.middle.weight, model.last.weight]
+    gradients = [p.grad for p in weights]
+    for p, gradient in zip(weights, gradients[1:] + gradients[:1], strict=True):
+        p.grad = gradient
+
+
+def by_data(model, note):
+    model.first.weight.grad.data = torch.full((24, 24), 0.25)
+    model.middle.weight.grad.data = model.middle.weight.grad.data * 3.0
+    model.last.weight.grad.data.mul_(0.5)
+
+
 def norms(model, note):
     for order in (1.0, 2.0, 3.0, float("inf")):
         note(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()], order))
@@ -98,7 +117,7 @@ def clip_with_gradients_of_the_users_own(model, note):
 
 @pytest.mark.parametrize(
     "edit",
-    [read, write, write_through_views, take_away, give, norms, clip_by_value, clip_with_gradients_of_the_users_own,
+    [read, write, write_through_views, take_away, give, swap, rotate, by_data, norms, clip_by_value, clip_with_gradients_of_the_users_own,
      clip(2.0), clip(1.0), clip(float("inf")), clip(2.0, foreach=False), clip(2.0, foreach=True)],
 )  # fmt: skip
 def test_gradients_between_backward_and_step(edit):
@@ -171,6 +190,21 @@ def test_a_gradient_with_a_graph_is_refused():
         loss_of(model, 0).backward(create_graph=True)
     optimizer.zero_grad()
     loss_of(model, 0).backward()
+    optimizer.step()
+
+
+def test_what_would_write_to_memory_that_is_nobodys_is_refused():
+    model, optimizer = wrap(Chain(), "disk")
+    loss_of(model, 0).backward()
+    gradient = model.first.weight.grad
+    with pytest.raises(ValueError, match="read-only"):
+        gradient.numpy()[0] = 5.0
+    for use in (gradient.data_ptr, lambda: torch.from_dlpack(gradient), lambda: numpy.from_dlpack(gradient)):
+        with pytest.raises(sluice.StateError, match=r"gradient of 'first.weight'.*address.*clone\(\).*copy_\(\)"):
+            use()
+    with pytest.raises(sluice.InvalidArgumentError, match=r"\(24, 24\).*\(3,\).*its shape"):
+        gradient.data = torch.ones(3)
+    assert torch.equal(torch.from_dlpack(gradient.clone()), gradient)
     optimizer.step()
 
 

@@ -174,7 +174,7 @@ def test_a_closed_engine():
     assert engine.closed
     for call, what in (
         (optimizer.step, "model was closed.*wrap it again"),
-        (graph.backward, r"the model was closed.*'last.weight'.*run forward again"),
+        (graph.backward, r"'last.weight'.*the model was closed.*run forward again"),
         (old.sum, r"gradient of 'first.weight' .*was closed.*plain tensor"),
         (optimizer.state_dict, r"model was closed.*before sluice.torch.close\(\)"),
         (lambda: optimizer.load_state_dict(state), "model was closed.*wrap the model again"),
@@ -195,6 +195,20 @@ def test_a_closed_engine():
     assert not torch.equal(model.first.weight, values["first.weight"])
     again = wrap(model, "memory")[1]
     assert still_trains(model, again)
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_an_engine_that_was_closed_by_itself(held):
+    model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()), held_units=4 if held else 2)
+    loss_of(model, 0).backward()
+    optimizer.step()
+    loss = loss_of(model, 1)
+    sluice.torch.engine_of(model).close()
+    for call in (lambda: loss_of(model, 1), loss.backward, lambda: model.first(torch.zeros(1, 24)), lambda: wrap(model, "disk")):
+        with pytest.raises(sluice.StateError, match=r"closed.*sluice.torch.close\(model\).*Make the model anew"):
+            call()
+    with pytest.raises(sluice.StateError, match="closed"):
+        optimizer.step()
 
 
 def test_models_that_cannot_be_wrapped():
@@ -231,6 +245,32 @@ def test_a_parameter_that_another_took_the_place_of(wrapped):
     model.middle.weight = weight
     swapped = torch.func.functional_call(model, {"middle.weight": torch.zeros(24, 24)}, torch.zeros(1, 24))
     assert torch.equal(swapped, model.last(torch.tanh(model.middle.bias)[None]))
+    assert still_trains(model, optimizer)
+
+
+def test_parameters_that_are_replaced_between_backward_and_step(wrapped):
+    model, optimizer = wrapped
+    loss_of(model, 0).backward()
+    parameters = {name: p for name, p in model.named_parameters()}
+    values = {name: p.detach().clone() for name, p in parameters.items()}
+    model.load_state_dict({name: torch.zeros_like(p) for name, p in values.items()}, assign=True)
+    with pytest.raises(sluice.StateError, match="'first.weight' is no more.*another Parameter.*copy_.*close"):
+        optimizer.step()
+    for name, p in parameters.items():
+        assert torch.equal(p, values[name])
+        setattr(model.get_submodule(name.split(".")[0]), name.split(".")[1], p)
+    optimizer.step()
+    assert still_trains(model, optimizer)
+
+
+def test_what_takes_the_place_of_parameters_for_a_call(wrapped):
+    """Tensors may; Parameters, of a teacher or of torch.export(), are told how."""
+    model, optimizer = wrapped
+    teacher, x = Chain(), torch.zeros(1, 24)
+    with pytest.raises(sluice.StateError, match=r"functional_call\(\) may be given tensors.*detach\(\)"):
+        torch.func.functional_call(model, dict(teacher.named_parameters()), (x,))
+    values = {name: p.detach() for name, p in teacher.named_parameters()}
+    assert torch.equal(torch.func.functional_call(model, values, (x,)), teacher(x))
     assert still_trains(model, optimizer)
 
 

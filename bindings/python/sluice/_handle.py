@@ -39,7 +39,7 @@ class Handle:
         self._address = address
         self._process = os.getpid()
         self._changed = threading.Condition()
-        self._users: list[int] = []  # threads that are inside a call
+        self._users: dict[object, int] = {}  # calls, and the threads that are inside of them
         self._closed = False
 
     @property
@@ -54,34 +54,46 @@ class Handle:
     @contextlib.contextmanager
     def use(self) -> Iterator[int]:
         """The address, valid inside the `with`."""
+        call = object()
+        try:
+            yield self._begin(call)
+        finally:
+            self._users.pop(call, None)  # at once: after an exception of the keyboard another may come
+            self._tell_close()
+
+    def call(self, function: str, *arguments: Any) -> None:
+        begun = object()
+        try:
+            call(function, self._begin(begun), *arguments)
+        finally:
+            self._users.pop(begun, None)
+            self._tell_close()
+
+    def _begin(self, call: object) -> int:
         self.check()
         me = threading.get_ident()
         with self._changed:
             if self._closed:
                 raise StateError("the engine was closed; make another")
-            if me in self._users:
+            if me in self._users.values():
                 raise StateError(
                     "the engine is used from a function that it calls itself, and would wait for that forever; "
                     "do this before or after"
                 )
-            self._users.append(me)
-        try:
-            yield self._address
-        finally:
-            with self._changed:
-                self._users.remove(me)
-                self._changed.notify_all()
+            self._users[call] = me
+        return self._address
 
-    def call(self, function: str, *arguments: Any) -> None:
-        with self.use() as address:
-            call(function, address, *arguments)
+    def _tell_close(self) -> None:
+        if self._closed:
+            with self._changed:
+                self._changed.notify_all()
 
     def close(self) -> None:
         """Destroys the engine after the calls of other threads are done; does nothing when that happened before."""
         if self.inherited:
             return  # it is the parent's, and so are its threads
         with self._changed:
-            if threading.get_ident() in self._users:
+            if threading.get_ident() in self._users.values():
                 raise StateError("the engine is closed from a function that it calls itself; do it after the call")
             self._closed = True
             self._changed.wait_for(lambda: not self._users)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._dynamo
@@ -12,12 +12,20 @@ from ..errors import StateError
 from ._homes import Home
 from ._units import has_children
 
+if TYPE_CHECKING:
+    from ._saved import SavedTensors
 
 _Hook = Callable[..., None]
 
 
 def check_memory(home: Home) -> None:
     """Raises where somebody gave the parameter other memory."""
+    if home.moved:
+        raise StateError(
+            f"'{home.name}' was moved into memory that processes share (by share_memory_(), or by sending it to another "
+            "process), which the engine does not see: sluice.torch.close() the model, and wrap it again; send clone()s "
+            "to other processes"
+        )
     if home.replaced:
         raise StateError(
             f"'{home.name}' was given other memory (by .data = ..., or set_()), which the engine does not see; "
@@ -30,17 +38,29 @@ def _check_place(home: Home, found: torch.Tensor | None) -> None:
         raise StateError(
             f"'{home.name}' is no more where it was when the model was wrapped: its module has "
             f"{'none' if found is None else 'another Parameter'} there, which would not be trained; copy_() into it "
-            "instead, or sluice.torch.close() the model before, and wrap it again"
+            "instead, or sluice.torch.close() the model before, and wrap it again. (torch.func.functional_call() may be "
+            "given tensors, such as parameters' detach(); torch.export() needs a closed model)"
         )
+
+
+def check_places(model: torch.nn.Module, homes: Sequence[Home]) -> None:
+    """Raises where one of these is no more a parameter of the model."""
+    here = dict(model.named_parameters())
+    known = {id(p) for p in here.values()}
+    for home in homes:
+        if id(home.parameter) not in known:
+            _check_place(home, here.get(home.name))
 
 
 class _Acquire:
     """The hooks of one module. Children that it uses without calling them, as nn.MultiheadAttention does its out_proj, are
     found in its first forward, by the touch that they cost, and brought in with it from then on."""
 
-    def __init__(self, use: Callable[[int], None], touches: Callable[[], int], own: Mapping[str, Home]) -> None:
+    def __init__(
+        self, use: Callable[[int], None], touches: Callable[[], int], saved: SavedTensors, own: Mapping[str, Home]
+    ) -> None:
         """own: by the names that the module has for them."""
-        self.use, self.touches, self.own = use, touches, own
+        self.use, self.touches, self.saved, self.own = use, touches, saved, own
         self.homes = list(own.values())
         self.units = sorted({unit for home in self.homes for unit in home.units})
         self.children: list[_Acquire] = []
@@ -57,6 +77,11 @@ class _Acquire:
             check_memory(home)
         for unit in self.units:
             self.use(unit)
+        self.saved.begin_module(module)
+
+    def ended(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        """Also after an exception."""
+        self.saved.end_module(module)
 
     def after(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if not self.children:
@@ -111,14 +136,16 @@ def install(
     homes: Mapping[int, Home],
     use: Callable[[int], None],
     touches: Callable[[], int],
+    saved: SavedTensors,
     limit: int,
 ) -> list[Any]:
-    """Hooks for all modules of a model; gives what removes them. homes: by the parameter's id. limit: of units that are
-    held at once."""
+    """Hooks for all modules of a model; gives what removes them. homes: by the parameter's id. touches: how many there
+    were. limit: of units that are held at once."""
     made = {
         module: _Acquire(
             use,
             touches,
+            saved,
             {name: homes[id(p)] for name, p in module.named_parameters(recurse=False) if id(p) in homes},
         )
         for module in model.modules()
@@ -130,6 +157,7 @@ def install(
         acquire.children = [child for child in children if child.homes]
         if acquire.homes or acquire.children:
             hooks.append(module.register_forward_pre_hook(_hook(acquire, acquire.before)))
+            hooks.append(module.register_forward_hook(_hook(acquire, acquire.ended), always_call=True))
         if acquire.children:
             hooks.append(module.register_forward_hook(_hook(acquire, acquire.after)))
     return hooks

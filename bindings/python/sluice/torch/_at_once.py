@@ -10,6 +10,7 @@ import torch
 from ..errors import StateError
 from ..optimizers import Optimizer as Settings
 from ._homes import Home
+from ._mending import abandon_step
 
 if TYPE_CHECKING:
     from ._session import Session
@@ -52,10 +53,12 @@ class UpdatesInBackward:
             self.end(session)
         if not self._had and list(self._settings()) != list(self._given):
             session.begin_anew()
-        session.add_gradient(home, values)
-        self._had.add(home.index)
+        session.begin_step()
+        self._had.add(home.index)  # first: an exception of the keyboard may come before the next line
         for unit in home.units:
             self._open.setdefault(unit, []).append(home)
+        session.add_gradient(home, values)
+        for unit in home.units:
             if all(other.index in self._had for other in self._homes[unit]):
                 session.release(unit)
 
@@ -69,10 +72,17 @@ class UpdatesInBackward:
         session.release_all()
         if not self._had:
             return False
-        self._had.clear()
-        session.engine.step()
-        session.ended_step()
+        with session.noting():
+            self._had.clear()
+            session.engine.step()
+            session.ended_step()
         return True
+
+    def abandon(self, session: Session) -> None:
+        """The engine's step ends, if there is one. What was applied is applied; the rest had no gradient."""
+        abandon_step(session.engine)
+        self._had.clear()
+        self._open.clear()
 
 
 def refuse_use(name: str) -> StateError:

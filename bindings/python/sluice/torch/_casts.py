@@ -9,19 +9,25 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ._homes import Home, storage_of
+from ._homes import Home, View, storage_of
 
 
 class Cast(NamedTuple):
-    """A whole parameter in another type."""
+    """What a parameter, or a part of it, is in another type."""
 
     home: Home
-    dtype: torch.dtype
+    source: View  # of the parameter's memory
+    made: View  # of memory of its own
+
+    def make(self) -> torch.Tensor:
+        """The same elements at the same places of other memory."""
+        made = torch.empty_strided(self.made.size, self.made.stride, dtype=self.made.dtype)
+        return made.copy_(self.source.over(self.home.memory))
 
 
 class Casts(TorchDispatchMode):
-    """While it is active, notes which tensors are casts of whole parameters. Autocast's own cache, which would hold a copy
-    of every parameter until its end, is off meanwhile."""
+    """While it is active, notes which tensors are casts of parameters, or of parts of them. Autocast's own cache, which
+    would hold a copy of every parameter until its end, is off meanwhile."""
 
     def __init__(self, by_storage: Mapping[int, Home]) -> None:
         super().__init__()
@@ -40,10 +46,11 @@ class Casts(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and result.is_contiguous():
+        if func is torch.ops.aten._to_copy.default and result.layout == torch.strided:
             home = self._homes.get(storage_of(args[0]))
-            if home is not None and args[0].numel() == result.numel() and args[0].is_contiguous():
-                self._casts[storage_of(result)] = (weakref.ref(result), Cast(home, result.dtype))
+            if home is not None and result.storage_offset() == 0:
+                cast = Cast(home, View.of(args[0]), View.of(result))
+                self._casts[storage_of(result)] = (weakref.ref(result), cast)
         return result
 
     def find(self, tensor: torch.Tensor) -> Cast | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..errors import BudgetError
+from ..errors import BudgetError, StateError
 from . import _meta
 from ._gradients import Gradient
 
@@ -48,3 +48,16 @@ def without_values(session: Session) -> dict[int, torch.Tensor]:
                 _meta.replace(places, home.parameter, torch.empty_like(home.parameter, device="meta"))
     session.engine.leave(values=False)
     return {}
+
+
+def refuse_use(ended: bool) -> StateError:
+    """For whoever needs parameters when the engine is closed. ended: by sluice.torch.close()."""
+    if ended:
+        return StateError(
+            "backward goes through a graph that was made before the model was closed (sluice.torch.close()); run forward "
+            "again"
+        )
+    return StateError(
+        "the engine of this model was closed, and the values of its parameters are gone with it; "
+        "sluice.torch.close(model) is what keeps them. Make the model anew, and load its values"
+    )

@@ -7,11 +7,11 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from ..errors import StateError
+from ..errors import InvalidArgumentError, StateError
 from ._at_once import refuse_use
 from ._homes import Home
 
@@ -129,8 +129,43 @@ class Gradient(torch.Tensor):
         return self._slot.values().tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        """A copy, which writing to does not change."""
-        return self._slot.values().numpy(force=force)
+        """A copy, which cannot be written: nobody would see it."""
+        copy = self._slot.values().numpy(force=force)
+        copy.flags.writeable = False
+        return copy
+
+    @property
+    def data(self) -> Gradient:
+        """The gradient; giving it another value writes that to it."""
+        return self
+
+    @data.setter
+    def data(self, values: torch.Tensor) -> None:
+        if values.shape != self.shape:
+            raise InvalidArgumentError(
+                f"the gradient of '{self._slot.home.name}' is of shape {tuple(self.shape)}, and its .data is to be of "
+                f"{tuple(values.shape)}; give values of its shape"
+            )
+        if values is not self:
+            self._slot.replace(values.detach().to(self.dtype).clone())
+
+    def data_ptr(self) -> NoReturn:
+        """Raises: the engine's gradients have no address."""
+        self._refuse_memory()
+
+    def __dlpack__(self, **_: Any) -> NoReturn:
+        """Raises: what is written to shared memory would be nobody's."""
+        self._refuse_memory()
+
+    def __dlpack_device__(self) -> NoReturn:
+        """As __dlpack__()."""
+        self._refuse_memory()
+
+    def _refuse_memory(self) -> NoReturn:
+        raise StateError(
+            f"the gradient of '{self._slot.home.name}' is to be used by its address, and it is the engine's, which may have "
+            "it on disk; use a clone(), and copy_() back what is written to that"
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         return self._slot.values()

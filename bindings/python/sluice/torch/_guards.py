@@ -26,7 +26,7 @@ def unguard(model: torch.nn.Module) -> None:
     """Takes that back."""
     _saving.uninstall(model)
     for module in model.modules():
-        for name in ("_apply", "__deepcopy__", "__reduce_ex__"):
+        for name in ("_apply", "_call_impl", "__deepcopy__", "__reduce_ex__"):
             module.__dict__.pop(name, None)
 
 
@@ -38,12 +38,17 @@ def _apply(
     module: torch.nn.Module, dtypes: Set[torch.dtype], fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
 ) -> torch.nn.Module:
     """In place of Module._apply, through which .to(), .half(), .cuda() and the like go: buffers follow, parameters stay."""
-    for probe in [torch.empty(0, dtype=dtype) for dtype in dtypes]:
+    for probe in [torch.zeros(1, dtype=dtype) for dtype in dtypes]:
         moved = fn(probe)
         if (moved.dtype, moved.device) != (probe.dtype, probe.device):
             raise StateError(
                 f"a wrapped model is to be moved to {moved.dtype} on {moved.device}, and its parameters are the engine's: "
                 f"{probe.dtype} on {probe.device}. Move it before sluice.torch.wrap(), or after sluice.torch.close()"
+            )
+        if moved.is_shared():
+            raise StateError(
+                "a wrapped model is to be moved into memory that processes share, and its parameters are the engine's, "
+                "which lives in one process; share it after sluice.torch.close(), or a copy of its state_dict()"
             )
     if recurse:
         for child in module.children():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import math
+import threading
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -35,6 +37,55 @@ class Span:
         return flat[self.first : self.first + self.elements]
 
 
+class View(NamedTuple):
+    """How a tensor shows its memory. Its type is one of the view, as its size is: memory may be seen as another type."""
+
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int  # in elements of that type
+    conjugate: bool
+    negative: bool
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> View:
+        """Of a strided tensor."""
+        place = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+        return View(tensor.dtype, *place, tensor.is_conj(), tensor.is_neg())
+
+    def over(self, memory: torch.Tensor) -> torch.Tensor:
+        """The same view of that tensor's memory, which may be of any type."""
+        made = torch.empty(0, dtype=self.dtype)
+        made.set_(memory.untyped_storage(), self.offset, self.size, self.stride)
+        made = made.conj() if self.conjugate else made
+        return torch._neg_view(made) if self.negative else made
+
+
+class Arrivals:
+    """Threads that are adding to one parameter's p.grad. PyTorch adds under a lock that it shows to nobody, so p.grad may
+    be taken away only while no thread is on the way there."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._threads: set[int] = set()
+
+    def begin(self) -> None:
+        """This thread has a gradient that autograd is about to add. Waits while another takes p.grad away."""
+        with self._lock:
+            self._threads.add(threading.get_ident())
+
+    @contextlib.contextmanager
+    def end(self) -> Iterator[bool]:
+        """This thread's gradient was added; inside of the `with` nobody begins. Gives whether none is on the way."""
+        with self._lock:
+            self._threads.discard(threading.get_ident())
+            yield not self._threads
+
+    def forget(self) -> None:
+        """Nobody is on the way: also not who began, and whose backward then failed. Does not wait."""
+        self._threads.clear()
+
+
 @dataclasses.dataclass
 class Home:
     """Where a parameter lives: its units, and the tensor over its memory in the engine."""
@@ -47,6 +98,11 @@ class Home:
     memory: torch.Tensor
     trainable: bool
     by_elements: bool  # an optimizer of matrices leaves it to AdamW
+    address: int = dataclasses.field(init=False)  # in the engine
+    arrivals: Arrivals = dataclasses.field(default_factory=Arrivals)
+
+    def __post_init__(self) -> None:
+        self.address = self.memory.data_ptr()
 
     @property
     def units(self) -> list[int]:
@@ -65,7 +121,12 @@ class Home:
     @property
     def replaced(self) -> bool:
         """Whether somebody gave the parameter other memory."""
-        return self.parameter.data_ptr() != self.memory.data_ptr()
+        return self.parameter.data_ptr() != self.address
+
+    @property
+    def moved(self) -> bool:
+        """Whether what PyTorch has of the engine's memory is elsewhere: what shares it between processes moves it so."""
+        return self.memory.data_ptr() != self.address
 
 
 class ModelEngine(Engine):

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -18,37 +18,20 @@ from .. import _abi
 from ..errors import StateError
 from ..model import Options, size_of
 from ..optimizers import Optimizer as Settings
-from . import _acquire, _closing, _homes
+from . import _acquire, _closing, _homes, _mending
 from ._at_once import UpdatesInBackward
-from ._casts import Casts
 from ._gradients import Gradient, Gradients, Slot
 from ._guards import guard, refuse_copy, unguard
 from ._homes import Home
 from ._memory import FirstStep, Keeper, resident_bytes
 from ._moving import Moving, Source
+from ._saved import SavedTensors
 from ._units import DTYPES, Group, Roles, units_of
 
 
-class _Saved(NamedTuple):
-    """What autograd keeps of a parameter instead of a tensor over it."""
-
-    home: Home
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    version: int
-    dtype: torch.dtype
-
-
-class _Plain(NamedTuple):
-    """Any other tensor that autograd keeps, with the version that it must still have."""
-
-    tensor: torch.Tensor
-    version: int
-
-
 class Session:
-    """Holds the engine of one wrapped model. Calls may come from any thread, one at a time."""
+    """Holds the engine of one wrapped model. Calls may come from any thread; forward and backward passes of several may
+    run at the same time."""
 
     def __init__(
         self,
@@ -68,6 +51,8 @@ class Session:
         self._lock = threading.RLock()
         self._held: OrderedDict[int, list[int]] = OrderedDict()  # unit -> accesses, the one used last at the end
         self._in_step = False
+        self._ended = False  # by close()
+        self._torn = False  # whether the two above, or versions, may not be what the engine has
         self.steps = 0
         largest = max((p.numel() * p.element_size() for p in model.parameters() if p.requires_grad), default=0)
         self._keeper = Keeper(size_of(options.memory, "memory"), largest)
@@ -75,7 +60,6 @@ class Session:
         # Gradients that nobody refers to, (parameter, serial); the collector may say so inside of an engine's call.
         self.ended: deque[tuple[int, int]] = deque()
         self._hooks: list[Any] = []
-        self._scopes: list[contextlib.ExitStack] = []
         units = units_of(groups, roles, train)
         self.engine = _homes.ModelEngine(units, options)
         self._moving: Moving | None = Moving(model, self.engine)
@@ -84,10 +68,11 @@ class Session:
         with self.undone_on_failure():
             self.homes = self._moving.move_in(self, groups, roles, train, source)
             self.by_id = {id(home.parameter): home for home in self.homes}
-            self._by_storage = {_homes.storage_of(home.memory): home for home in self.homes}
+            self._saved = SavedTensors({_homes.storage_of(home.memory): home for home in self.homes}, self.use)
             self._gradients = Gradients(self, self.homes)
             self._install(model)
             guard(model, {home.memory.dtype for home in self.homes})
+            self._saved.guard(model)
         sizes = size_of(options.memory, "memory"), size_of(options.reserved, "reserve")
         self.first_step = self.engine.first_step = FirstStep(*sizes, estimated)
 
@@ -135,104 +120,76 @@ class Session:
                 hook.remove()
             if (model := self.model()) is not None:
                 unguard(model)
+            self._ended = True
 
     # ---- hooks ----
 
     def _install(self, model: torch.nn.Module) -> None:
-        self._hooks += _acquire.install(model, self.by_id, self.use, lambda: self.engine.counters().touches, self.limit)
+        self._hooks += _acquire.install(model, self.by_id, self.use, self._touches, self._saved, self.limit)
         self._hooks.append(model.register_forward_pre_hook(_acquire.outside_of_graphs(self._enter)))
         self._hooks.append(model.register_forward_hook(_acquire.outside_of_graphs(self._leave), always_call=True))
         for home in self.homes:
             if home.trainable:
                 # PyTorch shows the collector no such hook: with a reference the session would never end.
+                before = _acquire.outside_of_graphs(functools.partial(_before_gradient, weakref.ref(home.arrivals)))
                 hook = _acquire.outside_of_graphs(functools.partial(_on_gradient, weakref.ref(self)))
+                self._hooks.append(home.parameter.register_hook(before))
                 self._hooks.append(home.parameter.register_post_accumulate_grad_hook(hook))
 
+    def _touches(self) -> int:
+        return self.engine.counters().touches
+
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
-        casts = Casts(self._by_storage) if torch.is_autocast_enabled("cpu") else None
-        scope = contextlib.ExitStack()
-        scope.enter_context(
-            torch.autograd.graph.saved_tensors_hooks(lambda tensor: self._pack(tensor, casts), self._unpack)
-        )
-        if casts is not None:
-            scope.enter_context(casts)
-        self._scopes.append(scope)
+        self._saved.begin(module)
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if self._scopes:
-            self._scopes.pop().close()
+        self._saved.end()
         if not self.trainable:
             self.first_step.end()
-
-    def _pack(self, tensor: torch.Tensor, casts: Casts | None) -> Any:
-        if tensor.layout == torch.strided:
-            home = self._by_storage.get(_homes.storage_of(tensor))
-            if home is None and casts is not None and (cast := casts.find(tensor)) is not None:
-                home = cast.home
-            if home is not None:
-                return _Saved(
-                    home, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), home.version, tensor.dtype
-                )
-        # An operation's own result would keep the operation, and that this: a graph that no backward frees would stay.
-        return _Plain(tensor if tensor.grad_fn is None else tensor.detach(), tensor._version)
-
-    def _unpack(self, saved: Any) -> torch.Tensor:
-        if isinstance(saved, _Plain):
-            if saved.tensor._version != saved.version:
-                raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                    f"a tensor of shape {tuple(saved.tensor.shape)} is at version {saved.tensor._version}, and was "
-                    f"saved at version {saved.version}"
-                )
-            return saved.tensor
-        home: Home = saved.home
-        if self.engine.closed:
-            raise StateError(
-                f"backward goes through a graph that was made before the model was closed, and needs '{home.name}' as it was "
-                "then; run forward again"
-            )
-        if home.version != saved.version:
-            raise RuntimeError(
-                f"backward goes through a graph that was made before '{home.name}' was changed (by optimizer.step() or "
-                "an edit), so its gradients would be wrong; run forward again"
-            )
-        for unit in home.units:
-            self.use(unit)
-        return home.memory.to(saved.dtype).as_strided(saved.size, saved.stride, saved.offset)
 
     # ---- units come and go ----
 
     def use(self, unit: int, access: int = _abi.READ) -> None:
         """The unit's parameters are present (or, with GRADIENT_ONLY, its gradients may be added) until the limit of
         units that are held sends it away."""
-        self.engine._handle.check()
+        self._check_open()
         with self._lock:
+            self._mend()
             held = self._held.get(unit)
             if held is not None and access in held:
                 self._held.move_to_end(unit)
                 return
             if access == _abi.GRADIENT_ONLY or torch.is_grad_enabled():
-                self._begin_step()
+                self.begin_step()
             self.first_step.note(self._keeper.look())
             self._drop_ended()
             while held is None and len(self._held) >= self.limit:
                 self.release(next(iter(self._held)))
-            self.engine._handle.call("sluice_engine_acquire", unit, access)
-            self._held.setdefault(unit, []).append(access)
-            self._held.move_to_end(unit)
+            with self.noting():
+                self.engine._handle.call("sluice_engine_acquire", unit, access)
+                self._held.setdefault(unit, []).append(access)
+                self._held.move_to_end(unit)
 
-    def _begin_step(self) -> None:
+    def _check_open(self) -> None:
+        self.engine._handle.check()
+        if not self.engine.closed:
+            return
+        raise _closing.refuse_use(self._ended)
+
+    def begin_step(self) -> None:
+        """There is a step, from now on if there was none."""
         if self.trainable and not self._in_step:
-            if self.updates_in_backward is not None:
-                self.updates_in_backward.begin(self)
-            else:
-                self.engine.begin_step()
-            self._in_step = True
+            with self.noting():
+                if self.updates_in_backward is not None:
+                    self.updates_in_backward.begin(self)
+                else:
+                    self.engine.begin_step()
+                self._in_step = True
 
     def begin_anew(self) -> None:
         """The step that was begun, and has no gradient yet, begins again."""
         self._abandon_step()
-        self._begin_step()
+        self.begin_step()
 
     def _abandon_step(self) -> None:
         self.release_all()
@@ -272,31 +229,65 @@ class Session:
         """The unit is not held any more."""
         if self.updates_in_backward is not None:
             self.updates_in_backward.release(unit)
-        for _ in self._held.pop(unit, ()):
-            self.engine._handle.call("sluice_engine_release", unit)
+        with self.noting():
+            for _ in self._held.pop(unit, ()):
+                self.engine._handle.call("sluice_engine_release", unit)
 
     def release_all(self) -> None:
         """Nothing is held."""
         with self._lock:
+            self._mend()
             while self._held:
                 self.release(next(iter(self._held)))
+
+    # ---- exceptions of the keyboard, which come between any two lines ----
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Inside, the engine's state changes, and is noted."""
+        self._torn = True
+        try:
+            yield
+        except Exception:
+            self._torn = False
+            raise
+        self._torn = False
+
+    def _mend(self) -> None:
+        """Where a change was not noted, nothing is held after this, and whether there is a step is what the engine says.
+        Gradients stay. Graphs that were made before count as outdated, since a step may have been done."""
+        if not self._torn:
+            return
+        self._held.clear()
+        _mending.release_everything(self.engine)
+        if self.updates_in_backward is not None:
+            self.updates_in_backward.abandon(self)
+            self._in_step = False
+        elif self.trainable:
+            _mending.begin_step(self.engine)
+            self._in_step = True
+        for home in self.homes:
+            home.changed()
+        self._torn = False
 
     # ---- gradients ----
 
     def take_gradient(self, parameter: torch.nn.Parameter) -> None:
-        """Autograd has added to p.grad, or made it."""
-        gradient = parameter.grad
-        if gradient is None or isinstance(gradient, Gradient):
-            return
-        if self.first_step.measured is None:
-            self.first_step.note(resident_bytes())
-        if gradient.requires_grad:
-            parameter.grad = None
-            raise StateError(
-                f"the gradient of '{self.by_id[id(parameter)].name}' has a graph of its own (create_graph=True), which "
-                "would hold parameters that come and go; use torch.autograd.grad() on a model that is not wrapped"
-            )
-        parameter.grad = self._gradients.put(self.by_id[id(parameter)], gradient)
+        """Autograd has added to p.grad, or made it. Where another thread is about to add to it, that one takes it."""
+        home = self.by_id[id(parameter)]
+        with home.arrivals.end() as alone:
+            gradient = parameter.grad
+            if gradient is None or isinstance(gradient, Gradient) or not alone:
+                return
+            if self.first_step.measured is None:
+                self.first_step.note(resident_bytes())
+            if gradient.requires_grad:
+                parameter.grad = None
+                raise StateError(
+                    f"the gradient of '{home.name}' has a graph of its own (create_graph=True), which would hold "
+                    "parameters that come and go; use torch.autograd.grad() on a model that is not wrapped"
+                )
+            parameter.grad = self._gradients.put(home, gradient)
 
     def begin_gradient(self, slot: Slot, values: torch.Tensor) -> None:
         """A first gradient; one that the engine still has of this parameter ends."""
@@ -318,9 +309,9 @@ class Session:
             self._end_gradient(slot)
 
     def _end_gradient(self, slot: Slot) -> None:
+        self._drop_gradient(slot.home)
         slot.alive = False
         del self._slots[slot.home.index]
-        self._drop_gradient(slot.home)
 
     def _drop_gradient(self, home: Home) -> None:
         for span in home.spans:
@@ -382,7 +373,11 @@ class Session:
         if self.engine.closed:
             raise StateError("the model was closed, and its parameters are plain tensors; wrap it again")
         with self._lock:
+            self._mend()
+            self._exchange()
             got = [home for home in self.homes if self._collect(home)]
+            if (model := self.model()) is not None:
+                _acquire.check_places(model, got)
             if self.updates_in_backward is not None:
                 got = got if self.updates_in_backward.end(self) else []
             if not got:
@@ -393,13 +388,14 @@ class Session:
             if self.updates_in_backward is not None:
                 return
             self.release_all()
-            self._begin_step()
-            self._in_step = False
-            self.engine.step(
-                settings, clip_value=self.clip_value, gradient_factor=gradient_factor, keep_gradients=True
-            )
-            for home in got:
-                home.changed()
+            self.begin_step()
+            with self.noting():
+                self._in_step = False
+                self.engine.step(
+                    settings, clip_value=self.clip_value, gradient_factor=gradient_factor, keep_gradients=True
+                )
+                for home in got:
+                    home.changed()
             self.ended_step()
 
     def ended_step(self) -> None:
@@ -409,8 +405,16 @@ class Session:
         self._gradients.prepare()
         self.first_step.end()
 
+    def _exchange(self) -> None:
+        """Gradients of other parameters that the user put in places become plain ones, before any of them ends."""
+        for home in self.homes if self.updates_in_backward is None else ():
+            gradient = home.parameter.grad
+            if isinstance(gradient, Gradient) and gradient._slot.home is not home:
+                home.parameter.grad = gradient._slot.values()
+
     def _collect(self, home: Home) -> bool:
         """Whether the parameter has a gradient; one that the user put there is the engine's now."""
+        home.arrivals.forget()
         gradient = home.parameter.grad
         if gradient is None:
             self._give_up(home)  # somebody may still refer to it
@@ -422,13 +426,17 @@ class Session:
             )
         if self.updates_in_backward is not None and isinstance(gradient, Gradient):
             return True
-        if not (isinstance(gradient, Gradient) and gradient._slot.home is home):
-            plain = gradient._slot.values() if isinstance(gradient, Gradient) else gradient
-            home.parameter.grad = self._gradients.put(home, plain)
-        else:
+        if isinstance(gradient, Gradient):
             gradient._slot.check()
+        else:
+            home.parameter.grad = self._gradients.put(home, gradient)
         _acquire.check_memory(home)
         return True
+
+
+def _before_gradient(arrivals: weakref.ref[_homes.Arrivals], gradient: torch.Tensor) -> None:
+    if (alive := arrivals()) is not None:
+        alive.begin()
 
 
 def _on_gradient(session: weakref.ref[Session], parameter: torch.nn.Parameter) -> None:

@@ -127,7 +127,12 @@ def _wrap(
     if model in _sessions and not _sessions[model].engine.closed:
         raise StateError("the model is wrapped already; sluice.torch.close(model) ends that")
     for name, p in model.named_parameters():
-        if (owner := getattr(p, "_sluice", None)) is not None and not owner.engine.closed:
+        if (owner := getattr(p, "_sluice", None)) is not None and owner.engine.closed:
+            raise StateError(
+                f"the values of '{name}' are gone with the engine of its model, which was closed by itself; "
+                "sluice.torch.close(model) keeps them. Make the model anew"
+            )
+        if owner is not None:
             raise StateError(f"'{name}' belongs to another wrapped model; close that, or wrap the whole once")
     if clip_value is not None and not 0 < clip_value < math.inf:
         raise InvalidArgumentError(

@@ -1,0 +1,192 @@
+"""What autograd keeps of a wrapped model: parameters by reference, and anything else as it would be kept otherwise."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from ..errors import StateError
+from ._acquire import check_memory
+from ._casts import Cast, Casts
+from ._homes import Home, View, storage_of
+
+
+class _Saved(NamedTuple):
+    """What autograd keeps of a parameter, a view of it, or a cast, instead of a tensor."""
+
+    home: Home
+    version: int
+    cast: Cast | None
+    view: View  # of the parameter's memory, or of the cast's
+
+
+class _Plain(NamedTuple):
+    """Any other tensor that autograd keeps, with the version that it must still have."""
+
+    tensor: torch.Tensor
+    version: int
+
+
+class _Others(NamedTuple):
+    """What the hooks that there were before keep of a tensor, and how they give it back."""
+
+    kept: Any
+    unpack: Callable[[Any], torch.Tensor]
+
+
+_Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
+
+
+class _Scope:
+    """One call of the model. Which hooks and modes there are is asked of PyTorch, never noted: an exception of the
+    keyboard may come between any two lines."""
+
+    def __init__(self, saved: SavedTensors) -> None:
+        self._saved = saved
+        self._hooks: _Hooks = (self._pack, saved.unpack)
+        self._others: _Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        self._casts = Casts(saved.by_storage)
+        self._casting: list[torch.nn.Module] = []  # called since autocast was seen, and not ended
+
+    def open(self, model: torch.nn.Module) -> None:
+        """From now on autograd keeps tensors as SavedTensors says. Where hooks are not allowed (in transforms of torch.func),
+        it keeps parameters themselves, which are brought in when backward touches them."""
+        if torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is None:
+            torch._C._autograd._push_saved_tensors_default_hooks(*self._hooks)
+        self.begin_module(model)
+
+    def begin_module(self, module: torch.nn.Module) -> None:
+        """Notes casts until the module's end. Autocast may be turned on inside of the model's forward, and a mode that
+        began there has to end there."""
+        if self._casting or torch.is_autocast_enabled("cpu"):
+            self._casting.append(module)
+            if len(self._casting) == 1:
+                self._casts.__enter__()
+
+    def end_module(self, module: torch.nn.Module) -> None:
+        """It, and those whose end was not told."""
+        if module in self._casting:
+            while self._casting.pop() is not module:
+                pass
+            if not self._casting:
+                self._end_casts()
+
+    def _end_casts(self) -> None:
+        if _get_current_dispatch_mode() is self._casts:
+            self._casts.__exit__(None, None, None)
+
+    def close(self) -> None:
+        """As it was before. What came and did not end meanwhile was ended before."""
+        self._end_casts()
+        top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if top is not None and top[0] is self._hooks[0]:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        reference = self._saved.reference(tensor, self._casts)
+        if reference is not None:
+            return reference
+        if self._others is not None:  # PyTorch asks the last that came only
+            return _Others(self._others[0](tensor), self._others[1])
+        # An operation's own result would keep the operation, and that this: a graph that no backward frees would stay.
+        return _Plain(tensor if tensor.grad_fn is None else tensor.detach(), tensor._version)
+
+
+class _Calls(threading.local):
+    """Those of the model that have not ended, of each thread."""
+
+    def __init__(self) -> None:
+        self.open: list[_Scope] = []
+
+
+class SavedTensors:
+    """The hooks of saved tensors of one wrapped model, in each thread that calls it. They hold what makes a unit present,
+    and so the model's session."""
+
+    def __init__(self, by_storage: Mapping[int, Home], use: Callable[[int], None]) -> None:
+        """by_storage: whose memory begins where; use: makes a unit present."""
+        self.by_storage, self._use = by_storage, use
+        self._calls = _Calls()
+
+    def begin(self, model: torch.nn.Module) -> None:
+        """This thread begins a call of the model."""
+        scopes = self._calls.open
+        scopes.append(_Scope(self))
+        scopes[-1].open(model)
+
+    def end(self) -> None:
+        """The call ends, in which this thread is."""
+        scopes = self._calls.open
+        if scopes:
+            scopes[-1].close()
+            scopes.pop()
+
+    def begin_module(self, module: torch.nn.Module) -> None:
+        """This thread begins a call of one of the model's modules, which has parameters."""
+        if scopes := self._calls.open:
+            scopes[-1].begin_module(module)
+
+    def end_module(self, module: torch.nn.Module) -> None:
+        """That call ends."""
+        if scopes := self._calls.open:
+            scopes[-1].end_module(module)
+
+    def guard(self, model: torch.nn.Module) -> None:
+        """Ends calls of the model also where PyTorch runs no hook: after exceptions of the keyboard and the like."""
+        model.__dict__["_call_impl"] = functools.partial(self._call, model)
+
+    def _call(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """In place of Module._call_impl."""
+        scopes = self._calls.open
+        before = len(scopes)
+        try:
+            return type(model)._call_impl(model, *args, **kwargs)
+        finally:
+            while len(scopes) > before:
+                self.end()
+
+    def reference(self, tensor: torch.Tensor, casts: Casts) -> _Saved | None:
+        """What autograd is to keep instead of a parameter, a view of it, or a cast; None for any other tensor."""
+        if tensor.layout != torch.strided:
+            return None
+        home, cast = self.by_storage.get(storage_of(tensor)), None
+        if home is None and (cast := casts.find(tensor)) is not None:
+            home = cast.home
+        return None if home is None else _Saved(home, home.version, cast, View.of(tensor))
+
+    def unpack(self, saved: Any) -> torch.Tensor:
+        """The tensor again."""
+        if isinstance(saved, _Others):
+            return saved.unpack(saved.kept)
+        return _same_version(saved) if isinstance(saved, _Plain) else self._bring_in(saved)
+
+    def _bring_in(self, saved: _Saved) -> torch.Tensor:
+        home = saved.home
+        if home.version != saved.version:
+            raise RuntimeError(
+                f"backward goes through a graph that was made before '{home.name}' was changed (by optimizer.step() or "
+                "an edit), so its gradients would be wrong; run forward again"
+            )
+        try:
+            for unit in home.units:
+                self._use(unit)
+        except StateError as error:
+            raise StateError(f"'{home.name}' is needed: {error}") from None
+        if home.moved:
+            check_memory(home)
+        return saved.view.over(home.memory if saved.cast is None else saved.cast.make())
+
+
+def _same_version(saved: _Plain) -> torch.Tensor:
+    if saved.tensor._version != saved.version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"a tensor of shape {tuple(saved.tensor.shape)} is at version {saved.tensor._version}, and was "
+            f"saved at version {saved.version}"
+        )
+    return saved.tensor
