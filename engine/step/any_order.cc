@@ -74,6 +74,7 @@ void Engine::State::update_at_once(UnitId unit) {
            "before",
            layout.spec(*bad).name);
   }
+  pager.hide(parameters[unit]);  // a write of before keeps it where it can be read
   enqueue(unit);
   for (ParameterId p = layout.first_parameter(unit); p < layout.end_parameter(unit); ++p)
     if (gradients.has(p)) updated[p] = true;

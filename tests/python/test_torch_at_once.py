@@ -4,8 +4,20 @@ import functools
 
 import pytest
 import torch
+from test_torch_autograd import Chain, loss_of
 from test_torch_models import SHOWN
-from wrapped_models import language_loss, outcome, same, small_gpt2, tokens, train, units_of_modules, wrap
+from wrapped_models import (
+    language_loss,
+    outcome,
+    same,
+    same_values,
+    small_gpt2,
+    tokens,
+    train,
+    units_of_modules,
+    values_of,
+    wrap,
+)
 
 import sluice
 import sluice.torch
@@ -181,3 +193,17 @@ def test_backward_through_what_a_backward_changed_is_an_error():
     model.zero_grad()
     with pytest.raises(RuntimeError, match="was changed"):
         second.backward()
+
+
+def test_what_is_read_after_a_step_is_what_the_step_made():
+    # Small, so that the writes of a step last into the next.
+    model, optimizer = at_once(Chain(), "disk", units=units_of_modules(Chain()), held_units=2)
+    for step in range(60):
+        before = values_of(model)
+        loss_of(model, step).backward()
+        optimizer.step()
+        read = values_of(model)
+        sluice.torch.engine_of(model).settle()
+        assert same_values(read, values_of(model))
+        assert not any(torch.equal(read[name], before[name]) for name in before)
+    sluice.torch.close(model)
