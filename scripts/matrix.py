@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Every combination of optimizer, state type, precision, clipping and accumulation, in memory and on disk.
+
+    scripts/matrix.py [--jobs N] [--json FILE]
+
+Each cell trains a small model twice (`sluice train`, preset tiny): with everything in memory, and with everything on disk.
+Losses, norms and every file of the checkpoint must be the same to the last bit; or both runs are refused, with the reason
+in REFUSED, before anything was written. Exit 1: a cell was neither.
+
+The program is that in build/bin, or in bin of the folder that SLUICE_BUILD names."""
+import argparse
+import concurrent.futures
+import itertools
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from kill_campaign import PATIENCE, PLACES, SLUICE, final_files, lesson, losses  # noqa: E402
+
+STEPS = 3
+OPTIMIZERS = {
+    "adamw": ["--optimizer", "adamw"],
+    "adam": ["--optimizer", "adam"],
+    "lion": ["--optimizer", "lion"],
+    "sgd": ["--optimizer", "sgd"],
+    "sgd momentum": ["--optimizer", "sgd", "--momentum", "0.9"],
+    "sgd nesterov": ["--optimizer", "sgd", "--momentum", "0.9", "--nesterov"],
+    "adafactor": ["--optimizer", "adafactor"],
+    "adafactor momentum": ["--optimizer", "adafactor", "--beta1", "0.9"],
+    "muon": ["--optimizer", "muon"],
+}
+STATES = ["f32", "bf16", "8bit"]
+PRECISIONS = {
+    "f32": ["--dtype", "f32"],
+    "bf16": ["--dtype", "bf16"],
+    "bf16 without masters": ["--dtype", "bf16", "--master", "none"],
+    "f16": ["--dtype", "f16"],
+}
+CLIPS = {"clip": ["--clip", "0.5"], "no clip": ["--clip", "0"]}
+ACCUMULATIONS = ["1", "4"]
+AXES = [list(OPTIMIZERS), STATES, list(PRECISIONS), list(CLIPS), ACCUMULATIONS]
+
+
+def refused(cell):
+    """Why there can be no such run, as the program says it; None where there can."""
+    optimizer, state = cell[:2]
+    if optimizer in ("sgd", "adafactor") and state != "f32":
+        return "without momentum it has"  # no arrays by elements, which could have the type
+    return None
+
+
+def sample():
+    """Few cells, in one order, that have every pair of values of two axes: where it can be, in a cell that runs."""
+
+    def pairs(cell):
+        return {(i, cell[i], j, cell[j]) for i, j in itertools.combinations(range(len(cell)), 2)}
+
+    everything, chosen, seen = list(itertools.product(*AXES)), [], set()
+    for cells in ([cell for cell in everything if refused(cell) is None], everything):
+        missing = set().union(*map(pairs, cells)) - seen
+        while missing:
+            chosen.append(max(cells, key=lambda cell: len(pairs(cell) & missing)))
+            missing -= pairs(chosen[-1])
+            seen |= pairs(chosen[-1])
+    return chosen
+
+
+def run(folder, cell, place):
+    """The finished process; and the losses and files of its last checkpoint, None where it failed."""
+    optimizer, state, precision, clip, accumulate = cell
+    out, metrics = folder / place, folder / f"{place}.jsonl"
+    (folder / "disk").mkdir(exist_ok=True)
+    (folder / "text.txt").write_text(lesson())
+    # fmt: off
+    done = subprocess.run(
+        [SLUICE, "train", "--model", "tiny", "--data", folder / "text.txt", "--seq", "32", "--batch", "2", "--steps",
+         str(STEPS), "--lr", "1e-3", "--threads", "1", "--memory", "600MiB", "--disk", f"{folder / 'disk'}:1GiB",
+         "--progress", "none", "--out", out, "--metrics", metrics, "--state", state, "--accumulate", accumulate,
+         *OPTIMIZERS[optimizer], *PRECISIONS[precision], *CLIPS[clip], *PLACES[place]],
+        capture_output=True, text=True, timeout=PATIENCE)
+    # fmt: on
+    if done.returncode != 0:
+        return done, None
+    return done, (losses(metrics), final_files(out, STEPS))
+
+
+def try_cell(cell):
+    """What came of a cell: "same bits", "refused: ...", or "WRONG: ..."."""
+    reason = refused(cell)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        (memory, expected), (disk, found) = (run(folder, cell, place) for place in ("memory", "disk"))
+        if reason is not None:
+            for done in (memory, disk):
+                if done.returncode == 0 or reason not in done.stderr:
+                    return f"WRONG: not refused with '{reason}': {done.stderr.strip()}"
+            return "refused: " + memory.stderr.strip().splitlines()[-1]
+        for done in (memory, disk):
+            if done.returncode != 0:
+                return f"WRONG: {done.stderr.strip()}"
+        return "same bits" if expected == found else "WRONG: other bits on disk than in memory"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=2, help="cells at a time")
+    parser.add_argument("--json", type=pathlib.Path, help="a file for all results")
+    a = parser.parse_args()
+    cells, results = list(itertools.product(*AXES)), {}
+    with concurrent.futures.ThreadPoolExecutor(a.jobs) as pool:
+        for number, (cell, result) in enumerate(zip(cells, pool.map(try_cell, cells), strict=True), 1):
+            results[", ".join(cell[:4]) + f", accumulate {cell[4]}"] = result
+            if result.startswith("WRONG") or number % 24 == 0:
+                print(f"{number}/{len(cells)}: {', '.join(cell)}: {result}", flush=True)
+    if a.json:
+        a.json.write_text(json.dumps(results, indent=1))
+    count = {kind: sum(r.startswith(kind) for r in results.values()) for kind in ("same bits", "refused", "WRONG")}
+    print(f"{len(cells)} cells: {count['same bits']} with the same bits in memory and on disk, {count['refused']} refused with "
+          f"the reason, {count['WRONG']} wrong")
+    return 1 if count["WRONG"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

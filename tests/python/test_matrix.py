@@ -1,0 +1,23 @@
+"""A sample of scripts/matrix.py that has every pair of values of two axes."""
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+from kill_campaign import SLUICE  # noqa: E402
+from matrix import AXES, sample, try_cell  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not SLUICE.exists(), reason=f"{SLUICE} is not built")
+CELLS = sample()
+
+
+def test_the_sample_has_every_value():
+    for axis, values in enumerate(AXES):
+        assert {cell[axis] for cell in CELLS} == set(values)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(cell).replace(" ", "_"))
+def test_cell(cell):
+    result = try_cell(cell)
+    assert result == "same bits" or result.startswith("refused"), result
