@@ -57,6 +57,8 @@ class Sluice(Plain):
             memory=a["memory"],
             disk=a["disk"],
             place="disk",
+            reserve=a["reserve"],
+            held_units=a["held_units"],
             sample_batch={"input_ids": ids, "labels": ids, "use_cache": False},
         )
 

@@ -63,6 +63,8 @@ def arguments():
     parser.add_argument("--deepspeed-python", required=True, help="python of an environment with DeepSpeed (see above)")
     parser.add_argument("--model", default="gpt2-124m", choices=SHAPES)
     parser.add_argument("--memory", default="3400MiB", help="Sluice's budget")
+    parser.add_argument("--reserve", help="of it for PyTorch itself; without it what is estimated, with a margin")
+    parser.add_argument("--held-units", type=int, default=3, help="units that Sluice keeps at hand")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--seq", type=int, default=256)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -125,7 +127,8 @@ class Side:
         self.log = folder / f"{name}.log"
         (folder / name).mkdir(exist_ok=True)
         settings |= {"side": name, "model": a.model, "batch": a.batch, "seq": a.seq, "threads": a.threads,
-                     "weights": str(folder / "weights"), "disk": str(folder / name), "memory": a.memory}
+                     "weights": str(folder / "weights"), "disk": str(folder / name), "memory": a.memory,
+                     "reserve": a.reserve, "held_units": a.held_units}
         environment = os.environ | {"OMP_NUM_THREADS": str(a.threads)}
         script = pathlib.Path(__file__).with_name("gpt2_sides.py")
         with self.log.open("w") as log:
