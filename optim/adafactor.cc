@@ -154,8 +154,7 @@ void update_stretch(const AdafactorFactors& factors, const Stretch& stretch, con
       store(update, a.state[0], at);
     }
     const auto value = hn::Sub(hn::Mul(load(a.master, at), set(f.keep)), update);
-    store(value, a.master, at);
-    if (a.parameter.data != nullptr) store(value, a.parameter, at);
+    store_value(value, a, at);
   });
 }
 

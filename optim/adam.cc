@@ -50,8 +50,7 @@ HWY_INLINE void update_piece(const AdamFactors& factors, const Piece& piece) {
     const auto value = mul_add(hn::Div(first, divisor), set(-f.step_size), decayed);
     store(first, a.state[0], at);
     store(second, a.state[1], at);
-    store(value, a.master, at);
-    if (a.parameter.data != nullptr) store(value, a.parameter, at);
+    store_value(value, a, at);
   });
 }
 

@@ -1,4 +1,5 @@
-// A gradient as the optimizers see it. Compiled once for each target: include it after hwy/foreach_target.h.
+// What all optimizers read and write alike: the gradient as they see it, and new values. Compiled once for
+// each target: include it after hwy/foreach_target.h.
 #if defined(SLUICE_OPTIM_GRADIENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_OPTIM_GRADIENT_INL_H_
 #undef SLUICE_OPTIM_GRADIENT_INL_H_
@@ -19,6 +20,13 @@ HWY_INLINE hwy::HWY_NAMESPACE::Vec<D> ruled(D d, const GradientRule& rule, Const
   const auto value = hn::Mul(kernels::HWY_NAMESPACE::load(d, gradient, at), hn::Set(d, rule.factor));
   const auto high = hn::Set(d, rule.bound), low = hn::Set(d, -rule.bound);
   return hn::IfThenElse(hn::Gt(value, high), high, hn::IfThenElse(hn::Lt(value, low), low, value));
+}
+
+// Where an element's new value goes: into the master, and the parameter that is beside it.
+template <class Value, class At>
+HWY_INLINE void store_value(Value value, const Piece& piece, At at) {
+  kernels::HWY_NAMESPACE::store(value, piece.master, at);
+  if (piece.parameter.data != nullptr) kernels::HWY_NAMESPACE::store(value, piece.parameter, at);
 }
 
 }  // namespace sluice::optim::HWY_NAMESPACE

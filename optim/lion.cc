@@ -41,8 +41,7 @@ void lion_piece(const LionFactors& factors, const Piece& piece) {
     const auto step = hn::IfThenElse(hn::Lt(direction, zero), set(-f.step_size), up);
     const auto value = hn::Sub(hn::Mul(load(a.master, at), set(f.decay)), step);
     store(mul_add(ahead, set(f.rate), average), a.state[0], at);
-    store(value, a.master, at);
-    if (a.parameter.data != nullptr) store(value, a.parameter, at);
+    store_value(value, a, at);
   });
 }
 

@@ -76,8 +76,7 @@ void muon_piece(const MuonFactors& factors, const float* direction, const Piece&
     store(next_momentum(f, gradient, a.state[0], at), a.state[0], at);
     const auto kept = hn::Mul(load(a.master, at), set(f.keep));
     const auto value = mul_add(load(direction, at), set(-f.learning_rate), kept);
-    store(value, a.master, at);
-    if (a.parameter.data != nullptr) store(value, a.parameter, at);
+    store_value(value, a, at);
   });
 }
 

@@ -40,8 +40,7 @@ void sgd_piece(const SgdFactors& factors, const Piece& piece) {
       store(buffer, a.state[0], at);
     }
     const auto value = mul_add(direction, set(-f.learning_rate), before);
-    store(value, a.master, at);
-    if (a.parameter.data != nullptr) store(value, a.parameter, at);
+    store_value(value, a, at);
   });
 }
 
