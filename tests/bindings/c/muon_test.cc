@@ -1,6 +1,7 @@
 #include <atomic>
 
 #include "tests/bindings/c/support.h"
+#include "tests/plain_sgemm.h"
 
 // Matrix products of the caller's, and which parameters they are for.
 namespace sluice_c_test {
@@ -12,14 +13,7 @@ void counting_sgemm(const char* transpose_a, const char* transpose_b, const int*
                     const int* k, const float* alpha, const float* a, const int* lda, const float* b,
                     const int* ldb, const float* beta, float* c, const int* ldc) {
   ++calls;
-  for (int i = 0; i < *m; ++i)
-    for (int j = 0; j < *n; ++j) {
-      float sum = 0;
-      for (int x = 0; x < *k; ++x)
-        sum += (*transpose_a == 'T' ? a[x + i * *lda] : a[i + x * *lda]) *
-               (*transpose_b == 'T' ? b[j + x * *ldb] : b[x + j * *ldb]);
-      c[i + j * *ldc] = *alpha * sum + (*beta == 0 ? 0 : *beta * c[i + j * *ldc]);
-    }
+  sluice::test::plain_sgemm(transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
 constexpr uint64_t kShape[] = {20, 30};
