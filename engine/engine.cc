@@ -100,8 +100,7 @@ void Engine::State::check_settings(const StepSettings& given) const {
   if (!usable(given.clip) || !usable(given.clip_value) || !std::isfinite(given.gradient_factor))
     refuse(ErrorCode::kInvalidArgument,
            "a clip of {}, a clip by value of {} and a gradient factor of {} are given; all must be finite, "
-           "and the "
-           "clips 0 or more",
+           "and the clips 0 or more",
            given.clip, given.clip_value, given.gradient_factor);
   std::uint32_t needed = 0;
   for (ParameterId p = 0; p < layout.parameters(); ++p) needed = std::max(needed, layout.spec(p).group + 1);

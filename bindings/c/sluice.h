@@ -7,13 +7,19 @@
  *
  * Results: every function that can fail returns a status. Where it is not SLUICE_OK, sluice_last_error()
  * says, for the calling thread, what was asked, what was found and what to do; outputs are then untouched.
+ *
  * Threads: every function may be called from any thread. Calls on one engine take turns. sluice_acquire() may
- * wait for the disk, and nothing else of that engine goes on meanwhile. Ownership: what a _create or _open
- * function gives belongs to the caller, who gives it back with the _destroy function of the same name.
- * Pointers handed in are read during the call only, unless it says otherwise. Versions: a struct's first
- * member is its size as the caller was compiled with it (SLUICE_INIT sets it); members that a later version
- * adds have the default that zero means. sluice_abi_version() changes where old callers would break. Strings
- * are UTF-8. Sizes are in bytes unless they say elements.
+ * wait for the disk, and nothing else of that engine goes on meanwhile.
+ *
+ * Ownership: what a _create or _open function gives belongs to the caller, who gives it back with the
+ * _destroy function of the same name. Pointers handed in are read during the call only, unless it says
+ * otherwise.
+ *
+ * Versions: a struct's first member is its size as the caller was compiled with it (SLUICE_INIT sets it);
+ * members that a later version adds have the default that zero means. sluice_abi_version() changes where old
+ * callers would break.
+ *
+ * Strings are UTF-8. Sizes are in bytes unless they say elements.
  */
 #ifndef SLUICE_H
 #define SLUICE_H
@@ -132,8 +138,8 @@ typedef struct sluice_engine_options {
   uint32_t groups;     /* parameter groups; 0: 1 */
   double beta1, beta2,
       epsilon; /* all 0: the optimizer's own; adamw, adam, muon's adamw: 0.9, 0.999, 1e-8; lion: 0.9, 0.99 */
-  uint64_t trace_events; /* the latest that are kept for sluice_engine_save_trace(); 0: none */
-  uint32_t prefetch;     /* accesses fetched ahead; 0: planned */
+  uint64_t trace_events;        /* the latest that are kept for sluice_engine_save_trace(); 0: none */
+  uint32_t prefetch;            /* accesses fetched ahead; 0: planned */
   const char* place_parameters; /* "memory", "disk"; NULL: planned. For tests and measurements */
   const char* place_gradients;
   const char* place_state;
@@ -158,8 +164,8 @@ typedef struct sluice_engine_options {
   uint32_t no_nesterov;
   const char* muon_scale; /* "original", "match_rms_adamw"; NULL: "original" */
   /* What multiplies matrices, for muon: a BLAS of the caller's, which takes what memory it needs from
-   * `reserved`, and is called one call at a time by the threads that call the engine. NULL: the matrix library
-   * beside this one, which is then loaded: SLUICE_NOT_FOUND where it cannot be. */
+   * `reserved`, and is called one call at a time by the threads that call the engine. NULL: the matrix
+   * library beside this one, which is then loaded: SLUICE_NOT_FOUND where it cannot be. */
   sluice_sgemm sgemm;
 } sluice_engine_options;
 
