@@ -156,8 +156,9 @@ def test_the_savings_happen(place):
     assert on_disk["bytes"]["disk"]["optimizer state"] >= 8 * sum(p.numel() for p in model.parameters())
     assert on_disk["step"]["bytes_read"] > 0 == kept["step"]["bytes_read"]
     assert {unit["state"] for unit in on_disk["units"]} == {"disk"}
-    large, _ = host(*memory, "none", "--place-state", "disk", "--chunk-elements", str(2 * CHUNK))
-    assert on_disk["chunk_elements"] == CHUNK < large["chunk_elements"]
+    assert on_disk["chunk_elements"] >= CHUNK  # what this machine's disk asks for
+    stated = [host(*memory, "none", "--place-state", "disk", "--chunk-elements", str(n))[0] for n in (CHUNK, 2 * CHUNK)]
+    assert stated[0]["chunk_elements"] == CHUNK < stated[1]["chunk_elements"]
     assert max(sum(p.numel() for p in block.parameters()) for block in model.transformer.h) > CHUNK
 
 
