@@ -46,6 +46,9 @@ Engine::State::State(const Profile& profile, const Plan& the_plan, const optim::
         pager.define({"parameters of " + name_of(unit), layout.unit_bytes(unit),
                       allocator::Purpose::kParameter, plan.units[unit].parameters_resident, any_order, true,
                       layout.units()[unit].parameters.front().continues()}));
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit)
+    for (int use = 0; use < gradients.uses(unit); ++use)
+      pager.follow(gradients.holding(unit, use), parameters[unit]);  // its update's
   build_schedule(profile);
   if (resources.disk != nullptr && plan.uses_disk()) resources.disk->allocate();
   pager.start(plan.extent_bytes, plan.extents);

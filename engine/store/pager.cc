@@ -8,6 +8,11 @@
 #include "core/error.h"
 
 namespace sluice::engine {
+namespace {
+
+constexpr std::size_t kWrittenAhead = 2;  // accesses beyond those that are fetched for
+
+}  // namespace
 
 struct Pager::Holding {
   enum class Io : std::uint8_t { kNone, kReading, kWriting };
@@ -25,7 +30,10 @@ struct Pager::Holding {
   Io io = Io::kNone;
   offload::Batch batch;
   std::vector<std::size_t> uses;  // positions in the schedule, ascending
+  const Holding* next = nullptr;  // that this one follows
 
+  bool may_leave() const { return !spec.resident && present && pins == 0 && io == Io::kNone; }
+  bool is_unwritten() const { return contents > 0 && !on_disk; }
   bool in_region() const { return spec.resident && !spec.exposed; }
   bool is_hidden() const { return hidden.placed() > 0; }
   allocator::Home& arrival() { return spec.exposed ? hidden : home; }
@@ -64,6 +72,8 @@ HoldingId Pager::define(const HoldingSpec& spec) {
   holdings_.push_back(std::move(holding));
   return static_cast<HoldingId>(holdings_.size() - 1);
 }
+
+void Pager::follow(HoldingId id, HoldingId next) { holdings_[id]->next = holdings_[next].get(); }
 
 void Pager::make_homes() {
   std::vector<Holding*> group;  // whose homes adjoin
@@ -118,9 +128,12 @@ void Pager::set_position(std::size_t position) { position_ = position; }
 
 // Accesses until the holding is needed next; the one at the position itself counts as 0.
 std::size_t Pager::distance(const Holding& holding) const {
+  if (holding.parked && holding.next != nullptr) return distance(*holding.next);
   if (holding.uses.empty()) return std::numeric_limits<std::size_t>::max();
   const auto next = std::lower_bound(holding.uses.begin(), holding.uses.end(), position_);
-  return next != holding.uses.end() ? *next - position_ : schedule_.size() - position_ + holding.uses.front();
+  if (next != holding.uses.end()) return *next - position_;
+  const Holding& user = holding.next != nullptr && !holding.next->uses.empty() ? *holding.next : holding;
+  return schedule_.size() - position_ + user.uses.front();
 }
 
 bool Pager::make_room(const Holding& wanted, bool forced) {
@@ -132,17 +145,66 @@ bool Pager::make_room(const Holding& wanted, bool forced) {
     Holding* victim = nullptr;
     for (const auto& holding : holdings_) {
       Holding& h = *holding;
-      if (h.spec.resident || !h.present || h.pins > 0 || h.io != Holding::Io::kNone ||
-          (h.contents > 0 && !h.on_disk))
-        continue;
+      if (!h.may_leave() || h.is_unwritten()) continue;
       if (victim == nullptr || distance(h) > distance(*victim)) victim = &h;
     }
-    if (victim == nullptr || (!forced && distance(*victim) <= limit)) return false;
+    if (victim == nullptr || (!forced && distance(*victim) <= limit)) {
+      write_out(extents, limit, forced);
+      return false;
+    }
     pool_->shrink(victim->home, 0);
     pool_->shrink(victim->hidden, 0);
     victim->present = false;
   }
   return true;
+}
+
+// What is in the way of the next accesses.
+void Pager::write_behind(std::size_t accesses) {
+  const std::size_t everything = pool_->extents() + 1;
+  if (schedule_.empty()) return write_out(everything, 0, true);
+  const std::size_t ahead = std::min(accesses + kWrittenAhead, schedule_.size() - 1);
+  std::size_t wanted = 0;
+  for (const auto& holding : holdings_)
+    if (!holding->spec.resident && !holding->present && !holding->parked && distance(*holding) <= ahead)
+      wanted += pool_->extents_for(holding->spec.bytes);
+  write_out(wanted, ahead, false);
+}
+
+// Begins to write until so many extents are free, or will be without another write; forced: also what is used
+// within the `nearest` accesses.
+void Pager::write_out(std::size_t extents, std::size_t nearest, bool forced) {
+  std::size_t available = pool_->free_extents();
+  for (const auto& holding : holdings_) {
+    const Holding& h = *holding;
+    const bool leaves = h.may_leave() ? !h.is_unwritten() : h.pins == 0 && h.io == Holding::Io::kWriting;
+    if (leaves && distance(h) > nearest) available += pool_->extents_for(h.spec.bytes);
+  }
+  while (available < extents) {
+    Holding* const unwritten = furthest_unwritten();
+    if (unwritten == nullptr || (!forced && distance(*unwritten) <= nearest)) return;
+    begin_write(*unwritten);
+    available += pool_->extents_for(unwritten->spec.bytes);
+  }
+}
+
+Pager::Holding* Pager::furthest_unwritten() const {
+  Holding* furthest = nullptr;
+  for (const auto& holding : holdings_)
+    if (holding->may_leave() && holding->is_unwritten() && holding->spec.stored &&
+        (furthest == nullptr || distance(*holding) > distance(*furthest)))
+      furthest = holding.get();
+  return furthest;
+}
+
+void Pager::begin_write(Holding& holding) {
+  holding.io = Holding::Io::kWriting;
+  try {
+    disk_->write(holding.record, 0, {holding.data(), holding.transfer_bytes()}, holding.batch.add());
+  } catch (...) {
+    holding.io = Holding::Io::kNone;
+    throw;
+  }
 }
 
 bool Pager::begin_fetch(Holding& holding, bool forced) {
@@ -245,8 +307,13 @@ void Pager::wait_for_one() {
 }
 
 void Pager::prefetch(std::size_t accesses) {
-  if (schedule_.empty() || pool_ == nullptr) return;
+  if (pool_ == nullptr) return;
   poll();
+  if (!schedule_.empty()) fetch_ahead(accesses);
+  write_behind(accesses);
+}
+
+void Pager::fetch_ahead(std::size_t accesses) {
   for (std::size_t i = 1; i <= std::min(accesses, schedule_.size() - 1); ++i)
     for (const HoldingId id : schedule_[(position_ + i) % schedule_.size()])
       if (!holdings_[id]->present && !holdings_[id]->parked && !begin_fetch(*holdings_[id], false)) return;
@@ -291,13 +358,6 @@ void Pager::written(HoldingId id, std::size_t bytes) {
   if (holding.spec.resident || !holding.spec.stored) return;
   ensure(holding.io == Holding::Io::kNone, "'{}' was changed during a transfer", holding.spec.name);
   holding.on_disk = false;
-  holding.io = Holding::Io::kWriting;
-  try {
-    disk_->write(holding.record, 0, {holding.data(), holding.transfer_bytes()}, holding.batch.add());
-  } catch (...) {
-    holding.io = Holding::Io::kNone;
-    throw;
-  }
 }
 
 void Pager::park(HoldingId id) { holdings_[id]->parked = true; }

@@ -33,7 +33,8 @@ struct HoldingSpec {
 
 // Virtual memory that knows the future. Holdings that are not resident share the frames: each is brought in
 // ahead of its next use in the schedule, and the one whose next use is furthest makes room. Contents that
-// changed are written behind, as soon as they are final. Thread rule: one thread.
+// changed are written when room for the next accesses has to be made: what is given up before never is, and
+// what is used at once is not kept waiting by its own write. Thread rule: one thread.
 class Pager {
  public:
   enum class Use : std::uint8_t {
@@ -48,10 +49,13 @@ class Pager {
 
   // REQUIRES: before start(), and before RecordStore::allocate().
   HoldingId define(const HoldingSpec& spec);
+  // What `holding` has after its last access of a cycle is used when `next` is accessed in the next one.
+  void follow(HoldingId holding, HoldingId next);
   // Takes the memory. REQUIRES: after RecordStore::allocate().
   void start(std::size_t extent_bytes, std::size_t extents);
-  // The cycle of accesses, each the holdings it needs. advance() moves to the next; prefetch(n) fetches for
-  // the n accesses after it what can be had without waiting and without taking from nearer ones.
+  // The cycle of accesses, each the holdings it needs. prefetch(n) fetches for the n accesses after the
+  // position what can be had without waiting and without taking from nearer ones, and begins to write what is
+  // in the way of those, and of two more.
   void set_schedule(std::vector<std::vector<HoldingId>> accesses);
   void set_position(std::size_t position);
   void prefetch(std::size_t accesses);
@@ -64,9 +68,10 @@ class Pager {
   void release(HoldingId holding);
 
   // The first `bytes` are its contents from now on (they may have shrunk), and will not change before the
-  // next acquire for kModify: they are written behind.
+  // next acquire for kModify: they may be written from now on. REQUIRES: no transfer of it is under way.
   void written(HoldingId holding, std::size_t bytes);
   // Its contents are for a reader of its record, not for the schedule: until discard() nothing is fetched.
+  // They are used when the one that it follows is.
   void park(HoldingId holding);
   void unpark(HoldingId holding);
   // From now on an exposed holding lies at its address, to be read, or written too, until conceal() was
@@ -118,6 +123,11 @@ class Pager {
   void make_homes();
   std::size_t distance(const Holding& holding) const;
   bool make_room(const Holding& wanted, bool forced);
+  void write_behind(std::size_t accesses);
+  void write_out(std::size_t extents, std::size_t nearest, bool forced);
+  Holding* furthest_unwritten() const;
+  void begin_write(Holding& holding);
+  void fetch_ahead(std::size_t accesses);
   bool begin_fetch(Holding& holding, bool forced);
   bool ready(const Holding& holding, Use use) const;
   void settle(Holding& holding);

@@ -136,7 +136,9 @@ TEST_P(Twins, PlacementNeverChangesBits) {
     SCOPED_TRACE(std::string(parameters) + " " + gradients + " " + state);
     const Trained other = train(with(clip, types, parameters, gradients, state));
     expect_same(memory, other);
-    EXPECT_GT(other.traffic.bytes_written, 0u);
+    // A gradient that is applied before its room is needed is never written.
+    const bool none_written = !clip && *parameters == 'm' && *state == 'm';
+    EXPECT_EQ(other.traffic.bytes_written == 0, none_written) << other.traffic.bytes_written;
   }
 }
 
