@@ -1,8 +1,10 @@
 #include "core/threads.h"
 
-#ifdef SLUICE_PLAIN_THREADS
+#include <algorithm>
 #include <atomic>
 #include <exception>
+
+#ifdef SLUICE_PLAIN_THREADS
 #include <thread>
 #include <vector>
 #else
@@ -13,8 +15,6 @@
 
 #include <optional>
 #endif
-
-#include <algorithm>
 
 #include "core/bytes.h"
 #include "core/error.h"
@@ -68,21 +68,44 @@ struct Threads::Arena {
 };
 #endif
 
-Threads::Threads(int count) : count_(count) {
+// A loop that a team works on; each of its threads takes the next piece until none is left.
+struct Threads::Loop {
+  std::size_t n, grain, pieces;
+  void* state;
+  Piece piece;
+  std::atomic<std::size_t> next{0};
+  std::atomic<bool> failed{false};
+  std::exception_ptr error = nullptr;  // the first
+
+  void call(std::size_t i) const { piece(state, i * grain, std::min(n, (i + 1) * grain)); }
+
+  static void work(void* data) {
+    Loop& loop = *static_cast<Loop*>(data);
+    try {
+      for (std::size_t i = loop.next++; i < loop.pieces && !loop.failed; i = loop.next++) loop.call(i);
+    } catch (...) {
+      if (!loop.failed.exchange(true)) loop.error = std::current_exception();
+    }
+  }
+};
+
+Threads::Threads(int count, Team team) : count_(count), team_(team) {
   if (count < 1)
     fail(ErrorCode::kInvalidArgument, "a number of threads of at least 1 is needed, {} was given", count);
-  arena_ = std::make_unique<Arena>(count);
+  if (team == nullptr) arena_ = std::make_unique<Arena>(count);
 }
 Threads::~Threads() = default;
 
 void Threads::run(std::size_t n, std::size_t grain, void* state, Piece piece) {
-  const std::size_t pieces = divide_up(n, grain);
-  if (pieces == 0) return;
-  if (pieces == 1 || count_ == 1) {
-    for (std::size_t i = 0; i < pieces; ++i) piece(state, i * grain, std::min(n, (i + 1) * grain));
-    return;
+  Loop loop{n, grain, divide_up(n, grain), state, piece};
+  if (loop.pieces <= 1 || count_ == 1) {
+    for (std::size_t i = 0; i < loop.pieces; ++i) loop.call(i);
+  } else if (team_ == nullptr) {
+    arena_->for_each(loop.pieces, [&](std::size_t i) { loop.call(i); });
+  } else {
+    team_(&Loop::work, &loop, static_cast<unsigned>(count_), 0);
+    if (loop.error) std::rethrow_exception(loop.error);
   }
-  arena_->for_each(pieces, [&](std::size_t i) { piece(state, i * grain, std::min(n, (i + 1) * grain)); });
 }
 
 }  // namespace sluice

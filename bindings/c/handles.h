@@ -40,6 +40,7 @@ struct Planned {
   std::uint64_t checkpoint_buffers = 0;
   std::uint32_t groups = 1;
   int threads = 1;
+  sluice_team team = nullptr;
   std::size_t trace_events = 0;
   bool serve_touches = false;
 

@@ -117,6 +117,7 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
          format_size(options.memory));
   made.threads =
       options.threads == 0 ? models::default_threads() : static_cast<int>(std::min(options.threads, 4096u));
+  made.team = options.team;
   made.optimizer = optimizer_of(options);
   made.io = offload::make_io_service({});
   made.disk = folders_of(options);
@@ -146,7 +147,7 @@ std::string Planned::to_text() const { return engine::to_json(plan, profile, bud
 
 using namespace sluice::c;  // NOLINT: what follows is of this room
 
-sluice_engine::sluice_engine(Planned made) : planned(std::move(made)), threads(planned.threads) {
+sluice_engine::sluice_engine(Planned made) : planned(std::move(made)), threads(planned.threads, planned.team) {
   using namespace sluice;  // NOLINT: likewise
   ledger.set_budget(allocator::Tier::kHost, planned.budget.memory);
   if (!planned.disk.empty()) ledger.set_budget(allocator::Tier::kDisk, planned.budget.disk);

@@ -120,6 +120,10 @@ typedef void (*sluice_sgemm)(const char* transpose_a, const char* transpose_b, c
                              const int* k, const float* alpha, const float* a, const int* lda, const float* b,
                              const int* ldb, const float* beta, float* c, const int* ldc);
 
+/* Calls work(data) on up to `threads` threads at once, its caller's one of them, and returns when all have
+ * ended; flags: 0. libgomp's GOMP_parallel() is one. */
+typedef void (*sluice_team)(void (*work)(void* data), void* data, unsigned threads, unsigned flags);
+
 typedef struct sluice_folder {
   const char* path;
   uint64_t limit; /* how much of it may be taken; 0: what is free, less a twentieth */
@@ -167,6 +171,9 @@ typedef struct sluice_engine_options {
    * `reserved`, and is called one call at a time by the threads that call the engine. NULL: the matrix
    * library beside this one, which is then loaded: SLUICE_NOT_FOUND where it cannot be. */
   sluice_sgemm sgemm;
+  /* What the engine's loops run on, from every thread that calls it: for a caller whose own loops run on this
+   * team, and whose threads wait spinning, as those of OpenMP do. NULL: threads of the engine's own. */
+  sluice_team team;
 } sluice_engine_options;
 
 /* Where every byte would live, without taking any: a JSON object, given to the caller, as `sluice plan

@@ -218,7 +218,10 @@ StepResult Engine::State::finish_step_in_any_order(const StepSettings& given) {
   }
   if (!given.keep_gradients) gradients.drop_all();
   in_step = false;
-  queue.advance();
+  if (plan.uses_disk())
+    queue.advance();
+  else
+    queue.settle();  // there is nothing to wait for, and the caller's own threads rest
   return result;
 }
 

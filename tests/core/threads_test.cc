@@ -40,6 +40,21 @@ TEST(Threads, PiecesAreCutAtTheGrainWhateverTheCount) {
   }
 }
 
+// What an OpenMP library does, with threads made anew.
+void plain_team(void (*work)(void*), void* data, unsigned threads, unsigned) {
+  std::vector<std::thread> others;
+  for (unsigned i = 1; i < threads; ++i) others.emplace_back(work, data);
+  work(data);
+  for (std::thread& other : others) other.join();
+}
+
+TEST(Threads, ATeamOfSomebodyElseWorksOnTheSamePieces) {
+  Threads own(3), given(3, plain_team);
+  EXPECT_EQ(given.count(), 3);
+  for (const std::size_t n : {0u, 1u, 8u, 1000u})
+    EXPECT_EQ(pieces_of(given, n, 8), pieces_of(own, n, 8)) << n;
+}
+
 bool so_many_meet(Threads& threads, int wanted) {
   std::atomic<int> inside{0};
   std::atomic<bool> met{false};
@@ -60,8 +75,9 @@ TEST(Threads, UsesSeveralThreads) {
 
 TEST(Threads, OthersDoNotLimitIt) {
   const Threads one(1), two(2);
-  Threads four(4);
+  Threads four(4), given(4, plain_team);
   EXPECT_TRUE(so_many_meet(four, 3)) << "no three pieces ran at the same time";
+  EXPECT_TRUE(so_many_meet(given, 3)) << "no three pieces ran at the same time on the team";
 }
 
 TEST(Threads, NeverMoreAtOnceThanItsCount) {
@@ -80,8 +96,9 @@ TEST(Threads, NeverMoreAtOnceThanItsCount) {
 }
 
 TEST(Threads, AnExceptionOfAPieceIsThrownToTheCaller) {
-  for (const int count : {1, 3}) {
-    Threads threads(count);
+  for (const auto& [count, team] :
+       std::vector<std::pair<int, Threads::Team>>{{1, nullptr}, {3, nullptr}, {3, plain_team}}) {
+    Threads threads(count, team);
     EXPECT_THROW(threads.parallel_for(100, 1,
                                       [](std::size_t begin, std::size_t) {
                                         if (begin == 57) throw std::out_of_range("57");

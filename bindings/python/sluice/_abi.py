@@ -67,6 +67,7 @@ class EngineOptions(ctypes.Structure):
         ("no_nesterov", c_uint32),
         ("muon_scale", c_char_p),
         ("sgemm", c_void_p),
+        ("team", c_void_p),
     ]
 
 

@@ -157,6 +157,7 @@ def options_of(given: Options) -> _abi.EngineOptions:
         seed=whole(given.seed, "seed", 2**64),
         update_in_backward=1 if given.update_in_backward else 0,
         sgemm=given.sgemm,
+        team=given.team,
         **_fixed(groups[0]),
         **_places(given.place),
     )

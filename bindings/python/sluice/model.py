@@ -143,6 +143,8 @@ class Options:
         with a message.
     sgemm: the address of a BLAS' sgemm_ (32-bit integers) that Muon's products are made by, in memory that `reserved` has;
         None: the matrix library beside Sluice's is loaded, with an OpenMP of its own. See sluice.torch.sgemm().
+    team: the address of libgomp's GOMP_parallel, or of a function like it, that the engine's loops run on: for a caller
+        whose own loops do; None: threads of the engine's own. See sluice.torch.team().
     """
 
     memory: Size
@@ -162,6 +164,7 @@ class Options:
     seed: int = 0
     update_in_backward: bool = False
     sgemm: Optional[int] = None
+    team: Optional[int] = None
 
 
 @dataclasses.dataclass(frozen=True)

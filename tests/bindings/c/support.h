@@ -116,6 +116,7 @@ struct Choice {
   bool at_once = false;  // updates in backward
   bool no_master = false;
   sluice_state_type state = SLUICE_STATE_F32;
+  sluice_team team = nullptr;
 };
 
 inline sluice_engine_options options_of(const Choice& setup, const sluice_folder* folder) {
@@ -133,6 +134,7 @@ inline sluice_engine_options options_of(const Choice& setup, const sluice_folder
   options.no_master = setup.no_master ? 1 : 0;
   options.state = setup.state;
   options.trace_events = setup.trace_events;
+  options.team = setup.team;
   options.place_parameters = options.place_gradients = options.place_state = setup.place;
   return options;
 }

@@ -1,3 +1,4 @@
+#include <atomic>
 #include <cstring>
 #include <thread>
 
@@ -28,6 +29,29 @@ TEST_F(TrainingTest, TheSameBitsInMemoryAndOnDisk) {
     const Values expected = trained(memory);
     EXPECT_NE(expected[0][0], start_value(0, 0));
     EXPECT_TRUE(trained(disk) == expected) << "dtype " << dtype;
+  }
+}
+
+std::atomic<int> team_calls = 0;
+
+void team_of_two(void (*work)(void*), void* data, unsigned threads, unsigned flags) {
+  EXPECT_EQ(threads, 2u);
+  EXPECT_EQ(flags, 0u);
+  ++team_calls;
+  std::thread other(work, data);
+  work(data);
+  other.join();
+}
+
+TEST_F(TrainingTest, TheSameBitsOnThreadsOfTheCallers) {
+  for (const char* place : {"memory", "disk"}) {
+    Choice own, given;
+    own.place = given.place = place;
+    own.threads = given.threads = 2;
+    given.team = team_of_two;
+    team_calls = 0;
+    EXPECT_TRUE(trained(own) == trained(given)) << place;
+    EXPECT_GT(team_calls, 0) << place;
   }
 }
 

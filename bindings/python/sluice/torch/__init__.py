@@ -11,7 +11,7 @@ from ._estimate import Estimate, estimate
 from ._gradients import Gradient
 from ._optimizer import Optimizer
 from ._saving import save_file
-from ._sgemm import sgemm
+from ._libraries import sgemm, team
 from ._wrap import close, edit, engine_of, from_pretrained, plan, wrap
 
 __all__ = [
@@ -26,5 +26,6 @@ __all__ = [
     "plan",
     "save_file",
     "sgemm",
+    "team",
     "wrap",
 ]

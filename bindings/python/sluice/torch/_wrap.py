@@ -25,7 +25,7 @@ from ._optimizer import Optimizer
 from ._roles import roles_of
 from ._safetensors import SafetensorsFolder, Stored
 from ._session import Session
-from ._sgemm import sgemm
+from ._libraries import sgemm, team
 from ._units import Group, Roles, find_units, held_at_least, named_units, units_of
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -153,6 +153,7 @@ def _wrap(
         given_back=_given_back(groups),
         serve_touches=True,
         sgemm=sgemm() if isinstance(optimizer, Muon) else None,
+        team=team(),
         **others,
     )
     on_meta = {name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta}
