@@ -221,7 +221,7 @@ HWY_INLINE void update_elements(const Piece& piece, const GradientRule& rule, co
       update_blocks<kArrays, CodedState, Master>(piece, rule, body);
     else
       update_blocks<kArrays, PlainState, Master>(piece, rule, body);
-    hwy::FlushStream();  // of parameters beside their masters
+    if (piece.parameter.data != nullptr) hwy::FlushStream();
   } else if (coded) {
     update_blocks<kArrays, CodedState, Rounded>(piece, rule, body);
   } else {
