@@ -18,6 +18,16 @@ namespace sluice::kernels::HWY_NAMESPACE {
 void convert_piece(std::size_t n, ConstArray from, Array to) {
   for_each_vector(n, [=](auto at) HWY_ATTR { store(load(from, at), to, at); });
 }
+void convert_past_caches_piece(std::size_t n, ConstArray from, Array to) {
+  if (!stores_past_caches(to) || to.data == from.data) return convert_piece(n, from, to);
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    ask_ahead(from, i);
+    store_past_caches(load(from, Whole{i}), to, Whole{i});
+  }
+  if (i < n) store(load(from, Part{i, n - i}), to, Part{i, n - i});
+  hwy::FlushStream();
+}
 // Each vector is read before the memory below its end is written: right as well where `to` is the beginning
 // of `from`.
 void narrow_piece(std::size_t n, const float* from, Array to) {
@@ -143,6 +153,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace sluice::kernels {
 HWY_EXPORT(convert_piece);
+HWY_EXPORT(convert_past_caches_piece);
 HWY_EXPORT(narrow_piece);
 HWY_EXPORT(fill_piece);
 HWY_EXPORT(add_piece);
@@ -155,6 +166,9 @@ HWY_EXPORT(dropout_piece);
 HWY_EXPORT(fill_normal_piece);
 
 namespace {
+// Elements of which caches keep so little until they are read that they are better left out.
+constexpr std::size_t kPastCaches = std::size_t{4} << 20;
+
 template <class Piece>
 void in_pieces(Threads& threads, std::size_t n, const Piece& piece) {
   threads.parallel_for(n, kLoopGrain, [&](std::size_t begin, std::size_t end) { piece(begin, end - begin); });
@@ -163,6 +177,10 @@ void in_pieces(Threads& threads, std::size_t n, const Piece& piece) {
 
 void convert(Threads& threads, std::size_t n, ConstArray from, Array to) {
   require_float({from, to});
+  if (n >= kPastCaches)
+    return in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
+      HWY_DYNAMIC_DISPATCH(convert_past_caches_piece)(count, from.at(begin), to.at(begin));
+    });
   in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
     HWY_DYNAMIC_DISPATCH(convert_piece)(count, from.at(begin), to.at(begin));
   });

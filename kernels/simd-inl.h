@@ -7,6 +7,7 @@
 #define SLUICE_KERNELS_SIMD_INL_H_
 #endif
 
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <cmath>
@@ -17,6 +18,10 @@
 #include "core/dtype.h"
 #include "kernels/reduce.h"
 #include "kernels/simd.h"
+
+// A body that is too large for the compiler to copy it into a loop on its own.
+#undef SLUICE_BODY
+#define SLUICE_BODY HWY_ATTR __attribute__((always_inline))
 
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
@@ -58,19 +63,27 @@ HWY_INLINE hn::Vec<D> widen(D d, const Bf16* values) {
   return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, bits)));
 }
 
+// The upper halves of the bits.
+template <class D32>
+HWY_INLINE auto cut([[maybe_unused]] D32 d32, hn::Vec<D32> bits) {
+  return hn::TruncateTo(hn::Rebind<std::uint16_t, D32>(), hn::ShiftRight<16>(bits));
+}
+
 // As to_bf16 in core/dtype.h.
 template <class D>
-HWY_INLINE void narrow([[maybe_unused]] D d, hn::Vec<D> value, Bf16* values) {
+HWY_INLINE auto bf16_bits([[maybe_unused]] D d, hn::Vec<D> value) {
   const hn::Rebind<std::uint32_t, D> d32;
-  const hn::Rebind<std::int32_t, D> i32;
-  const hn::Rebind<std::uint16_t, D> d16;
   const auto bits = hn::BitCast(d32, value);
-  const auto upper = hn::ShiftRight<16>(bits);
-  const auto odd = hn::And(upper, hn::Set(d32, 1));
-  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(d32, 0x7fff))));
-  const auto nan = hn::Or(upper, hn::Set(d32, 0x40));
-  const auto result = hn::IfThenElse(hn::RebindMask(d32, hn::IsNaN(value)), nan, rounded);
-  hn::StoreU(hn::DemoteTo(d16, hn::BitCast(i32, result)), d16, reinterpret_cast<std::uint16_t*>(values));
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, 1));
+  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(d32, 0x7fff)));
+  const auto nan = hn::Or(bits, hn::Set(d32, 0x400000));
+  return cut(d32, hn::IfThenElse(hn::RebindMask(d32, hn::IsNaN(value)), nan, rounded));
+}
+
+template <class D>
+HWY_INLINE void narrow(D d, hn::Vec<D> value, Bf16* values) {
+  const hn::Rebind<std::uint16_t, D> d16;
+  hn::StoreU(bf16_bits(d, value), d16, reinterpret_cast<std::uint16_t*>(values));
 }
 
 // As to_f32 and to_f16 in core/dtype.h. What Highway does without instructions for it rounds otherwise.
@@ -116,7 +129,27 @@ HWY_INLINE void store(D d, hn::Vec<D> value, Array array, Whole at) {
     narrow(d, value, array.f16() + at.begin);
 }
 
+// Around the caches, for what is written and not read soon: a line that is only written is not read first.
+// hwy::FlushStream() comes after the last one. REQUIRES: stores_past_caches()
+HWY_INLINE void store_past_caches(F32Vector value, Array array, Whole at) {
+  const hn::Rebind<std::uint16_t, F32> d16;
+  if (array.type == Dtype::kF32)
+    hn::Stream(value, F32(), array.f32() + at.begin);
+  else
+    hn::Stream(bf16_bits(F32(), value), d16, reinterpret_cast<std::uint16_t*>(array.data) + at.begin);
+}
+// Of an array from whose beginning on whole vectors are stored.
+HWY_INLINE bool stores_past_caches(Array array) {
+  return array.type != Dtype::kF16 && reinterpret_cast<std::uintptr_t>(array.data) % 64 == 0;
+}
+
 HWY_INLINE std::size_t bytes_of(Dtype type) { return type == Dtype::kF32 ? sizeof(float) : sizeof(Bf16); }
+
+// What is so far ahead is asked for: memory takes longer to answer than the processor looks ahead.
+inline constexpr std::size_t kAhead = 2048;  // bytes
+HWY_INLINE void ask_ahead(ConstArray array, std::size_t at) {
+  hwy::Prefetch(static_cast<const std::byte*>(array.data) + at * bytes_of(array.type) + kAhead);
+}
 
 // Lanes from count on are zero.
 template <class D>

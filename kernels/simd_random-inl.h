@@ -31,37 +31,66 @@ HWY_INLINE U64Vector multiply_wide(U64Vector a, std::uint32_t b) {
 #endif
 }
 
-// One block a lane: words 0 and 1 in `low`, 2 and 3 in `high`. Upper halves are only cleared at the end,
-// since the multiplications do not look at them.
-HWY_INLINE void philox_lanes(U64Vector block, const WordStream& s, U64Vector& low, U64Vector& high) {
-  auto c0 = block, c1 = hn::ShiftRight<32>(block);
-  auto c2 = hn::Set(U64(), s.stream), c3 = hn::Set(U64(), s.stream >> 32);
+// The upper half of each lane as its lower half; the other is any.
+HWY_INLINE U64Vector upper_half(U64Vector x) {
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  // A shift would wait for the same unit as the multiplications.
+  return hn::BitCast(U64(), hn::Shuffle2301(hn::BitCast(hn::Repartition<std::uint32_t, U64>(), x)));
+#else
+  return hn::ShiftRight<32>(x);
+#endif
+}
+
+// One block a lane, kUnroll vectors of them, which share the keys: words 0 and 1 in `low`, 2 and 3 in `high`.
+// Upper halves are only cleared at the end, since the multiplications do not look at them.
+template <std::size_t kUnroll>
+HWY_INLINE void philox_lanes(std::uint64_t first_block, const WordStream& s, U64Vector* low,
+                             U64Vector* high) {
+  U64Vector c0[kUnroll], c1[kUnroll], c2[kUnroll], c3[kUnroll];
+  HWY_UNROLL(4)
+  for (std::size_t i = 0; i < kUnroll; ++i) {
+    c0[i] = hn::Add(hn::Set(U64(), first_block + i * hn::MaxLanes(U64())), hn::Iota(U64(), 0));
+    c1[i] = hn::ShiftRight<32>(c0[i]);
+    c2[i] = hn::Set(U64(), s.stream);
+    c3[i] = hn::Set(U64(), s.stream >> 32);
+  }
   auto key0 = static_cast<std::uint32_t>(s.seed), key1 = static_cast<std::uint32_t>(s.seed >> 32);
   for (int round = 0; round < 10; ++round) {
-    const auto a = multiply_wide(c0, 0xD2511F53u), b = multiply_wide(c2, 0xCD9E8D57u);
-    c0 = hn::Xor(hn::Xor(hn::ShiftRight<32>(b), c1), hn::Set(U64(), key0));
-    c2 = hn::Xor(hn::Xor(hn::ShiftRight<32>(a), c3), hn::Set(U64(), key1));
-    c1 = b;
-    c3 = a;
+    const auto k0 = hn::Set(U64(), key0), k1 = hn::Set(U64(), key1);
+    HWY_UNROLL(4)
+    for (std::size_t i = 0; i < kUnroll; ++i) {
+      const auto a = multiply_wide(c0[i], 0xD2511F53u), b = multiply_wide(c2[i], 0xCD9E8D57u);
+      c0[i] = hn::Xor3(upper_half(b), c1[i], k0);
+      c2[i] = hn::Xor3(upper_half(a), c3[i], k1);
+      c1[i] = b;
+      c3[i] = a;
+    }
     key0 += 0x9E3779B9u;
     key1 += 0xBB67AE85u;
   }
   const auto mask = hn::Set(U64(), 0xFFFFFFFFu);
-  low = hn::Or(hn::And(c0, mask), hn::ShiftLeft<32>(c1));
-  high = hn::Or(hn::And(c2, mask), hn::ShiftLeft<32>(c3));
+  HWY_UNROLL(4)
+  for (std::size_t i = 0; i < kUnroll; ++i) {
+    low[i] = hn::Or(hn::And(c0[i], mask), hn::ShiftLeft<32>(c1[i]));
+    high[i] = hn::Or(hn::And(c2[i], mask), hn::ShiftLeft<32>(c3[i]));
+  }
 }
 
 // kCount words, from the first of a block on.
 template <std::size_t kCount>
 HWY_INLINE void fill_words(const WordStream& s, std::uint64_t first_block, std::uint32_t* words) {
-  constexpr std::size_t kBlocks = hn::MaxLanes(U64());
-  static_assert(kCount % (4 * kBlocks) == 0);
-  for (std::size_t i = 0; i < kCount / 4; i += kBlocks) {
-    U64Vector low, high;
-    philox_lanes(hn::Add(hn::Set(U64(), first_block + i), hn::Iota(U64(), 0)), s, low, high);
-    HWY_ALIGN std::uint64_t pairs[2 * kBlocks];
-    hn::StoreInterleaved2(low, high, U64(), pairs);
-    std::memcpy(words + 4 * i, pairs, sizeof pairs);
+  constexpr std::size_t kBlocks = hn::MaxLanes(U64()), kVectors = kCount / (4 * kBlocks);
+  constexpr std::size_t kUnroll = kVectors % 4 == 0 ? 4 : 1;
+  static_assert(kCount % (4 * kBlocks * kUnroll) == 0);
+  for (std::size_t i = 0; i < kCount / 4; i += kBlocks * kUnroll) {
+    U64Vector low[kUnroll], high[kUnroll];
+    philox_lanes<kUnroll>(first_block + i, s, low, high);
+    HWY_UNROLL(4)
+    for (std::size_t j = 0; j < kUnroll; ++j) {
+      HWY_ALIGN std::uint64_t pairs[2 * kBlocks];
+      hn::StoreInterleaved2(low[j], high[j], U64(), pairs);
+      std::memcpy(words + 4 * (i + j * kBlocks), pairs, sizeof pairs);
+    }
   }
 }
 

@@ -13,7 +13,7 @@
 #define HWY_TARGET_INCLUDE "optim/adafactor.cc"
 #include <hwy/foreach_target.h>
 
-#include "optim/gradient-inl.h"
+#include "optim/update-inl.h"
 
 #ifndef SLUICE_OPTIM_ADAFACTOR_TYPES
 #define SLUICE_OPTIM_ADAFACTOR_TYPES
@@ -141,21 +141,33 @@ double update_square_sum(const Stretch& stretch) {
   });
 }
 
-// piece: what belongs to the stretch.
-void update_stretch(const AdafactorFactors& factors, const Stretch& stretch, const Piece& piece) {
-  simd::for_each_vector(stretch.count, [f = factors, s = stretch, a = piece](auto at) HWY_ATTR {
-    using simd::mul_add, simd::set, simd::load, simd::store;
+// out: the stretch's update, before the learning rate. Of a vector the second moment is updated.
+void normalize_stretch(const Stretch& stretch, float* out) {
+  simd::for_each_vector(stretch.count, [s = stretch, out](auto at) HWY_ATTR {
     const simd::F32 d;
     const auto gradient = ruled(d, s.rule, s.gradient, at);
-    auto update = hn::Mul(normalized(d, s, gradient, at), set(f.learning_rate));
-    if (s.columns == nullptr) store(second_moment(d, s, gradient, at), s.second, at);
-    if (a.state[0].data != nullptr) {
-      update = mul_add(load(a.state[0], at), set(f.blend), hn::Mul(update, set(f.rest)));
-      store(update, a.state[0], at);
-    }
-    const auto value = hn::Sub(hn::Mul(load(a.master, at), set(f.keep)), update);
-    store_value(value, a, at);
+    simd::store(normalized(d, s, gradient, at), out, at);
+    if (s.columns == nullptr) simd::store(second_moment(d, s, gradient, at), s.second, at);
   });
+}
+
+// update: of the piece's elements, before the learning rate.
+template <bool kMomentum>
+HWY_INLINE void update_piece(const AdafactorFactors& factors, const float* update, const Piece& piece) {
+  update_elements<kMomentum ? 1 : 0>(piece, {}, [f = factors, update](auto at, Elements& e) SLUICE_BODY {
+    using simd::set;
+    auto step = hn::Mul(simd::load(update, at), set(f.learning_rate));
+    if constexpr (kMomentum)
+      step = e.first = simd::mul_add(e.first, set(f.blend), hn::Mul(step, set(f.rest)));
+    e.value = hn::Sub(hn::Mul(e.value, set(f.keep)), step);
+  });
+}
+
+void adafactor_piece(const AdafactorFactors& factors, const float* update, const Piece& piece) {
+  update_piece<false>(factors, update, piece);
+}
+void adafactor_momentum_piece(const AdafactorFactors& factors, const float* update, const Piece& piece) {
+  update_piece<true>(factors, update, piece);
 }
 
 }  // namespace sluice::optim::HWY_NAMESPACE
@@ -166,7 +178,9 @@ namespace sluice::optim {
 HWY_EXPORT(ruled_square_sum);
 HWY_EXPORT(add_squares);
 HWY_EXPORT(update_square_sum);
-HWY_EXPORT(update_stretch);
+HWY_EXPORT(normalize_stretch);
+HWY_EXPORT(adafactor_piece);
+HWY_EXPORT(adafactor_momentum_piece);
 
 namespace {
 
@@ -371,15 +385,20 @@ void Adafactor::apply(Threads& threads, const Hyperparameters& h, const Span& sp
   const auto rounded = [](double value) { return static_cast<float>(value); };
   const AdafactorFactors factors = {rounded(p.scalars[0]), rounded(p.scalars[1]), rounded(settings_.beta1),
                                     rounded(1 - settings_.beta1)};
-  for_each_piece(threads, h, span, [&](const Piece& piece) {
-    const std::size_t first = span.first_index + piece.first;
-    for_each_stretch(m, first, first + piece.count, false, [&](std::size_t from, std::size_t to) {
-      Piece part = piece;
-      part.master = piece.master + (from - first);
-      if (piece.parameter.data != nullptr) part.parameter = piece.parameter.at(from - first);
-      if (piece.state[0].data != nullptr) part.state[0] = piece.state[0].at(from - first);
-      HWY_DYNAMIC_DISPATCH(update_stretch)(factors, stretch_of(m, p, h, span, from, to), part);
-    });
+  for_each_piece(threads, h, span, [&](const Piece& whole) {
+    std::array<float, kSumElements> update;  // stays in the processor's cache
+    for (std::size_t at = 0; at < whole.count; at += kSumElements) {
+      const Piece piece = whole.part(at, std::min(kSumElements, whole.count - at));
+      const std::size_t first = span.first_index + piece.first;
+      for_each_stretch(m, first, first + piece.count, false, [&](std::size_t from, std::size_t to) {
+        HWY_DYNAMIC_DISPATCH(normalize_stretch)
+        (stretch_of(m, p, h, span, from, to), update.data() + (from - first));
+      });
+      if (settings_.beta1 == 0)
+        HWY_DYNAMIC_DISPATCH(adafactor_piece)(factors, update.data(), piece);
+      else
+        HWY_DYNAMIC_DISPATCH(adafactor_momentum_piece)(factors, update.data(), piece);
+    }
   });
 }
 

@@ -8,7 +8,7 @@
 #define HWY_TARGET_INCLUDE "optim/adam.cc"
 #include <hwy/foreach_target.h>
 
-#include "optim/gradient-inl.h"
+#include "optim/update-inl.h"
 
 #ifndef SLUICE_OPTIM_ADAM_TYPES
 #define SLUICE_OPTIM_ADAM_TYPES
@@ -36,21 +36,16 @@ namespace simd = kernels::HWY_NAMESPACE;
 // The two differ in where the decay goes: into the parameter, or into the gradient.
 template <bool kDecoupled>
 HWY_INLINE void update_piece(const AdamFactors& factors, const Piece& piece) {
-  simd::for_each_vector(piece.count, [f = factors, a = piece](auto at) HWY_ATTR {
-    using simd::mul_add, simd::set, simd::load, simd::store;
-    const auto before = load(a.master, at);
-    auto gradient = ruled(simd::F32(), f.gradient, a.gradient, at);
-    if constexpr (!kDecoupled) gradient = mul_add(before, set(f.decay), gradient);
-    auto first = load(a.state[0], at);
-    first = mul_add(hn::Sub(gradient, first), set(f.first_rate), first);
+  update_elements<2>(piece, factors.gradient, [f = factors](auto, Elements& e) SLUICE_BODY {
+    using simd::mul_add, simd::set;
+    auto gradient = e.gradient;
+    if constexpr (!kDecoupled) gradient = mul_add(e.value, set(f.decay), gradient);
+    e.first = mul_add(hn::Sub(gradient, e.first), set(f.first_rate), e.first);
     const auto square = hn::Mul(hn::Mul(gradient, gradient), set(f.second_rate));
-    const auto second = mul_add(load(a.state[1], at), set(f.second_decay), square);
-    const auto divisor = mul_add(hn::Sqrt(second), set(f.root_scale), set(f.epsilon));
-    const auto decayed = kDecoupled ? hn::Mul(before, set(f.decay)) : before;
-    const auto value = mul_add(hn::Div(first, divisor), set(-f.step_size), decayed);
-    store(first, a.state[0], at);
-    store(second, a.state[1], at);
-    store_value(value, a, at);
+    e.second = mul_add(e.second, set(f.second_decay), square);
+    const auto divisor = mul_add(hn::Sqrt(e.second), set(f.root_scale), set(f.epsilon));
+    const auto decayed = kDecoupled ? hn::Mul(e.value, set(f.decay)) : e.value;
+    e.value = mul_add(hn::Div(e.first, divisor), set(-f.step_size), decayed);
   });
 }
 

@@ -7,57 +7,40 @@
 
 #include "core/error.h"
 #include "kernels/simd.h"
-#include "optim/stochastic.h"
 
 namespace sluice::optim {
 namespace {
 
-constexpr std::size_t kWidened = 1024;  // elements that stay in the processor's cache
-static_assert(kWidened % kScaleBlock == 0 && kernels::kLoopGrain % kScaleBlock == 0);
+static_assert(kernels::kLoopGrain % kScaleBlock == 0);
 
-Piece piece_of(const Span& span, std::size_t begin, std::size_t end) {
+// All of it.
+Piece piece_of(const Span& span, const RoundingWords& words) {
   Piece piece;
-  piece.first = begin;
-  piece.count = end - begin;
-  piece.gradient = span.gradient.at(begin);
-  if (span.master != nullptr) piece.master = span.master + begin;
-  if (span.parameter.data != nullptr) piece.parameter = span.parameter.at(begin);
-  for (std::size_t i = 0; i < span.state.size(); ++i) piece.state[i] = span.state[i].values.at(begin);
+  piece.count = span.count;
+  piece.gradient = span.gradient;
+  piece.master = span.master;
+  piece.parameter = span.parameter;
+  piece.words = words;
+  std::copy(span.state.begin(), span.state.end(), piece.state.begin());
   return piece;
 }
 
-// `at`: where the piece lies in its span.
-void with_codes_decoded(const std::vector<StateArray>& arrays, const Span& span, std::size_t at, Piece piece,
-                        const std::function<void(const Piece&)>& body) {
-  std::array<std::array<float, kWidened>, kMostArrays> wide;
-  const auto each_coded = [&](const auto& action) {
-    for (std::size_t i = 0; i < arrays.size(); ++i)
-      if (arrays[i].type == Dtype::kU8)
-        action(arrays[i].map, static_cast<std::uint8_t*>(span.state[i].values.at(at).data),
-               span.state[i].scales + at / kScaleBlock, wide[i].data(), piece.state[i]);
-  };
-  each_coded([&](CodeMap map, const std::uint8_t* codes, const float* scales, float* values, Array& state) {
-    decode(piece.count, map, codes, scales, values);
-    state = {values, Dtype::kF32};
-  });
-  body(piece);
-  each_coded([&](CodeMap map, std::uint8_t* codes, float* scales, const float* values, const Array&) {
-    encode(piece.count, map, values, codes, scales);
-  });
-}
-
-void with_values_widened(std::uint64_t seed, std::uint64_t step, const Span& span, std::size_t at,
-                         Piece piece, const std::function<void(const Piece&)>& body) {
-  const std::uint64_t stream = span.parameter_index << 40 ^ step;
-  std::array<float, kWidened> wide;
-  Bf16* const values = std::exchange(piece.parameter, {}).bf16();
-  piece.master = wide.data();
-  widen(piece.count, values, wide.data());
-  body(piece);
-  narrow_stochastically(piece.count, {seed, stream, span.first_index + at}, wide.data(), values);
-}
-
 }  // namespace
+
+Piece Piece::part(std::size_t at, std::size_t elements) const {
+  Piece piece = *this;
+  piece.first += at;
+  piece.count = elements;
+  piece.gradient = gradient.at(at);
+  if (master != nullptr) piece.master += at;
+  if (parameter.data != nullptr) piece.parameter = parameter.at(at);
+  piece.words.first_index += at;
+  for (StatePart& array : piece.state) {
+    if (array.values.data != nullptr) array.values = array.values.at(at);
+    if (array.scales != nullptr) array.scales += at / kScaleBlock;
+  }
+  return piece;
+}
 
 Elementwise::Elementwise(std::string name, const Storage& storage)
     : name_(std::move(name)), storage_(storage) {
@@ -77,29 +60,27 @@ Json Elementwise::settings() const {
 void Elementwise::for_each_piece(Threads& threads, const Hyperparameters& hyperparameters, const Span& span,
                                  const std::function<void(const Piece&)>& body) const {
   check(hyperparameters, span);
-  const std::vector<StateArray> arrays = state();
-  const bool as_it_lies = span.master != nullptr && storage_.state != Dtype::kU8;
-  threads.parallel_for(span.count, kernels::kLoopGrain, [&](std::size_t begin, std::size_t end) {
-    if (as_it_lies) return body(piece_of(span, begin, end));
-    for (std::size_t at = begin; at < end; at += kWidened) {
-      const Piece piece = piece_of(span, at, std::min(end, at + kWidened));
-      with_codes_decoded(arrays, span, at, piece, [&](const Piece& decoded) {
-        if (span.master != nullptr) return body(decoded);
-        with_values_widened(storage_.seed, hyperparameters.step, span, at, decoded, body);
-      });
-    }
-  });
+  const RoundingWords words = {storage_.seed, span.parameter_index << 40 ^ hyperparameters.step,
+                               span.first_index};
+  const Piece all = piece_of(span, words);
+  threads.parallel_for(span.count, kernels::kLoopGrain,
+                       [&](std::size_t begin, std::size_t end) { body(all.part(begin, end - begin)); });
 }
 
 void Elementwise::check(const Hyperparameters& hyperparameters, const Span& span) const {
   ensure(hyperparameters.step >= 1, "{} counts steps from 1 and was given step 0", name_);
   ensure(span.master != nullptr || (span.parameter.data != nullptr && span.parameter.type == Dtype::kBf16),
          "{} is given neither f32 values nor bf16 ones to round stochastically", name_);
+  ensure(span.master != nullptr || span.first_index % kScaleBlock == 0,
+         "{} is given values to round stochastically from element {} on, which begins no block", name_,
+         span.first_index);
   const std::vector<StateArray> state = this->state();
   ensure(span.state.size() == state.size(), "{} keeps {} arrays of state; the span has {}", name_,
          state.size(), span.state.size());
   for (std::size_t i = 0; i < state.size(); ++i) {
     const StatePart& part = span.state[i];
+    ensure(state[i].map == (i == 0 ? CodeMap::kSigned : CodeMap::kUnsigned),
+           "{} keeps '{}' in codes of another sign than array {} has", name_, state[i].name, i);
     ensure(part.values.type == state[i].type, "{} keeps '{}' in {}; the span has {}", name_, state[i].name,
            state_type_name(state[i].type), name_of(part.values.type));
     ensure(part.values.type != Dtype::kU8 || part.scales != nullptr || span.count == 0,

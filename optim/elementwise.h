@@ -13,6 +13,12 @@ namespace sluice::optim {
 
 inline constexpr std::size_t kMostArrays = 2;
 
+// The words that bf16 values without a master are rounded by: those of CounterRandom(seed, stream). An
+// element has half of one, element 0 the lower half of word 0.
+struct RoundingWords {
+  std::uint64_t seed = 0, stream = 0, first_index = 0;  // of the piece's first element
+};
+
 // What is done to a gradient's elements before anything else: see optim/gradient-inl.h.
 struct GradientRule {
   float factor = 1;
@@ -24,9 +30,12 @@ GradientRule gradient_rule(const Hyperparameters& hyperparameters);
 struct Piece {
   std::size_t first = 0, count = 0;  // elements of the span
   ConstArray gradient;
-  float* master = nullptr;
-  Array parameter;                       // null data: none
-  std::array<Array, kMostArrays> state;  // as many as the optimizer keeps; f32 or bf16
+  float* master = nullptr;  // null: the parameter is rounded stochastically
+  Array parameter;          // null data: none
+  RoundingWords words;
+  std::array<StatePart, kMostArrays> state;  // as many as the optimizer keeps
+
+  Piece part(std::size_t at, std::size_t elements) const;  // REQUIRES: `at` is a multiple of kScaleBlock
 };
 
 class Elementwise : public Optimizer {
@@ -41,9 +50,8 @@ class Elementwise : public Optimizer {
  protected:
   virtual Json arithmetic() const = 0;  // the settings, without those of the storage
   Dtype state_type() const { return storage_.state; }
-  // body(piece) for the whole span, on all threads. A parameter without a master, and state in codes, are
-  // widened for it and rounded after it. Finds misuse by the engine: steps that do not begin at 1, state
-  // other than the optimizer describes, other types.
+  // body(piece) for the whole span, on all threads: see optim/update-inl.h. Finds misuse by the engine: steps
+  // that do not begin at 1, state other than the optimizer describes, other types.
   void for_each_piece(Threads& threads, const Hyperparameters& hyperparameters, const Span& span,
                       const std::function<void(const Piece&)>& body) const;
 

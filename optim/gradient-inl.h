@@ -1,5 +1,5 @@
-// What all optimizers read and write alike: the gradient as they see it, and new values. Compiled once for
-// each target: include it after hwy/foreach_target.h.
+// The gradient as all optimizers see it. Compiled once for each target: include it after
+// hwy/foreach_target.h.
 #if defined(SLUICE_OPTIM_GRADIENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_OPTIM_GRADIENT_INL_H_
 #undef SLUICE_OPTIM_GRADIENT_INL_H_
@@ -18,15 +18,9 @@ template <class D, class At>
 HWY_INLINE hwy::HWY_NAMESPACE::Vec<D> ruled(D d, const GradientRule& rule, ConstArray gradient, At at) {
   namespace hn = hwy::HWY_NAMESPACE;
   const auto value = hn::Mul(kernels::HWY_NAMESPACE::load(d, gradient, at), hn::Set(d, rule.factor));
+  if (rule.bound == std::numeric_limits<float>::infinity()) return value;
   const auto high = hn::Set(d, rule.bound), low = hn::Set(d, -rule.bound);
   return hn::IfThenElse(hn::Gt(value, high), high, hn::IfThenElse(hn::Lt(value, low), low, value));
-}
-
-// Where an element's new value goes: into the master, and the parameter that is beside it.
-template <class Value, class At>
-HWY_INLINE void store_value(Value value, const Piece& piece, At at) {
-  kernels::HWY_NAMESPACE::store(value, piece.master, at);
-  if (piece.parameter.data != nullptr) kernels::HWY_NAMESPACE::store(value, piece.parameter, at);
 }
 
 }  // namespace sluice::optim::HWY_NAMESPACE

@@ -6,7 +6,7 @@
 #define HWY_TARGET_INCLUDE "optim/lion.cc"
 #include <hwy/foreach_target.h>
 
-#include "optim/gradient-inl.h"
+#include "optim/update-inl.h"
 
 #ifndef SLUICE_OPTIM_LION_TYPES
 #define SLUICE_OPTIM_LION_TYPES
@@ -30,18 +30,15 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace simd = kernels::HWY_NAMESPACE;
 
 void lion_piece(const LionFactors& factors, const Piece& piece) {
-  simd::for_each_vector(piece.count, [f = factors, a = piece](auto at) HWY_ATTR {
-    using simd::mul_add, simd::set, simd::load, simd::store;
+  update_elements<1>(piece, factors.gradient, [f = factors](auto, Elements& e) SLUICE_BODY {
+    using simd::mul_add, simd::set;
     const auto zero = set(0.0f);
-    const auto gradient = ruled(simd::F32(), f.gradient, a.gradient, at);
-    const auto average = load(a.state[0], at);
-    const auto ahead = hn::Sub(gradient, average);
-    const auto direction = mul_add(ahead, set(f.blend), average);
+    const auto ahead = hn::Sub(e.gradient, e.first);
+    const auto direction = mul_add(ahead, set(f.blend), e.first);
     const auto up = hn::IfThenElse(hn::Gt(direction, zero), set(f.step_size), zero);
     const auto step = hn::IfThenElse(hn::Lt(direction, zero), set(-f.step_size), up);
-    const auto value = hn::Sub(hn::Mul(load(a.master, at), set(f.decay)), step);
-    store(mul_add(ahead, set(f.rate), average), a.state[0], at);
-    store_value(value, a, at);
+    e.value = hn::Sub(hn::Mul(e.value, set(f.decay)), step);
+    e.first = mul_add(ahead, set(f.rate), e.first);
   });
 }
 

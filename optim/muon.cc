@@ -15,7 +15,7 @@
 #define HWY_TARGET_INCLUDE "optim/muon.cc"
 #include <hwy/foreach_target.h>
 
-#include "optim/gradient-inl.h"
+#include "optim/update-inl.h"
 
 #ifndef SLUICE_OPTIM_MUON_TYPES
 #define SLUICE_OPTIM_MUON_TYPES
@@ -43,10 +43,8 @@ namespace sluice::optim::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace simd = kernels::HWY_NAMESPACE;
 
-template <class At>
-HWY_INLINE simd::F32Vector next_momentum(const MuonFactors& f, simd::F32Vector gradient, ConstArray before,
-                                         At at) {
-  const auto momentum = simd::load(before, at);
+HWY_INLINE simd::F32Vector next_momentum(const MuonFactors& f, simd::F32Vector gradient,
+                                         simd::F32Vector momentum) {
   return simd::mul_add(hn::Sub(gradient, momentum), simd::set(f.rate), momentum);
 }
 
@@ -55,7 +53,7 @@ void muon_direction(const MuonFactors& factors, std::size_t n, ConstArray gradie
                     float* out) {
   simd::for_each_vector(n, [f = factors, gradient, momentum, out](auto at) HWY_ATTR {
     const auto scaled = ruled(simd::F32(), f.gradient, gradient, at);
-    const auto next = next_momentum(f, scaled, momentum, at);
+    const auto next = next_momentum(f, scaled, simd::load(momentum, at));
     simd::store(f.nesterov ? simd::mul_add(hn::Sub(scaled, next), simd::set(f.rate), next) : next, out, at);
   });
 }
@@ -70,13 +68,10 @@ void muon_polynomial(const Quintic& quintic, std::size_t n, const float* gram, f
 
 // direction: what belongs to the piece.
 void muon_piece(const MuonFactors& factors, const float* direction, const Piece& piece) {
-  simd::for_each_vector(piece.count, [f = factors, direction, a = piece](auto at) HWY_ATTR {
-    using simd::mul_add, simd::set, simd::load, simd::store;
-    const auto gradient = ruled(simd::F32(), f.gradient, a.gradient, at);
-    store(next_momentum(f, gradient, a.state[0], at), a.state[0], at);
-    const auto kept = hn::Mul(load(a.master, at), set(f.keep));
-    const auto value = mul_add(load(direction, at), set(-f.learning_rate), kept);
-    store_value(value, a, at);
+  update_elements<1>(piece, factors.gradient, [f = factors, direction](auto at, Elements& e) SLUICE_BODY {
+    using simd::mul_add, simd::set;
+    e.first = next_momentum(f, e.gradient, e.first);
+    e.value = mul_add(simd::load(direction, at), set(-f.learning_rate), hn::Mul(e.value, set(f.keep)));
   });
 }
 

@@ -6,7 +6,7 @@
 #define HWY_TARGET_INCLUDE "optim/sgd.cc"
 #include <hwy/foreach_target.h>
 
-#include "optim/gradient-inl.h"
+#include "optim/update-inl.h"
 
 #ifndef SLUICE_OPTIM_SGD_TYPES
 #define SLUICE_OPTIM_SGD_TYPES
@@ -27,22 +27,22 @@ namespace sluice::optim::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace simd = kernels::HWY_NAMESPACE;
 
-void sgd_piece(const SgdFactors& factors, const Piece& piece) {
-  simd::for_each_vector(piece.count, [f = factors, a = piece](auto at) HWY_ATTR {
-    using simd::mul_add, simd::set, simd::load, simd::store;
-    const auto before = load(a.master, at);
-    const auto scaled = ruled(simd::F32(), f.gradient, a.gradient, at);
-    const auto gradient = mul_add(before, set(f.decay), scaled);
+template <bool kMomentum>
+HWY_INLINE void update_piece(const SgdFactors& factors, const Piece& piece) {
+  update_elements<kMomentum ? 1 : 0>(piece, factors.gradient, [f = factors](auto, Elements& e) SLUICE_BODY {
+    using simd::mul_add, simd::set;
+    const auto gradient = mul_add(e.value, set(f.decay), e.gradient);
     auto direction = gradient;
-    if (a.state[0].data != nullptr) {
-      const auto buffer = mul_add(load(a.state[0], at), set(f.momentum), gradient);
-      direction = f.nesterov ? mul_add(buffer, set(f.momentum), gradient) : buffer;
-      store(buffer, a.state[0], at);
+    if constexpr (kMomentum) {
+      e.first = mul_add(e.first, set(f.momentum), gradient);
+      direction = f.nesterov ? mul_add(e.first, set(f.momentum), gradient) : e.first;
     }
-    const auto value = mul_add(direction, set(-f.learning_rate), before);
-    store_value(value, a, at);
+    e.value = mul_add(direction, set(-f.learning_rate), e.value);
   });
 }
+
+void sgd_piece(const SgdFactors& factors, const Piece& piece) { update_piece<false>(factors, piece); }
+void momentum_piece(const SgdFactors& factors, const Piece& piece) { update_piece<true>(factors, piece); }
 
 }  // namespace sluice::optim::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -50,6 +50,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace sluice::optim {
 HWY_EXPORT(sgd_piece);
+HWY_EXPORT(momentum_piece);
 
 namespace {
 
@@ -69,7 +70,10 @@ class Sgd final : public Elementwise {
                                 .momentum = rounded(settings_.momentum),
                                 .nesterov = settings_.nesterov};
     for_each_piece(threads, h, span, [&](const Piece& piece) {
-      HWY_DYNAMIC_DISPATCH(sgd_piece)(factors, piece);
+      if (settings_.momentum == 0)
+        HWY_DYNAMIC_DISPATCH(sgd_piece)(factors, piece);
+      else
+        HWY_DYNAMIC_DISPATCH(momentum_piece)(factors, piece);
     });
   }
 

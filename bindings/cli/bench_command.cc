@@ -65,7 +65,9 @@ BenchReport measure(const CLI::App& bench, const BenchOptions& options, BenchPro
 void add_bench_commands(CLI::App& app) {
   app.add_subcommand("disk", "sequential reads and writes with checksums, against io_uring alone and fio");
   app.add_subcommand("copy", "copies, conversions and sums in memory, against its bandwidth");
-  app.add_subcommand("optimizer", "updates in memory, against a loop that only moves the same bytes");
+  app.add_subcommand(
+      "optimizer",
+      "updates in memory, against loops that only move the same bytes, and the arithmetic alone");
   app.add_subcommand("step",
                      "training steps on random tokens, against the peak of products, memory and disk");
 }

@@ -73,6 +73,27 @@ TEST_F(BenchTest, EveryCombinationOfAnOptimizerIsMeasured) {
   EXPECT_EQ(one.at("rows").at(0).at("bytes_per_element"), 3 * 4 + 2);  // adamw: two moments
 }
 
+TEST_F(BenchTest, AnOptimizerIsHeldAgainstMemoryAndItsArithmetic) {
+  const Json report = measured({"optimizer", "--elements", "70000", "--dtype", "bf16"});
+  for (const Json& row : report.at("rows")) {
+    const double memory = row.at("limit_memory"), arithmetic = row.at("limit_arithmetic");
+    EXPECT_EQ(row.at("limit"), std::min(memory, arithmetic));
+  }
+}
+
+TEST_F(BenchTest, OptimizersWithRoundsAreMeasuredInAllTheirPasses) {
+  const Json adafactor = measured({"optimizer", "--elements", "70000", "--optimizer", "adafactor"});
+  expect_report(adafactor, "optimizer", 4);
+  // f32: the gradient three times, the parameter twice, and once written.
+  EXPECT_EQ(adafactor.at("rows").at(0).at("bytes_per_element"), 3 * 4 + 2 * 4 + 4);
+  const Json muon = measured(
+      {"optimizer", "--elements", "70000", "--optimizer", "muon", "--dtype", "f32", "--state", "f32"});
+  expect_report(muon, "optimizer", 1);
+  const Json& row = muon.at("rows").at(0);
+  EXPECT_LT(row.at("limit"), row.at("limit_products"));
+  EXPECT_LT(row.at("limit"), row.at("limit_memory"));
+}
+
 TEST_F(BenchTest, AStepIsHeldAgainstTheMachineAndTheDisk) {
   const std::vector<std::string> words = {"step",  "tiny", "--batch",  "1",
                                           "--seq", "32",   "--memory", "400MiB"};

@@ -142,15 +142,17 @@ void hold_in_codes(CodeMap map, double Reference::*value, std::span<Reference> b
     return std::abs(a.*value) < std::abs(b.*value);
   };
   const double scale = (*std::max_element(block.begin(), block.end(), smaller)).*value;
-  std::vector<double> codes(code_values(map).begin(), code_values(map).end());
-  std::sort(codes.begin(), codes.end());
+  const int most_parts = map == CodeMap::kSigned ? 64 : 128;
   for (Reference& each : block) {
-    const double x = scale == 0 ? 0 : each.*value / scale;
-    const auto above = std::lower_bound(codes.begin(), codes.end(), x);
-    double nearest = above == codes.end() ? codes.back() : *above;
-    if (above != codes.begin() && x - above[-1] < nearest - x) nearest = above[-1];
-    if (map == CodeMap::kUnsigned && x > 0) nearest = std::max(nearest, codes[1]);
-    each.*value = nearest * scale;
+    const double x = scale == 0 ? 0 : std::abs(each.*value / scale);
+    double held = map == CodeMap::kSigned || x == 0 ? 0 : 1e-6 * (0.1 + 0.9 / 4), top = 1;  // below all parts
+    for (int parts = most_parts; parts >= most_parts / 64; parts /= 2, top /= 10) {
+      if (x < 0.1 * top) continue;
+      const double part = std::floor((x / top - 0.1) / 0.9 * parts + 0x1p-12);  // the one that it lies in
+      held = x >= 1 ? 1 : top * (0.1 + 0.9 * (part + 0.5) / parts);
+      break;
+    }
+    each.*value = std::copysign(held * scale, each.*value);
   }
 }
 
@@ -178,7 +180,7 @@ double share_off(const Found& found, const std::vector<Reference>& reference, do
   for (std::size_t i = 0; i < reference.size(); ++i) {
     const double expected = reference[i].*exact, error = std::abs(found[i] - expected);
     if (!reference[i].undecided && !(error <= relative * std::abs(expected) + absolute)) ++off;
-    EXPECT_LT(error, 0.02) << i;
+    EXPECT_LT(error, 0.06) << i;  // a step of codes whose scale is 4
   }
   return off / static_cast<double>(reference.size());
 }
@@ -305,7 +307,9 @@ TEST_P(Elementwise, WithoutAMasterEachValueIsRoundedByItsOwnWord) {
   optimizer->apply(threads, {1e-3, 0.1, 0.5, 9}, without_master(narrow, gradient, 0, n));
   const CounterRandom random(7, std::uint64_t{5} << 40 ^ 9);
   for (std::size_t i = 0; i < n; ++i)
-    ASSERT_EQ(narrow.compute[i].bits, rounded_by(random.block(i / 4)[i % 4], wide.master[i]).bits) << i;
+    ASSERT_EQ(narrow.compute[i].bits,
+              rounded_by(random.block(i / 8)[i / 2 % 4] >> (i % 2 * 16), wide.master[i]).bits)
+        << i;
 }
 
 TEST_P(Elementwise, WithoutAMasterSameBits) {

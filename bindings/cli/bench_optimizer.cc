@@ -1,0 +1,294 @@
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "allocator/memory.h"
+#include "bindings/cli/memory_bench.h"
+#include "core/bytes.h"
+#include "core/error.h"
+#include "engine/store/state_format.h"
+#include "kernels/elementwise.h"
+#include "models/training_setup.h"
+
+// `bench optimizer`: updates in memory, against loops that only move the same bytes, and against the same
+// arithmetic in the caches.
+namespace sluice::cli {
+namespace {
+
+using Touch = kernels::MemoryStream::Touch;
+
+static_assert(kElementGrain % engine::kShardAlignment == 0);
+constexpr std::size_t kColumns = 1024;  // of a matrix
+constexpr std::size_t kMostOfProducts = std::size_t{4}
+                                        << 20;  // elements: an update then takes about a second
+constexpr std::size_t kCacheColumns = 128;      // of one whose update stays in a core's caches
+
+using Shape = std::vector<std::size_t>;
+
+std::size_t elements_of(const Shape& shape) {
+  std::size_t elements = 1;
+  for (const std::size_t size : shape) elements *= size;
+  return elements;
+}
+
+struct Combination {
+  optim::OptimizerSettings settings;
+  Dtype dtype = Dtype::kF32;
+};
+
+// A parameter with all that its optimizer keeps and works in, in one memory.
+class Trial {
+ public:
+  Trial(Threads& threads, const Combination& combination, const Shape& shape,
+        kernels::F32Products* products = nullptr)
+      : threads_(threads),
+        products_(products),
+        optimizer_(models::make_training_optimizer(combination.settings)),
+        shape_(shape),
+        dtype_(combination.dtype),
+        elements_(elements_of(shape)),
+        layout_(layout_of(dtype_, shape_)),
+        format_(layout_, *optimizer_, layout_.unit_elements(0)),
+        memory_(ledger_, allocator::Purpose::kOptimizerState, bytes(combination, shape)) {
+    lay_out();
+    kernels::fill_normal(threads, elements_, 1, 1, 0, 0, 0.02f, parameter_);
+    kernels::fill_normal(threads, elements_, 1, 2, 0, 0, 0.01f, gradient_);
+    if (format_.has_master(0)) kernels::convert(threads, elements_, parameter_, part(0).values);
+  }
+
+  static std::size_t bytes(const Combination& combination, const Shape& shape) {
+    const auto optimizer = models::make_training_optimizer(combination.settings);
+    const engine::Layout layout = layout_of(combination.dtype, shape);
+    const optim::Kind kind{shape};
+    const std::size_t state = engine::StateFormat(layout, *optimizer, layout.unit_elements(0)).bytes(0);
+    return 2 * elements_of(shape) * size_of(combination.dtype) + state + whole_bytes(*optimizer, shape) +
+           round_up(optimizer->scratch(kind) * sizeof(double), kLine) + optimizer->workspace(kind);
+  }
+
+  void apply() {
+    ++hyperparameters_.step;
+    std::memset(span_.whole.scratch, 0, optimizer_->scratch(span_.whole.kind) * sizeof(double));
+    for (int round = 0; round < optimizer_->rounds(); ++round) {
+      optimizer_->statistics(threads_, round, hyperparameters_, span_);
+      optimizer_->combine(threads_, products_, round, hyperparameters_, span_.whole);
+    }
+    optimizer_->apply(threads_, hyperparameters_, span_);
+  }
+
+  // What an update has to move. Without the scales of codes, a 64th of these.
+  std::vector<MemoryPass> passes() const {
+    const auto stream = [](ConstArray array, std::size_t elements, Touch touch) {
+      return kernels::MemoryStream{static_cast<std::byte*>(const_cast<void*>(array.data)),
+                                   elements * size_of(array.type), touch};
+    };
+    const auto value = format_.has_master(0) ? part(0).values : parameter_;
+    MemoryPass last = {stream(gradient_, elements_, Touch::kRead), stream(value, elements_, Touch::kUpdate)};
+    if (format_.has_master(0)) last.push_back(stream(parameter_, elements_, Touch::kWrite));
+    MemoryPass reading = {stream(gradient_, elements_, Touch::kRead)};
+    for (const optim::StatePart& array : span_.state)
+      if (array.values.data != nullptr) {
+        last.push_back(stream(array.values, elements_, Touch::kUpdate));
+        reading.push_back(stream(array.values, elements_, Touch::kRead));
+      }
+    if (optimizer_->rounds() == 0) return {last};
+    if (optimizer_->rounds() == 2)  // adafactor: gradients and values are summed, then updates
+      return {{reading[0], stream(value, elements_, Touch::kRead)}, {reading[0]}, last};
+    const Array matrix{span_.whole.scratch,
+                       Dtype::kF32};  // muon: directions are made of gradient and momentum
+    reading.push_back(stream(matrix, elements_, Touch::kWrite));
+    last.push_back(stream(matrix, elements_, Touch::kRead));
+    return {reading, last};
+  }
+
+  // The products of Muon's iteration, alone.
+  void multiply() {
+    constexpr int kIterations = 5;
+    const std::size_t n = std::max(shape_[0], shape_[1]), k = std::min(shape_[0], shape_[1]);
+    auto* const matrix = reinterpret_cast<float*>(span_.whole.scratch);
+    auto* const gram = reinterpret_cast<float*>(span_.whole.workspace);
+    float* const slice = gram + 2 * k * k;
+    const auto product = [&](std::size_t rows, std::size_t columns, std::size_t depth, const float* a,
+                             const float* b, float* c, bool transpose_a) {
+      kernels::Product p;
+      p.m = rows, p.n = columns, p.k = depth;
+      p.a = {a, Dtype::kF32}, p.b = {b, Dtype::kF32}, p.c = {c, Dtype::kF32};
+      p.transpose_a = transpose_a;
+      products_->multiply_f32(p);
+    };
+    for (int i = 0; i < kIterations; ++i) {
+      product(k, k, n, matrix, matrix, gram, true);
+      product(k, k, k, gram, gram, gram + k * k, false);
+      product(n, k, k, matrix, gram, slice, false);
+    }
+  }
+  bool has_products() const { return optimizer_->largest_product(span_.whole.kind).m > 0; }
+
+ private:
+  static constexpr std::size_t kLine = 64;
+
+  static engine::Layout layout_of(Dtype dtype, const Shape& shape) {
+    engine::UnitSpec unit{"unit", {{"parameter", shape}}};
+    unit.dtype = dtype;
+    return engine::Layout({unit});
+  }
+  static std::size_t whole_bytes(const optim::Optimizer& optimizer, const Shape& shape) {
+    std::size_t elements = 0;
+    for (const optim::WholeArray& array : optimizer.whole_state(shape)) elements += array.elements();
+    return round_up(elements * sizeof(float), kLine);
+  }
+  optim::StatePart part(std::size_t index) const { return format_.part(state_, 0, 0, index); }
+
+  void lay_out() {
+    std::byte* at = memory_.data();
+    const auto take = [&](std::size_t size) { return std::exchange(at, at + size); };
+    const std::size_t array = elements_ * size_of(dtype_);
+    parameter_ = {take(array), dtype_};
+    gradient_ = {take(array), dtype_};
+    state_ = take(format_.bytes(0));
+    span_.whole.kind = {shape_};
+    span_.whole.state = reinterpret_cast<float*>(take(whole_bytes(*optimizer_, shape_)));
+    const std::size_t scratch = optimizer_->scratch(span_.whole.kind) * sizeof(double);
+    span_.whole.scratch = reinterpret_cast<double*>(take(round_up(scratch, kLine)));
+    span_.whole.workspace = at;
+    span_.count = elements_;
+    span_.gradient = gradient_;
+    if (dtype_ != Dtype::kF32) span_.parameter = parameter_;
+    if (format_.has_master(0))
+      span_.master = part(0).values.f32();
+    else if (dtype_ == Dtype::kF32)
+      span_.master = parameter_.f32();
+    for (std::size_t a = format_.masters(); a < format_.arrays(); ++a)
+      span_.state.push_back(format_.has(a, 0) ? part(a) : optim::StatePart{{nullptr, format_.array(a).type}});
+  }
+
+  Threads& threads_;
+  kernels::F32Products* products_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  Shape shape_;
+  Dtype dtype_;
+  std::size_t elements_;
+  engine::Layout layout_;
+  engine::StateFormat format_;
+  allocator::Ledger ledger_;
+  allocator::Region memory_;
+  Array parameter_, gradient_;
+  std::byte* state_ = nullptr;
+  optim::Span span_;
+  optim::Hyperparameters hyperparameters_{1e-3, 0.1, 1, 0};
+};
+
+// The same update by every thread on its own, of so little that it stays in its core's caches.
+class CacheTrials {
+ public:
+  CacheTrials(int threads, const Combination& combination) {
+    for (int i = 0; i < threads; ++i) each_.push_back(std::make_unique<One>(combination));
+  }
+  double rate() const {  // bytes per second, of all
+    std::vector<double> rates(each_.size());
+    std::vector<std::thread> workers;
+    for (std::size_t i = 0; i < each_.size(); ++i)
+      workers.emplace_back([&, i] {
+        Trial& trial = each_[i]->trial;
+        rates[i] = rate_of(bytes_moved(trial.passes()), [&] { trial.apply(); });
+      });
+    for (std::thread& worker : workers) worker.join();
+    double sum = 0;
+    for (const double rate : rates) sum += rate;
+    return sum;
+  }
+
+ private:
+  struct One {
+    explicit One(const Combination& combination)
+        : trial(thread, combination, {kCacheColumns, kCacheColumns}) {}
+    Threads thread{1};
+    Trial trial;
+  };
+  std::vector<std::unique_ptr<One>> each_;
+};
+
+// Those that differ: f32 parameters are their own masters, and those of f16 need some.
+std::vector<Combination> combinations(const BenchOptions& options) {
+  std::vector<Combination> all;
+  const bool has_state = !models::make_training_optimizer({.name = options.optimizer})->state().empty();
+  for (const char* dtype : {"f32", "bf16", "f16"})
+    for (const std::string& state : optim::state_type_names())
+      for (const char* master : {"f32", "none"}) {
+        const bool asked = (!options.dtype || *options.dtype == dtype) &&
+                           (!options.state || *options.state == state) &&
+                           (!options.master || *options.master == master);
+        const bool own_master = std::string(dtype) != "bf16" && std::string(master) == "none";
+        if (!asked || own_master || (!has_state && state != "f32")) continue;
+        Combination c;
+        c.settings.name = options.optimizer;
+        c.settings.storage = {*optim::state_type_from_name(state), std::string(master) == "f32", 1};
+        c.dtype = *dtype_from_name(dtype);
+        all.push_back(std::move(c));
+      }
+  if (all.empty())
+    fail(ErrorCode::kInvalidArgument,
+         "--master none is for parameters in bf16: f32 ones are their own masters, and f16 ones need theirs; "
+         "give "
+         "--dtype bf16, or leave --master out");
+  return all;
+}
+
+std::string name_of(const Combination& c) {
+  const optim::Storage& storage = c.settings.storage;
+  return fmt::format("{} {}, state {}{}", c.settings.name, sluice::name_of(c.dtype),
+                     optim::state_type_name(storage.state),
+                     c.dtype == Dtype::kF32 ? ""
+                     : storage.master       ? ", master f32"
+                                            : ", no master");
+}
+
+void measure(Threads& threads, kernels::F32Products* products, const Combination& combination,
+             const Shape& shape, double seconds, BenchReport& report, BenchProgress& progress) {
+  require_free_memory(Trial::bytes(combination, shape), "give fewer --elements");
+  Trial trial(threads, combination, shape, products);
+  MemoryWork work{name_of(combination), trial.passes(), [&] { trial.apply(); }, {}, {}};
+  std::optional<CacheTrials> caches;
+  if (trial.has_products()) {
+    work.products = [&] { trial.multiply(); };
+  } else {
+    caches.emplace(report.threads, combination);
+    work.arithmetic = [&] { return caches->rate(); };
+  }
+  const double moved =
+      static_cast<double>(bytes_moved(work.passes)) / static_cast<double>(elements_of(shape));
+  MemoryBench bench(threads, report);
+  bench.add(std::move(work));
+  bench.measure(seconds, progress);
+  BenchRow& row = report.rows.back();
+  row.more.update({{"elements_per_second", row.reached / moved}, {"bytes_per_element", moved}});
+}
+
+}  // namespace
+
+BenchReport bench_optimizer(const BenchOptions& options, BenchProgress& progress) {
+  if (options.elements == 0)
+    fail(ErrorCode::kInvalidArgument, "--elements: 0 elements leave nothing to measure");
+  if (options.elements > std::uint64_t{1} << 40)
+    fail(ErrorCode::kInvalidArgument, "--elements: {} are more than any machine holds", options.elements);
+  std::size_t elements = round_up(options.elements, kElementGrain);
+  BenchReport report;
+  report.bench = "optimizer";
+  report.threads = thread_count(options);
+  std::unique_ptr<kernels::MatrixLibrary> library;
+  if (options.optimizer == "muon") {
+    library = kernels::load_matrix_library(report.threads);
+    if (elements > kMostOfProducts)
+      report.notes.push_back(
+          fmt::format("{} elements instead of {}: its products take long", kMostOfProducts, elements));
+    elements = std::min(elements, kMostOfProducts);
+  }
+  report.settings = {{"optimizer", options.optimizer}, {"elements", elements}};
+  Threads threads(report.threads);
+  const std::vector<Combination> all = combinations(options);
+  for (const Combination& c : all)
+    measure(threads, library.get(), c, {elements / kColumns, kColumns},
+            options.seconds / static_cast<double>(all.size()), report, progress);
+  return report;
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,105 @@
+#include "bindings/cli/memory_bench.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "models/training_setup.h"
+
+namespace sluice::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Touch = kernels::MemoryStream::Touch;
+
+constexpr double kLeastRound = 0.05;  // seconds: shorter ones measure the clock and the waking of threads
+
+// Of a work's limits, in the order of MemoryBench::limits().
+enum Limit : std::size_t { kPlain, kPastCaches, kArithmetic, kProducts, kLimits };
+
+std::string streams_of(const std::vector<MemoryPass>& passes) {
+  std::string text;
+  for (const MemoryPass& pass : passes) {
+    const auto count = [&](Touch touch) {
+      return std::ranges::count_if(pass, [&](const auto& stream) { return stream.touch == touch; });
+    };
+    const auto reads = count(Touch::kRead), writes = count(Touch::kWrite), updates = count(Touch::kUpdate);
+    text += fmt::format("{}{} streams read, {} written", text.empty() ? "" : "; ", reads + updates,
+                        writes + updates);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::size_t bytes_moved(const std::vector<MemoryPass>& passes) {
+  std::size_t bytes = 0;
+  for (const MemoryPass& pass : passes)
+    for (const kernels::MemoryStream& stream : pass) bytes += stream.moved();
+  return bytes;
+}
+
+double rate_of(std::size_t bytes, const std::function<void()>& call) {
+  const Clock::time_point begin = Clock::now();
+  double seconds = 0;
+  std::size_t calls = 0;
+  do {
+    call();
+    ++calls;
+    seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  } while (seconds < kLeastRound);
+  return static_cast<double>(bytes * calls) / seconds;
+}
+
+double MemoryBench::memory_rate(const MemoryWork& work, kernels::Stores stores) {
+  return rate_of(bytes_moved(work.passes), [&] {
+    for (const MemoryPass& pass : work.passes) kernels::go_through(threads_, pass, stores);
+  });
+}
+
+std::vector<double> MemoryBench::limits(const MemoryWork& work) {
+  std::vector<double> rates(kLimits, 0);
+  rates[kPlain] = memory_rate(work, kernels::Stores::kPlain);
+  rates[kPastCaches] = memory_rate(work, kernels::Stores::kPastCaches);
+  if (work.arithmetic) rates[kArithmetic] = work.arithmetic();
+  if (work.products) rates[kProducts] = rate_of(bytes_moved(work.passes), work.products);
+  return rates;
+}
+
+BenchRow MemoryBench::row_of(const MemoryWork& work, double reached,
+                             const std::vector<double>& limits) const {
+  const double moving = std::max(limits[kPlain], limits[kPastCaches]);
+  BenchRow row{work.name, BenchUnit::kBytesPerSecond, reached, moving, streams_of(work.passes), {}};
+  if (work.products) {
+    row.limit = 1 / (1 / moving + 1 / limits[kProducts]);
+    row.limit_is = "its products alone, and then " + row.limit_is;
+    row.more["limit_products"] = limits[kProducts];
+  }
+  if (work.arithmetic || work.products) row.more["limit_memory"] = moving;
+  if (!work.arithmetic) return row;
+  row.more["limit_arithmetic"] = limits[kArithmetic];
+  if (limits[kArithmetic] < row.limit) {
+    row.limit = limits[kArithmetic];
+    row.limit_is = fmt::format("the same in the caches ({:.2f} GB/s of memory)", moving / 1e9);
+  }
+  return row;
+}
+
+void MemoryBench::measure(double seconds, BenchProgress& progress) {
+  std::vector<BenchWork> rounds;
+  for (const MemoryWork& work : works_) {
+    rounds.push_back(
+        {work.name, [&] { return std::vector<double>{rate_of(bytes_moved(work.passes), work.call)}; }});
+    rounds.push_back({work.name + ", limit", [&] { return limits(work); }});
+  }
+  const auto found = medians_in_turn(rounds, seconds, progress);
+  for (std::size_t i = 0; i < works_.size(); ++i)
+    report_.rows.push_back(row_of(works_[i], found[2 * i][0], found[2 * i + 1]));
+}
+
+int thread_count(const BenchOptions& options) {
+  return options.threads == 0 ? models::default_threads() : options.threads;
+}
+
+}  // namespace sluice::cli
