@@ -197,6 +197,9 @@ void UringService::fill() {
     free_slots_.pop_back();
     slots_[slot] = std::move(*block);
     prepare(slot);
+    // One by one: of several that are given at once Linux makes the largest requests that the device takes, and few
+    // large ones keep it less busy than the block size that was chosen.
+    enter(false);
   }
 }
 
