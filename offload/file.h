@@ -80,8 +80,9 @@ struct IoOptions {
   unsigned queue_depth = 16;             // blocks given to an io_uring at a time
   std::size_t block_bytes = 512 * 1024;  // a longer transfer is cut into blocks of this size
   unsigned threads = 16;                 // of the pool
-  // How long nothing of a file may move while transfers of it are under way, before they are an Error(kIo).
-  // The kernel itself tries for some minutes to bring a device back.
+  // How long nothing of a file may move while transfers of it are under way, and how long sync() and
+  // allocate() may take, before they are an Error(kIo). The kernel itself tries for some minutes to bring a
+  // device back.
   std::chrono::milliseconds patience = std::chrono::minutes(5);
 };
 

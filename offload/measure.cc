@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "core/random.h"
 #include "offload/disk_file.h"
+#include "offload/watch.h"
 
 namespace sluice::offload {
 namespace {
@@ -85,8 +86,11 @@ namespace {
 constexpr unsigned kRingEntries = 256;
 
 class NoTransfers final : public TransferSink {
-  Watch& watch() override { fail(ErrorCode::kInternal, "a file is only allocated here"); }
-  void submit(std::shared_ptr<Transfer> /*transfer*/) override {}
+  Watch& watch() override { return watch_; }
+  void submit(std::shared_ptr<Transfer> /*transfer*/) override {
+    fail(ErrorCode::kInternal, "a file is only allocated here");
+  }
+  Watch watch_{IoOptions{}.patience};
 };
 
 // One pass over a file.

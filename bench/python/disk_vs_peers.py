@@ -12,6 +12,7 @@ wrap_vs_deepspeed.py says how DeepSpeed is installed.
 """
 import argparse
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -74,27 +75,30 @@ class Handle:
 
 
 def work(path, size):
-    handle = Handle(path, size)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        command = json.loads(line)
-        print(json.dumps(handle.rate(command["way"], command["setting"])), flush=True)
+    """Answers on what was its standard output; what the libraries print there goes to the error output."""
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
+        handle = Handle(path, size)
+        for line in sys.stdin:
+            command = json.loads(line)
+            print(json.dumps(handle.rate(command["way"], command["setting"])), file=answers, flush=True)
 
 
 class DeepSpeed:
     def __init__(self, python, path, size):
         command = [python, __file__, "--disk", path.parent, "--worker", path, "--bytes", size]
-        self.process = subprocess.Popen([str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        while (line := self.process.stdout.readline().strip()) != "ready":  # what its libraries print comes before
-            if not line and self.process.poll() is not None:
-                raise SystemExit(f"DeepSpeed's process ended with status {self.process.returncode}")
+        self.process = subprocess.Popen([str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        text=True)
         self.rate("write", START)  # makes the file
         self.best = {way: self.tuned(way) for way in WAYS}
 
     def rate(self, way, setting):
         self.process.stdin.write(json.dumps({"way": way, "setting": setting}) + "\n")
         self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"DeepSpeed's process ended with status {self.process.wait()}")
+        return json.loads(answer)
 
     def tuned(self, way):
         best, most = dict(START), 0
