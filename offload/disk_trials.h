@@ -25,11 +25,11 @@ inline constexpr std::uint64_t kMostInFlight = std::uint64_t{16} << 20;
 
 // Writes and reads back parts of an unnamed file of `bytes` (a multiple of kDiskBlock) through the File seam:
 // first ways and blocks, then how many of the best are under way. Takes a second or two, on a slow disk as
-// long as each trial needs once, and 1.25 x kMostInFlight of memory. Throws as IoService::open and
+// long as each trial needs once, and kMostInFlight of memory. Throws as IoService::open and
 // File::allocate.
 std::vector<DiskTrial> try_disk(const std::string& folder, std::uint64_t bytes);
 
-// Of those within 5% of the quickest (for a byte written and one read) the one with the least under way; of
+// Of those within 3% of the quickest (for a byte written and one read) the one with the least under way; of
 // these an io_uring rather than threads. REQUIRES: there is one.
 const DiskTrial& best_trial(std::span<const DiskTrial> trials);
 
