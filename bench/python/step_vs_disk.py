@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the disk tier costs a step: everything on disk (or the optimizer's state alone: --only-state) against everything in
-memory, and against the time that fio takes
-to replay the step's reads and writes (io_uring, O_DIRECT, 1 MiB blocks, depth 32, huge-page buffers), in one run.
+memory, and against the time that fio takes to replay the step's reads and writes (io_uring, O_DIRECT, 1 MiB blocks, depth
+32, huge-page buffers), in one run.
 
 The figure: step on disk / max(step in memory, fio's replay). Rounds alternate; medians. JSON with --json.
 
