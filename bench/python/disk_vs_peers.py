@@ -2,7 +2,7 @@
 """A sequential stream through Sluice's File seam with its checksums, beside fio (io_uring) and DeepSpeed's aio handle, each
 at its best, on one disk in one run.
 
-Each round is one `sluice bench disk` (records, the same without checksums, a bare io_uring and fio at the best of 24 shapes,
+Each round is one `sluice bench disk` (records, the same without checksums, a bare io_uring and fio at the best of 12 shapes,
 plain and with registered buffers, in turn), and then DeepSpeed: its block size, queue depth, threads, events, submission
 and bytes a call are tuned one after another before the rounds, for each direction. Medians; JSON with --json.
 
