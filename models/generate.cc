@@ -120,7 +120,7 @@ class Reader {
   // text: the most tokens that there will be, the prompt's included.
   Reader(const GenerateSettings& settings, const std::string& folder, const ModelConfig& config,
          std::uint64_t text)
-      : tools_(settings.threads == 0 ? default_threads() : settings.threads),
+      : tools_(settings.threads == 0 ? default_threads() : settings.threads, offload::IoOptions{}),
         model_(config, Dtype::kF32, 1, std::min<std::uint64_t>({config.context, kLongest, text})) {
     std::vector<offload::DiskFolder> disk = settings.disk;
     resolve_disk(disk, "", 0);

@@ -8,7 +8,6 @@
 #include "core/bytes.h"
 #include "kernels/elementwise.h"
 #include "kernels/limits.h"
-#include "offload/disk_cache.h"
 
 namespace sluice::models {
 namespace {
@@ -72,28 +71,25 @@ double measure_memory_limit(Threads& threads) {
   return 2.0 * static_cast<double>(kBytes) / seconds;
 }
 
-offload::DiskRates measure_disk_limit(const std::string& folder, std::uint64_t bytes) {
-  constexpr offload::StreamShape kShape;
+offload::DiskRates measure_disk_limit(const std::string& folder, std::uint64_t bytes,
+                                      const offload::IoOptions& io) {
+  const offload::StreamShape shape{io.block_bytes, std::max<std::size_t>(1, in_flight(io) / io.block_bytes)};
   allocator::Ledger unlimited;
-  const allocator::Region memory(unlimited, allocator::Purpose::kStaging, kShape.bytes());
+  const allocator::Region memory(unlimited, allocator::Purpose::kStaging, shape.bytes());
   offload::fill_for_measuring(memory.bytes());
   offload::BareFile file(folder, bytes);
-  file.measure(kShape, memory.bytes());  // first writes into reserved space are slower
-  return file.measure(kShape, memory.bytes());
+  file.measure(shape, memory.bytes());  // first writes into reserved space are slower
+  return file.measure(shape, memory.bytes());
 }
 
-// Striped: all folders work at once, at the pace of the slowest.
-template <class Measure>
-void stripe(const std::vector<offload::DiskFolder>& disk, engine::MachineRates& rates,
-            const Measure& measure) {
-  offload::DiskRates slowest = {1e18, 1e18};
-  for (const offload::DiskFolder& folder : disk) {
-    const offload::DiskRates measured = measure(folder);
-    slowest = {std::min(slowest.read, measured.read), std::min(slowest.write, measured.write)};
-  }
-  if (disk.empty()) return;
-  rates.disk_read = slowest.read * static_cast<double>(disk.size());
-  rates.disk_write = slowest.write * static_cast<double>(disk.size());
+// All folders work at once, at the pace of the slowest.
+void stripe(std::span<const offload::DiskRates> folders, engine::MachineRates& rates) {
+  if (folders.empty()) return;
+  offload::DiskRates slowest = folders.front();
+  for (const offload::DiskRates& folder : folders)
+    slowest = {std::min(slowest.read, folder.read), std::min(slowest.write, folder.write)};
+  rates.disk_read = slowest.read * static_cast<double>(folders.size());
+  rates.disk_write = slowest.write * static_cast<double>(folders.size());
 }
 
 double measure_memory(Threads& threads) {
@@ -114,36 +110,44 @@ std::uint64_t sample_bytes(std::uint64_t most, std::uint64_t limit) {
 
 }  // namespace
 
-void add_disk(offload::IoService& io, const std::vector<offload::DiskFolder>& disk,
-              engine::MachineRates& rates) {
-  rates.disk_in_flight = disk.empty() ? rates.disk_in_flight : 0;
-  stripe(disk, rates, [&](const offload::DiskFolder& folder) {
-    const offload::DiskKnowledge known =
-        offload::know_disk(io, folder.path, sample_bytes(kDiskSample, folder.limit));
-    rates.disk_in_flight += known.in_flight;
-    return known.rates;
-  });
+std::vector<offload::DiskKnowledge> know_disks(const std::vector<offload::DiskFolder>& disk) {
+  std::vector<offload::DiskKnowledge> disks;
+  for (const offload::DiskFolder& folder : disk)
+    disks.push_back(offload::know_disk(folder.path, sample_bytes(kDiskSample, folder.limit)));
+  return disks;
 }
 
-engine::MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& library, offload::IoService& io,
-                                   const std::vector<offload::DiskFolder>& disk) {
+void add_disk(const std::vector<offload::DiskKnowledge>& disks, engine::MachineRates& rates) {
+  std::vector<offload::DiskRates> found;
+  if (!disks.empty()) rates.disk_in_flight = 0;
+  for (const offload::DiskKnowledge& disk : disks) {
+    found.push_back(disk.rates);
+    rates.disk_in_flight += in_flight(disk.io);
+  }
+  stripe(found, rates);
+}
+
+engine::MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& library,
+                                   const std::vector<offload::DiskKnowledge>& disks) {
   engine::MachineRates rates;
   rates.flops = measure_product(threads, library, Dtype::kF32, 768);
   rates.memory_bandwidth = measure_memory(threads);
-  add_disk(io, disk, rates);
+  add_disk(disks, rates);
   return rates;
 }
 
 engine::MachineRates measure_limits(Threads& threads, kernels::MatrixLibrary& library, Dtype dtype,
-                                    const std::vector<offload::DiskFolder>& disk) {
+                                    const std::vector<offload::DiskFolder>& disk,
+                                    const offload::IoOptions& io) {
   engine::MachineRates rates;
   rates.flops = measure_multiply_adds(threads);
   for (const std::size_t side : {768, 2048})
     rates.flops = std::max(rates.flops, measure_product(threads, library, dtype, side));
   rates.memory_bandwidth = measure_memory_limit(threads);
-  stripe(disk, rates, [](const offload::DiskFolder& folder) {
-    return measure_disk_limit(folder.path, sample_bytes(kLimitSample, folder.limit));
-  });
+  std::vector<offload::DiskRates> found;
+  for (const offload::DiskFolder& folder : disk)
+    found.push_back(measure_disk_limit(folder.path, sample_bytes(kLimitSample, folder.limit), io));
+  stripe(found, rates);
   return rates;
 }
 

@@ -4,7 +4,7 @@
 #include "core/threads.h"
 #include "engine/plan/plan.h"
 #include "kernels/matrix.h"
-#include "offload/file.h"
+#include "offload/disk_cache.h"
 #include "offload/records.h"
 
 namespace sluice::models {
@@ -15,18 +15,19 @@ inline constexpr std::size_t kMeasuringBytes = std::size_t{16} << 20;
 // The most that this machine can do, measured in about a second (and what it takes to write and read 256 MiB
 // a folder): what a step is held against. flops: fused multiply-adds in registers, or the library's best
 // product of that type where that is more; memory_bandwidth: reading one array and writing another; disk: an
-// io_uring alone. Throws as offload::BareFile.
+// io_uring alone with these options. Throws as offload::BareFile.
 engine::MachineRates measure_limits(Threads& threads, kernels::MatrixLibrary& library, Dtype dtype,
-                                    const std::vector<offload::DiskFolder>& disk);
+                                    const std::vector<offload::DiskFolder>& disk,
+                                    const offload::IoOptions& io);
 
-// Adds what is known of the disks, measured now or in the last days: see offload/disk_cache.h. Striped
-// folders work at once, at the pace of the slowest.
-void add_disk(offload::IoService& io, const std::vector<offload::DiskFolder>& disk,
-              engine::MachineRates& rates);
+// What is known of each folder's disk, measured now or in the last days: see offload/disk_cache.h.
+std::vector<offload::DiskKnowledge> know_disks(const std::vector<offload::DiskFolder>& disk);
 
-// Measured in a fraction of a second, but for the disks as above: for the predicted time, and how the disk is
-// kept busy.
-engine::MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& library, offload::IoService& io,
-                                   const std::vector<offload::DiskFolder>& disk);
+// Striped folders work at once, at the pace of the slowest.
+void add_disk(const std::vector<offload::DiskKnowledge>& disks, engine::MachineRates& rates);
+
+// Measured in a fraction of a second: for the predicted time, and how the disk is kept busy.
+engine::MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& library,
+                                   const std::vector<offload::DiskKnowledge>& disks);
 
 }  // namespace sluice::models

@@ -221,10 +221,11 @@ std::uint64_t usable_disk(const std::vector<offload::DiskFolder>& disk) {
   return least * disk.size();
 }
 
-Tools::Tools(int thread_count)
+Tools::Tools(int thread_count, const offload::IoOptions& how)
     : threads(thread_count),
       library(kernels::load_matrix_library(thread_count)),
-      io(offload::make_io_service({})) {}
+      disk_options(how),
+      io(offload::make_io_service(how)) {}
 
 std::uint64_t Tools::base() const { return allocator::resident_bytes() + kReserve; }
 
@@ -247,9 +248,9 @@ Setup prepare(const TrainSettings& settings) {
   if (s.eval_every != 0 && !setup.data->has_validation())
     fail(ErrorCode::kInvalidArgument,
          "--eval-every needs data: name --valid, or let --held-out be more than 0");
-  setup.tools = std::make_unique<Tools>(s.threads);
-  const engine::MachineRates rates =
-      measure_rates(setup.tools->threads, *setup.tools->library, *setup.tools->io, s.disk);
+  const std::vector<offload::DiskKnowledge> disks = know_disks(s.disk);
+  setup.tools = std::make_unique<Tools>(s.threads, offload::options_for(disks));
+  const engine::MachineRates rates = measure_rates(setup.tools->threads, *setup.tools->library, disks);
   setup.plan.profile = setup.model->profile(s.accumulate, *setup.tools->library);
   setup.plan.profile.hidden_bytes +=
       engine::hidden_bytes(setup.model->units(), *setup.optimizer, *setup.tools->library);

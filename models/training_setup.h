@@ -48,9 +48,10 @@ std::uint64_t usable_disk(const std::vector<offload::DiskFolder>& disk);  // str
 
 // The tools of a run, made before anything large is taken.
 struct Tools {
-  explicit Tools(int thread_count);
+  Tools(int thread_count, const offload::IoOptions& how);
   Threads threads;
   std::unique_ptr<kernels::MatrixLibrary> library;
+  offload::IoOptions disk_options;  // of io
   std::unique_ptr<offload::IoService> io;
   // What the process holds once all of them are warm, with the reserve.
   std::uint64_t base() const;

@@ -5,6 +5,7 @@
 #include <sys/statvfs.h>
 #include <sys/sysmacros.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -12,7 +13,7 @@
 #include <mutex>
 #include <sstream>
 
-#include "allocator/memory.h"
+#include "core/bytes.h"
 #include "core/checksum.h"
 #include "core/error.h"
 #include "core/json.h"
@@ -23,9 +24,11 @@
 namespace sluice::offload {
 namespace {
 
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 constexpr std::int64_t kValidSeconds = 7 * 24 * 3600;
-constexpr double kNearBest = 0.95;
+constexpr std::int64_t kValidSecondsDisturbed = 3600;
+constexpr double kSteady = 0.75;
+constexpr unsigned kMostUnderWay = 1024;
 constexpr std::uint64_t kWholeSample = std::uint64_t{64} << 20;  // a shorter measurement is not kept
 
 std::int64_t seconds_now() {
@@ -49,14 +52,15 @@ std::string mount_of(const std::string& numbers) {
   return "unknown";
 }
 
-std::string name_of_disk(const IoService& io, const std::string& folder) {
+std::string name_of_disk(const std::string& folder) {
   struct stat info = {};
   struct statvfs size = {};
   if (::stat(folder.c_str(), &info) != 0 || ::statvfs(folder.c_str(), &size) != 0)
     fail(ErrorCode::kNotFound, "the folder '{}' cannot be looked at: {}", folder, errno_text(errno));
   const std::string numbers = fmt::format("{}:{}", major(info.st_dev), minor(info.st_dev));
   return fmt::format("{} {} {} {} {}", numbers, mount_of(numbers),
-                     static_cast<std::uint64_t>(size.f_blocks) * size.f_frsize, io.name(), kernel_version());
+                     static_cast<std::uint64_t>(size.f_blocks) * size.f_frsize,
+                     uring_available(nullptr) ? "io_uring" : "threads", kernel_version());
 }
 
 std::optional<std::filesystem::path> cache_folder() {
@@ -79,47 +83,54 @@ bool asked_to_measure() {
   return value != nullptr && std::string(value) != "" && std::string(value) != "0";
 }
 
-std::optional<DiskKnowledge> read_entry(const std::string& path, const std::string& disk) {
-  const Json entry = read_json_file(path);
-  const std::int64_t age = seconds_now() - json_field<std::int64_t>(entry, "measured", path);
-  const DiskKnowledge known = {
-      {json_field<double>(entry, "read", path), json_field<double>(entry, "write", path)},
-      json_field<std::uint64_t>(entry, "in_flight", path)};
-  const bool counts = json_field<int>(entry, "version", path) == kVersion &&
-                      json_field<std::string>(entry, "disk", path) == disk && age >= 0 &&
-                      age < kValidSeconds && known.rates.read > 0 && known.rates.write > 0 &&
-                      known.in_flight > 0 && known.in_flight <= kMeasuredShape.bytes();
-  return counts ? std::optional(known) : std::nullopt;
+IoOptions read_options(const Json& entry, const std::string& path) {
+  IoOptions io;
+  io.way = json_field<std::string>(entry, "service", path) == "threads" ? IoWay::kThreads : IoWay::kUring;
+  io.block_bytes = json_field<std::size_t>(entry, "block", path);
+  (io.way == IoWay::kThreads ? io.threads : io.queue_depth) = json_field<unsigned>(entry, "under_way", path);
+  return io;
 }
 
-bool near_best(const DiskRates& rates, const DiskRates& best) {
-  return rates.read >= kNearBest * best.read && rates.write >= kNearBest * best.write;
+bool sound(const DiskKnowledge& known) {
+  const std::uint64_t bytes = in_flight(known.io);
+  return known.rates.read > 0 && known.rates.write > 0 && bytes > 0 && bytes <= kMostInFlight &&
+         known.io.block_bytes % kDiskBlock == 0;
+}
+
+std::optional<DiskKnowledge> read_entry(const std::string& path, const std::string& disk) {
+  const Json entry = read_json_file(path);
+  if (json_field<int>(entry, "version", path) != kVersion) return std::nullopt;
+  const std::int64_t age = seconds_now() - json_field<std::int64_t>(entry, "measured", path);
+  DiskKnowledge known;
+  known.rates = {json_field<double>(entry, "read", path), json_field<double>(entry, "write", path)};
+  known.io = read_options(entry, path);
+  known.disturbed = json_field<bool>(entry, "disturbed", path);
+  const bool counts = json_field<std::string>(entry, "disk", path) == disk && age >= 0 &&
+                      age < (known.disturbed ? kValidSecondsDisturbed : kValidSeconds) && sound(known);
+  return counts ? std::optional(known) : std::nullopt;
 }
 
 }  // namespace
 
-DiskKnowledge measure_disk(IoService& io, const std::string& folder, std::uint64_t bytes) {
-  allocator::Ledger unlimited;
-  const allocator::Region memory(unlimited, allocator::Purpose::kStaging, kMeasuredShape.bytes());
-  fill_for_measuring(memory.bytes());
-  const auto file = io.open(folder, OpenMode::kUnnamed);
-  file->allocate(bytes);
-  measure_file(*file, bytes, kMeasuredShape, memory.bytes());  // first writes into reserved space are slower
-  DiskKnowledge known;
-  DiskRates best;
-  for (StreamShape shape = kMeasuredShape; shape.depth > 0; shape.depth /= 2) {
-    const DiskRates rates = measure_file(*file, bytes, shape, memory.bytes());
-    best = {std::max(best.read, rates.read), std::max(best.write, rates.write)};
-    if (known.in_flight != 0 && !near_best(rates, best)) break;
-    known = {rates, shape.bytes()};
-  }
-  return known;
+DiskKnowledge knowledge_of(const DiskTrial& best) { return {best.rates, best.io, best.steady < kSteady}; }
+
+IoOptions options_for(std::span<const DiskKnowledge> disks) {
+  if (disks.empty()) return {};
+  IoOptions io = std::ranges::min_element(disks, {}, [](const DiskKnowledge& d) {
+                   return d.rates.read + d.rates.write;
+                 })->io;
+  std::uint64_t bytes = 0;
+  for (const DiskKnowledge& disk : disks) bytes += in_flight(disk.io);
+  const auto count =
+      static_cast<unsigned>(std::min<std::uint64_t>(divide_up(bytes, io.block_bytes), kMostUnderWay));
+  (io.way == IoWay::kThreads ? io.threads : io.queue_depth) = count;
+  return io;
 }
 
-std::optional<DiskKnowledge> kept_disk(const IoService& io, const std::string& folder) {
+std::optional<DiskKnowledge> kept_disk(const std::string& folder) {
   const auto cache = cache_folder();
   if (!cache) return std::nullopt;
-  const std::string disk = name_of_disk(io, folder);
+  const std::string disk = name_of_disk(folder);
   try {
     return read_entry(file_of(*cache, disk), disk);
   } catch (const Error& error) {
@@ -128,14 +139,14 @@ std::optional<DiskKnowledge> kept_disk(const IoService& io, const std::string& f
   }
 }
 
-std::optional<std::string> keep_disk(const IoService& io, const std::string& folder,
-                                     const DiskKnowledge& known, std::string* why) {
+std::optional<std::string> keep_disk(const std::string& folder, const DiskKnowledge& known,
+                                     std::string* why) {
   static std::mutex one_writer;  // of this process: the temporary file is named after it
   const std::lock_guard lock(one_writer);
   const auto cache = cache_folder();
   try {
     if (!cache) fail(ErrorCode::kNotFound, "neither XDG_CACHE_HOME nor HOME names a folder");
-    const std::string disk = name_of_disk(io, folder), path = file_of(*cache, disk);
+    const std::string disk = name_of_disk(folder), path = file_of(*cache, disk);
     std::error_code error;
     std::filesystem::create_directories(*cache, error);
     write_text_file(path, Json{{"version", kVersion},
@@ -143,7 +154,10 @@ std::optional<std::string> keep_disk(const IoService& io, const std::string& fol
                                {"measured", seconds_now()},
                                {"read", known.rates.read},
                                {"write", known.rates.write},
-                               {"in_flight", known.in_flight}}
+                               {"service", known.io.way == IoWay::kThreads ? "threads" : "io_uring"},
+                               {"block", known.io.block_bytes},
+                               {"under_way", in_flight(known.io) / known.io.block_bytes},
+                               {"disturbed", known.disturbed}}
                                   .dump(2) +
                               "\n");
     return path;
@@ -153,12 +167,13 @@ std::optional<std::string> keep_disk(const IoService& io, const std::string& fol
   }
 }
 
-DiskKnowledge know_disk(IoService& io, const std::string& folder, std::uint64_t bytes) {
+DiskKnowledge know_disk(const std::string& folder, std::uint64_t bytes, const MeasureDisk& measure) {
   if (!asked_to_measure())
-    if (const auto kept = kept_disk(io, folder)) return *kept;
-  const DiskKnowledge known = measure_disk(io, folder, bytes);
+    if (const auto kept = kept_disk(folder)) return *kept;
+  const DiskKnowledge known =
+      measure ? measure(folder, bytes) : knowledge_of(best_trial(try_disk(folder, bytes)));
   std::string why;
-  if (bytes >= kWholeSample && !keep_disk(io, folder, known, &why))
+  if (bytes >= kWholeSample && !keep_disk(folder, known, &why))
     log().debug("the disk of '{}' is measured at every start: {}", folder, why);
   return known;
 }

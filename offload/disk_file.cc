@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <functional>
 
 #include "core/bytes.h"
 #include "core/error.h"
@@ -33,6 +34,7 @@ class DiskFile final : public File {
 
  private:
   void begin(Direction direction, std::uint64_t offset, std::byte* data, std::size_t bytes, Done done);
+  int call_system(const std::string& what, std::function<int(int descriptor)> call) const;
   struct stat status() const;
   void cut(std::uint64_t bytes);
   void check_room(std::uint64_t bytes) const;
@@ -54,9 +56,25 @@ void DiskFile::begin(Direction direction, std::uint64_t offset, std::byte* data,
   sink_.submit(transfer);
 }
 
+// Returns an errno. `what` is for the error where it hangs: the call then goes on with a descriptor of its
+// own.
+int DiskFile::call_system(const std::string& what, std::function<int(int descriptor)> call) const {
+  const int number = ::fcntl(opened_.descriptor.number(), F_DUPFD_CLOEXEC, 0);
+  if (number < 0) fail(ErrorCode::kIo, "{}: it cannot be opened once more: {}", name(), errno_text(errno));
+  const auto own = std::make_shared<Descriptor>(number);
+  return call_with_patience(sink_.watch().patience(), name() + ": " + what, [own, call = std::move(call)] {
+    int error_number = 0;
+    do error_number = call(own->number()) == 0 ? 0 : errno;
+    while (error_number == EINTR);
+    return error_number;
+  });
+}
+
 void DiskFile::sync() {
-  if (::fdatasync(opened_.descriptor.number()) != 0)
-    fail(ErrorCode::kIo, "{}: what was written cannot be made durable: {}", name(), errno_text(errno));
+  const int error_number =
+      call_system("what was written is to be made durable", [](int file) { return ::fdatasync(file); });
+  if (error_number != 0)
+    fail(ErrorCode::kIo, "{}: what was written cannot be made durable: {}", name(), errno_text(error_number));
 }
 
 struct stat DiskFile::status() const {
@@ -95,10 +113,9 @@ void DiskFile::allocate(std::uint64_t bytes) {
   if (bytes < old_size) cut(bytes);
   if (bytes == 0) return;
   check_room(bytes);
-  int error_number = 0;
-  do
-    error_number = ::fallocate(opened_.descriptor.number(), 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
-  while (error_number == EINTR);
+  const int error_number = call_system(fmt::format("{} bytes are to be reserved", bytes), [bytes](int file) {
+    return ::fallocate(file, 0, 0, static_cast<off_t>(bytes));
+  });
   if (error_number == 0) return;
   if (error_number == EOPNOTSUPP || error_number == ENOSYS) {
     log().warn(

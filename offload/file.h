@@ -72,19 +72,24 @@ class IoService {
   virtual std::string name() const = 0;  // "io_uring" or "threads"
 };
 
+enum class IoWay : std::uint8_t { kUring, kThreads };
+
+// disk_cache.h knows which are best for a disk.
 struct IoOptions {
-  unsigned queue_depth = 32;              // transfers given to the system at a time
-  std::size_t block_bytes = 1024 * 1024;  // a longer transfer is cut into blocks of this size
-  unsigned threads = 4;                   // of the pool
-  // How long nothing of a file may move while transfers of it are under way, before they are an Error(kIo).
-  // The kernel itself tries for some minutes to bring a device back.
+  IoWay way = IoWay::kUring;             // of make_io_service
+  unsigned queue_depth = 16;             // blocks given to an io_uring at a time
+  std::size_t block_bytes = 512 * 1024;  // a longer transfer is cut into blocks of this size
+  unsigned threads = 16;                 // of the pool
+  // How long nothing of a file may move while transfers of it are under way, and how long sync() and
+  // allocate() may take, before they are an Error(kIo). The kernel itself tries for some minutes to bring a
+  // device back.
   std::chrono::milliseconds patience = std::chrono::minutes(5);
 };
 
 std::unique_ptr<IoService> make_uring_service(
     const IoOptions& options);  // throws Error(kIo) where it is forbidden
 std::unique_ptr<IoService> make_thread_service(const IoOptions& options);
-// io_uring, or threads with a warning that says why.
+// By options.way; where io_uring cannot be used, threads with a warning that says why.
 std::unique_ptr<IoService> make_io_service(const IoOptions& options);
 // Whether io_uring can be used here; `why` says why not ("kernel.io_uring_disabled is 2", "forbidden by
 // seccomp", ...).

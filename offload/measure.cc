@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "core/random.h"
 #include "offload/disk_file.h"
+#include "offload/watch.h"
 
 namespace sluice::offload {
 namespace {
@@ -48,11 +49,6 @@ double stream(std::uint64_t bytes, const StreamShape& shape, std::span<std::byte
   return rate_since(begin, bytes);
 }
 
-class NoTransfers final : public TransferSink {
-  Watch& watch() override { fail(ErrorCode::kInternal, "a file is moved by a ring of its own"); }
-  void submit(std::shared_ptr<Transfer> /*transfer*/) override {}
-};
-
 }  // namespace
 
 DiskRates measure_file(File& file, std::uint64_t bytes, const StreamShape& shape,
@@ -85,64 +81,70 @@ void fill_for_measuring(std::span<std::byte> memory) {
     std::memcpy(memory.data() + i, random.block(i / 16).data(), 16);
 }
 
-struct BareFile::State {
-  State(const std::string& folder, std::uint64_t all, unsigned entries)
-      : opened(open_direct(folder, OpenMode::kUnnamed)), bytes(all) {
-    const int copy = ::fcntl(opened.descriptor.number(), F_DUPFD_CLOEXEC, 0);
-    if (copy < 0) fail(ErrorCode::kIo, "{}: cannot be opened twice: {}", opened.name, errno_text(errno));
-    NoTransfers none;
-    make_disk_file({Descriptor(copy), opened.name, opened.folder}, kDiskBlock, none)->allocate(bytes);
-    std::string why;
-    const bool usable = uring_available(&why);
-    const int result = usable ? io_uring_queue_init(entries, &ring, 0) : -EPERM;
-    if (result < 0) fail(ErrorCode::kIo, "io_uring cannot be used: {}", usable ? errno_text(-result) : why);
+namespace {
+
+constexpr unsigned kRingEntries = 256;
+
+class NoTransfers final : public TransferSink {
+  Watch& watch() override { return watch_; }
+  void submit(std::shared_ptr<Transfer> /*transfer*/) override {
+    fail(ErrorCode::kInternal, "a file is only allocated here");
   }
-  ~State() { io_uring_queue_exit(&ring); }
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
-
-  void begin(Direction direction, std::uint64_t offset, std::span<std::byte> part);
-  std::string end_one();
-  double pass(Direction direction, const StreamShape& shape, std::span<std::byte> memory);
-
-  OpenedFile opened;
-  std::uint64_t bytes;
-  io_uring ring{};
+  Watch watch_{IoOptions{}.patience};
 };
 
-namespace {
-constexpr unsigned kRingEntries = 256;
-}  // namespace
+// One pass over a file.
+class BarePass {
+ public:
+  explicit BarePass(const OpenedFile& file) : file_(file) {
+    std::string why;
+    const bool usable = uring_available(&why);
+    const int result = usable ? io_uring_queue_init(kRingEntries, &ring_, 0) : -EPERM;
+    if (result < 0) fail(ErrorCode::kIo, "io_uring cannot be used: {}", usable ? errno_text(-result) : why);
+  }
+  ~BarePass() { io_uring_queue_exit(&ring_); }
+  BarePass(const BarePass&) = delete;
+  BarePass& operator=(const BarePass&) = delete;
+  double run(Direction direction, std::uint64_t bytes, const StreamShape& shape, std::span<std::byte> memory);
 
-void BareFile::State::begin(Direction direction, std::uint64_t offset, std::span<std::byte> part) {
-  io_uring_sqe* entry = io_uring_get_sqe(&ring);
+ private:
+  void begin(Direction direction, std::uint64_t offset, std::span<std::byte> part);
+  std::string end_one();
+
+  const OpenedFile& file_;
+  io_uring ring_{};
+};
+
+void BarePass::begin(Direction direction, std::uint64_t offset, std::span<std::byte> part) {
+  io_uring_sqe* entry = io_uring_get_sqe(&ring_);
   ensure(entry != nullptr, "more than {} transfers are under way", kRingEntries);
   const auto operation = direction == Direction::kRead ? IORING_OP_READ : IORING_OP_WRITE;
-  io_uring_prep_rw(operation, entry, opened.descriptor.number(), part.data(),
+  io_uring_prep_rw(operation, entry, file_.descriptor.number(), part.data(),
                    static_cast<unsigned>(part.size()), offset);
   io_uring_sqe_set_data64(entry, part.size());
 }
 
 // Says what was wrong with it; nothing where all was moved. A short transfer is none of what a disk does with
 // whole blocks.
-std::string BareFile::State::end_one() {
+std::string BarePass::end_one() {
   io_uring_cqe* completion = nullptr;
   int result = 0;
-  do result = io_uring_submit_and_wait(&ring, 1);
+  do result = io_uring_submit_and_wait(&ring_, 1);
   while (result == -EINTR);
-  if (result >= 0) result = io_uring_wait_cqe(&ring, &completion);
+  if (result >= 0) result = io_uring_wait_cqe(&ring_, &completion);
   // Buffers are still the kernel's, and nothing says for how long.
-  ensure(result >= 0, "{}: the ring has failed: {}", opened.name, errno_text(-result));
+  ensure(result >= 0, "{}: the ring has failed: {}", file_.name, errno_text(-result));
   const auto expected = static_cast<std::int64_t>(io_uring_cqe_get_data64(completion));
   const std::int64_t found = completion->res;
-  io_uring_cqe_seen(&ring, completion);
+  io_uring_cqe_seen(&ring_, completion);
   if (found == expected) return {};
   return fmt::format("a transfer of {} bytes ended with {}", expected,
                      found < 0 ? errno_text(static_cast<int>(-found)) : fmt::format("{} of them", found));
 }
 
 // A part of the memory may be in two transfers at once: nobody looks at what it holds.
-double BareFile::State::pass(Direction direction, const StreamShape& shape, std::span<std::byte> memory) {
+double BarePass::run(Direction direction, std::uint64_t bytes, const StreamShape& shape,
+                     std::span<std::byte> memory) {
   check_shape(bytes, shape, memory);
   const Clock::time_point start = Clock::now();
   std::size_t under_way = 0;
@@ -157,28 +159,45 @@ double BareFile::State::pass(Direction direction, const StreamShape& shape, std:
     const std::size_t slot = offset / shape.block % shape.depth;
     begin(direction, offset,
           memory.subspan(slot * shape.block, std::min<std::uint64_t>(shape.block, bytes - offset)));
-    io_uring_submit(&ring);
+    io_uring_submit(&ring_);
   }
   while (under_way > 0) end();
-  if (!error.empty()) fail(ErrorCode::kIo, "{}: {}", opened.name, error);
+  if (!error.empty()) fail(ErrorCode::kIo, "{}: {}", file_.name, error);
   return rate_since(start, bytes);
 }
 
+}  // namespace
+
+struct BareFile::State {
+  OpenedFile opened;
+  std::uint64_t bytes;
+};
+
 BareFile::BareFile(const std::string& folder, std::uint64_t bytes)
-    : state_(std::make_unique<State>(folder, bytes, kRingEntries)) {}
+    : state_(std::make_unique<State>(State{open_direct(folder, OpenMode::kUnnamed), bytes})) {
+  const OpenedFile& opened = state_->opened;
+  const int copy = ::fcntl(opened.descriptor.number(), F_DUPFD_CLOEXEC, 0);
+  if (copy < 0) fail(ErrorCode::kIo, "{}: cannot be opened twice: {}", opened.name, errno_text(errno));
+  NoTransfers none;
+  make_disk_file({Descriptor(copy), opened.name, opened.folder}, kDiskBlock, none)->allocate(bytes);
+}
 BareFile::~BareFile() = default;
 
 DiskRates BareFile::measure(const StreamShape& shape, std::span<std::byte> memory) {
   ensure(shape.depth <= kRingEntries, "a depth of {} is asked for, and the ring has {}", shape.depth,
          kRingEntries);
   DiskRates rates;
-  rates.write = state_->pass(Direction::kWrite, shape, memory);
-  rates.read = state_->pass(Direction::kRead, shape, memory);
+  rates.write = BarePass(state_->opened).run(Direction::kWrite, state_->bytes, shape, memory);
+  rates.read = BarePass(state_->opened).run(Direction::kRead, state_->bytes, shape, memory);
   return rates;
 }
 
 std::string BareFile::path() const {
   return fmt::format("/proc/{}/fd/{}", ::getpid(), state_->opened.descriptor.number());
+}
+
+std::unique_ptr<File> BareFile::open_in(IoService& service) const {
+  return service.open(path(), OpenMode::kReadWrite);
 }
 
 }  // namespace sluice::offload

@@ -17,8 +17,8 @@ struct DiskRates {
 
 // Transfers of `block` bytes, `depth` of them under way.
 struct StreamShape {
-  std::size_t block = std::size_t{1} << 20;
-  std::size_t depth = 32;
+  std::size_t block = 0;
+  std::size_t depth = 0;
   std::size_t bytes() const { return block * depth; }
 };
 
@@ -34,17 +34,19 @@ DiskRates measure_record(RecordStore& store, RecordId record, std::uint64_t byte
 // Fills memory with what no disk compresses.
 void fill_for_measuring(std::span<std::byte> memory);
 
-// A file that is read and written by an io_uring with nothing around it: the limit that the disk tier is held
-// against. Thread rule: one thread at a time.
+// A file without a name for measurements of all kinds, and what an io_uring with nothing around it makes of
+// it: the limit that the disk tier is held against. Thread rule: one thread at a time.
 class BareFile {
  public:
-  // Throws as IoService::open and File::allocate, and Error(kIo) where io_uring is forbidden.
+  // Throws as IoService::open and File::allocate.
   BareFile(const std::string& folder, std::uint64_t bytes);
   ~BareFile();
-  // As measure_file, over all of it.
+  // As measure_file, over all of it. Throws Error(kIo) where io_uring is forbidden.
   DiskRates measure(const StreamShape& shape, std::span<std::byte> memory);
-  // Under which other processes find it while this lives.
+  // Under which this process and others find it while this lives.
   std::string path() const;
+  // It as a file of that service. Outlives what this returns.
+  std::unique_ptr<File> open_in(IoService& service) const;
 
  private:
   struct State;

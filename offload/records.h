@@ -36,7 +36,7 @@ class RecordStore {
 
   // The folders are checked here: missing, not writable, without O_DIRECT are errors that name the folder.
   RecordStore(IoService& io, std::vector<DiskFolder> folders, allocator::Ledger& ledger, Trace* trace = nullptr);
-  // For tests: files that were opened by the caller.
+  // Files that were opened by the caller: for tests and measurements.
   RecordStore(std::vector<std::unique_ptr<File>> files, allocator::Ledger& ledger, Trace* trace = nullptr);
   ~RecordStore();
 

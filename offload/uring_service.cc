@@ -197,6 +197,9 @@ void UringService::fill() {
     free_slots_.pop_back();
     slots_[slot] = std::move(*block);
     prepare(slot);
+    // One by one: of several that are given at once Linux makes the largest requests that the device takes,
+    // and few large ones keep it less busy than the block size that was chosen.
+    enter(false);
   }
 }
 
@@ -271,6 +274,7 @@ bool uring_available(std::string* why) {
 }
 
 std::unique_ptr<IoService> make_io_service(const IoOptions& options) {
+  if (options.way == IoWay::kThreads) return make_thread_service(options);
   std::string why;
   if (uring_available(&why)) return make_uring_service(options);
   log().warn("{}; files are read and written by {} threads instead, which is slower", why, options.threads);

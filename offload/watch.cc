@@ -1,10 +1,45 @@
 #include "offload/watch.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "core/error.h"
 
 namespace sluice::offload {
+namespace {
+
+// Looks of a thread, and not the clock, so that a process which was stopped has time to see what has ended
+// meanwhile.
+constexpr int kLooks = 8;
+
+struct Call {
+  std::function<int()> function;
+  std::mutex mutex;
+  std::condition_variable ended;
+  std::optional<int> result;
+};
+
+void run(const std::shared_ptr<Call>& call) {
+  const int result = call->function();
+  const std::lock_guard lock(call->mutex);
+  call->result = result;
+  call->ended.notify_all();
+}
+
+}  // namespace
+
+int call_with_patience(std::chrono::milliseconds patience, const std::string& what,
+                       std::function<int()> call) {
+  const auto shared = std::make_shared<Call>();
+  shared->function = std::move(call);
+  std::thread([shared] { run(shared); }).detach();
+  std::unique_lock lock(shared->mutex);
+  for (int look = 0; look <= kLooks && !shared->result; ++look)
+    shared->ended.wait_for(lock, patience / kLooks, [&] { return shared->result.has_value(); });
+  if (shared->result) return *shared->result;
+  fail(ErrorCode::kIo, "{}: no answer for {:.3g} s; the device hangs: see the kernel's log", what,
+       std::chrono::duration<double>(patience).count());
+}
 
 Watch::Watch(std::chrono::milliseconds patience) : patience_(patience), thread_([this] { work(); }) {}
 

@@ -1,9 +1,11 @@
 #pragma once
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -27,11 +29,9 @@ class Watch {
   void ended(const Transfer& transfer);
   // Whether the system still has transfers that were given up: then whoever waits for it may wait for ever.
   bool waits_for_system() const;
+  std::chrono::milliseconds patience() const { return patience_; }
 
  private:
-  // Looks of the thread, and not the clock, so that a process which was stopped has time to see what has
-  // ended meanwhile.
-  static constexpr int kLooks = 8;
   struct OfFile {
     int idle_looks = 0;
     std::vector<std::shared_ptr<Transfer>> transfers;
@@ -48,5 +48,11 @@ class Watch {
   bool stopping_ = false;
   std::thread thread_;
 };
+
+// What a system call returns that may hang as its device does (fdatasync, fallocate), or Error(kIo) with
+// `what` where there is no answer for as long as `patience`. The call is on a thread of its own, which is
+// then left behind with what `call` owns: nothing else may be in it.
+int call_with_patience(std::chrono::milliseconds patience, const std::string& what,
+                       std::function<int()> call);
 
 }  // namespace sluice::offload

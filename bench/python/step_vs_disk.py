@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""What the disk tier costs a step: everything on disk against everything in memory, and against the time that fio takes
-to replay the step's reads and writes (io_uring, O_DIRECT, 1 MiB blocks, depth 32, huge-page buffers), in one run.
+"""What the disk tier costs a step: everything on disk (or the optimizer's state alone: --only-state) against everything in
+memory, and against the time that fio takes to replay the step's reads and writes (io_uring, O_DIRECT, 1 MiB blocks, depth
+32, huge-page buffers), in one run.
 
 The figure: step on disk / max(step in memory, fio's replay). Rounds alternate; medians. JSON with --json.
 
@@ -29,6 +30,7 @@ def arguments():
     parser.add_argument("--steps", type=int, default=4, help="steps of a round")
     parser.add_argument("--memory", default="12GiB")
     parser.add_argument("--swap", default="24GiB")
+    parser.add_argument("--only-state", action="store_true", help="parameters and gradients stay in memory")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -40,7 +42,8 @@ def steps(a, tokens, folder, placement):
 
 def main():
     a = arguments()
-    on_disk = ["--disk", f"{a.disk}:{a.swap}", "--place-parameters", "disk", "--place-gradients", "disk", "--place-state", "disk"]
+    elsewhere = "memory" if a.only_state else "disk"
+    on_disk = ["--disk", f"{a.disk}:{a.swap}", "--place-parameters", elsewhere, "--place-gradients", elsewhere, "--place-state", "disk"]
     with tempfile.TemporaryDirectory(dir=a.disk) as name:
         folder = pathlib.Path(name)
         tokens = folder / "tokens.bin"

@@ -53,13 +53,10 @@ std::vector<offload::DiskFolder> folders_of(const sluice_engine_options& options
   return folders;
 }
 
-engine::MachineRates rates_of(offload::IoService& io, const std::vector<offload::DiskFolder>& disk) {
+void check_limits(const std::vector<offload::DiskFolder>& disk) {
   for (const offload::DiskFolder& folder : disk)
     if (folder.limit < kMiB)
       fail(ErrorCode::kInvalidArgument, "the disk folder '{}' was given less than 1 MiB", folder.path);
-  engine::MachineRates rates;
-  models::add_disk(io, disk, rates);
-  return rates;
 }
 
 std::unique_ptr<optim::Optimizer> optimizer_of(const sluice_engine_options& options) {
@@ -119,7 +116,6 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
       options.threads == 0 ? models::default_threads() : static_cast<int>(std::min(options.threads, 4096u));
   made.team = options.team;
   made.optimizer = optimizer_of(options);
-  made.io = offload::make_io_service({});
   made.disk = folders_of(options);
   made.trace_events = options.trace_events;
   made.serve_touches = options.serve_touches != 0;
@@ -129,7 +125,11 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   // Twice: for these alone malloc keeps as much as where a model's come in between.
   if (made.products != nullptr)
     made.profile.hidden_bytes = 2 * engine::hidden_bytes(made.profile.units, *made.optimizer, *made.products);
-  const engine::MachineRates rates = rates_of(*made.io, made.disk);
+  check_limits(made.disk);
+  const std::vector<offload::DiskKnowledge> disks = models::know_disks(made.disk);
+  made.io = offload::make_io_service(offload::options_for(disks));
+  engine::MachineRates rates;
+  models::add_disk(disks, rates);
   made.checkpoint_buffers =
       models::CheckpointTensors(engine::Layout(made.profile.units), *made.optimizer).buffer_bytes();
   made.budget.memory = options.memory;

@@ -17,9 +17,9 @@ struct BenchOptions {
   double seconds = 10;
   int threads = 0;  // 0: the cores that this process may use
   std::string folder;
-  std::uint64_t size = 0;  // 0: the bench's own
-  std::uint64_t block = std::uint64_t{1} << 20;
-  int depth = 32;
+  std::uint64_t size = 0;   // 0: the bench's own
+  std::uint64_t block = 0;  // 0: what was measured to be best
+  int depth = 0;            // likewise
   std::uint64_t elements = std::uint64_t{32} << 20;
   std::string optimizer = "adamw";
   std::optional<std::string> dtype, state, master;

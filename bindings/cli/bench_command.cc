@@ -14,9 +14,9 @@ void bind_disk(CLI::App& bench, BenchOptions& options) {
   bench.add_option("folder", options.folder, "a folder on the disk to measure; nothing is left in it")
       ->type_name("FOLDER");
   Flags flags(bench);
-  flags.size("--size", options.size, "of each of the two files that are written (1GiB)");
-  flags.size("--block", options.block, "of a transfer (1MiB)");
-  flags.whole("--depth", options.depth, "transfers under way (32)");
+  flags.size("--size", options.size, "of the file that is written (1GiB)");
+  flags.size("--block", options.block, "of a transfer; without it what is known to be best, or measured now");
+  flags.whole("--depth", options.depth, "transfers under way; likewise");
   bind_common(bench, options);
 }
 

@@ -1,3 +1,6 @@
+#include <sys/resource.h>
+
+#include <array>
 #include <memory>
 
 #include "allocator/memory.h"
@@ -6,94 +9,138 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "models/training_setup.h"
+#include "offload/disk_cache.h"
 
 namespace sluice::cli {
 namespace {
 
 constexpr std::uint64_t kSize = kGiB;
-constexpr std::size_t kCall = 8 * kMiB;  // of a record, as the update pipeline's
+constexpr std::size_t kMostDepth = 256;
 
 using offload::DiskRates;
 using offload::StreamShape;
 
-std::vector<double> numbers(const DiskRates& rates) { return {rates.write, rates.read}; }
+double processor_seconds() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+offload::IoOptions options_of(const BenchOptions& options) {
+  const std::uint64_t sample = std::min<std::uint64_t>(options.size, 256 * kMiB);
+  offload::IoOptions io = offload::know_disk(options.folder, sample).io;
+  const std::uint64_t bytes = in_flight(io);
+  if (options.block != 0) io.block_bytes = options.block;
+  const std::uint64_t count = options.depth != 0 ? static_cast<std::uint64_t>(options.depth)
+                                                 : std::max<std::uint64_t>(1, bytes / io.block_bytes);
+  (io.way == offload::IoWay::kUring ? io.queue_depth : io.threads) = static_cast<unsigned>(count);
+  return io;
+}
 
 class DiskBench {
  public:
   DiskBench(const BenchOptions& options, BenchReport& report)
       : report_(report),
-        shape_{options.block, static_cast<std::size_t>(options.depth)},
-        calls_{round_up(std::max<std::size_t>(kCall, shape_.block), offload::RecordStore::kBlock), 0},
+        io_(options_of(options)),
+        shape_{io_.block_bytes, in_flight(io_) / io_.block_bytes},
+        calls_{round_up(shape_.block, offload::RecordStore::kBlock), 0},
         bytes_(round_up(options.size, calls_.block)),
-        service_(offload::make_io_service({static_cast<unsigned>(options.depth), options.block})) {
-    // Twice what the depth needs, so that the queue never runs empty between two calls.
-    calls_.depth = std::max<std::size_t>(2, 2 * divide_up(shape_.bytes(), calls_.block));
-    store_ = std::make_unique<offload::RecordStore>(
-        *service_, std::vector<offload::DiskFolder>{{options.folder, bytes_}}, ledger_);
+        file_(options.folder, bytes_),
+        service_(offload::make_io_service(io_)),
+        plain_(file_.open_in(*service_)) {
+    // Under way, and a quarter more, on which checksums are computed meanwhile: more memory would be slower,
+    // as caches and tables of pages hold less of it.
+    const std::size_t count = divide_up(shape_.bytes(), calls_.block);
+    calls_.depth = count + std::max<std::size_t>(1, count / 4);
+    std::vector<std::unique_ptr<offload::File>> files;
+    files.push_back(file_.open_in(*service_));
+    store_ = std::make_unique<offload::RecordStore>(std::move(files), ledger_);
     record_ = store_->define("bench", bytes_, allocator::Purpose::kStaging);
     store_->allocate();
     memory_ =
         allocator::Region(ledger_, allocator::Purpose::kStaging, std::max(calls_.bytes(), shape_.bytes()));
     offload::fill_for_measuring(memory_.bytes());
-    begin_bare(options.folder);
   }
 
   void measure(double seconds, BenchProgress& progress) {
-    std::vector<BenchWork> works = {
-        {"records", [this] {
-           return numbers(offload::measure_record(*store_, record_, bytes_, calls_, memory_.bytes()));
-         }}};
-    if (bare_)
-      works.push_back({"io_uring", [this] { return numbers(bare_->measure(shape_, memory_.bytes())); }});
-    if (bare_ && has_fio_) works.push_back({"fio", [this] { return numbers(fio()); }});
-    const auto found = medians_in_turn(works, seconds, progress);
-    for (std::size_t limit = 1; limit < works.size(); ++limit)
-      for (std::size_t i = 0; i < 2; ++i)
-        report_.rows.push_back({i == 0 ? "write" : "read", BenchUnit::kBytesPerSecond, found[0][i],
-                                found[limit][i],
-                                works[limit].name + (limit == 1 ? " alone, no checksums" : ", io_uring")});
-    if (works.size() == 1)
-      fail(ErrorCode::kIo, "{}; without it, {:.2f} GB/s are written and {:.2f} GB/s read by {}",
-           report_.notes.front(), found[0][0] / 1e9, found[0][1] / 1e9, service_->name());
+    works_ = {{"records", [this] { return with_processor([this] { return records(); }); }},
+              {"the same without checksums", [this] {
+                 return with_processor(
+                     [this] { return offload::measure_file(*plain_, bytes_, calls_, memory_.bytes()); });
+               }}};
+    records();  // first writes into reserved space are slower
+    std::string why;
+    if (offload::uring_available(&why))
+      works_.push_back({"io_uring alone, no checksums",
+                        [this] { return numbers(file_.measure(shape_, memory_.bytes())); }});
+    else
+      report_.notes.push_back("there is no io_uring to hold this against: " + why);
+    progress.show("fio's best block size, depth and buffers are looked for");
+    best_ = best_fio(file_.path(), bytes_, &why);
+    if (best_)
+      works_.push_back({fmt::format("fio: write {}, read {}", to_text(best_->write), to_text(best_->read)),
+                        [this] { return fio(); }});
+    else
+      report_.notes.push_back(why);
+    report(medians_in_turn(works_, seconds, progress));
   }
 
   Json settings(const std::string& folder) const {
-    return {{"folder", folder},           {"bytes", bytes_},      {"block", shape_.block},
-            {"depth", shape_.depth},      {"call", calls_.block}, {"calls", calls_.depth},
-            {"service", service_->name()}};
+    Json result = {{"folder", folder},           {"bytes", bytes_},      {"block", shape_.block},
+                   {"depth", shape_.depth},      {"call", calls_.block}, {"calls", calls_.depth},
+                   {"service", service_->name()}};
+    if (best_) result["fio"] = {{"write", to_text(best_->write)}, {"read", to_text(best_->read)}};
+    return result;
   }
 
  private:
-  void begin_bare(const std::string& folder) {
-    try {
-      bare_ = std::make_unique<offload::BareFile>(folder, bytes_);
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kIo) throw;
-      report_.notes.push_back(fmt::format("there is no limit to hold this against: {}", error.what()));
-      return;
-    }
-    std::string why;
-    has_fio_ = fio_rates(bare_->path(), bytes_, shape_, &why).has_value();
-    if (!has_fio_) report_.notes.push_back(why);
+  static std::vector<double> numbers(const DiskRates& rates) { return {rates.write, rates.read}; }
+
+  // And seconds of processor time for each byte that was moved.
+  template <class Pass>
+  std::vector<double> with_processor(const Pass& pass) const {
+    const double before = processor_seconds();
+    std::vector<double> result = numbers(pass());
+    result.push_back((processor_seconds() - before) / static_cast<double>(2 * bytes_));
+    return result;
   }
 
-  DiskRates fio() {
+  DiskRates records() { return offload::measure_record(*store_, record_, bytes_, calls_, memory_.bytes()); }
+
+  std::vector<double> fio() const {
     std::string why;
-    const auto rates = fio_rates(bare_->path(), bytes_, shape_, &why);
+    const auto rates = fio_rates(file_.path(), bytes_, std::array{best_->write, best_->read}, &why);
     if (!rates) fail(ErrorCode::kIo, "{}", why);
     return *rates;
   }
 
+  void report(const std::vector<std::vector<double>>& found) {
+    for (std::size_t limit = 1; limit < works_.size(); ++limit)
+      for (std::size_t i = 0; i < 2; ++i)
+        report_.rows.push_back({i == 0 ? "write" : "read", BenchUnit::kBytesPerSecond, found[0][i],
+                                found[limit][i], works_[limit].name});
+    for (BenchRow& row : report_.rows) row.more = {{"processor_seconds_per_gb", 1e9 * found[0][2]}};
+    report_.notes.push_back(fmt::format(
+        "processor time: {:.3f} s for 1 GB, {:.3f} s without checksums; {} x {} by {}", 1e9 * found[0][2],
+        1e9 * found[1][2], shape_.depth, format_size(shape_.block), service_->name()));
+  }
+
   BenchReport& report_;
+  offload::IoOptions io_;
   StreamShape shape_, calls_;
   std::uint64_t bytes_;
   allocator::Ledger ledger_;
+  offload::BareFile file_;  // of all that is measured: no side is on a better part of the disk
   std::unique_ptr<offload::IoService> service_;
+  std::unique_ptr<offload::File> plain_;
   std::unique_ptr<offload::RecordStore> store_;
   offload::RecordId record_ = 0;
   allocator::Region memory_;
-  std::unique_ptr<offload::BareFile> bare_;
-  bool has_fio_ = false;
+  std::optional<FioBest> best_;
+  std::vector<BenchWork> works_;
 };
 
 void check(const BenchOptions& options) {
@@ -103,12 +150,11 @@ void check(const BenchOptions& options) {
   if (options.block % kDiskBlock != 0 || options.block > 64 * kMiB)
     fail(ErrorCode::kInvalidArgument, "--block: a multiple of {} bytes up to 64 MiB is needed, {} was given",
          kDiskBlock, options.block);
-  if (options.depth > 256)
-    fail(ErrorCode::kInvalidArgument, "--depth: a number from 1 to 256 is needed, {} was given",
+  if (options.depth > static_cast<int>(kMostDepth))
+    fail(ErrorCode::kInvalidArgument, "--depth: a number from 1 to {} is needed, {} was given", kMostDepth,
          options.depth);
-  std::vector<offload::DiskFolder> both = {
-      {options.folder, 2 * options.size}};  // the store's file and the bare one
-  models::resolve_disk(both, "", 0);
+  std::vector<offload::DiskFolder> disk = {{options.folder, options.size}};
+  models::resolve_disk(disk, "", 0);
 }
 
 }  // namespace

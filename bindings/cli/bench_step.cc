@@ -147,7 +147,7 @@ BenchReport bench_step(const models::TrainSettings& given, double seconds, Bench
   models::Tools& tools = *setup.tools;
   const engine::MachineRates rates = models::measure_limits(
       tools.threads, *tools.library, settings.dtype,
-      setup.plan.plan.uses_disk() ? settings.disk : std::vector<offload::DiskFolder>());
+      setup.plan.plan.uses_disk() ? settings.disk : std::vector<offload::DiskFolder>(), tools.disk_options);
   const Steps steps = run_steps(setup, seconds, progress);
   if (steps.seconds.empty())
     fail(ErrorCode::kState, "stopped by {} before a step was measured", StopSignals::name());

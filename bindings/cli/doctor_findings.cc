@@ -146,26 +146,58 @@ Finding gpu() {
       value};
 }
 
-Finding disk(offload::IoService& io, const std::string& folder) {
+// "16 x 512.0 KiB by an io_uring"
+std::string text_of(const offload::IoOptions& io) {
+  const std::uint64_t count = in_flight(io) / io.block_bytes;
+  return fmt::format("{} x {} by {}", count, format_size(io.block_bytes),
+                     io.way == offload::IoWay::kUring ? "an io_uring" : fmt::format("{} threads", count));
+}
+
+std::string text_of(const offload::DiskRates& rates) {
+  return fmt::format("write {:.2f} GB/s, read {:.2f} GB/s", rates.write / 1e9, rates.read / 1e9);
+}
+
+Json json_of(const offload::DiskTrial& trial) {
+  return {{"service", trial.io.way == offload::IoWay::kUring ? "io_uring" : "threads"},
+          {"block", trial.io.block_bytes},
+          {"under_way", in_flight(trial.io) / trial.io.block_bytes},
+          {"write", trial.rates.write},
+          {"read", trial.rates.read},
+          {"steady", trial.steady}};
+}
+
+// The best of the way that was not chosen.
+std::string text_of_other(const std::vector<offload::DiskTrial>& trials, offload::IoWay chosen) {
+  std::vector<offload::DiskTrial> others;
+  std::ranges::copy_if(trials, std::back_inserter(others),
+                       [&](const auto& trial) { return trial.io.way != chosen; });
+  if (others.empty()) return {};
+  const offload::DiskTrial& best = offload::best_trial(others);
+  return fmt::format("; {}: {}", text_of(best.io), text_of(best.rates));
+}
+
+Finding disk(const std::string& folder) {
   try {
     offload::check_disk_folder(folder);
-    const offload::DiskKnowledge known = offload::measure_disk(io, folder, kDiskSample);
+    const std::vector<offload::DiskTrial> trials = offload::try_disk(folder, kDiskSample);
+    const offload::DiskTrial& best = offload::best_trial(trials);
+    const offload::DiskKnowledge known = offload::knowledge_of(best);
     std::string why;
-    const auto kept = offload::keep_disk(io, folder, known, &why);
-    return {
-        "disk " + folder,
-        fmt::format(
-            "write {:.2f} GB/s, read {:.2f} GB/s ({} of {} past the page cache) with {} under way, which is "
-            "what updates use; {}",
-            known.rates.write / 1e9, known.rates.read / 1e9, format_size(kDiskSample), io.name(),
-            format_size(known.in_flight),
-            kept ? "kept for a week in " + *kept : "measured by each run, since it cannot be kept: " + why),
-        "",
-        {{"folder", folder},
-         {"write", known.rates.write},
-         {"read", known.rates.read},
-         {"in_flight", known.in_flight},
-         {"kept", kept ? Json(*kept) : Json()}}};
+    const auto kept = offload::keep_disk(folder, known, &why);
+    Json all = Json::array();
+    for (const offload::DiskTrial& trial : trials) all.push_back(json_of(trial));
+    Json value = json_of(best);
+    value.update({{"folder", folder}, {"trials", all}, {"kept", kept ? Json(*kept) : Json()}});
+    return {"disk " + folder,
+            fmt::format("{} with {} under way, which is what runs use{}; {}", text_of(known.rates),
+                        text_of(known.io), text_of_other(trials, known.io.way),
+                        kept ? fmt::format("kept for {} in {}", known.disturbed ? "an hour" : "a week", *kept)
+                             : "measured by each run, since it cannot be kept: " + why),
+            known.disturbed
+                ? "the rounds of this measurement differed by more than a quarter: other work was going on; "
+                  "run this again when it is over"
+                : "",
+            value};
   } catch (const Error& error) {
     const Json value = {{"folder", folder}, {"error", error.what()}};
     return {"disk " + folder, "cannot be used", error.what(), value, true};
@@ -180,9 +212,7 @@ std::vector<Finding> examine(const std::vector<std::string>& folders) {
   findings.push_back({"system", "Linux " + kernel_version(), "", {{"kernel", kernel_version()}}});
   if (const auto limit = mapping_limit())
     findings.push_back({"mappings", fmt::format("{} a process", *limit), "", {{"limit", *limit}}});
-  if (folders.empty()) return findings;
-  const auto io = offload::make_io_service({});
-  for (const std::string& folder : folders) findings.push_back(disk(*io, folder));
+  for (const std::string& folder : folders) findings.push_back(disk(folder));
   return findings;
 }
 

@@ -6,10 +6,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <functional>
+#include <numeric>
 #include <vector>
 
+#include "core/bytes.h"
 #include "core/error.h"
 #include "core/json.h"
 
@@ -58,37 +62,99 @@ int run(std::vector<std::string> words, std::string& out) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-std::optional<double> rate(const std::string& path, std::uint64_t bytes, const offload::StreamShape& shape,
-                           const std::string& direction, std::string* why) {
-  std::string out;
-  const int status = run(
-      // Transparent huge pages for --mem=malloc.
-      {"env", "GLIBC_TUNABLES=glibc.malloc.hugetlb=1", "fio", "--name=sluice", "--output-format=json",
-       "--ioengine=io_uring", "--direct=1", "--mem=malloc", "--iomem_align=2M", "--overwrite=1",
-       "--bs=" + std::to_string(shape.block), "--iodepth=" + std::to_string(shape.depth),
-       "--size=" + std::to_string(bytes), "--rw=" + direction, "--filename=" + path},
-      out);
-  const std::size_t start = out.find('{');
-  if (status == 0 && start != std::string::npos)
-    return parse_json(std::string_view(out).substr(start), "fio")
-        .at("jobs")
-        .at(0)
-        .at(direction)
-        .at("bw_bytes")
-        .get<double>();
-  *why = status == kNotFound ? "fio is not installed, so nothing is compared with it (apt-get install fio)"
-                             : fmt::format("fio failed with status {}", status);
-  return std::nullopt;
+constexpr std::uint64_t kTried[] = {8 * kMiB, 16 * kMiB, 32 * kMiB};  // under way
+constexpr std::size_t kTriedBlocks[] = {256 * kKiB, 512 * kKiB, kMiB, 4 * kMiB};
+constexpr std::uint64_t kTriedBytes = 256 * kMiB;
+constexpr std::size_t kFinalists = 3;
+
+void add_job(std::vector<std::string>& words, const FioJob& job) {
+  words.insert(words.end(),
+               {"--name=sluice", "--stonewall", std::string("--rw=") + (job.writes ? "write" : "read"),
+                "--bs=" + std::to_string(job.shape.block), "--iodepth=" + std::to_string(job.shape.depth)});
+  if (job.registered) words.insert(words.end(), {"--fixedbufs=1", "--registerfiles=1"});
+}
+
+std::vector<FioJob> all_jobs() {
+  std::vector<FioJob> jobs;
+  for (const bool writes : {true, false})
+    for (const std::size_t block : kTriedBlocks)
+      for (const std::uint64_t bytes : kTried) jobs.push_back({writes, {block, bytes / block}});
+  return jobs;
+}
+
+// The best few of each direction, plain and with registered buffers.
+std::vector<FioJob> finalists(const std::vector<FioJob>& jobs, const std::vector<double>& rates) {
+  std::vector<std::size_t> order(jobs.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::sort(order, std::greater(), [&](std::size_t i) { return rates[i]; });
+  std::vector<FioJob> best;
+  for (const bool writes : {true, false})
+    for (std::size_t taken = 0, i = 0; taken < kFinalists && i < order.size(); ++i) {
+      FioJob job = jobs[order[i]];
+      if (job.writes != writes) continue;
+      best.push_back(job);
+      job.registered = true;
+      best.push_back(job);
+      ++taken;
+    }
+  return best;
 }
 
 }  // namespace
 
-std::optional<offload::DiskRates> fio_rates(const std::string& path, std::uint64_t bytes,
-                                            const offload::StreamShape& shape, std::string* why) {
-  const auto write = rate(path, bytes, shape, "write", why);
-  const auto read = write ? rate(path, bytes, shape, "read", why) : std::nullopt;
-  if (!read) return std::nullopt;
-  return offload::DiskRates{*read, *write};
+std::string to_text(const FioJob& job) {
+  return fmt::format("{} x {}{}", job.shape.depth, format_size(job.shape.block),
+                     job.registered ? ", registered buffers" : "");
+}
+
+std::optional<std::vector<double>> fio_rates(const std::string& path, std::uint64_t bytes,
+                                             std::span<const FioJob> jobs, std::string* why) {
+  std::vector<std::string> words = {// Transparent huge pages for --mem=malloc.
+                                    "env",
+                                    "GLIBC_TUNABLES=glibc.malloc.hugetlb=1",
+                                    "fio",
+                                    "--output-format=json",
+                                    "--ioengine=io_uring",
+                                    "--direct=1",
+                                    "--mem=malloc",
+                                    "--iomem_align=2M",
+                                    "--overwrite=1",
+                                    "--runtime=2",
+                                    "--size=" + std::to_string(bytes),
+                                    "--filename=" + path};
+  for (const FioJob& job : jobs) add_job(words, job);
+  std::string out;
+  const int status = run(std::move(words), out);
+  const std::size_t start = out.find('{');
+  if (status != 0 || start == std::string::npos) {
+    *why = status == kNotFound ? "fio is not installed, so nothing is compared with it (apt-get install fio)"
+                               : fmt::format("fio failed with status {}", status);
+    return std::nullopt;
+  }
+  const Json found = parse_json(std::string_view(out).substr(start), "fio").at("jobs");
+  std::vector<double> rates;
+  for (std::size_t i = 0; i < jobs.size(); ++i)
+    rates.push_back(found.at(i).at(jobs[i].writes ? "write" : "read").at("bw_bytes").get<double>());
+  return rates;
+}
+
+std::optional<FioBest> best_fio(const std::string& path, std::uint64_t bytes, std::string* why) {
+  const std::uint64_t sample = std::min(bytes, kTriedBytes);
+  const std::vector<FioJob> all = all_jobs();
+  const auto first = fio_rates(path, sample, all, why);
+  if (!first) return std::nullopt;
+  const std::vector<FioJob> jobs = finalists(all, *first);
+  const auto rates = fio_rates(path, sample, jobs, why);
+  if (!rates) return std::nullopt;
+  FioBest best;
+  double write = 0, read = 0;
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    double& most = jobs[i].writes ? write : read;
+    if ((*rates)[i] <= most) continue;
+    most = (*rates)[i];
+    (jobs[i].writes ? best.write : best.read) = jobs[i];
+  }
+  return best;
 }
 
 }  // namespace sluice::cli

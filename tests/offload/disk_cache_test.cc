@@ -16,20 +16,6 @@ using namespace sluice::offload::testing;
 
 constexpr std::uint64_t kSample = 64 * kMiB;  // the least that is kept
 
-// A service that counts what it opens, so that a measurement shows.
-class CountingService final : public IoService {
- public:
-  std::unique_ptr<File> open(const std::string& path, OpenMode mode) override {
-    ++opened;
-    return service_->open(path, mode);
-  }
-  std::string name() const override { return service_->name(); }
-  int opened = 0;
-
- private:
-  std::unique_ptr<IoService> service_ = make_thread_service({});
-};
-
 class DiskCacheTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -53,83 +39,152 @@ class DiskCacheTest : public ::testing::Test {
     json[key] = value;
     write_text_file(entry(), json.dump());
   }
+  // As know_disk, with a measurement that finds something else each time.
+  DiskKnowledge know(std::uint64_t bytes = kSample) {
+    return know_disk(folder_.path(), bytes, [this](const std::string& folder, std::uint64_t size) {
+      EXPECT_EQ(folder, folder_.path());
+      EXPECT_GT(size, 0u);
+      ++measured_;
+      return known_of(1e9 + measured_, disturbed_);
+    });
+  }
+  static DiskKnowledge known_of(double rate, bool disturbed = false) {
+    DiskKnowledge known;
+    known.rates = {rate, 2 * rate};
+    known.io.way = IoWay::kThreads;
+    known.io.block_bytes = 256 * kKiB;
+    known.io.threads = 12;
+    known.disturbed = disturbed;
+    return known;
+  }
   DirectFolder folder_;
   std::string cache_;
-  CountingService io_;
+  int measured_ = 0;
+  bool disturbed_ = false;
 };
 
 TEST_F(DiskCacheTest, WhatWasMeasuredIsKeptAndNotMeasuredAgain) {
-  const DiskKnowledge first = know_disk(io_, folder_.path(), kSample);
-  EXPECT_EQ(io_.opened, 1);
-  EXPECT_GT(first.rates.read, 0);
-  EXPECT_GT(first.rates.write, 0);
-  EXPECT_GE(first.in_flight, kMeasuredShape.block);
-  EXPECT_LE(first.in_flight, kMeasuredShape.bytes());
-  const DiskKnowledge second = know_disk(io_, folder_.path(), kSample);
-  EXPECT_EQ(io_.opened, 1);
-  EXPECT_EQ(second.rates.read, first.rates.read);
-  EXPECT_EQ(second.rates.write, first.rates.write);
-  EXPECT_EQ(second.in_flight, first.in_flight);
+  const DiskKnowledge first = know(), second = know();
+  EXPECT_EQ(measured_, 1);
+  for (const DiskKnowledge& known : {first, second}) {
+    EXPECT_EQ(known.rates.read, 1e9 + 1);
+    EXPECT_EQ(known.rates.write, 2e9 + 2);
+    EXPECT_EQ(known.io.way, IoWay::kThreads);
+    EXPECT_EQ(known.io.block_bytes, 256 * kKiB);
+    EXPECT_EQ(known.io.threads, 12u);
+    EXPECT_FALSE(known.disturbed);
+  }
+}
+
+TEST_F(DiskCacheTest, TheDiskItselfIsMeasuredWhereNothingElseIsAskedFor) {
+  const DiskKnowledge known = know_disk(folder_.path(), kSample);
+  EXPECT_GT(known.rates.read, 0);
+  EXPECT_GT(known.rates.write, 0);
+  const auto kept = kept_disk(folder_.path());
+  ASSERT_TRUE(kept);
+  EXPECT_EQ(kept->rates.read, known.rates.read);
+  EXPECT_EQ(in_flight(kept->io), in_flight(known.io));
 }
 
 TEST_F(DiskCacheTest, AnEntryThatDoesNotCountIsMeasuredAnewAndWrittenOver) {
-  know_disk(io_, folder_.path(), kSample);
+  know();
   const std::string whole = read_text_file(entry());
   const auto now = Json::parse(whole).at("measured").get<std::int64_t>();
-  const std::vector<std::pair<std::string, Json>> changes = {{"version", 2},
+  const std::vector<std::pair<std::string, Json>> changes = {{"version", 1},
                                                              {"measured", now - 8 * 24 * 3600},
                                                              {"measured", now + 3600},
                                                              {"disk", "another"},
                                                              {"read", 0},
                                                              {"write", "fast"},
-                                                             {"in_flight", 0},
-                                                             {"in_flight", 1 << 30},
+                                                             {"under_way", 0},
+                                                             {"under_way", 1 << 20},
+                                                             {"block", 1000},
+                                                             {"service", 3},
+                                                             {"disturbed", "no"},
                                                              {"measured", nullptr}};
-  int measured = io_.opened;
   for (const auto& [key, value] : changes) {
     change(key, value);
-    know_disk(io_, folder_.path(), kSample);
-    EXPECT_EQ(io_.opened, ++measured) << key << " " << value;
-    know_disk(io_, folder_.path(), kSample);
-    EXPECT_EQ(io_.opened, measured) << "not written over: " << key;
+    const int before = measured_;
+    know();
+    EXPECT_EQ(measured_, before + 1) << key << " " << value;
+    know();
+    EXPECT_EQ(measured_, before + 1) << "not written over: " << key;
   }
   for (const std::string& text : {std::string(), std::string("{"), whole.substr(0, whole.size() / 2)}) {
     write_text_file(entry(), text);
-    know_disk(io_, folder_.path(), kSample);
-    EXPECT_EQ(io_.opened, ++measured) << text;
+    const int before = measured_;
+    know();
+    EXPECT_EQ(measured_, before + 1) << text;
   }
 }
 
+TEST_F(DiskCacheTest, ADisturbedMeasurementCountsForAnHour) {
+  disturbed_ = true;
+  EXPECT_TRUE(know().disturbed);
+  EXPECT_TRUE(know().disturbed);
+  EXPECT_EQ(measured_, 1);
+  const auto now = read_json_file(entry()).at("measured").get<std::int64_t>();
+  change("measured", now - 2 * 3600);
+  know();
+  EXPECT_EQ(measured_, 2);
+  disturbed_ = false;
+  change("measured", now - 2 * 3600);
+  know();
+  change("measured", now - 2 * 3600);
+  know();
+  EXPECT_EQ(measured_, 3);
+}
+
+TEST_F(DiskCacheTest, WhatVariesIsDisturbed) {
+  DiskTrial trial;
+  trial.rates = {1e9, 1e9};
+  trial.steady = 0.9;
+  EXPECT_FALSE(knowledge_of(trial).disturbed);
+  trial.steady = 0.5;
+  EXPECT_TRUE(knowledge_of(trial).disturbed);
+}
+
 TEST_F(DiskCacheTest, ItIsMeasuredAnewWhereThatIsAskedFor) {
-  know_disk(io_, folder_.path(), kSample);
+  know();
   ::setenv("SLUICE_MEASURE_DISK", "0", 1);
-  know_disk(io_, folder_.path(), kSample);
-  EXPECT_EQ(io_.opened, 1);
+  know();
+  EXPECT_EQ(measured_, 1);
   ::setenv("SLUICE_MEASURE_DISK", "1", 1);
-  know_disk(io_, folder_.path(), kSample);
-  EXPECT_EQ(io_.opened, 2);
+  know();
+  EXPECT_EQ(measured_, 2);
 }
 
 TEST_F(DiskCacheTest, WhereNothingCanBeKeptEachRunMeasures) {
   write_text_file(cache_, "no folder");
-  EXPECT_GT(know_disk(io_, folder_.path(), kSample).in_flight, 0u);
-  EXPECT_GT(know_disk(io_, folder_.path(), kSample).in_flight, 0u);
-  EXPECT_EQ(io_.opened, 2);
+  know();
+  know();
+  EXPECT_EQ(measured_, 2);
   std::string why;
-  EXPECT_FALSE(keep_disk(io_, folder_.path(), {{1, 1}, kMiB}, &why));
+  EXPECT_FALSE(keep_disk(folder_.path(), known_of(1), &why));
   EXPECT_FALSE(why.empty());
   ::setenv("XDG_CACHE_HOME", "relative", 1);  // which the standard tells to ignore
   const char* home = std::getenv("HOME");
   const std::string before = home == nullptr ? "" : home;
   ::unsetenv("HOME");
-  EXPECT_FALSE(keep_disk(io_, folder_.path(), {{1, 1}, kMiB}, &why));
-  EXPECT_FALSE(kept_disk(io_, folder_.path()));
+  EXPECT_FALSE(keep_disk(folder_.path(), known_of(1), &why));
+  EXPECT_FALSE(kept_disk(folder_.path()));
   ::setenv("HOME", before.c_str(), 1);
 }
 
 TEST_F(DiskCacheTest, AShortMeasurementIsNotKept) {
-  know_disk(io_, folder_.path(), 4 * kMiB);
-  EXPECT_FALSE(kept_disk(io_, folder_.path()));
+  know(4 * kMiB);
+  EXPECT_FALSE(kept_disk(folder_.path()));
+}
+
+TEST_F(DiskCacheTest, OneServiceForSeveralDisksHasAsMuchUnderWayAsTheyNeed) {
+  DiskKnowledge slow = known_of(1e9), fast = known_of(3e9);
+  slow.io = {.way = IoWay::kUring, .queue_depth = 8, .block_bytes = kMiB};
+  const std::vector<DiskKnowledge> both = {fast, slow};
+  const IoOptions io = options_for(both);
+  EXPECT_EQ(io.way, IoWay::kUring);
+  EXPECT_EQ(io.block_bytes, kMiB);
+  EXPECT_EQ(io.queue_depth, 8u + 3u);
+  EXPECT_EQ(in_flight(options_for({})), in_flight(IoOptions{}));
 }
 
 TEST_F(DiskCacheTest, ManyWritersLeaveOneWholeEntry) {
@@ -138,14 +193,14 @@ TEST_F(DiskCacheTest, ManyWritersLeaveOneWholeEntry) {
     writers.emplace_back([this, i] {
       std::string why;
       for (int round = 0; round < 20; ++round)
-        EXPECT_TRUE(keep_disk(io_, folder_.path(), {{i * 1e6, i * 1e6}, kMiB}, &why)) << why;
+        EXPECT_TRUE(keep_disk(folder_.path(), known_of(i * 1e6), &why)) << why;
     });
   for (int i = 0; i < 50; ++i)
-    if (const auto kept = kept_disk(io_, folder_.path())) {
-      EXPECT_EQ(kept->rates.read, kept->rates.write);
+    if (const auto kept = kept_disk(folder_.path())) {
+      EXPECT_EQ(2 * kept->rates.read, kept->rates.write);
     }
   for (std::thread& writer : writers) writer.join();
-  EXPECT_TRUE(kept_disk(io_, folder_.path()));
+  EXPECT_TRUE(kept_disk(folder_.path()));
   std::size_t files = 0;
   for ([[maybe_unused]] const auto& file : std::filesystem::directory_iterator(cache_ + "/sluice")) ++files;
   EXPECT_EQ(files, 1u);

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <future>
 
+#include "offload/watch.h"
 #include "tests/offload/support.h"
 
 namespace sluice::offload {
@@ -91,6 +92,46 @@ TEST_P(HangTest, IsAnErrorThatSaysWhereAndNobodyWaitsForIt) {
   service_.reset();
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
   absent_.let_go();  // what the system finishes now, nobody hears of
+}
+
+// A write that makes the file longer holds its inode until its memory is there, and fallocate waits for that.
+TEST_P(HangTest, SpaceThatIsNeverReservedIsAnError) {
+  const auto start = std::chrono::steady_clock::now();
+  {
+    const std::unique_ptr<File> file = service_->open(folder_.file("held"), OpenMode::kCreate);
+    std::promise<void> ended;
+    file->write(0, absent_.all(), [&](const std::exception_ptr& /*error*/) { ended.set_value(); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // until the system has the write
+    const Error error = testing::error_of([&] { file->allocate(4 * kMiB); });
+    EXPECT_EQ(error.code(), ErrorCode::kIo);
+    EXPECT_THAT(error.what(), HasSubstr("held: 4194304 bytes are to be reserved: no answer for 2 s"));
+    ended.get_future().wait();
+  }
+  service_.reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
+  absent_.let_go();
+}
+
+TEST(CallWithPatience, ReturnsWhatTheCallDoes) {
+  EXPECT_EQ(call_with_patience(std::chrono::seconds(60), "f", [] { return 7; }), 7);
+}
+
+// As fdatasync on a device that is gone, which no test can have for real without one.
+TEST(CallWithPatience, LeavesACallThatHangsBehindWithWhatItOwns) {
+  const auto held = std::make_shared<int>(0);
+  std::promise<void> let_go;
+  const Error error = testing::error_of([&] {
+    call_with_patience(std::chrono::milliseconds(80), "f: to be made durable",
+                       [held, go = let_go.get_future().share()] {
+                         go.wait();
+                         return 0;
+                       });
+  });
+  EXPECT_EQ(error.code(), ErrorCode::kIo);
+  EXPECT_THAT(error.what(), HasSubstr("f: to be made durable: no answer for 0.08 s; the device hangs"));
+  EXPECT_EQ(held.use_count(), 2);  // here, and in the call
+  let_go.set_value();
+  while (held.use_count() > 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 TEST_P(HangTest, SlowIsNotHanging) {

@@ -161,7 +161,7 @@ TEST_P(ServiceTest, AFileTruncatedUnderneathIsNoticed) {
   Buffer data(4 * kMiB);
   write_now(*file, 0, data.all());
   ASSERT_EQ(::truncate(path.c_str(), static_cast<off_t>(2 * kMiB + 1000)), 0);
-  const Error error = error_of([&] { read_now(*file, 2 * kMiB, data.part(0, kMiB)); });
+  const Error error = error_of([&] { read_now(*file, 2 * kMiB, data.part(0, 512 * kKiB)); });  // a block
   EXPECT_EQ(error.code(), ErrorCode::kIo);
   EXPECT_EQ(error_of([&] { read_now(*file, 0, data.all()); }).code(), ErrorCode::kIo);
   EXPECT_THAT(error.what(), HasSubstr(path));
@@ -254,7 +254,7 @@ TEST(MakeServiceDeathTest, ThreadsWithAWarningWhereUringIsForbidden) {
     std::_Exit(!available && refused && threads ? 0 : 1);
   };
   EXPECT_EXIT(use(), ::testing::ExitedWithCode(0),
-              "(seccomp|io_uring_disabled).*4 threads instead(.|\n)*why: ");
+              "(seccomp|io_uring_disabled).*16 threads instead(.|\n)*why: ");
 }
 
 }  // namespace
