@@ -28,10 +28,15 @@ WordVector pass(std::uint32_t* data, std::size_t count, MemoryStream::Touch touc
   const std::size_t lanes = hn::Lanes(d);
   WordVector all = hn::Zero(d);
   if (touch == MemoryStream::Touch::kRead) {
-    for (std::size_t i = 0; i < count; i += lanes) all = hn::Xor(all, hn::Load(d, data + i));
+    for (std::size_t i = 0; i < count; i += lanes) {
+      ask_ahead({data, Dtype::kF32}, i);
+      all = hn::Xor(all, hn::Load(d, data + i));
+    }
   } else if (touch == MemoryStream::Touch::kUpdate) {
-    for (std::size_t i = 0; i < count; i += lanes)
+    for (std::size_t i = 0; i < count; i += lanes) {
+      ask_ahead({data, Dtype::kF32}, i);
       hn::Store(hn::Or(hn::Load(d, data + i), zero), d, data + i);
+    }
   } else if (past_caches) {
     for (std::size_t i = 0; i < count; i += lanes) hn::Stream(zero, d, data + i);
   } else {

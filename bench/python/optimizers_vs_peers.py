@@ -25,6 +25,7 @@ import argparse
 import json
 import os
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -146,6 +147,9 @@ def started(work: str, a: argparse.Namespace) -> tuple[dict[str, Peer], list[str
     for name in names:
         if not pythons[name]:
             notes.append(f"{work}: {name} is left out, no Python with it was named")
+            continue
+        if shutil.which(pythons[name]) is None:
+            notes.append(f"{work}: {name} is left out, there is no program '{pythons[name]}'")
             continue
         peer = Peer(pythons[name], name, dtype, state, a)
         if peer.answer() == "ready":
