@@ -14,7 +14,7 @@
 // Checkpoint folders: see docs/formats/checkpoint.md. A checkpoint is whole or absent.
 namespace sluice::engine {
 
-inline constexpr int kCheckpointVersion = 1;
+inline constexpr int kCheckpointVersion = 2;
 
 // The names of a checkpoint's files.
 inline constexpr const char* kModelFile = "model.safetensors";

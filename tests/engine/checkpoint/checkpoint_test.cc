@@ -107,8 +107,8 @@ TEST_F(CheckpointTest, ManifestHasTheDocumentedForm) {
     "seed": 1
   },
   "step": 7,
-  "version": 1,
-  "checksum": "55f4a1de9fdb55f0"
+  "version": 2,
+  "checksum": "c6a0dcab324fb488"
 }
 )";
   EXPECT_EQ(manifest.to_text(), golden);
@@ -137,8 +137,8 @@ TEST_F(CheckpointTest, ManifestIsChecked) {
     SCOPED_TRACE(to);
     expect_error(code, parts, [&] { Manifest::parse(resealed(text, from, to), "the/manifest"); });
   };
-  refused("\"version\": 1", "\"version\": 2", ErrorCode::kInvalidArgument,
-          {"the/manifest", "version 2", "version 1"});
+  refused("\"version\": 2", "\"version\": 1", ErrorCode::kInvalidArgument,
+          {"the/manifest", "version 1", "version 2"});
   refused("sluice checkpoint", "another", ErrorCode::kCorrupt, {"the/manifest", "not the manifest"});
   refused("\"sluice checkpoint\"", "1", ErrorCode::kCorrupt, {"the/manifest", "not the manifest"});
   refused("\"config.json\"", "\"../config.json\"", ErrorCode::kCorrupt, {"the/manifest", "../config.json"});
