@@ -111,12 +111,26 @@ class Planner {
     return {{2, true}, {1, true}, {1, false}};
   }
 
+  // In any order chunks are updated between the client's accesses alone: those of a unit are to arrive
+  // meanwhile.
+  std::size_t chunks_of_typical_unit() const {
+    std::vector<std::size_t> chunks;
+    for (UnitId unit = 0; unit < profile_.units.size(); ++unit)
+      if (placement_.state_bytes(unit) > 0) chunks.push_back(placement_.format().chunks(unit));
+    if (chunks.empty()) return 0;
+    const auto median = chunks.begin() + static_cast<std::ptrdiff_t>(chunks.size() / 2);
+    std::nth_element(chunks.begin(), median, chunks.end());
+    return *median;
+  }
+
   // One that is updated, and as many that are read, and written, as keep the disk at its pace: while one of
   // them ends, the others are to fill the queue.
   std::vector<std::size_t> slot_counts() const {
     const std::size_t slot = UpdatePipeline::slot_bytes(placement_.format());
     const std::size_t one_way = 1 + divide_up(rates_.disk_in_flight, std::max<std::size_t>(slot, 1));
-    const std::size_t wanted = std::clamp(1 + 2 * one_way, kLeastStagingSlots, kMostStagingSlots);
+    const std::size_t between = profile_.any_order ? chunks_of_typical_unit() : 0;
+    const std::size_t wanted =
+        std::clamp(1 + std::max(2 * one_way, one_way + between), kLeastStagingSlots, kMostStagingSlots);
     if (wanted == kLeastStagingSlots) return {wanted};
     return {wanted, kLeastStagingSlots};
   }
