@@ -327,11 +327,11 @@ typedef struct sluice_step_result {
   double clip_factor;   /* by which they were multiplied then; 1: no clipping */
 } sluice_step_result;
 
-/* Updates every parameter that got a gradient, with a copy of the settings; the updates go on behind this
- * call, and each is complete when its unit is next acquired. `result` may be NULL. SLUICE_NOT_FINITE names a
- * parameter: no value was changed, and the step is over. With options.update_in_backward the updates were
- * made already, `settings` is NULL, and it is sluice_engine_release() that gives SLUICE_NOT_FINITE: that unit
- * is left as it was. */
+/* Updates every parameter that got a gradient, with a copy of the settings; where anything is on disk the
+ * updates go on behind this call, and each is complete when its unit is next acquired. `result` may be NULL.
+ * SLUICE_NOT_FINITE names a parameter: no value was changed, and the step is over. With
+ * options.update_in_backward the updates were made already, `settings` is NULL, and it is
+ * sluice_engine_release() that gives SLUICE_NOT_FINITE: that unit is left as it was. */
 SLUICE_API sluice_status sluice_engine_step(sluice_engine* engine, const sluice_step_settings* settings,
                                             sluice_step_result* result);
 /* The step is over without an update: its gradients are dropped, and every unit is released. For errors in

@@ -274,11 +274,11 @@ class Engine:
         gradient_factor: float = 1.0,
         keep_gradients: bool = False,
     ) -> StepResult:
-        """Updates every parameter that got a gradient; updates go on behind this call. `optimizer` has other lr and
-        weight_decay than options.optimizer, `clip` bounds the global norm, then `clip_value` each element, and
-        gradients are multiplied by `gradient_factor` before anything else. With `keep_gradients` the next step adds to them. Raises NotFiniteError,
-        with no value changed, and the step over. With options.update_in_backward the updates were made already, and
-        nothing is given here."""
+        """Updates every parameter that got a gradient; where anything is on disk they go on behind this call. `optimizer`
+        has other lr and weight_decay than options.optimizer, `clip` bounds the global norm, then `clip_value` each
+        element, and gradients are multiplied by `gradient_factor` before anything else. With `keep_gradients` the next
+        step adds to them. Raises NotFiniteError, with no value changed, and the step over. With
+        options.update_in_backward the updates were made already, and nothing is given here."""
         if not self.options.update_in_backward:
             settings = ctypes.byref(self._settings(optimizer, clip, clip_value, gradient_factor, keep_gradients))
         elif (optimizer, clip, clip_value, gradient_factor, keep_gradients) != (None, None, None, 1.0, False):
