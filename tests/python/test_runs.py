@@ -135,6 +135,9 @@ def test_placement_recomputation_groups_prefetch_and_chunks_never_change_a_bit(p
         assert_same(found, expected)
         moved[way] = sum(row["disk_read"] + row["disk_written"] for row in rows)
     assert moved.pop("selective, uneven groups") == 0
+    # They are written where their room is needed: the frames of this model have room for all until they are applied.
+    gradients = moved.pop("gradients on disk, full")
+    assert gradients > 0 or model == "wide-untied"
     assert min(moved.values()) > 0
     # Without groups everything is loaded again for each micro-batch.
     assert moved["all on disk, near"] > 1.5 * moved["all on disk, far"] > moved["state on disk"]
