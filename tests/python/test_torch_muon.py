@@ -141,6 +141,7 @@ def test_settings_that_cannot_be():
 
 
 def test_a_pytorch_without_products_is_told(monkeypatch, tmp_path):
-    monkeypatch.setattr(torch, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(sluice.torch._libraries, "_LIBRARY", tmp_path / "libtorch_cpu.so")
+    assert sluice.torch.team() is None
     with pytest.raises(sluice.NotFoundError, match="sgemm_.*another optimizer"):
         wrap(small_gpt2(), "memory", sluice.Muon())
