@@ -35,6 +35,14 @@ std::vector<std::string> plugin_paths() {
   return paths;
 }
 
+// The plug-in's own memory for what it is linked with (dnnl/scratch.cc), where the linker has this; the
+// sanitizers have their own and refuse it.
+#if defined(RTLD_DEEPBIND) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+constexpr int kHowToOpen = RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND;
+#else
+constexpr int kHowToOpen = RTLD_NOW | RTLD_LOCAL;
+#endif
+
 // The plug-in stays loaded for good: OpenMP's threads outlive any one library object.
 void* open_plugin(std::string* path) {
   // libgomp reads it once, when it is loaded; spinning threads would take the cores from oneTBB's and from
@@ -42,7 +50,7 @@ void* open_plugin(std::string* path) {
   setenv("OMP_WAIT_POLICY", "passive", 0);
   std::string reasons;
   for (const std::string& candidate : plugin_paths()) {
-    if (void* handle = dlopen(candidate.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+    if (void* handle = dlopen(candidate.c_str(), kHowToOpen)) {
       *path = candidate;
       return handle;
     }
@@ -193,10 +201,7 @@ std::size_t product_workspace(const Product& product, const MatrixLibrary& libra
 }
 
 std::size_t ProductSurvey::workspace(const Product& product) {
-  largest_.m = std::max(largest_.m, product.m);
-  largest_.n = std::max(largest_.n, product.n);
-  largest_.k = std::max(largest_.k, product.k);
-  if (product.a.type == Dtype::kBf16) largest_.a.type = Dtype::kBf16;
+  hidden_bytes_ = std::max(hidden_bytes_, library_.hidden_bytes(product));
   return product_workspace(product, library_);
 }
 

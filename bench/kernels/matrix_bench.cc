@@ -93,7 +93,7 @@ std::size_t status_bytes(const std::string& name) {
 
 constexpr std::size_t kHiddenElements = std::size_t{24} << 20;
 
-// Products of many shapes in an order without order: malloc then finds no chunk of the size before.
+// Products of many shapes, in an order without order.
 std::vector<Product> hidden_products() {
   constexpr std::size_t kSizes[] = {1, 16, 100, 768, 1024, 3072, 6000, 50257};
   std::vector<Product> products;

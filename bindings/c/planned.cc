@@ -122,9 +122,8 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   const std::size_t held = std::max<std::size_t>(1, options.held_units) + (made.serve_touches ? 1 : 0);
   made.profile = engine::any_order_profile(units_of(model), held);
   made.products = products_of(options, made);
-  // Twice: for these alone malloc keeps as much as where a model's come in between.
   if (made.products != nullptr)
-    made.profile.hidden_bytes = 2 * engine::hidden_bytes(made.profile.units, *made.optimizer, *made.products);
+    made.profile.hidden_bytes = engine::hidden_bytes(made.profile.units, *made.optimizer, *made.products);
   check_limits(made.disk);
   const std::vector<offload::DiskKnowledge> disks = models::know_disks(made.disk);
   made.io = offload::make_io_service(offload::options_for(disks));

@@ -55,7 +55,7 @@ Profile any_order_profile(std::vector<UnitSpec> units, std::size_t held_units);
 
 // Whether an update has matrix products, which need a library for them.
 bool has_products(const std::vector<UnitSpec>& units, const optim::Optimizer& optimizer);
-// What the library takes for itself for these, beside what it takes for a model's.
+// What the library takes for itself for these.
 std::size_t hidden_bytes(const std::vector<UnitSpec>& units, const optim::Optimizer& optimizer,
                          const kernels::F32Products& products);
 

@@ -98,17 +98,15 @@ class OneDnn final : public MatrixLibrary {
 
   bool has_bf16() const override { return has(dnnl::cpu_isa::avx512_core_bf16); }
 
-  std::size_t hidden_bytes(const Product& largest) const override {
+  std::size_t hidden_bytes(const Product& p) const override {
     const auto threads = static_cast<std::size_t>(threads_);
-    const bool wide = has(dnnl::cpu_isa::avx512_core);
-    const std::size_t most = kCodeOfPrimitives + threads * (wide ? kMostWidePanels : kMostPanels);
-    if (has_bf16() && largest.a.type == Dtype::kBf16) return most;
-    // One operand's panel is shared by two threads; more of them pack panels of both.
-    const std::size_t packed =
-        std::min(largest.n, kMostPacked) + (threads_ > 2 ? std::min(largest.m, kMostPacked) : 0);
-    const std::size_t panels =
-        packed * std::min(largest.k, kPackedDepth) * sizeof(float) + threads * kOtherPanel;
-    return std::min(kCode + panels * (wide ? 7 : 6) / 2, most);
+    const std::size_t depth = std::min(p.k, has(dnnl::cpu_isa::avx512_core) ? kWideDepth : kDepth);
+    const std::size_t most = kPanelColumns * threads;
+    const std::size_t shared = std::min(p.n, most) + (threads > 2 ? std::min(p.m, most) : 0);
+    const std::size_t own = std::min(p.m, kPanelRows) * threads;
+    const bool primitive = p.a.type == Dtype::kBf16 && has_bf16();
+    return (primitive ? kCodeOfPrimitives : kCode) + (shared + own) * depth * sizeof(float) +
+           threads * kBesidePanels;
   }
 
   std::string name() const override {
@@ -118,14 +116,11 @@ class OneDnn final : public MatrixLibrary {
   int threads() const override { return threads_; }
 
  private:
-  // Blocks of the library's products in f32, in elements, as bench/kernels/matrix_bench.cc --hidden shows
-  // them. Their panels are counted three times (with wide vectors, half of them once more): each thread may
-  // pack them, and malloc does not place those of different shapes alike.
-  static constexpr std::size_t kMostPacked = 10'000, kPackedDepth = 256, kOtherPanel = 400 * kKiB;
-  static constexpr std::size_t kCode = 4 * kMiB;
-  // Above the most over all shapes.
-  static constexpr std::size_t kCodeOfPrimitives = 12 * kMiB, kMostPanels = 12 * kMiB,
-                               kMostWidePanels = 16 * kMiB;
+  // The blocks of the library's products in f32, in elements: B's panel is shared, A's is each thread's own.
+  // More than two threads share one of A, too.
+  static constexpr std::size_t kPanelColumns = 10'000, kPanelRows = 384, kDepth = 256, kWideDepth = 384;
+  static constexpr std::size_t kBesidePanels = 64 * kKiB;
+  static constexpr std::size_t kCode = 4 * kMiB, kCodeOfPrimitives = 12 * kMiB;
 
   static bool has(dnnl::cpu_isa isa) {
     const auto wanted = static_cast<unsigned>(isa);

@@ -181,11 +181,15 @@ TEST_F(MatrixTest, TakesNoMoreForItselfThanTheSurveySays) {
   };
   compute(sized(256, 256, 256));  // code of the library that is not yet in memory
   const std::size_t before = allocator::resident_bytes();
-  for (int round = 0; round < 3; ++round) {
-    for (const Product& product : products) compute(product);
+  std::vector<std::unique_ptr<char[]>> others;  // objects that come in between, as in every program
+  for (std::size_t round = 0; round < 60; ++round) {
+    for (const Product& product : products) {
+      others.push_back(std::make_unique<char[]>(round));
+      compute(product);
+    }
     EXPECT_LE(allocator::resident_bytes(), before + survey.hidden_bytes());
   }
-  EXPECT_LT(survey.hidden_bytes(), 16 * kMiB);
+  EXPECT_LT(survey.hidden_bytes(), 12 * kMiB);
 }
 
 TEST_F(MatrixTest, EveryTransposeStrideTypeAndAddend) {
