@@ -4,6 +4,12 @@
 #include <atomic>
 #include <exception>
 
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#else
+#include <cfenv>
+#endif
+
 #ifdef SLUICE_PLAIN_THREADS
 #include <thread>
 #include <vector>
@@ -68,6 +74,37 @@ struct Threads::Arena {
 };
 #endif
 
+// Arithmetic as IEEE 754 has it while this lives, with subnormal numbers and the nearest value: a caller, or
+// the library that a team is of, may have told some threads otherwise, and which thread computes what is
+// chance.
+class PlainArithmetic {
+ public:
+#if defined(__SSE2__)
+  PlainArithmetic() : before_(_mm_getcsr()) {
+    if ((before_ & ~kFlags) != kDefault) _mm_setcsr(kDefault);
+  }
+  ~PlainArithmetic() {
+    if ((before_ & ~kFlags) != kDefault) _mm_setcsr(before_);
+  }
+
+ private:
+  static constexpr unsigned kFlags = 0x3F, kDefault = 0x1F80;
+  const unsigned before_;
+#else
+  PlainArithmetic() {
+    std::fegetenv(&before_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~PlainArithmetic() { std::fesetenv(&before_); }
+
+ private:
+  std::fenv_t before_;
+#endif
+ public:
+  PlainArithmetic(const PlainArithmetic&) = delete;
+  PlainArithmetic& operator=(const PlainArithmetic&) = delete;
+};
+
 // A loop that a team works on; each of its threads takes the next piece until none is left.
 struct Threads::Loop {
   std::size_t n, grain, pieces;
@@ -77,7 +114,10 @@ struct Threads::Loop {
   std::atomic<bool> failed{false};
   std::exception_ptr error = nullptr;  // the first
 
-  void call(std::size_t i) const { piece(state, i * grain, std::min(n, (i + 1) * grain)); }
+  void call(std::size_t i) const {
+    const PlainArithmetic arithmetic;
+    piece(state, i * grain, std::min(n, (i + 1) * grain));
+  }
 
   static void work(void* data) {
     Loop& loop = *static_cast<Loop*>(data);

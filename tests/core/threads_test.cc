@@ -1,13 +1,19 @@
 #include "core/threads.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <limits>
 #include <mutex>
 #include <set>
 #include <stdexcept>
 #include <thread>
 #include <vector>
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
 
 #include "core/error.h"
 
@@ -134,6 +140,31 @@ TEST(Threads, LoopsMayNest) {
     threads.parallel_for(8, 1, [&](std::size_t, std::size_t) { ++ran; });
   });
   EXPECT_EQ(ran, 64);
+}
+
+// What a caller told its own thread, and what threads of a library's team were told, changes no bits.
+TEST(Threads, SubnormalNumbersAndTheNearestValueOnEveryThread) {
+#if !defined(__SSE2__)
+  GTEST_SKIP() << "how a thread is told to flush subnormal numbers is known here for x86 alone";
+#else
+  constexpr unsigned kFlush = 0x8040, kDown = 0x2000;
+  for (const auto& [count, team] :
+       std::vector<std::pair<int, Threads::Team>>{{1, nullptr}, {3, nullptr}, {3, plain_team}}) {
+    Threads threads(count, team);
+    std::vector<float> halves(64), thirds(64);
+    volatile float least = std::numeric_limits<float>::min(), one = 1, three = 3;
+    const unsigned before = _mm_getcsr();
+    _mm_setcsr(before | kFlush | kDown);
+    threads.parallel_for(halves.size(), 1, [&](std::size_t begin, std::size_t end) {
+      for (std::size_t i = begin; i < end; ++i) halves[i] = least / 2, thirds[i] = one / three;
+    });
+    const unsigned after = _mm_getcsr();
+    _mm_setcsr(before);
+    EXPECT_EQ(after & 0xFFC0u, (before | kFlush | kDown) & 0xFFC0u) << "the caller's own setting is back";
+    EXPECT_THAT(halves, testing::Each(std::numeric_limits<float>::min() / 2));
+    EXPECT_THAT(thirds, testing::Each(1.0f / 3.0f));
+  }
+#endif
 }
 
 TEST(Threads, NoThreadsAreRefused) {
