@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 
-from side_by_side import fio, make_tokens, sluice_train
+from side_by_side import fio, make_tokens, sluice
 
 
 def arguments():
@@ -47,9 +47,9 @@ def seconds_of(event, output):
 
 def run(a, tokens, out, steps):
     warm(a.warm)
-    return sluice_train("--model", a.model, "--dtype", a.dtype, "--data", tokens, "--memory", a.memory, "--batch", a.batch, "--seq", a.seq,
-                        "--steps", steps, "--out", out, "--keep", 1, "--eval-every", 0, "--progress", "lines",
-                        *(["--resume"] if steps > 1 else []))
+    return sluice("train", "--model", a.model, "--dtype", a.dtype, "--data", tokens, "--memory", a.memory, "--batch", a.batch, "--seq", a.seq,
+                  "--steps", steps, "--out", out, "--keep", 1, "--eval-every", 0, "--progress", "lines",
+                  *(["--resume"] if steps > 1 else []))
 
 
 def fio_seconds(folder, way, sizes):

@@ -33,9 +33,9 @@ def make_tokens(path, count):
     path.write_bytes(bytes(byte for value in random.Random(1).randbytes(count) for byte in (value, 0)))
 
 
-def sluice_train(*arguments):
-    """Runs it to its end; returns what it printed."""
-    command = [ROOT / "build/bin/sluice", "train", *arguments]
+def sluice(*arguments):
+    """Runs a command to its end; returns what it printed."""
+    command = [ROOT / "build/bin/sluice", *arguments]
     return subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True).stdout
 
 
@@ -43,7 +43,7 @@ def sluice_steps(folder, *arguments):
     """The metrics of the steps after the first."""
     metrics = folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
-    sluice_train("--eval-every", 0, "--metrics", metrics, "--progress", "none", *arguments)
+    sluice("train", "--eval-every", 0, "--metrics", metrics, "--progress", "none", *arguments)
     return [json.loads(line) for line in metrics.read_text().splitlines()][1:]
 
 

@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""What narrow training saves and costs: bf16 parameters without master copies (stochastic rounding) and 8-bit AdamW state,
+4 bytes a parameter, beside f32 with f32 state: bytes on disk, bytes that a step moves, seconds of a step, peak memory, and
+the loss over the steps, on the same text, batch, budget and disk. One side after the other; medians of the steps after the
+first. JSON with --json.
+
+The model keeps its own vocabulary; the text's bytes are its tokens, so that no tokenizer is needed.
+
+    python3 bench/python/narrow_vs_f32.py --disk FOLDER --text TEXT --model gpt2-1.5b
+"""
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+
+from side_by_side import sluice
+
+SIDES = {"f32": ["--dtype", "f32", "--state", "f32"], "bf16 + 8-bit": ["--dtype", "bf16", "--master", "none", "--state", "8bit"]}
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--disk", required=True, help="a folder on the disk to use")
+    parser.add_argument("--text", required=True, type=pathlib.Path, help="a text file to learn from")
+    parser.add_argument("--model", default="gpt2-1.5b")
+    parser.add_argument("--memory", default="4GiB")
+    parser.add_argument("--swap", default="40GiB")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--seq", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--lr", type=float, default=1e-4)
+    parser.add_argument("--json", action="store_true")
+    a = parser.parse_args()
+    if a.steps < 2:
+        parser.error("--steps: the first is not counted, so give at least 2")
+    return a
+
+
+def byte_tokens(text, path):
+    """A token file of 2 bytes each."""
+    path.write_bytes(bytes(byte for value in text.read_bytes() for byte in (value, 0)))
+
+
+def run(a, side, tokens, folder):
+    """What one side measured. Both are placed on the disk whole, whatever would fit in memory."""
+    metrics = folder / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    # Without clipping by the norm a gradient is used up in the backward pass, and never stored.
+    options = ["--model", a.model, "--data", tokens, "--memory", a.memory, "--disk", f"{a.disk}:{a.swap}", "--batch", a.batch,
+               "--seq", a.seq, "--steps", a.steps, "--lr", a.lr, "--warmup", min(10, a.steps // 2), "--clip", 0,
+               "--place-parameters", "disk", "--place-state", "disk", *SIDES[side]]
+    plan = json.loads(sluice("plan", *options, "--json"))
+    sluice("train", *options, "--metrics", metrics, "--progress", "none")
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    seconds = [row["seconds"] for row in rows[1:]]
+    return {"side": side, "disk": plan["disk"], "read": rows[-1]["disk_read"], "written": rows[-1]["disk_written"],
+            "seconds": statistics.median(seconds), "quickest": min(seconds), "predicted_seconds": plan["step"]["seconds"],
+            "peak": rows[-1]["peak_memory"], "predicted_peak": plan["predicted_peak"], "losses": [row["loss"] for row in rows]}
+
+
+def show(results):
+    print(f"{'':14}{'disk':>10}{'read':>10}{'written':>10}{'a step':>9}{'quickest':>10}{'plan':>8}{'peak':>11}{'plan':>11}")
+    for r in results:
+        print(f"{r['side']:14}{r['disk'] / 1e9:7.2f} GB{r['read'] / 1e9:7.2f} GB{r['written'] / 1e9:7.2f} GB{r['seconds']:7.2f} s"
+              f"{r['quickest']:8.2f} s{r['predicted_seconds']:6.1f} s{r['peak'] / 2**20:7.0f} MiB{r['predicted_peak'] / 2**20:7.0f} MiB")
+    print(f"\n{'loss of step':14}" + "".join(f"{r['side']:>14}" for r in results))
+    count = len(results[0]["losses"])
+    for step in sorted({1, 2, 5, *range(10, count + 1, 10), count}):
+        if step <= count:
+            print(f"{step:<14}" + "".join(f"{r['losses'][step - 1]:14.4f}" for r in results))
+
+
+def main():
+    a = arguments()
+    results = []
+    with tempfile.TemporaryDirectory(dir=a.disk) as name:
+        folder = pathlib.Path(name)
+        tokens = folder / "tokens.bin"
+        byte_tokens(a.text, tokens)
+        for side in SIDES:
+            results.append(run(a, side, tokens, folder))
+            print(f"{side}: {results[-1]['seconds']:.2f} s a step", file=sys.stderr)
+    if a.json:
+        print(json.dumps(results))
+    else:
+        show(results)
+
+
+if __name__ == "__main__":
+    main()
