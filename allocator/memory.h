@@ -48,8 +48,8 @@ class Home {
   Home(Home&& other) noexcept;
   Home& operator=(Home&& other) noexcept;
 
-  // Homes whose ranges follow each other, so that the whole is one. REQUIRES: the sizes of all but the last are
-  // multiples of a huge page, and of the extents that are placed under them.
+  // Homes whose ranges follow each other, so that the whole is one. REQUIRES: the sizes of all but the last
+  // are multiples of a huge page, and of the extents that are placed under them.
   struct Part {
     std::string name;
     std::size_t bytes;
@@ -154,9 +154,10 @@ class TouchServer {
     bool write;  // also where the processor does not tell
     int thread;  // that waits
   };
-  // bring_in is called by one thread. It returns false, with nothing changed, where it cannot place memory
-  // there: the process then ends as it does without a server. It may not touch absent homes itself.
-  using BringIn = std::function<bool(const Touch& touch)>;
+  // bring_in is called by one thread. Where it cannot place memory there it changes nothing, and returns why
+  // not, or throws: the process then ends as it does without a server, with that text. Empty: it is there. It
+  // may not touch absent homes itself.
+  using BringIn = std::function<std::string(const Touch& touch)>;
   explicit TouchServer(BringIn bring_in);
   ~TouchServer();  // REQUIRES: nobody is waiting for a touch
   TouchServer(const TouchServer&) = delete;

@@ -16,8 +16,8 @@ enum class RangeKind : std::uint8_t { kHome, kBuffer, kFormerHome };
 class TouchService {
  public:
   virtual ~TouchService() = default;
-  // Waits; false where the address stays absent.
-  virtual bool bring_in(std::uintptr_t address, bool write) noexcept = 0;
+  // Waits. nullptr: it is there; else why the address stays absent, a text that stays.
+  virtual const char* bring_in(std::uintptr_t address, bool write) noexcept = 0;
 };
 
 struct RegisteredRange {

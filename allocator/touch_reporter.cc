@@ -34,11 +34,12 @@ class Message {
   }
 
  private:
-  char text_[512];
+  char text_[768];
   std::size_t size_ = 0;
 };
 
-void describe(const RegisteredRange& range, std::uintptr_t address, Message& message) {
+// reason: of the server that could not bring it in, or nullptr.
+void describe(const RegisteredRange& range, std::uintptr_t address, const char* reason, Message& message) {
   message.add("sluice: the memory of '");
   message.add(range.name);
   if (range.owner.load() != ::getpid())
@@ -50,8 +51,13 @@ void describe(const RegisteredRange& range, std::uintptr_t address, Message& mes
   else if (range.kind.load() == RangeKind::kFormerHome)
     message.add(
         "' was touched after its engine was closed without keeping the values; copy what is needed before\n");
-  else
+  else if (reason == nullptr)
     message.add("' was touched while absent; acquire the unit first (to write it, for editing)\n");
+  else {
+    message.add("' was touched while absent, and cannot be brought in: ");
+    message.add(reason);
+    message.add("\n");
+  }
 }
 
 void pass_on(int number, siginfo_t* info, void* context) {
@@ -72,24 +78,27 @@ bool is_write([[maybe_unused]] const void* context) {
 #endif
 }
 
-bool is_served(const RegisteredRange& range, std::uintptr_t address, bool write) {
+// Whether the service brought it in; else its reason, where it has one.
+bool is_served(const RegisteredRange& range, std::uintptr_t address, bool write, const char** reason) {
   TouchService* service = range.service.load();
   if (service == nullptr || range.owner.load() != ::getpid() ||
       address - range.begin.load() >= range.used.load())
     return false;
   const int error = errno;
-  const bool served = service->bring_in(address, write);
+  *reason = service->bring_in(address, write);
   errno = error;
-  return served;
+  return *reason == nullptr;
 }
 
 void on_fault(int number, siginfo_t* info, void* context) {
   const auto address = reinterpret_cast<std::uintptr_t>(info->si_addr);
   const RegisteredRange* range = info->si_code > 0 ? find_range(address) : nullptr;
   if (range == nullptr) return pass_on(number, info, context);
-  if (is_served(*range, address, is_write(context))) return;  // the access happens again, and now succeeds
+  const char* reason = nullptr;
+  if (is_served(*range, address, is_write(context), &reason))
+    return;  // the access happens again, and succeeds
   Message message;
-  describe(*range, address, message);
+  describe(*range, address, reason, message);
   message.write();
   std::abort();
 }

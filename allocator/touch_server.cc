@@ -7,6 +7,8 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -24,6 +26,7 @@ enum Stage : std::uint32_t { kFree, kFilling, kAsked, kServed, kRefused };
 struct Request {
   std::atomic<std::uint32_t> stage{kFree};
   TouchServer::Touch touch = {};
+  char reason[400] = {};  // where it is refused; the request is not used again then
 };
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t));
 
@@ -46,10 +49,10 @@ struct TouchServer::State : TouchService {
     ::close(ends[1]);
   }
 
-  bool bring_in(std::uintptr_t address, bool write) noexcept override;
+  const char* bring_in(std::uintptr_t address, bool write) noexcept override;
   void send(std::uint8_t index) const noexcept;
   void run();
-  bool act_safely(const Touch& touch) noexcept;
+  void serve(Request& request) noexcept;
 
   BringIn act;
   int ends[2] = {-1, -1};
@@ -64,7 +67,7 @@ void TouchServer::State::send(std::uint8_t index) const noexcept {
   }
 }
 
-bool TouchServer::State::bring_in(std::uintptr_t address, bool write) noexcept {
+const char* TouchServer::State::bring_in(std::uintptr_t address, bool write) noexcept {
   while (true) {
     for (std::uint8_t i = 0; i < requests.size(); ++i) {
       Request& request = requests[i];
@@ -74,17 +77,26 @@ bool TouchServer::State::bring_in(std::uintptr_t address, bool write) noexcept {
       request.stage = kAsked;
       send(i);
       while (request.stage == kAsked) futex(request.stage, FUTEX_WAIT, kAsked);
-      return request.stage.exchange(kFree) == kServed;
+      if (request.stage == kRefused) return request.reason;
+      request.stage = kFree;
+      return nullptr;
     }
     ::sched_yield();
   }
 }
 
-bool TouchServer::State::act_safely(const Touch& touch) noexcept {
+void TouchServer::State::serve(Request& request) noexcept {
+  const auto refuse = [&](std::string_view why) {
+    request.reason[why.copy(request.reason, sizeof request.reason - 1)] = '\0';
+    request.stage = kRefused;
+  };
   try {
-    return act(touch);
-  } catch (...) {
-    return false;
+    const std::string why = act(request.touch);
+    if (!why.empty()) return refuse(why);
+    ++served;
+    request.stage = kServed;
+  } catch (const std::exception& error) {
+    refuse(error.what());
   }
 }
 
@@ -95,9 +107,7 @@ void TouchServer::State::run() {
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0 || index == kStop) return;
     Request& request = requests[index];
-    const bool done = act_safely(request.touch);
-    served += done ? 1 : 0;
-    request.stage = done ? kServed : kRefused;
+    serve(request);
     futex(request.stage, FUTEX_WAKE, 1);
   }
 }

@@ -77,7 +77,7 @@ struct sluice_engine {
   bool left = false;
   std::optional<sluice::allocator::TouchServer> touches;  // last: its thread uses the rest
 
-  bool bring_in(const sluice::allocator::TouchServer::Touch& touch);
+  std::string bring_in(const sluice::allocator::TouchServer::Touch& touch);
   void acquire_touched(const Held& wanted);
   void acquire(const Held& one);
   void release(const Held& one);

@@ -146,7 +146,8 @@ std::string Planned::to_text() const { return engine::to_json(plan, profile, bud
 
 using namespace sluice::c;  // NOLINT: what follows is of this room
 
-sluice_engine::sluice_engine(Planned made) : planned(std::move(made)), threads(planned.threads, planned.team) {
+sluice_engine::sluice_engine(Planned made)
+    : planned(std::move(made)), threads(planned.threads, planned.team) {
   using namespace sluice;  // NOLINT: likewise
   ledger.set_budget(allocator::Tier::kHost, planned.budget.memory);
   if (!planned.disk.empty()) ledger.set_budget(allocator::Tier::kDisk, planned.budget.disk);
@@ -169,19 +170,22 @@ sluice_engine::sluice_engine(Planned made) : planned(std::move(made)), threads(p
 }
 
 // Called by the touch server's thread.
-bool sluice_engine::bring_in(const sluice::allocator::TouchServer::Touch& touch) {
+std::string sluice_engine::bring_in(const sluice::allocator::TouchServer::Touch& touch) {
   if (caller == touch.thread)
-    return false;  // a callback touches what the call that it is in would have to bring
+    return "a function touches it that the engine has called, or memory of the engine's was given to it; "
+           "acquire "
+           "the unit first, or give a copy";
   const Turn turn(*this);
-  if (left) return true;  // the access happens again, at what is there now
+  if (left) return {};  // the access happens again, at what is there now
   const auto unit = engine->unit_at(touch.address);
-  if (!unit || !failure.empty()) return false;
+  if (!unit) return "no unit lies there";
+  if (!failure.empty()) return "the engine has failed: " + failure;
   const Held wanted = {{*unit, true, -1, false}, touch.write};
   const bool there = std::any_of(touched.begin(), touched.end(), [&](const Held& h) {
     return h.access.unit == *unit && (h.editing || !touch.write);
   });
   if (!there) acquire_touched(wanted);
-  return true;
+  return {};
 }
 
 // Those that were touched before make room, the oldest first.

@@ -305,13 +305,15 @@ SLUICE_API sluice_status sluice_engine_parameter(sluice_engine* engine, uint32_t
                                                  const void** data);
 /* Adds all elements of a gradient to what the step has of this parameter so far. REQUIRES: its unit is held
  * with SLUICE_GRADIENT. A parameter that gets none in a step is left as it is by that step, as torch.optim
- * does. */
+ * does. `gradient` may be memory of the engine's own parameters only while their unit is held
+ * (SLUICE_INVALID_ARGUMENT otherwise). */
 SLUICE_API sluice_status sluice_engine_add_gradient(sluice_engine* engine, uint32_t parameter,
                                                     const void* gradient, sluice_dtype dtype);
 
 /* Of a parameter that has a gradient (SLUICE_STATE otherwise), at any time until it is dropped. What is asked
  * for is brought in, and nothing else: `norm` (infinite where an element is not finite) and `multiply` need
- * no element. `data`: all elements in `dtype`, for the caller. A factor that comes after sluice_engine_step()
+ * no element. `data`: all elements in `dtype`, for the caller; not in a parameter's memory, unless its unit is
+ * held with SLUICE_EDIT. A factor that comes after sluice_engine_step()
  * is for later uses. */
 SLUICE_API sluice_status sluice_engine_get_gradient(sluice_engine* engine, uint32_t parameter, void* data,
                                                     sluice_dtype dtype);

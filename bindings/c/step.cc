@@ -37,6 +37,29 @@ void require_none(const sluice_step_settings* settings, const char* where) {
          "settings are given here, and an engine like this takes them in {}; give NULL", where);
 }
 
+// An array that the engine is to read, or to write, may be its own memory only where that is there.
+void require_present(const sluice_engine& e, const void* data, std::size_t bytes, bool write,
+                     const char* name) {
+  if (data == nullptr) fail(ErrorCode::kInvalidArgument, "'{}' is NULL", name);
+  const auto* const begin = static_cast<const std::byte*>(data);
+  for (const std::byte* at : {begin, begin + std::max<std::size_t>(bytes, 1) - 1}) {
+    const auto unit = e.engine->unit_at(at);
+    if (!unit) continue;
+    const auto& held = e.held[*unit];
+    const auto is_there = [&](const sluice_engine::Held& h) {
+      return h.access.parameters && (h.editing || !write);
+    };
+    if (std::none_of(held.begin(), held.end(), is_there))
+      fail(ErrorCode::kInvalidArgument,
+           "'{}' lies in the memory of the parameters of unit '{}', which is not acquired{}; give a copy",
+           name, e.planned.profile.units[*unit].name, write ? " for editing" : "");
+  }
+}
+
+std::size_t bytes_of(const sluice_engine& e, std::uint32_t parameter, Dtype dtype) {
+  return e.engine->layout().spec(parameter_of(e, parameter)).elements() * size_of(dtype);
+}
+
 }  // namespace
 
 sluice_status sluice_engine_begin_step(sluice_engine* engine, const sluice_step_settings* settings) {
@@ -80,7 +103,7 @@ sluice_status sluice_engine_parameter(sluice_engine* engine, uint32_t parameter,
 sluice_status sluice_engine_add_gradient(sluice_engine* engine, uint32_t parameter, const void* gradient,
                                          sluice_dtype dtype) {
   return with_engine(engine, [&](sluice_engine& e) {
-    if (gradient == nullptr) fail(ErrorCode::kInvalidArgument, "'gradient' is NULL");
+    require_present(e, gradient, bytes_of(e, parameter, dtype_of(dtype)), false, "gradient");
     e.engine->add_gradient(parameter_of(e, parameter), {gradient, dtype_of(dtype)});
   });
 }
@@ -88,7 +111,7 @@ sluice_status sluice_engine_add_gradient(sluice_engine* engine, uint32_t paramet
 sluice_status sluice_engine_get_gradient(sluice_engine* engine, uint32_t parameter, void* data,
                                          sluice_dtype dtype) {
   return with_engine(engine, [&](sluice_engine& e) {
-    if (data == nullptr) fail(ErrorCode::kInvalidArgument, "'data' is NULL");
+    require_present(e, data, bytes_of(e, parameter, dtype_of(dtype)), true, "data");
     e.engine->read_gradient(parameter_of(e, parameter), {data, dtype_of(dtype)});
   });
 }

@@ -63,6 +63,14 @@ def write(model, note):
     model.last.bias.grad.sign_()
 
 
+def with_parameters(model, note):
+    """What is added is a parameter's memory, which need not be there."""
+    with torch.no_grad():
+        model.first.weight.grad.add_(model.last.weight.detach())
+        model.middle.weight.grad += model.middle.weight
+        model.last.bias.grad = model.first.bias.detach()
+
+
 def take_away(model, note):
     model.first.weight.grad = None
 
@@ -117,7 +125,7 @@ def clip_with_gradients_of_the_users_own(model, note):
 
 @pytest.mark.parametrize(
     "edit",
-    [read, write, write_through_views, take_away, give, swap, rotate, by_data, norms, clip_by_value, clip_with_gradients_of_the_users_own,
+    [read, write, write_through_views, with_parameters, take_away, give, swap, rotate, by_data, norms, clip_by_value, clip_with_gradients_of_the_users_own,
      clip(2.0), clip(1.0), clip(float("inf")), clip(2.0, foreach=False), clip(2.0, foreach=True)],
 )  # fmt: skip
 def test_gradients_between_backward_and_step(edit):

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "tests/bindings/c/support.h"
@@ -72,6 +73,22 @@ TEST_P(GradientsTest, AreReadScaledAndMeasured) {
   add(engine_.get(), 0.25f);
   EXPECT_OK(step(engine_.get(), false));
   EXPECT_TRUE(values_of(engine_.get()) == two_steps(0.5f, 0.25f));
+}
+
+TEST_P(GradientsTest, InTheMemoryOfParametersAreRefusedWhereThatMayBeAbsent) {
+  const void* values = nullptr;
+  EXPECT_OK(sluice_engine_parameter(engine_.get(), kLast, &values));
+  EXPECT_OK(sluice_engine_begin_step(engine_.get(), nullptr));
+  EXPECT_OK(sluice_engine_acquire(engine_.get(), kLastUnit, SLUICE_GRADIENT_ONLY));
+  expect_error(sluice_engine_add_gradient(engine_.get(), kLast, values, SLUICE_F32), SLUICE_INVALID_ARGUMENT,
+               {"'gradient'", "memory of the parameters of unit", "not acquired", "copy"});
+  EXPECT_OK(sluice_engine_acquire(engine_.get(), kLastUnit, SLUICE_GRADIENT));
+  EXPECT_OK(sluice_engine_add_gradient(engine_.get(), kLast, values, SLUICE_F32));
+  expect_error(sluice_engine_get_gradient(engine_.get(), kLast, const_cast<void*>(values), SLUICE_F32),
+               SLUICE_INVALID_ARGUMENT, {"'data'", "not acquired for editing"});
+  const std::vector<float> added = gradient_of_last(engine_.get());
+  EXPECT_EQ(0, std::memcmp(added.data(), values, added.size() * sizeof(float)));
+  EXPECT_OK(sluice_engine_abandon_step(engine_.get()));
 }
 
 TEST_P(GradientsTest, ThatAreKeptAreAddedTo) {

@@ -114,7 +114,8 @@ TEST_P(TouchesDeathTest, AreToldInsideOfACall) {
     return static_cast<int>(*static_cast<volatile const float*>(context));
   };
   void* absent = const_cast<void*>(address(engine.get(), 0));  // NOLINT: a context
-  EXPECT_DEATH((void)sluice_engine_set_values(engine.get(), 1, read, absent), "was touched while absent");
+  EXPECT_DEATH((void)sluice_engine_set_values(engine.get(), 1, read, absent),
+               "cannot be brought in: a function touches it that the engine has called");
 }
 
 }  // namespace

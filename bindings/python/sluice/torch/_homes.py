@@ -8,7 +8,7 @@ import dataclasses
 import math
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -229,3 +229,8 @@ def floats_of(tensor: torch.Tensor, declared: Parameter) -> torch.Tensor:
 def storage_of(tensor: Any) -> int:
     """Which memory a tensor lies in."""
     return int(tensor.untyped_storage().data_ptr())
+
+
+def outside(values: torch.Tensor, by_storage: Mapping[int, Home]) -> torch.Tensor:
+    """The same values where the engine may read them while it is called: a copy of what is a parameter's memory."""
+    return values.clone() if storage_of(values) in by_storage else values

@@ -68,7 +68,8 @@ class Session:
         with self.undone_on_failure():
             self.homes = self._moving.move_in(self, groups, roles, train, source)
             self.by_id = {id(home.parameter): home for home in self.homes}
-            self._saved = SavedTensors({_homes.storage_of(home.memory): home for home in self.homes}, self.use)
+            self.by_storage = {_homes.storage_of(home.memory): home for home in self.homes}
+            self._saved = SavedTensors(self.by_storage, self.use)
             self._gradients = Gradients(self, self.homes)
             self._install(model)
             guard(model, {home.memory.dtype for home in self.homes})
@@ -335,7 +336,7 @@ class Session:
         dense = (values.to_dense() if values.layout != torch.strided else values).detach()
         if dense.dtype not in DTYPES:
             dense = dense.float()
-        flat = dense.contiguous().view(-1)
+        flat = _homes.outside(dense.contiguous(), self.by_storage).view(-1)
         kind = _abi.DTYPES[DTYPES[flat.dtype]]
         with self._lock:
             for span in home.spans:

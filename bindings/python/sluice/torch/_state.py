@@ -13,7 +13,7 @@ import torch
 from ..errors import BudgetError, InvalidArgumentError
 from ..model import Folder
 from ..optimizers import Optimizer as Settings
-from ._homes import Home, Span
+from ._homes import Home, Span, outside
 
 if TYPE_CHECKING:
     from ._session import Session
@@ -78,7 +78,7 @@ def write(session: Session, state: Mapping[int, Mapping[str, Any]]) -> None:
         for span in home.spans if home.trainable else ():
             of_unit.setdefault(span.unit, []).append((home, span))
     for unit, own in of_unit.items():
-        given = {span.key: _parts(state.get(home.index, {}), span) for home, span in own}
+        given = {span.key: _parts(session, state.get(home.index, {}), span) for home, span in own}
         if any(_has_master(home, arrays) for home, _ in own):
             session.use(unit)
             for home, span in own:
@@ -105,9 +105,11 @@ def _has_master(home: Home, arrays: tuple[str, ...]) -> bool:
     return _MASTER in arrays and home.memory.dtype != torch.float32
 
 
-def _parts(arrays: Mapping[str, Any], span: Span) -> dict[str, torch.Tensor]:
+def _parts(session: Session, arrays: Mapping[str, Any], span: Span) -> dict[str, torch.Tensor]:
     return {
-        name: span.of(values.reshape(-1)) for name, values in arrays.items() if name != _STEP and values is not None
+        name: outside(span.of(values.reshape(-1)), session.by_storage)
+        for name, values in arrays.items()
+        if name != _STEP and values is not None
     }
 
 
