@@ -53,8 +53,6 @@ bool UpdateQueue::start(UnitId unit, bool wait) {
 
 void UpdateQueue::on_applied(UnitId unit, bool gradient_in_memory) {
   const HoldingId gradient = gradients_.holding(unit, 0);
-  if (wanted_ == unit)
-    pager_.reveal(parameters_[unit]);  // before the write: pages do not move during a transfer
   pager_.written(parameters_[unit], pager_.bytes(parameters_[unit]));
   pager_.release(parameters_[unit]);
   if (gradient_in_memory) pager_.release(gradient);
@@ -78,13 +76,11 @@ void UpdateQueue::advance() {
 }
 
 void UpdateQueue::ensure_updated(UnitId unit) {
-  wanted_ = unit;
   while (phases_[unit] != Phase::kCurrent) {
     if (phases_[unit] == Phase::kWaiting && !pipeline_.under_way(unit) && start(unit, true))
       std::erase(waiting_, unit);
     if (!pipeline_.pump()) wait();
   }
-  wanted_.reset();
 }
 
 void UpdateQueue::wait() {

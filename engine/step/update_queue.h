@@ -1,7 +1,6 @@
 #pragma once
 #include <cstdint>
 #include <deque>
-#include <optional>
 #include <vector>
 
 #include "engine/layout.h"
@@ -51,7 +50,6 @@ class UpdateQueue {
   std::vector<Phase> phases_;
   std::vector<Due> due_;
   std::deque<UnitId> waiting_;
-  std::optional<UnitId> wanted_;  // somebody waits for it
 };
 
 }  // namespace sluice::engine

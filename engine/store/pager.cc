@@ -269,18 +269,9 @@ void Pager::conceal(HoldingId id, bool writable) {
   arrange(holding);
 }
 
-void Pager::reveal(HoldingId id) {
-  Holding& holding = *holdings_[id];
-  if (holding.spec.exposed) move_in(holding);
-}
-
 void Pager::hide(HoldingId id) {
   Holding& holding = *holdings_[id];
-  if (holding.home.placed() == 0) return;
-  if (holding.io != Holding::Io::kNone)
-    settle(holding);
-  else
-    arrange(holding);  // it was revealed, and nobody looked
+  if (holding.home.placed() > 0 && holding.io != Holding::Io::kNone) settle(holding);
 }
 
 void Pager::serve_touches(allocator::TouchServer& server) const {

@@ -78,7 +78,6 @@ class Pager {
   // called as often. Waits for transfers. REQUIRES: held.
   void view(HoldingId holding, bool writable);
   void conceal(HoldingId holding, bool writable);
-  void reveal(HoldingId holding);  // it will be viewed at once; so transfers may begin from its address
   // What it holds is out of date: it does not stay at its address for a transfer either. REQUIRES: not
   // viewed.
   void hide(HoldingId holding);
