@@ -141,7 +141,9 @@ bool huge_pages_given(const std::byte* data, std::size_t bytes,
                       double* share);  // share of the range on huge pages; false: unknown
 
 // From then on a touch of an absent home prints the home's name and the remedy on the standard error stream
-// and aborts (SIGSEGV handler that passes anything else on to the handler before it). Idempotent.
+// and aborts (SIGSEGV handler that passes anything else on to the handler before it). To be called again
+// after others may have put a handler of theirs over it (Python's faulthandler, other libraries): then it
+// comes first again. Costs one system call. Any thread.
 void install_touch_reporter();
 
 // Lets touches of absent homes, and writes to those that may only be read, succeed: the thread that touched

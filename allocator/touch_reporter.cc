@@ -2,10 +2,12 @@
 #include <ucontext.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 
 #include "allocator/memory.h"
 #include "allocator/range_registry.h"
@@ -14,7 +16,11 @@
 namespace sluice::allocator {
 namespace {
 
-struct sigaction handler_before = {};
+// The handler that was there before this one, for what is not ours.
+std::atomic<const struct sigaction*> handler_before{nullptr};
+// The thread whose last fault was passed on. A handler that reports and raises the signal again may have been
+// put over this one: it would be called without end.
+std::atomic<pid_t> passed_on_by{0};
 
 // A message made and written without anything that a signal handler may not call.
 class Message {
@@ -61,13 +67,17 @@ void describe(const RegisteredRange& range, std::uintptr_t address, const char* 
 }
 
 void pass_on(int number, siginfo_t* info, void* context) {
-  const bool wants_info = (handler_before.sa_flags & SA_SIGINFO) != 0;
-  if (wants_info && handler_before.sa_sigaction != nullptr)
-    return handler_before.sa_sigaction(number, info, context);
-  if (!wants_info && handler_before.sa_handler != SIG_DFL && handler_before.sa_handler != SIG_IGN)
-    return handler_before.sa_handler(number);
+  const struct sigaction& before = *handler_before.load();
+  const bool raised = info->si_code <= 0;
+  if (!(raised && passed_on_by == ::gettid())) {
+    passed_on_by = ::gettid();
+    const bool wants_info = (before.sa_flags & SA_SIGINFO) != 0;
+    if (wants_info && before.sa_sigaction != nullptr) return before.sa_sigaction(number, info, context);
+    if (!wants_info && before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN)
+      return before.sa_handler(number);
+  }
   ::signal(number, SIG_DFL);  // a fault happens again on return, and then ends the process
-  if (info->si_code <= 0) ::raise(number);
+  if (raised) ::raise(number);
 }
 
 bool is_write([[maybe_unused]] const void* context) {
@@ -103,18 +113,24 @@ void on_fault(int number, siginfo_t* info, void* context) {
   std::abort();
 }
 
-bool install() {
-  struct sigaction action = {};
-  action.sa_sigaction = on_fault;
-  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-  ::sigemptyset(&action.sa_mask);
-  if (::sigaction(SIGSEGV, nullptr, &handler_before) != 0 || ::sigaction(SIGSEGV, &action, nullptr) != 0)
-    fail(ErrorCode::kIo, "cannot report touches of absent parameters: {}", errno_text(errno));
-  return true;
+bool is_installed(const struct sigaction& action) {
+  return (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == on_fault;
 }
 
 }  // namespace
 
-void install_touch_reporter() { [[maybe_unused]] static const bool installed = install(); }
+void install_touch_reporter() {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  struct sigaction now = {};
+  if (::sigaction(SIGSEGV, nullptr, &now) == 0 && is_installed(now)) return;
+  struct sigaction action = {};
+  action.sa_sigaction = on_fault;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  ::sigemptyset(&action.sa_mask);
+  handler_before = new struct sigaction(now);  // for good: the one before may be read at this moment
+  if (::sigaction(SIGSEGV, &action, nullptr) != 0)
+    fail(ErrorCode::kIo, "cannot report touches of absent parameters: {}", errno_text(errno));
+}
 
 }  // namespace sluice::allocator

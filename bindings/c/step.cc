@@ -76,6 +76,7 @@ sluice_status sluice_engine_acquire(sluice_engine* engine, uint32_t unit, sluice
     const bool gradient = access == SLUICE_GRADIENT || access == SLUICE_GRADIENT_ONLY;
     const sluice_engine::Held asked = {
         {unit_of(e, unit), access != SLUICE_GRADIENT_ONLY, gradient ? 0 : -1, false}, access == SLUICE_EDIT};
+    sluice::allocator::install_touch_reporter();
     e.held[unit].reserve(e.held[unit].size() + 1);
     e.acquire(asked);
     e.held[unit].push_back(asked);

@@ -62,6 +62,38 @@ TEST_F(TouchReporterDeathTest, TellsAnAccessBeyondTheEnd) {
       testing::KilledBySignal(SIGABRT), "'embedding' was passed: an access beyond its end");
 }
 
+// As Python's faulthandler does: tells, puts back the handler that it found, and raises the signal again.
+struct sigaction found_by_other = {};
+void tell_and_raise(int number) {
+  static_cast<void>(::write(STDERR_FILENO, "told; ", 6));
+  ::sigaction(number, &found_by_other, nullptr);
+  ::raise(number);
+}
+
+TEST_F(TouchReporterDeathTest, ComesFirstAgainAfterAnotherHandlerWasPutOverIt) {
+  const auto put_over = [] {
+    install_touch_reporter();
+    struct sigaction other = {};
+    other.sa_handler = tell_and_raise;
+    other.sa_flags = static_cast<int>(SA_NODEFER);
+    ::sigaction(SIGSEGV, &other, &found_by_other);
+    install_touch_reporter();
+  };
+  EXPECT_EXIT(
+      {
+        put_over();
+        const Home home("blocks.7", kHugePage);
+        touch(home.data());
+      },
+      testing::KilledBySignal(SIGABRT), "^sluice: the memory of 'blocks.7' was touched while absent");
+  EXPECT_EXIT(
+      {
+        put_over();
+        touch(nullptr);
+      },
+      testing::KilledBySignal(SIGSEGV), "^told; $");
+}
+
 TEST_F(TouchReporterDeathTest, NamesAHomeWhoseOwnerIsGone) {
   EXPECT_EXIT(
       {
