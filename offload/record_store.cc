@@ -24,6 +24,8 @@ void check_disk_folder(const std::string& folder) {
 
 namespace {
 
+constexpr std::size_t kNameBytes = 128;  // allowed for the name of a record
+
 std::vector<StoreFile> open_folders(IoService& io, const std::vector<DiskFolder>& folders) {
   if (folders.empty())
     fail(ErrorCode::kInvalidArgument, "records on disk need at least one folder, none was given");
@@ -117,10 +119,14 @@ RecordId RecordStore::define(std::string name, std::uint64_t bytes, allocator::P
          kDiskBlock);
   const std::size_t blocks = divide_up(bytes, block_bytes);
   allocator::Charge metadata(state_->ledger, allocator::Tier::kHost, allocator::Purpose::kBase,
-                             sizeof(StoredRecord) + name.size() + blocks * sizeof(BlockRecord));
+                             metadata_bytes(bytes, block_bytes));
   state_->records.push_back({std::move(name), purpose, state_->layout.place(bytes, block_bytes),
                              std::make_unique<BlockRecord[]>(blocks), std::move(metadata)});
   return static_cast<RecordId>(state_->records.size() - 1);
+}
+
+std::size_t RecordStore::metadata_bytes(std::uint64_t bytes, std::size_t block_bytes) {
+  return sizeof(StoredRecord) + kNameBytes + divide_up(bytes, block_bytes) * sizeof(BlockRecord);
 }
 
 void RecordStore::allocate() {

@@ -42,6 +42,8 @@ class RecordStore {
 
   // A record of `bytes`, cut into blocks of block_bytes (both multiples of kDiskBlock), named for messages.
   RecordId define(std::string name, std::uint64_t bytes, allocator::Purpose purpose, std::size_t block_bytes = kBlock);
+  // What define() charges to the ledger's base in memory, for the checksums of its blocks above all.
+  static std::size_t metadata_bytes(std::uint64_t bytes, std::size_t block_bytes = kBlock);
   // Takes the space for all records: Error(kBudget) where a limit or a disk is too small, with what is missing.
   void allocate();
 

@@ -289,16 +289,33 @@ std::array<std::uint64_t, allocator::kPurposes> Placement::resident_bytes(
   return bytes;
 }
 
+template <class Body>
+void Placement::for_each_record(const std::vector<UnitPlan>& units, const Body& body) const {
+  for (UnitId unit = 0; unit < units.size(); ++unit) {
+    if (!units[unit].parameters_resident)
+      body(Purpose::kParameter, parameter_bytes(unit), offload::RecordStore::kBlock);
+    if (!units[unit].state_resident && state_bytes(unit) > 0)
+      body(Purpose::kOptimizerState, state_bytes(unit), format_.block_bytes(unit));
+    if (units[unit].gradient_resident || !units[unit].gradient_stored) continue;
+    for (int use = 0; use < uses_[unit]; ++use)
+      body(Purpose::kGradient, use_elements(layout_, unit, use) * sizeof(float),
+           offload::RecordStore::kBlock);
+  }
+}
+
 std::array<std::uint64_t, allocator::kPurposes> Placement::disk_bytes(
     const std::vector<UnitPlan>& units) const {
   std::array<std::uint64_t, allocator::kPurposes> bytes = {};
-  for (UnitId unit = 0; unit < units.size(); ++unit) {
-    if (!units[unit].parameters_resident) bytes[index(Purpose::kParameter)] += parameter_bytes(unit);
-    if (!units[unit].state_resident) bytes[index(Purpose::kOptimizerState)] += state_bytes(unit);
-    if (units[unit].gradient_resident || !units[unit].gradient_stored) continue;
-    for (int use = 0; use < uses_[unit]; ++use)
-      bytes[index(Purpose::kGradient)] += use_elements(layout_, unit, use) * sizeof(float);
-  }
+  for_each_record(units,
+                  [&](Purpose purpose, std::size_t size, std::size_t) { bytes[index(purpose)] += size; });
+  return bytes;
+}
+
+std::size_t Placement::metadata_bytes(const std::vector<UnitPlan>& units) const {
+  std::size_t bytes = 0;
+  for_each_record(units, [&](Purpose, std::size_t size, std::size_t block) {
+    bytes += offload::RecordStore::metadata_bytes(size, block);
+  });
   return bytes;
 }
 

@@ -62,8 +62,12 @@ class Placement {
   // Sums over what is resident, each rounded as it is taken.
   std::array<std::uint64_t, allocator::kPurposes> resident_bytes(const std::vector<UnitPlan>& units) const;
   std::array<std::uint64_t, allocator::kPurposes> disk_bytes(const std::vector<UnitPlan>& units) const;
+  std::size_t metadata_bytes(const std::vector<UnitPlan>& units) const;  // in memory, of what is on disk
 
  private:
+  // body(purpose, bytes, bytes of a block)
+  template <class Body>
+  void for_each_record(const std::vector<UnitPlan>& units, const Body& body) const;
   std::array<std::size_t, 3> extents_of(const Access& access, const UnitPlan& unit) const;
   std::size_t extents_in_order(const std::vector<UnitPlan>& units, std::size_t window) const;
   std::size_t extents_in_any_order(const std::vector<UnitPlan>& units, std::size_t window) const;

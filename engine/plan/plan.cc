@@ -242,7 +242,7 @@ class Planner {
                                        round_up(placement_.rounds().bytes, kHugePage);
     const std::size_t slots = plan.staging_slots * UpdatePipeline::slot_bytes(placement_.format());
     host[index(Purpose::kStaging)] = round_up(slots, kHugePage);
-    host[index(Purpose::kBase)] = budget_.base;
+    host[index(Purpose::kBase)] = budget_.base + placement_.metadata_bytes(plan.units);
     plan.bytes[index(Tier::kDisk)] = placement_.disk_bytes(plan.units);
     plan.peak_memory = std::accumulate(host.begin(), host.end(), std::uint64_t{0});
     const auto& disk = plan.bytes[index(Tier::kDisk)];
