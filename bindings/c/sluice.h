@@ -248,6 +248,30 @@ typedef int (*sluice_read_state)(void* context, uint32_t parameter, uint32_t arr
  * none. */
 SLUICE_API sluice_status sluice_engine_set_state(sluice_engine* engine, uint32_t unit,
                                                  sluice_read_state state, void* context);
+
+/* Functions for the four above where values, or state, are whole arrays in memory. They take no lock: a function of the
+ * caller's own that waits for a lock waits for ever where another thread holds it while it touches a parameter that
+ * is absent (with options.serve_touches: that waits for the engine's turn), as a thread of Python may hold the GIL. */
+typedef struct sluice_array {
+  void* data;  /* all elements that the unit has of it; NULL: it is left out, and read as zeros */
+  sluice_dtype dtype;
+} sluice_array;
+/* Their context. The arrays are the caller's, and not in the memory of the engine's parameters. */
+typedef struct sluice_arrays {
+  size_t size;
+  uint32_t first_parameter, parameters; /* of the unit; others are left out */
+  uint32_t arrays;                      /* of each parameter, in the engine's order; 1 for values */
+  const sluice_array* data;             /* [parameters][arrays] */
+} sluice_arrays;
+SLUICE_API int sluice_write_values_to_arrays(void* context, uint32_t parameter, uint64_t first_element,
+                                             const float* values, uint64_t elements);
+SLUICE_API int sluice_read_values_from_arrays(void* context, uint32_t parameter, uint64_t first_element,
+                                              float* values, uint64_t elements);
+SLUICE_API int sluice_write_state_to_arrays(void* context, uint32_t parameter, uint32_t array,
+                                            uint64_t first_element, const float* values, uint64_t elements);
+SLUICE_API int sluice_read_state_from_arrays(void* context, uint32_t parameter, uint32_t array,
+                                             uint64_t first_element, float* values, uint64_t elements);
+
 /* How often a parameter was updated: the step that an optimizer's bias correction counts. */
 SLUICE_API sluice_status sluice_engine_updates(const sluice_engine* engine, uint32_t parameter,
                                                uint64_t* updates);

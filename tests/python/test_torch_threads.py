@@ -1,7 +1,11 @@
 """Forward and backward passes of several threads at the same time: nothing is lost, and nothing is mixed up."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -93,3 +97,51 @@ def test_a_gradient_that_came_to_nothing_stands_in_nobodys_way(expected):
     optimizer.step()
     assert all(isinstance(p.grad, Gradient) for p in model.parameters())
     check(model, expected)
+
+
+READS_WHILE_STATE_MOVES = """
+import faulthandler, sys, threading
+import torch
+from test_torch_autograd import Chain, loss_of
+from wrapped_models import units_of_modules, wrap
+import sluice.torch
+
+model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()))
+faulthandler.enable()  # a handler of its own for what a touch of absent memory is told by
+loss_of(model, 0).backward()
+optimizer.step()
+optimizer.zero_grad()
+loss_of(model, 1)
+ended, reads = threading.Event(), 0
+
+def read():  # with the GIL, which tolist() keeps
+    global reads
+    while not ended.is_set():
+        for p in model.parameters():
+            assert len(p.detach().view(-1)[:3].tolist()) == 3
+            reads += 1
+
+reader = threading.Thread(target=read)
+reader.start()
+engine = sluice.torch.engine_of(model)
+for round in range(20):
+    state = optimizer.state_dict()
+    optimizer.load_state_dict(state)
+    for unit in engine.units:
+        engine.get_values(unit.name)
+ended.set()
+reader.join()
+assert reads > 0 and engine.counters().touches > 0
+"""
+
+
+def test_parameters_are_read_by_one_thread_while_another_moves_state():
+    """In a process of its own: what is tested ended in a hang of the whole interpreter."""
+    folder = Path(__file__).parent
+    paths = os.pathsep.join([str(folder), *sys.path])
+    subprocess.run(
+        [sys.executable, "-c", READS_WHILE_STATE_MOVES],
+        check=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": paths},
+    )

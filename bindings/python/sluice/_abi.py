@@ -104,6 +104,21 @@ VALUES = ctypes.CFUNCTYPE(ctypes.c_int, c_void_p, c_uint32, c_uint64, c_void_p, 
 # Of both sluice_read_state and sluice_write_state: the same, with the array after the parameter.
 STATE = ctypes.CFUNCTYPE(ctypes.c_int, c_void_p, c_uint32, c_uint32, c_uint64, c_void_p, c_uint64)
 
+
+class Array(ctypes.Structure):
+    _fields_ = [("data", c_void_p), ("dtype", ctypes.c_int)]
+
+
+class Arrays(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("first_parameter", c_uint32),
+        ("parameters", c_uint32),
+        ("arrays", c_uint32),
+        ("data", POINTER(Array)),
+    ]
+
+
 _TEXT_OUT = POINTER(c_void_p)  # as c_char_p it would lose the address that sluice_text_destroy() needs
 _STATUS_FUNCTIONS: dict[str, list[Any]] = {
     "sluice_model_create": [POINTER(c_void_p)],

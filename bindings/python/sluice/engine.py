@@ -14,6 +14,7 @@ from typing import Any, Union
 
 from . import _abi, _buffers, _make
 from ._handle import Handle, call, text_of
+from ._library import library
 from .errors import Error, InvalidArgumentError, StateError
 from .model import Counters, LedgerLine, Options, Parameter, Path, StepResult, Unit, whole
 from .optimizers import Optimizer
@@ -127,8 +128,10 @@ class Engine:
         the optimizer's state becomes zero. What the function raises comes out here; the unit must then be given values
         anew."""
         u = self._unit(unit)
-        fill = values if callable(values) else self._reader(u, values)
-        self._stream("sluice_engine_set_values", u, fill, writable=True)
+        if callable(values):
+            self._stream("sluice_engine_set_values", u, values, writable=True)
+        else:
+            self._whole("sluice_engine_set_values", "sluice_read_values_from_arrays", u, self._buffers(u, values))
 
     def get_values(self, unit: str, into: Values | None = None) -> dict[str, memoryview]:
         """The values of a unit in f32 (of the masters where there are any), with a pending update applied. Fills in the
@@ -143,10 +146,7 @@ class Engine:
             if view.readonly:
                 raise InvalidArgumentError(f"'{name}' is given a buffer that is read-only; give one to write to")
 
-        def take(name: str, first: int, part: memoryview) -> None:
-            whole_unit[name][4 * first : 4 * first + part.nbytes] = part.cast("B")
-
-        self._stream("sluice_engine_get_values", u, take, writable=False)
+        self._whole("sluice_engine_get_values", "sluice_write_values_to_arrays", u, whole_unit)
         return {p.key: _buffers.floats_of(whole_unit[p.key], p.view_shape) for p in self.units[u].parameters}
 
     def load_values(self, path: Path) -> None:
@@ -163,7 +163,8 @@ class Engine:
 
     def get_state(self, unit: str, into: StateStream) -> None:
         """Calls the function with all state of a trainable unit in f32, run by run, from any thread but never from two at
-        once. It must not call the engine."""
+        once. It must not call the engine, and while it runs no other thread may touch a parameter of a unit that is not
+        held: that thread would wait for the engine with the GIL in its hands, which the function needs."""
         self._stream_state("sluice_engine_get_state", self._unit(unit), into, writable=False)
 
     def set_state(self, unit: str, fill: StateStream) -> None:
@@ -387,13 +388,25 @@ class Engine:
             raise InvalidArgumentError(f"'{name}' {problem} of '{self.units[unit].name}'; give {', '.join(wanted)}")
         return {name: _buffers.bytes_of(values[name], f"'{name}'", n, "f32") for name, n in wanted.items()}
 
-    def _reader(self, unit: int, values: Mapping[str, Any]) -> Stream:
-        given = self._buffers(unit, values)
+    def _whole(self, function: str, ready_made: str, unit: int, buffers: Mapping[str, memoryview]) -> None:
+        """Values of a whole unit, in f32, by the library's own function: see whole_arrays()."""
+        with contextlib.ExitStack() as stack:
+            rows = [
+                [_abi.Array(stack.enter_context(_buffers.address_of(buffers[p.key])), _abi.DTYPES["f32"])]
+                for p in self.units[unit].parameters
+            ]
+            self.whole_arrays(function, ready_made, unit, rows)
 
-        def fill(name: str, first: int, part: memoryview) -> None:
-            part.cast("B")[:] = given[name][4 * first : 4 * first + part.nbytes]
-
-        return fill
+    def whole_arrays(self, function: str, ready_made: str, unit: int, rows: Sequence[Sequence[_abi.Array]]) -> None:
+        """Calls a function of the engine that hands out, or takes, values or state, with one of the library's own that
+        works on whole arrays: for each parameter of the unit its arrays. No Python runs in the call, which would wait for
+        the GIL while its holder, having touched a parameter, waits for the engine."""
+        flat = [array for row in rows for array in row]
+        data = (_abi.Array * len(flat))(*flat)
+        first = self._ids[self.units[unit].parameters[0].key]
+        context = _abi.Arrays(ctypes.sizeof(_abi.Arrays), first, len(rows), len(rows[0]), data)
+        kind = _abi.VALUES if function.endswith("values") else _abi.STATE
+        self._handle.call(function, unit, ctypes.cast(getattr(library(), ready_made), kind), ctypes.byref(context))
 
     def _stream(self, function: str, unit: int, each: Stream, writable: bool) -> None:
         def run(context: int, p: int, first: int, address: int, elements: int) -> None:

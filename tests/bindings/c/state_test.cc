@@ -68,6 +68,38 @@ INSTANTIATE_TEST_SUITE_P(
                                               R"(["master","momentum_buffer","exp_avg","exp_avg_sq"])",
                                               SLUICE_STATE_BF16})));
 
+// The library's own functions for whole arrays move what functions of the caller's are given, run by run.
+TEST_P(StateTest, MovesAsWholeArrays) {
+  const EngineHandle first = fresh(), second = fresh();
+  train(first.get(), std::get<1>(GetParam()).dtype, 2);
+  const State expected = state_of(first.get());
+  uint32_t arrays = 0;
+  for (const auto& [key, values] : expected) arrays = std::max(arrays, key.second + 1);
+  for (uint32_t unit = 0; unit < kUnits; ++unit) {
+    uint32_t begin = 0, end = 0;
+    while (parameters()[begin].unit != unit) ++begin;
+    for (end = begin; end < parameters().size() && parameters()[end].unit == unit; ++end) {
+    }
+    State moved;
+    std::vector<sluice_array> rows;
+    for (uint32_t p = begin; p < end; ++p)
+      for (uint32_t a = 0; a < arrays; ++a) {
+        const auto found = expected.find({p, a});
+        if (found != expected.end()) moved[{p, a}].resize(found->second.size());
+        rows.push_back({found == expected.end() ? nullptr : moved[{p, a}].data(), SLUICE_F32});
+      }
+    sluice_arrays context = SLUICE_INIT(sluice_arrays);
+    context.first_parameter = begin;
+    context.parameters = end - begin;
+    context.arrays = arrays;
+    context.data = rows.data();
+    ASSERT_OK(sluice_engine_get_state(first.get(), unit, sluice_write_state_to_arrays, &context));
+    for (const auto& [key, values] : moved) EXPECT_TRUE(values == expected.at(key)) << key.first;
+    ASSERT_OK(sluice_engine_set_state(second.get(), unit, sluice_read_state_from_arrays, &context));
+  }
+  EXPECT_TRUE(state_of(second.get()) == expected);
+}
+
 TEST_P(StateTest, ARunGoesOnInAnotherEngine) {
   const sluice_dtype dtype = std::get<1>(GetParam()).dtype;
   const EngineHandle first = fresh(), second = fresh();

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .. import _abi
 from ..errors import BudgetError, InvalidArgumentError
 from ..model import Folder
 from ..optimizers import Optimizer as Settings
 from ._homes import Home, Span, outside
+from ._units import DTYPES
 
 if TYPE_CHECKING:
     from ._session import Session
@@ -51,14 +53,13 @@ def read(session: Session) -> dict[int, dict[str, torch.Tensor]]:
     }
     places = {span.key: (home.index, span) for home in updated for span in home.spans}
 
-    def take(key: str, array: str, first: int, part: memoryview) -> None:
-        if key in places:
-            index, span = places[key]
-            values = torch.frombuffer(bytearray(part), dtype=torch.float32)
-            span.of(state[index][array].view(-1))[first : first + len(values)] = values
+    def place(key: str, name: str) -> torch.Tensor | None:
+        index, span = places.get(key, (None, None))
+        array = state[index].get(name) if index is not None else None
+        return None if span is None or array is None else span.of(array.view(-1))
 
     for unit in sorted({unit for home in updated for unit in home.units}):
-        engine.get_state(engine.units[unit].name, take)
+        _move(session, "sluice_engine_get_state", "sluice_write_state_to_arrays", unit, place)
         for memory in files.get(unit, ()):  # what was written goes to the file, and needs no memory until it is read
             memory.flush()
             memory.madvise(mmap.MADV_DONTNEED)
@@ -85,15 +86,11 @@ def write(session: Session, state: Mapping[int, Mapping[str, Any]]) -> None:
                 given[span.key].setdefault(_MASTER, span.of(home.memory.view(-1)).float())
             session.release(unit)
 
-        def fill(key: str, array: str, first: int, part: memoryview, given: Any = given) -> None:
-            values = torch.frombuffer(part, dtype=torch.float32)
-            source = given[key].get(array)
-            if source is None:
-                values.zero_()
-            else:
-                values.copy_(source[first : first + len(values)])
+        def source(key: str, name: str, given: Any = given) -> torch.Tensor | None:
+            values: torch.Tensor | None = given[key].get(name)
+            return values
 
-        session.engine.set_state(session.engine.units[unit].name, fill)
+        _move(session, "sluice_engine_set_state", "sluice_read_state_from_arrays", unit, source)
         for home, span in own:
             # torch.optim.SGD counts no steps.
             step = state.get(home.index, {}).get(_STEP, 1 if state.get(home.index) else 0)
@@ -101,16 +98,29 @@ def write(session: Session, state: Mapping[int, Mapping[str, Any]]) -> None:
             home.changed()
 
 
+def _move(
+    session: Session, function: str, ready_made: str, unit: int, array: Callable[[str, str], torch.Tensor | None]
+) -> None:
+    """Between the engine and `array(parameter, name)`, contiguous, of a type that the engine knows, or None."""
+    names = session.engine.state_arrays()
+    tensors = [[array(p.key, name) for name in names] for p in session.engine.units[unit].parameters]
+    rows = [
+        [_abi.Array() if t is None else _abi.Array(t.data_ptr(), _abi.DTYPES[DTYPES[t.dtype]]) for t in row]
+        for row in tensors
+    ]
+    session.engine.whole_arrays(function, ready_made, unit, rows)
+
+
 def _has_master(home: Home, arrays: tuple[str, ...]) -> bool:
     return _MASTER in arrays and home.memory.dtype != torch.float32
 
 
 def _parts(session: Session, arrays: Mapping[str, Any], span: Span) -> dict[str, torch.Tensor]:
-    return {
-        name: outside(span.of(values.reshape(-1)), session.by_storage)
-        for name, values in arrays.items()
-        if name != _STEP and values is not None
-    }
+    def part(values: torch.Tensor) -> torch.Tensor:
+        known = values if values.dtype in DTYPES else values.float()
+        return outside(span.of(known.cpu().reshape(-1)), session.by_storage)
+
+    return {name: part(values) for name, values in arrays.items() if name != _STEP and values is not None}
 
 
 def _shapes(session: Session, home: Home, arrays: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
