@@ -183,7 +183,7 @@ void Pager::write_out(std::size_t extents, std::size_t nearest, bool forced) {
   while (available < extents) {
     Holding* const unwritten = furthest_unwritten();
     if (unwritten == nullptr || (!forced && distance(*unwritten) <= nearest)) return;
-    begin_write(*unwritten);
+    begin_transfer(*unwritten, true);
     available += pool_->extents_for(unwritten->spec.bytes);
   }
 }
@@ -197,10 +197,12 @@ Pager::Holding* Pager::furthest_unwritten() const {
   return furthest;
 }
 
-void Pager::begin_write(Holding& holding) {
-  holding.io = Holding::Io::kWriting;
+void Pager::begin_transfer(Holding& holding, bool write) {
+  const std::span<std::byte> bytes{holding.data(), holding.transfer_bytes()};
+  holding.io = write ? Holding::Io::kWriting : Holding::Io::kReading;
   try {
-    disk_->write(holding.record, 0, {holding.data(), holding.transfer_bytes()}, holding.batch.add());
+    write ? disk_->write(holding.record, 0, bytes, holding.batch.add())
+          : disk_->read(holding.record, 0, bytes, holding.batch.add());
   } catch (...) {
     holding.io = Holding::Io::kNone;
     throw;
@@ -213,14 +215,7 @@ bool Pager::begin_fetch(Holding& holding, bool forced) {
   ensure(pool_->place(holding.arrival(), holding.spec.bytes, holding.spec.purpose),
          "no room for '{}' after making it", holding.spec.name);
   holding.present = true;
-  if (holding.contents == 0) return true;
-  holding.io = Holding::Io::kReading;
-  try {
-    disk_->read(holding.record, 0, {holding.data(), holding.transfer_bytes()}, holding.batch.add());
-  } catch (...) {
-    holding.io = Holding::Io::kNone;
-    throw;
-  }
+  if (holding.contents > 0) begin_transfer(holding, false);
   return true;
 }
 
@@ -243,14 +238,10 @@ void Pager::settle(Holding& holding) {
 // Pages do not move during a transfer; when it has ended, this is called again.
 void Pager::arrange(Holding& holding) {
   if (!holding.spec.exposed || !holding.present || holding.io != Holding::Io::kNone) return;
-  if (holding.readers + holding.writers > 0) {
-    move_in(holding);
-  } else if (!holding.is_hidden()) {
-    pool_->move(holding.home, holding.hidden);
+  if (holding.readers + holding.writers == 0) {
+    if (!holding.is_hidden()) pool_->move(holding.home, holding.hidden);
+    return;
   }
-}
-
-void Pager::move_in(Holding& holding) {
   if (holding.is_hidden()) pool_->move(holding.hidden, holding.home);
   using Access = allocator::FramePool::Access;
   pool_->protect(holding.home, holding.writers > 0 ? Access::kWrite : Access::kRead);
@@ -389,8 +380,9 @@ allocator::FormerHome Pager::leave(HoldingId id, bool with_contents) {
   allocator::FormerHome former;
   if (with_contents) {
     acquire(id, Use::kModify);
-    move_in(holding);
+    view(id, true);
     former = pool_->leave(holding.home);
+    --holding.writers;
     release(id);
   } else {
     try {

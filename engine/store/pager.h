@@ -125,7 +125,7 @@ class Pager {
   void write_behind(std::size_t accesses);
   void write_out(std::size_t extents, std::size_t nearest, bool forced);
   Holding* furthest_unwritten() const;
-  void begin_write(Holding& holding);
+  void begin_transfer(Holding& holding, bool write);
   void fetch_ahead(std::size_t accesses);
   bool begin_fetch(Holding& holding, bool forced);
   bool ready(const Holding& holding, Use use) const;
@@ -133,7 +133,6 @@ class Pager {
   void wait_for_one();
   void arrange(Holding& holding);
   std::size_t frames_for_any() const;
-  void move_in(Holding& holding);
   std::size_t exposed_resident_extents(std::size_t extent_bytes) const;
 
   allocator::Ledger& ledger_;
