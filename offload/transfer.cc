@@ -168,19 +168,26 @@ Block::Outcome Block::advance(std::int64_t result, std::exception_ptr* error) {
   return Outcome::kAgain;
 }
 
+void BlockQueue::push(std::shared_ptr<Transfer> transfer) {
+  Lane& lane = lanes_[static_cast<std::size_t>(transfer->extent().direction)];
+  lane.transfers.push_back(std::move(transfer));
+}
+
 std::optional<Block> BlockQueue::take() {
-  if (transfers_.empty()) return std::nullopt;
-  const std::shared_ptr<Transfer>& first = transfers_.front();
+  if (empty()) return std::nullopt;
+  if (!lanes_[1 - last_].transfers.empty()) last_ = 1 - last_;
+  auto& [transfers, next_block] = lanes_[last_];
+  const std::shared_ptr<Transfer>& first = transfers.front();
   const Extent& extent = first->extent();
-  const std::size_t begin = next_block_ * first->block_bytes();
+  const std::size_t begin = next_block * first->block_bytes();
   Block block;
   block.transfer = first;
   block.offset = extent.offset + begin;
   block.data = extent.data + begin;
   block.bytes = std::min(first->block_bytes(), extent.bytes - begin);
-  if (++next_block_ == first->blocks()) {
-    transfers_.pop_front();
-    next_block_ = 0;
+  if (++next_block == first->blocks()) {
+    transfers.pop_front();
+    next_block = 0;
   }
   return block;
 }

@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -113,16 +114,21 @@ struct Block {
   Outcome try_again(std::exception_ptr* error, int error_number);
 };
 
-// Blocks in the order of the calls. Guarded by its owner.
+// Blocks of each direction in the order of the calls. Where both wait they take turns: what somebody needs is
+// not read behind all that is written meanwhile. Guarded by its owner.
 class BlockQueue {
  public:
-  void push(std::shared_ptr<Transfer> transfer) { transfers_.push_back(std::move(transfer)); }
-  bool empty() const { return transfers_.empty(); }
+  void push(std::shared_ptr<Transfer> transfer);
+  bool empty() const { return lanes_[0].transfers.empty() && lanes_[1].transfers.empty(); }
   std::optional<Block> take();
 
  private:
-  std::deque<std::shared_ptr<Transfer>> transfers_;
-  std::size_t next_block_ = 0;  // of the first transfer
+  struct Lane {
+    std::deque<std::shared_ptr<Transfer>> transfers;
+    std::size_t next_block = 0;  // of the first transfer
+  };
+  std::array<Lane, 2> lanes_;  // by direction
+  std::size_t last_ = 1;       // whose turn it was
 };
 
 // Where a DiskFile hands its transfers to.

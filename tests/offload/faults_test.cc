@@ -228,6 +228,22 @@ TEST_F(BlockTest, InterruptedAndShortCallsAreContinued) {
   }
 }
 
+TEST_F(BlockTest, ReadsAndWritesTakeTurns) {
+  BlockQueue queue;
+  const auto push = [&](Direction direction, std::uint64_t offset, std::size_t blocks) {
+    const Extent extent{-1, direction, offset, nullptr, blocks * kMiB};
+    queue.push(std::make_shared<Transfer>(extent, kMiB, name_, open_, watch_, [](std::exception_ptr) {}));
+  };
+  push(Direction::kWrite, 0, 3);
+  push(Direction::kWrite, 10 * kMiB, 1);
+  push(Direction::kRead, 20 * kMiB, 2);
+  std::vector<std::uint64_t> order;
+  while (const std::optional<Block> block = queue.take()) order.push_back(block->offset / kMiB);
+  EXPECT_THAT(order, ::testing::ElementsAre(20, 0, 21, 1, 2, 10))
+      << "each direction in the order of its calls";
+  EXPECT_TRUE(queue.empty());
+}
+
 TEST_F(BlockTest, AShortWriteGoesOnAtAWholeDiskBlock) {
   Block block = make(Direction::kWrite, 8 * kDiskBlock);
   EXPECT_EQ(block.advance(kDiskBlock + 512, &error_), Block::Outcome::kAgain);
