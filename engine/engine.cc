@@ -67,6 +67,7 @@ std::vector<HoldingId> Engine::State::holdings_of(const Access& access) const {
 }
 
 void Engine::State::enqueue(UnitId unit) {
+  std::erase(unforeseen, unit);  // with this update the step is done with it
   UpdateQueue::Due due;
   if (!plan.clip) {
     pager.acquire(gradients.holding(unit, 0), Pager::Use::kRead);
@@ -237,6 +238,7 @@ void Engine::begin_step(const StepSettings& settings) {
     s.settings = settings;
     s.clip_factor = 1;
     s.bad_parameter.reset();
+    s.unforeseen = s.needed_first;
     s.gradients.begin_step();
     std::fill(s.updated.begin(), s.updated.end(), false);
     ++s.steps;
@@ -389,6 +391,23 @@ void Engine::progress() {
 }
 void Engine::settle() {
   state_->guarded([&] { state_->settle(); });
+}
+
+void Engine::set_lendable(std::span<std::byte> memory) {
+  state_->guarded([&] { state_->set_lendable(memory); });
+}
+void Engine::lend(std::size_t from) {
+  state_->guarded([&] { state_->lend(from); });
+}
+void Engine::take_back(std::size_t until) {
+  state_->guarded([&] { state_->queue.take_back(until); });
+}
+void Engine::end_lending() noexcept {
+  try {
+    take_back(SIZE_MAX);
+  } catch (...) {  // NOLINT: whoever calls the engine next is told
+  }
+  state_->updates.wait_for_lent();
 }
 
 Engine::Counters Engine::counters() const {

@@ -173,6 +173,15 @@ class Engine {
   // Completes all pending updates.
   void settle();
 
+  // A schedule's client has memory that it does not need from the end of backward into the next forward pass:
+  // states on disk are read ahead into it for the updates that the next step needs first, and written from
+  // there. All of that memory; outside of a step. It outlives end_lending().
+  void set_lendable(std::span<std::byte> memory);
+  void lend(std::size_t from);        // its bytes from there on, in the backward pass of the last group
+  void take_back(std::size_t until);  // waits until those before that byte are the client's again
+  // Takes all of it back; where the engine has failed, too.
+  void end_lending() noexcept;
+
   struct Counters {
     double read_wait_seconds = 0, write_wait_seconds = 0;  // the caller waited for reads, for writes
     double optimizer_seconds = 0;                          // arithmetic of updates

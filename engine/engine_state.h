@@ -43,6 +43,8 @@ struct Engine::State {
   void acquire_in_order(const Access& access);
   void release_in_order(const Access& released);
   void finish_gradient(UnitId unit);
+  void set_lendable(std::span<std::byte> memory);
+  void lend(std::size_t from);
   StepResult finish_step_in_order();
 
   // In any order.
@@ -116,6 +118,8 @@ struct Engine::State {
   std::size_t position = 0;
   std::vector<Access> held;
   double clip_factor = 1;
+  std::vector<UnitId> needed_first;  // of which the state is read ahead, the last one of them first
+  std::vector<UnitId> unforeseen;    // of these, in this step
   std::optional<ParameterId> bad_parameter;
   std::string failure;
 };

@@ -24,6 +24,10 @@ class ParameterSource {
   virtual engine::GradientTarget gradient(engine::ParameterId parameter, int use,
                                           std::size_t micro_batch) = 0;
   virtual void progress() = 0;
+  // The activations from that byte on may hold something else from now on; those before it hold what the
+  // model puts there again when the second returns. Who has no use for them does nothing.
+  virtual void lend_activations(std::size_t /*from*/) {}
+  virtual void take_activations_back(std::size_t /*until*/) {}
 };
 
 // The keys and values of one text in one unit: `capacity` rows of each, one a token. `rows` of a pass are

@@ -101,9 +101,17 @@ void Executor::run(engine::UnitId unit, const Program& program, Execution& execu
   });
 }
 
+// A forward pass writes what it keeps and the next unit's input; from the head on all is in use.
+void Executor::claim_activations(const Pass& pass) const {
+  if (pass.kind == Pass::Kind::kBackward) return;
+  const bool forward = pass.kind == Pass::Kind::kForward && pass.unit < model_.head();
+  resources_.source.take_activations_back(forward ? layout_.units[pass.unit + 1].kept : layout_.border);
+}
+
 // Adds the losses of the micro-batches in their order, so that the sum does not depend on the grouping.
 void Executor::run_pass(const Pass& pass, std::span<const MicroBatch> group, std::size_t first,
                         const Key& key, const Between& between, double& loss) {
+  claim_activations(pass);
   for (const engine::Access& access : pass.accesses) resources_.source.acquire(access);
   {
     const TraceScope scope(resources_.trace, Trace::Lane::kCompute,
@@ -120,6 +128,8 @@ void Executor::run_pass(const Pass& pass, std::span<const MicroBatch> group, std
     }
   }
   for (const engine::Access& access : pass.accesses) resources_.source.release(access);
+  const bool ended = pass.kind != Pass::Kind::kForward && first + group.size() == key.micro_batches;
+  if (ended) resources_.source.lend_activations(layout_.units[pass.unit].input);
 }
 
 double Executor::train_step(std::span<const MicroBatch> micro_batches, std::uint64_t seed, std::uint64_t step,
@@ -131,7 +141,8 @@ double Executor::train_step(std::span<const MicroBatch> micro_batches, std::uint
   }
   if (targets == 0)
     fail(ErrorCode::kInvalidArgument, "no target of this step counts: there is nothing to learn from");
-  const Key key{seed, step, static_cast<float>(loss_scale / static_cast<double>(targets))};
+  const Key key{seed, step, static_cast<float>(loss_scale / static_cast<double>(targets)),
+                micro_batches.size()};
   double loss = 0;
   for (std::size_t first = 0; first < micro_batches.size(); first += group_) {
     const auto group = micro_batches.subspan(first, std::min(group_, micro_batches.size() - first));
@@ -143,6 +154,7 @@ double Executor::train_step(std::span<const MicroBatch> micro_batches, std::uint
 double Executor::run_forward(const MicroBatch& micro_batch, std::span<float> logits, std::size_t logits_row,
                              const Text& text) {
   double loss = 0;
+  resources_.source.take_activations_back(layout_.border);  // other shapes lay them out otherwise
   for (const Pass& pass : passes_) {
     if (pass.kind == Pass::Kind::kBackward) break;
     for (const engine::Access& access : pass.accesses) resources_.source.acquire_for_reading(access.unit);

@@ -45,6 +45,8 @@ class Executor {
 
   std::size_t activation_bytes() const { return layout_.bytes; }
   std::size_t workspace_bytes() const { return workspace_bytes_; }
+  // Of the activations: what nobody needs from the end of backward to the next forward pass.
+  std::size_t lendable_bytes() const { return layout_.border; }
   // REQUIRES: at least as much as stated above, aligned to kAlignment. Before anything runs.
   void set_memory(std::span<std::byte> activations, std::span<std::byte> workspace);
 
@@ -62,11 +64,13 @@ class Executor {
   struct Key {
     std::uint64_t seed = 0, step = 0;
     float gradient_scale = 1;
+    std::size_t micro_batches = 0;  // of the step
   };
   Execution execution(engine::UnitId unit, std::size_t slot, const MicroBatch& micro_batch);
   void run(engine::UnitId unit, const Program& program, Execution& execution, const Between& between);
   void run_pass(const Pass& pass, std::span<const MicroBatch> group, std::size_t first, const Key& key,
                 const Between& between, double& loss);
+  void claim_activations(const Pass& pass) const;
   struct Text {  // that a forward pass goes on with
     TextCache* cache = nullptr;
     std::size_t first_position = 0, rows = 0;

@@ -21,6 +21,8 @@ class EngineSource : public ParameterSource {
     return engine_.gradient(parameter, use, micro_batch);
   }
   void progress() override { engine_.progress(); }
+  void lend_activations(std::size_t from) override { engine_.lend(from); }
+  void take_activations_back(std::size_t until) override { engine_.take_back(until); }
 
  private:
   engine::Engine& engine_;
@@ -43,6 +45,7 @@ struct Runner::State {
         kernels::MatrixLibrary& library, allocator::Ledger& ledger, Trace* trace)
       : model(the_model),
         source(engine),
+        lender(engine),
         executor(model, planned_choices(model, plan), plan.group, {source, threads, library, trace}) {
     ensure(executor.activation_bytes() == plan.activation_bytes &&
                executor.workspace_bytes() <= plan.workspace_bytes,
@@ -52,7 +55,11 @@ struct Runner::State {
     activations = allocator::Region(ledger, allocator::Purpose::kActivation, plan.activation_bytes);
     workspace = allocator::Region(ledger, allocator::Purpose::kWorkspace, plan.workspace_bytes);
     executor.set_memory(activations.bytes(), workspace.bytes());
+    engine.set_lendable(activations.bytes().first(executor.lendable_bytes()));
   }
+  ~State() { lender.end_lending(); }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
 
   // Behind the programs' part of the workspace.
   void keep_text(std::size_t tokens) {
@@ -67,6 +74,7 @@ struct Runner::State {
 
   const Model::Impl& model;
   EngineSource source;
+  engine::Engine& lender;
   Executor executor;
   allocator::Region activations, workspace;
   std::optional<TextCache> cache;

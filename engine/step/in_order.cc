@@ -63,6 +63,31 @@ void Engine::State::finish_gradient(UnitId unit) {
   pager.release(gradients.holding(unit, 0));
 }
 
+// In the order of the schedule as many as there is room for, or the first one in part.
+void Engine::State::set_lendable(std::span<std::byte> memory) {
+  const auto streamed = [&](const UnitPlan& unit) { return plan.clip && !unit.gradient_resident; };
+  updates.set_lendable(memory, std::any_of(plan.units.begin(), plan.units.end(), streamed));
+  needed_first.clear();
+  std::size_t free = updates.lendable_slots();
+  for (const Access& access : accesses) {
+    const std::size_t chunks = states.format().chunks(access.unit);
+    if (states.resident(access.unit) || std::count(needed_first.begin(), needed_first.end(), access.unit) > 0)
+      continue;
+    if (free == 0 || (chunks > free && !needed_first.empty())) break;
+    needed_first.insert(needed_first.begin(), access.unit);
+    free -= std::min(free, chunks);
+  }
+}
+
+void Engine::State::lend(std::size_t from) {
+  if (!in_step) refuse(ErrorCode::kState, "memory is lent outside of a step");
+  updates.lend(from);
+  while (!unforeseen.empty() && queue.current(unforeseen.front()) && !updates.under_way(unforeseen.front())) {
+    updates.foresee(unforeseen.front());
+    unforeseen.erase(unforeseen.begin());
+  }
+}
+
 StepResult Engine::State::finish_step_in_order() {
   if (!in_step || position != accesses.size() || !held.empty())
     refuse(ErrorCode::kState, "step() is called after {} of {} accesses, with {} units held", position,
@@ -75,6 +100,7 @@ StepResult Engine::State::finish_step_in_order() {
   if (bad_parameter || !representable(result.gradient_norm)) {
     for (UnitId unit = 0; unit < layout.units().size(); ++unit)
       if (gradients.uses(unit) > 0) pager.discard(gradients.holding(unit, 0));
+    updates.forget_foreseen();
     --steps;
     refuse_not_finite(bad_parameter, result.gradient_norm);
   }

@@ -8,24 +8,9 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "engine/kind.h"
+#include "engine/step/running_update.h"
 
 namespace sluice::engine {
-
-struct UpdatePipeline::Running {
-  Update update;
-  std::function<void()> on_applied;
-  std::vector<Batch> batches;
-  std::size_t index = 0;                     // of the batch
-  int round = 0;                             // the batch's own, and then the application
-  std::size_t next_read = 0, next_work = 0;  // chunks of this pass
-  std::size_t writes = 0;                    // chunks whose write has not ended
-  bool reported = false;
-  bool streamed = false;  // through slots; else all its parts are in memory
-  const Batch& batch() const { return batches[index]; }
-  bool applies() const { return round == batch().rounds; }
-  bool applied() const { return index == batches.size(); }
-  bool done() const { return reported && writes == 0; }
-};
 
 // Counts the arithmetic of an update while it lives.
 class UpdatePipeline::Timer {
@@ -73,7 +58,7 @@ void UpdatePipeline::start(allocator::Ledger& ledger, std::size_t slots) {
   staging_ = allocator::Region(ledger, allocator::Purpose::kStaging, slots * bytes);
   round_memory_ =
       allocator::Region(ledger, allocator::Purpose::kWorkspace, rounds_need(layout_, optimizer_).bytes);
-  slots_.resize(slots);
+  slots_.resize(own_slots_ = slots);
   for (std::size_t i = 0; i < slots; ++i) slots_[i].data = staging_.data() + i * bytes;
 }
 
@@ -82,96 +67,44 @@ std::byte* UpdatePipeline::gradient_part(const Slot& slot) const {
 }
 
 void UpdatePipeline::add(const Update& update, std::function<void()> on_applied) {
-  auto running = std::make_unique<Running>();
-  running->update = update;
-  running->on_applied = std::move(on_applied);
-  running->batches = batches_of(layout_, optimizer_, update.unit, states_.format().chunk_elements());
-  running->streamed = !states_.resident(update.unit) || update.gradient.data == nullptr;
+  std::unique_ptr<Running> added;
+  Running* running = foreseen(update.unit);
+  if (running == nullptr) {
+    added = std::make_unique<Running>();
+    running = added.get();
+    running->batches = batches_of(layout_, optimizer_, update.unit, states_.format().chunk_elements());
+    running->streamed = !states_.resident(update.unit) || update.gradient.data == nullptr;
+  }
   if (running->streamed)
-    ensure(!slots_.empty(), "the plan has no staging memory, and an update must be streamed");
+    ensure(own_slots_ > 0, "the plan has no staging memory, and an update must be streamed");
+  std::vector<Reading> gradients;  // of chunks whose state was read ahead
   {
     const std::lock_guard lock(mutex_);
-    updates_.push_back(std::move(running));
+    running->update = update;
+    running->on_applied = std::move(on_applied);
+    running->decided = true;
+    for (Slot& slot : slots_)
+      if (update.gradient.data == nullptr && slot.stage != Stage::kFree && slot.update == running)
+        gradients.push_back(begin_reading(slot, false, true));
+    if (added) updates_.push_back(std::move(added));
   }
+  for (const Reading& reading : gradients) read(reading);
   issue_reads();
 }
 
 bool UpdatePipeline::under_way(UnitId unit) const {
   return std::any_of(updates_.begin(), updates_.end(),
-                     [&](const auto& running) { return running->update.unit == unit; });
+                     [&](const auto& running) { return running->decided && running->update.unit == unit; });
 }
 
-// Runs on the caller's thread and on I/O threads: the next chunks go into the free slots, in the order of the
-// updates.
-void UpdatePipeline::issue_reads() {
-  while (true) {
-    std::size_t index = 0;
-    {
-      const std::lock_guard lock(mutex_);
-      if (error_) return;
-      const auto free =
-          std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return s.stage == Stage::kFree; });
-      const auto waiting = std::find_if(updates_.begin(), updates_.end(), [this](const auto& u) {
-        return u->streamed && may_run(*u) && may_read(*u);
-      });
-      if (free == slots_.end() || waiting == updates_.end()) return;
-      Running& running = **waiting;
-      free->stage = Stage::kReading;
-      free->update = &running;
-      free->chunk = running.next_read++;
-      free->reads =
-          (states_.resident(running.update.unit) ? 0 : 1) + (running.update.gradient.data == nullptr ? 1 : 0);
-      transfers_ += free->reads;
-      index = static_cast<std::size_t>(free - slots_.begin());
-    }
-    read_chunk(index);
-  }
+bool UpdatePipeline::idle() const {
+  return std::none_of(updates_.begin(), updates_.end(), [](const auto& running) { return running->decided; });
 }
 
-void UpdatePipeline::read_chunk(std::size_t index) {
-  const Slot slot = slots_[index];
-  const Update& update = slot.update->update;
-  const StateFormat& format = states_.format();
-  const std::size_t elements = format.chunk_size(update.unit, slot.chunk);
-  const auto done = [this, index](std::exception_ptr error) { on_read(index, std::move(error)); };
-  const auto read = [&](offload::RecordId record, std::size_t offset, std::byte* to, std::size_t bytes) {
-    try {
-      tools_.disk->read(record, offset, {to, bytes}, done);
-    } catch (...) {
-      done(std::current_exception());
-    }
-  };
-  if (!states_.resident(update.unit))
-    read(states_.record(update.unit), format.chunk_offset(update.unit, slot.chunk), slot.data,
-         format.chunk_bytes(update.unit, slot.chunk));
-  if (update.gradient.data == nullptr) {
-    const std::size_t size = size_of(update.gradient_type);
-    const std::size_t record_bytes = layout_.unit_elements(update.unit) * sizeof(float);
-    const std::size_t offset = slot.chunk * format.chunk_elements() * size;
-    read(update.gradient_record, offset, gradient_part(slot),
-         std::min(round_up(elements * size, offload::RecordStore::kBlock), record_bytes - offset));
-  }
-}
-
-void UpdatePipeline::on_read(std::size_t index, std::exception_ptr error) {
-  const std::lock_guard lock(mutex_);
-  --transfers_;
-  if (error && !error_) error_ = std::move(error);
-  if (--slots_[index].reads == 0) slots_[index].stage = Stage::kReady;
-  changed_.notify_all();
-}
-
-void UpdatePipeline::on_written(std::size_t index, std::exception_ptr error) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (error && !error_) error_ = std::move(error);
-    slots_[index].stage = Stage::kFree;
-    --slots_[index].update->writes;
-  }
-  issue_reads();
-  const std::lock_guard lock(mutex_);
-  --transfers_;  // last: the destructor waits for it
-  changed_.notify_all();
+std::size_t UpdatePipeline::unapplied() const {
+  return static_cast<std::size_t>(std::count_if(updates_.begin(), updates_.end(), [](const auto& running) {
+    return running->decided && !running->applied();
+  }));
 }
 
 void UpdatePipeline::apply_ready_slot(std::size_t index) {
@@ -224,16 +157,10 @@ bool UpdatePipeline::may_run(const Running& running) const {
   return first != updates_.end() && first->get() == &running;
 }
 
-// A batch may begin in the chunk that the one before it ends with.
-bool UpdatePipeline::may_read(const Running& running) const {
-  if (running.applied() || running.next_read == running.batch().end_chunk) return false;
-  const bool begins = running.round == 0 && running.next_read == running.batch().first_chunk;
-  return !begins || running.writes == 0;
-}
-
 // Elements may be updated in any order; statistics have one.
 bool UpdatePipeline::workable(const Slot& slot) const {
-  return slot.stage == Stage::kReady && (rounds_ == 0 || slot.chunk == slot.update->next_work);
+  return slot.stage == Stage::kReady && slot.update->decided &&
+         (rounds_ == 0 || slot.chunk == slot.update->next_work);
 }
 
 void UpdatePipeline::finish_chunk(Running& running) {
@@ -378,12 +305,19 @@ bool UpdatePipeline::reading() const {
                      [](const Slot& slot) { return slot.stage == Stage::kReading; });
 }
 
-void UpdatePipeline::wait() {
+bool UpdatePipeline::has_work() const {
+  return std::any_of(slots_.begin(), slots_.end(), [this](const Slot& slot) { return workable(slot); }) ||
+         std::any_of(updates_.begin(), updates_.end(), [](const auto& u) { return u->done(); });
+}
+
+void UpdatePipeline::wait(std::size_t lent_until) {
   std::unique_lock lock(mutex_);
+  const auto is_lent = [&](const Slot& slot) {
+    return slot.position < lent_until && slot.stage != Stage::kFree;
+  };
   changed_.wait(lock, [&] {
-    return error_ || transfers_ == 0 ||
-           std::any_of(slots_.begin(), slots_.end(), [this](const Slot& slot) { return workable(slot); }) ||
-           std::any_of(updates_.begin(), updates_.end(), [](const auto& u) { return u->done(); });
+    return error_ || transfers_ == 0 || has_work() ||
+           (lent_until > 0 && std::none_of(slots_.begin(), slots_.end(), is_lent));
   });
   if (error_) std::rethrow_exception(error_);
 }

@@ -6,6 +6,8 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "allocator/memory.h"
@@ -38,6 +40,8 @@ struct Update {
 
 // Streams updates in chunks through a fixed pool of staging slots: while chunk k is updated, k + 1 is read
 // and k - 1 is written. Transfers chain on the I/O threads; the arithmetic runs in pump(), on the caller's.
+// A client may lend memory that it does not need for a while: what is known to be updated soon is read ahead
+// into it, before the update itself is known.
 // Where the optimizer has rounds, an update goes over its batches of parameters, one after another: it reads
 // a batch's chunks once for each round, in ascending order, and once to apply it. Such updates follow one
 // another: what the rounds hand on is there once. Thread rule: the public functions from one thread.
@@ -63,17 +67,31 @@ class UpdatePipeline {
   // REQUIRES: no update of that unit is under way.
   void add(const Update& update, std::function<void()> on_applied);
   bool under_way(UnitId unit) const;  // its transfers included
-  bool idle() const { return updates_.empty(); }
-  std::size_t size() const { return updates_.size(); }
+  bool idle() const;                  // no update is
+  std::size_t unapplied() const;      // updates under way that still need parameters and gradient
+
+  // The memory that will be lent. with_gradients: some of those are streamed, too. It stays until nothing of
+  // it is used any more. REQUIRES: idle.
+  void set_lendable(std::span<std::byte> memory, bool with_gradients);
+  std::size_t lendable_slots() const { return slots_.size() - own_slots_; }
+  void lend(std::size_t from);  // its bytes from there on
+  void stop_lending();          // nothing goes there any more; what is there stays until it was written
+  bool uses_before(std::size_t until) const;
+  void wait_for_lent() noexcept;  // until no transfer uses it
+  // Begins to read the unit's state into what is lent: its update will come by add(), which goes on with it.
+  // For optimizers without rounds. Nothing happens where the state is in memory.
+  // REQUIRES: no update of the unit is under way.
+  void foresee(UnitId unit);
+  void forget_foreseen();  // those that did not come; waits for their reads
 
   // Applies all that has arrived. Returns false where nothing could be done. Throws the error of a transfer.
   bool pump();
   bool reading() const;  // else what is under way is written
-  // Waits until pump() can do something, or everything has ended.
-  void wait();
+  // Waits until pump() can do something, or everything has ended, or nothing lent before that byte is used.
+  void wait(std::size_t lent_until = 0);
 
   // The staging memory, for other streams while the pipeline is idle.
-  std::size_t slots() const { return slots_.size(); }
+  std::size_t slots() const { return own_slots_; }
   std::byte* slot(std::size_t index) const { return slots_[index].data; }
   // Beside what slots take of the state: a chunk of f32. REQUIRES: slots() > 0.
   float* scratch() const { return reinterpret_cast<float*>(gradient_part(slots_.front())); }
@@ -83,16 +101,29 @@ class UpdatePipeline {
   struct Running;
   class Timer;
   enum class Stage : std::uint8_t { kFree, kReading, kReady, kWriting };
+  static constexpr std::size_t kOwn = SIZE_MAX;
   struct Slot {
     std::byte* data = nullptr;
+    std::size_t position = kOwn;  // in the memory that is lent
     Stage stage = Stage::kFree;
     Running* update = nullptr;
     std::size_t chunk = 0;
     int reads = 0;  // under way
+    bool is_foreseen() const;
+  };
+  struct Reading {  // into a slot
+    std::size_t slot, chunk;
+    UnitId unit;
+    bool state, gradient;
+    offload::RecordId gradient_record;
+    Dtype gradient_type;
   };
 
   void issue_reads();
-  void read_chunk(std::size_t slot_index);
+  std::optional<Reading> next_reading();
+  Reading begin_reading(Slot& slot, bool state, bool gradient);
+  void read(const Reading& reading);
+  Running* foreseen(UnitId unit) const;
   void on_read(std::size_t slot_index, std::exception_ptr error);
   void on_written(std::size_t slot_index, std::exception_ptr error);
   void apply_ready_slot(std::size_t slot_index);
@@ -109,6 +140,7 @@ class UpdatePipeline {
   bool may_run(const Running& update) const;
   bool may_read(const Running& update) const;
   bool workable(const Slot& slot) const;
+  bool has_work() const;
   void finish_applied();
   std::byte* gradient_part(const Slot& slot) const;
 
@@ -120,11 +152,13 @@ class UpdatePipeline {
   Tools tools_;
   allocator::Region staging_, round_memory_;
   double seconds_ = 0;
+  std::size_t own_slots_ = 0;  // the first ones
 
   // Shared with the I/O threads.
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Slot> slots_;
+  std::size_t lent_from_ = kOwn;  // slots with this position or a later one may be taken
   std::deque<std::unique_ptr<Running>> updates_;
   std::exception_ptr error_;
   int transfers_ = 0;  // under way

@@ -66,7 +66,7 @@ void UpdateQueue::on_applied(UnitId unit, bool gradient_in_memory) {
 }
 
 void UpdateQueue::start_waiting() {
-  while (!waiting_.empty() && pipeline_.size() < kRunning && start(waiting_.front(), false))
+  while (!waiting_.empty() && pipeline_.unapplied() < kRunning && start(waiting_.front(), false))
     waiting_.pop_front();
 }
 
@@ -83,15 +83,16 @@ void UpdateQueue::ensure_updated(UnitId unit) {
   }
 }
 
-void UpdateQueue::wait() {
+void UpdateQueue::wait(std::size_t lent_until) {
   waits_.during(pipeline_.reading() ? Waits::For::kReads : Waits::For::kWrites, "updates",
-                [&] { pipeline_.wait(); });
+                [&] { pipeline_.wait(lent_until); });
 }
 
 bool UpdateQueue::finish_some() {
   start_waiting();
   if (pipeline_.idle())  // what the first waits for may not have room, and another may hold it
-    std::erase_if(waiting_, [&](UnitId unit) { return pipeline_.size() < kRunning && start(unit, false); });
+    std::erase_if(waiting_,
+                  [&](UnitId unit) { return pipeline_.unapplied() < kRunning && start(unit, false); });
   if (pipeline_.idle()) return false;
   if (!pipeline_.pump()) {
     wait();
@@ -108,6 +109,21 @@ void UpdateQueue::settle() {
       ensure_updated(waiting_.front());
     else
       wait();
+  }
+}
+
+// What was only foreseen has its update among those that wait, or will not have one.
+void UpdateQueue::take_back(std::size_t until) {
+  pipeline_.stop_lending();
+  while (pipeline_.uses_before(until)) {
+    start_waiting();
+    if (pipeline_.pump()) continue;
+    if (!pipeline_.idle())
+      wait(until);
+    else if (!waiting_.empty())
+      ensure_updated(waiting_.front());
+    else
+      pipeline_.forget_foreseen();
   }
 }
 

@@ -33,13 +33,15 @@ class UpdateQueue {
   void ensure_updated(UnitId unit);
   bool finish_some();  // waits until some update gives up its memory; false where none is under way
   void settle();
+  // The client takes back what it lent before that byte: nothing more goes into any of it.
+  void take_back(std::size_t until);
 
  private:
   enum class Phase : std::uint8_t { kCurrent, kWaiting, kRunning };
   bool start(UnitId unit, bool wait);
   void start_waiting();
   void on_applied(UnitId unit, bool gradient_in_memory);
-  void wait();
+  void wait(std::size_t lent_until = 0);
 
   const Layout& layout_;
   Pager& pager_;

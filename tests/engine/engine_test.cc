@@ -19,6 +19,7 @@ struct Options {
   std::uint64_t memory = kGiB;
   int threads = 2;
   std::size_t blocks = 3;
+  std::size_t lent = 0;     // bytes of the trainer's own memory, which it lends
   unsigned disk_delay = 0;  // microseconds by which each transfer ends late, on another thread
   optim::OptimizerSettings optimizer = {};
   double clip_norm = 5, clip_value = 0;
@@ -57,20 +58,22 @@ Trained train(const Options& setup, int steps = 4) {
   result.plan = make_plan(profile, *optimizer, {setup.memory, kGiB, 0}, setup.request, {});
   Threads threads(setup.threads);
   const auto library = kernels::load_matrix_library(2);
-  allocator::Ledger ledger;
+  allocator::Ledger ledger, unlimited;
   ledger.set_budget(allocator::Tier::kHost, setup.memory);
+  const allocator::Region activations(unlimited, allocator::Purpose::kActivation, setup.lent);
   auto files = memory_disk(2);
   offload::RecordStore disk(setup.disk_delay > 0 ? slow_disk(files, setup.disk_delay) : std::move(files),
                             ledger);
   {
     Engine engine(profile, result.plan, *optimizer, {threads, ledger, &disk, nullptr, library.get()});
     for (UnitId u = 0; u < profile.units.size(); ++u) engine.load(u, toy::start_values());
-    toy::Trainer trainer(profile, result.plan, engine);
+    toy::Trainer trainer(profile, result.plan, engine, activations.bytes());
     for (int s = 0; s < steps; ++s) {
       double norm = 0;
       result.outcome.losses.push_back(trainer.step(settings_of(setup, s), &norm));
       result.outcome.norms.push_back(norm);
     }
+    engine.settle();
     result.traffic = disk.counters();
     for (UnitId u = 0; u < profile.units.size(); ++u)
       engine.save(u, toy::collect(result.outcome, optimizer->state()));
@@ -175,6 +178,26 @@ TEST_P(Twins, ADiskThatAnswersLateNeverChangesBits) {
       SCOPED_TRACE("delay " + std::to_string(delay) + ", prefetch " + std::to_string(prefetch));
       expect_same(base, train(setup));
     }
+}
+
+TEST_P(Twins, LentMemoryNeverChangesBits) {
+  const auto& [clip, types] = GetParam();
+  const Trained base = train(with(clip, types, "memory", "memory", "memory"));
+  const Trained alone = train(with(clip, types, "memory", "memory", "disk"));
+  const auto lending = [&](const char* elsewhere, unsigned delay, std::size_t lent) {
+    Options setup = with(clip, types, elsewhere, elsewhere, "disk");
+    setup.disk_delay = delay;
+    setup.lent = lent;
+    setup.request.group = 2;
+    SCOPED_TRACE(fmt::format("the rest in {}, delay {}, {} MiB lent", elsewhere, delay, lent / kMiB));
+    const Trained other = train(setup);
+    expect_same(base, other);
+    const bool same_traffic = other.traffic.bytes_read == alone.traffic.bytes_read;
+    EXPECT_TRUE(same_traffic || *elsewhere == 'd') << "what was read ahead was read again";
+  };
+  lending("memory", 0, 150 * kMiB);
+  lending("memory", 3000, 20 * kMiB);
+  lending("disk", 500, 150 * kMiB);
 }
 
 TEST_P(Twins, EveryOptimizerHasTheSameBitsEverywhere) {

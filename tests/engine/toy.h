@@ -1,8 +1,11 @@
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -78,6 +81,15 @@ class Trainer {
  public:
   Trainer(const Profile& profile, const Plan& plan, Engine& engine)
       : profile_(profile), plan_(plan), engine_(engine) {}
+  // Its activations are in memory that it lends. It throws where what it keeps there has changed.
+  Trainer(const Profile& profile, const Plan& plan, Engine& engine, std::span<std::byte> activations)
+      : Trainer(profile, plan, engine) {
+    activations_ = activations;
+    engine.set_lendable(activations);
+  }
+  ~Trainer() { engine_.end_lending(); }
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
 
   double step(const StepSettings& settings, double* norm = nullptr) {
     engine_.begin_step(settings);
@@ -94,7 +106,9 @@ class Trainer {
  private:
   void group(std::size_t first, std::size_t count, std::vector<double>& losses) {
     const Access* waiting = nullptr;  // the final unit is held while the head uses the embedding
+    const bool last_group = first + count == profile_.micro_batches;
     for (const Access& access : profile_.schedule) {
+      claim(access);
       engine_.acquire(access);
       const Layout& layout = engine_.layout();
       for (std::size_t m = first; m < first + count; ++m)
@@ -107,6 +121,23 @@ class Trainer {
       }
       engine_.release(access);
       if (waiting != nullptr) engine_.release(*std::exchange(waiting, nullptr));
+      if (last_group && access.final) engine_.lend(access.unit * area());
+    }
+  }
+
+  std::size_t area() const { return activations_.size() / profile_.units.size(); }  // of a unit
+
+  // Forward writes what backward finds again.
+  void claim(const Access& access) {
+    const auto unit = static_cast<std::byte>(access.unit + 1);
+    const std::span<std::byte> own = activations_.subspan(access.unit * area(), area());
+    if (access.gradient_use < 0) {
+      engine_.take_back((access.unit + 1) * area());
+      std::ranges::fill(own, unit);
+    } else if (profile_.units[access.unit].name == "final") {
+      engine_.take_back(activations_.size());
+    } else if (std::ranges::any_of(own, [&](std::byte byte) { return byte != unit; })) {
+      throw std::logic_error("the activations of " + profile_.units[access.unit].name + " were overwritten");
     }
   }
 
@@ -131,6 +162,7 @@ class Trainer {
   const Profile& profile_;
   const Plan& plan_;
   Engine& engine_;
+  std::span<std::byte> activations_;
 };
 
 // arrays: of the optimizer.

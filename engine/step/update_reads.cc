@@ -1,0 +1,196 @@
+#include <algorithm>
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "engine/step/running_update.h"
+
+// How chunks come into slots, and which slots there are.
+namespace sluice::engine {
+
+void UpdatePipeline::set_lendable(std::span<std::byte> memory, bool with_gradients) {
+  const StateFormat& format = states_.format();
+  const std::size_t bytes =
+      with_gradients ? slot_bytes(format) : round_up(format.most_chunk_bytes(), kDiskBlock);
+  const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+  const std::lock_guard lock(mutex_);
+  slots_.resize(own_slots_);
+  if (own_slots_ == 0 || format.most_chunk_bytes() == 0) return;  // nothing is streamed
+  for (std::size_t at = round_up(address, kDiskBlock) - address; at + bytes <= memory.size(); at += bytes)
+    slots_.push_back({memory.data() + at, at});
+}
+
+void UpdatePipeline::lend(std::size_t from) {
+  {
+    const std::lock_guard lock(mutex_);
+    lent_from_ = from;
+  }
+  issue_reads();
+}
+
+void UpdatePipeline::stop_lending() {
+  const std::lock_guard lock(mutex_);
+  lent_from_ = kOwn;
+}
+
+bool UpdatePipeline::uses_before(std::size_t until) const {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(slots_.begin(), slots_.end(),
+                     [&](const Slot& slot) { return slot.position < until && slot.stage != Stage::kFree; });
+}
+
+void UpdatePipeline::wait_for_lent() noexcept {
+  std::unique_lock lock(mutex_);
+  lent_from_ = kOwn;
+  changed_.wait(lock, [&] {
+    return std::none_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
+      return slot.position != kOwn && (slot.stage == Stage::kReading || slot.stage == Stage::kWriting);
+    });
+  });
+}
+
+bool UpdatePipeline::Slot::is_foreseen() const { return stage != Stage::kFree && !update->decided; }
+
+UpdatePipeline::Running* UpdatePipeline::foreseen(UnitId unit) const {
+  const auto found = std::find_if(updates_.begin(), updates_.end(), [&](const auto& running) {
+    return !running->decided && running->update.unit == unit;
+  });
+  return found == updates_.end() ? nullptr : found->get();
+}
+
+void UpdatePipeline::foresee(UnitId unit) {
+  if (rounds_ > 0 || lendable_slots() == 0 || states_.resident(unit) || foreseen(unit) != nullptr) return;
+  auto running = std::make_unique<Running>();
+  running->update.unit = unit;
+  running->batches = batches_of(layout_, optimizer_, unit, states_.format().chunk_elements());
+  running->streamed = true;
+  {
+    const std::lock_guard lock(mutex_);
+    updates_.push_back(std::move(running));
+  }
+  issue_reads();
+}
+
+void UpdatePipeline::forget_foreseen() {
+  std::unique_lock lock(mutex_);
+  for (auto& running : updates_)
+    if (!running->decided) running->streamed = false;  // no further reads begin
+  changed_.wait(lock, [&] {
+    return std::none_of(slots_.begin(), slots_.end(),
+                        [](const Slot& slot) { return slot.stage == Stage::kReading && slot.is_foreseen(); });
+  });
+  for (Slot& slot : slots_)
+    if (slot.is_foreseen()) slot.stage = Stage::kFree;
+  std::erase_if(updates_, [](const auto& running) { return !running->decided; });
+}
+
+// Runs on the caller's thread and on I/O threads: the next chunks go into the free slots, in the order of the
+// updates.
+void UpdatePipeline::issue_reads() {
+  while (const std::optional<Reading> next = next_reading()) read(*next);
+}
+
+// Updates come before what is only foreseen, which never takes the pool's own slots from them, and has few
+// reads under way, so that the pager's do not wait behind many.
+std::optional<UpdatePipeline::Reading> UpdatePipeline::next_reading() {
+  const std::lock_guard lock(mutex_);
+  if (error_) return std::nullopt;
+  for (const bool decided : {true, false}) {
+    const auto waiting = std::find_if(updates_.begin(), updates_.end(), [&](const auto& u) {
+      return u->decided == decided && u->streamed && may_run(*u) && may_read(*u);
+    });
+    if (waiting == updates_.end()) continue;
+    const auto ahead = std::count_if(slots_.begin(), slots_.end(), [](const Slot& slot) {
+      return slot.stage == Stage::kReading && slot.is_foreseen();
+    });
+    if (!decided && static_cast<std::size_t>(ahead) >= divide_up(own_slots_, 2)) return std::nullopt;
+    const auto free = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) {
+      return slot.stage == Stage::kFree && slot.position >= lent_from_ && (decided || slot.position != kOwn);
+    });
+    if (free == slots_.end()) return std::nullopt;
+    Running& running = **waiting;
+    free->update = &running;
+    free->chunk = running.next_read++;
+    return begin_reading(*free, !states_.resident(running.update.unit),
+                         decided && running.update.gradient.data == nullptr);
+  }
+  return std::nullopt;
+}
+
+UpdatePipeline::Reading UpdatePipeline::begin_reading(Slot& slot, bool state, bool gradient) {
+  if (slot.stage != Stage::kReading) slot.reads = 0;
+  slot.stage = Stage::kReading;
+  const int reads = (state ? 1 : 0) + (gradient ? 1 : 0);
+  slot.reads += reads;
+  transfers_ += reads;
+  const Update& update = slot.update->update;
+  return {static_cast<std::size_t>(&slot - slots_.data()),
+          slot.chunk,
+          update.unit,
+          state,
+          gradient,
+          update.gradient_record,
+          update.gradient_type};
+}
+
+void UpdatePipeline::read(const Reading& reading) {
+  const StateFormat& format = states_.format();
+  const Slot& slot = slots_[reading.slot];
+  const std::size_t elements = format.chunk_size(reading.unit, reading.chunk);
+  const auto done = [this, index = reading.slot](std::exception_ptr error) {
+    on_read(index, std::move(error));
+  };
+  const auto begin = [&](offload::RecordId record, std::size_t offset, std::byte* to, std::size_t bytes) {
+    try {
+      tools_.disk->read(record, offset, {to, bytes}, done);
+    } catch (...) {
+      done(std::current_exception());
+    }
+  };
+  if (reading.state)
+    begin(states_.record(reading.unit), format.chunk_offset(reading.unit, reading.chunk), slot.data,
+          format.chunk_bytes(reading.unit, reading.chunk));
+  if (reading.gradient) {
+    const std::size_t size = size_of(reading.gradient_type);
+    const std::size_t record_bytes = layout_.unit_elements(reading.unit) * sizeof(float);
+    const std::size_t offset = reading.chunk * format.chunk_elements() * size;
+    begin(reading.gradient_record, offset, gradient_part(slot),
+          std::min(round_up(elements * size, offload::RecordStore::kBlock), record_bytes - offset));
+  }
+}
+
+void UpdatePipeline::on_read(std::size_t index, std::exception_ptr error) {
+  bool was_foreseen = false;
+  {
+    const std::lock_guard lock(mutex_);
+    Slot& slot = slots_[index];
+    if (error && !error_) error_ = std::move(error);
+    was_foreseen = slot.is_foreseen();
+    if (--slot.reads == 0) slot.stage = Stage::kReady;
+  }
+  if (was_foreseen) issue_reads();
+  const std::lock_guard lock(mutex_);
+  --transfers_;  // last: the destructor waits for it
+  changed_.notify_all();
+}
+
+void UpdatePipeline::on_written(std::size_t index, std::exception_ptr error) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (error && !error_) error_ = std::move(error);
+    slots_[index].stage = Stage::kFree;
+    --slots_[index].update->writes;
+  }
+  issue_reads();
+  const std::lock_guard lock(mutex_);
+  --transfers_;  // last: the destructor waits for it
+  changed_.notify_all();
+}
+
+// A batch may begin in the chunk that the one before it ends with.
+bool UpdatePipeline::may_read(const Running& running) const {
+  if (running.applied() || running.next_read == running.batch().end_chunk) return false;
+  const bool begins = running.round == 0 && running.next_read == running.batch().first_chunk;
+  return !begins || running.writes == 0;
+}
+
+}  // namespace sluice::engine
