@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #include "core/bytes.h"
@@ -32,20 +33,30 @@ void check_shape(std::uint64_t bytes, const StreamShape& shape, std::span<std::b
          memory.size());
 }
 
+using Part = std::span<std::byte>;
+using OnPart = std::function<void(std::uint64_t offset, Part part)>;
+
 // Keeps `depth` transfers under way: the parts of the memory are used in turn.
 template <class Start>
-double stream(std::uint64_t bytes, const StreamShape& shape, std::span<std::byte> memory,
-              const Start& start) {
+double stream(std::uint64_t bytes, const StreamShape& shape, std::span<std::byte> memory, const Start& start,
+              const OnPart& ended = {}) {
   check_shape(bytes, shape, memory);
   const Clock::time_point begin = Clock::now();
   std::vector<Batch> under_way(shape.depth);
-  std::size_t slot = 0;
-  for (std::uint64_t offset = 0; offset < bytes; offset += shape.block, slot = (slot + 1) % shape.depth) {
-    under_way[slot].wait();
-    const std::size_t size = std::min<std::uint64_t>(shape.block, bytes - offset);
-    start(offset, memory.subspan(slot * shape.block, size), under_way[slot].add());
+  const auto part_at = [&](std::uint64_t offset) {
+    return memory.subspan(offset / shape.block % shape.depth * shape.block,
+                          std::min<std::uint64_t>(shape.block, bytes - offset));
+  };
+  const std::uint64_t all = divide_up(bytes, shape.block);
+  for (std::uint64_t i = 0; i < all + shape.depth; ++i) {
+    Batch& batch = under_way[i % shape.depth];
+    batch.wait();
+    if (ended && i >= shape.depth && i - shape.depth < all) {
+      const std::uint64_t offset = (i - shape.depth) * shape.block;
+      ended(offset, part_at(offset));
+    }
+    if (i < all) start(i * shape.block, part_at(i * shape.block), batch.add());
   }
-  for (Batch& batch : under_way) batch.wait();
   return rate_since(begin, bytes);
 }
 
@@ -54,24 +65,27 @@ double stream(std::uint64_t bytes, const StreamShape& shape, std::span<std::byte
 DiskRates measure_file(File& file, std::uint64_t bytes, const StreamShape& shape,
                        std::span<std::byte> memory) {
   DiskRates rates;
-  rates.write = stream(bytes, shape, memory, [&](std::uint64_t offset, std::span<std::byte> part, Done done) {
+  rates.write = stream(bytes, shape, memory, [&](std::uint64_t offset, Part part, Done done) {
     file.write(offset, part, std::move(done));
   });
-  rates.read = stream(bytes, shape, memory, [&](std::uint64_t offset, std::span<std::byte> part, Done done) {
+  rates.read = stream(bytes, shape, memory, [&](std::uint64_t offset, Part part, Done done) {
     file.read(offset, part, std::move(done));
   });
   return rates;
 }
 
 DiskRates measure_record(RecordStore& store, RecordId record, std::uint64_t bytes, const StreamShape& shape,
-                         std::span<std::byte> memory) {
+                         std::span<std::byte> memory, Threads& threads) {
   DiskRates rates;
-  rates.write = stream(bytes, shape, memory, [&](std::uint64_t offset, std::span<std::byte> part, Done done) {
-    store.write(record, offset, part, std::move(done));
+  rates.write = stream(bytes, shape, memory, [&](std::uint64_t offset, Part part, Done done) {
+    store.write(record, offset, part, threads, std::move(done));
   });
-  rates.read = stream(bytes, shape, memory, [&](std::uint64_t offset, std::span<std::byte> part, Done done) {
-    store.read(record, offset, part, std::move(done));
-  });
+  rates.read = stream(
+      bytes, shape, memory,
+      [&](std::uint64_t offset, Part part, Done done) {
+        store.read_unchecked(record, offset, part, std::move(done));
+      },
+      [&](std::uint64_t offset, Part part) { store.check(record, offset, part, threads); });
   return rates;
 }
 

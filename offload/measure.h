@@ -27,9 +27,10 @@ struct StreamShape {
 // multiple of kDiskBlock.
 DiskRates measure_file(File& file, std::uint64_t bytes, const StreamShape& shape,
                        std::span<std::byte> memory);
-// The same through a record, with its checksums: calls of `shape.block` (a multiple of RecordStore::kBlock).
+// The same through a record, with its checksums, which are computed on the threads as an update's are: calls of
+// `shape.block` (a multiple of RecordStore::kBlock).
 DiskRates measure_record(RecordStore& store, RecordId record, std::uint64_t bytes, const StreamShape& shape,
-                         std::span<std::byte> memory);
+                         std::span<std::byte> memory, Threads& threads);
 
 // Fills memory with what no disk compresses.
 void fill_for_measuring(std::span<std::byte> memory);

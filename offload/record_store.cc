@@ -88,11 +88,23 @@ StoredRecord& checked_record(StoreState& state, RecordId id, std::uint64_t offse
   return record;
 }
 
-void start_transfer(StoreState& state, RecordId id, Direction direction, std::uint64_t offset,
-                    std::span<std::byte> data, Done done) {
+struct Call {
+  RecordId record;
+  Direction direction;
+  std::uint64_t offset;
+  std::span<std::byte> data;
+};
+
+void start_transfer(StoreState& state, const Call& call, Checks checks, Threads* threads, Done done) {
+  const auto& [id, direction, offset, data] = call;
   StoredRecord& record = checked_record(state, id, offset, data.size());
   check_aligned(record.name, direction, offset, data.data(), data.size());
-  std::make_shared<RecordTransfer>(state, record, direction, offset, data, std::move(done))->start();
+  std::make_shared<RecordTransfer>(state, record, direction, offset, data, checks, std::move(done))
+      ->start(threads);
+}
+
+std::span<std::byte> changeable(std::span<const std::byte> bytes) {
+  return {const_cast<std::byte*>(bytes.data()), bytes.size()};
 }
 
 }  // namespace
@@ -141,12 +153,42 @@ void RecordStore::allocate() {
 }
 
 void RecordStore::read(RecordId record, std::uint64_t offset, std::span<std::byte> into, Done done) {
-  start_transfer(*state_, record, Direction::kRead, offset, into, std::move(done));
+  start_transfer(*state_, {record, Direction::kRead, offset, into}, Checks::kHere, nullptr, std::move(done));
+}
+
+void RecordStore::read_unchecked(RecordId record, std::uint64_t offset, std::span<std::byte> into,
+                                 Done done) {
+  start_transfer(*state_, {record, Direction::kRead, offset, into}, Checks::kByCaller, nullptr,
+                 std::move(done));
 }
 
 void RecordStore::write(RecordId record, std::uint64_t offset, std::span<const std::byte> from, Done done) {
-  start_transfer(*state_, record, Direction::kWrite, offset,
-                 {const_cast<std::byte*>(from.data()), from.size()}, std::move(done));
+  start_transfer(*state_, {record, Direction::kWrite, offset, changeable(from)}, Checks::kHere, nullptr,
+                 std::move(done));
+}
+
+void RecordStore::write(RecordId record, std::uint64_t offset, std::span<const std::byte> from,
+                        Threads& threads, Done done) {
+  start_transfer(*state_, {record, Direction::kWrite, offset, changeable(from)}, Checks::kHere, &threads,
+                 std::move(done));
+}
+
+void RecordStore::check(RecordId id, std::uint64_t offset, std::span<const std::byte> found,
+                        Threads& threads) {
+  StoredRecord& record = checked_record(*state_, id, offset, found.size());
+  const std::size_t bytes = record.place.block_bytes, first = offset / bytes;
+  const std::size_t blocks = divide_up(found.size(), bytes);
+  claim(record, first, first + blocks);
+  try {
+    threads.parallel_for(blocks, 1, [&](std::size_t i, std::size_t) {
+      verify(*state_, record, first + i, found.subspan(i * bytes, record.place.block(first + i).bytes));
+      record.blocks[first + i].unchecked = false;
+    });
+  } catch (...) {
+    release(record, first, first + blocks);
+    throw;
+  }
+  release(record, first, first + blocks);
 }
 
 RecordStore::Counters RecordStore::counters() const { return {state_->bytes_read, state_->bytes_written}; }

@@ -17,6 +17,7 @@ struct BlockRecord {
   std::uint64_t checksum = 0;
   std::uint64_t previous_checksum = 0;  // of generation - 1, to tell a stale block from a damaged one
   std::uint32_t generation = 0;         // 0: never written
+  bool unchecked = false;               // was read, and nobody has compared the checksum yet
   std::atomic<bool> busy = false;
 };
 
@@ -52,28 +53,38 @@ struct RecordStore::State : StoreState {
   using StoreState::StoreState;
 };
 
+// Throws the Error(kCorrupt) where they are not what was written last. REQUIRES: the block is busy on the
+// caller's behalf.
+void verify(const StoreState& state, const StoredRecord& record, std::size_t index,
+            std::span<const std::byte> bytes);
+// Takes the blocks; throws Error(kState) where one of them is in another transfer.
+void claim(StoredRecord& record, std::size_t first, std::size_t end);
+void release(StoredRecord& record, std::size_t first, std::size_t end);
+
+enum class Checks : std::uint8_t { kHere, kByCaller };  // of what is read
+
 // One call of RecordStore::read or write: some blocks of one record.
 // Thread rule: as Transfer's.
 class RecordTransfer : public std::enable_shared_from_this<RecordTransfer> {
  public:
   // Takes the blocks; throws Error(kState) where one of them is in another transfer.
   RecordTransfer(StoreState& state, StoredRecord& record, Direction direction, std::uint64_t offset,
-                 std::span<std::byte> data, Done done);
-  // Its Done is called once after this.
-  void start();
+                 std::span<std::byte> data, Checks checks, Done done);
+  // Its Done is called once after this. threads: of the caller, for checksums; null: its own thread alone.
+  void start(Threads* threads);
 
  private:
-  void claim();
-  void release(std::size_t end);
+  void check_state() const;
   void start_block(std::size_t index);
+  std::exception_ptr end_read(std::size_t index) const;
   std::span<std::byte> data_of(std::size_t index) const;
-  std::exception_ptr verify(std::size_t index) const;
   void end_block(std::exception_ptr error);
   void finish();
 
   StoreState& state_;
   StoredRecord& record_;
   const Direction direction_;
+  const Checks checks_;
   const std::size_t first_block_;
   const std::size_t end_block_;
   const std::span<std::byte> data_;

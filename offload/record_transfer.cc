@@ -23,42 +23,61 @@ std::string diagnosis(const BlockRecord& block, std::uint64_t found, std::span<c
 }  // namespace
 
 RecordTransfer::RecordTransfer(StoreState& state, StoredRecord& record, Direction direction,
-                               std::uint64_t offset, std::span<std::byte> data, Done done)
+                               std::uint64_t offset, std::span<std::byte> data, Checks checks, Done done)
     : state_(state),
       record_(record),
       direction_(direction),
+      checks_(checks),
       first_block_(offset / record.place.block_bytes),
       end_block_(first_block_ + divide_up(data.size(), record.place.block_bytes)),
       data_(data),
       done_(std::move(done)),
       open_blocks_(end_block_ - first_block_) {
-  claim();
-}
-
-void RecordTransfer::claim() {
-  for (std::size_t i = first_block_; i < end_block_; ++i) {
-    BlockRecord& block = record_.blocks[i];
-    if (block.busy.exchange(true, std::memory_order_acquire)) {
-      release(i);
-      fail(ErrorCode::kState, "block {} of record '{}' is in another transfer: wait for that before the next",
-           i, record_.name);
-    }
-    if (direction_ == Direction::kRead && block.generation == 0) {
-      release(i + 1);
-      fail(ErrorCode::kState, "block {} of record '{}' was never written, and cannot be read", i,
-           record_.name);
-    }
+  claim(record_, first_block_, end_block_);
+  try {
+    check_state();
+  } catch (...) {
+    release(record_, first_block_, end_block_);
+    throw;
   }
 }
 
-void RecordTransfer::release(std::size_t end) {
-  for (std::size_t i = first_block_; i < end; ++i)
-    record_.blocks[i].busy.store(false, std::memory_order_release);
+void claim(StoredRecord& record, std::size_t first, std::size_t end) {
+  for (std::size_t i = first; i < end; ++i) {
+    if (!record.blocks[i].busy.exchange(true, std::memory_order_acquire)) continue;
+    release(record, first, i);
+    fail(ErrorCode::kState, "block {} of record '{}' is in another transfer: wait for that before the next",
+         i, record.name);
+  }
 }
 
-void RecordTransfer::start() {
-  if (first_block_ == end_block_) return finish();
-  for (std::size_t i = first_block_; i < end_block_; ++i) start_block(i);
+void release(StoredRecord& record, std::size_t first, std::size_t end) {
+  for (std::size_t i = first; i < end; ++i) record.blocks[i].busy.store(false, std::memory_order_release);
+}
+
+void RecordTransfer::check_state() const {
+  for (std::size_t i = first_block_; i < end_block_; ++i) {
+    const BlockRecord& block = record_.blocks[i];
+    if (direction_ == Direction::kRead && block.generation == 0)
+      fail(ErrorCode::kState, "block {} of record '{}' was never written, and cannot be read", i,
+           record_.name);
+    if (direction_ == Direction::kWrite && block.unchecked)
+      fail(ErrorCode::kState,
+           "block {} of record '{}' is written after it was read without being checked: call check() before",
+           i, record_.name);
+  }
+}
+
+void RecordTransfer::start(Threads* threads) {
+  const std::size_t blocks = end_block_ - first_block_;
+  if (blocks == 0) return finish();
+  // The last Done may end this.
+  const auto self = shared_from_this();
+  if (threads == nullptr) {
+    for (std::size_t i = first_block_; i < end_block_; ++i) start_block(i);
+  } else {
+    threads->parallel_for(blocks, 1, [&](std::size_t i, std::size_t) { start_block(first_block_ + i); });
+  }
 }
 
 std::span<std::byte> RecordTransfer::data_of(std::size_t index) const {
@@ -73,7 +92,7 @@ void RecordTransfer::start_block(std::size_t index) {
   try {
     if (direction_ == Direction::kRead)
       return file.read(place.offset, data, [self = shared_from_this(), index](std::exception_ptr error) {
-        self->end_block(error != nullptr ? std::move(error) : self->verify(index));
+        self->end_block(error != nullptr ? std::move(error) : self->end_read(index));
       });
     BlockRecord& block = record_.blocks[index];
     block.previous_checksum = std::exchange(block.checksum, checksum(data));
@@ -85,18 +104,27 @@ void RecordTransfer::start_block(std::size_t index) {
   }
 }
 
-std::exception_ptr RecordTransfer::verify(std::size_t index) const {
-  const BlockRecord& block = record_.blocks[index];
-  const std::span<const std::byte> bytes = data_of(index);
+std::exception_ptr RecordTransfer::end_read(std::size_t index) const {
+  record_.blocks[index].unchecked = checks_ == Checks::kByCaller;
+  if (checks_ == Checks::kByCaller) return nullptr;
+  try {
+    verify(state_, record_, index, data_of(index));
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+void verify(const StoreState& state, const StoredRecord& record, std::size_t index,
+            std::span<const std::byte> bytes) {
+  const BlockRecord& block = record.blocks[index];
   const std::uint64_t found = checksum(bytes);
-  if (found == block.checksum) return nullptr;
-  const RecordPlace::BlockPlace place = record_.place.block(index);
-  return std::make_exception_ptr(
-      Error(ErrorCode::kCorrupt,
-            fmt::format("{}: offset {}, block {} of record '{}': expected checksum {:016x} (generation {}), "
-                        "found {:016x}: {}",
-                        state_.files[place.file].file->name(), place.offset, index, record_.name,
-                        block.checksum, block.generation, found, diagnosis(block, found, bytes))));
+  if (found == block.checksum) return;
+  const RecordPlace::BlockPlace place = record.place.block(index);
+  fail(ErrorCode::kCorrupt,
+       "{}: offset {}, block {} of record '{}': expected checksum {:016x} (generation {}), found {:016x}: {}",
+       state.files[place.file].file->name(), place.offset, index, record.name, block.checksum,
+       block.generation, found, diagnosis(block, found, bytes));
 }
 
 void RecordTransfer::end_block(std::exception_ptr error) {
@@ -114,7 +142,7 @@ void RecordTransfer::finish() {
   if (state_.trace != nullptr)
     state_.trace->add(reading ? Trace::Lane::kRead : Trace::Lane::kWrite, record_.name, begin_,
                       Trace::Clock::now(), data_.size());
-  release(end_block_);
+  release(record_, first_block_, end_block_);
   const Done done = std::move(done_);
   done(std::move(error_));
 }

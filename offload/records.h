@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "allocator/ledger.h"
+#include "core/threads.h"
 #include "core/trace.h"
 #include "offload/file.h"
 
@@ -51,6 +52,13 @@ class RecordStore {
   // on the caller's (writes).
   void read(RecordId record, std::uint64_t offset, std::span<std::byte> into, Done done);
   void write(RecordId record, std::uint64_t offset, std::span<const std::byte> from, Done done);
+
+  // For a caller whose threads would wait meanwhile: checksums are computed on those, several blocks at a time,
+  // and the File's thread is left to the transfers. What was read so is nobody's to use before check() has
+  // compared it, which throws the Error(kCorrupt); to write its blocks before that is Error(kState).
+  void read_unchecked(RecordId record, std::uint64_t offset, std::span<std::byte> into, Done done);
+  void check(RecordId record, std::uint64_t offset, std::span<const std::byte> found, Threads& threads);
+  void write(RecordId record, std::uint64_t offset, std::span<const std::byte> from, Threads& threads, Done done);
 
   struct Counters {
     std::uint64_t bytes_read = 0, bytes_written = 0;

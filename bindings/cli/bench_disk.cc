@@ -108,7 +108,9 @@ class DiskBench {
     return result;
   }
 
-  DiskRates records() { return offload::measure_record(*store_, record_, bytes_, calls_, memory_.bytes()); }
+  DiskRates records() {
+    return offload::measure_record(*store_, record_, bytes_, calls_, memory_.bytes(), threads_);
+  }
 
   std::vector<double> fio() const {
     std::string why;
@@ -138,6 +140,7 @@ class DiskBench {
   std::unique_ptr<offload::File> plain_;
   std::unique_ptr<offload::RecordStore> store_;
   offload::RecordId record_ = 0;
+  Threads threads_{models::default_threads()};
   allocator::Region memory_;
   std::optional<FioBest> best_;
   std::vector<BenchWork> works_;

@@ -116,6 +116,7 @@ void UpdatePipeline::apply_ready_slot(std::size_t index) {
   const ConstArray gradient = update.gradient.data != nullptr
                                   ? update.gradient.at(slot.chunk * states_.format().chunk_elements())
                                   : ConstArray{gradient_part(slot), update.gradient_type};
+  check(slot);
   work_on_chunk(running, slot.chunk, state, gradient);
   const bool writes = on_disk && running.applies();
   {
@@ -132,7 +133,7 @@ void UpdatePipeline::apply_ready_slot(std::size_t index) {
   const StateFormat& format = states_.format();
   try {
     tools_.disk->write(states_.record(update.unit), format.chunk_offset(update.unit, slot.chunk),
-                       {slot.data, format.chunk_bytes(update.unit, slot.chunk)}, done);
+                       {slot.data, format.chunk_bytes(update.unit, slot.chunk)}, tools_.threads, done);
   } catch (...) {
     done(std::current_exception());
   }

@@ -122,7 +122,15 @@ class UpdatePipeline {
   void issue_reads();
   std::optional<Reading> next_reading();
   Reading begin_reading(Slot& slot, bool state, bool gradient);
+  Reading reading_of(const Slot& slot, bool state, bool gradient) const;
+  struct Piece {
+    offload::RecordId record;
+    std::size_t offset;
+    std::span<std::byte> bytes;
+  };
+  std::vector<Piece> pieces_of(const Reading& reading) const;
   void read(const Reading& reading);
+  void check(const Slot& slot) const;
   Running* foreseen(UnitId unit) const;
   void on_read(std::size_t slot_index, std::exception_ptr error);
   void on_written(std::size_t slot_index, std::exception_ptr error);

@@ -78,8 +78,12 @@ void UpdatePipeline::forget_foreseen() {
     return std::none_of(slots_.begin(), slots_.end(),
                         [](const Slot& slot) { return slot.stage == Stage::kReading && slot.is_foreseen(); });
   });
-  for (Slot& slot : slots_)
-    if (slot.is_foreseen()) slot.stage = Stage::kFree;
+  if (error_) std::rethrow_exception(error_);
+  for (Slot& slot : slots_) {
+    if (!slot.is_foreseen()) continue;
+    check(slot);
+    slot.stage = Stage::kFree;
+  }
   std::erase_if(updates_, [](const auto& running) { return !running->decided; });
 }
 
@@ -122,6 +126,10 @@ UpdatePipeline::Reading UpdatePipeline::begin_reading(Slot& slot, bool state, bo
   const int reads = (state ? 1 : 0) + (gradient ? 1 : 0);
   slot.reads += reads;
   transfers_ += reads;
+  return reading_of(slot, state, gradient);
+}
+
+UpdatePipeline::Reading UpdatePipeline::reading_of(const Slot& slot, bool state, bool gradient) const {
   const Update& update = slot.update->update;
   return {static_cast<std::size_t>(&slot - slots_.data()),
           slot.chunk,
@@ -132,30 +140,46 @@ UpdatePipeline::Reading UpdatePipeline::begin_reading(Slot& slot, bool state, bo
           update.gradient_type};
 }
 
-void UpdatePipeline::read(const Reading& reading) {
+std::vector<UpdatePipeline::Piece> UpdatePipeline::pieces_of(const Reading& reading) const {
   const StateFormat& format = states_.format();
   const Slot& slot = slots_[reading.slot];
-  const std::size_t elements = format.chunk_size(reading.unit, reading.chunk);
+  std::vector<Piece> pieces;
+  if (reading.state)
+    pieces.push_back({states_.record(reading.unit),
+                      format.chunk_offset(reading.unit, reading.chunk),
+                      {slot.data, format.chunk_bytes(reading.unit, reading.chunk)}});
+  if (reading.gradient) {
+    const std::size_t size = size_of(reading.gradient_type);
+    const std::size_t bytes = format.chunk_size(reading.unit, reading.chunk) * size;
+    const std::size_t record_bytes = layout_.unit_elements(reading.unit) * sizeof(float);
+    const std::size_t offset = reading.chunk * format.chunk_elements() * size;
+    pieces.push_back({reading.gradient_record,
+                      offset,
+                      {gradient_part(slot),
+                       std::min(round_up(bytes, offload::RecordStore::kBlock), record_bytes - offset)}});
+  }
+  return pieces;
+}
+
+void UpdatePipeline::read(const Reading& reading) {
   const auto done = [this, index = reading.slot](std::exception_ptr error) {
     on_read(index, std::move(error));
   };
-  const auto begin = [&](offload::RecordId record, std::size_t offset, std::byte* to, std::size_t bytes) {
+  for (const Piece& piece : pieces_of(reading)) {
     try {
-      tools_.disk->read(record, offset, {to, bytes}, done);
+      tools_.disk->read_unchecked(piece.record, piece.offset, piece.bytes, done);
     } catch (...) {
       done(std::current_exception());
     }
-  };
-  if (reading.state)
-    begin(states_.record(reading.unit), format.chunk_offset(reading.unit, reading.chunk), slot.data,
-          format.chunk_bytes(reading.unit, reading.chunk));
-  if (reading.gradient) {
-    const std::size_t size = size_of(reading.gradient_type);
-    const std::size_t record_bytes = layout_.unit_elements(reading.unit) * sizeof(float);
-    const std::size_t offset = reading.chunk * format.chunk_elements() * size;
-    begin(reading.gradient_record, offset, gradient_part(slot),
-          std::min(round_up(elements * size, offload::RecordStore::kBlock), record_bytes - offset));
   }
+}
+
+// On the threads that will work on it.
+void UpdatePipeline::check(const Slot& slot) const {
+  const Update& update = slot.update->update;
+  const bool gradient = slot.update->decided && update.gradient.data == nullptr;
+  for (const Piece& piece : pieces_of(reading_of(slot, !states_.resident(update.unit), gradient)))
+    tools_.disk->check(piece.record, piece.offset, piece.bytes, tools_.threads);
 }
 
 void UpdatePipeline::on_read(std::size_t index, std::exception_ptr error) {

@@ -251,6 +251,75 @@ TEST_F(OneRecord, ReadAndWriteFlipsAreFound) {
   EXPECT_EQ(error_of([&] { get(*store_, record_, 0, back_.all()); }).code(), ErrorCode::kCorrupt);
 }
 
+// The ways of a caller with threads of its own.
+class CheckedByTheCaller : public OneRecord {
+ protected:
+  void write(std::uint64_t offset, std::span<const std::byte> from) {
+    Batch batch;
+    store_->write(record_, offset, from, threads_, batch.add());
+    batch.wait();
+  }
+  std::span<std::byte> read(std::uint64_t offset, std::size_t bytes) {
+    Batch batch;
+    store_->read_unchecked(record_, offset, back_.part(offset, bytes), batch.add());
+    batch.wait();
+    return back_.part(offset, bytes);
+  }
+  Threads threads_{2};
+};
+
+TEST_F(CheckedByTheCaller, IsWhatWasWrittenEitherWay) {
+  open();
+  write(0, data_.all());
+  get(*store_, record_, 0, back_.all());
+  EXPECT_TRUE(equal(back_.all(), data_.all()));
+  put(*store_, record_, kBlock, newer_.part(kBlock, kBlock));
+  store_->check(record_, 0, read(0, kBytes), threads_);
+  EXPECT_TRUE(equal(back_.part(kBlock, kBlock), newer_.part(kBlock, kBlock)));
+  EXPECT_TRUE(
+      equal(back_.part(2 * kBlock, kBytes - 2 * kBlock), data_.part(2 * kBlock, kBytes - 2 * kBlock)));
+}
+
+TEST_F(CheckedByTheCaller, AFlippedBitIsFoundInItsBlock) {
+  open();
+  write(0, data_.all());
+  for (std::size_t block = 0; block < 5; ++block) {
+    read(0, kBytes);
+    back_.all()[block * kBlock + 5] ^= std::byte{16};
+    const Error error = error_of([&] { store_->check(record_, 0, back_.all(), threads_); });
+    EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("swap.bin"), HasSubstr("layer 3 state"), HasSubstr("expected"),
+                                    HasSubstr(fmt::format("block {} ", block))));
+  }
+  get(*store_, record_, 0, back_.all());  // the blocks are free again
+}
+
+TEST_F(CheckedByTheCaller, ItIsNotWrittenBeforeThat) {
+  open();
+  write(0, data_.all());
+  read(kBlock, kBlock);
+  const Error error = error_of([&] { write(0, newer_.all()); });
+  EXPECT_EQ(error.code(), ErrorCode::kState);
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("layer 3 state"), HasSubstr("block 1"), HasSubstr("check()")));
+  write(0, newer_.part(0, kBlock));  // beside it is fine
+  store_->check(record_, kBlock, back_.part(kBlock, kBlock), threads_);
+  write(0, newer_.all());
+  read(0, kBytes);
+  get(*store_, record_, 0, back_.all());  // a read that checks does it, too
+  write(0, data_.all());
+}
+
+TEST_F(CheckedByTheCaller, NotDuringATransfer) {
+  open({.delay_microseconds = 20'000});
+  write(0, data_.all());
+  Batch batch;
+  store_->read_unchecked(record_, 0, back_.all(), batch.add());
+  EXPECT_EQ(error_of([&] { store_->check(record_, kBlock, data_.part(kBlock, kBlock), threads_); }).code(),
+            ErrorCode::kState);
+  batch.wait();
+  store_->check(record_, 0, back_.all(), threads_);
+}
+
 TEST_F(OneRecord, ALostWriteIsStale) {
   open();
   put(*store_, record_, 0, data_.all());
