@@ -7,8 +7,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <functional>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "core/bytes.h"
@@ -36,27 +42,67 @@ void check_shape(std::uint64_t bytes, const StreamShape& shape, std::span<std::b
 using Part = std::span<std::byte>;
 using OnPart = std::function<void(std::uint64_t offset, Part part)>;
 
-// Keeps `depth` transfers under way: the parts of the memory are used in turn.
+// The parts of a memory that are in no transfer.
+class FreeParts {
+ public:
+  explicit FreeParts(std::size_t count) : free_(count) { std::iota(free_.begin(), free_.end(), 0); }
+
+  // Waits for one; nothing once a transfer has failed.
+  std::optional<std::size_t> take() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return failed_ || !free_.empty(); });
+    if (failed_) return std::nullopt;
+    const std::size_t part = free_.front();
+    free_.pop_front();
+    return part;
+  }
+  Done until_done(std::size_t part, Done then) {
+    return [this, part, then = std::move(then)](std::exception_ptr error) {
+      {
+        const std::lock_guard lock(mutex_);
+        failed_ |= error != nullptr;
+        free_.push_back(part);
+        changed_.notify_one();
+      }
+      then(std::move(error));  // last: after it this may be gone
+    };
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::size_t> free_;
+  bool failed_ = false;
+};
+
+// Keeps `depth` transfers under way; which part of the memory is free first is used next, as updates use
+// slots. ended: what to do with each when it was transferred.
 template <class Start>
 double stream(std::uint64_t bytes, const StreamShape& shape, std::span<std::byte> memory, const Start& start,
               const OnPart& ended = {}) {
   check_shape(bytes, shape, memory);
   const Clock::time_point begin = Clock::now();
-  std::vector<Batch> under_way(shape.depth);
-  const auto part_at = [&](std::uint64_t offset) {
-    return memory.subspan(offset / shape.block % shape.depth * shape.block,
-                          std::min<std::uint64_t>(shape.block, bytes - offset));
+  FreeParts parts(shape.depth);
+  std::vector<std::optional<std::uint64_t>> offsets(shape.depth);  // of what is under way
+  std::size_t under_way = 0;
+  Batch all;  // its end waits, so that parts outlives transfers
+  const auto memory_of = [&](std::size_t part, std::uint64_t offset) {
+    return memory.subspan(part * shape.block, std::min<std::uint64_t>(shape.block, bytes - offset));
   };
-  const std::uint64_t all = divide_up(bytes, shape.block);
-  for (std::uint64_t i = 0; i < all + shape.depth; ++i) {
-    Batch& batch = under_way[i % shape.depth];
-    batch.wait();
-    if (ended && i >= shape.depth && i - shape.depth < all) {
-      const std::uint64_t offset = (i - shape.depth) * shape.block;
-      ended(offset, part_at(offset));
+  for (std::uint64_t next = 0; next < bytes || under_way > 0;) {
+    const std::optional<std::size_t> part = parts.take();
+    if (!part) break;
+    if (const auto offset = std::exchange(offsets[*part], std::nullopt)) {
+      --under_way;
+      if (ended) ended(*offset, memory_of(*part, *offset));
     }
-    if (i < all) start(i * shape.block, part_at(i * shape.block), batch.add());
+    if (next >= bytes) continue;
+    offsets[*part] = next;
+    ++under_way;
+    start(next, memory_of(*part, next), parts.until_done(*part, all.add()));
+    next += shape.block;
   }
+  all.wait();
   return rate_since(begin, bytes);
 }
 

@@ -10,14 +10,12 @@ at a rate below the disk's. So the memory is used once before (--warm, in MiB), 
 import argparse
 import json
 import mmap
-import pathlib
 import re
 import statistics
 import sys
-import tempfile
 import time
 
-from side_by_side import fio, make_tokens, sluice
+from side_by_side import fio, make_tokens, sluice, temporary_folder
 
 
 def arguments():
@@ -60,8 +58,7 @@ def fio_seconds(folder, way, sizes):
 
 def main():
     a = arguments()
-    with tempfile.TemporaryDirectory(dir=a.disk) as name:
-        folder = pathlib.Path(name)
+    with temporary_folder(a.disk) as folder:
         tokens = folder / "tokens.bin"
         make_tokens(tokens, 100_000)
         seconds = {"save": [], "load": [], "fio_write": [], "fio_read": []}

@@ -11,16 +11,15 @@ and bytes a call are tuned one after another before the rounds, for each directi
 wrap_vs_deepspeed.py says how DeepSpeed is installed.
 """
 import argparse
+import contextlib
 import json
 import os
-import pathlib
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 
-from side_by_side import ROOT
+from side_by_side import ROOT, temporary_folder
 
 MIB = 1 << 20
 WAYS = ("write", "read")
@@ -89,6 +88,9 @@ class DeepSpeed:
         command = [python, __file__, "--disk", path.parent, "--worker", path, "--bytes", size]
         self.process = subprocess.Popen([str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         text=True)
+        self.best = {}
+
+    def tune(self):
         self.rate("write", START)  # makes the file
         self.best = {way: self.tuned(way) for way in WAYS}
 
@@ -148,16 +150,17 @@ def main():
     a = arguments()
     if a.worker:
         return work(a.worker, a.bytes)
-    with tempfile.TemporaryDirectory(dir=a.disk) as folder:
-        deepspeed = DeepSpeed(a.deepspeed_python, pathlib.Path(folder) / "stream", a.bytes) if a.deepspeed_python else None
+    with temporary_folder(a.disk) as folder, contextlib.ExitStack() as stack:
+        deepspeed = None
+        if a.deepspeed_python:
+            deepspeed = stack.enter_context(contextlib.closing(DeepSpeed(a.deepspeed_python, folder / "stream", a.bytes)))
+            deepspeed.tune()
         rounds = []
         for number in range(a.rounds):
             found, settings = one_round(a, deepspeed)
             rounds.append(found)
             text = "; ".join(f"{way} " + ", ".join(f"{side} {rate / 1e9:.2f}" for side, rate in found[way].items()) for way in WAYS)
             print(f"round {number + 1}/{a.rounds}: {text}", file=sys.stderr)
-        if deepspeed:
-            deepspeed.close()
     result = summary(rounds, settings, deepspeed)
     if a.json:
         print(json.dumps(result))

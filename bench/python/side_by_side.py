@@ -1,9 +1,13 @@
 """What the benches share: models, memory, running the command line and fio, and their files."""
+import contextlib
 import json
 import os
 import pathlib
 import random
+import signal
 import subprocess
+import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Layers, width, heads.
@@ -26,6 +30,14 @@ def peak_bytes():
 
 def forget_peak():
     pathlib.Path("/proc/self/clear_refs").write_text("5")
+
+
+@contextlib.contextmanager
+def temporary_folder(disk):
+    """A folder there that goes when the block ends, also where SIGTERM ends it."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    with tempfile.TemporaryDirectory(dir=disk) as name:
+        yield pathlib.Path(name)
 
 
 def make_tokens(path, count):

@@ -10,12 +10,10 @@ The figure: step on disk / max(step in memory, fio's replay). Rounds alternate; 
 import argparse
 import json
 import os
-import pathlib
 import statistics
 import sys
-import tempfile
 
-from side_by_side import make_tokens, replay, sluice_steps
+from side_by_side import make_tokens, replay, sluice_steps, temporary_folder
 
 
 def arguments():
@@ -44,8 +42,7 @@ def main():
     a = arguments()
     elsewhere = "memory" if a.only_state else "disk"
     on_disk = ["--disk", f"{a.disk}:{a.swap}", "--place-parameters", elsewhere, "--place-gradients", elsewhere, "--place-state", "disk"]
-    with tempfile.TemporaryDirectory(dir=a.disk) as name:
-        folder = pathlib.Path(name)
+    with temporary_folder(a.disk) as folder:
         tokens = folder / "tokens.bin"
         make_tokens(tokens, 64 * a.batch * a.seq)
         memory, disk, fio, wait = [], [], [], []

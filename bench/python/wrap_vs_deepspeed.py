@@ -28,10 +28,9 @@ import pathlib
 import statistics
 import subprocess
 import sys
-import tempfile
 
 from gpt2_sides import CLIP, LR, WEIGHT_DECAY
-from side_by_side import SHAPES, gpt2_config
+from side_by_side import SHAPES, gpt2_config, temporary_folder
 
 CHECKED_STEPS, LOSS_TOLERANCE = 3, 1e-3
 OPTIMIZER = "zero_optimization.offload_optimizer."
@@ -226,8 +225,8 @@ def measure(a, folder):
 
 def main():
     a = arguments()
-    with tempfile.TemporaryDirectory(dir=a.disk) as name:
-        result = measure(a, pathlib.Path(name))
+    with temporary_folder(a.disk) as folder:
+        result = measure(a, folder)
     if a.json:
         print(json.dumps(result))
         return

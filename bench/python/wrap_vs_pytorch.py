@@ -10,13 +10,11 @@ but the first. Figures: plain / in memory, and on disk / max(in memory, fio). JS
 import argparse
 import json
 import os
-import pathlib
 import statistics
 import sys
-import tempfile
 import time
 
-from side_by_side import ROOT, SHAPES, gpt2_config, replay
+from side_by_side import ROOT, SHAPES, gpt2_config, replay, temporary_folder
 
 sys.path.insert(0, str(ROOT / "bindings" / "python"))
 
@@ -70,12 +68,12 @@ def main():
     sides = {"plain": make(a, None), "memory": make(a, "memory"), "disk": make(a, "disk")}
     plan = sluice.torch.engine_of(sides["disk"][0]).plan()
     times, fio = {name: [] for name in sides}, []
-    with tempfile.TemporaryDirectory(dir=a.disk) as name:
+    with temporary_folder(a.disk) as folder:
         for number in range(a.rounds):
             for side, (model, optimizer) in sides.items():
                 taken = seconds(a, model, optimizer)
                 times[side] += taken if number else []
-            fio.append(replay(pathlib.Path(name), plan["step"]["bytes_read"], plan["step"]["bytes_written"]))
+            fio.append(replay(folder, plan["step"]["bytes_read"], plan["step"]["bytes_written"]))
             if number:
                 found = ", ".join(f"{side} {statistics.median(values):.2f} s" for side, values in times.items())
                 print(f"round {number}/{a.rounds - 1}: {found}, fio {fio[-1]:.2f} s", file=sys.stderr)
