@@ -154,7 +154,7 @@ double Executor::train_step(std::span<const MicroBatch> micro_batches, std::uint
 double Executor::run_forward(const MicroBatch& micro_batch, std::span<float> logits, std::size_t logits_row,
                              const Text& text) {
   double loss = 0;
-  resources_.source.take_activations_back(layout_.border);  // other shapes lay them out otherwise
+  resources_.source.take_activations_back(activations_.size());  // other shapes lay them out otherwise
   for (const Pass& pass : passes_) {
     if (pass.kind == Pass::Kind::kBackward) break;
     for (const engine::Access& access : pass.accesses) resources_.source.acquire_for_reading(access.unit);

@@ -65,6 +65,7 @@ void Engine::State::finish_gradient(UnitId unit) {
 
 // In the order of the schedule as many as there is room for, or the first one in part.
 void Engine::State::set_lendable(std::span<std::byte> memory) {
+  settle();
   const auto streamed = [&](const UnitPlan& unit) { return plan.clip && !unit.gradient_resident; };
   updates.set_lendable(memory, std::any_of(plan.units.begin(), plan.units.end(), streamed));
   needed_first.clear();

@@ -284,10 +284,11 @@ Trained train_with_a_skipped_step(Dtype dtype, const char* place, std::size_t gr
   result.plan = make_plan(profile, *optimizer, {kGiB, kGiB, 0}, setup.request, {});
   Threads threads(2);
   allocator::Ledger ledger;
+  const allocator::Region activations(ledger, allocator::Purpose::kActivation, 100 * kMiB);  // lent
   offload::RecordStore disk(memory_disk(2), ledger);
   Engine engine(profile, result.plan, *optimizer, {threads, ledger, &disk, nullptr});
   for (UnitId u = 0; u < profile.units.size(); ++u) engine.load(u, toy::start_values());
-  toy::Trainer trainer(profile, result.plan, engine);
+  toy::Trainer trainer(profile, result.plan, engine, activations.bytes());
   for (const bool skipped : {false, true, false}) {
     if (skipped && !scale) continue;
     trainer.gradient_scale = skipped ? *scale : 1.0f;

@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""The host memory that a run takes beyond its resident state, with the optimizer's state on disk: staging, workspace,
+activations and the process itself, as the plan states them, and the measured peak beside the predicted one.
+
+A run for each optimizer and type of state that is asked for, three steps each. The resident state is what parameters and
+gradients take. JSON with --json.
+
+    python3 bench/python/memory_beyond_state.py --disk FOLDER --model gpt2-124m --batch 1 --seq 256
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+from side_by_side import ROOT, make_tokens, sluice_steps, temporary_folder
+
+RESIDENT = ("parameter", "gradient", "optimizer state")
+BEYOND = ("staging", "workspace", "activation", "base")
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--disk", required=True, help="a folder on the disk for the state")
+    parser.add_argument("--model", default="gpt2-124m")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--seq", type=int, default=256)
+    parser.add_argument("--dtype", default="f32")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--memory", default="12GiB")
+    parser.add_argument("--swap", default="24GiB")
+    parser.add_argument("--optimizers", nargs="+", default=["adamw:f32", "adamw:8bit", "lion:f32"], help="NAME:STATE")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def planned(words):
+    command = [str(word) for word in (ROOT / "build/bin/sluice", "plan", "--json", *words)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def measure(a, folder, optimizer):
+    name, state = optimizer.split(":")
+    words = ["--model", a.model, "--data", folder / "tokens.bin", "--memory", a.memory, "--disk", f"{a.disk}:{a.swap}",
+             "--batch", a.batch, "--seq", a.seq, "--dtype", a.dtype, "--threads", a.threads, "--optimizer", name, "--state", state,
+             "--place-parameters", "memory", "--place-gradients", "memory", "--place-state", "disk", "--steps", 3]
+    host = planned(words)["bytes"]["host"]
+    last = sluice_steps(folder, *words)[-1]
+    parts = {purpose: host[purpose] for purpose in BEYOND}
+    return {"optimizer": optimizer, "resident": sum(host[purpose] for purpose in RESIDENT), "beyond": sum(parts.values()), **parts,
+            "predicted_peak": last["predicted_peak"], "peak": last["peak_memory"]}
+
+
+def main():
+    a = arguments()
+    rows = []
+    with temporary_folder(a.disk) as folder:
+        make_tokens(folder / "tokens.bin", 64 * a.batch * a.seq)
+        for optimizer in a.optimizers:
+            rows.append(measure(a, folder, optimizer))
+            row = {key: value / 2**20 if isinstance(value, int) else value for key, value in rows[-1].items()}
+            difference = 100 * (row["peak"] / row["predicted_peak"] - 1)
+            print("{optimizer}: {resident:.0f} MiB resident, {beyond:.0f} beyond (staging {staging:.0f}, workspace {workspace:.0f}, "
+                  "activations {activation:.0f}, process {base:.0f}); peak {peak:.0f} measured, {predicted_peak:.0f} predicted "
+                  "({difference:+.1f}%)".format(**row, difference=difference), file=sys.stderr if a.json else sys.stdout)
+    if a.json:
+        print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()
