@@ -51,10 +51,10 @@ class DiskBench {
         file_(options.folder, bytes_),
         service_(offload::make_io_service(io_)),
         plain_(file_.open_in(*service_)) {
-    // Under way, and a quarter more, on which checksums are computed meanwhile: more memory would be slower,
-    // as caches and tables of pages hold less of it.
+    // Under way, and half as many, on which checksums are computed meanwhile: with more memory caches and
+    // tables of pages hold less of it, with less the disk waits.
     const std::size_t count = divide_up(shape_.bytes(), calls_.block);
-    calls_.depth = count + std::max<std::size_t>(1, count / 4);
+    calls_.depth = count + divide_up(count, 2);
     std::vector<std::unique_ptr<offload::File>> files;
     files.push_back(file_.open_in(*service_));
     store_ = std::make_unique<offload::RecordStore>(std::move(files), ledger_);
