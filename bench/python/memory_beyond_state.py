@@ -10,10 +10,9 @@ gradients take. JSON with --json.
 import argparse
 import json
 import os
-import subprocess
 import sys
 
-from side_by_side import ROOT, make_tokens, sluice_steps, temporary_folder
+from side_by_side import make_tokens, sluice, sluice_steps, temporary_folder
 
 RESIDENT = ("parameter", "gradient", "optimizer state")
 BEYOND = ("staging", "workspace", "activation", "base")
@@ -34,17 +33,12 @@ def arguments():
     return parser.parse_args()
 
 
-def planned(words):
-    command = [str(word) for word in (ROOT / "build/bin/sluice", "plan", "--json", *words)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
 def measure(a, folder, optimizer):
     name, state = optimizer.split(":")
     words = ["--model", a.model, "--data", folder / "tokens.bin", "--memory", a.memory, "--disk", f"{a.disk}:{a.swap}",
              "--batch", a.batch, "--seq", a.seq, "--dtype", a.dtype, "--threads", a.threads, "--optimizer", name, "--state", state,
              "--place-parameters", "memory", "--place-gradients", "memory", "--place-state", "disk", "--steps", 3]
-    host = planned(words)["bytes"]["host"]
+    host = json.loads(sluice("plan", "--json", *words))["bytes"]["host"]
     last = sluice_steps(folder, *words)[-1]
     parts = {purpose: host[purpose] for purpose in BEYOND}
     return {"optimizer": optimizer, "resident": sum(host[purpose] for purpose in RESIDENT), "beyond": sum(parts.values()), **parts,

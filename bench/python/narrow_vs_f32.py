@@ -13,9 +13,8 @@ import json
 import pathlib
 import statistics
 import sys
-import tempfile
 
-from side_by_side import sluice
+from side_by_side import sluice, temporary_folder
 
 SIDES = {"f32": ["--dtype", "f32", "--state", "f32"], "bf16 + 8-bit": ["--dtype", "bf16", "--master", "none", "--state", "8bit"]}
 
@@ -75,8 +74,7 @@ def show(results):
 def main():
     a = arguments()
     results = []
-    with tempfile.TemporaryDirectory(dir=a.disk) as name:
-        folder = pathlib.Path(name)
+    with temporary_folder(a.disk) as folder:
         tokens = folder / "tokens.bin"
         byte_tokens(a.text, tokens)
         for side in SIDES:
