@@ -20,6 +20,19 @@ std::string diagnosis(const BlockRecord& block, std::uint64_t found, std::span<c
   return "the bytes were changed on the disk or on their way";
 }
 
+// The file's error, which knows nothing of records, with the record's name.
+std::exception_ptr with_name(const std::exception_ptr& error, const std::string& name) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    const std::string text = e.what();
+    if (text.find(name) != std::string::npos) return error;
+    return std::make_exception_ptr(Error(e.code(), fmt::format("'{}': {}", name, text)));
+  } catch (...) {
+    return error;
+  }
+}
+
 }  // namespace
 
 RecordTransfer::RecordTransfer(StoreState& state, StoredRecord& record, Direction direction,
@@ -144,7 +157,7 @@ void RecordTransfer::finish() {
                       Trace::Clock::now(), data_.size());
   release(record_, first_block_, end_block_);
   const Done done = std::move(done_);
-  done(std::move(error_));
+  done(error_ == nullptr ? nullptr : with_name(error_, record_.name));
 }
 
 }  // namespace sluice::offload

@@ -347,11 +347,13 @@ TEST_F(OneRecord, FailuresOfTheFileAreReportedAndTheRecordCanBeWrittenAgain) {
   put(*store_, record_, 0, data_.all());
   const Error read = error_of([&] { get(*store_, record_, 0, back_.all()); });
   EXPECT_EQ(read.code(), ErrorCode::kIo);
-  EXPECT_THAT(read.what(), AllOf(HasSubstr("swap.bin"), HasSubstr(errno_text(EIO))));
+  EXPECT_THAT(read.what(),
+              AllOf(HasSubstr("layer 3 state"), HasSubstr("swap.bin"), HasSubstr(errno_text(EIO))));
   open({.fail_after = 2});
   const Error write = error_of([&] { put(*store_, record_, 0, data_.all()); });
   EXPECT_EQ(write.code(), ErrorCode::kIo);
-  EXPECT_THAT(write.what(), AllOf(HasSubstr("swap.bin"), HasSubstr(errno_text(ENOSPC))));
+  EXPECT_THAT(write.what(),
+              AllOf(HasSubstr("layer 3 state"), HasSubstr("swap.bin"), HasSubstr(errno_text(ENOSPC))));
   EXPECT_EQ(store_->counters().bytes_written, 0u);
   open({.write_error = 1});
   EXPECT_EQ(error_of([&] { put(*store_, record_, 0, data_.all()); }).code(), ErrorCode::kIo);
