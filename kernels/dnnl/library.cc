@@ -68,16 +68,21 @@ class OneDnn final : public MatrixLibrary {
  public:
   explicit OneDnn(int threads) : threads_(threads), engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {}
 
+  // In slices of B's columns, so that what the library packs of them has a bound.
   void multiply_f32(const Product& p) override {
     omp_set_num_threads(threads_);  // a setting of the calling thread
-    const auto lda = p.lda ? p.lda : p.transpose_a ? p.m : p.k;
-    const auto ldb = p.ldb ? p.ldb : p.transpose_b ? p.k : p.n;
-    const auto status = dnnl_sgemm(p.transpose_a ? 'T' : 'N', p.transpose_b ? 'T' : 'N', dim(p.m), dim(p.n),
-                                   dim(p.k), 1.0f, p.a.f32(), dim(lda), p.b.f32(), dim(ldb),
-                                   p.accumulate ? 1.0f : 0.0f, p.c.f32(), dim(p.ldc ? p.ldc : p.n));
-    if (status != dnnl_success)
-      fail(ErrorCode::kInternal, "oneDNN refused the product [{}, {}] x [{}, {}] with status {}", p.m, p.k,
-           p.k, p.n, static_cast<int>(status));
+    const std::size_t ldb = p.ldb ? p.ldb : p.transpose_b ? p.k : p.n;
+    const std::size_t width = slice_columns(p.n);
+    for (std::size_t first = 0; first < p.n; first += width) {
+      Product slice = p;
+      slice.n = std::min(width, p.n - first);
+      slice.b = p.b.at(p.transpose_b ? first * ldb : first);
+      slice.c = p.c.at(first);
+      slice.lda = p.lda ? p.lda : p.transpose_a ? p.m : p.k;
+      slice.ldb = ldb;
+      slice.ldc = p.ldc ? p.ldc : p.n;
+      multiply_slice(slice);
+    }
   }
 
   // Of both, with a bias and without: a plan asks before there are pointers.
@@ -101,8 +106,8 @@ class OneDnn final : public MatrixLibrary {
   std::size_t hidden_bytes(const Product& p) const override {
     const auto threads = static_cast<std::size_t>(threads_);
     const std::size_t depth = std::min(p.k, has(dnnl::cpu_isa::avx512_core) ? kWideDepth : kDepth);
-    const std::size_t most = kPanelColumns * threads;
-    const std::size_t shared = std::min(p.n, most) + (threads > 2 ? std::min(p.m, most) : 0);
+    const std::size_t shared =
+        slice_columns(p.n) + (threads > 2 ? std::min(p.m, kPanelColumns * threads) : 0);
     const std::size_t own = std::min(p.m, kPanelRows) * threads;
     const bool primitive = p.a.type == Dtype::kBf16 && has_bf16();
     return (primitive ? kCodeOfPrimitives : kCode) + (shared + own) * depth * sizeof(float) +
@@ -118,9 +123,24 @@ class OneDnn final : public MatrixLibrary {
  private:
   // The blocks of the library's products in f32, in elements: B's panel is shared, A's is each thread's own.
   // More than two threads share one of A, too.
-  static constexpr std::size_t kPanelColumns = 10'000, kPanelRows = 384, kDepth = 256, kWideDepth = 384;
+  static constexpr std::size_t kSlice = 8192, kPanelColumns = 10'000, kPanelRows = 384, kDepth = 256,
+                               kWideDepth = 384;
   static constexpr std::size_t kBesidePanels = 64 * kKiB;
   static constexpr std::size_t kCode = 4 * kMiB, kCodeOfPrimitives = 12 * kMiB;
+
+  // All slices of nearly the same width.
+  static std::size_t slice_columns(std::size_t n) {
+    return n <= kSlice ? n : std::min(n, round_up(divide_up(n, divide_up(n, kSlice)), std::size_t{64}));
+  }
+
+  static void multiply_slice(const Product& p) {
+    const auto status = dnnl_sgemm(p.transpose_a ? 'T' : 'N', p.transpose_b ? 'T' : 'N', dim(p.m), dim(p.n),
+                                   dim(p.k), 1.0f, p.a.f32(), dim(p.lda), p.b.f32(), dim(p.ldb),
+                                   p.accumulate ? 1.0f : 0.0f, p.c.f32(), dim(p.ldc));
+    if (status != dnnl_success)
+      fail(ErrorCode::kInternal, "oneDNN refused the product [{}, {}] x [{}, {}] with status {}", p.m, p.k,
+           p.k, p.n, static_cast<int>(status));
+  }
 
   static bool has(dnnl::cpu_isa isa) {
     const auto wanted = static_cast<unsigned>(isa);

@@ -174,7 +174,7 @@ TEST_F(UpdatePipelineTest, AWriteThatFailsWhileThePumpRunsIsTold) {
     pipeline_->pump();
     ADD_FAILURE() << "the error is lost, and the pipeline is " << (pipeline_->idle() ? "idle" : "busy");
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "disk: it is broken");
+    EXPECT_STREQ(error.what(), "'optimizer state of unit': disk: it is broken");
   }
 }
 
