@@ -2,17 +2,18 @@
  *
  * A caller describes its model as units (parameters that are needed together) and asks for an engine within a
  * budget. Then, in each step: acquire a unit, compute with its parameters where they lie, hand in gradients,
- * release it; at last sluice_step() updates. What does not fit in memory comes from disk and goes back there.
+ * release it; at last sluice_engine_step() updates. What does not fit in memory comes from disk and goes back
+ * there.
  * See docs/architecture.md for the words, and bindings/c/examples/network.c for a whole program.
  *
  * Results: every function that can fail returns a status. Where it is not SLUICE_OK, sluice_last_error()
  * says, for the calling thread, what was asked, what was found and what to do; outputs are then untouched.
  *
- * Threads: every function may be called from any thread. Calls on one engine take turns. sluice_acquire() may
- * wait for the disk, and nothing else of that engine goes on meanwhile.
+ * Threads: every function may be called from any thread. Calls on one engine take turns.
+ * sluice_engine_acquire() may wait for the disk, and nothing else of that engine goes on meanwhile.
  *
- * Ownership: what a _create or _open function gives belongs to the caller, who gives it back with the
- * _destroy function of the same name. Pointers handed in are read during the call only, unless it says
+ * Ownership: what a _create function gives belongs to the caller, who gives it back with the _destroy
+ * function of the same name. Pointers handed in are read during the call only, unless it says
  * otherwise.
  *
  * Versions: a struct's first member is its size as the caller was compiled with it (SLUICE_INIT sets it);
@@ -89,7 +90,7 @@ typedef struct sluice_parameter {
   const char* name;      /* its logical name, as a checkpoint holds it; unique in the model */
   const uint64_t* shape; /* dimensions[...]; none of them 0 */
   size_t dimensions;     /* 0: one element */
-  uint32_t group;  /* whose settings sluice_step() applies to it: an index into sluice_step_settings.groups */
+  uint32_t group;  /* whose settings an update applies to it: an index into sluice_step_settings.groups */
   uint32_t frozen; /* not 0: it is never updated; all parameters of a unit are frozen, or none is */
   /* A large parameter may span several units: each has, as its only parameter, the span that follows the one
    * of the unit before, with the same name and shape, and a number of its own, which other functions mean by

@@ -296,12 +296,12 @@ class Planner {
     if (on_disk.peak_memory > budget_.memory) refuse_rounds(on_disk);
     if (on_disk.peak_memory > budget_.memory)
       fail(ErrorCode::kBudget,
-           "{}: memory is short by {}; with everything on disk that can be, all recomputed, and one "
-           "micro-batch at a time it needs {} "
+           "{}: memory is short by {}; with everything on disk that can be{} it needs {} "
            "({} activations and workspace, {} frames, staging and what stays, {} the process). Give "
            "{}{}, or {}",
-           asked, format_size(on_disk.peak_memory - budget_.memory), format_size(on_disk.peak_memory),
-           format_size(on_disk.activation_bytes + on_disk.workspace_bytes),
+           asked, format_size(on_disk.peak_memory - budget_.memory),
+           profile_.any_order ? "" : ", all recomputed, and one micro-batch at a time",
+           format_size(on_disk.peak_memory), format_size(on_disk.activation_bytes + on_disk.workspace_bytes),
            format_size(on_disk.peak_memory - on_disk.activation_bytes - on_disk.workspace_bytes -
                        budget_.base),
            format_size(budget_.base), memory_of(on_disk),
