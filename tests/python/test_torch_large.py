@@ -127,15 +127,17 @@ def test_the_plan_says_what_pytorch_takes_without_taking_it():
     with torch.device("meta"):
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config())
     ids = torch.zeros(4, 256, dtype=torch.long)
-    small = sluice.torch.plan(model, {"input_ids": ids[:1], "labels": ids[:1]}, memory="8GiB")
-    large = sluice.torch.plan(model, {"input_ids": ids, "labels": ids}, memory="8GiB")
+    adamw = sluice.AdamW()
+    one = {"input_ids": ids[:1], "labels": ids[:1]}
+    small = sluice.torch.plan(model, adamw, memory="8GiB", sample_batch=one)
+    large = sluice.torch.plan(model, adamw, memory="8GiB", sample_batch={"input_ids": ids, "labels": ids})
     logits = 4 * 256 * 50257 * 4
     assert large["pytorch"]["peak"] - small["pytorch"]["peak"] > 3 * (logits * 3 // 4)
     assert large["pytorch"]["reserve"] > large["pytorch"]["peak"]
-    reading = sluice.torch.plan(model, {"input_ids": ids}, memory="8GiB", train=False)
+    reading = sluice.torch.plan(model, memory="8GiB", sample_batch={"input_ids": ids})
     assert logits <= reading["pytorch"]["peak"] < large["pytorch"]["peak"] / 2
     with pytest.raises(sluice.BudgetError):
-        sluice.torch.plan(model, ids, memory="1GiB")
+        sluice.torch.plan(model, adamw, memory="1GiB", sample_batch=ids)
     assert all(p.is_meta for p in model.parameters())
 
 

@@ -278,7 +278,7 @@ def test_an_estimate_leaves_nothing_in_the_model(make):
 
     model = begun()
     before, parameters = states(model), dict(model.named_parameters())
-    sluice.torch.plan(model, torch.ones(6, 24), memory="6GiB")
+    sluice.torch.plan(model, sluice.AdamW(), memory="6GiB", sample_batch=torch.ones(6, 24))
     assert states(model) == before
     assert all(p is parameters[name] and p.grad is None for name, p in model.named_parameters())
     plain = begun()
@@ -291,7 +291,7 @@ def test_an_estimate_leaves_nothing_in_the_model(make):
 def test_an_estimate_that_fails_leaves_nothing_either():
     model = Broken()
     with pytest.raises(sluice.InvalidArgumentError, match=r"ArithmeticError.*in the middle.*reserve"):
-        sluice.torch.plan(model, torch.ones(6, 24), memory="6GiB")
+        sluice.torch.plan(model, sluice.AdamW(), memory="6GiB", sample_batch=torch.ones(6, 24))
     assert (model.table, model.calls, model.seen, list(model.by_kind)) == (None, 0, [], ["last"])
     assert model.by_kind["last"][0] is model.last.weight
 
@@ -300,7 +300,7 @@ def test_gradients_that_were_there_before_an_estimate_stay():
     model = Reentrant()
     loss_of(model, 0).backward()
     gradients = [p.grad for p in model.parameters()]
-    sluice.torch.plan(model, torch.ones(6, 24), memory="6GiB")
+    sluice.torch.plan(model, sluice.AdamW(), memory="6GiB", sample_batch=torch.ones(6, 24))
     assert all(p.grad is gradient for p, gradient in zip(model.parameters(), gradients, strict=True))
 
 
@@ -317,4 +317,4 @@ def test_what_cannot_be_estimated_says_what_to_give_instead(forward, batch, what
     model = Chain()
     monkeypatch.setattr(Chain, "forward", forward)
     with pytest.raises(sluice.InvalidArgumentError, match=f"(?s){what}.*reserve"):
-        sluice.torch.plan(model, batch, memory="6GiB")
+        sluice.torch.plan(model, sluice.AdamW(), memory="6GiB", sample_batch=batch)

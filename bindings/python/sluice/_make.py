@@ -126,6 +126,12 @@ def _fixed(optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
+def _function(address: Any, what: str, where: str) -> int | None:
+    if address is not None and (isinstance(address, bool) or not isinstance(address, int) or address <= 0):
+        raise InvalidArgumentError(f"{what} is {address!r}; the address of a function is needed ({where}), or None")
+    return address
+
+
 def options_of(given: Options) -> _abi.EngineOptions:
     """The C struct, which keeps alive what it points to."""
     if given.state not in _abi.STATE_TYPES:
@@ -156,8 +162,8 @@ def options_of(given: Options) -> _abi.EngineOptions:
         no_master=1 if given.master == "none" else 0,
         seed=whole(given.seed, "seed", 2**64),
         update_in_backward=1 if given.update_in_backward else 0,
-        sgemm=given.sgemm,
-        team=given.team,
+        sgemm=_function(given.sgemm, "sgemm", "sluice.torch.sgemm()"),
+        team=_function(given.team, "team", "sluice.torch.team()"),
         **_fixed(groups[0]),
         **_places(given.place),
     )

@@ -14,6 +14,13 @@ def check_model(model: Any) -> None:
     """Raises InvalidArgumentError, naming it, for what cannot be wrapped as it is."""
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError(f"{model!r:.80} is to be wrapped, and is no torch.nn.Module; give the model itself")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            what = f"'{name}'" if name else "the model"
+            raise InvalidArgumentError(
+                f"{what} is a {type(module).__name__} of torch.jit, whose modules run without Python's hooks; wrap what it "
+                "was made of (torch.compile works on its blocks), and script it after sluice.torch.close()"
+            )
     for name, t in [*model.named_parameters(), *model.named_buffers()]:
         if torch.nn.parameter.is_lazy(t):
             raise InvalidArgumentError(
@@ -24,6 +31,21 @@ def check_model(model: Any) -> None:
             f"'{other}' and '{one}' are two Parameters over one memory, which would have a memory each; make them one "
             "Parameter (module.weight = other.weight), or give each its own (nn.Parameter(p.detach().clone()))"
         )
+
+
+def check_trainable(model: torch.nn.Module) -> None:
+    """Raises InvalidArgumentError for what no backward would go through."""
+    if torch.is_inference_mode_enabled():
+        raise InvalidArgumentError(
+            "a model is to be trained, and is wrapped inside torch.inference_mode(), whose tensors no backward takes; wrap "
+            "it outside of that, or without an optimizer"
+        )
+    for name, p in model.named_parameters():
+        if p.is_inference():
+            raise InvalidArgumentError(
+                f"'{name}' was made inside torch.inference_mode(), and no backward takes it; make the model outside of that, "
+                "or wrap it without an optimizer"
+            )
 
 
 class _Extent(NamedTuple):

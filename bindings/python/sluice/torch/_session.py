@@ -16,7 +16,7 @@ import torch
 
 from .. import _abi
 from ..errors import StateError
-from ..model import Options, size_of
+from ..model import size_of
 from ..optimizers import Optimizer as Settings
 from . import _acquire, _closing, _homes, _mending
 from ._at_once import UpdatesInBackward
@@ -25,8 +25,9 @@ from ._guards import guard, refuse_copy, unguard
 from ._homes import Home
 from ._memory import FirstStep, Keeper, resident_bytes
 from ._moving import Moving, Source
+from ._prepare import Prepared
 from ._saved import SavedTensors
-from ._units import DTYPES, Group, Roles, units_of
+from ._units import DTYPES
 
 
 class Session:
@@ -36,14 +37,11 @@ class Session:
     def __init__(
         self,
         model: torch.nn.Module,
-        groups: Sequence[Group],
-        roles: Roles,
-        options: Options,
-        train: bool,
+        prepared: Prepared,
         source: Source | None = None,
-        estimated: int | None = None,
     ) -> None:
-        """train: whether there is an optimizer. source: where values come from, if not from the model's parameters. estimated: what PyTorch takes, if known."""
+        """source: where values come from, if not from the model's parameters."""
+        groups, roles, options, train = prepared.groups, prepared.roles, prepared.options, prepared.train
         self.model = weakref.ref(model)
         self.options = options
         self.trainable = train and any(p.requires_grad for p in model.parameters())
@@ -60,11 +58,10 @@ class Session:
         # Gradients that nobody refers to, (parameter, serial); the collector may say so inside of an engine's call.
         self.ended: deque[tuple[int, int]] = deque()
         self._hooks: list[Any] = []
-        units = units_of(groups, roles, train)
-        self.engine = _homes.ModelEngine(units, options)
+        self.engine = _homes.ModelEngine(prepared.units(), options)
         self._moving: Moving | None = Moving(model, self.engine)
         self.updates_in_backward: UpdatesInBackward | None = None
-        self.clip_value: float | None = None
+        self.clip_value = prepared.clip_value
         with self.undone_on_failure():
             self.homes = self._moving.move_in(self, groups, roles, train, source)
             self.by_id = {id(home.parameter): home for home in self.homes}
@@ -75,7 +72,7 @@ class Session:
             guard(model, {home.memory.dtype for home in self.homes})
             self._saved.guard(model)
         sizes = size_of(options.memory, "memory"), size_of(options.reserved, "reserve")
-        self.first_step = self.engine.first_step = FirstStep(*sizes, estimated)
+        self.first_step = self.engine.first_step = FirstStep(*sizes, prepared.estimated)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy("copied or pickled, in whole or in part")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 
@@ -100,7 +100,7 @@ def named_units(model: torch.nn.Module, units: Mapping[str, Sequence[str]]) -> l
     found = []
     for unit, members in units.items():
         group = Group(unit, [])
-        for member in [members] if isinstance(members, str) else members:
+        for member in _names_of(unit, members):
             inside = [(n, p) for n, p in parameters.items() if n == member or n.startswith(member + ".")]
             if not inside:
                 raise InvalidArgumentError(f"the unit '{unit}' names '{member}', which is no module or parameter")
@@ -111,6 +111,17 @@ def named_units(model: torch.nn.Module, units: Mapping[str, Sequence[str]]) -> l
     rest: list[Group] = []
     _collect(model, "", names, taken, rest)
     return _named_apart(_split(found) + _span_large(_split(_merge_small(rest))))
+
+
+def _names_of(unit: str, members: Any) -> list[str]:
+    if isinstance(members, str):
+        return [members]
+    names = list(members) if isinstance(members, Iterable) else [members]
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidArgumentError(
+            f"the unit {unit!r} has {members!r:.80}; names of modules or parameters are needed, such as ['head.weight']"
+        )
+    return names
 
 
 def _named_apart(groups: Sequence[Group]) -> list[Group]:

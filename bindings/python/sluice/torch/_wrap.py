@@ -14,23 +14,17 @@ import torch
 from ..engine import Engine
 from ..engine import plan as _plan
 from ..errors import InvalidArgumentError, NotFoundError, StateError
-from ..model import Folder, Options, Path, Size, size_of
-from ..optimizers import AdamW, Muon
+from ..model import Folder, Path, Size
 from ..optimizers import Optimizer as Settings
 from . import _first_values
-from ._checks import check_model
-from ._estimate import estimate
 from ._moving import Source
 from ._optimizer import Optimizer
-from ._roles import roles_of
+from ._prepare import Prepared, prepare
 from ._safetensors import SafetensorsFolder, Stored
 from ._session import Session
-from ._libraries import sgemm, team
-from ._units import Group, Roles, find_units, held_at_least, named_units, units_of
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
-_RESERVE = "512MiB"
 _sessions: weakref.WeakKeyDictionary[torch.nn.Module, Session] = weakref.WeakKeyDictionary()
 
 
@@ -85,10 +79,9 @@ def wrap(
     Raises BudgetError where it does not fit, InvalidArgumentError for a model that cannot be wrapped; the model is then
     as it was.
     """
-    return _wrap(
+    prepared = prepare(
         model,
         optimizer,
-        None if weights is None else _stored(model, weights, partly=True),
         memory=memory,
         disk=disk,
         reserve=reserve,
@@ -106,67 +99,22 @@ def wrap(
         update_in_backward=update_in_backward,
         clip_value=clip_value,
     )
+    return _move_in(model, prepared, _weights(model, weights))
 
 
-def _wrap(
-    model: Model,
-    optimizer: Optional[Settings],
-    stored: Optional[Mapping[str, Stored]],
-    *,
-    reserve: Optional[Size] = None,
-    sample_batch: Any = None,
-    param_groups: Optional[Sequence[Mapping[str, Any]]] = None,
-    units: Optional[Mapping[str, Sequence[str]]] = None,
-    threads: int = 0,
-    held_units: int = 3,
-    clip_value: Optional[float] = None,
-    **others: Any,
+def _move_in(
+    model: Model, prepared: Prepared, stored: Optional[Mapping[str, Stored]]
 ) -> tuple[Model, Optional[Optimizer]]:
-    """others: those of wrap() that Options has too."""
-    check_model(model)
-    if model in _sessions and not _sessions[model].engine.closed:
-        raise StateError("the model is wrapped already; sluice.torch.close(model) ends that")
-    for name, p in model.named_parameters():
-        if (owner := getattr(p, "_sluice", None)) is not None and owner.engine.closed:
-            raise StateError(
-                f"the values of '{name}' are gone with the engine of its model, which was closed by itself; "
-                "sluice.torch.close(model) keeps them. Make the model anew"
-            )
-        if owner is not None:
-            raise StateError(f"'{name}' belongs to another wrapped model; close that, or wrap the whole once")
-    if clip_value is not None and not 0 < clip_value < math.inf:
-        raise InvalidArgumentError(
-            f"clip_value is {clip_value}; a finite bound above 0 is needed, or None for no clipping"
-        )
-    groups = _groups(model, units)
-    if optimizer is None and others.get("update_in_backward"):
-        raise InvalidArgumentError("update_in_backward is given without an optimizer; give one, such as sluice.AdamW()")
-    if optimizer is None and param_groups is not None:
-        raise InvalidArgumentError("param_groups are given without an optimizer; give one, such as sluice.AdamW()")
-    settings, roles = roles_of(model, optimizer or AdamW(), param_groups or [])
-    reserved, estimated = _reserve(model, reserve, sample_batch, optimizer is not None)
-    options = Options(
-        reserved=reserved,
-        optimizer=settings,
-        threads=threads or torch.get_num_threads(),
-        held_units=max(held_units, held_at_least(model, groups)),
-        given_back=_given_back(groups),
-        serve_touches=True,
-        sgemm=sgemm() if isinstance(optimizer, Muon) else None,
-        team=team(),
-        **others,
-    )
     on_meta = {name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta}
     if on_meta:
         _first_values.check(model, stored or {})
-    session = Session(model, groups, roles, options, optimizer is not None, _source(stored), estimated)
-    session.clip_value = clip_value
+    session = Session(model, prepared, _source(stored))
     with session.undone_on_failure():
         if on_meta:
             unset = [home for home in session.homes if home.name in on_meta and home.name not in (stored or {})]
             _first_values.give(model, unset, {name: where for name, where in (stored or {}).items() if name in on_meta})
             session.release_all()
-        made = Optimizer(session, settings) if optimizer is not None else None
+        made = Optimizer(session, prepared.settings) if prepared.train else None
     session.moved_in()
     _sessions[model] = session
     return model, made
@@ -174,31 +122,22 @@ def _wrap(
 
 def plan(
     model: torch.nn.Module,
-    sample_batch: Any,
+    optimizer: Optional[Settings] = None,
     *,
     memory: Size,
-    disk: Union[Path, Folder, Sequence[Union[Path, Folder]], None] = None,
-    reserve: Optional[Size] = None,
-    train: bool = True,
-    units: Optional[Mapping[str, Sequence[str]]] = None,
-    held_units: int = 3,
+    weights: Optional[Path] = None,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Where every byte of a model would live if it were wrapped so, as a dict; the model may be on the meta device, and
-    stays as it is. "pytorch" says what PyTorch itself would take for `sample_batch` (see estimate()); it is the reserve,
-    where no other is stated. Raises BudgetError where it does not fit."""
-    check_model(model)
-    groups = _groups(model, units)
-    expected = estimate(model, sample_batch, train)
-    options = Options(
-        memory=memory,
-        disk=disk,
-        reserved=expected.reserve if reserve is None else reserve,
-        held_units=max(held_units, held_at_least(model, groups)),
-        given_back=_given_back(groups),
-        serve_touches=True,
-    )
-    made = _plan(units_of(groups, Roles(), train), options)
-    made["pytorch"] = {"peak": expected.peak, "reserve": expected.reserve}
+    """Where every byte of a model would live if wrap() were given the same, as a dict; the model may be on the meta device,
+    and stays as it is. "pytorch" says what PyTorch itself would take: for `sample_batch` as it is estimated (see
+    estimate()), else what is reserved for it. Raises what wrap() would: BudgetError where it does not fit.
+
+    options: those of wrap().
+    """
+    prepared = prepare(model, optimizer, memory=memory, **options)
+    _weights(model, weights)
+    made = _plan(prepared.units(), prepared.options)
+    made["pytorch"] = {"peak": prepared.estimated, "reserve": prepared.options.reserved, "measured": None}
     return made
 
 
@@ -236,8 +175,12 @@ def from_pretrained(
             os.fspath(folder), local_files_only=True
         )
     model.train(optimizer is not None)  # what PyTorch takes is estimated for what the model is for
-    wrapped, made = _wrap(model, optimizer, _stored(model, folder, partly=False), **options)
+    wrapped, made = _move_in(model, prepare(model, optimizer, **options), _stored(model, folder, partly=False))
     return wrapped.eval(), made
+
+
+def _weights(model: torch.nn.Module, folder: Optional[Path]) -> Optional[dict[str, Stored]]:
+    return None if folder is None else _stored(model, folder, partly=True)
 
 
 def _stored(model: torch.nn.Module, folder: Path, partly: bool) -> dict[str, Stored]:
@@ -280,32 +223,6 @@ def _source(stored: Optional[Mapping[str, Stored]]) -> Optional[Source]:
             values.fill_(math.nan)  # until a rule of the model gives it others
 
     return fill
-
-
-def _reserve(
-    model: torch.nn.Module, reserve: Optional[Size], sample_batch: Any, train: bool
-) -> tuple[int, Optional[int]]:
-    """What is planned for PyTorch, and what was estimated that it has at most at once, where it was."""
-    if reserve is not None or sample_batch is None:
-        return size_of(_RESERVE if reserve is None else reserve, "reserve"), None
-    found = estimate(model, sample_batch, train)
-    return found.reserve, found.peak
-
-
-def _groups(model: torch.nn.Module, units: Optional[Mapping[str, Sequence[str]]]) -> list[Group]:
-    groups = named_units(model, units) if units is not None else find_units(model)
-    if not groups:
-        raise InvalidArgumentError(f"the model ({type(model).__name__}) has no parameters with elements")
-    return groups
-
-
-def _given_back(groups: Sequence[Group]) -> int:
-    """What the parameters take now, and will not any more when they are the engine's."""
-    return sum(_bytes_in_memory(p) for group in groups for _, p in group.parameters)
-
-
-def _bytes_in_memory(p: torch.nn.Parameter) -> int:
-    return 0 if p.is_meta else p.numel() * p.element_size()
 
 
 def _session(model: torch.nn.Module) -> Session:
