@@ -1,7 +1,7 @@
-"""The models that users bring, small: everything on disk gives the bits of everything in memory, and plain PyTorch's
-losses."""
+"""The models that users bring, small: in memory, on disk, and partly on disk the same bits, and plain PyTorch's losses."""
 
 import dataclasses
+import tempfile
 from collections.abc import Callable
 
 import pytest
@@ -9,9 +9,10 @@ import torch
 import transformers
 from wrapped_models import plain_optimizer, same_values, small_gpt2, train, units_of_modules, values_of, wrap
 
+import sluice
 import sluice.torch
 
-STEPS = 5
+STEPS = 20
 
 
 def drawn(step, *shape, below=None):
@@ -111,6 +112,9 @@ class Vgg16(torch.nn.Module):
         self.classifier = torch.nn.Sequential(
             torch.nn.Linear(64, 128), torch.nn.ReLU(inplace=True), torch.nn.Dropout(), torch.nn.Linear(128, 10)
         )
+        for layer in self.features:  # by PyTorch's own rule so little of 13 layers is left that gradients are 1e-6
+            if isinstance(layer, torch.nn.Conv2d):
+                torch.nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
 
     def forward(self, images):
         return self.classifier(torch.flatten(self.features(images), 1))
@@ -150,8 +154,15 @@ SHOWN = {
 }
 
 
+ON_DISK = {
+    "everything": "disk",
+    "parameters": {"parameters": "disk", "gradients": "memory", "state": "memory"},
+    "state": {"parameters": "memory", "gradients": "memory", "state": "disk"},
+}
+
+
 def trained(shown, place):
-    """Losses, values and buffers after some steps; place None: plain PyTorch."""
+    """Losses, values and buffers after some steps, and touches; place None: plain PyTorch."""
     torch.manual_seed(7)
     model = shown.make()
     optimizer = plain_optimizer(model) if place is None else wrap(model, place, units=units_of_modules(model))[1]
@@ -167,7 +178,45 @@ def trained(shown, place):
 def test_twins_and_plain_pytorch(name):
     plain, _, _ = trained(SHOWN[name], None)
     memory, values, touches = trained(SHOWN[name], "memory")
-    disk, values_on_disk, touches_on_disk = trained(SHOWN[name], "disk")
-    assert memory.values == disk.values and same_values(values, values_on_disk)
-    assert memory.close_to(plain), (memory.values, plain.values)
-    assert (touches, touches_on_disk) == (0, 0), "a parameter is used that no hook has foreseen"
+    assert memory.close_to(plain, tolerance=1e-5), (memory.values, plain.values)
+    assert touches == 0, "a parameter is used that no hook has foreseen"
+    for what, place in ON_DISK.items():
+        found, values_there, touches = trained(SHOWN[name], place)
+        assert memory.values == found.values and same_values(values, values_there), what
+        assert touches == 0, what
+
+
+def test_a_budget_between_puts_some_units_on_disk():
+    """And the bits stay: of a model that is large beside the frames of those that come and go."""
+
+    def run(**given):
+        torch.manual_seed(1)
+        config = transformers.GPT2Config(
+            n_layer=8, n_head=4, n_embd=256, vocab_size=512, n_positions=32, bos_token_id=0, eos_token_id=0
+        )
+        model = transformers.GPT2LMHeadModel(config).eval()
+        given = {"memory": "6GiB", "disk": tempfile.gettempdir(), "reserve": "64MiB", "held_units": 1} | given
+        plans = {p: sluice.torch.plan(model, sluice.AdamW(), **given | {"place": p}) for p in ("memory", "disk")}
+        if "place" not in given:
+            least, most = (plans[p]["predicted_peak"] for p in ("disk", "memory"))
+            assert most - least > 16 << 20
+            given["memory"] = (least + most) // 2
+        _, optimizer = sluice.torch.wrap(model, sluice.AdamW(lr=1e-3), **given)
+        found = sluice.torch.engine_of(model).plan()["disk"]
+        losses = train(model, optimizer, text_loss, steps=4)
+        return losses.values, values_of(model), found / plans["disk"]["disk"]
+
+    memory, values, _ = run(place="memory")
+    between, values_between, share = run()
+    assert 0.1 < share < 0.9
+    assert memory == between and same_values(values, values_between)
+
+
+@pytest.mark.parametrize("name", ["resnet", "alexnet", "vgg16"])
+def test_losses_say_something_of_every_layer(name):
+    """Else two runs could agree whatever becomes of a layer."""
+    torch.manual_seed(7)
+    model = SHOWN[name].make()
+    SHOWN[name].loss(model, 0).backward()
+    norms = {name: p.grad.norm().item() for name, p in model.named_parameters() if p.dim() > 1}
+    assert min(norms.values()) > 1e-3, norms
