@@ -326,6 +326,25 @@ def test_state_larger_than_memory_lies_on_disk():
     assert state[46]["exp_avg"].any()
 
 
+def test_state_is_taken_and_loaded_within_the_budget(tmp_path):
+    """768 MB of state. What torch.save() reads of it is the files', and goes back to the system when steps go on."""
+    finished = run_big(f"""
+        model, optimizer = wrapped(390 << 20)
+        step()
+        state = optimizer.state_dict()
+        optimizer.load_state_dict(state)
+        assert peak() < begin + (390 << 20), (peak() - begin) >> 20
+        torch.save(state, {str(tmp_path / "optimizer.pt")!r})
+        step()
+        assert held() < begin + (390 << 20), (held() - begin) >> 20
+        saved = torch.load({str(tmp_path / "optimizer.pt")!r}, mmap=True)["state"]
+        assert saved[46]["exp_avg"].any() and torch.equal(saved[46]["exp_avg"], state["state"][46]["exp_avg"])
+        assert not torch.equal(saved[46]["exp_avg"], optimizer.state_dict()["state"][46]["exp_avg"])
+        print("done")
+    """)
+    assert (finished.returncode, finished.stdout) == (0, "done\n"), finished.stderr
+
+
 def test_state_without_room_is_refused():
     model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(24)))  # with its state 384 MiB
     model, optimizer = wrap(model, None, memory=resident_bytes() + (560 << 20), disk=None, reserve="64MiB")

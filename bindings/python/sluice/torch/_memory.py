@@ -6,6 +6,8 @@ import ctypes
 import os
 import warnings
 
+from . import _state_files
+
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _WORTH = 32 << 20  # bytes that the process must have grown by, for another look at what is free
 
@@ -62,7 +64,7 @@ class FirstStep:
 
 class Keeper:
     """Where the next operation might pass the budget, memory that PyTorch has freed and the C library keeps goes back to
-    the system. That costs time when it is taken again, so not before."""
+    the system, and what was read of an optimizer's state_dict. That costs time when it is taken again, so not before."""
 
     def __init__(self, budget: int, largest_gradient: int) -> None:
         # Autograd has a tied parameter's gradients of both uses, and their sum, before any is given away.
@@ -77,6 +79,7 @@ class Keeper:
         resident = resident_bytes()
         if self._trim is not None and resident > max(self._threshold, self._after + _WORTH):
             self._trim(0)
+            _state_files.give_up_all()
             self._after = resident_bytes()
         elif self._after:
             self._after = min(self._after, resident)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import mmap
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +13,7 @@ from .. import _abi
 from ..errors import BudgetError, InvalidArgumentError
 from ..model import Folder
 from ..optimizers import Optimizer as Settings
+from . import _state_files
 from ._homes import Home, Span, outside
 from ._units import DTYPES
 
@@ -37,32 +37,30 @@ def read(session: Session) -> dict[int, dict[str, torch.Tensor]]:
         _require_memory(session, needed)
     else:
         folder = _folder_with_room(session, needed)
-    files: dict[int, list[mmap.mmap]] = {}  # by unit
 
-    def make(home: Home, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def make(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if session.options.disk is None:
             return torch.empty(shape, dtype=dtype)
-        memory = _file_without_name(folder, math.prod(shape) * dtype.itemsize)
-        files.setdefault(home.units[-1], []).append(memory)
-        return torch.frombuffer(memory, dtype=dtype).view(shape)
+        return _state_files.make(folder, shape, dtype)
 
     state = {
         home.index: {_STEP: torch.tensor(float(engine.updates(home.spans[0].key)))}
-        | {name: make(home, shape, type_of[name]) for name, shape in shapes[home.index].items()}
+        | {name: make(shape, type_of[name]) for name, shape in shapes[home.index].items()}
         for home in updated
     }
     places = {span.key: (home.index, span) for home in updated for span in home.spans}
+    homes_of = _by_unit(updated)
 
     def place(key: str, name: str) -> torch.Tensor | None:
         index, span = places.get(key, (None, None))
         array = state[index].get(name) if index is not None else None
         return None if span is None or array is None else span.of(array.view(-1))
 
-    for unit in sorted({unit for home in updated for unit in home.units}):
+    for unit, own in sorted(homes_of.items()):
         _move(session, "sluice_engine_get_state", "sluice_write_state_to_arrays", unit, place)
-        for memory in files.get(unit, ()):  # what was written goes to the file, and needs no memory until it is read
-            memory.flush()
-            memory.madvise(mmap.MADV_DONTNEED)
+        for home, _ in own:
+            for tensor in state[home.index].values():
+                _state_files.flush(tensor)
     return state
 
 
@@ -74,11 +72,7 @@ def write(session: Session, state: Mapping[int, Mapping[str, Any]]) -> None:
         if home.index in state:
             _check(home, state[home.index], _shapes(session, home, arrays))
     session.release_all()
-    of_unit: dict[int, list[tuple[Home, Span]]] = {}
-    for home in session.homes:
-        for span in home.spans if home.trainable else ():
-            of_unit.setdefault(span.unit, []).append((home, span))
-    for unit, own in of_unit.items():
+    for unit, own in _by_unit([home for home in session.homes if home.trainable]).items():
         given = {span.key: _parts(session, state.get(home.index, {}), span) for home, span in own}
         if any(_has_master(home, arrays) for home, _ in own):
             session.use(unit)
@@ -96,6 +90,17 @@ def write(session: Session, state: Mapping[int, Mapping[str, Any]]) -> None:
             step = state.get(home.index, {}).get(_STEP, 1 if state.get(home.index) else 0)
             session.engine.set_updates(span.key, int(step))
             home.changed()
+            for value in state.get(home.index, {}).values():
+                if isinstance(value, torch.Tensor):
+                    _state_files.give_up(value)
+
+
+def _by_unit(homes: Iterable[Home]) -> dict[int, list[tuple[Home, Span]]]:
+    found: dict[int, list[tuple[Home, Span]]] = {}
+    for home in homes:
+        for span in home.spans:
+            found.setdefault(span.unit, []).append((home, span))
+    return found
 
 
 def _move(
@@ -181,12 +186,3 @@ def _folder_with_room(session: Session, needed: int) -> str:
             "sluice.torch.engine_of(model).save(folder)"
         )
     return folder
-
-
-def _file_without_name(folder: str, size: int) -> mmap.mmap:
-    file = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(file, 0, size)  # what is full says so here, and not when it is touched
-        return mmap.mmap(file, size)
-    finally:
-        os.close(file)
