@@ -144,6 +144,7 @@ def refusals(folder, tmp_path):
     (tmp_path / "latin").write_bytes(b"x" * (2**20 + 5) + b"\xe9" + b"y" * 10)
     (tmp_path / "cut").write_bytes("é".encode()[:1])
     (tmp_path / "none").mkdir()
+    (tmp_path / "folder.bin").mkdir()
     (tmp_path / "bad.json").write_text("{}")
     text = folder / "text" / "a.txt"
     given = {"--tokenizer": folder, "--data": text, "--out": tmp_path / "t.bin"}
@@ -155,6 +156,8 @@ def refusals(folder, tmp_path):
     yield given | {"--tokenizer": tmp_path}, "tokenizer.json' does not exist", "save_pretrained"
     yield given | {"--tokenizer": tmp_path / "bad.json"}, "bad.json' is no tokenizer"
     yield given | {"--out": tmp_path / "t.txt"}, "ending .bin"
+    yield given | {"--out": tmp_path / "nodir" / "t.bin"}, "nodir' does not exist; make it"
+    yield given | {"--out": tmp_path / "folder.bin"}, "folder.bin', which is a folder"
     yield given | {"--separator": "<none>"}, "'<none>'"
     yield given | {"--sep": "x"}, "unrecognized arguments: --sep"
 
@@ -162,10 +165,16 @@ def refusals(folder, tmp_path):
 def test_refusals_say_why_and_leave_nothing(folder, tmp_path):
     for given, *parts in refusals(folder, tmp_path):
         before = sorted(os.listdir(tmp_path))
-        done = sluice_module("tokenize", *[word for pair in given.items() for word in pair])
+        done = sluice_module("tokenize", "--progress", "none", *[word for pair in given.items() for word in pair])
         assert done.returncode == 2 and done.stderr.startswith("sluice: error: "), done.stderr
         assert all(part in done.stderr for part in parts), done.stderr
         assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_an_unknown_command_is_told_all_that_there_are():
+    done = sluice_module("nonsense")
+    own = run_sluice("nonsense").stderr.decode().strip()
+    assert done.returncode == 2 and done.stderr.strip() == f"{own}, tokenize", (done.stderr, own)
 
 
 def test_without_the_library_it_says_what_to_install(folder, monkeypatch):
@@ -234,5 +243,8 @@ def test_a_model_learns_from_the_file_and_generation_takes_and_gives_text(folder
     assert done.stdout == tokenizer.decode(made[0]) + "\n"
     twice = sluice_module(*words, "--tokenizer", tmp_path, "--output", "tokens")
     assert twice.returncode == 2 and "one --prompt" in twice.stderr
+    for given, what in ((["--prompt="], "makes no token; give a text"), (["--prompt", "-x"], "--prompt=-x")):
+        told = sluice_module("generate", "--checkpoint", tmp_path, "--tokenizer", tmp_path, *given)
+        assert told.returncode == 2 and told.stderr.startswith("sluice: error: ") and what in told.stderr, told.stderr
     wrong = sluice_module(*words, "--tokenizer", tmp_path, "--top-p", 2)
     assert wrong.returncode == 2 and "top-p" in wrong.stderr and wrong.stdout == ""

@@ -10,6 +10,7 @@ from . import _generate, _tokenize
 from ._library import find_program
 from .errors import BudgetError, CorruptError, Error, InvalidArgumentError, NotFiniteError, NotFoundError
 
+_OF_THE_PROGRAM = ("train", "plan", "generate", "inspect", "doctor", "bench")
 _MORE_HELP = """
 In Python also:
   tokenize                    make a token file of text with a model's tokenizer
@@ -30,6 +31,8 @@ def _run(words: list[str]) -> int:
         return 0
     if words[:1] == ["generate"] and any(word.split("=")[0] == _generate.FLAG for word in words):
         return _generate.main(words[1:])
+    if words and not words[0].startswith("-") and words[0] not in _OF_THE_PROGRAM:
+        raise InvalidArgumentError(f"'{words[0]}' is not one of {', '.join([*_OF_THE_PROGRAM, 'tokenize'])}")
     program = find_program()
     if words[:1] in (["--help"], ["-h"]):
         status = subprocess.run([program, *words]).returncode

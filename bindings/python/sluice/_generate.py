@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 from collections.abc import Sequence
 
 from . import _tokenizer
+from ._arguments import Parser
 from ._library import find_program
 from .errors import InvalidArgumentError
 
@@ -15,7 +15,8 @@ FLAG = "--tokenizer"
 
 def main(words: Sequence[str]) -> int:
     """Runs `sluice generate` with the prompt's tokens and shows what its tokens mean; gives its exit status."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    advice = "a text that begins with - is given with =, as in --prompt=-x"
+    parser = Parser(advice, add_help=False, allow_abbrev=False)
     for flag in (FLAG, "--prompt", "--prompt-tokens", "--output"):
         parser.add_argument(flag, action="append", default=[])
     given, others = parser.parse_known_args(words)
@@ -26,6 +27,11 @@ def main(words: Sequence[str]) -> int:
         )
     prompt, tokenizer = given.prompt[0], _tokenizer.load(given.tokenizer[0])
     ids = tokenizer.encode(prompt).ids
+    if not ids:
+        raise InvalidArgumentError(
+            f"--prompt is {prompt!r}, of which the tokenizer makes no token; give a text, or a token of it that begins one, "
+            "such as '<|endoftext|>'"
+        )
     command = [
         str(find_program()),
         "generate",

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, NoReturn
 
 from . import _pieces, _text_files, _tokenizer
+from ._arguments import Parser
 from .errors import InvalidArgumentError
 
 _HEADER = 256 * 4
@@ -28,10 +29,11 @@ class _TokenFile:
             raise InvalidArgumentError(f"--out is '{path}'; sluice train knows token files by the ending .bin")
         self.tokens = 0
         self._path, self._force = path, force
-        self._refuse_existing()
         self._kind, self._type = ((20240520, 1), "H") if largest < 2**16 else ((20240801, 7), "I")
         folder, name = os.path.split(path)
         self._folder = folder or "."
+        self._refuse_folders()
+        self._refuse_existing()
         self._partial = os.path.join(self._folder, f".{name}.partial-{os.getpid()}")
         self._file: BinaryIO | None = None
 
@@ -69,6 +71,15 @@ class _TokenFile:
     def _refuse_existing(self) -> None:
         if not self._force and os.path.lexists(self._path):
             raise InvalidArgumentError(f"'{self._path}' exists; give another --out, or --force to replace it")
+
+    def _refuse_folders(self) -> None:
+        """Before anything is tokenized."""
+        if not os.path.isdir(self._folder):
+            raise InvalidArgumentError(
+                f"--out is '{self._path}', and the folder '{self._folder}' does not exist; make it, or give another --out"
+            )
+        if os.path.isdir(self._path):
+            raise InvalidArgumentError(f"--out is '{self._path}', which is a folder; give a file in it")
 
     def __enter__(self) -> _TokenFile:
         return self
@@ -110,16 +121,12 @@ class _Progress:
             print("\r\x1b[K", end="", file=sys.stderr)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InvalidArgumentError(f"{message}; see python -m sluice tokenize --help")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m sluice tokenize",
         description="Makes a token file (.bin) of text with a model's tokenizer, for sluice train --data.",
         allow_abbrev=False,
+        advice="see python -m sluice tokenize --help",
     )
     texts = {
         "--tokenizer": "a folder with a tokenizer.json, as of Hugging Face",

@@ -43,7 +43,7 @@ class UpdatesInBackward:
     def begin(self, session: Session) -> None:
         """The engine's step begins."""
         self._given = self._settings()
-        session.engine.begin_step(self._given, clip_value=session.clip_value)
+        session.engine.own.begin_step(self._given, clip_value=session.clip_value)
         self._had.clear()
         self._open.clear()
 
@@ -74,13 +74,13 @@ class UpdatesInBackward:
             return False
         with session.noting():
             self._had.clear()
-            session.engine.step()
+            session.engine.own.step()
             session.ended_step()
         return True
 
     def abandon(self, session: Session) -> None:
         """The engine's step ends, if there is one. What was applied is applied; the rest had no gradient."""
-        abandon_step(session.engine)
+        abandon_step(session.engine.own)
         self._had.clear()
         self._open.clear()
 

@@ -6,12 +6,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..errors import BudgetError, StateError
+from ..errors import BudgetError
 from . import _meta
 from ._gradients import Gradient
 
 if TYPE_CHECKING:
     from ._session import Session
+
+OLD_GRAPH = (
+    "backward goes through a graph that was made before the model was closed (sluice.torch.close()); run forward again"
+)
+LOST = (
+    "the engine of this model was closed, and the values of its parameters are gone with it; sluice.torch.close(model) is "
+    "what keeps them. Make the model anew, and load its values"
+)
 
 
 def with_values(session: Session) -> dict[int, torch.Tensor]:
@@ -48,16 +56,3 @@ def without_values(session: Session) -> dict[int, torch.Tensor]:
                 _meta.replace(places, home.parameter, torch.empty_like(home.parameter, device="meta"))
     session.engine.leave(values=False)
     return {}
-
-
-def refuse_use(ended: bool) -> StateError:
-    """For whoever needs parameters when the engine is closed. ended: by sluice.torch.close()."""
-    if ended:
-        return StateError(
-            "backward goes through a graph that was made before the model was closed (sluice.torch.close()); run forward "
-            "again"
-        )
-    return StateError(
-        "the engine of this model was closed, and the values of its parameters are gone with it; "
-        "sluice.torch.close(model) is what keeps them. Make the model anew, and load its values"
-    )

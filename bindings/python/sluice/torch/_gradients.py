@@ -51,11 +51,10 @@ class Slot:
 
     def check(self) -> None:
         """Raises where the gradient is no more what it was. What was written to views is the gradient's now."""
-        if self.session.engine.closed:
-            raise StateError(
-                f"this gradient of '{self.home.name}' is of a wrapped model that was closed; the parameter's grad is a plain "
-                "tensor now, or clone() what is needed later"
-            )
+        self.session.check_open(
+            f"this gradient of '{self.home.name}' is of a wrapped model that was closed; the parameter's grad is a plain "
+            "tensor now, or clone() what is needed later"
+        )
         if self.applied and not self.zeroed:
             raise refuse_use(self.home.name)
         if not self.alive:

@@ -9,12 +9,13 @@ import math
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import torch
 
 from .._library import library
-from ..engine import Engine
+from ..engine import Engine, Values
+from ..errors import StateError
 from ..model import Options, Parameter, Path, Unit
 from ._memory import FirstStep
 
@@ -139,6 +140,39 @@ class ModelEngine(Engine):
         self.first_step: FirstStep | None = None
         self.session: weakref.ref[Session] | None = None  # when the model has moved in
 
+    @property
+    def own(self) -> Engine:
+        """The same without the refusals below: for the model's hooks and its optimizer."""
+        return cast(Engine, super())
+
+    def begin_step(self, *given: Any, **named: Any) -> NoReturn:
+        """Refused, as all that the hooks and the optimizer of the wrapped model do."""
+        _refuse("begin_step", "a forward pass with gradients begins a step")
+
+    def step(self, *given: Any, **named: Any) -> NoReturn:
+        """Refused."""
+        _refuse("step", "call step() of the optimizer that sluice.torch.wrap() gave")
+
+    def abandon_step(self) -> NoReturn:
+        """Refused."""
+        _refuse("abandon_step", "optimizer.zero_grad() drops what the step has")
+
+    def acquire(self, unit: str, gradient: bool = False) -> NoReturn:
+        """Refused."""
+        _refuse("acquire", "a unit is there when its module is called, and whenever a parameter is touched")
+
+    def add_gradient(self, name: str, gradient: Any, dtype: str = "f32") -> NoReturn:
+        """Refused."""
+        _refuse("add_gradient", "add to p.grad of the model's parameter")
+
+    def multiply_gradient(self, name: str, factor: float) -> NoReturn:
+        """Refused."""
+        _refuse("multiply_gradient", "multiply p.grad of the model's parameter (p.grad.mul_(factor))")
+
+    def drop_gradient(self, name: str) -> NoReturn:
+        """Refused."""
+        _refuse("drop_gradient", "set p.grad of the model's parameter to None")
+
     def tensor(self, spans: Sequence[Span], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A parameter where it lies; touches none of it. It, and all that is made of it, keeps the engine, until that is
         closed."""
@@ -168,6 +202,14 @@ class ModelEngine(Engine):
         if (session := self._wrapped()) is not None:
             session.end_begun_step("loaded")
         super().load(path)
+        if session is not None:
+            session.changed()
+
+    def set_values(self, unit: str, values: Values) -> None:
+        """As Engine's, after forward passes too; backward through their graphs is an error then."""
+        if (session := self._wrapped()) is not None:
+            session.release_all()
+        super().set_values(unit, values)
         if session is not None:
             session.changed()
 
@@ -205,6 +247,12 @@ class ModelEngine(Engine):
         """Without the values: sluice.torch.close() is what keeps them."""
         if not self.closed and not self._handle.inherited:
             self.leave(values=False)
+
+
+def _refuse(call: str, remedy: str) -> NoReturn:
+    raise StateError(
+        f"{call}() is called on the engine of a wrapped model, whose hooks and whose optimizer do that themselves; {remedy}"
+    )
 
 
 class _FormerHome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Optional
@@ -121,11 +122,10 @@ class Optimizer(torch.optim.Optimizer):
             self._guard_groups()
 
     def _check_open(self) -> None:
-        if self._session.engine.closed:
-            raise StateError(
-                "the model was closed, and its optimizer's state with it; take the state_dict() before sluice.torch.close(), "
-                "and wrap the model again to load one"
-            )
+        self._session.check_open(
+            "the model was closed, and its optimizer's state with it; take the state_dict() before sluice.torch.close(), "
+            "and wrap the model again to load one"
+        )
 
     def _indices(self) -> list[int]:
         """The engine's index of each parameter, in the order that a state_dict counts them."""
@@ -144,7 +144,9 @@ class Optimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for name, value in group.items():
                 _check_setting(name, value, self._first.fixed)
-            changed: Any = {"lr": float(group["lr"]), "weight_decay": group["weight_decay"]}
+            lr = group["lr"]
+            number = isinstance(lr, (numbers.Real, torch.Tensor))
+            changed: Any = {"lr": float(lr) if number else lr, "weight_decay": group["weight_decay"]}
             settings.append(dataclasses.replace(self._first, **changed))
         return settings
 

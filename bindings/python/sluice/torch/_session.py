@@ -150,7 +150,7 @@ class Session:
     def use(self, unit: int, access: int = _abi.READ) -> None:
         """The unit's parameters are present (or, with GRADIENT_ONLY, its gradients may be added) until the limit of
         units that are held sends it away."""
-        self._check_open()
+        self.check_open()
         with self._lock:
             self._mend()
             held = self._held.get(unit)
@@ -168,11 +168,11 @@ class Session:
                 self._held.setdefault(unit, []).append(access)
                 self._held.move_to_end(unit)
 
-    def _check_open(self) -> None:
+    def check_open(self, closed: str = _closing.OLD_GRAPH) -> None:
+        """Raises StateError where the engine is closed; with this text where sluice.torch.close() did that."""
         self.engine._handle.check()
-        if not self.engine.closed:
-            return
-        raise _closing.refuse_use(self._ended)
+        if self.engine.closed:
+            raise StateError(closed if self._ended else _closing.LOST)
 
     def begin_step(self) -> None:
         """There is a step, from now on if there was none."""
@@ -181,7 +181,7 @@ class Session:
                 if self.updates_in_backward is not None:
                     self.updates_in_backward.begin(self)
                 else:
-                    self.engine.begin_step()
+                    self.engine.own.begin_step()
                 self._in_step = True
 
     def begin_anew(self) -> None:
@@ -192,7 +192,7 @@ class Session:
     def _abandon_step(self) -> None:
         self.release_all()
         if self._in_step:
-            self.engine.abandon_step()
+            self.engine.own.abandon_step()
             self._in_step = False
 
     def end_begun_step(self, verb: str) -> None:
@@ -262,7 +262,7 @@ class Session:
             self.updates_in_backward.abandon(self)
             self._in_step = False
         elif self.trainable:
-            _mending.begin_step(self.engine)
+            _mending.begin_step(self.engine.own)
             self._in_step = True
         for home in self.homes:
             home.changed()
@@ -368,8 +368,7 @@ class Session:
     def step(self, settings: Sequence[Settings], gradient_factor: float = 1.0) -> None:
         """Updates every parameter that has a gradient, times the factor; the updates go on behind. With updates in backward
         they were made already, but for gradients that the user put there."""
-        if self.engine.closed:
-            raise StateError("the model was closed, and its parameters are plain tensors; wrap it again")
+        self.check_open("the model was closed, and its parameters are plain tensors; wrap it again")
         with self._lock:
             self._mend()
             self._exchange()
@@ -389,7 +388,7 @@ class Session:
             self.begin_step()
             with self.noting():
                 self._in_step = False
-                self.engine.step(
+                self.engine.own.step(
                     settings, clip_value=self.clip_value, gradient_factor=gradient_factor, keep_gradients=True
                 )
                 for home in got:

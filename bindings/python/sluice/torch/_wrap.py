@@ -158,6 +158,12 @@ def from_pretrained(
     """
     import transformers
 
+    if not os.path.isfile(os.path.join(os.fspath(folder), "config.json")):
+        what = "has no config.json" if os.path.isdir(folder) else "does not exist"
+        raise NotFoundError(
+            f"the folder '{os.fspath(folder)}' {what}; give one that save_pretrained() of transformers wrote, or that was "
+            "downloaded as a whole"
+        )
     config = transformers.AutoConfig.from_pretrained(os.fspath(folder), local_files_only=True)
     if model_class is None:
         names = getattr(config, "architectures", None) or []
@@ -233,7 +239,8 @@ def _session(model: torch.nn.Module) -> Session:
 
 
 def engine_of(model: torch.nn.Module) -> Engine:
-    """The engine of a wrapped model: its ledger, plan, counters and trace."""
+    """The engine of a wrapped model: its ledger, plan, counters and trace, its checkpoints and values. Its steps are the
+    optimizer's, and units come and go by themselves: calls for that are a StateError."""
     return _session(model).engine
 
 

@@ -1,0 +1,19 @@
+"""Options of the commands that are written in Python."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+from .errors import InvalidArgumentError
+
+
+class Parser(argparse.ArgumentParser):
+    """What is given wrongly is an InvalidArgumentError, which ends with `advice`."""
+
+    def __init__(self, advice: str, **given: Any) -> None:
+        super().__init__(**given)
+        self._advice = advice
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidArgumentError(f"{message}; {self._advice}")
