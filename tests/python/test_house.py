@@ -1,4 +1,5 @@
-"""Holds every #include to the floors of the house (docs/architecture.md, section 2)."""
+"""Holds every #include to the floors of the house (docs/architecture.md, section 2), and what is written of files and
+functions to those that there are."""
 import pathlib
 import re
 
@@ -49,3 +50,19 @@ def test_a_violation_is_found(path, text):
 def test_every_room_has_a_readme():
     rooms = [room for room in FLOORS if (ROOT / room).is_dir()]
     assert [room for room in rooms if not (ROOT / room / "README.md").is_file() and room != "bindings"] == []
+
+
+def test_the_c_header_names_functions_that_there_are():
+    header = (ROOT / "bindings/c/sluice.h").read_text()
+    declared = set(re.findall(r"^SLUICE_API [^(;]*?(sluice_\w+)\(", header, re.MULTILINE))
+    assert len(declared) > 30
+    assert set(re.findall(r"(sluice_\w+)\(", header)) - declared == set()
+
+
+@pytest.mark.parametrize("room", ["bindings/c", "bindings/python"])
+def test_the_readme_of_a_door_names_its_files(room):
+    text = (ROOT / room / "README.md").read_text()
+    files = [path for path in (ROOT / room).rglob("*.*") if path.suffix in {".cc", ".py"} and "examples" not in path.parts]
+    named = set(re.findall(r"[`/]([\w*]+\.[\w*]+)`", text))
+    assert len(files) >= 7
+    assert [f.name for f in files if not named & {f.name, f"{f.stem}.*"} and f.name != "__init__.py"] == []

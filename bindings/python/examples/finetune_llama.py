@@ -27,12 +27,16 @@ class Pieces(torch.utils.data.Dataset):
         return {"input_ids": self.pieces[index], "labels": self.pieces[index]}
 
 
-def tokens_of(folder, text):
-    """With the folder's tokenizer; a model without one reads bytes."""
+def tokens_of(folder, text, length):
+    """With the folder's tokenizer, more than `length`; a model without one reads bytes."""
     if (folder / "tokenizer.json").exists():
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        return torch.tensor(tokenizer(text.read_text())["input_ids"])
-    return torch.tensor(list(text.read_bytes()))
+        ids = torch.tensor(tokenizer(text.read_text())["input_ids"])
+    else:
+        ids = torch.tensor(list(text.read_bytes()))
+    if len(ids) <= length:
+        raise SystemExit(f"'{text}' has {len(ids)} tokens; give a longer one, or a --seq below that")
+    return ids
 
 
 def main():
@@ -47,7 +51,9 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("tuned"))
     a = parser.parse_args()
 
-    # The values go from the files to where they belong: the model may be larger than memory.
+    ids = tokens_of(a.folder, a.text, a.seq)
+    # The values go from the files to where they belong: the model may be larger than memory. Its type is the folder's; a
+    # bfloat16 model is trained so, with f32 masters.
     model, optimizer = sluice.torch.from_pretrained(
         a.folder, sluice.AdamW(lr=2e-5), memory=a.memory, disk=a.disk, reserve="1GiB"
     )
@@ -56,13 +62,13 @@ def main():
         per_device_train_batch_size=a.batch,
         max_steps=a.steps,
         logging_steps=10,
-        save_strategy="no",  # the optimizer's state is the engine's; see below
+        save_strategy="no",  # the model is saved below, once; Trainer's checkpoints, to go on from, work too
         report_to=[],
         use_cpu=True,
         dataloader_pin_memory=False,
     )
     schedule = transformers.get_cosine_schedule_with_warmup(optimizer, a.steps // 10, a.steps)
-    data = Pieces(tokens_of(a.folder, a.text), a.seq)
+    data = Pieces(ids, a.seq)
     transformers.Trainer(model, settings, train_dataset=data, optimizers=(optimizer, schedule)).train()
     model.save_pretrained(a.out)
     print(f"saved in {a.out}")

@@ -17,10 +17,12 @@ import sluice.torch
 
 
 def adapted(folder):
-    """The model with its adapters, on the meta device; and where each of its parameters is in the files."""
+    """The model with its adapters, on the meta device: in the type that its files have, and adapters in f32."""
+    if not (folder / "config.json").is_file():
+        raise SystemExit(f"'{folder}' has no config.json; give a folder that save_pretrained() wrote")
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     with torch.device("meta"):
-        base = getattr(transformers, config.architectures[0])(config)
+        base = getattr(transformers, config.architectures[0])(config).to(config.dtype or torch.float32)
         return peft.get_peft_model(
             base, peft.LoraConfig(task_type="CAUSAL_LM", r=8, target_modules=["q_proj", "v_proj"])
         )
@@ -37,7 +39,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("adapter"))
     a = parser.parse_args()
 
-    ids = tokens_of(a.folder, a.text)
+    ids = tokens_of(a.folder, a.text, a.seq)
     first = ids[: a.seq].unsqueeze(0)
     model, optimizer = sluice.torch.wrap(
         adapted(a.folder),

@@ -38,6 +38,8 @@ def batch_of(text, a):
 def main():
     a = arguments()
     text = torch.frombuffer(bytearray(a.text.read_bytes()), dtype=torch.uint8)
+    if len(text) <= a.seq:
+        raise SystemExit(f"'{a.text}' has {len(text)} bytes; give a longer one, or a --seq below that")
     config = transformers.GPT2Config(
         n_layer=a.layers, n_embd=a.width, n_head=a.width // 64, vocab_size=256, n_positions=a.seq,
         bos_token_id=0, eos_token_id=0,
