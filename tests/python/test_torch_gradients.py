@@ -68,7 +68,9 @@ def with_parameters(model, note):
     with torch.no_grad():
         model.first.weight.grad.add_(model.last.weight.detach())
         model.middle.weight.grad += model.middle.weight
-        model.last.bias.grad = model.first.bias.detach()
+    model.last.bias.grad = model.first.bias.detach()
+    note(model.last.bias.grad.clone())
+    model.last.bias.grad = None  # in plain PyTorch it would change with first.bias in the middle of the step
 
 
 def take_away(model, note):
