@@ -4,8 +4,8 @@
 #include "bindings/c/status.h"
 #include "kernels/elementwise.h"
 
-// Values and state that are whole arrays of the caller's. No lock is taken and nothing is thrown: these run
-// inside of the engine's calls.
+// Values and state that are whole arrays of the caller's. These run inside of the engine's calls, and take no
+// lock; a dtype that is none is an error of the call.
 namespace sluice::c {
 namespace {
 

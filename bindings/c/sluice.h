@@ -250,11 +250,12 @@ typedef int (*sluice_read_state)(void* context, uint32_t parameter, uint32_t arr
 SLUICE_API sluice_status sluice_engine_set_state(sluice_engine* engine, uint32_t unit,
                                                  sluice_read_state state, void* context);
 
-/* Functions for the four above where values, or state, are whole arrays in memory. They take no lock: a function of the
- * caller's own that waits for a lock waits for ever where another thread holds it while it touches a parameter that
- * is absent (with options.serve_touches: that waits for the engine's turn), as a thread of Python may hold the GIL. */
+/* Functions for the four above where values, or state, are whole arrays in memory. They take no lock: a
+ * function of the caller's own that waits for a lock waits for ever where another thread holds it while it
+ * touches a parameter that is absent (with options.serve_touches: that waits for the engine's turn), as a
+ * thread of Python may hold the GIL. */
 typedef struct sluice_array {
-  void* data;  /* all elements that the unit has of it; NULL: it is left out, and read as zeros */
+  void* data; /* all elements that the unit has of it; NULL: it is left out, and read as zeros */
   sluice_dtype dtype;
 } sluice_array;
 /* Their context. The arrays are the caller's, and not in the memory of the engine's parameters. */
@@ -337,9 +338,8 @@ SLUICE_API sluice_status sluice_engine_add_gradient(sluice_engine* engine, uint3
 
 /* Of a parameter that has a gradient (SLUICE_STATE otherwise), at any time until it is dropped. What is asked
  * for is brought in, and nothing else: `norm` (infinite where an element is not finite) and `multiply` need
- * no element. `data`: all elements in `dtype`, for the caller; not in a parameter's memory, unless its unit is
- * held with SLUICE_EDIT. A factor that comes after sluice_engine_step()
- * is for later uses. */
+ * no element. `data`: all elements in `dtype`, for the caller; not in a parameter's memory, unless its unit
+ * is held with SLUICE_EDIT. A factor that comes after sluice_engine_step() is for later uses. */
 SLUICE_API sluice_status sluice_engine_get_gradient(sluice_engine* engine, uint32_t parameter, void* data,
                                                     sluice_dtype dtype);
 SLUICE_API sluice_status sluice_engine_gradient_norm(sluice_engine* engine, uint32_t parameter, double* norm);
