@@ -7,7 +7,6 @@ at a rate below the disk's. So the memory is used once before (--warm, in MiB), 
 
     python3 bench/python/checkpoint_vs_disk.py --disk FOLDER --model gpt2-124m
 """
-import argparse
 import json
 import mmap
 import re
@@ -15,20 +14,13 @@ import statistics
 import sys
 import time
 
-from side_by_side import fio, make_tokens, sluice, temporary_folder
+from side_by_side import fio, make_tokens, parser_of, sluice, temporary_folder
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--disk", required=True, help="a folder on the disk to measure")
-    parser.add_argument("--model", default="gpt2-124m")
-    parser.add_argument("--dtype", default="f32")
-    parser.add_argument("--memory", default="4GiB")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--seq", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = parser_of(__doc__, disk="a folder on the disk to measure", model="gpt2-124m", dtype="f32", memory="4GiB", batch=4,
+                       seq=256, rounds=3)
     parser.add_argument("--warm", type=int, default=4096, help="MiB to use before each run")
-    parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
 

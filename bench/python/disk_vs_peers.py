@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 
-from side_by_side import ROOT, temporary_folder
+from side_by_side import ROOT, parser_of, temporary_folder
 
 MIB = 1 << 20
 WAYS = ("write", "read")
@@ -37,13 +37,8 @@ TUNED = {
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--disk", required=True, help="a folder on the disk to measure")
+    parser = parser_of(__doc__, disk="a folder on the disk to measure", bytes=1 << 30, rounds=3, seconds=8.0)
     parser.add_argument("--deepspeed-python", help="python of an environment with DeepSpeed; without it DeepSpeed is left out")
-    parser.add_argument("--bytes", type=int, default=1 << 30, help="of the files")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=8, help="of a round of sluice bench disk")
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
 

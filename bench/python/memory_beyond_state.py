@@ -7,29 +7,19 @@ gradients take. JSON with --json.
 
     python3 bench/python/memory_beyond_state.py --disk FOLDER --model gpt2-124m --batch 1 --seq 256
 """
-import argparse
 import json
-import os
 import sys
 
-from side_by_side import make_tokens, sluice, sluice_steps, temporary_folder
+from side_by_side import CORES, make_tokens, parser_of, sluice, sluice_steps, temporary_folder
 
 RESIDENT = ("parameter", "gradient", "optimizer state")
 BEYOND = ("staging", "workspace", "activation", "base")
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--disk", required=True, help="a folder on the disk for the state")
-    parser.add_argument("--model", default="gpt2-124m")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--seq", type=int, default=256)
-    parser.add_argument("--dtype", default="f32")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--memory", default="12GiB")
-    parser.add_argument("--swap", default="24GiB")
+    parser = parser_of(__doc__, disk="a folder on the disk for the state", model="gpt2-124m", batch=1, seq=256, dtype="f32",
+                       threads=CORES, memory="12GiB", swap="24GiB")
     parser.add_argument("--optimizers", nargs="+", default=["adamw:f32", "adamw:8bit", "lion:f32"], help="NAME:STATE")
-    parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
 

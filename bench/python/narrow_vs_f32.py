@@ -8,29 +8,20 @@ The model keeps its own vocabulary; the text's bytes are its tokens, so that no 
 
     python3 bench/python/narrow_vs_f32.py --disk FOLDER --text TEXT --model gpt2-1.5b
 """
-import argparse
 import json
 import pathlib
 import statistics
 import sys
 
-from side_by_side import sluice, temporary_folder
+from side_by_side import parser_of, sluice, temporary_folder
 
 SIDES = {"f32": ["--dtype", "f32", "--state", "f32"], "bf16 + 8-bit": ["--dtype", "bf16", "--master", "none", "--state", "8bit"]}
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--disk", required=True, help="a folder on the disk to use")
+    parser = parser_of(__doc__, disk="a folder on the disk to use", model="gpt2-1.5b", memory="4GiB", swap="30GiB", batch=1,
+                       seq=128, steps=50, lr=1e-4)
     parser.add_argument("--text", required=True, type=pathlib.Path, help="a text file to learn from")
-    parser.add_argument("--model", default="gpt2-1.5b")
-    parser.add_argument("--memory", default="4GiB")
-    parser.add_argument("--swap", default="40GiB")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--seq", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--lr", type=float, default=1e-4)
-    parser.add_argument("--json", action="store_true")
     a = parser.parse_args()
     if a.steps < 2:
         parser.error("--steps: the first is not counted, so give at least 2")

@@ -1,4 +1,5 @@
 """What the benches share: models, memory, running the command line and fio, and their files."""
+import argparse
 import contextlib
 import json
 import os
@@ -9,9 +10,23 @@ import subprocess
 import sys
 import tempfile
 
+CORES = os.cpu_count()
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Layers, width, heads.
 SHAPES = {"gpt2-124m": (12, 768, 12), "gpt2-355m": (24, 1024, 16), "gpt2-774m": (36, 1280, 20), "gpt2-1.5b": (48, 1600, 25)}
+
+
+def parser_of(doc, disk=None, shapes=False, **defaults):
+    """A parser of a bench's options: --json, --disk where `disk` says what the folder is for, and one for each of `defaults`, of
+    its type. shapes: the model is one of SHAPES."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    if disk:
+        parser.add_argument("--disk", required=True, help=disk)
+    for name, value in defaults.items():
+        choices = SHAPES if shapes and name == "model" else None
+        parser.add_argument(f"--{name}", type=type(value), default=value, choices=choices, help=f"{value} where not given")
+    return parser
 
 
 def gpt2_config(model):
@@ -48,7 +63,7 @@ def make_tokens(path, count):
 def sluice(*arguments):
     """Runs a command to its end; returns what it printed."""
     command = [ROOT / "build/bin/sluice", *arguments]
-    return subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True).stdout
+    return subprocess.run([str(word) for word in command], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def sluice_steps(folder, *arguments):

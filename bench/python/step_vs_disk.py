@@ -7,29 +7,17 @@ The figure: step on disk / max(step in memory, fio's replay). Rounds alternate; 
 
     python3 bench/python/step_vs_disk.py --disk FOLDER --model gpt2-124m --batch 4 --seq 256
 """
-import argparse
 import json
-import os
 import statistics
 import sys
 
-from side_by_side import make_tokens, replay, sluice_steps, temporary_folder
+from side_by_side import CORES, make_tokens, parser_of, replay, sluice_steps, temporary_folder
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--disk", required=True, help="a folder on the disk to measure")
-    parser.add_argument("--model", default="gpt2-124m")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--seq", type=int, default=256)
-    parser.add_argument("--dtype", default="f32")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=4, help="steps of a round")
-    parser.add_argument("--memory", default="12GiB")
-    parser.add_argument("--swap", default="24GiB")
+    parser = parser_of(__doc__, disk="a folder on the disk to measure", model="gpt2-124m", batch=4, seq=256, dtype="f32",
+                       threads=CORES, rounds=3, steps=4, memory="12GiB", swap="24GiB")
     parser.add_argument("--only-state", action="store_true", help="parameters and gradients stay in memory")
-    parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
 

@@ -6,30 +6,20 @@ the median over the steps of all rounds but the first step of each. Prints a tab
 
     .venv/bin/python bench/python/step_vs_pytorch.py --model gpt2-124m --batch 4 --seq 256
 """
-import argparse
 import json
-import os
 import pathlib
 import statistics
 import sys
 import tempfile
 import time
 
-from side_by_side import SHAPES, gpt2_config, make_tokens, sluice_steps
+from side_by_side import CORES, gpt2_config, make_tokens, parser_of, sluice_steps
 
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="gpt2-124m", choices=SHAPES)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--seq", type=int, default=256)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=4, help="steps of a round")
-    parser.add_argument("--memory", default="12GiB")
-    parser.add_argument("--json", action="store_true")
-    return parser.parse_args()
+    return parser_of(__doc__, shapes=True, model="gpt2-124m", batch=4, seq=256, threads=CORES, rounds=3, steps=4,
+                     memory="12GiB").parse_args()
 
 
 def sluice_seconds(a, tokens, folder):

@@ -4,26 +4,18 @@ the process took at most. Run it in a memory cgroup to see that nothing else dec
 
     .venv/bin/python bench/python/wrap_in_budget.py --disk FOLDER --model gpt2-774m --memory 4000MiB
 """
-import argparse
 import json
 import sys
 import time
 
-from side_by_side import ROOT, SHAPES, gpt2_config, peak_bytes
+from side_by_side import ROOT, gpt2_config, parser_of, peak_bytes
 
 sys.path.insert(0, str(ROOT / "bindings" / "python"))
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--disk", required=True, help="a folder for what does not fit")
-    parser.add_argument("--model", default="gpt2-774m", choices=SHAPES)
-    parser.add_argument("--memory", default="4000MiB")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--seq", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    return parser.parse_args()
+    return parser_of(__doc__, disk="a folder for what does not fit", shapes=True, model="gpt2-774m", memory="4000MiB", batch=1,
+                     seq=128, steps=3).parse_args()
 
 
 def main():

@@ -30,7 +30,7 @@ import subprocess
 import sys
 
 from gpt2_sides import CLIP, LR, WEIGHT_DECAY
-from side_by_side import SHAPES, gpt2_config, temporary_folder
+from side_by_side import CORES, gpt2_config, parser_of, temporary_folder
 
 CHECKED_STEPS, LOSS_TOLERANCE = 3, 1e-3
 OPTIMIZER = "zero_optimization.offload_optimizer."
@@ -57,21 +57,13 @@ def setting(text):
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--disk", required=True, help="a folder on the disk that both use")
+    parser = parser_of(__doc__, disk="a folder on the disk that both use", shapes=True, model="gpt2-124m", memory="3400MiB",
+                       batch=4, seq=256, threads=CORES, rounds=4, steps=3)
     parser.add_argument("--deepspeed-python", required=True, help="python of an environment with DeepSpeed (see above)")
-    parser.add_argument("--model", default="gpt2-124m", choices=SHAPES)
-    parser.add_argument("--memory", default="3400MiB", help="Sluice's budget")
-    parser.add_argument("--reserve", help="of it for PyTorch itself; without it what is estimated, with a margin")
+    parser.add_argument("--reserve", help="of Sluice's --memory for PyTorch itself; without it what is estimated, with a margin")
     parser.add_argument("--held-units", type=int, default=3, help="units that Sluice keeps at hand")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--seq", type=int, default=256)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=3, help="steps of a round")
     parser.add_argument("--set", type=setting, action="append", default=[], metavar="PATH=VALUE", help="DeepSpeed's")
     parser.add_argument("--tune", action="store_true")
-    parser.add_argument("--json", action="store_true")
     a = parser.parse_args()
     if a.rounds < 2:
         parser.error("--rounds: the first is not counted, so give at least 2")

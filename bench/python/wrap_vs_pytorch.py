@@ -7,29 +7,19 @@ but the first. Figures: plain / in memory, and on disk / max(in memory, fio). JS
 
     .venv/bin/python bench/python/wrap_vs_pytorch.py --disk FOLDER --batch 4 --seq 256
 """
-import argparse
 import json
-import os
 import statistics
 import sys
 import time
 
-from side_by_side import ROOT, SHAPES, gpt2_config, replay, temporary_folder
+from side_by_side import CORES, ROOT, gpt2_config, parser_of, replay, temporary_folder
 
 sys.path.insert(0, str(ROOT / "bindings" / "python"))
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--disk", required=True, help="a folder on the disk to measure")
-    parser.add_argument("--model", default="gpt2-124m", choices=SHAPES)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--seq", type=int, default=256)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=3, help="steps of a round")
-    parser.add_argument("--json", action="store_true")
-    return parser.parse_args()
+    return parser_of(__doc__, disk="a folder on the disk to measure", shapes=True, model="gpt2-124m", batch=4, seq=256,
+                     threads=CORES, rounds=4, steps=3).parse_args()
 
 
 def make(a, place):
