@@ -78,7 +78,7 @@ void Engine::State::enqueue(UnitId unit) {
   }
   for (const GroupSettings& group : settings.groups)
     due.groups.push_back({group.learning_rate, group.weight_decay, clip_factor * settings.gradient_factor,
-                          steps, settings.clip_value});
+                          steps, settings.clip_value, group.coefficients});
   for (ParameterId p = layout.first_parameter(unit); p < layout.end_parameter(unit); ++p) {
     const bool has_gradient = !any_order || gradients.has(p);
     due.parameters.push_back({has_gradient ? ++applied[p] : 0, gradients.factor(p)});
@@ -96,11 +96,18 @@ void Engine::State::settle() {
 
 void Engine::State::check_settings(const StepSettings& given) const {
   const auto usable = [](double value) { return std::isfinite(value) && value >= 0; };
-  for (const GroupSettings& group : given.groups)
+  for (const GroupSettings& group : given.groups) {
     if (!usable(group.learning_rate) || !usable(group.weight_decay))
       refuse(ErrorCode::kInvalidArgument,
              "a learning rate of {} and a weight decay of {} are given; both must be 0 or more, and finite",
              group.learning_rate, group.weight_decay);
+    if (!group.coefficients) continue;
+    try {
+      optimizer.check(*group.coefficients);
+    } catch (const Error& error) {
+      refuse(error.code(), "{}", error.what());
+    }
+  }
   if (!usable(given.clip) || !usable(given.clip_value) || !std::isfinite(given.gradient_factor))
     refuse(ErrorCode::kInvalidArgument,
            "a clip of {}, a clip by value of {} and a gradient factor of {} are given; all must be finite, "

@@ -217,16 +217,20 @@ void for_each_stretch(const Matrices& m, std::size_t begin, std::size_t end, boo
 class Adafactor final : public Elementwise {
  public:
   explicit Adafactor(const AdafactorSettings& settings)
-      : Elementwise("adafactor", settings.storage), settings_(settings) {}
+      : Elementwise("adafactor", settings.storage, {.beta1 = settings.beta1, .epsilon = settings.epsilon1}),
+        settings_(settings) {
+    check(own());
+  }
 
   std::vector<StateArray> state() const override {
-    if (settings_.beta1 == 0) return {};
+    if (own().beta1 == 0) return {};
     return {{"exp_avg", state_type()}};
   }
   std::vector<std::string> whole_names() const override {
     return {"exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq"};
   }
   std::vector<WholeArray> whole_state(std::span<const std::size_t> shape) const override;
+  void check(const Coefficients& c) const override;
   int rounds() const override { return 2; }
   std::size_t scratch(const Kind& kind) const override { return Progress::size(Matrices(kind.shape)); }
   void statistics(Threads& threads, int round, const Hyperparameters& h, const Span& span) const override;
@@ -240,11 +244,21 @@ class Adafactor final : public Elementwise {
                      std::size_t begin, std::size_t end) const;
   void sum_gradients(Threads& threads, const Matrices& m, const Progress& p, const Hyperparameters& h,
                      const Span& span) const;
-  void factorize(const Matrices& m, const Progress& p, float* state) const;
+  void factorize(const Matrices& m, const Progress& p, double epsilon, float* state) const;
   double rate_of(const Matrices& m, const Progress& p, const Hyperparameters& h) const;
 
   AdafactorSettings settings_;
 };
+
+void check_positive(const char* name, double value) {
+  if (!(value > 0) || std::isinf(value))
+    fail(ErrorCode::kInvalidArgument, "adafactor: {} is {}; it must be finite and above 0", name, value);
+}
+
+void Adafactor::check(const Coefficients& c) const {
+  check_momentum("beta1", c.beta1, own().beta1);
+  check_positive("epsilon", c.epsilon);
+}
 
 std::vector<WholeArray> Adafactor::whole_state(std::span<const std::size_t> shape) const {
   if (shape.size() < 2) return {{"exp_avg_sq", {shape.begin(), shape.end()}}};
@@ -254,8 +268,8 @@ std::vector<WholeArray> Adafactor::whole_state(std::span<const std::size_t> shap
 }
 
 Json Adafactor::arithmetic() const {
-  return {{"beta1", settings_.beta1},
-          {"epsilon", settings_.epsilon1},
+  return {{"beta1", own().beta1},
+          {"epsilon", own().epsilon},
           {"epsilon2", settings_.epsilon2},
           {"clip_threshold", settings_.clip_threshold},
           {"relative_step", settings_.relative_step},
@@ -278,7 +292,7 @@ Stretch Adafactor::stretch_of(const Matrices& m, const Progress& p, const Hyperp
   s.second = span.whole.state + begin;
   s.decay = static_cast<float>(decay);
   s.rate = static_cast<float>(1 - decay);
-  s.epsilon = static_cast<float>(settings_.epsilon1);
+  s.epsilon = static_cast<float>(of(h).epsilon);
   return s;
 }
 
@@ -304,7 +318,7 @@ void Adafactor::sum_gradients(Threads& threads, const Matrices& m, const Progres
 }
 
 void Adafactor::statistics(Threads& threads, int round, const Hyperparameters& h, const Span& span) const {
-  check(h, span);
+  check_span(h, span);
   const Matrices m(span.whole.kind.shape);
   const Progress p(m, span.whole.scratch);
   ensure(span.first_index % kSumElements == 0, "adafactor is given a span that begins at element {}",
@@ -336,12 +350,12 @@ double Adafactor::rate_of(const Matrices& m, const Progress& p, const Hyperparam
 }
 
 // Averages the sums of rows and columns into the state, and takes the factors of the update from there.
-void Adafactor::factorize(const Matrices& m, const Progress& p, float* state) const {
+void Adafactor::factorize(const Matrices& m, const Progress& p, double epsilon, float* state) const {
   const double decay = p.scalars[2];
   float* const rows = state;
   float* const columns = state + m.all_rows();
   const auto average = [&](float& into, double sum, std::size_t count) {
-    const double mean = sum / static_cast<double>(count) + settings_.epsilon1;
+    const double mean = sum / static_cast<double>(count) + epsilon;
     into = static_cast<float>(decay * into + (1 - decay) * mean);
   };
   for (std::size_t row = 0; row < m.all_rows(); ++row) {
@@ -372,7 +386,7 @@ void Adafactor::combine(Threads&, kernels::F32Products*, int round, const Hyperp
     p.scalars[0] = rate_of(m, p, h);
     p.scalars[1] = 1 - p.scalars[0] * h.weight_decay;
     p.scalars[2] = second_decay(h.step);
-    if (m.factored) factorize(m, p, whole.state);
+    if (m.factored) factorize(m, p, of(h).epsilon, whole.state);
     return;
   }
   const double sum = kernels::pairwise_sum(std::span<const double>(p.blocks, m.blocks()));
@@ -383,8 +397,9 @@ void Adafactor::apply(Threads& threads, const Hyperparameters& h, const Span& sp
   const Matrices m(span.whole.kind.shape);
   const Progress p(m, span.whole.scratch);
   const auto rounded = [](double value) { return static_cast<float>(value); };
-  const AdafactorFactors factors = {rounded(p.scalars[0]), rounded(p.scalars[1]), rounded(settings_.beta1),
-                                    rounded(1 - settings_.beta1)};
+  const double beta1 = of(h).beta1;
+  const AdafactorFactors factors = {rounded(p.scalars[0]), rounded(p.scalars[1]), rounded(beta1),
+                                    rounded(1 - beta1)};
   for_each_piece(threads, h, span, [&](const Piece& whole) {
     std::array<float, kSumElements> update;  // stays in the processor's cache
     for (std::size_t at = 0; at < whole.count; at += kSumElements) {
@@ -394,7 +409,7 @@ void Adafactor::apply(Threads& threads, const Hyperparameters& h, const Span& sp
         HWY_DYNAMIC_DISPATCH(normalize_stretch)
         (stretch_of(m, p, h, span, from, to), update.data() + (from - first));
       });
-      if (settings_.beta1 == 0)
+      if (own().beta1 == 0)
         HWY_DYNAMIC_DISPATCH(adafactor_piece)(factors, update.data(), piece);
       else
         HWY_DYNAMIC_DISPATCH(adafactor_momentum_piece)(factors, update.data(), piece);
@@ -409,14 +424,8 @@ std::size_t WholeArray::elements() const {
 }
 
 std::unique_ptr<Optimizer> make_adafactor(const AdafactorSettings& settings) {
-  check_share("adafactor", "beta1", settings.beta1);
-  const auto positive = [](const char* name, double value) {
-    if (!(value > 0) || std::isinf(value))
-      fail(ErrorCode::kInvalidArgument, "adafactor: {} is {}; it must be finite and above 0", name, value);
-  };
-  positive("epsilon", settings.epsilon1);
-  positive("epsilon2", settings.epsilon2);
-  positive("clip_threshold", settings.clip_threshold);
+  check_positive("epsilon2", settings.epsilon2);
+  check_positive("clip_threshold", settings.clip_threshold);
   if (settings.storage.state != Dtype::kF32 && settings.beta1 == 0)
     fail(ErrorCode::kInvalidArgument,
          "adafactor: its state is to be {}, and without momentum it has only sums of rows and columns, which "

@@ -65,35 +65,46 @@ namespace {
 class Adam final : public Elementwise {
  public:
   Adam(const AdamSettings& settings, bool decoupled)
-      : Elementwise(decoupled ? "adamw" : "adam", settings.storage),
-        settings_(settings),
-        decoupled_(decoupled) {}
+      : Elementwise(decoupled ? "adamw" : "adam", settings.storage,
+                    {.beta1 = settings.beta1, .beta2 = settings.beta2, .epsilon = settings.epsilon}),
+        decoupled_(decoupled) {
+    check(own());
+  }
 
   std::vector<StateArray> state() const override {
     return {{"exp_avg", state_type()}, {"exp_avg_sq", state_type(), CodeMap::kUnsigned}};
   }
+  void check(const Coefficients& c) const override;
   void apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const override;
 
  private:
   Json arithmetic() const override {
-    return {{"beta1", settings_.beta1}, {"beta2", settings_.beta2}, {"epsilon", settings_.epsilon}};
+    return {{"beta1", own().beta1}, {"beta2", own().beta2}, {"epsilon", own().epsilon}};
   }
   AdamFactors factors(const Hyperparameters& hyperparameters) const;
 
-  AdamSettings settings_;
   bool decoupled_;
 };
 
+void Adam::check(const Coefficients& c) const {
+  check_share("beta1", c.beta1);
+  check_share("beta2", c.beta2);
+  if (!(c.epsilon >= 0) || std::isinf(c.epsilon))
+    fail(ErrorCode::kInvalidArgument, "{}: epsilon is {}; it must be finite and not negative", name(),
+         c.epsilon);
+}
+
 AdamFactors Adam::factors(const Hyperparameters& h) const {
   const auto rounded = [](double value) { return static_cast<float>(value); };
+  const Coefficients& c = of(h);
   return {.gradient = gradient_rule(h),
           .decay = rounded(decoupled_ ? 1 - h.learning_rate * h.weight_decay : h.weight_decay),
-          .first_rate = rounded(1 - settings_.beta1),
-          .second_decay = rounded(settings_.beta2),
-          .second_rate = rounded(1 - settings_.beta2),
-          .step_size = rounded(h.learning_rate / (1 - power(settings_.beta1, h.step))),
-          .root_scale = rounded(1 / std::sqrt(1 - power(settings_.beta2, h.step))),
-          .epsilon = rounded(settings_.epsilon)};
+          .first_rate = rounded(1 - c.beta1),
+          .second_decay = rounded(c.beta2),
+          .second_rate = rounded(1 - c.beta2),
+          .step_size = rounded(h.learning_rate / (1 - power(c.beta1, h.step))),
+          .root_scale = rounded(1 / std::sqrt(1 - power(c.beta2, h.step))),
+          .epsilon = rounded(c.epsilon)};
 }
 
 void Adam::apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const {
@@ -106,20 +117,14 @@ void Adam::apply(Threads& threads, const Hyperparameters& hyperparameters, const
   });
 }
 
-std::unique_ptr<Optimizer> make(const AdamSettings& settings, bool decoupled) {
-  auto made = std::make_unique<Adam>(settings, decoupled);
-  check_share(made->name(), "beta1", settings.beta1);
-  check_share(made->name(), "beta2", settings.beta2);
-  if (!(settings.epsilon >= 0) || std::isinf(settings.epsilon))
-    fail(ErrorCode::kInvalidArgument, "{}: epsilon is {}; it must be finite and not negative", made->name(),
-         settings.epsilon);
-  return made;
-}
-
 }  // namespace
 
-std::unique_ptr<Optimizer> make_adamw(const AdamSettings& settings) { return make(settings, true); }
-std::unique_ptr<Optimizer> make_adam(const AdamSettings& settings) { return make(settings, false); }
+std::unique_ptr<Optimizer> make_adamw(const AdamSettings& settings) {
+  return std::make_unique<Adam>(settings, true);
+}
+std::unique_ptr<Optimizer> make_adam(const AdamSettings& settings) {
+  return std::make_unique<Adam>(settings, false);
+}
 
 }  // namespace sluice::optim
 #endif  // HWY_ONCE

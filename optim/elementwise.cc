@@ -42,8 +42,8 @@ Piece Piece::part(std::size_t at, std::size_t elements) const {
   return piece;
 }
 
-Elementwise::Elementwise(std::string name, const Storage& storage)
-    : name_(std::move(name)), storage_(storage) {
+Elementwise::Elementwise(std::string name, const Storage& storage, const Coefficients& own)
+    : name_(std::move(name)), storage_(storage), own_(own) {
   const std::vector<std::string> names = state_type_names();
   if (std::find(names.begin(), names.end(), state_type_name(storage.state)) == names.end())
     fail(ErrorCode::kInvalidArgument, "{}: its state is to be {}; it may be {}", name_,
@@ -59,7 +59,7 @@ Json Elementwise::settings() const {
 
 void Elementwise::for_each_piece(Threads& threads, const Hyperparameters& hyperparameters, const Span& span,
                                  const std::function<void(const Piece&)>& body) const {
-  check(hyperparameters, span);
+  check_span(hyperparameters, span);
   const RoundingWords words = {storage_.seed, span.parameter_index << 40 ^ hyperparameters.step,
                                span.first_index};
   const Piece all = piece_of(span, words);
@@ -67,7 +67,7 @@ void Elementwise::for_each_piece(Threads& threads, const Hyperparameters& hyperp
                        [&](std::size_t begin, std::size_t end) { body(all.part(begin, end - begin)); });
 }
 
-void Elementwise::check(const Hyperparameters& hyperparameters, const Span& span) const {
+void Elementwise::check_span(const Hyperparameters& hyperparameters, const Span& span) const {
   ensure(hyperparameters.step >= 1, "{} counts steps from 1 and was given step 0", name_);
   ensure(span.master != nullptr || (span.parameter.data != nullptr && span.parameter.type == Dtype::kBf16),
          "{} is given neither f32 values nor bf16 ones to round stochastically", name_);
@@ -92,17 +92,25 @@ void Elementwise::check(const Hyperparameters& hyperparameters, const Span& span
   kernels::require_float({span.gradient, span.parameter});
 }
 
+void Elementwise::check_share(std::string_view name, double value) const {
+  if (!(value >= 0 && value < 1))
+    fail(ErrorCode::kInvalidArgument, "{}: {} is {}; it must be at least 0 and below 1", name_, name, value);
+}
+
+void Elementwise::check_momentum(std::string_view name, double value, double own) const {
+  check_share(name, value);
+  if ((value == 0) != (own == 0))
+    fail(ErrorCode::kInvalidArgument,
+         "{}: {} is {}, and it was made with {}; the array that it needs is made at the start or not at all, "
+         "so that it cannot become {} later",
+         name_, name, value, own, own == 0 ? "other than 0" : "0");
+}
+
 GradientRule gradient_rule(const Hyperparameters& h) {
   GradientRule rule;
   rule.factor = static_cast<float>(h.gradient_factor);
   if (h.clip_value > 0) rule.bound = static_cast<float>(h.clip_value);
   return rule;
-}
-
-void check_share(std::string_view optimizer, std::string_view name, double value) {
-  if (!(value >= 0 && value < 1))
-    fail(ErrorCode::kInvalidArgument, "{}: {} is {}; it must be at least 0 and below 1", optimizer, name,
-         value);
 }
 
 double power(double base, std::uint64_t exponent) {

@@ -40,8 +40,9 @@ struct Piece {
 
 class Elementwise : public Optimizer {
  public:
-  // Throws Error(kInvalidArgument) for a type that arrays of state cannot have.
-  Elementwise(std::string name, const Storage& storage);
+  // own: what a step's are where it has none. Throws Error(kInvalidArgument) for a type that arrays of state
+  // cannot have.
+  Elementwise(std::string name, const Storage& storage, const Coefficients& own);
 
   std::string name() const final { return name_; }
   Json settings() const final;
@@ -50,20 +51,24 @@ class Elementwise : public Optimizer {
  protected:
   virtual Json arithmetic() const = 0;  // the settings, without those of the storage
   Dtype state_type() const { return storage_.state; }
+  const Coefficients& own() const { return own_; }
+  const Coefficients& of(const Hyperparameters& h) const { return h.coefficients ? *h.coefficients : own_; }
   // body(piece) for the whole span, on all threads: see optim/update-inl.h. Finds misuse by the engine: steps
   // that do not begin at 1, state other than the optimizer describes, other types.
   void for_each_piece(Threads& threads, const Hyperparameters& hyperparameters, const Span& span,
                       const std::function<void(const Piece&)>& body) const;
 
-  void check(const Hyperparameters& hyperparameters, const Span& span) const;
+  void check_span(const Hyperparameters& hyperparameters, const Span& span) const;
+  // Throws Error(kInvalidArgument) unless it is at least 0 and below 1.
+  void check_share(std::string_view name, double value) const;
+  // Likewise; also where one of it and the own value is 0, as the array that it needs is there or is not.
+  void check_momentum(std::string_view name, double value, double own) const;
 
  private:
   std::string name_;
   Storage storage_;
+  Coefficients own_;
 };
-
-// Throws Error(kInvalidArgument) unless it is at least 0 and below 1.
-void check_share(std::string_view optimizer, std::string_view name, double value);
 
 // By squaring, and not std::pow, whose last bit differs between machines.
 double power(double base, std::uint64_t exponent);

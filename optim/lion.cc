@@ -53,32 +53,35 @@ namespace {
 
 class Lion final : public Elementwise {
  public:
-  explicit Lion(const LionSettings& settings) : Elementwise("lion", settings.storage), settings_(settings) {}
+  explicit Lion(const LionSettings& settings)
+      : Elementwise("lion", settings.storage, {.beta1 = settings.beta1, .beta2 = settings.beta2}) {
+    check(own());
+  }
 
   std::vector<StateArray> state() const override { return {{"exp_avg", state_type()}}; }
+  void check(const Coefficients& c) const override {
+    check_share("beta1", c.beta1);
+    check_share("beta2", c.beta2);
+  }
   void apply(Threads& threads, const Hyperparameters& h, const Span& span) const override {
     const auto rounded = [](double value) { return static_cast<float>(value); };
     const LionFactors factors = {.gradient = gradient_rule(h),
                                  .decay = rounded(1 - h.learning_rate * h.weight_decay),
                                  .step_size = rounded(h.learning_rate),
-                                 .blend = rounded(1 - settings_.beta1),
-                                 .rate = rounded(1 - settings_.beta2)};
+                                 .blend = rounded(1 - of(h).beta1),
+                                 .rate = rounded(1 - of(h).beta2)};
     for_each_piece(threads, h, span, [&](const Piece& piece) {
       HWY_DYNAMIC_DISPATCH(lion_piece)(factors, piece);
     });
   }
 
  private:
-  Json arithmetic() const override { return {{"beta1", settings_.beta1}, {"beta2", settings_.beta2}}; }
-
-  LionSettings settings_;
+  Json arithmetic() const override { return {{"beta1", own().beta1}, {"beta2", own().beta2}}; }
 };
 
 }  // namespace
 
 std::unique_ptr<Optimizer> make_lion(const LionSettings& settings) {
-  check_share("lion", "beta1", settings.beta1);
-  check_share("lion", "beta2", settings.beta2);
   return std::make_unique<Lion>(settings);
 }
 

@@ -118,9 +118,15 @@ struct Sides {
 class Orthogonal final : public Elementwise {
  public:
   Orthogonal(const MuonSettings& settings, Json rest)
-      : Elementwise("muon", settings.rest.storage), settings_(settings), rest_(std::move(rest)) {}
+      : Elementwise("muon", settings.rest.storage, {.momentum = settings.momentum}),
+        nesterov_(settings.nesterov),
+        scale_(settings.scale),
+        rest_(std::move(rest)) {
+    check(own());
+  }
 
   std::vector<StateArray> state() const override { return {{"momentum_buffer", state_type()}}; }
+  void check(const Coefficients& c) const override { check_share("momentum", c.momentum); }
   void statistics(Threads& threads, int round, const Hyperparameters& h, const Span& span) const override;
   void combine(Threads& threads, kernels::F32Products* products, int round, const Hyperparameters& h,
                const Whole& whole) const override;
@@ -130,15 +136,16 @@ class Orthogonal final : public Elementwise {
   Json arithmetic() const override;
   MuonFactors factors(const Hyperparameters& h, const Kind& kind) const;
 
-  MuonSettings settings_;
+  bool nesterov_;
+  MuonScale scale_;
   Json rest_;  // the settings of the rest
 };
 
 Json Orthogonal::arithmetic() const {
   Json all = rest_;
-  all["momentum"] = settings_.momentum;
-  all["nesterov"] = settings_.nesterov;
-  all["scale"] = name_of(settings_.scale);
+  all["momentum"] = own().momentum;
+  all["nesterov"] = nesterov_;
+  all["scale"] = name_of(scale_);
   return all;
 }
 
@@ -151,15 +158,15 @@ double scale_of(MuonScale scale, const Sides& sides) {
 MuonFactors Orthogonal::factors(const Hyperparameters& h, const Kind& kind) const {
   const auto rounded = [](double value) { return static_cast<float>(value); };
   return {.gradient = gradient_rule(h),
-          .rate = rounded(1 - settings_.momentum),
-          .nesterov = settings_.nesterov,
+          .rate = rounded(1 - of(h).momentum),
+          .nesterov = nesterov_,
           .keep = rounded(1 - h.learning_rate * h.weight_decay),
-          .learning_rate = rounded(h.learning_rate * scale_of(settings_.scale, Sides(kind)))};
+          .learning_rate = rounded(h.learning_rate * scale_of(scale_, Sides(kind)))};
 }
 
 // The momentum is updated here and again when the update is applied: the rounds only read it.
 void Orthogonal::statistics(Threads& threads, int, const Hyperparameters& h, const Span& span) const {
-  check(h, span);
+  check_span(h, span);
   const MuonFactors constants = factors(h, span.whole.kind);
   float* const matrix = reinterpret_cast<float*>(span.whole.scratch) + span.first_index;
   const StatePart& momentum = span.state[0];
@@ -275,6 +282,10 @@ class Muon final : public Optimizer {
 
   std::string name() const override { return matrices_.name(); }
   Json settings() const override { return matrices_.settings(); }
+  void check(const Coefficients& c) const override {
+    matrices_.check(c);
+    rest_->check(c);
+  }
   bool keeps_master() const override { return matrices_.keeps_master(); }
   std::vector<StateArray> state() const override {
     std::vector<StateArray> all = matrices_.state();
@@ -340,7 +351,6 @@ class Muon final : public Optimizer {
 }  // namespace
 
 std::unique_ptr<Optimizer> make_muon(const MuonSettings& settings) {
-  check_share("muon", "momentum", settings.momentum);
   return std::make_unique<Muon>(settings);
 }
 

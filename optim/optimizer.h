@@ -55,6 +55,11 @@ std::string_view state_type_name(Dtype type);
 std::optional<Dtype> state_type_from_name(std::string_view name);
 std::vector<std::string> state_type_names();
 
+// What an optimizer averages by. Each reads those that it has.
+struct Coefficients {
+  double beta1 = 0, beta2 = 0, epsilon = 0, momentum = 0;
+};
+
 // What one step applies to a group of parameters; a copy is taken at step().
 struct Hyperparameters {
   double learning_rate = 0;
@@ -62,6 +67,7 @@ struct Hyperparameters {
   double gradient_factor = 1;  // clipping and unscaling: gradients are multiplied by it first
   std::uint64_t step = 1;      // 1 for the first step that is not skipped
   double clip_value = 0;  // each element of a gradient is then brought between -clip_value and it; 0: none
+  std::optional<Coefficients> coefficients = {};  // nothing: the optimizer's own
 };
 
 // A run of consecutive elements of one parameter.
@@ -90,6 +96,8 @@ class Optimizer {
   virtual ~Optimizer() = default;
   virtual std::string name() const = 0;  // "adamw"
   virtual Json settings() const = 0;     // what a checkpoint records
+  // Throws Error(kInvalidArgument) where one that it has is out of its range, or would need other state.
+  virtual void check(const Coefficients&) const {}
   virtual std::vector<StateArray> state() const = 0;
   // Whether it keeps f32 masters of parameters in a narrower type. An f32 parameter is its own.
   virtual bool keeps_master() const { return true; }

@@ -56,21 +56,25 @@ namespace {
 
 class Sgd final : public Elementwise {
  public:
-  explicit Sgd(const SgdSettings& settings) : Elementwise("sgd", settings.storage), settings_(settings) {}
+  explicit Sgd(const SgdSettings& settings)
+      : Elementwise("sgd", settings.storage, {.momentum = settings.momentum}), nesterov_(settings.nesterov) {
+    check(own());
+  }
 
   std::vector<StateArray> state() const override {
-    if (settings_.momentum == 0) return {};
+    if (own().momentum == 0) return {};
     return {{"momentum_buffer", state_type()}};
   }
+  void check(const Coefficients& c) const override { check_momentum("momentum", c.momentum, own().momentum); }
   void apply(Threads& threads, const Hyperparameters& h, const Span& span) const override {
     const auto rounded = [](double value) { return static_cast<float>(value); };
     const SgdFactors factors = {.gradient = gradient_rule(h),
                                 .decay = rounded(h.weight_decay),
                                 .learning_rate = rounded(h.learning_rate),
-                                .momentum = rounded(settings_.momentum),
-                                .nesterov = settings_.nesterov};
+                                .momentum = rounded(of(h).momentum),
+                                .nesterov = nesterov_};
     for_each_piece(threads, h, span, [&](const Piece& piece) {
-      if (settings_.momentum == 0)
+      if (own().momentum == 0)
         HWY_DYNAMIC_DISPATCH(sgd_piece)(factors, piece);
       else
         HWY_DYNAMIC_DISPATCH(momentum_piece)(factors, piece);
@@ -78,17 +82,14 @@ class Sgd final : public Elementwise {
   }
 
  private:
-  Json arithmetic() const override {
-    return {{"momentum", settings_.momentum}, {"nesterov", settings_.nesterov}};
-  }
+  Json arithmetic() const override { return {{"momentum", own().momentum}, {"nesterov", nesterov_}}; }
 
-  SgdSettings settings_;
+  bool nesterov_;
 };
 
 }  // namespace
 
 std::unique_ptr<Optimizer> make_sgd(const SgdSettings& settings) {
-  check_share("sgd", "momentum", settings.momentum);
   if (settings.nesterov && settings.momentum == 0)
     fail(ErrorCode::kInvalidArgument, "sgd: nesterov is asked for without momentum; give a momentum above 0");
   if (settings.storage.state != Dtype::kF32 && settings.momentum == 0)

@@ -285,9 +285,21 @@ SLUICE_API sluice_status sluice_engine_set_updates(sluice_engine* engine, uint32
  * fetched ahead by it; another order is right too, only slower. Outside a step units may be acquired for
  * reading. */
 
+/* What an optimizer averages by; it reads those that it has, and all of them. */
+typedef struct sluice_coefficients {
+  size_t size;
+  double beta1, beta2,
+      epsilon;     /* of adamw, adam and muon's adamw; lion: beta1, beta2; adafactor: beta1, epsilon */
+  double momentum; /* of sgd and muon */
+} sluice_coefficients;
+
 typedef struct sluice_group_settings {
+  size_t size; /* the same in all of an array */
   double learning_rate;
   double weight_decay;
+  /* Of this step; NULL: those of the options. Momentum that an engine was made without cannot come later, nor
+   * go (sgd; adafactor's beta1). */
+  const sluice_coefficients* coefficients;
 } sluice_group_settings;
 
 typedef struct sluice_step_settings {

@@ -14,6 +14,22 @@ using namespace sluice::c;  // NOLINT: the whole file is of this room
 
 namespace {
 
+// groups: each as large as the caller was compiled with.
+sluice::engine::GroupSettings group_of(const sluice_group_settings* groups, std::size_t index) {
+  const auto* const group = reinterpret_cast<const sluice_group_settings*>(
+      reinterpret_cast<const std::byte*>(groups) + index * groups->size);
+  const sluice_group_settings given = known_part(group, "settings.groups");
+  if (given.size != groups->size)
+    fail(ErrorCode::kInvalidArgument,
+         "the size of group {} of the settings is {}, and of the first {}; set each with SLUICE_INIT", index,
+         given.size, groups->size);
+  sluice::engine::GroupSettings settings = {given.learning_rate, given.weight_decay};
+  if (given.coefficients == nullptr) return settings;
+  const sluice_coefficients c = known_part(given.coefficients, "settings.groups.coefficients");
+  settings.coefficients = {c.beta1, c.beta2, c.epsilon, c.momentum};
+  return settings;
+}
+
 sluice::engine::StepSettings settings_of(const sluice_engine& e, const sluice_step_settings* settings) {
   const sluice_step_settings given = known_part(settings, "settings");
   sluice::engine::StepSettings step;
@@ -21,10 +37,8 @@ sluice::engine::StepSettings settings_of(const sluice_engine& e, const sluice_st
   step.clip_value = given.clip_value;
   if (given.gradient_factor != 0) step.gradient_factor = given.gradient_factor;
   step.keep_gradients = given.keep_gradients != 0;
-  for (std::size_t i = 0; i < given.group_count; ++i) {
-    const sluice_group_settings& group = (&required(given.groups, "settings.groups"))[i];
-    step.groups.push_back({group.learning_rate, group.weight_decay});
-  }
+  for (std::size_t i = 0; i < given.group_count; ++i)
+    step.groups.push_back(group_of(&required(given.groups, "settings.groups"), i));
   if (step.groups.size() != e.planned.groups)
     fail(ErrorCode::kInvalidArgument, "settings of {} groups are given, and the engine was made for {}",
          step.groups.size(), e.planned.groups);

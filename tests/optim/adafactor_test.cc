@@ -94,6 +94,27 @@ TEST(Adafactor, ClippingByValueIsThatOfTheGradient) {
   }
 }
 
+TEST(Adafactor, CoefficientsAreThoseOfTheStep) {
+  const auto optimizer = make_adafactor({.beta1 = 0.9}),
+             other = make_adafactor({.beta1 = 0.6, .epsilon1 = 1e-3});
+  for (const auto& shape : kShapes) {
+    const auto trained = [&](bool by_step, bool by_other) {
+      Threads threads(2);
+      Parameter parameter(*optimizer, shape, 1);
+      for (std::uint64_t step = 1; step <= 3; ++step) {
+        Hyperparameters h{0.01, 0.1, 1, step};
+        if (by_step && step == 2) h.coefficients = {.beta1 = 0.6, .epsilon = 1e-3};
+        const auto gradient = random_values(parameter.values.size(), static_cast<unsigned>(step));
+        parameter.step(by_other && step == 2 ? *other : *optimizer, threads, h,
+                       TestArray(Dtype::kF32, gradient), std::size_t{1} << 20);
+      }
+      return parameter.bytes();
+    };
+    EXPECT_TRUE(trained(true, false) == trained(false, true));
+    EXPECT_FALSE(trained(true, false) == trained(false, false));
+  }
+}
+
 // The first step, where beta2 is 0, by the formulae of the paper's algorithm 4.
 TEST(Adafactor, TheFirstStepOfAMatrix) {
   Threads threads(2);

@@ -256,6 +256,33 @@ TEST_P(Elementwise, ClippingByValueIsThatOfTheGradient) {
   EXPECT_FALSE(trained(0.5, 0.25, false) == trained(0.5, 0, false));
 }
 
+// As those of an optimizer that was made with them.
+TEST_P(Elementwise, CoefficientsAreThoseOfTheStep) {
+  OptimizerSettings settings = GetParam().settings;
+  const Coefficients given{0.7, 0.9, 1e-3, 0.6};
+  if (settings.beta1) settings.beta1 = given.beta1;
+  if (settings.beta2) settings.beta2 = given.beta2;
+  if (settings.epsilon) settings.epsilon = given.epsilon;
+  if (settings.momentum) settings.momentum = given.momentum;
+  const auto other = make_optimizer(settings);
+  const std::size_t n = 5003;
+  const auto trained = [&](bool by_step, bool by_other) {
+    Threads threads(2);
+    Parameter parameter(*optimizer_, random_values(n, 1));
+    for (std::uint64_t step = 1; step <= 3; ++step) {
+      Hyperparameters h{1e-2, 0.1, 1, step};
+      if (by_step && step == 2) h.coefficients = given;
+      const Optimizer& optimizer = by_other && step == 2 ? *other : *optimizer_;
+      optimizer.apply(
+          threads, h,
+          parameter.span(TestArray(Dtype::kF32, random_values(n, static_cast<unsigned>(step))), 0, n));
+    }
+    return parameter.bytes();
+  };
+  EXPECT_TRUE(trained(true, false) == trained(false, true));
+  EXPECT_EQ(trained(true, false) == trained(false, false), optimizer_->state().empty());
+}
+
 TEST_P(Elementwise, MisuseIsAnError) {
   Threads threads(1);
   Parameter parameter(*optimizer_, {1, 2, 3});
@@ -367,6 +394,27 @@ TEST(Lion, ADirectionOfZeroLeavesTheParameter) {
   Parameter parameter(*lion, {1, -2, 0});
   lion->apply(threads, {0.5, 0, 1, 1}, parameter.span(TestArray(Dtype::kF32, {0.0f, -0.0f, 3.0f}), 0, 3));
   EXPECT_EQ(parameter.master, (std::vector<float>{1, -2, -0.5}));
+}
+
+TEST(Coefficients, OutOfRangeOrOfOtherStateAreRefused) {
+  const auto refused = [](const OptimizerSettings& settings, const Coefficients& given,
+                          const std::vector<std::string>& parts) {
+    const auto optimizer = make_optimizer(settings);
+    expect_error(ErrorCode::kInvalidArgument, parts, [&] { optimizer->check(given); });
+  };
+  refused({.name = "adamw"}, {.beta1 = 1}, {"adamw", "beta1 is 1"});
+  refused({.name = "adam"}, {.beta2 = -1}, {"adam", "beta2 is -1"});
+  refused({.name = "adamw"}, {.epsilon = NAN}, {"adamw", "epsilon is nan"});
+  refused({.name = "lion"}, {.beta2 = NAN}, {"lion", "beta2 is nan"});
+  refused({.name = "sgd"}, {.momentum = 0.9}, {"sgd", "momentum is 0.9, and it was made with 0"});
+  refused({.name = "sgd", .momentum = 0.9}, {.momentum = 0}, {"momentum is 0, and it was made with 0.9"});
+  refused({.name = "sgd", .momentum = 0.9}, {.momentum = 1}, {"momentum is 1"});
+  refused({.name = "adafactor"}, {.beta1 = 0.9, .epsilon = 1e-30}, {"beta1 is 0.9, and it was made with 0"});
+  refused({.name = "adafactor"}, {}, {"epsilon is 0"});
+  refused({.name = "muon"}, {.epsilon = 1e-8, .momentum = 1}, {"muon", "momentum is 1"});
+  refused({.name = "muon"}, {.beta1 = 2, .epsilon = 1e-8}, {"adamw", "beta1 is 2"});
+  make_optimizer({.name = "sgd"})->check({.beta1 = 7});  // it has none
+  make_optimizer({.name = "muon"})->check({});
 }
 
 TEST(MakeOptimizer, RefusesWhatAnOptimizerDoesNotHave) {

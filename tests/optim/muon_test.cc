@@ -220,6 +220,27 @@ TEST(Muon, LeavesWhatIsNoMatrixToAdamW) {
   }
 }
 
+TEST(Muon, CoefficientsAreThoseOfTheStep) {
+  Threads threads(2);
+  PlainProducts products;
+  const auto optimizer = make_muon({});
+  const auto other = make_muon({.momentum = 0.5, .rest = {.beta1 = 0.8, .beta2 = 0.9, .epsilon = 1e-3}});
+  for (const bool by_elements : {false, true}) {
+    const auto trained = [&](bool by_step, bool by_other) {
+      Parameter parameter(*optimizer, {20, 30}, 1, by_elements);
+      for (std::uint64_t step = 1; step <= 3; ++step) {
+        Hyperparameters h{0.1, 0.1, 0.5, step};
+        if (by_step && step == 2) h.coefficients = {0.8, 0.9, 1e-3, 0.5};
+        const TestArray gradient(Dtype::kF32, random_values(600, static_cast<unsigned>(step)));
+        parameter.step(by_other && step == 2 ? *other : *optimizer, threads, products, h, gradient, 600);
+      }
+      return parameter.bytes();
+    };
+    EXPECT_TRUE(trained(true, false) == trained(false, true));
+    EXPECT_FALSE(trained(true, false) == trained(false, false));
+  }
+}
+
 TEST(Muon, DescribesItself) {
   const auto optimizer = make_optimizer({.name = "muon", .beta2 = 0.9, .storage = {Dtype::kU8, false, 3}});
   EXPECT_EQ(optimizer->settings(), (Json{{"beta1", 0.9},

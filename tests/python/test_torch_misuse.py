@@ -12,7 +12,7 @@ import textwrap
 import pytest
 import torch
 from test_torch_autograd import Chain, loss_of
-from wrapped_models import units_of_modules, wrap
+from wrapped_models import small_gpt2, units_of_modules, wrap
 
 import sluice.torch
 from sluice_package import PACKAGE
@@ -84,24 +84,39 @@ def test_a_step_without_backward(wrapped):
 def test_settings_that_change(wrapped):
     model, optimizer = wrapped
     [group] = optimizer.param_groups
-    for name, value in (("betas", (0.5, 0.9)), ("eps", 1e-3), ("amsgrad", True), ("maximize", True)):
-        with pytest.raises(
-            sluice.InvalidArgumentError, match=f"{name} is .*(cannot change.*cycle_momentum|does not have)"
-        ):
+    for name, value in (("betas", (0.5, 1.0)), ("eps", -1e-3), ("lr", "high"), ("amsgrad", True), ("maximize", True)):
+        with pytest.raises(sluice.InvalidArgumentError, match=f"{name} (is|are) .*(is|are) needed|{name} is .*does not have"):
             group[name] = value
         assert still_trains(model, optimizer)
         before = dict(group)
         group.update({name: value})
         loss_of(model, 0).backward()
-        with pytest.raises(sluice.InvalidArgumentError, match=f"{name} is .*(cannot change|does not have)"):
+        with pytest.raises(sluice.InvalidArgumentError, match=f"{name} (is|are) .*(is|are) needed|{name} is .*does not have"):
             optimizer.step()
         group.clear()
         group.update(before)
     optimizer.load_state_dict(optimizer.state_dict())
-    with pytest.raises(sluice.InvalidArgumentError, match="betas.*cannot change"):
-        optimizer.param_groups[0]["betas"] = [0.5, 0.9]
+    with pytest.raises(sluice.InvalidArgumentError, match="betas are .*needed"):
+        optimizer.param_groups[0]["betas"] = [0.5, -0.9]
     optimizer.param_groups[0]["betas"], optimizer.param_groups[0]["note"] = [0.9, 0.999], 3
     assert still_trains(model, optimizer)
+
+
+def test_settings_that_are_in_the_plan_cannot_change():
+    for settings, name, value, text in (
+        (sluice.SGD(lr=0.1), "momentum", 0.9, "given momentum.*wrapped without"),
+        (sluice.SGD(lr=0.1, momentum=0.9), "momentum", 0, "left without momentum.*wrapped with"),
+        (sluice.SGD(lr=0.1, momentum=0.9), "nesterov", True, "nesterov is True.*cannot change.*momentum can"),
+        (sluice.Adafactor(), "beta1", 0.9, "given momentum.*wrapped without"),
+        (sluice.Adafactor(), "clip_threshold", 2.0, "clip_threshold is 2.0.*cannot change"),
+        (sluice.Muon(), "adjust_lr_fn", "match_rms_adamw", "adjust_lr_fn is match_rms_adamw.*cannot change"),
+    ):
+        model, optimizer = wrap(small_gpt2(), "memory", settings)
+        before = dict(optimizer.param_groups[0])
+        with pytest.raises(sluice.InvalidArgumentError, match=text):
+            optimizer.param_groups[0][name] = value
+        assert dict(optimizer.param_groups[0]) == before
+        sluice.torch.close(model)
 
 
 def test_groups_whose_members_change(wrapped):

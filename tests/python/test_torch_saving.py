@@ -306,7 +306,7 @@ def test_state_of_another_kind_is_refused_and_nothing_is_changed(trained):
     refused("max_exp_avg_sq", lambda s: s["state"][3].update(max_exp_avg_sq=torch.zeros(1)))
     refused("has the shape", lambda s: s["state"][3].update(exp_avg=torch.zeros(1)))
     refused("of parameter 1000", lambda s: s["state"].update({1000: {}}))
-    refused("betas", lambda s: s["param_groups"][0].update(betas=(0.5, 0.6), lr=7.0))
+    refused("betas", lambda s: s["param_groups"][0].update(betas=(0.5, 1.6), lr=7.0))
     with pytest.raises(ValueError, match="parameter group"):
         optimizer.load_state_dict({"state": {}, "param_groups": []})
     after = optimizer.state_dict()

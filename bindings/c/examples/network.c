@@ -1,5 +1,5 @@
-/* Trains a network of two layers to tell points inside a ring from those outside, with its parameters, gradients and
- * optimizer state on disk; saves it, loads it into another engine, and compares.
+/* Trains a network of two layers to tell points inside a ring from those outside, with its parameters,
+ * gradients and optimizer state on disk; saves it, loads it into another engine, and compares.
  *
  *   cc -std=c11 network.c -lsluice_c -lm && ./a.out FOLDER     FOLDER: on a disk, for swap and the checkpoint
  */
@@ -159,7 +159,9 @@ static float train_step(sluice_engine* engine, workspace* w, uint32_t* state) {
   draw_points(w, state);
   const float loss = forward(engine, w);
   backward(engine, w);
-  const sluice_group_settings groups[] = {{1e-5, 0.01}, {1e-5, 0}};
+  const sluice_group_settings weights = {sizeof weights, 1e-5, 0.01, NULL},
+                              biases = {sizeof biases, 1e-5, 0, NULL};
+  const sluice_group_settings groups[] = {weights, biases};
   sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
   settings.groups = groups;
   settings.group_count = 2;
@@ -176,7 +178,8 @@ static void print_ledger(sluice_engine* engine) {
   check(sluice_engine_ledger(engine, lines, 32, &count));
   for (size_t i = 0; i < count && i < 32; ++i)
     if (lines[i].peak > 0)
-      printf("%-6s %-16s %8.1f MiB at most\n", lines[i].tier, lines[i].purpose, (double)lines[i].peak / (1 << 20));
+      printf("%-6s %-16s %8.1f MiB at most\n", lines[i].tier, lines[i].purpose,
+             (double)lines[i].peak / (1 << 20));
 }
 
 int main(int count, char** arguments) {

@@ -54,7 +54,7 @@ def main():
         disk=a.disk,
         sample_batch=batch_of(text, a),  # so that what PyTorch itself takes is in the plan
     )
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=a.steps, cycle_momentum=False)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=a.steps)
     for step in range(a.steps):
         for _ in range(a.accumulate):
             loss = model(**batch_of(text, a)).loss / a.accumulate

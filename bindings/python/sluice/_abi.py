@@ -71,8 +71,17 @@ class EngineOptions(ctypes.Structure):
     ]
 
 
+class Coefficients(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("beta1", c_double), ("beta2", c_double), ("epsilon", c_double), ("momentum", c_double)]
+
+
 class GroupSettings(ctypes.Structure):
-    _fields_ = [("learning_rate", c_double), ("weight_decay", c_double)]
+    _fields_ = [
+        ("size", c_size_t),
+        ("learning_rate", c_double),
+        ("weight_decay", c_double),
+        ("coefficients", POINTER(Coefficients)),
+    ]
 
 
 class StepSettings(ctypes.Structure):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from ._handle import call
 from ._library import library
 from .errors import InvalidArgumentError
 from .model import Folder, Options, Path, Unit, size_of, whole
-from .optimizers import Muon, Optimizer
+from .optimizers import Adafactor, Muon, Optimizer
 
 _PLACED = ("parameters", "gradients", "state")
 
@@ -37,7 +38,7 @@ def path_of(path: Path) -> bytes:
 
 
 def groups_of(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
-    """The settings of each group; all are those of the first but for lr and weight_decay."""
+    """The settings of each group; they differ in no more than what may change from step to step."""
     groups = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     if not groups or not all(type(group) is not Optimizer and isinstance(group, Optimizer) for group in groups):
         raise InvalidArgumentError(
@@ -46,7 +47,7 @@ def groups_of(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
     for group in groups:
         if not group.same_but_for_a_step(groups[0]):
             raise InvalidArgumentError(
-                f"groups differ ({groups[0]}, {group}); only lr and weight_decay may be other for each"
+                f"groups differ ({groups[0]}, {group}); only {groups[0].may_change} may be other for each"
             )
     return groups
 
@@ -105,21 +106,15 @@ def _places(place: str | Mapping[str, str] | None) -> dict[str, bytes]:
 
 
 def _fixed(optimizer: Optimizer) -> dict[str, Any]:
-    fixed = optimizer.fixed
-    betas = fixed.get("betas") or fixed.get("adamw_betas", (fixed.get("beta1", 0.0), 0.0))
-    eps = fixed.get("eps", fixed.get("adamw_eps", 0.0))
+    fixed = dataclasses.asdict(optimizer)
     scale = fixed.get("adjust_lr_fn")
-    epsilon, epsilon2 = eps if isinstance(eps, tuple) else (eps, 0.0)
     return {
         "optimizer": text(optimizer.name, "the optimizer's name"),
-        "beta1": betas[0],
-        "beta2": betas[1],
-        "epsilon": epsilon,
-        "epsilon2": epsilon2,
+        **optimizer.coefficients,
+        "epsilon2": fixed["eps"][1] if isinstance(optimizer, Adafactor) else 0.0,
         "clip_threshold": fixed.get("clip_threshold", 0.0),
         "relative_step": 1 if fixed.get("relative_step") else 0,
         "no_scale_parameter": 0 if fixed.get("scale_parameter", True) else 1,
-        "momentum": fixed.get("momentum", 0.0),
         "nesterov": 1 if fixed.get("nesterov") else 0,
         "no_nesterov": 0 if fixed.get("nesterov", True) or not isinstance(optimizer, Muon) else 1,
         "muon_scale": None if scale is None else text(scale, "adjust_lr_fn"),
@@ -169,6 +164,11 @@ def options_of(given: Options) -> _abi.EngineOptions:
     )
 
 
+def _group(settings: Optimizer) -> _abi.GroupSettings:
+    coefficients = _abi.Coefficients(ctypes.sizeof(_abi.Coefficients), **settings.coefficients)
+    return _abi.GroupSettings(ctypes.sizeof(_abi.GroupSettings), *settings.rates, ctypes.pointer(coefficients))
+
+
 def settings_of(
     groups: Sequence[Optimizer],
     clip: float | None,
@@ -182,7 +182,7 @@ def settings_of(
             raise InvalidArgumentError(f"{what} is {bound}; a bound above 0 is needed, or None for no clipping")
     if not gradient_factor:
         raise InvalidArgumentError("gradient_factor is 0, which would leave nothing of the gradients")
-    made = [_abi.GroupSettings(*group.of_step) for group in groups]
+    made = [_group(group) for group in groups]
     return _abi.StepSettings(
         ctypes.sizeof(_abi.StepSettings),
         (_abi.GroupSettings * len(made))(*made),

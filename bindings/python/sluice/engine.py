@@ -276,7 +276,7 @@ class Engine:
         keep_gradients: bool = False,
     ) -> StepResult:
         """Updates every parameter that got a gradient; where anything is on disk they go on behind this call. `optimizer`
-        has other lr and weight_decay than options.optimizer, `clip` bounds the global norm, then `clip_value` each
+        has other rates (or betas: what may change) than options.optimizer, `clip` bounds the global norm, then `clip_value` each
         element, and gradients are multiplied by `gradient_factor` before anything else. With `keep_gradients` the next
         step adds to them. Raises NotFiniteError, with no value changed, and the step over. With
         options.update_in_backward the updates were made already, and nothing is given here."""
@@ -304,7 +304,8 @@ class Engine:
         groups = self._groups if optimizer is None else _make.groups_of(optimizer)
         if not groups[0].same_but_for_a_step(self._groups[0]):
             raise InvalidArgumentError(
-                f"the engine was made with {self._groups[0]}, and {groups[0]} is given; only lr and weight_decay may change"
+                f"the engine was made with {self._groups[0]}, and {groups[0]} is given; only {groups[0].may_change} may "
+                "change"
             )
         return _make.settings_of(groups, clip, clip_value, gradient_factor, keep_gradients)
 

@@ -9,7 +9,7 @@ namespace sluice_c_test {
 namespace {
 
 struct Settings {
-  std::array<sluice_group_settings, 2> groups = {{{0.01, 0.1}, {0.02, 0}}};
+  std::array<sluice_group_settings, 2> groups = two_groups();
   sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
   Settings() {
     settings.groups = groups.data();

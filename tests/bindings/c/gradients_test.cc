@@ -32,10 +32,10 @@ class GradientsTest : public ::testing::TestWithParam<const char*> {
     return gradient;
   }
   static sluice_status step(sluice_engine* engine, bool keep, double clip = 0) {
-    const sluice_group_settings groups[] = {{0.01, 0.1}, {0.02, 0}};
+    const auto groups = two_groups();
     sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
-    settings.groups = groups;
-    settings.group_count = 2;
+    settings.groups = groups.data();
+    settings.group_count = groups.size();
     settings.clip = clip;
     settings.keep_gradients = keep ? 1 : 0;
     return sluice_engine_step(engine, &settings, nullptr);

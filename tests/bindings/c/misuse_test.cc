@@ -95,11 +95,13 @@ TEST_F(MisuseTest, SettingsThatAreNoNumbersChangeNothing) {
   EXPECT_OK(sluice_engine_begin_step(engine(), nullptr));
   in_step_ = true;
   add_unit_gradients(engine(), 0, SLUICE_F32, 1e15f);
+  sluice_coefficients coefficients = {sizeof coefficients, 0.9, 0.999, 1e-8, 0};
+  auto groups = two_groups(&coefficients);
   const auto step = [&](double rate, double clip, double factor) {
-    const sluice_group_settings groups[] = {{rate, 0}, {rate, 0}};
+    for (sluice_group_settings& group : groups) group.learning_rate = rate;
     sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
-    settings.groups = groups;
-    settings.group_count = 2;
+    settings.groups = groups.data();
+    settings.group_count = groups.size();
     settings.clip = clip;
     settings.gradient_factor = factor;
     return sluice_engine_step(engine(), &settings, nullptr);
@@ -108,6 +110,18 @@ TEST_F(MisuseTest, SettingsThatAreNoNumbersChangeNothing) {
   expect_error(step(-1, 0, 1), SLUICE_INVALID_ARGUMENT, {"learning rate of -1"});
   expect_error(step(1, -3, 1), SLUICE_INVALID_ARGUMENT, {"clip of -3"});
   expect_error(step(1, 0, nan), SLUICE_INVALID_ARGUMENT, {"factor of nan"});
+  coefficients.beta2 = 1;
+  expect_error(step(1, 0, 1), SLUICE_INVALID_ARGUMENT, {"adamw", "beta2 is 1"});
+  coefficients.beta2 = 0.999;
+  coefficients.size = 0;
+  expect_error(step(1, 0, 1), SLUICE_INVALID_ARGUMENT, {"'settings.groups.coefficients'", "SLUICE_INIT"});
+  coefficients.size = sizeof coefficients;
+  groups[0].size = 0;
+  expect_error(step(1, 0, 1), SLUICE_INVALID_ARGUMENT, {"'settings.groups'", "SLUICE_INIT"});
+  groups[0].size = sizeof groups[0];
+  groups[1].size -= sizeof(void*);
+  expect_error(step(1, 0, 1), SLUICE_INVALID_ARGUMENT, {"group 1", "of the first", "SLUICE_INIT"});
+  groups[1].size = sizeof groups[1];
   expect_error(step(1, 0, 1e30), SLUICE_NOT_FINITE, {"norm", "1e+30"});
   in_step_ = false;
   EXPECT_TRUE(values_of(engine()) == before);

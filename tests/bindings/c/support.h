@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -190,12 +191,17 @@ inline void add_unit_gradients(sluice_engine* engine, uint32_t unit, sluice_dtyp
   EXPECT_OK(sluice_engine_release(engine, unit));
 }
 
+inline std::array<sluice_group_settings, 2> two_groups(const sluice_coefficients* coefficients = nullptr) {
+  return {{{sizeof(sluice_group_settings), 0.01, 0.1, coefficients},
+           {sizeof(sluice_group_settings), 0.02, 0, coefficients}}};
+}
+
 inline sluice_status apply(sluice_engine* engine, double clip = 1.0, sluice_step_result* result = nullptr,
                            bool keep_gradients = false) {
-  const sluice_group_settings groups[] = {{0.01, 0.1}, {0.02, 0}};
+  const auto groups = two_groups();
   sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
-  settings.groups = groups;
-  settings.group_count = 2;
+  settings.groups = groups.data();
+  settings.group_count = groups.size();
   settings.clip = clip;
   settings.keep_gradients = keep_gradients ? 1 : 0;
   return sluice_engine_step(engine, &settings, result);

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import numbers
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Optional
@@ -15,40 +14,39 @@ from ..errors import InvalidArgumentError, StateError
 from ..optimizers import Optimizer as Settings
 from . import _state
 from ._at_once import UpdatesInBackward
+from ._roles import changed
 from ._session import Session
 
 
 _NOT_HAD = ("amsgrad", "maximize", "momentum", "dampening", "nesterov", "centered")  # unless a setting of the optimizer
 
 
-def _check_setting(name: str, value: Any, fixed: Mapping[str, Any]) -> None:
-    given = tuple(value) if isinstance(value, list) else value
-    if name in fixed and given != fixed[name]:
-        raise InvalidArgumentError(
-            f"{name} is {given}, and the model was wrapped with {fixed[name]}; it cannot change. OneCycleLR and CyclicLR, "
-            "which change it, take cycle_momentum=False"
-        )
-    if name in _NOT_HAD and name not in fixed and value:
-        raise InvalidArgumentError(
-            f"{name} is {value}, which the wrapped model's optimizer does not have; leave it out"
-        )
+def _settings_of_group(group: Mapping[str, Any], made_with: Settings) -> Settings:
+    """Those in force; raises where one is not valid, or cannot change."""
+    had = {field.name for field in dataclasses.fields(made_with)}
+    for name in _NOT_HAD:
+        if name not in had and group.get(name):
+            raise InvalidArgumentError(
+                f"{name} is {group[name]}, which the wrapped model's optimizer does not have; leave it out"
+            )
+    return changed(made_with, {name: value for name, value in group.items() if name in had})
 
 
 class _Group(dict[str, Any]):
     """A parameter group, in which what cannot change says so when it is set, and not at the next step."""
 
-    def __init__(self, group: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+    def __init__(self, group: Mapping[str, Any], made_with: Settings) -> None:
         super().__init__(group)
-        self._fixed = fixed
+        self._made_with = made_with
 
     def __setitem__(self, name: str, value: Any) -> None:
-        _check_setting(name, value, self._fixed)
+        _settings_of_group({name: value}, self._made_with)
         super().__setitem__(name, value)
 
 
 class Optimizer(torch.optim.Optimizer):
-    """A torch.optim.Optimizer whose state is the engine's. lr and weight_decay of its groups may change at any time (so
-    every LR scheduler works); the other settings stay as they are."""
+    """A torch.optim.Optimizer whose state is the engine's. What torch.optim's LR schedulers change in its groups (lr, betas,
+    momentum), weight_decay and eps may change at any time; the other settings stay as they are."""
 
     def __init__(self, session: Session, settings: Sequence[Settings]) -> None:
         self._session = session
@@ -58,8 +56,7 @@ class Optimizer(torch.optim.Optimizer):
         groups = [
             {
                 "params": [h.parameter for h in session.homes if h.trainable and h.group == g],
-                "lr": each.of_step[0],
-                "weight_decay": each.of_step[1],
+                **{name: getattr(each, name) for name in each.of_step},
             }
             for g, each in enumerate(settings)
         ]
@@ -72,7 +69,7 @@ class Optimizer(torch.optim.Optimizer):
             session.updates_in_backward = UpdatesInBackward(session.homes, _settings_of(weakref.ref(self)))
 
     def _guard_groups(self) -> None:
-        self.param_groups = [_Group(group, self._first.fixed) for group in self.param_groups]
+        self.param_groups = [_Group(group, self._first) for group in self.param_groups]
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise StateError(
@@ -140,15 +137,7 @@ class Optimizer(torch.optim.Optimizer):
                 "one as it is set requires_grad_(False), or its grad to None; for other groups wrap the model again with "
                 "param_groups"
             )
-        settings = []
-        for group in self.param_groups:
-            for name, value in group.items():
-                _check_setting(name, value, self._first.fixed)
-            lr = group["lr"]
-            number = isinstance(lr, (numbers.Real, torch.Tensor))
-            changed: Any = {"lr": float(lr) if number else lr, "weight_decay": group["weight_decay"]}
-            settings.append(dataclasses.replace(self._first, **changed))
-        return settings
+        return [_settings_of_group(group, self._first) for group in self.param_groups]
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:

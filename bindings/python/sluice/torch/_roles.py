@@ -27,12 +27,11 @@ def roles_of(
             raise InvalidArgumentError(
                 f"a parameter group is {given!r:.80}; a dict is needed, with 'params': parameters or their names"
             )
-        allowed = ["params", "lr", "weight_decay"] + (["use_muon"] if isinstance(optimizer, Muon) else [])
+        allowed = ["params", *optimizer.of_step] + (["use_muon"] if isinstance(optimizer, Muon) else [])
         other = set(given) - set(allowed)
         if other:
             raise InvalidArgumentError(f"a parameter group has {sorted(other)}; it may have {', '.join(allowed)}")
-        own: Any = {name: given[name] for name in ("lr", "weight_decay") if name in given}
-        settings.append(dataclasses.replace(optimizer, **own))
+        settings.append(changed(optimizer, {name: given[name] for name in optimizer.of_step if name in given}))
         for key in _members(model, known, given["params"]):
             if key in roles.group:
                 raise InvalidArgumentError("a parameter is in two parameter groups; leave it in one")
@@ -43,6 +42,31 @@ def roles_of(
         stated = [False] + ["lr" in given for given in param_groups]
         settings = _split(settings, stated, roles, list(known.values()), optimizer.adamw_lr)
     return settings, roles
+
+
+def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """With other values, as torch.optim takes them: also lists and tensors. InvalidArgumentError where one is out of its
+    range, or cannot change."""
+    made = dataclasses.replace(settings, **{name: _plain(value) for name, value in values.items()})
+    for name in settings.fixed:
+        if getattr(made, name) != getattr(settings, name):
+            raise InvalidArgumentError(
+                f"{name} is {getattr(made, name)}, and the model was wrapped with {getattr(settings, name)}; it cannot "
+                f"change. {settings.may_change} can"
+            )
+    if made.has_momentum != settings.has_momentum:
+        raise InvalidArgumentError(
+            f"the {settings.name} optimizer is {'given' if made.has_momentum else 'left without'} momentum, and the model was "
+            f"wrapped {'with' if settings.has_momentum else 'without'}; its array is in the plan, or is not: wrap the model "
+            "with the momentum that it begins with"
+        )
+    return made
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    return tuple(_plain(each) for each in value) if isinstance(value, (list, tuple)) else value
 
 
 def _members(model: torch.nn.Module, known: Mapping[int, torch.nn.Parameter], members: Any) -> list[int]:

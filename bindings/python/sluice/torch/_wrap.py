@@ -59,9 +59,10 @@ def wrap(
         for `sample_batch` without taking memory, else 512MiB. Where the first step takes more, a warning says how much;
         engine_of(model).plan()["pytorch"] has it, too.
     sample_batch: what the model is called with: a dict of keyword arguments, a tuple of arguments, or one argument.
-    param_groups: as torch.optim has them: dicts of "params" (parameters or their names), "lr", "weight_decay"; what is
-        in none has the settings of `optimizer`. With Muon also "use_muon": whether matrices among them are Muon's; without
-        it all are but embeddings and the output head (what get_output_embeddings() gives, where the model has that).
+    param_groups: as torch.optim has them: dicts of "params" (parameters or their names), and of what may be other for
+        each group ("lr", "weight_decay", "betas", ...); what is in none has the settings of `optimizer`. With Muon also
+        "use_muon": whether matrices among them are Muon's; without it all are but embeddings and the output head (what
+        get_output_embeddings() gives, where the model has that).
     units: what is fetched together: name -> names of modules or parameters; the rest is found by itself.
     threads: of updates; 0: as many as PyTorch uses.
     held_units: the most units that are kept at hand at once.
