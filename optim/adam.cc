@@ -18,7 +18,7 @@ namespace sluice::optim {
 struct AdamFactors {
   GradientRule gradient;
   float decay;                      // AdamW: 1 - lr * weight_decay; Adam: weight_decay
-  float first_rate;                 // 1 - beta1
+  float first_decay, first_rate;    // beta1, 1 - beta1
   float second_decay, second_rate;  // beta2, 1 - beta2
   float step_size;                  // lr / (1 - beta1^t)
   float root_scale;                 // 1 / sqrt(1 - beta2^t)
@@ -40,7 +40,7 @@ HWY_INLINE void update_piece(const AdamFactors& factors, const Piece& piece) {
     using simd::mul_add, simd::set;
     auto gradient = e.gradient;
     if constexpr (!kDecoupled) gradient = mul_add(e.value, set(f.decay), gradient);
-    e.first = mul_add(hn::Sub(gradient, e.first), set(f.first_rate), e.first);
+    e.first = mul_add(e.first, set(f.first_decay), hn::Mul(gradient, set(f.first_rate)));
     const auto square = hn::Mul(hn::Mul(gradient, gradient), set(f.second_rate));
     e.second = mul_add(e.second, set(f.second_decay), square);
     const auto divisor = mul_add(hn::Sqrt(e.second), set(f.root_scale), set(f.epsilon));
@@ -99,6 +99,7 @@ AdamFactors Adam::factors(const Hyperparameters& h) const {
   const Coefficients& c = of(h);
   return {.gradient = gradient_rule(h),
           .decay = rounded(decoupled_ ? 1 - h.learning_rate * h.weight_decay : h.weight_decay),
+          .first_decay = rounded(c.beta1),
           .first_rate = rounded(1 - c.beta1),
           .second_decay = rounded(c.beta2),
           .second_rate = rounded(1 - c.beta2),

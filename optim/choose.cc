@@ -75,6 +75,16 @@ const std::vector<Choice>& choices() {
   return all;
 }
 
+bool has(const Choice& choice, std::string_view setting) {
+  return std::find(choice.settings.begin(), choice.settings.end(), setting) != choice.settings.end();
+}
+
+const Choice* choice_of(std::string_view name) {
+  const auto found = std::find_if(choices().begin(), choices().end(),
+                                  [&](const Choice& choice) { return choice.name == name; });
+  return found == choices().end() ? nullptr : &*found;
+}
+
 void refuse_unknown(const OptimizerSettings& s, const Choice& choice) {
   const std::pair<std::string_view, bool> given[] = {{"beta1", s.beta1.has_value()},
                                                      {"beta2", s.beta2.has_value()},
@@ -87,7 +97,7 @@ void refuse_unknown(const OptimizerSettings& s, const Choice& choice) {
                                                      {"scale_parameter", s.scale_parameter.has_value()},
                                                      {"muon_scale", s.muon_scale.has_value()}};
   for (const auto& [name, is_given] : given)
-    if (is_given && std::find(choice.settings.begin(), choice.settings.end(), name) == choice.settings.end())
+    if (is_given && !has(choice, name))
       fail(ErrorCode::kInvalidArgument, "{} is given, and {} has none; it has {}", name, s.name,
            fmt::join(choice.settings, ", "));
 }
@@ -120,10 +130,18 @@ std::vector<std::string> optimizer_names() {
   return names;
 }
 
+void OptimizerSettings::set(const Coefficients& c) {
+  const Choice* const choice = choice_of(name);
+  if (choice == nullptr) return;  // make_optimizer() says so
+  if (has(*choice, "beta1")) beta1 = c.beta1;
+  if (has(*choice, "beta2")) beta2 = c.beta2;
+  if (has(*choice, "epsilon")) epsilon = c.epsilon;
+  if (has(*choice, "momentum")) momentum = c.momentum;
+}
+
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSettings& settings) {
-  const auto found = std::find_if(choices().begin(), choices().end(),
-                                  [&](const Choice& choice) { return choice.name == settings.name; });
-  if (found == choices().end())
+  const Choice* const found = choice_of(settings.name);
+  if (found == nullptr)
     fail(ErrorCode::kInvalidArgument, "there is no optimizer '{}'; there are {}", settings.name,
          fmt::join(optimizer_names(), ", "));
   refuse_unknown(settings, *found);

@@ -15,10 +15,10 @@ namespace sluice::optim {
 // The constants of a step, computed in f64 and rounded once.
 struct LionFactors {
   GradientRule gradient;
-  float decay;      // 1 - lr * weight_decay
-  float step_size;  // lr
-  float blend;      // 1 - beta1: of the gradient in the update's direction
-  float rate;       // 1 - beta2: of the gradient in the average
+  float decay;              // 1 - lr * weight_decay
+  float step_size;          // lr
+  float of_average, blend;  // beta1, 1 - beta1: of the average and of the gradient in the update's direction
+  float keep, rate;         // beta2, 1 - beta2: of both in the next average
 };
 
 }  // namespace sluice::optim
@@ -33,12 +33,11 @@ void lion_piece(const LionFactors& factors, const Piece& piece) {
   update_elements<1>(piece, factors.gradient, [f = factors](auto, Elements& e) SLUICE_BODY {
     using simd::mul_add, simd::set;
     const auto zero = set(0.0f);
-    const auto ahead = hn::Sub(e.gradient, e.first);
-    const auto direction = mul_add(ahead, set(f.blend), e.first);
+    const auto direction = mul_add(e.first, set(f.of_average), hn::Mul(e.gradient, set(f.blend)));
     const auto up = hn::IfThenElse(hn::Gt(direction, zero), set(f.step_size), zero);
     const auto step = hn::IfThenElse(hn::Lt(direction, zero), set(-f.step_size), up);
     e.value = hn::Sub(hn::Mul(e.value, set(f.decay)), step);
-    e.first = mul_add(ahead, set(f.rate), e.first);
+    e.first = mul_add(e.first, set(f.keep), hn::Mul(e.gradient, set(f.rate)));
   });
 }
 
@@ -68,7 +67,9 @@ class Lion final : public Elementwise {
     const LionFactors factors = {.gradient = gradient_rule(h),
                                  .decay = rounded(1 - h.learning_rate * h.weight_decay),
                                  .step_size = rounded(h.learning_rate),
+                                 .of_average = rounded(of(h).beta1),
                                  .blend = rounded(1 - of(h).beta1),
+                                 .keep = rounded(of(h).beta2),
                                  .rate = rounded(1 - of(h).beta2)};
     for_each_piece(threads, h, span, [&](const Piece& piece) {
       HWY_DYNAMIC_DISPATCH(lion_piece)(factors, piece);

@@ -24,7 +24,7 @@ namespace sluice::optim {
 // The constants of a step, rounded once.
 struct MuonFactors {
   GradientRule gradient;
-  float rate;  // 1 - momentum
+  float momentum, rate;  // and 1 - momentum
   bool nesterov;
   float keep;           // 1 - lr * weight_decay
   float learning_rate;  // scaled by the shape
@@ -44,8 +44,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace simd = kernels::HWY_NAMESPACE;
 
 HWY_INLINE simd::F32Vector next_momentum(const MuonFactors& f, simd::F32Vector gradient,
-                                         simd::F32Vector momentum) {
-  return simd::mul_add(hn::Sub(gradient, momentum), simd::set(f.rate), momentum);
+                                         simd::F32Vector before) {
+  return simd::mul_add(before, simd::set(f.momentum), hn::Mul(gradient, simd::set(f.rate)));
 }
 
 // out: what is made orthogonal.
@@ -54,7 +54,7 @@ void muon_direction(const MuonFactors& factors, std::size_t n, ConstArray gradie
   simd::for_each_vector(n, [f = factors, gradient, momentum, out](auto at) HWY_ATTR {
     const auto scaled = ruled(simd::F32(), f.gradient, gradient, at);
     const auto next = next_momentum(f, scaled, simd::load(momentum, at));
-    simd::store(f.nesterov ? simd::mul_add(hn::Sub(scaled, next), simd::set(f.rate), next) : next, out, at);
+    simd::store(f.nesterov ? next_momentum(f, scaled, next) : next, out, at);
   });
 }
 
@@ -158,6 +158,7 @@ double scale_of(MuonScale scale, const Sides& sides) {
 MuonFactors Orthogonal::factors(const Hyperparameters& h, const Kind& kind) const {
   const auto rounded = [](double value) { return static_cast<float>(value); };
   return {.gradient = gradient_rule(h),
+          .momentum = rounded(of(h).momentum),
           .rate = rounded(1 - of(h).momentum),
           .nesterov = nesterov_,
           .keep = rounded(1 - h.learning_rate * h.weight_decay),

@@ -205,6 +205,7 @@ struct OptimizerSettings {
   std::optional<bool> scale_parameter = {};
   bool relative_step = false;
   std::optional<std::string> muon_scale = {};  // a name of muon_scale_names()
+  void set(const Coefficients& coefficients);  // those that the named optimizer has
 };
 // Throws Error(kInvalidArgument) for a name that is not known (it lists those that are), a setting that the
 // optimizer does not have, and one out of its range.

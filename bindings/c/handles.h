@@ -149,6 +149,10 @@ inline Dtype dtype_of(sluice_dtype dtype) {
   fail(ErrorCode::kInvalidArgument, "{} is no sluice_dtype", static_cast<int>(dtype));
 }
 
+inline optim::Coefficients coefficients_of(const sluice_coefficients& given) {
+  return {given.beta1, given.beta2, given.epsilon, given.momentum};
+}
+
 inline Dtype state_type_of(sluice_state_type type) {
   switch (type) {
     case SLUICE_STATE_F32:

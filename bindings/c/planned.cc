@@ -62,17 +62,8 @@ void check_limits(const std::vector<offload::DiskFolder>& disk) {
 std::unique_ptr<optim::Optimizer> optimizer_of(const sluice_engine_options& options) {
   optim::OptimizerSettings settings;
   if (options.optimizer != nullptr) settings.name = options.optimizer;
-  if (options.beta1 != 0 || options.beta2 != 0 || options.epsilon != 0) {
-    const bool adam = settings.name == "adamw" || settings.name == "adam" || settings.name == "muon";
-    if (adam && options.epsilon == 0)
-      fail(ErrorCode::kInvalidArgument,
-           "beta1 {}, beta2 {} and epsilon 0 are given; give all three, epsilon above 0, or none",
-           options.beta1, options.beta2);
-    settings.beta1 = options.beta1;
-    if (options.beta2 != 0 || settings.name != "adafactor") settings.beta2 = options.beta2;
-    if (options.epsilon != 0) settings.epsilon = options.epsilon;
-  }
-  if (options.momentum != 0) settings.momentum = options.momentum;
+  if (options.coefficients != nullptr)
+    settings.set(coefficients_of(known_part(options.coefficients, "options.coefficients")));
   if (options.nesterov != 0 || options.no_nesterov != 0) settings.nesterov = options.nesterov != 0;
   if (options.muon_scale != nullptr) settings.muon_scale = options.muon_scale;
   if (options.epsilon2 != 0) settings.epsilon2 = options.epsilon2;

@@ -130,6 +130,14 @@ typedef struct sluice_folder {
   uint64_t limit; /* how much of it may be taken; 0: what is free, less a twentieth */
 } sluice_folder;
 
+/* What an optimizer averages by; it reads those that it has, and all of them. */
+typedef struct sluice_coefficients {
+  size_t size;
+  double beta1, beta2,
+      epsilon;     /* of adamw, adam and muon's adamw; lion: beta1, beta2; adafactor: beta1, epsilon */
+  double momentum; /* of sgd and muon */
+} sluice_coefficients;
+
 typedef struct sluice_engine_options {
   size_t size;
   uint64_t memory;   /* for the whole process, what the caller itself needs (`reserved`) included */
@@ -138,11 +146,9 @@ typedef struct sluice_engine_options {
   const sluice_folder*
       disk; /* folders[disk_folders] for what does not fit in memory; striped where there are several */
   size_t disk_folders;
-  uint32_t threads;    /* of updates; 0: the cores that this process may use */
-  uint32_t held_units; /* the most units that are held at once; 0: 1 */
-  uint32_t groups;     /* parameter groups; 0: 1 */
-  double beta1, beta2,
-      epsilon; /* all 0: the optimizer's own; adamw, adam, muon's adamw: 0.9, 0.999, 1e-8; lion: 0.9, 0.99 */
+  uint32_t threads;             /* of updates; 0: the cores that this process may use */
+  uint32_t held_units;          /* the most units that are held at once; 0: 1 */
+  uint32_t groups;              /* parameter groups; 0: 1 */
   uint64_t trace_events;        /* the latest that are kept for sluice_engine_save_trace(); 0: none */
   uint32_t prefetch;            /* accesses fetched ahead; 0: planned */
   const char* place_parameters; /* "memory", "disk"; NULL: planned. For tests and measurements */
@@ -152,7 +158,9 @@ typedef struct sluice_engine_options {
   uint32_t serve_touches; /* not 0: what is read while its unit is not held is brought in; see SLUICE_READ */
   /* "adamw", "adam", "lion", "sgd", "adafactor", "muon"; NULL: "adamw". See docs/optimizers.md */
   const char* optimizer;
-  double momentum;         /* of sgd (0: none) and muon (0: 0.95) */
+  /* NULL: the optimizer's own. adamw, adam, muon's adamw: 0.9, 0.999, 1e-8; lion: 0.9, 0.99; adafactor: 0,
+   * 1e-30; sgd: no momentum; muon: 0.95 */
+  const sluice_coefficients* coefficients;
   uint32_t nesterov;       /* of sgd; muon has it, but for no_nesterov */
   sluice_state_type state; /* of the optimizer's arrays */
   uint32_t no_master; /* not 0, of SLUICE_BF16 parameters: no masters; updates are rounded stochastically */
@@ -161,7 +169,7 @@ typedef struct sluice_engine_options {
    * gets its gradient once in a step, and sluice_engine_begin_step() takes the settings; no clipping by norm,
    * no kept gradients. */
   uint32_t update_in_backward;
-  /* Of adafactor, which has also beta1 (its momentum) and epsilon; 0: its own. */
+  /* Of adafactor; 0: its own. */
   double epsilon2, clip_threshold;
   uint32_t relative_step;      /* not 0: learning rates are factors of min(1e-2, 1 / sqrt(t)) */
   uint32_t no_scale_parameter; /* not 0: steps are not scaled by the parameter's root mean square */
@@ -285,20 +293,13 @@ SLUICE_API sluice_status sluice_engine_set_updates(sluice_engine* engine, uint32
  * fetched ahead by it; another order is right too, only slower. Outside a step units may be acquired for
  * reading. */
 
-/* What an optimizer averages by; it reads those that it has, and all of them. */
-typedef struct sluice_coefficients {
-  size_t size;
-  double beta1, beta2,
-      epsilon;     /* of adamw, adam and muon's adamw; lion: beta1, beta2; adafactor: beta1, epsilon */
-  double momentum; /* of sgd and muon */
-} sluice_coefficients;
-
 typedef struct sluice_group_settings {
   size_t size; /* the same in all of an array */
   double learning_rate;
   double weight_decay;
-  /* Of this step; NULL: those of the options. Momentum that an engine was made without cannot come later, nor
-   * go (sgd; adafactor's beta1). */
+  /* Of this step; NULL: those that the engine was made with. Momentum cannot come later, nor go (sgd;
+   * adafactor's beta1).
+   */
   const sluice_coefficients* coefficients;
 } sluice_group_settings;
 

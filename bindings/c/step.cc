@@ -25,8 +25,7 @@ sluice::engine::GroupSettings group_of(const sluice_group_settings* groups, std:
          given.size, groups->size);
   sluice::engine::GroupSettings settings = {given.learning_rate, given.weight_decay};
   if (given.coefficients == nullptr) return settings;
-  const sluice_coefficients c = known_part(given.coefficients, "settings.groups.coefficients");
-  settings.coefficients = {c.beta1, c.beta2, c.epsilon, c.momentum};
+  settings.coefficients = coefficients_of(known_part(given.coefficients, "settings.groups.coefficients"));
   return settings;
 }
 

@@ -388,6 +388,22 @@ TEST(StochasticRounding, WhatIsNotFiniteStaysSo) {
   EXPECT_EQ(to_f32(parameter.compute[2]), HUGE_VALF);
 }
 
+TEST(Averages, WithoutMemoryAreTheGradient) {
+  Threads threads(1);
+  for (const char* name : {"adamw", "adam", "lion"}) {
+    const auto optimizer = make_optimizer({.name = name, .beta1 = 0, .beta2 = 0});
+    Parameter parameter(*optimizer, {1, 1});
+    for (const float size : {1e4f, 1e-4f}) {
+      const std::vector<float> gradient = {size, -3 * size};
+      const Hyperparameters h{0.1, 0, 1, size > 1 ? 1u : 2u};
+      optimizer->apply(threads, h, parameter.span(TestArray(Dtype::kF32, gradient), 0, 2));
+      for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(parameter.state[0][i], gradient[i]) << name;
+    }
+    EXPECT_NEAR(parameter.master[0], 0.8f, 1e-4) << name;  // two steps of the learning rate
+    EXPECT_NEAR(parameter.master[1], 1.2f, 1e-4) << name;
+  }
+}
+
 TEST(Lion, ADirectionOfZeroLeavesTheParameter) {
   Threads threads(1);
   const auto lion = make_lion({});

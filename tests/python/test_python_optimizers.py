@@ -139,6 +139,20 @@ def test_agrees_with_its_reference_for_100_steps(tmp_path, case):
             assert far.mean() <= (1e-3 if case == "lion" else 0), name
 
 
+@pytest.mark.parametrize("kind", [sluice.AdamW, sluice.Lion])
+def test_betas_of_zero_are_no_defaults(kind):
+    units = [sluice.Unit("u", [sluice.Parameter("p", (2,))])]
+    options = sluice.Options(memory="1GiB", optimizer=kind(lr=0.1, betas=(0.0, 0.0), weight_decay=0.0))
+    with sluice.Engine(units, options) as engine:
+        engine.set_values("u", {"p": np.ones(2, np.float32)})
+        for size in (1e4, -1e-3, -1e-3):
+            engine.begin_step()
+            with engine.acquire("u", gradient=True):
+                engine.add_gradient("p", np.array([size, -size], np.float32))
+            engine.step()
+        assert engine.get_values("u")["p"] == pytest.approx([1.1, 0.9], rel=1e-4)
+
+
 @pytest.mark.parametrize("state", ["f32", "bf16", "8bit"])
 @pytest.mark.parametrize("dtype, master", [("f32", "f32"), ("bf16", "f32"), ("bf16", "none"), ("f16", "f32")])
 @pytest.mark.parametrize("case", CASES)
@@ -394,7 +408,7 @@ def test_settings_that_cannot_be(tmp_path):
     ):
         with pytest.raises(sluice.InvalidArgumentError, match=next(iter(wrong))):
             make(**wrong)
-    with pytest.raises(sluice.InvalidArgumentError, match="only lr and weight_decay"):
+    with pytest.raises(sluice.InvalidArgumentError, match="only lr, weight_decay and momentum"):
         make_engine(tmp_path, [sluice.SGD(), sluice.Lion()])
     with pytest.raises(sluice.InvalidArgumentError, match="its own"):
         make_engine(tmp_path, [sluice.Lion()] * 2, master="none")
@@ -404,6 +418,6 @@ def test_settings_that_cannot_be(tmp_path):
         make_engine(tmp_path, [sluice.Lion()] * 2, state="f16")
     with make_engine(tmp_path, [sluice.SGD()] * 2) as engine:
         set_start(engine)
-        with pytest.raises(sluice.InvalidArgumentError, match="only lr and weight_decay"):
+        with pytest.raises(sluice.InvalidArgumentError, match="only lr, weight_decay and momentum"):
             train(engine, 1, optimizer=[sluice.SGD(momentum=0.5)] * 2)
         engine.step([sluice.SGD(lr=0.5)] * 2)

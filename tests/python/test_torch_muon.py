@@ -129,11 +129,11 @@ def test_settings_that_cannot_be():
     model = small_gpt2()
     for groups, match in (
         ([{"params": ["transformer.ln_f.weight"], "use_muon": True}], r"\(128,\).*use_muon, which is for matrices"),
-        ([{"params": ["transformer.ln_f.weight"], "muon": True}], "params, lr, weight_decay, use_muon"),
+        ([{"params": ["transformer.ln_f.weight"], "muon": True}], "params, lr, weight_decay, momentum, adamw_betas, adamw_eps, use_muon"),
     ):
         with pytest.raises(sluice.InvalidArgumentError, match=match):
             wrap(model, "memory", sluice.Muon(), param_groups=groups)
-    with pytest.raises(sluice.InvalidArgumentError, match=r"\['use_muon'\]; it may have params, lr, weight_decay$"):
+    with pytest.raises(sluice.InvalidArgumentError, match=r"\['use_muon'\]; it may have params, lr, weight_decay, betas, eps$"):
         wrap(model, "memory", sluice.AdamW(), param_groups=[{"params": [], "use_muon": True}])
     units = [sluice.Unit("u", [sluice.Parameter("p", (4, 4))])]
     with pytest.raises(sluice.InvalidArgumentError, match=r"adamw_lr is for sluice.torch.wrap\(\)"):

@@ -33,6 +33,10 @@ class Folder(ctypes.Structure):
     _fields_ = [("path", c_char_p), ("limit", c_uint64)]
 
 
+class Coefficients(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("beta1", c_double), ("beta2", c_double), ("epsilon", c_double), ("momentum", c_double)]
+
+
 class EngineOptions(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -43,9 +47,6 @@ class EngineOptions(ctypes.Structure):
         ("threads", c_uint32),
         ("held_units", c_uint32),
         ("groups", c_uint32),
-        ("beta1", c_double),
-        ("beta2", c_double),
-        ("epsilon", c_double),
         ("trace_events", c_uint64),
         ("prefetch", c_uint32),
         ("place_parameters", c_char_p),
@@ -54,7 +55,7 @@ class EngineOptions(ctypes.Structure):
         ("given_back", c_uint64),
         ("serve_touches", c_uint32),
         ("optimizer", c_char_p),
-        ("momentum", c_double),
+        ("coefficients", POINTER(Coefficients)),
         ("nesterov", c_uint32),
         ("state", ctypes.c_int),
         ("no_master", c_uint32),
@@ -69,10 +70,6 @@ class EngineOptions(ctypes.Structure):
         ("sgemm", c_void_p),
         ("team", c_void_p),
     ]
-
-
-class Coefficients(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("beta1", c_double), ("beta2", c_double), ("epsilon", c_double), ("momentum", c_double)]
 
 
 class GroupSettings(ctypes.Structure):

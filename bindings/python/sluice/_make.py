@@ -105,12 +105,16 @@ def _places(place: str | Mapping[str, str] | None) -> dict[str, bytes]:
     return {f"place_{name}": text(value, f"the place of {name}") for name, value in wanted.items()}
 
 
+def _coefficients(optimizer: Optimizer) -> Any:
+    return ctypes.pointer(_abi.Coefficients(ctypes.sizeof(_abi.Coefficients), **optimizer.coefficients))
+
+
 def _fixed(optimizer: Optimizer) -> dict[str, Any]:
     fixed = dataclasses.asdict(optimizer)
     scale = fixed.get("adjust_lr_fn")
     return {
         "optimizer": text(optimizer.name, "the optimizer's name"),
-        **optimizer.coefficients,
+        "coefficients": _coefficients(optimizer),
         "epsilon2": fixed["eps"][1] if isinstance(optimizer, Adafactor) else 0.0,
         "clip_threshold": fixed.get("clip_threshold", 0.0),
         "relative_step": 1 if fixed.get("relative_step") else 0,
@@ -165,8 +169,7 @@ def options_of(given: Options) -> _abi.EngineOptions:
 
 
 def _group(settings: Optimizer) -> _abi.GroupSettings:
-    coefficients = _abi.Coefficients(ctypes.sizeof(_abi.Coefficients), **settings.coefficients)
-    return _abi.GroupSettings(ctypes.sizeof(_abi.GroupSettings), *settings.rates, ctypes.pointer(coefficients))
+    return _abi.GroupSettings(ctypes.sizeof(_abi.GroupSettings), *settings.rates, _coefficients(settings))
 
 
 def settings_of(

@@ -262,8 +262,12 @@ TEST(PlanTest, SaysWhatIsShort) {
   options.trace_events = uint64_t{1} << 62;
   expect_error(sluice_plan(model.get(), &options, &json), SLUICE_BUDGET, {"traced"});
   options = options_of({}, nullptr);
-  options.beta1 = 0.9;
-  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_INVALID_ARGUMENT, {"epsilon 0"});
+  sluice_coefficients coefficients = {sizeof coefficients, 1, 0.9, 1e-8, 0};
+  options.coefficients = &coefficients;
+  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_INVALID_ARGUMENT, {"adamw", "beta1 is 1"});
+  coefficients.size = 0;
+  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_INVALID_ARGUMENT,
+               {"'options.coefficients'", "SLUICE_INIT"});
   options = options_of({}, nullptr);
   EXPECT_OK(sluice_plan(model.get(), &options, &json));
   EXPECT_NE(std::string(json).find("peak"), std::string::npos);

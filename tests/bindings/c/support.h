@@ -113,7 +113,6 @@ struct Choice {
   uint64_t memory = uint64_t{1} << 30, trace_events = 0;
   uint32_t frozen = 0;  // as make_model() has it
   const char* optimizer = nullptr;
-  double momentum = 0;
   bool at_once = false;  // updates in backward
   bool no_master = false;
   sluice_state_type state = SLUICE_STATE_F32;
@@ -130,7 +129,6 @@ inline sluice_engine_options options_of(const Choice& setup, const sluice_folder
   options.held_units = setup.held;
   options.groups = 2;
   options.optimizer = setup.optimizer;
-  options.momentum = setup.momentum;
   options.update_in_backward = setup.at_once ? 1 : 0;
   options.no_master = setup.no_master ? 1 : 0;
   options.state = setup.state;

@@ -126,7 +126,7 @@ TEST_F(TrainingTest, CoefficientsOfAStepAreThoseOfAnEngineMadeWithThem) {
     const std::string path = folder_.path();
     const sluice_folder folder = {path.c_str(), 0};
     sluice_engine_options options = options_of(setup, &folder);
-    if (made_with) options.beta1 = 0.8, options.beta2 = 0.95, options.epsilon = 1e-3;
+    if (made_with) options.coefficients = &coefficients;
     sluice_engine* made = nullptr;
     EXPECT_OK(sluice_engine_create(model.get(), &options, &made));
     const EngineHandle engine(made, sluice_engine_destroy);
