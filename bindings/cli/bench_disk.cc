@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::uint64_t kSize = kGiB;
 constexpr std::size_t kMostDepth = 256;
+constexpr std::uint64_t kLeastBytes = 4 * kMiB;
 
 using offload::DiskRates;
 using offload::StreamShape;
@@ -149,6 +150,10 @@ class DiskBench {
 void check(const BenchOptions& options) {
   if (options.size > std::uint64_t{1} << 60)
     fail(ErrorCode::kInvalidArgument, "--size: {} is more than any disk has", format_size(options.size));
+  if (options.size < kLeastBytes)
+    fail(ErrorCode::kInvalidArgument,
+         "--size: at least {} are needed, {} was given: the largest block that is tried",
+         format_size(kLeastBytes), format_size(options.size));
   if (options.folder.empty()) fail(ErrorCode::kInvalidArgument, "say which disk: sluice bench disk FOLDER");
   if (options.block % kDiskBlock != 0 || options.block > 64 * kMiB)
     fail(ErrorCode::kInvalidArgument, "--block: a multiple of {} bytes up to 64 MiB is needed, {} was given",

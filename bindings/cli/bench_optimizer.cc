@@ -225,12 +225,15 @@ std::vector<Combination> combinations(const BenchOptions& options) {
         c.dtype = *dtype_from_name(dtype);
         all.push_back(std::move(c));
       }
-  if (all.empty())
+  if (!all.empty()) return all;
+  if (!has_state && options.state && *options.state != "f32")
     fail(ErrorCode::kInvalidArgument,
-         "--master none is for parameters in bf16: f32 ones are their own masters, and f16 ones need theirs; "
-         "give "
-         "--dtype bf16, or leave --master out");
-  return all;
+         "--state {}: {} has no arrays that could have this type without momentum; leave it out",
+         *options.state, options.optimizer);
+  fail(ErrorCode::kInvalidArgument,
+       "--master none is for parameters in bf16: f32 ones are their own masters, and f16 ones need theirs; "
+       "give "
+       "--dtype bf16, or leave --master out");
 }
 
 std::string name_of(const Combination& c) {

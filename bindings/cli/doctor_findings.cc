@@ -19,7 +19,7 @@
 namespace sluice::cli {
 namespace {
 
-constexpr std::uint64_t kDiskSample = 256 * kMiB;
+constexpr std::uint64_t kDiskSample = 256 * kMiB, kLeastSample = 16 * kMiB;
 
 Finding cores() {
   const int usable = usable_cpus();
@@ -179,7 +179,13 @@ std::string text_of_other(const std::vector<offload::DiskTrial>& trials, offload
 Finding disk(const std::string& folder) {
   try {
     offload::check_disk_folder(folder);
-    const std::vector<offload::DiskTrial> trials = offload::try_disk(folder, kDiskSample);
+    const std::uint64_t room = offload::free_disk_bytes(folder) / 2 / kLeastSample * kLeastSample;
+    if (room == 0)
+      return {"disk " + folder,
+              "too little is free to measure it",
+              "free some: a run needs more",
+              {{"folder", folder}}};
+    const std::vector<offload::DiskTrial> trials = offload::try_disk(folder, std::min(kDiskSample, room));
     const offload::DiskTrial& best = offload::best_trial(trials);
     const offload::DiskKnowledge known = offload::knowledge_of(best);
     std::string why;

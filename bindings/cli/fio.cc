@@ -132,6 +132,10 @@ std::optional<std::vector<double>> fio_rates(const std::string& path, std::uint6
     return std::nullopt;
   }
   const Json found = parse_json(std::string_view(out).substr(start), "fio").at("jobs");
+  if (found.size() < jobs.size()) {
+    *why = fmt::format("fio did {} of {} jobs", found.size(), jobs.size());
+    return std::nullopt;
+  }
   std::vector<double> rates;
   for (std::size_t i = 0; i < jobs.size(); ++i)
     rates.push_back(found.at(i).at(jobs[i].writes ? "write" : "read").at("bw_bytes").get<double>());
