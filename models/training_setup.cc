@@ -1,7 +1,6 @@
 #include "models/training_setup.h"
 
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
+#include <map>
 
 #include "allocator/memory.h"
 #include "core/bytes.h"
@@ -19,6 +19,7 @@
 #include "models/machine_rates.h"
 #include "models/profile.h"
 #include "models/weights.h"
+#include "offload/records.h"
 
 namespace sluice::models {
 namespace {
@@ -40,20 +41,39 @@ struct stat status_of(const std::string& path) {
   return info;
 }
 
-std::uint64_t free_bytes(const std::string& folder) {
-  struct statvfs info = {};
-  if (::statvfs(folder.c_str(), &info) != 0)
-    fail(ErrorCode::kIo, "cannot ask how much is free in '{}': {}", folder, errno_text(errno));
-  return static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize;
-}
-
 std::filesystem::path existing_parent(const std::string& path) {
   std::filesystem::path at = std::filesystem::absolute(path);
   while (!at.empty() && at != at.parent_path() && !std::filesystem::exists(at)) at = at.parent_path();
   return at;
 }
 
-constexpr std::uint64_t kLeastForModel = 32 * kMiB;
+// Of one file system, on which several folders may lie.
+struct Promised {
+  std::uint64_t stated = 0;    // to folders with a limit
+  std::uint64_t reserved = 0;  // for checkpoints
+  std::uint64_t whole = 0;     // folders that divide the rest
+};
+
+void promise(const offload::DiskFolder& folder, Promised& promised) {
+  offload::check_disk_folder(folder.path);
+  if (folder.limit == kWholeDisk) {
+    ++promised.whole;
+    return;
+  }
+  const std::uint64_t room = offload::free_disk_bytes(folder.path),
+                      left = room - std::min(room, promised.stated);
+  if (folder.limit > left)
+    fail(ErrorCode::kBudget,
+         "the disk folder '{}' was given {}, and {} are free there{}: {} are missing; free some, state less, "
+         "or name another",
+         folder.path, format_size(folder.limit), format_size(room),
+         promised.stated == 0 ? ""
+                              : fmt::format(", of which other folders of the same file system were given {}",
+                                            format_size(promised.stated)),
+         format_size(folder.limit - left));
+  promised.stated += folder.limit;
+}
+
 constexpr std::uint64_t kLeastDisk = kMiB;  // of a folder: one block of records
 
 std::size_t default_length(const ModelConfig& config) { return std::min<std::size_t>(config.context, 1024); }
@@ -87,21 +107,12 @@ engine::Budget make_budget(const Setup& setup) {
   return budget;
 }
 
-void require_base(const engine::Budget& budget) {
-  if (budget.base < budget.memory) return;
-  fail(ErrorCode::kBudget,
-       "--memory is {}, and the process alone needs {} (code, libraries, buffers and a reserve) before it "
-       "holds any model; give --memory {}MiB or more",
-       format_size(budget.memory), format_size(budget.base), divide_up(budget.base + kLeastForModel, kMiB));
-}
-
 void fit(Setup& setup, const engine::MachineRates& rates) {
   engine::PlanRequest request = setup.settings.plan;
   request.flags = true;
   request.clip = setup.settings.clip > 0 || loss_scale_of(setup.settings).is_dynamic();
   const int threads = setup.settings.threads, cores = default_threads();
   try {
-    require_base(setup.plan.budget);
     setup.plan.plan =
         engine::make_plan(setup.plan.profile, *setup.optimizer, setup.plan.budget, request, rates);
   } catch (const Error& error) {
@@ -194,19 +205,15 @@ std::uint64_t default_memory() {
 int default_threads() { return usable_cpus(); }
 
 void resolve_disk(std::vector<offload::DiskFolder>& disk, const std::string& out, std::uint64_t reserved) {
-  const std::optional<dev_t> out_device =
-      out.empty() ? std::nullopt : std::optional(status_of(existing_parent(out).string()).st_dev);
+  std::map<dev_t, Promised> systems;
+  if (!out.empty()) systems[status_of(existing_parent(out).string()).st_dev].reserved = reserved;
+  for (const offload::DiskFolder& folder : disk) promise(folder, systems[status_of(folder.path).st_dev]);
   for (offload::DiskFolder& folder : disk) {
-    const bool shared = status_of(folder.path).st_dev == out_device;
-    offload::check_disk_folder(folder.path);
-    const std::uint64_t room = free_bytes(folder.path), taken = shared ? std::min(room, reserved) : 0;
     const bool whole = folder.limit == kWholeDisk;
-    if (whole) folder.limit = (room - taken) / 20 * 19;
-    if (folder.limit > room)
-      fail(ErrorCode::kBudget,
-           "the disk folder '{}' was given {}, and {} are free there: {} are missing; free some, state "
-           "less, or name another",
-           folder.path, format_size(folder.limit), format_size(room), format_size(folder.limit - room));
+    const Promised& promised = systems[status_of(folder.path).st_dev];
+    const std::uint64_t room = offload::free_disk_bytes(folder.path);
+    if (whole)
+      folder.limit = (room - std::min(room, promised.reserved + promised.stated)) / 20 * 19 / promised.whole;
     if (folder.limit < kLeastDisk)
       fail(whole ? ErrorCode::kBudget : ErrorCode::kInvalidArgument,
            "the disk folder '{}' can lend {}{}; {} are the least that is of use", folder.path,

@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "offload/watch.h"
+#include "offload/records.h"
 
 namespace sluice::offload {
 namespace {

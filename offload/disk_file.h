@@ -51,7 +51,4 @@ class Leavable final : public IoService {
   std::unique_ptr<Service> service_;
 };
 
-// Bytes that a user without privileges may still take on the folder's disk.
-std::uint64_t free_disk_bytes(const std::string& folder);
-
 }  // namespace sluice::offload

@@ -12,6 +12,7 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "offload/disk_file.h"
+#include "offload/records.h"
 
 namespace sluice::offload {
 namespace {

@@ -14,6 +14,8 @@ namespace sluice::offload {
 
 // Throws Error(kInvalidArgument) for a folder that is on no disk: in memory, or made up by the system as /proc is.
 void check_disk_folder(const std::string& folder);
+// Bytes that a user without privileges may still take on the folder's disk. Throws Error(kIo).
+std::uint64_t free_disk_bytes(const std::string& folder);
 
 // One or more folders that lend disk space to a run. See docs/formats/swap.md.
 struct DiskFolder {

@@ -111,7 +111,7 @@ TEST_F(BadInputTest, SettingsFilesLoseNothingSilently) {
 }
 
 TEST_F(BadInputTest, TextsSayWhatToDo) {
-  expect_train_refused({"--memory", "1"}, 3, "give --memory ");
+  expect_train_refused({"--memory", "1"}, 3, "Give --memory ");
   expect_train_refused({"--recompute", "ln1+"}, 2, "lacks a name beside a +");
   expect_train_refused({"--threads", "256", "--memory", "24MiB"}, 3, "try --threads ");
   expect_train_refused({"--model", "gpt2-355m", "--tokens", "bytes", "--memory", "128MiB"}, 3,
