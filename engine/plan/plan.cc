@@ -335,7 +335,8 @@ class Planner {
   }
 
   std::string memory_of(const Plan& plan) const {
-    return (request_.flags ? "--memory " : "memory=") + format_argument(plan.peak_memory);
+    const std::uint64_t more = kMiB;  // the next process is not of exactly this one's size
+    return (request_.flags ? "--memory " : "memory=") + format_argument(plan.peak_memory + more);
   }
   std::string disk_of(const Plan& plan) const {
     return (request_.flags ? "--disk FOLDER:" : "a disk folder with ") + format_argument(plan.disk_bytes);
