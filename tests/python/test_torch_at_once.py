@@ -54,6 +54,47 @@ def test_other_optimizers_and_bf16(optimizer):
     assert run(update_in_backward=True) == run()
 
 
+class Failing(torch.autograd.Function):
+    """The identity, whose backward raises as long as it is armed."""
+
+    armed = False
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if Failing.armed:
+            raise ArithmeticError("in the middle of backward")
+        return gradient
+
+
+def test_after_an_exception_in_the_middle_of_backward_the_next_step_works():
+    def run(place):
+        model, optimizer = at_once(small_gpt2(), place)
+        engine = sluice.torch.engine_of(model)
+        model.transformer.h[1].register_forward_hook(lambda block, args, out: Failing.apply(out))
+        seen = []
+        for step in range(6):
+            loss = language_loss(model, step)
+            Failing.armed = step in (1, 2, 4)
+            if Failing.armed:
+                with pytest.raises(ArithmeticError):
+                    loss.backward()
+            else:
+                loss.backward()
+                optimizer.step()
+            optimizer.zero_grad()
+            seen.append(loss.item())
+        updates = {name: engine.updates(name) for name, _ in model.named_parameters()}
+        assert updates["transformer.h.0.ln_1.weight"] == 3 and updates["transformer.h.2.ln_1.weight"] == 6
+        return seen, values_of(model)
+
+    (losses, values), (on_disk, values_on_disk) = run("memory"), run("disk")
+    assert losses == on_disk and same_values(values, values_on_disk)
+
+
 def test_gradients_take_no_place():
     model, _ = at_once(small_gpt2(), "disk")
     plan = sluice.torch.engine_of(model).plan()

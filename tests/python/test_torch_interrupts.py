@@ -152,15 +152,11 @@ def test_an_interrupt_between_the_engine_and_what_is_noted(monkeypatch):
 
 
 def test_an_interrupt_where_updates_are_made_in_backward(monkeypatch):
-    """Of such a step any part may be done. Its rest is done in the next backward, whose graph is then outdated."""
+    """Of such a step any part may be done; the next one works."""
     calls = []
     for model, optimizer, step, came in interrupted_at_each_call(monkeypatch, update_in_backward=True):
         calls.append(came)
-        try:
-            one_step(model, optimizer, 1000 + step)
-        except RuntimeError as error:
-            assert "run forward again" in str(error)
-            one_step(model, optimizer, 1000 + step)
+        one_step(model, optimizer, 1000 + step)
         updates = [sluice.torch.engine_of(model).updates(name) for name, _ in model.named_parameters()]
         one_step(model, optimizer, 2000 + step)
         again = [sluice.torch.engine_of(model).updates(name) for name, _ in model.named_parameters()]

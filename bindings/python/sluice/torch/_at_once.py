@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -34,11 +35,25 @@ class UpdatesInBackward:
                     self._homes.setdefault(unit, []).append(home)
         self._had: set[int] = set()  # parameters that had their gradient in this step
         self._open: dict[int, list[Home]] = {}  # by unit: those whose gradients are not applied yet
+        self._passes: dict[int, int] = {}  # backward passes that have given gradients and not ended: id -> thread
 
     @property
     def begun(self) -> bool:
         """Whether a gradient of this step was applied already."""
         return bool(self._had)
+
+    def end_interrupted(self, session: Session) -> None:
+        """Parameters are needed: where this is no backward pass, one of this thread that has not ended never will. What it
+        gave is applied now, before graphs are made of what it changes."""
+        if self._passes and threading.get_ident() in self._passes.values() and _current_pass() is None:
+            self.end(session)
+
+    def _note_pass(self) -> None:
+        now = _current_pass()
+        if now is not None and now not in self._passes:
+            passes = self._passes
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: passes.pop(now, None))
+            passes[now] = threading.get_ident()
 
     def begin(self, session: Session) -> None:
         """The engine's step begins."""
@@ -54,6 +69,7 @@ class UpdatesInBackward:
         if not self._had and list(self._settings()) != list(self._given):
             session.begin_anew()
         session.begin_step()
+        self._note_pass()
         self._had.add(home.index)  # first: an exception of the keyboard may come before the next line
         for unit in home.units:
             self._open.setdefault(unit, []).append(home)
@@ -69,6 +85,7 @@ class UpdatesInBackward:
 
     def end(self, session: Session) -> bool:
         """The engine's step ends; gives whether any parameter had a gradient."""
+        self._passes.clear()
         session.release_all()
         if not self._had:
             return False
@@ -81,8 +98,15 @@ class UpdatesInBackward:
     def abandon(self, session: Session) -> None:
         """The engine's step ends, if there is one. What was applied is applied; the rest had no gradient."""
         abandon_step(session.engine.own)
+        self._passes.clear()
         self._had.clear()
         self._open.clear()
+
+
+def _current_pass() -> int | None:
+    """The backward pass that runs in this thread."""
+    number = torch._C._current_graph_task_id()
+    return None if number == -1 else number
 
 
 def refuse_use(name: str) -> StateError:

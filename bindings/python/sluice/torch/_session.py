@@ -153,6 +153,8 @@ class Session:
         self.check_open()
         with self._lock:
             self._mend()
+            if self.updates_in_backward is not None:
+                self.updates_in_backward.end_interrupted(self)
             held = self._held.get(unit)
             if held is not None and access in held:
                 self._held.move_to_end(unit)
