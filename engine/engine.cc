@@ -95,12 +95,16 @@ void Engine::State::settle() {
 }
 
 void Engine::State::check_settings(const StepSettings& given) const {
-  const auto usable = [](double value) { return std::isfinite(value) && value >= 0; };
+  // The loops have them in f32.
+  const auto finite = [](double value) { return std::isfinite(static_cast<float>(value)); };
+  const auto usable = [&](double value) { return finite(value) && value >= 0; };
   for (const GroupSettings& group : given.groups) {
     if (!usable(group.learning_rate) || !usable(group.weight_decay))
-      refuse(ErrorCode::kInvalidArgument,
-             "a learning rate of {} and a weight decay of {} are given; both must be 0 or more, and finite",
-             group.learning_rate, group.weight_decay);
+      refuse(
+          ErrorCode::kInvalidArgument,
+          "a learning rate of {} and a weight decay of {} are given; both must be 0 or more, and finite in "
+          "32 bits",
+          group.learning_rate, group.weight_decay);
     if (!group.coefficients) continue;
     try {
       optimizer.check(*group.coefficients);
@@ -108,10 +112,10 @@ void Engine::State::check_settings(const StepSettings& given) const {
       refuse(error.code(), "{}", error.what());
     }
   }
-  if (!usable(given.clip) || !usable(given.clip_value) || !std::isfinite(given.gradient_factor))
+  if (!usable(given.clip) || !usable(given.clip_value) || !finite(given.gradient_factor))
     refuse(ErrorCode::kInvalidArgument,
-           "a clip of {}, a clip by value of {} and a gradient factor of {} are given; all must be finite, "
-           "and the clips 0 or more",
+           "a clip of {}, a clip by value of {} and a gradient factor of {} are given; all must be finite in "
+           "32 bits, and the clips 0 or more",
            given.clip, given.clip_value, given.gradient_factor);
   std::uint32_t needed = 0;
   for (ParameterId p = 0; p < layout.parameters(); ++p) needed = std::max(needed, layout.spec(p).group + 1);
@@ -174,7 +178,8 @@ std::uint64_t Engine::steps(ParameterId parameter) const { return state_->applie
 void Engine::set_steps(std::uint64_t steps) {
   state_->guarded([&] {
     state_->steps = steps;
-    std::fill(state_->applied.begin(), state_->applied.end(), steps);
+    for (ParameterId p = 0; p < state_->applied.size(); ++p)
+      state_->applied[p] = state_->layout.trainable(state_->layout.place(p).unit) ? steps : 0;
   });
 }
 void Engine::set_steps(ParameterId parameter, std::uint64_t steps) {

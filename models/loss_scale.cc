@@ -8,8 +8,9 @@ namespace sluice::models {
 
 LossScale LossScale::fixed(double scale) {
   const auto value = static_cast<float>(scale);
-  if (!std::isfinite(value) || !(value > 0))
-    fail(ErrorCode::kInvalidArgument, "loss-scale must be dynamic, or a finite number above 0; {} was given",
+  if (!std::isnormal(value) || !(value > 0))  // gradients are divided by it
+    fail(ErrorCode::kInvalidArgument,
+         "loss-scale must be dynamic, or a number above 0 that is finite and normal in 32 bits; {} was given",
          scale);
   return {value, 0};
 }

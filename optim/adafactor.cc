@@ -220,6 +220,8 @@ class Adafactor final : public Elementwise {
       : Elementwise("adafactor", settings.storage, {.beta1 = settings.beta1, .epsilon = settings.epsilon1}),
         settings_(settings) {
     check(own());
+    check_size("epsilon2", settings.epsilon2, false);
+    check_size("clip_threshold", settings.clip_threshold, false);
   }
 
   std::vector<StateArray> state() const override {
@@ -250,14 +252,9 @@ class Adafactor final : public Elementwise {
   AdafactorSettings settings_;
 };
 
-void check_positive(const char* name, double value) {
-  if (!(value > 0) || std::isinf(value))
-    fail(ErrorCode::kInvalidArgument, "adafactor: {} is {}; it must be finite and above 0", name, value);
-}
-
 void Adafactor::check(const Coefficients& c) const {
   check_momentum("beta1", c.beta1, own().beta1);
-  check_positive("epsilon", c.epsilon);
+  check_size("epsilon", c.epsilon, false);
 }
 
 std::vector<WholeArray> Adafactor::whole_state(std::span<const std::size_t> shape) const {
@@ -424,8 +421,6 @@ std::size_t WholeArray::elements() const {
 }
 
 std::unique_ptr<Optimizer> make_adafactor(const AdafactorSettings& settings) {
-  check_positive("epsilon2", settings.epsilon2);
-  check_positive("clip_threshold", settings.clip_threshold);
   if (settings.storage.state != Dtype::kF32 && settings.beta1 == 0)
     fail(ErrorCode::kInvalidArgument,
          "adafactor: its state is to be {}, and without momentum it has only sums of rows and columns, which "

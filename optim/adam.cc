@@ -1,6 +1,5 @@
 #include <cmath>
 
-#include "core/error.h"
 #include "kernels/simd.h"
 #include "optim/elementwise.h"
 
@@ -89,9 +88,7 @@ class Adam final : public Elementwise {
 void Adam::check(const Coefficients& c) const {
   check_share("beta1", c.beta1);
   check_share("beta2", c.beta2);
-  if (!(c.epsilon >= 0) || std::isinf(c.epsilon))
-    fail(ErrorCode::kInvalidArgument, "{}: epsilon is {}; it must be finite and not negative", name(),
-         c.epsilon);
+  check_size("epsilon", c.epsilon, true);
 }
 
 AdamFactors Adam::factors(const Hyperparameters& h) const {

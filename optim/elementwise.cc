@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "core/error.h"
@@ -95,6 +96,14 @@ void Elementwise::check_span(const Hyperparameters& hyperparameters, const Span&
 void Elementwise::check_share(std::string_view name, double value) const {
   if (!(value >= 0 && value < 1))
     fail(ErrorCode::kInvalidArgument, "{}: {} is {}; it must be at least 0 and below 1", name_, name, value);
+}
+
+void Elementwise::check_size(std::string_view name, double value, bool zero) const {
+  const auto single = static_cast<float>(value);
+  const bool valid = std::isfinite(single) && (single > 0 || (zero && value == 0));
+  if (!valid)
+    fail(ErrorCode::kInvalidArgument, "{}: {} is {}; it must be finite and {}, and so as a number of 32 bits",
+         name_, name, value, zero ? "0 or more" : "above 0");
 }
 
 void Elementwise::check_momentum(std::string_view name, double value, double own) const {

@@ -61,7 +61,10 @@ class Elementwise : public Optimizer {
   void check_span(const Hyperparameters& hyperparameters, const Span& span) const;
   // Throws Error(kInvalidArgument) unless it is at least 0 and below 1.
   void check_share(std::string_view name, double value) const;
-  // Likewise; also where one of it and the own value is 0, as the array that it needs is there or is not.
+  // Throws Error(kInvalidArgument) unless it is above 0, or 0 where `zero` says so, and finite; as f32, too.
+  void check_size(std::string_view name, double value, bool zero) const;
+  // As check_share(); also where one of it and the own value is 0, as the array that it needs is there or is
+  // not.
   void check_momentum(std::string_view name, double value, double own) const;
 
  private:

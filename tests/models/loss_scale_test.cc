@@ -42,6 +42,11 @@ TEST(LossScaleTest, AFixedOneStays) {
   EXPECT_EQ(thrown_by([&] { scale.skipped("test"); }).code, ErrorCode::kInternal);
 }
 
+TEST(LossScaleTest, AFixedOneIsOneThatCanBeDividedBy) {
+  for (const double wrong : {0.0, -1.0, 1e-40, 1e39})
+    EXPECT_EQ(thrown_by([&] { LossScale::fixed(wrong); }).code, ErrorCode::kInvalidArgument) << wrong;
+}
+
 TEST(LossScaleTest, GivesUpWhereNoScaleIsToBlame) {
   LossScale scale = LossScale::dynamic(5, 100);
   scale.applied();
@@ -103,7 +108,7 @@ TEST(LossScaleTest, WhatIsNoScaleIsRefused) {
     return error.text;
   };
   for (const char* scale : {"", "0", "-2", "inf", "nan", "1e60", "64k", " 64", "static"})
-    EXPECT_THAT(text(scale, {}, {}), HasSubstr("loss-scale must be dynamic, or a finite number above 0"))
+    EXPECT_THAT(text(scale, {}, {}), HasSubstr("loss-scale must be dynamic, or a number above 0 that is finite"))
         << scale;
   EXPECT_THAT(text("128", 2, {}), HasSubstr("initial-scale is given"));
   EXPECT_THAT(text("128", {}, 2), HasSubstr("scale-growth-interval is given"));

@@ -421,6 +421,9 @@ TEST(Coefficients, OutOfRangeOrOfOtherStateAreRefused) {
   refused({.name = "adamw"}, {.beta1 = 1}, {"adamw", "beta1 is 1"});
   refused({.name = "adam"}, {.beta2 = -1}, {"adam", "beta2 is -1"});
   refused({.name = "adamw"}, {.epsilon = NAN}, {"adamw", "epsilon is nan"});
+  refused({.name = "adamw"}, {.epsilon = 1e39}, {"epsilon is 1e+39", "32 bits"});
+  refused({.name = "adamw"}, {.epsilon = 1e-60}, {"epsilon is 1e-60", "32 bits"});
+  refused({.name = "adafactor"}, {.epsilon = 1e-50}, {"adafactor", "epsilon is 1e-50"});
   refused({.name = "lion"}, {.beta2 = NAN}, {"lion", "beta2 is nan"});
   refused({.name = "sgd"}, {.momentum = 0.9}, {"sgd", "momentum is 0.9, and it was made with 0"});
   refused({.name = "sgd", .momentum = 0.9}, {.momentum = 0}, {"momentum is 0, and it was made with 0.9"});

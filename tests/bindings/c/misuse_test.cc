@@ -110,6 +110,8 @@ TEST_F(MisuseTest, SettingsThatAreNoNumbersChangeNothing) {
   expect_error(step(-1, 0, 1), SLUICE_INVALID_ARGUMENT, {"learning rate of -1"});
   expect_error(step(1, -3, 1), SLUICE_INVALID_ARGUMENT, {"clip of -3"});
   expect_error(step(1, 0, nan), SLUICE_INVALID_ARGUMENT, {"factor of nan"});
+  expect_error(step(1e39, 0, 1), SLUICE_INVALID_ARGUMENT, {"learning rate of 1e+39", "32 bits"});
+  expect_error(step(1, 0, 1e39), SLUICE_INVALID_ARGUMENT, {"factor of 1e+39", "32 bits"});
   coefficients.beta2 = 1;
   expect_error(step(1, 0, 1), SLUICE_INVALID_ARGUMENT, {"adamw", "beta2 is 1"});
   coefficients.beta2 = 0.999;
