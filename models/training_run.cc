@@ -141,7 +141,8 @@ void TrainingRun::check_room() const {
 
 std::string TrainingRun::last_checkpoint() const {
   if (checkpoint_.empty()) return "no checkpoint was written yet";
-  return fmt::format("the last checkpoint stands: '{}' (step {})", checkpoint_, saved_step_);
+  return fmt::format("the last checkpoint stands: '{}' (step {}); go on from it with --resume", checkpoint_,
+                     saved_step_);
 }
 
 void require_finite(double loss) {
@@ -259,8 +260,7 @@ void TrainingRun::save() {
   engine::CheckpointWriter writer(*setup_.tools->io, ledger_, options);
   writer.add_text_file("config.json", config_to_hugging_face(setup_.config, settings_.dtype).dump(2) + "\n");
   tensors.open(writer);
-  for (engine::UnitId unit = 0; unit < engine_->layout().units().size(); ++unit)
-    engine_->save(unit, tensors.sink());
+  for (const engine::UnitId unit : tensors.units()) engine_->save(unit, tensors.sink());
   checkpoint_ = writer.commit(run_record(setup_, {run_id_, step_, skipped_, next_sample_,
                                                   loss_scale_.is_dynamic() ? loss_scale_.state() : Json()}));
   saved_step_ = step_;

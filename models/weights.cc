@@ -6,6 +6,8 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <functional>
+#include <numeric>
 #include <set>
 
 #include "core/bytes.h"
@@ -70,12 +72,29 @@ void expect_tensor(const engine::SafetensorsReader& reader, const std::string& n
          fmt::join(shape, ", "));
 }
 
+std::vector<engine::UnitId> wider_first(const engine::Layout& layout) {
+  std::vector<engine::UnitId> units(layout.units().size());
+  std::iota(units.begin(), units.end(), engine::UnitId{0});
+  std::ranges::stable_sort(units, std::greater(),
+                           [&](engine::UnitId unit) { return size_of(layout.dtype(unit)); });
+  return units;
+}
+
+// In the order of a checkpoint's files; of those that span units each.
+std::vector<engine::ParameterId> as_saved(const engine::Layout& layout) {
+  std::vector<engine::ParameterId> parameters;
+  for (const engine::UnitId unit : wider_first(layout))
+    for (engine::ParameterId id = layout.first_parameter(unit); id < layout.end_parameter(unit); ++id)
+      parameters.push_back(id);
+  return parameters;
+}
+
 // Those that have it, of an array that is not by elements.
 std::vector<engine::TensorDeclaration> whole_tensors(const engine::Layout& layout,
                                                      const optim::Optimizer& optimizer,
                                                      const std::string& name) {
   std::vector<engine::TensorDeclaration> tensors;
-  for (engine::ParameterId id = 0; id < layout.parameters(); ++id) {
+  for (const engine::ParameterId id : as_saved(layout)) {
     if (!is_trainable(layout, id) || layout.spec(id).continues()) continue;
     for (const optim::WholeArray& array : optimizer.whole_state(layout.spec(id).shape))
       if (array.name == name)
@@ -330,13 +349,14 @@ engine::UnitSource CheckpointValues::source() {
   return source;
 }
 
-CheckpointTensors::CheckpointTensors(const engine::Layout& layout, const optim::Optimizer& optimizer) {
+CheckpointTensors::CheckpointTensors(const engine::Layout& layout, const optim::Optimizer& optimizer)
+    : units_(wider_first(layout)) {
   const engine::StateFormat format(layout, optimizer, engine::kChunkGrain);
   // Of the parameters that are wanted: each as it is declared. A span's values follow those of the one
   // before.
   const auto header = [&](const auto& wanted, const auto& declared) {
     std::vector<engine::TensorDeclaration> tensors;
-    for (engine::ParameterId id = 0; id < layout.parameters(); ++id)
+    for (const engine::ParameterId id : as_saved(layout))
       if (!layout.spec(id).continues() && wanted(id)) tensors.push_back(declared(id));
     return engine::SafetensorsHeader(tensors);
   };

@@ -93,6 +93,9 @@ class CheckpointTensors {
   std::vector<std::uint64_t> file_bytes() const;
   std::size_t files() const { return headers_.size(); }
   std::uint64_t buffer_bytes() const;  // what they are all written or read through
+  // In what order units are to be saved: of wider types first, so that no file has a tensor that begins
+  // within an element.
+  const std::vector<engine::UnitId>& units() const { return units_; }
   void open(engine::CheckpointWriter& writer);
   engine::UnitSink sink();  // REQUIRES: open(); valid as long as this and the writer
 
@@ -101,6 +104,7 @@ class CheckpointTensors {
     std::string file;
     engine::SafetensorsHeader header;
   };
+  std::vector<engine::UnitId> units_;
   std::vector<Named> headers_;       // parameters, masters where there are any, state, each with its scales
   std::vector<std::size_t> state_;   // by array: the file of its values
   std::vector<std::size_t> wholes_;  // by array that is not by elements: its file

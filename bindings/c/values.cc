@@ -140,11 +140,12 @@ std::string save(sluice_engine& e, const std::string& out, std::uint64_t keep) {
   engine::CheckpointWriter::Options options;
   options.out = out;
   options.step = e.engine->steps();
+  engine::check_file_limit(tensors.file_bytes());
   options.bytes = engine::bytes_needed(tensors.file_bytes());
   options.buffer_bytes = e.planned.checkpoint_buffers / tensors.files() / kHugePage * kHugePage;
   engine::CheckpointWriter writer(*e.planned.io, e.ledger, options);
   tensors.open(writer);
-  for (engine::UnitId unit = 0; unit < e.held.size(); ++unit) e.engine->save(unit, tensors.sink());
+  for (const engine::UnitId unit : tensors.units()) e.engine->save(unit, tensors.sink());
   Json run = {{"optimizer", e.planned.optimizer->settings()}, {"parameter_steps", steps_of(*e.engine)}};
   run["optimizer"]["name"] = e.planned.optimizer->name();
   std::string place = writer.commit(run);

@@ -184,6 +184,43 @@ def test_a_saved_engine_goes_on_with_the_same_bits(tmp_path):
         assert engine.steps == 0 and values_of(engine) == at_save
 
 
+def test_a_narrow_parameter_of_an_odd_length_before_a_wide_one(tmp_path):
+    """In files the wide one comes first, where it is aligned. Frozen ones are never updated."""
+    units = [
+        sluice.Unit("narrow", [sluice.Parameter("narrow", (5, 5), dtype="bf16")]),
+        sluice.Unit("frozen", [sluice.Parameter("frozen", (3,), dtype="f16", frozen=True)]),
+        sluice.Unit("wide", [sluice.Parameter("wide", (7,))]),
+    ]
+    shapes = {"narrow": (5, 5), "frozen": (3,), "wide": (7,)}
+
+    def make(place):
+        return sluice.Engine(units, sluice.Options(memory="1GiB", disk=tmp_path, place=place, optimizer=sluice.Adafactor()))
+
+    def one_step(engine):
+        engine.begin_step()
+        for name in ("narrow", "wide"):
+            with engine.acquire(name, gradient=True):
+                engine.add_gradient(name, np.linspace(-1, 1, 35, dtype=np.float32)[: np.prod(shapes[name])])
+        engine.step()
+
+    def all_of(engine):
+        return {name: np.array(engine.get_values(name)[name]).tobytes() for name in shapes}
+
+    with make("disk") as engine:
+        for name, shape in shapes.items():
+            engine.set_values(name, {name: np.linspace(0, 1, np.prod(shape), dtype=np.float32).reshape(shape)})
+        one_step(engine)
+        saved, at_save = engine.save(tmp_path / "out"), all_of(engine)
+        one_step(engine)
+        expected = all_of(engine)
+    with make("memory") as engine:
+        engine.load(saved)
+        assert all_of(engine) == at_save
+        assert [engine.updates(name) for name in shapes] == [1, 0, 1]
+        one_step(engine)
+        assert all_of(engine) == expected
+
+
 def test_values_from_and_into_every_kind_of_buffer():
     start = start_of(UNITS[1])
     expected = {name: values.tobytes() for name, values in start.items()}
