@@ -129,7 +129,10 @@ class Reader {
     std::erase_if(profile.schedule, [](const engine::Access& access) { return access.gradient_use >= 0; });
     const std::uint64_t memory = settings.memory == 0 ? default_memory() : settings.memory;
     const engine::Budget budget = {memory, usable_disk(disk), tools_.base() + engine::kStreamBuffer};
-    const engine::Plan plan = engine::make_plan(profile, optimizer_, budget, {}, {});
+    engine::PlanRequest request;
+    request.flags = true;
+    request.trains = false;
+    const engine::Plan plan = engine::make_plan(profile, optimizer_, budget, request, {});
     ledger_.set_budget(allocator::Tier::kHost, memory);
     base_ = allocator::Charge(ledger_, allocator::Tier::kHost, allocator::Purpose::kBase,
                               budget.base - engine::kStreamBuffer);

@@ -298,15 +298,17 @@ class Planner {
       fail(ErrorCode::kBudget,
            "{}: memory is short by {}; with everything on disk that can be{} it needs {} "
            "({} activations and workspace, {} frames, staging and what stays, {} the process). Give "
-           "{}{}, or {}",
+           "{}{}{}",
            asked, format_size(on_disk.peak_memory - budget_.memory),
-           profile_.any_order ? "" : ", all recomputed, and one micro-batch at a time",
+           profile_.any_order || !request_.trains ? "" : ", all recomputed, and one micro-batch at a time",
            format_size(on_disk.peak_memory), format_size(on_disk.activation_bytes + on_disk.workspace_bytes),
            format_size(on_disk.peak_memory - on_disk.activation_bytes - on_disk.workspace_bytes -
                        budget_.base),
            format_size(budget_.base), memory_of(on_disk),
            budget_.disk >= on_disk.disk_bytes ? "" : " and " + disk_of(on_disk),
-           request_.flags ? "a smaller --batch or --seq" : "less that is reserved, or smaller units");
+           !request_.trains ? ""
+           : request_.flags ? ", or a smaller --batch or --seq"
+                            : ", or less that is reserved, or smaller units");
     if (in_memory.peak_memory <= budget_.memory)
       fail(ErrorCode::kBudget, "what is asked to be on disk takes {}, and the disk folders lend {}; give {}",
            format_size(on_disk.disk_bytes), format_size(budget_.disk), disk_of(on_disk));

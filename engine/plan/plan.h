@@ -39,6 +39,7 @@ struct PlanRequest {
   // For tests and measurements: "memory" or "disk" for every unit; nothing: chosen.
   std::optional<std::string> parameters, gradients, state;
   bool flags = false;  // a refusal names the program's flags; else the members of the C ABI's options
+  bool trains = true;  // a refusal speaks of training, too
 };
 
 struct UnitPlan {
