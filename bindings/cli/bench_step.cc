@@ -45,6 +45,7 @@ class RandomTokens {
   }
 
  private:
+  static constexpr std::uint64_t kBetweenLooks = 1 << 16;
   // llm.c's layouts: docs/formats/tokens.md.
   void write(std::uint64_t count, std::size_t vocabulary) const {
     const bool wide = vocabulary > std::size_t{1} << 16;
@@ -55,11 +56,16 @@ class RandomTokens {
     std::ofstream file(path(), std::ios::binary);
     file.write(reinterpret_cast<const char*>(header.data()), static_cast<std::streamsize>(4 * header.size()));
     const CounterRandom random(1, 0);
-    for (std::uint64_t i = 0; i < count; ++i) {
+    for (std::uint64_t i = 0; i < count && file; ++i) {
+      if (i % kBetweenLooks == 0 && StopSignals::requested())
+        fail(ErrorCode::kState, "stopped by {} before a step was measured", StopSignals::name());
       const auto token = static_cast<std::uint32_t>(random.block(i)[0] % vocabulary);
       file.write(reinterpret_cast<const char*>(&token), wide ? 4 : 2);
     }
-    if (!file.flush()) fail(ErrorCode::kIo, "cannot write '{}'", path());
+    if (!file.flush())
+      fail(ErrorCode::kIo,
+           "the tokens of the steps ({}) cannot be written to '{}': {}; name another folder by TMPDIR",
+           format_size(count * (wide ? 4 : 2)), path(), errno_text(errno));
   }
 
   std::string folder_;

@@ -116,6 +116,7 @@ std::optional<std::vector<double>> fio_rates(const std::string& path, std::uint6
                                     "--output-format=json",
                                     "--ioengine=io_uring",
                                     "--direct=1",
+                                    "--thread=1",  // a process of its own would outlive this one's death
                                     "--mem=malloc",
                                     "--iomem_align=2M",
                                     "--overwrite=1",

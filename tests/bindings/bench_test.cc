@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <chrono>
+#include <fstream>
 #include <thread>
 
 #include "bindings/cli/bench_report.h"
@@ -114,6 +115,17 @@ TEST_F(BenchTest, AStepIsHeldAgainstTheMachineAndTheDisk) {
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
 }
 
+// Of those that work on files of that process.
+std::size_t processes_of(pid_t pid) {
+  std::size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    std::ifstream file(entry.path() / "cmdline");
+    const std::string words{std::istreambuf_iterator<char>(file), {}};
+    count += words.find("=/proc/" + std::to_string(pid) + "/") != std::string::npos ? 1 : 0;
+  }
+  return count;
+}
+
 TEST_F(BenchTest, AnInterruptLeavesNoFiles) {
   const std::vector<std::vector<std::string>> benches = {
       {"bench", "disk", folder_ / "disk", "--size", "64MiB", "--seconds", "60"},
@@ -128,9 +140,32 @@ TEST_F(BenchTest, AnInterruptLeavesNoFiles) {
     process.signal(SIGINT);
     process.wait();
     EXPECT_TRUE(std::filesystem::is_empty(folder_ / "disk"));
+    for (int i = 0; i < 100 && processes_of(process.pid()) > 0; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_EQ(processes_of(process.pid()), 0u);
     for (const auto& entry : std::filesystem::directory_iterator(folder_ / "tmp"))
       EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr("bench"))) << process.error();
   }
+  ::unsetenv("TMPDIR");
+}
+
+TEST_F(BenchTest, AnInterruptWhileTokensAreWrittenLeavesNone) {
+  std::filesystem::create_directories(folder_ / "tmp");
+  ::setenv("TMPDIR", (folder_ / "tmp").c_str(), 1);
+  const auto tokens = [&] {
+    std::size_t count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_ / "tmp"))
+      count += entry.path().filename().string().starts_with("sluice-bench") ? 1 : 0;
+    return count;
+  };
+  SluiceProcess process(
+      {"bench", "step", "tiny", "--batch", "1000", "--accumulate", "1000", "--memory", "600MiB"});
+  for (int i = 0; i < 1000 && tokens() == 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(tokens(), 1u);
+  process.signal(SIGINT);
+  process.wait();
+  EXPECT_EQ(tokens(), 0u);
+  EXPECT_THAT(process.error(), HasSubstr("stopped by Ctrl-C"));
   ::unsetenv("TMPDIR");
 }
 
@@ -140,6 +175,8 @@ TEST_F(BenchTest, BadInputIsRefused) {
   expect_refused({"disk"}, 2, "say which disk");
   expect_refused({"disk", folder_ / "none"}, 2, "make it, or name another");
   expect_refused({"disk", folder_.path(), "--size", "0"}, 2, "a size of 0");
+  expect_refused({"disk", folder_.path(), "--size", "1MiB"}, 2, "at least 4.00 MiB");
+  expect_refused({"optimizer", "--optimizer", "sgd", "--state", "8bit"}, 2, "without momentum");
   expect_refused({"disk", folder_.path(), "--size", "1000PiB"}, 2, "--size");
   expect_refused({"disk", folder_.path(), "--size", "1000TiB"}, 3, "are missing");
   expect_refused({"disk", folder_.path(), "--block", "1000"}, 2, "--block");

@@ -70,6 +70,7 @@ class SluiceProcess {
   SluiceProcess(const SluiceProcess&) = delete;
   SluiceProcess& operator=(const SluiceProcess&) = delete;
 
+  pid_t pid() const { return pid_; }
   void signal(int number) const { ::kill(pid_, number); }
   // The exit status, or 1000 + the signal that ended it.
   int wait() {
