@@ -8,6 +8,8 @@
 #include <map>
 #include <mutex>
 #include <thread>
+#include <tuple>
+#include <vector>
 
 #include "core/error.h"
 #include "engine/toy.h"
@@ -18,7 +20,19 @@ using offload::Faults;
 
 inline constexpr Dtype kTypes[] = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
 
+// One for each way in which state lies on disk: in f32, in codes with scales, and with arrays of whole
+// parameters, which are summed in rounds.
+inline const std::vector<optim::OptimizerSettings>& optimizers() {
+  static const std::vector<optim::OptimizerSettings> all = {
+      {.name = "adamw"},
+      {.name = "adamw", .storage = {Dtype::kU8}},
+      {.name = "adafactor", .beta1 = 0.9, .storage = {Dtype::kBf16}},
+      {.name = "lion", .storage = {Dtype::kU8, false}}};
+  return all;
+}
+
 struct Options {
+  std::size_t optimizer = 0;  // of optimizers(); masters stay where the type needs them
   Dtype dtype = Dtype::kF32;
   bool clip = true;
   const char* parameters = "disk";
@@ -38,9 +52,14 @@ inline Profile small_profile(Dtype dtype) {
   return profile;
 }
 
+inline std::unique_ptr<optim::Optimizer> optimizer_of(const Options& setup) {
+  optim::OptimizerSettings settings = optimizers()[setup.optimizer];
+  if (setup.dtype != Dtype::kBf16) settings.storage.master = true;
+  return optim::make_optimizer(settings);
+}
+
 struct Model {
-  explicit Model(const Options& setup)
-      : profile(small_profile(setup.dtype)), optimizer(optim::make_adamw({})) {
+  explicit Model(const Options& setup) : profile(small_profile(setup.dtype)), optimizer(optimizer_of(setup)) {
     PlanRequest request;
     request.clip = setup.clip;
     request.group = 1;
@@ -185,14 +204,16 @@ inline toy::Outcome without_faults(Options setup) {
 }
 
 inline const toy::Outcome& base_of(const Options& setup) {
-  static const std::map<std::pair<Dtype, bool>, toy::Outcome> all = [] {
-    std::map<std::pair<Dtype, bool>, toy::Outcome> made;
-    for (const Dtype dtype : kTypes)
-      for (const bool clip : {false, true})
-        made[{dtype, clip}] = without_faults({.dtype = dtype, .clip = clip});
+  using Kind = std::tuple<std::size_t, Dtype, bool>;
+  static const std::map<Kind, toy::Outcome> all = [] {
+    std::map<Kind, toy::Outcome> made;
+    for (std::size_t o = 0; o < optimizers().size(); ++o)
+      for (const Dtype dtype : kTypes)
+        for (const bool clip : {false, true})
+          made[{o, dtype, clip}] = without_faults({.optimizer = o, .dtype = dtype, .clip = clip});
     return made;
   }();
-  return all.at({setup.dtype, setup.clip});
+  return all.at({setup.optimizer, setup.dtype, setup.clip});
 }
 
 // Every kind of run in turn: by the bits of the seed.
@@ -210,13 +231,15 @@ inline Options setup_of(std::uint64_t seed) {
   setup.state = places[2];
   setup.prefetch = seed / 16 % 2 == 0 ? 1 : 5;
   setup.slots = seed / 3 % 2 == 0 ? 3 : 8;
+  setup.optimizer = seed / 7 % optimizers().size();
   return setup;
 }
 
 inline std::string describe(const Options& setup, std::uint64_t seed) {
-  return fmt::format("seed {}: {} clip {} parameters {} gradients {} state {} prefetch {} slots {}", seed,
-                     name_of(setup.dtype), setup.clip, setup.parameters, setup.gradients, setup.state,
-                     setup.prefetch, setup.slots);
+  const optim::OptimizerSettings& optimizer = optimizers()[setup.optimizer];
+  return fmt::format("seed {}: {} in {}, {} clip {} parameters {} gradients {} state {} prefetch {} slots {}",
+                     seed, optimizer.name, optim::state_type_name(optimizer.storage.state), name_of(setup.dtype),
+                     setup.clip, setup.parameters, setup.gradients, setup.state, setup.prefetch, setup.slots);
 }
 
 inline constexpr unsigned kDelays[] = {0, 30, 300};  // microseconds; 0: transfers run on the caller's thread

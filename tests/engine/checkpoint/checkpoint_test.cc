@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include "core/text_file.h"
@@ -227,6 +228,18 @@ TEST_F(CheckpointTest, NamesAreChecked) {
   expect_error(ErrorCode::kInvalidArgument, {"'config.json'"}, [&] {
     writer->add_tensor_file("config.json", SafetensorsHeader({{"t", Dtype::kU8, {1}}}));
   });
+}
+
+TEST_F(CheckpointTest, AFileBeyondTheProcesssLimitIsToldBeforeItIsWritten) {
+  struct rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const struct rlimit small = {kMiB, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  check_file_limit(std::vector<std::uint64_t>{1000, kMiB});
+  expect_error(ErrorCode::kBudget, {"2.00 MiB", "1.00 MiB", "ulimit -f"}, [] {
+    check_file_limit(std::vector<std::uint64_t>{1000, 2 * kMiB});
+  });
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
 }
 
 TEST_F(CheckpointTest, RoomIsCheckedBefore) {
