@@ -78,7 +78,8 @@ TrainResult train(const TrainSettings& settings, const TrainEvents& events) {
   if (!settings.out.empty()) {
     lock.emplace(settings.out);
     refuse_other_run(settings);  // one that ended meanwhile
-    engine::remove_leftovers(settings.out);
+    for (const std::string& leftover : engine::remove_leftovers(settings.out))
+      log().warn("'{}', which a killed run left half written or half deleted, was removed", leftover);
   }
   const std::optional<std::string> checkpoint = find_checkpoint(settings);
   TrainingRun run(setup, events);

@@ -85,9 +85,11 @@ std::uint64_t checkpoint_room(const TrainSettings& settings, std::uint64_t check
   return checkpoint_bytes * std::min<std::uint64_t>(saves, settings.keep + 1);
 }
 
-std::uint64_t checkpoint_size(const Model& model, const optim::Optimizer& optimizer) {
+// to_write: also whether this process may.
+std::uint64_t checkpoint_size(const Model& model, const optim::Optimizer& optimizer, bool to_write) {
   const engine::Layout layout(model.units());
   const auto files = CheckpointTensors(layout, optimizer).file_bytes();
+  if (to_write) engine::check_file_limit(files);
   return engine::bytes_needed(files);
 }
 
@@ -184,7 +186,7 @@ LossScale loss_scale_of(const TrainSettings& s) {
   const auto [end, error] = std::from_chars(scale.data(), scale.data() + scale.size(), number);
   if (error != std::errc() || end != scale.data() + scale.size())
     fail(ErrorCode::kInvalidArgument,
-         "loss-scale must be dynamic, or a finite number above 0; '{}' was given", scale);
+         "loss-scale must be dynamic, or a number above 0 that is finite; '{}' was given", scale);
   return LossScale::fixed(number);
 }
 
@@ -249,7 +251,7 @@ Setup prepare(const TrainSettings& settings) {
   setup.optimizer = make_training_optimizer(s.optimizer);
   setup.model =
       std::make_unique<Model>(setup.config, s.dtype, s.batch, s.length, s.plan.recompute.value_or(""));
-  setup.plan.checkpoint_bytes = checkpoint_size(*setup.model, *setup.optimizer);
+  setup.plan.checkpoint_bytes = checkpoint_size(*setup.model, *setup.optimizer, !s.out.empty());
   resolve_disk(s.disk, s.out, checkpoint_room(s, setup.plan.checkpoint_bytes));
   setup.data = std::make_unique<TrainingData>(s, setup.config);
   if (s.eval_every != 0 && !setup.data->has_validation())

@@ -10,8 +10,8 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "offload/watch.h"
 #include "offload/records.h"
+#include "offload/watch.h"
 
 namespace sluice::offload {
 namespace {
@@ -126,7 +126,13 @@ void DiskFile::allocate(std::uint64_t bytes) {
     return cut(bytes);
   }
   if (bytes > old_size) cut(old_size);
-  if (error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG)
+  if (error_number == EFBIG)
+    fail(ErrorCode::kBudget,
+         "{}: it is to have {}, and the process or the file system allows no file of that size: see 'ulimit "
+         "-f', and the "
+         "file system's largest file size",
+         name(), format_size(bytes));
+  if (error_number == ENOSPC || error_number == EDQUOT)
     fail_for_room(bytes, static_cast<std::uint64_t>(before.st_blocks) * 512, errno_text(error_number));
   fail(ErrorCode::kIo, "{}: {} bytes cannot be reserved: {}", name(), bytes, errno_text(error_number));
 }

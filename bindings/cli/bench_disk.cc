@@ -78,9 +78,9 @@ class DiskBench {
       works_.push_back({"io_uring alone, no checksums",
                         [this] { return numbers(file_.measure(shape_, memory_.bytes())); }});
     else
-      report_.notes.push_back("there is no io_uring to hold this against: " + why);
+      why = "there is no io_uring to hold this against: " + why;
     progress.show("fio's best block size, depth and buffers are looked for");
-    best_ = best_fio(file_.path(), bytes_, &why);
+    if (why.empty()) best_ = best_fio(file_.path(), bytes_, &why);
     if (best_)
       works_.push_back({fmt::format("fio: write {}, read {}", to_text(best_->write), to_text(best_->read)),
                         [this] { return fio(); }});

@@ -62,7 +62,7 @@ Finding io_uring() {
   std::string why;
   if (offload::uring_available(&why)) return {"io_uring", "can be used", "", {{"available", true}}};
   return {"io_uring",
-          fmt::format("cannot be used: {}", why),
+          why,
           "a pool of threads is used in its place, somewhat slower. In Docker: --security-opt "
           "seccomp=unconfined, or a "
           "profile that allows io_uring_setup; elsewhere: sysctl kernel.io_uring_disabled=0",

@@ -29,7 +29,7 @@ Report inspect_folder(const std::filesystem::path& folder, const InspectOptions&
   if (std::filesystem::exists(folder / engine::kManifestFile))
     return inspect_checkpoint(folder.string(), options.verify);
   if (holds_tensors(folder)) return inspect_hugging_face(folder, options.values);
-  return inspect_run(folder.string());
+  return inspect_run(folder.string(), options.verify);
 }
 
 Report inspect(const InspectOptions& options) {
@@ -57,7 +57,8 @@ void bind_inspect(CLI::App& app, InspectOptions& options) {
                  "a checkpoint, an --out folder, *.safetensors, metrics, a trace or tokens")
       ->type_name("FILE");
   Flags flags(app);
-  flags.toggle("--verify", options.verify, "read every byte of a checkpoint and compare its checksums");
+  flags.toggle("--verify", options.verify,
+               "read every byte of a checkpoint, or of all in a folder, and compare checksums");
   flags.toggle("--values", options.values, "show the least and the greatest value of each tensor");
   flags.toggle("--json", options.json, "print JSON");
 }

@@ -115,15 +115,23 @@ Report inspect_checkpoint(const std::string& folder, bool verify) {
   return report;
 }
 
-Report inspect_run(const std::string& out) {
+Report inspect_run(const std::string& out, bool verify) {
   const engine::CheckpointList list = engine::list_checkpoints(out);
   if (list.whole.empty() && list.broken.empty())
     fail(ErrorCode::kInvalidArgument, "the folder '{}' holds neither checkpoints nor safetensors", out);
   Report report;
-  report.json = {{"kind", "run"}, {"path", out}, {"checkpoints", Json::array()}, {"broken", Json::array()}};
+  report.json = {{"kind", "run"},
+                 {"path", out},
+                 {"verified", verify},
+                 {"checkpoints", Json::array()},
+                 {"broken", Json::array()}};
+  if (verify && !list.broken.empty())
+    fail(ErrorCode::kCorrupt, "'{}' is not whole: {}", list.broken[0].path, list.broken[0].reason);
   for (const auto& whole : list.whole) {
+    if (verify) inspect_checkpoint(whole.path, true);
     report.json["checkpoints"].push_back({{"step", whole.step}, {"path", whole.path}});
-    report.text += fmt::format("step {:>8}  {}\n", whole.step, whole.path);
+    report.text += fmt::format("step {:>8}  {}{}\n", whole.step, whole.path,
+                               verify ? ": every byte is as it was written" : "");
   }
   for (const auto& broken : list.broken) {
     report.json["broken"].push_back({{"path", broken.path}, {"reason", broken.reason}});

@@ -5,10 +5,13 @@
 #include <algorithm>
 #include <chrono>
 
+#include "core/bytes.h"
 #include "models/training_setup.h"
 
 namespace sluice::cli {
 namespace {
+
+constexpr std::size_t kBeyondCaches = 128 * kMiB;
 
 using Clock = std::chrono::steady_clock;
 using Touch = kernels::MemoryStream::Touch;
@@ -96,6 +99,12 @@ void MemoryBench::measure(double seconds, BenchProgress& progress) {
   const auto found = medians_in_turn(rounds, seconds, progress);
   for (std::size_t i = 0; i < works_.size(); ++i)
     report_.rows.push_back(row_of(works_[i], found[2 * i][0], found[2 * i + 1]));
+  const auto small = [](const MemoryWork& work) { return bytes_moved(work.passes) < kBeyondCaches; };
+  if (std::ranges::any_of(works_, small))
+    report_.notes.push_back(
+        fmt::format("less than {} is moved at a time: it may stay in the processor's caches, and shares of "
+                    "memory's rate say little",
+                    format_size(kBeyondCaches)));
 }
 
 int thread_count(const BenchOptions& options) {

@@ -1,5 +1,6 @@
 #include "engine/checkpoint/checkpoint.h"
 
+#include <sys/resource.h>
 #include <sys/statvfs.h>
 
 #include <filesystem>
@@ -36,6 +37,17 @@ std::uint64_t bytes_needed(std::span<const std::uint64_t> file_bytes) {
   for (const std::uint64_t n : file_bytes)
     bytes += round_up(n, kDiskBlock) + round_up(divide_up(n, kStreamBlock) * kDigits, kDiskBlock);
   return bytes;
+}
+
+void check_file_limit(std::span<const std::uint64_t> file_bytes) {
+  struct rlimit limit = {};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  for (const std::uint64_t bytes : file_bytes)
+    if (bytes > limit.rlim_cur)
+      fail(ErrorCode::kBudget,
+           "a checkpoint has a file of {}, and this process may write files of {}: raise the limit ('ulimit "
+           "-f')",
+           format_size(bytes), format_size(limit.rlim_cur));
 }
 
 void check_room(const std::string& folder, std::uint64_t bytes) {

@@ -60,6 +60,8 @@ struct Manifest {
 
 // The room that a checkpoint with files of these lengths takes, its manifest included.
 std::uint64_t bytes_needed(std::span<const std::uint64_t> file_bytes);
+// Throws Error(kBudget) where this process may not write files of such lengths (RLIMIT_FSIZE).
+void check_file_limit(std::span<const std::uint64_t> file_bytes);
 // Throws Error(kBudget) that says what is needed, what is free and what to do. `folder` need not exist yet.
 void check_room(const std::string& folder, std::uint64_t bytes);
 

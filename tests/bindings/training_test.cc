@@ -250,6 +250,9 @@ TEST_F(TrainingTest, ADamagedCheckpointIsNamed) {
   file.seekp(-5, std::ios::end);
   file.put('\x55');
   file.close();
+  const Outcome verified = run_sluice({"inspect", "--verify", folder_ / "damaged"});
+  EXPECT_NE(verified.status, 0);
+  EXPECT_THAT(verified.error, HasSubstr(path));
   const Outcome outcome = run_sluice(words("damaged", 4, {"--resume"}));
   EXPECT_EQ(outcome.status, 2);
   EXPECT_THAT(outcome.error, HasSubstr("exp_avg"));
@@ -284,6 +287,9 @@ TEST_F(TrainingTest, AFullDiskUnderTheMetricsLosesNoStep) {
   EXPECT_THAT(outcome.error, HasSubstr("'/dev/full'"));
   EXPECT_THAT(outcome.error, HasSubstr(step_folder("full", 1)));
   expect_done(run_sluice({"inspect", "--verify", step_folder("full", 1)}));
+  const Outcome verified = run_sluice({"inspect", "--verify", folder_ / "full"});
+  expect_done(verified);
+  EXPECT_THAT(verified.out, HasSubstr("every byte is as it was written"));
   expect_done(run_sluice({"inspect", folder_ / "full.json"}));  // what led to the error can be seen
   expect_done(run_sluice(words("full", 3, {"--resume"})));
   EXPECT_TRUE(std::filesystem::exists(step_folder("full", 3)));

@@ -47,6 +47,13 @@ def test_a_violation_is_found(path, text):
     assert list(violations(pathlib.Path(path), text))
 
 
+def test_no_source_is_longer_than_the_house_allows():
+    files = [path for room in FLOORS for path in (ROOT / room).rglob("*") if path.suffix in {".h", ".cc", ".c", ".py"}]
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files}
+    assert len(lengths) > 200
+    assert {path: lines for path, lines in lengths.items() if lines > 450} == {}
+
+
 def test_every_room_has_a_readme():
     rooms = [room for room in FLOORS if (ROOT / room).is_dir()]
     assert [room for room in rooms if not (ROOT / room / "README.md").is_file() and room != "bindings"] == []

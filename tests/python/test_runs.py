@@ -201,12 +201,14 @@ def test_twenty_kills_and_resumes_change_no_bit(tmp_path):
 class Started:
     """A run that would never end."""
 
-    def __init__(self, place, name, *more):
+    def __init__(self, place, name, *more, hangup=signal.SIG_DFL):
         self.out, self.metrics = place / name, place / f"{name}.jsonl"
         words = without_earlier([*common(place, "tiny", "f32", "--memory", "600MiB"), "--steps", "1000000", *more])
         output = ["--out", str(self.out), "--metrics", str(self.metrics), "--progress", "lines"]
         pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        before = signal.signal(signal.SIGHUP, hangup)
         self.process = subprocess.Popen([SLUICE, "train", *words, *output], **pipes)
+        signal.signal(signal.SIGHUP, before)
 
     def wait_for_a_step(self):
         deadline = time.monotonic() + PATIENCE
@@ -220,7 +222,10 @@ class Started:
         return self.process.returncode, text
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT], ids=lambda number: number.name)
+STOPS = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP]
+
+
+@pytest.mark.parametrize("number", STOPS, ids=lambda number: number.name)
 def test_a_signal_saves_and_stops_at_the_end_of_the_step(place, number):
     name = f"stopped-{number.name}"
     constant = ["--schedule", "constant"]  # the same learning rates, whatever --steps is
@@ -246,7 +251,7 @@ def test_a_signal_finds_no_thread_that_computes(place):
     """A handler would be run on its stack, where generated code of the matrix library keeps what is not stack."""
     run = Started(place, "masks", "--schedule", "constant")
     run.wait_for_a_step()
-    stops = sum(1 << number - 1 for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT))
+    stops = sum(1 << number - 1 for number in STOPS)
     threads = [status.read_text() for status in Path(f"/proc/{run.process.pid}/task").glob("*/status")]
     masks = [{name: int(mask, 16) for name, mask in re.findall(r"Sig(Blk|Cgt):\t(\w+)", text)} for text in threads]
     run.process.send_signal(signal.SIGTERM)
@@ -254,6 +259,20 @@ def test_a_signal_finds_no_thread_that_computes(place):
     assert len(masks) > 2 and all(mask["Cgt"] & stops == 0 for mask in masks)
     # The thread that waits for them takes them while it waits.
     assert sorted(mask["Blk"] & stops == stops for mask in masks)[1:] == [True] * (len(masks) - 1)
+
+
+def test_a_hangup_that_is_ignored_stops_nothing(place):
+    """As under nohup."""
+    run = Started(place, "nohup", "--schedule", "constant", hangup=signal.SIG_IGN)
+    run.wait_for_a_step()
+    run.process.send_signal(signal.SIGHUP)
+    steps = len(losses(run.metrics))
+    deadline = time.monotonic() + PATIENCE
+    while len(losses(run.metrics)) < steps + 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    run.process.send_signal(signal.SIGTERM)
+    status, text = run.end()
+    assert status == 0 and "SIGTERM" in text and len(losses(run.metrics)) >= steps + 3
 
 
 def test_a_second_ctrl_c_stops_at_once(place):
