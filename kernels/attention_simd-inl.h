@@ -114,7 +114,7 @@ HWY_INLINE void dropout_row(const AttentionShape& s, std::uint64_t index, float*
   constexpr std::size_t kMore = 4 * hn::MaxLanes(U64());  // since the first block may be begun
   HWY_ALIGN std::uint32_t words[kTile + kMore];
   const std::size_t skip = index % 4;
-  fill_words<kTile + kMore>({s.seed, s.stream, 0}, index / 4, words);
+  fill_words<kTile + kMore>(s.stream, PhiloxKeys(s.seed), index / 4, words);
   const hn::Rebind<std::uint32_t, F32> u32;
   const float keep = 1.0f - s.dropout;
   for (std::size_t j = 0; j < kTile; j += kLanes) {

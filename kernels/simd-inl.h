@@ -69,15 +69,30 @@ HWY_INLINE auto cut([[maybe_unused]] D32 d32, hn::Vec<D32> bits) {
   return hn::TruncateTo(hn::Rebind<std::uint16_t, D32>(), hn::ShiftRight<16>(bits));
 }
 
+// Half a step of bf16 is added where the value is odd, and a little less where it is even.
+template <class D32>
+HWY_INLINE hn::Vec<D32> raised_to_bf16(D32 d32, hn::Vec<D32> bits) {
+  const auto raised = hn::Add(bits, hn::Set(d32, 0x7fff));
+#if HWY_TARGET == HWY_AVX3
+  const auto odd = hn::TestBit(bits, hn::Set(d32, 0x10000));
+  return hn::IfThenElse(odd, hn::Add(raised, hn::Set(d32, 1)), raised);
+#else
+  return hn::Add(raised, hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, 1)));
+#endif
+}
+
 // As to_bf16 in core/dtype.h.
 template <class D>
 HWY_INLINE auto bf16_bits([[maybe_unused]] D d, hn::Vec<D> value) {
   const hn::Rebind<std::uint32_t, D> d32;
-  const auto bits = hn::BitCast(d32, value);
-  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, 1));
-  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(d32, 0x7fff)));
-  const auto nan = hn::Or(bits, hn::Set(d32, 0x400000));
-  return cut(d32, hn::IfThenElse(hn::RebindMask(d32, hn::IsNaN(value)), nan, rounded));
+  const auto bits = hn::BitCast(d32, value), nan = hn::Or(bits, hn::Set(d32, 0x400000));
+  return cut(d32, hn::IfThenElse(hn::RebindMask(d32, hn::IsNaN(value)), nan, raised_to_bf16(d32, bits)));
+}
+// REQUIRES: no lane is NaN
+template <class D>
+HWY_INLINE auto bf16_bits_of_number([[maybe_unused]] D d, hn::Vec<D> value) {
+  const hn::Rebind<std::uint32_t, D> d32;
+  return cut(d32, raised_to_bf16(d32, hn::BitCast(d32, value)));
 }
 
 template <class D>
@@ -147,8 +162,22 @@ HWY_INLINE std::size_t bytes_of(Dtype type) { return type == Dtype::kF32 ? sizeo
 
 // What is so far ahead is asked for: memory takes longer to answer than the processor looks ahead.
 inline constexpr std::size_t kAhead = 2048;  // bytes
+inline constexpr std::size_t kLine = 64;     // bytes of the caches
 HWY_INLINE void ask_ahead(ConstArray array, std::size_t at) {
   hwy::Prefetch(static_cast<const std::byte*>(array.data) + at * bytes_of(array.type) + kAhead);
+}
+
+// Of kCount elements that follow each other.
+template <std::size_t kCount>
+HWY_INLINE void ask_ahead(ConstArray array, std::size_t at) {
+  const std::size_t size = bytes_of(array.type);
+  const auto* const from = static_cast<const std::byte*>(array.data) + at * size + kAhead;
+  HWY_UNROLL(4)
+  for (std::size_t line = 0; line < kCount * sizeof(Bf16); line += kLine) hwy::Prefetch(from + line);
+  if (size == sizeof(Bf16)) return;
+  HWY_UNROLL(4)
+  for (std::size_t line = kCount * sizeof(Bf16); line < kCount * sizeof(float); line += kLine)
+    hwy::Prefetch(from + line);
 }
 
 // Lanes from count on are zero.
@@ -185,6 +214,104 @@ HWY_INLINE void store(F32Vector value, float* values, At at) {
   store(F32(), value, Array{values, Dtype::kF32}, at);
 }
 HWY_INLINE F32Vector set(float value) { return hn::Set(F32(), value); }
+
+// kCount vectors of elements that follow each other. (Members, which stay in registers where an array would
+// not.)
+template <std::size_t kCount>
+struct Vectors;
+template <>
+struct Vectors<1> {
+  F32Vector v0;
+  template <class Make>  // make(index)
+  static HWY_INLINE Vectors make(const Make& make) {
+    return {make(0)};
+  }
+  template <class Body>  // body(vector, index)
+  HWY_INLINE void each(const Body& body) const {
+    body(v0, 0);
+  }
+  HWY_INLINE F32Vector sum() const { return v0; }
+};
+template <>
+struct Vectors<4> {
+  F32Vector v0, v1, v2, v3;
+  template <class Make>
+  static HWY_INLINE Vectors make(const Make& make) {
+    return {make(0), make(1), make(2), make(3)};
+  }
+  template <class Body>
+  HWY_INLINE void each(const Body& body) const {
+    body(v0, 0);
+    body(v1, 1);
+    body(v2, 2);
+    body(v3, 3);
+  }
+  HWY_INLINE F32Vector sum() const { return hn::Add(hn::Add(v0, v1), hn::Add(v2, v3)); }
+};
+
+HWY_INLINE Whole next(Whole at, std::size_t vectors) { return {at.begin + vectors * kLanes}; }
+HWY_INLINE Part next(Part at, std::size_t) { return at; }
+
+// The type is looked at once for all of them.
+template <std::size_t kCount>
+HWY_INLINE Vectors<kCount> load_vectors(ConstArray array, Whole at) {
+  using V = Vectors<kCount>;
+  if (array.type == Dtype::kF32)
+    return V::make([=](std::size_t j)
+                       SLUICE_BODY { return hn::LoadU(F32(), array.f32() + next(at, j).begin); });
+  if (array.type == Dtype::kBf16)
+    return V::make([=](std::size_t j) SLUICE_BODY { return widen(F32(), array.bf16() + next(at, j).begin); });
+  return V::make([=](std::size_t j) SLUICE_BODY { return widen(F32(), array.f16() + next(at, j).begin); });
+}
+template <std::size_t kCount>
+HWY_INLINE Vectors<kCount> load_vectors(ConstArray array, Part at) {
+  return {load(array, at)};
+}
+
+// Whether there is no NaN among them. (It may say that there is one where there are infinities.)
+template <std::size_t kCount>
+HWY_INLINE bool are_numbers(const Vectors<kCount>& vectors) {
+  return hn::AllFalse(F32(), hn::IsNaN(vectors.sum()));
+}
+
+// store(bits, first element) of each vector as bf16.
+template <std::size_t kCount, class Store>
+HWY_INLINE void as_bf16(const Vectors<kCount>& from, Whole at, const Store& store) {
+  if (HWY_LIKELY(are_numbers(from)))
+    from.each([&](F32Vector value, std::size_t j)
+                  SLUICE_BODY { store(bf16_bits_of_number(F32(), value), next(at, j).begin); });
+  else
+    from.each([&](F32Vector value, std::size_t j)
+                  SLUICE_BODY { store(bf16_bits(F32(), value), next(at, j).begin); });
+}
+
+template <std::size_t kCount>
+HWY_INLINE void store_vectors(const Vectors<kCount>& from, Array array, Whole at) {
+  if (array.type == Dtype::kF32)
+    return from.each([=](F32Vector value, std::size_t j)
+                         SLUICE_BODY { hn::StoreU(value, F32(), array.f32() + next(at, j).begin); });
+  const hn::Rebind<std::uint16_t, F32> d16;
+  auto* const to = reinterpret_cast<std::uint16_t*>(array.data);
+  if (array.type == Dtype::kBf16)
+    return as_bf16(from, at, [=](auto bits, std::size_t i) SLUICE_BODY { hn::StoreU(bits, d16, to + i); });
+  from.each([=](F32Vector value, std::size_t j)
+                SLUICE_BODY { narrow(F32(), value, array.f16() + next(at, j).begin); });
+}
+template <std::size_t kCount>
+HWY_INLINE void store_vectors(const Vectors<kCount>& from, Array array, Part at) {
+  store(from.v0, array, at);
+}
+
+// REQUIRES: stores_past_caches()
+template <std::size_t kCount>
+HWY_INLINE void store_vectors_past_caches(const Vectors<kCount>& from, Array array, Whole at) {
+  const hn::Rebind<std::uint16_t, F32> d16;
+  auto* const to = reinterpret_cast<std::uint16_t*>(array.data);
+  if (array.type == Dtype::kBf16)
+    return as_bf16(from, at, [=](auto bits, std::size_t i) SLUICE_BODY { hn::Stream(bits, d16, to + i); });
+  from.each([=](F32Vector value, std::size_t j)
+                SLUICE_BODY { store_past_caches(value, array, next(at, j)); });
+}
 
 // body(at) for every vector of [0, n).
 template <class Body>

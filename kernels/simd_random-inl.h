@@ -7,6 +7,8 @@
 #define SLUICE_KERNELS_SIMD_RANDOM_INL_H_
 #endif
 
+#include <iterator>
+
 #include "kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -16,6 +18,19 @@ inline constexpr std::size_t kWordChunk = 256;
 
 struct WordStream {
   std::uint64_t seed, stream, first_index;
+};
+
+// Of all rounds. They are read from memory, where each is spread over a vector for nothing.
+struct PhiloxKeys {
+  static constexpr std::size_t kRounds = 10;
+  HWY_INLINE explicit PhiloxKeys(std::uint64_t seed) {
+    auto low = static_cast<std::uint32_t>(seed), high = static_cast<std::uint32_t>(seed >> 32);
+    for (std::size_t round = 0; round < kRounds; ++round, low += 0x9E3779B9u, high += 0xBB67AE85u) {
+      lows[round] = low;
+      highs[round] = high;
+    }
+  }
+  std::uint64_t lows[kRounds], highs[kRounds];
 };
 
 using U64 = hn::CappedTag<std::uint64_t, 8>;
@@ -41,22 +56,34 @@ HWY_INLINE U64Vector upper_half(U64Vector x) {
 #endif
 }
 
+// So that the halves of a vector's blocks are put together within each 128 bits.
+#if HWY_TARGET == HWY_SCALAR
+HWY_ALIGN inline constexpr std::uint64_t kBlockOfLane[] = {0};
+#elif HWY_TARGET == HWY_AVX3
+HWY_ALIGN inline constexpr std::uint64_t kBlockOfLane[] = {0, 4, 1, 5, 2, 6, 3, 7};
+#elif HWY_TARGET == HWY_AVX2
+HWY_ALIGN inline constexpr std::uint64_t kBlockOfLane[] = {0, 2, 1, 3};
+#else
+HWY_ALIGN inline constexpr std::uint64_t kBlockOfLane[] = {0, 1};
+#endif
+static_assert(std::size(kBlockOfLane) == hn::MaxLanes(U64()));
+
 // One block a lane, kUnroll vectors of them, which share the keys: words 0 and 1 in `low`, 2 and 3 in `high`.
 // Upper halves are only cleared at the end, since the multiplications do not look at them.
 template <std::size_t kUnroll>
-HWY_INLINE void philox_lanes(std::uint64_t first_block, const WordStream& s, U64Vector* low,
-                             U64Vector* high) {
+HWY_INLINE void philox_lanes(std::uint64_t first_block, std::uint64_t stream, const PhiloxKeys& keys,
+                             U64Vector* low, U64Vector* high) {
   U64Vector c0[kUnroll], c1[kUnroll], c2[kUnroll], c3[kUnroll];
   HWY_UNROLL(4)
   for (std::size_t i = 0; i < kUnroll; ++i) {
-    c0[i] = hn::Add(hn::Set(U64(), first_block + i * hn::MaxLanes(U64())), hn::Iota(U64(), 0));
+    c0[i] = hn::Add(hn::Set(U64(), first_block + i * hn::MaxLanes(U64())), hn::Load(U64(), kBlockOfLane));
     c1[i] = hn::ShiftRight<32>(c0[i]);
-    c2[i] = hn::Set(U64(), s.stream);
-    c3[i] = hn::Set(U64(), s.stream >> 32);
+    c2[i] = hn::Set(U64(), stream);
+    c3[i] = hn::Set(U64(), stream >> 32);
   }
-  auto key0 = static_cast<std::uint32_t>(s.seed), key1 = static_cast<std::uint32_t>(s.seed >> 32);
-  for (int round = 0; round < 10; ++round) {
-    const auto k0 = hn::Set(U64(), key0), k1 = hn::Set(U64(), key1);
+  HWY_UNROLL(10)
+  for (std::size_t round = 0; round < PhiloxKeys::kRounds; ++round) {
+    const auto k0 = hn::Set(U64(), keys.lows[round]), k1 = hn::Set(U64(), keys.highs[round]);
     HWY_UNROLL(4)
     for (std::size_t i = 0; i < kUnroll; ++i) {
       const auto a = multiply_wide(c0[i], 0xD2511F53u), b = multiply_wide(c2[i], 0xCD9E8D57u);
@@ -65,8 +92,6 @@ HWY_INLINE void philox_lanes(std::uint64_t first_block, const WordStream& s, U64
       c1[i] = b;
       c3[i] = a;
     }
-    key0 += 0x9E3779B9u;
-    key1 += 0xBB67AE85u;
   }
   const auto mask = hn::Set(U64(), 0xFFFFFFFFu);
   HWY_UNROLL(4)
@@ -78,18 +103,25 @@ HWY_INLINE void philox_lanes(std::uint64_t first_block, const WordStream& s, U64
 
 // kCount words, from the first of a block on.
 template <std::size_t kCount>
-HWY_INLINE void fill_words(const WordStream& s, std::uint64_t first_block, std::uint32_t* words) {
+HWY_INLINE void fill_words(std::uint64_t stream, const PhiloxKeys& keys, std::uint64_t first_block,
+                           std::uint32_t* words) {
   constexpr std::size_t kBlocks = hn::MaxLanes(U64()), kVectors = kCount / (4 * kBlocks);
   constexpr std::size_t kUnroll = kVectors % 4 == 0 ? 4 : 1;
   static_assert(kCount % (4 * kBlocks * kUnroll) == 0);
   for (std::size_t i = 0; i < kCount / 4; i += kBlocks * kUnroll) {
     U64Vector low[kUnroll], high[kUnroll];
-    philox_lanes<kUnroll>(first_block + i, s, low, high);
+    philox_lanes<kUnroll>(first_block + i, stream, keys, low, high);
     HWY_UNROLL(4)
     for (std::size_t j = 0; j < kUnroll; ++j) {
-      HWY_ALIGN std::uint64_t pairs[2 * kBlocks];
-      hn::StoreInterleaved2(low[j], high[j], U64(), pairs);
-      std::memcpy(words + 4 * (i + j * kBlocks), pairs, sizeof pairs);
+      std::uint32_t* const to = words + 4 * (i + j * kBlocks);
+#if HWY_TARGET == HWY_SCALAR
+      const std::uint64_t block[] = {hn::GetLane(low[j]), hn::GetLane(high[j])};
+      std::memcpy(to, block, sizeof block);
+#else
+      const hn::Repartition<std::uint32_t, U64> u32;
+      hn::StoreU(hn::BitCast(u32, hn::InterleaveLower(U64(), low[j], high[j])), u32, to);
+      hn::StoreU(hn::BitCast(u32, hn::InterleaveUpper(U64(), low[j], high[j])), u32, to + 2 * kBlocks);
+#endif
     }
   }
 }
@@ -99,11 +131,12 @@ HWY_INLINE void fill_words(const WordStream& s, std::uint64_t first_block, std::
 template <class Body>
 HWY_INLINE void for_each_word_chunk(const WordStream& s, std::size_t n, const Body& body) {
   HWY_ALIGN std::uint32_t words[kWordChunk + kLanes] = {};
+  const PhiloxKeys keys(s.seed);
   for (std::size_t begin = 0; begin < n;) {
     const std::uint64_t index = s.first_index + begin;
     const std::size_t skip = index % kWordChunk;
     const std::size_t count = n - begin < kWordChunk - skip ? n - begin : kWordChunk - skip;
-    fill_words<kWordChunk>(s, (index - skip) / 4, words);
+    fill_words<kWordChunk>(s.stream, keys, (index - skip) / 4, words);
     body(words + skip, begin, count);
     begin += count;
   }

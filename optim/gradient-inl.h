@@ -13,14 +13,19 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::optim::HWY_NAMESPACE {
 
-// Elements of an array times the factor, none beyond the bound; a NaN stays one.
-template <class D, class At>
-HWY_INLINE hwy::HWY_NAMESPACE::Vec<D> ruled(D d, const GradientRule& rule, ConstArray gradient, At at) {
+// Elements of a gradient times the factor, none beyond the bound; a NaN stays one.
+template <class D>
+HWY_INLINE hwy::HWY_NAMESPACE::Vec<D> ruled(D d, const GradientRule& rule,
+                                            hwy::HWY_NAMESPACE::Vec<D> gradient) {
   namespace hn = hwy::HWY_NAMESPACE;
-  const auto value = hn::Mul(kernels::HWY_NAMESPACE::load(d, gradient, at), hn::Set(d, rule.factor));
+  const auto value = hn::Mul(gradient, hn::Set(d, rule.factor));
   if (rule.bound == std::numeric_limits<float>::infinity()) return value;
   const auto high = hn::Set(d, rule.bound), low = hn::Set(d, -rule.bound);
   return hn::IfThenElse(hn::Gt(value, high), high, hn::IfThenElse(hn::Lt(value, low), low, value));
+}
+template <class D, class At>
+HWY_INLINE hwy::HWY_NAMESPACE::Vec<D> ruled(D d, const GradientRule& rule, ConstArray gradient, At at) {
+  return ruled(d, rule, kernels::HWY_NAMESPACE::load(d, gradient, at));
 }
 
 }  // namespace sluice::optim::HWY_NAMESPACE

@@ -25,26 +25,39 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace simd = kernels::HWY_NAMESPACE;
 using simd::F32, simd::F32Vector;
 
+// Vectors that are done side by side: what an array is held in is looked at once for all of them, and while
+// some wait for divisions and roots there is work on others.
+inline constexpr std::size_t kGroupVectors = 4, kGroup = kGroupVectors * simd::kLanes;
+using simd::Vectors;
+
+// Elements that the words of one vector of Philox serve.
+inline constexpr std::size_t kElementsOfWords = 8;  // of a block of Philox: 128 bits
+inline constexpr std::size_t kRun = kElementsOfWords * hn::MaxLanes(simd::U64());
+static_assert(kScaleBlock % kRun == 0 && kRun % kGroup == 0);
+
 // What a block needs beside its arrays. (As a part of what follows it would keep that out of registers.)
 struct Scratch {
+  explicit Scratch(const Piece& piece) : keys(piece.words.seed) {}
   HWY_ALIGN float values[2][kScaleBlock];
-  HWY_ALIGN std::uint32_t words[kScaleBlock / 2];
+  HWY_ALIGN std::uint32_t words[kRun / 2];
+  const simd::PhiloxKeys keys;
 };
 
 // Arrays of averages come first, and of squares second.
 template <std::size_t kArray>
 inline constexpr CodeMap kMapOf = kArray == 0 ? CodeMap::kSigned : CodeMap::kUnsigned;
 
+// Each of what follows serves vectors of a block: kCount whole ones side by side, or a part of one.
 class NoState {
  public:
   HWY_INLINE NoState(const Piece&, std::size_t, Scratch&) {}
   HWY_INLINE void ask(std::size_t) const {}
-  template <class At>
-  HWY_INLINE F32Vector load(At) const {
-    return simd::set(0);
+  template <std::size_t kCount, class At>
+  HWY_INLINE Vectors<kCount> load(At) const {
+    return Vectors<kCount>::make([](std::size_t) SLUICE_BODY { return simd::set(0); });
   }
-  template <class At>
-  HWY_INLINE void store(F32Vector, At) const {}
+  template <std::size_t kCount, class At>
+  HWY_INLINE void store(const Vectors<kCount>&, At) const {}
   HWY_INLINE void finish(std::size_t) const {}
 };
 
@@ -54,16 +67,16 @@ class PlainState {
  public:
   HWY_INLINE PlainState(const Piece& piece, std::size_t begin, Scratch&)
       : values_(piece.state[kArray].values.at(begin)) {}
-  HWY_INLINE void ask(std::size_t at) const { simd::ask_ahead(values_, at); }
-  template <class At>
-  HWY_INLINE F32Vector load(At at) const {
-    return simd::load(values_, at);
+  HWY_INLINE void ask(std::size_t at) const { simd::ask_ahead<kGroup>(values_, at); }
+  template <std::size_t kCount, class At>
+  HWY_INLINE Vectors<kCount> load(At at) const {
+    return simd::load_vectors<kCount>(values_, at);
   }
-  template <class At>
-  HWY_INLINE void store(F32Vector value, At at) {
-    simd::store(value, values_, at);
+  template <std::size_t kCount, class At>
+  HWY_INLINE void store(const Vectors<kCount>& from, At at) const {
+    simd::store_vectors(from, values_, at);
   }
-  HWY_INLINE void finish(std::size_t) {}
+  HWY_INLINE void finish(std::size_t) const {}
 
  private:
   Array values_;
@@ -79,16 +92,18 @@ class CodedState {
         values_(scratch.values[kArray]),
         decoder_(*scale_) {}
   HWY_INLINE void ask(std::size_t at) const { hwy::Prefetch(codes_ + at + simd::kAhead); }
-  template <class At>
-  HWY_INLINE F32Vector load(At at) const {
-    return decoder_.decoded(codes_, at);
+  template <std::size_t kCount, class At>
+  HWY_INLINE Vectors<kCount> load(At at) const {
+    return Vectors<kCount>::make([&](std::size_t j)
+                                     SLUICE_BODY { return decoder_.decoded(codes_, simd::next(at, j)); });
   }
-  HWY_INLINE void store(F32Vector value, simd::Whole at) {
-    hn::Store(value, F32(), values_ + at.begin);
-    largest_.look_at(value);
+  template <std::size_t kCount>
+  HWY_INLINE void store(const Vectors<kCount>& from, simd::Whole at) {
+    from.each([&](F32Vector value, std::size_t j) SLUICE_BODY { keep(value, simd::next(at, j).begin); });
   }
-  HWY_INLINE void store(F32Vector value, simd::Part at) {
-    store(hn::IfThenElseZero(hn::FirstN(F32(), at.count), value), simd::Whole{at.begin});
+  template <std::size_t kCount>
+  HWY_INLINE void store(const Vectors<kCount>& from, simd::Part at) {
+    keep(hn::IfThenElseZero(hn::FirstN(F32(), at.count), from.v0), at.begin);
   }
   HWY_INLINE void finish(std::size_t n) {
     *scale_ = largest_.scale();
@@ -96,6 +111,11 @@ class CodedState {
   }
 
  private:
+  HWY_INLINE void keep(F32Vector value, std::size_t begin) {
+    hn::Store(value, F32(), values_ + begin);
+    largest_.look_at(value);
+  }
+
   std::uint8_t* codes_;
   float* scale_;
   float* values_;
@@ -110,22 +130,18 @@ class Master {
     if (piece.parameter.data != nullptr) parameter_ = piece.parameter.at(begin);
     past_caches_ = simd::stores_past_caches(parameter_);
   }
-  HWY_INLINE void ask(std::size_t at) const { simd::ask_ahead({master_, Dtype::kF32}, at); }
-  template <class At>
-  HWY_INLINE F32Vector load(At at) const {
-    return simd::load(master_, at);
+  HWY_INLINE void ask(std::size_t at) const { simd::ask_ahead<kGroup>({master_, Dtype::kF32}, at); }
+  template <std::size_t kCount, class At>
+  HWY_INLINE Vectors<kCount> load(At at) const {
+    return simd::load_vectors<kCount>({master_, Dtype::kF32}, at);
   }
-  HWY_INLINE void store(F32Vector value, simd::Whole at) const {
-    simd::store(value, master_, at);
+  template <std::size_t kCount, class At>
+  HWY_INLINE void store(const Vectors<kCount>& from, At at) const {
+    simd::store_vectors(from, {master_, Dtype::kF32}, at);
     if (parameter_.data == nullptr) return;
-    if (past_caches_)
-      simd::store_past_caches(value, parameter_, at);
-    else
-      simd::store(value, parameter_, at);
-  }
-  HWY_INLINE void store(F32Vector value, simd::Part at) const {
-    simd::store(value, master_, at);
-    if (parameter_.data != nullptr) simd::store(value, parameter_, at);
+    if constexpr (std::is_same_v<At, simd::Whole>)
+      if (past_caches_) return simd::store_vectors_past_caches(from, parameter_, at);
+    simd::store_vectors(from, parameter_, at);
   }
 
  private:
@@ -138,73 +154,131 @@ class Master {
 class Rounded {
  public:
   HWY_INLINE Rounded(const Piece& piece, std::size_t begin, Scratch& scratch)
-      : values_(piece.parameter.bf16() + begin), words_(scratch.words) {
-    const RoundingWords& w = piece.words;
-    simd::fill_words<kScaleBlock / 2>({w.seed, w.stream, 0}, (w.first_index + begin) / kElementsOfBlock,
-                                      words_);
+      : values_(piece.parameter.bf16() + begin),
+        words_(scratch.words),
+        keys_(scratch.keys),
+        stream_(piece.words.stream),
+        first_index_(piece.words.first_index + begin) {}
+  HWY_INLINE void ask(std::size_t at) const { simd::ask_ahead<kGroup>({values_, Dtype::kBf16}, at); }
+  template <std::size_t kCount, class At>
+  HWY_INLINE Vectors<kCount> load(At at) const {
+    if (at.begin % kRun == 0)
+      simd::fill_words<kRun / 2>(stream_, keys_, (first_index_ + at.begin) / kElementsOfWords, words_);
+    return simd::load_vectors<kCount>({values_, Dtype::kBf16}, at);
   }
-  HWY_INLINE void ask(std::size_t at) const { simd::ask_ahead({values_, Dtype::kBf16}, at); }
-  template <class At>
-  HWY_INLINE F32Vector load(At at) const {
-    return simd::load(ConstArray{values_, Dtype::kBf16}, at);
+  template <std::size_t kCount>
+  HWY_INLINE void store(const Vectors<kCount>& from, simd::Whole at) const {
+    if (HWY_LIKELY(simd::are_numbers(from)))
+      from.each([&](F32Vector value, std::size_t j) SLUICE_BODY {
+        const std::size_t begin = simd::next(at, j).begin;
+        store_bits(raised(value, begin), values_ + begin);
+      });
+    else
+      from.each([&](F32Vector value, std::size_t j) SLUICE_BODY {
+        const std::size_t begin = simd::next(at, j).begin;
+        store_any(value, begin, values_ + begin);
+      });
   }
-  HWY_INLINE void store(F32Vector value, simd::Whole at) const {
-    store_to(value, at.begin, values_ + at.begin);
-  }
-  HWY_INLINE void store(F32Vector value, simd::Part at) const {
+  template <std::size_t kCount>
+  HWY_INLINE void store(const Vectors<kCount>& from, simd::Part at) const {
     Bf16 lanes[simd::kLanes];
-    store_to(value, at.begin, lanes);
+    store_any(from.v0, at.begin, lanes);
     std::memcpy(values_ + at.begin, lanes, at.count * sizeof(Bf16));
   }
 
  private:
-  static constexpr std::size_t kElementsOfBlock = 8;  // of Philox: 128 bits
+  using U32 = hn::Rebind<std::uint32_t, F32>;
+  using U16 = hn::Rebind<std::uint16_t, F32>;
 
-  HWY_INLINE void store_to(F32Vector value, std::size_t begin, Bf16* to) const {
-    const hn::Rebind<std::uint32_t, F32> u32;
-    const hn::Rebind<std::uint16_t, F32> u16;
-    const auto halves = hn::LoadU(u16, reinterpret_cast<const std::uint16_t*>(words_) + begin);
-    const auto bits = hn::BitCast(u32, value);
-    const auto raised = hn::Add(bits, hn::PromoteTo(u32, halves));
-    const auto cut = simd::cut(u32, hn::IfThenElse(hn::RebindMask(u32, hn::IsNaN(value)), bits, raised));
-    hn::StoreU(cut, u16, reinterpret_cast<std::uint16_t*>(to));
+  HWY_INLINE hn::Vec<U32> raised(F32Vector value, std::size_t begin) const {
+    const auto* const halves = reinterpret_cast<const std::uint16_t*>(words_) + begin % kRun;
+    return hn::Add(hn::BitCast(U32(), value), hn::PromoteTo(U32(), hn::LoadU(U16(), halves)));
+  }
+  HWY_INLINE void store_any(F32Vector value, std::size_t begin, Bf16* to) const {
+    const auto is_nan = hn::RebindMask(U32(), hn::IsNaN(value));
+    store_bits(hn::IfThenElse(is_nan, hn::BitCast(U32(), value), raised(value, begin)), to);
+  }
+  static HWY_INLINE void store_bits(hn::Vec<U32> bits, Bf16* to) {
+    hn::StoreU(simd::cut(U32(), bits), U16(), reinterpret_cast<std::uint16_t*>(to));
   }
 
   Bf16* values_;
   std::uint32_t* words_;
+  const simd::PhiloxKeys& keys_;
+  std::uint64_t stream_, first_index_;
+};
+
+template <class First, class Second, class Value>
+struct Block {
+  HWY_INLINE Block(const Piece& piece, std::size_t the_begin, Scratch& scratch)
+      : begin(the_begin),
+        first(piece, begin, scratch),
+        second(piece, begin, scratch),
+        value(piece, begin, scratch),
+        gradient(piece.gradient.at(begin)) {}
+
+  HWY_INLINE void ask(std::size_t at) const {
+    simd::ask_ahead<kGroup>(gradient, at);
+    value.ask(at);
+    first.ask(at);
+    second.ask(at);
+  }
+  template <std::size_t kCount, class At, class Body>
+  HWY_INLINE void update(const GradientRule& rule, At at, const Body& body) {
+    const auto gradients = simd::load_vectors<kCount>(gradient, at);
+    auto values = value.template load<kCount>(at);
+    auto firsts = first.template load<kCount>(at);
+    auto seconds = second.template load<kCount>(at);
+    const auto one = [&](std::size_t j, F32Vector g, F32Vector& v, F32Vector& f, F32Vector& s) SLUICE_BODY {
+      Elements e = {ruled(F32(), rule, g), v, f, s};
+      auto moved = simd::next(at, j);
+      moved.begin += begin;
+      body(moved, e);
+      v = e.value;
+      f = e.first;
+      s = e.second;
+    };
+    one(0, gradients.v0, values.v0, firsts.v0, seconds.v0);
+    if constexpr (kCount == kGroupVectors) {
+      one(1, gradients.v1, values.v1, firsts.v1, seconds.v1);
+      one(2, gradients.v2, values.v2, firsts.v2, seconds.v2);
+      one(3, gradients.v3, values.v3, firsts.v3, seconds.v3);
+    }
+    first.store(firsts, at);
+    second.store(seconds, at);
+    value.store(values, at);
+  }
+
+  std::size_t begin;
+  First first;
+  Second second;
+  Value value;
+  ConstArray gradient;
 };
 
 template <class First, class Second, class Value, class Body>
 HWY_INLINE void update_block(const Piece& piece, const GradientRule& rule, std::size_t begin, std::size_t n,
-                             const Body& body) {
-  Scratch scratch;
-  First first(piece, begin, scratch);
-  Second second(piece, begin, scratch);
-  Value value(piece, begin, scratch);
-  const ConstArray gradient = piece.gradient.at(begin);
-  simd::for_each_vector(n, [&](auto at) SLUICE_BODY {
-    simd::ask_ahead(gradient, at.begin);
-    value.ask(at.begin);
-    first.ask(at.begin);
-    second.ask(at.begin);
-    Elements e = {ruled(F32(), rule, gradient, at), value.load(at), first.load(at), second.load(at)};
-    auto moved = at;
-    moved.begin += begin;
-    body(moved, e);
-    first.store(e.first, at);
-    second.store(e.second, at);
-    value.store(e.value, at);
-  });
-  first.finish(n);
-  second.finish(n);
+                             Scratch& scratch, const Body& body) {
+  Block<First, Second, Value> block(piece, begin, scratch);
+  std::size_t i = 0;
+  for (; i + kGroup <= n; i += kGroup) {
+    block.ask(i);
+    block.template update<kGroupVectors>(rule, simd::Whole{i}, body);
+  }
+  for (; i + simd::kLanes <= n; i += simd::kLanes) block.template update<1>(rule, simd::Whole{i}, body);
+  if (i < n) block.template update<1>(rule, simd::Part{i, n - i}, body);
+  block.first.finish(n);
+  block.second.finish(n);
 }
 
 template <std::size_t kArrays, template <std::size_t> class State, class Value, class Body>
 HWY_INLINE void update_blocks(const Piece& piece, const GradientRule& rule, const Body& body) {
   using First = std::conditional_t<(kArrays > 0), State<0>, NoState>;
   using Second = std::conditional_t<(kArrays > 1), State<1>, NoState>;
+  Scratch scratch(piece);
   for (std::size_t begin = 0; begin < piece.count; begin += kScaleBlock)
-    update_block<First, Second, Value>(piece, rule, begin, std::min(kScaleBlock, piece.count - begin), body);
+    update_block<First, Second, Value>(piece, rule, begin, std::min(kScaleBlock, piece.count - begin),
+                                       scratch, body);
 }
 
 }  // namespace update
