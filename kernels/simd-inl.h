@@ -31,6 +31,8 @@ using F32 = hn::CappedTag<float, 16>;
 using F32Vector = hn::Vec<F32>;
 inline constexpr std::size_t kLanes = hn::MaxLanes(F32());
 
+inline constexpr std::size_t kLine = 64;  // bytes of the caches
+
 // Where a step of a loop works: a whole vector that begins at an element, or the last, shorter one.
 struct Whole {
   std::size_t begin;
@@ -115,15 +117,22 @@ HWY_INLINE hn::Vec<D> widen(D d, const F16* values) {
 }
 
 template <class D>
-HWY_INLINE void narrow([[maybe_unused]] D d, hn::Vec<D> value, F16* values) {
+HWY_INLINE auto f16_bits([[maybe_unused]] D d, hn::Vec<D> value) {
+  const hn::Rebind<std::uint16_t, D> d16;
 #if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
   float wide[hn::MaxLanes(d)];
+  std::uint16_t bits[hn::MaxLanes(d)];
   hn::StoreU(value, d, wide);
-  for (std::size_t i = 0; i < hn::MaxLanes(d); ++i) values[i] = to_f16(wide[i]);
+  for (std::size_t i = 0; i < hn::MaxLanes(d); ++i) bits[i] = to_f16(wide[i]).bits;
+  return hn::LoadU(d16, bits);
 #else
-  const hn::Rebind<hwy::float16_t, D> d16;
-  hn::StoreU(hn::DemoteTo(d16, value), d16, reinterpret_cast<hwy::float16_t*>(values));
+  return hn::BitCast(d16, hn::DemoteTo(hn::Rebind<hwy::float16_t, D>(), value));
 #endif
+}
+
+template <class D>
+HWY_INLINE void narrow(D d, hn::Vec<D> value, F16* values) {
+  hn::StoreU(f16_bits(d, value), hn::Rebind<std::uint16_t, D>(), reinterpret_cast<std::uint16_t*>(values));
 }
 
 // The type is looked at for every vector: that costs a predicted branch, and saves a copy of each loop for
@@ -148,21 +157,23 @@ HWY_INLINE void store(D d, hn::Vec<D> value, Array array, Whole at) {
 // hwy::FlushStream() comes after the last one. REQUIRES: stores_past_caches()
 HWY_INLINE void store_past_caches(F32Vector value, Array array, Whole at) {
   const hn::Rebind<std::uint16_t, F32> d16;
+  auto* const narrow = reinterpret_cast<std::uint16_t*>(array.data) + at.begin;
   if (array.type == Dtype::kF32)
     hn::Stream(value, F32(), array.f32() + at.begin);
+  else if (array.type == Dtype::kBf16)
+    hn::Stream(bf16_bits(F32(), value), d16, narrow);
   else
-    hn::Stream(bf16_bits(F32(), value), d16, reinterpret_cast<std::uint16_t*>(array.data) + at.begin);
+    hn::Stream(f16_bits(F32(), value), d16, narrow);
 }
 // Of an array from whose beginning on whole vectors are stored.
 HWY_INLINE bool stores_past_caches(Array array) {
-  return array.type != Dtype::kF16 && reinterpret_cast<std::uintptr_t>(array.data) % 64 == 0;
+  return reinterpret_cast<std::uintptr_t>(array.data) % kLine == 0;
 }
 
 HWY_INLINE std::size_t bytes_of(Dtype type) { return type == Dtype::kF32 ? sizeof(float) : sizeof(Bf16); }
 
 // What is so far ahead is asked for: memory takes longer to answer than the processor looks ahead.
 inline constexpr std::size_t kAhead = 2048;  // bytes
-inline constexpr std::size_t kLine = 64;     // bytes of the caches
 HWY_INLINE void ask_ahead(ConstArray array, std::size_t at) {
   hwy::Prefetch(static_cast<const std::byte*>(array.data) + at * bytes_of(array.type) + kAhead);
 }
@@ -321,6 +332,14 @@ HWY_INLINE void for_each_vector(std::size_t n, const Body& body) {
   if (i < n) body(Part{i, n - i});
 }
 
+// 16 sums, pairwise. Writes over them.
+template <class T>
+HWY_INLINE T add_lanes(T* lanes) {
+  for (std::size_t width = 8; width > 0; width /= 2)
+    for (std::size_t j = 0; j < width; ++j) lanes[j] = lanes[2 * j] + lanes[2 * j + 1];
+  return lanes[0];
+}
+
 // One block of the written order (reduce.h): step(at, sum) gives sum with the elements at `at` added, lane by
 // lane.
 template <class T, class Step>
@@ -346,9 +365,7 @@ HWY_INLINE T sum_block(std::size_t begin, std::size_t end, const Step& step) {
   HWY_ALIGN T lanes[16];
   HWY_UNROLL(16)
   for (std::size_t j = 0; j < kVectors; ++j) hn::Store(sums[j], d, lanes + j * kWidth);
-  for (std::size_t width = 8; width > 0; width /= 2)
-    for (std::size_t j = 0; j < width; ++j) lanes[j] = lanes[2 * j] + lanes[2 * j + 1];
-  return lanes[0];
+  return add_lanes(lanes);
 }
 
 // The sum over [0, n) in the written order.

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <functional>
 #include <numeric>
@@ -7,184 +6,45 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "kernels/simd.h"
-#include "optim/elementwise.h"
+#include "optim/adafactor_loops.h"
 
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "optim/adafactor.cc"
-#include <hwy/foreach_target.h>
-
-#include "optim/update-inl.h"
-
-#ifndef SLUICE_OPTIM_ADAFACTOR_TYPES
-#define SLUICE_OPTIM_ADAFACTOR_TYPES
 namespace sluice::optim {
+namespace {
 
-// Sums are over blocks of so many elements, counted from the parameter's first one, so that no span cuts one.
-inline constexpr std::size_t kSumElements = Optimizer::kSpanGrain;
-
-// A parameter as matrices that lie one after another: the last two dimensions. A vector is one row.
-struct Matrices {
-  explicit Matrices(std::span<const std::size_t> shape)
-      : elements(std::accumulate(shape.begin(), shape.end(), std::size_t{1}, std::multiplies<>())),
-        columns(shape.empty() ? 1 : shape.back()),
-        rows(shape.size() < 2 ? 1 : shape[shape.size() - 2]),
-        count(elements / rows / columns),
-        factored(shape.size() >= 2) {}
-  std::size_t elements, columns, rows, count;
-  bool factored;
-  std::size_t all_rows() const { return count * rows; }
-  std::size_t all_columns() const { return count * columns; }
-  std::size_t blocks() const { return divide_up(elements, kSumElements); }
-  // A segment is what a block has of a row. Numbered so, each has a place of its own, in ascending order.
-  std::size_t segment(std::size_t element) const { return element / kSumElements + element / columns; }
-  std::size_t segments() const { return factored ? segment(elements) + 1 : 0; }
-  std::size_t column_at(std::size_t element) const {  // of all matrices
-    return element / (rows * columns) * columns + element % columns;
-  }
-};
+constexpr std::size_t kFactorGrain = 4096;  // rows or columns of one task
+static_assert(kernels::kLoopGrain % kSumElements == 0);
 
 // What the rounds hand on.
 struct Progress {
   Progress(const Matrices& m, double* scratch)
-      : scalars(scratch),
+      : tiles(m),
+        scalars(scratch),
         blocks(scratch + kScalars),
-        segments(blocks + m.blocks()),
-        column_sums(segments + m.segments()),
-        row_factors(reinterpret_cast<float*>(column_sums + (m.factored ? m.all_columns() : 0))),
+        row_sums(blocks + m.blocks()),
+        column_sums(row_sums + (m.factored ? m.all_rows() : 0)),
+        tile_sums(column_sums + (m.factored ? m.all_columns() : 0)),
+        row_factors(reinterpret_cast<float*>(tile_sums + kept(m, tiles))),
         column_factors(row_factors + (m.factored ? m.all_rows() : 0)) {}
   static std::size_t size(const Matrices& m) {
-    const std::size_t factors = m.factored ? divide_up(m.all_rows() + m.all_columns(), 2) : 0;
-    return kScalars + m.blocks() + m.segments() + (m.factored ? m.all_columns() : 0) + factors;
+    if (!m.factored) return kScalars + m.blocks();
+    const std::size_t sums = m.all_rows() + m.all_columns();
+    return kScalars + m.blocks() + sums + kept(m, Tiles(m)) + divide_up(sums + kFactorPadding, 2);
   }
   static constexpr std::size_t kScalars = 3;
+  Tiles tiles;
   double* scalars;        // the rate (clipped from round 1 on), what the weight decay keeps, beta2
   double* blocks;         // sums of squares: of values, then of the update
-  double* segments;       // of gradients
-  double* column_sums;    // likewise
+  double* row_sums;       // of squared gradients
+  double* column_sums;    // likewise, of the tiles that are complete
+  double* tile_sums;      // of columns, for each of the tiles at work; none where they add to column_sums
   float* row_factors;     // 1 / sqrt(row / mean of rows)
   float* column_factors;  // 1 / sqrt(column)
+
+ private:
+  static std::size_t kept(const Matrices& m, const Tiles& t) {
+    return m.factored && !t.whole ? t.at_once * m.columns : 0;
+  }
 };
-
-// Part of a row, or of a vector.
-struct Stretch {
-  std::size_t count = 0;
-  ConstArray gradient;
-  GradientRule rule;  // of the gradient
-  // Of a matrix. columns null: of a vector.
-  float row = 1;
-  const float* columns = nullptr;
-  // Of a vector.
-  float* second = nullptr;
-  float decay = 0, rate = 1, epsilon = 0;  // of the average; 1 - decay
-};
-
-struct AdafactorFactors {
-  float learning_rate;  // clipped
-  float keep;           // 1 - rate * weight_decay
-  float blend, rest;    // beta1, 1 - beta1
-};
-
-}  // namespace sluice::optim
-#endif
-
-HWY_BEFORE_NAMESPACE();
-namespace sluice::optim::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-namespace simd = kernels::HWY_NAMESPACE;
-
-using F64 = hn::CappedTag<double, 16>;
-using F32 = hn::Rebind<float, F64>;  // as many lanes
-
-double ruled_square_sum(std::size_t n, ConstArray x, const GradientRule& rule) {
-  return simd::sum_block<double>(0, n, [=](auto at, auto sum) HWY_ATTR {
-    const auto value = hn::PromoteTo(F64(), ruled(F32(), rule, x, at));
-    return simd::mul_add(value, value, sum);
-  });
-}
-
-void add_squares(std::size_t n, ConstArray x, const GradientRule& rule, double* sums) {
-  constexpr std::size_t kWidth = hn::MaxLanes(F64());
-  std::size_t i = 0;
-  const auto squared = [=](auto at) HWY_ATTR {
-    const auto value = hn::PromoteTo(F64(), ruled(F32(), rule, x, at));
-    return hn::Mul(value, value);  // exact
-  };
-  for (; i + kWidth <= n; i += kWidth)
-    hn::StoreU(hn::Add(hn::LoadU(F64(), sums + i), squared(simd::Whole{i})), F64(), sums + i);
-  if (i == n) return;
-  HWY_ALIGN double lanes[kWidth];
-  hn::Store(squared(simd::Part{i, n - i}), F64(), lanes);
-  for (std::size_t j = 0; i < n; ++i, ++j) sums[i] += lanes[j];
-}
-
-template <class D, class At>
-HWY_INLINE hn::Vec<D> second_moment(D d, const Stretch& s, hn::Vec<D> gradient, At at) {
-  const auto square = simd::mul_add(gradient, gradient, hn::Set(d, s.epsilon));
-  const auto before = simd::load(d, ConstArray{s.second, Dtype::kF32}, at);
-  return simd::mul_add(before, hn::Set(d, s.decay), hn::Mul(square, hn::Set(d, s.rate)));
-}
-
-// The gradient over the root of its second moment.
-template <class D, class At>
-HWY_INLINE hn::Vec<D> normalized(D d, const Stretch& s, hn::Vec<D> gradient, At at) {
-  if (s.columns == nullptr) return hn::Div(gradient, hn::Sqrt(second_moment(d, s, gradient, at)));
-  const auto by_row = hn::Mul(gradient, hn::Set(d, s.row));
-  return hn::Mul(by_row, simd::load(d, ConstArray{s.columns, Dtype::kF32}, at));
-}
-
-double update_square_sum(const Stretch& stretch) {
-  return simd::sum_block<double>(0, stretch.count, [&stretch](auto at, auto sum) HWY_ATTR {
-    const F32 d;
-    const auto gradient = ruled(d, stretch.rule, stretch.gradient, at);
-    const auto value = hn::PromoteTo(F64(), normalized(d, stretch, gradient, at));
-    return simd::mul_add(value, value, sum);
-  });
-}
-
-// out: the stretch's update, before the learning rate. Of a vector the second moment is updated.
-void normalize_stretch(const Stretch& stretch, float* out) {
-  simd::for_each_vector(stretch.count, [s = stretch, out](auto at) HWY_ATTR {
-    const simd::F32 d;
-    const auto gradient = ruled(d, s.rule, s.gradient, at);
-    simd::store(normalized(d, s, gradient, at), out, at);
-    if (s.columns == nullptr) simd::store(second_moment(d, s, gradient, at), s.second, at);
-  });
-}
-
-// update: of the piece's elements, before the learning rate.
-template <bool kMomentum>
-HWY_INLINE void update_piece(const AdafactorFactors& factors, const float* update, const Piece& piece) {
-  update_elements<kMomentum ? 1 : 0>(piece, {}, [f = factors, update](auto at, Elements& e) SLUICE_BODY {
-    using simd::set;
-    auto step = hn::Mul(simd::load(update, at), set(f.learning_rate));
-    if constexpr (kMomentum)
-      step = e.first = simd::mul_add(e.first, set(f.blend), hn::Mul(step, set(f.rest)));
-    e.value = hn::Sub(hn::Mul(e.value, set(f.keep)), step);
-  });
-}
-
-void adafactor_piece(const AdafactorFactors& factors, const float* update, const Piece& piece) {
-  update_piece<false>(factors, update, piece);
-}
-void adafactor_momentum_piece(const AdafactorFactors& factors, const float* update, const Piece& piece) {
-  update_piece<true>(factors, update, piece);
-}
-
-}  // namespace sluice::optim::HWY_NAMESPACE
-HWY_AFTER_NAMESPACE();
-
-#if HWY_ONCE
-namespace sluice::optim {
-HWY_EXPORT(ruled_square_sum);
-HWY_EXPORT(add_squares);
-HWY_EXPORT(update_square_sum);
-HWY_EXPORT(normalize_stretch);
-HWY_EXPORT(adafactor_piece);
-HWY_EXPORT(adafactor_momentum_piece);
-
-namespace {
-
-constexpr std::size_t kColumnGrain = 256;
 
 // Newton's method from above, in arithmetic that is the same everywhere, which std::pow is not.
 double fifth_root(double x) {
@@ -200,18 +60,6 @@ double fifth_root(double x) {
 double second_decay(std::uint64_t step) {
   const double root = fifth_root(static_cast<double>(step)), square = root * root;
   return 1 - 1 / (square * square);
-}
-
-// body(begin, end) for each part of elements [begin, end) that lies in one row and, where `blocks` says so,
-// in one block.
-template <class Body>
-void for_each_stretch(const Matrices& m, std::size_t begin, std::size_t end, bool blocks, const Body& body) {
-  while (begin < end) {
-    std::size_t next = std::min(end, (begin / m.columns + 1) * m.columns);
-    if (blocks) next = std::min(next, (begin / kSumElements + 1) * kSumElements);
-    body(begin, next);
-    begin = next;
-  }
 }
 
 class Adafactor final : public Elementwise {
@@ -242,11 +90,8 @@ class Adafactor final : public Elementwise {
 
  private:
   Json arithmetic() const override;
-  Stretch stretch_of(const Matrices& m, const Progress& p, const Hyperparameters& h, const Span& span,
-                     std::size_t begin, std::size_t end) const;
-  void sum_gradients(Threads& threads, const Matrices& m, const Progress& p, const Hyperparameters& h,
-                     const Span& span) const;
-  void factorize(const Matrices& m, const Progress& p, double epsilon, float* state) const;
+  Normalizer normalizer(const Matrices& m, const Progress& p, const Hyperparameters& h,
+                        const Span& span) const;
   double rate_of(const Matrices& m, const Progress& p, const Hyperparameters& h) const;
 
   AdafactorSettings settings_;
@@ -273,46 +118,75 @@ Json Adafactor::arithmetic() const {
           {"scale_parameter", settings_.scale_parameter}};
 }
 
-// Elements begin ... end of the parameter, which lie in the span and in one row.
-Stretch Adafactor::stretch_of(const Matrices& m, const Progress& p, const Hyperparameters& h,
-                              const Span& span, std::size_t begin, std::size_t end) const {
-  Stretch s;
-  s.count = end - begin;
-  s.gradient = span.gradient.at(begin - span.first_index);
-  s.rule = gradient_rule(h);
+Normalizer Adafactor::normalizer(const Matrices& m, const Progress& p, const Hyperparameters& h,
+                                 const Span& span) const {
+  Normalizer n = {
+      .matrices = &m, .gradient = span.gradient, .first = span.first_index, .rule = gradient_rule(h)};
   if (m.factored) {
-    s.row = p.row_factors[begin / m.columns];
-    s.columns = p.column_factors + m.column_at(begin);
-    return s;
+    n.rows = p.row_factors;
+    n.columns = p.column_factors;
+    return n;
   }
   const double decay = p.scalars[2];
-  s.second = span.whole.state + begin;
-  s.decay = static_cast<float>(decay);
-  s.rate = static_cast<float>(1 - decay);
-  s.epsilon = static_cast<float>(of(h).epsilon);
-  return s;
+  n.second = span.whole.state;
+  n.decay = static_cast<float>(decay);
+  n.rate = static_cast<float>(1 - decay);
+  n.epsilon = static_cast<float>(of(h).epsilon);
+  return n;
 }
 
-void Adafactor::sum_gradients(Threads& threads, const Matrices& m, const Progress& p,
-                              const Hyperparameters& h, const Span& span) const {
-  const GradientRule rule = gradient_rule(h);
-  const std::size_t first = span.first_index, last = first + span.count;
-  const auto gradient = [&](std::size_t element) { return span.gradient.at(element - first); };
-  threads.parallel_for(span.count, kernels::kLoopGrain, [&](std::size_t begin, std::size_t end) {
-    for_each_stretch(m, first + begin, first + end, true, [&](std::size_t from, std::size_t to) {
-      p.segments[m.segment(from)] = HWY_DYNAMIC_DISPATCH(ruled_square_sum)(to - from, gradient(from), rule);
+// The rows and columns of a span's gradient, in one pass.
+class GradientSums {
+ public:
+  GradientSums(const Matrices& m, const Progress& p, const Hyperparameters& h, const Span& span)
+      : m_(m),
+        p_(p),
+        tiles_(p.tiles),
+        rule_(gradient_rule(h)),
+        gradient_(span.gradient),
+        first_(span.first_index),
+        last_(first_ + span.count) {}
+
+  void add(Threads& threads) const {
+    const std::size_t end = tiles_.tile_of(m_, (last_ - 1) / m_.columns) + 1;
+    for (std::size_t tile = tiles_.tile_of(m_, first_ / m_.columns); tile < end; tile += tiles_.at_once) {
+      const std::size_t count = std::min(tiles_.at_once, end - tile);
+      threads.parallel_for(count, 1, [&](std::size_t i, std::size_t) { add_tile(tile + i); });
+      if (!tiles_.whole) add_to_columns(threads, tile, count);
+    }
+  }
+
+ private:
+  double* sums_of(std::size_t tile) const { return p_.tile_sums + tile % tiles_.at_once * m_.columns; }
+
+  void add_tile(std::size_t tile) const {
+    const std::size_t row = tiles_.first_row(m_, tile), begin = std::max(first_, row * m_.columns);
+    const std::size_t end = std::min(last_, tiles_.end_row(m_, tile) * m_.columns),
+                      matrix = m_.matrix_of(row);
+    double* const columns = tiles_.whole ? p_.column_sums + matrix * m_.columns : sums_of(tile);
+    // The span before may have had a part of the tile.
+    if (!tiles_.whole && begin == row * m_.columns) std::fill_n(columns, m_.columns, 0.0);
+    add_squares({&m_, begin, end, gradient_.at(begin - first_), rule_, p_.row_sums, columns, matrix});
+  }
+
+  // Of the tiles that end in the span, one after another.
+  void add_to_columns(Threads& threads, std::size_t tile, std::size_t count) const {
+    threads.parallel_for(m_.columns, kFactorGrain, [&](std::size_t begin, std::size_t end) {
+      for (std::size_t t = tile; t < tile + count && tiles_.end_row(m_, t) * m_.columns <= last_; ++t) {
+        const double* const from = sums_of(t);
+        double* const to = p_.column_sums + m_.matrix_of(tiles_.first_row(m_, t)) * m_.columns;
+        for (std::size_t column = begin; column < end; ++column) to[column] += from[column];
+      }
     });
-  });
-  threads.parallel_for(m.columns, kColumnGrain, [&](std::size_t begin, std::size_t end) {
-    for_each_stretch(m, first, last, false, [&](std::size_t from, std::size_t to) {
-      const std::size_t row = from / m.columns * m.columns;  // its first element
-      from = std::max(from, row + begin);
-      to = std::min(to, row + end);
-      if (from < to) HWY_DYNAMIC_DISPATCH(add_squares)
-      (to - from, gradient(from), rule, p.column_sums + m.column_at(from));
-    });
-  });
-}
+  }
+
+  const Matrices& m_;
+  const Progress& p_;
+  const Tiles& tiles_;
+  GradientRule rule_;
+  ConstArray gradient_;
+  std::size_t first_, last_;
+};
 
 void Adafactor::statistics(Threads& threads, int round, const Hyperparameters& h, const Span& span) const {
   check_span(h, span);
@@ -320,20 +194,15 @@ void Adafactor::statistics(Threads& threads, int round, const Hyperparameters& h
   const Progress p(m, span.whole.scratch);
   ensure(span.first_index % kSumElements == 0, "adafactor is given a span that begins at element {}",
          span.first_index);
-  if (round == 0 && m.factored) sum_gradients(threads, m, p, h, span);
+  if (span.count == 0) return;
+  if (round == 0 && m.factored) GradientSums(m, p, h, span).add(threads);
   const ConstArray values = span.master != nullptr ? ConstArray{span.master, Dtype::kF32} : span.parameter;
+  const Normalizer update = normalizer(m, p, h, span);
   threads.parallel_for(span.count, kernels::kLoopGrain, [&](std::size_t begin, std::size_t end) {
     for (std::size_t at = begin; at < end; at += kSumElements) {
-      const std::size_t to = std::min(end, at + kSumElements), first = span.first_index + at;
-      double& sum = p.blocks[first / kSumElements];
-      if (round == 0) {
-        sum = HWY_DYNAMIC_DISPATCH(ruled_square_sum)(to - at, values.at(at), {});
-        continue;
-      }
-      sum = 0;
-      for_each_stretch(m, first, span.first_index + to, true, [&](std::size_t from, std::size_t until) {
-        sum += HWY_DYNAMIC_DISPATCH(update_square_sum)(stretch_of(m, p, h, span, from, until));
-      });
+      const std::size_t count = std::min(kSumElements, end - at);
+      p.blocks[(span.first_index + at) / kSumElements] =
+          round == 0 ? square_sum(count, values.at(at)) : update_square_sum(update, at, count);
     }
   });
 }
@@ -347,35 +216,54 @@ double Adafactor::rate_of(const Matrices& m, const Progress& p, const Hyperparam
 }
 
 // Averages the sums of rows and columns into the state, and takes the factors of the update from there.
-void Adafactor::factorize(const Matrices& m, const Progress& p, double epsilon, float* state) const {
-  const double decay = p.scalars[2];
-  float* const rows = state;
-  float* const columns = state + m.all_rows();
-  const auto average = [&](float& into, double sum, std::size_t count) {
-    const double mean = sum / static_cast<double>(count) + epsilon;
-    into = static_cast<float>(decay * into + (1 - decay) * mean);
-  };
-  for (std::size_t row = 0; row < m.all_rows(); ++row) {
-    double sum = 0;
-    for_each_stretch(m, row * m.columns, (row + 1) * m.columns, true,
-                     [&](std::size_t from, std::size_t) { sum += p.segments[m.segment(from)]; });
-    average(rows[row], sum, m.columns);
-  }
-  for (std::size_t column = 0; column < m.all_columns(); ++column) {
-    average(columns[column], p.column_sums[column], m.rows);
-    p.column_factors[column] = static_cast<float>(1 / std::sqrt(static_cast<double>(columns[column])));
-  }
-  for (std::size_t matrix = 0; matrix < m.count; ++matrix) {
-    const std::size_t begin = matrix * m.rows, end = begin + m.rows;
-    double mean = 0;
-    for (std::size_t row = begin; row < end; ++row) mean += rows[row];
-    mean /= static_cast<double>(m.rows);
-    for (std::size_t row = begin; row < end; ++row)
-      p.row_factors[row] = static_cast<float>(1 / std::sqrt(rows[row] / mean));
-  }
-}
+class Factors {
+ public:
+  Factors(const Matrices& m, const Progress& p, double epsilon, float* state)
+      : m_(m), p_(p), epsilon_(epsilon), rows_(state), columns_(state + m.all_rows()) {}
 
-void Adafactor::combine(Threads&, kernels::F32Products*, int round, const Hyperparameters& h,
+  void find(Threads& threads) const {
+    threads.parallel_for(m_.all_columns(), kFactorGrain, [&](std::size_t begin, std::size_t end) {
+      for (std::size_t column = begin; column < end; ++column) {
+        average(columns_[column], p_.column_sums[column], m_.rows);
+        p_.column_factors[column] = static_cast<float>(1 / std::sqrt(static_cast<double>(columns_[column])));
+      }
+    });
+    threads.parallel_for(m_.all_rows(), kFactorGrain, [&](std::size_t begin, std::size_t end) {
+      for (std::size_t row = begin; row < end; ++row) average(rows_[row], p_.row_sums[row], m_.columns);
+    });
+    if (m_.rows > kFactorGrain) {
+      for (std::size_t matrix = 0; matrix < m_.count; ++matrix) find_rows(threads, matrix);
+      return;
+    }
+    threads.parallel_for(m_.count, kFactorGrain / m_.rows, [&](std::size_t begin, std::size_t end) {
+      for (std::size_t matrix = begin; matrix < end; ++matrix) find_rows(threads, matrix);
+    });
+  }
+
+ private:
+  void average(float& into, double sum, std::size_t count) const {
+    const double mean = sum / static_cast<double>(count) + epsilon_, decay = p_.scalars[2];
+    into = static_cast<float>(decay * into + (1 - decay) * mean);
+  }
+  void find_rows(Threads& threads, std::size_t matrix) const {
+    const std::size_t first = matrix * m_.rows;
+    double mean = 0;
+    for (std::size_t row = first; row < first + m_.rows; ++row) mean += rows_[row];
+    mean /= static_cast<double>(m_.rows);
+    threads.parallel_for(m_.rows, kFactorGrain, [&](std::size_t begin, std::size_t end) {
+      for (std::size_t row = first + begin; row < first + end; ++row)
+        p_.row_factors[row] = static_cast<float>(1 / std::sqrt(rows_[row] / mean));
+    });
+  }
+
+  const Matrices& m_;
+  const Progress& p_;
+  double epsilon_;
+  float* rows_;
+  float* columns_;
+};
+
+void Adafactor::combine(Threads& threads, kernels::F32Products*, int round, const Hyperparameters& h,
                         const Whole& whole) const {
   const Matrices m(whole.kind.shape);
   const Progress p(m, whole.scratch);
@@ -383,7 +271,7 @@ void Adafactor::combine(Threads&, kernels::F32Products*, int round, const Hyperp
     p.scalars[0] = rate_of(m, p, h);
     p.scalars[1] = 1 - p.scalars[0] * h.weight_decay;
     p.scalars[2] = second_decay(h.step);
-    if (m.factored) factorize(m, p, of(h).epsilon, whole.state);
+    if (m.factored) Factors(m, p, of(h).epsilon, whole.state).find(threads);
     return;
   }
   const double sum = kernels::pairwise_sum(std::span<const double>(p.blocks, m.blocks()));
@@ -397,21 +285,9 @@ void Adafactor::apply(Threads& threads, const Hyperparameters& h, const Span& sp
   const double beta1 = of(h).beta1;
   const AdafactorFactors factors = {rounded(p.scalars[0]), rounded(p.scalars[1]), rounded(beta1),
                                     rounded(1 - beta1)};
-  for_each_piece(threads, h, span, [&](const Piece& whole) {
-    std::array<float, kSumElements> update;  // stays in the processor's cache
-    for (std::size_t at = 0; at < whole.count; at += kSumElements) {
-      const Piece piece = whole.part(at, std::min(kSumElements, whole.count - at));
-      const std::size_t first = span.first_index + piece.first;
-      for_each_stretch(m, first, first + piece.count, false, [&](std::size_t from, std::size_t to) {
-        HWY_DYNAMIC_DISPATCH(normalize_stretch)
-        (stretch_of(m, p, h, span, from, to), update.data() + (from - first));
-      });
-      if (own().beta1 == 0)
-        HWY_DYNAMIC_DISPATCH(adafactor_piece)(factors, update.data(), piece);
-      else
-        HWY_DYNAMIC_DISPATCH(adafactor_momentum_piece)(factors, update.data(), piece);
-    }
-  });
+  const Normalizer update = normalizer(m, p, h, span);
+  for_each_piece(threads, h, span,
+                 [&](const Piece& piece) { apply_update(update, factors, own().beta1 != 0, piece); });
 }
 
 }  // namespace
@@ -431,4 +307,3 @@ std::unique_ptr<Optimizer> make_adafactor(const AdafactorSettings& settings) {
 }
 
 }  // namespace sluice::optim
-#endif  // HWY_ONCE

@@ -21,7 +21,9 @@ static_assert(kElementGrain % engine::kShardAlignment == 0);
 constexpr std::size_t kColumns = 1024;  // of a matrix
 constexpr std::size_t kMostOfProducts = std::size_t{4}
                                         << 20;  // elements: an update then takes about a second
-constexpr std::size_t kCacheColumns = 128;      // of one whose update stays in a core's caches
+// Rows of one whose update stays in a core's caches; where rows and columns have factors of their own, as
+// many that these are as little beside the rest as in memory.
+constexpr std::size_t kCacheRows = 16, kFactoredCacheRows = 128;
 
 using Shape = std::vector<std::size_t>;
 
@@ -200,7 +202,11 @@ class CacheTrials {
  private:
   struct One {
     explicit One(const Combination& combination)
-        : trial(thread, combination, {kCacheColumns, kCacheColumns}) {}
+        : trial(thread, combination, {rows_of(combination), kColumns}) {}
+    static std::size_t rows_of(const Combination& combination) {
+      const bool factored = models::make_training_optimizer(combination.settings)->rounds() > 0;
+      return factored ? kFactoredCacheRows : kCacheRows;
+    }
     Threads thread{1};
     Trial trial;
   };

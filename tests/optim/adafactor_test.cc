@@ -54,8 +54,11 @@ struct Parameter {
   std::vector<float> values, whole, momentum;
 };
 
-const std::vector<std::vector<std::size_t>> kShapes = {{7},         {5000},       {70, 333},
-                                                       {3, 900, 2}, {2, 5, 2100}, {4096, 1}};
+// Vectors; a matrix of one tile and of several; short rows; several matrices in a tile, and several tiles of
+// each.
+const std::vector<std::vector<std::size_t>> kShapes = {{7},          {5000},       {70, 333}, {300, 700},
+                                                       {3, 900, 2},  {2, 5, 2100}, {4096, 1}, {30000, 3},
+                                                       {8, 120, 90}, {2, 75, 1000}};
 
 TEST(Adafactor, SameBits) {
   const auto optimizer = make_adafactor({.beta1 = 0.9, .relative_step = true});
@@ -116,14 +119,13 @@ TEST(Adafactor, CoefficientsAreThoseOfTheStep) {
 }
 
 // The first step, where beta2 is 0, by the formulae of the paper's algorithm 4.
-TEST(Adafactor, TheFirstStepOfAMatrix) {
+void expect_first_step(std::size_t rows, std::size_t columns) {
   Threads threads(2);
-  const std::size_t rows = 40, columns = 70;
   const auto optimizer = make_adafactor({.clip_threshold = 0.5});
   Parameter parameter(*optimizer, {rows, columns}, 1);
   const std::vector<float> before = parameter.values;
   const TestArray gradient(Dtype::kF32, random_values(rows * columns, 2));
-  parameter.step(*optimizer, threads, {0.01, 0.1, 0.5, 1}, gradient, rows * columns);
+  parameter.step(*optimizer, threads, {0.01, 0.1, 0.5, 1}, gradient, 1465 * Optimizer::kSpanGrain);
   std::vector<double> r(rows), c(columns), update(rows * columns);
   double total = 0, values = 0, squares = 0;
   for (std::size_t i = 0; i < rows; ++i)
@@ -143,6 +145,12 @@ TEST(Adafactor, TheFirstStepOfAMatrix) {
   EXPECT_GT(clip, 1.5);
   for (std::size_t k = 0; k < update.size(); ++k)
     EXPECT_NEAR(parameter.values[k], before[k] * (1 - 0.1 * rate) - rate / clip * update[k], 1e-7);
+}
+TEST(Adafactor, TheFirstStepOfAMatrix) {
+  expect_first_step(40, 70);
+  expect_first_step(300, 700);    // of several tiles
+  expect_first_step(30000, 3);    // of short rows
+  expect_first_step(5200, 1024);  // of more tiles than are at work at once
 }
 
 TEST(Adafactor, DescribesItself) {
