@@ -24,8 +24,14 @@ using F32OfF64 = hn::Rebind<float, F64>;  // as many lanes
 inline constexpr std::size_t kWidth = hn::MaxLanes(F64());
 static_assert(kFactorPadding >= simd::kLanes);
 
-// A block in f32, which stays in the processor's cache. Vectors may go beyond its end.
+// A block in f32, which stays in the processor's cache. Vectors may go beyond its end. While it is worked on,
+// the block that comes next in memory is asked for, so that memory never waits for arithmetic.
 struct Buffer {
+  HWY_INLINE void ask_next(const float* at) const {
+    hwy::Prefetch(next + static_cast<std::size_t>(at - values) * element_bytes);
+  }
+  const std::byte* next;
+  std::size_t element_bytes;
   HWY_ALIGN float values[kSumElements + kFactorPadding];
 };
 
@@ -37,9 +43,10 @@ HWY_INLINE F64Vector wide_part(const float* values, std::size_t count) {
 // to: x as f32, by the rule.
 HWY_INLINE void bring(std::size_t n, ConstArray x, const GradientRule& rule, Buffer& to) {
   constexpr std::size_t kVectors = 4, kGroup = kVectors * simd::kLanes;
+  to.next = static_cast<const std::byte*>(x.at(n).data);
+  to.element_bytes = simd::bytes_of(x.type);
   std::size_t i = 0;
   for (; i + kGroup <= n; i += kGroup) {
-    simd::ask_ahead<kGroup>(x, i);
     simd::load_vectors<kVectors>(x, simd::Whole{i})
         .each([&](simd::F32Vector value, std::size_t j) SLUICE_BODY {
           hn::Store(ruled(simd::F32(), rule, value), simd::F32(), to.values + i + j * simd::kLanes);
@@ -72,10 +79,13 @@ struct Sums {
   }
 };
 
-HWY_INLINE double square_sum_of(std::size_t n, const float* values) {
+template <bool kAsk>
+HWY_INLINE double square_sum_of(std::size_t n, const Buffer& buffer) {
+  const float* const values = buffer.values;
   Sums sums;
   std::size_t i = 0;
   for (; i + 16 <= n; i += 16) {
+    if constexpr (kAsk) buffer.ask_next(values + i);
     HWY_UNROLL(16)
     for (std::size_t j = 0; j < 16 / kWidth; ++j) {
       const auto value = wide(values + i + j * kWidth);
@@ -89,10 +99,11 @@ HWY_INLINE double square_sum_of(std::size_t n, const float* values) {
 }
 
 // Adds the squares to those of their columns; returns their sum.
-HWY_INLINE double add_long_row(std::size_t n, const float* values, double* columns) {
+HWY_INLINE double add_long_row(std::size_t n, const Buffer& buffer, const float* values, double* columns) {
   Sums sums;
   std::size_t i = 0;
   for (; i + 16 <= n; i += 16) {
+    buffer.ask_next(values + i);
     HWY_UNROLL(16)
     for (std::size_t j = 0; j < 16 / kWidth; ++j) {
       const auto value = wide(values + i + j * kWidth), square = hn::Mul(value, value);  // exact
@@ -147,7 +158,7 @@ void add_squares_piece(const SumPart& part) {
                    if (m.columns < kShortRow)
                      add_short_row(to - from, values, part.rows[row], columns);
                    else
-                     part.rows[row] += add_long_row(to - from, values, columns);
+                     part.rows[row] += add_long_row(to - from, buffer, values, columns);
                  });
     begin = end;
   }
@@ -156,7 +167,7 @@ void add_squares_piece(const SumPart& part) {
 double square_sum_piece(std::size_t n, ConstArray values) {
   Buffer buffer;
   bring(n, values, {}, buffer);
-  return square_sum_of(n, buffer.values);
+  return square_sum_of<true>(n, buffer);
 }
 
 HWY_INLINE simd::F32Vector second_moment(const Normalizer& s, simd::F32Vector gradient,
@@ -183,6 +194,7 @@ HWY_INLINE void normalize_rows(const Normalizer& s, std::size_t begin, std::size
                  }
                  const auto by_row = simd::set(s.rows[row]);
                  for (std::size_t i = 0; i < to - from; i += simd::kLanes) {
+                   gradient.ask_next(in + i);
                    const auto half = hn::Mul(hn::LoadU(simd::F32(), in + i), by_row);
                    hn::StoreU(hn::Mul(half, hn::LoadU(simd::F32(), columns + i)), simd::F32(), out + i);
                  }
@@ -208,7 +220,7 @@ HWY_INLINE void normalize(const Normalizer& s, std::size_t at, std::size_t n, Bu
 double update_square_sum_piece(const Normalizer& normalizer, std::size_t at, std::size_t count) {
   Buffer update;
   normalize<false>(normalizer, at, count, update);
-  return square_sum_of(count, update.values);
+  return square_sum_of<false>(count, update);
 }
 
 template <bool kMomentum>
