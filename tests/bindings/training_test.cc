@@ -330,14 +330,28 @@ TEST_F(TrainingTest, OtherDataOfTheSameLengthIsRefused) {
   EXPECT_EQ(losses("data").size(), 2u);
 }
 
+// With words of a command: it may write files of 1 MiB.
+std::vector<std::string> with_a_file_limit(const std::vector<std::string>& words) {
+  const std::string command = "ulimit -f 2048; exec \"$0\" \"$@\" > /dev/null";
+  std::vector<std::string> all = {"-c", command, sluice_path()};
+  all.insert(all.end(), words.begin(), words.end());
+  return all;
+}
+
+TEST_F(TrainingTest, AFileSizeLimitIsToldBeforeTheFirstStep) {
+  SluiceProcess process(with_a_file_limit(words("limited", 2)), "/bin/sh");
+  EXPECT_EQ(process.wait(), 3);
+  EXPECT_THAT(process.error(), HasSubstr("ulimit -f"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "limited"));
+}
+
 TEST_F(TrainingTest, TheSpeedOfADiskIsMeasuredWithinWhatItWasGiven) {
   // A file larger than the folder's 1 MiB would end in SIGXFSZ's error.
   std::vector<std::string> plan = words("none", 2, {"--disk", folder_.path() + ":1MiB"});
   plan[0] = "plan";
-  const std::string command = "ulimit -f 2048; exec \"$0\" \"$@\" > /dev/null";
-  std::vector<std::string> all = {"-c", command, sluice_path()};
-  all.insert(all.end(), plan.begin(), plan.end());
-  SluiceProcess process(all, "/bin/sh");
+  const auto out = std::find(plan.begin(), plan.end(), "--out");
+  plan.erase(out, out + 2);
+  SluiceProcess process(with_a_file_limit(plan), "/bin/sh");
   const int status = process.wait();
   if (process.error().find("O_DIRECT") != std::string::npos ||
       process.error().find("lies in memory") != std::string::npos)
