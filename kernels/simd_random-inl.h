@@ -9,6 +9,7 @@
 
 #include <iterator>
 
+#include "core/random.h"
 #include "kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -20,17 +21,17 @@ struct WordStream {
   std::uint64_t seed, stream, first_index;
 };
 
-// Of all rounds. They are read from memory, where each is spread over a vector for nothing.
+// Of each round, as many as there are at most. They are read from memory, where each is spread over a vector
+// for nothing.
 struct PhiloxKeys {
-  static constexpr std::size_t kRounds = 10;
   HWY_INLINE explicit PhiloxKeys(std::uint64_t seed) {
     auto low = static_cast<std::uint32_t>(seed), high = static_cast<std::uint32_t>(seed >> 32);
-    for (std::size_t round = 0; round < kRounds; ++round, low += 0x9E3779B9u, high += 0xBB67AE85u) {
+    for (std::size_t round = 0; round < kPhiloxRounds; ++round, low += 0x9E3779B9u, high += 0xBB67AE85u) {
       lows[round] = low;
       highs[round] = high;
     }
   }
-  std::uint64_t lows[kRounds], highs[kRounds];
+  std::uint64_t lows[kPhiloxRounds], highs[kPhiloxRounds];
 };
 
 using U64 = hn::CappedTag<std::uint64_t, 8>;
@@ -70,7 +71,7 @@ static_assert(std::size(kBlockOfLane) == hn::MaxLanes(U64()));
 
 // One block a lane, kUnroll vectors of them, which share the keys: words 0 and 1 in `low`, 2 and 3 in `high`.
 // Upper halves are only cleared at the end, since the multiplications do not look at them.
-template <std::size_t kUnroll>
+template <std::size_t kUnroll, std::size_t kRounds>
 HWY_INLINE void philox_lanes(std::uint64_t first_block, std::uint64_t stream, const PhiloxKeys& keys,
                              U64Vector* low, U64Vector* high) {
   U64Vector c0[kUnroll], c1[kUnroll], c2[kUnroll], c3[kUnroll];
@@ -81,8 +82,9 @@ HWY_INLINE void philox_lanes(std::uint64_t first_block, std::uint64_t stream, co
     c2[i] = hn::Set(U64(), stream);
     c3[i] = hn::Set(U64(), stream >> 32);
   }
+  static_assert(kRounds <= kPhiloxRounds);
   HWY_UNROLL(10)
-  for (std::size_t round = 0; round < PhiloxKeys::kRounds; ++round) {
+  for (std::size_t round = 0; round < kRounds; ++round) {
     const auto k0 = hn::Set(U64(), keys.lows[round]), k1 = hn::Set(U64(), keys.highs[round]);
     HWY_UNROLL(4)
     for (std::size_t i = 0; i < kUnroll; ++i) {
@@ -102,7 +104,7 @@ HWY_INLINE void philox_lanes(std::uint64_t first_block, std::uint64_t stream, co
 }
 
 // kCount words, from the first of a block on.
-template <std::size_t kCount>
+template <std::size_t kCount, std::size_t kRounds = kPhiloxRounds>
 HWY_INLINE void fill_words(std::uint64_t stream, const PhiloxKeys& keys, std::uint64_t first_block,
                            std::uint32_t* words) {
   constexpr std::size_t kBlocks = hn::MaxLanes(U64()), kVectors = kCount / (4 * kBlocks);
@@ -110,7 +112,7 @@ HWY_INLINE void fill_words(std::uint64_t stream, const PhiloxKeys& keys, std::ui
   static_assert(kCount % (4 * kBlocks * kUnroll) == 0);
   for (std::size_t i = 0; i < kCount / 4; i += kBlocks * kUnroll) {
     U64Vector low[kUnroll], high[kUnroll];
-    philox_lanes<kUnroll>(first_block + i, stream, keys, low, high);
+    philox_lanes<kUnroll, kRounds>(first_block + i, stream, keys, low, high);
     HWY_UNROLL(4)
     for (std::size_t j = 0; j < kUnroll; ++j) {
       std::uint32_t* const to = words + 4 * (i + j * kBlocks);

@@ -13,8 +13,8 @@ namespace sluice::optim {
 
 inline constexpr std::size_t kMostArrays = 2;
 
-// The words that bf16 values without a master are rounded by: those of CounterRandom(seed, stream). An
-// element has half of one, element 0 the lower half of word 0.
+// The words that bf16 values without a master are rounded by: those of CounterRandom(seed, stream),
+// of kRoundingPhiloxRounds. An element has half of one, element 0 the lower half of word 0.
 struct RoundingWords {
   std::uint64_t seed = 0, stream = 0, first_index = 0;  // of the piece's first element
 };

@@ -163,7 +163,8 @@ class Rounded {
   template <std::size_t kCount, class At>
   HWY_INLINE Vectors<kCount> load(At at) const {
     if (at.begin % kRun == 0)
-      simd::fill_words<kRun / 2>(stream_, keys_, (first_index_ + at.begin) / kElementsOfWords, words_);
+      simd::fill_words<kRun / 2, kRoundingPhiloxRounds>(stream_, keys_,
+                                                        (first_index_ + at.begin) / kElementsOfWords, words_);
     return simd::load_vectors<kCount>({values_, Dtype::kBf16}, at);
   }
   template <std::size_t kCount>

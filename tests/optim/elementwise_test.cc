@@ -336,7 +336,7 @@ TEST_P(Elementwise, WithoutAMasterEachValueIsRoundedByItsOwnWord) {
   const CounterRandom random(7, std::uint64_t{5} << 40 ^ 9);
   for (std::size_t i = 0; i < n; ++i)
     ASSERT_EQ(narrow.compute[i].bits,
-              rounded_by(random.block(i / 8)[i / 2 % 4] >> (i % 2 * 16), wide.master[i]).bits)
+              rounded_by(random.block<7>(i / 8)[i / 2 % 4] >> (i % 2 * 16), wide.master[i]).bits)
         << i;
 }
 
