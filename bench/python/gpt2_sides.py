@@ -1,10 +1,10 @@
-"""One side of wrap_vs_deepspeed.py in a process of its own, so that its peak memory is its own: a GPT-2 of transformers in
+"""One side of a bench in a process of its own, so that its memory and its threads are its own: a GPT-2 of transformers in
 f32, trained by plain PyTorch, by sluice.torch or by DeepSpeed.
 
-    python gpt2_sides.py SETTINGS      (JSON; wrap_vs_deepspeed.py makes them)
+    python gpt2_sides.py SETTINGS      (JSON; turns.py makes them)
 
-It answers each line of its input with a line of JSON: a number is that many steps (their seconds and losses, and the
-peaks of memory so far); an empty line ends it. What libraries print goes to standard error.
+It answers each line of its input with a line of JSON: a number is that many steps (their seconds and losses, the peaks of
+memory so far, and what the side itself tells); an empty line ends it. What libraries print goes to standard error.
 """
 import json
 import os
@@ -40,9 +40,12 @@ class Plain:
         self.optimizer.zero_grad()
         return loss
 
+    def told(self):
+        return {}
+
 
 class Sluice(Plain):
-    """Wrapped, with everything on disk."""
+    """Wrapped, with everything where a["place"] says."""
 
     def __init__(self, a):
         import torch
@@ -56,11 +59,17 @@ class Sluice(Plain):
             sluice.AdamW(lr=LR, weight_decay=WEIGHT_DECAY),
             memory=a["memory"],
             disk=a["disk"],
-            place="disk",
+            place=a["place"],
             reserve=a["reserve"],
             held_units=a["held_units"],
             sample_batch={"input_ids": ids, "labels": ids, "use_cache": False},
         )
+
+    def told(self):
+        import sluice.torch
+
+        engine = sluice.torch.engine_of(self.model)
+        return {"touches": engine.counters().touches, "step": engine.plan()["step"]}
 
 
 class DeepSpeed:
@@ -88,6 +97,9 @@ class DeepSpeed:
         self.engine.backward(loss)
         self.engine.step()
         return loss
+
+    def told(self):
+        return {}
 
 
 def one_process():
@@ -117,7 +129,7 @@ def serve(side, a, answers):
             losses.append(loss.item())
             done += 1
         answer = {"seconds": seconds, "losses": losses, "peak": max(whole, peak_bytes()), "peak_of_steps": peak_bytes()}
-        print(json.dumps(answer), file=answers, flush=True)
+        print(json.dumps(answer | side.told()), file=answers, flush=True)
 
 
 def main():

@@ -23,16 +23,12 @@ before the rounds and keeps what is faster.
 import argparse
 import copy
 import json
-import os
-import pathlib
-import statistics
-import subprocess
 import sys
 
 from gpt2_sides import CLIP, LR, WEIGHT_DECAY
 from side_by_side import CORES, gpt2_config, parser_of, temporary_folder
+from turns import Side, plain_losses, take_turns, turns_of
 
-CHECKED_STEPS, LOSS_TOLERANCE = 3, 1e-3
 OPTIMIZER = "zero_optimization.offload_optimizer."
 # What --tune tries, in this order, each with the best of those before it: choices of settings that go together.
 TUNED = [
@@ -64,12 +60,7 @@ def arguments():
     parser.add_argument("--held-units", type=int, default=3, help="units that Sluice keeps at hand")
     parser.add_argument("--set", type=setting, action="append", default=[], metavar="PATH=VALUE", help="DeepSpeed's")
     parser.add_argument("--tune", action="store_true")
-    a = parser.parse_args()
-    if a.rounds < 2:
-        parser.error("--rounds: the first is not counted, so give at least 2")
-    if a.rounds * a.steps < CHECKED_STEPS:
-        parser.error(f"--rounds, --steps: the losses of {CHECKED_STEPS} steps are compared, so give at least as many")
-    return a
+    return turns_of(parser.parse_args(), parser)
 
 
 def put(config, path, value):
@@ -110,44 +101,6 @@ def deepspeed_config(a, disk):
     return config
 
 
-class Side:
-    """A process that trains when it is asked to; what it prints goes into a file, which is shown where it fails."""
-
-    def __init__(self, a, name, python, folder, **settings):
-        self.name = name
-        self.log = folder / f"{name}.log"
-        (folder / name).mkdir(exist_ok=True)
-        settings |= {"side": name, "model": a.model, "batch": a.batch, "seq": a.seq, "threads": a.threads,
-                     "weights": str(folder / "weights"), "disk": str(folder / name), "memory": a.memory,
-                     "reserve": a.reserve, "held_units": a.held_units}
-        environment = os.environ | {"OMP_NUM_THREADS": str(a.threads)}
-        script = pathlib.Path(__file__).with_name("gpt2_sides.py")
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen([python, script, json.dumps(settings)], stdin=subprocess.PIPE, text=True,
-                                            stdout=subprocess.PIPE, stderr=log, env=environment)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.stdin.close()
-        try:
-            self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-    def steps(self, count):
-        try:
-            print(count, file=self.process.stdin, flush=True)
-            line = self.process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            raise RuntimeError(f"{self.name} ended:\n" + "\n".join(self.log.read_text().splitlines()[-30:]))
-        return json.loads(line)
-
-
 def tune(a, folder, config):
     """The best of each choice in turn, by the quickest of 3 steps; what cannot run is told and left out."""
     for choices in TUNED:
@@ -157,7 +110,7 @@ def tune(a, folder, config):
             for path, value in choice.items():
                 put(tried, path, value)
             try:
-                with Side(a, "deepspeed", a.deepspeed_python, folder, config=tried) as side:
+                with Side(a, "deepspeed", folder, python=a.deepspeed_python, config=tried) as side:
                     taken = min(side.steps(3)["seconds"])
             except RuntimeError as error:
                 print(f"tune: {choice}: left out: {str(error).splitlines()[-1]}", file=sys.stderr)
@@ -171,43 +124,13 @@ def tune(a, folder, config):
     return config
 
 
-def check(name, losses, expected):
-    worst = max(abs(loss / other - 1) for loss, other in zip(losses, expected, strict=True))
-    if worst > LOSS_TOLERANCE:
-        raise RuntimeError(f"{name} does not train the same model: losses {losses}, plain PyTorch's {expected}")
-    return worst
-
-
-def take_turns(a, sides, expected):
-    """Seconds of the steps of each side, its peaks, and how far its first losses are from what is expected."""
-    seconds, losses, last = ({side.name: [] for side in sides} for _ in range(3))
-    for number in range(a.rounds):
-        for side in sides:
-            last[side.name] = side.steps(a.steps)
-            losses[side.name] += last[side.name]["losses"]
-            seconds[side.name] += last[side.name]["seconds"] if number else []
-        if number:
-            print(f"round {number}/{a.rounds - 1}: "
-                  + ", ".join(f"{name} {statistics.median(taken):.2f} s" for name, taken in seconds.items()), file=sys.stderr)
-    return {
-        name: {
-            "seconds": statistics.median(taken),
-            "peak_of_steps": last[name]["peak_of_steps"],
-            "peak": last[name]["peak"],
-            "loss_error": check(name, losses[name][:CHECKED_STEPS], expected),
-        }
-        for name, taken in seconds.items()
-    }
-
-
 def measure(a, folder):
-    with Side(a, "plain", sys.executable, folder) as plain:
-        expected = plain.steps(CHECKED_STEPS)["losses"]
+    expected = plain_losses(a, folder)
     config = deepspeed_config(a, folder / "deepspeed")
     if a.tune:
         config = tune(a, folder, config)
-    with Side(a, "sluice", sys.executable, folder) as ours, \
-            Side(a, "deepspeed", a.deepspeed_python, folder, config=config) as theirs:
+    with Side(a, "sluice", folder, place="disk", memory=a.memory, reserve=a.reserve, held_units=a.held_units) as ours, \
+            Side(a, "deepspeed", folder, python=a.deepspeed_python, config=config) as theirs:
         result = take_turns(a, [ours, theirs], expected)
     result["deepspeed"]["config"] = config
     for ratio, what in (("speed", "seconds"), ("memory", "peak_of_steps")):

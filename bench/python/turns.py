@@ -1,0 +1,93 @@
+"""Models that train in processes of their own and take turns (gpt2_sides.py), so that the machine's pace is one for all."""
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+
+# The losses of so many first steps are held to plain PyTorch's, so that all sides do the same work.
+CHECKED_STEPS, LOSS_TOLERANCE = 3, 1e-3
+
+
+def turns_of(a, parser):
+    """a.rounds and a.steps, looked at."""
+    if a.rounds < 2:
+        parser.error("--rounds: the first is not counted, so give at least 2")
+    if a.rounds * a.steps < CHECKED_STEPS:
+        parser.error(f"--rounds, --steps: the losses of {CHECKED_STEPS} steps are compared, so give at least as many")
+    return a
+
+
+class Side:
+    """A process that trains when it is asked to; what it prints goes into a file, which is shown where it fails.
+
+    a: the bench's arguments (model, batch, seq, threads). kind: plain, sluice or deepspeed. settings: the kind's own.
+    """
+
+    def __init__(self, a, kind, folder, name=None, python=sys.executable, **settings):
+        self.name = name or kind
+        self.log = folder / f"{self.name}.log"
+        (folder / self.name).mkdir(exist_ok=True)
+        settings |= {"side": kind, "model": a.model, "batch": a.batch, "seq": a.seq, "threads": a.threads,
+                     "weights": str(folder / "weights"), "disk": str(folder / self.name)}
+        environment = os.environ | {"OMP_NUM_THREADS": str(a.threads)}
+        script = pathlib.Path(__file__).with_name("gpt2_sides.py")
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen([python, script, json.dumps(settings)], stdin=subprocess.PIPE, text=True,
+                                            stdout=subprocess.PIPE, stderr=log, env=environment)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def steps(self, count):
+        """What it answers to so many steps; 0 waits until it is there."""
+        try:
+            print(count, file=self.process.stdin, flush=True)
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise RuntimeError(f"{self.name} ended:\n" + "\n".join(self.log.read_text().splitlines()[-30:]))
+        return json.loads(line)
+
+
+def plain_losses(a, folder):
+    """Of the first steps of plain PyTorch, which leaves the values that all begin with in folder / "weights"."""
+    with Side(a, "plain", folder) as plain:
+        return plain.steps(CHECKED_STEPS)["losses"]
+
+
+def take_turns(a, sides, expected, after_round=lambda number: None):
+    """By the name of the side: what it answered last, with the median of its seconds in all rounds but the first, and how far
+    its first losses are from what is expected."""
+    seconds, losses, last = ({side.name: [] for side in sides} for _ in range(3))
+    for number in range(a.rounds):
+        for side in sides:
+            last[side.name] = side.steps(a.steps)
+            losses[side.name] += last[side.name]["losses"]
+            seconds[side.name] += last[side.name]["seconds"] if number else []
+        after_round(number)
+        if number:
+            found = ", ".join(f"{name} {statistics.median(taken):.2f} s" for name, taken in seconds.items())
+            print(f"round {number}/{a.rounds - 1}: {found}", file=sys.stderr)
+    return {
+        name: last[name] | {"seconds": statistics.median(taken),
+                            "loss_error": loss_error(name, losses[name][:CHECKED_STEPS], expected)}
+        for name, taken in seconds.items()
+    }
+
+
+def loss_error(name, losses, expected):
+    worst = max(abs(loss / other - 1) for loss, other in zip(losses, expected, strict=True))
+    if worst > LOSS_TOLERANCE:
+        raise RuntimeError(f"{name} does not train the same model: losses {losses}, plain PyTorch's {expected}")
+    return worst
