@@ -44,6 +44,8 @@ void StepSeries::join(Row& row, const Row& next) {
     row.*field += next.*field;
   row.resident = std::max(row.resident, next.resident);
   row.peak = std::max(row.peak, next.peak);
+  row.skipped += next.skipped;
+  row.loss_scale = next.loss_scale;
 }
 
 void StepSeries::add(const StepReport& r, Clock::time_point begin, Clock::time_point end) {
@@ -62,7 +64,9 @@ void StepSeries::add(const StepReport& r, Clock::time_point begin, Clock::time_p
                    static_cast<double>(r.disk_read),
                    static_cast<double>(r.disk_written),
                    r.memory,
-                   r.peak_memory};
+                   r.peak_memory,
+                   r.skipped ? std::uint64_t{1} : 0,
+                   r.loss_scale};
   if (!rows_.empty() && rows_.back().count < steps_a_row_) return join(rows_.back(), row);
   if (rows_.size() == limit_) {
     steps_a_row_ *= 2;
@@ -79,8 +83,9 @@ void StepSeries::add(const StepReport& r, Clock::time_point begin, Clock::time_p
 
 Json StepSeries::rows(Clock::time_point origin) const {
   Json columns;
-  for (const char* name : {"first", "last", "begin", "end", "loss", "seconds", "read_wait", "write_wait",
-                           "optimizer", "disk_read", "disk_written", "resident", "peak"})
+  for (const char* name :
+       {"first", "last", "begin", "end", "loss", "seconds", "read_wait", "write_wait", "optimizer",
+        "disk_read", "disk_written", "resident", "peak", "loss_scale", "skipped"})
     columns[name] = Json::array();
   for (const Row& row : rows_) {
     const auto mean = [&](double sum) { return sum / static_cast<double>(row.count); };
@@ -97,6 +102,8 @@ Json StepSeries::rows(Clock::time_point origin) const {
     columns["disk_written"].push_back(mean(row.disk_written));
     columns["resident"].push_back(row.resident);
     columns["peak"].push_back(row.peak);
+    columns["loss_scale"].push_back(row.loss_scale ? Json(*row.loss_scale) : Json());
+    columns["skipped"].push_back(row.skipped);
   }
   return columns;
 }

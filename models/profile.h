@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,8 @@ class StepSeries {
     Clock::time_point begin, end;
     double loss, seconds, read_wait, write_wait, optimizer, disk_read, disk_written;  // sums
     std::uint64_t resident, peak;                                                     // the greatest
+    std::uint64_t skipped;
+    std::optional<double> loss_scale;  // of the last
   };
   struct Window {
     std::uint64_t step;

@@ -35,7 +35,23 @@ TEST(RunProfileTest, StepsAreKeptOneByOneWhileThereAreFew) {
   EXPECT_EQ(rows.at("begin"), Json({1.0, 2.0, 3.0, 4.0}));
   EXPECT_EQ(rows.at("end").at(0), 1.5);
   EXPECT_EQ(rows.at("read_wait").at(2), 0.125);
+  EXPECT_EQ(rows.at("loss_scale"), Json({nullptr, nullptr, nullptr, nullptr}));
+  EXPECT_EQ(rows.at("skipped"), Json({0, 0, 0, 0}));
   EXPECT_EQ(series.windows(origin).at("step"), Json({1, 2, 3, 4}));
+}
+
+TEST(RunProfileTest, SkippedStepsAreCountedAndTheLastLossScaleStands) {
+  const auto origin = Clock::now();
+  StepSeries series(2);
+  for (std::uint64_t step = 1; step <= 4; ++step) {
+    StepReport scaled = report(step);
+    scaled.loss_scale = 1024.0 / static_cast<double>(step);
+    scaled.skipped = step != 3;
+    series.add(scaled, origin + milliseconds(step), origin + milliseconds(step + 1));
+  }
+  const Json rows = series.rows(origin);
+  EXPECT_EQ(rows.at("skipped"), Json({2, 1}));
+  EXPECT_EQ(rows.at("loss_scale"), Json({512.0, 256.0}));
 }
 
 TEST(RunProfileTest, MeansOfManyStepsKeepTheirSumAndEveryStep) {
