@@ -169,21 +169,21 @@ class Rounded {
   }
   template <std::size_t kCount>
   HWY_INLINE void store(const Vectors<kCount>& from, simd::Whole at) const {
+    auto* const to = reinterpret_cast<std::uint16_t*>(values_);
+    const auto store = [=](auto bits, std::size_t i)
+                           SLUICE_BODY { hn::StoreU(bits, hn::DFromV<decltype(bits)>(), to + i); };
     if (HWY_LIKELY(simd::are_numbers(from)))
-      from.each([&](F32Vector value, std::size_t j) SLUICE_BODY {
-        const std::size_t begin = simd::next(at, j).begin;
-        store_bits(raised(value, begin), values_ + begin);
-      });
+      simd::cut_each(
+          from, at, [&](F32Vector value, std::size_t i) SLUICE_BODY { return raised(value, i); }, store);
     else
-      from.each([&](F32Vector value, std::size_t j) SLUICE_BODY {
-        const std::size_t begin = simd::next(at, j).begin;
-        store_any(value, begin, values_ + begin);
-      });
+      simd::cut_each(
+          from, at, [&](F32Vector value, std::size_t i) SLUICE_BODY { return raised_any(value, i); }, store);
   }
   template <std::size_t kCount>
   HWY_INLINE void store(const Vectors<kCount>& from, simd::Part at) const {
     Bf16 lanes[simd::kLanes];
-    store_any(from.v0, at.begin, lanes);
+    hn::StoreU(simd::cut(U32(), raised_any(from.v0, at.begin)), U16(),
+               reinterpret_cast<std::uint16_t*>(lanes));
     std::memcpy(values_ + at.begin, lanes, at.count * sizeof(Bf16));
   }
 
@@ -195,12 +195,9 @@ class Rounded {
     const auto* const halves = reinterpret_cast<const std::uint16_t*>(words_) + begin % kRun;
     return hn::Add(hn::BitCast(U32(), value), hn::PromoteTo(U32(), hn::LoadU(U16(), halves)));
   }
-  HWY_INLINE void store_any(F32Vector value, std::size_t begin, Bf16* to) const {
+  HWY_INLINE hn::Vec<U32> raised_any(F32Vector value, std::size_t begin) const {
     const auto is_nan = hn::RebindMask(U32(), hn::IsNaN(value));
-    store_bits(hn::IfThenElse(is_nan, hn::BitCast(U32(), value), raised(value, begin)), to);
-  }
-  static HWY_INLINE void store_bits(hn::Vec<U32> bits, Bf16* to) {
-    hn::StoreU(simd::cut(U32(), bits), U16(), reinterpret_cast<std::uint16_t*>(to));
+    return hn::IfThenElse(is_nan, hn::BitCast(U32(), value), raised(value, begin));
   }
 
   Bf16* values_;
