@@ -50,6 +50,9 @@ WORKS: dict[str, tuple[str, str, bool, list[str]]] = {
     "f32-8bit": ("f32", "8bit", True, ["torchao", "bitsandbytes"]),
     "bf16-masters-8bit": ("bf16", "8bit", True, []),
     "bf16-8bit": ("bf16", "8bit", False, ["torchao", "bitsandbytes"]),
+    "f16-masters": ("f16", "f32", True, []),
+    "f16-masters-bf16": ("f16", "bf16", True, []),
+    "f16-masters-8bit": ("f16", "8bit", True, []),
 }
 
 
