@@ -9,10 +9,11 @@ The loop stays as it was: forward, loss.backward(), clip_grad_norm_, optimizer.s
 
 from ._estimate import Estimate, estimate
 from ._gradients import Gradient
-from ._optimizer import Optimizer
-from ._saving import save_file
 from ._libraries import sgemm, team
-from ._wrap import close, edit, engine_of, from_pretrained, plan, wrap
+from ._optimizer import Optimizer
+from ._pretrained import from_pretrained
+from ._saving import save_file
+from ._wrap import close, edit, engine_of, plan, wrap
 
 __all__ = [
     "Estimate",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,26 +21,43 @@ _TYPES = {
 _LARGEST_HEADER = 100 << 20
 
 
-class Stored(NamedTuple):
-    """Where a tensor lies."""
+class Run(NamedTuple):
+    """Elements that follow each other in a file."""
 
     file: Path
-    begin: int
+    begin: int  # byte
+    elements: int
+
+
+class Stored(NamedTuple):
+    """Where a tensor lies: runs of it, one after another."""
+
+    runs: tuple[Run, ...]
     dtype: torch.dtype
     shape: tuple[int, ...]
+
+    @property
+    def file(self) -> Path:
+        return self.runs[0].file
 
 
 class SafetensorsFolder:
     """The tensors of all files of a folder; files stay closed between reads."""
 
-    def __init__(self, folder: os.PathLike[str] | str) -> None:
+    def __init__(
+        self,
+        folder: os.PathLike[str] | str,
+        named: Callable[[dict[str, Stored]], dict[str, Stored]] = lambda tensors: tensors,
+    ) -> None:
+        """named: gives the tensors other names, or puts some together."""
         self.folder = Path(folder)
         files = sorted(self.folder.glob("*.safetensors"))
         if not files:
             raise NotFoundError(f"'{folder}' has no file *.safetensors; save the model there with save_pretrained()")
-        self._tensors: dict[str, Stored] = {}
+        tensors: dict[str, Stored] = {}
         for file in files:
-            self._tensors.update(_tensors_of(file))
+            tensors.update(_tensors_of(file))
+        self._tensors = named(tensors)
 
     def find(self, names_of: Mapping[str, Sequence[str]]) -> dict[str, Stored]:
         """Where each parameter lies that the files have, by its first name. names_of: all names of each, of which a tied
@@ -50,7 +68,7 @@ class SafetensorsFolder:
         that finds more parameters than the names as they are, with the same words for all. No tensor is of two
         parameters."""
         exact = self._matched(names_of, lambda name: name)
-        plain = {**self._matched(names_of, _plain), **exact}
+        plain = {**self._matched(names_of, plain_name), **exact}
         found = dict(exact)
         _add(found, plain)
         fronted = max((self._matched(names_of, front) for front in self._fronts(names_of)), key=len, default={})
@@ -69,7 +87,7 @@ class SafetensorsFolder:
 
     def _fronts(self, names_of: Mapping[str, Sequence[str]]) -> Iterator[Callable[[str], str | None]]:
         """What drops words in front of names, or puts some there: the same ones each, that names and files suggest."""
-        names = {_plain(name) for several in names_of.values() for name in several}
+        names = {plain_name(name) for several in names_of.values() for name in several}
         fewer = {front for name in names for front, rest in _cuts(name) if rest in self._tensors}
         more = {front for key in self._tensors for front, rest in _cuts(key) if rest in names}
         for front in sorted(fewer):
@@ -77,32 +95,47 @@ class SafetensorsFolder:
         for front in sorted(more):
             yield functools.partial(_with, front)
 
+    def others(self, found: Mapping[str, Stored]) -> list[str]:
+        """Tensors that are nobody's."""
+        taken = {stored.runs for stored in found.values()}
+        return [name for name, stored in self._tensors.items() if stored.runs not in taken]
+
     @staticmethod
     def read(stored: Stored, first: int, into: torch.Tensor) -> None:
         """Elements first ..., as many as `into` has, in its type."""
-        item = torch.empty((), dtype=stored.dtype).element_size()
-        raw = bytearray(into.numel() * item)
-        with open(stored.file, "rb", buffering=0) as file:
-            file.seek(stored.begin + first * item)
-            done = 0
-            while done < len(raw):
-                count = file.readinto(memoryview(raw)[done:])
-                if not count:
-                    raise CorruptError(f"'{stored.file}' ends at {file.tell()}, in the middle of a tensor")
-                done += count
-        into.copy_(torch.frombuffer(raw, dtype=stored.dtype))
+        for run in stored.runs:
+            count = max(0, min(run.elements - first, into.numel()))
+            if count:
+                _read_run(run, first, stored.dtype, into[:count])
+                into = into[count:]
+            first = max(0, first - run.elements)
 
 
-def _plain(name: str) -> str:
+def _read_run(run: Run, first: int, dtype: torch.dtype, into: torch.Tensor) -> None:
+    item = torch.empty((), dtype=dtype).element_size()
+    raw = bytearray(into.numel() * item)
+    with open(run.file, "rb", buffering=0) as file:
+        file.seek(run.begin + first * item)
+        done = 0
+        while done < len(raw):
+            count = file.readinto(memoryview(raw)[done:])
+            if not count:
+                raise CorruptError(f"'{run.file}' ends at {file.tell()}, in the middle of a tensor")
+            done += count
+    into.copy_(torch.frombuffer(raw, dtype=dtype))
+
+
+def plain_name(name: str) -> str:
+    """Without what adapters put in."""
     return name.replace(".base_layer.", ".")
 
 
 def _without(front: str, name: str) -> str | None:
-    return _plain(name)[len(front) :] if _plain(name).startswith(front) else None
+    return plain_name(name)[len(front) :] if plain_name(name).startswith(front) else None
 
 
 def _with(front: str, name: str) -> str | None:
-    return front + _plain(name)
+    return front + plain_name(name)
 
 
 def _cuts(name: str) -> Iterator[tuple[str, str]]:
@@ -130,9 +163,13 @@ def _tensors_of(file: Path) -> dict[str, Stored]:
         try:
             header = json.loads(opened.read(length))
             return {
-                name: Stored(file, 8 + length + entry["data_offsets"][0], _TYPES[entry["dtype"]], tuple(entry["shape"]))
+                name: _stored(file, 8 + length + entry["data_offsets"][0], _TYPES[entry["dtype"]], entry["shape"])
                 for name, entry in header.items()
                 if name != "__metadata__" and entry["dtype"] in _TYPES
             }
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise CorruptError(f"'{file}' has a header that is no safetensors header: {error!r}") from error
+
+
+def _stored(file: Path, begin: int, dtype: torch.dtype, shape: Sequence[int]) -> Stored:
+    return Stored((Run(file, begin, math.prod(shape)),), dtype, tuple(shape))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional, TypeVar, Union
@@ -13,15 +11,15 @@ import torch
 
 from ..engine import Engine
 from ..engine import plan as _plan
-from ..errors import InvalidArgumentError, NotFoundError, StateError
+from ..errors import StateError
 from ..model import Folder, Path, Size
 from ..optimizers import Optimizer as Settings
 from . import _first_values
-from ._moving import Source
 from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
-from ._safetensors import SafetensorsFolder, Stored
+from ._safetensors import Stored
 from ._session import Session
+from ._weights import source_of, stored_of
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -100,16 +98,17 @@ def wrap(
         update_in_backward=update_in_backward,
         clip_value=clip_value,
     )
-    return _move_in(model, prepared, _weights(model, weights))
+    return move_in(model, prepared, None if weights is None else stored_of(model, weights))
 
 
-def _move_in(
+def move_in(
     model: Model, prepared: Prepared, stored: Optional[Mapping[str, Stored]]
 ) -> tuple[Model, Optional[Optimizer]]:
+    """wrap() with what it was given made ready. stored: where values lie in files, by names; None: nowhere."""
     on_meta = {name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta}
     if on_meta:
         _first_values.check(model, stored or {})
-    session = Session(model, prepared, _source(stored))
+    session = Session(model, prepared, source_of(stored))
     with session.undone_on_failure():
         if on_meta:
             unset = [home for home in session.homes if home.name in on_meta and home.name not in (stored or {})]
@@ -136,100 +135,11 @@ def plan(
     options: those of wrap().
     """
     prepared = prepare(model, optimizer, memory=memory, **options)
-    _weights(model, weights)
+    if weights is not None:
+        stored_of(model, weights)
     made = _plan(prepared.units(), prepared.options)
     made["pytorch"] = {"peak": prepared.estimated, "reserve": prepared.options.reserved, "measured": None}
     return made
-
-
-def from_pretrained(
-    folder: Path,
-    optimizer: Optional[Settings] = None,
-    *,
-    model_class: Any = None,
-    dtype: Optional[torch.dtype] = None,
-    **options: Any,
-) -> tuple[torch.nn.Module, Optional[Optimizer]]:
-    """A model of transformers from a folder (config.json, *.safetensors), wrapped; it may be larger than memory, since its
-    values go from the files to where they belong. As transformers' own from_pretrained() gives it: in eval() mode (call
-    model.train() to train; Trainer does), with the folder's settings for generation.
-
-    model_class: of transformers; None: the one that config.json names. dtype: None: that of config.json, else f32.
-    options: those of wrap().
-    """
-    import transformers
-
-    if not os.path.isfile(os.path.join(os.fspath(folder), "config.json")):
-        what = "has no config.json" if os.path.isdir(folder) else "does not exist"
-        raise NotFoundError(
-            f"the folder '{os.fspath(folder)}' {what}; give one that save_pretrained() of transformers wrote, or that was "
-            "downloaded as a whole"
-        )
-    config = transformers.AutoConfig.from_pretrained(os.fspath(folder), local_files_only=True)
-    if model_class is None:
-        names = getattr(config, "architectures", None) or []
-        model_class = getattr(transformers, names[0], None) if names else None
-        if model_class is None:
-            raise InvalidArgumentError(
-                f"'{os.fspath(folder)}/config.json' names {names or 'no architecture'}, which transformers does not have; "
-                "give model_class"
-            )
-    with torch.device("meta"):
-        model = model_class(config)
-    model = model.to(dtype or getattr(config, "dtype", None) or torch.float32)
-    if model.can_generate() and os.path.exists(os.path.join(os.fspath(folder), "generation_config.json")):
-        model.generation_config = transformers.GenerationConfig.from_pretrained(
-            os.fspath(folder), local_files_only=True
-        )
-    model.train(optimizer is not None)  # what PyTorch takes is estimated for what the model is for
-    wrapped, made = _move_in(model, prepare(model, optimizer, **options), _stored(model, folder, partly=False))
-    return wrapped.eval(), made
-
-
-def _weights(model: torch.nn.Module, folder: Optional[Path]) -> Optional[dict[str, Stored]]:
-    return None if folder is None else _stored(model, folder, partly=True)
-
-
-def _stored(model: torch.nn.Module, folder: Path, partly: bool) -> dict[str, Stored]:
-    """Where the values of each parameter, and of each buffer on the meta device, are; of a tied one under any name."""
-    if partly and not all(p.is_meta for p in model.parameters()):
-        raise InvalidArgumentError("weights are given for a model that has values; build it on the meta device")
-    names_of: dict[int, list[str]] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        names_of.setdefault(id(p), []).append(name)
-    buffers = {name: b for name, b in model.named_buffers() if b.is_meta}
-    files = SafetensorsFolder(folder)
-    stored = files.find({names[0]: names for names in names_of.values()} | {name: [name] for name in buffers})
-    parameters = {name: p for name, p in model.named_parameters() if p.numel()}
-    for name, t in (parameters | buffers).items():
-        if name not in stored:
-            if name in parameters and not partly:
-                raise NotFoundError(f"'{name}' is in no file of '{os.fspath(folder)}'")
-            continue
-        there = stored[name]
-        if there.shape != tuple(t.shape):
-            raise InvalidArgumentError(
-                f"'{name}' has the shape {list(there.shape)} in '{there.file}', and {list(t.shape)} in the model"
-            )
-        if there.dtype.is_floating_point != t.is_floating_point():
-            raise InvalidArgumentError(f"'{name}' is of {there.dtype} in '{there.file}', and of {t.dtype} in the model")
-    if not stored:
-        raise NotFoundError(f"'{os.fspath(folder)}' has none of the model's parameters; see the names in its files")
-    return stored
-
-
-def _source(stored: Optional[Mapping[str, Stored]]) -> Optional[Source]:
-    if stored is None:
-        return None
-
-    def fill(name: str, first: int, part: memoryview) -> None:
-        values = torch.frombuffer(part, dtype=torch.float32)
-        if name in stored:
-            SafetensorsFolder.read(stored[name], first, values)
-        else:
-            values.fill_(math.nan)  # until a rule of the model gives it others
-
-    return fill
 
 
 def _session(model: torch.nn.Module) -> Session:

@@ -1,0 +1,76 @@
+"""Models of transformers, streamed from a folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, Optional
+
+import torch
+
+from ..errors import InvalidArgumentError, NotFoundError
+from ..model import Path
+from ..optimizers import Optimizer as Settings
+from ._optimizer import Optimizer
+from ._prepare import prepare
+from ._weights import stored_of
+from ._wrap import move_in
+
+
+def from_pretrained(
+    folder: Path,
+    optimizer: Optional[Settings] = None,
+    *,
+    model_class: Any = None,
+    dtype: Optional[torch.dtype] = None,
+    **options: Any,
+) -> tuple[torch.nn.Module, Optional[Optimizer]]:
+    """A model of transformers from a folder (config.json, *.safetensors), wrapped; it may be larger than memory, since its
+    values go from the files to where they belong. As transformers' own from_pretrained() gives it: in eval() mode (call
+    model.train() to train; Trainer does), with the folder's settings for generation, and with what the model keeps in f32
+    in f32. All parameters have to be there: for a new head see wrap(weights=...).
+
+    model_class: of transformers, an AutoModelFor... too; None: the one that config.json names. dtype: None: that of
+    config.json, else f32. options: those of wrap().
+    """
+    import transformers
+
+    name = os.fspath(folder)
+    if not os.path.isfile(os.path.join(name, "config.json")):
+        what = "has no config.json" if os.path.isdir(name) else "does not exist"
+        raise NotFoundError(
+            f"the folder '{name}' {what}; give one that save_pretrained() of transformers wrote, or that was downloaded as a "
+            "whole"
+        )
+    config = transformers.AutoConfig.from_pretrained(name, local_files_only=True)
+    model = _build(model_class or _class_of(config, name), config, dtype or getattr(config, "dtype", None) or torch.float32)
+    if model.can_generate() and os.path.exists(os.path.join(name, "generation_config.json")):
+        model.generation_config = transformers.GenerationConfig.from_pretrained(name, local_files_only=True)
+    model.train(optimizer is not None)  # what PyTorch takes is estimated for what the model is for
+    wrapped, made = move_in(model, prepare(model, optimizer, **options), stored_of(model, folder, partly=False))
+    return wrapped.eval(), made
+
+
+def _class_of(config: Any, folder: str) -> Any:
+    import transformers
+
+    names = getattr(config, "architectures", None) or []
+    found = getattr(transformers, names[0], None) if names else None
+    if found is None:
+        raise InvalidArgumentError(
+            f"'{folder}/config.json' names {names or 'no architecture'}, which transformers does not have; give model_class"
+        )
+    return found
+
+
+def _build(model_class: Any, config: Any, dtype: torch.dtype) -> Any:
+    """On the meta device. The type is that of parameters as they are made: a cast would reach buffers, too, such as the
+    frequencies of rotary embeddings, which are f32 in any model."""
+    make = getattr(model_class, "from_config", None) or model_class._from_config
+    with torch.device("meta"):
+        model = make(config, dtype=dtype)
+    kept = [re.compile(pattern.replace("*", ".*")) for pattern in model._get_dtype_plan(dtype)]
+    for name, p in model.named_parameters():
+        if any(pattern.search(name) for pattern in kept):
+            p.data = p.data.to(torch.float32)
+    return model

@@ -1,0 +1,97 @@
+"""Where the values of a model's parameters and buffers lie in a folder of safetensors."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Optional
+
+import torch
+
+from ..errors import InvalidArgumentError, NotFoundError
+from ..model import Path
+from ._conversions import as_parameters
+from ._moving import Source
+from ._safetensors import SafetensorsFolder, Stored
+
+
+def stored_of(model: torch.nn.Module, folder: Path, partly: bool = True) -> dict[str, Stored]:
+    """Where the values of each parameter, and of each buffer on the meta device, are; of a tied one under any name.
+    partly: not all need to be there; a warning tells where that may be a mistake."""
+    if partly and not all(p.is_meta for p in model.parameters()):
+        raise InvalidArgumentError("weights are given for a model that has values; build it on the meta device")
+    names_of: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names_of.setdefault(id(p), []).append(name)
+    buffers = {name: b for name, b in model.named_buffers() if b.is_meta}
+    files = SafetensorsFolder(folder, lambda tensors: as_parameters(model, tensors))
+    stored = files.find({names[0]: names for names in names_of.values()} | {name: [name] for name in buffers})
+    parameters = {name: p for name, p in model.named_parameters() if p.numel()}
+    for name, t in (parameters | buffers).items():
+        if name in stored:
+            _check(name, t, stored[name])
+    missing = [name for name in parameters if name not in stored]
+    others = _unexpected(model, files.others(stored), {name for names in names_of.values() for name in names})
+    if missing and not partly:
+        raise NotFoundError(
+            f"{_lacking(missing, folder)}{_of_others(others)}. Where the model is meant to have more than the files, build it on "
+            "the meta device and give the folder to wrap() as weights: the rest gets its first values by the model's own rules"
+        )
+    if not stored:
+        raise NotFoundError(
+            f"'{os.fspath(folder)}' has none of the model's parameters, such as '{next(iter(parameters), '')}'"
+            + _of_others(others)
+        )
+    if missing and others:
+        warnings.warn(
+            f"{_lacking(missing, folder)} and gets its first values by the model's own rules{_of_others(others)}",
+            UserWarning,
+            stacklevel=3,
+        )
+    return stored
+
+
+def _check(name: str, t: torch.Tensor, there: Stored) -> None:
+    if there.shape != tuple(t.shape):
+        raise InvalidArgumentError(
+            f"'{name}' has the shape {list(there.shape)} in '{there.file}', and {list(t.shape)} in the model"
+        )
+    if there.dtype.is_floating_point != t.is_floating_point():
+        raise InvalidArgumentError(f"'{name}' is of {there.dtype} in '{there.file}', and of {t.dtype} in the model")
+
+
+def _unexpected(model: torch.nn.Module, others: Sequence[str], names: set[str]) -> list[str]:
+    """Without other names of tied parameters, buffers, and what the model's class says that old files have."""
+    known = names | {name for name, _ in model.named_buffers()}
+    ignored = [p for m in model.modules() for p in getattr(m, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    return [name for name in others if name not in known and not any(re.search(p, name) for p in ignored)]
+
+
+def _lacking(missing: Sequence[str], folder: Path) -> str:
+    return f"'{missing[0]}'{_and_more(missing)} is in no file of '{os.fspath(folder)}'"
+
+
+def _and_more(names: Sequence[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def _of_others(others: Sequence[str]) -> str:
+    return f"; '{others[0]}'{_and_more(others)} is there, which is none of the model's" if others else ""
+
+
+def source_of(stored: Optional[Mapping[str, Stored]]) -> Optional[Source]:
+    """What an engine asks for first values; NaN where nothing is stored."""
+    if stored is None:
+        return None
+
+    def fill(name: str, first: int, part: memoryview) -> None:
+        values = torch.frombuffer(part, dtype=torch.float32)
+        if name in stored:
+            SafetensorsFolder.read(stored[name], first, values)
+        else:
+            values.fill_(math.nan)  # until a rule of the model gives it others
+
+    return fill

@@ -1,0 +1,157 @@
+"""sluice.torch.from_pretrained() and wrap(weights=...) beside transformers' own from_pretrained(): the same bits."""
+
+import warnings
+
+import pytest
+import torch
+import transformers as t
+from safetensors.torch import load_file, save_file
+
+import sluice
+import sluice.torch
+
+LLAMA = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=256, pad_token_id=0)
+BERT = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, vocab_size=256)
+EXPERTS = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=256)
+
+
+def bert():
+    """Its norms are not what they begin as."""
+    model = t.BertForMaskedLM(t.BertConfig(**BERT))
+    for name, p in model.named_parameters():
+        if "LayerNorm" in name:
+            torch.nn.init.uniform_(p, 0.5, 1.5)
+    return model
+
+
+def t5():
+    return t.T5ForConditionalGeneration(
+        t.T5Config(d_model=64, d_ff=128, num_layers=2, num_heads=2, d_kv=32, vocab_size=256, decoder_start_token_id=0)
+    )
+
+
+def mixtral():
+    """An expert is three tensors in files, all of a layer are two in the model; 10 comes after 9."""
+    return t.MixtralForCausalLM(t.MixtralConfig(**EXPERTS, intermediate_size=96, num_local_experts=11, pad_token_id=0))
+
+
+def qwen_of_experts():
+    config = t.Qwen3MoeConfig(
+        **EXPERTS, intermediate_size=96, moe_intermediate_size=32, head_dim=16, num_experts=4, num_experts_per_tok=2
+    )
+    return t.Qwen3MoeForCausalLM(config)
+
+
+def vit():
+    return t.ViTForImageClassification(
+        t.ViTConfig(**{**BERT, "intermediate_size": 64, "image_size": 32, "patch_size": 8})
+    )
+
+
+def old_norms(folder):
+    """The names that BERT's files had at first."""
+    file = folder / "model.safetensors"
+    names = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    tensors = load_file(file)
+    for new, old in names.items():
+        tensors = {key.replace(new, old): value for key, value in tensors.items()}
+    save_file(tensors, file, {"format": "pt"})
+
+
+def same_model(made, expected):
+    ours, theirs = made.state_dict(), expected.state_dict()
+    assert [*ours] == [*theirs]
+    buffers = dict(expected.named_buffers())
+    for name, tensor in [*made.named_parameters(), *made.named_buffers()]:
+        other = buffers[name] if name in buffers else expected.get_parameter(name)
+        assert tensor.dtype == other.dtype, name
+        assert torch.equal(tensor, other), name
+    assert made.config.to_dict() == expected.config.to_dict()
+
+
+KINDS = {
+    "llama": (lambda: t.LlamaForCausalLM(t.LlamaConfig(**LLAMA)), {}, None),
+    "llama in bf16": (lambda: t.LlamaForCausalLM(t.LlamaConfig(**LLAMA)).bfloat16(), {}, None),
+    "llama to bf16": (lambda: t.LlamaForCausalLM(t.LlamaConfig(**LLAMA)), {"dtype": torch.bfloat16}, None),
+    "llama to f32": (lambda: t.LlamaForCausalLM(t.LlamaConfig(**LLAMA)).bfloat16(), {"dtype": torch.float32}, None),
+    "t5": (t5, {}, None),
+    "t5 in f16, with f32 inside": (t5, {"dtype": torch.float16}, None),
+    "mixtral": (mixtral, {}, None),
+    "qwen of experts": (qwen_of_experts, {}, None),
+    "vit": (vit, {}, None),
+    "bert": (bert, {}, None),
+    "bert of old": (bert, {}, old_norms),
+}
+
+
+@pytest.fixture(params=KINDS, ids=lambda name: name.replace(" ", "-"))
+def saved(request, tmp_path):
+    """A folder, what is said when it is read, and what transformers reads."""
+    make, options, change = KINDS[request.param]
+    torch.manual_seed(0)
+    model = make()
+    model.save_pretrained(tmp_path, max_shard_size="50MB" if change else "100KB")
+    if change:
+        change(tmp_path)
+    return tmp_path, options, type(model).from_pretrained(tmp_path, **options)
+
+
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_a_folder_gives_what_transformers_gives(saved, place, tmp_path_factory):
+    folder, options, expected = saved
+    made, _ = sluice.torch.from_pretrained(
+        folder, memory="4GiB", reserve="256MiB", disk=tmp_path_factory.mktemp("disk"), place=place, **options
+    )
+    same_model(made, expected)
+    sluice.torch.close(made)
+
+
+def test_weights_of_a_folder_are_those_that_transformers_reads(saved):
+    folder, options, expected = saved
+    with torch.device("meta"):
+        model = type(expected)._from_config(expected.config, dtype=options.get("dtype", expected.dtype))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sluice.torch.wrap(model, memory="4GiB", reserve="256MiB", weights=folder)
+    for name, p in model.named_parameters():
+        assert torch.equal(p, expected.get_parameter(name).to(p.dtype)), name
+
+
+def test_a_class_that_finds_the_class(tmp_path):
+    bert().save_pretrained(tmp_path)
+    made, _ = sluice.torch.from_pretrained(tmp_path, model_class=t.AutoModelForMaskedLM, memory="4GiB")
+    same_model(made, t.AutoModelForMaskedLM.from_pretrained(tmp_path))
+
+
+def test_what_the_files_lack_is_told(tmp_path):
+    plain = bert()
+    plain.save_pretrained(tmp_path)
+    with pytest.raises(sluice.NotFoundError, match=r"'bert.pooler.*and 3 more.*'cls.predictions.*give the folder to wrap"):
+        sluice.torch.from_pretrained(tmp_path, model_class=t.BertForSequenceClassification, memory="4GiB")
+    with torch.device("meta"):
+        model = t.BertForSequenceClassification(plain.config)
+    with pytest.warns(UserWarning, match="'bert.pooler.*first values by the model's own rules; 'cls.predictions"):
+        sluice.torch.wrap(model, memory="4GiB", weights=tmp_path)
+    for name, p in plain.bert.named_parameters():
+        assert torch.equal(p, model.bert.get_parameter(name)), name
+
+
+def test_what_would_have_to_be_computed_is_refused(tmp_path, monkeypatch):
+    from transformers import conversion_mapping, core_model_loading
+
+    bert().save_pretrained(tmp_path)
+    chunks = core_model_loading.WeightConverter("query.weight", ["query.weight", "other.weight"], [core_model_loading.Chunk(0)])
+    monkeypatch.setattr(conversion_mapping, "get_model_conversion_mapping", lambda model: [chunks])
+    with pytest.raises(sluice.InvalidArgumentError, match=r"query.weight'.*Chunk.*save_original_format=False"):
+        sluice.torch.from_pretrained(tmp_path, memory="4GiB")
+
+
+def test_experts_whose_shapes_do_not_fit(tmp_path):
+    mixtral().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith("experts.3.w1.weight"))
+    tensors[name] = tensors[name][:, :-1].contiguous()
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(sluice.InvalidArgumentError, match="experts.gate_up_proj' is put together.*do not fit"):
+        sluice.torch.from_pretrained(tmp_path, memory="4GiB")
