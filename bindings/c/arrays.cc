@@ -5,13 +5,13 @@
 #include "kernels/elementwise.h"
 
 // Values and state that are whole arrays of the caller's. These run inside of the engine's calls, and take no
-// lock; a dtype that is none is an error of the call.
+// lock; what is wrong with them is an error of the call.
 namespace sluice::c {
 namespace {
 
 // Of a parameter's array from an element on; data is null where there is none.
 sluice::Array place(const void* context, uint32_t parameter, uint32_t array, uint64_t first) {
-  const auto& all = *static_cast<const sluice_arrays*>(context);
+  const sluice_arrays all = known_part(static_cast<const sluice_arrays*>(context), "the arrays");
   const uint32_t row = parameter - all.first_parameter;
   if (parameter < all.first_parameter || row >= all.parameters || array >= all.arrays) return {};
   const sluice_array& found = all.data[row * all.arrays + array];

@@ -89,12 +89,19 @@ namespace sluice::c {
 // The engine whose caller's function this thread is in.
 inline thread_local const sluice_engine* in_function_of = nullptr;
 
-// Calls a function of the caller's, which may stop the call that it is part of.
+// Calls a function of the caller's, which may stop the call that it is part of. (It may throw: those for
+// arrays are this library's own.)
 template <class Function, class... Arguments>
 void call_back(const sluice_engine& engine, Function function, Arguments... arguments) {
-  const sluice_engine* const before = std::exchange(in_function_of, &engine);
-  const int result = function(arguments...);
-  in_function_of = before;
+  struct Inside {
+    explicit Inside(const sluice_engine& e) : before(std::exchange(in_function_of, &e)) {}
+    ~Inside() { in_function_of = before; }
+    const sluice_engine* const before;
+  };
+  const int result = [&] {
+    const Inside inside(engine);
+    return function(arguments...);
+  }();
   stop_unless_zero(result);
 }
 

@@ -53,11 +53,14 @@ sluice_status sluice_engine_leave(sluice_engine* handle, uint32_t with_values, u
   return guarded([&] {
     sluice_engine& e = required(handle, "engine");
     const Turn turn(e);
+    if (e.left)
+      sluice::fail(sluice::ErrorCode::kState,
+                   "the parameters of the engine have left it; destroy it, and their homes");
     if (with_values != 0) {
       require_usable(e);
       check_growth(e, besides);
     }
-    if (homes == nullptr || e.left) return;
+    if (homes == nullptr) return;
     leave(e, with_values != 0, homes);
   });
 }

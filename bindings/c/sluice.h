@@ -207,9 +207,10 @@ typedef struct sluice_home sluice_home;
  * and the values stay where they are, in their type, as ordinary memory that may be written; the engine's
  * memory is given back for it on the way. Without, a touch of them ends the process with a message that names
  * the unit; an engine that has failed can so be left, too. Gradients and the optimizer's state are dropped.
- * Afterwards sluice_engine_destroy() alone may be called. SLUICE_BUDGET, with nothing changed: it needs more
- * than the budget or the system has, with `besides` bytes that the caller takes meanwhile. SLUICE_STATE,
- * likewise: a unit is held, or has no values. Any other failure: homes are given, and those of units that had
+ * Afterwards sluice_engine_destroy() alone may be called. With `with_values`, and with nothing changed:
+ * SLUICE_BUDGET: it needs more than the budget or the system has, with `besides` bytes that the caller takes
+ * meanwhile; SLUICE_STATE: a unit is held, or has no values. SLUICE_STATE also where they have left already.
+ * Any other failure: homes are given, and those of units that had
  * not left by then have no values. homes NULL: only finds out whether it would fit. */
 SLUICE_API sluice_status sluice_engine_leave(sluice_engine* engine, uint32_t with_values, uint64_t besides,
                                              sluice_home** homes);

@@ -36,11 +36,11 @@ sluice::engine::StepSettings settings_of(const sluice_engine& e, const sluice_st
   step.clip_value = given.clip_value;
   if (given.gradient_factor != 0) step.gradient_factor = given.gradient_factor;
   step.keep_gradients = given.keep_gradients != 0;
+  if (given.group_count != e.planned.groups)
+    fail(ErrorCode::kInvalidArgument, "settings of {} groups are given, and the engine was made for {}",
+         given.group_count, e.planned.groups);
   for (std::size_t i = 0; i < given.group_count; ++i)
     step.groups.push_back(group_of(&required(given.groups, "settings.groups"), i));
-  if (step.groups.size() != e.planned.groups)
-    fail(ErrorCode::kInvalidArgument, "settings of {} groups are given, and the engine was made for {}",
-         step.groups.size(), e.planned.groups);
   return step;
 }
 

@@ -209,11 +209,18 @@ def test_what_would_write_to_memory_that_is_nobodys_is_refused():
     gradient = model.first.weight.grad
     with pytest.raises(ValueError, match="read-only"):
         gradient.numpy()[0] = 5.0
-    for use in (gradient.data_ptr, lambda: torch.from_dlpack(gradient), lambda: numpy.from_dlpack(gradient)):
+    alone = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=alone, rank=0, world_size=1)
+    for use in (
+        gradient.data_ptr, lambda: torch.from_dlpack(gradient), lambda: numpy.from_dlpack(gradient), gradient.share_memory_,
+        lambda: torch.distributed.all_reduce(gradient), lambda: torch.distributed.all_gather([torch.ones(24, 24)], gradient),
+    ):  # fmt: skip
         with pytest.raises(sluice.StateError, match=r"gradient of 'first.weight'.*address.*clone\(\).*copy_\(\)"):
             use()
-    with pytest.raises(sluice.InvalidArgumentError, match=r"\(24, 24\).*\(3,\).*its shape"):
-        gradient.data = torch.ones(3)
+    torch.distributed.destroy_process_group()
+    for change in (lambda: setattr(gradient, "data", torch.ones(3)), lambda: gradient.set_(torch.ones(3))):
+        with pytest.raises(sluice.InvalidArgumentError, match=r"\(24, 24\).*\(3,\).*its shape"):
+            change()
     assert torch.equal(torch.from_dlpack(gradient.clone()), gradient)
     optimizer.step()
 

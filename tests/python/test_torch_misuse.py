@@ -240,6 +240,27 @@ def test_models_that_cannot_be_wrapped():
         wrap(Chain(), None, memory="1MiB", disk=None)
 
 
+@pytest.mark.parametrize("on", ["cpu", "meta"])
+def test_views_of_parameters_that_would_keep_old_values(on):
+    def with_buffer(model):
+        model.middle.register_buffer("seen", model.first.weight.detach()[:2])
+        return "middle.seen"
+
+    def with_attribute(model):
+        model.turned = model.first.weight.t()
+        return "turned"
+
+    for give in (with_buffer, with_attribute):
+        with torch.device(on):
+            model = Chain()
+        with pytest.raises(sluice.InvalidArgumentError, match=f"'{give(model)}' is a view of.*'first.weight'.*in forward"):
+            wrap(model, "disk")
+    frozen = Chain()
+    with_buffer(frozen)
+    frozen.first.weight.requires_grad_(False)
+    wrap(frozen, "disk")
+
+
 def test_a_model_that_was_refused_is_as_it_was():
     model = Chain()
     values = {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -28,6 +28,20 @@ class Parts(nn.Module):
         return (x @ self.layers.to(torch.bfloat16)[2].t() + x[:, :3] @ self.layers[:, 0]).tanh()
 
 
+class WrittenCasts(nn.Module):
+    """Changes what it cast of a parameter: all of it, or a part."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Parameter(torch.randn(WIDTH, WIDTH) * 0.1) for _ in range(2))
+
+    def forward(self, x):
+        halved, cut = self.first.to(torch.bfloat16), self.second.to(torch.bfloat16)
+        halved.mul_(0.5)
+        cut[: WIDTH // 2] = 0
+        return nn.functional.linear(nn.functional.linear(x, halved), cut).tanh()
+
+
 class CrossAttention(nn.Module):
     """nn.MultiheadAttention cuts its weight in two where keys come from elsewhere."""
 
@@ -39,7 +53,7 @@ class CrossAttention(nn.Module):
         return self.layer(x[None, :2], x[None, 2:])
 
 
-@pytest.mark.parametrize("make", [Parts, CrossAttention])
+@pytest.mark.parametrize("make", [Parts, CrossAttention, WrittenCasts])
 def test_autocast_of_parts_of_parameters(make):
     def loop(model, optimizer, note):
         x = drawn(0).requires_grad_()

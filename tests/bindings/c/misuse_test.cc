@@ -68,6 +68,10 @@ TEST_F(MisuseTest, StepsThatAreNotAllowed) {
   EXPECT_OK(sluice_engine_release(engine(), 1));
   sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
   expect_error(sluice_engine_step(engine(), &settings, nullptr), SLUICE_INVALID_ARGUMENT, {"0 groups", "2"});
+  const sluice_group_settings one = SLUICE_INIT(sluice_group_settings);
+  settings.groups = &one;
+  settings.group_count = std::size_t{1} << 60;
+  expect_error(sluice_engine_step(engine(), &settings, nullptr), SLUICE_INVALID_ARGUMENT, {"groups", "2"});
   settings.size = 0;
   expect_error(sluice_engine_step(engine(), &settings, nullptr), SLUICE_INVALID_ARGUMENT, {"SLUICE_INIT"});
   expect_error(sluice_engine_save(engine(), folder_.path("out").c_str(), 1, nullptr), SLUICE_STATE,
@@ -196,6 +200,22 @@ TEST_F(MisuseTest, AFunctionOfTheCallersMayNotCallTheEngine) {
   EXPECT_OK(sluice_engine_get_state(engine(), 1, look, &context));
   EXPECT_EQ(context.inner, SLUICE_STATE);
   EXPECT_OK(sluice_engine_settle(engine()));
+}
+
+// Whatever the library's own functions find wrong, the next call is heard.
+TEST_F(MisuseTest, ArraysThatCannotBeReadEndTheirCallAlone) {
+  const Values before = values_of(engine());
+  std::vector<float> values(parameters()[0].elements());
+  sluice_array array = {values.data(), static_cast<sluice_dtype>(9)};
+  sluice_arrays arrays = SLUICE_INIT(sluice_arrays);
+  arrays.parameters = arrays.arrays = 1;
+  arrays.data = &array;
+  expect_error(sluice_engine_get_values(engine(), 0, sluice_write_values_to_arrays, &arrays),
+               SLUICE_INVALID_ARGUMENT, {"9 is no sluice_dtype"});
+  arrays.size = 3;
+  expect_error(sluice_engine_get_values(engine(), 0, sluice_write_values_to_arrays, &arrays),
+               SLUICE_INVALID_ARGUMENT, {"SLUICE_INIT"});
+  EXPECT_TRUE(values_of(engine()) == before);
 }
 
 TEST_F(MisuseTest, ResultsWithoutASize) {

@@ -52,7 +52,11 @@ class UpdatesInBackward:
         now = _current_pass()
         if now is not None and now not in self._passes:
             passes = self._passes
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: passes.pop(now, None))
+
+            def forget() -> None:
+                passes.pop(now, None)
+
+            torch.autograd.Variable._execution_engine.queue_callback(forget)
             passes[now] = threading.get_ident()
 
     def begin(self, session: Session) -> None:

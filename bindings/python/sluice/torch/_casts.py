@@ -32,7 +32,7 @@ class Casts(TorchDispatchMode):
     def __init__(self, by_storage: Mapping[int, Home]) -> None:
         super().__init__()
         self._homes = by_storage
-        self._casts: dict[int, tuple[weakref.ref[torch.Tensor], Cast]] = {}
+        self._casts: dict[int, tuple[weakref.ref[torch.Tensor], int, Cast]] = {}  # with its version
         self._cached = False
 
     def __enter__(self) -> Any:
@@ -50,13 +50,15 @@ class Casts(TorchDispatchMode):
             home = self._homes.get(storage_of(args[0]))
             if home is not None and result.storage_offset() == 0:
                 cast = Cast(home, View.of(args[0]), View.of(result))
-                self._casts[storage_of(result)] = (weakref.ref(result), cast)
+                self._casts[storage_of(result)] = (weakref.ref(result), result._version, cast)
         return result
 
     def find(self, tensor: torch.Tensor) -> Cast | None:
-        """What the tensor, or a view of it, is a cast of."""
+        """What the tensor, or a view of it, is a cast of. One that was written to since is none."""
         found = self._casts.get(storage_of(tensor))
         if found is None:
             return None
-        made = found[0]()
-        return found[1] if made is not None and storage_of(made) == storage_of(tensor) else None
+        reference, version, cast = found
+        made = reference()
+        is_it = made is not None and made._version == version and storage_of(made) == storage_of(tensor)
+        return cast if is_it else None

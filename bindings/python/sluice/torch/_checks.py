@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -26,11 +26,7 @@ def check_model(model: Any) -> None:
             raise InvalidArgumentError(
                 f"'{name}' has no shape yet (a lazy module); call the model once before it is wrapped"
             )
-    for one, other in _sharing(model):
-        raise InvalidArgumentError(
-            f"'{other}' and '{one}' are two Parameters over one memory, which would have a memory each; make them one "
-            "Parameter (module.weight = other.weight), or give each its own (nn.Parameter(p.detach().clone()))"
-        )
+    _check_sharing(model)
 
 
 def check_trainable(model: torch.nn.Module) -> None:
@@ -49,19 +45,42 @@ def check_trainable(model: torch.nn.Module) -> None:
 
 
 class _Extent(NamedTuple):
-    """From which byte to which a parameter lies, of the memory named first."""
+    """From which byte to which a tensor lies, of the memory named first."""
 
     memory: int
     begin: int
     end: int
     name: str
-    parameter: torch.nn.Parameter
+    tensor: torch.Tensor
 
 
-def _sharing(model: torch.nn.Module) -> Iterator[tuple[str, str]]:
-    """Names of parameters that lie in the same bytes."""
+def _check_sharing(model: torch.nn.Module) -> None:
+    parameters = dict(model.named_parameters())
+    others = {
+        f"{path}.{name}" if path else name: t
+        for path, module in model.named_modules()
+        for name, t in [*module._buffers.items(), *vars(module).items()]
+        if type(t) is torch.Tensor
+    }
+    for pair in _sharing(others | parameters):
+        found = [name for name in pair if name in parameters]
+        if len(found) == 2:
+            raise InvalidArgumentError(
+                f"'{pair[1]}' and '{pair[0]}' are two Parameters over one memory, which would have a memory each; make them "
+                "one Parameter (module.weight = other.weight), or give each its own (nn.Parameter(p.detach().clone()))"
+            )
+        if len(found) == 1 and parameters[found[0]].requires_grad:
+            other = pair[0] if pair[1] == found[0] else pair[1]
+            raise InvalidArgumentError(
+                f"'{other}' is a view of the memory of '{found[0]}', which moves when the model is wrapped, so that it would "
+                "keep the values of now; make the view in forward, or give it a clone()"
+            )
+
+
+def _sharing(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, str]]:
+    """Names of tensors that lie in the same bytes."""
     extents = sorted(
-        (_extent(name, p) for name, p in model.named_parameters() if p.numel() and p.layout == torch.strided),
+        (_extent(name, t) for name, t in tensors.items() if t.numel() and t.layout == torch.strided),
         key=lambda extent: extent[:3],
     )
     open_ones: list[_Extent] = []
@@ -73,12 +92,12 @@ def _sharing(model: torch.nn.Module) -> Iterator[tuple[str, str]]:
         open_ones.append(extent)
 
 
-def _extent(name: str, p: torch.nn.Parameter) -> _Extent:
-    size = p.element_size()
-    reach = size + sum((length - 1) * stride * size for length, stride in zip(p.shape, p.stride(), strict=True))
+def _extent(name: str, t: torch.Tensor) -> _Extent:
+    size = t.element_size()
+    reach = size + sum((length - 1) * stride * size for length, stride in zip(t.shape, t.stride(), strict=True))
     # On the meta device there are no addresses, and only storages tell.
-    begin = int(p.storage_offset()) * size if p.is_meta else p.data_ptr()
-    return _Extent(p.untyped_storage()._cdata if p.is_meta else 0, begin, begin + reach, name, p)
+    begin = int(t.storage_offset()) * size if t.is_meta else t.data_ptr()
+    return _Extent(t.untyped_storage()._cdata if t.is_meta else 0, begin, begin + reach, name, t)
 
 
 def _overlap(one: _Extent, other: _Extent) -> bool:
@@ -90,5 +109,5 @@ def _overlap(one: _Extent, other: _Extent) -> bool:
 
 
 def _bytes_in(marks: torch.Tensor, extent: _Extent, begin: int) -> torch.Tensor:
-    p, size = extent.parameter, extent.parameter.element_size()
-    return marks.as_strided((*p.shape, size), (*(stride * size for stride in p.stride()), 1), extent.begin - begin)
+    t, size = extent.tensor, extent.tensor.element_size()
+    return marks.as_strided((*t.shape, size), (*(stride * size for stride in t.stride()), 1), extent.begin - begin)

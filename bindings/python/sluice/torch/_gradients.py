@@ -84,6 +84,11 @@ class Slot:
     def replace(self, values: torch.Tensor) -> None:
         """The gradient is `values` now."""
         self.check()
+        if values.shape != self.home.parameter.shape:
+            raise InvalidArgumentError(
+                f"the gradient of '{self.home.name}' is of shape {tuple(self.home.parameter.shape)}, and is to be of "
+                f"{tuple(values.shape)}; give values of its shape"
+            )
         if self.applied:
             self.session.apply_gradient(self.home, values)
             self.zeroed = False
@@ -140,16 +145,15 @@ class Gradient(torch.Tensor):
 
     @data.setter
     def data(self, values: torch.Tensor) -> None:
-        if values.shape != self.shape:
-            raise InvalidArgumentError(
-                f"the gradient of '{self._slot.home.name}' is of shape {tuple(self.shape)}, and its .data is to be of "
-                f"{tuple(values.shape)}; give values of its shape"
-            )
         if values is not self:
             self._slot.replace(values.detach().to(self.dtype).clone())
 
     def data_ptr(self) -> NoReturn:
         """Raises: the engine's gradients have no address."""
+        self._refuse_memory()
+
+    def share_memory_(self) -> NoReturn:
+        """As data_ptr()."""
         self._refuse_memory()
 
     def __dlpack__(self, **_: Any) -> NoReturn:
@@ -174,6 +178,8 @@ class Gradient(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":  # its operations do not say what they write, nor when
+            next(value for value in _gradients_in([args, kwargs or {}]))._refuse_memory()
         handler = _HANDLERS.get(func)
         if handler is not None:
             result = handler(*args, **(kwargs or {}))
@@ -240,6 +246,14 @@ def _on_copies(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if result is copy:
             result = gradient
     return result
+
+
+def _gradients_in(value: Any) -> Iterator[Gradient]:
+    if isinstance(value, Gradient):
+        yield value
+    elif isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _gradients_in(item)
 
 
 def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[Gradient]:

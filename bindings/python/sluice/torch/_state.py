@@ -44,7 +44,7 @@ def read(session: Session) -> dict[int, dict[str, torch.Tensor]]:
         return _state_files.make(folder, shape, dtype)
 
     state = {
-        home.index: {_STEP: torch.tensor(float(engine.updates(home.spans[0].key)))}
+        home.index: {_STEP: torch.tensor(float(engine.updates(home.spans[0].key)), dtype=torch.float32)}
         | {name: make(shape, type_of[name]) for name, shape in shapes[home.index].items()}
         for home in updated
     }
