@@ -1,5 +1,7 @@
 """What of a wrapped model is saved, and loaded again."""
 
+import copy
+
 import peft
 import pytest
 import torch
@@ -9,6 +11,7 @@ from test_torch_closing import run_big
 from test_torch_models import SHOWN
 from wrapped_models import (
     language_loss,
+    plain_optimizer,
     same_values,
     small_gpt2,
     tokens,
@@ -279,6 +282,41 @@ def test_state_goes_to_plain_pytorch_and_back(trained):
     back.load_state_dict(its_optimizer.state_dict())
     losses = train(plain, its_optimizer, language_loss, steps=3)
     assert train(other, back, language_loss, steps=3).close_to(losses)
+
+
+def of_two_types(seed):
+    model = small_gpt2(seed)
+    model.transformer.h[0].bfloat16()
+    return model
+
+
+def backwards(model):
+    return [{"params": [p for p in model.parameters() if p.dim() > 1][::-1], "weight_decay": 0.1}]
+
+
+@pytest.mark.parametrize("units", [None, {"late": ["transformer.h.1"], "early": ["transformer.h.0.mlp"]}])
+@pytest.mark.parametrize("make", [small_gpt2, of_two_types])
+def test_parameters_are_counted_as_torch_optim_counts_them(make, units):
+    model, optimizer = wrap(make(1), "disk", units=units)
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.parameters()]
+
+    model = make(1)
+    groups = backwards(model)
+    _, optimizer = wrap(model, "disk", units=units, param_groups=groups)
+    assert [id(p) for p in optimizer.param_groups[1]["params"]] == [id(p) for p in groups[0]["params"]]
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.parameters() if p.dim() == 1]
+
+
+def test_state_of_torch_optim_is_that_of_the_same_parameters_in_other_units():
+    plain = small_gpt2()
+    its_optimizer = plain_optimizer(plain)
+    train(plain, its_optimizer, language_loss, steps=3)
+    state, values = copy.deepcopy(its_optimizer.state_dict()), copy.deepcopy(plain.state_dict())
+    model, optimizer = wrap(small_gpt2(seed=8), "disk", units={"late": ["transformer.h.1"], "early": ["transformer.h.0"]})
+    model.load_state_dict(values)
+    optimizer.load_state_dict(state)
+    losses = train(plain, its_optimizer, language_loss, steps=3)
+    assert train(model, optimizer, language_loss, steps=3).close_to(losses)
 
 
 def test_a_parameter_that_was_never_updated_has_no_state():

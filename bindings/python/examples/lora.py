@@ -22,7 +22,7 @@ def adapted(folder):
         raise SystemExit(f"'{folder}' has no config.json; give a folder that save_pretrained() wrote")
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     with torch.device("meta"):
-        base = getattr(transformers, config.architectures[0])(config).to(config.dtype or torch.float32)
+        base = transformers.AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32)
         return peft.get_peft_model(
             base, peft.LoraConfig(task_type="CAUSAL_LM", r=8, target_modules=["q_proj", "v_proj"])
         )

@@ -95,6 +95,7 @@ class Home:
     index: int  # of the session's homes
     spans: list[Span]
     group: int  # of the optimizer's settings
+    place: int  # in that: the order in which torch.optim counts
     parameter: torch.nn.Parameter
     memory: torch.Tensor
     trainable: bool

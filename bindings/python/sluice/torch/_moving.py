@@ -60,8 +60,8 @@ class Moving:
                 p = self._into_engine(given, spans)
                 p._sluice = session  # type: ignore[attr-defined]
                 trainable = train and p.requires_grad
-                role = roles.group.get(id(given), 0)
-                home = Home(name, len(self._homes), spans, role, p, p.data, trainable, declared.by_elements)
+                role, place = roles.group.get(id(given), 0), roles.place[id(given)]
+                home = Home(name, len(self._homes), spans, role, place, p, p.data, trainable, declared.by_elements)
                 if given.is_meta:
                     self._on_meta[home.index] = given
                 self._homes.append(home)

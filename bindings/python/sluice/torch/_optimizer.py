@@ -53,9 +53,10 @@ class Optimizer(torch.optim.Optimizer):
         self._sealed = False
         first = settings[0]
         defaults = dataclasses.asdict(first)
+        homes = sorted((home for home in session.homes if home.trainable), key=lambda home: home.place)
         groups = [
             {
-                "params": [h.parameter for h in session.homes if h.trainable and h.group == g],
+                "params": [home.parameter for home in homes if home.group == g],
                 **{name: getattr(each, name) for name in each.of_step},
             }
             for g, each in enumerate(settings)

@@ -20,6 +20,7 @@ def roles_of(
     """The settings of each group, the first being the rest's; and the parameters' roles."""
     settings, roles = [optimizer], Roles()
     known = {id(p): p for p in model.parameters()}
+    roles.place = {key: place for place, key in enumerate(known)}
     if isinstance(optimizer, Muon):
         roles.by_elements = _tables(model)
     for given in param_groups:
@@ -32,10 +33,11 @@ def roles_of(
         if other:
             raise InvalidArgumentError(f"a parameter group has {sorted(other)}; it may have {', '.join(allowed)}")
         settings.append(changed(optimizer, {name: given[name] for name in optimizer.of_step if name in given}))
-        for key in _members(model, known, given["params"]):
+        for place, key in enumerate(_members(model, known, given["params"])):
             if key in roles.group:
                 raise InvalidArgumentError("a parameter is in two parameter groups; leave it in one")
             roles.group[key] = len(settings) - 1
+            roles.place[key] = place
             if "use_muon" in given:
                 _choose(roles, known[key], given["use_muon"])
     if isinstance(optimizer, Muon) and optimizer.adamw_lr is not None:
