@@ -2,6 +2,7 @@
 
 import warnings
 
+import peft
 import pytest
 import torch
 import transformers as t
@@ -115,6 +116,21 @@ def test_weights_of_a_folder_are_those_that_transformers_reads(saved):
         sluice.torch.wrap(model, memory="4GiB", reserve="256MiB", weights=folder)
     for name, p in model.named_parameters():
         assert torch.equal(p, expected.get_parameter(name).to(p.dtype)), name
+
+
+@pytest.mark.parametrize("make, targets", [(mixtral, ["q_proj"]), (vit, ["q_proj"]), (bert, ["query"])])
+def test_a_model_with_adapters_is_streamed_likewise(make, targets, tmp_path):
+    plain = make()
+    plain.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        base = type(plain)._from_config(plain.config)
+        model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=targets))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB", reserve="256MiB", weights=tmp_path)
+    values = {name.replace(".base_layer", ""): p for name, p in model.get_base_model().named_parameters()}
+    for name, p in plain.named_parameters():
+        assert torch.equal(values[name], p), name
 
 
 def test_a_class_that_finds_the_class(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,11 @@ def as_parameters(model: torch.nn.Module, tensors: Mapping[str, Stored]) -> dict
     from_pretrained() does; what is not of that model, and all where there is none, stays as it is.
 
     Raises InvalidArgumentError for what would have to be computed: nothing is read here."""
-    inner: Any = next((m for m in model.modules() if hasattr(m, "base_model_prefix") and hasattr(m, "tie_weights")), None)
+    if "transformers" not in sys.modules:
+        return dict(tensors)
+    import transformers
+
+    inner = next((m for m in model.modules() if isinstance(m, transformers.PreTrainedModel)), None)
     if inner is None:
         return dict(tensors)
     try:

@@ -109,6 +109,7 @@ class Session:
             return
         with self._lock:
             gradients = _closing.with_values(self) if values else _closing.without_values(self)
+            self._ended = True  # at once: another thread may be about to use the model
             for home in self.homes:
                 if isinstance(home.parameter.grad, Gradient):
                     home.parameter.grad = gradients.get(home.index)
@@ -118,7 +119,6 @@ class Session:
                 hook.remove()
             if (model := self.model()) is not None:
                 unguard(model)
-            self._ended = True
 
     # ---- hooks ----
 
