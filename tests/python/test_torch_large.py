@@ -79,6 +79,10 @@ def test_a_folder_without_what_the_model_needs(tmp_path):
     weights.write_bytes(weights.read_bytes().replace(b"transformer.h.1.ln_1.bias", b"transformer.h.1.ln_1.xxxx"))
     with pytest.raises(sluice.NotFoundError, match="transformer.h.1.ln_1.bias"):
         sluice.torch.from_pretrained(tmp_path, memory="6GiB")
+    text = weights.read_bytes()
+    weights.write_bytes(text.replace(b'"shape":[128]', b'"shape":[112]', 1))
+    with pytest.raises(sluice.CorruptError, match=r"model.safetensors.*\[112\].* 512 bytes"):
+        sluice.torch.from_pretrained(tmp_path, memory="6GiB")
     weights.write_bytes(b"\xff" * 64)
     with pytest.raises(sluice.CorruptError, match="model.safetensors"):
         sluice.torch.from_pretrained(tmp_path, memory="6GiB")

@@ -62,7 +62,7 @@ def _check_sharing(model: torch.nn.Module) -> None:
         for name, t in [*module._buffers.items(), *vars(module).items()]
         if type(t) is torch.Tensor
     }
-    for pair in _sharing(others | parameters):
+    for pair in _sharing(others, parameters):
         found = [name for name in pair if name in parameters]
         if len(found) == 2:
             raise InvalidArgumentError(
@@ -77,17 +77,18 @@ def _check_sharing(model: torch.nn.Module) -> None:
             )
 
 
-def _sharing(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, str]]:
-    """Names of tensors that lie in the same bytes."""
+def _sharing(others: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, str]]:
+    """Names of tensors that lie in the same bytes, one of them at least a parameter's."""
+    every = {**others, **parameters}
     extents = sorted(
-        (_extent(name, t) for name, t in tensors.items() if t.numel() and t.layout == torch.strided),
+        (_extent(name, t) for name, t in every.items() if t.numel() and t.layout == torch.strided),
         key=lambda extent: extent[:3],
     )
     open_ones: list[_Extent] = []
     for extent in extents:
         open_ones = [other for other in open_ones if other.memory == extent.memory and other.end > extent.begin]
         for other in open_ones:
-            if _overlap(extent, other):
+            if (extent.name in parameters or other.name in parameters) and _overlap(extent, other):
                 yield other.name, extent.name
         open_ones.append(extent)
 

@@ -163,7 +163,7 @@ def _tensors_of(file: Path) -> dict[str, Stored]:
         try:
             header = json.loads(opened.read(length))
             return {
-                name: _stored(file, 8 + length + entry["data_offsets"][0], _TYPES[entry["dtype"]], entry["shape"])
+                name: _stored(file, 8 + length, _TYPES[entry["dtype"]], entry["shape"], *entry["data_offsets"])
                 for name, entry in header.items()
                 if name != "__metadata__" and entry["dtype"] in _TYPES
             }
@@ -171,5 +171,7 @@ def _tensors_of(file: Path) -> dict[str, Stored]:
             raise CorruptError(f"'{file}' has a header that is no safetensors header: {error!r}") from error
 
 
-def _stored(file: Path, begin: int, dtype: torch.dtype, shape: Sequence[int]) -> Stored:
-    return Stored((Run(file, begin, math.prod(shape)),), dtype, tuple(shape))
+def _stored(file: Path, data: int, dtype: torch.dtype, shape: Sequence[int], begin: int, end: int) -> Stored:
+    if end - begin != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"a tensor of shape {shape} and {dtype} would have {end - begin} bytes")
+    return Stored((Run(file, data + begin, math.prod(shape)),), dtype, tuple(shape))
