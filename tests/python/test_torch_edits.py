@@ -193,3 +193,34 @@ def test_a_model_that_is_to_be_shared_is_refused():
     with pytest.raises(sluice.StateError, match=r"memory that processes share.*after sluice.torch.close\(\)"):
         model.share_memory()
     loss_of(model, 0).backward()
+
+
+class Twins(torch.nn.Module):
+    """Half of it follows the other half."""
+
+    def __init__(self):
+        super().__init__()
+        self.trained, self.following = (torch.nn.ModuleList(torch.nn.Linear(256, 256) for _ in range(4)) for _ in range(2))
+        self.following.requires_grad_(False)
+
+    def forward(self, x):
+        for layer in self.trained:
+            x = layer(x).tanh()
+        return x
+
+
+def test_an_operation_on_two_units_brings_each_in_once():
+    def loop(model, optimizer, note):
+        loss = model(drawn(4, 256)).square().mean()
+        with torch.no_grad():
+            for one, other in zip(model.following.parameters(), model.trained.parameters(), strict=True):
+                note(one.mul_(0.75).add_(other, alpha=0.25))
+        return loss
+
+    plain = outcome(None, Twins, loop)
+    assert same(outcome("disk", Twins, loop), plain)
+    model, _ = wrap(Twins(), "disk", units=units_of_modules(Twins()))
+    before = sluice.torch.engine_of(model).counters().touches
+    loop(model, None, lambda noted: None)
+    touches = sluice.torch.engine_of(model).counters().touches - before
+    assert 0 < touches < 10 * len(list(model.parameters()))

@@ -112,11 +112,13 @@ class SavedTensors:
         """by_storage: whose memory begins where; use: makes a unit present."""
         self.by_storage, self._use = by_storage, use
         self._calls = _Calls()
+        self._open: set[_Scope] = set()  # of all threads
 
     def begin(self, model: torch.nn.Module) -> None:
         """This thread begins a call of the model."""
         scopes = self._calls.open
         scopes.append(_Scope(self))
+        self._open.add(scopes[-1])
         scopes[-1].open(model)
 
     def end(self) -> None:
@@ -124,7 +126,12 @@ class SavedTensors:
         scopes = self._calls.open
         if scopes:
             scopes[-1].close()
-            scopes.pop()
+            self._open.discard(scopes.pop())
+
+    @property
+    def idle(self) -> bool:
+        """Whether no thread is in a call of the model."""
+        return not self._open
 
     def begin_module(self, module: torch.nn.Module) -> None:
         """This thread begins a call of one of the model's modules, which has parameters."""

@@ -142,6 +142,8 @@ class Session:
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         self._saved.end()
+        if self._saved.idle:
+            self.release_all()  # there is room for what is touched until backward; it stays where it is
         if not self.trainable:
             self.first_step.end()
 
