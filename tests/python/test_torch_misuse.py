@@ -137,6 +137,15 @@ def test_copies_of_the_optimizer(wrapped, what):
     assert still_trains(*wrapped)
 
 
+@pytest.mark.parametrize("what", [copy.copy, copy.deepcopy])
+def test_copies_of_a_parameter_group_are_plain_ones(wrapped, what):
+    group = wrapped[1].param_groups[0]
+    copied = what(group)
+    assert type(copied) is dict and copied["lr"] == group["lr"] and len(copied["params"]) == len(group["params"])
+    copied["lr"] = "any"
+    assert still_trains(*wrapped)
+
+
 @pytest.mark.parametrize("what", [copy.deepcopy, pickle.dumps, lambda model: torch.save(model, os.devnull)])
 def test_copies(wrapped, what):
     model, optimizer = wrapped

@@ -43,6 +43,10 @@ class _Group(dict[str, Any]):
         _settings_of_group({name: value}, self._made_with)
         super().__setitem__(name, value)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy is a plain dict."""
+        return dict, (dict(self),)
+
 
 class Optimizer(torch.optim.Optimizer):
     """A torch.optim.Optimizer whose state is the engine's. What torch.optim's LR schedulers change in its groups (lr, betas,
