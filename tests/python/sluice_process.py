@@ -22,6 +22,14 @@ def run_sluice(command, *words, **flags):
     return subprocess.run([SLUICE, command, *arguments], capture_output=True, timeout=120)
 
 
+def has_metrics(path):
+    """Whether a run that goes on has written some. It looks first whether it can write the file, and takes it away again."""
+    try:
+        return bool(path.read_bytes())
+    except FileNotFoundError:
+        return False
+
+
 def train(**flags):
     """Runs `sluice train`, which must succeed; the lines of its metrics and the folder of its last checkpoint."""
     out = Path(flags["out"])

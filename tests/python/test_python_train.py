@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sluice_package import PACKAGE, sluice
-from sluice_process import SLUICE, SOURCE, run_sluice
+from sluice_process import SLUICE, SOURCE, has_metrics, run_sluice
 
 pytestmark = pytest.mark.skipif(not SLUICE.exists(), reason=f"{SLUICE} is not built")
 SMALL = dict(model="tiny", seq=16, batch=2, memory="512MiB", threads=1, progress="none")
@@ -127,7 +127,7 @@ class Script:
             [sys.executable, "-c", ENDLESS, repr(options)],
             env=os.environ | {"PYTHONPATH": str(PACKAGE)}, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
-        self.wait_for(lambda: self.metrics.exists() and self.metrics.read_bytes())
+        self.wait_for(lambda: has_metrics(self.metrics))
 
     def wait_for(self, condition):
         deadline = time.monotonic() + 60

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sluice_process import has_metrics
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 SOURCE = Path(__file__).resolve().parents[2]
@@ -212,7 +213,7 @@ class Started:
 
     def wait_for_a_step(self):
         deadline = time.monotonic() + PATIENCE
-        while not (self.metrics.exists() and self.metrics.read_bytes()):
+        while not has_metrics(self.metrics):
             assert self.process.poll() is None, self.process.stdout.read()
             assert time.monotonic() < deadline
             time.sleep(0.002)
