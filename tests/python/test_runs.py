@@ -1,4 +1,5 @@
 """Whole runs of the command line: twins that differ in placement alone, kills, signals. Tolerance: zero."""
+import atexit
 import json
 import os
 import random
@@ -210,6 +211,7 @@ class Started:
         before = signal.signal(signal.SIGHUP, hangup)
         self.process = subprocess.Popen([SLUICE, "train", *words, *output], **pipes)
         signal.signal(signal.SIGHUP, before)
+        atexit.register(self.process.kill)  # where its test has failed
 
     def wait_for_a_step(self):
         deadline = time.monotonic() + PATIENCE
