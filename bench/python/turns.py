@@ -66,7 +66,7 @@ def plain_losses(a, folder):
         return plain.steps(CHECKED_STEPS)["losses"]
 
 
-def take_turns(a, sides, expected, after_round=lambda number: None):
+def take_turns(a, sides, expected, after_round=lambda: None):
     """By the name of the side: what it answered last, with the median of its seconds in all rounds but the first, and how far
     its first losses are from what is expected."""
     seconds, losses, last = ({side.name: [] for side in sides} for _ in range(3))
@@ -75,7 +75,7 @@ def take_turns(a, sides, expected, after_round=lambda number: None):
             last[side.name] = side.steps(a.steps)
             losses[side.name] += last[side.name]["losses"]
             seconds[side.name] += last[side.name]["seconds"] if number else []
-        after_round(number)
+        after_round()
         if number:
             found = ", ".join(f"{name} {statistics.median(taken):.2f} s" for name, taken in seconds.items())
             print(f"round {number}/{a.rounds - 1}: {found}", file=sys.stderr)
