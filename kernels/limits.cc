@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <vector>
 
+#include "core/bytes.h"
 #include "core/error.h"
 #include "kernels/simd.h"
 // What orders stores past the caches.
@@ -13,6 +15,20 @@
 #include <hwy/foreach_target.h>
 
 #include "kernels/simd-inl.h"
+
+#ifndef SLUICE_KERNELS_LIMITS_TYPES
+#define SLUICE_KERNELS_LIMITS_TYPES
+namespace sluice::kernels {
+
+// Of a stream, what one call goes through; `turn`: bytes of it before the next stream's turn.
+struct StreamPiece {
+  std::byte* data;
+  std::size_t bytes, turn;
+  MemoryStream::Touch touch;
+};
+
+}  // namespace sluice::kernels
+#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
@@ -29,7 +45,7 @@ WordVector pass(std::uint32_t* data, std::size_t count, MemoryStream::Touch touc
   WordVector all = hn::Zero(d);
   if (touch == MemoryStream::Touch::kRead) {
     for (std::size_t i = 0; i < count; i += lanes) {
-      ask_ahead({data, Dtype::kF32}, i);
+      ask_far_ahead({data, Dtype::kF32}, i);
       all = hn::Xor(all, hn::Load(d, data + i));
     }
   } else if (touch == MemoryStream::Touch::kUpdate) {
@@ -45,21 +61,19 @@ WordVector pass(std::uint32_t* data, std::size_t count, MemoryStream::Touch touc
   return all;
 }
 
-std::uint32_t pass_piece(std::span<const MemoryStream> streams, std::size_t piece, bool past_caches,
-                         std::uint32_t zero) {
-  constexpr std::size_t kTurn = 4096;  // bytes of one stream before the next one's turn
+std::uint32_t pass_piece(std::span<const StreamPiece> pieces, bool past_caches, std::uint32_t zero) {
   const Words d;
   WordVector all = hn::Zero(d);
   bool more = true;
-  for (std::size_t at = 0; more; at += kTurn) {
+  for (std::size_t turn = 0; more; ++turn) {
     more = false;
-    for (const MemoryStream& stream : streams) {
-      const std::size_t bytes = stream.bytes / kStreamPieces;
-      if (at >= bytes) continue;
+    for (const StreamPiece& piece : pieces) {
+      const std::size_t at = turn * piece.turn;
+      if (at >= piece.bytes) continue;
       more = true;
-      auto* const data = reinterpret_cast<std::uint32_t*>(stream.data + piece * bytes + at);
-      all = hn::Xor(all,
-                    pass(data, std::min(kTurn, bytes - at) / 4, stream.touch, past_caches, hn::Set(d, zero)));
+      auto* const data = reinterpret_cast<std::uint32_t*>(piece.data + at);
+      all = hn::Xor(all, pass(data, std::min(piece.turn, piece.bytes - at) / 4, piece.touch, past_caches,
+                              hn::Set(d, zero)));
     }
   }
   if (past_caches) hwy::FlushStream();
@@ -99,17 +113,31 @@ HWY_EXPORT(lanes);
 namespace {
 constexpr std::size_t kSums = 10;   // of multiply_add_piece
 constexpr std::size_t kShares = 8;  // of a thread: one that is late leaves some to the others
+
+std::size_t turn_of(const MemoryStream& stream, std::size_t widest, Turns turns) {
+  constexpr std::size_t kPage = 4096, kLines = 256, kLine = 64;
+  if (turns == Turns::kPages) return kPage;
+  return round_up(kLines * stream.bytes / widest, kLine);
+}
 }  // namespace
 
-std::uint32_t go_through(Threads& threads, std::span<const MemoryStream> streams, Stores stores) {
+std::uint32_t go_through(Threads& threads, std::span<const MemoryStream> streams, Stores stores,
+                         Turns turns) {
+  std::size_t widest = 1;
+  for (const MemoryStream& stream : streams) widest = std::max(widest, stream.bytes);
   for (const MemoryStream& stream : streams)
     ensure(
         stream.bytes % (64 * kStreamPieces) == 0 && reinterpret_cast<std::uintptr_t>(stream.data) % 64 == 0,
         "a stream of {} bytes at {} is not cut evenly", stream.bytes, static_cast<void*>(stream.data));
   static std::atomic<std::uint32_t> zero{0};
   std::atomic<std::uint32_t> result{0};
-  threads.parallel_for(kStreamPieces, 1, [&](std::size_t piece, std::size_t) {
-    result ^= HWY_DYNAMIC_DISPATCH(pass_piece)(streams, piece, stores == Stores::kPastCaches, zero);
+  threads.parallel_for(kStreamPieces, 1, [&](std::size_t index, std::size_t) {
+    std::vector<StreamPiece> pieces;
+    for (const MemoryStream& stream : streams) {
+      const std::size_t bytes = stream.bytes / kStreamPieces;
+      pieces.push_back({stream.data + index * bytes, bytes, turn_of(stream, widest, turns), stream.touch});
+    }
+    result ^= HWY_DYNAMIC_DISPATCH(pass_piece)(pieces, stores == Stores::kPastCaches, zero);
   });
   return result;
 }

@@ -23,11 +23,17 @@ struct MemoryStream {
 // written are not read first.
 enum class Stores { kPlain, kPastCaches };
 
+// How much of one stream comes before the next one's turn. kPages: 4 KiB, which is the best for memory.
+// kLines: 256 bytes of the widest and as many elements of the others, as a loop has to that needs a value of
+// each stream at once.
+enum class Turns { kPages, kLines };
+
 // Goes through all streams once, side by side: each thread takes pieces that lie at the same share of every
 // stream. Returns the exclusive or of what kRead streams hold, by words of 32 bits (so that their loads are
 // not left out). REQUIRES: data on 64 bytes; bytes multiples of 64 * kStreamPieces.
 inline constexpr std::size_t kStreamPieces = 1024;
-std::uint32_t go_through(Threads& threads, std::span<const MemoryStream> streams, Stores stores);
+std::uint32_t go_through(Threads& threads, std::span<const MemoryStream> streams, Stores stores,
+                         Turns turns = Turns::kPages);
 
 // Fused multiply-adds of f32 in registers on every thread, as many as `rounds` says (about a nanosecond each
 // and thread); returns how many floating-point operations that were, two a lane.

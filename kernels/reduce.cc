@@ -21,7 +21,7 @@ double square_sum_piece(std::size_t n, ConstArray x) {
   const hn::CappedTag<double, 16> f64;
   const hn::Rebind<float, decltype(f64)> f32;
   return sum_in_lanes<double>(n, [=](auto at, auto sum) HWY_ATTR {
-    ask_ahead(x, at.begin);
+    ask_far_ahead(x, at.begin);
     const auto value = hn::PromoteTo(f64, load(f32, x, at));
     return mul_add(value, value, sum);
   });

@@ -184,6 +184,15 @@ HWY_INLINE void ask_ahead(ConstArray array, std::size_t at) {
   hwy::Prefetch(static_cast<const std::byte*>(array.data) + at * bytes_of(array.type) + kAhead);
 }
 
+// For loops that only read one array: those wait for the few lines that a first-level cache can have on the
+// way, so that the second level is asked, further ahead.
+inline constexpr std::size_t kFarAhead = 8192;  // bytes
+HWY_INLINE void ask_far_ahead(ConstArray array, std::size_t at) {
+  constexpr int kToRead = 0, kSecondLevel = 2;
+  const auto* const from = static_cast<const std::byte*>(array.data) + at * bytes_of(array.type);
+  __builtin_prefetch(from + kFarAhead, kToRead, kSecondLevel);
+}
+
 // Of kCount elements that follow each other.
 template <std::size_t kCount>
 HWY_INLINE void ask_ahead(ConstArray array, std::size_t at) {

@@ -4,7 +4,8 @@
 
 Printed for each kind of work: what Sluice reached (`sluice bench optimizer`, which measures in turn what a loop with the
 same streams of memory reaches, in place where the update is, and what the same arithmetic reaches in the caches), its
-share of the lower of both limits, and the peers' rates. Medians over the rounds. JSON with --json.
+share of the lower of both limits, and the peers' rates. Memory's limit is measured in two ways: 4 KiB of each stream in
+turn, and (by lines) the same 64 elements of all streams, as an update has to. Medians over the rounds. JSON with --json.
 
 Peers run in processes of their own, from environments that have them; one that is not there is told and left out:
 
@@ -192,8 +193,12 @@ def measure(work: str, a: argparse.Namespace) -> dict[str, Any]:
         "elements_per_second": median(lambda row: row["elements_per_second"]),
         "bytes_per_second": median(lambda row: row["reached"]),
         "limit_memory": median(lambda row: row["limit_memory"]),
+        "limit_memory_by_lines": median(lambda row: row["limit_memory_by_lines"]),
         "limit_arithmetic": median(lambda row: row["limit_arithmetic"]),
         "ratio": median(lambda row: row["ratio"]),
+        "ratio_by_lines": median(
+            lambda row: row["reached"] / min(row["limit_memory_by_lines"], row["limit_arithmetic"])
+        ),
         "peers": {name: statistics.median(peer.rates) for name, peer in peers.items()},
         "notes": notes,
     }
@@ -206,7 +211,8 @@ def show(found: dict[str, Any]) -> None:
     print(
         f"{found['name']}: {rate / 1e9:.2f} G/s, {found['bytes_per_second'] / 1e9:.1f} GB/s "
         f"({found['bytes_per_element']:.0f} bytes each); limits: memory {limits['memory'] / 1e9:.1f}, "
-        f"arithmetic {limits['arithmetic'] / 1e9:.1f} GB/s; {found['ratio']:.2f} of {bound}",
+        f"by lines {found['limit_memory_by_lines'] / 1e9:.1f}, arithmetic {limits['arithmetic'] / 1e9:.1f} GB/s; "
+        f"{found['ratio']:.2f} of {bound}, {found['ratio_by_lines']:.2f} with memory by lines",
         flush=True,
     )
     for name, peer in found["peers"].items():

@@ -34,7 +34,7 @@ class MemoryBench {
   void measure(double seconds, BenchProgress& progress);
 
  private:
-  double memory_rate(const MemoryWork& work, kernels::Stores stores);
+  double memory_rate(const MemoryWork& work, kernels::Turns turns);
   std::vector<double> limits(const MemoryWork& work);
   BenchRow row_of(const MemoryWork& work, double reached, const std::vector<double>& limits) const;
 

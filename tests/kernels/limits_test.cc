@@ -38,14 +38,16 @@ class Limits : public testing::Test {
 };
 
 TEST_F(Limits, EveryByteIsTouchedAsItWasSaid) {
-  for (const Stores stores : {Stores::kPlain, Stores::kPastCaches}) {
+  for (int way = 0; way < 4; ++way) {
+    const Stores stores = way % 2 == 0 ? Stores::kPlain : Stores::kPastCaches;
+    const Turns turns = way / 2 == 0 ? Turns::kPages : Turns::kLines;
     std::vector<Line> read = filled(2 * kBytes, 1), wide = filled(kBytes * 4, 2), update = filled(kBytes, 3),
                       write = filled(kBytes, 4);
     const std::vector<Line> read_before = read, update_before = update;
     const std::vector<MemoryStream> streams = {
         stream(read, MemoryStream::Touch::kRead), stream(update, MemoryStream::Touch::kUpdate),
         stream(write, MemoryStream::Touch::kWrite), stream(wide, MemoryStream::Touch::kRead)};
-    EXPECT_EQ(go_through(threads_, streams, stores), all_words(read) ^ all_words(wide));
+    EXPECT_EQ(go_through(threads_, streams, stores, turns), all_words(read) ^ all_words(wide));
     EXPECT_TRUE(same(read, read_before));
     EXPECT_TRUE(same(update, update_before));
     EXPECT_TRUE(same(write, std::vector<Line>(write.size(), Line{})));
