@@ -35,11 +35,6 @@ struct Buffer {
   HWY_ALIGN float values[kSumElements + kFactorPadding];
 };
 
-HWY_INLINE F64Vector wide(const float* values) { return hn::PromoteTo(F64(), hn::LoadU(F32OfF64(), values)); }
-HWY_INLINE F64Vector wide_part(const float* values, std::size_t count) {
-  return hn::IfThenElseZero(hn::FirstN(F64(), count), wide(values));
-}
-
 // to: x as f32, by the rule.
 HWY_INLINE void bring(std::size_t n, ConstArray x, const GradientRule& rule, Buffer& to) {
   constexpr std::size_t kVectors = 4, kGroup = kVectors * simd::kLanes;
@@ -57,19 +52,54 @@ HWY_INLINE void bring(std::size_t n, ConstArray x, const GradientRule& rule, Buf
   if (i < n) hn::Store(ruled(simd::F32(), rule, x, simd::Part{i, n - i}), simd::F32(), to.values + i);
 }
 
-// body(vector, j) for each vector of f64 among 16 elements; `count` of them are there.
+// body(vector of f64, which of those of 16) for a vector of f32, of 16 elements from the j-th on.
 template <class Body>
-HWY_INLINE void each_wide(const float* values, std::size_t count, const Body& body) {
-  HWY_UNROLL(16)
-  for (std::size_t j = 0; j < 16; j += kWidth)
-    if (j < count) body(wide_part(values + j, std::min(count - j, kWidth)), j / kWidth);
+HWY_INLINE void each_half(simd::F32Vector value, std::size_t j, const Body& body) {
+#if HWY_TARGET == HWY_SCALAR
+  body(hn::PromoteTo(F64(), value), j);
+#else
+  body(hn::PromoteTo(F64(), hn::LowerHalf(F32OfF64(), value)), j / kWidth);
+  body(hn::PromoteTo(F64(), hn::UpperHalf(F32OfF64(), value)), j / kWidth + 1);
+#endif
 }
 
+// Values that are summed, read from memory as they are added.
+struct Terms {
+  ConstArray values;
+  GradientRule rule;
+
+  HWY_INLINE void ask_ahead(std::size_t at) const { simd::ask_far_ahead(values, at); }
+  // body(vector, j) for the 16 elements from `at` on; j: of 16, the vector's first.
+  template <class Body>
+  HWY_INLINE void each_vector(std::size_t at, const Body& body) const {
+    HWY_UNROLL(16)
+    for (std::size_t j = 0; j < 16; j += simd::kLanes)
+      body(ruled(simd::F32(), rule, values, simd::Whole{at + j}), j);
+  }
+  // body(vector of f64, which of them) likewise.
+  template <class Body>
+  HWY_INLINE void each(std::size_t at, const Body& body) const {
+    each_vector(at, [&](simd::F32Vector value, std::size_t j) SLUICE_BODY { each_half(value, j, body); });
+  }
+  // The last ones, fewer than 16, with zeros after them.
+  HWY_INLINE Terms padded(std::size_t at, std::size_t count, float (&to)[16]) const {
+    std::fill_n(to, 16, 0.0f);
+    std::memcpy(to, values.at(at).data, count * simd::bytes_of(values.type));
+    return {{to, values.type}, rule};
+  }
+};
+
+// In 16 lanes.
 struct Sums {
   F64Vector lanes[16 / kWidth];
   HWY_INLINE Sums() {
     HWY_UNROLL(16)
     for (std::size_t j = 0; j < 16 / kWidth; ++j) lanes[j] = hn::Zero(F64());
+  }
+  HWY_INLINE void add_squares(simd::F32Vector value, std::size_t j) {
+    each_half(value, j, [&](F64Vector half, std::size_t k) SLUICE_BODY {
+      lanes[k] = simd::mul_add(half, half, lanes[k]);
+    });
   }
   HWY_INLINE double total() const {
     HWY_ALIGN double each[16];
@@ -79,47 +109,50 @@ struct Sums {
   }
 };
 
-template <bool kAsk>
-HWY_INLINE double square_sum_of(std::size_t n, const Buffer& buffer) {
-  const float* const values = buffer.values;
+HWY_INLINE double square_sum_of(std::size_t n, const Terms& terms) {
   Sums sums;
+  const auto add = [&](simd::F32Vector value, std::size_t j) SLUICE_BODY { sums.add_squares(value, j); };
   std::size_t i = 0;
   for (; i + 16 <= n; i += 16) {
-    if constexpr (kAsk) buffer.ask_next(values + i);
-    HWY_UNROLL(16)
-    for (std::size_t j = 0; j < 16 / kWidth; ++j) {
-      const auto value = wide(values + i + j * kWidth);
-      sums.lanes[j] = simd::mul_add(value, value, sums.lanes[j]);
-    }
+    terms.ask_ahead(i);
+    terms.each_vector(i, add);
   }
-  each_wide(values + i, n - i, [&](F64Vector value, std::size_t j) SLUICE_BODY {
-    sums.lanes[j] = simd::mul_add(value, value, sums.lanes[j]);
-  });
+  if (i == n) return sums.total();
+  HWY_ALIGN float last[16];
+  terms.padded(i, n - i, last).each_vector(0, add);
   return sums.total();
 }
 
 // Adds the squares to those of their columns; returns their sum.
-HWY_INLINE double add_long_row(std::size_t n, const Buffer& buffer, const float* values, double* columns) {
+HWY_INLINE double add_long_row(std::size_t n, const Terms& terms, double* columns) {
   Sums sums;
-  std::size_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    buffer.ask_next(values + i);
-    HWY_UNROLL(16)
-    for (std::size_t j = 0; j < 16 / kWidth; ++j) {
-      const auto value = wide(values + i + j * kWidth), square = hn::Mul(value, value);  // exact
-      double* const column = columns + i + j * kWidth;
+  const auto add_to = [&](double* to) SLUICE_BODY {
+    return [&sums, to](F64Vector value, std::size_t j) SLUICE_BODY {
+      const auto square = hn::Mul(value, value);  // exact
+      double* const column = to + j * kWidth;
       hn::StoreU(hn::Add(hn::LoadU(F64(), column), square), F64(), column);
       sums.lanes[j] = hn::Add(sums.lanes[j], square);
-    }
+    };
+  };
+  std::size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    terms.ask_ahead(i);
+    terms.each(i, add_to(columns + i));
   }
-  each_wide(values + i, n - i, [&](F64Vector value, std::size_t j) SLUICE_BODY {
-    sums.lanes[j] = simd::mul_add(value, value, sums.lanes[j]);
-  });
-  for (; i < n; ++i) columns[i] += static_cast<double>(values[i]) * values[i];
+  if (i == n) return sums.total();
+  HWY_ALIGN float last[16];
+  HWY_ALIGN double last_columns[16] = {};
+  std::copy_n(columns + i, n - i, last_columns);
+  terms.padded(i, n - i, last).each(0, add_to(last_columns));
+  std::copy_n(last_columns, n - i, columns + i);
   return sums.total();
 }
 
-HWY_INLINE void add_short_row(std::size_t n, const float* values, double& row, double* columns) {
+HWY_INLINE void add_short_row(std::size_t n, const Terms& terms, double& row, double* columns) {
+  HWY_ALIGN float values[kShortRow + simd::kLanes];
+  simd::for_each_vector(n, [&](auto at) SLUICE_BODY {
+    hn::StoreU(ruled(simd::F32(), terms.rule, terms.values, at), simd::F32(), values + at.begin);
+  });
   double sum = row;
   for (std::size_t i = 0; i < n; ++i) {
     const double square = static_cast<double>(values[i]) * values[i];
@@ -144,37 +177,65 @@ HWY_INLINE void for_each_row(const Matrices& m, std::size_t begin, std::size_t e
 
 void add_squares_piece(const SumPart& part) {
   const Matrices& m = *part.matrices;
-  Buffer buffer;
   for (std::size_t begin = part.begin; begin < part.end;) {
     const std::size_t end = std::min(part.end, (begin / kSumElements + 1) * kSumElements);
-    bring(end - begin, part.gradient.at(begin - part.begin), part.rule, buffer);
     const std::size_t first_row = begin / m.columns;
     std::size_t matrix = m.matrix_of(first_row), matrix_end = (matrix + 1) * m.rows;
     for_each_row(m, begin, end,
                  [&](std::size_t from, std::size_t to, std::size_t row, std::size_t column) SLUICE_BODY {
                    if (row == matrix_end) ++matrix, matrix_end += m.rows;
-                   const float* const values = buffer.values + (from - begin);
+                   const Terms terms = {part.gradient.at(from - part.begin), part.rule};
                    double* const columns = part.columns + (matrix - part.matrix) * m.columns + column;
                    if (m.columns < kShortRow)
-                     add_short_row(to - from, values, part.rows[row], columns);
+                     add_short_row(to - from, terms, part.rows[row], columns);
                    else
-                     part.rows[row] += add_long_row(to - from, buffer, values, columns);
+                     part.rows[row] += add_long_row(to - from, terms, columns);
                  });
     begin = end;
   }
 }
 
-double square_sum_piece(std::size_t n, ConstArray values) {
-  Buffer buffer;
-  bring(n, values, {}, buffer);
-  return square_sum_of<true>(n, buffer);
-}
+double square_sum_piece(std::size_t n, ConstArray values) { return square_sum_of(n, {values, {}}); }
 
 HWY_INLINE simd::F32Vector second_moment(const Normalizer& s, simd::F32Vector gradient,
                                          simd::F32Vector before) {
   const auto square = simd::mul_add(gradient, gradient, simd::set(s.epsilon));
   return simd::mul_add(before, simd::set(s.decay), hn::Mul(square, simd::set(s.rate)));
 }
+
+// The gradient times the factors of row and column, for elements that come in ascending order and rows of
+// whole vectors.
+class RowFactors {
+ public:
+  // first: of the parameter's elements the one that `i` counts from.
+  HWY_INLINE RowFactors(const Normalizer& s, std::size_t first)
+      : s_(s), columns_in_row_(s.matrices->columns), row_(first / columns_in_row_) {
+    begin_ = row_ * columns_in_row_ - first;  // below zero where the row begins earlier; it wraps around
+    end_ = begin_ + columns_in_row_;
+    look_at_row();
+  }
+  HWY_INLINE simd::F32Vector times(simd::F32Vector gradient, std::size_t i) {
+    if (HWY_UNLIKELY(i >= end_)) {
+      ++row_;
+      begin_ = end_;
+      end_ += columns_in_row_;
+      look_at_row();
+    }
+    const auto half = hn::Mul(gradient, simd::set(by_row_));
+    return hn::Mul(half, hn::LoadU(simd::F32(), columns_ + (i - begin_)));
+  }
+
+ private:
+  HWY_INLINE void look_at_row() {
+    by_row_ = s_.rows[row_];
+    columns_ = s_.columns + s_.matrices->matrix_of(row_) * columns_in_row_;
+  }
+  const Normalizer& s_;
+  std::size_t columns_in_row_, row_, begin_, end_;
+  float by_row_;
+  const float* columns_;
+};
+HWY_INLINE bool has_whole_vectors(const Matrices& m) { return m.factored && m.columns % 16 == 0; }
 
 // The gradient times the factors of row and column. Rows come in ascending order: what a vector has beyond
 // its row is written over by the next one.
@@ -217,35 +278,62 @@ HWY_INLINE void normalize(const Normalizer& s, std::size_t at, std::size_t n, Bu
   });
 }
 
-double update_square_sum_piece(const Normalizer& normalizer, std::size_t at, std::size_t count) {
-  Buffer update;
-  normalize<false>(normalizer, at, count, update);
-  return square_sum_of<false>(count, update);
+HWY_INLINE double row_square_sum(const Normalizer& s, std::size_t at, std::size_t n) {
+  const Terms terms = {s.gradient.at(at), s.rule};
+  RowFactors factors(s, s.first + at);
+  Sums sums;
+  for (std::size_t i = 0; i < n; i += 16) {
+    terms.ask_ahead(i);
+    terms.each_vector(i, [&](simd::F32Vector gradient, std::size_t j)
+                             SLUICE_BODY { sums.add_squares(factors.times(gradient, i + j), j); });
+  }
+  return sums.total();
 }
 
-template <bool kMomentum>
-HWY_INLINE void apply_block(const AdafactorFactors& factors, const Buffer& update, const Piece& piece) {
-  const float* const values = update.values;
-  update_elements<kMomentum ? 1 : 0>(piece, {}, [f = factors, values](auto at, Elements& e) SLUICE_BODY {
+double update_square_sum_piece(const Normalizer& normalizer, std::size_t at, std::size_t count) {
+  if (has_whole_vectors(*normalizer.matrices)) return row_square_sum(normalizer, at, count);
+  Buffer update;
+  normalize<false>(normalizer, at, count, update);
+  return square_sum_of(count, {{update.values, Dtype::kF32}, {}});
+}
+
+// update(at, gradient) gives the update of a vector.
+template <bool kMomentum, class Update>
+HWY_INLINE void apply_updates(const AdafactorFactors& factors, const GradientRule& rule, const Piece& piece,
+                              Update& update) {
+  update_elements<kMomentum ? 1 : 0>(piece, rule, [f = factors, &update](auto at, Elements& e) SLUICE_BODY {
     using simd::set;
-    auto step = hn::Mul(hn::LoadU(simd::F32(), values + at.begin), set(f.learning_rate));
+    auto step = hn::Mul(update(at.begin, e.gradient), set(f.learning_rate));
     if constexpr (kMomentum)
       step = e.first = simd::mul_add(e.first, set(f.blend), hn::Mul(step, set(f.rest)));
     e.value = hn::Sub(hn::Mul(e.value, set(f.keep)), step);
   });
 }
 
-void apply_update_piece(const Normalizer& normalizer, const AdafactorFactors& factors, bool momentum,
-                        const Piece& piece) {
-  Buffer update;
+template <bool kMomentum>
+HWY_INLINE void apply_piece(const Normalizer& s, const AdafactorFactors& factors, const Piece& piece) {
+  if (has_whole_vectors(*s.matrices)) {
+    RowFactors rows(s, s.first + piece.first);
+    auto update = [&](std::size_t i, simd::F32Vector gradient)
+                      SLUICE_BODY { return rows.times(gradient, i); };
+    return apply_updates<kMomentum>(factors, s.rule, piece, update);
+  }
+  Buffer buffer;
   for (std::size_t at = 0; at < piece.count; at += kSumElements) {
     const Piece block = piece.part(at, std::min(kSumElements, piece.count - at));
-    normalize<true>(normalizer, block.first, block.count, update);
-    if (momentum)
-      apply_block<true>(factors, update, block);
-    else
-      apply_block<false>(factors, update, block);
+    normalize<true>(s, block.first, block.count, buffer);
+    auto update = [&](std::size_t i, simd::F32Vector)
+                      SLUICE_BODY { return hn::LoadU(simd::F32(), buffer.values + i); };
+    apply_updates<kMomentum>(factors, {}, block, update);
   }
+}
+
+void apply_update_piece(const Normalizer& normalizer, const AdafactorFactors& factors, bool momentum,
+                        const Piece& piece) {
+  if (momentum)
+    apply_piece<true>(normalizer, factors, piece);
+  else
+    apply_piece<false>(normalizer, factors, piece);
 }
 
 }  // namespace sluice::optim::HWY_NAMESPACE

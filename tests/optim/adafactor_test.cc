@@ -55,10 +55,10 @@ struct Parameter {
 };
 
 // Vectors; a matrix of one tile and of several; short rows; several matrices in a tile, and several tiles of
-// each.
-const std::vector<std::vector<std::size_t>> kShapes = {{7},          {5000},       {70, 333}, {300, 700},
-                                                       {3, 900, 2},  {2, 5, 2100}, {4096, 1}, {30000, 3},
-                                                       {8, 120, 90}, {2, 75, 1000}};
+// each; rows of whole vectors.
+const std::vector<std::vector<std::size_t>> kShapes = {
+    {7},        {5000},       {70, 333},     {300, 700}, {3, 900, 2}, {2, 5, 2100}, {4096, 1},
+    {30000, 3}, {8, 120, 90}, {2, 75, 1000}, {3000, 16}, {5, 60, 48}, {2, 30, 2096}};
 
 TEST(Adafactor, SameBits) {
   const auto optimizer = make_adafactor({.beta1 = 0.9, .relative_step = true});
