@@ -8,6 +8,7 @@
 #include "models/training_run.h"
 #include "models/training_setup.h"
 #include "models/weights.h"
+#include "offload/records.h"
 
 namespace sluice::models {
 namespace {
@@ -77,6 +78,12 @@ TrainResult train(const TrainSettings& settings, const TrainEvents& events) {
   std::optional<engine::RunLock> lock;
   if (!settings.out.empty()) {
     lock.emplace(settings.out);
+    if (offload::lies_in_memory(settings.out))
+      log().warn(
+          "--out '{}' lies in memory (tmpfs or ramfs): each checkpoint takes {} of it, which no budget "
+          "counts; "
+          "name a folder on a disk",
+          settings.out, format_size(setup.plan.checkpoint_bytes));
     refuse_other_run(settings);  // one that ended meanwhile
     for (const std::string& leftover : engine::remove_leftovers(settings.out))
       log().warn("'{}', which a killed run left half written or half deleted, was removed", leftover);

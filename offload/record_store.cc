@@ -10,14 +10,27 @@
 
 namespace sluice::offload {
 
-// Linux lets O_DIRECT files be opened in memory, but their bytes would be memory that no budget counts.
-void check_disk_folder(const std::string& folder) {
+namespace {
+
+long file_system_of(const std::string& folder) {
   struct statfs status {};
-  if (::statfs(folder.c_str(), &status) != 0) return;  // opening it tells what is wrong
-  if (status.f_type == TMPFS_MAGIC || status.f_type == RAMFS_MAGIC)
+  if (::statfs(folder.c_str(), &status) != 0) return 0;  // opening it tells what is wrong
+  return status.f_type;
+}
+
+}  // namespace
+
+bool lies_in_memory(const std::string& folder) {
+  const long type = file_system_of(folder);
+  return type == TMPFS_MAGIC || type == RAMFS_MAGIC;
+}
+
+void check_disk_folder(const std::string& folder) {
+  if (lies_in_memory(folder))  // where Linux lets O_DIRECT files be opened
     fail(ErrorCode::kInvalidArgument,
          "the folder '{}' lies in memory (tmpfs or ramfs): name a folder on a disk", folder);
-  if (status.f_type == PROC_SUPER_MAGIC || status.f_type == SYSFS_MAGIC)
+  const long type = file_system_of(folder);
+  if (type == PROC_SUPER_MAGIC || type == SYSFS_MAGIC)
     fail(ErrorCode::kInvalidArgument,
          "the folder '{}' is of the system itself and holds no files: name a folder on a disk", folder);
 }

@@ -12,6 +12,8 @@
 
 namespace sluice::offload {
 
+// Whether the folder is on tmpfs or ramfs: its files are memory that no budget counts.
+bool lies_in_memory(const std::string& folder);
 // Throws Error(kInvalidArgument) for a folder that is on no disk: in memory, or made up by the system as /proc is.
 void check_disk_folder(const std::string& folder);
 // Bytes that a user without privileges may still take on the folder's disk. Throws Error(kIo).

@@ -2,11 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <thread>
@@ -336,6 +338,17 @@ std::vector<std::string> with_a_file_limit(const std::vector<std::string>& words
   std::vector<std::string> all = {"-c", command, sluice_path()};
   all.insert(all.end(), words.begin(), words.end());
   return all;
+}
+
+TEST_F(TrainingTest, CheckpointsInMemoryAreTold) {
+  if (::access("/dev/shm", W_OK) != 0) GTEST_SKIP() << "no /dev/shm";
+  const std::string out = "/dev/shm/sluice-test-" + std::to_string(::getpid());
+  std::vector<std::string> all = words("memory", 1);
+  *(std::ranges::find(all, "--out") + 1) = out;
+  const Outcome outcome = run_sluice(all);
+  std::filesystem::remove_all(out);
+  expect_done(outcome);
+  EXPECT_THAT(outcome.error, HasSubstr("'" + out + "' lies in memory"));
 }
 
 TEST_F(TrainingTest, AFileSizeLimitIsToldBeforeTheFirstStep) {
