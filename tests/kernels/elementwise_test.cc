@@ -81,7 +81,8 @@ TEST_F(Elementwise, NarrowInPlacePacksIntoTheFirstHalf) {
         const OnTarget scope(target);
         TestArray packed(Dtype::kF32, values);
         narrow_in_place(threads_, n, packed.f32(), type);
-        EXPECT_EQ(std::memcmp(packed.f32(), TestArray(type, values).bytes().data(), n * size_of(type)), 0)
+        const auto expected = TestArray(type, values).bytes(), found = packed.bytes();
+        EXPECT_TRUE(std::equal(expected.begin(), expected.end(), found.begin()))
             << n << " of " << name_of(type) << " on " << hwy::TargetName(target);
       }
     }
