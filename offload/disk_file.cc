@@ -19,7 +19,9 @@ namespace {
 class DiskFile final : public File {
  public:
   DiskFile(OpenedFile opened, std::size_t block_bytes, TransferSink& sink)
-      : opened_(std::move(opened)), block_bytes_(block_bytes), sink_(sink) {}
+      : opened_(std::make_shared<const OpenedFile>(std::move(opened))),
+        block_bytes_(block_bytes),
+        sink_(sink) {}
   ~DiskFile() override { open_.wait(); }
 
   void read(std::uint64_t offset, std::span<std::byte> into, Done done) override {
@@ -31,7 +33,7 @@ class DiskFile final : public File {
   void sync() override;
   void allocate(std::uint64_t bytes) override;
   std::uint64_t size() const override { return static_cast<std::uint64_t>(status().st_size); }
-  const std::string& name() const override { return opened_.name; }
+  const std::string& name() const override { return opened_->name; }
 
  private:
   void begin(Direction direction, std::uint64_t offset, std::byte* data, std::size_t bytes, Done done);
@@ -41,7 +43,7 @@ class DiskFile final : public File {
   void check_room(std::uint64_t bytes) const;
   [[noreturn]] void fail_for_room(std::uint64_t bytes, std::uint64_t held, const std::string& reason) const;
 
-  OpenedFile opened_;
+  std::shared_ptr<const OpenedFile> opened_;
   std::size_t block_bytes_;
   TransferSink& sink_;
   OpenTransfers open_;
@@ -50,9 +52,9 @@ class DiskFile final : public File {
 void DiskFile::begin(Direction direction, std::uint64_t offset, std::byte* data, std::size_t bytes,
                      Done done) {
   check_aligned(name(), direction, offset, data, bytes);
-  const Extent extent{opened_.descriptor.number(), direction, offset, data, bytes};
-  const auto transfer =
-      std::make_shared<Transfer>(extent, block_bytes_, name(), open_, sink_.watch(), std::move(done));
+  const Extent extent{opened_->descriptor.number(), direction, offset, data, bytes};
+  const auto transfer = std::make_shared<Transfer>(extent, opened_, block_bytes_, name(), open_,
+                                                   sink_.watch(), std::move(done));
   sink_.watch().begun(transfer);
   sink_.submit(transfer);
 }
@@ -60,7 +62,7 @@ void DiskFile::begin(Direction direction, std::uint64_t offset, std::byte* data,
 // Returns an errno. `what` is for the error where it hangs: the call then goes on with a descriptor of its
 // own.
 int DiskFile::call_system(const std::string& what, std::function<int(int descriptor)> call) const {
-  const int number = ::fcntl(opened_.descriptor.number(), F_DUPFD_CLOEXEC, 0);
+  const int number = ::fcntl(opened_->descriptor.number(), F_DUPFD_CLOEXEC, 0);
   if (number < 0) fail(ErrorCode::kIo, "{}: it cannot be opened once more: {}", name(), errno_text(errno));
   const auto own = std::make_shared<Descriptor>(number);
   return call_with_patience(sink_.watch().patience(), name() + ": " + what, [own, call = std::move(call)] {
@@ -80,29 +82,29 @@ void DiskFile::sync() {
 
 struct stat DiskFile::status() const {
   struct stat result {};
-  if (::fstat(opened_.descriptor.number(), &result) != 0)
+  if (::fstat(opened_->descriptor.number(), &result) != 0)
     fail(ErrorCode::kIo, "{}: its size cannot be read: {}", name(), errno_text(errno));
   return result;
 }
 
 void DiskFile::cut(std::uint64_t bytes) {
-  if (::ftruncate(opened_.descriptor.number(), static_cast<off_t>(bytes)) != 0)
+  if (::ftruncate(opened_->descriptor.number(), static_cast<off_t>(bytes)) != 0)
     fail(ErrorCode::kIo, "{}: its size cannot be set to {} bytes: {}", name(), bytes, errno_text(errno));
 }
 
 void DiskFile::fail_for_room(std::uint64_t bytes, std::uint64_t held, const std::string& reason) const {
-  const std::uint64_t free = free_disk_bytes(opened_.folder);
+  const std::uint64_t free = free_disk_bytes(opened_->folder);
   const std::uint64_t needed = bytes > held ? bytes - held : 0;
   fail(ErrorCode::kBudget,
        "{}: {} more are needed, and the disk of '{}' has {} free, {} too little ({}): free space or name "
        "another folder",
-       name(), format_size(needed), opened_.folder, format_size(free),
+       name(), format_size(needed), opened_->folder, format_size(free),
        format_size(needed > free ? needed - free : 0), reason);
 }
 
 void DiskFile::check_room(std::uint64_t bytes) const {
   const std::uint64_t held = static_cast<std::uint64_t>(status().st_blocks) * 512;
-  if (bytes > held && bytes - held > free_disk_bytes(opened_.folder))
+  if (bytes > held && bytes - held > free_disk_bytes(opened_->folder))
     fail_for_room(bytes, held, errno_text(ENOSPC));
 }
 

@@ -85,9 +85,10 @@ void OpenTransfers::wait() {
   none_.wait(lock, [&] { return count_ == 0; });
 }
 
-Transfer::Transfer(const Extent& extent, std::size_t block_bytes, std::string file, OpenTransfers& open,
-                   Watch& watch, Done done)
+Transfer::Transfer(const Extent& extent, std::shared_ptr<const void> descriptor, std::size_t block_bytes,
+                   std::string file, OpenTransfers& open, Watch& watch, Done done)
     : extent_(extent),
+      descriptor_(std::move(descriptor)),
       block_bytes_(block_bytes),
       blocks_(std::max<std::size_t>(1, divide_up(extent.bytes, block_bytes))),
       file_(std::move(file)),
@@ -119,6 +120,7 @@ std::optional<std::exception_ptr> Transfer::claim_end(std::exception_ptr error) 
 }
 
 void Transfer::finish() noexcept {
+  descriptor_.reset();
   watch_.ended(*this);
   if (auto error = claim_end(nullptr)) end(std::move(*error));
 }

@@ -60,9 +60,11 @@ class Watch;
 // Thread rule: any thread, except that finish() is called once, by who was told by end_block() to do so.
 class Transfer {
  public:
+  // descriptor: what keeps the extent's open. It is held until the system works on no block any more, also
+  // where the file is gone by then: no other file gets its number meanwhile.
   // REQUIRES: open outlives finish() or abandon(), watch the transfer.
-  Transfer(const Extent& extent, std::size_t block_bytes, std::string file, OpenTransfers& open, Watch& watch,
-           Done done);
+  Transfer(const Extent& extent, std::shared_ptr<const void> descriptor, std::size_t block_bytes,
+           std::string file, OpenTransfers& open, Watch& watch, Done done);
 
   const Extent& extent() const { return extent_; }
   std::size_t block_bytes() const { return block_bytes_; }
@@ -81,6 +83,7 @@ class Transfer {
   std::optional<std::exception_ptr> claim_end(std::exception_ptr error);
   void end(std::exception_ptr error) noexcept;
   const Extent extent_;
+  std::shared_ptr<const void> descriptor_;
   const std::size_t block_bytes_;
   const std::size_t blocks_;
   const std::string file_;

@@ -198,7 +198,8 @@ class BlockTest : public ::testing::Test {
  protected:
   Block make(Direction direction, std::size_t bytes) {
     const Extent extent{-1, direction, 8 * kDiskBlock, nullptr, bytes};
-    transfer_ = std::make_shared<Transfer>(extent, kMiB, name_, open_, watch_, [](std::exception_ptr) {});
+    transfer_ =
+        std::make_shared<Transfer>(extent, nullptr, kMiB, name_, open_, watch_, [](std::exception_ptr) {});
     BlockQueue queue;
     queue.push(transfer_);
     return *queue.take();
@@ -232,7 +233,8 @@ TEST_F(BlockTest, ReadsAndWritesTakeTurns) {
   BlockQueue queue;
   const auto push = [&](Direction direction, std::uint64_t offset, std::size_t blocks) {
     const Extent extent{-1, direction, offset, nullptr, blocks * kMiB};
-    queue.push(std::make_shared<Transfer>(extent, kMiB, name_, open_, watch_, [](std::exception_ptr) {}));
+    queue.push(
+        std::make_shared<Transfer>(extent, nullptr, kMiB, name_, open_, watch_, [](std::exception_ptr) {}));
   };
   push(Direction::kWrite, 0, 3);
   push(Direction::kWrite, 10 * kMiB, 1);
