@@ -112,10 +112,13 @@ void Engine::State::check_settings(const StepSettings& given) const {
       refuse(error.code(), "{}", error.what());
     }
   }
-  if (!usable(given.clip) || !usable(given.clip_value) || !finite(given.gradient_factor))
+  const auto is_clip = [&](double value) {
+    return usable(value) && (value == 0 || static_cast<float>(value) > 0);
+  };
+  if (!is_clip(given.clip) || !is_clip(given.clip_value) || !finite(given.gradient_factor))
     refuse(ErrorCode::kInvalidArgument,
            "a clip of {}, a clip by value of {} and a gradient factor of {} are given; all must be finite in "
-           "32 bits, and the clips 0 or more",
+           "32 bits, and the clips 0, or above 0 in 32 bits",
            given.clip, given.clip_value, given.gradient_factor);
   std::uint32_t needed = 0;
   for (ParameterId p = 0; p < layout.parameters(); ++p) needed = std::max(needed, layout.spec(p).group + 1);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <numeric>
 
 #include "core/bytes.h"
@@ -82,6 +83,9 @@ class Adafactor final : public Elementwise {
   std::vector<WholeArray> whole_state(std::span<const std::size_t> shape) const override;
   void check(const Coefficients& c) const override;
   int rounds() const override { return 2; }
+  bool reads_state(int round, bool masters) const override {
+    return round == 0 && masters && settings_.scale_parameter;
+  }
   std::size_t scratch(const Kind& kind) const override { return Progress::size(Matrices(kind.shape)); }
   void statistics(Threads& threads, int round, const Hyperparameters& h, const Span& span) const override;
   void combine(Threads& threads, kernels::F32Products* products, int round, const Hyperparameters& h,
@@ -196,6 +200,7 @@ void Adafactor::statistics(Threads& threads, int round, const Hyperparameters& h
          span.first_index);
   if (span.count == 0) return;
   if (round == 0 && m.factored) GradientSums(m, p, h, span).add(threads);
+  if (round == 0 && !settings_.scale_parameter) return;
   const ConstArray values = span.master != nullptr ? ConstArray{span.master, Dtype::kF32} : span.parameter;
   const Normalizer update = normalizer(m, p, h, span);
   threads.parallel_for(span.count, kernels::kLoopGrain, [&](std::size_t begin, std::size_t end) {
@@ -243,7 +248,9 @@ class Factors {
  private:
   void average(float& into, double sum, std::size_t count) const {
     const double mean = sum / static_cast<double>(count) + epsilon_, decay = p_.scalars[2];
-    into = static_cast<float>(decay * into + (1 - decay) * mean);
+    // Squares of finite gradients may pass what f32 holds, and their shares must stay numbers.
+    constexpr double kMost = std::numeric_limits<float>::max();
+    into = static_cast<float>(std::min(decay * into + (1 - decay) * mean, kMost));
   }
   void find_rows(Threads& threads, std::size_t matrix) const {
     const std::size_t first = matrix * m_.rows;

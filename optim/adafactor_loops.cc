@@ -1,6 +1,7 @@
 #include "optim/adafactor_loops.h"
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <numeric>
 
@@ -24,8 +25,7 @@ using F32OfF64 = hn::Rebind<float, F64>;  // as many lanes
 inline constexpr std::size_t kWidth = hn::MaxLanes(F64());
 static_assert(kFactorPadding >= simd::kLanes);
 
-// A block in f32, which stays in the processor's cache. Vectors may go beyond its end. While it is worked on,
-// the block that comes next in memory is asked for, so that memory never waits for arithmetic.
+// A block in f32, which stays in the processor's cache. Vectors may go beyond its end.
 struct Buffer {
   HWY_INLINE void ask_next(const float* at) const {
     hwy::Prefetch(next + static_cast<std::size_t>(at - values) * element_bytes);

@@ -147,6 +147,7 @@ class UpdatePipeline {
   bool has_step(const Update& update, ParameterId parameter) const;
   bool may_run(const Running& update) const;
   bool may_read(const Running& update) const;
+  bool reads_state(const Running& update) const;
   bool workable(const Slot& slot) const;
   bool has_work() const;
   void finish_applied();

@@ -114,16 +114,15 @@ std::optional<UpdatePipeline::Reading> UpdatePipeline::next_reading() {
     Running& running = **waiting;
     free->update = &running;
     free->chunk = running.next_read++;
-    return begin_reading(*free, !states_.resident(running.update.unit),
-                         decided && running.update.gradient.data == nullptr);
+    return begin_reading(*free, reads_state(running), decided && running.update.gradient.data == nullptr);
   }
   return std::nullopt;
 }
 
 UpdatePipeline::Reading UpdatePipeline::begin_reading(Slot& slot, bool state, bool gradient) {
-  if (slot.stage != Stage::kReading) slot.reads = 0;
-  slot.stage = Stage::kReading;
   const int reads = (state ? 1 : 0) + (gradient ? 1 : 0);
+  if (slot.stage != Stage::kReading) slot.reads = 0;
+  slot.stage = slot.reads + reads > 0 ? Stage::kReading : Stage::kReady;
   slot.reads += reads;
   transfers_ += reads;
   return reading_of(slot, state, gradient);
@@ -178,7 +177,7 @@ void UpdatePipeline::read(const Reading& reading) {
 void UpdatePipeline::check(const Slot& slot) const {
   const Update& update = slot.update->update;
   const bool gradient = slot.update->decided && update.gradient.data == nullptr;
-  for (const Piece& piece : pieces_of(reading_of(slot, !states_.resident(update.unit), gradient)))
+  for (const Piece& piece : pieces_of(reading_of(slot, reads_state(*slot.update), gradient)))
     tools_.disk->check(piece.record, piece.offset, piece.bytes, tools_.threads);
 }
 
@@ -208,6 +207,13 @@ void UpdatePipeline::on_written(std::size_t index, std::exception_ptr error) {
   const std::lock_guard lock(mutex_);
   --transfers_;  // last: the destructor waits for it
   changed_.notify_all();
+}
+
+// From disk, in the pass that it is in.
+bool UpdatePipeline::reads_state(const Running& running) const {
+  const UnitId unit = running.update.unit;
+  return !states_.resident(unit) &&
+         (running.applies() || optimizer_.reads_state(running.round, states_.format().has_master(unit)));
 }
 
 // A batch may begin in the chunk that the one before it ends with.

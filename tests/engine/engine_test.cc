@@ -340,6 +340,23 @@ TEST(ClipByValue, HasTheSameBitsEverywhereAndWithUpdatesAtOnce) {
   EXPECT_TRUE(run(true, "memory", 3, 100, 5).outcome == run(true, "disk", 1, 0, 5).outcome);
 }
 
+TEST(Adafactor, IsBroughtFromDiskWhatAPassLooksAt) {
+  const auto bytes_read = [](const char* optimizer, Dtype type, bool scaled) {
+    Options setup = with(false, {type}, "memory", "memory", "disk");
+    if (optimizer == std::string("sgd"))
+      setup.optimizer = {.name = optimizer, .momentum = 0.9};
+    else
+      setup.optimizer = {.name = optimizer, .beta1 = 0.9, .scale_parameter = scaled};
+    return train(setup).traffic.bytes_read;
+  };
+  for (const Dtype type : {Dtype::kF32, Dtype::kBf16}) {
+    const std::uint64_t once = bytes_read("sgd", type, true);  // of as many arrays
+    EXPECT_GT(once, 0u);
+    EXPECT_EQ(bytes_read("adafactor", type, true), type == Dtype::kF32 ? once : 2 * once);
+    EXPECT_EQ(bytes_read("adafactor", type, false), once);
+  }
+}
+
 TEST(ClipByValue, OfNoUseIsRefused) {
   const Profile profile = toy::profile(1, {Dtype::kF32}, 1);
   const auto optimizer = optim::make_optimizer({});
@@ -347,7 +364,7 @@ TEST(ClipByValue, OfNoUseIsRefused) {
   allocator::Ledger ledger;
   Engine engine(profile, make_plan(profile, *optimizer, {kGiB, 0, 0}, {}, {}), *optimizer,
                 {threads, ledger, nullptr, nullptr});
-  for (const double bound : {-1.0, std::numeric_limits<double>::infinity(), std::nan("")}) {
+  for (const double bound : {-1.0, 1e-50, std::numeric_limits<double>::infinity(), std::nan("")}) {
     StepSettings settings = toy::settings(0.1, 0, 0);
     settings.clip_value = bound;
     EXPECT_THROW(engine.begin_step(settings), Error) << bound;

@@ -148,9 +148,21 @@ void expect_first_step(std::size_t rows, std::size_t columns) {
 }
 TEST(Adafactor, TheFirstStepOfAMatrix) {
   expect_first_step(40, 70);
+  expect_first_step(90, 48);      // of whole vectors
   expect_first_step(300, 700);    // of several tiles
   expect_first_step(30000, 3);    // of short rows
   expect_first_step(5200, 1024);  // of more tiles than are at work at once
+}
+
+TEST(Adafactor, SquaresBeyondF32LeaveNumbers) {
+  Threads threads(2);
+  const auto optimizer = make_adafactor({});
+  for (const std::size_t columns : {48, 50}) {
+    Parameter parameter(*optimizer, {64, columns}, 1);
+    const TestArray gradient(Dtype::kF32, std::vector<float>(64 * columns, 1e20f));
+    parameter.step(*optimizer, threads, {0.01, 0, 1, 1}, gradient, std::size_t{1} << 20);
+    EXPECT_TRUE(std::ranges::all_of(parameter.values, [](float value) { return std::isfinite(value); }));
+  }
 }
 
 TEST(Adafactor, DescribesItself) {
