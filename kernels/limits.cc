@@ -20,7 +20,7 @@
 #define SLUICE_KERNELS_LIMITS_TYPES
 namespace sluice::kernels {
 
-// Of a stream, what one call goes through; `turn`: bytes of it before the next stream's turn.
+// The first of a stream's pieces, which follow each other; `turn`: bytes of it before the next stream's turn.
 struct StreamPiece {
   std::byte* data;
   std::size_t bytes, turn;
@@ -61,17 +61,18 @@ WordVector pass(std::uint32_t* data, std::size_t count, MemoryStream::Touch touc
   return all;
 }
 
-std::uint32_t pass_piece(std::span<const StreamPiece> pieces, bool past_caches, std::uint32_t zero) {
+std::uint32_t pass_piece(std::span<const StreamPiece> first, std::size_t index, bool past_caches,
+                         std::uint32_t zero) {
   const Words d;
   WordVector all = hn::Zero(d);
   bool more = true;
   for (std::size_t turn = 0; more; ++turn) {
     more = false;
-    for (const StreamPiece& piece : pieces) {
+    for (const StreamPiece& piece : first) {
       const std::size_t at = turn * piece.turn;
       if (at >= piece.bytes) continue;
       more = true;
-      auto* const data = reinterpret_cast<std::uint32_t*>(piece.data + at);
+      auto* const data = reinterpret_cast<std::uint32_t*>(piece.data + index * piece.bytes + at);
       all = hn::Xor(all, pass(data, std::min(piece.turn, piece.bytes - at) / 4, piece.touch, past_caches,
                               hn::Set(d, zero)));
     }
@@ -131,13 +132,12 @@ std::uint32_t go_through(Threads& threads, std::span<const MemoryStream> streams
         "a stream of {} bytes at {} is not cut evenly", stream.bytes, static_cast<void*>(stream.data));
   static std::atomic<std::uint32_t> zero{0};
   std::atomic<std::uint32_t> result{0};
+  std::vector<StreamPiece> first;
+  for (const MemoryStream& stream : streams)
+    first.push_back(
+        {stream.data, stream.bytes / kStreamPieces, turn_of(stream, widest, turns), stream.touch});
   threads.parallel_for(kStreamPieces, 1, [&](std::size_t index, std::size_t) {
-    std::vector<StreamPiece> pieces;
-    for (const MemoryStream& stream : streams) {
-      const std::size_t bytes = stream.bytes / kStreamPieces;
-      pieces.push_back({stream.data + index * bytes, bytes, turn_of(stream, widest, turns), stream.touch});
-    }
-    result ^= HWY_DYNAMIC_DISPATCH(pass_piece)(pieces, stores == Stores::kPastCaches, zero);
+    result ^= HWY_DYNAMIC_DISPATCH(pass_piece)(first, index, stores == Stores::kPastCaches, zero);
   });
   return result;
 }

@@ -23,7 +23,7 @@ struct MemoryStream {
 // written are not read first.
 enum class Stores { kPlain, kPastCaches };
 
-// How much of one stream comes before the next one's turn. kPages: 4 KiB, which is the best for memory.
+// How much of one stream comes before the next one's turn. kPages: 4 KiB, which is mostly better for memory.
 // kLines: 256 bytes of the widest and as many elements of the others, as a loop has to that needs a value of
 // each stream at once.
 enum class Turns { kPages, kLines };

@@ -184,8 +184,8 @@ HWY_INLINE void ask_ahead(ConstArray array, std::size_t at) {
   hwy::Prefetch(static_cast<const std::byte*>(array.data) + at * bytes_of(array.type) + kAhead);
 }
 
-// For loops that only read one array: those wait for the few lines that a first-level cache can have on the
-// way, so that the second level is asked, further ahead.
+// For loops whose time is that of reading one array: those wait for the few lines that a first-level cache
+// can have on the way, so that the second level is asked, further ahead.
 inline constexpr std::size_t kFarAhead = 8192;  // bytes
 HWY_INLINE void ask_far_ahead(ConstArray array, std::size_t at) {
   constexpr int kToRead = 0, kSecondLevel = 2;

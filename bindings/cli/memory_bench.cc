@@ -106,11 +106,12 @@ void MemoryBench::measure(double seconds, BenchProgress& progress) {
   for (std::size_t i = 0; i < works_.size(); ++i)
     report_.rows.push_back(row_of(works_[i], found[2 * i][0], found[2 * i + 1]));
   const auto small = [](const MemoryWork& work) { return bytes_moved(work.passes) < kBeyondCaches; };
-  if (std::ranges::any_of(works_, small))
-    report_.notes.push_back(
-        fmt::format("less than {} is moved at a time: it may stay in the processor's caches, and shares of "
-                    "memory's rate say little",
-                    format_size(kBeyondCaches)));
+  if (!std::ranges::any_of(works_, small)) return;
+  const std::string note = fmt::format(
+      "less than {} is moved at a time: it may stay in the processor's caches, and shares of memory's rate "
+      "say little",
+      format_size(kBeyondCaches));
+  if (!std::ranges::count(report_.notes, note)) report_.notes.push_back(note);
 }
 
 int thread_count(const BenchOptions& options) {

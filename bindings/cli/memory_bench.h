@@ -24,8 +24,8 @@ struct MemoryWork {
 };
 
 // Works that are measured together. The limit of a work is the slower of memory's (loops that only move the
-// same bytes, the better of both kinds of stores, and then the products, where there are any) and the
-// arithmetic's.
+// same bytes, with the best of both kinds of stores and of turns, and then the products, where there are any)
+// and the arithmetic's.
 class MemoryBench {
  public:
   MemoryBench(Threads& threads, BenchReport& report) : threads_(threads), report_(report) {}

@@ -22,7 +22,9 @@ void print_end(const models::TrainResult& result, const models::TrainSettings& s
   fmt::print(out, "peak memory {} measured, {} predicted ({:+.1f}%)\n", format_size(result.peak_memory),
              format_size(result.predicted_peak), error);
   if (!result.stopped) {
-    fmt::print(out, "{} steps done, {}\n", result.steps,
+    const std::string skipped =
+        result.skipped == 0 ? "" : fmt::format(" ({} of them skipped for the loss scale)", result.skipped);
+    fmt::print(out, "{} steps done{}, {}\n", result.steps, skipped,
                result.last_loss ? fmt::format("last loss {:.4f}", *result.last_loss)
                                 : std::string("all of them before: there was nothing left to do"));
   } else if (settings.out.empty() || result.steps == 0) {

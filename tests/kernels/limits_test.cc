@@ -41,7 +41,7 @@ TEST_F(Limits, EveryByteIsTouchedAsItWasSaid) {
   for (int way = 0; way < 4; ++way) {
     const Stores stores = way % 2 == 0 ? Stores::kPlain : Stores::kPastCaches;
     const Turns turns = way / 2 == 0 ? Turns::kPages : Turns::kLines;
-    std::vector<Line> read = filled(2 * kBytes, 1), wide = filled(kBytes * 4, 2), update = filled(kBytes, 3),
+    std::vector<Line> read = filled(2 * kBytes, 1), wide = filled(kBytes * 13, 2), update = filled(kBytes, 3),
                       write = filled(kBytes, 4);
     const std::vector<Line> read_before = read, update_before = update;
     const std::vector<MemoryStream> streams = {
