@@ -18,8 +18,9 @@ LossScale LossScale::fixed(double scale) {
 LossScale LossScale::dynamic(double initial, std::uint64_t growth_interval) {
   const auto value = static_cast<float>(initial);
   if (!std::isfinite(value) || !(value >= kLeast))
-    fail(ErrorCode::kInvalidArgument, "initial-scale must be a finite number of at least {}, {} was given",
-         kLeast, initial);
+    fail(ErrorCode::kInvalidArgument,
+         "initial-scale must be a number of at least {} that is finite in 32 bits, {} was given", kLeast,
+         initial);
   if (growth_interval == 0)
     fail(ErrorCode::kInvalidArgument, "scale-growth-interval must be at least 1 step, 0 was given");
   return {value, growth_interval};

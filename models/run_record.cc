@@ -52,7 +52,7 @@ std::vector<std::string> differences(const Json& recorded, const Json& now) {
     const Json::json_pointer at(change.at("path").get<std::string>());
     const auto value = [&](const Json& from) {
       const Json flat = from.flatten();
-      return flat.contains(at) ? flat.at(at).dump() : std::string("nothing");
+      return flat.contains(at) ? flat.at(at).dump() : std::string("not set");
     };
     std::string name = key;
     for (std::size_t i; (i = name.find("~1")) != std::string::npos;) name.replace(i, 2, ".");

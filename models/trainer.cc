@@ -80,9 +80,8 @@ TrainResult train(const TrainSettings& settings, const TrainEvents& events) {
     lock.emplace(settings.out);
     if (offload::lies_in_memory(settings.out))
       log().warn(
-          "--out '{}' lies in memory (tmpfs or ramfs): each checkpoint takes {} of it, which no budget "
-          "counts; "
-          "name a folder on a disk",
+          "--out '{}' lies in memory (tmpfs or ramfs): no budget counts the {} that each checkpoint takes of "
+          "it; name a folder on a disk",
           settings.out, format_size(setup.plan.checkpoint_bytes));
     refuse_other_run(settings);  // one that ended meanwhile
     for (const std::string& leftover : engine::remove_leftovers(settings.out))

@@ -83,7 +83,7 @@ struct TrainEvents {
 };
 
 struct TrainResult {
-  std::uint64_t steps = 0;
+  std::uint64_t steps = 0, skipped = 0;  // of the run; those that loss scaling skipped are steps too
   std::optional<double> last_loss;  // nothing where no step was left to do
   std::uint64_t peak_memory = 0, predicted_peak = 0;
   bool stopped = false;  // by stop() before the last step

@@ -183,9 +183,10 @@ double TrainingRun::run_step(std::uint64_t number, StepReport& report) {
     return loss;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kNotFinite) throw;
-    fail(ErrorCode::kNotFinite,
-         "{}. Try a smaller --lr or a longer --warmup; values of the model or the data may also be at fault",
-         error.what());
+    fail(
+        ErrorCode::kNotFinite,
+        "{}. Try {}a smaller --lr or a longer --warmup; values of the model or the data may also be at fault",
+        error.what(), scale > 1 ? fmt::format("a --loss-scale below {:g}, ", scale) : "");
   }
 }
 
@@ -373,6 +374,7 @@ TrainResult TrainingRun::train() {
   result.last_loss = last_loss_;
   result.peak_memory = allocator::peak_resident_bytes();
   result.predicted_peak = setup_.plan.plan.peak_memory;
+  result.skipped = skipped_;
   result.stopped = step_ < settings_.steps;
   return result;
 }

@@ -32,6 +32,9 @@ bool within(double value, double low, double high) {
   return std::isfinite(value) && value >= low && value < high;
 }
 
+constexpr const char* kClips = "0 (none), or from 1e-30 to below 1e30";
+bool is_clip(double value) { return value == 0 || within(value, 1e-30, 1e30); }
+
 struct stat status_of(const std::string& path) {
   struct stat info = {};
   if (::stat(path.c_str(), &info) != 0)
@@ -145,9 +148,10 @@ void check_settings(const TrainSettings& s) {
   check(s.steps >= 1, "steps", static_cast<double>(s.steps), "at least 1");
   check(s.keep >= 1, "keep", static_cast<double>(s.keep), "at least 1");
   check(s.eval_batches >= 1, "eval-batches", static_cast<double>(s.eval_batches), "at least 1");
-  check(within(s.learning_rate, 0, 1e6), "lr", s.learning_rate, "0 or more");
+  check(within(s.learning_rate, 0, 1e6), "lr", s.learning_rate, "0 or more, and below 1e6");
   if (s.adamw_learning_rate) {
-    check(within(*s.adamw_learning_rate, 0, 1e6), "adamw-lr", *s.adamw_learning_rate, "0 or more");
+    check(within(*s.adamw_learning_rate, 0, 1e6), "adamw-lr", *s.adamw_learning_rate,
+          "0 or more, and below 1e6");
     if (s.optimizer.name != "muon")
       fail(ErrorCode::kInvalidArgument, "adamw-lr is given, and {} has none; it is for muon, and lr for {}",
            s.optimizer.name, s.optimizer.name);
@@ -157,11 +161,12 @@ void check_settings(const TrainSettings& s) {
            "larger lr",
            *s.adamw_learning_rate);
   }
-  check(within(s.weight_decay, 0, 1e6), "weight-decay", s.weight_decay, "0 or more");
-  check(within(s.clip, 0, 1e30), "clip", s.clip, "0 (none) or more");
-  check(within(s.clip_value, 0, 1e30), "clip-value", s.clip_value, "0 (none) or more");
+  check(within(s.weight_decay, 0, 1e6), "weight-decay", s.weight_decay, "0 or more, and below 1e6");
+  check(is_clip(s.clip), "clip", s.clip, kClips);
+  check(is_clip(s.clip_value), "clip-value", s.clip_value, kClips);
   check(within(s.held_out, 0, 1), "held-out", s.held_out, "a share from 0 to below 1");
-  check(within(s.final_learning_rate, 0, 1e6), "final-lr", s.final_learning_rate, "a share of lr, 0 or more");
+  check(within(s.final_learning_rate, 0, 1e6), "final-lr", s.final_learning_rate,
+        "a share of lr, 0 or more, and below 1e6");
   schedule_shape(s.schedule);
   if (!sluice::is_float(s.dtype))
     fail(ErrorCode::kInvalidArgument, "dtype must be f32, bf16 or f16, {} was given", name_of(s.dtype));

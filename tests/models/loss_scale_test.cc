@@ -114,7 +114,7 @@ TEST(LossScaleTest, WhatIsNoScaleIsRefused) {
   EXPECT_THAT(text("128", {}, 2), HasSubstr("scale-growth-interval is given"));
   for (const double initial : {0.5, -1.0, std::numeric_limits<double>::infinity()})
     EXPECT_THAT(text("dynamic", initial, {}),
-                HasSubstr("initial-scale must be a finite number of at least 1"));
+                HasSubstr("initial-scale must be a number of at least 1 that is finite"));
   EXPECT_THAT(text("dynamic", {}, 0), HasSubstr("at least 1 step"));
 }
 

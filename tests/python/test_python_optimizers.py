@@ -263,6 +263,12 @@ def test_another_optimizers_checkpoint_is_refused_by_name(tmp_path, made, asked,
         train(engine, 1)
 
 
+def test_adafactors_learning_rate_where_none_is_given():
+    assert sluice.Adafactor().rates == (1e-3, 0)
+    assert sluice.Adafactor(relative_step=True).rates == (1, 0)  # a factor, as of the command line
+    assert sluice.Adafactor(relative_step=True, lr=0.5).rates == (0.5, 0)
+
+
 def test_adafactor_keeps_sums_of_rows_and_columns_in_memory_and_in_checkpoints(tmp_path):
     with make_engine(tmp_path, [sluice.Adafactor()] * 2) as engine:
         set_start(engine)
@@ -400,6 +406,9 @@ def test_settings_that_cannot_be(tmp_path):
         (sluice.Adafactor, {"beta1": 1.0}),
         (sluice.Adafactor, {"eps": (0.0, 1e-3)}),
         (sluice.Adafactor, {"clip_threshold": 0.0}),
+        (sluice.Adafactor, {"relative_step": "no"}),
+        (sluice.Adafactor, {"scale_parameter": 1}),
+        (sluice.SGD, {"nesterov": "no"}),
         (sluice.Muon, {"momentum": 0.0}),
         (sluice.Muon, {"adjust_lr_fn": "large"}),
         (sluice.Muon, {"adamw_lr": -1.0}),

@@ -69,6 +69,11 @@ def _is_share(value: Any) -> bool:
     return isinstance(value, numbers.Real) and 0 <= float(value) < 1
 
 
+def _check_switch(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"{name} is {value!r}; True or False is needed")
+
+
 def _is_pair(values: Any) -> bool:
     return isinstance(values, (tuple, list)) and len(values) == 2
 
@@ -142,6 +147,7 @@ class SGD(Optimizer):
         super().__post_init__()
         if not _is_share(self.momentum):
             raise InvalidArgumentError(f"momentum is {self.momentum}; a number of at least 0 and below 1 is needed")
+        _check_switch("nesterov", self.nesterov)
         if self.nesterov and self.momentum == 0:
             raise InvalidArgumentError("nesterov is asked for without momentum; give a momentum above 0")
 
@@ -158,13 +164,13 @@ class SGD(Optimizer):
 class Adafactor(Optimizer):
     """Adafactor (Shazeer, Stern 2018) as transformers writes it, with beta2 = 1 - t^-0.8: of matrices the second moment
     is kept by rows and columns. `lr` is the learning rate, with `scale_parameter` as a share of the parameter's root
-    mean square; with `relative_step` a factor of min(0.01, 1 / sqrt(t)). `beta1` above 0 adds momentum: an array of
-    state."""
+    mean square; with `relative_step` a factor of min(0.01, 1 / sqrt(t)); None: 1e-3, or 1 with `relative_step`. `beta1`
+    above 0 adds momentum: an array of state."""
 
     name: ClassVar[str] = "adafactor"
     of_step: ClassVar[tuple[str, ...]] = ("lr", "weight_decay", "beta1")
     always_f32: ClassVar[tuple[str, ...]] = ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq")
-    lr: float = 1e-3
+    lr: float | None = None
     beta1: float = 0.0
     eps: tuple[float, float] = (1e-30, 1e-3)
     clip_threshold: float = 1.0
@@ -173,6 +179,10 @@ class Adafactor(Optimizer):
     scale_parameter: bool = True
 
     def __post_init__(self) -> None:
+        for name in ("relative_step", "scale_parameter"):
+            _check_switch(name, getattr(self, name))
+        if self.lr is None:
+            object.__setattr__(self, "lr", 1.0 if self.relative_step else 1e-3)
         super().__post_init__()
         if not _is_share(self.beta1):
             raise InvalidArgumentError(f"beta1 is {self.beta1}; a number of at least 0 and below 1 is needed")
@@ -221,6 +231,7 @@ class Muon(Optimizer):
         super().__post_init__()
         if not _is_share(self.momentum) or self.momentum == 0:
             raise InvalidArgumentError(f"momentum is {self.momentum}; a number above 0 and below 1 is needed")
+        _check_switch("nesterov", self.nesterov)
         if self.adjust_lr_fn not in ("original", "match_rms_adamw"):
             raise InvalidArgumentError(f"adjust_lr_fn is {self.adjust_lr_fn!r}; it may be original, match_rms_adamw")
         if self.adamw_lr is not None and not (_is_positive(self.adamw_lr) or self.adamw_lr == 0):
