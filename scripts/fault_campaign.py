@@ -26,7 +26,7 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from kill_campaign import PATIENCE, SLUICE, Campaign  # noqa: E402
+from kill_campaign import PATIENCE, SLUICE, Campaign, written  # noqa: E402
 
 STEPS = 12
 
@@ -86,7 +86,7 @@ class RealFaults:
         """Waits for some step of the run. Its swap file, or None where the run was quicker."""
         metrics = self.folder / f"{name}.jsonl"
         wanted = self.random.randint(1, STEPS - 4)
-        lines = lambda: metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+        lines = lambda: written(metrics).count(b"\n")
         if not self.campaign.wait_until(process, lambda: lines() >= wanted):
             return None
         return self.swap_file(process)

@@ -39,6 +39,14 @@ def lesson(bytes_wanted=30000):
     return "".join(sentences)
 
 
+def written(file):
+    """Its bytes; none where it is not there, also between two looks: a run tries whether it can be written, and removes it."""
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
 def losses(metrics):
     """The bits of the loss of each step; the steps are 1, 2, 3, ..."""
     rows = [json.loads(line) for line in pathlib.Path(metrics).read_text().splitlines()]
@@ -103,13 +111,13 @@ class Campaign:
 
     def aim(self, process, out, metrics):
         """Waits for a moment to kill; False: the run came to its end before."""
-        size = metrics.stat().st_size if metrics.exists() else 0
+        size = len(written(metrics))
         own = lambda kind: any(f".{kind}-{process.pid}" in name for name in leftovers(out))
         target = self.random.choice(["start", "step", "save", "save", "removal"])
         if target == "start":
             moment = time.monotonic() + self.random.random() / 2
             return self.wait_until(process, lambda: time.monotonic() > moment)
-        grown = self.wait_until(process, lambda: metrics.exists() and metrics.stat().st_size > size)
+        grown = self.wait_until(process, lambda: len(written(metrics)) > size)
         if not grown:
             return False
         # Its folder is locked and what was left by the killed one is gone, before the first step.
