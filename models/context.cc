@@ -1,5 +1,6 @@
 #include "models/context.h"
 
+#include "core/error.h"
 #include "kernels/elementwise.h"
 
 namespace sluice::models {
@@ -21,10 +22,15 @@ void combine_gradients(const Graph& graph, const Step& step, Execution& executio
 
 }  // namespace
 
-// Bit 63 keeps these streams apart from those of initialisation; 24 bits name the op in the model, the rest
-// the step.
-std::uint64_t OpContext::random_stream() const {
-  return std::uint64_t{1} << 63 | execution_.step << 24 | (execution_.unit * 32 + step_.op);
+// The step and the op's index in the model are the stream, each in bits of its own. The seed is changed by a
+// constant, since the run's seed itself is that of the first values, whose streams are any numbers.
+RandomWords OpContext::random_words() const {
+  constexpr int kOpBits = 24;
+  constexpr std::uint64_t kDropoutSeed = 0x9E3779B97F4A7C15;
+  const std::uint64_t op = execution_.first_op + step_.op;
+  ensure(op >> kOpBits == 0 && execution_.step >> (64 - kOpBits) == 0,
+         "op {} in step {} has no stream of random words of its own", op, execution_.step);
+  return {execution_.seed ^ kDropoutSeed, execution_.step << kOpBits | op};
 }
 
 void execute(const Graph& graph, const Program& program, Execution& execution,

@@ -47,13 +47,19 @@ struct Execution {
   std::span<const std::int32_t> tokens = {}, targets = {};
   std::size_t micro_batch = 0;  // within the step
   bool training = true;         // else there is no dropout
-  std::uint64_t seed = 0, step = 0, first_sample = 0, unit = 0;
+  std::uint64_t seed = 0, step = 0, first_sample = 0;
+  std::uint64_t first_op = 0;    // the index in the model of the unit's first op
   float gradient_scale = 1;      // of every row's loss
   double loss = 0;               // sum over rows, set by the op that computes it
   std::span<float> logits = {};  // where given, forward writes the logits of one row to it instead of a loss
   std::size_t logits_row = 0;
   std::size_t first_position = 0;  // of each sequence's first token
   UnitCache cache = {};  // where given, attention stores there; a pass of one token also reads there
+};
+
+// A stream of CounterRandom (core/random.h).
+struct RandomWords {
+  std::uint64_t seed = 0, stream = 0;
 };
 
 // What one step of a program may touch: everything at the place that was planned for it.
@@ -78,8 +84,9 @@ class OpContext {
   engine::GradientTarget gradient(std::size_t i) const {
     return execution_.source.gradient(id(i), spec_.parameters[i].use, execution_.micro_batch);
   }
-  // Names the random words of this op in this step: the same when it is recomputed.
-  std::uint64_t random_stream() const;
+  // Names the random words of this op in this step, which no other op or step has: the same when it is
+  // recomputed.
+  RandomWords random_words() const;
 
  private:
   engine::ParameterId id(std::size_t i) const { return execution_.parameters[spec_.parameters[i].slot]; }

@@ -88,7 +88,7 @@ Execution Executor::execution(engine::UnitId unit, std::size_t slot, const Micro
   result.tokens = micro_batch.tokens;
   result.targets = micro_batch.targets;
   result.first_sample = micro_batch.first_sample;
-  result.unit = unit;
+  result.first_op = model_.first_op(unit);
   return result;
 }
 

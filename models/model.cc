@@ -78,6 +78,10 @@ const Graph& Model::Impl::graph(engine::UnitId unit) const {
   return unit == head() ? architecture.head : architecture.block;
 }
 
+std::uint64_t Model::Impl::first_op(engine::UnitId unit) const {
+  return unit == 0 ? 0 : architecture.embedding.ops().size() + (unit - 1) * architecture.block.ops().size();
+}
+
 void Model::Impl::check_recompute() const {
   std::vector<std::string> known;
   for (const auto& op : architecture.block.ops()) known.push_back(op->spec().name);

@@ -25,6 +25,8 @@ struct Model::Impl {
   std::vector<std::vector<engine::ParameterId>> parameter_ids;  // by unit and the slots of its graph
 
   const Graph& graph(engine::UnitId unit) const;
+  // The index of the unit's first op among those of all units, in their order.
+  std::uint64_t first_op(engine::UnitId unit) const;
   engine::UnitId head() const { return static_cast<engine::UnitId>(units.size() - 1); }
   bool same_graph(engine::UnitId a, engine::UnitId b) const { return &graph(a) == &graph(b); }
   // In the order of the unit's ActivationChoices.

@@ -100,8 +100,9 @@ class Attention : public Op {
     const Execution& run = context.run();
     kernels::AttentionShape shape = this->shape();
     if (!run.training) shape.dropout = 0;
-    shape.seed = run.seed;
-    shape.stream = context.random_stream();
+    const RandomWords words = context.random_words();
+    shape.seed = words.seed;
+    shape.stream = words.stream;
     shape.first_index = run.first_sample * sizes_.heads * sizes_.length * sizes_.length;
     return shape;
   }

@@ -38,16 +38,18 @@ class Residual : public Op {
   void forward(const OpContext& context) const override {
     const ConstArray residual = spec().inputs.size() == 2 ? context.input(1) : Array{nullptr, shape_.type};
     const Execution& run = context.run();
+    const RandomWords words = context.random_words();
     kernels::dropout_add(context.threads(), shape_.elements, context.input(0), residual,
-                         run.training ? shape_.dropout : 0.0f, run.seed, context.random_stream(),
-                         first_index(run), context.output(0));
+                         run.training ? shape_.dropout : 0.0f, words.seed, words.stream, first_index(run),
+                         context.output(0));
   }
 
   void backward(const OpContext& context) const override {
     if (shape_.dropout == 0) return;  // the gradients pass unchanged
-    const Execution& run = context.run();
+    const RandomWords words = context.random_words();
     kernels::dropout_backward(context.threads(), shape_.elements, context.output_gradient(0), shape_.dropout,
-                              run.seed, context.random_stream(), first_index(run), context.input_gradient(0));
+                              words.seed, words.stream, first_index(context.run()),
+                              context.input_gradient(0));
   }
 
  private:
