@@ -15,6 +15,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/file_sum.h"
 #include "engine/engine.h"
+#include "models/best_checkpoint.h"
 #include "models/model.h"
 #include "models/training_setup.h"
 #include "models/weights.h"
@@ -37,11 +38,22 @@ class NoOptimizer final : public optim::Optimizer {
   }
 };
 
-std::string model_folder(const std::string& given) {
+std::string best_in(const std::string& given) {
+  const std::optional<BestCheckpoint> best = best_checkpoint(engine::list_checkpoints(given));
+  if (best) return best->folder;
+  fail(ErrorCode::kNotFound,
+       "'{}' holds no whole checkpoint with a validation loss, of which one would be the best; name the "
+       "--out folder of a "
+       "run with --eval-every, or leave --best out",
+       given);
+}
+
+std::string model_folder(const std::string& given, bool best) {
   const std::filesystem::path path(given);
   if (!std::filesystem::is_directory(path))
     fail(ErrorCode::kNotFound,
          "'{}' is not a folder; name a checkpoint, an --out folder or a Hugging Face folder", given);
+  if (best) return best_in(given);
   if (std::filesystem::exists(path / "config.json")) return given;
   const engine::CheckpointList list = engine::list_checkpoints(given);
   if (list.whole.empty())
@@ -184,7 +196,7 @@ class Reader {
 
 void generate(const GenerateSettings& settings, const GenerateEvents& events) {
   check_generate_settings(settings);
-  const std::string folder = model_folder(settings.checkpoint);
+  const std::string folder = model_folder(settings.checkpoint, settings.best);
   check_config_file(folder);
   const ModelConfig config = resolve_model(folder);
   std::vector<std::int32_t> tokens = prompt_of(settings, config.vocabulary);

@@ -12,6 +12,7 @@ namespace sluice::models {
 
 struct GenerateSettings {
   std::string checkpoint;  // a checkpoint, an output folder (its newest one), or a Hugging Face folder
+  bool best = false;       // of an output folder the best checkpoint by validation
   std::string prompt;      // text; token ids where the model's tokens are not bytes
   std::optional<std::string> prompt_tokens;  // token ids, whatever the model's tokens are; then no prompt
   std::uint64_t tokens = 200;

@@ -8,7 +8,7 @@
 namespace sluice::models {
 namespace {
 
-constexpr int kRecordVersion = 3;
+constexpr int kRecordVersion = 4;
 
 Json identity(const Setup& setup) {
   const TrainSettings& s = setup.settings;
@@ -70,6 +70,7 @@ Json run_record(const Setup& setup, const RunPosition& position) {
           {"step", position.step},
           {"skipped", position.skipped},
           {"loss_scale", position.loss_scale},
+          {"validation", position.validation},
           {"next_sample", position.next_sample},
           {"identity", identity(setup)},
           {"hyperparameters", hyperparameters(setup)},

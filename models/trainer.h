@@ -8,6 +8,7 @@
 
 #include "core/json.h"
 #include "engine/plan/plan.h"
+#include "models/best_checkpoint.h"
 #include "models/config.h"
 #include "offload/records.h"
 #include "optim/optimizer.h"
@@ -42,12 +43,13 @@ struct TrainSettings {
   std::uint64_t warmup = 0;
   double final_learning_rate = 0.1;  // as a share of learning_rate, for cosine and linear
   std::uint64_t seed = 1;
-  std::string out;                         // folder of checkpoints; empty: none are written
-  std::uint64_t save_every = 0, keep = 2;  // 0: only at the end
+  std::string out;               // folder of checkpoints; empty: none are written
+  std::uint64_t save_every = 0;  // 0: only at the end
+  std::uint64_t keep = 2;        // of the newest; with validation the best one stays, too
   bool resume = false;
-  std::uint64_t eval_every = 0, eval_batches = 8;
-  int threads = 0;                      // 0: the cores that this process may use
-  std::string metrics, trace, profile;  // files; empty: none
+  std::uint64_t eval_every = 0, eval_batches = 8;  // not 0: also whenever a checkpoint is due
+  int threads = 0;                                 // 0: the cores that this process may use
+  std::string metrics, trace, profile;             // files; empty: none
   std::string source;        // the file that these settings came from, where there is one: not to be replaced
   engine::PlanRequest plan;  // recompute and the like
 };
@@ -70,6 +72,8 @@ struct CheckpointReport {
   std::string folder;
   std::uint64_t bytes = 0;
   double seconds = 0;
+  std::vector<std::string> removed = {};    // older ones, for --keep, once it was written
+  std::optional<BestCheckpoint> best = {};  // of the run, by validation, once it was written
 };
 
 struct TrainEvents {
@@ -84,9 +88,10 @@ struct TrainEvents {
 
 struct TrainResult {
   std::uint64_t steps = 0, skipped = 0;  // of the run; those that loss scaling skipped are steps too
-  std::optional<double> last_loss;  // nothing where no step was left to do
+  std::optional<double> last_loss;       // nothing where no step was left to do
   std::uint64_t peak_memory = 0, predicted_peak = 0;
-  bool stopped = false;  // by stop() before the last step
+  bool stopped = false;                // by stop() before the last step
+  std::optional<BestCheckpoint> best;  // of all that are there; nothing where none was judged by validation
 };
 
 // The plan alone, as `sluice plan` shows it.

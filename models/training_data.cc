@@ -95,9 +95,11 @@ TrainingData::TrainingData(const TrainSettings& settings, const ModelConfig& con
   if (named) {
     validation_source_ = open_for({*settings.validation}, settings, config);
     check_whole(*validation_source_);
+    validation_fingerprint_ = fingerprint_of(*validation_source_);
     const WindowSplit all = split_windows(*validation_source_, length_, 0.0);
     validation_sampler_.emplace(all.train, settings.seed, Sampler::Order::kInOrder);
   } else if (split.held_out.count > 0) {
+    validation_fingerprint_ = fingerprint_;
     validation_sampler_.emplace(split.held_out, settings.seed, Sampler::Order::kInOrder);
   }
   tokens_.resize(settings.accumulate * batch_ * length_);
@@ -118,6 +120,10 @@ std::span<const MicroBatch> TrainingData::training(std::uint64_t next) {
   for (std::size_t k = 0; k < micro_batches_.size(); ++k)
     micro_batches_[k] = fill(*source_, *sampler_, first_sample(next, k, 0, 1, batch_), k);
   return micro_batches_;
+}
+
+Json TrainingData::validation_identity() const {
+  return {{"data_fingerprint", validation_fingerprint_}, {"windows", validation_sampler_->windows()}};
 }
 
 const MicroBatch& TrainingData::validation(std::uint64_t index) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "models/config.h"
 #include "models/data/sampler.h"
 #include "models/data/tokens.h"
@@ -37,12 +38,14 @@ class TrainingData {
   // Of the training data: what docs/formats/checkpoint.md says, as 16 hexadecimal digits.
   const std::string& fingerprint() const { return fingerprint_; }
   std::uint64_t windows() const { return sampler_->windows(); }
+  // What the validation data is: fingerprint and windows. REQUIRES: has_validation()
+  Json validation_identity() const;
 
  private:
   MicroBatch fill(TokenSource& source, const Sampler& sampler, std::uint64_t first, std::size_t slot);
 
   std::size_t batch_, length_;
-  std::string fingerprint_;
+  std::string fingerprint_, validation_fingerprint_;
   std::unique_ptr<TokenSource> source_, validation_source_;  // the latter null: a part of the former
   std::optional<Sampler> sampler_, validation_sampler_;
   std::vector<std::int32_t> tokens_, targets_;

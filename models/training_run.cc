@@ -119,6 +119,12 @@ void TrainingRun::resume(const std::string& folder) {
   if (const Json scale = json_field<Json>(checkpoint.run(), "loss_scale", folder);
       loss_scale_.is_dynamic() && !scale.is_null())
     loss_scale_.restore(scale, folder);
+  if (settings_.eval_every != 0 && was_judged_otherwise(engine::list_checkpoints(settings_.out), judge()))
+    log().warn(
+        "checkpoints in '{}' were validated by other data or another number of batches: the best one is "
+        "found "
+        "anew, and those are kept no longer than --keep says; copy what you want to have",
+        settings_.out);
   CheckpointValues values(checkpoint, engine_->layout(), *setup_.optimizer);
   checkpoint_ = folder;
   const auto begin = std::chrono::steady_clock::now();
@@ -134,7 +140,7 @@ void TrainingRun::check_room() const {
   const std::size_t there = engine::list_checkpoints(settings_.out).whole.size();
   const std::uint64_t saves =
       settings_.save_every == 0 ? 1 : divide_up(settings_.steps, settings_.save_every);
-  const std::uint64_t most = std::min<std::uint64_t>(saves + there, settings_.keep + 1);
+  const std::uint64_t most = std::min<std::uint64_t>(saves + there, most_checkpoints(settings_));
   engine::check_room(settings_.out,
                      setup_.plan.checkpoint_bytes * std::max<std::uint64_t>(1, most - std::min(most, there)));
 }
@@ -236,13 +242,27 @@ CheckpointReport TrainingRun::checkpoint_report(std::chrono::steady_clock::time_
           std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
 }
 
-std::optional<double> TrainingRun::evaluate() {
+// Also before each checkpoint, so that it is known which of those that are kept is the best. A run that is to
+// stop saves without it.
+std::optional<double> TrainingRun::evaluate_if_due() {
+  validation_ = nullptr;
+  const bool is_due = due(settings_.eval_every) || (!settings_.out.empty() && due(settings_.save_every)) ||
+                      step_ == settings_.steps;
+  if (settings_.eval_every == 0 || !is_due) return std::nullopt;
   double sum = 0;
   for (std::uint64_t i = 0; i < settings_.eval_batches; ++i) {
     if (stop_requested()) return std::nullopt;
     sum += runner_->evaluate(setup_.data->validation(i));
   }
-  return sum / static_cast<double>(settings_.eval_batches);
+  const double loss = sum / static_cast<double>(settings_.eval_batches);
+  validation_ = validation_record(loss, judge());
+  return loss;
+}
+
+Json TrainingRun::judge() const {
+  Json judge = setup_.data->validation_identity();
+  judge["batches"] = settings_.eval_batches;
+  return judge;
 }
 
 void TrainingRun::save() {
@@ -262,11 +282,15 @@ void TrainingRun::save() {
   writer.add_text_file("config.json", config_to_hugging_face(setup_.config, settings_.dtype).dump(2) + "\n");
   tensors.open(writer);
   for (const engine::UnitId unit : tensors.units()) engine_->save(unit, tensors.sink());
-  checkpoint_ = writer.commit(run_record(setup_, {run_id_, step_, skipped_, next_sample_,
-                                                  loss_scale_.is_dynamic() ? loss_scale_.state() : Json()}));
+  checkpoint_ = writer.commit(
+      run_record(setup_, {run_id_, step_, skipped_, next_sample_,
+                          loss_scale_.is_dynamic() ? loss_scale_.state() : Json(), validation_}));
   saved_step_ = step_;
-  engine::prune(settings_.out, settings_.keep);
-  if (events_.saved) events_.saved(checkpoint_report(begin));
+  CheckpointReport report = checkpoint_report(begin);
+  report.best = best_checkpoint(engine::list_checkpoints(settings_.out));
+  report.removed = engine::prune(settings_.out, settings_.keep,
+                                 report.best ? std::optional(report.best->step) : std::nullopt);
+  if (events_.saved) events_.saved(report);
 }
 
 // Where the line cannot be written, the step that it is of is not lost.
@@ -348,8 +372,7 @@ void TrainingRun::save_reports_after_error(const std::string& error) noexcept {
 void TrainingRun::run_steps() {
   while (step_ < settings_.steps && !stop_requested()) {
     StepReport report = step();
-    if (settings_.eval_every != 0 && (due(settings_.eval_every) || step_ == settings_.steps))
-      report.validation_loss = evaluate();
+    report.validation_loss = evaluate_if_due();
     if (events_.step) events_.step(report);
     if (metrics_) add_metrics(report);
     if (due(settings_.save_every)) save();
@@ -376,6 +399,7 @@ TrainResult TrainingRun::train() {
   result.predicted_peak = setup_.plan.plan.peak_memory;
   result.skipped = skipped_;
   result.stopped = step_ < settings_.steps;
+  if (!settings_.out.empty()) result.best = best_checkpoint(engine::list_checkpoints(settings_.out));
   return result;
 }
 

@@ -54,7 +54,8 @@ class TrainingRun {
   engine::StepResult apply_or_skip(double loss, bool& skipped);
   void describe(StepReport& report);
   CheckpointReport checkpoint_report(std::chrono::steady_clock::time_point begin) const;
-  std::optional<double> evaluate();  // nothing where the run is to stop
+  std::optional<double> evaluate_if_due();
+  Json judge() const;  // by what checkpoints are validated  // nothing where the run is to stop
   void run_steps();
   void save();
   std::string last_checkpoint() const;
@@ -83,6 +84,7 @@ class TrainingRun {
   offload::RecordStore::Counters disk_counters_;
   engine::Engine::Counters engine_counters_;
   std::optional<double> last_loss_;
+  Json validation_ = nullptr;  // what a checkpoint of this step records of it
 };
 
 // What a checkpoint records of a run.
@@ -90,6 +92,7 @@ struct RunPosition {
   std::string run_id;
   std::uint64_t step = 0, skipped = 0, next_sample = 0;
   Json loss_scale = nullptr;  // its state; null: fixed
+  Json validation = nullptr;  // validation_record(); null: not measured after this step
 };
 Json run_record(const Setup& setup, const RunPosition& position);
 // Throws Error(kInvalidArgument) that lists by name what must be the same in a resumed run and is not; warns

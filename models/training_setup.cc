@@ -81,11 +81,11 @@ constexpr std::uint64_t kLeastDisk = kMiB;  // of a folder: one block of records
 
 std::size_t default_length(const ModelConfig& config) { return std::min<std::size_t>(config.context, 1024); }
 
-// How much the checkpoints of a run can take at most: one more than are kept while the newest is written.
+// How much the checkpoints of a run can take at most.
 std::uint64_t checkpoint_room(const TrainSettings& settings, std::uint64_t checkpoint_bytes) {
   if (settings.out.empty()) return 0;
   const std::uint64_t saves = settings.save_every == 0 ? 1 : divide_up(settings.steps, settings.save_every);
-  return checkpoint_bytes * std::min<std::uint64_t>(saves, settings.keep + 1);
+  return checkpoint_bytes * std::min<std::uint64_t>(saves, most_checkpoints(settings));
 }
 
 // to_write: also whether this process may.
@@ -193,6 +193,11 @@ LossScale loss_scale_of(const TrainSettings& s) {
     fail(ErrorCode::kInvalidArgument,
          "loss-scale must be dynamic, or a number above 0 that is finite; '{}' was given", scale);
   return LossScale::fixed(number);
+}
+
+std::uint64_t most_checkpoints(const TrainSettings& settings) {
+  const std::uint64_t more = settings.eval_every == 0 ? 1 : 2;
+  return settings.keep > UINT64_MAX - more ? UINT64_MAX : settings.keep + more;
 }
 
 std::size_t trace_events(const TrainSettings& settings) {

@@ -32,6 +32,9 @@ void check_settings(const TrainSettings& settings);
 // together.
 LossScale loss_scale_of(const TrainSettings& settings);
 
+// How many checkpoints there can be at once: the newest and the best are kept while another one is written.
+std::uint64_t most_checkpoints(const TrainSettings& settings);
+
 // Finds before any work what could not be written at the end: --metrics, --trace and --profile that cannot be
 // made, that would replace something else, or an input of the run. Leaves nothing. Throws
 // Error(kInvalidArgument).

@@ -60,6 +60,13 @@ def final_files(out, step):
     return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
 
 
+def best_of(out):
+    """The step and the validation loss of the best checkpoint there, as the program tells it."""
+    told = subprocess.run([str(SLUICE), "inspect", "--json", str(out)], check=True, timeout=PATIENCE, capture_output=True)
+    best = json.loads(told.stdout)["best"]
+    return best["step"], best["validation_loss"]
+
+
 def leftovers(out, without_pid=None):
     names = os.listdir(out) if os.path.isdir(out) else []
     found = [(name, LEFTOVER.fullmatch(name)) for name in names]
@@ -70,7 +77,9 @@ class Campaign:
     def __init__(self, folder, seed=0, steps=STEPS):
         self.folder, self.steps, self.random = pathlib.Path(folder), steps, random.Random(seed)
         self.text, self.disk = self.folder / "text.txt", self.folder / "disk"
+        self.other_text = self.folder / "other.txt"  # unlike the lesson, so that the best checkpoint is not the newest
         self.text.write_text(lesson())
+        self.other_text.write_text("".join(sorted(lesson(9000))))
         self.disk.mkdir()
         self.kills = collections.Counter()  # by where they hit
         self.rounds = 0
@@ -80,13 +89,16 @@ class Campaign:
         # fmt: off
         return [str(SLUICE), "train", "--model", "tiny", "--data", str(self.text), "--seq", "32", "--batch", "2",
                 "--accumulate", "2", "--steps", str(self.steps), "--lr", "1e-3", "--threads", "2", "--memory", "600MiB",
-                "--disk", f"{self.disk}:1GiB", "--save-every", "1", "--keep", "2", "--progress", "none",
+                "--disk", f"{self.disk}:1GiB", "--save-every", "1", "--keep", "2", "--eval-every", "3", "--eval-batches", "1",
+                "--valid", str(self.other_text), "--progress", "none",
                 "--out", str(self.folder / name), "--metrics", str(self.folder / f"{name}.jsonl"),
                 *PLACES[place], *more]
         # fmt: on
 
     def run_reference(self):
         subprocess.run(self.command("reference", "memory"), check=True, timeout=PATIENCE, stdout=subprocess.DEVNULL)
+        self.best = best_of(self.folder / "reference")
+        assert self.best[0] < self.steps - 2, "the best checkpoint is among the newest: that it is kept is not tried"
         return self.result("reference")
 
     def result(self, name):
@@ -154,6 +166,7 @@ class Campaign:
         assert found_files.keys() == expected_files.keys() and len(found_files) >= 3, sorted(found_files)
         for file, content in expected_files.items():
             assert found_files[file] == content, f"{name}: {file} differs"
+        assert best_of(self.folder / name) == self.best, f"{name}: the best checkpoint is another"
         left = sorted(entry for entry in os.listdir(self.folder / name) if not entry.startswith("step-"))
         assert left == [".run"], f"{name}: {left} are left"
         assert os.listdir(self.disk) == [], f"{os.listdir(self.disk)} are left of swap files"
@@ -193,7 +206,7 @@ def main():
         where = ", ".join(f"{count} {place}" for place, count in sorted(campaign.kills.items()))
         seconds = time.monotonic() - begin
         print(f"\r{campaign.killed} kills ({where}) in {seconds:.0f} s, {campaign.rounds} runs resumed to their end:")
-        print("losses, parameters and optimizer state have the bits of a run that was never stopped")
+        print("losses, parameters and optimizer state have the bits of a run that was never stopped, and so has its best checkpoint")
     return 0
 
 

@@ -10,6 +10,7 @@ void bind_generate(CLI::App& app, GenerateOptions& options) {
   models::GenerateSettings& s = options.settings;
   flags.text("--checkpoint", s.checkpoint,
              "a checkpoint, an --out folder (its newest one) or a Hugging Face folder");
+  flags.toggle("--best", s.best, "of an --out folder the checkpoint with the least validation loss");
   flags.text("--prompt", s.prompt,
              "text to go on from; for a model whose tokens are not bytes: token ids, as '464 318'");
   flags.text("--prompt-tokens", s.prompt_tokens,

@@ -11,6 +11,7 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "models/best_checkpoint.h"
 #include "models/weights.h"
 
 namespace sluice::cli {
@@ -127,12 +128,20 @@ Report inspect_run(const std::string& out, bool verify) {
                  {"broken", Json::array()}};
   if (verify && !list.broken.empty())
     fail(ErrorCode::kCorrupt, "'{}' is not whole: {}", list.broken[0].path, list.broken[0].reason);
+  const std::optional<models::BestCheckpoint> best = models::best_checkpoint(list);
   for (const auto& whole : list.whole) {
     if (verify) inspect_checkpoint(whole.path, true);
-    report.json["checkpoints"].push_back({{"step", whole.step}, {"path", whole.path}});
-    report.text += fmt::format("step {:>8}  {}{}\n", whole.step, whole.path,
+    const std::optional<double> loss = models::validation_loss_of(whole.run);
+    report.json["checkpoints"].push_back(
+        {{"step", whole.step}, {"path", whole.path}, {"validation_loss", loss ? Json(*loss) : Json()}});
+    report.text += fmt::format("step {:>8}  {}{}{}{}\n", whole.step, whole.path,
+                               loss ? fmt::format("  validation loss {:.4f}", *loss) : "",
+                               best && best->step == whole.step ? " (the best)" : "",
                                verify ? ": every byte is as it was written" : "");
   }
+  report.json["best"] =
+      best ? Json{{"step", best->step}, {"path", best->folder}, {"validation_loss", best->validation_loss}}
+           : Json();
   for (const auto& broken : list.broken) {
     report.json["broken"].push_back({{"path", broken.path}, {"reason", broken.reason}});
     report.text += fmt::format("not whole: {}: {}\n", broken.path, broken.reason);

@@ -2,6 +2,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <string>
 
 #include "bindings/cli/commands.h"
@@ -21,6 +22,9 @@ void print_end(const models::TrainResult& result, const models::TrainSettings& s
                 (static_cast<double>(result.peak_memory) / static_cast<double>(result.predicted_peak) - 1.0);
   fmt::print(out, "peak memory {} measured, {} predicted ({:+.1f}%)\n", format_size(result.peak_memory),
              format_size(result.predicted_peak), error);
+  if (result.best)
+    fmt::print(out, "best by validation: {} (loss {:.4f})\n", result.best->folder,
+               result.best->validation_loss);
   if (!result.stopped) {
     const std::string skipped =
         result.skipped == 0 ? "" : fmt::format(" ({} of them skipped for the loss scale)", result.skipped);
@@ -35,6 +39,19 @@ void print_end(const models::TrainResult& result, const models::TrainSettings& s
     fmt::print(out, "stopped by {}: saved after step {} of {}; go on with --resume\n", StopSignals::name(),
                result.steps, settings.steps);
   }
+}
+
+// What became of the run's other checkpoints.
+std::string fate_of_others(const models::CheckpointReport& report) {
+  std::string text;
+  for (const std::string& folder : report.removed)
+    text += (text.empty() ? "; --keep removed " : ", ") + std::filesystem::path(folder).filename().string();
+  if (report.best)
+    text += fmt::format("; the best by validation is {}",
+                        report.best->folder == report.folder
+                            ? "this one"
+                            : "that of step " + std::to_string(report.best->step));
+  return text;
 }
 
 // For a caller that is killed before it could stop the run.
@@ -60,9 +77,9 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
   events.planned = [&](const std::string& table) { progress.message(table); };
   events.step = [&](const models::StepReport& report) { progress.step(report); };
   const auto tell = [&](const char* what, const models::CheckpointReport& report) {
-    progress.message(fmt::format("{} {} ({} in {:.2f} s, {:.2f} GB/s)", what, report.folder,
-                                 format_size(report.bytes), report.seconds,
-                                 static_cast<double>(report.bytes) / 1e9 / report.seconds));
+    progress.message(fmt::format(
+        "{} {} ({} in {:.2f} s, {:.2f} GB/s){}", what, report.folder, format_size(report.bytes),
+        report.seconds, static_cast<double>(report.bytes) / 1e9 / report.seconds, fate_of_others(report)));
   };
   events.saved = [&](const models::CheckpointReport& report) { tell("saved", report); };
   events.resumed = [&](const models::CheckpointReport& report) { tell("resumed from", report); };

@@ -86,9 +86,13 @@ void bind_output(Flags& flags, models::TrainSettings& s, TrainOptions& options) 
   flags.group("Output");
   flags.text("--out", s.out, "folder of checkpoints; without it none are written");
   flags.whole("--save-every", s.save_every, "steps from checkpoint to checkpoint; 0: only at the end");
-  flags.whole("--keep", s.keep, "how many checkpoints stay");
+  flags.whole(
+      "--keep", s.keep,
+      "how many of the newest checkpoints stay; with --eval-every the one of least validation loss, too");
   flags.toggle("--resume", s.resume, "go on from the newest whole checkpoint in --out");
-  flags.whole("--eval-every", s.eval_every, "steps from validation to validation; 0: none");
+  flags.whole(
+      "--eval-every", s.eval_every,
+      "steps from validation to validation, of which there is also one before each checkpoint; 0: none");
   flags.whole("--eval-batches", s.eval_batches, "micro-batches of a validation");
   flags.text("--metrics", s.metrics, "FILE.jsonl that gets a line a step");
   flags.text("--trace", s.trace, "FILE.json for Perfetto: what ran when, a lane a stream");

@@ -141,6 +141,7 @@ struct CheckpointList {
   struct Whole {
     std::uint64_t step;
     std::string path;
+    Json run;  // of its manifest
   };
   struct Broken {
     std::string path;
@@ -156,8 +157,10 @@ CheckpointList list_checkpoints(const std::string& out);
 // folders' names.
 std::vector<std::string> remove_leftovers(const std::string& out);
 
-// Deletes all whole checkpoints but the newest `keep`. A kill leaves none that is half deleted.
-// Throws Error(kInvalidArgument) where keep is 0, Error(kIo).
-void prune(const std::string& out, std::size_t keep);
+// Deletes all whole checkpoints but the newest `keep` and that of the step `spared`. A kill leaves none that
+// is half deleted. Returns the folders that are gone. Throws Error(kInvalidArgument) where keep is 0,
+// Error(kIo).
+std::vector<std::string> prune(const std::string& out, std::size_t keep,
+                               std::optional<std::uint64_t> spared = std::nullopt);
 
 }  // namespace sluice::engine

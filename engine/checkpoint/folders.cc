@@ -54,11 +54,11 @@ std::string join(const std::string& folder, const std::string& name) {
   return (fs::path(folder) / name).string();
 }
 
-// Why a folder with a checkpoint's name is none; empty where it is one.
-std::string defect(const std::string& folder, std::uint64_t step) {
+// Why a folder with a checkpoint's name is none; empty where it is one, of which `manifest` is then set.
+std::string defect(const std::string& folder, std::uint64_t step, Manifest& manifest) {
   try {
     const std::string path = join(folder, kManifestFile);
-    const Manifest manifest = Manifest::parse(read_text_file(path), path);
+    manifest = Manifest::parse(read_text_file(path), path);
     if (manifest.step != step) return fmt::format("its manifest is that of step {}", manifest.step);
     for (const CheckpointFile& file : manifest.files) {
       std::error_code error;
@@ -175,9 +175,10 @@ CheckpointList list_checkpoints(const std::string& out) {
     const auto step = checkpoint_step(name);
     if (!step) continue;
     const std::string path = join(out, name);
-    const std::string reason = defect(path, *step);
+    Manifest manifest;
+    const std::string reason = defect(path, *step, manifest);
     if (reason.empty())
-      list.whole.push_back({*step, path});
+      list.whole.push_back({*step, path, std::move(manifest.run)});
     else
       list.broken.push_back({path, reason});
   }
@@ -193,17 +194,22 @@ std::vector<std::string> remove_leftovers(const std::string& out) {
   return removed;
 }
 
-void prune(const std::string& out, std::size_t keep) {
+std::vector<std::string> prune(const std::string& out, std::size_t keep,
+                               std::optional<std::uint64_t> spared) {
   if (keep == 0) fail(ErrorCode::kInvalidArgument, "at least one checkpoint must be kept in '{}'", out);
   const auto whole = list_checkpoints(out).whole;
+  std::vector<std::string> gone;
   for (std::size_t i = 0; i + keep < whole.size(); ++i) {
+    if (whole[i].step == spared) continue;
     const std::string hidden = join(out, removed_name(checkpoint_name(whole[i].step)));
     if (fs::exists(hidden) && !remove_unheld(hidden))
       fail(ErrorCode::kState, "'{}' is held by another process", hidden);
     if (::rename(whole[i].path.c_str(), hidden.c_str()) != 0) fail_system("rename", whole[i].path);
     sync_folder(out);
     remove_folder(hidden);
+    gone.push_back(whole[i].path);
   }
+  return gone;
 }
 
 }  // namespace sluice::engine

@@ -46,7 +46,7 @@ def test_a_run_has_the_bits_of_the_program(text, tmp_path):
     assert made.checkpoint == tmp_path / "a" / "step-00000003"
     for name in ("model.safetensors", "optimizer.exp_avg.safetensors"):
         assert (made.checkpoint / name).read_bytes() == (tmp_path / "b" / "step-00000003" / name).read_bytes()
-    assert repr(made).count("loss") == 1, "the lines of metrics are many"
+    assert repr(made).count("loss") == 2, "the lines of metrics are many"
 
 
 def test_a_run_goes_on_from_its_checkpoint(text, tmp_path):
@@ -68,6 +68,21 @@ def test_a_settings_file_is_the_programs(text, tmp_path):
     assert made.steps == 1 and made.checkpoint == tmp_path / "run" / "step-00000001"
     assert len((tmp_path / "m").read_text().splitlines()) == 1
     assert sluice.train(**SMALL, data=text, steps=1).checkpoint is None
+
+
+def test_the_best_checkpoint_stays_and_is_told(text, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("".join(sorted(text.read_text())))  # the more is learnt of the text, the worse
+    options = dict(SMALL, data=text, valid=other, out=tmp_path / "run", steps=12, lr=1e-2, schedule="constant")
+    made = sluice.train(eval_every=5, eval_batches=1, save_every=1, keep=1, **options)
+    losses = {line["step"]: line["validation_loss"] for line in made.metrics}
+    best = min(losses, key=losses.get)
+    assert best < made.steps == len(losses), "the loss falls to the end: nothing is tried"
+    assert (made.best, made.best_loss) == (tmp_path / "run" / f"step-{best:08}", losses[best])
+    assert made.checkpoint == tmp_path / "run" / "step-00000012"
+    assert sorted(made.checkpoint.parent.glob("step-*")) == [made.best, made.checkpoint]
+    without = sluice.train(**SMALL, data=text, out=tmp_path / "plain", steps=1)
+    assert without.checkpoint and (without.best, without.best_loss) == (None, None)
 
 
 def refusals(text, tmp_path):

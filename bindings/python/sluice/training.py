@@ -31,12 +31,15 @@ class TrainResult:
     steps: how many were done, also by the runs that it went on from.
     last_loss: of the last of them; None where none was left to do, or where it was not finite (a skipped step).
     checkpoint: the newest in `out`, or None.
+    best: the checkpoint in `out` with the least validation loss (`eval_every`), or None; `best_loss`: that loss.
     metrics: the lines of metrics.jsonl (docs/formats/metrics.md): of the file that `metrics` names, else of this call.
     """
 
     steps: int
     last_loss: float | None
     checkpoint: pathlib.Path | None
+    best: pathlib.Path | None
+    best_loss: float | None
     metrics: list[dict[str, Any]] = dataclasses.field(repr=False)
 
 
@@ -221,5 +224,17 @@ def _result(metrics: pathlib.Path, out: str | None) -> TrainResult:
     # A folder of this name is a whole checkpoint: see docs/formats/checkpoint.md.
     saved = {int(folder.name[5:]): folder for folder in pathlib.Path(out).glob("step-*")} if out else {}
     newest = max(saved, default=0)
+    best = _best(str(out)) if saved else {}
     last = lines[-1] if lines else {"step": newest}
-    return TrainResult(last["step"], last.get("loss"), saved.get(newest), lines)
+    return TrainResult(
+        last["step"], last.get("loss"), saved.get(newest), saved.get(best.get("step")), best.get("validation_loss"), lines
+    )
+
+
+def _best(out: str) -> dict[str, Any]:
+    """What the program says of the best checkpoint in a run's folder; empty where none was judged by validation."""
+    words = [str(find_program()), "inspect", "--json", out]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True)
+    if done.returncode != 0:
+        raise InternalError(f"the run is done, and its folder could not be read: {done.stderr.decode(errors='replace')}")
+    return json.loads(done.stdout)["best"] or {}

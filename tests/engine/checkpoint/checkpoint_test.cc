@@ -273,6 +273,15 @@ TEST_F(CheckpointTest, PruneKeepsTheNewest) {
   expect_error(ErrorCode::kInvalidArgument, {out()}, [&] { prune(out(), 0); });
 }
 
+TEST_F(CheckpointTest, PruneSparesOneMoreAndTellsWhatIsGone) {
+  for (const std::uint64_t step : {1u, 2u, 3u, 4u}) save(step);
+  EXPECT_EQ(prune(out(), 2, 1), (Names{out() + "/step-00000002"}));
+  EXPECT_EQ(steps(), (Steps{1, 3, 4}));
+  EXPECT_EQ(prune(out(), 2, 4), (Names{out() + "/step-00000001"}));
+  EXPECT_EQ(prune(out(), 1, 9), (Names{out() + "/step-00000003"}));
+  EXPECT_EQ(steps(), (Steps{4}));
+}
+
 TEST_F(CheckpointTest, LeftoversOfDeadRunsAreRemovedAndOfLiveOnesNot) {
   save(1);
   auto live = begin(2);

@@ -1,0 +1,152 @@
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "bindings/sluice_process.h"
+#include "core/json.h"
+
+// Which checkpoints --keep leaves, with validation and without.
+namespace sluice::cli {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class BestCheckpointTest : public ::testing::Test {
+ protected:
+  // What is validated is unlike what is learnt: the loss falls at first and then rises.
+  BestCheckpointTest() {
+    std::string text;
+    for (int i = 0; text.size() < 30000; ++i)
+      text += "the river runs to the sea, and the sea to the " + std::to_string(i * 7919 % 1000) + " winds. ";
+    std::ofstream(text_) << text;
+    std::sort(text.begin(), text.end());
+    std::ofstream(other_) << text;
+  }
+
+  std::vector<std::string> words(const std::string& name, int steps,
+                                 const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> all = {"train",
+                                    "--model",
+                                    "tiny",
+                                    "--data",
+                                    text_,
+                                    "--memory",
+                                    "600MiB",
+                                    "--seq",
+                                    "32",
+                                    "--batch",
+                                    "2",
+                                    "--threads",
+                                    "1",
+                                    "--lr",
+                                    "1e-3",
+                                    "--out",
+                                    folder_ / name,
+                                    "--steps",
+                                    std::to_string(steps),
+                                    "--save-every",
+                                    "2",
+                                    "--keep",
+                                    "1",
+                                    "--schedule",
+                                    "constant"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  std::vector<std::string> validated(const std::string& name, int steps,
+                                     const std::vector<std::string>& more = {},
+                                     const std::string& batches = "1") const {
+    std::vector<std::string> all = words(
+        name, steps,
+        {"--valid", other_, "--eval-every", "3", "--eval-batches", batches, "--metrics", folder_ / "m"});
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  static Outcome done(const std::vector<std::string>& all) {
+    Outcome outcome = run_sluice(all);
+    EXPECT_EQ(outcome.status, 0) << outcome.error << outcome.out;
+    return outcome;
+  }
+  std::vector<int> steps(const std::string& name) const {
+    std::vector<int> found;
+    for (const Json& each : inspected(name).at("checkpoints")) found.push_back(each.at("step"));
+    return found;
+  }
+  Json inspected(const std::string& name) const {
+    return Json::parse(done({"inspect", "--json", folder_ / name}).out);
+  }
+  std::map<int, double> validation_losses() const {
+    std::map<int, double> found;
+    std::ifstream file(folder_ / "m");
+    for (std::string line; std::getline(file, line);)
+      if (const Json row = Json::parse(line); row.contains("validation_loss"))
+        found[row.at("step")] = row.at("validation_loss").get<double>();
+    return found;
+  }
+
+  TemporaryFolder folder_;
+  const std::string text_ = folder_ / "text.txt", other_ = folder_ / "other.txt";
+};
+
+TEST_F(BestCheckpointTest, WithoutValidationTheNewestStay) {
+  const Outcome outcome = done(words("plain", 10));
+  EXPECT_THAT(steps("plain"), ElementsAre(10));
+  EXPECT_EQ(inspected("plain").at("best"), Json());
+  EXPECT_THAT(outcome.out, HasSubstr("; --keep removed step-00000008\n"));
+  const Outcome refused = run_sluice({"generate", "--checkpoint", folder_ / "plain", "--best"});
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.error, HasSubstr("with a validation loss"));
+}
+
+TEST_F(BestCheckpointTest, StaysBesideTheNewestAlsoOverAResume) {
+  done(validated("run", 12));
+  const std::map<int, double> losses = validation_losses();
+  std::vector<int> measured;
+  int best = 2;
+  for (const auto& [step, loss] : losses) {
+    measured.push_back(step);
+    if (step % 2 == 0 && loss < losses.at(best)) best = step;
+  }
+  EXPECT_THAT(measured, ElementsAre(2, 3, 4, 6, 8, 9, 10, 12)) << "every third, and before each checkpoint";
+  ASSERT_LT(best, 10) << "the loss falls to the end: nothing is tried";
+  EXPECT_THAT(steps("run"), ElementsAre(best, 12));
+
+  const Outcome resumed = done(validated("run", 16, {"--resume"}));
+  EXPECT_THAT(steps("run"), ElementsAre(best, 16));
+  const std::string folder = folder_ / fmt::format("run/step-{:08}", best);
+  EXPECT_EQ(inspected("run").at("best"),
+            (Json{{"step", best}, {"path", folder}, {"validation_loss", losses.at(best)}}));
+  EXPECT_THAT(resumed.out, HasSubstr(fmt::format("the best by validation is that of step {}\n", best)));
+  EXPECT_THAT(resumed.out,
+              HasSubstr(fmt::format("best by validation: {} (loss {:.4f})\n", folder, losses.at(best))));
+
+  // Also where validation is given up.
+  done(words("run", 18, {"--resume"}));
+  EXPECT_THAT(steps("run"), ElementsAre(best, 18));
+  const auto generated = [&](const std::string& checkpoint, const std::vector<std::string>& more) {
+    std::vector<std::string> all = {
+        "generate", "--checkpoint", checkpoint, "--prompt",  "the ", "--temperature", "0", "--tokens",
+        "24",       "--memory",     "600MiB",   "--threads", "1"};
+    all.insert(all.end(), more.begin(), more.end());
+    return done(all).out;
+  };
+  EXPECT_EQ(generated(folder_ / "run", {"--best"}), generated(folder, {}));
+  EXPECT_EQ(generated(folder_ / "run", {}), generated(folder_ / "run/step-00000018", {}));
+  EXPECT_NE(generated(folder, {}), generated(folder_ / "run", {}));
+}
+
+TEST_F(BestCheckpointTest, OfAnotherValidationAreNotCompared) {
+  done(validated("run", 8));
+  const Outcome resumed = done(validated("run", 12, {"--resume"}, "2"));
+  EXPECT_THAT(resumed.error, HasSubstr("validated by other data or another number of batches"));
+  ASSERT_GE(inspected("run").at("best").at("step").get<int>(), 10);
+}
+
+}  // namespace
+}  // namespace sluice::cli
