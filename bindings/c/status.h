@@ -6,6 +6,7 @@
 
 #include "bindings/c/sluice.h"
 #include "core/error.h"
+#include "kernels/targets.h"
 
 // How errors cross the C ABI. Private to this room.
 namespace sluice::c {
@@ -25,6 +26,7 @@ sluice_status status_of_current_exception() noexcept;
 template <class Action>
 sluice_status guarded(Action&& action) noexcept {
   try {
+    kernels::limit_targets();
     std::forward<Action>(action)();
     return SLUICE_OK;
   } catch (...) {

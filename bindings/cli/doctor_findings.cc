@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "core/system.h"
 #include "kernels/matrix.h"
+#include "kernels/targets.h"
 #include "offload/disk_cache.h"
 #include "offload/file.h"
 
@@ -42,7 +43,11 @@ Finding simd() {
   std::string text = found.empty() ? "none of the known ones" : fmt::format("{}", fmt::join(found, " "));
   text += bf16 ? "; bf16 products in hardware"
                : "; no bf16 instructions: bf16 is stored and moved, and widened for products";
-  return {"vector instructions", text, "", {{"features", found}, {"bf16", bf16}}};
+  text += fmt::format("; Sluice's loops run on {}", kernels::chosen_target());
+  return {"vector instructions",
+          text,
+          "",
+          {{"features", found}, {"bf16", bf16}, {"target", kernels::chosen_target()}}};
 }
 
 Finding memory() {

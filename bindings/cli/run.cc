@@ -10,6 +10,7 @@
 #include "bindings/cli/version.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "kernels/targets.h"
 
 namespace sluice::cli {
 namespace {
@@ -71,6 +72,7 @@ struct Program {
 
 void dispatch(Program& program) {
   set_log_level(program.log_level);
+  kernels::limit_targets();
   const auto chosen = program.app.get_subcommands();
   if (chosen.size() != 1) refuse_command(program.app);
   refuse_unknown(*chosen.front());

@@ -1,3 +1,4 @@
+#include "kernels/targets.h"
 #include "kernels/harness.h"
 
 namespace sluice::test {
@@ -13,7 +14,8 @@ TEST(Targets, Scalar) {
 TEST(Targets, Avx2) {
 #if HWY_ARCH_X86
   const auto list = targets();
-  if (std::count(list.begin(), list.end(), HWY_AVX2) == 0) GTEST_SKIP() << "this CPU has no AVX2 with FMA";
+  if (std::count(list.begin(), list.end(), HWY_AVX2) == 0)
+    GTEST_SKIP() << "this CPU has no AVX2 with FMA, or SLUICE_MAX_TARGET leaves it out";
 #else
   GTEST_SKIP() << "this CPU is not an x86";
 #endif
@@ -23,10 +25,18 @@ TEST(Targets, Avx512) {
 #if HWY_ARCH_X86
   const auto list = targets();
   if (std::count(list.begin(), list.end(), HWY_AVX3) == 0)
-    GTEST_SKIP() << "this CPU has no AVX-512; the kernels' AVX-512 code was built and not run";
+    GTEST_SKIP()
+        << "this CPU has no AVX-512, or SLUICE_MAX_TARGET leaves it out; the kernels' AVX-512 code was built "
+           "and not run";
 #else
   GTEST_SKIP() << "this CPU is not an x86";
 #endif
+}
+
+TEST(Targets, TheWidestIsChosenAndNamed) {
+  EXPECT_EQ(kernels::chosen_target() == "avx512", hwy::SupportedTargets() % (2 * HWY_AVX3) >= HWY_AVX3);
+  const OnTarget scope(targets().back());
+  EXPECT_EQ(kernels::chosen_target(), "scalar");
 }
 
 }  // namespace
