@@ -206,7 +206,7 @@ def main():
         where = ", ".join(f"{count} {place}" for place, count in sorted(campaign.kills.items()))
         seconds = time.monotonic() - begin
         print(f"\r{campaign.killed} kills ({where}) in {seconds:.0f} s, {campaign.rounds} runs resumed to their end:")
-        print("losses, parameters and optimizer state have the bits of a run that was never stopped, and so has its best checkpoint")
+        print("losses, parameters, optimizer state and the best checkpoint are those of a run that was never stopped, bit by bit")
     return 0
 
 
