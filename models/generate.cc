@@ -16,7 +16,9 @@
 #include "engine/checkpoint/file_sum.h"
 #include "engine/engine.h"
 #include "models/best_checkpoint.h"
+#include "models/initialize.h"
 #include "models/model.h"
+#include "models/training_run.h"
 #include "models/training_setup.h"
 #include "models/weights.h"
 
@@ -114,10 +116,10 @@ std::vector<std::int32_t> tokens_of_ids(const std::string& ids, std::size_t voca
   return tokens;
 }
 
-std::vector<std::int32_t> prompt_of(const GenerateSettings& s, std::size_t vocabulary) {
+std::vector<std::int32_t> prompt_of(const GenerateSettings& s, std::size_t vocabulary, bool bytes) {
   if (s.prompt_tokens && !s.prompt.empty())
     fail(ErrorCode::kInvalidArgument, "--prompt and --prompt-tokens are given; one prompt is needed");
-  if (!s.prompt_tokens && vocabulary == kByteVocabulary) return tokens_of_bytes(s.prompt);
+  if (!s.prompt_tokens && bytes) return tokens_of_bytes(s.prompt);
   std::vector<std::int32_t> tokens = tokens_of_ids(s.prompt_tokens.value_or(s.prompt), vocabulary);
   if (tokens.empty())
     fail(ErrorCode::kInvalidArgument,
@@ -199,18 +201,26 @@ void generate(const GenerateSettings& settings, const GenerateEvents& events) {
   const std::string folder = model_folder(settings.checkpoint, settings.best);
   check_config_file(folder);
   const ModelConfig config = resolve_model(folder);
-  std::vector<std::int32_t> tokens = prompt_of(settings, config.vocabulary);
+  if (begins_with_first_values(folder))
+    fail(ErrorCode::kInvalidArgument,
+         "'{}' has a config.json and no weights; train it (sluice train --model {} --out RUN), and name that "
+         "--out folder",
+         folder, folder);
+  const bool bytes = config.vocabulary == kByteVocabulary || was_trained_on_bytes(folder);
+  std::vector<std::int32_t> tokens = prompt_of(settings, config.vocabulary, bytes);
   // The last token is not read again.
   const std::uint64_t text = tokens.size() + std::max<std::uint64_t>(settings.tokens, 1) - 1;
   Reader reader(settings, folder, config, text);
-  if (events.begin) events.begin(config.vocabulary == kByteVocabulary);
+  if (events.begin) events.begin(bytes);
   const CounterRandom random(settings.seed, kSamplingStream);
   std::vector<float> logits(config.vocabulary);
+  // A vocabulary that is larger than what was learned has tokens that never came.
+  const std::span<const float> known = std::span(logits).first(bytes ? kByteVocabulary : logits.size());
   for (std::uint64_t i = 0; i < settings.tokens; ++i) {
     const std::size_t used = std::min(tokens.size(), reader.length());
     reader.next_logits(std::span(tokens).last(used), logits);
     const double uniform = to_unit_interval(random.block(i)[0]);
-    tokens.push_back(sample_token(logits, {settings.temperature, settings.top_k, settings.top_p}, uniform));
+    tokens.push_back(sample_token(known, {settings.temperature, settings.top_k, settings.top_p}, uniform));
     if (events.token) events.token(tokens.back());
   }
 }

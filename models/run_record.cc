@@ -1,8 +1,12 @@
 #include <fmt/ranges.h>
 
+#include <filesystem>
+
 #include "core/error.h"
 #include "core/log.h"
 #include "core/system.h"
+#include "core/text_file.h"
+#include "models/recipe.h"
 #include "models/training_run.h"
 
 namespace sluice::models {
@@ -31,16 +35,8 @@ Json loss_scale_text(const TrainSettings& settings) {
 
 Json hyperparameters(const Setup& setup) {
   const TrainSettings& s = setup.settings;
-  Json all = {{"lr", s.learning_rate},
-              {"schedule", s.schedule},
-              {"warmup", s.warmup},
-              {"final-lr", s.final_learning_rate},
-              {"steps", s.steps},
-              {"clip", s.clip},
-              {"clip-value", s.clip_value},
-              {"loss-scale", loss_scale_text(s)},
-              {"weight-decay", s.weight_decay}};
-  if (s.adamw_learning_rate) all["adamw-lr"] = *s.adamw_learning_rate;
+  Json all = to_json(setup.plan.recipe);
+  all.update({{"steps", s.steps}, {"clip-value", s.clip_value}, {"loss-scale", loss_scale_text(s)}});
   all.update(setup.optimizer->settings());
   return all;
 }
@@ -62,6 +58,21 @@ std::vector<std::string> differences(const Json& recorded, const Json& now) {
   return found;
 }
 
+std::filesystem::path manifest_path(const std::string& folder) {
+  return std::filesystem::path(folder) / engine::kManifestFile;
+}
+
+engine::Manifest read_manifest(const std::string& folder) {
+  const std::string path = manifest_path(folder).string();
+  return engine::Manifest::parse(read_text_file(path), path);
+}
+
+void check_version(const Json& record, const std::string& checkpoint) {
+  if (const int version = json_field<int>(record, "version", checkpoint); version != kRecordVersion)
+    fail(ErrorCode::kInvalidArgument, "'{}' has a run record of version {}, this program reads version {}",
+         checkpoint, version, kRecordVersion);
+}
+
 }  // namespace
 
 Json run_record(const Setup& setup, const RunPosition& position) {
@@ -73,16 +84,29 @@ Json run_record(const Setup& setup, const RunPosition& position) {
           {"validation", position.validation},
           {"next_sample", position.next_sample},
           {"identity", identity(setup)},
+          {"tokens", setup.data->are_bytes() ? "bytes" : "ids"},
           {"hyperparameters", hyperparameters(setup)},
+          {"defaults", setup.plan.recipe.defaults},
           {"cpu", cpu_model()},
           {"threads", setup.settings.threads},
           {"matrix_library", setup.tools->library->name()}};
 }
 
+Json read_run_record(const std::string& checkpoint) {
+  Json record = read_manifest(checkpoint).run;
+  check_version(record, checkpoint);
+  return record;
+}
+
+bool was_trained_on_bytes(const std::string& folder) {
+  if (!std::filesystem::exists(manifest_path(folder))) return false;
+  const Json run = read_manifest(folder).run;
+  const auto tokens = run.find("tokens");
+  return tokens != run.end() && *tokens == "bytes";
+}
+
 void compare_run_record(const Json& recorded, const Json& now, const std::string& checkpoint) {
-  if (const int version = json_field<int>(recorded, "version", checkpoint); version != kRecordVersion)
-    fail(ErrorCode::kInvalidArgument, "'{}' has a run record of version {}, this program reads version {}",
-         checkpoint, version, kRecordVersion);
+  check_version(recorded, checkpoint);
   const auto other = differences(json_field<Json>(recorded, "identity", checkpoint), now.at("identity"));
   if (!other.empty())
     fail(ErrorCode::kInvalidArgument,

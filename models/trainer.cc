@@ -54,6 +54,7 @@ PlanResult plan_training(const TrainSettings& settings) { return prepare(setting
 std::string plan_text(const PlanResult& result) {
   std::string text = engine::to_text(result.plan, result.profile, result.budget);
   if (!text.ends_with('\n')) text += '\n';
+  text += result.recipe_text;
   text += fmt::format("a checkpoint takes {}\n", format_size(result.checkpoint_bytes));
   const std::uint64_t extra = result.checkpoint_buffers + result.trace_bytes;
   text += fmt::format("the process (base): {} with its libraries and a reserve",
@@ -71,7 +72,7 @@ TrainResult train(const TrainSettings& settings, const TrainEvents& events) {
   refuse_other_run(settings);  // before the work of planning
   allocator::install_touch_reporter();
   Setup setup = prepare(settings);
-  if (!settings.resume && !is_preset(settings.model))
+  if (!settings.resume && !setup.first_values)
     check_hugging_face_folder(*setup.tools->io, settings.model, setup.config,
                               engine::Layout(setup.model->units()));
   if (events.planned) events.planned(plan_text(setup.plan));

@@ -30,8 +30,14 @@ struct TrainSettings {
   Dtype dtype = Dtype::kF32;
   std::size_t batch = 4, accumulate = 1, length = 0;  // length 0: the model's context, at most 1024
   std::uint64_t steps = 100;
-  double learning_rate = 3e-4, weight_decay = 0.1, clip = 1.0, clip_value = 0;
-  std::optional<double> adamw_learning_rate;  // of what Muon leaves to AdamW; nothing: learning_rate
+  // How it learns; nothing: what models/recipe.h says.
+  std::optional<double> learning_rate;
+  std::optional<double> adamw_learning_rate;  // of what Muon leaves to AdamW
+  std::optional<std::uint64_t> warmup;
+  std::optional<std::string> schedule;        // constant, cosine, linear
+  std::optional<double> final_learning_rate;  // as a share of learning_rate, for cosine and linear
+  std::optional<double> weight_decay, clip;   // clip 0: none
+  double clip_value = 0;                      // 0: none
   // beta2 of Adam, AdamW and Muon's AdamW: 0.95 where it is not given; Muon's scale: match_rms_adamw.
   optim::OptimizerSettings optimizer;
   // "dynamic", or a number; nothing: dynamic where the dtype is f16, else 1. Of a dynamic one the first, and
@@ -39,9 +45,6 @@ struct TrainSettings {
   std::optional<std::string> loss_scale;
   std::optional<double> initial_scale;
   std::optional<std::size_t> scale_growth_interval;
-  std::string schedule = "cosine";  // constant, cosine, linear
-  std::uint64_t warmup = 0;
-  double final_learning_rate = 0.1;  // as a share of learning_rate, for cosine and linear
   std::uint64_t seed = 1;
   std::string out;               // folder of checkpoints; empty: none are written
   std::uint64_t save_every = 0;  // 0: only at the end
@@ -94,17 +97,29 @@ struct TrainResult {
   std::optional<BestCheckpoint> best;  // of all that are there; nothing where none was judged by validation
 };
 
+// What a run learns with, nothing left open.
+struct Recipe {
+  double learning_rate = 0;
+  std::optional<double> adamw_learning_rate;  // nothing: learning_rate
+  std::uint64_t warmup = 0;
+  std::string schedule;
+  double final_learning_rate = 0, clip = 0, weight_decay = 0;
+  std::vector<std::string> defaults;  // names of the settings above that nobody stated, as the command line's
+};
+
 // The plan alone, as `sluice plan` shows it.
 struct PlanResult {
   engine::Profile profile;
   engine::Plan plan;
   engine::Budget budget;
+  Recipe recipe;
+  std::string recipe_text;             // for people, with the values that the run begins with
   std::uint64_t checkpoint_bytes = 0;  // room that one checkpoint needs
   std::uint64_t checkpoint_buffers = 0,
                 trace_bytes = 0;  // parts of budget.base (the latter also of --profile)
 };
 PlanResult plan_training(const TrainSettings& settings);
-// The table for people: the plan's own, and the room that checkpoints need.
+// The table for people: the plan's own, the recipe, and the room that checkpoints need.
 std::string plan_text(const PlanResult& result);
 
 // Plans, loads or initialises or resumes, trains, saves. Throws Error.

@@ -1,11 +1,12 @@
 #include "models/training_data.h"
 
 #include <algorithm>
-#include <filesystem>
 
 #include "core/bytes.h"
 #include "core/checksum.h"
 #include "core/error.h"
+#include "models/initialize.h"
+#include "models/training_run.h"
 
 namespace sluice::models {
 namespace {
@@ -17,14 +18,15 @@ constexpr std::uint64_t kScanned = std::uint64_t{128} << 20, kSamples = 256, kPi
 std::unique_ptr<TokenSource> open_for(const std::vector<std::string>& paths, const TrainSettings& settings,
                                       const ModelConfig& config) {
   std::unique_ptr<TokenSource> source = open_tokens(paths);
-  if (source->vocabulary() == kByteVocabulary && config.vocabulary != kByteVocabulary)
+  if (source->vocabulary() && config.vocabulary != kByteVocabulary && settings.tokens != "bytes")
     fail(ErrorCode::kInvalidArgument,
          "'{}' is text, whose tokens are its {} bytes, and the model '{}' has a vocabulary of {}; {}",
          source->name(), kByteVocabulary, settings.model, config.vocabulary,
-         is_preset(settings.model) ? "train it on bytes from scratch with --tokens bytes, or give token "
-                                     "files (.bin) of its own tokenizer"
-                                   : "make token files (.bin, as llm.c or nanoGPT write them) with its own "
-                                     "tokenizer, and give those");
+         begins_with_first_values(settings.model)
+             ? "train it on bytes from scratch with --tokens bytes, or give token files (.bin) of its own "
+               "tokenizer"
+             : "make token files (.bin, as llm.c or nanoGPT write them) with its own tokenizer, and give "
+               "those");
   source->set_vocabulary(config.vocabulary);
   return source;
 }
@@ -75,13 +77,20 @@ ModelConfig resolve_training_model(const TrainSettings& settings) {
   if (settings.tokens != "auto" && settings.tokens != "bytes")
     fail(ErrorCode::kInvalidArgument, "'{}' is not a kind of tokens; use auto or bytes", settings.tokens);
   if (settings.tokens == "auto") return resolve_model(settings.model);
-  if (!is_preset(settings.model) && std::filesystem::exists(settings.model))
+  if (is_preset(settings.model)) return preset(settings.model, kByteVocabulary);
+  const ModelConfig config = resolve_model(settings.model);
+  if (config.vocabulary < kByteVocabulary)
+    fail(
+        ErrorCode::kInvalidArgument,
+        "--tokens bytes needs a vocabulary of at least {}, and the config.json of '{}' states {}; state more",
+        kByteVocabulary, settings.model, config.vocabulary);
+  if (!begins_with_first_values(settings.model) && config.vocabulary != kByteVocabulary &&
+      !was_trained_on_bytes(settings.model))
     fail(ErrorCode::kInvalidArgument,
-         "--tokens bytes gives a preset another vocabulary; '{}' is a folder whose weights have one already. "
-         "Make token "
-         "files (.bin) with its tokenizer",
+         "--tokens bytes is for models that begin with first values, or were trained on bytes; '{}' has "
+         "weights of other tokens. Make token files (.bin) with its tokenizer",
          settings.model);
-  return preset(settings.model, kByteVocabulary);
+  return config;
 }
 
 TrainingData::TrainingData(const TrainSettings& settings, const ModelConfig& config)

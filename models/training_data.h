@@ -16,7 +16,8 @@
 namespace sluice::models {
 
 // The model that the settings name: a preset, with the vocabulary of bytes where that is asked for, or a
-// folder.
+// folder. Throws Error(kInvalidArgument), also where bytes are asked for and the folder has weights of other
+// tokens, or a vocabulary that is too small.
 ModelConfig resolve_training_model(const TrainSettings& settings);
 
 // The text that a run learns from and is judged by, and the buffers that hold the tokens of one step.
@@ -35,6 +36,7 @@ class TrainingData {
   const MicroBatch& validation(std::uint64_t index);
 
   std::uint64_t tokens() const { return source_->total(); }
+  bool are_bytes() const { return source_->vocabulary().has_value(); }  // of text, else ids of token files
   // Of the training data: what docs/formats/checkpoint.md says, as 16 hexadecimal digits.
   const std::string& fingerprint() const { return fingerprint_; }
   std::uint64_t windows() const { return sampler_->windows(); }

@@ -11,18 +11,21 @@
 #include "core/log.h"
 #include "core/system.h"
 #include "models/initialize.h"
+#include "models/recipe.h"
 #include "models/run_id.h"
 
 namespace sluice::models {
 namespace {
 
-LearningRate learning_rate_of(const TrainSettings& s) {
-  return {s.learning_rate, s.warmup, s.steps, s.final_learning_rate, schedule_shape(s.schedule)};
+LearningRate learning_rate_of(const Recipe& recipe, std::uint64_t steps) {
+  return {recipe.learning_rate, recipe.warmup, steps, recipe.final_learning_rate,
+          schedule_shape(recipe.schedule)};
 }
 
 // Its schedule is that of the other.
-double adamw_share(const TrainSettings& s) {
-  return s.learning_rate == 0 ? 0 : *s.adamw_learning_rate / s.learning_rate;
+double adamw_share(const Recipe& recipe) {
+  if (!recipe.adamw_learning_rate) return 1;
+  return recipe.learning_rate == 0 ? 0 : *recipe.adamw_learning_rate / recipe.learning_rate;
 }
 
 std::uint64_t samples_of_step(const TrainSettings& s) { return s.accumulate * s.batch; }
@@ -33,7 +36,7 @@ TrainingRun::TrainingRun(Setup& setup, const TrainEvents& events)
     : setup_(setup),
       settings_(setup.settings),
       events_(events),
-      learning_rate_(learning_rate_of(setup.settings)),
+      learning_rate_(learning_rate_of(setup.plan.recipe, setup.settings.steps)),
       loss_scale_(loss_scale_of(setup.settings)) {
   if (!settings_.profile.empty()) ledger_.record(kProfileParts, origin_);
   const engine::Budget& budget = setup.plan.budget;
@@ -94,7 +97,7 @@ TrainingRun::LoadingMemory TrainingRun::loading_memory(std::size_t charged) {
 
 void TrainingRun::load_initial() {
   begin_metrics();
-  if (is_preset(settings_.model))
+  if (setup_.first_values)
     return void(
         load_units(initial_values(setup_.config, engine_->layout(), settings_.seed, setup_.tools->threads)));
   const LoadingMemory memory = loading_memory(engine::kStreamBuffer);
@@ -176,10 +179,10 @@ double TrainingRun::run_step(std::uint64_t number, StepReport& report) {
   const double rate = learning_rate_.at(number);
   const float scale = loss_scale_.value();
   if (loss_scale_.is_dynamic() || scale != 1) report.loss_scale = scale;
-  const double rest = rate * (settings_.adamw_learning_rate ? adamw_share(settings_) : 1);
-  engine::StepSettings settings{{{rate, settings_.weight_decay}, {rest, 0}, {rest, settings_.weight_decay}},
-                                settings_.clip,
-                                1.0 / scale};
+  const Recipe& recipe = setup_.plan.recipe;
+  const double rest = rate * adamw_share(recipe);
+  engine::StepSettings settings{
+      {{rate, recipe.weight_decay}, {rest, 0}, {rest, recipe.weight_decay}}, recipe.clip, 1.0 / scale};
   settings.clip_value = settings_.clip_value;
   engine_->begin_step(settings);
   try {
@@ -326,6 +329,7 @@ std::string TrainingRun::profile_text(const std::string& error) const {
                  {"seq", s.length},
                  {"threads", s.threads},
                  {"optimizer", setup_.optimizer->name()},
+                 {"recipe", to_json(setup_.plan.recipe)},
                  {"cpu", cpu_model()},
                  {"kernel", kernel_version()},
                  {"matrix_library", setup_.tools->library->name()}}},

@@ -95,6 +95,12 @@ struct RunPosition {
   Json validation = nullptr;  // validation_record(); null: not measured after this step
 };
 Json run_record(const Setup& setup, const RunPosition& position);
+// Of a checkpoint's manifest. Throws Error(kInvalidArgument) where it is of another version than this
+// program's, and what Manifest::parse() does.
+Json read_run_record(const std::string& checkpoint);
+// Whether the model of a checkpoint was trained on bytes; false for a folder that is no checkpoint. Throws
+// what Manifest::parse() does.
+bool was_trained_on_bytes(const std::string& folder);
 // Throws Error(kInvalidArgument) that lists by name what must be the same in a resumed run and is not; warns
 // of what may change the bits: another CPU, another number of threads, another hyperparameter.
 void compare_run_record(const Json& recorded, const Json& now, const std::string& checkpoint);

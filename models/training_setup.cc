@@ -15,9 +15,12 @@
 #include "core/error.h"
 #include "core/system.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "models/initialize.h"
 #include "models/learning_rate.h"
 #include "models/machine_rates.h"
 #include "models/profile.h"
+#include "models/recipe.h"
+#include "models/training_run.h"
 #include "models/weights.h"
 #include "offload/records.h"
 
@@ -30,6 +33,10 @@ void check(bool valid, const char* name, double given, const char* wanted) {
 
 bool within(double value, double low, double high) {
   return std::isfinite(value) && value >= low && value < high;
+}
+
+void check_at_least_0(const std::optional<double>& value, const char* name, const char* wanted) {
+  if (value) check(within(*value, 0, 1e6), name, *value, wanted);
 }
 
 constexpr const char* kClips = "0 (none), or from 1e-30 to below 1e30";
@@ -100,7 +107,40 @@ std::uint64_t checkpoint_size(const Model& model, const optim::Optimizer& optimi
 std::uint64_t checkpoint_buffers(const Setup& setup) {
   const engine::Layout layout(setup.model->units());
   if (!setup.settings.out.empty()) return CheckpointTensors(layout, *setup.optimizer).buffer_bytes();
-  return is_preset(setup.settings.model) ? 0 : engine::kStreamBuffer;
+  return setup.first_values ? 0 : engine::kStreamBuffer;
+}
+
+double block_parameters(const Model& model) {
+  double count = 0;
+  for (const engine::UnitSpec& unit : model.units())
+    for (const engine::ParameterSpec& parameter : unit.parameters)
+      if (!parameter.by_elements) count += static_cast<double>(parameter.elements());
+  return count;
+}
+
+std::string values_text(const Setup& setup) {
+  const TrainSettings& s = setup.settings;
+  if (!setup.first_values) return fmt::format("the weights in '{}'", s.model);
+  return fmt::format("first values, seed {}{}", s.seed,
+                     is_preset(s.model) ? "" : fmt::format("; no weights in '{}'", s.model));
+}
+
+void choose_recipe(Setup& setup) {
+  const TrainSettings& s = setup.settings;
+  const RecipeBasis basis = {block_parameters(*setup.model), setup.first_values};
+  std::string from;
+  std::optional<Json> record;
+  if (s.resume) {
+    const engine::CheckpointList list = engine::list_checkpoints(s.out);
+    if (!list.whole.empty()) {
+      from = list.whole.back().path;
+      record = read_run_record(from);
+    }
+  }
+  setup.plan.recipe = make_recipe(s, basis, record ? &*record : nullptr, from);
+  setup.plan.recipe_text =
+      to_text(setup.plan.recipe, s, basis) +
+      fmt::format("begins with       {}\n", from.empty() ? values_text(setup) : "'" + from + "'");
 }
 
 engine::Budget make_budget(const Setup& setup) {
@@ -115,7 +155,7 @@ engine::Budget make_budget(const Setup& setup) {
 void fit(Setup& setup, const engine::MachineRates& rates) {
   engine::PlanRequest request = setup.settings.plan;
   request.flags = true;
-  request.clip = setup.settings.clip > 0 || loss_scale_of(setup.settings).is_dynamic();
+  request.clip = setup.plan.recipe.clip > 0 || loss_scale_of(setup.settings).is_dynamic();
   const int threads = setup.settings.threads, cores = default_threads();
   try {
     setup.plan.plan =
@@ -148,26 +188,19 @@ void check_settings(const TrainSettings& s) {
   check(s.steps >= 1, "steps", static_cast<double>(s.steps), "at least 1");
   check(s.keep >= 1, "keep", static_cast<double>(s.keep), "at least 1");
   check(s.eval_batches >= 1, "eval-batches", static_cast<double>(s.eval_batches), "at least 1");
-  check(within(s.learning_rate, 0, 1e6), "lr", s.learning_rate, "0 or more, and below 1e6");
+  check_at_least_0(s.learning_rate, "lr", "0 or more, and below 1e6");
   if (s.adamw_learning_rate) {
-    check(within(*s.adamw_learning_rate, 0, 1e6), "adamw-lr", *s.adamw_learning_rate,
-          "0 or more, and below 1e6");
+    check_at_least_0(s.adamw_learning_rate, "adamw-lr", "0 or more, and below 1e6");
     if (s.optimizer.name != "muon")
       fail(ErrorCode::kInvalidArgument, "adamw-lr is given, and {} has none; it is for muon, and lr for {}",
            s.optimizer.name, s.optimizer.name);
-    if (s.learning_rate == 0 && *s.adamw_learning_rate > 0)
-      fail(ErrorCode::kInvalidArgument,
-           "adamw-lr is {}, and its schedule is that of lr, which is 0; give a "
-           "larger lr",
-           *s.adamw_learning_rate);
   }
-  check(within(s.weight_decay, 0, 1e6), "weight-decay", s.weight_decay, "0 or more, and below 1e6");
-  check(is_clip(s.clip), "clip", s.clip, kClips);
+  check_at_least_0(s.weight_decay, "weight-decay", "0 or more, and below 1e6");
+  check(is_clip(s.clip.value_or(0)), "clip", s.clip.value_or(0), kClips);
   check(is_clip(s.clip_value), "clip-value", s.clip_value, kClips);
   check(within(s.held_out, 0, 1), "held-out", s.held_out, "a share from 0 to below 1");
-  check(within(s.final_learning_rate, 0, 1e6), "final-lr", s.final_learning_rate,
-        "a share of lr, 0 or more, and below 1e6");
-  schedule_shape(s.schedule);
+  check_at_least_0(s.final_learning_rate, "final-lr", "a share of lr, 0 or more, and below 1e6");
+  if (s.schedule) schedule_shape(*s.schedule);
   if (!sluice::is_float(s.dtype))
     fail(ErrorCode::kInvalidArgument, "dtype must be f32, bf16 or f16, {} was given", name_of(s.dtype));
   loss_scale_of(s);
@@ -255,12 +288,14 @@ Setup prepare(const TrainSettings& settings) {
   setup.settings = settings;
   TrainSettings& s = setup.settings;
   setup.config = resolve_training_model(s);
+  setup.first_values = begins_with_first_values(s.model);
   if (s.length == 0) s.length = default_length(setup.config);
   if (s.memory == 0) s.memory = default_memory();
   if (s.threads == 0) s.threads = default_threads();
   setup.optimizer = make_training_optimizer(s.optimizer);
   setup.model =
       std::make_unique<Model>(setup.config, s.dtype, s.batch, s.length, s.plan.recompute.value_or(""));
+  choose_recipe(setup);
   setup.plan.checkpoint_bytes = checkpoint_size(*setup.model, *setup.optimizer, !s.out.empty());
   resolve_disk(s.disk, s.out, checkpoint_room(s, setup.plan.checkpoint_bytes));
   setup.data = std::make_unique<TrainingData>(s, setup.config);

@@ -62,8 +62,9 @@ struct Tools {
 
 // Everything that is known of a run before its memory is taken.
 struct Setup {
-  TrainSettings settings;  // nothing left open
+  TrainSettings settings;  // nothing left open but what plan.recipe says
   ModelConfig config;
+  bool first_values = true;  // else the weights of a folder
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<Tools> tools;
   std::unique_ptr<Model> model;

@@ -10,6 +10,7 @@
 #include "bindings/cli/progress.h"
 #include "bindings/cli/signals.h"
 #include "core/bytes.h"
+#include "models/recipe.h"
 
 namespace sluice::cli {
 namespace {
@@ -63,6 +64,8 @@ void stop_with(std::uint64_t caller) {
 std::string json_line(const models::PlanResult& result) {
   Json json = engine::to_json(result.plan, result.profile, result.budget);
   json["checkpoint_bytes"] = result.checkpoint_bytes;
+  json["recipe"] = models::to_json(result.recipe);
+  json["recipe"]["defaults"] = result.recipe.defaults;
   json["version"] = 1;
   return json_text(json);
 }

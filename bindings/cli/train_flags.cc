@@ -20,10 +20,14 @@ void bind_shape(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
 
 void bind_model_and_data(Flags& flags, models::TrainSettings& s) {
   flags.group("Model and data");
-  flags.text("--model", s.model, "a preset (tiny, gpt2-124m, ..., llama-8b) or a Hugging Face folder");
+  flags.text("--model", s.model,
+             "a preset (tiny, gpt2-124m, ..., llama-8b) or a Hugging Face folder; with config.json alone it "
+             "trains from first values");
   flags.texts("--data", s.data,
               "text files and folders (bytes as tokens), or .bin token files of llm.c and nanoGPT");
-  flags.choice("--tokens", s.tokens, {"auto", "bytes"}, "bytes: a preset gets a vocabulary of the 256 bytes");
+  flags.choice("--tokens", s.tokens, {"auto", "bytes"},
+               "bytes: each byte is a token; a preset gets a vocabulary of 256, a folder without weights "
+               "keeps its own");
   flags.text("--valid", s.validation, "file for validation; without it a part of the data is held out");
   flags.real("--held-out", s.held_out, "share of the data that is kept for validation");
   flags.whole("--seed", s.seed, "of initial values, of the order of the data and of dropout");
@@ -38,7 +42,7 @@ void bind_memory(Flags& flags, models::TrainSettings& s, TrainOptions& options) 
 }
 
 void bind_optimizer(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
-  flags.real("--clip", s.clip, "bound of the gradient's global norm; 0: none");
+  flags.real("--clip", s.clip, "bound of the gradient's global norm (1); 0: none");
   flags.real("--clip-value", s.clip_value, "bound of each element of the gradient, after --clip; 0: none");
   flags.text("--loss-scale", s.loss_scale, "dynamic, or a number (dynamic with --dtype f16, else 1)");
   flags.real("--initial-scale", s.initial_scale, "of a dynamic loss scale: with which it begins (65536)");
@@ -72,13 +76,21 @@ void bind_steps(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.group("Steps");
   bind_shape(flags, s, options);
   flags.whole("--steps", s.steps, "steps of the whole run");
-  flags.real("--lr", options.learning_rate, "learning rate (3e-4; 1 with --relative-step)");
+  flags.real(
+      "--lr", s.learning_rate,
+      "learning rate; without it by optimizer and size: for adamw from 1.3e-3 (1 million parameters in "
+      "blocks) over 6e-4 (85) and 2e-4 (1,200) to 6e-5 (175,000), a tenth of it for a folder with "
+      "weights. docs/optimizers.md has the whole rule");
   flags.real("--adamw-lr", s.adamw_learning_rate,
-             "of muon: learning rate of what it leaves to adamw, vectors, embedding and head (--lr)");
-  flags.whole("--warmup", s.warmup, "steps over which the learning rate rises");
-  flags.choice("--schedule", s.schedule, {"constant", "cosine", "linear"}, "of the learning rate after that");
-  flags.real("--final-lr", s.final_learning_rate, "share of the learning rate that is left at the end");
-  flags.real("--weight-decay", s.weight_decay, "of matrices; biases and norms have none");
+             "of muon: learning rate of what it leaves to adamw, vectors, embedding and head (--lr; with "
+             "--muon-scale original as adamw's own)");
+  flags.whole("--warmup", s.warmup,
+              "steps over which the learning rate rises (a tenth of --steps, from 10 to 2000)");
+  flags.choice("--schedule", s.schedule, {"constant", "cosine", "linear"},
+               "of the learning rate after that (cosine)");
+  flags.real("--final-lr", s.final_learning_rate, "share of the learning rate that is left at the end (0.1)");
+  flags.real("--weight-decay", s.weight_decay,
+             "of matrices; biases and norms have none (adamw, muon 0.1; lion 0.3; others 0)");
   bind_optimizer(flags, s, options);
 }
 
@@ -167,8 +179,6 @@ void read_choices(const TrainOptions& options, models::TrainSettings& settings) 
   settings.dtype = *dtype_from_name(options.dtype);
   settings.optimizer.storage = {*optim::state_type_from_name(options.state), options.master == "f32",
                                 settings.seed};
-  settings.learning_rate = options.learning_rate.value_or(
-      settings.optimizer.relative_step ? 1.0 : models::TrainSettings().learning_rate);
   if (options.nesterov && options.no_nesterov)
     fail(ErrorCode::kInvalidArgument, "--nesterov and --no-nesterov are given; leave one out");
   if (options.nesterov || options.no_nesterov) settings.optimizer.nesterov = options.nesterov;

@@ -46,11 +46,10 @@ class FileTokens : public TokenSource {
   std::uint64_t skipped_files() const override { return skipped_; }
 
   void set_vocabulary(std::uint64_t size) override {
-    if (is_text() && size != kBytes)
+    if (is_text() && size < kBytes)
       fail(ErrorCode::kInvalidArgument,
-           "'{}' is text, whose tokens are its bytes (vocabulary {}), and the model has a vocabulary of {}; "
-           "give token "
-           "files (.bin) made with the model's tokenizer, or a model with vocabulary {}",
+           "'{}' is text, whose tokens are its {} bytes, and the model has a vocabulary of {}; give token "
+           "files (.bin) made with the model's tokenizer, or a model with a vocabulary of at least {}",
            name_, kBytes, size, kBytes);
     limit_ = std::min(size, kLargest);
   }

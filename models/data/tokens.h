@@ -22,7 +22,7 @@ class TokenSource {
   // where a token is not below the limit, with its file and position; Error(kIo).
   virtual void read(std::uint64_t first, std::span<std::int32_t> out) = 0;
   // The vocabulary of the model that will take the tokens. Throws Error(kInvalidArgument), with what to do,
-  // where the source has another one. From then on read() refuses tokens that are not below it.
+  // where it is smaller than that of the source. From then on read() refuses tokens that are not below it.
   virtual void set_vocabulary(std::uint64_t size) = 0;
   virtual const std::string& name() const = 0;  // for messages
   virtual std::uint64_t files() const = 0;
