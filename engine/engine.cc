@@ -35,12 +35,13 @@ Engine::State::State(const Profile& profile, const Plan& the_plan, const optim::
       wholes(layout, optimizer),
       updates(layout, optimizer, states, wholes,
               {resources.threads, resources.disk, resources.products, resources.trace}),
-      queue(layout, pager, gradients, updates, waits, parameters),
+      queue(layout, optimizer, pager, gradients, updates, waits, parameters),
       any_order(profile.any_order),
       held_units(profile.held_units),
       applied(layout.parameters()),
       updated(layout.parameters()),
-      has_values(layout.units().size()) {
+      has_values(layout.units().size()),
+      finished(layout.units().size()) {
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
     parameters.push_back(
         pager.define({"parameters of " + name_of(unit), layout.unit_bytes(unit),
@@ -64,29 +65,6 @@ std::vector<HoldingId> Engine::State::holdings_of(const Access& access) const {
   for (int use = 0; use < gradients.uses(access.unit); ++use)
     if (use == access.gradient_use || access.final) result.push_back(gradients.holding(access.unit, use));
   return result;
-}
-
-void Engine::State::enqueue(UnitId unit) {
-  std::erase(unforeseen, unit);  // with this update the step is done with it
-  UpdateQueue::Due due;
-  if (!plan.clip) {
-    pager.acquire(gradients.holding(unit, 0), Pager::Use::kRead);
-    due.holds_gradient = true;
-    // Many gradients must not drive out all that they are applied to.
-    due.holds_parameters = any_order || pager.present(parameters[unit]);
-    if (due.holds_parameters) pager.acquire(parameters[unit], Pager::Use::kRead);
-  }
-  for (const GroupSettings& group : settings.groups)
-    due.groups.push_back({group.learning_rate, group.weight_decay, clip_factor * settings.gradient_factor,
-                          steps, settings.clip_value, group.coefficients});
-  for (ParameterId p = layout.first_parameter(unit); p < layout.end_parameter(unit); ++p) {
-    const bool has_gradient = !any_order || gradients.has(p);
-    due.parameters.push_back({has_gradient ? ++applied[p] : 0, gradients.factor(p)});
-  }
-  queue.add(unit, std::move(due));
-  // The master holds the values: what is on disk need not be read only to be overwritten.
-  if (states.has_master(unit) && plan.clip && !any_order && !pager.resident(parameters[unit]))
-    pager.forget(parameters[unit]);
 }
 
 void Engine::State::settle() {
@@ -256,6 +234,7 @@ void Engine::begin_step(const StepSettings& settings) {
     s.unforeseen = s.needed_first;
     s.gradients.begin_step();
     std::fill(s.updated.begin(), s.updated.end(), false);
+    std::fill(s.finished.begin(), s.finished.end(), false);
     ++s.steps;
     s.in_step = true;
   });

@@ -94,9 +94,11 @@ struct Resources {
 // which takes the settings; a parameter that got none is left as it is. Where the plan does not clip, a
 // unit's are final when it is not held any more, and applied then with the settings of begin_step(): one
 // gradient of each parameter in a step; it is release() that throws Error(kNotFinite), and the unit is as it
-// was. Parameters are at their address only while their unit is held, to be read only but for editing; a
-// touch at another time, or a write, is noticed (see allocator::TouchServer). Values may be loaded and saved
-// in the middle of a step.
+// was. Where the optimizer has rounds for a parameter that spans units, these are updated together, as one:
+// when the gradients of all are final. In a step each of them gets one, or none does; step() refuses
+// otherwise. Parameters are at their address only while their unit is held, to be read only but for editing;
+// a touch at another time, or a write, is noticed (see allocator::TouchServer). Values may be loaded and
+// saved in the middle of a step.
 class Engine {
  public:
   // Takes all memory and disk space of the plan; throws Error(kBudget) where it cannot.

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "engine/engine.h"
 #include "engine/refusal.h"
+#include "engine/step/batches.h"
 #include "engine/step/gradients.h"
 #include "engine/step/recorder.h"
 #include "engine/step/update_pipeline.h"
@@ -29,7 +30,11 @@ struct Engine::State {
   const std::string& name_of(UnitId unit) const { return layout.units()[unit].name; }
   ValueStreams streams() { return {layout, states, updates, resources}; }
   std::vector<HoldingId> holdings_of(const Access& access) const;
-  void enqueue(UnitId unit);  // its update becomes due, with a copy of the settings
+  // In step/due.cc: an update becomes due, with a copy of the settings. units: all that it takes together.
+  UnitRange together(UnitId unit) const { return updated_together(layout, optimizer, unit); }
+  void enqueue(UnitRange units);
+  bool have_final_gradients(UnitRange units) const;
+  void require_all_or_none() const;  // of the gradients of what is updated together
   void settle();
   void check_settings(const StepSettings& given) const;
   void require_reachable(UnitId unit, const char* verb) const;
@@ -60,9 +65,11 @@ struct Engine::State {
   double gradient_norm(ParameterId parameter) const;
   void require_gradient(ParameterId parameter) const;
   void discard_unless_needed(UnitId unit);
-  void update_at_once(UnitId unit);  // its gradients are final
+  void update_at_once(UnitRange units);  // their gradients are final
   void abandon_step();
-  std::vector<UnitId> units_to_update() const;
+  void await_update(UnitId unit, bool from_record);
+  [[noreturn]] void refuse_at_once(UnitRange units, ParameterId bad);
+  std::vector<UnitRange> units_to_update() const;
   void end_step_without_update(bool keep_gradients);
   StepResult finish_step_in_any_order(const StepSettings& given);
   StepResult finish_step_at_once();
@@ -114,6 +121,7 @@ struct Engine::State {
   std::vector<std::uint64_t> applied;  // by parameter
   std::vector<bool> updated;           // likewise: at once, in this step
   std::vector<bool> has_values;        // by unit
+  std::vector<bool> finished;          // likewise, in a schedule: its gradient is final
   bool in_step = false;
   std::size_t position = 0;
   std::vector<Access> held;

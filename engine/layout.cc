@@ -102,6 +102,18 @@ const ParameterSpec& Layout::spec(ParameterId parameter) const {
   return units_[unit].parameters[parameter - first_parameter_[unit]];
 }
 
+UnitRange Layout::siblings(UnitId unit) const {
+  UnitRange all = {unit, unit + 1};
+  while (units_[all.first].parameters.front().continues()) --all.first;
+  while (ends_early(units_[all.end - 1])) ++all.end;
+  return all;
+}
+
+ParameterId Layout::first_span(ParameterId parameter) const {
+  while (spec(parameter).continues()) --parameter;
+  return parameter;
+}
+
 Shard Layout::shard(UnitId unit, int rank, int world) const {
   const std::size_t blocks = unit_elements_[unit] / kShardAlignment;
   const auto begin = [&](int r) {

@@ -10,6 +10,13 @@ namespace sluice::engine {
 using UnitId = std::uint32_t;
 using ParameterId = std::uint32_t;  // in registration order over all units
 
+// Units that follow each other: first ... end - 1.
+struct UnitRange {
+  UnitId first = 0, end = 0;
+  std::size_t size() const { return end - first; }
+  bool operator==(const UnitRange&) const = default;
+};
+
 struct ParameterSpec {
   std::string name;  // logical name, as in a checkpoint
   std::vector<std::size_t> shape;
@@ -66,6 +73,10 @@ class Layout {
   std::size_t parameters() const { return places_.size(); }
   const Place& place(ParameterId parameter) const { return places_[parameter]; }
   const ParameterSpec& spec(ParameterId parameter) const;
+  // The units that the unit's parameter spans; it alone, where its parameters lie in it as a whole.
+  UnitRange siblings(UnitId unit) const;
+  // The parameter's first span: it has what is kept once of all spans.
+  ParameterId first_span(ParameterId parameter) const;
   // The parameter's number among the logical ones, of which a parameter that spans units is one.
   std::size_t logical_index(ParameterId parameter) const { return logical_[parameter]; }
   ParameterId first_parameter(UnitId unit) const { return first_parameter_[unit]; }

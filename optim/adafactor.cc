@@ -83,9 +83,8 @@ class Adafactor final : public Elementwise {
   std::vector<WholeArray> whole_state(std::span<const std::size_t> shape) const override;
   void check(const Coefficients& c) const override;
   int rounds() const override { return 2; }
-  bool reads_state(int round, bool masters) const override {
-    return round == 0 && masters && settings_.scale_parameter;
-  }
+  bool reads_state(int) const override { return false; }
+  bool reads_values(int round) const override { return round == 0 && settings_.scale_parameter; }
   std::size_t scratch(const Kind& kind) const override { return Progress::size(Matrices(kind.shape)); }
   void statistics(Threads& threads, int round, const Hyperparameters& h, const Span& span) const override;
   void combine(Threads& threads, kernels::F32Products* products, int round, const Hyperparameters& h,
@@ -200,7 +199,8 @@ void Adafactor::statistics(Threads& threads, int round, const Hyperparameters& h
          span.first_index);
   if (span.count == 0) return;
   if (round == 0 && m.factored) GradientSums(m, p, h, span).add(threads);
-  if (round == 0 && !settings_.scale_parameter) return;
+  if (round == 0 && !reads_values(round)) return;
+  if (reads_values(round)) check_values(span);
   const ConstArray values = span.master != nullptr ? ConstArray{span.master, Dtype::kF32} : span.parameter;
   const Normalizer update = normalizer(m, p, h, span);
   threads.parallel_for(span.count, kernels::kLoopGrain, [&](std::size_t begin, std::size_t end) {

@@ -61,6 +61,7 @@ Json Elementwise::settings() const {
 void Elementwise::for_each_piece(Threads& threads, const Hyperparameters& hyperparameters, const Span& span,
                                  const std::function<void(const Piece&)>& body) const {
   check_span(hyperparameters, span);
+  check_values(span);
   const RoundingWords words = {storage_.seed, span.parameter_index << 40 ^ hyperparameters.step,
                                span.first_index};
   const Piece all = piece_of(span, words);
@@ -70,11 +71,6 @@ void Elementwise::for_each_piece(Threads& threads, const Hyperparameters& hyperp
 
 void Elementwise::check_span(const Hyperparameters& hyperparameters, const Span& span) const {
   ensure(hyperparameters.step >= 1, "{} counts steps from 1 and was given step 0", name_);
-  ensure(span.master != nullptr || (span.parameter.data != nullptr && span.parameter.type == Dtype::kBf16),
-         "{} is given neither f32 values nor bf16 ones to round stochastically", name_);
-  ensure(span.master != nullptr || span.first_index % kScaleBlock == 0,
-         "{} is given values to round stochastically from element {} on, which begins no block", name_,
-         span.first_index);
   const std::vector<StateArray> state = this->state();
   ensure(span.state.size() == state.size(), "{} keeps {} arrays of state; the span has {}", name_,
          state.size(), span.state.size());
@@ -91,6 +87,14 @@ void Elementwise::check_span(const Hyperparameters& hyperparameters, const Span&
            state[i].name, span.first_index);
   }
   kernels::require_float({span.gradient, span.parameter});
+}
+
+void Elementwise::check_values(const Span& span) const {
+  ensure(span.master != nullptr || (span.parameter.data != nullptr && span.parameter.type == Dtype::kBf16),
+         "{} is given neither f32 values nor bf16 ones to round stochastically", name_);
+  ensure(span.master != nullptr || span.first_index % kScaleBlock == 0,
+         "{} is given values to round stochastically from element {} on, which begins no block", name_,
+         span.first_index);
 }
 
 void Elementwise::check_share(std::string_view name, double value) const {

@@ -59,6 +59,7 @@ class Elementwise : public Optimizer {
                       const std::function<void(const Piece&)>& body) const;
 
   void check_span(const Hyperparameters& hyperparameters, const Span& span) const;
+  void check_values(const Span& span) const;  // that it has some
   // Throws Error(kInvalidArgument) unless it is at least 0 and below 1.
   void check_share(std::string_view name, double value) const;
   // Throws Error(kInvalidArgument) unless it is above 0, or 0 where `zero` says so, and finite; as f32, too.

@@ -296,6 +296,7 @@ class Muon final : public Optimizer {
   bool keeps(std::size_t array, const Kind& kind) const override { return is_matrix(kind) == (array == 0); }
   int rounds() const override { return 1; }
   bool has_rounds(const Kind& kind) const override { return is_matrix(kind); }
+  bool reads_values(int) const override { return false; }
   std::size_t scratch(const Kind& kind) const override {
     return is_matrix(kind) ? divide_up(kind.shape[0] * kind.shape[1], 2) : 0;
   }

@@ -108,9 +108,10 @@ class Optimizer {
   virtual bool keeps(std::size_t, const Kind&) const { return true; }
   virtual int rounds() const { return 0; }
   virtual bool has_rounds(const Kind&) const { return rounds() > 0; }  // else the parameter is only applied
-  // Whether statistics(round) looks at state, or at masters where there are any: else neither is brought for
-  // it.
-  virtual bool reads_state(int /*round*/, bool /*masters*/) const { return true; }
+  // Whether statistics(round) looks at state, and whether at values (masters, or where there are none the
+  // parameter): what it does not look at need not be there for it.
+  virtual bool reads_state(int /*round*/) const { return true; }
+  virtual bool reads_values(int /*round*/) const { return true; }
   virtual std::size_t scratch(const Kind&) const { return 0; }    // f64 values, for the rounds
   virtual std::size_t workspace(const Kind&) const { return 0; }  // bytes, aligned to 64
   // Of the products that combine() asks for, the most in each of m, n and k; m 0: there are none.

@@ -3,7 +3,7 @@
 takes some steps: once with everything in memory, once in the budget. Prints the losses of both, which are to be equal to
 the last bit, what was predicted, and what the process took at most.
 
-    .venv/bin/python bench/python/wrap_real_shapes.py --disk FOLDER [--models bert-large,vit-base]
+    .venv/bin/python bench/python/wrap_real_shapes.py --disk FOLDER [--models bert-large,vit-base] [--optimizer adafactor]
 """
 
 import argparse
@@ -16,13 +16,16 @@ from pathlib import Path
 from side_by_side import ROOT, peak_bytes
 
 sys.path.insert(0, str(ROOT / "bindings" / "python"))
-BUDGETS = {"bert-large": "2600MiB", "vit-base": "1250MiB", "t5-base": "2300MiB", "llama-0.5b": "4200MiB"}
+BUDGETS = {"bert-large": "2600MiB", "vit-base": "1250MiB", "t5-base": "2300MiB", "llama-0.5b": "4200MiB",
+           "llama-3-vocabulary": "3200MiB"}  # fmt: skip
+OPTIMIZERS = {"adamw": "AdamW", "adafactor": "Adafactor"}
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--disk", required=True, help="a folder for what does not fit")
     parser.add_argument("--models", default=",".join(BUDGETS), help="of " + ", ".join(BUDGETS))
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--memory", help="another budget than the model's own, for one model")
     parser.add_argument("--one", choices=("memory", "budget"), help=argparse.SUPPRESS)
@@ -60,6 +63,11 @@ def kind_of(name):
         return t.T5ForConditionalGeneration, t.T5Config(
             d_model=768, d_kv=64, d_ff=3072, num_layers=12, num_heads=12, dropout_rate=0.0, decoder_start_token_id=0
         )
+    if name == "llama-3-vocabulary":  # its embedding and its head span several units each
+        return t.LlamaForCausalLM, t.LlamaConfig(
+            hidden_size=1024, intermediate_size=3584, num_hidden_layers=4, num_attention_heads=16, num_key_value_heads=4,
+            vocab_size=128256,
+        )  # fmt: skip
     return t.LlamaForCausalLM, t.LlamaConfig(
         hidden_size=1280, intermediate_size=3456, num_hidden_layers=20, num_attention_heads=20,
         num_key_value_heads=4, vocab_size=32000,
@@ -76,7 +84,7 @@ def made(name):
     return model, images() if name == "vit-base" else text(config.vocab_size)
 
 
-def run(name, place, memory, disk, steps):
+def run(name, place, memory, disk, steps, kind):
     import torch
 
     import sluice.torch
@@ -84,7 +92,8 @@ def run(name, place, memory, disk, steps):
     torch.manual_seed(11)
     model, batch = made(name)
     given = {"memory": "20GiB", "place": "memory"} if place == "memory" else {"memory": memory, "disk": disk}
-    model, optimizer = sluice.torch.wrap(model, sluice.AdamW(lr=1e-4), sample_batch=batch, **given)
+    settings = getattr(sluice, OPTIMIZERS[kind])(lr=1e-4)
+    model, optimizer = sluice.torch.wrap(model, settings, sample_batch=batch, **given)
     plan = sluice.torch.engine_of(model).plan()
     losses, seconds = [], []
     for _ in range(steps):
@@ -104,7 +113,7 @@ def run(name, place, memory, disk, steps):
 
 def in_own_process(a, name, place, memory):
     command = [sys.executable, Path(__file__), "--disk", a.disk, "--models", name, "--steps", str(a.steps)]
-    command += ["--one", place, "--memory", memory]
+    command += ["--one", place, "--memory", memory, "--optimizer", a.optimizer]
     finished = subprocess.run(command, capture_output=True, text=True)
     if finished.returncode != 0:
         raise SystemExit(f"{name}, {place}: {finished.stderr}")
@@ -115,7 +124,7 @@ def in_own_process(a, name, place, memory):
 def main():
     a = arguments()
     if a.one:
-        return run(a.models, a.one, a.memory, a.disk, a.steps)
+        return run(a.models, a.one, a.memory, a.disk, a.steps, a.optimizer)
     for name in a.models.split(","):
         memory = a.memory or BUDGETS[name]
         whole, tight = (in_own_process(a, name, place, memory) for place in ("memory", "budget"))

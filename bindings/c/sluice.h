@@ -95,8 +95,9 @@ typedef struct sluice_parameter {
   /* A large parameter may span several units: each has, as its only parameter, the span that follows the one
    * of the unit before, with the same name and shape, and a number of its own, which other functions mean by
    * it; elements of a span count from its first. All spans but the last have a multiple of SLUICE_SPAN_GRAIN
-   * elements, and their memory follows one another, so that the whole is one array. span_elements 0: the unit
-   * has the whole. */
+   * elements, and their memory follows one another, so that the whole is one array. Adafactor, and muon where it
+   * is not by elements, update all spans together: in a step each of them has a gradient, or none has
+   * (SLUICE_STATE otherwise, from sluice_engine_step()). span_elements 0: the unit has the whole. */
   uint64_t span_first, span_elements;
   sluice_dtype dtype; /* one in all of a unit; of what is narrower than f32 the optimizer keeps an f32 master
                          (see no_master) */

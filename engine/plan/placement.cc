@@ -61,18 +61,21 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
   if (!optimizer.keeps_master()) check_without_masters(profile.units);
   for (ParameterId p = 0; p < layout_.parameters(); ++p) {
     const ParameterSpec& spec = layout_.spec(p);
-    const bool is_updated = layout_.trainable(layout_.place(p).unit);
-    if (is_updated && spec.span_elements > 0 && optimizer.has_rounds(kind_of(spec)))
-      fail(ErrorCode::kInvalidArgument,
-           "'{}' spans several units, and {} needs all of it before any part is updated; use an optimizer "
-           "that "
-           "works by elements{}, or give the parameter one unit",
-           spec.name, optimizer.name(),
-           optimizer.has_rounds({spec.shape, true}) ? "" : ", or have it updated by elements");
-    product_flops_ += is_updated ? optimizer.product_flops(kind_of(spec)) : 0;
+    const bool counts = layout_.trainable(layout_.place(p).unit) && !spec.continues();
+    product_flops_ += counts ? optimizer.product_flops(kind_of(spec)) : 0;
   }
-  for (UnitId unit = 0; unit < layout_.units().size(); ++unit)
+  for (UnitId unit = 0; unit < layout_.units().size(); ++unit) {
     batches_.push_back(batches_of(layout_, optimizer, unit, format_.chunk_elements()));
+    const UnitRange together = updated_together(layout_, optimizer, unit);
+    together_.push_back(together.size() > 1);
+    if (uses_[unit] != uses_[together.first])
+      fail(ErrorCode::kInvalidArgument,
+           "the schedule asks for the gradient of some units with a part of '{}' and not of '{}'; "
+           "{} updates it as a whole",
+           layout_.units()[unit].parameters.front().name, layout_.units()[unit].name, optimizer.name());
+    for (int round = 0; together_[unit] && round < optimizer.rounds(); ++round)
+      rounds_read_values_ |= optimizer.reads_values(round);
+  }
 }
 
 std::string Placement::largest_of_rounds() const {
@@ -90,7 +93,7 @@ std::size_t Placement::gradient_bytes(UnitId unit) const {
 }
 
 bool Placement::stores_gradient(UnitId unit, std::size_t groups) const {
-  if (clip_ || !updated(unit)) return updated(unit);
+  if (waits(unit) || !updated(unit)) return updated(unit);
   const auto uses =
       std::count_if(profile_.schedule.begin(), profile_.schedule.end(),
                     [&](const Access& access) { return access.unit == unit && access.gradient_use >= 0; });
@@ -101,6 +104,7 @@ std::size_t Placement::state_bytes(UnitId unit) const { return format_.bytes(uni
 
 // Read at each access of each group, but not where the unit is still there from the access before or the next
 // but one; written once, after its update. A narrow copy whose update waits is not read to be overwritten.
+// What units have together reads values in a pass of its own.
 Placement::Traffic Placement::parameter_traffic(UnitId unit, std::size_t groups) const {
   std::vector<std::size_t> positions;
   for (std::size_t i = 0; i < profile_.schedule.size(); ++i)
@@ -110,6 +114,7 @@ Placement::Traffic Placement::parameter_traffic(UnitId unit, std::size_t groups)
     reads += i == 0 || positions[i] - positions[i - 1] > 2 ? 1 : 0;
   reads *= groups;
   if (!updated(unit)) return {reads * parameter_bytes(unit), 0};
+  if (together_[unit] && rounds_read_values_ && !format_.has_master(unit)) ++reads;
   if (format_.has_master(unit) && clip_ && reads > 0) --reads;
   return {reads * parameter_bytes(unit), parameter_bytes(unit)};
 }
@@ -124,7 +129,7 @@ Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups) 
     traffic.read += kept * bytes;
     traffic.written += kept * bytes;
   }
-  if (clip_ && updated(unit)) {
+  if (waits(unit) && updated(unit)) {
     const std::size_t size = size_of(profile_.any_order ? Dtype::kF32 : layout_.dtype(unit));
     const std::uint64_t bytes = layout_.unit_elements(unit) * size;
     for (const Batch& batch : batches_[unit])
@@ -161,7 +166,16 @@ std::array<std::size_t, 3> Placement::extents_of(const Access& access, const Uni
 std::size_t Placement::extents(const std::vector<UnitPlan>& units, const Lookahead& lookahead) const {
   const std::size_t ahead = lookahead.prefetch + (lookahead.slack ? 1 : 0);
   return profile_.any_order ? extents_in_any_order(units, profile_.held_units + ahead)
-                            : extents_in_order(units, 1 + ahead);
+                            : extents_in_order(units, 1 + ahead) + extents_of_passes(units);
+}
+
+// In a schedule the siblings of a unit that is needed may be none of those that are near: a pass over each
+// comes between.
+std::size_t Placement::extents_of_passes(const std::vector<UnitPlan>& units) const {
+  std::size_t most = 0;
+  for (UnitId unit = 0; unit < units.size(); ++unit)
+    if (together_[unit]) most = std::max(most, extents_of({unit, true, -1, false}, units[unit])[0]);
+  return most;
 }
 
 // The largest units may be the ones that meet.
@@ -195,8 +209,9 @@ std::size_t Placement::extents_in_order(const std::vector<UnitPlan>& units, std:
 }
 
 bool Placement::needs_staging(const std::vector<UnitPlan>& units) const {
-  return std::any_of(units.begin(), units.end(),
-                     [&](const UnitPlan& u) { return !u.state_resident || (!u.gradient_resident && clip_); });
+  for (UnitId unit = 0; unit < units.size(); ++unit)
+    if (!units[unit].state_resident || (!units[unit].gradient_resident && waits(unit))) return true;
+  return false;
 }
 
 bool Placement::needs_scratch() const {

@@ -33,7 +33,8 @@ class Placement {
   std::size_t parameter_bytes(UnitId unit) const;
   std::size_t gradient_bytes(UnitId unit) const;  // all uses
   std::size_t state_bytes(UnitId unit) const;
-  // Whether its gradient waits: for the norm of all, for other uses, or for other groups of micro-batches.
+  // Whether its gradient waits: for the norm of all, for its siblings' (an update that they have together),
+  // for other uses, or for other groups of micro-batches.
   bool stores_gradient(UnitId unit, std::size_t groups) const;
 
   // Bytes of the disk tier that one step moves for what is not resident.
@@ -70,6 +71,7 @@ class Placement {
   void for_each_record(const std::vector<UnitPlan>& units, const Body& body) const;
   std::array<std::size_t, 3> extents_of(const Access& access, const UnitPlan& unit) const;
   std::size_t extents_in_order(const std::vector<UnitPlan>& units, std::size_t window) const;
+  std::size_t extents_of_passes(const std::vector<UnitPlan>& units) const;
   std::size_t extents_in_any_order(const std::vector<UnitPlan>& units, std::size_t window) const;
 
   const Profile& profile_;
@@ -77,6 +79,8 @@ class Placement {
   Layout layout_;
   std::vector<int> uses_;  // gradient buffers of each unit
   bool updated(UnitId unit) const { return uses_[unit] > 0; }
+  // Whether its gradient, where it has one, waits for others once it is final.
+  bool waits(UnitId unit) const { return clip_ || together_[unit]; }
   double update_bytes(ParameterId parameter, int rounds) const;  // for each element
   // body(parameter, update_bytes()) for those that are updated.
   template <class Body>
@@ -84,6 +88,8 @@ class Placement {
 
   StateFormat format_;
   std::vector<std::vector<Batch>> batches_;  // by unit
+  std::vector<bool> together_;               // likewise: it is updated with its siblings
+  bool rounds_read_values_ = false;          // of such units
   std::size_t whole_bytes_;
   RoundsNeed rounds_;
   double product_flops_ = 0;  // of all updates of a step

@@ -60,25 +60,37 @@ void Engine::State::release_in_any_order(const Access& released) {
     pager.release(gradient);
     if (last && !gradients.any(unit)) pager.discard(gradient);
   }
-  if (!plan.clip && gradients.uses(unit) > 0 && gradients.any(unit) && !is_held(unit, false))
-    update_at_once(unit);
+  if (!plan.clip && gradients.uses(unit) > 0 && have_final_gradients(together(unit)))
+    update_at_once(together(unit));
 }
 
-void Engine::State::update_at_once(UnitId unit) {
-  const HoldingId gradient = gradients.holding(unit, 0);
-  if (const auto bad = gradients.not_finite(unit)) {
-    gradients.drop_unit(unit);
-    pager.discard(gradient);
-    refuse(ErrorCode::kNotFinite,
-           "the gradient of '{}' is not finite; its unit was not updated, and those were whose backward came "
-           "before",
-           layout.spec(*bad).name);
+void Engine::State::update_at_once(UnitRange units) {
+  for (UnitId unit = units.first; unit < units.end; ++unit)
+    if (const auto bad = gradients.not_finite(unit)) refuse_at_once(units, *bad);
+  for (UnitId unit = units.first; unit < units.end; ++unit) await_update(unit, units.size() > 1);
+  enqueue(units);
+  for (UnitId unit = units.first; unit < units.end; ++unit) {
+    for (ParameterId p = layout.first_parameter(unit); p < layout.end_parameter(unit); ++p)
+      if (gradients.has(p)) updated[p] = true;
+    gradients.hand_over(unit);
   }
-  pager.hide(parameters[unit]);  // a write of before keeps it where it can be read
-  enqueue(unit);
-  for (ParameterId p = layout.first_parameter(unit); p < layout.end_parameter(unit); ++p)
-    if (gradients.has(p)) updated[p] = true;
-  gradients.hand_over(unit);
+}
+
+// Its values are out of date from now on; a write of before keeps them where they can be read.
+void Engine::State::await_update(UnitId unit, bool from_record) {
+  if (from_record) pager.park(gradients.holding(unit, 0));
+  pager.hide(parameters[unit]);
+}
+
+void Engine::State::refuse_at_once(UnitRange units, ParameterId bad) {
+  for (UnitId unit = units.first; unit < units.end; ++unit) {
+    gradients.drop_unit(unit);
+    pager.discard(gradients.holding(unit, 0));
+  }
+  refuse(ErrorCode::kNotFinite,
+         "the gradient of '{}' is not finite; its unit was not updated, and those were whose backward came "
+         "before",
+         layout.spec(bad).name);
 }
 
 void Engine::State::acquire_for_editing(UnitId unit) {
@@ -164,12 +176,13 @@ void Engine::State::abandon_step() {
 
 // In the order of the step's accesses, which is that of the next one's; then what has kept a gradient without
 // any.
-std::vector<UnitId> Engine::State::units_to_update() const {
-  std::vector<UnitId> units;
+std::vector<UnitRange> Engine::State::units_to_update() const {
+  std::vector<UnitRange> units;
   std::vector<bool> seen(layout.units().size());
   const auto add = [&](UnitId unit) {
-    if (!seen[unit] && gradients.any(unit)) units.push_back(unit);
-    seen[unit] = true;
+    const UnitRange all = together(unit);
+    if (!seen[unit] && gradients.any(unit)) units.push_back(all);
+    std::fill(seen.begin() + all.first, seen.begin() + all.end, true);
   };
   for (const Access& access : accesses) add(access.unit);
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) add(unit);
@@ -196,6 +209,7 @@ StepResult Engine::State::finish_step_in_any_order(const StepSettings& given) {
     refuse(ErrorCode::kState, "step() is called {}",
            in_step ? fmt::format("while unit '{}' is held", name_of(held.front().unit))
                    : "without begin_step()");
+  require_all_or_none();
   if (plan.clip) settings = given;
   accesses = recorder.end_step();
   std::vector<std::vector<HoldingId>> holdings;
@@ -203,18 +217,19 @@ StepResult Engine::State::finish_step_in_any_order(const StepSettings& given) {
   pager.set_schedule(std::move(holdings));
   pager.set_position(0);
   if (!plan.clip) return finish_step_at_once();
-  const std::vector<UnitId> units = units_to_update();
+  const std::vector<UnitRange> to_update = units_to_update();
   StepResult result{gradients.norm() * std::abs(settings.gradient_factor), 1.0};
   if (const auto bad = gradients.not_finite(); bad || !representable(result.gradient_norm)) {
     end_step_without_update(given.keep_gradients);
     refuse_not_finite(bad, result.gradient_norm);
   }
   result.clip_factor = clip_factor = clip_factor_of(result.gradient_norm);
-  for (const UnitId unit : units) {
-    queue.ensure_updated(unit);  // of the step before, where nobody acquired it since
-    pager.park(gradients.holding(unit, 0));
-    pager.hide(parameters[unit]);
-    enqueue(unit);
+  for (const UnitRange& units : to_update) {
+    for (UnitId unit = units.first; unit < units.end; ++unit) {
+      queue.ensure_updated(unit);  // of the step before, where nobody acquired it since
+      await_update(unit, true);
+    }
+    enqueue(units);
   }
   if (!given.keep_gradients) gradients.drop_all();
   in_step = false;

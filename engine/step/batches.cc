@@ -30,6 +30,21 @@ std::size_t scratch_bytes(const optim::Optimizer& optimizer, const optim::Kind& 
   return round_up(optimizer.scratch(kind) * sizeof(double), kAligned);
 }
 
+UnitRange updated_together(const Layout& layout, const optim::Optimizer& optimizer, UnitId unit) {
+  const ParameterSpec& spec = layout.units()[unit].parameters.front();
+  const UnitRange siblings = layout.siblings(unit);
+  const bool together = siblings.size() > 1 && layout.trainable(unit) && optimizer.has_rounds(kind_of(spec));
+  return together ? siblings : UnitRange{unit, unit + 1};
+}
+
+std::vector<std::pair<UnitId, Pass>> passes_of(const optim::Optimizer& optimizer, UnitRange units) {
+  std::vector<std::pair<UnitId, Pass>> passes;
+  for (int round = 0; units.size() > 1 && round <= optimizer.rounds(); ++round)
+    for (UnitId unit = units.first; unit < units.end; ++unit)
+      passes.push_back({unit, {round, unit == units.first, unit + 1 == units.end}});
+  return passes;
+}
+
 std::vector<Batch> batches_of(const Layout& layout, const optim::Optimizer& optimizer, UnitId unit,
                               std::size_t chunk_elements) {
   std::vector<Batch> batches;

@@ -1,4 +1,5 @@
 #pragma once
+#include <utility>
 #include <vector>
 
 #include "engine/layout.h"
@@ -14,6 +15,20 @@ struct Batch {
   std::size_t scratch_bytes = 0;               // what their rounds hand on
   std::size_t workspace_bytes = 0;             // of one combination
 };
+
+// Of an update that several units have together, what is done with one of them: the chunks of its only
+// parameter, once. The passes of all units in a round, in ascending order, come before those of the next.
+struct Pass {
+  int round = 0;                     // Optimizer::rounds(): the application
+  bool first = false, last = false;  // of the round
+  bool operator==(const Pass&) const = default;
+};
+
+// Those that are updated together with the unit: its siblings, where the optimizer has rounds for their
+// parameter, since no part may change before the sums over all of it are there; else it alone.
+UnitRange updated_together(const Layout& layout, const optim::Optimizer& optimizer, UnitId unit);
+// Their passes in order, each with its unit; none for one unit.
+std::vector<std::pair<UnitId, Pass>> passes_of(const optim::Optimizer& optimizer, UnitRange units);
 
 // At least one parameter, and otherwise as many as keep scratch within this: what each round reads again at a
 // batch's ends is little then.

@@ -52,15 +52,18 @@ void Engine::State::finish_gradient(UnitId unit) {
     pager.discard(gradients.holding(unit, use));
   }
   if (not_finite && !bad_parameter) bad_parameter = not_finite;
-  if (!plan.clip) {
-    if (bad_parameter)
-      fail(ErrorCode::kNotFinite, "the gradient of '{}' is not finite", layout.spec(*bad_parameter).name);
-    enqueue(unit);
+  if (!plan.clip && bad_parameter)
+    fail(ErrorCode::kNotFinite, "the gradient of '{}' is not finite", layout.spec(*bad_parameter).name);
+  const UnitRange units = together(unit);
+  if (!plan.clip && units.size() == 1) {
+    enqueue(units);
     return pager.release(gradients.holding(unit, 0));
   }
   pager.written(gradients.holding(unit, 0), gradients.final_bytes(unit));
   pager.park(gradients.holding(unit, 0));  // the update streams it from its record where it left memory
   pager.release(gradients.holding(unit, 0));
+  finished[unit] = true;
+  if (!plan.clip && have_final_gradients(units)) enqueue(units);
 }
 
 // In the order of the schedule as many as there is room for, or the first one in part.
@@ -108,7 +111,7 @@ StepResult Engine::State::finish_step_in_order() {
   result.clip_factor = clip_factor = clip_factor_of(result.gradient_norm);
   for (const Access& access : accesses)
     if (access.parameters && gradients.uses(access.unit) > 0 && queue.current(access.unit))
-      enqueue(access.unit);
+      enqueue(together(access.unit));
   queue.advance();
   return result;
 }

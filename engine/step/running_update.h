@@ -13,7 +13,7 @@ struct UpdatePipeline::Running {
   std::function<void()> on_applied;
   std::vector<Batch> batches;
   std::size_t index = 0;                     // of the batch
-  int round = 0;                             // the batch's own, and then the application
+  int round = 0;                             // the batch's own, and then the application; of a pass its only
   std::size_t next_read = 0, next_work = 0;  // chunks of this pass
   std::size_t writes = 0;                    // chunks whose write has not ended
   bool reported = false;
@@ -22,6 +22,8 @@ struct UpdatePipeline::Running {
   const Batch& batch() const { return batches[index]; }
   bool applies() const { return round == batch().rounds; }
   bool applied() const { return index == batches.size(); }
+  bool begins_rounds() const { return round == 0 && (!update.pass || update.pass->first); }
+  bool ends_round() const { return !update.pass || update.pass->last; }
   bool done() const { return reported && writes == 0; }
 };
 

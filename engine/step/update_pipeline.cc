@@ -74,6 +74,7 @@ void UpdatePipeline::add(const Update& update, std::function<void()> on_applied)
     running = added.get();
     running->batches = batches_of(layout_, optimizer_, update.unit, states_.format().chunk_elements());
     running->streamed = !states_.resident(update.unit) || update.gradient.data == nullptr;
+    if (update.pass) running->round = update.pass->round;
   }
   if (running->streamed)
     ensure(own_slots_ > 0, "the plan has no staging memory, and an update must be streamed");
@@ -161,19 +162,24 @@ bool UpdatePipeline::may_run(const Running& running) const {
 // Elements may be updated in any order; statistics have one.
 bool UpdatePipeline::workable(const Slot& slot) const {
   return slot.stage == Stage::kReady && slot.update->decided &&
-         (rounds_ == 0 || slot.chunk == slot.update->next_work);
+         (rounds_ == 0 || (slot.chunk == slot.update->next_work && may_run(*slot.update)));
+}
+
+bool UpdatePipeline::needs_parameters(UnitId unit, const std::optional<Pass>& pass) const {
+  return !pass || pass->round == rounds_ ||
+         (optimizer_.reads_values(pass->round) && !states_.has_master(unit));
 }
 
 void UpdatePipeline::finish_chunk(Running& running) {
   const bool last = running.next_work + 1 == running.batch().end_chunk;
-  if (last && !running.applies()) combine(running);
+  if (last && !running.applies() && running.ends_round()) combine(running);
   const std::lock_guard lock(mutex_);
   ++running.next_work;
   if (last) next_pass(running);
 }
 
 void UpdatePipeline::next_pass(Running& running) const {
-  if (running.applies()) {
+  if (running.applies() || running.update.pass) {
     ++running.index;
     running.round = 0;
   } else {
@@ -236,7 +242,7 @@ optim::Span UpdatePipeline::span_of(const Update& update, ParameterId parameter,
   span.count = to - from;
   span.first_index = layout_.spec(parameter).span_first + from - place.offset;
   span.parameter_index = layout_.logical_index(parameter);
-  const Array values = update.parameters.at(from);
+  const Array values = update.parameters.data != nullptr ? update.parameters.at(from) : update.parameters;
   if (values.type != Dtype::kF32) span.parameter = values;
   if (format.has_master(update.unit))
     span.master = part(0).values.f32();
@@ -254,7 +260,7 @@ void UpdatePipeline::work_on_chunk(Running& running, std::size_t chunk, std::byt
   const Update& update = running.update;
   const Batch& batch = running.batch();
   const std::vector<optim::Whole> wholes = wholes_of(batch);
-  if (running.round == 0 && chunk == batch.first_chunk && batch.scratch_bytes > 0)
+  if (running.begins_rounds() && chunk == batch.first_chunk && batch.scratch_bytes > 0)
     std::memset(round_memory_.data(), 0, batch.scratch_bytes);
   for (ParameterId p = batch.first; p < batch.end; ++p) {
     if (!has_step(update, p)) continue;

@@ -30,11 +30,13 @@ struct ParameterUpdate {
 // One unit's update, as it was decided: what to apply, and where its parts are.
 struct Update {
   UnitId unit = 0;
+  std::optional<Pass> pass = {};  // of an update that units have together; nothing: all of the unit's own
   std::vector<optim::Hyperparameters> groups;
   std::vector<ParameterUpdate> parameter_updates;  // by parameter of the unit
-  Array parameters;                                // the unit's home; stays there until the update is applied
-  ConstArray gradient;                             // in memory, or null data:
-  offload::RecordId gradient_record = 0;           // streamed from there
+  // The unit's home, which stays there until the update is applied; null data: see needs_parameters().
+  Array parameters;
+  ConstArray gradient;                    // in memory, or null data:
+  offload::RecordId gradient_record = 0;  // streamed from there
   Dtype gradient_type = Dtype::kF32;
 };
 
@@ -44,7 +46,9 @@ struct Update {
 // into it, before the update itself is known.
 // Where the optimizer has rounds, an update goes over its batches of parameters, one after another: it reads
 // a batch's chunks once for each round, in ascending order, and once to apply it. Such updates follow one
-// another: what the rounds hand on is there once. Thread rule: the public functions from one thread.
+// another: what the rounds hand on is there once. Of an update that units have together each pass is one
+// here, and they come in the order of passes_of(), with nothing between them. Thread rule: the public
+// functions from one thread.
 class UpdatePipeline {
  public:
   // They outlive it.
@@ -63,6 +67,8 @@ class UpdatePipeline {
   static std::size_t slot_bytes(const StateFormat& format);
   void start(allocator::Ledger& ledger, std::size_t slots);  // takes the staging memory, and that of rounds
 
+  // Whether that pass over the unit looks at parameters, or writes them.
+  bool needs_parameters(UnitId unit, const std::optional<Pass>& pass) const;
   // on_applied: called once from pump(), when parameters and gradient are no longer needed by the update.
   // REQUIRES: no update of that unit is under way.
   void add(const Update& update, std::function<void()> on_applied);
@@ -146,6 +152,7 @@ class UpdatePipeline {
   void combine(const Running& update);
   bool has_step(const Update& update, ParameterId parameter) const;
   bool may_run(const Running& update) const;
+  bool has_turn_to_read(const Running& update) const;
   bool may_read(const Running& update) const;
   bool reads_state(const Running& update) const;
   bool workable(const Slot& slot) const;

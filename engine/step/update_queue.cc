@@ -1,5 +1,6 @@
 #include "engine/step/update_queue.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace sluice::engine {
@@ -10,9 +11,11 @@ constexpr std::size_t kRunning = 2;
 
 }  // namespace
 
-UpdateQueue::UpdateQueue(const Layout& layout, Pager& pager, Gradients& gradients, UpdatePipeline& pipeline,
-                         Waits& waits, const std::vector<HoldingId>& parameters)
+UpdateQueue::UpdateQueue(const Layout& layout, const optim::Optimizer& optimizer, Pager& pager,
+                         Gradients& gradients, UpdatePipeline& pipeline, Waits& waits,
+                         const std::vector<HoldingId>& parameters)
     : layout_(layout),
+      optimizer_(optimizer),
       pager_(pager),
       gradients_(gradients),
       pipeline_(pipeline),
@@ -21,41 +24,59 @@ UpdateQueue::UpdateQueue(const Layout& layout, Pager& pager, Gradients& gradient
       phases_(layout.units().size(), Phase::kCurrent),
       due_(layout.units().size()) {}
 
-void UpdateQueue::add(UnitId unit, Due due) {
-  phases_[unit] = Phase::kWaiting;
-  due_[unit] = std::move(due);
-  waiting_.push_back(unit);
+void UpdateQueue::add(UnitRange units, std::vector<Due> due) {
+  for (UnitId unit = units.first; unit < units.end; ++unit) {
+    phases_[unit] = Phase::kWaiting;
+    due_[unit] = std::move(due[unit - units.first]);
+  }
+  if (units.size() == 1) waiting_.push_back({units.first});
+  for (const auto& [unit, pass] : passes_of(optimizer_, units)) waiting_.push_back({unit, pass});
 }
 
-bool UpdateQueue::start(UnitId unit, bool wait) {
-  if (pipeline_.under_way(unit)) return false;
+bool UpdateQueue::start(const Work& work, bool wait) {
+  const UnitId unit = work.unit;
+  if (pipeline_.under_way(unit) || (starting_ && (work.pass || *starting_ == work))) return false;
   const HoldingId values = parameters_[unit];
   const HoldingId gradient = gradients_.holding(unit, 0);
-  if (wait)
-    pager_.acquire(values, Pager::Use::kModify);
-  else if (!pager_.try_acquire(values, Pager::Use::kModify))
+  const bool applies = !work.pass || work.pass->round == optimizer_.rounds();
+  const Pager::Use use = applies ? Pager::Use::kModify : Pager::Use::kRead;
+  Held held;
+  held.parameters = pipeline_.needs_parameters(unit, work.pass);
+  if (held.parameters && wait) {
+    starting_ = work;
+    pager_.acquire(values, use);
+    starting_.reset();
+  } else if (held.parameters && !pager_.try_acquire(values, use)) {
     return false;
+  }
   Update update;
   update.unit = unit;
+  update.pass = work.pass;
   update.groups = due_[unit].groups;
   update.parameter_updates = due_[unit].parameters;
-  update.parameters = {pager_.data(values), layout_.dtype(unit)};
+  update.parameters = {held.parameters ? pager_.data(values) : nullptr, layout_.dtype(unit)};
   update.gradient_type = gradients_.final_type(unit);
-  const bool in_memory = pager_.present(gradient);
-  if (in_memory)
+  held.gradient = pager_.present(gradient);
+  if (held.gradient)
     update.gradient = {pager_.acquire(gradient, Pager::Use::kRead), update.gradient_type};
   else
     update.gradient_record = pager_.record(gradient);
-  phases_[unit] = Phase::kRunning;
-  pipeline_.add(update, [this, unit, in_memory] { on_applied(unit, in_memory); });
+  if (applies) phases_[unit] = Phase::kRunning;
+  pipeline_.add(update, [this, work, held] { on_applied(work, held); });
   return true;
 }
 
-void UpdateQueue::on_applied(UnitId unit, bool gradient_in_memory) {
+void UpdateQueue::on_applied(const Work& work, const Held& held) {
+  const UnitId unit = work.unit;
+  const bool changed = phases_[unit] == Phase::kRunning;
+  if (changed) pager_.written(parameters_[unit], pager_.bytes(parameters_[unit]));
+  if (held.parameters) pager_.release(parameters_[unit]);
+  if (held.gradient) pager_.release(gradients_.holding(unit, 0));
+  if (changed) finish(unit);
+}
+
+void UpdateQueue::finish(UnitId unit) {
   const HoldingId gradient = gradients_.holding(unit, 0);
-  pager_.written(parameters_[unit], pager_.bytes(parameters_[unit]));
-  pager_.release(parameters_[unit]);
-  if (gradient_in_memory) pager_.release(gradient);
   if (due_[unit].holds_parameters) pager_.release(parameters_[unit]);
   if (due_[unit].holds_gradient) pager_.release(gradient);
   if (gradients_.kept(unit))
@@ -70,15 +91,34 @@ void UpdateQueue::start_waiting() {
     waiting_.pop_front();
 }
 
+// A pass has arithmetic as soon as it is started, where all is in memory.
 void UpdateQueue::advance() {
-  start_waiting();
-  pipeline_.pump();
+  do start_waiting();
+  while (pipeline_.pump() && !waiting_.empty() && waiting_.front().pass);
 }
 
 void UpdateQueue::ensure_updated(UnitId unit) {
   while (phases_[unit] != Phase::kCurrent) {
-    if (phases_[unit] == Phase::kWaiting && !pipeline_.under_way(unit) && start(unit, true))
-      std::erase(waiting_, unit);
+    if (phases_[unit] == Phase::kWaiting) start_for(unit);
+    if (!pipeline_.pump()) wait();
+  }
+}
+
+// Before its turn, where it may be.
+void UpdateQueue::start_for(UnitId unit) {
+  const auto own =
+      std::find_if(waiting_.begin(), waiting_.end(), [&](const Work& work) { return work.unit == unit; });
+  const bool in_turn = own->pass || waiting_.front().goes_on();
+  if (in_turn) start_waiting();
+  if (in_turn && (waiting_.empty() || pipeline_.unapplied() > 0)) return;
+  const Work work = in_turn ? waiting_.front() : *own;
+  if (start(work, true)) std::erase(waiting_, work);
+}
+
+void UpdateQueue::start_shared() {
+  const auto is_shared = [](const Work& work) { return work.pass.has_value(); };
+  while (std::any_of(waiting_.begin(), waiting_.end(), is_shared)) {
+    start_for(std::find_if(waiting_.begin(), waiting_.end(), is_shared)->unit);
     if (!pipeline_.pump()) wait();
   }
 }
@@ -90,9 +130,11 @@ void UpdateQueue::wait(std::size_t lent_until) {
 
 bool UpdateQueue::finish_some() {
   start_waiting();
-  if (pipeline_.idle())  // what the first waits for may not have room, and another may hold it
-    std::erase_if(waiting_,
-                  [&](UnitId unit) { return pipeline_.unapplied() < kRunning && start(unit, false); });
+  // What the first waits for may not have room, and another may hold it.
+  if (pipeline_.idle() && (waiting_.empty() || !waiting_.front().goes_on()))
+    std::erase_if(waiting_, [&](const Work& work) {
+      return !work.pass && pipeline_.unapplied() < kRunning && start(work, false);
+    });
   if (pipeline_.idle()) return false;
   if (!pipeline_.pump()) {
     wait();
@@ -106,7 +148,7 @@ void UpdateQueue::settle() {
     start_waiting();
     if (pipeline_.pump()) continue;
     if (pipeline_.idle())
-      ensure_updated(waiting_.front());
+      ensure_updated(waiting_.front().unit);
     else
       wait();
   }
@@ -121,7 +163,7 @@ void UpdateQueue::take_back(std::size_t until) {
     if (!pipeline_.idle())
       wait(until);
     else if (!waiting_.empty())
-      ensure_updated(waiting_.front());
+      ensure_updated(waiting_.front().unit);
     else
       pipeline_.forget_foreseen();
   }

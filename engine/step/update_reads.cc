@@ -100,7 +100,7 @@ std::optional<UpdatePipeline::Reading> UpdatePipeline::next_reading() {
   if (error_) return std::nullopt;
   for (const bool decided : {true, false}) {
     const auto waiting = std::find_if(updates_.begin(), updates_.end(), [&](const auto& u) {
-      return u->decided == decided && u->streamed && may_run(*u) && may_read(*u);
+      return u->decided == decided && u->streamed && has_turn_to_read(*u) && may_read(*u);
     });
     if (waiting == updates_.end()) continue;
     const auto ahead = std::count_if(slots_.begin(), slots_.end(), [](const Slot& slot) {
@@ -212,8 +212,21 @@ void UpdatePipeline::on_written(std::size_t index, std::exception_ptr error) {
 // From disk, in the pass that it is in.
 bool UpdatePipeline::reads_state(const Running& running) const {
   const UnitId unit = running.update.unit;
-  return !states_.resident(unit) &&
-         (running.applies() || optimizer_.reads_state(running.round, states_.format().has_master(unit)));
+  const auto round_reads = [&](int round) {
+    return optimizer_.reads_state(round) || (states_.has_master(unit) && optimizer_.reads_values(round));
+  };
+  return !states_.resident(unit) && (running.applies() || round_reads(running.round));
+}
+
+// What reads its chunks again for each round needs the slots until it was applied; a pass reads them once, so
+// that the next one's may follow.
+bool UpdatePipeline::has_turn_to_read(const Running& running) const {
+  if (rounds_ == 0 || may_run(running)) return true;
+  for (const auto& before : updates_) {
+    if (before.get() == &running) return running.update.pass.has_value();
+    if (!before->applied() && !before->update.pass) return false;
+  }
+  return false;
 }
 
 // A batch may begin in the chunk that the one before it ends with.

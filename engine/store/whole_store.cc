@@ -11,7 +11,7 @@ WholeStore::WholeStore(const Layout& layout, const optim::Optimizer& optimizer)
   const std::vector<std::string> names = optimizer.whole_names();
   for (ParameterId p = 0; p < layout.parameters(); ++p) {
     offsets_.push_back(elements_);
-    if (!layout.trainable(layout.place(p).unit)) continue;
+    if (!layout.trainable(layout.place(p).unit) || layout.spec(p).continues()) continue;
     for (const optim::WholeArray& array : optimizer.whole_state(layout.spec(p).shape)) {
       const auto found = std::find(names.begin(), names.end(), array.name);
       ensure(found != names.end(), "'{}' is none of the arrays that {} names", array.name, optimizer.name());
@@ -26,7 +26,7 @@ void WholeStore::start(allocator::Ledger& ledger) {
 }
 
 float* WholeStore::data(ParameterId parameter) const {
-  return reinterpret_cast<float*>(memory_.data()) + offsets_[parameter];
+  return reinterpret_cast<float*>(memory_.data()) + offsets_[layout_.first_span(parameter)];
 }
 
 template <class Body>

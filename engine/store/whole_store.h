@@ -11,7 +11,8 @@
 namespace sluice::engine {
 
 // What an optimizer keeps of each parameter as a whole (optim::WholeArray): in memory, parameter after
-// parameter. Frozen parameters have none. Thread rule: one thread at a time.
+// parameter. Frozen parameters have none. Of a parameter that spans units it is there once, and is loaded and
+// saved with the unit of its first span. Thread rule: one thread at a time.
 class WholeStore {
  public:
   WholeStore(const Layout& layout, const optim::Optimizer& optimizer);
@@ -20,7 +21,7 @@ class WholeStore {
   void drop() { memory_ = {}; }           // gives it back, for good
   std::size_t resident_bytes() const { return memory_.size(); }
 
-  float* data(ParameterId parameter) const;  // REQUIRES: start()
+  float* data(ParameterId parameter) const;  // the same for all its spans. REQUIRES: start()
   // array: an index into Optimizer::whole_names(). Null: zeros.
   void load(UnitId unit, const std::function<void(ParameterId, std::size_t array, std::span<float>)>& source);
   void save(UnitId unit,

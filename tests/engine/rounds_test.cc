@@ -146,29 +146,6 @@ TEST(StateFormat, LosesLittleOfABlock) {
   }
 }
 
-Profile with_spans(bool by_elements) {
-  const std::size_t whole = 3 * kSpanGrain;
-  std::vector<UnitSpec> units;
-  for (const std::size_t first : {std::size_t{0}, 2 * kSpanGrain}) {
-    ParameterSpec span{"table", {3, kSpanGrain}};
-    span.span_first = first;
-    span.span_elements = std::min(2 * kSpanGrain, whole - first);
-    span.by_elements = by_elements;
-    units.push_back({"span " + std::to_string(first), {span}});
-  }
-  return any_order_profile(std::move(units), 1);
-}
-
-TEST(Rounds, AParameterThatSpansUnitsIsRefusedAtPlanTime) {
-  const Budget budget{kGiB, 0, 0};
-  const auto adafactor = optim::make_optimizer({.name = "adafactor"});
-  expect_error(ErrorCode::kInvalidArgument, {"'table'", "spans several units", "adafactor", "one unit"},
-               [&] { make_plan(with_spans(false), *adafactor, budget, {}, {}); });
-  expect_error(ErrorCode::kInvalidArgument, {"'table'", "spans several units", "muon", "updated by elements"},
-               [&] { make_plan(with_spans(false), *muon(), budget, {}, {}); });
-  EXPECT_GT(make_plan(with_spans(true), *muon(), budget, {}, {}).peak_memory, 0u);
-}
-
 TEST(Rounds, AMatrixThatDoesNotFitIsRefusedWithWhatWouldDo) {
   const Profile profile = one_unit({{"unit", {{"small", {8, 8}}, {"large", {3000, 4000}}}}});
   const auto optimizer = muon();

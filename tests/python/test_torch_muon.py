@@ -109,22 +109,6 @@ def test_the_same_bits_in_memory_and_on_disk(options):
     assert memory == disk and same_values(values, values_on_disk)
 
 
-def test_a_parameter_of_several_units_is_muons_only_as_a_table(monkeypatch):
-    monkeypatch.setattr("sluice.torch._units._LARGEST_PARAMETER", 1 << 20)
-    monkeypatch.setattr("sluice.torch._units._SPAN", 1 << 20)
-    with pytest.raises(sluice.InvalidArgumentError, match="'weight' spans several units, and muon needs all of it"):
-        wrap(torch.nn.Linear(2048, 1024, bias=False), "memory", sluice.Muon())
-    with pytest.raises(sluice.InvalidArgumentError, match="'weight' spans several units, and adafactor needs all"):
-        wrap(torch.nn.Linear(2048, 1024, bias=False), "memory", sluice.Adafactor())
-    model, optimizer = wrap(torch.nn.Embedding(2048, 1024), "disk", sluice.Muon(lr=0.1))
-    before = values_of(model)
-    model(torch.arange(5)).sum().backward()
-    optimizer.step()
-    assert not torch.equal(model.weight[:5], before["weight"][:5])
-    groups = [{"params": ["weight"], "use_muon": False}]
-    wrap(torch.nn.Linear(2048, 1024, bias=False), "memory", sluice.Muon(), param_groups=groups)
-
-
 def test_settings_that_cannot_be():
     model = small_gpt2()
     for groups, match in (

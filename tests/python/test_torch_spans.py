@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch_muon import MuonWithAdamW
+from transformers.optimization import Adafactor
 from wrapped_models import plain_optimizer, same, same_values, train, values_of, wrap
 
 import sluice
@@ -120,3 +122,141 @@ def test_a_model_on_the_meta_device():
     model, optimizer = wrap(model, "disk")
     assert model.table.weight.std().item() == pytest.approx(1, rel=0.01)
     assert train(model, optimizer, loss_of, steps=1).values
+
+
+# What sums over all of a parameter before any part of it changes: the spans are updated together.
+
+ADAFACTOR = {
+    "plain": ({"lr": 1e-2}, {"lr": 1e-2, "relative_step": False}),
+    "momentum": (
+        {"lr": 1e-3, "beta1": 0.9, "scale_parameter": False, "weight_decay": 0.1},
+        {"lr": 1e-3, "beta1": 0.9, "scale_parameter": False, "weight_decay": 0.1, "relative_step": False},
+    ),
+    "relative": ({"relative_step": True, "clip_threshold": 0.5}, {"clip_threshold": 0.5}),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"update_in_backward": True}])
+@pytest.mark.parametrize("case", ADAFACTOR)
+def test_adafactor_is_that_of_transformers(case, options):
+    own, reference = ADAFACTOR[case]
+    plain, _ = made(None)
+    expected = train(plain, Adafactor(plain.parameters(), **reference), loss_of, steps=5)
+    model, optimizer = made("disk", optimizer=sluice.Adafactor(**own), **options)
+    assert len(units(model)) == 4
+    assert train(model, optimizer, loss_of, steps=5).close_to(expected)
+    far = (model.table.weight - plain.table.weight).abs() > 1e-5 + 1e-5 * plain.table.weight.abs()
+    assert not far.any()
+    assert sluice.torch.engine_of(model).counters().touches == 0
+
+
+class Wide(torch.nn.Module):
+    """Matrices of 2.3 and 1.2 grains: a layer that is Muon's, and an embedding that a group makes Muon's."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(GRAIN * 6 // 5 // 40, 40)
+        self.head = torch.nn.Linear(40, GRAIN * 23 // 10 // 40)
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.table(ids)))
+
+
+def made_wide(place, optimizer=None, **options):
+    torch.manual_seed(2)
+    model = Wide()
+    if place is None:
+        return model, MuonWithAdamW([{"params": list(model.parameters())}], lr=1e-2, weight_decay=0.1)
+    groups = [{"params": ["table.weight"], "use_muon": True}]
+    return wrap(model, place, sluice.Muon(lr=1e-2, weight_decay=0.1), param_groups=groups, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"update_in_backward": True}])
+def test_muon_is_that_of_torch(options):
+    plain, reference = made_wide(None)
+    expected = train(plain, reference, loss_of, steps=3)
+    model, optimizer = made_wide("disk", **options)
+    assert len(units(model)) == 6
+    assert train(model, optimizer, loss_of, steps=3).close_to(expected)
+    for found, wanted in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(found.detach(), wanted.detach(), rtol=1e-5, atol=1e-5)
+
+
+TOGETHER = {
+    "adafactor": (made, sluice.Adafactor(lr=1e-2), {}),
+    "adafactor in bf16": (made, sluice.Adafactor(lr=1e-2, beta1=0.9), {"master": "none", "state": "8bit"}),
+    "adafactor in f16": (made, sluice.Adafactor(lr=1e-2, beta1=0.9), {"kind": torch.float16, "state": "bf16"}),
+    "muon": (made_wide, None, {}),
+}
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+@pytest.mark.parametrize("case", TOGETHER)
+def test_what_is_updated_together_has_the_bits_of_one_unit_anywhere(case, in_backward, monkeypatch):
+    make, optimizer, options = TOGETHER[case]
+    kind = options.get("kind", torch.bfloat16 if "master" in options else torch.float32)
+    given = {name: value for name, value in options.items() if name != "kind"} | {"update_in_backward": in_backward}
+
+    def run(place, largest=GRAIN):
+        monkeypatch.setattr(_units, "_LARGEST_PARAMETER", largest)
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(kind)
+        try:
+            model, own = make(place, optimizer=optimizer, **given)
+        finally:
+            torch.set_default_dtype(before)
+        losses = train(model, own, loss_of, steps=3, accumulate=1 if in_backward else 2)
+        return losses.values, values_of(model)
+
+    losses, values = run("memory", 64 << 20)
+    for place in ("memory", "disk"):
+        found, its_values = run(place)
+        assert found == losses and same_values(its_values, values)
+
+
+def test_clipped_by_the_norm_the_bits_are_the_same_in_memory_and_on_disk():
+    def run(place):
+        model, optimizer = made(place, optimizer=sluice.Adafactor(lr=1e-2))
+        return train(model, optimizer, loss_of, steps=3, accumulate=2, clip=0.1).values, values_of(model)
+
+    (losses, values), (others, other_values) = run("memory"), run("disk")
+    assert losses == others and same_values(values, other_values)
+
+
+def test_averages_of_rows_and_columns_are_saved_and_loaded_once(tmp_path, monkeypatch):
+    def fresh(place):
+        return made(place, optimizer=sluice.Adafactor(lr=1e-2, beta1=0.9))
+
+    model, optimizer = fresh("disk")
+    train(model, optimizer, loss_of, steps=2)
+    folder = sluice.torch.engine_of(model).save(tmp_path / "engine")
+    torch.save((model.state_dict(), optimizer.state_dict()), tmp_path / "state.pt")
+    expected = train(model, optimizer, loss_of, steps=2).values
+
+    values, state = torch.load(tmp_path / "state.pt")
+    shapes = {name: tuple(array.shape) for name, array in state["state"][0].items()}
+    rows = GRAIN * 5 // 2 // 128
+    assert shapes == {"step": (), "exp_avg": (rows, 128), "exp_avg_sq_row": (rows,), "exp_avg_sq_col": (128,)}
+    for largest in (GRAIN, 64 << 20):  # also in one unit
+        monkeypatch.setattr(_units, "_LARGEST_PARAMETER", largest)
+        again, its_optimizer = fresh("memory")
+        sluice.torch.engine_of(again).load(folder)
+        assert train(again, its_optimizer, loss_of, steps=2).values == expected
+        third, its_optimizer = fresh("disk")
+        third.load_state_dict(values)
+        its_optimizer.load_state_dict(state)
+        assert train(third, its_optimizer, loss_of, steps=2).values == expected
+
+
+def test_a_parameter_without_a_gradient_stays_as_it_is():
+    model, optimizer = made("disk", optimizer=sluice.Adafactor(lr=1e-2))
+    train(model, optimizer, loss_of, steps=1)
+    before = values_of(model)
+    model.middle(torch.ones(128)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    after = values_of(model)
+    assert torch.equal(before["table.weight"], after["table.weight"])
+    assert not torch.equal(before["middle.weight"], after["middle.weight"])
+    state = optimizer.state_dict()["state"]
+    assert state[0]["step"] == 1 and state[1]["step"] == 2

@@ -17,7 +17,7 @@ class Optimizer:
 
     name: ClassVar[str]
     of_step: ClassVar[tuple[str, ...]] = ("lr", "weight_decay")
-    always_f32: ClassVar[tuple[str, ...]] = ()  # arrays of state that have no other type
+    whole_arrays: ClassVar[tuple[str, ...]] = ()  # of state: of a parameter as a whole, and always f32
 
     @property
     def coefficients(self) -> dict[str, float]:
@@ -169,7 +169,7 @@ class Adafactor(Optimizer):
 
     name: ClassVar[str] = "adafactor"
     of_step: ClassVar[tuple[str, ...]] = ("lr", "weight_decay", "beta1")
-    always_f32: ClassVar[tuple[str, ...]] = ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq")
+    whole_arrays: ClassVar[tuple[str, ...]] = ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq")
     lr: float | None = None
     beta1: float = 0.0
     eps: tuple[float, float] = (1e-30, 1e-3)

@@ -54,7 +54,7 @@ def read(session: Session) -> dict[int, dict[str, torch.Tensor]]:
     def place(key: str, name: str) -> torch.Tensor | None:
         index, span = places.get(key, (None, None))
         array = state[index].get(name) if index is not None else None
-        return None if span is None or array is None else span.of(array.view(-1))
+        return None if span is None or array is None else _part(session, name, span, array.view(-1))
 
     for unit, own in sorted(homes_of.items()):
         _move(session, "sluice_engine_get_state", "sluice_write_state_to_arrays", unit, place)
@@ -121,11 +121,17 @@ def _has_master(home: Home, arrays: tuple[str, ...]) -> bool:
 
 
 def _parts(session: Session, arrays: Mapping[str, Any], span: Span) -> dict[str, torch.Tensor]:
-    def part(values: torch.Tensor) -> torch.Tensor:
+    def part(name: str, values: torch.Tensor) -> torch.Tensor:
         known = values if values.dtype in DTYPES else values.float()
-        return outside(span.of(known.cpu().reshape(-1)), session.by_storage)
+        return outside(_part(session, name, span, known.cpu().reshape(-1)), session.by_storage)
 
-    return {name: part(values) for name, values in arrays.items() if name != _STEP and values is not None}
+    return {name: part(name, values) for name, values in arrays.items() if name != _STEP and values is not None}
+
+
+def _part(session: Session, name: str, span: Span, flat: torch.Tensor) -> torch.Tensor:
+    """What the engine takes with the span's unit of an array: its elements; all of one that is of the whole parameter, which
+    it asks for with the first span alone."""
+    return flat if name in _settings(session).whole_arrays else span.of(flat)
 
 
 def _shapes(session: Session, home: Home, arrays: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
@@ -158,7 +164,7 @@ def _settings(session: Session) -> Settings:
 
 
 def _type_of(session: Session, array: str) -> torch.dtype:
-    narrow = session.options.state == "bf16" and array not in (_MASTER, *_settings(session).always_f32)
+    narrow = session.options.state == "bf16" and array not in (_MASTER, *_settings(session).whole_arrays)
     return torch.bfloat16 if narrow else torch.float32
 
 

@@ -1,0 +1,265 @@
+#pragma once
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "float_array.h"
+#include "kernels/matrix.h"
+#include "offload/file.h"
+
+// A model with a parameter that may span units, and a client that trains it by the elements of the logical
+// parameters, so that it does not see how they are cut.
+namespace sluice::engine::spans {
+
+inline constexpr std::size_t kGrain = kSpanGrain;
+using Shape = std::vector<std::size_t>;
+
+struct Setup {
+  optim::OptimizerSettings optimizer;
+  Shape shape = {2600, 1003};  // of the parameter: no row ends where a span does
+  Dtype dtype = Dtype::kF32;
+  bool spans = true, any_order = true, clip = true;
+  const char* parameters = "memory";
+  const char* gradients = "memory";
+  const char* state = "memory";
+  std::size_t chunk = kChunkGrain, prefetch = 1;
+  int micro_batches = 1;
+  double norm = 0, clip_value = 0, factor = 1;
+  int skipped = -1;  // the step in which the parameter gets no gradient
+  bool frozen = false;
+};
+
+inline Setup on_disk(Setup setup) {
+  setup.parameters = setup.gradients = setup.state = "disk";
+  return setup;
+}
+
+// Its name; before and after it smaller units, one of which has rounds of its own.
+inline std::vector<UnitSpec> units_of(const Setup& setup) {
+  std::vector<UnitSpec> units = {{"before", {{"a", {300, 70}}, {"b", {70}}}}};
+  const ParameterSpec table{"table", setup.shape};
+  if (!setup.spans) units.push_back({"table", {table}});
+  for (std::size_t first = 0; setup.spans && first < table.elements(); first += kGrain) {
+    ParameterSpec span = table;
+    span.span_first = first;
+    span.span_elements = std::min(kGrain, table.elements() - first);
+    units.push_back({fmt::format("table[{}:]", first), {span}});
+  }
+  for (UnitSpec& unit : units) unit.trainable = unit.name == "before" || !setup.frozen;
+  units.push_back({"after", {{"c", {900, 800}}}});
+  for (UnitSpec& unit : units) unit.dtype = setup.dtype;
+  return units;
+}
+
+inline Profile profile_of(const Setup& setup) {
+  Profile profile = any_order_profile(units_of(setup), 1);
+  profile.any_order = setup.any_order;
+  profile.micro_batches = setup.any_order ? 1 : static_cast<std::size_t>(setup.micro_batches);
+  profile.tokens = 1;
+  return profile;
+}
+
+inline PlanRequest request_of(const Setup& setup) {
+  PlanRequest request;
+  request.clip = setup.clip;
+  request.group = 1;
+  request.prefetch = setup.prefetch;
+  request.chunk_elements = setup.chunk;
+  request.parameters = setup.parameters;
+  request.gradients = setup.gradients;
+  request.state = setup.state;
+  return request;
+}
+
+inline float noise(std::size_t parameter, std::size_t element, int step, int micro_batch) {
+  const auto mixed =
+      static_cast<std::uint32_t>(element * 2654435761U + parameter * 40503U +
+                                 static_cast<std::size_t>(step * 97 + micro_batch * 57) * 7919U);
+  return static_cast<float>((mixed ^ mixed >> 15) % 1021) * 0.001f - 0.51f;
+}
+
+using Values =
+    std::map<std::string, std::vector<float>>;  // by the parameter's name, from its first element on
+struct Outcome {
+  std::vector<double> losses;
+  Values values, masters;
+  std::array<Values, 3> states;
+  std::map<std::string, std::vector<std::vector<float>>> wholes;
+  bool operator==(const Outcome&) const = default;
+};
+
+// A client that computes with the elements of the logical parameters, so that it does not see how they are
+// cut.
+class Client {
+ public:
+  Client(const Setup& setup, Engine& engine) : setup_(setup), engine_(engine), layout_(engine.layout()) {}
+
+  void load() {
+    for (UnitId unit = 0; unit < layout_.units().size(); ++unit) engine_.load(unit, start());
+  }
+
+  double step(int step) {
+    const StepSettings settings = settings_of(step);
+    engine_.begin_step(settings);
+    double loss = 0;
+    for (int m = 0; m < setup_.micro_batches; ++m) {
+      for (UnitId unit = 0; unit < layout_.units().size(); ++unit) {
+        engine_.acquire({unit, true, -1, false});
+        loss += seen(unit);
+        engine_.release({unit, true, -1, false});
+      }
+      for (UnitId unit = static_cast<UnitId>(layout_.units().size()); unit-- > 0;) backward(unit, step, m);
+    }
+    setup_.any_order ? engine_.step(settings) : engine_.step();
+    return loss;
+  }
+
+  Outcome save() {
+    Outcome outcome;
+    for (UnitId unit = 0; unit < layout_.units().size(); ++unit) engine_.save(unit, sink(outcome));
+    return outcome;
+  }
+
+  StepSettings settings_of(int step) const {
+    StepSettings settings = {{{0.02 / (step + 1), 0.1}}, setup_.norm};
+    settings.gradient_factor = setup_.factor;
+    settings.clip_value = setup_.clip_value;
+    return settings;
+  }
+
+  void add(UnitId unit, ConstArray gradient) {
+    engine_.acquire({unit, false, 0, false});
+    engine_.add_gradient(layout_.first_parameter(unit), gradient);
+    engine_.release({unit, false, 0, false});
+  }
+
+ private:
+  UnitSource start() const {
+    UnitSource source;
+    source.values = [this](ParameterId p, std::size_t first, std::span<float> out) {
+      for (std::size_t i = 0; i < out.size(); ++i)
+        out[i] = noise(layout_.logical_index(p), layout_.spec(p).span_first + first + i, -1, 0);
+    };
+    return source;
+  }
+
+  double seen(UnitId unit) const {
+    double sum = 0;
+    for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
+      for (std::size_t i = 0; i < layout_.place(p).elements; ++i)
+        if ((layout_.spec(p).span_first + i) % 97 == 0)  // sums of multiples of 2^-20: exact in any order
+          sum += std::ldexp(std::nearbyint(std::ldexp(test::value_at(engine_.parameter(p), i), 20)), -20);
+    return sum;
+  }
+
+  void backward(UnitId unit, int step, int m) {
+    const bool frozen = !layout_.trainable(unit);
+    const bool skips = frozen || (step == setup_.skipped && layout_.units()[unit].name.starts_with("table"));
+    const bool last = !frozen && m + 1 == setup_.micro_batches;
+    const Access access = {unit, true, skips && (setup_.any_order || frozen) ? -1 : 0, last};
+    engine_.acquire(access);
+    for (ParameterId p = layout_.first_parameter(unit); !skips && p < layout_.end_parameter(unit); ++p) {
+      const std::size_t n = layout_.place(p).elements;
+      std::vector<float> gradient(n);
+      for (std::size_t i = 0; i < n; ++i)
+        gradient[i] = 0.1f * test::value_at(engine_.parameter(p), i) +
+                      noise(layout_.logical_index(p), layout_.spec(p).span_first + i, step, m);
+      if (setup_.any_order) {
+        engine_.add_gradient(p, {gradient.data(), Dtype::kF32});
+        continue;
+      }
+      const GradientTarget target = engine_.gradient(p, 0, static_cast<std::size_t>(m));
+      for (std::size_t i = 0; i < n; ++i)
+        target.data[i] = gradient[i] + (target.accumulate ? target.data[i] : 0.0f);
+    }
+    engine_.progress();
+    engine_.release(access);
+  }
+
+  UnitSink sink(Outcome& outcome) const {
+    UnitSink sink;
+    const auto append = [this](Values& to, ParameterId p, std::size_t first, std::size_t count,
+                               const auto& value) {
+      std::vector<float>& all = to[layout_.spec(p).name];
+      EXPECT_EQ(all.size(), layout_.spec(p).span_first + first) << "elements come out of order";
+      for (std::size_t i = 0; i < count; ++i) all.push_back(value(i));
+    };
+    sink.parameter = [&outcome, append](ParameterId p, std::size_t first, std::size_t count,
+                                        ConstArray values) {
+      append(outcome.values, p, first, count, [&](std::size_t i) { return test::value_at(values, i); });
+    };
+    sink.master = [&outcome, append](ParameterId p, std::size_t first, std::span<const float> values) {
+      append(outcome.masters, p, first, values.size(), [&](std::size_t i) { return values[i]; });
+    };
+    sink.state = [&outcome, append](ParameterId p, std::size_t array, std::size_t first, std::size_t count,
+                                    ConstArray values, const float* scales) {
+      append(outcome.states.at(array), p, first, count, [&](std::size_t i) {
+        if (values.type != Dtype::kU8) return test::value_at(values, i);
+        return scales[i / optim::kScaleBlock] * static_cast<const std::uint8_t*>(values.data)[i];
+      });
+    };
+    sink.whole = [&outcome, this](ParameterId p, std::size_t, std::span<const float> values) {
+      outcome.wholes[layout_.spec(p).name].emplace_back(values.begin(), values.end());
+    };
+    return sink;
+  }
+
+  const Setup& setup_;
+  Engine& engine_;
+  const Layout& layout_;
+};
+
+// An engine with the memory that its plan states, and not a byte more.
+struct Made {
+  explicit Made(const Setup& setup, const offload::Faults* faults = nullptr)
+      : profile(profile_of(setup)),
+        optimizer(optim::make_optimizer(setup.optimizer)),
+        plan(make_plan(profile, *optimizer, {2 * kGiB, kGiB, 0}, request_of(setup), {})) {
+    ledger.set_budget(allocator::Tier::kHost, plan.peak_memory);
+    memory = offload::make_memory_file("disk");
+    files.push_back(faults == nullptr ? offload::make_memory_file("disk")
+                                      : make_faulty_file(*memory, *faults));
+    disk.emplace(std::move(files), ledger);
+    engine.emplace(profile, plan, *optimizer, Resources{threads, ledger, &*disk, nullptr, products.get()});
+  }
+  Profile profile;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  Plan plan;
+  Threads threads{2};
+  std::unique_ptr<kernels::F32Products> products = kernels::load_matrix_library(2);
+  allocator::Ledger ledger;
+  std::unique_ptr<offload::File> memory;
+  std::vector<std::unique_ptr<offload::File>> files;
+  std::optional<offload::RecordStore> disk;
+  std::optional<Engine> engine;
+};
+
+inline Outcome train(const Setup& setup, int steps = 2) {
+  Made made(setup);
+  Client client(setup, *made.engine);
+  client.load();
+  std::vector<double> losses;
+  for (int step = 0; step < steps; ++step) losses.push_back(client.step(step));
+  Outcome outcome = client.save();
+  outcome.losses = losses;
+  return outcome;
+}
+
+inline Outcome in_one_unit(Setup setup, int steps = 2) {
+  setup.spans = false;
+  return train(setup, steps);
+}
+
+inline void expect_same(const Outcome& found, const Outcome& expected) {
+  EXPECT_EQ(found.losses, expected.losses);
+  ASSERT_EQ(found.values.at("table").size(), expected.values.at("table").size());
+  EXPECT_TRUE(found == expected) << "parameters or optimizer state differ";
+}
+
+}  // namespace sluice::engine::spans

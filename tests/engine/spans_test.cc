@@ -1,0 +1,250 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "core/error.h"
+#include "engine/spans_client.h"
+#include "engine/step/batches.h"
+#include "thrown.h"
+
+// A parameter that spans units, under optimizers that need all of it before any part is updated, beside the
+// same parameter in one unit.
+namespace sluice::engine {
+namespace {
+
+using namespace sluice::engine::spans;  // NOLINT: this file is of these runs
+
+const Setup kKinds[] = {
+    {.optimizer = {.name = "adafactor"}},
+    {.optimizer = {.name = "adafactor", .beta1 = 0.9, .relative_step = true}, .shape = {3, 1'000'003}},
+    {.optimizer = {.name = "adafactor", .storage = {Dtype::kF32, false}}, .dtype = Dtype::kBf16},
+    {.optimizer = {.name = "adafactor", .beta1 = 0.9, .storage = {Dtype::kU8}},
+     .shape = {400'003, 7},
+     .dtype = Dtype::kBf16},
+    {.optimizer = {.name = "adafactor", .beta1 = 0.5, .storage = {Dtype::kBf16}, .scale_parameter = false},
+     .shape = {5, 701, 801},
+     .dtype = Dtype::kF16},
+    {.optimizer = {.name = "adafactor"}, .shape = {2'500'001}},
+    {.optimizer = {.name = "adafactor"}, .shape = {300'000, 3, 3}, .dtype = Dtype::kBf16},
+    {.optimizer = {.name = "muon"}, .shape = {20, 130'003}},
+    {.optimizer = {.name = "muon", .storage = {Dtype::kU8, false}},
+     .shape = {130'003, 20},
+     .dtype = Dtype::kBf16},
+    {.optimizer = {.name = "muon", .storage = {Dtype::kBf16}}, .shape = {130'003, 17}, .dtype = Dtype::kF16},
+};
+
+class SpansTest : public testing::TestWithParam<Setup> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, SpansTest, testing::ValuesIn(kKinds), [](const auto& test) {
+  return fmt::format("{}{}{}", test.index, test.param.optimizer.name, name_of(test.param.dtype));
+});
+
+TEST_P(SpansTest, HaveTheBitsOfOneUnitWhereverTheyLie) {
+  for (const bool clip : {true, false}) {
+    Setup setup = GetParam();
+    setup.clip = clip;
+    const Outcome expected = in_one_unit(setup);
+    expect_same(train(setup), expected);
+    expect_same(train(on_disk(setup)), expected);
+    Setup mixed = setup;
+    mixed.gradients = "disk";
+    mixed.chunk = 2 * kChunkGrain;
+    expect_same(train(mixed), expected);
+    mixed = on_disk(setup);
+    mixed.gradients = "memory";
+    mixed.prefetch = 3;
+    expect_same(train(mixed), expected);
+  }
+}
+
+TEST_P(SpansTest, HaveTheSameBitsInTheOrderOfASchedule) {
+  for (const bool clip : {true, false}) {
+    Setup setup = GetParam();
+    setup.any_order = false;
+    setup.micro_batches = 2;
+    setup.clip = clip;
+    const Outcome expected = in_one_unit(setup);
+    expect_same(train(setup), expected);
+    expect_same(train(on_disk(setup)), expected);
+  }
+}
+
+TEST(Spans, HaveTheSameBitsWithAllThatIsDoneToGradients) {
+  for (Setup setup : {kKinds[1], kKinds[7]}) {
+    setup.micro_batches = 3;
+    setup.factor = 0.125;
+    setup.norm = 20;
+    setup.clip_value = 0.01;
+    setup.skipped = 1;
+    const Outcome expected = in_one_unit(setup, 3);
+    expect_same(train(setup, 3), expected);
+    expect_same(train(on_disk(setup), 3), expected);
+    setup.skipped = -1;
+    EXPECT_FALSE(train(setup, 3) == expected) << "the skipped step would change nothing";
+  }
+}
+
+TEST(Spans, StayAsTheyAreWhereTheyAreFrozen) {
+  Setup setup = on_disk(kKinds[0]);
+  setup.frozen = true;
+  const Outcome found = train(setup);
+  expect_same(found, in_one_unit(setup));
+  EXPECT_EQ(found.values.at("table")[5], noise(2, 5, -1, 0));
+  EXPECT_EQ(found.wholes.count("table"), 0u);
+}
+
+// The last gradient makes an update of all due: until then the others are kept, in the plan, too.
+TEST(Spans, GradientsAreStoredUntilAllAreThere) {
+  Setup setup = kKinds[0];
+  setup.clip = false;
+  setup.gradients = "disk";
+  const Made made(setup);
+  for (UnitId unit = 0; unit < made.profile.units.size(); ++unit)
+    EXPECT_EQ(made.plan.units[unit].gradient_stored, made.profile.units[unit].name.starts_with("table"))
+        << unit;
+  EXPECT_GE(made.plan.disk_bytes, 2600u * 1003 * sizeof(float));
+  setup.optimizer = {.name = "adamw"};
+  for (const UnitPlan& unit : Made(setup).plan.units) EXPECT_FALSE(unit.gradient_stored);
+}
+
+TEST(Spans, AreUpdatedTogetherOnlyWhereTheOptimizerHasRounds) {
+  const Layout layout(units_of(kKinds[0]));
+  const auto adafactor = optim::make_optimizer({.name = "adafactor"}),
+             lion = optim::make_optimizer({.name = "lion"});
+  EXPECT_EQ(layout.siblings(0), (UnitRange{0, 1}));
+  for (const UnitId unit : {1u, 2u, 3u}) {
+    EXPECT_EQ(layout.siblings(unit), (UnitRange{1, 4}));
+    EXPECT_EQ(updated_together(layout, *adafactor, unit), (UnitRange{1, 4}));
+    EXPECT_EQ(updated_together(layout, *lion, unit), (UnitRange{unit, unit + 1}));
+  }
+  const auto passes = passes_of(*adafactor, {1, 4});
+  ASSERT_EQ(passes.size(), 9u);
+  EXPECT_EQ(passes[0], (std::pair<UnitId, Pass>{1, {0, true, false}}));
+  EXPECT_EQ(passes[5], (std::pair<UnitId, Pass>{3, {1, false, true}}));
+  EXPECT_EQ(passes[8], (std::pair<UnitId, Pass>{3, {2, false, true}}));
+  EXPECT_TRUE(passes_of(*adafactor, {1, 2}).empty());
+}
+
+TEST(Spans, OfMuonTakeTheMemoryOfTheWholeMatrixOnceAndAreRefusedWithWhatWouldDo) {
+  Setup spans = on_disk(kKinds[7]), whole = spans;
+  whole.spans = false;
+  const auto workspace = [](const Setup& setup) {
+    const auto& host = Made(setup).plan.bytes[static_cast<std::size_t>(allocator::Tier::kHost)];
+    return host[static_cast<std::size_t>(allocator::Purpose::kWorkspace)];
+  };
+  EXPECT_EQ(workspace(spans), workspace(whole));
+  EXPECT_GE(workspace(spans), 20u * 130'003 * sizeof(float));
+  expect_error(ErrorCode::kBudget, {"muon", "'table' (20 x 130003)", "as a whole", "memory="}, [&] {
+    make_plan(profile_of(spans), *optim::make_optimizer(spans.optimizer), {30 * kMiB, kGiB, 0},
+              request_of(spans), {});
+  });
+}
+
+TEST(Spans, GetGradientsAllTogetherOrNotAtAll) {
+  for (const bool clip : {true, false}) {
+    Setup setup = on_disk(kKinds[0]);
+    setup.clip = clip;
+    Made made(setup);
+    Client client(setup, *made.engine);
+    client.load();
+    const Outcome before = client.save();
+    const std::vector<float> gradient(kGrain, 0.5f);
+    made.engine->begin_step(client.settings_of(0));
+    client.add(2, {gradient.data(), Dtype::kF32});
+    expect_error(
+        ErrorCode::kState,
+        {"'table[0:]' has no gradient", "'table[1048576:]' has one", "'table'", "adafactor", "or none"},
+        [&] { made.engine->step(client.settings_of(0)); });
+    made.engine->abandon_step();
+    EXPECT_TRUE(client.save() == before);
+    client.step(0);
+    EXPECT_FALSE(client.save() == before);
+  }
+}
+
+TEST(Spans, AreLeftAsTheyAreByAGradientThatIsNotFinite) {
+  for (const char* place : {"memory", "disk"}) {
+    Setup setup = kKinds[0];
+    setup.clip = false;
+    setup.parameters = setup.gradients = setup.state = place;
+    Made made(setup);
+    Client client(setup, *made.engine);
+    client.load();
+    const Outcome before = client.save();
+    std::vector<float> gradient(kGrain, 0.5f);
+    made.engine->begin_step(client.settings_of(0));
+    gradient[7] = std::numeric_limits<float>::infinity();
+    client.add(1, {gradient.data(), Dtype::kF32});
+    gradient[7] = 0.5f;
+    client.add(2, {gradient.data(), Dtype::kF32});
+    expect_error(ErrorCode::kNotFinite, {"'table'"}, [&] { client.add(3, {gradient.data(), Dtype::kF32}); });
+    made.engine->step({});
+    EXPECT_TRUE(client.save() == before);
+    client.step(1);
+    EXPECT_FALSE(client.save() == before);
+  }
+}
+
+// Any acquire of one of them brings the update of all to where that one is current.
+TEST(Spans, AreCurrentWhenOneIsAcquired) {
+  const Setup setup = on_disk(kKinds[0]);
+  const Outcome expected = train(setup, 1);
+  for (const UnitId wanted : {3u, 1u, 4u}) {
+    Made made(setup);
+    Client client(setup, *made.engine);
+    client.load();
+    client.step(0);
+    made.engine->acquire_for_reading(wanted);
+    const ParameterId p = made.engine->layout().first_parameter(wanted);
+    const ParameterSpec& spec = made.engine->layout().spec(p);
+    for (std::size_t i = 0; i < spec.elements(); i += 1001)
+      ASSERT_EQ(test::value_at(made.engine->parameter(p), i),
+                expected.values.at(spec.name)[spec.span_first + i]);
+    made.engine->release_from_reading(wanted);
+    EXPECT_TRUE(client.save().values == expected.values);
+  }
+}
+
+TEST(Spans, AFaultInTheMiddleFailsTheEngine) {
+  Setup setup = on_disk(kKinds[0]);
+  setup.optimizer.beta1 = 0.9;
+  const Outcome expected = train(setup, 2);
+  int well = 0, failed = 0;
+  for (std::uint64_t seed = 0; seed < 24; ++seed) {
+    offload::Faults faults = {.seed = seed + 1, .delay_microseconds = seed % 2 == 0 ? 0u : 50u};
+    (seed % 3 == 0   ? faults.read_error
+     : seed % 3 == 1 ? faults.write_error
+                     : faults.read_flip) = seed % 4 == 0 ? 0.0005 : 0.004;
+    Made made(setup, &faults);
+    Client client(setup, *made.engine);
+    try {
+      client.load();
+      for (int step = 0; step < 2; ++step) client.step(step);
+      Outcome found = client.save();
+      found.losses = expected.losses;
+      EXPECT_TRUE(found == expected) << "other bits, and no error, with seed " << seed;
+      ++well;
+    } catch (const Error& error) {
+      EXPECT_TRUE(error.code() == ErrorCode::kIo || error.code() == ErrorCode::kCorrupt) << error.what();
+      expect_error(ErrorCode::kState, {"the engine has failed", error.what()},
+                   [&] { made.engine->settle(); });
+      ++failed;
+    }
+  }
+  EXPECT_GT(well, 0);
+  EXPECT_GT(failed, 0);
+}
+
+TEST(Spans, OfWhichAScheduleAsksForSomeGradientsAloneAreRefused) {
+  Setup setup = kKinds[0];
+  setup.any_order = false;
+  Profile profile = profile_of(setup);
+  for (Access& access : profile.schedule)
+    if (access.unit == 2) access.gradient_use = -1, access.final = false;
+  expect_error(ErrorCode::kInvalidArgument, {"'table'", "'table[1048576:]'", "as a whole"}, [&] {
+    make_plan(profile, *optim::make_optimizer(setup.optimizer), {kGiB, 0, 0}, {}, {});
+  });
+}
+
+}  // namespace
+}  // namespace sluice::engine
