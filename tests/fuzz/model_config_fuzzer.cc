@@ -25,7 +25,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     ModelConfig config = config_from_hugging_face(sluice::parse_json(text, "fuzz"), "fuzz");
     for (const bool from_fields : {false, true}) {
       if (from_fields) config.hugging_face = nullptr;
-      const std::string written = config_to_hugging_face(config, Dtype::kF32).dump();
+      const std::string written = config_to_hugging_face(config, sluice::Dtype::kF32).dump();
       const auto again = config_from_hugging_face(sluice::parse_json(written, "written"), "written");
       if (!same_shape(config, again)) std::abort();
     }
