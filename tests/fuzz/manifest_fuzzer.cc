@@ -1,5 +1,6 @@
 #include <cstdint>
 #include <cstdlib>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -13,16 +14,18 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::string text(reinterpret_cast<const char*>(data), size);
   const std::uint64_t sum = sluice::checksum(std::as_bytes(std::span(text)));
   text += ",\n  \"checksum\": \"" + sluice::engine::to_hex(sum) + "\"\n}\n";
+  std::optional<Manifest> manifest;
   try {
-    const Manifest manifest = Manifest::parse(text, "fuzz");
-    const Manifest again = Manifest::parse(manifest.to_text(), "written");
-    if (again.step != manifest.step || again.run != manifest.run ||
-        again.files.size() != manifest.files.size())
-      std::abort();
+    manifest = Manifest::parse(text, "fuzz");
   } catch (const sluice::Error& error) {
-    const bool expected = error.code() == sluice::ErrorCode::kCorrupt ||
-                          error.code() == sluice::ErrorCode::kInvalidArgument;
-    if (!expected || std::string(error.what()).find("'written'") != std::string::npos) std::abort();
+    const bool expected =
+        error.code() == sluice::ErrorCode::kCorrupt || error.code() == sluice::ErrorCode::kInvalidArgument;
+    if (!expected) std::abort();
+    return 0;
   }
+  const Manifest again = Manifest::parse(manifest->to_text(), "written");  // it throws nothing
+  if (again.step != manifest->step || again.run != manifest->run ||
+      again.files.size() != manifest->files.size())
+    std::abort();
   return 0;
 }
