@@ -14,6 +14,7 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "float_array.h"
+#include "rounding.h"
 
 namespace sluice::kernels {
 namespace {
@@ -125,10 +126,8 @@ struct Trial {
       sum += a_at(i, l) * b_at(l, j);
       size += std::abs(a_at(i, l) * b_at(l, j));
     }
-    // Any order of k additions in f32 stays within this; narrowing adds half a unit of the last place.
-    double tolerance = size * static_cast<double>(shape.k + 2) * 0x1p-24;
-    if (shape.c_type != Dtype::kF32)
-      tolerance += std::abs(sum) * (shape.c_type == Dtype::kBf16 ? 0x1p-8 : 0x1p-11);
+    double tolerance = size * test::of_sum(shape.k + 1);
+    if (shape.c_type != Dtype::kF32) tolerance += std::abs(sum) * test::unit_roundoff(shape.c_type);
     ASSERT_NEAR(c.get(i * ldc + j), sum, tolerance) << shape << " at " << i << ", " << j;
   }
 

@@ -6,6 +6,7 @@
 #include "kernels/loss.h"
 #include "models/config.h"
 #include "plain_run.h"
+#include "rounding.h"
 
 // Small models and data for the tests of this room.
 namespace sluice::models::testing {
@@ -55,6 +56,30 @@ struct Data {
   std::vector<std::int32_t> tokens, targets;
   std::vector<MicroBatch> micro_batches;
 };
+
+// The relative error of a loss, or of the norm of a parameter's gradient: all layers follow each other,
+// forward and backward. A matrix sums over its inputs, its outputs and, in its gradient, the rows (tokens of
+// a step); so do attention and norms. Some sixteen operations on single elements go with each parameter; a
+// quarter of them is stored in the model's type, and the sums are in f32.
+inline double rounding_of(const Model& model, std::size_t rows) {
+  std::size_t terms = 0, operations = 0;
+  for (const engine::UnitSpec& unit : model.units())
+    for (const engine::ParameterSpec& spec : unit.parameters) {
+      const bool matrix = spec.shape.size() > 1;
+      terms += rows + (matrix ? spec.shape[0] + spec.shape[1] : 2 * spec.shape[0]);
+      operations += 16;
+    }
+  const Dtype type = model.impl().shape.dtype;
+  const double stored =
+      type == Dtype::kF32 ? 0 : test::of_roundings(static_cast<double>(operations) / 4, type);
+  return stored + test::of_roundings(static_cast<double>(terms + operations));
+}
+
+// Of the mean of as many values, each off by `error` and by its square, of which the latter is the same for
+// all.
+inline double rounding_of_mean(double error, std::size_t count) {
+  return error / std::sqrt(static_cast<double>(count)) + error * error;
+}
 
 // Weights as a trained model might have them; norms around one.
 inline void randomize(PlainSource& source, unsigned seed = 5) {

@@ -139,6 +139,7 @@ def image_loss(side):
 class Shown:
     make: Callable[[], torch.nn.Module]
     loss: Callable[[torch.nn.Module, int], torch.Tensor] = text_loss
+    rows: int = 48  # that a layer's weights are used for in a step: tokens, or pixels
 
 
 SHOWN = {
@@ -147,10 +148,10 @@ SHOWN = {
     "bert": Shown(small_bert),
     "t5": Shown(small_t5),
     "mixtral": Shown(small_mixtral),
-    "vit": Shown(small_vit, image_loss(32)),
-    "resnet": Shown(small_resnet, image_loss(32)),
-    "alexnet": Shown(AlexNet, image_loss(127)),
-    "vgg16": Shown(Vgg16, image_loss(32)),
+    "vit": Shown(small_vit, image_loss(32), 4 * 32**2),
+    "resnet": Shown(small_resnet, image_loss(32), 4 * 32**2),
+    "alexnet": Shown(AlexNet, image_loss(127), 4 * 127**2),
+    "vgg16": Shown(Vgg16, image_loss(32), 4 * 32**2),
 }
 
 
@@ -166,7 +167,7 @@ def trained(shown, place):
     torch.manual_seed(7)
     model = shown.make()
     optimizer = plain_optimizer(model) if place is None else wrap(model, place, units=units_of_modules(model))[1]
-    losses = train(model, optimizer, shown.loss, steps=STEPS)
+    losses = train(model, optimizer, shown.loss, steps=STEPS, rows=shown.rows)
     touches = sluice.torch.engine_of(model).counters().touches if place is not None else 0
     values = values_of(model) | {name: b.clone() for name, b in model.named_buffers()}
     if place is not None:
@@ -178,7 +179,7 @@ def trained(shown, place):
 def test_twins_and_plain_pytorch(name):
     plain, _, _ = trained(SHOWN[name], None)
     memory, values, touches = trained(SHOWN[name], "memory")
-    assert memory.close_to(plain, tolerance=1e-5), (memory.values, plain.values)
+    assert memory.close_to(plain), (memory.values, plain.values)
     assert touches == 0, "a parameter is used that no hook has foreseen"
     for what, place in ON_DISK.items():
         found, values_there, touches = trained(SHOWN[name], place)

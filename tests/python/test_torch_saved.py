@@ -5,13 +5,16 @@ import gc
 
 import accelerate
 import pytest
+import rounding
 import torch
 from test_torch_autograd import WIDTH, Chain, drawn, loss_of, plain_loop
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
-from wrapped_models import check_as_plain, outcome, same, units_of_modules, wrap
+from wrapped_models import TERMS, check_as_plain, outcome, same, units_of_modules, wrap
+
+OF_USES = rounding.of_roundings(16)  # more than any parameter here has
 
 
 class Parts(nn.Module):
@@ -68,7 +71,8 @@ def test_autocast_of_parts_of_parameters(make):
     plain = outcome(None, make, loop)
     for place in ("memory", "disk"):
         for found, expected in zip(outcome(place, make, loop), plain, strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+            # The same kernels on the same values; what differs is the order in which a parameter's uses are added.
+            rounding.assert_near(found, expected, OF_USES, terms=TERMS)
 
 
 class Complex(nn.Module):
@@ -213,7 +217,7 @@ def test_a_checkpoint_around_a_part_that_is_wrapped():
         for model in (plain, other):
             model(drawn(step)).square().mean().backward()
         for p, q in zip(plain.parameters(), other.parameters(), strict=True):
-            torch.testing.assert_close(q.grad.clone(), p.grad, rtol=1e-5, atol=1e-6)
+            rounding.assert_near(q.grad.clone(), p.grad, OF_USES, terms=TERMS)
     assert plain.inner.calls == other.inner.calls == 4
     optimizer.step()
 

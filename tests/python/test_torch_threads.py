@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+import rounding
 import torch
 from test_torch_autograd import Chain, loss_of
-from wrapped_models import units_of_modules, wrap
+from wrapped_models import TERMS, units_of_modules, wrap
 
 from sluice.torch._gradients import Gradient, Gradients
 
@@ -57,7 +58,7 @@ def wrapped(place):
 
 def check(model, expected):
     for found, wanted in zip(gradients_of(model), expected, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+        rounding.assert_near(found, wanted, rounding.of_roundings(THREADS), terms=TERMS)
 
 
 @pytest.mark.parametrize("place", ["memory", "disk"])

@@ -3,6 +3,7 @@
 import accelerate
 import peft
 import pytest
+import rounding
 import torch
 import transformers
 from test_torch_models import small_llama
@@ -28,7 +29,7 @@ def check_as_plain(run):
     """run(place) gives losses and values."""
     (plain, _), (memory, values), (disk, values_on_disk) = run(None), run("memory"), run("disk")
     assert len(memory) > 3 and memory == disk and same_values(values, values_on_disk)
-    assert memory == pytest.approx(plain, rel=1e-5)
+    assert rounding.near(memory, plain, rounding.of_losses(rounding.of_model(small_gpt2())))
 
 
 # ---- transformers.Trainer ----
