@@ -66,7 +66,7 @@ Rates default_rates(const optim::OptimizerSettings& optimizer, double block_para
 }
 
 constexpr double kFineTuning = 0.1;
-constexpr std::uint64_t kLeastWarmup = 10, kMostWarmup = 2000;
+constexpr std::uint64_t kLeastWarmup = 40, kMostWarmup = 2000;
 
 // Of one recipe: takes each setting from where it is said first.
 class Choice {

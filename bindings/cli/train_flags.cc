@@ -85,7 +85,7 @@ void bind_steps(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
              "of muon: learning rate of what it leaves to adamw, vectors, embedding and head (--lr; with "
              "--muon-scale original as adamw's own)");
   flags.whole("--warmup", s.warmup,
-              "steps over which the learning rate rises (a tenth of --steps, from 10 to 2000)");
+              "steps over which the learning rate rises (a tenth of --steps, from 40 to 2000)");
   flags.choice("--schedule", s.schedule, {"constant", "cosine", "linear"},
                "of the learning rate after that (cosine)");
   flags.real("--final-lr", s.final_learning_rate, "share of the learning rate that is left at the end (0.1)");

@@ -91,7 +91,7 @@ TEST(RecipeTest, WeightsTakeATenth) {
 TEST(RecipeTest, TheWarmupIsAShareOfTheStepsWithinBounds) {
   TrainSettings settings = with("adamw");
   for (const auto& [steps, warmup] :
-       {std::pair{1u, 10u}, {100u, 10u}, {150u, 15u}, {20'000u, 2000u}, {600'000u, 2000u}}) {
+       {std::pair{1u, 40u}, {400u, 40u}, {450u, 45u}, {20'000u, 2000u}, {600'000u, 2000u}}) {
     settings.steps = steps;
     EXPECT_EQ(make_recipe(settings, {1e6}).warmup, warmup) << steps;
   }
@@ -163,7 +163,7 @@ TEST(RecipeTest, TheTextNamesWhatIsADefaultAndWhatItIsFor) {
   const RecipeBasis basis = {85e6};
   const std::string text = to_text(make_recipe(settings, basis), settings, basis);
   EXPECT_THAT(text,
-              HasSubstr("0.0006 of adamw, a warm-up of 10 steps, then cosine to 0.1 of it at step 100"));
+              HasSubstr("0.0006 of adamw, a warm-up of 40 steps, then cosine to 0.1 of it at step 100"));
   EXPECT_THAT(text, HasSubstr("weight decay      0.1; gradients clipped to a norm of 0.5\n"));
   EXPECT_THAT(text, HasSubstr("lr, warmup, schedule, final-lr, weight-decay: for adamw, 85 million"));
 }

@@ -26,14 +26,14 @@ def test_it_is_printed_recorded_and_used(text, tmp_path):
     planned = run_sluice("plan", memory="512MiB", **flags)
     said = planned.stdout.decode()
     # 4 x 12 x 128^2 parameters, with biases and norms, are fewer than the least of the table.
-    assert "learning rate     0.0013 of adamw, a warm-up of 10 steps" in said, said
+    assert "learning rate     0.0013 of adamw, a warm-up of 40 steps" in said, said
     assert f"defaults          {', '.join(DEFAULTS)}: for adamw, 0.793 million parameters in blocks, from first values" in said
     recipe = json.loads(run_sluice("plan", "--json", memory="512MiB", **flags).stdout)["recipe"]
     assert recipe == {
-        "lr": 0.0013, "warmup": 10, "schedule": "cosine", "final-lr": 0.1, "clip": 1.0, "weight-decay": 0.1, "defaults": DEFAULTS,
+        "lr": 0.0013, "warmup": 40, "schedule": "cosine", "final-lr": 0.1, "clip": 1.0, "weight-decay": 0.1, "defaults": DEFAULTS,
     }  # fmt: skip
     lines, checkpoint = train(**flags)
-    assert [line["learning_rate"] for line in lines] == pytest.approx([0.0013 * step / 10 for step in (1, 2, 3)], rel=1e-12)
+    assert [line["learning_rate"] for line in lines] == pytest.approx([0.0013 * step / 40 for step in (1, 2, 3)], rel=1e-12)
     kept = record(checkpoint)
     assert kept["defaults"] == DEFAULTS
     assert {name: kept["hyperparameters"][name] for name in DEFAULTS} == {name: recipe[name] for name in DEFAULTS}
@@ -49,7 +49,7 @@ def test_a_resumed_run_keeps_what_its_checkpoint_has(text, tmp_path):
     train(**flags, out=tmp_path / "run", steps=2, **own)
     resumed = run_sluice("train", "--resume", **flags, memory="512MiB", out=tmp_path / "run", steps=4)
     assert resumed.returncode == 0, resumed.stderr
-    assert b"learning rate     0.0005 of adamw, a warm-up of 10 steps, then linear" in resumed.stdout
+    assert b"learning rate     0.0005 of adamw, a warm-up of 40 steps, then linear" in resumed.stdout
     assert b"gradients clipped to a norm of 0.3" in resumed.stdout
     for name in ("lr", "schedule", "clip", "weight-decay", "warmup"):
         assert f"another setting: {name} ".encode() not in resumed.stderr
@@ -78,9 +78,9 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("case", OPTIMIZERS)
 def test_every_optimizer_learns_with_its_own(case, text, tmp_path):
     """No step of the first ones is a leap away, as a full rate at once is; and the flat one that all once had is beaten."""
-    flags = dict(TINY, data=text, steps=60, eval_batches=4, **OPTIMIZERS[case])
-    lines, _ = train(**flags, out=tmp_path / "default", eval_every=60)
-    flat, _ = train(**flags, out=tmp_path / "flat", eval_every=60, lr=3e-4, warmup=0, weight_decay=0.1)
+    flags = dict(TINY, data=text, steps=100, eval_batches=4, **OPTIMIZERS[case])
+    lines, _ = train(**flags, out=tmp_path / "default", eval_every=100)
+    flat, _ = train(**flags, out=tmp_path / "flat", eval_every=100, lr=3e-4, warmup=0, weight_decay=0.1)
     losses = [line["loss"] for line in lines]
     assert max(losses) < losses[0] + 0.05
     assert losses[-1] < losses[0] - 0.5
