@@ -112,6 +112,15 @@ std::string rate_text(const Recipe& recipe, const optim::OptimizerSettings& opti
   return text;
 }
 
+std::string schedule_text(const Recipe& recipe, std::uint64_t steps) {
+  const std::string warmup =
+      recipe.warmup == 0 ? "no warm-up" : fmt::format("a warm-up of {} steps", recipe.warmup);
+  if (recipe.warmup >= steps) return warmup + ", in which this run ends";
+  if (recipe.schedule == "constant") return warmup + ", then constant";
+  return fmt::format("{}, then {} to {:g} of it at step {}", warmup, recipe.schedule,
+                     recipe.final_learning_rate, steps);
+}
+
 }  // namespace
 
 Recipe make_recipe(const TrainSettings& s, const RecipeBasis& basis, const Json* record,
@@ -147,12 +156,8 @@ Json to_json(const Recipe& recipe) {
 }
 
 std::string to_text(const Recipe& recipe, const TrainSettings& s, const RecipeBasis& basis) {
-  std::string text = fmt::format(
-      "learning rate     {} of {}, {}, {}\n", rate_text(recipe, s.optimizer), s.optimizer.name,
-      recipe.warmup == 0 ? "no warm-up" : fmt::format("a warm-up of {} steps", recipe.warmup),
-      recipe.schedule == "constant" ? "then constant"
-                                    : fmt::format("then {} to {:g} of it at step {}", recipe.schedule,
-                                                  recipe.final_learning_rate, s.steps));
+  std::string text = fmt::format("learning rate     {} of {}, {}\n", rate_text(recipe, s.optimizer),
+                                 s.optimizer.name, schedule_text(recipe, s.steps));
   text += fmt::format("weight decay      {:g}; gradients clipped to {}\n", recipe.weight_decay,
                       recipe.clip == 0 ? "no norm" : fmt::format("a norm of {:g}", recipe.clip));
   if (recipe.defaults.empty()) return text;

@@ -164,6 +164,9 @@ TEST(RecipeTest, TheTextNamesWhatIsADefaultAndWhatItIsFor) {
   const std::string text = to_text(make_recipe(settings, basis), settings, basis);
   EXPECT_THAT(text,
               HasSubstr("0.0006 of adamw, a warm-up of 40 steps, then cosine to 0.1 of it at step 100"));
+  settings.steps = 6;
+  EXPECT_THAT(to_text(make_recipe(settings, basis), settings, basis),
+              HasSubstr("a warm-up of 40 steps, in which this run ends\n"));
   EXPECT_THAT(text, HasSubstr("weight decay      0.1; gradients clipped to a norm of 0.5\n"));
   EXPECT_THAT(text, HasSubstr("lr, warmup, schedule, final-lr, weight-decay: for adamw, 85 million"));
 }

@@ -49,7 +49,7 @@ def test_a_resumed_run_keeps_what_its_checkpoint_has(text, tmp_path):
     train(**flags, out=tmp_path / "run", steps=2, **own)
     resumed = run_sluice("train", "--resume", **flags, memory="512MiB", out=tmp_path / "run", steps=4)
     assert resumed.returncode == 0, resumed.stderr
-    assert b"learning rate     0.0005 of adamw, a warm-up of 40 steps, then linear" in resumed.stdout
+    assert b"learning rate     0.0005 of adamw, a warm-up of 40 steps, in which this run ends\n" in resumed.stdout
     assert b"gradients clipped to a norm of 0.3" in resumed.stdout
     for name in ("lr", "schedule", "clip", "weight-decay", "warmup"):
         assert f"another setting: {name} ".encode() not in resumed.stderr
@@ -57,6 +57,7 @@ def test_a_resumed_run_keeps_what_its_checkpoint_has(text, tmp_path):
     there = tmp_path / "run" / whole.name
     assert (there / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert record(there)["defaults"] == record(whole)["defaults"] == ["warmup", "final-lr"]
+    assert record(there)["hyperparameters"]["schedule"] == "linear"
     # What is stated wins, and is told.
     stated = run_sluice("train", "--resume", **flags, memory="512MiB", progress="none", out=tmp_path / "run", steps=5, lr=1e-4)
     assert b"the run goes on with another setting: lr was 0.0005 and is 0.0001" in stated.stderr
