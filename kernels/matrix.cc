@@ -129,12 +129,35 @@ WidenedLayout widened_layout(const Product& p) {
   return layout;
 }
 
+// A product of f32 that serves `columns` of B and C; where its operands lie is not said.
+Product widened_shape(const Product& p, std::size_t columns) {
+  Product slice;
+  slice.m = p.m;
+  slice.n = columns;
+  slice.k = p.k;
+  slice.transpose_a = p.transpose_a;
+  slice.transpose_b = p.transpose_b;
+  slice.accumulate = p.accumulate;
+  slice.ldc = p.c.type != Dtype::kF32 ? columns : p.ldc;
+  return dense(slice);
+}
+
+// What the library is asked for: the product itself, or each of its widened slices.
+template <class Visit>
+void for_each_part(const Product& p, const MatrixLibrary& library, Visit&& visit) {
+  if (has_products_of(p.a.type, library)) return visit(p);
+  const std::size_t columns = slice_columns(p);
+  visit(widened_shape(p, columns));
+  if (p.n % columns != 0) visit(widened_shape(p, p.n % columns));
+}
+
 // --- the ways to a product
 // ---------------------------------------------------------------------------------------
 
-// With a bias every row of C becomes the bias, to which the product is then added: one write of C less than a
-// pass afterwards.
-void multiply_f32(MatrixLibrary& library, Threads& threads, Product p) {
+// By the primitive, or by multiply_f32(): there, with a bias, every row of C becomes the bias, to which the
+// product is then added: one write of C less than a pass afterwards.
+void multiply_part(MatrixLibrary& library, Threads& threads, Product p, void* workspace) {
+  if (library.has_primitive(p)) return library.multiply_by_primitive(p, workspace);
   if (p.bias) {
     convert_rows(threads, p.m, p.n, {p.bias, Dtype::kF32}, 0, p.c, p.ldc);
     p.bias = nullptr;
@@ -143,24 +166,15 @@ void multiply_f32(MatrixLibrary& library, Threads& threads, Product p) {
   library.multiply_f32(p);
 }
 
-// The f32 product of the widened A and columns [first, first + columns) of B, C and the bias.
 void multiply_slice(MatrixLibrary& library, Threads& threads, const Product& p, std::byte* workspace,
                     std::size_t first, std::size_t columns) {
   const WidenedLayout layout = widened_layout(p);
   const Array b{workspace + layout.b, Dtype::kF32};
   const bool narrows = p.c.type != Dtype::kF32;
-  Product slice;
-  slice.m = p.m;
-  slice.n = columns;
-  slice.k = p.k;
-  slice.a = {workspace + layout.a, Dtype::kF32};
+  Product slice = widened_shape(p, columns);
+  slice.a = {workspace, Dtype::kF32};
   slice.b = b;
   slice.c = narrows ? Array{workspace + layout.c, Dtype::kF32} : p.c.at(first);
-  slice.transpose_a = p.transpose_a;
-  slice.transpose_b = p.transpose_b;
-  slice.accumulate = p.accumulate;
-  slice.ldc = narrows ? columns : p.ldc;
-
   if (p.transpose_b)
     convert_rows(threads, columns, p.k, p.b.at(first * p.ldb), p.ldb, b, p.k);
   else
@@ -171,7 +185,7 @@ void multiply_slice(MatrixLibrary& library, Threads& threads, const Product& p, 
   } else if (narrows && p.accumulate) {
     convert_rows(threads, p.m, columns, p.c.at(first), p.ldc, slice.c, columns);
   }
-  library.multiply_f32(dense(slice));
+  multiply_part(library, threads, slice, workspace + layout.total);
   if (narrows) convert_rows(threads, p.m, columns, slice.c, columns, p.c.at(first), p.ldc);
 }
 
@@ -196,23 +210,38 @@ std::unique_ptr<MatrixLibrary> load_matrix_library(int threads) {
 std::size_t product_workspace(const Product& product, const MatrixLibrary& library) {
   const Product p = dense(product);
   check(p);
-  if (p.a.type == Dtype::kF32 || p.m == 0 || p.n == 0) return 0;
-  return has_products_of(p.a.type, library) ? library.bf16_workspace(p) : widened_layout(p).total;
+  if (p.m == 0 || p.n == 0) return 0;
+  std::size_t of_parts = 0;
+  for_each_part(p, library, [&](const Product& part) {
+    if (library.has_primitive(part)) of_parts = std::max(of_parts, library.primitive_workspace(part));
+  });
+  return of_parts + (has_products_of(p.a.type, library) ? 0 : widened_layout(p).total);
 }
 
 std::size_t ProductSurvey::workspace(const Product& product) {
-  hidden_bytes_ = std::max(hidden_bytes_, library_.hidden_bytes(product));
-  return product_workspace(product, library_);
+  const std::size_t bytes = product_workspace(product, library_);
+  if (product.m == 0 || product.n == 0) return bytes;
+  for_each_part(dense(product), library_, [&](const Product& p) {
+    const bool has_primitive = library_.has_primitive(p);
+    hidden_bytes_ = std::max(hidden_bytes_, library_.hidden_bytes(has_primitive ? Product{} : p));
+    if (!has_primitive) return;
+    const bool is_new =
+        primitives_
+            .insert({p.m, p.n, p.k, p.lda, p.ldb, p.ldc, static_cast<std::size_t>(p.transpose_a),
+                     static_cast<std::size_t>(p.transpose_b), static_cast<std::size_t>(p.a.type),
+                     static_cast<std::size_t>(p.c.type)})
+            .second;
+    if (is_new) primitive_bytes_ += library_.primitive_bytes(p.a.type);
+  });
+  return bytes;
 }
 
 void multiply(MatrixLibrary& library, Threads& threads, const Product& product, void* workspace) {
   const Product p = dense(product);
   check(p);
   if (p.m == 0 || p.n == 0) return;
-  if (p.a.type == Dtype::kF32)
-    multiply_f32(library, threads, p);
-  else if (has_products_of(p.a.type, library))
-    library.multiply_bf16(p, workspace);
+  if (has_products_of(p.a.type, library))
+    multiply_part(library, threads, p, workspace);
   else
     multiply_widened(library, threads, p, static_cast<std::byte*>(workspace));
 }

@@ -1,6 +1,8 @@
 #pragma once
+#include <array>
 #include <cstddef>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "core/dtype.h"
@@ -44,15 +46,24 @@ using Sgemm = void (*)(const char* transpose_a, const char* transpose_b, const i
 // caller's. multiply_f32() throws Error(kInvalidArgument) for a product that 32-bit integers cannot state.
 std::unique_ptr<F32Products> make_blas_products(Sgemm sgemm);
 
-// Matrix products of a vendor's library, of all types.
+// Matrix products of a vendor's library, of all types. Some go to a *primitive*: code that the library makes
+// for one product, by its shape, types and strides, and keeps.
 class MatrixLibrary : public F32Products {
  public:
-  // The same for bf16 A and B, with an f32 or bf16 C, and a bias. REQUIRES: has_bf16(), and a workspace of
-  // bf16_workspace(product) bytes.
-  virtual std::size_t bf16_workspace(const Product& product) const = 0;
-  virtual void multiply_bf16(const Product& product, void* workspace) = 0;
+  // Whether the product goes to a primitive; otherwise multiply_f32() has it. A rule of the product and of
+  // the CPU's instruction set, never of a measurement, since the bits follow it. REQUIRES: operands of a type
+  // that has_products_of() names.
+  virtual bool has_primitive(const Product& product) const = 0;
+  // Bytes, at any addend.
+  virtual std::size_t primitive_workspace(const Product& product) const = 0;
+  // The same product, with a bias where one is given. REQUIRES: rows' distances are stated, and that
+  // workspace.
+  virtual void multiply_by_primitive(const Product& product, void* workspace) = 0;
+  // A bound for what the library keeps for each product of this type that has a primitive, with and without
+  // an addend: the code. What it takes once for all of them is in hidden_bytes() of any product.
+  virtual std::size_t primitive_bytes(Dtype type) const = 0;
   virtual bool has_bf16() const = 0;     // whether this CPU has instructions for it
-  virtual std::string name() const = 0;  // "oneDNN 2.6.3"
+  virtual std::string name() const = 0;  // "oneDNN 2.6.3 for avx512_core": what the bits depend on
   virtual int threads() const = 0;
 };
 
@@ -66,9 +77,9 @@ inline bool has_products_of(Dtype type, const MatrixLibrary& library) {
   return type == Dtype::kF32 || (type == Dtype::kBf16 && library.has_bf16());
 }
 
-// Products of any of the types above. Operands that the library does not multiply as they are are widened to
-// f32 in `workspace`, B in slices of its n so that a widened slice has at most kWidenedSlice elements: a rule
-// of shapes alone.
+// Products of any of the types above. A plan counts the workspace. Operands that the library does not
+// multiply as they are are widened to f32 in `workspace`, B in slices of its n so that a widened slice has at
+// most kWidenedSlice elements: a rule of shapes alone.
 inline constexpr std::size_t kWidenedSlice = std::size_t{4} << 20;
 std::size_t product_workspace(const Product& product,
                               const MatrixLibrary& library);  // bytes; of a, b, c only the types matter
@@ -76,14 +87,17 @@ std::size_t product_workspace(const Product& product,
 // What a set of products needs, asked product by product before any of them runs.
 class ProductSurvey {
  public:
-  explicit ProductSurvey(const MatrixLibrary& library) : library_(library) {}
+  // hidden_bytes: what the library takes in any case for other products of f32.
+  explicit ProductSurvey(const MatrixLibrary& library, std::size_t hidden_bytes = 0)
+      : library_(library), hidden_bytes_(hidden_bytes) {}
   std::size_t workspace(const Product& product);  // product_workspace(), and the product is remembered
   int threads() const { return library_.threads(); }
-  std::size_t hidden_bytes() const { return hidden_bytes_; }  // for all so far
+  std::size_t hidden_bytes() const { return hidden_bytes_ + primitive_bytes_; }  // for all so far
 
  private:
   const MatrixLibrary& library_;
-  std::size_t hidden_bytes_ = 0;
+  std::size_t hidden_bytes_, primitive_bytes_ = 0;
+  std::set<std::array<std::size_t, 10>> primitives_;  // products that have one: sizes, strides, types
 };
 
 void multiply(MatrixLibrary& library, Threads& threads, const Product& product, void* workspace);

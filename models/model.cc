@@ -164,9 +164,10 @@ engine::UnitProfile profile_unit(const Graph& graph, const std::vector<Choice>& 
 
 }  // namespace
 
-engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixLibrary& library) const {
+engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixLibrary& library,
+                               std::size_t hidden_bytes) const {
   engine::Profile profile;
-  kernels::ProductSurvey products(library);
+  kernels::ProductSurvey products(library, hidden_bytes);
   profile.units = impl_->units;
   for (engine::UnitId unit = 0; unit < profile.units.size(); ++unit) {
     if (unit > 0 && impl_->same_graph(unit, unit - 1)) {

@@ -38,8 +38,10 @@ class Model {
   // ("transformer.h.0.attn.c_attn.weight"; GPT-2's Conv1D weights are [in, out]).
   const std::vector<engine::UnitSpec>& units() const;
   std::size_t text_cache_bytes(std::size_t tokens) const;  // of Runner::keep_text()
-  // Sizes and work only; nothing is allocated. threads: workspace may grow with it.
-  engine::Profile profile(std::size_t micro_batches, const kernels::MatrixLibrary& library) const;
+  // Sizes and work only; nothing is allocated. hidden_bytes: what the library takes for itself for products
+  // in f32 that are not the model's.
+  engine::Profile profile(std::size_t micro_batches, const kernels::MatrixLibrary& library,
+                          std::size_t hidden_bytes = 0) const;
 
   struct Impl;
   const Impl& impl() const { return *impl_; }  // of this room

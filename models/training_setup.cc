@@ -305,10 +305,9 @@ Setup prepare(const TrainSettings& settings) {
   const std::vector<offload::DiskKnowledge> disks = know_disks(s.disk);
   setup.tools = std::make_unique<Tools>(s.threads, offload::options_for(disks));
   const engine::MachineRates rates = measure_rates(setup.tools->threads, *setup.tools->library, disks);
-  setup.plan.profile = setup.model->profile(s.accumulate, *setup.tools->library);
-  setup.plan.profile.hidden_bytes =
-      std::max(setup.plan.profile.hidden_bytes,
-               engine::hidden_bytes(setup.model->units(), *setup.optimizer, *setup.tools->library));
+  const kernels::MatrixLibrary& library = *setup.tools->library;
+  setup.plan.profile = setup.model->profile(
+      s.accumulate, library, engine::hidden_bytes(setup.model->units(), *setup.optimizer, library));
   setup.checkpoint_buffers = checkpoint_buffers(setup);
   setup.plan.checkpoint_buffers = setup.checkpoint_buffers;
   setup.plan.trace_bytes = trace_events(s) * kTraceEventBytes + (s.profile.empty() ? 0 : kProfileBytes);

@@ -1,11 +1,13 @@
 // Rates of the matrix products of a training step, in GFLOP/s.
-// With --hidden: instead, the memory that the library takes beyond its operands, over many shapes and thread
-// counts.
+// With --hidden [THREADS]: instead, the memory that the library takes beyond its operands, over many shapes.
+// With --ways MODEL [THREADS]: instead, both of the library's ways to the products of a model's step in f32,
+// from which the rule in kernels/README.md was written. MODEL: one of kModels below.
 #include "kernels/matrix.h"
 
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -120,13 +122,74 @@ void measure_hidden(int count) {
   const std::size_t before = status_bytes("VmRSS");
   const auto library = load_matrix_library(count);
   ProductSurvey survey(*library);
+  std::vector<std::byte> workspace;
   for (Product& p : hidden_products()) {
-    survey.workspace(p);
+    if (const std::size_t bytes = survey.workspace(p); bytes > workspace.size()) workspace.resize(bytes);
     p.a.data = a.data(), p.b.data = b.data(), p.c.data = c.data();
-    multiply(*library, threads, p, nullptr);
+    multiply(*library, threads, p, workspace.data());
   }
-  std::printf("%d threads: %zu KiB, stated %zu KiB\n", count, (status_bytes("VmHWM") - before) / kKiB,
-              survey.hidden_bytes() / kKiB);
+  std::printf("%d threads: %zu KiB, stated %zu KiB\n", count,
+              (status_bytes("VmHWM") - before - workspace.size()) / kKiB, survey.hidden_bytes() / kKiB);
+}
+
+struct ModelSizes {
+  const char* name;
+  std::size_t width, qkv, inner, vocabulary;
+  bool transposed;  // weights are [out, in]
+};
+constexpr ModelSizes kModels[] = {{"gpt2-124m", 768, 2304, 3072, 50257, false},
+                                  {"gpt2-355m", 1024, 3072, 4096, 50257, false},
+                                  {"gpt2-1.5b", 1600, 4800, 6400, 50257, false},
+                                  {"llama-1b", 2048, 2560, 5632, 32000, true},
+                                  {"llama-8b", 4096, 6144, 14336, 128256, true}};
+
+std::vector<Shape> step_products(const ModelSizes& model, std::size_t m) {
+  std::vector<Shape> shapes;
+  const auto add = [&](const char* name, std::size_t rows, std::size_t in, std::size_t out, bool transposed) {
+    shapes.push_back({name, rows, out, in, false, transposed, false, false});
+    shapes.push_back({name, rows, in, out, false, !transposed, false, false});
+    shapes.push_back({name, transposed ? out : in, transposed ? in : out, rows, true, false, true, false});
+  };
+  add("qkv", m, model.width, model.qkv, model.transposed);
+  add("proj", m, model.width, model.width, model.transposed);
+  add("up", m, model.width, model.inner, model.transposed);
+  add("down", m, model.inner, model.width, model.transposed);
+  add("head", std::min<std::size_t>(m, 352), model.width, model.vocabulary, true);
+  return shapes;
+}
+
+// GFLOP/s of the best of some rounds.
+template <class Work>
+double best_rate(const Product& p, const Work& work) {
+  constexpr int kRounds = 6;
+  double best = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    const auto begin = std::chrono::steady_clock::now();
+    work();
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    best = std::max(best, 2e-9 * static_cast<double>(p.m * p.n * p.k) / seconds.count());
+  }
+  return best;
+}
+
+void compare_ways(const std::string& name, int threads) {
+  const auto library = load_matrix_library(threads);
+  for (const ModelSizes& model : kModels) {
+    if (name != model.name) continue;
+    for (const std::size_t m : {1, 16, 64, 128, 256, 512, 1024, 4096})
+      for (const Shape& shape : step_products(model, m)) {
+        Operands operands(shape, Dtype::kF32, *library);
+        const Product& p = operands.product;
+        operands.workspace.resize(library->primitive_workspace(p));
+        const double sgemm = best_rate(p, [&] { library->multiply_f32(p); });
+        const double primitive =
+            best_rate(p, [&] { library->multiply_by_primitive(p, operands.workspace.data()); });
+        std::printf("%-5s %5zu x %6zu x %6zu %s%s  sgemm %6.1f  primitive %6.1f  %.2f%s\n", shape.name, p.m,
+                    p.n, p.k, p.transpose_a ? "A'" : "A ", p.transpose_b ? "B'" : "B ", sgemm, primitive,
+                    primitive / sgemm, library->has_primitive(p) ? "  by rule" : "");
+        std::fflush(stdout);
+      }
+  }
 }
 
 void register_benches(MatrixLibrary& library, Threads& threads) {
@@ -149,6 +212,10 @@ int main(int count, char** arguments) {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   if (count >= 2 && std::strcmp(arguments[1], "--hidden") == 0) {
     sluice::kernels::measure_hidden(count > 2 ? std::atoi(arguments[2]) : cores);
+    return 0;
+  }
+  if (count >= 3 && std::strcmp(arguments[1], "--ways") == 0) {
+    sluice::kernels::compare_ways(arguments[2], count > 3 ? std::atoi(arguments[3]) : cores);
     return 0;
   }
   const auto library = sluice::kernels::load_matrix_library(cores);

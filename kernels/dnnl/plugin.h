@@ -8,7 +8,7 @@
 // is compared before anything else is called.
 namespace sluice::kernels {
 
-inline constexpr std::uint32_t kMatrixPluginAbi = 3;
+inline constexpr std::uint32_t kMatrixPluginAbi = 4;
 inline constexpr const char* kMatrixPluginFile = "libsluice_dnnl.so";
 inline constexpr const char* kMatrixPluginSymbol = "sluice_matrix_plugin";
 

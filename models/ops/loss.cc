@@ -39,14 +39,20 @@ class Loss : public Op {
       : Op(loss_spec(std::move(name), x, shape)), shape_(shape) {}
 
   std::size_t forward_workspace(kernels::ProductSurvey& products) const override {
-    return pieces_bytes() + products.workspace(logits_product(logit_rows(shape_), {}, {}, {}));
+    std::size_t bytes = 0;
+    for (const std::size_t rows : {logit_rows(shape_), last_rows(), std::size_t{1}})
+      bytes = std::max(bytes, products.workspace(logits_product(rows, {}, {}, {})));
+    return pieces_bytes() + bytes;
   }
 
   std::size_t backward_workspace(kernels::ProductSurvey& products) const override {
-    const std::size_t rows = logit_rows(shape_);
-    const std::size_t to_input = products.workspace(input_product(rows, {}, {}, {}));
-    const std::size_t to_weight = products.workspace(weight_product(rows, {}, {}, nullptr));
-    return std::max(forward_workspace(products), pieces_bytes() + std::max(to_input, to_weight));
+    std::size_t bytes = forward_workspace(products);
+    for (const std::size_t rows : {logit_rows(shape_), last_rows()}) {
+      const std::size_t to_input = products.workspace(input_product(rows, {}, {}, {}));
+      const std::size_t to_weight = products.workspace(weight_product(rows, {}, {}, nullptr));
+      bytes = std::max(bytes, pieces_bytes() + std::max(to_input, to_weight));
+    }
+    return bytes;
   }
 
   void forward(const OpContext& context) const override {
@@ -80,6 +86,11 @@ class Loss : public Op {
  private:
   std::size_t logits_bytes() const {
     return round_up(logit_rows(shape_) * shape_.vocabulary * sizeof(float), kAlignment);
+  }
+  // Of the last piece.
+  std::size_t last_rows() const {
+    const std::size_t at_once = logit_rows(shape_), left = shape_.rows % at_once;
+    return left == 0 ? at_once : left;
   }
   std::size_t pieces_bytes() const {
     return logits_bytes() + round_up(logit_rows(shape_) * sizeof(float), kAlignment);

@@ -160,23 +160,43 @@ TEST_F(MatrixTest, NamesItself) {
   EXPECT_EQ(library_->threads(), 2);
 }
 
-Product sized(std::size_t m, std::size_t n, std::size_t k) {
+Product sized(std::size_t m, std::size_t n, std::size_t k, bool transpose_b = false) {
   Product product;
   product.m = m, product.n = n, product.k = k;
+  product.transpose_b = transpose_b;
   return product;
+}
+
+// The rule of kernels/README.md.
+TEST_F(MatrixTest, WhichProductsGoToAPrimitiveIsARuleOfShapesAndInstructions) {
+  const bool wide = library_->name().find("avx512") != std::string::npos;
+  const auto goes = [&](Product p) { return library_->has_primitive(p); };
+  EXPECT_EQ(goes(sized(256, 2048, 2048, true)), wide);
+  EXPECT_EQ(goes(sized(512, 50257, 768, true)), wide);
+  EXPECT_EQ(goes(sized(1024, 768, 3072, true)), wide);
+  EXPECT_EQ(load_matrix_library(1)->has_primitive(sized(256, 2048, 2048, true)), wide);
+  EXPECT_FALSE(load_matrix_library(1)->has_primitive(sized(512, 2048, 2048, true)));
+  for (const Product& p : {sized(256, 2048, 2048), sized(1024, 2048, 2048, true), sized(1, 2048, 2048, true)})
+    EXPECT_FALSE(goes(p)) << p.m << " x " << p.n << " x " << p.k;
+  Product of_columns = sized(256, 2048, 2048, true);
+  of_columns.transpose_a = true;
+  EXPECT_FALSE(goes(of_columns));
 }
 
 // What the process takes while it computes products, the operands aside.
 TEST_F(MatrixTest, TakesNoMoreForItselfThanTheSurveySays) {
-  const std::vector<Product> products = {sized(512, 960, 320), sized(512, 320, 1280), sized(320, 1280, 512),
-                                         sized(64, 2048, 320), sized(2048, 320, 64)};
+  const std::vector<Product> products = {
+      sized(512, 960, 320), sized(512, 320, 1280),      sized(320, 1280, 512),      sized(64, 2048, 320),
+      sized(2048, 320, 64), sized(320, 960, 512, true), sized(128, 320, 1280, true)};
   std::vector<float> a(2048 * 1280, 0.5f), b(2048 * 1280, 0.25f), c(2048 * 1280, 0.0f);
   ProductSurvey survey(*library_);
-  for (const Product& product : products) survey.workspace(product);
+  std::size_t most = 0;
+  for (const Product& product : products) most = std::max(most, survey.workspace(product));
+  std::vector<std::byte> workspace(most);
   const auto compute = [&](Product product) {
     product.a = {a.data(), Dtype::kF32}, product.b = {b.data(), Dtype::kF32};
     product.c = {c.data(), Dtype::kF32};
-    multiply(*library_, threads_, product, nullptr);
+    multiply(*library_, threads_, product, workspace.data());
   };
   compute(sized(256, 256, 256));  // code of the library that is not yet in memory
   const std::size_t before = allocator::resident_bytes();
@@ -234,8 +254,11 @@ TEST_F(MatrixTest, NarrowSliceIsBoundedByTheRowsOfC) {
 
 TEST_F(MatrixTest, RepeatsItsBitsAtAnyAlignmentAndAfterAnything) {
   for (const Dtype type : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
-    for (const auto& [m, n, k] :
-         {std::array<std::size_t, 3>{128, 200, 96}, {64, 48, 2000}, {1, 300, 64}, {37, 41, 43}}) {
+    for (const auto& [m, n, k] : {std::array<std::size_t, 3>{128, 200, 96},
+                                  {64, 48, 2000},
+                                  {1, 300, 64},
+                                  {37, 41, 43},
+                                  {600, 130, 530}}) {
       const Case shape{m, n, k, false, true, false, true, type, type};
       Trial first(shape);
       first.multiply_with(*library_, threads_);
@@ -246,6 +269,19 @@ TEST_F(MatrixTest, RepeatsItsBitsAtAnyAlignmentAndAfterAnything) {
         EXPECT_EQ(first.c.bits(), again.c.bits())
             << shape << ", misaligned by " << misalignment << " elements";
       }
+    }
+}
+
+// A plan asks before it is known where operands lie, and a micro-batch after another runs.
+TEST_F(MatrixTest, AWorkspaceServesEveryAddend) {
+  const bool kinds[] = {false, true};
+  for (const Dtype type : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
+    for (const bool transpose_b : kinds) {
+      Product p = sized(96, 200, 1000, transpose_b);
+      p.a.type = p.b.type = p.c.type = type;
+      const std::size_t stated = product_workspace(p, *library_);
+      p.accumulate = true;
+      EXPECT_EQ(product_workspace(p, *library_), stated);
     }
 }
 
