@@ -50,9 +50,9 @@ std::unique_ptr<F32Products> make_blas_products(Sgemm sgemm);
 // for one product, by its shape, types and strides, and keeps.
 class MatrixLibrary : public F32Products {
  public:
-  // Whether the product goes to a primitive; otherwise multiply_f32() has it. A rule of the product and of
-  // the CPU's instruction set, never of a measurement, since the bits follow it. REQUIRES: operands of a type
-  // that has_products_of() names.
+  // Whether the product goes to a primitive; otherwise multiply_f32() has it. A rule of the product, the
+  // CPU's instruction set and the threads, never of a measurement, since the bits follow it. REQUIRES:
+  // operands of a type that has_products_of() names.
   virtual bool has_primitive(const Product& product) const = 0;
   // Bytes, at any addend.
   virtual std::size_t primitive_workspace(const Product& product) const = 0;
