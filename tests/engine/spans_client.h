@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/bytes.h"
 #include "engine/engine.h"
 #include "float_array.h"
 #include "kernels/matrix.h"
@@ -20,7 +21,7 @@ namespace sluice::engine::spans {
 inline constexpr std::size_t kGrain = kSpanGrain;
 using Shape = std::vector<std::size_t>;
 
-struct Setup {
+struct Case {
   optim::OptimizerSettings optimizer;
   Shape shape = {2600, 1003};  // of the parameter: no row ends where a span does
   Dtype dtype = Dtype::kF32;
@@ -35,13 +36,13 @@ struct Setup {
   bool frozen = false;
 };
 
-inline Setup on_disk(Setup setup) {
+inline Case on_disk(Case setup) {
   setup.parameters = setup.gradients = setup.state = "disk";
   return setup;
 }
 
 // Its name; before and after it smaller units, one of which has rounds of its own.
-inline std::vector<UnitSpec> units_of(const Setup& setup) {
+inline std::vector<UnitSpec> units_of(const Case& setup) {
   std::vector<UnitSpec> units = {{"before", {{"a", {300, 70}}, {"b", {70}}}}};
   const ParameterSpec table{"table", setup.shape};
   if (!setup.spans) units.push_back({"table", {table}});
@@ -57,7 +58,7 @@ inline std::vector<UnitSpec> units_of(const Setup& setup) {
   return units;
 }
 
-inline Profile profile_of(const Setup& setup) {
+inline Profile profile_of(const Case& setup) {
   Profile profile = any_order_profile(units_of(setup), 1);
   profile.any_order = setup.any_order;
   profile.micro_batches = setup.any_order ? 1 : static_cast<std::size_t>(setup.micro_batches);
@@ -65,7 +66,7 @@ inline Profile profile_of(const Setup& setup) {
   return profile;
 }
 
-inline PlanRequest request_of(const Setup& setup) {
+inline PlanRequest request_of(const Case& setup) {
   PlanRequest request;
   request.clip = setup.clip;
   request.group = 1;
@@ -98,7 +99,7 @@ struct Outcome {
 // cut.
 class Client {
  public:
-  Client(const Setup& setup, Engine& engine) : setup_(setup), engine_(engine), layout_(engine.layout()) {}
+  Client(const Case& setup, Engine& engine) : setup_(setup), engine_(engine), layout_(engine.layout()) {}
 
   void load() {
     for (UnitId unit = 0; unit < layout_.units().size(); ++unit) engine_.load(unit, start());
@@ -210,14 +211,14 @@ class Client {
     return sink;
   }
 
-  const Setup& setup_;
+  const Case& setup_;
   Engine& engine_;
   const Layout& layout_;
 };
 
 // An engine with the memory that its plan states, and not a byte more.
 struct Made {
-  explicit Made(const Setup& setup, const offload::Faults* faults = nullptr)
+  explicit Made(const Case& setup, const offload::Faults* faults = nullptr)
       : profile(profile_of(setup)),
         optimizer(optim::make_optimizer(setup.optimizer)),
         plan(make_plan(profile, *optimizer, {2 * kGiB, kGiB, 0}, request_of(setup), {})) {
@@ -240,7 +241,7 @@ struct Made {
   std::optional<Engine> engine;
 };
 
-inline Outcome train(const Setup& setup, int steps = 2) {
+inline Outcome train(const Case& setup, int steps = 2) {
   Made made(setup);
   Client client(setup, *made.engine);
   client.load();
@@ -251,7 +252,7 @@ inline Outcome train(const Setup& setup, int steps = 2) {
   return outcome;
 }
 
-inline Outcome in_one_unit(Setup setup, int steps = 2) {
+inline Outcome in_one_unit(Case setup, int steps = 2) {
   setup.spans = false;
   return train(setup, steps);
 }
