@@ -219,6 +219,7 @@ std::size_t product_workspace(const Product& product, const MatrixLibrary& libra
 }
 
 std::size_t ProductSurvey::workspace(const Product& product) {
+  products_.push_back(product);
   const std::size_t bytes = product_workspace(product, library_);
   if (product.m == 0 || product.n == 0) return bytes;
   for_each_part(dense(product), library_, [&](const Product& p) {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "core/dtype.h"
 #include "core/threads.h"
@@ -93,11 +94,14 @@ class ProductSurvey {
   std::size_t workspace(const Product& product);  // product_workspace(), and the product is remembered
   int threads() const { return library_.threads(); }
   std::size_t hidden_bytes() const { return hidden_bytes_ + primitive_bytes_; }  // for all so far
+  const std::vector<Product>& products() const { return products_; }  // all so far, as often as asked
+  const MatrixLibrary& library() const { return library_; }
 
  private:
   const MatrixLibrary& library_;
   std::size_t hidden_bytes_, primitive_bytes_ = 0;
   std::set<std::array<std::size_t, 10>> primitives_;  // products that have one: sizes, strides, types
+  std::vector<Product> products_;
 };
 
 void multiply(MatrixLibrary& library, Threads& threads, const Product& product, void* workspace);

@@ -76,6 +76,10 @@ const std::vector<std::pair<std::string, std::function<ModelConfig()>>>& presets
        [] {
          return llama3({32, 4096, 32, 8, 128, 14336}, 8, false);
        }},
+      {"llama-70b",
+       [] {
+         return llama3({80, 8192, 64, 8, 128, 28672}, 8, false);
+       }},
   };
   return all;
 }

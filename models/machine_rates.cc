@@ -32,23 +32,8 @@ double best_seconds(const Work& work) {
   return std::max(best, 1e-9);
 }
 
-// Floating-point operations a second of a square product.
-double measure_product(Threads& threads, kernels::MatrixLibrary& library, Dtype dtype, std::size_t side) {
-  const std::size_t bytes = round_up(side * side * size_of(dtype), kDiskBlock);
-  kernels::Product product;
-  product.m = product.n = product.k = side;
-  product.a.type = product.b.type = product.c.type = dtype;
-  allocator::Ledger unlimited;
-  const allocator::Region memory(unlimited, allocator::Purpose::kWorkspace,
-                                 3 * bytes + kernels::product_workspace(product, library));
-  kernels::fill(threads, side * side, 0.5f, Array{memory.data(), dtype});
-  kernels::fill(threads, side * side, 0.5f, Array{memory.data() + bytes, dtype});
-  product.a.data = memory.data();
-  product.b.data = memory.data() + bytes;
-  product.c.data = memory.data() + 2 * bytes;
-  const double seconds =
-      best_seconds([&] { kernels::multiply(library, threads, product, memory.data() + 3 * bytes); });
-  return 2.0 * static_cast<double>(side * side * side) / seconds;
+double measure_square(Threads& threads, kernels::MatrixLibrary& library, Dtype dtype, std::size_t side) {
+  return measure_product(threads, library, product_of(side, side, side, dtype));
 }
 
 double measure_multiply_adds(Threads& threads) {
@@ -87,20 +72,12 @@ void stripe(std::span<const offload::DiskRates> folders, engine::MachineRates& r
   if (folders.empty()) return;
   offload::DiskRates slowest = folders.front();
   for (const offload::DiskRates& folder : folders)
-    slowest = {std::min(slowest.read, folder.read), std::min(slowest.write, folder.write)};
-  rates.disk_read = slowest.read * static_cast<double>(folders.size());
-  rates.disk_write = slowest.write * static_cast<double>(folders.size());
-}
-
-double measure_memory(Threads& threads) {
-  constexpr std::size_t kCount = kMeasuringBytes / 2 / sizeof(float);
-  allocator::Ledger unlimited;
-  const allocator::Region memory(unlimited, allocator::Purpose::kWorkspace, kMeasuringBytes);
-  auto* values = reinterpret_cast<float*>(memory.data());
-  const auto copy = [&] {
-    kernels::convert(threads, kCount, ConstArray{values, Dtype::kF32}, Array{values + kCount, Dtype::kF32});
-  };
-  return static_cast<double>(kMeasuringBytes) / best_seconds(copy);
+    slowest = {std::min(slowest.read, folder.read), std::min(slowest.write, folder.write),
+               std::min(slowest.together, folder.together)};
+  const auto count = static_cast<double>(folders.size());
+  rates.disk_read = slowest.read * count;
+  rates.disk_write = slowest.write * count;
+  rates.disk_together = slowest.together * count;
 }
 
 // Never more than the folder was given.
@@ -123,15 +100,21 @@ void add_disk(const std::vector<offload::DiskKnowledge>& disks, engine::MachineR
   for (const offload::DiskKnowledge& disk : disks) {
     found.push_back(disk.rates);
     rates.disk_in_flight += in_flight(disk.io);
+    rates.disk_processor_seconds = std::max(rates.disk_processor_seconds, disk.processor_seconds);
   }
   stripe(found, rates);
 }
 
 engine::MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& library,
+                                   const MeasuredWork& work,
                                    const std::vector<offload::DiskKnowledge>& disks) {
   engine::MachineRates rates;
-  rates.flops = measure_product(threads, library, Dtype::kF32, 768);
+  rates.cores = threads.count();
+  rates.products = measure_products(threads, library, work.products);
+  rates.flops = measure_square(threads, library, Dtype::kF32, 768);
+  rates.attention = measure_attention(threads, work.attention, work.dtype);
   rates.memory_bandwidth = measure_memory(threads);
+  rates.update_seconds = measure_update(threads, work.optimizer, work.dtype);
   add_disk(disks, rates);
   return rates;
 }
@@ -142,7 +125,7 @@ engine::MachineRates measure_limits(Threads& threads, kernels::MatrixLibrary& li
   engine::MachineRates rates;
   rates.flops = measure_multiply_adds(threads);
   for (const std::size_t side : {768, 2048})
-    rates.flops = std::max(rates.flops, measure_product(threads, library, dtype, side));
+    rates.flops = std::max(rates.flops, measure_square(threads, library, dtype, side));
   rates.memory_bandwidth = measure_memory_limit(threads);
   std::vector<offload::DiskRates> found;
   for (const offload::DiskFolder& folder : disk)

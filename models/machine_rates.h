@@ -2,15 +2,13 @@
 #include <vector>
 
 #include "core/threads.h"
-#include "engine/plan/plan.h"
+#include "engine/plan/rates.h"
 #include "kernels/matrix.h"
+#include "models/arithmetic_rates.h"
 #include "offload/disk_cache.h"
 #include "offload/records.h"
 
 namespace sluice::models {
-
-// What measuring takes of memory at a time, and gives back.
-inline constexpr std::size_t kMeasuringBytes = std::size_t{16} << 20;
 
 // The most that this machine can do, measured in about a second (and what it takes to write and read 256 MiB
 // a folder): what a step is held against. flops: fused multiply-adds in registers, or the library's best
@@ -26,8 +24,17 @@ std::vector<offload::DiskKnowledge> know_disks(const std::vector<offload::DiskFo
 // Striped folders work at once, at the pace of the slowest.
 void add_disk(const std::vector<offload::DiskKnowledge>& disks, engine::MachineRates& rates);
 
-// Measured in a fraction of a second: for the predicted time, and how the disk is kept busy.
+// What a run computes, whose rates are measured.
+struct MeasuredWork {
+  std::span<const kernels::Product> products;
+  kernels::AttentionShape attention;
+  Dtype dtype;
+  const optim::Optimizer& optimizer;
+};
+
+// In a second: for the predicted time, and how the disk is kept busy.
 engine::MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& library,
+                                   const MeasuredWork& work,
                                    const std::vector<offload::DiskKnowledge>& disks);
 
 }  // namespace sluice::models

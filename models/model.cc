@@ -1,7 +1,10 @@
 #include "models/model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
+#include <tuple>
+#include <utility>
 
 #include "core/error.h"
 #include "models/gpt2.h"
@@ -138,26 +141,89 @@ std::size_t Model::batch() const { return impl_->shape.batch; }
 std::size_t Model::length() const { return impl_->shape.length; }
 const std::vector<engine::UnitSpec>& Model::units() const { return impl_->units; }
 
+kernels::AttentionShape Model::attention() const {
+  const ModelConfig& config = impl_->shape.config;
+  kernels::AttentionShape shape;
+  shape.batch = impl_->shape.batch;
+  shape.length = impl_->shape.length;
+  shape.heads = config.heads;
+  shape.kv_heads = config.kv_heads;
+  shape.head_width = config.head_width;
+  shape.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(config.head_width)));
+  return shape;
+}
+
 std::size_t Model::text_cache_bytes(std::size_t tokens) const {
   return TextCache::bytes(impl_->shape.config, impl_->shape.dtype, tokens) + kAlignment;
 }
 
 namespace {
 
+bool alike(const kernels::Product& a, const kernels::Product& b) {
+  const auto shape = [](const kernels::Product& p) {
+    return std::tuple(p.m, p.n, p.k, p.a.type, p.c.type, p.transpose_a, p.transpose_b);
+  };
+  return shape(a) == shape(b);
+}
+
+std::size_t index_of(const kernels::Product& product, std::vector<kernels::Product>& known) {
+  const auto found =
+      std::ranges::find_if(known, [&](const kernels::Product& other) { return alike(product, other); });
+  const auto index = static_cast<std::size_t>(found - known.begin());
+  if (found == known.end()) known.push_back(product);
+  return index;
+}
+
+// An op's operations are of the products that it asked for, in proportion to their sizes; with none they are
+// of attention.
+engine::Work work_of(const kernels::ProductSurvey& asked, double flops, double bytes,
+                     std::vector<kernels::Product>& known) {
+  engine::Work work;
+  work.bytes = bytes;
+  double sizes = 0;
+  const auto size = [](const kernels::Product& p) {
+    return static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
+  };
+  for (const kernels::Product& product : asked.products()) sizes += size(product);
+  if (sizes == 0) work.attention = flops;
+  for (const kernels::Product& product : asked.products()) {
+    const std::size_t index = index_of(product, known);
+    work.products.resize(known.size());
+    work.products[index] += flops * size(product) / sizes;
+  }
+  return work;
+}
+
+engine::Work forward_work(const Op& op, const kernels::MatrixLibrary& library,
+                          std::vector<kernels::Product>& known) {
+  kernels::ProductSurvey asked(library);
+  op.forward_workspace(asked);
+  return work_of(asked, op.spec().forward_flops, op.spec().forward_bytes, known);
+}
+
+engine::Work backward_work(const Op& op, const kernels::MatrixLibrary& library,
+                           std::vector<kernels::Product>& known) {
+  kernels::ProductSurvey asked(library);
+  op.backward_workspace(asked);
+  return work_of(asked, op.spec().backward_flops, op.spec().backward_bytes, known);
+}
+
 engine::UnitProfile profile_unit(const Graph& graph, const std::vector<Choice>& choices,
-                                 kernels::ProductSurvey& products) {
+                                 kernels::ProductSurvey& products, std::vector<kernels::Product>& known) {
   engine::UnitProfile profile;
   for (const auto& op : graph.ops()) {
-    profile.forward_flops += op->spec().forward_flops;
-    profile.backward_flops += op->spec().backward_flops;
-    profile.touched_bytes += op->spec().forward_bytes + op->spec().backward_bytes;
+    profile.forward += forward_work(*op, products.library(), known);
+    profile.backward += backward_work(*op, products.library(), known);
   }
   if (graph.input()) profile.input_bytes = graph.values()[*graph.input()].bytes();
   for (const Choice& choice : choices) {
     const UnitProgram program = compile(graph, choice, products);
     // The head has no forward pass of which anything would be done again.
-    const double again = graph.output() ? recompute_work(graph, choice) : 0;
-    profile.choices.push_back({choice.name, program.kept_bytes, again, program.workspace_bytes()});
+    engine::Work again;
+    for (const std::size_t op : graph.output() ? recomputed_ops(graph, choice) : std::vector<std::size_t>())
+      again += forward_work(*graph.ops()[op], products.library(), known);
+    profile.choices.push_back({choice.name, program.kept_bytes, std::move(again), program.workspace_bytes(),
+                               program.forward.steps.size(), program.backward.steps.size()});
   }
   return profile;
 }
@@ -173,7 +239,8 @@ engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixL
     if (unit > 0 && impl_->same_graph(unit, unit - 1)) {
       profile.unit_profiles.push_back(profile.unit_profiles.back());
     } else {
-      profile.unit_profiles.push_back(profile_unit(impl_->graph(unit), impl_->choices(unit), products));
+      profile.unit_profiles.push_back(
+          profile_unit(impl_->graph(unit), impl_->choices(unit), products, profile.products));
     }
   }
   for (const Pass& pass : impl_->passes()) {

@@ -12,6 +12,7 @@
 #include "engine/engine.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/profile.h"
+#include "kernels/attention.h"
 #include "kernels/matrix.h"
 #include "models/config.h"
 
@@ -37,6 +38,7 @@ class Model {
   // Units in order of forward, with parameters named and shaped as in Hugging Face's files of that family
   // ("transformer.h.0.attn.c_attn.weight"; GPT-2's Conv1D weights are [in, out]).
   const std::vector<engine::UnitSpec>& units() const;
+  kernels::AttentionShape attention() const;               // of a micro-batch in a block
   std::size_t text_cache_bytes(std::size_t tokens) const;  // of Runner::keep_text()
   // Sizes and work only; nothing is allocated. hidden_bytes: what the library takes for itself for products
   // in f32 that are not the model's.

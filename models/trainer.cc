@@ -52,7 +52,9 @@ void resume_from(TrainingRun& run, const std::string& checkpoint) {
 PlanResult plan_training(const TrainSettings& settings) { return prepare(settings).plan; }
 
 std::string plan_text(const PlanResult& result) {
-  std::string text = engine::to_text(result.plan, result.profile, result.budget);
+  std::string text;
+  if (!result.machine.empty()) text = fmt::format("for the machine of {}, not this one\n", result.machine);
+  text += engine::to_text(result.plan, result.profile, result.budget);
   if (!text.ends_with('\n')) text += '\n';
   text += result.recipe_text;
   text += fmt::format("a checkpoint takes {}\n", format_size(result.checkpoint_bytes));
@@ -64,6 +66,8 @@ std::string plan_text(const PlanResult& result) {
         fmt::format(", {} for the files of checkpoints and weights", format_size(result.checkpoint_buffers));
   if (result.trace_bytes > 0)
     text += fmt::format(", {} of --trace or --profile", format_size(result.trace_bytes));
+  for (const std::string& missing : result.not_known)
+    text += fmt::format("\nnot known of the machine: {}", missing);
   return text + "\n";
 }
 

@@ -117,6 +117,9 @@ struct PlanResult {
   std::uint64_t checkpoint_bytes = 0;  // room that one checkpoint needs
   std::uint64_t checkpoint_buffers = 0,
                 trace_bytes = 0;  // parts of budget.base (the latter also of --profile)
+  // Of a plan for another machine: the file that says what it is, and what that does not say.
+  std::string machine;
+  std::vector<std::string> not_known;
 };
 PlanResult plan_training(const TrainSettings& settings);
 // The table for people: the plan's own, the recipe, and the room that checkpoints need.

@@ -43,7 +43,7 @@ TrainingRun::TrainingRun(Setup& setup, const TrainEvents& events)
   ledger_.set_budget(allocator::Tier::kHost, budget.memory);
   if (!settings_.disk.empty()) ledger_.set_budget(allocator::Tier::kDisk, budget.disk);
   base_ = allocator::Charge(ledger_, allocator::Tier::kHost, allocator::Purpose::kBase,
-                            budget.base - setup.checkpoint_buffers);
+                            budget.base - setup.plan.checkpoint_buffers);
   // What libraries take beyond operands is theirs alone to allocate; the plan has room for it.
   hidden_ = allocator::Charge(ledger_, allocator::Tier::kHost, allocator::Purpose::kWorkspace,
                               setup.plan.profile.hidden_bytes);
@@ -107,7 +107,7 @@ void TrainingRun::load_initial() {
 }
 
 void TrainingRun::resume(const std::string& folder) {
-  const LoadingMemory memory = loading_memory(setup_.checkpoint_buffers);
+  const LoadingMemory memory = loading_memory(setup_.plan.checkpoint_buffers);
   engine::ReadAhead ahead(memory.bytes, &setup_.tools->threads);
   const engine::CheckpointReader checkpoint(*setup_.tools->io, folder, ahead);
   compare_run_record(checkpoint.run(), run_record(setup_, {}), folder);
@@ -279,8 +279,8 @@ void TrainingRun::save() {
   options.step = step_;
   options.bytes = setup_.plan.checkpoint_bytes;
   // Regions are whole huge pages.
-  options.buffer_bytes =
-      std::max<std::uint64_t>(kHugePage, setup_.checkpoint_buffers / tensors.files() / kHugePage * kHugePage);
+  options.buffer_bytes = std::max<std::uint64_t>(
+      kHugePage, setup_.plan.checkpoint_buffers / tensors.files() / kHugePage * kHugePage);
   engine::CheckpointWriter writer(*setup_.tools->io, ledger_, options);
   writer.add_text_file("config.json", config_to_hugging_face(setup_.config, settings_.dtype).dump(2) + "\n");
   tensors.open(writer);

@@ -75,7 +75,7 @@ void promise(const offload::DiskFolder& folder, Promised& promised) {
   if (folder.limit > left)
     fail(ErrorCode::kBudget,
          "the disk folder '{}' was given {}, and {} are free there{}: {} are missing; free some, state less, "
-         "or name another",
+         "or name another (sluice plan --machine FILE plans for a disk that is not here)",
          folder.path, format_size(folder.limit), format_size(room),
          promised.stated == 0 ? ""
                               : fmt::format(", of which other folders of the same file system were given {}",
@@ -86,28 +86,11 @@ void promise(const offload::DiskFolder& folder, Promised& promised) {
 
 constexpr std::uint64_t kLeastDisk = kMiB;  // of a folder: one block of records
 
-std::size_t default_length(const ModelConfig& config) { return std::min<std::size_t>(config.context, 1024); }
-
 // How much the checkpoints of a run can take at most.
 std::uint64_t checkpoint_room(const TrainSettings& settings, std::uint64_t checkpoint_bytes) {
   if (settings.out.empty()) return 0;
   const std::uint64_t saves = settings.save_every == 0 ? 1 : divide_up(settings.steps, settings.save_every);
   return checkpoint_bytes * std::min<std::uint64_t>(saves, most_checkpoints(settings));
-}
-
-// to_write: also whether this process may.
-std::uint64_t checkpoint_size(const Model& model, const optim::Optimizer& optimizer, bool to_write) {
-  const engine::Layout layout(model.units());
-  const auto files = CheckpointTensors(layout, optimizer).file_bytes();
-  if (to_write) engine::check_file_limit(files);
-  return engine::bytes_needed(files);
-}
-
-// Nothing where no file is read or written.
-std::uint64_t checkpoint_buffers(const Setup& setup) {
-  const engine::Layout layout(setup.model->units());
-  if (!setup.settings.out.empty()) return CheckpointTensors(layout, *setup.optimizer).buffer_bytes();
-  return setup.first_values ? 0 : engine::kStreamBuffer;
 }
 
 double block_parameters(const Model& model) {
@@ -118,55 +101,10 @@ double block_parameters(const Model& model) {
   return count;
 }
 
-std::string values_text(const Setup& setup) {
-  const TrainSettings& s = setup.settings;
-  if (!setup.first_values) return fmt::format("the weights in '{}'", s.model);
+std::string values_text(const TrainSettings& s) {
+  if (!begins_with_first_values(s.model)) return fmt::format("the weights in '{}'", s.model);
   return fmt::format("first values, seed {}{}", s.seed,
                      is_preset(s.model) ? "" : fmt::format("; no weights in '{}'", s.model));
-}
-
-void choose_recipe(Setup& setup) {
-  const TrainSettings& s = setup.settings;
-  const RecipeBasis basis = {block_parameters(*setup.model), setup.first_values};
-  std::string from;
-  std::optional<Json> record;
-  if (s.resume) {
-    const engine::CheckpointList list = engine::list_checkpoints(s.out);
-    if (!list.whole.empty()) {
-      from = list.whole.back().path;
-      record = read_run_record(from);
-    }
-  }
-  setup.plan.recipe = make_recipe(s, basis, record ? &*record : nullptr, from);
-  setup.plan.recipe_text =
-      to_text(setup.plan.recipe, s, basis) +
-      fmt::format("begins with       {}\n", from.empty() ? values_text(setup) : "'" + from + "'");
-}
-
-engine::Budget make_budget(const Setup& setup) {
-  engine::Budget budget;
-  budget.memory = setup.settings.memory;
-  budget.disk = usable_disk(setup.settings.disk);
-  budget.base = setup.tools->base() + setup.checkpoint_buffers;
-  budget.base += setup.plan.trace_bytes;
-  return budget;
-}
-
-void fit(Setup& setup, const engine::MachineRates& rates) {
-  engine::PlanRequest request = setup.settings.plan;
-  request.flags = true;
-  request.clip = setup.plan.recipe.clip > 0 || loss_scale_of(setup.settings).is_dynamic();
-  const int threads = setup.settings.threads, cores = default_threads();
-  try {
-    setup.plan.plan =
-        engine::make_plan(setup.plan.profile, *setup.optimizer, setup.plan.budget, request, rates);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kBudget || threads <= cores) throw;
-    fail(ErrorCode::kBudget,
-         "{} threads are asked for, each with workspace of its own, and this process may use {} cores: try "
-         "--threads {}. With as many as are asked for, {}",
-         threads, cores, cores, error.what());
-  }
 }
 
 }  // namespace
@@ -204,7 +142,6 @@ void check_settings(const TrainSettings& s) {
   if (!sluice::is_float(s.dtype))
     fail(ErrorCode::kInvalidArgument, "dtype must be f32, bf16 or f16, {} was given", name_of(s.dtype));
   loss_scale_of(s);
-  if (s.data.empty()) fail(ErrorCode::kInvalidArgument, "no data was given");
   if (s.out.empty() && (s.save_every != 0 || s.resume))
     fail(ErrorCode::kInvalidArgument, "{} needs --out, the folder of checkpoints",
          s.resume ? "--resume" : "--save-every");
@@ -281,8 +218,62 @@ Tools::Tools(int thread_count, const offload::IoOptions& how)
 
 std::uint64_t Tools::base() const { return allocator::resident_bytes() + kReserve; }
 
+std::uint64_t process_bytes(std::uint64_t held, int threads) {
+  constexpr std::uint64_t kProcess = 40 * kMiB, kThread = 64 * kKiB, kStep = 4 * kMiB;
+  const std::uint64_t stated = kProcess + static_cast<std::uint64_t>(threads) * kThread;
+  return held <= stated ? stated : round_up(held, kStep);
+}
+
+std::size_t default_length(const ModelConfig& config) { return std::min<std::size_t>(config.context, 1024); }
+
+void choose_recipe(PlanResult& plan, const TrainSettings& s, const Model& model) {
+  const RecipeBasis basis = {block_parameters(model), begins_with_first_values(s.model)};
+  std::string from;
+  std::optional<Json> record;
+  if (s.resume) {
+    const engine::CheckpointList list = engine::list_checkpoints(s.out);
+    if (!list.whole.empty()) {
+      from = list.whole.back().path;
+      record = read_run_record(from);
+    }
+  }
+  plan.recipe = make_recipe(s, basis, record ? &*record : nullptr, from);
+  plan.recipe_text = to_text(plan.recipe, s, basis) +
+                     fmt::format("begins with       {}\n", from.empty() ? values_text(s) : "'" + from + "'");
+}
+
+void add_file_sizes(PlanResult& plan, const TrainSettings& s, const Model& model,
+                    const optim::Optimizer& optimizer) {
+  const engine::Layout layout(model.units());
+  const CheckpointTensors tensors(layout, optimizer);
+  plan.checkpoint_bytes = engine::bytes_needed(tensors.file_bytes());
+  // Nothing where no file is read or written.
+  if (!s.out.empty())
+    plan.checkpoint_buffers = tensors.buffer_bytes();
+  else
+    plan.checkpoint_buffers = begins_with_first_values(s.model) ? 0 : engine::kStreamBuffer;
+  plan.trace_bytes = trace_events(s) * kTraceEventBytes + (s.profile.empty() ? 0 : kProfileBytes);
+}
+
+void fit(PlanResult& plan, const TrainSettings& s, const optim::Optimizer& optimizer,
+         const engine::MachineRates& rates, int cores) {
+  engine::PlanRequest request = s.plan;
+  request.flags = true;
+  request.clip = plan.recipe.clip > 0 || loss_scale_of(s).is_dynamic();
+  try {
+    plan.plan = engine::make_plan(plan.profile, optimizer, plan.budget, request, rates);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kBudget || s.threads <= cores) throw;
+    fail(ErrorCode::kBudget,
+         "{} threads are asked for, each with workspace of its own, and this process may use {} cores: try "
+         "--threads {}. With as many as are asked for, {}",
+         s.threads, cores, cores, error.what());
+  }
+}
+
 Setup prepare(const TrainSettings& settings) {
   check_settings(settings);
+  if (settings.data.empty()) fail(ErrorCode::kInvalidArgument, "no data was given");
   check_outputs(settings);
   Setup setup;
   setup.settings = settings;
@@ -295,8 +286,11 @@ Setup prepare(const TrainSettings& settings) {
   setup.optimizer = make_training_optimizer(s.optimizer);
   setup.model =
       std::make_unique<Model>(setup.config, s.dtype, s.batch, s.length, s.plan.recompute.value_or(""));
-  choose_recipe(setup);
-  setup.plan.checkpoint_bytes = checkpoint_size(*setup.model, *setup.optimizer, !s.out.empty());
+  choose_recipe(setup.plan, s, *setup.model);
+  if (!s.out.empty())
+    engine::check_file_limit(
+        CheckpointTensors(engine::Layout(setup.model->units()), *setup.optimizer).file_bytes());
+  add_file_sizes(setup.plan, s, *setup.model, *setup.optimizer);
   resolve_disk(s.disk, s.out, checkpoint_room(s, setup.plan.checkpoint_bytes));
   setup.data = std::make_unique<TrainingData>(s, setup.config);
   if (s.eval_every != 0 && !setup.data->has_validation())
@@ -304,15 +298,16 @@ Setup prepare(const TrainSettings& settings) {
          "--eval-every needs data: name --valid, or let --held-out be more than 0");
   const std::vector<offload::DiskKnowledge> disks = know_disks(s.disk);
   setup.tools = std::make_unique<Tools>(s.threads, offload::options_for(disks));
-  const engine::MachineRates rates = measure_rates(setup.tools->threads, *setup.tools->library, disks);
   const kernels::MatrixLibrary& library = *setup.tools->library;
   setup.plan.profile = setup.model->profile(
       s.accumulate, library, engine::hidden_bytes(setup.model->units(), *setup.optimizer, library));
-  setup.checkpoint_buffers = checkpoint_buffers(setup);
-  setup.plan.checkpoint_buffers = setup.checkpoint_buffers;
-  setup.plan.trace_bytes = trace_events(s) * kTraceEventBytes + (s.profile.empty() ? 0 : kProfileBytes);
-  setup.plan.budget = make_budget(setup);
-  fit(setup, rates);
+  const engine::MachineRates rates = measure_rates(
+      setup.tools->threads, *setup.tools->library,
+      {setup.plan.profile.products, setup.model->attention(), s.dtype, *setup.optimizer}, disks);
+  setup.plan.budget = {
+      s.memory, usable_disk(s.disk),
+      process_bytes(setup.tools->base(), s.threads) + setup.plan.checkpoint_buffers + setup.plan.trace_bytes};
+  fit(setup.plan, s, *setup.optimizer, rates, default_threads());
   return setup;
 }
 

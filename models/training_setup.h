@@ -21,6 +21,11 @@ namespace sluice::models {
 // What the process takes beyond what it holds before the engine begins and what the plan places: stacks of
 // threads, small objects, the system's tables.
 inline constexpr std::uint64_t kReserve = std::uint64_t{8} << 20;
+// What the process counts as in a plan, where it holds `held` bytes with its reserve before the engine
+// begins: no measurement, which differs by some KiB from run to run, but a stated figure that is more; where
+// it is not (much data, other libraries), `held` in whole steps of 4 MiB. So a plan and the run that follows
+// it count the same.
+std::uint64_t process_bytes(std::uint64_t held, int threads);
 inline constexpr std::size_t kTraceEvents = 100'000;
 inline constexpr std::uint64_t kTraceEventBytes = 160;
 std::size_t trace_events(const TrainSettings& settings);  // that are kept, for --trace and --profile
@@ -48,6 +53,7 @@ int default_threads();
 // for a limit beyond what is free.
 void resolve_disk(std::vector<offload::DiskFolder>& disk, const std::string& out, std::uint64_t reserved);
 std::uint64_t usable_disk(const std::vector<offload::DiskFolder>& disk);  // striped evenly
+std::size_t default_length(const ModelConfig& config);
 
 // The tools of a run, made before anything large is taken.
 struct Tools {
@@ -70,9 +76,17 @@ struct Setup {
   std::unique_ptr<Model> model;
   std::unique_ptr<TrainingData> data;
   PlanResult plan;
-  std::uint64_t checkpoint_buffers = 0;  // of all files together, while a checkpoint is written or read
 };
 Setup prepare(const TrainSettings& settings);
+
+// Parts of it. With what the run learns.
+void choose_recipe(PlanResult& plan, const TrainSettings& settings, const Model& model);
+// Sizes of checkpoints and of what is written about the run.
+void add_file_sizes(PlanResult& plan, const TrainSettings& settings, const Model& model,
+                    const optim::Optimizer& optimizer);
+// The plan itself, within plan.budget. cores: of the machine.
+void fit(PlanResult& plan, const TrainSettings& settings, const optim::Optimizer& optimizer,
+         const engine::MachineRates& rates, int cores);
 
 // With the defaults of training, where they are other than the optimizer's own.
 std::unique_ptr<optim::Optimizer> make_training_optimizer(const optim::OptimizerSettings& settings);

@@ -20,11 +20,12 @@
 #include "core/log.h"
 #include "core/system.h"
 #include "core/text_file.h"
+#include "offload/disk_use.h"
 
 namespace sluice::offload {
 namespace {
 
-constexpr int kVersion = 2;
+constexpr int kVersion = 3;
 constexpr std::int64_t kValidSeconds = 7 * 24 * 3600;
 constexpr std::int64_t kValidSecondsDisturbed = 3600;
 constexpr double kSteady = 0.75;
@@ -93,7 +94,8 @@ IoOptions read_options(const Json& entry, const std::string& path) {
 
 bool sound(const DiskKnowledge& known) {
   const std::uint64_t bytes = in_flight(known.io);
-  return known.rates.read > 0 && known.rates.write > 0 && bytes > 0 && bytes <= kMostInFlight &&
+  return known.rates.read > 0 && known.rates.write > 0 && known.rates.together > 0 &&
+         known.processor_seconds >= 0 && bytes > 0 && bytes <= kMostInFlight &&
          known.io.block_bytes % kDiskBlock == 0;
 }
 
@@ -102,7 +104,9 @@ std::optional<DiskKnowledge> read_entry(const std::string& path, const std::stri
   if (json_field<int>(entry, "version", path) != kVersion) return std::nullopt;
   const std::int64_t age = seconds_now() - json_field<std::int64_t>(entry, "measured", path);
   DiskKnowledge known;
-  known.rates = {json_field<double>(entry, "read", path), json_field<double>(entry, "write", path)};
+  known.rates = {json_field<double>(entry, "read", path), json_field<double>(entry, "write", path),
+                 json_field<double>(entry, "together", path)};
+  known.processor_seconds = json_field<double>(entry, "processor_seconds_per_byte", path);
   known.io = read_options(entry, path);
   known.disturbed = json_field<bool>(entry, "disturbed", path);
   const bool counts = json_field<std::string>(entry, "disk", path) == disk && age >= 0 &&
@@ -112,7 +116,12 @@ std::optional<DiskKnowledge> read_entry(const std::string& path, const std::stri
 
 }  // namespace
 
-DiskKnowledge knowledge_of(const DiskTrial& best) { return {best.rates, best.io, best.steady < kSteady}; }
+DiskKnowledge knowledge_of(const std::string& folder, std::uint64_t bytes,
+                           std::span<const DiskTrial> trials) {
+  const DiskTrial& best = best_trial(trials);
+  const DiskUse use = use_disk(folder, bytes, best.io);
+  return {use.rates, best.io, use.processor_seconds, best.steady < kSteady};
+}
 
 IoOptions options_for(std::span<const DiskKnowledge> disks) {
   if (disks.empty()) return {};
@@ -154,6 +163,8 @@ std::optional<std::string> keep_disk(const std::string& folder, const DiskKnowle
                                {"measured", seconds_now()},
                                {"read", known.rates.read},
                                {"write", known.rates.write},
+                               {"together", known.rates.together},
+                               {"processor_seconds_per_byte", known.processor_seconds},
                                {"service", known.io.way == IoWay::kThreads ? "threads" : "io_uring"},
                                {"block", known.io.block_bytes},
                                {"under_way", in_flight(known.io) / known.io.block_bytes},
@@ -171,7 +182,7 @@ DiskKnowledge know_disk(const std::string& folder, std::uint64_t bytes, const Me
   if (!asked_to_measure())
     if (const auto kept = kept_disk(folder)) return *kept;
   const DiskKnowledge known =
-      measure ? measure(folder, bytes) : knowledge_of(best_trial(try_disk(folder, bytes)));
+      measure ? measure(folder, bytes) : knowledge_of(folder, bytes, try_disk(folder, bytes));
   std::string why;
   if (bytes >= kWholeSample && !keep_disk(folder, known, &why))
     log().debug("the disk of '{}' is measured at every start: {}", folder, why);

@@ -11,15 +11,16 @@
 namespace sluice::offload {
 
 struct DiskKnowledge {
-  DiskRates rates;
-  IoOptions io;  // that reach them
+  DiskRates rates;               // beside work on all cores
+  IoOptions io;                  // that reach them
+  double processor_seconds = 0;  // of one core, for each byte that is read or written
   // Rounds of the measurement differed so much that something else was at work: what is kept counts for an
   // hour.
   bool disturbed = false;
 };
 
-// The best of what try_disk() has found.
-DiskKnowledge knowledge_of(const DiskTrial& best);
+// What use_disk() finds with the best of these. Throws as that.
+DiskKnowledge knowledge_of(const std::string& folder, std::uint64_t bytes, std::span<const DiskTrial> trials);
 
 using MeasureDisk = std::function<DiskKnowledge(const std::string& folder, std::uint64_t bytes)>;
 

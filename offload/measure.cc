@@ -108,16 +108,37 @@ double stream(std::uint64_t bytes, const StreamShape& shape, std::span<std::byte
 
 }  // namespace
 
+double measure_writes(File& file, std::uint64_t bytes, const StreamShape& shape,
+                      std::span<std::byte> memory) {
+  return stream(bytes, shape, memory, [&](std::uint64_t offset, Part part, Done done) {
+    file.write(offset, part, std::move(done));
+  });
+}
+
+double measure_reads(File& file, std::uint64_t bytes, const StreamShape& shape, std::span<std::byte> memory) {
+  return stream(bytes, shape, memory, [&](std::uint64_t offset, Part part, Done done) {
+    file.read(offset, part, std::move(done));
+  });
+}
+
 DiskRates measure_file(File& file, std::uint64_t bytes, const StreamShape& shape,
                        std::span<std::byte> memory) {
   DiskRates rates;
-  rates.write = stream(bytes, shape, memory, [&](std::uint64_t offset, Part part, Done done) {
-    file.write(offset, part, std::move(done));
-  });
-  rates.read = stream(bytes, shape, memory, [&](std::uint64_t offset, Part part, Done done) {
-    file.read(offset, part, std::move(done));
-  });
+  rates.write = measure_writes(file, bytes, shape, memory);
+  rates.read = measure_reads(file, bytes, shape, memory);
   return rates;
+}
+
+double measure_together(File& file, std::uint64_t bytes, const StreamShape& shape,
+                        std::span<std::byte> memory) {
+  const std::uint64_t half = divide_up(bytes, 2 * shape.block) * shape.block;  // where the writes begin
+  return stream(bytes, shape, memory, [&](std::uint64_t offset, Part part, Done done) {
+    const std::uint64_t block = offset / shape.block, place = block / 2 * shape.block;
+    if (block % 2 == 0)
+      file.read(place, part, std::move(done));
+    else
+      file.write(half + place, part, std::move(done));
+  });
 }
 
 DiskRates measure_record(RecordStore& store, RecordId record, std::uint64_t bytes, const StreamShape& shape,

@@ -11,8 +11,9 @@
 // so that nothing is left of them, however the process ends.
 namespace sluice::offload {
 
+// Bytes per second. together: of reads and writes, as many of each at once; 0: not measured.
 struct DiskRates {
-  double read = 0, write = 0;  // bytes per second
+  double read = 0, write = 0, together = 0;
 };
 
 // Transfers of `block` bytes, `depth` of them under way.
@@ -27,8 +28,15 @@ struct StreamShape {
 // multiple of kDiskBlock.
 DiskRates measure_file(File& file, std::uint64_t bytes, const StreamShape& shape,
                        std::span<std::byte> memory);
-// The same through a record, with its checksums, which are computed on the threads as an update's are: calls of
-// `shape.block` (a multiple of RecordStore::kBlock).
+// One way of it.
+double measure_writes(File& file, std::uint64_t bytes, const StreamShape& shape, std::span<std::byte> memory);
+double measure_reads(File& file, std::uint64_t bytes, const StreamShape& shape, std::span<std::byte> memory);
+// Reads the first half of those bytes and writes the second one, block by block in turn, as many under way in
+// all; bytes per second of both. As measure_file else.
+double measure_together(File& file, std::uint64_t bytes, const StreamShape& shape,
+                        std::span<std::byte> memory);
+// The same through a record, with its checksums, which are computed on the threads as an update's are: calls
+// of `shape.block` (a multiple of RecordStore::kBlock).
 DiskRates measure_record(RecordStore& store, RecordId record, std::uint64_t bytes, const StreamShape& shape,
                          std::span<std::byte> memory, Threads& threads);
 

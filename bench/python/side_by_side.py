@@ -60,9 +60,9 @@ def make_tokens(path, count):
     path.write_bytes(bytes(byte for value in random.Random(1).randbytes(count) for byte in (value, 0)))
 
 
-def sluice(*arguments):
-    """Runs a command to its end; returns what it printed."""
-    command = [ROOT / "build/bin/sluice", *arguments]
+def sluice(*arguments, build=ROOT / "build"):
+    """Runs a command of a build to its end; returns what it printed."""
+    command = [pathlib.Path(build, "bin/sluice"), *arguments]
     return subprocess.run([str(word) for word in command], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 

@@ -84,8 +84,10 @@ Limit limit_of(const models::Setup& setup, const engine::MachineRates& rates) {
   request.clip = plan.clip;
   const engine::Placement placement(setup.plan.profile, *setup.optimizer, request);
   Limit limit;
-  limit.compute = placement.compute_seconds(plan.units, rates);
-  limit.optimizer = placement.optimizer_seconds(rates);
+  for (const engine::Visit& visit : placement.visits(plan.units, plan.group, rates)) {
+    limit.compute += visit.compute;
+    limit.optimizer += visit.before.seconds + visit.after.seconds;
+  }
   limit.disk = static_cast<double>(plan.step_bytes_read) / rates.disk_read +
                static_cast<double>(plan.step_bytes_written) / rates.disk_write;
   return limit;
@@ -128,9 +130,7 @@ void check_model(const models::TrainSettings& s) {
   if (s.model.empty())
     fail(ErrorCode::kInvalidArgument,
          "say which model: sluice bench step MODEL, a preset or a Hugging Face folder");
-  models::TrainSettings with_data = s;
-  with_data.data = {"random tokens"};
-  models::check_settings(with_data);
+  models::check_settings(s);
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/json.h"
+#include "models/machine.h"
 
 namespace sluice::cli {
 
@@ -15,7 +17,13 @@ struct Finding {
   bool refused = false;  // a folder that was named and cannot be used
 };
 
-// Looks at this machine; folders of `disk` are measured. Never throws for what is missing: that is a finding.
-std::vector<Finding> examine(const std::vector<std::string>& disk);
+struct Examination {
+  std::vector<Finding> findings;
+  std::optional<models::Machine> machine;  // nothing where its arithmetic cannot be measured
+};
+
+// Looks at this machine and measures its arithmetic, in two seconds, and folders of `disk`. Never throws for
+// what is missing: that is a finding.
+Examination examine(const std::vector<std::string>& disk);
 
 }  // namespace sluice::cli

@@ -7,14 +7,15 @@ namespace sluice::cli {
 void bind_doctor(CLI::App& app, DoctorOptions& options) {
   Flags flags(app);
   flags.texts("--disk", options.disk, "folders whose speed is measured with a file of 256 MiB");
-  flags.toggle("--json", options.json, "print JSON");
+  flags.toggle("--json", options.json, "print JSON, which sluice plan --machine reads");
 }
 
 void run_doctor(const DoctorOptions& options, std::FILE* out) {
   Json rows = Json::array();
   bool whole = true;
   std::string refused;
-  for (const Finding& finding : examine(options.disk)) {
+  const Examination examination = examine(options.disk);
+  for (const Finding& finding : examination.findings) {
     whole = whole && finding.remedy.empty();
     if (finding.refused && refused.empty()) refused = finding.remedy;
     rows.push_back({{"name", finding.name},
@@ -26,7 +27,9 @@ void run_doctor(const DoctorOptions& options, std::FILE* out) {
     if (!finding.remedy.empty()) fmt::print(out, "  {:<20} -> {}\n", "", finding.remedy);
   }
   if (options.json) {
-    fmt::print(out, "{}\n", json_text({{"version", 1}, {"findings", rows}}));
+    Json document = examination.machine ? models::to_json(*examination.machine) : Json::object();
+    document["findings"] = rows;
+    fmt::print(out, "{}\n", json_text(document));
   } else if (whole) {
     fmt::print(out, "nothing is missing\n");
   }

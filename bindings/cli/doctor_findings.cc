@@ -14,6 +14,7 @@
 #include "core/system.h"
 #include "kernels/matrix.h"
 #include "kernels/targets.h"
+#include "models/machine.h"
 #include "offload/disk_cache.h"
 #include "offload/file.h"
 
@@ -181,18 +182,21 @@ std::string text_of_other(const std::vector<offload::DiskTrial>& trials, offload
   return fmt::format("; {}: {}", text_of(best.io), text_of(best.rates));
 }
 
-Finding disk(const std::string& folder) {
+Finding disk(const std::string& folder, models::Machine& machine) {
   try {
     offload::check_disk_folder(folder);
-    const std::uint64_t room = offload::free_disk_bytes(folder) / 2 / kLeastSample * kLeastSample;
+    const std::uint64_t free = offload::free_disk_bytes(folder),
+                        room = free / 2 / kLeastSample * kLeastSample;
     if (room == 0)
       return {"disk " + folder,
               "too little is free to measure it",
               "free some: a run needs more",
               {{"folder", folder}}};
-    const std::vector<offload::DiskTrial> trials = offload::try_disk(folder, std::min(kDiskSample, room));
+    const std::uint64_t sample = std::min(kDiskSample, room);
+    const std::vector<offload::DiskTrial> trials = offload::try_disk(folder, sample);
     const offload::DiskTrial& best = offload::best_trial(trials);
-    const offload::DiskKnowledge known = offload::knowledge_of(best);
+    const offload::DiskKnowledge known = offload::knowledge_of(folder, sample, trials);
+    machine.disks.push_back({folder, free, known});
     std::string why;
     const auto kept = offload::keep_disk(folder, known, &why);
     Json all = Json::array();
@@ -200,10 +204,13 @@ Finding disk(const std::string& folder) {
     Json value = json_of(best);
     value.update({{"folder", folder}, {"trials", all}, {"kept", kept ? Json(*kept) : Json()}});
     return {"disk " + folder,
-            fmt::format("{} with {} under way, which is what runs use{}; {}", text_of(known.rates),
-                        text_of(known.io), text_of_other(trials, known.io.way),
-                        kept ? fmt::format("kept for {} in {}", known.disturbed ? "an hour" : "a week", *kept)
-                             : "measured by each run, since it cannot be kept: " + why),
+            fmt::format(
+                "{} with {} under way, which is what runs use{}; beside work on all cores {}, {:.2f} GB/s "
+                "both at once, and {:.3f} s of a core for 1 GB; {}",
+                text_of(best.rates), text_of(known.io), text_of_other(trials, known.io.way),
+                text_of(known.rates), known.rates.together / 1e9, 1e9 * known.processor_seconds,
+                kept ? fmt::format("kept for {} in {}", known.disturbed ? "an hour" : "a week", *kept)
+                     : "measured by each run, since it cannot be kept: " + why),
             known.disturbed
                 ? "the rounds of this measurement differed by more than a quarter: other work was going on; "
                   "run this again when it is over"
@@ -215,16 +222,42 @@ Finding disk(const std::string& folder) {
   }
 }
 
+// The best of each type.
+Finding arithmetic(const models::Machine& machine) {
+  std::string text;
+  Json value;
+  for (const Dtype type : {Dtype::kF32, Dtype::kBf16}) {
+    double best = 0;
+    for (const engine::ProductRate& rate : machine.products)
+      if (rate.product.a.type == type) best = std::max(best, rate.flops);
+    text += fmt::format("products of {} up to {:.0f} GFLOP/s, ", name_of(type), best / 1e9);
+    value[std::string(name_of(type))] = best;
+  }
+  value["memory_bandwidth"] = machine.memory_bandwidth;
+  return {"arithmetic", text + fmt::format("loops move {:.1f} GB/s", machine.memory_bandwidth / 1e9), "",
+          value};
+}
+
 }  // namespace
 
-std::vector<Finding> examine(const std::vector<std::string>& folders) {
-  std::vector<Finding> findings = {cores(),         simd(),        memory(),         huge_pages(), io_uring(),
-                                   locked_memory(), user_faults(), matrix_library(), gpu()};
+Examination examine(const std::vector<std::string>& folders) {
+  Examination result;
+  std::vector<Finding>& findings = result.findings;
+  findings = {cores(),         simd(),        memory(),         huge_pages(), io_uring(),
+              locked_memory(), user_faults(), matrix_library(), gpu()};
   findings.push_back({"system", "Linux " + kernel_version(), "", {{"kernel", kernel_version()}}});
   if (const auto limit = mapping_limit())
     findings.push_back({"mappings", fmt::format("{} a process", *limit), "", {{"limit", *limit}}});
-  for (const std::string& folder : folders) findings.push_back(disk(folder));
-  return findings;
+  try {
+    result.machine = models::measure_machine();
+    findings.push_back(arithmetic(*result.machine));
+  } catch (const Error& error) {
+    findings.push_back({"arithmetic", "cannot be measured", error.what(), nullptr});
+  }
+  models::Machine none;
+  for (const std::string& folder : folders)
+    findings.push_back(disk(folder, result.machine ? *result.machine : none));
+  return result;
 }
 
 }  // namespace sluice::cli

@@ -10,6 +10,8 @@
 #include "bindings/cli/progress.h"
 #include "bindings/cli/signals.h"
 #include "core/bytes.h"
+#include "core/error.h"
+#include "models/machine_plan.h"
 #include "models/recipe.h"
 
 namespace sluice::cli {
@@ -66,6 +68,7 @@ std::string json_line(const models::PlanResult& result) {
   json["checkpoint_bytes"] = result.checkpoint_bytes;
   json["recipe"] = models::to_json(result.recipe);
   json["recipe"]["defaults"] = result.recipe.defaults;
+  if (!result.machine.empty()) json["machine"] = {{"file", result.machine}, {"not_known", result.not_known}};
   json["version"] = 1;
   return json_text(json);
 }
@@ -73,6 +76,10 @@ std::string json_line(const models::PlanResult& result) {
 }  // namespace
 
 void run_train(const models::TrainSettings& settings, const TrainOptions& options, std::FILE* out) {
+  if (!options.machine.empty())
+    fail(ErrorCode::kInvalidArgument,
+         "--machine '{}': a run trains on this machine; sluice plan --machine plans for another",
+         options.machine);
   const StopSignals signals;
   if (options.caller != 0) stop_with(options.caller);
   Progress progress(out, progress_style(options.progress, out));
@@ -97,7 +104,9 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
 }
 
 void run_plan(const models::TrainSettings& settings, const TrainOptions& options, std::FILE* out) {
-  const models::PlanResult result = models::plan_training(settings);
+  const models::PlanResult result =
+      options.machine.empty() ? models::plan_training(settings)
+                              : models::plan_for_machine(settings, models::read_machine(options.machine));
   if (options.json) {
     fmt::print(out, "{}\n", json_line(result));
   } else {

@@ -21,7 +21,7 @@ void bind_shape(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
 void bind_model_and_data(Flags& flags, models::TrainSettings& s) {
   flags.group("Model and data");
   flags.text("--model", s.model,
-             "a preset (tiny, gpt2-124m, ..., llama-8b) or a Hugging Face folder; with config.json alone it "
+             "a preset (tiny, gpt2-124m, ..., llama-70b) or a Hugging Face folder; with config.json alone it "
              "trains from first values");
   flags.texts("--data", s.data,
               "text files and folders (bytes as tokens), or .bin token files of llm.c and nanoGPT");
@@ -140,10 +140,15 @@ void bind_train(CLI::App& app, TrainOptions& options) {
   bind_all(app, options);
   Flags(app).whole("--stop-with", options.caller,
                    "for programs: the id of the process that started this one; when it ends, as by SIGTERM");
+  Flags(app).text("--machine", options.machine, "of sluice plan alone: a run trains on this machine");
 }
 
 void bind_plan(CLI::App& app, TrainOptions& options) {
   bind_all(app, options);
+  Flags(app).text(
+      "--machine", options.machine,
+      "FILE of another machine, as sluice doctor --json writes it there: plans for that, and looks at "
+      "nothing here; --disk then names its disks");
   Flags(app).toggle("--json", options.json, "print the plan as JSON");
 }
 
@@ -193,7 +198,7 @@ models::TrainSettings finish_settings(CLI::App& app, TrainOptions& options) {
   if (settings.model.empty())
     fail(ErrorCode::kInvalidArgument, "--model is missing: a preset ({}) or a Hugging Face folder",
          fmt::join(models::preset_names(), ", "));
-  if (settings.data.empty())
+  if (settings.data.empty() && options.machine.empty())
     fail(ErrorCode::kInvalidArgument, "--data is missing: text files or folders, or .bin token files");
   read_choices(options, settings);
   return settings;

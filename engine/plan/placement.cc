@@ -57,12 +57,13 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
       uses_(gradient_uses(profile)),
       format_(layout_, optimizer, choose_chunk(layout_, request)),
       whole_bytes_(WholeStore(layout_, optimizer).bytes()),
-      rounds_(rounds_need(layout_, optimizer)) {
+      rounds_(rounds_need(layout_, optimizer)),
+      product_flops_(profile.units.size()) {
   if (!optimizer.keeps_master()) check_without_masters(profile.units);
   for (ParameterId p = 0; p < layout_.parameters(); ++p) {
     const ParameterSpec& spec = layout_.spec(p);
     const bool counts = layout_.trainable(layout_.place(p).unit) && !spec.continues();
-    product_flops_ += counts ? optimizer.product_flops(kind_of(spec)) : 0;
+    if (counts) product_flops_[layout_.place(p).unit] += optimizer.product_flops(kind_of(spec));
   }
   for (UnitId unit = 0; unit < layout_.units().size(); ++unit) {
     batches_.push_back(batches_of(layout_, optimizer, unit, format_.chunk_elements()));
@@ -119,7 +120,7 @@ Placement::Traffic Placement::parameter_traffic(UnitId unit, std::size_t groups)
   return {reads * parameter_bytes(unit), parameter_bytes(unit)};
 }
 
-Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups) const {
+Placement::Traffic Placement::kept_gradient_traffic(UnitId unit, std::size_t groups) const {
   Traffic traffic;
   for (int use = 0; use < uses_[unit]; ++use) {
     const std::uint64_t bytes = use_elements(layout_, unit, use) * sizeof(float);
@@ -129,6 +130,11 @@ Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups) 
     traffic.read += kept * bytes;
     traffic.written += kept * bytes;
   }
+  return traffic;
+}
+
+Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups) const {
+  Traffic traffic = kept_gradient_traffic(unit, groups);
   if (waits(unit) && updated(unit)) {
     const std::size_t size = size_of(profile_.any_order ? Dtype::kF32 : layout_.dtype(unit));
     const std::uint64_t bytes = layout_.unit_elements(unit) * size;
@@ -164,9 +170,8 @@ std::array<std::size_t, 3> Placement::extents_of(const Access& access, const Uni
 }
 
 std::size_t Placement::extents(const std::vector<UnitPlan>& units, const Lookahead& lookahead) const {
-  const std::size_t ahead = lookahead.prefetch + (lookahead.slack ? 1 : 0);
-  return profile_.any_order ? extents_in_any_order(units, profile_.held_units + ahead)
-                            : extents_in_order(units, 1 + ahead) + extents_of_passes(units);
+  return profile_.any_order ? extents_in_any_order(units, profile_.held_units + lookahead.ahead())
+                            : extents_in_order(units, 1 + lookahead.ahead()) + extents_of_passes(units);
 }
 
 // In a schedule the siblings of a unit that is needed may be none of those that are near: a pass over each
@@ -239,17 +244,6 @@ std::size_t Placement::workspace_bytes(const std::vector<UnitPlan>& units) const
   return profile_.workspace_bytes + most;
 }
 
-double Placement::compute_seconds(const std::vector<UnitPlan>& units, const MachineRates& rates) const {
-  double flops = 0, bytes = 0;
-  for (UnitId unit = 0; unit < units.size(); ++unit) {
-    const UnitProfile& profile = profile_.unit_profiles[unit];
-    flops +=
-        profile.forward_flops + profile.backward_flops + profile.choices[units[unit].choice].recompute_flops;
-    bytes += profile.touched_bytes;
-  }
-  return static_cast<double>(profile_.micro_batches) * (flops / rates.flops + bytes / rates.memory_bandwidth);
-}
-
 double Placement::element_bytes() const {
   double elements = 0, bytes = static_cast<double>(whole_bytes_);
   for (ParameterId p = 0; p < layout_.parameters(); ++p) {
@@ -270,23 +264,28 @@ double Placement::update_bytes(ParameterId parameter, int rounds) const {
 }
 
 template <class Body>
-void Placement::for_each_updated(const Body& body) const {
-  for (UnitId unit = 0; unit < batches_.size(); ++unit)
-    for (const Batch& batch : batches_[unit])
-      for (ParameterId p = batch.first; p < batch.end && updated(unit); ++p)
-        body(p, update_bytes(p, batch.rounds));
+void Placement::for_each_updated(UnitId unit, const Body& body) const {
+  for (const Batch& batch : batches_[unit])
+    for (ParameterId p = batch.first; p < batch.end && updated(unit); ++p)
+      body(p, update_bytes(p, batch.rounds));
 }
 
-double Placement::optimizer_seconds(const MachineRates& rates) const {
-  double bytes = 0;
-  for_each_updated(
-      [&](ParameterId p, double each) { bytes += static_cast<double>(layout_.place(p).elements) * each; });
-  return bytes / rates.memory_bandwidth + product_flops_ / rates.flops;
+double Placement::update_seconds(UnitId unit, const MachineRates& rates) const {
+  double elements = 0, bytes = 0;
+  for_each_updated(unit, [&](ParameterId p, double each) {
+    const auto count = static_cast<double>(layout_.place(p).elements);
+    elements += count;
+    bytes += count * each;
+  });
+  const double loops =
+      rates.update_seconds ? elements * *rates.update_seconds : bytes / rates.memory_bandwidth;
+  return loops + product_flops_[unit] / rates.flops;
 }
 
 double Placement::least_update_bytes() const {
   double least = std::numeric_limits<double>::infinity();
-  for_each_updated([&](ParameterId, double each) { least = std::min(least, each); });
+  for (UnitId unit = 0; unit < batches_.size(); ++unit)
+    for_each_updated(unit, [&](ParameterId, double each) { least = std::min(least, each); });
   return least;
 }
 

@@ -7,6 +7,7 @@
 #include "engine/layout.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/profile.h"
+#include "engine/plan/walk.h"
 #include "engine/step/batches.h"
 #include "engine/store/state_format.h"
 
@@ -17,6 +18,7 @@ namespace sluice::engine {
 struct Lookahead {
   std::size_t prefetch = 2;
   bool slack = true;
+  std::size_t ahead() const { return prefetch + (slack ? 1 : 0); }
 };
 
 // Sizes of everything that can be placed, and what each placement costs: the arithmetic under make_plan.
@@ -44,6 +46,8 @@ class Placement {
   };
   Traffic parameter_traffic(UnitId unit, std::size_t groups) const;
   Traffic gradient_traffic(UnitId unit, std::size_t groups) const;
+  // Of it what is kept while other uses and groups add to it.
+  Traffic kept_gradient_traffic(UnitId unit, std::size_t groups) const;
   Traffic state_traffic(UnitId unit) const;
 
   // Frames that the accesses of a window need together, given what is resident.
@@ -54,8 +58,14 @@ class Placement {
 
   std::size_t activation_bytes(const std::vector<UnitPlan>& units, std::size_t group) const;
   std::size_t workspace_bytes(const std::vector<UnitPlan>& units) const;
-  double compute_seconds(const std::vector<UnitPlan>& units, const MachineRates& rates) const;
-  double optimizer_seconds(const MachineRates& rates) const;
+  // A whole step, access by access.
+  std::vector<Visit> visits(const std::vector<UnitPlan>& units, std::size_t group,
+                            const MachineRates& rates) const;
+  // Where a unit is in the schedule of one group.
+  struct Positions {
+    std::vector<std::size_t> parameters, gradient;
+    std::size_t first = 0, last = 0;
+  };
   // What an update moves of memory for each element, of the unit that moves least; infinite where none is
   // updated.
   double least_update_bytes() const;
@@ -82,9 +92,13 @@ class Placement {
   // Whether its gradient, where it has one, waits for others once it is final.
   bool waits(UnitId unit) const { return clip_ || together_[unit]; }
   double update_bytes(ParameterId parameter, int rounds) const;  // for each element
+  double seconds(const Work& work, const MachineRates& rates) const;
+  double update_seconds(UnitId unit, const MachineRates& rates) const;
+  void add_computing(UnitId unit, const UnitPlan& plan, std::size_t group, const MachineRates& rates,
+                     const Positions& own, std::vector<Visit>& visits) const;
   // body(parameter, update_bytes()) for those that are updated.
   template <class Body>
-  void for_each_updated(const Body& body) const;
+  void for_each_updated(UnitId unit, const Body& body) const;
 
   StateFormat format_;
   std::vector<std::vector<Batch>> batches_;  // by unit
@@ -92,7 +106,7 @@ class Placement {
   bool rounds_read_values_ = false;          // of such units
   std::size_t whole_bytes_;
   RoundsNeed rounds_;
-  double product_flops_ = 0;  // of all updates of a step
+  std::vector<double> product_flops_;  // of each unit's update
 };
 
 }  // namespace sluice::engine

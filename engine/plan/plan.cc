@@ -55,8 +55,9 @@ class Planner {
     std::optional<Plan> best;
     for (const Shape& shape : shapes())
       for (const bool parameters_first : {false, true}) {
-        const std::optional<Plan> plan = fill(shape, parameters_first);
-        if (plan && (!best || faster(*plan, *best))) best = plan;
+        std::optional<Plan> plan = fill(shape, parameters_first);
+        if (plan) predict_time(*plan, shape.lookahead);
+        if (plan && (!best || faster(*plan, *best))) best = std::move(plan);
       }
     return best;
   }
@@ -229,7 +230,6 @@ class Planner {
     plan.workspace_bytes = placement_.workspace_bytes(units);
     plan.units = std::move(units);
     predict_memory(plan);
-    predict_time(plan);
     return plan;
   }
 
@@ -249,24 +249,16 @@ class Planner {
     plan.disk_bytes = std::accumulate(disk.begin(), disk.end(), std::uint64_t{0});
   }
 
-  void predict_time(Plan& plan) const {
-    const std::size_t groups = divide_up(profile_.micro_batches, plan.group);
-    const auto add = [&](const Placement::Traffic& traffic) {
-      plan.step_bytes_read += traffic.read;
-      plan.step_bytes_written += traffic.written;
-    };
-    for (UnitId unit = 0; unit < plan.units.size(); ++unit) {
-      if (!plan.units[unit].parameters_resident) add(placement_.parameter_traffic(unit, groups));
-      if (!plan.units[unit].gradient_resident && plan.units[unit].gradient_stored)
-        add(placement_.gradient_traffic(unit, groups));
-      if (!plan.units[unit].state_resident) add(placement_.state_traffic(unit));
+  void predict_time(Plan& plan, const Lookahead& lookahead) const {
+    const std::vector<Visit> visits = placement_.visits(plan.units, plan.group, rates_);
+    for (const Visit& visit : visits) {
+      plan.step_bytes_read += visit.read_bytes();
+      plan.step_bytes_written += visit.written_bytes();
     }
-    plan.compute_seconds = placement_.compute_seconds(plan.units, rates_);
-    plan.optimizer_seconds = placement_.optimizer_seconds(rates_);
-    plan.disk_seconds = static_cast<double>(plan.step_bytes_read) / rates_.disk_read +
-                        static_cast<double>(plan.step_bytes_written) / rates_.disk_write;
-    plan.step_seconds = std::max(plan.compute_seconds + plan.optimizer_seconds, plan.disk_seconds);
-    plan.bound = plan.disk_seconds > plan.compute_seconds + plan.optimizer_seconds ? "disk" : "compute";
+    const std::size_t held = profile_.any_order ? profile_.held_units : 1;
+    plan.time =
+        walk(visits, {plan.prefetch, held + lookahead.ahead(), std::max<std::size_t>(1, plan.staging_slots)},
+             rates_);
   }
 
   bool fits(const Plan& plan) const {
@@ -275,8 +267,7 @@ class Planner {
 
   // Time first; then less wear of the disk; then a longer look-ahead; then less memory.
   static bool faster(const Plan& a, const Plan& b) {
-    if (std::abs(a.step_seconds - b.step_seconds) > 0.005 * b.step_seconds)
-      return a.step_seconds < b.step_seconds;
+    if (std::abs(a.time.step - b.time.step) > 0.005 * b.time.step) return a.time.step < b.time.step;
     const auto traffic = [](const Plan& p) {
       return static_cast<double>(p.step_bytes_read + p.step_bytes_written);
     };

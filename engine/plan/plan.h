@@ -7,6 +7,8 @@
 #include "allocator/ledger.h"
 #include "core/json.h"
 #include "engine/plan/profile.h"
+#include "engine/plan/rates.h"
+#include "engine/plan/walk.h"
 #include "optim/optimizer.h"
 
 namespace sluice::engine {
@@ -16,15 +18,6 @@ struct Budget {
   std::uint64_t memory = 0;  // for the whole process
   std::uint64_t disk = 0;    // for swap; 0: no disk tier
   std::uint64_t base = 0;    // what the process holds before the engine takes anything, with its reserve
-};
-
-// How fast the machine is; measured, for the predicted time and for how updates are streamed: it never
-// decides what bits come out.
-struct MachineRates {
-  double flops = 50e9;             // f32 matrix products
-  double memory_bandwidth = 10e9;  // bytes read and written by loops
-  double disk_read = 1e9, disk_write = 1e9;
-  std::size_t disk_in_flight = std::size_t{16} << 20;  // bytes under way that reach these, one way
 };
 
 // What the user fixes; the rest is chosen.
@@ -71,8 +64,11 @@ struct Plan {
   std::array<std::array<std::uint64_t, allocator::kPurposes>, allocator::kTiers> bytes = {};
   std::uint64_t peak_memory = 0, disk_bytes = 0;
   std::uint64_t step_bytes_read = 0, step_bytes_written = 0;  // of the disk tier
-  double compute_seconds = 0, optimizer_seconds = 0, disk_seconds = 0, step_seconds = 0;
-  std::string bound;  // "compute", "disk"
+  StepTime time;
+  // Who is busy for longer.
+  const char* bound() const {
+    return time.disk > time.compute + time.optimizer + time.transfers ? "disk" : "compute";
+  }
   bool uses_disk() const { return disk_bytes > 0; }
 };
 

@@ -40,7 +40,7 @@ bool has_f16(const Profile& profile) {
 }
 
 double bytes_per_day(const Plan& plan) {
-  return plan.step_seconds > 0 ? static_cast<double>(plan.step_bytes_written) * 86400 / plan.step_seconds : 0;
+  return plan.time.step > 0 ? static_cast<double>(plan.step_bytes_written) * 86400 / plan.time.step : 0;
 }
 
 }  // namespace
@@ -77,10 +77,14 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
   text += fmt::format("moved per step    {} read, {} written ({} written a day)\n",
                       format_size(plan.step_bytes_read), format_size(plan.step_bytes_written),
                       format_size(static_cast<std::uint64_t>(bytes_per_day(plan))));
-  text += fmt::format(
-      "step              {:.2f} s predicted, bound by {} (compute {:.2f} s, optimizer {:.2f} s, disk {:.2f} "
-      "s)\n",
-      plan.step_seconds, plan.bound, plan.compute_seconds, plan.optimizer_seconds, plan.disk_seconds);
+  const StepTime& time = plan.time;
+  text +=
+      fmt::format("step              {:.2f} s predicted, bound by {} (compute {:.2f} s, optimizer {:.2f} s",
+                  time.step, plan.bound(), time.compute, time.optimizer);
+  if (plan.uses_disk())
+    text += fmt::format(", transfers' share of the cores {:.2f} s, waiting {:.2f} s; the disk alone {:.2f} s",
+                        time.transfers, time.wait(), time.disk);
+  text += ")\n";
   return text;
 }
 
@@ -117,11 +121,13 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
            {{"bytes_read", plan.step_bytes_read},
             {"bytes_written", plan.step_bytes_written},
             {"bytes_written_per_day", bytes_per_day(plan)},
-            {"compute_seconds", plan.compute_seconds},
-            {"optimizer_seconds", plan.optimizer_seconds},
-            {"disk_seconds", plan.disk_seconds},
-            {"seconds", plan.step_seconds},
-            {"bound", plan.bound}}},
+            {"compute_seconds", plan.time.compute},
+            {"optimizer_seconds", plan.time.optimizer},
+            {"transfer_seconds", plan.time.transfers},
+            {"wait_seconds", plan.time.wait()},
+            {"disk_seconds", plan.time.disk},
+            {"seconds", plan.time.step},
+            {"bound", plan.bound()}}},
           {"units", units}};
 }
 

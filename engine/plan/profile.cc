@@ -1,6 +1,7 @@
 #include "engine/plan/profile.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "core/error.h"
@@ -26,13 +27,23 @@ kernels::Product largest_product(const std::vector<UnitSpec>& units, const optim
 
 }  // namespace
 
+double Work::flops() const { return std::accumulate(products.begin(), products.end(), attention); }
+
+Work& Work::operator+=(const Work& other) {
+  products.resize(std::max(products.size(), other.products.size()));
+  for (std::size_t i = 0; i < other.products.size(); ++i) products[i] += other.products[i];
+  attention += other.attention;
+  bytes += other.bytes;
+  return *this;
+}
+
 Profile any_order_profile(std::vector<UnitSpec> units, std::size_t held_units) {
   Profile profile;
   profile.units = std::move(units);
   profile.any_order = true;
   profile.held_units = held_units;
   profile.unit_profiles.resize(profile.units.size());
-  for (UnitProfile& unit : profile.unit_profiles) unit.choices = {{"none", 0, 0, 0}};
+  for (UnitProfile& unit : profile.unit_profiles) unit.choices = {{"none", 0, {}, 0}};
   const auto count = static_cast<UnitId>(profile.units.size());
   for (UnitId unit = 0; unit < count; ++unit) profile.schedule.push_back({unit, true, -1, false});
   for (UnitId unit = count; unit-- > 0;) {

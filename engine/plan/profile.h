@@ -19,18 +19,27 @@ struct Access {
   bool operator==(const Access&) const = default;
 };
 
+// Arithmetic of one micro-batch.
+struct Work {
+  std::vector<double> products;  // floating-point operations, by index of Profile::products
+  double attention = 0;          // the same, of attention
+  double bytes = 0;              // memory traffic of everything else
+  double flops() const;          // all of them
+  Work& operator+=(const Work& other);
+};
+
 // One way to keep a unit's activations between forward and backward, for one micro-batch.
 struct ActivationChoice {
   std::string name;                 // "none", "full", or the ops that are recomputed, joined by +
   std::size_t kept_bytes = 0;       // without the unit's input, which is always kept
-  double recompute_flops = 0;       // work done again in backward
+  Work again;                       // what is recomputed in backward
   std::size_t workspace_bytes = 0;  // of its forward and backward passes
+  std::size_t forward_steps = 1, backward_steps = 1;  // between which the client lets updates go on
 };
 
 struct UnitProfile {
-  double forward_flops = 0, backward_flops = 0;  // of one micro-batch, matrix products and attention
-  double touched_bytes = 0;                      // memory traffic of everything else, forward and backward
-  std::size_t input_bytes = 0;                   // of one micro-batch: kept from forward to backward
+  Work forward, backward;
+  std::size_t input_bytes = 0;            // of one micro-batch: kept from forward to backward
   std::vector<ActivationChoice> choices;  // from all kept ("none") to nothing kept ("full"); never empty
 };
 
@@ -38,6 +47,7 @@ struct UnitProfile {
 struct Profile {
   std::vector<UnitSpec> units;
   std::vector<UnitProfile> unit_profiles;
+  std::vector<kernels::Product> products;  // shapes and types, each once
   std::vector<Access> schedule;   // of one group of micro-batches; the step repeats it for each group
   bool any_order = false;         // the schedule is a guess until the first step was recorded; see Engine
   std::size_t held_units = 1;     // with any_order: the most that are held at once

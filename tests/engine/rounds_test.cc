@@ -27,7 +27,7 @@ Profile one_unit(std::vector<UnitSpec> units) {
   Profile profile;
   profile.units = std::move(units);
   profile.unit_profiles.resize(1);
-  profile.unit_profiles[0].choices = {{"none", 0, 0, 0}};
+  profile.unit_profiles[0].choices = {{"none", 0, {}, 0}};
   profile.schedule = {{0, true, -1, false}, {0, true, 0, true}};
   profile.tokens = 1;
   return profile;

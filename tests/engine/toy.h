@@ -44,9 +44,9 @@ inline Profile profile(std::size_t micro_batches, const Types& types = {Dtype::k
   profile.schedule.push_back({0, false, 1, true});
   profile.unit_profiles.resize(profile.units.size());
   for (UnitProfile& unit : profile.unit_profiles) {
-    unit.forward_flops = unit.backward_flops = 1e6;
+    unit.forward.attention = unit.backward.attention = 1e6;
     unit.input_bytes = 4096;
-    unit.choices = {{"none", 8192, 0, 4096}, {"full", 0, 1e6, 4096}};
+    unit.choices = {{"none", 8192, {}, 4096}, {"full", 0, {{}, 1e6, 0}, 4096}};
   }
   return profile;
 }

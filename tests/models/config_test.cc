@@ -40,6 +40,7 @@ TEST(PresetTest, HaveThePublishedNumbersOfParameters) {
   EXPECT_EQ(parameters_of(preset("llama-1b")), 1235814400u);
   EXPECT_EQ(parameters_of(preset("llama-3b")), 3212749824u);
   EXPECT_EQ(parameters_of(preset("llama-8b")), 8030261248u);
+  EXPECT_EQ(parameters_of(preset("llama-70b")), 70553706496u);
 }
 
 TEST(PresetTest, TakesAnotherVocabularyAndRefusesUnknownNames) {

@@ -80,7 +80,7 @@ TEST(ProfileTest, FlopsAreThoseOfTheUsualFormula) {
   const Model model(preset("gpt2-124m"), Dtype::kF32, 2, 512);
   const engine::Profile profile = model.profile(3, *library);
   double flops = 0;
-  for (const auto& unit : profile.unit_profiles) flops += unit.forward_flops + unit.backward_flops;
+  for (const auto& unit : profile.unit_profiles) flops += unit.forward.flops() + unit.backward.flops();
   // Six flops a weight of the products and a token (table and positions are looked up), and attention.
   const double weights = 124439808 - 1024 * 768;
   const double attention = 12 * 7.0 * 2 * 12 * 512 * 512 * 64;

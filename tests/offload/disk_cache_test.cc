@@ -50,7 +50,8 @@ class DiskCacheTest : public ::testing::Test {
   }
   static DiskKnowledge known_of(double rate, bool disturbed = false) {
     DiskKnowledge known;
-    known.rates = {rate, 2 * rate};
+    known.rates = {rate, 2 * rate, 1.5 * rate};
+    known.processor_seconds = 1e-10;
     known.io.way = IoWay::kThreads;
     known.io.block_bytes = 256 * kKiB;
     known.io.threads = 12;
@@ -69,6 +70,8 @@ TEST_F(DiskCacheTest, WhatWasMeasuredIsKeptAndNotMeasuredAgain) {
   for (const DiskKnowledge& known : {first, second}) {
     EXPECT_EQ(known.rates.read, 1e9 + 1);
     EXPECT_EQ(known.rates.write, 2e9 + 2);
+    EXPECT_EQ(known.rates.together, 1.5e9 + 1.5);
+    EXPECT_EQ(known.processor_seconds, 1e-10);
     EXPECT_EQ(known.io.way, IoWay::kThreads);
     EXPECT_EQ(known.io.block_bytes, 256 * kKiB);
     EXPECT_EQ(known.io.threads, 12u);
@@ -90,12 +93,14 @@ TEST_F(DiskCacheTest, AnEntryThatDoesNotCountIsMeasuredAnewAndWrittenOver) {
   know();
   const std::string whole = read_text_file(entry());
   const auto now = Json::parse(whole).at("measured").get<std::int64_t>();
-  const std::vector<std::pair<std::string, Json>> changes = {{"version", 1},
+  const std::vector<std::pair<std::string, Json>> changes = {{"version", 2},
                                                              {"measured", now - 8 * 24 * 3600},
                                                              {"measured", now + 3600},
                                                              {"disk", "another"},
                                                              {"read", 0},
                                                              {"write", "fast"},
+                                                             {"together", 0},
+                                                             {"processor_seconds_per_byte", -1},
                                                              {"under_way", 0},
                                                              {"under_way", 1 << 20},
                                                              {"block", 1000},
@@ -136,12 +141,12 @@ TEST_F(DiskCacheTest, ADisturbedMeasurementCountsForAnHour) {
 }
 
 TEST_F(DiskCacheTest, WhatVariesIsDisturbed) {
-  DiskTrial trial;
-  trial.rates = {1e9, 1e9};
-  trial.steady = 0.9;
-  EXPECT_FALSE(knowledge_of(trial).disturbed);
-  trial.steady = 0.5;
-  EXPECT_TRUE(knowledge_of(trial).disturbed);
+  std::vector<DiskTrial> trial(1);
+  trial[0].rates = {1e9, 1e9};
+  trial[0].steady = 0.9;
+  EXPECT_FALSE(knowledge_of(folder_.path(), kMiB, trial).disturbed);
+  trial[0].steady = 0.5;
+  EXPECT_TRUE(knowledge_of(folder_.path(), kMiB, trial).disturbed);
 }
 
 TEST_F(DiskCacheTest, ItIsMeasuredAnewWhereThatIsAskedFor) {

@@ -51,6 +51,18 @@ TEST_F(Measure, AFileIsWrittenAndReadOnceWhole) {
   EXPECT_GT(rates.write, 0);
 }
 
+TEST_F(Measure, TogetherHalfIsReadAndHalfIsWritten) {
+  const std::uint64_t bytes = 10 * kShape.block;
+  const auto inner = make_memory_file("m");
+  CountingFile file(*inner);
+  file.allocate(bytes);
+  measure_file(file, bytes, kShape, memory_.all());
+  file.read_ = file.written_ = 0;
+  EXPECT_GT(measure_together(file, bytes, kShape, memory_.all()), 0);
+  EXPECT_EQ(file.read_, bytes / 2);
+  EXPECT_EQ(file.written_, bytes / 2);
+}
+
 TEST_F(Measure, AnErrorOfATransferIsThrown) {
   const auto inner = make_memory_file("m");
   inner->allocate(16 * kShape.block);

@@ -1,0 +1,45 @@
+#include "engine/plan/rates.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace sluice::engine {
+namespace {
+
+double ratio_distance(std::size_t a, std::size_t b) {
+  return std::abs(std::log(static_cast<double>(std::max<std::size_t>(a, 1)) /
+                           static_cast<double>(std::max<std::size_t>(b, 1))));
+}
+
+// Less than that of sizes that differ by a tenth for each way in which else they differ.
+double distance(const kernels::Product& a, const kernels::Product& b) {
+  constexpr double kOtherwise = 0.03;
+  const int differences = (a.transpose_a != b.transpose_a ? 1 : 0) +
+                          (a.transpose_b != b.transpose_b ? 1 : 0) + (a.accumulate != b.accumulate ? 1 : 0);
+  return ratio_distance(a.m, b.m) + ratio_distance(a.n, b.n) + ratio_distance(a.k, b.k) +
+         kOtherwise * differences;
+}
+
+}  // namespace
+
+double flops_of(const kernels::Product& product, const MachineRates& rates) {
+  double nearest = std::numeric_limits<double>::infinity(), flops = rates.flops;
+  for (const ProductRate& rate : rates.products) {
+    if (rate.product.a.type != product.a.type) continue;
+    const double found = distance(product, rate.product);
+    if (found >= nearest) continue;
+    nearest = found;
+    flops = rate.flops;
+  }
+  return flops;
+}
+
+double disk_seconds(std::uint64_t read, std::uint64_t written, const MachineRates& rates) {
+  const auto both = rates.disk_together > 0 ? static_cast<double>(std::min(read, written)) : 0.0;
+  const double alone = (static_cast<double>(read) - both) / rates.disk_read +
+                       (static_cast<double>(written) - both) / rates.disk_write;
+  return both > 0 ? 2 * both / rates.disk_together + alone : alone;
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,170 @@
+#include "engine/plan/walk.h"
+
+#include <algorithm>
+#include <deque>
+
+namespace sluice::engine {
+namespace {
+
+// Of the step: the third one begins and ends as every later one would.
+constexpr std::size_t kRepeats = 4, kCounted = 2;
+constexpr double kUnknown = -1, kNothing = 1e-9;
+
+class Walk {
+ public:
+  Walk(const std::vector<Visit>& visits, const Reach& reach, const MachineRates& rates)
+      : visits_(visits), reach_(reach), rates_(rates), count_(visits.size()) {
+    for (auto* times : {&ready_, &done_, &freed_})
+      times->assign(kRepeats * count_ + reach.ahead + 1, kUnknown);
+  }
+
+  StepTime run() {
+    double before = 0;
+    for (std::size_t i = 0; i < (kCounted + 1) * count_; ++i) {
+      if (i == kCounted * count_) {
+        before = now_;
+        time_ = {};
+      }
+      begin(i);
+      prefetch(i);
+      compute(i);
+      if (visit(i).after.any())
+        pending_.push_back({i, visit(i).after, 1, true});
+      else
+        done_[i] = now_;
+    }
+    time_.step = now_ - before;
+    return time_;
+  }
+
+ private:
+  struct Pending {
+    std::size_t visit;
+    UpdateWork work;
+    double left;      // share
+    bool has_frames;  // of its visit, which are done with when it is complete
+  };
+  const Visit& visit(std::size_t i) const { return visits_[i % count_]; }
+  bool has_predecessor(std::size_t i) const {
+    return visit(i).frames && i >= reach_.window;
+  }  // whose frames it takes
+  std::size_t predecessor(std::size_t i) const { return i - reach_.window; }
+
+  // The disk's next work; with `meanwhile` the cores compute beside it, and give it of their time.
+  void move(double since, double seconds, std::uint64_t bytes, bool meanwhile) {
+    disk_ = std::max(disk_, since) + seconds;
+    time_.disk += seconds;
+    if (meanwhile) owed_ += static_cast<double>(bytes);
+  }
+
+  void write_out(std::size_t i, bool meanwhile) {
+    if (done_[i] == kUnknown || freed_[i] != kUnknown) return;
+    const std::uint64_t bytes = visit(i).written;
+    if (bytes > 0) move(now_, disk_seconds(0, bytes, rates_), bytes, meanwhile);
+    freed_[i] = bytes > 0 ? disk_ : done_[i];
+  }
+
+  void fetch(std::size_t i, double since, bool meanwhile) {
+    const std::uint64_t bytes = visit(i).fetched;
+    if (bytes > 0) move(since, disk_seconds(bytes, 0, rates_), bytes, meanwhile);
+    ready_[i] = bytes > 0 ? disk_ : 0;
+    if (visit(i).before.any()) pending_.push_back({i, visit(i).before, 1, false});
+  }
+
+  // What an access waits for: its frames, what comes into them, and the update that is due.
+  void begin(std::size_t i) {
+    if (ready_[i] == kUnknown) {
+      double since = now_;
+      if (has_predecessor(i)) {
+        while (done_[predecessor(i)] == kUnknown) drain();
+        write_out(predecessor(i), false);
+        since = std::max(now_, freed_[predecessor(i)]);
+      }
+      fetch(i, since, false);
+    }
+    now_ = std::max(now_, ready_[i]);
+    const auto is_due = [&](const Pending& p) { return visit(p.visit).unit == visit(i).unit; };
+    while (std::ranges::any_of(pending_, is_due)) drain();
+  }
+
+  // Only an access lets transfers of frames begin.
+  void prefetch(std::size_t i) {
+    const std::size_t first = i - std::min(i, reach_.window + 1);
+    for (std::size_t k = first; k < i; ++k)
+      if (visit(k).written == 0) write_out(k, true);
+    for (std::size_t next = i + 1; next <= i + reach_.ahead; ++next) {
+      if (ready_[next] != kUnknown) continue;
+      if (has_predecessor(next) &&
+          (freed_[predecessor(next)] == kUnknown || freed_[predecessor(next)] > now_))
+        break;
+      fetch(next, now_, true);
+    }
+    for (std::size_t k = first; k < i; ++k) write_out(k, true);
+  }
+
+  // The first update that waits, while nothing is computed.
+  void drain() {
+    const Pending first = pending_.front();
+    const UpdateWork& work = first.work;
+    const double seconds = first.left * disk_seconds(work.read, work.written, rates_),
+                 arithmetic = first.left * work.seconds;
+    if (seconds > 0) move(now_, seconds, 0, false);
+    time_.optimizer += arithmetic;
+    now_ = std::max(now_ + arithmetic, seconds > 0 ? disk_ : 0);
+    finish();
+  }
+
+  void finish() {
+    if (pending_.front().has_frames) done_[pending_.front().visit] = now_;
+    pending_.pop_front();
+  }
+
+  void compute(std::size_t i) {
+    const double end = now_ + visit(i).compute;
+    double optimizer = 0;
+    auto steps = static_cast<double>(visit(i).steps);
+    while (!pending_.empty()) {
+      Pending& first = pending_.front();
+      const UpdateWork& work = first.work;
+      const double seconds = disk_seconds(work.read, work.written, rates_);
+      double share = first.left;
+      if (seconds > 0) {
+        const double a_step =
+            static_cast<double>(reach_.slots) / static_cast<double>(std::max<std::size_t>(1, work.chunks));
+        share = std::min({share, steps * a_step, std::max(0.0, end - std::max(disk_, now_)) / seconds});
+        steps -= share / a_step;
+        move(now_, share * seconds,
+             static_cast<std::uint64_t>(share * static_cast<double>(work.read + work.written)), true);
+      }
+      optimizer += share * work.seconds;
+      first.left -= share;
+      if (first.left > kNothing) break;
+      finish();
+    }
+    const double transfers = owed_ * rates_.disk_processor_seconds / rates_.cores;
+    owed_ = 0;
+    time_.compute += visit(i).compute;
+    time_.optimizer += optimizer;
+    time_.transfers += transfers;
+    now_ = end + optimizer + transfers;
+  }
+
+  const std::vector<Visit>& visits_;
+  const Reach reach_;
+  const MachineRates& rates_;
+  const std::size_t count_;
+  double now_ = 0, disk_ = 0;  // until when there is something computed, and something moved
+  double owed_ = 0;            // bytes whose share of the cores is not counted yet
+  // By visit: when what it needs has come, when its frames hold what is to be written, when they are free.
+  std::vector<double> ready_, done_, freed_;
+  std::deque<Pending> pending_;
+  StepTime time_;
+};
+
+}  // namespace
+
+StepTime walk(const std::vector<Visit>& visits, const Reach& reach, const MachineRates& rates) {
+  return visits.empty() ? StepTime() : Walk(visits, reach, rates).run();
+}
+
+}  // namespace sluice::engine

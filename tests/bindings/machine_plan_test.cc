@@ -1,0 +1,105 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "bindings/sluice_process.h"
+#include "core/bytes.h"
+#include "core/json.h"
+
+// `sluice plan`: for another machine, and beside `sluice train` at the least memory.
+namespace sluice::cli {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+using Words = std::vector<std::string>;
+
+class MachinePlan : public ::testing::Test {
+ protected:
+  MachinePlan() {
+    std::ofstream(text_) << std::string(20000, 'x');
+    std::ofstream(machine_)
+        << R"({"version": 2, "cores": {"usable": 8}, "memory": {"usable": "48GiB", "bandwidth": 5e10},
+      "products": [{"type": "f32", "m": 1024, "n": 768, "k": 768, "flops": 2e11}],
+      "disks": [{"folder": "/not/here", "free": "4TiB", "read": 6e9, "write": 5e9}]})";
+  }
+  const TemporaryFolder folder_;
+  const std::string text_ = folder_ / "text.txt", machine_ = folder_ / "machine.json";
+};
+
+TEST_F(MachinePlan, NeedsNothingOfThatMachineHere) {
+  const Outcome text = run_sluice({"plan", "--model", "llama-8b", "--seq", "128", "--machine", machine_});
+  EXPECT_EQ(text.status, 0) << text.error;
+  EXPECT_THAT(text.out, AllOf(StartsWith("for the machine of " + machine_), HasSubstr("s predicted"),
+                              HasSubstr("not known of the machine: attention of f32")));
+  const Outcome json = run_sluice({"plan", "--model", "llama-8b", "--seq", "128", "--machine", machine_,
+                                   "--memory", "8GiB", "--disk", "/not/here:70TiB", "--json"});
+  EXPECT_EQ(json.status, 0) << json.error;
+  const Json plan = Json::parse(json.out);
+  EXPECT_EQ(plan["machine"]["file"], machine_);
+  EXPECT_EQ(plan["budget"]["memory"], 8 * kGiB);
+  EXPECT_EQ(plan["budget"]["disk"], 70 * 1024 * kGiB);
+}
+
+TEST_F(MachinePlan, WhatIsWrongIsRefused) {
+  const Words plan = {"plan", "--model", "tiny", "--machine"};
+  const auto refused = [](Words words, const Words& more, const std::string& part) {
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome outcome = run_sluice(words);
+    EXPECT_EQ(outcome.status, 2) << outcome.error;
+    EXPECT_THAT(outcome.error, HasSubstr(part));
+  };
+  refused(plan, {folder_ / "none.json"}, "none.json");
+  refused(plan, {folder_.path()}, "is not a file");
+  refused(plan, {text_}, "is not valid JSON");
+  refused(plan, {machine_, "--disk", "/other:1GiB"}, "'/other' is no disk of the machine");
+  refused({"train", "--model", "tiny", "--data", text_, "--machine"}, {machine_},
+          "sluice plan --machine plans for another");
+  refused({"plan", "--model", "tiny"}, {}, "--data is missing");
+}
+
+TEST_F(MachinePlan, ReadsWhatDoctorWrites) {
+  const Outcome doctor = run_sluice({"doctor", "--json"});
+  EXPECT_EQ(doctor.status, 0) << doctor.error;
+  std::ofstream(folder_ / "this.json") << doctor.out;
+  const Outcome plan = run_sluice({"plan", "--model", "tiny", "--machine", folder_ / "this.json"});
+  EXPECT_EQ(plan.status, 0) << plan.error;
+  EXPECT_THAT(plan.out, ::testing::Not(HasSubstr("not known")));
+}
+
+// To the byte, although the processes are not of the same size.
+TEST_F(MachinePlan, AndTrainAgreeAtTheLeastMemory) {
+  const auto words = [&](const char* command, std::uint64_t memory) {
+    return Words{command,
+                 "--model",
+                 "tiny",
+                 "--data",
+                 text_,
+                 "--seq",
+                 "32",
+                 "--steps",
+                 "1",
+                 "--disk",
+                 folder_.path() + ":256MiB",
+                 "--memory",
+                 std::to_string(memory)};
+  };
+  const auto planned = [&](std::uint64_t memory) { return run_sluice(words("plan", memory)).status; };
+  std::uint64_t short_by = 16 * kMiB, enough = 256 * kMiB;
+  ASSERT_EQ(planned(short_by), 3);
+  ASSERT_EQ(planned(enough), 0);
+  while (enough - short_by > 1) {
+    const std::uint64_t middle = (short_by + enough) / 2;
+    (planned(middle) == 0 ? enough : short_by) = middle;
+  }
+  for (int run = 0; run < 3; ++run) {
+    const Outcome fits = run_sluice(words("train", enough)), is_short = run_sluice(words("train", short_by));
+    EXPECT_EQ(fits.status, 0) << fits.error;
+    EXPECT_EQ(is_short.status, 3) << is_short.out;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::cli

@@ -1,0 +1,82 @@
+#include "engine/plan/rates.h"
+
+#include <gtest/gtest.h>
+
+#include "engine/plan/placement.h"
+#include "engine/plan/plan.h"
+#include "engine/toy.h"
+
+namespace sluice::engine {
+namespace {
+
+MachineRates rates_of(double read, double write, double together) {
+  MachineRates rates;
+  rates.disk_read = read;
+  rates.disk_write = write;
+  rates.disk_together = together;
+  return rates;
+}
+
+TEST(DiskSeconds, ReadsAndWritesRunTogetherAsFarAsThereAreBoth) {
+  EXPECT_EQ(disk_seconds(300, 100, rates_of(100, 50, 0)), 3 + 2);
+  EXPECT_EQ(disk_seconds(300, 100, rates_of(100, 50, 80)), 200.0 / 80 + 2);
+  EXPECT_EQ(disk_seconds(100, 300, rates_of(100, 50, 80)), 200.0 / 80 + 4);
+  EXPECT_EQ(disk_seconds(300, 0, rates_of(100, 50, 80)), 3);
+  EXPECT_EQ(disk_seconds(0, 0, rates_of(100, 50, 80)), 0);
+}
+
+kernels::Product product_of(std::size_t m, Dtype type) {
+  kernels::Product product;
+  product.m = m;
+  product.n = product.k = 768;
+  product.a.type = product.b.type = type;
+  return product;
+}
+
+TEST(ProductRates, AreThoseOfTheNearestOfTheType) {
+  MachineRates rates;
+  rates.products = {{product_of(100, Dtype::kF32), 1},
+                    {product_of(1000, Dtype::kF32), 2},
+                    {product_of(100, Dtype::kBf16), 3}};
+  EXPECT_EQ(flops_of(product_of(100, Dtype::kF32), rates), 1);
+  EXPECT_EQ(flops_of(product_of(300, Dtype::kF32), rates), 1);
+  EXPECT_EQ(flops_of(product_of(400, Dtype::kF32), rates), 2);
+  EXPECT_EQ(flops_of(product_of(400, Dtype::kBf16), rates), 3);
+  EXPECT_EQ(flops_of(product_of(100, Dtype::kF16), rates), rates.flops);
+}
+
+// The walk moves what the units' traffic adds up to, wherever what is moved falls.
+TEST(Visits, MoveAllTrafficOfAStep) {
+  const auto optimizer = optim::make_adamw({});
+  for (const Dtype type : {Dtype::kF32, Dtype::kBf16})
+    for (const std::size_t group : {1, 2, 3})
+      for (const bool clip : {true, false}) {
+        const Profile profile = toy::profile(3, {type});
+        PlanRequest request;
+        request.clip = clip;
+        const Placement placement(profile, *optimizer, request);
+        std::vector<UnitPlan> units(profile.units.size(), UnitPlan{false, false, true, false, 1});
+        const std::size_t groups = divide_up(profile.micro_batches, group);
+        Placement::Traffic expected;
+        for (UnitId unit = 0; unit < units.size(); ++unit) {
+          units[unit].gradient_stored = placement.stores_gradient(unit, groups);
+          for (const Placement::Traffic& traffic :
+               {placement.parameter_traffic(unit, groups), placement.state_traffic(unit),
+                units[unit].gradient_stored ? placement.gradient_traffic(unit, groups)
+                                            : Placement::Traffic()}) {
+            expected.read += traffic.read;
+            expected.written += traffic.written;
+          }
+        }
+        Placement::Traffic found;
+        for (const Visit& visit : placement.visits(units, group, {})) {
+          found.read += visit.read_bytes();
+          found.written += visit.written_bytes();
+        }
+        EXPECT_EQ(found.read, expected.read) << name_of(type) << group << clip;
+        EXPECT_EQ(found.written, expected.written) << name_of(type) << group << clip;
+      }
+}
+
+}  // namespace
+}  // namespace sluice::engine

@@ -1,0 +1,108 @@
+#include "engine/plan/walk.h"
+
+#include <gtest/gtest.h>
+
+namespace sluice::engine {
+namespace {
+
+// A second for 100 bytes, each way.
+MachineRates slow_disk() {
+  MachineRates rates;
+  rates.disk_read = rates.disk_write = 100;
+  return rates;
+}
+
+Visit computed(double seconds, std::uint64_t fetched = 0) {
+  Visit visit;
+  visit.compute = seconds;
+  visit.steps = 10;
+  visit.fetched = fetched;
+  return visit;
+}
+
+// Of a unit each, in frames.
+std::vector<Visit> in_frames(std::size_t count, const Visit& like) {
+  std::vector<Visit> visits(count, like);
+  for (std::size_t i = 0; i < count; ++i) {
+    visits[i].unit = i;
+    visits[i].frames = true;
+  }
+  return visits;
+}
+
+constexpr Reach kFar{2, 8, 10}, kNear{1, 2, 10};
+
+TEST(Walk, WithNothingOnDiskIsAllThatIsComputed) {
+  std::vector<Visit> visits = {computed(1), computed(2)};
+  visits[1].unit = 1;
+  visits[0].before.seconds = 0.25;
+  visits[1].after.seconds = 0.5;
+  const StepTime time = walk(visits, kNear, {});
+  EXPECT_DOUBLE_EQ(time.step, 3.75);
+  EXPECT_DOUBLE_EQ(time.compute, 3);
+  EXPECT_DOUBLE_EQ(time.optimizer, 0.75);
+  EXPECT_DOUBLE_EQ(time.wait(), 0);
+  EXPECT_EQ(walk({}, kNear, {}).step, 0);
+}
+
+TEST(Walk, ComputingHidesWhatIsFetchedMeanwhile) {
+  EXPECT_DOUBLE_EQ(walk(in_frames(6, computed(1, 50)), kFar, slow_disk()).step, 6);
+  EXPECT_DOUBLE_EQ(walk(in_frames(6, computed(1, 150)), kFar, slow_disk()).step, 9);
+}
+
+TEST(Walk, WhatTheDiskDoesNotDoInOneHalfIsLateInTheOther) {
+  // 10 s of computing, and 10 s of reading that are all asked for in the second half.
+  std::vector<Visit> visits = in_frames(20, computed(0.5));
+  for (std::size_t i = 10; i < 20; ++i) visits[i].fetched = 100;
+  const StepTime time = walk(visits, kNear, slow_disk());
+  EXPECT_DOUBLE_EQ(time.disk, 10);
+  EXPECT_NEAR(time.step, 15, 0.51);
+  EXPECT_NEAR(time.wait(), 5, 0.51);
+}
+
+TEST(Walk, FramesThatAreLateDelayWhatIsFetchedIntoThem) {
+  // Each is written for half a second once it is computed, and the one after the next is fetched into its
+  // frames.
+  std::vector<Visit> visits = in_frames(10, computed(1, 50));
+  for (Visit& visit : visits) visit.written = 50;
+  EXPECT_DOUBLE_EQ(walk(visits, kFar, slow_disk()).step, 10);
+  EXPECT_DOUBLE_EQ(walk(visits, kNear, slow_disk()).step, 15);
+  for (Visit& visit : visits) {
+    visit.written = 0;
+    visit.after = {0, 30, 0, 100};
+  }
+  // A tenth of an update goes on beside computing; the rest is waited for, and then what is fetched.
+  EXPECT_NEAR(walk(visits, {1, 2, 1}, slow_disk()).step, 10 * (1 + 0.27 + 0.5), 0.01);
+  // With slots for all of it only the fetch is waited for, which begins when the frames are looked at next;
+  // with more frames nothing is.
+  EXPECT_NEAR(walk(visits, {1, 2, 10}, slow_disk()).step, 10 * (1 + 0.5), 0.01);
+  EXPECT_NEAR(walk(visits, {1, 3, 10}, slow_disk()).step, 10, 0.01);
+}
+
+TEST(Walk, AnUpdatesArithmeticIsHiddenWhereTheDiskIsWaitedFor) {
+  std::vector<Visit> visits = in_frames(10, computed(1));
+  for (Visit& visit : visits) visit.after = {0.1, 300, 0, 10};
+  const StepTime time = walk(visits, kNear, slow_disk());
+  EXPECT_NEAR(time.step, 30, 0.5);
+  EXPECT_NEAR(time.optimizer, 1, 1e-9);
+}
+
+TEST(Walk, AnUpdateThatIsDueIsWaitedFor) {
+  std::vector<Visit> visits = in_frames(4, computed(1));
+  visits[0].before = {0.2, 300, 0, 30};
+  const StepTime time = walk(visits, {1, 8, 2}, slow_disk());
+  // It begins one visit before, where 10 steps bring 20 of its 30 chunks; but 1 s has room for a third.
+  EXPECT_NEAR(time.step, 4 + 2 + 0.2 / 3, 0.01);
+}
+
+TEST(Walk, TransfersTakeOfTheCoresWhereTheseCompute) {
+  MachineRates rates = slow_disk();
+  rates.disk_processor_seconds = 0.01;
+  rates.cores = 2;
+  const StepTime time = walk({computed(3, 100), computed(3)}, kFar, rates);
+  EXPECT_DOUBLE_EQ(time.transfers, 0.5);
+  EXPECT_DOUBLE_EQ(time.step, 6.5);
+}
+
+}  // namespace
+}  // namespace sluice::engine
