@@ -33,10 +33,12 @@ std::uint64_t parse_size(std::string_view text) {
       error == std::errc() ? unit_factor(std::string_view(rest, static_cast<std::size_t>(end - rest))) : 0;
   const double bytes = number * static_cast<double>(factor);
   if (factor == 0 || !std::isfinite(bytes) || bytes < 0 || bytes >= 9.0e18)
-    fail(ErrorCode::kInvalidArgument, "'{}' is not a size; write it as 512MiB, 4GiB, 1.5GB or a number of bytes", text);
+    fail(ErrorCode::kInvalidArgument,
+         "'{}' is not a size; write it as 512MiB, 4GiB, 1.5GB or a number of bytes", text);
   const auto whole = static_cast<std::uint64_t>(bytes);
   if (factor == 1 && static_cast<double>(whole) != bytes)
-    fail(ErrorCode::kInvalidArgument, "'{}' is no whole number of bytes; the unit is missing, as in 1.5GiB", text);
+    fail(ErrorCode::kInvalidArgument, "'{}' is no whole number of bytes; the unit is missing, as in 1.5GiB",
+         text);
   return whole;
 }
 

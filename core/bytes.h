@@ -9,16 +9,18 @@ namespace sluice {
 inline constexpr std::size_t kKiB = std::size_t{1} << 10;
 inline constexpr std::size_t kMiB = std::size_t{1} << 20;
 inline constexpr std::size_t kGiB = std::size_t{1} << 30;
-inline constexpr std::size_t kDiskBlock = 4096;        // alignment of O_DIRECT transfers
+inline constexpr std::size_t kDiskBlock = 4096;  // alignment of O_DIRECT transfers
 inline constexpr std::size_t kHugePage = 2 * kMiB;
 
 constexpr std::size_t round_up(std::size_t value, std::size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
-constexpr std::size_t divide_up(std::size_t value, std::size_t divisor) { return (value + divisor - 1) / divisor; }
+constexpr std::size_t divide_up(std::size_t value, std::size_t divisor) {
+  return (value + divisor - 1) / divisor;
+}
 
-// Reads "512MiB", "4GiB", "1.5GB", "100000" (bytes); KiB, MiB, GiB, TiB are powers of 1024, KB, MB, GB, TB of 1000.
-// A B may be left out ("4Gi", "1.5G"). Throws Error(kInvalidArgument) that shows the accepted forms.
+// Reads "512MiB", "4GiB", "1.5GB", "100000" (bytes); KiB, MiB, GiB, TiB are powers of 1024, KB, MB, GB, TB of
+// 1000. A B may be left out ("4Gi", "1.5G"). Throws Error(kInvalidArgument) that shows the accepted forms.
 std::uint64_t parse_size(std::string_view text);
 
 // "1.25 GiB", "512 MiB", "17 B": at most three significant decimals, for people.

@@ -22,7 +22,9 @@ Checksum::Checksum() : state_(std::make_unique<State>()) {}
 Checksum::~Checksum() = default;
 Checksum::Checksum(Checksum&&) noexcept = default;
 Checksum& Checksum::operator=(Checksum&&) noexcept = default;
-void Checksum::add(std::span<const std::byte> bytes) { XXH3_64bits_update(state_->xxh, bytes.data(), bytes.size()); }
+void Checksum::add(std::span<const std::byte> bytes) {
+  XXH3_64bits_update(state_->xxh, bytes.data(), bytes.size());
+}
 std::uint64_t Checksum::value() const { return XXH3_64bits_digest(state_->xxh); }
 
 }  // namespace sluice

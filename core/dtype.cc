@@ -10,8 +10,9 @@ struct Row {
   std::string_view name;
   std::size_t size;
 };
-constexpr std::array kRows = {Row{Dtype::kF32, "f32", 4}, Row{Dtype::kBf16, "bf16", 2}, Row{Dtype::kF16, "f16", 2},
-                              Row{Dtype::kI32, "i32", 4}, Row{Dtype::kU16, "u16", 2},   Row{Dtype::kU8, "u8", 1}};
+constexpr std::array kRows = {Row{Dtype::kF32, "f32", 4}, Row{Dtype::kBf16, "bf16", 2},
+                              Row{Dtype::kF16, "f16", 2}, Row{Dtype::kI32, "i32", 4},
+                              Row{Dtype::kU16, "u16", 2}, Row{Dtype::kU8, "u8", 1}};
 }  // namespace
 
 std::size_t size_of(Dtype type) { return kRows[static_cast<std::size_t>(type)].size; }

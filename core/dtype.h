@@ -9,10 +9,12 @@ namespace sluice {
 
 enum class Dtype : std::uint8_t { kF32, kBf16, kF16, kI32, kU16, kU8 };
 
-std::size_t size_of(Dtype type);                        // bytes of one element
-std::string_view name_of(Dtype type);                   // "f32", "bf16", ...
+std::size_t size_of(Dtype type);       // bytes of one element
+std::string_view name_of(Dtype type);  // "f32", "bf16", ...
 std::optional<Dtype> dtype_from_name(std::string_view name);
-constexpr bool is_float(Dtype type) { return type == Dtype::kF32 || type == Dtype::kBf16 || type == Dtype::kF16; }
+constexpr bool is_float(Dtype type) {
+  return type == Dtype::kF32 || type == Dtype::kBf16 || type == Dtype::kF16;
+}
 
 // bfloat16: the upper half of an f32. Rounds to nearest, ties to even; NaN stays NaN.
 struct Bf16 {
@@ -27,8 +29,8 @@ inline Bf16 to_bf16(float value) {
   return Bf16{static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 
-// IEEE 754 binary16: 5 bits of exponent, 10 of fraction. Rounds to nearest, ties to even, also below 2^-14; from 65520
-// on it is infinite; NaN stays NaN, and is quiet.
+// IEEE 754 binary16: 5 bits of exponent, 10 of fraction. Rounds to nearest, ties to even, also below 2^-14;
+// from 65520 on it is infinite; NaN stays NaN, and is quiet.
 struct F16 {
   std::uint16_t bits;
 };
@@ -37,7 +39,8 @@ inline float to_f32(F16 value) {
   const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x8000u) << 16;
   const std::uint32_t magnitude = value.bits & 0x7fffu, shifted = magnitude << 13;
   if (magnitude < 0x0400u)  // a multiple of 2^-24
-    return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24f));
+    return std::bit_cast<float>(sign |
+                                std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24f));
   if (magnitude < 0x7c00u) return std::bit_cast<float>(sign | (shifted + (112u << 23)));
   return std::bit_cast<float>(sign | 0x7f800000u | shifted | (magnitude > 0x7c00u ? 0x400000u : 0u));
 }
@@ -73,7 +76,9 @@ struct Array {
   float* f32() const { return static_cast<float*>(data); }
   Bf16* bf16() const { return static_cast<Bf16*>(data); }
   F16* f16() const { return static_cast<F16*>(data); }
-  Array at(std::size_t element) const { return {static_cast<std::byte*>(data) + element * size_of(type), type}; }
+  Array at(std::size_t element) const {
+    return {static_cast<std::byte*>(data) + element * size_of(type), type};
+  }
   operator ConstArray() const { return {data, type}; }  // NOLINT: an Array is a ConstArray
 };
 

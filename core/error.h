@@ -14,9 +14,9 @@ enum class ErrorCode {
   kBudget,           // it does not fit in the memory or the disk space that was stated
   kIo,               // the system refused or failed an operation
   kCorrupt,          // bytes that were read are not what was written, or are not of the expected format
-  kNotFinite,        // a loss or a gradient is infinite or not a number: training diverged, or the data is at fault
-  kState,            // a call that is not allowed now: misuse, or an engine that has failed
-  kInternal,         // a defect in Sluice
+  kNotFinite,  // a loss or a gradient is infinite or not a number: training diverged, or the data is at fault
+  kState,      // a call that is not allowed now: misuse, or an engine that has failed
+  kInternal,   // a defect in Sluice
 };
 
 // The one exception type of the project. The text says what was asked, what was found, and what to do.
@@ -32,7 +32,8 @@ class Error : public std::runtime_error {
 // "invalid_argument", "not_found", ...: for programs that read errors.
 std::string_view name_of(ErrorCode code);
 
-// Exit status of the command line for an error: 2 for input that is not valid, 3 for what does not fit, 1 otherwise.
+// Exit status of the command line for an error: 2 for input that is not valid, 3 for what does not fit, 1
+// otherwise.
 int exit_status(ErrorCode code);
 
 template <class... Arguments>

@@ -29,8 +29,8 @@ class Descriptor {
 };
 
 [[noreturn]] void fail_io(const char* what, const std::string& path) {
-  fail(errno == ENOENT || errno == ENOTDIR ? ErrorCode::kNotFound : ErrorCode::kIo, "cannot {} '{}': {}", what, path,
-       errno_text(errno));
+  fail(errno == ENOENT || errno == ENOTDIR ? ErrorCode::kNotFound : ErrorCode::kIo, "cannot {} '{}': {}",
+       what, path, errno_text(errno));
 }
 
 void write_all(int descriptor, const std::string& text, const std::string& path) {
@@ -58,7 +58,9 @@ std::string read_text_file(const std::string& path, std::size_t limit) {
     if (n < 0) fail_io("read", path);
     if (n == 0) return text;
     text.append(buffer, static_cast<std::size_t>(n));
-    if (text.size() > limit) fail(ErrorCode::kInvalidArgument, "'{}' is longer than {} bytes, more than is expected here", path, limit);
+    if (text.size() > limit)
+      fail(ErrorCode::kInvalidArgument, "'{}' is longer than {} bytes, more than is expected here", path,
+           limit);
   }
 }
 

@@ -7,8 +7,8 @@ namespace sluice {
 
 // Small files of text (JSON, mostly). Every error names the path.
 
-// Throws Error(kNotFound) where there is no such file, Error(kIo) where it cannot be read, and Error(kInvalidArgument)
-// where it is longer than limit bytes.
+// Throws Error(kNotFound) where there is no such file, Error(kIo) where it cannot be read, and
+// Error(kInvalidArgument) where it is longer than limit bytes.
 std::string read_text_file(const std::string& path, std::size_t limit = std::size_t{64} << 20);
 
 // Whole or not at all: a temporary sibling is written, synced, renamed over path, and the folder is synced.

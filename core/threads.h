@@ -5,15 +5,15 @@
 
 namespace sluice {
 
-// The compute threads of one engine: a oneTBB arena, or a team that somebody else has, as an OpenMP library does. Where
-// the caller's own loops run on such a team, its threads wait for more work spinning, and others would have to share
-// their cores. Pieces of a loop are cut at multiples of the grain, never by the
-// number of threads, so that what a piece computes does not depend on how many threads there are.
-// Thread rule: any thread may call parallel_for; calls from several threads share the arena.
+// The compute threads of one engine: a oneTBB arena, or a team that somebody else has, as an OpenMP library
+// does. Where the caller's own loops run on such a team, its threads wait for more work spinning, and others
+// would have to share their cores. Pieces of a loop are cut at multiples of the grain, never by the number of
+// threads, so that what a piece computes does not depend on how many threads there are. Thread rule: any
+// thread may call parallel_for; calls from several threads share the arena.
 class Threads {
  public:
-  // Calls work(data) on up to `threads` threads at once, its caller's one of them, and returns when all have ended.
-  // libgomp's GOMP_parallel() is one. flags: 0.
+  // Calls work(data) on up to `threads` threads at once, its caller's one of them, and returns when all have
+  // ended. libgomp's GOMP_parallel() is one. flags: 0.
   using Team = void (*)(void (*work)(void* data), void* data, unsigned threads, unsigned flags);
 
   // team: null: threads of its own. Throws Error(kInvalidArgument). REQUIRES: count >= 1

@@ -4,9 +4,9 @@
 #include "core/dtype.h"
 #include "core/threads.h"
 
-// Row-wise normalisation. x, y, dx, dy: [rows, width], f32, bf16 or f16; gamma, beta: [width], of x's type; statistics: f32,
-// kept from forward for backward; dgamma, dbeta: f32, overwritten, or added to where accumulate. Sums over a row use 16
-// lanes as in reduce.h; sums over rows are those of column_sum.
+// Row-wise normalisation. x, y, dx, dy: [rows, width], f32, bf16 or f16; gamma, beta: [width], of x's type;
+// statistics: f32, kept from forward for backward; dgamma, dbeta: f32, overwritten, or added to where
+// accumulate. Sums over a row use 16 lanes as in reduce.h; sums over rows are those of column_sum.
 namespace sluice::kernels {
 
 // LayerNorm (Ba, Kiros, Hinton 2016). statistics: [rows, 2] = mean, 1 / sqrt(variance + epsilon).
@@ -14,13 +14,14 @@ void layernorm_forward(Threads& threads, std::size_t rows, std::size_t width, Co
                        ConstArray beta, float epsilon, Array y, float* statistics);
 std::size_t norm_backward_workspace(std::size_t rows, std::size_t width);  // bytes, for both norms
 void layernorm_backward(Threads& threads, std::size_t rows, std::size_t width, ConstArray x, ConstArray gamma,
-                        const float* statistics, ConstArray dy, Array dx, float* dgamma, float* dbeta, bool accumulate,
-                        void* workspace);
+                        const float* statistics, ConstArray dy, Array dx, float* dgamma, float* dbeta,
+                        bool accumulate, void* workspace);
 
 // RMSNorm (Zhang, Sennrich 2019). statistics: [rows] = 1 / sqrt(mean(x^2) + epsilon).
-void rmsnorm_forward(Threads& threads, std::size_t rows, std::size_t width, ConstArray x, ConstArray gamma, float epsilon,
-                     Array y, float* statistics);
+void rmsnorm_forward(Threads& threads, std::size_t rows, std::size_t width, ConstArray x, ConstArray gamma,
+                     float epsilon, Array y, float* statistics);
 void rmsnorm_backward(Threads& threads, std::size_t rows, std::size_t width, ConstArray x, ConstArray gamma,
-                      const float* statistics, ConstArray dy, Array dx, float* dgamma, bool accumulate, void* workspace);
+                      const float* statistics, ConstArray dy, Array dx, float* dgamma, bool accumulate,
+                      void* workspace);
 
 }  // namespace sluice::kernels

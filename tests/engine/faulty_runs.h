@@ -238,8 +238,9 @@ inline Options setup_of(std::uint64_t seed) {
 inline std::string describe(const Options& setup, std::uint64_t seed) {
   const optim::OptimizerSettings& optimizer = optimizers()[setup.optimizer];
   return fmt::format("seed {}: {} in {}, {} clip {} parameters {} gradients {} state {} prefetch {} slots {}",
-                     seed, optimizer.name, optim::state_type_name(optimizer.storage.state), name_of(setup.dtype),
-                     setup.clip, setup.parameters, setup.gradients, setup.state, setup.prefetch, setup.slots);
+                     seed, optimizer.name, optim::state_type_name(optimizer.storage.state),
+                     name_of(setup.dtype), setup.clip, setup.parameters, setup.gradients, setup.state,
+                     setup.prefetch, setup.slots);
 }
 
 inline constexpr unsigned kDelays[] = {0, 30, 300};  // microseconds; 0: transfers run on the caller's thread

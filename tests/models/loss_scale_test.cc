@@ -108,7 +108,8 @@ TEST(LossScaleTest, WhatIsNoScaleIsRefused) {
     return error.text;
   };
   for (const char* scale : {"", "0", "-2", "inf", "nan", "1e60", "64k", " 64", "static"})
-    EXPECT_THAT(text(scale, {}, {}), HasSubstr("loss-scale must be dynamic, or a number above 0 that is finite"))
+    EXPECT_THAT(text(scale, {}, {}),
+                HasSubstr("loss-scale must be dynamic, or a number above 0 that is finite"))
         << scale;
   EXPECT_THAT(text("128", 2, {}), HasSubstr("initial-scale is given"));
   EXPECT_THAT(text("128", {}, 2), HasSubstr("scale-growth-interval is given"));
