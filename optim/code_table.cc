@@ -36,6 +36,14 @@ float value_of(const CodeTable& table, float number) {
   return std::fma(number, table.slopes[line], table.offsets[line]);
 }
 
+// The lines of 8 exponents, for all lanes.
+void repeat_lines(CodeTable& table) {
+  for (std::size_t i = 8; i < CodeTable::kLookup; ++i) {
+    table.slopes[i] = table.slopes[i - 8];
+    table.offsets[i] = table.offsets[i - 8];
+  }
+}
+
 CodeTable signed_table() {
   CodeTable table;
   for (std::size_t k = 0; k < CodeTable::kLines; ++k) add_line(k, power_of_ten(6 - k), 0, table);
@@ -46,6 +54,7 @@ CodeTable signed_table() {
     table.values[256 - number] = -value;
   }
   table.values[128] = 1;
+  repeat_lines(table);
   return table;
 }
 
@@ -57,21 +66,14 @@ CodeTable unsigned_table() {
   table.offsets[ends] = -table.slopes[ends];
   for (std::size_t code = 0; code < 256; ++code)
     table.values[code] = value_of(table, static_cast<float>(code + 1));
-  return table;
-}
-
-CodeTable repeated(CodeTable table) {
-  for (std::size_t i = 8; i < CodeTable::kLookup; ++i) {
-    table.slopes[i] = table.slopes[i - 8];
-    table.offsets[i] = table.offsets[i - 8];
-  }
+  repeat_lines(table);
   return table;
 }
 
 }  // namespace
 
 const CodeTable& code_table(CodeMap map) {
-  static const CodeTable with_sign = repeated(signed_table()), without = repeated(unsigned_table());
+  static const CodeTable with_sign = signed_table(), without = unsigned_table();
   return map == CodeMap::kSigned ? with_sign : without;
 }
 
