@@ -1,23 +1,17 @@
+# What is installed for others to build on is the C ABI: sluice.h and libsluice_c.so. The C++ library, which the program
+# and the matrix library need, comes without headers.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-set(SLUICE_HEADERS ${CMAKE_INSTALL_INCLUDEDIR}/sluice)  # #include "engine/engine.h", below this folder
 install(TARGETS sluice sluice_c sluice_main sluice_dnnl
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-# The C ABI: #include <sluice.h>, and -lsluice_c.
 install(FILES bindings/c/sluice.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-foreach(room core allocator kernels offload optim engine models)
-  install(DIRECTORY ${room} DESTINATION ${SLUICE_HEADERS} FILES_MATCHING PATTERN "*.h"
-    PATTERN "dnnl" EXCLUDE
-    # Of the vector loops, which are compiled here alone.
-    PATTERN "*-inl.h" EXCLUDE
-    PATTERN "simd.h" EXCLUDE
-    PATTERN "attention_common.h" EXCLUDE)
-endforeach()
+install(FILES bindings/c/examples/network.c bindings/c/examples/CMakeLists.txt
+  DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples)
 
 configure_package_config_file(cmake/sluice-config.cmake.in ${CMAKE_BINARY_DIR}/sluice-config.cmake
-  PATH_VARS CMAKE_INSTALL_LIBDIR SLUICE_HEADERS
+  PATH_VARS CMAKE_INSTALL_LIBDIR CMAKE_INSTALL_INCLUDEDIR
   INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sluice)
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/sluice-config-version.cmake COMPATIBILITY ExactVersion)
 install(FILES ${CMAKE_BINARY_DIR}/sluice-config.cmake ${CMAKE_BINARY_DIR}/sluice-config-version.cmake

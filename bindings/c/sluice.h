@@ -4,7 +4,12 @@
  * budget. Then, in each step: acquire a unit, compute with its parameters where they lie, hand in gradients,
  * release it; at last sluice_engine_step() updates. What does not fit in memory comes from disk and goes back
  * there.
- * See docs/architecture.md for the words, and bindings/c/examples/network.c for a whole program.
+ * See docs/architecture.md for the words, and examples/network.c for a whole program.
+ *
+ * Building: cc program.c $(pkg-config --cflags --libs sluice), or in CMake find_package(sluice REQUIRED) and
+ * target_link_libraries(program PRIVATE sluice::sluice). pkg-config looks below PKG_CONFIG_PATH, CMake below
+ * CMAKE_PREFIX_PATH, and the loader below LD_LIBRARY_PATH or a program's own run path, where Sluice is
+ * installed in a folder that the system does not know.
  *
  * Results: every function that can fail returns a status. Where it is not SLUICE_OK, sluice_last_error()
  * says, for the calling thread, what was asked, what was found and what to do; outputs are then untouched.
@@ -95,8 +100,8 @@ typedef struct sluice_parameter {
   /* A large parameter may span several units: each has, as its only parameter, the span that follows the one
    * of the unit before, with the same name and shape, and a number of its own, which other functions mean by
    * it; elements of a span count from its first. All spans but the last have a multiple of SLUICE_SPAN_GRAIN
-   * elements, and their memory follows one another, so that the whole is one array. Adafactor, and muon where it
-   * is not by elements, update all spans together: in a step each of them has a gradient, or none has
+   * elements, and their memory follows one another, so that the whole is one array. Adafactor, and muon where
+   * it is not by elements, update all spans together: in a step each of them has a gradient, or none has
    * (SLUICE_STATE otherwise, from sluice_engine_step()). span_elements 0: the unit has the whole. */
   uint64_t span_first, span_elements;
   sluice_dtype dtype; /* one in all of a unit; of what is narrower than f32 the optimizer keeps an f32 master

@@ -1,4 +1,4 @@
-"""What `cmake --install` puts down serves a project that knows nothing of this one: by CMake and by pkg-config."""
+"""What `cmake --install` puts down serves a project in C that knows nothing of this one: by CMake and by pkg-config."""
 
 import os
 import subprocess
@@ -6,24 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from sluice_process import BUILD, SLUICE
+from sluice_process import BUILD, SLUICE, SOURCE
 
-CMAKELISTS = """
-cmake_minimum_required(VERSION 3.22)
-project(consumer LANGUAGES CXX)
-find_package(sluice {version} REQUIRED)
-add_executable(consumer main.cc)
-target_link_libraries(consumer PRIVATE sluice::sluice)
+PROGRAM = """
+#include <sluice.h>
+#include <stdio.h>
+int main(void) { return puts(sluice_version()) < 0 || sluice_abi_version() != SLUICE_ABI_VERSION; }
 """
-MAIN = """
-int main() {
-  const sluice::models::ModelConfig config = sluice::models::preset("tiny");
-  const sluice::models::Model model(config, sluice::Dtype::kF32, 1, 8);
-  const auto library = sluice::kernels::load_matrix_library(1);  // a file of its own, beside the library
-  fmt::print("{} units with {}\\n", model.units().size(), library->name());
-  return model.units().size() == config.layers + 2 ? 0 : 1;
-}
-"""
+NO_CXX = {"CXX": "/bin/false"}  # a compiler of C alone has to do
 
 
 def run(*words, **more):
@@ -41,40 +31,64 @@ def prefix(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def consumer(prefix, tmp_path_factory):
-    """A program that includes every header that was installed."""
-    folder = tmp_path_factory.mktemp("consumer")
-    headers = sorted((prefix / "include" / "sluice").rglob("*.h"))
-    assert len(headers) > 50
-    lines = [f'#include "{header.relative_to(prefix / "include" / "sluice")}"\n' for header in headers]
-    (folder / "main.cc").write_text("".join(lines) + MAIN)
-    version = run(prefix / "bin" / "sluice", "--version").split()[1]
-    (folder / "CMakeLists.txt").write_text(CMAKELISTS.format(version=version))
-    return folder
-
-
 def only(folder, name):
     found = list(Path(folder).rglob(name))
     assert len(found) == 1, found
     return found[0]
 
 
-def test_a_cmake_project_finds_it(prefix, consumer):
-    build = consumer / "build"
-    run("cmake", "-S", consumer, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Debug")
+def flags_of(prefix, *asked):
+    return run("pkg-config", *asked, "sluice", env=os.environ | {"PKG_CONFIG_PATH": only(prefix, "sluice.pc").parent}).split()
+
+
+def build_by_cmake(prefix, source, build):
+    run(
+        "cmake", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_C_FLAGS=-Wall -Wextra -Wpedantic -Werror",
+        env=os.environ | NO_CXX,
+    )  # fmt: skip
     run("cmake", "--build", build)
-    assert "units with" in run(build / "consumer")
 
 
-def test_pkg_config_finds_it(prefix, consumer):
-    description = only(prefix, "sluice.pc")
-    flags = run("pkg-config", "--cflags", "--libs", "sluice", env=os.environ | {"PKG_CONFIG_PATH": description.parent})
-    program, source = consumer / "by-pkg-config", consumer / "few.cc"
-    source.write_text('#include "kernels/matrix.h"\n#include "models/model.h"\n' + MAIN)
-    run(os.environ.get("CXX", "c++"), source, "-o", program, *flags.split())
-    folder = only(prefix, "libsluice.so").parent
-    assert "units with" in run(program, env=os.environ | {"LD_LIBRARY_PATH": str(folder)})
+def build_by_pkg_config(prefix, source, program, *more):
+    run("cc", "-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", source, *flags_of(prefix, "--cflags", "--libs"), *more, "-o", program)
+    return os.environ | {"LD_LIBRARY_PATH": str(only(prefix, "libsluice_c.so").parent)}
+
+
+def version_of(prefix):
+    return run(prefix / "bin" / "sluice", "--version").split()[1]
+
+
+def test_three_lines_of_cmake_build_a_program(prefix, tmp_path):
+    (tmp_path / "program.c").write_text(PROGRAM)
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.22)\nproject(program LANGUAGES C)\n"
+        f"find_package(sluice {version_of(prefix)} REQUIRED)\n"
+        "add_executable(program program.c)\ntarget_link_libraries(program PRIVATE sluice::sluice)\n"
+    )
+    build_by_cmake(prefix, tmp_path, tmp_path / "build")
+    assert run(tmp_path / "build" / "program").strip() == version_of(prefix)
+
+
+def test_one_line_of_pkg_config_builds_a_program(prefix, tmp_path):
+    (tmp_path / "program.c").write_text(PROGRAM)
+    found = build_by_pkg_config(prefix, tmp_path / "program.c", tmp_path / "program")
+    assert run(tmp_path / "program", env=found).strip() == version_of(prefix)
+    assert flags_of(prefix, "--modversion") == [version_of(prefix)]
+
+
+def test_the_installed_example_builds_and_runs_by_both(prefix, tmp_path):
+    source = only(prefix, "network.c")
+    build_by_cmake(prefix, source.parent, tmp_path / "build")
+    assert "the same after loading" in run(tmp_path / "build" / "network", tmp_path)
+    found = build_by_pkg_config(prefix, source, tmp_path / "by-pkg-config", "-lm")
+    assert "the same after loading" in run(tmp_path / "by-pkg-config", tmp_path, env=found)
+
+
+def test_what_is_installed_to_build_on_is_c_alone(prefix):
+    headers = [path.relative_to(prefix) for path in prefix.rglob("*") if path.suffix in {".h", ".hpp"}]
+    assert headers == [Path("include/sluice.h")]
+    assert not any(word.startswith("-std") for word in flags_of(prefix, "--cflags", "--libs"))
+    assert (prefix / headers[0]).read_bytes() == (SOURCE / "bindings" / "c" / "sluice.h").read_bytes()
 
 
 def test_what_is_installed_runs_where_it_was_put(prefix):
@@ -82,15 +96,12 @@ def test_what_is_installed_runs_where_it_was_put(prefix):
     assert "matrix library" in found and "missing" not in found.split("matrix library")[1].splitlines()[0]
 
 
-def test_an_installation_can_be_moved(prefix, consumer, tmp_path):
+def test_an_installation_can_be_moved(prefix, tmp_path):
     moved = tmp_path / "elsewhere"
     prefix.rename(moved)
     try:
-        run("cmake", "-S", consumer, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={moved}")
-        flags = run(
-            "pkg-config", "--cflags", "--libs", "sluice",
-            env=os.environ | {"PKG_CONFIG_PATH": only(moved, "sluice.pc").parent},
-        )  # fmt: skip
+        build_by_cmake(moved, only(moved, "network.c").parent, tmp_path / "build")
+        flags = " ".join(flags_of(moved, "--cflags", "--libs"))
         assert str(prefix) not in flags and str(moved) in flags
     finally:
         moved.rename(prefix)

@@ -1,15 +1,16 @@
 /* Trains a network of two layers to tell points inside a ring from those outside, with its parameters,
  * gradients and optimizer state on disk; saves it, loads it into another engine, and compares.
  *
- *   cc -std=c11 network.c -lsluice_c -lm && ./a.out FOLDER     FOLDER: on a disk, for swap and the checkpoint
+ *   cc -std=c11 network.c $(pkg-config --cflags --libs sluice) -lm && ./a.out FOLDER
+ * or cmake -B build . && cmake --build build && build/network FOLDER, with the CMakeLists.txt beside this
+ * file. FOLDER: on a disk, for swap and the checkpoint.
  */
 #include <math.h>
+#include <sluice.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "bindings/c/sluice.h"
 
 enum { INPUTS = 2, HIDDEN = 65536, BATCH = 16, STEPS = 40 };
 
