@@ -1,3 +1,9 @@
+# What most files include is parsed once: by the room core for all rooms and what is linked with them.
+set(SLUICE_PRECOMPILED
+  <algorithm> <array> <atomic> <chrono> <cmath> <condition_variable> <cstdint> <cstring> <filesystem> <fstream>
+  <functional> <map> <memory> <mutex> <optional> <span> <string> <string_view> <thread> <utility> <vector>
+  <fmt/ranges.h> <nlohmann/json.hpp>)
+
 # sluice_room(NAME libraries...): the objects of one room (all .cc files in its folder and sub-rooms).
 function(sluice_room name)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${name}/*.cc)
@@ -5,8 +11,11 @@ function(sluice_room name)
   if(sources)
     add_library(sluice_${name} OBJECT ${sources})
     target_link_libraries(sluice_${name} PUBLIC sluice_options ${ARGN} Threads::Threads)
-    if(NOT name STREQUAL core)
+    if(name STREQUAL core)
+      target_precompile_headers(sluice_core PRIVATE ${SLUICE_PRECOMPILED})
+    else()
       target_link_libraries(sluice_${name} PUBLIC sluice_core)
+      target_precompile_headers(sluice_${name} REUSE_FROM sluice_core)
     endif()
   else()
     add_library(sluice_${name} INTERFACE)

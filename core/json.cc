@@ -5,6 +5,8 @@
 
 #include "core/text_file.h"
 
+template class nlohmann::basic_json<>;
+
 namespace sluice {
 namespace {
 

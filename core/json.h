@@ -5,6 +5,9 @@
 #include <string_view>
 #include <vector>
 
+// Its functions are compiled in json.cc, once for all files.
+extern template class nlohmann::basic_json<>;
+
 namespace sluice {
 
 using Json = nlohmann::json;

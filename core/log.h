@@ -1,12 +1,43 @@
 #pragma once
-#include <spdlog/spdlog.h>
+#include <fmt/core.h>
+
+#include <string_view>
 
 namespace sluice {
 
-// Messages for people go to the standard error stream, as "sluice: text". Libraries log warnings and above only where
-// the caller must know; the result of a call is never a log line.
+enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
+
+// Messages for people go to the standard error stream, as "sluice: warning: text". Libraries log warnings and
+// above only where the caller must know; the result of a call is never a log line. From any thread.
+class Log {
+ public:
+  template <class... Arguments>
+  void debug(fmt::format_string<Arguments...> text, Arguments&&... arguments) {
+    write(LogLevel::kDebug, text, fmt::make_format_args(arguments...));
+  }
+  template <class... Arguments>
+  void info(fmt::format_string<Arguments...> text, Arguments&&... arguments) {
+    write(LogLevel::kInfo, text, fmt::make_format_args(arguments...));
+  }
+  template <class... Arguments>
+  void warn(fmt::format_string<Arguments...> text, Arguments&&... arguments) {
+    write(LogLevel::kWarning, text, fmt::make_format_args(arguments...));
+  }
+  template <class... Arguments>
+  void error(fmt::format_string<Arguments...> text, Arguments&&... arguments) {
+    write(LogLevel::kError, text, fmt::make_format_args(arguments...));
+  }
+
+  LogLevel level() const;  // the least that is told
+  void set_level(LogLevel level);
+
+ private:
+  // Not a template of the logging library's, which would compile all of formatting into every file that logs.
+  void write(LogLevel level, fmt::string_view text, fmt::format_args arguments);
+};
+Log& log();
+
 // level: "debug", "info", "warn", "error", "off"; Error(kInvalidArgument) otherwise.
 void set_log_level(std::string_view level);
-spdlog::logger& log();
 
 }  // namespace sluice

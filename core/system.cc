@@ -107,8 +107,8 @@ int cpus_of_affinity() {
 }
 
 std::string first_line(const std::string& path) {
-  const std::string text = file_text(path).value_or("");
-  return text.substr(0, text.find('\n'));
+  const std::optional<std::string> text = file_text(path);
+  return text ? text->substr(0, text->find('\n')) : "";
 }
 
 }  // namespace

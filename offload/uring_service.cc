@@ -224,7 +224,7 @@ void UringService::enter(bool wait) {
   }
   // The kernel may still write to buffers that callers hold, and nobody can be told which: there is no safe
   // way on.
-  log().critical("the io_uring of this process has stopped working");
+  log().error("the io_uring of this process has stopped working");
   std::abort();
 }
 

@@ -263,8 +263,8 @@ HWY_INLINE void update_block(const Piece& piece, const GradientRule& rule, std::
     block.ask(i);
     block.template update<kGroupVectors>(rule, simd::Whole{i}, body);
   }
-  for (; i + simd::kLanes <= n; i += simd::kLanes) block.template update<1>(rule, simd::Whole{i}, body);
-  if (i < n) block.template update<1>(rule, simd::Part{i, n - i}, body);
+  for (; i < n; i += simd::kLanes)  // the last ones of a piece, for which whole vectors are not compiled, too
+    block.template update<1>(rule, simd::Part{i, std::min(simd::kLanes, n - i)}, body);
   block.first.finish(n);
   block.second.finish(n);
 }

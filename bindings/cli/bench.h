@@ -1,8 +1,7 @@
 #pragma once
-#include <CLI/CLI.hpp>
-
 #include <cstdint>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <vector>
 

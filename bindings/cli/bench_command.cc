@@ -1,3 +1,5 @@
+#include <CLI/CLI.hpp>
+
 #include "bindings/cli/bench.h"
 #include "core/error.h"
 

@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -92,6 +93,10 @@ void Flags::text(const std::string& flag, std::string& field, const std::string&
 void Flags::text(const std::string& flag, std::optional<std::string>& field, const std::string& help) {
   add(
       flag, [&field](const std::string& given) { field = given; }, help, "TEXT");
+}
+
+void Flags::file(const std::string& name, std::string& field, const std::string& help) {
+  app_.add_option(name, field, help)->group(group_)->type_name("FILE");
 }
 
 void Flags::texts(const std::string& flag, std::vector<std::string>& field, const std::string& help) {

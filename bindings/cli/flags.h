@@ -1,13 +1,18 @@
 #pragma once
-#include <CLI/CLI.hpp>
-
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/json.h"
+
+// Every file that includes the library of flags compiles a good part of it; a reference needs none.
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
 
 namespace sluice::cli {
 
@@ -20,6 +25,7 @@ class Flags {
   void group(std::string name) { group_ = std::move(name); }  // heading of the flags that follow, in --help
   void text(const std::string& flag, std::string& field, const std::string& help);
   void text(const std::string& flag, std::optional<std::string>& field, const std::string& help);
+  void file(const std::string& name, std::string& field, const std::string& help);  // a word without a flag
   void texts(const std::string& flag, std::vector<std::string>& field, const std::string& help);
   void choice(const std::string& flag, std::string& field, std::vector<std::string> known,
               const std::string& help);

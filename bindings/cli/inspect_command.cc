@@ -53,10 +53,9 @@ Report inspect(const InspectOptions& options) {
 }  // namespace
 
 void bind_inspect(CLI::App& app, InspectOptions& options) {
-  app.add_option("file", options.path,
-                 "a checkpoint, an --out folder, *.safetensors, metrics, a trace or tokens")
-      ->type_name("FILE");
   Flags flags(app);
+  flags.file("file", options.path,
+             "a checkpoint, an --out folder, *.safetensors, metrics, a trace or tokens");
   flags.toggle("--verify", options.verify,
                "read every byte of a checkpoint, or of all in a folder, and compare checksums");
   flags.toggle("--values", options.values, "show the least and the greatest value of each tensor");

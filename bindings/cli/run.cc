@@ -1,5 +1,6 @@
 #include <fmt/ranges.h>
 
+#include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
 #include <exception>

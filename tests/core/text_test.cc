@@ -167,12 +167,16 @@ TEST(TextFile, AKilledWriterLeavesTheFileWhole) {
 TEST(Log, Levels) {
   const auto before = log().level();
   set_log_level("error");
-  EXPECT_FALSE(log().should_log(spdlog::level::warn));
-  EXPECT_TRUE(log().should_log(spdlog::level::err));
+  EXPECT_EQ(log().level(), LogLevel::kError);
   testing::internal::CaptureStderr();
   log().warn("not said");
   log().error("said {}", 5);
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "sluice: error: said 5\n");
+  for (const LogLevel level :
+       {LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarning, LogLevel::kError, LogLevel::kOff}) {
+    log().set_level(level);
+    EXPECT_EQ(log().level(), level);
+  }
   for (const char* level : {"", "loud", "INFO"})
     EXPECT_EQ(thrown_by([&] { set_log_level(level); }).code, ErrorCode::kInvalidArgument) << level;
   log().set_level(before);
