@@ -1,8 +1,12 @@
 #!/usr/bin/env bash
-# Builds everything into build/: build/bin/sluice, build/lib/libsluice.so, the tests and the benches.
+# Builds everything into build/: build/bin/sluice, the libraries in build/lib, the tests and the benches.
+#   scripts/build.sh [PRESET [TARGET...]]    PRESET: of CMakePresets.json, "release" if none; TARGET: only these
 set -euo pipefail
 cd "$(dirname "$0")/.."
+preset=${1:-release}
+shift || true
 scripts/setup.sh
-cmake --preset "${1:-release}" > /dev/null
-if [[ "${1:-release}" == release ]]; then folder=build; else folder="build/$1"; fi
-cmake --build "$folder"
+cmake --preset "$preset" > /dev/null
+folder=build
+if [[ $preset != release ]]; then folder=build/$preset; fi
+cmake --build "$folder" --target "${@:-all}"

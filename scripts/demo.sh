@@ -4,7 +4,7 @@
 #   scripts/demo.sh [TEXT]    TEXT: a file or folder of text; else the sources of Python's standard library
 set -euo pipefail
 cd "$(dirname "$0")/.."
-scripts/build.sh
+scripts/build.sh release sluice_main
 
 text=${1:-$(python3 -c 'import os; print(os.path.dirname(os.__file__) + "/asyncio")')}
 work=$(mktemp -d "${TMPDIR:-$PWD/build}/demo.XXXXXX")

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Installs what the build needs from Debian's packages. Safe to run again; does nothing where all is there.
-# With --python also makes .venv with what the Python tests compare against (requirements.txt).
+# What tests alone need comes with options: --clang: clang for the fuzzers, and clang-format; --python: .venv with what
+# the Python tests compare against (requirements.txt).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(g++ cmake ninja-build ccache pkg-config git python3 python3-venv
   liburing-dev libtbb-dev libhwy-dev libdnnl-dev nlohmann-json3-dev libfmt-dev libspdlog-dev libcli11-dev
   libxxhash-dev libjs-chart.js libgtest-dev libgmock-dev libbenchmark-dev)
+if [[ " $* " == *" --clang "* ]]; then packages+=(clang-14 libclang-rt-14-dev clang-format-14); fi
 
 missing=()
 for package in "${packages[@]}"; do
@@ -27,7 +29,7 @@ if ((${#missing[@]})); then
   DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -q --no-install-recommends "${missing[@]}"
 fi
 
-if [[ "${1:-}" == --python ]]; then
+if [[ " $* " == *" --python "* ]]; then
   if [[ ! -x .venv/bin/python ]]; then python3 -m venv .venv; fi
   if ! cmp -s requirements.txt .venv/installed; then
     .venv/bin/python -m pip install -q --disable-pip-version-check -r requirements.txt

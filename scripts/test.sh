@@ -1,8 +1,20 @@
 #!/usr/bin/env bash
-# Does all the set-up and runs all the tests: C++ (ctest), then Python (pytest, with PyTorch as the reference).
+# Does all the set-up and all that CI checks: the format of the sources, the build, the C++ tests (ctest), the Python
+# tests (pytest, with PyTorch as the reference), and each fuzzer for some seconds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+cores=$(nproc)
+part() { printf '== %s (after %d s)\n' "$*" "$SECONDS"; }
+
+scripts/setup.sh --clang --python
+part "format"
+git ls-files -z '*.h' '*.cc' '*.c' | xargs -0 clang-format-14 --dry-run -Werror
+part "build"
 scripts/build.sh
-scripts/setup.sh --python
-ctest --test-dir build --output-on-failure --timeout 600 -j "$(nproc)"
-.venv/bin/python -m pytest -q tests/python
+part "C++ tests"
+ctest --test-dir build --output-on-failure --timeout 600 -j "$cores"
+part "Python tests"
+.venv/bin/python -m pytest -q -n "$cores" --dist loadfile tests/python
+part "fuzzers"
+scripts/fuzz.sh 10
+part "passed"
