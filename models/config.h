@@ -35,8 +35,8 @@ struct ModelConfig {
 };
 
 // "tiny" (byte vocabulary, for tests), "mini" (11 million parameters, bytes), "gpt2-124m", "gpt2-355m",
-// "gpt2-774m", "gpt2-1.5b", "tiny-llama", "llama-1b", "llama-3b", "llama-8b", "llama-70b": the published shapes
-// (Llama 3.2 1B and 3B, 3.1 8B and 70B).
+// "gpt2-774m", "gpt2-1.5b", "tiny-llama", "llama-1b", "llama-3b", "llama-8b", "llama-70b": the published
+// shapes (Llama 3.2 1B and 3B, 3.1 8B and 70B).
 std::vector<std::string> preset_names();
 bool is_preset(const std::string& model);
 // With `vocabulary`, the preset's own is replaced (256: bytes as tokens). Throws Error(kInvalidArgument) with

@@ -23,9 +23,7 @@ class LibraryThere final : public kernels::MatrixLibrary {
   std::size_t hidden_bytes(const kernels::Product& product) const override {
     return here_->hidden_bytes(product);
   }
-  bool has_primitive(const kernels::Product& product) const override {
-    return here_->has_primitive(product);
-  }
+  bool has_primitive(const kernels::Product& product) const override { return here_->has_primitive(product); }
   std::size_t primitive_workspace(const kernels::Product& product) const override {
     return here_->primitive_workspace(product);
   }

@@ -33,7 +33,7 @@ struct Reach {
   std::size_t ahead = 1;   // accesses that are fetched for
   std::size_t window = 2;  // accesses whose frames there are: one begins to be fetched for when so many
                            // before it have given theirs back
-  std::size_t slots = 3;  // chunks of updates that are under way
+  std::size_t slots = 3;   // chunks of updates that are under way
 };
 
 struct StepTime {

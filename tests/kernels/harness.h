@@ -95,8 +95,8 @@ inline std::vector<std::int32_t> random_tokens(std::size_t count, std::int32_t v
 }
 
 // What a value of the type can be off from the exact one: half a unit in the last place, and the f32
-// arithmetic. Kernels give the same bits on every CPU, so that what they are off by is of no machine; what the matrix
-// library has a part in is judged by tests/rounding.h.
+// arithmetic. Kernels give the same bits on every CPU, so that what they are off by is of no machine; what
+// the matrix library has a part in is judged by tests/rounding.h.
 inline double tolerance(Dtype type) {
   return type == Dtype::kBf16 ? 0x1.02p-8 : type == Dtype::kF16 ? 0x1.02p-11 : 1e-6;
 }
