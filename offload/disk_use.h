@@ -17,9 +17,9 @@ struct DiskUse {
   double processor_seconds = 0;
 };
 
-// Streams through an unnamed file of `bytes` (a multiple of kDiskBlock) by a service with these options,
-// beside as many threads as this process may use that multiply and add. Takes five seconds; with a file of
-// less than 64 MiB, or on a slow disk, as long as each way needs once. Throws as try_disk.
+// Streams through an unnamed file of `bytes` (a multiple of kDiskBlock, two at least) by a service with these
+// options, beside as many threads as this process may use that multiply and add. Takes five seconds; with a
+// file of less than 64 MiB, or on a slow disk, as long as each way needs once. Throws as try_disk.
 DiskUse use_disk(const std::string& folder, std::uint64_t bytes, const IoOptions& io);
 
 }  // namespace sluice::offload

@@ -131,13 +131,16 @@ DiskRates measure_file(File& file, std::uint64_t bytes, const StreamShape& shape
 
 double measure_together(File& file, std::uint64_t bytes, const StreamShape& shape,
                         std::span<std::byte> memory) {
-  const std::uint64_t half = divide_up(bytes, 2 * shape.block) * shape.block;  // where the writes begin
-  return stream(bytes, shape, memory, [&](std::uint64_t offset, Part part, Done done) {
-    const std::uint64_t block = offset / shape.block, place = block / 2 * shape.block;
+  const std::uint64_t half = bytes / 2 / kDiskBlock * kDiskBlock;
+  ensure(half > 0, "{} bytes have no half to read and none to write", bytes);
+  return stream(2 * half, shape, memory, [&](std::uint64_t offset, Part part, Done done) {
+    const std::uint64_t block = offset / shape.block;
+    const Part moved = part.first(std::min<std::uint64_t>(part.size(), half));
+    const std::uint64_t place = std::min(block / 2 * shape.block, half - moved.size());
     if (block % 2 == 0)
-      file.read(place, part, std::move(done));
+      file.read(place, moved, std::move(done));
     else
-      file.write(half + place, part, std::move(done));
+      file.write(half + place, moved, std::move(done));
   });
 }
 
