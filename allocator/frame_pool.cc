@@ -12,6 +12,8 @@
 namespace sluice::allocator {
 namespace {
 
+constexpr std::string_view kFrames = "frames of parameters";
+
 std::size_t pool_bytes(std::size_t extent_bytes, std::size_t extents) {
   if (extent_bytes == 0 || extent_bytes % kHugePage != 0 || extent_bytes > kLargestExtent)
     fail(ErrorCode::kInvalidArgument,
@@ -23,11 +25,8 @@ std::size_t pool_bytes(std::size_t extent_bytes, std::size_t extents) {
   return extent_bytes * extents;
 }
 
-Reservation take_frames(std::size_t bytes) {
-  if (bytes == 0) return {};
-  Reservation range(bytes, bytes, RangeKind::kBuffer, "free frames");
-  take_memory(range.data(), bytes, "frames of parameters");
-  return range;
+Reservation reserve_frames(std::size_t bytes) {
+  return bytes == 0 ? Reservation() : Reservation(bytes, bytes, RangeKind::kBuffer, "free frames");
 }
 
 }  // namespace
@@ -40,15 +39,24 @@ struct FramePool::State {
   Charge charge;
   Reservation parking;
   ExtentMap map;
-  std::size_t given_back = 0;  // extents that the map has as taken for good
+  std::vector<ExtentRun> without_memory;  // that the map has as taken
+  std::size_t given_back = 0;             // extents of these
   pid_t owner = ::getpid();
 
-  State(Ledger& account, std::size_t extent, std::size_t extents)
+  State(Ledger& account, std::size_t extent, std::size_t extents, std::size_t capacity)
       : ledger(account),
         extent_bytes(extent),
         charge(account, Tier::kHost, Purpose::kParameter, pool_bytes(extent, extents)),
-        parking(take_frames(charge.bytes())),
-        map(extents) {}
+        parking(reserve_frames(pool_bytes(extent, capacity))),
+        map(capacity),
+        given_back(capacity - extents) {
+    const std::vector<ExtentRun> first = map.take(extents);
+    without_memory = map.take(given_back);
+    for (const ExtentRun run : first) {
+      take_memory(parked_at(run), bytes_of(run), kFrames);
+      map.give_back(run);
+    }
+  }
 
   std::byte* parked_at(ExtentRun run) const { return parking.data() + run.first * extent_bytes; }
   std::size_t bytes_of(ExtentRun run) const { return run.count * extent_bytes; }
@@ -58,8 +66,8 @@ struct FramePool::State {
   void require_placeable(const Home::State& home, std::size_t bytes) const;
 };
 
-FramePool::FramePool(Ledger& ledger, std::size_t extent_bytes, std::size_t extents)
-    : state_(std::make_unique<State>(ledger, extent_bytes, extents)) {}
+FramePool::FramePool(Ledger& ledger, std::size_t extent_bytes, std::size_t extents, std::size_t capacity)
+    : state_(std::make_unique<State>(ledger, extent_bytes, extents, std::max(extents, capacity))) {}
 
 FramePool::~FramePool() {
   ensure(free_extents() == extents(), "a frame pool ended while homes hold {} of its {} extents",
@@ -195,9 +203,34 @@ void FramePool::give_back(std::size_t extents_left) {
   State& s = *state_;
   const std::size_t leaving = std::min(s.map.free(), extents() - std::min(extents(), extents_left));
   if (leaving == 0) return;
-  for (const ExtentRun run : s.map.take(leaving)) drop_memory(s.parked_at(run), s.bytes_of(run));
+  for (const ExtentRun run : s.map.take(leaving)) {
+    drop_memory(s.parked_at(run), s.bytes_of(run));
+    s.without_memory.push_back(run);
+  }
   s.given_back += leaving;
   s.charge.shrink(s.charge.bytes() - leaving * s.extent_bytes);
+}
+
+void FramePool::take_more(std::size_t extents_wanted) {
+  State& s = *state_;
+  while (extents() < extents_wanted) {
+    ensure(!s.without_memory.empty(), "a frame pool of {} extents is to have {}", s.map.size(),
+           extents_wanted);
+    ExtentRun& last = s.without_memory.back();
+    const std::size_t count = std::min(last.count, extents_wanted - extents());
+    const ExtentRun taken = {last.first + last.count - count, count};
+    s.charge.grow(s.charge.bytes() + s.bytes_of(taken));
+    try {
+      take_memory(s.parked_at(taken), s.bytes_of(taken), kFrames);
+    } catch (...) {
+      s.charge.shrink(s.charge.bytes() - s.bytes_of(taken));
+      throw;
+    }
+    s.map.give_back(taken);
+    s.given_back -= count;
+    last.count -= count;
+    if (last.count == 0) s.without_memory.pop_back();
+  }
 }
 
 }  // namespace sluice::allocator

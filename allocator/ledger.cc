@@ -117,6 +117,11 @@ void Charge::shrink(std::uint64_t bytes) {
   bytes_ = bytes;
 }
 
+void Charge::grow(std::uint64_t bytes) {
+  ledger_->charge(tier_, purpose_, bytes - bytes_);
+  bytes_ = bytes;
+}
+
 Charge::Charge(Charge&& other) noexcept
     : ledger_(std::exchange(other.ledger_, nullptr)),
       tier_(other.tier_),

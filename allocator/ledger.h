@@ -87,6 +87,7 @@ class Charge {
   Charge& operator=(Charge&& other) noexcept;
   std::uint64_t bytes() const { return bytes_; }
   void shrink(std::uint64_t bytes);  // REQUIRES: at most bytes(), and at most what is charged to its purpose
+  void grow(std::uint64_t bytes);    // REQUIRES: at least bytes(). Throws as Ledger::charge()
 
  private:
   Ledger* ledger_ = nullptr;

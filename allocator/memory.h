@@ -19,18 +19,23 @@ namespace sluice::allocator {
 class Region {
  public:
   Region() = default;
-  Region(Ledger& ledger, Purpose purpose,
-         std::size_t bytes);  // bytes are rounded up to a huge page; 0 gives an empty one
+  // bytes are rounded up to a huge page. capacity: what resize() may make of it, in addresses without memory;
+  // less than bytes: as many. An empty one where both are 0.
+  Region(Ledger& ledger, Purpose purpose, std::size_t bytes, std::size_t capacity = 0);
   ~Region();
   Region(Region&& other) noexcept;
   Region& operator=(Region&& other) noexcept;
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
   std::span<std::byte> bytes() const { return {data_, size_}; }
+  // Gives back what lies beyond, or takes more, which is zero. The rest stays where it is. Throws as the
+  // constructor, with nothing changed. REQUIRES: at most the capacity.
+  void resize(std::size_t bytes);
 
  private:
   std::byte* data_ = nullptr;
-  std::size_t size_ = 0;
+  std::size_t size_ = 0, capacity_ = 0;
+  Purpose purpose_ = Purpose::kBase;
   Charge charge_;
 };
 
@@ -93,9 +98,10 @@ class FormerHome {
 // call. Thread rule: one thread at a time; never while an I/O or another thread uses the home.
 class FramePool {
  public:
-  // Takes extents * extent_bytes, charged to the ledger as kParameter ("free" frames count so too).
-  // REQUIRES: extent_bytes is a multiple of kHugePage.
-  FramePool(Ledger& ledger, std::size_t extent_bytes, std::size_t extents);
+  // Takes extents * extent_bytes, charged to the ledger as kParameter ("free" frames count so too). capacity:
+  // how many take_more() may make of them; less than extents: as many. REQUIRES: extent_bytes is a multiple
+  // of kHugePage.
+  FramePool(Ledger& ledger, std::size_t extent_bytes, std::size_t extents, std::size_t capacity = 0);
   ~FramePool();  // REQUIRES: no home holds an extent of it
   FramePool(const FramePool&) = delete;
   FramePool& operator=(const FramePool&) = delete;
@@ -126,6 +132,9 @@ class FramePool {
   // Gives memory back to the system and the ledger: free extents, until the pool has only that many, or none
   // is free.
   void give_back(std::size_t extents_left);
+  // Takes memory until the pool has that many extents. Throws Error(kBudget) where the ledger or the system
+  // refuses it; what was taken until then stays. REQUIRES: at most the capacity.
+  void take_more(std::size_t extents);
 
  private:
   struct State;

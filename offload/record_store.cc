@@ -80,15 +80,17 @@ void take_space(StoreState& state) {
     for (; taken < state.files.size(); ++taken)
       state.files[taken].file->allocate(state.layout.taken()[taken]);
   } catch (...) {
-    for (std::size_t i = 0; i < taken; ++i) state.files[i].file->allocate(0);
+    for (std::size_t i = 0; i < taken; ++i) state.files[i].file->allocate(state.allocated_layout.taken()[i]);
     throw;
   }
 }
 
 StoredRecord& checked_record(StoreState& state, RecordId id, std::uint64_t offset, std::size_t bytes) {
-  if (!state.allocated) fail(ErrorCode::kState, "records cannot be read or written before allocate()");
   if (id >= state.records.size())
     fail(ErrorCode::kInvalidArgument, "there is no record {}: {} are defined", id, state.records.size());
+  if (id >= state.space.size())
+    fail(ErrorCode::kState, "record '{}' cannot be read or written before allocate()",
+         state.records[id].name);
   StoredRecord& record = state.records[id];
   const std::uint64_t whole = record.place.bytes, block = record.place.block_bytes;
   const bool inside = offset <= whole && bytes <= whole - offset;
@@ -133,8 +135,6 @@ RecordStore::~RecordStore() = default;
 
 RecordId RecordStore::define(std::string name, std::uint64_t bytes, allocator::Purpose purpose,
                              std::size_t block_bytes) {
-  if (state_->allocated)
-    fail(ErrorCode::kState, "record '{}' is defined after allocate(): define all records before", name);
   if (bytes % kDiskBlock != 0)
     fail(ErrorCode::kInvalidArgument, "record '{}' of {} bytes: its size must be a multiple of {}", name,
          bytes, kDiskBlock);
@@ -155,14 +155,20 @@ std::size_t RecordStore::metadata_bytes(std::uint64_t bytes, std::size_t block_b
 }
 
 void RecordStore::allocate() {
-  if (state_->allocated) fail(ErrorCode::kState, "allocate() is called a second time");
-  check_limits(*state_);
-  std::vector<allocator::Charge> space;
-  for (const StoredRecord& record : state_->records)
-    space.emplace_back(state_->ledger, allocator::Tier::kDisk, record.purpose, record.place.bytes);
-  take_space(*state_);
-  state_->space = std::move(space);
-  state_->allocated = true;
+  State& s = *state_;
+  const std::size_t before = s.space.size();
+  try {
+    check_limits(s);
+    for (std::size_t i = before; i < s.records.size(); ++i)
+      s.space.emplace_back(s.ledger, allocator::Tier::kDisk, s.records[i].purpose, s.records[i].place.bytes);
+    take_space(s);
+  } catch (...) {
+    s.space.resize(before);
+    while (s.records.size() > before) s.records.pop_back();
+    s.layout = s.allocated_layout;
+    throw;
+  }
+  s.allocated_layout = s.layout;
 }
 
 void RecordStore::read(RecordId record, std::uint64_t offset, std::span<std::byte> into, Done done) {

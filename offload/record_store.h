@@ -1,5 +1,6 @@
 #pragma once
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -37,14 +38,17 @@ struct StoreFile {
 
 struct StoreState {
   StoreState(allocator::Ledger& the_ledger, Trace* the_trace, std::vector<StoreFile> the_files)
-      : ledger(the_ledger), trace(the_trace), layout(the_files.size()), files(std::move(the_files)) {}
+      : ledger(the_ledger),
+        trace(the_trace),
+        layout(the_files.size()),
+        allocated_layout(layout),
+        files(std::move(the_files)) {}
 
   allocator::Ledger& ledger;
   Trace* const trace;
-  RecordLayout layout;
-  std::vector<StoredRecord> records;
-  std::vector<allocator::Charge> space;  // one a record, once allocated
-  bool allocated = false;
+  RecordLayout layout, allocated_layout;
+  std::deque<StoredRecord> records;      // transfers refer to them
+  std::vector<allocator::Charge> space;  // one a record that has its space
   std::atomic<std::uint64_t> bytes_read{0}, bytes_written{0};
   std::vector<StoreFile> files;  // last: their destruction waits for transfers, which use the rest
 };

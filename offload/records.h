@@ -35,7 +35,7 @@ using RecordId = std::uint32_t;
 // and says "stale" where they are what an earlier generation wrote.
 // A transfer covers whole blocks, or ends at the record's end. What was never written cannot be read
 // (Error(kState)). Transfers of one block must not overlap in time; the caller waits in between. Thread rule:
-// define() and allocate() from one thread before any transfer; the rest from any thread.
+// define() and allocate() from one thread while there is no transfer; the rest from any thread.
 class RecordStore {
  public:
   static constexpr std::size_t kBlock = std::size_t{1} << 20;  // of a record that asks for no other
@@ -52,8 +52,8 @@ class RecordStore {
                   std::size_t block_bytes = kBlock);
   // What define() charges to the ledger's base in memory, for the checksums of its blocks above all.
   static std::size_t metadata_bytes(std::uint64_t bytes, std::size_t block_bytes = kBlock);
-  // Takes the space for all records: Error(kBudget) where a limit or a disk is too small, with what is
-  // missing.
+  // Takes the space for all records that have none yet: Error(kBudget) where a limit or a disk is too small,
+  // with what is missing; those are no records then.
   void allocate();
 
   // offset: a multiple of the record's block. Done as in File. Checksums are compared or computed on the

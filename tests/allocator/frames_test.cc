@@ -263,6 +263,38 @@ TEST(FramePool, WhatLeavesStaysAtItsAddress) {
   EXPECT_EQ(thrown_by([&] { pool.leave(absent); }).code, ErrorCode::kState);
 }
 
+TEST(FramePool, TakesMoreUpToItsCapacity) {
+  Ledger ledger;
+  ledger.set_budget(Tier::kHost, 10 * kExtent);
+  {
+    FramePool pool(ledger, kExtent, 2, 16);
+    EXPECT_EQ(pool.extents(), 2u);
+    EXPECT_EQ(held(ledger, Purpose::kParameter), 2 * kExtent);
+    Home home("home", 2 * kExtent), large("large", 6 * kExtent);
+    ASSERT_TRUE(pool.place(home, 2 * kExtent, Purpose::kParameter));
+    stamp(home.data(), home.size(), 3);
+    const std::size_t before = resident_bytes();
+    for (int round = 0; round < 3; ++round) {
+      EXPECT_FALSE(pool.place(large, 6 * kExtent, Purpose::kParameter));
+      pool.take_more(8);
+      EXPECT_EQ(pool.free_extents(), 6u);
+      EXPECT_EQ(host_total(ledger).current, 8 * kExtent);
+      EXPECT_GE(resident_bytes() + 2 * kExtent, before + 6 * kExtent);
+      ASSERT_TRUE(pool.place(large, 6 * kExtent, Purpose::kParameter));
+      stamp(large.data(), large.size(), 4);
+      EXPECT_TRUE(has_stamp(large.data(), large.size(), 4));
+      pool.shrink(large, 0);
+      pool.give_back(2);
+      EXPECT_EQ(host_total(ledger).current, 2 * kExtent);
+      EXPECT_LE(resident_bytes(), before + 2 * kExtent);
+    }
+    EXPECT_TRUE(has_stamp(home.data(), home.size(), 3));
+    EXPECT_EQ(thrown_by([&] { pool.take_more(11); }).code, ErrorCode::kBudget);
+    EXPECT_EQ(thrown_by([&] { pool.take_more(17); }).code, ErrorCode::kBudget);
+  }
+  EXPECT_EQ(host_total(ledger).current, 0u);
+}
+
 TEST(FramePool, HugePagesSurviveTheMoves) {
   Ledger ledger;
   FramePool pool(ledger, kExtent, 16);

@@ -32,6 +32,31 @@ TEST(Region, OfNoBytesHoldsNothing) {
   EXPECT_TRUE(region.bytes().empty());
 }
 
+TEST(Region, GrowsAndShrinksWhereItIs) {
+  Ledger ledger;
+  ledger.set_budget(Tier::kHost, 20 * kHugePage);
+  Region region(ledger, Purpose::kOptimizerState, 0, 32 * kHugePage);
+  EXPECT_EQ(region.size(), 0u);
+  std::byte* const data = region.data();
+  const std::size_t before = resident_bytes();
+  for (const std::size_t pages : {16, 8, 16, 1, 20, 0, 4}) {
+    const std::size_t kept = std::min(region.size(), pages * kHugePage);
+    if (kept > 0) stamp(region.data(), kept, 5);
+    region.resize(pages * kHugePage - 1 + (pages == 0 ? 1 : 0));
+    EXPECT_EQ(region.data(), data);
+    EXPECT_EQ(region.size(), pages * kHugePage);
+    EXPECT_EQ(held(ledger, Purpose::kOptimizerState), pages * kHugePage);
+    EXPECT_TRUE(kept == 0 || has_stamp(data, kept, 5));
+    EXPECT_TRUE(
+        std::all_of(data + kept, data + region.size(), [](std::byte b) { return b == std::byte{0}; }));
+    EXPECT_NEAR(static_cast<double>(resident_bytes()), static_cast<double>(before + region.size()),
+                4.0 * kMiB);
+  }
+  EXPECT_EQ(thrown_by([&] { region.resize(21 * kHugePage); }).code, ErrorCode::kBudget);
+  EXPECT_EQ(region.size(), 4 * kHugePage);
+  EXPECT_EQ(thrown_by([&] { region.resize(33 * kHugePage); }).code, ErrorCode::kInternal);
+}
+
 TEST(Region, MovesKeepAddressAndCharge) {
   Ledger ledger;
   Region first(ledger, Purpose::kStaging, kHugePage);

@@ -425,9 +425,40 @@ TEST(RecordStoreTest, TheOrderOfCallsIsHeld) {
   EXPECT_EQ(error_of([&] { store.define("odd", 1000, Purpose::kParameter); }).code(),
             ErrorCode::kInvalidArgument);
   store.allocate();
-  EXPECT_EQ(error_of([&] { store.allocate(); }).code(), ErrorCode::kState);
-  EXPECT_EQ(error_of([&] { store.define("late", kBlock, Purpose::kParameter); }).code(), ErrorCode::kState);
+  store.allocate();
   put(store, record, 0, data.all());
+  const RecordId late = store.define("late", kBlock, Purpose::kParameter);
+  EXPECT_EQ(error_of([&] { put(store, late, 0, data.all()); }).code(), ErrorCode::kState);
+  store.allocate();
+  put(store, late, 0, data.all());
+}
+
+TEST(RecordStoreTest, RecordsThatComeLaterLeaveTheOthersAsTheyAre) {
+  Ledger ledger;
+  ledger.set_budget(Tier::kDisk, 4 * kBlock);
+  const auto on_disk = [&] { return ledger.snapshot().total[static_cast<std::size_t>(Tier::kDisk)].current; };
+  const std::unique_ptr<File> file = make_memory_file("file");
+  RecordStore store(borrowed(*file), ledger);
+  Buffer first(2 * kBlock), second(kBlock), back(2 * kBlock);
+  fill(first.all(), 1), fill(second.all(), 2);
+  const RecordId early = store.define("early", 2 * kBlock, Purpose::kParameter);
+  store.allocate();
+  put(store, early, 0, first.all());
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    const RecordId large = store.define("large", 3 * kBlock, Purpose::kParameter);
+    EXPECT_EQ(error_of([&] { store.allocate(); }).code(), ErrorCode::kBudget);
+    EXPECT_EQ(error_of([&] { put(store, large, 0, first.all()); }).code(), ErrorCode::kInvalidArgument);
+    EXPECT_EQ(on_disk(), 2 * kBlock);
+    EXPECT_EQ(file->size(), 2 * kBlock);
+  }
+  const RecordId late = store.define("late", kBlock, Purpose::kParameter);
+  store.allocate();
+  EXPECT_EQ(on_disk(), 3 * kBlock);
+  put(store, late, 0, second.all());
+  get(store, early, 0, back.all());
+  EXPECT_TRUE(equal(back.all(), first.all()));
+  get(store, late, 0, back.part(0, kBlock));
+  EXPECT_TRUE(equal(back.part(0, kBlock), second.all()));
 }
 
 TEST(RecordStoreTest, TheLedgerHoldsDiskSpaceByPurposeAndMetadata) {
