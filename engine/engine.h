@@ -170,6 +170,13 @@ class Engine {
   // By how much the process grows at most while all leave with their values (negative: it shrinks).
   std::int64_t growth_of_leaving() const;
 
+  // Any order, between steps: the same units by another plan, where they are by this one and how much they
+  // take. Values, state and addresses stay; what has another place is moved, and no more memory is held
+  // meanwhile than by one of the two. Error(kBudget), with nothing changed, where the disk has no room for
+  // what leaves memory; Error(kState), likewise, where a unit is held, has no values, or has a gradient.
+  // REQUIRES: made for the same profile, optimizer, chunks and clipping.
+  void replan(const Plan& plan);
+
   // Lets waiting updates and transfers go on with what has arrived; called between the ops of a model. Never
   // waits.
   void progress();

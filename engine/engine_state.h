@@ -42,6 +42,9 @@ struct Engine::State {
   Access take_held(const Access& access);
 
   void leave(bool with_values, const std::function<void(UnitId, allocator::FormerHome)>& take);
+  void check_replan(const Plan& next);
+  void take_disk(const Plan& next);  // for what leaves memory
+  void replan(const Plan& next);
 
   // In the order of a schedule.
   void build_schedule(const Profile& profile);

@@ -37,6 +37,9 @@ struct Planned {
   engine::Profile profile;
   engine::Budget budget;
   engine::Plan plan;
+  engine::PlanRequest request;
+  engine::MachineRates rates;
+  std::uint64_t reserved = 0;  // of the budget's base
   std::uint64_t checkpoint_buffers = 0;
   std::uint32_t groups = 1;
   int threads = 1;

@@ -118,8 +118,7 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   check_limits(made.disk);
   const std::vector<offload::DiskKnowledge> disks = models::know_disks(made.disk);
   made.io = offload::make_io_service(offload::options_for(disks));
-  engine::MachineRates rates;
-  models::add_disk(disks, rates);
+  models::add_disk(disks, made.rates);
   made.checkpoint_buffers =
       models::CheckpointTensors(engine::Layout(made.profile.units), *made.optimizer).buffer_bytes();
   made.budget.memory = options.memory;
@@ -127,7 +126,9 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   const std::uint64_t holds = allocator::resident_bytes();
   made.budget.base = holds - std::min(holds, options.given_back) + models::kReserve + options.reserved +
                      made.checkpoint_buffers + made.trace_events * models::kTraceEventBytes;
-  made.plan = engine::make_plan(made.profile, *made.optimizer, made.budget, request_of(options), rates);
+  made.reserved = options.reserved;
+  made.request = request_of(options);
+  made.plan = engine::make_plan(made.profile, *made.optimizer, made.budget, made.request, made.rates);
   return made;
 }
 
@@ -148,7 +149,7 @@ sluice_engine::sluice_engine(Planned made)
                              planned.profile.hidden_bytes);
   if (planned.trace_events > 0) trace.emplace(planned.trace_events);
   Trace* events = trace ? &*trace : nullptr;
-  if (planned.plan.uses_disk())
+  if (!planned.disk.empty())  // another plan may use it
     disk = std::make_unique<offload::RecordStore>(*planned.io, planned.disk, ledger, events);
   engine = std::make_unique<sluice::engine::Engine>(
       planned.profile, planned.plan, *planned.optimizer,

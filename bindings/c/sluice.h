@@ -222,7 +222,13 @@ SLUICE_API sluice_status sluice_engine_leave(sluice_engine* engine, uint32_t wit
                                              sluice_home** homes);
 /* From any thread, once. NULL is allowed. */
 SLUICE_API void sluice_home_destroy(sluice_home* home);
-/* The plan that it was made by, as sluice_plan() gives it. */
+/* Another plan, for when the caller will take `reserved` (as options.reserved counts it, from what the
+ * process held when the engine was made): what has another place by it is moved, values and addresses stay,
+ * and the memory that was stated is kept meanwhile. Between steps, with every unit given values. With nothing
+ * changed: SLUICE_BUDGET where no plan fits, or the disk has no room for what would leave memory;
+ * SLUICE_STATE where a unit is held, or has gradients. */
+SLUICE_API sluice_status sluice_engine_replan(sluice_engine* engine, uint64_t reserved);
+/* The plan that it has, as sluice_plan() gives it. */
 SLUICE_API sluice_status sluice_engine_plan(const sluice_engine* engine, char** json);
 
 /* Values. Every unit is given values once before it is acquired or saved; that may be repeated while it

@@ -54,10 +54,18 @@ std::size_t UpdatePipeline::slot_bytes(const StateFormat& format) {
 }
 
 void UpdatePipeline::start(allocator::Ledger& ledger, std::size_t slots) {
-  const std::size_t bytes = slot_bytes(states_.format());
-  staging_ = allocator::Region(ledger, allocator::Purpose::kStaging, slots * bytes);
+  set_slots(ledger, slots);
   round_memory_ =
       allocator::Region(ledger, allocator::Purpose::kWorkspace, rounds_need(layout_, optimizer_).bytes);
+}
+
+void UpdatePipeline::set_slots(allocator::Ledger& ledger, std::size_t slots) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return transfers_ == 0; });
+  slots_.clear();
+  staging_ = {};  // before the next is taken
+  const std::size_t bytes = slot_bytes(states_.format());
+  staging_ = allocator::Region(ledger, allocator::Purpose::kStaging, slots * bytes);
   slots_.resize(own_slots_ = slots);
   for (std::size_t i = 0; i < slots; ++i) slots_[i].data = staging_.data() + i * bytes;
 }

@@ -69,6 +69,10 @@ class UpdatePipeline {
 
   // Whether that pass over the unit looks at parameters, or writes them.
   bool needs_parameters(UnitId unit, const std::optional<Pass>& pass) const;
+
+  // Another number of them. REQUIRES: idle, and nothing is lent.
+  void set_slots(allocator::Ledger& ledger, std::size_t slots);
+
   // on_applied: called once from pump(), when parameters and gradient are no longer needed by the update.
   // REQUIRES: no update of that unit is under way.
   void add(const Update& update, std::function<void()> on_applied);

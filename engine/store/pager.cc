@@ -6,6 +6,7 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "engine/store/holding.h"
 
 namespace sluice::engine {
 namespace {
@@ -13,39 +14,6 @@ namespace {
 constexpr std::size_t kWrittenAhead = 2;  // accesses beyond those that are fetched for
 
 }  // namespace
-
-struct Pager::Holding {
-  enum class Io : std::uint8_t { kNone, kReading, kWriting };
-  HoldingSpec spec;
-  allocator::Region region;  // where resident and not exposed
-  allocator::Home home;      // otherwise
-  allocator::Home hidden;    // of an exposed one: where its memory is while nobody views it
-  int readers = 0, writers = 0;
-  offload::RecordId record = 0;
-  std::size_t contents = 0;  // bytes; 0: none
-  bool present = false;      // frames are under the home, and hold the contents once no read is under way
-  bool on_disk = false;      // the record holds the contents
-  bool parked = false;       // others may read the record at any time
-  int pins = 0;
-  Io io = Io::kNone;
-  offload::Batch batch;
-  std::vector<std::size_t> uses;  // positions in the schedule, ascending
-  const Holding* next = nullptr;  // that this one follows
-
-  bool may_leave() const { return !spec.resident && present && pins == 0 && io == Io::kNone; }
-  bool is_unwritten() const { return contents > 0 && !on_disk; }
-  bool in_region() const { return spec.resident && !spec.exposed; }
-  bool is_hidden() const { return hidden.placed() > 0; }
-  allocator::Home& arrival() { return spec.exposed ? hidden : home; }
-  std::byte* data() const {
-    if (in_region()) return region.data();
-    return is_hidden() ? hidden.data() : home.data();
-  }
-
-  std::size_t transfer_bytes() const {
-    return std::min(round_up(contents, offload::RecordStore::kBlock), round_up(spec.bytes, kDiskBlock));
-  }
-};
 
 Pager::Pager(allocator::Ledger& ledger, offload::RecordStore* disk, Waits& waits)
     : ledger_(ledger), disk_(disk), waits_(waits) {}
@@ -65,12 +33,19 @@ Pager::~Pager() {
 HoldingId Pager::define(const HoldingSpec& spec) {
   auto holding = std::make_unique<Holding>();
   holding->spec = spec;
-  if (!spec.resident && spec.stored) {
-    ensure(disk_ != nullptr, "the plan puts '{}' on disk, and there is no disk tier", spec.name);
-    holding->record = disk_->define(spec.name, round_up(spec.bytes, kDiskBlock), spec.purpose);
-  }
   holdings_.push_back(std::move(holding));
-  return static_cast<HoldingId>(holdings_.size() - 1);
+  const auto id = static_cast<HoldingId>(holdings_.size() - 1);
+  if (!spec.resident) define_record(id);
+  return id;
+}
+
+bool Pager::define_record(HoldingId id) {
+  Holding& holding = *holdings_[id];
+  if (holding.record || !holding.spec.stored) return false;
+  ensure(disk_ != nullptr, "the plan puts '{}' on disk, and there is no disk tier", holding.spec.name);
+  holding.record =
+      disk_->define(holding.spec.name, round_up(holding.spec.bytes, kDiskBlock), holding.spec.purpose);
+  return true;
 }
 
 void Pager::follow(HoldingId id, HoldingId next) { holdings_[id]->next = holdings_[next].get(); }
@@ -95,9 +70,10 @@ void Pager::make_homes() {
 }
 
 void Pager::start(std::size_t extent_bytes, std::size_t extents) {
-  const std::size_t resident = exposed_resident_extents(extent_bytes);
-  if (extents + resident > 0)
-    pool_ = std::make_unique<allocator::FramePool>(ledger_, extent_bytes, extents + resident);
+  const std::size_t taken = extents + exposed_resident_extents(extent_bytes);
+  std::size_t most = 0;  // that another plan may ask for
+  for (const auto& holding : holdings_) most += divide_up(holding->spec.bytes, extent_bytes);
+  if (taken > 0) pool_ = std::make_unique<allocator::FramePool>(ledger_, extent_bytes, taken, most);
   make_homes();
   for (auto& holding : holdings_) {
     const HoldingSpec& spec = holding->spec;
@@ -142,21 +118,20 @@ bool Pager::make_room(const Holding& wanted, bool forced) {
          extents, pool_->extents());
   const std::size_t limit = forced ? 0 : distance(wanted);
   while (pool_->free_extents() < extents) {
-    Holding* victim = nullptr;
-    for (const auto& holding : holdings_) {
-      Holding& h = *holding;
-      if (!h.may_leave() || h.is_unwritten()) continue;
-      if (victim == nullptr || distance(h) > distance(*victim)) victim = &h;
-    }
+    Holding* const victim = furthest(false);
     if (victim == nullptr || (!forced && distance(*victim) <= limit)) {
       write_out(extents, limit, forced);
       return false;
     }
-    pool_->shrink(victim->home, 0);
-    pool_->shrink(victim->hidden, 0);
-    victim->present = false;
+    evict(*victim);
   }
   return true;
+}
+
+void Pager::evict(Holding& victim) {
+  pool_->shrink(victim.home, 0);
+  pool_->shrink(victim.hidden, 0);
+  victim.present = false;
 }
 
 // What is in the way of the next accesses.
@@ -181,28 +156,29 @@ void Pager::write_out(std::size_t extents, std::size_t nearest, bool forced) {
     if (leaves && distance(h) > nearest) available += pool_->extents_for(h.spec.bytes);
   }
   while (available < extents) {
-    Holding* const unwritten = furthest_unwritten();
+    Holding* const unwritten = furthest(true);
     if (unwritten == nullptr || (!forced && distance(*unwritten) <= nearest)) return;
     begin_transfer(*unwritten, true);
     available += pool_->extents_for(unwritten->spec.bytes);
   }
 }
 
-Pager::Holding* Pager::furthest_unwritten() const {
-  Holding* furthest = nullptr;
+// Of those whose frames could be taken, at once or (unwritten) when they are written.
+Pager::Holding* Pager::furthest(bool unwritten) const {
+  Holding* found = nullptr;
   for (const auto& holding : holdings_)
-    if (holding->may_leave() && holding->is_unwritten() && holding->spec.stored &&
-        (furthest == nullptr || distance(*holding) > distance(*furthest)))
-      furthest = holding.get();
-  return furthest;
+    if (holding->may_leave() && holding->is_unwritten() == unwritten &&
+        (!unwritten || holding->spec.stored) && (found == nullptr || distance(*holding) > distance(*found)))
+      found = holding.get();
+  return found;
 }
 
 void Pager::begin_transfer(Holding& holding, bool write) {
   const std::span<std::byte> bytes{holding.data(), holding.transfer_bytes()};
   holding.io = write ? Holding::Io::kWriting : Holding::Io::kReading;
   try {
-    write ? disk_->write(holding.record, 0, bytes, holding.batch.add())
-          : disk_->read(holding.record, 0, bytes, holding.batch.add());
+    write ? disk_->write(*holding.record, 0, bytes, holding.batch.add())
+          : disk_->read(*holding.record, 0, bytes, holding.batch.add());
   } catch (...) {
     holding.io = Holding::Io::kNone;
     throw;
@@ -342,7 +318,11 @@ void Pager::written(HoldingId id, std::size_t bytes) {
   holding.on_disk = false;
 }
 
-void Pager::park(HoldingId id) { holdings_[id]->parked = true; }
+void Pager::park(HoldingId id) {
+  Holding& holding = *holdings_[id];
+  if (holding.io == Holding::Io::kReading) settle(holding);  // the next cycle may begin with it
+  holding.parked = true;
+}
 
 void Pager::unpark(HoldingId id) { holdings_[id]->parked = false; }
 
@@ -443,6 +423,6 @@ std::byte* Pager::address(HoldingId id) const {
   const Holding& holding = *holdings_[id];
   return holding.in_region() ? holding.region.data() : holding.home.data();
 }
-offload::RecordId Pager::record(HoldingId id) const { return holdings_[id]->record; }
+offload::RecordId Pager::record(HoldingId id) const { return holdings_[id]->record.value(); }
 
 }  // namespace sluice::engine

@@ -89,6 +89,14 @@ class Pager {
   // REQUIRES: not held.
   void forget(HoldingId holding);
 
+  // Another plan. What is to be no longer resident has a record before, and frames for what is to be; the
+  // others' go to the frames at once, and stay there until others need these. One that is not exposed has no
+  // contents then. REQUIRES: nothing is held or under way.
+  bool define_record(HoldingId holding);  // false: it has one, or needs none. Before RecordStore::allocate()
+  void forget_record(HoldingId holding);  // which could not be allocated
+  void set_resident(HoldingId holding, bool resident);
+  void set_extents(std::size_t extents);  // with those of what is resident; writes what is in the way
+
   // The end. Those that are not exposed give their memory back at once, with what they hold.
   void drop_unexposed();
   // An exposed one leaves for good; what is under its address is ordinary memory with its contents then, or
@@ -124,7 +132,8 @@ class Pager {
   bool make_room(const Holding& wanted, bool forced);
   void write_behind(std::size_t accesses);
   void write_out(std::size_t extents, std::size_t nearest, bool forced);
-  Holding* furthest_unwritten() const;
+  Holding* furthest(bool unwritten) const;
+  void evict(Holding& victim);
   void begin_transfer(Holding& holding, bool write);
   void fetch_ahead(std::size_t accesses);
   bool begin_fetch(Holding& holding, bool forced);

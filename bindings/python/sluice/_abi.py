@@ -133,6 +133,7 @@ _STATUS_FUNCTIONS: dict[str, list[Any]] = {
     "sluice_plan": [c_void_p, POINTER(EngineOptions), _TEXT_OUT],
     "sluice_engine_create": [c_void_p, POINTER(EngineOptions), POINTER(c_void_p)],
     "sluice_engine_plan": [c_void_p, _TEXT_OUT],
+    "sluice_engine_replan": [c_void_p, c_uint64],
     "sluice_engine_leave": [c_void_p, c_uint32, c_uint64, POINTER(c_void_p)],
     "sluice_engine_set_values": [c_void_p, c_uint32, VALUES, c_void_p],
     "sluice_engine_get_values": [c_void_p, c_uint32, VALUES, c_void_p],

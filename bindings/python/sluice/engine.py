@@ -16,7 +16,7 @@ from . import _abi, _buffers, _make
 from ._handle import Handle, call, text_of
 from ._library import library
 from .errors import Error, InvalidArgumentError, StateError
-from .model import Counters, LedgerLine, Options, Parameter, Path, StepResult, Unit, whole
+from .model import Counters, LedgerLine, Options, Parameter, Path, Size, StepResult, Unit, size_of, whole
 from .optimizers import Optimizer
 
 Stream = Callable[[str, int, memoryview], object]
@@ -325,16 +325,20 @@ class Engine:
     def save(self, out: Path, keep: int = 0) -> str:
         """Writes a checkpoint into the folder `out`, whole or not at all; the newest `keep` (0: all) stay. Gives its
         folder. Between steps."""
-        kept = whole(keep, "keep", 2**64)
         with self._handle.use() as address:
-            return text_of("sluice_engine_save", address, _make.path_of(out), kept)
+            return text_of("sluice_engine_save", address, _make.path_of(out), whole(keep, "keep", 2**64))
 
     def load(self, path: Path) -> None:
         """Loads a checkpoint that save() gave, or the newest in such a folder. Every byte is verified."""
         self._handle.call("sluice_engine_load", _make.path_of(path))
 
+    def replan(self, reserved: Size) -> None:
+        """The plan for another Options.reserved, between steps: what has another place by it is moved, within the memory
+        that was stated. Raises BudgetError, with nothing changed, where there is none."""
+        self._handle.call("sluice_engine_replan", size_of(reserved, "reserved"))
+
     def plan(self) -> dict[str, Any]:
-        """The plan that it was made by, as sluice.plan() gives it."""
+        """The plan that it has, as sluice.plan() gives it."""
         with self._handle.use() as address:
             made: dict[str, Any] = json.loads(text_of("sluice_engine_plan", address))
             return made

@@ -1,0 +1,80 @@
+#include "core/bytes.h"
+#include "engine/engine_state.h"
+
+namespace sluice::engine {
+
+void Engine::State::check_replan(const Plan& next) {
+  ensure(any_order && next.chunk_elements == plan.chunk_elements && next.clip == plan.clip &&
+             next.extent_bytes == plan.extent_bytes && next.units.size() == plan.units.size(),
+         "the plan is of another engine");
+  if (in_step || !held.empty())
+    refuse(ErrorCode::kState, "the plan is changed {}",
+           in_step ? "in the middle of a step; finish or abandon the step"
+                   : fmt::format("while unit '{}' is held; release it", name_of(held.front().unit)));
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
+    require_values(unit);
+    if (gradients.uses(unit) > 0 && gradients.any(unit))
+      refuse(ErrorCode::kState,
+             "the plan is changed while '{}' has gradients; drop them, or finish their step", name_of(unit));
+  }
+}
+
+void Engine::State::take_disk(const Plan& next) {
+  std::vector<HoldingId> holdings;
+  std::vector<UnitId> units;
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
+    const UnitPlan& placed = next.units[unit];
+    if (!placed.parameters_resident && pager.define_record(parameters[unit]))
+      holdings.push_back(parameters[unit]);
+    for (int use = 0; use < gradients.uses(unit); ++use)
+      if (!placed.gradient_resident && pager.define_record(gradients.holding(unit, use)))
+        holdings.push_back(gradients.holding(unit, use));
+    if (!placed.state_resident && states.define_record(unit)) units.push_back(unit);
+  }
+  if (holdings.empty() && units.empty()) return;
+  try {
+    resources.disk->allocate();
+  } catch (const Error& error) {
+    for (const HoldingId holding : holdings) pager.forget_record(holding);
+    for (const UnitId unit : units) states.forget_record(unit);
+    refuse(error.code(), "{}", error.what());
+  }
+}
+
+// All that leaves memory does so before anything enters it.
+void Engine::State::replan(const Plan& next) {
+  settle();
+  take_disk(next);
+  std::vector<bool> resident_states;
+  for (const UnitPlan& unit : next.units) resident_states.push_back(unit.state_resident);
+  const auto place = [&](bool resident) {
+    for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
+      const UnitPlan& placed = next.units[unit];
+      if (placed.parameters_resident == resident) pager.set_resident(parameters[unit], resident);
+      for (int use = 0; use < gradients.uses(unit); ++use)
+        if (placed.gradient_resident == resident && placed.gradient_stored)
+          pager.set_resident(gradients.holding(unit, use), resident);
+    }
+  };
+  const bool more_slots = next.staging_slots > plan.staging_slots;
+  states.leave_memory(resident_states);
+  if (!more_slots) updates.set_slots(resources.ledger, next.staging_slots);
+  place(false);
+  std::size_t frames = next.extents;  // resident parameters are in some, too
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit)
+    if (next.units[unit].parameters_resident) frames += divide_up(layout.unit_bytes(unit), next.extent_bytes);
+  pager.set_extents(frames);
+  place(true);
+  states.enter_memory(resident_states);
+  if (more_slots) updates.set_slots(resources.ledger, next.staging_slots);
+  plan = next;
+}
+
+void Engine::replan(const Plan& plan) {
+  state_->guarded([&] {
+    state_->check_replan(plan);
+    state_->replan(plan);
+  });
+}
+
+}  // namespace sluice::engine

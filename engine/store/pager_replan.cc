@@ -1,0 +1,47 @@
+#include "core/error.h"
+#include "engine/store/holding.h"
+
+namespace sluice::engine {
+
+void Pager::forget_record(HoldingId id) { holdings_[id]->record.reset(); }
+
+void Pager::set_resident(HoldingId id, bool resident) {
+  Holding& holding = *holdings_[id];
+  if (holding.spec.resident == resident) return;
+  if (holding.spec.exposed) {
+    if (resident) {
+      acquire(id, Use::kModify);
+      release(id);
+    }
+    holding.on_disk = false;  // it changes in memory from now on, or has its first place there
+  } else if (resident) {
+    discard(id);
+    holding.home = {};
+    holding.region = allocator::Region(ledger_, holding.spec.purpose, holding.spec.bytes);
+    holding.present = true;
+  } else {
+    holding.contents = 0;
+    holding.region = {};
+    holding.home = allocator::Home(holding.spec.name, holding.spec.bytes);
+    holding.present = false;
+  }
+  holding.spec.resident = resident;
+}
+
+void Pager::set_extents(std::size_t extents) {
+  if (pool_ == nullptr) return;
+  if (extents > pool_->extents()) return pool_->take_more(extents);
+  for (pool_->give_back(extents); pool_->extents() > extents; pool_->give_back(extents)) {
+    if (Holding* const victim = furthest(false)) {
+      evict(*victim);
+      continue;
+    }
+    Holding* const unwritten = furthest(true);
+    ensure(unwritten != nullptr, "{} extents are to be left of {}, and everything in them is held", extents,
+           pool_->extents());
+    begin_transfer(*unwritten, true);
+    settle(*unwritten);
+  }
+}
+
+}  // namespace sluice::engine
