@@ -13,6 +13,7 @@ from ._homes import Home
 from ._units import has_children
 
 if TYPE_CHECKING:
+    from ._demand import Demand
     from ._saved import SavedTensors
 
 _Hook = Callable[..., None]
@@ -57,10 +58,15 @@ class _Acquire:
     found in its first forward, by the touch that they cost, and brought in with it from then on."""
 
     def __init__(
-        self, use: Callable[[int], None], touches: Callable[[], int], saved: SavedTensors, own: Mapping[str, Home]
+        self,
+        use: Callable[[int], None],
+        touches: Callable[[], int],
+        saved: SavedTensors,
+        demand: Demand,
+        own: Mapping[str, Home],
     ) -> None:
         """own: by the names that the module has for them."""
-        self.use, self.touches, self.saved, self.own = use, touches, saved, own
+        self.use, self.touches, self.saved, self.demand, self.own = use, touches, saved, demand, own
         self.homes = list(own.values())
         self.units = sorted({unit for home in self.homes for unit in home.units})
         self.children: list[_Acquire] = []
@@ -68,7 +74,10 @@ class _Acquire:
         self.touched = 0
         self.covered = False  # in graphs of torch.compile(): what they are part of has brought it in
 
-    def before(self, module: torch.nn.Module, args: Any) -> None:
+    def before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        if self.demand.estimating:
+            return
+        self.demand.begin(module, args, kwargs)
         if not self.called:
             self.called, self.touched = True, self.touches()
         for name, home in self.own.items():
@@ -81,10 +90,12 @@ class _Acquire:
 
     def ended(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Also after an exception."""
-        self.saved.end_module(module)
+        if not self.demand.estimating:
+            self.saved.end_module(module)
+            self.demand.end(module, output)
 
     def after(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if not self.children:
+        if not self.children or self.demand.estimating:
             return
         if self.touches() != self.touched:
             for child in self.children:
@@ -137,6 +148,7 @@ def install(
     use: Callable[[int], None],
     touches: Callable[[], int],
     saved: SavedTensors,
+    demand: Demand,
     limit: int,
 ) -> list[Any]:
     """Hooks for all modules of a model; gives what removes them. homes: by the parameter's id. touches: how many there
@@ -146,6 +158,7 @@ def install(
             use,
             touches,
             saved,
+            demand,
             {name: homes[id(p)] for name, p in module.named_parameters(recurse=False) if id(p) in homes},
         )
         for module in model.modules()
@@ -156,7 +169,7 @@ def install(
         children = [made[child] for child in module.children() if not has_children(child)]
         acquire.children = [child for child in children if child.homes]
         if acquire.homes or acquire.children:
-            hooks.append(module.register_forward_pre_hook(_hook(acquire, acquire.before)))
+            hooks.append(module.register_forward_pre_hook(_hook(acquire, acquire.before), with_kwargs=True))
             hooks.append(module.register_forward_hook(_hook(acquire, acquire.ended), always_call=True))
         if acquire.children:
             hooks.append(module.register_forward_hook(_hook(acquire, acquire.after)))

@@ -77,7 +77,7 @@ class UpdatesInBackward:
         self._had.add(home.index)  # first: an exception of the keyboard may come before the next line
         for unit in home.units:
             self._open.setdefault(unit, []).append(home)
-        session.add_gradient(home, values)
+        session.stored.add(home, values)
         for unit in home.units:
             if all(other.index in self._had for other in self._homes[unit]):
                 session.release(unit)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import random
+import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,19 +16,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from ..errors import Error, InvalidArgumentError
-from ._fakes import faked
+from ._fakes import fake_of, faked
 
 _ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
-_FIXED = 160 << 20  # code of libraries that is loaded in the first step, thread stacks, small objects
+FIXED = 160 << 20  # code of libraries that is loaded in the first step, thread stacks, small objects
+_GROUPED = torch.ops.aten._grouped_mm.default
 _SHARE = 0.25  # of the peak: what the allocator keeps between blocks, and operators use inside
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Bytes beyond the parameters: the most that are alive at once, and the most with a margin."""
+    """Bytes beyond the parameters: the most that are alive at once, the most with a margin, and what is alive between
+    forward and backward."""
 
     peak: int
     reserve: int
+    kept: int = 0
 
 
 class _Alive(TorchDispatchMode):
@@ -33,16 +39,41 @@ class _Alive(TorchDispatchMode):
 
     def __init__(self, ignored: set[int]) -> None:
         super().__init__()
-        self._ignored = ignored
+        self._ignored = ignored  # storages: of parameters
         self._seen: set[int] = set()
+        self._casts: set[int] = set()  # of these, what parameters were turned into
         self.current = self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        result = _in_groups(*args, **(kwargs or {})) if func is _GROUPED else func(*args, **(kwargs or {}))
         for tensor in tree_iter(result):
             if isinstance(tensor, torch.Tensor):
                 self._note(tensor.untyped_storage())
+        if func is torch.ops.aten._to_copy.default and args[0].untyped_storage()._cdata in self._ignored:
+            self._casts.add(result.untyped_storage()._cdata)
         return result
+
+    @contextlib.contextmanager
+    def casts_made_again(self) -> Iterator[None]:
+        """Inside, parameters that autocast turns into another type are kept neither by its cache nor for backward, as in a
+        wrapped model."""
+        top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        allowed = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is None
+        if not torch.is_autocast_enabled("cpu") or not allowed or top is not None:
+            yield
+            return
+        cached = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
+                yield
+        finally:
+            torch.set_autocast_cache_enabled(cached)
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        if tensor.untyped_storage()._cdata in self._casts:
+            return tuple(tensor.shape), tensor.stride(), tensor.dtype
+        return tensor if tensor.grad_fn is None else tensor.detach()
 
     def _note(self, storage: Any) -> None:
         key = storage._cdata
@@ -56,40 +87,90 @@ class _Alive(TorchDispatchMode):
 
     def _gone(self, key: int, size: int) -> None:
         self._seen.discard(key)
+        self._casts.discard(key)
         self.current -= size
+
+
+def _unpack(kept: Any) -> torch.Tensor:
+    if isinstance(kept, torch.Tensor):
+        return kept
+    size, stride, dtype = kept
+    return torch.empty_strided(size, stride, dtype=dtype)
+
+
+def _in_groups(a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> torch.Tensor:
+    """What _grouped_mm gives, in f32 too, which its own rule for fakes refuses though the CPU takes it."""
+    groups = [len(offs)] if a.dim() == b.dim() == 2 else [len(a)] if a.dim() == b.dim() else []
+    return a.new_empty([*groups, a.shape[-2], b.shape[-1]], dtype=out_dtype or a.dtype)
+
+
+def with_margin(alive: int) -> int:
+    """What is to be planned for so much that is alive at once, but for what is the same at any size."""
+    return alive + int(alive * _SHARE)
 
 
 def estimate(model: torch.nn.Module, batch: Any, train: bool) -> Estimate:
     """batch: what the model is called with: a dict of keyword arguments, a tuple of arguments, or one argument; of its
-    tensors only shapes and types count. The loss is the output's `loss`, else the sum of what it gives."""
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    args, kwargs = _call_of(
-        tree_map(lambda value: fake.from_tensor(value) if isinstance(value, torch.Tensor) else value, batch)
+    tensors only shapes and types count. The loss is the output's `loss`; else what a cross entropy of the outputs takes is
+    allowed for: in f32, of outputs that were shifted, and so copied."""
+    args, kwargs = _call_of(batch)
+    try:
+        return estimate_call(model, model, args, kwargs, train)
+    except Error:
+        raise
+    except Exception as error:
+        raise refusal_of(error, "sample_batch", "model(sample_batch)") from error
+
+
+def refusal_of(error: Exception, what: str, call: str) -> InvalidArgumentError:
+    """For one that estimate_call() raised."""
+    why = "its operations depend on values" if isinstance(error, _ON_VALUES) else "it was run without memory"
+    return InvalidArgumentError(
+        f"what the model takes for this {what} cannot be estimated: {why}, and {type(error).__name__} came of it ({error}). "
+        f"If {call} runs by itself, give wrap() a reserve that was measured instead"
     )
-    with faked(model, fake, train) as tensors:
+
+
+def estimate_call(
+    model: torch.nn.Module, called: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], train: bool
+) -> Estimate:
+    """Of a call of the model, or of a module of it, under the modes that are in force. Neither the model nor what it is
+    called with is changed, nor are the states of random numbers. Raises what the run without memory raises."""
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    call = tree_map(
+        lambda value: fake_of(fake, value, train) if isinstance(value, torch.Tensor) else value, [list(args), dict(kwargs)]
+    )
+    with _random_states_kept(), faked(model, fake, train, call) as tensors:
         for tensor in tensors:
-            if tensor.requires_grad:
+            if tensor.is_leaf and tensor.requires_grad:
                 tensor.register_post_accumulate_grad_hook(_give_up)  # the engine has it then
         alive = _Alive({tensor.untyped_storage()._cdata for tensor in tensors})
-        try:
-            with fake, alive, torch.set_grad_enabled(train):
-                _step(model, args, kwargs, train)
-        except Error:
-            raise
-        except Exception as error:
-            why = "its operations depend on values" if isinstance(error, _ON_VALUES) else "it was run without memory"
-            raise InvalidArgumentError(
-                f"what the model takes for this sample_batch cannot be estimated: {why}, and {type(error).__name__} came of "
-                f"it ({error}). If model(sample_batch) runs by itself, give wrap() a reserve that was measured instead"
-            ) from error
-        return Estimate(alive.peak, alive.peak + int(alive.peak * _SHARE) + _FIXED)
+        with fake, alive, torch.set_grad_enabled(train), alive.casts_made_again():
+            kept = _step(called, call[0], call[1], train, alive)
+        return Estimate(alive.peak, with_margin(alive.peak) + FIXED, kept)
 
 
-def _step(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool) -> None:
-    output = model(*args, **kwargs)
+@contextlib.contextmanager
+def _random_states_kept() -> Iterator[None]:
+    """Layers that are left out by chance draw numbers, and the run that counts is to draw the same ones."""
+    numpy = sys.modules.get("numpy")
+    states = torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        if numpy is not None:
+            numpy.random.set_state(states[2])
+
+
+def _step(called: torch.nn.Module, args: list[Any], kwargs: dict[str, Any], train: bool, alive: _Alive) -> int:
+    output = called(*args, **kwargs)
+    kept = alive.current
     loss = _loss_of(output) if train else None
     if loss is not None and loss.requires_grad:
         loss.backward()
+    return kept
 
 
 def _give_up(p: torch.Tensor) -> None:
@@ -102,11 +183,16 @@ def _call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)), {}
 
 
-def _loss_of(output: Any) -> torch.Tensor:
+def _loss_of(output: Any) -> torch.Tensor | None:
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
-    parts = [t.float().sum() for t in tree_iter(output) if isinstance(t, torch.Tensor) and t.is_floating_point()]
-    if not parts:
-        raise InvalidArgumentError(f"the model gave {type(output).__name__}, which has no tensor to go backward from")
-    return torch.stack(parts).sum()
+    parts = [_cross_entropy_of(t) for t in tree_iter(output) if isinstance(t, torch.Tensor) and t.requires_grad]
+    return torch.stack(parts).sum() if parts else None
+
+
+def _cross_entropy_of(output: torch.Tensor) -> torch.Tensor:
+    values = output.real if output.is_complex() else output
+    shifted = values.clone(memory_format=torch.contiguous_format).float()
+    rows = shifted.reshape(-1, shifted.shape[-1] if shifted.dim() > 0 else 1)
+    return torch.nn.functional.cross_entropy(rows, torch.zeros(len(rows), dtype=torch.int64))

@@ -5,25 +5,30 @@ from __future__ import annotations
 import contextlib
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 _OPAQUE = (torch.Tensor, type, str, bytes, types.ModuleType, types.FunctionType, types.MethodType)
 
 
 @contextlib.contextmanager
-def faked(model: torch.nn.Module, fake: FakeTensorMode, train: bool) -> Iterator[list[torch.Tensor]]:
-    """Inside of the `with` the model's parameters and buffers are fake tensors, in whatever its modules have them; gives
-    these. Afterwards modules, and the lists, dicts, sets and objects that they hold, have again what they had, whatever
-    forward and backward put there."""
+def faked(
+    model: torch.nn.Module, fake: FakeTensorMode, train: bool, call: Sequence[Any] = ()
+) -> Iterator[list[torch.Tensor]]:
+    """Inside of the `with` the model's parameters and buffers are fake tensors, in whatever its modules have them, and so
+    are the tensors of objects that it is called with (caches); gives these. Afterwards modules, and the lists, dicts, sets
+    and objects that they hold, have again what they had, whatever forward and backward put there."""
     with fake:
         made = {id(p): _like(p).requires_grad_(p.requires_grad and train) for p in model.parameters()}
         made |= {id(b): _like(b) for b in model.buffers() if id(b) not in made}
     gradients = [(p, p.grad) for p in model.parameters()]
-    held = [(holder, _contents(holder)) for holder in _holders(model)]
+    held = [(holder, _contents(holder)) for holder in _holders(call)]
+    made |= {id(t): fake_of(fake, t, train) for t in _plain_tensors(contents for _, contents in held)}
+    known = {id(holder) for holder, _ in held}
+    held += [(holder, _contents(holder)) for holder in _holders([model]) if id(holder) not in known]
     try:
         for holder, contents in held:
             swapped = _swapped(contents, made)
@@ -39,15 +44,36 @@ def faked(model: torch.nn.Module, fake: FakeTensorMode, train: bool) -> Iterator
                 p.grad = gradient
 
 
+def fake_of(fake: FakeTensorMode, tensor: torch.Tensor, train: bool) -> torch.Tensor:
+    """As the tensor; backward ends there."""
+    made = fake.from_tensor(tensor.detach())
+    return made.requires_grad_(train and tensor.requires_grad)
+
+
 def _like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
-def _holders(model: torch.nn.Module) -> list[Any]:
-    """All dicts, lists, deques and sets that the model's modules hold, their own attributes among them."""
+def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
+    """Those that objects hold."""
+    return _plain_tensors(_contents(holder) for holder in _holders(values))
+
+
+def _plain_tensors(held: Iterable[Any]) -> list[torch.Tensor]:
+    """Of what holders hold, but fakes."""
+    found: list[torch.Tensor] = []
+    for contents in held:
+        for value in contents.values() if isinstance(contents, dict) else contents:
+            several = value if type(value) is tuple else (value,)
+            found += [t for t in several if isinstance(t, torch.Tensor) and not isinstance(t, FakeTensor)]
+    return found
+
+
+def _holders(values: Sequence[Any]) -> list[Any]:
+    """All dicts, lists, deques and sets that these hold, the attributes of modules and other objects among them."""
     found: list[Any] = []
     seen: set[int] = set()
-    open_ends: list[Any] = [model]
+    open_ends: list[Any] = list(values)
     while open_ends:
         value = open_ends.pop()
         if id(value) in seen or isinstance(value, _OPAQUE):

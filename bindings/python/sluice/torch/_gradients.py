@@ -64,14 +64,14 @@ class Slot:
             )
         if self.copy is not None and self._version() != self.version:
             self.version = self._version()
-            self.session.set_gradient(self.home, self.copy)
+            self.session.stored.set(self.home, self.copy)
 
     def values(self) -> torch.Tensor:
         """A copy in plain memory."""
         self.check()
         if self.applied:
             return torch.zeros(self.home.parameter.shape, dtype=self.home.parameter.dtype)
-        return self.session.read_gradient(self.home) if self.copy is None else self.copy.clone()
+        return self.session.stored.read(self.home) if self.copy is None else self.copy.clone()
 
     def values_for_views(self) -> torch.Tensor:
         """A copy that stays: what is written to it is written to the gradient."""
@@ -93,13 +93,13 @@ class Slot:
             self.session.apply_gradient(self.home, values)
             self.zeroed = False
             return
-        self.session.set_gradient(self.home, values)
+        self.session.stored.set(self.home, values)
         self.changed()
 
     def changed(self) -> None:
         """The engine's gradient is another now."""
         if self.copy is not None:
-            self.copy.copy_(self.session.read_gradient(self.home))
+            self.copy.copy_(self.session.stored.read(self.home))
             self.version = self._version()
 
     def _version(self) -> int:
@@ -213,7 +213,7 @@ class Gradients:
             self._session.apply_gradient(home, values)
             gradient._slot.applied = True
         else:
-            self._session.begin_gradient(gradient._slot, values)
+            self._session.stored.begin(gradient._slot, values)
         return gradient
 
     def _make(self, home: Home) -> Gradient:
@@ -221,25 +221,31 @@ class Gradients:
         slot = gradient._slot
         slot.gradient = weakref.ref(gradient)
         # What ends it must not hold the session, which holds those that are ready.
-        weakref.finalize(gradient, self._session.ended.append, (home.index, slot.serial)).atexit = False
+        weakref.finalize(gradient, self._session.stored.ended.append, (home.index, slot.serial)).atexit = False
         return gradient
+
+
+_Copies = dict[int, tuple[Gradient, torch.Tensor]]  # by the slot's id
+
+
+def _plain(value: Any, copies: _Copies, makes_views: bool) -> Any:
+    """Copies in place of gradients. (No function inside of another: one that calls itself would keep all of them until the
+    collector comes.)"""
+    if isinstance(value, Gradient):
+        slot = value._slot
+        if id(slot) not in copies:
+            copies[id(slot)] = (value, slot.values_for_views() if makes_views else slot.values())
+        return copies[id(slot)][1]
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(item, copies, makes_views) for item in value)
+    return value
 
 
 def _on_copies(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     makes_views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
-    copies: dict[int, tuple[Gradient, torch.Tensor]] = {}
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Gradient):
-            slot = value._slot
-            if id(slot) not in copies:
-                copies[id(slot)] = (value, slot.values_for_views() if makes_views else slot.values())
-            return copies[id(slot)][1]
-        if isinstance(value, (list, tuple)):
-            return type(value)(plain(item) for item in value)
-        return value
-
-    result = func(*[plain(a) for a in args], **{key: plain(value) for key, value in kwargs.items()})
+    copies: _Copies = {}
+    given = [_plain(value, copies, makes_views) for value in args]
+    result = func(*given, **{key: _plain(value, copies, makes_views) for key, value in kwargs.items()})
     for gradient in _written(func, args, kwargs):
         copy = copies[id(gradient._slot)][1]
         gradient._slot.replace(copy)
@@ -276,7 +282,7 @@ def _add(target: Any, other: Any, *, alpha: float = 1) -> Any:
     if target._slot.applied:
         target._slot.replace(other)
         return target
-    target._slot.session.add_gradient(target._slot.home, other)
+    target._slot.session.stored.add(target._slot.home, other)
     target._slot.changed()
     return target
 
@@ -296,7 +302,7 @@ def _multiply(target: Any, other: Any) -> Any:
     target._slot.check()
     if target._slot.applied:
         return target
-    target._slot.session.multiply_gradient(target._slot.home, factor)
+    target._slot.session.stored.multiply(target._slot.home, factor)
     target._slot.changed()
     return target
 
@@ -320,7 +326,7 @@ def _norm(value: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, d
     value._slot.check()
     if value._slot.applied:
         return NotImplemented
-    norm = value._slot.session.gradient_norm(value._slot.home)
+    norm = value._slot.session.stored.norm(value._slot.home)
     return torch.tensor(norm, dtype=dtype or value.dtype)
 
 
@@ -357,7 +363,7 @@ def _is_finite(value: Gradient) -> bool:
     """Of its elements; in float16 their norm may be infinite though none of them is."""
     slot = value._slot
     slot.check()
-    return slot.applied or math.isfinite(slot.session.gradient_norm(slot.home))
+    return slot.applied or math.isfinite(slot.session.stored.norm(slot.home))
 
 
 def _foreach_clamp(each: Callable[[torch.Tensor, Any], Any]) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ import torch
 from .._library import library
 from ..engine import Engine, Values
 from ..errors import StateError
-from ..model import Options, Parameter, Path, Unit
+from ..model import Options, Parameter, Path, Size, Unit
 from ._memory import FirstStep
 
 if TYPE_CHECKING:
@@ -184,6 +184,10 @@ class ModelEngine(Engine):
         raw.keeps = self  # type: ignore[attr-defined]
         self._seen.append(([span.unit for span in spans], weakref.ref(raw)))
         return torch.frombuffer(raw, dtype=dtype).view(shape)
+
+    def replan(self, reserved: Size) -> NoReturn:
+        """Refused."""
+        _refuse("replan", "what PyTorch needs is found at each call of the model, or stated as wrap(reserve=...)")
 
     def plan(self) -> dict[str, Any]:
         """As Engine's; "pytorch" says what PyTorch takes itself: the most at once ("peak") as it was estimated, what was

@@ -28,28 +28,51 @@ class FirstStep:
     """What PyTorch takes in the first step (without an optimizer: the first forward pass), as far as it shows: by how much
     the process grows beyond what it held when the model was wrapped. All that is the engine's was taken before."""
 
-    def __init__(self, memory: int, reserve: int, estimated: int | None) -> None:
-        """estimated: at most alive at once, where that was found out; reserve: what was planned with."""
-        self._memory, self._reserve, self._estimated = memory, reserve, estimated
-        self._held, self._peak_before, self._seen = resident_bytes(), _peak_bytes(), 0
+    def __init__(self, memory: int, reserve: int, estimated: int | None, stated: bool) -> None:
+        """estimated: at most alive at once, where that was found out; reserve: what was planned with; stated: by the
+        user, who is warned where it is not enough. Else the plan is mended."""
+        self.memory, self.reserve, self._estimated, self._stated = memory, reserve, estimated, stated
+        self.room = reserve  # with what the plan leaves
+        self.begin()
+        self._seen = 0
         self.measured: int | None = None
+        self.lacking = 0  # by which the reserve is to be larger, where it was not enough
+
+    def begin(self) -> None:
+        """The process is as it is before the step."""
+        self.held, self._peak_before = resident_bytes(), _peak_bytes()
+
+    def planned(self, predicted: int) -> None:
+        """The plan's peak, with the reserve."""
+        self.room = self.reserve + max(0, self.memory - predicted)
+
+    def replanned(self, reserve: int, estimated: int, grown: int) -> None:
+        """The engine has another plan, and `grown` bytes more memory than before."""
+        self.reserve, self._estimated = reserve, estimated
+        self.held += grown
+        self._seen += grown
+        self._peak_before = max(self._peak_before, _peak_bytes())
 
     def note(self, resident: int) -> None:
         """Called now and then in the step."""
         self._seen = max(self._seen, resident)
 
     def end(self) -> None:
-        """The step is over. Warns where it took more than was planned. Later calls do nothing."""
+        """The step is over. Warns where it took more than was stated. Later calls do nothing."""
         if self.measured is not None:
             return
         peak = _peak_bytes()  # of this step, where it is another one than before
         highest = peak if peak > self._peak_before else max(self._seen, resident_bytes())
-        self.measured = max(0, highest - self._held)
-        if self.measured > self._reserve:
+        self.measured = max(0, highest - self.held)
+        room = self.reserve if self._stated else self.room
+        if self.measured <= room:
+            return
+        self.lacking = self.measured - self.reserve + self.measured // 16
+        if self._stated or highest > self.memory:
             warnings.warn(
-                f"PyTorch took {self.measured >> 20} MiB in the first step, and {self._reserve >> 20} MiB were planned for "
+                f"PyTorch took {self.measured >> 20} MiB in the first step, and {self.reserve >> 20} MiB were planned for "
                 f"it{self._of_estimate()}; the process has {highest >> 20} MiB at most, and the memory that was stated is "
-                f"{self._memory >> 20} MiB. Wrap the model with reserve='{(self.measured >> 20) + 1}MiB'",
+                f"{self.memory >> 20} MiB. Wrap the model with reserve='{(self.measured >> 20) + 1}MiB'",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -59,7 +82,7 @@ class FirstStep:
 
     def as_dict(self) -> dict[str, int | None]:
         """For the plan: bytes, None for what is not known."""
-        return {"peak": self._estimated, "reserve": self._reserve, "measured": self.measured}
+        return {"peak": self._estimated, "reserve": self.reserve, "measured": self.measured}
 
 
 class Keeper:
@@ -78,9 +101,14 @@ class Keeper:
         """Called now and then in a step; gives what the process had."""
         resident = resident_bytes()
         if self._trim is not None and resident > max(self._threshold, self._after + _WORTH):
-            self._trim(0)
-            _state_files.give_up_all()
-            self._after = resident_bytes()
+            self._after = self.give_back()
         elif self._after:
             self._after = min(self._after, resident)
         return resident
+
+    def give_back(self) -> int:
+        """Does so at once; gives what the process has then."""
+        if self._trim is not None:
+            self._trim(0)
+        _state_files.give_up_all()
+        return resident_bytes()

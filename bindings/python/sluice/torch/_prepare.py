@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import torch
 
-from ..errors import InvalidArgumentError, StateError
+from ..engine import plan
+from ..errors import BudgetError, InvalidArgumentError, StateError
 from ..model import Options, Size, Unit, size_of, whole
 from ..optimizers import AdamW, Muon
 from ..optimizers import Optimizer as Settings
 from ._checks import check_model, check_trainable
-from ._estimate import estimate
+from ._estimate import FIXED, estimate
 from ._libraries import sgemm, team
 from ._roles import roles_of
 from ._units import Group, Roles, find_units, held_at_least, named_units, units_of
 
-_RESERVE = "512MiB"
+_RESERVES = (512 << 20, FIXED)  # until the first call tells; the first that fits
 
 
 class Prepared(NamedTuple):
@@ -30,6 +33,7 @@ class Prepared(NamedTuple):
     options: Options
     train: bool  # whether there is an optimizer
     estimated: Optional[int]  # bytes that PyTorch has at most at once, where that was found out
+    stated: bool  # what is reserved for PyTorch is the user's word
     clip_value: Optional[float]
 
     def units(self) -> list[Unit]:
@@ -68,10 +72,10 @@ def prepare(
         raise InvalidArgumentError(f"the model ({type(model).__name__}) has no parameters with elements")
     _check_ahead(held_units, prefetch, len(groups))
     settings, roles = roles_of(model, AdamW() if optimizer is None else optimizer, param_groups or [])
-    reserved, estimated = _reserve(model, reserve, sample_batch, optimizer is not None)
+    reserves, estimated = _reserves(model, reserve, sample_batch, optimizer is not None)
     options = Options(
         memory=memory,
-        reserved=reserved,
+        reserved=reserves[0],
         optimizer=settings,
         threads=threads or torch.get_num_threads(),
         held_units=max(held_units, held_at_least(model, groups)),
@@ -82,7 +86,10 @@ def prepare(
         team=team(),
         **others,
     )
-    return Prepared(groups, settings, roles, options, optimizer is not None, estimated, clip_value)
+    made = Prepared(
+        groups, settings, roles, options, optimizer is not None, estimated, reserve is not None, clip_value
+    )
+    return made if len(reserves) == 1 else _fitting(made, reserves)
 
 
 def _refuse_wrapped(model: torch.nn.Module) -> None:
@@ -124,14 +131,26 @@ def _check_ahead(held_units: int, prefetch: int, units: int) -> None:
         )
 
 
-def _reserve(
+def _reserves(
     model: torch.nn.Module, reserve: Optional[Size], sample_batch: Any, train: bool
-) -> tuple[int, Optional[int]]:
-    """What is planned for PyTorch, and what was estimated that it has at most at once, where it was."""
-    if reserve is not None or sample_batch is None:
-        return size_of(_RESERVE if reserve is None else reserve, "reserve"), None
+) -> tuple[Sequence[int], Optional[int]]:
+    """What may be planned for PyTorch, the best first, and what was estimated that it has at most at once, where it was."""
+    if reserve is not None:
+        return [size_of(reserve, "reserve")], None
+    if sample_batch is None:
+        return _RESERVES, None
     found = estimate(model, sample_batch, train)
-    return found.reserve, found.peak
+    return [found.reserve], found.peak
+
+
+def _fitting(prepared: Prepared, reserves: Sequence[int]) -> Prepared:
+    """With the first of these for which there is a plan, else with the last."""
+    for reserved in reserves:
+        prepared = prepared._replace(options=dataclasses.replace(prepared.options, reserved=reserved))
+        with contextlib.suppress(BudgetError):
+            plan(prepared.units(), prepared.options)
+            break
+    return prepared
 
 
 def _bytes_in_memory(groups: Sequence[Group]) -> int:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..errors import StateError
-from ._acquire import check_memory
+from ._acquire import check_memory, outside_of_graphs
 from ._casts import Cast, Casts
 from ._homes import Home, View, storage_of
+
+if TYPE_CHECKING:
+    from ._demand import Demand
 
 
 class _Saved(NamedTuple):
@@ -108,9 +111,9 @@ class SavedTensors:
     """The hooks of saved tensors of one wrapped model, in each thread that calls it. They hold what makes a unit present,
     and so the model's session."""
 
-    def __init__(self, by_storage: Mapping[int, Home], use: Callable[[int], None]) -> None:
-        """by_storage: whose memory begins where; use: makes a unit present."""
-        self.by_storage, self._use = by_storage, use
+    def __init__(self, by_storage: Mapping[int, Home], use: Callable[[int], None], demand: Demand) -> None:
+        """by_storage: whose memory begins where; use: makes a unit present; demand: is told of calls of the model."""
+        self.by_storage, self._use, self._demand = by_storage, use, demand
         self._calls = _Calls()
         self._open: set[_Scope] = set()  # of all threads
 
@@ -145,17 +148,23 @@ class SavedTensors:
 
     def guard(self, model: torch.nn.Module) -> None:
         """Ends calls of the model also where PyTorch runs no hook: after exceptions of the keyboard and the like."""
+        self._begin_call = outside_of_graphs(self._demand.begin)
+        self._end_call = outside_of_graphs(self._demand.end)
         model.__dict__["_call_impl"] = functools.partial(self._call, model)
 
     def _call(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         """In place of Module._call_impl."""
         scopes = self._calls.open
         before = len(scopes)
+        self._begin_call(model, args, kwargs)
+        output = None
         try:
-            return type(model)._call_impl(model, *args, **kwargs)
+            output = type(model)._call_impl(model, *args, **kwargs)
+            return output
         finally:
             while len(scopes) > before:
                 self.end()
+            self._end_call(model, output)
 
     def reference(self, tensor: torch.Tensor, casts: Casts) -> _Saved | None:
         """What autograd is to keep instead of a parameter, a view of it, or a cast; None for any other tensor."""

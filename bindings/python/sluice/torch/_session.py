@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
-import math
 import threading
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -20,14 +18,15 @@ from ..model import size_of
 from ..optimizers import Optimizer as Settings
 from . import _acquire, _closing, _homes, _mending
 from ._at_once import UpdatesInBackward
-from ._gradients import Gradient, Gradients, Slot
+from ._demand import Demand
+from ._gradients import Gradient, Gradients
 from ._guards import guard, refuse_copy, unguard
 from ._homes import Home
 from ._memory import FirstStep, Keeper, resident_bytes
 from ._moving import Moving, Source
 from ._prepare import Prepared
 from ._saved import SavedTensors
-from ._units import DTYPES
+from ._stored import Stored
 
 
 class Session:
@@ -54,9 +53,6 @@ class Session:
         self.steps = 0
         largest = max((p.numel() * p.element_size() for p in model.parameters() if p.requires_grad), default=0)
         self._keeper = Keeper(size_of(options.memory, "memory"), largest)
-        self._slots: dict[int, Slot] = {}  # by the parameter's index
-        # Gradients that nobody refers to, (parameter, serial); the collector may say so inside of an engine's call.
-        self.ended: deque[tuple[int, int]] = deque()
         self._hooks: list[Any] = []
         self.engine = _homes.ModelEngine(prepared.units(), options)
         self._moving: Moving | None = Moving(model, self.engine)
@@ -66,13 +62,15 @@ class Session:
             self.homes = self._moving.move_in(self, groups, roles, train, source)
             self.by_id = {id(home.parameter): home for home in self.homes}
             self.by_storage = {_homes.storage_of(home.memory): home for home in self.homes}
-            self._saved = SavedTensors(self.by_storage, self.use)
+            self._demand = Demand(self, prepared.stated, prepared.estimated is not None)
+            self._saved = SavedTensors(self.by_storage, self.use, self._demand)
+            self.stored = Stored(self.engine, self._lock, self.use, self.by_storage)
             self._gradients = Gradients(self, self.homes)
             self._install(model)
             guard(model, {home.memory.dtype for home in self.homes})
             self._saved.guard(model)
         sizes = size_of(options.memory, "memory"), size_of(options.reserved, "reserve")
-        self.first_step = self.engine.first_step = FirstStep(*sizes, prepared.estimated)
+        self.first_step = self.engine.first_step = FirstStep(*sizes, prepared.estimated, prepared.stated)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy("copied or pickled, in whole or in part")
@@ -101,6 +99,9 @@ class Session:
     def moved_in(self) -> None:
         """The model is wrapped now; nothing is kept of what it was before."""
         self._moving = None
+        self._keeper.give_back()
+        self.first_step.begin()
+        self.first_step.planned(self.engine.plan()["predicted_peak"])
         self.engine.session = weakref.ref(self)
 
     def close(self, values: bool) -> None:
@@ -123,7 +124,9 @@ class Session:
     # ---- hooks ----
 
     def _install(self, model: torch.nn.Module) -> None:
-        self._hooks += _acquire.install(model, self.by_id, self.use, self._touches, self._saved, self.limit)
+        self._hooks += _acquire.install(
+            model, self.by_id, self.use, self._touches, self._saved, self._demand, self.limit
+        )
         self._hooks.append(model.register_forward_pre_hook(_acquire.outside_of_graphs(self._enter)))
         self._hooks.append(model.register_forward_hook(_acquire.outside_of_graphs(self._leave), always_call=True))
         for home in self.homes:
@@ -138,14 +141,44 @@ class Session:
         return self.engine.counters().touches
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
-        self._saved.begin(module)
+        if not self._demand.estimating:
+            self._saved.begin(module)
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if self._demand.estimating:
+            return
         self._saved.end()
         if self._saved.idle:
             self.release_all()  # there is room for what is touched until backward; it stays where it is
         if not self.trainable:
             self.first_step.end()
+
+    # ---- the plan ----
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Inside, no other thread uses the engine by this session."""
+        with self._lock:
+            yield
+
+    def grown(self) -> int:
+        """By how much the process is larger than when the model was wrapped, for what is not the model's."""
+        return max(0, self._keeper.give_back() - self.first_step.held)
+
+    def replan(self, reserve: int, estimated: int) -> None:
+        """The engine plans with so much for PyTorch, of which so much is alive at once. Raises BudgetError where that does
+        not fit, and StateError where gradients are in the way, with nothing changed."""
+        with self._lock:
+            self._mend()
+            self._drop_unused()
+            if self.stored.slots or (self.updates_in_backward is not None and self.updates_in_backward.begun):
+                raise StateError("there are gradients, of a step that optimizer.step() and zero_grad() have not ended")
+            self._abandon_step()
+            before = self._keeper.give_back()
+            with self.noting():
+                self.engine._handle.call("sluice_engine_replan", reserve)
+            self.first_step.replanned(reserve, estimated, resident_bytes() - before)
+            self.first_step.planned(self.engine.plan()["predicted_peak"])
 
     # ---- units come and go ----
 
@@ -164,7 +197,7 @@ class Session:
             if access == _abi.GRADIENT_ONLY or torch.is_grad_enabled():
                 self.begin_step()
             self.first_step.note(self._keeper.look())
-            self._drop_ended()
+            self.stored.drop_ended()
             while held is None and len(self._held) >= self.limit:
                 self.release(next(iter(self._held)))
             with self.noting():
@@ -203,24 +236,28 @@ class Session:
         """A checkpoint is to be saved or loaded (the verb): nothing is held, and a step that has no gradient yet is not
         begun. StateError where it has some."""
         with self._lock:
-            self._drop_ended()
+            self._drop_unused()
             self.release_all()
-            for slot in list(self._slots.values()):
-                gradient = slot.home.parameter.grad
-                if not (isinstance(gradient, Gradient) and gradient._slot is slot):
-                    self._end_gradient(slot)
             if self.updates_in_backward is not None and self.updates_in_backward.begun:
                 raise StateError(
                     f"a checkpoint is {verb} between backward and optimizer.step(), which ends a step; do it after that"
                 )
-            if self._in_step and self._slots:
-                names = ", ".join(repr(slot.home.name) for slot in list(self._slots.values())[:3])
+            if self._in_step and self.stored.slots:
+                names = ", ".join(repr(slot.home.name) for slot in list(self.stored.slots.values())[:3])
                 raise StateError(
-                    f"a checkpoint is {verb} while {len(self._slots)} parameters ({names}, ...) have gradients, which it "
+                    f"a checkpoint is {verb} while {len(self.stored.slots)} parameters ({names}, ...) have gradients, which it "
                     "does not hold; do it after optimizer.step() and before the next forward pass, or after "
                     "optimizer.zero_grad(set_to_none=True)"
                 )
             self._abandon_step()
+
+    def _drop_unused(self) -> None:
+        """What the engine has of gradients that are no parameter's any more ends."""
+        self.stored.drop_ended()
+        for slot in list(self.stored.slots.values()):
+            gradient = slot.home.parameter.grad
+            if not (isinstance(gradient, Gradient) and gradient._slot is slot):
+                self.stored.end(slot)
 
     def changed(self) -> None:
         """All values are others now."""
@@ -276,6 +313,7 @@ class Session:
 
     def take_gradient(self, parameter: torch.nn.Parameter) -> None:
         """Autograd has added to p.grad, or made it. Where another thread is about to add to it, that one takes it."""
+        self._demand.freed()
         home = self.by_id[id(parameter)]
         with home.arrivals.end() as alone:
             gradient = parameter.grad
@@ -291,81 +329,11 @@ class Session:
                 )
             parameter.grad = self._gradients.put(home, gradient)
 
-    def begin_gradient(self, slot: Slot, values: torch.Tensor) -> None:
-        """A first gradient; one that the engine still has of this parameter ends."""
-        with self._lock:
-            self._give_up(slot.home)
-            self._slots[slot.home.index] = slot
-            self.set_gradient(slot.home, values)
-
     def apply_gradient(self, home: Home, values: torch.Tensor) -> None:
         """The gradient is applied in backward, and nothing of it is kept."""
         assert self.updates_in_backward is not None
         with self._lock:
             self.updates_in_backward.apply(self, home, values)
-
-    def _give_up(self, home: Home) -> None:
-        """The gradient that the engine has of this parameter, if any, ends."""
-        slot = self._slots.get(home.index)
-        if slot is not None:
-            self._end_gradient(slot)
-
-    def _end_gradient(self, slot: Slot) -> None:
-        self._drop_gradient(slot.home)
-        slot.alive = False
-        del self._slots[slot.home.index]
-
-    def _drop_gradient(self, home: Home) -> None:
-        for span in home.spans:
-            self.engine._handle.call("sluice_engine_drop_gradient", span.index)
-
-    def _drop_ended(self) -> None:
-        while self.ended:
-            index, serial = self.ended.popleft()
-            slot = self._slots.get(index)
-            if slot is not None and slot.serial == serial:
-                self._end_gradient(slot)
-
-    def set_gradient(self, home: Home, values: torch.Tensor) -> None:
-        """The gradient is `values`, and nothing else."""
-        with self._lock:
-            self._drop_gradient(home)
-            self.add_gradient(home, values)
-
-    def add_gradient(self, home: Home, values: torch.Tensor) -> None:
-        """Adds to the gradient."""
-        dense = (values.to_dense() if values.layout != torch.strided else values).detach()
-        if dense.dtype not in DTYPES:
-            dense = dense.float()
-        flat = _homes.outside(dense.contiguous(), self.by_storage).view(-1)
-        kind = _abi.DTYPES[DTYPES[flat.dtype]]
-        with self._lock:
-            for span in home.spans:
-                self.use(span.unit, _abi.GRADIENT_ONLY)
-                self.engine._handle.call("sluice_engine_add_gradient", span.index, span.of(flat).data_ptr(), kind)
-
-    def multiply_gradient(self, home: Home, factor: float) -> None:
-        """Multiplies the gradient."""
-        for span in home.spans:
-            self.engine._handle.call("sluice_engine_multiply_gradient", span.index, factor)
-
-    def gradient_norm(self, home: Home) -> float:
-        """Its norm; infinite where an element is not finite."""
-        norms = []
-        for span in home.spans:
-            norm = ctypes.c_double()
-            self.engine._handle.call("sluice_engine_gradient_norm", span.index, ctypes.byref(norm))
-            norms.append(norm.value)
-        return norms[0] if len(norms) == 1 else math.hypot(*norms)
-
-    def read_gradient(self, home: Home) -> torch.Tensor:
-        """A copy of the gradient."""
-        copy = torch.empty(tuple(home.parameter.shape), dtype=home.memory.dtype)
-        kind = _abi.DTYPES[DTYPES[copy.dtype]]
-        for span in home.spans:
-            to = span.of(copy.view(-1)).data_ptr()
-            self.engine._handle.call("sluice_engine_get_gradient", span.index, to, kind)
-        return copy
 
     # ---- the step ----
 
@@ -418,7 +386,7 @@ class Session:
         home.arrivals.forget()
         gradient = home.parameter.grad
         if gradient is None:
-            self._give_up(home)  # somebody may still refer to it
+            self.stored.give_up(home)  # somebody may still refer to it
             return False
         if not home.trainable:
             raise StateError(

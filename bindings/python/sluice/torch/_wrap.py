@@ -53,10 +53,13 @@ def wrap(
 
     memory: the budget of the whole process, what PyTorch takes itself (`reserve`) included.
     disk: a folder, or several that are striped, for what does not fit in memory.
-    reserve: what PyTorch will take beyond what the process holds now: activations, temporary tensors. None: estimated
-        for `sample_batch` without taking memory, else 512MiB. Where the first step takes more, a warning says how much;
-        engine_of(model).plan()["pytorch"] has it, too.
-    sample_batch: what the model is called with: a dict of keyword arguments, a tuple of arguments, or one argument.
+    reserve: what PyTorch will take beyond what the process holds now: activations, temporary tensors. It is taken as it
+        is; where the first step takes more, a warning says how much. None: found at each call that is larger than those
+        before, from its arguments and without memory, before it computes: the plan is changed for it, or the call is a
+        BudgetError, with nothing changed (InvalidArgumentError where its operations depend on values). Until the first
+        call 512MiB are assumed, or 160MiB. engine_of(model).plan()["pytorch"] has what was estimated and measured.
+    sample_batch: what the model is called with: a dict of keyword arguments, a tuple of arguments, or one argument. The
+        first plan is made for that.
     param_groups: as torch.optim has them: dicts of "params" (parameters or their names), and of what may be other for
         each group ("lr", "weight_decay", "betas", ...); what is in none has the settings of `optimizer`. With Muon also
         "use_muon": whether matrices among them are Muon's; without it all are but embeddings and the output head (what
@@ -130,7 +133,7 @@ def plan(
 ) -> dict[str, Any]:
     """Where every byte of a model would live if wrap() were given the same, as a dict; the model may be on the meta device,
     and stays as it is. "pytorch" says what PyTorch itself would take: for `sample_batch` as it is estimated (see
-    estimate()), else what is reserved for it. Raises what wrap() would: BudgetError where it does not fit.
+    estimate()), else what is reserved for it until the first call. Raises what wrap() would: BudgetError where it does not fit.
 
     options: those of wrap().
     """

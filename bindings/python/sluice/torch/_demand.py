@@ -1,0 +1,213 @@
+"""What PyTorch will take for a call of a wrapped model: found out before anything is computed, and planned for."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from ..errors import BudgetError, Error, StateError
+from ._estimate import Estimate, estimate_call, refusal_of, with_margin
+from ._fakes import tensors_in
+
+if TYPE_CHECKING:
+    from ._session import Session
+
+_SLACK = 8  # calls that keep nothing for backward may grow by one part in so many: within the margin of an estimate
+_MOST = 32  # estimates that are kept of one kind of calls
+
+
+class _Seen(NamedTuple):
+    """Calls of one kind up to these sizes."""
+
+    sizes: tuple[int, ...]
+    estimate: Estimate
+
+    def covers(self, sizes: tuple[int, ...], train: bool) -> bool:
+        slack = 0 if train else 1
+        return all(size <= seen + slack * seen // _SLACK for size, seen in zip(sizes, self.sizes, strict=True))
+
+
+class _Kept:
+    """What a call has left for a backward pass, as long as its graph is there: this is in it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+class _Call(NamedTuple):
+    """From outside."""
+
+    module: torch.nn.Module
+    whole: bool  # it is the model
+    keeps: int  # bytes, for backward
+
+
+class Demand:
+    """Of one session. A call is one from outside: of the model, or of a module in it where the model is not called. What
+    is found for it, beside what calls before it have left for a backward pass that has not come, is what the engine is
+    planned for; where that is not possible, the call is refused.
+
+    Not asked where the user has stated a reserve. Calls may come from any thread; while one is estimated, which needs the
+    model's modules, others wait."""
+
+    def __init__(self, session: Session, stated: bool, fitted: bool) -> None:
+        """stated: the reserve is the user's word; fitted: it was estimated for a batch."""
+        self._session, self._stated, self._fitted = session, stated, fitted
+        self._seen: dict[Any, list[_Seen]] = {}
+        self._kept: weakref.WeakSet[_Kept] = weakref.WeakSet()
+        self._most = 0  # that a call needed
+        self._besides: int | None = None  # what the process took between wrapping and the first call, for other things
+        self._changed = threading.Condition()
+        self._inside: dict[int, _Call] = {}  # by thread
+        self._estimating: int | None = None  # the thread that does
+
+    @property
+    def estimating(self) -> bool:
+        """Whether this thread runs the model without memory, so that its hooks have nothing to do."""
+        return self._estimating == threading.get_ident()
+
+    def begin(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module is about to be called. Raises BudgetError where that would pass what was stated, with nothing changed,
+        and InvalidArgumentError where it cannot be known."""
+        if self._stated or self.estimating or _is_no_call():
+            return
+        thread = threading.get_ident()
+        outer = self._inside.get(thread)
+        if outer is not None and (outer.whole or any(inner is module for inner in outer.module.modules())):
+            return
+        with self._changed:
+            self._inside.pop(thread, None)  # whose end was not told
+            train = torch.is_grad_enabled() and self._session.trainable
+            found = self._find(module, args, kwargs, train)
+            self._provide(module, found, train)
+            self._inside[thread] = _Call(module, module is self._session.model(), found.kept if train else 0)
+
+    def end(self, module: torch.nn.Module, output: Any) -> None:
+        """Its call has ended, with this, or with an exception and None."""
+        call = None if self.estimating else self._inside.get(threading.get_ident())
+        if call is None or call.module is not module:
+            return
+        with self._changed:
+            del self._inside[threading.get_ident()]
+            self._changed.notify_all()
+            if call.keeps:
+                kept = _Kept(call.keeps)
+                for tensor in tensors_in([[output]]):
+                    if tensor.grad_fn is not None:
+                        tensor.grad_fn.metadata[id(self)] = kept
+                        self._kept.add(kept)
+
+    def freed(self) -> None:
+        """A backward pass goes on, which frees what was kept for it."""
+        self._kept.clear()
+
+    # ---- what a call takes ----
+
+    def _find(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool) -> Estimate:
+        kind, sizes = _kind_of(module, args, kwargs, train)
+        seen = self._seen.setdefault(kind, [])
+        for each in seen:
+            planned = self._need(each.estimate) <= self._session.first_step.room
+            if each.sizes == sizes or (planned and each.covers(sizes, train)):
+                return each.estimate
+        model = self._session.model()
+        assert model is not None, "it was called"
+        with self._alone():
+            try:
+                found = estimate_call(model, module, args, kwargs, train)
+            except Error:
+                raise
+            except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
+                raise refusal_of(error, "call", "it") from error
+        del seen[: max(0, len(seen) - _MOST + 1)]
+        seen.append(_Seen(sizes, found))
+        return found
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else is inside of the model, or comes."""
+        while self._inside.keys() & {thread.ident for thread in threading.enumerate()}:
+            self._changed.wait(1.0)
+        self._estimating = threading.get_ident()
+        try:
+            with torch.compiler.set_stance("force_eager"):  # blocks that were compiled run as they are written
+                yield
+        finally:
+            self._estimating = None
+
+    # ---- the plan for it ----
+
+    def _left(self) -> int:
+        """Bytes, by calls before, for backward."""
+        return sum(kept.size for kept in self._kept)
+
+    def _need(self, found: Estimate) -> int:
+        return found.reserve + with_margin(self._left()) + (self._besides or 0) + self._session.first_step.lacking
+
+    def _provide(self, module: torch.nn.Module, found: Estimate, train: bool) -> None:
+        session = self._session
+        with session.locked():
+            first = session.first_step
+            if self._besides is None:
+                self._besides = session.grown()
+            need = self._need(found)
+            fits = need <= first.room
+            if fits and (self._fitted or (session.trainable and not train)):
+                self._most = max(self._most, need)
+                return
+            try:
+                session.replan(max(need, self._most), found.peak)
+            except (BudgetError, StateError) as error:
+                if fits:
+                    return
+                raise BudgetError(self._refusal(module, need, error)) from error
+            self._fitted = self._fitted or train
+            self._most = max(self._most, need)
+
+    def _refusal(self, module: torch.nn.Module, need: int, error: Error) -> str:
+        first = self._session.first_step
+        left = self._left()
+        before = f" (with {left >> 20} MiB that calls before it have left for backward)" if left else ""
+        return (
+            f"this call of {type(module).__name__} is not begun: by an estimate for its arguments PyTorch takes "
+            f"{need >> 20} MiB{before}, {first.room >> 20} MiB are left for it, and the memory that was stated, "
+            f"{first.memory >> 20} MiB, cannot be planned otherwise now: {error}. Give less at once (a smaller batch, "
+            "gradient checkpointing, accumulation), or wrap the model with more memory"
+        )
+
+
+def _is_no_call() -> bool:
+    """In backward, modules are called again (checkpointing), for which their first call was estimated; inside of transforms
+    of torch.func no model runs without memory."""
+    return torch._C._current_graph_task_id() != -1 or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _kind_of(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool
+) -> tuple[Any, tuple[int, ...]]:
+    """What calls have in common whose estimates can be compared, and how large this one is."""
+    leaves, spec = tree_flatten((args, kwargs))
+    kinds: list[Any] = []
+    sizes: list[int] = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            kinds.append((leaf.dtype, leaf.dim(), leaf.requires_grad))
+            sizes += leaf.shape
+        elif leaf is None or isinstance(leaf, (bool, str)) or (isinstance(leaf, int) and leaf < 2):
+            kinds.append(leaf)
+        elif isinstance(leaf, int):
+            kinds.append(int)
+            sizes.append(leaf)
+        else:
+            held = [] if isinstance(leaf, float) else tensors_in([leaf])
+            kinds.append((type(leaf), *((t.dtype, t.dim()) for t in held)))
+            sizes += (size for t in held for size in t.shape)
+    autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    return (id(module), module.training, train, autocast, spec, tuple(kinds)), tuple(sizes)
+
