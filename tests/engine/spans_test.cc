@@ -40,33 +40,39 @@ INSTANTIATE_TEST_SUITE_P(Kinds, SpansTest, testing::ValuesIn(kKinds), [](const a
 });
 
 TEST_P(SpansTest, HaveTheBitsOfOneUnitWhereverTheyLie) {
-  for (const bool clip : {true, false}) {
-    Case setup = GetParam();
-    setup.clip = clip;
-    const Outcome expected = in_one_unit(setup);
-    expect_same(train(setup), expected);
-    expect_same(train(on_disk(setup)), expected);
-    Case mixed = setup;
-    mixed.gradients = "disk";
-    mixed.chunk = 2 * kChunkGrain;
-    expect_same(train(mixed), expected);
-    mixed = on_disk(setup);
-    mixed.gradients = "memory";
-    mixed.prefetch = 3;
-    expect_same(train(mixed), expected);
-  }
+  Case setup = GetParam();
+  const Outcome expected = in_one_unit(setup);
+  expect_same(train(setup), expected);
+  expect_same(train(on_disk(setup)), expected);
+  Case mixed = setup;
+  mixed.gradients = "disk";
+  mixed.chunk = 2 * kChunkGrain;
+  expect_same(train(mixed), expected);
+  mixed = on_disk(setup);
+  mixed.gradients = "memory";
+  mixed.prefetch = 3;
+  expect_same(train(mixed), expected);
 }
 
-TEST_P(SpansTest, HaveTheSameBitsInTheOrderOfASchedule) {
-  for (const bool clip : {true, false}) {
-    Case setup = GetParam();
-    setup.any_order = false;
-    setup.micro_batches = 2;
-    setup.clip = clip;
-    const Outcome expected = in_one_unit(setup);
-    expect_same(train(setup), expected);
-    expect_same(train(on_disk(setup)), expected);
-  }
+TEST_P(SpansTest, HaveTheSameBitsWhereUpdatesFollowGradients) {
+  Case setup = GetParam();
+  setup.clip = false;
+  const Outcome expected = in_one_unit(setup);
+  expect_same(train(setup), expected);
+  expect_same(train(on_disk(setup)), expected);
+}
+
+TEST(Spans, HaveTheSameBitsInTheOrderOfASchedule) {
+  for (const std::size_t kind : {0, 3, 7})
+    for (const bool clip : {true, false}) {
+      Case setup = kKinds[kind];
+      setup.any_order = false;
+      setup.micro_batches = 2;
+      setup.clip = clip;
+      const Outcome expected = in_one_unit(setup);
+      expect_same(train(setup), expected);
+      expect_same(train(on_disk(setup)), expected);
+    }
 }
 
 TEST(Spans, HaveTheSameBitsWithAllThatIsDoneToGradients) {
@@ -212,7 +218,7 @@ TEST(Spans, AFaultInTheMiddleFailsTheEngine) {
   setup.optimizer.beta1 = 0.9;
   const Outcome expected = train(setup, 2);
   int well = 0, failed = 0;
-  for (std::uint64_t seed = 0; seed < 24; ++seed) {
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
     offload::Faults faults = {.seed = seed + 1, .delay_microseconds = seed % 2 == 0 ? 0u : 50u};
     (seed % 3 == 0   ? faults.read_error
      : seed % 3 == 1 ? faults.write_error
