@@ -169,7 +169,7 @@ def made_wide(place, optimizer=None, **options):
     torch.manual_seed(2)
     model = Wide()
     if place is None:
-        return model, MuonWithAdamW([{"params": list(model.parameters())}], lr=1e-2, weight_decay=0.1)
+        return model, MuonWithAdamW([{"params": list(model.parameters()), "weight_decay": 0.1}], lr=1e-2)
     groups = [{"params": ["table.weight"], "use_muon": True}]
     return wrap(model, place, sluice.Muon(lr=1e-2, weight_decay=0.1), param_groups=groups, **options)
 
