@@ -228,15 +228,16 @@ Json json_of(const engine::ProductRate& rate) {
 
 Json json_of(const Machine::Disk& disk) {
   const offload::DiskKnowledge& known = disk.known;
-  return {{"folder", disk.folder},
-          {"free", disk.free},
-          {"read", known.rates.read},
-          {"write", known.rates.write},
-          {"together", known.rates.together},
-          {"processor_seconds_per_byte", known.processor_seconds},
-          {"service", known.io.way == offload::IoWay::kThreads ? "threads" : "io_uring"},
-          {"block", known.io.block_bytes},
-          {"under_way", in_flight(known.io) / known.io.block_bytes}};
+  Json json = {{"folder", disk.folder},
+               {"free", disk.free},
+               {"read", known.rates.read},
+               {"write", known.rates.write},
+               {"processor_seconds_per_byte", known.processor_seconds},
+               {"service", known.io.way == offload::IoWay::kThreads ? "threads" : "io_uring"},
+               {"block", known.io.block_bytes},
+               {"under_way", in_flight(known.io) / known.io.block_bytes}};
+  if (known.rates.together > 0) json["together"] = known.rates.together;
+  return json;
 }
 
 }  // namespace
@@ -253,8 +254,10 @@ Json to_json(const Machine& machine) {
                        {"master", rate.master},
                        {"elements_per_second", rate.elements}});
   for (const Machine::Disk& disk : machine.disks) disks.push_back(json_of(disk));
+  Json cores = {{"usable", machine.cores}};
+  if (!machine.cpu.empty()) cores["model"] = machine.cpu;
   return {{"version", kVersion},
-          {"cores", {{"usable", machine.cores}, {"model", machine.cpu}}},
+          {"cores", cores},
           {"instructions", machine.instructions},
           {"bf16_products", machine.bf16_products},
           {"memory",
