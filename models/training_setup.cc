@@ -286,6 +286,7 @@ Setup prepare(const TrainSettings& settings) {
   setup.optimizer = make_training_optimizer(s.optimizer);
   setup.model =
       std::make_unique<Model>(setup.config, s.dtype, s.batch, s.length, s.plan.recompute.value_or(""));
+  engine::check_masters(setup.model->units(), *setup.optimizer);
   choose_recipe(setup.plan, s, *setup.model);
   if (!s.out.empty())
     engine::check_file_limit(

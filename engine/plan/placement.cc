@@ -30,24 +30,6 @@ std::size_t choose_chunk(const Layout& layout, const PlanRequest& request) {
   return std::min(request.chunk_elements.value_or(kChunkGrain), largest);
 }
 
-void check_without_masters(const std::vector<UnitSpec>& units) {
-  bool any_narrow = false;
-  for (const UnitSpec& unit : units) {
-    if (unit.trainable && unit.dtype == Dtype::kF16)
-      fail(ErrorCode::kInvalidArgument,
-           "no masters are to be kept of parameters in f16, as unit '{}' has: below 2^-14 its steps no "
-           "longer shrink "
-           "with the value, so that rounding stochastically would drown small parameters in noise; keep the "
-           "masters, "
-           "or use bf16",
-           unit.name);
-    any_narrow |= unit.trainable && unit.dtype != Dtype::kF32;
-  }
-  if (!any_narrow)
-    fail(ErrorCode::kInvalidArgument,
-         "no masters are to be kept of parameters in f32, and each is its own; leave that out, or use bf16");
-}
-
 }  // namespace
 
 Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, const PlanRequest& request)
@@ -59,7 +41,7 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
       whole_bytes_(WholeStore(layout_, optimizer).bytes()),
       rounds_(rounds_need(layout_, optimizer)),
       product_flops_(profile.units.size()) {
-  if (!optimizer.keeps_master()) check_without_masters(profile.units);
+  check_masters(profile.units, optimizer);
   for (ParameterId p = 0; p < layout_.parameters(); ++p) {
     const ParameterSpec& spec = layout_.spec(p);
     const bool counts = layout_.trainable(layout_.place(p).unit) && !spec.continues();

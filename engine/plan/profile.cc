@@ -53,6 +53,25 @@ Profile any_order_profile(std::vector<UnitSpec> units, std::size_t held_units) {
   return profile;
 }
 
+void check_masters(const std::vector<UnitSpec>& units, const optim::Optimizer& optimizer) {
+  if (optimizer.keeps_master()) return;
+  bool any_narrow = false;
+  for (const UnitSpec& unit : units) {
+    if (unit.trainable && unit.dtype == Dtype::kF16)
+      fail(
+          ErrorCode::kInvalidArgument,
+          "no masters are to be kept of parameters in f16, as unit '{}' has: below 2^-14 its steps no longer "
+          "shrink with the value, so that rounding stochastically would drown small parameters in noise; "
+          "keep "
+          "the masters, or use bf16",
+          unit.name);
+    any_narrow |= unit.trainable && unit.dtype != Dtype::kF32;
+  }
+  if (!any_narrow)
+    fail(ErrorCode::kInvalidArgument,
+         "no masters are to be kept of parameters in f32, and each is its own; leave that out, or use bf16");
+}
+
 bool has_products(const std::vector<UnitSpec>& units, const optim::Optimizer& optimizer) {
   return largest_product(units, optimizer).m > 0;
 }

@@ -63,6 +63,9 @@ struct Profile {
 // used once forward, and then backward from the last one on. A frozen unit is only read.
 Profile any_order_profile(std::vector<UnitSpec> units, std::size_t held_units);
 
+// Throws Error(kInvalidArgument) where the optimizer keeps no masters and the parameters need theirs, or have
+// none.
+void check_masters(const std::vector<UnitSpec>& units, const optim::Optimizer& optimizer);
 // Whether an update has matrix products, which need a library for them.
 bool has_products(const std::vector<UnitSpec>& units, const optim::Optimizer& optimizer);
 // What the library takes for itself for these.

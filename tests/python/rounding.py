@@ -34,7 +34,7 @@ def of_model(model, rows=64, dtype=None):
     that is narrower than the narrowest parameter's, as under autocast; sums are taken in f32."""
     parameters = list(model.parameters())
     terms = stored = 0
-    for p in parameters:
+    for p in (p for p in parameters if p.numel() > 0):
         if p.dim() > 1:
             terms += p.numel() // p.shape[0] + p.numel() // p.shape[1]
         else:

@@ -178,7 +178,7 @@ def test_three_budgets_with_three_groups_have_the_same_bits(place):
         )
         least = re.search(r"Give --memory (\d+)MiB", refused.stderr)
         assert refused.returncode == 3 and least, refused.stderr
-        budget = ["--memory", f"{least[1]}MiB"]
+        budget = ["--memory", f"{least[1]}MiB", "--group", str(group)]
         out.append((budget, json.loads(sluice("plan", "--json", *flags(*budget)))))
     assert [found["group"] for _, found in out] == [1, 2, 4]
     results = []
@@ -231,7 +231,7 @@ STOPS = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP]
 @pytest.mark.parametrize("number", STOPS, ids=lambda number: number.name)
 def test_a_signal_saves_and_stops_at_the_end_of_the_step(place, number):
     name = f"stopped-{number.name}"
-    constant = ["--schedule", "constant"]  # the same learning rates, whatever --steps is
+    constant = ["--schedule", "constant", "--warmup", "3"]  # the same learning rates, whatever --steps is
     run = Started(place, name, *constant, *PLACES["disk"])
     run.wait_for_a_step()
     run.process.send_signal(number)
