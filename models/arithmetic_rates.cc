@@ -1,33 +1,19 @@
 #include "models/arithmetic_rates.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "allocator/memory.h"
 #include "core/bytes.h"
 #include "engine/store/state_format.h"
 #include "kernels/elementwise.h"
+#include "models/best_seconds.h"
 
 namespace sluice::models {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr std::size_t kLine = 64;
-constexpr int kRounds = 3;
 constexpr double kMostFlops = 1.5e9;  // of one product
-
-// The best of a few rounds: the first one is also the warming up.
-template <class Work>
-double best_seconds(const Work& work) {
-  double best = 1e9;
-  for (int round = 0; round < kRounds; ++round) {
-    const Clock::time_point begin = Clock::now();
-    work();
-    best = std::min(best, std::chrono::duration<double>(Clock::now() - begin).count());
-  }
-  return std::max(best, 1e-9);
-}
 
 // Memory of nobody's budget, that is cut from its beginning.
 class Scratch {

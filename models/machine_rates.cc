@@ -2,35 +2,17 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 
 #include "allocator/memory.h"
 #include "core/bytes.h"
 #include "kernels/elementwise.h"
 #include "kernels/limits.h"
+#include "models/best_seconds.h"
 
 namespace sluice::models {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-constexpr int kRounds = 3;
 constexpr std::uint64_t kDiskSample = 64 * kMiB, kLimitSample = 256 * kMiB;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-// The best of a few rounds: the first one is also the warming up.
-template <class Work>
-double best_seconds(const Work& work) {
-  double best = 1e9;
-  for (int round = 0; round < kRounds; ++round) {
-    const Clock::time_point begin = Clock::now();
-    work();
-    best = std::min(best, seconds_since(begin));
-  }
-  return std::max(best, 1e-9);
-}
 
 double measure_square(Threads& threads, kernels::MatrixLibrary& library, Dtype dtype, std::size_t side) {
   return measure_product(threads, library, product_of(side, side, side, dtype));
