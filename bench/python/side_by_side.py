@@ -84,7 +84,7 @@ def fio(folder, *jobs):
 
 
 def replay(folder, read, written):
-    """Seconds that fio takes for the step's bytes, both ways at once."""
+    """Seconds that fio takes for the step's bytes, both ways at once, and the processor's seconds that it takes for them."""
     jobs = []
     for name, way, size in (("in", "read", read), ("out", "write", written)):
         mebibytes = max(1, size >> 20)
@@ -93,4 +93,5 @@ def replay(folder, read, written):
     results = fio(folder, *jobs)
     for name in ("in", "out"):
         (folder / f"{name}.0.0").unlink(missing_ok=True)
-    return max(max(job["read"]["runtime"], job["write"]["runtime"]) for job in results) / 1000
+    seconds = max(max(job["read"]["runtime"], job["write"]["runtime"]) for job in results) / 1000
+    return seconds, sum((job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1000 for job in results)

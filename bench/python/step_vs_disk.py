@@ -3,7 +3,9 @@
 memory, and against the time that fio takes to replay the step's reads and writes (io_uring, O_DIRECT, 1 MiB blocks, depth
 32, huge-page buffers), in one run.
 
-The figure: step on disk / max(step in memory, fio's replay). Rounds alternate; medians. JSON with --json.
+The figure: step on disk / max(step in memory, fio's replay); and beside it what a step on disk is meant to take at most, 1.05
+times that larger one and the processor's seconds of fio's replay, which the cores share. Rounds alternate; medians. JSON with
+--json.
 
     python3 bench/python/step_vs_disk.py --disk FOLDER --model gpt2-124m --batch 4 --seq 256
 """
@@ -33,24 +35,30 @@ def main():
     with temporary_folder(a.disk) as folder:
         tokens = folder / "tokens.bin"
         make_tokens(tokens, 64 * a.batch * a.seq)
-        memory, disk, fio, wait = [], [], [], []
+        memory, disk, fio, processor, wait = [], [], [], [], []
         for number in range(a.rounds):
             memory += [row["seconds"] for row in steps(a, tokens, folder, [])]
             rows = steps(a, tokens, folder, on_disk)
             disk += [row["seconds"] for row in rows]
             wait += [row["read_wait_seconds"] + row["write_wait_seconds"] for row in rows]
             read, written = rows[-1]["disk_read"], rows[-1]["disk_written"]
-            fio.append(replay(folder, read, written))
+            seconds, processor_seconds = replay(folder, read, written)
+            fio.append(seconds)
+            processor.append(processor_seconds)
             print(f"round {number + 1}/{a.rounds}: memory {statistics.median(memory):.2f} s, disk {statistics.median(disk):.2f} s, "
                   f"fio {statistics.median(fio):.2f} s", file=sys.stderr)
     result = {"model": a.model, "dtype": a.dtype, "memory_seconds": statistics.median(memory), "disk_seconds": statistics.median(disk),
-              "fio_seconds": statistics.median(fio), "wait_seconds": statistics.median(wait), "bytes_read": read, "bytes_written": written}
-    result["ratio"] = result["disk_seconds"] / max(result["memory_seconds"], result["fio_seconds"])
+              "fio_seconds": statistics.median(fio), "fio_processor_seconds": statistics.median(processor),
+              "wait_seconds": statistics.median(wait), "bytes_read": read, "bytes_written": written}
+    larger = max(result["memory_seconds"], result["fio_seconds"])
+    result["ratio"] = result["disk_seconds"] / larger
+    result["goal_seconds"] = 1.05 * larger + result["fio_processor_seconds"] / CORES
     if a.json:
         print(json.dumps(result))
     else:
         print("{model} {dtype}: in memory {memory_seconds:.2f} s a step, on disk {disk_seconds:.2f} s (waited {wait_seconds:.2f} s), fio "
-              "{fio_seconds:.2f} s for {bytes_read} bytes read and {bytes_written} written; ratio {ratio:.3f}".format(**result))
+              "{fio_seconds:.2f} s ({fio_processor_seconds:.2f} s of a processor) for {bytes_read} bytes read and {bytes_written} written; ratio "
+              "{ratio:.3f}, goal {goal_seconds:.2f} s".format(**result))
 
 
 if __name__ == "__main__":

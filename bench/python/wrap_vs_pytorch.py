@@ -36,7 +36,7 @@ def measure(a, folder):
         plain, memory, (disk, told) = side("plain")[0], wrapped("memory")[0], wrapped("disk")
         times, step = [], told["step"]
         sides = take_turns(a, [plain, memory, disk], expected,
-                           lambda: times.append(replay(folder, step["bytes_read"], step["bytes_written"])))
+                           lambda: times.append(replay(folder, step["bytes_read"], step["bytes_written"])[0]))
     return {name: side["seconds"] for name, side in sides.items()} | {
         "fio": statistics.median(times), "touches": sides["disk"]["touches"]}
 
