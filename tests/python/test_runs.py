@@ -279,11 +279,11 @@ def test_a_hangup_that_is_ignored_stops_nothing(place):
 
 
 def test_a_second_ctrl_c_stops_at_once(place):
-    # A step takes seconds: the second one has just begun when the first signal comes.
-    run = Started(place, "twice", "--schedule", "constant", "--accumulate", "800")
+    # A step takes a second or more, also on a fast CPU: the second one has just begun when the first signal comes.
+    run = Started(place, "twice", "--schedule", "constant", "--accumulate", "4000")
     run.wait_for_a_step()
     run.process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    time.sleep(0.2)
     assert run.process.poll() is None, "the first Ctrl-C waits for the end of the step"
     run.process.send_signal(signal.SIGINT)
     status, text = run.end()

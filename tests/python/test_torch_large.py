@@ -213,7 +213,7 @@ def test_autocast_keeps_no_copies_of_parameters():
     disk, values_on_disk = _trained("disk")
     assert memory.values == disk.values and same_values(values, values_on_disk)
     plain = small_gpt2()
-    assert memory.close_to(train(plain, plain_optimizer(plain), in_bf16, steps=6, dtype=torch.bfloat16))
+    assert memory.close_to(train(plain, plain_optimizer(plain), in_bf16, steps=6))
     model, _ = wrap(small_gpt2(), "disk")
     loss = in_bf16(model, 0)
     gc.collect()
@@ -228,7 +228,7 @@ def test_autocast_keeps_no_copies_of_parameters():
 
 def _trained(place):
     model, optimizer = wrap(small_gpt2(), place)
-    return train(model, optimizer, in_bf16, steps=6), values_of(model)
+    return train(model, optimizer, in_bf16, steps=6, dtype=torch.bfloat16), values_of(model)
 
 
 def test_a_bf16_model():
