@@ -1,4 +1,5 @@
-# What most files include is parsed once: by the room core for all rooms and what is linked with them.
+# What most files include is parsed once: by the room core for all rooms and what is linked with them, and once more for the
+# rooms that are optimized more, since GCC takes precompiled headers of the same optimization alone.
 set(SLUICE_PRECOMPILED
   <algorithm> <array> <atomic> <chrono> <cmath> <condition_variable> <cstdint> <cstring> <filesystem> <fstream>
   <functional> <map> <memory> <mutex> <optional> <span> <string> <string_view> <thread> <utility> <vector>
@@ -11,10 +12,17 @@ function(sluice_room name)
   if(sources)
     add_library(sluice_${name} OBJECT ${sources})
     target_link_libraries(sluice_${name} PUBLIC sluice_options ${ARGN} Threads::Threads)
-    if(name STREQUAL core)
-      target_precompile_headers(sluice_core PRIVATE ${SLUICE_PRECOMPILED})
-    else()
+    if(NOT name STREQUAL core)
       target_link_libraries(sluice_${name} PUBLIC sluice_core)
+    endif()
+    if(name MATCHES "^(kernels|optim)$")  # loops over elements
+      target_compile_options(sluice_${name} PRIVATE $<$<CONFIG:Release>:-O2>)
+    endif()
+    if(name MATCHES "^(core|kernels)$")
+      target_precompile_headers(sluice_${name} PRIVATE ${SLUICE_PRECOMPILED})
+    elseif(name STREQUAL optim)
+      target_precompile_headers(sluice_optim REUSE_FROM sluice_kernels)
+    else()
       target_precompile_headers(sluice_${name} REUSE_FROM sluice_core)
     endif()
   else()
