@@ -27,6 +27,12 @@ void UpdatePipeline::lend(std::size_t from) {
   issue_reads();
 }
 
+void UpdatePipeline::lend_last_half() {
+  const std::lock_guard lock(mutex_);
+  if (lent_from_ != kOwn && lendable_slots() > 0)
+    lent_from_ = std::max(lent_from_, slots_[own_slots_ + lendable_slots() / 2].position);
+}
+
 void UpdatePipeline::stop_lending() {
   const std::lock_guard lock(mutex_);
   lent_from_ = kOwn;
@@ -41,6 +47,13 @@ bool UpdatePipeline::uses_before(std::size_t until) const {
 void UpdatePipeline::wait_for_lent() noexcept {
   std::unique_lock lock(mutex_);
   lent_from_ = kOwn;
+  for (Slot& slot : slots_) {
+    if (slot.position == kOwn || slot.stage != Stage::kApplied) continue;
+    slot.stage = Stage::kFree;
+    if (!error_)
+      error_ = std::make_exception_ptr(
+          Error(ErrorCode::kState, "memory that was lent was taken back before what is in it was written"));
+  }
   changed_.wait(lock, [&] {
     return std::none_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
       return slot.position != kOwn && (slot.stage == Stage::kReading || slot.stage == Stage::kWriting);
