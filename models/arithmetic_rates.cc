@@ -7,13 +7,16 @@
 #include "core/bytes.h"
 #include "engine/store/state_format.h"
 #include "kernels/elementwise.h"
-#include "models/best_seconds.h"
+#include "kernels/limits.h"
+#include "models/timing.h"
 
 namespace sluice::models {
 namespace {
 
 constexpr std::size_t kLine = 64;
 constexpr double kMostFlops = 1.5e9;  // of one product
+// A twentieth of a second in which cores that slept come to their speed.
+constexpr std::size_t kWakingWork = 5'000'000;
 
 // Memory of nobody's budget, that is cut from its beginning.
 class Scratch {
@@ -95,11 +98,12 @@ double measure_product(Threads& threads, kernels::MatrixLibrary& library, const 
   part.c = scratch.take(part.m * part.n, part.c.type);
   kernels::fill(threads, part.m * part.n, 0.0f, part.c);
   std::byte* const workspace = scratch.take(0);
-  return flops_in(part) / best_seconds([&] { kernels::multiply(library, threads, part, workspace); });
+  return flops_in(part) / middle_seconds([&] { kernels::multiply(library, threads, part, workspace); });
 }
 
 std::vector<engine::ProductRate> measure_products(Threads& threads, kernels::MatrixLibrary& library,
                                                   std::span<const kernels::Product> products) {
+  kernels::multiply_add(threads, kWakingWork);
   std::vector<engine::ProductRate> rates;
   for (const kernels::Product& product : products)
     rates.push_back({product, measure_product(threads, library, product)});
@@ -121,7 +125,7 @@ double measure_attention(Threads& threads, const kernels::AttentionShape& given,
   kernels::fill_normal(threads, packed, 1, 1, 0, 0, 1, q);
   kernels::fill_normal(threads, dense, 1, 2, 0, 0, 1, dout);
   const std::size_t k = shape.heads * shape.head_width, v = k + shape.kv_heads * shape.head_width;
-  const double seconds = best_seconds([&] {
+  const double seconds = middle_seconds([&] {
     kernels::attention_forward(threads, shape, q, q.at(k), q.at(v), out, log_sums, room);
     kernels::attention_backward(threads, shape, q, q.at(k), q.at(v), out, log_sums, dout, dq, dq.at(k),
                                 dq.at(v), room);
@@ -131,13 +135,13 @@ double measure_attention(Threads& threads, const kernels::AttentionShape& given,
          seconds;
 }
 
-double measure_memory(Threads& threads) {
-  constexpr std::size_t kCount = kMeasuringBytes / 2 / sizeof(float);
-  Scratch scratch(kMeasuringBytes);
-  const Array from = scratch.take(kCount, Dtype::kF32), to = scratch.take(kCount, Dtype::kF32);
-  kernels::fill(threads, kCount, 1.0f, from);
-  return static_cast<double>(kMeasuringBytes) /
-         best_seconds([&] { kernels::convert(threads, kCount, from, to); });
+double measure_memory(Threads& threads, std::size_t bytes) {
+  const std::size_t count = bytes / 2 / sizeof(float) / kLine * kLine;
+  const double moved = 2.0 * static_cast<double>(count * sizeof(float));
+  Scratch scratch(bytes);
+  const Array from = scratch.take(count, Dtype::kF32), to = scratch.take(count, Dtype::kF32);
+  kernels::fill(threads, count, 1.0f, from);
+  return moved / middle_seconds([&] { kernels::convert(threads, count, from, to); });
 }
 
 std::optional<double> measure_update(Threads& threads, const optim::Optimizer& optimizer, Dtype dtype) {
@@ -165,7 +169,7 @@ std::optional<double> measure_update(Threads& threads, const optim::Optimizer& o
   for (std::size_t array = format.masters(); array < format.arrays(); ++array)
     span.state.push_back(format.part(state, 0, 0, array));
   optim::Hyperparameters hyperparameters{1e-3, 0.1, 1, 0};
-  const double seconds = best_seconds([&] {
+  const double seconds = middle_seconds([&] {
     ++hyperparameters.step;
     optimizer.apply(threads, hyperparameters, span);
   });

@@ -11,13 +11,15 @@
 // given back. None throws but for memory that the system does not give.
 namespace sluice::models {
 
-// What measuring takes of memory at a time, and gives back.
-inline constexpr std::size_t kMeasuringBytes = std::size_t{16} << 20;
+// What measuring takes of memory at a time, and gives back; and at most for the bandwidth of memory.
+inline constexpr std::size_t kMeasuringBytes = std::size_t{16} << 20,
+                             kMostMeasuringBytes = std::size_t{64} << 20;
 
 // All operands of one type.
 kernels::Product product_of(std::size_t m, std::size_t n, std::size_t k, Dtype type);
-// Floating-point operations a second of kernels::multiply(). Of a large one a part is measured: its largest
-// size is halved until it takes at most kMeasuringBytes and a few milliseconds.
+// Floating-point operations a second of kernels::multiply(), with operands that caches hold where they can.
+// Of a large one a part is measured: its largest size is halved until it takes at most kMeasuringBytes and a
+// few milliseconds.
 double measure_product(Threads& threads, kernels::MatrixLibrary& library, const kernels::Product& product);
 // The same of each.
 std::vector<engine::ProductRate> measure_products(Threads& threads, kernels::MatrixLibrary& library,
@@ -27,10 +29,10 @@ std::vector<engine::ProductRate> measure_products(Threads& threads, kernels::Mat
 // Of the shape sizes count; what takes more than kMeasuringBytes is measured in part.
 double measure_attention(Threads& threads, const kernels::AttentionShape& shape, Dtype dtype);
 
-// Bytes a second that loops read and write.
-double measure_memory(Threads& threads);
+// Bytes a second that loops read and write, in so many bytes: where caches hold them, it is the caches' rate.
+double measure_memory(Threads& threads, std::size_t bytes);
 
-// Of an element; nothing for an optimizer with rounds, whose updates need whole parameters.
+// Of an element that caches hold; nothing for an optimizer with rounds, whose updates need whole parameters.
 std::optional<double> measure_update(Threads& threads, const optim::Optimizer& optimizer, Dtype dtype);
 
 }  // namespace sluice::models

@@ -74,7 +74,7 @@ Machine measure_machine() {
     machine.products.insert(machine.products.end(), rates.begin(), rates.end());
     machine.attention.push_back({type, measure_attention(threads, typical_attention(), type)});
   }
-  machine.memory_bandwidth = measure_memory(threads);
+  machine.memory_bandwidth = measure_memory(threads, kMostMeasuringBytes);
   measure_updates(threads, machine);
   machine.memory.process = tools.base();
   return machine;

@@ -7,7 +7,7 @@
 #include "core/bytes.h"
 #include "kernels/elementwise.h"
 #include "kernels/limits.h"
-#include "models/best_seconds.h"
+#include "models/timing.h"
 
 namespace sluice::models {
 namespace {
@@ -95,7 +95,8 @@ engine::MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& lib
   rates.products = measure_products(threads, library, work.products);
   rates.flops = measure_square(threads, library, Dtype::kF32, 768);
   rates.attention = measure_attention(threads, work.attention, work.dtype);
-  rates.memory_bandwidth = measure_memory(threads);
+  const auto sample = std::clamp<std::uint64_t>(work.bytes / 8, kMeasuringBytes, kMostMeasuringBytes);
+  rates.memory_bandwidth = measure_memory(threads, sample);
   rates.update_seconds = measure_update(threads, work.optimizer, work.dtype);
   add_disk(disks, rates);
   return rates;

@@ -30,9 +30,11 @@ struct MeasuredWork {
   kernels::AttentionShape attention;
   Dtype dtype;
   const optim::Optimizer& optimizer;
+  std::uint64_t bytes = 0;  // of all that is trained: what fits in caches moves at their rate
 };
 
-// In a second: for the predicted time, and how the disk is kept busy.
+// In a second, with an eighth of the work's bytes, kMeasuringBytes at least and kMostMeasuringBytes at most:
+// for the predicted time, and how the disk is kept busy.
 engine::MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& library,
                                    const MeasuredWork& work,
                                    const std::vector<offload::DiskKnowledge>& disks);

@@ -302,9 +302,11 @@ Setup prepare(const TrainSettings& settings) {
   const kernels::MatrixLibrary& library = *setup.tools->library;
   setup.plan.profile = setup.model->profile(
       s.accumulate, library, engine::hidden_bytes(setup.model->units(), *setup.optimizer, library));
-  const engine::MachineRates rates = measure_rates(
-      setup.tools->threads, *setup.tools->library,
-      {setup.plan.profile.products, setup.model->attention(), s.dtype, *setup.optimizer}, disks);
+  const engine::MachineRates rates =
+      measure_rates(setup.tools->threads, *setup.tools->library,
+                    {setup.plan.profile.products, setup.model->attention(), s.dtype, *setup.optimizer,
+                     std::min<std::uint64_t>(setup.plan.checkpoint_bytes, 2 * s.memory)},
+                    disks);
   setup.plan.budget = {
       s.memory, usable_disk(s.disk),
       process_bytes(setup.tools->base(), s.threads) + setup.plan.checkpoint_buffers + setup.plan.trace_bytes};

@@ -73,9 +73,12 @@ Passes passes_for(double seconds, std::uint64_t bytes, const Pass& pass) {
   return {count * static_cast<double>(bytes) / half, static_cast<double>(took.size() * bytes)};
 }
 
-double checksum_seconds(std::span<const std::byte> bytes) {
+// Of a byte, where a read has left it.
+template <class Read>
+double checksum_seconds(std::span<const std::byte> bytes, const Read& read) {
   double least = 1;
   for (int round = 0; round < kRounds; ++round) {
+    read();
     const Clock::time_point begin = Clock::now();
     volatile std::uint64_t sum = checksum(bytes);
     (void)sum;
@@ -124,7 +127,8 @@ DiskUse use_disk(const std::string& folder, std::uint64_t bytes, const IoOptions
     });
     use.processor_seconds = std::max(0.0, 1 - beside / alone) * seconds_since(begin) * work.cores() / moved;
   }
-  use.processor_seconds += checksum_seconds(memory.bytes());
+  use.processor_seconds +=
+      checksum_seconds(memory.bytes(), [&] { measure_reads(*file, bytes, shape, memory.bytes()); });
   return use;
 }
 

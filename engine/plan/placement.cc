@@ -259,9 +259,8 @@ double Placement::update_seconds(UnitId unit, const MachineRates& rates) const {
     elements += count;
     bytes += count * each;
   });
-  const double loops =
-      rates.update_seconds ? elements * *rates.update_seconds : bytes / rates.memory_bandwidth;
-  return loops + product_flops_[unit] / rates.flops;
+  const double arithmetic = elements * rates.update_seconds.value_or(0);
+  return std::max(arithmetic, bytes / rates.memory_bandwidth) + product_flops_[unit] / rates.flops;
 }
 
 double Placement::least_update_bytes() const {

@@ -18,6 +18,7 @@ using allocator::Tier;
 constexpr std::size_t kLeastStagingSlots = 3, kMostStagingSlots = 32;
 constexpr std::size_t kMostGrains = 16;            // of a chunk
 constexpr double kShortestUpdate = 0.0005;         // seconds, of a chunk: less is lost in waking the threads
+constexpr double kMostBandwidth = 50e9;            // that chunks grow with: staging takes memory
 constexpr std::size_t kSmallUnit = kHugePage / 4;  // units up to this are not worth moving
 
 std::size_t index(Purpose purpose) { return static_cast<std::size_t>(purpose); }
@@ -350,9 +351,10 @@ class Planner {
 
 // The smallest chunk whose update is long enough for this machine's memory. moved: bytes for each element.
 std::size_t chunk_for(double moved, const MachineRates& rates) {
+  const double bandwidth = std::min(rates.memory_bandwidth, kMostBandwidth);
   std::size_t grains = 1;
   while (grains < kMostGrains &&
-         static_cast<double>(grains * kChunkGrain) * moved / rates.memory_bandwidth < kShortestUpdate)
+         static_cast<double>(grains * kChunkGrain) * moved / bandwidth < kShortestUpdate)
     grains *= 2;
   return grains * kChunkGrain;
 }

@@ -35,6 +35,19 @@ double flops_of(const kernels::Product& product, const MachineRates& rates) {
   return flops;
 }
 
+double product_seconds(const kernels::Product& product, double flops, const MachineRates& rates) {
+  const auto bytes = [](const ConstArray& array, std::size_t rows, std::size_t columns) {
+    return static_cast<double>(rows) * static_cast<double>(columns) *
+           static_cast<double>(size_of(array.type));
+  };
+  const double from_memory =
+      product.transpose_a ? bytes(product.a, product.m, product.k) : bytes(product.b, product.k, product.n);
+  const double result = (product.accumulate ? 2 : 1) * bytes(product.c, product.m, product.n);
+  const double each =
+      2 * static_cast<double>(product.m) * static_cast<double>(product.n) * static_cast<double>(product.k);
+  return flops * (1 / flops_of(product, rates) + (from_memory + result) / each / rates.memory_bandwidth);
+}
+
 double disk_seconds(std::uint64_t read, std::uint64_t written, const MachineRates& rates) {
   const auto both = rates.disk_together > 0 ? static_cast<double>(std::min(read, written)) : 0.0;
   const double alone = (static_cast<double>(read) - both) / rates.disk_read +

@@ -21,7 +21,8 @@ struct MachineRates {
   double flops = 50e9;              // of products of a type of which `products` has none
   std::optional<double> attention;  // floating-point operations a second; nothing: as `flops`
   double memory_bandwidth = 10e9;   // bytes read and written by loops
-  // Of one core for all cores' share of an element of the run's optimizer; nothing: as memory_bandwidth lets.
+  // Of all cores, for an element of the run's optimizer that their caches hold; nothing: not known. An update
+  // takes that, or what memory_bandwidth allows where that is more.
   std::optional<double> update_seconds;
   // Bytes a second: of each direction alone, and of both together where as much is read as written.
   // disk_together 0: not known, as if they took turns.
@@ -30,6 +31,11 @@ struct MachineRates {
   int cores = 1;
   std::size_t disk_in_flight = std::size_t{16} << 20;  // bytes under way that reach these, one way
 };
+
+// Of so many floating-point operations of products like this one, as steps have them: at the rate of operands
+// that caches hold, and then what comes from memory and goes there: the weights or, for their gradient, the
+// layer's input; and the result, twice where it is added to what is there.
+double product_seconds(const kernels::Product& product, double flops, const MachineRates& rates);
 
 // That of the product measured which is most like it: of its type, the nearest by the ratios of sizes, of the
 // same transposes where there is a choice.

@@ -45,6 +45,22 @@ TEST(ProductRates, AreThoseOfTheNearestOfTheType) {
   EXPECT_EQ(flops_of(product_of(100, Dtype::kF16), rates), rates.flops);
 }
 
+// 100 x 768 x 768 in f32: 768 x 768 weights and 100 x 768 results of 4 bytes come from memory and go there.
+TEST(ProductSeconds, CountWhatComesFromMemory) {
+  MachineRates rates;
+  rates.products = {{product_of(100, Dtype::kF32), 2e9}};
+  rates.memory_bandwidth = 1e9;
+  kernels::Product product = product_of(100, Dtype::kF32);
+  const double flops = 2.0 * 100 * 768 * 768, weights = 4.0 * 768 * 768, results = 4.0 * 100 * 768;
+  EXPECT_DOUBLE_EQ(product_seconds(product, flops, rates), flops / 2e9 + (weights + results) / 1e9);
+  EXPECT_DOUBLE_EQ(product_seconds(product, 3 * flops, rates), 3 * product_seconds(product, flops, rates));
+  product.accumulate = true;
+  EXPECT_DOUBLE_EQ(product_seconds(product, flops, rates), flops / 2e9 + (weights + 2 * results) / 1e9);
+  product.transpose_a = true;  // of a weight's gradient A is what the layer was given
+  const double inputs = 4.0 * 100 * 768;
+  EXPECT_DOUBLE_EQ(product_seconds(product, flops, rates), flops / 2e9 + (inputs + 2 * results) / 1e9);
+}
+
 // The walk moves what the units' traffic adds up to, wherever what is moved falls.
 TEST(Visits, MoveAllTrafficOfAStep) {
   const auto optimizer = optim::make_adamw({});
