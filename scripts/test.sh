@@ -14,7 +14,8 @@ scripts/build.sh
 part "C++ tests"
 ctest --test-dir build --output-on-failure --timeout 600 -j "$cores"
 part "Python tests"
-.venv/bin/python -m pytest -q -n "$cores" --dist loadfile tests/python
+# Passive: the workers share the cores, and threads that spin while they wait take them from each other.
+OMP_WAIT_POLICY=passive .venv/bin/python -m pytest -q -n "$cores" --dist loadfile tests/python
 part "fuzzers"
 scripts/fuzz.sh 10
 part "passed"

@@ -66,6 +66,9 @@ class Losses:
     def __init__(self, values, epsilon):
         self.values, self.epsilon = values, epsilon
 
+    def first(self, steps):
+        return Losses(self.values[:steps], self.epsilon)
+
     def close_to(self, other):
         return rounding.near(self.values, other.values, rounding.of_losses(self.epsilon))
 
