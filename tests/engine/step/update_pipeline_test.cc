@@ -59,6 +59,10 @@ class UpdatePipelineTest : public testing::Test {
     pipeline_->start(ledger_, kOwnSlots);
     write_zero_state();
   }
+  ~UpdatePipelineTest() override {
+    file_->holds = false;
+    file_->let_go(nullptr);  // the pipeline waits for it
+  }
 
   static Layout one_unit(std::size_t elements) {
     UnitSpec unit{"unit", {}};
@@ -117,7 +121,7 @@ class LentMemory : public UpdatePipelineTest {
  protected:
   explicit LentMemory(std::size_t chunks = 1, std::size_t slots = 2) : UpdatePipelineTest(chunks) {
     lent_ = allocator::Region(ledger_, allocator::Purpose::kActivation, slots * kSlotBytes);
-    pipeline_->set_lendable(lent_.bytes(), false);
+    pipeline_->set_lendable(lent_.bytes().first(slots * kSlotBytes), false);
   }
   static constexpr std::size_t kSlotBytes = kChunk * 2 * sizeof(float);
   std::uint64_t bytes_read() const { return disk_->counters().bytes_read; }
