@@ -14,7 +14,7 @@ namespace sluice::models {
 namespace {
 
 constexpr std::size_t kLine = 64;
-constexpr double kMostFlops = 1.5e9;  // of one product
+constexpr double kMostFlops = 4.5e9;  // of one product
 // A twentieth of a second in which cores that slept come to their speed.
 constexpr std::size_t kWakingWork = 5'000'000;
 

@@ -247,6 +247,9 @@ engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixL
     profile.schedule.insert(profile.schedule.end(), pass.accesses.begin(), pass.accesses.end());
   }
   profile.micro_batches = micro_batches;
+  // Gradients of weights: micro-batches after the first add to them, which takes half as long again.
+  for (kernels::Product& product : profile.products)
+    product.accumulate = product.transpose_a && micro_batches > 1;
   profile.tokens = impl_->shape.rows();
   profile.border_gradient_bytes = profile.unit_profiles.back().input_bytes;
   profile.hidden_bytes = products.hidden_bytes();

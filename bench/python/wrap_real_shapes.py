@@ -17,7 +17,7 @@ from side_by_side import ROOT, peak_bytes
 
 sys.path.insert(0, str(ROOT / "bindings" / "python"))
 BUDGETS = {"bert-large": "2600MiB", "vit-base": "1250MiB", "t5-base": "2300MiB", "llama-0.5b": "4200MiB",
-           "llama-3-vocabulary": "3200MiB"}  # fmt: skip
+           "llama-3-vocabulary": "3500MiB"}  # fmt: skip
 OPTIMIZERS = {"adamw": "AdamW", "adafactor": "Adafactor"}
 
 

@@ -27,9 +27,7 @@ double Placement::seconds(const Work& work, const MachineRates& rates) const {
   double seconds =
       work.bytes / rates.memory_bandwidth + work.attention / rates.attention.value_or(rates.flops);
   for (std::size_t i = 0; i < work.products.size(); ++i) {
-    kernels::Product product = profile_.products[i];
-    product.accumulate |= product.transpose_a && profile_.micro_batches > 1;  // gradients of weights
-    if (work.products[i] > 0) seconds += product_seconds(product, work.products[i], rates);
+    if (work.products[i] > 0) seconds += product_seconds(profile_.products[i], work.products[i], rates);
   }
   return seconds;
 }
