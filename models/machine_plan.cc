@@ -25,6 +25,10 @@ class LibraryThere final : public kernels::MatrixLibrary {
   }
   bool has_primitive(const kernels::Product& product) const override { return here_->has_primitive(product); }
   std::size_t primitive_workspace(const kernels::Product& product) const override {
+    // A CPU without such products cannot tell what they take there: they count as here, where operands are
+    // widened.
+    if (product.a.type == Dtype::kBf16 && !here_->has_bf16())
+      return kernels::product_workspace(product, *here_);
     return here_->primitive_workspace(product);
   }
   std::size_t primitive_bytes(Dtype type) const override { return here_->primitive_bytes(type); }

@@ -43,6 +43,20 @@ TEST_F(MachinePlan, NeedsNothingOfThatMachineHere) {
   EXPECT_EQ(plan["budget"]["disk"], 70 * 1024 * kGiB);
 }
 
+// The matrix library here cannot be asked what such products take.
+TEST_F(MachinePlan, MayHaveInstructionsForBf16ThatThisCpuHasNot) {
+  const Variable cap("ONEDNN_MAX_CPU_ISA", "AVX2");
+  std::ofstream(machine_)
+      << R"({"version": 2, "cores": {"usable": 8}, "memory": {"usable": "48GiB", "bandwidth": 5e10},
+      "bf16_products": true, "products": [{"type": "f32", "m": 1024, "n": 768, "k": 768, "flops": 2e11},
+      {"type": "bf16", "m": 1024, "n": 768, "k": 768, "flops": 9e11}]})";
+  const Outcome plan =
+      run_sluice({"plan", "--model", "gpt2-124m", "--dtype", "bf16", "--machine", machine_, "--seq", "128"});
+  EXPECT_EQ(plan.status, 0) << plan.error;
+  EXPECT_THAT(plan.out,
+              HasSubstr("what the matrix library takes there for products of bf16, which counts as here"));
+}
+
 TEST_F(MachinePlan, WhatIsWrongIsRefused) {
   const Words plan = {"plan", "--model", "tiny", "--machine"};
   const auto refused = [](Words words, const Words& more, const std::string& part) {

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -30,6 +31,28 @@ class TemporaryFolder {
 
  private:
   std::string path_;
+};
+
+// Of the environment of processes that are started while it lives.
+class Variable {
+ public:
+  Variable(const char* name, const char* value)
+      : name_(name), was_set_(std::getenv(name) != nullptr), before_(was_set_ ? std::getenv(name) : "") {
+    ::setenv(name, value, 1);
+  }
+  ~Variable() {
+    if (was_set_)
+      ::setenv(name_, before_.c_str(), 1);
+    else
+      ::unsetenv(name_);
+  }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  const char* const name_;
+  const bool was_set_;
+  const std::string before_;
 };
 
 inline std::string file_text(const std::string& path) {
