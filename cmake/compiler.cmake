@@ -11,7 +11,7 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)
 endif()
 # Debug information takes two fifths of the compiler's time; the presets that need it ask for it. -O2 takes half as much again
-# as -O1: only the rooms with loops over elements have it.
+# as -O1: only the rooms with loops over elements have it (rooms.cmake).
 set(CMAKE_CXX_FLAGS_RELEASE "-O1 -DNDEBUG")
 set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g1 -DNDEBUG")  # g1: the lines of stack traces
 find_program(CCACHE ccache)

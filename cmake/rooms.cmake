@@ -16,7 +16,7 @@ function(sluice_room name)
       target_link_libraries(sluice_${name} PUBLIC sluice_core)
     endif()
     if(name MATCHES "^(kernels|optim)$")  # loops over elements
-      target_compile_options(sluice_${name} PRIVATE $<$<CONFIG:Release>:-O2>)
+      target_compile_options(sluice_${name} PRIVATE $<$<NOT:$<OR:$<CONFIG:Debug>,$<BOOL:${SLUICE_SANITIZE}>>>:-O2>)
     endif()
     if(name MATCHES "^(core|kernels)$")
       target_precompile_headers(sluice_${name} PRIVATE ${SLUICE_PRECOMPILED})

@@ -18,8 +18,8 @@ inline constexpr std::size_t kMeasuringBytes = std::size_t{16} << 20,
 // All operands of one type.
 kernels::Product product_of(std::size_t m, std::size_t n, std::size_t k, Dtype type);
 // Floating-point operations a second of kernels::multiply(), with operands that caches hold where they can.
-// Of a large one a part is measured: its largest size is halved until it takes at most kMeasuringBytes and a
-// few milliseconds.
+// Of a large one a part is measured: its largest size is halved until it takes at most kMeasuringBytes and
+// some milliseconds.
 double measure_product(Threads& threads, kernels::MatrixLibrary& library, const kernels::Product& product);
 // The same of each.
 std::vector<engine::ProductRate> measure_products(Threads& threads, kernels::MatrixLibrary& library,

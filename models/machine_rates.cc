@@ -87,6 +87,10 @@ void add_disk(const std::vector<offload::DiskKnowledge>& disks, engine::MachineR
   stripe(found, rates);
 }
 
+std::uint64_t memory_sample(std::uint64_t trained, std::uint64_t memory) {
+  return std::clamp<std::uint64_t>(std::min(trained / 8, memory / 4), kMeasuringBytes, kMostMeasuringBytes);
+}
+
 engine::MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& library,
                                    const MeasuredWork& work,
                                    const std::vector<offload::DiskKnowledge>& disks) {
@@ -95,8 +99,7 @@ engine::MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& lib
   rates.products = measure_products(threads, library, work.products);
   rates.flops = measure_square(threads, library, Dtype::kF32, 768);
   rates.attention = measure_attention(threads, work.attention, work.dtype);
-  const auto sample = std::clamp<std::uint64_t>(work.bytes / 8, kMeasuringBytes, kMostMeasuringBytes);
-  rates.memory_bandwidth = measure_memory(threads, sample);
+  rates.memory_bandwidth = measure_memory(threads, work.memory_sample);
   rates.update_seconds = measure_update(threads, work.optimizer, work.dtype);
   add_disk(disks, rates);
   return rates;

@@ -30,11 +30,14 @@ struct MeasuredWork {
   kernels::AttentionShape attention;
   Dtype dtype;
   const optim::Optimizer& optimizer;
-  std::uint64_t bytes = 0;  // of all that is trained: what fits in caches moves at their rate
+  std::uint64_t memory_sample = 0;  // bytes with which the bandwidth of memory is measured
 };
 
-// In a second, with an eighth of the work's bytes, kMeasuringBytes at least and kMostMeasuringBytes at most:
-// for the predicted time, and how the disk is kept busy.
+// An eighth of what is trained, as far as that is a quarter of the memory that was stated; kMeasuringBytes at
+// least and kMostMeasuringBytes at most: less than caches hold would be measured at their rate.
+std::uint64_t memory_sample(std::uint64_t trained, std::uint64_t memory);
+
+// In some seconds: for the predicted time, and how the disk is kept busy.
 engine::MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& library,
                                    const MeasuredWork& work,
                                    const std::vector<offload::DiskKnowledge>& disks);

@@ -247,7 +247,7 @@ engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixL
     profile.schedule.insert(profile.schedule.end(), pass.accesses.begin(), pass.accesses.end());
   }
   profile.micro_batches = micro_batches;
-  // Gradients of weights: micro-batches after the first add to them, which takes half as long again.
+  // Gradients of weights are added to by all micro-batches but the first: counted as if by all.
   for (kernels::Product& product : profile.products)
     product.accumulate = product.transpose_a && micro_batches > 1;
   profile.tokens = impl_->shape.rows();

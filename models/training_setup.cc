@@ -305,7 +305,7 @@ Setup prepare(const TrainSettings& settings) {
   const engine::MachineRates rates =
       measure_rates(setup.tools->threads, *setup.tools->library,
                     {setup.plan.profile.products, setup.model->attention(), s.dtype, *setup.optimizer,
-                     std::min<std::uint64_t>(setup.plan.checkpoint_bytes, 2 * s.memory)},
+                     memory_sample(setup.plan.checkpoint_bytes, s.memory)},
                     disks);
   setup.plan.budget = {
       s.memory, usable_disk(s.disk),

@@ -25,7 +25,7 @@
 namespace sluice::offload {
 namespace {
 
-constexpr int kVersion = 3;
+constexpr int kVersion = 4;
 constexpr std::int64_t kValidSeconds = 7 * 24 * 3600;
 constexpr std::int64_t kValidSecondsDisturbed = 3600;
 constexpr double kSteady = 0.75;

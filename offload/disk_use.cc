@@ -45,7 +45,7 @@ class Work {
 
  private:
   void run() {
-    constexpr std::size_t kPiece = 50'000;  // about 50 microseconds
+    constexpr std::size_t kPiece = 50'000;  // about half a millisecond
     while (!ends_) {
       kernels::multiply_add(threads_, kPiece);
       ++done_;

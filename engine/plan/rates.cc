@@ -36,12 +36,14 @@ double flops_of(const kernels::Product& product, const MachineRates& rates) {
 }
 
 double product_seconds(const kernels::Product& product, double flops, const MachineRates& rates) {
+  if (rates.products.empty()) return flops / rates.flops;
   const auto bytes = [](const ConstArray& array, std::size_t rows, std::size_t columns) {
     return static_cast<double>(rows) * static_cast<double>(columns) *
            static_cast<double>(size_of(array.type));
   };
+  const double weights = bytes(product.b, product.k, product.n);
   const double from_memory =
-      product.transpose_a ? bytes(product.a, product.m, product.k) : bytes(product.b, product.k, product.n);
+      product.transpose_a ? std::min(weights, bytes(product.a, product.m, product.k)) : weights;
   const double result = (product.accumulate ? 2 : 1) * bytes(product.c, product.m, product.n);
   const double each =
       2 * static_cast<double>(product.m) * static_cast<double>(product.n) * static_cast<double>(product.k);

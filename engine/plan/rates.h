@@ -34,7 +34,8 @@ struct MachineRates {
 
 // Of so many floating-point operations of products like this one, as steps have them: at the rate of operands
 // that caches hold, and then what comes from memory and goes there: the weights or, for their gradient, the
-// layer's input; and the result, twice where it is added to what is there.
+// smaller operand; and the result, twice where it is added to what is there. Rates of no product are a
+// machine's limits: at those nothing is added.
 double product_seconds(const kernels::Product& product, double flops, const MachineRates& rates);
 
 // That of the product measured which is most like it: of its type, the nearest by the ratios of sizes, of the

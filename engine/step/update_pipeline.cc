@@ -140,7 +140,7 @@ void UpdatePipeline::apply_ready_slot(std::size_t index) {
     issue_reads();
 }
 
-// As many writes are under way as there are slots of the pool's own, so that reads which somebody waits for
+// At most as many writes are under way as there are slots of the pool's own, so that reads which somebody waits for
 // do not queue behind all that was lent. The pool's own come first, and then what forward needs first.
 std::size_t UpdatePipeline::next_to_write() const {
   const auto writing = std::count_if(slots_.begin(), slots_.end(),

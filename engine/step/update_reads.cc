@@ -47,13 +47,6 @@ bool UpdatePipeline::uses_before(std::size_t until) const {
 void UpdatePipeline::wait_for_lent() noexcept {
   std::unique_lock lock(mutex_);
   lent_from_ = kOwn;
-  for (Slot& slot : slots_) {
-    if (slot.position == kOwn || slot.stage != Stage::kApplied) continue;
-    slot.stage = Stage::kFree;
-    if (!error_)
-      error_ = std::make_exception_ptr(
-          Error(ErrorCode::kState, "memory that was lent was taken back before what is in it was written"));
-  }
   changed_.wait(lock, [&] {
     return std::none_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
       return slot.position != kOwn && (slot.stage == Stage::kReading || slot.stage == Stage::kWriting);

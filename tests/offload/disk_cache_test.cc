@@ -93,7 +93,7 @@ TEST_F(DiskCacheTest, AnEntryThatDoesNotCountIsMeasuredAnewAndWrittenOver) {
   know();
   const std::string whole = read_text_file(entry());
   const auto now = Json::parse(whole).at("measured").get<std::int64_t>();
-  const std::vector<std::pair<std::string, Json>> changes = {{"version", 2},
+  const std::vector<std::pair<std::string, Json>> changes = {{"version", 3},
                                                              {"measured", now - 8 * 24 * 3600},
                                                              {"measured", now + 3600},
                                                              {"disk", "another"},

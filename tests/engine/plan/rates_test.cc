@@ -56,9 +56,11 @@ TEST(ProductSeconds, CountWhatComesFromMemory) {
   EXPECT_DOUBLE_EQ(product_seconds(product, 3 * flops, rates), 3 * product_seconds(product, flops, rates));
   product.accumulate = true;
   EXPECT_DOUBLE_EQ(product_seconds(product, flops, rates), flops / 2e9 + (weights + 2 * results) / 1e9);
-  product.transpose_a = true;  // of a weight's gradient A is what the layer was given
-  const double inputs = 4.0 * 100 * 768;
-  EXPECT_DOUBLE_EQ(product_seconds(product, flops, rates), flops / 2e9 + (inputs + 2 * results) / 1e9);
+  product.transpose_a = true;  // of a weight's gradient the smaller operand, of 100 x 768
+  const double smaller = 4.0 * 100 * 768;
+  EXPECT_DOUBLE_EQ(product_seconds(product, flops, rates), flops / 2e9 + (smaller + 2 * results) / 1e9);
+  rates.products.clear();
+  EXPECT_DOUBLE_EQ(product_seconds(product, flops, rates), flops / rates.flops) << "a limit";
 }
 
 // The walk moves what the units' traffic adds up to, wherever what is moved falls.

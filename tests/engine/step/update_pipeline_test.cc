@@ -213,19 +213,6 @@ TEST_F(MuchLentMemory, IsTakenFromItsLastHalfOnceBackwardHasEnded) {
   EXPECT_TRUE(pipeline_->uses_before(3 * kSlotBytes));
 }
 
-TEST_F(MuchLentMemory, WhatIsTakenBackUnwrittenIsTold) {
-  pipeline_->foresee(0);
-  pipeline_->lend(0);
-  file_->holds = true;
-  add([] {});
-  pipeline_->pump();
-  file_->holds = false;
-  pipeline_->wait_for_lent();
-  EXPECT_FALSE(pipeline_->uses_before(4 * kSlotBytes));
-  EXPECT_THROW(pipeline_->pump(), Error);
-  file_->let_go(nullptr);
-}
-
 TEST_F(UpdatePipelineTest, AWriteThatFailsWhileThePumpRunsIsTold) {
   file_->holds = true;
   add([&] { file_->let_go(std::make_exception_ptr(Error(ErrorCode::kIo, "disk: it is broken"))); });
