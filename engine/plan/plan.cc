@@ -18,7 +18,7 @@ using allocator::Tier;
 constexpr std::size_t kLeastStagingSlots = 3, kMostStagingSlots = 32;
 constexpr std::size_t kMostGrains = 16;            // of a chunk
 constexpr double kShortestUpdate = 0.0005;         // seconds, of a chunk: less is lost in waking the threads
-constexpr double kMostBandwidth = 25e9;            // that chunks grow with: staging takes memory
+constexpr double kMostBandwidth = 50e9;            // that chunks grow with: staging takes memory
 constexpr std::size_t kSmallUnit = kHugePage / 4;  // units up to this are not worth moving
 
 std::size_t index(Purpose purpose) { return static_cast<std::size_t>(purpose); }

@@ -99,7 +99,6 @@ StepResult Engine::State::finish_step_in_order() {
   in_step = false;
   position = 0;
   pager.set_position(0);
-  updates.lend_last_half();
   StepResult result{gradients.norm() * std::abs(settings.gradient_factor), 1.0};
   if (!plan.clip) return result;
   if (bad_parameter || !representable(result.gradient_norm)) {

@@ -130,50 +130,21 @@ void UpdatePipeline::apply_ready_slot(std::size_t index) {
   const bool writes = on_disk && running.applies();
   {
     const std::lock_guard lock(mutex_);
-    slot.stage = writes ? Stage::kApplied : Stage::kFree;
-    if (writes) ++running.writes;
-  }
-  finish_chunk(running);
-  if (writes)
-    issue_writes();
-  else
-    issue_reads();
-}
-
-// At most as many writes are under way as there are slots of the pool's own, so that reads which somebody waits for
-// do not queue behind all that was lent. The pool's own come first, and then what forward needs first.
-std::size_t UpdatePipeline::next_to_write() const {
-  const auto writing = std::count_if(slots_.begin(), slots_.end(),
-                                     [](const Slot& slot) { return slot.stage == Stage::kWriting; });
-  if (error_ || static_cast<std::size_t>(writing) >= own_slots_) return slots_.size();
-  const auto applied = std::find_if(slots_.begin(), slots_.end(),
-                                    [](const Slot& slot) { return slot.stage == Stage::kApplied; });
-  return static_cast<std::size_t>(applied - slots_.begin());
-}
-
-bool UpdatePipeline::issue_writes() {
-  const StateFormat& format = states_.format();
-  bool issued = false;
-  while (true) {
-    std::size_t index = 0;
-    UnitId unit = 0;
-    {
-      const std::lock_guard lock(mutex_);
-      index = next_to_write();
-      if (index == slots_.size()) return issued;
-      slots_[index].stage = Stage::kWriting;
-      unit = slots_[index].update->update.unit;
+    slot.stage = writes ? Stage::kWriting : Stage::kFree;
+    if (writes) {
+      ++running.writes;
       ++transfers_;
     }
-    issued = true;
-    const Slot& slot = slots_[index];
-    const auto done = [this, index](std::exception_ptr error) { on_written(index, std::move(error)); };
-    try {
-      tools_.disk->write(states_.record(unit), format.chunk_offset(unit, slot.chunk),
-                         {slot.data, format.chunk_bytes(unit, slot.chunk)}, tools_.threads, done);
-    } catch (...) {
-      done(std::current_exception());
-    }
+  }
+  finish_chunk(running);
+  if (!writes) return issue_reads();
+  const auto done = [this, index](std::exception_ptr error) { on_written(index, std::move(error)); };
+  const StateFormat& format = states_.format();
+  try {
+    tools_.disk->write(states_.record(update.unit), format.chunk_offset(update.unit, slot.chunk),
+                       {slot.data, format.chunk_bytes(update.unit, slot.chunk)}, tools_.threads, done);
+  } catch (...) {
+    done(std::current_exception());
   }
 }
 
@@ -338,7 +309,6 @@ bool UpdatePipeline::pump() {
     apply_ready_slot(index);
     worked = true;
   }
-  worked |= issue_writes();
   const std::size_t before = updates_.size();
   finish_applied();
   return worked || updates_.size() != before;
@@ -351,8 +321,7 @@ bool UpdatePipeline::reading() const {
 }
 
 bool UpdatePipeline::has_work() const {
-  return next_to_write() < slots_.size() ||
-         std::any_of(slots_.begin(), slots_.end(), [this](const Slot& slot) { return workable(slot); }) ||
+  return std::any_of(slots_.begin(), slots_.end(), [this](const Slot& slot) { return workable(slot); }) ||
          std::any_of(updates_.begin(), updates_.end(), [](const auto& u) { return u->done(); });
 }
 

@@ -85,7 +85,6 @@ class UpdatePipeline {
   void set_lendable(std::span<std::byte> memory, bool with_gradients);
   std::size_t lendable_slots() const { return slots_.size() - own_slots_; }
   void lend(std::size_t from);  // its bytes from there on
-  void lend_last_half();        // backward has ended: nothing more goes where forward soon writes
   void stop_lending();          // nothing goes there any more; what is there stays until it was written
   bool uses_before(std::size_t until) const;
   void wait_for_lent() noexcept;  // until no transfer uses it
@@ -111,7 +110,7 @@ class UpdatePipeline {
  private:
   struct Running;
   class Timer;
-  enum class Stage : std::uint8_t { kFree, kReading, kReady, kApplied, kWriting };
+  enum class Stage : std::uint8_t { kFree, kReading, kReady, kWriting };
   static constexpr std::size_t kOwn = SIZE_MAX;
   struct Slot {
     std::byte* data = nullptr;
@@ -146,8 +145,6 @@ class UpdatePipeline {
   void on_read(std::size_t slot_index, std::exception_ptr error);
   void on_written(std::size_t slot_index, std::exception_ptr error);
   void apply_ready_slot(std::size_t slot_index);
-  bool issue_writes();
-  std::size_t next_to_write() const;
   bool apply_in_memory(Running& update);
   void work_on_chunk(Running& update, std::size_t chunk, std::byte* state, ConstArray gradient);
   optim::Span span_of(const Update& update, ParameterId parameter, std::size_t chunk, std::byte* state,

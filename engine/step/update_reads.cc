@@ -27,12 +27,6 @@ void UpdatePipeline::lend(std::size_t from) {
   issue_reads();
 }
 
-void UpdatePipeline::lend_last_half() {
-  const std::lock_guard lock(mutex_);
-  if (lent_from_ != kOwn && lendable_slots() > 0)
-    lent_from_ = std::max(lent_from_, slots_[own_slots_ + lendable_slots() / 2].position);
-}
-
 void UpdatePipeline::stop_lending() {
   const std::lock_guard lock(mutex_);
   lent_from_ = kOwn;

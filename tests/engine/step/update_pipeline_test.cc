@@ -32,7 +32,6 @@ class HoldingFile final : public offload::File {
   void let_go(const std::exception_ptr& error) {
     for (const offload::Done& done : std::exchange(held_, {})) done(error);
   }
-  std::size_t held() const { return held_.size(); }
   bool holds = false;
 
  private:
@@ -42,42 +41,34 @@ class HoldingFile final : public offload::File {
 
 class UpdatePipelineTest : public testing::Test {
  protected:
-  static constexpr std::size_t kChunk = 4096, kOwnSlots = 2;
+  static constexpr std::size_t kElements = 4096;
 
-  explicit UpdatePipelineTest(std::size_t chunks = 1)
-      : elements_(chunks * kChunk), layout_(one_unit(elements_)) {
+  UpdatePipelineTest() {
     auto file = std::make_unique<HoldingFile>();
     file_ = file.get();
     std::vector<std::unique_ptr<offload::File>> files;
     files.push_back(std::move(file));
     disk_.emplace(std::move(files), ledger_);
-    states_.emplace(layout_, StateFormat(layout_, *optimizer_, kChunk), std::vector<bool>{false}, &*disk_);
+    states_.emplace(layout_, StateFormat(layout_, *optimizer_, kElements), std::vector<bool>{false}, &*disk_);
     disk_->allocate();
-    parameters_ = allocator::Region(ledger_, allocator::Purpose::kParameter, elements_ * sizeof(float));
-    gradient_ = allocator::Region(ledger_, allocator::Purpose::kGradient, elements_ * sizeof(float));
+    parameters_ = allocator::Region(ledger_, allocator::Purpose::kParameter, kElements * sizeof(float));
+    gradient_ = allocator::Region(ledger_, allocator::Purpose::kGradient, kElements * sizeof(float));
     pipeline_.emplace(layout_, *optimizer_, *states_, wholes_, UpdatePipeline::Tools{threads_, &*disk_});
-    pipeline_->start(ledger_, kOwnSlots);
+    pipeline_->start(ledger_, 2);
     write_zero_state();
   }
-  ~UpdatePipelineTest() override {
-    file_->holds = false;
-    file_->let_go(nullptr);  // the pipeline waits for it
-  }
 
-  static Layout one_unit(std::size_t elements) {
+  static Layout one_unit() {
     UnitSpec unit{"unit", {}};
-    unit.parameters.push_back({"weight", {elements}, 0, 1});
+    unit.parameters.push_back({"weight", {kElements}, 0, 1});
     return Layout({unit});
   }
 
   void write_zero_state() {
-    const StateFormat& format = states_->format();
-    for (std::size_t chunk = 0; chunk < format.chunks(0); ++chunk) {
-      offload::Batch batch;
-      disk_->write(states_->record(0), format.chunk_offset(0, chunk),
-                   {pipeline_->slot(0), format.chunk_bytes(0, chunk)}, batch.add());
-      batch.wait();
-    }
+    offload::Batch batch;
+    const std::size_t bytes = states_->format().chunk_bytes(0, 0);
+    disk_->write(states_->record(0), 0, {pipeline_->slot(0), bytes}, batch.add());
+    batch.wait();
   }
 
   void add(std::function<void()> on_applied) {
@@ -89,8 +80,7 @@ class UpdatePipelineTest : public testing::Test {
     pipeline_->add(update, std::move(on_applied));
   }
 
-  const std::size_t elements_;
-  Layout layout_;
+  Layout layout_ = one_unit();
   std::unique_ptr<optim::Optimizer> optimizer_ = optim::make_adamw({});
   Threads threads_{1};
   allocator::Ledger ledger_;
@@ -119,19 +109,12 @@ TEST_F(UpdatePipelineTest, AnUpdateEndsWithItsLastWrite) {
 
 class LentMemory : public UpdatePipelineTest {
  protected:
-  explicit LentMemory(std::size_t chunks = 1, std::size_t slots = 2) : UpdatePipelineTest(chunks) {
-    lent_ = allocator::Region(ledger_, allocator::Purpose::kActivation, slots * kSlotBytes);
-    pipeline_->set_lendable(lent_.bytes().first(slots * kSlotBytes), false);
+  LentMemory() {
+    lent_ = allocator::Region(ledger_, allocator::Purpose::kActivation, 2 * kElements * 2 * sizeof(float));
+    pipeline_->set_lendable(lent_.bytes(), false);
   }
-  static constexpr std::size_t kSlotBytes = kChunk * 2 * sizeof(float);
   std::uint64_t bytes_read() const { return disk_->counters().bytes_read; }
   allocator::Region lent_;
-};
-
-// More chunks than slots, of which four are lent.
-class MuchLentMemory : public LentMemory {
- protected:
-  MuchLentMemory() : LentMemory(6, 4) {}
 };
 
 TEST_F(LentMemory, TakesWhatIsForeseenBeforeItsUpdate) {
@@ -182,35 +165,6 @@ TEST_F(LentMemory, WhatDoesNotComeIsForgotten) {
   add([] {});
   EXPECT_TRUE(pipeline_->pump());
   EXPECT_EQ(bytes_read(), 2 * states_->format().bytes(0));
-}
-
-TEST_F(MuchLentMemory, LeavesAsManyWritesUnderWayAsThereAreSlotsBeside) {
-  ASSERT_EQ(pipeline_->lendable_slots(), 4u);
-  pipeline_->foresee(0);
-  pipeline_->lend(0);
-  EXPECT_EQ(bytes_read(), 4 * kSlotBytes);
-  file_->holds = true;
-  bool applied = false;
-  add([&] { applied = true; });
-  EXPECT_TRUE(pipeline_->pump());
-  EXPECT_TRUE(applied) << "all six chunks have a slot";
-  pipeline_->stop_lending();
-  for (const std::size_t first_in_use : {0, 0, 2, 4}) {  // the pool's own two were written first
-    for (std::size_t slot = 0; slot < 4; ++slot)
-      EXPECT_EQ(pipeline_->uses_before((slot + 1) * kSlotBytes), slot >= first_in_use);
-    EXPECT_EQ(file_->held(), first_in_use < 4 ? kOwnSlots : 0u);
-    file_->let_go(nullptr);
-    pipeline_->pump();
-  }
-  EXPECT_TRUE(pipeline_->idle());
-}
-
-TEST_F(MuchLentMemory, IsTakenFromItsLastHalfOnceBackwardHasEnded) {
-  pipeline_->lend(0);
-  pipeline_->lend_last_half();
-  pipeline_->foresee(0);
-  EXPECT_FALSE(pipeline_->uses_before(2 * kSlotBytes));
-  EXPECT_TRUE(pipeline_->uses_before(3 * kSlotBytes));
 }
 
 TEST_F(UpdatePipelineTest, AWriteThatFailsWhileThePumpRunsIsTold) {
