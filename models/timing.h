@@ -5,7 +5,7 @@
 
 namespace sluice::models {
 
-// The seconds of five rounds, sorted, above 0; the first is also the warming up.
+// Runs the work five times and returns the seconds of each run, sorted, above 0; the first run also warms up.
 template <class Work>
 std::array<double, 5> sorted_seconds(const Work& work) {
   using Clock = std::chrono::steady_clock;
@@ -19,13 +19,13 @@ std::array<double, 5> sorted_seconds(const Work& work) {
   return seconds;
 }
 
-// For what a machine can do at most.
+// The seconds of the quickest of five runs: what the machine can do at most.
 template <class Work>
 double best_seconds(const Work& work) {
   return sorted_seconds(work).front();
 }
 
-// For what a step will find.
+// The middle of the seconds of five runs: what a step will find.
 template <class Work>
 double middle_seconds(const Work& work) {
   return sorted_seconds(work)[2];

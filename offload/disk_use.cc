@@ -73,7 +73,7 @@ Passes passes_for(double seconds, std::uint64_t bytes, const Pass& pass) {
   return {count * static_cast<double>(bytes) / half, static_cast<double>(took.size() * bytes)};
 }
 
-// Of a byte, where a read has left it.
+// The seconds that the checksum of a byte takes, in memory that `read` has just filled.
 template <class Read>
 double checksum_seconds(std::span<const std::byte> bytes, const Read& read) {
   double least = 1;

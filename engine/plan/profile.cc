@@ -62,8 +62,7 @@ void check_masters(const std::vector<UnitSpec>& units, const optim::Optimizer& o
           ErrorCode::kInvalidArgument,
           "no masters are to be kept of parameters in f16, as unit '{}' has: below 2^-14 its steps no longer "
           "shrink with the value, so that rounding stochastically would drown small parameters in noise; "
-          "keep "
-          "the masters, or use bf16",
+          "keep the masters, or use bf16",
           unit.name);
     any_narrow |= unit.trainable && unit.dtype != Dtype::kF32;
   }

@@ -279,7 +279,7 @@ def test_a_checkpoint_of_another_model_is_told_by_what_differs(engine, tmp_path)
         (sluice.Parameter("other", (7,)), "of another model", "no 'other'"),
         (sluice.Parameter("first.weight", (1000, 30)), "of another model", "'first.weight'", "30, 1000", "1000, 30"),
     ):
-        # Of which the process has what tests before this one left to it.
+        # The stated memory also has to hold what earlier tests have left in this process.
         options = sluice.Options(memory="8GiB", optimizer=sluice.AdamW(), threads=1)
         with sluice.Engine([sluice.Unit("u", [parameter])], options) as other:
             with raises(sluice.InvalidArgumentError, *parts):
