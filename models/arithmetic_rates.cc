@@ -33,9 +33,13 @@ class Scratch {
   std::size_t used_ = 0;
 };
 
+std::size_t result_bytes_of(const kernels::Product& p) {
+  return round_up(p.m * p.n * size_of(p.c.type), kLine);
+}
+
 std::size_t bytes_of(const kernels::Product& p) {
   return round_up(p.m * p.k * size_of(p.a.type), kLine) + round_up(p.k * p.n * size_of(p.b.type), kLine) +
-         round_up(p.m * p.n * size_of(p.c.type), kLine);
+         result_bytes_of(p);
 }
 
 double flops_in(const kernels::Product& p) {
@@ -87,26 +91,38 @@ kernels::Product product_of(std::size_t m, std::size_t n, std::size_t k, Dtype t
   return product;
 }
 
-double measure_product(Threads& threads, kernels::MatrixLibrary& library, const kernels::Product& product) {
+double measure_product(Threads& threads, kernels::MatrixLibrary& library, const kernels::Product& product,
+                       std::size_t results_bytes) {
   kernels::Product part = part_of(product);
-  Scratch scratch(bytes_of(part) + round_up(kernels::product_workspace(part, library), kLine));
+  const std::size_t of_one = result_bytes_of(part),
+                    results = part.accumulate ? std::max<std::size_t>(1, results_bytes / of_one) : 1;
+  Scratch scratch(bytes_of(part) + (results - 1) * of_one +
+                  round_up(kernels::product_workspace(part, library), kLine));
   const Array a = scratch.take(part.m * part.k, part.a.type), b = scratch.take(part.k * part.n, part.b.type);
   kernels::fill(threads, part.m * part.k, 0.5f, a);
   kernels::fill(threads, part.k * part.n, 0.5f, b);
   part.a = a;
   part.b = b;
-  part.c = scratch.take(part.m * part.n, part.c.type);
-  kernels::fill(threads, part.m * part.n, 0.0f, part.c);
+  std::vector<Array> all;
+  for (std::size_t i = 0; i < results; ++i) {
+    all.push_back(scratch.take(part.m * part.n, part.c.type));
+    kernels::fill(threads, part.m * part.n, 0.0f, all.back());
+  }
   std::byte* const workspace = scratch.take(0);
-  return flops_in(part) / middle_seconds([&] { kernels::multiply(library, threads, part, workspace); });
+  std::size_t call = 0;
+  return flops_in(part) / middle_seconds([&] {
+           part.c = all[call++ % results];
+           kernels::multiply(library, threads, part, workspace);
+         });
 }
 
 std::vector<engine::ProductRate> measure_products(Threads& threads, kernels::MatrixLibrary& library,
-                                                  std::span<const kernels::Product> products) {
+                                                  std::span<const kernels::Product> products,
+                                                  std::size_t results_bytes) {
   kernels::multiply_add(threads, kWakingWork);
   std::vector<engine::ProductRate> rates;
   for (const kernels::Product& product : products)
-    rates.push_back({product, measure_product(threads, library, product)});
+    rates.push_back({product, measure_product(threads, library, product, results_bytes)});
   return rates;
 }
 

@@ -19,11 +19,15 @@ inline constexpr std::size_t kMeasuringBytes = std::size_t{16} << 20,
 kernels::Product product_of(std::size_t m, std::size_t n, std::size_t k, Dtype type);
 // Floating-point operations a second of kernels::multiply(), with operands that caches hold where they can.
 // Of a large one a part is measured: its largest size is halved until it takes at most kMeasuringBytes and
-// some milliseconds.
-double measure_product(Threads& threads, kernels::MatrixLibrary& library, const kernels::Product& product);
+// some milliseconds. The result of one that accumulates is another at each call, of as many as
+// `results_bytes` hold, so that it comes from memory and goes there, as a gradient does that several
+// micro-batches add to.
+double measure_product(Threads& threads, kernels::MatrixLibrary& library, const kernels::Product& product,
+                       std::size_t results_bytes = 0);
 // The same of each.
 std::vector<engine::ProductRate> measure_products(Threads& threads, kernels::MatrixLibrary& library,
-                                                  std::span<const kernels::Product> products);
+                                                  std::span<const kernels::Product> products,
+                                                  std::size_t results_bytes = 0);
 
 // Floating-point operations a second of attention, forward and backward, counted as models' ops count them.
 // Of the shape sizes count; what takes more than kMeasuringBytes is measured in part.

@@ -96,7 +96,7 @@ engine::MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& lib
                                    const std::vector<offload::DiskKnowledge>& disks) {
   engine::MachineRates rates;
   rates.cores = threads.count();
-  rates.products = measure_products(threads, library, work.products);
+  rates.products = measure_products(threads, library, work.products, work.memory_sample);
   rates.flops = measure_square(threads, library, Dtype::kF32, 768);
   rates.attention = measure_attention(threads, work.attention, work.dtype);
   rates.memory_bandwidth = measure_memory(threads, work.memory_sample);
@@ -109,6 +109,7 @@ engine::MachineRates measure_limits(Threads& threads, kernels::MatrixLibrary& li
                                     const std::vector<offload::DiskFolder>& disk,
                                     const offload::IoOptions& io) {
   engine::MachineRates rates;
+  rates.are_limits = true;
   rates.flops = measure_multiply_adds(threads);
   for (const std::size_t side : {768, 2048})
     rates.flops = std::max(rates.flops, measure_square(threads, library, dtype, side));

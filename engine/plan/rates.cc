@@ -21,22 +21,31 @@ double distance(const kernels::Product& a, const kernels::Product& b) {
          kOtherwise * differences;
 }
 
-}  // namespace
-
-double flops_of(const kernels::Product& product, const MachineRates& rates) {
-  double nearest = std::numeric_limits<double>::infinity(), flops = rates.flops;
+// Null where none of its type was measured.
+const ProductRate* nearest_rate(const kernels::Product& product, const MachineRates& rates) {
+  double least = std::numeric_limits<double>::infinity();
+  const ProductRate* nearest = nullptr;
   for (const ProductRate& rate : rates.products) {
     if (rate.product.a.type != product.a.type) continue;
     const double found = distance(product, rate.product);
-    if (found >= nearest) continue;
-    nearest = found;
-    flops = rate.flops;
+    if (found >= least) continue;
+    least = found;
+    nearest = &rate;
   }
-  return flops;
+  return nearest;
+}
+
+}  // namespace
+
+double flops_of(const kernels::Product& product, const MachineRates& rates) {
+  const ProductRate* const rate = nearest_rate(product, rates);
+  return rate == nullptr ? rates.flops : rate->flops;
 }
 
 double product_seconds(const kernels::Product& product, double flops, const MachineRates& rates) {
-  if (rates.products.empty()) return flops / rates.flops;
+  if (rates.are_limits) return flops / rates.flops;
+  const ProductRate* const rate = nearest_rate(product, rates);
+  const double measured = rate == nullptr ? rates.flops : rate->flops;
   const auto bytes = [](const ConstArray& array, std::size_t rows, std::size_t columns) {
     return static_cast<double>(rows) * static_cast<double>(columns) *
            static_cast<double>(size_of(array.type));
@@ -44,10 +53,12 @@ double product_seconds(const kernels::Product& product, double flops, const Mach
   const double weights = bytes(product.b, product.k, product.n);
   const double from_memory =
       product.transpose_a ? std::min(weights, bytes(product.a, product.m, product.k)) : weights;
-  const double result = (product.accumulate ? 2 : 1) * bytes(product.c, product.m, product.n);
+  const bool has_result = product.accumulate && rate != nullptr && rate->product.accumulate;
+  const double result =
+      has_result ? 0 : (product.accumulate ? 2 : 1) * bytes(product.c, product.m, product.n);
   const double each =
       2 * static_cast<double>(product.m) * static_cast<double>(product.n) * static_cast<double>(product.k);
-  return flops * (1 / flops_of(product, rates) + (from_memory + result) / each / rates.memory_bandwidth);
+  return flops * (1 / measured + (from_memory + result) / each / rates.memory_bandwidth);
 }
 
 double disk_seconds(std::uint64_t read, std::uint64_t written, const MachineRates& rates) {

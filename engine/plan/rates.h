@@ -8,7 +8,8 @@
 
 namespace sluice::engine {
 
-// Floating-point operations a second that a product reached; of its operands only the types count.
+// Floating-point operations a second that a product reached, with operands that caches hold; the result of one
+// that accumulates lies in memory. Of its operands only the types count.
 struct ProductRate {
   kernels::Product product;
   double flops = 0;
@@ -17,6 +18,7 @@ struct ProductRate {
 // How fast the machine is; measured, for the predicted time and for how updates are streamed: it never
 // decides what bits come out.
 struct MachineRates {
+  bool are_limits = false;  // what the machine can do at most, rather than what a step finds
   std::vector<ProductRate> products;
   double flops = 50e9;              // of products of a type of which `products` has none
   std::optional<double> attention;  // floating-point operations a second; nothing: as `flops`
@@ -32,10 +34,10 @@ struct MachineRates {
   std::size_t disk_in_flight = std::size_t{16} << 20;  // bytes under way that reach these, one way
 };
 
-// Of so many floating-point operations of products like this one, as steps have them: at the rate of operands
-// that caches hold, and then what comes from memory and goes there: the weights or, for their gradient, the
-// smaller operand; and the result, twice where it is added to what is there. Rates of no product are a
-// machine's limits: at those nothing is added.
+// Of so many floating-point operations of products like this one, as steps have them: at the rate that was
+// measured, and then what comes from memory and goes there that the rate does not have: the weights or, for
+// their gradient, the smaller operand; and the result, twice where it is added to what is there. To a
+// machine's limits nothing is added.
 double product_seconds(const kernels::Product& product, double flops, const MachineRates& rates);
 
 // That of the product measured which is most like it: of its type, the nearest by the ratios of sizes, of the

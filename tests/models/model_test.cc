@@ -90,6 +90,14 @@ TEST(ProfileTest, FlopsAreThoseOfTheUsualFormula) {
   EXPECT_EQ(profile.border_gradient_bytes, 1024u * 768 * 4);
 }
 
+TEST(ProfileTest, GradientsOfWeightsAreAddedToWhereThereAreMicroBatches) {
+  const auto library = kernels::load_matrix_library(2);
+  const Model model(small_gpt2(), Dtype::kF32, 1, 8);
+  for (const std::size_t micro_batches : {1, 2})
+    for (const kernels::Product& product : model.profile(micro_batches, *library).products)
+      EXPECT_EQ(product.accumulate, product.transpose_a && micro_batches > 1);
+}
+
 TEST(ProfileTest, BytesAreWhatTheExecutorTakes) {
   const auto library = kernels::load_matrix_library(2);
   Threads threads(2);

@@ -59,8 +59,50 @@ TEST(ProductSeconds, CountWhatComesFromMemory) {
   product.transpose_a = true;  // of a weight's gradient the smaller operand, of 100 x 768
   const double smaller = 4.0 * 100 * 768;
   EXPECT_DOUBLE_EQ(product_seconds(product, flops, rates), flops / 2e9 + (smaller + 2 * results) / 1e9);
-  rates.products.clear();
-  EXPECT_DOUBLE_EQ(product_seconds(product, flops, rates), flops / rates.flops) << "a limit";
+  rates.products.front().product.accumulate = true;  // then its result was in memory when it was measured
+  EXPECT_DOUBLE_EQ(product_seconds(product, flops, rates), flops / 2e9 + smaller / 1e9);
+  rates.are_limits = true;
+  EXPECT_DOUBLE_EQ(product_seconds(product, flops, rates), flops / rates.flops);
+}
+
+// AdamW in f32 moves 28 bytes of each element: value and two arrays of state out and in, and the gradient.
+TEST(Visits, AnUpdateTakesItsArithmeticOrTheBandwidthOfMemory) {
+  const auto optimizer = optim::make_adamw({});
+  const Profile profile = toy::profile(1);
+  const Placement placement(profile, *optimizer, {});
+  const std::vector<UnitPlan> units(profile.units.size());
+  double elements = 0;
+  for (const UnitSpec& unit : profile.units)
+    for (const ParameterSpec& parameter : unit.parameters)
+      elements += static_cast<double>(parameter.elements());
+  const auto seconds = [&](double arithmetic) {
+    MachineRates rates;
+    rates.memory_bandwidth = 28e9;
+    rates.update_seconds = arithmetic;
+    double sum = 0;
+    for (const Visit& visit : placement.visits(units, 1, rates)) sum += visit.before.seconds;
+    return sum / elements;
+  };
+  EXPECT_NEAR(seconds(0.5e-9), 1e-9, 1e-15);
+  EXPECT_NEAR(seconds(3e-9), 3e-9, 1e-15);
+}
+
+// What a unit of a hundred million elements is updated in, with everything on disk.
+TEST(Chunks, AreAsLongAsWakingTheThreadsAsksForAndNoLonger) {
+  const auto optimizer = optim::make_adamw({});
+  const Profile profile = any_order_profile({{"unit", {{"weight", {100, 1 << 20}}}}}, 1);
+  PlanRequest request;
+  request.parameters = request.gradients = request.state = "disk";
+  const auto chunk = [&](double bandwidth) {
+    MachineRates rates;
+    rates.memory_bandwidth = bandwidth;
+    return make_plan(profile, *optimizer, {std::uint64_t{16} << 30, std::uint64_t{16} << 30, 0}, request,
+                     rates)
+        .chunk_elements;
+  };
+  EXPECT_EQ(chunk(10e9), kChunkGrain);      // 28 bytes of each of 512 Ki take 1.5 ms
+  EXPECT_EQ(chunk(50e9), 2 * kChunkGrain);  // 0.3 ms
+  EXPECT_EQ(chunk(500e9), chunk(50e9)) << "staging takes memory";
 }
 
 // The walk moves what the units' traffic adds up to, wherever what is moved falls.
