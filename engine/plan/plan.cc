@@ -19,6 +19,7 @@ constexpr std::size_t kLeastStagingSlots = 3, kMostStagingSlots = 32;
 constexpr std::size_t kMostGrains = 16;            // of a chunk
 constexpr double kShortestUpdate = 0.0005;         // seconds, of a chunk: less is lost in waking the threads
 constexpr double kMostBandwidth = 50e9;            // that chunks grow with: staging takes memory
+constexpr std::size_t kUnitsForLonger = 12;        // that frames of more than two accesses ahead are for
 constexpr std::size_t kSmallUnit = kHugePage / 4;  // units up to this are not worth moving
 
 std::size_t index(Purpose purpose) { return static_cast<std::size_t>(purpose); }
@@ -110,7 +111,10 @@ class Planner {
 
   std::vector<Lookahead> lookaheads() const {
     if (request_.prefetch) return {{*request_.prefetch, true}, {*request_.prefetch, false}};
-    return {{2, true}, {1, true}, {1, false}};
+    std::vector<Lookahead> all = {{2, true}, {1, true}, {1, false}};
+    // Of a model of few units the frames for more than two accesses would be most of it.
+    if (profile_.units.size() >= kUnitsForLonger) all.insert(all.begin(), {4, true});
+    return all;
   }
 
   // In any order chunks are updated between the client's accesses alone: those of a unit are to arrive
@@ -266,14 +270,15 @@ class Planner {
     return plan.peak_memory <= budget_.memory && plan.disk_bytes <= budget_.disk;
   }
 
-  // Time first; then less wear of the disk; then a longer look-ahead; then less memory.
+  // Time first; then less wear of the disk; then, where something is brought in, a longer look-ahead; then
+  // less memory.
   static bool faster(const Plan& a, const Plan& b) {
     if (std::abs(a.time.step - b.time.step) > 0.005 * b.time.step) return a.time.step < b.time.step;
     const auto traffic = [](const Plan& p) {
       return static_cast<double>(p.step_bytes_read + p.step_bytes_written);
     };
     if (std::abs(traffic(a) - traffic(b)) > 0.05 * traffic(b)) return traffic(a) < traffic(b);
-    if (a.prefetch != b.prefetch) return a.prefetch > b.prefetch;
+    if (a.uses_disk() && a.prefetch != b.prefetch) return a.prefetch > b.prefetch;
     if (a.staging_slots != b.staging_slots) return a.staging_slots > b.staging_slots;
     return a.peak_memory < b.peak_memory;
   }
