@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Whether two builds compute the same: each of twelve small trainings is run with both, and every loss and every file of the
+last checkpoint is compared, byte by byte.
+
+    scripts/compare_builds.py FOLDER [FOLDER]
+
+FOLDER is what a build is in, as build: the program is FOLDER/bin/sluice. The second one is build where none is given. Families,
+types, optimizers, recomputation, accumulation and placements are drawn so that each is in several runs. Exit 1: they differ
+somewhere, or one of them fails."""
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from kill_campaign import PATIENCE, PLACES, SOURCE, final_files, lesson, losses  # noqa: E402
+
+STEPS = 4
+LLAMA = {"model_type": "llama", "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "max_position_embeddings": 64, "vocab_size": 256}
+FAMILIES = {
+    "gpt2": None,
+    "llama": {**LLAMA, "tie_word_embeddings": False},
+    "llama tied": {**LLAMA, "tie_word_embeddings": True},
+}
+RUNS = [
+    ("gpt2", "memory", "--optimizer adamw"),
+    ("gpt2", "disk", "--optimizer adamw --accumulate 3 --group 2"),
+    ("gpt2", "disk", "--optimizer adamw --state 8bit --dtype bf16 --clip 0"),
+    ("gpt2", "memory", "--optimizer adafactor --dtype bf16 --master none --recompute full"),
+    ("gpt2", "disk", "--optimizer muon --state bf16 --accumulate 2"),
+    ("gpt2", "chosen", "--optimizer sgd --momentum 0.9 --dtype f16 --clip-value 0.01"),
+    ("llama", "memory", "--optimizer lion --state 8bit"),
+    ("llama", "disk", "--optimizer adafactor --beta1 0.9 --accumulate 2"),
+    ("llama", "disk", "--optimizer adamw --dtype bf16 --master none --state bf16 --recompute full"),
+    ("llama tied", "disk", "--optimizer muon --dtype bf16 --clip 0"),
+    ("llama tied", "memory", "--optimizer adam --dtype f16 --accumulate 3"),
+    ("llama tied", "chosen", "--optimizer adamw --clip 0 --clip-value 0.1"),
+]
+
+
+def model_of(folder, family):
+    if FAMILIES[family] is None:
+        return "tiny"
+    model = folder / "model"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text(json.dumps(FAMILIES[family]))
+    return model
+
+
+def run(build, folder, family, place, settings):
+    """Losses, and the files of the last checkpoint by name; raises where the program fails."""
+    folder.mkdir()
+    (folder / "disk").mkdir()
+    (folder / "text.txt").write_text(lesson())
+    out, metrics = folder / "out", folder / "metrics.jsonl"
+    # fmt: off
+    done = subprocess.run(
+        [build / "bin" / "sluice", "train", "--model", model_of(folder, family), "--tokens", "bytes", "--data", folder / "text.txt",
+         "--seq", "32", "--batch", "2", "--steps", str(STEPS), "--lr", "1e-3", "--threads", "2", "--memory", "600MiB", "--disk",
+         f"{folder / 'disk'}:1GiB", "--progress", "none", "--out", out, "--metrics", metrics, *PLACES[place], *settings.split()],
+        capture_output=True, text=True, timeout=PATIENCE)
+    # fmt: on
+    if done.returncode != 0:
+        raise RuntimeError(f"{build}: {done.stderr.strip()}")
+    return losses(metrics), final_files(out, STEPS)
+
+
+def differences(first, second):
+    """In words; empty where there are none."""
+    found = [f"loss of step {i}" for i, (a, b) in enumerate(zip(first[0], second[0], strict=True), 1) if a != b]
+    return found + [name for name in sorted(first[1].keys() | second[1].keys()) if first[1].get(name) != second[1].get(name)]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("builds", metavar="FOLDER", type=pathlib.Path, nargs="+")
+    a = parser.parse_args()
+    if len(a.builds) > 2:
+        parser.error("more than two builds are given")
+    builds = [build.resolve() for build in (*a.builds, SOURCE / "build")][:2]
+    wrong = 0
+    for number, (family, place, settings) in enumerate(RUNS, 1):
+        with tempfile.TemporaryDirectory() as name:
+            try:
+                found = differences(*(run(build, pathlib.Path(name) / str(i), family, place, settings) for i, build in enumerate(builds)))
+            except RuntimeError as error:
+                found = [str(error)]
+        wrong += bool(found)
+        print(f"{number}/{len(RUNS)}: {family}, {place}, {settings}: {'differ: ' + ', '.join(found) if found else 'the same bits'}", flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
