@@ -8,8 +8,8 @@
 
 namespace sluice::engine {
 
-// Floating-point operations a second that a product reached, with operands that caches hold; the result of one
-// that accumulates lies in memory. Of its operands only the types count.
+// Floating-point operations a second that a product reached, with operands that caches hold; the result of
+// one that accumulates lies in memory. Of its operands only the types count.
 struct ProductRate {
   kernels::Product product;
   double flops = 0;
