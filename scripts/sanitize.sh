@@ -42,7 +42,7 @@ cmake --build "build/$preset" --target "${rooms[@]/%/_test}" -j "${SLUICE_JOBS:-
 failed=()
 for room in "${rooms[@]}"; do
   echo "sanitize: $preset: the tests of $room"
-  if [[ "$preset" == asan && "$room" =~ ^(kernels|models|optim)$ ]]; then
+  if [[ "$preset" == asan && "$room" =~ ^(engine|kernels|models|optim)$ ]]; then
     # Its tracer crashes in the thread-local memory of the OpenMP library, which came in by dlopen.
     echo "sanitize: skipped: the search for leaks in $room: LeakSanitizer crashes at exit where the matrix library is loaded"
     export ASAN_OPTIONS="$ASAN_OPTIONS:detect_leaks=0"
