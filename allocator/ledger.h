@@ -11,10 +11,8 @@
 
 namespace sluice::allocator {
 
-enum class Tier : std::uint8_t {
-  kHost,
-  kDisk
-};  // where the compute device is the CPU, the device tier is kHost
+// Where the compute device is the CPU its memory is kHost, and kDevice has nothing.
+enum class Tier : std::uint8_t { kDevice, kHost, kDisk };
 enum class Purpose : std::uint8_t {
   kParameter,
   kGradient,
@@ -25,9 +23,11 @@ enum class Purpose : std::uint8_t {
   kCheckpoint,
   kBase,  // the process itself: code, libraries, small objects
 };
-inline constexpr std::size_t kTiers = 2;
+inline constexpr std::size_t kTiers = 3;
 inline constexpr std::size_t kPurposes = 8;
-std::string_view name_of(Tier tier);        // "host", "disk"
+// Those that people and programs are told of where the compute device is the CPU.
+inline constexpr std::array kTiersOfCpu = {Tier::kHost, Tier::kDisk};
+std::string_view name_of(Tier tier);        // "device", "host", "disk"
 std::string_view name_of(Purpose purpose);  // "parameter", "gradient", "optimizer state", ...
 
 // The account of every byte held, by tier and purpose, with current value and peak, and the place where a

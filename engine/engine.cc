@@ -14,7 +14,7 @@ namespace {
 
 std::vector<bool> resident_states(const Plan& plan) {
   std::vector<bool> resident;
-  for (const UnitPlan& unit : plan.units) resident.push_back(unit.state_resident);
+  for (const UnitPlan& unit : plan.units) resident.push_back(unit.resident(Part::kState));
   return resident;
 }
 
@@ -45,8 +45,8 @@ Engine::State::State(const Profile& profile, const Plan& the_plan, const optim::
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
     parameters.push_back(
         pager.define({"parameters of " + name_of(unit), layout.unit_bytes(unit),
-                      allocator::Purpose::kParameter, plan.units[unit].parameters_resident, any_order, true,
-                      layout.units()[unit].parameters.front().continues()}));
+                      allocator::Purpose::kParameter, plan.units[unit].resident(Part::kParameters), any_order,
+                      true, layout.units()[unit].parameters.front().continues()}));
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
     for (int use = 0; use < gradients.uses(unit); ++use)
       pager.follow(gradients.holding(unit, use), parameters[unit]);  // its update's

@@ -24,12 +24,12 @@ void Engine::State::take_disk(const Plan& next) {
   std::vector<UnitId> units;
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
     const UnitPlan& placed = next.units[unit];
-    if (!placed.parameters_resident && pager.define_record(parameters[unit]))
+    if (!placed.resident(Part::kParameters) && pager.define_record(parameters[unit]))
       holdings.push_back(parameters[unit]);
     for (int use = 0; use < gradients.uses(unit); ++use)
-      if (!placed.gradient_resident && pager.define_record(gradients.holding(unit, use)))
+      if (!placed.resident(Part::kGradient) && pager.define_record(gradients.holding(unit, use)))
         holdings.push_back(gradients.holding(unit, use));
-    if (!placed.state_resident && states.define_record(unit)) units.push_back(unit);
+    if (!placed.resident(Part::kState) && states.define_record(unit)) units.push_back(unit);
   }
   if (holdings.empty() && units.empty()) return;
   try {
@@ -46,13 +46,13 @@ void Engine::State::replan(const Plan& next) {
   settle();
   take_disk(next);
   std::vector<bool> resident_states;
-  for (const UnitPlan& unit : next.units) resident_states.push_back(unit.state_resident);
+  for (const UnitPlan& unit : next.units) resident_states.push_back(unit.resident(Part::kState));
   const auto place = [&](bool resident) {
     for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
       const UnitPlan& placed = next.units[unit];
-      if (placed.parameters_resident == resident) pager.set_resident(parameters[unit], resident);
+      if (placed.resident(Part::kParameters) == resident) pager.set_resident(parameters[unit], resident);
       for (int use = 0; use < gradients.uses(unit); ++use)
-        if (placed.gradient_resident == resident && placed.gradient_stored)
+        if (placed.resident(Part::kGradient) == resident && placed.gradient_stored)
           pager.set_resident(gradients.holding(unit, use), resident);
     }
   };
@@ -62,7 +62,8 @@ void Engine::State::replan(const Plan& next) {
   place(false);
   std::size_t frames = next.extents;  // resident parameters are in some, too
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
-    if (next.units[unit].parameters_resident) frames += divide_up(layout.unit_bytes(unit), next.extent_bytes);
+    if (next.units[unit].resident(Part::kParameters))
+      frames += divide_up(layout.unit_bytes(unit), next.extent_bytes);
   pager.set_extents(frames);
   place(true);
   states.enter_memory(resident_states);

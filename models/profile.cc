@@ -121,8 +121,7 @@ Json StepSeries::windows(Clock::time_point origin) const {
 Json memory_columns(const allocator::Ledger& ledger, Clock::time_point origin) {
   using allocator::Ledger;
   Json tiers;
-  for (std::size_t t = 0; t < allocator::kTiers; ++t) {
-    const auto tier = static_cast<allocator::Tier>(t);
+  for (const allocator::Tier tier : allocator::kTiersOfCpu) {
     Json times = Json::array();
     std::array<Json, allocator::kPurposes> held;
     held.fill(Json::array());
@@ -145,8 +144,9 @@ Json memory_columns(const allocator::Ledger& ledger, Clock::time_point origin) {
 Json ledger_peaks(const allocator::Ledger& ledger) {
   const allocator::Ledger::Snapshot snapshot = ledger.snapshot();
   Json tiers;
-  for (std::size_t t = 0; t < allocator::kTiers; ++t) {
-    Json& tier = tiers[std::string(name_of(static_cast<allocator::Tier>(t)))];
+  for (const allocator::Tier of : allocator::kTiersOfCpu) {
+    const auto t = static_cast<std::size_t>(of);
+    Json& tier = tiers[std::string(name_of(of))];
     tier["total"] = snapshot.total[t].peak;
     for (std::size_t p = 0; p < allocator::kPurposes; ++p)
       tier[std::string(name_of(static_cast<allocator::Purpose>(p)))] = snapshot.lines[t][p].peak;

@@ -85,9 +85,9 @@ engine::PlanRequest request_of(const sluice_engine_options& options) {
   engine::PlanRequest request;
   request.clip = options.update_in_backward == 0;
   if (options.prefetch > 0) request.prefetch = options.prefetch;
-  if (options.place_parameters != nullptr) request.parameters = options.place_parameters;
-  if (options.place_gradients != nullptr) request.gradients = options.place_gradients;
-  if (options.place_state != nullptr) request.state = options.place_state;
+  const char* const places[] = {options.place_parameters, options.place_gradients, options.place_state};
+  for (std::size_t part = 0; part < engine::kParts; ++part)
+    if (places[part] != nullptr) request.places[part] = engine::tier_of_place(places[part]);
   return request;
 }
 

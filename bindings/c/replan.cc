@@ -8,7 +8,8 @@ namespace {
 
 // What the store keeps in memory of all records that there may be: those of a plan before stay.
 std::uint64_t metadata_of_all(const Planned& planned) {
-  const std::vector<engine::UnitPlan> on_disk(planned.profile.units.size(), {false, false, true, false, 0});
+  constexpr auto kDisk = allocator::Tier::kDisk;
+  const std::vector<engine::UnitPlan> on_disk(planned.profile.units.size(), {{kDisk, kDisk, kDisk}});
   return planned.disk.empty() ? 0
                               : engine::Placement(planned.profile, *planned.optimizer, planned.request)
                                     .metadata_bytes(on_disk);

@@ -409,7 +409,7 @@ SLUICE_API sluice_status sluice_engine_load(sluice_engine* engine, const char* p
 /* ---- the ledger and the trace ---- */
 
 typedef struct sluice_ledger_line {
-  const char* tier;    /* "host", "disk" */
+  const char* tier;    /* "host", "disk": those that the machine has */
   const char* purpose; /* "parameter", "gradient", "optimizer state", ...; "total" for a tier's sum */
   uint64_t current, peak;
 } sluice_ledger_line;

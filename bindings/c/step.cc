@@ -177,8 +177,9 @@ namespace {
 // The texts of a ledger's lines are string literals.
 void add_lines(const sluice::allocator::Ledger::Snapshot& snapshot, std::vector<sluice_ledger_line>& lines) {
   using namespace sluice::allocator;  // NOLINT: a few names
-  for (std::size_t t = 0; t < kTiers; ++t) {
-    const char* tier = name_of(static_cast<Tier>(t)).data();
+  for (const Tier of : kTiersOfCpu) {
+    const auto t = static_cast<std::size_t>(of);
+    const char* tier = name_of(of).data();
     for (std::size_t p = 0; p < kPurposes; ++p)
       lines.push_back({tier, name_of(static_cast<Purpose>(p)).data(), snapshot.lines[t][p].current,
                        snapshot.lines[t][p].peak});

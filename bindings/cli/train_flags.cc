@@ -114,15 +114,15 @@ void bind_output(Flags& flags, models::TrainSettings& s, TrainOptions& options) 
   flags.text("--config", options.config, "JSON file with the same names (save_every); flags win over it");
 }
 
-void bind_placement(Flags& flags, models::TrainSettings& s) {
+void bind_placement(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.group("Placement, for tests and measurements (chosen by the plan where it is not given)");
   flags.whole("--group", s.plan.group, "micro-batches that pass through a unit together");
   flags.whole("--prefetch", s.plan.prefetch, "accesses fetched ahead");
   flags.whole("--chunk-elements", s.plan.chunk_elements,
               fmt::format("elements of a streamed update, a multiple of {}", engine::kChunkGrain));
-  flags.choice("--place-parameters", s.plan.parameters, {"memory", "disk"}, "of every unit");
-  flags.choice("--place-gradients", s.plan.gradients, {"memory", "disk"}, "of every unit");
-  flags.choice("--place-state", s.plan.state, {"memory", "disk"}, "of every unit");
+  flags.choice("--place-parameters", options.places[0], {"memory", "disk"}, "of every unit");
+  flags.choice("--place-gradients", options.places[1], {"memory", "disk"}, "of every unit");
+  flags.choice("--place-state", options.places[2], {"memory", "disk"}, "of every unit");
 }
 
 void bind_all(CLI::App& app, TrainOptions& options) {
@@ -131,7 +131,7 @@ void bind_all(CLI::App& app, TrainOptions& options) {
   bind_steps(flags, options.settings, options);
   bind_memory(flags, options.settings, options);
   bind_output(flags, options.settings, options);
-  bind_placement(flags, options.settings);
+  bind_placement(flags, options.settings, options);
 }
 
 }  // namespace
@@ -158,7 +158,7 @@ void bind_step_bench(CLI::App& app, TrainOptions& options) {
   bind_shape(flags, options.settings, options);
   bind_optimizer(flags, options.settings, options);
   bind_memory(flags, options.settings, options);
-  bind_placement(flags, options.settings);
+  bind_placement(flags, options.settings, options);
 }
 
 offload::DiskFolder parse_disk(const std::string& text) {
@@ -182,6 +182,8 @@ offload::DiskFolder parse_disk(const std::string& text) {
 void read_choices(const TrainOptions& options, models::TrainSettings& settings) {
   for (const std::string& disk : options.disk) settings.disk.push_back(parse_disk(disk));
   settings.dtype = *dtype_from_name(options.dtype);
+  for (std::size_t part = 0; part < engine::kParts; ++part)
+    if (options.places[part]) settings.plan.places[part] = engine::tier_of_place(*options.places[part]);
   settings.optimizer.storage = {*optim::state_type_from_name(options.state), options.master == "f32",
                                 settings.seed};
   if (options.nesterov && options.no_nesterov)

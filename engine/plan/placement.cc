@@ -141,9 +141,9 @@ Placement::Traffic Placement::state_traffic(UnitId unit) const {
 // What an access needs in frames: parameters, the gradient of use 0, those of further uses.
 std::array<std::size_t, 3> Placement::extents_of(const Access& access, const UnitPlan& unit) const {
   std::array<std::size_t, 3> extents = {};
-  if (access.parameters && !unit.parameters_resident)
+  if (access.parameters && !unit.resident(Part::kParameters))
     extents[0] = divide_up(parameter_bytes(access.unit), kHugePage);
-  if (unit.gradient_resident) return extents;
+  if (unit.resident(Part::kGradient)) return extents;
   for (int use = 0; use < uses_[access.unit]; ++use)
     if (use == access.gradient_use || access.final)
       extents[use == 0 ? 1 : 2] =
@@ -197,7 +197,8 @@ std::size_t Placement::extents_in_order(const std::vector<UnitPlan>& units, std:
 
 bool Placement::needs_staging(const std::vector<UnitPlan>& units) const {
   for (UnitId unit = 0; unit < units.size(); ++unit)
-    if (!units[unit].state_resident || (!units[unit].gradient_resident && waits(unit))) return true;
+    if (!units[unit].resident(Part::kState) || (!units[unit].resident(Part::kGradient) && waits(unit)))
+      return true;
   return false;
 }
 
@@ -275,10 +276,10 @@ std::array<std::uint64_t, allocator::kPurposes> Placement::resident_bytes(
   std::array<std::uint64_t, allocator::kPurposes> bytes = {};
   std::uint64_t state = 0;
   for (UnitId unit = 0; unit < units.size(); ++unit) {
-    if (units[unit].parameters_resident)
+    if (units[unit].resident(Part::kParameters))
       bytes[index(Purpose::kParameter)] += round_up(parameter_bytes(unit), kHugePage);
-    if (units[unit].gradient_resident) bytes[index(Purpose::kGradient)] += gradient_bytes(unit);
-    if (units[unit].state_resident) state += state_bytes(unit);
+    if (units[unit].resident(Part::kGradient)) bytes[index(Purpose::kGradient)] += gradient_bytes(unit);
+    if (units[unit].resident(Part::kState)) state += state_bytes(unit);
   }
   bytes[index(Purpose::kOptimizerState)] = round_up(state, kHugePage) + round_up(whole_bytes_, kHugePage);
   return bytes;
@@ -287,11 +288,11 @@ std::array<std::uint64_t, allocator::kPurposes> Placement::resident_bytes(
 template <class Body>
 void Placement::for_each_record(const std::vector<UnitPlan>& units, const Body& body) const {
   for (UnitId unit = 0; unit < units.size(); ++unit) {
-    if (!units[unit].parameters_resident)
+    if (!units[unit].resident(Part::kParameters))
       body(Purpose::kParameter, parameter_bytes(unit), offload::RecordStore::kBlock);
-    if (!units[unit].state_resident && state_bytes(unit) > 0)
+    if (!units[unit].resident(Part::kState) && state_bytes(unit) > 0)
       body(Purpose::kOptimizerState, state_bytes(unit), format_.block_bytes(unit));
-    if (units[unit].gradient_resident || !units[unit].gradient_stored) continue;
+    if (units[unit].resident(Part::kGradient) || !units[unit].gradient_stored) continue;
     for (int use = 0; use < uses_[unit]; ++use)
       body(Purpose::kGradient, use_elements(layout_, unit, use) * sizeof(float),
            offload::RecordStore::kBlock);

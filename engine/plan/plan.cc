@@ -66,10 +66,6 @@ class Planner {
 
  private:
   void check_request() const {
-    for (const auto& tier : {request_.parameters, request_.gradients, request_.state})
-      if (tier && *tier != "memory" && *tier != "disk")
-        fail(ErrorCode::kInvalidArgument,
-             "'{}' is not a place for parameters, gradients or state; use memory or disk", *tier);
     if (request_.group && (*request_.group == 0 || *request_.group > profile_.micro_batches))
       fail(ErrorCode::kInvalidArgument, "a group of {} micro-batches is asked for, and a step has {}",
            *request_.group, profile_.micro_batches);
@@ -155,15 +151,16 @@ class Planner {
     std::vector<UnitPlan> units(profile_.units.size());
     for (UnitId unit = 0; unit < units.size(); ++unit) {
       const bool small = placement_.parameter_bytes(unit) <= kSmallUnit;
-      const auto place = [&](const std::optional<std::string>& asked, std::size_t bytes) {
-        return bytes == 0 || (asked ? *asked == "memory" : resident || small);
+      const auto place = [&](Part part, std::size_t bytes) {
+        const Tier chosen = resident || small ? kComputeTier : Tier::kDisk;
+        units[unit].place(part, bytes == 0 ? kComputeTier : request_.place(part).value_or(chosen));
       };
-      units[unit].parameters_resident = place(request_.parameters, placement_.parameter_bytes(unit));
+      place(Part::kParameters, placement_.parameter_bytes(unit));
+      place(Part::kGradient, placement_.gradient_bytes(unit));
+      place(Part::kState, placement_.state_bytes(unit));
       units[unit].gradient_stored =
           placement_.gradient_bytes(unit) == 0 || placement_.stores_gradient(unit, groups);
-      units[unit].gradient_resident =
-          units[unit].gradient_stored && place(request_.gradients, placement_.gradient_bytes(unit));
-      units[unit].state_resident = place(request_.state, placement_.state_bytes(unit));
+      if (!units[unit].gradient_stored) units[unit].place(Part::kGradient, Tier::kDisk);
       units[unit].choice = std::min(shape.level, profile_.unit_profiles[unit].choices.size() - 1);
     }
     return units;
@@ -178,18 +175,17 @@ class Planner {
     if (!fits(plan) && !parameters_first) return std::nullopt;
     for (const Item& item : items(shape, parameters_first)) {
       std::vector<UnitPlan> units = plan.units;
-      units[item.unit].*item.place = true;
+      units[item.unit].place(item.part, kComputeTier);
       Plan larger = describe(shape, units);
       // With parameters first, it may fit only when the last of them frees the frames.
-      if (fits(larger) || (parameters_first && item.place == &UnitPlan::parameters_resident))
-        plan = std::move(larger);
+      if (fits(larger) || (parameters_first && item.part == Part::kParameters)) plan = std::move(larger);
     }
     return fits(plan) ? std::optional<Plan>(plan) : std::nullopt;
   }
 
   struct Item {
     UnitId unit;
-    bool UnitPlan::*place;
+    Part part;
     double gain;  // bytes of traffic saved for each byte held
   };
 
@@ -197,23 +193,21 @@ class Planner {
     const std::size_t groups = divide_up(profile_.micro_batches, shape.group);
     const std::vector<UnitPlan> placed = units_at(shape, false);
     std::vector<Item> result;
-    const auto offer = [&](UnitId unit, bool UnitPlan::*place, const std::optional<std::string>& asked,
-                           std::uint64_t saved, std::size_t held) {
-      if (placed[unit].*place || asked || saved == 0) return;
-      result.push_back({unit, place, static_cast<double>(saved) / static_cast<double>(held)});
+    const auto offer = [&](UnitId unit, Part part, std::uint64_t saved, std::size_t held) {
+      if (placed[unit].resident(part) || request_.place(part) || saved == 0) return;
+      result.push_back({unit, part, static_cast<double>(saved) / static_cast<double>(held)});
     };
     for (UnitId unit = 0; unit < placed.size(); ++unit) {
-      offer(unit, &UnitPlan::parameters_resident, request_.parameters,
-            placement_.parameter_traffic(unit, groups).total(), placement_.parameter_bytes(unit));
+      offer(unit, Part::kParameters, placement_.parameter_traffic(unit, groups).total(),
+            placement_.parameter_bytes(unit));
       if (placed[unit].gradient_stored)
-        offer(unit, &UnitPlan::gradient_resident, request_.gradients,
-              placement_.gradient_traffic(unit, groups).total(), placement_.gradient_bytes(unit));
-      offer(unit, &UnitPlan::state_resident, request_.state, placement_.state_traffic(unit).total(),
-            placement_.state_bytes(unit));
+        offer(unit, Part::kGradient, placement_.gradient_traffic(unit, groups).total(),
+              placement_.gradient_bytes(unit));
+      offer(unit, Part::kState, placement_.state_traffic(unit).total(), placement_.state_bytes(unit));
     }
     std::stable_sort(result.begin(), result.end(), [&](const Item& a, const Item& b) {
-      const bool a_first = parameters_first && a.place == &UnitPlan::parameters_resident;
-      const bool b_first = parameters_first && b.place == &UnitPlan::parameters_resident;
+      const bool a_first = parameters_first && a.part == Part::kParameters;
+      const bool b_first = parameters_first && b.part == Part::kParameters;
       return a_first != b_first ? a_first : a.gain > b.gain;
     });
     return result;

@@ -20,6 +20,18 @@ struct Budget {
   std::uint64_t base = 0;    // what the process holds before the engine takes anything, with its reserve
 };
 
+// What of a unit has a place of its own.
+enum class Part : std::uint8_t { kParameters, kGradient, kState };
+inline constexpr std::size_t kParts = 3;
+constexpr std::size_t index(Part part) { return static_cast<std::size_t>(part); }
+
+// The CPU computes on this tier's memory in place.
+inline constexpr allocator::Tier kComputeTier = allocator::Tier::kHost;
+
+// A user's words for a tier: "memory" is the compute device's. Throws Error(kInvalidArgument) for others.
+allocator::Tier tier_of_place(std::string_view place);
+std::string_view place_of(allocator::Tier tier);
+
 // What the user fixes; the rest is chosen.
 struct PlanRequest {
   // Updates wait until all gradients are known: for their norm, or (dynamic loss scaling) for whether all are
@@ -29,21 +41,23 @@ struct PlanRequest {
   std::optional<std::size_t> group;      // micro-batches that pass through a unit together
   std::optional<std::size_t> prefetch;   // accesses fetched ahead
   std::optional<std::size_t> chunk_elements;
-  // For tests and measurements: "memory" or "disk" for every unit; nothing: chosen.
-  std::optional<std::string> parameters, gradients, state;
+  // For tests and measurements: where that part of every unit lives; nothing: chosen.
+  std::array<std::optional<allocator::Tier>, kParts> places;
+  const std::optional<allocator::Tier>& place(Part part) const { return places[index(part)]; }
   bool flags = false;  // a refusal names the program's flags; else the members of the C ABI's options
   bool trains = true;  // a refusal speaks of training, too
 };
 
 struct UnitPlan {
-  bool parameters_resident = true;
-  bool gradient_resident =
-      true;  // its accumulated gradient stays in memory until the update; else it may go to disk
-  // false (then it is not resident either): it is under frames from its one use until its update, which
-  // follows at once, and has no place of its own.
+  // Where each part lives while it is not needed; of the gradient, from its backward until its update.
+  std::array<allocator::Tier, kParts> tiers = {kComputeTier, kComputeTier, kComputeTier};
+  // false (then it is not resident): it is under frames from its one use until its update, which follows at
+  // once, and has no place of its own.
   bool gradient_stored = true;
-  bool state_resident = true;
   std::size_t choice = 0;  // of the unit's ActivationChoices
+
+  void place(Part part, allocator::Tier tier) { tiers[index(part)] = tier; }
+  bool resident(Part part) const { return tiers[index(part)] == kComputeTier; }
 };
 
 // Where every byte lives. Made before the first allocation; what is not in it is not taken.

@@ -14,9 +14,13 @@ using allocator::Tier;
 
 std::string cell(std::uint64_t bytes) { return bytes == 0 ? "-" : format_size(bytes); }
 
-std::size_t count(const Plan& plan, bool UnitPlan::*place) {
-  return static_cast<std::size_t>(
-      std::count_if(plan.units.begin(), plan.units.end(), [&](const UnitPlan& u) { return u.*place; }));
+template <class Condition>
+std::size_t count(const Plan& plan, const Condition& holds) {
+  return static_cast<std::size_t>(std::ranges::count_if(plan.units, holds));
+}
+
+std::size_t count_resident(const Plan& plan, Part part) {
+  return count(plan, [part](const UnitPlan& unit) { return unit.resident(part); });
 }
 
 // The choice of most units: that of the blocks.
@@ -45,6 +49,15 @@ double bytes_per_day(const Plan& plan) {
 
 }  // namespace
 
+Tier tier_of_place(std::string_view place) {
+  for (const Tier tier : {kComputeTier, Tier::kDisk})
+    if (place == place_of(tier)) return tier;
+  fail(ErrorCode::kInvalidArgument,
+       "'{}' is not a place for parameters, gradients or state; use memory or disk", place);
+}
+
+std::string_view place_of(Tier tier) { return tier == kComputeTier ? "memory" : name_of(tier); }
+
 std::string to_text(const Plan& plan, const Profile& profile, const Budget& budget) {
   std::string text = fmt::format("{:<18}{:>14}{:>14}\n", "", "memory", "disk");
   for (std::size_t p = 0; p < kPurposes; ++p) {
@@ -58,8 +71,8 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
   text += fmt::format("{:<18}{:>14}{:>14}\n\n", "budget", format_size(budget.memory), cell(budget.disk));
   const std::size_t units = plan.units.size();
   text += fmt::format("in memory         parameters of {}/{} units, gradients of {}, optimizer state of {}\n",
-                      count(plan, &UnitPlan::parameters_resident), units,
-                      count(plan, &UnitPlan::gradient_resident), count(plan, &UnitPlan::state_resident));
+                      count_resident(plan, Part::kParameters), units, count_resident(plan, Part::kGradient),
+                      count_resident(plan, Part::kState));
   if (const std::size_t stored = count(plan, &UnitPlan::gradient_stored); stored < units)
     text += fmt::format("applied at once   gradients of {}/{} units: never stored\n", units - stored, units);
   text += fmt::format("each parameter    {}, and {:.4g} bytes of optimizer state and master\n",
@@ -90,20 +103,20 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
 
 Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
   Json tiers;
-  for (std::size_t t = 0; t < allocator::kTiers; ++t)
+  for (const Tier tier : allocator::kTiersOfCpu)
     for (std::size_t p = 0; p < kPurposes; ++p)
-      tiers[std::string(name_of(static_cast<Tier>(t)))][std::string(name_of(static_cast<Purpose>(p)))] =
-          plan.bytes[t][p];
+      tiers[std::string(name_of(tier))][std::string(name_of(static_cast<Purpose>(p)))] =
+          plan.bytes[static_cast<std::size_t>(tier)][p];
+  const auto place = [](const UnitPlan& unit, Part part) { return place_of(unit.tiers[index(part)]); };
   Json units = Json::array();
   for (std::size_t u = 0; u < plan.units.size(); ++u)
-    units.push_back({{"name", profile.units[u].name},
-                     {"dtype", name_of(profile.units[u].dtype)},
-                     {"parameters", plan.units[u].parameters_resident ? "memory" : "disk"},
-                     {"gradient", !plan.units[u].gradient_stored    ? "none"
-                                  : plan.units[u].gradient_resident ? "memory"
-                                                                    : "disk"},
-                     {"state", plan.units[u].state_resident ? "memory" : "disk"},
-                     {"recompute", profile.unit_profiles[u].choices[plan.units[u].choice].name}});
+    units.push_back(
+        {{"name", profile.units[u].name},
+         {"dtype", name_of(profile.units[u].dtype)},
+         {"parameters", place(plan.units[u], Part::kParameters)},
+         {"gradient", plan.units[u].gradient_stored ? place(plan.units[u], Part::kGradient) : "none"},
+         {"state", place(plan.units[u], Part::kState)},
+         {"recompute", profile.unit_profiles[u].choices[plan.units[u].choice].name}});
   return {{"dtype", common_dtype(profile)},
           {"bytes", tiers},
           {"predicted_peak", plan.peak_memory},

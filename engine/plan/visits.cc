@@ -68,8 +68,8 @@ std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::si
     const Access& access = profile_.schedule[i % length];
     const UnitPlan& plan = units[access.unit];
     visits[i].unit = access.unit;
-    visits[i].frames = (access.parameters && !plan.parameters_resident) ||
-                       (!plan.gradient_resident && (access.gradient_use >= 0 || access.final));
+    visits[i].frames = (access.parameters && !plan.resident(Part::kParameters)) ||
+                       (!plan.resident(Part::kGradient) && (access.gradient_use >= 0 || access.final));
   }
   for (UnitId unit = 0; unit < units.size(); ++unit) {
     const Positions& own = positions[unit];
@@ -80,10 +80,10 @@ std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::si
     UpdateWork& update = waits(unit) ? updated_at.before : updated_at.after;
     if (updated(unit)) update.seconds += update_seconds(unit, rates);
     update.chunks += format_.chunks(unit);
-    const Traffic state = plan.state_resident ? Traffic() : state_traffic(unit);
+    const Traffic state = plan.resident(Part::kState) ? Traffic() : state_traffic(unit);
     update.read += state.read;
     update.written += state.written;
-    if (!plan.parameters_resident) {
+    if (!plan.resident(Part::kParameters)) {
       const Traffic traffic = parameter_traffic(unit, groups);
       updated_at.written += traffic.written;
       std::uint64_t left = traffic.read;
@@ -95,7 +95,7 @@ std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::si
         }
       update.read += left;  // of a pass of their own, over units that are updated together
     }
-    if (plan.gradient_resident || !plan.gradient_stored || own.gradient.empty()) continue;
+    if (plan.resident(Part::kGradient) || !plan.gradient_stored || own.gradient.empty()) continue;
     const Traffic all = gradient_traffic(unit, groups), kept = kept_gradient_traffic(unit, groups);
     update.read += all.read - kept.read;
     final.written += all.written - kept.written;

@@ -69,7 +69,7 @@ void Engine::State::finish_gradient(UnitId unit) {
 // In the order of the schedule as many as there is room for, or the first one in part.
 void Engine::State::set_lendable(std::span<std::byte> memory) {
   settle();
-  const auto streamed = [&](const UnitPlan& unit) { return plan.clip && !unit.gradient_resident; };
+  const auto streamed = [&](const UnitPlan& unit) { return plan.clip && !unit.resident(Part::kGradient); };
   updates.set_lendable(memory, std::any_of(plan.units.begin(), plan.units.end(), streamed));
   needed_first.clear();
   std::size_t free = updates.lendable_slots();

@@ -243,7 +243,7 @@ TEST(FramePool, WhatLeavesStaysAtItsAddress) {
     pool.give_back(3);
     EXPECT_EQ(pool.extents(), 3u);
     EXPECT_EQ(pool.free_extents(), 1u);
-    EXPECT_EQ(ledger.snapshot().total[0].current, 3 * kExtent);
+    EXPECT_EQ(host_total(ledger).current, 3 * kExtent);
     EXPECT_LE(resident_bytes() + 2 * kExtent, before);
     pool.give_back(0);
     EXPECT_EQ(pool.extents(), 2u) << "what is under a home is not given back";

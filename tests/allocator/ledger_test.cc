@@ -33,6 +33,7 @@ Ledger::Line total(const Ledger& ledger, Tier tier) {
 }
 
 TEST(Ledger, NamesTiersAndPurposes) {
+  EXPECT_EQ(name_of(Tier::kDevice), "device");
   EXPECT_EQ(name_of(Tier::kHost), "host");
   EXPECT_EQ(name_of(Tier::kDisk), "disk");
   EXPECT_EQ(name_of(Purpose::kParameter), "parameter");
@@ -87,9 +88,9 @@ TEST(Ledger, BudgetBelowWhatIsHeldIsRefused) {
   Ledger ledger;
   ledger.charge(Tier::kHost, Purpose::kStaging, 10);
   EXPECT_EQ(code_of([&] { ledger.set_budget(Tier::kHost, 9); }), ErrorCode::kBudget);
-  EXPECT_FALSE(ledger.snapshot().budget[0].has_value());
+  EXPECT_FALSE(ledger.snapshot().budget[static_cast<std::size_t>(Tier::kHost)].has_value());
   ledger.set_budget(Tier::kHost, 10);
-  EXPECT_EQ(ledger.snapshot().budget[0], 10u);
+  EXPECT_EQ(ledger.snapshot().budget[static_cast<std::size_t>(Tier::kHost)], 10u);
 }
 
 TEST(Ledger, MovingIsNeverRefusedForTheBudget) {

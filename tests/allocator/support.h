@@ -12,9 +12,13 @@
 namespace sluice::allocator {
 
 inline std::uint64_t held(const Ledger& ledger, Purpose purpose) {
-  return ledger.snapshot().lines[0][static_cast<std::size_t>(purpose)].current;
+  return ledger.snapshot()
+      .lines[static_cast<std::size_t>(Tier::kHost)][static_cast<std::size_t>(purpose)]
+      .current;
 }
-inline Ledger::Line host_total(const Ledger& ledger) { return ledger.snapshot().total[0]; }
+inline Ledger::Line host_total(const Ledger& ledger) {
+  return ledger.snapshot().total[static_cast<std::size_t>(Tier::kHost)];
+}
 
 // One word at the start of every 4 KiB page.
 inline void stamp(std::byte* data, std::size_t bytes, std::uint64_t value) {

@@ -79,9 +79,10 @@ Trained train(const Options& setup, int steps = 4) {
       engine.save(u, toy::collect(result.outcome, optimizer->state()));
   }
   const auto snapshot = ledger.snapshot();
-  EXPECT_EQ(snapshot.total[0].current,
-            snapshot.lines[0][static_cast<std::size_t>(allocator::Purpose::kBase)].current);
-  EXPECT_LE(snapshot.total[0].peak, result.plan.peak_memory);
+  const auto host = static_cast<std::size_t>(allocator::Tier::kHost);
+  EXPECT_EQ(snapshot.total[host].current,
+            snapshot.lines[host][static_cast<std::size_t>(allocator::Purpose::kBase)].current);
+  EXPECT_LE(snapshot.total[host].peak, result.plan.peak_memory);
   return result;
 }
 
@@ -96,9 +97,7 @@ Options with(bool clip, const toy::Types& types, const char* parameters, const c
   Options setup;
   setup.types = types;
   setup.request.clip = clip;
-  setup.request.parameters = parameters;
-  setup.request.gradients = gradients;
-  setup.request.state = state;
+  setup.request.places = toy::places(parameters, gradients, state);
   return setup;
 }
 
@@ -254,7 +253,7 @@ TEST_P(Twins, BudgetsBetween) {
   large.blocks = 24;
   const Trained base = train(large, 2);
   Options least = large;
-  least.request.parameters = least.request.gradients = least.request.state = "disk";
+  least.request.places = toy::places("disk");
   const std::uint64_t low = train(least, 1).plan.peak_memory, high = base.plan.peak_memory;
   ASSERT_LT(low, high);
   for (const std::uint64_t memory : {low + (high - low) / 4, low + (high - low) * 3 / 4}) {

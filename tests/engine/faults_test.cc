@@ -70,7 +70,7 @@ TEST(EngineFailureTest, AnEngineThatDoesNotFitIsNotMade) {
     Disks disks(Faults{});
     offload::RecordStore store(std::move(disks.faulty), ledger);
     const Engine engine(model.profile, model.plan, *model.optimizer, {threads, ledger, &store, nullptr});
-    needed = ledger.snapshot().total[0].peak;
+    needed = ledger.snapshot().total[static_cast<std::size_t>(allocator::Tier::kHost)].peak;
   }
   for (std::uint64_t budget = 0; budget < needed; budget += needed / 8 + 1) {
     allocator::Ledger ledger;

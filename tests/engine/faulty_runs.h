@@ -64,9 +64,7 @@ struct Model {
     request.clip = setup.clip;
     request.group = 1;
     request.prefetch = setup.prefetch;
-    request.parameters = setup.parameters;
-    request.gradients = setup.gradients;
-    request.state = setup.state;
+    request.places = toy::places(setup.parameters, setup.gradients, setup.state);
     plan = make_plan(profile, *optimizer, {kGiB, kGiB, 0}, request, {});
     if (setup.dtype == Dtype::kF32) plan.chunk_elements = kChunk;
     if (plan.staging_slots > 0) plan.staging_slots = setup.slots;

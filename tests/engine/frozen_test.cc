@@ -28,7 +28,7 @@ PlanRequest everything(const std::string& place, bool clip) {
   PlanRequest request;
   request.clip = clip;
   request.group = 2;
-  request.parameters = request.gradients = request.state = place;
+  request.places = toy::places(place);
   return request;
 }
 

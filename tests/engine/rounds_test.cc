@@ -54,7 +54,7 @@ Ran run(const Profile& profile, const optim::Optimizer& optimizer, const PlanReq
   for (int step = 0; step < 2; ++step)
     ran.outcome.losses.push_back(trainer.step(toy::settings(0.01, 0.1, request.clip ? 5.0 : 0.0)));
   engine.save(0, toy::collect(ran.outcome, optimizer.state()));
-  const auto lines = ledger.snapshot().lines[0];
+  const auto lines = ledger.snapshot().lines[static_cast<std::size_t>(allocator::Tier::kHost)];
   ran.workspace = lines[static_cast<std::size_t>(allocator::Purpose::kWorkspace)].peak;
   ran.staging = lines[static_cast<std::size_t>(allocator::Purpose::kStaging)].peak;
   return ran;
@@ -83,13 +83,13 @@ TEST(Batches, HaveTheSameBitsOnDiskAndTakeWhatIsPlanned) {
   const Profile profile = one_unit(large_unit());
   const auto optimizer = muon();
   PlanRequest request;
-  request.parameters = request.gradients = request.state = "memory";
+  request.places = toy::places("memory");
   const Ran memory = run(profile, *optimizer, request);
   for (const bool clip : {true, false}) {
     request.clip = clip;
-    request.parameters = request.gradients = request.state = "memory";
+    request.places = toy::places("memory");
     const Ran base = clip ? memory : run(profile, *optimizer, request);
-    request.parameters = request.gradients = request.state = "disk";
+    request.places = toy::places("disk");
     const Ran disk = run(profile, *optimizer, request);
     EXPECT_TRUE(base.outcome == disk.outcome) << "clip " << clip;
     for (const Ran* ran : {&base, &disk}) {

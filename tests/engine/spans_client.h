@@ -72,9 +72,8 @@ inline PlanRequest request_of(const Case& setup) {
   request.group = 1;
   request.prefetch = setup.prefetch;
   request.chunk_elements = setup.chunk;
-  request.parameters = setup.parameters;
-  request.gradients = setup.gradients;
-  request.state = setup.state;
+  request.places = {tier_of_place(setup.parameters), tier_of_place(setup.gradients),
+                    tier_of_place(setup.state)};
   return request;
 }
 

@@ -51,6 +51,13 @@ inline Profile profile(std::size_t micro_batches, const Types& types = {Dtype::k
   return profile;
 }
 
+// Where parameters, gradients and state of every unit are asked to be.
+inline auto places(const std::string& parameters, const std::string& gradients, const std::string& state) {
+  return decltype(PlanRequest::places){tier_of_place(parameters), tier_of_place(gradients),
+                                       tier_of_place(state)};
+}
+inline auto places(const std::string& all) { return places(all, all, all); }
+
 // Group 0 decays, group 1 does not.
 inline StepSettings settings(double learning_rate, double weight_decay, double clip) {
   return {{{learning_rate, weight_decay}, {learning_rate, 0}}, clip};

@@ -25,7 +25,7 @@ Way way(const std::string& name, const std::string& tier, const std::string& rec
   engine::PlanRequest request;
   request.recompute = recompute;
   request.group = group;
-  request.parameters = request.gradients = request.state = tier;
+  request.places.fill(engine::tier_of_place(tier));
   return {name, request};
 }
 
@@ -127,7 +127,7 @@ TEST_P(RunnerTest, LearnsWithTheSameBitsInMemoryAndOnDiskInAnyGroupAndAnyChoice)
     SCOPED_TRACE(other.name);
     Learner learner(model_, other.request, *library_);
     EXPECT_TRUE(learner.learn(4) == expected);
-    EXPECT_EQ(learner.plan().uses_disk(), *other.request.parameters == "disk");
+    EXPECT_EQ(learner.plan().uses_disk(), other.request.places[0] == allocator::Tier::kDisk);
     EXPECT_EQ(learner.plan().group, *other.request.group);
   }
 }

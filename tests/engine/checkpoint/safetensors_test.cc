@@ -125,11 +125,17 @@ TEST_F(SafetensorsTest, WritesWhatIsReadBack) {
     const std::string name = "w" + std::to_string(buffer), payload = pattern(9 * kMiB + 13, 3);
     const SafetensorsHeader header({{"t", Dtype::kU8, {payload.size()}}});
     SafetensorsWriter writer(io_, ledger_, folder_.path(name), header, buffer);
-    EXPECT_EQ(ledger_.snapshot().lines[0][static_cast<std::size_t>(allocator::Purpose::kCheckpoint)].current,
+    EXPECT_EQ(ledger_.snapshot()
+                  .lines[static_cast<std::size_t>(allocator::Tier::kHost)]
+                        [static_cast<std::size_t>(allocator::Purpose::kCheckpoint)]
+                  .current,
               round_up(buffer, kHugePage));
     write_in_pieces(writer, payload, 77'777);
     const FileSum sum = writer.finish();
-    EXPECT_EQ(ledger_.snapshot().lines[0][static_cast<std::size_t>(allocator::Purpose::kCheckpoint)].current,
+    EXPECT_EQ(ledger_.snapshot()
+                  .lines[static_cast<std::size_t>(allocator::Tier::kHost)]
+                        [static_cast<std::size_t>(allocator::Purpose::kCheckpoint)]
+                  .current,
               0u);
     const std::string file = read_all(folder_.path(name));
     EXPECT_TRUE(file == header.bytes() + payload);

@@ -153,9 +153,10 @@ PlanRequest request_of(const Json& object) {
   request.group = asked<std::size_t>(object, "group");
   request.prefetch = asked<std::size_t>(object, "prefetch");
   request.chunk_elements = asked<std::size_t>(object, "chunk_elements");
-  request.parameters = asked<std::string>(object, "parameters");
-  request.gradients = asked<std::string>(object, "gradients");
-  request.state = asked<std::string>(object, "state");
+  const char* const parts[] = {"parameters", "gradients", "state"};
+  for (std::size_t part = 0; part < kParts; ++part)
+    if (const auto place = asked<std::string>(object, parts[part]))
+      request.places[part] = tier_of_place(*place);
   request.trains = field(object, "trains", true);
   return request;
 }

@@ -92,7 +92,7 @@ TEST(Chunks, AreAsLongAsWakingTheThreadsAsksForAndNoLonger) {
   const auto optimizer = optim::make_adamw({});
   const Profile profile = any_order_profile({{"unit", {{"weight", {100, 1 << 20}}}}}, 1);
   PlanRequest request;
-  request.parameters = request.gradients = request.state = "disk";
+  request.places = toy::places("disk");
   const auto chunk = [&](double bandwidth) {
     MachineRates rates;
     rates.memory_bandwidth = bandwidth;
@@ -115,7 +115,8 @@ TEST(Visits, MoveAllTrafficOfAStep) {
         PlanRequest request;
         request.clip = clip;
         const Placement placement(profile, *optimizer, request);
-        std::vector<UnitPlan> units(profile.units.size(), UnitPlan{false, false, true, false, 1});
+        constexpr auto kDisk = allocator::Tier::kDisk;
+        std::vector<UnitPlan> units(profile.units.size(), UnitPlan{{kDisk, kDisk, kDisk}, true, 1});
         const std::size_t groups = divide_up(profile.micro_batches, group);
         Placement::Traffic expected;
         for (UnitId unit = 0; unit < units.size(); ++unit) {
