@@ -53,6 +53,9 @@ Engine::State::State(const Profile& profile, const Plan& the_plan, const optim::
   build_schedule(profile);
   if (resources.disk != nullptr && plan.uses_disk()) resources.disk->allocate();
   pager.start(plan.extent_bytes, plan.extents);
+  for (UnitId unit = 0; unit < parameters.size(); ++unit)
+    by_address.push_back({pager.address(parameters[unit]), unit});
+  std::ranges::sort(by_address, {}, &Addressed::begin);
   states.start(resources.ledger);
   wholes.start(resources.ledger);
   updates.start(resources.ledger, plan.staging_slots);
@@ -336,11 +339,10 @@ void Engine::release_from_reading(UnitId unit) {
 
 std::optional<UnitId> Engine::unit_at(const std::byte* address) const {
   const State& s = *state_;
-  for (UnitId unit = 0; unit < s.parameters.size(); ++unit) {
-    const std::byte* begin = s.pager.address(s.parameters[unit]);
-    if (address >= begin && address < begin + s.layout.unit_bytes(unit)) return unit;
-  }
-  return std::nullopt;
+  const auto next = std::ranges::upper_bound(s.by_address, address, {}, &State::Addressed::begin);
+  if (next == s.by_address.begin()) return std::nullopt;
+  const auto [begin, unit] = *std::prev(next);
+  return address < begin + s.layout.unit_bytes(unit) ? std::optional(unit) : std::nullopt;
 }
 
 void Engine::serve_touches(allocator::TouchServer& server) const { state_->pager.serve_touches(server); }

@@ -112,6 +112,11 @@ struct Engine::State {
   WholeStore wholes;
   UpdatePipeline updates;
   std::vector<HoldingId> parameters;
+  struct Addressed {
+    const std::byte* begin;
+    UnitId unit;
+  };
+  std::vector<Addressed> by_address;  // the units' parameters
   UpdateQueue queue;
   std::vector<Access> accesses;
 

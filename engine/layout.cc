@@ -95,6 +95,11 @@ Layout::Layout(std::vector<UnitSpec> units) : units_(std::move(units)) {
   if (!units_.empty() && ends_early(units_.back()))
     fail_for_span(units_.back().parameters.front(), "is followed by no other, and its parameter goes on");
   first_parameter_.push_back(static_cast<ParameterId>(places_.size()));
+  for (UnitId first = 0, end = 0; first < units_.size(); first = end) {
+    do ++end;
+    while (ends_early(units_[end - 1]));
+    siblings_.insert(siblings_.end(), end - first, {first, end});
+  }
 }
 
 const ParameterSpec& Layout::spec(ParameterId parameter) const {
@@ -102,16 +107,8 @@ const ParameterSpec& Layout::spec(ParameterId parameter) const {
   return units_[unit].parameters[parameter - first_parameter_[unit]];
 }
 
-UnitRange Layout::siblings(UnitId unit) const {
-  UnitRange all = {unit, unit + 1};
-  while (units_[all.first].parameters.front().continues()) --all.first;
-  while (ends_early(units_[all.end - 1])) ++all.end;
-  return all;
-}
-
 ParameterId Layout::first_span(ParameterId parameter) const {
-  while (spec(parameter).continues()) --parameter;
-  return parameter;
+  return spec(parameter).continues() ? first_parameter_[siblings(places_[parameter].unit).first] : parameter;
 }
 
 Shard Layout::shard(UnitId unit, int rank, int world) const {

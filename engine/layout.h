@@ -74,7 +74,7 @@ class Layout {
   const Place& place(ParameterId parameter) const { return places_[parameter]; }
   const ParameterSpec& spec(ParameterId parameter) const;
   // The units that the unit's parameter spans; it alone, where its parameters lie in it as a whole.
-  UnitRange siblings(UnitId unit) const;
+  UnitRange siblings(UnitId unit) const { return siblings_[unit]; }
   // The parameter's first span: it has what is kept once of all spans.
   ParameterId first_span(ParameterId parameter) const;
   // The parameter's number among the logical ones, of which a parameter that spans units is one.
@@ -88,6 +88,7 @@ class Layout {
  private:
   std::vector<UnitSpec> units_;
   std::vector<std::size_t> unit_elements_;
+  std::vector<UnitRange> siblings_;
   std::vector<ParameterId> first_parameter_;
   std::vector<Place> places_;
   std::vector<std::size_t> logical_;  // by parameter

@@ -10,9 +10,9 @@ namespace {
 std::uint64_t metadata_of_all(const Planned& planned) {
   constexpr auto kDisk = allocator::Tier::kDisk;
   const std::vector<engine::UnitPlan> on_disk(planned.profile.units.size(), {{kDisk, kDisk, kDisk}});
-  return planned.disk.empty() ? 0
-                              : engine::Placement(planned.profile, *planned.optimizer, planned.request)
-                                    .metadata_bytes(on_disk);
+  return planned.disk.empty()
+             ? 0
+             : engine::Placement(planned.profile, *planned.optimizer, planned.request).held(on_disk).metadata;
 }
 
 void replan(sluice_engine& e, std::uint64_t reserved) {

@@ -84,7 +84,7 @@ Limit limit_of(const models::Setup& setup, const engine::MachineRates& rates) {
   request.clip = plan.clip;
   const engine::Placement placement(setup.plan.profile, *setup.optimizer, request);
   Limit limit;
-  for (const engine::Visit& visit : placement.visits(plan.units, plan.group, rates)) {
+  for (const engine::Visit& visit : placement.visits(plan.units, plan.group, placement.times(rates))) {
     limit.compute += visit.compute;
     limit.optimizer += visit.before.seconds + visit.after.seconds;
   }

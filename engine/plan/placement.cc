@@ -3,9 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <functional>
 #include <limits>
-#include <numeric>
 
 #include "core/bytes.h"
 #include "core/error.h"
@@ -16,9 +14,9 @@
 namespace sluice::engine {
 namespace {
 
-using allocator::Purpose;
-
-std::size_t index(Purpose purpose) { return static_cast<std::size_t>(purpose); }
+constexpr std::size_t kMostGrains = 16;     // of a chunk
+constexpr double kShortestUpdate = 0.0005;  // seconds, of a chunk: less is lost in waking the threads
+constexpr double kMostBandwidth = 50e9;     // that chunks grow with: staging takes memory
 
 std::size_t choose_chunk(const Layout& layout, const PlanRequest& request) {
   if (request.chunk_elements && (*request.chunk_elements == 0 || *request.chunk_elements % kChunkGrain != 0))
@@ -40,7 +38,9 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
       format_(layout_, optimizer, choose_chunk(layout_, request)),
       whole_bytes_(WholeStore(layout_, optimizer).bytes()),
       rounds_(rounds_need(layout_, optimizer)),
-      product_flops_(profile.units.size()) {
+      product_flops_(profile.units.size()),
+      units_(profile.units.size()) {
+  find_positions();
   check_masters(profile.units, optimizer);
   for (ParameterId p = 0; p < layout_.parameters(); ++p) {
     const ParameterSpec& spec = layout_.spec(p);
@@ -58,6 +58,19 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
            layout_.units()[unit].parameters.front().name, layout_.units()[unit].name, optimizer.name());
     for (int round = 0; together_[unit] && round < optimizer.rounds(); ++round)
       rounds_read_values_ |= optimizer.reads_values(round);
+    measure(unit);
+  }
+}
+
+void Placement::find_positions() {
+  for (std::size_t i = profile_.schedule.size(); i-- > 0;) units_[profile_.schedule[i].unit].at.first = i;
+  for (std::size_t i = 0; i < profile_.schedule.size(); ++i) {
+    const Access& access = profile_.schedule[i];
+    Positions& at = units_[access.unit].at;
+    at.last = i;
+    at.writes += access.gradient_use >= 0 ? 1 : 0;
+    if (access.parameters) at.parameters.push_back(i);
+    if (access.gradient_use >= 0 || access.final) at.gradient.push_back(i);
   }
 }
 
@@ -69,18 +82,12 @@ std::string Placement::largest_of_rounds() const {
 std::size_t Placement::parameter_bytes(UnitId unit) const { return layout_.unit_bytes(unit); }
 
 std::size_t Placement::gradient_bytes(UnitId unit) const {
-  std::size_t bytes = 0;
-  for (int use = 0; use < uses_[unit]; ++use)
-    bytes += round_up(use_elements(layout_, unit, use) * sizeof(float), kHugePage);
-  return bytes;
+  return units_[unit].sizes[index(Part::kGradient)].memory;
 }
 
 bool Placement::stores_gradient(UnitId unit, std::size_t groups) const {
   if (waits(unit) || !updated(unit)) return updated(unit);
-  const auto uses =
-      std::count_if(profile_.schedule.begin(), profile_.schedule.end(),
-                    [&](const Access& access) { return access.unit == unit && access.gradient_use >= 0; });
-  return groups > 1 || uses > 1;
+  return groups > 1 || units_[unit].at.writes > 1;
 }
 
 std::size_t Placement::state_bytes(UnitId unit) const { return format_.bytes(unit); }
@@ -89,117 +96,88 @@ std::size_t Placement::state_bytes(UnitId unit) const { return format_.bytes(uni
 // but one; written once, after its update. A narrow copy whose update waits is not read to be overwritten.
 // What units have together reads values in a pass of its own.
 Placement::Traffic Placement::parameter_traffic(UnitId unit, std::size_t groups) const {
-  std::vector<std::size_t> positions;
-  for (std::size_t i = 0; i < profile_.schedule.size(); ++i)
-    if (profile_.schedule[i].unit == unit && profile_.schedule[i].parameters) positions.push_back(i);
-  std::size_t reads = 0;
-  for (std::size_t i = 0; i < positions.size(); ++i)
-    reads += i == 0 || positions[i] - positions[i - 1] > 2 ? 1 : 0;
-  reads *= groups;
+  std::size_t reads = units_[unit].at.fetches * groups;
   if (!updated(unit)) return {reads * parameter_bytes(unit), 0};
   if (together_[unit] && rounds_read_values_ && !format_.has_master(unit)) ++reads;
   if (format_.has_master(unit) && clip_ && reads > 0) --reads;
   return {reads * parameter_bytes(unit), parameter_bytes(unit)};
 }
 
+// Between the groups, and between its own last use in a group and the unit's (a tied embedding's head).
 Placement::Traffic Placement::kept_gradient_traffic(UnitId unit, std::size_t groups) const {
-  Traffic traffic;
-  for (int use = 0; use < uses_[unit]; ++use) {
-    const std::uint64_t bytes = use_elements(layout_, unit, use) * sizeof(float);
-    // Between the groups, and between its own last use in a group and the unit's (a tied embedding's head).
-    const bool is_last_use = use + 1 == uses_[unit];
-    const std::size_t kept = is_last_use ? groups - 1 : 2 * groups - 1;
-    traffic.read += kept * bytes;
-    traffic.written += kept * bytes;
-  }
-  return traffic;
+  if (!updated(unit)) return {};
+  const Unit& own = units_[unit];
+  const std::uint64_t kept = (groups - 1) * own.last_use_bytes + (2 * groups - 1) * own.other_use_bytes;
+  return {kept, kept};
 }
 
 Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups) const {
   Traffic traffic = kept_gradient_traffic(unit, groups);
   if (waits(unit) && updated(unit)) {
-    const std::size_t size = size_of(profile_.any_order ? Dtype::kF32 : layout_.dtype(unit));
-    const std::uint64_t bytes = layout_.unit_elements(unit) * size;
-    for (const Batch& batch : batches_[unit])
-      for (std::size_t chunk = batch.first_chunk; chunk < batch.end_chunk; ++chunk)
-        traffic.read += static_cast<std::size_t>(batch.rounds + 1) * format_.chunk_size(unit, chunk) * size;
-    traffic.written += bytes;
+    const std::size_t size = size_of(final_type(unit));
+    traffic.read += units_[unit].elements_read * size;
+    traffic.written += layout_.unit_elements(unit) * size;
   }
   return traffic;
 }
 
-Placement::Traffic Placement::state_traffic(UnitId unit) const {
-  Traffic traffic;
+FrameNeeds Placement::frame_needs(const Lookahead& lookahead) const {
+  return {profile_, layout_, uses_, together_, lookahead};
+}
+
+// What does not depend on where anything lives.
+void Placement::measure(UnitId unit) {
+  Unit& own = units_[unit];
   for (const Batch& batch : batches_[unit])
     for (std::size_t chunk = batch.first_chunk; chunk < batch.end_chunk; ++chunk) {
-      traffic.read += static_cast<std::size_t>(batch.rounds + 1) * format_.chunk_bytes(unit, chunk);
-      traffic.written += format_.chunk_bytes(unit, chunk);
+      const auto times = static_cast<std::size_t>(batch.rounds + 1);
+      own.elements_read += times * format_.chunk_size(unit, chunk);
+      own.state_traffic.read += times * format_.chunk_bytes(unit, chunk);
+      own.state_traffic.written += format_.chunk_bytes(unit, chunk);
     }
-  return traffic;
+  using offload::RecordStore;
+  auto& [parameters, gradient, state] = own.sizes;
+  parameters = {round_up(parameter_bytes(unit), kHugePage), parameter_bytes(unit),
+                RecordStore::metadata_bytes(parameter_bytes(unit), RecordStore::kBlock)};
+  for (int use = 0; use < uses_[unit]; ++use) {
+    const std::size_t bytes = use_elements(layout_, unit, use) * sizeof(float);
+    (use + 1 == uses_[unit] ? own.last_use_bytes : own.other_use_bytes) += bytes;
+    gradient.memory += round_up(bytes, kHugePage);
+    gradient.disk += bytes;
+    gradient.metadata += RecordStore::metadata_bytes(bytes, RecordStore::kBlock);
+  }
+  if (const std::size_t bytes = state_bytes(unit); bytes > 0)
+    state = {bytes, bytes, RecordStore::metadata_bytes(bytes, format_.block_bytes(unit))};
+  const std::vector<std::size_t>& read_at = own.at.parameters;
+  for (std::size_t i = 0; i < read_at.size(); ++i)
+    own.at.fetches += i == 0 || read_at[i] - read_at[i - 1] > 2 ? 1 : 0;
 }
 
-// What an access needs in frames: parameters, the gradient of use 0, those of further uses.
-std::array<std::size_t, 3> Placement::extents_of(const Access& access, const UnitPlan& unit) const {
-  std::array<std::size_t, 3> extents = {};
-  if (access.parameters && !unit.resident(Part::kParameters))
-    extents[0] = divide_up(parameter_bytes(access.unit), kHugePage);
-  if (unit.resident(Part::kGradient)) return extents;
-  for (int use = 0; use < uses_[access.unit]; ++use)
-    if (use == access.gradient_use || access.final)
-      extents[use == 0 ? 1 : 2] =
-          divide_up(use_elements(layout_, access.unit, use) * sizeof(float), kHugePage);
-  return extents;
-}
-
-std::size_t Placement::extents(const std::vector<UnitPlan>& units, const Lookahead& lookahead) const {
-  return profile_.any_order ? extents_in_any_order(units, profile_.held_units + lookahead.ahead())
-                            : extents_in_order(units, 1 + lookahead.ahead()) + extents_of_passes(units);
-}
-
-// In a schedule the siblings of a unit that is needed may be none of those that are near: a pass over each
-// comes between.
-std::size_t Placement::extents_of_passes(const std::vector<UnitPlan>& units) const {
-  std::size_t most = 0;
-  for (UnitId unit = 0; unit < units.size(); ++unit)
-    if (together_[unit]) most = std::max(most, extents_of({unit, true, -1, false}, units[unit])[0]);
-  return most;
-}
-
-// The largest units may be the ones that meet.
-std::size_t Placement::extents_in_any_order(const std::vector<UnitPlan>& units, std::size_t window) const {
-  std::vector<std::size_t> needs;
+Held Placement::held(const std::vector<UnitPlan>& units) const {
+  Held held;
   for (UnitId unit = 0; unit < units.size(); ++unit) {
-    const auto extents = extents_of({unit, true, 0, true}, units[unit]);
-    needs.push_back(extents[0] + extents[1] + extents[2]);
-  }
-  std::sort(needs.begin(), needs.end(), std::greater<>());
-  needs.resize(std::min(needs.size(), window));
-  return std::accumulate(needs.begin(), needs.end(), std::size_t{0});
-}
-
-std::size_t Placement::extents_in_order(const std::vector<UnitPlan>& units, std::size_t window) const {
-  const std::size_t n = profile_.schedule.size();
-  std::size_t most = 0;
-  for (std::size_t start = 0; start < n; ++start) {
-    std::vector<std::array<std::size_t, 3>> taken(units.size());
-    for (std::size_t i = 0; i < std::min(n, window); ++i) {
-      const Access& access = profile_.schedule[(start + i) % n];
-      const auto extents = extents_of(access, units[access.unit]);
-      for (std::size_t part = 0; part < extents.size(); ++part)
-        if (extents[part] > 0) taken[access.unit][part] = extents[part];
+    held.streamed += streams(unit, units[unit]) ? 1 : 0;
+    for (std::size_t part = 0; part < kParts; ++part) {
+      const Sizes& sizes = units_[unit].sizes[part];
+      if (units[unit].resident(static_cast<Part>(part))) {
+        held.memory[part] += sizes.memory;
+      } else if (static_cast<Part>(part) != Part::kGradient || units[unit].gradient_stored) {
+        held.disk[part] += sizes.disk;
+        held.metadata += sizes.metadata;
+      }
     }
-    std::size_t sum = 0;
-    for (const auto& extents : taken) sum += extents[0] + extents[1] + extents[2];
-    most = std::max(most, sum);
   }
-  return most;
+  return held;
 }
 
-bool Placement::needs_staging(const std::vector<UnitPlan>& units) const {
-  for (UnitId unit = 0; unit < units.size(); ++unit)
-    if (!units[unit].resident(Part::kState) || (!units[unit].resident(Part::kGradient) && waits(unit)))
-      return true;
-  return false;
+void Placement::make_resident(UnitId unit, Part part, UnitPlan& plan, Held& held) const {
+  const Sizes& sizes = units_[unit].sizes[index(part)];
+  held.streamed -= streams(unit, plan) ? 1 : 0;
+  plan.place(part, kComputeTier);
+  held.streamed += streams(unit, plan) ? 1 : 0;
+  held.memory[index(part)] += sizes.memory;
+  held.disk[index(part)] -= sizes.disk;
+  held.metadata -= sizes.metadata;
 }
 
 bool Placement::needs_scratch() const {
@@ -254,6 +232,7 @@ void Placement::for_each_updated(UnitId unit, const Body& body) const {
 }
 
 double Placement::update_seconds(UnitId unit, const MachineRates& rates) const {
+  if (!updated(unit)) return 0;
   double elements = 0, bytes = 0;
   for_each_updated(unit, [&](ParameterId p, double each) {
     const auto count = static_cast<double>(layout_.place(p).elements);
@@ -264,55 +243,16 @@ double Placement::update_seconds(UnitId unit, const MachineRates& rates) const {
   return std::max(arithmetic, bytes / rates.memory_bandwidth) + product_flops_[unit] / rates.flops;
 }
 
-double Placement::least_update_bytes() const {
-  double least = std::numeric_limits<double>::infinity();
+std::size_t Placement::chunk_for(const MachineRates& rates) const {
+  double moved = std::numeric_limits<double>::infinity();  // of memory, for each element
   for (UnitId unit = 0; unit < batches_.size(); ++unit)
-    for_each_updated(unit, [&](ParameterId, double each) { least = std::min(least, each); });
-  return least;
-}
-
-std::array<std::uint64_t, allocator::kPurposes> Placement::resident_bytes(
-    const std::vector<UnitPlan>& units) const {
-  std::array<std::uint64_t, allocator::kPurposes> bytes = {};
-  std::uint64_t state = 0;
-  for (UnitId unit = 0; unit < units.size(); ++unit) {
-    if (units[unit].resident(Part::kParameters))
-      bytes[index(Purpose::kParameter)] += round_up(parameter_bytes(unit), kHugePage);
-    if (units[unit].resident(Part::kGradient)) bytes[index(Purpose::kGradient)] += gradient_bytes(unit);
-    if (units[unit].resident(Part::kState)) state += state_bytes(unit);
-  }
-  bytes[index(Purpose::kOptimizerState)] = round_up(state, kHugePage) + round_up(whole_bytes_, kHugePage);
-  return bytes;
-}
-
-template <class Body>
-void Placement::for_each_record(const std::vector<UnitPlan>& units, const Body& body) const {
-  for (UnitId unit = 0; unit < units.size(); ++unit) {
-    if (!units[unit].resident(Part::kParameters))
-      body(Purpose::kParameter, parameter_bytes(unit), offload::RecordStore::kBlock);
-    if (!units[unit].resident(Part::kState) && state_bytes(unit) > 0)
-      body(Purpose::kOptimizerState, state_bytes(unit), format_.block_bytes(unit));
-    if (units[unit].resident(Part::kGradient) || !units[unit].gradient_stored) continue;
-    for (int use = 0; use < uses_[unit]; ++use)
-      body(Purpose::kGradient, use_elements(layout_, unit, use) * sizeof(float),
-           offload::RecordStore::kBlock);
-  }
-}
-
-std::array<std::uint64_t, allocator::kPurposes> Placement::disk_bytes(
-    const std::vector<UnitPlan>& units) const {
-  std::array<std::uint64_t, allocator::kPurposes> bytes = {};
-  for_each_record(units,
-                  [&](Purpose purpose, std::size_t size, std::size_t) { bytes[index(purpose)] += size; });
-  return bytes;
-}
-
-std::size_t Placement::metadata_bytes(const std::vector<UnitPlan>& units) const {
-  std::size_t bytes = 0;
-  for_each_record(units, [&](Purpose, std::size_t size, std::size_t block) {
-    bytes += offload::RecordStore::metadata_bytes(size, block);
-  });
-  return bytes;
+    for_each_updated(unit, [&](ParameterId, double each) { moved = std::min(moved, each); });
+  const double bandwidth = std::min(rates.memory_bandwidth, kMostBandwidth);
+  std::size_t grains = 1;
+  while (grains < kMostGrains &&
+         static_cast<double>(grains * kChunkGrain) * moved / bandwidth < kShortestUpdate)
+    grains *= 2;
+  return grains * kChunkGrain;
 }
 
 }  // namespace sluice::engine

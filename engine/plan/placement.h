@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/layout.h"
+#include "engine/plan/frames.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/profile.h"
 #include "engine/plan/walk.h"
@@ -13,12 +14,11 @@
 
 namespace sluice::engine {
 
-// How far ahead frames reach: accesses fetched ahead, and whether room is left for what is being written
-// behind.
-struct Lookahead {
-  std::size_t prefetch = 2;
-  bool slack = true;
-  std::size_t ahead() const { return prefetch + (slack ? 1 : 0); }
+// What units take where their parts live, frames and staging left out.
+struct Held {
+  std::array<std::uint64_t, kParts> memory = {}, disk = {};
+  std::uint64_t metadata = 0;  // in memory, of what is on disk
+  std::size_t streamed = 0;    // units of which something passes through staging
 };
 
 // Sizes of everything that can be placed, and what each placement costs: the arithmetic under make_plan.
@@ -29,8 +29,9 @@ class Placement {
   const Layout& layout() const { return layout_; }
   const StateFormat& format() const { return format_; }
   double element_bytes() const;  // of master and state of a trainable parameter, on average
-  const RoundsNeed& rounds() const { return rounds_; }  // of memory, while an update is computed
-  std::string largest_of_rounds() const;                // name and shape
+  const RoundsNeed& rounds() const { return rounds_; }      // of memory, while an update is computed
+  std::string largest_of_rounds() const;                    // name and shape
+  std::size_t whole_bytes() const { return whole_bytes_; }  // that state takes in memory wherever it lives
 
   std::size_t parameter_bytes(UnitId unit) const;
   std::size_t gradient_bytes(UnitId unit) const;  // all uses
@@ -48,42 +49,38 @@ class Placement {
   Traffic gradient_traffic(UnitId unit, std::size_t groups) const;
   // Of it what is kept while other uses and groups add to it.
   Traffic kept_gradient_traffic(UnitId unit, std::size_t groups) const;
-  Traffic state_traffic(UnitId unit) const;
+  Traffic state_traffic(UnitId unit) const { return units_[unit].state_traffic; }
 
-  // Frames that the accesses of a window need together, given what is resident.
-  std::size_t extents(const std::vector<UnitPlan>& units, const Lookahead& lookahead) const;
-  bool needs_staging(const std::vector<UnitPlan>& units) const;
+  // What the accesses of a window need together.
+  FrameNeeds frame_needs(const Lookahead& lookahead) const;
+  Held held(const std::vector<UnitPlan>& units) const;
+  void make_resident(UnitId unit, Part part, UnitPlan& plan, Held& held) const;
   // Whether values or state pass through f32 memory that is neither the parameter nor a master.
   bool needs_scratch() const;
 
   std::size_t activation_bytes(const std::vector<UnitPlan>& units, std::size_t group) const;
   std::size_t workspace_bytes(const std::vector<UnitPlan>& units) const;
-  // A whole step, access by access.
-  std::vector<Visit> visits(const std::vector<UnitPlan>& units, std::size_t group,
-                            const MachineRates& rates) const;
   // Where a unit is in the schedule of one group.
   struct Positions {
     std::vector<std::size_t> parameters, gradient;
     std::size_t first = 0, last = 0;
+    std::size_t fetches = 0;  // of its parameters, for one group
+    std::size_t writes = 0;   // accesses that write its gradient
   };
-  // What an update moves of memory for each element, of the unit that moves least; infinite where none is
-  // updated.
-  double least_update_bytes() const;
-
-  // Sums over what is resident, each rounded as it is taken.
-  std::array<std::uint64_t, allocator::kPurposes> resident_bytes(const std::vector<UnitPlan>& units) const;
-  std::array<std::uint64_t, allocator::kPurposes> disk_bytes(const std::vector<UnitPlan>& units) const;
-  std::size_t metadata_bytes(const std::vector<UnitPlan>& units) const;  // in memory, of what is on disk
+  // Seconds of each unit at a machine's rates.
+  struct Times {
+    double forward = 0, update = 0;
+    double final = 0;              // in which its gradient is made final
+    std::vector<double> backward;  // by choice
+  };
+  std::vector<Times> times(const MachineRates& rates) const;
+  // A whole step, access by access.
+  std::vector<Visit> visits(const std::vector<UnitPlan>& units, std::size_t group,
+                            const std::vector<Times>& times) const;
+  // The smallest chunk whose update is long enough for this machine's memory, of the unit that moves least.
+  std::size_t chunk_for(const MachineRates& rates) const;
 
  private:
-  // body(purpose, bytes, bytes of a block)
-  template <class Body>
-  void for_each_record(const std::vector<UnitPlan>& units, const Body& body) const;
-  std::array<std::size_t, 3> extents_of(const Access& access, const UnitPlan& unit) const;
-  std::size_t extents_in_order(const std::vector<UnitPlan>& units, std::size_t window) const;
-  std::size_t extents_of_passes(const std::vector<UnitPlan>& units) const;
-  std::size_t extents_in_any_order(const std::vector<UnitPlan>& units, std::size_t window) const;
-
   const Profile& profile_;
   bool clip_;
   Layout layout_;
@@ -91,14 +88,32 @@ class Placement {
   bool updated(UnitId unit) const { return uses_[unit] > 0; }
   // Whether its gradient, where it has one, waits for others once it is final.
   bool waits(UnitId unit) const { return clip_ || together_[unit]; }
+  // That its update streams something.
+  bool streams(UnitId unit, const UnitPlan& plan) const {
+    return !plan.resident(Part::kState) || (!plan.resident(Part::kGradient) && waits(unit));
+  }
   double update_bytes(ParameterId parameter, int rounds) const;  // for each element
-  double seconds(const Work& work, const MachineRates& rates) const;
+  void add_computing(UnitId unit, const UnitPlan& plan, std::size_t group, const Times& times,
+                     std::vector<Visit>& visits) const;
   double update_seconds(UnitId unit, const MachineRates& rates) const;
-  void add_computing(UnitId unit, const UnitPlan& plan, std::size_t group, const MachineRates& rates,
-                     const Positions& own, std::vector<Visit>& visits) const;
   // body(parameter, update_bytes()) for those that are updated.
   template <class Body>
   void for_each_updated(UnitId unit, const Body& body) const;
+  // What of a part is in memory, on disk, and in memory for what is there.
+  struct Sizes {
+    std::size_t memory = 0, disk = 0, metadata = 0;
+  };
+  struct Unit {
+    std::array<Sizes, kParts> sizes;
+    Traffic state_traffic;
+    std::uint64_t elements_read = 0;                        // of the gradient, by all passes of its update
+    std::uint64_t last_use_bytes = 0, other_use_bytes = 0;  // of its gradient
+    Positions at;
+  };
+  void find_positions();
+  void measure(UnitId unit);
+  // Of a gradient once it is final.
+  Dtype final_type(UnitId unit) const { return profile_.any_order ? Dtype::kF32 : layout_.dtype(unit); }
 
   StateFormat format_;
   std::vector<std::vector<Batch>> batches_;  // by unit
@@ -107,6 +122,7 @@ class Placement {
   std::size_t whole_bytes_;
   RoundsNeed rounds_;
   std::vector<double> product_flops_;  // of each unit's update
+  std::vector<Unit> units_;
 };
 
 }  // namespace sluice::engine

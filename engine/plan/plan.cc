@@ -16,10 +16,9 @@ using allocator::Purpose;
 using allocator::Tier;
 
 constexpr std::size_t kLeastStagingSlots = 3, kMostStagingSlots = 32;
-constexpr std::size_t kMostGrains = 16;            // of a chunk
-constexpr double kShortestUpdate = 0.0005;         // seconds, of a chunk: less is lost in waking the threads
-constexpr double kMostBandwidth = 50e9;            // that chunks grow with: staging takes memory
 constexpr std::size_t kUnitsForLonger = 12;        // that frames of more than two accesses ahead are for
+constexpr double kSame = 0.005;                    // share of a step's time that is no difference
+constexpr double kRounding = 1e-9;                 // likewise, since sums have another order
 constexpr std::size_t kSmallUnit = kHugePage / 4;  // units up to this are not worth moving
 
 std::size_t index(Purpose purpose) { return static_cast<std::size_t>(purpose); }
@@ -30,6 +29,7 @@ struct Shape {
   std::size_t group = 1;
   std::size_t level = 0;  // of recomputation: the index into each unit's choices, as far as it has that many
   Lookahead lookahead;
+  std::size_t ahead = 0;  // the index of that
   std::size_t slots = kLeastStagingSlots;
 };
 
@@ -42,8 +42,11 @@ class Planner {
         budget_(budget),
         request_(request),
         rates_(rates),
-        placement_(profile, optimizer, request) {
+        placement_(profile, optimizer, request),
+        needs_scratch_(placement_.needs_scratch()),
+        times_(placement_.times(rates)) {
     check_request();
+    for (const Lookahead& lookahead : lookaheads()) needs_.push_back(placement_.frame_needs(lookahead));
   }
 
   Plan best() const {
@@ -55,12 +58,20 @@ class Planner {
   // Nothing where none fits.
   std::optional<Plan> find() const {
     std::optional<Plan> best;
-    for (const Shape& shape : shapes())
-      for (const bool parameters_first : {false, true}) {
-        std::optional<Plan> plan = fill(shape, parameters_first);
-        if (plan) predict_time(*plan, shape.lookahead);
-        if (plan && (!best || faster(*plan, *best))) best = std::move(plan);
+    std::vector<std::optional<Plan>> last(needs_.size());  // by look-ahead
+    for (const std::size_t group : group_sizes()) {
+      const Start start(*this, divide_up(profile_.micro_batches, group));
+      for (const Shape& shape : shapes(group)) {
+        if (best && computing(shape.level) > (1 + kSame + kRounding) * best->time.step) continue;
+        for (const bool parameters_first : {false, true}) {
+          std::optional<Plan> plan = fill(shape, start, parameters_first);
+          if (!plan) continue;
+          predict_time(*plan, shape.lookahead, last[shape.ahead]);
+          last[shape.ahead] = *plan;
+          if (!best || faster(*plan, *best)) best = std::move(plan);
+        }
       }
+    }
     return best;
   }
 
@@ -73,15 +84,10 @@ class Planner {
       fail(ErrorCode::kInvalidArgument, "a prefetch depth of 0 is asked for; the least is 1");
   }
 
-  std::size_t deepest_level() const {
-    std::size_t deepest = 0;
-    for (const UnitProfile& unit : profile_.unit_profiles)
-      deepest = std::max(deepest, unit.choices.size() - 1);
-    return deepest;
-  }
-
   std::vector<std::size_t> levels() const {
-    std::vector<std::size_t> all(deepest_level() + 1);
+    std::size_t count = 1;
+    for (const UnitProfile& unit : profile_.unit_profiles) count = std::max(count, unit.choices.size());
+    std::vector<std::size_t> all(count);
     std::iota(all.begin(), all.end(), std::size_t{0});
     if (!request_.recompute || *request_.recompute == "auto") return all;
     std::set<std::string> known;
@@ -137,17 +143,29 @@ class Planner {
     return {wanted, kLeastStagingSlots};
   }
 
-  std::vector<Shape> shapes() const {
+  std::vector<Shape> shapes(std::size_t group) const {
     std::vector<Shape> result;
-    for (const std::size_t group : group_sizes())
-      for (const std::size_t level : levels())
-        for (const Lookahead& lookahead : lookaheads())
-          for (const std::size_t slots : slot_counts()) result.push_back({group, level, lookahead, slots});
+    const std::vector<Lookahead> all = lookaheads();
+    for (const std::size_t level : levels())
+      for (std::size_t ahead = 0; ahead < all.size(); ++ahead)
+        for (const std::size_t slots : slot_counts())
+          result.push_back({group, level, all[ahead], ahead, slots});
     return result;
   }
 
-  std::vector<UnitPlan> units_at(const Shape& shape, bool resident) const {
-    const std::size_t groups = divide_up(profile_.micro_batches, shape.group);
+  // Of a step, which takes that at least.
+  double computing(std::size_t level) const {
+    double seconds = 0;
+    for (UnitId unit = 0; unit < times_.size(); ++unit)
+      seconds += times_[unit].forward + times_[unit].backward[choice_of(unit, level)];
+    return static_cast<double>(profile_.micro_batches) * seconds;
+  }
+
+  std::size_t choice_of(UnitId unit, std::size_t level) const {
+    return std::min(level, profile_.unit_profiles[unit].choices.size() - 1);
+  }
+
+  std::vector<UnitPlan> units_at(std::size_t groups, bool resident) const {
     std::vector<UnitPlan> units(profile_.units.size());
     for (UnitId unit = 0; unit < units.size(); ++unit) {
       const bool small = placement_.parameter_bytes(unit) <= kSmallUnit;
@@ -161,26 +179,8 @@ class Planner {
       units[unit].gradient_stored =
           placement_.gradient_bytes(unit) == 0 || placement_.stores_gradient(unit, groups);
       if (!units[unit].gradient_stored) units[unit].place(Part::kGradient, Tier::kDisk);
-      units[unit].choice = std::min(shape.level, profile_.unit_profiles[unit].choices.size() - 1);
     }
     return units;
-  }
-
-  // Nothing resident but what is small or asked for; then, while it fits, what saves most traffic for its
-  // bytes.
-  std::optional<Plan> fill(const Shape& shape, bool parameters_first) const {
-    Plan everything = describe(shape, units_at(shape, true));
-    if (fits(everything)) return everything;
-    Plan plan = describe(shape, units_at(shape, false));
-    if (!fits(plan) && !parameters_first) return std::nullopt;
-    for (const Item& item : items(shape, parameters_first)) {
-      std::vector<UnitPlan> units = plan.units;
-      units[item.unit].place(item.part, kComputeTier);
-      Plan larger = describe(shape, units);
-      // With parameters first, it may fit only when the last of them frees the frames.
-      if (fits(larger) || (parameters_first && item.part == Part::kParameters)) plan = std::move(larger);
-    }
-    return fits(plan) ? std::optional<Plan>(plan) : std::nullopt;
   }
 
   struct Item {
@@ -189,9 +189,32 @@ class Planner {
     double gain;  // bytes of traffic saved for each byte held
   };
 
-  std::vector<Item> items(const Shape& shape, bool parameters_first) const {
-    const std::size_t groups = divide_up(profile_.micro_batches, shape.group);
-    const std::vector<UnitPlan> placed = units_at(shape, false);
+  // Units that are placed, and what that takes, as far as recomputation and slots have no say in it.
+  struct Placed {
+    Placed(const Planner& planner, std::size_t groups, bool resident)
+        : units(planner.units_at(groups, resident)), held(planner.placement_.held(units)) {
+      for (const FrameNeeds& needs : planner.needs_) frames.emplace_back(needs, units);
+    }
+    std::vector<UnitPlan> units;
+    Held held;
+    std::vector<Frames> frames;  // by look-ahead
+  };
+
+  // What all shapes with as many groups begin with.
+  struct Start {
+    Start(const Planner& planner, std::size_t groups)
+        : everything(planner, groups, true),
+          least(planner, groups, false),
+          by_gain(planner.items(groups, least.units)),
+          parameters_first(by_gain) {
+      std::ranges::stable_partition(parameters_first,
+                                    [](const Item& item) { return item.part == Part::kParameters; });
+    }
+    Placed everything, least;
+    std::vector<Item> by_gain, parameters_first;
+  };
+
+  std::vector<Item> items(std::size_t groups, const std::vector<UnitPlan>& placed) const {
     std::vector<Item> result;
     const auto offer = [&](UnitId unit, Part part, std::uint64_t saved, std::size_t held) {
       if (placed[unit].resident(part) || request_.place(part) || saved == 0) return;
@@ -205,59 +228,110 @@ class Planner {
               placement_.gradient_bytes(unit));
       offer(unit, Part::kState, placement_.state_traffic(unit).total(), placement_.state_bytes(unit));
     }
-    std::stable_sort(result.begin(), result.end(), [&](const Item& a, const Item& b) {
-      const bool a_first = parameters_first && a.part == Part::kParameters;
-      const bool b_first = parameters_first && b.part == Part::kParameters;
-      return a_first != b_first ? a_first : a.gain > b.gain;
-    });
+    std::ranges::stable_sort(result, std::greater<>(), &Item::gain);
     return result;
   }
 
-  Plan describe(const Shape& shape, std::vector<UnitPlan> units) const {
+  // Nothing resident but what is small or asked for; then, while it fits, what saves most traffic for its
+  // bytes.
+  std::optional<Plan> fill(const Shape& shape, const Start& start, bool parameters_first) const {
+    Plan plan = describe(shape, start.everything);
+    if (fits(plan)) return plan;
+    plan = describe(shape, start.least);
+    if (!fits(plan) && !parameters_first) return std::nullopt;
+    Held held = start.least.held;
+    Frames frames = start.least.frames[shape.ahead];
+    for (const Item& item : parameters_first ? start.parameters_first : start.by_gain) {
+      UnitPlan larger = plan.units[item.unit];
+      Held then = held;
+      placement_.make_resident(item.unit, item.part, larger, then);
+      const auto fits_in = [&](std::size_t extents) {
+        return sum(then.disk) <= budget_.disk &&
+               sum(host_bytes(plan, shape, then, extents)) <= budget_.memory;
+      };
+      // With parameters first, it may fit only when the last of them frees the frames.
+      if (!(parameters_first && item.part == Part::kParameters) && !fits_in(frames.bound()) &&
+          !fits_in(item.part == Part::kState ? frames.most() : frames.most_without(item.unit, item.part)))
+        continue;
+      if (item.part != Part::kState) frames.remove(item.unit, item.part);
+      plan.units[item.unit] = larger;
+      held = then;
+    }
+    predict_memory(plan, shape, held, frames.most());
+    return fits(plan) ? std::optional<Plan>(std::move(plan)) : std::nullopt;
+  }
+
+  Plan describe(const Shape& shape, const Placed& placed) const {
     Plan plan;
     plan.clip = request_.clip;
     plan.group = shape.group;
     plan.prefetch = shape.lookahead.prefetch;
-    plan.extents = placement_.extents(units, shape.lookahead);
     // Few enough mappings, whatever the size of the pool.
     plan.extent_bytes = kHugePage;
     plan.chunk_elements = placement_.format().chunk_elements();
     plan.state_bytes_per_parameter = placement_.element_bytes();
-    const std::size_t scratch = placement_.needs_scratch() ? 1 : 0;
-    plan.staging_slots = placement_.needs_staging(units) ? shape.slots : scratch;
-    plan.activation_bytes = placement_.activation_bytes(units, shape.group);
-    plan.workspace_bytes = placement_.workspace_bytes(units);
-    plan.units = std::move(units);
-    predict_memory(plan);
+    plan.units = placed.units;
+    for (UnitId unit = 0; unit < plan.units.size(); ++unit)
+      plan.units[unit].choice = choice_of(unit, shape.level);
+    plan.activation_bytes = placement_.activation_bytes(plan.units, shape.group);
+    plan.workspace_bytes = placement_.workspace_bytes(plan.units);
+    predict_memory(plan, shape, placed.held, placed.frames[shape.ahead].bound());
     return plan;
   }
 
-  void predict_memory(Plan& plan) const {
-    auto& host = plan.bytes[index(Tier::kHost)];
-    host = placement_.resident_bytes(plan.units);
-    host[index(Purpose::kParameter)] += plan.extents * plan.extent_bytes;
+  std::size_t slots_of(const Shape& shape, const Held& held) const {
+    return held.streamed > 0 ? shape.slots : needs_scratch_ ? 1 : 0;
+  }
+
+  using Bytes = std::array<std::uint64_t, allocator::kPurposes>;
+  Bytes host_bytes(const Plan& plan, const Shape& shape, const Held& held, std::size_t extents) const {
+    Bytes host = {};
+    host[index(Purpose::kParameter)] = held.memory[index(Part::kParameters)] + extents * plan.extent_bytes;
+    host[index(Purpose::kGradient)] = held.memory[index(Part::kGradient)];
+    host[index(Purpose::kOptimizerState)] =
+        round_up(held.memory[index(Part::kState)], kHugePage) + round_up(placement_.whole_bytes(), kHugePage);
     host[index(Purpose::kActivation)] = round_up(plan.activation_bytes, kHugePage);
     host[index(Purpose::kWorkspace)] = round_up(plan.workspace_bytes, kHugePage) + profile_.hidden_bytes +
                                        round_up(placement_.rounds().bytes, kHugePage);
-    const std::size_t slots = plan.staging_slots * UpdatePipeline::slot_bytes(placement_.format());
+    const std::size_t slots = slots_of(shape, held) * UpdatePipeline::slot_bytes(placement_.format());
     host[index(Purpose::kStaging)] = round_up(slots, kHugePage);
-    host[index(Purpose::kBase)] = budget_.base + placement_.metadata_bytes(plan.units);
-    plan.bytes[index(Tier::kDisk)] = placement_.disk_bytes(plan.units);
-    plan.peak_memory = std::accumulate(host.begin(), host.end(), std::uint64_t{0});
-    const auto& disk = plan.bytes[index(Tier::kDisk)];
-    plan.disk_bytes = std::accumulate(disk.begin(), disk.end(), std::uint64_t{0});
+    host[index(Purpose::kBase)] = budget_.base + held.metadata;
+    return host;
   }
 
-  void predict_time(Plan& plan, const Lookahead& lookahead) const {
-    const std::vector<Visit> visits = placement_.visits(plan.units, plan.group, rates_);
+  static std::uint64_t sum(const auto& bytes) {
+    return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
+  }
+
+  void predict_memory(Plan& plan, const Shape& shape, const Held& held, std::size_t extents) const {
+    plan.extents = extents;
+    plan.staging_slots = slots_of(shape, held);
+    plan.bytes[index(Tier::kHost)] = host_bytes(plan, shape, held, extents);
+    Bytes& disk = plan.bytes[index(Tier::kDisk)];
+    disk[index(Purpose::kParameter)] = held.disk[index(Part::kParameters)];
+    disk[index(Purpose::kGradient)] = held.disk[index(Part::kGradient)];
+    disk[index(Purpose::kOptimizerState)] = held.disk[index(Part::kState)];
+    plan.peak_memory = sum(plan.bytes[index(Tier::kHost)]);
+    plan.disk_bytes = sum(disk);
+  }
+
+  // last: the plan before of as many accesses ahead, which may do the same.
+  void predict_time(Plan& plan, const Lookahead& lookahead, const std::optional<Plan>& last) const {
+    if (last && last->group == plan.group && last->staging_slots == plan.staging_slots &&
+        last->units == plan.units) {
+      plan.time = last->time;
+      plan.step_bytes_read = last->step_bytes_read;
+      plan.step_bytes_written = last->step_bytes_written;
+      return;
+    }
+    const std::vector<Visit> visits = placement_.visits(plan.units, plan.group, times_);
     for (const Visit& visit : visits) {
       plan.step_bytes_read += visit.read_bytes();
       plan.step_bytes_written += visit.written_bytes();
     }
-    const std::size_t held = profile_.any_order ? profile_.held_units : 1;
-    plan.time =
-        walk(visits, {plan.prefetch, held + lookahead.ahead(), std::max<std::size_t>(1, plan.staging_slots)},
-             rates_);
+    const std::size_t window = (profile_.any_order ? profile_.held_units : 1) + lookahead.ahead();
+    const std::size_t slots = std::max<std::size_t>(1, plan.staging_slots);
+    plan.time = walk(visits, {plan.prefetch, window, slots}, rates_);
   }
 
   bool fits(const Plan& plan) const {
@@ -267,7 +341,7 @@ class Planner {
   // Time first; then less wear of the disk; then, where something is brought in, a longer look-ahead; then
   // less memory.
   static bool faster(const Plan& a, const Plan& b) {
-    if (std::abs(a.time.step - b.time.step) > 0.005 * b.time.step) return a.time.step < b.time.step;
+    if (std::abs(a.time.step - b.time.step) > kSame * b.time.step) return a.time.step < b.time.step;
     const auto traffic = [](const Plan& p) {
       return static_cast<double>(p.step_bytes_read + p.step_bytes_written);
     };
@@ -278,10 +352,11 @@ class Planner {
   }
 
   [[noreturn]] void refuse() const {
-    Shape least{1, levels().back(), lookaheads().back(), kLeastStagingSlots};
-    if (request_.group) least.group = *request_.group;
-    const Plan in_memory = describe(least, units_at(least, true));
-    const Plan on_disk = describe(least, units_at(least, false));
+    const std::size_t group = request_.group.value_or(1);
+    const Shape least{group, levels().back(), lookaheads().back(), needs_.size() - 1, kLeastStagingSlots};
+    const std::size_t groups = divide_up(profile_.micro_batches, group);
+    const Plan in_memory = describe(least, {*this, groups, true});
+    const Plan on_disk = describe(least, {*this, groups, false});
     const std::string asked =
         fmt::format("this model does not fit in {} of memory", format_size(budget_.memory));
     if (on_disk.peak_memory > budget_.memory) refuse_rounds(on_disk);
@@ -346,23 +421,16 @@ class Planner {
   PlanRequest request_;
   MachineRates rates_;
   Placement placement_;
+  bool needs_scratch_;
+  std::vector<Placement::Times> times_;  // by unit
+  std::vector<FrameNeeds> needs_;        // by look-ahead
 };
-
-// The smallest chunk whose update is long enough for this machine's memory. moved: bytes for each element.
-std::size_t chunk_for(double moved, const MachineRates& rates) {
-  const double bandwidth = std::min(rates.memory_bandwidth, kMostBandwidth);
-  std::size_t grains = 1;
-  while (grains < kMostGrains &&
-         static_cast<double>(grains * kChunkGrain) * moved / bandwidth < kShortestUpdate)
-    grains *= 2;
-  return grains * kChunkGrain;
-}
 
 }  // namespace
 
 Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
                const PlanRequest& request, const MachineRates& rates) {
-  const std::size_t chunk = chunk_for(Placement(profile, optimizer, request).least_update_bytes(), rates);
+  const std::size_t chunk = Placement(profile, optimizer, request).chunk_for(rates);
   if (!request.chunk_elements && chunk > kChunkGrain) {
     PlanRequest larger = request;
     larger.chunk_elements = chunk;

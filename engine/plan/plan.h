@@ -58,6 +58,7 @@ struct UnitPlan {
 
   void place(Part part, allocator::Tier tier) { tiers[index(part)] = tier; }
   bool resident(Part part) const { return tiers[index(part)] == kComputeTier; }
+  bool operator==(const UnitPlan&) const = default;
 };
 
 // Where every byte lives. Made before the first allocation; what is not in it is not taken.

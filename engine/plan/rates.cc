@@ -43,7 +43,10 @@ double flops_of(const kernels::Product& product, const MachineRates& rates) {
 }
 
 double product_seconds(const kernels::Product& product, double flops, const MachineRates& rates) {
-  if (rates.are_limits) return flops / rates.flops;
+  return rates.are_limits ? flops / rates.flops : flops * product_seconds_each(product, rates);
+}
+
+double product_seconds_each(const kernels::Product& product, const MachineRates& rates) {
   const ProductRate* const rate = nearest_rate(product, rates);
   const double measured = rate == nullptr ? rates.flops : rate->flops;
   const auto bytes = [](const ConstArray& array, std::size_t rows, std::size_t columns) {
@@ -58,7 +61,7 @@ double product_seconds(const kernels::Product& product, double flops, const Mach
       has_result ? 0 : (product.accumulate ? 2 : 1) * bytes(product.c, product.m, product.n);
   const double each =
       2 * static_cast<double>(product.m) * static_cast<double>(product.n) * static_cast<double>(product.k);
-  return flops * (1 / measured + (from_memory + result) / each / rates.memory_bandwidth);
+  return 1 / measured + (from_memory + result) / each / rates.memory_bandwidth;
 }
 
 double disk_seconds(std::uint64_t read, std::uint64_t written, const MachineRates& rates) {

@@ -39,6 +39,8 @@ struct MachineRates {
 // their gradient, the smaller operand; and the result, twice where it is added to what is there. To a
 // machine's limits nothing is added.
 double product_seconds(const kernels::Product& product, double flops, const MachineRates& rates);
+// Of one of them; where the rates are no limits.
+double product_seconds_each(const kernels::Product& product, const MachineRates& rates);
 
 // That of the product measured which is most like it: of its type, the nearest by the ratios of sizes, of the
 // same transposes where there is a choice.

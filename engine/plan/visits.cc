@@ -8,61 +8,70 @@
 namespace sluice::engine {
 namespace {
 
-std::vector<Placement::Positions> positions_of(const Profile& profile) {
-  std::vector<Placement::Positions> all(profile.units.size());
-  for (std::size_t i = profile.schedule.size(); i-- > 0;) all[profile.schedule[i].unit].first = i;
-  for (std::size_t i = 0; i < profile.schedule.size(); ++i) {
-    const Access& access = profile.schedule[i];
-    Placement::Positions& of = all[access.unit];
-    of.last = i;
-    if (access.parameters) of.parameters.push_back(i);
-    if (access.gradient_use >= 0 || access.final) of.gradient.push_back(i);
+// Seconds of work, product by product.
+class Pace {
+ public:
+  Pace(const std::vector<kernels::Product>& products, const MachineRates& rates) : rates_(rates) {
+    for (const kernels::Product& product : products) each_.push_back(product_seconds_each(product, rates));
+  }
+  double seconds(const Work& work) const {
+    double seconds =
+        work.bytes / rates_.memory_bandwidth + work.attention / rates_.attention.value_or(rates_.flops);
+    for (std::size_t i = 0; i < work.products.size(); ++i)
+      if (work.products[i] > 0)
+        seconds += rates_.are_limits ? work.products[i] / rates_.flops : work.products[i] * each_[i];
+    return seconds;
+  }
+
+ private:
+  const MachineRates& rates_;
+  std::vector<double> each_;
+};
+
+}  // namespace
+
+// A gradient is read in f32 when it is made final, and written in the compute type where that is another.
+std::vector<Placement::Times> Placement::times(const MachineRates& rates) const {
+  const Pace pace(profile_.products, rates);
+  std::vector<Times> all(units_.size());
+  for (UnitId unit = 0; unit < all.size(); ++unit) {
+    const UnitProfile& profile = profile_.unit_profiles[unit];
+    Times& times = all[unit];
+    times.forward = pace.seconds(profile.forward);
+    for (const ActivationChoice& choice : profile.choices)
+      times.backward.push_back(pace.seconds(profile.backward) + pace.seconds(choice.again));
+    times.update = update_seconds(unit, rates);
+    const Dtype type = final_type(unit);
+    const std::size_t moved = sizeof(float) + (type == Dtype::kF32 ? 0 : size_of(type));
+    if (updated(unit))
+      times.final = static_cast<double>(layout_.unit_elements(unit) * moved) / rates.memory_bandwidth;
   }
   return all;
 }
 
-}  // namespace
-
-double Placement::seconds(const Work& work, const MachineRates& rates) const {
-  double seconds =
-      work.bytes / rates.memory_bandwidth + work.attention / rates.attention.value_or(rates.flops);
-  for (std::size_t i = 0; i < work.products.size(); ++i) {
-    if (work.products[i] > 0) seconds += product_seconds(profile_.products[i], work.products[i], rates);
-  }
-  return seconds;
-}
-
-// Forward at the first access of a unit, backward at its last one, where its gradient is made final: read in
-// f32, and written in the compute type where that is another.
-void Placement::add_computing(UnitId unit, const UnitPlan& plan, std::size_t group, const MachineRates& rates,
-                              const Positions& own, std::vector<Visit>& visits) const {
-  const UnitProfile& profile = profile_.unit_profiles[unit];
-  const ActivationChoice& choice = profile.choices[plan.choice];
-  const double forward = seconds(profile.forward, rates);
-  const double backward = seconds(profile.backward, rates) + seconds(choice.again, rates);
+// Forward at the first access of a unit, backward at its last one, where its gradient is made final.
+void Placement::add_computing(UnitId unit, const UnitPlan& plan, std::size_t group, const Times& times,
+                              std::vector<Visit>& visits) const {
+  const ActivationChoice& choice = profile_.unit_profiles[unit].choices[plan.choice];
+  const Positions& own = units_[unit].at;
   const std::size_t length = profile_.schedule.size(), groups = visits.size() / length;
   for (std::size_t g = 0; g < groups; ++g) {
     const std::size_t micro_batches = std::min(group, profile_.micro_batches - g * group);
     Visit &first = visits[g * length + own.first], &last = visits[g * length + own.last];
-    first.compute += static_cast<double>(micro_batches) * forward;
-    last.compute += static_cast<double>(micro_batches) * backward;
+    first.compute += static_cast<double>(micro_batches) * times.forward;
+    last.compute += static_cast<double>(micro_batches) * times.backward[plan.choice];
     first.steps = last.steps = 1;
     if (own.first != own.last) first.steps = std::max<std::size_t>(1, micro_batches * choice.forward_steps);
     last.steps = std::max<std::size_t>(1, micro_batches * choice.backward_steps);
   }
-  if (!updated(unit)) return;
-  const Dtype type = profile_.any_order ? Dtype::kF32 : layout_.dtype(unit);
-  const std::size_t moved = sizeof(float) + (type == Dtype::kF32 ? 0 : size_of(type));
-  visits[(groups - 1) * length + own.last].compute +=
-      static_cast<double>(layout_.unit_elements(unit) * moved) / rates.memory_bandwidth;
+  if (updated(unit)) visits[(groups - 1) * length + own.last].compute += times.final;
 }
 
 // An update that waits for all gradients comes before its unit's first access; one that does not follows the
 // unit's last one.
 std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::size_t group,
-                                     const MachineRates& rates) const {
+                                     const std::vector<Times>& times) const {
   const std::size_t length = profile_.schedule.size(), groups = divide_up(profile_.micro_batches, group);
-  const std::vector<Positions> positions = positions_of(profile_);
   std::vector<Visit> visits(groups * length);
   for (std::size_t i = 0; i < visits.size(); ++i) {
     const Access& access = profile_.schedule[i % length];
@@ -72,13 +81,13 @@ std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::si
                        (!plan.resident(Part::kGradient) && (access.gradient_use >= 0 || access.final));
   }
   for (UnitId unit = 0; unit < units.size(); ++unit) {
-    const Positions& own = positions[unit];
+    const Positions& own = units_[unit].at;
     const UnitPlan& plan = units[unit];
-    add_computing(unit, plan, group, rates, own, visits);
+    add_computing(unit, plan, group, times[unit], visits);
     Visit &final = visits[(groups - 1) * length + own.last],
           &updated_at = waits(unit) ? visits[own.first] : final;
     UpdateWork& update = waits(unit) ? updated_at.before : updated_at.after;
-    if (updated(unit)) update.seconds += update_seconds(unit, rates);
+    update.seconds += times[unit].update;
     update.chunks += format_.chunks(unit);
     const Traffic state = plan.resident(Part::kState) ? Traffic() : state_traffic(unit);
     update.read += state.read;

@@ -1,21 +1,24 @@
 #include "engine/plan/walk.h"
 
 #include <algorithm>
+#include <bit>
 #include <deque>
 
 namespace sluice::engine {
 namespace {
 
 // Of the step: the third one begins and ends as every later one would.
-constexpr std::size_t kRepeats = 4, kCounted = 2;
+constexpr std::size_t kCounted = 2;
 constexpr double kUnknown = -1, kNothing = 1e-9;
 
 class Walk {
  public:
   Walk(const std::vector<Visit>& visits, const Reach& reach, const MachineRates& rates)
       : visits_(visits), reach_(reach), rates_(rates), count_(visits.size()) {
-    for (auto* times : {&ready_, &done_, &freed_})
-      times->assign(kRepeats * count_ + reach.ahead + 1, kUnknown);
+    times_.resize(std::bit_ceil(reach.window + reach.ahead + 2));
+    std::size_t units = 0;
+    for (const Visit& visit : visits) units = std::max(units, visit.unit + 1);
+    due_.resize(units);
   }
 
   StepTime run() {
@@ -25,13 +28,15 @@ class Walk {
         before = now_;
         time_ = {};
       }
+      at(i + reach_.ahead) = {};
+      here_ = i;
       begin(i);
       prefetch(i);
       compute(i);
       if (visit(i).after.any())
-        pending_.push_back({i, visit(i).after, 1, true});
+        add({i, visit(i).after, 1, true});
       else
-        done_[i] = now_;
+        at(i).done = now_;
     }
     time_.step = now_ - before;
     return time_;
@@ -44,7 +49,15 @@ class Walk {
     double left;      // share
     bool has_frames;  // of its visit, which are done with when it is complete
   };
-  const Visit& visit(std::size_t i) const { return visits_[i % count_]; }
+  // Of a visit: when what it needs has come, when its frames hold what is to be written, when they are free.
+  struct Times {
+    double ready = kUnknown, done = kUnknown, freed = kUnknown;
+  };
+  Times& at(std::size_t i) { return times_[i & (times_.size() - 1)]; }
+  const Visit& visit(std::size_t i) const {
+    while (i >= count_) i -= count_;
+    return visits_[i];
+  }
   bool has_predecessor(std::size_t i) const {
     return visit(i).frames && i >= reach_.window;
   }  // whose frames it takes
@@ -58,33 +71,33 @@ class Walk {
   }
 
   void write_out(std::size_t i, bool meanwhile) {
-    if (done_[i] == kUnknown || freed_[i] != kUnknown) return;
+    Times& times = at(i);
+    if (times.done == kUnknown || times.freed != kUnknown) return;
     const std::uint64_t bytes = visit(i).written;
     if (bytes > 0) move(now_, disk_seconds(0, bytes, rates_), bytes, meanwhile);
-    freed_[i] = bytes > 0 ? disk_ : done_[i];
+    times.freed = bytes > 0 ? disk_ : times.done;
   }
 
   void fetch(std::size_t i, double since, bool meanwhile) {
     const std::uint64_t bytes = visit(i).fetched;
     if (bytes > 0) move(since, disk_seconds(bytes, 0, rates_), bytes, meanwhile);
-    ready_[i] = bytes > 0 ? disk_ : 0;
-    if (visit(i).before.any()) pending_.push_back({i, visit(i).before, 1, false});
+    at(i).ready = bytes > 0 ? disk_ : 0;
+    if (visit(i).before.any()) add({i, visit(i).before, 1, false});
   }
 
   // What an access waits for: its frames, what comes into them, and the update that is due.
   void begin(std::size_t i) {
-    if (ready_[i] == kUnknown) {
+    if (at(i).ready == kUnknown) {
       double since = now_;
       if (has_predecessor(i)) {
-        while (done_[predecessor(i)] == kUnknown) drain();
+        while (at(predecessor(i)).done == kUnknown) drain();
         write_out(predecessor(i), false);
-        since = std::max(now_, freed_[predecessor(i)]);
+        since = std::max(now_, at(predecessor(i)).freed);
       }
       fetch(i, since, false);
     }
-    now_ = std::max(now_, ready_[i]);
-    const auto is_due = [&](const Pending& p) { return visit(p.visit).unit == visit(i).unit; };
-    while (std::ranges::any_of(pending_, is_due)) drain();
+    now_ = std::max(now_, at(i).ready);
+    while (due_[visit(i).unit] > 0) drain();
   }
 
   // Only an access lets transfers of frames begin.
@@ -93,10 +106,11 @@ class Walk {
     for (std::size_t k = first; k < i; ++k)
       if (visit(k).written == 0) write_out(k, true);
     for (std::size_t next = i + 1; next <= i + reach_.ahead; ++next) {
-      if (ready_[next] != kUnknown) continue;
-      if (has_predecessor(next) &&
-          (freed_[predecessor(next)] == kUnknown || freed_[predecessor(next)] > now_))
-        break;
+      if (at(next).ready != kUnknown) continue;
+      if (has_predecessor(next)) {
+        const double freed = at(predecessor(next)).freed;
+        if (freed == kUnknown || freed > now_) break;
+      }
       fetch(next, now_, true);
     }
     for (std::size_t k = first; k < i; ++k) write_out(k, true);
@@ -114,8 +128,16 @@ class Walk {
     finish();
   }
 
+  void add(const Pending& update) {
+    pending_.push_back(update);
+    ++due_[visit(update.visit).unit];
+  }
+
   void finish() {
-    if (pending_.front().has_frames) done_[pending_.front().visit] = now_;
+    const Pending& first = pending_.front();
+    const bool is_near = first.visit + reach_.window + 1 >= here_;  // nothing looks at those before
+    if (first.has_frames && is_near) at(first.visit).done = now_;
+    --due_[visit(first.visit).unit];
     pending_.pop_front();
   }
 
@@ -155,9 +177,10 @@ class Walk {
   const std::size_t count_;
   double now_ = 0, disk_ = 0;  // until when there is something computed, and something moved
   double owed_ = 0;            // bytes whose share of the cores is not counted yet
-  // By visit: when what it needs has come, when its frames hold what is to be written, when they are free.
-  std::vector<double> ready_, done_, freed_;
+  std::vector<Times> times_;   // of visits that are near, in turn
+  std::size_t here_ = 0;
   std::deque<Pending> pending_;
+  std::vector<std::size_t> due_;  // by unit: of these
   StepTime time_;
 };
 

@@ -80,7 +80,7 @@ TEST(Visits, AnUpdateTakesItsArithmeticOrTheBandwidthOfMemory) {
     rates.memory_bandwidth = 28e9;
     rates.update_seconds = arithmetic;
     double sum = 0;
-    for (const Visit& visit : placement.visits(units, 1, rates)) sum += visit.before.seconds;
+    for (const Visit& visit : placement.visits(units, 1, placement.times(rates))) sum += visit.before.seconds;
     return sum / elements;
   };
   EXPECT_NEAR(seconds(0.5e-9), 1e-9, 1e-15);
@@ -130,7 +130,7 @@ TEST(Visits, MoveAllTrafficOfAStep) {
           }
         }
         Placement::Traffic found;
-        for (const Visit& visit : placement.visits(units, group, {})) {
+        for (const Visit& visit : placement.visits(units, group, placement.times({}))) {
           found.read += visit.read_bytes();
           found.written += visit.written_bytes();
         }
