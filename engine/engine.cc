@@ -10,15 +10,11 @@
 #include "engine/engine_state.h"
 
 namespace sluice::engine {
-namespace {
-
-std::vector<bool> resident_states(const Plan& plan) {
-  std::vector<bool> resident;
-  for (const UnitPlan& unit : plan.units) resident.push_back(unit.resident(Part::kState));
-  return resident;
+std::vector<allocator::Tier> Engine::State::state_tiers(const Plan& plan) {
+  std::vector<allocator::Tier> tiers;
+  for (const UnitPlan& unit : plan.units) tiers.push_back(unit.tier(Part::kState));
+  return tiers;
 }
-
-}  // namespace
 
 Engine::State::State(const Profile& profile, const Plan& the_plan, const optim::Optimizer& the_optimizer,
                      const Resources& the_resources)
@@ -28,13 +24,12 @@ Engine::State::State(const Profile& profile, const Plan& the_plan, const optim::
       layout(profile.units),
       groups(divide_up(profile.micro_batches, plan.group)),
       waits(resources.trace),
-      pager(resources.ledger, resources.disk, waits),
+      backings(make_backings(resources.disk)),
+      pager(resources.ledger, *backings, waits),
       gradients(layout, gradient_uses(profile), plan, profile.any_order, pager),
-      states(layout, StateFormat(layout, optimizer, plan.chunk_elements), resident_states(plan),
-             resources.disk),
+      states(layout, StateFormat(layout, optimizer, plan.chunk_elements), state_tiers(plan), *backings),
       wholes(layout, optimizer),
-      updates(layout, optimizer, states, wholes,
-              {resources.threads, resources.disk, resources.products, resources.trace}),
+      updates(layout, optimizer, states, wholes, {resources.threads, resources.products, resources.trace}),
       queue(layout, optimizer, pager, gradients, updates, waits, parameters),
       any_order(profile.any_order),
       held_units(profile.held_units),
@@ -45,13 +40,13 @@ Engine::State::State(const Profile& profile, const Plan& the_plan, const optim::
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
     parameters.push_back(
         pager.define({"parameters of " + name_of(unit), layout.unit_bytes(unit),
-                      allocator::Purpose::kParameter, plan.units[unit].resident(Part::kParameters), any_order,
+                      allocator::Purpose::kParameter, plan.units[unit].tier(Part::kParameters), any_order,
                       true, layout.units()[unit].parameters.front().continues()}));
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
     for (int use = 0; use < gradients.uses(unit); ++use)
       pager.follow(gradients.holding(unit, use), parameters[unit]);  // its update's
   build_schedule(profile);
-  if (resources.disk != nullptr && plan.uses_disk()) resources.disk->allocate();
+  if (plan.uses_disk()) backings->allocate();
   pager.start(plan.extent_bytes, plan.extents);
   for (UnitId unit = 0; unit < parameters.size(); ++unit)
     by_address.push_back({pager.address(parameters[unit]), unit});

@@ -1,4 +1,5 @@
 #pragma once
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "engine/step/recorder.h"
 #include "engine/step/update_pipeline.h"
 #include "engine/step/update_queue.h"
+#include "engine/store/backing.h"
 #include "engine/store/pager.h"
 #include "engine/store/state_store.h"
 #include "engine/store/unit_values.h"
@@ -27,6 +29,7 @@ struct Engine::State {
   State(const Profile& profile, const Plan& plan, const optim::Optimizer& optimizer,
         const Resources& resources);
 
+  static std::vector<allocator::Tier> state_tiers(const Plan& plan);
   const std::string& name_of(UnitId unit) const { return layout.units()[unit].name; }
   ValueStreams streams() { return {layout, states, updates, resources}; }
   std::vector<HoldingId> holdings_of(const Access& access) const;
@@ -106,6 +109,7 @@ struct Engine::State {
   Layout layout;
   std::size_t groups;
   Waits waits;
+  std::unique_ptr<Backings> backings;
   Pager pager;
   Gradients gradients;
   StateStore states;

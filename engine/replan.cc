@@ -24,19 +24,19 @@ void Engine::State::take_disk(const Plan& next) {
   std::vector<UnitId> units;
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
     const UnitPlan& placed = next.units[unit];
-    if (!placed.resident(Part::kParameters) && pager.define_record(parameters[unit]))
+    if (pager.define_backing(parameters[unit], placed.tier(Part::kParameters)))
       holdings.push_back(parameters[unit]);
     for (int use = 0; use < gradients.uses(unit); ++use)
-      if (!placed.resident(Part::kGradient) && pager.define_record(gradients.holding(unit, use)))
+      if (pager.define_backing(gradients.holding(unit, use), placed.tier(Part::kGradient)))
         holdings.push_back(gradients.holding(unit, use));
-    if (!placed.resident(Part::kState) && states.define_record(unit)) units.push_back(unit);
+    if (states.define_backing(unit, placed.tier(Part::kState))) units.push_back(unit);
   }
   if (holdings.empty() && units.empty()) return;
   try {
-    resources.disk->allocate();
+    backings->allocate();
   } catch (const Error& error) {
-    for (const HoldingId holding : holdings) pager.forget_record(holding);
-    for (const UnitId unit : units) states.forget_record(unit);
+    for (const HoldingId holding : holdings) pager.forget_backing(holding);
+    for (const UnitId unit : units) states.forget_backing(unit);
     refuse(error.code(), "{}", error.what());
   }
 }
@@ -45,19 +45,19 @@ void Engine::State::take_disk(const Plan& next) {
 void Engine::State::replan(const Plan& next) {
   settle();
   take_disk(next);
-  std::vector<bool> resident_states;
-  for (const UnitPlan& unit : next.units) resident_states.push_back(unit.resident(Part::kState));
+  const std::vector<allocator::Tier> tiers = state_tiers(next);
   const auto place = [&](bool resident) {
     for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
       const UnitPlan& placed = next.units[unit];
-      if (placed.resident(Part::kParameters) == resident) pager.set_resident(parameters[unit], resident);
+      if (placed.resident(Part::kParameters) == resident)
+        pager.set_tier(parameters[unit], placed.tier(Part::kParameters));
       for (int use = 0; use < gradients.uses(unit); ++use)
         if (placed.resident(Part::kGradient) == resident && placed.gradient_stored)
-          pager.set_resident(gradients.holding(unit, use), resident);
+          pager.set_tier(gradients.holding(unit, use), placed.tier(Part::kGradient));
     }
   };
   const bool more_slots = next.staging_slots > plan.staging_slots;
-  states.leave_memory(resident_states);
+  states.leave_memory(tiers);
   if (!more_slots) updates.set_slots(resources.ledger, next.staging_slots);
   place(false);
   std::size_t frames = next.extents;  // resident parameters are in some, too
@@ -66,7 +66,7 @@ void Engine::State::replan(const Plan& next) {
       frames += divide_up(layout.unit_bytes(unit), next.extent_bytes);
   pager.set_extents(frames);
   place(true);
-  states.enter_memory(resident_states);
+  states.enter_memory(tiers);
   if (more_slots) updates.set_slots(resources.ledger, next.staging_slots);
   plan = next;
 }

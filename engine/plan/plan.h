@@ -9,6 +9,7 @@
 #include "engine/plan/profile.h"
 #include "engine/plan/rates.h"
 #include "engine/plan/walk.h"
+#include "engine/tier.h"
 #include "optim/optimizer.h"
 
 namespace sluice::engine {
@@ -24,9 +25,6 @@ struct Budget {
 enum class Part : std::uint8_t { kParameters, kGradient, kState };
 inline constexpr std::size_t kParts = 3;
 constexpr std::size_t index(Part part) { return static_cast<std::size_t>(part); }
-
-// The CPU computes on this tier's memory in place.
-inline constexpr allocator::Tier kComputeTier = allocator::Tier::kHost;
 
 // A user's words for a tier: "memory" is the compute device's. Throws Error(kInvalidArgument) for others.
 allocator::Tier tier_of_place(std::string_view place);
@@ -56,8 +54,9 @@ struct UnitPlan {
   bool gradient_stored = true;
   std::size_t choice = 0;  // of the unit's ActivationChoices
 
+  allocator::Tier tier(Part part) const { return tiers[index(part)]; }
   void place(Part part, allocator::Tier tier) { tiers[index(part)] = tier; }
-  bool resident(Part part) const { return tiers[index(part)] == kComputeTier; }
+  bool resident(Part part) const { return tier(part) == kComputeTier; }
   bool operator==(const UnitPlan&) const = default;
 };
 

@@ -141,8 +141,9 @@ void UpdatePipeline::apply_ready_slot(std::size_t index) {
   const auto done = [this, index](std::exception_ptr error) { on_written(index, std::move(error)); };
   const StateFormat& format = states_.format();
   try {
-    tools_.disk->write(states_.record(update.unit), format.chunk_offset(update.unit, slot.chunk),
-                       {slot.data, format.chunk_bytes(update.unit, slot.chunk)}, tools_.threads, done);
+    states_.backing(update.unit)
+        .store(format.chunk_offset(update.unit, slot.chunk),
+               {slot.data, format.chunk_bytes(update.unit, slot.chunk)}, tools_.threads, done);
   } catch (...) {
     done(std::current_exception());
   }

@@ -17,7 +17,6 @@
 #include "engine/step/batches.h"
 #include "engine/store/state_store.h"
 #include "engine/store/whole_store.h"
-#include "offload/records.h"
 #include "optim/optimizer.h"
 
 namespace sluice::engine {
@@ -35,8 +34,8 @@ struct Update {
   std::vector<ParameterUpdate> parameter_updates;  // by parameter of the unit
   // The unit's home, which stays there until the update is applied; null data: see needs_parameters().
   Array parameters;
-  ConstArray gradient;                    // in memory, or null data:
-  offload::RecordId gradient_record = 0;  // streamed from there
+  ConstArray gradient;                  // in memory, or null data:
+  Backing* gradient_backing = nullptr;  // streamed from there
   Dtype gradient_type = Dtype::kF32;
 };
 
@@ -54,7 +53,6 @@ class UpdatePipeline {
   // They outlive it.
   struct Tools {
     Threads& threads;
-    offload::RecordStore* disk = nullptr;      // REQUIRES: not null where anything is on disk
     kernels::F32Products* products = nullptr;  // REQUIRES: not null where the optimizer has products
     Trace* trace = nullptr;
   };
@@ -125,7 +123,7 @@ class UpdatePipeline {
     std::size_t slot, chunk;
     UnitId unit;
     bool state, gradient;
-    offload::RecordId gradient_record;
+    Backing* gradient_backing;
     Dtype gradient_type;
   };
 
@@ -134,7 +132,7 @@ class UpdatePipeline {
   Reading begin_reading(Slot& slot, bool state, bool gradient);
   Reading reading_of(const Slot& slot, bool state, bool gradient) const;
   struct Piece {
-    offload::RecordId record;
+    Backing& backing;
     std::size_t offset;
     std::span<std::byte> bytes;
   };

@@ -60,7 +60,7 @@ bool UpdateQueue::start(const Work& work, bool wait) {
   if (held.gradient)
     update.gradient = {pager_.acquire(gradient, Pager::Use::kRead), update.gradient_type};
   else
-    update.gradient_record = pager_.record(gradient);
+    update.gradient_backing = &pager_.backing(gradient);
   if (applies) phases_[unit] = Phase::kRunning;
   pipeline_.add(update, [this, work, held] { on_applied(work, held); });
   return true;

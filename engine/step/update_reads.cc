@@ -135,7 +135,7 @@ UpdatePipeline::Reading UpdatePipeline::reading_of(const Slot& slot, bool state,
           update.unit,
           state,
           gradient,
-          update.gradient_record,
+          update.gradient_backing,
           update.gradient_type};
 }
 
@@ -144,7 +144,7 @@ std::vector<UpdatePipeline::Piece> UpdatePipeline::pieces_of(const Reading& read
   const Slot& slot = slots_[reading.slot];
   std::vector<Piece> pieces;
   if (reading.state)
-    pieces.push_back({states_.record(reading.unit),
+    pieces.push_back({states_.backing(reading.unit),
                       format.chunk_offset(reading.unit, reading.chunk),
                       {slot.data, format.chunk_bytes(reading.unit, reading.chunk)}});
   if (reading.gradient) {
@@ -152,7 +152,7 @@ std::vector<UpdatePipeline::Piece> UpdatePipeline::pieces_of(const Reading& read
     const std::size_t bytes = format.chunk_size(reading.unit, reading.chunk) * size;
     const std::size_t record_bytes = layout_.unit_elements(reading.unit) * sizeof(float);
     const std::size_t offset = reading.chunk * format.chunk_elements() * size;
-    pieces.push_back({reading.gradient_record,
+    pieces.push_back({*reading.gradient_backing,
                       offset,
                       {gradient_part(slot),
                        std::min(round_up(bytes, offload::RecordStore::kBlock), record_bytes - offset)}});
@@ -166,7 +166,7 @@ void UpdatePipeline::read(const Reading& reading) {
   };
   for (const Piece& piece : pieces_of(reading)) {
     try {
-      tools_.disk->read_unchecked(piece.record, piece.offset, piece.bytes, done);
+      piece.backing.fetch_unchecked(piece.offset, piece.bytes, done);
     } catch (...) {
       done(std::current_exception());
     }
@@ -178,7 +178,7 @@ void UpdatePipeline::check(const Slot& slot) const {
   const Update& update = slot.update->update;
   const bool gradient = slot.update->decided && update.gradient.data == nullptr;
   for (const Piece& piece : pieces_of(reading_of(slot, reads_state(*slot.update), gradient)))
-    tools_.disk->check(piece.record, piece.offset, piece.bytes, tools_.threads);
+    piece.backing.check(piece.offset, piece.bytes, tools_.threads);
 }
 
 void UpdatePipeline::on_read(std::size_t index, std::exception_ptr error) {

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
-#include <vector>
 
 #include "core/bytes.h"
 #include "engine/store/pager.h"
@@ -13,25 +13,26 @@ namespace sluice::engine {
 
 struct Pager::Holding {
   enum class Io : std::uint8_t { kNone, kReading, kWriting };
+  HoldingId id = 0;
   HoldingSpec spec;
   allocator::Region region;  // where resident and not exposed
   allocator::Home home;      // otherwise
   allocator::Home hidden;    // of an exposed one: where its memory is while nobody views it
   int readers = 0, writers = 0;
-  std::optional<offload::RecordId> record;  // of one that is resident: from a plan before this one
-  std::size_t contents = 0;                 // bytes; 0: none
-  bool present = false;  // frames are under the home, and hold the contents once no read is under way
-  bool on_disk = false;  // the record holds the contents
-  bool parked = false;   // others may read the record at any time
+  std::unique_ptr<Backing> backing;  // of one that is resident: from a plan before this one
+  std::size_t contents = 0;          // bytes; 0: none
+  bool present = false;  // frames are under the home, and hold the contents once no fetch is under way
+  bool backed = false;   // the backing has the contents
+  bool parked = false;   // others may read the backing at any time
   int pins = 0;
   Io io = Io::kNone;
   offload::Batch batch;
-  std::vector<std::size_t> uses;  // positions in the schedule, ascending
-  const Holding* next = nullptr;  // that this one follows
+  std::optional<Leaver> listed;  // where it stands in the pager's lists of what may leave
 
-  bool may_leave() const { return !spec.resident && present && pins == 0 && io == Io::kNone; }
-  bool is_unwritten() const { return contents > 0 && !on_disk; }
-  bool in_region() const { return spec.resident && !spec.exposed; }
+  bool resident() const { return spec.tier == kComputeTier; }
+  bool may_leave() const { return !resident() && present && pins == 0 && io == Io::kNone; }
+  bool is_unwritten() const { return contents > 0 && !backed; }
+  bool in_region() const { return resident() && !spec.exposed; }
   bool is_hidden() const { return hidden.placed() > 0; }
   allocator::Home& arrival() { return spec.exposed ? hidden : home; }
   std::byte* data() const {

@@ -1,7 +1,6 @@
 #include "engine/store/pager.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "core/bytes.h"
@@ -15,8 +14,8 @@ constexpr std::size_t kWrittenAhead = 2;  // accesses beyond those that are fetc
 
 }  // namespace
 
-Pager::Pager(allocator::Ledger& ledger, offload::RecordStore* disk, Waits& waits)
-    : ledger_(ledger), disk_(disk), waits_(waits) {}
+Pager::Pager(allocator::Ledger& ledger, Backings& backings, Waits& waits)
+    : ledger_(ledger), backings_(backings), waits_(waits) {}
 
 Pager::~Pager() {
   for (auto& holding : holdings_) {
@@ -32,23 +31,34 @@ Pager::~Pager() {
 
 HoldingId Pager::define(const HoldingSpec& spec) {
   auto holding = std::make_unique<Holding>();
+  const auto id = static_cast<HoldingId>(holdings_.size());
+  holding->id = id;
   holding->spec = spec;
   holdings_.push_back(std::move(holding));
-  const auto id = static_cast<HoldingId>(holdings_.size() - 1);
-  if (!spec.resident) define_record(id);
+  uses_.add(id);
+  if (spec.tier != kComputeTier) define_backing(id, spec.tier);
   return id;
 }
 
-bool Pager::define_record(HoldingId id) {
+bool Pager::define_backing(HoldingId id, allocator::Tier tier) {
   Holding& holding = *holdings_[id];
-  if (holding.record || !holding.spec.stored) return false;
-  ensure(disk_ != nullptr, "the plan puts '{}' on disk, and there is no disk tier", holding.spec.name);
-  holding.record =
-      disk_->define(holding.spec.name, round_up(holding.spec.bytes, kDiskBlock), holding.spec.purpose);
+  const HoldingSpec& spec = holding.spec;
+  if (holding.backing || !spec.stored || tier == kComputeTier) return false;
+  holding.backing = backings_.make({tier, spec.name, round_up(spec.bytes, kDiskBlock), spec.purpose});
   return true;
 }
 
-void Pager::follow(HoldingId id, HoldingId next) { holdings_[id]->next = holdings_[next].get(); }
+// Wherever what it depends on has changed: whether the holding may leave, and when it is needed next.
+void Pager::list(Holding& holding) {
+  std::optional<Leaver> now;
+  const bool unwritten = holding.is_unwritten();
+  if (holding.may_leave() && (!unwritten || holding.spec.stored))
+    now = Leaver{uses_.time(holding.id), holding.id, unwritten};
+  if (now == holding.listed) return;
+  if (holding.listed) leavers(holding.listed->unwritten).erase(*holding.listed);
+  if (now) leavers(now->unwritten).insert(*now);
+  holding.listed = now;
+}
 
 void Pager::make_homes() {
   std::vector<Holding*> group;  // whose homes adjoin
@@ -77,10 +87,10 @@ void Pager::start(std::size_t extent_bytes, std::size_t extents) {
   make_homes();
   for (auto& holding : holdings_) {
     const HoldingSpec& spec = holding->spec;
-    holding->present = spec.resident;
+    holding->present = holding->resident();
     if (holding->in_region())
       holding->region = allocator::Region(ledger_, spec.purpose, spec.bytes);
-    else if (spec.resident)
+    else if (holding->resident())
       ensure(pool_->place(holding->arrival(), spec.bytes, spec.purpose), "no frames for '{}'", spec.name);
   }
 }
@@ -88,38 +98,27 @@ void Pager::start(std::size_t extent_bytes, std::size_t extents) {
 std::size_t Pager::exposed_resident_extents(std::size_t extent_bytes) const {
   std::size_t extents = 0;
   for (const auto& holding : holdings_)
-    if (holding->spec.resident && holding->spec.exposed)
-      extents += divide_up(holding->spec.bytes, extent_bytes);
+    if (holding->resident() && holding->spec.exposed) extents += divide_up(holding->spec.bytes, extent_bytes);
   return extents;
 }
 
 void Pager::set_schedule(std::vector<std::vector<HoldingId>> accesses) {
-  schedule_ = std::move(accesses);
-  for (auto& holding : holdings_) holding->uses.clear();
-  for (std::size_t i = 0; i < schedule_.size(); ++i)
-    for (const HoldingId id : schedule_[i]) holdings_[id]->uses.push_back(i);
+  uses_.set_schedule(std::move(accesses));
+  for (auto& holding : holdings_) list(*holding);
 }
 
-void Pager::set_position(std::size_t position) { position_ = position; }
-
-// Accesses until the holding is needed next; the one at the position itself counts as 0.
-std::size_t Pager::distance(const Holding& holding) const {
-  if (holding.parked && holding.next != nullptr) return distance(*holding.next);
-  if (holding.uses.empty()) return std::numeric_limits<std::size_t>::max();
-  const auto next = std::lower_bound(holding.uses.begin(), holding.uses.end(), position_);
-  if (next != holding.uses.end()) return *next - position_;
-  const Holding& user = holding.next != nullptr && !holding.next->uses.empty() ? *holding.next : holding;
-  return schedule_.size() - position_ + user.uses.front();
+void Pager::set_position(std::size_t position) {
+  uses_.set_position(position, [this](HoldingId id) { list(*holdings_[id]); });
 }
 
 bool Pager::make_room(const Holding& wanted, bool forced) {
   const std::size_t extents = pool_->extents_for(wanted.spec.bytes);
   ensure(extents <= pool_->extents(), "'{}' needs {} extents, and the plan has {} in all", wanted.spec.name,
          extents, pool_->extents());
-  const std::size_t limit = forced ? 0 : distance(wanted);
+  const NextUses::Time limit = forced ? 0 : uses_.distance(wanted.id);
   while (pool_->free_extents() < extents) {
     Holding* const victim = furthest(false);
-    if (victim == nullptr || (!forced && distance(*victim) <= limit)) {
+    if (victim == nullptr || (!forced && uses_.distance(victim->id) <= limit)) {
       write_out(extents, limit, forced);
       return false;
     }
@@ -132,65 +131,80 @@ void Pager::evict(Holding& victim) {
   pool_->shrink(victim.home, 0);
   pool_->shrink(victim.hidden, 0);
   victim.present = false;
+  list(victim);
 }
 
 // What is in the way of the next accesses.
 void Pager::write_behind(std::size_t accesses) {
-  const std::size_t everything = pool_->extents() + 1;
-  if (schedule_.empty()) return write_out(everything, 0, true);
-  const std::size_t ahead = std::min(accesses + kWrittenAhead, schedule_.size() - 1);
-  std::size_t wanted = 0;
-  for (const auto& holding : holdings_)
-    if (!holding->spec.resident && !holding->present && !holding->parked && distance(*holding) <= ahead)
-      wanted += pool_->extents_for(holding->spec.bytes);
-  write_out(wanted, ahead, false);
+  if (uses_.schedule().empty()) {
+    while (Holding* const unwritten = furthest(true)) begin_transfer(*unwritten, true);
+    return;
+  }
+  const std::size_t ahead = std::min(accesses + kWrittenAhead, uses_.schedule().size() - 1);
+  std::set<HoldingId> wanted;
+  uses_.for_each_within(ahead + 1, [&](HoldingId id) {
+    const Holding& holding = *holdings_[id];
+    if (!holding.resident() && !holding.present && !holding.parked && uses_.distance(id) <= ahead)
+      wanted.insert(id);
+  });
+  std::size_t extents = 0;
+  for (const HoldingId id : wanted) extents += pool_->extents_for(holdings_[id]->spec.bytes);
+  write_out(extents, ahead, false);
 }
 
 // Begins to write until so many extents are free, or will be without another write; forced: also what is used
 // within the `nearest` accesses.
-void Pager::write_out(std::size_t extents, std::size_t nearest, bool forced) {
+void Pager::write_out(std::size_t extents, NextUses::Time nearest, bool forced) {
   std::size_t available = pool_->free_extents();
-  for (const auto& holding : holdings_) {
-    const Holding& h = *holding;
-    const bool leaves = h.may_leave() ? !h.is_unwritten() : h.pins == 0 && h.io == Holding::Io::kWriting;
-    if (leaves && distance(h) > nearest) available += pool_->extents_for(h.spec.bytes);
-  }
+  if (available < extents) available += leaving_extents(extents - available, nearest);
   while (available < extents) {
     Holding* const unwritten = furthest(true);
-    if (unwritten == nullptr || (!forced && distance(*unwritten) <= nearest)) return;
+    if (unwritten == nullptr || (!forced && uses_.distance(unwritten->id) <= nearest)) return;
     begin_transfer(*unwritten, true);
     available += pool_->extents_for(unwritten->spec.bytes);
   }
 }
 
+// Of what can leave without another write, and is not used within the `nearest` accesses: as many as are
+// wanted, or all that there are.
+std::size_t Pager::leaving_extents(std::size_t wanted, NextUses::Time nearest) const {
+  std::size_t extents = 0;
+  for (const HoldingId id : moving_) {
+    const Holding& holding = *holdings_[id];
+    if (holding.io == Holding::Io::kWriting && holding.pins == 0 && uses_.distance(id) > nearest)
+      extents += pool_->extents_for(holding.spec.bytes);
+  }
+  for (auto leaver = written_.begin(); extents < wanted && leaver != written_.end(); ++leaver) {
+    if (uses_.distance(leaver->id) <= nearest) break;
+    extents += pool_->extents_for(holdings_[leaver->id]->spec.bytes);
+  }
+  return extents;
+}
+
 // Of those whose frames could be taken, at once or (unwritten) when they are written.
-Pager::Holding* Pager::furthest(bool unwritten) const {
-  Holding* found = nullptr;
-  for (const auto& holding : holdings_)
-    if (holding->may_leave() && holding->is_unwritten() == unwritten &&
-        (!unwritten || holding->spec.stored) && (found == nullptr || distance(*holding) > distance(*found)))
-      found = holding.get();
-  return found;
+Pager::Holding* Pager::furthest(bool unwritten) {
+  const Leavers& all = leavers(unwritten);
+  return all.empty() ? nullptr : holdings_[all.begin()->id].get();
 }
 
 void Pager::begin_transfer(Holding& holding, bool write) {
   const std::span<std::byte> bytes{holding.data(), holding.transfer_bytes()};
+  if (write)
+    holding.backing->store(0, bytes, holding.batch.add());
+  else
+    holding.backing->fetch(0, bytes, holding.batch.add());
   holding.io = write ? Holding::Io::kWriting : Holding::Io::kReading;
-  try {
-    write ? disk_->write(*holding.record, 0, bytes, holding.batch.add())
-          : disk_->read(*holding.record, 0, bytes, holding.batch.add());
-  } catch (...) {
-    holding.io = Holding::Io::kNone;
-    throw;
-  }
+  moving_.insert(holding.id);
+  list(holding);
 }
 
 bool Pager::begin_fetch(Holding& holding, bool forced) {
-  ensure(!holding.parked, "'{}' is fetched while its record is for others to read", holding.spec.name);
+  ensure(!holding.parked, "'{}' is fetched while its backing is for others to read", holding.spec.name);
   if (!make_room(holding, forced)) return false;
   ensure(pool_->place(holding.arrival(), holding.spec.bytes, holding.spec.purpose),
          "no room for '{}' after making it", holding.spec.name);
   holding.present = true;
+  list(holding);
   if (holding.contents > 0) begin_transfer(holding, false);
   return true;
 }
@@ -206,8 +220,10 @@ void Pager::settle(Holding& holding) {
     waits_.during(writing ? Waits::For::kWrites : Waits::For::kReads, holding.spec.name,
                   [&] { holding.batch.wait(); });
   holding.batch.wait();  // throws its error
-  if (writing) holding.on_disk = true;
+  if (writing) holding.backed = true;
   holding.io = Holding::Io::kNone;
+  moving_.erase(holding.id);
+  list(holding);
   arrange(holding);
 }
 
@@ -247,33 +263,35 @@ void Pager::serve_touches(allocator::TouchServer& server) const {
 }
 
 void Pager::poll() {
-  for (auto& holding : holdings_)
-    if (holding->io != Holding::Io::kNone && holding->batch.finished()) settle(*holding);
+  for (auto moving = moving_.begin(); moving != moving_.end();) {
+    Holding& holding = *holdings_[*moving++];  // settle() takes it from there
+    if (holding.batch.finished()) settle(holding);
+  }
 }
 
 void Pager::wait_all() {
-  for (auto& holding : holdings_)
-    if (holding->io != Holding::Io::kNone) settle(*holding);
+  while (!moving_.empty()) settle(*holdings_[*moving_.begin()]);
 }
 
 // Writes first: when they end, their frames can be taken.
 void Pager::wait_for_one() {
   for (const auto kind : {Holding::Io::kWriting, Holding::Io::kReading})
-    for (auto& holding : holdings_)
-      if (holding->io == kind) return settle(*holding);
+    for (const HoldingId id : moving_)
+      if (holdings_[id]->io == kind) return settle(*holdings_[id]);
   ensure(on_stall_ && on_stall_(), "the plan has too few frames: everything in memory is held");
 }
 
 void Pager::prefetch(std::size_t accesses) {
   if (pool_ == nullptr) return;
   poll();
-  if (!schedule_.empty()) fetch_ahead(accesses);
+  if (!uses_.schedule().empty()) fetch_ahead(accesses);
   write_behind(accesses);
 }
 
 void Pager::fetch_ahead(std::size_t accesses) {
-  for (std::size_t i = 1; i <= std::min(accesses, schedule_.size() - 1); ++i)
-    for (const HoldingId id : schedule_[(position_ + i) % schedule_.size()])
+  const auto& schedule = uses_.schedule();
+  for (std::size_t i = 1; i <= std::min(accesses, schedule.size() - 1); ++i)
+    for (const HoldingId id : schedule[(uses_.position() + i) % schedule.size()])
       if (!holdings_[id]->present && !holdings_[id]->parked && !begin_fetch(*holdings_[id], false)) return;
 }
 
@@ -293,6 +311,7 @@ std::byte* Pager::acquire(HoldingId id, Use use) {
     poll();
   }
   ++holding.pins;
+  list(holding);
   return data(id);
 }
 
@@ -302,37 +321,44 @@ bool Pager::try_acquire(HoldingId id, Use use) {
   if (!holding.present) begin_fetch(holding, false);
   if (!ready(holding, use)) return false;
   ++holding.pins;
+  list(holding);
   return true;
 }
 
 void Pager::release(HoldingId id) {
-  ensure(holdings_[id]->pins > 0, "'{}' is released and was not held", holdings_[id]->spec.name);
-  --holdings_[id]->pins;
+  Holding& holding = *holdings_[id];
+  ensure(holding.pins > 0, "'{}' is released and was not held", holding.spec.name);
+  --holding.pins;
+  list(holding);
 }
 
 void Pager::written(HoldingId id, std::size_t bytes) {
   Holding& holding = *holdings_[id];
   holding.contents = bytes;
-  if (holding.spec.resident || !holding.spec.stored) return;
+  if (holding.resident() || !holding.spec.stored) return list(holding);
   ensure(holding.io == Holding::Io::kNone, "'{}' was changed during a transfer", holding.spec.name);
-  holding.on_disk = false;
+  holding.backed = false;
+  list(holding);
+}
+
+void Pager::set_parked(Holding& holding, bool parked) {
+  holding.parked = parked;
+  uses_.set_parked(holding.id, parked);
+  list(holding);
 }
 
 void Pager::park(HoldingId id) {
   Holding& holding = *holdings_[id];
   if (holding.io == Holding::Io::kReading) settle(holding);  // the next cycle may begin with it
-  holding.parked = true;
+  set_parked(holding, true);
 }
 
-void Pager::unpark(HoldingId id) { holdings_[id]->parked = false; }
+void Pager::unpark(HoldingId id) { set_parked(*holdings_[id], false); }
 
 void Pager::discard(HoldingId id) {
   Holding& holding = *holdings_[id];
   forget(id);
-  if (holding.spec.resident || !holding.present) return;
-  pool_->shrink(holding.home, 0);
-  pool_->shrink(holding.hidden, 0);
-  holding.present = false;
+  if (!holding.resident() && holding.present) evict(holding);
 }
 
 void Pager::forget(HoldingId id) {
@@ -340,7 +366,8 @@ void Pager::forget(HoldingId id) {
   ensure(holding.pins == 0, "'{}' is given up while it is held", holding.spec.name);
   if (holding.io != Holding::Io::kNone) settle(holding);
   holding.contents = 0;
-  holding.on_disk = holding.parked = false;
+  holding.backed = false;
+  set_parked(holding, false);
 }
 
 void Pager::drop_unexposed() {
@@ -348,9 +375,10 @@ void Pager::drop_unexposed() {
     if (holding->spec.exposed) continue;
     settle(*holding);
     holding->region = {};
-    holding->present = false;
-    if (pool_ == nullptr) continue;
-    pool_->shrink(holding->home, 0);
+    if (pool_ == nullptr)
+      holding->present = false;
+    else
+      evict(*holding);
   }
 }
 
@@ -376,6 +404,7 @@ allocator::FormerHome Pager::leave(HoldingId id, bool with_contents) {
   holding.home = {};
   holding.hidden = {};
   holding.present = holding.spec.exposed = false;
+  list(holding);
   pool_->give_back(frames_for_any());
   return former;
 }
@@ -386,7 +415,7 @@ std::size_t Pager::frames_for_any() const {
   for (const auto& holding : holdings_) {
     if (!holding->spec.exposed) continue;
     const std::size_t extents = pool_->extents_for(holding->spec.bytes);
-    if (holding->spec.resident)
+    if (holding->resident())
       resident += extents;
     else
       largest = std::max(largest, extents);
@@ -406,7 +435,7 @@ Pager::Leaving Pager::leaving() const {
     const std::size_t extents = pool_->extents_for(holding->spec.bytes);
     all += extents;
     most = std::max(most, extents);
-    if (holding->spec.resident) needed -= extents;
+    if (holding->resident()) needed -= extents;
   }
   if (pool_ == nullptr) return result;
   const std::size_t beyond = all + needed - std::min(all + needed, pool_->extents());
@@ -415,7 +444,7 @@ Pager::Leaving Pager::leaving() const {
 }
 
 std::size_t Pager::bytes(HoldingId id) const { return holdings_[id]->spec.bytes; }
-bool Pager::resident(HoldingId id) const { return holdings_[id]->spec.resident; }
+bool Pager::resident(HoldingId id) const { return holdings_[id]->resident(); }
 bool Pager::present(HoldingId id) const { return ready(*holdings_[id], Use::kRead); }
 bool Pager::held(HoldingId id) const { return holdings_[id]->pins > 0; }
 std::byte* Pager::data(HoldingId id) const { return holdings_[id]->data(); }
@@ -423,6 +452,9 @@ std::byte* Pager::address(HoldingId id) const {
   const Holding& holding = *holdings_[id];
   return holding.in_region() ? holding.region.data() : holding.home.data();
 }
-offload::RecordId Pager::record(HoldingId id) const { return holdings_[id]->record.value(); }
+Backing& Pager::backing(HoldingId id) const {
+  ensure(holdings_[id]->backing != nullptr, "'{}' has no backing", holdings_[id]->spec.name);
+  return *holdings_[id]->backing;
+}
 
 }  // namespace sluice::engine

@@ -3,28 +3,31 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "allocator/ledger.h"
 #include "allocator/memory.h"
+#include "engine/store/backing.h"
+#include "engine/store/next_uses.h"
 #include "engine/store/waits.h"
-#include "offload/records.h"
 
 namespace sluice::engine {
-
-using HoldingId = std::uint32_t;
 
 // Something that is in memory when it is needed: a unit's parameters, or its gradient.
 struct HoldingSpec {
   std::string name;
   std::size_t bytes = 0;
   allocator::Purpose purpose = allocator::Purpose::kParameter;
-  bool resident = true;  // always in memory; else under frames while needed, and on disk otherwise
+  // Where its contents are while it is not needed. kComputeTier: it is resident, which is always present;
+  // else it is under frames while it is needed, and in a backing on that tier otherwise.
+  allocator::Tier tier = kComputeTier;
   // A client reads it at its address. It is there only while the client views it: it arrives, and is updated,
   // under another address, so that what is touched at other times is noticed.
   bool exposed = false;
-  // Not resident, false: it has no place on disk, and stays under frames from its first use until discard().
+  // Not resident, false: it has no backing, and stays under frames from its first use until discard().
   bool stored = true;
   // The address of this exposed one follows that of the exposed one that was defined before it, whose size is
   // a multiple of a huge page.
@@ -42,16 +45,16 @@ class Pager {
     kModify,  // contents as they are, and the caller will change them: waits for writes under way
   };
 
-  Pager(allocator::Ledger& ledger, offload::RecordStore* disk, Waits& waits);  // all outlive it
+  Pager(allocator::Ledger& ledger, Backings& backings, Waits& waits);  // all outlive it
   ~Pager();
   Pager(const Pager&) = delete;
   Pager& operator=(const Pager&) = delete;
 
-  // REQUIRES: before start(), and before RecordStore::allocate().
+  // REQUIRES: before start(), and before Backings::allocate().
   HoldingId define(const HoldingSpec& spec);
   // What `holding` has after its last access of a cycle is used when `next` is accessed in the next one.
-  void follow(HoldingId holding, HoldingId next);
-  // Takes the memory. REQUIRES: after RecordStore::allocate().
+  void follow(HoldingId holding, HoldingId next) { uses_.follow(holding, next); }
+  // Takes the memory. REQUIRES: after Backings::allocate().
   void start(std::size_t extent_bytes, std::size_t extents);
   // The cycle of accesses, each the holdings it needs. prefetch(n) fetches for the n accesses after the
   // position what can be had without waiting and without taking from nearer ones, and begins to write what is
@@ -70,8 +73,8 @@ class Pager {
   // The first `bytes` are its contents from now on (they may have shrunk), and will not change before the
   // next acquire for kModify: they may be written from now on. REQUIRES: no transfer of it is under way.
   void written(HoldingId holding, std::size_t bytes);
-  // Its contents are for a reader of its record, not for the schedule: until discard() nothing is fetched.
-  // They are used when the one that it follows is.
+  // Somebody reads its contents from its backing, or where they lie, and no access of the schedule needs
+  // them: until unpark() or discard() nothing is fetched. They are used when the one that it follows is.
   void park(HoldingId holding);
   void unpark(HoldingId holding);
   // From now on an exposed holding lies at its address, to be read, or written too, until conceal() was
@@ -85,16 +88,17 @@ class Pager {
   void serve_touches(allocator::TouchServer& server) const;
   // Its contents are not needed any more. REQUIRES: not held.
   void discard(HoldingId holding);
-  // What is on disk is out of date and will be overwritten whole: the next acquire does not read it.
+  // What its backing has is out of date and will be overwritten whole: the next acquire does not fetch it.
   // REQUIRES: not held.
   void forget(HoldingId holding);
 
-  // Another plan. What is to be no longer resident has a record before, and frames for what is to be; the
+  // Another plan. What is to be no longer resident has a backing before, and frames for what is to be; the
   // others' go to the frames at once, and stay there until others need these. One that is not exposed has no
   // contents then. REQUIRES: nothing is held or under way.
-  bool define_record(HoldingId holding);  // false: it has one, or needs none. Before RecordStore::allocate()
-  void forget_record(HoldingId holding);  // which could not be allocated
-  void set_resident(HoldingId holding, bool resident);
+  // false: it has one, or needs none. Before Backings::allocate()
+  bool define_backing(HoldingId holding, allocator::Tier tier);
+  void forget_backing(HoldingId holding);  // which could not be allocated
+  void set_tier(HoldingId holding, allocator::Tier tier);
   void set_extents(std::size_t extents);  // with those of what is resident; writes what is in the way
 
   // The end. Those that are not exposed give their memory back at once, with what they hold.
@@ -114,9 +118,9 @@ class Pager {
   bool resident(HoldingId holding) const;
   bool present(HoldingId holding) const;  // readable now without I/O
   bool held(HoldingId holding) const;
-  std::byte* data(HoldingId holding) const;           // where it lies now
-  std::byte* address(HoldingId holding) const;        // where a client sees it, for the pager's whole life
-  offload::RecordId record(HoldingId holding) const;  // REQUIRES: not resident
+  std::byte* data(HoldingId holding) const;     // where it lies now
+  std::byte* address(HoldingId holding) const;  // where a client sees it, for the pager's whole life
+  Backing& backing(HoldingId holding) const;    // REQUIRES: not resident
 
   // Called when nothing more can be evicted and no transfer is under way: lets the owner finish what holds
   // frames. Returns false where nothing can be done.
@@ -127,12 +131,26 @@ class Pager {
 
  private:
   struct Holding;
+  // What may leave, in the order in which it does: the one whose next use is furthest first.
+  struct Leaver {
+    NextUses::Time time;
+    HoldingId id;
+    bool unwritten;
+    bool operator==(const Leaver&) const = default;
+    bool operator<(const Leaver& other) const {
+      return std::tuple(other.time, id) < std::tuple(time, other.id);
+    }
+  };
+  using Leavers = std::set<Leaver>;
+  void list(Holding& holding);
+  void set_parked(Holding& holding, bool parked);
+  Leavers& leavers(bool unwritten) { return unwritten ? unwritten_ : written_; }
   void make_homes();
-  std::size_t distance(const Holding& holding) const;
   bool make_room(const Holding& wanted, bool forced);
   void write_behind(std::size_t accesses);
-  void write_out(std::size_t extents, std::size_t nearest, bool forced);
-  Holding* furthest(bool unwritten) const;
+  void write_out(std::size_t extents, NextUses::Time nearest, bool forced);
+  std::size_t leaving_extents(std::size_t wanted, NextUses::Time nearest) const;
+  Holding* furthest(bool unwritten);
   void evict(Holding& victim);
   void begin_transfer(Holding& holding, bool write);
   void fetch_ahead(std::size_t accesses);
@@ -145,12 +163,13 @@ class Pager {
   std::size_t exposed_resident_extents(std::size_t extent_bytes) const;
 
   allocator::Ledger& ledger_;
-  offload::RecordStore* disk_;
+  Backings& backings_;
   Waits& waits_;
   std::vector<std::unique_ptr<Holding>> holdings_;
   std::unique_ptr<allocator::FramePool> pool_;
-  std::vector<std::vector<HoldingId>> schedule_;
-  std::size_t position_ = 0;
+  NextUses uses_;
+  Leavers written_, unwritten_;
+  std::set<HoldingId> moving_;  // those of which a transfer is under way
   std::function<bool()> on_stall_;
 };
 

@@ -3,17 +3,18 @@
 
 namespace sluice::engine {
 
-void Pager::forget_record(HoldingId id) { holdings_[id]->record.reset(); }
+void Pager::forget_backing(HoldingId id) { holdings_[id]->backing.reset(); }
 
-void Pager::set_resident(HoldingId id, bool resident) {
+void Pager::set_tier(HoldingId id, allocator::Tier tier) {
   Holding& holding = *holdings_[id];
-  if (holding.spec.resident == resident) return;
+  const bool resident = tier == kComputeTier;
+  if (holding.resident() == resident) return;
   if (holding.spec.exposed) {
     if (resident) {
       acquire(id, Use::kModify);
       release(id);
     }
-    holding.on_disk = false;  // it changes in memory from now on, or has its first place there
+    holding.backed = false;  // it changes in memory from now on, or has its first place there
   } else if (resident) {
     discard(id);
     holding.home = {};
@@ -25,7 +26,8 @@ void Pager::set_resident(HoldingId id, bool resident) {
     holding.home = allocator::Home(holding.spec.name, holding.spec.bytes);
     holding.present = false;
   }
-  holding.spec.resident = resident;
+  holding.spec.tier = tier;
+  list(holding);
 }
 
 void Pager::set_extents(std::size_t extents) {

@@ -173,8 +173,8 @@ std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values,
       return std::current_exception();
     }
     if (!resident)
-      s.resources.disk->write(s.states.record(unit), s.states.format().chunk_offset(unit, chunk),
-                              {state, s.states.format().chunk_bytes(unit, chunk)}, writes[slot].add());
+      s.states.backing(unit).store(s.states.format().chunk_offset(unit, chunk),
+                                   {state, s.states.format().chunk_bytes(unit, chunk)}, writes[slot].add());
   }
   for (offload::Batch& batch : writes) batch.wait();
   return nullptr;
@@ -187,8 +187,8 @@ std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray va
   const std::size_t chunks = s.states.format().chunks(unit);
   const auto read = [&](std::size_t chunk) {
     if (!resident && chunk < chunks)
-      s.resources.disk->read(
-          s.states.record(unit), s.states.format().chunk_offset(unit, chunk),
+      s.states.backing(unit).fetch(
+          s.states.format().chunk_offset(unit, chunk),
           {s.pipeline.slot(chunk % reads.size()), s.states.format().chunk_bytes(unit, chunk)},
           reads[chunk % reads.size()].add());
   };
@@ -219,12 +219,11 @@ void take_masters(const ValueStreams& s, UnitId unit, ConstArray values) {
       begin(batch.add());
       batch.wait();
     };
-    const offload::RecordId record = resident ? 0 : s.states.record(unit);
     const std::size_t offset = s.states.format().chunk_offset(unit, chunk);
-    transfer([&](auto done) { s.resources.disk->read(record, offset, bytes, std::move(done)); });
+    transfer([&](auto done) { s.states.backing(unit).fetch(offset, bytes, std::move(done)); });
     keep_or_replace(s.states.format().chunk_size(unit, chunk),
                     values.at(chunk * s.states.format().chunk_elements()), reinterpret_cast<float*>(state));
-    transfer([&](auto done) { s.resources.disk->write(record, offset, bytes, std::move(done)); });
+    transfer([&](auto done) { s.states.backing(unit).store(offset, bytes, std::move(done)); });
   }
 }
 

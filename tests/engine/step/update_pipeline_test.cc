@@ -49,11 +49,13 @@ class UpdatePipelineTest : public testing::Test {
     std::vector<std::unique_ptr<offload::File>> files;
     files.push_back(std::move(file));
     disk_.emplace(std::move(files), ledger_);
-    states_.emplace(layout_, StateFormat(layout_, *optimizer_, kElements), std::vector<bool>{false}, &*disk_);
-    disk_->allocate();
+    backings_ = make_backings(&*disk_);
+    states_.emplace(layout_, StateFormat(layout_, *optimizer_, kElements),
+                    std::vector<allocator::Tier>{allocator::Tier::kDisk}, *backings_);
+    backings_->allocate();
     parameters_ = allocator::Region(ledger_, allocator::Purpose::kParameter, kElements * sizeof(float));
     gradient_ = allocator::Region(ledger_, allocator::Purpose::kGradient, kElements * sizeof(float));
-    pipeline_.emplace(layout_, *optimizer_, *states_, wholes_, UpdatePipeline::Tools{threads_, &*disk_});
+    pipeline_.emplace(layout_, *optimizer_, *states_, wholes_, UpdatePipeline::Tools{threads_});
     pipeline_->start(ledger_, 2);
     write_zero_state();
   }
@@ -67,7 +69,7 @@ class UpdatePipelineTest : public testing::Test {
   void write_zero_state() {
     offload::Batch batch;
     const std::size_t bytes = states_->format().chunk_bytes(0, 0);
-    disk_->write(states_->record(0), 0, {pipeline_->slot(0), bytes}, batch.add());
+    states_->backing(0).store(0, {pipeline_->slot(0), bytes}, batch.add());
     batch.wait();
   }
 
@@ -86,6 +88,7 @@ class UpdatePipelineTest : public testing::Test {
   allocator::Ledger ledger_;
   HoldingFile* file_ = nullptr;
   std::optional<offload::RecordStore> disk_;
+  std::unique_ptr<Backings> backings_;
   std::optional<StateStore> states_;
   WholeStore wholes_{layout_, *optimizer_};
   allocator::Region parameters_, gradient_;

@@ -1,0 +1,60 @@
+#include "engine/store/backing.h"
+
+#include <utility>
+
+#include "core/error.h"
+
+namespace sluice::engine {
+namespace {
+
+using offload::Done;
+
+class DiskRecord final : public Backing {
+ public:
+  DiskRecord(offload::RecordStore& disk, const BackingSpec& spec)
+      : disk_(disk), record_(disk.define(spec.name, spec.bytes, spec.purpose, spec.block_bytes)) {}
+  void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) override {
+    disk_.read(record_, offset, into, std::move(done));
+  }
+  void store(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
+    disk_.write(record_, offset, from, std::move(done));
+  }
+  void fetch_unchecked(std::uint64_t offset, std::span<std::byte> into, Done done) override {
+    disk_.read_unchecked(record_, offset, into, std::move(done));
+  }
+  void check(std::uint64_t offset, std::span<const std::byte> found, Threads& threads) override {
+    disk_.check(record_, offset, found, threads);
+  }
+  void store(std::uint64_t offset, std::span<const std::byte> from, Threads& threads, Done done) override {
+    disk_.write(record_, offset, from, threads, std::move(done));
+  }
+
+ private:
+  offload::RecordStore& disk_;
+  const offload::RecordId record_;
+};
+
+class BackingsOfAnEngine final : public Backings {
+ public:
+  explicit BackingsOfAnEngine(offload::RecordStore* disk) : disk_(disk) {}
+  std::unique_ptr<Backing> make(const BackingSpec& spec) override {
+    ensure(spec.tier == allocator::Tier::kDisk && disk_ != nullptr,
+           "the plan puts '{}' on the tier '{}', which this engine does not have", spec.name,
+           name_of(spec.tier));
+    return std::make_unique<DiskRecord>(*disk_, spec);
+  }
+  void allocate() override {
+    if (disk_ != nullptr) disk_->allocate();
+  }
+
+ private:
+  offload::RecordStore* const disk_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backings> make_backings(offload::RecordStore* disk) {
+  return std::make_unique<BackingsOfAnEngine>(disk);
+}
+
+}  // namespace sluice::engine
