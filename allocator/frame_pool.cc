@@ -15,10 +15,10 @@ namespace {
 constexpr std::string_view kFrames = "frames of parameters";
 
 std::size_t pool_bytes(std::size_t extent_bytes, std::size_t extents) {
-  if (extent_bytes == 0 || extent_bytes % kHugePage != 0 || extent_bytes > kLargestExtent)
+  if (extent_bytes == 0 || extent_bytes % kSmallestExtent != 0 || extent_bytes > kLargestExtent)
     fail(ErrorCode::kInvalidArgument,
          "an extent of {} bytes is not possible; it is a multiple of {} up to {}", extent_bytes,
-         format_size(kHugePage), format_size(kLargestExtent));
+         format_size(kSmallestExtent), format_size(kLargestExtent));
   if (extents > kLargestRange / extent_bytes)
     fail(ErrorCode::kBudget, "{} extents of {} are more than a process can address", extents,
          format_size(extent_bytes));
@@ -26,7 +26,8 @@ std::size_t pool_bytes(std::size_t extent_bytes, std::size_t extents) {
 }
 
 Reservation reserve_frames(std::size_t bytes) {
-  return bytes == 0 ? Reservation() : Reservation(bytes, bytes, RangeKind::kBuffer, "free frames");
+  const std::size_t range = round_up(bytes, kHugePage);
+  return bytes == 0 ? Reservation() : Reservation(range, range, RangeKind::kBuffer, "free frames");
 }
 
 }  // namespace
@@ -189,7 +190,8 @@ FormerHome FramePool::leave(Home& home) {
     fail(ErrorCode::kState, "the home '{}' is left, and has no memory of this pool", home.name());
   Home::State& leaving = *home.state_;
   const std::size_t bytes = leaving.placed;
-  const Reservation copy(bytes, bytes, RangeKind::kBuffer, leaving.name);
+  const std::size_t range = round_up(bytes, kHugePage);
+  const Reservation copy(range, range, RangeKind::kBuffer, leaving.name);
   take_ordinary_memory(copy.data(), bytes, leaving.name);
   std::memcpy(copy.data(), leaving.range.data(), bytes);
   protect(home, Access::kWrite);  // frames are writable for whoever has them next

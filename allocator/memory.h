@@ -10,8 +10,9 @@
 #include "allocator/ledger.h"
 
 // Physical memory and the addresses under which it is seen. All sizes here are multiples of a huge page (2
-// MiB); all memory is anonymous, populated when it is taken (so that a lack of it shows then, not later),
-// advised to be huge pages, not inherited by a forked child, and kept out of core dumps.
+// MiB), but for pools of small extents; all memory is anonymous, populated when it is taken (so that a lack
+// of it shows then, not later), advised to be huge pages, not inherited by a forked child, and kept out of
+// core dumps.
 namespace sluice::allocator {
 
 // Memory that stays where it is: a fixed buffer (staging, activations, resident state). Zero at first.
@@ -92,6 +93,8 @@ class FormerHome {
   std::unique_ptr<Reservation> range_;
 };
 
+inline constexpr std::size_t kSmallestExtent = std::size_t{64} << 10;
+
 // Budgeted physical memory in extents of one size that are placed under homes and taken away again: pages
 // move, addresses stay (mremap with MREMAP_DONTUNMAP, so that an address given up is never free for others).
 // What a placed extent holds is unspecified: what it held last. Extents that follow each other move in one
@@ -100,7 +103,7 @@ class FramePool {
  public:
   // Takes extents * extent_bytes, charged to the ledger as kParameter ("free" frames count so too). capacity:
   // how many take_more() may make of them; less than extents: as many. REQUIRES: extent_bytes is a multiple
-  // of kHugePage.
+  // of kSmallestExtent. Only those of kHugePage are huge pages.
   FramePool(Ledger& ledger, std::size_t extent_bytes, std::size_t extents, std::size_t capacity = 0);
   ~FramePool();  // REQUIRES: no home holds an extent of it
   FramePool(const FramePool&) = delete;

@@ -38,10 +38,10 @@ Engine::State::State(const Profile& profile, const Plan& the_plan, const optim::
       has_values(layout.units().size()),
       finished(layout.units().size()) {
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
-    parameters.push_back(
-        pager.define({"parameters of " + name_of(unit), layout.unit_bytes(unit),
-                      allocator::Purpose::kParameter, plan.units[unit].tier(Part::kParameters), any_order,
-                      true, layout.units()[unit].parameters.front().continues()}));
+    parameters.push_back(pager.define(
+        {"parameters of " + name_of(unit), layout.unit_bytes(unit), allocator::Purpose::kParameter,
+         plan.units[unit].tier(Part::kParameters), any_order, true, is_packed(layout.unit_bytes(unit)),
+         layout.units()[unit].parameters.front().continues()}));
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
     for (int use = 0; use < gradients.uses(unit); ++use)
       pager.follow(gradients.holding(unit, use), parameters[unit]);  // its update's

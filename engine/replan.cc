@@ -62,7 +62,7 @@ void Engine::State::replan(const Plan& next) {
   place(false);
   std::size_t frames = next.extents;  // resident parameters are in some, too
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
-    if (next.units[unit].resident(Part::kParameters))
+    if (next.units[unit].resident(Part::kParameters) && !is_packed(layout.unit_bytes(unit)))
       frames += divide_up(layout.unit_bytes(unit), next.extent_bytes);
   pager.set_extents(frames);
   place(true);

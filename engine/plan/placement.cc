@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "core/bytes.h"
 #include "core/error.h"
 #include "engine/kind.h"
 #include "engine/step/update_pipeline.h"
+#include "engine/store/pager.h"
 #include "engine/store/whole_store.h"
 
 namespace sluice::engine {
@@ -82,7 +84,8 @@ std::string Placement::largest_of_rounds() const {
 std::size_t Placement::parameter_bytes(UnitId unit) const { return layout_.unit_bytes(unit); }
 
 std::size_t Placement::gradient_bytes(UnitId unit) const {
-  return units_[unit].sizes[index(Part::kGradient)].memory;
+  const Sizes& sizes = units_[unit].sizes[index(Part::kGradient)];
+  return sizes.own + sizes.shared;
 }
 
 bool Placement::stores_gradient(UnitId unit, std::size_t groups) const {
@@ -137,17 +140,22 @@ void Placement::measure(UnitId unit) {
     }
   using offload::RecordStore;
   auto& [parameters, gradient, state] = own.sizes;
-  parameters = {round_up(parameter_bytes(unit), kHugePage), parameter_bytes(unit),
-                RecordStore::metadata_bytes(parameter_bytes(unit), RecordStore::kBlock)};
+  const bool packed = is_packed(parameter_bytes(unit));
+  const auto take = [&](Sizes& sizes, std::size_t bytes) {
+    (packed ? sizes.shared : sizes.own) += packed ? packed_bytes(bytes) : round_up(bytes, kHugePage);
+    sizes.disk += bytes;
+    sizes.metadata += RecordStore::metadata_bytes(bytes, RecordStore::kBlock);
+  };
+  take(parameters, parameter_bytes(unit));
+  if (packed && profile_.any_order)
+    parameters.own = packed_exposed_bytes(std::exchange(parameters.shared, 0));
   for (int use = 0; use < uses_[unit]; ++use) {
     const std::size_t bytes = use_elements(layout_, unit, use) * sizeof(float);
     (use + 1 == uses_[unit] ? own.last_use_bytes : own.other_use_bytes) += bytes;
-    gradient.memory += round_up(bytes, kHugePage);
-    gradient.disk += bytes;
-    gradient.metadata += RecordStore::metadata_bytes(bytes, RecordStore::kBlock);
+    take(gradient, bytes);
   }
   if (const std::size_t bytes = state_bytes(unit); bytes > 0)
-    state = {bytes, bytes, RecordStore::metadata_bytes(bytes, format_.block_bytes(unit))};
+    state = {0, bytes, bytes, RecordStore::metadata_bytes(bytes, format_.block_bytes(unit))};
   const std::vector<std::size_t>& read_at = own.at.parameters;
   for (std::size_t i = 0; i < read_at.size(); ++i)
     own.at.fetches += i == 0 || read_at[i] - read_at[i - 1] > 2 ? 1 : 0;
@@ -160,7 +168,8 @@ Held Placement::held(const std::vector<UnitPlan>& units) const {
     for (std::size_t part = 0; part < kParts; ++part) {
       const Sizes& sizes = units_[unit].sizes[part];
       if (units[unit].resident(static_cast<Part>(part))) {
-        held.memory[part] += sizes.memory;
+        held.own[part] += sizes.own;
+        held.shared[part] += sizes.shared;
       } else if (static_cast<Part>(part) != Part::kGradient || units[unit].gradient_stored) {
         held.disk[part] += sizes.disk;
         held.metadata += sizes.metadata;
@@ -175,7 +184,8 @@ void Placement::make_resident(UnitId unit, Part part, UnitPlan& plan, Held& held
   held.streamed -= streams(unit, plan) ? 1 : 0;
   plan.place(part, kComputeTier);
   held.streamed += streams(unit, plan) ? 1 : 0;
-  held.memory[index(part)] += sizes.memory;
+  held.own[index(part)] += sizes.own;
+  held.shared[index(part)] += sizes.shared;
   held.disk[index(part)] -= sizes.disk;
   held.metadata -= sizes.metadata;
 }

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/bytes.h"
 #include "engine/layout.h"
 #include "engine/plan/frames.h"
 #include "engine/plan/plan.h"
@@ -16,9 +17,14 @@ namespace sluice::engine {
 
 // What units take where their parts live, frames and staging left out.
 struct Held {
-  std::array<std::uint64_t, kParts> memory = {}, disk = {};
+  // In memory: in huge pages of their own, and in those that are shared with others of the same part.
+  std::array<std::uint64_t, kParts> own = {}, shared = {};
+  std::array<std::uint64_t, kParts> disk = {};
   std::uint64_t metadata = 0;  // in memory, of what is on disk
   std::size_t streamed = 0;    // units of which something passes through staging
+  std::uint64_t memory(Part part) const {
+    return own[index(part)] + round_up(shared[index(part)], kHugePage);
+  }
 };
 
 // Sizes of everything that can be placed, and what each placement costs: the arithmetic under make_plan.
@@ -101,7 +107,7 @@ class Placement {
   void for_each_updated(UnitId unit, const Body& body) const;
   // What of a part is in memory, on disk, and in memory for what is there.
   struct Sizes {
-    std::size_t memory = 0, disk = 0, metadata = 0;
+    std::size_t own = 0, shared = 0, disk = 0, metadata = 0;
   };
   struct Unit {
     std::array<Sizes, kParts> sizes;

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "engine/plan/placement.h"
 #include "engine/step/update_pipeline.h"
+#include "engine/store/pager.h"
 
 namespace sluice::engine {
 namespace {
@@ -16,10 +17,9 @@ using allocator::Purpose;
 using allocator::Tier;
 
 constexpr std::size_t kLeastStagingSlots = 3, kMostStagingSlots = 32;
-constexpr std::size_t kUnitsForLonger = 12;        // that frames of more than two accesses ahead are for
-constexpr double kSame = 0.005;                    // share of a step's time that is no difference
-constexpr double kRounding = 1e-9;                 // likewise, since sums have another order
-constexpr std::size_t kSmallUnit = kHugePage / 4;  // units up to this are not worth moving
+constexpr std::size_t kUnitsForLonger = 12;  // that frames of more than two accesses ahead are for
+constexpr double kSame = 0.005;              // share of a step's time that is no difference
+constexpr double kRounding = 1e-9;           // likewise, since sums have another order
 
 std::size_t index(Purpose purpose) { return static_cast<std::size_t>(purpose); }
 std::size_t index(Tier tier) { return static_cast<std::size_t>(tier); }
@@ -168,7 +168,7 @@ class Planner {
   std::vector<UnitPlan> units_at(std::size_t groups, bool resident) const {
     std::vector<UnitPlan> units(profile_.units.size());
     for (UnitId unit = 0; unit < units.size(); ++unit) {
-      const bool small = placement_.parameter_bytes(unit) <= kSmallUnit;
+      const bool small = is_packed(placement_.parameter_bytes(unit));
       const auto place = [&](Part part, std::size_t bytes) {
         const Tier chosen = resident || small ? kComputeTier : Tier::kDisk;
         units[unit].place(part, bytes == 0 ? kComputeTier : request_.place(part).value_or(chosen));
@@ -286,10 +286,10 @@ class Planner {
   using Bytes = std::array<std::uint64_t, allocator::kPurposes>;
   Bytes host_bytes(const Plan& plan, const Shape& shape, const Held& held, std::size_t extents) const {
     Bytes host = {};
-    host[index(Purpose::kParameter)] = held.memory[index(Part::kParameters)] + extents * plan.extent_bytes;
-    host[index(Purpose::kGradient)] = held.memory[index(Part::kGradient)];
+    host[index(Purpose::kParameter)] = held.memory(Part::kParameters) + extents * plan.extent_bytes;
+    host[index(Purpose::kGradient)] = held.memory(Part::kGradient);
     host[index(Purpose::kOptimizerState)] =
-        round_up(held.memory[index(Part::kState)], kHugePage) + round_up(placement_.whole_bytes(), kHugePage);
+        held.memory(Part::kState) + round_up(placement_.whole_bytes(), kHugePage);
     host[index(Purpose::kActivation)] = round_up(plan.activation_bytes, kHugePage);
     host[index(Purpose::kWorkspace)] = round_up(plan.workspace_bytes, kHugePage) + profile_.hidden_bytes +
                                        round_up(placement_.rounds().bytes, kHugePage);

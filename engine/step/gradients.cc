@@ -36,7 +36,8 @@ Gradients::Gradients(const Layout& layout, const std::vector<int>& uses, const P
       const std::string name = "gradient of " + spec.name + (use == 0 ? "" : ", use " + std::to_string(use));
       const UnitPlan& placed = plan.units[unit];
       buffer.holding = pager.define({name, buffer.elements * sizeof(float), allocator::Purpose::kGradient,
-                                     placed.tier(Part::kGradient), false, placed.gradient_stored});
+                                     placed.tier(Part::kGradient), false, placed.gradient_stored,
+                                     is_packed(layout.unit_bytes(unit))});
       buffers.push_back(std::move(buffer));
     }
     for (ParameterId p = layout.first_parameter(unit); p < layout.end_parameter(unit); ++p)

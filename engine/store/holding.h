@@ -15,9 +15,10 @@ struct Pager::Holding {
   enum class Io : std::uint8_t { kNone, kReading, kWriting };
   HoldingId id = 0;
   HoldingSpec spec;
-  allocator::Region region;  // where resident and not exposed
-  allocator::Home home;      // otherwise
-  allocator::Home hidden;    // of an exposed one: where its memory is while nobody views it
+  allocator::Region region;     // where resident and not exposed
+  std::byte* packed = nullptr;  // the same, of a small one: in memory that it shares with others
+  allocator::Home home;         // otherwise
+  allocator::Home hidden;       // of an exposed one: where its memory is while nobody views it
   int readers = 0, writers = 0;
   std::unique_ptr<Backing> backing;  // of one that is resident: from a plan before this one
   std::size_t contents = 0;          // bytes; 0: none
@@ -33,10 +34,11 @@ struct Pager::Holding {
   bool may_leave() const { return !resident() && present && pins == 0 && io == Io::kNone; }
   bool is_unwritten() const { return contents > 0 && !backed; }
   bool in_region() const { return resident() && !spec.exposed; }
+  bool in_shared_pages() const { return resident() && spec.packed; }
   bool is_hidden() const { return hidden.placed() > 0; }
   allocator::Home& arrival() { return spec.exposed ? hidden : home; }
   std::byte* data() const {
-    if (in_region()) return region.data();
+    if (in_region()) return packed != nullptr ? packed : region.data();
     return is_hidden() ? hidden.data() : home.data();
   }
 

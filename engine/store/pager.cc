@@ -1,6 +1,7 @@
 #include "engine/store/pager.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "core/bytes.h"
@@ -23,9 +24,8 @@ Pager::~Pager() {
       holding->batch.wait();
     } catch (...) {  // NOLINT: nobody is left to be told
     }
-    if (pool_ == nullptr) continue;
-    pool_->shrink(holding->home, 0);
-    pool_->shrink(holding->hidden, 0);
+    holding->home = {};
+    holding->hidden = {};
   }
 }
 
@@ -79,27 +79,55 @@ void Pager::make_homes() {
   make_group();
 }
 
+allocator::FramePool& Pager::pool_of(const Holding& holding) const {
+  return holding.in_shared_pages() ? *small_pool_ : *pool_;
+}
+
 void Pager::start(std::size_t extent_bytes, std::size_t extents) {
-  const std::size_t taken = extents + exposed_resident_extents(extent_bytes);
+  std::size_t taken = extents, small = 0;
   std::size_t most = 0;  // that another plan may ask for
-  for (const auto& holding : holdings_) most += divide_up(holding->spec.bytes, extent_bytes);
+  for (const auto& holding : holdings_) {
+    const HoldingSpec& spec = holding->spec;
+    if (holding->in_shared_pages()) {
+      if (spec.exposed) small += packed_exposed_bytes(spec.bytes) / allocator::kSmallestExtent;
+      continue;
+    }
+    most += divide_up(spec.bytes, extent_bytes);
+    if (holding->resident() && spec.exposed) taken += divide_up(spec.bytes, extent_bytes);
+  }
   if (taken > 0) pool_ = std::make_unique<allocator::FramePool>(ledger_, extent_bytes, taken, most);
+  if (small > 0)
+    small_pool_ = std::make_unique<allocator::FramePool>(ledger_, allocator::kSmallestExtent, small);
   make_homes();
+  take_packed();
   for (auto& holding : holdings_) {
     const HoldingSpec& spec = holding->spec;
     holding->present = holding->resident();
-    if (holding->in_region())
+    if (holding->in_region() && !holding->in_shared_pages())
       holding->region = allocator::Region(ledger_, spec.purpose, spec.bytes);
-    else if (holding->resident())
-      ensure(pool_->place(holding->arrival(), spec.bytes, spec.purpose), "no frames for '{}'", spec.name);
+    else if (holding->resident() && spec.exposed)
+      ensure(pool_of(*holding).place(holding->arrival(), spec.bytes, spec.purpose), "no frames for '{}'",
+             spec.name);
   }
 }
 
-std::size_t Pager::exposed_resident_extents(std::size_t extent_bytes) const {
-  std::size_t extents = 0;
-  for (const auto& holding : holdings_)
-    if (holding->resident() && holding->spec.exposed) extents += divide_up(holding->spec.bytes, extent_bytes);
-  return extents;
+void Pager::take_packed() {
+  std::array<std::size_t, allocator::kPurposes> bytes = {};
+  const auto for_each = [&](const auto& body) {
+    for (auto& holding : holdings_)
+      if (holding->in_region() && holding->in_shared_pages())
+        body(*holding, static_cast<std::size_t>(holding->spec.purpose));
+  };
+  for_each([&](const Holding& holding, std::size_t purpose) {
+    bytes[purpose] += packed_bytes(holding.spec.bytes);
+  });
+  for (std::size_t purpose = 0; purpose < bytes.size(); ++purpose)
+    packed_.emplace_back(ledger_, static_cast<allocator::Purpose>(purpose), bytes[purpose]);
+  bytes = {};
+  for_each([&](Holding& holding, std::size_t purpose) {
+    holding.packed = packed_[purpose].data() + bytes[purpose];
+    bytes[purpose] += packed_bytes(holding.spec.bytes);
+  });
 }
 
 void Pager::set_schedule(std::vector<std::vector<HoldingId>> accesses) {
@@ -230,13 +258,14 @@ void Pager::settle(Holding& holding) {
 // Pages do not move during a transfer; when it has ended, this is called again.
 void Pager::arrange(Holding& holding) {
   if (!holding.spec.exposed || !holding.present || holding.io != Holding::Io::kNone) return;
+  allocator::FramePool& pool = pool_of(holding);
   if (holding.readers + holding.writers == 0) {
-    if (!holding.is_hidden()) pool_->move(holding.home, holding.hidden);
+    if (!holding.is_hidden()) pool.move(holding.home, holding.hidden);
     return;
   }
-  if (holding.is_hidden()) pool_->move(holding.hidden, holding.home);
+  if (holding.is_hidden()) pool.move(holding.hidden, holding.home);
   using Access = allocator::FramePool::Access;
-  pool_->protect(holding.home, holding.writers > 0 ? Access::kWrite : Access::kRead);
+  pool.protect(holding.home, holding.writers > 0 ? Access::kWrite : Access::kRead);
 }
 
 void Pager::view(HoldingId id, bool writable) {
@@ -380,6 +409,7 @@ void Pager::drop_unexposed() {
     else
       evict(*holding);
   }
+  packed_.clear();
 }
 
 allocator::FormerHome Pager::leave(HoldingId id, bool with_contents) {
@@ -389,7 +419,7 @@ allocator::FormerHome Pager::leave(HoldingId id, bool with_contents) {
   if (with_contents) {
     acquire(id, Use::kModify);
     view(id, true);
-    former = pool_->leave(holding.home);
+    former = pool_of(holding).leave(holding.home);
     --holding.writers;
     release(id);
   } else {
@@ -397,23 +427,31 @@ allocator::FormerHome Pager::leave(HoldingId id, bool with_contents) {
       holding.batch.wait();
     } catch (...) {  // NOLINT: nobody needs what was to be transferred
     }
-    pool_->shrink(holding.home, 0);
-    pool_->shrink(holding.hidden, 0);
+    if (holding.present) {
+      pool_of(holding).shrink(holding.home, 0);
+      pool_of(holding).shrink(holding.hidden, 0);
+    }
     former = allocator::FormerHome(std::move(holding.home));
   }
   holding.home = {};
   holding.hidden = {};
   holding.present = holding.spec.exposed = false;
   list(holding);
-  pool_->give_back(frames_for_any());
+  give_back_left();
   return former;
+}
+
+// Frames that what is still exposed does not need.
+void Pager::give_back_left() {
+  if (pool_ != nullptr) pool_->give_back(frames_for_any());
+  if (small_pool_ != nullptr) small_pool_->give_back(small_pool_->extents() - small_pool_->free_extents());
 }
 
 // The frames that whatever is exposed needs, one not resident at a time.
 std::size_t Pager::frames_for_any() const {
   std::size_t resident = 0, largest = 0;
   for (const auto& holding : holdings_) {
-    if (!holding->spec.exposed) continue;
+    if (!holding->spec.exposed || holding->in_shared_pages()) continue;
     const std::size_t extents = pool_->extents_for(holding->spec.bytes);
     if (holding->resident())
       resident += extents;
@@ -427,9 +465,14 @@ std::size_t Pager::frames_for_any() const {
 Pager::Leaving Pager::leaving() const {
   Leaving result;
   std::size_t all = 0, most = 0, needed = pool_ == nullptr ? 0 : frames_for_any();
+  for (const allocator::Region& region : packed_) result.given_back += region.size();
   for (const auto& holding : holdings_) {
     if (!holding->spec.exposed) {
       result.given_back += holding->region.size();
+      continue;
+    }
+    if (holding->in_shared_pages()) {
+      result.growth = std::max(result.growth, packed_exposed_bytes(holding->spec.bytes));
       continue;
     }
     const std::size_t extents = pool_->extents_for(holding->spec.bytes);
@@ -439,7 +482,7 @@ Pager::Leaving Pager::leaving() const {
   }
   if (pool_ == nullptr) return result;
   const std::size_t beyond = all + needed - std::min(all + needed, pool_->extents());
-  result.growth = (most + beyond) * pool_->extent_bytes();
+  result.growth = std::max(result.growth, (most + beyond) * pool_->extent_bytes());
   return result;
 }
 
@@ -450,7 +493,7 @@ bool Pager::held(HoldingId id) const { return holdings_[id]->pins > 0; }
 std::byte* Pager::data(HoldingId id) const { return holdings_[id]->data(); }
 std::byte* Pager::address(HoldingId id) const {
   const Holding& holding = *holdings_[id];
-  return holding.in_region() ? holding.region.data() : holding.home.data();
+  return holding.in_region() ? holding.data() : holding.home.data();
 }
 Backing& Pager::backing(HoldingId id) const {
   ensure(holdings_[id]->backing != nullptr, "'{}' has no backing", holdings_[id]->spec.name);

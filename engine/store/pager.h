@@ -10,11 +10,21 @@
 
 #include "allocator/ledger.h"
 #include "allocator/memory.h"
+#include "core/bytes.h"
 #include "engine/store/backing.h"
 #include "engine/store/next_uses.h"
 #include "engine/store/waits.h"
 
 namespace sluice::engine {
+
+// What is resident of a unit of these bytes shares huge pages with others of its kind, so that thousands of
+// small units take little more than their bytes. They are not worth moving.
+constexpr bool is_packed(std::size_t unit_bytes) { return unit_bytes <= kHugePage / 4; }
+// What a holding takes there: an exposed one, whose address is its own, and another.
+constexpr std::size_t packed_exposed_bytes(std::size_t bytes) {
+  return round_up(bytes, allocator::kSmallestExtent);
+}
+constexpr std::size_t packed_bytes(std::size_t bytes) { return round_up(bytes, kDiskBlock); }
 
 // Something that is in memory when it is needed: a unit's parameters, or its gradient.
 struct HoldingSpec {
@@ -29,6 +39,8 @@ struct HoldingSpec {
   bool exposed = false;
   // Not resident, false: it has no backing, and stays under frames from its first use until discard().
   bool stored = true;
+  // Where it is resident it shares huge pages with others, and remains resident under another plan.
+  bool packed = false;
   // The address of this exposed one follows that of the exposed one that was defined before it, whose size is
   // a multiple of a huge page.
   bool adjoins = false;
@@ -142,6 +154,9 @@ class Pager {
     }
   };
   using Leavers = std::set<Leaver>;
+  allocator::FramePool& pool_of(const Holding& holding) const;
+  void take_packed();
+  void give_back_left();
   void list(Holding& holding);
   void set_parked(Holding& holding, bool parked);
   Leavers& leavers(bool unwritten) { return unwritten ? unwritten_ : written_; }
@@ -160,13 +175,13 @@ class Pager {
   void wait_for_one();
   void arrange(Holding& holding);
   std::size_t frames_for_any() const;
-  std::size_t exposed_resident_extents(std::size_t extent_bytes) const;
 
   allocator::Ledger& ledger_;
   Backings& backings_;
   Waits& waits_;
   std::vector<std::unique_ptr<Holding>> holdings_;
-  std::unique_ptr<allocator::FramePool> pool_;
+  std::unique_ptr<allocator::FramePool> pool_, small_pool_;  // of huge pages; for what is packed and exposed
+  std::vector<allocator::Region> packed_;                    // what is packed and not exposed, by purpose
   NextUses uses_;
   Leavers written_, unwritten_;
   std::set<HoldingId> moving_;  // those of which a transfer is under way

@@ -9,6 +9,7 @@ void Pager::set_tier(HoldingId id, allocator::Tier tier) {
   Holding& holding = *holdings_[id];
   const bool resident = tier == kComputeTier;
   if (holding.resident() == resident) return;
+  ensure(!holding.spec.packed, "'{}' is small, and has another place by the new plan", holding.spec.name);
   if (holding.spec.exposed) {
     if (resident) {
       acquire(id, Use::kModify);

@@ -137,13 +137,14 @@ TEST(Placement, WhatIsHeldIsTheSameWhetherMovedOrMeasured) {
         if (!units[unit].resident(static_cast<Part>(part)) && random() % 2 == 0)
           placement.make_resident(unit, static_cast<Part>(part), units[unit], moved);
     const Held measured = placement.held(units);
-    EXPECT_EQ(moved.memory, measured.memory);
+    EXPECT_EQ(moved.own, measured.own);
+    EXPECT_EQ(moved.shared, measured.shared);
     EXPECT_EQ(moved.disk, measured.disk);
     EXPECT_EQ(moved.metadata, measured.metadata);
     EXPECT_EQ(moved.streamed, measured.streamed);
     std::uint64_t state = 0;
     for (UnitId unit = 0; unit < units.size(); ++unit) state += placement.state_bytes(unit);
-    EXPECT_EQ(measured.memory[2] + measured.disk[2], state) << "it is in one place or the other";
+    EXPECT_EQ(measured.shared[2] + measured.disk[2], state) << "it is in one place or the other";
   }
 }
 
