@@ -5,8 +5,8 @@
 #include "core/dtype.h"
 
 // How far results may lie from a reference in f64, or from those of another library: from types and the
-// lengths of sums, and from nothing that was measured. tests/python/rounding.py is the same for the tests in
-// Python.
+// lengths of sums, and from nothing that was measured. tests/python/support/rounding.py is the same for the
+// tests in Python.
 namespace sluice::test {
 
 // A result that is rounded once is off by at most this share of its size.

@@ -17,8 +17,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests" / "python"))
-from sluice_package import sluice
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bindings" / "python"))
+import sluice
 
 STEPS = 100
 SETTINGS = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.1}

@@ -13,7 +13,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// The sequence is checked against torch.amp.GradScaler in tests/python/test_half.py.
+// The sequence is checked against torch.amp.GradScaler in tests/python/cli/test_loss_scale.py.
 TEST(LossScaleTest, HalvesWhenAStepIsSkippedAndDoublesAfterAnIntervalOfGoodOnes) {
   LossScale scale = LossScale::dynamic(65536, 3);
   std::vector<float> found;

@@ -1,6 +1,6 @@
-// Runs a model on weights and tokens that tests/python/test_parity.py wrote, and writes loss, gradients and
-// logits back. Usage: parity_dump FOLDER, with config.json, run.json, tokens.bin, targets.bin and NAME.bin
-// for every parameter.
+// Runs a model on weights and tokens that tests/python/cli/test_parity.py wrote, and writes loss, gradients
+// and logits back. Usage: parity_dump FOLDER, with config.json, run.json, tokens.bin, targets.bin and
+// NAME.bin for every parameter.
 #include <fmt/core.h>
 
 #include <fstream>

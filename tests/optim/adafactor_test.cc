@@ -7,7 +7,7 @@
 #include "thrown.h"
 
 // What the paper says of one matrix and one vector, in f64, and the same bits however they are cut;
-// tests/python/test_python_optimizers.py holds Adafactor to transformers' over 100 steps.
+// tests/python/package/test_optimizers.py holds Adafactor to transformers' over 100 steps.
 namespace sluice::optim {
 namespace {
 using namespace sluice::test;

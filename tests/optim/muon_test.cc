@@ -10,7 +10,7 @@
 #include "rounding.h"
 #include "thrown.h"
 
-// Muon against f64, and the same bits however it is cut; tests/python/test_python_optimizers.py holds it to
+// Muon against f64, and the same bits however it is cut; tests/python/package/test_optimizers.py holds it to
 // torch.optim.Muon.
 namespace sluice::optim {
 namespace {

@@ -1,0 +1,163 @@
+"""A folder with config.json alone trains from first values, also on bytes; one with weights that are not read never does."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.sluice_process import run_sluice, train
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config
+
+import sluice
+
+SHAPE = dict(hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+SHAPE |= dict(max_position_embeddings=64, bos_token_id=None, eos_token_id=None)
+GPT2 = dict(n_positions=64, n_embd=48, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=None)
+CONFIGS = {
+    "gpt2-bytes": GPT2Config(vocab_size=256, **GPT2),
+    "gpt2-more": GPT2Config(vocab_size=300, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **GPT2),
+    "llama-tied": LlamaConfig(vocab_size=320, tie_word_embeddings=True, **SHAPE),
+    "llama-untied": LlamaConfig(vocab_size=256, initializer_range=0.05, **SHAPE),
+    "qwen2": Qwen2Config(vocab_size=257, **SHAPE),
+}
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "text").write_text("Once upon a time there was a plan. " * 40)
+    return tmp_path / "text"
+
+
+def flags_for(tmp_path, **more):
+    return dict(data=tmp_path / "text", out=tmp_path / "out", seq=16, batch=2, steps=2, threads=1) | more
+
+
+def save(config, folder, **changes):
+    config.save_pretrained(folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    assert [file.name for file in folder.iterdir()] == ["config.json"]
+    return folder
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_what_comes_of_it_loads_in_transformers(case, text, tmp_path):
+    shape = save(CONFIGS[case], tmp_path / "shape")
+    flags = flags_for(tmp_path, model=shape, tokens="bytes")
+    planned = run_sluice("plan", memory="512MiB", **flags)
+    assert planned.returncode == 0, planned.stderr
+    assert f"first values, seed 1; no weights in '{shape}'" in planned.stdout.decode()
+    lines, checkpoint = train(**flags)
+    assert len(lines) == 2 and not [file for file in shape.iterdir() if file.name != "config.json"]
+
+    loaded, notes = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="auto", output_loading_info=True)
+    assert not any(notes.values()), notes
+    assert type(loaded) is type(AutoModelForCausalLM.from_config(CONFIGS[case]))
+    stored = load_file(checkpoint / "model.safetensors")
+    for name, parameter in loaded.named_parameters():
+        assert torch.equal(parameter.data, stored[name]), name
+    generated = run_sluice("generate", checkpoint=checkpoint, prompt="Once", tokens=20, threads=1)
+    assert generated.returncode == 0, generated.stderr
+    assert generated.stdout.startswith(b"Once") and len(generated.stdout) == 4 + 20 + 1 and not generated.stderr
+
+
+@pytest.mark.parametrize("case", ["gpt2-more", "llama-untied"])
+def test_the_values_are_those_that_transformers_begins_with(case, text, tmp_path):
+    """By their deviations: each within five standard errors of what the config says."""
+    config = CONFIGS[case]
+    _, checkpoint = train(**flags_for(tmp_path, model=save(config, tmp_path / "shape"), tokens="bytes", lr=0))
+    for name, tensor in load_file(checkpoint / "model.safetensors").items():
+        if tensor.dim() == 1:
+            assert torch.equal(tensor, torch.full_like(tensor, 0.0 if name.endswith("bias") else 1.0)), name
+            continue
+        expected = config.initializer_range / ((2 * config.n_layer) ** 0.5 if "c_proj" in name else 1)
+        error = expected / (2 * tensor.numel()) ** 0.5
+        assert abs(tensor.std().item() - expected) < 5 * error, name
+        assert abs(tensor.mean().item()) < 5 * expected / tensor.numel() ** 0.5, name
+
+
+def test_the_shape_of_a_preset_has_its_bits(text, tmp_path):
+    _, preset = train(**flags_for(tmp_path, model="tiny", out=tmp_path / "preset"))
+    shape = tmp_path / "shape"
+    shape.mkdir()
+    (shape / "config.json").write_bytes((preset / "config.json").read_bytes())
+    _, own = train(**flags_for(tmp_path, model=shape))
+    for name in ("model.safetensors", "optimizer.exp_avg.safetensors"):
+        assert (own / name).read_bytes() == (preset / name).read_bytes()
+
+
+def test_a_run_of_it_goes_on_with_the_same_bits(text, tmp_path):
+    flags = flags_for(tmp_path, model=save(CONFIGS["gpt2-bytes"], tmp_path / "shape"), steps=4)
+    _, whole = train(**flags | dict(out=tmp_path / "whole"))
+    train(**flags | dict(steps=2, schedule="constant"))
+    resumed = run_sluice("train", "--resume", memory="512MiB", progress="none", schedule="cosine", **flags)
+    assert resumed.returncode == 0, resumed.stderr
+    # The warm-up is longer than the run, so that no step has a schedule.
+    assert (whole / "model.safetensors").read_bytes() == (tmp_path / "out" / whole.name / "model.safetensors").read_bytes()
+
+
+def test_from_python(text, tmp_path):
+    shape = save(CONFIGS["llama-tied"], tmp_path / "shape")
+    made = sluice.train(model=shape, tokens="bytes", data=text, memory="512MiB", progress="none", seq=16, steps=2, out=tmp_path / "run")
+    assert made.steps == 2 and (made.checkpoint / "model.safetensors").exists()
+
+
+def test_what_was_trained_on_bytes_goes_on_with_bytes(text, tmp_path):
+    _, checkpoint = train(**flags_for(tmp_path, model=save(CONFIGS["gpt2-more"], tmp_path / "shape"), tokens="bytes"))
+    again = flags_for(tmp_path, model=checkpoint, tokens="bytes", out=tmp_path / "again", lr=0)
+    _, same = train(**again)
+    assert (same / "model.safetensors").read_bytes() == (checkpoint / "model.safetensors").read_bytes()
+    (checkpoint / "manifest.json").unlink()  # then it is any folder with weights
+    refused = run_sluice("train", memory="512MiB", progress="none", **again | dict(out=tmp_path / "third"))
+    assert refused.returncode == 2 and b"weights of other tokens" in refused.stderr
+
+
+def expect_refused(command, *parts, **flags):
+    finished = run_sluice(command, **flags)
+    message = finished.stderr.decode()
+    assert finished.returncode == 2 and not finished.stdout, message
+    for part in parts:
+        assert part in message, message
+
+
+def test_text_needs_a_vocabulary_of_all_bytes(text, tmp_path):
+    small = save(GPT2Config(vocab_size=255, **GPT2), tmp_path / "small")
+    for tokens, parts in (("bytes", ["at least 256", "255"]), ("auto", ["--tokens bytes", "255"])):
+        expect_refused("train", str(small), *parts, **flags_for(tmp_path, model=small, tokens=tokens))
+    more = save(CONFIGS["gpt2-more"], tmp_path / "more")
+    expect_refused("train", str(more), "--tokens bytes", "300", **flags_for(tmp_path, model=more))
+    assert not (tmp_path / "out").exists()
+
+
+def test_there_is_nothing_to_sample_from(tmp_path):
+    shape = save(CONFIGS["gpt2-bytes"], tmp_path / "shape")
+    expect_refused("generate", str(shape), "no weights", "sluice train", checkpoint=shape, prompt="a", tokens=1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack",
+        "consolidated.00.pth", "model-q4.gguf", "model-00001-of-00002.safetensors", "model.safetensors.incomplete", "optimizer.pt",
+    ],
+)  # fmt: skip
+def test_weights_that_are_not_read_are_never_taken_for_none(name, text, tmp_path):
+    shape = save(CONFIGS["gpt2-bytes"], tmp_path / "shape")
+    (shape / name).write_bytes(b"weights")
+    for command, flags in (("train", {}), ("plan", {})):
+        expect_refused(command, str(shape), name, "save_pretrained", **flags_for(tmp_path, model=shape, **flags))
+    expect_refused("generate", str(shape), name, checkpoint=shape, prompt="a", tokens=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_link_that_leads_nowhere_is_not_taken_for_none(text, tmp_path):
+    shape = save(CONFIGS["gpt2-bytes"], tmp_path / "shape")
+    (shape / "model.safetensors").symlink_to(tmp_path / "blobs" / "gone")
+    expect_refused("train", str(shape), "model.safetensors", **flags_for(tmp_path, model=shape))
+
+
+def test_an_index_without_its_shards_stays_an_error(text, tmp_path):
+    shape = save(CONFIGS["gpt2-bytes"], tmp_path / "shape")
+    index = dict(metadata={}, weight_map={"transformer.wte.weight": "model-00001-of-00001.safetensors"})
+    (shape / "model.safetensors.index.json").write_text(json.dumps(index))
+    expect_refused("train", "model-00001-of-00001.safetensors", "is missing", memory="512MiB", **flags_for(tmp_path, model=shape))

@@ -1,0 +1,158 @@
+"""Native training in f16 and its loss scale: the schedule of torch.amp.GradScaler, twins, kills, and what is refused."""
+
+import itertools
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+from kill_campaign import PLACES, SLUICE, final_files, losses
+from safetensors.torch import load_file, save_file
+from support.runs import assert_same, common, sluice, without_earlier
+from support.sluice_process import run_sluice
+
+# An interval so short that the scale soon is too large, again and again.
+OFTEN = ["--initial-scale", str(2**24), "--scale-growth-interval", "2", "--schedule", "constant", "--steps", "20"]
+STEPS = 20
+
+
+def words_of(place, name, *more, model="tiny", dtype="f16"):
+    words = without_earlier([*common(place, model, dtype, "--memory", "600MiB", *OFTEN), *more])
+    output = ["--out", str(place / name), "--metrics", str(place / f"{name}.jsonl"), "--progress", "none"]
+    return ["train", *words, *output]
+
+
+def rows_of(place, name):
+    return [json.loads(line) for line in (place / f"{name}.jsonl").read_text().splitlines()]
+
+
+def test_the_scale_is_that_of_gradscaler_over_the_same_steps(place):
+    sluice(*words_of(place, "schedule"))
+    rows = rows_of(place, "schedule")
+    skipped = [row["skipped"] for row in rows]
+    assert 4 < sum(skipped) < STEPS - 4, "the sequence has both kinds of steps"
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=2)
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    for row in rows:
+        scaler.scale(weight.sum()).backward()
+        assert row["loss_scale"] == scaler.get_scale()
+        if row["skipped"]:
+            weight.grad.fill_(float("inf"))
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        assert (row["gradient_norm"] is None) == row["skipped"]
+
+
+@pytest.mark.parametrize("model", ["tiny", "tiny-llama", "wide-untied"])
+def test_skipped_steps_change_no_bit_in_any_placement(place, model):
+    found = []
+    for where, more in (("memory", []), ("disk", []), ("disk", ["--group", "1", "--recompute", "full"])):
+        name = f"skips-{model}-{where}-{len(more)}"
+        sluice(*words_of(place, name, *PLACES[where], *more, model=model))
+        rows = rows_of(place, name)
+        assert sum(row["disk_written"] for row in rows) > 0 or where == "memory"
+        found.append(([(row["loss"], row["skipped"]) for row in rows], final_files(place / name, STEPS)))
+    assert any(skipped for _, skipped in found[0][0])
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_skipped_step_is_none_to_the_optimizer_and_uses_up_its_data(place):
+    """With a first step that is skipped, the second does what a first step on its data does."""
+    scale = ["--initial-scale", str(2**40), "--steps", "1", "--warmup", "0", "--weight-decay", "0"]
+    sluice(*words_of(place, "skipped", *scale))
+    assert [row["skipped"] for row in rows_of(place, "skipped")] == [True]
+    files = load_file(place / "skipped" / "step-00000001" / "optimizer.exp_avg.safetensors")
+    assert all(not tensor.any() for tensor in files.values())
+    manifest = json.loads((place / "skipped" / "step-00000001" / "manifest.json").read_text())
+    assert (manifest["run"]["step"], manifest["run"]["skipped"]) == (1, 1)
+    assert manifest["run"]["loss_scale"] == {"scale": 2.0**39, "applied": 0, "skipped": 1}
+
+
+def test_kills_and_resumes_change_no_bit(place):
+    sluice(*words_of(place, "never", *PLACES["disk"]))
+    expected = losses(place / "never.jsonl"), final_files(place / "never", STEPS)
+    words = words_of(place, "killed", *PLACES["disk"], "--save-every", "1")
+    out = place / "killed"
+    for until in (3, 8, 13):
+        process = subprocess.Popen([SLUICE, *words, "--resume"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while not any((out / f"step-{step:08}").exists() for step in range(until, STEPS + 1)):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    sluice(*words, "--resume")
+    rows = rows_of(place, "killed")
+    assert any(row["skipped"] for row in rows) and [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    found = losses(place / "killed.jsonl"), final_files(out, STEPS)
+    assert found[0] == expected[0]
+    for name, content in expected[1].items():
+        assert found[1][name] == content, f"{name} differs"
+
+
+def test_a_fixed_scale_of_a_power_of_two_changes_no_bit_of_f32(place):
+    fixed = ["--loss-scale", "1024", "--steps", "3", "--clip", "0"]
+    dropped = [
+        *itertools.chain(*(pair for pair in zip(OFTEN[::2], OFTEN[1::2], strict=True) if "scale" not in pair[0]))
+    ]
+    base = common(place, "tiny", "f32", "--memory", "600MiB", *dropped)
+    found = []
+    for name, more in (("unscaled", []), ("scaled", fixed[:2])):
+        output = ["--out", str(place / name), "--metrics", str(place / f"{name}.jsonl"), "--progress", "none"]
+        sluice("train", *without_earlier([*base, *fixed[2:], *more]), *output)
+        found.append((losses(place / f"{name}.jsonl"), final_files(place / name, 3)))
+    assert_same(found[1], found[0])
+    assert {row["loss_scale"] for row in rows_of(place, "scaled")} == {1024.0}
+
+
+def test_many_skipped_steps_in_a_row_end_the_run(place, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in (place / "llama-tied").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    values = load_file(folder / "model.safetensors")
+    values["model.norm.weight"][3] = 1e6  # infinite in f16
+    save_file(values, folder / "model.safetensors", {"format": "pt"})
+    words = words_of(place, "hopeless", "--initial-scale", "8", "--model", str(folder), model=str(folder))
+    done = subprocess.run([SLUICE, *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert (
+        "in step 4: the loss scale would fall below 1: the gradients of 4 steps in a row were not finite" in done.stderr
+    )
+    assert "Try a smaller --lr" in done.stderr and "no checkpoint was written yet" in done.stderr
+    assert [row["loss_scale"] for row in rows_of(place, "hopeless")] == [8, 4, 2]
+
+
+@pytest.mark.parametrize(
+    "flags,text",
+    [
+        (["--dtype", "f16", "--master", "none"], "no masters are to be kept of parameters in f16"),
+        (["--loss-scale", "0"], "loss-scale must be dynamic, or a number above 0 that is finite"),
+        (["--loss-scale", "big"], "'big' was given"),
+        (["--initial-scale", "4"], "initial-scale is given, and the loss scale is 1"),
+        (["--loss-scale", "64", "--scale-growth-interval", "4"], "scale-growth-interval is given"),
+        (["--dtype", "f16", "--initial-scale", "0.5"], "initial-scale must be a number of at least 1"),
+        (["--dtype", "f16", "--scale-growth-interval", "0"], "at least 1 step"),
+        (["--clip-value", "-1"], "clip-value must be 0 (none), or from 1e-30"),
+        (["--dtype", "fp16"], "f32, bf16, f16"),
+    ],
+    ids=lambda value: "_".join(value) if isinstance(value, list) else "",
+)
+def test_bad_settings_are_refused(flags, text, tmp_path):
+    (tmp_path / "text.txt").write_text("a lesson " * 100)
+    refused = run_sluice("plan", "--model", "tiny", "--data", str(tmp_path / "text.txt"), *flags)
+    assert refused.returncode == 2
+    assert text in refused.stderr.decode()
+
+
+def test_the_plan_counts_gradients_that_wait_for_the_scale(place):
+    def gradients(*flags):
+        words = ["--memory", "600MiB", "--clip", "0", "--accumulate", "1", *PLACES["memory"], *flags]
+        made = json.loads(sluice("plan", "--json", *without_earlier([*common(place, "wide-untied", "f16"), *words])))
+        return made["bytes"]["host"]["gradient"]
+
+    assert gradients("--loss-scale", "128") == 0 < gradients()

@@ -1,0 +1,323 @@
+"""Folders of transformers: what is read and saved is the same model, its greedy text is the same, and what is no
+such folder is refused before anything is written."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from support.perturbed import make_model
+from support.sluice_process import run_sluice, train
+
+SHAPE = dict(hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, initializer_range=0.2)
+SHAPE |= dict(max_position_embeddings=64, bos_token_id=None, eos_token_id=None)
+GPT2 = dict(vocab_size=256, n_positions=64, n_embd=48, n_layer=2, n_head=4, initializer_range=0.2)
+GPT2 |= dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None)
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, rope_theta=500.0)
+LLAMA3 |= dict(original_max_position_embeddings=16)
+
+CASES = {
+    "gpt2-tied": (GPT2LMHeadModel, GPT2Config(**GPT2)),
+    "llama-tied": (
+        LlamaForCausalLM,
+        LlamaConfig(
+            vocab_size=256, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True, rope_parameters=LLAMA3, **SHAPE
+        ),
+    ),
+    "llama-untied": (LlamaForCausalLM, LlamaConfig(vocab_size=101, num_key_value_heads=4, **SHAPE)),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(vocab_size=99, num_key_value_heads=1, **SHAPE)),
+}
+TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+def write_data(folder):
+    """Tokens that every vocabulary here has."""
+    (folder / "data.bin").write_bytes(np.arange(400, dtype="<u2").__mod__(97).tobytes())
+    return folder / "data.bin"
+
+
+def flags_for(folder, **more):
+    settings = dict(model=folder / "model", data=write_data(folder), out=folder / "out", seq=16, batch=1, steps=1)
+    return settings | dict(warmup=0, held_out=0, schedule="constant", threads=1) | more
+
+
+def meaning(folder):
+    config = AutoConfig.from_pretrained(folder).to_dict()
+    return {key: value for key, value in config.items() if key not in {"dtype", "_name_or_path"}}
+
+
+def load_with_transformers(folder, dtype):
+    model, notes = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+    assert not any(notes.values()), notes
+    assert model.dtype == dtype
+    return model.eval()
+
+
+def same_bits(found, expected):
+    assert set(found) == set(expected)
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize("stored, trained", [("f32", "f32"), ("bf16", "f32"), ("f16", "f32"), ("bf16", "bf16"), ("f16", "f16")])
+@pytest.mark.parametrize("shards", ["5GB", "40KB"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_of_no_length_gives_the_folder_back(case, shards, stored, trained, tmp_path):
+    model = make_model(CASES, case, TYPES[stored])
+    model.save_pretrained(tmp_path / "model", max_shard_size=shards)
+    assert (tmp_path / "model" / "model.safetensors").exists() == (shards == "5GB")
+    given = {}
+    for file in (tmp_path / "model").glob("*.safetensors"):
+        given |= load_file(file)
+    _, checkpoint = train(**flags_for(tmp_path, lr=0, dtype=trained))
+
+    same_bits(load_file(checkpoint / "model.safetensors"), {n: t.to(TYPES[trained]) for n, t in given.items()})
+    assert (checkpoint / "optimizer.master.safetensors").exists() == (trained != "f32")
+    if trained != "f32":
+        masters = load_file(checkpoint / "optimizer.master.safetensors")
+        same_bits(masters, {n: t.float() for n, t in given.items()})
+    if shards == "5GB":
+        loaded = load_with_transformers(checkpoint, TYPES[trained])
+        same_bits(loaded.state_dict(), model.to(TYPES[trained]).state_dict())
+        assert meaning(checkpoint) == meaning(tmp_path / "model")
+
+
+@pytest.mark.parametrize("narrow", ["bf16", "f16"])
+def test_a_narrower_type_rounds_to_the_nearest_and_keeps_f32_masters(narrow, tmp_path):
+    model = make_model(CASES, "gpt2-tied")
+    model.save_pretrained(tmp_path / "model")
+    _, checkpoint = train(**flags_for(tmp_path, lr=0, dtype=narrow))
+    given = dict(model.named_parameters())
+    same_bits(load_file(checkpoint / "optimizer.master.safetensors"), {n: p.data for n, p in given.items()})
+    same_bits(load_file(checkpoint / "model.safetensors"), {n: p.data.to(TYPES[narrow]) for n, p in given.items()})
+
+
+def test_a_folder_without_the_prefix_of_its_names_is_read(tmp_path):
+    model = make_model(CASES, "gpt2-tied")
+    model.save_pretrained(tmp_path / "model")
+    model.transformer.save_pretrained(tmp_path / "bare")
+    (tmp_path / "bare" / "model.safetensors").rename(tmp_path / "model" / "model.safetensors")
+    assert "wte.weight" in load_file(tmp_path / "model" / "model.safetensors")
+    _, checkpoint = train(**flags_for(tmp_path, lr=0))
+    same_bits(load_with_transformers(checkpoint, torch.float32).state_dict(), model.state_dict())
+
+
+def greedy(model, prompt, count):
+    """The likeliest tokens by transformers' own generation, and the least lead that one had over the next."""
+    made = model.generate(
+        torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), do_sample=False, max_new_tokens=count,
+        pad_token_id=0, output_scores=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    best = torch.stack(made.scores).topk(2).values
+    return made.sequences[0, len(prompt) :].tolist(), (best[..., 0] - best[..., 1]).min().item()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_text_is_that_of_transformers(case, tmp_path):
+    model = make_model(CASES, case)
+    model.save_pretrained(tmp_path)
+    prompt = [84, 72, 69, 32]
+    expected, lead = greedy(model, prompt, 40)
+    assert len(expected) == 40 and len(set(expected)) > 4 and lead > 1e-3, "the reference would tell nothing"
+    bytes_are_tokens = model.config.vocab_size == 256
+    words = bytes(prompt) if bytes_are_tokens else " ".join(map(str, prompt)).encode()
+    finished = run_sluice("generate", checkpoint=tmp_path, prompt=words.decode(), tokens=40, temperature=0, threads=1)
+    assert finished.returncode == 0, finished.stderr
+    if bytes_are_tokens:
+        assert finished.stdout == bytes(prompt + expected) + b"\n"
+    else:
+        assert [int(word) for word in finished.stdout.split()] == expected
+
+
+class Container:
+    """A safetensors file taken apart."""
+
+    def __init__(self, path):
+        data = path.read_bytes()
+        (size,) = struct.unpack("<Q", data[:8])
+        self.path, self.header, self.payload = path, json.loads(data[8 : 8 + size]), data[8 + size :]
+
+    def save(self):
+        text = json.dumps(self.header).encode()
+        self.path.write_bytes(struct.pack("<Q", len(text)) + text + self.payload)
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def state_a_long_header(path):
+    path.write_bytes(struct.pack("<Q", path.stat().st_size) + path.read_bytes()[8:])
+
+
+def overlap(path):
+    file = Container(path)
+    offsets = sorted(t["data_offsets"] for n, t in file.header.items() if n != "__metadata__")
+    norm = file.header["transformer.ln_f.weight"]
+    size = norm["data_offsets"][1] - norm["data_offsets"][0]
+    begin = next(b for b, e in offsets if e - b > size)
+    norm["data_offsets"] = [begin, begin + size]
+    file.save()
+
+
+def reshape(path):
+    file = Container(path)
+    file.header["transformer.h.1.mlp.c_fc.weight"]["shape"].reverse()
+    file.save()
+
+
+def rename(path):
+    file = Container(path)
+    file.header["transformer.h.1.ln_3.weight"] = file.header.pop("transformer.h.1.ln_2.weight")
+    file.save()
+
+
+def retype(path):
+    file = Container(path)
+    file.header["transformer.ln_f.bias"]["dtype"] = "I32"
+    file.save()
+
+
+def replace_by_pickle(path):
+    torch.save({"a": torch.zeros(3)}, path)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+DAMAGES = {
+    truncate: ["cut short", "'transformer."],
+    state_a_long_header: ["longer than the file"],
+    overlap: ["'transformer.", "before the end"],
+    reshape: ["'transformer.h.1.mlp.c_fc.weight'", "[192, 48]", "[48, 192]"],
+    rename: ["'transformer.h.1.ln_2.weight' is missing", "'transformer.h.1.ln_3.weight' is not a parameter"],
+    retype: ["'transformer.ln_f.bias'", "I32"],
+    replace_by_pickle: ["no safetensors file"],
+    empty: ["0 bytes"],
+}
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+def expect_refused(tmp_path, *parts):
+    """By train and by generate; --out, which is in use for something else, and the metrics stay as they are."""
+    flags = flags_for(tmp_path, memory="512MiB", progress="none", metrics=tmp_path / "metrics.jsonl")
+    out = tmp_path / "out"
+    out.mkdir(exist_ok=True)
+    (out / "notes.txt").write_text("mine")
+    before = contents(tmp_path)
+    trained = run_sluice("train", **flags)
+    generated = run_sluice("generate", checkpoint=tmp_path / "model", prompt="a", tokens=1, threads=1)
+    assert contents(tmp_path) == before
+    for finished in (trained, generated):
+        message = finished.stderr.decode()
+        assert finished.returncode == 2, message
+        for part in parts:
+            assert part in message
+    assert generated.stdout == b""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    make_model(CASES, "gpt2-tied").save_pretrained(tmp_path / "model")
+    return tmp_path
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_damaged_file_is_refused(damage, folder):
+    path = folder / "model" / "model.safetensors"
+    damage(path)
+    expect_refused(folder, str(path), *DAMAGES[damage])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_flipped_bit_of_the_header_is_refused(seed, folder):
+    path = folder / "model" / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    (size,) = struct.unpack("<Q", data[:8])
+    start = 8 + data[8 : 8 + size].index(b'"transformer.')  # what comes before is free text
+    end = 8 + len(data[8 : 8 + size].rstrip())
+    random = np.random.default_rng(seed)
+    data[random.integers(start, end)] ^= 1 << int(random.integers(8))
+    path.write_bytes(data)
+    expect_refused(folder, str(path))
+
+
+def test_a_missing_tensor_is_named(folder):
+    file = Container(folder / "model" / "model.safetensors")
+    begin, end = file.header.pop("transformer.h.0.attn.c_proj.bias")["data_offsets"]
+    file.payload = file.payload[:begin] + file.payload[end:]
+    for name, tensor in file.header.items():
+        if name != "__metadata__":
+            tensor["data_offsets"] = [o - (end - begin) if o >= end else o for o in tensor["data_offsets"]]
+    file.save()
+    expect_refused(folder, str(folder / "model"), "'transformer.h.0.attn.c_proj.bias' is missing")
+
+
+def test_a_head_that_is_not_the_tied_table_is_named(folder):
+    model = make_model(CASES, "gpt2-tied")
+    tensors = {n: p.data.clone() for n, p in model.named_parameters()}
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"] + 1
+    save_file(tensors, folder / "model" / "model.safetensors", metadata={"format": "pt"})
+    expect_refused(folder, str(folder / "model"), "'lm_head.weight'", "tie_word_embeddings")
+
+
+def test_shards_that_are_missing_or_misplaced_are_named(tmp_path):
+    make_model(CASES, "gpt2-tied").save_pretrained(tmp_path / "model", max_shard_size="40KB")
+    index = tmp_path / "model" / "model.safetensors.index.json"
+    whole = json.loads(index.read_text())
+    name = "transformer.h.1.ln_2.weight"
+    shard = whole["weight_map"][name]
+    other = next(file for file in whole["weight_map"].values() if file != shard)
+    for place in (other, "../" + shard, "/" + shard, 7):
+        index.write_text(json.dumps(whole | dict(weight_map=whole["weight_map"] | {name: place})))
+        expect_refused(tmp_path, str(index), *([f"'{name}'"] if isinstance(place, str) else ["weight_map"]))
+    index.write_text(json.dumps(whole)[:-10])
+    expect_refused(tmp_path, str(index))
+    index.write_text(json.dumps(whole))
+    (tmp_path / "model" / shard).unlink()
+    expect_refused(tmp_path, str(tmp_path / "model" / shard), "is missing", "'transformer.")
+
+
+@pytest.mark.parametrize(
+    "change, part",
+    [
+        (dict(n_layer=3), "'transformer.h.2.ln_1.weight' is missing"),
+        (dict(n_layer=1), "'transformer.h.1."),
+        (dict(n_embd=96), "has the shape"),
+        (dict(n_head=5), "'n_head'"),
+        (dict(vocab_size=-1), "'vocab_size'"),
+        (dict(model_type="gpt3"), "gpt2"),
+        (dict(activation_function="relu"), "'activation_function'"),
+        (dict(tie_word_embeddings=False), "'lm_head.weight' is missing"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(change, part, folder):
+    path = folder / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    expect_refused(folder, str(folder / "model"), part)
+
+
+def test_a_folder_of_something_else_is_refused(folder):
+    path = folder / "model" / "config.json"
+    for text in ("", "[]", '{"model_type": '):
+        path.write_text(text)
+        expect_refused(folder, str(path))
+    path.unlink()
+    expect_refused(folder, str(folder / "model"), "config.json")

@@ -1,0 +1,88 @@
+"""What a run learns with where nothing is stated: it is printed, recorded, kept when the run goes on, and it learns."""
+
+import json
+
+import pytest
+
+from support.sluice_process import run_sluice, train
+
+DEFAULTS = ["lr", "warmup", "schedule", "final-lr", "clip", "weight-decay"]
+TINY = dict(model="tiny", seq=32, batch=4, threads=1)
+
+
+@pytest.fixture
+def text(tmp_path):
+    """Words in an order that a model can learn."""
+    (tmp_path / "text").write_text("".join(f"{n} and {n % 7} are a sum; " for n in range(2000)))
+    return tmp_path / "text"
+
+
+def record(checkpoint):
+    return json.loads((checkpoint / "manifest.json").read_text())["run"]
+
+
+def test_it_is_printed_recorded_and_used(text, tmp_path):
+    flags = dict(TINY, data=text, out=tmp_path / "out", steps=3)
+    planned = run_sluice("plan", memory="512MiB", **flags)
+    said = planned.stdout.decode()
+    # 4 x 12 x 128^2 parameters, with biases and norms, are fewer than the least of the table.
+    assert "learning rate     0.0013 of adamw, a warm-up of 40 steps" in said, said
+    assert f"defaults          {', '.join(DEFAULTS)}: for adamw, 0.793 million parameters in blocks, from first values" in said
+    recipe = json.loads(run_sluice("plan", "--json", memory="512MiB", **flags).stdout)["recipe"]
+    assert recipe == {
+        "lr": 0.0013, "warmup": 40, "schedule": "cosine", "final-lr": 0.1, "clip": 1.0, "weight-decay": 0.1, "defaults": DEFAULTS,
+    }  # fmt: skip
+    lines, checkpoint = train(**flags)
+    assert [line["learning_rate"] for line in lines] == pytest.approx([0.0013 * step / 40 for step in (1, 2, 3)], rel=1e-12)
+    kept = record(checkpoint)
+    assert kept["defaults"] == DEFAULTS
+    assert {name: kept["hyperparameters"][name] for name in DEFAULTS} == {name: recipe[name] for name in DEFAULTS}
+    # What was trained has weights: a tenth, for who goes on with another text.
+    tuned = run_sluice("plan", memory="512MiB", **flags | dict(model=checkpoint, out=tmp_path / "tuned"))
+    assert "learning rate     0.00013 of adamw" in tuned.stdout.decode()
+    assert f"the weights in '{checkpoint}'" in tuned.stdout.decode()
+
+
+def test_a_resumed_run_keeps_what_its_checkpoint_has(text, tmp_path):
+    own = dict(lr=5e-4, schedule="linear", clip=0.3, weight_decay=0.2)
+    flags = dict(TINY, data=text)
+    train(**flags, out=tmp_path / "run", steps=2, **own)
+    resumed = run_sluice("train", "--resume", **flags, memory="512MiB", out=tmp_path / "run", steps=4)
+    assert resumed.returncode == 0, resumed.stderr
+    assert b"learning rate     0.0005 of adamw, a warm-up of 40 steps, in which this run ends\n" in resumed.stdout
+    assert b"gradients clipped to a norm of 0.3" in resumed.stdout
+    for name in ("lr", "schedule", "clip", "weight-decay", "warmup"):
+        assert f"another setting: {name} ".encode() not in resumed.stderr
+    _, whole = train(**flags, out=tmp_path / "whole", steps=4, **own)
+    there = tmp_path / "run" / whole.name
+    assert (there / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert record(there)["defaults"] == record(whole)["defaults"] == ["warmup", "final-lr"]
+    assert record(there)["hyperparameters"]["schedule"] == "linear"
+    # What is stated wins, and is told.
+    stated = run_sluice("train", "--resume", **flags, memory="512MiB", progress="none", out=tmp_path / "run", steps=5, lr=1e-4)
+    assert b"the run goes on with another setting: lr was 0.0005 and is 0.0001" in stated.stderr
+    assert record(tmp_path / "run" / "step-00000005")["defaults"] == ["warmup", "final-lr"]
+
+
+OPTIMIZERS = {
+    "adamw": {},
+    "adam": dict(optimizer="adam"),
+    "lion": dict(optimizer="lion"),
+    "sgd": dict(optimizer="sgd"),
+    "sgd-momentum": dict(optimizer="sgd", momentum=0.9),
+    "adafactor": dict(optimizer="adafactor"),
+    "muon": dict(optimizer="muon"),
+    "muon-original": dict(optimizer="muon", muon_scale="original"),
+}
+
+
+@pytest.mark.parametrize("case", OPTIMIZERS)
+def test_every_optimizer_learns_with_its_own(case, text, tmp_path):
+    """No step of the first ones is a leap away, as a full rate at once is; and the flat one that all once had is beaten."""
+    flags = dict(TINY, data=text, steps=100, eval_batches=4, **OPTIMIZERS[case])
+    lines, _ = train(**flags, out=tmp_path / "default", eval_every=100)
+    flat, _ = train(**flags, out=tmp_path / "flat", eval_every=100, lr=3e-4, warmup=0, weight_decay=0.1)
+    losses = [line["loss"] for line in lines]
+    assert max(losses) < losses[0] + 0.05
+    assert losses[-1] < losses[0] - 0.5
+    assert lines[-1]["validation_loss"] < flat[-1]["validation_loss"]

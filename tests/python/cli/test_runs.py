@@ -1,0 +1,219 @@
+"""Whole runs of the command line: twins that differ in placement alone, kills, signals. Tolerance: zero."""
+import atexit
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from kill_campaign import PLACES, SLUICE, Campaign, final_files, leftovers, losses
+from support.runs import PATIENCE, STEPS, assert_same, common, sluice, train, without_earlier
+from support.sluice_process import has_metrics
+from transformers import GPT2LMHeadModel
+
+pytestmark = pytest.mark.skipif(not SLUICE.exists(), reason=f"{SLUICE} is not built")
+CHUNK = 512 * 1024  # elements; the least there is
+
+
+def plan(place, model, dtype, *more):
+    return json.loads(sluice("plan", "--json", *common(place, model, dtype, *more)))
+
+
+def ways(model):
+    some = "ln1+attention+" + ("swiglu" if "llama" in model else "gelu")
+    memory, disk = ["--memory", "600MiB", *PLACES["memory"]], ["--memory", "600MiB", *PLACES["disk"]]
+    # fmt: off
+    return {
+        "state on disk": [*memory, "--place-state", "disk", "--recompute", "none", "--group", "4"],
+        "gradients on disk, full": [*memory, "--place-gradients", "disk", "--recompute", "full", "--group", "2"],
+        "selective, uneven groups": [*memory, "--recompute", some, "--group", "3"],
+        "all on disk, near": [*disk, "--recompute", "none", "--group", "1", "--prefetch", "1"],
+        "all on disk, far": [*disk, "--recompute", some, "--group", "4", "--prefetch", "6"],
+        "all on disk, large chunks": [*disk, "--recompute", "full", "--chunk-elements", str(2 * CHUNK)],
+    }
+    # fmt: on
+
+
+MODELS = [
+    ("tiny", "f32"),  # GPT-2, tied
+    ("tiny", "bf16"),
+    ("tiny", "f16"),
+    ("tiny-llama", "f32"),  # Llama, untied
+    ("tiny-llama", "bf16"),
+    ("wide-untied", "f32"),
+    ("wide-untied", "bf16"),
+    ("wide-untied", "f16"),
+    ("llama-tied", "f32"),
+]
+
+
+@pytest.mark.parametrize("model,dtype", MODELS, ids=["-".join(case) for case in MODELS])
+def test_placement_recomputation_groups_prefetch_and_chunks_never_change_a_bit(place, model, dtype):
+    name = f"{model}-{dtype}"
+    memory = ["--memory", "600MiB", *PLACES["memory"], "--recompute", "none", "--group", "1"]
+    expected, rows = train(place, f"{name}-memory", model, dtype, *memory)
+    assert all(row["disk_read"] == row["disk_written"] == 0 for row in rows)
+    moved = {}
+    for way, flags in ways(model).items():
+        flags = without_earlier(flags)
+        found, rows = train(place, f"{name}-{way.replace(' ', '-')}", model, dtype, *flags)
+        assert_same(found, expected)
+        moved[way] = sum(row["disk_read"] + row["disk_written"] for row in rows)
+    assert moved.pop("selective, uneven groups") == 0
+    # They are written where their room is needed: the frames of this model have room for all until they are applied.
+    gradients = moved.pop("gradients on disk, full")
+    assert gradients > 0 or model == "wide-untied"
+    assert min(moved.values()) > 0
+    # Without groups everything is loaded again for each micro-batch.
+    assert moved["all on disk, near"] > 1.5 * moved["all on disk, far"] > moved["state on disk"]
+
+
+def test_the_savings_happen(place):
+    def host(*flags):
+        found = plan(place, "wide-untied", "f32", *without_earlier(flags))
+        return found, found["bytes"]["host"]
+
+    memory = ["--memory", "600MiB", *PLACES["memory"], "--group", "4", "--recompute"]
+    kept, kept_bytes = host(*memory, "none")
+    full, full_bytes = host(*memory, "full")
+    assert (kept["recompute"], full["recompute"]) == ("none", "full")
+    assert full_bytes["activation"] < kept_bytes["activation"]
+    on_disk, disk_bytes = host(*memory, "none", "--place-state", "disk")
+    assert disk_bytes["optimizer state"] == 0 < kept_bytes["optimizer state"]
+    model = GPT2LMHeadModel.from_pretrained(place / "wide-untied")
+    assert on_disk["bytes"]["disk"]["optimizer state"] >= 8 * sum(p.numel() for p in model.parameters())
+    assert on_disk["step"]["bytes_read"] > 0 == kept["step"]["bytes_read"]
+    assert {unit["state"] for unit in on_disk["units"]} == {"disk"}
+    assert on_disk["chunk_elements"] >= CHUNK  # what this machine's disk asks for
+    stated = [host(*memory, "none", "--place-state", "disk", "--chunk-elements", str(n))[0] for n in (CHUNK, 2 * CHUNK)]
+    assert stated[0]["chunk_elements"] == CHUNK < stated[1]["chunk_elements"]
+    assert max(sum(p.numel() for p in block.parameters()) for block in model.transformer.h) > CHUNK
+
+
+def test_three_budgets_with_three_groups_have_the_same_bits(place):
+    # An array at the border of a unit is 512 KiB a micro-batch: a group more is several MiB more.
+    larger = ["--batch", "32", "--recompute", "full", *PLACES["disk"]]
+    flags = lambda *more: without_earlier([*common(place, "tiny", "f32"), "--out", str(place / "planned"), *larger, *more])
+    out = []
+    for group in (1, 2, 4):
+        refused = subprocess.run(
+            [SLUICE, "plan", *flags("--group", str(group), "--memory", "60MiB")], capture_output=True, text=True
+        )
+        least = re.search(r"Give --memory (\d+)MiB", refused.stderr)
+        assert refused.returncode == 3 and least, refused.stderr
+        budget = ["--memory", f"{least[1]}MiB", "--group", str(group)]
+        out.append((budget, json.loads(sluice("plan", "--json", *flags(*budget)))))
+    assert [found["group"] for _, found in out] == [1, 2, 4]
+    results = []
+    for number, (budget, _) in enumerate(out):
+        name = f"budget{number}"
+        words = flags(*budget, "--out", str(place / name), "--metrics", str(place / f"{name}.jsonl"))
+        sluice("train", *words)
+        rows = [json.loads(line) for line in (place / f"{name}.jsonl").read_text().splitlines()]
+        assert max(row["peak_memory"] for row in rows) <= rows[0]["budget"]
+        results.append((losses(place / f"{name}.jsonl"), final_files(place / name, STEPS)))
+    for found in results[1:]:
+        assert_same(found, results[0])
+
+
+def test_twenty_kills_and_resumes_change_no_bit(tmp_path):
+    campaign = Campaign(tmp_path, seed=random.randrange(1 << 30))
+    campaign.run(20)
+    assert campaign.killed >= 20
+    assert campaign.kills["inside a save"] >= 1, campaign.kills
+
+
+class Started:
+    """A run that would never end."""
+
+    def __init__(self, place, name, *more, hangup=signal.SIG_DFL):
+        self.out, self.metrics = place / name, place / f"{name}.jsonl"
+        words = without_earlier([*common(place, "tiny", "f32", "--memory", "600MiB"), "--steps", "1000000", *more])
+        output = ["--out", str(self.out), "--metrics", str(self.metrics), "--progress", "lines"]
+        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        before = signal.signal(signal.SIGHUP, hangup)
+        self.process = subprocess.Popen([SLUICE, "train", *words, *output], **pipes)
+        signal.signal(signal.SIGHUP, before)
+        atexit.register(self.process.kill)  # where its test has failed
+
+    def wait_for_a_step(self):
+        deadline = time.monotonic() + PATIENCE
+        while not has_metrics(self.metrics):
+            assert self.process.poll() is None, self.process.stdout.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+    def end(self):
+        text = self.process.communicate(timeout=PATIENCE)[0]
+        return self.process.returncode, text
+
+
+STOPS = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP]
+
+
+@pytest.mark.parametrize("number", STOPS, ids=lambda number: number.name)
+def test_a_signal_saves_and_stops_at_the_end_of_the_step(place, number):
+    name = f"stopped-{number.name}"
+    constant = ["--schedule", "constant", "--warmup", "3"]  # the same learning rates, whatever --steps is
+    run = Started(place, name, *constant, *PLACES["disk"])
+    run.wait_for_a_step()
+    run.process.send_signal(number)
+    status, text = run.end()
+    assert status == 0, text
+    done = len(losses(run.metrics))
+    assert f"saved after step {done} of" in text
+    assert len(final_files(run.out, done)) == 3 and leftovers(run.out) == []
+    more = ["--memory", "600MiB", *constant, "--steps", str(done + 2)]
+    words = lambda other: without_earlier(
+        [*common(place, "tiny", "f32", *more), "--out", str(place / other), "--metrics", str(place / f"{other}.jsonl")]
+    )
+    sluice("train", *words(name), "--resume")
+    sluice("train", *words(f"{name}-never"))
+    assert losses(run.metrics) == losses(place / f"{name}-never.jsonl")
+    assert final_files(run.out, done + 2) == final_files(place / f"{name}-never", done + 2)
+
+
+def test_a_signal_finds_no_thread_that_computes(place):
+    """A handler would be run on its stack, where generated code of the matrix library keeps what is not stack."""
+    run = Started(place, "masks", "--schedule", "constant")
+    run.wait_for_a_step()
+    stops = sum(1 << number - 1 for number in STOPS)
+    threads = [status.read_text() for status in Path(f"/proc/{run.process.pid}/task").glob("*/status")]
+    masks = [{name: int(mask, 16) for name, mask in re.findall(r"Sig(Blk|Cgt):\t(\w+)", text)} for text in threads]
+    run.process.send_signal(signal.SIGTERM)
+    assert run.end()[0] == 0
+    assert len(masks) > 2 and all(mask["Cgt"] & stops == 0 for mask in masks)
+    # The thread that waits for them takes them while it waits.
+    assert sorted(mask["Blk"] & stops == stops for mask in masks)[1:] == [True] * (len(masks) - 1)
+
+
+def test_a_hangup_that_is_ignored_stops_nothing(place):
+    """As under nohup."""
+    run = Started(place, "nohup", "--schedule", "constant", hangup=signal.SIG_IGN)
+    run.wait_for_a_step()
+    run.process.send_signal(signal.SIGHUP)
+    steps = len(losses(run.metrics))
+    deadline = time.monotonic() + PATIENCE
+    while len(losses(run.metrics)) < steps + 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    run.process.send_signal(signal.SIGTERM)
+    status, text = run.end()
+    assert status == 0 and "SIGTERM" in text and len(losses(run.metrics)) >= steps + 3
+
+
+def test_a_second_ctrl_c_stops_at_once(place):
+    # A step takes a second or more, also on a fast CPU: the second one has just begun when the first signal comes.
+    run = Started(place, "twice", "--schedule", "constant", "--accumulate", "4000")
+    run.wait_for_a_step()
+    run.process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    assert run.process.poll() is None, "the first Ctrl-C waits for the end of the step"
+    run.process.send_signal(signal.SIGINT)
+    status, text = run.end()
+    assert status == 130 and "stopped at once" in text
+    assert len(losses(run.metrics)) == 1
+    assert not any(entry.startswith("step-") for entry in os.listdir(run.out))

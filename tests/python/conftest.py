@@ -1,0 +1,10 @@
+"""Puts on sys.path what tests import besides support: the package, and scripts. (This folder is there by pytest's doing,
+since it has a conftest.py; so no two files of tests may have one name.)"""
+
+import os
+import sys
+
+from support.sluice_process import BUILD, PACKAGE, SOURCE
+
+sys.path[:0] = [str(PACKAGE), str(SOURCE / "scripts")]
+os.environ.setdefault("SLUICE_LIBRARY_PATH", str(BUILD / "lib"))

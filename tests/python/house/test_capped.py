@@ -1,0 +1,110 @@
+"""scripts/capped.sh: a command as on a CPU with narrower vectors; and tests/python/support/rounding.py: what it tells, and
+allows."""
+
+import subprocess
+
+import pytest
+import torch
+from support import rounding
+from support.sluice_process import SLUICE, SOURCE
+from support.wrapped_models import TERMS, language_loss, plain_optimizer, small_gpt2, train, values_of
+
+CAPPED = SOURCE / "scripts" / "capped.sh"
+
+
+@pytest.mark.skipif(not SLUICE.exists(), reason="the program is not built")
+def test_the_loops_are_capped():
+    found = subprocess.run([CAPPED, "avx2", SLUICE, "doctor"], capture_output=True, text=True, check=True).stdout
+    assert "loops run on avx2" in found or "loops run on scalar" in found
+    variables = subprocess.run([CAPPED, "avx512", "env"], capture_output=True, text=True, check=True).stdout
+    assert {"SLUICE_MAX_TARGET=avx512", "ONEDNN_MAX_CPU_ISA=AVX512_CORE"} <= set(variables.splitlines())
+
+
+@pytest.mark.parametrize("words, told", [([], "is not a cap"), (["amx", "true"], "'amx'"), (["avx2"], "say what to run")])
+def test_other_words_are_refused(words, told):
+    done = subprocess.run([CAPPED, *words], capture_output=True, text=True)
+    assert done.returncode == 2 and told in done.stderr
+
+
+# ---- the bounds of comparisons ----
+
+
+def trained(change=lambda model, optimizer: None, steps=10):
+    model = small_gpt2()
+    optimizer = plain_optimizer(model)
+    change(model, optimizer)
+    return train(model, optimizer, language_loss, steps=steps), values_of(model)
+
+
+def without_a_bias(model, optimizer):
+    model.transformer.h[1].attn.c_proj.bias.requires_grad_(False)
+
+
+def set_to(**settings):
+    return lambda model, optimizer: optimizer.param_groups[0].update(settings)
+
+
+def differs(found, expected):
+    """Whether either of the two comparisons of training tells them apart."""
+    start, epsilon = values_of(small_gpt2()), expected[0].epsilon
+    off = not found[0].close_to(expected[0])
+    for name, value in expected[1].items():
+        try:
+            rounding.assert_moved_alike(found[1][name], value, start[name], epsilon, name)
+        except AssertionError:
+            off = True
+    return off
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [without_a_bias, set_to(lr=1.02e-3), set_to(eps=1e-6), set_to(weight_decay=0.0), set_to(betas=(0.88, 0.999))],
+    ids=["no-update", "lr", "eps", "no-decay", "beta1"],
+)
+def test_what_trained_alike_tells(wrong):
+    assert differs(trained(wrong), trained())
+
+
+def test_what_trained_alike_allows():
+    """The same training of other sums: rows in another order, one thread."""
+    plain = trained()
+    torch.set_num_threads(1)
+    try:
+        swapped = train_swapped()
+    finally:
+        torch.set_num_threads(2)
+    assert swapped[0].values != plain[0].values and not differs(swapped, plain)
+
+
+def train_swapped():
+    def loss(model, step):
+        ids = torch.randint(0, 512, (2, 32), generator=torch.Generator().manual_seed(step)).flip(0)
+        return model(ids, labels=ids).loss
+
+    model = small_gpt2()
+    return train(model, plain_optimizer(model), loss, steps=10), values_of(model)
+
+
+def test_what_near_tells():
+    expected = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+    rounding.assert_near(expected.double().float() * (1 + 1e-7), expected, rounding.of_roundings(16))
+    for wrong in (expected * (1 + 1e-5), expected.roll(1, 0), expected * (torch.arange(4096).reshape(64, 64) != 5)):
+        with pytest.raises(AssertionError, match="of its size"):
+            rounding.assert_near(wrong, expected, rounding.of_roundings(16), terms=TERMS)
+
+
+def test_what_updated_alike_tells():
+    """One step of AdamW by hand; the wrong ones leave something out."""
+    w, g = (torch.randn(1000, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    p = torch.nn.Parameter(w.clone())
+    p.grad = g
+    torch.optim.AdamW([p], lr=1e-3).step()
+    w, g = w.double(), g.double()
+
+    def by_hand(decay=0.01, eps=1e-8, corrected=1.0):
+        return (w * (1 - 1e-3 * decay) - 1e-3 * corrected * g / (g.abs() + eps)).float()
+
+    rounding.assert_updated_alike(by_hand(), p.detach(), 1, 1e-3)
+    for wrong in (by_hand(decay=0), by_hand(corrected=0.999), by_hand(corrected=0.1 / 0.001**0.5)):
+        with pytest.raises(AssertionError, match="element"):
+            rounding.assert_updated_alike(wrong, p.detach(), 1, 1e-3)

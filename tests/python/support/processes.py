@@ -1,0 +1,94 @@
+"""Processes of their own in which a wrapped model is tested, and what a process holds."""
+
+import gc
+import os
+import resource
+import subprocess
+import sys
+import textwrap
+
+from support.sluice_process import PACKAGE, TESTS
+
+
+def pages_held():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def files_open():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def mappings():
+    with open("/proc/self/maps") as file:
+        return sum(1 for _ in file)
+
+
+def grown(action, warm, times):
+    """By how much memory (bytes), open files, mappings and threads grew over `times`, after `warm` of them."""
+    seen = []
+    gc.freeze()  # what there is already would slow the collections of wrap()
+    for count in (warm, times):
+        for _ in range(count):
+            action()
+        gc.collect()
+        seen.append((pages_held(), files_open(), mappings(), len(os.listdir("/proc/self/task"))))
+    gc.unfreeze()
+    return [after - before for before, after in zip(*seen, strict=True)]
+
+
+def run_python(program):
+    """Runs a program that may import all that tests of wrapped models do, and these; gives what it printed, too."""
+    paths = [PACKAGE, TESTS, TESTS / "torch"]
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
+    )  # fmt: skip
+
+
+BEGIN = """
+import os, sys, tempfile
+from collections import OrderedDict
+import torch
+import sluice.torch
+model = torch.nn.Sequential(OrderedDict(first=torch.nn.Linear(24, 24), last=torch.nn.Linear(24, 24)))
+units = {"first": ["first"], "last": ["last"]}
+given = {"memory": "4GiB", "disk": tempfile.gettempdir(), "place": "disk", "units": units}
+model, optimizer = sluice.torch.wrap(model, sluice.AdamW(), **given)
+def loss_of(model, step):
+    return model(torch.ones(3, 24)).square().mean()
+loss_of(model, 0).backward()
+"""
+
+
+def run(program):
+    return run_python(BEGIN + textwrap.dedent(program))
+
+
+BIG = """
+import tempfile
+import torch
+import sluice.torch
+torch.set_num_threads(2)
+def peak():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
+def held():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmRSS"))
+with torch.device("meta"):
+    model = torch.nn.Sequential(*[torch.nn.Linear(2000, 2000) for _ in range(24)])
+units = {str(i): [str(i)] for i in range(24)}
+begin = held()
+def wrapped(memory):
+    given = {"disk": tempfile.gettempdir(), "reserve": "160MiB", "units": units}
+    return sluice.torch.wrap(model, sluice.AdamW(), memory=begin + memory, **given)
+def step():
+    model(torch.ones(2, 2000)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def run_big(program):
+    return run_python(BIG + textwrap.dedent(program))

@@ -1,0 +1,250 @@
+"""update_in_backward: the bits of updates at step(), no place for gradients, and errors for what would need them."""
+
+import functools
+
+import pytest
+import torch
+from support.chain import Chain, loss_of
+from support.user_models import SHOWN
+from support.wrapped_models import (
+    language_loss,
+    outcome,
+    same,
+    same_values,
+    small_gpt2,
+    tokens,
+    train,
+    units_of_modules,
+    values_of,
+    wrap,
+)
+
+import sluice
+import sluice.torch
+
+at_once = functools.partial(wrap, update_in_backward=True)
+
+
+def loop(model, optimizer, note, loss_of=language_loss, set_to_none=True):
+    for step in range(6):
+        loss = loss_of(model, step)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=set_to_none)
+        note(loss)
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_bits_are_those_of_updates_at_the_step(name):
+    make, loss_of = SHOWN[name].make, SHOWN[name].loss
+    expected = outcome("memory", make, functools.partial(loop, loss_of=loss_of))
+    for place in ("memory", "disk"):
+        found = outcome(place, make, functools.partial(loop, loss_of=loss_of), update_in_backward=True)
+        assert same(found, expected), place
+
+
+@pytest.mark.parametrize("optimizer", [sluice.Lion(lr=1e-4), sluice.SGD(lr=1e-2, momentum=0.9)])
+def test_other_optimizers_and_bf16(optimizer):
+    def run(**options):
+        model = small_gpt2().to(torch.bfloat16)
+        losses = train(model, wrap(model, "disk", optimizer, **options)[1], language_loss, steps=4)
+        sluice.torch.close(model)
+        return losses.values
+
+    assert run(update_in_backward=True) == run()
+
+
+class Failing(torch.autograd.Function):
+    """The identity, whose backward raises as long as it is armed."""
+
+    armed = False
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if Failing.armed:
+            raise ArithmeticError("in the middle of backward")
+        return gradient
+
+
+def test_after_an_exception_in_the_middle_of_backward_the_next_step_works():
+    def run(place):
+        model, optimizer = at_once(small_gpt2(), place)
+        engine = sluice.torch.engine_of(model)
+        model.transformer.h[1].register_forward_hook(lambda block, args, out: Failing.apply(out))
+        seen = []
+        for step in range(6):
+            loss = language_loss(model, step)
+            Failing.armed = step in (1, 2, 4)
+            if Failing.armed:
+                with pytest.raises(ArithmeticError):
+                    loss.backward()
+            else:
+                loss.backward()
+                optimizer.step()
+            optimizer.zero_grad()
+            seen.append(loss.item())
+        updates = {name: engine.updates(name) for name, _ in model.named_parameters()}
+        assert updates["transformer.h.0.ln_1.weight"] == 3 and updates["transformer.h.2.ln_1.weight"] == 6
+        return seen, values_of(model)
+
+    (losses, values), (on_disk, values_on_disk) = run("memory"), run("disk")
+    assert losses == on_disk and same_values(values, values_on_disk)
+
+
+def test_gradients_take_no_place():
+    model, _ = at_once(small_gpt2(), "disk")
+    plan = sluice.torch.engine_of(model).plan()
+    assert {unit["gradient"] for unit in plan["units"]} == {"none"}
+    assert plan["bytes"]["disk"]["gradient"] == 0
+
+
+def test_a_scheduler_counts_even_if_it_steps_after_the_forward_pass():
+    def run(update_in_backward):
+        model, optimizer = wrap(small_gpt2(), "memory", update_in_backward=update_in_backward)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        seen = []
+        for step in range(5):
+            loss = language_loss(model, step)
+            if step:
+                scheduler.step()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(loss.item())
+        return seen
+
+    assert run(True) == run(False)
+
+
+def test_gradients_that_are_set_to_zero_instead_of_none():
+    expected = outcome("memory", small_gpt2, loop)
+    zeroed = functools.partial(loop, set_to_none=False)
+    assert same(outcome("memory", small_gpt2, zeroed, update_in_backward=True), expected)
+    model, optimizer = at_once(small_gpt2(), "memory")
+    train(model, optimizer, language_loss, steps=1)
+    language_loss(model, 1).backward()
+    optimizer.zero_grad(set_to_none=False)
+    assert not model.lm_head.weight.grad.any() and torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) == 0
+
+
+def test_what_needs_gradients_is_refused():
+    model, optimizer = at_once(small_gpt2(), "memory")
+    language_loss(model, 0).backward()
+    with pytest.raises(sluice.StateError, match="applied in backward.*Clipping.*without update_in_backward"):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    with pytest.raises(sluice.StateError, match="gradient accumulation.*zero_grad"):
+        language_loss(model, 1).backward()
+    with pytest.raises(sluice.StateError, match="applied in backward"):
+        print(model.lm_head.weight.grad.sum())
+    optimizer.step()
+    optimizer.zero_grad()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(language_loss(model, 2)).backward()
+    with pytest.raises(sluice.StateError, match="GradScaler"):
+        scaler.step(optimizer)
+    optimizer.zero_grad()
+    assert train(model, optimizer, language_loss, steps=2).values
+
+
+def test_a_step_needs_a_backward():
+    _, optimizer = at_once(small_gpt2(), "memory")
+    with pytest.raises(sluice.StateError, match="call backward"):
+        optimizer.step()
+    with pytest.raises(sluice.InvalidArgumentError, match="without an optimizer"):
+        sluice.torch.wrap(small_gpt2(), memory="6GiB", update_in_backward=True)
+
+
+def test_an_exception_in_backward_keeps_what_was_applied():
+    class Stop(Exception):
+        pass
+
+    def stop(gradient):
+        raise Stop
+
+    model = small_gpt2()
+    model, optimizer = at_once(model, "disk", units=units_of_modules(model), held_units=2)
+    train(model, optimizer, language_loss, steps=2)
+    before = [p.detach().clone() for p in model.transformer.h[2].parameters()]
+    handle = model.transformer.h[1].register_full_backward_hook(lambda module, inputs, outputs: stop(outputs))
+    with pytest.raises(Stop):
+        language_loss(model, 2).backward()
+    handle.remove()
+    after = [p.detach().clone() for p in model.transformer.h[2].parameters()]
+    assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    optimizer.zero_grad()
+    losses = train(model, optimizer, language_loss, steps=3).values
+    assert all(loss == loss for loss in losses)
+
+
+def test_backward_without_a_step_is_applied_too():
+    def run(call_step):
+        model, optimizer = at_once(small_gpt2(), "memory")
+        for step in range(3):
+            language_loss(model, step).backward()
+            if call_step:
+                optimizer.step()
+            optimizer.zero_grad()
+        return [p.detach().clone() for p in model.parameters()]
+
+    assert same(run(False), run(True))
+
+
+def test_a_gradient_that_is_not_finite_names_its_parameter():
+    model, optimizer = at_once(small_gpt2(), "memory")
+    with pytest.raises(sluice.NotFiniteError, match="is not finite"):
+        (language_loss(model, 0) * float("inf")).backward()
+    optimizer.zero_grad()
+    assert all(loss == loss for loss in train(model, optimizer, language_loss, steps=2).values)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_blocks(reentrant):
+    def run(**options):
+        model = small_gpt2()
+        model.train()
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        model.get_input_embeddings().requires_grad_(True)
+        model.enable_input_require_grads()
+        model, optimizer = wrap(model, "disk", **options)
+        return train(model, optimizer, language_loss, steps=3).values
+
+    assert run(update_in_backward=True) == run()
+
+
+def test_frozen_parameters():
+    def run(**options):
+        model = small_gpt2()
+        for p in model.transformer.h[0].parameters():
+            p.requires_grad_(False)
+        model, optimizer = wrap(model, "disk", **options)
+        return train(model, optimizer, language_loss, steps=3).values
+
+    assert run(update_in_backward=True) == run()
+
+
+def test_backward_through_what_a_backward_changed_is_an_error():
+    model, _ = at_once(small_gpt2(), "memory")
+    ids = tokens(0)
+    first, second = model(ids, labels=ids).loss, model(ids, labels=ids).loss
+    first.backward()
+    model.zero_grad()
+    with pytest.raises(RuntimeError, match="was changed"):
+        second.backward()
+
+
+def test_what_is_read_after_a_step_is_what_the_step_made():
+    # Small, so that the writes of a step last into the next.
+    model, optimizer = at_once(Chain(), "disk", units=units_of_modules(Chain()), held_units=2)
+    for step in range(300):
+        before = values_of(model)
+        loss_of(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        read = values_of(model)
+        assert same_values(read, values_of(model))
+        assert not any(torch.equal(read[name], before[name]) for name in before)
+    sluice.torch.close(model)

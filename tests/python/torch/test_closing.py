@@ -1,0 +1,136 @@
+"""What is left of a wrapped model when it was closed: plain tensors where they were, or none, and no address for which
+nobody answers."""
+
+import gc
+
+import pytest
+import torch
+from support.chain import Chain, loss_of, still_trains
+from support.processes import grown, run, run_big
+from support.wrapped_models import small_gpt2, train, units_of_modules, values_of, wrap, language_loss, same_values
+
+import sluice.torch
+
+
+def wrapped_chain(place):
+    model, optimizer = wrap(Chain(), place, units=units_of_modules(Chain()))
+    still_trains(model, optimizer)
+    return model, optimizer
+
+
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_what_refers_to_parameters_goes_on_to_show_them(place):
+    model, optimizer = wrapped_chain(place)
+    weight = model.first.weight
+    address = weight.data_ptr()
+    kept = [weight.detach(), weight.t(), weight.detach().numpy(), weight.data, weight[3]]
+    loss_of(model, 1).backward()
+    optimizer.step()  # its updates are pending
+    expected = weight.detach().clone()
+    loss_of(model, 2).backward()
+    gradient = weight.grad.clone()
+    sluice.torch.close(model)
+    assert weight.data_ptr() == address and torch.equal(weight, expected)
+    wanted = (expected, expected.t(), expected, expected, expected[3])
+    assert all(torch.equal(torch.as_tensor(seen), whole) for seen, whole in zip(kept, wanted, strict=True))
+    assert torch.equal(weight.grad, gradient)
+    with torch.no_grad():
+        kept[4].fill_(5.0)
+    assert torch.equal(weight[3], torch.full((24,), 5.0))
+    del model, optimizer, weight, kept[:4]
+    gc.collect()
+    assert torch.equal(kept[0], torch.full((24,), 5.0))
+
+
+def test_a_view_keeps_a_model_that_was_dropped_without_a_close():
+    model, optimizer = wrapped_chain("disk")
+    view, expected = model.last.weight.detach()[2:4], model.last.weight[2:4].detach().clone()
+    del model, optimizer
+    gc.collect()
+    assert torch.equal(view, expected)
+
+
+def test_views_that_outlive_their_models_leave_nothing_behind():
+    def action():
+        model, _ = wrapped_chain("disk")
+        view = model.middle.weight.t()
+        sluice.torch.close(model)
+        del model
+        gc.collect()
+        assert torch.isfinite(view).all()
+
+    memory, files, maps, threads = grown(action, 5, 30)
+    assert files == 0 and threads == 0 and maps < 50 and memory < 8 << 20
+
+
+def test_a_closed_model_is_inherited_by_forked_children():
+    finished = run("""
+        sluice.torch.close(model)
+        child = os.fork()
+        if child == 0:
+            os._exit(7 if torch.isfinite(model.first.weight).all() else 8)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """)
+    assert (finished.returncode, finished.stdout) == (0, "7\n"), finished.stderr
+
+
+@pytest.mark.parametrize("end", ["sluice.torch.close(model, values=False)", "sluice.torch.engine_of(model).close()"])
+def test_what_refers_to_parameters_without_values_is_told_so(end):
+    finished = run(f"""
+        view = model.first.weight.detach()
+        {end}
+        print('closed', flush=True)
+        view.sum()
+    """)
+    assert finished.returncode < 0 and finished.stdout == "closed\n"
+    assert "'parameters of first' was touched after its engine was closed without keeping the values" in finished.stderr
+
+
+def test_without_values_the_model_is_on_the_meta_device(tmp_path):
+    model, optimizer = wrap(small_gpt2(), "disk")
+    train(model, optimizer, language_loss, steps=2)
+    expected = values_of(model)
+    model.save_pretrained(tmp_path)
+    sluice.torch.close(model, values=False)
+    assert all(p.is_meta and p.grad is None for p in model.parameters())
+    assert model.lm_head.weight is model.transformer.wte.weight
+    with pytest.raises(sluice.StateError, match="not wrapped"):
+        sluice.torch.engine_of(model)
+    wrap(model, "memory", weights=tmp_path)
+    assert same_values(values_of(model), expected)
+
+
+def test_closing_stays_within_the_budget():
+    """384 MB of parameters, and as much of gradients and twice of state, most of them on disk."""
+    finished = run_big("""
+        model, optimizer = wrapped(700 << 20)
+        step()
+        sums = [p.double().sum().item() for p in model.parameters()]
+        sluice.torch.close(model)
+        assert peak() < begin + (700 << 20), (peak() - begin) >> 20
+        assert [p.double().sum().item() for p in model.parameters()] == sums
+        print("done")
+    """)
+    assert (finished.returncode, finished.stdout) == (0, "done\n"), finished.stderr
+
+
+def test_closing_what_does_not_fit_is_refused_and_the_model_goes_on():
+    finished = run_big("""
+        model, optimizer = wrapped(390 << 20)
+        step()
+        for _ in range(2):
+            try:
+                sluice.torch.close(model)
+            except sluice.BudgetError as error:
+                print(error)
+            step()
+        sluice.torch.close(model, values=False)
+        assert held() < begin + (200 << 20), (held() - begin) >> 20
+        assert peak() < begin + (390 << 20), (peak() - begin) >> 20
+        print("done")
+    """)
+    assert finished.returncode == 0, finished.stderr
+    lines = finished.stdout.splitlines()
+    assert len(lines) == 3 and lines[-1] == "done"
+    assert "more, and the process holds" in lines[0] and "of its budget of" in lines[0]
+    assert "close(model, values=False)" in lines[0] and "with more memory" in lines[0]

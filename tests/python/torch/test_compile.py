@@ -1,0 +1,124 @@
+"""torch.compile of wrapped models and their blocks: the same numbers, graphs that end where parameters come and go, and
+whole graphs of a model refused with what to do instead."""
+
+import functools
+
+import pytest
+import torch
+from support import rounding
+from support.wrapped_models import same_values, train, values_of, wrap
+from torch import nn
+
+import sluice.torch
+
+BLOCKS = 3
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(24), nn.Linear(24, 48), nn.Linear(48, 24)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.head = nn.Linear(24, 24)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def loss_of(model, step):
+    return model(torch.randn(5, 24, generator=torch.Generator().manual_seed(step))).square().mean()
+
+
+def blocks_into(model, backend, **options):
+    for i, block in enumerate(model.blocks):
+        model.blocks[i] = torch.compile(block, backend=backend, **options)
+
+
+def blocks_in_place(model, backend):
+    for block in model.blocks:
+        block.compile(backend=backend)
+
+
+def trained(place, before=None, after=None, backend="aot_eager"):
+    """Losses, values and touches. before, after: what is compiled before wrapping, and after it; after may give another
+    model to call."""
+    torch._dynamo.reset()
+    torch.manual_seed(4)
+    model = Model()
+    if before is not None:
+        before(model, backend)
+    units = {name: [name] for name in [*(f"blocks.{i}" for i in range(BLOCKS)), "head"]}
+    _, optimizer = wrap(model, place, sluice.AdamW(lr=1e-2), units=units, held_units=1)
+    made = after(model, backend) if after is not None else None
+    called = model if made is None else made
+    losses = train(called, optimizer, loss_of, steps=4, clip=1.0)
+    touches = sluice.torch.engine_of(model).counters().touches
+    values = {name.replace("_orig_mod.", ""): value for name, value in values_of(model).items()}
+    sluice.torch.close(model)
+    return losses, values, touches
+
+
+@functools.cache
+def plain_losses():
+    return trained("memory")[0]
+
+
+def check(**how):
+    plain = plain_losses()
+    memory, values, touches = trained("memory", **how)
+    disk, values_on_disk, touches_on_disk = trained("disk", **how)
+    assert memory.values == disk.values and same_values(values, values_on_disk)
+    assert memory.close_to(plain)
+    assert touches == touches_on_disk == 0
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("how", [blocks_into, blocks_in_place])
+def test_blocks(how, when):
+    check(**{when: how})
+
+
+@pytest.mark.parametrize("how", [lambda m, b: torch.compile(m, backend=b), lambda m, b: m.compile(backend=b)])
+def test_whole_models_break_where_parameters_come_and_go(how):
+    check(after=how)
+
+
+def test_blocks_with_inductor():
+    check(before=blocks_into, backend="inductor")
+
+
+def test_a_block_that_was_compiled_before_is_one_graph():
+    check(before=lambda model, backend: blocks_into(model, backend, fullgraph=True))
+
+
+def test_one_graph_of_a_whole_model_is_refused():
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"come and go.*compile its blocks.*fullgraph=True"):
+        trained("disk", after=lambda model, backend: torch.compile(model, backend=backend, fullgraph=True))
+
+
+def test_evaluation_between_steps_of_compiled_blocks():
+    torch._dynamo.reset()
+    torch.manual_seed(4)
+    model, plain = Model(), Model()
+    plain.load_state_dict(model.state_dict())
+    blocks_into(model, "aot_eager")
+    _, optimizer = wrap(model, "disk", units={f"b{i}": [f"blocks.{i}"] for i in range(BLOCKS)}, held_units=1)
+    for step in range(2):
+        with torch.no_grad():
+            assert rounding.near(loss_of(model, step).item(), loss_of(plain, step).item(), rounding.of_model(plain))
+        loss_of(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        saved = {name.replace("_orig_mod.", ""): value for name, value in model.state_dict().items()}
+        plain.load_state_dict(saved)
+    sluice.torch.close(model)

@@ -1,0 +1,431 @@
+"""wrap() with nothing stated but memory and disk: what PyTorch takes is found before each call computes, and the budget
+holds, or the call is refused."""
+
+import tempfile
+import textwrap
+import threading
+
+import peft
+import pytest
+import torch
+import transformers
+from support.chain import Chain, Keeping, loss_of
+from support.processes import run_python
+from support.wrapped_models import language_loss, same_values, small_gpt2, tokens, train, values_of
+from torch.utils.checkpoint import checkpoint
+
+import sluice
+import sluice.torch
+
+MIB = 1 << 20
+
+
+class Wide(torch.nn.Module):
+    """192 MiB of parameters (with AdamW 768), and 1.5 MiB of activations for each row."""
+
+    def __init__(self, checkpointed=False):
+        super().__init__()
+        torch.manual_seed(4)
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(2048, 2048) for _ in range(12)])
+        self.register_buffer("factors", torch.linspace(0.5, 2, 16))
+        self.checkpointed, self.calls = checkpointed, []
+
+    def forward(self, x):
+        self.calls.append(len(x))
+        for layer in self.layers:
+            inside = lambda y, layer=layer: (layer(y)[..., None] * self.factors).tanh().mean(-1)  # noqa: E731
+            x = checkpoint(inside, x, use_reentrant=False) if self.checkpointed else inside(x)
+        return x
+
+
+def rows(count, seed=0):
+    return torch.randn(count, 2048, generator=torch.Generator().manual_seed(seed))
+
+
+def many(count):
+    """Of the shape of so many rows, without memory."""
+    return torch.ones(1, 2048).expand(count, -1)
+
+
+def step(model, optimizer, count, seed=0):
+    loss = model(rows(count, seed)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def wrapped(memory, make=Wide, optimizer=None, **options):
+    return sluice.torch.wrap(
+        make(), optimizer or sluice.AdamW(lr=1e-3), memory=memory, disk=tempfile.gettempdir(), **options
+    )
+
+
+def everything(reserve, make=Wide):
+    """What a budget is in which all is in memory with so much for PyTorch."""
+    made = sluice.torch.plan(make(), sluice.AdamW(lr=1e-3), memory="16GiB", reserve=reserve)
+    return made["predicted_peak"]
+
+
+def plan_of(model):
+    return sluice.torch.engine_of(model).plan()
+
+
+def places(model):
+    plan = plan_of(model)
+    return [[unit[kind] for kind in ("parameters", "gradient", "state")] for unit in plan["units"]]
+
+
+# ---- the plan follows the calls ----
+
+
+def test_the_first_call_and_larger_ones_change_the_plan_and_no_bits():
+    """At first 512 MiB are assumed, and the first batch needs 160: more of the engine is in memory then. Larger ones send
+    some of it out again."""
+    reference, other = sluice.torch.wrap(
+        Wide(), sluice.AdamW(lr=1e-3), memory="8GiB", place="memory", sample_batch=rows(256)
+    )
+    model, optimizer = wrapped(everything("450MiB"))
+    assert plan_of(model)["pytorch"] == {"peak": None, "reserve": 512 * MIB, "measured": None}
+    seen = [plan_of(model)["disk"]]
+    for count in (16, 16, 256, 16, 256, 288, 32):
+        assert step(model, optimizer, count, count) == step(reference, other, count, count)
+        seen.append(plan_of(model)["disk"])
+        assert plan_of(model)["predicted_peak"] <= plan_of(model)["budget"]["memory"]
+    assert seen[0] > 0 and seen[1] == seen[2] == 0, "what was assumed was too much"
+    assert 0 < seen[3] == seen[4] == seen[5] < seen[6] == seen[7]
+    assert same_values(values_of(model), values_of(reference))
+    assert model.calls == reference.calls, "an estimate leaves nothing"
+    sluice.torch.close(model)
+    assert same_values(values_of(model), values_of(reference))
+
+
+def test_what_is_refused_leaves_everything_as_it_was():
+    model, optimizer = wrapped(everything("300MiB"))
+    step(model, optimizer, 16)
+    before, calls, plan = values_of(model), list(model.calls), plan_of(model)
+    for _ in range(2):
+        with pytest.raises(sluice.BudgetError, match=r"this call of Wide is not begun: .*MiB are left for it.*stated.*smaller"):
+            model(many(20000))
+    assert (model.calls, plan_of(model)) == (calls, plan) and same_values(values_of(model), before)
+    assert sluice.torch.engine_of(model).steps == 1
+    step(model, optimizer, 16)
+    with torch.no_grad():
+        model(rows(16))
+        with pytest.raises(sluice.BudgetError, match="not begun"):
+            model(many(200000))
+    model.checkpointed = True
+    step(model, optimizer, 16)
+
+
+def test_without_disk_a_call_that_does_not_fit_is_refused():
+    model, optimizer = sluice.torch.wrap(Wide(), sluice.AdamW(), memory=everything("300MiB"))
+    step(model, optimizer, 16)
+    with pytest.raises(sluice.BudgetError, match="not begun.*no disk is given"):
+        model(many(256))
+    step(model, optimizer, 16)
+    sluice.torch.close(model)
+
+
+def test_a_sample_is_what_the_first_plan_is_for_and_no_bound():
+    model, optimizer = wrapped(everything("300MiB"), sample_batch=rows(16))
+    first = plan_of(model)
+    step(model, optimizer, 16)
+    assert first["disk"] == 0 == plan_of(model)["disk"]
+    step(model, optimizer, 256)
+    assert plan_of(model)["disk"] > 0 and plan_of(model)["pytorch"]["reserve"] > first["pytorch"]["reserve"]
+
+
+def test_a_reserve_is_the_users_word(monkeypatch):
+    monkeypatch.setattr("sluice.torch._demand.estimate_call", None)
+    model, optimizer = wrapped("6GiB", reserve="16MiB")
+    step(model, optimizer, 16)
+    assert plan_of(model)["pytorch"]["reserve"] == 16 * MIB
+
+
+def test_calls_before_one_backward_are_added():
+    model, optimizer = wrapped(everything("400MiB"))
+    losses = []
+    needs = []
+    for seed in range(3):
+        losses.append(model(rows(64, seed)).square().mean())
+        needs.append(plan_of(model)["pytorch"]["reserve"])
+    assert needs[0] + 64 * MIB < needs[1] and needs[1] + 64 * MIB < needs[2]
+    sum(losses).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    plain = Wide()
+    sum(plain(rows(64, seed)).square().mean() for seed in range(3)).backward()
+    other = torch.optim.AdamW(plain.parameters(), lr=1e-3)
+    other.step()
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+    assert plan_of(model)["pytorch"]["reserve"] == needs[2]
+    step(model, optimizer, 64)
+
+
+def test_graphs_that_are_gone_do_not_count():
+    """Of evaluation with gradients, and of losses that are held after their backward."""
+    model, optimizer = wrapped(everything("400MiB"))
+    held = []
+    for seed in range(3):
+        model(rows(64, seed))
+        held.append(model(rows(64, seed)).square().mean())
+        held[-1].backward()
+        if seed == 0:
+            reserve = plan_of(model)["pytorch"]["reserve"]
+        with pytest.raises(RuntimeError, match="64x7"):
+            model(rows(64)[:, :7])
+    optimizer.step()
+    optimizer.zero_grad()
+    assert plan_of(model)["pytorch"]["reserve"] == reserve
+
+
+def test_gradients_are_in_the_way_of_another_plan():
+    # The estimate for 256 rows is 786 MiB, which this is less than; the budget has room for it once units move to disk,
+    # and for what earlier tests have left in this process.
+    model, optimizer = wrapped(everything("600MiB"))
+    model(rows(16)).square().mean().backward()
+    before = [p.grad.square().sum() for p in model.parameters()]
+    with pytest.raises(sluice.BudgetError, match=r"not begun.*there are gradients"):
+        model(rows(256))
+    assert all(p.grad.square().sum() == square for p, square in zip(model.parameters(), before, strict=True))
+    model(rows(16)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    step(model, optimizer, 256)
+
+
+def test_what_the_plan_leaves_is_for_pytorch():
+    model, optimizer = wrapped(everything("1GiB"))
+    for count in (16, 256, 16):
+        model(rows(count)).square().mean().backward()
+    optimizer.step()
+    assert plan_of(model)["disk"] == 0
+
+
+# ---- what may come before the first call, and be in force in it ----
+
+
+def test_everything_that_may_come_before_the_first_call(tmp_path):
+    trained, optimizer = wrapped("6GiB", small_gpt2)
+    train(trained, optimizer, language_loss, steps=3)
+    checkpoint = sluice.torch.engine_of(trained).save(tmp_path / "run")
+    states = trained.state_dict(), optimizer.state_dict()
+    expected = train(trained, optimizer, language_loss, steps=2).values
+
+    def as_checkpoint(model, _):
+        sluice.torch.engine_of(model).load(checkpoint)
+
+    def as_state_dicts(model, optimizer):
+        model.load_state_dict({name: value.clone() for name, value in saved.items()})
+        optimizer.load_state_dict(states[1])
+        with sluice.torch.edit(model):
+            model.lm_head.weight.data.add_(0)
+        assert model.lm_head.weight.norm() > 0 and optimizer.state_dict()["param_groups"]
+        model.zero_grad()
+
+    sluice.torch.engine_of(trained).load(checkpoint)
+    saved = values_of(trained) | {"lm_head.weight": trained.lm_head.weight.detach().clone()}
+    for resume in (as_checkpoint, as_state_dicts):
+        model, optimizer = wrapped(everything("400MiB", lambda: small_gpt2(seed=7)), lambda: small_gpt2(seed=7))
+        addresses = [p.data_ptr() for p in model.parameters()]
+        views = [p.detach() for p in model.parameters()]
+        resume(model, optimizer)
+        model.generate(tokens(0)[:, :8], do_sample=False, max_new_tokens=8)
+        assert train(model, optimizer, language_loss, steps=2).values == expected, resume.__name__
+        assert addresses == [p.data_ptr() for p in model.parameters()]
+        assert all(torch.equal(p, view) for p, view in zip(model.parameters(), views, strict=True))
+
+
+def test_evaluation_first():
+    model, optimizer = wrapped(everything("400MiB"))
+    plain = Wide()
+    first = plan_of(model)
+    with torch.no_grad():
+        assert torch.equal(model(rows(64)), plain(rows(64)))
+    assert plan_of(model)["pytorch"]["reserve"] == first["pytorch"]["reserve"], "training is still to come"
+    step(model, optimizer, 64)
+    assert plan_of(model)["pytorch"]["reserve"] < first["pytorch"]["reserve"]
+    reading, _ = sluice.torch.wrap(Wide(), memory="6GiB")
+    assert torch.equal(reading(rows(64)), plain(rows(64)))
+    assert plan_of(reading)["pytorch"]["peak"] < 4 * 64 * 2048 * 16 * 4
+
+
+def test_checkpointing_and_autocast_count():
+    def reserve(checkpointed=False, autocast=False):
+        model, optimizer = wrapped("6GiB", lambda: Wide(checkpointed))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            model(rows(256)).float().square().mean().backward()
+        optimizer.step()
+        return plan_of(model)["pytorch"]["reserve"]
+
+    plain = reserve()
+    assert reserve(checkpointed=True) < plain - 64 * MIB
+    assert reserve(autocast=True) != plain
+
+
+def test_experts_in_f32_are_estimated():
+    """PyTorch's own rule for fakes of _grouped_mm refuses what the CPU takes."""
+    torch.manual_seed(3)
+    config = transformers.MixtralConfig(
+        hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=512, num_local_experts=4,
+    )  # fmt: skip
+    model, optimizer = wrapped("6GiB", lambda: transformers.MixtralForCausalLM(config))
+    assert len(train(model, optimizer, language_loss, steps=2).values) == 2
+    assert plan_of(model)["pytorch"]["peak"] > 0
+
+
+def test_adapters():
+    def make():
+        return peft.get_peft_model(small_gpt2(), peft.LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True))
+
+    torch.manual_seed(3)
+    model, optimizer = wrapped("6GiB", make)
+    torch.manual_seed(3)
+    stated, other = wrapped("6GiB", make, reserve="256MiB")
+    assert train(model, optimizer, language_loss, steps=3).values == train(stated, other, language_loss, steps=3).values
+    assert plan_of(model)["pytorch"]["measured"] is not None
+
+
+def test_generation_keeps_its_cache_and_estimates_seldom(monkeypatch):
+    runs = []
+    from sluice.torch import _demand
+
+    estimate = _demand.estimate_call
+    monkeypatch.setattr(_demand, "estimate_call", lambda *given: runs.append(1) or estimate(*given))
+    plain = small_gpt2()
+    model, _ = wrapped("6GiB", small_gpt2)
+    ids = tokens(0)[:, :4]
+    assert torch.equal(
+        model.generate(ids, do_sample=False, max_new_tokens=28), plain.generate(ids, do_sample=False, max_new_tokens=28)
+    )
+    assert 1 <= len(runs) < 20
+
+
+def test_random_numbers_are_those_of_a_run_without_estimates():
+    class Dropping(Wide):
+        def forward(self, x):
+            return torch.nn.functional.dropout(super().forward(x), 0.5)
+
+    given = []
+    for options in ({}, {"reserve": "256MiB"}):
+        model, optimizer = wrapped("6GiB", Dropping, **options)
+        torch.manual_seed(9)
+        given.append([step(model, optimizer, 16) for _ in range(3)])
+    assert given[0] == given[1]
+
+
+def test_modules_that_are_called_by_themselves():
+    class Two(torch.nn.ModuleDict):
+        pass
+
+    model, optimizer = wrapped(everything("300MiB", lambda: Two({"a": Wide(), "b": Wide()})),
+                               lambda: Two({"a": Wide(), "b": Wide()}))  # fmt: skip
+    model["b"](model["a"](rows(16))).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert plan_of(model)["pytorch"]["peak"] is not None
+    with pytest.raises(sluice.BudgetError, match="this call of .* is not begun"):
+        model["a"](many(20000))
+    model["b"](model["a"](rows(16))).square().mean().backward()
+    optimizer.step()
+
+
+def test_models_that_keep_things():
+    """Lists, counters and buffers of the model's are after the first call what they would be."""
+    torch.manual_seed(3)
+    plain = Keeping()
+    torch.manual_seed(3)
+    model, _ = wrapped("6GiB", Keeping)
+    for seed in range(2):
+        loss_of(plain, seed).backward()
+        loss_of(model, seed).backward()
+    assert (model.calls, len(model.seen)) == (plain.calls, len(plain.seen))
+
+
+def test_a_call_that_cannot_be_known_is_refused_and_says_what_to_state(monkeypatch):
+    plain = Chain.forward
+    monkeypatch.setattr(Chain, "forward", lambda self, x: plain(self, x) if x.sum() > -1e9 else x)
+    model, _ = wrapped("6GiB", Chain)
+    with pytest.raises(sluice.InvalidArgumentError, match=r"for this call cannot be estimated: .*values.*reserve"):
+        loss_of(model, 0)
+    stated, _ = wrapped("6GiB", Chain, reserve="64MiB")
+    loss_of(stated, 0).backward()
+
+
+def test_several_threads():
+    """Whoever comes first is estimated while the others wait, and the gradients are those of all."""
+    torch.manual_seed(0)
+    plain = Chain()
+    for i in range(4):
+        loss_of(plain, i).backward()
+    torch.manual_seed(0)
+    model, optimizer = wrapped("6GiB", Chain)
+    for _ in range(2):
+        failed = []
+
+        def run(i):
+            try:
+                loss_of(model, i).backward()
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed, failed
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(p.grad.clone(), q.grad, rtol=1e-5, atol=1e-6)
+        optimizer.zero_grad()
+
+
+# ---- the process's resident peak ----
+
+PROGRAM = """
+import faulthandler, tempfile, warnings
+import torch
+from test_demand import Wide, rows, sluice, step
+faulthandler.enable()
+def status(name):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
+warnings.simplefilter("error", RuntimeWarning)
+torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64, requires_grad=True)).sum().backward()
+"""
+
+
+@pytest.mark.parametrize("count, extra", [(8, 500), (640, 1900)])
+def test_the_resident_peak_stays_within_what_was_stated(count, extra):
+    """Of activations far above what is assumed at first, and far below."""
+    program = f"""
+        model = Wide()
+        memory = status("VmRSS") + ({extra} << 20)
+        model, optimizer = sluice.torch.wrap(model, sluice.AdamW(), memory=memory, disk=tempfile.gettempdir())
+        for seed in range(3):
+            step(model, optimizer, {count}, seed)
+        plan = sluice.torch.engine_of(model).plan()
+        print(status("VmHWM") <= memory, plan["pytorch"], (memory - status("VmHWM")) >> 20)
+    """
+    finished = run_python(PROGRAM + textwrap.dedent(program))
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.startswith("True"), finished.stdout
+
+
+@pytest.mark.filterwarnings("ignore:PyTorch took:RuntimeWarning")
+def test_a_first_step_that_takes_more_than_was_estimated_mends_the_plan():
+    """Tensors of the user's that no estimate sees."""
+    model, optimizer = wrapped(everything("300MiB"))
+    loss = model(rows(16)).square().mean()
+    unseen = torch.ones(100 * MIB)
+    loss.backward()
+    optimizer.step()
+    del unseen
+    optimizer.zero_grad()
+    taken = plan_of(model)["pytorch"]
+    assert taken["measured"] > taken["reserve"]
+    step(model, optimizer, 16)
+    assert plan_of(model)["pytorch"]["reserve"] >= taken["measured"]

@@ -1,0 +1,226 @@
+"""Parameters that are edited between steps are the model's values, and the optimizer's masters."""
+
+import pytest
+import torch
+import torch.multiprocessing
+from support.chain import Chain, loss_of, plain_loop
+from support.wrapped_models import check_as_plain, outcome, same, same_values, units_of_modules, values_of, wrap
+
+import sluice.torch
+
+
+def drawn(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(99)) * 0.1
+
+
+@torch.no_grad()
+def copy(model):
+    model.first.weight.copy_(drawn(24, 24))
+
+
+@torch.no_grad()
+def in_place(model):
+    model.first.weight.mul_(0.5)
+    model.last.bias.add_(model.middle.bias)
+    model.middle.weight[3].fill_(0.25)
+
+
+def by_data(model):
+    model.first.weight.data.copy_(drawn(24, 24))
+    model.middle.bias.data[2:5] = 0.5
+    model.last.weight.data.mul_(1.5)
+
+
+def by_init(model):
+    torch.manual_seed(5)
+    torch.nn.init.xavier_uniform_(model.middle.weight)
+    torch.nn.init.zeros_(model.last.bias)
+    torch.nn.init.trunc_normal_(model.first.weight)
+
+
+def by_state_dict(model):
+    torch.manual_seed(6)
+    model.load_state_dict(Chain().to(model.first.weight.dtype).state_dict())
+
+
+@torch.no_grad()
+def element_by_element(model):
+    for i in range(24):
+        model.first.weight[i, i] = 0.125 * i
+        model.last.bias[i] -= 0.01
+
+
+EDITS = [copy, in_place, by_data, by_init, by_state_dict, element_by_element]
+
+
+def between_steps(edit, scope=False):
+    def loop(model, optimizer, note):
+        for _ in range(3):
+            plain_loop(model, optimizer, note, steps=2)
+            if scope:
+                with sluice.torch.edit(model):
+                    edit(model)
+            else:
+                edit(model)
+            for p in model.parameters():
+                note(p)
+
+    return loop
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_edits_between_steps(edit):
+    check_as_plain(Chain, between_steps(edit))
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_in_a_scope_and_without_one(edit):
+    for place in ("memory", "disk"):
+        assert same(
+            outcome(place, Chain, between_steps(edit)), outcome(place, Chain, between_steps(edit, scope=True))
+        )
+
+
+@pytest.mark.parametrize("place", ["memory", "disk"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("edit", EDITS)
+def test_the_masters_are_edited_too(edit, dtype, place):
+    """A step that changes nothing (its rate is 0) writes the masters over the parameters."""
+    model, optimizer = wrap(Chain().to(dtype), place, units=units_of_modules(Chain()), held_units=2)
+
+    def loss(step):
+        return model(torch.randn(6, 24, generator=torch.Generator().manual_seed(step)).to(dtype)).square().mean()
+
+    loss(0).backward()
+    optimizer.step()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    edit(model)
+    edited = {name: p.detach().clone() for name, p in model.named_parameters()}
+    assert any(not torch.equal(before[name], edited[name]) for name in edited)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    loss(1).backward()
+    optimizer.step()
+    for name, p in model.named_parameters():
+        assert torch.equal(p, edited[name]), name
+    engine = sluice.torch.engine_of(model)
+    for unit in engine.units:
+        for name, values in engine.get_values(unit.name).items():
+            master = torch.frombuffer(values.cast("B"), dtype=torch.float32).view(values.shape)
+            assert torch.equal(master.to(dtype), edited[name])
+            changed = before[name] != edited[name]
+            assert torch.equal(master[changed], edited[name].float()[changed]), f"{name}: a master was not edited"
+    sluice.torch.close(model)
+
+
+def test_an_edit_between_forward_and_backward_or_before_the_first_step():
+    def loop(model, optimizer, note):
+        copy(model)
+        plain_loop(model, optimizer, note, steps=1)
+        loss_of(model, 3).backward()
+        in_place(model)  # after backward: the step changes the edited values
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            note(loss_of(model, 4))
+        copy(model)
+        in_place(model)
+        plain_loop(model, optimizer, note, steps=1)
+
+    check_as_plain(Chain, loop)
+
+
+def test_averaging_of_weights():
+    """As torch.optim.swa_utils does: a plain copy follows the wrapped model, and is copied into it at the end."""
+
+    def loop(model, optimizer, note):
+        average = [p.detach().clone() for p in model.parameters()]
+        for _ in range(3):
+            plain_loop(model, optimizer, note, steps=1)
+            for a, p in zip(average, model.parameters(), strict=True):
+                a.lerp_(p.detach(), 0.3)
+        with torch.no_grad():
+            for a, p in zip(average, model.parameters(), strict=True):
+                p.copy_(a)
+        plain_loop(model, optimizer, note, steps=1)
+
+    check_as_plain(Chain, loop)
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda p: setattr(p, "data", torch.zeros(24, 24)),
+        torch.no_grad()(lambda p: p.set_(torch.zeros(24, 24))),
+        lambda p: torch.nn.utils.vector_to_parameters(torch.zeros(24 * 24), [p]),
+    ],
+    ids=[".data =", "set_", "vector_to_parameters"],
+)
+@pytest.mark.parametrize("then", ["forward", "step"])
+def test_a_parameter_that_is_given_other_memory(replace, then):
+    model, optimizer = wrap(Chain(), "disk")
+    loss_of(model, 0).backward()
+    replace(model.middle.weight)
+    with pytest.raises(sluice.StateError, match=r"'middle.weight' was given other memory.*copy_\(\)"):
+        loss_of(model, 1) if then == "forward" else optimizer.step()
+
+
+def send(p):
+    torch.multiprocessing.get_context("spawn").SimpleQueue().put({"weight": p.detach()})
+
+
+@pytest.mark.parametrize("share", [lambda p: p.share_memory_(), send], ids=["share_memory_", "a queue"])
+@pytest.mark.parametrize("then", ["forward", "backward", "step"])
+def test_a_parameter_that_is_moved_into_shared_memory(share, then):
+    model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()))
+    plain_loop(model, optimizer, lambda value: None, steps=1)
+    loss = loss_of(model, 0)
+    if then == "step":
+        loss.backward()
+    before = values_of(model)
+    share(model.middle.weight)
+    with pytest.raises(sluice.StateError, match=r"'middle.weight' was moved into .*share.*close\(\) .*wrap it again"):
+        loss_of(model, 1) if then == "forward" else loss.backward() if then == "backward" else optimizer.step()
+    sluice.torch.close(model)
+    assert same_values(before, values_of(model))
+    optimizer = wrap(model, "disk")[1]
+    plain_loop(model, optimizer, lambda value: None, steps=1)
+    assert not torch.equal(before["middle.weight"], model.middle.weight)
+
+
+def test_a_model_that_is_to_be_shared_is_refused():
+    model, _ = wrap(Chain(), "disk")
+    with pytest.raises(sluice.StateError, match=r"memory that processes share.*after sluice.torch.close\(\)"):
+        model.share_memory()
+    loss_of(model, 0).backward()
+
+
+class Twins(torch.nn.Module):
+    """Half of it follows the other half."""
+
+    def __init__(self):
+        super().__init__()
+        self.trained, self.following = (torch.nn.ModuleList(torch.nn.Linear(256, 256) for _ in range(4)) for _ in range(2))
+        self.following.requires_grad_(False)
+
+    def forward(self, x):
+        for layer in self.trained:
+            x = layer(x).tanh()
+        return x
+
+
+def test_an_operation_on_two_units_brings_each_in_once():
+    def loop(model, optimizer, note):
+        loss = model(drawn(4, 256)).square().mean()
+        with torch.no_grad():
+            for one, other in zip(model.following.parameters(), model.trained.parameters(), strict=True):
+                note(one.mul_(0.75).add_(other, alpha=0.25))
+        return loss
+
+    plain = outcome(None, Twins, loop)
+    assert same(outcome("disk", Twins, loop), plain)
+    model, _ = wrap(Twins(), "disk", units=units_of_modules(Twins()))
+    before = sluice.torch.engine_of(model).counters().touches
+    loop(model, None, lambda noted: None)
+    touches = sluice.torch.engine_of(model).counters().touches - before
+    assert 0 < touches < 10 * len(list(model.parameters()))

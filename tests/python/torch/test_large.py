@@ -1,0 +1,260 @@
+"""Models that are larger than memory, and what a wrapped one takes: the meta device, folders, the plan, autocast."""
+
+import gc
+import warnings
+import weakref
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+from support.processes import run_big
+from support.wrapped_models import (
+    language_loss,
+    plain_optimizer,
+    same_values,
+    small_gpt2,
+    tokens,
+    train,
+    values_of,
+    wrap,
+)
+
+import sluice
+import sluice.torch
+
+
+def small_llama():
+    torch.manual_seed(2)
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            vocab_size=512, max_position_embeddings=32,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [small_gpt2, small_llama])
+def test_a_folder_is_streamed_and_trains_as_the_plain_model(make, tmp_path):
+    plain = make()
+    plain.save_pretrained(tmp_path, max_shard_size="100KB")
+    model, optimizer = sluice.torch.from_pretrained(
+        tmp_path, sluice.AdamW(lr=1e-3), memory="6GiB", disk=tmp_path, place="disk", reserve="256MiB"
+    )
+    assert type(model) is type(plain)
+    assert same_values(values_of(model), values_of(plain))
+    wrapped = train(model, optimizer, language_loss, steps=4)
+    assert wrapped.close_to(train(plain, plain_optimizer(plain), language_loss, steps=4))
+    sluice.torch.close(model)
+
+
+@pytest.mark.parametrize("own_file", [True, False])
+def test_a_folder_gives_the_model_that_transformers_gives(own_file, tmp_path):
+    torch.manual_seed(1)
+    plain = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        n_layer=1, n_head=2, n_embd=32, vocab_size=64, n_positions=32, bos_token_id=0, eos_token_id=0, resid_pdrop=0.5
+    ))  # fmt: skip
+    plain.generation_config.max_new_tokens = 7
+    plain.save_pretrained(tmp_path)
+    if not own_file:
+        (tmp_path / "generation_config.json").unlink()
+        config = tmp_path / "config.json"
+        config.write_text(config.read_text().replace("{", '{"max_new_tokens": 5,', 1))
+    expected = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = torch.arange(5)[None]
+    for optimizer in (None, sluice.AdamW()):
+        model, _ = sluice.torch.from_pretrained(tmp_path, optimizer, memory="6GiB", sample_batch=ids)
+        assert not model.training and not any(module.training for module in model.modules())
+        for name, value in expected.generation_config.to_dict().items():
+            assert (getattr(model.generation_config, name) or None) == (value or None), name
+        assert torch.equal(model.generate(ids, do_sample=False), expected.generate(ids, do_sample=False))
+
+
+def test_a_folder_without_what_the_model_needs(tmp_path):
+    with pytest.raises(sluice.NotFoundError, match="save_pretrained"):
+        small_gpt2().config.save_pretrained(tmp_path)
+        sluice.torch.from_pretrained(tmp_path, model_class=transformers.GPT2LMHeadModel, memory="6GiB")
+    small_gpt2().save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes().replace(b"transformer.h.1.ln_1.bias", b"transformer.h.1.ln_1.xxxx"))
+    with pytest.raises(sluice.NotFoundError, match="transformer.h.1.ln_1.bias"):
+        sluice.torch.from_pretrained(tmp_path, memory="6GiB")
+    text = weights.read_bytes()
+    weights.write_bytes(text.replace(b'"shape":[128]', b'"shape":[112]', 1))
+    with pytest.raises(sluice.CorruptError, match=r"model.safetensors.*\[112\].* 512 bytes"):
+        sluice.torch.from_pretrained(tmp_path, memory="6GiB")
+    weights.write_bytes(b"\xff" * 64)
+    with pytest.raises(sluice.CorruptError, match="model.safetensors"):
+        sluice.torch.from_pretrained(tmp_path, memory="6GiB")
+
+
+def layers(**names):
+    with torch.device("meta"):
+        return torch.nn.ModuleDict({name: make() for name, make in names.items()})
+
+
+def linear():
+    return torch.nn.Linear(8, 8)
+
+
+def loaded(model, folder, **tensors):
+    """The first element of each weight; files have matrices filled with what is given."""
+    save_file(
+        {name.replace("_", "."): torch.full((8, 8), value) for name, value in tensors.items()}, folder / "a.safetensors"
+    )
+    wrap(model, "memory", weights=folder)
+    return [p[0, 0].item() for p in model.parameters() if p.dim() == 2]
+
+
+def test_a_tensor_is_of_one_parameter(tmp_path):
+    def inner():
+        return torch.nn.ModuleDict({"fc": linear(), "last": linear()})
+
+    for model in (layers(fc=linear, enc=inner), layers(enc=inner, fc=linear)):
+        values = dict(
+            zip([n for n, p in model.named_parameters() if p.dim() == 2], loaded(model, tmp_path, fc_weight=7.0))
+        )
+        assert values["fc.weight"] == 7 and abs(values["enc.fc.weight"]) < 1
+    assert loaded(layers(enc=inner), tmp_path, fc_weight=7.0, last_weight=8.0) == [7, 8]
+    assert loaded(layers(fc=linear, last=linear), tmp_path, enc_fc_weight=7.0, enc_last_weight=8.0) == [7, 8]
+    body, head = loaded(layers(body=inner, head=linear), tmp_path, fc_weight=7.0, last_weight=8.0, other_weight=9.0)[
+        ::2
+    ]
+    assert body == 7 and abs(head) < 1
+    known, other, new = loaded(layers(fc=linear, last=linear, new=inner), tmp_path, fc_weight=1.0, last_weight=2.0)[:3]
+    assert (known, other) == (1, 2) and abs(new) < 1
+    three = loaded(layers(a=linear, b=linear, enc=inner), tmp_path, a_weight=1.0, b_weight=2.0, fc_weight=3.0)
+    assert three[:2] == [1, 2] and abs(three[2]) < 1, "a tensor that nobody has is not the next best parameter's"
+
+
+def test_the_plan_says_what_pytorch_takes_without_taking_it():
+    with torch.device("meta"):
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config())
+    ids = torch.zeros(4, 256, dtype=torch.long)
+    adamw = sluice.AdamW()
+    one = {"input_ids": ids[:1], "labels": ids[:1]}
+    small = sluice.torch.plan(model, adamw, memory="8GiB", sample_batch=one)
+    large = sluice.torch.plan(model, adamw, memory="8GiB", sample_batch={"input_ids": ids, "labels": ids})
+    logits = 4 * 256 * 50257 * 4
+    assert large["pytorch"]["peak"] - small["pytorch"]["peak"] > 3 * (logits * 3 // 4)
+    assert large["pytorch"]["reserve"] > large["pytorch"]["peak"]
+    reading = sluice.torch.plan(model, memory="8GiB", sample_batch={"input_ids": ids})
+    assert logits <= reading["pytorch"]["peak"] < large["pytorch"]["peak"] / 2
+    with pytest.raises(sluice.BudgetError):
+        sluice.torch.plan(model, adamw, memory="1GiB", sample_batch=ids)
+    assert all(p.is_meta for p in model.parameters())
+
+
+def test_what_is_estimated_is_what_lives():
+    """Against a count by hand: what goes into the second layer, and what comes out of it."""
+    model = torch.nn.Sequential(torch.nn.Linear(1000, 2000), torch.nn.ReLU(), torch.nn.Linear(2000, 10))
+    assert sluice.torch.estimate(model, torch.zeros(64, 1000), train=False).peak == 4 * 64 * 2 * 2000
+    training = sluice.torch.estimate(model, torch.zeros(64, 1000), train=True).peak
+    assert training >= 4 * (64 * 2000 + 1000 * 2000), "an activation, and the first layer's gradient"
+
+
+def big_activations(taken):
+    """A model whose activations take so many bytes, a batch for it, and a step of it."""
+    rows = taken // (4 * 4 * 512)
+    model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU()) for _ in range(2)])
+    batch = torch.ones(rows, 512)
+
+    def step(wrapped, optimizer):
+        wrapped(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, batch, step
+
+
+def test_what_pytorch_took_is_held_against_what_was_planned():
+    """The process must not have been larger before: so in one of its own."""
+    finished = run_big("""
+        import warnings
+        from test_large import big_activations
+        model, batch, step = big_activations(700 << 20)
+        wrapped, optimizer = sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB", reserve="256MiB")
+        plan = sluice.torch.engine_of(model).plan
+        assert plan()["pytorch"] == {"peak": None, "reserve": 256 << 20, "measured": None}
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            step(wrapped, optimizer)
+            step(wrapped, optimizer)
+        measured = plan()["pytorch"]["measured"]
+        assert 500 << 20 < measured < 1400 << 20, measured >> 20
+        [warning] = [w for w in warned if w.category is RuntimeWarning]
+        print(str(warning.message))
+        assert f"reserve='{(measured >> 20) + 1}MiB'" in str(warning.message)
+        sluice.torch.close(model)
+    """)
+    assert finished.returncode == 0, finished.stderr
+    assert "MiB in the first step, and 256 MiB were planned for it" in finished.stdout
+
+
+def test_what_was_estimated_is_enough_for_the_first_step():
+    model, batch, step = big_activations(300 << 20)
+    wrapped, optimizer = sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB", sample_batch=batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        step(wrapped, optimizer)
+    found = sluice.torch.engine_of(model).plan()["pytorch"]
+    assert 0 < found["measured"] <= found["reserve"] and found["peak"] < found["reserve"]
+    sluice.torch.close(model)
+
+
+def in_bf16(model, step):
+    ids = tokens(step)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return model(ids, labels=ids).loss
+
+
+def test_autocast_keeps_no_copies_of_parameters():
+    memory, values = _trained("memory")
+    disk, values_on_disk = _trained("disk")
+    assert memory.values == disk.values and same_values(values, values_on_disk)
+    plain = small_gpt2()
+    assert memory.close_to(train(plain, plain_optimizer(plain), in_bf16, steps=6))
+    model, _ = wrap(small_gpt2(), "disk")
+    loss = in_bf16(model, 0)
+    gc.collect()
+    shapes = {tuple(p.shape) for p in model.parameters() if p.dim() == 2}
+    shapes |= {shape[::-1] for shape in shapes}
+    copies = [
+        t for t in gc.get_objects()
+        if isinstance(t, torch.Tensor) and t.dtype == torch.bfloat16 and tuple(t.shape) in shapes
+    ]  # fmt: skip
+    assert not copies and loss.requires_grad
+
+
+def _trained(place):
+    model, optimizer = wrap(small_gpt2(), place)
+    return train(model, optimizer, in_bf16, steps=6, dtype=torch.bfloat16), values_of(model)
+
+
+def test_a_bf16_model():
+    def run(place):
+        model, optimizer = wrap(small_gpt2().to(torch.bfloat16), place)
+        losses = train(model, optimizer, language_loss, steps=6, accumulate=2, clip=1.0)
+        assert all(p.dtype == torch.bfloat16 for p in model.parameters())
+        return losses.values, values_of(model)
+
+    memory, values = run("memory")
+    disk, values_on_disk = run("disk")
+    assert memory == disk and same_values(values, values_on_disk)
+
+
+def test_close_gives_plain_tensors_and_the_engine_back():
+    model, optimizer = wrap(small_gpt2(), "disk")
+    train(model, optimizer, language_loss, steps=2)
+    before = values_of(model)
+    engine = weakref.ref(sluice.torch.engine_of(model))
+    sluice.torch.close(model)
+    assert same_values(before, values_of(model))
+    with pytest.raises(sluice.StateError, match="closed"):
+        optimizer.step()
+    del optimizer
+    gc.collect()
+    assert engine() is None
+    train(model, plain_optimizer(model), language_loss, steps=1)
+    again, optimizer = wrap(model, "memory")
+    assert train(again, optimizer, language_loss, steps=1).values

@@ -1,0 +1,281 @@
+"""A wrapped model in the user's own loop: the bits of everything in memory, and the losses of plain PyTorch."""
+
+import pytest
+import torch
+from support import rounding
+from support.torch_muon import MuonWithAdamW
+from support.wrapped_models import (
+    language_loss,
+    plain_optimizer,
+    same_values,
+    small_gpt2,
+    tokens,
+    train,
+    values_of,
+    wrap,
+)
+from transformers.optimization import Adafactor
+
+import sluice
+import sluice.torch
+
+OF_LOSSES = rounding.of_losses(rounding.of_model(small_gpt2()))
+
+
+def trained(place, make=small_gpt2, loss_of=language_loss, wrapping=None, **settings):
+    """Losses, and the values after it; place None: plain PyTorch."""
+    model = make()
+    optimizer = plain_optimizer(model) if place is None else wrap(model, place, **(wrapping or {}))[1]
+    losses = train(model, optimizer, loss_of, **settings)
+    values = values_of(model)
+    if place is not None:
+        sluice.torch.close(model)
+    return losses, values
+
+
+@pytest.mark.parametrize("settings", [{}, {"accumulate": 3}, {"clip": 0.5}, {"accumulate": 2, "clip": 0.1}])
+def test_twins_and_plain_pytorch(settings):
+    plain, _ = trained(None, **settings)
+    memory, values = trained("memory", **settings)
+    disk, values_on_disk = trained("disk", **settings)
+    assert memory.values == disk.values and same_values(values, values_on_disk)
+    assert memory.close_to(plain)
+
+
+def test_budgets_between():
+    memory, values = trained("memory", steps=4)
+    for place in ({"parameters": "disk"}, {"gradients": "disk", "state": "memory"}, {"state": "disk"}):
+        between, found = trained(place, steps=4, wrapping={"held_units": 1})
+        assert between.values == memory.values and same_values(values, found)
+
+
+def one_cycle(optimizer):
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=20)
+
+
+def cyclic(optimizer):
+    return torch.optim.lr_scheduler.CyclicLR(optimizer, 1e-4, 3e-3, step_size_up=4)
+
+
+@pytest.mark.parametrize("scheduler", [one_cycle, cyclic])
+@pytest.mark.parametrize(
+    ("settings", "plain"),
+    [
+        (sluice.AdamW(), torch.optim.AdamW),
+        (sluice.Adam(), torch.optim.Adam),
+        (sluice.SGD(momentum=0.9), lambda p: torch.optim.SGD(p, momentum=0.9)),
+    ],
+)
+def test_schedulers_that_cycle_the_momentum(scheduler, settings, plain):
+    def run(place):
+        model = small_gpt2()
+        optimizer = plain(model.parameters()) if place is None else wrap(model, place, settings)[1]
+        losses = train(model, optimizer, language_loss, scheduler=scheduler(optimizer))
+        return losses, values_of(model)
+
+    (memory, values), (disk, values_on_disk) = run("memory"), run("disk")
+    assert memory.values == disk.values and same_values(values, values_on_disk)
+    assert memory.close_to(run(None)[0])
+
+
+def test_a_scheduler_goes_on_from_its_state(tmp_path):
+    def start():
+        model, optimizer = wrap(small_gpt2(), "disk")
+        return model, optimizer, one_cycle(optimizer)
+
+    def go_on(model, optimizer, scheduler):
+        return train(model, optimizer, language_loss, steps=4, scheduler=scheduler).values
+
+    first = start()
+    go_on(*first)
+    for name, part in zip(("model", "optimizer", "scheduler"), first, strict=True):
+        torch.save(part.state_dict(), tmp_path / name)
+    second = start()
+    for name, part in zip(("model", "optimizer", "scheduler"), second, strict=True):
+        part.load_state_dict(torch.load(tmp_path / name))
+    assert second[1].param_groups[0]["betas"] == first[1].param_groups[0]["betas"] != (0.95, 0.999)
+    assert go_on(*second) == go_on(*first)
+
+
+@pytest.mark.parametrize("update_in_backward", [False, True])
+def test_parameter_groups_whose_settings_change(update_in_backward):
+    def run(place):
+        model = small_gpt2()
+        no_decay = [p for name, p in model.named_parameters() if p.dim() < 2]
+        group = {"params": no_decay, "lr": 2e-3, "weight_decay": 0.0, "betas": [0.8, 0.95]}
+        if place is None:
+            rest = [p for p in model.parameters() if p.dim() >= 2]
+            optimizer = torch.optim.AdamW([{"params": rest}, group], lr=1e-3)
+        else:
+            optimizer = wrap(model, place, param_groups=[group], update_in_backward=update_in_backward)[1]
+        losses = train(model, optimizer, language_loss, steps=5).values
+        optimizer.param_groups[1]["lr"] = torch.tensor(5e-4)
+        optimizer.param_groups[0]["weight_decay"] = 0.3
+        optimizer.param_groups[1]["betas"] = (0.7, 0.9)
+        optimizer.param_groups[0]["eps"] = 1e-3
+        return losses + train(model, optimizer, language_loss, steps=5).values
+
+    plain, memory, disk = run(None), run("memory"), run("disk")
+    assert memory == disk
+    assert rounding.near(memory, plain, OF_LOSSES)
+
+
+def test_momentum_of_muon_and_of_adafactor_in_mid_run():
+    def run(place, settings, **changed):
+        model, optimizer = wrap(small_gpt2(), place, settings)
+        losses = train(model, optimizer, language_loss, steps=3).values
+        optimizer.param_groups[0].update(changed)
+        return losses + train(model, optimizer, language_loss, steps=4).values
+
+    for settings, changed in (
+        (sluice.Muon(), {"momentum": 0.5}),
+        (sluice.Muon(), {"adamw_betas": (0.3, 0.5)}),
+        (sluice.Adafactor(beta1=0.9), {"beta1": 0.5}),
+        (sluice.Lion(), {"betas": (0.5, 0.7)}),
+    ):
+        as_it_was, memory = run("memory", settings), run("memory", settings, **changed)
+        assert memory == run("disk", settings, **changed)
+        assert memory[:4] == as_it_was[:4] and memory[4:] != as_it_was[4:]
+
+
+def test_evaluation_in_between_changes_nothing():
+    def run(evaluate):
+        model, optimizer = wrap(small_gpt2(), "disk")
+        seen = []
+        for step in range(4):
+            loss = language_loss(model, step)
+            if evaluate:
+                with torch.no_grad():
+                    model.eval()
+                    model(tokens(99))
+                    model.train()
+            loss.backward()
+            if evaluate:
+                with torch.inference_mode():
+                    model(tokens(98))
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(loss.item())
+        return seen, values_of(model)
+
+    seen, values = run(False)
+    seen_with, values_with = run(True)
+    assert seen == seen_with and same_values(values, values_with)
+
+
+def test_without_an_optimizer_for_evaluation_and_generation(tmp_path):
+    plain = small_gpt2().eval()
+    wrapped, optimizer = sluice.torch.wrap(
+        small_gpt2(), memory="6GiB", disk=tmp_path, place={"parameters": "disk"}, reserve="256MiB"
+    )
+    assert optimizer is None
+    wrapped.eval()
+    with torch.no_grad():
+        assert torch.equal(plain(tokens(0)).logits, wrapped(tokens(0)).logits)
+        start = tokens(1)[:, :16]
+        given = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+        assert torch.equal(plain.generate(start, **given), wrapped.generate(start, **given))
+
+
+def test_gradient_scaler():
+    def run(place):
+        model = small_gpt2()
+        optimizer = plain_optimizer(model) if place is None else wrap(model, place)[1]
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=3)
+        seen = []
+        for step in range(12):
+            loss = language_loss(model, step)
+            scaler.scale(loss * (1e30 if step == 5 else 1.0)).backward()  # overflows once
+            scaler.unscale_(optimizer)
+            seen.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item() if step != 5 else 0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            seen += [loss.item(), scaler.get_scale()]
+        return seen
+
+    plain, memory, disk = run(None), run("memory"), run("disk")
+    assert memory == disk
+    assert rounding.near(memory, plain, OF_LOSSES)
+    assert any(b < a for a, b in zip(memory[2::3], memory[5::3], strict=False)), "no step was skipped"
+
+
+def test_a_closure():
+    def run(place):
+        model = small_gpt2()
+        optimizer = plain_optimizer(model) if place is None else wrap(model, place)[1]
+        seen = []
+
+        def closure():
+            optimizer.zero_grad()
+            loss = language_loss(model, len(seen))
+            loss.backward()
+            return loss
+
+        for _ in range(5):
+            seen.append(optimizer.step(closure).item())
+        return seen
+
+    assert rounding.near(run("memory"), run(None), OF_LOSSES)
+
+
+def test_the_whole_is_within_its_budget():
+    model, optimizer = wrap(small_gpt2(), None, memory="3GiB", disk=None)
+    train(model, optimizer, language_loss, steps=2)
+    ledger = {(line.tier, line.purpose): line for line in sluice.torch.engine_of(model).ledger()}
+    assert 0 < ledger["host", "total"].peak <= 3 << 30
+    assert sluice.torch.engine_of(model).counters().touches == 0, "a hook has missed a parameter"
+
+
+def plain_muon(**settings):
+    """For small_gpt2(), whose tables of 512 tokens and 32 positions come first."""
+
+    def made(parameters):
+        parameters = list(parameters)
+        groups = [{"params": parameters, "weight_decay": 0.01}]
+        return MuonWithAdamW(groups, others=parameters[:2], **settings)
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("settings", "plain"),
+    [
+        (sluice.Adam(lr=1e-3, weight_decay=0.01), lambda p: torch.optim.Adam(p, lr=1e-3, weight_decay=0.01)),
+        (
+            sluice.SGD(lr=1e-2, momentum=0.9, nesterov=True),
+            lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True),
+        ),
+        (sluice.Lion(lr=1e-4), None),
+        (
+            sluice.Adafactor(lr=1e-2, weight_decay=0.01),
+            lambda p: Adafactor(p, lr=1e-2, weight_decay=0.01, relative_step=False),
+        ),
+        (sluice.Muon(lr=1e-2, weight_decay=0.01), plain_muon(lr=1e-2)),
+        (
+            sluice.Muon(lr=1e-2, adamw_lr=1e-4, adjust_lr_fn="match_rms_adamw", weight_decay=0.01),
+            plain_muon(lr=1e-2, adamw_lr=1e-4, adjust_lr_fn="match_rms_adamw"),
+        ),
+    ],
+)
+def test_other_optimizers(settings, plain):
+    def run(place):
+        model, optimizer = wrap(small_gpt2(), place, settings)
+        return train(model, optimizer, language_loss, steps=10, clip=1.0), values_of(model)
+
+    (memory, values), (disk, values_on_disk) = run("memory"), run("disk")
+    assert memory.values == disk.values and same_values(values, values_on_disk)
+    if plain is not None:
+        model = small_gpt2()
+        assert memory.close_to(train(model, plain(model.parameters()), language_loss, steps=10, clip=1.0))
+
+
+@pytest.mark.parametrize("state", ["bf16", "8bit"])
+def test_a_bf16_model_without_masters_and_with_narrow_state(state):
+    def run(place):
+        given = {"state": state, "master": "none", "seed": 7}
+        model, optimizer = wrap(small_gpt2().to(torch.bfloat16), place, **given)
+        return train(model, optimizer, language_loss, steps=6).values, values_of(model)
+
+    (memory, values), (disk, values_on_disk) = run("memory"), run("disk")
+    assert memory == disk and same_values(values, values_on_disk)

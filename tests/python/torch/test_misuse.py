@@ -1,0 +1,424 @@
+"""What would go wrong in a wrapped model is an error that says what to do; nothing leaks, and processes end cleanly."""
+
+import copy
+import gc
+import os
+import pickle
+
+import pytest
+import torch
+from support.chain import Chain, loss_of, still_trains
+from support.processes import grown, run
+from support.wrapped_models import small_gpt2, units_of_modules, wrap
+
+import sluice.torch
+
+
+@pytest.fixture
+def wrapped():
+    model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()))
+    yield model, optimizer
+    if not sluice.torch.engine_of(model).closed:
+        sluice.torch.close(model)
+
+
+# ---- refused, and the model goes on ----
+
+
+def test_wrapping_again(wrapped):
+    model, optimizer = wrapped
+    with pytest.raises(sluice.StateError, match=r"wrapped already.*sluice.torch.close"):
+        wrap(model, "disk")
+    with pytest.raises(sluice.StateError, match=r"'weight' belongs to another wrapped model"):
+        wrap(model.first, "disk")
+    with pytest.raises(sluice.StateError, match=r"'1.weight' belongs to another wrapped model"):
+        wrap(torch.nn.Sequential(Chain().first, model.middle), "disk")
+    assert still_trains(model, optimizer)
+
+
+def test_foreign_parameters():
+    model = Chain()
+    foreign = torch.nn.Parameter(torch.zeros(3))
+    with pytest.raises(sluice.InvalidArgumentError, match="no parameter of the model"):
+        wrap(model, "disk", param_groups=[{"params": [foreign]}])
+    with pytest.raises(sluice.InvalidArgumentError, match="'fourth.weight'.*no parameter of the model"):
+        wrap(model, "disk", param_groups=[{"params": ["fourth.weight"]}])
+    with pytest.raises(sluice.InvalidArgumentError, match="two parameter groups"):
+        wrap(model, "disk", param_groups=[{"params": ["first.bias"]}, {"params": [model.first.bias]}])
+    with pytest.raises(sluice.InvalidArgumentError, match="momentum.*may have params, lr, weight_decay"):
+        wrap(model, "disk", param_groups=[{"params": ["first.bias"], "momentum": 0.9}])
+    optimizer = wrap(model, "disk")[1]
+    with pytest.raises(sluice.InvalidArgumentError, match="no further parameters.*wrap the model again"):
+        optimizer.add_param_group({"params": [foreign]})
+    sluice.torch.close(model)
+
+
+def test_an_optimizer_of_pytorch_over_wrapped_parameters(wrapped):
+    model, optimizer = wrapped
+    loss_of(model, 0).backward()
+    for made in (torch.optim.AdamW(model.parameters()), torch.optim.SGD(model.last.parameters(), lr=0.1)):
+        with pytest.raises(sluice.StateError, match=r"'\w+.weight' is .*(AdamW|SGD).*sluice.torch.wrap\(\) gave"):
+            made.step()
+    assert still_trains(model, optimizer)
+
+
+def test_a_step_without_backward(wrapped):
+    model, optimizer = wrapped
+    for _ in range(2):
+        with pytest.raises(sluice.StateError, match=r"no parameter .*has a gradient.*backward\(\) before"):
+            optimizer.step()
+        assert still_trains(model, optimizer)
+
+
+def test_settings_that_change(wrapped):
+    model, optimizer = wrapped
+    [group] = optimizer.param_groups
+    for name, value in (("betas", (0.5, 1.0)), ("eps", -1e-3), ("lr", "high"), ("amsgrad", True), ("maximize", True)):
+        with pytest.raises(sluice.InvalidArgumentError, match=f"{name} (is|are) .*(is|are) needed|{name} is .*does not have"):
+            group[name] = value
+        assert still_trains(model, optimizer)
+        before = dict(group)
+        group.update({name: value})
+        loss_of(model, 0).backward()
+        with pytest.raises(sluice.InvalidArgumentError, match=f"{name} (is|are) .*(is|are) needed|{name} is .*does not have"):
+            optimizer.step()
+        group.clear()
+        group.update(before)
+    optimizer.load_state_dict(optimizer.state_dict())
+    with pytest.raises(sluice.InvalidArgumentError, match="betas are .*needed"):
+        optimizer.param_groups[0]["betas"] = [0.5, -0.9]
+    optimizer.param_groups[0]["betas"], optimizer.param_groups[0]["note"] = [0.9, 0.999], 3
+    assert still_trains(model, optimizer)
+
+
+def test_settings_that_are_in_the_plan_cannot_change():
+    for settings, name, value, text in (
+        (sluice.SGD(lr=0.1), "momentum", 0.9, "given momentum.*wrapped without"),
+        (sluice.SGD(lr=0.1, momentum=0.9), "momentum", 0, "left without momentum.*wrapped with"),
+        (sluice.SGD(lr=0.1, momentum=0.9), "nesterov", True, "nesterov is True.*cannot change.*momentum can"),
+        (sluice.Adafactor(), "beta1", 0.9, "given momentum.*wrapped without"),
+        (sluice.Adafactor(), "clip_threshold", 2.0, "clip_threshold is 2.0.*cannot change"),
+        (sluice.Muon(), "adjust_lr_fn", "match_rms_adamw", "adjust_lr_fn is match_rms_adamw.*cannot change"),
+    ):
+        model, optimizer = wrap(small_gpt2(), "memory", settings)
+        before = dict(optimizer.param_groups[0])
+        with pytest.raises(sluice.InvalidArgumentError, match=text):
+            optimizer.param_groups[0][name] = value
+        assert dict(optimizer.param_groups[0]) == before
+        sluice.torch.close(model)
+
+
+def test_groups_whose_members_change(wrapped):
+    model, optimizer = wrapped
+    [group] = optimizer.param_groups
+    loss_of(model, 0).backward()
+    last = group["params"].pop()
+    with pytest.raises(sluice.InvalidArgumentError, match=r"taken out.*requires_grad_\(False\)"):
+        optimizer.step()
+    group["params"].append(last)
+    assert still_trains(model, optimizer)
+
+
+@pytest.mark.parametrize("what", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies_of_the_optimizer(wrapped, what):
+    with pytest.raises(sluice.StateError, match=r"optimizer is to be copied or pickled.*state_dict\(\)"):
+        what(wrapped[1])
+    assert still_trains(*wrapped)
+
+
+@pytest.mark.parametrize("what", [copy.copy, copy.deepcopy])
+def test_copies_of_a_parameter_group_are_plain_ones(wrapped, what):
+    group = wrapped[1].param_groups[0]
+    copied = what(group)
+    assert type(copied) is dict and copied["lr"] == group["lr"] and len(copied["params"]) == len(group["params"])
+    copied["lr"] = "any"
+    assert still_trains(*wrapped)
+
+
+@pytest.mark.parametrize("what", [copy.deepcopy, pickle.dumps, lambda model: torch.save(model, os.devnull)])
+def test_copies(wrapped, what):
+    model, optimizer = wrapped
+    for given in (model, torch.nn.Sequential(model)):
+        with pytest.raises(sluice.StateError, match="wrapped model is to be (copied|pickled).*state_dict.*close"):
+            what(given)
+    with pytest.raises(sluice.StateError, match="in whole or in part.*state_dict.*close"):
+        what(model.first)
+    assert still_trains(model, optimizer)
+
+
+def test_a_copy_of_one_parameter_is_a_plain_one(wrapped):
+    model, optimizer = wrapped
+    copied = copy.deepcopy(model.first.weight)
+    assert torch.equal(copied, model.first.weight) and type(copied) is torch.nn.Parameter
+    assert still_trains(model, optimizer)
+    assert not torch.equal(copied, model.first.weight)
+
+
+@pytest.mark.parametrize(
+    "move",
+    [lambda m: m.half(), lambda m: m.to(torch.bfloat16), lambda m: m.double(), lambda m: m.to("meta"),
+     lambda m: m.first.half(), lambda m: torch.nn.Sequential(m).bfloat16(), lambda m: m.to_empty(device="meta")],
+)  # fmt: skip
+def test_moves(wrapped, move):
+    model, optimizer = wrapped
+    with pytest.raises(sluice.StateError, match=r"moved to .*before sluice.torch.wrap\(\), or after"):
+        move(model)
+    assert still_trains(model, optimizer)
+
+
+def test_moves_that_change_nothing(wrapped):
+    model, optimizer = wrapped
+    before = model.first.weight.data_ptr()
+    assert model.to("cpu").float().to(torch.float32).cpu() is model
+    assert model.requires_grad_(True).train().eval().train() is model
+    assert model.first.weight.data_ptr() == before
+    assert still_trains(model, optimizer)
+
+
+def test_a_closed_engine():
+    model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()))
+    loss_of(model, 0).backward()
+    graph = loss_of(model, 1)
+    engine = sluice.torch.engine_of(model)
+    values = {name: p.detach().clone() for name, p in model.named_parameters()}
+    old, gradient = model.first.weight.grad, model.first.weight.grad.clone()
+    state = optimizer.state_dict()
+    sluice.torch.close(model)
+    assert engine.closed
+    for call, what in (
+        (optimizer.step, "model was closed.*wrap it again"),
+        (graph.backward, r"'last.weight'.*the model was closed.*run forward again"),
+        (old.sum, r"gradient of 'first.weight' .*was closed.*plain tensor"),
+        (optimizer.state_dict, r"model was closed.*before sluice.torch.close\(\)"),
+        (lambda: optimizer.load_state_dict(state), "model was closed.*wrap the model again"),
+        (engine.settle, "closed"),
+    ):
+        with pytest.raises(sluice.StateError, match=what):
+            call()
+    with pytest.raises(sluice.StateError, match=r"not wrapped; see sluice.torch.wrap\(\)"):
+        sluice.torch.engine_of(model)
+    assert torch.equal(model.first.weight.grad, gradient) and type(model.first.weight.grad) is torch.Tensor
+    assert all(torch.equal(p, values[name]) and type(p) is torch.nn.Parameter for name, p in model.named_parameters())
+    copy.deepcopy(model).half()
+    pickle.loads(pickle.dumps(model))
+    model.zero_grad()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss_of(model, 0).backward()
+    plain.step()
+    assert not torch.equal(model.first.weight, values["first.weight"])
+    again = wrap(model, "memory")[1]
+    assert still_trains(model, again)
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_an_engine_that_was_closed_by_itself(held):
+    model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()), held_units=4 if held else 2)
+    loss_of(model, 0).backward()
+    optimizer.step()
+    loss = loss_of(model, 1)
+    sluice.torch.engine_of(model).close()
+    for call in (lambda: loss_of(model, 1), loss.backward, lambda: model.first(torch.zeros(1, 24)), lambda: wrap(model, "disk")):
+        with pytest.raises(sluice.StateError, match=r"closed.*sluice.torch.close\(model\).*Make the model anew"):
+            call()
+    for call in (optimizer.step, optimizer.state_dict, lambda: model.first.weight.grad.sum()):
+        with pytest.raises(sluice.StateError, match=r"values of its parameters are gone with it.*Make the model anew"):
+            call()
+
+
+def test_models_that_cannot_be_wrapped():
+    with pytest.raises(sluice.InvalidArgumentError, match=r"\(ReLU\) has no parameters"):
+        wrap(torch.nn.ReLU(), "disk")
+    with pytest.raises(sluice.InvalidArgumentError, match="'first.weight' is of torch.float64"):
+        wrap(Chain().double(), "disk")
+    with pytest.raises(sluice.InvalidArgumentError, match="unit 'a' names 'fourth'"):
+        wrap(Chain(), "disk", units={"a": ["fourth"]})
+    with pytest.raises(sluice.InvalidArgumentError, match="unit 'b' has no parameters that no other unit has"):
+        wrap(Chain(), "disk", units={"a": ["first"], "b": ["first.weight"]})
+    with pytest.raises(sluice.BudgetError):
+        wrap(Chain(), None, memory="1MiB", disk=None)
+
+
+@pytest.mark.parametrize("on", ["cpu", "meta"])
+def test_views_of_parameters_that_would_keep_old_values(on):
+    def with_buffer(model):
+        model.middle.register_buffer("seen", model.first.weight.detach()[:2])
+        return "middle.seen"
+
+    def with_attribute(model):
+        model.turned = model.first.weight.t()
+        return "turned"
+
+    for give in (with_buffer, with_attribute):
+        with torch.device(on):
+            model = Chain()
+        with pytest.raises(sluice.InvalidArgumentError, match=f"'{give(model)}' is a view of.*'first.weight'.*in forward"):
+            wrap(model, "disk")
+    frozen = Chain()
+    with_buffer(frozen)
+    frozen.first.weight.requires_grad_(False)
+    wrap(frozen, "disk")
+
+
+def test_a_model_that_was_refused_is_as_it_was():
+    model = Chain()
+    values = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with pytest.raises(sluice.BudgetError):
+        wrap(model, None, memory="1MiB", disk=None)
+    assert all(torch.equal(p, values[name]) for name, p in model.named_parameters())
+    copy.deepcopy(model).half()
+    assert still_trains(*wrap(model, "disk"))
+
+
+def test_a_parameter_that_another_took_the_place_of(wrapped):
+    model, optimizer = wrapped
+    weight = model.middle.weight
+    del model.middle.weight
+    for other in (torch.nn.Parameter(torch.zeros(24, 24)), None):
+        model.middle.weight = other
+        with pytest.raises(sluice.StateError, match="'middle.weight' is no more.*copy_.*close"):
+            loss_of(model, 0)
+    model.middle.weight = weight
+    swapped = torch.func.functional_call(model, {"middle.weight": torch.zeros(24, 24)}, torch.zeros(1, 24))
+    assert torch.equal(swapped, model.last(torch.tanh(model.middle.bias)[None]))
+    assert still_trains(model, optimizer)
+
+
+def test_parameters_that_are_replaced_between_backward_and_step(wrapped):
+    model, optimizer = wrapped
+    loss_of(model, 0).backward()
+    parameters = {name: p for name, p in model.named_parameters()}
+    values = {name: p.detach().clone() for name, p in parameters.items()}
+    model.load_state_dict({name: torch.zeros_like(p) for name, p in values.items()}, assign=True)
+    with pytest.raises(sluice.StateError, match="'first.weight' is no more.*another Parameter.*copy_.*close"):
+        optimizer.step()
+    for name, p in parameters.items():
+        assert torch.equal(p, values[name])
+        setattr(model.get_submodule(name.split(".")[0]), name.split(".")[1], p)
+    optimizer.step()
+    assert still_trains(model, optimizer)
+
+
+def test_what_takes_the_place_of_parameters_for_a_call(wrapped):
+    """Tensors may; Parameters, of a teacher or of torch.export(), are told how."""
+    model, optimizer = wrapped
+    teacher, x = Chain(), torch.zeros(1, 24)
+    with pytest.raises(sluice.StateError, match=r"functional_call\(\) may be given tensors.*detach\(\)"):
+        torch.func.functional_call(model, dict(teacher.named_parameters()), (x,))
+    values = {name: p.detach() for name, p in teacher.named_parameters()}
+    assert torch.equal(torch.func.functional_call(model, values, (x,)), teacher(x))
+    assert still_trains(model, optimizer)
+
+
+# ---- nothing leaks ----
+
+
+def test_a_hundred_wraps_and_closes_keep_memory_and_files_flat():
+    def action():
+        model, optimizer = wrap(Chain(), "disk", threads=1, units=units_of_modules(Chain()))
+        still_trains(model, optimizer)
+        loss_of(model, 0).backward()
+        sluice.torch.close(model)
+
+    memory, files, maps, threads = grown(action, 10, 100)
+    assert files == 0 and threads == 0 and maps < 50 and memory < 8 << 20
+
+
+def test_models_that_are_dropped_without_a_close_are_given_back():
+    def action():
+        model, optimizer = wrap(Chain(), "disk", threads=1)
+        still_trains(model, optimizer)
+        loss_of(model, 0).backward()
+        del model, optimizer
+        gc.collect()
+
+    memory, files, maps, threads = grown(action, 3, 20)
+    assert files == 0 and threads == 0 and maps < 50 and memory < 8 << 20
+
+
+def test_a_thousand_steps_keep_memory_flat():
+    model = torch.nn.Linear(24, 24)
+    optimizer = wrap(model, "disk", threads=1)[1]
+    memory, files, maps, threads = grown(lambda: still_trains(model, optimizer), 50, 1000)
+    assert files == 0 and threads == 0 and maps < 50 and memory < 4 << 20
+    sluice.torch.close(model)
+
+
+def test_graphs_that_no_backward_goes_through_are_freed(wrapped):
+    memory, *_ = grown(lambda: wrapped[0](torch.ones(4096, 24)), 5, 40)
+    assert memory < 8 << 20
+
+
+# ---- processes end cleanly, and forked ones say what is wrong ----
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "",
+        "optimizer.step()",
+        "optimizer.step(); loss = loss_of(model, 1); kept = model.first.weight.grad; view = model.first.weight[0]",
+        "sluice.torch.close(model)",
+        "sys.modules['kept'] = [model, optimizer, loss_of(model, 1), [p.grad for p in model.parameters()]]",
+        "import threading; threading.Thread(target=lambda: loss_of(model, 2).backward()).start()",
+    ],
+)
+def test_a_process_ends_cleanly(program):
+    finished = run(program + "\nprint('done')")
+    assert (finished.returncode, finished.stdout, finished.stderr) == (0, "done\n", "")
+
+
+def test_a_process_ends_cleanly_after_an_exception_in_backward():
+    finished = run("""
+        def stop(gradient): raise ArithmeticError("in the middle")
+        model.first.weight.register_hook(stop)
+        loss_of(model, 1).backward()
+    """)
+    assert finished.returncode == 1
+    assert finished.stderr.rstrip().endswith("ArithmeticError: in the middle")
+    assert "Exception ignored" not in finished.stderr
+
+
+@pytest.mark.parametrize("use", ["loss_of(model, 1)", "optimizer.step()", "model.first.weight.grad.sum()"])
+def test_use_in_a_forked_child_is_an_error(use):
+    finished = run(f"""
+        child = os.fork()
+        if child == 0:
+            try:
+                {use}
+            except sluice.StateError as error:
+                print(error, flush=True)
+            os._exit(3)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        optimizer.step()
+    """)
+    assert finished.returncode == 0, finished.stderr
+    assert "was forked" in finished.stdout and "use it where it was made" in finished.stdout
+    assert finished.stdout.endswith("\n3\n")
+
+
+def test_a_touch_in_a_forked_child_ends_it_with_a_message():
+    finished = run("""
+        child = os.fork()
+        if child == 0:
+            model.first.weight.sum()
+            os._exit(3)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        optimizer.step()
+    """)
+    assert finished.returncode == 0 and int(finished.stdout) < 0
+    assert "'parameters of first' was touched in a forked child" in finished.stderr
+
+
+def test_use_in_a_worker_of_a_data_loader_is_an_error():
+    finished = run("""
+        class Embedded(torch.utils.data.Dataset):
+            def __len__(self): return 2
+            def __getitem__(self, i): return model(torch.zeros(1, 24))
+        try:
+            list(torch.utils.data.DataLoader(Embedded(), num_workers=1, multiprocessing_context="fork"))
+        except sluice.StateError as error:
+            print(error)
+        optimizer.step()
+    """)
+    assert finished.returncode == 0, finished.stderr
+    assert "was forked" in finished.stdout and "use it where it was made" in finished.stdout

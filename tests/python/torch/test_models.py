@@ -1,0 +1,80 @@
+"""The models that users bring, small: in memory, on disk, and partly on disk the same bits, and plain PyTorch's losses."""
+
+import tempfile
+
+import pytest
+import torch
+import transformers
+from support.user_models import SHOWN, STEPS, text_loss
+from support.wrapped_models import plain_optimizer, same_values, train, units_of_modules, values_of, wrap
+
+import sluice
+import sluice.torch
+
+ON_DISK = {
+    "everything": "disk",
+    "parameters": {"parameters": "disk", "gradients": "memory", "state": "memory"},
+    "state": {"parameters": "memory", "gradients": "memory", "state": "disk"},
+}
+
+
+def trained(shown, place):
+    """Losses, values and buffers after some steps, and touches; place None: plain PyTorch."""
+    torch.manual_seed(7)
+    model = shown.make()
+    optimizer = plain_optimizer(model) if place is None else wrap(model, place, units=units_of_modules(model))[1]
+    losses = train(model, optimizer, shown.loss, steps=STEPS, rows=shown.rows)
+    touches = sluice.torch.engine_of(model).counters().touches if place is not None else 0
+    values = values_of(model) | {name: b.clone() for name, b in model.named_buffers()}
+    if place is not None:
+        sluice.torch.close(model)
+    return losses, values, touches
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_twins_and_plain_pytorch(name):
+    plain, _, _ = trained(SHOWN[name], None)
+    memory, values, touches = trained(SHOWN[name], "memory")
+    followed = SHOWN[name].followed
+    assert memory.first(followed).close_to(plain.first(followed)), (memory.values, plain.values)
+    assert touches == 0, "a parameter is used that no hook has foreseen"
+    for what, place in ON_DISK.items():
+        found, values_there, touches = trained(SHOWN[name], place)
+        assert memory.values == found.values and same_values(values, values_there), what
+        assert touches == 0, what
+
+
+def test_a_budget_between_puts_some_units_on_disk():
+    """And the bits stay: of a model that is large beside the frames of those that come and go."""
+
+    def run(**given):
+        torch.manual_seed(1)
+        config = transformers.GPT2Config(
+            n_layer=8, n_head=4, n_embd=256, vocab_size=512, n_positions=32, bos_token_id=0, eos_token_id=0
+        )
+        model = transformers.GPT2LMHeadModel(config).eval()
+        given = {"memory": "6GiB", "disk": tempfile.gettempdir(), "reserve": "64MiB", "held_units": 1} | given
+        plans = {p: sluice.torch.plan(model, sluice.AdamW(), **given | {"place": p}) for p in ("memory", "disk")}
+        if "place" not in given:
+            least, most = (plans[p]["predicted_peak"] for p in ("disk", "memory"))
+            assert most - least > 16 << 20
+            given["memory"] = (least + most) // 2
+        _, optimizer = sluice.torch.wrap(model, sluice.AdamW(lr=1e-3), **given)
+        found = sluice.torch.engine_of(model).plan()["disk"]
+        losses = train(model, optimizer, text_loss, steps=4)
+        return losses.values, values_of(model), found / plans["disk"]["disk"]
+
+    memory, values, _ = run(place="memory")
+    between, values_between, share = run()
+    assert 0.1 < share < 0.9
+    assert memory == between and same_values(values, values_between)
+
+
+@pytest.mark.parametrize("name", ["resnet", "alexnet", "vgg16"])
+def test_losses_say_something_of_every_layer(name):
+    """Else two runs could agree whatever becomes of a layer."""
+    torch.manual_seed(7)
+    model = SHOWN[name].make()
+    SHOWN[name].loss(model, 0).backward()
+    norms = {name: p.grad.norm().item() for name, p in model.named_parameters() if p.dim() > 1}
+    assert min(norms.values()) > 1e-3, norms

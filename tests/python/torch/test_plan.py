@@ -1,0 +1,125 @@
+"""sluice.torch.plan() plans what wrap() makes of the same arguments, and refuses what wrap() refuses."""
+
+import tempfile
+
+import pytest
+import torch
+from support.chain import Chain
+from support.wrapped_models import small_gpt2, tokens, units_of_modules
+
+import sluice
+import sluice.torch
+from sluice.torch import _prepare, _units
+
+MIB = 1 << 20
+
+
+def wide():
+    """96 MiB of parameters: with AdamW 384 MiB, with SGD 192."""
+    return torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(6)])
+
+
+def without_process(plan):
+    """The plan but for the process's own size, which is another at each call."""
+    memory = {purpose: size for purpose, size in plan["bytes"]["host"].items() if purpose != "base"}
+    return memory, plan["bytes"]["disk"], plan["units"], plan["prefetch"], plan["state_bytes_per_parameter"]
+
+
+BATCH = {"input_ids": tokens(0), "labels": tokens(0)}
+GIVEN = [
+    (sluice.AdamW(), {"place": "memory"}),
+    (sluice.AdamW(), {"place": "disk", "sample_batch": BATCH}),
+    (sluice.AdamW(), {"place": "disk", "state": "8bit", "held_units": 5, "prefetch": 2}),
+    (sluice.AdamW(), {"place": "disk", "update_in_backward": True, "clip_value": 1.0}),
+    (sluice.SGD(lr=0.1), {"place": {"parameters": "memory", "state": "disk", "gradients": "disk"}}),
+    (sluice.Muon(adamw_lr=1e-3), {"place": "disk", "param_groups": [{"params": ["lm_head.weight"], "lr": 0.1}]}),
+    (None, {"place": "disk", "sample_batch": BATCH, "units": units_of_modules(small_gpt2())}),
+]
+
+
+@pytest.mark.parametrize("optimizer, options", GIVEN)
+def test_a_plan_is_that_of_the_wrapped_model(optimizer, options):
+    given = {"memory": "6GiB", "disk": tempfile.gettempdir()} | options
+    model = small_gpt2()
+    planned = sluice.torch.plan(model, optimizer, **given)
+    sluice.torch.wrap(model, optimizer, **given)
+    made = sluice.torch.engine_of(model).plan()
+    sluice.torch.close(model)
+    assert without_process(planned) == without_process(made)
+    assert planned["pytorch"] == made["pytorch"]
+
+
+def test_a_budget_that_is_enough_for_one_optimizer_is_none_for_another():
+    model, batch = wide(), torch.zeros(2, 2048)
+    least = {}
+    for optimizer in (sluice.SGD(), sluice.AdamW()):
+        made = sluice.torch.plan(model, optimizer, memory="8GiB", sample_batch=batch)
+        least[optimizer] = made["predicted_peak"]
+    sgd, adamw = least.values()
+    assert adamw - sgd >= 2 * 96 * MIB
+    between = (sgd + adamw) // 2
+    sluice.torch.plan(model, sluice.SGD(), memory=between, sample_batch=batch)
+    sluice.torch.plan(model, sluice.AdamW(), memory=between, sample_batch=batch, state="8bit")
+    with pytest.raises(sluice.BudgetError) as refused:
+        sluice.torch.plan(model, sluice.AdamW(), memory=between, sample_batch=batch)
+    assert "memory is short by" in str(refused.value)
+    wrapped, _ = sluice.torch.wrap(model, sluice.SGD(), memory=between, sample_batch=batch)
+    with pytest.raises(sluice.StateError, match=r"wrapped already.*engine_of\(model\).plan\(\) is its plan"):
+        sluice.torch.plan(model, sluice.SGD(), memory=between)
+    sluice.torch.close(wrapped)
+
+
+def test_a_refusal_speaks_of_what_a_wrapped_model_has():
+    with pytest.raises(sluice.BudgetError) as refused:
+        sluice.torch.plan(wide(), sluice.AdamW(), memory="300MiB", reserve="64MiB", disk=tempfile.gettempdir())
+    assert "with everything on disk that can be it needs" in str(refused.value)
+    assert "micro-batch" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "given, options, what",
+    [
+        (torch.ones(6, 24), {}, r"(?s)the optimizer is tensor.*sluice.AdamW.*sample_batch="),
+        (sluice.AdamW(), {"held_units": 0}, "held_units is 0.*1 is the least"),
+        (sluice.AdamW(), {"held_units": -5}, "held_units is -5; it is a whole number"),
+        (sluice.AdamW(), {"prefetch": 10**6}, "prefetch is 1000000.* 1 units.* 0 for what the plan finds best"),
+        (sluice.AdamW(), {"units": {"a": 3}}, r"the unit 'a' has 3; names .*\['head.weight'\]"),
+        (sluice.AdamW(), {"units": {"a": ["first", 3]}}, r"the unit 'a' has \['first', 3\]; names"),
+        (None, {"update_in_backward": True}, "update_in_backward is given without an optimizer"),
+        (None, {"param_groups": []}, "param_groups are given without an optimizer"),
+    ],
+)
+def test_what_cannot_be_wrapped_cannot_be_planned(given, options, what):
+    model = Chain()
+    for function in (sluice.torch.plan, sluice.torch.wrap):
+        with pytest.raises(sluice.InvalidArgumentError, match=what):
+            function(model, given, memory="6GiB", **options)
+    assert not any(hasattr(p, "_sluice") for p in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_scripted_modules_are_named():
+    scripted = torch.jit.trace(torch.nn.Linear(4, 4), torch.ones(2, 4))
+    for model, what in ((scripted, "the model is a TopLevelTracedModule"), (torch.nn.Sequential(scripted), "'0' is a")):
+        with pytest.raises(sluice.InvalidArgumentError, match=f"{what}.*wrap what it was made of"):
+            sluice.torch.wrap(model, sluice.AdamW(), memory="6GiB")
+
+
+def test_a_model_of_inference_mode_is_not_trained():
+    with torch.inference_mode():
+        with pytest.raises(sluice.InvalidArgumentError, match=r"inside torch.inference_mode\(\).*without an optimizer"):
+            sluice.torch.wrap(Chain(), sluice.AdamW(), memory="6GiB")
+        made_inside = Chain()
+        model, _ = sluice.torch.wrap(Chain(), memory="6GiB")
+        assert model(torch.ones(6, 24)).isfinite().all()
+        sluice.torch.close(model)
+    with pytest.raises(sluice.InvalidArgumentError, match=r"'first.weight' was made inside torch.inference_mode\(\)"):
+        sluice.torch.wrap(made_inside, sluice.AdamW(), memory="6GiB")
+
+
+def test_a_parameter_of_several_units_is_given_back_once(monkeypatch):
+    monkeypatch.setattr(_units, "_LARGEST_PARAMETER", 3 << 20)
+    monkeypatch.setattr(_units, "_SPAN", 1 << 20)
+    prepared = _prepare.prepare(torch.nn.Linear(2048, 2048), sluice.SGD(), memory="6GiB")
+    assert len(prepared.groups) == 5
+    assert prepared.options.given_back == 4 * (2048 * 2048 + 2048)

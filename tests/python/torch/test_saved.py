@@ -1,0 +1,287 @@
+"""What autograd keeps of a wrapped model's parameters, in whatever form an operation took them: references, from which
+backward has the same bits."""
+
+import gc
+
+import accelerate
+import pytest
+import torch
+from support import rounding
+from support.chain import WIDTH, Chain, drawn, loss_of, plain_loop
+from support.wrapped_models import TERMS, check_as_plain, outcome, same, units_of_modules, wrap
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+OF_USES = rounding.of_roundings(16)  # more than any parameter here has
+
+
+class Parts(nn.Module):
+    """Parts of parameters, in several ways."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(2 * WIDTH, WIDTH) * 0.1)
+        self.layers = nn.Parameter(torch.randn(3, WIDTH, WIDTH) * 0.1)
+
+    def forward(self, x):
+        x = nn.functional.linear(x, self.rows[WIDTH:])
+        x = nn.functional.linear(x, self.rows[::2]) @ self.layers[1]
+        return (x @ self.layers.to(torch.bfloat16)[2].t() + x[:, :3] @ self.layers[:, 0]).tanh()
+
+
+class WrittenCasts(nn.Module):
+    """Changes what it cast of a parameter: all of it, or a part."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Parameter(torch.randn(WIDTH, WIDTH) * 0.1) for _ in range(2))
+
+    def forward(self, x):
+        halved, cut = self.first.to(torch.bfloat16), self.second.to(torch.bfloat16)
+        halved.mul_(0.5)
+        cut[: WIDTH // 2] = 0
+        return nn.functional.linear(nn.functional.linear(x, halved), cut).tanh()
+
+
+class CrossAttention(nn.Module):
+    """nn.MultiheadAttention cuts its weight in two where keys come from elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerDecoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x[None, :2], x[None, 2:])
+
+
+@pytest.mark.parametrize("make", [Parts, CrossAttention, WrittenCasts])
+def test_autocast_of_parts_of_parameters(make):
+    def loop(model, optimizer, note):
+        x = drawn(0).requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(x).float().pow(3).mean()
+        loss.backward()
+        note(loss)
+        note(x.grad)
+        for p in model.parameters():
+            note(p.grad)
+
+    plain = outcome(None, make, loop)
+    for place in ("memory", "disk"):
+        for found, expected in zip(outcome(place, make, loop), plain, strict=True):
+            # The same kernels on the same values; what differs is the order in which a parameter's uses are added.
+            rounding.assert_near(found, expected, OF_USES, terms=TERMS)
+
+
+class Complex(nn.Module):
+    """Parameters that are seen as complex numbers, also conjugated, and parts of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(WIDTH, 2))
+        self.mix = nn.Parameter(torch.randn(WIDTH, WIDTH, 2) * 0.2)
+
+    def forward(self, x):
+        mix = torch.view_as_complex(self.mix)
+        x = x.to(torch.complex64) * torch.view_as_complex(self.scale).conj()
+        x = (x @ mix.mH) * mix[3].conj().imag
+        return x.abs()
+
+
+def test_parameters_that_are_seen_as_another_type():
+    check_as_plain(Complex, plain_loop)
+
+
+class Deep(nn.Module):
+    """One layer is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)])
+        self.layers[1].requires_grad_(False)
+
+    def forward(self, x):
+        return self.layers(x).float()
+
+
+class CastsInside(Deep):
+    """As PyTorch's documentation has it; in the middle a mode of the model's own, which ends before its module."""
+
+    @torch.autocast("cpu", dtype=torch.bfloat16)
+    def forward(self, x):
+        for layer in self.layers:
+            with FlopCounterMode(display=False):
+                x = layer(x)
+        return x.float()
+
+
+class CastsOfItsOwn(nn.Module):
+    """A module that turns autocast on in its own forward, of which it is a part."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = CastsInside()
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def prepared_by_accelerate(model):
+    optimizer = wrap(model, "disk", units=units_of_modules(model))[1]
+    return accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare(model, optimizer)[0]
+
+
+def wrapped_alone(model):
+    return wrap(model, "disk", units=units_of_modules(model))[0]
+
+
+@pytest.mark.parametrize(
+    "make, prepare",
+    [(CastsInside, wrapped_alone), (CastsOfItsOwn, wrapped_alone), (Deep, prepared_by_accelerate)],
+    ids=["@autocast", "@autocast of a part", "Accelerate"],
+)
+def test_autocast_inside_of_forward_keeps_no_copies_of_parameters(make, prepare):
+    model = prepare(make())
+    loss = model(drawn(0).requires_grad_()).square().mean()
+    assert torch.is_autocast_cache_enabled() and _get_current_dispatch_mode() is None
+    gc.collect()
+    copies = [
+        t for t in gc.get_objects()
+        if issubclass(type(t), torch.Tensor) and t.dtype == torch.bfloat16 and tuple(t.shape) == (WIDTH, WIDTH)
+    ]  # fmt: skip
+    assert not copies and loss.requires_grad
+
+
+@pytest.mark.parametrize("make", [CastsInside, CastsOfItsOwn])
+def test_autocast_inside_of_forward(make):
+    def loop(model, optimizer, note):
+        for step in range(3):
+            x = drawn(step).requires_grad_()
+            model(x).pow(3).mean().backward()
+            note(x.grad)
+            for p in model.parameters():
+                if p.requires_grad:
+                    note(p.grad)
+            optimizer.zero_grad()
+
+    check_as_plain(make, loop)
+
+
+# ---- hooks of others ----
+
+
+class Counted(Chain):
+    """How often it was called."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
+class Around(nn.Module):
+    """A layer, and a checkpoint around what the whole model or a part of it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = Counted(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.last(checkpoint(self.inner, x, use_reentrant=False))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_checkpoint_around_the_model(autocast):
+    def loop(model, optimizer, note):
+        model.calls = 0
+        for step in range(3):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+                loss = checkpoint(model, drawn(step), use_reentrant=False).float().square().mean()
+            loss.backward()
+            note(loss)
+            note(model.first.weight.grad)
+            optimizer.zero_grad()
+        note(float(model.calls))
+
+    check_as_plain(Counted, loop)
+
+
+def test_a_checkpoint_around_a_part_that_is_wrapped():
+    plain, other = Around(), Around()
+    other.load_state_dict(plain.state_dict())
+    optimizer = wrap(other.inner, "disk", units=units_of_modules(other.inner), held_units=2)[1]
+    for step in range(2):
+        for model in (plain, other):
+            model(drawn(step)).square().mean().backward()
+        for p, q in zip(plain.parameters(), other.parameters(), strict=True):
+            rounding.assert_near(q.grad.clone(), p.grad, OF_USES, terms=TERMS)
+    assert plain.inner.calls == other.inner.calls == 4
+    optimizer.step()
+
+
+def test_hooks_of_the_users_own_get_all_but_parameters():
+    def kept_by_users_hooks(model):
+        kept = []
+
+        def pack(tensor):
+            kept.append(tensor.clone())
+            return len(kept) - 1
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda i: kept[i]):
+            loss = loss_of(model, 0)
+        loss.backward()
+        return kept, [p.grad.clone() for p in model.parameters()]
+
+    model = Chain()
+    kept, gradients = kept_by_users_hooks(model)
+    model.zero_grad()
+    weights = [model.first.weight, model.middle.weight.t(), model.last.weight.t()]
+    expected = [k for k in kept if not any(k.shape == w.shape and torch.equal(k, w) for w in weights)]
+    assert 0 < len(expected) < len(kept)
+    wrap(model, "disk")
+    found, gradients_found = kept_by_users_hooks(model)
+    assert same(found, expected) and same(gradients_found, gradients)
+
+
+def test_activations_go_where_save_on_cpu_puts_them():
+    def loop(model, optimizer, note):
+        with torch.autograd.graph.save_on_cpu():
+            plain_loop(model, optimizer, note)
+
+    check_as_plain(Chain, loop)
+
+
+def test_where_hooks_are_not_allowed():
+    """Parameters that are saved there are the engine's memory, and are brought in when they are touched."""
+    x = drawn(0)
+
+    def loop(model, optimizer, note):
+        values = {name: p.detach() for name, p in model.named_parameters()}
+        gradients = torch.func.grad(lambda given: torch.func.functional_call(model, given, x).square().sum())(values)
+        for name in values:
+            note(gradients[name])
+        note(torch.func.grad(lambda x: model(x).square().sum())(x))
+        output, pull = torch.func.vjp(model, x)
+        note(output)
+        note(pull(torch.ones_like(output))[0])
+        note(torch.func.jacrev(model)(x[0]))
+        with torch.autograd.graph.disable_saved_tensors_hooks("no hooks here"):
+            loss = loss_of(model, 1)
+        loss.backward()
+        note(loss)
+        optimizer.step()
+
+    check_as_plain(Chain, loop)
+
+
+def test_a_step_is_noticed_also_where_hooks_are_not_allowed():
+    model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()))
+    loss_of(model, 0).backward()
+    with torch.autograd.graph.disable_saved_tensors_hooks("no hooks here"):
+        loss = loss_of(model, 1)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

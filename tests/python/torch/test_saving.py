@@ -1,0 +1,400 @@
+"""What of a wrapped model is saved, and loaded again."""
+
+import copy
+
+import peft
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, load_model
+from support.processes import run_big
+from support.user_models import SHOWN
+from support.wrapped_models import (
+    language_loss,
+    plain_optimizer,
+    same_values,
+    small_gpt2,
+    tokens,
+    train,
+    units_of_modules,
+    values_of,
+    wrap,
+)
+
+import sluice
+import sluice.torch
+from sluice.torch._memory import resident_bytes
+
+
+@pytest.fixture
+def trained():
+    model, optimizer = wrap(small_gpt2(), "disk")
+    train(model, optimizer, language_loss, steps=3)
+    return model, optimizer
+
+
+def test_a_state_dict_is_saved_and_loaded_by_plain_pytorch(trained, tmp_path):
+    model, _ = trained
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+    plain = small_gpt2(seed=9)
+    plain.load_state_dict(torch.load(tmp_path / "state.pt"))
+    assert same_values(values_of(plain), values_of(model))
+    assert torch.equal(plain(tokens(0)).logits, model(tokens(0)).logits)
+
+
+def files_of(folder):
+    return {file.name: load_file(file) for file in folder.glob("*.safetensors")}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5", "mixtral"])  # tied weights, under several names, in another form
+def test_save_pretrained_writes_the_files_of_a_plain_model(name, tmp_path):
+    torch.manual_seed(1)
+    model = SHOWN[name].make()
+    model.save_pretrained(tmp_path / "plain", max_shard_size="100KB")
+    wrap(model, "disk", units=units_of_modules(model))
+    model.save_pretrained(tmp_path / "wrapped", max_shard_size="100KB")
+    plain, wrapped = files_of(tmp_path / "plain"), files_of(tmp_path / "wrapped")
+    assert plain.keys() == wrapped.keys() and len(plain) > 1
+    assert all(same_values(plain[file], wrapped[file]) for file in plain)
+    for file in ("config.json", "model.safetensors.index.json"):
+        assert (tmp_path / "plain" / file).read_text() == (tmp_path / "wrapped" / file).read_text()
+    assert same_values(values_of(type(model).from_pretrained(tmp_path / "wrapped")), values_of(model))
+    sluice.torch.close(model)
+    assert "save_pretrained" not in model.__dict__
+
+
+def test_save_pretrained_of_adapters(tmp_path):
+    lora = peft.LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)
+    model = peft.get_peft_model(small_gpt2(), lora)
+    wrap(model, "disk", units=units_of_modules(model))
+    model.save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(small_gpt2(), tmp_path, is_trainable=True)
+    assert same_values(values_of(again), values_of(model))
+
+
+def test_large_models_are_saved_within_the_budget(tmp_path):
+    """384 MB of parameters, whose homes are larger than what a file's buffer hides."""
+    finished = run_big(f"""
+        import safetensors.torch
+        model, optimizer = wrapped(390 << 20)
+        step()
+        sums = {{name: p.double().sum().item() for name, p in model.named_parameters()}}
+        sluice.torch.save_file(model.state_dict(), {str(tmp_path / "a.safetensors")!r})
+        torch.save(model.state_dict(), {str(tmp_path / "a.pt")!r})
+        assert peak() < begin + (390 << 20), (peak() - begin) >> 20
+        with safetensors.safe_open({str(tmp_path / "a.safetensors")!r}, "pt") as file:
+            assert {{name: file.get_tensor(name).double().sum().item() for name in file.keys()}} == sums
+        saved = torch.load({str(tmp_path / "a.pt")!r}, mmap=True)
+        assert {{name: p.double().sum().item() for name, p in saved.items()}} == sums
+        print("done")
+    """)
+    assert (finished.returncode, finished.stdout) == (0, "done\n"), finished.stderr
+
+
+def test_a_large_model_of_transformers_is_saved_within_the_budget(tmp_path):
+    finished = run_big(f"""
+        import transformers
+        with torch.device("meta"):
+            model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+                n_layer=24, n_embd=1024, n_head=16, vocab_size=4096, n_positions=64, bos_token_id=0, eos_token_id=0))
+        units = None
+        begin = held()
+        model, optimizer = wrapped(800 << 20)
+        sums = {{name: p.double().sum().item() for name, p in model.named_parameters()}}
+        before = peak()
+        model.save_pretrained({str(tmp_path)!r})
+        assert peak() < before + (64 << 20), (peak() - before) >> 20
+        plain = transformers.GPT2LMHeadModel.from_pretrained({str(tmp_path)!r})
+        assert {{name: p.double().sum().item() for name, p in plain.named_parameters()}} == sums
+        print("done")
+    """)
+    assert (finished.returncode, finished.stdout) == (0, "done\n"), finished.stderr
+
+
+def test_tied_tensors_are_written_once(trained, tmp_path):
+    model, _ = trained
+    sluice.torch.save_file(model.state_dict(), tmp_path / "a.safetensors", {"step": "3"})
+    with safe_open(tmp_path / "a.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt", "step": "3", "lm_head.weight": "transformer.wte.weight"}
+        assert len(file.keys()) == len(model.state_dict()) - 1
+    plain = small_gpt2(seed=9)
+    load_model(plain, tmp_path / "a.safetensors")
+    assert same_values(values_of(plain), values_of(model))
+
+
+def test_what_a_file_cannot_hold_is_named_and_leaves_nothing(tmp_path):
+    whole = {"a": torch.ones(3)}
+    sluice.torch.save_file(whole, tmp_path / "a.safetensors")
+    for wrong in (torch.ones(3).to_sparse(), torch.ones(3, device="meta"), torch.ones(3, dtype=torch.complex128), 3):
+        with pytest.raises(sluice.InvalidArgumentError, match="'b' is"):
+            sluice.torch.save_file({"b": wrong}, tmp_path / "a.safetensors")
+    with pytest.raises(FileNotFoundError):
+        sluice.torch.save_file(whole, tmp_path / "none" / "a.safetensors")
+    with pytest.raises(IsADirectoryError):
+        (tmp_path / "b").mkdir()
+        sluice.torch.save_file(whole, tmp_path / "b")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.safetensors", "b"]
+    assert same_values(load_file(tmp_path / "a.safetensors"), whole)
+
+
+def test_types_and_shapes_of_a_file(tmp_path):
+    tensors = {
+        "flags": torch.tensor([True, False, True]),
+        "half": torch.randn(3, 5).to(torch.bfloat16),
+        "strided": torch.arange(12.0).view(3, 4).t(),
+        "scalar": torch.tensor(7),
+        "none": torch.empty(0, 4),
+        "long": torch.arange(5_000_000, dtype=torch.int32),
+    }
+    sluice.torch.save_file(tensors, tmp_path / "a.safetensors")
+    found = load_file(tmp_path / "a.safetensors")
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype
+
+
+def test_a_checkpoint_of_the_engine_goes_on_with_the_same_bits(trained, tmp_path):
+    model, optimizer = trained
+    engine = sluice.torch.engine_of(model)
+    engine.save(tmp_path)
+    expected = train(model, optimizer, language_loss, steps=3).values, values_of(model)
+    other, its_optimizer = wrap(small_gpt2(seed=9), "memory")
+    sluice.torch.engine_of(other).load(tmp_path)
+    assert (train(other, its_optimizer, language_loss, steps=3).values, values_of(other))[0] == expected[0]
+    assert same_values(values_of(other), expected[1])
+
+
+@pytest.mark.parametrize("options", [{}, {"update_in_backward": True}])
+def test_a_checkpoint_of_the_engine_after_forward_passes(options, tmp_path):
+    def begun():
+        model, optimizer = wrap(small_gpt2(), "disk", units=units_of_modules(small_gpt2()), **options)
+        train(model, optimizer, language_loss, steps=2)
+        return model, optimizer
+
+    expected = run_on(*begun())
+    model, optimizer = begun()
+    engine = sluice.torch.engine_of(model)
+    before = language_loss(model, 9)
+    engine.save(tmp_path)
+    graph = language_loss(model, 9)
+    assert same_outcome(run_on(model, optimizer), expected)
+    model(tokens(0))
+    engine.load(tmp_path)
+    assert torch.equal(language_loss(model, 9), before)
+    for old in (graph, before):
+        with pytest.raises(RuntimeError, match="before .* was changed"):
+            old.backward()
+    assert same_outcome(run_on(model, optimizer), expected)
+
+
+def test_a_checkpoint_among_gradients_says_when_to_make_it(trained, tmp_path):
+    model, optimizer = trained
+    engine = sluice.torch.engine_of(model)
+    language_loss(model, 0).backward()
+    kept = model.lm_head.weight.grad
+    for call in (engine.save, engine.load):
+        with pytest.raises(
+            sluice.StateError, match=r"'transformer.*have gradients.*after optimizer.step\(\).*set_to_none"
+        ):
+            call(tmp_path)
+    optimizer.zero_grad(set_to_none=True)
+    engine.save(tmp_path)
+    with pytest.raises(sluice.StateError, match="given up"):
+        kept.sum()
+    language_loss(model, 0).backward()
+    optimizer.step()
+    model.lm_head.weight.grad.sum()
+    engine.save(tmp_path)
+    assert run_on(model, optimizer)
+
+
+def test_a_checkpoint_between_updates_in_backward_says_when_to_make_it(tmp_path):
+    model, optimizer = wrap(small_gpt2(), "memory", update_in_backward=True)
+    language_loss(model, 0).backward()
+    with pytest.raises(sluice.StateError, match=r"saved between backward and optimizer.step\(\)"):
+        sluice.torch.engine_of(model).save(tmp_path)
+    optimizer.step()
+    sluice.torch.engine_of(model).save(tmp_path)
+
+
+def test_values_of_a_folder_are_loaded_after_forward_passes(trained, tmp_path):
+    model, _ = trained
+    other = small_gpt2(seed=9)
+    other.save_pretrained(tmp_path)
+    graph = language_loss(model, 0)
+    sluice.torch.engine_of(model).load_values(tmp_path)
+    assert same_values(values_of(model), values_of(other))
+    with pytest.raises(RuntimeError, match="before .* was changed"):
+        graph.backward()
+
+
+def same_outcome(a, b):
+    return a[0] == b[0] and same_values(a[1], b[1])
+
+
+def run_on(model, optimizer):
+    return train(model, optimizer, language_loss, steps=3).values, values_of(model)
+
+
+@pytest.mark.parametrize("place", ["memory", "disk"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"state": "bf16"},
+        {"state": "8bit"},
+        {"optimizer": sluice.Lion(lr=1e-4)},
+        {"optimizer": sluice.Adafactor()},
+        {"optimizer": sluice.Adafactor(beta1=0.9), "state": "bf16"},
+        {"optimizer": sluice.Muon(adamw_lr=1e-4)},
+        {"optimizer": sluice.Muon(), "state": "8bit", "bf16": True},
+        {"bf16": True},
+    ],
+)
+def test_a_run_goes_on_from_both_state_dicts_with_the_same_bits(place, options, tmp_path):
+    def made(seed):
+        kind = torch.bfloat16 if options.get("bf16") else torch.float32
+        return wrap(small_gpt2(seed).to(kind), place, **{k: v for k, v in options.items() if k != "bf16"})
+
+    model, optimizer = made(1)
+    train(model, optimizer, language_loss, steps=3)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "state.pt")
+    losses, values = run_on(model, optimizer)
+    other, its_optimizer = made(9)
+    state = torch.load(tmp_path / "state.pt")
+    other.load_state_dict(state["model"])
+    its_optimizer.load_state_dict(state["optimizer"])
+    its_losses, its_values = run_on(other, its_optimizer)
+    assert its_losses == losses and same_values(its_values, values)
+
+
+def test_state_goes_to_plain_pytorch_and_back(trained):
+    model, optimizer = trained
+    plain = small_gpt2(seed=9)
+    plain.load_state_dict(model.state_dict())
+    its_optimizer = torch.optim.AdamW(plain.parameters())
+    its_optimizer.load_state_dict(optimizer.state_dict())
+    losses = train(model, optimizer, language_loss, steps=3)
+    assert train(plain, its_optimizer, language_loss, steps=3).close_to(losses)
+
+    other, back = wrap(small_gpt2(seed=8), "disk")
+    other.load_state_dict(plain.state_dict())
+    back.load_state_dict(its_optimizer.state_dict())
+    losses = train(plain, its_optimizer, language_loss, steps=3)
+    assert train(other, back, language_loss, steps=3).close_to(losses)
+
+
+def of_two_types(seed):
+    model = small_gpt2(seed)
+    model.transformer.h[0].bfloat16()
+    return model
+
+
+def backwards(model):
+    return [{"params": [p for p in model.parameters() if p.dim() > 1][::-1], "weight_decay": 0.1}]
+
+
+@pytest.mark.parametrize("units", [None, {"late": ["transformer.h.1"], "early": ["transformer.h.0.mlp"]}])
+@pytest.mark.parametrize("make", [small_gpt2, of_two_types])
+def test_parameters_are_counted_as_torch_optim_counts_them(make, units):
+    model, optimizer = wrap(make(1), "disk", units=units)
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.parameters()]
+
+    model = make(1)
+    groups = backwards(model)
+    _, optimizer = wrap(model, "disk", units=units, param_groups=groups)
+    assert [id(p) for p in optimizer.param_groups[1]["params"]] == [id(p) for p in groups[0]["params"]]
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.parameters() if p.dim() == 1]
+
+
+def test_state_of_torch_optim_is_that_of_the_same_parameters_in_other_units():
+    plain = small_gpt2()
+    its_optimizer = plain_optimizer(plain)
+    train(plain, its_optimizer, language_loss, steps=3)
+    state, values = copy.deepcopy(its_optimizer.state_dict()), copy.deepcopy(plain.state_dict())
+    model, optimizer = wrap(small_gpt2(seed=8), "disk", units={"late": ["transformer.h.1"], "early": ["transformer.h.0"]})
+    model.load_state_dict(values)
+    optimizer.load_state_dict(state)
+    losses = train(plain, its_optimizer, language_loss, steps=3)
+    assert train(model, optimizer, language_loss, steps=3).close_to(losses)
+
+
+def test_a_parameter_that_was_never_updated_has_no_state():
+    model, optimizer = wrap(small_gpt2(), "memory")
+    model.lm_head.weight.sum().backward()
+    optimizer.step()
+    state = optimizer.state_dict()["state"]
+    assert list(state) == [0] and state[0]["step"] == 1
+    other, its_optimizer = wrap(small_gpt2(), "disk")
+    its_optimizer.load_state_dict(optimizer.state_dict())
+    assert list(its_optimizer.state_dict()["state"]) == [0]
+
+
+def test_state_of_another_kind_is_refused_and_nothing_is_changed(trained):
+    model, optimizer = trained
+    before = optimizer.state_dict()
+
+    def refused(match, change):
+        state = optimizer.state_dict()
+        change(state)
+        with pytest.raises(sluice.InvalidArgumentError, match=match):
+            optimizer.load_state_dict(state)
+
+    refused("keeps exp_avg, exp_avg_sq.*same optimizer", lambda s: s["state"][3].pop("exp_avg_sq"))
+    refused("max_exp_avg_sq", lambda s: s["state"][3].update(max_exp_avg_sq=torch.zeros(1)))
+    refused("has the shape", lambda s: s["state"][3].update(exp_avg=torch.zeros(1)))
+    refused("of parameter 1000", lambda s: s["state"].update({1000: {}}))
+    refused("betas", lambda s: s["param_groups"][0].update(betas=(0.5, 1.6), lr=7.0))
+    with pytest.raises(ValueError, match="parameter group"):
+        optimizer.load_state_dict({"state": {}, "param_groups": []})
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    for index, arrays in before["state"].items():
+        assert all(torch.equal(after["state"][index][name], value) for name, value in arrays.items())
+
+
+def test_state_larger_than_memory_lies_on_disk():
+    model, optimizer = wrap(torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(24))), "disk")
+    model(torch.ones(1, 1024)).sum().backward()
+    optimizer.step()
+    sluice.torch.engine_of(model).settle()
+    before = resident_bytes()
+    state = optimizer.state_dict()["state"]
+    assert resident_bytes() - before < 64 << 20  # of 192 MiB
+    assert state[46]["exp_avg"].any()
+
+
+def test_state_is_taken_and_loaded_within_the_budget(tmp_path):
+    """768 MB of state. What torch.save() reads of it is the files', and goes back to the system when steps go on."""
+    finished = run_big(f"""
+        model, optimizer = wrapped(390 << 20)
+        step()
+        state = optimizer.state_dict()
+        optimizer.load_state_dict(state)
+        assert peak() < begin + (390 << 20), (peak() - begin) >> 20
+        torch.save(state, {str(tmp_path / "optimizer.pt")!r})
+        step()
+        assert held() < begin + (390 << 20), (held() - begin) >> 20
+        saved = torch.load({str(tmp_path / "optimizer.pt")!r}, mmap=True)["state"]
+        assert saved[46]["exp_avg"].any() and torch.equal(saved[46]["exp_avg"], state["state"][46]["exp_avg"])
+        assert not torch.equal(saved[46]["exp_avg"], optimizer.state_dict()["state"][46]["exp_avg"])
+        print("done")
+    """)
+    assert (finished.returncode, finished.stdout) == (0, "done\n"), finished.stderr
+
+
+def test_state_without_room_is_refused():
+    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(24)))  # with its state 384 MiB
+    model, optimizer = wrap(model, None, memory=resident_bytes() + (560 << 20), disk=None, reserve="64MiB")
+    model(torch.ones(1, 1024)).sum().backward()
+    optimizer.step()
+    with pytest.raises(sluice.BudgetError, match=r"state_dict takes 192 MiB more.*save\(folder\)"):
+        optimizer.state_dict()
+
+
+def test_settings_are_loaded():
+    _, optimizer = wrap(small_gpt2(), "memory")
+    settings = optimizer.state_dict()
+    optimizer.param_groups[0]["lr"] = 0.5
+    optimizer.load_state_dict(settings)
+    assert optimizer.param_groups[0]["lr"] == 1e-3

@@ -1,0 +1,61 @@
+"""Whose threads the engine of a wrapped model computes on."""
+
+import ctypes
+
+import pytest
+import torch
+from support.wrapped_models import wrap
+
+import sluice.torch
+from sluice.torch import _prepare
+
+Parallel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+
+
+def libraries():
+    """The files that are mapped, and where their code lies."""
+    found = {}
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            place, access, _, _, _, *file = line.split(maxsplit=5)
+            if file and "x" in access:
+                begin, end = (int(number, 16) for number in place.split("-"))
+                found.setdefault(file[0].strip(), []).append(range(begin, end))
+    return found
+
+
+def test_a_wrapped_models_loops_run_on_pytorchs_team(monkeypatch):
+    """Every loop of the update goes through PyTorch's GOMP_parallel, and no second OpenMP was loaded for it."""
+    address = sluice.torch.team()
+    if address is None:
+        pytest.skip("this PyTorch has no OpenMP with GOMP_parallel")
+    before = {file for file in libraries() if "omp" in file.rsplit("/", 1)[-1]}
+    pytorchs, asked = Parallel(address), []
+
+    def counted(function, data, threads, flags):
+        asked.append(threads)
+        pytorchs(function, data, threads, flags)
+
+    given = Parallel(counted)
+    monkeypatch.setattr(_prepare, "team", lambda: ctypes.cast(given, ctypes.c_void_p).value)
+
+    def values():
+        torch.manual_seed(0)
+        model = torch.nn.Linear(1024, 1024)
+        model, optimizer = wrap(model, "memory")
+        model(torch.ones(2, 1024)).square().mean().backward()
+        begun = len(asked)
+        optimizer.step()
+        sluice.torch.engine_of(model).settle()
+        used = asked[begun:]
+        weight = model.weight.detach().clone()
+        sluice.torch.close(model)
+        return weight, used
+
+    counted_weight, used = values()
+    assert used and set(used) == {torch.get_num_threads()}
+    monkeypatch.undo()
+    weight, used = values()
+    assert not used and torch.equal(weight, counted_weight)
+    after = {file: ranges for file, ranges in libraries().items() if "omp" in file.rsplit("/", 1)[-1]}
+    assert set(after) == before and any(address in code for ranges in after.values() for code in ranges)

@@ -1,0 +1,119 @@
+"""Models whose parameters are of several types: f32 norms or adapters beside bf16 weights."""
+
+import peft
+import pytest
+import torch
+from support.wrapped_models import (
+    check_steps, language_loss, same_values, small_gpt2, train, units_of_modules, values_of, wrap,
+)  # fmt: skip
+
+import sluice
+import sluice.torch
+
+
+class Block(torch.nn.Module):
+    """As models in bf16 keep them: the norm in f32, what it is for in bf16."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(width)
+        self.up = torch.nn.Linear(width, 3 * width, dtype=torch.bfloat16)
+        self.down = torch.nn.Linear(3 * width, width, dtype=torch.bfloat16)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x).bfloat16()))).float()
+
+
+class OneModuleOfBoth(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(width, width).bfloat16())
+        self.scale = torch.nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return (x.bfloat16() @ self.weight).float() * self.scale
+
+
+def mixed():
+    torch.manual_seed(5)
+    return torch.nn.Sequential(*(Block(48) for _ in range(3)), OneModuleOfBoth(48))
+
+
+def square_loss(model, step):
+    return model(torch.randn(8, 48, generator=torch.Generator().manual_seed(step))).square().mean()
+
+
+@pytest.mark.parametrize("units", [None, units_of_modules(mixed())])
+def test_norms_in_f32_beside_weights_in_bf16(units):
+    def run(place):
+        model, optimizer = wrap(mixed(), place, units=units)
+        losses = train(model, optimizer, square_loss, steps=10).values
+        values = values_of(model)
+        sluice.torch.close(model)
+        return losses, values
+
+    (losses, values), (on_disk, values_on_disk) = run("memory"), run("disk")
+    assert losses == on_disk and same_values(values, values_on_disk)
+    model, optimizer = wrap(mixed(), "memory", units=units)
+    check_steps(model, optimizer, mixed(), square_loss, steps=10, rows=8)
+    assert same_values(values_of(model), values)
+
+
+def test_types_in_the_plan_and_after_it():
+    model, _ = wrap(mixed(), "disk")
+    plan = sluice.torch.engine_of(model).plan()
+    assert plan["dtype"] == "mixed" and {unit["dtype"] for unit in plan["units"]} == {"f32", "bf16"}
+    types = {name: p.dtype for name, p in mixed().named_parameters()}
+    assert {name: p.dtype for name, p in model.named_parameters()} == types
+    assert {name: t.dtype for name, t in model.state_dict().items()} == types
+    for move in (model.float, model.bfloat16, lambda: model.to(torch.float64)):
+        with pytest.raises(sluice.StateError, match="to be moved"):
+            move()
+    sluice.torch.close(model)
+    assert {name: p.dtype for name, p in model.named_parameters()} == types
+    model.float()
+
+
+@pytest.mark.parametrize("options", [{}, {"master": "none", "seed": 7}, {"state": "8bit"}])
+def test_a_checkpoint_and_a_state_dict_go_on_with_the_same_bits(tmp_path, options):
+    def begin(place):
+        return wrap(mixed(), place, **options)
+
+    model, optimizer = begin("memory")
+    train(model, optimizer, square_loss, steps=3)
+    place = sluice.torch.engine_of(model).save(tmp_path / "run")
+    state, weights = optimizer.state_dict(), {name: t.clone() for name, t in model.state_dict().items()}
+    expected = train(model, optimizer, square_loss, steps=3).values
+    values = values_of(model)
+
+    resumed, its_optimizer = begin("disk")
+    sluice.torch.engine_of(resumed).load(place)
+    assert train(resumed, its_optimizer, square_loss, steps=3).values == expected
+    assert same_values(values_of(resumed), values)
+
+    loaded, its_optimizer = begin("disk")
+    loaded.load_state_dict(weights)
+    its_optimizer.load_state_dict(state)
+    if options.get("master") != "none":  # its random words are of the engine's steps, which a state_dict has not
+        assert train(loaded, its_optimizer, square_loss, steps=3).values == expected
+        assert same_values(values_of(loaded), values)
+
+
+def test_adapters_in_f32_on_a_base_in_bf16():
+    config = peft.LoraConfig(r=4, target_modules=["c_attn", "c_proj"], fan_in_fan_out=True, lora_dropout=0.0)
+
+    def made():
+        torch.manual_seed(2)
+        model = peft.get_peft_model(small_gpt2().bfloat16(), config)  # which makes adapters in f32
+        assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
+        return model
+
+    def run(place):
+        model, optimizer = wrap(made(), place)
+        return train(model, optimizer, language_loss, steps=8).values, values_of(model)
+
+    (losses, values), (on_disk, values_on_disk) = run("memory"), run("disk")
+    assert losses == on_disk and same_values(values, values_on_disk)
+    model, optimizer = wrap(made(), "memory")
+    check_steps(model, optimizer, made(), language_loss, steps=8, rows=64)
+    assert same_values(values_of(model), values)
