@@ -1,5 +1,7 @@
-"""Holds every #include to the floors of the house (docs/architecture.md, section 2), and what is written of files and
-functions to those that there are."""
+"""Holds every #include to the floors of the house (docs/architecture.md, section 2), every import of sluice.torch to those of
+bindings/python/README.md, and what is written of files and functions to those that there are."""
+
+import ast
 import pathlib
 import re
 
@@ -45,6 +47,57 @@ def test_includes_point_down():
 ])
 def test_a_violation_is_found(path, text):
     assert list(violations(pathlib.Path(path), text))
+
+
+# What is imported inside of functions, and why.
+LATE_IMPORTS = {
+    ("_conversions", "transformers"): "it is needed for its own models alone, and takes seconds",
+    ("_pretrained", "transformers"): "it is needed for its own models alone, and takes seconds",
+}
+
+
+def floors_of_torch():
+    """Module -> floor, as the README has them."""
+    readme = (ROOT / "bindings" / "python" / "README.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", readme, re.MULTILINE)
+    return {module: int(floor) for floor, modules in rows for module in re.findall(r"`(\w+)\.py`", modules)}
+
+
+def imports_of(node):
+    """What an import names: modules of its own package, and the others."""
+    if isinstance(node, ast.Import):
+        return [], [alias.name.split(".")[0] for alias in node.names]
+    if node.level == 1:
+        return [node.module] if node.module else [alias.name for alias in node.names], []
+    return [], [node.module.split(".")[0]] if node.level == 0 else []
+
+
+def torch_violations(module, text, floors):
+    tree = ast.parse(text)
+    top = set(map(id, tree.body))
+    for node in (node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))):
+        own, others = imports_of(node)
+        yield from (f"{module} may not import {other}" for other in own if floors[other] >= floors[module])
+        if id(node) not in top:
+            late = [other for other in own + others if (module, other) not in LATE_IMPORTS]
+            yield from (f"{module} imports {other} inside of a function or a condition" for other in late)
+
+
+def test_modules_of_sluice_torch_import_from_lower_floors():
+    floors, folder = floors_of_torch(), ROOT / "bindings" / "python" / "sluice" / "torch"
+    sources = {path.stem: path.read_text() for path in folder.glob("*.py")}
+    assert floors.keys() == sources.keys()
+    assert [v for module, text in sources.items() for v in torch_violations(module, text, floors)] == []
+
+
+@pytest.mark.parametrize("module, text", [
+    ("_homes", "from ._session import Session"),
+    ("_units", "def f():\n    from . import _checks"),
+    ("_wrap", "if TYPE_CHECKING:\n    from ._homes import Home"),
+    ("_homes", "def f():\n    import transformers"),
+])
+def test_a_violation_in_sluice_torch_is_found(module, text):
+    assert list(torch_violations(module, text, floors_of_torch()))
 
 
 def test_no_source_is_longer_than_the_house_allows():

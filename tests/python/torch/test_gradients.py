@@ -228,8 +228,8 @@ def test_what_would_write_to_memory_that_is_nobodys_is_refused():
 def test_norms_and_scales_bring_no_gradient_in():
     model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()))
     loss_of(model, 0).backward()
-    session = model.first.weight.grad._slot.session
-    session.read_gradient = session.set_gradient = None  # not to be called
+    stored = model.first.weight.grad._slot.presence.stored
+    stored.read = stored.set = None  # not to be called
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
     for p in model.parameters():
         p.grad.mul_(2.0)

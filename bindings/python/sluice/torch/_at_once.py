@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,17 +11,15 @@ from ..errors import StateError
 from ..optimizers import Optimizer as Settings
 from ._homes import Home
 from ._mending import abandon_step
-
-if TYPE_CHECKING:
-    from ._session import Session
+from ._presence import Presence, Updates
 
 
-class UpdatesInBackward:
-    """Of one session; its calls come with the session's lock held.
-
-    A step begins with the forward pass, has the settings that are in force at its first gradient, and ends with
+class UpdatesInBackward(Updates):
+    """A step begins with the forward pass, has the settings that are in force at its first gradient, and ends with
     optimizer.step(). A gradient that comes after zero_grad() for a parameter that has had one begins another step: the
     first was applied, whether or not step() was called."""
+
+    in_backward = True
 
     def __init__(self, homes: Sequence[Home], settings: Callable[[], Sequence[Settings]]) -> None:
         """settings: those in force now."""
@@ -42,11 +39,11 @@ class UpdatesInBackward:
         """Whether a gradient of this step was applied already."""
         return bool(self._had)
 
-    def end_interrupted(self, session: Session) -> None:
+    def before_use(self, presence: Presence) -> None:
         """Parameters are needed: where this is no backward pass, one of this thread that has not ended never will. What it
         gave is applied now, before graphs are made of what it changes."""
         if self._passes and threading.get_ident() in self._passes.values() and _current_pass() is None:
-            self.end(session)
+            self._end(presence)
 
     def _note_pass(self) -> None:
         now = _current_pass()
@@ -59,52 +56,56 @@ class UpdatesInBackward:
             torch.autograd.Variable._execution_engine.queue_callback(forget)
             passes[now] = threading.get_ident()
 
-    def begin(self, session: Session) -> None:
+    def begin(self, presence: Presence) -> None:
         """The engine's step begins."""
         self._given = self._settings()
-        session.engine.own.begin_step(self._given, clip_value=session.clip_value)
+        presence.engine.own.begin_step(self._given, clip_value=presence.clip_value)
         self._had.clear()
         self._open.clear()
 
-    def apply(self, session: Session, home: Home, values: torch.Tensor) -> None:
+    def apply(self, presence: Presence, home: Home, values: torch.Tensor) -> None:
         """The parameter's only gradient of this step."""
         if home.index in self._had:
-            self.end(session)
+            self._end(presence)
         if not self._had and list(self._settings()) != list(self._given):
-            session.begin_anew()
-        session.begin_step()
+            presence.begin_anew()
+        presence.begin_step()
         self._note_pass()
         self._had.add(home.index)  # first: an exception of the keyboard may come before the next line
         for unit in home.units:
             self._open.setdefault(unit, []).append(home)
-        session.stored.add(home, values)
+        presence.stored.add(home, values)
         for unit in home.units:
             if all(other.index in self._had for other in self._homes[unit]):
-                session.release(unit)
+                presence.release(unit)
 
     def release(self, unit: int) -> None:
         """The unit is released, so its gradients are final."""
         for home in self._open.pop(unit, ()):
             home.changed()
 
-    def end(self, session: Session) -> bool:
-        """The engine's step ends; gives whether any parameter had a gradient."""
+    def end(self, presence: Presence, got: Sequence[Home], settings: Sequence[Settings], factor: float) -> bool:
+        """The engine's step ends; its updates were made, but for gradients that the user put there just now."""
+        return self._end(presence) and bool(got)
+
+    def _end(self, presence: Presence) -> bool:
         self._passes.clear()
-        session.release_all()
+        presence.release_all()
         if not self._had:
             return False
-        with session.noting():
+        with presence.noting():
             self._had.clear()
-            session.engine.own.step()
-            session.ended_step()
+            presence.engine.own.step()
+            presence.ended_step()
         return True
 
-    def abandon(self, session: Session) -> None:
-        """The engine's step ends, if there is one. What was applied is applied; the rest had no gradient."""
-        abandon_step(session.engine.own)
+    def mend(self, presence: Presence) -> bool:
+        """There is no step after this. What was applied is applied; the rest had no gradient."""
+        abandon_step(presence.engine.own)
         self._passes.clear()
         self._had.clear()
         self._open.clear()
+        return False
 
 
 def _current_pass() -> int | None:

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_flatten
@@ -14,9 +14,7 @@ from torch.utils._pytree import tree_flatten
 from ..errors import BudgetError, Error, StateError
 from ._estimate import Estimate, estimate_call, refusal_of, with_margin
 from ._fakes import tensors_in
-
-if TYPE_CHECKING:
-    from ._session import Session
+from ._presence import Presence
 
 _SLACK = 8  # calls that keep nothing for backward may grow by one part in so many: within the margin of an estimate
 _MOST = 32  # estimates that are kept of one kind of calls
@@ -49,16 +47,16 @@ class _Call(NamedTuple):
 
 
 class Demand:
-    """Of one session. A call is one from outside: of the model, or of a module in it where the model is not called. What
+    """Of one wrapped model. A call is one from outside: of the model, or of a module in it where the model is not called. What
     is found for it, beside what calls before it have left for a backward pass that has not come, is what the engine is
     planned for; where that is not possible, the call is refused.
 
     Not asked where the user has stated a reserve. Calls may come from any thread; while one is estimated, which needs the
     model's modules, others wait."""
 
-    def __init__(self, session: Session, stated: bool, fitted: bool) -> None:
+    def __init__(self, presence: Presence, stated: bool, fitted: bool) -> None:
         """stated: the reserve is the user's word; fitted: it was estimated for a batch."""
-        self._session, self._stated, self._fitted = session, stated, fitted
+        self._presence, self._stated, self._fitted = presence, stated, fitted
         self._seen: dict[Any, list[_Seen]] = {}
         self._kept: weakref.WeakSet[_Kept] = weakref.WeakSet()
         self._most = 0  # that a call needed
@@ -83,10 +81,10 @@ class Demand:
             return
         with self._changed:
             self._inside.pop(thread, None)  # whose end was not told
-            train = torch.is_grad_enabled() and self._session.trainable
+            train = torch.is_grad_enabled() and self._presence.trainable
             found = self._find(module, args, kwargs, train)
             self._provide(module, found, train)
-            self._inside[thread] = _Call(module, module is self._session.model(), found.kept if train else 0)
+            self._inside[thread] = _Call(module, module is self._presence.model(), found.kept if train else 0)
 
     def end(self, module: torch.nn.Module, output: Any) -> None:
         """Its call has ended, with this, or with an exception and None."""
@@ -113,10 +111,10 @@ class Demand:
         kind, sizes = _kind_of(module, args, kwargs, train)
         seen = self._seen.setdefault(kind, [])
         for each in seen:
-            planned = self._need(each.estimate) <= self._session.first_step.room
+            planned = self._need(each.estimate) <= self._presence.first_step.room
             if each.sizes == sizes or (planned and each.covers(sizes, train)):
                 return each.estimate
-        model = self._session.model()
+        model = self._presence.model()
         assert model is not None, "it was called"
         with self._alone():
             try:
@@ -148,21 +146,21 @@ class Demand:
         return sum(kept.size for kept in self._kept)
 
     def _need(self, found: Estimate) -> int:
-        return found.reserve + with_margin(self._left()) + (self._besides or 0) + self._session.first_step.lacking
+        return found.reserve + with_margin(self._left()) + (self._besides or 0) + self._presence.first_step.lacking
 
     def _provide(self, module: torch.nn.Module, found: Estimate, train: bool) -> None:
-        session = self._session
-        with session.locked():
-            first = session.first_step
+        presence = self._presence
+        with presence.lock:
+            first = presence.first_step
             if self._besides is None:
-                self._besides = session.grown()
+                self._besides = presence.grown()
             need = self._need(found)
             fits = need <= first.room
-            if fits and (self._fitted or (session.trainable and not train)):
+            if fits and (self._fitted or (presence.trainable and not train)):
                 self._most = max(self._most, need)
                 return
             try:
-                session.replan(max(need, self._most), found.peak)
+                presence.replan(max(need, self._most), found.peak)
             except (BudgetError, StateError) as error:
                 if fits:
                     return
@@ -171,7 +169,7 @@ class Demand:
             self._most = max(self._most, need)
 
     def _refusal(self, module: torch.nn.Module, need: int, error: Error) -> str:
-        first = self._session.first_step
+        first = self._presence.first_step
         left = self._left()
         before = f" (with {left >> 20} MiB that calls before it have left for backward)" if left else ""
         return (

@@ -3,55 +3,50 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 import torch
 
 from ..errors import InvalidArgumentError, StateError
 from ._at_once import refuse_use
 from ._homes import Home
-
-if TYPE_CHECKING:
-    from ._session import Session
+from ._presence import Presence
+from ._stored import Entry
 
 _aten = torch.ops.aten
 
 
 @dataclasses.dataclass(eq=False)
-class Slot:
-    """A gradient of a parameter, from its first backward until it is given up. It keeps neither the session nor the
-    parameter: what p.grad refers to is not shown to the collector, and they would never end."""
+class Slot(Entry):
+    """What p.grad refers to. It keeps neither the presence nor the parameter: it is not shown to the collector, and they
+    would never end."""
 
-    owner: weakref.ref[Session]
-    index: int  # of the parameter
-    alive: bool = True
+    owner: weakref.ref[Presence]
     applied: bool = False  # in backward: there is nothing left of it
     zeroed: bool = False  # since then
     copy: torch.Tensor | None = None  # what views were made of: they see what changes, and what they write counts
     gradient: weakref.ref[Gradient] | None = None  # whose version counter its views share
     version: int = 0  # of that, when the copy was equal to the engine's
-    serial: int = dataclasses.field(default_factory=itertools.count().__next__)
 
     @property
-    def session(self) -> Session:
+    def presence(self) -> Presence:
         """Of the wrapped model; raises where that is gone."""
-        session = self.owner()
-        if session is None:
+        presence = self.owner()
+        if presence is None:
             raise StateError("the wrapped model whose gradient this was is gone; clone() what is needed later")
-        return session
+        return presence
 
     @property
     def home(self) -> Home:
         """Of the parameter."""
-        return self.session.homes[self.index]
+        return self.presence.homes[self.index]
 
     def check(self) -> None:
         """Raises where the gradient is no more what it was. What was written to views is the gradient's now."""
-        self.session.check_open(
+        self.presence.check_open(
             f"this gradient of '{self.home.name}' is of a wrapped model that was closed; the parameter's grad is a plain "
             "tensor now, or clone() what is needed later"
         )
@@ -64,14 +59,14 @@ class Slot:
             )
         if self.copy is not None and self._version() != self.version:
             self.version = self._version()
-            self.session.stored.set(self.home, self.copy)
+            self.presence.stored.set(self.home, self.copy)
 
     def values(self) -> torch.Tensor:
         """A copy in plain memory."""
         self.check()
         if self.applied:
             return torch.zeros(self.home.parameter.shape, dtype=self.home.parameter.dtype)
-        return self.session.stored.read(self.home) if self.copy is None else self.copy.clone()
+        return self.presence.stored.read(self.home) if self.copy is None else self.copy.clone()
 
     def values_for_views(self) -> torch.Tensor:
         """A copy that stays: what is written to it is written to the gradient."""
@@ -90,16 +85,16 @@ class Slot:
                 f"{tuple(values.shape)}; give values of its shape"
             )
         if self.applied:
-            self.session.apply_gradient(self.home, values)
+            self.presence.apply_gradient(self.home, values)
             self.zeroed = False
             return
-        self.session.stored.set(self.home, values)
+        self.presence.stored.set(self.home, values)
         self.changed()
 
     def changed(self) -> None:
         """The engine's gradient is another now."""
         if self.copy is not None:
-            self.copy.copy_(self.session.stored.read(self.home))
+            self.copy.copy_(self.presence.stored.read(self.home))
             self.version = self._version()
 
     def _version(self) -> int:
@@ -114,13 +109,13 @@ class Gradient(torch.Tensor):
     _slot: Slot
 
     @staticmethod
-    def __new__(cls, session: Session, home: Home) -> Gradient:
+    def __new__(cls, presence: Presence, home: Home) -> Gradient:
         p = home.parameter
         made: Gradient = torch.Tensor._make_wrapper_subclass(cls, p.shape, dtype=p.dtype, device=p.device)
         return made
 
-    def __init__(self, session: Session, home: Home) -> None:
-        self._slot = Slot(weakref.ref(session), home.index)
+    def __init__(self, presence: Presence, home: Home) -> None:
+        self._slot = Slot(home.index, weakref.ref(presence))
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -192,8 +187,8 @@ class Gradients:
     """Makes a model's gradients. What p.grad refers to is made between steps: small objects that are made in backward
     stay in the memory that big ones leave, and break it up."""
 
-    def __init__(self, session: Session, homes: Sequence[Home]) -> None:
-        self._session, self._homes = session, [home for home in homes if home.trainable]
+    def __init__(self, presence: Presence) -> None:
+        self._presence, self._homes = presence, [home for home in presence.homes if home.trainable]
         self._ready: dict[int, Gradient] = {}
         self.prepare()
 
@@ -209,19 +204,19 @@ class Gradients:
         gradient = self._ready.pop(home.index, None)
         if gradient is None:
             gradient = self._make(home)
-        if self._session.updates_in_backward is not None:
-            self._session.apply_gradient(home, values)
+        if self._presence.updates.in_backward:
+            self._presence.apply_gradient(home, values)
             gradient._slot.applied = True
         else:
-            self._session.stored.begin(gradient._slot, values)
+            self._presence.stored.begin(gradient._slot, values)
         return gradient
 
     def _make(self, home: Home) -> Gradient:
-        gradient = Gradient(self._session, home)
+        gradient = Gradient(self._presence, home)
         slot = gradient._slot
         slot.gradient = weakref.ref(gradient)
-        # What ends it must not hold the session, which holds those that are ready.
-        weakref.finalize(gradient, self._session.stored.ended.append, (home.index, slot.serial)).atexit = False
+        # What ends it must not hold these Gradients, which hold those that are ready.
+        weakref.finalize(gradient, self._presence.stored.ended.append, (home.index, slot.serial)).atexit = False
         return gradient
 
 
@@ -282,7 +277,7 @@ def _add(target: Any, other: Any, *, alpha: float = 1) -> Any:
     if target._slot.applied:
         target._slot.replace(other)
         return target
-    target._slot.session.stored.add(target._slot.home, other)
+    target._slot.presence.stored.add(target._slot.home, other)
     target._slot.changed()
     return target
 
@@ -302,7 +297,7 @@ def _multiply(target: Any, other: Any) -> Any:
     target._slot.check()
     if target._slot.applied:
         return target
-    target._slot.session.stored.multiply(target._slot.home, factor)
+    target._slot.presence.stored.multiply(target._slot.home, factor)
     target._slot.changed()
     return target
 
@@ -326,7 +321,7 @@ def _norm(value: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, d
     value._slot.check()
     if value._slot.applied:
         return NotImplemented
-    norm = value._slot.session.stored.norm(value._slot.home)
+    norm = value._slot.presence.stored.norm(value._slot.home)
     return torch.tensor(norm, dtype=dtype or value.dtype)
 
 
@@ -363,7 +358,7 @@ def _is_finite(value: Gradient) -> bool:
     """Of its elements; in float16 their norm may be infinite though none of them is."""
     slot = value._slot
     slot.check()
-    return slot.applied or math.isfinite(slot.session.stored.norm(slot.home))
+    return slot.applied or math.isfinite(slot.presence.stored.norm(slot.home))
 
 
 def _foreach_clamp(each: Callable[[torch.Tensor, Any], Any]) -> Callable[..., Any]:

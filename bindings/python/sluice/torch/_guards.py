@@ -12,6 +12,8 @@ import torch
 from ..errors import StateError
 from . import _saving
 
+Hook = Callable[..., None]
+
 
 def guard(model: torch.nn.Module, dtypes: Set[torch.dtype]) -> None:
     """Guards a model and its modules. dtypes: of its parameters."""
@@ -65,3 +67,14 @@ def refuse_copy(what: str, *_: Any) -> NoReturn:
         f"a wrapped model is to be {what}, and its parameters are the engine's; save its state_dict(), or copy it after "
         "sluice.torch.close()"
     )
+
+
+def outside_of_graphs(hook: Hook) -> Hook:
+    """The hook, which graphs of torch.compile() break at."""
+    made: Hook = torch.compiler.disable(
+        hook,
+        reason="the parameters of a wrapped model come and go between operations, so it is no whole graph; compile its "
+        "blocks instead, before sluice.torch.wrap() (model.blocks[i] = torch.compile(model.blocks[i])), or the model "
+        "without fullgraph=True",
+    )
+    return made

@@ -9,18 +9,14 @@ import math
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from .._library import library
-from ..engine import Engine, Values
+from ..engine import Engine
 from ..errors import StateError
-from ..model import Options, Parameter, Path, Size, Unit
-from ._memory import FirstStep
-
-if TYPE_CHECKING:
-    from ._session import Session
+from ..model import Options, Parameter, Unit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +88,7 @@ class Home:
     """Where a parameter lives: its units, and the tensor over its memory in the engine."""
 
     name: str
-    index: int  # of the session's homes
+    index: int  # of the model's homes
     spans: list[Span]
     group: int  # of the optimizer's settings
     place: int  # in that: the order in which torch.optim counts
@@ -130,6 +126,39 @@ class Home:
         """Whether what PyTorch has of the engine's memory is elsewhere: what shares it between processes moves it so."""
         return self.memory.data_ptr() != self.address
 
+    def check_memory(self) -> None:
+        """Raises where somebody gave the parameter other memory."""
+        if self.moved:
+            raise StateError(
+                f"'{self.name}' was moved into memory that processes share (by share_memory_(), or by sending it to another "
+                "process), which the engine does not see: sluice.torch.close() the model, and wrap it again; send clone()s "
+                "to other processes"
+            )
+        if self.replaced:
+            raise StateError(
+                f"'{self.name}' was given other memory (by .data = ..., or set_()), which the engine does not see; "
+                "copy_() into it instead"
+            )
+
+    def check_place(self, found: torch.Tensor | None) -> None:
+        """Raises where a module has no parameter, or another, where it had this one."""
+        if found is None or (isinstance(found, torch.nn.Parameter) and found is not self.parameter):
+            raise StateError(
+                f"'{self.name}' is no more where it was when the model was wrapped: its module has "
+                f"{'none' if found is None else 'another Parameter'} there, which would not be trained; copy_() into it "
+                "instead, or sluice.torch.close() the model before, and wrap it again. (torch.func.functional_call() may "
+                "be given tensors, such as parameters' detach(); torch.export() needs a closed model)"
+            )
+
+
+def check_places(model: torch.nn.Module, homes: Sequence[Home]) -> None:
+    """Raises where one of these is no more a parameter of the model."""
+    here = dict(model.named_parameters())
+    known = {id(p) for p in here.values()}
+    for home in homes:
+        if id(home.parameter) not in known:
+            home.check_place(here.get(home.name))
+
 
 class ModelEngine(Engine):
     """An engine whose parameters are seen as tensors, which may be alive when it ends: their addresses stay until the last
@@ -138,41 +167,12 @@ class ModelEngine(Engine):
     def __init__(self, units: Sequence[Unit], options: Options) -> None:
         super().__init__(units, options)
         self._seen: list[tuple[list[int], weakref.ref[Any]]] = []  # units, and the buffer behind a tensor
-        self.first_step: FirstStep | None = None
-        self.session: weakref.ref[Session] | None = None  # when the model has moved in
+        self.left = False  # by sluice.torch.close()
 
     @property
     def own(self) -> Engine:
-        """The same without the refusals below: for the model's hooks and its optimizer."""
+        """The same without what is refused to users: for the model's hooks and its optimizer."""
         return cast(Engine, super())
-
-    def begin_step(self, *given: Any, **named: Any) -> NoReturn:
-        """Refused, as all that the hooks and the optimizer of the wrapped model do."""
-        _refuse("begin_step", "a forward pass with gradients begins a step")
-
-    def step(self, *given: Any, **named: Any) -> NoReturn:
-        """Refused."""
-        _refuse("step", "call step() of the optimizer that sluice.torch.wrap() gave")
-
-    def abandon_step(self) -> NoReturn:
-        """Refused."""
-        _refuse("abandon_step", "optimizer.zero_grad() drops what the step has")
-
-    def acquire(self, unit: str, gradient: bool = False) -> NoReturn:
-        """Refused."""
-        _refuse("acquire", "a unit is there when its module is called, and whenever a parameter is touched")
-
-    def add_gradient(self, name: str, gradient: Any, dtype: str = "f32") -> NoReturn:
-        """Refused."""
-        _refuse("add_gradient", "add to p.grad of the model's parameter")
-
-    def multiply_gradient(self, name: str, factor: float) -> NoReturn:
-        """Refused."""
-        _refuse("multiply_gradient", "multiply p.grad of the model's parameter (p.grad.mul_(factor))")
-
-    def drop_gradient(self, name: str) -> NoReturn:
-        """Refused."""
-        _refuse("drop_gradient", "set p.grad of the model's parameter to None")
 
     def tensor(self, spans: Sequence[Span], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A parameter where it lies; touches none of it. It, and all that is made of it, keeps the engine, until that is
@@ -184,50 +184,6 @@ class ModelEngine(Engine):
         raw.keeps = self  # type: ignore[attr-defined]
         self._seen.append(([span.unit for span in spans], weakref.ref(raw)))
         return torch.frombuffer(raw, dtype=dtype).view(shape)
-
-    def replan(self, reserved: Size) -> NoReturn:
-        """Refused."""
-        _refuse("replan", "what PyTorch needs is found at each call of the model, or stated as wrap(reserve=...)")
-
-    def plan(self) -> dict[str, Any]:
-        """As Engine's; "pytorch" says what PyTorch takes itself: the most at once ("peak") as it was estimated, what was
-        planned for it ("reserve"), and what the first step took ("measured"); None for what is not known."""
-        made = super().plan()
-        return made if self.first_step is None else {**made, "pytorch": self.first_step.as_dict()}
-
-    def save(self, out: Path, keep: int = 0) -> str:
-        """As Engine's, after forward passes too. StateError where there are gradients of a step that is not over."""
-        if (session := self._wrapped()) is not None:
-            session.end_begun_step("saved")
-        return super().save(out, keep)
-
-    def load(self, path: Path) -> None:
-        """As Engine's, after forward passes too; backward through their graphs is an error then. StateError where there
-        are gradients of a step that is not over."""
-        if (session := self._wrapped()) is not None:
-            session.end_begun_step("loaded")
-        super().load(path)
-        if session is not None:
-            session.changed()
-
-    def set_values(self, unit: str, values: Values) -> None:
-        """As Engine's, after forward passes too; backward through their graphs is an error then."""
-        if (session := self._wrapped()) is not None:
-            session.release_all()
-        super().set_values(unit, values)
-        if session is not None:
-            session.changed()
-
-    def load_values(self, path: Path) -> None:
-        """As Engine's, after forward passes too; backward through their graphs is an error then."""
-        if (session := self._wrapped()) is not None:
-            session.release_all()
-        super().load_values(path)
-        if session is not None:
-            session.changed()
-
-    def _wrapped(self) -> Session | None:
-        return None if self.session is None or self.closed else self.session()
 
     def check_leaving(self, besides: int) -> None:
         """Raises BudgetError where leave(True) would, with as many bytes that are taken besides."""
@@ -252,12 +208,6 @@ class ModelEngine(Engine):
         """Without the values: sluice.torch.close() is what keeps them."""
         if not self.closed and not self._handle.inherited:
             self.leave(values=False)
-
-
-def _refuse(call: str, remedy: str) -> NoReturn:
-    raise StateError(
-        f"{call}() is called on the engine of a wrapped model, whose hooks and whose optimizer do that themselves; {remedy}"
-    )
 
 
 class _FormerHome:

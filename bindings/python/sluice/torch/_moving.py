@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
-
 import torch
 
 from ..errors import Error
@@ -14,9 +12,6 @@ from ..model import Unit
 from . import _homes, _meta
 from ._homes import Home, Span
 from ._units import Group, Roles
-
-if TYPE_CHECKING:
-    from ._session import Session
 
 Source = Callable[[str, int, memoryview], object]
 """Fills in elements first ... of a parameter."""
@@ -39,14 +34,7 @@ class Moving:
             if buffer is not None and buffer.is_meta
         ]
 
-    def move_in(
-        self,
-        session: Session,
-        groups: Sequence[Group],
-        roles: Roles,
-        train: bool,
-        source: Source | None,
-    ) -> list[Home]:
+    def move_in(self, groups: Sequence[Group], roles: Roles, train: bool, source: Source | None) -> list[Home]:
         """Moves all; gives where they live."""
         index, spans = 0, []
         for u, group in enumerate(groups):
@@ -58,7 +46,6 @@ class Moving:
                 if not group.ends_parameters:
                     continue
                 p = self._into_engine(given, spans)
-                p._sluice = session  # type: ignore[attr-defined]
                 trainable = train and p.requires_grad
                 role, place = roles.group.get(id(given), 0), roles.place[id(given)]
                 home = Home(name, len(self._homes), spans, role, place, p, p.data, trainable, declared.by_elements)
@@ -105,7 +92,7 @@ class Moving:
         values = self._values()
         lost = []
         for home in self._homes:
-            del home.parameter._sluice  # type: ignore[attr-defined]
+            home.parameter.__dict__.pop("_sluice", None)
             if home.index in self._on_meta:
                 self._put(self._on_meta[home.index])
             elif home.index in values:

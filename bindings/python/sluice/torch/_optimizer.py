@@ -57,7 +57,8 @@ class Optimizer(torch.optim.Optimizer):
         self._sealed = False
         first = settings[0]
         defaults = dataclasses.asdict(first)
-        homes = sorted((home for home in session.homes if home.trainable), key=lambda home: home.place)
+        presence = session.presence
+        homes = sorted((home for home in presence.homes if home.trainable), key=lambda home: home.place)
         groups = [
             {
                 "params": [home.parameter for home in homes if home.group == g],
@@ -70,8 +71,8 @@ class Optimizer(torch.optim.Optimizer):
         self._members = [[id(p) for p in group["params"]] for group in self.param_groups]
         self._guard_groups()
         self._sealed = True
-        if session.options.update_in_backward:
-            session.updates_in_backward = UpdatesInBackward(session.homes, _settings_of(weakref.ref(self)))
+        if presence.engine.options.update_in_backward:
+            presence.updates = UpdatesInBackward(presence.homes, _settings_of(weakref.ref(self)))
 
     def _guard_groups(self) -> None:
         self.param_groups = [_Group(group, self._first) for group in self.param_groups]
@@ -97,7 +98,7 @@ class Optimizer(torch.optim.Optimizer):
         them. BudgetError where they have no room."""
         self._check_open()
         made = super().state_dict()
-        state = _state.read(self._session)
+        state = _state.read(self._session.presence)
         made["state"] = {i: state[index] for i, index in enumerate(self._indices()) if index in state}
         return made
 
@@ -116,7 +117,7 @@ class Optimizer(torch.optim.Optimizer):
         super().load_state_dict({**state_dict, "state": {}})  # its checks come first
         try:
             self._settings()
-            _state.write(self._session, {indices[i]: given for i, given in state_dict.get("state", {}).items()})
+            _state.write(self._session.presence, {indices[i]: given for i, given in state_dict.get("state", {}).items()})
         except InvalidArgumentError:
             super().load_state_dict(before)
             raise
@@ -124,14 +125,14 @@ class Optimizer(torch.optim.Optimizer):
             self._guard_groups()
 
     def _check_open(self) -> None:
-        self._session.check_open(
+        self._session.presence.check_open(
             "the model was closed, and its optimizer's state with it; take the state_dict() before sluice.torch.close(), "
             "and wrap the model again to load one"
         )
 
     def _indices(self) -> list[int]:
         """The engine's index of each parameter, in the order that a state_dict counts them."""
-        by_id = self._session.by_id
+        by_id = self._session.presence.by_id
         return [by_id[id(p)].index for group in self.param_groups for p in group["params"]]
 
     def _settings(self) -> list[Settings]:
@@ -159,11 +160,11 @@ class Optimizer(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """GradScaler asks: whether step() unscales, by `grad_scale`, and is without effect where `found_inf` says so. It
         does not unscale gradients in float16 itself."""
-        return any(home.trainable and home.memory.dtype == torch.float16 for home in self._session.homes)
+        return any(home.trainable and home.memory.dtype == torch.float16 for home in self._session.presence.homes)
 
 
 def _settings_of(optimizer: weakref.ref[Optimizer]) -> Callable[[], Sequence[Settings]]:
-    """The session outlives no optimizer by it."""
+    """By this nothing keeps the optimizer."""
 
     def settings() -> Sequence[Settings]:
         alive = optimizer()
@@ -184,7 +185,7 @@ def _refuse_others(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> 
         session = getattr(p, "_sluice", None)
         if session is not None:
             raise StateError(
-                f"'{session.by_id[id(p)].name}' is of a wrapped model, and {type(optimizer).__name__}, which is not "
+                f"'{session.presence.by_id[id(p)].name}' is of a wrapped model, and {type(optimizer).__name__}, which is not "
                 "its optimizer, is to update it; use the one that sluice.torch.wrap() gave (with transformers.Trainer: "
                 "optimizers=(optimizer, None)), or sluice.torch.close() the model before"
             )

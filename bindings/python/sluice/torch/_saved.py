@@ -5,18 +5,16 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..errors import StateError
-from ._acquire import check_memory, outside_of_graphs
 from ._casts import Cast, Casts
+from ._demand import Demand
+from ._guards import outside_of_graphs
 from ._homes import Home, View, storage_of
-
-if TYPE_CHECKING:
-    from ._demand import Demand
 
 
 class _Saved(NamedTuple):
@@ -194,7 +192,7 @@ class SavedTensors:
         except StateError as error:
             raise StateError(f"'{home.name}' is needed: {error}") from None
         if home.moved:
-            check_memory(home)
+            home.check_memory()
         return saved.view.over(home.memory if saved.cast is None else saved.cast.make())
 
 

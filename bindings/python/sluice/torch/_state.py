@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,31 +15,29 @@ from ..model import Folder
 from ..optimizers import Optimizer as Settings
 from . import _state_files
 from ._homes import Home, Span, outside
+from ._presence import Presence
 from ._units import DTYPES
-
-if TYPE_CHECKING:
-    from ._session import Session
 
 _STEP = "step"
 _MASTER = "master"
 
 
-def read(session: Session) -> dict[int, dict[str, torch.Tensor]]:
+def read(presence: Presence) -> dict[int, dict[str, torch.Tensor]]:
     """Of each trainable parameter that was updated, by its index in the engine. The tensors lie in files without a name
     in the disk folder, where one was given, so that they may be larger than memory; else in memory."""
-    engine = session.engine
+    engine = presence.engine
     arrays = engine.state_arrays()
-    updated = [home for home in session.homes if home.trainable and engine.updates(home.spans[0].key) > 0]
-    type_of = {name: _type_of(session, name) for name in arrays}
-    shapes = {home.index: _shapes(session, home, arrays) for home in updated}
+    updated = [home for home in presence.homes if home.trainable and engine.updates(home.spans[0].key) > 0]
+    type_of = {name: _type_of(presence, name) for name in arrays}
+    shapes = {home.index: _shapes(presence, home, arrays) for home in updated}
     needed = sum(math.prod(s) * type_of[name].itemsize for own in shapes.values() for name, s in own.items())
-    if session.options.disk is None:
-        _require_memory(session, needed)
+    if presence.engine.options.disk is None:
+        _require_memory(presence, needed)
     else:
-        folder = _folder_with_room(session, needed)
+        folder = _folder_with_room(presence, needed)
 
     def make(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        if session.options.disk is None:
+        if presence.engine.options.disk is None:
             return torch.empty(shape, dtype=dtype)
         return _state_files.make(folder, shape, dtype)
 
@@ -54,41 +52,41 @@ def read(session: Session) -> dict[int, dict[str, torch.Tensor]]:
     def place(key: str, name: str) -> torch.Tensor | None:
         index, span = places.get(key, (None, None))
         array = state[index].get(name) if index is not None else None
-        return None if span is None or array is None else _part(session, name, span, array.view(-1))
+        return None if span is None or array is None else _part(presence, name, span, array.view(-1))
 
     for unit, own in sorted(homes_of.items()):
-        _move(session, "sluice_engine_get_state", "sluice_write_state_to_arrays", unit, place)
+        _move(presence, "sluice_engine_get_state", "sluice_write_state_to_arrays", unit, place)
         for home, _ in own:
             for tensor in state[home.index].values():
                 _state_files.flush(tensor)
     return state
 
 
-def write(session: Session, state: Mapping[int, Mapping[str, Any]]) -> None:
+def write(presence: Presence, state: Mapping[int, Mapping[str, Any]]) -> None:
     """Takes a state_dict's state, by the index of a parameter in the engine; a parameter that has none there was never
     updated. Raises InvalidArgumentError for what does not fit, before anything is changed."""
-    arrays = session.engine.state_arrays()
-    for home in session.homes:
+    arrays = presence.engine.state_arrays()
+    for home in presence.homes:
         if home.index in state:
-            _check(home, state[home.index], _shapes(session, home, arrays))
-    session.release_all()
-    for unit, own in _by_unit([home for home in session.homes if home.trainable]).items():
-        given = {span.key: _parts(session, state.get(home.index, {}), span) for home, span in own}
+            _check(home, state[home.index], _shapes(presence, home, arrays))
+    presence.release_all()
+    for unit, own in _by_unit([home for home in presence.homes if home.trainable]).items():
+        given = {span.key: _parts(presence, state.get(home.index, {}), span) for home, span in own}
         if any(_has_master(home, arrays) for home, _ in own):
-            session.use(unit)
+            presence.use(unit)
             for home, span in own:
                 given[span.key].setdefault(_MASTER, span.of(home.memory.view(-1)).float())
-            session.release(unit)
+            presence.release(unit)
 
         def source(key: str, name: str, given: Any = given) -> torch.Tensor | None:
             values: torch.Tensor | None = given[key].get(name)
             return values
 
-        _move(session, "sluice_engine_set_state", "sluice_read_state_from_arrays", unit, source)
+        _move(presence, "sluice_engine_set_state", "sluice_read_state_from_arrays", unit, source)
         for home, span in own:
             # torch.optim.SGD counts no steps.
             step = state.get(home.index, {}).get(_STEP, 1 if state.get(home.index) else 0)
-            session.engine.set_updates(span.key, int(step))
+            presence.engine.set_updates(span.key, int(step))
             home.changed()
             for value in state.get(home.index, {}).values():
                 if isinstance(value, torch.Tensor):
@@ -104,39 +102,39 @@ def _by_unit(homes: Iterable[Home]) -> dict[int, list[tuple[Home, Span]]]:
 
 
 def _move(
-    session: Session, function: str, ready_made: str, unit: int, array: Callable[[str, str], torch.Tensor | None]
+    presence: Presence, function: str, ready_made: str, unit: int, array: Callable[[str, str], torch.Tensor | None]
 ) -> None:
     """Between the engine and `array(parameter, name)`, contiguous, of a type that the engine knows, or None."""
-    names = session.engine.state_arrays()
-    tensors = [[array(p.key, name) for name in names] for p in session.engine.units[unit].parameters]
+    names = presence.engine.state_arrays()
+    tensors = [[array(p.key, name) for name in names] for p in presence.engine.units[unit].parameters]
     rows = [
         [_abi.Array() if t is None else _abi.Array(t.data_ptr(), _abi.DTYPES[DTYPES[t.dtype]]) for t in row]
         for row in tensors
     ]
-    session.engine.whole_arrays(function, ready_made, unit, rows)
+    presence.engine.whole_arrays(function, ready_made, unit, rows)
 
 
 def _has_master(home: Home, arrays: tuple[str, ...]) -> bool:
     return _MASTER in arrays and home.memory.dtype != torch.float32
 
 
-def _parts(session: Session, arrays: Mapping[str, Any], span: Span) -> dict[str, torch.Tensor]:
+def _parts(presence: Presence, arrays: Mapping[str, Any], span: Span) -> dict[str, torch.Tensor]:
     def part(name: str, values: torch.Tensor) -> torch.Tensor:
         known = values if values.dtype in DTYPES else values.float()
-        return outside(_part(session, name, span, known.cpu().reshape(-1)), session.by_storage)
+        return outside(_part(presence, name, span, known.cpu().reshape(-1)), presence.by_storage)
 
     return {name: part(name, values) for name, values in arrays.items() if name != _STEP and values is not None}
 
 
-def _part(session: Session, name: str, span: Span, flat: torch.Tensor) -> torch.Tensor:
+def _part(presence: Presence, name: str, span: Span, flat: torch.Tensor) -> torch.Tensor:
     """What the engine takes with the span's unit of an array: its elements; all of one that is of the whole parameter, which
     it asks for with the first span alone."""
-    return flat if name in _settings(session).whole_arrays else span.of(flat)
+    return flat if name in _settings(presence).whole_arrays else span.of(flat)
 
 
-def _shapes(session: Session, home: Home, arrays: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+def _shapes(presence: Presence, home: Home, arrays: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     """Of the arrays that the parameter has."""
-    optimizer = _settings(session)
+    optimizer = _settings(presence)
     own = [name for name in arrays if name != _MASTER or _has_master(home, arrays)]
     shapes = {name: optimizer.shape_of_state(name, tuple(home.memory.shape), home.by_elements) for name in own}
     return {name: shape for name, shape in shapes.items() if shape is not None}
@@ -158,19 +156,19 @@ def _check(home: Home, given: Mapping[str, Any], shapes: Mapping[str, tuple[int,
             )
 
 
-def _settings(session: Session) -> Settings:
-    given = session.options.optimizer
+def _settings(presence: Presence) -> Settings:
+    given = presence.engine.options.optimizer
     return given if isinstance(given, Settings) else given[0]
 
 
-def _type_of(session: Session, array: str) -> torch.dtype:
-    narrow = session.options.state == "bf16" and array not in (_MASTER, *_settings(session).whole_arrays)
+def _type_of(presence: Presence, array: str) -> torch.dtype:
+    narrow = presence.engine.options.state == "bf16" and array not in (_MASTER, *_settings(presence).whole_arrays)
     return torch.bfloat16 if narrow else torch.float32
 
 
-def _require_memory(session: Session, needed: int) -> None:
-    total = next(line for line in session.engine.ledger() if (line.tier, line.purpose) == ("host", "total"))
-    budget = session.engine.plan()["budget"]["memory"]
+def _require_memory(presence: Presence, needed: int) -> None:
+    total = next(line for line in presence.engine.ledger() if (line.tier, line.purpose) == ("host", "total"))
+    budget = presence.engine.plan()["budget"]["memory"]
     if total.current + needed > budget:
         raise BudgetError(
             f"the optimizer's state_dict takes {needed >> 20} MiB more, and {(budget - total.current) >> 20} MiB of the "
@@ -179,11 +177,11 @@ def _require_memory(session: Session, needed: int) -> None:
         )
 
 
-def _folder_with_room(session: Session, needed: int) -> str:
-    given = session.options.disk
+def _folder_with_room(presence: Presence, needed: int) -> str:
+    given = presence.engine.options.disk
     first = given if isinstance(given, (str, os.PathLike, Folder)) else next(iter(given or ()))
     folder = os.fspath(first.path if isinstance(first, Folder) else first)
-    plan = session.engine.plan()
+    plan = presence.engine.plan()
     free = plan["budget"]["disk"] - plan["disk"]
     if needed > free:
         raise BudgetError(

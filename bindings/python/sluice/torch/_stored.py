@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,52 +18,60 @@ from . import _homes
 from ._homes import Home, ModelEngine
 from ._units import DTYPES
 
-if TYPE_CHECKING:
-    from ._gradients import Slot
+
+@dataclasses.dataclass(eq=False)
+class Entry:
+    """A gradient of a parameter, from its first backward until it is given up."""
+
+    index: int  # of the parameter
+    alive: bool = dataclasses.field(default=True, init=False)
+    serial: int = dataclasses.field(default_factory=itertools.count().__next__, init=False)
 
 
 class Stored:
-    """Of one session, whose lock it shares."""
+    """Of one wrapped model; all that uses its engine shares the lock."""
 
     def __init__(
         self,
         engine: ModelEngine,
+        homes: Sequence[Home],
         lock: AbstractContextManager[Any],
         use: Callable[[int, int], None],
         by_storage: Mapping[int, Home],
     ) -> None:
         """use: makes a unit present, for an access; by_storage: whose memory begins where."""
-        self._engine, self._lock, self._use, self._by_storage = engine, lock, use, by_storage
-        self.slots: dict[int, Slot] = {}  # by the parameter's index
+        self._engine, self._homes, self._lock, self._use, self._by_storage = engine, homes, lock, use, by_storage
+        self.entries: dict[int, Entry] = {}  # by the parameter's index
         # Gradients that nobody refers to, (parameter, serial); the collector may say so inside of an engine's call.
         self.ended: deque[tuple[int, int]] = deque()
 
-    def begin(self, slot: Slot, values: torch.Tensor) -> None:
+    def begin(self, entry: Entry, values: torch.Tensor) -> None:
         """A first gradient; one that the engine still has of this parameter ends."""
+        home = self._homes[entry.index]
         with self._lock:
-            self.give_up(slot.home)
-            self.slots[slot.home.index] = slot
-            self.set(slot.home, values)
+            self.give_up(home)
+            self.entries[entry.index] = entry
+            self.set(home, values)
 
     def give_up(self, home: Home) -> None:
         """The gradient that the engine has of this parameter, if any, ends."""
-        slot = self.slots.get(home.index)
-        if slot is not None:
-            self.end(slot)
+        entry = self.entries.get(home.index)
+        if entry is not None:
+            self.end(entry)
 
-    def end(self, slot: Slot) -> None:
+    def end(self, entry: Entry) -> None:
         """It is none any more."""
-        self._drop(slot.home)
-        slot.alive = False
-        del self.slots[slot.home.index]
+        self._drop(self._homes[entry.index])
+        entry.alive = False
+        del self.entries[entry.index]
 
     def drop_ended(self) -> None:
         """Those end to which nobody refers."""
         while self.ended:
             index, serial = self.ended.popleft()
-            slot = self.slots.get(index)
-            if slot is not None and slot.serial == serial:
-                self.end(slot)
+            entry = self.entries.get(index)
+            if entry is not None and entry.serial == serial:
+                self.end(entry)
 
     def _drop(self, home: Home) -> None:
         for span in home.spans:

@@ -114,9 +114,10 @@ def move_in(
     session = Session(model, prepared, source_of(stored))
     with session.undone_on_failure():
         if on_meta:
-            unset = [home for home in session.homes if home.name in on_meta and home.name not in (stored or {})]
+            homes = session.presence.homes
+            unset = [home for home in homes if home.name in on_meta and home.name not in (stored or {})]
             _first_values.give(model, unset, {name: where for name, where in (stored or {}).items() if name in on_meta})
-            session.release_all()
+            session.presence.release_all()
         made = Optimizer(session, prepared.settings) if prepared.train else None
     session.moved_in()
     _sessions[model] = session
@@ -174,10 +175,10 @@ def close(model: torch.nn.Module, *, values: bool = True) -> None:
 def edit(model: torch.nn.Module) -> Iterator[None]:
     """Parameters may be written inside of the `with`, by any means; they are the model's values afterwards, and the
     optimizer's master copies."""
-    session = _session(model)
-    session.release_all()
+    presence = _session(model).presence
+    presence.release_all()
     try:
         yield
     finally:
-        session.release_all()
-        session.changed()
+        presence.release_all()
+        presence.changed()

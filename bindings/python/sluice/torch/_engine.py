@@ -1,0 +1,98 @@
+"""What users have of a wrapped model's engine."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NoReturn
+
+from ..engine import Values
+from ..errors import StateError
+from ..model import Path, Size
+from ._homes import ModelEngine
+from ._memory import FirstStep
+from ._presence import Presence
+
+
+class WrappedEngine(ModelEngine):
+    """An engine whose steps are those of a wrapped model. Values may come and go by it."""
+
+    first_step: FirstStep | None = None
+    presence: weakref.ref[Presence] | None = None  # when the model has moved in
+
+    def begin_step(self, *given: Any, **named: Any) -> NoReturn:
+        """Refused, as all that the hooks and the optimizer of the wrapped model do."""
+        _refuse("begin_step", "a forward pass with gradients begins a step")
+
+    def step(self, *given: Any, **named: Any) -> NoReturn:
+        """Refused."""
+        _refuse("step", "call step() of the optimizer that sluice.torch.wrap() gave")
+
+    def abandon_step(self) -> NoReturn:
+        """Refused."""
+        _refuse("abandon_step", "optimizer.zero_grad() drops what the step has")
+
+    def acquire(self, unit: str, gradient: bool = False) -> NoReturn:
+        """Refused."""
+        _refuse("acquire", "a unit is there when its module is called, and whenever a parameter is touched")
+
+    def add_gradient(self, name: str, gradient: Any, dtype: str = "f32") -> NoReturn:
+        """Refused."""
+        _refuse("add_gradient", "add to p.grad of the model's parameter")
+
+    def multiply_gradient(self, name: str, factor: float) -> NoReturn:
+        """Refused."""
+        _refuse("multiply_gradient", "multiply p.grad of the model's parameter (p.grad.mul_(factor))")
+
+    def drop_gradient(self, name: str) -> NoReturn:
+        """Refused."""
+        _refuse("drop_gradient", "set p.grad of the model's parameter to None")
+
+    def replan(self, reserved: Size) -> NoReturn:
+        """Refused."""
+        _refuse("replan", "what PyTorch needs is found at each call of the model, or stated as wrap(reserve=...)")
+
+    def plan(self) -> dict[str, Any]:
+        """As Engine's; "pytorch" says what PyTorch takes itself: the most at once ("peak") as it was estimated, what was
+        planned for it ("reserve"), and what the first step took ("measured"); None for what is not known."""
+        made = super().plan()
+        return made if self.first_step is None else {**made, "pytorch": self.first_step.as_dict()}
+
+    def save(self, out: Path, keep: int = 0) -> str:
+        """As Engine's, after forward passes too. StateError where there are gradients of a step that is not over."""
+        if (presence := self._wrapped()) is not None:
+            presence.end_begun_step("saved")
+        return super().save(out, keep)
+
+    def load(self, path: Path) -> None:
+        """As Engine's, after forward passes too; backward through their graphs is an error then. StateError where there
+        are gradients of a step that is not over."""
+        if (presence := self._wrapped()) is not None:
+            presence.end_begun_step("loaded")
+        super().load(path)
+        if presence is not None:
+            presence.changed()
+
+    def set_values(self, unit: str, values: Values) -> None:
+        """As Engine's, after forward passes too; backward through their graphs is an error then."""
+        if (presence := self._wrapped()) is not None:
+            presence.release_all()
+        super().set_values(unit, values)
+        if presence is not None:
+            presence.changed()
+
+    def load_values(self, path: Path) -> None:
+        """As Engine's, after forward passes too; backward through their graphs is an error then."""
+        if (presence := self._wrapped()) is not None:
+            presence.release_all()
+        super().load_values(path)
+        if presence is not None:
+            presence.changed()
+
+    def _wrapped(self) -> Presence | None:
+        return None if self.presence is None or self.closed else self.presence()
+
+
+def _refuse(call: str, remedy: str) -> NoReturn:
+    raise StateError(
+        f"{call}() is called on the engine of a wrapped model, whose hooks and whose optimizer do that themselves; {remedy}"
+    )

@@ -1,0 +1,256 @@
+"""What is present of a wrapped model, and the step that its engine is in."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from .. import _abi
+from ..errors import StateError
+from ..optimizers import Optimizer as Settings
+from . import _homes, _mending
+from ._homes import Home, ModelEngine
+from ._memory import FirstStep, Keeper, resident_bytes
+from ._stored import Stored
+
+_OLD_GRAPH = (
+    "backward goes through a graph that was made before the model was closed (sluice.torch.close()); run forward again"
+)
+_LOST = (
+    "the engine of this model was closed, and the values of its parameters are gone with it; sluice.torch.close(model) is "
+    "what keeps them. Make the model anew, and load its values"
+)
+
+
+class Updates:
+    """When gradients are applied: all of them at optimizer.step(). Calls come with the lock of the presence held."""
+
+    in_backward = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether a gradient of this step was applied already."""
+        return False
+
+    def before_use(self, presence: Presence) -> None:
+        """Parameters are needed."""
+
+    def begin(self, presence: Presence) -> None:
+        """The engine's step begins."""
+        presence.engine.own.begin_step()
+
+    def apply(self, presence: Presence, home: Home, values: torch.Tensor) -> None:
+        """A gradient that is applied in backward."""
+        raise NotImplementedError
+
+    def release(self, unit: int) -> None:
+        """The unit is released."""
+
+    def end(self, presence: Presence, got: Sequence[Home], settings: Sequence[Settings], factor: float) -> bool:
+        """The engine's step ends, for these parameters' gradients times the factor. Gives whether there was any."""
+        if not got:
+            return False
+        presence.release_all()
+        presence.begin_step()
+        with presence.noting():
+            presence.in_step = False
+            presence.engine.own.step(
+                settings, clip_value=presence.clip_value, gradient_factor=factor, keep_gradients=True
+            )
+            for home in got:
+                home.changed()
+        presence.ended_step()
+        return True
+
+    def mend(self, presence: Presence) -> bool:
+        """After an exception of the keyboard; gives whether there is a step now."""
+        if presence.trainable:
+            _mending.begin_step(presence.engine.own)
+        return presence.trainable
+
+
+class Presence:
+    """Holds the units of one wrapped model that are in use, and knows of its engine's step. All parts of a wrapped model
+    have this one. Calls may come from any thread."""
+
+    def __init__(
+        self,
+        model: weakref.ref[torch.nn.Module],
+        engine: ModelEngine,
+        homes: Sequence[Home],
+        keeper: Keeper,
+        first_step: FirstStep,
+        trainable: bool,
+        clip_value: float | None,
+    ) -> None:
+        self.model, self.engine, self.homes = model, engine, homes
+        self.keeper, self.first_step = keeper, first_step
+        self.trainable, self.clip_value = trainable, clip_value
+        self.limit = engine.options.held_units
+        self.by_id = {id(home.parameter): home for home in homes}
+        self.by_storage = {_homes.storage_of(home.memory): home for home in homes}
+        self.lock = threading.RLock()
+        self.stored = Stored(engine, homes, self.lock, self.use, self.by_storage)
+        self.updates = Updates()
+        self.in_step = False
+        self._held: OrderedDict[int, list[int]] = OrderedDict()  # unit -> accesses, the one used last at the end
+        self._torn = False  # whether the two above, or versions, may not be what the engine has
+
+    # ---- units come and go ----
+
+    def use(self, unit: int, access: int = _abi.READ) -> None:
+        """The unit's parameters are present (or, with GRADIENT_ONLY, its gradients may be added) until the limit of
+        units that are held sends it away."""
+        self.check_open()
+        with self.lock:
+            self.mend()
+            self.updates.before_use(self)
+            held = self._held.get(unit)
+            if held is not None and access in held:
+                self._held.move_to_end(unit)
+                return
+            if access == _abi.GRADIENT_ONLY or torch.is_grad_enabled():
+                self.begin_step()
+            self.first_step.note(self.keeper.look())
+            self.stored.drop_ended()
+            while held is None and len(self._held) >= self.limit:
+                self.release(next(iter(self._held)))
+            with self.noting():
+                self.engine._handle.call("sluice_engine_acquire", unit, access)
+                self._held.setdefault(unit, []).append(access)
+                self._held.move_to_end(unit)
+
+    def release(self, unit: int) -> None:
+        """The unit is not held any more."""
+        self.updates.release(unit)
+        with self.noting():
+            for _ in self._held.pop(unit, ()):
+                self.engine._handle.call("sluice_engine_release", unit)
+
+    def release_all(self) -> None:
+        """Nothing is held."""
+        with self.lock:
+            self.mend()
+            while self._held:
+                self.release(next(iter(self._held)))
+
+    def touches(self) -> int:
+        """How often a parameter was touched that was not present."""
+        return self.engine.counters().touches
+
+    def changed(self) -> None:
+        """All values are others now."""
+        for home in self.homes:
+            home.changed()
+
+    def check_open(self, closed: str = _OLD_GRAPH) -> None:
+        """Raises StateError where the engine is closed; with this text where sluice.torch.close() did that."""
+        self.engine._handle.check()
+        if self.engine.closed:
+            raise StateError(closed if self.engine.left else _LOST)
+
+    # ---- steps ----
+
+    def begin_step(self) -> None:
+        """There is a step, from now on if there was none."""
+        if self.trainable and not self.in_step:
+            with self.noting():
+                self.updates.begin(self)
+                self.in_step = True
+
+    def begin_anew(self) -> None:
+        """The step that was begun, and has no gradient yet, begins again."""
+        self._abandon_step()
+        self.begin_step()
+
+    def ended_step(self) -> None:
+        """The engine's step is over."""
+        self.in_step = False
+        self.first_step.end()
+
+    def apply_gradient(self, home: Home, values: torch.Tensor) -> None:
+        """The gradient is applied in backward, and nothing of it is kept."""
+        with self.lock:
+            self.updates.apply(self, home, values)
+
+    def end_begun_step(self, verb: str) -> None:
+        """A checkpoint is to be saved or loaded (the verb): nothing is held, and a step that has no gradient yet is not
+        begun. StateError where it has some."""
+        with self.lock:
+            self._drop_unused()
+            self.release_all()
+            if self.updates.begun:
+                raise StateError(
+                    f"a checkpoint is {verb} between backward and optimizer.step(), which ends a step; do it after that"
+                )
+            if self.in_step and self.stored.entries:
+                names = ", ".join(repr(self.homes[index].name) for index in list(self.stored.entries)[:3])
+                raise StateError(
+                    f"a checkpoint is {verb} while {len(self.stored.entries)} parameters ({names}, ...) have gradients, which "
+                    "it does not hold; do it after optimizer.step() and before the next forward pass, or after "
+                    "optimizer.zero_grad(set_to_none=True)"
+                )
+            self._abandon_step()
+
+    def _abandon_step(self) -> None:
+        self.release_all()
+        if self.in_step:
+            self.engine.own.abandon_step()
+            self.in_step = False
+
+    def _drop_unused(self) -> None:
+        """What the engine has of gradients that are no parameter's any more ends."""
+        self.stored.drop_ended()
+        for entry in list(self.stored.entries.values()):
+            if getattr(self.homes[entry.index].parameter.grad, "_slot", None) is not entry:
+                self.stored.end(entry)
+
+    # ---- the plan ----
+
+    def grown(self) -> int:
+        """By how much the process is larger than when the model was wrapped, for what is not the model's."""
+        return max(0, self.keeper.give_back() - self.first_step.held)
+
+    def replan(self, reserve: int, estimated: int) -> None:
+        """The engine plans with so much for PyTorch, of which so much is alive at once. Raises BudgetError where that does
+        not fit, and StateError where gradients are in the way, with nothing changed."""
+        with self.lock:
+            self.mend()
+            self._drop_unused()
+            if self.stored.entries or self.updates.begun:
+                raise StateError("there are gradients, of a step that optimizer.step() and zero_grad() have not ended")
+            self._abandon_step()
+            before = self.keeper.give_back()
+            with self.noting():
+                self.engine._handle.call("sluice_engine_replan", reserve)
+            self.first_step.replanned(reserve, estimated, resident_bytes() - before)
+            self.first_step.planned(self.engine.plan()["predicted_peak"])
+
+    # ---- exceptions of the keyboard, which come between any two lines ----
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Inside, the engine's state changes, and is noted."""
+        self._torn = True
+        try:
+            yield
+        except Exception:
+            self._torn = False
+            raise
+        self._torn = False
+
+    def mend(self) -> None:
+        """Where a change was not noted, nothing is held after this, and whether there is a step is what the engine says.
+        Gradients stay. Graphs that were made before count as outdated, since a step may have been done."""
+        if not self._torn:
+            return
+        self._held.clear()
+        _mending.release_everything(self.engine)
+        self.in_step = self.updates.mend(self)
+        self.changed()
+        self._torn = False
