@@ -2,16 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, StateError
+from ..model import whole
+from ..optimizers import Optimizer as Settings
 
 
-def check_model(model: Any) -> None:
-    """Raises InvalidArgumentError, naming it, for what cannot be wrapped as it is."""
+def check_optimizer(
+    optimizer: Any,
+    update_in_backward: bool,
+    param_groups: Sequence[Mapping[str, Any]] | None,
+    clip_value: float | None,
+) -> None:
+    """Raises InvalidArgumentError for what is no optimizer, and for what is given without one or is out of its range."""
+    if optimizer is not None and not isinstance(optimizer, Settings):
+        raise InvalidArgumentError(
+            f"the optimizer is {optimizer!r:.80}; settings such as sluice.AdamW(lr=1e-4) are needed, or None for a model "
+            "that is not trained (a batch is given as sample_batch=)"
+        )
+    for name, given in (("update_in_backward is", update_in_backward), ("param_groups are", param_groups is not None)):
+        if optimizer is None and given:
+            raise InvalidArgumentError(f"{name} given without an optimizer; give one, such as sluice.AdamW()")
+    if clip_value is not None and not 0 < clip_value < math.inf:
+        raise InvalidArgumentError(
+            f"clip_value is {clip_value}; a finite bound above 0 is needed, or None for no clipping"
+        )
+
+
+def check_ahead(held_units: int, prefetch: int, units: int) -> None:
+    """Raises InvalidArgumentError for numbers that a model of so many units cannot have."""
+    if whole(held_units, "held_units") == 0:
+        raise InvalidArgumentError("held_units is 0; the unit that computes is held, so 1 is the least")
+    if whole(prefetch, "prefetch") > 2 * units:
+        raise InvalidArgumentError(
+            f"prefetch is {prefetch}, and a step uses the model's {units} units about {2 * units} times, forward and "
+            "backward; give no more than that, or 0 for what the plan finds best"
+        )
+
+
+def check_model(model: Any, train: bool) -> None:
+    """Raises InvalidArgumentError, naming it, for what cannot be wrapped as it is, StateError for what is wrapped."""
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError(f"{model!r:.80} is to be wrapped, and is no torch.nn.Module; give the model itself")
     for name, module in model.named_modules():
@@ -27,9 +62,28 @@ def check_model(model: Any) -> None:
                 f"'{name}' has no shape yet (a lazy module); call the model once before it is wrapped"
             )
     _check_sharing(model)
+    _refuse_wrapped(model)
+    if train:
+        _check_trainable(model)
 
 
-def check_trainable(model: torch.nn.Module) -> None:
+def _refuse_wrapped(model: torch.nn.Module) -> None:
+    owners = {name: owner for name, p in model.named_parameters() if (owner := getattr(p, "_sluice", None)) is not None}
+    if any(owner.model() is model and not owner.engine.closed for owner in owners.values()):
+        raise StateError(
+            "the model is wrapped already, and sluice.torch.engine_of(model).plan() is its plan; "
+            "sluice.torch.close(model) ends that"
+        )
+    for name, owner in owners.items():
+        if owner.engine.closed:
+            raise StateError(
+                f"the values of '{name}' are gone with the engine of its model, which was closed by itself; "
+                "sluice.torch.close(model) keeps them. Make the model anew"
+            )
+        raise StateError(f"'{name}' belongs to another wrapped model; close that, or wrap the whole once")
+
+
+def _check_trainable(model: torch.nn.Module) -> None:
     """Raises InvalidArgumentError for what no backward would go through."""
     if torch.is_inference_mode_enabled():
         raise InvalidArgumentError(

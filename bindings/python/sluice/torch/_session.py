@@ -38,7 +38,7 @@ class Session:
         keeper = Keeper(memory, largest)
         self.model = weakref.ref(model)
         self._hooks: list[Any] = []
-        self.engine = WrappedEngine(prepared.units(), options)
+        self.engine = WrappedEngine(prepared.units, options)
         self._moving: Moving | None = Moving(model, self.engine)
         with self.undone_on_failure():
             homes = self._moving.move_in(prepared.groups, prepared.roles, train, source)

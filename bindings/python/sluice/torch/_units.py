@@ -79,25 +79,30 @@ def units_of(groups: Sequence[Group], roles: Roles, train: bool) -> list[Unit]:
     ]
 
 
-def find_units(model: torch.nn.Module) -> list[Group]:
+def find_units(model: torch.nn.Module, named: Optional[Mapping[str, Sequence[str]]] = None) -> list[Group]:
     """Repeated blocks are units; what is left over is grouped by size, in the order of the model. A tied parameter is of
-    the unit that names it first; one without elements is of none, and stays where it is."""
+    the unit that names it first; one without elements is of none, and stays where it is.
+
+    named: the user's own units, which come first: a unit's name -> names of modules or parameters."""
     names = {id(p): name for name, p in model.named_parameters()}
     taken: set[int] = set()
-    found: list[Group] = []
-    _collect(model, "", names, taken, found)
-    return _named_apart(_span_large(_split(_merge_small(found))))
+    own = [] if named is None else _split(_named(model, named, names, taken))
+    rest: list[Group] = []
+    _collect(model, "", names, taken, rest)
+    found = _named_apart(own + _span_large(_split(_merge_small(rest))))
+    if not found:
+        raise InvalidArgumentError(f"the model ({type(model).__name__}) has no parameters with elements")
+    return found
 
 
-def named_units(model: torch.nn.Module, units: Mapping[str, Sequence[str]]) -> list[Group]:
-    """The user's own: unit name -> names of modules or parameters. What is in none is grouped as find_units() does."""
+def _named(
+    model: torch.nn.Module, units: Mapping[str, Sequence[str]], names: Mapping[int, str], taken: set[int]
+) -> list[Group]:
     if not isinstance(units, Mapping):
         raise InvalidArgumentError(
             f"units are {units!r:.80}; a dict is needed: the unit's name -> names of modules or parameters"
         )
     parameters = dict(model.named_parameters(remove_duplicate=False))  # a tied one has several names
-    names = {id(p): name for name, p in model.named_parameters()}
-    taken: set[int] = set()
     found = []
     for unit, members in units.items():
         group = Group(unit, [])
@@ -109,9 +114,7 @@ def named_units(model: torch.nn.Module, units: Mapping[str, Sequence[str]]) -> l
         if not group.parameters:
             raise InvalidArgumentError(f"the unit '{unit}' has no parameters that no other unit has; leave it out")
         found.append(group)
-    rest: list[Group] = []
-    _collect(model, "", names, taken, rest)
-    return _named_apart(_split(found) + _span_large(_split(_merge_small(rest))))
+    return found
 
 
 def _names_of(unit: str, members: Any) -> list[str]:
@@ -151,6 +154,12 @@ def held_at_least(model: torch.nn.Module, groups: Sequence[Group]) -> int:
         own = [units_of[id(p)] for p in module.parameters(recurse=False) if id(p) in units_of]
         most = max(most, len(set().union(*own)))
     return most if most == 1 else min(most + 1, len(groups))
+
+
+def bytes_in_memory(groups: Sequence[Group]) -> int:
+    """What the parameters take now, and will not any more when they are the engine's."""
+    parameters = (p for group in groups if group.ends_parameters for _, p in group.parameters)
+    return sum(_bytes(p) for p in parameters if not p.is_meta)
 
 
 def _take(parameters: Iterable[_Named], taken: set[int]) -> list[_Named]:

@@ -141,7 +141,7 @@ def plan(
     prepared = prepare(model, optimizer, memory=memory, **options)
     if weights is not None:
         stored_of(model, weights)
-    made = _plan(prepared.units(), prepared.options)
+    made = _plan(prepared.units, prepared.options)
     made["pytorch"] = {"peak": prepared.estimated, "reserve": prepared.options.reserved, "measured": None}
     return made
 
