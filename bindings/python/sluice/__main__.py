@@ -19,7 +19,7 @@ In Python also:
 
 
 def _status(error: Exception) -> int:
-    """As of the program: see bindings/cli/README.md."""
+    """The exit status that the program has for such an error: see bindings/cli/README.md."""
     if isinstance(error, BudgetError):
         return 3
     return 2 if isinstance(error, (InvalidArgumentError, NotFoundError, CorruptError, NotFiniteError)) else 1

@@ -20,7 +20,7 @@ _PLACED = ("parameters", "gradients", "state")
 
 
 def text(value: str, what: str) -> bytes:
-    """For C, where a text ends at its first NUL."""
+    """A text for C, where it ends at its first NUL."""
     if not isinstance(value, str) or "\0" in value:
         raise InvalidArgumentError(f"{what} is {value!r}; a text without NUL is needed")
     try:
@@ -179,7 +179,7 @@ def settings_of(
     gradient_factor: float,
     keep_gradients: bool,
 ) -> _abi.StepSettings:
-    """For sluice_engine_step(), where 0 means no clipping and a factor of 1."""
+    """The settings for sluice_engine_step(), where 0 means no clipping and a factor of 1."""
     for what, bound in (("clip", clip), ("clip_value", clip_value)):
         if bound is not None and not bound > 0:
             raise InvalidArgumentError(f"{what} is {bound}; a bound above 0 is needed, or None for no clipping")

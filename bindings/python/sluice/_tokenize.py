@@ -47,7 +47,7 @@ class _TokenFile:
         self._opened().write(array.array(self._type, ids).tobytes())
 
     def finish(self) -> None:
-        """Puts it in its place, with everything on the disk."""
+        """Puts the file in its place, with everything on the disk."""
         file = self._opened()
         file.seek(0)
         file.write(struct.pack("<3i", *self._kind, self.tokens))
@@ -73,7 +73,7 @@ class _TokenFile:
             raise InvalidArgumentError(f"'{self._path}' exists; give another --out, or --force to replace it")
 
     def _refuse_folders(self) -> None:
-        """Before anything is tokenized."""
+        """Refuses folders that cannot be written to, before anything is tokenized."""
         if not os.path.isdir(self._folder):
             raise InvalidArgumentError(
                 f"--out is '{self._path}', and the folder '{self._folder}' does not exist; make it, or give another --out"

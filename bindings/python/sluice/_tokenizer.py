@@ -49,7 +49,7 @@ class Decoder:
         self._context, self._shown = 0, len(self._ids)
 
     def add(self, token: int) -> str:
-        """What can be shown now."""
+        """Takes a token; gives the text that can be shown now."""
         self._ids.append(token)
         text = self._rest()
         if text.endswith("\ufffd"):

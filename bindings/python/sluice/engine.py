@@ -179,7 +179,7 @@ class Engine:
         return count.value
 
     def set_updates(self, name: str, updates: int) -> None:
-        """As if it had been updated so often."""
+        """Makes it count as if the parameter had been updated so often."""
         self._handle.call("sluice_engine_set_updates", self._parameter(name)[0], whole(updates, "updates", 2**64))
 
     # ---- a step ----
@@ -244,13 +244,13 @@ class Engine:
         return made
 
     def gradient_norm(self, name: str) -> float:
-        """Its norm, infinite where an element is not finite; brings no element in."""
+        """The norm of a parameter's gradient, infinite where an element is not finite; brings no element in."""
         norm = ctypes.c_double()
         self._handle.call("sluice_engine_gradient_norm", self._parameter(name)[0], ctypes.byref(norm))
         return norm.value
 
     def multiply_gradient(self, name: str, factor: float) -> None:
-        """Multiplies it; no element is brought in."""
+        """Multiplies a parameter's gradient; no element is brought in."""
         self._handle.call("sluice_engine_multiply_gradient", self._parameter(name)[0], factor)
 
     def drop_gradient(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What brings a module's parameters in before its forward."""
+"""The hooks that bring a module's parameters in before its forward pass."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Acquire:
     found in its first forward, by the touch that they cost, and brought in with it from then on."""
 
     def __init__(self, presence: Presence, saved: SavedTensors, demand: Demand, own: Mapping[str, Home]) -> None:
-        """own: by the names that the module has for them."""
+        """own: the module's own parameters, by the names that it has for them."""
         self.presence, self.saved, self.demand, self.own = presence, saved, demand, own
         self.homes = list(own.values())
         self.units = sorted({unit for home in self.homes for unit in home.units})
@@ -45,7 +45,7 @@ class _Acquire:
         self.saved.begin_module(module)
 
     def ended(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        """Also after an exception."""
+        """The module's call has ended, with this output, or with an exception."""
         if not self.demand.estimating:
             self.saved.end_module(module)
             self.demand.end(module, output)
@@ -88,7 +88,7 @@ def _cover_compiled(made: Mapping[torch.nn.Module, _Acquire], limit: int) -> Non
 
 
 def install(model: torch.nn.Module, presence: Presence, saved: SavedTensors, demand: Demand) -> list[Any]:
-    """Hooks for all modules of a model; gives what removes them."""
+    """Installs the hooks of all modules of a model; gives what removes them."""
     homes, made = presence.by_id, {}
     for module in model.modules():
         own = {name: homes[id(p)] for name, p in module.named_parameters(recurse=False) if id(p) in homes}

@@ -22,7 +22,7 @@ class UpdatesInBackward(Updates):
     in_backward = True
 
     def __init__(self, homes: Sequence[Home], settings: Callable[[], Sequence[Settings]]) -> None:
-        """settings: those in force now."""
+        """settings: gives those that are in force now."""
         self._settings = settings
         self._given: Sequence[Settings] = ()
         self._homes: dict[int, list[Home]] = {}  # by unit
@@ -64,7 +64,7 @@ class UpdatesInBackward(Updates):
         self._open.clear()
 
     def apply(self, presence: Presence, home: Home, values: torch.Tensor) -> None:
-        """The parameter's only gradient of this step."""
+        """Takes the parameter's only gradient of this step."""
         if home.index in self._had:
             self._end(presence)
         if not self._had and list(self._settings()) != list(self._given):
@@ -109,13 +109,13 @@ class UpdatesInBackward(Updates):
 
 
 def _current_pass() -> int | None:
-    """The backward pass that runs in this thread."""
+    """The number of the backward pass that runs in this thread, if any does."""
     number = torch._C._current_graph_task_id()
     return None if number == -1 else number
 
 
 def refuse_use(name: str) -> StateError:
-    """For whoever wants a gradient that was applied."""
+    """The error for whoever wants a gradient that was applied."""
     return StateError(
         f"the gradient of '{name}' is gone: it was applied in backward (update_in_backward=True). Clipping by the norm, "
         "gradient accumulation, loss scaling (GradScaler) and anything else that looks at p.grad need it: wrap the model "

@@ -20,7 +20,7 @@ class Cast(NamedTuple):
     made: View  # of memory of its own
 
     def make(self) -> torch.Tensor:
-        """The same elements at the same places of other memory."""
+        """Makes the cast again: the same elements at the same places of other memory."""
         made = torch.empty_strided(self.made.size, self.made.stride, dtype=self.made.dtype)
         return made.copy_(self.source.over(self.home.memory))
 
@@ -54,7 +54,7 @@ class Casts(TorchDispatchMode):
         return result
 
     def find(self, tensor: torch.Tensor) -> Cast | None:
-        """What the tensor, or a view of it, is a cast of. One that was written to since is none."""
+        """The cast that the tensor is, or is a view of. A tensor that was written to since is no cast."""
         found = self._casts.get(storage_of(tensor))
         if found is None:
             return None

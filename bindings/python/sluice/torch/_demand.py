@@ -21,7 +21,7 @@ _MOST = 32  # estimates that are kept of one kind of calls
 
 
 class _Seen(NamedTuple):
-    """Calls of one kind up to these sizes."""
+    """The estimate that holds for calls of one kind up to these sizes."""
 
     sizes: tuple[int, ...]
     estimate: Estimate
@@ -32,14 +32,14 @@ class _Seen(NamedTuple):
 
 
 class _Kept:
-    """What a call has left for a backward pass, as long as its graph is there: this is in it."""
+    """What a call has left for a backward pass. Its graph keeps this object, so that both end together."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
 
 class _Call(NamedTuple):
-    """From outside."""
+    """A call from outside that has not ended."""
 
     module: torch.nn.Module
     whole: bool  # it is the model
@@ -47,9 +47,9 @@ class _Call(NamedTuple):
 
 
 class Demand:
-    """Of one wrapped model. A call is one from outside: of the model, or of a module in it where the model is not called. What
-    is found for it, beside what calls before it have left for a backward pass that has not come, is what the engine is
-    planned for; where that is not possible, the call is refused.
+    """Plans for the calls of one wrapped model. A call is one from outside: of the model, or of a module in it where
+    the model is not called. What is found for it, beside what calls before it have left for a backward pass that has
+    not come, is what the engine is planned for; where that is not possible, the call is refused.
 
     Not asked where the user has stated a reserve. Calls may come from any thread; while one is estimated, which needs the
     model's modules, others wait."""
@@ -87,7 +87,7 @@ class Demand:
             self._inside[thread] = _Call(module, module is self._presence.model(), found.kept if train else 0)
 
     def end(self, module: torch.nn.Module, output: Any) -> None:
-        """Its call has ended, with this, or with an exception and None."""
+        """The module's call has ended, with this output, or with an exception and None."""
         call = None if self.estimating else self._inside.get(threading.get_ident())
         if call is None or call.module is not module:
             return
@@ -129,7 +129,7 @@ class Demand:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Nobody else is inside of the model, or comes."""
+        """Inside, no other thread is in the model, and none comes."""
         while self._inside.keys() & {thread.ident for thread in threading.enumerate()}:
             self._changed.wait(1.0)
         self._estimating = threading.get_ident()
@@ -142,7 +142,7 @@ class Demand:
     # ---- the plan for it ----
 
     def _left(self) -> int:
-        """Bytes, by calls before, for backward."""
+        """The bytes that earlier calls have left for backward passes."""
         return sum(kept.size for kept in self._kept)
 
     def _need(self, found: Estimate) -> int:

@@ -14,13 +14,14 @@ from ._presence import Presence
 
 
 class WrappedEngine(ModelEngine):
-    """An engine whose steps are those of a wrapped model. Values may come and go by it."""
+    """A wrapped model's engine. Steps and units are the business of the model's hooks and its optimizer, so that calls
+    for them are refused; a user may save, load, and set values."""
 
     first_step: FirstStep | None = None
     presence: weakref.ref[Presence] | None = None  # when the model has moved in
 
     def begin_step(self, *given: Any, **named: Any) -> NoReturn:
-        """Refused, as all that the hooks and the optimizer of the wrapped model do."""
+        """Refused."""
         _refuse("begin_step", "a forward pass with gradients begins a step")
 
     def step(self, *given: Any, **named: Any) -> NoReturn:

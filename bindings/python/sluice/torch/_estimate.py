@@ -123,7 +123,7 @@ def estimate(model: torch.nn.Module, batch: Any, train: bool) -> Estimate:
 
 
 def refusal_of(error: Exception, what: str, call: str) -> InvalidArgumentError:
-    """For one that estimate_call() raised."""
+    """The error to raise for one that estimate_call() raised."""
     why = "its operations depend on values" if isinstance(error, _ON_VALUES) else "it was run without memory"
     return InvalidArgumentError(
         f"what the model takes for this {what} cannot be estimated: {why}, and {type(error).__name__} came of it ({error}). "

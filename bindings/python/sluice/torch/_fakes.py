@@ -45,7 +45,7 @@ def faked(
 
 
 def fake_of(fake: FakeTensorMode, tensor: torch.Tensor, train: bool) -> torch.Tensor:
-    """As the tensor; backward ends there."""
+    """A fake tensor that is like this one, and at which backward ends."""
     made = fake.from_tensor(tensor.detach())
     return made.requires_grad_(train and tensor.requires_grad)
 
@@ -55,12 +55,12 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
-    """Those that objects hold."""
+    """The tensors that these objects hold."""
     return _plain_tensors(_contents(holder) for holder in _holders(values))
 
 
 def _plain_tensors(held: Iterable[Any]) -> list[torch.Tensor]:
-    """Of what holders hold, but fakes."""
+    """The tensors that these holders hold, without the fake ones."""
     found: list[torch.Tensor] = []
     for contents in held:
         for value in contents.values() if isinstance(contents, dict) else contents:
@@ -90,7 +90,7 @@ def _holders(values: Sequence[Any]) -> list[Any]:
 
 
 def _is_of_the_model(value: Any) -> bool:
-    """What else PyTorch has (the compiler's state) is its own."""
+    """Whether an object is the model's: what else PyTorch has (the compiler's state) is its own."""
     return isinstance(value, torch.nn.Module) or not type(value).__module__.startswith("torch")
 
 

@@ -92,7 +92,7 @@ def _bytes(buffer: torch.Tensor) -> torch.Tensor:
 
 
 def _children_first(module: torch.nn.Module, seen: set[torch.nn.Module]) -> Iterator[torch.nn.Module]:
-    """What is of transformers as a whole: it knows its own order."""
+    """The modules inside before those around them. A model of transformers comes as a whole: it knows its own order."""
     seen.add(module)
     if not _is_of_transformers(module):
         for child in module.children():
@@ -114,7 +114,7 @@ def _rules_of(module: torch.nn.Module) -> list[_Rule]:
 
 
 def _rule(module: torch.nn.Module, name: str) -> _Rule | None:
-    """One that takes nothing, or each module in turn, as Module.apply() calls it."""
+    """The method of that name as a rule: it takes nothing, or each module in turn, as Module.apply() calls it."""
     method = getattr(module, name, None)
     if not callable(method):
         return None

@@ -21,8 +21,8 @@ _aten = torch.ops.aten
 
 @dataclasses.dataclass(eq=False)
 class Slot(Entry):
-    """What p.grad refers to. It keeps neither the presence nor the parameter: it is not shown to the collector, and they
-    would never end."""
+    """The entry of a gradient that p.grad shows. It keeps neither the presence nor the parameter: what p.grad refers to is
+    not shown to the collector, so that they would never end."""
 
     owner: weakref.ref[Presence]
     applied: bool = False  # in backward: there is nothing left of it
@@ -33,7 +33,7 @@ class Slot(Entry):
 
     @property
     def presence(self) -> Presence:
-        """Of the wrapped model; raises where that is gone."""
+        """The wrapped model's; raises where that is gone."""
         presence = self.owner()
         if presence is None:
             raise StateError("the wrapped model whose gradient this was is gone; clone() what is needed later")
@@ -41,7 +41,7 @@ class Slot(Entry):
 
     @property
     def home(self) -> Home:
-        """Of the parameter."""
+        """The home of its parameter."""
         return self.presence.homes[self.index]
 
     def check(self) -> None:
@@ -92,7 +92,7 @@ class Slot(Entry):
         self.changed()
 
     def changed(self) -> None:
-        """The engine's gradient is another now."""
+        """The engine's gradient has other values now: what views see of it follows."""
         if self.copy is not None:
             self.copy.copy_(self.presence.stored.read(self.home))
             self.version = self._version()
@@ -124,7 +124,7 @@ class Gradient(torch.Tensor):
         return f"sluice.torch.Gradient({self._slot.values()!r})" if there else "sluice.torch.Gradient(gone)"
 
     def tolist(self) -> Any:
-        """As torch.Tensor's."""
+        """The values as a list, like that of any tensor."""
         return self._slot.values().tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -193,7 +193,7 @@ class Gradients:
         self.prepare()
 
     def prepare(self) -> None:
-        """Makes those that the next backward may need."""
+        """Makes the gradients that the next backward may need."""
         for home in self._homes:
             if home.index not in self._ready:
                 self._ready[home.index] = self._make(home)
@@ -355,14 +355,14 @@ def _unscale(values: Any, found_inf: torch.Tensor, inv_scale: torch.Tensor) -> N
 
 
 def _is_finite(value: Gradient) -> bool:
-    """Of its elements; in float16 their norm may be infinite though none of them is."""
+    """Whether each element is; in float16 their norm may be infinite though none of them is."""
     slot = value._slot
     slot.check()
     return slot.applied or math.isfinite(slot.presence.stored.norm(slot.home))
 
 
 def _foreach_clamp(each: Callable[[torch.Tensor, Any], Any]) -> Callable[..., Any]:
-    """One after another: copies of all may not fit."""
+    """Clamps one gradient after another: copies of all may not fit."""
 
     def apply(values: Any, bound: Any) -> Any:
         for value in values:

@@ -1,5 +1,5 @@
-"""What would break a wrapped model without anybody noticing is an error that says what to do instead, or is done in
-another way."""
+"""Guards of a wrapped model: what would break it without anybody noticing is an error that says what to do instead, or is
+done in another way."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def guard(model: torch.nn.Module, dtypes: Set[torch.dtype]) -> None:
 
 
 def unguard(model: torch.nn.Module) -> None:
-    """Takes that back."""
+    """Takes the guards away."""
     _saving.uninstall(model)
     for module in model.modules():
         for name in ("_apply", "_call_impl", "__deepcopy__", "__reduce_ex__"):
@@ -39,7 +39,8 @@ def _with_parameters(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 def _apply(
     module: torch.nn.Module, dtypes: Set[torch.dtype], fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
 ) -> torch.nn.Module:
-    """In place of Module._apply, through which .to(), .half(), .cuda() and the like go: buffers follow, parameters stay."""
+    """Stands in place of Module._apply, through which .to(), .half(), .cuda() and the like go: buffers follow,
+    parameters stay."""
     for probe in [torch.zeros(1, dtype=dtype) for dtype in dtypes]:
         moved = fn(probe)
         if (moved.dtype, moved.device) != (probe.dtype, probe.device):
@@ -70,7 +71,7 @@ def refuse_copy(what: str, *_: Any) -> NoReturn:
 
 
 def outside_of_graphs(hook: Hook) -> Hook:
-    """The hook, which graphs of torch.compile() break at."""
+    """The same hook, made so that graphs of torch.compile() break at it."""
     made: Hook = torch.compiler.disable(
         hook,
         reason="the parameters of a wrapped model come and go between operations, so it is no whole graph; compile its "

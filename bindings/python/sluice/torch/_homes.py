@@ -30,7 +30,7 @@ class Span:
     elements: int
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """Its part of the parameter's elements."""
+        """The span's part of all elements of the parameter."""
         return flat[self.first : self.first + self.elements]
 
 
@@ -46,7 +46,7 @@ class View(NamedTuple):
 
     @staticmethod
     def of(tensor: torch.Tensor) -> View:
-        """Of a strided tensor."""
+        """How this strided tensor shows its memory."""
         place = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
         return View(tensor.dtype, *place, tensor.is_conj(), tensor.is_neg())
 
@@ -79,7 +79,7 @@ class Arrivals:
             yield not self._threads
 
     def forget(self) -> None:
-        """Nobody is on the way: also not who began, and whose backward then failed. Does not wait."""
+        """No thread is on the way any more, nor is one that began, and whose backward then failed. Does not wait."""
         self._threads.clear()
 
 
@@ -104,16 +104,16 @@ class Home:
 
     @property
     def units(self) -> list[int]:
-        """In which it lies."""
+        """The units in which the parameter lies."""
         return [span.unit for span in self.spans]
 
     @property
     def version(self) -> int:
-        """Another one when its values were changed, by a step or by the user."""
+        """A number that is another one when values were changed, by a step or by the user."""
         return self.parameter._version
 
     def changed(self) -> None:
-        """Its values are others now: backward through a graph that was made before is an error, as in PyTorch."""
+        """The values are others now: backward through a graph that was made before is an error, as in PyTorch."""
         torch.autograd.graph.increment_version(self.parameter)
 
     @property
@@ -171,7 +171,7 @@ class ModelEngine(Engine):
 
     @property
     def own(self) -> Engine:
-        """The same without what is refused to users: for the model's hooks and its optimizer."""
+        """This engine without what is refused to users: for the model's hooks and its optimizer."""
         return cast(Engine, super())
 
     def tensor(self, spans: Sequence[Span], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -190,9 +190,9 @@ class ModelEngine(Engine):
         self._handle.call("sluice_engine_leave", 1, besides, None)
 
     def leave(self, values: bool) -> None:
-        """Closes it; the tensors then lie in ordinary memory with their values, or, without `values`, in none: a touch ends
-        the process with a message. Raises BudgetError where there is not the memory, with nothing changed; after any other
-        error the tensors of some units have no values."""
+        """Closes the engine; the tensors then lie in ordinary memory with their values, or, without `values`, in none:
+        a touch ends the process with a message. Raises BudgetError where there is not the memory, with nothing changed;
+        after any other error the tensors of some units have no values."""
         homes = (ctypes.c_void_p * len(self.units))()
         try:
             self._handle.call("sluice_engine_leave", 1 if values else 0, 0, homes)
@@ -205,20 +205,20 @@ class ModelEngine(Engine):
                 super().close()
 
     def close(self) -> None:
-        """Without the values: sluice.torch.close() is what keeps them."""
+        """Closes the engine without keeping the values: sluice.torch.close() does that."""
         if not self.closed and not self._handle.inherited:
             self.leave(values=False)
 
 
 class _FormerHome:
-    """A unit's addresses, for as long as this lives."""
+    """Keeps a unit's addresses for as long as this object lives."""
 
     def __init__(self, address: int) -> None:
         weakref.finalize(self, library().sluice_home_destroy, address).atexit = False
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the CPU. Valid as long as the tensor."""
+    """The bytes of a contiguous tensor on the CPU, valid as long as the tensor lives."""
     size = tensor.numel() * tensor.element_size()
     return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
 
@@ -230,7 +230,7 @@ def floats_of(tensor: torch.Tensor, declared: Parameter) -> torch.Tensor:
 
 
 def storage_of(tensor: Any) -> int:
-    """Which memory a tensor lies in."""
+    """The address at which the memory of a tensor begins, of which it may be a view."""
     return int(tensor.untyped_storage().data_ptr())
 
 

@@ -36,7 +36,7 @@ def team() -> Optional[int]:
 
 
 def _address(name: str) -> int:
-    """Of a function in PyTorch's library, or in one that it uses."""
+    """The address of a function in PyTorch's library, or in one that it uses."""
     found = ctypes.cast(getattr(ctypes.CDLL(str(_LIBRARY)), name), ctypes.c_void_p).value
     assert found is not None
     return found

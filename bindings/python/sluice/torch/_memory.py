@@ -19,7 +19,7 @@ def resident_bytes() -> int:
 
 
 def _peak_bytes() -> int:
-    """What it had at most, in all its life."""
+    """What the process had at most, in all its life."""
     with open("/proc/self/status", encoding="ascii") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
 
@@ -43,7 +43,7 @@ class FirstStep:
         self.held, self._peak_before = resident_bytes(), _peak_bytes()
 
     def planned(self, predicted: int) -> None:
-        """The plan's peak, with the reserve."""
+        """The engine has a plan, with this peak (the reserve included)."""
         self.room = self.reserve + max(0, self.memory - predicted)
 
     def replanned(self, reserve: int, estimated: int, grown: int) -> None:
@@ -54,7 +54,7 @@ class FirstStep:
         self._peak_before = max(self._peak_before, _peak_bytes())
 
     def note(self, resident: int) -> None:
-        """Called now and then in the step."""
+        """Called now and then in the step, with what the process has."""
         self._seen = max(self._seen, resident)
 
     def end(self) -> None:
@@ -81,7 +81,7 @@ class FirstStep:
         return "" if self._estimated is None else f" ({self._estimated >> 20} MiB were estimated)"
 
     def as_dict(self) -> dict[str, int | None]:
-        """For the plan: bytes, None for what is not known."""
+        """What plan() says of it, in bytes; None for what is not known."""
         return {"peak": self._estimated, "reserve": self.reserve, "measured": self.measured}
 
 
@@ -98,7 +98,7 @@ class Keeper:
             self._trim.argtypes, self._trim.restype = [ctypes.c_size_t], ctypes.c_int
 
     def look(self) -> int:
-        """Called now and then in a step; gives what the process had."""
+        """Called now and then in a step: gives memory back where that is due, and returns what the process had."""
         resident = resident_bytes()
         if self._trim is not None and resident > max(self._threshold, self._after + _WORTH):
             self._after = self.give_back()
@@ -107,7 +107,7 @@ class Keeper:
         return resident
 
     def give_back(self) -> int:
-        """Does so at once; gives what the process has then."""
+        """Gives such memory back at once; returns what the process has then."""
         if self._trim is not None:
             self._trim(0)
         _state_files.give_up_all()

@@ -10,7 +10,7 @@ from ..errors import StateError
 
 
 def release_everything(engine: Engine) -> None:
-    """Whatever is held, and however often."""
+    """Releases each unit as often as it is held."""
     for unit in range(len(engine.units)):
         with contextlib.suppress(StateError):  # the engine's, when it is not held any more
             while True:

@@ -10,7 +10,7 @@ Places = Mapping[int, list[tuple[torch.nn.Module, str]]]
 
 
 def places_of(model: torch.nn.Module) -> Places:
-    """id of a parameter -> the modules that have it, and its name there (several where it is tied)."""
+    """For the id of each parameter the modules that have it, and its name there (several where it is tied)."""
     places: dict[int, list[tuple[torch.nn.Module, str]]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -20,7 +20,7 @@ def places_of(model: torch.nn.Module) -> Places:
 
 
 def replace(places: Places, parameter: torch.nn.Parameter, memory: torch.Tensor) -> torch.nn.Parameter:
-    """A parameter over that memory, in all places of one on the meta device."""
+    """Makes a parameter over that memory, which takes all places of one on the meta device."""
     made = torch.nn.Parameter(memory, requires_grad=parameter.requires_grad)
     for module, name in places[id(parameter)]:
         module._parameters[name] = made

@@ -14,7 +14,7 @@ from ._homes import Home, Span
 from ._units import Group, Roles
 
 Source = Callable[[str, int, memoryview], object]
-"""Fills in elements first ... of a parameter."""
+"""Fills in a run of a parameter's elements, of which the number of the first is given."""
 
 
 class Moving:
@@ -35,7 +35,7 @@ class Moving:
         ]
 
     def move_in(self, groups: Sequence[Group], roles: Roles, train: bool, source: Source | None) -> list[Home]:
-        """Moves all; gives where they live."""
+        """Moves all parameters; gives the homes in which they live."""
         index, spans = 0, []
         for u, group in enumerate(groups):
             unit = self._engine.units[u]
@@ -112,7 +112,7 @@ class Moving:
             module._parameters[name] = parameter
 
     def _values(self) -> dict[int, torch.Tensor]:
-        """Of parameters that had values before, by their homes' indices, as far as the engine can give them."""
+        """The values of parameters that had some before, by their homes' indices, as far as the engine can give them."""
         wanted = [home for home in self._homes if home.index not in self._on_meta]
         values = {home.index: torch.empty(home.memory.shape, dtype=home.memory.dtype) for home in wanted}
         places = {span.key: (home.index, span) for home in wanted for span in home.spans}

@@ -22,7 +22,7 @@ _NOT_HAD = ("amsgrad", "maximize", "momentum", "dampening", "nesterov", "centere
 
 
 def _settings_of_group(group: Mapping[str, Any], made_with: Settings) -> Settings:
-    """Those in force; raises where one is not valid, or cannot change."""
+    """A group's settings that are in force; raises where one is not valid, or cannot change."""
     had = {field.name for field in dataclasses.fields(made_with)}
     for name in _NOT_HAD:
         if name not in had and group.get(name):
@@ -84,7 +84,7 @@ class Optimizer(torch.optim.Optimizer):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Only while it is made: the engine's parameters are those that were wrapped."""
+        """Allowed only while the optimizer is made: the engine's parameters are those that were wrapped."""
         if self._sealed:
             raise InvalidArgumentError(
                 "a wrapped model's optimizer takes no further parameters; close it, and wrap the model again with "
@@ -103,8 +103,8 @@ class Optimizer(torch.optim.Optimizer):
         return made
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Of the same optimizer for the same model, wrapped or torch.optim's own. InvalidArgumentError where it does not fit;
-        nothing is changed then."""
+        """Takes a state_dict of the same optimizer for the same model, wrapped or torch.optim's own.
+        InvalidArgumentError where it does not fit; nothing is changed then."""
         self._check_open()
         indices = self._indices()
         unknown = [i for i in state_dict.get("state", {}) if i not in range(len(indices))]
@@ -136,7 +136,7 @@ class Optimizer(torch.optim.Optimizer):
         return [by_id[id(p)].index for group in self.param_groups for p in group["params"]]
 
     def _settings(self) -> list[Settings]:
-        """Those in force now; raises where one was changed that cannot change."""
+        """The groups' settings that are in force now; raises where one was changed that cannot change."""
         if [[id(p) for p in group["params"]] for group in self.param_groups] != self._members:
             raise InvalidArgumentError(
                 "parameters were put into the optimizer's groups, or taken out; they are those that were wrapped. To leave "
@@ -164,7 +164,7 @@ class Optimizer(torch.optim.Optimizer):
 
 
 def _settings_of(optimizer: weakref.ref[Optimizer]) -> Callable[[], Sequence[Settings]]:
-    """By this nothing keeps the optimizer."""
+    """What gives an optimizer's settings without keeping it."""
 
     def settings() -> Sequence[Settings]:
         alive = optimizer()
@@ -178,7 +178,7 @@ def _settings_of(optimizer: weakref.ref[Optimizer]) -> Callable[[], Sequence[Set
 
 
 def _refuse_others(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Before any optimizer's step: another's state would be in no plan, and its updates would be edits."""
+    """Refuses, before its step, any other optimizer: its state would be in no plan, and its updates would be edits."""
     if isinstance(getattr(optimizer, "optimizer", optimizer), Optimizer):  # Accelerate has it inside of its own
         return
     for p in (p for group in optimizer.param_groups for p in group["params"]):

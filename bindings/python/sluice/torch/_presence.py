@@ -38,14 +38,14 @@ class Updates:
         return False
 
     def before_use(self, presence: Presence) -> None:
-        """Parameters are needed."""
+        """Somebody is about to use parameters."""
 
     def begin(self, presence: Presence) -> None:
         """The engine's step begins."""
         presence.engine.own.begin_step()
 
     def apply(self, presence: Presence, home: Home, values: torch.Tensor) -> None:
-        """A gradient that is applied in backward."""
+        """Applies a gradient in backward."""
         raise NotImplementedError
 
     def release(self, unit: int) -> None:
@@ -68,7 +68,7 @@ class Updates:
         return True
 
     def mend(self, presence: Presence) -> bool:
-        """After an exception of the keyboard; gives whether there is a step now."""
+        """Mends the step after an exception of the keyboard; gives whether there is one now."""
         if presence.trainable:
             _mending.begin_step(presence.engine.own)
         return presence.trainable
@@ -133,7 +133,7 @@ class Presence:
                 self.engine._handle.call("sluice_engine_release", unit)
 
     def release_all(self) -> None:
-        """Nothing is held."""
+        """No unit is held any more."""
         with self.lock:
             self.mend()
             while self._held:
@@ -144,7 +144,7 @@ class Presence:
         return self.engine.counters().touches
 
     def changed(self) -> None:
-        """All values are others now."""
+        """The values of all parameters are others now."""
         for home in self.homes:
             home.changed()
 
@@ -235,7 +235,7 @@ class Presence:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Inside, the engine's state changes, and is noted."""
+        """Inside, the state of the engine changes, and what is noted here of it."""
         self._torn = True
         try:
             yield

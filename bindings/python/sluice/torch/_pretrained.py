@@ -64,8 +64,8 @@ def _class_of(config: Any, folder: str) -> Any:
 
 
 def _build(model_class: Any, config: Any, dtype: torch.dtype) -> Any:
-    """On the meta device. The type is that of parameters as they are made: a cast would reach buffers, too, such as the
-    frequencies of rotary embeddings, which are f32 in any model."""
+    """Builds the model on the meta device. The type is that of parameters as they are made: a cast would reach buffers,
+    too, such as the frequencies of rotary embeddings, which are f32 in any model."""
     make = getattr(model_class, "from_config", None) or model_class._from_config
     with torch.device("meta"):
         model = make(config, dtype=dtype)

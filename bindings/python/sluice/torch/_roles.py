@@ -47,8 +47,8 @@ def roles_of(
 
 
 def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """With other values, as torch.optim takes them: also lists and tensors. InvalidArgumentError where one is out of its
-    range, or cannot change."""
+    """The settings with other values, as torch.optim takes them: also lists and tensors. InvalidArgumentError where one
+    is out of its range, or cannot change."""
     made = dataclasses.replace(settings, **{name: _plain(value) for name, value in values.items()})
     for name in settings.fixed:
         if getattr(made, name) != getattr(settings, name):

@@ -96,7 +96,7 @@ class SafetensorsFolder:
             yield functools.partial(_with, front)
 
     def others(self, found: Mapping[str, Stored]) -> list[str]:
-        """Tensors that are nobody's."""
+        """The names of tensors that no parameter has."""
         taken = {stored.runs for stored in found.values()}
         return [name for name, stored in self._tensors.items() if stored.runs not in taken]
 
@@ -126,7 +126,7 @@ def _read_run(run: Run, first: int, dtype: torch.dtype, into: torch.Tensor) -> N
 
 
 def plain_name(name: str) -> str:
-    """Without what adapters put in."""
+    """A name without what adapters put into it."""
     return name.replace(".base_layer.", ".")
 
 
@@ -147,7 +147,7 @@ def _cuts(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _add(found: dict[str, str], others: Mapping[str, str]) -> None:
-    """Of parameters that have none, those tensors that nobody has."""
+    """Gives parameters that have no tensor those that nobody has."""
     taken = set(found.values())
     for first, key in others.items():
         if first not in found and key not in taken:

@@ -70,7 +70,7 @@ class _Scope:
                 self._casts.__enter__()
 
     def end_module(self, module: torch.nn.Module) -> None:
-        """It, and those whose end was not told."""
+        """Ends the module's call, and those inside it whose end was not told."""
         if module in self._casting:
             while self._casting.pop() is not module:
                 pass
@@ -82,7 +82,7 @@ class _Scope:
             self._casts.__exit__(None, None, None)
 
     def close(self) -> None:
-        """As it was before. What came and did not end meanwhile was ended before."""
+        """Takes the hooks and the mode away. What came after them has ended before."""
         self._end_casts()
         top = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if top is not None and top[0] is self._hooks[0]:
@@ -99,7 +99,7 @@ class _Scope:
 
 
 class _Calls(threading.local):
-    """Those of the model that have not ended, of each thread."""
+    """The calls of the model that have not ended, for each thread its own."""
 
     def __init__(self) -> None:
         self.open: list[_Scope] = []
@@ -107,7 +107,7 @@ class _Calls(threading.local):
 
 class SavedTensors:
     """The hooks of saved tensors of one wrapped model, in each thread that calls it. They hold what makes a unit present,
-    and so the model's session."""
+    and so the presence."""
 
     def __init__(self, by_storage: Mapping[int, Home], use: Callable[[int], None], demand: Demand) -> None:
         """by_storage: whose memory begins where; use: makes a unit present; demand: is told of calls of the model."""
@@ -151,7 +151,7 @@ class SavedTensors:
         model.__dict__["_call_impl"] = functools.partial(self._call, model)
 
     def _call(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """In place of Module._call_impl."""
+        """Stands in place of Module._call_impl."""
         scopes = self._calls.open
         before = len(scopes)
         self._begin_call(model, args, kwargs)
@@ -174,7 +174,7 @@ class SavedTensors:
         return None if home is None else _Saved(home, home.version, cast, View.of(tensor))
 
     def unpack(self, saved: Any) -> torch.Tensor:
-        """The tensor again."""
+        """Makes a tensor again of what was kept of it."""
         if isinstance(saved, _Others):
             return saved.unpack(saved.kept)
         return _same_version(saved) if isinstance(saved, _Plain) else self._bring_in(saved)

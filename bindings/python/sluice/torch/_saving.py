@@ -50,7 +50,7 @@ def save_file(tensors: Mapping[str, torch.Tensor], path: Path, metadata: Optiona
 
 
 def _without_same(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Those that are written, widest type first, as readers need it; and which others are the same as which."""
+    """The tensors that are written, widest type first, as readers need it; and which others are the same as which."""
     first: dict[Any, str] = {}
     written, same = {}, {}
     for name, tensor in tensors.items():
@@ -96,7 +96,7 @@ def _write(file: BinaryIO, header: bytes, tensors: Iterable[torch.Tensor]) -> No
 
 
 def _to_disk(file: BinaryIO) -> None:
-    """The system then keeps none of it in memory."""
+    """Writes what the system has of the file to the disk, so that none of it stays in memory."""
     file.flush()
     os.fsync(file.fileno())
     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -115,14 +115,14 @@ def _pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
 
 
 def install(model: torch.nn.Module) -> None:
-    """save_pretrained() of a model and its modules writes by save_file()."""
+    """Makes save_pretrained() of a model and its modules write by save_file()."""
     for module in model.modules():
         if callable(getattr(type(module), "save_pretrained", None)):
             module.__dict__.setdefault("save_pretrained", functools.partial(_save_pretrained, module))
 
 
 def uninstall(model: torch.nn.Module) -> None:
-    """Takes that back."""
+    """Takes away what install() put there."""
     for module in model.modules():
         saving = module.__dict__.get("save_pretrained")
         if isinstance(saving, functools.partial) and saving.func is _save_pretrained:

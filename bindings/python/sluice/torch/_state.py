@@ -23,7 +23,7 @@ _MASTER = "master"
 
 
 def read(presence: Presence) -> dict[int, dict[str, torch.Tensor]]:
-    """Of each trainable parameter that was updated, by its index in the engine. The tensors lie in files without a name
+    """The state of each trainable parameter that was updated, by its index. The tensors lie in files without a name
     in the disk folder, where one was given, so that they may be larger than memory; else in memory."""
     engine = presence.engine
     arrays = engine.state_arrays()
@@ -104,7 +104,8 @@ def _by_unit(homes: Iterable[Home]) -> dict[int, list[tuple[Home, Span]]]:
 def _move(
     presence: Presence, function: str, ready_made: str, unit: int, array: Callable[[str, str], torch.Tensor | None]
 ) -> None:
-    """Between the engine and `array(parameter, name)`, contiguous, of a type that the engine knows, or None."""
+    """Moves a unit's state between the engine and the tensors `array(parameter, name)`, contiguous, of a type that the
+    engine knows, or None."""
     names = presence.engine.state_arrays()
     tensors = [[array(p.key, name) for name in names] for p in presence.engine.units[unit].parameters]
     rows = [
@@ -133,7 +134,7 @@ def _part(presence: Presence, name: str, span: Span, flat: torch.Tensor) -> torc
 
 
 def _shapes(presence: Presence, home: Home, arrays: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """Of the arrays that the parameter has."""
+    """The shapes of the arrays that the optimizer keeps for the parameter."""
     optimizer = _settings(presence)
     own = [name for name in arrays if name != _MASTER or _has_master(home, arrays)]
     shapes = {name: optimizer.shape_of_state(name, tuple(home.memory.shape), home.by_elements) for name in own}

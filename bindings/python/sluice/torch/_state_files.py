@@ -21,20 +21,20 @@ def make(folder: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tenso
 
 
 def flush(tensor: torch.Tensor) -> None:
-    """What was written goes to the file, and its memory back to the system."""
+    """Writes a tensor to its file, and gives its memory back to the system."""
     if (memory := _file_of(tensor)) is not None:
         memory.flush()
         memory.madvise(mmap.MADV_DONTNEED)
 
 
 def give_up(tensor: torch.Tensor) -> None:
-    """What was read of its file goes back to the system, until it is read again; of a tensor in no file nothing."""
+    """Gives memory that a tensor takes back to the system, until it is read again, where the tensor is in a file."""
     if (memory := _file_of(tensor)) is not None:
         memory.madvise(mmap.MADV_DONTNEED)
 
 
 def give_up_all() -> None:
-    """Of every such tensor."""
+    """Gives up what was read of every such tensor."""
     for memory in list(_files.values()):
         memory.madvise(mmap.MADV_DONTNEED)
 

@@ -21,7 +21,7 @@ from ._units import DTYPES
 
 @dataclasses.dataclass(eq=False)
 class Entry:
-    """A gradient of a parameter, from its first backward until it is given up."""
+    """What is known of a parameter's gradient, from its first backward until it is given up."""
 
     index: int  # of the parameter
     alive: bool = dataclasses.field(default=True, init=False)
@@ -29,7 +29,7 @@ class Entry:
 
 
 class Stored:
-    """Of one wrapped model; all that uses its engine shares the lock."""
+    """The gradients of one wrapped model. What else uses its engine has the same lock."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Stored:
         self.ended: deque[tuple[int, int]] = deque()
 
     def begin(self, entry: Entry, values: torch.Tensor) -> None:
-        """A first gradient; one that the engine still has of this parameter ends."""
+        """Takes a parameter's first gradient; one that the engine still has of it ends."""
         home = self._homes[entry.index]
         with self._lock:
             self.give_up(home)
@@ -60,13 +60,13 @@ class Stored:
             self.end(entry)
 
     def end(self, entry: Entry) -> None:
-        """It is none any more."""
+        """The engine drops this gradient."""
         self._drop(self._homes[entry.index])
         entry.alive = False
         del self.entries[entry.index]
 
     def drop_ended(self) -> None:
-        """Those end to which nobody refers."""
+        """Ends the gradients to which nobody refers."""
         while self.ended:
             index, serial = self.ended.popleft()
             entry = self.entries.get(index)
@@ -101,7 +101,7 @@ class Stored:
             self._engine._handle.call("sluice_engine_multiply_gradient", span.index, factor)
 
     def norm(self, home: Home) -> float:
-        """Its norm; infinite where an element is not finite."""
+        """The gradient's norm; infinite where an element is not finite."""
         norms = []
         for span in home.spans:
             norm = ctypes.c_double()

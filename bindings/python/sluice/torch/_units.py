@@ -35,7 +35,7 @@ class Group:
 
     @property
     def bytes(self) -> int:
-        """Of all its parameters."""
+        """The bytes of all its parameters."""
         return sum(_bytes(p) for _, p in self.parameters)
 
     @property
@@ -58,7 +58,7 @@ class Roles:
 
 
 def units_of(groups: Sequence[Group], roles: Roles, train: bool) -> list[Unit]:
-    """As the engine takes them. Without `train` all are frozen."""
+    """The groups as the engine takes them, as units. Without `train` all parameters are frozen."""
     return [
         Unit(
             group.name,
@@ -129,7 +129,7 @@ def _names_of(unit: str, members: Any) -> list[str]:
 
 
 def _named_apart(groups: Sequence[Group]) -> list[Group]:
-    """The first of a name keeps it."""
+    """The same groups, each with a name of its own: the first of a name keeps it."""
     taken: set[str] = set()
     return [dataclasses.replace(group, name=_apart(group.name, taken)) for group in groups]
 
@@ -189,7 +189,7 @@ def _collect(module: torch.nn.Module, name: str, names: Mapping[int, str], taken
 
 
 def has_children(module: torch.nn.Module) -> bool:
-    """Whether there are modules in it. (Modules themselves may be false, or have no truth: torch.compile()'s.)"""
+    """Whether a module has others inside. (A module itself may be false, or have no truth: torch.compile()'s.)"""
     return next(module.children(), None) is not None
 
 
@@ -213,7 +213,7 @@ def _merge_small(groups: Sequence[Group]) -> list[Group]:
 
 
 def _span_large(groups: Sequence[Group]) -> list[Group]:
-    """The rule is one of shapes, so that it is the same at any budget."""
+    """Cuts large parameters into spans. The rule is one of shapes, so that it is the same at any budget."""
     cut = []
     for group in groups:
         large = [(name, p) for name, p in group.parameters if p.numel() > _LARGEST_PARAMETER]

@@ -64,7 +64,8 @@ def _check(name: str, t: torch.Tensor, there: Stored) -> None:
 
 
 def _unexpected(model: torch.nn.Module, others: Sequence[str], names: set[str]) -> list[str]:
-    """Without other names of tied parameters, buffers, and what the model's class says that old files have."""
+    """What no parameter takes, without other names of tied parameters, buffers, and what the model's class says that
+    old files have."""
     known = names | {name for name, _ in model.named_buffers()}
     ignored = [p for m in model.modules() for p in getattr(m, "_keys_to_ignore_on_load_unexpected", None) or ()]
     return [name for name in others if name not in known and not any(re.search(p, name) for p in ignored)]
@@ -83,7 +84,7 @@ def _of_others(others: Sequence[str]) -> str:
 
 
 def source_of(stored: Optional[Mapping[str, Stored]]) -> Optional[Source]:
-    """What an engine asks for first values; NaN where nothing is stored."""
+    """The function that an engine asks for first values; it gives NaN where nothing is stored."""
     if stored is None:
         return None
 

@@ -107,7 +107,8 @@ def wrap(
 def move_in(
     model: Model, prepared: Prepared, stored: Optional[Mapping[str, Stored]]
 ) -> tuple[Model, Optional[Optimizer]]:
-    """wrap() with what it was given made ready. stored: where values lie in files, by names; None: nowhere."""
+    """Does what wrap() does, with what that was given made ready. stored: where values lie in files, by names; None:
+    nowhere."""
     on_meta = {name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta}
     if on_meta:
         _first_values.check(model, stored or {})
@@ -132,9 +133,10 @@ def plan(
     weights: Optional[Path] = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Where every byte of a model would live if wrap() were given the same, as a dict; the model may be on the meta device,
-    and stays as it is. "pytorch" says what PyTorch itself would take: for `sample_batch` as it is estimated (see
-    estimate()), else what is reserved for it until the first call. Raises what wrap() would: BudgetError where it does not fit.
+    """Where every byte of a model would live if wrap() were given the same, as a dict; the model may be on the meta
+    device, and stays as it is. "pytorch" says what PyTorch itself would take: for `sample_batch` as it is estimated
+    (see estimate()), else what is reserved for it until the first call. Raises what wrap() would: BudgetError where it
+    does not fit.
 
     options: those of wrap().
     """
