@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
@@ -10,7 +11,6 @@ import torch
 from ..errors import StateError
 from ..optimizers import Optimizer as Settings
 from ._homes import Home
-from ._mending import abandon_step
 from ._presence import Presence, Updates
 
 
@@ -101,7 +101,8 @@ class UpdatesInBackward(Updates):
 
     def mend(self, presence: Presence) -> bool:
         """There is no step after this. What was applied is applied; the rest had no gradient."""
-        abandon_step(presence.engine.own)
+        with contextlib.suppress(StateError):  # the engine's, where none was begun
+            presence.engine.own.abandon_step()
         self._passes.clear()
         self._had.clear()
         self._open.clear()

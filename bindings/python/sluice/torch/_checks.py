@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,12 +13,7 @@ from ..model import whole
 from ..optimizers import Optimizer as Settings
 
 
-def check_optimizer(
-    optimizer: Any,
-    update_in_backward: bool,
-    param_groups: Sequence[Mapping[str, Any]] | None,
-    clip_value: float | None,
-) -> None:
+def check_optimizer(optimizer: Any, update_in_backward: bool, param_groups: object, clip_value: float | None) -> None:
     """Raises InvalidArgumentError for what is no optimizer, and for what is given without one or is out of its range."""
     if optimizer is not None and not isinstance(optimizer, Settings):
         raise InvalidArgumentError(
@@ -29,9 +24,7 @@ def check_optimizer(
         if optimizer is None and given:
             raise InvalidArgumentError(f"{name} given without an optimizer; give one, such as sluice.AdamW()")
     if clip_value is not None and not 0 < clip_value < math.inf:
-        raise InvalidArgumentError(
-            f"clip_value is {clip_value}; a finite bound above 0 is needed, or None for no clipping"
-        )
+        raise InvalidArgumentError(f"clip_value is {clip_value}; a finite bound above 0 is needed, or None for no clipping")
 
 
 def check_ahead(held_units: int, prefetch: int, units: int) -> None:

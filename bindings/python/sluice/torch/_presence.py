@@ -13,7 +13,7 @@ import torch
 from .. import _abi
 from ..errors import StateError
 from ..optimizers import Optimizer as Settings
-from . import _homes, _mending
+from . import _homes
 from ._homes import Home, ModelEngine
 from ._memory import FirstStep, Keeper, resident_bytes
 from ._stored import Stored
@@ -68,9 +68,10 @@ class Updates:
         return True
 
     def mend(self, presence: Presence) -> bool:
-        """Mends the step after an exception of the keyboard; gives whether there is one now."""
+        """Mends the step after an exception of the keyboard; gives whether there is one, the same or another."""
         if presence.trainable:
-            _mending.begin_step(presence.engine.own)
+            with contextlib.suppress(StateError):  # the engine's, where one was begun
+                presence.engine.own.begin_step()
         return presence.trainable
 
 
@@ -250,7 +251,10 @@ class Presence:
         if not self._torn:
             return
         self._held.clear()
-        _mending.release_everything(self.engine)
+        for unit in range(len(self.engine.units)):
+            with contextlib.suppress(StateError):  # the engine's, when it is not held any more
+                while True:
+                    self.engine._handle.call("sluice_engine_release", unit)
         self.in_step = self.updates.mend(self)
         self.changed()
         self._torn = False
