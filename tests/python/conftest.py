@@ -1,5 +1,5 @@
-"""Puts on sys.path what tests import besides support: the package, and scripts. (This folder is there by pytest's doing,
-since it has a conftest.py; so no two files of tests may have one name.)"""
+"""Puts on sys.path what tests import besides support: the package, and scripts. (pytest puts this folder there, since it
+has a conftest.py, and the folder of each test; so no two files of tests may have one name.)"""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What the tests of whole runs share: made once, it takes seconds."""
+"""The folder that tests of whole runs share: making it takes seconds, so it is made once."""
 
 import pytest
 import torch

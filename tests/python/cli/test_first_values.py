@@ -63,7 +63,7 @@ def test_what_comes_of_it_loads_in_transformers(case, text, tmp_path):
 
 @pytest.mark.parametrize("case", ["gpt2-more", "llama-untied"])
 def test_the_values_are_those_that_transformers_begins_with(case, text, tmp_path):
-    """By their deviations: each within five standard errors of what the config says."""
+    """The deviation of each is within five standard errors of what the config says."""
     config = CONFIGS[case]
     _, checkpoint = train(**flags_for(tmp_path, model=save(config, tmp_path / "shape"), tokens="bytes", lr=0))
     for name, tensor in load_file(checkpoint / "model.safetensors").items():

@@ -44,7 +44,7 @@ TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 def write_data(folder):
-    """Tokens that every vocabulary here has."""
+    """Writes tokens that every vocabulary here has."""
     (folder / "data.bin").write_bytes(np.arange(400, dtype="<u2").__mod__(97).tobytes())
     return folder / "data.bin"
 
@@ -216,7 +216,8 @@ def contents(folder):
 
 
 def expect_refused(tmp_path, *parts):
-    """By train and by generate; --out, which is in use for something else, and the metrics stay as they are."""
+    """Both train and generate refuse the folder; --out, which is in use for something else, and the metrics stay as
+    they are."""
     flags = flags_for(tmp_path, memory="512MiB", progress="none", metrics=tmp_path / "metrics.jsonl")
     out = tmp_path / "out"
     out.mkdir(exist_ok=True)

@@ -178,7 +178,7 @@ def test_a_signal_saves_and_stops_at_the_end_of_the_step(place, number):
 
 
 def test_a_signal_finds_no_thread_that_computes(place):
-    """A handler would be run on its stack, where generated code of the matrix library keeps what is not stack."""
+    """A handler would run on that thread's stack, where generated code of the matrix library keeps other things."""
     run = Started(place, "masks", "--schedule", "constant")
     run.wait_for_a_step()
     stops = sum(1 << number - 1 for number in STOPS)
@@ -192,7 +192,7 @@ def test_a_signal_finds_no_thread_that_computes(place):
 
 
 def test_a_hangup_that_is_ignored_stops_nothing(place):
-    """As under nohup."""
+    """Under nohup it is ignored."""
     run = Started(place, "nohup", "--schedule", "constant", hangup=signal.SIG_IGN)
     run.wait_for_a_step()
     run.process.send_signal(signal.SIGHUP)

@@ -70,7 +70,7 @@ def learning_rate(step):
 
 
 def make_text(vocabulary):
-    """Tokens that can be learned: each has two followers. None is 0, which no text holds."""
+    """Makes tokens that can be learned: each has two followers. None is 0, which no text holds."""
     random = np.random.default_rng(7)
     followers = random.integers(1, vocabulary, (vocabulary, 2))
     tokens = [1]
@@ -80,7 +80,7 @@ def make_text(vocabulary):
 
 
 def write_text(folder, tokens, vocabulary):
-    """As text where tokens are bytes, otherwise as nanoGPT's raw uint16."""
+    """Writes tokens as text where they are bytes, otherwise as nanoGPT's raw uint16."""
     path = folder / ("text.txt" if vocabulary == 256 else "text.bin")
     tokens.astype("u1" if vocabulary == 256 else "<u2").tofile(path)
     return path
@@ -129,7 +129,7 @@ class Reference:
 
 
 class Run:
-    """The same with the program."""
+    """The same steps by the program."""
 
     def __init__(self, folder, case, dtype="f32"):
         self.model = make_model(CASES, case)
@@ -170,7 +170,7 @@ def relative(found, expected):
 
 
 def change_errors(found, reference, start):
-    """Of each tensor: how far it ends from the reference, in parts of how far the reference went."""
+    """How far each tensor ends from the reference, in parts of how far the reference went."""
     errors = {}
     for name, expected in reference.masters.items():
         difference, change = found[name] - expected, expected - start[name]

@@ -45,7 +45,7 @@ def set_to(**settings):
 
 
 def differs(found, expected):
-    """Whether either of the two comparisons of training tells them apart."""
+    """Whether one of the two comparisons of training tells these apart."""
     start, epsilon = values_of(small_gpt2()), expected[0].epsilon
     off = not found[0].close_to(expected[0])
     for name, value in expected[1].items():
@@ -66,7 +66,7 @@ def test_what_trained_alike_tells(wrong):
 
 
 def test_what_trained_alike_allows():
-    """The same training of other sums: rows in another order, one thread."""
+    """The same training with sums in another order is allowed: rows in another order, one thread."""
     plain = trained()
     torch.set_num_threads(1)
     try:

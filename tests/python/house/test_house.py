@@ -57,7 +57,7 @@ LATE_IMPORTS = {
 
 
 def floors_of_torch():
-    """Module -> floor, as the README has them."""
+    """The floor of each module, as the README has it."""
     readme = (ROOT / "bindings" / "python" / "README.md").read_text()
     rows = re.findall(r"^\| (\d+) \| (.*) \|$", readme, re.MULTILINE)
     return {module: int(floor) for floor, modules in rows for module in re.findall(r"`(\w+)\.py`", modules)}

@@ -26,7 +26,7 @@ SYSTEM = re.compile(r"(lib(c|m|dl|pthread|rt|gcc_s|stdc\+\+)\.so|ld-linux)")
 
 
 def run(*words, cwd, **environment):
-    """A process that knows nothing of the checkout."""
+    """Runs a process that knows nothing of the checkout."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLUICE", "PYTHON", "LD_"))}
     done = subprocess.run(
         [str(word) for word in words], capture_output=True, text=True, timeout=300, cwd=cwd, env=clean | environment

@@ -189,7 +189,7 @@ def test_a_saved_engine_goes_on_with_the_same_bits(tmp_path):
 
 
 def test_a_narrow_parameter_of_an_odd_length_before_a_wide_one(tmp_path):
-    """In files the wide one comes first, where it is aligned. Frozen ones are never updated."""
+    """In files the wide parameter comes first, where it is aligned. Frozen parameters are never updated."""
     units = [
         sluice.Unit("narrow", [sluice.Parameter("narrow", (5, 5), dtype="bf16")]),
         sluice.Unit("frozen", [sluice.Parameter("frozen", (3,), dtype="f16", frozen=True)]),
@@ -288,7 +288,7 @@ def test_several_engines_at_once(tmp_path):
 
 
 def test_another_thread_goes_on_while_an_engine_works(tmp_path):
-    """A call without callbacks, in which a thread of Python would stand still if the GIL were held."""
+    """In a call without callbacks a thread of Python would stand still if the GIL were held."""
     unit = sluice.Unit("big", [sluice.Parameter("big.weight", (24 << 20,))])
     options = sluice.Options(memory="4GiB", disk=tmp_path, place="disk", threads=1)
     with sluice.Engine([unit], options) as engine:
@@ -426,7 +426,7 @@ def test_the_package_has_the_version_of_its_library():
 
 
 def test_where_the_library_is_looked_for(tmp_path):
-    """In the package before all else, then where the variable says, then in the checkout."""
+    """It is looked for in the package first, then where the variable says, then in the checkout."""
     installed = tmp_path / "sluice"
     shutil.copytree(PACKAGE / "sluice", installed)
     code = "from sluice._library import find_library; print(find_library())"

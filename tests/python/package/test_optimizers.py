@@ -33,7 +33,7 @@ def start_of(parameter):
 
 
 def gradient_of(wide, step):
-    """One that changes its sign now and then."""
+    """A gradient that changes its sign now and then."""
     noise = np.random.default_rng(step).normal(0, 0.1, wide.shape).astype(np.float32)
     return np.float32(0.1) * wide + noise
 
@@ -84,7 +84,7 @@ def torch_trained(make, steps):
 
 
 class Lion(torch.optim.Optimizer):
-    """Chen et al. 2023, algorithm 2."""
+    """The optimizer of Chen et al. 2023, algorithm 2."""
 
     def __init__(self, groups):
         super().__init__(groups, {"lr": 1e-3})

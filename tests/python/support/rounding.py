@@ -69,7 +69,7 @@ def of_mean(epsilon, count):
 
 
 def near(found, expected, relative):
-    """Of numbers, one or several."""
+    """Whether numbers, one or several, are as near to others as a relative error allows."""
     if isinstance(found, (list, tuple)):
         return len(found) == len(expected) and all(near(a, b, relative) for a, b in zip(found, expected, strict=True))
     return found == expected or abs(found - expected) <= relative * abs(expected)

@@ -27,7 +27,7 @@ def sluice(*words, status=0):
 
 
 def train(place, name, model, dtype, *more):
-    """What comes out: the losses' bits and the files; and the metrics."""
+    """Trains; gives what comes out, the losses' bits and the files, and the metrics."""
     out, metrics = place / name, place / f"{name}.jsonl"
     output = ["--out", str(out), "--metrics", str(metrics), "--progress", "none"]
     sluice("train", *common(place, model, dtype, *more), *output)
@@ -44,6 +44,6 @@ def assert_same(found, expected):
 
 
 def without_earlier(words):
-    """The command line takes a flag once: the last one given here."""
+    """The words without flags that come again later: the command line takes each once."""
     pairs = dict(zip(words[::2], words[1::2]))
     return [word for pair in pairs.items() for word in pair]

@@ -37,7 +37,7 @@ def set_start(engine):
 
 
 def widened(view, dtype):
-    """What parameter() gives, in f32."""
+    """The values that parameter() gives, in f32."""
     values = np.asarray(view)
     if dtype == "f16":
         return values.view(np.float16).astype(np.float32)
@@ -55,7 +55,7 @@ def add_gradients(engine, u):
 
 
 def train(engine, steps, **settings):
-    """Units forward, then backward with gradients."""
+    """Does steps: each uses the units forward, then backward with gradients."""
     for _ in range(steps):
         engine.begin_step()
         for unit in UNITS:

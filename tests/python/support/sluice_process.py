@@ -15,7 +15,7 @@ SLUICE = BUILD / "bin" / "sluice"
 
 
 def run_sluice(command, *words, **flags):
-    """sluice COMMAND WORDS --flag value ...; the finished process, with the bytes that it printed."""
+    """Runs sluice COMMAND WORDS --flag value ...; gives the finished process, with the bytes that it printed."""
     if not SLUICE.exists():
         pytest.skip(f"{SLUICE} is not built")
     arguments = [str(word) for word in words]
@@ -33,7 +33,7 @@ def has_metrics(path):
 
 
 def train(**flags):
-    """Runs `sluice train`, which must succeed; the lines of its metrics and the folder of its last checkpoint."""
+    """Runs `sluice train`, which must succeed; gives the lines of its metrics and the folder of its last checkpoint."""
     out = Path(flags["out"])
     metrics = out.with_suffix(".jsonl")
     finished = run_sluice("train", metrics=metrics, memory="512MiB", progress="none", **flags)

@@ -71,7 +71,7 @@ def small_resnet():
 
 
 class AlexNet(torch.nn.Module):
-    """A tenth as wide."""
+    """AlexNet, a tenth as wide."""
 
     def __init__(self):
         super().__init__()
@@ -93,7 +93,7 @@ class AlexNet(torch.nn.Module):
 
 
 class Vgg16(torch.nn.Module):
-    """An eighth as wide."""
+    """VGG-16, an eighth as wide."""
 
     def __init__(self):
         super().__init__()

@@ -36,7 +36,7 @@ def language_loss(model, step):
 
 
 def wrap(model, place, optimizer=None, **options):
-    """Wrapped, everything in memory or on disk."""
+    """Wraps a model, with everything in memory or on disk."""
     given = {"memory": "6GiB", "disk": tempfile.gettempdir(), "place": place, "reserve": "256MiB"} | options
     return sluice.torch.wrap(model, optimizer or sluice.AdamW(lr=1e-3), **given)
 

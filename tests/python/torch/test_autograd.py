@@ -27,7 +27,7 @@ class Twice(Chain):
 
 
 class Alternating(Chain):
-    """One of its layers gets no gradient in every other step."""
+    """A model of which one layer gets no gradient in every other step."""
 
     calls = 0
 
@@ -38,7 +38,7 @@ class Alternating(Chain):
 
 
 class Outside(Chain):
-    """Uses weights in other modules' forwards."""
+    """A model that uses weights in other modules' forward passes."""
 
     def forward(self, x):
         hidden = torch.tanh(x @ self.last.weight + self.middle.bias)
@@ -46,7 +46,7 @@ class Outside(Chain):
 
 
 class KeepingViews(Chain):
-    """Views of parameters that are made once."""
+    """A model that makes views of its parameters once."""
 
     kept = None
 
@@ -58,7 +58,7 @@ class KeepingViews(Chain):
 
 
 class OwnParameter(Chain):
-    """A parameter beside modules, used after these were called."""
+    """A model with a parameter beside its modules, used after these were called."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ class OwnParameter(Chain):
 
 
 class Normed(Chain):
-    """Buffers, and activations in place."""
+    """A model with buffers, and activations in place."""
 
     def __init__(self):
         super().__init__()

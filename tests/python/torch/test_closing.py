@@ -101,7 +101,7 @@ def test_without_values_the_model_is_on_the_meta_device(tmp_path):
 
 
 def test_closing_stays_within_the_budget():
-    """384 MB of parameters, and as much of gradients and twice of state, most of them on disk."""
+    """The model has 384 MB of parameters, as much of gradients and twice of state, most of them on disk."""
     finished = run_big("""
         model, optimizer = wrapped(700 << 20)
         step()

@@ -50,8 +50,8 @@ def blocks_in_place(model, backend):
 
 
 def trained(place, before=None, after=None, backend="aot_eager"):
-    """Losses, values and touches. before, after: what is compiled before wrapping, and after it; after may give another
-    model to call."""
+    """Trains; gives losses, values and touches. before, after: what is compiled before wrapping, and after it; after
+    may give another model to call."""
     torch._dynamo.reset()
     torch.manual_seed(4)
     model = Model()

@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 class Wide(torch.nn.Module):
-    """192 MiB of parameters (with AdamW 768), and 1.5 MiB of activations for each row."""
+    """A model with 192 MiB of parameters (with AdamW 768), and 1.5 MiB of activations for each row."""
 
     def __init__(self, checkpointed=False):
         super().__init__()
@@ -43,7 +43,7 @@ def rows(count, seed=0):
 
 
 def many(count):
-    """Of the shape of so many rows, without memory."""
+    """A tensor of the shape of so many rows, without memory."""
     return torch.ones(1, 2048).expand(count, -1)
 
 
@@ -62,7 +62,7 @@ def wrapped(memory, make=Wide, optimizer=None, **options):
 
 
 def everything(reserve, make=Wide):
-    """What a budget is in which all is in memory with so much for PyTorch."""
+    """The budget in which all is in memory, with so much for PyTorch."""
     made = sluice.torch.plan(make(), sluice.AdamW(lr=1e-3), memory="16GiB", reserve=reserve)
     return made["predicted_peak"]
 
@@ -165,7 +165,7 @@ def test_calls_before_one_backward_are_added():
 
 
 def test_graphs_that_are_gone_do_not_count():
-    """Of evaluation with gradients, and of losses that are held after their backward."""
+    """Such graphs are those of evaluation with gradients, and of losses that are held after their backward pass."""
     model, optimizer = wrapped(everything("400MiB"))
     held = []
     for seed in range(3):
@@ -400,7 +400,7 @@ torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64, requires_grad=
 
 @pytest.mark.parametrize("count, extra", [(8, 500), (640, 1900)])
 def test_the_resident_peak_stays_within_what_was_stated(count, extra):
-    """Of activations far above what is assumed at first, and far below."""
+    """So it does with activations far above what is assumed at first, and far below."""
     program = f"""
         model = Wide()
         memory = status("VmRSS") + ({extra} << 20)
@@ -417,7 +417,7 @@ def test_the_resident_peak_stays_within_what_was_stated(count, extra):
 
 @pytest.mark.filterwarnings("ignore:PyTorch took:RuntimeWarning")
 def test_a_first_step_that_takes_more_than_was_estimated_mends_the_plan():
-    """Tensors of the user's that no estimate sees."""
+    """It takes more for a tensor of the user's, which no estimate sees."""
     model, optimizer = wrapped(everything("300MiB"))
     loss = model(rows(16)).square().mean()
     unseen = torch.ones(100 * MIB)

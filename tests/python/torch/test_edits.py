@@ -131,7 +131,7 @@ def test_an_edit_between_forward_and_backward_or_before_the_first_step():
 
 
 def test_averaging_of_weights():
-    """As torch.optim.swa_utils does: a plain copy follows the wrapped model, and is copied into it at the end."""
+    """This is what torch.optim.swa_utils does: a plain copy follows the wrapped model, and is copied into it at the end."""
 
     def loop(model, optimizer, note):
         average = [p.detach().clone() for p in model.parameters()]
@@ -196,7 +196,7 @@ def test_a_model_that_is_to_be_shared_is_refused():
 
 
 class Twins(torch.nn.Module):
-    """Half of it follows the other half."""
+    """A model of which one half follows the other."""
 
     def __init__(self):
         super().__init__()

@@ -19,7 +19,7 @@ def hooks_of_saved_tensors():
 
 
 def interrupted(model, times=1, autocast=False):
-    """Calls of the model in which Ctrl-C comes."""
+    """Calls the model, and Ctrl-C comes in each call."""
 
     def stop(*_):
         raise KeyboardInterrupt
@@ -99,7 +99,7 @@ class Interrupts:
         monkeypatch.setattr(engine._handle, "call", interrupting)
 
     def set(self, at, after):
-        """at: None for never."""
+        """Sets at which call Ctrl-C comes; None: at none."""
         self.calls, self.at, self.after = 0, at, after
 
 
@@ -154,7 +154,7 @@ def test_an_interrupt_between_the_engine_and_what_is_noted(monkeypatch):
 
 
 def test_an_interrupt_where_updates_are_made_in_backward(monkeypatch):
-    """Of such a step any part may be done; the next one works."""
+    """Any part of a step that was interrupted may be done; the next one works."""
     calls = []
     for model, optimizer, step, came in interrupted_at_each_call(monkeypatch, update_in_backward=True):
         calls.append(came)

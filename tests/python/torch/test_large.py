@@ -146,7 +146,7 @@ def test_the_plan_says_what_pytorch_takes_without_taking_it():
 
 
 def test_what_is_estimated_is_what_lives():
-    """Against a count by hand: what goes into the second layer, and what comes out of it."""
+    """Counted by hand, that is what goes into the second layer, and what comes out of it."""
     model = torch.nn.Sequential(torch.nn.Linear(1000, 2000), torch.nn.ReLU(), torch.nn.Linear(2000, 10))
     assert sluice.torch.estimate(model, torch.zeros(64, 1000), train=False).peak == 4 * 64 * 2 * 2000
     training = sluice.torch.estimate(model, torch.zeros(64, 1000), train=True).peak
@@ -168,7 +168,7 @@ def big_activations(taken):
 
 
 def test_what_pytorch_took_is_held_against_what_was_planned():
-    """The process must not have been larger before: so in one of its own."""
+    """The process must not have been larger before, so this is done in one of its own."""
     finished = run_big("""
         import warnings
         from test_large import big_activations

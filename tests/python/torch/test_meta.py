@@ -89,7 +89,7 @@ def test_what_parents_do_after_their_children_counts():
 
 
 class Nano(torch.nn.Module):
-    """Begins as its constructor says."""
+    """A model that begins as its constructor says."""
 
     def __init__(self):
         super().__init__()
@@ -148,7 +148,7 @@ def test_a_model_of_transformers_inside_of_another():
 
 
 class Parent(torch.nn.Module):
-    """Whose rule is about what is inside of it, too."""
+    """A model whose rule is about what is inside of it, too."""
 
     def __init__(self, *inside):
         super().__init__()
@@ -161,7 +161,7 @@ class Parent(torch.nn.Module):
 
 @pytest.mark.parametrize("place", ["memory", "disk"])
 def test_what_has_values_keeps_them(place, tmp_path):
-    """Of one unit: a layer with values, and one on the meta device; and a layer whose weight is in a file."""
+    """One unit has a layer with values, one on the meta device, and one whose weight is in a file."""
     there = torch.nn.Linear(8, 8)
     expected = values_of(there)
     model = Parent(there, on_meta(lambda: torch.nn.Linear(8, 8)))
@@ -239,7 +239,7 @@ def test_a_folder_gives_the_buffers_that_transformers_gives(tmp_path):
 
 
 class Buffered(torch.nn.Module):
-    """Has buffers beside a parameter, and a rule that is about those in `ruled`."""
+    """A module with buffers beside a parameter, and a rule that is about those in `ruled`."""
 
     def __init__(self, ruled=(), **made):
         super().__init__()

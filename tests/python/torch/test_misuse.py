@@ -299,7 +299,7 @@ def test_parameters_that_are_replaced_between_backward_and_step(wrapped):
 
 
 def test_what_takes_the_place_of_parameters_for_a_call(wrapped):
-    """Tensors may; Parameters, of a teacher or of torch.export(), are told how."""
+    """Tensors may take it; for Parameters, of a teacher or of torch.export(), the error says what does."""
     model, optimizer = wrapped
     teacher, x = Chain(), torch.zeros(1, 24)
     with pytest.raises(sluice.StateError, match=r"functional_call\(\) may be given tensors.*detach\(\)"):

@@ -19,7 +19,7 @@ ON_DISK = {
 
 
 def trained(shown, place):
-    """Losses, values and buffers after some steps, and touches; place None: plain PyTorch."""
+    """Trains; gives losses, values and buffers, and touches. place None: by plain PyTorch."""
     torch.manual_seed(7)
     model = shown.make()
     optimizer = plain_optimizer(model) if place is None else wrap(model, place, units=units_of_modules(model))[1]
@@ -45,7 +45,7 @@ def test_twins_and_plain_pytorch(name):
 
 
 def test_a_budget_between_puts_some_units_on_disk():
-    """And the bits stay: of a model that is large beside the frames of those that come and go."""
+    """The bits stay the same, for a model that is large beside the frames of units that come and go."""
 
     def run(**given):
         torch.manual_seed(1)
@@ -72,7 +72,7 @@ def test_a_budget_between_puts_some_units_on_disk():
 
 @pytest.mark.parametrize("name", ["resnet", "alexnet", "vgg16"])
 def test_losses_say_something_of_every_layer(name):
-    """Else two runs could agree whatever becomes of a layer."""
+    """Without that, two runs could agree whatever becomes of a layer."""
     torch.manual_seed(7)
     model = SHOWN[name].make()
     SHOWN[name].loss(model, 0).backward()

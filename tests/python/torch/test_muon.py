@@ -11,7 +11,7 @@ TABLES = {"transformer.wte.weight", "transformer.wpe.weight"}
 
 
 def arrays_of(model):
-    """Parameter -> its arrays of state."""
+    """The arrays of state of each parameter."""
     engine, found = sluice.torch.engine_of(model), {}
     for unit in engine.units:
         engine.get_state(unit.name, lambda p, array, first, values: found.setdefault(p, set()).add(array))

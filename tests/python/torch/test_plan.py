@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def wide():
-    """96 MiB of parameters: with AdamW 384 MiB, with SGD 192."""
+    """A model with 96 MiB of parameters: with AdamW 384 MiB, with SGD 192."""
     return torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(6)])
 
 

@@ -18,7 +18,7 @@ OF_USES = rounding.of_roundings(16)  # more than any parameter here has
 
 
 class Parts(nn.Module):
-    """Parts of parameters, in several ways."""
+    """A model that uses parts of parameters, in several ways."""
 
     def __init__(self):
         super().__init__()
@@ -32,7 +32,7 @@ class Parts(nn.Module):
 
 
 class WrittenCasts(nn.Module):
-    """Changes what it cast of a parameter: all of it, or a part."""
+    """A model that changes what it cast of a parameter: all of it, or a part."""
 
     def __init__(self):
         super().__init__()
@@ -76,7 +76,7 @@ def test_autocast_of_parts_of_parameters(make):
 
 
 class Complex(nn.Module):
-    """Parameters that are seen as complex numbers, also conjugated, and parts of them."""
+    """A model that sees parameters as complex numbers, also conjugated, and parts of them."""
 
     def __init__(self):
         super().__init__()
@@ -95,7 +95,7 @@ def test_parameters_that_are_seen_as_another_type():
 
 
 class Deep(nn.Module):
-    """One layer is frozen."""
+    """A model of which one layer is frozen."""
 
     def __init__(self):
         super().__init__()
@@ -107,7 +107,8 @@ class Deep(nn.Module):
 
 
 class CastsInside(Deep):
-    """As PyTorch's documentation has it; in the middle a mode of the model's own, which ends before its module."""
+    """Autocast inside of forward, as PyTorch's documentation has it; in the middle a mode of the model's own, which
+    ends before its module."""
 
     @torch.autocast("cpu", dtype=torch.bfloat16)
     def forward(self, x):
@@ -173,7 +174,7 @@ def test_autocast_inside_of_forward(make):
 
 
 class Counted(Chain):
-    """How often it was called."""
+    """A layer that counts how often it was called."""
 
     calls = 0
 

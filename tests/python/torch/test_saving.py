@@ -73,7 +73,7 @@ def test_save_pretrained_of_adapters(tmp_path):
 
 
 def test_large_models_are_saved_within_the_budget(tmp_path):
-    """384 MB of parameters, whose homes are larger than what a file's buffer hides."""
+    """The model has 384 MB of parameters, whose homes are larger than what a file's buffer hides."""
     finished = run_big(f"""
         import safetensors.torch
         model, optimizer = wrapped(390 << 20)
@@ -365,7 +365,7 @@ def test_state_larger_than_memory_lies_on_disk():
 
 
 def test_state_is_taken_and_loaded_within_the_budget(tmp_path):
-    """768 MB of state. What torch.save() reads of it is the files', and goes back to the system when steps go on."""
+    """The state has 768 MB. What torch.save() reads of it is the files', and goes back to the system when steps go on."""
     finished = run_big(f"""
         model, optimizer = wrapped(390 << 20)
         step()

@@ -22,7 +22,7 @@ def small_spans(monkeypatch):
 
 
 class Tied(torch.nn.Module):
-    """An embedding of 2.5 grains that is the head too, with a layer between."""
+    """A model with an embedding of 2.5 grains that is the head too, and a layer between."""
 
     def __init__(self):
         super().__init__()
@@ -154,7 +154,7 @@ def test_adafactor_is_that_of_transformers(case, options):
 
 
 class Wide(torch.nn.Module):
-    """Matrices of 2.3 and 1.2 grains: a layer that is Muon's, and an embedding that a group makes Muon's."""
+    """A model with matrices of 2.3 and 1.2 grains: a layer that is Muon's, and an embedding that a group makes Muon's."""
 
     def __init__(self):
         super().__init__()

@@ -16,7 +16,7 @@ THREADS = 4
 
 
 def in_threads(action):
-    """action(0), action(1) ... at the same time; raises what one of them raised."""
+    """Runs action(0), action(1) ... at the same time; raises what one of them raised."""
     errors = []
 
     def run(i):
@@ -60,7 +60,7 @@ def check(model, expected):
 
 @pytest.mark.parametrize("place", ["memory", "disk"])
 def test_gradients_of_threads_are_added(place, expected, monkeypatch):
-    """Also of a thread that comes while another's first gradient goes to the engine, which takes long here."""
+    """So is that of a thread that comes while another's first gradient goes to the engine, which takes long here."""
     model, optimizer = wrapped(place)
     put = Gradients.put
 
@@ -134,6 +134,6 @@ assert reads > 0 and engine.counters().touches > 0
 
 
 def test_parameters_are_read_by_one_thread_while_another_moves_state():
-    """In a process of its own: what is tested ended in a hang of the whole interpreter."""
+    """This has a process of its own: what is tested ended in a hang of the whole interpreter."""
     finished = run_python(READS_WHILE_STATE_MOVES)
     assert finished.returncode == 0, finished.stderr

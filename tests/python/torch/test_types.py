@@ -12,7 +12,7 @@ import sluice.torch
 
 
 class Block(torch.nn.Module):
-    """As models in bf16 keep them: the norm in f32, what it is for in bf16."""
+    """A block as models in bf16 have it: the norm in f32, what it is for in bf16."""
 
     def __init__(self, width):
         super().__init__()

@@ -13,7 +13,7 @@ import sluice.torch
 
 
 def failing_at(monkeypatch, unit, also=()):
-    """The engine takes no values of that unit, and gives none of those in `also`."""
+    """Makes the engine take no values of that unit, and give none of those in `also`."""
     taking, giving = sluice.Engine.set_values, sluice.Engine.get_values
 
     def set_values(engine, name, values):
@@ -58,7 +58,7 @@ def test_a_wrap_whose_engine_fails_names_what_is_lost(monkeypatch):
 
 
 class Rooted(torch.nn.Module):
-    """Has a buffer that no rule gives a value."""
+    """A model with a buffer that no rule gives a value."""
 
     def __init__(self):
         super().__init__()
@@ -91,7 +91,7 @@ def units_in(model):
 
 
 class Named(torch.nn.Module):
-    """Large parameters of its own beside a child whose name is what those are called."""
+    """A model with large parameters of its own beside a child whose name is what those are called."""
 
     def __init__(self):
         super().__init__()
@@ -130,7 +130,7 @@ def test_either_name_of_a_tied_parameter_will_do():
 
 
 class WithNone(Chain):
-    """Has parameters without elements."""
+    """A model that has parameters without elements."""
 
     def __init__(self):
         super().__init__()
@@ -184,7 +184,7 @@ def test_what_is_given_wrongly_is_named(model, options, what):
 
 
 def over(make):
-    """Weights that lie in one memory as `make` says, of two layers."""
+    """A model of two layers whose weights lie in one memory, as `make` says."""
     model = Chain()
     model.first.weight, model.last.weight = (torch.nn.Parameter(part) for part in make(torch.rand(48, 24)))
     return model
