@@ -58,7 +58,7 @@ class Handle:
         try:
             yield self._begin(call)
         finally:
-            self._users.pop(call, None)  # at once: after an exception of the keyboard another may come
+            self._users.pop(call, None)  # at once: after a KeyboardInterrupt another may come
             self._tell_close()
 
     def call(self, function: str, *arguments: Any) -> None:

@@ -53,7 +53,7 @@ class _TokenFile:
         file.write(struct.pack("<3i", *self._kind, self.tokens))
         file.flush()
         os.fsync(file.fileno())
-        self._refuse_existing()  # what came meanwhile
+        self._refuse_existing()  # a file that came meanwhile
         os.rename(self._partial, self._path)
         descriptor = os.open(self._folder, os.O_RDONLY)
         try:

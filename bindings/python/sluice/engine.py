@@ -438,7 +438,7 @@ class Engine:
             try:
                 run(*arguments)
                 return 0
-            except BaseException as error:  # also of the keyboard; it goes on where the engine was called
+            except BaseException as error:  # a KeyboardInterrupt, too; it goes on where the engine was called
                 raised.append(error)
                 return 1
 

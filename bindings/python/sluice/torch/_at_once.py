@@ -71,7 +71,7 @@ class UpdatesInBackward(Updates):
             presence.begin_anew()
         presence.begin_step()
         self._note_pass()
-        self._had.add(home.index)  # first: an exception of the keyboard may come before the next line
+        self._had.add(home.index)  # first: a KeyboardInterrupt may come before the next line
         for unit in home.units:
             self._open.setdefault(unit, []).append(home)
         presence.stored.add(home, values)
@@ -101,7 +101,7 @@ class UpdatesInBackward(Updates):
 
     def mend(self, presence: Presence) -> bool:
         """There is no step after this. What was applied is applied; the rest had no gradient."""
-        with contextlib.suppress(StateError):  # the engine's, where none was begun
+        with contextlib.suppress(StateError):  # the engine says so where none was begun
             presence.engine.own.abandon_step()
         self._passes.clear()
         self._had.clear()

@@ -32,7 +32,7 @@ class Casts(TorchDispatchMode):
     def __init__(self, by_storage: Mapping[int, Home]) -> None:
         super().__init__()
         self._homes = by_storage
-        self._casts: dict[int, tuple[weakref.ref[torch.Tensor], int, Cast]] = {}  # with its version
+        self._casts: dict[int, tuple[weakref.ref[torch.Tensor], int, Cast]] = {}  # each with the version that it had
         self._cached = False
 
     def __enter__(self) -> Any:

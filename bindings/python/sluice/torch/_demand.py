@@ -42,8 +42,8 @@ class _Call(NamedTuple):
     """A call from outside that has not ended."""
 
     module: torch.nn.Module
-    whole: bool  # it is the model
-    keeps: int  # bytes, for backward
+    whole: bool  # whether it is one of the model itself
+    keeps: int  # bytes that it keeps for backward
 
 
 class Demand:
@@ -59,11 +59,11 @@ class Demand:
         self._presence, self._stated, self._fitted = presence, stated, fitted
         self._seen: dict[Any, list[_Seen]] = {}
         self._kept: weakref.WeakSet[_Kept] = weakref.WeakSet()
-        self._most = 0  # that a call needed
+        self._most = 0  # bytes that a call needed
         self._besides: int | None = None  # what the process took between wrapping and the first call, for other things
         self._changed = threading.Condition()
-        self._inside: dict[int, _Call] = {}  # by thread
-        self._estimating: int | None = None  # the thread that does
+        self._inside: dict[int, _Call] = {}  # the call that each thread is in
+        self._estimating: int | None = None  # the thread that estimates a call now
 
     @property
     def estimating(self) -> bool:
@@ -80,7 +80,7 @@ class Demand:
         if outer is not None and (outer.whole or any(inner is module for inner in outer.module.modules())):
             return
         with self._changed:
-            self._inside.pop(thread, None)  # whose end was not told
+            self._inside.pop(thread, None)  # a call whose end was not told
             train = torch.is_grad_enabled() and self._presence.trainable
             found = self._find(module, args, kwargs, train)
             self._provide(module, found, train)

@@ -39,7 +39,7 @@ class _Alive(TorchDispatchMode):
 
     def __init__(self, ignored: set[int]) -> None:
         super().__init__()
-        self._ignored = ignored  # storages: of parameters
+        self._ignored = ignored  # storages of parameters
         self._seen: set[int] = set()
         self._casts: set[int] = set()  # of these, what parameters were turned into
         self.current = self.peak = 0
@@ -143,7 +143,7 @@ def estimate_call(
     with _random_states_kept(), faked(model, fake, train, call) as tensors:
         for tensor in tensors:
             if tensor.is_leaf and tensor.requires_grad:
-                tensor.register_post_accumulate_grad_hook(_give_up)  # the engine has it then
+                tensor.register_post_accumulate_grad_hook(_give_up)  # in a wrapped model the engine has it then
         alive = _Alive({tensor.untyped_storage()._cdata for tensor in tensors})
         with fake, alive, torch.set_grad_enabled(train), alive.casts_made_again():
             kept = _step(called, call[0], call[1], train, alive)

@@ -25,11 +25,11 @@ class Slot(Entry):
     not shown to the collector, so that they would never end."""
 
     owner: weakref.ref[Presence]
-    applied: bool = False  # in backward: there is nothing left of it
-    zeroed: bool = False  # since then
+    applied: bool = False  # it was applied in backward, and nothing is left of it
+    zeroed: bool = False  # zero_grad() was called since it was applied
     copy: torch.Tensor | None = None  # what views were made of: they see what changes, and what they write counts
-    gradient: weakref.ref[Gradient] | None = None  # whose version counter its views share
-    version: int = 0  # of that, when the copy was equal to the engine's
+    gradient: weakref.ref[Gradient] | None = None  # the tensor whose version counter its views share
+    version: int = 0  # of that tensor, when the copy was equal to the engine's gradient
 
     @property
     def presence(self) -> Presence:

@@ -91,7 +91,7 @@ class Home:
     index: int  # of the model's homes
     spans: list[Span]
     group: int  # of the optimizer's settings
-    place: int  # in that: the order in which torch.optim counts
+    place: int  # in that group: the order in which torch.optim counts
     parameter: torch.nn.Parameter
     memory: torch.Tensor
     trainable: bool
@@ -167,7 +167,7 @@ class ModelEngine(Engine):
     def __init__(self, units: Sequence[Unit], options: Options) -> None:
         super().__init__(units, options)
         self._seen: list[tuple[list[int], weakref.ref[Any]]] = []  # units, and the buffer behind a tensor
-        self.left = False  # by sluice.torch.close()
+        self.left = False  # whether sluice.torch.close() has closed it
 
     @property
     def own(self) -> Engine:

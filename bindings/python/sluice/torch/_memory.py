@@ -32,7 +32,7 @@ class FirstStep:
         """estimated: at most alive at once, where that was found out; reserve: what was planned with; stated: by the
         user, who is warned where it is not enough. Else the plan is mended."""
         self.memory, self.reserve, self._estimated, self._stated = memory, reserve, estimated, stated
-        self.room = reserve  # with what the plan leaves
+        self.room = reserve  # the reserve, and what the plan leaves besides
         self.begin()
         self._seen = 0
         self.measured: int | None = None
@@ -61,7 +61,7 @@ class FirstStep:
         """The step is over. Warns where it took more than was stated. Later calls do nothing."""
         if self.measured is not None:
             return
-        peak = _peak_bytes()  # of this step, where it is another one than before
+        peak = _peak_bytes()  # it is this step's, where it is another one than before
         highest = peak if peak > self._peak_before else max(self._seen, resident_bytes())
         self.measured = max(0, highest - self.held)
         room = self.reserve if self._stated else self.room

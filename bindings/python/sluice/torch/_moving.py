@@ -25,7 +25,7 @@ class Moving:
         self._engine = engine
         self._places = _meta.places_of(model)
         self._homes: list[Home] = []
-        self._on_meta: dict[int, torch.nn.Parameter] = {}  # by the home's index: what was in its place
+        self._on_meta: dict[int, torch.nn.Parameter] = {}  # what was in the place of each home, by its index
         self._empty = [p for p in model.parameters() if p.is_meta and not p.numel()]
         self._buffers = [
             (module, name, buffer)
@@ -72,7 +72,7 @@ class Moving:
             if key in floats:
                 run.copy_(floats[key][at : at + len(run)])
             else:
-                run.fill_(math.nan)  # until a rule of the model gives it others
+                run.fill_(math.nan)  # until a rule of the model gives it values
 
         self._engine.set_values(unit.name, fill)
 

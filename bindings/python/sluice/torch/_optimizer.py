@@ -18,7 +18,7 @@ from ._roles import changed
 from ._session import Session
 
 
-_NOT_HAD = ("amsgrad", "maximize", "momentum", "dampening", "nesterov", "centered")  # unless a setting of the optimizer
+_NOT_HAD = ("amsgrad", "maximize", "momentum", "dampening", "nesterov", "centered")  # unless a setting has that name
 
 
 def _settings_of_group(group: Mapping[str, Any], made_with: Settings) -> Settings:
@@ -114,7 +114,7 @@ class Optimizer(torch.optim.Optimizer):
                 "the state_dict of the same model"
             )
         before = super().state_dict()
-        super().load_state_dict({**state_dict, "state": {}})  # its checks come first
+        super().load_state_dict({**state_dict, "state": {}})  # this checks the groups first
         try:
             self._settings()
             _state.write(self._session.presence, {indices[i]: given for i, given in state_dict.get("state", {}).items()})

@@ -20,7 +20,7 @@ from ._libraries import sgemm, team
 from ._roles import roles_of
 from ._units import Group, Roles, bytes_in_memory, find_units, held_at_least, units_of
 
-_RESERVES = (512 << 20, FIXED)  # until the first call tells; the first that fits
+_RESERVES = (512 << 20, FIXED)  # of which the first that fits is taken until the first call tells
 
 
 class Prepared(NamedTuple):

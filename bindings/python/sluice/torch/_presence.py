@@ -68,9 +68,9 @@ class Updates:
         return True
 
     def mend(self, presence: Presence) -> bool:
-        """Mends the step after an exception of the keyboard; gives whether there is one, the same or another."""
+        """Mends the step after a KeyboardInterrupt; gives whether there is one, the same or another."""
         if presence.trainable:
-            with contextlib.suppress(StateError):  # the engine's, where one was begun
+            with contextlib.suppress(StateError):  # the engine says so where one was begun
                 presence.engine.own.begin_step()
         return presence.trainable
 
@@ -232,7 +232,7 @@ class Presence:
             self.first_step.replanned(reserve, estimated, resident_bytes() - before)
             self.first_step.planned(self.engine.plan()["predicted_peak"])
 
-    # ---- exceptions of the keyboard, which come between any two lines ----
+    # ---- after a KeyboardInterrupt, which comes between any two lines ----
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
@@ -252,7 +252,7 @@ class Presence:
             return
         self._held.clear()
         for unit in range(len(self.engine.units)):
-            with contextlib.suppress(StateError):  # the engine's, when it is not held any more
+            with contextlib.suppress(StateError):  # the engine says so when the unit is not held any more
                 while True:
                     self.engine._handle.call("sluice_engine_release", unit)
         self.in_step = self.updates.mend(self)

@@ -52,7 +52,7 @@ class _Scope:
         self._hooks: _Hooks = (self._pack, saved.unpack)
         self._others: _Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
         self._casts = Casts(saved.by_storage)
-        self._casting: list[torch.nn.Module] = []  # called since autocast was seen, and not ended
+        self._casting: list[torch.nn.Module] = []  # modules whose calls began since autocast was seen, and have not ended
 
     def open(self, model: torch.nn.Module) -> None:
         """From now on autograd keeps tensors as SavedTensors says. Where hooks are not allowed (in transforms of torch.func),
@@ -92,7 +92,7 @@ class _Scope:
         reference = self._saved.reference(tensor, self._casts)
         if reference is not None:
             return reference
-        if self._others is not None:  # PyTorch asks the last that came only
+        if self._others is not None:  # PyTorch itself asks only the hooks that came last
             return _Others(self._others[0](tensor), self._others[1])
         # An operation's own result would keep the operation, and that this: a graph that no backward frees would stay.
         return _Plain(tensor if tensor.grad_fn is None else tensor.detach(), tensor._version)
@@ -113,7 +113,7 @@ class SavedTensors:
         """by_storage: whose memory begins where; use: makes a unit present; demand: is told of calls of the model."""
         self.by_storage, self._use, self._demand = by_storage, use, demand
         self._calls = _Calls()
-        self._open: set[_Scope] = set()  # of all threads
+        self._open: set[_Scope] = set()  # the calls of all threads
 
     def begin(self, model: torch.nn.Module) -> None:
         """This thread begins a call of the model."""
@@ -145,7 +145,7 @@ class SavedTensors:
             scopes[-1].end_module(module)
 
     def guard(self, model: torch.nn.Module) -> None:
-        """Ends calls of the model also where PyTorch runs no hook: after exceptions of the keyboard and the like."""
+        """Ends calls of the model also where PyTorch runs no hook: after a KeyboardInterrupt and the like."""
         self._begin_call = outside_of_graphs(self._demand.begin)
         self._end_call = outside_of_graphs(self._demand.end)
         model.__dict__["_call_impl"] = functools.partial(self._call, model)

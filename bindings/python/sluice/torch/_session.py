@@ -99,7 +99,7 @@ class Session:
                 if isinstance(home.parameter.grad, Gradient):
                     home.parameter.grad = gradients.get(home.index)
                 del home.parameter._sluice  # type: ignore[attr-defined]
-                home.memory = torch.empty(0)  # the parameter has it, or nobody
+                home.memory = torch.empty(0)  # only the parameter keeps it, or nobody
             for hook in self._hooks:
                 hook.remove()
             if (model := self.model()) is not None:
@@ -129,7 +129,7 @@ class Session:
             return
         self._saved.end()
         if self._saved.idle:
-            self.presence.release_all()  # there is room for what is touched until backward; it stays where it is
+            self.presence.release_all()  # what was held stays where it is, but makes room for what is touched until backward
         if not self.presence.trainable:
             self.presence.first_step.end()
 

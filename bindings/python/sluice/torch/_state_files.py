@@ -46,7 +46,7 @@ def _file_of(tensor: torch.Tensor) -> mmap.mmap | None:
 def _file_without_name(folder: str, size: int) -> mmap.mmap:
     file = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(file, 0, size)  # what is full says so here, and not when it is touched
+        os.posix_fallocate(file, 0, size)  # a full disk says so here, and not when the memory is touched
         return mmap.mmap(file, size)
     finally:
         os.close(file)

@@ -52,8 +52,8 @@ def _bytes(parameter: torch.nn.Parameter) -> int:
 class Roles:
     """How the optimizer treats parameters, by id."""
 
-    group: dict[int, int] = dataclasses.field(default_factory=dict)  # of settings; the others are in the first
-    place: dict[int, int] = dataclasses.field(default_factory=dict)  # in its group: the order of torch.optim
+    group: dict[int, int] = dataclasses.field(default_factory=dict)  # of settings; what is not here is in the first
+    place: dict[int, int] = dataclasses.field(default_factory=dict)  # where in its group, in the order of torch.optim
     by_elements: set[int] = dataclasses.field(default_factory=set)  # an optimizer of matrices leaves them to AdamW
 
 

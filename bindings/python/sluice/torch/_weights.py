@@ -93,6 +93,6 @@ def source_of(stored: Optional[Mapping[str, Stored]]) -> Optional[Source]:
         if name in stored:
             SafetensorsFolder.read(stored[name], first, values)
         else:
-            values.fill_(math.nan)  # until a rule of the model gives it others
+            values.fill_(math.nan)  # until a rule of the model gives it values
 
     return fill
