@@ -81,12 +81,9 @@ void Engine::State::check_settings(const StepSettings& given) const {
           "a learning rate of {} and a weight decay of {} are given; both must be 0 or more, and finite in "
           "32 bits",
           group.learning_rate, group.weight_decay);
-    if (!group.coefficients) continue;
-    try {
-      optimizer.check(*group.coefficients);
-    } catch (const Error& error) {
-      refuse(error.code(), "{}", error.what());
-    }
+    if (group.settings != nullptr && group.settings->optimizer() != optimizer.name())
+      refuse(ErrorCode::kInvalidArgument, "settings of {} are given, and the optimizer is {}",
+             group.settings->optimizer(), optimizer.name());
   }
   const auto is_clip = [&](double value) {
     return usable(value) && (value == 0 || static_cast<float>(value) > 0);

@@ -50,7 +50,7 @@ struct UnitSink {
 struct GroupSettings {
   double learning_rate = 0;
   double weight_decay = 0;
-  std::optional<optim::Coefficients> coefficients = {};  // of this step; nothing: the optimizer's own
+  std::shared_ptr<const optim::Settings> settings = {};  // of this step: Optimizer::for_step(); null: its own
 };
 
 struct StepSettings {

@@ -32,8 +32,7 @@ constexpr std::uint64_t kSamplingStream =
 // Nothing is trained: no state, no update.
 class NoOptimizer final : public optim::Optimizer {
  public:
-  std::string name() const override { return "none"; }
-  Json settings() const override { return Json::object(); }
+  NoOptimizer() : Optimizer(optim::Settings("none")) {}
   std::vector<optim::StateArray> state() const override { return {}; }
   void apply(Threads&, const optim::Hyperparameters&, const optim::Span&) const override {
     fail(ErrorCode::kState, "a model that was opened for reading cannot be trained");

@@ -41,8 +41,8 @@ double adamw_rate(double block_parameters) {
   return a.rate * std::pow(above->rate / a.rate, along);
 }
 
-bool is_original_muon(const optim::OptimizerSettings& optimizer) {
-  return optimizer.name == "muon" && optimizer.muon_scale == name_of(optim::MuonScale::kOriginal);
+optim::Settings settings_of(const optim::OptimizerSettings& given) {
+  return {given.name, given.settings, optim::Settings::Defaults::kTraining};
 }
 
 struct Rates {
@@ -52,16 +52,17 @@ struct Rates {
 };
 
 // From first values.
-Rates default_rates(const optim::OptimizerSettings& optimizer, double block_parameters) {
+Rates default_rates(const optim::Settings& settings, double block_parameters) {
   const double adamw = adamw_rate(block_parameters);
-  if (optimizer.name == "adam") return {adamw, {}, 0};
-  if (optimizer.name == "lion") return {adamw / 3, {}, 0.3};
-  if (optimizer.name == "sgd") return {0.5 * (1 - optimizer.momentum.value_or(0)), {}, 0};
-  if (optimizer.name == "adafactor") {
-    if (optimizer.relative_step) return {1, {}, 0};
-    return {optimizer.scale_parameter.value_or(true) ? 1e-2 : adamw, {}, 0};
+  const std::string& name = settings.optimizer();
+  if (name == "adam") return {adamw, {}, 0};
+  if (name == "lion") return {adamw / 3, {}, 0.3};
+  if (name == "sgd") return {0.5 * (1 - settings.number("momentum")), {}, 0};
+  if (name == "adafactor") {
+    if (settings.is_on("relative_step")) return {1, {}, 0};
+    return {settings.is_on("scale_parameter") ? 1e-2 : adamw, {}, 0};
   }
-  if (is_original_muon(optimizer)) return {0.02, adamw, 0.01};
+  if (name == "muon" && settings.choice("muon_scale") == "original") return {0.02, adamw, 0.01};
   return {adamw, {}, 0.1};  // adamw, and muon by its scale
 }
 
@@ -103,11 +104,11 @@ class Choice {
   std::vector<std::string>& defaults_;
 };
 
-std::string rate_text(const Recipe& recipe, const optim::OptimizerSettings& optimizer) {
+std::string rate_text(const Recipe& recipe, const optim::Settings& settings) {
   std::string text = fmt::format("{:g}", recipe.learning_rate);
-  if (optimizer.relative_step) text += " x min(0.01, 1 / sqrt(step))";
-  if (optimizer.name == "adafactor" && optimizer.scale_parameter.value_or(true))
-    text += " x each parameter's root mean square";
+  const bool adafactor = settings.optimizer() == "adafactor";
+  if (adafactor && settings.is_on("relative_step")) text += " x min(0.01, 1 / sqrt(step))";
+  if (adafactor && settings.is_on("scale_parameter")) text += " x each parameter's root mean square";
   if (recipe.adamw_learning_rate) text += fmt::format(" ({:g} of adamw's)", *recipe.adamw_learning_rate);
   return text;
 }
@@ -125,7 +126,7 @@ std::string schedule_text(const Recipe& recipe, std::uint64_t steps) {
 
 Recipe make_recipe(const TrainSettings& s, const RecipeBasis& basis, const Json* record,
                    const std::string& source) {
-  Rates rates = default_rates(s.optimizer, basis.block_parameters);
+  Rates rates = default_rates(settings_of(s.optimizer), basis.block_parameters);
   const double share = basis.first_values ? 1 : kFineTuning;
   rates.learning_rate = two_digits(rates.learning_rate * share);
   if (rates.adamw) rates.adamw = two_digits(*rates.adamw * share);
@@ -156,8 +157,9 @@ Json to_json(const Recipe& recipe) {
 }
 
 std::string to_text(const Recipe& recipe, const TrainSettings& s, const RecipeBasis& basis) {
-  std::string text = fmt::format("learning rate     {} of {}, {}\n", rate_text(recipe, s.optimizer),
-                                 s.optimizer.name, schedule_text(recipe, s.steps));
+  std::string text =
+      fmt::format("learning rate     {} of {}, {}\n", rate_text(recipe, settings_of(s.optimizer)),
+                  s.optimizer.name, schedule_text(recipe, s.steps));
   text += fmt::format("weight decay      {:g}; gradients clipped to {}\n", recipe.weight_decay,
                       recipe.clip == 0 ? "no norm" : fmt::format("a norm of {:g}", recipe.clip));
   if (recipe.defaults.empty()) return text;

@@ -109,13 +109,8 @@ std::string values_text(const TrainSettings& s) {
 
 }  // namespace
 
-std::unique_ptr<optim::Optimizer> make_training_optimizer(const optim::OptimizerSettings& given) {
-  optim::OptimizerSettings settings = given;
-  const bool muon = settings.name == "muon";
-  const bool adam = settings.name == "adamw" || settings.name == "adam" || muon;
-  if (adam && !settings.beta2) settings.beta2 = 0.95;
-  if (muon && !settings.muon_scale) settings.muon_scale = name_of(optim::MuonScale::kMatchRmsAdamw);
-  return optim::make_optimizer(settings);
+std::unique_ptr<optim::Optimizer> make_training_optimizer(const optim::OptimizerSettings& settings) {
+  return optim::make_optimizer(settings, optim::Settings::Defaults::kTraining);
 }
 
 void check_settings(const TrainSettings& s) {

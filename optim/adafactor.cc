@@ -63,28 +63,21 @@ double second_decay(std::uint64_t step) {
   return 1 - 1 / (square * square);
 }
 
-class Adafactor final : public Elementwise {
+class Adafactor final : public Optimizer {
  public:
-  explicit Adafactor(const AdafactorSettings& settings)
-      : Elementwise("adafactor", settings.storage, {.beta1 = settings.beta1, .epsilon = settings.epsilon1}),
-        settings_(settings) {
-    check(own());
-    check_size("epsilon2", settings.epsilon2, false);
-    check_size("clip_threshold", settings.clip_threshold, false);
-  }
+  using Optimizer::Optimizer;
 
   std::vector<StateArray> state() const override {
-    if (own().beta1 == 0) return {};
-    return {{"exp_avg", state_type()}};
+    if (!has_momentum()) return {};
+    return {{"exp_avg", storage().state}};
   }
   std::vector<std::string> whole_names() const override {
     return {"exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq"};
   }
   std::vector<WholeArray> whole_state(std::span<const std::size_t> shape) const override;
-  void check(const Coefficients& c) const override;
   int rounds() const override { return 2; }
   bool reads_state(int) const override { return false; }
-  bool reads_values(int round) const override { return round == 0 && settings_.scale_parameter; }
+  bool reads_values(int round) const override { return round == 0 && own().is_on("scale_parameter"); }
   std::size_t scratch(const Kind& kind) const override { return Progress::size(Matrices(kind.shape)); }
   void statistics(Threads& threads, int round, const Hyperparameters& h, const Span& span) const override;
   void combine(Threads& threads, kernels::F32Products* products, int round, const Hyperparameters& h,
@@ -92,33 +85,17 @@ class Adafactor final : public Elementwise {
   void apply(Threads& threads, const Hyperparameters& h, const Span& span) const override;
 
  private:
-  Json arithmetic() const override;
+  bool has_momentum() const { return own().number("beta1") != 0; }
   Normalizer normalizer(const Matrices& m, const Progress& p, const Hyperparameters& h,
                         const Span& span) const;
   double rate_of(const Matrices& m, const Progress& p, const Hyperparameters& h) const;
-
-  AdafactorSettings settings_;
 };
-
-void Adafactor::check(const Coefficients& c) const {
-  check_momentum("beta1", c.beta1, own().beta1);
-  check_size("epsilon", c.epsilon, false);
-}
 
 std::vector<WholeArray> Adafactor::whole_state(std::span<const std::size_t> shape) const {
   if (shape.size() < 2) return {{"exp_avg_sq", {shape.begin(), shape.end()}}};
   std::vector<std::size_t> rows(shape.begin(), shape.end() - 1), columns(shape.begin(), shape.end() - 2);
   columns.push_back(shape.back());
   return {{"exp_avg_sq_row", rows}, {"exp_avg_sq_col", columns}};
-}
-
-Json Adafactor::arithmetic() const {
-  return {{"beta1", own().beta1},
-          {"epsilon", own().epsilon},
-          {"epsilon2", settings_.epsilon2},
-          {"clip_threshold", settings_.clip_threshold},
-          {"relative_step", settings_.relative_step},
-          {"scale_parameter", settings_.scale_parameter}};
 }
 
 Normalizer Adafactor::normalizer(const Matrices& m, const Progress& p, const Hyperparameters& h,
@@ -134,7 +111,7 @@ Normalizer Adafactor::normalizer(const Matrices& m, const Progress& p, const Hyp
   n.second = span.whole.state;
   n.decay = static_cast<float>(decay);
   n.rate = static_cast<float>(1 - decay);
-  n.epsilon = static_cast<float>(of(h).epsilon);
+  n.epsilon = static_cast<float>(of(h).number("epsilon"));
   return n;
 }
 
@@ -192,7 +169,7 @@ class GradientSums {
 };
 
 void Adafactor::statistics(Threads& threads, int round, const Hyperparameters& h, const Span& span) const {
-  check_span(h, span);
+  check_span(*this, h, span);
   const Matrices m(span.whole.kind.shape);
   const Progress p(m, span.whole.scratch);
   ensure(span.first_index % kSumElements == 0, "adafactor is given a span that begins at element {}",
@@ -200,7 +177,7 @@ void Adafactor::statistics(Threads& threads, int round, const Hyperparameters& h
   if (span.count == 0) return;
   if (round == 0 && m.factored) GradientSums(m, p, h, span).add(threads);
   if (round == 0 && !reads_values(round)) return;
-  if (reads_values(round)) check_values(span);
+  if (reads_values(round)) check_values(*this, span);
   const ConstArray values = span.master != nullptr ? ConstArray{span.master, Dtype::kF32} : span.parameter;
   const Normalizer update = normalizer(m, p, h, span);
   threads.parallel_for(span.count, kernels::kLoopGrain, [&](std::size_t begin, std::size_t end) {
@@ -214,10 +191,10 @@ void Adafactor::statistics(Threads& threads, int round, const Hyperparameters& h
 
 double Adafactor::rate_of(const Matrices& m, const Progress& p, const Hyperparameters& h) const {
   double rate = h.learning_rate;
-  if (settings_.relative_step) rate *= std::min(1e-2, 1 / std::sqrt(static_cast<double>(h.step)));
-  if (!settings_.scale_parameter) return rate;
+  if (own().is_on("relative_step")) rate *= std::min(1e-2, 1 / std::sqrt(static_cast<double>(h.step)));
+  if (!own().is_on("scale_parameter")) return rate;
   const double sum = kernels::pairwise_sum(std::span<const double>(p.blocks, m.blocks()));
-  return rate * std::max(settings_.epsilon2, std::sqrt(sum / static_cast<double>(m.elements)));
+  return rate * std::max(own().number("epsilon2"), std::sqrt(sum / static_cast<double>(m.elements)));
 }
 
 // Averages the sums of rows and columns into the state, and takes the factors of the update from there.
@@ -278,23 +255,25 @@ void Adafactor::combine(Threads& threads, kernels::F32Products*, int round, cons
     p.scalars[0] = rate_of(m, p, h);
     p.scalars[1] = 1 - p.scalars[0] * h.weight_decay;
     p.scalars[2] = second_decay(h.step);
-    if (m.factored) Factors(m, p, of(h).epsilon, whole.state).find(threads);
+    if (m.factored) Factors(m, p, of(h).number("epsilon"), whole.state).find(threads);
     return;
   }
   const double sum = kernels::pairwise_sum(std::span<const double>(p.blocks, m.blocks()));
-  p.scalars[0] /= std::max(1.0, std::sqrt(sum / static_cast<double>(m.elements)) / settings_.clip_threshold);
+  p.scalars[0] /=
+      std::max(1.0, std::sqrt(sum / static_cast<double>(m.elements)) / own().number("clip_threshold"));
 }
 
 void Adafactor::apply(Threads& threads, const Hyperparameters& h, const Span& span) const {
   const Matrices m(span.whole.kind.shape);
   const Progress p(m, span.whole.scratch);
   const auto rounded = [](double value) { return static_cast<float>(value); };
-  const double beta1 = of(h).beta1;
+  const double beta1 = of(h).number("beta1");
   const AdafactorFactors factors = {rounded(p.scalars[0]), rounded(p.scalars[1]), rounded(beta1),
                                     rounded(1 - beta1)};
   const Normalizer update = normalizer(m, p, h, span);
-  for_each_piece(threads, h, span,
-                 [&](const Piece& piece) { apply_update(update, factors, own().beta1 != 0, piece); });
+  const bool with_momentum = has_momentum();
+  for_each_piece(threads, *this, h, span,
+                 [&](const Piece& piece) { apply_update(update, factors, with_momentum, piece); });
 }
 
 }  // namespace
@@ -303,14 +282,8 @@ std::size_t WholeArray::elements() const {
   return std::accumulate(shape.begin(), shape.end(), std::size_t{1}, std::multiplies<>());
 }
 
-std::unique_ptr<Optimizer> make_adafactor(const AdafactorSettings& settings) {
-  if (settings.storage.state != Dtype::kF32 && settings.beta1 == 0)
-    fail(ErrorCode::kInvalidArgument,
-         "adafactor: its state is to be {}, and without momentum it has only sums of rows and columns, which "
-         "are "
-         "f32; leave that out, or give a beta1 above 0",
-         state_type_name(settings.storage.state));
-  return std::make_unique<Adafactor>(settings);
+std::unique_ptr<Optimizer> make_adafactor(const Settings& settings, const Storage& storage) {
+  return std::make_unique<Adafactor>(settings, storage);
 }
 
 }  // namespace sluice::optim

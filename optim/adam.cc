@@ -61,53 +61,39 @@ HWY_EXPORT(adam_piece);
 
 namespace {
 
-class Adam final : public Elementwise {
+class Adam final : public Optimizer {
  public:
-  Adam(const AdamSettings& settings, bool decoupled)
-      : Elementwise(decoupled ? "adamw" : "adam", settings.storage,
-                    {.beta1 = settings.beta1, .beta2 = settings.beta2, .epsilon = settings.epsilon}),
-        decoupled_(decoupled) {
-    check(own());
-  }
+  Adam(const Settings& settings, const Storage& storage, bool decoupled)
+      : Optimizer(settings, storage), decoupled_(decoupled) {}
 
   std::vector<StateArray> state() const override {
-    return {{"exp_avg", state_type()}, {"exp_avg_sq", state_type(), CodeMap::kUnsigned}};
+    return {{"exp_avg", storage().state}, {"exp_avg_sq", storage().state, CodeMap::kUnsigned}};
   }
-  void check(const Coefficients& c) const override;
   void apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const override;
 
  private:
-  Json arithmetic() const override {
-    return {{"beta1", own().beta1}, {"beta2", own().beta2}, {"epsilon", own().epsilon}};
-  }
   AdamFactors factors(const Hyperparameters& hyperparameters) const;
 
   bool decoupled_;
 };
 
-void Adam::check(const Coefficients& c) const {
-  check_share("beta1", c.beta1);
-  check_share("beta2", c.beta2);
-  check_size("epsilon", c.epsilon, true);
-}
-
 AdamFactors Adam::factors(const Hyperparameters& h) const {
   const auto rounded = [](double value) { return static_cast<float>(value); };
-  const Coefficients& c = of(h);
+  const double beta1 = of(h).number("beta1"), beta2 = of(h).number("beta2");
   return {.gradient = gradient_rule(h),
           .decay = rounded(decoupled_ ? 1 - h.learning_rate * h.weight_decay : h.weight_decay),
-          .first_decay = rounded(c.beta1),
-          .first_rate = rounded(1 - c.beta1),
-          .second_decay = rounded(c.beta2),
-          .second_rate = rounded(1 - c.beta2),
-          .step_size = rounded(h.learning_rate / (1 - power(c.beta1, h.step))),
-          .root_scale = rounded(1 / std::sqrt(1 - power(c.beta2, h.step))),
-          .epsilon = rounded(c.epsilon)};
+          .first_decay = rounded(beta1),
+          .first_rate = rounded(1 - beta1),
+          .second_decay = rounded(beta2),
+          .second_rate = rounded(1 - beta2),
+          .step_size = rounded(h.learning_rate / (1 - power(beta1, h.step))),
+          .root_scale = rounded(1 / std::sqrt(1 - power(beta2, h.step))),
+          .epsilon = rounded(of(h).number("epsilon"))};
 }
 
 void Adam::apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const {
   const AdamFactors constants = factors(hyperparameters);
-  for_each_piece(threads, hyperparameters, span, [&](const Piece& piece) {
+  for_each_piece(threads, *this, hyperparameters, span, [&](const Piece& piece) {
     if (decoupled_)
       HWY_DYNAMIC_DISPATCH(adamw_piece)(constants, piece);
     else
@@ -117,11 +103,11 @@ void Adam::apply(Threads& threads, const Hyperparameters& hyperparameters, const
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_adamw(const AdamSettings& settings) {
-  return std::make_unique<Adam>(settings, true);
+std::unique_ptr<Optimizer> make_adamw(const Settings& settings, const Storage& storage) {
+  return std::make_unique<Adam>(settings, storage, true);
 }
-std::unique_ptr<Optimizer> make_adam(const AdamSettings& settings) {
-  return std::make_unique<Adam>(settings, false);
+std::unique_ptr<Optimizer> make_adam(const Settings& settings, const Storage& storage) {
+  return std::make_unique<Adam>(settings, storage, false);
 }
 
 }  // namespace sluice::optim

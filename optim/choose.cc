@@ -4,117 +4,35 @@
 #include <utility>
 
 #include "core/error.h"
-#include "optim/optimizer.h"
+#include "optim/elementwise.h"
 
 namespace sluice::optim {
 namespace {
 
-constexpr MuonScale kMuonScales[] = {MuonScale::kOriginal, MuonScale::kMatchRmsAdamw};
+constexpr std::pair<std::string_view, Maker*> kMakers[] = {
+    {"adamw", make_adamw}, {"adam", make_adam},           {"lion", make_lion},
+    {"sgd", make_sgd},     {"adafactor", make_adafactor}, {"muon", make_muon}};
 
-// An optimizer, and which of the settings it has.
-struct Choice {
-  std::string_view name;
-  std::vector<std::string_view> settings;
-  std::unique_ptr<Optimizer> (*make)(const OptimizerSettings&);
-};
-
-AdamSettings adam_settings(const OptimizerSettings& s) {
-  const AdamSettings own;
-  return {s.beta1.value_or(own.beta1), s.beta2.value_or(own.beta2), s.epsilon.value_or(own.epsilon),
-          s.storage};
-}
-
-AdafactorSettings adafactor_settings(const OptimizerSettings& s) {
-  const AdafactorSettings own;
-  return {.beta1 = s.beta1.value_or(own.beta1),
-          .epsilon1 = s.epsilon.value_or(own.epsilon1),
-          .epsilon2 = s.epsilon2.value_or(own.epsilon2),
-          .clip_threshold = s.clip_threshold.value_or(own.clip_threshold),
-          .relative_step = s.relative_step,
-          .scale_parameter = s.scale_parameter.value_or(own.scale_parameter),
-          .storage = s.storage};
-}
-
-MuonScale muon_scale_from_name(const std::string& name) {
-  for (const MuonScale scale : kMuonScales)
-    if (name_of(scale) == name) return scale;
-  fail(ErrorCode::kInvalidArgument, "muon: there is no scale '{}'; there are {}", name,
-       fmt::join(muon_scale_names(), ", "));
-}
-
-MuonSettings muon_settings(const OptimizerSettings& s) {
-  const MuonSettings own;
-  return {.momentum = s.momentum.value_or(own.momentum),
-          .nesterov = s.nesterov.value_or(own.nesterov),
-          .scale = s.muon_scale ? muon_scale_from_name(*s.muon_scale) : own.scale,
-          .rest = adam_settings(s)};
-}
-
-const std::vector<Choice>& choices() {
-  static const std::vector<Choice> all = {
-      {"adamw", {"beta1", "beta2", "epsilon"}, [](const auto& s) { return make_adamw(adam_settings(s)); }},
-      {"adam", {"beta1", "beta2", "epsilon"}, [](const auto& s) { return make_adam(adam_settings(s)); }},
-      {"lion",
-       {"beta1", "beta2"},
-       [](const auto& s) {
-         const LionSettings own;
-         return make_lion({s.beta1.value_or(own.beta1), s.beta2.value_or(own.beta2), s.storage});
-       }},
-      {"sgd",
-       {"momentum", "nesterov"},
-       [](const auto& s) {
-         return make_sgd({s.momentum.value_or(0), s.nesterov.value_or(false), s.storage});
-       }},
-      {"adafactor",
-       {"beta1", "epsilon", "epsilon2", "clip_threshold", "relative_step", "scale_parameter"},
-       [](const auto& s) { return make_adafactor(adafactor_settings(s)); }},
-      {"muon",
-       {"momentum", "nesterov", "muon_scale", "beta1", "beta2", "epsilon"},
-       [](const auto& s) { return make_muon(muon_settings(s)); }},
-  };
-  return all;
-}
-
-bool has(const Choice& choice, std::string_view setting) {
-  return std::find(choice.settings.begin(), choice.settings.end(), setting) != choice.settings.end();
-}
-
-const Choice* choice_of(std::string_view name) {
-  const auto found = std::find_if(choices().begin(), choices().end(),
-                                  [&](const Choice& choice) { return choice.name == name; });
-  return found == choices().end() ? nullptr : &*found;
-}
-
-void refuse_unknown(const OptimizerSettings& s, const Choice& choice) {
-  const std::pair<std::string_view, bool> given[] = {{"beta1", s.beta1.has_value()},
-                                                     {"beta2", s.beta2.has_value()},
-                                                     {"epsilon", s.epsilon.has_value()},
-                                                     {"momentum", s.momentum.has_value()},
-                                                     {"nesterov", s.nesterov.has_value()},
-                                                     {"epsilon2", s.epsilon2.has_value()},
-                                                     {"clip_threshold", s.clip_threshold.has_value()},
-                                                     {"relative_step", s.relative_step},
-                                                     {"scale_parameter", s.scale_parameter.has_value()},
-                                                     {"muon_scale", s.muon_scale.has_value()}};
-  for (const auto& [name, is_given] : given)
-    if (is_given && !has(choice, name))
-      fail(ErrorCode::kInvalidArgument, "{} is given, and {} has none; it has {}", name, s.name,
-           fmt::join(choice.settings, ", "));
+// A type that no array has would be asked for in vain.
+void check_storage(const Optimizer& optimizer) {
+  const Dtype type = optimizer.storage().state;
+  const std::vector<std::string> names = state_type_names();
+  if (std::ranges::find(names, state_type_name(type)) == names.end())
+    fail(ErrorCode::kInvalidArgument, "{}: its state is to be {}; it may be {}", optimizer.name(),
+         name_of(type), fmt::join(names, ", "));
+  if (type == Dtype::kF32 || !optimizer.state().empty()) return;
+  const std::vector<const Setting*> settings = settings_of(optimizer.name());
+  const auto momentum = std::ranges::find(settings, Change::kByStepButNotZero, &Setting::change);
+  fail(ErrorCode::kInvalidArgument,
+       "{}: its state is to be {}, and without momentum it has no array that could be; leave that out, or "
+       "give "
+       "a {} above 0",
+       optimizer.name(), state_type_name(type), (*momentum)->name);
 }
 
 }  // namespace
 
 std::string_view state_type_name(Dtype type) { return type == Dtype::kU8 ? "8bit" : name_of(type); }
-
-std::string_view name_of(MuonScale scale) {
-  return scale == MuonScale::kOriginal ? "original" : "match_rms_adamw";
-}
-
-std::vector<std::string> muon_scale_names() {
-  std::vector<std::string> names;
-  for (const MuonScale scale : kMuonScales) names.emplace_back(name_of(scale));
-  return names;
-}
 
 std::vector<std::string> state_type_names() { return {"f32", "bf16", "8bit"}; }
 
@@ -126,26 +44,29 @@ std::optional<Dtype> state_type_from_name(std::string_view name) {
 
 std::vector<std::string> optimizer_names() {
   std::vector<std::string> names;
-  for (const Choice& choice : choices()) names.emplace_back(choice.name);
+  for (const auto& [name, make] : kMakers) names.emplace_back(name);
   return names;
 }
 
-void OptimizerSettings::set(const Coefficients& c) {
-  const Choice* const choice = choice_of(name);
-  if (choice == nullptr) return;  // make_optimizer() says so
-  if (has(*choice, "beta1")) beta1 = c.beta1;
-  if (has(*choice, "beta2")) beta2 = c.beta2;
-  if (has(*choice, "epsilon")) epsilon = c.epsilon;
-  if (has(*choice, "momentum")) momentum = c.momentum;
+Optimizer::Optimizer(Settings settings, const Storage& storage)
+    : settings_(std::move(settings)), storage_(storage) {}
+
+Json Optimizer::settings() const {
+  Json all = settings_.to_json();
+  if (storage_.state != Dtype::kF32) all["state"] = state_type_name(storage_.state);
+  if (!storage_.master) all["master"] = "none";
+  return all;
 }
 
-std::unique_ptr<Optimizer> make_optimizer(const OptimizerSettings& settings) {
-  const Choice* const found = choice_of(settings.name);
-  if (found == nullptr)
-    fail(ErrorCode::kInvalidArgument, "there is no optimizer '{}'; there are {}", settings.name,
-         fmt::join(optimizer_names(), ", "));
-  refuse_unknown(settings, *found);
-  return found->make(settings);
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerSettings& given, Settings::Defaults defaults) {
+  for (const auto& [name, make] : kMakers) {
+    if (name != given.name) continue;
+    auto made = make(Settings(name, given.settings, defaults), given.storage);
+    check_storage(*made);
+    return made;
+  }
+  fail(ErrorCode::kInvalidArgument, "there is no optimizer '{}'; there are {}", given.name,
+       fmt::join(optimizer_names(), ", "));
 }
 
 }  // namespace sluice::optim

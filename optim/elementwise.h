@@ -2,13 +2,12 @@
 #include <array>
 #include <functional>
 #include <limits>
-#include <string_view>
 
 #include "core/dtype.h"
 #include "core/threads.h"
 #include "optim/optimizer.h"
 
-// What the elementwise optimizers share. Private to this room.
+// What the optimizers share where they go over elements, and how each is made. Private to this room.
 namespace sluice::optim {
 
 inline constexpr std::size_t kMostArrays = 2;
@@ -38,43 +37,40 @@ struct Piece {
   Piece part(std::size_t at, std::size_t elements) const;  // REQUIRES: `at` is a multiple of kScaleBlock
 };
 
-class Elementwise : public Optimizer {
- public:
-  // own: what a step's are where it has none. Throws Error(kInvalidArgument) for a type that arrays of state
-  // cannot have.
-  Elementwise(std::string name, const Storage& storage, const Coefficients& own);
-
-  std::string name() const final { return name_; }
-  Json settings() const final;
-  bool keeps_master() const final { return storage_.master; }
-
- protected:
-  virtual Json arithmetic() const = 0;  // the settings, without those of the storage
-  Dtype state_type() const { return storage_.state; }
-  const Coefficients& own() const { return own_; }
-  const Coefficients& of(const Hyperparameters& h) const { return h.coefficients ? *h.coefficients : own_; }
-  // body(piece) for the whole span, on all threads: see optim/update-inl.h. Finds misuse by the engine: steps
-  // that do not begin at 1, state other than the optimizer describes, other types.
-  void for_each_piece(Threads& threads, const Hyperparameters& hyperparameters, const Span& span,
-                      const std::function<void(const Piece&)>& body) const;
-
-  void check_span(const Hyperparameters& hyperparameters, const Span& span) const;
-  void check_values(const Span& span) const;  // that it has some
-  // Throws Error(kInvalidArgument) unless it is at least 0 and below 1.
-  void check_share(std::string_view name, double value) const;
-  // Throws Error(kInvalidArgument) unless it is above 0, or 0 where `zero` says so, and finite; as f32, too.
-  void check_size(std::string_view name, double value, bool zero) const;
-  // As check_share(); also where one of it and the own value is 0, as the array that it needs is there or is
-  // not.
-  void check_momentum(std::string_view name, double value, double own) const;
-
- private:
-  std::string name_;
-  Storage storage_;
-  Coefficients own_;
-};
+// body(piece) for the whole span, on all threads: see optim/update-inl.h. Finds misuse by the engine: steps
+// that do not begin at 1, state other than the optimizer describes, other types.
+void for_each_piece(Threads& threads, const Optimizer& optimizer, const Hyperparameters& hyperparameters,
+                    const Span& span, const std::function<void(const Piece&)>& body);
+// What of that is checked.
+void check_span(const Optimizer& optimizer, const Hyperparameters& hyperparameters, const Span& span);
+void check_values(const Optimizer& optimizer, const Span& span);  // that it has some
 
 // By squaring, and not std::pow, whose last bit differs between machines.
 double power(double base, std::uint64_t exponent);
+
+// An optimizer of these settings. Throws Error(kInvalidArgument) where they are not valid together.
+using Maker = std::unique_ptr<Optimizer>(const Settings& settings, const Storage& storage);
+// Loshchilov, Hutter 2019, algorithm 2, with torch.optim.AdamW's arithmetic: decay first (p *= 1 - lr * wd),
+// then p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon). State "exp_avg", "exp_avg_sq".
+Maker make_adamw;
+// Kingma, Ba 2015, algorithm 1, as torch.optim.Adam: the same, but that the decay goes into the gradient
+// (g += wd * p).
+Maker make_adam;
+// Chen et al. 2023, algorithm 2: p -= lr * (sign(beta1 m + (1 - beta1) g) + wd * p), then
+// m = beta2 m + (1 - beta2) g. State "exp_avg".
+Maker make_lion;
+// As torch.optim.SGD with dampening 0 (Sutskever et al. 2013): g += wd * p; b = momentum * b + g;
+// p -= lr * (nesterov ? g + momentum * b : b). State "momentum_buffer"; none where momentum is 0.
+Maker make_sgd;
+// Shazeer, Stern 2018, algorithms 4 and 5, with beta2 = 1 - t^-0.8, as transformers' Adafactor: of the last
+// two dimensions of a parameter the second moment is kept by rows and columns, of a vector by elements. The
+// weight decay goes into the parameter (p -= rate * wd * p, rate as scaled). State "exp_avg" with momentum;
+// as a whole "exp_avg_sq_row", "exp_avg_sq_col", or "exp_avg_sq".
+Maker make_adafactor;
+// Jordan et al. 2024 as torch.optim.Muon, the iteration in f32, of parameters of two dimensions: m += (1 -
+// momentum) (g - m); p *= 1 - lr * wd; p -= lr * scale * NewtonSchulz(nesterov ? m + (1 - momentum) (g - m) :
+// m). All others, and those that are by elements, are AdamW's. State "momentum_buffer" of matrices, "exp_avg"
+// and "exp_avg_sq" of the rest.
+Maker make_muon;
 
 }  // namespace sluice::optim

@@ -50,40 +50,31 @@ HWY_EXPORT(lion_piece);
 
 namespace {
 
-class Lion final : public Elementwise {
+class Lion final : public Optimizer {
  public:
-  explicit Lion(const LionSettings& settings)
-      : Elementwise("lion", settings.storage, {.beta1 = settings.beta1, .beta2 = settings.beta2}) {
-    check(own());
-  }
+  using Optimizer::Optimizer;
 
-  std::vector<StateArray> state() const override { return {{"exp_avg", state_type()}}; }
-  void check(const Coefficients& c) const override {
-    check_share("beta1", c.beta1);
-    check_share("beta2", c.beta2);
-  }
+  std::vector<StateArray> state() const override { return {{"exp_avg", storage().state}}; }
   void apply(Threads& threads, const Hyperparameters& h, const Span& span) const override {
     const auto rounded = [](double value) { return static_cast<float>(value); };
+    const double beta1 = of(h).number("beta1"), beta2 = of(h).number("beta2");
     const LionFactors factors = {.gradient = gradient_rule(h),
                                  .decay = rounded(1 - h.learning_rate * h.weight_decay),
                                  .step_size = rounded(h.learning_rate),
-                                 .of_average = rounded(of(h).beta1),
-                                 .blend = rounded(1 - of(h).beta1),
-                                 .keep = rounded(of(h).beta2),
-                                 .rate = rounded(1 - of(h).beta2)};
-    for_each_piece(threads, h, span, [&](const Piece& piece) {
+                                 .of_average = rounded(beta1),
+                                 .blend = rounded(1 - beta1),
+                                 .keep = rounded(beta2),
+                                 .rate = rounded(1 - beta2)};
+    for_each_piece(threads, *this, h, span, [&](const Piece& piece) {
       HWY_DYNAMIC_DISPATCH(lion_piece)(factors, piece);
     });
   }
-
- private:
-  Json arithmetic() const override { return {{"beta1", own().beta1}, {"beta2", own().beta2}}; }
 };
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_lion(const LionSettings& settings) {
-  return std::make_unique<Lion>(settings);
+std::unique_ptr<Optimizer> make_lion(const Settings& settings, const Storage& storage) {
+  return std::make_unique<Lion>(settings, storage);
 }
 
 }  // namespace sluice::optim

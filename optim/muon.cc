@@ -115,59 +115,40 @@ struct Sides {
   std::size_t least, most;
 };
 
-class Orthogonal final : public Elementwise {
+class Orthogonal final : public Optimizer {
  public:
-  Orthogonal(const MuonSettings& settings, Json rest)
-      : Elementwise("muon", settings.rest.storage, {.momentum = settings.momentum}),
-        nesterov_(settings.nesterov),
-        scale_(settings.scale),
-        rest_(std::move(rest)) {
-    check(own());
-  }
+  using Optimizer::Optimizer;
 
-  std::vector<StateArray> state() const override { return {{"momentum_buffer", state_type()}}; }
-  void check(const Coefficients& c) const override { check_share("momentum", c.momentum); }
+  std::vector<StateArray> state() const override { return {{"momentum_buffer", storage().state}}; }
   void statistics(Threads& threads, int round, const Hyperparameters& h, const Span& span) const override;
   void combine(Threads& threads, kernels::F32Products* products, int round, const Hyperparameters& h,
                const Whole& whole) const override;
   void apply(Threads& threads, const Hyperparameters& h, const Span& span) const override;
 
  private:
-  Json arithmetic() const override;
   MuonFactors factors(const Hyperparameters& h, const Kind& kind) const;
-
-  bool nesterov_;
-  MuonScale scale_;
-  Json rest_;  // the settings of the rest
 };
 
-Json Orthogonal::arithmetic() const {
-  Json all = rest_;
-  all["momentum"] = own().momentum;
-  all["nesterov"] = nesterov_;
-  all["scale"] = name_of(scale_);
-  return all;
-}
-
-double scale_of(MuonScale scale, const Sides& sides) {
+double scale_of(std::string_view scale, const Sides& sides) {
   const auto rows = static_cast<double>(sides.rows), columns = static_cast<double>(sides.columns);
-  if (scale == MuonScale::kOriginal) return std::sqrt(std::max(1.0, rows / columns));
+  if (scale == "original") return std::sqrt(std::max(1.0, rows / columns));
   return 0.2 * std::sqrt(std::max(rows, columns));
 }
 
 MuonFactors Orthogonal::factors(const Hyperparameters& h, const Kind& kind) const {
   const auto rounded = [](double value) { return static_cast<float>(value); };
+  const double momentum = of(h).number("momentum"), scale = scale_of(own().choice("muon_scale"), Sides(kind));
   return {.gradient = gradient_rule(h),
-          .momentum = rounded(of(h).momentum),
-          .rate = rounded(1 - of(h).momentum),
-          .nesterov = nesterov_,
+          .momentum = rounded(momentum),
+          .rate = rounded(1 - momentum),
+          .nesterov = own().is_on("nesterov"),
           .keep = rounded(1 - h.learning_rate * h.weight_decay),
-          .learning_rate = rounded(h.learning_rate * scale_of(scale_, Sides(kind)))};
+          .learning_rate = rounded(h.learning_rate * scale)};
 }
 
 // The momentum is updated here and again when the update is applied: the rounds only read it.
 void Orthogonal::statistics(Threads& threads, int, const Hyperparameters& h, const Span& span) const {
-  check_span(h, span);
+  check_span(*this, h, span);
   const MuonFactors constants = factors(h, span.whole.kind);
   float* const matrix = reinterpret_cast<float*>(span.whole.scratch) + span.first_index;
   const StatePart& momentum = span.state[0];
@@ -270,7 +251,7 @@ void Orthogonal::combine(Threads& threads, kernels::F32Products* products, int, 
 void Orthogonal::apply(Threads& threads, const Hyperparameters& h, const Span& span) const {
   const MuonFactors constants = factors(h, span.whole.kind);
   const float* const direction = reinterpret_cast<const float*>(span.whole.scratch) + span.first_index;
-  for_each_piece(threads, h, span, [&](const Piece& piece) {
+  for_each_piece(threads, *this, h, span, [&](const Piece& piece) {
     HWY_DYNAMIC_DISPATCH(muon_piece)(constants, direction + piece.first, piece);
   });
 }
@@ -278,16 +259,9 @@ void Orthogonal::apply(Threads& threads, const Hyperparameters& h, const Span& s
 // Matrices are one's, the rest is the other's.
 class Muon final : public Optimizer {
  public:
-  explicit Muon(const MuonSettings& settings)
-      : rest_(make_adamw(settings.rest)), matrices_(settings, rest_of(*rest_)) {}
+  Muon(const Settings& settings, const Storage& storage)
+      : Optimizer(settings, storage), matrices_(settings, storage), rest_(make_adamw(settings, storage)) {}
 
-  std::string name() const override { return matrices_.name(); }
-  Json settings() const override { return matrices_.settings(); }
-  void check(const Coefficients& c) const override {
-    matrices_.check(c);
-    rest_->check(c);
-  }
-  bool keeps_master() const override { return matrices_.keeps_master(); }
   std::vector<StateArray> state() const override {
     std::vector<StateArray> all = matrices_.state();
     for (StateArray& array : rest_->state()) all.push_back(std::move(array));
@@ -333,12 +307,6 @@ class Muon final : public Optimizer {
   }
 
  private:
-  // Those that the two share are the matrices' to tell.
-  static Json rest_of(const Optimizer& rest) {
-    Json settings = rest.settings();
-    for (const char* shared : {"state", "master"}) settings.erase(shared);
-    return settings;
-  }
   static Span with_state(const Span& span, std::size_t first, std::size_t end) {
     Span own = span;
     own.state.assign(span.state.begin() + static_cast<std::ptrdiff_t>(first),
@@ -346,14 +314,14 @@ class Muon final : public Optimizer {
     return own;
   }
 
-  std::unique_ptr<Optimizer> rest_;
   Orthogonal matrices_;
+  std::unique_ptr<Optimizer> rest_;
 };
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_muon(const MuonSettings& settings) {
-  return std::make_unique<Muon>(settings);
+std::unique_ptr<Optimizer> make_muon(const Settings& settings, const Storage& storage) {
+  return std::make_unique<Muon>(settings, storage);
 }
 
 }  // namespace sluice::optim

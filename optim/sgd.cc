@@ -54,50 +54,40 @@ HWY_EXPORT(momentum_piece);
 
 namespace {
 
-class Sgd final : public Elementwise {
+class Sgd final : public Optimizer {
  public:
-  explicit Sgd(const SgdSettings& settings)
-      : Elementwise("sgd", settings.storage, {.momentum = settings.momentum}), nesterov_(settings.nesterov) {
-    check(own());
-  }
+  using Optimizer::Optimizer;
 
   std::vector<StateArray> state() const override {
-    if (own().momentum == 0) return {};
-    return {{"momentum_buffer", state_type()}};
+    if (!has_momentum()) return {};
+    return {{"momentum_buffer", storage().state}};
   }
-  void check(const Coefficients& c) const override { check_momentum("momentum", c.momentum, own().momentum); }
   void apply(Threads& threads, const Hyperparameters& h, const Span& span) const override {
     const auto rounded = [](double value) { return static_cast<float>(value); };
     const SgdFactors factors = {.gradient = gradient_rule(h),
                                 .decay = rounded(h.weight_decay),
                                 .learning_rate = rounded(h.learning_rate),
-                                .momentum = rounded(of(h).momentum),
-                                .nesterov = nesterov_};
-    for_each_piece(threads, h, span, [&](const Piece& piece) {
-      if (own().momentum == 0)
-        HWY_DYNAMIC_DISPATCH(sgd_piece)(factors, piece);
-      else
+                                .momentum = rounded(of(h).number("momentum")),
+                                .nesterov = own().is_on("nesterov")};
+    const bool with_momentum = has_momentum();
+    for_each_piece(threads, *this, h, span, [&](const Piece& piece) {
+      if (with_momentum)
         HWY_DYNAMIC_DISPATCH(momentum_piece)(factors, piece);
+      else
+        HWY_DYNAMIC_DISPATCH(sgd_piece)(factors, piece);
     });
   }
 
  private:
-  Json arithmetic() const override { return {{"momentum", own().momentum}, {"nesterov", nesterov_}}; }
-
-  bool nesterov_;
+  bool has_momentum() const { return own().number("momentum") != 0; }
 };
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_sgd(const SgdSettings& settings) {
-  if (settings.nesterov && settings.momentum == 0)
+std::unique_ptr<Optimizer> make_sgd(const Settings& settings, const Storage& storage) {
+  if (settings.is_on("nesterov") && settings.number("momentum") == 0)
     fail(ErrorCode::kInvalidArgument, "sgd: nesterov is asked for without momentum; give a momentum above 0");
-  if (settings.storage.state != Dtype::kF32 && settings.momentum == 0)
-    fail(ErrorCode::kInvalidArgument,
-         "sgd: its state is to be {}, and without momentum it has none; leave that out, or give a momentum "
-         "above 0",
-         state_type_name(settings.storage.state));
-  return std::make_unique<Sgd>(settings);
+  return std::make_unique<Sgd>(settings, storage);
 }
 
 }  // namespace sluice::optim

@@ -159,9 +159,8 @@ inline Dtype dtype_of(sluice_dtype dtype) {
   fail(ErrorCode::kInvalidArgument, "{} is no sluice_dtype", static_cast<int>(dtype));
 }
 
-inline optim::Coefficients coefficients_of(const sluice_coefficients& given) {
-  return {given.beta1, given.beta2, given.epsilon, given.momentum};
-}
+// what: its name in messages. Throws Error(kInvalidArgument) for an array that is none.
+Json settings_of(const sluice_setting* settings, std::size_t count, const char* what);
 
 inline Dtype state_type_of(sluice_state_type type) {
   switch (type) {

@@ -62,14 +62,7 @@ void check_limits(const std::vector<offload::DiskFolder>& disk) {
 std::unique_ptr<optim::Optimizer> optimizer_of(const sluice_engine_options& options) {
   optim::OptimizerSettings settings;
   if (options.optimizer != nullptr) settings.name = options.optimizer;
-  if (options.coefficients != nullptr)
-    settings.set(coefficients_of(known_part(options.coefficients, "options.coefficients")));
-  if (options.nesterov != 0 || options.no_nesterov != 0) settings.nesterov = options.nesterov != 0;
-  if (options.muon_scale != nullptr) settings.muon_scale = options.muon_scale;
-  if (options.epsilon2 != 0) settings.epsilon2 = options.epsilon2;
-  if (options.clip_threshold != 0) settings.clip_threshold = options.clip_threshold;
-  settings.relative_step = options.relative_step != 0;
-  if (options.no_scale_parameter != 0) settings.scale_parameter = false;
+  settings.settings = settings_of(options.settings, options.setting_count, "options.settings");
   settings.storage = {state_type_of(options.state), options.no_master == 0, options.seed};
   return optim::make_optimizer(settings);
 }

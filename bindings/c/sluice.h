@@ -136,13 +136,23 @@ typedef struct sluice_folder {
   uint64_t limit; /* how much of it may be taken; 0: what is free, less a twentieth */
 } sluice_folder;
 
-/* What an optimizer averages by; it reads those that it has, and all of them. */
-typedef struct sluice_coefficients {
-  size_t size;
-  double beta1, beta2,
-      epsilon;     /* of adamw, adam and muon's adamw; lion: beta1, beta2; adafactor: beta1, epsilon */
-  double momentum; /* of sgd and muon */
-} sluice_coefficients;
+/* A setting of an optimizer, by its key: {"beta1", 0.9, NULL}. docs/optimizers.md has those of each, and
+ * sluice_optimizer_settings() gives them. What is not given is as the optimizer has it. A key that it does
+ * not have, one that is given twice and a value out of its range are SLUICE_INVALID_ARGUMENT, with what is
+ * allowed.
+ */
+typedef struct sluice_setting {
+  const char* name;
+  double number;    /* of a switch 0 or 1 */
+  const char* text; /* of a choice; else NULL */
+} sluice_setting;
+
+/* What may be set of which optimizer, as a JSON object that is given to the caller: for each optimizer a list
+ * of its settings with name, type, range, default, whether it may come with a step, help and source. */
+SLUICE_API sluice_status sluice_optimizer_settings(char** json);
+/* Whether an engine would take these settings[setting_count]. */
+SLUICE_API sluice_status sluice_optimizer_check(const char* optimizer, const sluice_setting* settings,
+                                                size_t setting_count);
 
 typedef struct sluice_engine_options {
   size_t size;
@@ -164,10 +174,8 @@ typedef struct sluice_engine_options {
   uint32_t serve_touches; /* not 0: what is read while its unit is not held is brought in; see SLUICE_READ */
   /* "adamw", "adam", "lion", "sgd", "adafactor", "muon"; NULL: "adamw". See docs/optimizers.md */
   const char* optimizer;
-  /* NULL: the optimizer's own. adamw, adam, muon's adamw: 0.9, 0.999, 1e-8; lion: 0.9, 0.99; adafactor: 0,
-   * 1e-30; sgd: no momentum; muon: 0.95 */
-  const sluice_coefficients* coefficients;
-  uint32_t nesterov;       /* of sgd; muon has it, but for no_nesterov */
+  const sluice_setting* settings; /* settings[setting_count] of the optimizer */
+  size_t setting_count;
   sluice_state_type state; /* of the optimizer's arrays */
   uint32_t no_master; /* not 0, of SLUICE_BF16 parameters: no masters; updates are rounded stochastically */
   uint64_t seed;      /* of that rounding */
@@ -175,13 +183,6 @@ typedef struct sluice_engine_options {
    * gets its gradient once in a step, and sluice_engine_begin_step() takes the settings; no clipping by norm,
    * no kept gradients. */
   uint32_t update_in_backward;
-  /* Of adafactor; 0: its own. */
-  double epsilon2, clip_threshold;
-  uint32_t relative_step;      /* not 0: learning rates are factors of min(1e-2, 1 / sqrt(t)) */
-  uint32_t no_scale_parameter; /* not 0: steps are not scaled by the parameter's root mean square */
-  /* Of muon, whose learning rate, like AdamW's for the rest, is that of a parameter's group. */
-  uint32_t no_nesterov;
-  const char* muon_scale; /* "original", "match_rms_adamw"; NULL: "original" */
   /* What multiplies matrices, for muon: a BLAS of the caller's, which takes what memory it needs from
    * `reserved`, and is called one call at a time by the threads that call the engine. NULL: the matrix
    * library beside this one, which is then loaded: SLUICE_NOT_FOUND where it cannot be. */
@@ -310,10 +311,10 @@ typedef struct sluice_group_settings {
   size_t size; /* the same in all of an array */
   double learning_rate;
   double weight_decay;
-  /* Of this step; NULL: those that the engine was made with. Momentum cannot come later, nor go (sgd;
-   * adafactor's beta1).
-   */
-  const sluice_coefficients* coefficients;
+  /* settings[setting_count] that are others in this step than the engine was made with, of those that may
+   * change. Momentum cannot come later, nor go (sgd; adafactor's beta1). */
+  const sluice_setting* settings;
+  size_t setting_count;
 } sluice_group_settings;
 
 typedef struct sluice_step_settings {

@@ -15,7 +15,8 @@ using namespace sluice::c;  // NOLINT: the whole file is of this room
 namespace {
 
 // groups: each as large as the caller was compiled with.
-sluice::engine::GroupSettings group_of(const sluice_group_settings* groups, std::size_t index) {
+sluice::engine::GroupSettings group_of(const sluice_engine& e, const sluice_group_settings* groups,
+                                       std::size_t index) {
   const auto* const group = reinterpret_cast<const sluice_group_settings*>(
       reinterpret_cast<const std::byte*>(groups) + index * groups->size);
   const sluice_group_settings given = known_part(group, "settings.groups");
@@ -24,8 +25,9 @@ sluice::engine::GroupSettings group_of(const sluice_group_settings* groups, std:
          "the size of group {} of the settings is {}, and of the first {}; set each with SLUICE_INIT", index,
          given.size, groups->size);
   sluice::engine::GroupSettings settings = {given.learning_rate, given.weight_decay};
-  if (given.coefficients == nullptr) return settings;
-  settings.coefficients = coefficients_of(known_part(given.coefficients, "settings.groups.coefficients"));
+  if (given.setting_count == 0) return settings;
+  settings.settings = e.planned.optimizer->for_step(
+      sluice::c::settings_of(given.settings, given.setting_count, "settings.groups.settings"));
   return settings;
 }
 
@@ -40,7 +42,7 @@ sluice::engine::StepSettings settings_of(const sluice_engine& e, const sluice_st
     fail(ErrorCode::kInvalidArgument, "settings of {} groups are given, and the engine was made for {}",
          given.group_count, e.planned.groups);
   for (std::size_t i = 0; i < given.group_count; ++i)
-    step.groups.push_back(group_of(&required(given.groups, "settings.groups"), i));
+    step.groups.push_back(group_of(e, &required(given.groups, "settings.groups"), i));
   return step;
 }
 

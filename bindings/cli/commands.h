@@ -17,7 +17,7 @@ struct TrainOptions {
   std::string dtype = "f32", state = "f32", master = "f32", config, progress = "auto";
   std::array<std::optional<std::string>, engine::kParts> places;
   std::string machine;  // of plan: the file of another one; empty: this one
-  bool nesterov = false, no_nesterov = false, no_scale_parameter = false, json = false;
+  bool json = false;
   std::uint64_t caller = 0;  // the process that started this one for the run's sake; 0: none
 };
 void bind_train(CLI::App& app, TrainOptions& options);

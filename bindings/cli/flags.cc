@@ -7,6 +7,8 @@
 #include <charconv>
 #include <cmath>
 #include <map>
+#include <memory>
+#include <utility>
 
 #include "core/bytes.h"
 #include "core/error.h"
@@ -26,6 +28,11 @@ std::string check_choice(const std::string& flag, const std::string& given,
   if (std::find(known.begin(), known.end(), given) == known.end())
     fail(ErrorCode::kInvalidArgument, "{}: '{}' is not known; use {}", flag, given, fmt::join(known, ", "));
   return given;
+}
+
+bool is_truth(const std::string& word) {
+  bool value = false;
+  return CLI::detail::lexical_cast(word, value);
 }
 
 std::string full_name(const CLI::App& app) {
@@ -48,8 +55,7 @@ void give(CLI::Option& option, const Json& value, const std::string& key, const 
   const bool toggle = option.get_items_expected_max() == 0 || option.get_type_size_max() == 0;
   if (toggle) {
     if (!value.is_boolean()) fail(ErrorCode::kInvalidArgument, "{}: '{}' must be true or false", source, key);
-    if (!value.get<bool>()) return;
-    option.add_result("true");
+    option.add_result(value.dump());
   } else if (value.is_array() && option.get_items_expected_max() > 1) {
     for (const Json& item : value) option.add_result(scalar_text(item, key, source));
     if (value.empty()) return;
@@ -166,6 +172,40 @@ void Flags::real(const std::string& flag, std::optional<double>& field, const st
 
 void Flags::toggle(const std::string& flag, bool& field, const std::string& help) {
   app_.add_flag(flag, field, help)->group(group_);
+}
+
+void Flags::choice(const std::string& flag, const Set& set, const std::vector<std::string>& known,
+                   const std::string& help) {
+  const auto read = [set, flag, known](const std::string& given) { set(check_choice(flag, given, known)); };
+  add(flag, read, help, fmt::format("{}", fmt::join(known, "|")));
+}
+
+void Flags::whole(const std::string& flag, const Set& set, const std::string& help) {
+  add(
+      flag, [set, flag](const std::string& given) { set(parse_whole(flag, given)); }, help, "N");
+}
+
+void Flags::real(const std::string& flag, const Set& set, const std::string& help) {
+  add(
+      flag, [set, flag](const std::string& given) { set(parse_real(flag, given)); }, help, "X");
+}
+
+void Flags::toggles(const std::string& name, const Set& set, const std::string& help) {
+  const std::string on = "--" + name, off = "--no-" + name;
+  const auto given = std::make_shared<bool>(false);
+  const auto add_one = [&](const std::string& flag, bool value, const std::string& text) {
+    const auto read = [=](std::int64_t count) {  // -1: --flag=false
+      if (std::exchange(*given, true))
+        fail(ErrorCode::kInvalidArgument, "{} and {} are given; leave one out", on, off);
+      set(value == (count > 0));
+    };
+    app_.add_flag_function(flag, read, text)
+        ->group(group_)
+        ->check([flag](const std::string& word) { return is_truth(word) ? "" : flag + ": " + word; })
+        ->multi_option_policy(CLI::MultiOptionPolicy::Throw);
+  };
+  add_one(on, true, help);
+  add_one(off, false, "turns that off");
 }
 
 std::string json_text(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }

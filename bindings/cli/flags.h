@@ -39,6 +39,15 @@ class Flags {
   void real(const std::string& flag, std::optional<double>& field, const std::string& help);
   void toggle(const std::string& flag, bool& field, const std::string& help);
 
+  // Handed to a function instead.
+  using Set = std::function<void(const Json&)>;
+  void choice(const std::string& flag, const Set& set, const std::vector<std::string>& known,
+              const std::string& help);
+  void whole(const std::string& flag, const Set& set, const std::string& help);
+  void real(const std::string& flag, const Set& set, const std::string& help);
+  // Two flags that exclude each other: --name and --no-name.
+  void toggles(const std::string& name, const Set& set, const std::string& help);
+
  private:
   CLI::Option* add(const std::string& flag, std::function<void(const std::string&)> read,
                    const std::string& help, const std::string& value);

@@ -1,6 +1,8 @@
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cctype>
+#include <map>
 
 #include "bindings/cli/commands.h"
 #include "core/bytes.h"
@@ -41,6 +43,51 @@ void bind_memory(Flags& flags, models::TrainSettings& s, TrainOptions& options) 
   flags.whole("--threads", s.threads, "compute threads; without it the cores that this process may use");
 }
 
+void bind_setting(Flags& flags, const optim::Setting& setting, const std::string& help, Json& settings) {
+  const std::string name(setting.name);
+  std::string flag = name;
+  std::ranges::replace(flag, '_', '-');
+  const auto set = [&settings, name](const Json& value) { settings[name] = value; };
+  switch (type_of(setting.range)) {
+    case optim::SettingType::kSwitch:
+      flags.toggles(flag, set, help);
+      return;
+    case optim::SettingType::kChoice:
+      flags.choice("--" + flag, set, setting.choices, help);
+      return;
+    case optim::SettingType::kWhole:
+      flags.whole("--" + flag, set, help);
+      return;
+    case optim::SettingType::kNumber:
+      flags.real("--" + flag, set, help);
+      return;
+  }
+}
+
+// Of those that have it, with the default in training: "of sgd (0), muon (0.95): ...".
+std::string help_of(const optim::Setting& setting) {
+  std::vector<std::string> owners;
+  for (const optim::SettingOwner& owner : setting.owners) {
+    const Json& value = owner.in_training();
+    owners.push_back(fmt::format("{} ({})", owner.optimizer,
+                                 value.is_string()    ? value.get<std::string>()
+                                 : value.is_boolean() ? value.dump()
+                                                      : fmt::format("{}", value.get<double>())));
+  }
+  return fmt::format("of {}: {}", fmt::join(owners, ", "), setting.help);
+}
+
+// A flag for each name in the optimizers' table.
+void bind_settings(Flags& flags, Json& settings) {
+  std::map<std::string_view, std::string> help;
+  for (const optim::Setting& setting : optim::setting_table()) {
+    std::string& text = help[setting.name];
+    text += (text.empty() ? "" : "; ") + help_of(setting);
+  }
+  for (const optim::Setting& setting : optim::setting_table())
+    if (const auto text = help.extract(setting.name)) bind_setting(flags, setting, text.mapped(), settings);
+}
+
 void bind_optimizer(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.real("--clip", s.clip, "bound of the gradient's global norm (1); 0: none");
   flags.real("--clip-value", s.clip_value, "bound of each element of the gradient, after --clip; 0: none");
@@ -50,26 +97,10 @@ void bind_optimizer(Flags& flags, models::TrainSettings& s, TrainOptions& option
               "of a dynamic loss scale: steps in a row after which it doubles (2000)");
   optim::OptimizerSettings& optimizer = s.optimizer;
   flags.choice("--optimizer", optimizer.name, optim::optimizer_names(), "what updates the parameters");
-  flags.real("--beta1", optimizer.beta1,
-             "of adamw, adam, lion and muon's adamw (0.9), and adafactor (0: no momentum)");
-  flags.real("--beta2", optimizer.beta2, "of adamw, adam and muon's adamw (0.95) and lion (0.99)");
-  flags.real("--epsilon", optimizer.epsilon, "of adamw, adam and muon's adamw (1e-8), and adafactor (1e-30)");
-  flags.real("--epsilon2", optimizer.epsilon2, "of adafactor: least root mean square of a parameter (1e-3)");
-  flags.real("--clip-threshold", optimizer.clip_threshold,
-             "of adafactor: bound of an update's root mean square (1)");
-  flags.toggle("--relative-step", optimizer.relative_step,
-               "of adafactor: --lr is a factor of min(0.01, 1 / sqrt(step))");
-  flags.toggle("--no-scale-parameter", options.no_scale_parameter,
-               "of adafactor: steps are not scaled by the parameter's root mean square");
-  flags.real("--momentum", optimizer.momentum, "of sgd (0: none) and muon (0.95)");
+  bind_settings(flags, optimizer.settings);
   flags.choice("--state", options.state, optim::state_type_names(), "type of the optimizer's state");
   flags.choice("--master", options.master, {"f32", "none"},
                "copies of narrower parameters; none, of bf16: they are rounded stochastically");
-  flags.toggle("--nesterov", options.nesterov, "of sgd: look ahead by the momentum");
-  flags.toggle("--no-nesterov", options.no_nesterov, "of muon, which does without it");
-  flags.choice(
-      "--muon-scale", optimizer.muon_scale, optim::muon_scale_names(),
-      "of muon: how a step depends on a matrix's shape (match_rms_adamw: learning rates as of adamw)");
 }
 
 void bind_steps(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
@@ -186,10 +217,6 @@ void read_choices(const TrainOptions& options, models::TrainSettings& settings) 
     if (options.places[part]) settings.plan.places[part] = engine::tier_of_place(*options.places[part]);
   settings.optimizer.storage = {*optim::state_type_from_name(options.state), options.master == "f32",
                                 settings.seed};
-  if (options.nesterov && options.no_nesterov)
-    fail(ErrorCode::kInvalidArgument, "--nesterov and --no-nesterov are given; leave one out");
-  if (options.nesterov || options.no_nesterov) settings.optimizer.nesterov = options.nesterov;
-  if (options.no_scale_parameter) settings.optimizer.scale_parameter = false;
   if (settings.plan.recompute == "auto") settings.plan.recompute.reset();
 }
 

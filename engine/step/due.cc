@@ -26,7 +26,7 @@ void Engine::State::enqueue(UnitRange units) {
     }
     for (const GroupSettings& group : settings.groups)
       due.groups.push_back({group.learning_rate, group.weight_decay, clip_factor * settings.gradient_factor,
-                            steps, settings.clip_value, group.coefficients});
+                            steps, settings.clip_value, group.settings});
     for (ParameterId p = layout.first_parameter(unit); p < layout.end_parameter(unit); ++p) {
       const bool has_gradient = !any_order || gradients.has(p);
       due.parameters.push_back({has_gradient ? ++applied[p] : 0, gradients.factor(p)});

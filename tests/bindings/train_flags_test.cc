@@ -161,11 +161,11 @@ TEST(TrainFlagsTest, AnOptimizerIsNamedWithItsSettings) {
                   {"epsilon", 1e-8},
                   {"momentum", 0.95},
                   {"nesterov", false},
-                  {"scale", "match_rms_adamw"}}));
+                  {"muon_scale", "match_rms_adamw"}}));
   EXPECT_EQ(muon.adamw_learning_rate, 1e-4);
   const models::TrainSettings scaled =
       settings_of({"--model", "tiny", "--data", "a", "--optimizer", "muon", "--muon-scale", "original"});
-  EXPECT_EQ(models::make_training_optimizer(scaled.optimizer)->settings().at("scale"), "original");
+  EXPECT_EQ(models::make_training_optimizer(scaled.optimizer)->settings().at("muon_scale"), "original");
   EXPECT_EQ(models::make_training_optimizer(scaled.optimizer)->settings().at("nesterov"), true);
   EXPECT_THAT(error_of({"--model", "tiny", "--data", "a", "--nesterov", "--no-nesterov"}),
               HasSubstr("leave one out"));

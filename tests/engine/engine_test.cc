@@ -101,21 +101,22 @@ Options with(bool clip, const toy::Types& types, const char* parameters, const c
   return setup;
 }
 
-const optim::OptimizerSettings kOptimizers[] = {{.name = "adam"},
-                                                {.name = "lion"},
-                                                {.name = "sgd"},
-                                                {.name = "sgd", .momentum = 0.9},
-                                                {.name = "sgd", .momentum = 0.9, .nesterov = true},
-                                                {.name = "adamw", .storage = {Dtype::kBf16}},
-                                                {.name = "lion", .storage = {Dtype::kBf16}},
-                                                {.name = "adamw", .storage = {Dtype::kU8}},
-                                                {.name = "lion", .storage = {Dtype::kU8}},
-                                                {.name = "sgd", .momentum = 0.9, .storage = {Dtype::kU8}},
-                                                {.name = "adafactor"},
-                                                {.name = "adafactor", .beta1 = 0.9, .storage = {Dtype::kU8}},
-                                                {.name = "muon"},
-                                                {.name = "muon", .nesterov = false, .storage = {Dtype::kU8}},
-                                                {.name = "muon", .storage = {Dtype::kBf16}}};
+const optim::OptimizerSettings kOptimizers[] = {
+    {.name = "adam"},
+    {.name = "lion"},
+    {.name = "sgd"},
+    {.name = "sgd", .settings = {{"momentum", 0.9}}},
+    {.name = "sgd", .settings = {{"momentum", 0.9}, {"nesterov", true}}},
+    {.name = "adamw", .storage = {Dtype::kBf16}},
+    {.name = "lion", .storage = {Dtype::kBf16}},
+    {.name = "adamw", .storage = {Dtype::kU8}},
+    {.name = "lion", .storage = {Dtype::kU8}},
+    {.name = "sgd", .settings = {{"momentum", 0.9}}, .storage = {Dtype::kU8}},
+    {.name = "adafactor"},
+    {.name = "adafactor", .settings = {{"beta1", 0.9}}, .storage = {Dtype::kU8}},
+    {.name = "muon"},
+    {.name = "muon", .settings = {{"nesterov", false}}, .storage = {Dtype::kU8}},
+    {.name = "muon", .storage = {Dtype::kBf16}}};
 
 // Of the optimizer's state on disk.
 std::uint64_t kept_bytes(const Plan& plan) {
@@ -343,9 +344,9 @@ TEST(Adafactor, IsBroughtFromDiskWhatAPassLooksAt) {
   const auto bytes_read = [](const char* optimizer, Dtype type, bool scaled) {
     Options setup = with(false, {type}, "memory", "memory", "disk");
     if (optimizer == std::string("sgd"))
-      setup.optimizer = {.name = optimizer, .momentum = 0.9};
+      setup.optimizer = {.name = optimizer, .settings = {{"momentum", 0.9}}};
     else
-      setup.optimizer = {.name = optimizer, .beta1 = 0.9, .scale_parameter = scaled};
+      setup.optimizer = {.name = optimizer, .settings = {{"beta1", 0.9}, {"scale_parameter", scaled}}};
     return train(setup).traffic.bytes_read;
   };
   for (const Dtype type : {Dtype::kF32, Dtype::kBf16}) {

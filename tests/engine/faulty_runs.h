@@ -26,7 +26,7 @@ inline const std::vector<optim::OptimizerSettings>& optimizers() {
   static const std::vector<optim::OptimizerSettings> all = {
       {.name = "adamw"},
       {.name = "adamw", .storage = {Dtype::kU8}},
-      {.name = "adafactor", .beta1 = 0.9, .storage = {Dtype::kBf16}},
+      {.name = "adafactor", .settings = {{"beta1", 0.9}}, .storage = {Dtype::kBf16}},
       {.name = "lion", .storage = {Dtype::kU8, false}}};
   return all;
 }

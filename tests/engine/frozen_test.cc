@@ -62,7 +62,7 @@ class FrozenUnits : public testing::TestWithParam<Dtype> {
     for (UnitId u = 0; u < profile.units.size(); ++u) engine.save(u, toy::collect(outcome));
     return outcome;
   }
-  std::unique_ptr<optim::Optimizer> optimizer_ = optim::make_adamw({});
+  std::unique_ptr<optim::Optimizer> optimizer_ = optim::make_optimizer({});
 };
 
 INSTANTIATE_TEST_SUITE_P(Types, FrozenUnits, testing::Values(Dtype::kF32, Dtype::kBf16, Dtype::kF16),
@@ -109,7 +109,7 @@ TEST(FrozenUnitsTest, AScheduleThatAsksForTheirGradientIsRefused) {
   Profile profile = toy::profile(2);
   profile.units[kFrozen].trainable = false;
   try {
-    make_plan(profile, *optim::make_adamw({}), {kGiB, kGiB, 0}, {}, {});
+    make_plan(profile, *optim::make_optimizer({}), {kGiB, kGiB, 0}, {}, {});
     ADD_FAILURE() << "it was planned";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);

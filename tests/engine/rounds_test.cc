@@ -71,7 +71,7 @@ TEST(Batches, AsManyAsFitAndAtLeastOne) {
   EXPECT_EQ(batches[1].first_chunk + 1, batches[0].end_chunk) << "they share a chunk";
   EXPECT_EQ(batches[0].rounds, 1);
   EXPECT_GE(batches[0].scratch_bytes, 40u * 230'000 * 4);
-  const auto elementwise = optim::make_adamw({});
+  const auto elementwise = optim::make_optimizer({});
   EXPECT_EQ(batches_of(layout, *elementwise, 0, kChunkGrain).size(), 1u);
   EXPECT_EQ(rounds_need(layout, *elementwise).bytes, 0u);
   std::vector<UnitSpec> frozen = large_unit();

@@ -17,12 +17,15 @@ using namespace sluice::engine::spans;  // NOLINT: this file is of these runs
 
 const Case kKinds[] = {
     {.optimizer = {.name = "adafactor"}},
-    {.optimizer = {.name = "adafactor", .beta1 = 0.9, .relative_step = true}, .shape = {3, 1'000'003}},
+    {.optimizer = {.name = "adafactor", .settings = {{"beta1", 0.9}, {"relative_step", true}}},
+     .shape = {3, 1'000'003}},
     {.optimizer = {.name = "adafactor", .storage = {Dtype::kF32, false}}, .dtype = Dtype::kBf16},
-    {.optimizer = {.name = "adafactor", .beta1 = 0.9, .storage = {Dtype::kU8}},
+    {.optimizer = {.name = "adafactor", .settings = {{"beta1", 0.9}}, .storage = {Dtype::kU8}},
      .shape = {400'003, 7},
      .dtype = Dtype::kBf16},
-    {.optimizer = {.name = "adafactor", .beta1 = 0.5, .storage = {Dtype::kBf16}, .scale_parameter = false},
+    {.optimizer = {.name = "adafactor",
+                   .settings = {{"beta1", 0.5}, {"scale_parameter", false}},
+                   .storage = {Dtype::kBf16}},
      .shape = {5, 701, 801},
      .dtype = Dtype::kF16},
     {.optimizer = {.name = "adafactor"}, .shape = {2'500'001}},
@@ -215,7 +218,7 @@ TEST(Spans, AreCurrentWhenOneIsAcquired) {
 
 TEST(Spans, AFaultInTheMiddleFailsTheEngine) {
   Case setup = on_disk(kKinds[0]);
-  setup.optimizer.beta1 = 0.9;
+  setup.optimizer.settings["beta1"] = 0.9;
   const Outcome expected = train(setup, 2);
   int well = 0, failed = 0;
   for (std::uint64_t seed = 0; seed < 12; ++seed) {

@@ -174,7 +174,7 @@ class Trainer {
 
 // arrays: of the optimizer.
 inline UnitSink collect(Outcome& outcome,
-                        std::vector<optim::StateArray> arrays = optim::make_adamw({})->state()) {
+                        std::vector<optim::StateArray> arrays = optim::make_optimizer({})->state()) {
   UnitSink sink;
   const auto append = [](std::vector<std::vector<float>>& all, ParameterId p, std::size_t first,
                          std::span<const float> values) {

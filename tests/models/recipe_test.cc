@@ -61,18 +61,18 @@ TEST(RecipeTest, EachOptimizerHasItsOwn) {
   expect(with("adafactor"), 1e-2, 0);
   expect(with("muon"), 6e-4, 0.1);
   TrainSettings settings = with("sgd");
-  settings.optimizer.momentum = 0.9;
+  settings.optimizer.settings["momentum"] = 0.9;
   expect(settings, 0.05, 0);
   settings = with("adafactor");
-  settings.optimizer.scale_parameter = false;
+  settings.optimizer.settings["scale_parameter"] = false;
   expect(settings, 6e-4, 0);
-  settings.optimizer.relative_step = true;
+  settings.optimizer.settings["relative_step"] = true;
   expect(settings, 1, 0);
 }
 
 TEST(RecipeTest, MuonsOriginalScaleLeavesAdamwItsOwnRate) {
   TrainSettings settings = with("muon");
-  settings.optimizer.muon_scale = "original";
+  settings.optimizer.settings["muon_scale"] = "original";
   const Recipe recipe = make_recipe(settings, {published_size(12, 768)});
   EXPECT_DOUBLE_EQ(recipe.learning_rate, 0.02);
   EXPECT_DOUBLE_EQ(recipe.adamw_learning_rate.value_or(0), 6e-4);

@@ -98,7 +98,7 @@ class Learner {
   const Model& model_;
   Threads threads_{2};
   allocator::Ledger ledger_;
-  std::unique_ptr<optim::Optimizer> optimizer_ = optim::make_adamw({});
+  std::unique_ptr<optim::Optimizer> optimizer_ = optim::make_optimizer({});
   engine::Profile profile_;
   engine::Plan plan_;
   offload::RecordStore records_;

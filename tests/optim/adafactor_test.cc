@@ -61,7 +61,8 @@ const std::vector<std::vector<std::size_t>> kShapes = {
     {30000, 3}, {8, 120, 90}, {2, 75, 1000}, {3000, 16}, {5, 60, 48}, {2, 30, 2096}};
 
 TEST(Adafactor, SameBits) {
-  const auto optimizer = make_adafactor({.beta1 = 0.9, .relative_step = true});
+  const auto optimizer =
+      make_optimizer({.name = "adafactor", .settings = {{"beta1", 0.9}, {"relative_step", true}}});
   for (const auto& shape : kShapes)
     for (const Dtype type : kFloatTypes) {
       std::size_t piece = std::size_t{1} << 20;  // in one span first, then in ever smaller ones
@@ -78,7 +79,7 @@ TEST(Adafactor, SameBits) {
 }
 
 TEST(Adafactor, ClippingByValueIsThatOfTheGradient) {
-  const auto optimizer = make_adafactor({.beta1 = 0.9});
+  const auto optimizer = make_optimizer({.name = "adafactor", .settings = {{"beta1", 0.9}}});
   for (const auto& shape : kShapes) {
     const auto trained = [&](double factor, double clip_value, bool clipped) {
       Threads threads(2);
@@ -98,15 +99,15 @@ TEST(Adafactor, ClippingByValueIsThatOfTheGradient) {
 }
 
 TEST(Adafactor, CoefficientsAreThoseOfTheStep) {
-  const auto optimizer = make_adafactor({.beta1 = 0.9}),
-             other = make_adafactor({.beta1 = 0.6, .epsilon1 = 1e-3});
+  const auto optimizer = make_optimizer({.name = "adafactor", .settings = {{"beta1", 0.9}}}),
+             other = make_optimizer({.name = "adafactor", .settings = {{"beta1", 0.6}, {"epsilon", 1e-3}}});
   for (const auto& shape : kShapes) {
     const auto trained = [&](bool by_step, bool by_other) {
       Threads threads(2);
       Parameter parameter(*optimizer, shape, 1);
       for (std::uint64_t step = 1; step <= 3; ++step) {
         Hyperparameters h{0.01, 0.1, 1, step};
-        if (by_step && step == 2) h.coefficients = {.beta1 = 0.6, .epsilon = 1e-3};
+        if (by_step && step == 2) h.settings = optimizer->for_step({{"beta1", 0.6}, {"epsilon", 1e-3}});
         const auto gradient = random_values(parameter.values.size(), static_cast<unsigned>(step));
         parameter.step(by_other && step == 2 ? *other : *optimizer, threads, h,
                        TestArray(Dtype::kF32, gradient), std::size_t{1} << 20);
@@ -121,7 +122,7 @@ TEST(Adafactor, CoefficientsAreThoseOfTheStep) {
 // The first step, where beta2 is 0, by the formulae of the paper's algorithm 4.
 void expect_first_step(std::size_t rows, std::size_t columns) {
   Threads threads(2);
-  const auto optimizer = make_adafactor({.clip_threshold = 0.5});
+  const auto optimizer = make_optimizer({.name = "adafactor", .settings = {{"clip_threshold", 0.5}}});
   Parameter parameter(*optimizer, {rows, columns}, 1);
   const std::vector<float> before = parameter.values;
   const TestArray gradient(Dtype::kF32, random_values(rows * columns, 2));
@@ -156,7 +157,7 @@ TEST(Adafactor, TheFirstStepOfAMatrix) {
 
 TEST(Adafactor, SquaresBeyondF32LeaveNumbers) {
   Threads threads(2);
-  const auto optimizer = make_adafactor({});
+  const auto optimizer = make_optimizer({.name = "adafactor"});
   for (const std::size_t columns : {48, 50}) {
     Parameter parameter(*optimizer, {64, columns}, 1);
     const TestArray gradient(Dtype::kF32, std::vector<float>(64 * columns, 1e20f));
@@ -166,7 +167,8 @@ TEST(Adafactor, SquaresBeyondF32LeaveNumbers) {
 }
 
 TEST(Adafactor, DescribesItself) {
-  const auto plain = make_adafactor({}), with_momentum = make_adafactor({.beta1 = 0.9});
+  const auto plain = make_optimizer({.name = "adafactor"}),
+             with_momentum = make_optimizer({.name = "adafactor", .settings = {{"beta1", 0.9}}});
   EXPECT_TRUE(plain->state().empty());
   EXPECT_EQ(with_momentum->state().size(), 1u);
   const std::vector<std::size_t> vector = {9}, matrix = {4, 9}, several = {2, 4, 9};
@@ -182,10 +184,10 @@ TEST(Adafactor, RefusesWhatCannotBe) {
     expect_error(ErrorCode::kInvalidArgument, parts, [&] { make_optimizer(settings); });
   };
   refused({.name = "adafactor", .storage = {Dtype::kBf16}}, {"bf16", "without momentum", "beta1"});
-  refused({.name = "adafactor", .beta2 = 0.9}, {"beta2", "clip_threshold"});
-  refused({.name = "adafactor", .epsilon2 = 0.0}, {"epsilon2 is 0"});
-  refused({.name = "adafactor", .clip_threshold = -1.0}, {"clip_threshold is -1"});
-  refused({.name = "adamw", .relative_step = true}, {"relative_step", "adamw"});
+  refused({.name = "adafactor", .settings = {{"beta2", 0.9}}}, {"beta2", "clip_threshold"});
+  refused({.name = "adafactor", .settings = {{"epsilon2", 0.0}}}, {"epsilon2 is 0"});
+  refused({.name = "adafactor", .settings = {{"clip_threshold", -1.0}}}, {"clip_threshold is -1"});
+  refused({.name = "adamw", .settings = {{"relative_step", true}}}, {"relative_step", "adamw"});
 }
 
 }  // namespace

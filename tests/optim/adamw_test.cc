@@ -37,18 +37,19 @@ struct Parameter {
 // Algorithm 2 of the paper, in f64, for one element.
 struct Reference {
   double value, first = 0, second = 0;
-  void step(const AdamSettings& s, const Hyperparameters& h, double gradient) {
+  void step(const Hyperparameters& h, double gradient) {
+    constexpr double kBeta1 = 0.9, kBeta2 = 0.95, kEpsilon = 1e-8;
     const double g = gradient * h.gradient_factor, t = static_cast<double>(h.step);
     value -= h.learning_rate * h.weight_decay * value;
-    first = s.beta1 * first + (1 - s.beta1) * g;
-    second = s.beta2 * second + (1 - s.beta2) * g * g;
-    const double unbiased = first / (1 - std::pow(s.beta1, t));
-    value -= h.learning_rate * unbiased / (std::sqrt(second / (1 - std::pow(s.beta2, t))) + s.epsilon);
+    first = kBeta1 * first + (1 - kBeta1) * g;
+    second = kBeta2 * second + (1 - kBeta2) * g * g;
+    const double unbiased = first / (1 - std::pow(kBeta1, t));
+    value -= h.learning_rate * unbiased / (std::sqrt(second / (1 - std::pow(kBeta2, t))) + kEpsilon);
   }
 };
 
 TEST(AdamW, DescribesItself) {
-  const auto adamw = make_adamw({0.8, 0.95, 1e-6});
+  const auto adamw = make_optimizer({.settings = {{"beta1", 0.8}, {"beta2", 0.95}, {"epsilon", 1e-6}}});
   EXPECT_EQ(adamw->name(), "adamw");
   EXPECT_EQ(adamw->rounds(), 0);
   EXPECT_EQ(adamw->settings(), (Json{{"beta1", 0.8}, {"beta2", 0.95}, {"epsilon", 1e-6}}));
@@ -60,19 +61,18 @@ TEST(AdamW, DescribesItself) {
 
 TEST(AdamW, RefusesSettingsOutOfRange) {
   for (const double beta : {-0.1, 1.0, std::nan("")}) {
-    EXPECT_THROW(make_adamw({beta, 0.9, 1e-8}), Error);
-    EXPECT_THROW(make_adamw({0.9, beta, 1e-8}), Error);
+    EXPECT_THROW(make_optimizer({.settings = {{"beta1", beta}}}), Error);
+    EXPECT_THROW(make_optimizer({.settings = {{"beta2", beta}}}), Error);
   }
   for (const double epsilon : {-1e-8, std::nan(""), HUGE_VAL})
-    EXPECT_THROW(make_adamw({0.9, 0.999, epsilon}), Error);
+    EXPECT_THROW(make_optimizer({.settings = {{"epsilon", epsilon}}}), Error);
 }
 
 TEST(AdamW, AHundredStepsAgreeWithF64) {
   Threads threads(2);
   for (const Dtype type : kFloatTypes)
     for (const std::size_t n : {1u, 7u, 1000u, 40003u}) {
-      const AdamSettings settings{0.9, 0.95, 1e-8};
-      const auto adamw = make_adamw(settings);
+      const auto adamw = make_optimizer({.settings = {{"beta2", 0.95}}});
       Parameter parameter(random_values(n, 1));
       std::vector<Reference> reference;
       for (const float value : parameter.master) reference.push_back({value});
@@ -80,7 +80,7 @@ TEST(AdamW, AHundredStepsAgreeWithF64) {
         const TestArray gradient(type, random_values(n, static_cast<unsigned>(step), 0.1f));
         const Hyperparameters h{1e-3 * static_cast<double>(step) / 100, 0.1, 0.7, step};
         adamw->apply(threads, h, parameter.all(gradient, true));
-        for (std::size_t i = 0; i < n; ++i) reference[i].step(settings, h, gradient[i]);
+        for (std::size_t i = 0; i < n; ++i) reference[i].step(h, gradient[i]);
       }
       const TestArray values(Dtype::kF32, parameter.master), first(Dtype::kF32, parameter.first);
       expect_close(
@@ -107,7 +107,7 @@ TEST(AdamW, AgreesWithTorch) {
   const std::vector<float> second = {0.00161401008f, 0.00213229028f,  1.39401013e-09f,
                                      0.10060899f,    2.94624992e-17f, 0.0399999991f};
   Threads threads(1);
-  const auto adamw = make_adamw({0.9, 0.99, 1e-8});
+  const auto adamw = make_optimizer({.settings = {{"beta2", 0.99}}});
   Parameter parameter({0.5f, -1.25f, 3.0f, 1e-3f, -0.02f, 0.0f});
   for (std::uint64_t step = 1; step <= 3; ++step)
     adamw->apply(threads, {0.01, 0.1, 1, step}, parameter.all(TestArray(Dtype::kF32, gradients[step - 1])));
@@ -124,7 +124,7 @@ TEST(AdamW, AgreesWithTorch) {
 // The same bits on every target and number of threads, and however the parameter is cut.
 TEST(AdamW, SameBits) {
   const std::size_t n = 70 * Optimizer::kSpanGrain + 5;
-  const auto adamw = make_adamw({});
+  const auto adamw = make_optimizer({});
   for (const Dtype type : kFloatTypes) {
     std::size_t piece = n;  // in one span first, then in ever smaller ones
     expect_same_bits([&](Threads& threads) {
@@ -148,7 +148,7 @@ TEST(AdamW, AnF32ParameterCanBeWrittenToo) {
   const TestArray gradient(Dtype::kF32, random_values(100, 2));
   Span span = parameter.all(gradient);
   span.parameter = Array{copy.data(), Dtype::kF32};
-  make_adamw({})->apply(threads, {1e-3, 0, 1, 1}, span);
+  make_optimizer({})->apply(threads, {1e-3, 0, 1, 1}, span);
   EXPECT_EQ(copy, parameter.master);
 }
 
@@ -157,9 +157,9 @@ TEST(AdamW, MisuseIsAnError) {
   Parameter parameter({1, 2, 3});
   const TestArray gradient(Dtype::kF32, 3);
   Span span = parameter.all(gradient);
-  EXPECT_THROW(make_adamw({})->apply(threads, {1e-3, 0, 1, 0}, span), Error);
+  EXPECT_THROW(make_optimizer({})->apply(threads, {1e-3, 0, 1, 0}, span), Error);
   span.state.pop_back();
-  EXPECT_THROW(make_adamw({})->apply(threads, {1e-3, 0, 1, 1}, span), Error);
+  EXPECT_THROW(make_optimizer({})->apply(threads, {1e-3, 0, 1, 1}, span), Error);
 }
 
 }  // namespace

@@ -103,17 +103,32 @@ void nesterov(Reference& r, const Hyperparameters& h, double gradient) {
 
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
-      {"adam", {"adam", 0.8, 0.95, 1e-6, {}, {}}, {"exp_avg", "exp_avg_sq"}, adam},
-      {"lion", {"lion", 0.9, 0.98, {}, {}, {}}, {"exp_avg"}, lion},
-      {"sgd", {"sgd", {}, {}, {}, {}, {}}, {}, sgd},
-      {"sgd_momentum", {"sgd", {}, {}, {}, 0.9, false}, {"momentum_buffer"}, momentum},
-      {"sgd_nesterov", {"sgd", {}, {}, {}, 0.9, true}, {"momentum_buffer"}, nesterov},
-      {"adam_bf16", {"adam", 0.8, 0.95, 1e-6, {}, {}, {Dtype::kBf16}}, {"exp_avg", "exp_avg_sq"}, adam},
-      {"lion_bf16", {"lion", 0.9, 0.98, {}, {}, {}, {Dtype::kBf16}}, {"exp_avg"}, lion},
-      {"sgd_bf16", {"sgd", {}, {}, {}, 0.9, true, {Dtype::kBf16}}, {"momentum_buffer"}, nesterov},
-      {"adam_8bit", {"adam", 0.8, 0.95, 1e-6, {}, {}, {Dtype::kU8}}, {"exp_avg", "exp_avg_sq"}, adam},
-      {"lion_8bit", {"lion", 0.9, 0.98, {}, {}, {}, {Dtype::kU8}}, {"exp_avg"}, lion},
-      {"sgd_8bit", {"sgd", {}, {}, {}, 0.9, true, {Dtype::kU8}}, {"momentum_buffer"}, nesterov},
+      {"adam",
+       {"adam", {{"beta1", 0.8}, {"beta2", 0.95}, {"epsilon", 1e-6}}},
+       {"exp_avg", "exp_avg_sq"},
+       adam},
+      {"lion", {"lion", {{"beta2", 0.98}}}, {"exp_avg"}, lion},
+      {"sgd", {"sgd"}, {}, sgd},
+      {"sgd_momentum", {"sgd", {{"momentum", 0.9}}}, {"momentum_buffer"}, momentum},
+      {"sgd_nesterov", {"sgd", {{"momentum", 0.9}, {"nesterov", true}}}, {"momentum_buffer"}, nesterov},
+      {"adam_bf16",
+       {"adam", {{"beta1", 0.8}, {"beta2", 0.95}, {"epsilon", 1e-6}}, {Dtype::kBf16}},
+       {"exp_avg", "exp_avg_sq"},
+       adam},
+      {"lion_bf16", {"lion", {{"beta2", 0.98}}, {Dtype::kBf16}}, {"exp_avg"}, lion},
+      {"sgd_bf16",
+       {"sgd", {{"momentum", 0.9}, {"nesterov", true}}, {Dtype::kBf16}},
+       {"momentum_buffer"},
+       nesterov},
+      {"adam_8bit",
+       {"adam", {{"beta1", 0.8}, {"beta2", 0.95}, {"epsilon", 1e-6}}, {Dtype::kU8}},
+       {"exp_avg", "exp_avg_sq"},
+       adam},
+      {"lion_8bit", {"lion", {{"beta2", 0.98}}, {Dtype::kU8}}, {"exp_avg"}, lion},
+      {"sgd_8bit",
+       {"sgd", {{"momentum", 0.9}, {"nesterov", true}}, {Dtype::kU8}},
+       {"momentum_buffer"},
+       nesterov},
   };
   return all;
 }
@@ -259,11 +274,11 @@ TEST_P(Elementwise, ClippingByValueIsThatOfTheGradient) {
 // As those of an optimizer that was made with them.
 TEST_P(Elementwise, CoefficientsAreThoseOfTheStep) {
   OptimizerSettings settings = GetParam().settings;
-  const Coefficients given{0.7, 0.9, 1e-3, 0.6};
-  if (settings.beta1) settings.beta1 = given.beta1;
-  if (settings.beta2) settings.beta2 = given.beta2;
-  if (settings.epsilon) settings.epsilon = given.epsilon;
-  if (settings.momentum) settings.momentum = given.momentum;
+  Json given = {{"beta1", 0.7}, {"beta2", 0.9}, {"epsilon", 1e-3}, {"momentum", 0.6}};
+  for (auto value = given.begin(); value != given.end();)
+    value = optimizer_->state().empty() || !optimizer_->settings().contains(value.key()) ? given.erase(value)
+                                                                                         : std::next(value);
+  settings.settings.update(given);
   const auto other = make_optimizer(settings);
   const std::size_t n = 5003;
   const auto trained = [&](bool by_step, bool by_other) {
@@ -271,7 +286,7 @@ TEST_P(Elementwise, CoefficientsAreThoseOfTheStep) {
     Parameter parameter(*optimizer_, random_values(n, 1));
     for (std::uint64_t step = 1; step <= 3; ++step) {
       Hyperparameters h{1e-2, 0.1, 1, step};
-      if (by_step && step == 2) h.coefficients = given;
+      if (by_step && step == 2) h.settings = optimizer_->for_step(given);
       const Optimizer& optimizer = by_other && step == 2 ? *other : *optimizer_;
       optimizer.apply(
           threads, h,
@@ -364,7 +379,7 @@ TEST_P(Elementwise, WithoutAMasterSameBits) {
 TEST(StochasticRounding, SmallStepsAddUp) {
   Threads threads(1);
   const std::size_t n = 4096;
-  const auto sgd = make_sgd({.storage = {.master = false}});
+  const auto sgd = make_optimizer({.name = "sgd", .storage = {.master = false}});
   Parameter parameter(*sgd, std::vector<float>(n, 1.0f));
   std::fill(parameter.compute.begin(), parameter.compute.end(), to_bf16(1.0f));
   const TestArray gradient(Dtype::kF32, std::vector<float>(n, -1.0f));
@@ -379,7 +394,7 @@ TEST(StochasticRounding, SmallStepsAddUp) {
 
 TEST(StochasticRounding, WhatIsNotFiniteStaysSo) {
   Threads threads(1);
-  const auto sgd = make_sgd({.storage = {.master = false}});
+  const auto sgd = make_optimizer({.name = "sgd", .storage = {.master = false}});
   Parameter parameter(*sgd, {1, 1, 1});
   const TestArray gradient(Dtype::kF32, {NAN, HUGE_VALF, -HUGE_VALF});
   sgd->apply(threads, {1, 0, 1, 1}, without_master(parameter, gradient, 0, 3));
@@ -391,7 +406,7 @@ TEST(StochasticRounding, WhatIsNotFiniteStaysSo) {
 TEST(Averages, WithoutMemoryAreTheGradient) {
   Threads threads(1);
   for (const char* name : {"adamw", "adam", "lion"}) {
-    const auto optimizer = make_optimizer({.name = name, .beta1 = 0, .beta2 = 0});
+    const auto optimizer = make_optimizer({.name = name, .settings = {{"beta1", 0}, {"beta2", 0}}});
     Parameter parameter(*optimizer, {1, 1});
     for (const float size : {1e4f, 1e-4f}) {
       const std::vector<float> gradient = {size, -3 * size};
@@ -406,34 +421,37 @@ TEST(Averages, WithoutMemoryAreTheGradient) {
 
 TEST(Lion, ADirectionOfZeroLeavesTheParameter) {
   Threads threads(1);
-  const auto lion = make_lion({});
+  const auto lion = make_optimizer({.name = "lion"});
   Parameter parameter(*lion, {1, -2, 0});
   lion->apply(threads, {0.5, 0, 1, 1}, parameter.span(TestArray(Dtype::kF32, {0.0f, -0.0f, 3.0f}), 0, 3));
   EXPECT_EQ(parameter.master, (std::vector<float>{1, -2, -0.5}));
 }
 
-TEST(Coefficients, OutOfRangeOrOfOtherStateAreRefused) {
-  const auto refused = [](const OptimizerSettings& settings, const Coefficients& given,
+TEST(SettingsOfAStep, OutOfRangeOrOfOtherStateAreRefused) {
+  const auto refused = [](const OptimizerSettings& settings, const Json& given,
                           const std::vector<std::string>& parts) {
     const auto optimizer = make_optimizer(settings);
-    expect_error(ErrorCode::kInvalidArgument, parts, [&] { optimizer->check(given); });
+    expect_error(ErrorCode::kInvalidArgument, parts, [&] { optimizer->for_step(given); });
   };
-  refused({.name = "adamw"}, {.beta1 = 1}, {"adamw", "beta1 is 1"});
-  refused({.name = "adam"}, {.beta2 = -1}, {"adam", "beta2 is -1"});
-  refused({.name = "adamw"}, {.epsilon = NAN}, {"adamw", "epsilon is nan"});
-  refused({.name = "adamw"}, {.epsilon = 1e39}, {"epsilon is 1e+39", "32 bits"});
-  refused({.name = "adamw"}, {.epsilon = 1e-60}, {"epsilon is 1e-60", "32 bits"});
-  refused({.name = "adafactor"}, {.epsilon = 1e-50}, {"adafactor", "epsilon is 1e-50"});
-  refused({.name = "lion"}, {.beta2 = NAN}, {"lion", "beta2 is nan"});
-  refused({.name = "sgd"}, {.momentum = 0.9}, {"sgd", "momentum is 0.9, and it was made with 0"});
-  refused({.name = "sgd", .momentum = 0.9}, {.momentum = 0}, {"momentum is 0, and it was made with 0.9"});
-  refused({.name = "sgd", .momentum = 0.9}, {.momentum = 1}, {"momentum is 1"});
-  refused({.name = "adafactor"}, {.beta1 = 0.9, .epsilon = 1e-30}, {"beta1 is 0.9, and it was made with 0"});
-  refused({.name = "adafactor"}, {}, {"epsilon is 0"});
-  refused({.name = "muon"}, {.epsilon = 1e-8, .momentum = 1}, {"muon", "momentum is 1"});
-  refused({.name = "muon"}, {.beta1 = 2, .epsilon = 1e-8}, {"adamw", "beta1 is 2"});
-  make_optimizer({.name = "sgd"})->check({.beta1 = 7});  // it has none
-  make_optimizer({.name = "muon"})->check({});
+  refused({.name = "adamw"}, Json{{"beta1", 1}}, {"adamw", "beta1 is 1"});
+  refused({.name = "adam"}, Json{{"beta2", -1}}, {"adam", "beta2 is -1"});
+  refused({.name = "adamw"}, Json{{"epsilon", NAN}}, {"adamw", "epsilon is nan"});
+  refused({.name = "adamw"}, Json{{"epsilon", 1e39}}, {"epsilon is 1e+39", "32 bits"});
+  refused({.name = "adamw"}, Json{{"epsilon", 1e-60}}, {"epsilon is 1e-60", "32 bits"});
+  refused({.name = "adafactor"}, Json{{"epsilon", 1e-50}}, {"adafactor", "epsilon is 1e-50"});
+  refused({.name = "lion"}, Json{{"beta2", NAN}}, {"lion", "beta2 is nan"});
+  refused({.name = "sgd"}, Json{{"momentum", 0.9}}, {"sgd", "momentum is 0.9, and it was made with 0"});
+  refused({.name = "sgd", .settings = {{"momentum", 0.9}}}, Json{{"momentum", 0}},
+          {"momentum is 0, and it was made with 0.9"});
+  refused({.name = "sgd", .settings = {{"momentum", 0.9}}}, Json{{"momentum", 1}}, {"momentum is 1"});
+  refused({.name = "adafactor"}, Json{{"beta1", 0.9}}, {"beta1 is 0.9, and it was made with 0"});
+  refused({.name = "adafactor"}, Json{{"epsilon", 0}}, {"epsilon is 0"});
+  refused({.name = "adafactor"}, Json{{"clip_threshold", 2}},
+          {"clip_threshold is 2", "made with 1", "cannot"});
+  refused({.name = "muon"}, Json{{"momentum", 1}}, {"muon", "momentum is 1"});
+  refused({.name = "muon"}, Json{{"beta1", 2}}, {"muon", "beta1 is 2"});
+  refused({.name = "sgd"}, Json{{"beta1", 0.7}}, {"beta1 is given, and sgd has none", "momentum, nesterov"});
+  make_optimizer({.name = "muon"})->for_step(Json::object());
 }
 
 TEST(MakeOptimizer, RefusesWhatAnOptimizerDoesNotHave) {
@@ -444,15 +462,15 @@ TEST(MakeOptimizer, RefusesWhatAnOptimizerDoesNotHave) {
   refused({.name = "sgd", .storage = {Dtype::kU8}}, {"sgd", "8bit", "momentum"});
   refused({.name = "sgd", .storage = {Dtype::kBf16}}, {"sgd", "bf16", "momentum"});
   refused({.name = "adamax"}, {"'adamax'", "adamw, adam, lion, sgd, adafactor, muon"});
-  refused({.name = "adamw", .momentum = 0.9}, {"momentum", "adamw"});
-  refused({.name = "adam", .nesterov = true}, {"nesterov", "adam"});
-  refused({.name = "lion", .epsilon = 1e-8}, {"epsilon", "lion"});
-  refused({.name = "sgd", .beta1 = 0.9}, {"beta1", "momentum"});
-  refused({.name = "sgd", .momentum = 1.0}, {"momentum is 1"});
-  refused({.name = "sgd", .nesterov = true}, {"without momentum"});
-  refused({.name = "lion", .beta2 = 1.0}, {"beta2 is 1"});
-  refused({.name = "adam", .epsilon = -1.0}, {"epsilon is -1"});
-  EXPECT_EQ(make_optimizer({})->settings(), make_adamw({})->settings());
+  refused({.name = "adamw", .settings = {{"momentum", 0.9}}}, {"momentum", "adamw"});
+  refused({.name = "adam", .settings = {{"nesterov", true}}}, {"nesterov", "adam"});
+  refused({.name = "lion", .settings = {{"epsilon", 1e-8}}}, {"epsilon", "lion"});
+  refused({.name = "sgd", .settings = {{"beta1", 0.9}}}, {"beta1", "momentum"});
+  refused({.name = "sgd", .settings = {{"momentum", 1.0}}}, {"momentum is 1"});
+  refused({.name = "sgd", .settings = {{"nesterov", true}}}, {"without momentum"});
+  refused({.name = "lion", .settings = {{"beta2", 1.0}}}, {"beta2 is 1"});
+  refused({.name = "adam", .settings = {{"epsilon", -1.0}}}, {"epsilon is -1"});
+  EXPECT_EQ(make_optimizer({})->settings(), (Json{{"beta1", 0.9}, {"beta2", 0.999}, {"epsilon", 1e-8}}));
 }
 
 }  // namespace

@@ -133,21 +133,22 @@ std::vector<double> orthogonal(std::vector<double> x, std::size_t rows, std::siz
   return x;
 }
 
-class MuonOfAShape : public testing::TestWithParam<std::tuple<bool, MuonScale, bool>> {};
+class MuonOfAShape : public testing::TestWithParam<std::tuple<bool, const char*, bool>> {};
 INSTANTIATE_TEST_SUITE_P(All, MuonOfAShape,
-                         testing::Combine(testing::Bool(),
-                                          testing::Values(MuonScale::kOriginal, MuonScale::kMatchRmsAdamw),
+                         testing::Combine(testing::Bool(), testing::Values("original", "match_rms_adamw"),
                                           testing::Bool()));
 
 TEST_P(MuonOfAShape, AgreesWithF64) {
   const auto [tall, scale, nesterov] = GetParam();
   const std::size_t rows = tall ? 70 : 20, columns = tall ? 20 : 70;
-  const auto optimizer = make_muon({.nesterov = nesterov, .scale = scale});
+  const auto optimizer =
+      make_optimizer({.name = "muon", .settings = {{"nesterov", nesterov}, {"muon_scale", scale}}});
   Threads threads(2);
   const auto library = kernels::load_matrix_library(2);
   Parameter parameter(*optimizer, {rows, columns}, 1);
   std::vector<double> values(parameter.values.begin(), parameter.values.end()), momentum(values.size());
-  const double factor = scale == MuonScale::kOriginal ? (tall ? std::sqrt(3.5) : 1) : 0.2 * std::sqrt(70.0);
+  const double factor =
+      scale == std::string("original") ? (tall ? std::sqrt(3.5) : 1) : 0.2 * std::sqrt(70.0);
   for (std::uint64_t step = 1; step <= 30; ++step) {
     const TestArray gradient(Dtype::kF32, random_values(values.size(), static_cast<unsigned>(step)));
     parameter.step(*optimizer, threads, *library, {0.02, 0.1, 0.5, step}, gradient, values.size());
@@ -175,7 +176,7 @@ TEST(Muon, InSlices) {
   const std::size_t least = 48, most = 100'000;
   Threads threads(2);
   const auto library = kernels::load_matrix_library(2);
-  const auto optimizer = make_muon({});
+  const auto optimizer = make_optimizer({.name = "muon"});
   ASSERT_LT(optimizer->workspace({std::vector<std::size_t>{least, most}}), least * most * sizeof(float));
   const std::vector<float> start = random_values(least * most, 3);
   for (const bool tall : {false, true}) {
@@ -201,7 +202,7 @@ TEST(Muon, InSlices) {
 TEST(Muon, ZerosStayZeros) {
   Threads threads(1);
   PlainProducts products;
-  const auto optimizer = make_muon({});
+  const auto optimizer = make_optimizer({.name = "muon"});
   Parameter parameter(*optimizer, {4, 6}, 1);
   const std::vector<float> before = parameter.values;
   parameter.step(*optimizer, threads, products, {0.1, 0, 1, 1}, TestArray(Dtype::kF32, 24), 24);
@@ -211,8 +212,9 @@ TEST(Muon, ZerosStayZeros) {
 TEST(Muon, LeavesWhatIsNoMatrixToAdamW) {
   Threads threads(1);
   PlainProducts products;
-  const AdamSettings rest{.beta1 = 0.8, .beta2 = 0.9, .epsilon = 1e-6};
-  const auto optimizer = make_muon({.rest = rest}), adamw = make_adamw(rest);
+  const Json rest = {{"beta1", 0.8}, {"beta2", 0.9}, {"epsilon", 1e-6}};
+  const auto optimizer = make_optimizer({.name = "muon", .settings = rest}),
+             adamw = make_optimizer({.settings = rest});
   for (const auto& [shape, by_elements] : std::vector<std::pair<std::vector<std::size_t>, bool>>{
            {{60}, false}, {{3, 4, 5}, false}, {{6, 10}, true}}) {
     Parameter parameter(*optimizer, shape, 1, by_elements), other(*adamw, shape, 1);
@@ -230,14 +232,15 @@ TEST(Muon, LeavesWhatIsNoMatrixToAdamW) {
 TEST(Muon, CoefficientsAreThoseOfTheStep) {
   Threads threads(2);
   PlainProducts products;
-  const auto optimizer = make_muon({});
-  const auto other = make_muon({.momentum = 0.5, .rest = {.beta1 = 0.8, .beta2 = 0.9, .epsilon = 1e-3}});
+  const auto optimizer = make_optimizer({.name = "muon"});
+  const Json settings = {{"momentum", 0.5}, {"beta1", 0.8}, {"beta2", 0.9}, {"epsilon", 1e-3}};
+  const auto other = make_optimizer({.name = "muon", .settings = settings});
   for (const bool by_elements : {false, true}) {
     const auto trained = [&](bool by_step, bool by_other) {
       Parameter parameter(*optimizer, {20, 30}, 1, by_elements);
       for (std::uint64_t step = 1; step <= 3; ++step) {
         Hyperparameters h{0.1, 0.1, 0.5, step};
-        if (by_step && step == 2) h.coefficients = {0.8, 0.9, 1e-3, 0.5};
+        if (by_step && step == 2) h.settings = optimizer->for_step(settings);
         const TestArray gradient(Dtype::kF32, random_values(600, static_cast<unsigned>(step)));
         parameter.step(by_other && step == 2 ? *other : *optimizer, threads, products, h, gradient, 600);
       }
@@ -249,14 +252,15 @@ TEST(Muon, CoefficientsAreThoseOfTheStep) {
 }
 
 TEST(Muon, DescribesItself) {
-  const auto optimizer = make_optimizer({.name = "muon", .beta2 = 0.9, .storage = {Dtype::kU8, false, 3}});
+  const auto optimizer =
+      make_optimizer({.name = "muon", .settings = {{"beta2", 0.9}}, .storage = {Dtype::kU8, false, 3}});
   EXPECT_EQ(optimizer->settings(), (Json{{"beta1", 0.9},
                                          {"beta2", 0.9},
                                          {"epsilon", 1e-8},
                                          {"master", "none"},
                                          {"momentum", 0.95},
                                          {"nesterov", true},
-                                         {"scale", "original"},
+                                         {"muon_scale", "original"},
                                          {"state", "8bit"}}));
   EXPECT_FALSE(optimizer->keeps_master());
   std::vector<std::string> names;
@@ -280,11 +284,12 @@ TEST(Muon, RefusesWhatCannotBe) {
   const auto refused = [](const OptimizerSettings& settings, const std::vector<std::string>& parts) {
     expect_error(ErrorCode::kInvalidArgument, parts, [&] { make_optimizer(settings); });
   };
-  refused({.name = "muon", .momentum = 1.0}, {"muon", "momentum is 1"});
-  refused({.name = "muon", .muon_scale = "large"}, {"'large'", "original, match_rms_adamw"});
-  refused({.name = "muon", .clip_threshold = 1.0}, {"clip_threshold", "muon_scale"});
-  refused({.name = "muon", .beta1 = 2.0}, {"beta1 is 2"});
-  refused({.name = "sgd", .momentum = 0.9, .muon_scale = "original"}, {"muon_scale", "sgd"});
+  refused({.name = "muon", .settings = {{"momentum", 1.0}}}, {"muon", "momentum is 1"});
+  refused({.name = "muon", .settings = {{"muon_scale", "large"}}}, {"'large'", "original, match_rms_adamw"});
+  refused({.name = "muon", .settings = {{"clip_threshold", 1.0}}}, {"clip_threshold", "muon_scale"});
+  refused({.name = "muon", .settings = {{"beta1", 2.0}}}, {"beta1 is 2"});
+  refused({.name = "sgd", .settings = {{"momentum", 0.9}, {"muon_scale", "original"}}},
+          {"muon_scale", "sgd"});
 }
 
 }  // namespace

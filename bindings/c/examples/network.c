@@ -160,8 +160,8 @@ static float train_step(sluice_engine* engine, workspace* w, uint32_t* state) {
   draw_points(w, state);
   const float loss = forward(engine, w);
   backward(engine, w);
-  const sluice_group_settings weights = {sizeof weights, 1e-5, 0.01, NULL},
-                              biases = {sizeof biases, 1e-5, 0, NULL};
+  const sluice_group_settings weights = {sizeof weights, 1e-5, 0.01, NULL, 0},
+                              biases = {sizeof biases, 1e-5, 0, NULL, 0};
   const sluice_group_settings groups[] = {weights, biases};
   sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
   settings.groups = groups;

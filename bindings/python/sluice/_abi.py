@@ -33,8 +33,8 @@ class Folder(ctypes.Structure):
     _fields_ = [("path", c_char_p), ("limit", c_uint64)]
 
 
-class Coefficients(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("beta1", c_double), ("beta2", c_double), ("epsilon", c_double), ("momentum", c_double)]
+class Setting(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("number", c_double), ("text", c_char_p)]
 
 
 class EngineOptions(ctypes.Structure):
@@ -55,18 +55,12 @@ class EngineOptions(ctypes.Structure):
         ("given_back", c_uint64),
         ("serve_touches", c_uint32),
         ("optimizer", c_char_p),
-        ("coefficients", POINTER(Coefficients)),
-        ("nesterov", c_uint32),
+        ("settings", POINTER(Setting)),
+        ("setting_count", c_size_t),
         ("state", ctypes.c_int),
         ("no_master", c_uint32),
         ("seed", c_uint64),
         ("update_in_backward", c_uint32),
-        ("epsilon2", c_double),
-        ("clip_threshold", c_double),
-        ("relative_step", c_uint32),
-        ("no_scale_parameter", c_uint32),
-        ("no_nesterov", c_uint32),
-        ("muon_scale", c_char_p),
         ("sgemm", c_void_p),
         ("team", c_void_p),
     ]
@@ -77,7 +71,8 @@ class GroupSettings(ctypes.Structure):
         ("size", c_size_t),
         ("learning_rate", c_double),
         ("weight_decay", c_double),
-        ("coefficients", POINTER(Coefficients)),
+        ("settings", POINTER(Setting)),
+        ("setting_count", c_size_t),
     ]
 
 
@@ -130,6 +125,8 @@ _STATUS_FUNCTIONS: dict[str, list[Any]] = {
     "sluice_model_create": [POINTER(c_void_p)],
     "sluice_model_add_unit": [c_void_p, c_char_p, POINTER(c_uint32)],
     "sluice_model_add_parameter": [c_void_p, POINTER(Parameter), POINTER(c_uint32)],
+    "sluice_optimizer_settings": [_TEXT_OUT],
+    "sluice_optimizer_check": [c_char_p, POINTER(Setting), c_size_t],
     "sluice_plan": [c_void_p, POINTER(EngineOptions), _TEXT_OUT],
     "sluice_engine_create": [c_void_p, POINTER(EngineOptions), POINTER(c_void_p)],
     "sluice_engine_plan": [c_void_p, _TEXT_OUT],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from ._handle import call
 from ._library import library
 from .errors import InvalidArgumentError
 from .model import Folder, Options, Path, Unit, size_of, whole
-from .optimizers import Adafactor, Muon, Optimizer
+from .optimizers import Optimizer
 
 _PLACED = ("parameters", "gradients", "state")
 
@@ -105,26 +104,6 @@ def _places(place: str | Mapping[str, str] | None) -> dict[str, bytes]:
     return {f"place_{name}": text(value, f"the place of {name}") for name, value in wanted.items()}
 
 
-def _coefficients(optimizer: Optimizer) -> Any:
-    return ctypes.pointer(_abi.Coefficients(ctypes.sizeof(_abi.Coefficients), **optimizer.coefficients))
-
-
-def _fixed(optimizer: Optimizer) -> dict[str, Any]:
-    fixed = dataclasses.asdict(optimizer)
-    scale = fixed.get("adjust_lr_fn")
-    return {
-        "optimizer": text(optimizer.name, "the optimizer's name"),
-        "coefficients": _coefficients(optimizer),
-        "epsilon2": fixed["eps"][1] if isinstance(optimizer, Adafactor) else 0.0,
-        "clip_threshold": fixed.get("clip_threshold", 0.0),
-        "relative_step": 1 if fixed.get("relative_step") else 0,
-        "no_scale_parameter": 0 if fixed.get("scale_parameter", True) else 1,
-        "nesterov": 1 if fixed.get("nesterov") else 0,
-        "no_nesterov": 0 if fixed.get("nesterov", True) or not isinstance(optimizer, Muon) else 1,
-        "muon_scale": None if scale is None else text(scale, "adjust_lr_fn"),
-    }
-
-
 def _function(address: Any, what: str, where: str) -> int | None:
     if address is not None and (isinstance(address, bool) or not isinstance(address, int) or address <= 0):
         raise InvalidArgumentError(f"{what} is {address!r}; the address of a function is needed ({where}), or None")
@@ -138,12 +117,12 @@ def options_of(given: Options) -> _abi.EngineOptions:
     if given.master not in ("f32", "none"):
         raise InvalidArgumentError(f"master is {given.master!r}; it may be f32, none")
     groups = groups_of(given.optimizer)
-    if any(isinstance(group, Muon) and group.adamw_lr is not None for group in groups):
+    if any(vars(group).get("adamw_lr") is not None for group in groups):
         raise InvalidArgumentError(
             "adamw_lr is for sluice.torch.wrap(), which finds the parameters that it is for; here give these a group of "
             "their own, with that lr"
         )
-    folders = _folders(given.disk)
+    folders, settings = _folders(given.disk), groups[0].for_c()
     return _abi.EngineOptions(
         size=ctypes.sizeof(_abi.EngineOptions),
         memory=size_of(given.memory, "memory"),
@@ -163,13 +142,16 @@ def options_of(given: Options) -> _abi.EngineOptions:
         update_in_backward=1 if given.update_in_backward else 0,
         sgemm=_function(given.sgemm, "sgemm", "sluice.torch.sgemm()"),
         team=_function(given.team, "team", "sluice.torch.team()"),
-        **_fixed(groups[0]),
+        optimizer=groups[0].name.encode(),
+        settings=settings,
+        setting_count=len(settings),
         **_places(given.place),
     )
 
 
 def _group(settings: Optimizer) -> _abi.GroupSettings:
-    return _abi.GroupSettings(ctypes.sizeof(_abi.GroupSettings), *settings.rates, _coefficients(settings))
+    others = settings.for_c(by_step=True)
+    return _abi.GroupSettings(ctypes.sizeof(_abi.GroupSettings), *settings.rates, others, len(others))
 
 
 def settings_of(

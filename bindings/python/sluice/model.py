@@ -150,7 +150,7 @@ class Options:
     memory: Size
     disk: Union[Path, Folder, Sequence[Union[Path, Folder]], None] = None
     reserved: Size = 0
-    optimizer: Union[Optimizer, Sequence[Optimizer]] = AdamW()
+    optimizer: Union[Optimizer, Sequence[Optimizer]] = dataclasses.field(default_factory=AdamW)
     dtype: str = "f32"
     threads: int = 0
     held_units: int = 1

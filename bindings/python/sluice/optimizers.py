@@ -1,28 +1,118 @@
-"""The optimizers, each as a small set of settings."""
+"""The optimizers, each as a small set of settings. Which there are, with their ranges and defaults, the library says."""
 
 from __future__ import annotations
 
-import dataclasses
+import ctypes
+import functools
+import inspect
+import json
 import math
 import numbers
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from . import _abi
+from ._handle import call, text_of
 from .errors import InvalidArgumentError
 
+_NEEDED = {"number": "a number", "whole": "a whole number", "switch": "True or False", "choice": "a text"}
 
-@dataclasses.dataclass(frozen=True)
-class Optimizer:
+
+@functools.cache
+def table() -> dict[str, list[dict[str, Any]]]:
+    """The settings of each optimizer, as sluice_optimizer_settings() gives them."""
+    return dict(json.loads(text_of("sluice_optimizer_settings")))
+
+
+@functools.cache
+def _keywords(optimizer: str) -> dict[str, list[dict[str, Any]]]:
+    """By keyword the settings that it is made of: one, or those of a pair, which are named betas[0] and betas[1]."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for setting in table()[optimizer]:
+        found.setdefault(setting["python"].partition("[")[0], []).append(setting)
+    return found
+
+
+class _FromTable(type):
+    """Signature and help of an optimizer's class have the settings of the table."""
+
+    name: str
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        return _signature(cls)
+
+    @property
+    def __doc__(cls) -> str:  # type: ignore[override]
+        lines = [cls.__dict__.get("__doc__") or ""]
+        for keyword, parts in _keywords(cls.name).items() if cls is not Optimizer else ():
+            texts = [f"{part['help']} ({part['source']}; {part['range']})" for part in parts]
+            lines.append(f"    {keyword}: {'; '.join(texts)}.")
+        return "\n".join(lines)
+
+
+@functools.cache
+def _signature(cls: Any) -> inspect.Signature:
+    if cls is Optimizer:
+        return inspect.Signature()
+    defaults = dict(cls._own)
+    for keyword, parts in _keywords(cls.name).items():
+        values = tuple(part["default"] for part in parts)
+        defaults[keyword] = values if "[" in parts[0]["python"] else values[0]
+    kinds = [inspect.Parameter.POSITIONAL_OR_KEYWORD] + [inspect.Parameter.KEYWORD_ONLY] * len(defaults)
+    return inspect.Signature(
+        [inspect.Parameter(name, kind, default=value) for kind, (name, value) in zip(kinds, defaults.items())]
+    )
+
+
+class Optimizer(metaclass=_FromTable):
     """What all have. The settings named in `of_step` may change from step to step, and be other for each group; the rest
     is fixed when an engine is made, and so is whether there is momentum."""
 
     name: ClassVar[str]
-    of_step: ClassVar[tuple[str, ...]] = ("lr", "weight_decay")
     whole_arrays: ClassVar[tuple[str, ...]] = ()  # of state: of a parameter as a whole, and always f32
+    _own: ClassVar[Mapping[str, Any]]  # keywords besides the library's, with their defaults; "lr" is the first
 
-    @property
-    def coefficients(self) -> dict[str, float]:
-        """What it averages by: `beta1`, `beta2`, `epsilon`, `momentum`, of those what it has."""
-        raise NotImplementedError
+    def __init__(self, *lr: Any, **settings: Any) -> None:
+        bound = type(self).__signature__.bind(*lr, **settings)
+        bound.apply_defaults()
+        self._take(bound.arguments)
+        self._check()
+
+    def _take(self, values: Mapping[str, Any]) -> None:
+        self.__dict__.update({name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+    def _check(self) -> None:
+        self._check_rates("lr", "weight_decay")
+        given = self.for_c()
+        call("sluice_optimizer_check", self.name.encode(), given, len(given))
+
+    def _check_rates(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not (isinstance(value, numbers.Real) and 0 <= _float(value) < math.inf):
+                raise InvalidArgumentError(f"{name} is {value!r}; a number of at least 0 is needed")
+
+    def replaced(self, **settings: Any) -> Any:
+        """The same with other values."""
+        return type(self)(**{**self.__dict__, **settings})
+
+    def for_c(self, by_step: bool = False) -> ctypes.Array[_abi.Setting]:
+        """The settings; by_step: those that may change from step to step."""
+        made = []
+        for keyword, parts in _keywords(self.name).items():
+            for part, value in zip(parts, self._parts(keyword, parts), strict=True):
+                if part["by_step"] or not by_step:
+                    made.append(_setting(keyword, part, value))
+        return (_abi.Setting * len(made))(*made)
+
+    def _parts(self, keyword: str, parts: Sequence[Mapping[str, Any]]) -> Sequence[Any]:
+        value = getattr(self, keyword)
+        if "[" not in parts[0]["python"]:
+            return [value]
+        if not isinstance(value, tuple) or len(value) != len(parts):
+            raise InvalidArgumentError(f"{keyword} are {value!r}; {len(parts)} numbers are needed")
+        return value
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -33,7 +123,7 @@ class Optimizer:
     @property
     def has_momentum(self) -> bool:
         """Whether it keeps an array for it."""
-        return True
+        return all(getattr(self, part["python"]) > 0 for part in table()[self.name] if part["needs_array"])
 
     def shape_of_state(self, array: str, shape: tuple[int, ...], by_elements: bool) -> tuple[int, ...] | None:
         """Of one of Engine.state_arrays() for such a parameter; None: the parameter has no such array."""
@@ -46,158 +136,93 @@ class Optimizer:
         return all(getattr(self, name) == getattr(other, name) for name in self.fixed)
 
     @property
+    def of_step(self) -> tuple[str, ...]:
+        """The names of the settings that can change."""
+        keywords = _keywords(self.name).items()
+        return ("lr", "weight_decay", *(name for name, parts in keywords if all(part["by_step"] for part in parts)))
+
+    @property
     def fixed(self) -> list[str]:
-        """The names of the settings that cannot change."""
-        return [field.name for field in dataclasses.fields(self) if field.name not in self.of_step]
+        """The names of those that cannot."""
+        return [name for name in self.__dict__ if name not in self.of_step]
 
     @property
     def may_change(self) -> str:
-        """The names of those that can, as text."""
+        """`of_step` as text."""
         return " and ".join((", ".join(self.of_step[:-1]), self.of_step[-1]))
 
-    def __post_init__(self) -> None:
-        for name, value in zip(("lr", "weight_decay"), self.rates):
-            if not (_is_positive(value) or value == 0):
-                raise InvalidArgumentError(f"{name} is {value!r}; a number of at least 0 is needed")
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{name} of {self} is to be set; settings do not change: make others with replaced()")
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
+    def __hash__(self) -> int:
+        return hash((type(self), *self.__dict__.items()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__dict__.items())})"
 
 
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and 0 < float(value) < math.inf
+def _float(value: numbers.Real) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
-def _is_share(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and 0 <= float(value) < 1
+def _setting(keyword: str, part: Mapping[str, Any], value: Any) -> _abi.Setting:
+    """Its range is the library's to check; its type does not get there."""
+    kind = part["type"]
+    kinds = {"switch": bool, "choice": str, "whole": numbers.Integral}
+    if not isinstance(value, kinds.get(kind, numbers.Real)) or (isinstance(value, bool) and kind != "switch"):
+        raise InvalidArgumentError(f"{keyword} is {value!r}; {_NEEDED[kind]} is needed")
+    if isinstance(value, str):  # of a text that C would cut, or that is none, the library can say that it is no choice
+        return _abi.Setting(part["python"].encode(), 0.0, value.encode(errors="replace").replace(b"\0", b"?"))
+    return _abi.Setting(part["python"].encode(), _float(value), None)
 
 
-def _check_switch(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise InvalidArgumentError(f"{name} is {value!r}; True or False is needed")
-
-
-def _is_pair(values: Any) -> bool:
-    return isinstance(values, (tuple, list)) and len(values) == 2
-
-
-def _check_betas(betas: tuple[float, float], name: str = "betas") -> None:
-    if not _is_pair(betas) or not all(_is_share(beta) for beta in betas):
-        raise InvalidArgumentError(f"{name} are {betas}; two numbers of at least 0 and below 1 are needed")
-
-
-@dataclasses.dataclass(frozen=True)
 class AdamW(Optimizer):
     """AdamW as torch.optim writes it: the weight decay goes into the parameter."""
 
-    name: ClassVar[str] = "adamw"
-    of_step: ClassVar[tuple[str, ...]] = ("lr", "weight_decay", "betas", "eps")
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 1e-2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_betas(self.betas)
-        if not _is_positive(self.eps):
-            raise InvalidArgumentError(f"eps is {self.eps}; a number above 0 is needed")
-
-    @property
-    def coefficients(self) -> dict[str, float]:
-        return {"beta1": self.betas[0], "beta2": self.betas[1], "epsilon": self.eps}
+    name = "adamw"
+    _own = {"lr": 1e-3, "weight_decay": 1e-2}
 
 
-@dataclasses.dataclass(frozen=True)
 class Adam(AdamW):
     """Adam as torch.optim writes it: the weight decay goes into the gradient."""
 
-    name: ClassVar[str] = "adam"
-    weight_decay: float = 0.0
+    name = "adam"
+    _own = {"lr": 1e-3, "weight_decay": 0.0}
 
 
-@dataclasses.dataclass(frozen=True)
 class Lion(Optimizer):
     """Lion (Chen et al. 2023, algorithm 2): one array of state, and steps of the size `lr`."""
 
-    name: ClassVar[str] = "lion"
-    of_step: ClassVar[tuple[str, ...]] = ("lr", "weight_decay", "betas")
-    lr: float = 1e-4
-    betas: tuple[float, float] = (0.9, 0.99)
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_betas(self.betas)
-
-    @property
-    def coefficients(self) -> dict[str, float]:
-        return {"beta1": self.betas[0], "beta2": self.betas[1]}
+    name = "lion"
+    _own = {"lr": 1e-4, "weight_decay": 0.0}
 
 
-@dataclasses.dataclass(frozen=True)
 class SGD(Optimizer):
     """SGD as torch.optim writes it, with dampening 0: one array of state, or none without momentum."""
 
-    name: ClassVar[str] = "sgd"
-    of_step: ClassVar[tuple[str, ...]] = ("lr", "weight_decay", "momentum")
-    lr: float = 1e-3
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    nesterov: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not _is_share(self.momentum):
-            raise InvalidArgumentError(f"momentum is {self.momentum}; a number of at least 0 and below 1 is needed")
-        _check_switch("nesterov", self.nesterov)
-        if self.nesterov and self.momentum == 0:
-            raise InvalidArgumentError("nesterov is asked for without momentum; give a momentum above 0")
-
-    @property
-    def coefficients(self) -> dict[str, float]:
-        return {"momentum": self.momentum}
-
-    @property
-    def has_momentum(self) -> bool:
-        return self.momentum > 0
+    name = "sgd"
+    _own = {"lr": 1e-3, "weight_decay": 0.0}
 
 
-@dataclasses.dataclass(frozen=True)
 class Adafactor(Optimizer):
     """Adafactor (Shazeer, Stern 2018) as transformers writes it, with beta2 = 1 - t^-0.8: of matrices the second moment
     is kept by rows and columns. `lr` is the learning rate, with `scale_parameter` as a share of the parameter's root
     mean square; with `relative_step` a factor of min(0.01, 1 / sqrt(t)); None: 1e-3, or 1 with `relative_step`. `beta1`
     above 0 adds momentum: an array of state."""
 
-    name: ClassVar[str] = "adafactor"
-    of_step: ClassVar[tuple[str, ...]] = ("lr", "weight_decay", "beta1")
-    whole_arrays: ClassVar[tuple[str, ...]] = ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq")
-    lr: float | None = None
-    beta1: float = 0.0
-    eps: tuple[float, float] = (1e-30, 1e-3)
-    clip_threshold: float = 1.0
-    weight_decay: float = 0.0
-    relative_step: bool = False
-    scale_parameter: bool = True
+    name = "adafactor"
+    whole_arrays = ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq")
+    _own = {"lr": None, "weight_decay": 0.0}
 
-    def __post_init__(self) -> None:
-        for name in ("relative_step", "scale_parameter"):
-            _check_switch(name, getattr(self, name))
-        if self.lr is None:
-            object.__setattr__(self, "lr", 1.0 if self.relative_step else 1e-3)
-        super().__post_init__()
-        if not _is_share(self.beta1):
-            raise InvalidArgumentError(f"beta1 is {self.beta1}; a number of at least 0 and below 1 is needed")
-        if not _is_pair(self.eps) or not all(_is_positive(eps) for eps in self.eps):
-            raise InvalidArgumentError(f"eps is {self.eps}; two numbers above 0 are needed")
-        if not _is_positive(self.clip_threshold):
-            raise InvalidArgumentError(f"clip_threshold is {self.clip_threshold}; a number above 0 is needed")
-
-    @property
-    def coefficients(self) -> dict[str, float]:
-        return {"beta1": self.beta1, "epsilon": self.eps[0]}
-
-    @property
-    def has_momentum(self) -> bool:
-        return self.beta1 > 0
+    def _take(self, values: Mapping[str, Any]) -> None:
+        lr = values["lr"]
+        super()._take({**values, "lr": (1.0 if values["relative_step"] else 1e-3) if lr is None else lr})
 
     def shape_of_state(self, array: str, shape: tuple[int, ...], by_elements: bool) -> tuple[int, ...] | None:
         """Sums of rows and columns of matrices, elements of vectors."""
@@ -209,41 +234,19 @@ class Adafactor(Optimizer):
         return None if array == "exp_avg_sq" and matrix else shape
 
 
-@dataclasses.dataclass(frozen=True)
 class Muon(Optimizer):
     """Muon (Jordan et al. 2024) as torch.optim writes it, with the iteration in float32, for parameters of two dimensions;
     all others, and those that are updated by elements (embeddings, the head), are AdamW's, with `adamw_betas` and
     `adamw_eps`. `adjust_lr_fn`: "original", or "match_rms_adamw", with which learning rates are as AdamW's. `adamw_lr`: of
     what is AdamW's, where sluice.torch.wrap() makes the groups; None: `lr`."""
 
-    name: ClassVar[str] = "muon"
-    of_step: ClassVar[tuple[str, ...]] = ("lr", "weight_decay", "momentum", "adamw_betas", "adamw_eps")
-    lr: float = 1e-3
-    weight_decay: float = 0.1
-    momentum: float = 0.95
-    nesterov: bool = True
-    adjust_lr_fn: str = "original"
-    adamw_lr: float | None = None
-    adamw_betas: tuple[float, float] = (0.9, 0.999)
-    adamw_eps: float = 1e-8
+    name = "muon"
+    _own = {"lr": 1e-3, "weight_decay": 0.1, "adamw_lr": None}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not _is_share(self.momentum) or self.momentum == 0:
-            raise InvalidArgumentError(f"momentum is {self.momentum}; a number above 0 and below 1 is needed")
-        _check_switch("nesterov", self.nesterov)
-        if self.adjust_lr_fn not in ("original", "match_rms_adamw"):
-            raise InvalidArgumentError(f"adjust_lr_fn is {self.adjust_lr_fn!r}; it may be original, match_rms_adamw")
-        if self.adamw_lr is not None and not (_is_positive(self.adamw_lr) or self.adamw_lr == 0):
-            raise InvalidArgumentError(f"adamw_lr is {self.adamw_lr}; a number of at least 0 is needed")
-        _check_betas(self.adamw_betas, "adamw_betas")
-        if not _is_positive(self.adamw_eps):
-            raise InvalidArgumentError(f"adamw_eps is {self.adamw_eps}; a number above 0 is needed")
-
-    @property
-    def coefficients(self) -> dict[str, float]:
-        beta1, beta2 = self.adamw_betas
-        return {"beta1": beta1, "beta2": beta2, "epsilon": self.adamw_eps, "momentum": self.momentum}
+    def _check(self) -> None:
+        super()._check()
+        if self.__dict__["adamw_lr"] is not None:
+            self._check_rates("adamw_lr")
 
     def shape_of_state(self, array: str, shape: tuple[int, ...], by_elements: bool) -> tuple[int, ...] | None:
         """Matrices have momentum, the rest has AdamW's averages."""

@@ -22,6 +22,7 @@ from typing import IO, Any
 from ._library import find_program
 from .errors import InternalError, InvalidArgumentError, SystemIOError, error_named
 from .model import Folder, Path, Size, size_of
+from .optimizers import table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,18 +68,7 @@ def train(
     scale_growth_interval: int | None = None,
     weight_decay: float | None = None,
     optimizer: str | None = None,
-    beta1: float | None = None,
-    beta2: float | None = None,
-    epsilon: float | None = None,
-    momentum: float | None = None,
-    nesterov: bool = False,
-    no_nesterov: bool = False,
-    muon_scale: str | None = None,
     adamw_lr: float | None = None,
-    epsilon2: float | None = None,
-    clip_threshold: float | None = None,
-    relative_step: bool = False,
-    no_scale_parameter: bool = False,
     state: str | None = None,
     master: str | None = None,
     memory: Size | None = None,
@@ -103,16 +93,19 @@ def train(
     place_gradients: str | None = None,
     place_state: str | None = None,
     log_level: str | None = None,
+    **settings: Any,
 ) -> TrainResult:
     """Trains a native model from a preset or a Hugging Face folder, as `sluice train` does, within the memory that is
     stated for the run. The options are the command line's (`python -m sluice train --help` explains them), and None is
-    its default. `disk` takes "FOLDER", "FOLDER:SIZE" or sluice.Folder, one or several.
+    its default. `disk` takes "FOLDER", "FOLDER:SIZE" or sluice.Folder, one or several. `settings` are the optimizer's, by
+    the names of docs/optimizers.md; of a switch True and False (`nesterov=False` is the command line's --no-nesterov).
 
     Progress goes to this process's standard output, as the command line shows it (`progress`: "auto", "bar", "lines"
     or "none"). Errors are exceptions of sluice.Error with the engine's own text. A KeyboardInterrupt saves at the end
     of the step and is then raised; a second one ends the run at once.
     """
     options = dict(locals())
+    options.update(_known(options.pop("settings")))
     given = {name: value for name, value in options.items() if value is not None}
     with contextlib.ExitStack() as stack:
         lines = _setting("metrics", given)
@@ -121,6 +114,19 @@ def train(
             lines = given["metrics"] = os.path.join(folder, "metrics.jsonl")
         _run(list(_words(given)))
         return _result(pathlib.Path(lines), _setting("out", given))
+
+
+def _switches() -> set[str]:
+    return {setting["name"] for settings in table().values() for setting in settings if setting["type"] == "switch"}
+
+
+def _known(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As a call with a keyword that does not exist says it."""
+    names = {setting["name"] for settings in table().values() for setting in settings}
+    for name in settings:
+        if name not in names:
+            raise TypeError(f"train() got an unexpected keyword argument {name!r}")
+    return settings
 
 
 def _setting(name: str, given: Mapping[str, Any]) -> str | None:
@@ -134,13 +140,14 @@ def _setting(name: str, given: Mapping[str, Any]) -> str | None:
 
 def _words(given: Mapping[str, Any]) -> Iterator[str]:
     """The program's words for what was given."""
+    switches = _switches()
     for name, value in given.items():
         flag = f"--{name.replace('_', '-')}"
-        if name in ("resume", "nesterov", "no_nesterov", "relative_step", "no_scale_parameter"):
+        if name == "resume" or name in switches:
             if not isinstance(value, bool):
                 raise InvalidArgumentError(f"{name} is {value!r}; it may be True or False")
-            if value:
-                yield flag
+            if value or name in switches:
+                yield flag if value else f"--no-{flag[2:]}"
             continue
         for item in value if isinstance(value, (list, tuple)) else [value]:
             word = _word(item)

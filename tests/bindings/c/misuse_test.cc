@@ -99,8 +99,8 @@ TEST_F(MisuseTest, SettingsThatAreNoNumbersChangeNothing) {
   EXPECT_OK(sluice_engine_begin_step(engine(), nullptr));
   in_step_ = true;
   add_unit_gradients(engine(), 0, SLUICE_F32, 1e15f);
-  sluice_coefficients coefficients = {sizeof coefficients, 0.9, 0.999, 1e-8, 0};
-  auto groups = two_groups(&coefficients);
+  std::vector<sluice_setting> of_optimizer = {{"beta2", 0.999, nullptr}};
+  auto groups = two_groups(of_optimizer);
   const auto step = [&](double rate, double clip, double factor) {
     for (sluice_group_settings& group : groups) group.learning_rate = rate;
     sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
@@ -116,12 +116,11 @@ TEST_F(MisuseTest, SettingsThatAreNoNumbersChangeNothing) {
   expect_error(step(1, 0, nan), SLUICE_INVALID_ARGUMENT, {"factor of nan"});
   expect_error(step(1e39, 0, 1), SLUICE_INVALID_ARGUMENT, {"learning rate of 1e+39", "32 bits"});
   expect_error(step(1, 0, 1e39), SLUICE_INVALID_ARGUMENT, {"factor of 1e+39", "32 bits"});
-  coefficients.beta2 = 1;
+  of_optimizer[0].number = 1;
   expect_error(step(1, 0, 1), SLUICE_INVALID_ARGUMENT, {"adamw", "beta2 is 1"});
-  coefficients.beta2 = 0.999;
-  coefficients.size = 0;
-  expect_error(step(1, 0, 1), SLUICE_INVALID_ARGUMENT, {"'settings.groups.coefficients'", "SLUICE_INIT"});
-  coefficients.size = sizeof coefficients;
+  of_optimizer[0].name = "nesterov";
+  expect_error(step(1, 0, 1), SLUICE_INVALID_ARGUMENT, {"nesterov", "adamw has none"});
+  of_optimizer[0] = {"beta2", 0.999, nullptr};
   groups[0].size = 0;
   expect_error(step(1, 0, 1), SLUICE_INVALID_ARGUMENT, {"'settings.groups'", "SLUICE_INIT"});
   groups[0].size = sizeof groups[0];
@@ -284,12 +283,12 @@ TEST(PlanTest, SaysWhatIsShort) {
   options.trace_events = uint64_t{1} << 62;
   expect_error(sluice_plan(model.get(), &options, &json), SLUICE_BUDGET, {"traced"});
   options = options_of({}, nullptr);
-  sluice_coefficients coefficients = {sizeof coefficients, 1, 0.9, 1e-8, 0};
-  options.coefficients = &coefficients;
+  const sluice_setting setting = {"beta1", 1, nullptr};
+  options.settings = &setting;
+  options.setting_count = 1;
   expect_error(sluice_plan(model.get(), &options, &json), SLUICE_INVALID_ARGUMENT, {"adamw", "beta1 is 1"});
-  coefficients.size = 0;
-  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_INVALID_ARGUMENT,
-               {"'options.coefficients'", "SLUICE_INIT"});
+  options.settings = nullptr;
+  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_INVALID_ARGUMENT, {"'options.settings'"});
   options = options_of({}, nullptr);
   EXPECT_OK(sluice_plan(model.get(), &options, &json));
   EXPECT_NE(std::string(json).find("peak"), std::string::npos);

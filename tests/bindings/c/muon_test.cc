@@ -19,8 +19,8 @@ void counting_sgemm(const char* transpose_a, const char* transpose_b, const int*
 constexpr uint64_t kShape[] = {20, 30};
 constexpr uint64_t kElements = kShape[0] * kShape[1];
 
-EngineHandle engine_with(sluice_sgemm sgemm, bool by_elements, const char* scale = nullptr,
-                         uint32_t no_nesterov = 0) {
+EngineHandle engine_with(sluice_sgemm sgemm, bool by_elements,
+                         const std::vector<sluice_setting>& settings = {}) {
   sluice_model* model = nullptr;
   EXPECT_OK(sluice_model_create(&model));
   const ModelHandle owner(model, sluice_model_destroy);
@@ -35,8 +35,8 @@ EngineHandle engine_with(sluice_sgemm sgemm, bool by_elements, const char* scale
   setup.optimizer = "muon";
   sluice_engine_options options = options_of(setup, nullptr);
   options.sgemm = sgemm;
-  options.muon_scale = scale;
-  options.no_nesterov = no_nesterov;
+  options.settings = settings.data();
+  options.setting_count = settings.size();
   sluice_engine* engine = nullptr;
   EXPECT_OK(sluice_engine_create(model, &options, &engine));
   return {engine, sluice_engine_destroy};
@@ -71,8 +71,10 @@ TEST(Muon, MultipliesWithWhatTheCallerGives) {
   const std::vector<float> library = trained(engine_with(nullptr, false));
   EXPECT_EQ(calls, 45);
   EXPECT_LT(furthest(own, library), 1e-5);
-  EXPECT_GT(furthest(own, trained(engine_with(counting_sgemm, false, "match_rms_adamw"))), 1e-3);
-  EXPECT_GT(furthest(own, trained(engine_with(counting_sgemm, false, "original", 1))), 1e-4);
+  EXPECT_GT(
+      furthest(own, trained(engine_with(counting_sgemm, false, {{"muon_scale", 0, "match_rms_adamw"}}))),
+      1e-3);
+  EXPECT_GT(furthest(own, trained(engine_with(counting_sgemm, false, {{"nesterov", 0, nullptr}}))), 1e-4);
 }
 
 TEST(Muon, LeavesToAdamWWhatIsToBeUpdatedByElements) {
@@ -86,20 +88,32 @@ TEST(Muon, RefusesWhatItDoesNotHave) {
   Choice setup;
   setup.optimizer = "muon";
   const ModelHandle model = make_model();
-  sluice_engine* engine = nullptr;
-  sluice_engine_options options = options_of(setup, nullptr);
-  options.muon_scale = "large";
-  expect_error(sluice_engine_create(model.get(), &options, &engine), SLUICE_INVALID_ARGUMENT,
-               {"'large'", "match_rms_adamw"});
-  options = options_of(setup, nullptr);
-  options.clip_threshold = 1;
-  expect_error(sluice_engine_create(model.get(), &options, &engine), SLUICE_INVALID_ARGUMENT,
-               {"clip_threshold"});
+  const auto refused = [&](const sluice_setting& setting, const std::vector<std::string>& parts) {
+    sluice_engine_options options = options_of(setup, nullptr);
+    options.settings = &setting;
+    options.setting_count = 1;
+    sluice_engine* engine = nullptr;
+    expect_error(sluice_engine_create(model.get(), &options, &engine), SLUICE_INVALID_ARGUMENT, parts);
+    EXPECT_EQ(engine, nullptr);
+    expect_error(sluice_optimizer_check(setup.optimizer, &setting, 1), SLUICE_INVALID_ARGUMENT, parts);
+  };
+  refused({"muon_scale", 0, "large"}, {"'large'", "match_rms_adamw"});
+  refused({"muon_scale", 1, nullptr}, {"muon_scale is 1", "match_rms_adamw"});
+  refused({"muon_scale", 1, "original"}, {"muon_scale", "'original' and as 1"});
+  refused({"nesterov", 2, nullptr}, {"nesterov is 2", "true or false"});
+  refused({"momentum", 0, "much"}, {"momentum is 'much'", "below 1"});
+  refused({"clip_threshold", 1, nullptr}, {"clip_threshold"});
+  refused({nullptr, 1, nullptr}, {"sluice_setting.name"});
   setup.optimizer = "adamw";
-  options = options_of(setup, nullptr);
-  options.no_nesterov = 1;
-  expect_error(sluice_engine_create(model.get(), &options, &engine), SLUICE_INVALID_ARGUMENT,
-               {"nesterov", "adamw"});
+  refused({"nesterov", 0, nullptr}, {"nesterov", "adamw"});
+  const sluice_setting twice[] = {{"beta1", 0.5, nullptr}, {"beta1", 0.5, nullptr}},
+                       two_names[] = {{"beta1", 0.5, nullptr}, {"betas[0]", 0.5, nullptr}};
+  for (const sluice_setting* settings : {twice, two_names})
+    expect_error(sluice_optimizer_check("adamw", settings, 2), SLUICE_INVALID_ARGUMENT, {"beta1", "twice"});
+  expect_error(sluice_optimizer_check("adamw", nullptr, 1), SLUICE_INVALID_ARGUMENT, {"'settings' is NULL"});
+  expect_error(sluice_optimizer_check("adamw", twice, SIZE_MAX), SLUICE_INVALID_ARGUMENT, {"in all"});
+  expect_error(sluice_optimizer_check("adamax", nullptr, 0), SLUICE_INVALID_ARGUMENT, {"'adamax'", "adamw"});
+  EXPECT_OK(sluice_optimizer_check("adamw", twice, 1));
 }
 
 }  // namespace

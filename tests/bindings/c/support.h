@@ -189,9 +189,9 @@ inline void add_unit_gradients(sluice_engine* engine, uint32_t unit, sluice_dtyp
   EXPECT_OK(sluice_engine_release(engine, unit));
 }
 
-inline std::array<sluice_group_settings, 2> two_groups(const sluice_coefficients* coefficients = nullptr) {
-  return {{{sizeof(sluice_group_settings), 0.01, 0.1, coefficients},
-           {sizeof(sluice_group_settings), 0.02, 0, coefficients}}};
+inline std::array<sluice_group_settings, 2> two_groups(const std::vector<sluice_setting>& settings = {}) {
+  return {{{sizeof(sluice_group_settings), 0.01, 0.1, settings.data(), settings.size()},
+           {sizeof(sluice_group_settings), 0.02, 0, settings.data(), settings.size()}}};
 }
 
 inline sluice_status apply(sluice_engine* engine, double clip = 1.0, sluice_step_result* result = nullptr,

@@ -113,12 +113,13 @@ TEST_F(TrainingTest, StepsOneAfterAnotherWithoutAnAccessBetween) {
 }
 
 // The settings come from a caller that was compiled with a later version, which has more in them.
-TEST_F(TrainingTest, CoefficientsOfAStepAreThoseOfAnEngineMadeWithThem) {
+TEST_F(TrainingTest, SettingsOfAStepAreThoseOfAnEngineMadeWithThem) {
   struct Later {
     sluice_group_settings known;
     double more = 7;
   };
-  const sluice_coefficients coefficients = {sizeof coefficients, 0.8, 0.95, 1e-3, 0};
+  const std::vector<sluice_setting> settings = {
+      {"beta1", 0.8, nullptr}, {"betas[1]", 0.95, nullptr}, {"epsilon", 1e-3, nullptr}};
   const auto run = [&](const char* place, bool made_with, bool by_step) {
     Choice setup;
     setup.place = place;
@@ -126,23 +127,24 @@ TEST_F(TrainingTest, CoefficientsOfAStepAreThoseOfAnEngineMadeWithThem) {
     const std::string path = folder_.path();
     const sluice_folder folder = {path.c_str(), 0};
     sluice_engine_options options = options_of(setup, &folder);
-    if (made_with) options.coefficients = &coefficients;
+    options.settings = settings.data();
+    options.setting_count = made_with ? settings.size() : 0;
     sluice_engine* made = nullptr;
     EXPECT_OK(sluice_engine_create(model.get(), &options, &made));
     const EngineHandle engine(made, sluice_engine_destroy);
     set_start_values(engine.get());
     std::array<Later, 2> groups;
     for (std::size_t g = 0; g < groups.size(); ++g) {
-      groups[g].known = two_groups(by_step ? &coefficients : nullptr)[g];
+      groups[g].known = (by_step ? two_groups(settings) : two_groups())[g];
       groups[g].known.size = sizeof(Later);
     }
-    sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
-    settings.groups = &groups[0].known;
-    settings.group_count = groups.size();
+    sluice_step_settings step_settings = SLUICE_INIT(sluice_step_settings);
+    step_settings.groups = &groups[0].known;
+    step_settings.group_count = groups.size();
     for (int step = 0; step < 3; ++step) {
       EXPECT_OK(sluice_engine_begin_step(engine.get(), nullptr));
       for (uint32_t unit = kUnits; unit-- > 0;) add_unit_gradients(engine.get(), unit, SLUICE_F32, 0.3f);
-      EXPECT_OK(sluice_engine_step(engine.get(), &settings, nullptr));
+      EXPECT_OK(sluice_engine_step(engine.get(), &step_settings, nullptr));
     }
     return values_of(engine.get());
   };

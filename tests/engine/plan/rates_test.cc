@@ -67,7 +67,7 @@ TEST(ProductSeconds, CountWhatComesFromMemory) {
 
 // AdamW in f32 moves 28 bytes of each element: value and two arrays of state out and in, and the gradient.
 TEST(Visits, AnUpdateTakesItsArithmeticOrTheBandwidthOfMemory) {
-  const auto optimizer = optim::make_adamw({});
+  const auto optimizer = optim::make_optimizer({});
   const Profile profile = toy::profile(1);
   const Placement placement(profile, *optimizer, {});
   const std::vector<UnitPlan> units(profile.units.size());
@@ -89,7 +89,7 @@ TEST(Visits, AnUpdateTakesItsArithmeticOrTheBandwidthOfMemory) {
 
 // What a unit of a hundred million elements is updated in, with everything on disk.
 TEST(Chunks, AreAsLongAsWakingTheThreadsAsksForAndNoLonger) {
-  const auto optimizer = optim::make_adamw({});
+  const auto optimizer = optim::make_optimizer({});
   const Profile profile = any_order_profile({{"unit", {{"weight", {100, 1 << 20}}}}}, 1);
   PlanRequest request;
   request.places = toy::places("disk");
@@ -107,7 +107,7 @@ TEST(Chunks, AreAsLongAsWakingTheThreadsAsksForAndNoLonger) {
 
 // The walk moves what the units' traffic adds up to, wherever what is moved falls.
 TEST(Visits, MoveAllTrafficOfAStep) {
-  const auto optimizer = optim::make_adamw({});
+  const auto optimizer = optim::make_optimizer({});
   for (const Dtype type : {Dtype::kF32, Dtype::kBf16})
     for (const std::size_t group : {1, 2, 3})
       for (const bool clip : {true, false}) {

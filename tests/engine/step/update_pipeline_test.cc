@@ -83,7 +83,7 @@ class UpdatePipelineTest : public testing::Test {
   }
 
   Layout layout_ = one_unit();
-  std::unique_ptr<optim::Optimizer> optimizer_ = optim::make_adamw({});
+  std::unique_ptr<optim::Optimizer> optimizer_ = optim::make_optimizer({});
   Threads threads_{1};
   allocator::Ledger ledger_;
   HoldingFile* file_ = nullptr;

@@ -337,7 +337,7 @@ def test_what_is_no_model():
             sluice.plan([sluice.Unit("u", [sluice.Parameter(name, (3,))])], options)
     for wrong in (
         *({"betas": betas} for betas in ((0.9, 1.0), (0.9,), 0.9, None, ("0.9", 0.9))),
-        *({"eps": eps} for eps in (0.0, "1e-8", None)),
+        *({"eps": eps} for eps in (-1e-8, "1e-8", None)),
         *({"lr": lr} for lr in (float("nan"), float("inf"), None, (1e-3, 1e-3))),
         {"weight_decay": -1},
     ):

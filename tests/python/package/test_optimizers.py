@@ -407,7 +407,7 @@ def test_settings_that_cannot_be(tmp_path):
         (sluice.SGD, {"nesterov": True}),
         (sluice.SGD, {"lr": -1.0}),
         (sluice.Lion, {"betas": (0.9, 1.0)}),
-        (sluice.Adam, {"eps": 0.0}),
+        (sluice.Adam, {"eps": -1e-8}),
         (sluice.Adam, {"weight_decay": float("inf")}),
         (sluice.Adafactor, {"beta1": 1.0}),
         (sluice.Adafactor, {"eps": (0.0, 1e-3)}),
@@ -415,11 +415,11 @@ def test_settings_that_cannot_be(tmp_path):
         (sluice.Adafactor, {"relative_step": "no"}),
         (sluice.Adafactor, {"scale_parameter": 1}),
         (sluice.SGD, {"nesterov": "no"}),
-        (sluice.Muon, {"momentum": 0.0}),
+        (sluice.Muon, {"momentum": 1.0}),
         (sluice.Muon, {"adjust_lr_fn": "large"}),
         (sluice.Muon, {"adamw_lr": -1.0}),
         (sluice.Muon, {"adamw_betas": (0.9, 1.0)}),
-        (sluice.Muon, {"adamw_eps": 0.0}),
+        (sluice.Muon, {"adamw_eps": 1e39}),
     ):
         with pytest.raises(sluice.InvalidArgumentError, match=next(iter(wrong))):
             make(**wrong)

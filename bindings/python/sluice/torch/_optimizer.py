@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Optional
@@ -23,7 +22,7 @@ _NOT_HAD = ("amsgrad", "maximize", "momentum", "dampening", "nesterov", "centere
 
 def _settings_of_group(group: Mapping[str, Any], made_with: Settings) -> Settings:
     """A group's settings that are in force; raises where one is not valid, or cannot change."""
-    had = {field.name for field in dataclasses.fields(made_with)}
+    had = vars(made_with)
     for name in _NOT_HAD:
         if name not in had and group.get(name):
             raise InvalidArgumentError(
@@ -56,7 +55,7 @@ class Optimizer(torch.optim.Optimizer):
         self._session = session
         self._sealed = False
         first = settings[0]
-        defaults = dataclasses.asdict(first)
+        defaults = dict(vars(first))
         presence = session.presence
         homes = sorted((home for home in presence.homes if home.trainable), key=lambda home: home.place)
         groups = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,16 +39,16 @@ def roles_of(
             roles.place[key] = place
             if "use_muon" in given:
                 _choose(roles, known[key], given["use_muon"])
-    if isinstance(optimizer, Muon) and optimizer.adamw_lr is not None:
+    if vars(optimizer).get("adamw_lr") is not None:
         stated = [False] + ["lr" in given for given in param_groups]
-        settings = _split(settings, stated, roles, list(known.values()), optimizer.adamw_lr)
+        settings = _split(settings, stated, roles, list(known.values()), vars(optimizer)["adamw_lr"])
     return settings, roles
 
 
 def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
     """The settings with other values, as torch.optim takes them: also lists and tensors. InvalidArgumentError where one
     is out of its range, or cannot change."""
-    made = dataclasses.replace(settings, **{name: _plain(value) for name, value in values.items()})
+    made: Settings = settings.replaced(**{name: _plain(value) for name, value in values.items()})
     for name in settings.fixed:
         if getattr(made, name) != getattr(settings, name):
             raise InvalidArgumentError(
@@ -106,7 +105,7 @@ def _split(
     settings: list[Settings], stated: Sequence[bool], roles: Roles, parameters: Sequence[torch.nn.Parameter], lr: float
 ) -> list[Settings]:
     """What is AdamW's gets groups of its own, with its learning rate; but for groups that state theirs."""
-    split: list[Settings] = [dataclasses.replace(group, adamw_lr=None) for group in settings]  # type: ignore[call-arg]
+    split: list[Settings] = [group.replaced(adamw_lr=None) for group in settings]
     of_group: dict[int, int] = {}
     for p in parameters:
         group = roles.group.get(id(p), 0)
@@ -114,6 +113,6 @@ def _split(
             continue
         if group not in of_group:
             of_group[group] = len(split)
-            split.append(dataclasses.replace(split[group], lr=lr))  # type: ignore[call-arg]
+            split.append(split[group].replaced(lr=lr))
         roles.group[id(p)] = of_group[group]
     return split

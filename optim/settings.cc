@@ -1,0 +1,280 @@
+#include "optim/settings.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+
+namespace sluice::optim {
+
+// To add a setting, add an entry, and use it in its optimizers. docs/optimizers.md says more of each.
+const std::vector<Setting>& setting_table() {
+  using enum Range;
+  using enum Change;
+  static const std::vector<Setting> table = {
+      {"momentum",
+       kShare,
+       kByStepButNotZero,
+       {{"sgd", "momentum", 0.0}},
+       "what stays of the sum of gradients in a step; 0: no momentum",
+       "Polyak 1964"},
+      {"momentum",
+       kShare,
+       kByStep,
+       {{"muon", "momentum", 0.95}},
+       "what stays of the average of a matrix's gradients in a step",
+       "Jordan et al. 2024"},
+      {"nesterov",
+       kSwitch,
+       kNever,
+       {{"sgd", "nesterov", false}, {"muon", "nesterov", true}},
+       "look ahead by the momentum",
+       "Sutskever et al. 2013, section 2"},
+      {"muon_scale",
+       kChoice,
+       kNever,
+       {{"muon", "adjust_lr_fn", "original", "match_rms_adamw"}},
+       "how a step depends on a matrix's shape (match_rms_adamw: learning rates as of adamw)",
+       "Jordan et al. 2024; Liu et al. 2025, equation 4",
+       {"original", "match_rms_adamw"}},
+      {"beta1",
+       kShare,
+       kByStep,
+       {{"adamw", "betas[0]", 0.9}, {"adam", "betas[0]", 0.9}, {"muon", "adamw_betas[0]", 0.9}},
+       "what stays of the average of gradients in a step",
+       "Kingma, Ba 2015, algorithm 1"},
+      {"beta1",
+       kShare,
+       kByStep,
+       {{"lion", "betas[0]", 0.9}},
+       "the average's share in a step's direction",
+       "Chen et al. 2023, algorithm 2"},
+      {"beta1",
+       kShare,
+       kByStepButNotZero,
+       {{"adafactor", "beta1", 0.0}},
+       "what stays of the average of updates in a step; 0: no momentum",
+       "Shazeer, Stern 2018, algorithm 2"},
+      {"beta2",
+       kShare,
+       kByStep,
+       {{"adamw", "betas[1]", 0.999, 0.95},
+        {"adam", "betas[1]", 0.999, 0.95},
+        {"muon", "adamw_betas[1]", 0.999, 0.95}},
+       "what stays of the average of squared gradients in a step",
+       "Kingma, Ba 2015, algorithm 1"},
+      {"beta2",
+       kShare,
+       kByStep,
+       {{"lion", "betas[1]", 0.99}},
+       "what stays of the average of gradients in a step",
+       "Chen et al. 2023, algorithm 2"},
+      {"epsilon",
+       kZeroOrMore,
+       kByStep,
+       {{"adamw", "eps", 1e-8}, {"adam", "eps", 1e-8}, {"muon", "adamw_eps", 1e-8}},
+       "added to the root that an update is divided by",
+       "Kingma, Ba 2015, algorithm 1"},
+      {"epsilon",
+       kAboveZero,
+       kByStep,
+       {{"adafactor", "eps[0]", 1e-30}},
+       "added to squared gradients",
+       "Shazeer, Stern 2018, algorithms 4, 5"},
+      {"epsilon2",
+       kAboveZero,
+       kNever,
+       {{"adafactor", "eps[1]", 1e-3}},
+       "least root mean square of a parameter that its steps are scaled by",
+       "Shazeer, Stern 2018, section 8"},
+      {"clip_threshold",
+       kAboveZero,
+       kNever,
+       {{"adafactor", "clip_threshold", 1.0}},
+       "bound of an update's root mean square",
+       "Shazeer, Stern 2018, section 6"},
+      {"relative_step",
+       kSwitch,
+       kNever,
+       {{"adafactor", "relative_step", false}},
+       "the learning rate is a factor of min(0.01, 1 / sqrt(step))",
+       "Shazeer, Stern 2018, section 8"},
+      {"scale_parameter",
+       kSwitch,
+       kNever,
+       {{"adafactor", "scale_parameter", true}},
+       "steps are scaled by the parameter's root mean square",
+       "Shazeer, Stern 2018, section 8"},
+  };
+  return table;
+}
+
+namespace {
+
+// As a person would write it.
+std::string text_of(const Json& value) {
+  if (value.is_string()) return fmt::format("'{}'", value.get<std::string>());
+  return value.is_number() ? fmt::format("{}", value.get<double>()) : value.dump();
+}
+
+bool is_within(Range range, double value) {
+  const auto single = static_cast<float>(value);  // the loops have it so
+  switch (range) {
+    case Range::kShare:
+      return value >= 0 && value < 1;
+    case Range::kAboveZero:
+      return std::isfinite(single) && single > 0;
+    case Range::kZeroOrMore:
+      return std::isfinite(single) && (single > 0 || value == 0);
+    case Range::kFromOne:
+      return value >= 1 && value < 1e9 && value == std::floor(value);
+    case Range::kSwitch:
+      return value == 0 || value == 1;
+    case Range::kChoice:
+      break;
+  }
+  return false;
+}
+
+const Setting* find(std::string_view optimizer, std::string_view key) {
+  const auto found = std::ranges::find_if(setting_table(), [&](const Setting& setting) {
+    const SettingOwner* const owner = setting.owner(optimizer);
+    return owner != nullptr && (setting.name == key || owner->python == key);
+  });
+  return found == setting_table().end() ? nullptr : &*found;
+}
+
+std::string names_of(const std::vector<const Setting*>& settings) {
+  std::vector<std::string_view> names;
+  for (const Setting* const setting : settings) names.push_back(setting->name);
+  return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
+}
+
+Json to_json(const Setting& setting, const SettingOwner& owner) {
+  constexpr const char* kTypes[] = {"number", "whole", "switch", "choice"};
+  return {{"name", setting.name},
+          {"python", owner.python},
+          {"type", kTypes[static_cast<std::size_t>(type_of(setting.range))]},
+          {"range", setting.range_text()},
+          {"default", owner.value},
+          {"by_step", setting.change != Change::kNever},
+          {"needs_array", setting.change == Change::kByStepButNotZero},
+          {"help", setting.help},
+          {"source", setting.source}};
+}
+
+}  // namespace
+
+SettingType type_of(Range range) {
+  switch (range) {
+    case Range::kFromOne:
+      return SettingType::kWhole;
+    case Range::kSwitch:
+      return SettingType::kSwitch;
+    case Range::kChoice:
+      return SettingType::kChoice;
+    default:
+      return SettingType::kNumber;
+  }
+}
+
+const SettingOwner* Setting::owner(std::string_view optimizer) const {
+  const auto found = std::ranges::find(owners, optimizer, &SettingOwner::optimizer);
+  return found == owners.end() ? nullptr : &*found;
+}
+
+std::string Setting::range_text() const {
+  switch (range) {
+    case Range::kShare:
+      return "at least 0 and below 1";
+    case Range::kAboveZero:
+      return "finite and above 0, and so as a number of 32 bits";
+    case Range::kZeroOrMore:
+      return "finite and 0 or more, and so as a number of 32 bits";
+    case Range::kFromOne:
+      return "a whole number from 1 to below 1e9";
+    case Range::kSwitch:
+      return "true or false";
+    case Range::kChoice:
+      break;
+  }
+  return fmt::format("one of {}", fmt::join(choices, ", "));
+}
+
+Json Setting::checked(std::string_view optimizer, std::string_view key, const Json& value) const {
+  const SettingType type = type_of(range);
+  if (type == SettingType::kSwitch && value.is_boolean()) return value;
+  if (type == SettingType::kChoice && value.is_string() &&
+      std::ranges::find(choices, value.get<std::string>()) != choices.end())
+    return value;
+  if (value.is_number() && is_within(range, value.get<double>()))
+    return type == SettingType::kSwitch ? Json(value.get<double>() == 1) : Json(value.get<double>());
+  fail(ErrorCode::kInvalidArgument, "{}: {} is {}; it must be {}", optimizer, key, text_of(value),
+       range_text());
+}
+
+std::vector<const Setting*> settings_of(std::string_view optimizer) {
+  std::vector<const Setting*> all;
+  for (const Setting& setting : setting_table())
+    if (setting.owner(optimizer) != nullptr) all.push_back(&setting);
+  return all;
+}
+
+Json setting_table_json() {
+  Json all = Json::object();
+  for (const Setting& setting : setting_table())
+    for (const SettingOwner& owner : setting.owners)
+      all[std::string(owner.optimizer)].push_back(to_json(setting, owner));
+  return all;
+}
+
+Settings::Settings(std::string_view optimizer, const Json& given, Defaults defaults) : optimizer_(optimizer) {
+  take(given);
+  for (const Setting* const setting : settings_of(optimizer)) {
+    const SettingOwner& owner = *setting->owner(optimizer);
+    const Json& value = defaults == Defaults::kOwn ? owner.value : owner.in_training();
+    values_.emplace(setting->name, value);  // where none was given
+  }
+}
+
+std::vector<Settings::Given> Settings::take(const Json& given) {
+  std::vector<Given> taken;
+  for (const auto& [key, value] : given.items()) {
+    const Setting* const setting = find(optimizer_, key);
+    if (setting == nullptr)
+      fail(ErrorCode::kInvalidArgument, "{} is given, and {} has none; it has {}", key, optimizer_,
+           names_of(settings_of(optimizer_)));
+    if (std::ranges::find(taken, setting, &Given::setting) != taken.end())
+      fail(ErrorCode::kInvalidArgument, "{}: {} is given twice", optimizer_, setting->name);
+    values_[std::string(setting->name)] = setting->checked(optimizer_, key, value);
+    taken.push_back({setting, key});
+  }
+  return taken;
+}
+
+const Json& Settings::at(std::string_view name) const {
+  const auto found = values_.find(name);
+  ensure(found != values_.end(), "{} is asked for '{}', which is no setting of its", optimizer_, name);
+  return *found;
+}
+
+std::shared_ptr<const Settings> Settings::for_step(const Json& given) const {
+  Settings other = *this;
+  for (const auto& [setting, key] : other.take(given)) {
+    const Json &before = at(setting->name), &now = other.at(setting->name);
+    if (setting->change == Change::kNever && now != before)
+      fail(ErrorCode::kInvalidArgument, "{}: {} is {}, and it was made with {}; it cannot change", optimizer_,
+           key, text_of(now), text_of(before));
+    if (setting->change == Change::kByStepButNotZero && (now == 0.0) != (before == 0.0))
+      fail(ErrorCode::kInvalidArgument,
+           "{}: {} is {}, and it was made with {}; the array that it needs is made at the start or not at "
+           "all, "
+           "so that it cannot become {} later",
+           optimizer_, key, text_of(now), text_of(before), before == 0.0 ? "other than 0" : "0");
+  }
+  return std::make_shared<const Settings>(std::move(other));
+}
+
+}  // namespace sluice::optim
