@@ -10,7 +10,7 @@
 // What the optimizers share where they go over elements, and how each is made. Private to this room.
 namespace sluice::optim {
 
-inline constexpr std::size_t kMostArrays = 2;
+inline constexpr std::size_t kMostArrays = 3;
 
 // The words that bf16 values without a master are rounded by: those of CounterRandom(seed, stream),
 // of kRoundingPhiloxRounds. An element has half of one, element 0 the lower half of word 0.

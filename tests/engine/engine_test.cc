@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/error.h"
+#include "engine/amsgrad.h"
 #include "engine/toy.h"
 #include "offload/file.h"
 
@@ -51,11 +52,10 @@ StepSettings settings_of(const Options& setup, int step) {
   return settings;
 }
 
-Trained train(const Options& setup, int steps = 4) {
+Trained train(const Options& setup, const optim::Optimizer& optimizer, int steps) {
   const Profile profile = toy::profile(setup.micro_batches, setup.types, setup.blocks);
-  const auto optimizer = optim::make_optimizer(setup.optimizer);
   Trained result;
-  result.plan = make_plan(profile, *optimizer, {setup.memory, kGiB, 0}, setup.request, {});
+  result.plan = make_plan(profile, optimizer, {setup.memory, kGiB, 0}, setup.request, {});
   Threads threads(setup.threads);
   const auto library = kernels::load_matrix_library(2);
   allocator::Ledger ledger, unlimited;
@@ -65,7 +65,7 @@ Trained train(const Options& setup, int steps = 4) {
   offload::RecordStore disk(setup.disk_delay > 0 ? slow_disk(files, setup.disk_delay) : std::move(files),
                             ledger);
   {
-    Engine engine(profile, result.plan, *optimizer, {threads, ledger, &disk, nullptr, library.get()});
+    Engine engine(profile, result.plan, optimizer, {threads, ledger, &disk, nullptr, library.get()});
     for (UnitId u = 0; u < profile.units.size(); ++u) engine.load(u, toy::start_values());
     toy::Trainer trainer(profile, result.plan, engine, activations.bytes());
     for (int s = 0; s < steps; ++s) {
@@ -76,7 +76,7 @@ Trained train(const Options& setup, int steps = 4) {
     engine.settle();
     result.traffic = disk.counters();
     for (UnitId u = 0; u < profile.units.size(); ++u)
-      engine.save(u, toy::collect(result.outcome, optimizer->state()));
+      engine.save(u, toy::collect(result.outcome, optimizer.state()));
   }
   const auto snapshot = ledger.snapshot();
   const auto host = static_cast<std::size_t>(allocator::Tier::kHost);
@@ -84,6 +84,10 @@ Trained train(const Options& setup, int steps = 4) {
             snapshot.lines[host][static_cast<std::size_t>(allocator::Purpose::kBase)].current);
   EXPECT_LE(snapshot.total[host].peak, result.plan.peak_memory);
   return result;
+}
+
+Trained train(const Options& setup, int steps = 4) {
+  return train(setup, *optim::make_optimizer(setup.optimizer), steps);
 }
 
 void expect_same(const Trained& a, const Trained& b) {
@@ -198,6 +202,29 @@ TEST_P(Twins, LentMemoryNeverChangesBits) {
   lending("memory", 0, 150 * kMiB);
   lending("memory", 3000, 20 * kMiB);
   lending("disk", 500, 150 * kMiB);
+}
+
+TEST_P(Twins, ThreeArraysOfStateHaveTheSameBitsEverywhere) {
+  const auto& [clip, types] = GetParam();
+  for (const Dtype state : {Dtype::kF32, Dtype::kBf16, Dtype::kU8}) {
+    SCOPED_TRACE(optim::state_type_name(state));
+    const toy::Amsgrad optimizer({state});
+    const auto run = [&, clip = clip, &types = types](const char* place, const char* of_state,
+                                                      std::size_t chunk = kChunkGrain) {
+      Options setup = with(clip, types, place, place, of_state);
+      setup.blocks = 1;
+      setup.request.chunk_elements = chunk;
+      return train(setup, optimizer, 3);
+    };
+    const Trained memory = run("memory", "memory");
+    for (const auto& array : memory.outcome.states[2])
+      EXPECT_TRUE(std::ranges::any_of(array, [](float value) { return value > 0; }));
+    expect_same(memory, run("disk", "disk"));
+    expect_same(memory, run("disk", "memory", 2 * kChunkGrain));
+    const Trained on_disk = run("memory", "disk");
+    expect_same(memory, on_disk);
+    EXPECT_GT(kept_bytes(on_disk.plan), 0u);
+  }
 }
 
 TEST_P(Twins, EveryOptimizerHasTheSameBitsEverywhere) {
