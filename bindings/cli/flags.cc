@@ -8,6 +8,7 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "core/bytes.h"
@@ -49,6 +50,11 @@ std::string scalar_text(const Json& value, const std::string& key, const std::st
   if (value.is_number()) return value.dump();
   fail(ErrorCode::kInvalidArgument, "{}: '{}' has an unexpected value: {}", source, key,
        value.dump().substr(0, 80));
+}
+
+// Of a switch --name and --no-name are one setting.
+std::string opposite_of(const std::string& name) {
+  return name.starts_with("no-") ? name.substr(3) : "no-" + name;
 }
 
 void give(CLI::Option& option, const Json& value, const std::string& key, const std::string& source) {
@@ -217,6 +223,9 @@ void apply_config(CLI::App& app, const Json& config, const std::string& source) 
   std::erase_if(known, [](const std::string& name) {
     return name == "config" || name == "help" || name == "log-level" || name == "errors";
   });
+  std::set<std::string> stated;  // on the command line, which wins
+  for (const std::string& name : known)
+    if (app.get_option("--" + name)->count() > 0) stated.insert({name, opposite_of(name)});
   std::map<std::string, std::string> given;  // by name: as it was written
   for (const auto& [key, value] : config.items()) {
     std::string name = key;
@@ -226,8 +235,7 @@ void apply_config(CLI::App& app, const Json& config, const std::string& source) 
            same->second, key);
     if (std::find(known.begin(), known.end(), name) == known.end())
       fail(ErrorCode::kInvalidArgument, "{}: unknown key '{}'{}", source, key, suggestion(name, known, ""));
-    CLI::Option& option = *app.get_option("--" + name);
-    if (option.count() == 0) give(option, value, key, source);
+    if (!stated.contains(name)) give(*app.get_option("--" + name), value, key, source);
   }
 }
 

@@ -193,6 +193,27 @@ TEST(TrainFlagsTest, TheyMayStandInTheConfigFile) {
   std::filesystem::remove(path);
 }
 
+TEST(TrainFlagsTest, ASwitchWinsOverItsOppositeInTheConfigFile) {
+  const std::string path = ::testing::TempDir() + "switches-" + std::to_string(::getpid()) + ".json";
+  const auto write = [&](const char* settings) {
+    std::ofstream(path) << R"({"model": "tiny", "data": ["a"], "optimizer": "muon", )" << settings << "}";
+  };
+  const auto nesterov = [&](const std::vector<std::string>& words) {
+    return settings_of(words).optimizer.settings.at("nesterov");
+  };
+  write(R"("nesterov": true)");
+  EXPECT_EQ(nesterov({"--config", path}), true);
+  EXPECT_EQ(nesterov({"--config", path, "--no-nesterov"}), false);
+  write(R"("nesterov": false)");
+  EXPECT_EQ(nesterov({"--config", path}), false);
+  EXPECT_EQ(nesterov({"--config", path, "--nesterov"}), true);
+  write(R"("no_nesterov": true)");
+  EXPECT_EQ(nesterov({"--config", path, "--nesterov"}), true);
+  write(R"("nesterov": true, "no_nesterov": true)");
+  EXPECT_THAT(error_of({"--config", path}), HasSubstr("leave one out"));
+  std::filesystem::remove(path);
+}
+
 TEST(ParseDiskTest, TellsFoldersFromSizes) {
   EXPECT_EQ(parse_disk("/a:b").path, "/a:b");
   EXPECT_EQ(parse_disk("/a:1/b").path, "/a:1/b");
