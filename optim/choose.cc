@@ -21,13 +21,15 @@ void check_storage(const Optimizer& optimizer) {
     fail(ErrorCode::kInvalidArgument, "{}: its state is to be {}; it may be {}", optimizer.name(),
          name_of(type), fmt::join(names, ", "));
   if (type == Dtype::kF32 || !optimizer.state().empty()) return;
-  const std::vector<const Setting*> settings = settings_of(optimizer.name());
-  const auto momentum = std::ranges::find(settings, Change::kByStepButNotZero, &Setting::change);
+  for (const Setting* const setting : settings_of(optimizer.name()))
+    if (setting->change == Change::kByStepButNotZero)
+      fail(ErrorCode::kInvalidArgument,
+           "{}: its state is to be {}, and without momentum it has no array that could be; leave that out, "
+           "or give a {} above 0",
+           optimizer.name(), state_type_name(type), setting->name);
   fail(ErrorCode::kInvalidArgument,
-       "{}: its state is to be {}, and without momentum it has no array that could be; leave that out, or "
-       "give "
-       "a {} above 0",
-       optimizer.name(), state_type_name(type), (*momentum)->name);
+       "{}: its state is to be {}, and it has no array that could be; leave that out", optimizer.name(),
+       state_type_name(type));
 }
 
 }  // namespace
