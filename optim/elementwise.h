@@ -41,7 +41,7 @@ struct Piece {
 // that do not begin at 1, state other than the optimizer describes, other types.
 void for_each_piece(Threads& threads, const Optimizer& optimizer, const Hyperparameters& hyperparameters,
                     const Span& span, const std::function<void(const Piece&)>& body);
-// What of that is checked.
+// Its two checks, for rounds, which go over elements in their own way.
 void check_span(const Optimizer& optimizer, const Hyperparameters& hyperparameters, const Span& span);
 void check_values(const Optimizer& optimizer, const Span& span);  // that it has some
 

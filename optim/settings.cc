@@ -9,7 +9,7 @@
 
 namespace sluice::optim {
 
-// To add a setting, add an entry, and use it in its optimizers. docs/optimizers.md says more of each.
+// docs/optimizers.md says what else a new entry asks for.
 const std::vector<Setting>& setting_table() {
   using enum Range;
   using enum Change;
@@ -270,8 +270,7 @@ std::shared_ptr<const Settings> Settings::for_step(const Json& given) const {
     if (setting->change == Change::kByStepButNotZero && (now == 0.0) != (before == 0.0))
       fail(ErrorCode::kInvalidArgument,
            "{}: {} is {}, and it was made with {}; the array that it needs is made at the start or not at "
-           "all, "
-           "so that it cannot become {} later",
+           "all, so that it cannot become {} later",
            optimizer_, key, text_of(now), text_of(before), before == 0.0 ? "other than 0" : "0");
   }
   return std::make_shared<const Settings>(std::move(other));

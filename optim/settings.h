@@ -26,8 +26,8 @@ enum class Change {
 // An optimizer that has the setting.
 struct SettingOwner {
   std::string_view optimizer;
-  std::string_view
-      python;         // what Python's users know it by from torch.optim; "betas[0]": the first of a pair
+  // What Python's users know it by from torch.optim; "betas[0]": the first of a pair.
+  std::string_view python;
   Json value;         // where none is given
   Json trained = {};  // likewise in training of native models; null: the same
   const Json& in_training() const { return trained.is_null() ? value : trained; }
