@@ -50,7 +50,7 @@ Profile in_order(std::size_t count) {
 }
 
 void plan(benchmark::State& state, const Profile& profile) {
-  const auto optimizer = optim::make_adamw({});
+  const auto optimizer = optim::make_optimizer({});
   Budget budget{std::uint64_t{1} << 60, std::uint64_t{1} << 60, 100 * kMiB};
   budget.memory = make_plan(profile, *optimizer, budget, {}, {}).peak_memory / 2;
   for (auto _ : state) benchmark::DoNotOptimize(make_plan(profile, *optimizer, budget, {}, {}).peak_memory);

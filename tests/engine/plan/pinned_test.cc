@@ -134,8 +134,8 @@ Profile profile_of(const Json& object) {
 std::unique_ptr<optim::Optimizer> optimizer_of(const Json& object) {
   optim::OptimizerSettings settings;
   settings.name = object.at("name");
-  if (object.contains("beta1")) settings.beta1 = object.at("beta1").get<double>();
-  if (object.contains("momentum")) settings.momentum = object.at("momentum").get<double>();
+  for (const char* const key : {"beta1", "momentum"})
+    if (object.contains(key)) settings.settings[key] = object.at(key);
   settings.storage.state = type_of(object);
   settings.storage.master = field(object, "master", true);
   return optim::make_optimizer(settings);

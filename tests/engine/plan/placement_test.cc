@@ -90,7 +90,7 @@ std::size_t frames_in_any_order(const Layout& layout, const std::vector<UnitPlan
 
 TEST(Placement, FramesAreThoseOfTheWorstWindowWhateverBecomesResident) {
   std::mt19937 random(5);
-  const auto optimizer = optim::make_adamw({});
+  const auto optimizer = optim::make_optimizer({});
   for (int round = 0; round < 60; ++round) {
     const Profile profile = random_profile(random, round % 2 == 0);
     const Placement placement(profile, *optimizer, {});
@@ -124,7 +124,7 @@ TEST(Placement, FramesAreThoseOfTheWorstWindowWhateverBecomesResident) {
 
 TEST(Placement, WhatIsHeldIsTheSameWhetherMovedOrMeasured) {
   std::mt19937 random(6);
-  const auto optimizer = optim::make_adamw({.storage = {Dtype::kU8}});
+  const auto optimizer = optim::make_optimizer({.storage = {Dtype::kU8}});
   for (int round = 0; round < 40; ++round) {
     const Profile profile = random_profile(random, round % 2 == 0);
     PlanRequest request;
@@ -182,7 +182,7 @@ Simulated simulate(const Profile& profile, const Layout& layout, UnitId unit, st
 
 TEST(Placement, TrafficIsThatOfAStepAccessByAccess) {
   std::mt19937 random(7);
-  const auto optimizer = optim::make_adamw({});
+  const auto optimizer = optim::make_optimizer({});
   for (int round = 0; round < 30; ++round) {
     const Profile profile = random_profile(random, false);
     PlanRequest request;
