@@ -20,42 +20,14 @@ class BestCheckpointTest : public ::testing::Test {
  protected:
   // What is validated is never seen in training: the more is learnt, the larger is that loss.
   BestCheckpointTest() {
-    std::string text;
-    for (int i = 0; text.size() < 30000; ++i)
-      text += "the river runs to the sea, and the sea to the " + std::to_string(i * 7919 % 1000) + " winds. ";
-    std::ofstream(text_) << text;
+    std::ofstream(text_) << lesson();
     std::ofstream(other_) << std::string(3000, 'Q');
   }
 
   std::vector<std::string> words(const std::string& name, int steps,
                                  const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> all = {"train",
-                                    "--model",
-                                    "tiny",
-                                    "--data",
-                                    text_,
-                                    "--memory",
-                                    "600MiB",
-                                    "--seq",
-                                    "32",
-                                    "--batch",
-                                    "2",
-                                    "--threads",
-                                    "1",
-                                    "--lr",
-                                    "1e-3",
-                                    "--out",
-                                    folder_ / name,
-                                    "--steps",
-                                    std::to_string(steps),
-                                    "--save-every",
-                                    "2",
-                                    "--keep",
-                                    "1",
-                                    "--schedule",
-                                    "constant"};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
+    return tiny_training(text_, folder_ / name, steps,
+                         {{"--threads", "1", "--save-every", "2", "--keep", "1"}, more});
   }
   std::vector<std::string> validated(const std::string& name, int steps,
                                      const std::vector<std::string>& more = {},

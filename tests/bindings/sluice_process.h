@@ -127,4 +127,38 @@ inline Outcome run_sluice(const std::vector<std::string>& words) {
   return {status, process.out(), process.error()};
 }
 
+// A text with something to learn in it.
+inline std::string lesson() {
+  std::string text;
+  for (int i = 0; text.size() < 30000; ++i)
+    text += "the river runs to the sea, and the sea to the " + std::to_string(i * 7919 % 1000) + " winds. ";
+  return text;
+}
+
+// What trains the smallest model on that text into that folder, and then more flags.
+inline std::vector<std::string> tiny_training(const std::string& text, const std::string& out, int steps,
+                                              const std::vector<std::vector<std::string>>& more) {
+  std::vector<std::string> all = {"train",
+                                  "--model",
+                                  "tiny",
+                                  "--data",
+                                  text,
+                                  "--memory",
+                                  "600MiB",
+                                  "--seq",
+                                  "32",
+                                  "--batch",
+                                  "2",
+                                  "--schedule",
+                                  "constant",
+                                  "--lr",
+                                  "1e-3",
+                                  "--out",
+                                  out,
+                                  "--steps",
+                                  std::to_string(steps)};
+  for (const std::vector<std::string>& flags : more) all.insert(all.end(), flags.begin(), flags.end());
+  return all;
+}
+
 }  // namespace sluice::cli

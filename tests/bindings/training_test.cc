@@ -21,47 +21,15 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A text with something to learn in it.
-std::string lesson() {
-  std::string text;
-  for (int i = 0; text.size() < 30000; ++i)
-    text += "the river runs to the sea, and the sea to the " + std::to_string(i * 7919 % 1000) + " winds. ";
-  return text;
-}
-
 class TrainingTest : public ::testing::Test {
  protected:
   TrainingTest() { std::ofstream(text_) << lesson(); }
 
   std::vector<std::string> words(const std::string& name, int steps,
                                  const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> all = {"train",
-                                    "--model",
-                                    "tiny",
-                                    "--data",
-                                    text_,
-                                    "--memory",
-                                    "600MiB",
-                                    "--seq",
-                                    "32",
-                                    "--batch",
-                                    "2",
-                                    "--accumulate",
-                                    "2",
-                                    "--steps",
-                                    std::to_string(steps),
-                                    "--schedule",
-                                    "constant",
-                                    "--lr",
-                                    "1e-3",
-                                    "--threads",
-                                    "2",
-                                    "--out",
-                                    folder_ / name,
-                                    "--metrics",
-                                    folder_ / (name + ".jsonl")};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
+    const std::vector<std::string> flags = {
+        "--accumulate", "2", "--threads", "2", "--metrics", folder_ / (name + ".jsonl")};
+    return tiny_training(text_, folder_ / name, steps, {flags, more});
   }
   std::vector<std::uint64_t> losses(const std::string& name) const {
     std::ifstream file(folder_ / (name + ".jsonl"));
