@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -40,7 +41,8 @@ struct StepTime {
   double compute = 0, optimizer = 0, disk = 0;  // seconds, each alone
   double transfers = 0;                         // of all cores, for what the disk moves beside computing
   double step = 0;
-  double wait() const { return step - compute - optimizer - transfers; }
+  // Of what rounding leaves below 0 nothing is told.
+  double wait() const { return std::max(0.0, step - compute - optimizer - transfers); }
 };
 
 // How long a step takes that repeats these visits, as the engine runs it: one thing is computed at a time,
