@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
+#include <cmath>
+#include <utility>
+#include <vector>
 
 #include "core/bytes.h"
 #include "kernels/simd.h"
@@ -16,22 +18,28 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
 
-// A square of an f32 value is exact in f64, and no sum of them overflows.
-double square_sum_piece(std::size_t n, ConstArray x) {
+// The sums of the grid's blocks. A square of an f32 value is exact in f64, and no sum of them overflows.
+template <class Step>
+HWY_INLINE void sum_blocks(std::size_t n, double* sums, const Step& step) {
+  for (std::size_t begin = 0; begin < n; begin += kGridBlock)
+    *sums++ = sum_block<double>(begin, n - begin < kGridBlock ? n : begin + kGridBlock, step);
+}
+
+void square_sums(std::size_t n, ConstArray x, double* sums) {
   const hn::CappedTag<double, 16> f64;
   const hn::Rebind<float, decltype(f64)> f32;
-  return sum_in_lanes<double>(n, [=](auto at, auto sum) HWY_ATTR {
+  sum_blocks(n, sums, [=](auto at, auto sum) HWY_ATTR {
     ask_far_ahead(x, at.begin);
     const auto value = hn::PromoteTo(f64, load(f32, x, at));
     return mul_add(value, value, sum);
   });
 }
 
-double store_piece_summing_squares(std::size_t n, ConstArray x, bool accumulate, float* to) {
+void store_with_square_sums(std::size_t n, ConstArray x, bool accumulate, float* to, double* sums) {
   const hn::CappedTag<double, 16> f64;
   const hn::Rebind<float, decltype(f64)> f32;
   const Array out{to, Dtype::kF32};
-  return sum_in_lanes<double>(n, [=](auto at, auto sum) HWY_ATTR {
+  sum_blocks(n, sums, [=](auto at, auto sum) HWY_ATTR {
     ask_ahead(x, at.begin);
     auto stored = load(f32, x, at);
     if (accumulate) stored = hn::Add(load(f32, ConstArray(out), at), stored);
@@ -63,43 +71,49 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace sluice::kernels {
-HWY_EXPORT(square_sum_piece);
-HWY_EXPORT(store_piece_summing_squares);
+HWY_EXPORT(square_sums);
+HWY_EXPORT(store_with_square_sums);
 HWY_EXPORT(add_rows);
 HWY_EXPORT(add_in_place);
 
 namespace {
-constexpr std::size_t kMaxPieces = 1024;
+constexpr std::size_t kBlocksAtOnce = 64;  // of one task
 constexpr std::size_t kColumnGrain = 256;
 
-// A piece is a power of two of blocks, so that its sum is a node of the tree of pairwise sums, whatever its
-// size. sum_of(begin, end): of a piece.
-template <class Sum>
-SquareSum sum_pieces(Threads& threads, std::size_t n, const Sum& sum_of) {
-  const std::size_t blocks = std::max<std::size_t>(divide_up(n, kSumBlock), 1);
-  const std::size_t piece =
-      kSumBlock * std::bit_ceil(std::max<std::size_t>(divide_up(blocks, kMaxPieces), 16));
-  std::array<double, kMaxPieces> sums;
-  threads.parallel_for(n, piece,
-                       [&](std::size_t begin, std::size_t end) { sums[begin / piece] = sum_of(begin, end); });
-  const double sum = pairwise_sum(std::span<const double>(sums.data(), divide_up(n, piece)));
-  return {sum, std::isfinite(sum)};
+// sums_of(begin, end, sums): the sums of the blocks that make up [begin, end) of the array.
+template <class SumsOf>
+SquareSum sum_on_grid(Threads& threads, std::size_t first, std::size_t n, const SumsOf& sums_of) {
+  ensure(first % kGridBlock == 0, "a sum of squares begins at element {}, within a block", first);
+  constexpr std::size_t kTask = kBlocksAtOnce * kGridBlock;
+  std::vector<PartialSum> parts(divide_up(n, kTask));
+  threads.parallel_for(n, kTask, [&](std::size_t begin, std::size_t end) {
+    std::array<double, kBlocksAtOnce> sums;
+    sums_of(begin, end, sums.data());
+    PartialSum part((first + begin) / kGridBlock);
+    for (std::size_t block = 0; block < divide_up(end - begin, kGridBlock); ++block) part.add(sums[block]);
+    parts[begin / kTask] = std::move(part);
+  });
+  SquareSum result{PartialSum(first / kGridBlock)};
+  for (const PartialSum& part : parts) result.sum.add(part);
+  result.finite = std::ranges::all_of(result.sum.nodes(),
+                                      [](const PartialSum::Node& node) { return std::isfinite(node.value); });
+  return result;
 }
 
 }  // namespace
 
-SquareSum sum_of_squares(Threads& threads, std::size_t n, ConstArray x) {
+SquareSum sum_of_squares(Threads& threads, std::size_t first, std::size_t n, ConstArray x) {
   require_float({x});
-  return sum_pieces(threads, n, [&](std::size_t begin, std::size_t end) {
-    return HWY_DYNAMIC_DISPATCH(square_sum_piece)(end - begin, x.at(begin));
+  return sum_on_grid(threads, first, n, [&](std::size_t begin, std::size_t end, double* sums) {
+    HWY_DYNAMIC_DISPATCH(square_sums)(end - begin, x.at(begin), sums);
   });
 }
 
-SquareSum store_summing_squares(Threads& threads, std::size_t n, ConstArray x, bool accumulate, float* to) {
+SquareSum store_summing_squares(Threads& threads, std::size_t first, std::size_t n, ConstArray x,
+                                bool accumulate, float* to) {
   require_float({x});
-  return sum_pieces(threads, n, [&](std::size_t begin, std::size_t end) {
-    return HWY_DYNAMIC_DISPATCH(store_piece_summing_squares)(end - begin, x.at(begin), accumulate,
-                                                             to + begin);
+  return sum_on_grid(threads, first, n, [&](std::size_t begin, std::size_t end, double* sums) {
+    HWY_DYNAMIC_DISPATCH(store_with_square_sums)(end - begin, x.at(begin), accumulate, to + begin, sums);
   });
 }
 

@@ -3,21 +3,29 @@
 
 #include "core/dtype.h"
 #include "core/threads.h"
+#include "kernels/partial_sum.h"
 
 namespace sluice::kernels {
 
-// Sum of squares in f64 and whether every value is finite, in one pass.
-// Order: blocks of kSumBlock elements from the first one; in a block lane j (of 16) adds elements j, j + 16,
-// ... in order; the 16 lanes, and then the blocks, are added pairwise (neighbours first, an odd last one
-// carried). Any f32, bf16 or f16 array.
+// Blocks in which a row is summed: see sum_in_lanes() in simd-inl.h.
 inline constexpr std::size_t kSumBlock = 4096;
+
+// The grid of a parameter: blocks of so many elements, counted from its first one. A sum over a parameter has
+// these blocks' sums as leaves of a PartialSum, so that whoever has whole blocks of it can sum its part.
+inline constexpr std::size_t kGridBlock = 1024;
+
+// Sum of squares in f64 and whether every value is finite, in one pass, of n elements of a parameter from
+// `first` on. In a block lane j (of 16) adds elements j, j + 16, ... in order, and the lanes are added
+// pairwise. Any f32, bf16 or f16 array. REQUIRES: first is a multiple of kGridBlock; so is n, but where the
+// parameter ends.
 struct SquareSum {
-  double sum = 0;
+  PartialSum sum;
   bool finite = true;
 };
-SquareSum sum_of_squares(Threads& threads, std::size_t n, ConstArray x);
+SquareSum sum_of_squares(Threads& threads, std::size_t first, std::size_t n, ConstArray x);
 // to = x, or to += x, and the sum of squares of what `to` then holds: one pass over memory.
-SquareSum store_summing_squares(Threads& threads, std::size_t n, ConstArray x, bool accumulate, float* to);
+SquareSum store_summing_squares(Threads& threads, std::size_t first, std::size_t n, ConstArray x,
+                                bool accumulate, float* to);
 
 // out[j] (+)= sum over rows of x[i, j], in f32: blocks of 64 rows, each added in order, the blocks pairwise.
 // workspace: column_sum_workspace bytes.

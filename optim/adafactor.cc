@@ -13,7 +13,7 @@ namespace sluice::optim {
 namespace {
 
 constexpr std::size_t kFactorGrain = 4096;  // rows or columns of one task
-static_assert(kernels::kLoopGrain % kSumElements == 0);
+static_assert(kernels::kLoopGrain % kernels::kGridBlock == 0);
 
 // What the rounds hand on.
 struct Progress {
@@ -22,28 +22,36 @@ struct Progress {
         scalars(scratch),
         blocks(scratch + kScalars),
         row_sums(blocks + m.blocks()),
-        column_sums(row_sums + (m.factored ? m.all_rows() : 0)),
-        tile_sums(column_sums + (m.factored ? m.all_columns() : 0)),
-        row_factors(reinterpret_cast<float*>(tile_sums + kept(m, tiles))),
+        strip_sums(row_sums + (m.factored ? m.all_rows() : 0)),
+        tile_sums(strip_sums + in_strips(m, tiles)),
+        row_factors(reinterpret_cast<float*>(tile_sums + in_tiles(m, tiles))),
         column_factors(row_factors + (m.factored ? m.all_rows() : 0)) {}
   static std::size_t size(const Matrices& m) {
     if (!m.factored) return kScalars + m.blocks();
-    const std::size_t sums = m.all_rows() + m.all_columns();
-    return kScalars + m.blocks() + sums + kept(m, Tiles(m)) + divide_up(sums + kFactorPadding, 2);
+    const Tiles t(m);
+    const std::size_t factors = m.all_rows() + m.all_columns() + kFactorPadding;
+    return kScalars + m.blocks() + m.all_rows() + in_strips(m, t) + in_tiles(m, t) + divide_up(factors, 2);
+  }
+  // Sums of blocks, and in the first round those of rows and strips, which lie behind them.
+  PartSums sums(int round, const Matrices& m) const {
+    return {{blocks, round == 0 ? tile_sums : blocks + m.blocks()}, {}};
   }
   static constexpr std::size_t kScalars = 3;
   Tiles tiles;
   double* scalars;        // the rate (clipped from round 1 on), what the weight decay keeps, beta2
   double* blocks;         // sums of squares: of values, then of the update
   double* row_sums;       // of squared gradients
-  double* column_sums;    // likewise, of the tiles that are complete
-  double* tile_sums;      // of columns, for each of the tiles at work; none where they add to column_sums
+  double* strip_sums;     // of the squared gradients' columns, for each strip
+  double* tile_sums;      // of columns, for each of the tiles at work; none where a strip is one tile
   float* row_factors;     // 1 / sqrt(row / mean of rows)
   float* column_factors;  // 1 / sqrt(column)
 
  private:
-  static std::size_t kept(const Matrices& m, const Tiles& t) {
-    return m.factored && !t.whole ? t.at_once * m.columns : 0;
+  static std::size_t in_strips(const Matrices& m, const Tiles& t) {
+    return m.factored ? t.strips * m.all_columns() : 0;
+  }
+  static std::size_t in_tiles(const Matrices& m, const Tiles& t) {
+    return m.factored && t.of_strip > 1 ? t.at_once * m.columns : 0;
   }
 };
 
@@ -79,6 +87,14 @@ class Adafactor final : public Optimizer {
   bool reads_state(int) const override { return false; }
   bool reads_values(int round) const override { return round == 0 && own().is_on("scale_parameter"); }
   std::size_t scratch(const Kind& kind) const override { return Progress::size(Matrices(kind.shape)); }
+  std::size_t last_cut(const Kind& kind, std::size_t element) const override {
+    const Matrices m(kind.shape);
+    return Tiles(m).last_cut(m, element);
+  }
+  PartSums sums(int round, const Whole& whole) const override {
+    const Matrices m(whole.kind.shape);
+    return Progress(m, whole.scratch).sums(round, m);
+  }
   void statistics(Threads& threads, int round, const Hyperparameters& h, const Span& span) const override;
   void combine(Threads& threads, kernels::F32Products* products, int round, const Hyperparameters& h,
                const Whole& whole) const override;
@@ -132,29 +148,32 @@ class GradientSums {
     for (std::size_t tile = tiles_.tile_of(m_, first_ / m_.columns); tile < end; tile += tiles_.at_once) {
       const std::size_t count = std::min(tiles_.at_once, end - tile);
       threads.parallel_for(count, 1, [&](std::size_t i, std::size_t) { add_tile(tile + i); });
-      if (!tiles_.whole) add_to_columns(threads, tile, count);
+      if (tiles_.of_strip > 1) add_to_strips(threads, tile, count);
     }
   }
 
  private:
   double* sums_of(std::size_t tile) const { return p_.tile_sums + tile % tiles_.at_once * m_.columns; }
+  double* strip_of(std::size_t tile) const {
+    return p_.strip_sums + tiles_.first_strip(m_, tile) * m_.columns;
+  }
 
   void add_tile(std::size_t tile) const {
     const std::size_t row = tiles_.first_row(m_, tile), begin = std::max(first_, row * m_.columns);
-    const std::size_t end = std::min(last_, tiles_.end_row(m_, tile) * m_.columns),
-                      matrix = m_.matrix_of(row);
-    double* const columns = tiles_.whole ? p_.column_sums + matrix * m_.columns : sums_of(tile);
+    const std::size_t end = std::min(last_, tiles_.end_row(m_, tile) * m_.columns);
+    double* const columns = tiles_.of_strip > 1 ? sums_of(tile) : strip_of(tile);
     // The span before may have had a part of the tile.
-    if (!tiles_.whole && begin == row * m_.columns) std::fill_n(columns, m_.columns, 0.0);
-    add_squares({&m_, begin, end, gradient_.at(begin - first_), rule_, p_.row_sums, columns, matrix});
+    if (tiles_.of_strip > 1 && begin == row * m_.columns) std::fill_n(columns, m_.columns, 0.0);
+    add_squares(
+        {&m_, begin, end, gradient_.at(begin - first_), rule_, p_.row_sums, columns, m_.matrix_of(row)});
   }
 
   // Of the tiles that end in the span, one after another.
-  void add_to_columns(Threads& threads, std::size_t tile, std::size_t count) const {
+  void add_to_strips(Threads& threads, std::size_t tile, std::size_t count) const {
     threads.parallel_for(m_.columns, kFactorGrain, [&](std::size_t begin, std::size_t end) {
       for (std::size_t t = tile; t < tile + count && tiles_.end_row(m_, t) * m_.columns <= last_; ++t) {
         const double* const from = sums_of(t);
-        double* const to = p_.column_sums + m_.matrix_of(tiles_.first_row(m_, t)) * m_.columns;
+        double* const to = strip_of(t);
         for (std::size_t column = begin; column < end; ++column) to[column] += from[column];
       }
     });
@@ -172,7 +191,7 @@ void Adafactor::statistics(Threads& threads, int round, const Hyperparameters& h
   check_span(*this, h, span);
   const Matrices m(span.whole.kind.shape);
   const Progress p(m, span.whole.scratch);
-  ensure(span.first_index % kSumElements == 0, "adafactor is given a span that begins at element {}",
+  ensure(span.first_index % kernels::kGridBlock == 0, "adafactor is given a span that begins at element {}",
          span.first_index);
   if (span.count == 0) return;
   if (round == 0 && m.factored) GradientSums(m, p, h, span).add(threads);
@@ -181,9 +200,9 @@ void Adafactor::statistics(Threads& threads, int round, const Hyperparameters& h
   const ConstArray values = span.master != nullptr ? ConstArray{span.master, Dtype::kF32} : span.parameter;
   const Normalizer update = normalizer(m, p, h, span);
   threads.parallel_for(span.count, kernels::kLoopGrain, [&](std::size_t begin, std::size_t end) {
-    for (std::size_t at = begin; at < end; at += kSumElements) {
-      const std::size_t count = std::min(kSumElements, end - at);
-      p.blocks[(span.first_index + at) / kSumElements] =
+    for (std::size_t at = begin; at < end; at += kernels::kGridBlock) {
+      const std::size_t count = std::min(kernels::kGridBlock, end - at);
+      p.blocks[(span.first_index + at) / kernels::kGridBlock] =
           round == 0 ? square_sum(count, values.at(at)) : update_square_sum(update, at, count);
     }
   });
@@ -206,7 +225,7 @@ class Factors {
   void find(Threads& threads) const {
     threads.parallel_for(m_.all_columns(), kFactorGrain, [&](std::size_t begin, std::size_t end) {
       for (std::size_t column = begin; column < end; ++column) {
-        average(columns_[column], p_.column_sums[column], m_.rows);
+        average(columns_[column], column_sum(column), m_.rows);
         p_.column_factors[column] = static_cast<float>(1 / std::sqrt(static_cast<double>(columns_[column])));
       }
     });
@@ -223,6 +242,15 @@ class Factors {
   }
 
  private:
+  double column_sum(std::size_t column) const {
+    const std::size_t strips = p_.tiles.strips;
+    const double* const first =
+        p_.strip_sums + column / m_.columns * strips * m_.columns + column % m_.columns;
+    if (strips == 1) return *first;
+    kernels::PairwiseSum<double> sum;
+    for (std::size_t strip = 0; strip < strips; ++strip) sum.add(first[strip * m_.columns]);
+    return sum.total();
+  }
   void average(float& into, double sum, std::size_t count) const {
     const double mean = sum / static_cast<double>(count) + epsilon_, decay = p_.scalars[2];
     // Squares of finite gradients may pass what f32 holds, and their shares must stay numbers.

@@ -32,7 +32,7 @@ struct Buffer {
   }
   const std::byte* next;
   std::size_t element_bytes;
-  HWY_ALIGN float values[kSumElements + kFactorPadding];
+  HWY_ALIGN float values[kernels::kGridBlock + kFactorPadding];
 };
 
 // to: x as f32, by the rule.
@@ -178,7 +178,7 @@ HWY_INLINE void for_each_row(const Matrices& m, std::size_t begin, std::size_t e
 void add_squares_piece(const SumPart& part) {
   const Matrices& m = *part.matrices;
   for (std::size_t begin = part.begin; begin < part.end;) {
-    const std::size_t end = std::min(part.end, (begin / kSumElements + 1) * kSumElements);
+    const std::size_t end = std::min(part.end, (begin / kernels::kGridBlock + 1) * kernels::kGridBlock);
     const std::size_t first_row = begin / m.columns;
     std::size_t matrix = m.matrix_of(first_row), matrix_end = (matrix + 1) * m.rows;
     for_each_row(m, begin, end,
@@ -319,8 +319,8 @@ HWY_INLINE void apply_piece(const Normalizer& s, const AdafactorFactors& factors
     return apply_updates<kMomentum>(factors, s.rule, piece, update);
   }
   Buffer buffer;
-  for (std::size_t at = 0; at < piece.count; at += kSumElements) {
-    const Piece block = piece.part(at, std::min(kSumElements, piece.count - at));
+  for (std::size_t at = 0; at < piece.count; at += kernels::kGridBlock) {
+    const Piece block = piece.part(at, std::min(kernels::kGridBlock, piece.count - at));
     normalize<true>(s, block.first, block.count, buffer);
     auto update = [&](std::size_t i, simd::F32Vector)
                       SLUICE_BODY { return hn::LoadU(simd::F32(), buffer.values + i); };
@@ -361,7 +361,7 @@ void apply_update(const Normalizer& normalizer, const AdafactorFactors& factors,
 namespace {
 constexpr std::size_t kTileElements = std::size_t{64} << 10;
 constexpr std::size_t kLeastRows = 32;  // of a tile: sums of columns are then little beside what is summed
-constexpr std::size_t kElementsAtOnce = std::size_t{4} << 20;  // lest threads wait for each other often
+constexpr std::size_t kElementsAtOnce = std::size_t{2} << 20;  // lest threads wait for each other often
 constexpr std::size_t kLeastAtOnce = 4;
 }  // namespace
 
@@ -369,22 +369,26 @@ Matrices::Matrices(std::span<const std::size_t> shape)
     : elements(std::accumulate(shape.begin(), shape.end(), std::size_t{1}, std::multiplies<>())),
       columns(shape.empty() ? 1 : shape.back()),
       rows(shape.size() < 2 ? 1 : shape[shape.size() - 2]),
-      count(elements / rows / columns),
+      count(elements / matrix_elements()),
       factored(shape.size() >= 2) {}
 
-std::size_t Matrices::blocks() const { return divide_up(elements, kSumElements); }
+std::size_t Matrices::blocks() const { return divide_up(elements, kernels::kGridBlock); }
 
-Tiles::Tiles(const Matrices& m) : whole(m.rows * m.columns <= kTileElements) {
+Tiles::Tiles(const Matrices& m) : whole(m.matrix_elements() <= kTileElements) {
   if (whole) {
-    const std::size_t matrices = kTileElements / (m.rows * m.columns);
+    const std::size_t matrices = kTileElements / m.matrix_elements();
     rows = m.rows * matrices;
-    of_each = 1;
+    of_each = of_strip = strips = 1;
     count = divide_up(m.count, matrices);
     at_once = count;
     return;
   }
-  rows = std::max(kLeastRows, kTileElements / m.columns);
+  // Strips begin on the grid, so that parts may begin with them.
+  rows = round_up(std::max(kLeastRows, kTileElements / m.columns),
+                  kernels::kGridBlock / std::gcd(m.columns, kernels::kGridBlock));
   of_each = divide_up(m.rows, rows);
+  of_strip = divide_up(of_each, kMostStrips);
+  strips = divide_up(of_each, of_strip);
   count = m.count * of_each;
   at_once = std::min(count, std::max(kLeastAtOnce, kElementsAtOnce / (rows * m.columns)));
 }
@@ -398,6 +402,19 @@ std::size_t Tiles::end_row(const Matrices& m, std::size_t tile) const {
 }
 std::size_t Tiles::tile_of(const Matrices& m, std::size_t row) const {
   return whole ? row / rows : row / m.rows * of_each + row % m.rows / rows;
+}
+std::size_t Tiles::first_strip(const Matrices& m, std::size_t tile) const {
+  return whole ? m.matrix_of(first_row(m, tile)) : tile / of_each * strips + tile % of_each / of_strip;
+}
+std::size_t Tiles::last_cut(const Matrices& m, std::size_t element) const {
+  if (element >= m.elements) return m.elements;
+  if (!m.factored) return 0;
+  const std::size_t matrix = m.matrix_elements(),
+                    on_grid = kernels::kGridBlock / std::gcd(matrix, kernels::kGridBlock);
+  const std::size_t first =
+      element / matrix / on_grid * on_grid * matrix;  // of a matrix that begins on the grid
+  const std::size_t strip = of_strip * rows * m.columns;
+  return whole || on_grid > 1 ? first : first + (element - first) / strip * strip;
 }
 
 }  // namespace sluice::optim

@@ -9,8 +9,6 @@
 // The loops of adafactor.cc over parts of a parameter, each by one thread. Private to this room.
 namespace sluice::optim {
 
-// Sums are over blocks of so many elements, counted from the parameter's first one, so that no span cuts one.
-inline constexpr std::size_t kSumElements = Optimizer::kSpanGrain;
 // Of shorter rows each element is added on its own: they have less than vectors need.
 inline constexpr std::size_t kShortRow = 32;
 // What loops may read beyond the factors of the last column.
@@ -25,24 +23,33 @@ struct Matrices {
   std::size_t all_rows() const { return count * rows; }
   std::size_t all_columns() const { return count * columns; }
   std::size_t blocks() const;
+  std::size_t matrix_elements() const { return rows * columns; }
   std::size_t matrix_of(std::size_t row) const { return row / rows; }
   std::size_t column_at(std::size_t element) const {  // of all matrices
     return element / (rows * columns) * columns + element % columns;
   }
 };
 
-// Rows whose columns are summed by one thread, in ascending order: some of one matrix, or several whole ones.
-// The tiles of a parameter follow from its shape alone.
+// How sums of columns are cut. A tile is rows that one thread sums, in ascending order: some of one matrix,
+// or several whole ones. A strip is tiles of a matrix, at most kMostStrips of each, that are added in
+// ascending order; strips are added pairwise. All follow from the parameter's shape alone.
 struct Tiles {
   explicit Tiles(const Matrices& matrices);
-  bool whole;                  // matrices: then no other tile has a share in their columns
+  static constexpr std::size_t kMostStrips = 64;
+  bool whole;                  // matrices in a tile: each is one strip then
   std::size_t rows;            // of a tile; the last of a matrix, or of all, may have less
   std::size_t of_each, count;  // tiles of a matrix (whole: 1), of all
+  std::size_t of_strip;        // tiles
+  std::size_t strips;          // of each matrix
   std::size_t at_once;         // whose sums are kept until they are added to those of the tiles before
 
   std::size_t first_row(const Matrices& m, std::size_t tile) const;
   std::size_t end_row(const Matrices& m, std::size_t tile) const;
   std::size_t tile_of(const Matrices& m, std::size_t row) const;
+  // Among the strips of all matrices.
+  std::size_t first_strip(const Matrices& m, std::size_t tile) const;
+  // See Rounds::last_cut(): a part has whole strips, and so whole rows.
+  std::size_t last_cut(const Matrices& m, std::size_t element) const;
 };
 
 // Elements begin ... end of a parameter, all in one tile.
@@ -52,7 +59,7 @@ struct SumPart {
   ConstArray gradient;  // from element `begin` on
   GradientRule rule;
   double* rows;        // of the parameter
-  double* columns;     // of the tile's first matrix, and of the next ones after it
+  double* columns;     // of the tile's strip, and where it has several matrices of those after it
   std::size_t matrix;  // the tile's first
 };
 // Adds the squares of ruled gradients, in f64, to the sums of their rows and columns. A row's sum goes by
@@ -60,7 +67,7 @@ struct SumPart {
 // ascending order.
 void add_squares(const SumPart& part);
 
-// Of at most kSumElements values, in 16 lanes.
+// Of at most kernels::kGridBlock values, in 16 lanes.
 double square_sum(std::size_t n, ConstArray values);
 
 // What makes an update of a gradient.

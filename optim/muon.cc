@@ -193,7 +193,8 @@ class NewtonSchulz {
   // So that no singular value is above 1.
   void normalize() {
     const std::size_t n = sides_.rows * sides_.columns;
-    const double norm = std::sqrt(kernels::sum_of_squares(threads_, n, {matrix_, Dtype::kF32}).sum);
+    const double norm =
+        std::sqrt(kernels::sum_of_squares(threads_, 0, n, {matrix_, Dtype::kF32}).sum.total());
     kernels::scale(threads_, n, static_cast<float>(1 / std::max(norm, kLeastNorm)), {matrix_, Dtype::kF32});
   }
 
@@ -293,6 +294,11 @@ class Muon final : public Optimizer {
     const Sides sides(kind);
     const auto least = static_cast<double>(sides.least), most = static_cast<double>(sides.most);
     return kIterations * 2 * least * least * (2 * most + least);
+  }
+  PartSums sums(int, const Whole& whole) const override {
+    if (!is_matrix(whole.kind)) return {};
+    const std::size_t elements = whole.kind.shape[0] * whole.kind.shape[1];
+    return {{}, {reinterpret_cast<float*>(whole.scratch), elements}};
   }
   void statistics(Threads& threads, int round, const Hyperparameters& h, const Span& span) const override {
     matrices_.statistics(threads, round, h, with_state(span, 0, 1));

@@ -12,6 +12,7 @@
 #include "core/json.h"
 #include "core/threads.h"
 #include "kernels/matrix.h"
+#include "kernels/reduce.h"
 #include "optim/eight_bit.h"
 #include "optim/settings.h"
 
@@ -90,10 +91,20 @@ struct Storage {
   std::uint64_t seed = 0;
 };
 
+// Values in the scratch of a parameter that add over its parts.
+struct PartSums {
+  std::span<double> f64;
+  std::span<float> f32;
+};
+
 // What an optimizer has that looks at parameters as a whole before it updates them (Adafactor, Muon). It
 // works in rounds: for each round r < rounds(), statistics(r, span) over all spans of a parameter in
 // ascending order, then combine(r); then Optimizer::apply() to every span. What stands here is an elementwise
 // optimizer's, which has none.
+// A parameter may be in several parts, as ranks have them, each with a scratch of its own. statistics() of a
+// part then goes over its spans alone, and combine() of each part is handed the scratch in which sums(r) have
+// been added over all parts. A part leaves zero what is of another part: so each sum has one addend that is
+// not zero, and the order of the parts changes no bit.
 class Rounds {
  public:
   virtual ~Rounds() = default;
@@ -111,19 +122,23 @@ class Rounds {
   // Of the products that combine() asks for, the most in each of m, n and k; m 0: there are none.
   virtual kernels::Product largest_product(const Kind&) const { return {}; }
   virtual double product_flops(const Kind&) const { return 0; }  // of an update
+  // Where a parameter may be cut into parts: the last such element at or before `element`, on its grid.
+  virtual std::size_t last_cut(const Kind&, std::size_t element) const {
+    return element / kernels::kGridBlock * kernels::kGridBlock;
+  }
+  // Of a round; they are zero before its first span. The whole needs no more than kind and scratch.
+  virtual PartSums sums(int /*round*/, const Whole&) const { return {}; }
   virtual void statistics(Threads&, int, const Hyperparameters&, const Span&) const {}
   // products: may be null where there is no largest_product().
   virtual void combine(Threads&, kernels::F32Products*, int, const Hyperparameters&, const Whole&) const {}
 };
 
 // The arithmetic of a step. Knows no tier and no rank. Gives the same bits however a parameter is cut into
-// spans (at multiples of kSpanGrain elements), at any vector width and thread count; but for matrix products,
-// whose shapes are those of the parameter, and whose bits are their library's.
-// Thread rule: statistics(), combine() and apply() of one parameter from one thread at a time; the rest from
-// any.
+// spans (at multiples of kernels::kGridBlock elements), at any vector width and thread count; but for matrix
+// products, whose shapes are those of the parameter, and whose bits are their library's. Thread rule:
+// statistics(), combine() and apply() of one parameter from one thread at a time; the rest from any.
 class Optimizer : public Rounds {
  public:
-  static constexpr std::size_t kSpanGrain = 1024;
   explicit Optimizer(Settings settings, const Storage& storage = {});
   const std::string& name() const { return settings_.optimizer(); }  // "adamw"
   Json settings() const;                                             // what a checkpoint records

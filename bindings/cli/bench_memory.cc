@@ -44,7 +44,7 @@ BenchReport bench_copy(const BenchOptions& options, BenchProgress& progress) {
   add("sum into", {{from, bytes, Touch::kUpdate}, {to, bytes, Touch::kRead}},
       [&threads, elements, wide, other] { kernels::add(threads, elements, wide, other, wide); });
   add("squares", {{from, bytes, Touch::kRead}},
-      [&threads, elements, wide] { kernels::sum_of_squares(threads, elements, wide); });
+      [&threads, elements, wide] { kernels::sum_of_squares(threads, 0, elements, wide); });
   bench.measure(options.seconds, progress);
   return report;
 }

@@ -72,8 +72,10 @@ void Gradients::add(Threads& threads, ParameterId parameter, ConstArray gradient
   const bool accumulate = has(parameter);
   if (accumulate && progress.factor != 1)
     kernels::scale(threads, n, static_cast<float>(progress.factor), {sum, Dtype::kF32});
-  const auto squares = kernels::store_summing_squares(threads, n, gradient, accumulate, sum);
-  progress = {{0}, squares.sum, squares.finite, 1};
+  progress = {{0},
+              kernels::store_summing_squares(threads, layout_.spec(parameter).span_first, n, gradient,
+                                             accumulate, sum),
+              1};
   changed_[layout_.place(parameter).unit] = true;
 }
 
@@ -95,8 +97,7 @@ void Gradients::multiply(ParameterId parameter, double factor) { progress_[param
 void Gradients::drop(ParameterId parameter) {
   Progress& progress = progress_[parameter];
   std::fill(progress.last.begin(), progress.last.end(), std::nullopt);
-  progress.square_sum = 0;
-  progress.finite = true;
+  progress.squares = {};
   progress.factor = 1;
 }
 
@@ -115,22 +116,20 @@ void Gradients::drop_all() {
 
 void Gradients::sum_squares_of(Threads& threads, ParameterId parameter, const void* base) {
   const Layout::Place& place = layout_.place(parameter);
-  const auto squares = kernels::sum_of_squares(threads, place.elements,
-                                               ConstArray{base, final_type(place.unit)}.at(place.offset));
-  Progress& progress = progress_[parameter];
-  progress.square_sum = squares.sum;
-  progress.finite = squares.finite;
+  progress_[parameter].squares =
+      kernels::sum_of_squares(threads, layout_.spec(parameter).span_first, place.elements,
+                              ConstArray{base, final_type(place.unit)}.at(place.offset));
 }
 
 double Gradients::norm(ParameterId parameter) const {
   const Progress& progress = progress_[parameter];
-  if (!progress.finite) return std::numeric_limits<double>::infinity();
-  return std::sqrt(progress.square_sum) * std::abs(progress.factor);
+  if (!progress.squares.finite) return std::numeric_limits<double>::infinity();
+  return std::sqrt(progress.squares.sum.total()) * std::abs(progress.factor);
 }
 
 std::optional<ParameterId> Gradients::not_finite(UnitId unit) const {
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
-    if (has(p) && (!progress_[p].finite || !std::isfinite(progress_[p].factor))) return p;
+    if (has(p) && (!progress_[p].squares.finite || !std::isfinite(progress_[p].factor))) return p;
   return std::nullopt;
 }
 
@@ -166,14 +165,23 @@ std::optional<ParameterId> Gradients::finish(Threads& threads, UnitId unit) {
   std::optional<ParameterId> not_finite;
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
     sum_squares_of(threads, p, base);
-    if (!progress_[p].finite && !not_finite) not_finite = p;
+    if (!progress_[p].squares.finite && !not_finite) not_finite = p;
   }
   return not_finite;
 }
 
 double Gradients::norm() const {
   double sum = 0;
-  for (const Progress& progress : progress_) sum += progress.square_sum * progress.factor * progress.factor;
+  for (ParameterId p = 0; p < progress_.size();) {
+    kernels::PartialSum squares = progress_[p].squares.sum;
+    const double factor = progress_[p].factor;
+    // What it has in the next units, where these have a gradient, too.
+    for (++p; p < progress_.size() && layout_.spec(p).continues() && progress_[p].factor == factor &&
+              progress_[p].squares.sum.first() == squares.end();
+         ++p)
+      squares.add(progress_[p].squares.sum);
+    sum += squares.total() * factor * factor;
+  }
   return std::sqrt(sum);
 }
 

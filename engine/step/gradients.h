@@ -7,6 +7,7 @@
 #include "engine/layout.h"
 #include "engine/plan/plan.h"
 #include "engine/store/pager.h"
+#include "kernels/reduce.h"
 
 namespace sluice::engine {
 
@@ -62,8 +63,10 @@ class Gradients {
     return layout_.unit_elements(unit) * size_of(final_type(unit));
   }
 
-  double norm() const;  // over all parameters, squares added in registration order
-  void begin_step();    // where they may outlive a step, it begins with those that were not dropped
+  // Over all parameters. The squares of one are a tree over its grid, whatever units it spans; parameters are
+  // added in registration order.
+  double norm() const;
+  void begin_step();  // where they may outlive a step, it begins with those that were not dropped
 
  private:
   struct Buffer {
@@ -73,8 +76,7 @@ class Gradients {
   };
   struct Progress {
     std::vector<std::optional<std::size_t>> last;  // by use: the last micro-batch that wrote
-    double square_sum = 0;                         // of the buffer, without the factor
-    bool finite = true;
+    kernels::SquareSum squares;                    // of the buffer, without the factor
     double factor = 1;
   };
   void sum_squares_of(Threads& threads, ParameterId parameter, const void* base);

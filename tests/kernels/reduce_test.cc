@@ -1,5 +1,7 @@
 #include "kernels/reduce.h"
 
+#include <random>
+
 #include "kernels/harness.h"
 
 namespace sluice::kernels {
@@ -21,9 +23,9 @@ T by_levels(std::vector<T> values) {
 
 double squares_in_written_order(const TestArray& x) {
   std::vector<double> blocks;
-  for (std::size_t begin = 0; begin < x.size(); begin += kSumBlock) {
+  for (std::size_t begin = 0; begin < x.size(); begin += kGridBlock) {
     std::vector<double> lanes(16);
-    for (std::size_t i = begin; i < std::min(x.size(), begin + kSumBlock); ++i)
+    for (std::size_t i = begin; i < std::min(x.size(), begin + kGridBlock); ++i)
       lanes[(i - begin) % 16] += x[i] * x[i];
     blocks.push_back(by_levels(lanes));
   }
@@ -45,10 +47,10 @@ TEST_F(Reduce, PairwiseSumIsTheSumByLevels) {
 TEST_F(Reduce, SquaresAreAddedInTheWrittenOrder) {
   for (const Dtype type : kFloatTypes)
     for (const std::size_t n :
-         {0u, 1u, 15u, 16u, 17u, 4096u, 4097u, 5 * 4096u + 3, 65536u * 3 + 100, 5000000u}) {
+         {0u, 1u, 15u, 16u, 17u, 1024u, 1025u, 5 * 1024u + 3, 65536u * 3 + 100, 5000000u}) {
       const TestArray x(type, random_values(n, 4));
-      const SquareSum result = sum_of_squares(threads_, n, x);
-      EXPECT_EQ(result.sum, squares_in_written_order(x)) << n;
+      const SquareSum result = sum_of_squares(threads_, 0, n, x);
+      EXPECT_EQ(result.sum.total(), squares_in_written_order(x)) << n;
       EXPECT_TRUE(result.finite);
     }
 }
@@ -59,19 +61,64 @@ TEST_F(Reduce, SquaresOfWhatIsStoredAreThoseOfASecondPass) {
       const TestArray x(type, random_values(n, 4)), before(Dtype::kF32, random_values(n, 5));
       for (const bool accumulate : {false, true}) {
         TestArray to = before;
-        const SquareSum result = store_summing_squares(threads_, n, x, accumulate, to.f32());
+        const SquareSum result = store_summing_squares(threads_, 0, n, x, accumulate, to.f32());
         expect_close(
             to,
             [&](auto i) {
               return double{static_cast<float>(accumulate ? before[i] : 0) + static_cast<float>(x[i])};
             },
             0, 0, "stored");
-        EXPECT_EQ(result.sum, sum_of_squares(threads_, n, to).sum) << n;
+        EXPECT_EQ(result.sum.total(), sum_of_squares(threads_, 0, n, to).sum.total()) << n;
         EXPECT_TRUE(result.finite);
       }
     }
   float nan = std::numeric_limits<float>::quiet_NaN(), stored = 1;
-  EXPECT_FALSE(store_summing_squares(threads_, 1, {&nan, Dtype::kF32}, true, &stored).finite);
+  EXPECT_FALSE(store_summing_squares(threads_, 0, 1, {&nan, Dtype::kF32}, true, &stored).finite);
+}
+
+// Cuts of an array of n elements into parts, each at a block of the grid.
+std::vector<std::vector<std::size_t>> cuts_of(std::size_t n) {
+  std::vector<std::vector<std::size_t>> all = {{0, n}};
+  std::mt19937 random(1);
+  for (int i = 0; i < 30; ++i) {
+    std::vector<std::size_t> cuts = {0, n};
+    for (std::size_t parts = random() % 7; parts > 0; --parts)
+      cuts.push_back(random() % (n / kGridBlock) * kGridBlock);
+    std::ranges::sort(cuts);
+    all.push_back(cuts);
+  }
+  return all;
+}
+
+TEST_F(Reduce, NoCutIntoPartsChangesASumOfSquares) {
+  for (const std::size_t n : {5 * 1024u + 3, 700 * 1024u, 65536u * 3 + 100}) {
+    const TestArray x(Dtype::kF32, random_values(n, 4));
+    const double whole = sum_of_squares(threads_, 0, n, x).sum.total();
+    for (const std::vector<std::size_t>& cuts : cuts_of(n)) {
+      PartialSum sum;
+      for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
+        const ConstArray part = ConstArray(x).at(cuts[i]);
+        sum.add(sum_of_squares(threads_, cuts[i], cuts[i + 1] - cuts[i], part).sum);
+      }
+      EXPECT_EQ(sum.total(), whole) << n << " elements in " << cuts.size() - 1 << " parts";
+    }
+  }
+}
+
+TEST(PartialSum, KeepsNoMoreNodesThanTheTreeHasLevelsOnEachSide) {
+  PartialSum part(3);
+  for (std::size_t leaf = 3; leaf < 1000; ++leaf) part.add(1);
+  EXPECT_EQ(part.total(), 997);
+  EXPECT_LE(part.nodes().size(), 18u);
+  EXPECT_EQ(part.end(), 1000u);
+}
+
+TEST(PartialSum, RefusesPartsThatDoNotFollowEachOther) {
+  PartialSum first, second(4);
+  first.add(1);
+  second.add(1);
+  EXPECT_THROW(first.add(second), Error);
+  EXPECT_THROW(first.add({1, 1}), Error) << "two leaves cannot be one node from leaf 1 on";
 }
 
 TEST_F(Reduce, FindsValuesThatAreNotFinite) {
@@ -80,10 +127,11 @@ TEST_F(Reduce, FindsValuesThatAreNotFinite) {
     for (const std::size_t where : {0u, 17u, 99999u}) {
       std::vector<float> values = random_values(100000, 1);
       values[where] = bad;
-      EXPECT_FALSE(sum_of_squares(threads_, values.size(), TestArray(Dtype::kF32, values)).finite) << where;
+      EXPECT_FALSE(sum_of_squares(threads_, 0, values.size(), TestArray(Dtype::kF32, values)).finite)
+          << where;
     }
   const TestArray large(Dtype::kF32, std::vector<float>(100, std::numeric_limits<float>::max()));
-  EXPECT_TRUE(sum_of_squares(threads_, 100, large).finite);
+  EXPECT_TRUE(sum_of_squares(threads_, 0, 100, large).finite);
 }
 
 TEST_F(Reduce, ColumnSumsInBlocksOfRows) {
@@ -123,8 +171,8 @@ TEST(SameBits, Reduce) {
       std::vector<std::byte> workspace(column_sum_workspace(rows, width));
       column_sum(threads, rows, width, x, out.f32(), false, workspace.data());
       TestArray stored(Dtype::kF32, rows * width);
-      const double sum = sum_of_squares(threads, rows * width, x).sum +
-                         store_summing_squares(threads, rows * width, x, true, stored.f32()).sum;
+      const double sum = sum_of_squares(threads, 0, rows * width, x).sum.total() +
+                         store_summing_squares(threads, 0, rows * width, x, true, stored.f32()).sum.total();
       Bytes bytes(sizeof sum);
       std::memcpy(bytes.data(), &sum, sizeof sum);
       return out.bytes() + bytes;

@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <random>
 
 #include "kernels/harness.h"
 #include "optim/optimizer.h"
@@ -45,6 +47,54 @@ struct Parameter {
     }
     each_span([&](const Span& span) { optimizer.apply(threads, h, span); });
   }
+  // One step in parts, as ranks have them: `cuts` are where they begin, and where the last one ends. Each has
+  // a scratch and whole arrays of its own. order: in which their sums are added.
+  void step_in_parts(const Optimizer& optimizer, Threads& threads, const Hyperparameters& h,
+                     ConstArray gradient, const std::vector<std::size_t>& cuts,
+                     const std::vector<std::size_t>& order) {
+    const std::size_t parts = cuts.size() - 1;
+    std::vector<std::vector<double>> scratch(parts, std::vector<double>(optimizer.scratch({shape})));
+    std::vector<std::vector<float>> wholes(parts, whole);
+    const auto whole_of = [&](std::size_t part) {
+      return Whole{{shape}, wholes[part].data(), scratch[part].data()};
+    };
+    const auto span_of = [&](std::size_t part) {
+      const std::size_t begin = cuts[part];
+      Span span{.count = cuts[part + 1] - begin,
+                .first_index = begin,
+                .master = values.data() + begin,
+                .parameter = {},
+                .gradient = gradient.at(begin),
+                .state = {},
+                .whole = whole_of(part)};
+      if (!momentum.empty()) span.state.push_back({Array{momentum.data() + begin}});
+      return span;
+    };
+    for (int round = 0; round < optimizer.rounds(); ++round) {
+      for (std::size_t part = 0; part < parts; ++part) {
+        std::ranges::fill(optimizer.sums(round, whole_of(part)).f64, 0.0);
+        optimizer.statistics(threads, round, h, span_of(part));
+      }
+      std::vector<double> sums(optimizer.sums(round, whole_of(0)).f64.size());
+      for (const std::size_t part : order) {
+        const std::span<double> own = optimizer.sums(round, whole_of(part)).f64;
+        for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += own[i];
+      }
+      for (std::size_t part = 0; part < parts; ++part) {
+        std::ranges::copy(sums, optimizer.sums(round, whole_of(part)).f64.begin());
+        optimizer.combine(threads, nullptr, round, h, whole_of(part));
+      }
+    }
+    for (std::size_t part = 0; part < parts; ++part)
+      if (cuts[part] < cuts[part + 1]) optimizer.apply(threads, h, span_of(part));
+    whole = wholes[owner_of_whole(cuts)];
+  }
+  // A vector is never cut, and the part that has it updates its second moment.
+  static std::size_t owner_of_whole(const std::vector<std::size_t>& cuts) {
+    std::size_t owner = 0;
+    while (cuts[owner] == cuts[owner + 1]) ++owner;
+    return owner;
+  }
   Bytes bytes() const {
     Bytes all;
     for (const auto* each : {&values, &whole, &momentum}) all = all + TestArray(Dtype::kF32, *each).bytes();
@@ -60,6 +110,36 @@ const std::vector<std::vector<std::size_t>> kShapes = {
     {7},        {5000},       {70, 333},     {300, 700}, {3, 900, 2}, {2, 5, 2100}, {4096, 1},
     {30000, 3}, {8, 120, 90}, {2, 75, 1000}, {3000, 16}, {5, 60, 48}, {2, 30, 2096}};
 
+TEST(Adafactor, NoCutIntoPartsChangesABit) {
+  auto shapes = kShapes;
+  shapes.push_back({3000, 700});    // strips of one tile
+  shapes.push_back({9000, 640});    // strips of two tiles
+  shapes.push_back({3, 700, 512});  // matrices of several strips
+  const auto optimizer = make_optimizer({.name = "adafactor", .settings = {{"beta1", 0.9}}});
+  Threads threads(2);
+  std::mt19937 random(1);
+  std::size_t cut = 0;
+  for (const auto& shape : shapes) {
+    Parameter whole(*optimizer, shape, 1), parted = whole;
+    const std::size_t n = whole.values.size();
+    for (std::uint64_t step = 1; step <= 3; ++step) {
+      const TestArray gradient(Dtype::kF32, random_values(n, static_cast<unsigned>(step)));
+      const Hyperparameters h{1e-3, 0.1, 0.5, step};
+      std::vector<std::size_t> cuts = {0, n}, order;
+      for (int i = 0; i < 6; ++i) cuts.push_back(optimizer->last_cut({shape}, random() % n));
+      std::ranges::sort(cuts);
+      for (std::size_t part = 0; part + 1 < cuts.size(); ++part) order.push_back(part);
+      std::ranges::shuffle(order, random);
+      cut += std::ranges::count_if(cuts, [&](std::size_t at) { return at > 0 && at < n; });
+      whole.step(*optimizer, threads, h, gradient, n);
+      parted.step_in_parts(*optimizer, threads, h, gradient, cuts, order);
+      EXPECT_EQ(whole.bytes(), parted.bytes())
+          << shape.size() << " dimensions, " << n << " elements, step " << step;
+    }
+  }
+  EXPECT_GT(cut, 20u) << "few of these cuts are within a parameter";
+}
+
 TEST(Adafactor, SameBits) {
   const auto optimizer =
       make_optimizer({.name = "adafactor", .settings = {{"beta1", 0.9}, {"relative_step", true}}});
@@ -72,7 +152,7 @@ TEST(Adafactor, SameBits) {
           const TestArray gradient(type, random_values(parameter.values.size(), static_cast<unsigned>(step)));
           parameter.step(*optimizer, threads, {1, 0.1, 0.5, step}, gradient, piece);
         }
-        piece = std::max(std::min(piece, std::size_t{1} << 15) / 2, Optimizer::kSpanGrain);
+        piece = std::max(std::min(piece, std::size_t{1} << 15) / 2, kernels::kGridBlock);
         return parameter.bytes();
       });
     }
@@ -126,7 +206,7 @@ void expect_first_step(std::size_t rows, std::size_t columns) {
   Parameter parameter(*optimizer, {rows, columns}, 1);
   const std::vector<float> before = parameter.values;
   const TestArray gradient(Dtype::kF32, random_values(rows * columns, 2));
-  parameter.step(*optimizer, threads, {0.01, 0.1, 0.5, 1}, gradient, 1465 * Optimizer::kSpanGrain);
+  parameter.step(*optimizer, threads, {0.01, 0.1, 0.5, 1}, gradient, 1465 * kernels::kGridBlock);
   std::vector<double> r(rows), c(columns), update(rows * columns);
   double total = 0, values = 0, squares = 0;
   for (std::size_t i = 0; i < rows; ++i)

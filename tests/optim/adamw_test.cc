@@ -123,7 +123,7 @@ TEST(AdamW, AgreesWithTorch) {
 
 // The same bits on every target and number of threads, and however the parameter is cut.
 TEST(AdamW, SameBits) {
-  const std::size_t n = 70 * Optimizer::kSpanGrain + 5;
+  const std::size_t n = 70 * kernels::kGridBlock + 5;
   const auto adamw = make_optimizer({});
   for (const Dtype type : kFloatTypes) {
     std::size_t piece = n;  // in one span first, then in ever smaller ones
@@ -135,7 +135,7 @@ TEST(AdamW, SameBits) {
           adamw->apply(threads, {1e-3, 0.1, 0.5, step},
                        parameter.span(gradient, begin, std::min(piece, n - begin), true));
       }
-      piece = piece == n ? 32 * Optimizer::kSpanGrain : std::max(piece / 2, Optimizer::kSpanGrain);
+      piece = piece == n ? 32 * kernels::kGridBlock : std::max(piece / 2, kernels::kGridBlock);
       return parameter.bytes();
     });
   }

@@ -235,7 +235,7 @@ TEST_P(Elementwise, AHundredStepsAgreeWithF64) {
 
 // The same bits on every target and number of threads, and however the parameter is cut.
 TEST_P(Elementwise, SameBits) {
-  const std::size_t n = 70 * Optimizer::kSpanGrain + 5;
+  const std::size_t n = 70 * kernels::kGridBlock + 5;
   for (const Dtype type : kFloatTypes) {
     std::size_t piece = n;  // in one span first, then in ever smaller ones
     expect_same_bits([&](Threads& threads) {
@@ -246,7 +246,7 @@ TEST_P(Elementwise, SameBits) {
           optimizer_->apply(threads, {1e-3, 0.1, 0.5, step},
                             parameter.span(gradient, begin, std::min(piece, n - begin)));
       }
-      piece = piece == n ? 32 * Optimizer::kSpanGrain : std::max(piece / 2, Optimizer::kSpanGrain);
+      piece = piece == n ? 32 * kernels::kGridBlock : std::max(piece / 2, kernels::kGridBlock);
       return parameter.bytes();
     });
   }
@@ -334,7 +334,7 @@ Span without_master(Parameter& parameter, ConstArray gradient, std::size_t begin
 
 TEST_P(Elementwise, WithoutAMasterEachValueIsRoundedByItsOwnWord) {
   Threads threads(2);
-  const std::size_t n = 5 * Optimizer::kSpanGrain + 3;
+  const std::size_t n = 5 * kernels::kGridBlock + 3;
   OptimizerSettings settings = GetParam().settings;
   settings.storage.master = false;
   settings.storage.seed = 7;
@@ -356,7 +356,7 @@ TEST_P(Elementwise, WithoutAMasterEachValueIsRoundedByItsOwnWord) {
 }
 
 TEST_P(Elementwise, WithoutAMasterSameBits) {
-  const std::size_t n = 70 * Optimizer::kSpanGrain + 5;
+  const std::size_t n = 70 * kernels::kGridBlock + 5;
   OptimizerSettings settings = GetParam().settings;
   settings.storage.master = false;
   const auto optimizer = make_optimizer(settings);
@@ -370,7 +370,7 @@ TEST_P(Elementwise, WithoutAMasterSameBits) {
         optimizer->apply(threads, {1e-3, 0.1, 0.5, step},
                          without_master(parameter, gradient, begin, std::min(piece, n - begin)));
     }
-    piece = piece == n ? 32 * Optimizer::kSpanGrain : std::max(piece / 2, Optimizer::kSpanGrain);
+    piece = piece == n ? 32 * kernels::kGridBlock : std::max(piece / 2, kernels::kGridBlock);
     return parameter.bytes();
   });
 }

@@ -101,7 +101,7 @@ TEST(Muon, SameBits) {
                                    random_values(parameter.values.size(), static_cast<unsigned>(step)));
           parameter.step(*optimizer, threads, products, {1, 0.1, 0.5, step}, gradient, piece);
         }
-        piece = std::max(std::min(piece, std::size_t{1} << 13) / 2, Optimizer::kSpanGrain);
+        piece = std::max(std::min(piece, std::size_t{1} << 13) / 2, kernels::kGridBlock);
         return parameter.bytes();
       });
     }
