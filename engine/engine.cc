@@ -29,7 +29,9 @@ Engine::State::State(const Profile& profile, const Plan& the_plan, const optim::
       gradients(layout, gradient_uses(profile), plan, profile.any_order, pager),
       states(layout, StateFormat(layout, optimizer, plan.chunk_elements), state_tiers(plan), *backings),
       wholes(layout, optimizer),
-      updates(layout, optimizer, states, wholes, {resources.threads, resources.products, resources.trace}),
+      executor(make_turn_executor(layout, optimizer, states.format(), wholes,
+                                  {resources.threads, resources.products, resources.trace})),
+      updates(layout, optimizer, states, *executor),
       queue(layout, optimizer, pager, gradients, updates, waits, parameters),
       any_order(profile.any_order),
       held_units(profile.held_units),
@@ -53,7 +55,8 @@ Engine::State::State(const Profile& profile, const Plan& the_plan, const optim::
   std::ranges::sort(by_address, {}, &Addressed::begin);
   states.start(resources.ledger);
   wholes.start(resources.ledger);
-  updates.start(resources.ledger, plan.staging_slots);
+  executor->start(resources.ledger);
+  updates.set_slots(resources.ledger, plan.staging_slots);
   pager.on_stall([this] { return queue.finish_some(); });
 }
 
@@ -399,7 +402,7 @@ void Engine::end_lending() noexcept {
 }
 
 Engine::Counters Engine::counters() const {
-  return {state_->waits.read_seconds(), state_->waits.write_seconds(), state_->updates.seconds()};
+  return {state_->waits.read_seconds(), state_->waits.write_seconds(), state_->executor->seconds()};
 }
 
 }  // namespace sluice::engine

@@ -114,6 +114,7 @@ struct Engine::State {
   Gradients gradients;
   StateStore states;
   WholeStore wholes;
+  std::unique_ptr<UpdateExecutor> executor;
   UpdatePipeline updates;
   std::vector<HoldingId> parameters;
   struct Addressed {

@@ -90,7 +90,7 @@ Layout::Layout(std::vector<UnitSpec> units) : units_(std::move(units)) {
         fail(ErrorCode::kInvalidArgument, "unit '{}' has more than {} elements, the most that can be held",
              units_[unit].name, kMostElements);
     }
-    unit_elements_.push_back(round_up(offset, kShardAlignment));
+    unit_elements_.push_back(round_up(offset, kUnitAlignment));
   }
   if (!units_.empty() && ends_early(units_.back()))
     fail_for_span(units_.back().parameters.front(), "is followed by no other, and its parameter goes on");
@@ -111,19 +111,11 @@ ParameterId Layout::first_span(ParameterId parameter) const {
   return spec(parameter).continues() ? first_parameter_[siblings(places_[parameter].unit).first] : parameter;
 }
 
-Shard Layout::shard(UnitId unit, int rank, int world) const {
-  const std::size_t blocks = unit_elements_[unit] / kShardAlignment;
-  const auto begin = [&](int r) {
-    return blocks * static_cast<std::size_t>(r) / static_cast<std::size_t>(world) * kShardAlignment;
-  };
-  return {begin(rank), begin(rank + 1)};
-}
-
 std::size_t use_elements(const Layout& layout, UnitId unit, int use) {
   std::size_t elements = 0;
   for (const ParameterSpec& parameter : layout.units()[unit].parameters)
     if (parameter.uses > use) elements += round_up(parameter.elements(), kParameterAlignment);
-  return round_up(elements, kShardAlignment);
+  return round_up(elements, kUnitAlignment);
 }
 
 }  // namespace sluice::engine

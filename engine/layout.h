@@ -42,16 +42,10 @@ struct UnitSpec {
 
 inline constexpr std::size_t kParameterAlignment = 1024;  // elements: where a parameter begins in its unit
 inline constexpr std::size_t kSpanGrain = std::size_t{1} << 20;  // elements: whole huge pages of every type
-inline constexpr std::size_t kShardAlignment =
-    4096;  // elements: where a shard begins, and what a unit is padded to
-// Elements: what the chunks of a streamed update are multiples of. A chunk's part of a record is then a whole
-// number of the record's blocks.
+inline constexpr std::size_t kUnitAlignment = 4096;  // elements: what a unit is padded to, whole disk blocks
+// Elements: what the chunks of a streamed update are multiples of. A chunk's part of a gradient's record is
+// then a whole number of the record's blocks.
 inline constexpr std::size_t kChunkGrain = std::size_t{512} << 10;
-
-// One rank's contiguous slice of a unit's elements.
-struct Shard {
-  std::size_t begin = 0, end = 0;
-};
 
 // Where each parameter lies: flat, aligned, in registration order.
 class Layout {
@@ -68,7 +62,7 @@ class Layout {
   const std::vector<UnitSpec>& units() const { return units_; }
   bool trainable(UnitId unit) const { return units_[unit].trainable; }
   Dtype dtype(UnitId unit) const { return units_[unit].dtype; }
-  std::size_t unit_elements(UnitId unit) const { return unit_elements_[unit]; }  // padded to kShardAlignment
+  std::size_t unit_elements(UnitId unit) const { return unit_elements_[unit]; }  // padded to kUnitAlignment
   std::size_t unit_bytes(UnitId unit) const { return unit_elements_[unit] * size_of(units_[unit].dtype); }
   std::size_t parameters() const { return places_.size(); }
   const Place& place(ParameterId parameter) const { return places_[parameter]; }
@@ -81,9 +75,6 @@ class Layout {
   std::size_t logical_index(ParameterId parameter) const { return logical_[parameter]; }
   ParameterId first_parameter(UnitId unit) const { return first_parameter_[unit]; }
   ParameterId end_parameter(UnitId unit) const { return first_parameter_[unit + 1]; }
-
-  // Rank r of `world` holds a slice of nearly equal size that begins at a multiple of kShardAlignment.
-  Shard shard(UnitId unit, int rank, int world) const;
 
  private:
   std::vector<UnitSpec> units_;

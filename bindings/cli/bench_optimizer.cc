@@ -17,7 +17,7 @@ namespace {
 
 using Touch = kernels::MemoryStream::Touch;
 
-static_assert(kElementGrain % engine::kShardAlignment == 0);
+static_assert(kElementGrain % engine::kUnitAlignment == 0);
 constexpr std::size_t kColumns = 1024;  // of a matrix
 constexpr std::size_t kMostOfProducts = std::size_t{4}
                                         << 20;  // elements: an update then takes about a second

@@ -50,7 +50,7 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
     if (counts) product_flops_[layout_.place(p).unit] += optimizer.product_flops(kind_of(spec));
   }
   for (UnitId unit = 0; unit < layout_.units().size(); ++unit) {
-    batches_.push_back(batches_of(layout_, optimizer, unit, format_.chunk_elements()));
+    batches_.push_back(batches_of(layout_, optimizer, format_.shards(), unit));
     const UnitRange together = updated_together(layout_, optimizer, unit);
     together_.push_back(together.size() > 1);
     if (uses_[unit] != uses_[together.first])
@@ -134,7 +134,7 @@ void Placement::measure(UnitId unit) {
   for (const Batch& batch : batches_[unit])
     for (std::size_t chunk = batch.first_chunk; chunk < batch.end_chunk; ++chunk) {
       const auto times = static_cast<std::size_t>(batch.rounds + 1);
-      own.elements_read += times * format_.chunk_size(unit, chunk);
+      own.elements_read += times * format_.shards().chunk(unit, chunk).size();
       own.state_traffic.read += times * format_.chunk_bytes(unit, chunk);
       own.state_traffic.written += format_.chunk_bytes(unit, chunk);
     }

@@ -124,7 +124,7 @@ class Planner {
   std::size_t chunks_of_typical_unit() const {
     std::vector<std::size_t> chunks;
     for (UnitId unit = 0; unit < profile_.units.size(); ++unit)
-      if (placement_.state_bytes(unit) > 0) chunks.push_back(placement_.format().chunks(unit));
+      if (placement_.state_bytes(unit) > 0) chunks.push_back(placement_.format().shards().chunks(unit));
     if (chunks.empty()) return 0;
     const auto median = chunks.begin() + static_cast<std::ptrdiff_t>(chunks.size() / 2);
     std::nth_element(chunks.begin(), median, chunks.end());
@@ -268,7 +268,7 @@ class Planner {
     plan.prefetch = shape.lookahead.prefetch;
     // Few enough mappings, whatever the size of the pool.
     plan.extent_bytes = kHugePage;
-    plan.chunk_elements = placement_.format().chunk_elements();
+    plan.chunk_elements = placement_.format().shards().chunk_elements();
     plan.state_bytes_per_parameter = placement_.element_bytes();
     plan.units = placed.units;
     for (UnitId unit = 0; unit < plan.units.size(); ++unit)

@@ -88,7 +88,7 @@ std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::si
           &updated_at = waits(unit) ? visits[own.first] : final;
     UpdateWork& update = waits(unit) ? updated_at.before : updated_at.after;
     update.seconds += times[unit].update;
-    update.chunks += format_.chunks(unit);
+    update.chunks += format_.shards().chunks(unit);
     const Traffic state = plan.resident(Part::kState) ? Traffic() : state_traffic(unit);
     update.read += state.read;
     update.written += state.written;

@@ -45,16 +45,18 @@ std::vector<std::pair<UnitId, Pass>> passes_of(const optim::Optimizer& optimizer
   return passes;
 }
 
-std::vector<Batch> batches_of(const Layout& layout, const optim::Optimizer& optimizer, UnitId unit,
-                              std::size_t chunk_elements) {
+std::vector<Batch> batches_of(const Layout& layout, const optim::Optimizer& optimizer, const Shards& shards,
+                              UnitId unit) {
   std::vector<Batch> batches;
   if (!layout.trainable(unit)) return batches;
   const ParameterId end = layout.end_parameter(unit);
   for (ParameterId first = layout.first_parameter(unit); first < end; first = batches.back().end) {
     Batch batch = batch_from(layout, optimizer, first, end);
     const Layout::Place& last = layout.place(batch.end - 1);
-    batch.first_chunk = layout.place(first).offset / chunk_elements;
-    batch.end_chunk = divide_up(last.offset + last.elements, chunk_elements);
+    const ElementRange chunks =
+        shards.chunks_with(unit, {layout.place(first).offset, last.offset + last.elements});
+    batch.first_chunk = chunks.begin;
+    batch.end_chunk = chunks.end;
     batches.push_back(batch);
   }
   return batches;
@@ -62,8 +64,9 @@ std::vector<Batch> batches_of(const Layout& layout, const optim::Optimizer& opti
 
 RoundsNeed rounds_need(const Layout& layout, const optim::Optimizer& optimizer) {
   RoundsNeed need;
+  const Shards shards(layout, optimizer, kChunkGrain);
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
-    for (const Batch& batch : batches_of(layout, optimizer, unit, kChunkGrain)) {
+    for (const Batch& batch : batches_of(layout, optimizer, shards, unit)) {
       const std::size_t bytes = batch.scratch_bytes + batch.workspace_bytes;
       if (bytes <= need.bytes) continue;
       need = {bytes, batch.scratch_bytes, batch.first};

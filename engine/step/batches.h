@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "engine/layout.h"
+#include "engine/shards.h"
 #include "optim/optimizer.h"
 
 namespace sluice::engine {
@@ -10,7 +11,7 @@ namespace sluice::engine {
 // Parameters of a unit, one after another, that an update takes through its rounds together.
 struct Batch {
   ParameterId first = 0, end = 0;
-  std::size_t first_chunk = 0, end_chunk = 0;  // of the unit, that have elements of them
+  std::size_t first_chunk = 0, end_chunk = 0;  // of the unit, that have elements of them; may be none
   int rounds = 0;                              // before the application
   std::size_t scratch_bytes = 0;               // what their rounds hand on
   std::size_t workspace_bytes = 0;             // of one combination
@@ -35,8 +36,8 @@ std::vector<std::pair<UnitId, Pass>> passes_of(const optim::Optimizer& optimizer
 inline constexpr std::size_t kBatchBytes = std::size_t{64} << 20;
 
 // All parameters of a trainable unit are in one of its batches; a frozen one has none.
-std::vector<Batch> batches_of(const Layout& layout, const optim::Optimizer& optimizer, UnitId unit,
-                              std::size_t chunk_elements);
+std::vector<Batch> batches_of(const Layout& layout, const optim::Optimizer& optimizer, const Shards& shards,
+                              UnitId unit);
 
 std::size_t scratch_bytes(const optim::Optimizer& optimizer, const optim::Kind& kind);  // of a parameter
 

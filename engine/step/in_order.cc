@@ -74,7 +74,7 @@ void Engine::State::set_lendable(std::span<std::byte> memory) {
   needed_first.clear();
   std::size_t free = updates.lendable_slots();
   for (const Access& access : accesses) {
-    const std::size_t chunks = states.format().chunks(access.unit);
+    const std::size_t chunks = states.format().shards().chunks(access.unit);
     if (states.resident(access.unit) || std::count(needed_first.begin(), needed_first.end(), access.unit) > 0)
       continue;
     if (free == 0 || (chunks > free && !needed_first.empty())) break;

@@ -12,56 +12,29 @@
 
 namespace sluice::engine {
 
-// Counts the arithmetic of an update while it lives.
-class UpdatePipeline::Timer {
- public:
-  Timer(UpdatePipeline& pipeline, const Update& update)
-      : pipeline_(pipeline), name_(pipeline.layout_.units()[update.unit].name) {}
-  ~Timer() {
-    const auto end = Trace::Clock::now();
-    pipeline_.seconds_ += std::chrono::duration<double>(end - start_).count();
-    if (Trace* trace = pipeline_.tools_.trace; trace != nullptr)
-      trace->add(Trace::Lane::kOptimizer, name_, start_, end);
-  }
-  Timer(const Timer&) = delete;
-  Timer& operator=(const Timer&) = delete;
-
- private:
-  UpdatePipeline& pipeline_;
-  const std::string& name_;
-  const Trace::Clock::time_point start_ = Trace::Clock::now();
-};
-
 UpdatePipeline::UpdatePipeline(const Layout& layout, const optim::Optimizer& optimizer, StateStore& states,
-                               const WholeStore& wholes, const Tools& tools)
+                               UpdateExecutor& executor)
     : layout_(layout),
       optimizer_(optimizer),
       states_(states),
-      wholes_(wholes),
-      rounds_(optimizer.rounds()),
-      tools_(tools) {}
+      executor_(executor),
+      rounds_(optimizer.rounds()) {}
 
 UpdatePipeline::~UpdatePipeline() {
   std::unique_lock lock(mutex_);
   error_ =
       std::make_exception_ptr(Error(ErrorCode::kState, "the engine is closed"));  // no further reads begin
-  changed_.wait(lock, [&] { return transfers_ == 0; });
+  changed_.wait(lock, [&] { return under_way_ == 0; });
 }
 
 std::size_t UpdatePipeline::slot_bytes(const StateFormat& format) {
   return round_up(format.most_chunk_bytes(), offload::RecordStore::kBlock) +
-         round_up(format.chunk_elements() * sizeof(float), offload::RecordStore::kBlock);
-}
-
-void UpdatePipeline::start(allocator::Ledger& ledger, std::size_t slots) {
-  set_slots(ledger, slots);
-  round_memory_ =
-      allocator::Region(ledger, allocator::Purpose::kWorkspace, rounds_need(layout_, optimizer_).bytes);
+         round_up(format.shards().chunk_elements() * sizeof(float), offload::RecordStore::kBlock);
 }
 
 void UpdatePipeline::set_slots(allocator::Ledger& ledger, std::size_t slots) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return transfers_ == 0; });
+  changed_.wait(lock, [&] { return under_way_ == 0; });
   slots_.clear();
   staging_ = {};  // before the next is taken
   const std::size_t bytes = slot_bytes(states_.format());
@@ -80,7 +53,7 @@ void UpdatePipeline::add(const Update& update, std::function<void()> on_applied)
   if (running == nullptr) {
     added = std::make_unique<Running>();
     running = added.get();
-    running->batches = batches_of(layout_, optimizer_, update.unit, states_.format().chunk_elements());
+    running->batches = batches_of(layout_, optimizer_, states_.format().shards(), update.unit);
     running->streamed = !states_.resident(update.unit) || update.gradient.data == nullptr;
     if (update.pass) running->round = update.pass->round;
   }
@@ -111,60 +84,113 @@ bool UpdatePipeline::idle() const {
 }
 
 std::size_t UpdatePipeline::unapplied() const {
+  const std::lock_guard lock(mutex_);
   return static_cast<std::size_t>(std::count_if(updates_.begin(), updates_.end(), [](const auto& running) {
     return running->decided && !running->applied();
   }));
 }
 
-void UpdatePipeline::apply_ready_slot(std::size_t index) {
+ChunkWork UpdatePipeline::work_of(const Running& running, std::optional<std::size_t> chunk) const {
+  const Update& update = running.update;
+  const Batch& batch = running.batch();
+  ChunkWork work{update, batch, running.round, chunk};
+  work.begins_round = (!chunk || *chunk == batch.first_chunk) && (!update.pass || update.pass->first);
+  work.ends_round = (!chunk || *chunk + 1 == batch.end_chunk) && (!update.pass || update.pass->last);
+  if (!chunk) return work;
+  if (states_.resident(update.unit)) work.state = states_.chunk_data(update.unit, *chunk);
+  if (update.gradient.data != nullptr)
+    work.gradient = update.gradient.at(states_.format().shards().chunk(update.unit, *chunk).begin);
+  return work;
+}
+
+void UpdatePipeline::give_slot(std::size_t index) {
   Slot& slot = slots_[index];  // nobody else touches a slot that is ready
   Running& running = *slot.update;
-  const Update& update = running.update;
-  const bool on_disk = !states_.resident(update.unit);
-  std::byte* state = on_disk ? slot.data : states_.chunk_data(update.unit, slot.chunk);
-  const ConstArray gradient = update.gradient.data != nullptr
-                                  ? update.gradient.at(slot.chunk * states_.format().chunk_elements())
-                                  : ConstArray{gradient_part(slot), update.gradient_type};
+  ChunkWork work = work_of(running, slot.chunk);
+  if (work.state == nullptr) work.state = slot.data;
+  if (work.gradient.data == nullptr) work.gradient = {gradient_part(slot), running.update.gradient_type};
   check(slot);
-  work_on_chunk(running, slot.chunk, state, gradient);
-  const bool writes = on_disk && running.applies();
+  const bool writes = running.applies() && !states_.resident(running.update.unit);
   {
     const std::lock_guard lock(mutex_);
-    slot.stage = writes ? Stage::kWriting : Stage::kFree;
-    if (writes) {
-      ++running.writes;
-      ++transfers_;
-    }
+    slot.stage = Stage::kWorking;
+    running.writes += writes ? 1 : 0;
   }
-  finish_chunk(running);
-  if (!writes) return issue_reads();
+  go_on(running);
+  executor_.begin(work, [this, &running, index, writes](std::exception_ptr error) {
+    on_worked(running, index, writes, std::move(error));
+  });
+}
+
+// What needs no slot: chunks that are in memory, and rounds of a batch without elements here, since the ranks
+// that have them wait for this one to take part.
+bool UpdatePipeline::give_without_slots(Running& running) {
+  bool gave = false;
+  while (running.decided && !running.given() && may_run(running)) {
+    const bool is_empty = running.batch().first_chunk == running.batch().end_chunk;
+    if (running.streamed && !is_empty) break;
+    const ChunkWork work = work_of(running, is_empty ? std::nullopt : std::optional(running.next_work));
+    go_on(running);
+    executor_.begin(work, [this, &running](std::exception_ptr error) {
+      on_worked(running, std::nullopt, false, std::move(error));
+    });
+    gave = true;
+  }
+  if (gave) issue_reads();  // of those that waited for its rounds
+  return gave;
+}
+
+// A chunk, or a round without any, is given to the executor.
+void UpdatePipeline::go_on(Running& running) {
+  const std::lock_guard lock(mutex_);
+  ++running.works;
+  ++under_way_;
+  const Batch& batch = running.batch();
+  if (batch.first_chunk < batch.end_chunk && ++running.next_work < batch.end_chunk) return;
+  if (running.applies() || running.update.pass) {
+    ++running.index;
+    running.round = 0;
+  } else {
+    ++running.round;
+  }
+  if (!running.given()) running.next_read = running.next_work = running.batch().first_chunk;
+}
+
+void UpdatePipeline::on_worked(Running& running, std::optional<std::size_t> slot, bool writes,
+                               std::exception_ptr error) {
+  const bool goes_on = !error && writes;
+  {
+    const std::lock_guard lock(mutex_);
+    if (error && !error_) error_ = std::move(error);
+    if (slot) slots_[*slot].stage = goes_on ? Stage::kWriting : Stage::kFree;
+    if (writes && !goes_on) --running.writes;
+    if (goes_on) ++under_way_;
+  }
+  if (goes_on) write(*slot);
+  if (slot && !goes_on) issue_reads();
+  const std::lock_guard lock(mutex_);
+  --running.works;
+  --under_way_;  // last: the destructor waits for it
+  changed_.notify_all();
+}
+
+void UpdatePipeline::write(std::size_t index) {
+  const Slot& slot = slots_[index];
   const auto done = [this, index](std::exception_ptr error) { on_written(index, std::move(error)); };
+  const UnitId unit = slot.update->update.unit;
   const StateFormat& format = states_.format();
   try {
-    states_.backing(update.unit)
-        .store(format.chunk_offset(update.unit, slot.chunk),
-               {slot.data, format.chunk_bytes(update.unit, slot.chunk)}, tools_.threads, done);
+    states_.backing(unit).store(format.chunk_offset(unit, slot.chunk),
+                                {slot.data, format.chunk_bytes(unit, slot.chunk)}, executor_.threads(), done);
   } catch (...) {
     done(std::current_exception());
   }
 }
 
-bool UpdatePipeline::apply_in_memory(Running& running) {
-  if (running.streamed || running.applied() || !may_run(running)) return false;
-  while (!running.applied()) {
-    const std::size_t chunk = running.next_work;
-    work_on_chunk(running, chunk, states_.chunk_data(running.update.unit, chunk),
-                  running.update.gradient.at(chunk * states_.format().chunk_elements()));
-    finish_chunk(running);
-  }
-  issue_reads();  // of those that waited for its rounds
-  return true;
-}
-
 bool UpdatePipeline::may_run(const Running& running) const {
   if (rounds_ == 0) return true;
   const auto first =
-      std::find_if(updates_.begin(), updates_.end(), [](const auto& u) { return !u->applied(); });
+      std::find_if(updates_.begin(), updates_.end(), [](const auto& u) { return !u->given(); });
   return first != updates_.end() && first->get() == &running;
 }
 
@@ -179,124 +205,25 @@ bool UpdatePipeline::needs_parameters(UnitId unit, const std::optional<Pass>& pa
          (optimizer_.reads_values(pass->round) && !states_.has_master(unit));
 }
 
-void UpdatePipeline::finish_chunk(Running& running) {
-  const bool last = running.next_work + 1 == running.batch().end_chunk;
-  if (last && !running.applies() && running.ends_round()) combine(running);
-  const std::lock_guard lock(mutex_);
-  ++running.next_work;
-  if (last) next_pass(running);
-}
-
-void UpdatePipeline::next_pass(Running& running) const {
-  if (running.applies() || running.update.pass) {
-    ++running.index;
-    running.round = 0;
-  } else {
-    ++running.round;
-  }
-  if (!running.applied()) running.next_read = running.next_work = running.batch().first_chunk;
-}
-
-void UpdatePipeline::combine(const Running& running) {
-  const Timer timer(*this, running.update);
-  const Update& update = running.update;
-  const std::vector<optim::Whole> wholes = wholes_of(running.batch());
-  for (ParameterId p = running.batch().first; p < running.batch().end; ++p) {
-    const optim::Whole& whole = wholes[p - running.batch().first];
-    if (has_step(update, p) && optimizer_.has_rounds(whole.kind))
-      optimizer_.combine(tools_.threads, tools_.products, running.round, hyperparameters_of(update, p),
-                         whole);
-  }
-}
-
-bool UpdatePipeline::has_step(const Update& update, ParameterId parameter) const {
-  return update.parameter_updates[parameter - layout_.first_parameter(update.unit)].step > 0;
-}
-
-std::vector<optim::Whole> UpdatePipeline::wholes_of(const Batch& batch) const {
-  std::vector<optim::Whole> wholes;
-  std::byte* scratch = round_memory_.data();
-  std::byte* const workspace = scratch + batch.scratch_bytes;
-  for (ParameterId p = batch.first; p < batch.end; ++p) {
-    const optim::Kind kind = kind_of(layout_.spec(p));
-    wholes.push_back({kind, wholes_.data(p), reinterpret_cast<double*>(scratch), workspace});
-    scratch += scratch_bytes(optimizer_, kind);
-  }
-  return wholes;
-}
-
-optim::Hyperparameters UpdatePipeline::hyperparameters_of(const Update& update, ParameterId parameter) const {
-  const ParameterUpdate& own = update.parameter_updates[parameter - layout_.first_parameter(update.unit)];
-  optim::Hyperparameters hyperparameters = update.groups[layout_.spec(parameter).group];
-  hyperparameters.step = own.step;
-  hyperparameters.gradient_factor *= own.gradient_factor;
-  return hyperparameters;
-}
-
-// The part of a parameter that lies in a chunk; it may be empty.
-optim::Span UpdatePipeline::span_of(const Update& update, ParameterId parameter, std::size_t chunk,
-                                    std::byte* state, ConstArray gradient) const {
-  const StateFormat& format = states_.format();
-  const std::size_t begin = chunk * format.chunk_elements();
-  const std::size_t elements = format.chunk_size(update.unit, chunk);
-  const Layout::Place& place = layout_.place(parameter);
-  const std::size_t from = std::max(begin, place.offset);
-  const std::size_t to = std::min(begin + elements, place.offset + place.elements);
-  optim::Span span;
-  if (from >= to) return span;
-  const auto part = [&](std::size_t array) {
-    if (!format.has(array, parameter)) return optim::StatePart{};
-    return format.part(state, update.unit, chunk, array, from - begin);
+bool UpdatePipeline::finish_applied() {
+  const auto is_applied = [this](const Running& running) {
+    const std::lock_guard lock(mutex_);
+    return running.applied() && !error_;
   };
-  span.count = to - from;
-  span.first_index = layout_.spec(parameter).span_first + from - place.offset;
-  span.parameter_index = layout_.logical_index(parameter);
-  const Array values = update.parameters.data != nullptr ? update.parameters.at(from) : update.parameters;
-  if (values.type != Dtype::kF32) span.parameter = values;
-  if (format.has_master(update.unit))
-    span.master = part(0).values.f32();
-  else if (values.type == Dtype::kF32)
-    span.master = values.f32();
-  span.gradient = gradient.at(from - begin);
-  for (std::size_t a = format.masters(); a < format.arrays(); ++a) span.state.push_back(part(a));
-  return span;
-}
-
-// Cuts the chunk at the borders of parameters and gives the optimizer each part.
-void UpdatePipeline::work_on_chunk(Running& running, std::size_t chunk, std::byte* state,
-                                   ConstArray gradient) {
-  const Timer timer(*this, running.update);
-  const Update& update = running.update;
-  const Batch& batch = running.batch();
-  const std::vector<optim::Whole> wholes = wholes_of(batch);
-  if (running.begins_rounds() && chunk == batch.first_chunk && batch.scratch_bytes > 0)
-    std::memset(round_memory_.data(), 0, batch.scratch_bytes);
-  for (ParameterId p = batch.first; p < batch.end; ++p) {
-    if (!has_step(update, p)) continue;
-    optim::Span span = span_of(update, p, chunk, state, gradient);
-    if (span.count == 0) continue;
-    span.whole = wholes[p - batch.first];
-    if (running.applies())
-      optimizer_.apply(tools_.threads, hyperparameters_of(update, p), span);
-    else if (optimizer_.has_rounds(span.whole.kind))
-      optimizer_.statistics(tools_.threads, running.round, hyperparameters_of(update, p), span);
-  }
-}
-
-void UpdatePipeline::finish_applied() {
+  bool reported = false;
   for (auto& running : updates_) {
-    if (running->reported || !running->applied()) continue;
-    running->reported = true;
+    if (running->reported || !is_applied(*running)) continue;
+    running->reported = reported = true;
     running->on_applied();
   }
   const std::lock_guard lock(mutex_);
   if (error_) std::rethrow_exception(error_);  // the write that has just ended may be the one that failed
-  std::erase_if(updates_, [](const auto& running) { return running->done(); });
+  return std::erase_if(updates_, [](const auto& running) { return running->done(); }) > 0 || reported;
 }
 
 bool UpdatePipeline::pump() {
   bool worked = false;
-  for (auto& running : updates_) worked |= apply_in_memory(*running);
+  for (auto& running : updates_) worked |= give_without_slots(*running);
   while (true) {
     std::size_t index = slots_.size();
     {
@@ -307,12 +234,10 @@ bool UpdatePipeline::pump() {
       index = static_cast<std::size_t>(ready - slots_.begin());
     }
     if (index == slots_.size()) break;
-    apply_ready_slot(index);
+    give_slot(index);
     worked = true;
   }
-  const std::size_t before = updates_.size();
-  finish_applied();
-  return worked || updates_.size() != before;
+  return finish_applied() || worked;
 }
 
 bool UpdatePipeline::reading() const {
@@ -323,7 +248,8 @@ bool UpdatePipeline::reading() const {
 
 bool UpdatePipeline::has_work() const {
   return std::any_of(slots_.begin(), slots_.end(), [this](const Slot& slot) { return workable(slot); }) ||
-         std::any_of(updates_.begin(), updates_.end(), [](const auto& u) { return u->done(); });
+         std::any_of(updates_.begin(), updates_.end(),
+                     [](const auto& u) { return u->done() || (u->applied() && !u->reported); });
 }
 
 void UpdatePipeline::wait(std::size_t lent_until) {
@@ -332,7 +258,7 @@ void UpdatePipeline::wait(std::size_t lent_until) {
     return slot.position < lent_until && slot.stage != Stage::kFree;
   };
   changed_.wait(lock, [&] {
-    return error_ || transfers_ == 0 || has_work() ||
+    return error_ || under_way_ == 0 || has_work() ||
            (lent_until > 0 && std::none_of(slots_.begin(), slots_.end(), is_lent));
   });
   if (error_) std::rethrow_exception(error_);

@@ -15,32 +15,14 @@
 #include "core/trace.h"
 #include "engine/layout.h"
 #include "engine/step/batches.h"
+#include "engine/step/update_executor.h"
 #include "engine/store/state_store.h"
-#include "engine/store/whole_store.h"
 #include "optim/optimizer.h"
 
 namespace sluice::engine {
 
-struct ParameterUpdate {
-  std::uint64_t step = 0;      // of this parameter's updates, this one included; 0: it is left as it is
-  double gradient_factor = 1;  // beside the one of its group
-};
-
-// One unit's update, as it was decided: what to apply, and where its parts are.
-struct Update {
-  UnitId unit = 0;
-  std::optional<Pass> pass = {};  // of an update that units have together; nothing: all of the unit's own
-  std::vector<optim::Hyperparameters> groups;
-  std::vector<ParameterUpdate> parameter_updates;  // by parameter of the unit
-  // The unit's home, which stays there until the update is applied; null data: see needs_parameters().
-  Array parameters;
-  ConstArray gradient;                  // in memory, or null data:
-  Backing* gradient_backing = nullptr;  // streamed from there
-  Dtype gradient_type = Dtype::kF32;
-};
-
 // Streams updates in chunks through a fixed pool of staging slots: while chunk k is updated, k + 1 is read
-// and k - 1 is written. Transfers chain on the I/O threads; the arithmetic runs in pump(), on the caller's.
+// and k - 1 is written. Transfers chain on the I/O threads; pump() gives what has arrived to the executor.
 // A client may lend memory that it does not need for a while: what is known to be updated soon is read ahead
 // into it, before the update itself is known.
 // Where the optimizer has rounds, an update goes over its batches of parameters, one after another: it reads
@@ -51,24 +33,18 @@ struct Update {
 class UpdatePipeline {
  public:
   // They outlive it.
-  struct Tools {
-    Threads& threads;
-    kernels::F32Products* products = nullptr;  // REQUIRES: not null where the optimizer has products
-    Trace* trace = nullptr;
-  };
   UpdatePipeline(const Layout& layout, const optim::Optimizer& optimizer, StateStore& states,
-                 const WholeStore& wholes, const Tools& tools);
+                 UpdateExecutor& executor);
   ~UpdatePipeline();  // waits for transfers
   UpdatePipeline(const UpdatePipeline&) = delete;
   UpdatePipeline& operator=(const UpdatePipeline&) = delete;
 
   static std::size_t slot_bytes(const StateFormat& format);
-  void start(allocator::Ledger& ledger, std::size_t slots);  // takes the staging memory, and that of rounds
-
   // Whether that pass over the unit looks at parameters, or writes them.
   bool needs_parameters(UnitId unit, const std::optional<Pass>& pass) const;
 
-  // Another number of them. REQUIRES: idle, and nothing is lent.
+  // Takes the staging memory, or gives some back. Before the first update with a streamed part.
+  // REQUIRES: idle, and nothing is lent.
   void set_slots(allocator::Ledger& ledger, std::size_t slots);
 
   // on_applied: called once from pump(), when parameters and gradient are no longer needed by the update.
@@ -92,7 +68,8 @@ class UpdatePipeline {
   void foresee(UnitId unit);
   void forget_foreseen();  // those that did not come; waits for their reads
 
-  // Applies all that has arrived. Returns false where nothing could be done. Throws the error of a transfer.
+  // Gives the executor all that has arrived. Returns false where nothing could be done. Throws the error of a
+  // transfer, or of the executor's.
   bool pump();
   bool reading() const;  // else what is under way is written
   // Waits until pump() can do something, or everything has ended, or nothing lent before that byte is used.
@@ -103,12 +80,10 @@ class UpdatePipeline {
   std::byte* slot(std::size_t index) const { return slots_[index].data; }
   // Beside what slots take of the state: a chunk of f32. REQUIRES: slots() > 0.
   float* scratch() const { return reinterpret_cast<float*>(gradient_part(slots_.front())); }
-  double seconds() const { return seconds_; }
 
  private:
   struct Running;
-  class Timer;
-  enum class Stage : std::uint8_t { kFree, kReading, kReady, kWriting };
+  enum class Stage : std::uint8_t { kFree, kReading, kReady, kWorking, kWriting };
   static constexpr std::size_t kOwn = SIZE_MAX;
   struct Slot {
     std::byte* data = nullptr;
@@ -142,34 +117,28 @@ class UpdatePipeline {
   Running* foreseen(UnitId unit) const;
   void on_read(std::size_t slot_index, std::exception_ptr error);
   void on_written(std::size_t slot_index, std::exception_ptr error);
-  void apply_ready_slot(std::size_t slot_index);
-  bool apply_in_memory(Running& update);
-  void work_on_chunk(Running& update, std::size_t chunk, std::byte* state, ConstArray gradient);
-  optim::Span span_of(const Update& update, ParameterId parameter, std::size_t chunk, std::byte* state,
-                      ConstArray gradient) const;
-  optim::Hyperparameters hyperparameters_of(const Update& update, ParameterId parameter) const;
-  std::vector<optim::Whole> wholes_of(const Batch& batch) const;
-  void finish_chunk(Running& update);
-  void next_pass(Running& update) const;
-  void combine(const Running& update);
-  bool has_step(const Update& update, ParameterId parameter) const;
+  void give_slot(std::size_t slot_index);
+  bool give_without_slots(Running& update);
+  ChunkWork work_of(const Running& update, std::optional<std::size_t> chunk) const;
+  void go_on(Running& update);
+  void on_worked(Running& update, std::optional<std::size_t> slot_index, bool writes,
+                 std::exception_ptr error);
+  void write(std::size_t slot_index);
   bool may_run(const Running& update) const;
   bool has_turn_to_read(const Running& update) const;
   bool may_read(const Running& update) const;
   bool reads_state(const Running& update) const;
   bool workable(const Slot& slot) const;
   bool has_work() const;
-  void finish_applied();
+  bool finish_applied();
   std::byte* gradient_part(const Slot& slot) const;
 
   const Layout& layout_;
   const optim::Optimizer& optimizer_;
   StateStore& states_;
-  const WholeStore& wholes_;
+  UpdateExecutor& executor_;
   const int rounds_;
-  Tools tools_;
-  allocator::Region staging_, round_memory_;
-  double seconds_ = 0;
+  allocator::Region staging_;
   std::size_t own_slots_ = 0;  // the first ones
 
   // Shared with the I/O threads.
@@ -179,7 +148,7 @@ class UpdatePipeline {
   std::size_t lent_from_ = kOwn;  // slots with this position or a later one may be taken
   std::deque<std::unique_ptr<Running>> updates_;
   std::exception_ptr error_;
-  int transfers_ = 0;  // under way
+  int under_way_ = 0;  // transfers and works
 };
 
 }  // namespace sluice::engine

@@ -43,7 +43,7 @@ void UpdatePipeline::wait_for_lent() noexcept {
   lent_from_ = kOwn;
   changed_.wait(lock, [&] {
     return std::none_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
-      return slot.position != kOwn && (slot.stage == Stage::kReading || slot.stage == Stage::kWriting);
+      return slot.position != kOwn && slot.stage != Stage::kFree && slot.stage != Stage::kReady;
     });
   });
 }
@@ -61,7 +61,7 @@ void UpdatePipeline::foresee(UnitId unit) {
   if (rounds_ > 0 || lendable_slots() == 0 || states_.resident(unit) || foreseen(unit) != nullptr) return;
   auto running = std::make_unique<Running>();
   running->update.unit = unit;
-  running->batches = batches_of(layout_, optimizer_, unit, states_.format().chunk_elements());
+  running->batches = batches_of(layout_, optimizer_, states_.format().shards(), unit);
   running->streamed = true;
   {
     const std::lock_guard lock(mutex_);
@@ -124,7 +124,7 @@ UpdatePipeline::Reading UpdatePipeline::begin_reading(Slot& slot, bool state, bo
   if (slot.stage != Stage::kReading) slot.reads = 0;
   slot.stage = slot.reads + reads > 0 ? Stage::kReading : Stage::kReady;
   slot.reads += reads;
-  transfers_ += reads;
+  under_way_ += reads;
   return reading_of(slot, state, gradient);
 }
 
@@ -149,9 +149,9 @@ std::vector<UpdatePipeline::Piece> UpdatePipeline::pieces_of(const Reading& read
                       {slot.data, format.chunk_bytes(reading.unit, reading.chunk)}});
   if (reading.gradient) {
     const std::size_t size = size_of(reading.gradient_type);
-    const std::size_t bytes = format.chunk_size(reading.unit, reading.chunk) * size;
+    const ElementRange chunk = format.shards().chunk(reading.unit, reading.chunk);
+    const std::size_t bytes = chunk.size() * size, offset = chunk.begin * size;
     const std::size_t record_bytes = layout_.unit_elements(reading.unit) * sizeof(float);
-    const std::size_t offset = reading.chunk * format.chunk_elements() * size;
     pieces.push_back({*reading.gradient_backing,
                       offset,
                       {gradient_part(slot),
@@ -178,7 +178,7 @@ void UpdatePipeline::check(const Slot& slot) const {
   const Update& update = slot.update->update;
   const bool gradient = slot.update->decided && update.gradient.data == nullptr;
   for (const Piece& piece : pieces_of(reading_of(slot, reads_state(*slot.update), gradient)))
-    piece.backing.check(piece.offset, piece.bytes, tools_.threads);
+    piece.backing.check(piece.offset, piece.bytes, executor_.threads());
 }
 
 void UpdatePipeline::on_read(std::size_t index, std::exception_ptr error) {
@@ -192,7 +192,7 @@ void UpdatePipeline::on_read(std::size_t index, std::exception_ptr error) {
   }
   if (was_foreseen) issue_reads();
   const std::lock_guard lock(mutex_);
-  --transfers_;  // last: the destructor waits for it
+  --under_way_;  // last: the destructor waits for it
   changed_.notify_all();
 }
 
@@ -205,7 +205,7 @@ void UpdatePipeline::on_written(std::size_t index, std::exception_ptr error) {
   }
   issue_reads();
   const std::lock_guard lock(mutex_);
-  --transfers_;  // last: the destructor waits for it
+  --under_way_;  // last: the destructor waits for it
   changed_.notify_all();
 }
 
@@ -224,14 +224,14 @@ bool UpdatePipeline::has_turn_to_read(const Running& running) const {
   if (rounds_ == 0 || may_run(running)) return true;
   for (const auto& before : updates_) {
     if (before.get() == &running) return running.update.pass.has_value();
-    if (!before->applied() && !before->update.pass) return false;
+    if (!before->given() && !before->update.pass) return false;
   }
   return false;
 }
 
 // A batch may begin in the chunk that the one before it ends with.
 bool UpdatePipeline::may_read(const Running& running) const {
-  if (running.applied() || running.next_read == running.batch().end_chunk) return false;
+  if (running.given() || running.next_read == running.batch().end_chunk) return false;
   const bool begins = running.round == 0 && running.next_read == running.batch().first_chunk;
   return !begins || running.writes == 0;
 }

@@ -20,8 +20,9 @@ std::size_t blocks_of(std::size_t chunk_bytes) {
 
 }  // namespace
 
-StateFormat::StateFormat(const Layout& layout, const optim::Optimizer& optimizer, std::size_t chunk_elements)
-    : layout_(layout), chunk_elements_(chunk_elements) {
+StateFormat::StateFormat(const Layout& layout, const optim::Optimizer& optimizer, std::size_t chunk_elements,
+                         Shards::Ranks ranks)
+    : layout_(layout), shards_(layout, optimizer, chunk_elements, ranks) {
   const auto is_narrow = [&](ParameterId p) {
     const UnitId unit = layout.place(p).unit;
     return layout.trainable(unit) && layout.dtype(unit) != Dtype::kF32 && optimizer.keeps_master();
@@ -39,7 +40,7 @@ StateFormat::StateFormat(const Layout& layout, const optim::Optimizer& optimizer
   }
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
     units_.push_back(place(unit));
-    for (std::size_t chunk = 0; chunk < chunks(unit) && layout.trainable(unit); ++chunk)
+    for (std::size_t chunk = 0; chunk < shards_.chunks(unit) && layout.trainable(unit); ++chunk)
       most_chunk_bytes_ = std::max(most_chunk_bytes_, chunk_bytes(unit, chunk));
   }
 }
@@ -59,18 +60,10 @@ double StateFormat::element_bytes(ParameterId parameter) const {
   return bytes;
 }
 
-std::size_t StateFormat::chunks(UnitId unit) const {
-  return divide_up(layout_.unit_elements(unit), chunk_elements_);
-}
-
-std::size_t StateFormat::chunk_size(UnitId unit, std::size_t chunk) const {
-  return std::min(chunk_elements_, layout_.unit_elements(unit) - chunk * chunk_elements_);
-}
-
 StateFormat::Unit StateFormat::place(UnitId unit) const {
   Unit result;
-  const std::size_t last = chunks(unit) - 1;
-  if (!layout_.trainable(unit)) return result;
+  if (!layout_.trainable(unit) || shards_.chunks(unit) == 0) return result;
+  const std::size_t last = shards_.chunks(unit) - 1;
   std::size_t most = last == 0 ? filled_bytes(unit, 0) : 0;
   for (std::size_t chunk = 0; chunk < last; ++chunk) most = std::max(most, filled_bytes(unit, chunk));
   const std::size_t blocks = blocks_of(most);
@@ -82,11 +75,11 @@ StateFormat::Unit StateFormat::place(UnitId unit) const {
 
 std::size_t StateFormat::chunk_bytes(UnitId unit, std::size_t chunk) const {
   const Unit& own = units_[unit];
-  return chunk + 1 < chunks(unit) ? own.stride : own.bytes - chunk * own.stride;
+  return chunk + 1 < shards_.chunks(unit) ? own.stride : own.bytes - chunk * own.stride;
 }
 
 std::size_t StateFormat::array_bytes(UnitId unit, std::size_t chunk, std::size_t array) const {
-  const std::size_t elements = position(unit, chunk, array, chunk_size(unit, chunk));
+  const std::size_t elements = position(unit, chunk, array, shards_.chunk(unit, chunk).size());
   const std::size_t scales = arrays_[array].type == Dtype::kU8 ? elements / optim::kScaleBlock : 0;
   return elements * size_of(arrays_[array].type) + scales * sizeof(float);
 }
@@ -97,11 +90,11 @@ std::size_t StateFormat::filled_bytes(UnitId unit, std::size_t chunk) const {
   return round_up(bytes, kDiskBlock);
 }
 
-// A parameter has what lies between it and the next one, too.
+// The padding between two parameters counts as the first one's.
 std::size_t StateFormat::position(UnitId unit, std::size_t chunk, std::size_t array,
                                   std::size_t first) const {
   if (everywhere_[array]) return first;
-  const std::size_t begin = chunk * chunk_elements_, end = begin + first;
+  const std::size_t begin = shards_.chunk(unit, chunk).begin, end = begin + first;
   std::size_t elements = 0;
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
     if (!has(array, p)) continue;
@@ -119,7 +112,7 @@ optim::StatePart StateFormat::part(std::byte* data, UnitId unit, std::size_t chu
   const std::size_t at = position(unit, chunk, array, first);
   optim::StatePart part = {Array{data, arrays_[array].type}.at(at)};
   if (arrays_[array].type == Dtype::kU8) {
-    std::byte* const scales = data + position(unit, chunk, array, chunk_size(unit, chunk));
+    std::byte* const scales = data + position(unit, chunk, array, shards_.chunk(unit, chunk).size());
     part.scales = reinterpret_cast<float*>(scales) + at / optim::kScaleBlock;
   }
   return part;

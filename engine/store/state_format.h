@@ -4,18 +4,20 @@
 
 #include "core/dtype.h"
 #include "engine/layout.h"
+#include "engine/shards.h"
 #include "optim/optimizer.h"
 
 namespace sluice::engine {
 
 // What is kept for the elements of trainable units beside their parameters, and where it lies: the master,
 // where the parameters' type is narrower and the optimizer keeps one, then the optimizer's arrays as it
-// describes them, each with the elements of those parameters that have it. A unit's state is cut into chunks
-// of its elements; the arrays of a chunk lie side by side, codes followed by their scales. See
+// describes them, each with the elements of those parameters that have it. Chunks follow each other, as
+// Shards cuts them; the arrays of a chunk lie side by side, codes followed by their scales. See
 // docs/formats/swap.md. Thread rule: it does not change. `layout` outlives it.
 class StateFormat {
  public:
-  StateFormat(const Layout& layout, const optim::Optimizer& optimizer, std::size_t chunk_elements);
+  StateFormat(const Layout& layout, const optim::Optimizer& optimizer, std::size_t chunk_elements,
+              Shards::Ranks ranks = {1, 0, 1});
 
   // Whether the unit's values are held in f32 beside its parameters.
   bool has_master(UnitId unit) const;
@@ -25,9 +27,7 @@ class StateFormat {
   const optim::StateArray& array(std::size_t index) const { return arrays_[index]; }
   bool has(std::size_t array, ParameterId parameter) const { return has_[array][parameter]; }
 
-  std::size_t chunk_elements() const { return chunk_elements_; }
-  std::size_t chunks(UnitId unit) const;
-  std::size_t chunk_size(UnitId unit, std::size_t chunk) const;  // elements
+  const Shards& shards() const { return shards_; }
   // Bytes. Of a frozen unit 0. Every chunk but a unit's last is as long as the others, and a whole number of
   // blocks.
   std::size_t chunk_bytes(UnitId unit, std::size_t chunk) const;
@@ -53,7 +53,7 @@ class StateFormat {
   Unit place(UnitId unit) const;
 
   const Layout& layout_;
-  std::size_t chunk_elements_;
+  Shards shards_;
   std::vector<optim::StateArray> arrays_;
   std::size_t masters_ = 0;
   std::vector<std::vector<bool>> has_;  // by array and parameter

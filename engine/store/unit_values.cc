@@ -9,42 +9,21 @@
 namespace sluice::engine {
 namespace {
 
-// The part of a parameter that lies in a chunk.
-struct Piece {
-  ParameterId parameter;
-  std::size_t first;     // element of the parameter
-  std::size_t in_chunk;  // element of the chunk, or of what an array has of it
-  std::size_t count;
-};
-
-std::vector<Piece> pieces(const ValueStreams& s, UnitId unit, std::size_t chunk) {
-  std::vector<Piece> result;
-  const std::size_t begin = chunk * s.states.format().chunk_elements();
-  const std::size_t end = begin + s.states.format().chunk_size(unit, chunk);
-  for (ParameterId p = s.layout.first_parameter(unit); p < s.layout.end_parameter(unit); ++p) {
-    const Layout::Place& place = s.layout.place(p);
-    const std::size_t from = std::max(begin, place.offset);
-    const std::size_t to = std::min(end, place.offset + place.elements);
-    if (from < to) result.push_back({p, from - place.offset, from - begin, to - from});
-  }
-  return result;
-}
-
-// Those that an array has, where it has them.
-std::vector<Piece> pieces_of(const ValueStreams& s, std::vector<Piece> pieces, UnitId unit, std::size_t chunk,
+// Those that an array has; in_chunk becomes the element of what the array has of the chunk.
+std::vector<Slice> slices_of(const ValueStreams& s, std::vector<Slice> slices, UnitId unit, std::size_t chunk,
                              std::size_t array) {
   const StateFormat& format = s.states.format();
-  std::erase_if(pieces, [&](const Piece& piece) { return !format.has(array, piece.parameter); });
-  for (Piece& piece : pieces) piece.in_chunk = format.position(unit, chunk, array, piece.in_chunk);
-  return pieces;
+  std::erase_if(slices, [&](const Slice& slice) { return !format.has(array, slice.parameter); });
+  for (Slice& slice : slices) slice.in_chunk = format.position(unit, chunk, array, slice.in_chunk);
+  return slices;
 }
 
-void clear_padding(const std::vector<Piece>& pieces, std::size_t n, float* values) {
+void clear_padding(const std::vector<Slice>& slices, std::size_t n, float* values) {
   std::size_t end = 0;
   const auto clear_up_to = [&](std::size_t begin) { std::fill(values + end, values + begin, 0.0f); };
-  for (const Piece& piece : pieces) {
-    clear_up_to(piece.in_chunk);
-    end = piece.in_chunk + piece.count;
+  for (const Slice& slice : slices) {
+    clear_up_to(slice.in_chunk);
+    end = slice.in_chunk + slice.count;
   }
   clear_up_to(n);
 }
@@ -57,39 +36,39 @@ void encode(Threads& threads, std::size_t n, optim::CodeMap map, const float* va
 }
 
 // One array of the optimizer's: by way of f32, where it is narrower.
-void fill_array(const ValueStreams& s, const std::vector<Piece>& present, UnitId unit, std::size_t chunk,
+void fill_array(const ValueStreams& s, const std::vector<Slice>& present, UnitId unit, std::size_t chunk,
                 std::size_t index, std::byte* state, const UnitSource& source) {
   const StateFormat& format = s.states.format();
   const optim::StateArray& array = format.array(index);
   const optim::StatePart part = format.part(state, unit, chunk, index);
-  const std::size_t n = format.position(unit, chunk, index, format.chunk_size(unit, chunk));
-  const std::vector<Piece> own = pieces_of(s, present, unit, chunk, index);
+  const std::size_t n = format.position(unit, chunk, index, format.shards().chunk(unit, chunk).size());
+  const std::vector<Slice> own = slices_of(s, present, unit, chunk, index);
   float* wide = array.type == Dtype::kF32 ? part.values.f32() : s.pipeline.scratch();
   clear_padding(own, n, wide);
-  for (const Piece& piece : own)
-    source.state(piece.parameter, index - format.masters(), piece.first,
-                 {wide + piece.in_chunk, piece.count});
+  for (const Slice& slice : own)
+    source.state(slice.parameter, index - format.masters(), slice.first,
+                 {wide + slice.in_chunk, slice.count});
   if (array.type == Dtype::kU8)
     encode(s.resources.threads, n, array.map, wide, part);
   else if (array.type != Dtype::kF32)
     kernels::convert(s.resources.threads, n, {wide, Dtype::kF32}, part.values);
 }
 
-void fill_values(const ValueStreams& s, const std::vector<Piece>& pieces, std::size_t n, Array values,
+void fill_values(const ValueStreams& s, const std::vector<Slice>& slices, std::size_t n, Array values,
                  float* masters, const UnitSource& source) {
   const bool narrow = values.type != Dtype::kF32;
   float* wide = masters != nullptr ? masters : narrow ? s.pipeline.scratch() : values.f32();
-  clear_padding(pieces, n, wide);
-  for (const Piece& piece : pieces)
-    source.values(piece.parameter, piece.first, {wide + piece.in_chunk, piece.count});
+  clear_padding(slices, n, wide);
+  for (const Slice& slice : slices)
+    source.values(slice.parameter, slice.first, {wide + slice.in_chunk, slice.count});
   if (narrow) kernels::convert(s.resources.threads, n, {wide, Dtype::kF32}, values);
 }
 
 void fill_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, Array values, std::byte* state,
                 const UnitSource& source) {
   const StateFormat& format = s.states.format();
-  const std::size_t n = format.chunk_size(unit, chunk), masters = format.masters();
-  const std::vector<Piece> present = pieces(s, unit, chunk);
+  const std::size_t n = format.shards().chunk(unit, chunk).size(), masters = format.masters();
+  const std::vector<Slice> present = s.states.format().shards().slices(unit, chunk);
   // What no source fills in is zero, which all types have as zero bytes.
   if (!source.state) std::fill_n(state, format.chunk_bytes(unit, chunk), std::byte{0});
   if (source.values)
@@ -108,32 +87,32 @@ const float* wide_values(const ValueStreams& s, UnitId unit, std::size_t n, Cons
   return s.pipeline.scratch();
 }
 
-void drain_values(const std::vector<Piece>& pieces, const float* values, const UnitSink& sink) {
-  for (const Piece& piece : pieces)
-    sink.values(piece.parameter, piece.first, {values + piece.in_chunk, piece.count});
+void drain_values(const std::vector<Slice>& slices, const float* values, const UnitSink& sink) {
+  for (const Slice& slice : slices)
+    sink.values(slice.parameter, slice.first, {values + slice.in_chunk, slice.count});
 }
 
 // The arrays go side by side: a sink that computes checksums is slower than a disk.
 void drain_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, ConstArray values, std::byte* state,
                  const UnitSink& sink) {
   const StateFormat& format = s.states.format();
-  const std::size_t n = format.chunk_size(unit, chunk), masters = format.masters();
+  const std::size_t n = format.shards().chunk(unit, chunk).size(), masters = format.masters();
   const std::size_t arrays = s.states.arrays(unit);
-  const std::vector<Piece> present = pieces(s, unit, chunk);
+  const std::vector<Slice> present = s.states.format().shards().slices(unit, chunk);
   if (sink.values) drain_values(present, wide_values(s, unit, n, values, state), sink);
   const auto drain_parameters = [&] {
     if (!sink.parameter) return;
-    for (const Piece& piece : present)
-      sink.parameter(piece.parameter, piece.first, piece.count, values.at(piece.in_chunk));
+    for (const Slice& slice : present)
+      sink.parameter(slice.parameter, slice.first, slice.count, values.at(slice.in_chunk));
   };
   const auto drain_array = [&](std::size_t array) {
-    for (const Piece& piece : present) {
-      if (!format.has(array, piece.parameter)) continue;
-      const optim::StatePart part = format.part(state, unit, chunk, array, piece.in_chunk);
+    for (const Slice& slice : present) {
+      if (!format.has(array, slice.parameter)) continue;
+      const optim::StatePart part = format.part(state, unit, chunk, array, slice.in_chunk);
       if (array < masters && sink.master)
-        sink.master(piece.parameter, piece.first, {part.values.f32(), piece.count});
+        sink.master(slice.parameter, slice.first, {part.values.f32(), slice.count});
       if (array >= masters && sink.state)
-        sink.state(piece.parameter, array - masters, piece.first, piece.count, part.values, part.scales);
+        sink.state(slice.parameter, array - masters, slice.first, slice.count, part.values, part.scales);
     }
   };
   s.resources.threads.parallel_for(1 + arrays, 1, [&](std::size_t i, std::size_t) {
@@ -160,14 +139,15 @@ void keep_or_replace(std::size_t n, ConstArray values, float* masters) {
 
 std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values, const UnitSource& source) {
   ensure(s.pipeline.idle(), "a unit is loaded while updates are under way");
+  const Shards& shards = s.states.format().shards();
   const bool resident = s.states.resident(unit);
   std::vector<offload::Batch> writes(s.pipeline.slots());
-  for (std::size_t chunk = 0; chunk < s.states.format().chunks(unit); ++chunk) {
+  for (std::size_t chunk = 0; chunk < shards.chunks(unit); ++chunk) {
     const std::size_t slot = resident ? 0 : chunk % writes.size();
     if (!resident) writes[slot].wait();
     std::byte* state = resident ? s.states.chunk_data(unit, chunk) : s.pipeline.slot(slot);
     try {
-      fill_chunk(s, unit, chunk, values.at(chunk * s.states.format().chunk_elements()), state, source);
+      fill_chunk(s, unit, chunk, values.at(shards.chunk(unit, chunk).begin), state, source);
     } catch (...) {
       for (offload::Batch& batch : writes) batch.wait();
       return std::current_exception();
@@ -182,9 +162,10 @@ std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values,
 
 std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray values, const UnitSink& sink) {
   ensure(s.pipeline.idle(), "a unit is saved while updates are under way");
+  const Shards& shards = s.states.format().shards();
   const bool resident = s.states.resident(unit);
   std::vector<offload::Batch> reads(s.pipeline.slots());
-  const std::size_t chunks = s.states.format().chunks(unit);
+  const std::size_t chunks = shards.chunks(unit);
   const auto read = [&](std::size_t chunk) {
     if (!resident && chunk < chunks)
       s.states.backing(unit).fetch(
@@ -197,7 +178,7 @@ std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray va
     if (!resident) reads[chunk % reads.size()].wait();
     std::byte* state = resident ? s.states.chunk_data(unit, chunk) : s.pipeline.slot(chunk % reads.size());
     try {
-      drain_chunk(s, unit, chunk, values.at(chunk * s.states.format().chunk_elements()), state, sink);
+      drain_chunk(s, unit, chunk, values.at(shards.chunk(unit, chunk).begin), state, sink);
     } catch (...) {
       for (offload::Batch& batch : reads) batch.wait();
       return std::current_exception();
@@ -209,8 +190,9 @@ std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray va
 
 void take_masters(const ValueStreams& s, UnitId unit, ConstArray values) {
   ensure(s.pipeline.idle(), "a unit's masters are taken while updates are under way");
+  const Shards& shards = s.states.format().shards();
   const bool resident = s.states.resident(unit);
-  for (std::size_t chunk = 0; chunk < s.states.format().chunks(unit); ++chunk) {
+  for (std::size_t chunk = 0; chunk < shards.chunks(unit); ++chunk) {
     std::byte* state = resident ? s.states.chunk_data(unit, chunk) : s.pipeline.slot(0);
     const std::span<std::byte> bytes = {state, s.states.format().chunk_bytes(unit, chunk)};
     const auto transfer = [&](auto&& begin) {
@@ -221,8 +203,8 @@ void take_masters(const ValueStreams& s, UnitId unit, ConstArray values) {
     };
     const std::size_t offset = s.states.format().chunk_offset(unit, chunk);
     transfer([&](auto done) { s.states.backing(unit).fetch(offset, bytes, std::move(done)); });
-    keep_or_replace(s.states.format().chunk_size(unit, chunk),
-                    values.at(chunk * s.states.format().chunk_elements()), reinterpret_cast<float*>(state));
+    keep_or_replace(shards.chunk(unit, chunk).size(), values.at(shards.chunk(unit, chunk).begin),
+                    reinterpret_cast<float*>(state));
     transfer([&](auto done) { s.states.backing(unit).store(offset, bytes, std::move(done)); });
   }
 }

@@ -70,24 +70,6 @@ TEST(Layout, ParametersLieOneAfterAnotherAndEachBeginsAligned) {
   }
 }
 
-TEST(Layout, ShardsAreSlicesOfNearlyOneSizeThatMakeUpTheUnit) {
-  const Layout layout({unit("small", {{"a", {10}}}), unit("large", {{"b", {700, 1000}}})});
-  for (UnitId u = 0; u < 2; ++u)
-    for (const int world : {1, 2, 3, 7, 64}) {
-      std::size_t end = 0, least = SIZE_MAX, most = 0;
-      for (int rank = 0; rank < world; ++rank) {
-        const Shard shard = layout.shard(u, rank, world);
-        EXPECT_EQ(shard.begin, end);
-        EXPECT_EQ(shard.begin % 4096, 0u);
-        end = shard.end;
-        least = std::min(least, shard.end - shard.begin);
-        most = std::max(most, shard.end - shard.begin);
-      }
-      EXPECT_EQ(end, layout.unit_elements(u));
-      EXPECT_LE(most - least, 4096u);
-    }
-}
-
 TEST(Layout, SpansOfAParameterAreSiblingsAndOneLogicalParameter) {
   std::vector<UnitSpec> units = {unit("before", {{"a", {5}}, {"b", {5}}})};
   for (const std::string name : {"first", "second"})

@@ -63,7 +63,8 @@ Ran run(const Profile& profile, const optim::Optimizer& optimizer, const PlanReq
 TEST(Batches, AsManyAsFitAndAtLeastOne) {
   const Layout layout(large_unit());
   const auto optimizer = muon();
-  const std::vector<Batch> batches = batches_of(layout, *optimizer, 0, kChunkGrain);
+  const std::vector<Batch> batches =
+      batches_of(layout, *optimizer, Shards(layout, *optimizer, kChunkGrain), 0);
   ASSERT_EQ(batches.size(), 2u);
   EXPECT_EQ(batches[0].first, 0u);
   EXPECT_EQ(batches[0].end, 2u);
@@ -72,11 +73,12 @@ TEST(Batches, AsManyAsFitAndAtLeastOne) {
   EXPECT_EQ(batches[0].rounds, 1);
   EXPECT_GE(batches[0].scratch_bytes, 40u * 230'000 * 4);
   const auto elementwise = optim::make_optimizer({});
-  EXPECT_EQ(batches_of(layout, *elementwise, 0, kChunkGrain).size(), 1u);
+  EXPECT_EQ(batches_of(layout, *elementwise, Shards(layout, *elementwise, kChunkGrain), 0).size(), 1u);
   EXPECT_EQ(rounds_need(layout, *elementwise).bytes, 0u);
   std::vector<UnitSpec> frozen = large_unit();
   frozen[0].trainable = false;
-  EXPECT_TRUE(batches_of(Layout(frozen), *optimizer, 0, kChunkGrain).empty());
+  const Layout still(frozen);
+  EXPECT_TRUE(batches_of(still, *optimizer, Shards(still, *optimizer, kChunkGrain), 0).empty());
 }
 
 TEST(Batches, HaveTheSameBitsOnDiskAndTakeWhatIsPlanned) {
@@ -121,11 +123,11 @@ TEST(StateFormat, EachParameterHasTheArraysThatItsOptimizerKeepsOfIt) {
     EXPECT_EQ(format.element_bytes(0), 4 + each);
     EXPECT_EQ(format.element_bytes(1), 4 + 2 * each);
     std::size_t bytes = 0;
-    for (std::size_t chunk = 0; chunk < format.chunks(0); ++chunk) {
+    for (std::size_t chunk = 0; chunk < format.shards().chunks(0); ++chunk) {
       EXPECT_EQ(format.chunk_offset(0, chunk), bytes);
       bytes += format.chunk_bytes(0, chunk);
       EXPECT_LE(format.chunk_bytes(0, chunk), format.most_chunk_bytes());
-      if (chunk + 1 < format.chunks(0)) {
+      if (chunk + 1 < format.shards().chunks(0)) {
         EXPECT_EQ(format.chunk_bytes(0, chunk) % format.block_bytes(0), 0u);
       }
     }

@@ -55,8 +55,10 @@ class UpdatePipelineTest : public testing::Test {
     backings_->allocate();
     parameters_ = allocator::Region(ledger_, allocator::Purpose::kParameter, kElements * sizeof(float));
     gradient_ = allocator::Region(ledger_, allocator::Purpose::kGradient, kElements * sizeof(float));
-    pipeline_.emplace(layout_, *optimizer_, *states_, wholes_, UpdatePipeline::Tools{threads_});
-    pipeline_->start(ledger_, 2);
+    executor_ = make_turn_executor(layout_, *optimizer_, states_->format(), wholes_, {threads_});
+    executor_->start(ledger_);
+    pipeline_.emplace(layout_, *optimizer_, *states_, *executor_);
+    pipeline_->set_slots(ledger_, 2);
     write_zero_state();
   }
 
@@ -92,6 +94,7 @@ class UpdatePipelineTest : public testing::Test {
   std::optional<StateStore> states_;
   WholeStore wholes_{layout_, *optimizer_};
   allocator::Region parameters_, gradient_;
+  std::unique_ptr<UpdateExecutor> executor_;
   std::optional<UpdatePipeline> pipeline_;
 };
 

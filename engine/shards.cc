@@ -1,0 +1,103 @@
+#include "engine/shards.h"
+
+#include <algorithm>
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "engine/kind.h"
+
+namespace sluice::engine {
+namespace {
+
+// Where rank's shard of the unit begins: nearly at its share, at the last place before it that may be cut.
+std::size_t border_of(const Layout& layout, const optim::Optimizer& optimizer, UnitId unit, int rank,
+                      int world) {
+  const std::size_t elements = layout.unit_elements(unit);
+  if (rank == world) return elements;
+  const auto ranks = static_cast<std::size_t>(world), before = static_cast<std::size_t>(rank);
+  const std::size_t share = elements / ranks * before + elements % ranks * before / ranks;
+  ParameterId parameter = layout.end_parameter(unit) - 1;
+  while (layout.place(parameter).offset > share) --parameter;
+  const Layout::Place& place = layout.place(parameter);
+  if (share >= place.offset + place.elements)
+    return round_up(place.offset + place.elements, kParameterAlignment);
+  const ParameterSpec& spec = layout.spec(parameter);
+  const std::size_t cut = optimizer.last_cut(kind_of(spec), spec.span_first + share - place.offset);
+  return place.offset + std::max(cut, spec.span_first) - spec.span_first;
+}
+
+}  // namespace
+
+Shards::Shards(const Layout& layout, const optim::Optimizer& optimizer, std::size_t chunk_elements)
+    : Shards(layout, optimizer, chunk_elements, Ranks{}) {}
+
+Shards::Shards(const Layout& layout, const optim::Optimizer& optimizer, std::size_t chunk_elements,
+               Ranks ranks)
+    : layout_(layout), chunk_elements_(chunk_elements), ranks_(ranks) {
+  ensure(0 <= ranks.first && ranks.first < ranks.end && ranks.end <= ranks.world,
+         "the shards of ranks {} to {} of {} are asked for", ranks.first, ranks.end, ranks.world);
+  held_ = static_cast<std::size_t>(ranks.end - ranks.first);
+  borders_.resize(layout.units().size() * (held_ + 1));
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit)
+    for (int rank = ranks.first; rank <= ranks.end; ++rank)
+      borders_[unit * (held_ + 1) + static_cast<std::size_t>(rank - ranks.first)] =
+          border_of(layout, optimizer, unit, rank, ranks.world);
+}
+
+ElementRange Shards::shard(UnitId unit, int rank) const {
+  ensure(ranks_.first <= rank && rank < ranks_.end, "the shard of rank {} is not here", rank);
+  return held(unit, static_cast<std::size_t>(rank - ranks_.first));
+}
+
+std::size_t Shards::chunks(UnitId unit) const {
+  std::size_t chunks = 0;
+  for (std::size_t i = 0; i < held_; ++i) chunks += divide_up(held(unit, i).size(), chunk_elements_);
+  return chunks;
+}
+
+ElementRange Shards::chunk(UnitId unit, std::size_t chunk) const {
+  for (std::size_t i = 0; i < held_; ++i) {
+    const ElementRange shard = held(unit, i);
+    const std::size_t chunks = divide_up(shard.size(), chunk_elements_);
+    if (chunk < chunks) {
+      const std::size_t begin = shard.begin + chunk * chunk_elements_;
+      return {begin, std::min(begin + chunk_elements_, shard.end)};
+    }
+    chunk -= chunks;
+  }
+  fail(ErrorCode::kState, "unit '{}' has no chunk {} here", layout_.units()[unit].name, chunk);
+}
+
+ElementRange Shards::chunks_with(UnitId unit, ElementRange elements) const {
+  ElementRange found;
+  std::size_t before = 0;  // chunks of shards before
+  for (std::size_t i = 0; i < held_; ++i) {
+    const ElementRange shard = held(unit, i);
+    const std::size_t begin = std::max(shard.begin, elements.begin), end = std::min(shard.end, elements.end);
+    if (begin < end) {
+      const std::size_t first = before + (begin - shard.begin) / chunk_elements_;
+      if (found.size() == 0) found.begin = first;
+      found.end = before + divide_up(end - shard.begin, chunk_elements_);
+    }
+    before += divide_up(shard.size(), chunk_elements_);
+  }
+  return found;
+}
+
+Slice Shards::slice(ParameterId parameter, std::size_t chunk) const {
+  const Layout::Place& place = layout_.place(parameter);
+  const ElementRange range = this->chunk(place.unit, chunk);
+  const std::size_t from = std::max(range.begin, place.offset);
+  const std::size_t to = std::min(range.end, place.offset + place.elements);
+  if (from >= to) return {parameter};
+  return {parameter, from - place.offset, from - range.begin, to - from};
+}
+
+std::vector<Slice> Shards::slices(UnitId unit, std::size_t chunk) const {
+  std::vector<Slice> slices;
+  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
+    if (const Slice found = slice(p, chunk); found.count > 0) slices.push_back(found);
+  return slices;
+}
+
+}  // namespace sluice::engine

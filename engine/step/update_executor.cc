@@ -1,0 +1,154 @@
+#include "engine/step/update_executor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "engine/kind.h"
+
+namespace sluice::engine {
+namespace {
+
+class TurnExecutor final : public UpdateExecutor {
+ public:
+  TurnExecutor(const Layout& layout, const optim::Optimizer& optimizer, const StateFormat& format,
+               const WholeStore& wholes, const ExecutorTools& tools)
+      : layout_(layout), optimizer_(optimizer), format_(format), wholes_(wholes), tools_(tools) {}
+
+  void start(allocator::Ledger& ledger) override {
+    rounds_memory_ =
+        allocator::Region(ledger, allocator::Purpose::kWorkspace, rounds_need(layout_, optimizer_).bytes);
+  }
+  void begin(const ChunkWork& work, offload::Done done) override {
+    std::exception_ptr error;
+    const auto begin = Trace::Clock::now();
+    try {
+      compute(work);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    const auto end = Trace::Clock::now();
+    seconds_ += std::chrono::duration<double>(end - begin).count();
+    if (tools_.trace != nullptr)
+      tools_.trace->add(Trace::Lane::kOptimizer, layout_.units()[work.update.unit].name, begin, end);
+    done(error);
+  }
+  Threads& threads() override { return tools_.threads; }
+  double seconds() const override { return seconds_; }
+
+ private:
+  void compute(const ChunkWork& work);
+  void begin_round(const ChunkWork& work, const std::vector<optim::Whole>& wholes);
+  void work_on_parameter(const ChunkWork& work, ParameterId parameter, const optim::Whole& whole);
+  void combine(const ChunkWork& work, const std::vector<optim::Whole>& wholes);
+  std::vector<optim::Whole> wholes_of(const Batch& batch) const;
+  bool is_updated(const Update& update, ParameterId parameter) const;
+  optim::Hyperparameters hyperparameters_of(const Update& update, ParameterId parameter) const;
+  optim::Span span_of(const ChunkWork& work, const Slice& slice) const;
+
+  const Layout& layout_;
+  const optim::Optimizer& optimizer_;
+  const StateFormat& format_;
+  const WholeStore& wholes_;
+  ExecutorTools tools_;
+  allocator::Region rounds_memory_;
+  double seconds_ = 0;
+};
+
+void TurnExecutor::compute(const ChunkWork& work) {
+  const std::vector<optim::Whole> wholes = wholes_of(work.batch);
+  if (work.begins_round) begin_round(work, wholes);
+  for (ParameterId p = work.batch.first; work.chunk && p < work.batch.end; ++p)
+    if (is_updated(work.update, p)) work_on_parameter(work, p, wholes[p - work.batch.first]);
+  if (work.ends_round && !work.applies()) combine(work, wholes);
+}
+
+void TurnExecutor::begin_round(const ChunkWork& work, const std::vector<optim::Whole>& wholes) {
+  if (work.round == 0 && work.batch.scratch_bytes > 0)
+    std::fill_n(rounds_memory_.data(), work.batch.scratch_bytes, std::byte{0});
+  for (const optim::Whole& whole : wholes) {
+    if (work.round == 0 || work.applies() || !optimizer_.has_rounds(whole.kind)) continue;
+    const optim::PartSums sums = optimizer_.sums(work.round, whole);
+    std::ranges::fill(sums.f64, 0.0);
+    std::ranges::fill(sums.f32, 0.0f);
+  }
+}
+
+void TurnExecutor::work_on_parameter(const ChunkWork& work, ParameterId parameter,
+                                     const optim::Whole& whole) {
+  const Slice slice = format_.shards().slice(parameter, *work.chunk);
+  if (slice.count == 0) return;
+  optim::Span span = span_of(work, slice);
+  span.whole = whole;
+  const optim::Hyperparameters hyperparameters = hyperparameters_of(work.update, parameter);
+  if (work.applies())
+    optimizer_.apply(tools_.threads, hyperparameters, span);
+  else if (optimizer_.has_rounds(whole.kind))
+    optimizer_.statistics(tools_.threads, work.round, hyperparameters, span);
+}
+
+void TurnExecutor::combine(const ChunkWork& work, const std::vector<optim::Whole>& wholes) {
+  for (ParameterId p = work.batch.first; p < work.batch.end; ++p) {
+    const optim::Whole& whole = wholes[p - work.batch.first];
+    if (!is_updated(work.update, p) || !optimizer_.has_rounds(whole.kind)) continue;
+    if (tools_.others != nullptr) tools_.others->add(optimizer_.sums(work.round, whole));
+    optimizer_.combine(tools_.threads, tools_.products, work.round, hyperparameters_of(work.update, p),
+                       whole);
+  }
+}
+
+std::vector<optim::Whole> TurnExecutor::wholes_of(const Batch& batch) const {
+  std::vector<optim::Whole> wholes;
+  std::byte* scratch = rounds_memory_.data();
+  std::byte* const workspace = scratch + batch.scratch_bytes;
+  for (ParameterId p = batch.first; p < batch.end; ++p) {
+    const optim::Kind kind = kind_of(layout_.spec(p));
+    wholes.push_back({kind, wholes_.data(p), reinterpret_cast<double*>(scratch), workspace});
+    scratch += scratch_bytes(optimizer_, kind);
+  }
+  return wholes;
+}
+
+bool TurnExecutor::is_updated(const Update& update, ParameterId parameter) const {
+  return update.parameter_updates[parameter - layout_.first_parameter(update.unit)].step > 0;
+}
+
+optim::Hyperparameters TurnExecutor::hyperparameters_of(const Update& update, ParameterId parameter) const {
+  const ParameterUpdate& own = update.parameter_updates[parameter - layout_.first_parameter(update.unit)];
+  optim::Hyperparameters hyperparameters = update.groups[layout_.spec(parameter).group];
+  hyperparameters.step = own.step;
+  hyperparameters.gradient_factor *= own.gradient_factor;
+  return hyperparameters;
+}
+
+optim::Span TurnExecutor::span_of(const ChunkWork& work, const Slice& slice) const {
+  const UnitId unit = work.update.unit;
+  const auto part = [&](std::size_t array) {
+    if (!format_.has(array, slice.parameter)) return optim::StatePart{};
+    return format_.part(work.state, unit, *work.chunk, array, slice.in_chunk);
+  };
+  optim::Span span;
+  span.count = slice.count;
+  span.first_index = layout_.spec(slice.parameter).span_first + slice.first;
+  span.parameter_index = layout_.logical_index(slice.parameter);
+  Array values = work.update.parameters;
+  if (values.data != nullptr) values = values.at(layout_.place(slice.parameter).offset + slice.first);
+  if (values.type != Dtype::kF32) span.parameter = values;
+  if (format_.has_master(unit))
+    span.master = part(0).values.f32();
+  else if (values.type == Dtype::kF32)
+    span.master = values.f32();
+  span.gradient = work.gradient.at(slice.in_chunk);
+  for (std::size_t a = format_.masters(); a < format_.arrays(); ++a) span.state.push_back(part(a));
+  return span;
+}
+
+}  // namespace
+
+std::unique_ptr<UpdateExecutor> make_turn_executor(const Layout& layout, const optim::Optimizer& optimizer,
+                                                   const StateFormat& format, const WholeStore& wholes,
+                                                   const ExecutorTools& tools) {
+  return std::make_unique<TurnExecutor>(layout, optimizer, format, wholes, tools);
+}
+
+}  // namespace sluice::engine
