@@ -8,9 +8,9 @@
 #include "core/bytes.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/refusal.h"
-#include "models/machine_rates.h"
-#include "models/training_setup.h"
-#include "models/weights.h"
+#include "models/families/weights.h"
+#include "models/run/machine_rates.h"
+#include "models/run/training_setup.h"
 
 namespace sluice::c {
 namespace {

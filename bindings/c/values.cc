@@ -11,9 +11,9 @@
 #include "core/bytes.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/refusal.h"
-#include "models/run_id.h"
-#include "models/training_setup.h"
-#include "models/weights.h"
+#include "models/families/weights.h"
+#include "models/run/run_id.h"
+#include "models/run/training_setup.h"
 
 namespace sluice::c {
 namespace {

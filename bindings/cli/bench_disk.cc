@@ -8,7 +8,7 @@
 #include "bindings/cli/fio.h"
 #include "core/bytes.h"
 #include "core/error.h"
-#include "models/training_setup.h"
+#include "models/run/training_setup.h"
 #include "offload/disk_cache.h"
 
 namespace sluice::cli {

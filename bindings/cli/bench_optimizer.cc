@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "engine/store/state_format.h"
 #include "kernels/elementwise.h"
-#include "models/training_setup.h"
+#include "models/run/training_setup.h"
 
 // `bench optimizer`: updates in memory, against loops that only move the same bytes, and against the same
 // arithmetic in the caches.

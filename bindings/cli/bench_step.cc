@@ -9,8 +9,8 @@
 #include "core/error.h"
 #include "core/random.h"
 #include "engine/plan/placement.h"
-#include "models/machine_rates.h"
-#include "models/training_run.h"
+#include "models/run/machine_rates.h"
+#include "models/run/training_run.h"
 
 namespace sluice::cli {
 namespace {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/json.h"
-#include "models/machine.h"
+#include "models/run/machine.h"
 
 namespace sluice::cli {
 

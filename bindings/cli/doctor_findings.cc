@@ -14,7 +14,7 @@
 #include "core/system.h"
 #include "kernels/matrix.h"
 #include "kernels/targets.h"
-#include "models/machine.h"
+#include "models/run/machine.h"
 #include "offload/disk_cache.h"
 #include "offload/file.h"
 

@@ -11,8 +11,8 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "models/best_checkpoint.h"
-#include "models/weights.h"
+#include "models/families/weights.h"
+#include "models/run/best_checkpoint.h"
 
 namespace sluice::cli {
 namespace {

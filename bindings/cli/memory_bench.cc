@@ -6,7 +6,7 @@
 #include <chrono>
 
 #include "core/bytes.h"
-#include "models/training_setup.h"
+#include "models/run/training_setup.h"
 
 namespace sluice::cli {
 namespace {

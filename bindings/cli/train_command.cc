@@ -11,8 +11,8 @@
 #include "bindings/cli/signals.h"
 #include "core/bytes.h"
 #include "core/error.h"
-#include "models/machine_plan.h"
-#include "models/recipe.h"
+#include "models/run/machine_plan.h"
+#include "models/run/recipe.h"
 
 namespace sluice::cli {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "core/dtype.h"
 #include "core/threads.h"
-#include "models/config.h"
+#include "models/families/config.h"
 
 namespace sluice::models {
 

@@ -8,7 +8,7 @@
 
 #include "bindings/cli/commands.h"
 #include "core/error.h"
-#include "models/training_setup.h"
+#include "models/run/training_setup.h"
 
 namespace sluice::cli {
 namespace {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "kernels/loss.h"
-#include "models/config.h"
+#include "models/families/config.h"
 #include "plain_run.h"
 #include "rounding.h"
 

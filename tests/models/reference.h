@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "models/config.h"
+#include "models/families/config.h"
 
 // The loss of both families in f64, written as the papers say it, sharing nothing with the models but their
 // names.

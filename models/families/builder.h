@@ -1,0 +1,70 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "models/families/config.h"
+#include "models/graph/graph.h"
+#include "models/ops/linear.h"
+
+namespace sluice::models {
+
+// What the graphs of a family are made for.
+struct Shape {
+  ModelConfig config;
+  Dtype dtype = Dtype::kF32;
+  std::size_t batch = 0, length = 0;
+  std::size_t rows() const { return batch * length; }
+};
+
+// The graphs of a model. All blocks share one; its parameters' names follow the block's prefix.
+struct Architecture {
+  Graph embedding, block, head;
+  std::string block_prefix;  // with {} for the block's number
+};
+
+// One weight (and bias) of a linear op by name.
+struct Weight {
+  std::string name;  // without ".weight"
+  std::size_t width = 0;
+  bool bias = false;
+};
+
+// Makes a graph in the terms of transformers: values are rows of tokens, parameters are declared where they
+// are used.
+class Builder {
+ public:
+  explicit Builder(const Shape& shape) : shape_(shape) {}
+
+  ValueId input();
+  // Weights [in, out] as in GPT-2, or [out, in] where transposed. Side by side in each row, unless `apart`:
+  // then one array after the other.
+  struct LinearOptions {
+    bool transposed = false, apart = false;
+    std::optional<Rotary> rotary;
+  };
+  ValueId linear(const std::string& op, ValueId x, std::size_t in, const std::vector<Weight>& weights,
+                 const LinearOptions& options);
+  ValueId norm(const std::string& op, ValueId x, const std::string& parameter, bool has_beta);
+  ValueId attention(ValueId packed);
+  ValueId gelu(ValueId x);
+  ValueId swiglu(ValueId gates_and_ups);
+  ValueId residual(const std::string& op, std::optional<ValueId> residual, ValueId branch, float dropout);
+  ValueId embedding(const std::string& table, const std::optional<std::string>& positions);
+  // The loss by the table of the embedding where the head is tied, else by a weight of its own.
+  void loss(ValueId x, const std::string& table, const std::string& weight);
+
+  Graph finish(std::optional<ValueId> output);
+
+ private:
+  ValueId value(std::string name, std::size_t row_elements);
+  std::size_t parameter(std::string name, std::vector<std::size_t> shape);
+  // A row for each token or position: of the embedding and the head.
+  std::size_t table(std::string name, std::vector<std::size_t> shape, int uses = 1, bool foreign = false);
+
+  const Shape& shape_;
+  Graph graph_;
+};
+
+}  // namespace sluice::models

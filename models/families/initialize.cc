@@ -1,0 +1,81 @@
+#include "models/families/initialize.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <filesystem>
+#include <string_view>
+#include <vector>
+
+#include "core/checksum.h"
+#include "core/error.h"
+#include "kernels/elementwise.h"
+
+namespace sluice::models {
+namespace {
+
+float deviation(const ModelConfig& config, const std::string& name) {
+  const bool into_residual = config.family == Family::kGpt2 && name.ends_with(".c_proj.weight");
+  if (!into_residual) return config.initializer_range;
+  return static_cast<float>(config.initializer_range / std::sqrt(2.0 * static_cast<double>(config.layers)));
+}
+
+bool is_norm(const engine::ParameterSpec& spec) {
+  return spec.shape.size() == 1 && spec.name.ends_with(".weight");
+}
+
+// By their names, so that a link that leads nowhere and a download that is not complete count, too.
+bool may_hold_weights(const std::string& file) {
+  static constexpr std::array<std::string_view, 8> kMarks = {".safetensors", ".gguf", ".h5",   ".msgpack",
+                                                             ".pth",         ".ckpt", ".onnx", "model.bin"};
+  return file.ends_with(".pt") || (file.find("model-") != file.npos && file.find(".bin") != file.npos) ||
+         std::ranges::any_of(kMarks, [&](std::string_view mark) { return file.find(mark) != file.npos; });
+}
+
+std::vector<std::string> weight_files(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  std::filesystem::directory_iterator entries(folder, error);
+  for (; !error && entries != std::filesystem::directory_iterator(); entries.increment(error))
+    if (const std::string name = entries->path().filename().string(); may_hold_weights(name))
+      names.push_back(name);
+  if (error) fail(ErrorCode::kIo, "cannot read the folder '{}': {}", folder, error.message());
+  std::ranges::sort(names);
+  return names;
+}
+
+}  // namespace
+
+engine::UnitSource initial_values(const ModelConfig& config, const engine::Layout& layout, std::uint64_t seed,
+                                  Threads& threads) {
+  engine::UnitSource source;
+  source.values = [config, &layout, seed, &threads](engine::ParameterId id, std::size_t first,
+                                                    std::span<float> out) {
+    const engine::ParameterSpec& spec = layout.spec(id);
+    if (spec.name.ends_with(".bias")) return std::fill(out.begin(), out.end(), 0.0f);
+    if (is_norm(spec)) return std::fill(out.begin(), out.end(), 1.0f);
+    const std::uint64_t stream = checksum(std::as_bytes(std::span(spec.name)));
+    kernels::fill_normal(threads, out.size(), seed, stream, first, 0.0f, deviation(config, spec.name),
+                         Array{out.data(), Dtype::kF32});
+  };
+  return source;
+}
+
+bool begins_with_first_values(const std::string& model) {
+  if (is_preset(model)) return true;
+  const std::filesystem::path folder(model);
+  std::error_code ignored;  // what cannot be seen is in the list below
+  for (const char* readable : {"model.safetensors", "model.safetensors.index.json"})
+    if (std::filesystem::exists(folder / readable, ignored)) return false;
+  const std::vector<std::string> files = weight_files(model);
+  if (files.empty()) return true;
+  fail(ErrorCode::kInvalidArgument,
+       "'{}' has weights that cannot be read: {}. Sluice reads model.safetensors, or its index and the files "
+       "that it names (transformers writes them: from_pretrained, then save_pretrained); to train from first "
+       "values, name a folder with config.json alone",
+       model, fmt::join(files, ", "));
+}
+
+}  // namespace sluice::models

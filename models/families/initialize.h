@@ -1,0 +1,24 @@
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "core/threads.h"
+#include "engine/engine.h"
+#include "engine/layout.h"
+#include "models/families/config.h"
+
+namespace sluice::models {
+
+// The values with which training from scratch begins: matrices and embeddings are normal with the deviation
+// initializer_range, GPT-2's projections into the residual stream with that over sqrt(2 * layers); norms are
+// 1, biases 0. An element depends on seed, parameter name and index alone. `layout` and `threads` outlive the
+// source.
+engine::UnitSource initial_values(const ModelConfig& config, const engine::Layout& layout, std::uint64_t seed,
+                                  Threads& threads);
+
+// Whether a model begins with these: a preset, or a folder with config.json and no weights. Throws
+// Error(kInvalidArgument) for a folder with weights in files that are not read ("pytorch_model.bin"), and
+// Error(kIo) for one that cannot be looked into.
+bool begins_with_first_values(const std::string& model);
+
+}  // namespace sluice::models
