@@ -6,8 +6,10 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
-#include "models/run/machine_rates.h"
+#include "engine/machine/machine_rates.h"
+#include "engine/machine/process.h"
 #include "models/run/training_setup.h"
+#include "offload/disk_folders.h"
 
 namespace sluice::models {
 namespace {
@@ -16,7 +18,7 @@ namespace {
 // and from whether the CPU has bf16 instructions.
 class LibraryThere final : public kernels::MatrixLibrary {
  public:
-  explicit LibraryThere(const Machine& machine, int threads)
+  explicit LibraryThere(const engine::Machine& machine, int threads)
       : here_(kernels::load_matrix_library(threads)), has_bf16_(machine.bf16_products) {}
   void multiply_f32(const kernels::Product&) override { refuse(); }
   void multiply_by_primitive(const kernels::Product&, void*) override { refuse(); }
@@ -45,11 +47,11 @@ class LibraryThere final : public kernels::MatrixLibrary {
   bool has_bf16_;
 };
 
-const Machine::Disk& disk_named(const std::string& name, const Machine& machine) {
-  const auto found = std::ranges::find(machine.disks, name, &Machine::Disk::folder);
+const engine::Machine::Disk& disk_named(const std::string& name, const engine::Machine& machine) {
+  const auto found = std::ranges::find(machine.disks, name, &engine::Machine::Disk::folder);
   if (found != machine.disks.end()) return *found;
   std::vector<std::string> names;
-  for (const Machine::Disk& disk : machine.disks) names.push_back(disk.folder);
+  for (const engine::Machine::Disk& disk : machine.disks) names.push_back(disk.folder);
   fail(ErrorCode::kInvalidArgument,
        "--disk: '{}' is no disk of the machine of '{}', which has {}; name one of these, or write it into "
        "that file",
@@ -57,26 +59,27 @@ const Machine::Disk& disk_named(const std::string& name, const Machine& machine)
 }
 
 // As resolve_disk() does with what is free here.
-std::uint64_t lent_whole(const Machine::Disk& disk) { return disk.free / 20 * 19; }
+std::uint64_t lent_whole(const engine::Machine::Disk& disk) { return disk.free / 20 * 19; }
 
-std::vector<offload::DiskKnowledge> resolve_disks(const Machine& machine, TrainSettings& s) {
+std::vector<offload::DiskKnowledge> resolve_disks(const engine::Machine& machine, TrainSettings& s) {
   if (s.disk.empty())
-    for (const Machine::Disk& disk : machine.disks) s.disk.push_back({disk.folder, kWholeDisk});
+    for (const engine::Machine::Disk& disk : machine.disks)
+      s.disk.push_back({disk.folder, offload::kWholeDisk});
   std::vector<offload::DiskKnowledge> known;
   for (offload::DiskFolder& folder : s.disk) {
-    const Machine::Disk& disk = disk_named(folder.path, machine);
-    if (folder.limit == kWholeDisk) folder.limit = lent_whole(disk);
+    const engine::Machine::Disk& disk = disk_named(folder.path, machine);
+    if (folder.limit == offload::kWholeDisk) folder.limit = lent_whole(disk);
     known.push_back(disk.known);
   }
   return known;
 }
 
-engine::MachineRates rates_there(const Machine& machine, const TrainSettings& s,
+engine::MachineRates rates_there(const engine::Machine& machine, const TrainSettings& s,
                                  const std::vector<offload::DiskKnowledge>& disks,
                                  std::vector<std::string>& not_known) {
   engine::MachineRates rates;
   rates.products = machine.products;
-  rates.flops = flops_of(product_of(768, 768, 768, Dtype::kF32), rates);
+  rates.flops = flops_of(engine::product_of(768, 768, 768, Dtype::kF32), rates);
   const bool native = s.dtype == Dtype::kBf16 && machine.bf16_products;
   const Dtype computed = native ? Dtype::kBf16 : Dtype::kF32;
   const auto of_type = [&](const auto& type) {
@@ -85,7 +88,7 @@ engine::MachineRates rates_there(const Machine& machine, const TrainSettings& s,
   if (std::ranges::none_of(rates.products,
                            of_type([](const engine::ProductRate& r) { return r.product.a.type; })))
     not_known.push_back(fmt::format("products of {}, which count as those of f32", name_of(s.dtype)));
-  const auto attention = std::ranges::find(machine.attention, s.dtype, &Machine::Attention::type);
+  const auto attention = std::ranges::find(machine.attention, s.dtype, &engine::Machine::Attention::type);
   if (attention != machine.attention.end())
     rates.attention = attention->flops;
   else
@@ -93,7 +96,7 @@ engine::MachineRates rates_there(const Machine& machine, const TrainSettings& s,
         fmt::format("attention of {}, which counts as products of {}", name_of(s.dtype), name_of(computed)));
   rates.memory_bandwidth = machine.memory_bandwidth;
   const optim::Storage& storage = s.optimizer.storage;
-  const auto update = std::ranges::find_if(machine.updates, [&](const Machine::Update& u) {
+  const auto update = std::ranges::find_if(machine.updates, [&](const engine::Machine::Update& u) {
     return u.optimizer == s.optimizer.name && u.type == s.dtype && u.state == storage.state &&
            u.master == storage.master;
   });
@@ -103,7 +106,7 @@ engine::MachineRates rates_there(const Machine& machine, const TrainSettings& s,
     not_known.push_back(
         fmt::format("updates of {} of {} with this state, which count by the bandwidth of memory",
                     s.optimizer.name, name_of(s.dtype)));
-  add_disk(disks, rates);
+  engine::add_disk(disks, rates);
   rates.cores = s.threads;
   for (const offload::DiskFolder& folder : s.disk) {
     const offload::DiskKnowledge& known = disk_named(folder.path, machine).known;
@@ -119,7 +122,7 @@ engine::MachineRates rates_there(const Machine& machine, const TrainSettings& s,
 
 }  // namespace
 
-PlanResult plan_for_machine(const TrainSettings& settings, const Machine& machine) {
+PlanResult plan_for_machine(const TrainSettings& settings, const engine::Machine& machine) {
   check_settings(settings);
   TrainSettings s = settings;
   const ModelConfig config = resolve_training_model(s);
@@ -129,7 +132,7 @@ PlanResult plan_for_machine(const TrainSettings& settings, const Machine& machin
   PlanResult plan;
   plan.machine = machine.source;
   const std::vector<offload::DiskKnowledge> disks = resolve_disks(machine, s);
-  const auto optimizer = make_training_optimizer(s.optimizer);
+  const auto optimizer = optim::make_optimizer(s.optimizer, optim::Settings::Defaults::kTraining);
   const Model model(config, s.dtype, s.batch, s.length, s.plan.recompute.value_or(""));
   const LibraryThere library(machine, s.threads);
   if (s.dtype == Dtype::kBf16 && library.has_bf16() != library.has_bf16_here())
@@ -141,8 +144,8 @@ PlanResult plan_for_machine(const TrainSettings& settings, const Machine& machin
   choose_recipe(plan, s, model);
   add_file_sizes(plan, s, model, *optimizer);
   plan.budget = {
-      s.memory, usable_disk(s.disk),
-      process_bytes(machine.memory.process, s.threads) + plan.checkpoint_buffers + plan.trace_bytes};
+      s.memory, offload::usable_disk(s.disk),
+      engine::process_bytes(machine.memory.process, s.threads) + plan.checkpoint_buffers + plan.trace_bytes};
   fit(plan, s, *optimizer, rates, machine.cores);
   return plan;
 }

@@ -1,5 +1,5 @@
 #pragma once
-#include "models/run/machine.h"
+#include "engine/machine/machine.h"
 #include "models/run/trainer.h"
 
 namespace sluice::models {
@@ -8,6 +8,6 @@ namespace sluice::models {
 // not stated are the machine's, folders of settings.disk are names of its disks, of which any size may be
 // asked, and data and output are not looked at. What the machine does not say is in PlanResult::not_known.
 // Throws as plan_training, and Error(kInvalidArgument) for a disk that the machine does not have.
-PlanResult plan_for_machine(const TrainSettings& settings, const Machine& machine);
+PlanResult plan_for_machine(const TrainSettings& settings, const engine::Machine& machine);
 
 }  // namespace sluice::models

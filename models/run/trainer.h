@@ -7,16 +7,13 @@
 #include <vector>
 
 #include "core/json.h"
+#include "engine/checkpoint/best_checkpoint.h"
 #include "engine/plan/plan.h"
 #include "models/families/config.h"
-#include "models/run/best_checkpoint.h"
 #include "offload/records.h"
 #include "optim/optimizer.h"
 
 namespace sluice::models {
-
-// The limit of a folder for which none is stated: what is free there, less the room that checkpoints need.
-inline constexpr std::uint64_t kWholeDisk = UINT64_MAX;
 
 // What `sluice train` and sluice.train(...) are told. Defaults are the command line's.
 struct TrainSettings {
@@ -75,8 +72,8 @@ struct CheckpointReport {
   std::string folder;
   std::uint64_t bytes = 0;
   double seconds = 0;
-  std::vector<std::string> removed = {};    // older ones, for --keep, once it was written
-  std::optional<BestCheckpoint> best = {};  // of the run, by validation, once it was written
+  std::vector<std::string> removed = {};            // older ones, for --keep, once it was written
+  std::optional<engine::BestCheckpoint> best = {};  // of the run, by validation, once it was written
 };
 
 struct TrainEvents {
@@ -93,8 +90,9 @@ struct TrainResult {
   std::uint64_t steps = 0, skipped = 0;  // of the run; those that loss scaling skipped are steps too
   std::optional<double> last_loss;       // nothing where no step was left to do
   std::uint64_t peak_memory = 0, predicted_peak = 0;
-  bool stopped = false;                // by stop() before the last step
-  std::optional<BestCheckpoint> best;  // of all that are there; nothing where none was judged by validation
+  bool stopped = false;  // by stop() before the last step
+  std::optional<engine::BestCheckpoint>
+      best;  // of all that are there; nothing where none was judged by validation
 };
 
 // What a run learns with, nothing left open.

@@ -10,9 +10,11 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/system.h"
+#include "engine/checkpoint/run_id.h"
+#include "engine/checkpoint_values.h"
 #include "models/families/initialize.h"
+#include "models/families/weights.h"
 #include "models/run/recipe.h"
-#include "models/run/run_id.h"
 
 namespace sluice::models {
 namespace {
@@ -49,7 +51,7 @@ TrainingRun::TrainingRun(Setup& setup, const TrainEvents& events)
                               setup.plan.profile.hidden_bytes);
   if (const std::size_t kept = trace_events(settings_); kept > 0) trace_.emplace(kept);
   Trace* trace = trace_ ? &*trace_ : nullptr;
-  Tools& tools = *setup.tools;
+  engine::Tools& tools = *setup.tools;
   if (setup.plan.plan.uses_disk())
     disk_ = std::make_unique<offload::RecordStore>(*tools.io, settings_.disk, ledger_, trace);
   engine_ = std::make_unique<engine::Engine>(
@@ -76,10 +78,10 @@ bool TrainingRun::load_units(const engine::UnitSource& source) {
 // A run that was killed before its first checkpoint begins anew under its own id.
 void TrainingRun::begin_metrics() {
   const bool again = settings_.resume && !settings_.out.empty();
-  run_id_ = (again ? read_run_id(settings_.out) : std::nullopt).value_or(new_run_id());
+  run_id_ = (again ? engine::read_run_id(settings_.out) : std::nullopt).value_or(engine::new_run_id());
   if (!settings_.metrics.empty())
     metrics_.emplace(settings_.metrics, run_id_, settings_.resume ? std::optional(step_) : std::nullopt);
-  if (!settings_.out.empty()) write_run_id(settings_.out, run_id_);
+  if (!settings_.out.empty()) engine::write_run_id(settings_.out, run_id_);
 }
 
 void TrainingRun::resume_metrics() {
@@ -122,13 +124,14 @@ void TrainingRun::resume(const std::string& folder) {
   if (const Json scale = json_field<Json>(checkpoint.run(), "loss_scale", folder);
       loss_scale_.is_dynamic() && !scale.is_null())
     loss_scale_.restore(scale, folder);
-  if (settings_.eval_every != 0 && was_judged_otherwise(engine::list_checkpoints(settings_.out), judge()))
+  if (settings_.eval_every != 0 &&
+      engine::was_judged_otherwise(engine::list_checkpoints(settings_.out), judge()))
     log().warn(
         "checkpoints in '{}' were validated by other data or another number of batches: the best one is "
         "found "
         "anew, and those are kept no longer than --keep says; copy what you want to have",
         settings_.out);
-  CheckpointValues values(checkpoint, engine_->layout(), *setup_.optimizer);
+  engine::CheckpointValues values(checkpoint, engine_->layout(), *setup_.optimizer);
   checkpoint_ = folder;
   const auto begin = std::chrono::steady_clock::now();
   if (!load_units(values.source())) return;
@@ -258,7 +261,7 @@ std::optional<double> TrainingRun::evaluate_if_due() {
     sum += runner_->evaluate(setup_.data->validation(i));
   }
   const double loss = sum / static_cast<double>(settings_.eval_batches);
-  validation_ = validation_record(loss, judge());
+  validation_ = engine::validation_record(loss, judge());
   return loss;
 }
 
@@ -273,7 +276,7 @@ void TrainingRun::save() {
   const TraceScope scope(trace_ ? &*trace_ : nullptr, Trace::Lane::kSave, "a checkpoint");
   engine_->settle();
   const auto begin = std::chrono::steady_clock::now();
-  CheckpointTensors tensors(engine_->layout(), *setup_.optimizer);
+  engine::CheckpointTensors tensors(engine_->layout(), *setup_.optimizer);
   engine::CheckpointWriter::Options options;
   options.out = settings_.out;
   options.step = step_;
@@ -290,7 +293,7 @@ void TrainingRun::save() {
                           loss_scale_.is_dynamic() ? loss_scale_.state() : Json(), validation_}));
   saved_step_ = step_;
   CheckpointReport report = checkpoint_report(begin);
-  report.best = best_checkpoint(engine::list_checkpoints(settings_.out));
+  report.best = engine::best_checkpoint(engine::list_checkpoints(settings_.out));
   report.removed = engine::prune(settings_.out, settings_.keep,
                                  report.best ? std::optional(report.best->step) : std::nullopt);
   if (events_.saved) events_.saved(report);
@@ -403,7 +406,7 @@ TrainResult TrainingRun::train() {
   result.predicted_peak = setup_.plan.plan.peak_memory;
   result.skipped = skipped_;
   result.stopped = step_ < settings_.steps;
-  if (!settings_.out.empty()) result.best = best_checkpoint(engine::list_checkpoints(settings_.out));
+  if (!settings_.out.empty()) result.best = engine::best_checkpoint(engine::list_checkpoints(settings_.out));
   return result;
 }
 

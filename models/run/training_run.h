@@ -8,7 +8,6 @@
 #include "core/trace.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/engine.h"
-#include "models/families/weights.h"
 #include "models/model/model.h"
 #include "models/run/learning_rate.h"
 #include "models/run/metrics.h"

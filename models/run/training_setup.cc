@@ -1,28 +1,22 @@
 #include "models/run/training_setup.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <cmath>
-#include <filesystem>
-#include <map>
 
-#include "allocator/memory.h"
 #include "core/bytes.h"
 #include "core/error.h"
 #include "core/system.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint_values.h"
+#include "engine/machine/machine_rates.h"
+#include "engine/machine/process.h"
 #include "models/families/initialize.h"
-#include "models/families/weights.h"
 #include "models/run/learning_rate.h"
-#include "models/run/machine_rates.h"
 #include "models/run/profile.h"
 #include "models/run/recipe.h"
 #include "models/run/training_run.h"
-#include "offload/records.h"
+#include "offload/disk_folders.h"
 
 namespace sluice::models {
 namespace {
@@ -41,50 +35,6 @@ void check_at_least_0(const std::optional<double>& value, const char* name, cons
 
 constexpr const char* kClips = "0 (none), or from 1e-30 to below 1e30";
 bool is_clip(double value) { return value == 0 || within(value, 1e-30, 1e30); }
-
-struct stat status_of(const std::string& path) {
-  struct stat info = {};
-  if (::stat(path.c_str(), &info) != 0)
-    fail(ErrorCode::kNotFound, "the disk folder '{}' cannot be used: {}; make it, or name another", path,
-         errno_text(errno));
-  if (!S_ISDIR(info.st_mode)) fail(ErrorCode::kInvalidArgument, "the disk folder '{}' is not a folder", path);
-  return info;
-}
-
-std::filesystem::path existing_parent(const std::string& path) {
-  std::filesystem::path at = std::filesystem::absolute(path);
-  while (!at.empty() && at != at.parent_path() && !std::filesystem::exists(at)) at = at.parent_path();
-  return at;
-}
-
-// Of one file system, on which several folders may lie.
-struct Promised {
-  std::uint64_t stated = 0;    // to folders with a limit
-  std::uint64_t reserved = 0;  // for checkpoints
-  std::uint64_t whole = 0;     // folders that divide the rest
-};
-
-void promise(const offload::DiskFolder& folder, Promised& promised) {
-  offload::check_disk_folder(folder.path);
-  if (folder.limit == kWholeDisk) {
-    ++promised.whole;
-    return;
-  }
-  const std::uint64_t room = offload::free_disk_bytes(folder.path),
-                      left = room - std::min(room, promised.stated);
-  if (folder.limit > left)
-    fail(ErrorCode::kBudget,
-         "the disk folder '{}' was given {}, and {} are free there{}: {} are missing; free some, state less, "
-         "or name another (sluice plan --machine FILE plans for a disk that is not here)",
-         folder.path, format_size(folder.limit), format_size(room),
-         promised.stated == 0 ? ""
-                              : fmt::format(", of which other folders of the same file system were given {}",
-                                            format_size(promised.stated)),
-         format_size(folder.limit - left));
-  promised.stated += folder.limit;
-}
-
-constexpr std::uint64_t kLeastDisk = kMiB;  // of a folder: one block of records
 
 // How much the checkpoints of a run can take at most.
 std::uint64_t checkpoint_room(const TrainSettings& settings, std::uint64_t checkpoint_bytes) {
@@ -108,10 +58,6 @@ std::string values_text(const TrainSettings& s) {
 }
 
 }  // namespace
-
-std::unique_ptr<optim::Optimizer> make_training_optimizer(const optim::OptimizerSettings& settings) {
-  return optim::make_optimizer(settings, optim::Settings::Defaults::kTraining);
-}
 
 void check_settings(const TrainSettings& s) {
   check(s.batch >= 1 && s.batch <= 1'000'000, "batch", static_cast<double>(s.batch), "from 1 to 1000000");
@@ -170,55 +116,6 @@ std::size_t trace_events(const TrainSettings& settings) {
   return settings.profile.empty() ? 0 : kProfileEvents;
 }
 
-// Not all of it: other processes live here too.
-std::uint64_t default_memory() {
-  const std::uint64_t available = allocator::available_memory_bytes();
-  if (available == SIZE_MAX)
-    fail(ErrorCode::kInvalidArgument,
-         "this system does not say how much memory is free; state it with --memory");
-  return (allocator::resident_bytes() + available) / 10 * 9;
-}
-
-int default_threads() { return usable_cpus(); }
-
-void resolve_disk(std::vector<offload::DiskFolder>& disk, const std::string& out, std::uint64_t reserved) {
-  std::map<dev_t, Promised> systems;
-  if (!out.empty()) systems[status_of(existing_parent(out).string()).st_dev].reserved = reserved;
-  for (const offload::DiskFolder& folder : disk) promise(folder, systems[status_of(folder.path).st_dev]);
-  for (offload::DiskFolder& folder : disk) {
-    const bool whole = folder.limit == kWholeDisk;
-    const Promised& promised = systems[status_of(folder.path).st_dev];
-    const std::uint64_t room = offload::free_disk_bytes(folder.path);
-    if (whole)
-      folder.limit = (room - std::min(room, promised.reserved + promised.stated)) / 20 * 19 / promised.whole;
-    if (folder.limit < kLeastDisk)
-      fail(whole ? ErrorCode::kBudget : ErrorCode::kInvalidArgument,
-           "the disk folder '{}' can lend {}{}; {} are the least that is of use", folder.path,
-           format_size(folder.limit), whole ? " beside what checkpoints need there" : " as stated",
-           format_size(kLeastDisk));
-  }
-}
-
-std::uint64_t usable_disk(const std::vector<offload::DiskFolder>& disk) {
-  std::uint64_t least = disk.empty() ? 0 : kWholeDisk;
-  for (const offload::DiskFolder& folder : disk) least = std::min(least, folder.limit);
-  return least * disk.size();
-}
-
-Tools::Tools(int thread_count, const offload::IoOptions& how)
-    : threads(thread_count),
-      library(kernels::load_matrix_library(thread_count)),
-      disk_options(how),
-      io(offload::make_io_service(how)) {}
-
-std::uint64_t Tools::base() const { return allocator::resident_bytes() + kReserve; }
-
-std::uint64_t process_bytes(std::uint64_t held, int threads) {
-  constexpr std::uint64_t kProcess = 40 * kMiB, kThread = 64 * kKiB, kStep = 4 * kMiB;
-  const std::uint64_t stated = kProcess + static_cast<std::uint64_t>(threads) * kThread;
-  return held <= stated ? stated : round_up(held, kStep);
-}
-
 std::size_t default_length(const ModelConfig& config) { return std::min<std::size_t>(config.context, 1024); }
 
 void choose_recipe(PlanResult& plan, const TrainSettings& s, const Model& model) {
@@ -240,14 +137,14 @@ void choose_recipe(PlanResult& plan, const TrainSettings& s, const Model& model)
 void add_file_sizes(PlanResult& plan, const TrainSettings& s, const Model& model,
                     const optim::Optimizer& optimizer) {
   const engine::Layout layout(model.units());
-  const CheckpointTensors tensors(layout, optimizer);
+  const engine::CheckpointTensors tensors(layout, optimizer);
   plan.checkpoint_bytes = engine::bytes_needed(tensors.file_bytes());
   // Nothing where no file is read or written.
   if (!s.out.empty())
     plan.checkpoint_buffers = tensors.buffer_bytes();
   else
     plan.checkpoint_buffers = begins_with_first_values(s.model) ? 0 : engine::kStreamBuffer;
-  plan.trace_bytes = trace_events(s) * kTraceEventBytes + (s.profile.empty() ? 0 : kProfileBytes);
+  plan.trace_bytes = trace_events(s) * engine::kTraceEventBytes + (s.profile.empty() ? 0 : kProfileBytes);
 }
 
 void fit(PlanResult& plan, const TrainSettings& s, const optim::Optimizer& optimizer,
@@ -276,36 +173,36 @@ Setup prepare(const TrainSettings& settings) {
   setup.config = resolve_training_model(s);
   setup.first_values = begins_with_first_values(s.model);
   if (s.length == 0) s.length = default_length(setup.config);
-  if (s.memory == 0) s.memory = default_memory();
-  if (s.threads == 0) s.threads = default_threads();
-  setup.optimizer = make_training_optimizer(s.optimizer);
+  if (s.memory == 0) s.memory = engine::default_memory();
+  if (s.threads == 0) s.threads = usable_cpus();
+  setup.optimizer = optim::make_optimizer(s.optimizer, optim::Settings::Defaults::kTraining);
   setup.model =
       std::make_unique<Model>(setup.config, s.dtype, s.batch, s.length, s.plan.recompute.value_or(""));
   engine::check_masters(setup.model->units(), *setup.optimizer);
   choose_recipe(setup.plan, s, *setup.model);
   if (!s.out.empty())
     engine::check_file_limit(
-        CheckpointTensors(engine::Layout(setup.model->units()), *setup.optimizer).file_bytes());
+        engine::CheckpointTensors(engine::Layout(setup.model->units()), *setup.optimizer).file_bytes());
   add_file_sizes(setup.plan, s, *setup.model, *setup.optimizer);
-  resolve_disk(s.disk, s.out, checkpoint_room(s, setup.plan.checkpoint_bytes));
+  offload::resolve_disk(s.disk, s.out, checkpoint_room(s, setup.plan.checkpoint_bytes));
   setup.data = std::make_unique<TrainingData>(s, setup.config);
   if (s.eval_every != 0 && !setup.data->has_validation())
     fail(ErrorCode::kInvalidArgument,
          "--eval-every needs data: name --valid, or let --held-out be more than 0");
-  const std::vector<offload::DiskKnowledge> disks = know_disks(s.disk);
-  setup.tools = std::make_unique<Tools>(s.threads, offload::options_for(disks));
+  const std::vector<offload::DiskKnowledge> disks = offload::know_disks(s.disk);
+  setup.tools = std::make_unique<engine::Tools>(s.threads, offload::options_for(disks));
   const kernels::MatrixLibrary& library = *setup.tools->library;
   setup.plan.profile = setup.model->profile(
       s.accumulate, library, engine::hidden_bytes(setup.model->units(), *setup.optimizer, library));
   const engine::MachineRates rates =
-      measure_rates(setup.tools->threads, *setup.tools->library,
-                    {setup.plan.profile.products, setup.model->attention(), s.dtype, *setup.optimizer,
-                     memory_sample(setup.plan.checkpoint_bytes, s.memory)},
-                    disks);
-  setup.plan.budget = {
-      s.memory, usable_disk(s.disk),
-      process_bytes(setup.tools->base(), s.threads) + setup.plan.checkpoint_buffers + setup.plan.trace_bytes};
-  fit(setup.plan, s, *setup.optimizer, rates, default_threads());
+      engine::measure_rates(setup.tools->threads, *setup.tools->library,
+                            {setup.plan.profile.products, setup.model->attention(), s.dtype, *setup.optimizer,
+                             engine::memory_sample(setup.plan.checkpoint_bytes, s.memory)},
+                            disks);
+  setup.plan.budget = {s.memory, offload::usable_disk(s.disk),
+                       engine::process_bytes(setup.tools->base(), s.threads) + setup.plan.checkpoint_buffers +
+                           setup.plan.trace_bytes};
+  fit(setup.plan, s, *setup.optimizer, rates, usable_cpus());
   return setup;
 }
 

@@ -11,16 +11,20 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "core/random.h"
+#include "core/system.h"
 #include "core/text_file.h"
+#include "engine/checkpoint/best_checkpoint.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/file_sum.h"
+#include "engine/checkpoint_values.h"
 #include "engine/engine.h"
+#include "engine/machine/process.h"
+#include "engine/machine/tools.h"
 #include "models/families/initialize.h"
 #include "models/families/weights.h"
 #include "models/model/model.h"
-#include "models/run/best_checkpoint.h"
 #include "models/run/training_run.h"
-#include "models/run/training_setup.h"
+#include "offload/disk_folders.h"
 
 namespace sluice::models {
 namespace {
@@ -40,7 +44,7 @@ class NoOptimizer final : public optim::Optimizer {
 };
 
 std::string best_in(const std::string& given) {
-  const std::optional<BestCheckpoint> best = best_checkpoint(engine::list_checkpoints(given));
+  const std::optional<engine::BestCheckpoint> best = engine::best_checkpoint(engine::list_checkpoints(given));
   if (best) return best->folder;
   fail(ErrorCode::kNotFound,
        "'{}' holds no whole checkpoint with a validation loss, of which one would be the best; name the "
@@ -133,15 +137,15 @@ class Reader {
   // text: the most tokens that there will be, the prompt's included.
   Reader(const GenerateSettings& settings, const std::string& folder, const ModelConfig& config,
          std::uint64_t text)
-      : tools_(settings.threads == 0 ? default_threads() : settings.threads, offload::IoOptions{}),
+      : tools_(settings.threads == 0 ? usable_cpus() : settings.threads, offload::IoOptions{}),
         model_(config, Dtype::kF32, 1, std::min<std::uint64_t>({config.context, kLongest, text})) {
     std::vector<offload::DiskFolder> disk = settings.disk;
-    resolve_disk(disk, "", 0);
+    offload::resolve_disk(disk, "", 0);
     engine::Profile profile = model_.profile(1, *tools_.library);
     profile.workspace_bytes += model_.text_cache_bytes(model_.length());
     std::erase_if(profile.schedule, [](const engine::Access& access) { return access.gradient_use >= 0; });
-    const std::uint64_t memory = settings.memory == 0 ? default_memory() : settings.memory;
-    const engine::Budget budget = {memory, usable_disk(disk), tools_.base() + engine::kStreamBuffer};
+    const std::uint64_t memory = settings.memory == 0 ? engine::default_memory() : settings.memory;
+    const engine::Budget budget = {memory, offload::usable_disk(disk), tools_.base() + engine::kStreamBuffer};
     engine::PlanRequest request;
     request.flags = true;
     request.trains = false;
@@ -170,7 +174,7 @@ class Reader {
     engine::ReadAhead ahead(buffer.bytes());
     if (std::filesystem::exists(std::filesystem::path(folder) / engine::kManifestFile)) {
       const engine::CheckpointReader checkpoint(*tools_.io, folder, ahead);
-      CheckpointValues values(checkpoint, engine_->layout());
+      engine::CheckpointValues values(checkpoint, engine_->layout());
       load_units(values.source());
     } else {
       HuggingFaceWeights weights(*tools_.io, folder, model_.config(), engine_->layout(), ahead);
@@ -183,7 +187,7 @@ class Reader {
       engine_->load(unit, source);
   }
 
-  Tools tools_;
+  engine::Tools tools_;
   Model model_;
   NoOptimizer optimizer_;
   allocator::Ledger ledger_;

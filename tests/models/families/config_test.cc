@@ -10,12 +10,10 @@
 
 #include "core/error.h"
 #include "models/model/model.h"
-#include "models/refused.h"
+#include "thrown.h"
 
 namespace sluice::models {
 namespace {
-
-using testing::message_of;
 
 using ::testing::HasSubstr;
 

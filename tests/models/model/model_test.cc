@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 #include "models/cases.h"
-#include "models/refused.h"
+#include "thrown.h"
 
 namespace sluice::models::testing {
 namespace {

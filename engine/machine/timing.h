@@ -3,7 +3,7 @@
 #include <array>
 #include <chrono>
 
-namespace sluice::models {
+namespace sluice::engine {
 
 // Runs the work five times and returns the seconds of each run, sorted, above 0; the first run also warms up.
 template <class Work>
@@ -31,4 +31,4 @@ double middle_seconds(const Work& work) {
   return sorted_seconds(work)[2];
 }
 
-}  // namespace sluice::models
+}  // namespace sluice::engine

@@ -1,4 +1,4 @@
-#include "models/run/run_id.h"
+#include "engine/checkpoint/run_id.h"
 
 #include <filesystem>
 #include <random>
@@ -6,7 +6,7 @@
 #include "core/json.h"
 #include "core/text_file.h"
 
-namespace sluice::models {
+namespace sluice::engine {
 namespace {
 
 constexpr int kVersion = 1;
@@ -35,4 +35,4 @@ void write_run_id(const std::string& out, const std::string& id) {
   write_text_file(path_in(out), Json{{"version", kVersion}, {"run", id}}.dump() + "\n");
 }
 
-}  // namespace sluice::models
+}  // namespace sluice::engine

@@ -1,13 +1,14 @@
-#include "models/run/machine.h"
+#include "engine/machine/machine.h"
 
 #include <algorithm>
 
 #include "allocator/memory.h"
 #include "core/system.h"
-#include "models/run/arithmetic_rates.h"
-#include "models/run/training_setup.h"
+#include "engine/machine/arithmetic_rates.h"
+#include "engine/machine/process.h"
+#include "engine/machine/tools.h"
 
-namespace sluice::models {
+namespace sluice::engine {
 namespace {
 
 // Tokens of a micro-batch, and what layers of two sizes multiply them with.
@@ -51,7 +52,8 @@ void measure_updates(Threads& threads, Machine& machine) {
       optim::OptimizerSettings settings;
       settings.name = name;
       settings.storage = {kind.state, kind.master, 0};
-      const auto seconds = measure_update(threads, *make_training_optimizer(settings), kind.type);
+      const auto seconds = measure_update(
+          threads, *optim::make_optimizer(settings, optim::Settings::Defaults::kTraining), kind.type);
       machine.updates.push_back({name, kind.type, kind.state, kind.master, 1 / *seconds});
     }
 }
@@ -60,7 +62,7 @@ void measure_updates(Threads& threads, Machine& machine) {
 
 Machine measure_machine() {
   Machine machine;
-  machine.cores = default_threads();
+  machine.cores = usable_cpus();
   machine.cpu = cpu_model();
   machine.instructions = simd_features();
   const MemoryState memory = memory_state();
@@ -80,4 +82,4 @@ Machine measure_machine() {
   return machine;
 }
 
-}  // namespace sluice::models
+}  // namespace sluice::engine

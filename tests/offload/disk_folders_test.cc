@@ -1,13 +1,14 @@
+#include "offload/disk_folders.h"
+
 #include <gtest/gtest.h>
 
 #include <filesystem>
 
-#include "models/run/training_setup.h"
 #include "offload/support.h"
 #include "thrown.h"
 
 // What disk folders may lend that lie on one file system.
-namespace sluice::models {
+namespace sluice::offload {
 namespace {
 
 class DiskFolders : public ::testing::Test {
@@ -17,24 +18,24 @@ class DiskFolders : public ::testing::Test {
   }
   const offload::testing::DirectFolder folder_;
   const std::string first_ = folder_.file("first"), second_ = folder_.file("second");
-  const std::uint64_t free_ = offload::free_disk_bytes(folder_.path());
+  const std::uint64_t free_ = free_disk_bytes(folder_.path());
 };
 
 TEST_F(DiskFolders, DivideWhatIsFree) {
-  std::vector<offload::DiskFolder> alone = {{first_, kWholeDisk}},
-                                   both = {{first_, kWholeDisk}, {second_, kWholeDisk}};
+  std::vector<DiskFolder> alone = {{first_, kWholeDisk}},
+                          both = {{first_, kWholeDisk}, {second_, kWholeDisk}};
   resolve_disk(alone, "", 0);
   resolve_disk(both, "", 0);
   const auto near = [](std::uint64_t found, std::uint64_t expected) {  // others write here, too
     return found > expected * 8 / 10 && found < expected * 12 / 10;
   };
   EXPECT_TRUE(near(alone[0].limit, free_));
-  for (const offload::DiskFolder& each : both) EXPECT_TRUE(near(each.limit, free_ / 2)) << each.limit;
+  for (const DiskFolder& each : both) EXPECT_TRUE(near(each.limit, free_ / 2)) << each.limit;
   EXPECT_LE(usable_disk(both), free_ * 12 / 10);
 }
 
 TEST_F(DiskFolders, WithoutALimitTakeWhatTheOthersAndCheckpointsLeave) {
-  std::vector<offload::DiskFolder> disk = {{first_, kWholeDisk}, {second_, free_ / 2}};
+  std::vector<DiskFolder> disk = {{first_, kWholeDisk}, {second_, free_ / 2}};
   resolve_disk(disk, "", 0);
   EXPECT_EQ(disk[1].limit, free_ / 2);
   EXPECT_LT(disk[0].limit, free_ * 6 / 10);
@@ -44,20 +45,10 @@ TEST_F(DiskFolders, WithoutALimitTakeWhatTheOthersAndCheckpointsLeave) {
 }
 
 TEST_F(DiskFolders, CannotBePromisedMoreTogetherThanIsFree) {
-  std::vector<offload::DiskFolder> disk = {{first_, free_ / 10 * 6}, {second_, free_ / 10 * 6}};
+  std::vector<DiskFolder> disk = {{first_, free_ / 10 * 6}, {second_, free_ / 10 * 6}};
   expect_error(ErrorCode::kBudget, {"'" + second_ + "'", "same file system", "are missing"},
                [&] { resolve_disk(disk, "", 0); });
 }
 
-TEST(CheckpointRoom, IsThatOfTheKeptOnesAndOfTheOneThatIsWritten) {
-  TrainSettings settings;
-  settings.keep = 3;
-  EXPECT_EQ(most_checkpoints(settings), 4u);
-  settings.eval_every = 10;
-  EXPECT_EQ(most_checkpoints(settings), 5u) << "with validation the best one is kept, too";
-  settings.keep = UINT64_MAX;
-  EXPECT_EQ(most_checkpoints(settings), UINT64_MAX);
-}
-
 }  // namespace
-}  // namespace sluice::models
+}  // namespace sluice::offload

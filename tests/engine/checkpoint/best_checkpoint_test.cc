@@ -1,11 +1,11 @@
-#include "models/run/best_checkpoint.h"
+#include "engine/checkpoint/best_checkpoint.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 
-namespace sluice::models {
+namespace sluice::engine {
 namespace {
 
 const Json kJudge = {{"batches", 8}, {"data_fingerprint", "0123456789abcdef"}, {"windows", 12}};
@@ -16,8 +16,8 @@ Json judged(double loss, const Json& judge = kJudge) {
 }
 
 // Checkpoints of steps 10, 20, ... that record these.
-engine::CheckpointList list_of(std::vector<Json> records) {
-  engine::CheckpointList list;
+CheckpointList list_of(std::vector<Json> records) {
+  CheckpointList list;
   for (Json& record : records) {
     const std::uint64_t step = 10 * (list.whole.size() + 1);
     list.whole.push_back({step, "run/step-" + std::to_string(step), std::move(record)});
@@ -70,4 +70,4 @@ TEST(BestCheckpointTest, IsAmongThoseOfTheNewestJudge) {
 }
 
 }  // namespace
-}  // namespace sluice::models
+}  // namespace sluice::engine

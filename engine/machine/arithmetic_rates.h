@@ -9,7 +9,7 @@
 
 // How fast the arithmetic of a step is here: each measured by what runs, on all threads, in memory that is
 // given back. None throws but for memory that the system does not give.
-namespace sluice::models {
+namespace sluice::engine {
 
 // What measuring takes of memory at a time, and gives back; and at most for the bandwidth of memory.
 inline constexpr std::size_t kMeasuringBytes = std::size_t{16} << 20,
@@ -25,9 +25,9 @@ kernels::Product product_of(std::size_t m, std::size_t n, std::size_t k, Dtype t
 double measure_product(Threads& threads, kernels::MatrixLibrary& library, const kernels::Product& product,
                        std::size_t results_bytes = 0);
 // The same of each.
-std::vector<engine::ProductRate> measure_products(Threads& threads, kernels::MatrixLibrary& library,
-                                                  std::span<const kernels::Product> products,
-                                                  std::size_t results_bytes = 0);
+std::vector<ProductRate> measure_products(Threads& threads, kernels::MatrixLibrary& library,
+                                          std::span<const kernels::Product> products,
+                                          std::size_t results_bytes = 0);
 
 // Floating-point operations a second of attention, forward and backward, counted as models' ops count them.
 // Of the shape sizes count; what takes more than kMeasuringBytes is measured in part.
@@ -39,4 +39,4 @@ double measure_memory(Threads& threads, std::size_t bytes);
 // Of an element that caches hold; nothing for an optimizer with rounds, whose updates need whole parameters.
 std::optional<double> measure_update(Threads& threads, const optim::Optimizer& optimizer, Dtype dtype);
 
-}  // namespace sluice::models
+}  // namespace sluice::engine

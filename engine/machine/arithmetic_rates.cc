@@ -1,16 +1,16 @@
-#include "models/run/arithmetic_rates.h"
+#include "engine/machine/arithmetic_rates.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "allocator/memory.h"
 #include "core/bytes.h"
+#include "engine/machine/timing.h"
 #include "engine/store/state_format.h"
 #include "kernels/elementwise.h"
 #include "kernels/limits.h"
-#include "models/run/timing.h"
 
-namespace sluice::models {
+namespace sluice::engine {
 namespace {
 
 constexpr std::size_t kLine = 64;
@@ -116,11 +116,11 @@ double measure_product(Threads& threads, kernels::MatrixLibrary& library, const 
          });
 }
 
-std::vector<engine::ProductRate> measure_products(Threads& threads, kernels::MatrixLibrary& library,
-                                                  std::span<const kernels::Product> products,
-                                                  std::size_t results_bytes) {
+std::vector<ProductRate> measure_products(Threads& threads, kernels::MatrixLibrary& library,
+                                          std::span<const kernels::Product> products,
+                                          std::size_t results_bytes) {
   kernels::multiply_add(threads, kWakingWork);
-  std::vector<engine::ProductRate> rates;
+  std::vector<ProductRate> rates;
   for (const kernels::Product& product : products)
     rates.push_back({product, measure_product(threads, library, product, results_bytes)});
   return rates;
@@ -162,12 +162,12 @@ double measure_memory(Threads& threads, std::size_t bytes) {
 
 std::optional<double> measure_update(Threads& threads, const optim::Optimizer& optimizer, Dtype dtype) {
   if (optimizer.rounds() > 0) return std::nullopt;
-  constexpr std::size_t kElements = 2 * engine::kChunkGrain;
+  constexpr std::size_t kElements = 2 * kChunkGrain;
   const std::vector<std::size_t> shape = {kElements / 1024, 1024};
-  engine::UnitSpec unit{"measured", {{"parameter", shape}}};
+  UnitSpec unit{"measured", {{"parameter", shape}}};
   unit.dtype = dtype;
-  const engine::Layout layout({unit});
-  const engine::StateFormat format(layout, optimizer, kElements);
+  const Layout layout({unit});
+  const StateFormat format(layout, optimizer, kElements);
   Scratch scratch(round_up(format.bytes(0), kLine) + 2 * kElements * size_of(dtype));
   std::byte* const state = scratch.take(format.bytes(0));
   const Array parameter = scratch.take(kElements, dtype), gradient = scratch.take(kElements, dtype);
@@ -192,4 +192,4 @@ std::optional<double> measure_update(Threads& threads, const optim::Optimizer& o
   return seconds / static_cast<double>(kElements);
 }
 
-}  // namespace sluice::models
+}  // namespace sluice::engine

@@ -2,27 +2,22 @@
 #include <vector>
 
 #include "core/threads.h"
+#include "engine/machine/arithmetic_rates.h"
 #include "engine/plan/rates.h"
 #include "kernels/matrix.h"
-#include "models/run/arithmetic_rates.h"
-#include "offload/disk_cache.h"
-#include "offload/records.h"
+#include "offload/disk_folders.h"
 
-namespace sluice::models {
+namespace sluice::engine {
 
 // The most that this machine can do, measured in about a second (and what it takes to write and read 256 MiB
 // a folder): what a step is held against. flops: fused multiply-adds in registers, or the library's best
 // product of that type where that is more; memory_bandwidth: reading one array and writing another; disk: an
 // io_uring alone with these options. Throws as offload::BareFile.
-engine::MachineRates measure_limits(Threads& threads, kernels::MatrixLibrary& library, Dtype dtype,
-                                    const std::vector<offload::DiskFolder>& disk,
-                                    const offload::IoOptions& io);
-
-// What is known of each folder's disk, measured now or in the last days: see offload/disk_cache.h.
-std::vector<offload::DiskKnowledge> know_disks(const std::vector<offload::DiskFolder>& disk);
+MachineRates measure_limits(Threads& threads, kernels::MatrixLibrary& library, Dtype dtype,
+                            const std::vector<offload::DiskFolder>& disk, const offload::IoOptions& io);
 
 // Striped folders work at once, at the pace of the slowest.
-void add_disk(const std::vector<offload::DiskKnowledge>& disks, engine::MachineRates& rates);
+void add_disk(const std::vector<offload::DiskKnowledge>& disks, MachineRates& rates);
 
 // What a run computes, whose rates are measured.
 struct MeasuredWork {
@@ -38,8 +33,7 @@ struct MeasuredWork {
 std::uint64_t memory_sample(std::uint64_t trained, std::uint64_t memory);
 
 // In some seconds: for the predicted time, and how the disk is kept busy.
-engine::MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& library,
-                                   const MeasuredWork& work,
-                                   const std::vector<offload::DiskKnowledge>& disks);
+MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& library, const MeasuredWork& work,
+                           const std::vector<offload::DiskKnowledge>& disks);
 
-}  // namespace sluice::models
+}  // namespace sluice::engine

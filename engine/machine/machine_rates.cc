@@ -1,18 +1,18 @@
-#include "models/run/machine_rates.h"
+#include "engine/machine/machine_rates.h"
 
 #include <algorithm>
 #include <array>
 
 #include "allocator/memory.h"
 #include "core/bytes.h"
+#include "engine/machine/timing.h"
 #include "kernels/elementwise.h"
 #include "kernels/limits.h"
-#include "models/run/timing.h"
 
-namespace sluice::models {
+namespace sluice::engine {
 namespace {
 
-constexpr std::uint64_t kDiskSample = 64 * kMiB, kLimitSample = 256 * kMiB;
+constexpr std::uint64_t kLimitSample = 256 * kMiB;
 
 double measure_square(Threads& threads, kernels::MatrixLibrary& library, Dtype dtype, std::size_t side) {
   return measure_product(threads, library, product_of(side, side, side, dtype));
@@ -50,7 +50,7 @@ offload::DiskRates measure_disk_limit(const std::string& folder, std::uint64_t b
 }
 
 // All folders work at once, at the pace of the slowest.
-void stripe(std::span<const offload::DiskRates> folders, engine::MachineRates& rates) {
+void stripe(std::span<const offload::DiskRates> folders, MachineRates& rates) {
   if (folders.empty()) return;
   offload::DiskRates slowest = folders.front();
   for (const offload::DiskRates& folder : folders)
@@ -62,21 +62,9 @@ void stripe(std::span<const offload::DiskRates> folders, engine::MachineRates& r
   rates.disk_together = slowest.together * count;
 }
 
-// Never more than the folder was given.
-std::uint64_t sample_bytes(std::uint64_t most, std::uint64_t limit) {
-  return std::min(most, limit / kDiskBlock * kDiskBlock);
-}
-
 }  // namespace
 
-std::vector<offload::DiskKnowledge> know_disks(const std::vector<offload::DiskFolder>& disk) {
-  std::vector<offload::DiskKnowledge> disks;
-  for (const offload::DiskFolder& folder : disk)
-    disks.push_back(offload::know_disk(folder.path, sample_bytes(kDiskSample, folder.limit)));
-  return disks;
-}
-
-void add_disk(const std::vector<offload::DiskKnowledge>& disks, engine::MachineRates& rates) {
+void add_disk(const std::vector<offload::DiskKnowledge>& disks, MachineRates& rates) {
   std::vector<offload::DiskRates> found;
   if (!disks.empty()) rates.disk_in_flight = 0;
   for (const offload::DiskKnowledge& disk : disks) {
@@ -91,10 +79,9 @@ std::uint64_t memory_sample(std::uint64_t trained, std::uint64_t memory) {
   return std::clamp<std::uint64_t>(std::min(trained / 8, memory / 4), kMeasuringBytes, kMostMeasuringBytes);
 }
 
-engine::MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& library,
-                                   const MeasuredWork& work,
-                                   const std::vector<offload::DiskKnowledge>& disks) {
-  engine::MachineRates rates;
+MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& library, const MeasuredWork& work,
+                           const std::vector<offload::DiskKnowledge>& disks) {
+  MachineRates rates;
   rates.cores = threads.count();
   rates.products = measure_products(threads, library, work.products, work.memory_sample);
   rates.flops = measure_square(threads, library, Dtype::kF32, 768);
@@ -105,10 +92,9 @@ engine::MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& lib
   return rates;
 }
 
-engine::MachineRates measure_limits(Threads& threads, kernels::MatrixLibrary& library, Dtype dtype,
-                                    const std::vector<offload::DiskFolder>& disk,
-                                    const offload::IoOptions& io) {
-  engine::MachineRates rates;
+MachineRates measure_limits(Threads& threads, kernels::MatrixLibrary& library, Dtype dtype,
+                            const std::vector<offload::DiskFolder>& disk, const offload::IoOptions& io) {
+  MachineRates rates;
   rates.are_limits = true;
   rates.flops = measure_multiply_adds(threads);
   for (const std::size_t side : {768, 2048})
@@ -116,9 +102,9 @@ engine::MachineRates measure_limits(Threads& threads, kernels::MatrixLibrary& li
   rates.memory_bandwidth = measure_memory_limit(threads);
   std::vector<offload::DiskRates> found;
   for (const offload::DiskFolder& folder : disk)
-    found.push_back(measure_disk_limit(folder.path, sample_bytes(kLimitSample, folder.limit), io));
+    found.push_back(measure_disk_limit(folder.path, offload::bytes_to_measure(folder, kLimitSample), io));
   stripe(found, rates);
   return rates;
 }
 
-}  // namespace sluice::models
+}  // namespace sluice::engine

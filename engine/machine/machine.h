@@ -7,7 +7,7 @@
 #include "engine/plan/rates.h"
 #include "offload/disk_cache.h"
 
-namespace sluice::models {
+namespace sluice::engine {
 
 // What is known of a machine, this one or another: docs/formats/machine.md.
 struct Machine {
@@ -38,7 +38,7 @@ struct Machine {
   bool bf16_products = false;
   Memory memory;
   double memory_bandwidth = 0;
-  std::vector<engine::ProductRate> products;
+  std::vector<ProductRate> products;
   std::vector<Attention> attention;
   std::vector<Update> updates;
   std::vector<Disk> disks;
@@ -53,4 +53,4 @@ Json to_json(const Machine& machine);
 // Error(kNotFound) for a file that is not there.
 Machine read_machine(const std::string& path);
 
-}  // namespace sluice::models
+}  // namespace sluice::engine

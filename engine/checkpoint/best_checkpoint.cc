@@ -1,8 +1,8 @@
-#include "models/run/best_checkpoint.h"
+#include "engine/checkpoint/best_checkpoint.h"
 
 #include <cmath>
 
-namespace sluice::models {
+namespace sluice::engine {
 namespace {
 
 constexpr const char* kField = "validation";
@@ -32,7 +32,7 @@ std::optional<double> validation_loss_of(const Json& run_record) {
   return found.is_null() ? std::nullopt : std::optional(found.at("loss").get<double>());
 }
 
-std::optional<BestCheckpoint> best_checkpoint(const engine::CheckpointList& list) {
+std::optional<BestCheckpoint> best_checkpoint(const CheckpointList& list) {
   std::optional<BestCheckpoint> best;
   Json newest;
   for (auto at = list.whole.rbegin(); at != list.whole.rend(); ++at) {
@@ -46,7 +46,7 @@ std::optional<BestCheckpoint> best_checkpoint(const engine::CheckpointList& list
   return best;
 }
 
-bool was_judged_otherwise(const engine::CheckpointList& list, const Json& judge) {
+bool was_judged_otherwise(const CheckpointList& list, const Json& judge) {
   for (const auto& whole : list.whole) {
     const Json found = validation_of(whole.run);
     if (!found.is_null() && !have_one_judge(found, judge)) return true;
@@ -54,4 +54,4 @@ bool was_judged_otherwise(const engine::CheckpointList& list, const Json& judge)
   return false;
 }
 
-}  // namespace sluice::models
+}  // namespace sluice::engine

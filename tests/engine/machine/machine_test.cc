@@ -1,50 +1,20 @@
-#include "models/run/machine.h"
+#include "engine/machine/machine.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
 
 #include "core/bytes.h"
-#include "core/support.h"
-#include "core/text_file.h"
-#include "models/refused.h"
-#include "models/run/machine_plan.h"
-#include "models/run/training_setup.h"
+#include "core/system.h"
+#include "engine/machine/process.h"
+#include "engine/machine/support.h"
+#include "thrown.h"
 
-// A plan for a machine that is a file: docs/formats/machine.md.
-namespace sluice::models {
+namespace sluice::engine {
 namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using testing::message_of;
+using testing::MachineFile;
+using testing::small_machine;
 using ::testing::StartsWith;
-
-Json small_machine() {
-  return Json::parse(
-      R"({"version": 2, "cores": {"usable": 4}, "memory": {"usable": "64GiB", "bandwidth": 5e10},
-    "products": [{"type": "f32", "m": 1024, "n": 768, "k": 768, "flops": 2e11}],
-    "disks": [{"folder": "/nowhere/at/all", "free": "8TiB", "read": 6e9, "write": 5e9}]})");
-}
-
-class MachineFile : public ::testing::Test {
- protected:
-  Machine read(const std::string& text) const {
-    write_text_file(path_, text);
-    return read_machine(path_);
-  }
-  Machine read(const Json& json) const { return read(json.dump()); }
-  TrainSettings settings() const {
-    TrainSettings s;
-    s.model = "llama-8b";
-    s.dtype = Dtype::kBf16;
-    s.batch = 1;
-    s.length = 128;
-    return s;
-  }
-  const TemporaryFolder folder_;
-  const std::string path_ = folder_.path("machine.json");
-};
 
 TEST_F(MachineFile, ReadsWhatItWrote) {
   Machine machine = read(small_machine());
@@ -66,7 +36,7 @@ TEST_F(MachineFile, TakesWhatThisMachineIsMeasuredAs) {
   const Machine again = read(to_json(machine));
   machine.instructions = {};  // they are for people, and nobody reads them
   EXPECT_EQ(to_json(again), to_json(machine));
-  EXPECT_EQ(again.cores, default_threads());
+  EXPECT_EQ(again.cores, usable_cpus());
 }
 
 TEST_F(MachineFile, IsRefusedByKeyAndValue) {
@@ -137,34 +107,6 @@ TEST_F(MachineFile, IsRefusedWhereItIsNoWholeDocument) {
   EXPECT_THROW(read_machine(folder_.path("none")), Error);
 }
 
-TEST_F(MachineFile, IsPlannedForWithNothingOfItHere) {
-  const Machine machine = read(small_machine());
-  TrainSettings s = settings();
-  const PlanResult whole = plan_for_machine(s, machine);
-  EXPECT_EQ(whole.budget.memory, 64 * kGiB);
-  EXPECT_EQ(whole.budget.disk, 8 * 1024 * kGiB / 20 * 19);
-  EXPECT_TRUE(whole.plan.uses_disk());
-  EXPECT_THAT(plan_text(whole),
-              AllOf(StartsWith("for the machine of " + path_), HasSubstr("not known of the machine:")));
-  s.memory = 8 * kGiB;
-  s.disk = {{"/nowhere/at/all", 900 * 1024 * kGiB}};
-  const PlanResult more = plan_for_machine(s, machine);
-  EXPECT_EQ(more.budget.disk, 900 * 1024 * kGiB);
-  EXPECT_EQ(more.budget.memory, 8 * kGiB);
-  s.disk = {{"/elsewhere", kGiB}};
-  EXPECT_THAT(message_of([&] { plan_for_machine(s, machine); }),
-              AllOf(HasSubstr("'/elsewhere'"), HasSubstr("which has /nowhere/at/all")));
-}
-
-TEST_F(MachineFile, IsFasterWhereItsRatesAre) {
-  const double slow = plan_for_machine(settings(), read(small_machine())).plan.time.step;
-  Json faster = small_machine();
-  faster["products"][0]["flops"] = 2e13;
-  faster["memory"]["bandwidth"] = 1e12;
-  faster["disks"][0]["read"] = faster["disks"][0]["write"] = 1e12;
-  EXPECT_LT(plan_for_machine(settings(), read(faster)).plan.time.step, slow / 10);
-}
-
 TEST(ProcessBytes, AreTheSameForSizesThatDifferByALittle) {
   const std::uint64_t stated = process_bytes(0, 2);
   EXPECT_EQ(process_bytes(26 * kMiB, 2), stated);
@@ -174,4 +116,4 @@ TEST(ProcessBytes, AreTheSameForSizesThatDifferByALittle) {
 }
 
 }  // namespace
-}  // namespace sluice::models
+}  // namespace sluice::engine

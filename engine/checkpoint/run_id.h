@@ -2,7 +2,7 @@
 #include <optional>
 #include <string>
 
-namespace sluice::models {
+namespace sluice::engine {
 
 // Tells runs apart: 16 hexadecimal digits, drawn when a run begins, that all of its checkpoints and lines of
 // metrics carry.
@@ -14,4 +14,4 @@ std::optional<std::string> read_run_id(const std::string& out);
 // REQUIRES: no other run writes there (RunLock). Throws Error(kIo).
 void write_run_id(const std::string& out, const std::string& id);
 
-}  // namespace sluice::models
+}  // namespace sluice::engine

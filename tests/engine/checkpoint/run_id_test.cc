@@ -1,4 +1,4 @@
-#include "models/run/run_id.h"
+#include "engine/checkpoint/run_id.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -8,7 +8,7 @@
 
 #include "core/error.h"
 
-namespace sluice::models {
+namespace sluice::engine {
 namespace {
 
 class RunIdTest : public ::testing::Test {
@@ -47,4 +47,4 @@ TEST_F(RunIdTest, AFileOfSomethingElseIsRefused) {
 }
 
 }  // namespace
-}  // namespace sluice::models
+}  // namespace sluice::engine

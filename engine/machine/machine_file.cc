@@ -5,11 +5,11 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "core/text_file.h"
-#include "models/run/machine.h"
+#include "engine/machine/machine.h"
 #include "optim/optimizer.h"
 
 // docs/formats/machine.md.
-namespace sluice::models {
+namespace sluice::engine {
 namespace {
 
 constexpr int kVersion = 2;
@@ -158,8 +158,8 @@ void read_memory(Fields fields, Machine& machine) {
   fields.end();
 }
 
-engine::ProductRate read_product(Fields& fields) {
-  engine::ProductRate rate;
+ProductRate read_product(Fields& fields) {
+  ProductRate rate;
   kernels::Product& product = rate.product;
   product.a.type = product.b.type = product.c.type = fields.word("type", float_from_name, kFloats);
   product.m = fields.whole("m", 1, kMostSize);
@@ -206,7 +206,7 @@ Machine::Disk read_disk(Fields& fields) {
 }
 
 void check_whole(const Machine& machine, const Fields& fields) {
-  const auto is_f32 = [](const engine::ProductRate& rate) { return rate.product.a.type == Dtype::kF32; };
+  const auto is_f32 = [](const ProductRate& rate) { return rate.product.a.type == Dtype::kF32; };
   if (std::ranges::none_of(machine.products, is_f32))
     fields.refuse("products", "at least one of type f32 is needed", Json::array());
   std::set<std::string> folders;
@@ -215,7 +215,7 @@ void check_whole(const Machine& machine, const Fields& fields) {
       fields.refuse("disks", "each folder once is needed", disk.folder);
 }
 
-Json json_of(const engine::ProductRate& rate) {
+Json json_of(const ProductRate& rate) {
   const kernels::Product& product = rate.product;
   return {{"type", name_of(product.a.type)},
           {"m", product.m},
@@ -244,7 +244,7 @@ Json json_of(const Machine::Disk& disk) {
 
 Json to_json(const Machine& machine) {
   Json products = Json::array(), attention = Json::array(), updates = Json::array(), disks = Json::array();
-  for (const engine::ProductRate& rate : machine.products) products.push_back(json_of(rate));
+  for (const ProductRate& rate : machine.products) products.push_back(json_of(rate));
   for (const Machine::Attention& rate : machine.attention)
     attention.push_back({{"type", name_of(rate.type)}, {"flops", rate.flops}});
   for (const Machine::Update& rate : machine.updates)
@@ -299,4 +299,4 @@ Machine read_machine(const std::string& path) {
   return machine;
 }
 
-}  // namespace sluice::models
+}  // namespace sluice::engine
