@@ -125,21 +125,11 @@ std::string Planned::to_text() const { return engine::to_json(plan, profile, bud
 using namespace sluice::c;  // NOLINT: what follows is of this room
 
 sluice_engine::sluice_engine(Planned made)
-    : planned(std::move(made)), threads(planned.threads, planned.team) {
+    : planned(std::move(made)),
+      threads(planned.threads, planned.team),
+      assembly(planned, {threads, *planned.io, *planned.optimizer, planned.products.get()},
+               {.trace_events = planned.trace_events, .may_replan = true}) {
   using namespace sluice;  // NOLINT: likewise
-  ledger.set_budget(allocator::Tier::kHost, planned.budget.memory);
-  if (!planned.disk.empty()) ledger.set_budget(allocator::Tier::kDisk, planned.budget.disk);
-  base = allocator::Charge(ledger, allocator::Tier::kHost, allocator::Purpose::kBase,
-                           planned.budget.base - planned.checkpoint_buffers);
-  hidden = allocator::Charge(ledger, allocator::Tier::kHost, allocator::Purpose::kWorkspace,
-                             planned.profile.hidden_bytes);
-  if (planned.trace_events > 0) trace.emplace(planned.trace_events);
-  Trace* events = trace ? &*trace : nullptr;
-  if (!planned.disk.empty())  // another plan may use it
-    disk = std::make_unique<offload::RecordStore>(*planned.io, planned.disk, ledger, events);
-  engine = std::make_unique<sluice::engine::Engine>(
-      planned.profile, planned.plan, *planned.optimizer,
-      sluice::engine::Resources{threads, ledger, disk.get(), events, planned.products.get()});
   held.resize(planned.profile.units.size());
   allocator::install_touch_reporter();
   if (!planned.serve_touches) return;

@@ -140,13 +140,13 @@ PlanResult plan_for_machine(const TrainSettings& settings, const engine::Machine
         "what the matrix library takes there for products of bf16, which counts as here");
   plan.profile =
       model.profile(s.accumulate, library, engine::hidden_bytes(model.units(), *optimizer, library));
-  const engine::MachineRates rates = rates_there(machine, s, disks, plan.not_known);
+  plan.rates = rates_there(machine, s, disks, plan.not_known);
   choose_recipe(plan, s, model);
   add_file_sizes(plan, s, model, *optimizer);
   plan.budget = {
       s.memory, offload::usable_disk(s.disk),
       engine::process_bytes(machine.memory.process, s.threads) + plan.checkpoint_buffers + plan.trace_bytes};
-  fit(plan, s, *optimizer, rates, machine.cores);
+  fit(plan, s, *optimizer, machine.cores);
   return plan;
 }
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "core/json.h"
+#include "engine/assembly.h"
 #include "engine/checkpoint/best_checkpoint.h"
-#include "engine/plan/plan.h"
 #include "models/families/config.h"
 #include "offload/records.h"
 #include "optim/optimizer.h"
@@ -106,15 +106,11 @@ struct Recipe {
 };
 
 // The plan alone, as `sluice plan` shows it.
-struct PlanResult {
-  engine::Profile profile;
-  engine::Plan plan;
-  engine::Budget budget;
+struct PlanResult : engine::Planned {
   Recipe recipe;
   std::string recipe_text;             // for people, with the values that the run begins with
   std::uint64_t checkpoint_bytes = 0;  // room that one checkpoint needs
-  std::uint64_t checkpoint_buffers = 0,
-                trace_bytes = 0;  // parts of budget.base (the latter also of --profile)
+  std::uint64_t trace_bytes = 0;       // of --trace and --profile; a part of budget.base
   // Of a plan for another machine: the file that says what it is, and what that does not say.
   std::string machine;
   std::vector<std::string> not_known;

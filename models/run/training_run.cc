@@ -39,26 +39,14 @@ TrainingRun::TrainingRun(Setup& setup, const TrainEvents& events)
       settings_(setup.settings),
       events_(events),
       learning_rate_(learning_rate_of(setup.plan.recipe, setup.settings.steps)),
-      loss_scale_(loss_scale_of(setup.settings)) {
-  if (!settings_.profile.empty()) ledger_.record(kProfileParts, origin_);
-  const engine::Budget& budget = setup.plan.budget;
-  ledger_.set_budget(allocator::Tier::kHost, budget.memory);
-  if (!settings_.disk.empty()) ledger_.set_budget(allocator::Tier::kDisk, budget.disk);
-  base_ = allocator::Charge(ledger_, allocator::Tier::kHost, allocator::Purpose::kBase,
-                            budget.base - setup.plan.checkpoint_buffers);
-  // What libraries take beyond operands is theirs alone to allocate; the plan has room for it.
-  hidden_ = allocator::Charge(ledger_, allocator::Tier::kHost, allocator::Purpose::kWorkspace,
-                              setup.plan.profile.hidden_bytes);
-  if (const std::size_t kept = trace_events(settings_); kept > 0) trace_.emplace(kept);
-  Trace* trace = trace_ ? &*trace_ : nullptr;
-  engine::Tools& tools = *setup.tools;
-  if (setup.plan.plan.uses_disk())
-    disk_ = std::make_unique<offload::RecordStore>(*tools.io, settings_.disk, ledger_, trace);
-  engine_ = std::make_unique<engine::Engine>(
-      setup.plan.profile, setup.plan.plan, *setup.optimizer,
-      engine::Resources{tools.threads, ledger_, disk_.get(), trace, tools.library.get()});
-  runner_ = std::make_unique<Runner>(*setup.model, setup.plan.plan, *engine_, tools.threads, *tools.library,
-                                     ledger_, trace);
+      loss_scale_(loss_scale_of(setup.settings)),
+      assembly_(setup.plan,
+                {setup.tools->threads, *setup.tools->io, *setup.optimizer, setup.tools->library.get()},
+                {.trace_events = trace_events(settings_),
+                 .timeline_parts = settings_.profile.empty() ? 0 : kProfileParts,
+                 .origin = origin_}) {
+  runner_ = std::make_unique<Runner>(*setup.model, setup.plan.plan, engine_, setup.tools->threads,
+                                     *setup.tools->library, assembly_.ledger(), assembly_.trace());
   check_room();
 }
 
@@ -68,9 +56,9 @@ bool TrainingRun::stop_requested() {
 }
 
 bool TrainingRun::load_units(const engine::UnitSource& source) {
-  for (engine::UnitId unit = 0; unit < engine_->layout().units().size(); ++unit) {
+  for (engine::UnitId unit = 0; unit < engine_.layout().units().size(); ++unit) {
     if (stop_requested()) return false;
-    engine_->load(unit, source);
+    engine_.load(unit, source);
   }
   return true;
 }
@@ -92,7 +80,7 @@ TrainingRun::LoadingMemory TrainingRun::loading_memory(std::size_t charged) {
   constexpr std::size_t kMost = 16 * engine::kStreamBlock;
   const std::span<std::byte> idle = runner_->idle_activations();
   if (idle.size() >= kMost) return {{}, idle.first(kMost)};
-  LoadingMemory memory{{ledger_, allocator::Purpose::kCheckpoint, charged}, {}};
+  LoadingMemory memory{{assembly_.ledger(), allocator::Purpose::kCheckpoint, charged}, {}};
   memory.bytes = memory.own.bytes();
   return memory;
 }
@@ -101,10 +89,10 @@ void TrainingRun::load_initial() {
   begin_metrics();
   if (setup_.first_values)
     return void(
-        load_units(initial_values(setup_.config, engine_->layout(), settings_.seed, setup_.tools->threads)));
+        load_units(initial_values(setup_.config, engine_.layout(), settings_.seed, setup_.tools->threads)));
   const LoadingMemory memory = loading_memory(engine::kStreamBuffer);
   engine::ReadAhead ahead(memory.bytes, &setup_.tools->threads);
-  HuggingFaceWeights weights(*setup_.tools->io, settings_.model, setup_.config, engine_->layout(), ahead);
+  HuggingFaceWeights weights(*setup_.tools->io, settings_.model, setup_.config, engine_.layout(), ahead);
   load_units(weights.source());
 }
 
@@ -131,12 +119,12 @@ void TrainingRun::resume(const std::string& folder) {
         "found "
         "anew, and those are kept no longer than --keep says; copy what you want to have",
         settings_.out);
-  engine::CheckpointValues values(checkpoint, engine_->layout(), *setup_.optimizer);
+  engine::CheckpointValues values(checkpoint, engine_.layout(), *setup_.optimizer);
   checkpoint_ = folder;
   const auto begin = std::chrono::steady_clock::now();
   if (!load_units(values.source())) return;
-  engine_->settle();
-  engine_->set_steps(step_ - skipped_);
+  engine_.settle();
+  engine_.set_steps(step_ - skipped_);
   if (events_.resumed) events_.resumed(checkpoint_report(begin));
 }
 
@@ -166,7 +154,7 @@ engine::StepResult TrainingRun::apply_or_skip(double loss, bool& skipped) {
   if (!loss_scale_.is_dynamic()) require_finite(loss);
   engine::StepResult result;
   try {
-    result = engine_->step();
+    result = engine_.step();
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kNotFinite || !loss_scale_.is_dynamic()) throw;
     loss_scale_.skipped(error.what());
@@ -187,7 +175,7 @@ double TrainingRun::run_step(std::uint64_t number, StepReport& report) {
   engine::StepSettings settings{
       {{rate, recipe.weight_decay}, {rest, 0}, {rest, recipe.weight_decay}}, recipe.clip, 1.0 / scale};
   settings.clip_value = settings_.clip_value;
-  engine_->begin_step(settings);
+  engine_.begin_step(settings);
   try {
     const double loss = runner_->train_step(
         setup_.data->training(next_sample_), settings_.seed, number, [this] { stop_requested(); }, scale);
@@ -230,13 +218,13 @@ void TrainingRun::describe(StepReport& report) {
   report.peak_memory = allocator::peak_resident_bytes();
   report.predicted_peak = setup_.plan.plan.peak_memory;
   report.budget = settings_.memory;
-  if (disk_) {
-    const offload::RecordStore::Counters now = disk_->counters();
+  if (const offload::RecordStore* disk = assembly_.disk_records()) {
+    const offload::RecordStore::Counters now = disk->counters();
     report.disk_read = now.bytes_read - disk_counters_.bytes_read;
     report.disk_written = now.bytes_written - disk_counters_.bytes_written;
     disk_counters_ = now;
   }
-  const engine::Engine::Counters now = engine_->counters();
+  const engine::Engine::Counters now = engine_.counters();
   report.read_wait_seconds = now.read_wait_seconds - engine_counters_.read_wait_seconds;
   report.write_wait_seconds = now.write_wait_seconds - engine_counters_.write_wait_seconds;
   report.optimizer_seconds = now.optimizer_seconds - engine_counters_.optimizer_seconds;
@@ -273,10 +261,10 @@ Json TrainingRun::judge() const {
 
 void TrainingRun::save() {
   if (settings_.out.empty() || saved_step_ == step_) return;
-  const TraceScope scope(trace_ ? &*trace_ : nullptr, Trace::Lane::kSave, "a checkpoint");
-  engine_->settle();
+  const TraceScope scope(assembly_.trace(), Trace::Lane::kSave, "a checkpoint");
+  engine_.settle();
   const auto begin = std::chrono::steady_clock::now();
-  engine::CheckpointTensors tensors(engine_->layout(), *setup_.optimizer);
+  engine::CheckpointTensors tensors(engine_.layout(), *setup_.optimizer);
   engine::CheckpointWriter::Options options;
   options.out = settings_.out;
   options.step = step_;
@@ -284,10 +272,10 @@ void TrainingRun::save() {
   // Regions are whole huge pages.
   options.buffer_bytes = std::max<std::uint64_t>(
       kHugePage, setup_.plan.checkpoint_buffers / tensors.files() / kHugePage * kHugePage);
-  engine::CheckpointWriter writer(*setup_.tools->io, ledger_, options);
+  engine::CheckpointWriter writer(*setup_.tools->io, assembly_.ledger(), options);
   writer.add_text_file("config.json", config_to_hugging_face(setup_.config, settings_.dtype).dump(2) + "\n");
   tensors.open(writer);
-  for (const engine::UnitId unit : tensors.units()) engine_->save(unit, tensors.sink());
+  for (const engine::UnitId unit : tensors.units()) engine_.save(unit, tensors.sink());
   checkpoint_ = writer.commit(
       run_record(setup_, {run_id_, step_, skipped_, next_sample_,
                           loss_scale_.is_dynamic() ? loss_scale_.state() : Json(), validation_}));
@@ -312,7 +300,7 @@ void TrainingRun::add_metrics(const StepReport& report) {
 void TrainingRun::save_trace() {
   if (settings_.trace.empty()) return;
   try {
-    trace_->save(settings_.trace);
+    assembly_.trace()->save(settings_.trace);
   } catch (const Error& error) {
     fail(error.code(), "step {} is done, but the trace was not written: {}; {}", step_, error.what(),
          last_checkpoint());
@@ -320,7 +308,7 @@ void TrainingRun::save_trace() {
 }
 
 // All but the events, which come as text.
-std::string TrainingRun::profile_text(const std::string& error) const {
+std::string TrainingRun::profile_text(const std::string& error) {
   const TrainSettings& s = settings_;
   Json json = {{"version", 1},
                {"run",
@@ -339,14 +327,14 @@ std::string TrainingRun::profile_text(const std::string& error) const {
                {"plan", engine::to_json(setup_.plan.plan, setup_.plan.profile, setup_.plan.budget)},
                {"plan_text", plan_text(setup_.plan)},
                {"budget", {{"host", setup_.plan.budget.memory}}},
-               {"peaks", ledger_peaks(ledger_)},
-               {"memory", memory_columns(ledger_, origin_)},
+               {"peaks", ledger_peaks(assembly_.ledger())},
+               {"memory", memory_columns(assembly_.ledger(), origin_)},
                {"resident", {{"peak", allocator::peak_resident_bytes()}}},
                {"steps", series_.rows(origin_)},
                {"windows", series_.windows(origin_)}};
   if (!s.disk.empty()) json["budget"]["disk"] = setup_.plan.budget.disk;
   if (!error.empty()) json["run"]["error"] = error;
-  EventColumns events = event_columns(*trace_, origin_);
+  EventColumns events = event_columns(*assembly_.trace(), origin_);
   json["lanes"] = std::move(events.lanes);
   std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace);
   text.pop_back();
@@ -365,7 +353,7 @@ void TrainingRun::save_profile(const std::string& error) {
 
 void TrainingRun::save_reports_after_error(const std::string& error) noexcept {
   try {
-    if (!settings_.trace.empty()) trace_->save(settings_.trace);
+    if (!settings_.trace.empty()) assembly_.trace()->save(settings_.trace);
   } catch (const std::exception& failure) {
     log().warn("the trace was not written either: {}", failure.what());
   }
@@ -387,8 +375,8 @@ void TrainingRun::run_steps() {
 }
 
 TrainResult TrainingRun::train() {
-  if (disk_) disk_counters_ = disk_->counters();
-  engine_counters_ = engine_->counters();
+  if (const offload::RecordStore* disk = assembly_.disk_records()) disk_counters_ = disk->counters();
+  engine_counters_ = engine_.counters();
   try {
     run_steps();
     save();

@@ -4,10 +4,10 @@
 #include <optional>
 #include <string>
 
-#include "allocator/ledger.h"
+#include "allocator/memory.h"
 #include "core/trace.h"
+#include "engine/assembly.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/engine.h"
 #include "models/model/model.h"
 #include "models/run/learning_rate.h"
 #include "models/run/metrics.h"
@@ -45,7 +45,7 @@ class TrainingRun {
   void add_metrics(const StepReport& report);
   void save_trace();
   void save_profile(const std::string& error);
-  std::string profile_text(const std::string& error) const;
+  std::string profile_text(const std::string& error);
   void save_reports_after_error(const std::string& error) noexcept;
   void check_room() const;
   StepReport step();
@@ -67,12 +67,9 @@ class TrainingRun {
   LearningRate learning_rate_;
   LossScale loss_scale_;
   Trace::Clock::time_point origin_ = Trace::Clock::now();
-  allocator::Ledger ledger_;
-  allocator::Charge base_, hidden_;
-  std::optional<Trace> trace_;
   StepSeries series_;
-  std::unique_ptr<offload::RecordStore> disk_;
-  std::unique_ptr<engine::Engine> engine_;
+  engine::Assembly<engine::Engine> assembly_;
+  engine::Engine& engine_ = assembly_.engine();
   std::unique_ptr<Runner> runner_;
   std::optional<MetricsFile> metrics_;
   std::string run_id_;

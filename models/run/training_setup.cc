@@ -147,13 +147,13 @@ void add_file_sizes(PlanResult& plan, const TrainSettings& s, const Model& model
   plan.trace_bytes = trace_events(s) * engine::kTraceEventBytes + (s.profile.empty() ? 0 : kProfileBytes);
 }
 
-void fit(PlanResult& plan, const TrainSettings& s, const optim::Optimizer& optimizer,
-         const engine::MachineRates& rates, int cores) {
-  engine::PlanRequest request = s.plan;
-  request.flags = true;
-  request.clip = plan.recipe.clip > 0 || loss_scale_of(s).is_dynamic();
+void fit(PlanResult& plan, const TrainSettings& s, const optim::Optimizer& optimizer, int cores) {
+  plan.disk = s.disk;
+  plan.request = s.plan;
+  plan.request.flags = true;
+  plan.request.clip = plan.recipe.clip > 0 || loss_scale_of(s).is_dynamic();
   try {
-    plan.plan = engine::make_plan(plan.profile, optimizer, plan.budget, request, rates);
+    plan.plan = engine::make_plan(plan.profile, optimizer, plan.budget, plan.request, plan.rates);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kBudget || s.threads <= cores) throw;
     fail(ErrorCode::kBudget,
@@ -194,7 +194,7 @@ Setup prepare(const TrainSettings& settings) {
   const kernels::MatrixLibrary& library = *setup.tools->library;
   setup.plan.profile = setup.model->profile(
       s.accumulate, library, engine::hidden_bytes(setup.model->units(), *setup.optimizer, library));
-  const engine::MachineRates rates =
+  setup.plan.rates =
       engine::measure_rates(setup.tools->threads, *setup.tools->library,
                             {setup.plan.profile.products, setup.model->attention(), s.dtype, *setup.optimizer,
                              engine::memory_sample(setup.plan.checkpoint_bytes, s.memory)},
@@ -202,7 +202,7 @@ Setup prepare(const TrainSettings& settings) {
   setup.plan.budget = {s.memory, offload::usable_disk(s.disk),
                        engine::process_bytes(setup.tools->base(), s.threads) + setup.plan.checkpoint_buffers +
                            setup.plan.trace_bytes};
-  fit(setup.plan, s, *setup.optimizer, rates, usable_cpus());
+  fit(setup.plan, s, *setup.optimizer, usable_cpus());
   return setup;
 }
 

@@ -54,8 +54,7 @@ void choose_recipe(PlanResult& plan, const TrainSettings& settings, const Model&
 // Sizes of checkpoints and of what is written about the run.
 void add_file_sizes(PlanResult& plan, const TrainSettings& settings, const Model& model,
                     const optim::Optimizer& optimizer);
-// The plan itself, within plan.budget. cores: of the machine.
-void fit(PlanResult& plan, const TrainSettings& settings, const optim::Optimizer& optimizer,
-         const engine::MachineRates& rates, int cores);
+// The plan itself, within plan.budget, at plan.rates. cores: of the machine.
+void fit(PlanResult& plan, const TrainSettings& settings, const optim::Optimizer& optimizer, int cores);
 
 }  // namespace sluice::models

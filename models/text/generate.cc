@@ -6,18 +6,17 @@
 #include <filesystem>
 #include <optional>
 
-#include "allocator/ledger.h"
 #include "allocator/memory.h"
 #include "core/bytes.h"
 #include "core/error.h"
 #include "core/random.h"
 #include "core/system.h"
 #include "core/text_file.h"
+#include "engine/assembly.h"
 #include "engine/checkpoint/best_checkpoint.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/file_sum.h"
 #include "engine/checkpoint_values.h"
-#include "engine/engine.h"
 #include "engine/machine/process.h"
 #include "engine/machine/tools.h"
 #include "models/families/initialize.h"
@@ -139,26 +138,24 @@ class Reader {
          std::uint64_t text)
       : tools_(settings.threads == 0 ? usable_cpus() : settings.threads, offload::IoOptions{}),
         model_(config, Dtype::kF32, 1, std::min<std::uint64_t>({config.context, kLongest, text})) {
-    std::vector<offload::DiskFolder> disk = settings.disk;
-    offload::resolve_disk(disk, "", 0);
-    engine::Profile profile = model_.profile(1, *tools_.library);
-    profile.workspace_bytes += model_.text_cache_bytes(model_.length());
-    std::erase_if(profile.schedule, [](const engine::Access& access) { return access.gradient_use >= 0; });
-    const std::uint64_t memory = settings.memory == 0 ? engine::default_memory() : settings.memory;
-    const engine::Budget budget = {memory, offload::usable_disk(disk), tools_.base() + engine::kStreamBuffer};
-    engine::PlanRequest request;
-    request.flags = true;
-    request.trains = false;
-    const engine::Plan plan = engine::make_plan(profile, optimizer_, budget, request, {});
-    ledger_.set_budget(allocator::Tier::kHost, memory);
-    base_ = allocator::Charge(ledger_, allocator::Tier::kHost, allocator::Purpose::kBase,
-                              budget.base - engine::kStreamBuffer);
-    hidden_ = allocator::Charge(ledger_, allocator::Tier::kHost, allocator::Purpose::kWorkspace,
-                                profile.hidden_bytes);
-    if (plan.uses_disk()) disk_ = std::make_unique<offload::RecordStore>(*tools_.io, disk, ledger_);
-    engine_ = std::make_unique<engine::Engine>(profile, plan, optimizer_,
-                                               engine::Resources{tools_.threads, ledger_, disk_.get()});
-    runner_ = std::make_unique<Runner>(model_, plan, *engine_, tools_.threads, *tools_.library, ledger_);
+    engine::Planned planned;
+    planned.disk = settings.disk;
+    offload::resolve_disk(planned.disk, "", 0);
+    planned.profile = model_.profile(1, *tools_.library);
+    planned.profile.workspace_bytes += model_.text_cache_bytes(model_.length());
+    std::erase_if(planned.profile.schedule,
+                  [](const engine::Access& access) { return access.gradient_use >= 0; });
+    planned.checkpoint_buffers = engine::kStreamBuffer;
+    planned.budget = {settings.memory == 0 ? engine::default_memory() : settings.memory,
+                      offload::usable_disk(planned.disk), tools_.base() + planned.checkpoint_buffers};
+    planned.request.flags = true;
+    planned.request.trains = false;
+    planned.plan =
+        engine::make_plan(planned.profile, optimizer_, planned.budget, planned.request, planned.rates);
+    assembly_.emplace(planned, engine::Ground::Means{tools_.threads, *tools_.io, optimizer_},
+                      engine::Ground::Options{});
+    runner_ = std::make_unique<Runner>(model_, planned.plan, assembly_->engine(), tools_.threads,
+                                       *tools_.library, assembly_->ledger());
     runner_->keep_text(model_.length());
     load(folder);
   }
@@ -170,30 +167,27 @@ class Reader {
 
  private:
   void load(const std::string& folder) {
-    allocator::Region buffer(ledger_, allocator::Purpose::kCheckpoint, engine::kStreamBuffer);
+    engine::Engine& engine = assembly_->engine();
+    allocator::Region buffer(assembly_->ledger(), allocator::Purpose::kCheckpoint, engine::kStreamBuffer);
     engine::ReadAhead ahead(buffer.bytes());
     if (std::filesystem::exists(std::filesystem::path(folder) / engine::kManifestFile)) {
       const engine::CheckpointReader checkpoint(*tools_.io, folder, ahead);
-      engine::CheckpointValues values(checkpoint, engine_->layout());
-      load_units(values.source());
+      engine::CheckpointValues values(checkpoint, engine.layout());
+      load_units(engine, values.source());
     } else {
-      HuggingFaceWeights weights(*tools_.io, folder, model_.config(), engine_->layout(), ahead);
-      load_units(weights.source());
+      HuggingFaceWeights weights(*tools_.io, folder, model_.config(), engine.layout(), ahead);
+      load_units(engine, weights.source());
     }
   }
 
-  void load_units(const engine::UnitSource& source) {
-    for (engine::UnitId unit = 0; unit < engine_->layout().units().size(); ++unit)
-      engine_->load(unit, source);
+  static void load_units(engine::Engine& engine, const engine::UnitSource& source) {
+    for (engine::UnitId unit = 0; unit < engine.layout().units().size(); ++unit) engine.load(unit, source);
   }
 
   engine::Tools tools_;
   Model model_;
   NoOptimizer optimizer_;
-  allocator::Ledger ledger_;
-  allocator::Charge base_, hidden_;
-  std::unique_ptr<offload::RecordStore> disk_;
-  std::unique_ptr<engine::Engine> engine_;
+  std::optional<engine::Assembly<engine::Engine>> assembly_;
   std::unique_ptr<Runner> runner_;
 };
 
