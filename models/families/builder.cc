@@ -1,6 +1,6 @@
 #include "models/families/builder.h"
 
-#include "models/model/model.h"
+#include "models/families/family.h"
 #include "models/ops/activation.h"
 #include "models/ops/attention.h"
 #include "models/ops/embedding.h"
@@ -100,26 +100,27 @@ ValueId Builder::residual(const std::string& op, std::optional<ValueId> residual
   return y;
 }
 
-ValueId Builder::embedding(const std::string& table, const std::optional<std::string>& positions) {
+ValueId Builder::embedding(const std::optional<std::string>& positions) {
   const ModelConfig& config = shape_.config;
   // A tied table is written by the head first (use 0). The positions' gradient comes with the table's own
   // turn, so it is of the same use: the other stays zero.
   const int use = config.tied_head ? 1 : 0;
   EmbeddingShape shape{shape_.batch,   shape_.length, config.width, config.vocabulary,
                        config.context, shape_.dtype,  {},           std::nullopt};
-  shape.table = {this->table(table, {config.vocabulary, config.width}, use + 1), use};
+  shape.table = {table(std::string(config.family->table), {config.vocabulary, config.width}, use + 1), use};
   if (positions)
-    shape.positions = ParameterUse{this->table(*positions, {config.context, config.width}, use + 1), use};
+    shape.positions = ParameterUse{table(*positions, {config.context, config.width}, use + 1), use};
   const ValueId y = value("embedding", config.width);
   graph_.add_op(make_embedding("embedding", y, shape));
   return y;
 }
 
-void Builder::loss(ValueId x, const std::string& table, const std::string& weight) {
+void Builder::loss(ValueId x) {
   const ModelConfig& config = shape_.config;
   LossShape shape{shape_.rows(), config.width, config.vocabulary, shape_.dtype, {}};
   const std::vector<std::size_t> matrix = {config.vocabulary, config.width};
-  shape.weight.slot = config.tied_head ? this->table(table, matrix, 2, true) : this->table(weight, matrix);
+  shape.weight.slot = config.tied_head ? table(std::string(config.family->table), matrix, 2, true)
+                                       : table(std::string(config.family->head), matrix);
   graph_.add_op(make_loss("loss", x, shape));
 }
 

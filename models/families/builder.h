@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -9,6 +10,9 @@
 #include "models/ops/linear.h"
 
 namespace sluice::models {
+
+// The parameter groups of every model: matrices decay, biases and norms do not.
+inline constexpr std::uint32_t kDecayed = 0, kNotDecayed = 1, kTables = 2;  // these decay, too
 
 // What the graphs of a family are made for.
 struct Shape {
@@ -51,9 +55,10 @@ class Builder {
   ValueId gelu(ValueId x);
   ValueId swiglu(ValueId gates_and_ups);
   ValueId residual(const std::string& op, std::optional<ValueId> residual, ValueId branch, float dropout);
-  ValueId embedding(const std::string& table, const std::optional<std::string>& positions);
-  // The loss by the table of the embedding where the head is tied, else by a weight of its own.
-  void loss(ValueId x, const std::string& table, const std::string& weight);
+  // By the family's table.
+  ValueId embedding(const std::optional<std::string>& positions);
+  // The loss by the table of the embedding where the head is tied, else by the family's weight of a head.
+  void loss(ValueId x);
 
   Graph finish(std::optional<ValueId> output);
 

@@ -10,7 +10,7 @@
 
 namespace sluice::models {
 
-enum class Family : std::uint8_t { kGpt2, kLlama };  // kLlama: Llama 1 to 3, and Qwen2 with its qkv bias
+struct Family;
 
 // Llama 3's stretching of the rotary frequencies ("rope_type": "llama3").
 struct RopeScaling {
@@ -18,16 +18,16 @@ struct RopeScaling {
   std::size_t original_context = 8192;
 };
 
-// The shape of a transformer; one struct for both families.
+// The shape of a transformer; one struct for all families.
 struct ModelConfig {
-  Family family = Family::kGpt2;
+  const Family* family = nullptr;  // of families(), or a test's; never null once it is made
   std::size_t vocabulary = 50257, context = 1024, layers = 12, width = 768, heads = 12, kv_heads = 12;
   std::size_t head_width = 64, hidden_width = 3072;  // of the feed-forward part
   float norm_epsilon = 1e-5f;
   double rope_theta = 10000;
   std::optional<RopeScaling> rope_scaling;
   bool tied_head = true;
-  bool qkv_bias = false;  // Llama family only; GPT-2 always has biases
+  bool qkv_bias = false;  // of Qwen2; GPT-2 always has biases
   float embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;
   float initializer_range = 0.02f;
   Json hugging_face =
@@ -43,9 +43,9 @@ bool is_preset(const std::string& model);
 // the nearest name.
 ModelConfig preset(const std::string& name, std::optional<std::size_t> vocabulary = std::nullopt);
 
-// config.json of a Hugging Face folder (model_type gpt2, llama or qwen2). What it asks for and Sluice does
-// not do (another activation, a sliding window, another rope type, ...) is Error(kInvalidArgument) that names
-// the key.
+// config.json of a Hugging Face folder, whose model_type is that of a family. What it asks for and Sluice
+// does not do (another activation, a sliding window, another rope type, ...) is Error(kInvalidArgument) that
+// names the key.
 ModelConfig config_from_hugging_face(const Json& config, const std::string& source);
 Json config_to_hugging_face(const ModelConfig& config, Dtype dtype);  // f32, bf16 or f16
 // Throws Error(kInvalidArgument) for a configuration that no model can have.

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <filesystem>
 #include <string_view>
 #include <vector>
@@ -12,19 +11,10 @@
 #include "core/checksum.h"
 #include "core/error.h"
 #include "kernels/elementwise.h"
+#include "models/families/family.h"
 
 namespace sluice::models {
 namespace {
-
-float deviation(const ModelConfig& config, const std::string& name) {
-  const bool into_residual = config.family == Family::kGpt2 && name.ends_with(".c_proj.weight");
-  if (!into_residual) return config.initializer_range;
-  return static_cast<float>(config.initializer_range / std::sqrt(2.0 * static_cast<double>(config.layers)));
-}
-
-bool is_norm(const engine::ParameterSpec& spec) {
-  return spec.shape.size() == 1 && spec.name.ends_with(".weight");
-}
 
 // By their names, so that a link that leads nowhere and a download that is not complete count, too.
 bool may_hold_weights(const std::string& file) {
@@ -54,10 +44,10 @@ engine::UnitSource initial_values(const ModelConfig& config, const engine::Layou
   source.values = [config, &layout, seed, &threads](engine::ParameterId id, std::size_t first,
                                                     std::span<float> out) {
     const engine::ParameterSpec& spec = layout.spec(id);
-    if (spec.name.ends_with(".bias")) return std::fill(out.begin(), out.end(), 0.0f);
-    if (is_norm(spec)) return std::fill(out.begin(), out.end(), 1.0f);
+    const FirstValues first_values = config.family->first_values(config, spec);
+    if (first_values.deviation == 0) return std::fill(out.begin(), out.end(), first_values.mean);
     const std::uint64_t stream = checksum(std::as_bytes(std::span(spec.name)));
-    kernels::fill_normal(threads, out.size(), seed, stream, first, 0.0f, deviation(config, spec.name),
+    kernels::fill_normal(threads, out.size(), seed, stream, first, first_values.mean, first_values.deviation,
                          Array{out.data(), Dtype::kF32});
   };
   return source;

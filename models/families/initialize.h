@@ -9,10 +9,8 @@
 
 namespace sluice::models {
 
-// The values with which training from scratch begins: matrices and embeddings are normal with the deviation
-// initializer_range, GPT-2's projections into the residual stream with that over sqrt(2 * layers); norms are
-// 1, biases 0. An element depends on seed, parameter name and index alone. `layout` and `threads` outlive the
-// source.
+// The values with which training from scratch begins, by the family's rule. An element depends on seed,
+// parameter name and index alone. `layout` and `threads` outlive the source.
 engine::UnitSource initial_values(const ModelConfig& config, const engine::Layout& layout, std::uint64_t seed,
                                   Threads& threads);
 

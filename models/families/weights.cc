@@ -3,27 +3,23 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <set>
 
 #include "core/bytes.h"
 #include "core/error.h"
 #include "engine/checkpoint/stored_floats.h"
+#include "models/families/family.h"
 
 namespace sluice::models {
 namespace {
 
-bool is_buffer(const std::string& name) {
-  static constexpr std::array<std::string_view, 3> kEnds = {".attn.bias", ".attn.masked_bias",
-                                                            ".rotary_emb.inv_freq"};
-  return std::any_of(kEnds.begin(), kEnds.end(), [&](std::string_view end) { return name.ends_with(end); });
+bool is_buffer(const Family& family, const std::string& name) {
+  return std::ranges::any_of(family.buffers, [&](std::string_view end) { return name.ends_with(end); });
 }
 
-std::string without_prefix(const std::string& name) {
-  for (const std::string_view prefix : {"transformer.", "model."})
-    if (name.starts_with(prefix)) return name.substr(prefix.size());
-  return name;
+std::string without_prefix(const Family& family, const std::string& name) {
+  return name.starts_with(family.prefix) ? name.substr(family.prefix.size()) : name;
 }
 
 std::string listing(std::vector<std::string> lines) {
@@ -39,18 +35,19 @@ HuggingFaceWeights::HuggingFaceWeights(offload::IoService& io, const std::string
                                        const ModelConfig& config, const engine::Layout& layout,
                                        engine::ReadAhead& ahead)
     : folder_(io, folder, ahead) {
-  match(layout);
-  if (config.tied_head) match_head(config);
+  match(*config.family, layout);
+  if (config.tied_head) match_head(*config.family, layout);
 }
 
-void HuggingFaceWeights::match(const engine::Layout& layout) {
+void HuggingFaceWeights::match(const Family& family, const engine::Layout& layout) {
   std::vector<std::string> wrong;
   std::set<std::string> left;
   for (const std::string& name : folder_.names())
-    if (!is_buffer(name)) left.insert(name);
+    if (!is_buffer(family, name)) left.insert(name);
   for (engine::ParameterId id = 0; id < layout.parameters(); ++id) {
     const engine::ParameterSpec& spec = layout.spec(id);
-    const std::string name = folder_.find(spec.name) != nullptr ? spec.name : without_prefix(spec.name);
+    const std::string name =
+        folder_.find(spec.name) != nullptr ? spec.name : without_prefix(family, spec.name);
     const engine::StoredTensor* tensor = folder_.find(name);
     if (tensor == nullptr) {
       wrong.push_back(fmt::format("'{}' is missing", spec.name));
@@ -66,7 +63,7 @@ void HuggingFaceWeights::match(const engine::Layout& layout) {
     names_.push_back(name);
   }
   for (const std::string& name : left) {
-    if (name == "lm_head.weight") {
+    if (name == family.head) {
       left_over_.push_back(name);
     } else {
       wrong.push_back(fmt::format("'{}' is not a parameter of this model, and '{}' holds it", name,
@@ -78,14 +75,13 @@ void HuggingFaceWeights::match(const engine::Layout& layout) {
          listing(wrong));
 }
 
-void HuggingFaceWeights::match_head(const ModelConfig& config) {
+void HuggingFaceWeights::match_head(const Family& family, const engine::Layout& layout) {
   if (left_over_.empty()) return;
-  const char* embedding = config.family == Family::kGpt2 ? "wte.weight" : "embed_tokens.weight";
-  const auto found = std::find_if(names_.begin(), names_.end(),
-                                  [&](const std::string& n) { return n.ends_with(embedding); });
-  ensure(found != names_.end(), "no parameter is named {}", embedding);
+  engine::ParameterId id = 0;
+  while (id < layout.parameters() && layout.spec(id).name != family.table) ++id;
+  ensure(id < layout.parameters(), "no parameter is named {}", family.table);
   const engine::StoredTensor& head = folder_.tensor(left_over_.front());
-  const engine::StoredTensor& table = folder_.tensor(*found);
+  const engine::StoredTensor& table = folder_.tensor(names_[id]);
   bool same = head.type == table.type && head.shape == table.shape;
   std::vector<std::byte> a(256 * kKiB), b(256 * kKiB);
   for (std::uint64_t at = 0; same && at < head.bytes(); at += a.size()) {

@@ -7,8 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "models/families/gpt2.h"
-#include "models/families/llama.h"
+#include "models/families/family.h"
 #include "models/graph/program.h"
 #include "models/model/model_impl.h"
 #include "models/model/text_cache.h"
@@ -35,7 +34,7 @@ void check_shape(const Shape& shape) {
 
 Architecture make_architecture(const Shape& shape) {
   check_shape(shape);
-  return shape.config.family == Family::kGpt2 ? make_gpt2(shape) : make_llama(shape);
+  return shape.config.family->build(shape);
 }
 
 }  // namespace

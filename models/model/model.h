@@ -18,9 +18,6 @@
 
 namespace sluice::models {
 
-// The parameter groups of every model: matrices decay, biases and norms do not.
-inline constexpr std::uint32_t kDecayed = 0, kNotDecayed = 1, kTables = 2;  // these decay, too
-
 // A transformer for micro-batches of one shape: its units, what they compute, and what the plan must know of
 // them. Immutable; thread-safe.
 class Model {

@@ -4,7 +4,8 @@
 #include <vector>
 
 #include "kernels/loss.h"
-#include "models/families/config.h"
+#include "models/families/gpt2.h"
+#include "models/families/llama.h"
 #include "plain_run.h"
 #include "rounding.h"
 
@@ -13,6 +14,7 @@ namespace sluice::models::testing {
 
 inline ModelConfig small_gpt2(bool tied = true, float dropout = 0) {
   ModelConfig config;
+  config.family = &kGpt2;
   config.vocabulary = 37;
   config.context = 12;
   config.layers = 2;
@@ -27,7 +29,7 @@ inline ModelConfig small_gpt2(bool tied = true, float dropout = 0) {
 
 inline ModelConfig small_llama(bool tied = false, bool bias = false) {
   ModelConfig config = small_gpt2(tied);
-  config.family = Family::kLlama;
+  config.family = bias ? &kQwen2 : &kLlama;
   config.heads = 4;
   config.kv_heads = 2;
   config.head_width = 6;

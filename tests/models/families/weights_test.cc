@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "models/families/gpt2.h"
 
 namespace sluice::models {
 namespace {
@@ -53,6 +54,7 @@ class WeightsTest : public ::testing::Test {
   WeightsTest() {
     std::string pattern = ::testing::TempDir() + "sluice-weights-XXXXXX";
     folder_ = ::mkdtemp(pattern.data());
+    config_.family = &kGpt2;
     config_.tied_head = true;
   }
   ~WeightsTest() override { std::filesystem::remove_all(folder_); }
