@@ -10,6 +10,13 @@
 
 namespace sluice::models {
 
+Architecture uniform(Graph embedding, Graph block, Graph head, std::string block_prefix, std::size_t layers) {
+  Architecture architecture{std::move(embedding), std::move(head), {}, {}, std::move(block_prefix)};
+  architecture.blocks.push_back(std::move(block));
+  architecture.block_of.assign(layers, 0);
+  return architecture;
+}
+
 ValueId Builder::value(std::string name, std::size_t row_elements) {
   return graph_.add_value({std::move(name), shape_.rows() * row_elements, shape_.dtype});
 }

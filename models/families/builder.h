@@ -22,11 +22,16 @@ struct Shape {
   std::size_t rows() const { return batch * length; }
 };
 
-// The graphs of a model. All blocks share one; its parameters' names follow the block's prefix.
+// The graphs of a model. Blocks that compute alike share one; the names of its parameters follow the block's
+// prefix.
 struct Architecture {
-  Graph embedding, block, head;
-  std::string block_prefix;  // with {} for the block's number
+  Graph embedding, head;
+  std::vector<Graph> blocks;          // that differ, each once
+  std::vector<std::size_t> block_of;  // by the block's number: which of them it has
+  std::string block_prefix;           // with {} for the block's number
 };
+// All blocks are alike.
+Architecture uniform(Graph embedding, Graph block, Graph head, std::string block_prefix, std::size_t layers);
 
 // One weight (and bias) of a linear op by name.
 struct Weight {

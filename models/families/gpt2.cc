@@ -108,7 +108,7 @@ Graph head(const Shape& shape) {
 }
 
 Architecture build(const Shape& shape) {
-  return {embedding(shape), block(shape), head(shape), "transformer.h.{}."};
+  return uniform(embedding(shape), block(shape), head(shape), "transformer.h.{}.", shape.config.layers);
 }
 
 // Projections into the residual stream begin smaller, the more of them add to it.

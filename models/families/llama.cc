@@ -221,7 +221,7 @@ Graph head(const Shape& shape) {
 }
 
 Architecture build(const Shape& shape) {
-  return {embedding(shape), block(shape), head(shape), "model.layers.{}."};
+  return uniform(embedding(shape), block(shape), head(shape), "model.layers.{}.", shape.config.layers);
 }
 
 constexpr std::array<std::string_view, 1> kBuffers = {".rotary_emb.inv_freq"};

@@ -1,6 +1,8 @@
 #include "models/model/executor.h"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "core/error.h"
 #include "kernels/loss.h"
@@ -45,13 +47,13 @@ Executor::Executor(const Model::Impl& model, std::vector<Choice> choices, std::s
       group_(group),
       resources_(resources) {
   kernels::ProductSurvey products(resources_.library);
+  std::map<std::pair<const Graph*, std::vector<bool>>, std::shared_ptr<const UnitProgram>> compiled;
   for (engine::UnitId unit = 0; unit < model_.units.size(); ++unit) {
     const Graph& graph = model_.graph(unit);
-    const bool alike =
-        unit > 0 && model_.same_graph(unit, unit - 1) && choices_[unit].dropped == choices_[unit - 1].dropped;
-    programs_.push_back(alike ? programs_.back()
-                              : std::make_shared<UnitProgram>(compile(graph, choices_[unit], products)));
-    const UnitProgram& program = *programs_.back();
+    std::shared_ptr<const UnitProgram>& known = compiled[{&graph, choices_[unit].dropped}];
+    if (!known) known = std::make_shared<UnitProgram>(compile(graph, choices_[unit], products));
+    programs_.push_back(known);
+    const UnitProgram& program = *known;
     workspace_bytes_ = std::max(workspace_bytes_, program.workspace_bytes());
     ActivationLayout::Unit place;
     place.input_bytes = graph.input() ? graph.values()[*graph.input()].bytes() : 0;

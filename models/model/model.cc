@@ -46,11 +46,12 @@ Model::Impl::Impl(const Shape& model_shape, const std::string& recompute_names)
   }
   if (!recompute.empty()) check_recompute();
   add_unit("embedding", "", architecture.embedding);
-  for (std::size_t i = 0; i < shape.config.layers; ++i) {
+  for (std::size_t i = 0; i < architecture.block_of.size(); ++i) {
     add_unit(fmt::format("block.{}", i), fmt::format(fmt::runtime(architecture.block_prefix), i),
-             architecture.block);
+             architecture.blocks[architecture.block_of[i]]);
   }
   add_unit(shape.config.tied_head ? "final" : "head", "", architecture.head);
+  check_borders();
 }
 
 void Model::Impl::add_unit(const std::string& name, const std::string& prefix, const Graph& graph) {
@@ -71,22 +72,29 @@ void Model::Impl::add_unit(const std::string& name, const std::string& prefix, c
     unit.parameters.push_back(std::move(spec));
     ids.push_back(next++);
   }
+  first_ops_.push_back(units.empty() ? 0 : first_ops_.back() + graphs_.back()->ops().size());
+  graphs_.push_back(&graph);
   units.push_back(std::move(unit));
   parameter_ids.push_back(std::move(ids));
 }
 
-const Graph& Model::Impl::graph(engine::UnitId unit) const {
-  if (unit == 0) return architecture.embedding;
-  return unit == head() ? architecture.head : architecture.block;
-}
-
-std::uint64_t Model::Impl::first_op(engine::UnitId unit) const {
-  return unit == 0 ? 0 : architecture.embedding.ops().size() + (unit - 1) * architecture.block.ops().size();
+// The gradient between two units takes the place of the one between the units before, so all are of one size.
+void Model::Impl::check_borders() const {
+  for (engine::UnitId unit = 1; unit < units.size(); ++unit) {
+    const Value &handed = graph(unit - 1).values()[*graph(unit - 1).output()],
+                &taken = graph(unit).values()[*graph(unit).input()],
+                &first = graph(head()).values()[*graph(head()).input()];
+    ensure(handed.bytes() == taken.bytes() && taken.bytes() == first.bytes(),
+           "unit '{}' takes {} bytes, '{}' hands it {}, and the head takes {}", units[unit].name,
+           taken.bytes(), units[unit - 1].name, handed.bytes(), first.bytes());
+  }
 }
 
 void Model::Impl::check_recompute() const {
   std::vector<std::string> known;
-  for (const auto& op : architecture.block.ops()) known.push_back(op->spec().name);
+  for (const Graph& block : architecture.blocks)
+    for (const auto& op : block.ops())
+      if (std::ranges::count(known, op->spec().name) == 0) known.push_back(op->spec().name);
   for (const std::string& name : split_names(recompute)) {
     if (std::ranges::count(known, name) > 0) continue;
     if (name.empty())
@@ -234,13 +242,12 @@ engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixL
   engine::Profile profile;
   kernels::ProductSurvey products(library, hidden_bytes);
   profile.units = impl_->units;
+  std::map<const Graph*, engine::UnitId> known;  // by the first unit that has the graph
   for (engine::UnitId unit = 0; unit < profile.units.size(); ++unit) {
-    if (unit > 0 && impl_->same_graph(unit, unit - 1)) {
-      profile.unit_profiles.push_back(profile.unit_profiles.back());
-    } else {
-      profile.unit_profiles.push_back(
-          profile_unit(impl_->graph(unit), impl_->choices(unit), products, profile.products));
-    }
+    const auto [first, is_new] = known.emplace(&impl_->graph(unit), unit);
+    profile.unit_profiles.push_back(
+        is_new ? profile_unit(impl_->graph(unit), impl_->choices(unit), products, profile.products)
+               : profile.unit_profiles[first->second]);
   }
   for (const Pass& pass : impl_->passes()) {
     profile.schedule.insert(profile.schedule.end(), pass.accesses.begin(), pass.accesses.end());

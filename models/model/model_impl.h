@@ -24,11 +24,10 @@ struct Model::Impl {
   std::vector<engine::UnitSpec> units;                          // embedding, blocks, head
   std::vector<std::vector<engine::ParameterId>> parameter_ids;  // by unit and the slots of its graph
 
-  const Graph& graph(engine::UnitId unit) const;
+  const Graph& graph(engine::UnitId unit) const { return *graphs_[unit]; }
   // The index of the unit's first op among those of all units, in their order.
-  std::uint64_t first_op(engine::UnitId unit) const;
+  std::uint64_t first_op(engine::UnitId unit) const { return first_ops_[unit]; }
   engine::UnitId head() const { return static_cast<engine::UnitId>(units.size() - 1); }
-  bool same_graph(engine::UnitId a, engine::UnitId b) const { return &graph(a) == &graph(b); }
   // In the order of the unit's ActivationChoices.
   std::vector<Choice> choices(engine::UnitId unit) const;
   // The vertical order of one group; the profile's schedule is their accesses.
@@ -37,6 +36,10 @@ struct Model::Impl {
  private:
   void add_unit(const std::string& name, const std::string& prefix, const Graph& graph);
   void check_recompute() const;
+  void check_borders() const;
+
+  std::vector<const Graph*> graphs_;  // by unit; of architecture
+  std::vector<std::uint64_t> first_ops_;
 };
 
 }  // namespace sluice::models

@@ -39,6 +39,32 @@ inline ModelConfig small_llama(bool tied = false, bool bias = false) {
   return config;
 }
 
+// A model whose blocks differ: each second one is Llama's, with another width inside, in a model that is
+// GPT-2's otherwise. No file has such a one.
+inline const Family& mixed_family() {
+  static const Family family = [] {
+    Family mixed = kGpt2;
+    mixed.model_type = "mixed";
+    mixed.build = [](const Shape& shape) {
+      Shape other = shape;
+      other.config.hidden_width /= 2;
+      Architecture architecture = kGpt2.build(shape);
+      architecture.blocks.push_back(std::move(kLlama.build(other).blocks.front()));
+      for (std::size_t i = 1; i < architecture.block_of.size(); i += 2) architecture.block_of[i] = 1;
+      return architecture;
+    };
+    return mixed;
+  }();
+  return family;
+}
+
+inline ModelConfig small_mixed(bool tied = true, float dropout = 0) {
+  ModelConfig config = small_gpt2(tied, dropout);
+  config.family = &mixed_family();
+  config.layers = 5;
+  return config;
+}
+
 // Tokens and targets of a step; a few targets do not count.
 struct Data {
   Data(const Model& model, std::size_t count, unsigned seed = 3) {

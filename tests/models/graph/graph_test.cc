@@ -69,7 +69,7 @@ class LadderTest : public ::testing::TestWithParam<ModelConfig> {};
 
 TEST_P(LadderTest, KeepsLessAndComputesMoreFromNoneToFull) {
   const Model model(GetParam(), Dtype::kF32, 4, 8);
-  const Graph& block = model.impl().architecture.block;
+  const Graph& block = model.impl().graph(1);
   const std::vector<Choice> ladder = choice_ladder(block);
   ASSERT_GT(ladder.size(), 4u);
   EXPECT_EQ(ladder.front().name, "none");
@@ -105,13 +105,13 @@ INSTANTIATE_TEST_SUITE_P(Models, LadderTest,
 
 TEST(RecomputeTest, NormsAndActivationsGoFirst) {
   const Model model(preset("gpt2-124m"), Dtype::kF32, 4, 256);
-  const std::vector<Choice> ladder = choice_ladder(model.impl().architecture.block);
+  const std::vector<Choice> ladder = choice_ladder(model.impl().graph(1));
   EXPECT_THAT(split_names(ladder[3].name), ElementsAre("ln1", "ln2", "gelu"));
 }
 
 TEST(RecomputeTest, WhatADroppedOpNeedsRunsAgainOnlyWhereItIsNotKept) {
   const Model model(small_gpt2(), Dtype::kF32, 2, 8);
-  const Graph& block = model.impl().architecture.block;
+  const Graph& block = model.impl().graph(1);
   const auto names = [&](const std::string& dropped) {
     std::vector<std::string> result;
     for (const std::size_t op : recomputed_ops(block, named_choice(block, dropped))) {
@@ -130,7 +130,7 @@ TEST(ProgramTest, ResidualGradientsAndGeluWorkInPlace) {
   const Model model(small_gpt2(), Dtype::kF32, 2, 8);
   const auto library = kernels::load_matrix_library(2);
   kernels::ProductSurvey products(*library);
-  const Graph& block = model.impl().architecture.block;
+  const Graph& block = model.impl().graph(1);
   const Program program = compile(block, choice_ladder(block).front(), products).backward;
   for (const Step& step : program.steps) {
     if (step.kind == Step::Kind::kCopy) {

@@ -8,11 +8,12 @@
 namespace sluice::models::testing {
 namespace {
 
+std::set<std::pair<std::uint64_t, std::uint64_t>> drawn;  // seeds and streams
+
 // Hands its input on, and notes the random words that it could have drawn.
 class Probe : public Op {
  public:
-  using Streams = std::multiset<std::pair<std::uint64_t, std::uint64_t>>;
-  Probe(OpSpec spec, Streams& streams) : Op(std::move(spec)), streams_(streams) {}
+  using Op::Op;
   void forward(const OpContext& context) const override {
     note(context);
     std::memcpy(context.output(0).data, context.input(0).data, kBytes);
@@ -23,13 +24,14 @@ class Probe : public Op {
  private:
   void note(const OpContext& context) const {
     const RandomWords words = context.random_words();
-    streams_.insert({words.seed, words.stream});
+    drawn.insert({words.seed, words.stream});
   }
-  Streams& streams_;
 };
 
-void lengthen(Graph& graph, std::size_t ops, Probe::Streams& streams) {
-  for (std::size_t i = 0; i < ops; ++i) {
+constexpr std::size_t kProbes = 200;
+
+void lengthen(Graph& graph) {
+  for (std::size_t i = 0; i < kProbes; ++i) {
     Value value = graph.values()[*graph.output()];
     value.name = "probe" + std::to_string(i);
     OpSpec spec;
@@ -39,42 +41,34 @@ void lengthen(Graph& graph, std::size_t ops, Probe::Streams& streams) {
     spec.passes_gradient = {0};
     spec.forward_in_place = {{0, 0}};
     graph.set_output(spec.outputs[0]);
-    graph.add_op(std::make_unique<Probe>(std::move(spec), streams));
+    graph.add_op(std::make_unique<Probe>(std::move(spec)));
   }
 }
 
 // The words of every op in every unit and step are its own, also where a unit has more ops than units of
 // today.
 TEST(RandomWordsTest, NoTwoOpsShareAStreamHoweverManyOpsABlockHas) {
-  constexpr std::size_t kProbes = 200;
-  const ModelConfig config = small_gpt2();
-  const Model model(config, Dtype::kF32, 2, 8);  // of the same units and schedule
-  Model::Impl impl({config, Dtype::kF32, 2, 8}, "");
-  Probe::Streams streams;
-  lengthen(impl.architecture.embedding, kProbes, streams);
-  lengthen(impl.architecture.block, kProbes, streams);
-
+  Family longer = kGpt2;
+  longer.build = [](const Shape& shape) {
+    Architecture architecture = kGpt2.build(shape);
+    lengthen(architecture.embedding);
+    lengthen(architecture.blocks.front());
+    return architecture;
+  };
+  ModelConfig config = small_gpt2();
+  config.family = &longer;
+  const Model model(config, Dtype::kF32, 2, 8);
   Threads threads(2);
   const auto library = kernels::load_matrix_library(2);
-  PlainSource source(model, 1, *library);
-  randomize(source);
-  std::vector<Choice> choices;
-  for (engine::UnitId unit = 0; unit < impl.units.size(); ++unit)
-    choices.push_back(impl.choices(unit).front());
-  Executor executor(impl, choices, 1, {source, threads, *library});
-  const GuardedMemory activations(executor.activation_bytes()), workspace(executor.workspace_bytes());
-  executor.set_memory(activations.bytes(), workspace.bytes());
+  PlainRun run(model, "none", 1, 1, threads, *library);
+  randomize(run.source);
   const Data data(model, 1);
-  for (const std::uint64_t step : {1, 2}) {
-    source.begin_step();
-    executor.train_step(data.micro_batches, 7, step, {});
-  }
+  drawn.clear();
+  for (const std::uint64_t step : {1, 2}) run.train(data.micro_batches, 7, step);
 
-  const std::set different(streams.begin(), streams.end());
-  EXPECT_EQ(different.size(), 2 * kProbes * (1 + config.layers));
-  for (const auto& words : different)
-    EXPECT_NE(words.first, 7u) << "the first values are drawn with that seed";
-  EXPECT_TRUE(activations.guards_hold() && workspace.guards_hold());
+  EXPECT_EQ(drawn.size(), 2 * kProbes * (1 + config.layers));
+  for (const auto& words : drawn) EXPECT_NE(words.first, 7u) << "the first values are drawn with that seed";
+  EXPECT_TRUE(run.guards_hold());
 }
 
 }  // namespace

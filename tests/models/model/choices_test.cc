@@ -69,7 +69,9 @@ class ChoicesTest : public ::testing::TestWithParam<Case> {
 TEST_P(ChoicesTest, EveryChoiceGivesTheSameBits) {
   const Model one = model();
   const Outcome expected = outcome(one, "none", kCount);
-  for (const Choice& choice : one.impl().choices(1)) {
+  std::vector<Choice> all = one.impl().choices(1);
+  for (const Choice& choice : one.impl().choices(2)) all.push_back(choice);  // of a block that differs
+  for (const Choice& choice : all) {
     SCOPED_TRACE(choice.name);
     expect_same_bits(expected, outcome(one, choice.name, kCount, true));
   }
@@ -96,6 +98,7 @@ INSTANTIATE_TEST_SUITE_P(Models, ChoicesTest,
                                            Case{"gpt2_untied_bf16", small_gpt2(false), Dtype::kBf16},
                                            Case{"gpt2_dropout_f16", small_gpt2(true, 0.1f), Dtype::kF16},
                                            Case{"llama_f32", small_llama(), Dtype::kF32},
+                                           Case{"mixed_dropout_f32", small_mixed(true, 0.1f), Dtype::kF32},
                                            Case{"qwen2_bf16", small_llama(true, true), Dtype::kBf16}),
                          [](const auto& param) { return param.param.name; });
 

@@ -86,13 +86,13 @@ TEST_P(GradientTest, NextLogitsAreThoseOfTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, GradientTest,
-                         ::testing::Values(Case{"gpt2_tied", small_gpt2()},
-                                           Case{"gpt2_untied", small_gpt2(false)},
-                                           Case{"llama_untied", small_llama()},
-                                           Case{"llama_tied", small_llama(true)},
-                                           Case{"qwen2", small_llama(true, true)}),
-                         [](const auto& param) { return param.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Models, GradientTest,
+    ::testing::Values(Case{"gpt2_tied", small_gpt2()}, Case{"gpt2_untied", small_gpt2(false)},
+                      Case{"llama_untied", small_llama()}, Case{"llama_tied", small_llama(true)},
+                      Case{"qwen2", small_llama(true, true)}, Case{"mixed_tied", small_mixed()},
+                      Case{"mixed_untied", small_mixed(false)}),
+    [](const auto& param) { return param.param.name; });
 
 // Dropout has no reference: along the gradient the loss must rise as the gradient says, with the same masks.
 TEST(DropoutTest, GradientsAreThoseOfTheMaskedLoss) {

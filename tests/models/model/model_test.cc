@@ -12,6 +12,7 @@
 namespace sluice::models::testing {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -44,6 +45,19 @@ TEST(UnitsTest, HaveTheNamesOfTransformers) {
                   "model.layers.0.mlp.down_proj.weight"));
   EXPECT_THAT(names(llama.units()[3]), ElementsAre("model.norm.weight", "lm_head.weight"));
   EXPECT_THAT(llama.units()[1].parameters[2].shape, ElementsAre(12, 16));
+}
+
+TEST(UnitsTest, MayBeBlocksThatDiffer) {
+  const Model model(small_mixed(), Dtype::kF32, 1, 8);
+  ASSERT_EQ(model.units().size(), 7u);
+  EXPECT_THAT(names(model.units()[1]), Contains("transformer.h.0.mlp.c_fc.bias"));
+  EXPECT_THAT(names(model.units()[2]), Contains("transformer.h.1.mlp.gate_proj.weight"));
+  EXPECT_EQ(names(model.units()[3]).size(), names(model.units()[1]).size());
+  const Model::Impl& impl = model.impl();
+  EXPECT_EQ(&impl.graph(1), &impl.graph(5));
+  EXPECT_NE(&impl.graph(1), &impl.graph(2));
+  for (engine::UnitId unit = 1; unit < model.units().size(); ++unit)
+    EXPECT_EQ(impl.first_op(unit), impl.first_op(unit - 1) + impl.graph(unit - 1).ops().size());
 }
 
 TEST(UnitsTest, MatricesDecayAndATiedTableHasTwoUses) {
@@ -101,7 +115,7 @@ TEST(ProfileTest, GradientsOfWeightsAreAddedToWhereThereAreMicroBatches) {
 TEST(ProfileTest, BytesAreWhatTheExecutorTakes) {
   const auto library = kernels::load_matrix_library(2);
   Threads threads(2);
-  for (const ModelConfig& config : {small_gpt2(), small_llama()}) {
+  for (const ModelConfig& config : {small_gpt2(), small_llama(), small_mixed()}) {
     const Model model(config, Dtype::kF32, 2, 8);
     for (const Choice& choice : model.impl().choices(1)) {
       for (const std::size_t group : {1, 3}) {

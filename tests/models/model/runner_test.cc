@@ -149,6 +149,8 @@ INSTANTIATE_TEST_SUITE_P(Models, RunnerTest,
                                            Case{"gpt2_untied_bf16", small_gpt2(false), Dtype::kBf16},
                                            Case{"gpt2_dropout_f16", small_gpt2(true, 0.1f), Dtype::kF16},
                                            Case{"llama_f32", small_llama(), Dtype::kF32},
+                                           Case{"mixed_dropout_f32", small_mixed(true, 0.1f), Dtype::kF32},
+                                           Case{"mixed_untied_bf16", small_mixed(false), Dtype::kBf16},
                                            Case{"llama_f16", small_llama(), Dtype::kF16},
                                            Case{"qwen2_tied_bf16", small_llama(true, true), Dtype::kBf16}),
                          [](const auto& param) { return param.param.name; });

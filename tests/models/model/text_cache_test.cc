@@ -70,7 +70,7 @@ TEST_P(TextCacheTest, AnotherTextIsComputedWhole) {
 
 INSTANTIATE_TEST_SUITE_P(Families, TextCacheTest,
                          ::testing::Values(small_gpt2(), small_gpt2(false, 0.1f), small_llama(),
-                                           small_llama(true, true)));
+                                           small_llama(true, true), small_mixed()));
 
 }  // namespace
 }  // namespace sluice::models::testing
