@@ -24,6 +24,13 @@ inline Thrown thrown_by(const std::function<void()>& call) {
   return {ErrorCode::kInternal, ""};
 }
 
+// The text with which a call was refused as invalid; a failure where it was not.
+inline std::string message_of(const std::function<void()>& call) {
+  const Thrown thrown = thrown_by(call);
+  EXPECT_EQ(thrown.code, ErrorCode::kInvalidArgument) << thrown.text;
+  return thrown.text;
+}
+
 // An error of this code, whose text names all parts.
 template <class Call>
 void expect_error(ErrorCode code, const std::vector<std::string>& parts, Call&& call) {

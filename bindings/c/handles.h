@@ -10,14 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/ledger.h"
 #include "allocator/memory.h"
 #include "bindings/c/status.h"
 #include "core/threads.h"
-#include "core/trace.h"
-#include "engine/engine.h"
+#include "engine/assembly.h"
 #include "offload/file.h"
-#include "offload/records.h"
 #include "optim/optimizer.h"
 
 // What is behind the handles. Private to this room.
@@ -28,19 +25,12 @@ struct sluice_model {
 
 namespace sluice::c {
 
-// A plan, and what it was made of.
-struct Planned {
+// A plan, and what its engine is to stand on.
+struct Planned : engine::Planned {
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<kernels::F32Products> products;  // null where the optimizer has none
   std::unique_ptr<offload::IoService> io;
-  std::vector<offload::DiskFolder> disk;
-  engine::Profile profile;
-  engine::Budget budget;
-  engine::Plan plan;
-  engine::PlanRequest request;
-  engine::MachineRates rates;
   std::uint64_t reserved = 0;  // of the budget's base
-  std::uint64_t checkpoint_buffers = 0;
   std::uint32_t groups = 1;
   int threads = 1;
   sluice_team team = nullptr;
@@ -66,11 +56,10 @@ struct sluice_engine {
 
   sluice::c::Planned planned;
   sluice::Threads threads;
-  sluice::allocator::Ledger ledger;
-  sluice::allocator::Charge base, hidden;
-  std::optional<sluice::Trace> trace;
-  std::unique_ptr<sluice::offload::RecordStore> disk;
-  std::unique_ptr<sluice::engine::Engine> engine;
+  sluice::engine::Assembly<sluice::engine::Engine> assembly;
+  sluice::allocator::Ledger& ledger = assembly.ledger();
+  sluice::Trace* const trace = assembly.trace();
+  sluice::engine::Engine* const engine = &assembly.engine();
 
   std::mutex mutex;                     // calls take turns
   std::atomic<pid_t> caller{0};         // the thread that is inside of a call

@@ -6,11 +6,12 @@
 #include "bindings/c/handles.h"
 #include "bindings/c/status.h"
 #include "core/bytes.h"
-#include "engine/checkpoint/checkpoint.h"
+#include "core/system.h"
+#include "engine/checkpoint_values.h"
+#include "engine/machine/machine_rates.h"
+#include "engine/machine/process.h"
 #include "engine/refusal.h"
-#include "models/machine_rates.h"
-#include "models/training_setup.h"
-#include "models/weights.h"
+#include "offload/disk_folders.h"
 
 namespace sluice::c {
 namespace {
@@ -46,17 +47,11 @@ std::vector<offload::DiskFolder> folders_of(const sluice_engine_options& options
   std::vector<offload::DiskFolder> folders;
   for (std::size_t i = 0; i < options.disk_folders; ++i) {
     const sluice_folder& folder = (&required(options.disk, "options.disk"))[i];
-    folders.push_back(
-        {&required(folder.path, "options.disk.path"), folder.limit == 0 ? models::kWholeDisk : folder.limit});
+    folders.push_back({&required(folder.path, "options.disk.path"),
+                       folder.limit == 0 ? offload::kWholeDisk : folder.limit});
   }
-  models::resolve_disk(folders, "", 0);
+  offload::resolve_disk(folders, "", 0);
   return folders;
-}
-
-void check_limits(const std::vector<offload::DiskFolder>& disk) {
-  for (const offload::DiskFolder& folder : disk)
-    if (folder.limit < kMiB)
-      fail(ErrorCode::kInvalidArgument, "the disk folder '{}' was given less than 1 MiB", folder.path);
 }
 
 std::unique_ptr<optim::Optimizer> optimizer_of(const sluice_engine_options& options) {
@@ -92,12 +87,11 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   check_model(model, made.groups);
   if (options.memory == 0)
     fail(ErrorCode::kInvalidArgument, "options.memory is 0; state what memory there is");
-  if (options.reserved > options.memory || options.trace_events > options.memory / models::kTraceEventBytes)
+  if (options.reserved > options.memory || options.trace_events > options.memory / engine::kTraceEventBytes)
     fail(ErrorCode::kBudget, "{} are reserved, and {} events of {} bytes traced: more than the memory of {}",
-         format_size(options.reserved), options.trace_events, models::kTraceEventBytes,
+         format_size(options.reserved), options.trace_events, engine::kTraceEventBytes,
          format_size(options.memory));
-  made.threads =
-      options.threads == 0 ? models::default_threads() : static_cast<int>(std::min(options.threads, 4096u));
+  made.threads = options.threads == 0 ? usable_cpus() : static_cast<int>(std::min(options.threads, 4096u));
   made.team = options.team;
   made.optimizer = optimizer_of(options);
   made.disk = folders_of(options);
@@ -108,17 +102,16 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   made.products = products_of(options, made);
   if (made.products != nullptr)
     made.profile.hidden_bytes = engine::hidden_bytes(made.profile.units, *made.optimizer, *made.products);
-  check_limits(made.disk);
-  const std::vector<offload::DiskKnowledge> disks = models::know_disks(made.disk);
+  const std::vector<offload::DiskKnowledge> disks = offload::know_disks(made.disk);
   made.io = offload::make_io_service(offload::options_for(disks));
-  models::add_disk(disks, made.rates);
+  engine::add_disk(disks, made.rates);
   made.checkpoint_buffers =
-      models::CheckpointTensors(engine::Layout(made.profile.units), *made.optimizer).buffer_bytes();
+      engine::CheckpointTensors(engine::Layout(made.profile.units), *made.optimizer).buffer_bytes();
   made.budget.memory = options.memory;
-  made.budget.disk = models::usable_disk(made.disk);
+  made.budget.disk = offload::usable_disk(made.disk);
   const std::uint64_t holds = allocator::resident_bytes();
-  made.budget.base = holds - std::min(holds, options.given_back) + models::kReserve + options.reserved +
-                     made.checkpoint_buffers + made.trace_events * models::kTraceEventBytes;
+  made.budget.base = holds - std::min(holds, options.given_back) + engine::kReserve + options.reserved +
+                     made.checkpoint_buffers + made.trace_events * engine::kTraceEventBytes;
   made.reserved = options.reserved;
   made.request = request_of(options);
   made.plan = engine::make_plan(made.profile, *made.optimizer, made.budget, made.request, made.rates);
@@ -132,21 +125,11 @@ std::string Planned::to_text() const { return engine::to_json(plan, profile, bud
 using namespace sluice::c;  // NOLINT: what follows is of this room
 
 sluice_engine::sluice_engine(Planned made)
-    : planned(std::move(made)), threads(planned.threads, planned.team) {
+    : planned(std::move(made)),
+      threads(planned.threads, planned.team),
+      assembly(planned, {threads, *planned.io, *planned.optimizer, planned.products.get()},
+               {.trace_events = planned.trace_events, .may_replan = true}) {
   using namespace sluice;  // NOLINT: likewise
-  ledger.set_budget(allocator::Tier::kHost, planned.budget.memory);
-  if (!planned.disk.empty()) ledger.set_budget(allocator::Tier::kDisk, planned.budget.disk);
-  base = allocator::Charge(ledger, allocator::Tier::kHost, allocator::Purpose::kBase,
-                           planned.budget.base - planned.checkpoint_buffers);
-  hidden = allocator::Charge(ledger, allocator::Tier::kHost, allocator::Purpose::kWorkspace,
-                             planned.profile.hidden_bytes);
-  if (planned.trace_events > 0) trace.emplace(planned.trace_events);
-  Trace* events = trace ? &*trace : nullptr;
-  if (!planned.disk.empty())  // another plan may use it
-    disk = std::make_unique<offload::RecordStore>(*planned.io, planned.disk, ledger, events);
-  engine = std::make_unique<sluice::engine::Engine>(
-      planned.profile, planned.plan, *planned.optimizer,
-      sluice::engine::Resources{threads, ledger, disk.get(), events, planned.products.get()});
   held.resize(planned.profile.units.size());
   allocator::install_touch_reporter();
   if (!planned.serve_touches) return;

@@ -10,10 +10,10 @@
 #include "bindings/c/status.h"
 #include "core/bytes.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/run_id.h"
+#include "engine/checkpoint/stored_floats.h"
+#include "engine/checkpoint_values.h"
 #include "engine/refusal.h"
-#include "models/run_id.h"
-#include "models/training_setup.h"
-#include "models/weights.h"
 
 namespace sluice::c {
 namespace {
@@ -38,7 +38,7 @@ class Tensors {
     return folder_ ? folder_->tensor(name) : file_->tensor(name);
   }
   void read(const std::string& name, std::size_t first, std::span<float> out) {
-    models::read_as_f32(*tensor(name).dtype(), first, out, [&](std::size_t at, std::span<std::byte> into) {
+    engine::read_as_f32(*tensor(name).dtype(), first, out, [&](std::size_t at, std::span<std::byte> into) {
       if (folder_)
         folder_->read(name, at, into);
       else
@@ -57,7 +57,7 @@ void check_tensor(const engine::StoredTensor& tensor, const engine::ParameterSpe
   if (!scalar && !std::equal(tensor.shape.begin(), tensor.shape.end(), spec.shape.begin(), spec.shape.end()))
     fail(ErrorCode::kInvalidArgument, "'{}' has the shape [{}] in '{}', and [{}] in the model", spec.name,
          fmt::join(tensor.shape, ", "), path, fmt::join(spec.shape, ", "));
-  if (!models::is_float(tensor))
+  if (!engine::is_float(tensor))
     fail(ErrorCode::kInvalidArgument, "'{}' has the type {} in '{}'; F32, F16 and BF16 can be used",
          spec.name, tensor.type, path);
 }
@@ -118,7 +118,7 @@ void check_between_steps(const sluice_engine& e, const char* verb) {
 
 // Checkpoints of another run must neither be mixed with this engine's nor be pruned for them.
 void check_folder(const std::string& out, std::uint64_t step) {
-  if (models::read_run_id(out))
+  if (engine::read_run_id(out))
     fail(ErrorCode::kInvalidArgument,
          "'{}' holds the checkpoints of a run of 'sluice train'; name another folder", out);
   const engine::CheckpointList list = engine::list_checkpoints(out);
@@ -136,7 +136,7 @@ std::string save(sluice_engine& e, const std::string& out, std::uint64_t keep) {
   const engine::RunLock lock(out);
   check_folder(out, e.engine->steps());
   engine::remove_leftovers(out);
-  models::CheckpointTensors tensors(e.engine->layout(), *e.planned.optimizer);
+  engine::CheckpointTensors tensors(e.engine->layout(), *e.planned.optimizer);
   engine::CheckpointWriter::Options options;
   options.out = out;
   options.step = e.engine->steps();
@@ -213,7 +213,7 @@ sluice_status sluice_engine_load(sluice_engine* handle, const char* path) {
     engine::ReadAhead ahead(buffer.bytes(), &e.threads);
     const engine::CheckpointReader checkpoint(*e.planned.io, checkpoint_at(&required(path, "path")), ahead);
     check_optimizer(checkpoint, *e.planned.optimizer);
-    sluice::models::CheckpointValues values(checkpoint, e.engine->layout(), *e.planned.optimizer);
+    sluice::engine::CheckpointValues values(checkpoint, e.engine->layout(), *e.planned.optimizer);
     load_all(e, values.source());
     e.engine->settle();
     set_steps(*e.engine, checkpoint);

@@ -8,8 +8,9 @@
 #include "bindings/cli/fio.h"
 #include "core/bytes.h"
 #include "core/error.h"
-#include "models/training_setup.h"
+#include "core/system.h"
 #include "offload/disk_cache.h"
+#include "offload/disk_folders.h"
 
 namespace sluice::cli {
 namespace {
@@ -141,7 +142,7 @@ class DiskBench {
   std::unique_ptr<offload::File> plain_;
   std::unique_ptr<offload::RecordStore> store_;
   offload::RecordId record_ = 0;
-  Threads threads_{models::default_threads()};
+  Threads threads_{usable_cpus()};
   allocator::Region memory_;
   std::optional<FioBest> best_;
   std::vector<BenchWork> works_;
@@ -162,7 +163,7 @@ void check(const BenchOptions& options) {
     fail(ErrorCode::kInvalidArgument, "--depth: a number from 1 to {} is needed, {} was given", kMostDepth,
          options.depth);
   std::vector<offload::DiskFolder> disk = {{options.folder, options.size}};
-  models::resolve_disk(disk, "", 0);
+  offload::resolve_disk(disk, "", 0);
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include "core/error.h"
 #include "engine/store/state_format.h"
 #include "kernels/elementwise.h"
-#include "models/training_setup.h"
 
 // `bench optimizer`: updates in memory, against loops that only move the same bytes, and against the same
 // arithmetic in the caches.
@@ -38,6 +37,10 @@ struct Combination {
   Dtype dtype = Dtype::kF32;
 };
 
+std::unique_ptr<optim::Optimizer> training_optimizer(const optim::OptimizerSettings& settings) {
+  return optim::make_optimizer(settings, optim::Settings::Defaults::kTraining);
+}
+
 // A parameter with all that its optimizer keeps and works in, in one memory.
 class Trial {
  public:
@@ -45,7 +48,7 @@ class Trial {
         kernels::F32Products* products = nullptr)
       : threads_(threads),
         products_(products),
-        optimizer_(models::make_training_optimizer(combination.settings)),
+        optimizer_(training_optimizer(combination.settings)),
         shape_(shape),
         dtype_(combination.dtype),
         elements_(elements_of(shape)),
@@ -59,7 +62,7 @@ class Trial {
   }
 
   static std::size_t bytes(const Combination& combination, const Shape& shape) {
-    const auto optimizer = models::make_training_optimizer(combination.settings);
+    const auto optimizer = training_optimizer(combination.settings);
     const engine::Layout layout = layout_of(combination.dtype, shape);
     const optim::Kind kind{shape};
     const std::size_t state = engine::StateFormat(layout, *optimizer, layout.unit_elements(0)).bytes(0);
@@ -204,7 +207,7 @@ class CacheTrials {
     explicit One(const Combination& combination)
         : trial(thread, combination, {rows_of(combination), kColumns}) {}
     static std::size_t rows_of(const Combination& combination) {
-      const bool factored = models::make_training_optimizer(combination.settings)->rounds() > 0;
+      const bool factored = training_optimizer(combination.settings)->rounds() > 0;
       return factored ? kFactoredCacheRows : kCacheRows;
     }
     Threads thread{1};
@@ -216,7 +219,7 @@ class CacheTrials {
 // Those that differ: f32 parameters are their own masters, and those of f16 need some.
 std::vector<Combination> combinations(const BenchOptions& options) {
   std::vector<Combination> all;
-  const bool has_state = !models::make_training_optimizer({.name = options.optimizer})->state().empty();
+  const bool has_state = !training_optimizer({.name = options.optimizer})->state().empty();
   for (const char* dtype : {"f32", "bf16", "f16"})
     for (const std::string& state : optim::state_type_names())
       for (const char* master : {"f32", "none"}) {

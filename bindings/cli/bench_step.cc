@@ -8,9 +8,9 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "core/random.h"
+#include "engine/machine/machine_rates.h"
 #include "engine/plan/placement.h"
-#include "models/machine_rates.h"
-#include "models/training_run.h"
+#include "models/run/training_run.h"
 
 namespace sluice::cli {
 namespace {
@@ -150,8 +150,8 @@ BenchReport bench_step(const models::TrainSettings& given, double seconds, Bench
   models::Setup setup = models::prepare(settings);
   tokens.remove();
   progress.show("measuring what the machine can do");
-  models::Tools& tools = *setup.tools;
-  const engine::MachineRates rates = models::measure_limits(
+  engine::Tools& tools = *setup.tools;
+  const engine::MachineRates rates = engine::measure_limits(
       tools.threads, *tools.library, settings.dtype,
       setup.plan.plan.uses_disk() ? settings.disk : std::vector<offload::DiskFolder>(), tools.disk_options);
   const Steps steps = run_steps(setup, seconds, progress);

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "bindings/cli/flags.h"
-#include "models/generate.h"
-#include "models/trainer.h"
+#include "models/run/trainer.h"
+#include "models/text/generate.h"
 
 // The subcommands of `sluice`: each binds its flags to its options, and runs. All throw sluice::Error.
 namespace sluice::cli {

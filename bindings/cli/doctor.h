@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/json.h"
-#include "models/machine.h"
+#include "engine/machine/machine.h"
 
 namespace sluice::cli {
 
@@ -19,7 +19,7 @@ struct Finding {
 
 struct Examination {
   std::vector<Finding> findings;
-  std::optional<models::Machine> machine;  // nothing where its arithmetic cannot be measured
+  std::optional<engine::Machine> machine;  // nothing where its arithmetic cannot be measured
 };
 
 // Looks at this machine and measures its arithmetic, in two seconds, and folders of `disk`. Never throws for

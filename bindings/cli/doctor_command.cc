@@ -27,7 +27,7 @@ void run_doctor(const DoctorOptions& options, std::FILE* out) {
     if (!finding.remedy.empty()) fmt::print(out, "  {:<20} -> {}\n", "", finding.remedy);
   }
   if (options.json) {
-    Json document = examination.machine ? models::to_json(*examination.machine) : Json::object();
+    Json document = examination.machine ? engine::to_json(*examination.machine) : Json::object();
     document["findings"] = rows;
     fmt::print(out, "{}\n", json_text(document));
   } else if (whole) {

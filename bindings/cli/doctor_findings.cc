@@ -12,9 +12,9 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "core/system.h"
+#include "engine/machine/machine.h"
 #include "kernels/matrix.h"
 #include "kernels/targets.h"
-#include "models/machine.h"
 #include "offload/disk_cache.h"
 #include "offload/file.h"
 
@@ -182,7 +182,7 @@ std::string text_of_other(const std::vector<offload::DiskTrial>& trials, offload
   return fmt::format("; {}: {}", text_of(best.io), text_of(best.rates));
 }
 
-Finding disk(const std::string& folder, models::Machine& machine) {
+Finding disk(const std::string& folder, engine::Machine& machine) {
   try {
     offload::check_disk_folder(folder);
     const std::uint64_t free = offload::free_disk_bytes(folder),
@@ -223,7 +223,7 @@ Finding disk(const std::string& folder, models::Machine& machine) {
 }
 
 // The best of each type.
-Finding arithmetic(const models::Machine& machine) {
+Finding arithmetic(const engine::Machine& machine) {
   std::string text;
   Json value;
   for (const Dtype type : {Dtype::kF32, Dtype::kBf16}) {
@@ -249,12 +249,12 @@ Examination examine(const std::vector<std::string>& folders) {
   if (const auto limit = mapping_limit())
     findings.push_back({"mappings", fmt::format("{} a process", *limit), "", {{"limit", *limit}}});
   try {
-    result.machine = models::measure_machine();
+    result.machine = engine::measure_machine();
     findings.push_back(arithmetic(*result.machine));
   } catch (const Error& error) {
     findings.push_back({"arithmetic", "cannot be measured", error.what(), nullptr});
   }
-  models::Machine none;
+  engine::Machine none;
   for (const std::string& folder : folders)
     findings.push_back(disk(folder, result.machine ? *result.machine : none));
   return result;

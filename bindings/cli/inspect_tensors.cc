@@ -10,9 +10,9 @@
 #include "bindings/cli/inspect.h"
 #include "core/bytes.h"
 #include "core/error.h"
+#include "engine/checkpoint/best_checkpoint.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "models/best_checkpoint.h"
-#include "models/weights.h"
+#include "engine/checkpoint/stored_floats.h"
 
 namespace sluice::cli {
 namespace {
@@ -36,7 +36,7 @@ Range range_of(engine::SafetensorsReader& reader, const engine::StoredTensor& te
   for (std::uint64_t at = 0; at < tensor.elements(); at += piece.size()) {
     const std::span<float> part =
         std::span(piece).first(std::min<std::uint64_t>(piece.size(), tensor.elements() - at));
-    models::read_as_f32(reader, tensor, at, part);
+    engine::read_as_f32(reader, tensor, at, part);
     for (const float value : part) {
       if (!std::isfinite(value)) {
         ++range.not_finite;
@@ -128,10 +128,10 @@ Report inspect_run(const std::string& out, bool verify) {
                  {"broken", Json::array()}};
   if (verify && !list.broken.empty())
     fail(ErrorCode::kCorrupt, "'{}' is not whole: {}", list.broken[0].path, list.broken[0].reason);
-  const std::optional<models::BestCheckpoint> best = models::best_checkpoint(list);
+  const std::optional<engine::BestCheckpoint> best = engine::best_checkpoint(list);
   for (const auto& whole : list.whole) {
     if (verify) inspect_checkpoint(whole.path, true);
-    const std::optional<double> loss = models::validation_loss_of(whole.run);
+    const std::optional<double> loss = engine::validation_loss_of(whole.run);
     report.json["checkpoints"].push_back(
         {{"step", whole.step}, {"path", whole.path}, {"validation_loss", loss ? Json(*loss) : Json()}});
     report.text += fmt::format("step {:>8}  {}{}{}{}\n", whole.step, whole.path,

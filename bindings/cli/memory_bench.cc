@@ -6,7 +6,7 @@
 #include <chrono>
 
 #include "core/bytes.h"
-#include "models/training_setup.h"
+#include "core/system.h"
 
 namespace sluice::cli {
 namespace {
@@ -115,7 +115,7 @@ void MemoryBench::measure(double seconds, BenchProgress& progress) {
 }
 
 int thread_count(const BenchOptions& options) {
-  return options.threads == 0 ? models::default_threads() : options.threads;
+  return options.threads == 0 ? usable_cpus() : options.threads;
 }
 
 }  // namespace sluice::cli

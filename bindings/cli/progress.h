@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <string>
 
-#include "models/trainer.h"
+#include "models/run/trainer.h"
 
 namespace sluice::cli {
 

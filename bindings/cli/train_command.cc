@@ -11,8 +11,8 @@
 #include "bindings/cli/signals.h"
 #include "core/bytes.h"
 #include "core/error.h"
-#include "models/machine_plan.h"
-#include "models/recipe.h"
+#include "models/run/machine_plan.h"
+#include "models/run/recipe.h"
 
 namespace sluice::cli {
 namespace {
@@ -106,7 +106,7 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
 void run_plan(const models::TrainSettings& settings, const TrainOptions& options, std::FILE* out) {
   const models::PlanResult result =
       options.machine.empty() ? models::plan_training(settings)
-                              : models::plan_for_machine(settings, models::read_machine(options.machine));
+                              : models::plan_for_machine(settings, engine::read_machine(options.machine));
   if (options.json) {
     fmt::print(out, "{}\n", json_line(result));
   } else {

@@ -8,6 +8,7 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "offload/disk_folders.h"
 
 namespace sluice::cli {
 namespace {
@@ -200,7 +201,7 @@ offload::DiskFolder parse_disk(const std::string& text) {
   const std::string path = sized ? text.substr(0, colon) : text;
   if (path.empty() || (!sized && text.back() == ':'))
     fail(ErrorCode::kInvalidArgument, "--disk: '{}' is not FOLDER or FOLDER:SIZE, as /scratch:20GiB", text);
-  if (!sized) return {path, models::kWholeDisk};
+  if (!sized) return {path, offload::kWholeDisk};
   try {
     const std::uint64_t size = parse_size(text.substr(colon + 1));
     if (size > 0) return {path, size};

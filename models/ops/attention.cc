@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "kernels/attention.h"
-#include "models/context.h"
+#include "models/graph/context.h"
 
 namespace sluice::models {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
-#include "models/context.h"
+#include "models/graph/context.h"
 
 namespace sluice::models {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "kernels/elementwise.h"
 #include "kernels/reduce.h"
-#include "models/context.h"
+#include "models/graph/context.h"
 
 namespace sluice::models {
 namespace {

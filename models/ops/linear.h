@@ -2,7 +2,7 @@
 #include <optional>
 #include <vector>
 
-#include "models/graph.h"
+#include "models/graph/graph.h"
 #include "models/ops/rotary.h"
 
 namespace sluice::models {

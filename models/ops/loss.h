@@ -1,5 +1,5 @@
 #pragma once
-#include "models/graph.h"
+#include "models/graph/graph.h"
 
 namespace sluice::models {
 

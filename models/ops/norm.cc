@@ -2,7 +2,7 @@
 
 #include "core/error.h"
 #include "kernels/norm.h"
-#include "models/context.h"
+#include "models/graph/context.h"
 
 namespace sluice::models {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 #include <optional>
 
-#include "models/graph.h"
+#include "models/graph/graph.h"
 
 namespace sluice::models {
 

@@ -1,7 +1,7 @@
 #include "models/ops/residual.h"
 
 #include "kernels/elementwise.h"
-#include "models/context.h"
+#include "models/graph/context.h"
 
 namespace sluice::models {
 namespace {

@@ -4,7 +4,6 @@
 
 #include "core/dtype.h"
 #include "core/threads.h"
-#include "models/config.h"
 
 namespace sluice::models {
 
@@ -14,9 +13,6 @@ struct Rotary {
   std::size_t length = 0, heads = 0, head_width = 0, stride = 0;  // heads: of queries and keys together
   std::vector<double> frequencies;
 };
-
-// As transformers computes them, with Llama 3's stretching where the configuration has it.
-std::vector<double> rotary_frequencies(const ModelConfig& config);
 
 void turn(Threads& threads, const Rotary& rotary, std::size_t rows, std::size_t first_position, bool inverse,
           Array packed);

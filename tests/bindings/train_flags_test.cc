@@ -8,7 +8,8 @@
 
 #include "bindings/cli/commands.h"
 #include "core/error.h"
-#include "models/training_setup.h"
+#include "models/run/training_setup.h"
+#include "offload/disk_folders.h"
 
 namespace sluice::cli {
 namespace {
@@ -94,7 +95,7 @@ TEST(TrainFlagsTest, TheIssuesCommandLineIsUnderstood) {
   EXPECT_EQ(s.disk[0].path, "/x");
   EXPECT_EQ(s.disk[0].limit, 21474836480u);
   EXPECT_EQ(s.disk[1].path, "/y");
-  EXPECT_EQ(s.disk[1].limit, models::kWholeDisk);
+  EXPECT_EQ(s.disk[1].limit, offload::kWholeDisk);
   EXPECT_EQ(s.dtype, Dtype::kBf16);
   EXPECT_EQ(s.batch, 2u);
   EXPECT_EQ(s.accumulate, 8u);
@@ -125,48 +126,47 @@ TEST(TrainFlagsTest, PrecisionAndClipping) {
   EXPECT_THAT(error_of({"--model", "tiny", "--data", "a", "--dtype", "half"}), HasSubstr("f32, bf16, f16"));
 }
 
+Json optimizer_settings(const models::TrainSettings& s) {
+  return optim::make_optimizer(s.optimizer, optim::Settings::Defaults::kTraining)->settings();
+}
+
 TEST(TrainFlagsTest, AnOptimizerIsNamedWithItsSettings) {
   const models::TrainSettings plain = settings_of({"--model", "tiny", "--data", "a"});
   EXPECT_EQ(plain.optimizer.name, "adamw");
-  EXPECT_EQ(models::make_training_optimizer(plain.optimizer)->settings(),
-            (Json{{"beta1", 0.9}, {"beta2", 0.95}, {"epsilon", 1e-8}}));
+  EXPECT_EQ(optimizer_settings(plain), (Json{{"beta1", 0.9}, {"beta2", 0.95}, {"epsilon", 1e-8}}));
   const models::TrainSettings sgd = settings_of(
       {"--model", "tiny", "--data", "a", "--optimizer", "sgd", "--momentum", "0.8", "--nesterov"});
-  EXPECT_EQ(models::make_training_optimizer(sgd.optimizer)->settings(),
-            (Json{{"momentum", 0.8}, {"nesterov", true}}));
+  EXPECT_EQ(optimizer_settings(sgd), (Json{{"momentum", 0.8}, {"nesterov", true}}));
   const models::TrainSettings lion = settings_of(
       {"--model", "tiny", "--data", "a", "--optimizer", "lion", "--beta2", "0.5", "--state", "bf16"});
-  EXPECT_EQ(models::make_training_optimizer(lion.optimizer)->settings(),
-            (Json{{"beta1", 0.9}, {"beta2", 0.5}, {"state", "bf16"}}));
+  EXPECT_EQ(optimizer_settings(lion), (Json{{"beta1", 0.9}, {"beta2", 0.5}, {"state", "bf16"}}));
   const models::TrainSettings codes = settings_of({"--model", "tiny", "--data", "a", "--state", "8bit"});
-  EXPECT_EQ(models::make_training_optimizer(codes.optimizer)->settings().at("state"), "8bit");
+  EXPECT_EQ(optimizer_settings(codes).at("state"), "8bit");
   EXPECT_THAT(error_of({"--model", "tiny", "--data", "a", "--state", "4bit"}), HasSubstr("8bit"));
   const models::TrainSettings adafactor =
       settings_of({"--model", "tiny", "--data", "a", "--optimizer", "adafactor", "--relative-step",
                    "--epsilon2", "0.5", "--no-scale-parameter"});
-  EXPECT_EQ(models::make_training_optimizer(adafactor.optimizer)->settings(),
-            (Json{{"beta1", 0.0},
-                  {"clip_threshold", 1.0},
-                  {"epsilon", 1e-30},
-                  {"epsilon2", 0.5},
-                  {"relative_step", true},
-                  {"scale_parameter", false}}));
+  EXPECT_EQ(optimizer_settings(adafactor), (Json{{"beta1", 0.0},
+                                                 {"clip_threshold", 1.0},
+                                                 {"epsilon", 1e-30},
+                                                 {"epsilon2", 0.5},
+                                                 {"relative_step", true},
+                                                 {"scale_parameter", false}}));
   EXPECT_FALSE(plain.learning_rate || plain.warmup || plain.schedule || plain.weight_decay || plain.clip);
   EXPECT_THAT(error_of({"--model", "tiny", "--data", "a", "--optimizer", "lyon"}), HasSubstr("lion"));
   const models::TrainSettings muon = settings_of(
       {"--model", "tiny", "--data", "a", "--optimizer", "muon", "--no-nesterov", "--adamw-lr", "1e-4"});
-  EXPECT_EQ(models::make_training_optimizer(muon.optimizer)->settings(),
-            (Json{{"beta1", 0.9},
-                  {"beta2", 0.95},
-                  {"epsilon", 1e-8},
-                  {"momentum", 0.95},
-                  {"nesterov", false},
-                  {"muon_scale", "match_rms_adamw"}}));
+  EXPECT_EQ(optimizer_settings(muon), (Json{{"beta1", 0.9},
+                                            {"beta2", 0.95},
+                                            {"epsilon", 1e-8},
+                                            {"momentum", 0.95},
+                                            {"nesterov", false},
+                                            {"muon_scale", "match_rms_adamw"}}));
   EXPECT_EQ(muon.adamw_learning_rate, 1e-4);
   const models::TrainSettings scaled =
       settings_of({"--model", "tiny", "--data", "a", "--optimizer", "muon", "--muon-scale", "original"});
-  EXPECT_EQ(models::make_training_optimizer(scaled.optimizer)->settings().at("muon_scale"), "original");
-  EXPECT_EQ(models::make_training_optimizer(scaled.optimizer)->settings().at("nesterov"), true);
+  EXPECT_EQ(optimizer_settings(scaled).at("muon_scale"), "original");
+  EXPECT_EQ(optimizer_settings(scaled).at("nesterov"), true);
   EXPECT_THAT(error_of({"--model", "tiny", "--data", "a", "--nesterov", "--no-nesterov"}),
               HasSubstr("leave one out"));
 }

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "core/error.h"
-#include "models/config.h"
+#include "models/families/config.h"
 
 namespace {
 

@@ -4,7 +4,8 @@
 #include <vector>
 
 #include "kernels/loss.h"
-#include "models/config.h"
+#include "models/families/gpt2.h"
+#include "models/families/llama.h"
 #include "plain_run.h"
 #include "rounding.h"
 
@@ -13,6 +14,7 @@ namespace sluice::models::testing {
 
 inline ModelConfig small_gpt2(bool tied = true, float dropout = 0) {
   ModelConfig config;
+  config.family = &kGpt2;
   config.vocabulary = 37;
   config.context = 12;
   config.layers = 2;
@@ -27,13 +29,39 @@ inline ModelConfig small_gpt2(bool tied = true, float dropout = 0) {
 
 inline ModelConfig small_llama(bool tied = false, bool bias = false) {
   ModelConfig config = small_gpt2(tied);
-  config.family = Family::kLlama;
+  config.family = bias ? &kQwen2 : &kLlama;
   config.heads = 4;
   config.kv_heads = 2;
   config.head_width = 6;
   config.hidden_width = 24;
   config.rope_theta = 100;
   config.qkv_bias = bias;
+  return config;
+}
+
+// A model whose blocks differ: each second one is Llama's, with another width inside, in a model that is
+// GPT-2's otherwise. No file has such a one.
+inline const Family& mixed_family() {
+  static const Family family = [] {
+    Family mixed = kGpt2;
+    mixed.model_type = "mixed";
+    mixed.build = [](const Shape& shape) {
+      Shape other = shape;
+      other.config.hidden_width /= 2;
+      Architecture architecture = kGpt2.build(shape);
+      architecture.blocks.push_back(std::move(kLlama.build(other).blocks.front()));
+      for (std::size_t i = 1; i < architecture.block_of.size(); i += 2) architecture.block_of[i] = 1;
+      return architecture;
+    };
+    return mixed;
+  }();
+  return family;
+}
+
+inline ModelConfig small_mixed(bool tied = true, float dropout = 0) {
+  ModelConfig config = small_gpt2(tied, dropout);
+  config.family = &mixed_family();
+  config.layers = 5;
   return config;
 }
 

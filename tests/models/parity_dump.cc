@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
-#include "models/config.h"
+#include "models/families/config.h"
 #include "plain_run.h"
 
 namespace {

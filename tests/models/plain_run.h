@@ -11,8 +11,8 @@
 
 #include "float_array.h"
 #include "kernels/matrix.h"
-#include "models/executor.h"
-#include "models/model.h"
+#include "models/model/executor.h"
+#include "models/model/model.h"
 
 namespace sluice::models::testing {
 

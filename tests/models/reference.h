@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "models/config.h"
+#include "models/families/config.h"
 
-// The loss of both families in f64, written as the papers say it, sharing nothing with the models but their
-// names.
+// The loss of both families in f64, written as the papers say it, sharing nothing with the models but the
+// names of their parameters, from which it follows what each block is.
 namespace sluice::models::testing {
 
 using Values = std::map<std::string, std::vector<double>>;
@@ -36,7 +36,7 @@ class Reference {
   }
 
   Matrix sequence(std::span<const std::int32_t> tokens) const {
-    const bool gpt2 = config_.family == Family::kGpt2;
+    const bool gpt2 = has("transformer.wte.weight");
     const std::string table = gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight";
     Matrix x(tokens.size(), std::vector<double>(config_.width));
     for (std::size_t t = 0; t < tokens.size(); ++t) {
@@ -46,25 +46,26 @@ class Reference {
       }
     }
     for (std::size_t layer = 0; layer < config_.layers; ++layer) {
-      const std::string number = std::to_string(layer);
-      x = gpt2 ? gpt2_block(x, "transformer.h." + number + ".")
-               : llama_block(x, "model.layers." + number + ".");
+      const std::string prefix = (gpt2 ? "transformer.h." : "model.layers.") + std::to_string(layer) + ".";
+      x = has(prefix + "ln_1.weight") ? gpt2_block(x, prefix) : llama_block(x, prefix);
     }
     x = norm(x, gpt2 ? "transformer.ln_f" : "model.norm");
-    return linear(x, config_.tied_head ? table : "lm_head.weight", "", config_.vocabulary, true);
+    return linear(x, config_.tied_head ? table : "lm_head.weight", true);
   }
 
  private:
+  bool has(const std::string& name) const { return values_.contains(name); }
   double at(const std::string& name, std::size_t i) const { return values_.at(name)[i]; }
 
-  Matrix linear(const Matrix& x, const std::string& weight, const std::string& bias, std::size_t out,
-                bool transposed) const {
+  // With its bias, where it has one.
+  Matrix linear(const Matrix& x, const std::string& weight, bool transposed) const {
     const std::vector<double>& w = values_.at(weight);
-    const std::size_t in = x[0].size();
+    const std::string bias = weight.substr(0, weight.rfind('.')) + ".bias";
+    const std::size_t in = x[0].size(), out = w.size() / in;
     Matrix y(x.size(), std::vector<double>(out));
     for (std::size_t t = 0; t < x.size(); ++t) {
       for (std::size_t j = 0; j < out; ++j) {
-        y[t][j] = bias.empty() ? 0 : at(bias, j);
+        y[t][j] = has(bias) ? at(bias, j) : 0;
         for (std::size_t i = 0; i < in; ++i) y[t][j] += x[t][i] * w[transposed ? j * in + i : i * out + j];
       }
     }
@@ -73,7 +74,7 @@ class Reference {
 
   Matrix norm(const Matrix& x, const std::string& name) const {
     Matrix y = x;
-    const bool centered = config_.family == Family::kGpt2;
+    const bool centered = has(name + ".bias");
     const double width = static_cast<double>(config_.width);
     for (std::vector<double>& row : y) {
       double mean = 0, square = 0;
@@ -146,42 +147,40 @@ class Reference {
   }
 
   Matrix gpt2_block(const Matrix& x, const std::string& prefix) const {
-    const auto apply = [&](const Matrix& in, const std::string& name, std::size_t out) {
-      return linear(in, prefix + name + ".weight", prefix + name + ".bias", out, false);
+    const auto apply = [&](const Matrix& in, const std::string& name) {
+      return linear(in, prefix + name + ".weight", false);
     };
     const std::size_t d = config_.width;
-    const Matrix qkv = apply(norm(x, prefix + "ln_1"), "attn.c_attn", 3 * d);
+    const Matrix qkv = apply(norm(x, prefix + "ln_1"), "attn.c_attn");
     const Matrix mixed = attention(columns(qkv, 0, d), columns(qkv, d, d), columns(qkv, 2 * d, d));
-    const Matrix middle = add(x, apply(mixed, "attn.c_proj", d));
-    Matrix up = apply(norm(middle, prefix + "ln_2"), "mlp.c_fc", config_.hidden_width);
+    const Matrix middle = add(x, apply(mixed, "attn.c_proj"));
+    Matrix up = apply(norm(middle, prefix + "ln_2"), "mlp.c_fc");
     for (auto& row : up) {
       for (double& value : row) {
         value *= 0.5 * (1 + std::tanh(std::sqrt(2 / M_PI) * (value + 0.044715 * value * value * value)));
       }
     }
-    return add(middle, apply(up, "mlp.c_proj", d));
+    return add(middle, apply(up, "mlp.c_proj"));
   }
 
   Matrix llama_block(const Matrix& x, const std::string& prefix) const {
-    const auto apply = [&](const Matrix& in, const std::string& name, std::size_t out, bool bias = false) {
-      return linear(in, prefix + name + ".weight", bias ? prefix + name + ".bias" : "", out, true);
+    const auto apply = [&](const Matrix& in, const std::string& name) {
+      return linear(in, prefix + name + ".weight", true);
     };
-    const std::size_t queries = config_.heads * config_.head_width,
-                      keys = config_.kv_heads * config_.head_width;
     const Matrix n1 = norm(x, prefix + "input_layernorm");
-    Matrix q = apply(n1, "self_attn.q_proj", queries, config_.qkv_bias);
-    Matrix k = apply(n1, "self_attn.k_proj", keys, config_.qkv_bias);
+    Matrix q = apply(n1, "self_attn.q_proj");
+    Matrix k = apply(n1, "self_attn.k_proj");
     turn(q);
     turn(k);
-    const Matrix mixed = attention(q, k, apply(n1, "self_attn.v_proj", keys, config_.qkv_bias));
-    const Matrix middle = add(x, apply(mixed, "self_attn.o_proj", config_.width));
+    const Matrix mixed = attention(q, k, apply(n1, "self_attn.v_proj"));
+    const Matrix middle = add(x, apply(mixed, "self_attn.o_proj"));
     const Matrix n2 = norm(middle, prefix + "post_attention_layernorm");
-    Matrix up = apply(n2, "mlp.up_proj", config_.hidden_width);
-    const Matrix gate = apply(n2, "mlp.gate_proj", config_.hidden_width);
+    Matrix up = apply(n2, "mlp.up_proj");
+    const Matrix gate = apply(n2, "mlp.gate_proj");
     for (std::size_t t = 0; t < up.size(); ++t) {
       for (std::size_t i = 0; i < up[t].size(); ++i) up[t][i] *= gate[t][i] / (1 + std::exp(-gate[t][i]));
     }
-    return add(middle, apply(up, "mlp.down_proj", config_.width));
+    return add(middle, apply(up, "mlp.down_proj"));
   }
 
   const ModelConfig& config_;

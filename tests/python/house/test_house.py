@@ -1,5 +1,6 @@
-"""Holds every #include to the floors of the house (docs/architecture.md, section 2), every import of sluice.torch to those of
-bindings/python/README.md, and what is written of files and functions to those that there are."""
+"""Holds every #include to the floors of the house (docs/architecture.md, section 2) and of its room (the room's README), every
+import of sluice.torch to those of bindings/python/README.md, and what is written of files and functions to those that there
+are."""
 
 import ast
 import pathlib
@@ -47,6 +48,64 @@ def test_includes_point_down():
 ])
 def test_a_violation_is_found(path, text):
     assert list(violations(pathlib.Path(path), text))
+
+
+ROOMS = ["core", "allocator", "kernels", "offload", "optim", "engine", "models", "bindings/c", "bindings/cli"]
+
+
+def floors_of(room):
+    """(floor, group) of each name in the README's table; names that are joined by + are one group."""
+    readme = (ROOT / room / "README.md").read_text()
+    places = {}
+    for floor, cell in re.findall(r"^\| (\d+) \| (.*) \|$", readme, re.MULTILINE):
+        for group in re.findall(r"`[\w./-]+`(?: \+ `[\w./-]+`)*", cell):
+            names = re.findall(r"`([\w./-]+)`", group)
+            assert not places.keys() & set(names), f"{room} has {group} twice"
+            places.update({name: (int(floor), names[0]) for name in names})
+    return places
+
+
+def place_of(path, places):
+    """Of a source in its room: that of its own name, else of its header, else of the innermost folder that has one."""
+    names = [str(path), str(path.with_suffix(".h")), *(f"{folder}/" for folder in path.parents)]
+    return next((places[name] for name in names if name in places), None)
+
+
+def floor_violations(room, path, text, places):
+    own = place_of(path, places)
+    if own is None:
+        yield f"{room}/{path} stands on no floor of {room}/README.md"
+        return
+    for quote, target in INCLUDE.findall(text):
+        if quote != '"' or not target.startswith(f"{room}/"):
+            continue
+        other = place_of(pathlib.Path(target).relative_to(room), places)
+        if other is None or (other[1] != own[1] and other[0] >= own[0]):
+            yield f"{room}/{path}, on floor {own[0]}, may not include {target}"
+
+
+def sources_of(room):
+    paths = [path.relative_to(ROOT / room) for path in sorted((ROOT / room).rglob("*.*"))]
+    return [path for path in paths if path.suffix in {".h", ".cc", ".cu", ".cuh"}]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_includes_within_a_room_point_down(room):
+    places, paths = floors_of(room), sources_of(room)
+    assert len(paths) >= 7
+    assert [v for path in paths for v in floor_violations(room, path, (ROOT / room / path).read_text(), places)] == []
+    assert [name for name in places if not (ROOT / room / name).exists()] == []
+
+
+@pytest.mark.parametrize("room, path, text", [
+    ("models", "graph/program.cc", '#include "models/ops/linear.h"'),
+    ("models", "graph/program.cc", '#include "models/data/tokens.h"'),
+    ("models", "loose.cc", ""),
+    ("core", "bytes.cc", '#include "core/log.h"'),
+    ("engine", "store/pager.h", '#include "engine/plan/plan.h"'),
+])
+def test_a_violation_within_a_room_is_found(room, path, text):
+    assert list(floor_violations(room, pathlib.Path(path), text, floors_of(room)))
 
 
 # What is imported inside of functions, and why.

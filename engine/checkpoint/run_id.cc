@@ -1,0 +1,38 @@
+#include "engine/checkpoint/run_id.h"
+
+#include <filesystem>
+#include <random>
+
+#include "core/json.h"
+#include "core/text_file.h"
+
+namespace sluice::engine {
+namespace {
+
+constexpr int kVersion = 1;
+
+std::string path_in(const std::string& out) { return (std::filesystem::path(out) / ".run").string(); }
+
+}  // namespace
+
+std::string new_run_id() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}", random(), random());
+}
+
+std::optional<std::string> read_run_id(const std::string& out) {
+  const std::string path = path_in(out);
+  if (!std::filesystem::exists(path)) return std::nullopt;
+  const Json json = read_json_file(path);
+  if (!json.is_object() || json_field<int>(json, "version", path) != kVersion)
+    fail(ErrorCode::kInvalidArgument, "'{}' is no run's id of version {}", path, kVersion);
+  return json_field<std::string>(json, "run", path);
+}
+
+void write_run_id(const std::string& out, const std::string& id) {
+  for (const auto& entry : std::filesystem::directory_iterator(out))  // of a run that was killed here
+    if (entry.path().filename().string().starts_with(".run.tmp-")) std::filesystem::remove(entry.path());
+  write_text_file(path_in(out), Json{{"version", kVersion}, {"run", id}}.dump() + "\n");
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,293 @@
+#include "engine/checkpoint_values.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <numeric>
+#include <set>
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "engine/checkpoint/stored_floats.h"
+#include "engine/kind.h"
+#include "engine/store/state_format.h"
+
+namespace sluice::engine {
+namespace {
+
+bool is_trainable(const Layout& layout, ParameterId parameter) {
+  return layout.trainable(layout.place(parameter).unit);
+}
+
+bool any_trainable(const Layout& layout) {
+  return std::any_of(layout.units().begin(), layout.units().end(),
+                     [](const UnitSpec& unit) { return unit.trainable; });
+}
+
+void expect_tensor(const SafetensorsReader& reader, const std::string& name, Dtype type,
+                   const std::vector<std::uint64_t>& shape) {
+  const StoredTensor& tensor = reader.tensor(name);
+  if (tensor.dtype() != type || tensor.shape != shape)
+    fail(ErrorCode::kCorrupt, "'{}': the tensor '{}' is {} [{}], {} of shape [{}] was expected",
+         reader.path(), tensor.name, tensor.type, fmt::join(tensor.shape, ", "), name_of(type),
+         fmt::join(shape, ", "));
+}
+
+std::vector<UnitId> wider_first(const Layout& layout) {
+  std::vector<UnitId> units(layout.units().size());
+  std::iota(units.begin(), units.end(), UnitId{0});
+  std::ranges::stable_sort(units, std::greater(), [&](UnitId unit) { return size_of(layout.dtype(unit)); });
+  return units;
+}
+
+// In the order of a checkpoint's files; of those that span units each.
+std::vector<ParameterId> as_saved(const Layout& layout) {
+  std::vector<ParameterId> parameters;
+  for (const UnitId unit : wider_first(layout))
+    for (ParameterId id = layout.first_parameter(unit); id < layout.end_parameter(unit); ++id)
+      parameters.push_back(id);
+  return parameters;
+}
+
+// Those that have it, of an array that is not by elements.
+std::vector<TensorDeclaration> whole_tensors(const Layout& layout, const optim::Optimizer& optimizer,
+                                             const std::string& name) {
+  std::vector<TensorDeclaration> tensors;
+  for (const ParameterId id : as_saved(layout)) {
+    if (!is_trainable(layout, id) || layout.spec(id).continues()) continue;
+    for (const optim::WholeArray& array : optimizer.whole_state(layout.spec(id).shape))
+      if (array.name == name)
+        tensors.push_back({layout.spec(id).name, Dtype::kF32, {array.shape.begin(), array.shape.end()}});
+  }
+  return tensors;
+}
+
+// Of trainable parameters, those that have the array.
+std::vector<bool> keepers(const Layout& layout, const optim::Optimizer& optimizer, std::size_t array) {
+  std::vector<bool> keep;
+  for (ParameterId id = 0; id < layout.parameters(); ++id)
+    keep.push_back(is_trainable(layout, id) && optimizer.keeps(array, kind_of(layout.spec(id))));
+  return keep;
+}
+
+bool any(const std::vector<bool>& all) { return std::find(all.begin(), all.end(), true) != all.end(); }
+
+// The same optimizer may keep other arrays, as SGD with and without momentum does.
+void check_state(const CheckpointReader& checkpoint, const Layout& layout,
+                 const optim::Optimizer& optimizer) {
+  std::set<std::string> wanted, found;
+  const std::vector<optim::StateArray> state = optimizer.state();
+  for (std::size_t array = 0; array < state.size(); ++array)
+    if (any(keepers(layout, optimizer, array))) wanted.insert(optimizer_file(state[array].name));
+  for (const std::string& name : optimizer.whole_names())
+    if (!whole_tensors(layout, optimizer, name).empty()) wanted.insert(optimizer_file(name));
+  for (const CheckpointFile& file : checkpoint.files())
+    if (file.name.starts_with("optimizer.") && file.name != optimizer_file("master") &&
+        !is_scales_file(file.name))
+      found.insert(file.name);
+  if (wanted != found)
+    fail(
+        ErrorCode::kInvalidArgument,
+        "'{}' holds the optimizer state [{}], and [{}] is needed; use the optimizer and the settings that it "
+        "was made with",
+        checkpoint.path(), fmt::join(found, ", "), fmt::join(wanted, ", "));
+}
+
+}  // namespace
+
+CheckpointValues::CheckpointValues(const CheckpointReader& checkpoint, const Layout& layout)
+    : layout_(layout), parameters_(checkpoint.open_tensors(kModelFile)) {
+  check(*parameters_, [](ParameterId) { return true; });
+}
+
+CheckpointValues::CheckpointValues(const CheckpointReader& checkpoint, const Layout& layout,
+                                   const optim::Optimizer& optimizer)
+    : CheckpointValues(checkpoint, layout) {
+  if (!any_trainable(layout)) return;
+  check_state(checkpoint, layout, optimizer);
+  const std::string master = optimizer_file("master");
+  if (checkpoint.has(master)) masters_ = checkpoint.open_tensors(master);
+  if (masters_ != nullptr) check(*masters_, [this](ParameterId id) { return has_master(id); });
+  for (const std::string& name : optimizer.whole_names()) {
+    const auto tensors = whole_tensors(layout, optimizer, name);
+    wholes_.push_back(tensors.empty() ? nullptr : checkpoint.open_tensors(optimizer_file(name)));
+    for (const TensorDeclaration& tensor : tensors)
+      expect_tensor(*wholes_.back(), tensor.name, Dtype::kF32, tensor.shape);
+  }
+  for (const optim::StateArray& array : optimizer.state()) {
+    State& opened = state_.emplace_back();
+    const std::vector<bool> keep = keepers(layout, optimizer, state_.size() - 1);
+    if (!any(keep)) continue;
+    opened.values = checkpoint.open_tensors(optimizer_file(array.name));
+    opened.map = array.map;
+    const std::string scales = scales_file(array.name);
+    if (checkpoint.has(scales)) opened.scales = checkpoint.open_tensors(scales);
+    if (opened.scales != nullptr)
+      check_codes(opened, keep);
+    else
+      check(*opened.values, [&keep](ParameterId id) { return keep[id]; });
+  }
+}
+
+// Where a checkpoint has masters, an f32 parameter is its own.
+bool CheckpointValues::has_master(ParameterId parameter) const {
+  return masters_ != nullptr && is_trainable(layout_, parameter) &&
+         parameters_->tensor(layout_.spec(parameter).name).dtype() != Dtype::kF32;
+}
+
+void CheckpointValues::check(const SafetensorsReader& reader,
+                             const std::function<bool(ParameterId)>& has) const {
+  for (ParameterId id = 0; id < layout_.parameters(); ++id) {
+    if (!has(id)) continue;
+    const ParameterSpec& spec = layout_.spec(id);
+    const StoredTensor* tensor = reader.find(spec.name);
+    if (tensor == nullptr)
+      fail(ErrorCode::kInvalidArgument, "'{}' is of another model: it has no '{}'", reader.path(), spec.name);
+    if (!has_shape(*tensor, spec.shape) || !is_float(*tensor))
+      fail(ErrorCode::kInvalidArgument,
+           "'{}' is of another model: '{}' is {} [{}] in it, and a float of shape [{}] here", reader.path(),
+           tensor->name, tensor->type, fmt::join(tensor->shape, ", "), fmt::join(spec.shape, ", "));
+  }
+}
+
+void CheckpointValues::check_codes(const State& state, const std::vector<bool>& held) const {
+  for (ParameterId id = 0; id < layout_.parameters(); ++id) {
+    if (!held[id]) continue;
+    const ParameterSpec& spec = layout_.spec(id);
+    expect_tensor(*state.values, spec.name, Dtype::kU8, {spec.shape.begin(), spec.shape.end()});
+    expect_tensor(*state.scales, spec.name, Dtype::kF32,
+                  {divide_up(spec.whole_elements(), optim::kScaleBlock)});
+  }
+}
+
+// A few blocks of codes at a time.
+void CheckpointValues::read_codes(const State& state, const std::string& name, std::size_t first,
+                                  std::span<float> out) {
+  ensure(first % optim::kScaleBlock == 0, "codes are read from element {} on, in the middle of a block",
+         first);
+  std::array<float, 64> scales;
+  std::array<std::uint8_t, scales.size() * optim::kScaleBlock> codes;
+  for (std::size_t at = 0; at < out.size(); at += codes.size()) {
+    const std::size_t n = std::min(codes.size(), out.size() - at), block = (first + at) / optim::kScaleBlock;
+    const std::size_t blocks = divide_up(n, optim::kScaleBlock);
+    state.values->read(state.values->tensor(name), first + at,
+                       std::as_writable_bytes(std::span(codes).first(n)));
+    state.scales->read(state.scales->tensor(name), block * sizeof(float),
+                       std::as_writable_bytes(std::span(scales).first(blocks)));
+    optim::decode(n, state.map, codes.data(), scales.data(), out.data() + at);
+  }
+}
+
+SafetensorsReader& CheckpointValues::values_of(ParameterId parameter) {
+  return has_master(parameter) ? *masters_ : *parameters_;
+}
+
+UnitSource CheckpointValues::source() {
+  UnitSource source;
+  source.values = [this](ParameterId id, std::size_t first, std::span<float> out) {
+    SafetensorsReader& reader = values_of(id);
+    read_as_f32(reader, reader.tensor(layout_.spec(id).name), layout_.spec(id).span_first + first, out);
+  };
+  if (!wholes_.empty())
+    source.whole = [this](ParameterId id, std::size_t array, std::span<float> out) {
+      SafetensorsReader& reader = *wholes_[array];
+      reader.read(reader.tensor(layout_.spec(id).name), 0, std::as_writable_bytes(out));
+    };
+  if (state_.empty()) return source;
+  source.state = [this](ParameterId id, std::size_t array, std::size_t first, std::span<float> out) {
+    const State& from = state_[array];
+    const ParameterSpec& spec = layout_.spec(id);
+    if (from.scales != nullptr)
+      read_codes(from, spec.name, spec.span_first + first, out);
+    else
+      read_as_f32(*from.values, from.values->tensor(spec.name), spec.span_first + first, out);
+  };
+  return source;
+}
+
+CheckpointTensors::CheckpointTensors(const Layout& layout, const optim::Optimizer& optimizer)
+    : units_(wider_first(layout)) {
+  const StateFormat format(layout, optimizer, kChunkGrain);
+  // Of the parameters that are wanted: each as it is declared. A span's values follow those of the one
+  // before.
+  const auto header = [&](const auto& wanted, const auto& declared) {
+    std::vector<TensorDeclaration> tensors;
+    for (const ParameterId id : as_saved(layout))
+      if (!layout.spec(id).continues() && wanted(id)) tensors.push_back(declared(id));
+    return SafetensorsHeader(tensors);
+  };
+  const auto of_type = [&](Dtype type) {
+    return [&layout, type](ParameterId id) {
+      const ParameterSpec& spec = layout.spec(id);
+      return TensorDeclaration{spec.name, type, {spec.shape.begin(), spec.shape.end()}};
+    };
+  };
+  const auto scales = [&](ParameterId id) {
+    const ParameterSpec& spec = layout.spec(id);
+    return TensorDeclaration{spec.name, Dtype::kF32, {divide_up(spec.whole_elements(), optim::kScaleBlock)}};
+  };
+  const auto all = [](ParameterId) { return true; };
+  const auto has_master = [&](ParameterId id) { return format.has_master(layout.place(id).unit); };
+  headers_.push_back({kModelFile, header(all, [&](ParameterId id) {
+                        return of_type(layout.dtype(layout.place(id).unit))(id);
+                      })});
+  if (!any_trainable(layout)) return;
+  if (format.masters() > 0)
+    headers_.push_back({optimizer_file("master"), header(has_master, of_type(Dtype::kF32))});
+  for (const optim::StateArray& array : optimizer.state()) {
+    const std::vector<bool> keep = keepers(layout, optimizer, state_.size());
+    state_.push_back(headers_.size());
+    if (!any(keep)) continue;
+    const auto kept = [&](ParameterId id) { return keep[id]; };
+    headers_.push_back({optimizer_file(array.name), header(kept, of_type(array.type))});
+    if (array.type == Dtype::kU8) headers_.push_back({scales_file(array.name), header(kept, scales)});
+  }
+  for (const std::string& name : optimizer.whole_names()) {
+    wholes_.push_back(headers_.size());
+    const auto tensors = whole_tensors(layout, optimizer, name);
+    if (!tensors.empty()) headers_.push_back({optimizer_file(name), SafetensorsHeader(tensors)});
+  }
+}
+
+std::vector<std::uint64_t> CheckpointTensors::file_bytes() const {
+  std::vector<std::uint64_t> bytes;
+  for (const Named& file : headers_) bytes.push_back(file.header.file_bytes());
+  return bytes;
+}
+
+// Two blocks of each file, which are read in turn.
+std::uint64_t CheckpointTensors::buffer_bytes() const {
+  return std::max(kStreamBuffer, 2 * kStreamBlock * files());
+}
+
+void CheckpointTensors::open(CheckpointWriter& writer) {
+  writers_.clear();
+  for (const Named& file : headers_) writers_.push_back(&writer.add_tensor_file(file.file, file.header));
+}
+
+UnitSink CheckpointTensors::sink() {
+  UnitSink sink;
+  sink.parameter = [this](ParameterId, std::size_t, std::size_t count, ConstArray values) {
+    writers_[0]->write({static_cast<const std::byte*>(values.data), count * size_of(values.type)});
+  };
+  sink.master = [this](ParameterId, std::size_t, std::span<const float> values) {
+    ensure(headers_.size() > 1 && headers_[1].file == optimizer_file("master"),
+           "a master was saved of a model that has none");
+    writers_[1]->write(std::as_bytes(values));
+  };
+  sink.state = [this](ParameterId, std::size_t array, std::size_t, std::size_t count, ConstArray values,
+                      const float* scales) {
+    const std::size_t file = state_[array];
+    writers_[file]->write({static_cast<const std::byte*>(values.data), count * size_of(values.type)});
+    if (scales != nullptr)
+      writers_[file + 1]->write(std::as_bytes(std::span(scales, divide_up(count, optim::kScaleBlock))));
+  };
+  sink.whole = [this](ParameterId, std::size_t array, std::span<const float> values) {
+    writers_[wholes_[array]]->write(std::as_bytes(values));
+  };
+  return sink;
+}
+
+}  // namespace sluice::engine

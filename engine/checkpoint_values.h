@@ -1,0 +1,72 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/safetensors.h"
+#include "engine/engine.h"
+#include "optim/optimizer.h"
+
+namespace sluice::engine {
+
+// The whole of a training run's values as a checkpoint holds them: parameters, masters and optimizer state. A
+// frozen unit has parameters alone.
+// Thread rule: one thread at a time.
+class CheckpointValues {
+ public:
+  // The parameters alone; or the f32 masters, where there are any, and the optimizer's arrays, of whatever
+  // type. Throws Error(kInvalidArgument) where the files do not fit the layout: they are of another model, or
+  // of an optimizer with other arrays.
+  CheckpointValues(const CheckpointReader& checkpoint, const Layout& layout);
+  CheckpointValues(const CheckpointReader& checkpoint, const Layout& layout,
+                   const optim::Optimizer& optimizer);
+  UnitSource source();  // valid as long as this; every byte is verified
+
+ private:
+  struct State {
+    std::unique_ptr<SafetensorsReader> values, scales;  // scales: null where values are no codes
+    optim::CodeMap map;
+  };
+  bool has_master(ParameterId parameter) const;
+  // has: the parameters that it is to hold.
+  void check(const SafetensorsReader& reader, const std::function<bool(ParameterId)>& has) const;
+  void check_codes(const State& state, const std::vector<bool>& held) const;
+  static void read_codes(const State& state, const std::string& name, std::size_t first,
+                         std::span<float> out);
+  SafetensorsReader& values_of(ParameterId parameter);
+
+  const Layout& layout_;
+  std::unique_ptr<SafetensorsReader> parameters_, masters_;  // masters_: null where there are none
+  std::vector<State> state_;
+  std::vector<std::unique_ptr<SafetensorsReader>> wholes_;  // null where no parameter has the array
+};
+
+// The tensor files of a checkpoint that are written side by side, unit by unit in the layout's order.
+class CheckpointTensors {
+ public:
+  CheckpointTensors(const Layout& layout, const optim::Optimizer& optimizer);
+  std::vector<std::uint64_t> file_bytes() const;
+  std::size_t files() const { return headers_.size(); }
+  std::uint64_t buffer_bytes() const;  // what they are all written or read through
+  // In what order units are to be saved: of wider types first, so that no file has a tensor that begins
+  // within an element.
+  const std::vector<UnitId>& units() const { return units_; }
+  void open(CheckpointWriter& writer);
+  UnitSink sink();  // REQUIRES: open(); valid as long as this and the writer
+
+ private:
+  struct Named {
+    std::string file;
+    SafetensorsHeader header;
+  };
+  std::vector<UnitId> units_;
+  std::vector<Named> headers_;       // parameters, masters where there are any, state, each with its scales
+  std::vector<std::size_t> state_;   // by array: the file of its values
+  std::vector<std::size_t> wholes_;  // by array that is not by elements: its file
+  std::vector<SafetensorsWriter*> writers_;
+};
+
+}  // namespace sluice::engine

@@ -1,0 +1,56 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/json.h"
+#include "engine/plan/rates.h"
+#include "offload/disk_cache.h"
+
+namespace sluice::engine {
+
+// What is known of a machine, this one or another: docs/formats/machine.md.
+struct Machine {
+  struct Memory {
+    std::uint64_t total = 0, usable = 0;  // usable: by one process; of --memory where that is not stated
+    std::uint64_t process = 0;            // what a process holds before a run takes anything; 0: as stated
+  };
+  struct Attention {
+    Dtype type = Dtype::kF32;
+    double flops = 0;
+  };
+  // Updates of parameters of `type`, where state and master are as the flags of these names say.
+  struct Update {
+    std::string optimizer;
+    Dtype type = Dtype::kF32, state = Dtype::kF32;
+    bool master = true;
+    double elements = 0;  // a second
+  };
+  struct Disk {
+    std::string folder;
+    std::uint64_t free = 0;
+    offload::DiskKnowledge known;  // `together` and `processor_seconds`: 0 where the file does not say
+  };
+  std::string source;  // the file it was read from
+  int cores = 1;
+  std::string cpu;
+  std::vector<std::string> instructions;
+  bool bf16_products = false;
+  Memory memory;
+  double memory_bandwidth = 0;
+  std::vector<ProductRate> products;
+  std::vector<Attention> attention;
+  std::vector<Update> updates;
+  std::vector<Disk> disks;
+};
+
+// Measures this one but for its disks, in two seconds. Throws as kernels::load_matrix_library.
+Machine measure_machine();
+
+// The document without `findings`.
+Json to_json(const Machine& machine);
+// Throws Error(kInvalidArgument) that names file, key and value for what the format does not allow, and
+// Error(kNotFound) for a file that is not there.
+Machine read_machine(const std::string& path);
+
+}  // namespace sluice::engine

@@ -1,0 +1,26 @@
+#include "engine/machine/process.h"
+
+#include <cstdint>
+
+#include "allocator/memory.h"
+#include "core/bytes.h"
+#include "core/error.h"
+
+namespace sluice::engine {
+
+// Not all of it: other processes live here too.
+std::uint64_t default_memory() {
+  const std::uint64_t available = allocator::available_memory_bytes();
+  if (available == SIZE_MAX)
+    fail(ErrorCode::kInvalidArgument,
+         "this system does not say how much memory is free; state it with --memory");
+  return (allocator::resident_bytes() + available) / 10 * 9;
+}
+
+std::uint64_t process_bytes(std::uint64_t held, int threads) {
+  constexpr std::uint64_t kProcess = 40 * kMiB, kThread = 64 * kKiB, kStep = 4 * kMiB;
+  const std::uint64_t stated = kProcess + static_cast<std::uint64_t>(threads) * kThread;
+  return held <= stated ? stated : round_up(held, kStep);
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,80 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "models/families/config.h"
+#include "models/graph/graph.h"
+#include "models/ops/linear.h"
+
+namespace sluice::models {
+
+// The parameter groups of every model: matrices decay, biases and norms do not.
+inline constexpr std::uint32_t kDecayed = 0, kNotDecayed = 1, kTables = 2;  // these decay, too
+
+// What the graphs of a family are made for.
+struct Shape {
+  ModelConfig config;
+  Dtype dtype = Dtype::kF32;
+  std::size_t batch = 0, length = 0;
+  std::size_t rows() const { return batch * length; }
+};
+
+// The graphs of a model. Blocks that compute alike share one; the names of its parameters follow the block's
+// prefix.
+struct Architecture {
+  Graph embedding, head;
+  std::vector<Graph> blocks;          // that differ, each once
+  std::vector<std::size_t> block_of;  // by the block's number: which of them it has
+  std::string block_prefix;           // with {} for the block's number
+};
+// All blocks are alike.
+Architecture uniform(Graph embedding, Graph block, Graph head, std::string block_prefix, std::size_t layers);
+
+// One weight (and bias) of a linear op by name.
+struct Weight {
+  std::string name;  // without ".weight"
+  std::size_t width = 0;
+  bool bias = false;
+};
+
+// Makes a graph in the terms of transformers: values are rows of tokens, parameters are declared where they
+// are used.
+class Builder {
+ public:
+  explicit Builder(const Shape& shape) : shape_(shape) {}
+
+  ValueId input();
+  // Weights [in, out] as in GPT-2, or [out, in] where transposed. Side by side in each row, unless `apart`:
+  // then one array after the other.
+  struct LinearOptions {
+    bool transposed = false, apart = false;
+    std::optional<Rotary> rotary;
+  };
+  ValueId linear(const std::string& op, ValueId x, std::size_t in, const std::vector<Weight>& weights,
+                 const LinearOptions& options);
+  ValueId norm(const std::string& op, ValueId x, const std::string& parameter, bool has_beta);
+  ValueId attention(ValueId packed);
+  ValueId gelu(ValueId x);
+  ValueId swiglu(ValueId gates_and_ups);
+  ValueId residual(const std::string& op, std::optional<ValueId> residual, ValueId branch, float dropout);
+  // By the family's table.
+  ValueId embedding(const std::optional<std::string>& positions);
+  // The loss by the table of the embedding where the head is tied, else by the family's weight of a head.
+  void loss(ValueId x);
+
+  Graph finish(std::optional<ValueId> output);
+
+ private:
+  ValueId value(std::string name, std::size_t row_elements);
+  std::size_t parameter(std::string name, std::vector<std::size_t> shape);
+  // A row for each token or position: of the embedding and the head.
+  std::size_t table(std::string name, std::vector<std::size_t> shape, int uses = 1, bool foreign = false);
+
+  const Shape& shape_;
+  Graph graph_;
+};
+
+}  // namespace sluice::models

@@ -1,0 +1,56 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/json.h"
+
+namespace sluice::models {
+
+struct Family;
+
+// Llama 3's stretching of the rotary frequencies ("rope_type": "llama3").
+struct RopeScaling {
+  double factor = 8, low_frequency_factor = 1, high_frequency_factor = 4;
+  std::size_t original_context = 8192;
+};
+
+// The shape of a transformer; one struct for all families.
+struct ModelConfig {
+  const Family* family = nullptr;  // of families(), or a test's; never null once it is made
+  std::size_t vocabulary = 50257, context = 1024, layers = 12, width = 768, heads = 12, kv_heads = 12;
+  std::size_t head_width = 64, hidden_width = 3072;  // of the feed-forward part
+  float norm_epsilon = 1e-5f;
+  double rope_theta = 10000;
+  std::optional<RopeScaling> rope_scaling;
+  bool tied_head = true;
+  bool qkv_bias = false;  // of Qwen2; GPT-2 always has biases
+  float embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;
+  float initializer_range = 0.02f;
+  Json hugging_face =
+      nullptr;  // the config.json it came from, written back with what is saved; null: made from the fields
+};
+
+// "tiny" (byte vocabulary, for tests), "mini" (11 million parameters, bytes), "gpt2-124m", "gpt2-355m",
+// "gpt2-774m", "gpt2-1.5b", "tiny-llama", "llama-1b", "llama-3b", "llama-8b", "llama-70b": the published
+// shapes (Llama 3.2 1B and 3B, 3.1 8B and 70B).
+std::vector<std::string> preset_names();
+bool is_preset(const std::string& model);
+// With `vocabulary`, the preset's own is replaced (256: bytes as tokens). Throws Error(kInvalidArgument) with
+// the nearest name.
+ModelConfig preset(const std::string& name, std::optional<std::size_t> vocabulary = std::nullopt);
+
+// config.json of a Hugging Face folder, whose model_type is that of a family. What it asks for and Sluice
+// does not do (another activation, a sliding window, another rope type, ...) is Error(kInvalidArgument) that
+// names the key.
+ModelConfig config_from_hugging_face(const Json& config, const std::string& source);
+Json config_to_hugging_face(const ModelConfig& config, Dtype dtype);  // f32, bf16 or f16
+// Throws Error(kInvalidArgument) for a configuration that no model can have.
+void check_config(const ModelConfig& config);
+// A preset's name or a folder with config.json.
+ModelConfig resolve_model(const std::string& model);
+
+}  // namespace sluice::models

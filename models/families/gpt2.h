@@ -1,0 +1,10 @@
+#pragma once
+#include "models/families/family.h"
+
+namespace sluice::models {
+
+// GPT-2 (Radford et al. 2019): learned positions, LayerNorm before each part, GELU, a tied head; weights are
+// [in, out].
+extern const Family kGpt2;
+
+}  // namespace sluice::models

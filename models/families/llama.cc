@@ -1,0 +1,256 @@
+#include "models/families/llama.h"
+
+#include <array>
+#include <cmath>
+#include <numbers>
+
+#include "core/error.h"
+#include "models/ops/rotary.h"
+
+namespace sluice::models {
+namespace {
+
+struct LlamaSizes {
+  std::size_t layers, width, heads, kv_heads, head_width, hidden_width;
+};
+
+ModelConfig sized(const LlamaSizes& sizes, std::size_t vocabulary, std::size_t context) {
+  ModelConfig config;
+  config.vocabulary = vocabulary;
+  config.context = context;
+  config.layers = sizes.layers;
+  config.width = sizes.width;
+  config.heads = sizes.heads;
+  config.kv_heads = sizes.kv_heads;
+  config.head_width = sizes.head_width;
+  config.hidden_width = sizes.hidden_width;
+  config.tied_head = false;
+  return config;
+}
+
+// The 3.1 and 3.2 releases: one vocabulary, one context, frequencies stretched by different factors.
+ModelConfig llama3(const LlamaSizes& sizes, double factor, bool tied) {
+  ModelConfig config = sized(sizes, 128256, 131072);
+  config.rope_theta = 500000;
+  config.rope_scaling = RopeScaling{factor, 1, 4, 8192};
+  config.tied_head = tied;
+  return config;
+}
+
+std::vector<Preset> llama_presets() {
+  return {{"tiny-llama", sized({4, 128, 4, 2, 32, 352}, 256, 256)},
+          {"llama-1b", llama3({16, 2048, 32, 8, 64, 8192}, 32, true)},
+          {"llama-3b", llama3({28, 3072, 24, 8, 128, 8192}, 32, true)},
+          {"llama-8b", llama3({32, 4096, 32, 8, 128, 14336}, 8, false)},
+          {"llama-70b", llama3({80, 8192, 64, 8, 128, 28672}, 8, false)}};
+}
+
+std::vector<Preset> no_presets() { return {}; }
+
+// rope_scaling and rope_theta at the top, or (since transformers 5) both in rope_parameters.
+void read_rope(const ConfigReader& reader, ModelConfig& config) {
+  config.rope_theta = reader.positive("rope_theta", 10000);
+  const std::string key = reader.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  if (!reader.has(key)) return;
+  const ConfigReader rope = reader.inner(key);
+  config.rope_theta = rope.positive("rope_theta", config.rope_theta);
+  if (rope.number("partial_rotary_factor", 1) != 1)
+    rope.refuse("partial_rotary_factor", "1: Sluice turns whole heads");
+  const std::string type = rope.text("rope_type", rope.text("type", "default"));
+  if (type == "default") return;
+  if (type != "llama3") rope.refuse(rope.has("rope_type") ? "rope_type" : "type", "default or llama3");
+  RopeScaling scaling;
+  scaling.factor = rope.number("factor");
+  scaling.low_frequency_factor = rope.number("low_freq_factor");
+  scaling.high_frequency_factor = rope.number("high_freq_factor");
+  scaling.original_context = rope.size("original_max_position_embeddings");
+  if (scaling.factor < 1) rope.refuse("factor", "at least 1");
+  if (scaling.low_frequency_factor <= 0) rope.refuse("low_freq_factor", "above 0");
+  if (scaling.high_frequency_factor <= scaling.low_frequency_factor)
+    rope.refuse("high_freq_factor", "above low_freq_factor");
+  config.rope_scaling = scaling;
+}
+
+ModelConfig read_sizes(const ConfigReader& reader) {
+  ModelConfig config;
+  config.vocabulary = reader.size("vocab_size");
+  config.context = reader.size("max_position_embeddings");
+  config.layers = reader.size("num_hidden_layers");
+  config.width = reader.size("hidden_size");
+  config.heads = reader.size("num_attention_heads");
+  config.kv_heads = reader.size("num_key_value_heads", config.heads);
+  if (config.heads % config.kv_heads != 0)
+    reader.refuse("num_key_value_heads", "a divisor of num_attention_heads");
+  if (!reader.has("head_dim") && config.width % config.heads != 0) {
+    reader.refuse("num_attention_heads", "a divisor of hidden_size, as there is no head_dim");
+  }
+  config.head_width = reader.size("head_dim", config.width / config.heads);
+  if (config.head_width % 2 != 0) reader.refuse("head_dim", "even, for rotary positions");
+  config.hidden_width = reader.size("intermediate_size");
+  config.norm_epsilon = reader.epsilon("rms_norm_eps", 1e-6);
+  config.tied_head = reader.flag("tie_word_embeddings", false);
+  config.attention_dropout = reader.dropout("attention_dropout", 0);
+  if (reader.text("hidden_act", "silu") != "silu") reader.refuse("hidden_act", "silu");
+  read_rope(reader, config);
+  return config;
+}
+
+ModelConfig read_llama(const ConfigReader& reader) {
+  reader.only("attention_bias", false);
+  reader.only("mlp_bias", false);
+  return read_sizes(reader);
+}
+
+ModelConfig read_qwen2(const ConfigReader& reader) {
+  ModelConfig config = read_sizes(reader);
+  config.qkv_bias = true;
+  reader.only("use_sliding_window", false);
+  reader.only_full_attention();
+  return config;
+}
+
+Json rope_to_json(const RopeScaling& scaling) {
+  return {{"rope_type", "llama3"},
+          {"factor", scaling.factor},
+          {"low_freq_factor", scaling.low_frequency_factor},
+          {"high_freq_factor", scaling.high_frequency_factor},
+          {"original_max_position_embeddings", scaling.original_context}};
+}
+
+Json write_sizes(const ModelConfig& config) {
+  Json json = {{"vocab_size", config.vocabulary},
+               {"max_position_embeddings", config.context},
+               {"num_hidden_layers", config.layers},
+               {"hidden_size", config.width},
+               {"num_attention_heads", config.heads},
+               {"num_key_value_heads", config.kv_heads},
+               {"head_dim", config.head_width},
+               {"intermediate_size", config.hidden_width},
+               {"hidden_act", "silu"},
+               {"rms_norm_eps", shortest(config.norm_epsilon)},
+               {"rope_theta", config.rope_theta},
+               {"attention_dropout", shortest(config.attention_dropout)}};
+  if (config.rope_scaling) json["rope_scaling"] = rope_to_json(*config.rope_scaling);
+  return json;
+}
+
+Json write_llama(const ModelConfig& config) {
+  Json json = write_sizes(config);
+  json["attention_bias"] = json["mlp_bias"] = false;
+  return json;
+}
+
+Json write_qwen2(const ModelConfig& config) {
+  Json json = write_sizes(config);
+  json["use_sliding_window"] = false;
+  return json;
+}
+
+void check(const ModelConfig& config) {
+  if (config.head_width % 2 != 0)
+    fail(ErrorCode::kInvalidArgument, "rotary positions need an even head width; it is {}",
+         config.head_width);
+  if (config.embedding_dropout > 0 || config.residual_dropout > 0)
+    fail(ErrorCode::kInvalidArgument, "the Llama family has dropout in its attention alone");
+}
+
+// Long waves are slowed down by the factor, short ones are left, and those between are blended.
+double stretched(double frequency, const RopeScaling& scaling) {
+  const double context = static_cast<double>(scaling.original_context);
+  const double wavelength = 2 * std::numbers::pi / frequency;
+  if (wavelength > context / scaling.low_frequency_factor) return frequency / scaling.factor;
+  if (wavelength < context / scaling.high_frequency_factor) return frequency;
+  const double smooth = (context / wavelength - scaling.low_frequency_factor) /
+                        (scaling.high_frequency_factor - scaling.low_frequency_factor);
+  return (1 - smooth) * frequency / scaling.factor + smooth * frequency;
+}
+
+// As transformers computes them, with Llama 3's stretching where the configuration has it.
+std::vector<double> rotary_frequencies(const ModelConfig& config) {
+  std::vector<double> frequencies(config.head_width / 2);
+  for (std::size_t i = 0; i < frequencies.size(); ++i) {
+    const double exponent = 2 * static_cast<double>(i) / static_cast<double>(config.head_width);
+    frequencies[i] = std::pow(config.rope_theta, -exponent);
+    if (config.rope_scaling) frequencies[i] = stretched(frequencies[i], *config.rope_scaling);
+  }
+  return frequencies;
+}
+
+Rotary rotary(const Shape& shape) {
+  const ModelConfig& config = shape.config;
+  return {shape.length, config.heads + config.kv_heads, config.head_width,
+          (config.heads + 2 * config.kv_heads) * config.head_width, rotary_frequencies(config)};
+}
+
+Graph embedding(const Shape& shape) {
+  Builder builder(shape);
+  return builder.finish(builder.embedding(std::nullopt));
+}
+
+Graph block(const Shape& shape) {
+  const ModelConfig& config = shape.config;
+  const std::size_t queries = config.heads * config.head_width, keys = config.kv_heads * config.head_width;
+  const bool bias = config.qkv_bias;
+  Builder builder(shape);
+  const ValueId x = builder.input();
+  const ValueId n1 = builder.norm("ln1", x, "input_layernorm", false);
+  const ValueId qkv = builder.linear("qkv", n1, config.width,
+                                     {{"self_attn.q_proj", queries, bias},
+                                      {"self_attn.k_proj", keys, bias},
+                                      {"self_attn.v_proj", keys, bias}},
+                                     {true, false, rotary(shape)});
+  const ValueId mixed = builder.attention(qkv);
+  const Builder::LinearOptions transposed{true, false, std::nullopt};
+  const ValueId projected =
+      builder.linear("proj", mixed, queries, {{"self_attn.o_proj", config.width}}, transposed);
+  const ValueId middle = builder.residual("add1", x, projected, 0);
+  const ValueId n2 = builder.norm("ln2", middle, "post_attention_layernorm", false);
+  const ValueId up = builder.linear(
+      "up", n2, config.width, {{"mlp.gate_proj", config.hidden_width}, {"mlp.up_proj", config.hidden_width}},
+      {true, true, std::nullopt});
+  const ValueId down = builder.linear("down", builder.swiglu(up), config.hidden_width,
+                                      {{"mlp.down_proj", config.width}}, transposed);
+  return builder.finish(builder.residual("add2", middle, down, 0));
+}
+
+Graph head(const Shape& shape) {
+  Builder builder(shape);
+  const ValueId x = builder.input();
+  builder.loss(builder.norm("norm", x, "model.norm", false));
+  return builder.finish(std::nullopt);
+}
+
+Architecture build(const Shape& shape) {
+  return uniform(embedding(shape), block(shape), head(shape), "model.layers.{}.", shape.config.layers);
+}
+
+constexpr std::array<std::string_view, 1> kBuffers = {".rotary_emb.inv_freq"};
+
+constexpr Family kBoth = {.model_type = "llama",
+                          .architecture = "LlamaForCausalLM",
+                          .presets = llama_presets,
+                          .read = read_llama,
+                          .write = write_llama,
+                          .check = check,
+                          .build = build,
+                          .first_values = usual_first_values,
+                          .prefix = "model.",
+                          .table = "model.embed_tokens.weight",
+                          .head = "lm_head.weight",
+                          .buffers = kBuffers};
+
+constexpr Family qwen2() {
+  Family family = kBoth;
+  family.model_type = "qwen2";
+  family.architecture = "Qwen2ForCausalLM";
+  family.presets = no_presets;
+  family.read = read_qwen2;
+  family.write = write_qwen2;
+  return family;
+}
+
+}  // namespace
+
+constinit const Family kLlama = kBoth, kQwen2 = qwen2();
+
+}  // namespace sluice::models

@@ -1,0 +1,10 @@
+#pragma once
+#include "models/families/family.h"
+
+namespace sluice::models {
+
+// Llama 1 to 3 (Touvron et al. 2023), and Qwen2 with biases in its attention: rotary positions, RMSNorm,
+// SwiGLU, grouped queries; weights are [out, in].
+extern const Family kLlama, kQwen2;
+
+}  // namespace sluice::models

@@ -1,0 +1,39 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint/safetensors.h"
+#include "engine/engine.h"
+#include "models/families/config.h"
+#include "offload/file.h"
+
+namespace sluice::models {
+
+// The parameters of a model as a Hugging Face folder holds them: in f32, f16 or bf16, with or without the
+// family's prefix. Thread rule: one thread at a time.
+class HuggingFaceWeights {
+ public:
+  // Reads the headers. Throws Error(kInvalidArgument) that names each tensor that is missing, that the model
+  // does not have, or that has another shape or an unusable type, and Error(kNotFound | kIo | kCorrupt) for
+  // the files. A head that is there though it is tied must equal the embedding. The
+  // family's buffers are ignored.
+  HuggingFaceWeights(offload::IoService& io, const std::string& folder, const ModelConfig& config,
+                     const engine::Layout& layout, engine::ReadAhead& ahead);
+
+  engine::UnitSource source();  // valid as long as this
+
+ private:
+  void match(const Family& family, const engine::Layout& layout);
+  void match_head(const Family& family, const engine::Layout& layout);
+
+  engine::SafetensorsFolder folder_;
+  std::vector<std::string> names_;      // by ParameterId
+  std::vector<std::string> left_over_;  // tensors of the files that no parameter took
+};
+
+// Throws what HuggingFaceWeights would, before anything is begun or written. The buffer that it takes goes
+// back.
+void check_hugging_face_folder(offload::IoService& io, const std::string& folder, const ModelConfig& config,
+                               const engine::Layout& layout);
+
+}  // namespace sluice::models

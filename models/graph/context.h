@@ -1,0 +1,109 @@
+#pragma once
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "core/threads.h"
+#include "engine/engine.h"
+#include "kernels/matrix.h"
+#include "models/graph/graph.h"
+#include "models/graph/program.h"
+
+namespace sluice::models {
+
+// What the ops need of the engine. Tests give plain memory.
+class ParameterSource {
+ public:
+  virtual ~ParameterSource() = default;
+  virtual void acquire(const engine::Access& access) = 0;
+  virtual void release(const engine::Access& access) = 0;
+  virtual void acquire_for_reading(engine::UnitId unit) = 0;
+  virtual void release_from_reading(engine::UnitId unit) = 0;
+  virtual ConstArray value(engine::ParameterId parameter) = 0;
+  virtual engine::GradientTarget gradient(engine::ParameterId parameter, int use,
+                                          std::size_t micro_batch) = 0;
+  virtual void progress() = 0;
+  // The activations from that byte on may hold something else from now on; those before it hold what the
+  // model puts there again when the second returns. Who has no use for them does nothing.
+  virtual void lend_activations(std::size_t /*from*/) {}
+  virtual void take_activations_back(std::size_t /*until*/) {}
+};
+
+// The keys and values of one text in one unit: `capacity` rows of each, one a token. `rows` of a pass are
+// stored, from its first position on.
+struct UnitCache {
+  std::byte *keys = nullptr, *values = nullptr;
+  std::size_t capacity = 0, rows = 0;
+};
+
+// One micro-batch in one unit.
+struct Execution {
+  Threads& threads;
+  kernels::MatrixLibrary& library;
+  ParameterSource& source;
+  std::span<const engine::ParameterId> parameters;  // by the graph's slots
+  std::array<std::byte*, kAreas> areas = {};
+  std::span<const std::int32_t> tokens = {}, targets = {};
+  std::size_t micro_batch = 0;  // within the step
+  bool training = true;         // else there is no dropout
+  std::uint64_t seed = 0, step = 0, first_sample = 0;
+  std::uint64_t first_op = 0;    // the index in the model of the unit's first op
+  float gradient_scale = 1;      // of every row's loss
+  double loss = 0;               // sum over rows, set by the op that computes it
+  std::span<float> logits = {};  // where given, forward writes the logits of one row to it instead of a loss
+  std::size_t logits_row = 0;
+  std::size_t first_position = 0;  // of each sequence's first token
+  UnitCache cache = {};  // where given, attention stores there; a pass of one token also reads there
+};
+
+// A stream of CounterRandom (core/random.h).
+struct RandomWords {
+  std::uint64_t seed = 0, stream = 0;
+};
+
+// What one step of a program may touch: everything at the place that was planned for it.
+class OpContext {
+ public:
+  OpContext(Execution& execution, const Graph& graph, const Step& step)
+      : execution_(execution), graph_(graph), step_(step), spec_(graph.ops()[step.op]->spec()) {}
+
+  Execution& run() const { return execution_; }
+  Threads& threads() const { return execution_.threads; }
+  kernels::MatrixLibrary& library() const { return execution_.library; }
+
+  Array input(std::size_t i) const { return array(step_.inputs[i], spec_.inputs[i]); }
+  Array output(std::size_t i) const { return array(step_.outputs[i], spec_.outputs[i]); }
+  float* statistics(std::size_t output_index) const { return output(output_index).f32(); }
+  Array input_gradient(std::size_t i) const { return array(step_.input_gradients[i], spec_.inputs[i]); }
+  Array output_gradient(std::size_t i) const { return array(step_.output_gradients[i], spec_.outputs[i]); }
+  bool adds(std::size_t i) const { return step_.adds[i]; }  // the input's gradient is added to what is there
+  void* scratch() const { return pointer(step_.scratch); }
+
+  ConstArray parameter(std::size_t i) const { return execution_.source.value(id(i)); }
+  engine::GradientTarget gradient(std::size_t i) const {
+    return execution_.source.gradient(id(i), spec_.parameters[i].use, execution_.micro_batch);
+  }
+  // Names the random words of this op in this step, which no other op or step has: the same when it is
+  // recomputed.
+  RandomWords random_words() const;
+
+ private:
+  engine::ParameterId id(std::size_t i) const { return execution_.parameters[spec_.parameters[i].slot]; }
+  std::byte* pointer(Place place) const {
+    std::byte* base = execution_.areas[static_cast<std::size_t>(place.area)];
+    return base == nullptr ? nullptr : base + place.offset;
+  }
+  Array array(Place place, ValueId value) const { return {pointer(place), graph_.values()[value].type}; }
+
+  Execution& execution_;
+  const Graph& graph_;
+  const Step& step_;
+  const OpSpec& spec_;
+};
+
+// Runs a program; before_step is called before each of its steps with the step's index.
+using BeforeStep = std::function<void(std::size_t)>;
+void execute(const Graph& graph, const Program& program, Execution& execution, const BeforeStep& before_step);
+
+}  // namespace sluice::models

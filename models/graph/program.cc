@@ -1,0 +1,275 @@
+#include "models/graph/program.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "models/graph/tensors.h"
+
+namespace sluice::models {
+namespace {
+
+using MaybeTensor = std::optional<TensorId>;
+
+// A step whose arrays have no place yet.
+struct Draft {
+  Step step;
+  std::vector<MaybeTensor> inputs, outputs, input_gradients, output_gradients;
+  MaybeTensor scratch, from, to;
+};
+
+class Compiler {
+ public:
+  Compiler(const Graph& graph, const Choice& choice, kernels::ProductSurvey& products)
+      : graph_(graph),
+        products_(products),
+        values_(graph.values().size()),
+        gradients_(graph.values().size()),
+        kept_(graph.values().size()) {
+    for (const ValueId value : kept_values(graph, choice)) {
+      kept_[value] = Place{Area::kKept, kept_bytes_};
+      kept_bytes_ += graph.values()[value].bytes();
+    }
+  }
+
+  std::size_t kept_bytes() const { return kept_bytes_; }
+  Program forward();
+  Program backward();
+
+ private:
+  std::ptrdiff_t now() const { return static_cast<std::ptrdiff_t>(drafts_.size()); }
+  std::size_t bytes(ValueId value) const { return graph_.values()[value].bytes(); }
+  const Op& op(std::size_t index) const { return *graph_.ops()[index]; }
+
+  TensorId held_before(ValueId value, Place place);
+  void run_forward(std::size_t index);
+  void demand(ValueId value);
+  void run_backward(std::size_t index);
+  std::vector<std::size_t> gradients_of_inputs(Draft& draft, const OpSpec& spec);
+  void pass_gradient(ValueId from, ValueId to);
+  void add_gradient(TensorId from, ValueId to);
+  TensorId new_gradient(ValueId value);
+  MaybeTensor scratch(std::size_t size);
+  Program finish();
+
+  const Graph& graph_;
+  kernels::ProductSurvey& products_;
+  Tensors tensors_;
+  std::vector<Draft> drafts_;
+  std::vector<MaybeTensor> values_, gradients_;  // by value: those that are there at this step
+  std::vector<std::optional<Place>> kept_;
+  std::size_t kept_bytes_ = 0;
+  bool is_forward_ = false;
+};
+
+TensorId Compiler::held_before(ValueId value, Place place) {
+  const TensorId tensor = tensors_.add(bytes(value), place);
+  tensors_.read(tensor, Tensors::kBefore);
+  tensors_.read(tensor, Tensors::kAfter);
+  return tensor;
+}
+
+MaybeTensor Compiler::scratch(std::size_t size) {
+  if (size == 0) return std::nullopt;
+  const TensorId tensor = tensors_.add(round_up(size, kAlignment));
+  tensors_.write(tensor, now());
+  return tensor;
+}
+
+void Compiler::run_forward(std::size_t index) {
+  const OpSpec& spec = op(index).spec();
+  Draft draft;
+  draft.step.kind = Step::Kind::kForward;
+  draft.step.op = index;
+  for (const ValueId value : spec.inputs) {
+    draft.inputs.push_back(values_[value]);
+    tensors_.read(*values_[value], now());
+  }
+  for (const ValueId value : spec.outputs) {
+    std::optional<Place> fixed;
+    if (is_forward_) fixed = graph_.output() == value ? Place{Area::kOutput, 0} : kept_[value];
+    const TensorId tensor = tensors_.add(bytes(value), fixed);
+    tensors_.write(tensor, now());
+    if (fixed) tensors_.read(tensor, Tensors::kAfter);
+    draft.outputs.push_back(tensor);
+    if (!values_[value])
+      values_[value] = tensor;  // else it is kept, and this run is for another output's sake
+  }
+  for (const InPlace& pair : spec.forward_in_place) {
+    tensors_.allow_in_place(*draft.inputs[pair.input], *draft.outputs[pair.output], now());
+  }
+  draft.scratch = scratch(op(index).forward_workspace(products_));
+  drafts_.push_back(std::move(draft));
+}
+
+Program Compiler::forward() {
+  is_forward_ = true;
+  if (graph_.input()) values_[*graph_.input()] = held_before(*graph_.input(), {Area::kInput, 0});
+  for (std::size_t index = 0; index < graph_.ops().size(); ++index) run_forward(index);
+  return finish();
+}
+
+void Compiler::demand(ValueId value) {
+  if (values_[value]) return;
+  const std::size_t producer = *graph_.producer(value);
+  for (const ValueId input : op(producer).spec().inputs) demand(input);
+  run_forward(producer);
+}
+
+TensorId Compiler::new_gradient(ValueId value) {
+  std::optional<Place> fixed;
+  if (graph_.input() == value) fixed = Place{Area::kBorder, 0};
+  const TensorId tensor = tensors_.add(bytes(value), fixed);
+  if (fixed) tensors_.read(tensor, Tensors::kAfter);
+  return tensor;
+}
+
+void Compiler::pass_gradient(ValueId from, ValueId to) {
+  if (gradients_[to]) return add_gradient(*gradients_[from], to);
+  gradients_[to] = new_gradient(to);
+  Draft draft;
+  draft.step.kind = Step::Kind::kCopy;
+  draft.step.value = to;
+  draft.from = gradients_[from];
+  draft.to = gradients_[to];
+  tensors_.copy(*draft.from, *draft.to, now());
+  drafts_.push_back(std::move(draft));
+}
+
+void Compiler::add_gradient(TensorId from, ValueId to) {
+  Draft draft;
+  draft.step.kind = Step::Kind::kAdd;
+  draft.step.value = to;
+  draft.from = from;
+  draft.to = gradients_[to];
+  tensors_.read(from, now());
+  tensors_.write(*draft.to, now());
+  drafts_.push_back(std::move(draft));
+}
+
+// Chooses where the op writes the gradients of its inputs; returns those that are to be added afterwards.
+std::vector<std::size_t> Compiler::gradients_of_inputs(Draft& draft, const OpSpec& spec) {
+  std::vector<std::size_t> to_add;
+  draft.input_gradients.resize(spec.inputs.size());
+  draft.step.adds.resize(spec.inputs.size());
+  for (std::size_t i = 0; i < spec.inputs.size(); ++i) {
+    if (std::ranges::count(spec.passes_gradient, i) > 0) continue;
+    const ValueId value = spec.inputs[i];
+    const bool present = gradients_[value].has_value();
+    draft.step.adds[i] = present && spec.adds_gradients;
+    if (!present) gradients_[value] = new_gradient(value);
+    if (present && !spec.adds_gradients) {
+      draft.input_gradients[i] = tensors_.add(bytes(value));
+      to_add.push_back(i);
+    } else {
+      draft.input_gradients[i] = gradients_[value];
+    }
+    tensors_.write(*draft.input_gradients[i], now());
+  }
+  return to_add;
+}
+
+void Compiler::run_backward(std::size_t index) {
+  const OpSpec& spec = op(index).spec();
+  for (const ValueId value : spec.saved) demand(value);
+  Draft draft;
+  draft.step.kind = Step::Kind::kBackward;
+  draft.step.op = index;
+  const auto saved = [&](ValueId value) -> MaybeTensor {
+    if (std::ranges::count(spec.saved, value) == 0) return std::nullopt;
+    tensors_.read(*values_[value], now());
+    return values_[value];
+  };
+  for (const ValueId value : spec.inputs) draft.inputs.push_back(saved(value));
+  for (const ValueId value : spec.outputs) draft.outputs.push_back(saved(value));
+  for (const ValueId value : spec.outputs) {
+    draft.output_gradients.push_back(gradients_[value]);
+    if (!gradients_[value]) continue;
+    tensors_.read(*gradients_[value], now());
+    if (spec.changes_output_gradients) tensors_.write(*gradients_[value], now());
+  }
+  const std::vector<std::size_t> to_add = gradients_of_inputs(draft, spec);
+  for (const InPlace& pair : spec.backward_in_place) {
+    tensors_.allow_in_place(*draft.output_gradients[pair.output], *draft.input_gradients[pair.input], now());
+  }
+  draft.scratch = scratch(op(index).backward_workspace(products_));
+  const std::vector<MaybeTensor> written = draft.input_gradients;
+  drafts_.push_back(std::move(draft));
+  for (const std::size_t input : to_add) add_gradient(*written[input], spec.inputs[input]);
+  for (const std::size_t input : spec.passes_gradient)
+    pass_gradient(spec.outputs.front(), spec.inputs[input]);
+}
+
+Program Compiler::backward() {
+  is_forward_ = false;
+  if (graph_.input()) values_[*graph_.input()] = held_before(*graph_.input(), {Area::kInput, 0});
+  for (ValueId value = 0; value < kept_.size(); ++value) {
+    if (kept_[value]) values_[value] = held_before(value, *kept_[value]);
+  }
+  if (graph_.output()) {
+    const TensorId handed = tensors_.add(bytes(*graph_.output()), Place{Area::kBorder, 0});
+    tensors_.read(handed, Tensors::kBefore);
+    gradients_[*graph_.output()] = handed;
+  }
+  for (std::size_t index = graph_.ops().size(); index-- > 0;) run_backward(index);
+  return finish();
+}
+
+Program Compiler::finish() {
+  Program program;
+  tensors_.assign(program);
+  const auto place = [&](const MaybeTensor& tensor) { return tensor ? tensors_.place(*tensor) : Place{}; };
+  const auto places = [&](const std::vector<MaybeTensor>& tensors) {
+    std::vector<Place> result;
+    for (const MaybeTensor& tensor : tensors) result.push_back(place(tensor));
+    return result;
+  };
+  for (Draft& draft : drafts_) {
+    Step step = std::move(draft.step);
+    step.inputs = places(draft.inputs);
+    step.outputs = places(draft.outputs);
+    step.input_gradients = places(draft.input_gradients);
+    step.output_gradients = places(draft.output_gradients);
+    step.scratch = place(draft.scratch);
+    step.from = place(draft.from);
+    step.to = place(draft.to);
+    program.steps.push_back(std::move(step));
+  }
+  return program;
+}
+
+}  // namespace
+
+std::size_t place_buffers(std::vector<Buffer>& buffers) {
+  std::vector<std::size_t> order(buffers.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order,
+                           [&](std::size_t a, std::size_t b) { return buffers[a].bytes > buffers[b].bytes; });
+  std::vector<const Buffer*> placed;  // by offset
+  std::size_t peak = 0;
+  for (const std::size_t index : order) {
+    Buffer& buffer = buffers[index];
+    buffer.offset = 0;
+    for (const Buffer* other : placed) {
+      if (other->first > buffer.last || buffer.first > other->last) continue;
+      if (other->offset >= buffer.offset + buffer.bytes) break;
+      buffer.offset = std::max(buffer.offset, other->offset + other->bytes);
+    }
+    placed.insert(std::ranges::upper_bound(placed, buffer.offset, {}, &Buffer::offset), &buffer);
+    peak = std::max(peak, buffer.offset + buffer.bytes);
+  }
+  return peak;
+}
+
+UnitProgram compile(const Graph& graph, const Choice& choice, kernels::ProductSurvey& products) {
+  UnitProgram program;
+  Compiler forward(graph, choice, products);
+  program.kept_bytes = forward.kept_bytes();
+  program.forward = forward.forward();
+  program.backward = Compiler(graph, choice, products).backward();
+  return program;
+}
+
+}  // namespace sluice::models

@@ -1,0 +1,64 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/matrix.h"
+#include "models/graph/graph.h"
+#include "models/graph/recompute.h"
+
+// A graph made ready to run: which op runs when, and where every value and gradient lies.
+namespace sluice::models {
+
+// The memories that a program works in. Border: the gradient handed from unit to unit, in place.
+enum class Area : std::uint8_t { kNone, kInput, kOutput, kKept, kWorkspace, kBorder };
+inline constexpr std::size_t kAreas = 6;
+
+struct Place {
+  Area area = Area::kNone;
+  std::size_t offset = 0;  // bytes
+  bool operator==(const Place&) const = default;
+};
+
+struct Step {
+  enum class Kind : std::uint8_t { kForward, kBackward, kCopy, kAdd };
+  Kind kind = Kind::kForward;
+  std::size_t op = 0;                  // not for kCopy and kAdd
+  std::vector<Place> inputs, outputs;  // kNone: not needed by this step
+  std::vector<Place> input_gradients, output_gradients;
+  std::vector<bool> adds;  // whether an input's gradient is added to what is there
+  Place scratch;
+  // kCopy, kAdd: the gradient of `value` is set to, or increased by, what lies at `from`.
+  ValueId value = 0;
+  Place from, to;
+};
+
+// A range of the workspace and the steps (inclusive) in which its content matters.
+struct Buffer {
+  std::size_t offset = 0, bytes = 0;
+  std::size_t first = 0, last = 0;
+};
+
+struct Program {
+  std::vector<Step> steps;
+  std::vector<Buffer> buffers;
+  std::size_t workspace_bytes = 0;
+};
+
+// Lays buffers out so that those whose steps overlap do not: the largest first, each at the lowest offset
+// that is free for it. Pure and deterministic; returns the bytes needed.
+std::size_t place_buffers(std::vector<Buffer>& buffers);
+
+struct UnitProgram {
+  Program forward;
+  Program backward;  // recomputes what is not kept as late as it can, then takes gradients in reverse
+  std::size_t kept_bytes = 0;
+  std::size_t workspace_bytes() const {
+    return forward.workspace_bytes > backward.workspace_bytes ? forward.workspace_bytes
+                                                              : backward.workspace_bytes;
+  }
+};
+
+UnitProgram compile(const Graph& graph, const Choice& choice, kernels::ProductSurvey& products);
+
+}  // namespace sluice::models

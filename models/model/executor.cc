@@ -1,0 +1,268 @@
+#include "models/model/executor.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "core/error.h"
+#include "kernels/loss.h"
+
+namespace sluice::models {
+namespace {
+
+std::size_t counted(std::span<const std::int32_t> targets) {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(targets, [](std::int32_t target) { return target != kernels::kIgnoredTarget; }));
+}
+
+std::string pass_name(Pass::Kind kind) {
+  return kind == Pass::Kind::kForward ? "forward " : kind == Pass::Kind::kHead ? "loss " : "backward ";
+}
+
+}  // namespace
+
+std::size_t activation_bytes(const engine::Profile& profile, std::span<const std::size_t> choices,
+                             std::size_t group) {
+  std::size_t bytes = profile.border_gradient_bytes;
+  for (std::size_t unit = 0; unit < choices.size(); ++unit) {
+    const engine::UnitProfile& of_unit = profile.unit_profiles[unit];
+    bytes += of_unit.input_bytes + of_unit.choices[choices[unit]].kept_bytes;
+  }
+  return group * bytes;
+}
+
+std::size_t workspace_bytes(const engine::Profile& profile, std::span<const std::size_t> choices) {
+  std::size_t bytes = 0;
+  for (std::size_t unit = 0; unit < choices.size(); ++unit) {
+    bytes = std::max(bytes, profile.unit_profiles[unit].choices[choices[unit]].workspace_bytes);
+  }
+  return profile.workspace_bytes + bytes;
+}
+
+Executor::Executor(const Model::Impl& model, std::vector<Choice> choices, std::size_t group,
+                   const Resources& resources)
+    : model_(model),
+      choices_(std::move(choices)),
+      passes_(model.passes()),
+      group_(group),
+      resources_(resources) {
+  kernels::ProductSurvey products(resources_.library);
+  std::map<std::pair<const Graph*, std::vector<bool>>, std::shared_ptr<const UnitProgram>> compiled;
+  for (engine::UnitId unit = 0; unit < model_.units.size(); ++unit) {
+    const Graph& graph = model_.graph(unit);
+    std::shared_ptr<const UnitProgram>& known = compiled[{&graph, choices_[unit].dropped}];
+    if (!known) known = std::make_shared<UnitProgram>(compile(graph, choices_[unit], products));
+    programs_.push_back(known);
+    const UnitProgram& program = *known;
+    workspace_bytes_ = std::max(workspace_bytes_, program.workspace_bytes());
+    ActivationLayout::Unit place;
+    place.input_bytes = graph.input() ? graph.values()[*graph.input()].bytes() : 0;
+    place.kept_bytes = program.kept_bytes;
+    place.input = layout_.bytes;
+    place.kept = place.input + group_ * place.input_bytes;
+    layout_.bytes = place.kept + group_ * place.kept_bytes;
+    layout_.units.push_back(place);
+  }
+  layout_.border = layout_.bytes;
+  layout_.border_bytes = layout_.units.back().input_bytes;
+  layout_.bytes += group_ * layout_.border_bytes;
+}
+
+void Executor::set_memory(std::span<std::byte> activations, std::span<std::byte> workspace) {
+  ensure(activations.size() >= layout_.bytes && workspace.size() >= workspace_bytes_,
+         "the plan gives {} and {} bytes for activations and workspace; {} and {} are needed",
+         activations.size(), workspace.size(), layout_.bytes, workspace_bytes_);
+  activations_ = activations;
+  workspace_ = workspace;
+}
+
+Execution Executor::execution(engine::UnitId unit, std::size_t slot, const MicroBatch& micro_batch) {
+  const auto input = [&](engine::UnitId of) {
+    return activations_.data() + layout_.units[of].input + slot * layout_.units[of].input_bytes;
+  };
+  Execution result{resources_.threads, resources_.library, resources_.source, model_.parameter_ids[unit]};
+  const auto area = [&](Area which) -> std::byte*& { return result.areas[static_cast<std::size_t>(which)]; };
+  area(Area::kInput) = input(unit);
+  if (unit < model_.head()) area(Area::kOutput) = input(unit + 1);
+  area(Area::kKept) = activations_.data() + layout_.units[unit].kept + slot * layout_.units[unit].kept_bytes;
+  area(Area::kWorkspace) = workspace_.data();
+  area(Area::kBorder) = activations_.data() + layout_.border + slot * layout_.border_bytes;
+  result.tokens = micro_batch.tokens;
+  result.targets = micro_batch.targets;
+  result.first_sample = micro_batch.first_sample;
+  result.first_op = model_.first_op(unit);
+  return result;
+}
+
+void Executor::run(engine::UnitId unit, const Program& program, Execution& execution,
+                   const Between& between) {
+  execute(model_.graph(unit), program, execution, [&](std::size_t step) {
+    resources_.source.progress();
+    if (between) between();
+    if (observer_) observer_(program, step, workspace_);
+  });
+}
+
+// A forward pass writes what it keeps and the next unit's input; from the head on all is in use.
+void Executor::claim_activations(const Pass& pass) const {
+  if (pass.kind == Pass::Kind::kBackward) return;
+  const bool forward = pass.kind == Pass::Kind::kForward && pass.unit < model_.head();
+  resources_.source.take_activations_back(forward ? layout_.units[pass.unit + 1].kept : layout_.border);
+}
+
+// Adds the losses of the micro-batches in their order, so that the sum does not depend on the grouping.
+void Executor::run_pass(const Pass& pass, std::span<const MicroBatch> group, std::size_t first,
+                        const Key& key, const Between& between, double& loss) {
+  claim_activations(pass);
+  for (const engine::Access& access : pass.accesses) resources_.source.acquire(access);
+  {
+    const TraceScope scope(resources_.trace, Trace::Lane::kCompute,
+                           pass_name(pass.kind) + model_.units[pass.unit].name);
+    for (std::size_t slot = 0; slot < group.size(); ++slot) {
+      Execution one = execution(pass.unit, slot, group[slot]);
+      one.micro_batch = first + slot;
+      one.seed = key.seed;
+      one.step = key.step;
+      one.gradient_scale = key.gradient_scale;
+      const UnitProgram& programs = *programs_[pass.unit];
+      run(pass.unit, pass.kind == Pass::Kind::kForward ? programs.forward : programs.backward, one, between);
+      loss += one.loss;
+    }
+  }
+  for (const engine::Access& access : pass.accesses) resources_.source.release(access);
+  const bool ended = pass.kind != Pass::Kind::kForward && first + group.size() == key.micro_batches;
+  if (ended) resources_.source.lend_activations(layout_.units[pass.unit].input);
+}
+
+double Executor::train_step(std::span<const MicroBatch> micro_batches, std::uint64_t seed, std::uint64_t step,
+                            const Between& between, float loss_scale) {
+  std::size_t targets = 0;
+  for (const MicroBatch& micro_batch : micro_batches) {
+    check(micro_batch);
+    targets += counted(micro_batch.targets);
+  }
+  if (targets == 0)
+    fail(ErrorCode::kInvalidArgument, "no target of this step counts: there is nothing to learn from");
+  const Key key{seed, step, static_cast<float>(loss_scale / static_cast<double>(targets)),
+                micro_batches.size()};
+  double loss = 0;
+  for (std::size_t first = 0; first < micro_batches.size(); first += group_) {
+    const auto group = micro_batches.subspan(first, std::min(group_, micro_batches.size() - first));
+    for (const Pass& pass : passes_) run_pass(pass, group, first, key, between, loss);
+  }
+  return loss / static_cast<double>(targets);
+}
+
+double Executor::run_forward(const MicroBatch& micro_batch, std::span<float> logits, std::size_t logits_row,
+                             const Text& text) {
+  double loss = 0;
+  resources_.source.take_activations_back(activations_.size());  // other shapes lay them out otherwise
+  for (const Pass& pass : passes_) {
+    if (pass.kind == Pass::Kind::kBackward) break;
+    for (const engine::Access& access : pass.accesses) resources_.source.acquire_for_reading(access.unit);
+    Execution one = execution(pass.unit, 0, micro_batch);
+    one.training = false;
+    one.logits = logits;
+    one.logits_row = logits_row;
+    one.first_position = text.first_position;
+    if (text.cache != nullptr) one.cache = text.cache->unit(pass.unit, text.rows);
+    run(pass.unit, programs_[pass.unit]->forward, one, {});
+    loss += one.loss;
+    for (const engine::Access& access : pass.accesses) resources_.source.release_from_reading(access.unit);
+  }
+  return loss;
+}
+
+double Executor::evaluate(const MicroBatch& micro_batch) {
+  check(micro_batch);
+  const std::size_t targets = counted(micro_batch.targets);
+  if (targets == 0) fail(ErrorCode::kInvalidArgument, "no target of this micro-batch counts: it has no loss");
+  return run_forward(micro_batch, {}, 0, {}) / static_cast<double>(targets);
+}
+
+// What follows the tokens cannot be seen by them, so that any padding will do.
+void Executor::padded_logits(std::span<const std::int32_t> tokens, std::span<float> logits,
+                             TextCache* cache) {
+  std::vector<std::int32_t> padded(model_.shape.rows(), 0);
+  std::ranges::copy(tokens, padded.begin());
+  const bool stored = cache != nullptr && model_.shape.batch == 1 && cache->has_room_for(tokens);
+  if (cache != nullptr) cache->begin();
+  run_forward({padded, {}, 0}, logits, tokens.size() - 1, {stored ? cache : nullptr, 0, tokens.size()});
+  if (stored) cache->store(tokens);
+}
+
+// In the smallest shape that holds all of the tokens.
+void Executor::whole_logits(std::span<const std::int32_t> tokens, std::span<float> logits, TextCache* cache) {
+  constexpr std::size_t kGrain = 64;
+  Shape shape = model_.shape;
+  shape.batch = 1;
+  shape.length = std::min(shape.length, round_up(tokens.size(), kGrain));
+  const Model::Impl small(shape, model_.recompute);
+  Executor executor(small, choices_, 1, resources_);
+  if (executor.activation_bytes() > activations_.size() || executor.workspace_bytes() > workspace_.size()) {
+    return padded_logits(tokens, logits, cache);
+  }
+  executor.set_memory(activations_, workspace_);
+  executor.padded_logits(tokens, logits, cache);
+}
+
+Executor* Executor::one_token() {
+  if (!one_token_) {
+    Shape shape = model_.shape;
+    shape.batch = shape.length = 1;
+    one_token_model_ = std::make_unique<const Model::Impl>(shape, model_.recompute);
+    one_token_ = std::make_unique<Executor>(*one_token_model_, choices_, 1, resources_);
+    if (one_token_->activation_bytes() <= activations_.size() &&
+        one_token_->workspace_bytes() <= workspace_.size())
+      one_token_->set_memory(activations_, workspace_);
+  }
+  return one_token_->activations_.empty() ? nullptr : one_token_.get();
+}
+
+void Executor::next_logits(std::span<const std::int32_t> tokens, std::span<float> logits, TextCache* cache) {
+  check_logits(tokens, logits);
+  const bool continued = cache != nullptr && cache->is_continued_by(tokens);
+  Executor* const one = continued ? one_token() : nullptr;
+  if (one == nullptr) return whole_logits(tokens, logits, cache);
+  const Text text{cache, cache->stored(), 1};
+  cache->begin();
+  one->run_forward({tokens.last(1), {}, 0}, logits, 0, text);
+  cache->store(tokens);
+}
+
+void Executor::check_logits(std::span<const std::int32_t> tokens, std::span<float> logits) const {
+  check_tokens(tokens);
+  if (tokens.empty() || tokens.size() > model_.shape.length) {
+    fail(ErrorCode::kInvalidArgument, "{} tokens are given to continue; between 1 and {} are possible",
+         tokens.size(), model_.shape.length);
+  }
+  if (logits.size() != model_.shape.config.vocabulary) {
+    fail(ErrorCode::kInvalidArgument, "room for {} logits is given; the model has {}", logits.size(),
+         model_.shape.config.vocabulary);
+  }
+}
+
+void Executor::check_tokens(std::span<const std::int32_t> tokens) const {
+  const auto vocabulary = static_cast<std::int64_t>(model_.shape.config.vocabulary);
+  for (const std::int32_t token : tokens) {
+    if (token >= 0 && token < vocabulary) continue;
+    fail(ErrorCode::kInvalidArgument,
+         "token {} is outside the model's vocabulary of {}: is the data made for another model?", token,
+         vocabulary);
+  }
+}
+
+void Executor::check(const MicroBatch& micro_batch) const {
+  const std::size_t rows = model_.shape.rows();
+  if (micro_batch.tokens.size() != rows || micro_batch.targets.size() != rows) {
+    fail(ErrorCode::kInvalidArgument,
+         "a micro-batch has {} tokens and {} targets; the model was made for {} x {}",
+         micro_batch.tokens.size(), micro_batch.targets.size(), model_.shape.batch, model_.shape.length);
+  }
+  check_tokens(micro_batch.tokens);
+  for (const std::int32_t target : micro_batch.targets) {
+    if (target != kernels::kIgnoredTarget) check_tokens({&target, 1});
+  }
+}
+
+}  // namespace sluice::models

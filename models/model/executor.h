@@ -1,0 +1,101 @@
+#pragma once
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/trace.h"
+#include "models/graph/context.h"
+#include "models/model/model_impl.h"
+#include "models/model/text_cache.h"
+
+namespace sluice::models {
+
+// Where the activations of a group lie: unit inputs and kept values, by unit and micro-batch, and border
+// gradients.
+struct ActivationLayout {
+  struct Unit {
+    std::size_t input = 0, input_bytes = 0, kept = 0,
+                kept_bytes = 0;  // of the first micro-batch; the rest follow
+  };
+  std::vector<Unit> units;
+  std::size_t border = 0, border_bytes = 0;
+  std::size_t bytes = 0;
+};
+
+// The two numbers that a plan holds for a profile. Pure.
+std::size_t activation_bytes(const engine::Profile& profile, std::span<const std::size_t> choices,
+                             std::size_t group);
+std::size_t workspace_bytes(const engine::Profile& profile, std::span<const std::size_t> choices);
+
+// Runs a model's programs in the vertical order, in memory that is handed in, with parameters from anywhere.
+class Executor {
+ public:
+  struct Resources {
+    ParameterSource& source;
+    Threads& threads;
+    kernels::MatrixLibrary& library;
+    Trace* trace = nullptr;
+  };
+  using Between = std::function<void()>;
+
+  // choices: of each unit.
+  Executor(const Model::Impl& model, std::vector<Choice> choices, std::size_t group,
+           const Resources& resources);
+
+  std::size_t activation_bytes() const { return layout_.bytes; }
+  std::size_t workspace_bytes() const { return workspace_bytes_; }
+  // Of the activations: what nobody needs from the end of backward to the next forward pass.
+  std::size_t lendable_bytes() const { return layout_.border; }
+  // REQUIRES: at least as much as stated above, aligned to kAlignment. Before anything runs.
+  void set_memory(std::span<std::byte> activations, std::span<std::byte> workspace);
+
+  double train_step(std::span<const MicroBatch> micro_batches, std::uint64_t seed, std::uint64_t step,
+                    const Between& between, float loss_scale = 1);
+  double evaluate(const MicroBatch& micro_batch);
+  // cache: where given, what is stored there is not computed again, and what is computed is stored.
+  void next_logits(std::span<const std::int32_t> tokens, std::span<float> logits, TextCache* cache = nullptr);
+
+  // Called before each step of a program with the program, the step's index and the workspace: for tests.
+  using Observer = std::function<void(const Program&, std::size_t, std::span<std::byte>)>;
+  void observe(Observer observer) { observer_ = std::move(observer); }
+
+ private:
+  struct Key {
+    std::uint64_t seed = 0, step = 0;
+    float gradient_scale = 1;
+    std::size_t micro_batches = 0;  // of the step
+  };
+  Execution execution(engine::UnitId unit, std::size_t slot, const MicroBatch& micro_batch);
+  void run(engine::UnitId unit, const Program& program, Execution& execution, const Between& between);
+  void run_pass(const Pass& pass, std::span<const MicroBatch> group, std::size_t first, const Key& key,
+                const Between& between, double& loss);
+  void claim_activations(const Pass& pass) const;
+  struct Text {  // that a forward pass goes on with
+    TextCache* cache = nullptr;
+    std::size_t first_position = 0, rows = 0;
+  };
+  double run_forward(const MicroBatch& micro_batch, std::span<float> logits, std::size_t logits_row,
+                     const Text& text);
+  void padded_logits(std::span<const std::int32_t> tokens, std::span<float> logits, TextCache* cache);
+  void whole_logits(std::span<const std::int32_t> tokens, std::span<float> logits, TextCache* cache);
+  Executor* one_token();  // null where the memory is too little for it
+  void check_logits(std::span<const std::int32_t> tokens, std::span<float> logits) const;
+  void check(const MicroBatch& micro_batch) const;
+  void check_tokens(std::span<const std::int32_t> tokens) const;
+
+  const Model::Impl& model_;
+  std::vector<Choice> choices_;
+  std::vector<std::shared_ptr<const UnitProgram>> programs_;  // by unit; equal ones are shared
+  std::vector<Pass> passes_;
+  std::size_t group_;
+  Resources resources_;
+  ActivationLayout layout_;
+  std::size_t workspace_bytes_ = 0;
+  std::span<std::byte> activations_, workspace_;
+  Observer observer_;
+  std::unique_ptr<const Model::Impl> one_token_model_;
+  std::unique_ptr<Executor> one_token_;
+};
+
+}  // namespace sluice::models

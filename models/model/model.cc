@@ -1,0 +1,266 @@
+#include "models/model/model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "core/error.h"
+#include "models/families/family.h"
+#include "models/graph/program.h"
+#include "models/model/model_impl.h"
+#include "models/model/text_cache.h"
+
+namespace sluice::models {
+namespace {
+
+void check_shape(const Shape& shape) {
+  const ModelConfig& config = shape.config;
+  check_config(config);
+  if (!sluice::is_float(shape.dtype)) {
+    fail(ErrorCode::kInvalidArgument, "models compute in f32, bf16 or f16, not in {}", name_of(shape.dtype));
+  }
+  if (shape.batch == 0 || shape.length == 0) {
+    fail(ErrorCode::kInvalidArgument, "a micro-batch of {} sequences of {} tokens is empty", shape.batch,
+         shape.length);
+  }
+  if (shape.length > config.context) {
+    fail(ErrorCode::kInvalidArgument,
+         "sequences of {} tokens are asked for; the model's context is {}: use at most that", shape.length,
+         config.context);
+  }
+}
+
+Architecture make_architecture(const Shape& shape) {
+  check_shape(shape);
+  return shape.config.family->build(shape);
+}
+
+}  // namespace
+
+Model::Impl::Impl(const Shape& model_shape, const std::string& recompute_names)
+    : shape(model_shape), recompute(recompute_names), architecture(make_architecture(shape)) {
+  for (const char* word : {"auto", "none", "full"}) {
+    if (recompute == word) recompute.clear();
+  }
+  if (!recompute.empty()) check_recompute();
+  add_unit("embedding", "", architecture.embedding);
+  for (std::size_t i = 0; i < architecture.block_of.size(); ++i) {
+    add_unit(fmt::format("block.{}", i), fmt::format(fmt::runtime(architecture.block_prefix), i),
+             architecture.blocks[architecture.block_of[i]]);
+  }
+  add_unit(shape.config.tied_head ? "final" : "head", "", architecture.head);
+  check_borders();
+}
+
+void Model::Impl::add_unit(const std::string& name, const std::string& prefix, const Graph& graph) {
+  engine::ParameterId next = 0;
+  std::map<std::string, engine::ParameterId> known;
+  for (const engine::UnitSpec& unit : units) {
+    for (const engine::ParameterSpec& parameter : unit.parameters) known[parameter.name] = next++;
+  }
+  engine::UnitSpec unit{name, {}, true, shape.dtype};
+  std::vector<engine::ParameterId> ids;
+  for (const GraphParameter& parameter : graph.parameters()) {
+    if (parameter.foreign) {
+      ids.push_back(known.at(parameter.spec.name));
+      continue;
+    }
+    engine::ParameterSpec spec = parameter.spec;
+    spec.name = prefix + spec.name;
+    unit.parameters.push_back(std::move(spec));
+    ids.push_back(next++);
+  }
+  first_ops_.push_back(units.empty() ? 0 : first_ops_.back() + graphs_.back()->ops().size());
+  graphs_.push_back(&graph);
+  units.push_back(std::move(unit));
+  parameter_ids.push_back(std::move(ids));
+}
+
+// The gradient between two units takes the place of the one between the units before, so all are of one size.
+void Model::Impl::check_borders() const {
+  for (engine::UnitId unit = 1; unit < units.size(); ++unit) {
+    const Value &handed = graph(unit - 1).values()[*graph(unit - 1).output()],
+                &taken = graph(unit).values()[*graph(unit).input()],
+                &first = graph(head()).values()[*graph(head()).input()];
+    ensure(handed.bytes() == taken.bytes() && taken.bytes() == first.bytes(),
+           "unit '{}' takes {} bytes, '{}' hands it {}, and the head takes {}", units[unit].name,
+           taken.bytes(), units[unit - 1].name, handed.bytes(), first.bytes());
+  }
+}
+
+void Model::Impl::check_recompute() const {
+  std::vector<std::string> known;
+  for (const Graph& block : architecture.blocks)
+    for (const auto& op : block.ops())
+      if (std::ranges::count(known, op->spec().name) == 0) known.push_back(op->spec().name);
+  for (const std::string& name : split_names(recompute)) {
+    if (std::ranges::count(known, name) > 0) continue;
+    if (name.empty())
+      fail(ErrorCode::kInvalidArgument,
+           "'{}' lacks a name beside a +; give auto, none, full, or names of ops joined by +, as ln1+gelu",
+           recompute);
+    const std::string nearest = nearest_word(name, known);
+    std::string names;
+    for (const std::string& word : known) names += (names.empty() ? "" : ", ") + word;
+    fail(ErrorCode::kInvalidArgument,
+         "'{}' is not an op that can be recomputed{}; this model's blocks have {}", name,
+         nearest.empty() ? "" : ": did you mean '" + nearest + "'?", names);
+  }
+}
+
+std::vector<Choice> Model::Impl::choices(engine::UnitId unit) const {
+  std::vector<Choice> choices = choice_ladder(graph(unit));
+  if (recompute.empty() || choices.size() == 1) return choices;
+  Choice own = named_choice(graph(unit), recompute);
+  if (std::ranges::count(choices, recompute, &Choice::name) > 0) return choices;
+  const auto fewer = [&](const Choice& choice) {
+    return kept_bytes(graph(unit), choice) < kept_bytes(graph(unit), own);
+  };
+  choices.insert(std::ranges::find_if(choices.begin(), choices.end() - 1, fewer), std::move(own));
+  return choices;
+}
+
+std::vector<Pass> Model::Impl::passes() const {
+  std::vector<Pass> passes;
+  for (engine::UnitId unit = 0; unit < head(); ++unit) {
+    passes.push_back({Pass::Kind::kForward, unit, {{unit, true, -1, false}}});
+  }
+  Pass last{Pass::Kind::kHead, head(), {{head(), true, 0, true}}};
+  if (shape.config.tied_head) last.accesses.push_back({0, true, 0, false});
+  passes.push_back(std::move(last));
+  for (engine::UnitId unit = head(); --unit > 0;) {
+    passes.push_back({Pass::Kind::kBackward, unit, {{unit, true, 0, true}}});
+  }
+  passes.push_back({Pass::Kind::kBackward, 0, {{0, false, shape.config.tied_head ? 1 : 0, true}}});
+  return passes;
+}
+
+Model::Model(const ModelConfig& config, Dtype dtype, std::size_t batch, std::size_t length,
+             const std::string& recompute)
+    : impl_(std::make_unique<Impl>(Shape{config, dtype, batch, length}, recompute)) {}
+
+Model::~Model() = default;
+
+const ModelConfig& Model::config() const { return impl_->shape.config; }
+std::size_t Model::batch() const { return impl_->shape.batch; }
+std::size_t Model::length() const { return impl_->shape.length; }
+const std::vector<engine::UnitSpec>& Model::units() const { return impl_->units; }
+
+kernels::AttentionShape Model::attention() const {
+  const ModelConfig& config = impl_->shape.config;
+  kernels::AttentionShape shape;
+  shape.batch = impl_->shape.batch;
+  shape.length = impl_->shape.length;
+  shape.heads = config.heads;
+  shape.kv_heads = config.kv_heads;
+  shape.head_width = config.head_width;
+  shape.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(config.head_width)));
+  return shape;
+}
+
+std::size_t Model::text_cache_bytes(std::size_t tokens) const {
+  return TextCache::bytes(impl_->shape.config, impl_->shape.dtype, tokens) + kAlignment;
+}
+
+namespace {
+
+bool alike(const kernels::Product& a, const kernels::Product& b) {
+  const auto shape = [](const kernels::Product& p) {
+    return std::tuple(p.m, p.n, p.k, p.a.type, p.c.type, p.transpose_a, p.transpose_b);
+  };
+  return shape(a) == shape(b);
+}
+
+std::size_t index_of(const kernels::Product& product, std::vector<kernels::Product>& known) {
+  const auto found =
+      std::ranges::find_if(known, [&](const kernels::Product& other) { return alike(product, other); });
+  const auto index = static_cast<std::size_t>(found - known.begin());
+  if (found == known.end()) known.push_back(product);
+  return index;
+}
+
+// An op's operations are of the products that it asked for, in proportion to their sizes; with none they are
+// of attention.
+engine::Work work_of(const kernels::ProductSurvey& asked, double flops, double bytes,
+                     std::vector<kernels::Product>& known) {
+  engine::Work work;
+  work.bytes = bytes;
+  double sizes = 0;
+  const auto size = [](const kernels::Product& p) {
+    return static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
+  };
+  for (const kernels::Product& product : asked.products()) sizes += size(product);
+  if (sizes == 0) work.attention = flops;
+  for (const kernels::Product& product : asked.products()) {
+    const std::size_t index = index_of(product, known);
+    work.products.resize(known.size());
+    work.products[index] += flops * size(product) / sizes;
+  }
+  return work;
+}
+
+engine::Work forward_work(const Op& op, const kernels::MatrixLibrary& library,
+                          std::vector<kernels::Product>& known) {
+  kernels::ProductSurvey asked(library);
+  op.forward_workspace(asked);
+  return work_of(asked, op.spec().forward_flops, op.spec().forward_bytes, known);
+}
+
+engine::Work backward_work(const Op& op, const kernels::MatrixLibrary& library,
+                           std::vector<kernels::Product>& known) {
+  kernels::ProductSurvey asked(library);
+  op.backward_workspace(asked);
+  return work_of(asked, op.spec().backward_flops, op.spec().backward_bytes, known);
+}
+
+engine::UnitProfile profile_unit(const Graph& graph, const std::vector<Choice>& choices,
+                                 kernels::ProductSurvey& products, std::vector<kernels::Product>& known) {
+  engine::UnitProfile profile;
+  for (const auto& op : graph.ops()) {
+    profile.forward += forward_work(*op, products.library(), known);
+    profile.backward += backward_work(*op, products.library(), known);
+  }
+  if (graph.input()) profile.input_bytes = graph.values()[*graph.input()].bytes();
+  for (const Choice& choice : choices) {
+    const UnitProgram program = compile(graph, choice, products);
+    // The head has no forward pass of which anything would be done again.
+    engine::Work again;
+    for (const std::size_t op : graph.output() ? recomputed_ops(graph, choice) : std::vector<std::size_t>())
+      again += forward_work(*graph.ops()[op], products.library(), known);
+    profile.choices.push_back({choice.name, program.kept_bytes, std::move(again), program.workspace_bytes(),
+                               program.forward.steps.size(), program.backward.steps.size()});
+  }
+  return profile;
+}
+
+}  // namespace
+
+engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixLibrary& library,
+                               std::size_t hidden_bytes) const {
+  engine::Profile profile;
+  kernels::ProductSurvey products(library, hidden_bytes);
+  profile.units = impl_->units;
+  std::map<const Graph*, engine::UnitId> known;  // by the first unit that has the graph
+  for (engine::UnitId unit = 0; unit < profile.units.size(); ++unit) {
+    const auto [first, is_new] = known.emplace(&impl_->graph(unit), unit);
+    profile.unit_profiles.push_back(
+        is_new ? profile_unit(impl_->graph(unit), impl_->choices(unit), products, profile.products)
+               : profile.unit_profiles[first->second]);
+  }
+  for (const Pass& pass : impl_->passes()) {
+    profile.schedule.insert(profile.schedule.end(), pass.accesses.begin(), pass.accesses.end());
+  }
+  profile.micro_batches = micro_batches;
+  // Gradients of weights are added to by all micro-batches but the first: counted as if by all.
+  for (kernels::Product& product : profile.products)
+    product.accumulate = product.transpose_a && micro_batches > 1;
+  profile.tokens = impl_->shape.rows();
+  profile.border_gradient_bytes = profile.unit_profiles.back().input_bytes;
+  profile.hidden_bytes = products.hidden_bytes();
+  profile.native_products = kernels::has_products_of(impl_->shape.dtype, library);
+  return profile;
+}
+
+}  // namespace sluice::models

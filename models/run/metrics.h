@@ -1,0 +1,33 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "models/run/trainer.h"
+
+namespace sluice::models {
+
+// metrics.jsonl: one JSON object a line, a line a step, appended and given to the system at once. See
+// docs/formats/metrics.md. Numbers are printed so that reading them gives the same bits.
+class MetricsFile {
+ public:
+  // `run`: the run's id, which every line carries. Without `resumed_step` a new file: one that holds anything
+  // is Error(kInvalidArgument). With it, the lines of later steps, and a last line that a kill cut off, are
+  // taken away. A file of another run, or of something else, is refused, unchanged.
+  MetricsFile(const std::string& path, const std::string& run, std::optional<std::uint64_t> resumed_step);
+  ~MetricsFile();
+  MetricsFile(const MetricsFile&) = delete;
+  MetricsFile& operator=(const MetricsFile&) = delete;
+
+  // Throws Error(kIo); what was written of the line is then taken away again.
+  void add(const StepReport& report);
+
+ private:
+  std::string path_, run_;
+  int descriptor_ = -1;
+};
+
+// Throws Error(kInvalidArgument) where the file holds anything: a new run would mix its lines with it.
+void refuse_other_metrics(const std::string& path);
+
+}  // namespace sluice::models

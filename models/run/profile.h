@@ -1,0 +1,64 @@
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "allocator/ledger.h"
+#include "core/json.h"
+#include "core/trace.h"
+#include "models/run/trainer.h"
+
+namespace sluice::models {
+
+// What is kept of a run for its report, in memory of a fixed size however long the run is.
+inline constexpr std::size_t kProfileEvents = 20'000;  // of the trace
+inline constexpr std::size_t kProfileParts = 1024;     // of the ledger's timeline
+// All of it, and the report's text while it is written.
+inline constexpr std::uint64_t kProfileBytes = std::uint64_t{8} << 20;
+
+// Steps, each on its own while there are few; of many, means of as many as it takes.
+// Thread rule: one thread at a time.
+class StepSeries {
+ public:
+  using Clock = std::chrono::steady_clock;
+  explicit StepSeries(std::size_t limit = 1000) : limit_(limit) {}
+
+  void add(const StepReport& report, Clock::time_point begin, Clock::time_point end);
+  // The columns of docs/formats/profile.md.
+  Json rows(Clock::time_point origin) const;
+  Json windows(Clock::time_point origin) const;
+
+ private:
+  struct Row {
+    std::uint64_t first, last, count;
+    Clock::time_point begin, end;
+    double loss, seconds, read_wait, write_wait, optimizer, disk_read, disk_written;  // sums
+    std::uint64_t resident, peak;                                                     // the greatest
+    std::uint64_t skipped;
+    std::optional<double> loss_scale;  // of the last
+  };
+  struct Window {
+    std::uint64_t step;
+    Clock::time_point begin, end;
+  };
+  static void join(Row& row, const Row& next);
+
+  std::size_t limit_;
+  std::uint64_t steps_a_row_ = 1;
+  std::vector<Row> rows_;
+  std::deque<Window> windows_;
+};
+
+// The JSON columns of docs/formats/profile.md, of what a ledger and a trace hold.
+Json memory_columns(const allocator::Ledger& ledger, std::chrono::steady_clock::time_point origin);
+Json ledger_peaks(const allocator::Ledger& ledger);
+struct EventColumns {
+  std::string events;  // JSON text: a tree of it would take ten times as much memory
+  Json lanes;
+};
+EventColumns event_columns(const Trace& trace, std::chrono::steady_clock::time_point origin);
+
+}  // namespace sluice::models

@@ -1,0 +1,105 @@
+#include "models/run/trainer.h"
+
+#include "allocator/memory.h"
+#include "core/bytes.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "models/families/weights.h"
+#include "models/run/training_run.h"
+#include "models/run/training_setup.h"
+#include "offload/records.h"
+
+namespace sluice::models {
+namespace {
+
+void refuse_other_run(const TrainSettings& settings) {
+  if (settings.out.empty() || settings.resume) return;
+  const engine::CheckpointList list = engine::list_checkpoints(settings.out);
+  if (list.whole.empty() && list.broken.empty()) return;
+  fail(ErrorCode::kInvalidArgument,
+       "--out '{}' holds a run already ('{}'); go on with it by --resume, or name another folder",
+       settings.out, list.whole.empty() ? list.broken.front().path : list.whole.back().path);
+}
+
+// The checkpoint to go on from; nothing where the run begins.
+std::optional<std::string> find_checkpoint(const TrainSettings& settings) {
+  if (settings.out.empty() || !settings.resume) return std::nullopt;
+  const engine::CheckpointList list = engine::list_checkpoints(settings.out);
+  for (const auto& broken : list.broken)
+    log().warn("'{}' is not a whole checkpoint: {}", broken.path, broken.reason);
+  if (!list.whole.empty()) return list.whole.back().path;
+  if (!list.broken.empty())
+    fail(ErrorCode::kCorrupt,
+         "--out '{}' holds no whole checkpoint to resume from; see the warnings, or name another folder",
+         settings.out);
+  log().info("'{}' holds no checkpoint yet: the run begins at its start", settings.out);
+  return std::nullopt;
+}
+
+void resume_from(TrainingRun& run, const std::string& checkpoint) {
+  try {
+    run.resume(checkpoint);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kCorrupt) throw;
+    fail(ErrorCode::kCorrupt, "{}; move '{}' away to resume from the checkpoint before it", error.what(),
+         checkpoint);
+  }
+}
+
+}  // namespace
+
+PlanResult plan_training(const TrainSettings& settings) { return prepare(settings).plan; }
+
+std::string plan_text(const PlanResult& result) {
+  std::string text;
+  if (!result.machine.empty()) text = fmt::format("for the machine of {}, not this one\n", result.machine);
+  text += engine::to_text(result.plan, result.profile, result.budget);
+  if (!text.ends_with('\n')) text += '\n';
+  text += result.recipe_text;
+  text += fmt::format("a checkpoint takes {}\n", format_size(result.checkpoint_bytes));
+  const std::uint64_t extra = result.checkpoint_buffers + result.trace_bytes;
+  text += fmt::format("the process (base): {} with its libraries and a reserve",
+                      format_size(result.budget.base - extra));
+  if (result.checkpoint_buffers > 0)
+    text +=
+        fmt::format(", {} for the files of checkpoints and weights", format_size(result.checkpoint_buffers));
+  if (result.trace_bytes > 0)
+    text += fmt::format(", {} of --trace or --profile", format_size(result.trace_bytes));
+  for (const std::string& missing : result.not_known)
+    text += fmt::format("\nnot known of the machine: {}", missing);
+  return text + "\n";
+}
+
+TrainResult train(const TrainSettings& settings, const TrainEvents& events) {
+  check_settings(settings);
+  refuse_other_run(settings);  // before the work of planning
+  allocator::install_touch_reporter();
+  Setup setup = prepare(settings);
+  if (!settings.resume && !setup.first_values)
+    check_hugging_face_folder(*setup.tools->io, settings.model, setup.config,
+                              engine::Layout(setup.model->units()));
+  if (events.planned) events.planned(plan_text(setup.plan));
+  std::optional<engine::RunLock> lock;
+  if (!settings.out.empty()) {
+    lock.emplace(settings.out);
+    if (offload::lies_in_memory(settings.out))
+      log().warn(
+          "--out '{}' lies in memory (tmpfs or ramfs): no budget counts the {} that each checkpoint takes of "
+          "it; name a folder on a disk",
+          settings.out, format_size(setup.plan.checkpoint_bytes));
+    refuse_other_run(settings);  // one that ended meanwhile
+    for (const std::string& leftover : engine::remove_leftovers(settings.out))
+      log().warn("'{}', which a killed run left half written or half deleted, was removed", leftover);
+  }
+  const std::optional<std::string> checkpoint = find_checkpoint(settings);
+  TrainingRun run(setup, events);
+  if (checkpoint) {
+    resume_from(run, *checkpoint);
+  } else {
+    run.load_initial();
+  }
+  return run.train();
+}
+
+}  // namespace sluice::models

@@ -1,0 +1,125 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/json.h"
+#include "engine/assembly.h"
+#include "engine/checkpoint/best_checkpoint.h"
+#include "models/families/config.h"
+#include "offload/records.h"
+#include "optim/optimizer.h"
+
+namespace sluice::models {
+
+// What `sluice train` and sluice.train(...) are told. Defaults are the command line's.
+struct TrainSettings {
+  std::string model;                      // preset or folder
+  std::vector<std::string> data;          // files and folders
+  std::string tokens = "auto";            // "bytes": a preset's vocabulary is replaced by the 256 bytes
+  std::optional<std::string> validation;  // files; nothing: a held-out part of the data
+  double held_out = 0.05;    // share of the data kept for validation where none is named; 0: none
+  std::uint64_t memory = 0;  // bytes for the whole process; 0: what is free
+  std::vector<offload::DiskFolder> disk;
+  Dtype dtype = Dtype::kF32;
+  std::size_t batch = 4, accumulate = 1, length = 0;  // length 0: the model's context, at most 1024
+  std::uint64_t steps = 100;
+  // How it learns; nothing: what models/run/recipe.h says.
+  std::optional<double> learning_rate;
+  std::optional<double> adamw_learning_rate;  // of what Muon leaves to AdamW
+  std::optional<std::uint64_t> warmup;
+  std::optional<std::string> schedule;        // constant, cosine, linear
+  std::optional<double> final_learning_rate;  // as a share of learning_rate, for cosine and linear
+  std::optional<double> weight_decay, clip;   // clip 0: none
+  double clip_value = 0;                      // 0: none
+  // beta2 of Adam, AdamW and Muon's AdamW: 0.95 where it is not given; Muon's scale: match_rms_adamw.
+  optim::OptimizerSettings optimizer;
+  // "dynamic", or a number; nothing: dynamic where the dtype is f16, else 1. Of a dynamic one the first, and
+  // how many steps that were applied let it grow; nothing: LossScale's.
+  std::optional<std::string> loss_scale;
+  std::optional<double> initial_scale;
+  std::optional<std::size_t> scale_growth_interval;
+  std::uint64_t seed = 1;
+  std::string out;               // folder of checkpoints; empty: none are written
+  std::uint64_t save_every = 0;  // 0: only at the end
+  std::uint64_t keep = 2;        // of the newest; with validation the best one stays, too
+  bool resume = false;
+  std::uint64_t eval_every = 0, eval_batches = 8;  // not 0: also whenever a checkpoint is due
+  int threads = 0;                                 // 0: the cores that this process may use
+  std::string metrics, trace, profile;             // files; empty: none
+  std::string source;        // the file that these settings came from, where there is one: not to be replaced
+  engine::PlanRequest plan;  // recompute and the like
+};
+
+// What is told after each step. One that was skipped has a gradient norm, and may have a loss, that is not
+// finite.
+struct StepReport {
+  std::uint64_t step = 0, steps = 0;
+  double loss = 0, learning_rate = 0, gradient_norm = 0, seconds = 0, tokens_per_second = 0;
+  std::optional<double> validation_loss;
+  std::optional<double> loss_scale;  // of this step; nothing where losses are not scaled
+  bool skipped = false;
+  std::uint64_t memory = 0, peak_memory = 0, predicted_peak = 0, budget = 0;  // resident bytes of the process
+  std::uint64_t disk_read = 0, disk_written = 0;                              // bytes of this step
+  double read_wait_seconds = 0, write_wait_seconds = 0, optimizer_seconds = 0;
+};
+
+// A checkpoint that was written, or read.
+struct CheckpointReport {
+  std::string folder;
+  std::uint64_t bytes = 0;
+  double seconds = 0;
+  std::vector<std::string> removed = {};            // older ones, for --keep, once it was written
+  std::optional<engine::BestCheckpoint> best = {};  // of the run, by validation, once it was written
+};
+
+struct TrainEvents {
+  std::function<void(const std::string& plan_table)> planned;
+  std::function<void(const StepReport&)> step;
+  std::function<void(const CheckpointReport&)> saved, resumed;
+  // Where settings.profile names a file: the JSON of docs/formats/profile.md, once, at the end or after an
+  // error.
+  std::function<void(const std::string& json)> profiled;
+  std::function<bool()> stop;  // asked between ops: true: save at the end of this step and return
+};
+
+struct TrainResult {
+  std::uint64_t steps = 0, skipped = 0;  // of the run; those that loss scaling skipped are steps too
+  std::optional<double> last_loss;       // nothing where no step was left to do
+  std::uint64_t peak_memory = 0, predicted_peak = 0;
+  bool stopped = false;  // by stop() before the last step
+  std::optional<engine::BestCheckpoint>
+      best;  // of all that are there; nothing where none was judged by validation
+};
+
+// What a run learns with, nothing left open.
+struct Recipe {
+  double learning_rate = 0;
+  std::optional<double> adamw_learning_rate;  // nothing: learning_rate
+  std::uint64_t warmup = 0;
+  std::string schedule;
+  double final_learning_rate = 0, clip = 0, weight_decay = 0;
+  std::vector<std::string> defaults;  // names of the settings above that nobody stated, as the command line's
+};
+
+// The plan alone, as `sluice plan` shows it.
+struct PlanResult : engine::Planned {
+  Recipe recipe;
+  std::string recipe_text;             // for people, with the values that the run begins with
+  std::uint64_t checkpoint_bytes = 0;  // room that one checkpoint needs
+  std::uint64_t trace_bytes = 0;       // of --trace and --profile; a part of budget.base
+  // Of a plan for another machine: the file that says what it is, and what that does not say.
+  std::string machine;
+  std::vector<std::string> not_known;
+};
+PlanResult plan_training(const TrainSettings& settings);
+// The table for people: the plan's own, the recipe, and the room that checkpoints need.
+std::string plan_text(const PlanResult& result);
+
+// Plans, loads or initialises or resumes, trains, saves. Throws Error.
+TrainResult train(const TrainSettings& settings, const TrainEvents& events);
+
+}  // namespace sluice::models

@@ -1,0 +1,143 @@
+#include "models/run/training_data.h"
+
+#include <algorithm>
+
+#include "core/bytes.h"
+#include "core/checksum.h"
+#include "core/error.h"
+#include "models/families/initialize.h"
+#include "models/run/training_run.h"
+
+namespace sluice::models {
+namespace {
+
+constexpr std::size_t kByteVocabulary = 256;
+// docs/formats/tokens.md and checkpoint.md tell these.
+constexpr std::uint64_t kScanned = std::uint64_t{128} << 20, kSamples = 256, kPiece = 4096;  // in tokens
+
+std::unique_ptr<TokenSource> open_for(const std::vector<std::string>& paths, const TrainSettings& settings,
+                                      const ModelConfig& config) {
+  std::unique_ptr<TokenSource> source = open_tokens(paths);
+  if (source->vocabulary() && config.vocabulary != kByteVocabulary && settings.tokens != "bytes")
+    fail(ErrorCode::kInvalidArgument,
+         "'{}' is text, whose tokens are its {} bytes, and the model '{}' has a vocabulary of {}; {}",
+         source->name(), kByteVocabulary, settings.model, config.vocabulary,
+         begins_with_first_values(settings.model)
+             ? "train it on bytes from scratch with --tokens bytes, or give token files (.bin) of its own "
+               "tokenizer"
+             : "make token files (.bin, as llm.c or nanoGPT write them) with its own tokenizer, and give "
+               "those");
+  source->set_vocabulary(config.vocabulary);
+  return source;
+}
+
+// Reads `count` tokens from `first` in small pieces; read() checks each.
+void read_through(TokenSource& source, std::uint64_t first, std::uint64_t count, Checksum* sum) {
+  std::vector<std::int32_t> piece(kPiece);
+  for (std::uint64_t done = 0; done < count;) {
+    const std::span<std::int32_t> part =
+        std::span(piece).first(std::min<std::uint64_t>(kPiece, count - done));
+    source.read(first + done, part);
+    if (sum != nullptr) sum->add(std::as_bytes(part));
+    done += part.size();
+  }
+}
+
+// A token outside the vocabulary is better found now than after a day. Text has none.
+void check_whole(TokenSource& source) {
+  if (!source.vocabulary() && source.total() <= kScanned) read_through(source, 0, source.total(), nullptr);
+}
+
+std::string fingerprint_of(TokenSource& source) {
+  Checksum sum;
+  const std::uint64_t total = source.total();
+  const bool whole = total <= kSamples * kPiece;
+  for (std::uint64_t i = 0; i < (whole ? 1 : kSamples); ++i)
+    read_through(source, whole ? 0 : (total - kPiece) / (kSamples - 1) * i, whole ? total : kPiece, &sum);
+  return fmt::format("{:016x}", sum.value());
+}
+
+// Smaller ones are the plan's to refuse, with all that it knows.
+constexpr double kLargeStep = 16 * kMiB;
+
+void check_buffers(const TrainSettings& settings) {
+  const double bytes = 2.0 * sizeof(std::int32_t) * static_cast<double>(settings.accumulate) *
+                       static_cast<double>(settings.batch) * static_cast<double>(settings.length);
+  if (bytes > kLargeStep && bytes > static_cast<double>(settings.memory) / 2)
+    fail(ErrorCode::kBudget,
+         "the tokens of one step ({} x {} x {}) alone take {:.0f} MiB, and --memory is {}; take a "
+         "smaller --batch or --accumulate",
+         settings.accumulate, settings.batch, settings.length, bytes / static_cast<double>(kMiB),
+         format_size(settings.memory));
+}
+
+}  // namespace
+
+ModelConfig resolve_training_model(const TrainSettings& settings) {
+  if (settings.tokens != "auto" && settings.tokens != "bytes")
+    fail(ErrorCode::kInvalidArgument, "'{}' is not a kind of tokens; use auto or bytes", settings.tokens);
+  if (settings.tokens == "auto") return resolve_model(settings.model);
+  if (is_preset(settings.model)) return preset(settings.model, kByteVocabulary);
+  const ModelConfig config = resolve_model(settings.model);
+  if (config.vocabulary < kByteVocabulary)
+    fail(
+        ErrorCode::kInvalidArgument,
+        "--tokens bytes needs a vocabulary of at least {}, and the config.json of '{}' states {}; state more",
+        kByteVocabulary, settings.model, config.vocabulary);
+  if (!begins_with_first_values(settings.model) && config.vocabulary != kByteVocabulary &&
+      !was_trained_on_bytes(settings.model))
+    fail(ErrorCode::kInvalidArgument,
+         "--tokens bytes is for models that begin with first values, or were trained on bytes; '{}' has "
+         "weights of other tokens. Make token files (.bin) with its tokenizer",
+         settings.model);
+  return config;
+}
+
+TrainingData::TrainingData(const TrainSettings& settings, const ModelConfig& config)
+    : batch_(settings.batch), length_(settings.length), source_(open_for(settings.data, settings, config)) {
+  check_buffers(settings);
+  check_whole(*source_);
+  fingerprint_ = fingerprint_of(*source_);
+  const bool named = settings.validation.has_value();
+  const WindowSplit split = split_windows(*source_, length_, named ? 0.0 : settings.held_out);
+  sampler_.emplace(split.train, settings.seed);
+  if (named) {
+    validation_source_ = open_for({*settings.validation}, settings, config);
+    check_whole(*validation_source_);
+    validation_fingerprint_ = fingerprint_of(*validation_source_);
+    const WindowSplit all = split_windows(*validation_source_, length_, 0.0);
+    validation_sampler_.emplace(all.train, settings.seed, Sampler::Order::kInOrder);
+  } else if (split.held_out.count > 0) {
+    validation_fingerprint_ = fingerprint_;
+    validation_sampler_.emplace(split.held_out, settings.seed, Sampler::Order::kInOrder);
+  }
+  tokens_.resize(settings.accumulate * batch_ * length_);
+  targets_.resize(tokens_.size());
+  micro_batches_.resize(settings.accumulate);
+}
+
+MicroBatch TrainingData::fill(TokenSource& source, const Sampler& sampler, std::uint64_t first,
+                              std::size_t slot) {
+  const std::size_t count = batch_ * length_;
+  const std::span<std::int32_t> tokens = std::span(tokens_).subspan(slot * count, count);
+  const std::span<std::int32_t> targets = std::span(targets_).subspan(slot * count, count);
+  fill_batch(source, sampler, first, length_, tokens, targets);
+  return {tokens, targets, first};
+}
+
+std::span<const MicroBatch> TrainingData::training(std::uint64_t next) {
+  for (std::size_t k = 0; k < micro_batches_.size(); ++k)
+    micro_batches_[k] = fill(*source_, *sampler_, first_sample(next, k, 0, 1, batch_), k);
+  return micro_batches_;
+}
+
+Json TrainingData::validation_identity() const {
+  return {{"data_fingerprint", validation_fingerprint_}, {"windows", validation_sampler_->windows()}};
+}
+
+const MicroBatch& TrainingData::validation(std::uint64_t index) {
+  TokenSource& source = validation_source_ ? *validation_source_ : *source_;
+  return micro_batches_[0] = fill(source, *validation_sampler_, index * batch_, 0);
+}
+
+}  // namespace sluice::models

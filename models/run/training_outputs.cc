@@ -1,0 +1,106 @@
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+
+#include "core/error.h"
+#include "engine/checkpoint/descriptor.h"
+#include "models/run/training_setup.h"
+
+namespace sluice::models {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Output {
+  const char* flag;
+  const std::string& path;
+};
+
+fs::path plain(const std::string& path) {
+  std::error_code ignored;
+  const fs::path found = fs::weakly_canonical(fs::absolute(path), ignored);
+  return found.empty() ? fs::absolute(path).lexically_normal() : found;
+}
+
+bool same_file(const std::string& a, const std::string& b) {
+  std::error_code ignored;
+  return plain(a) == plain(b) || fs::equivalent(a, b, ignored);
+}
+
+bool lies_in(const std::string& path, const std::string& folder) {
+  const fs::path below = plain(path).lexically_relative(plain(folder));
+  return !below.empty() && *below.begin() != "..";
+}
+
+void refuse_input(const Output& output, const char* flag, const std::string& input) {
+  if (same_file(output.path, input))
+    fail(ErrorCode::kInvalidArgument, "{} '{}' is the file of {}, which would be lost; name another file",
+         output.flag, output.path, flag);
+  if (fs::is_directory(input) && lies_in(output.path, input))
+    fail(ErrorCode::kInvalidArgument,
+         "{} '{}' lies in the folder of {}, where it would become a part of the data; name another place",
+         output.flag, output.path, flag);
+}
+
+void refuse_inputs(const Output& output, const TrainSettings& settings) {
+  for (const std::string& data : settings.data) refuse_input(output, "--data", data);
+  if (settings.validation) refuse_input(output, "--valid", *settings.validation);
+  if (!settings.source.empty()) refuse_input(output, "--config", settings.source);
+}
+
+// Tries it: what rights and file systems allow is not to be guessed. A file that was not there is not left.
+void probe(const Output& output) {
+  constexpr int kFlags = O_RDWR | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC;
+  const char* path = output.path.c_str();
+  const int made = ::open(path, kFlags | O_EXCL, 0644);
+  const engine::Descriptor file(made < 0 && errno == EEXIST ? ::open(path, kFlags, 0644) : made);
+  if (file.get() < 0)
+    fail(ErrorCode::kInvalidArgument, "{} '{}' cannot be written: {}", output.flag, output.path,
+         errno_text(errno));
+  if (made >= 0) ::unlink(path);
+}
+
+// Nothing, an empty file, or one of its kind of a run before, which begins so.
+bool may_be_replaced(const std::string& path, const std::string& beginning) {
+  if (!fs::exists(path)) return true;
+  if (!fs::is_regular_file(path)) return false;
+  std::ifstream file(path, std::ios::binary);
+  std::string start(64, '\0');
+  file.read(start.data(), static_cast<std::streamsize>(start.size()));
+  return file.gcount() == 0 || start.starts_with(beginning);
+}
+
+void refuse_to_replace(const Output& output, const char* kind, const std::string& beginning) {
+  if (output.path.empty() || may_be_replaced(output.path, beginning)) return;
+  fail(ErrorCode::kInvalidArgument, "'{}' is there already and is not a {}; name another file for {}",
+       output.path, kind, output.flag);
+}
+
+void refuse_same(const Output& a, const Output& b) {
+  if (a.path.empty() || b.path.empty() || !same_file(a.path, b.path)) return;
+  fail(ErrorCode::kInvalidArgument, "{} and {} name one file, '{}'; give each its own", a.flag, b.flag,
+       a.path);
+}
+
+}  // namespace
+
+void check_outputs(const TrainSettings& settings) {
+  const Output metrics{"--metrics", settings.metrics}, trace{"--trace", settings.trace},
+      profile{"--profile", settings.profile};
+  for (const Output& output : {metrics, trace, profile}) {
+    if (output.path.empty()) continue;
+    refuse_inputs(output, settings);
+    probe(output);
+  }
+  if (!metrics.path.empty() && !settings.resume) refuse_other_metrics(metrics.path);
+  refuse_same(trace, metrics);
+  refuse_same(profile, metrics);
+  refuse_same(profile, trace);
+  refuse_to_replace(trace, "trace", "{\"otherData\":{\"dropped_events\"");
+  refuse_to_replace(profile, "profile", "<!DOCTYPE html>\n<!-- sluice profile -->");
+}
+
+}  // namespace sluice::models

@@ -1,0 +1,104 @@
+#pragma once
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "allocator/memory.h"
+#include "core/trace.h"
+#include "engine/assembly.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "models/model/model.h"
+#include "models/run/learning_rate.h"
+#include "models/run/metrics.h"
+#include "models/run/profile.h"
+#include "models/run/training_setup.h"
+#include "offload/records.h"
+
+namespace sluice::models {
+
+// The state of one run, from the moment its memory is taken.
+// Thread rule: one thread at a time.
+class TrainingRun {
+ public:
+  // Takes all memory and disk space. `setup` and `events` outlive this.
+  TrainingRun(Setup& setup, const TrainEvents& events);
+
+  // The values to begin with: from scratch, from a Hugging Face folder, or (`checkpoint`) where a run
+  // stopped. Gives up where a stop is asked for meanwhile; train() then does nothing.
+  void load_initial();
+  void resume(const std::string& checkpoint);
+
+  TrainResult train();
+
+ private:
+  // What a checkpoint is read through: the more is under way, the faster; so it is the activations' memory,
+  // where that is large, and else `charged` bytes.
+  struct LoadingMemory {
+    allocator::Region own;
+    std::span<std::byte> bytes;
+  };
+  LoadingMemory loading_memory(std::size_t charged);
+  bool load_units(const engine::UnitSource& source);
+  void begin_metrics();
+  void resume_metrics();
+  void add_metrics(const StepReport& report);
+  void save_trace();
+  void save_profile(const std::string& error);
+  std::string profile_text(const std::string& error);
+  void save_reports_after_error(const std::string& error) noexcept;
+  void check_room() const;
+  StepReport step();
+  double run_step(std::uint64_t step, StepReport& report);
+  engine::StepResult apply_or_skip(double loss, bool& skipped);
+  void describe(StepReport& report);
+  CheckpointReport checkpoint_report(std::chrono::steady_clock::time_point begin) const;
+  std::optional<double> evaluate_if_due();
+  Json judge() const;  // by what checkpoints are validated  // nothing where the run is to stop
+  void run_steps();
+  void save();
+  std::string last_checkpoint() const;
+  bool stop_requested();
+  bool due(std::uint64_t every) const { return every != 0 && step_ % every == 0; }
+
+  Setup& setup_;
+  const TrainSettings& settings_;
+  const TrainEvents& events_;
+  LearningRate learning_rate_;
+  LossScale loss_scale_;
+  Trace::Clock::time_point origin_ = Trace::Clock::now();
+  StepSeries series_;
+  engine::Assembly<engine::Engine> assembly_;
+  engine::Engine& engine_ = assembly_.engine();
+  std::unique_ptr<Runner> runner_;
+  std::optional<MetricsFile> metrics_;
+  std::string run_id_;
+  std::uint64_t step_ = 0, saved_step_ = 0, skipped_ = 0, next_sample_ = 0;
+  bool in_step_ = false;
+  std::string checkpoint_;  // the last one
+  bool stop_ = false;
+  offload::RecordStore::Counters disk_counters_;
+  engine::Engine::Counters engine_counters_;
+  std::optional<double> last_loss_;
+  Json validation_ = nullptr;  // what a checkpoint of this step records of it
+};
+
+// What a checkpoint records of a run.
+struct RunPosition {
+  std::string run_id;
+  std::uint64_t step = 0, skipped = 0, next_sample = 0;
+  Json loss_scale = nullptr;  // its state; null: fixed
+  Json validation = nullptr;  // validation_record(); null: not measured after this step
+};
+Json run_record(const Setup& setup, const RunPosition& position);
+// Of a checkpoint's manifest. Throws Error(kInvalidArgument) where it is of another version than this
+// program's, and what Manifest::parse() does.
+Json read_run_record(const std::string& checkpoint);
+// Whether the model of a checkpoint was trained on bytes; false for a folder that is no checkpoint. Throws
+// what Manifest::parse() does.
+bool was_trained_on_bytes(const std::string& folder);
+// Throws Error(kInvalidArgument) that lists by name what must be the same in a resumed run and is not; warns
+// of what may change the bits: another CPU, another number of threads, another hyperparameter.
+void compare_run_record(const Json& recorded, const Json& now, const std::string& checkpoint);
+
+}  // namespace sluice::models

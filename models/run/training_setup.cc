@@ -1,0 +1,209 @@
+#include "models/run/training_setup.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "core/system.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint_values.h"
+#include "engine/machine/machine_rates.h"
+#include "engine/machine/process.h"
+#include "models/families/initialize.h"
+#include "models/run/learning_rate.h"
+#include "models/run/profile.h"
+#include "models/run/recipe.h"
+#include "models/run/training_run.h"
+#include "offload/disk_folders.h"
+
+namespace sluice::models {
+namespace {
+
+void check(bool valid, const char* name, double given, const char* wanted) {
+  if (!valid) fail(ErrorCode::kInvalidArgument, "{} must be {}, {} was given", name, wanted, given);
+}
+
+bool within(double value, double low, double high) {
+  return std::isfinite(value) && value >= low && value < high;
+}
+
+void check_at_least_0(const std::optional<double>& value, const char* name, const char* wanted) {
+  if (value) check(within(*value, 0, 1e6), name, *value, wanted);
+}
+
+constexpr const char* kClips = "0 (none), or from 1e-30 to below 1e30";
+bool is_clip(double value) { return value == 0 || within(value, 1e-30, 1e30); }
+
+// How much the checkpoints of a run can take at most.
+std::uint64_t checkpoint_room(const TrainSettings& settings, std::uint64_t checkpoint_bytes) {
+  if (settings.out.empty()) return 0;
+  const std::uint64_t saves = settings.save_every == 0 ? 1 : divide_up(settings.steps, settings.save_every);
+  return checkpoint_bytes * std::min<std::uint64_t>(saves, most_checkpoints(settings));
+}
+
+double block_parameters(const Model& model) {
+  double count = 0;
+  for (const engine::UnitSpec& unit : model.units())
+    for (const engine::ParameterSpec& parameter : unit.parameters)
+      if (!parameter.by_elements) count += static_cast<double>(parameter.elements());
+  return count;
+}
+
+std::string values_text(const TrainSettings& s) {
+  if (!begins_with_first_values(s.model)) return fmt::format("the weights in '{}'", s.model);
+  return fmt::format("first values, seed {}{}", s.seed,
+                     is_preset(s.model) ? "" : fmt::format("; no weights in '{}'", s.model));
+}
+
+}  // namespace
+
+void check_settings(const TrainSettings& s) {
+  check(s.batch >= 1 && s.batch <= 1'000'000, "batch", static_cast<double>(s.batch), "from 1 to 1000000");
+  check(s.accumulate >= 1 && s.accumulate <= 1'000'000, "accumulate", static_cast<double>(s.accumulate),
+        "from 1 to 1000000");
+  check(s.length <= 100'000'000, "seq", static_cast<double>(s.length), "at most the model's context");
+  check(s.steps >= 1, "steps", static_cast<double>(s.steps), "at least 1");
+  check(s.keep >= 1, "keep", static_cast<double>(s.keep), "at least 1");
+  check(s.eval_batches >= 1, "eval-batches", static_cast<double>(s.eval_batches), "at least 1");
+  check_at_least_0(s.learning_rate, "lr", "0 or more, and below 1e6");
+  if (s.adamw_learning_rate) {
+    check_at_least_0(s.adamw_learning_rate, "adamw-lr", "0 or more, and below 1e6");
+    if (s.optimizer.name != "muon")
+      fail(ErrorCode::kInvalidArgument, "adamw-lr is given, and {} has none; it is for muon, and lr for {}",
+           s.optimizer.name, s.optimizer.name);
+  }
+  check_at_least_0(s.weight_decay, "weight-decay", "0 or more, and below 1e6");
+  check(is_clip(s.clip.value_or(0)), "clip", s.clip.value_or(0), kClips);
+  check(is_clip(s.clip_value), "clip-value", s.clip_value, kClips);
+  check(within(s.held_out, 0, 1), "held-out", s.held_out, "a share from 0 to below 1");
+  check_at_least_0(s.final_learning_rate, "final-lr", "a share of lr, 0 or more, and below 1e6");
+  if (s.schedule) schedule_shape(*s.schedule);
+  if (!sluice::is_float(s.dtype))
+    fail(ErrorCode::kInvalidArgument, "dtype must be f32, bf16 or f16, {} was given", name_of(s.dtype));
+  loss_scale_of(s);
+  if (s.out.empty() && (s.save_every != 0 || s.resume))
+    fail(ErrorCode::kInvalidArgument, "{} needs --out, the folder of checkpoints",
+         s.resume ? "--resume" : "--save-every");
+}
+
+LossScale loss_scale_of(const TrainSettings& s) {
+  const std::string scale = s.loss_scale.value_or(s.dtype == Dtype::kF16 ? "dynamic" : "1");
+  if (scale == "dynamic")
+    return LossScale::dynamic(s.initial_scale.value_or(LossScale::kInitial),
+                              s.scale_growth_interval.value_or(LossScale::kGrowthInterval));
+  if (s.initial_scale || s.scale_growth_interval)
+    fail(ErrorCode::kInvalidArgument,
+         "{} is given, and the loss scale is {}, which does not change; leave it out, or give loss-scale "
+         "dynamic",
+         s.initial_scale ? "initial-scale" : "scale-growth-interval", scale);
+  double number = 0;
+  const auto [end, error] = std::from_chars(scale.data(), scale.data() + scale.size(), number);
+  if (error != std::errc() || end != scale.data() + scale.size())
+    fail(ErrorCode::kInvalidArgument,
+         "loss-scale must be dynamic, or a number above 0 that is finite; '{}' was given", scale);
+  return LossScale::fixed(number);
+}
+
+std::uint64_t most_checkpoints(const TrainSettings& settings) {
+  const std::uint64_t more = settings.eval_every == 0 ? 1 : 2;
+  return settings.keep > UINT64_MAX - more ? UINT64_MAX : settings.keep + more;
+}
+
+std::size_t trace_events(const TrainSettings& settings) {
+  if (!settings.trace.empty()) return kTraceEvents;
+  return settings.profile.empty() ? 0 : kProfileEvents;
+}
+
+std::size_t default_length(const ModelConfig& config) { return std::min<std::size_t>(config.context, 1024); }
+
+void choose_recipe(PlanResult& plan, const TrainSettings& s, const Model& model) {
+  const RecipeBasis basis = {block_parameters(model), begins_with_first_values(s.model)};
+  std::string from;
+  std::optional<Json> record;
+  if (s.resume) {
+    const engine::CheckpointList list = engine::list_checkpoints(s.out);
+    if (!list.whole.empty()) {
+      from = list.whole.back().path;
+      record = read_run_record(from);
+    }
+  }
+  plan.recipe = make_recipe(s, basis, record ? &*record : nullptr, from);
+  plan.recipe_text = to_text(plan.recipe, s, basis) +
+                     fmt::format("begins with       {}\n", from.empty() ? values_text(s) : "'" + from + "'");
+}
+
+void add_file_sizes(PlanResult& plan, const TrainSettings& s, const Model& model,
+                    const optim::Optimizer& optimizer) {
+  const engine::Layout layout(model.units());
+  const engine::CheckpointTensors tensors(layout, optimizer);
+  plan.checkpoint_bytes = engine::bytes_needed(tensors.file_bytes());
+  // Nothing where no file is read or written.
+  if (!s.out.empty())
+    plan.checkpoint_buffers = tensors.buffer_bytes();
+  else
+    plan.checkpoint_buffers = begins_with_first_values(s.model) ? 0 : engine::kStreamBuffer;
+  plan.trace_bytes = trace_events(s) * engine::kTraceEventBytes + (s.profile.empty() ? 0 : kProfileBytes);
+}
+
+void fit(PlanResult& plan, const TrainSettings& s, const optim::Optimizer& optimizer, int cores) {
+  plan.disk = s.disk;
+  plan.request = s.plan;
+  plan.request.flags = true;
+  plan.request.clip = plan.recipe.clip > 0 || loss_scale_of(s).is_dynamic();
+  try {
+    plan.plan = engine::make_plan(plan.profile, optimizer, plan.budget, plan.request, plan.rates);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kBudget || s.threads <= cores) throw;
+    fail(ErrorCode::kBudget,
+         "{} threads are asked for, each with workspace of its own, and this process may use {} cores: try "
+         "--threads {}. With as many as are asked for, {}",
+         s.threads, cores, cores, error.what());
+  }
+}
+
+Setup prepare(const TrainSettings& settings) {
+  check_settings(settings);
+  if (settings.data.empty()) fail(ErrorCode::kInvalidArgument, "no data was given");
+  check_outputs(settings);
+  Setup setup;
+  setup.settings = settings;
+  TrainSettings& s = setup.settings;
+  setup.config = resolve_training_model(s);
+  setup.first_values = begins_with_first_values(s.model);
+  if (s.length == 0) s.length = default_length(setup.config);
+  if (s.memory == 0) s.memory = engine::default_memory();
+  if (s.threads == 0) s.threads = usable_cpus();
+  setup.optimizer = optim::make_optimizer(s.optimizer, optim::Settings::Defaults::kTraining);
+  setup.model =
+      std::make_unique<Model>(setup.config, s.dtype, s.batch, s.length, s.plan.recompute.value_or(""));
+  engine::check_masters(setup.model->units(), *setup.optimizer);
+  choose_recipe(setup.plan, s, *setup.model);
+  if (!s.out.empty())
+    engine::check_file_limit(
+        engine::CheckpointTensors(engine::Layout(setup.model->units()), *setup.optimizer).file_bytes());
+  add_file_sizes(setup.plan, s, *setup.model, *setup.optimizer);
+  offload::resolve_disk(s.disk, s.out, checkpoint_room(s, setup.plan.checkpoint_bytes));
+  setup.data = std::make_unique<TrainingData>(s, setup.config);
+  if (s.eval_every != 0 && !setup.data->has_validation())
+    fail(ErrorCode::kInvalidArgument,
+         "--eval-every needs data: name --valid, or let --held-out be more than 0");
+  const std::vector<offload::DiskKnowledge> disks = offload::know_disks(s.disk);
+  setup.tools = std::make_unique<engine::Tools>(s.threads, offload::options_for(disks));
+  const kernels::MatrixLibrary& library = *setup.tools->library;
+  setup.plan.profile = setup.model->profile(
+      s.accumulate, library, engine::hidden_bytes(setup.model->units(), *setup.optimizer, library));
+  setup.plan.rates =
+      engine::measure_rates(setup.tools->threads, *setup.tools->library,
+                            {setup.plan.profile.products, setup.model->attention(), s.dtype, *setup.optimizer,
+                             engine::memory_sample(setup.plan.checkpoint_bytes, s.memory)},
+                            disks);
+  setup.plan.budget = {s.memory, offload::usable_disk(s.disk),
+                       engine::process_bytes(setup.tools->base(), s.threads) + setup.plan.checkpoint_buffers +
+                           setup.plan.trace_bytes};
+  fit(setup.plan, s, *setup.optimizer, usable_cpus());
+  return setup;
+}
+
+}  // namespace sluice::models

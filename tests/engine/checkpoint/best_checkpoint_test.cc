@@ -1,0 +1,73 @@
+#include "engine/checkpoint/best_checkpoint.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+namespace sluice::engine {
+namespace {
+
+const Json kJudge = {{"batches", 8}, {"data_fingerprint", "0123456789abcdef"}, {"windows", 12}};
+const Json kOther = {{"batches", 9}, {"data_fingerprint", "0123456789abcdef"}, {"windows", 12}};
+
+Json judged(double loss, const Json& judge = kJudge) {
+  return {{"validation", validation_record(loss, judge)}};
+}
+
+// Checkpoints of steps 10, 20, ... that record these.
+CheckpointList list_of(std::vector<Json> records) {
+  CheckpointList list;
+  for (Json& record : records) {
+    const std::uint64_t step = 10 * (list.whole.size() + 1);
+    list.whole.push_back({step, "run/step-" + std::to_string(step), std::move(record)});
+  }
+  return list;
+}
+
+std::uint64_t best_step(const std::vector<Json>& records) {
+  const auto best = best_checkpoint(list_of(records));
+  return best ? best->step : 0;
+}
+
+TEST(BestCheckpointTest, HasTheLeastLoss) {
+  const auto best = best_checkpoint(list_of({judged(3), judged(2.5), judged(2.75)}));
+  ASSERT_TRUE(best);
+  EXPECT_EQ(best->step, 20u);
+  EXPECT_EQ(best->folder, "run/step-20");
+  EXPECT_EQ(best->validation_loss, 2.5);
+}
+
+TEST(BestCheckpointTest, OfEqualOnesIsTheOldest) {
+  EXPECT_EQ(best_step({judged(3), judged(2), judged(2), judged(2)}), 20u);
+}
+
+TEST(BestCheckpointTest, IsNeverOneWhoseLossIsNotFinite) {
+  const double nan = std::nan(""), infinity = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(best_step({judged(nan), judged(7), judged(-infinity), judged(nan)}), 20u);
+  EXPECT_EQ(best_step({judged(nan), judged(infinity)}), 0u);
+}
+
+TEST(BestCheckpointTest, IsNoneWhereNoneWasJudged) {
+  EXPECT_EQ(best_step({}), 0u);
+  EXPECT_EQ(best_step({{{"validation", nullptr}},
+                       Json::object(),
+                       nullptr,
+                       "text",
+                       {{"validation", 3}},
+                       {{"validation", {{"loss", "low"}}}},
+                       {{"validation", {{"loss", true}}}}}),
+            0u);
+  EXPECT_EQ(best_step({judged(3), {{"validation", nullptr}}}), 10u);
+}
+
+TEST(BestCheckpointTest, IsAmongThoseOfTheNewestJudge) {
+  EXPECT_EQ(best_step({judged(1), judged(3, kOther), judged(4, kOther)}), 20u);
+  EXPECT_EQ(best_step({judged(1), judged(3, kOther), judged(2), {{"validation", nullptr}}}), 10u);
+  const auto list = list_of({judged(1), judged(std::nan(""), kOther)});
+  EXPECT_FALSE(was_judged_otherwise(list, kJudge));
+  EXPECT_TRUE(was_judged_otherwise(list, kOther));
+}
+
+}  // namespace
+}  // namespace sluice::engine

@@ -1,0 +1,159 @@
+#include "models/run/metrics.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <bit>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "core/text_file.h"
+
+namespace sluice::models {
+namespace {
+
+class MetricsTest : public ::testing::Test {
+ protected:
+  MetricsTest() : path_(::testing::TempDir() + "metrics-" + std::to_string(::getpid()) + ".jsonl") {
+    remove();
+  }
+  ~MetricsTest() override { remove(); }
+  void remove() const { std::filesystem::remove(path_); }
+  std::vector<std::string> lines() const {
+    std::ifstream file(path_);
+    std::vector<std::string> found;
+    for (std::string line; std::getline(file, line);) found.push_back(line);
+    return found;
+  }
+  void write(std::uint64_t first, std::uint64_t last, const std::string& run = kRun) const {
+    MetricsFile metrics(path_, run, first == 1 ? std::nullopt : std::optional(first - 1));
+    for (std::uint64_t step = first; step <= last; ++step) metrics.add(report(step));
+  }
+  static constexpr const char* kRun = "0123456789abcdef";
+  void expect_refused(const std::string& run, std::optional<std::uint64_t> step, const char* part) const {
+    const std::string before = read_text_file(path_);
+    try {
+      MetricsFile(path_, run, step);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+    EXPECT_EQ(read_text_file(path_), before);
+  }
+  static StepReport report(std::uint64_t step) {
+    StepReport r;
+    r.step = step;
+    r.loss = 1.0 / (3.0 + static_cast<double>(step));
+    return r;
+  }
+  std::string path_;
+};
+
+TEST_F(MetricsTest, LossBitsAreRecoverable) {
+  write(1, 20);
+  const auto found = lines();
+  ASSERT_EQ(found.size(), 20u);
+  for (std::uint64_t step = 1; step <= 20; ++step) {
+    const Json row = Json::parse(found[step - 1]);
+    EXPECT_EQ(row.at("step").get<std::uint64_t>(), step);
+    EXPECT_EQ(std::bit_cast<std::uint64_t>(row.at("loss").get<double>()),
+              std::bit_cast<std::uint64_t>(report(step).loss));
+  }
+}
+
+TEST_F(MetricsTest, AScaledLossComesWithItsScaleAndASkippedStepWithoutANorm) {
+  StepReport scaled = report(1);
+  scaled.loss_scale = 4096;
+  scaled.skipped = true;
+  scaled.gradient_norm = std::numeric_limits<double>::infinity();
+  {
+    MetricsFile metrics(path_, kRun, std::nullopt);
+    metrics.add(scaled);
+    metrics.add(report(2));
+  }
+  const auto found = lines();
+  const Json skipped = Json::parse(found.at(0)), plain = Json::parse(found.at(1));
+  EXPECT_EQ(skipped.at("loss_scale"), 4096);
+  EXPECT_EQ(skipped.at("skipped"), true);
+  EXPECT_TRUE(skipped.at("gradient_norm").is_null());
+  EXPECT_FALSE(plain.contains("loss_scale") || plain.contains("skipped"));
+}
+
+TEST_F(MetricsTest, ResumingTakesAwayLaterLinesAndTheOneThatWasCutOff) {
+  write(1, 5);
+  std::ofstream(path_, std::ios::app) << R"({"version":4,"run":"0123)";
+  write(4, 4);  // resumed after step 3
+  const auto found = lines();
+  ASSERT_EQ(found.size(), 4u);
+  EXPECT_EQ(Json::parse(found[3]).at("step"), 4);
+}
+
+TEST_F(MetricsTest, ALastLineWithoutItsEndIsTakenAwayEvenIfItCanBeRead) {
+  write(1, 2);
+  std::ofstream(path_, std::ios::app) << R"({"version":4,"run":"0123456789abcdef","step":3,"loss":1})";
+  write(4, 4);
+  const auto found = lines();
+  ASSERT_EQ(found.size(), 3u);
+  EXPECT_EQ(Json::parse(found[2]).at("step"), 4);
+}
+
+TEST_F(MetricsTest, AFileThatIsThereIsNotTouchedByANewRun) {
+  write(1, 2);
+  expect_refused(kRun, std::nullopt, "there already");
+}
+
+TEST_F(MetricsTest, AForeignFileIsRefusedUnchangedAlsoWhenResuming) {
+  std::ofstream(path_) << "a diary\nof importance\n";
+  expect_refused(kRun, 7, "something else");
+}
+
+TEST_F(MetricsTest, LinesOfAnotherRunAreKept) {
+  write(1, 5, "another run");
+  expect_refused(kRun, 0, "another run");
+  expect_refused(kRun, 5, "another run");
+}
+
+TEST_F(MetricsTest, LinesOfAnotherRunBehindOwnOnesAreKept) {
+  write(1, 3);
+  std::ofstream(path_, std::ios::app) << R"({"version":4,"run":"another","step":9,"loss":1})"
+                                      << "\n";
+  expect_refused(kRun, 1, "another run");
+}
+
+TEST_F(MetricsTest, ASettingsFileOfOneLineIsNotTakenForALineThatWasCutOff) {
+  std::ofstream(path_) << R"({"steps": 12, "lr": 0.1})";
+  expect_refused(kRun, 0, "something else");
+}
+
+TEST_F(MetricsTest, ALineThatDoesNotFitIsTakenAwayAgain) {
+  write(1, 2);
+  const std::string before = read_text_file(path_);
+  struct rlimit limit = {}, old = {};
+  ::getrlimit(RLIMIT_FSIZE, &old);
+  limit = {before.size() + 30, old.rlim_max};
+  const auto previous = ::signal(SIGXFSZ, SIG_IGN);
+  ::setrlimit(RLIMIT_FSIZE, &limit);
+  MetricsFile metrics(path_, kRun, 2);
+  EXPECT_THROW(metrics.add(report(3)), Error);
+  ::setrlimit(RLIMIT_FSIZE, &old);
+  ::signal(SIGXFSZ, previous);
+  EXPECT_EQ(read_text_file(path_), before);
+}
+
+TEST_F(MetricsTest, AFolderThatIsMissingIsNamed) {
+  try {
+    MetricsFile(path_ + "/nowhere/m.jsonl", kRun, std::nullopt);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("nowhere/m.jsonl"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::models
