@@ -208,7 +208,7 @@ UnitSource CheckpointValues::source() {
 }
 
 CheckpointTensors::CheckpointTensors(const Layout& layout, const optim::Optimizer& optimizer)
-    : units_(wider_first(layout)) {
+    : layout_(layout), units_(wider_first(layout)) {
   const StateFormat format(layout, optimizer, kChunkGrain);
   // Of the parameters that are wanted: each as it is declared. A span's values follow those of the one
   // before.
@@ -267,25 +267,38 @@ void CheckpointTensors::open(CheckpointWriter& writer) {
   for (const Named& file : headers_) writers_.push_back(&writer.add_tensor_file(file.file, file.header));
 }
 
+void CheckpointTensors::write(std::size_t file, ParameterId parameter, std::size_t first, std::size_t count,
+                              ConstArray values) {
+  const std::string& name = layout_.spec(parameter).name;
+  const StoredTensor* const tensor = headers_[file].header.find(name);
+  ensure(tensor != nullptr, "'{}' was saved to '{}', which has no such tensor", name, headers_[file].file);
+  const std::size_t size = size_of(values.type);
+  writers_[file]->write(*tensor, first * size, {static_cast<const std::byte*>(values.data), count * size});
+}
+
 UnitSink CheckpointTensors::sink() {
   UnitSink sink;
-  sink.parameter = [this](ParameterId, std::size_t, std::size_t count, ConstArray values) {
-    writers_[0]->write({static_cast<const std::byte*>(values.data), count * size_of(values.type)});
+  const auto logical = [this](ParameterId parameter, std::size_t first) {
+    return layout_.spec(parameter).span_first + first;
   };
-  sink.master = [this](ParameterId, std::size_t, std::span<const float> values) {
+  sink.parameter = [=, this](ParameterId p, std::size_t first, std::size_t count, ConstArray values) {
+    write(0, p, logical(p, first), count, values);
+  };
+  sink.master = [=, this](ParameterId p, std::size_t first, std::span<const float> values) {
     ensure(headers_.size() > 1 && headers_[1].file == optimizer_file("master"),
            "a master was saved of a model that has none");
-    writers_[1]->write(std::as_bytes(values));
+    write(1, p, logical(p, first), values.size(), {values.data(), Dtype::kF32});
   };
-  sink.state = [this](ParameterId, std::size_t array, std::size_t, std::size_t count, ConstArray values,
-                      const float* scales) {
+  sink.state = [=, this](ParameterId p, std::size_t array, std::size_t first, std::size_t count,
+                         ConstArray values, const float* scales) {
     const std::size_t file = state_[array];
-    writers_[file]->write({static_cast<const std::byte*>(values.data), count * size_of(values.type)});
+    write(file, p, logical(p, first), count, values);
     if (scales != nullptr)
-      writers_[file + 1]->write(std::as_bytes(std::span(scales, divide_up(count, optim::kScaleBlock))));
+      write(file + 1, p, logical(p, first) / optim::kScaleBlock, divide_up(count, optim::kScaleBlock),
+            {scales, Dtype::kF32});
   };
-  sink.whole = [this](ParameterId, std::size_t array, std::span<const float> values) {
-    writers_[wholes_[array]]->write(std::as_bytes(values));
+  sink.whole = [this](ParameterId p, std::size_t array, std::span<const float> values) {
+    write(wholes_[array], p, 0, values.size(), {values.data(), Dtype::kF32});
   };
   return sink;
 }

@@ -55,13 +55,18 @@ class CheckpointTensors {
   // within an element.
   const std::vector<UnitId>& units() const { return units_; }
   void open(CheckpointWriter& writer);
-  UnitSink sink();  // REQUIRES: open(); valid as long as this and the writer
+  UnitSink sink();  // REQUIRES: open(); valid as long as this, the layout and the writer
 
  private:
   struct Named {
     std::string file;
     SafetensorsHeader header;
   };
+  // Elements of a parameter from `first` on, in the file of that index.
+  void write(std::size_t file, ParameterId parameter, std::size_t first, std::size_t count,
+             ConstArray values);
+
+  const Layout& layout_;
   std::vector<UnitId> units_;
   std::vector<Named> headers_;       // parameters, masters where there are any, state, each with its scales
   std::vector<std::size_t> state_;   // by array: the file of its values

@@ -6,6 +6,8 @@
 #include <bit>
 #include <utility>
 
+#include "core/error.h"
+
 namespace sluice::engine {
 
 static_assert(std::endian::native == std::endian::little, "the formats are little-endian");
@@ -14,22 +16,39 @@ std::uint64_t FileSum::checksum() const { return sluice::checksum(std::as_bytes(
 
 void FileSummer::add(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const std::size_t room = kStreamBlock - sum_.bytes % kStreamBlock;
+    const std::size_t room = kStreamBlock - position_ % kStreamBlock;
     const auto piece = bytes.first(std::min(bytes.size(), room));
     block_.add(piece);
-    sum_.bytes += piece.size();
-    if (piece.size() == room) {
-      sum_.blocks.push_back(block_.value());
-      block_ = Checksum();
-    }
+    const std::size_t block = position_ / kStreamBlock;
+    if (blocks_.size() <= block) blocks_.resize(block + 1);
+    position_ += piece.size();
+    bytes_ = std::max(bytes_, position_);
+    // A file's last block may end anywhere: its sum so far counts.
+    if (piece.size() == room || position_ == bytes_) blocks_[block] = block_.value();
+    if (piece.size() == room) block_ = Checksum();
     bytes = bytes.subspan(piece.size());
   }
 }
 
-FileSum FileSummer::finish() {
-  if (sum_.bytes % kStreamBlock != 0) sum_.blocks.push_back(block_.value());
+void FileSummer::go_to(std::uint64_t first_byte) {
+  ensure((position_ % kStreamBlock == 0 || position_ == bytes_) && first_byte % kStreamBlock == 0,
+         "a sum goes from byte {} to byte {}, within a block", position_, first_byte);
+  position_ = first_byte;
   block_ = Checksum();
-  return std::exchange(sum_, {});
+}
+
+std::uint64_t FileSummer::first_missing() const {
+  const auto missing = std::ranges::find(blocks_, std::optional<std::uint64_t>());
+  return missing == blocks_.end() ? bytes_
+                                  : static_cast<std::uint64_t>(missing - blocks_.begin()) * kStreamBlock;
+}
+
+FileSum FileSummer::finish() {
+  ensure(first_missing() == bytes_, "a sum is finished that lacks the block at byte {}", first_missing());
+  FileSum sum{bytes_, {}};
+  for (const auto& block : blocks_) sum.blocks.push_back(*block);
+  *this = {};
+  return sum;
 }
 
 std::string to_hex(std::uint64_t value) { return fmt::format("{:016x}", value); }

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,15 +22,22 @@ struct FileSum {
   bool operator==(const FileSum&) const = default;
 };
 
-// The FileSum of bytes that come in pieces.
+// The FileSum of a file whose blocks come in any order, and the bytes of a block one after another.
 class FileSummer {
  public:
-  void add(std::span<const std::byte> bytes);
-  FileSum finish();  // the sum of everything added; begins anew
+  void add(std::span<const std::byte> bytes);  // at the position, which goes on
+  std::uint64_t position() const { return position_; }
+  // The position is another block's first byte from now on. REQUIRES: it is now at a block's first byte, or
+  // at the file's end.
+  void go_to(std::uint64_t first_byte);
+  std::uint64_t first_missing() const;  // the first byte that was not added
+  // The sum of everything added; begins anew. REQUIRES: no byte is missing before the last one.
+  FileSum finish();
 
  private:
-  FileSum sum_;
-  Checksum block_;
+  std::uint64_t position_ = 0, bytes_ = 0;  // bytes_: up to the last one that was added
+  std::vector<std::optional<std::uint64_t>> blocks_;
+  Checksum block_;  // of the position's block, up to the position
 };
 
 std::string to_hex(std::uint64_t value);  // 16 digits

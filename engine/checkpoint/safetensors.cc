@@ -83,23 +83,38 @@ void SafetensorsWriter::append(std::span<const std::byte> bytes) {
   failed_ = false;
 }
 
-void SafetensorsWriter::write(std::span<const std::byte> bytes) {
+void SafetensorsWriter::write(const StoredTensor& tensor, std::uint64_t first_byte,
+                              std::span<const std::byte> bytes) {
   if (failed_ || sum_)
     fail(ErrorCode::kState, "'{}' is written to after it {}", path_, failed_ ? "failed" : "was finished");
-  if (bytes.size() > header_.payload_bytes() - written_)
-    fail(ErrorCode::kInvalidArgument, "{} bytes at {} were given for '{}', whose tensors have {}",
-         bytes.size(), written_, path_, header_.payload_bytes());
+  if (first_byte > tensor.bytes() || bytes.size() > tensor.bytes() - first_byte)
+    fail(ErrorCode::kInvalidArgument, "{} bytes at {} of tensor '{}' of '{}' were given, and it has {}",
+         bytes.size(), first_byte, tensor.name, path_, tensor.bytes());
+  go_to(header_.payload_offset() + tensor.begin + first_byte);
   append(bytes);
-  written_ += bytes.size();
+}
+
+void SafetensorsWriter::go_to(std::uint64_t offset) {
+  const std::uint64_t position = summer_.position();
+  if (offset == position) return;
+  const bool is_end = position % kStreamBlock == 0 || position == header_.file_bytes();
+  if (offset % kStreamBlock != 0 || !is_end)
+    fail(
+        ErrorCode::kInvalidArgument,
+        "bytes at {} of '{}' were given after those up to {}: the {} bytes of a block come one after another",
+        offset, path_, position, kStreamBlock);
+  behind_->go_to(offset);
+  summer_.go_to(offset);
 }
 
 const FileSum& SafetensorsWriter::finish() {
   if (sum_) return *sum_;
   if (failed_) fail(ErrorCode::kState, "'{}' cannot be finished: writing it failed", path_);
+  const std::uint64_t written = summer_.first_missing() - header_.payload_offset();
   for (const StoredTensor& tensor : header_.tensors())
-    if (tensor.end > written_)
+    if (tensor.end > written)
       fail(ErrorCode::kState, "'{}' cannot be finished: tensor '{}' has {} of its {} bytes", path_,
-           tensor.name, written_ > tensor.begin ? written_ - tensor.begin : 0, tensor.bytes());
+           tensor.name, written > tensor.begin ? written - tensor.begin : 0, tensor.bytes());
   failed_ = true;  // until everything below is done
   behind_->finish();
   behind_.reset();

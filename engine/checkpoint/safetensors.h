@@ -103,9 +103,9 @@ class SafetensorsReader {
   SafetensorsHeader header_;
 };
 
-// Writes a new file from its start to its end.
-// Thread rule: one thread at a time. After an error only destruction is allowed; the file is left for its
-// owner.
+// Writes a new file. Each checksum block (kStreamBlock bytes of the file) is written from its start to its
+// end; blocks may come in any order, as from those that have different shards. Thread rule: one thread at a
+// time. After an error only destruction is allowed; the file is left for its owner.
 class SafetensorsWriter {
  public:
   // Takes the file's whole room on the disk, and a buffer of `buffer_bytes` that is charged to the ledger as
@@ -118,19 +118,20 @@ class SafetensorsWriter {
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
   const SafetensorsHeader& header() const { return header_; }
-  // The next bytes of the payload: tensors follow each other in the header's order.
-  // Throws Error(kInvalidArgument) where they pass the payload's end, Error(kIo) where a write failed.
-  void write(std::span<const std::byte> bytes);
+  // Bytes of a tensor of header(), from its first_byte on. Throws Error(kInvalidArgument) where they pass the
+  // tensor's end, or neither follow what was written before nor begin a block after a whole one, Error(kIo)
+  // where a write failed.
+  void write(const StoredTensor& tensor, std::uint64_t first_byte, std::span<const std::byte> bytes);
   // Waits for all writes, gives the file its exact length and gives the buffer back. Throws Error(kState)
   // that names the first tensor that is not complete.
   const FileSum& finish();
   // Makes the file durable. REQUIRES: finished(). Throws Error(kIo).
   void sync() { file_->sync(); }
   bool finished() const { return sum_.has_value(); }
-  std::uint64_t written() const { return written_; }  // bytes of the payload
 
  private:
   void append(std::span<const std::byte> bytes);
+  void go_to(std::uint64_t offset);
 
   std::string path_;
   SafetensorsHeader header_;
@@ -138,7 +139,6 @@ class SafetensorsWriter {
   allocator::Region buffer_;
   std::optional<WriteBehind> behind_;
   FileSummer summer_;
-  std::uint64_t written_ = 0;
   bool failed_ = false;
   std::optional<FileSum> sum_;
 };

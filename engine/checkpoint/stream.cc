@@ -201,6 +201,11 @@ void WriteBehind::add(std::span<const std::byte> bytes) {
   }
 }
 
+void WriteBehind::go_to(std::uint64_t offset) {
+  flush_rest();
+  offset_ = offset;
+}
+
 void WriteBehind::flush(std::size_t bytes) {
   Slot& slot = slots_[current_];
   slot.transfer.emplace();
@@ -211,10 +216,14 @@ void WriteBehind::flush(std::size_t bytes) {
   if (slots_[current_].transfer) slots_[current_].transfer->wait();
 }
 
-void WriteBehind::finish() {
+void WriteBehind::flush_rest() {
   const std::size_t whole = round_up(filled_, kDiskBlock);
   std::memset(slots_[current_].memory.data() + filled_, 0, whole - filled_);
   if (whole > 0) flush(whole);
+}
+
+void WriteBehind::finish() {
+  flush_rest();
   for (Slot& slot : slots_)
     if (slot.transfer) slot.transfer->wait();
 }

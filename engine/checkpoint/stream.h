@@ -84,16 +84,18 @@ class ReadAhead {
   std::map<const BlockFile*, std::uint64_t> positions_;  // the blocks at which the files are being read
 };
 
-// Writes a file from its start to its end through one fixed buffer, in blocks of kWriteBlock (or of a third
-// of a smaller buffer), with the blocks before under way. Thread rule: one thread at a time. After an error
-// it must not be used again.
+// Writes a file through one fixed buffer, in blocks of kWriteBlock (or of a third of a smaller buffer), with
+// the blocks before under way. Thread rule: one thread at a time. After an error it must not be used again.
 class WriteBehind {
  public:
   // `buffer` and `file` outlive this. Throws Error(kInvalidArgument) where the buffer holds fewer than three
   // disk blocks or is not aligned to kDiskBlock.
   WriteBehind(offload::File& file, std::span<std::byte> buffer);
-  void add(std::span<const std::byte> bytes);
-  // Writes the rest, with zeros up to a whole disk block, and waits for everything.
+  void add(std::span<const std::byte> bytes);  // behind those before
+  // What is added next lies from this byte on; what was added before ends with zeros up to a whole disk
+  // block. REQUIRES: it is a multiple of kDiskBlock.
+  void go_to(std::uint64_t offset);
+  // Writes the rest, with zeros likewise, and waits for everything.
   void finish();
 
  private:
@@ -102,6 +104,7 @@ class WriteBehind {
     std::optional<offload::Batch> transfer;
   };
   void flush(std::size_t bytes);
+  void flush_rest();
 
   offload::File& file_;
   std::vector<Slot> slots_;

@@ -14,6 +14,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
+void write_tensor(SafetensorsWriter& writer, const std::string& bytes, std::size_t first_byte = 0) {
+  writer.write(writer.header().tensors()[0], first_byte, std::as_bytes(std::span(bytes)));
+}
+
 class CheckpointTest : public FilesTest {
  protected:
   std::string out() const { return folder_.path("out"); }
@@ -25,8 +29,8 @@ class CheckpointTest : public FilesTest {
   std::string save(std::uint64_t step, std::size_t bytes = 5000) {
     auto writer = begin(step);
     const std::string payload = pattern(bytes, static_cast<std::uint32_t>(step));
-    writer->add_tensor_file(kModelFile, SafetensorsHeader({{"t", Dtype::kU8, {bytes}}}))
-        .write(std::as_bytes(std::span(payload)));
+    write_tensor(writer->add_tensor_file(kModelFile, SafetensorsHeader({{"t", Dtype::kU8, {bytes}}})),
+                 payload);
     writer->add_text_file("config.json", R"({"n": 1})");
     return writer->commit({{"next_sample", step * 8}, {"lr", 0.1}});
   }
@@ -74,8 +78,8 @@ TEST_F(CheckpointTest, SeveralFilesAreWrittenAtATime) {
       writer->add_tensor_file(optimizer_file("exp_avg_sq"), SafetensorsHeader({{"t", Dtype::kU8, {20000}}}));
   const std::string a = pattern(20000, 1), b = pattern(20000, 2);
   for (std::size_t at = 0; at < 20000; at += 5000) {
-    first.write(std::as_bytes(std::span(a)).subspan(at, 5000));
-    second.write(std::as_bytes(std::span(b)).subspan(at, 5000));
+    write_tensor(first, a.substr(at, 5000), at);
+    write_tensor(second, b.substr(at, 5000), at);
   }
   const CheckpointReader reader(io_, writer->commit({}), ahead_);
   reader.verify();
@@ -317,8 +321,9 @@ TEST_F(CheckpointTest, AFolderOfADeadProcessWithThisPidIsTakenOver) {
     for (int version = 0; version < 2; ++version) {
       CheckpointWriter writer(io, ledger, {out, step, 1000, 3 * kDiskBlock});
       const std::string payload = pattern(100'000, static_cast<std::uint32_t>(step));
-      writer.add_tensor_file(kModelFile, SafetensorsHeader({{"t", Dtype::kU8, {payload.size()}}}))
-          .write(std::as_bytes(std::span(payload)));
+      write_tensor(
+          writer.add_tensor_file(kModelFile, SafetensorsHeader({{"t", Dtype::kU8, {payload.size()}}})),
+          payload);
       writer.commit({{"step", step}});
       prune(out, 2);
     }

@@ -115,9 +115,19 @@ TEST_F(SafetensorsTest, RefusesBuffersThatAreTooSmallOrNotAligned) {
   });
 }
 
-void write_in_pieces(SafetensorsWriter& writer, const std::string& payload, std::size_t piece) {
-  for (std::size_t at = 0; at < payload.size(); at += piece)
-    writer.write(std::as_bytes(std::span(payload)).subspan(at, std::min(piece, payload.size() - at)));
+// The payload from its byte `at` on, which lies in the tensors of the header one after another.
+void write_in_pieces(SafetensorsWriter& writer, const std::string& payload, std::size_t piece,
+                     std::size_t at = 0) {
+  auto bytes = std::as_bytes(std::span(payload));
+  for (const StoredTensor& tensor : writer.header().tensors())
+    while (!bytes.empty() && at < tensor.end) {
+      const bool is_last = &tensor == &writer.header().tensors().back();
+      const std::size_t room = is_last ? piece : std::min(piece, tensor.end - at);
+      const auto next = bytes.first(std::min(room, bytes.size()));
+      writer.write(tensor, at - tensor.begin, next);
+      bytes = bytes.subspan(next.size());
+      at += next.size();
+    }
 }
 
 TEST_F(SafetensorsTest, WritesWhatIsReadBack) {
@@ -149,6 +159,27 @@ TEST_F(SafetensorsTest, WritesWhatIsReadBack) {
   }
 }
 
+// As ranks write that have different shards: each its blocks, in whatever order they come.
+TEST_F(SafetensorsTest, BlocksAreWrittenInAnyOrder) {
+  const std::string payload = pattern(18 * kMiB + 13, 3);
+  const SafetensorsHeader header({{"t", Dtype::kU8, {payload.size()}}});
+  const auto write = [&](SafetensorsWriter& writer, std::size_t from, std::size_t to) {  // bytes of the file
+    const std::size_t offset = header.payload_offset();
+    const std::size_t begin = std::max(from, offset) - offset, end = std::min(to - offset, payload.size());
+    writer.write(header.tensors()[0], begin, std::as_bytes(std::span(payload)).subspan(begin, end - begin));
+  };
+  SafetensorsWriter in_order(io_, ledger_, folder_.path("x"), header),
+      mixed(io_, ledger_, folder_.path("y"), header, 3 * 5 * kDiskBlock);
+  write_in_pieces(in_order, payload, 77'777);
+  write(mixed, 0, kStreamBlock);
+  for (const std::size_t block : {4u, 1u, 3u}) write(mixed, block * kStreamBlock, (block + 1) * kStreamBlock);
+  expect_error(ErrorCode::kState, {"/y", "'t'", std::to_string(2 * kStreamBlock - header.payload_offset())},
+               [&] { mixed.finish(); });
+  write(mixed, 2 * kStreamBlock, 3 * kStreamBlock);
+  EXPECT_TRUE(mixed.finish() == in_order.finish());
+  EXPECT_TRUE(read_all(folder_.path("y")) == read_all(folder_.path("x")));
+}
+
 TEST_F(SafetensorsTest, KeepsAsManyWritesUnderWayAsTheBufferHolds) {
   io_.hold = std::chrono::milliseconds(50);
   const std::string payload = pattern(32 * kMiB, 4);
@@ -164,10 +195,19 @@ TEST_F(SafetensorsTest, WriterHoldsTheCallerToTheHeader) {
   SafetensorsWriter writer(io_, ledger_, folder_.path("x"),
                            SafetensorsHeader({{"first", Dtype::kU8, {10}}, {"second", Dtype::kU8, {10}}}));
   const std::string bytes = pattern(21, 5);
-  expect_error(ErrorCode::kInvalidArgument, {"/x", "21", "20"}, [&] { write_in_pieces(writer, bytes, 21); });
+  const StoredTensor& first = *writer.header().find("first");
+  const auto some = std::as_bytes(std::span(bytes));
+  expect_error(ErrorCode::kInvalidArgument, {"/x", "'first'", "11", "10"},
+               [&] { writer.write(first, 0, some.first(11)); });
+  expect_error(ErrorCode::kInvalidArgument, {"/x", "'first'", "12", "10"},
+               [&] { writer.write(first, 12, some.first(1)); });
+  expect_error(ErrorCode::kInvalidArgument, {"/x", "one after another"},
+               [&] { writer.write(first, 1, some.first(1)); });
   write_in_pieces(writer, bytes.substr(0, 13), 13);
+  expect_error(ErrorCode::kInvalidArgument, {"/x", "one after another"},
+               [&] { writer.write(first, 0, some.first(10)); });
   expect_error(ErrorCode::kState, {"/x", "'second'", "3 of its 10"}, [&] { writer.finish(); });
-  write_in_pieces(writer, bytes.substr(13, 7), 7);
+  write_in_pieces(writer, bytes.substr(13, 7), 7, 13);
   writer.finish();
   expect_error(ErrorCode::kState, {"/x", "finished"}, [&] { write_in_pieces(writer, bytes, 1); });
   expect_error(ErrorCode::kIo, {"/x"}, [&] {
