@@ -7,9 +7,6 @@
 
 namespace sluice::kernels {
 
-// Blocks in which a row is summed: see sum_in_lanes() in simd-inl.h.
-inline constexpr std::size_t kSumBlock = 4096;
-
 // The grid of a parameter: blocks of so many elements, counted from its first one. A sum over a parameter has
 // these blocks' sums as leaves of a PartialSum, so that whoever has whole blocks of it can sum its part.
 inline constexpr std::size_t kGridBlock = 1024;

@@ -16,7 +16,6 @@
 #include <cstring>
 
 #include "core/dtype.h"
-#include "kernels/reduce.h"
 #include "kernels/simd.h"
 
 // A body that is too large for the compiler to copy it into a loop on its own.
@@ -379,8 +378,8 @@ HWY_INLINE T add_lanes(T* lanes) {
   return lanes[0];
 }
 
-// One block of the written order (reduce.h): step(at, sum) gives sum with the elements at `at` added, lane by
-// lane.
+// One block of the written order (docs/architecture.md, section 9): step(at, sum) gives sum with the elements
+// at `at` added, lane by lane.
 template <class T, class Step>
 HWY_INLINE T sum_block(std::size_t begin, std::size_t end, const Step& step) {
   const hn::CappedTag<T, 16> d;
@@ -407,9 +406,10 @@ HWY_INLINE T sum_block(std::size_t begin, std::size_t end, const Step& step) {
   return add_lanes(lanes);
 }
 
-// The sum over [0, n) in the written order.
+// The sum over a row, [0, n), in the written order.
 template <class T, class Step>
 HWY_INLINE T sum_in_lanes(std::size_t n, const Step& step) {
+  constexpr std::size_t kSumBlock = 4096;
   PairwiseSum<T> sum;
   for (std::size_t i = 0; i < n; i += kSumBlock)
     sum.add(sum_block<T>(i, n - i < kSumBlock ? n : i + kSumBlock, step));
