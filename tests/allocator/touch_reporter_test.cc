@@ -28,7 +28,7 @@ TEST_F(TouchReporterDeathTest, NamesAHomeThatWasNeverPlaced) {
         touch(home.data() + 12345);
       },
       testing::KilledBySignal(SIGABRT),
-      "sluice: the memory of 'blocks.7' was touched while absent; acquire the unit first");
+      "sluice: the memory of 'blocks.7' was touched while absent; acquire its unit first");
 }
 
 TEST_F(TouchReporterDeathTest, NamesAHomeThatWasEmptiedOrShrunk) {
@@ -62,7 +62,7 @@ TEST_F(TouchReporterDeathTest, TellsAnAccessBeyondTheEnd) {
         const Home home("embedding", kHugePage);
         touch(home.data() + home.size());
       },
-      testing::KilledBySignal(SIGABRT), "'embedding' was passed: an access beyond its end");
+      testing::KilledBySignal(SIGABRT), "'embedding' was accessed beyond its end");
 }
 
 // As Python's faulthandler does: tells, puts back the handler that it found, and raises the signal again.
