@@ -44,7 +44,7 @@ class MemoryBench {
 };
 
 // A whole number of pieces, of f32 and of anything narrower.
-inline constexpr std::size_t kElementGrain = 64 * kernels::kStreamPieces;
+inline constexpr std::size_t kElementGrain = 64 * kernels::kStreamBlocks;
 int thread_count(const BenchOptions& options);
 
 }  // namespace sluice::cli

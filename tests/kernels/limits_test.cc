@@ -6,7 +6,7 @@ namespace sluice::kernels {
 namespace {
 using namespace sluice::test;
 
-constexpr std::size_t kBytes = 64 * kStreamPieces;
+constexpr std::size_t kBytes = 64 * kStreamBlocks;
 
 // Memory of 64-byte lines.
 struct alignas(64) Line {
@@ -55,7 +55,7 @@ TEST_F(Limits, EveryByteIsTouchedAsItWasSaid) {
 }
 
 TEST_F(Limits, StreamsThatCannotBeCutEvenlyAreRefused) {
-  std::vector<Line> lines(kStreamPieces + 1);
+  std::vector<Line> lines(kStreamBlocks + 1);
   const MemoryStream uneven = stream(lines, MemoryStream::Touch::kRead);
   EXPECT_THROW(go_through(threads_, {&uneven, 1}, Stores::kPlain), Error);
   const MemoryStream shifted = {uneven.data + 4, kBytes, MemoryStream::Touch::kRead};
