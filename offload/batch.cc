@@ -24,8 +24,8 @@ struct Batch::State {
 
 namespace {
 
-// The place of one transfer in the batch. A Done that is thrown away uncalled (its transfer was refused) must
-// not leave the batch waiting for ever, nor look like a success.
+// One transfer's membership in the group. Where the transfer is refused, its Done is destroyed without a
+// call; then the group must neither wait for ever nor look successful.
 template <class State>
 class Ticket {
  public:
@@ -35,7 +35,7 @@ class Ticket {
   ~Ticket() {
     if (state_ != nullptr)
       end(std::make_exception_ptr(
-          Error(ErrorCode::kState, "a transfer of the batch was refused, so it never ran")));
+          Error(ErrorCode::kState, "a transfer of this group was refused, so it never ran")));
   }
   void end(std::exception_ptr error) { std::exchange(state_, nullptr)->end(std::move(error)); }
 

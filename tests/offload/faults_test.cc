@@ -1,4 +1,4 @@
-// Files that do wrong on purpose, batches, and how a short system call is continued.
+// Tests of files that inject faults, of groups of transfers, and of how a short system call is continued.
 #include <gmock/gmock.h>
 
 #include <bit>
@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using testing::read_now;
 using testing::write_now;
 
-// Which of 200 writes failed.
+// Returns which of 200 writes failed.
 std::vector<bool> failures(const Faults& faults) {
   const std::unique_ptr<File> inner = make_memory_file("inner");
   const std::unique_ptr<File> file = make_faulty_file(*inner, faults);
@@ -95,10 +95,11 @@ TEST(FaultyFileTest, ADelayEndsTransfersLater) {
   batch.wait();
   const auto taken = std::chrono::steady_clock::now() - begin;
   EXPECT_GE(taken, std::chrono::milliseconds(30));
-  EXPECT_LT(taken, std::chrono::milliseconds(250));  // they wait together, not one after another
+  EXPECT_LT(taken, std::chrono::milliseconds(250));  // the delays run at the same time
 }
 
-// The thread that ended the inner transfer must be done with the file by then; ThreadSanitizer tells.
+// When the Done is called, the thread that ended the inner transfer must be done with the file.
+// ThreadSanitizer sees it where it is not.
 TEST(FaultyFileTest, ADelayedTransferMayBeTheLastThatUsesTheFile) {
   const testing::DirectFolder folder;
   if (!folder.found()) GTEST_SKIP() << testing::kNoDirectFolder;
@@ -111,7 +112,7 @@ TEST(FaultyFileTest, ADelayedTransferMayBeTheLastThatUsesTheFile) {
   }
 }
 
-TEST(VolatileFileTest, WhatWasSyncedSurvivesAndTheRestInPart) {
+TEST(VolatileFileTest, SyncedWritesSurviveAndTheOthersInPart) {
   constexpr std::size_t kBlocks = 256;
   const auto survivors = [](std::uint64_t seed) {
     const std::unique_ptr<VolatileFile> file = make_volatile_file("volatile");
@@ -172,7 +173,7 @@ TEST(BatchTest, TheFirstErrorIsThrownAfterAllHaveEnded) {
   c(std::make_exception_ptr(Error(ErrorCode::kIo, "second")));
   EXPECT_TRUE(batch.finished());
   EXPECT_STREQ(error_of([&] { batch.wait(); }).what(), "first");
-  batch.wait();  // it was told once
+  batch.wait();  // does not throw the error a second time
 }
 
 TEST(BatchTest, ARefusedTransferIsAnErrorNotAHang) {
@@ -193,7 +194,7 @@ TEST(BatchTest, AMovedBatchWaits) {
   moved.wait();
 }
 
-// A transfer whose system calls are played by the test.
+// A transfer whose system calls the test answers.
 class BlockTest : public ::testing::Test {
  protected:
   Block make(Direction direction, std::size_t bytes) {

@@ -18,7 +18,7 @@
 
 namespace sluice::offload::testing {
 
-// Memory that O_DIRECT can use.
+// Memory that is aligned for O_DIRECT.
 class Buffer {
  public:
   explicit Buffer(std::size_t bytes)
@@ -37,7 +37,7 @@ class Buffer {
   std::unique_ptr<std::byte, Free> data_;
 };
 
-// Bytes that depend on the seed and on their place, so that a block that lies elsewhere or is older is seen.
+// Fills with bytes that depend on the seed and their index, so that a misplaced or older block is seen.
 inline void fill(std::span<std::byte> bytes, std::uint64_t seed) {
   const CounterRandom random(seed, 7);
   for (std::size_t i = 0; i < bytes.size(); i += 16) {
@@ -50,7 +50,7 @@ inline bool equal(std::span<const std::byte> a, std::span<const std::byte> b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end());
 }
 
-// A folder of its own on a file system with O_DIRECT: in SLUICE_TEST_FOLDER, gtest's TempDir or the working
+// A temporary folder on a file system with O_DIRECT: in SLUICE_TEST_FOLDER, gtest's TempDir or the working
 // folder.
 class DirectFolder {
  public:
@@ -89,7 +89,7 @@ class DirectFolder {
 inline constexpr const char* kNoDirectFolder =
     "no folder with O_DIRECT: set SLUICE_TEST_FOLDER to one on a local disk";
 
-// The Error of a call, or an Error that no test expects where there was none.
+// Returns the Error that a call throws, or one that no test expects where it throws none.
 template <class Call>
 Error error_of(Call&& call) {
   try {
