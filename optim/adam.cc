@@ -32,7 +32,7 @@ namespace sluice::optim::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace simd = kernels::HWY_NAMESPACE;
 
-// The two differ in where the decay goes: into the parameter, or into the gradient.
+// With kDecoupled the decay goes into the parameter (AdamW), else into the gradient (Adam).
 template <bool kDecoupled>
 HWY_INLINE void update_piece(const AdamFactors& factors, const Piece& piece) {
   update_elements<2>(piece, factors.gradient, [f = factors](auto, Elements& e) SLUICE_BODY {

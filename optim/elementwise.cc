@@ -10,7 +10,7 @@ namespace {
 
 static_assert(kernels::kLoopGrain % kScaleBlock == 0);
 
-// All of it.
+// Makes one piece of the whole span.
 Piece piece_of(const Span& span, const RoundingWords& words) {
   Piece piece;
   piece.count = span.count;
@@ -52,20 +52,20 @@ void for_each_piece(Threads& threads, const Optimizer& optimizer, const Hyperpar
 
 void check_span(const Optimizer& optimizer, const Hyperparameters& hyperparameters, const Span& span) {
   const std::string& name = optimizer.name();
-  ensure(hyperparameters.step >= 1, "{} counts steps from 1 and was given step 0", name);
+  ensure(hyperparameters.step >= 1, "{} was given step 0, but steps are counted from 1", name);
   const std::vector<StateArray> state = optimizer.state();
-  ensure(span.state.size() == state.size(), "{} keeps {} arrays of state; the span has {}", name,
+  ensure(span.state.size() == state.size(), "{} keeps {} arrays of state, but the span has {}", name,
          state.size(), span.state.size());
   for (std::size_t i = 0; i < state.size(); ++i) {
     const StatePart& part = span.state[i];
     ensure(state[i].map == (i == 0 ? CodeMap::kSigned : CodeMap::kUnsigned),
-           "{} keeps '{}' in codes of another sign than array {} has", name, state[i].name, i);
-    ensure(part.values.type == state[i].type, "{} keeps '{}' in {}; the span has {}", name, state[i].name,
-           state_type_name(state[i].type), name_of(part.values.type));
+           "{} keeps '{}' in codes of another sign than array {} can have", name, state[i].name, i);
+    ensure(part.values.type == state[i].type, "{} keeps '{}' in {}, but the span has it in {}", name,
+           state[i].name, state_type_name(state[i].type), name_of(part.values.type));
     ensure(part.values.type != Dtype::kU8 || part.scales != nullptr || span.count == 0,
-           "{} keeps '{}' in codes, and the span has no scales", name, state[i].name);
+           "{} keeps '{}' in codes, but the span has no scales", name, state[i].name);
     ensure(part.values.type != Dtype::kU8 || span.first_index % kScaleBlock == 0,
-           "{} keeps '{}' in codes, and the span begins in the middle of a block, at element {}", name,
+           "{} keeps '{}' in codes, but the span begins in the middle of a block, at element {}", name,
            state[i].name, span.first_index);
   }
   kernels::require_float({span.gradient, span.parameter});
@@ -74,9 +74,9 @@ void check_span(const Optimizer& optimizer, const Hyperparameters& hyperparamete
 void check_values(const Optimizer& optimizer, const Span& span) {
   const std::string& name = optimizer.name();
   ensure(span.master != nullptr || (span.parameter.data != nullptr && span.parameter.type == Dtype::kBf16),
-         "{} is given neither f32 values nor bf16 ones to round stochastically", name);
+         "{} was given neither f32 values nor bf16 ones to round stochastically", name);
   ensure(span.master != nullptr || span.first_index % kScaleBlock == 0,
-         "{} is given values to round stochastically from element {} on, which begins no block", name,
+         "{} was given values to round stochastically from element {} on, which does not begin a block", name,
          span.first_index);
 }
 

@@ -17,8 +17,8 @@ struct LionFactors {
   GradientRule gradient;
   float decay;              // 1 - lr * weight_decay
   float step_size;          // lr
-  float of_average, blend;  // beta1, 1 - beta1: of the average and of the gradient in the update's direction
-  float keep, rate;         // beta2, 1 - beta2: of both in the next average
+  float of_average, blend;  // beta1, 1 - beta1: shares of average and gradient in the update's direction
+  float keep, rate;         // beta2, 1 - beta2: their shares in the next average
 };
 
 }  // namespace sluice::optim

@@ -86,7 +86,8 @@ class Sgd final : public Optimizer {
 
 std::unique_ptr<Optimizer> make_sgd(const Settings& settings, const Storage& storage) {
   if (settings.is_on("nesterov") && settings.number("momentum") == 0)
-    fail(ErrorCode::kInvalidArgument, "sgd: nesterov is asked for without momentum; give a momentum above 0");
+    fail(ErrorCode::kInvalidArgument,
+         "sgd: nesterov was asked for without momentum; give a momentum above 0");
   return std::make_unique<Sgd>(settings, storage);
 }
 

@@ -1,5 +1,5 @@
-// One loop for all optimizers: it brings the elements of every array as vectors of f32, whatever they are
-// held in, and takes what an optimizer makes of them back. Compiled once for each target: include it after
+// One loop for all optimizers: it loads every array's elements as vectors of f32, whatever type they have,
+// and stores what an optimizer makes of them. Compiled once for each target: include it after
 // hwy/foreach_target.h.
 #if defined(SLUICE_OPTIM_UPDATE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_OPTIM_UPDATE_INL_H_
@@ -15,7 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::optim::HWY_NAMESPACE {
 
-// What a vector of a parameter's elements has: of arrays of state as many as the optimizer keeps.
+// One vector of a parameter's elements. `first` and `second` are of the optimizer's arrays of state.
 struct Elements {
   kernels::HWY_NAMESPACE::F32Vector gradient, value, first, second;
 };
@@ -25,17 +25,18 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace simd = kernels::HWY_NAMESPACE;
 using simd::F32, simd::F32Vector;
 
-// Vectors that are done side by side: what an array is held in is looked at once for all of them, and while
-// some wait for divisions and roots there is work on others.
+// Vectors are updated in groups: the type of an array is tested once for a group, and while one vector waits
+// for a division or a root, there is work on the others.
 inline constexpr std::size_t kGroupVectors = 4, kGroup = kGroupVectors * simd::kLanes;
 using simd::Vectors;
 
-// Elements that the words of one vector of Philox serve.
-inline constexpr std::size_t kElementsOfWords = 8;  // of a block of Philox: 128 bits
+// How many elements the random words of one vector of Philox blocks serve.
+inline constexpr std::size_t kElementsOfWords = 8;  // the elements that one block of Philox (128 bits) serves
 inline constexpr std::size_t kRun = kElementsOfWords * hn::MaxLanes(simd::U64());
 static_assert(kScaleBlock % kRun == 0 && kRun % kGroup == 0);
 
-// What a block needs beside its arrays. (As a part of what follows it would keep that out of registers.)
+// Memory that a block needs beside its arrays. (As members of the classes below, it would cost them
+// registers.)
 struct Scratch {
   explicit Scratch(const Piece& piece) : keys(piece.words.seed) {}
   HWY_ALIGN float values[2][kScaleBlock];
@@ -43,11 +44,11 @@ struct Scratch {
   const simd::PhiloxKeys keys;
 };
 
-// Arrays of averages come first, and of squares second.
+// The first array of state holds averages, the second one averages of squares.
 template <std::size_t kArray>
 inline constexpr CodeMap kMapOf = kArray == 0 ? CodeMap::kSigned : CodeMap::kUnsigned;
 
-// Each of what follows serves vectors of a block: kCount whole ones side by side, or a part of one.
+// The following classes load and store one array of a block: kCount whole vectors, or a shorter one.
 class NoState {
  public:
   HWY_INLINE NoState(const Piece&, std::size_t, Scratch&) {}
@@ -61,7 +62,7 @@ class NoState {
   HWY_INLINE void finish(std::size_t) const {}
 };
 
-// As f32, bf16 or f16.
+// State of type f32, bf16 or f16.
 template <std::size_t kArray>
 class PlainState {
  public:
@@ -82,7 +83,7 @@ class PlainState {
   Array values_;
 };
 
-// As codes of one block: the new values wait until their scale is known.
+// State in codes. The new values are kept until the block's scale is known.
 template <std::size_t kArray>
 class CodedState {
  public:
@@ -123,7 +124,7 @@ class CodedState {
   codes::Largest largest_;
 };
 
-// In f32, with or without a copy in another type.
+// A parameter with an f32 master, with or without a copy in another type.
 class Master {
  public:
   HWY_INLINE Master(const Piece& piece, std::size_t begin, Scratch&) : master_(piece.master + begin) {
@@ -150,7 +151,7 @@ class Master {
   bool past_caches_;
 };
 
-// In bf16 alone: to the lower 16 bits, which are cut off, 16 random ones are added. NaN stays NaN.
+// A parameter in bf16 alone: 16 random bits are added to the lower 16, which are then cut off. NaN stays NaN.
 class Rounded {
  public:
   HWY_INLINE Rounded(const Piece& piece, std::size_t begin, Scratch& scratch)
@@ -263,7 +264,7 @@ HWY_INLINE void update_block(const Piece& piece, const GradientRule& rule, std::
     block.ask(i);
     block.template update<kGroupVectors>(rule, simd::Whole{i}, body);
   }
-  for (; i < n; i += simd::kLanes)  // the last ones of a piece, for which whole vectors are not compiled, too
+  for (; i < n; i += simd::kLanes)  // the rest of a piece, vector by vector, as if each were short
     block.template update<1>(rule, simd::Part{i, std::min(simd::kLanes, n - i)}, body);
   block.first.finish(n);
   block.second.finish(n);
@@ -281,9 +282,9 @@ HWY_INLINE void update_blocks(const Piece& piece, const GradientRule& rule, cons
 
 }  // namespace update
 
-// body(at, elements) for all vectors of a piece: it turns the value and the state into the new ones. `at`
-// counts from the piece's first element. Of codes and of parameters without a master whole blocks are done,
-// from their first element on.
+// Calls body(at, elements) for all vectors of a piece; it replaces the value and the state by the new ones.
+// `at` counts from the piece's first element. REQUIRES: with state in codes, and for parameters without a
+// master, the piece begins a block.
 template <std::size_t kArrays, class Body>
 HWY_INLINE void update_elements(const Piece& piece, const GradientRule& rule, const Body& body) {
   using namespace update;
