@@ -45,7 +45,7 @@ TEST(BlasProducts, RefuseSizesThatItsIntegersCannotHold) {
   const auto blas = make_blas_products(plain_sgemm);
   Product p;
   p.m = std::size_t{1} << 31, p.n = p.k = 1;
-  expect_error(ErrorCode::kInvalidArgument, {"32 bits", "2147483648"}, [&] { blas->multiply_f32(p); });
+  expect_error(ErrorCode::kInvalidArgument, {"32-bit", "2147483648"}, [&] { blas->multiply_f32(p); });
 }
 
 }  // namespace

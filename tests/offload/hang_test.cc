@@ -105,7 +105,7 @@ TEST_P(HangTest, AReservationThatHangsIsAnError) {
     std::this_thread::sleep_for(std::chrono::milliseconds(200));  // time for the system to begin the write
     const Error error = testing::error_of([&] { file->allocate(4 * kMiB); });
     EXPECT_EQ(error.code(), ErrorCode::kIo);
-    EXPECT_THAT(error.what(), HasSubstr("held: 4194304 bytes are to be reserved: no answer for 2 s"));
+    EXPECT_THAT(error.what(), HasSubstr("held: reserving 4194304 bytes: no answer for 2 s"));
     ended.get_future().wait();
   }
   service_.reset();
