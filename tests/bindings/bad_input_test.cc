@@ -207,7 +207,7 @@ TEST_F(BadInputTest, InspectAndGenerateNameWhatIsWrong) {
   std::ofstream(folder_ / "bad.jsonl") << "not json\n";
   expect_refused({"inspect", folder_ / "bad.jsonl"}, 2, "bad.jsonl");
   std::ofstream(folder_ / "bad.json") << "[1]";
-  expect_refused({"inspect", folder_ / "bad.json"}, 2, "no trace");
+  expect_refused({"inspect", folder_ / "bad.json"}, 2, "not a trace");
   expect_refused({"generate"}, 2, "--checkpoint");
   expect_refused({"generate", "--checkpoint", folder_.path()}, 2, "neither");
   expect_refused({"generate", "--checkpoint", folder_ / "nowhere", "--top-p", "2"}, 2, "top-p");

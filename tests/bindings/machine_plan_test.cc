@@ -70,7 +70,7 @@ TEST_F(MachinePlan, AWrongFileIsRefused) {
   refused(plan, {text_}, "is not valid JSON");
   refused(plan, {machine_, "--disk", "/other:1GiB"}, "'/other' is no disk of the machine");
   refused({"train", "--model", "tiny", "--data", text_, "--machine"}, {machine_},
-          "sluice plan --machine plans for another");
+          "use sluice plan --machine to plan for another");
   refused({"plan", "--model", "tiny"}, {}, "--data is missing");
 }
 
