@@ -12,7 +12,7 @@ namespace sluice::allocator {
 class Reservation {
  public:
   Reservation() = default;
-  // `used` is how many of the bytes the owner asked for; an access beyond them is reported as such. Throws
+  // `used` is how many of the bytes the owner asked for; an access beyond them is reported. Throws
   // Error(kBudget) where the system has no addresses left. REQUIRES: bytes is a positive multiple of
   // kHugePage
   Reservation(std::size_t bytes, std::size_t used, RangeKind kind, std::string_view name);

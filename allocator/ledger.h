@@ -61,8 +61,7 @@ class Ledger {
 
   Snapshot snapshot() const;
 
-  // Begins to keep a timeline of each tier, by purpose, which cuts the time since `begin` into at most
-  // `parts`.
+  // Begins to keep a timeline of each tier, by purpose, in at most `parts` parts of the time since `begin`.
   using TierTimeline = Timeline<kPurposes>;
   void record(std::size_t parts, std::chrono::steady_clock::time_point begin);
   // Empty where record() was not called.

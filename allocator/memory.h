@@ -9,10 +9,9 @@
 
 #include "allocator/ledger.h"
 
-// Physical memory, and the addresses under which it is seen. All sizes here are multiples of a huge page (2
-// MiB), except in pools of smaller extents. All memory is anonymous, populated when it is taken (so that a
-// lack of it shows at once), advised to be huge pages, not inherited by a forked child, and kept out of core
-// dumps.
+// Physical memory, and the addresses under which it is seen. All sizes are multiples of a huge page (2 MiB),
+// except in pools of smaller extents. All memory is anonymous, populated when it is taken (so that a lack of
+// it shows at once), advised to be huge pages, not inherited by a child, and kept out of core dumps.
 namespace sluice::allocator {
 
 // A buffer at a fixed address (staging, activations, resident state), zero at first. Throws Error(kBudget)
@@ -101,10 +100,9 @@ inline constexpr std::size_t kSmallestExtent = std::size_t{64} << 10;
 // Thread rule: one thread at a time, and never while I/O or another thread uses the home.
 class FramePool {
  public:
-  // Takes `extents` extents, charged to the ledger as kParameter, which free frames count as, too. Addresses
-  // are reserved for `capacity` extents, or for `extents` where that is more, so that take_more() can add
-  // some. Only extents of kHugePage or more are huge pages. REQUIRES: extent_bytes is a multiple of
-  // kSmallestExtent.
+  // Takes `extents` extents, charged to the ledger as kParameter, as free frames are. Addresses are reserved
+  // for `capacity` extents, or `extents` if that is more, for take_more(). Only extents of kHugePage or more
+  // are huge pages. REQUIRES: extent_bytes is a multiple of kSmallestExtent.
   FramePool(Ledger& ledger, std::size_t extent_bytes, std::size_t extents, std::size_t capacity = 0);
   ~FramePool();  // REQUIRES: no home holds one of its extents
   FramePool(const FramePool&) = delete;
@@ -132,8 +130,7 @@ class FramePool {
   // Error(kBudget) where the system lacks the memory, with nothing changed. REQUIRES: this pool's extents are
   // under the home, and may be read.
   FormerHome leave(Home& home);
-  // Gives free extents back to the system and the ledger, until the pool has only `extents_left`, or none is
-  // free.
+  // Gives free extents back to system and ledger, until the pool has only `extents_left`, or none is free.
   void give_back(std::size_t extents_left);
   // Takes memory until the pool has `extents`. Throws Error(kBudget) where the ledger or the system refuses
   // it; the extents taken by then stay. REQUIRES: extents is at most the capacity.
@@ -148,8 +145,7 @@ class FramePool {
 std::size_t resident_bytes();          // VmRSS of this process
 std::size_t peak_resident_bytes();     // VmHWM
 std::size_t available_memory_bytes();  // MemAvailable, or less where a control group (v1, v2) allows less
-// Sets *share to the share of the range that lies on huge pages. Returns false where the system does not
-// tell.
+// Sets *share to the share of the range on huge pages. Returns false where the system does not tell.
 bool huge_pages_given(const std::byte* data, std::size_t bytes, double* share);
 
 // Installs a SIGSEGV handler: from then on a touch of an absent home prints the home's name and the remedy on

@@ -12,9 +12,8 @@ namespace sluice {
 
 using Json = nlohmann::json;
 
-// Parses text. Throws Error(kInvalidArgument) that names the source ("config.json") with line and column;
-// also where the nesting is deeper than 100, since copying and writing such a value takes stack for every
-// level.
+// Parses text. Throws Error(kInvalidArgument) that names the source ("config.json") with line and column, and
+// where the nesting is deeper than 100, since copying such a value takes stack for every level.
 Json parse_json(std::string_view text, std::string_view source);
 Json read_json_file(const std::string& path);
 

@@ -8,8 +8,7 @@ namespace sluice {
 enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
 
 // Writes messages for people to the standard error stream, as "sluice: warning: text". Libraries log warnings
-// and errors only where the caller must know; the result of a call is never a log line. Thread rule: any
-// thread.
+// and errors only where the caller must know; a call's result is never a log line. Thread rule: any thread.
 class Log {
  public:
   template <class... Arguments>

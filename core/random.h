@@ -5,8 +5,7 @@
 namespace sluice {
 
 // Rounds of Philox. 7 are the fewest that pass all tests of BigCrush (table 2 of the paper below); 10 keep
-// the margin that its authors advise. Stochastic rounding needs no margin, and the rounds are most of its
-// time.
+// the margin that its authors advise. Stochastic rounding needs no margin, and spends most time on rounds.
 inline constexpr int kPhiloxRounds = 10, kRoundingPhiloxRounds = 7;
 
 // Philox4x32: a counter-based generator. The same counter and key give the same bits anywhere, in any order.

@@ -17,23 +17,20 @@ struct MemoryState {                 // SIZE_MAX where a value is unknown
 };
 MemoryState memory_state(const std::string& root = "/");
 
-// The number of cores that this process may use, by its affinity and its control groups' CPU quota (rounded
-// up). It is at least 1.
+// The cores that this process may use, by its affinity and its CPU quota (rounded up). It is at least 1.
 int usable_cpus(const std::string& root = "/");
 // The CPU quota alone, in cores (1.5 is possible), or nothing where there is none.
 std::optional<double> cpu_quota(const std::string& root = "/");
 
 std::string cpu_model(const std::string& root = "/");  // "unknown" where /proc/cpuinfo does not name it
-// The vector features of the CPU that this project knows, by Linux's names: "avx2", "avx512_bf16", "asimd",
-// ...
+// The vector features of the CPU that this project knows, by Linux's names: "avx2", "avx512_bf16", ...
 std::vector<std::string> simd_features(const std::string& root = "/");
 
 // Returns "always", "madvise" or "never", or "" where the system has no transparent huge pages.
 std::string huge_page_setting(const std::string& root = "/");
 std::optional<std::size_t> mapping_limit(const std::string& root = "/");  // vm.max_map_count
 std::string kernel_version(const std::string& root = "/");                // "6.1.0-18-amd64"
-// vm.unprivileged_userfaultfd. Where it is off, faults in user mode may still be allowed
-// (user_faults_allowed).
+// vm.unprivileged_userfaultfd. Faults in user mode may be allowed without it: see user_faults_allowed().
 bool unprivileged_userfaultfd(const std::string& root = "/");
 
 bool user_faults_allowed();                        // tries userfaultfd for faults in user mode

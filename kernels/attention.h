@@ -34,8 +34,7 @@ void attention_backward(Threads& threads, const AttentionShape& shape, ConstArra
                         Array dk, Array dv, void* workspace);
 
 // Attends from one query of each of shape.batch sequences to its `length` cached keys and values, without
-// dropout (for generation). Row t of sequence b begins in k and v at element (b * length_capacity + t) *
-// stride.
+// dropout, for generation. Row t of sequence b begins in k and v at (b * length_capacity + t) * stride.
 void attention_decode(Threads& threads, const AttentionShape& shape, std::size_t length_capacity,
                       ConstArray q, ConstArray k, ConstArray v, Array out);
 

@@ -40,8 +40,7 @@ HWY_INLINE void pack_rows(const void* from, std::size_t stride, std::size_t rows
   }
 }
 
-// Converts rows of `width` elements, `stride` apart, to rows of f32 times `factor`, with zeros up to a whole
-// panel.
+// Converts rows of `width` elements, `stride` apart, to f32 times `factor`, with zeros up to a whole panel.
 HWY_INLINE void pack_tile(ConstArray from, std::size_t stride, std::size_t rows, std::size_t width,
                           float factor, float* to) {
   if (from.type == Dtype::kF32)

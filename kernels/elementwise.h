@@ -17,8 +17,7 @@ void fill(Threads& threads, std::size_t n, float value, Array to);
 void add(Threads& threads, std::size_t n, ConstArray a, ConstArray b, Array sum);
 void scale(Threads& threads, std::size_t n, float factor, Array x);
 
-// Converts f32 values to a type of 2 bytes and packs them into the first half of their memory. For f32 it
-// does nothing.
+// Converts f32 to a type of 2 bytes, packed into the first half of its memory. For f32 it does nothing.
 void narrow_in_place(Threads& threads, std::size_t n, float* values, Dtype type);
 
 // Fills with Normal(mean, deviation), by Box-Muller over Philox words. The value of element i depends on

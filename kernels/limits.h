@@ -29,9 +29,8 @@ enum class Stores { kPlain, kPastCaches };
 enum class Turns { kPages, kLines };
 
 // Goes through all streams once, side by side: each is cut into kStreamBlocks blocks, and a thread takes the
-// block of one number in every stream. Returns the exclusive or of the kRead streams' 32-bit words, so that
-// the compiler cannot leave out their loads. REQUIRES: data is aligned to 64 bytes; bytes are multiples of 64
-// * kStreamBlocks.
+// block of one number in every stream. Returns the exclusive or of the 32-bit words of the kRead streams, so
+// that no load is left out. REQUIRES: data is aligned to 64 bytes; bytes are multiples of 64 * kStreamBlocks.
 inline constexpr std::size_t kStreamBlocks = 1024;
 std::uint32_t go_through(Threads& threads, std::span<const MemoryStream> streams, Stores stores,
                          Turns turns = Turns::kPages);

@@ -6,7 +6,7 @@
 
 // Normalises rows. x, y, dx and dy are [rows, width], of f32, bf16 or f16; gamma and beta are [width], of x's
 // type; statistics are f32, and backward needs them; dgamma and dbeta are f32, and are added to where
-// accumulate, else overwritten. Sums over a row use 16 lanes as in reduce.h; sums over rows have the order of
+// accumulate, else overwritten. Sums are those of reduce.h: along a row in 16 lanes, over rows as
 // column_sum().
 namespace sluice::kernels {
 

@@ -1,6 +1,6 @@
 // Vectors of f32 with at most 16 lanes: loads and stores of f32, bf16 and f16, loops with a tail, sums in the
-// written order. Compiled once for each target: include it after hwy/foreach_target.h. So it has no #pragma
-// once.
+// written order. Compiled once for each target (so without #pragma once): include it after
+// hwy/foreach_target.h.
 #if defined(SLUICE_KERNELS_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_KERNELS_SIMD_INL_H_
 #undef SLUICE_KERNELS_SIMD_INL_H_

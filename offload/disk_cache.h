@@ -14,8 +14,7 @@ struct DiskKnowledge {
   DiskRates rates;               // measured beside work on all cores
   IoOptions io;                  // reach these rates
   double processor_seconds = 0;  // of one core, for each byte that is read or written
-  // The rounds of the measurement differed so much that other work must have disturbed it. It is kept for an
-  // hour.
+  // Rounds of the measurement differed so much that other work must have disturbed it. It is kept an hour.
   bool disturbed = false;
 };
 

@@ -27,8 +27,7 @@ struct OpenedFile {
 
 // Opens a file past the page cache, as IoService::open() describes.
 OpenedFile open_direct(const std::string& path, OpenMode mode);
-// Replaces O_TMPFILE where the system lacks it: makes a named file in the folder, and removes its name at
-// once.
+// Makes a named file in the folder and removes its name at once, where the system lacks O_TMPFILE.
 OpenedFile open_and_unlink(const std::string& folder);
 
 // Makes a file of an I/O service. `sink` runs its transfers and outlives it.

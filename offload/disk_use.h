@@ -12,8 +12,7 @@ namespace sluice::offload {
 // after four seconds of reading.
 struct DiskUse {
   DiskRates rates;
-  // Seconds of one core for each byte that is read or written: what the cores computed less meanwhile, and a
-  // checksum.
+  // Seconds of one core for each byte read or written: what the cores computed less, and a checksum.
   double processor_seconds = 0;
 };
 

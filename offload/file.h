@@ -106,8 +106,8 @@ struct Faults {
   std::uint64_t truncate_after = UINT64_MAX;  // at this transfer the file loses its second half
   unsigned delay_microseconds = 0;            // each transfer ends so much later, on another thread
 };
-// Makes a file that forwards to `inner`, with faults. `injected`, where it is not null, counts them. Both
-// outlive the file.
+// Makes a file that forwards to `inner`, with faults. `injected` counts them, if it is not null. Both outlive
+// it.
 std::unique_ptr<File> make_faulty_file(File& inner, const Faults& faults,
                                        std::atomic<std::uint64_t>* injected = nullptr);
 

@@ -47,8 +47,7 @@ class RecordStore {
   RecordStore(std::vector<std::unique_ptr<File>> files, allocator::Ledger& ledger, Trace* trace = nullptr);
   ~RecordStore();
 
-  // Adds a record of `bytes`, cut into blocks of block_bytes (multiples of kDiskBlock). Messages use the
-  // name.
+  // Adds a record of `bytes`, cut into blocks of block_bytes: multiples of kDiskBlock. Messages use the name.
   RecordId define(std::string name, std::uint64_t bytes, allocator::Purpose purpose,
                   std::size_t block_bytes = kBlock);
   // The bytes of memory that define() charges to the ledger as kBase, mostly for the blocks' checksums.

@@ -108,8 +108,7 @@ struct Block {
   bool needs_io() const { return bytes > 0 && !transfer->failed(); }
 
   enum class Outcome { kEnded, kAgain };
-  // Takes in what the system call returned: a number of bytes, or a negative errno. Where it returns kAgain,
-  // the rest is to be asked for.
+  // Takes in what the system call returned: a number of bytes, or a negative errno. kAgain asks for the rest.
   Outcome advance(std::int64_t result, std::exception_ptr* error);
 
  private:

@@ -13,10 +13,9 @@
 
 namespace sluice::offload {
 
-// Ends the transfers of a file whose device does not answer any more: where none of them has moved a block
-// for as long as `patience`, all get an Error(kIo). Results that the system reports later are ignored. Pages
-// that a device still writes to stay allocated to it until then (O_DIRECT), even if they are unmapped here.
-// Thread rule: any thread.
+// Ends the transfers of a file whose device does not answer any more: where none has moved a block for as
+// long as `patience`, all get an Error(kIo), and later results are ignored. Pages that a device still writes
+// to stay allocated to it until then (O_DIRECT), even if they are unmapped here. Thread rule: any thread.
 class Watch {
  public:
   explicit Watch(std::chrono::milliseconds patience);

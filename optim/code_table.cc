@@ -15,8 +15,7 @@ double power_of_ten(std::size_t exponent) {
 // The index of the line of the numbers from 2^k on: the exponent of an f32 is k + 127.
 std::size_t lookup_of(std::size_t k) { return (k + 127) % 8; }
 
-// Adds the line of the numbers from 2^k on. They cut (0.1 / unit, 1 / unit] into 2^k equal parts, and stand
-// for the parts' middles.
+// Adds the line of the numbers from 2^k on: the middles of 2^k equal parts of (0.1 / unit, 1 / unit].
 void add_line(std::size_t k, double unit, float number_of_code_0, CodeTable& table) {
   const auto parts = static_cast<double>(std::size_t{1} << k);
   const std::size_t line = lookup_of(k);

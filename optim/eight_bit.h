@@ -4,8 +4,7 @@
 #include <span>
 
 // Arrays in 8 bits: a code for each element, and an f32 scale for each block of them (Dettmers et al. 2022,
-// "8-bit Optimizers via Block-wise Quantization", sections 2 and 3). docs/optimizers.md says what each code
-// stands for.
+// "8-bit Optimizers via Block-wise Quantization", sections 2 and 3). docs/optimizers.md explains the codes.
 namespace sluice::optim {
 
 // The number of elements that share a scale. Blocks are counted from the parameter's first element.
@@ -19,9 +18,8 @@ std::span<const float, 256> code_values(CodeMap map);
 
 // codes are [n], with a scale for each block of kScaleBlock elements (the last may have fewer). encode()
 // rounds to nearest, and half-way towards 0; but with kUnsigned a value above 0 stays above 0. It encodes
-// what decode() gave to the same codes. In a block with a value that is infinite or not a number, all
-// elements become so. The bits are the same on every target. REQUIRES: with kUnsigned, no value is below 0.
-// Thread rule: any thread.
+// what decode() gave to the same codes. A value that is not finite makes its whole block not finite. The bits
+// are the same on every target. REQUIRES: with kUnsigned, no value is below 0. Thread rule: any thread.
 void encode(std::size_t n, CodeMap map, const float* values, std::uint8_t* codes, float* scales);
 void decode(std::size_t n, CodeMap map, const std::uint8_t* codes, const float* scales, float* values);
 

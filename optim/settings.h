@@ -60,9 +60,8 @@ Json setting_table_json();
 class Settings {
  public:
   enum class Defaults { kOwn, kTraining };
-  // `given` is an object of values by name, or by Python's name; a switch may also be 0 or 1. Throws
-  // Error(kInvalidArgument) for a setting that the optimizer does not have, a value out of range, and a
-  // setting that is given twice.
+  // `given` is an object of values by name, or by Python's name; a switch may be 0 or 1. Throws
+  // Error(kInvalidArgument) for an unknown setting, a value out of range, and a setting that is given twice.
   Settings(std::string_view optimizer, const Json& given, Defaults defaults = Defaults::kOwn);
   // Makes the settings of an optimizer that is not in the table, which has none.
   explicit Settings(std::string_view optimizer) : optimizer_(optimizer) {}

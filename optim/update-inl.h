@@ -1,6 +1,5 @@
-// One loop for all optimizers: it loads every array's elements as vectors of f32, whatever type they have,
-// and stores what an optimizer makes of them. Compiled once for each target: include it after
-// hwy/foreach_target.h.
+// One loop for all optimizers: it loads all arrays as vectors of f32, whatever their types, and stores what
+// an optimizer makes of them. Compiled once for each target: include it after hwy/foreach_target.h.
 #if defined(SLUICE_OPTIM_UPDATE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_OPTIM_UPDATE_INL_H_
 #undef SLUICE_OPTIM_UPDATE_INL_H_
@@ -35,8 +34,7 @@ inline constexpr std::size_t kElementsOfWords = 8;  // the elements that one blo
 inline constexpr std::size_t kRun = kElementsOfWords * hn::MaxLanes(simd::U64());
 static_assert(kScaleBlock % kRun == 0 && kRun % kGroup == 0);
 
-// Memory that a block needs beside its arrays. (As members of the classes below, it would cost them
-// registers.)
+// Memory that a block needs beside its arrays. (As members of the classes below it would cost registers.)
 struct Scratch {
   explicit Scratch(const Piece& piece) : keys(piece.words.seed) {}
   HWY_ALIGN float values[2][kScaleBlock];

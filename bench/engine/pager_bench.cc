@@ -1,6 +1,5 @@
 // Measures what an access costs the pager, by the number of holdings. Each is used in forward and backward,
-// written behind and fetched ahead, with a backing whose transfers end at once. The figure includes moving
-// pages.
+// written behind and fetched ahead, and its backing ends transfers at once. Moving pages is included.
 #include <benchmark/benchmark.h>
 
 #include <vector>

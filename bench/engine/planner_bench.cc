@@ -1,6 +1,5 @@
-// Measures how long planning takes, by the number of units: for a schedule of GPT-like blocks with three
-// levels of recomputation and four micro-batches, and for the same units in any order with half of the memory
-// that all take.
+// Measures how long planning takes, by the number of units: for GPT-like blocks with three levels of
+// recomputation and four micro-batches, and for the same units in any order with half of their memory.
 #include <benchmark/benchmark.h>
 
 #include <string>

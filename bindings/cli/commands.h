@@ -8,8 +8,7 @@
 #include "models/generate.h"
 #include "models/trainer.h"
 
-// The subcommands of `sluice`. Each has a function that binds its flags to its options, and one that runs it.
-// All throw sluice::Error.
+// The subcommands of `sluice`. Each has functions to bind its flags and to run it, which throw sluice::Error.
 namespace sluice::cli {
 
 struct TrainOptions {
@@ -26,8 +25,7 @@ void bind_plan(CLI::App& app, TrainOptions& options);        // the arguments of
 void bind_step_bench(CLI::App& app, TrainOptions& options);  // those of them that shape a step
 // Turns options that are words (types, folders, choices) into settings.
 void read_choices(const TrainOptions& options, models::TrainSettings& settings);
-// Returns the settings from the flags and, for flags that are not given, from the file of --config. REQUIRES:
-// `app` has been parsed.
+// Returns the settings of the flags, and for others those of --config. REQUIRES: `app` has been parsed.
 models::TrainSettings finish_settings(CLI::App& app, TrainOptions& options);
 offload::DiskFolder parse_disk(const std::string& text);
 void run_train(const models::TrainSettings& settings, const TrainOptions& options, std::FILE* out);
@@ -55,8 +53,7 @@ struct DoctorOptions {
 void bind_doctor(CLI::App& app, DoctorOptions& options);
 void run_doctor(const DoctorOptions& options, std::FILE* out);
 
-// Runs the program. Returns its exit status: 0, or 2 for invalid input, 3 for a budget that is too small, and
-// 1 for any other error.
+// Runs the program. Returns 0, or 2 for invalid input, 3 for too small a budget, 1 for any other error.
 int run(int argc, const char* const* argv);
 
 }  // namespace sluice::cli

@@ -8,8 +8,7 @@
 
 namespace sluice::cli {
 
-// One stream of fio: by io_uring past the page cache, from buffers on huge pages where the machine gives
-// them.
+// One stream of fio, by io_uring past the page cache, from buffers on huge pages where there are some.
 struct FioJob {
   bool writes = false;
   offload::StreamShape shape;
@@ -18,8 +17,8 @@ struct FioJob {
 std::string to_text(const FioJob& job);  // "16 x 512.0 KiB, registered buffers"
 
 // Returns the bytes a second of jobs that run one after another, each over an existing file of `bytes`, or
-// for two seconds. Returns nothing where fio is not installed or fails; `why` then says which. fio ends with
-// this process.
+// for two seconds. Returns nothing where fio is missing or fails; `why` then says which. fio ends with this
+// process.
 std::optional<std::vector<double>> fio_rates(const std::string& path, std::uint64_t bytes,
                                              std::span<const FioJob> jobs, std::string* why);
 

@@ -66,9 +66,8 @@ double parse_real(std::string_view what, std::string_view text);
 // Writes JSON for the standard output. Bytes of a path that are not UTF-8 are replaced.
 std::string json_text(const Json& json);
 
-// Gives flags that the command line left out their values from a JSON object. Its keys are the flags' names
-// without leading dashes (save_every or save-every). An unknown key is Error(kInvalidArgument) that names the
-// nearest known one.
+// Gives flags that the command line left out their values from a JSON object, whose keys are the flags' names
+// without leading dashes (save_every or save-every). An unknown key is Error(kInvalidArgument).
 void apply_config(CLI::App& app, const Json& config, const std::string& source);
 
 // Throws Error(kInvalidArgument) for a flag that takes one value and is given more than once.

@@ -3,8 +3,7 @@
 
 #include "core/json.h"
 
-// What `sluice inspect` reports of one file or folder, for programs and for people. All functions throw
-// sluice::Error that names it.
+// What `sluice inspect` reports of one file or folder. All functions throw sluice::Error that names it.
 namespace sluice::cli {
 
 struct Report {

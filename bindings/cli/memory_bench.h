@@ -24,9 +24,8 @@ struct MemoryWork {
   std::function<void()> products;  // does a call's matrix products alone; empty where it has none
 };
 
-// Measures works together. A work's limit is the slower of two: memory's (loops that only move the same
-// bytes, with the best kind of stores and of turns, and then the products, where there are any), and the
-// arithmetic's.
+// Measures works together. A work's limit is the slower of memory's (loops that only move the same bytes,
+// with the best stores and turns, and then the products, if it has any) and the arithmetic's.
 class MemoryBench {
  public:
   MemoryBench(Threads& threads, BenchReport& report) : threads_(threads), report_(report) {}

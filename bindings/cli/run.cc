@@ -119,8 +119,7 @@ int run(Program& program, int argc, const char* const* argv) {
 }  // namespace
 
 int run(int argc, const char* const* argv) {
-  // A closed pipe and a file-size limit must fail the write, which is then reported, and must not end a run
-  // unsaved.
+  // A closed pipe and a file-size limit must fail the write, which is reported, instead of ending the run.
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGXFSZ, SIG_IGN);
   Program program;

@@ -7,8 +7,7 @@
 namespace sluice::cli {
 
 // While it lives, SIGTERM, SIGUSR1 and the first Ctrl-C ask for a stop at the end of the step. A Ctrl-C after
-// any of them ends the process at once, with status 130. A process has one at a time, made before the threads
-// that compute.
+// any of them ends the process at once, with status 130. It is made before the threads that compute.
 //
 // A thread of its own waits for these signals, and all threads that begin later block them, so that no
 // handler runs: it would run on the stack of a thread that computes, and generated code of oneDNN uses the
