@@ -10,42 +10,42 @@ namespace {
 
 static_assert(kernels::kLoopGrain % kScaleBlock == 0);
 
-// Makes one piece of the whole span.
-Piece piece_of(const Span& span, const RoundingWords& words) {
-  Piece piece;
-  piece.count = span.count;
-  piece.gradient = span.gradient;
-  piece.master = span.master;
-  piece.parameter = span.parameter;
-  piece.words = words;
-  std::copy(span.state.begin(), span.state.end(), piece.state.begin());
-  return piece;
+// Makes the range that is the whole span.
+SpanRange range_of(const Span& span, const RoundingWords& words) {
+  SpanRange range;
+  range.count = span.count;
+  range.gradient = span.gradient;
+  range.master = span.master;
+  range.parameter = span.parameter;
+  range.words = words;
+  std::copy(span.state.begin(), span.state.end(), range.state.begin());
+  return range;
 }
 
 }  // namespace
 
-Piece Piece::part(std::size_t at, std::size_t elements) const {
-  Piece piece = *this;
-  piece.first += at;
-  piece.count = elements;
-  piece.gradient = gradient.at(at);
-  if (master != nullptr) piece.master += at;
-  if (parameter.data != nullptr) piece.parameter = parameter.at(at);
-  piece.words.first_index += at;
-  for (StatePart& array : piece.state) {
+SpanRange SpanRange::part(std::size_t at, std::size_t elements) const {
+  SpanRange range = *this;
+  range.first += at;
+  range.count = elements;
+  range.gradient = gradient.at(at);
+  if (master != nullptr) range.master += at;
+  if (parameter.data != nullptr) range.parameter = parameter.at(at);
+  range.words.first_index += at;
+  for (StatePart& array : range.state) {
     if (array.values.data != nullptr) array.values = array.values.at(at);
     if (array.scales != nullptr) array.scales += at / kScaleBlock;
   }
-  return piece;
+  return range;
 }
 
-void for_each_piece(Threads& threads, const Optimizer& optimizer, const Hyperparameters& hyperparameters,
-                    const Span& span, const std::function<void(const Piece&)>& body) {
+void for_each_range(Threads& threads, const Optimizer& optimizer, const Hyperparameters& hyperparameters,
+                    const Span& span, const std::function<void(const SpanRange&)>& body) {
   check_span(optimizer, hyperparameters, span);
   check_values(optimizer, span);
   const RoundingWords words = {optimizer.storage().seed, span.parameter_index << 40 ^ hyperparameters.step,
                                span.first_index};
-  const Piece all = piece_of(span, words);
+  const SpanRange all = range_of(span, words);
   threads.parallel_for(span.count, kernels::kLoopGrain,
                        [&](std::size_t begin, std::size_t end) { body(all.part(begin, end - begin)); });
 }

@@ -15,7 +15,7 @@ inline constexpr std::size_t kMostArrays = 3;
 // The random words by which bf16 values without a master are rounded: those of CounterRandom(seed, stream),
 // of kRoundingPhiloxRounds. An element uses half of a word; element 0 uses the lower half of word 0.
 struct RoundingWords {
-  std::uint64_t seed = 0, stream = 0, first_index = 0;  // the index is that of the piece's first element
+  std::uint64_t seed = 0, stream = 0, first_index = 0;  // the index is that of the range's first element
 };
 
 // How a gradient's elements are scaled and clipped before anything else: see optim/gradient-inl.h.
@@ -25,8 +25,8 @@ struct GradientRule {
 };
 GradientRule gradient_rule(const Hyperparameters& hyperparameters);
 
-// A part of a span that one call of a kernel works on.
-struct Piece {
+// The range of a span that one call of a kernel works on.
+struct SpanRange {
   std::size_t first = 0, count = 0;  // elements of the span
   ConstArray gradient;
   float* master = nullptr;  // null where the parameter is rounded stochastically
@@ -34,15 +34,15 @@ struct Piece {
   RoundingWords words;
   std::array<StatePart, kMostArrays> state;  // the optimizer's arrays come first, the others are empty
 
-  Piece part(std::size_t at, std::size_t elements) const;  // REQUIRES: `at` is a multiple of kScaleBlock
+  SpanRange part(std::size_t at, std::size_t elements) const;  // REQUIRES: `at` is a multiple of kScaleBlock
 };
 
-// Calls body(piece) for pieces that cover the span, on all threads: see optim/update-inl.h. Throws
+// Calls body(range) for ranges that cover the span, on all threads: see optim/update-inl.h. Throws
 // Error(kInternal) where the engine misuses it: a step of 0, other arrays or types of state than the
 // optimizer describes.
-void for_each_piece(Threads& threads, const Optimizer& optimizer, const Hyperparameters& hyperparameters,
-                    const Span& span, const std::function<void(const Piece&)>& body);
-// The two checks of for_each_piece(), for optimizers with rounds, which go over elements in their own way.
+void for_each_range(Threads& threads, const Optimizer& optimizer, const Hyperparameters& hyperparameters,
+                    const Span& span, const std::function<void(const SpanRange&)>& body);
+// The two checks of for_each_range(), for optimizers with rounds, which go over elements in their own way.
 void check_span(const Optimizer& optimizer, const Hyperparameters& hyperparameters, const Span& span);
 void check_values(const Optimizer& optimizer, const Span& span);  // the span must have values to update
 
