@@ -37,12 +37,12 @@ class File {
 
 // Transfers that a caller waits for together. wait() throws the first error after all have ended. Thread
 // rule: add() and wait() from one thread; the Done functions from any.
-class Batch {
+class TransferGroup {
  public:
-  Batch();
-  ~Batch();  // waits for all transfers
-  Batch(Batch&&) noexcept;
-  Batch& operator=(Batch&&) = delete;
+  TransferGroup();
+  ~TransferGroup();  // waits for all transfers
+  TransferGroup(TransferGroup&&) noexcept;
+  TransferGroup& operator=(TransferGroup&&) = delete;
   Done add();  // makes the Done for one more transfer
   bool finished() const;
   void wait();

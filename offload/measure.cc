@@ -85,7 +85,7 @@ double stream(std::uint64_t bytes, const StreamShape& shape, std::span<std::byte
   FreeParts parts(shape.depth);
   std::vector<std::optional<std::uint64_t>> offsets(shape.depth);  // of the transfers under way
   std::size_t under_way = 0;
-  Batch all;  // its destructor waits, so that `parts` outlives the transfers
+  TransferGroup all;  // its destructor waits, so that `parts` outlives the transfers
   const auto memory_of = [&](std::size_t part, std::uint64_t offset) {
     return memory.subspan(part * shape.block, std::min<std::uint64_t>(shape.block, bytes - offset));
   };

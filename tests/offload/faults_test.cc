@@ -89,10 +89,10 @@ TEST(FaultyFileTest, ADelayEndsTransfersLater) {
   const std::unique_ptr<File> file = make_faulty_file(*inner, {.delay_microseconds = 30'000});
   Buffer data(kDiskBlock);
   const auto begin = std::chrono::steady_clock::now();
-  Batch batch;
-  for (std::uint64_t i = 0; i < 10; ++i) file->write(i * kDiskBlock, data.all(), batch.add());
-  EXPECT_FALSE(batch.finished());
-  batch.wait();
+  TransferGroup group;
+  for (std::uint64_t i = 0; i < 10; ++i) file->write(i * kDiskBlock, data.all(), group.add());
+  EXPECT_FALSE(group.finished());
+  group.wait();
   const auto taken = std::chrono::steady_clock::now() - begin;
   EXPECT_GE(taken, std::chrono::milliseconds(30));
   EXPECT_LT(taken, std::chrono::milliseconds(250));  // the delays run at the same time
@@ -164,31 +164,31 @@ TEST(VolatileFileTest, AFileThatWasNeverSyncedMayLoseItsEnd) {
   EXPECT_TRUE(lost);
 }
 
-TEST(BatchTest, TheFirstErrorIsThrownAfterAllHaveEnded) {
-  Batch batch;
-  Done a = batch.add(), b = batch.add(), c = batch.add();
+TEST(TransferGroupTest, TheFirstErrorIsThrownAfterAllHaveEnded) {
+  TransferGroup group;
+  Done a = group.add(), b = group.add(), c = group.add();
   b(std::make_exception_ptr(Error(ErrorCode::kIo, "first")));
   a(nullptr);
-  EXPECT_FALSE(batch.finished());
+  EXPECT_FALSE(group.finished());
   c(std::make_exception_ptr(Error(ErrorCode::kIo, "second")));
-  EXPECT_TRUE(batch.finished());
-  EXPECT_STREQ(error_of([&] { batch.wait(); }).what(), "first");
-  batch.wait();  // does not throw the error a second time
+  EXPECT_TRUE(group.finished());
+  EXPECT_STREQ(error_of([&] { group.wait(); }).what(), "first");
+  group.wait();  // does not throw the error a second time
 }
 
-TEST(BatchTest, ARefusedTransferIsAnErrorNotAHang) {
-  Batch batch;
+TEST(TransferGroupTest, ARefusedTransferIsAnErrorNotAHang) {
+  TransferGroup group;
   const std::unique_ptr<File> file = make_memory_file("file");
   Buffer data(kDiskBlock);
-  EXPECT_THROW(file->read(1, data.all(), batch.add()), Error);
-  EXPECT_TRUE(batch.finished());
-  EXPECT_EQ(error_of([&] { batch.wait(); }).code(), ErrorCode::kState);
+  EXPECT_THROW(file->read(1, data.all(), group.add()), Error);
+  EXPECT_TRUE(group.finished());
+  EXPECT_EQ(error_of([&] { group.wait(); }).code(), ErrorCode::kState);
 }
 
-TEST(BatchTest, AMovedBatchWaits) {
-  Batch batch;
-  Done done = batch.add();
-  Batch moved(std::move(batch));
+TEST(TransferGroupTest, AMovedGroupWaits) {
+  TransferGroup group;
+  Done done = group.add();
+  TransferGroup moved(std::move(group));
   EXPECT_FALSE(moved.finished());
   done(nullptr);
   moved.wait();

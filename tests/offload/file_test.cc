@@ -86,16 +86,16 @@ TEST_P(FileTest, ManyTransfersOfRandomSizeAtATime) {
   EXPECT_EQ(file_->size(), kBytes);
   const CounterRandom random(3, 0);
   const auto in_pieces = [&](std::uint64_t stream, auto&& transfer) {
-    Batch batch;
+    TransferGroup group;
     std::size_t offset = 0;
     for (std::uint64_t i = 0; offset < kBytes; ++i) {
       const std::size_t blocks = 1 + random.block(stream * 100000 + i)[0] % 100;
       const std::size_t bytes = std::min(blocks * kDiskBlock, kBytes - offset);
-      transfer(offset, bytes, batch.add());
+      transfer(offset, bytes, group.add());
       offset += bytes;
     }
-    batch.wait();
-    EXPECT_TRUE(batch.finished());
+    group.wait();
+    EXPECT_TRUE(group.finished());
   };
   in_pieces(0, [&](auto offset, auto bytes, Done done) {
     file_->write(offset, data.part(offset, bytes), std::move(done));
@@ -191,13 +191,13 @@ TEST_P(FileTest, DestructionWaitsForTransfers) {
 TEST_P(FileTest, ADoneMayBeginTheNextTransfer) {
   Buffer data(kMiB), back(kMiB);
   fill(data.all(), 5);
-  Batch batch;
-  Done last = batch.add();
+  TransferGroup group;
+  Done last = group.add();
   file_->write(0, data.all(), [&](std::exception_ptr error) {
     EXPECT_EQ(error, nullptr);
     file_->read(0, back.all(), last);
   });
-  batch.wait();
+  group.wait();
   EXPECT_TRUE(equal(data.all(), back.all()));
 }
 

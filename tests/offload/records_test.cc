@@ -209,15 +209,15 @@ TEST_F(OneRecord, ABlockThatWasNeverWrittenCannotBeRead) {
 
 TEST_F(OneRecord, TransfersThatOverlapAreMisuse) {
   open({.delay_microseconds = 20'000});
-  Batch batch;
-  store_->write(record_, kBlock, data_.part(kBlock, 2 * kBlock), batch.add());
+  TransferGroup group;
+  store_->write(record_, kBlock, data_.part(kBlock, 2 * kBlock), group.add());
   const Error error = error_of([&] { put(*store_, record_, 0, data_.all()); });
   EXPECT_EQ(error.code(), ErrorCode::kState);
   EXPECT_THAT(error.what(), AllOf(HasSubstr("layer 3 state"), HasSubstr("block 1")));
   store_->write(record_, 3 * kBlock, data_.part(3 * kBlock, kBlock),
-                batch.add());  // other blocks may be written
-  store_->write(record_, 0, data_.part(0, kBlock), batch.add());
-  batch.wait();
+                group.add());  // other blocks may be written
+  store_->write(record_, 0, data_.part(0, kBlock), group.add());
+  group.wait();
   get(*store_, record_, 0, back_.part(0, 4 * kBlock));
   EXPECT_TRUE(equal(back_.part(0, 4 * kBlock), data_.part(0, 4 * kBlock)));
 }
@@ -256,14 +256,14 @@ TEST_F(OneRecord, ReadAndWriteFlipsAreFound) {
 class CheckedByTheCaller : public OneRecord {
  protected:
   void write(std::uint64_t offset, std::span<const std::byte> from) {
-    Batch batch;
-    store_->write(record_, offset, from, threads_, batch.add());
-    batch.wait();
+    TransferGroup group;
+    store_->write(record_, offset, from, threads_, group.add());
+    group.wait();
   }
   std::span<std::byte> read(std::uint64_t offset, std::size_t bytes) {
-    Batch batch;
-    store_->read_unchecked(record_, offset, back_.part(offset, bytes), batch.add());
-    batch.wait();
+    TransferGroup group;
+    store_->read_unchecked(record_, offset, back_.part(offset, bytes), group.add());
+    group.wait();
     return back_.part(offset, bytes);
   }
   Threads threads_{2};
@@ -313,11 +313,11 @@ TEST_F(CheckedByTheCaller, ABlockCannotBeWrittenBeforeItIsChecked) {
 TEST_F(CheckedByTheCaller, ABlockCannotBeCheckedDuringATransfer) {
   open({.delay_microseconds = 20'000});
   write(0, data_.all());
-  Batch batch;
-  store_->read_unchecked(record_, 0, back_.all(), batch.add());
+  TransferGroup group;
+  store_->read_unchecked(record_, 0, back_.all(), group.add());
   EXPECT_EQ(error_of([&] { store_->check(record_, kBlock, data_.part(kBlock, kBlock), threads_); }).code(),
             ErrorCode::kState);
-  batch.wait();
+  group.wait();
   store_->check(record_, 0, back_.all(), threads_);
 }
 

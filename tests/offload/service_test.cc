@@ -201,11 +201,11 @@ TEST_P(ServiceTest, TwoFilesShareAService) {
   std::unique_ptr<File> b = service_->open(folder_.path(), OpenMode::kUnnamed);
   Buffer data(8 * kMiB), back(4 * kMiB);
   fill(data.all(), 3);
-  Batch batch;
-  a->write(0, data.part(0, 4 * kMiB), batch.add());
-  b->write(0, data.part(4 * kMiB, 4 * kMiB), batch.add());
+  TransferGroup group;
+  a->write(0, data.part(0, 4 * kMiB), group.add());
+  b->write(0, data.part(4 * kMiB, 4 * kMiB), group.add());
   b.reset();  // waits for its own transfers
-  batch.wait();
+  group.wait();
   read_now(*a, 0, back.all());
   EXPECT_TRUE(equal(data.part(0, 4 * kMiB), back.all()));
 }

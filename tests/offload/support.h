@@ -101,27 +101,27 @@ Error error_of(Call&& call) {
 }
 
 inline void write_now(File& file, std::uint64_t offset, std::span<const std::byte> from) {
-  Batch batch;
-  file.write(offset, from, batch.add());
-  batch.wait();
+  TransferGroup group;
+  file.write(offset, from, group.add());
+  group.wait();
 }
 
 inline void read_now(File& file, std::uint64_t offset, std::span<std::byte> into) {
-  Batch batch;
-  file.read(offset, into, batch.add());
-  batch.wait();
+  TransferGroup group;
+  file.read(offset, into, group.add());
+  group.wait();
 }
 
 inline void put(RecordStore& store, RecordId record, std::uint64_t offset, std::span<const std::byte> from) {
-  Batch batch;
-  store.write(record, offset, from, batch.add());
-  batch.wait();
+  TransferGroup group;
+  store.write(record, offset, from, group.add());
+  group.wait();
 }
 
 inline void get(RecordStore& store, RecordId record, std::uint64_t offset, std::span<std::byte> into) {
-  Batch batch;
-  store.read(record, offset, into, batch.add());
-  batch.wait();
+  TransferGroup group;
+  store.read(record, offset, into, group.add());
+  group.wait();
 }
 
 }  // namespace sluice::offload::testing

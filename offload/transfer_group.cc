@@ -6,7 +6,7 @@
 
 namespace sluice::offload {
 
-struct Batch::State {
+struct TransferGroup::State {
   std::mutex mutex;
   std::condition_variable none_open;
   std::size_t open = 0;
@@ -45,16 +45,16 @@ class Ticket {
 
 }  // namespace
 
-Batch::Batch() : state_(std::make_shared<State>()) {}
-Batch::Batch(Batch&&) noexcept = default;
+TransferGroup::TransferGroup() : state_(std::make_shared<State>()) {}
+TransferGroup::TransferGroup(TransferGroup&&) noexcept = default;
 
-Batch::~Batch() {
+TransferGroup::~TransferGroup() {
   if (state_ == nullptr) return;
   std::unique_lock lock(state_->mutex);
   state_->wait(lock);
 }
 
-Done Batch::add() {
+Done TransferGroup::add() {
   {
     const std::lock_guard lock(state_->mutex);
     ++state_->open;
@@ -64,12 +64,12 @@ Done Batch::add() {
   };
 }
 
-bool Batch::finished() const {
+bool TransferGroup::finished() const {
   const std::lock_guard lock(state_->mutex);
   return state_->open == 0;
 }
 
-void Batch::wait() {
+void TransferGroup::wait() {
   std::exception_ptr error;
   {
     std::unique_lock lock(state_->mutex);
