@@ -9,7 +9,7 @@
 #include "core/bytes.h"
 #include "core/error.h"
 
-// Values of the kernel's interface, for C libraries older than it.
+// These are values of the kernel's interface, for C libraries that are older than it.
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -56,8 +56,8 @@ void advise(std::byte* data, std::size_t bytes, int advice, bool needed) {
 }
 
 void populate(std::byte* data, std::size_t bytes, std::string_view what) {
-  // Where a container's limit is passed, the kernel ends the process and returns no error; so this looks
-  // first.
+  // Where a container's limit is passed, the kernel ends the process instead of returning an error. So what
+  // is available is compared first.
   if (const std::size_t available = available_memory_bytes(); bytes > available)
     fail_for_memory(bytes, what, fmt::format("{} are available", format_size(available)));
   while (::madvise(data, bytes, MADV_POPULATE_WRITE) != 0) {
@@ -90,7 +90,7 @@ bool move_range(std::byte* from, std::byte* to, std::size_t bytes, Mremap mremap
        format_size(bytes), errno_text(error));
 }
 
-// Kernels that refuse a range of several mappings have unmapped the target by then.
+// Kernels that refuse to move a range of several mappings have unmapped the target before they fail.
 void reserve_target_again(std::byte* to, std::size_t bytes) {
   void* mapped = ::mmap(to, bytes, PROT_NONE, kReserved | MAP_FIXED_NOREPLACE, -1, 0);
   ensure(mapped == to, "the addresses at {} were lost to another mapping: {}", static_cast<void*>(to),
@@ -161,7 +161,7 @@ void give_back_range(std::byte* data, std::size_t bytes) {
 
 void take_memory(std::byte* data, std::size_t bytes, std::string_view what) {
   map_memory(data, bytes, what);
-  // Not MADV_DONTFORK: the hole it leaves in a child can be filled by others before the child's handler runs.
+  // MADV_DONTFORK would leave a hole in a child, which others can fill before the child's fork handler runs.
   advise(data, bytes, MADV_WIPEONFORK, true);
   advise(data, bytes, MADV_DONTDUMP, true);
   populate(data, bytes, what);
@@ -179,27 +179,27 @@ void make_absent(std::byte* data, std::size_t bytes) {
     fail(ErrorCode::kIo, "cannot take {} of memory away: {}", format_size(bytes), errno_text(errno));
 }
 
-void move_pages(std::byte* from, std::byte* to, std::size_t bytes, std::size_t piece, Mremap mremap_call) {
+void move_pages(std::byte* from, std::byte* to, std::size_t bytes, std::size_t extent, Mremap mremap_call) {
   if (move_range(from, to, bytes, mremap_call)) return;
   int error = errno;
-  if (error == EFAULT && bytes > piece) {
+  if (error == EFAULT && bytes > extent) {
     reserve_target_again(to, bytes);
     std::size_t done = 0;
-    while (done < bytes && move_range(from + done, to + done, piece, mremap_call)) done += piece;
+    while (done < bytes && move_range(from + done, to + done, extent, mremap_call)) done += extent;
     if (done == bytes) return;
     error = errno;
-    for (std::size_t i = 0; i < done; i += piece)
-      ensure(move_range(to + i, from + i, piece, mremap_call),
+    for (std::size_t i = 0; i < done; i += extent)
+      ensure(move_range(to + i, from + i, extent, mremap_call),
              "pages that were moved cannot be moved back: {}", errno_text(errno));
     make_absent(to, done);
   }
-  // Some failures leave the target unmapped, and some do not, where this call then fails.
+  // Some failures leave the target unmapped. Where it is still mapped, this call fails and changes nothing.
   (void)::mmap(to, bytes, PROT_NONE, kReserved | MAP_FIXED_NOREPLACE, -1, 0);
   fail_to_move(bytes, error);
 }
 
-void move_pages(std::byte* from, std::byte* to, std::size_t bytes, std::size_t piece) {
-  move_pages(from, to, bytes, piece, ::mremap);
+void move_pages(std::byte* from, std::byte* to, std::size_t bytes, std::size_t extent) {
+  move_pages(from, to, bytes, extent, ::mremap);
 }
 
 }  // namespace sluice::allocator

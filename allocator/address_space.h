@@ -5,17 +5,18 @@
 
 #include "allocator/range_registry.h"
 
-// What the allocator asks of the system's memory calls. Private to this room.
+// The system's memory calls as the allocator needs them. Private to this room.
 namespace sluice::allocator {
 
-// Addresses without memory, aligned to a huge page, registered under a name for as long as they are held.
+// A range of addresses without memory, aligned to a huge page and registered under a name while it is held.
 class Reservation {
  public:
   Reservation() = default;
-  // Throws Error(kBudget) where the system has no addresses left. REQUIRES: bytes is a multiple of kHugePage,
-  // > 0
+  // `used` is how many of the bytes the owner asked for; an access beyond them is reported. Throws
+  // Error(kBudget) where the system has no addresses left. REQUIRES: bytes is a positive multiple of
+  // kHugePage
   Reservation(std::size_t bytes, std::size_t used, RangeKind kind, std::string_view name);
-  // Several that follow each other. Each is as large as what is used of it, and the last as `reserve` more.
+  // Makes ranges that follow each other. Each is as large as its `used`, and the last is larger by `reserve`.
   struct Part {
     std::size_t used;
     std::string_view name;
@@ -28,8 +29,8 @@ class Reservation {
 
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
-  std::byte* release();  // the range and its registration stay, for give_back_range
-  void unregister();     // the memory under it is the process's like any other; the range is still given back
+  std::byte* release();  // gives up ownership: range and registration stay until give_back_range()
+  void unregister();     // lets the memory count as ordinary; the range is still given back at the end
 
  private:
   Reservation(std::byte* data, std::size_t bytes, std::size_t used, RangeKind kind, std::string_view name);
@@ -39,30 +40,31 @@ class Reservation {
   bool registered_ = true;
 };
 
-// Beyond it sizes could overflow, and no process has that many addresses.
+// The largest range. Beyond it sizes could overflow, and no process has that many addresses.
 inline constexpr std::size_t kLargestRange = std::size_t{1} << 46;
 
 void give_back_range(std::byte* data, std::size_t bytes);
 
-// Puts zeroed memory under a reserved range: huge pages where given, not inherited, not dumped, populated.
-// Throws Error(kBudget) where the system lacks the memory; what: "a staging buffer", for that text.
+// Puts zeroed memory under a reserved range: populated, on huge pages where the system gives them, not
+// inherited by a child, and not dumped. Throws Error(kBudget) where the system lacks the memory; its text
+// says that the memory was for `what` ("a staging buffer").
 void take_memory(std::byte* data, std::size_t bytes, std::string_view what);
 
-// The same, but for ordinary memory: inherited, and dumped.
+// Puts ordinary memory, which a child inherits and a dump contains, under a range. Throws as take_memory().
 void take_ordinary_memory(std::byte* data, std::size_t bytes, std::string_view what);
-// Gives back what is under a range that stays mapped; it reads as zeros.
+// Gives the memory under a range back to the system. The range stays mapped and reads as zeros.
 void drop_memory(std::byte* data, std::size_t bytes);
 
-// Makes a range reserved addresses again; what was under it is gone.
+// Turns a range into reserved addresses without memory; its contents are lost.
 void make_absent(std::byte* data, std::size_t bytes);
 
 using Mremap = void* (*)(void* old_address, std::size_t old_size, std::size_t new_size, int flags, ...);
 
 // Moves pages from one range to another that is reserved or empty; `from` stays mapped, and empty. Moves
-// piece by piece where the system moves no range that consists of several mappings (Linux before 6.17).
+// one extent at a time where the system moves no range that consists of several mappings (Linux before 6.17).
 // Throws Error(kBudget) where the process has no mappings left and Error(kIo) otherwise; then nothing has
-// moved. REQUIRES: bytes is a multiple of piece; every piece lies within one mapping.
-void move_pages(std::byte* from, std::byte* to, std::size_t bytes, std::size_t piece, Mremap mremap_call);
-void move_pages(std::byte* from, std::byte* to, std::size_t bytes, std::size_t piece);
+// moved. REQUIRES: bytes is a multiple of extent; every extent lies within one mapping.
+void move_pages(std::byte* from, std::byte* to, std::size_t bytes, std::size_t extent, Mremap mremap_call);
+void move_pages(std::byte* from, std::byte* to, std::size_t bytes, std::size_t extent);
 
 }  // namespace sluice::allocator

@@ -7,7 +7,7 @@
 // Private to this room.
 namespace sluice::allocator {
 
-// Which extents of a pool are free. Not a thread's friend: its owner guards it.
+// Knows which extents of a pool are free. Thread rule: its owner's mutex, or one thread.
 class ExtentMap {
  public:
   explicit ExtentMap(std::size_t extents) : used_(extents), free_(extents) {}
@@ -15,8 +15,8 @@ class ExtentMap {
   std::size_t size() const { return used_.size(); }
   std::size_t free() const { return free_; }
 
-  // Takes that many, in as few runs as there can be, and of those the runs that leave the longer ones whole.
-  // REQUIRES: count <= free()
+  // Takes `count` extents in as few runs as possible, and from the shortest free runs that allow it, so that
+  // the longer ones stay whole. REQUIRES: count <= free()
   std::vector<ExtentRun> take(std::size_t count);
   void give_back(ExtentRun run);
 

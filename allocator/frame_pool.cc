@@ -32,16 +32,16 @@ Reservation reserve_frames(std::size_t bytes) {
 
 }  // namespace
 
-// A free extent lies at its own place in `parking`, and comes back to it, so that neighbours become one
-// mapping again.
+// A free extent lies at its own address in `parking` and always comes back to it, so that neighbours become
+// one mapping again.
 struct FramePool::State {
   Ledger& ledger;
   std::size_t extent_bytes;
   Charge charge;
   Reservation parking;
   ExtentMap map;
-  std::vector<ExtentRun> without_memory;  // that the map has as taken
-  std::size_t given_back = 0;             // extents of these
+  std::vector<ExtentRun> without_memory;  // taken in the map, so that they are not placed
+  std::size_t given_back = 0;             // the number of extents without memory
   pid_t owner = ::getpid();
 
   State(Ledger& account, std::size_t extent, std::size_t extents, std::size_t capacity)
@@ -99,7 +99,7 @@ void FramePool::State::place_runs(Home::State& home, const std::vector<ExtentRun
   }
 }
 
-// Takes away from the end; `keep` is a multiple of extents.
+// Takes away extents from the end until `keep` bytes are left. REQUIRES: keep is a multiple of extent_bytes.
 void FramePool::State::take_back(Home::State& home, std::size_t keep) {
   while (home.placed > keep) {
     ExtentRun& last = home.runs.back();
@@ -126,7 +126,8 @@ void FramePool::State::require_placeable(const Home::State& home, std::size_t by
          home.size);
   if (owner != ::getpid())
     fail(ErrorCode::kState,
-         "frames for '{}' were asked in a forked child; they are in the process that made them", home.name);
+         "frames for '{}' were asked for in a forked child; only the process that made them has them",
+         home.name);
 }
 
 bool FramePool::place(Home& home, std::size_t bytes, Purpose purpose) {
@@ -165,12 +166,11 @@ void FramePool::protect(Home& home, Access access) {
 void FramePool::move(Home& from, Home& to) {
   if (from.state_ == nullptr || from.state_->pool == nullptr) return;
   if (to.state_ == nullptr || from.state_->pool != this)
-    fail(ErrorCode::kState, "frames of '{}' are moved to a home without a range, or are another pool's",
-         from.name());
+    fail(ErrorCode::kState,
+         "cannot move the frames of '{}': the target has no range, or another pool has them", from.name());
   Home::State &source = *from.state_, &target = *to.state_;
   state_->require_placeable(target, source.placed);
-  protect(from,
-          Access::kNone);  // the addresses that pages have left would read as zeros until they are absent
+  protect(from, Access::kNone);  // else addresses that pages have just left would read as zeros
   std::size_t at = 0;
   for (const ExtentRun run : source.runs) {
     const std::size_t bytes = state_->bytes_of(run);
@@ -187,14 +187,14 @@ void FramePool::move(Home& from, Home& to) {
 
 FormerHome FramePool::leave(Home& home) {
   if (home.state_ == nullptr || home.state_->pool != this)
-    fail(ErrorCode::kState, "the home '{}' is left, and has no memory of this pool", home.name());
+    fail(ErrorCode::kState, "cannot leave the home '{}': it has no memory of this pool", home.name());
   Home::State& leaving = *home.state_;
   const std::size_t bytes = leaving.placed;
   const std::size_t range = round_up(bytes, kHugePage);
   const Reservation copy(range, range, RangeKind::kBuffer, leaving.name);
   take_ordinary_memory(copy.data(), bytes, leaving.name);
   std::memcpy(copy.data(), leaving.range.data(), bytes);
-  protect(home, Access::kWrite);  // frames are writable for whoever has them next
+  protect(home, Access::kWrite);  // free frames are always writable
   state_->take_back(leaving, 0);
   move_pages(copy.data(), leaving.range.data(), bytes, bytes);
   leaving.range.unregister();
@@ -216,7 +216,7 @@ void FramePool::give_back(std::size_t extents_left) {
 void FramePool::take_more(std::size_t extents_wanted) {
   State& s = *state_;
   while (extents() < extents_wanted) {
-    ensure(!s.without_memory.empty(), "a frame pool of {} extents is to have {}", s.map.size(),
+    ensure(!s.without_memory.empty(), "a frame pool with room for {} extents was asked for {}", s.map.size(),
            extents_wanted);
     ExtentRun& last = s.without_memory.back();
     const std::size_t count = std::min(last.count, extents_wanted - extents());

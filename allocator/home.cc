@@ -62,7 +62,8 @@ FormerHome::FormerHome() = default;
 
 FormerHome::FormerHome(Home home) {
   if (home.state_ == nullptr) return;
-  ensure(home.state_->placed == 0, "the home '{}' becomes a former one with memory under it", home.name());
+  ensure(home.state_->placed == 0, "the home '{}' cannot become a former home: memory is under it",
+         home.name());
   retire_range(home.data());
   range_ = std::make_unique<Reservation>(std::move(home.state_->range));
 }

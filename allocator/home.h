@@ -9,23 +9,23 @@
 // Private to this room.
 namespace sluice::allocator {
 
-// Extents that follow each other in their pool.
+// Extents whose numbers in their pool follow each other.
 struct ExtentRun {
   std::size_t first = 0;
   std::size_t count = 0;
 };
 
-inline constexpr std::size_t kLargestExtent =
-    64 * kMiB;  // so that the last extent of a home fits its reservation
+// A home's reservation is larger than the home by this, so that its last extent fits.
+inline constexpr std::size_t kLargestExtent = 64 * kMiB;
 
 struct Home::State {
   std::string name;
   std::size_t size;
   Reservation range;
-  FramePool* pool = nullptr;  // whose extents are placed, nullptr where none are
+  FramePool* pool = nullptr;  // the pool whose extents are placed here, or nullptr
   Purpose purpose = Purpose::kParameter;
   std::vector<ExtentRun> runs;  // in the order of the home's addresses
-  std::size_t placed = 0;       // bytes
+  std::size_t placed = 0;       // bytes of these extents
 };
 
 }  // namespace sluice::allocator

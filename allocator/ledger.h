@@ -11,7 +11,7 @@
 
 namespace sluice::allocator {
 
-// Where the compute device is the CPU its memory is kHost, and kDevice has nothing.
+// Where the compute device is the CPU, its memory counts as kHost, and nothing is on kDevice.
 enum class Tier : std::uint8_t { kDevice, kHost, kDisk };
 enum class Purpose : std::uint8_t {
   kParameter,
@@ -25,14 +25,13 @@ enum class Purpose : std::uint8_t {
 };
 inline constexpr std::size_t kTiers = 3;
 inline constexpr std::size_t kPurposes = 8;
-// Those that people and programs are told of where the compute device is the CPU.
+// The tiers that reports list where the compute device is the CPU.
 inline constexpr std::array kTiersOfCpu = {Tier::kHost, Tier::kDisk};
 std::string_view name_of(Tier tier);        // "device", "host", "disk"
 std::string_view name_of(Purpose purpose);  // "parameter", "gradient", "optimizer state", ...
 
-// The account of every byte held, by tier and purpose, with current value and peak, and the place where a
-// budget is enforced: a charge that would pass it throws before any memory is taken. Thread rule: all
-// functions from any thread.
+// The account of every byte held, by tier and purpose, with current value and peak. It enforces the budgets:
+// a charge that would pass one throws before any memory is taken. Thread rule: all functions from any thread.
 class Ledger {
  public:
   struct Line {
@@ -49,24 +48,23 @@ class Ledger {
   Ledger(const Ledger&) = delete;
   Ledger& operator=(const Ledger&) = delete;
 
-  // The hard limit of a tier; none at first. Throws Error(kBudget) where more than that is held already.
+  // Sets the hard limit of a tier; at first there is none. Throws Error(kBudget) where more is held already.
   void set_budget(Tier tier, std::uint64_t bytes);
 
-  // Throws Error(kBudget) that names tier, purpose, what was asked, what is held and the budget; then nothing
+  // Throws Error(kBudget) that names tier, purpose, what was asked, what is held and the budget, with nothing
   // changed.
   void charge(Tier tier, Purpose purpose, std::uint64_t bytes);
-  // REQUIRES: at most what is charged to that line; more is Error(kInternal).
+  // REQUIRES: at least that many bytes are charged to tier and purpose. Throws Error(kInternal) otherwise.
   void discharge(Tier tier, Purpose purpose, std::uint64_t bytes);
-  // Bytes that change their purpose and not their place: never refused for the budget.
+  // Charges bytes that stay on their tier to another purpose. The budget never refuses it.
   void move(Tier tier, Purpose from, Purpose to, std::uint64_t bytes);
 
   Snapshot snapshot() const;
 
-  // From now on what is held when is kept, by tier and purpose, in at most `parts` parts of the time since
-  // `begin`.
+  // Begins to keep a timeline of each tier, by purpose, in at most `parts` parts of the time since `begin`.
   using TierTimeline = Timeline<kPurposes>;
   void record(std::size_t parts, std::chrono::steady_clock::time_point begin);
-  // Nothing where it is not kept.
+  // Empty where record() was not called.
   std::vector<TierTimeline::Part> timeline(Tier tier) const;
 
  private:
@@ -77,7 +75,7 @@ class Ledger {
   std::array<std::optional<TierTimeline>, kTiers> timelines_;
 };
 
-// Bytes charged for its own lifetime.
+// Keeps bytes charged for its own lifetime.
 class Charge {
  public:
   Charge() = default;
@@ -86,8 +84,8 @@ class Charge {
   Charge(Charge&& other) noexcept;
   Charge& operator=(Charge&& other) noexcept;
   std::uint64_t bytes() const { return bytes_; }
-  void shrink(std::uint64_t bytes);  // REQUIRES: at most bytes(), and at most what is charged to its purpose
-  void grow(std::uint64_t bytes);    // REQUIRES: at least bytes(). Throws as Ledger::charge()
+  void shrink(std::uint64_t bytes);  // REQUIRES: bytes is at most bytes(), and their purpose was not changed
+  void grow(std::uint64_t bytes);    // REQUIRES: bytes is at least bytes(). Throws as Ledger::charge()
 
  private:
   Ledger* ledger_ = nullptr;

@@ -9,19 +9,18 @@
 
 #include "allocator/ledger.h"
 
-// Physical memory and the addresses under which it is seen. All sizes here are multiples of a huge page (2
-// MiB), but for pools of small extents; all memory is anonymous, populated when it is taken (so that a lack
-// of it shows then, not later), advised to be huge pages, not inherited by a forked child, and kept out of
-// core dumps.
+// Physical memory, and the addresses under which it is seen. All sizes are multiples of a huge page (2 MiB),
+// except in pools of smaller extents. All memory is anonymous, populated when it is taken (so that a lack of
+// it shows at once), advised to be huge pages, not inherited by a child, and kept out of core dumps.
 namespace sluice::allocator {
 
-// Memory that stays where it is: a fixed buffer (staging, activations, resident state). Zero at first.
-// Throws Error(kBudget) where the ledger refuses it, or where the system does.
+// A buffer at a fixed address (staging, activations, resident state), zero at first. Throws Error(kBudget)
+// where the ledger or the system refuses the memory.
 class Region {
  public:
   Region() = default;
-  // bytes are rounded up to a huge page. capacity: what resize() may make of it, in addresses without memory;
-  // less than bytes: as many. An empty one where both are 0.
+  // bytes are rounded up to a huge page. The region reserves addresses for `capacity` bytes, or for `bytes`
+  // where that is more, so that resize() can take memory later. It is empty where both are 0.
   Region(Ledger& ledger, Purpose purpose, std::size_t bytes, std::size_t capacity = 0);
   ~Region();
   Region(Region&& other) noexcept;
@@ -29,8 +28,8 @@ class Region {
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
   std::span<std::byte> bytes() const { return {data_, size_}; }
-  // Gives back what lies beyond, or takes more, which is zero. The rest stays where it is. Throws as the
-  // constructor, with nothing changed. REQUIRES: at most the capacity.
+  // Gives back the memory beyond `bytes`, or takes more, which is zero. Addresses and contents of the rest do
+  // not change. Throws as the constructor, with nothing changed. REQUIRES: bytes is at most the capacity.
   void resize(std::size_t bytes);
 
  private:
@@ -44,8 +43,8 @@ class FramePool;
 class Reservation;
 
 // An address range on the compute device: reserved once, the same for its whole life, with or without memory
-// under it. A touch of the part that has none is served (see TouchServer), or prints the home's name and ends
-// the process (see install_touch_reporter). Thread rule: one thread at a time.
+// under it. A touch of addresses without memory is served (TouchServer), or prints the home's name and ends
+// the process (install_touch_reporter). Thread rule: one thread at a time.
 class Home {
  public:
   Home();                                     // without a range
@@ -54,8 +53,8 @@ class Home {
   Home(Home&& other) noexcept;
   Home& operator=(Home&& other) noexcept;
 
-  // Homes whose ranges follow each other, so that the whole is one. REQUIRES: the sizes of all but the last
-  // are multiples of a huge page, and of the extents that are placed under them.
+  // Makes homes whose ranges follow each other, so that together they are one range. REQUIRES: the sizes of
+  // all but the last are multiples of a huge page, and of the extents that are placed under them.
   struct Part {
     std::string name;
     std::size_t bytes;
@@ -75,17 +74,17 @@ class Home {
   std::unique_ptr<State> state_;
 };
 
-// The addresses of a home for those who still refer to them when its owner ends: with ordinary memory under
-// them (in no ledger, inherited by forked children), or with none, where a touch is told by the home's name.
-// Thread rule: as Home.
+// A home's addresses, kept for those who still refer to them after its owner has ended. Under them is
+// ordinary memory (in no ledger, inherited by forked children), or none; then a touch ends the process with
+// the home's name. Thread rule: one thread at a time.
 class FormerHome {
  public:
   FormerHome();
-  explicit FormerHome(Home home);  // without memory. REQUIRES: no pool has memory under it
-  ~FormerHome();                   // the addresses are anybody's
+  explicit FormerHome(Home home);  // keeps addresses alone. REQUIRES: no pool has memory under the home
+  ~FormerHome();                   // gives memory and addresses back
   FormerHome(FormerHome&& other) noexcept;
   FormerHome& operator=(FormerHome&& other) noexcept;
-  std::byte* data() const;  // nullptr: none
+  std::byte* data() const;  // nullptr where it has no addresses
 
  private:
   friend class FramePool;
@@ -96,47 +95,45 @@ class FormerHome {
 inline constexpr std::size_t kSmallestExtent = std::size_t{64} << 10;
 
 // Budgeted physical memory in extents of one size that are placed under homes and taken away again: pages
-// move, addresses stay (mremap with MREMAP_DONTUNMAP, so that an address given up is never free for others).
-// What a placed extent holds is unspecified: what it held last. Extents that follow each other move in one
-// call. Thread rule: one thread at a time; never while an I/O or another thread uses the home.
+// move, addresses stay (mremap with MREMAP_DONTUNMAP, so that nobody else can get an address that is given
+// up). The contents of a placed extent are unspecified. Extents that follow each other move in one call.
+// Thread rule: one thread at a time, and never while I/O or another thread uses the home.
 class FramePool {
  public:
-  // Takes extents * extent_bytes, charged to the ledger as kParameter ("free" frames count so too). capacity:
-  // how many take_more() may make of them; less than extents: as many. REQUIRES: extent_bytes is a multiple
-  // of kSmallestExtent. Only those of kHugePage are huge pages.
+  // Takes `extents` extents, charged to the ledger as kParameter, as free frames are. Addresses are reserved
+  // for `capacity` extents, or `extents` if that is more, for take_more(). Only extents of kHugePage or more
+  // are huge pages. REQUIRES: extent_bytes is a multiple of kSmallestExtent.
   FramePool(Ledger& ledger, std::size_t extent_bytes, std::size_t extents, std::size_t capacity = 0);
-  ~FramePool();  // REQUIRES: no home holds an extent of it
+  ~FramePool();  // REQUIRES: no home holds one of its extents
   FramePool(const FramePool&) = delete;
   FramePool& operator=(const FramePool&) = delete;
 
   std::size_t extent_bytes() const;
   std::size_t extents() const;
   std::size_t free_extents() const;
-  std::size_t extents_for(std::size_t bytes) const;  // how many a range of that size takes
+  std::size_t extents_for(std::size_t bytes) const;  // the number of extents that so many bytes take
 
-  // Puts memory under the first `bytes` of the home (rounded up to extents; the home's reservation is big
-  // enough for that by construction: reservations are rounded up to 64 MiB beyond their size). The ledger
-  // moves those bytes to `purpose`. Returns false, with nothing changed, where too few extents are free.
-  // REQUIRES: the home has no memory of its own or of another pool under it.
+  // Puts memory under the first `bytes` of the home, rounded up to extents. (They fit, because a reservation
+  // is 64 MiB larger than its home.) The ledger moves those bytes to `purpose`. Returns false, with nothing
+  // changed, where too few extents are free. REQUIRES: no memory is under the home.
   bool place(Home& home, std::size_t bytes, Purpose purpose);
-  // Takes away what lies beyond the first `bytes` (rounded up to extents); 0 takes all.
+  // Takes away the memory beyond the first `bytes`, rounded up to extents; 0 takes all.
   void shrink(Home& home, std::size_t bytes);
-  // What others may do with the memory under the home: everything, when it is placed.
+  // Sets how the memory under the home may be accessed. At first it may be read and written.
   enum class Access { kNone, kRead, kWrite };
   void protect(Home& home, Access access);
-  // Moves all memory, with what it holds, from one home to another, which has none, and where it may be
-  // written. Others may touch both meanwhile: they find what it holds, or that it is absent. REQUIRES: `to`
-  // is as large.
+  // Moves all memory with its contents from one home to another, where it may then be written. Other threads
+  // may touch both homes meanwhile: they find the contents, or find them absent. REQUIRES: no memory is under
+  // `to`, and it is as large.
   void move(Home& from, Home& to);
-  // What is under the home stays at its address, in ordinary memory that is taken for it; its extents are
-  // free then. Throws Error(kBudget) where the system lacks the memory, with nothing changed. REQUIRES:
-  // placed by this pool, and readable.
+  // Copies the contents of the home to ordinary memory at the same addresses, and frees its extents. Throws
+  // Error(kBudget) where the system lacks the memory, with nothing changed. REQUIRES: this pool's extents are
+  // under the home, and may be read.
   FormerHome leave(Home& home);
-  // Gives memory back to the system and the ledger: free extents, until the pool has only that many, or none
-  // is free.
+  // Gives free extents back to system and ledger, until the pool has only `extents_left`, or none is free.
   void give_back(std::size_t extents_left);
-  // Takes memory until the pool has that many extents. Throws Error(kBudget) where the ledger or the system
-  // refuses it; what was taken until then stays. REQUIRES: at most the capacity.
+  // Takes memory until the pool has `extents`. Throws Error(kBudget) where the ledger or the system refuses
+  // it; the extents taken by then stay. REQUIRES: extents is at most the capacity.
   void take_more(std::size_t extents);
 
  private:
@@ -144,41 +141,40 @@ class FramePool {
   std::unique_ptr<State> state_;
 };
 
-// What the process holds and what it may hold, read from the system.
-std::size_t resident_bytes();       // VmRSS of this process
-std::size_t peak_resident_bytes();  // VmHWM
-std::size_t
-available_memory_bytes();  // what is free for this process: MemAvailable, and the cgroup limits (v1, v2)
-bool huge_pages_given(const std::byte* data, std::size_t bytes,
-                      double* share);  // share of the range on huge pages; false: unknown
+// What this process holds and may hold, as the system says.
+std::size_t resident_bytes();          // VmRSS of this process
+std::size_t peak_resident_bytes();     // VmHWM
+std::size_t available_memory_bytes();  // MemAvailable, or less where a control group (v1, v2) allows less
+// Sets *share to the share of the range on huge pages. Returns false where the system does not tell.
+bool huge_pages_given(const std::byte* data, std::size_t bytes, double* share);
 
-// From then on a touch of an absent home prints the home's name and the remedy on the standard error stream
-// and aborts (SIGSEGV handler that passes anything else on to the handler before it). To be called again
-// after others may have put a handler of theirs over it (Python's faulthandler, other libraries): then it
-// comes first again. Costs one system call. Any thread.
+// Installs a SIGSEGV handler: from then on a touch of an absent home prints the home's name and the remedy on
+// the standard error stream and aborts; any other fault goes to the handler that was there before. It is
+// called again after others may have installed a handler (Python's faulthandler, other libraries), and then
+// comes first again. Costs one system call. Thread rule: any thread.
 void install_touch_reporter();
 
-// Lets touches of absent homes, and writes to those that may only be read, succeed: the thread that touched
-// waits in the signal handler, while a thread of the server's brings the memory in. Needs no permission of
-// the kernel's, unlike userfaultfd; a system call on an absent home still gives EFAULT.
+// Lets touches of absent homes, and writes to homes that may only be read, succeed: the thread that touched
+// waits in the signal handler while a thread of the server's brings the memory in. Needs no permission of the
+// kernel, as userfaultfd would. A system call on an absent home still gives EFAULT.
 class TouchServer {
  public:
   struct Touch {
     std::byte* address;
-    bool write;  // also where the processor does not tell
-    int thread;  // that waits
+    bool write;  // true also where the processor does not tell reads from writes
+    int thread;  // the id of the thread that waits
   };
-  // bring_in is called by one thread. Where it cannot place memory there it changes nothing, and returns why
-  // not, or throws: the process then ends as it does without a server, with that text. Empty: it is there. It
-  // may not touch absent homes itself.
+  // Brings in the memory at the touched address and returns "". Where it cannot, it changes nothing and
+  // returns why, or throws; the process then ends with that text, as it does without a server. It is called
+  // by one thread, and may not touch absent homes itself.
   using BringIn = std::function<std::string(const Touch& touch)>;
   explicit TouchServer(BringIn bring_in);
-  ~TouchServer();  // REQUIRES: nobody is waiting for a touch
+  ~TouchServer();  // REQUIRES: no thread waits for a touch
   TouchServer(const TouchServer&) = delete;
   TouchServer& operator=(const TouchServer&) = delete;
 
-  void serve(const Home& home);  // from now on, while both live
-  std::uint64_t served() const;  // touches so far
+  void serve(const Home& home);  // serves the home's touches from now on, while both live
+  std::uint64_t served() const;  // the number of touches served so far
 
  private:
   struct State;

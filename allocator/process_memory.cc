@@ -29,8 +29,8 @@ struct Mapping {
   std::size_t huge = 0;
 };
 
-// What of the mapping's huge pages lies in the range; they are taken to be spread evenly where only a part
-// does.
+// How many bytes of the mapping's huge pages lie in the range. Where it overlaps a part of the mapping, the
+// huge pages are taken to be spread evenly.
 double huge_within(const Mapping& mapping, std::uintptr_t begin, std::uintptr_t end) {
   if (mapping.end <= begin || mapping.begin >= end) return 0;
   const auto overlap = static_cast<double>(std::min(end, mapping.end) - std::max(begin, mapping.begin));

@@ -6,17 +6,18 @@
 #include <cstdint>
 #include <string_view>
 
-// Which address ranges of this process are the allocator's, readable in a signal handler and in a forked
-// child: a table without locks, whose blocks are never given back.
+// Knows which address ranges of this process are the allocator's. Signal handlers and forked children can
+// read it: it is a table without locks, whose blocks are never given back.
 namespace sluice::allocator {
 
 enum class RangeKind : std::uint8_t { kHome, kBuffer, kFormerHome };
 
-// Who brings in what is touched in a range. Safe in a signal handler.
+// Brings in what is touched in a range. Safe in a signal handler.
 class TouchService {
  public:
   virtual ~TouchService() = default;
-  // Waits. nullptr: it is there; else why the address stays absent, a text that stays.
+  // Waits until the memory is there and returns nullptr, or returns why the address stays absent. The text
+  // lives as long as the service.
   virtual const char* bring_in(std::uintptr_t address, bool write) noexcept = 0;
 };
 
@@ -34,13 +35,13 @@ struct RegisteredRange {
 };
 
 // Longer names are cut. The first call arranges that a forked child maps all ranges PROT_NONE, so that a
-// touch is told. A child that is made without fork handlers (a bare clone) reads zeros there instead.
+// touch is reported. A child that is made without fork handlers (a bare clone) reads zeros there instead.
 void register_range(const void* begin, std::size_t bytes, std::size_t used, RangeKind kind,
                     std::string_view name);
 void unregister_range(const void* begin);
-// What was a home is none any more: no touch is served, and one is told so.
+// Marks the range of a home that has ended: touches are no longer served, and the report says that it ended.
 void retire_range(const void* begin);
-
+// Returns nullptr where the address is in none of the ranges. Safe in a signal handler.
 // nullptr where the address is in none. Safe in a signal handler.
 RegisteredRange* find_range(std::uintptr_t address);
 

@@ -26,8 +26,8 @@ Region::~Region() { give_back_range(data_, capacity_); }
 
 void Region::resize(std::size_t bytes) {
   const std::size_t size = round_up(bytes, kHugePage);
-  ensure(size <= capacity_, "{} bytes of {} are asked for, and there is room for {}", bytes,
-         name_of(purpose_), capacity_);
+  ensure(size <= capacity_, "a region of {} with room for {} bytes was asked for {}", name_of(purpose_),
+         capacity_, bytes);
   if (size < size_) {
     make_absent(data_ + size, size_ - size);
     charge_.shrink(size);

@@ -16,13 +16,13 @@
 namespace sluice::allocator {
 namespace {
 
-// The handler that was there before this one, for what is not ours.
+// The handler that was there before this one. It gets all faults that are not in the allocator's ranges.
 std::atomic<const struct sigaction*> handler_before{nullptr};
-// The thread whose last fault was passed on. A handler that reports and raises the signal again may have been
-// put over this one: it would be called without end.
+// The thread whose fault was passed on last. Another handler that reports a fault and raises the signal again
+// may have been put over this one; the two would call each other without end.
 std::atomic<pid_t> passed_on_by{0};
 
-// A message made and written without anything that a signal handler may not call.
+// A message that is made and written without functions that are forbidden in a signal handler.
 class Message {
  public:
   void add(const char* text) {
@@ -44,7 +44,7 @@ class Message {
   std::size_t size_ = 0;
 };
 
-// reason: of the server that could not bring it in, or nullptr.
+// `reason` says why the touch server could not bring the memory in; nullptr where there is no server.
 void describe(const RegisteredRange& range, std::uintptr_t address, const char* reason, Message& message) {
   message.add("sluice: the memory of '");
   message.add(range.name);
@@ -53,12 +53,12 @@ void describe(const RegisteredRange& range, std::uintptr_t address, const char* 
         "' was touched in a forked child, which has none of it; train in the parent, or start the child with "
         "exec (Python: the 'spawn' start method)\n");
   else if (address - range.begin.load() >= range.used.load())
-    message.add("' was passed: an access beyond its end\n");
+    message.add("' was accessed beyond its end\n");
   else if (range.kind.load() == RangeKind::kFormerHome)
     message.add(
-        "' was touched after its engine was closed without keeping the values; copy what is needed before\n");
+        "' was touched after its engine was closed without keeping the values; copy them before closing\n");
   else if (reason == nullptr)
-    message.add("' was touched while absent; acquire the unit first (to write it, for editing)\n");
+    message.add("' was touched while absent; acquire its unit first (for editing, to write it)\n");
   else {
     message.add("' was touched while absent, and cannot be brought in: ");
     message.add(reason);
@@ -76,7 +76,7 @@ void pass_on(int number, siginfo_t* info, void* context) {
     if (!wants_info && before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN)
       return before.sa_handler(number);
   }
-  ::signal(number, SIG_DFL);  // a fault happens again on return, and then ends the process
+  ::signal(number, SIG_DFL);  // on return the fault happens again, and ends the process
   if (raised) ::raise(number);
 }
 
@@ -88,7 +88,7 @@ bool is_write([[maybe_unused]] const void* context) {
 #endif
 }
 
-// Whether the service brought it in; else its reason, where it has one.
+// Says whether the range's service brought the memory in. Where it refused, *reason is set.
 bool is_served(const RegisteredRange& range, std::uintptr_t address, bool write, const char** reason) {
   TouchService* service = range.service.load();
   if (service == nullptr || range.owner.load() != ::getpid() ||
@@ -105,8 +105,7 @@ void on_fault(int number, siginfo_t* info, void* context) {
   const RegisteredRange* range = info->si_code > 0 ? find_range(address) : nullptr;
   if (range == nullptr) return pass_on(number, info, context);
   const char* reason = nullptr;
-  if (is_served(*range, address, is_write(context), &reason))
-    return;  // the access happens again, and succeeds
+  if (is_served(*range, address, is_write(context), &reason)) return;  // the access is repeated, and succeeds
   Message message;
   describe(*range, address, reason, message);
   message.write();
@@ -128,7 +127,7 @@ void install_touch_reporter() {
   action.sa_sigaction = on_fault;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   ::sigemptyset(&action.sa_mask);
-  handler_before = new struct sigaction(now);  // for good: the one before may be read at this moment
+  handler_before = new struct sigaction(now);  // never freed: a signal handler may be reading the one before
   if (::sigaction(SIGSEGV, &action, nullptr) != 0)
     fail(ErrorCode::kIo, "cannot report touches of absent parameters: {}", errno_text(errno));
 }

@@ -22,15 +22,15 @@ namespace {
 
 enum Stage : std::uint32_t { kFree, kFilling, kAsked, kServed, kRefused };
 
-// Of one thread that waits.
+// The request of one thread that waits.
 struct Request {
   std::atomic<std::uint32_t> stage{kFree};
   TouchServer::Touch touch = {};
-  char reason[400] = {};  // where it is refused; the request is not used again then
+  char reason[400] = {};  // why it was refused; a refused request is not used again, since the process ends
 };
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t));
 
-// As a bare system call: what the library has for waiting may not be called in a signal handler.
+// A bare system call, because a signal handler may not call the library's functions for waiting.
 void futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value) {
   (void)::syscall(SYS_futex, &word, operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
 }

@@ -10,18 +10,18 @@ set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib:$ORIGIN")
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)
 endif()
-# Debug information takes two fifths of the compiler's time; the presets that need it ask for it. -O2 takes half as much again
-# as -O1: only the rooms with loops over elements have it (rooms.cmake).
+# Debug information would take two fifths of the compiler's time, so only presets that need it turn it on. -O2 takes 1.5 times as
+# long as -O1, so only rooms with loops over elements have it (rooms.cmake).
 set(CMAKE_CXX_FLAGS_RELEASE "-O1 -DNDEBUG")
-set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g1 -DNDEBUG")  # g1: the lines of stack traces
+set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g1 -DNDEBUG")  # -g1 gives stack traces their lines
 find_program(CCACHE ccache)
 if(CCACHE)
-  # It refuses precompiled headers unless it may take macros and times in them as they are.
+  # ccache refuses precompiled headers unless it may ignore macros and times in them.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE})
 endif()
 
 add_library(sluice_options INTERFACE)
-# -ffp-contract=off: the compiler may not fuse a multiply and an add on one machine and not on another.
+# With -ffp-contract=off the compiler cannot fuse a multiply and an add on one machine and not on another.
 target_compile_options(sluice_options INTERFACE -Wall -Wextra -Wshadow -Werror -ffp-contract=off -fno-math-errno)
 target_include_directories(sluice_options INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
@@ -32,7 +32,7 @@ endif()
 if(SLUICE_SANITIZE STREQUAL "address")
   target_compile_options(sluice_options INTERFACE -fsanitize=address,undefined -fno-omit-frame-pointer)
   target_link_options(sluice_options INTERFACE -fsanitize=address,undefined)
-  # Loops over vectors, with which a compiler takes ten minutes a file where these are checked, and one without.
+  # Files with loops over vectors take ten minutes each to compile with these checks, and one minute without.
   file(GLOB sources CONFIGURE_DEPENDS kernels/*.cc optim/*.cc)
   foreach(source IN LISTS sources)
     file(STRINGS ${source} is_compiled_for_targets REGEX "hwy/foreach_target")

@@ -1,5 +1,5 @@
-# What is installed for others to build on is the C ABI: sluice.h and libsluice_c.so. The C++ library, which the program
-# and the matrix library need, comes without headers.
+# Other projects build on the C ABI: sluice.h and libsluice_c.so. The C++ library, which the program and the matrix library
+# need, is installed without headers.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -16,7 +16,7 @@ configure_package_config_file(cmake/sluice-config.cmake.in ${CMAKE_BINARY_DIR}/s
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/sluice-config-version.cmake COMPATIBILITY ExactVersion)
 install(FILES ${CMAKE_BINARY_DIR}/sluice-config.cmake ${CMAKE_BINARY_DIR}/sluice-config-version.cmake
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sluice)
-# Neither file names the prefix: it is given when installing, and an installation may be moved.
+# Neither file contains the prefix, because it is given when installing, and an installation may be moved.
 file(RELATIVE_PATH SLUICE_PC_TO_PREFIX ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 configure_file(cmake/sluice.pc.in ${CMAKE_BINARY_DIR}/sluice.pc @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/sluice.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

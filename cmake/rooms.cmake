@@ -1,11 +1,11 @@
-# What most files include is parsed once: by the room core for all rooms and what is linked with them, and once more for the
-# rooms that are optimized more, since GCC takes precompiled headers of the same optimization alone.
+# Headers that most files include are precompiled: by the room core for all rooms and what is linked with them, and by kernels
+# for the rooms with -O2, since GCC accepts a precompiled header only with the same optimization.
 set(SLUICE_PRECOMPILED
   <algorithm> <array> <atomic> <chrono> <cmath> <condition_variable> <cstdint> <cstring> <filesystem> <fstream>
   <functional> <map> <memory> <mutex> <optional> <span> <string> <string_view> <thread> <utility> <vector>
   <fmt/ranges.h> <nlohmann/json.hpp>)
 
-# sluice_room(NAME libraries...): the objects of one room (all .cc files in its folder and sub-rooms).
+# sluice_room(NAME libraries...) makes the objects of one room, from all .cc files in its folder and sub-rooms.
 function(sluice_room name)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${name}/*.cc)
   list(FILTER sources EXCLUDE REGEX "/(dnnl|cuda|nccl)/")
@@ -31,7 +31,7 @@ function(sluice_room name)
   set_property(GLOBAL APPEND PROPERTY SLUICE_ROOM_LIBRARIES ${ARGN})
 endfunction()
 
-# sluice_library(NAME rooms...): the shared library made of the rooms.
+# sluice_library(NAME rooms...) makes a shared library of the rooms.
 function(sluice_library name)
   set(objects)
   foreach(room ${ARGN})

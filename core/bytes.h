@@ -23,7 +23,7 @@ constexpr std::size_t divide_up(std::size_t value, std::size_t divisor) {
 // 1000. A B may be left out ("4Gi", "1.5G"). Throws Error(kInvalidArgument) that shows the accepted forms.
 std::uint64_t parse_size(std::string_view text);
 
-// "1.25 GiB", "512 MiB", "17 B": at most three significant decimals, for people.
+// Returns a size as people read it, with at most three significant decimals: "1.25 GiB", "512 MiB", "17 B".
 std::string format_size(std::uint64_t bytes);
 
 }  // namespace sluice

@@ -6,10 +6,10 @@
 
 namespace sluice {
 
-// XXH3, 64 bits.
+// The 64-bit XXH3 sum.
 std::uint64_t checksum(std::span<const std::byte> bytes);
 
-// The same value from pieces.
+// Computes checksum() of bytes that are handed over bit by bit.
 class Checksum {
  public:
   Checksum();

@@ -7,16 +7,16 @@
 namespace sluice {
 
 // The folders of this process's control group for a controller ("memory", "cpu"), from the group itself up to
-// the root of what is mounted here. A controller may be found in both hierarchies of a mixed system.
+// the root of what is mounted here. A system with both versions may have the controller in both hierarchies.
 struct ControlGroup {
   int version = 0;  // 1 or 2
   std::vector<std::string> folders;
 };
 std::vector<ControlGroup> control_groups(const std::string& root, std::string_view controller);
 
-// The whole file, or nothing where it cannot be read.
+// Returns the whole text of a file, or nothing where it cannot be read.
 std::optional<std::string> file_text(const std::string& path);
-// The number at the start of a file; nothing where there is none ("max" among them).
+// Returns the number at the start of a file, or nothing where there is none (as for the text "max").
 std::optional<unsigned long long> file_number(const std::string& path);
 
 }  // namespace sluice

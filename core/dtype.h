@@ -29,8 +29,8 @@ inline Bf16 to_bf16(float value) {
   return Bf16{static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 
-// IEEE 754 binary16: 5 bits of exponent, 10 of fraction. Rounds to nearest, ties to even, also below 2^-14;
-// from 65520 on it is infinite; NaN stays NaN, and is quiet.
+// IEEE 754 binary16: 5 bits of exponent, 10 of fraction. Rounds to nearest, ties to even, also below 2^-14.
+// Values from 65520 on become infinite; NaN stays NaN, and becomes quiet.
 struct F16 {
   std::uint16_t bits;
 };
@@ -53,7 +53,7 @@ inline F16 to_f16(float value) {
   if (magnitude >= 0x477ff000u) return with_sign(0x7c00u);
   if (magnitude >= 0x38800000u)
     return with_sign((magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13);
-  // The step of f32 from 0.5 to 1 is 2^-24: the sum is rounded to it.
+  // From 0.5 to 1 the values of f32 are 2^-24 apart, so adding 0.5 rounds to a multiple of 2^-24.
   const float sum = std::bit_cast<float>(magnitude) + 0.5f;
   return with_sign(std::bit_cast<std::uint32_t>(sum) - std::bit_cast<std::uint32_t>(0.5f));
 }

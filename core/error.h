@@ -11,11 +11,11 @@ namespace sluice {
 enum class ErrorCode {
   kInvalidArgument,  // what the caller asked for is not valid; nothing was changed
   kNotFound,         // a named file, preset or tensor does not exist
-  kBudget,           // it does not fit in the memory or the disk space that was stated
+  kBudget,           // the request does not fit in the memory or the disk space that was stated
   kIo,               // the system refused or failed an operation
   kCorrupt,          // bytes that were read are not what was written, or are not of the expected format
   kNotFinite,  // a loss or a gradient is infinite or not a number: training diverged, or the data is at fault
-  kState,      // a call that is not allowed now: misuse, or an engine that has failed
+  kState,      // the call is not allowed now: the caller misuses the object, or the engine has failed
   kInternal,   // a defect in Sluice
 };
 
@@ -32,8 +32,7 @@ class Error : public std::runtime_error {
 // "invalid_argument", "not_found", ...: for programs that read errors.
 std::string_view name_of(ErrorCode code);
 
-// Exit status of the command line for an error: 2 for input that is not valid, 3 for what does not fit, 1
-// otherwise.
+// The command line's exit status for an error: 2 for invalid input, 3 where the budget is too small, else 1.
 int exit_status(ErrorCode code);
 
 template <class... Arguments>
@@ -41,13 +40,13 @@ template <class... Arguments>
   throw Error(code, fmt::format(text, std::forward<Arguments>(arguments)...));
 }
 
-// For conditions that only a defect in Sluice itself can break.
+// Throws Error(kInternal) where a condition is false that only a defect in Sluice itself can break.
 template <class... Arguments>
 void ensure(bool condition, fmt::format_string<Arguments...> text, Arguments&&... arguments) {
   if (!condition) throw Error(ErrorCode::kInternal, fmt::format(text, std::forward<Arguments>(arguments)...));
 }
 
-// "No space left on device (28)" for an errno value.
+// Returns the text of an errno value, as in "No space left on device (28)".
 std::string errno_text(int error_number);
 
 }  // namespace sluice

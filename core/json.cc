@@ -35,7 +35,7 @@ Json parse_json(std::string_view text, std::string_view source) {
   try {
     return Json::parse(text, not_too_deep);
   } catch (const nlohmann::json::exception& error) {
-    const std::string_view reason(error.what());  // ends in the text itself, which may be anything
+    const std::string_view reason(error.what());  // it ends in the text itself, which may be anything
     fail(ErrorCode::kInvalidArgument, "{} is not valid JSON: {}", source,
          reason.substr(0, reason.find("; last read")));
   }

@@ -5,24 +5,23 @@
 #include <string_view>
 #include <vector>
 
-// Its functions are compiled in json.cc, once for all files.
+// The template's functions are compiled in json.cc alone, once for all files.
 extern template class nlohmann::basic_json<>;
 
 namespace sluice {
 
 using Json = nlohmann::json;
 
-// Parses text; an error names the source ("config.json") with line and column: Error(kInvalidArgument). So is
-// text that is nested deeper than 100: what copies or writes it takes stack for every level.
+// Parses text. Throws Error(kInvalidArgument) that names the source ("config.json") with line and column, and
+// where the nesting is deeper than 100, since copying such a value takes stack for every level.
 Json parse_json(std::string_view text, std::string_view source);
-// Reads and parses a file.
 Json read_json_file(const std::string& path);
 
-// The known word that is nearest to the given one by edit distance, or "" where none is near.
+// Returns the known word that is nearest to the given one by edit distance, or "" where none is near.
 std::string nearest_word(std::string_view word, const std::vector<std::string>& known);
 
-// A field of an object. Throws Error(kInvalidArgument) that names source and key where it is missing, of
-// another type, or a whole number beyond T's.
+// Returns a field of an object. Throws Error(kInvalidArgument) that names source and key where the field is
+// missing, is of another type, or is a whole number that T cannot hold.
 template <class T>
 T json_field(const Json& object, const std::string& key, std::string_view source);
 
@@ -34,7 +33,7 @@ T json_field(const Json& object, const std::string& key, std::string_view source
 #include "core/error.h"
 
 namespace sluice {
-// The JSON library converts between numbers, and a truth value into one, without a word.
+// Checks whole numbers, because the JSON library converts between numbers, and from bool, without an error.
 template <class T>
 bool json_is(const Json& value) {
   if constexpr (!std::is_integral_v<T> || std::is_same_v<T, bool>)
@@ -51,7 +50,7 @@ T json_field(const Json& object, const std::string& key, std::string_view source
   if (found == object.end()) fail(ErrorCode::kInvalidArgument, "{}: '{}' is missing", source, key);
   try {
     if (json_is<T>(*found)) return found->template get<T>();
-  } catch (const nlohmann::json::exception&) {  // told below
+  } catch (const nlohmann::json::exception&) {  // reported below
   }
   fail(ErrorCode::kInvalidArgument, "{}: '{}' has an unexpected value: {}", source, key,
        found->dump().substr(0, 80));

@@ -7,8 +7,8 @@ namespace sluice {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
 
-// Messages for people go to the standard error stream, as "sluice: warning: text". Libraries log warnings and
-// above only where the caller must know; the result of a call is never a log line. From any thread.
+// Writes messages for people to the standard error stream, as "sluice: warning: text". Libraries log warnings
+// and errors only where the caller must know; a call's result is never a log line. Thread rule: any thread.
 class Log {
  public:
   template <class... Arguments>
@@ -28,16 +28,16 @@ class Log {
     write(LogLevel::kError, text, fmt::make_format_args(arguments...));
   }
 
-  LogLevel level() const;  // the least that is told
+  LogLevel level() const;  // the lowest level that is written
   void set_level(LogLevel level);
 
  private:
-  // Not a template of the logging library's, which would compile all of formatting into every file that logs.
+  // Not a template: else the logging library's formatting would be compiled into every file that logs.
   void write(LogLevel level, fmt::string_view text, fmt::format_args arguments);
 };
 Log& log();
 
-// level: "debug", "info", "warn", "error", "off"; Error(kInvalidArgument) otherwise.
+// Accepts "debug", "info", "warn", "error" and "off". Throws Error(kInvalidArgument) otherwise.
 void set_log_level(std::string_view level);
 
 }  // namespace sluice

@@ -5,8 +5,7 @@
 namespace sluice {
 
 // Rounds of Philox. 7 are the fewest that pass all tests of BigCrush (table 2 of the paper below); 10 keep
-// the margin that its authors advise. Stochastic rounding has no use for the margin, and the rounds are most
-// of its time.
+// the margin that its authors advise. Stochastic rounding needs no margin, and spends most time on rounds.
 inline constexpr int kPhiloxRounds = 10, kRoundingPhiloxRounds = 7;
 
 // Philox4x32: a counter-based generator. The same counter and key give the same bits anywhere, in any order.
@@ -45,7 +44,7 @@ class CounterRandom {
   std::uint64_t stream_;
 };
 
-// Uniform in [0, 1), with 24 bits.
+// Returns a number uniform in [0, 1), made from the upper 24 bits of the word.
 inline float to_unit_interval(std::uint32_t word) { return static_cast<float>(word >> 8) * 0x1.0p-24f; }
 
 }  // namespace sluice

@@ -28,7 +28,7 @@ constexpr std::array<std::string_view, 20> kSimdFeatures = {
     "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16",
     "amx_int8", "asimd",    "bf16",        "i8mm",        "sve",         "sve2"};
 
-// The number that follows a word at the start of a line: "MemTotal:  24 kB", "total_inactive_file 4096".
+// Finds the number after a word at the start of a line: "MemTotal:  24 kB", "total_inactive_file 4096".
 std::optional<std::size_t> number_after(const std::string& text, const std::string& word) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
@@ -58,7 +58,7 @@ struct GroupMemory {
   std::size_t available = 0;
 };
 
-// Cached file pages count as used, but are given up when the group needs memory.
+// Cached file pages count as used in the kernel's figure, but are given up when the group needs memory.
 GroupMemory group_memory(std::size_t limit, std::size_t used, const std::string& stat,
                          const std::string& prefix) {
   const std::size_t cached = number_after(stat, prefix + "inactive_file").value_or(0) +
@@ -80,13 +80,13 @@ std::optional<GroupMemory> group_memory_at(int version, const std::string& folde
   return group_memory(limit, file_number(folder + "/memory.current").value_or(0), stat, "");
 }
 
-// Cores that a folder's quota allows; nothing where it has none.
+// The number of cores that a folder's quota allows, or nothing where it has none.
 std::optional<double> quota_at(int version, const std::string& folder) {
   double quota = 0, period = 0;
   if (version == 2) {
     const std::string text = file_text(folder + "/cpu.max").value_or("");
     if (std::sscanf(text.c_str(), "%lf %lf", &quota, &period) != 2) return std::nullopt;
-  } else {  // without a limit the quota is -1, which is no number of the kind that is read here
+  } else {  // "no limit" is written as -1, which file_number() does not read
     quota = static_cast<double>(file_number(folder + "/cpu.cfs_quota_us").value_or(0));
     period = static_cast<double>(file_number(folder + "/cpu.cfs_period_us").value_or(0));
   }

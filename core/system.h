@@ -6,38 +6,34 @@
 #include <vector>
 
 // What this machine, and the container around this process, offer. Functions that read files take the folder
-// under which /proc and /sys lie. A file that is missing or malformed counts as "says nothing": none of these
-// throw for it.
+// under which /proc and /sys lie. None of them throws where a file is missing or malformed: the value that
+// the file would give then counts as unknown.
 namespace sluice {
 
-struct MemoryState {  // SIZE_MAX where nothing says it
-  std::size_t total =
-      SIZE_MAX;  // of the machine, or the smallest limit of a control group around this process
-  std::size_t available =
-      SIZE_MAX;  // what this process can still take: free or reclaimable, within every such limit
-  std::optional<std::size_t> group_limit;  // the smallest limit, where there is one
+struct MemoryState {                 // SIZE_MAX where a value is unknown
+  std::size_t total = SIZE_MAX;      // of the machine, or of the smallest control group around this process
+  std::size_t available = SIZE_MAX;  // what this process can still take within every such limit
+  std::optional<std::size_t> group_limit;  // the smallest limit of a control group, where there is one
 };
 MemoryState memory_state(const std::string& root = "/");
 
-// The cores that this process may use: its affinity and the CPU quota of its control groups, rounded up; at
-// least 1.
+// The cores that this process may use, by its affinity and its CPU quota (rounded up). It is at least 1.
 int usable_cpus(const std::string& root = "/");
-// The quota alone, in cores (1.5 is possible); nothing where there is none.
+// The CPU quota alone, in cores (1.5 is possible), or nothing where there is none.
 std::optional<double> cpu_quota(const std::string& root = "/");
 
-std::string cpu_model(const std::string& root = "/");  // "unknown" where it is not said
-// Those of the known vector features that the CPU has, by Linux's names: "avx2", "fma", "avx512_bf16",
-// "asimd", ...
+std::string cpu_model(const std::string& root = "/");  // "unknown" where /proc/cpuinfo does not name it
+// The vector features of the CPU that this project knows, by Linux's names: "avx2", "avx512_bf16", ...
 std::vector<std::string> simd_features(const std::string& root = "/");
 
-std::string huge_page_setting(
-    const std::string& root = "/");  // "always", "madvise", "never", "" where there is none
+// Returns "always", "madvise" or "never", or "" where the system has no transparent huge pages.
+std::string huge_page_setting(const std::string& root = "/");
 std::optional<std::size_t> mapping_limit(const std::string& root = "/");  // vm.max_map_count
 std::string kernel_version(const std::string& root = "/");                // "6.1.0-18-amd64"
-// vm.unprivileged_userfaultfd; faults in user mode alone may be served without it, see user_faults_allowed.
+// vm.unprivileged_userfaultfd. Faults in user mode may be allowed without it: see user_faults_allowed().
 bool unprivileged_userfaultfd(const std::string& root = "/");
 
-bool user_faults_allowed();                        // userfaultfd for faults in user mode, tried
-std::optional<std::size_t> locked_memory_limit();  // RLIMIT_MEMLOCK; nothing where it is unlimited
+bool user_faults_allowed();                        // tries userfaultfd for faults in user mode
+std::optional<std::size_t> locked_memory_limit();  // RLIMIT_MEMLOCK, or nothing where it is unlimited
 
 }  // namespace sluice

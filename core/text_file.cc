@@ -75,7 +75,7 @@ void write_text_file(const std::string& path, const std::function<std::string()>
     Descriptor file(sibling, O_WRONLY | O_CREAT | O_TRUNC);
     if (file.get() < 0) fail_io("create", sibling);
     try {
-      for (std::string piece = next(); !piece.empty(); piece = next()) write_all(file.get(), piece, sibling);
+      for (std::string part = next(); !part.empty(); part = next()) write_all(file.get(), part, sibling);
       if (::fsync(file.get()) != 0 || !file.close()) fail_io("sync", sibling);
       if (::rename(sibling.c_str(), path.c_str()) != 0) fail_io("rename to", path);
     } catch (...) {

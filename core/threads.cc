@@ -28,7 +28,7 @@
 namespace sluice {
 
 #ifdef SLUICE_PLAIN_THREADS
-// For ThreadSanitizer, which cannot follow a oneTBB that was not built with it.
+// ThreadSanitizer cannot follow a oneTBB that was not built with it, so builds for it use plain threads.
 struct Threads::Arena {
   int count;
   explicit Arena(int the_count) : count(the_count) {}
@@ -53,8 +53,8 @@ struct Threads::Arena {
 };
 #else
 struct Threads::Arena {
-  // Without it oneTBB would not make more workers than the machine has cores. Of all that exist the smallest
-  // rules, so there is none where it is not needed.
+  // Lets oneTBB make more workers than the machine has cores. The smallest limit in the process rules, so one
+  // exists only where it is needed.
   std::optional<tbb::global_control> limit;
   tbb::task_arena arena;
   explicit Arena(int count) : arena(count) {
@@ -74,9 +74,9 @@ struct Threads::Arena {
 };
 #endif
 
-// Arithmetic as IEEE 754 has it while this lives, with subnormal numbers and the nearest value: a caller, or
-// the library that a team is of, may have told some threads otherwise, and which thread computes what is
-// chance.
+// For its own lifetime the calling thread keeps subnormal numbers and rounds to nearest, as IEEE 754 has it.
+// A caller, or the library whose team this is, may have set some threads otherwise; which thread computes
+// which range is chance, and must not change the bits.
 class PlainArithmetic {
  public:
 #if defined(__SSE2__)
@@ -105,24 +105,24 @@ class PlainArithmetic {
   PlainArithmetic& operator=(const PlainArithmetic&) = delete;
 };
 
-// A loop that a team works on; each of its threads takes the next piece until none is left.
+// A loop over ranges of `grain` indices. Each thread takes the next range until none is left.
 struct Threads::Loop {
-  std::size_t n, grain, pieces;
+  std::size_t n, grain, ranges;
   void* state;
-  Piece piece;
+  RangeBody body;
   std::atomic<std::size_t> next{0};
   std::atomic<bool> failed{false};
-  std::exception_ptr error = nullptr;  // the first
+  std::exception_ptr error = nullptr;  // the first that a range threw
 
   void call(std::size_t i) const {
     const PlainArithmetic arithmetic;
-    piece(state, i * grain, std::min(n, (i + 1) * grain));
+    body(state, i * grain, std::min(n, (i + 1) * grain));
   }
 
   static void work(void* data) {
     Loop& loop = *static_cast<Loop*>(data);
     try {
-      for (std::size_t i = loop.next++; i < loop.pieces && !loop.failed; i = loop.next++) loop.call(i);
+      for (std::size_t i = loop.next++; i < loop.ranges && !loop.failed; i = loop.next++) loop.call(i);
     } catch (...) {
       if (!loop.failed.exchange(true)) loop.error = std::current_exception();
     }
@@ -130,18 +130,17 @@ struct Threads::Loop {
 };
 
 Threads::Threads(int count, Team team) : count_(count), team_(team) {
-  if (count < 1)
-    fail(ErrorCode::kInvalidArgument, "a number of threads of at least 1 is needed, {} was given", count);
+  if (count < 1) fail(ErrorCode::kInvalidArgument, "{} threads were asked for; at least 1 is needed", count);
   if (team == nullptr) arena_ = std::make_unique<Arena>(count);
 }
 Threads::~Threads() = default;
 
-void Threads::run(std::size_t n, std::size_t grain, void* state, Piece piece) {
-  Loop loop{n, grain, divide_up(n, grain), state, piece};
-  if (loop.pieces <= 1 || count_ == 1) {
-    for (std::size_t i = 0; i < loop.pieces; ++i) loop.call(i);
+void Threads::run(std::size_t n, std::size_t grain, void* state, RangeBody body) {
+  Loop loop{n, grain, divide_up(n, grain), state, body};
+  if (loop.ranges <= 1 || count_ == 1) {
+    for (std::size_t i = 0; i < loop.ranges; ++i) loop.call(i);
   } else if (team_ == nullptr) {
-    arena_->for_each(loop.pieces, [&](std::size_t i) { loop.call(i); });
+    arena_->for_each(loop.ranges, [&](std::size_t i) { loop.call(i); });
   } else {
     team_(&Loop::work, &loop, static_cast<unsigned>(count_), 0);
     if (loop.error) std::rethrow_exception(loop.error);

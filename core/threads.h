@@ -5,18 +5,18 @@
 
 namespace sluice {
 
-// The compute threads of one engine: a oneTBB arena, or a team that somebody else has, as an OpenMP library
-// does. Where the caller's own loops run on such a team, its threads wait for more work spinning, and others
-// would have to share their cores. Pieces of a loop are cut at multiples of the grain, never by the number of
-// threads, so that what a piece computes does not depend on how many threads there are. Thread rule: any
+// The compute threads of one engine: a oneTBB arena of its own, or the thread team of another library, such
+// as the caller's OpenMP. (Idle OpenMP threads spin while they wait for work; a second set of threads would
+// have to share the cores with them.) A loop is cut into ranges at multiples of the grain, never by the
+// number of threads, so that a range's result does not depend on how many threads there are. Thread rule: any
 // thread may call parallel_for; calls from several threads share the arena.
 class Threads {
  public:
-  // Calls work(data) on up to `threads` threads at once, its caller's one of them, and returns when all have
-  // ended. libgomp's GOMP_parallel() is one. flags: 0.
+  // A function that calls work(data) on up to `threads` threads at once, its caller's among them, and returns
+  // when all calls have ended, such as libgomp's GOMP_parallel(). Threads passes 0 for `flags`.
   using Team = void (*)(void (*work)(void* data), void* data, unsigned threads, unsigned flags);
 
-  // team: null: threads of its own. Throws Error(kInvalidArgument). REQUIRES: count >= 1
+  // Without a team it makes an arena of its own. Throws Error(kInvalidArgument) where count is below 1.
   explicit Threads(int count, Team team = nullptr);
   ~Threads();
   Threads(const Threads&) = delete;
@@ -24,8 +24,8 @@ class Threads {
 
   int count() const { return count_; }
 
-  // Calls body(begin, end) for [0, grain), [grain, 2 * grain), ... up to n, in parallel, and waits for all.
-  // The first exception thrown by a piece is thrown here. n == 0 does nothing. REQUIRES: grain >= 1
+  // Calls body(begin, end) for [0, grain), [grain, 2 * grain), ... up to n, in parallel, and waits for all
+  // calls. Throws the first exception that a call threw. n == 0 does nothing. REQUIRES: grain >= 1
   template <class Body>
   void parallel_for(std::size_t n, std::size_t grain, Body&& body) {
     using Plain = std::remove_reference_t<Body>;
@@ -34,9 +34,9 @@ class Threads {
   }
 
  private:
-  using Piece = void (*)(void* state, std::size_t begin, std::size_t end);
+  using RangeBody = void (*)(void* state, std::size_t begin, std::size_t end);
   struct Loop;
-  void run(std::size_t n, std::size_t grain, void* state, Piece piece);
+  void run(std::size_t n, std::size_t grain, void* state, RangeBody body);
 
   struct Arena;
   int count_;

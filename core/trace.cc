@@ -16,23 +16,23 @@ namespace {
 
 using Time = Trace::Clock::time_point;
 
-constexpr std::size_t kPiece = 64 * 1024;  // of what is written at a time
+constexpr std::size_t kBytesPerWrite = 64 * 1024;
 constexpr std::array<const char*, Trace::kLanes> kNames = {"compute",   "read",       "write", "optimizer",
                                                            "read wait", "write wait", "save"};
 
 std::size_t index_of(const Trace::Event& event) { return static_cast<std::size_t>(event.lane); }
 
-// Whole nanoseconds, so that who reads begin and length finds the end.
+// Times are written in whole nanoseconds, so that a reader's sum of begin and length is exactly the end.
 std::string microseconds(Trace::Clock::duration d) {
   const auto whole = std::chrono::duration_cast<std::chrono::nanoseconds>(d).count();
   return fmt::format("{:.3f}", static_cast<double>(whole) / 1e3);
 }
 
-// The rows of one lane. It takes events from the latest to the first, since they are kept in the order of
-// their ends: so there are no more rows than events that are under way at once.
+// Assigns the events of one lane to rows. Events are kept in the order of their ends, and are assigned from
+// the latest to the first, so that there are no more rows than events that overlap at once.
 class Rows {
  public:
-  // The first row in which nothing begins before `end`.
+  // Returns the first row in which no event begins before `end`.
   std::size_t take(Time begin, Time end) {
     std::size_t row = 0;
     while (row < begins_.size() && begins_[row] < end) ++row;
@@ -43,7 +43,7 @@ class Rows {
   std::size_t count() const { return std::max<std::size_t>(1, begins_.size()); }
 
  private:
-  std::vector<Time> begins_;  // of what each row holds so far
+  std::vector<Time> begins_;  // of each row's event that was assigned last
 };
 
 std::string thread_name(std::size_t thread, const std::string& lane, std::size_t row) {
@@ -102,11 +102,11 @@ void Trace::save(const std::string& path) const {
   std::size_t done = 0;
   bool ended = false;
   write_text_file(path, [&] {
-    std::string piece = std::exchange(start, std::string());
-    for (; done < rows.size() && piece.size() < kPiece; ++done)
-      piece += ",\n" + text_of(kept(done), first_thread[index_of(kept(done))] + rows[done]);
-    if (done == rows.size() && !std::exchange(ended, true)) piece += "\n]}\n";
-    return piece;
+    std::string part = std::exchange(start, std::string());
+    for (; done < rows.size() && part.size() < kBytesPerWrite; ++done)
+      part += ",\n" + text_of(kept(done), first_thread[index_of(kept(done))] + rows[done]);
+    if (done == rows.size() && !std::exchange(ended, true)) part += "\n]}\n";
+    return part;
   });
 }
 

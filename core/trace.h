@@ -8,11 +8,11 @@
 
 namespace sluice {
 
-// What happened when, by lane ("compute", "read", "write", "optimizer", "read wait", "write wait", "save"):
-// written as the Trace Event JSON that Perfetto and chrome://tracing open. An event's "cat" is its lane;
-// events of a lane that are under way at once stand in rows of their own ("read", "read 2", ...), since
-// viewers take those of a row to follow each other. Thread rule: add() from any thread. The latest `limit`
-// events are kept, in memory that is taken at the start; how many earlier ones were dropped is in the file.
+// Notes what happened when, and writes it as the Trace Event JSON that Perfetto and chrome://tracing open. An
+// event belongs to a lane ("compute", "read", ...), which is its "cat" in the file. Events of a lane that
+// overlap in time are written to rows of their own ("read", "read 2", ...), since viewers expect the events
+// of a row to follow each other. The latest `limit` events are kept, in memory that is taken at the start;
+// the file says how many earlier ones were dropped. Thread rule: all functions from any thread.
 class Trace {
  public:
   using Clock = std::chrono::steady_clock;
@@ -25,16 +25,15 @@ class Trace {
   }
   void add(Lane lane, std::string name, Clock::time_point begin, Clock::time_point end,
            std::uint64_t bytes = 0);
-  // The kept events, the oldest first; how many earlier ones were dropped.
   struct Event {
     std::string name;
     Clock::time_point begin, end;
     std::uint64_t bytes;
     Lane lane;
   };
-  void for_each(const std::function<void(const Event&)>& use) const;
-  std::uint64_t dropped() const;
-  // Writes the file whole or not at all, in small pieces. Throws Error(kIo).
+  void for_each(const std::function<void(const Event&)>& use) const;  // the kept events, the oldest first
+  std::uint64_t dropped() const;                                      // how many earlier events were dropped
+  // Writes the file whole or not at all, a small part at a time. Throws Error(kIo).
   void save(const std::string& path) const;
 
  private:
@@ -49,7 +48,7 @@ class Trace {
   std::uint64_t dropped_ = 0;
 };
 
-// Adds one event for its own lifetime; does nothing where trace is null.
+// Adds an event that lasts from construction to destruction. Does nothing where trace is null.
 class TraceScope {
  public:
   TraceScope(Trace* trace, Trace::Lane lane, std::string name)

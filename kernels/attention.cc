@@ -8,7 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention.cc"
 #include <hwy/foreach_target.h>
-// After foreach_target.h.
+// foreach_target.h must come first.
 #include <hwy/highway.h>
 
 #include "kernels/attention_products-inl.h"
@@ -25,7 +25,7 @@ struct ForwardCall {
   float* log_sum;
 };
 
-// What one task works in.
+// The buffers of one task.
 struct ForwardMemory {
   float *rows, *queries, *keys, *values, *scores, *sums, *maxima, *totals, *factor_rows = nullptr,
                                                                            *factors = nullptr;
@@ -34,7 +34,7 @@ struct ForwardMemory {
   ForwardMemory(const AttentionShape& s, void* memory) {
     Carver carver(memory);
     const std::size_t stride = packed_stride(s.head_width);
-    rows = carver.take(kTile * stride);     // queries, and at the end outputs: [queries][width]
+    rows = carver.take(kTile * stride);     // queries, and at the end the outputs: [queries][width]
     queries = carver.take(kTile * stride);  // panels of [width][16 queries]
     keys = carver.take(kTile * stride);
     values = carver.take(kTile * stride);
@@ -57,15 +57,15 @@ struct ForwardMemory {
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
 
-// Key j is hidden from the queries before it.
+// Hides key j from the queries before it.
 HWY_INLINE void hide_later_keys(std::size_t keys, std::size_t p, float* scores) {
   for (std::size_t j = p * kPanel; j < keys; ++j)
     for (std::size_t i = 0; i < j - p * kPanel; ++i)
       scores[j * kPanel + i] = -std::numeric_limits<float>::infinity();
 }
 
-// Scores become probabilities times e^(total - maximum); the running maximum and total of each query move on.
-// rescale: what the sums so far must be multiplied by.
+// Turns scores into probabilities times e^(total - maximum), and updates each query's running maximum and
+// total. `rescale` is what the sums so far must be multiplied by.
 HWY_INLINE void exponentiate(std::size_t keys, float* HWY_RESTRICT scores, float* HWY_RESTRICT maximum,
                              float* HWY_RESTRICT total, float* HWY_RESTRICT rescale) {
   const F32 d;
@@ -96,7 +96,7 @@ HWY_INLINE void multiply_rows_by(std::size_t rows, const float* HWY_RESTRICT fac
   });
 }
 
-// factors: rows of kTile queries.
+// `factors` has rows of kTile queries.
 HWY_INLINE void multiply_by_dropout(std::size_t keys, const float* HWY_RESTRICT factors,
                                     float* HWY_RESTRICT scores) {
   const F32 d;
@@ -145,7 +145,7 @@ HWY_INLINE void finish_forward(const ForwardCall& call, std::size_t b, std::size
   std::copy_n(log_sums, queries, call.log_sum + (b * s.heads + h) * s.length + first);
 }
 
-// One tile of queries of head h in sequence b, against all keys up to its own.
+// Computes one tile of queries of head h in sequence b, against all keys up to its own.
 void forward_task(const ForwardCall& call, std::size_t b, std::size_t h, std::size_t first, void* memory) {
   const AttentionShape& s = call.shape;
   const ForwardMemory m(s, memory);
@@ -175,12 +175,13 @@ HWY_EXPORT(forward_task);
 void check_attention(const AttentionShape& s, std::initializer_list<ConstArray> arrays) {
   if (s.heads == 0 || s.kv_heads == 0 || s.heads % s.kv_heads != 0 || s.head_width == 0)
     fail(ErrorCode::kInvalidArgument,
-         "attention with {} heads of width {} and {} key/value heads cannot be: the query heads must be a "
-         "multiple of the "
-         "key/value heads",
+         "attention with {} query heads of width {} and {} key/value heads is not possible: the number of "
+         "query "
+         "heads must be a multiple of that of key/value heads, and no number may be 0",
          s.heads, s.head_width, s.kv_heads);
   if (!(s.dropout >= 0 && s.dropout < 1))
-    fail(ErrorCode::kInvalidArgument, "a dropout of {} cannot be: it is at least 0 and below 1", s.dropout);
+    fail(ErrorCode::kInvalidArgument, "a dropout of {} is not possible: it must be at least 0 and below 1",
+         s.dropout);
   for (const ConstArray& array : arrays)
     if (!is_float(array.type))
       fail(ErrorCode::kInvalidArgument, "attention takes arrays of f32, bf16 or f16, not of {}",
@@ -199,7 +200,7 @@ void attention_forward(Threads& threads, const AttentionShape& shape, ConstArray
   const auto task = HWY_DYNAMIC_DISPATCH(forward_task);
   for_tasks(threads, shape.batch * shape.heads * tiles, ForwardMemory(shape, nullptr).bytes, workspace,
             [&](std::size_t i, void* memory) {
-              const std::size_t tile = tiles - 1 - i % tiles;  // the longest first
+              const std::size_t tile = tiles - 1 - i % tiles;  // tiles with the most keys come first
               task(call, i / tiles / shape.heads, i / tiles % shape.heads, tile * kTile, memory);
             });
 }

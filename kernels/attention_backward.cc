@@ -7,7 +7,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention_backward.cc"
 #include <hwy/foreach_target.h>
-// After foreach_target.h.
+// foreach_target.h must come first.
 #include <hwy/highway.h>
 
 #include "kernels/attention_products-inl.h"
@@ -25,7 +25,7 @@ struct BackwardCall {
   Array dq, dk, dv;
 };
 
-// What one task works in. Panels are [width][16 queries]; tiles of scores [keys][queries].
+// The buffers of one task. Panels are [width][16 queries]; tiles of scores are [keys][queries].
 struct BackwardMemory {
   float *q, *q_panels, *dout, *dout_panels, *keys, *values, *dq_panels, *dk, *dv, *probabilities, *dscores,
       *log_sums, *deltas;
@@ -53,7 +53,7 @@ struct BackwardMemory {
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
 
-// The dot product of two packed rows: 16 sums over every 16th element, then halved four times.
+// Returns the dot product of two packed rows: 16 sums over every 16th element, then halved four times.
 HWY_INLINE float dot_of_rows(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, std::size_t width) {
   const F32 d;
   HWY_ALIGN float lanes[kPanel];
@@ -68,8 +68,8 @@ HWY_INLINE float dot_of_rows(const float* HWY_RESTRICT a, const float* HWY_RESTR
   return lanes[0];
 }
 
-// Of one row of scores, key j: its probabilities (after dropout) and the gradient of its scores, which
-// replace the score and the gradient of the probability. Queries before `hidden` do not see the key.
+// Works on one row of scores, that of key j. Overwrites the scores with probabilities (after dropout), and
+// the gradients of the probabilities with those of the scores. Queries before `hidden` do not see the key.
 template <bool kDropout>
 HWY_INLINE void differentiate_row(const float* HWY_RESTRICT log_sums, const float* HWY_RESTRICT deltas,
                                   const float* HWY_RESTRICT factors, std::size_t hidden,
@@ -93,7 +93,7 @@ HWY_INLINE void differentiate_row(const float* HWY_RESTRICT log_sums, const floa
   });
 }
 
-// Probabilities and dscores of 16 queries and the tile's keys, and their share of dq.
+// Computes probabilities and dscores of 16 queries and the tile's keys, and adds their share of dq.
 HWY_INLINE void backward_panel(const AttentionShape& s, const Tile& tile, std::size_t p,
                                const BackwardMemory& m) {
   const std::size_t width = s.head_width, stride = packed_stride(width), column = p * kPanel;
@@ -130,7 +130,7 @@ HWY_INLINE void add_over_queries(const Tile& tile, const float* scores, const fl
   }
 }
 
-// Packs the rows of one tile of queries, and what the tiles of keys need of them.
+// Packs the rows of one tile of queries, and all that its tiles of keys need of them.
 HWY_INLINE void load_queries(const BackwardCall& call, std::size_t b, std::size_t h, const Tile& tile,
                              const BackwardMemory& m) {
   const AttentionShape& s = call.shape;
@@ -156,8 +156,8 @@ HWY_INLINE void backward_tile(const BackwardCall& call, std::size_t b, std::size
   add_over_queries(tile, m.dscores, m.q, width, m.dk + sums_at);
 }
 
-// One key/value head of one sequence, with the query heads that use it: scores are made once for dq, dk and
-// dv. The sums of dk and dv are over heads, then tiles of queries, then queries; those of dq over keys.
+// Computes one key/value head of one sequence, with the query heads that use it: scores are made once for dq,
+// dk and dv. dk and dv are summed over heads, then tiles of queries, then queries; dq is summed over keys.
 void backward_task(const BackwardCall& call, std::size_t b, std::size_t kv_head, void* memory) {
   const AttentionShape& s = call.shape;
   const BackwardMemory m(s, memory);

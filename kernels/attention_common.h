@@ -9,19 +9,20 @@
 #include "kernels/attention.h"
 #include "kernels/simd.h"
 
-// Private to the attention kernels; included before <hwy/highway.h>.
+// Private to the attention kernels. It is included before <hwy/highway.h>, as simd.h.
 
 namespace sluice::kernels {
 
-// Tiles are of fixed size, so that the order of every sum follows from the shape. Queries lie along the lanes
-// of vectors, in panels of 16: then maxima and sums over keys are the same additions at any vector width.
+// Tiles are of fixed size, so that the order of every sum follows from the shape. The lanes of a vector hold
+// different queries, in panels of 16; so maxima and sums over keys are the same at any vector width.
 inline constexpr std::size_t kTile = 64;
 inline constexpr std::size_t kPanel = 16;
 inline constexpr std::size_t kPanels = kTile / kPanel;
-inline constexpr std::size_t kScoreStride = kTile + kPanel;  // of a tile of scores, [keys][queries]
+inline constexpr std::size_t kScoreStride =
+    kTile + kPanel;  // row stride of a tile of scores, [keys][queries]
 
-// Elements from row to row of a packed tile: room for whole panels, and an odd number of cache lines, so that
-// neighbouring rows fall into different sets of the cache.
+// The row stride of a packed tile: whole panels, and an odd number of cache lines, so that neighbouring rows
+// fall into different sets of the cache.
 inline std::size_t packed_stride(std::size_t head_width) {
   return (divide_up(head_width, kPanel) | 1) * kPanel;
 }
@@ -35,13 +36,13 @@ struct Tile {
         first_key(key),
         keys(std::min(kTile, length - key)) {}
   bool diagonal() const { return first_key == first_query; }
-  // The queries at the left of the diagonal see fewer keys: those of the panel `p` at most this many.
+  // On the diagonal a query sees only the keys up to itself. This bounds the keys that panel `p` sees.
   std::size_t keys_of_panel(std::size_t p) const {
     return diagonal() ? std::min(keys, (p + 1) * kPanel) : keys;
   }
 };
 
-// Hands out f32 buffers of one block of memory, each at a multiple of 64 bytes.
+// Cuts one block of memory into f32 buffers that begin at multiples of 64 bytes.
 class Carver {
  public:
   explicit Carver(void* memory) : memory_(static_cast<float*>(memory)) {}
@@ -57,8 +58,7 @@ class Carver {
   std::size_t used_ = 0;
 };
 
-// The parts of a workspace that tasks use, one task at a time each. Which one a task gets does not show in
-// its result.
+// Gives each running task a part of the workspace to itself. The result does not depend on which.
 class Slots {
  public:
   explicit Slots(std::size_t count) : busy_(count) {}
@@ -84,10 +84,10 @@ void for_tasks(Threads& threads, std::size_t count, std::size_t slot_bytes, void
   });
 }
 
-// Throws Error(kInvalidArgument) for a shape that cannot be.
+// Throws Error(kInvalidArgument) for an impossible shape and for arrays that are not of a float type.
 void check_attention(const AttentionShape& shape, std::initializer_list<ConstArray> arrays);
 
-// Where the words of a probability's dropout begin: query i of head h of sequence b, key 0.
+// The index of the dropout word of query i of head h of sequence b and key 0.
 inline std::uint64_t dropout_index(const AttentionShape& s, std::size_t b, std::size_t h, std::size_t i) {
   return s.first_index + ((b * s.heads + h) * s.length + i) * s.length;
 }

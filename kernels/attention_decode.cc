@@ -8,7 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention_decode.cc"
 #include <hwy/foreach_target.h>
-// After foreach_target.h.
+// foreach_target.h must come first.
 #include <hwy/highway.h>
 
 #include "kernels/attention_products-inl.h"
@@ -25,7 +25,7 @@ struct DecodeCall {
   Array out;
 };
 
-// Of the query heads of one key/value head: rows of packed queries and sums, and the softmax so far.
+// The packed queries and the sums of the query heads of one key/value head, and their softmax so far.
 struct DecodeState {
   std::vector<float> queries, sums, tile, products, scores, maxima, totals;
 };
@@ -37,8 +37,8 @@ struct DecodeState {
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
 
-// scores[j] of one packed query and a tile of packed keys. Each is 16 sums over every 16th element, added in
-// order: products: [keys][16], and behind it the same transposed.
+// Computes scores[j] of one packed query and a tile of packed keys. Each is 16 sums over every 16th element,
+// added in order. `products` has room for [keys][16] and, behind it, its transpose.
 HWY_INLINE void score_keys(const float* HWY_RESTRICT query, const float* HWY_RESTRICT keys, std::size_t count,
                            std::size_t width, float* HWY_RESTRICT products, float* HWY_RESTRICT scores) {
   const std::size_t stride = packed_stride(width);
@@ -59,7 +59,7 @@ HWY_INLINE void score_keys(const float* HWY_RESTRICT query, const float* HWY_RES
   }
 }
 
-// Scores become probabilities; gives what the sums so far must be multiplied by.
+// Turns scores into probabilities. Returns what the sums so far must be multiplied by.
 HWY_INLINE float soften(std::size_t count, float* scores, float* maximum, float* total) {
   const F32 d;
   const float before = *maximum;
@@ -74,7 +74,7 @@ HWY_INLINE float soften(std::size_t count, float* scores, float* maximum, float*
   return factor;
 }
 
-// A tile of `count` keys from key `first` on, for all query heads of the group.
+// Adds a tile of `count` keys from key `first` on, for all query heads of the group.
 HWY_INLINE void decode_tile(const DecodeCall& call, std::size_t b, std::size_t kv_head, std::size_t first,
                             DecodeState& state) {
   const AttentionShape& s = call.shape;
@@ -97,7 +97,7 @@ HWY_INLINE void decode_tile(const DecodeCall& call, std::size_t b, std::size_t k
   }
 }
 
-// One key/value head of one sequence, with the query heads that use it.
+// Computes one key/value head of one sequence, with the query heads that use it.
 void decode_task(const DecodeCall& call, std::size_t b, std::size_t kv_head) {
   const AttentionShape& s = call.shape;
   const std::size_t width = s.head_width, stride = packed_stride(width), group = s.heads / s.kv_heads;

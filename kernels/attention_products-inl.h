@@ -1,6 +1,6 @@
-// Products of small packed f32 matrices. Every element of C is a sum over k in order, one fused multiply-add
-// after the other, so its bits do not depend on the width of vectors. Compiled once for each target, as
-// attention_simd-inl.h.
+// Multiplies small packed f32 matrices. Every element of C is a sum over k in order, one fused multiply-add
+// after another, so its bits do not depend on the width of vectors. Compiled once for each target: include it
+// after hwy/foreach_target.h.
 #if defined(SLUICE_ATTENTION_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_ATTENTION_PRODUCTS_INL_H_
 #undef SLUICE_ATTENTION_PRODUCTS_INL_H_
@@ -13,7 +13,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
 
-// Rows of C that are held in registers at a time: of 32 registers, or of AVX2's 16.
+// How many rows of C are held in registers at once. AVX-512 has 32 registers, AVX2 has 16.
 inline constexpr std::size_t kBlockRows = kLanes == 16 ? 16 : 6;
 
 // How A is stored: [rows][depth], or [depth][rows].
@@ -24,7 +24,7 @@ struct Factor {
   std::size_t stride;
 };
 
-// C[kRows][16] = A B, or C += A B.
+// Computes C[kRows][16] = A B, or C += A B.
 template <std::size_t kRows, Stored kStored>
 HWY_INLINE void multiply_rows(std::size_t depth, Factor a, Factor b, float* HWY_RESTRICT c,
                               std::size_t c_stride, bool accumulate) {
@@ -58,7 +58,7 @@ HWY_INLINE void multiply_rows(std::size_t depth, Factor a, Factor b, float* HWY_
   }
 }
 
-// C[rows][16] = A B, or C += A B.
+// Computes C[rows][16] = A B, or C += A B.
 template <Stored kStored>
 HWY_INLINE void multiply_panel(std::size_t rows, std::size_t depth, Factor a, Factor b, float* c,
                                std::size_t c_stride, bool accumulate) {

@@ -1,5 +1,5 @@
-// Vectors of the attention kernels: rows of 16 f32, tiles packed and transposed, dropout.
-// Compiled once for each target: include it after hwy/foreach_target.h.
+// Vector code of the attention kernels: rows of 16 f32, packing and transposing of tiles, dropout. Compiled
+// once for each target: include it after hwy/foreach_target.h.
 #if defined(SLUICE_ATTENTION_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_ATTENTION_SIMD_INL_H_
 #undef SLUICE_ATTENTION_SIMD_INL_H_
@@ -16,7 +16,7 @@ namespace sluice::kernels::HWY_NAMESPACE {
 
 inline constexpr std::size_t kRowVectors = kPanel / kLanes;
 
-// body(lane) for the first lane of every vector of a row.
+// Calls body(lane) for the first lane of every vector of a row.
 template <class Body>
 HWY_INLINE void for_row(const Body& body) {
   HWY_UNROLL(4)
@@ -40,8 +40,7 @@ HWY_INLINE void pack_rows(const void* from, std::size_t stride, std::size_t rows
   }
 }
 
-// Rows of `width` elements, `stride` apart, become rows of f32 times `factor`, with zeros up to a whole
-// panel.
+// Converts rows of `width` elements, `stride` apart, to f32 times `factor`, with zeros up to a whole panel.
 HWY_INLINE void pack_tile(ConstArray from, std::size_t stride, std::size_t rows, std::size_t width,
                           float factor, float* to) {
   if (from.type == Dtype::kF32)
@@ -79,7 +78,7 @@ HWY_INLINE void transpose_4x4(const float* from, std::size_t from_stride, float*
 #endif
 }
 
-// rows and columns: multiples of 4.
+// REQUIRES: rows and columns are multiples of 4.
 HWY_INLINE void transpose(const float* from, std::size_t rows, std::size_t columns, std::size_t from_stride,
                           float* to, std::size_t to_stride) {
   for (std::size_t c = 0; c < columns; c += 4)
@@ -87,7 +86,7 @@ HWY_INLINE void transpose(const float* from, std::size_t rows, std::size_t colum
       transpose_4x4(from + r * from_stride + c, from_stride, to + c * to_stride + r, to_stride);
 }
 
-// A tile's queries of head h, as rows and as panels of [width][16 queries]. Rows that are not there are zero.
+// Packs a tile's queries of one head, as rows and as panels of [width][16 queries]. Missing rows become zero.
 HWY_INLINE void pack_queries(const AttentionShape& s, const Tile& tile, ConstArray from, std::size_t stride,
                              float factor, float* rows, float* panels) {
   const std::size_t width = s.head_width, row = packed_stride(width);
@@ -108,10 +107,10 @@ HWY_INLINE void pack_keys_and_values(const AttentionShape& s, const Tile& tile, 
 // --- dropout
 // -----------------------------------------------------------------------------------------------------
 
-// What dropout multiplies one query's probabilities by, for kTile keys from word `index` on: 0 or 1 / (1 -
-// p).
+// Makes the factors by which dropout multiplies one query's probabilities of kTile keys, from word `index`
+// on: each is 0 or 1 / (1 - p).
 HWY_INLINE void dropout_row(const AttentionShape& s, std::uint64_t index, float* factors) {
-  constexpr std::size_t kMore = 4 * hn::MaxLanes(U64());  // since the first block may be begun
+  constexpr std::size_t kMore = 4 * hn::MaxLanes(U64());  // `index` may lie inside the first block of words
   HWY_ALIGN std::uint32_t words[kTile + kMore];
   const std::size_t skip = index % 4;
   fill_words<kTile + kMore>(s.stream, PhiloxKeys(s.seed), index / 4, words);
@@ -123,7 +122,7 @@ HWY_INLINE void dropout_row(const AttentionShape& s, std::uint64_t index, float*
   }
 }
 
-// The factors of a tile, as [queries][keys] and as [keys][queries].
+// Makes the factors of a tile, as [queries][keys] and as [keys][queries].
 HWY_INLINE void dropout_tile(const AttentionShape& s, const Tile& tile, std::size_t b, std::size_t h,
                              float* rows, float* columns) {
   for (std::size_t i = 0; i < tile.queries; ++i)

@@ -10,7 +10,7 @@ int narrow(std::size_t size, const Product& p) {
   if (size > INT_MAX)
     fail(
         ErrorCode::kInvalidArgument,
-        "a product [{}, {}] x [{}, {}] is asked of a BLAS whose integers have 32 bits; use one of fewer rows "
+        "the product [{}, {}] x [{}, {}] is too large for a BLAS with 32-bit integers; use one of fewer rows "
         "and columns",
         p.m, p.k, p.k, p.n);
   return static_cast<int>(size);
@@ -20,7 +20,7 @@ class BlasProducts final : public F32Products {
  public:
   explicit BlasProducts(Sgemm sgemm) : sgemm_(sgemm) {}
 
-  // Row by row what column by column is the product of the transposed: C' = B' A'.
+  // To a BLAS, which stores by columns, these matrices are transposed; so it computes C' = B' A'.
   void multiply_f32(const Product& p) override {
     const float one = 1, beta = p.accumulate ? 1.0f : 0.0f;
     const int m = narrow(p.m, p), n = narrow(p.n, p), k = narrow(p.k, p);

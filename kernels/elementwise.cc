@@ -15,11 +15,11 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
 
-void convert_piece(std::size_t n, ConstArray from, Array to) {
+void convert_range(std::size_t n, ConstArray from, Array to) {
   for_each_vector(n, [=](auto at) HWY_ATTR { store(load(from, at), to, at); });
 }
-void convert_past_caches_piece(std::size_t n, ConstArray from, Array to) {
-  if (!stores_past_caches(to) || to.data == from.data) return convert_piece(n, from, to);
+void convert_past_caches_range(std::size_t n, ConstArray from, Array to) {
+  if (!stores_past_caches(to) || to.data == from.data) return convert_range(n, from, to);
   std::size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     ask_ahead(from, i);
@@ -28,33 +28,32 @@ void convert_past_caches_piece(std::size_t n, ConstArray from, Array to) {
   if (i < n) store(load(from, Part{i, n - i}), to, Part{i, n - i});
   hwy::FlushStream();
 }
-// Each vector is read before the memory below its end is written: right as well where `to` is the beginning
-// of `from`.
-void narrow_piece(std::size_t n, const float* from, Array to) {
+// Reads each vector before it writes below the vector's end; so `to` may be the beginning of `from`.
+void narrow_range(std::size_t n, const float* from, Array to) {
   for_each_vector(n, [=](auto at) HWY_ATTR { store(load(from, at), to, at); });
 }
-void fill_piece(std::size_t n, float value, Array to) {
+void fill_range(std::size_t n, float value, Array to) {
   for_each_vector(n, [=](auto at) HWY_ATTR { store(set(value), to, at); });
 }
-void add_piece(std::size_t n, ConstArray a, ConstArray b, Array sum) {
+void add_range(std::size_t n, ConstArray a, ConstArray b, Array sum) {
   for_each_vector(n, [=](auto at) HWY_ATTR { store(hn::Add(load(a, at), load(b, at)), sum, at); });
 }
-void scale_piece(std::size_t n, float factor, Array x) {
+void scale_range(std::size_t n, float factor, Array x) {
   for_each_vector(n, [=](auto at) HWY_ATTR { store(hn::Mul(load(x, at), set(factor)), x, at); });
 }
 
-// 0.5 (1 + tanh(u)) = sigmoid(2 u), and beyond 15 the sigmoid is 0 or 1 to the last bit: so the argument is
-// limited, lest infinity be multiplied by zero.
+// 0.5 (1 + tanh(u)) = sigmoid(2 u). Beyond 15 the sigmoid is 0 or 1 to the last bit, so the argument is
+// limited; else infinity would be multiplied by zero.
 inline constexpr float kGeluLimit = 15.0f;
 inline constexpr float kGeluLinear = 1.5957691216057308f;  // 2 sqrt(2 / pi)
-inline constexpr float kGeluCubic = 0.07135481282052628f;  // 0.044715 of it
+inline constexpr float kGeluCubic = 0.07135481282052628f;  // 0.044715 * kGeluLinear
 
 HWY_INLINE Sigmoid gelu_sigmoid(F32Vector limited) {
   const auto square = hn::Mul(limited, limited);
   return sigmoid(hn::Mul(limited, mul_add(square, set(kGeluCubic), set(kGeluLinear))));
 }
 
-void gelu_forward_piece(std::size_t n, ConstArray x, Array y) {
+void gelu_forward_range(std::size_t n, ConstArray x, Array y) {
   for_each_vector(n, [=](auto at) HWY_ATTR {
     const auto value = load(x, at);
     const auto raised = hn::IfThenElse(hn::Lt(value, set(-kGeluLimit)), set(-kGeluLimit), value);
@@ -64,7 +63,7 @@ void gelu_forward_piece(std::size_t n, ConstArray x, Array y) {
 }
 
 // With z(x) = 2 u: y' = s + x s (1 - s) z', z' = linear + 3 cubic x^2.
-void gelu_backward_piece(std::size_t n, ConstArray x, ConstArray dy, Array dx) {
+void gelu_backward_range(std::size_t n, ConstArray x, ConstArray dy, Array dx) {
   for_each_vector(n, [=](auto at) HWY_ATTR {
     const auto value = clamp(load(x, at), -kGeluLimit, kGeluLimit);
     const auto gate = gelu_sigmoid(value);
@@ -74,10 +73,10 @@ void gelu_backward_piece(std::size_t n, ConstArray x, ConstArray dy, Array dx) {
   });
 }
 
-// Beyond it sigmoid(-x) is zero.
+// Beyond this limit sigmoid(-x) is zero.
 inline constexpr float kSiluLimit = 120.0f;
 
-void swiglu_forward_piece(std::size_t n, ConstArray gate, ConstArray up, Array y) {
+void swiglu_forward_range(std::size_t n, ConstArray gate, ConstArray up, Array y) {
   for_each_vector(n, [=](auto at) HWY_ATTR {
     const auto value = load(gate, at);
     const auto raised = hn::IfThenElse(hn::Lt(value, set(-kSiluLimit)), set(-kSiluLimit), value);
@@ -86,7 +85,7 @@ void swiglu_forward_piece(std::size_t n, ConstArray gate, ConstArray up, Array y
 }
 
 // silu' = s (1 + x (1 - s)).
-void swiglu_backward_piece(std::size_t n, ConstArray gate, ConstArray up, ConstArray dy, Array dgate,
+void swiglu_backward_range(std::size_t n, ConstArray gate, ConstArray up, ConstArray dy, Array dgate,
                            Array dup) {
   for_each_vector(n, [=](auto at) HWY_ATTR {
     const auto value = load(gate, at);
@@ -101,7 +100,7 @@ void swiglu_backward_piece(std::size_t n, ConstArray gate, ConstArray up, ConstA
 }
 
 // An element is kept where its word, as a number in [0, 1) with 24 bits, is below 1 - p in f32.
-void dropout_piece(std::size_t n, ConstArray x, ConstArray residual, float p, std::uint64_t seed,
+void dropout_range(std::size_t n, ConstArray x, ConstArray residual, float p, std::uint64_t seed,
                    std::uint64_t stream, std::uint64_t first_index, Array y) {
   const float keep = 1.0f - p, factor = 1.0f / keep;
   const hn::Rebind<std::uint32_t, F32> u32;
@@ -117,10 +116,10 @@ void dropout_piece(std::size_t n, ConstArray x, ConstArray residual, float p, st
                       });
 }
 
-// Elements 2 k and 2 k + 1 are made of words 2 k and 2 k + 1 of the stream, with u = ((word >> 8) + 1) *
-// 2^-24 of the first and v = (word >> 8) * 2^-24 of the second: sqrt(-2 ln u) times the cosine, and the sine,
-// of 2 pi v.
-void fill_normal_piece(std::size_t n, std::uint64_t seed, std::uint64_t stream, std::uint64_t first_index,
+// Makes elements 2 k and 2 k + 1 from these words of the stream. With u = ((word >> 8) + 1) * 2^-24 of the
+// first word and v = (word >> 8) * 2^-24 of the second, they are sqrt(-2 ln u) times cos(2 pi v) and sin(2 pi
+// v).
+void fill_normal_range(std::size_t n, std::uint64_t seed, std::uint64_t stream, std::uint64_t first_index,
                        float mean, float deviation, Array to) {
   const hn::Rebind<std::uint32_t, F32> u32;
   HWY_ALIGN float normals[kWordChunk];
@@ -152,58 +151,58 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace sluice::kernels {
-HWY_EXPORT(convert_piece);
-HWY_EXPORT(convert_past_caches_piece);
-HWY_EXPORT(narrow_piece);
-HWY_EXPORT(fill_piece);
-HWY_EXPORT(add_piece);
-HWY_EXPORT(scale_piece);
-HWY_EXPORT(gelu_forward_piece);
-HWY_EXPORT(gelu_backward_piece);
-HWY_EXPORT(swiglu_forward_piece);
-HWY_EXPORT(swiglu_backward_piece);
-HWY_EXPORT(dropout_piece);
-HWY_EXPORT(fill_normal_piece);
+HWY_EXPORT(convert_range);
+HWY_EXPORT(convert_past_caches_range);
+HWY_EXPORT(narrow_range);
+HWY_EXPORT(fill_range);
+HWY_EXPORT(add_range);
+HWY_EXPORT(scale_range);
+HWY_EXPORT(gelu_forward_range);
+HWY_EXPORT(gelu_backward_range);
+HWY_EXPORT(swiglu_forward_range);
+HWY_EXPORT(swiglu_backward_range);
+HWY_EXPORT(dropout_range);
+HWY_EXPORT(fill_normal_range);
 
 namespace {
-// Elements of which caches keep so little until they are read that they are better left out.
+// From so many elements on, stores go around the caches, which would keep little until it is read.
 constexpr std::size_t kPastCaches = std::size_t{4} << 20;
 
-template <class Piece>
-void in_pieces(Threads& threads, std::size_t n, const Piece& piece) {
-  threads.parallel_for(n, kLoopGrain, [&](std::size_t begin, std::size_t end) { piece(begin, end - begin); });
+template <class Body>
+void for_ranges(Threads& threads, std::size_t n, const Body& body) {
+  threads.parallel_for(n, kLoopGrain, [&](std::size_t begin, std::size_t end) { body(begin, end - begin); });
 }
 }  // namespace
 
 void convert(Threads& threads, std::size_t n, ConstArray from, Array to) {
   require_float({from, to});
   if (n >= kPastCaches)
-    return in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
-      HWY_DYNAMIC_DISPATCH(convert_past_caches_piece)(count, from.at(begin), to.at(begin));
+    return for_ranges(threads, n, [=](std::size_t begin, std::size_t count) {
+      HWY_DYNAMIC_DISPATCH(convert_past_caches_range)(count, from.at(begin), to.at(begin));
     });
-  in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
-    HWY_DYNAMIC_DISPATCH(convert_piece)(count, from.at(begin), to.at(begin));
+  for_ranges(threads, n, [=](std::size_t begin, std::size_t count) {
+    HWY_DYNAMIC_DISPATCH(convert_range)(count, from.at(begin), to.at(begin));
   });
 }
 
 void fill(Threads& threads, std::size_t n, float value, Array to) {
   require_float({to});
-  in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
-    HWY_DYNAMIC_DISPATCH(fill_piece)(count, value, to.at(begin));
+  for_ranges(threads, n, [=](std::size_t begin, std::size_t count) {
+    HWY_DYNAMIC_DISPATCH(fill_range)(count, value, to.at(begin));
   });
 }
 
 void add(Threads& threads, std::size_t n, ConstArray a, ConstArray b, Array sum) {
   require_float({a, b, sum});
-  in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
-    HWY_DYNAMIC_DISPATCH(add_piece)(count, a.at(begin), b.at(begin), sum.at(begin));
+  for_ranges(threads, n, [=](std::size_t begin, std::size_t count) {
+    HWY_DYNAMIC_DISPATCH(add_range)(count, a.at(begin), b.at(begin), sum.at(begin));
   });
 }
 
 void scale(Threads& threads, std::size_t n, float factor, Array x) {
   require_float({x});
-  in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
-    HWY_DYNAMIC_DISPATCH(scale_piece)(count, factor, x.at(begin));
+  for_ranges(threads, n, [=](std::size_t begin, std::size_t count) {
+    HWY_DYNAMIC_DISPATCH(scale_range)(count, factor, x.at(begin));
   });
 }
 
@@ -213,23 +212,23 @@ void convert_rows(Threads& threads, std::size_t rows, std::size_t columns, Const
   const std::size_t grain = std::max<std::size_t>(kLoopGrain / std::max<std::size_t>(columns, 1), 1);
   threads.parallel_for(rows, grain, [&](std::size_t begin, std::size_t end) {
     for (std::size_t row = begin; row < end; ++row)
-      HWY_DYNAMIC_DISPATCH(convert_piece)(columns, from.at(row * from_stride), to.at(row * to_stride));
+      HWY_DYNAMIC_DISPATCH(convert_range)(columns, from.at(row * from_stride), to.at(row * to_stride));
   });
 }
 
-// What the second half of [0, 2 n) becomes lies where the first half was, which is packed by then: so the
-// pieces of a half can be packed at once, and halves follow each other from small to large.
+// What the second half of [0, 2 n) becomes is written where the first half was, which is packed already. So
+// the ranges of a half can be packed in parallel, and halves follow each other from small to large.
 void narrow_in_place(Threads& threads, std::size_t n, float* values, Dtype type) {
   if (type == Dtype::kF32) return;
   const Array packed{values, type};
   require_float({packed});
   std::size_t done = std::min(n, kLoopGrain);
-  HWY_DYNAMIC_DISPATCH(narrow_piece)(done, values, packed);
+  HWY_DYNAMIC_DISPATCH(narrow_range)(done, values, packed);
   while (done < n) {
     const std::size_t first = done;
     done = std::min(n, 2 * first);
-    in_pieces(threads, done - first, [=](std::size_t begin, std::size_t count) {
-      HWY_DYNAMIC_DISPATCH(narrow_piece)(count, values + first + begin, packed.at(first + begin));
+    for_ranges(threads, done - first, [=](std::size_t begin, std::size_t count) {
+      HWY_DYNAMIC_DISPATCH(narrow_range)(count, values + first + begin, packed.at(first + begin));
     });
   }
 }
@@ -237,38 +236,38 @@ void narrow_in_place(Threads& threads, std::size_t n, float* values, Dtype type)
 void fill_normal(Threads& threads, std::size_t n, std::uint64_t seed, std::uint64_t stream,
                  std::uint64_t first_index, float mean, float deviation, Array to) {
   require_float({to});
-  in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
-    HWY_DYNAMIC_DISPATCH(fill_normal_piece)
+  for_ranges(threads, n, [=](std::size_t begin, std::size_t count) {
+    HWY_DYNAMIC_DISPATCH(fill_normal_range)
     (count, seed, stream, first_index + begin, mean, deviation, to.at(begin));
   });
 }
 
 void gelu_forward(Threads& threads, std::size_t n, ConstArray x, Array y) {
   require_float({x, y});
-  in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
-    HWY_DYNAMIC_DISPATCH(gelu_forward_piece)(count, x.at(begin), y.at(begin));
+  for_ranges(threads, n, [=](std::size_t begin, std::size_t count) {
+    HWY_DYNAMIC_DISPATCH(gelu_forward_range)(count, x.at(begin), y.at(begin));
   });
 }
 
 void gelu_backward(Threads& threads, std::size_t n, ConstArray x, ConstArray dy, Array dx) {
   require_float({x, dy, dx});
-  in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
-    HWY_DYNAMIC_DISPATCH(gelu_backward_piece)(count, x.at(begin), dy.at(begin), dx.at(begin));
+  for_ranges(threads, n, [=](std::size_t begin, std::size_t count) {
+    HWY_DYNAMIC_DISPATCH(gelu_backward_range)(count, x.at(begin), dy.at(begin), dx.at(begin));
   });
 }
 
 void swiglu_forward(Threads& threads, std::size_t n, ConstArray gate, ConstArray up, Array y) {
   require_float({gate, up, y});
-  in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
-    HWY_DYNAMIC_DISPATCH(swiglu_forward_piece)(count, gate.at(begin), up.at(begin), y.at(begin));
+  for_ranges(threads, n, [=](std::size_t begin, std::size_t count) {
+    HWY_DYNAMIC_DISPATCH(swiglu_forward_range)(count, gate.at(begin), up.at(begin), y.at(begin));
   });
 }
 
 void swiglu_backward(Threads& threads, std::size_t n, ConstArray gate, ConstArray up, ConstArray dy,
                      Array dgate, Array dup) {
   require_float({gate, up, dy, dgate, dup});
-  in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
-    HWY_DYNAMIC_DISPATCH(swiglu_backward_piece)
+  for_ranges(threads, n, [=](std::size_t begin, std::size_t count) {
+    HWY_DYNAMIC_DISPATCH(swiglu_backward_range)
     (count, gate.at(begin), up.at(begin), dy.at(begin), dgate.at(begin), dup.at(begin));
   });
 }
@@ -278,9 +277,9 @@ void dropout_add(Threads& threads, std::size_t n, ConstArray x, ConstArray resid
   if (p == 0 && residual.data == nullptr) return convert(threads, n, x, y);
   if (p == 0) return add(threads, n, residual, x, y);
   require_float({x, residual, y});
-  in_pieces(threads, n, [=](std::size_t begin, std::size_t count) {
+  for_ranges(threads, n, [=](std::size_t begin, std::size_t count) {
     const ConstArray added = residual.data == nullptr ? residual : residual.at(begin);
-    HWY_DYNAMIC_DISPATCH(dropout_piece)
+    HWY_DYNAMIC_DISPATCH(dropout_range)
     (count, x.at(begin), added, p, seed, stream, first_index + begin, y.at(begin));
   });
 }

@@ -36,10 +36,10 @@ HWY_EXPORT(copy_row);
 HWY_EXPORT(add_row_to);
 
 namespace {
-constexpr std::size_t kColumns = 256;    // of one task, and of its sum on the stack
-constexpr std::size_t kSortedRows = 64;  // of one task
+constexpr std::size_t kColumns = 256;    // columns that a task adds up on its stack
+constexpr std::size_t kSortedRows = 64;  // sorted rows of a task
 
-// Rows in order of their tokens, and of the rows themselves within a token: a key holds both.
+// A key holds a row's token and, below it, the row. So sorted keys have the rows of a token in order.
 using Key = std::uint64_t;
 std::uint32_t token_of(Key key) { return static_cast<std::uint32_t>(key >> 32); }
 std::size_t row_of(Key key) { return static_cast<std::uint32_t>(key); }
@@ -52,8 +52,7 @@ std::span<const Key> sort_rows(std::span<const std::int32_t> tokens, void* works
   return {keys, tokens.size()};
 }
 
-// Adds the rows of the token that begins at keys[begin] to columns of dtable, and returns where the token
-// ends.
+// Adds the rows of the token that begins at keys[begin] to columns of dtable. Returns where its keys end.
 std::size_t add_token(std::span<const Key> keys, std::size_t begin, std::size_t width, std::size_t column,
                       ConstArray dy, float* dtable) {
   const std::size_t columns = std::min(kColumns, width - column);
@@ -94,12 +93,12 @@ void embedding_backward(Threads& threads, std::span<const std::int32_t> tokens, 
                         ConstArray dy, float* dtable, void* workspace) {
   require_float({dy});
   const std::span<const Key> keys = sort_rows(tokens, workspace);
-  const std::size_t stripes = divide_up(width, kColumns), pieces = divide_up(keys.size(), kSortedRows);
-  threads.parallel_for(pieces * stripes, 1, [&](std::size_t task, std::size_t) {
+  const std::size_t stripes = divide_up(width, kColumns), blocks = divide_up(keys.size(), kSortedRows);
+  threads.parallel_for(blocks * stripes, 1, [&](std::size_t task, std::size_t) {
     const std::size_t column = task % stripes * kColumns, begin = task / stripes * kSortedRows;
     const std::size_t end = std::min(begin + kSortedRows, keys.size());
     std::size_t i = begin;
-    // A token that began in the piece before belongs to it.
+    // A token that began in the block before is added by that block's task.
     while (i < end && i > 0 && token_of(keys[i]) == token_of(keys[i - 1])) ++i;
     while (i < end) i = add_token(keys, i, width, column, dy, dtable);
   });

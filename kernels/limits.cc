@@ -7,7 +7,7 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "kernels/simd.h"
-// What orders stores past the caches.
+// It declares hwy::FlushStream().
 #include <hwy/cache_control.h>
 
 #undef HWY_TARGET_INCLUDE
@@ -20,8 +20,8 @@
 #define SLUICE_KERNELS_LIMITS_TYPES
 namespace sluice::kernels {
 
-// The first of a stream's pieces, which follow each other; `turn`: bytes of it before the next stream's turn.
-struct StreamPiece {
+// The first of a stream's consecutive blocks. A `turn` of its bytes comes before the next stream's.
+struct StreamBlock {
   std::byte* data;
   std::size_t bytes, turn;
   MemoryStream::Touch touch;
@@ -36,8 +36,7 @@ namespace sluice::kernels::HWY_NAMESPACE {
 using Words = hn::CappedTag<std::uint32_t, 16>;
 using WordVector = hn::Vec<Words>;
 
-// `zero` is 0, which the compiler does not know: so a value that is written back as it was is no empty
-// statement.
+// `zero` is 0, but the compiler does not know that: so it cannot drop the write of an unchanged value.
 WordVector pass(std::uint32_t* data, std::size_t count, MemoryStream::Touch touch, bool past_caches,
                 WordVector zero) {
   const Words d;
@@ -61,19 +60,19 @@ WordVector pass(std::uint32_t* data, std::size_t count, MemoryStream::Touch touc
   return all;
 }
 
-std::uint32_t pass_piece(std::span<const StreamPiece> first, std::size_t index, bool past_caches,
+std::uint32_t pass_block(std::span<const StreamBlock> first, std::size_t index, bool past_caches,
                          std::uint32_t zero) {
   const Words d;
   WordVector all = hn::Zero(d);
   bool more = true;
   for (std::size_t turn = 0; more; ++turn) {
     more = false;
-    for (const StreamPiece& piece : first) {
-      const std::size_t at = turn * piece.turn;
-      if (at >= piece.bytes) continue;
+    for (const StreamBlock& block : first) {
+      const std::size_t at = turn * block.turn;
+      if (at >= block.bytes) continue;
       more = true;
-      auto* const data = reinterpret_cast<std::uint32_t*>(piece.data + index * piece.bytes + at);
-      all = hn::Xor(all, pass(data, std::min(piece.turn, piece.bytes - at) / 4, piece.touch, past_caches,
+      auto* const data = reinterpret_cast<std::uint32_t*>(block.data + index * block.bytes + at);
+      all = hn::Xor(all, pass(data, std::min(block.turn, block.bytes - at) / 4, block.touch, past_caches,
                               hn::Set(d, zero)));
     }
   }
@@ -85,8 +84,8 @@ std::uint32_t pass_piece(std::span<const StreamPiece> first, std::size_t index, 
   return result;
 }
 
-// Enough sums for the latency of a multiply-add to be hidden.
-float multiply_add_piece(std::size_t rounds, float factor) {
+// Adds kSums sums, which are enough to hide the latency of a multiply-add.
+float multiply_add_rounds(std::size_t rounds, float factor) {
   const F32 d;
   const auto f = hn::Set(d, factor);
   auto a = hn::Set(d, 1.0f), b = a, c = a, e = a, g = a, h = a, i = a, j = a, k = a, l = a;
@@ -107,13 +106,13 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace sluice::kernels {
-HWY_EXPORT(pass_piece);
-HWY_EXPORT(multiply_add_piece);
+HWY_EXPORT(pass_block);
+HWY_EXPORT(multiply_add_rounds);
 HWY_EXPORT(lanes);
 
 namespace {
-constexpr std::size_t kSums = 10;   // of multiply_add_piece
-constexpr std::size_t kShares = 8;  // of a thread: one that is late leaves some to the others
+constexpr std::size_t kSums = 10;   // independent sums of multiply_add_rounds()
+constexpr std::size_t kShares = 8;  // shares of each thread, so that others can take those of a late one
 
 std::size_t turn_of(const MemoryStream& stream, std::size_t widest, Turns turns) {
   constexpr std::size_t kPage = 4096, kLines = 256, kLine = 64;
@@ -128,16 +127,17 @@ std::uint32_t go_through(Threads& threads, std::span<const MemoryStream> streams
   for (const MemoryStream& stream : streams) widest = std::max(widest, stream.bytes);
   for (const MemoryStream& stream : streams)
     ensure(
-        stream.bytes % (64 * kStreamPieces) == 0 && reinterpret_cast<std::uintptr_t>(stream.data) % 64 == 0,
-        "a stream of {} bytes at {} is not cut evenly", stream.bytes, static_cast<void*>(stream.data));
+        stream.bytes % (64 * kStreamBlocks) == 0 && reinterpret_cast<std::uintptr_t>(stream.data) % 64 == 0,
+        "a stream of {} bytes at {} cannot be cut into {} aligned blocks", stream.bytes,
+        static_cast<void*>(stream.data), kStreamBlocks);
   static std::atomic<std::uint32_t> zero{0};
   std::atomic<std::uint32_t> result{0};
-  std::vector<StreamPiece> first;
+  std::vector<StreamBlock> first;
   for (const MemoryStream& stream : streams)
     first.push_back(
-        {stream.data, stream.bytes / kStreamPieces, turn_of(stream, widest, turns), stream.touch});
-  threads.parallel_for(kStreamPieces, 1, [&](std::size_t index, std::size_t) {
-    result ^= HWY_DYNAMIC_DISPATCH(pass_piece)(first, index, stores == Stores::kPastCaches, zero);
+        {stream.data, stream.bytes / kStreamBlocks, turn_of(stream, widest, turns), stream.touch});
+  threads.parallel_for(kStreamBlocks, 1, [&](std::size_t index, std::size_t) {
+    result ^= HWY_DYNAMIC_DISPATCH(pass_block)(first, index, stores == Stores::kPastCaches, zero);
   });
   return result;
 }
@@ -146,7 +146,7 @@ double multiply_add(Threads& threads, std::size_t rounds) {
   static std::atomic<float> factor{0.5f}, sink{0};
   const std::size_t count = kShares * static_cast<std::size_t>(threads.count());
   threads.parallel_for(count, 1, [&](std::size_t, std::size_t) {
-    sink = HWY_DYNAMIC_DISPATCH(multiply_add_piece)(rounds, factor);
+    sink = HWY_DYNAMIC_DISPATCH(multiply_add_rounds)(rounds, factor);
   });
   return 2.0 * static_cast<double>(rounds * count * kSums * HWY_DYNAMIC_DISPATCH(lanes)());
 }

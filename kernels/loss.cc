@@ -15,8 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
 
-// Of values without a NaN the order does not matter; with one, the sum of exponentials is NaN whatever is
-// returned.
+// Without NaN the order of comparisons is of no matter. With one, the sum of exponentials is NaN anyway.
 HWY_INLINE float maximum(std::size_t n, const float* values) {
   constexpr std::size_t kVectors = 4, kStep = kVectors * kLanes;
   F32Vector largest[kVectors];
@@ -37,7 +36,7 @@ HWY_INLINE float maximum(std::size_t n, const float* values) {
   return result;
 }
 
-// The sum of exp(value - shift); the exponentials take the place of the values where `keep`.
+// Returns the sum of exp(value - shift). Where `keep` is set, the exponentials replace the values.
 HWY_INLINE float sum_exponentials(std::size_t n, float shift, float* values, bool keep) {
   return sum_in_lanes<float>(n, [=](auto at, auto sum) HWY_ATTR {
     const auto exponential = exp(hn::Sub(load(values, at), set(shift)));
@@ -58,7 +57,7 @@ float cross_entropy_row(std::size_t classes, std::int32_t target, float* logits,
                     [=](auto at) HWY_ATTR { store(hn::Mul(load(logits, at), set(factor)), logits, at); });
     logits[target] = target_gradient;
   }
-  // The largest exponential is 1: a sum below that is NaN, from a logit that is not finite.
+  // The largest exponential is 1, so a sum that is not at least 1 is NaN, from a logit that is not finite.
   return sum >= 1.0f ? (largest - target_logit) + hn::GetLane(log(set(sum))) : sum;
 }
 
@@ -75,8 +74,9 @@ void check_targets(std::size_t classes, std::span<const std::int32_t> targets) {
     const std::int32_t target = targets[row];
     if (target != kIgnoredTarget && (target < 0 || static_cast<std::size_t>(target) >= classes))
       fail(ErrorCode::kInvalidArgument,
-           "the target of row {} is {}, outside of the {} classes; use a token below that, or {} for a row "
-           "without a loss",
+           "the target of row {} is {}, outside of the {} classes; use a smaller token, or {} for a row "
+           "without a "
+           "loss",
            row, target, classes, kIgnoredTarget);
   }
 }

@@ -31,22 +31,21 @@ std::vector<std::string> plugin_paths() {
     paths.push_back((folder / kMatrixPluginFile).string());
     paths.push_back((folder / ".." / "lib" / kMatrixPluginFile).string());
   }
-  paths.emplace_back(kMatrixPluginFile);  // where the system's loader looks
+  paths.emplace_back(kMatrixPluginFile);  // is found where the system's loader looks
   return paths;
 }
 
-// The plug-in's own memory for what it is linked with (dnnl/scratch.cc), where the linker has this; the
-// sanitizers have their own and refuse it.
+// RTLD_DEEPBIND lets oneDNN find the plug-in's own memory functions first (dnnl/scratch.cc). The sanitizers
+// have such functions themselves, and refuse it.
 #if defined(RTLD_DEEPBIND) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 constexpr int kHowToOpen = RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND;
 #else
 constexpr int kHowToOpen = RTLD_NOW | RTLD_LOCAL;
 #endif
 
-// The plug-in stays loaded for good: OpenMP's threads outlive any one library object.
+// The plug-in is never unloaded: OpenMP's threads outlive any one library object.
 void* open_plugin(std::string* path) {
-  // libgomp reads it once, when it is loaded; spinning threads would take the cores from oneTBB's and from
-  // I/O.
+  // libgomp reads it once, when it is loaded. Spinning threads would take cores from oneTBB and from I/O.
   setenv("OMP_WAIT_POLICY", "passive", 0);
   std::string reasons;
   for (const std::string& candidate : plugin_paths()) {
@@ -72,7 +71,7 @@ const MatrixPlugin& plugin_of(void* handle, const std::string& path) {
   const MatrixPlugin* plugin = function();
   if (plugin->abi != kMatrixPluginAbi)
     fail(ErrorCode::kNotFound,
-         "{} is of version {}, and this library needs version {}; install both from one build", path,
+         "{} has interface version {}, but this library needs version {}; install both from one build", path,
          plugin->abi, kMatrixPluginAbi);
   return *plugin;
 }
@@ -80,7 +79,7 @@ const MatrixPlugin& plugin_of(void* handle, const std::string& path) {
 // --- shapes
 // ------------------------------------------------------------------------------------------------------
 
-// With every distance of rows stated.
+// Returns the product with every row stride stated.
 Product dense(Product p) {
   if (p.lda == 0) p.lda = p.transpose_a ? p.m : p.k;
   if (p.ldb == 0) p.ldb = p.transpose_b ? p.k : p.n;
@@ -93,7 +92,7 @@ void check(const Product& p) {
     fail(ErrorCode::kInvalidArgument,
          "a product of {} and {} into {} is not supported: A and B must both be f32, both bf16 or both f16, "
          "and C "
-         "f32 or of that type",
+         "must be f32 or of that type",
          name_of(p.a.type), name_of(p.b.type), name_of(p.c.type));
   if (p.k == 0)
     fail(ErrorCode::kInvalidArgument, "a product [{}, 0] x [0, {}] has nothing to add: k must be at least 1",
@@ -106,8 +105,7 @@ void check(const Product& p) {
          p.lda, p.ldb, p.ldc);
 }
 
-// Columns of B and C that are widened at a time. A narrow C needs an f32 slice too, and is held to the same
-// size.
+// How many columns of B and C are widened at once. A narrow C needs an f32 slice too, of the same bound.
 std::size_t slice_columns(const Product& p) {
   const std::size_t rows = std::max<std::size_t>({p.k, p.c.type != Dtype::kF32 ? p.m : 0, 1});
   std::size_t columns = std::max<std::size_t>(kWidenedSlice / rows, 1);
@@ -129,7 +127,7 @@ WidenedLayout widened_layout(const Product& p) {
   return layout;
 }
 
-// A product of f32 that serves `columns` of B and C; where its operands lie is not said.
+// The f32 product of `columns` columns of B and C. Its operands have no addresses yet.
 Product widened_shape(const Product& p, std::size_t columns) {
   Product slice;
   slice.m = p.m;
@@ -142,7 +140,7 @@ Product widened_shape(const Product& p, std::size_t columns) {
   return dense(slice);
 }
 
-// What the library is asked for: the product itself, or each of its widened slices.
+// Visits what the library is asked for: the product itself, or its widened slices of each width.
 template <class Visit>
 void for_each_part(const Product& p, const MatrixLibrary& library, Visit&& visit) {
   if (has_products_of(p.a.type, library)) return visit(p);
@@ -154,8 +152,8 @@ void for_each_part(const Product& p, const MatrixLibrary& library, Visit&& visit
 // --- the ways to a product
 // ---------------------------------------------------------------------------------------
 
-// By the primitive, or by multiply_f32(): there, with a bias, every row of C becomes the bias, to which the
-// product is then added: one write of C less than a pass afterwards.
+// Multiplies by the primitive, or by multiply_f32(). A bias is then written to every row of C first, and the
+// product added to it, which saves one write of C against adding it afterwards.
 void multiply_part(MatrixLibrary& library, Threads& threads, Product p, void* workspace) {
   if (library.has_primitive(p)) return library.multiply_by_primitive(p, workspace);
   if (p.bias) {
@@ -201,7 +199,8 @@ void multiply_widened(MatrixLibrary& library, Threads& threads, const Product& p
 
 std::unique_ptr<MatrixLibrary> load_matrix_library(int threads) {
   if (threads < 1)
-    fail(ErrorCode::kInvalidArgument, "the matrix library needs at least 1 thread, {} was given", threads);
+    fail(ErrorCode::kInvalidArgument, "the matrix library was asked to use {} threads; it needs at least 1",
+         threads);
   std::string path;
   void* handle = open_plugin(&path);
   return std::unique_ptr<MatrixLibrary>(plugin_of(handle, path).create(threads));

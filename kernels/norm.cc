@@ -57,7 +57,7 @@ void rmsnorm_rows(std::size_t rows, std::size_t width, ConstArray x, ConstArray 
   }
 }
 
-// A row's x, normalised, and what comes down to it.
+// One row's x, normalised (`normal`), and the gradient that arrives at the normalised value (`inner`).
 template <bool kCentred>
 struct NormRow {
   ConstArray x, gamma, dy;
@@ -73,7 +73,7 @@ struct NormRow {
   }
 };
 
-// dx = inverse * (dy gamma - mean(dy gamma) - normal mean(dy gamma normal)), the middle term where centred.
+// dx = inverse * (inner - mean(inner) - normal * mean(inner * normal)), without mean(inner) unless centred.
 template <bool kCentred>
 HWY_INLINE void norm_dx(std::size_t width, const NormRow<kCentred>& row, Array dx) {
   const auto size = static_cast<float>(width);
@@ -150,7 +150,7 @@ void layernorm_forward(Threads& threads, std::size_t rows, std::size_t width, Co
   });
 }
 
-// For each block of rows its sums for dgamma and for dbeta.
+// The workspace holds, for each block of rows, its sums for dgamma and for dbeta.
 std::size_t norm_backward_workspace(std::size_t rows, std::size_t width) {
   return divide_up(rows, kRowBlock) * 2 * width * sizeof(float);
 }

@@ -4,9 +4,10 @@
 #include "core/dtype.h"
 #include "core/threads.h"
 
-// Row-wise normalisation. x, y, dx, dy: [rows, width], f32, bf16 or f16; gamma, beta: [width], of x's type;
-// statistics: f32, kept from forward for backward; dgamma, dbeta: f32, overwritten, or added to where
-// accumulate. Sums over a row use 16 lanes as in reduce.h; sums over rows are those of column_sum.
+// Normalises rows. x, y, dx and dy are [rows, width], of f32, bf16 or f16; gamma and beta are [width], of x's
+// type; statistics are f32, and backward needs them; dgamma and dbeta are f32, and are added to where
+// accumulate, else overwritten. Sums are those of reduce.h: along a row in 16 lanes, over rows as
+// column_sum().
 namespace sluice::kernels {
 
 // LayerNorm (Ba, Kiros, Hinton 2016). statistics: [rows, 2] = mean, 1 / sqrt(variance + epsilon).

@@ -14,10 +14,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
 
-inline constexpr std::size_t kAngles = 128;  // whose cosines and sines are on the stack at a time
+inline constexpr std::size_t kAngles = 128;  // so many cosines and sines are on the stack at once
 
-// The angle, its sine and its cosine are made in f64 and rounded once: right far out, where an f32 angle is
-// not.
+// Angle, sine and cosine are computed in f64 and rounded once. An f32 angle is wrong at large positions.
 HWY_INLINE void fill_turns(std::size_t count, const double* frequencies, double position, bool inverse,
                            float* cosines, float* sines) {
   const hn::CappedTag<double, 8> f64;
@@ -41,7 +40,7 @@ HWY_INLINE void turn(std::size_t count, const float* cosines, const float* sines
   });
 }
 
-// All rows of one position: `rows` of them, row_stride elements apart.
+// Turns all rows of one position: `rows` rows, row_stride elements apart.
 void rope_position(std::size_t rows, std::size_t row_stride, std::size_t heads, std::size_t head_width,
                    double position, const double* frequencies, bool inverse, Array x) {
   const std::size_t half = head_width / 2;

@@ -1,5 +1,6 @@
 // Vectors of f32 with at most 16 lanes: loads and stores of f32, bf16 and f16, loops with a tail, sums in the
-// written order. Compiled once for each target: include it after hwy/foreach_target.h, with no #pragma once.
+// written order. Compiled once for each target (so without #pragma once): include it after
+// hwy/foreach_target.h.
 #if defined(SLUICE_KERNELS_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_KERNELS_SIMD_INL_H_
 #undef SLUICE_KERNELS_SIMD_INL_H_
@@ -18,7 +19,7 @@
 #include "core/dtype.h"
 #include "kernels/simd.h"
 
-// A body that is too large for the compiler to copy it into a loop on its own.
+// For a lambda that is too large for the compiler to inline on its own.
 #undef SLUICE_BODY
 #define SLUICE_BODY HWY_ATTR __attribute__((always_inline))
 
@@ -30,9 +31,9 @@ using F32 = hn::CappedTag<float, 16>;
 using F32Vector = hn::Vec<F32>;
 inline constexpr std::size_t kLanes = hn::MaxLanes(F32());
 
-inline constexpr std::size_t kLine = 64;  // bytes of the caches
+inline constexpr std::size_t kLine = 64;  // bytes of a cache line
 
-// Where a step of a loop works: a whole vector that begins at an element, or the last, shorter one.
+// Which elements a step of a loop works on: a whole vector from `begin` on, or the shorter rest at the end.
 struct Whole {
   std::size_t begin;
 };
@@ -64,13 +65,13 @@ HWY_INLINE hn::Vec<D> widen(D d, const Bf16* values) {
   return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, bits)));
 }
 
-// The upper halves of the bits.
+// Returns the upper 16 bits of each lane.
 template <class D32>
 HWY_INLINE auto cut([[maybe_unused]] D32 d32, hn::Vec<D32> bits) {
   return hn::TruncateTo(hn::Rebind<std::uint16_t, D32>(), hn::ShiftRight<16>(bits));
 }
 #if HWY_TARGET != HWY_SCALAR
-// Of two vectors, one after the other, which takes less than twice the time of one.
+// Does the same for two vectors at once, which takes less than twice the time of one.
 template <class D32>
 HWY_INLINE auto cut([[maybe_unused]] D32 d32, hn::Vec<D32> low, hn::Vec<D32> high) {
   const hn::Repartition<std::uint16_t, D32> d16;
@@ -78,7 +79,7 @@ HWY_INLINE auto cut([[maybe_unused]] D32 d32, hn::Vec<D32> low, hn::Vec<D32> hig
 }
 #endif
 
-// Half a step of bf16 is added where the value is odd, and a little less where it is even.
+// Adds half a step of bf16 where the bf16 value below is odd, and a little less where it is even.
 template <class D32>
 HWY_INLINE hn::Vec<D32> raised_to_bf16(D32 d32, hn::Vec<D32> bits) {
   const auto raised = hn::Add(bits, hn::Set(d32, 0x7fff));
@@ -90,7 +91,7 @@ HWY_INLINE hn::Vec<D32> raised_to_bf16(D32 d32, hn::Vec<D32> bits) {
 #endif
 }
 
-// As to_bf16 in core/dtype.h; the lower halves are any.
+// Rounds as to_bf16() in core/dtype.h. The result is in the upper 16 bits; the lower ones are arbitrary.
 template <class D>
 HWY_INLINE auto wide_bf16_bits([[maybe_unused]] D d, hn::Vec<D> value) {
   const hn::Rebind<std::uint32_t, D> d32;
@@ -108,7 +109,8 @@ HWY_INLINE void narrow(D d, hn::Vec<D> value, Bf16* values) {
   hn::StoreU(bf16_bits(d, value), d16, reinterpret_cast<std::uint16_t*>(values));
 }
 
-// As to_f32 and to_f16 in core/dtype.h. What Highway does without instructions for it rounds otherwise.
+// Convert as to_f32() and to_f16() in core/dtype.h. Highway's own emulation, without instructions for f16,
+// rounds otherwise.
 template <class D>
 HWY_INLINE hn::Vec<D> widen(D d, const F16* values) {
 #if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
@@ -140,8 +142,8 @@ HWY_INLINE void narrow(D d, hn::Vec<D> value, F16* values) {
   hn::StoreU(f16_bits(d, value), hn::Rebind<std::uint16_t, D>(), reinterpret_cast<std::uint16_t*>(values));
 }
 
-// The type is looked at for every vector: that costs a predicted branch, and saves a copy of each loop for
-// each combination of types.
+// The type is tested for every vector: that costs a predicted branch, but saves a copy of each loop for each
+// combination of types.
 template <class D>
 HWY_INLINE hn::Vec<D> load(D d, ConstArray array, Whole at) {
   if (array.type == Dtype::kF32) return hn::LoadU(d, array.f32() + at.begin);
@@ -158,8 +160,8 @@ HWY_INLINE void store(D d, hn::Vec<D> value, Array array, Whole at) {
     narrow(d, value, array.f16() + at.begin);
 }
 
-// Around the caches, for what is written and not read soon: a line that is only written is not read first.
-// hwy::FlushStream() comes after the last one. REQUIRES: stores_past_caches()
+// Stores around the caches what is not read soon, so that a line that is only written is not read first.
+// REQUIRES: stores_past_caches(array); the loop calls hwy::FlushStream() after its last store.
 HWY_INLINE void store_past_caches(F32Vector value, Array array, Whole at) {
   const hn::Rebind<std::uint16_t, F32> d16;
   auto* const narrow = reinterpret_cast<std::uint16_t*>(array.data) + at.begin;
@@ -170,21 +172,21 @@ HWY_INLINE void store_past_caches(F32Vector value, Array array, Whole at) {
   else
     hn::Stream(f16_bits(F32(), value), d16, narrow);
 }
-// Of an array from whose beginning on whole vectors are stored.
+// Says whether whole vectors from the array's beginning on are aligned for such stores.
 HWY_INLINE bool stores_past_caches(Array array) {
   return reinterpret_cast<std::uintptr_t>(array.data) % kLine == 0;
 }
 
 HWY_INLINE std::size_t bytes_of(Dtype type) { return type == Dtype::kF32 ? sizeof(float) : sizeof(Bf16); }
 
-// What is so far ahead is asked for: memory takes longer to answer than the processor looks ahead.
+// Prefetches what lies kAhead bytes ahead: memory takes longer to answer than the processor looks ahead.
 inline constexpr std::size_t kAhead = 2048;  // bytes
 HWY_INLINE void ask_ahead(ConstArray array, std::size_t at) {
   hwy::Prefetch(static_cast<const std::byte*>(array.data) + at * bytes_of(array.type) + kAhead);
 }
 
-// For loops whose time is that of reading one array: those wait for the few lines that a first-level cache
-// can have on the way, so that the second level is asked, further ahead.
+// Prefetches further ahead, into the second-level cache. A loop whose time is that of reading one array needs
+// it, because the first-level cache can wait for a few lines only.
 inline constexpr std::size_t kFarAhead = 8192;  // bytes
 HWY_INLINE void ask_far_ahead(ConstArray array, std::size_t at) {
   constexpr int kToRead = 0, kSecondLevel = 2;
@@ -192,7 +194,7 @@ HWY_INLINE void ask_far_ahead(ConstArray array, std::size_t at) {
   __builtin_prefetch(from + kFarAhead, kToRead, kSecondLevel);
 }
 
-// Of kCount elements that follow each other.
+// Prefetches all lines of kCount elements.
 template <std::size_t kCount>
 HWY_INLINE void ask_ahead(ConstArray array, std::size_t at) {
   const std::size_t size = bytes_of(array.type);
@@ -205,7 +207,7 @@ HWY_INLINE void ask_ahead(ConstArray array, std::size_t at) {
     hwy::Prefetch(from + line);
 }
 
-// Lanes from count on are zero.
+// Lanes from at.count on are zero.
 template <class D>
 HWY_INLINE hn::Vec<D> load(D d, ConstArray array, Part at) {
   HWY_ALIGN float lanes[hn::MaxLanes(d)] = {};
@@ -240,8 +242,7 @@ HWY_INLINE void store(F32Vector value, float* values, At at) {
 }
 HWY_INLINE F32Vector set(float value) { return hn::Set(F32(), value); }
 
-// kCount vectors of elements that follow each other. (Members, which stay in registers where an array would
-// not.)
+// kCount vectors of consecutive elements. They are members, because an array would not stay in registers.
 template <std::size_t kCount>
 struct Vectors;
 template <>
@@ -277,7 +278,7 @@ struct Vectors<4> {
 HWY_INLINE Whole next(Whole at, std::size_t vectors) { return {at.begin + vectors * kLanes}; }
 HWY_INLINE Part next(Part at, std::size_t) { return at; }
 
-// The type is looked at once for all of them.
+// The type is tested once for all vectors.
 template <std::size_t kCount>
 HWY_INLINE Vectors<kCount> load_vectors(ConstArray array, Whole at) {
   using V = Vectors<kCount>;
@@ -293,13 +294,13 @@ HWY_INLINE Vectors<kCount> load_vectors(ConstArray array, Part at) {
   return {load(array, at)};
 }
 
-// Whether there is no NaN among them. (It may say that there is one where there are infinities.)
+// Returns true only where no vector has a NaN. Infinities may make it false, too.
 template <std::size_t kCount>
 HWY_INLINE bool are_numbers(const Vectors<kCount>& vectors) {
   return hn::AllFalse(F32(), hn::IsNaN(vectors.sum()));
 }
 
-// store(upper halves, first element) of what bits(vector, first element) makes of each vector.
+// Applies bits(vector, first element) to each vector and calls store(upper 16 bits, first element).
 template <std::size_t kCount, class Bits, class Store>
 HWY_INLINE void cut_each(const Vectors<kCount>& from, Whole at, const Bits& bits, const Store& store) {
   const hn::Rebind<std::uint32_t, F32> d32;
@@ -316,7 +317,7 @@ HWY_INLINE void cut_each(const Vectors<kCount>& from, Whole at, const Bits& bits
   });
 }
 
-// store(bits, first element) of each vector as bf16.
+// Calls store(bits, first element) with each vector rounded to bf16.
 template <std::size_t kCount, class Store>
 HWY_INLINE void as_bf16(const Vectors<kCount>& from, Whole at, const Store& store) {
   const hn::Rebind<std::uint32_t, F32> d32;
@@ -362,7 +363,7 @@ HWY_INLINE void store_vectors_past_caches(const Vectors<kCount>& from, Array arr
                 SLUICE_BODY { store_past_caches(value, array, next(at, j)); });
 }
 
-// body(at) for every vector of [0, n).
+// Calls body(at) for every vector of [0, n).
 template <class Body>
 HWY_INLINE void for_each_vector(std::size_t n, const Body& body) {
   std::size_t i = 0;
@@ -370,7 +371,7 @@ HWY_INLINE void for_each_vector(std::size_t n, const Body& body) {
   if (i < n) body(Part{i, n - i});
 }
 
-// 16 sums, pairwise. Writes over them.
+// Adds 16 values pairwise. Overwrites them.
 template <class T>
 HWY_INLINE T add_lanes(T* lanes) {
   for (std::size_t width = 8; width > 0; width /= 2)
@@ -378,8 +379,8 @@ HWY_INLINE T add_lanes(T* lanes) {
   return lanes[0];
 }
 
-// One block of the written order (docs/architecture.md, section 9): step(at, sum) gives sum with the elements
-// at `at` added, lane by lane.
+// Sums one block of the written order (docs/architecture.md, section 9). step(at, sum) adds the elements at
+// `at` to sum, by lanes.
 template <class T, class Step>
 HWY_INLINE T sum_block(std::size_t begin, std::size_t end, const Step& step) {
   const hn::CappedTag<T, 16> d;
@@ -406,7 +407,7 @@ HWY_INLINE T sum_block(std::size_t begin, std::size_t end, const Step& step) {
   return add_lanes(lanes);
 }
 
-// The sum over a row, [0, n), in the written order.
+// Sums over a row, [0, n), in the written order.
 template <class T, class Step>
 HWY_INLINE T sum_in_lanes(std::size_t n, const Step& step) {
   constexpr std::size_t kSumBlock = 4096;

@@ -1,5 +1,6 @@
-// exp, log, sine and cosine, with the same bits on every target: polynomials fitted at Chebyshev points,
-// evaluated with fused multiply-adds in one order. Compiled once for each target, as simd-inl.h.
+// exp, log, sine and cosine with the same bits on every target: polynomials fitted at Chebyshev points,
+// evaluated with fused multiply-adds in one order. Compiled once for each target: include it after
+// hwy/foreach_target.h.
 #if defined(SLUICE_KERNELS_SIMD_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_KERNELS_SIMD_MATH_INL_H_
 #undef SLUICE_KERNELS_SIMD_MATH_INL_H_
@@ -12,7 +13,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
 
-// c0 + x * (c1 + x * (...)).
+// Evaluates c0 + x * (c1 + x * (...)).
 template <class V>
 HWY_INLINE V polynomial(V, hn::TFromV<V> last) {
   return hn::Set(hn::DFromV<V>(), last);
@@ -22,13 +23,13 @@ HWY_INLINE V polynomial(V x, hn::TFromV<V> first, More... more) {
   return mul_add(x, polynomial(x, more...), hn::Set(hn::DFromV<V>(), first));
 }
 
-// NaN stays NaN: comparisons with it are false.
+// Keeps NaN, since comparisons with NaN are false.
 HWY_INLINE F32Vector clamp(F32Vector x, float low, float high) {
   const auto raised = hn::IfThenElse(hn::Lt(x, set(low)), set(low), x);
   return hn::IfThenElse(hn::Gt(raised, set(high)), set(high), raised);
 }
 
-// 1.5 * 2^23: adding it rounds a small number to an integer, which then lies in the lowest bits.
+// kRoundF32 is 1.5 * 2^23: adding it rounds a small number to an integer, which is then in the lowest bits.
 inline constexpr float kRoundF32 = 12582912.0f;
 inline constexpr double kRoundF64 = 6755399441055744.0;
 
@@ -37,7 +38,7 @@ HWY_INLINE F32Vector two_to(hn::Vec<hn::Rebind<std::int32_t, F32>> exponent) {
   return hn::BitCast(F32(), hn::ShiftLeft<23>(hn::Add(exponent, hn::Set(i32, 127))));
 }
 
-// e^x = mantissa * 2^(shifted - kShift), for x of a magnitude up to 128.
+// e^x = mantissa * 2^(shifted - kShift), for |x| up to 128.
 inline constexpr std::int32_t kShift = 0x4B400000;  // the bits of kRoundF32
 struct ScaledExp {
   F32Vector mantissa;
@@ -54,24 +55,24 @@ HWY_INLINE ScaledExp scaled_exp(F32Vector x) {
   return {hn::Add(mul_add(hn::Mul(r, r), tail, r), set(1.0f)), hn::BitCast(i32, shifted)};
 }
 
-// e^x within 2 units in the last place; infinity above 88.73, zero below -104.
+// Computes e^x within 2 units in the last place. The result is infinity above 88.73, and zero below -104.
 HWY_INLINE F32Vector exp(F32Vector x) {
   const hn::Rebind<std::int32_t, F32> i32;
   const ScaledExp e = scaled_exp(clamp(x, -106.0f, 90.0f));
-  // In two factors, since 2^k itself may be out of range where the result is not.
+  // 2^k is applied in two factors, since it may be out of range itself where the result is not.
   const auto exponent = hn::Sub(e.shifted, hn::Set(i32, kShift));
   const auto half = hn::ShiftRight<1>(exponent);
   return hn::Mul(hn::Mul(e.mantissa, two_to(half)), two_to(hn::Sub(exponent, half)));
 }
 
-// The same for x up to 88, and zero below the smallest normal number, so also for -infinity: fewer
-// instructions. (two_to() shifts the bits of kShift out.)
+// Computes e^x for x up to 88 with fewer instructions. Results below the smallest normal number become zero,
+// as does that of -infinity. (two_to() shifts the bits of kShift out.)
 HWY_INLINE F32Vector exp_to_normal(F32Vector x) {
   const ScaledExp e = scaled_exp(x);
   return hn::IfThenZeroElse(hn::Lt(x, set(-87.3f)), hn::Mul(e.mantissa, two_to(e.shifted)));
 }
 
-// ln x for normal, positive, finite x.
+// Computes ln x for normal, positive, finite x.
 HWY_INLINE F32Vector log(F32Vector x) {
   const hn::Rebind<std::int32_t, F32> i32;
   const auto root_half = hn::Set(i32, 0x3F3504F3);
@@ -105,7 +106,7 @@ struct SineCosine {
   V sine, cosine;
 };
 
-// The sine and cosine of an angle that is r in quarter q (its two lowest bits), from those of r.
+// The sine and cosine of r plus q quarter turns, from those of r. Only the two lowest bits of q count.
 template <class V, class Q>
 HWY_INLINE SineCosine<V> in_quarter(V sine, V cosine, Q q) {
   const hn::DFromV<V> d;
@@ -114,13 +115,13 @@ HWY_INLINE SineCosine<V> in_quarter(V sine, V cosine, Q q) {
   const auto swap = hn::RebindMask(d, hn::Eq(bit0, hn::Set(di, 1)));
   const auto s = hn::IfThenElse(swap, cosine, sine);
   const auto c = hn::IfThenElse(swap, sine, cosine);
-  constexpr int kSign = sizeof(hn::TFromV<V>) * 8 - 2;  // from bit 1 to the sign
+  constexpr int kSign = sizeof(hn::TFromV<V>) * 8 - 2;  // moves bit 1 to the sign
   const auto sine_sign = hn::ShiftLeft<kSign>(hn::And(q, hn::Set(di, 2)));
   const auto cosine_sign = hn::ShiftLeft<kSign>(hn::And(hn::Add(q, hn::Set(di, 1)), hn::Set(di, 2)));
   return {hn::Xor(s, hn::BitCast(d, sine_sign)), hn::Xor(c, hn::BitCast(d, cosine_sign))};
 }
 
-// Of 2 pi * turn, for 0 <= turn < 1.
+// The sine and cosine of 2 pi * turn, for 0 <= turn < 1.
 HWY_INLINE SineCosine<F32Vector> sine_cosine_of_turn(F32Vector turn) {
   const hn::Rebind<std::int32_t, F32> i32;
   const auto quarters = hn::Mul(turn, set(4.0f));
@@ -135,7 +136,8 @@ HWY_INLINE SineCosine<F32Vector> sine_cosine_of_turn(F32Vector turn) {
   return in_quarter(sine, cosine, hn::BitCast(i32, shifted));
 }
 
-// Of an angle below 2^31, in f64: the error is a few 1e-16 and, by the reduction, 1e-32 of the angle.
+// The sine and cosine of an angle below 2^31, in f64. The error is a few 1e-16, and 1e-32 of the angle from
+// the reduction.
 template <class V>
 HWY_INLINE SineCosine<V> sine_cosine_of_angle(V angle) {
   const hn::DFromV<V> d;

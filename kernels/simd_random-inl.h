@@ -1,5 +1,5 @@
-// The words of CounterRandom (core/random.h), several blocks at once. Compiled once for each target, as
-// simd-inl.h.
+// The words of CounterRandom (core/random.h), several blocks at once. Compiled once for each target: include
+// it after hwy/foreach_target.h.
 #if defined(SLUICE_KERNELS_SIMD_RANDOM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_KERNELS_SIMD_RANDOM_INL_H_
 #undef SLUICE_KERNELS_SIMD_RANDOM_INL_H_
@@ -21,8 +21,7 @@ struct WordStream {
   std::uint64_t seed, stream, first_index;
 };
 
-// Of each round, as many as there are at most. They are read from memory, where each is spread over a vector
-// for nothing.
+// The keys of each round. They are kept in memory, because a load spreads one over a vector at no cost.
 struct PhiloxKeys {
   HWY_INLINE explicit PhiloxKeys(std::uint64_t seed) {
     auto low = static_cast<std::uint32_t>(seed), high = static_cast<std::uint32_t>(seed >> 32);
@@ -37,7 +36,7 @@ struct PhiloxKeys {
 using U64 = hn::CappedTag<std::uint64_t, 8>;
 using U64Vector = hn::Vec<U64>;
 
-// The product of the lower halves of the lanes, in 64 bits.
+// Multiplies the lower half of each lane by b, to 64 bits.
 HWY_INLINE U64Vector multiply_wide(U64Vector a, std::uint32_t b) {
 #if HWY_TARGET == HWY_SCALAR
   return hn::Set(U64(), (hn::GetLane(a) & 0xFFFFFFFFu) * b);
@@ -47,17 +46,17 @@ HWY_INLINE U64Vector multiply_wide(U64Vector a, std::uint32_t b) {
 #endif
 }
 
-// The upper half of each lane as its lower half; the other is any.
+// Moves the upper half of each lane to the lower half. The upper half is arbitrary then.
 HWY_INLINE U64Vector upper_half(U64Vector x) {
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
-  // A shift would wait for the same unit as the multiplications.
+  // A shift would wait for the same execution unit as the multiplications.
   return hn::BitCast(U64(), hn::Shuffle2301(hn::BitCast(hn::Repartition<std::uint32_t, U64>(), x)));
 #else
   return hn::ShiftRight<32>(x);
 #endif
 }
 
-// So that the halves of a vector's blocks are put together within each 128 bits.
+// Which block each lane computes: in this order a block's halves are put together within 128 bits.
 #if HWY_TARGET == HWY_SCALAR
 HWY_ALIGN inline constexpr std::uint64_t kBlockOfLane[] = {0};
 #elif HWY_TARGET == HWY_AVX3
@@ -69,8 +68,8 @@ HWY_ALIGN inline constexpr std::uint64_t kBlockOfLane[] = {0, 1};
 #endif
 static_assert(std::size(kBlockOfLane) == hn::MaxLanes(U64()));
 
-// One block a lane, kUnroll vectors of them, which share the keys: words 0 and 1 in `low`, 2 and 3 in `high`.
-// Upper halves are only cleared at the end, since the multiplications do not look at them.
+// Computes one block in each lane of kUnroll vectors, which share the keys. Words 0 and 1 of a block go to
+// `low`, 2 and 3 to `high`. Upper halves are cleared at the end only, since the multiplications ignore them.
 template <std::size_t kUnroll, std::size_t kRounds>
 HWY_INLINE void philox_lanes(std::uint64_t first_block, std::uint64_t stream, const PhiloxKeys& keys,
                              U64Vector* low, U64Vector* high) {
@@ -103,7 +102,7 @@ HWY_INLINE void philox_lanes(std::uint64_t first_block, std::uint64_t stream, co
   }
 }
 
-// kCount words, from the first of a block on.
+// Makes kCount words, beginning with the first word of a block.
 template <std::size_t kCount, std::size_t kRounds = kPhiloxRounds>
 HWY_INLINE void fill_words(std::uint64_t stream, const PhiloxKeys& keys, std::uint64_t first_block,
                            std::uint32_t* words) {
@@ -128,8 +127,8 @@ HWY_INLINE void fill_words(std::uint64_t stream, const PhiloxKeys& keys, std::ui
   }
 }
 
-// body(words, begin, count) for pieces of [0, n): words[i] is the word of element begin + i. Pieces end where
-// the index in the stream is a multiple of kWordChunk; a vector may be loaded from any of a piece's words.
+// Calls body(words, begin, count) for chunks of [0, n); words[i] belongs to element begin + i. A chunk ends
+// where the index in the stream is a multiple of kWordChunk. A whole vector may be loaded from any word on.
 template <class Body>
 HWY_INLINE void for_each_word_chunk(const WordStream& s, std::size_t n, const Body& body) {
   HWY_ALIGN std::uint32_t words[kWordChunk + kLanes] = {};
@@ -144,7 +143,7 @@ HWY_INLINE void for_each_word_chunk(const WordStream& s, std::size_t n, const Bo
   }
 }
 
-// to_unit_interval of core/random.h.
+// Computes to_unit_interval() of core/random.h.
 HWY_INLINE F32Vector unit_interval(hn::Vec<hn::Rebind<std::uint32_t, F32>> words) {
   const hn::Rebind<std::int32_t, F32> i32;
   return hn::Mul(hn::ConvertTo(F32(), hn::BitCast(i32, hn::ShiftRight<8>(words))), set(0x1.0p-24f));

@@ -37,7 +37,7 @@ std::int64_t seconds_now() {
       .count();
 }
 
-// "ext4 /dev/vda" of the mount that has these device numbers: /proc/self/mountinfo, as proc(5) describes it.
+// Returns "ext4 /dev/vda" for the mount with these device numbers, from /proc/self/mountinfo (see proc(5)).
 std::string mount_of(const std::string& numbers) {
   std::ifstream file("/proc/self/mountinfo");
   for (std::string line; std::getline(file, line);) {
@@ -57,7 +57,7 @@ std::string name_of_disk(const std::string& folder) {
   struct stat info = {};
   struct statvfs size = {};
   if (::stat(folder.c_str(), &info) != 0 || ::statvfs(folder.c_str(), &size) != 0)
-    fail(ErrorCode::kNotFound, "the folder '{}' cannot be looked at: {}", folder, errno_text(errno));
+    fail(ErrorCode::kNotFound, "the folder '{}' cannot be examined: {}", folder, errno_text(errno));
   const std::string numbers = fmt::format("{}:{}", major(info.st_dev), minor(info.st_dev));
   return fmt::format("{} {} {} {} {}", numbers, mount_of(numbers),
                      static_cast<std::uint64_t>(size.f_blocks) * size.f_frsize,
@@ -143,14 +143,14 @@ std::optional<DiskKnowledge> kept_disk(const std::string& folder) {
   try {
     return read_entry(file_of(*cache, disk), disk);
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kNotFound) log().debug("measured anew: {}", error.what());
+    if (error.code() != ErrorCode::kNotFound) log().debug("the disk is measured anew: {}", error.what());
     return std::nullopt;
   }
 }
 
 std::optional<std::string> keep_disk(const std::string& folder, const DiskKnowledge& known,
                                      std::string* why) {
-  static std::mutex one_writer;  // of this process: the temporary file is named after it
+  static std::mutex one_writer;  // threads share the temporary file, which is named after the process
   const std::lock_guard lock(one_writer);
   const auto cache = cache_folder();
   try {

@@ -7,34 +7,34 @@
 
 #include "offload/disk_trials.h"
 
-// What is known of a disk, from this run or one of the last days: docs/formats/disk_cache.md.
+// Keeps for some days what was measured of a disk: docs/formats/disk_cache.md.
 namespace sluice::offload {
 
 struct DiskKnowledge {
-  DiskRates rates;               // beside work on all cores
-  IoOptions io;                  // that reach them
+  DiskRates rates;               // measured beside work on all cores
+  IoOptions io;                  // reach these rates
   double processor_seconds = 0;  // of one core, for each byte that is read or written
-  // Rounds of the measurement differed so much that something else was at work: what is kept counts for an
-  // hour.
+  // Rounds of the measurement differed so much that other work must have disturbed it. It is kept an hour.
   bool disturbed = false;
 };
 
-// What use_disk() finds with the best of these. Throws as that.
+// Measures with use_disk(), with the options of the best of these trials. Throws as use_disk().
 DiskKnowledge knowledge_of(const std::string& folder, std::uint64_t bytes, std::span<const DiskTrial> trials);
 
 using MeasureDisk = std::function<DiskKnowledge(const std::string& folder, std::uint64_t bytes)>;
 
-// What is kept of the folder's disk, or else measured now, with a file of `bytes`, and kept. Throws as
-// try_disk; that nothing can be kept is no error. `measure`: in place of try_disk, for tests.
+// Returns what is kept of the folder's disk. Else measures it now, with a file of `bytes`, and keeps the
+// result; where it cannot be kept, that is no error. Throws as try_disk(). Tests pass a `measure`.
 DiskKnowledge know_disk(const std::string& folder, std::uint64_t bytes, const MeasureDisk& measure = {});
 
-// Options for one service of all these disks; the slowest disk's way and block, and as much under way as all
-// together. Where there is no disk, the defaults.
+// Returns options for one service of all these disks: the slowest disk's way and block, and as many bytes
+// under way as all disks together need. Returns the defaults where there is no disk.
 IoOptions options_for(std::span<const DiskKnowledge> disks);
 
-// Keeps it. Returns where, or nothing where that is not possible; `why` then says why.
+// Keeps what is known of the folder's disk. Returns the path of the entry, or nothing where it cannot be
+// written; `why` then says why.
 std::optional<std::string> keep_disk(const std::string& folder, const DiskKnowledge& known, std::string* why);
-// What is kept and still counts.
+// Returns what is kept of the folder's disk and is not too old.
 std::optional<DiskKnowledge> kept_disk(const std::string& folder);
 
 }  // namespace sluice::offload

@@ -59,11 +59,12 @@ void DiskFile::begin(Direction direction, std::uint64_t offset, std::byte* data,
   sink_.submit(transfer);
 }
 
-// Returns an errno. `what` is for the error where it hangs: the call then goes on with a descriptor of its
-// own.
+// Runs the call with a descriptor of its own, since it may go on after it was given up. Returns an errno;
+// `what` begins the error's text.
 int DiskFile::call_system(const std::string& what, std::function<int(int descriptor)> call) const {
   const int number = ::fcntl(opened_->descriptor.number(), F_DUPFD_CLOEXEC, 0);
-  if (number < 0) fail(ErrorCode::kIo, "{}: it cannot be opened once more: {}", name(), errno_text(errno));
+  if (number < 0)
+    fail(ErrorCode::kIo, "{}: its descriptor cannot be duplicated: {}", name(), errno_text(errno));
   const auto own = std::make_shared<Descriptor>(number);
   return call_with_patience(sink_.watch().patience(), name() + ": " + what, [own, call = std::move(call)] {
     int error_number = 0;
@@ -75,9 +76,9 @@ int DiskFile::call_system(const std::string& what, std::function<int(int descrip
 
 void DiskFile::sync() {
   const int error_number =
-      call_system("what was written is to be made durable", [](int file) { return ::fdatasync(file); });
+      call_system("making its writes durable", [](int file) { return ::fdatasync(file); });
   if (error_number != 0)
-    fail(ErrorCode::kIo, "{}: what was written cannot be made durable: {}", name(), errno_text(error_number));
+    fail(ErrorCode::kIo, "{}: its writes cannot be made durable: {}", name(), errno_text(error_number));
 }
 
 struct stat DiskFile::status() const {
@@ -96,8 +97,9 @@ void DiskFile::fail_for_room(std::uint64_t bytes, std::uint64_t held, const std:
   const std::uint64_t free = free_disk_bytes(opened_->folder);
   const std::uint64_t needed = bytes > held ? bytes - held : 0;
   fail(ErrorCode::kBudget,
-       "{}: {} more are needed, and the disk of '{}' has {} free, {} too little ({}): free space or name "
-       "another folder",
+       "{}: {} more are needed, but the disk of '{}' has {} free, {} too little ({}): free space or name "
+       "another "
+       "folder",
        name(), format_size(needed), opened_->folder, format_size(free),
        format_size(needed > free ? needed - free : 0), reason);
 }
@@ -116,7 +118,7 @@ void DiskFile::allocate(std::uint64_t bytes) {
   if (bytes < old_size) cut(bytes);
   if (bytes == 0) return;
   check_room(bytes);
-  const int error_number = call_system(fmt::format("{} bytes are to be reserved", bytes), [bytes](int file) {
+  const int error_number = call_system(fmt::format("reserving {} bytes", bytes), [bytes](int file) {
     return ::fallocate(file, 0, 0, static_cast<off_t>(bytes));
   });
   if (error_number == 0) return;
@@ -130,9 +132,9 @@ void DiskFile::allocate(std::uint64_t bytes) {
   if (bytes > old_size) cut(old_size);
   if (error_number == EFBIG)
     fail(ErrorCode::kBudget,
-         "{}: it is to have {}, and the process or the file system allows no file of that size: see 'ulimit "
-         "-f', and the "
-         "file system's largest file size",
+         "{}: a size of {} was asked for, but the process or the file system allows no file of that size: "
+         "see 'ulimit "
+         "-f' and the file system's largest file size",
          name(), format_size(bytes));
   if (error_number == ENOSPC || error_number == EDQUOT)
     fail_for_room(bytes, static_cast<std::uint64_t>(before.st_blocks) * 512, errno_text(error_number));

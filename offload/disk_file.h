@@ -6,7 +6,7 @@
 
 namespace sluice::offload {
 
-// An open file descriptor, closed with it.
+// Owns an open file descriptor, and closes it.
 class Descriptor {
  public:
   explicit Descriptor(int number) : number_(number) {}
@@ -22,19 +22,19 @@ class Descriptor {
 struct OpenedFile {
   Descriptor descriptor;
   std::string name;    // for messages
-  std::string folder;  // where it lies
+  std::string folder;  // the folder that it is in
 };
 
-// Opens past the page cache, as IoService::open describes.
+// Opens a file past the page cache, as IoService::open() describes.
 OpenedFile open_direct(const std::string& path, OpenMode mode);
-// What kUnnamed does where O_TMPFILE is not known: a named file in the folder, whose name is removed at once.
+// Makes a named file in the folder and removes its name at once, where the system lacks O_TMPFILE.
 OpenedFile open_and_unlink(const std::string& folder);
 
-// A file of an I/O service; `sink` runs its transfers and outlives it.
+// Makes a file of an I/O service. `sink` runs its transfers and outlives it.
 std::unique_ptr<File> make_disk_file(OpenedFile opened, std::size_t block_bytes, TransferSink& sink);
 
-// A service, or none of its destructor where the system still works on what its watch has given up: its
-// threads then go on waiting, and nobody waits for them.
+// Owns a service, but leaks it where the system still works on transfers that its watch has given up: the
+// service's threads go on waiting for them, and nobody waits for the threads.
 template <class Service>
 class Leavable final : public IoService {
  public:

@@ -18,7 +18,7 @@ constexpr std::uint64_t kFirstInFlight = 8 * kMiB;
 constexpr std::size_t kBlocks[] = {256 * kKiB, 512 * kKiB, kMiB};
 constexpr unsigned kMostThreads = 32;
 constexpr std::size_t kRounds = 5;
-constexpr std::chrono::milliseconds kTimeOfStage{800};  // for its rounds, of which there is one at least
+constexpr std::chrono::milliseconds kTimeOfStage{800};  // after it no further round begins
 constexpr double kPassSeconds = 0.03;
 
 IoOptions options_for(IoWay way, std::size_t block, std::uint64_t bytes) {
@@ -32,7 +32,7 @@ IoOptions options_for(IoWay way, std::size_t block, std::uint64_t bytes) {
 
 double seconds_for_a_byte(const DiskRates& rates) { return 1 / rates.write + 1 / rates.read; }
 
-// A file, and the trials on it.
+// A file, and the trials that are run on it.
 class Trials {
  public:
   Trials(const std::string& folder, std::uint64_t bytes)
@@ -45,7 +45,7 @@ class Trials {
     sample_ = std::min(bytes, std::max(2 * kMostInFlight, quick / kMiB * kMiB));
   }
 
-  // Rounds over all of them in turn, so that a disturbance is no single one's.
+  // Runs each round over all trials in turn, so that a disturbance affects more than one of them.
   void run(std::vector<IoOptions> all) {
     std::vector<Trial> stage;
     for (IoOptions& io : all) stage.push_back({io, service_for(io), {}, {}});
@@ -66,7 +66,7 @@ class Trials {
   static std::unique_ptr<IoService> service_for(const IoOptions& io) {
     return io.way == IoWay::kUring ? make_uring_service(io) : make_thread_service(io);
   }
-  // All through the same memory: less of it would lie in caches, as no run's buffers do.
+  // All trials use all of the memory: with less, more of it would be in caches than in a run.
   static StreamShape shape_of(const IoOptions& io) {
     return {io.block_bytes, kMostInFlight / io.block_bytes};
   }
@@ -86,7 +86,7 @@ class Trials {
     }
     return result;
   }
-  BareFile file_;  // one for all: no trial is on a better part of the disk
+  BareFile file_;  // shared, so that no trial has a better part of the disk
   allocator::Ledger unlimited_;
   allocator::Region memory_;
   std::uint64_t sample_ = 0;
@@ -119,15 +119,15 @@ std::uint64_t in_flight(const IoOptions& io) {
 }
 
 const DiskTrial& best_trial(std::span<const DiskTrial> trials) {
-  ensure(!trials.empty(), "nothing was tried of a disk");
+  ensure(!trials.empty(), "the best of no disk trials was asked for");
   double least = seconds_for_a_byte(trials.front().rates);
   for (const DiskTrial& trial : trials) least = std::min(least, seconds_for_a_byte(trial.rates));
-  const auto place = [&](const DiskTrial& trial) {
+  const auto rank = [&](const DiskTrial& trial) {
     const double seconds = seconds_for_a_byte(trial.rates);
     return std::tuple(seconds * kNearBest > least, in_flight(trial.io), trial.io.way == IoWay::kThreads,
                       seconds);
   };
-  return *std::ranges::min_element(trials, {}, place);
+  return *std::ranges::min_element(trials, {}, rank);
 }
 
 std::vector<DiskTrial> try_disk(const std::string& folder, std::uint64_t bytes) {

@@ -19,17 +19,17 @@ namespace sluice::offload {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kRounds = 3;  // of a checksum
-// How long the cores are watched alone; how long is read until the disk gives what it keeps up, and then each
-// way.
+constexpr int kRounds = 3;  // how often a checksum is timed
+// Seconds: for which the cores' work is timed alone; of reading until the disk gives what it can keep up; and
+// of each direction after that.
 constexpr double kAlone = 0.06, kToSteady = 4, kEachWay = 0.4;
-constexpr std::uint64_t kWholeSample = std::uint64_t{64} << 20;  // less is of a run that moves little
+constexpr std::uint64_t kWholeSample = std::uint64_t{64} << 20;  // a smaller file gets one pass each way
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// All cores at work while it lives.
+// Keeps all cores at work while it lives.
 class Work {
  public:
   Work() : threads_(usable_cpus()), runner_([this] { run(); }) {}
@@ -41,23 +41,23 @@ class Work {
   Work& operator=(const Work&) = delete;
 
   int cores() const { return threads_.count(); }
-  std::uint64_t done() const { return done_; }  // so far, in pieces of equal work
+  std::uint64_t done() const { return done_; }  // how many calls of equal work have ended
 
  private:
   void run() {
-    constexpr std::size_t kPiece = 50'000;  // about half a millisecond
+    constexpr std::size_t kRoundsPerCall = 50'000;  // about half a millisecond
     while (!ends_) {
-      kernels::multiply_add(threads_, kPiece);
+      kernels::multiply_add(threads_, kRoundsPerCall);
       ++done_;
     }
   }
   Threads threads_;
   std::atomic<bool> ends_ = false;
   std::atomic<std::uint64_t> done_ = 0;
-  std::thread runner_;  // last: it uses the others
+  std::thread runner_;  // last, since it uses the members above
 };
 
-// The rate of the last half of as many passes as `seconds` have room for, and all bytes that were moved.
+// The rate of the last half of as many passes as fit into `seconds`, and the bytes that all of them moved.
 struct Passes {
   double rate = 0;
   double bytes = 0;
@@ -73,7 +73,7 @@ Passes passes_for(double seconds, std::uint64_t bytes, const Pass& pass) {
   return {count * static_cast<double>(bytes) / half, static_cast<double>(took.size() * bytes)};
 }
 
-// The seconds that the checksum of a byte takes, in memory that `read` has just filled.
+// Returns the seconds that the checksum of one byte takes, in memory that `read` has just filled.
 template <class Read>
 double checksum_seconds(std::span<const std::byte> bytes, const Read& read) {
   double least = 1;
@@ -96,7 +96,7 @@ DiskUse use_disk(const std::string& folder, std::uint64_t bytes, const IoOptions
   BareFile bare(folder, bytes);
   const auto service = make_io_service(io);
   const auto file = bare.open_in(*service);
-  // All memory is in use in turn, as many blocks of it as are under way.
+  // All of the memory is used in turn, with as many blocks under way as it holds.
   const StreamShape shape{io.block_bytes, kMostInFlight / io.block_bytes};
   measure_file(*file, bytes, shape, memory.bytes());  // the first writes into reserved space are slower
 

@@ -16,7 +16,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Calls functions a fixed time after they were given, in their order, on a thread.
+// A thread that calls functions a fixed time after they were added, in their order.
 class DelayLine {
  public:
   explicit DelayLine(std::chrono::microseconds delay) : delay_(delay), thread_([this] { work(); }) {}
@@ -31,7 +31,7 @@ class DelayLine {
   void add(std::function<void()> call) {
     const std::lock_guard lock(mutex_);
     calls_.push_back({Clock::now() + delay_, std::move(call)});
-    changed_.notify_all();  // under the lock: after it the call may end, and this object with it
+    changed_.notify_all();  // under the lock, since the call may end this object once the lock is free
   }
 
  private:
@@ -50,7 +50,7 @@ class DelayLine {
       lock.unlock();
       std::this_thread::sleep_until(next.due);
       next.call();
-      next.call = nullptr;  // what it holds goes before the lock is taken
+      next.call = nullptr;  // destroys what it holds before the lock is taken
       lock.lock();
     }
   }
@@ -63,7 +63,7 @@ class DelayLine {
   std::thread thread_;
 };
 
-// What will go wrong with one transfer: a function of the seed and of the transfer's number alone.
+// Decides what goes wrong with one transfer, by the seed and the transfer's number alone.
 class Fate {
  public:
   Fate(const Faults& faults, std::uint64_t number, Direction direction) : random_(faults.seed, number) {
@@ -85,8 +85,8 @@ class Fate {
   void flip(std::span<std::byte> bytes) const {
     if (bytes.empty()) return;
     const auto words = random_.block(1);
-    const std::uint64_t place = (std::uint64_t{words[0]} << 32 | words[1]) % bytes.size();
-    bytes[place] ^= std::byte{1} << (words[2] % 8);
+    const std::uint64_t at = (std::uint64_t{words[0]} << 32 | words[1]) % bytes.size();
+    bytes[at] ^= std::byte{1} << (words[2] % 8);
   }
 
  private:
@@ -95,7 +95,7 @@ class Fate {
   int error_number_;
 };
 
-// A copy of bytes that O_DIRECT can write.
+// Copies bytes to memory from which O_DIRECT can write.
 std::shared_ptr<std::byte> aligned_copy(std::span<const std::byte> from) {
   void* memory = std::aligned_alloc(kDiskBlock, from.size());
   if (memory == nullptr) throw std::bad_alloc();
@@ -120,9 +120,9 @@ class FaultyFile final : public File {
   const std::string& name() const override { return inner_.name(); }
 
  private:
-  // What will go wrong with the next transfer; that the file is cut has happened when this returns.
+  // Decides what goes wrong with the next transfer. Where the file is to be cut, cuts it first.
   Fate next_fate(Direction direction);
-  // The Done to hand on: counted, and delayed where that is asked for.
+  // Wraps the Done, so that its transfer is counted and, where that is asked for, delayed.
   Done outgoing(Done done);
 
   File& inner_;

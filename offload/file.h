@@ -11,40 +11,39 @@
 
 namespace sluice::offload {
 
-// Called once, on a thread of the File, when the transfer has ended; null: every byte was moved. It must be
-// short and must not throw. The buffer may be used again from then on.
+// Called once, on a thread of the File, when the transfer has ended; error is null where every byte was
+// moved. From then on the buffer may be used again. It must be short and must not throw.
 using Done = std::function<void(std::exception_ptr error)>;
 
-// A file that is read and written past the page cache (O_DIRECT), many transfers at a time.
-// Offsets, sizes and buffer addresses are multiples of kDiskBlock, or the call throws
-// Error(kInvalidArgument). A transfer is whole or an error: interruptions and short transfers are continued,
-// anything else (also a read past the end, and a device that does not answer) is an Error(kIo) that names
-// file, offset, expected and found.
-// Order: transfers run in any order; who needs one after another waits in between.
-// Thread rule: any thread. Destruction waits for all transfers.
+// A file that is read and written past the page cache (O_DIRECT), many transfers at a time. Offsets, sizes
+// and buffer addresses are multiples of kDiskBlock, or the call throws Error(kInvalidArgument). A transfer is
+// whole or an error: interrupted and short ones are continued; anything else (also a read past the end, and a
+// device that does not answer) is an Error(kIo) that names file, offset, expected and found. Transfers run in
+// any order: a caller that needs an order waits in between. The destructor waits for all transfers. Thread
+// rule: any thread.
 class File {
  public:
   virtual ~File() = default;
   virtual void read(std::uint64_t offset, std::span<std::byte> into, Done done) = 0;
   virtual void write(std::uint64_t offset, std::span<const std::byte> from, Done done) = 0;
-  // What was written before (its Done called) is durable when this returns.
+  // When it returns, all writes whose Done was called before are durable.
   virtual void sync() = 0;
-  // Makes room for `bytes` in all (fallocate), so that no later write inside can fail for lack of space; also
-  // shrinks. Throws Error(kBudget) where the disk has no room, and says how much is free.
+  // Reserves disk space for `bytes` in all (fallocate), so that no later write inside can fail for lack of
+  // space; also shrinks. Throws Error(kBudget) that says how much is free where the disk has no room.
   virtual void allocate(std::uint64_t bytes) = 0;
   virtual std::uint64_t size() const = 0;
   virtual const std::string& name() const = 0;
 };
 
-// The transfers that somebody waits for together. The first error is thrown by wait(), after all have ended.
-// Thread rule: add() and wait() from one thread; the Done functions from any.
-class Batch {
+// Transfers that a caller waits for together. wait() throws the first error after all have ended. Thread
+// rule: add() and wait() from one thread; the Done functions from any.
+class TransferGroup {
  public:
-  Batch();
-  ~Batch();  // waits
-  Batch(Batch&&) noexcept;
-  Batch& operator=(Batch&&) = delete;
-  Done add();  // a Done to hand to one transfer
+  TransferGroup();
+  ~TransferGroup();  // waits for all transfers
+  TransferGroup(TransferGroup&&) noexcept;
+  TransferGroup& operator=(TransferGroup&&) = delete;
+  Done add();  // makes the Done for one more transfer
   bool finished() const;
   void wait();
 
@@ -54,68 +53,66 @@ class Batch {
 };
 
 enum class OpenMode {
-  kRead,       // an existing file
-  kReadWrite,  // an existing file
-  kCreate,     // a new file; Error(kInvalidArgument) where there is one
-  kUnnamed,    // path is a folder: a file without a name in it (O_TMPFILE), which no kill can leave behind
+  kRead,       // opens an existing file
+  kReadWrite,  // opens an existing file
+  kCreate,     // makes a new file; Error(kInvalidArgument) where there is one
+  kUnnamed,    // makes a file without a name in the folder `path` (O_TMPFILE), which no kill can leave behind
 };
 
-// What runs transfers for any number of files: an io_uring with its thread, or a pool of threads where
+// Runs the transfers of any number of files: by an io_uring with a thread, or by a pool of threads where
 // io_uring is forbidden. Outlives its files.
 class IoService {
  public:
   virtual ~IoService() = default;
-  // Throws Error(kNotFound | kIo | kInvalidArgument); a file system without O_DIRECT is
-  // Error(kInvalidArgument), with what to do. Where O_TMPFILE is not known, kUnnamed makes a named file and
-  // removes the name at once.
+  // Throws Error(kNotFound | kIo | kInvalidArgument); for a file system without O_DIRECT it is
+  // kInvalidArgument, and the text says what to do. Where the system does not know O_TMPFILE, kUnnamed makes
+  // a named file and removes its name at once.
   virtual std::unique_ptr<File> open(const std::string& path, OpenMode mode) = 0;
   virtual std::string name() const = 0;  // "io_uring" or "threads"
 };
 
 enum class IoWay : std::uint8_t { kUring, kThreads };
 
-// disk_cache.h knows which are best for a disk.
+// How a service moves bytes. disk_cache.h finds the best options for a disk.
 struct IoOptions {
-  IoWay way = IoWay::kUring;             // of make_io_service
-  unsigned queue_depth = 16;             // blocks given to an io_uring at a time
+  IoWay way = IoWay::kUring;             // which service make_io_service() makes
+  unsigned queue_depth = 16;             // how many blocks an io_uring is given at a time
   std::size_t block_bytes = 512 * 1024;  // a longer transfer is cut into blocks of this size
-  unsigned threads = 16;                 // of the pool
-  // How long nothing of a file may move while transfers of it are under way, and how long sync() and
-  // allocate() may take, before they are an Error(kIo). The kernel itself tries for some minutes to bring a
-  // device back.
+  unsigned threads = 16;                 // how many threads the pool has
+  // Transfers of a file fail with Error(kIo) where nothing of the file has moved for so long, and sync() and
+  // allocate() where they take so long. (The kernel tries for some minutes to bring a device back.)
   std::chrono::milliseconds patience = std::chrono::minutes(5);
 };
 
-std::unique_ptr<IoService> make_uring_service(
-    const IoOptions& options);  // throws Error(kIo) where it is forbidden
+std::unique_ptr<IoService> make_uring_service(const IoOptions& options);  // Error(kIo) where it is forbidden
 std::unique_ptr<IoService> make_thread_service(const IoOptions& options);
-// By options.way; where io_uring cannot be used, threads with a warning that says why.
+// Makes the service of options.way. Where io_uring cannot be used, warns and uses threads.
 std::unique_ptr<IoService> make_io_service(const IoOptions& options);
-// Whether io_uring can be used here; `why` says why not ("kernel.io_uring_disabled is 2", "forbidden by
-// seccomp", ...).
+// Says whether io_uring can be used here. If not, `why` gets the reason ("kernel.io_uring_disabled is 2",
+// "forbidden by seccomp", ...).
 bool uring_available(std::string* why);
 
-// In memory, for tests: transfers run at once, on the caller's thread.
+// Makes a file in memory, for tests. Its transfers run at once, on the caller's thread.
 std::unique_ptr<File> make_memory_file(std::string name);
 
-// What a fault-injecting file does wrong. Transfers are counted from 0 over reads and writes together.
+// What a fault-injecting file does wrong. Transfers are counted from 0, reads and writes together.
 struct Faults {
   std::uint64_t seed = 0;
   double read_error = 0, write_error = 0;  // probability of an EIO
   double read_flip = 0, write_flip = 0;    // probability of one flipped bit
-  double lost_write = 0;                   // reported as done, never written (a stale block is read later)
+  double lost_write = 0;                   // probability of a write that is reported as done but never made
   std::uint64_t fail_after =
-      UINT64_MAX;  // every transfer from this one on fails with ENOSPC (writes) or EIO (reads)
-  std::uint64_t truncate_after = UINT64_MAX;  // with this transfer the file loses its second half
-  unsigned delay_microseconds = 0;            // each transfer ends this much later, on another thread
+      UINT64_MAX;  // from this transfer on, all fail with ENOSPC (writes) or EIO (reads)
+  std::uint64_t truncate_after = UINT64_MAX;  // at this transfer the file loses its second half
+  unsigned delay_microseconds = 0;            // each transfer ends so much later, on another thread
 };
-// Forwards to `inner`, with faults. `inner` outlives it, and `injected`, where it is not null, which counts
-// them.
+// Makes a file that forwards to `inner`, with faults. `injected` counts them, if it is not null. Both outlive
+// it.
 std::unique_ptr<File> make_faulty_file(File& inner, const Faults& faults,
                                        std::atomic<std::uint64_t>* injected = nullptr);
 
-// In memory; writes are durable only after sync(). power_cut() loses a pseudo-random subset of the unsynced
-// blocks.
+// A file in memory whose writes are durable only after sync(). power_cut() loses a pseudo-random subset of
+// the blocks that were not synced.
 class VolatileFile : public File {
  public:
   virtual void power_cut(std::uint64_t seed) = 0;

@@ -35,19 +35,19 @@ double rate_since(Clock::time_point begin, std::uint64_t bytes) {
 
 void check_shape(std::uint64_t bytes, const StreamShape& shape, std::span<std::byte> memory) {
   ensure(bytes > 0 && shape.block > 0 && shape.depth > 0 && memory.size() >= shape.bytes(),
-         "{} bytes cannot be streamed {} x {} at a time through {}", bytes, shape.depth, shape.block,
-         memory.size());
+         "{} bytes cannot be streamed, {} x {} at a time, through a buffer of {}", bytes, shape.depth,
+         shape.block, memory.size());
 }
 
 using Part = std::span<std::byte>;
 using OnPart = std::function<void(std::uint64_t offset, Part part)>;
 
-// The parts of a memory that are in no transfer.
+// Knows which parts of a buffer are in no transfer.
 class FreeParts {
  public:
   explicit FreeParts(std::size_t count) : free_(count) { std::iota(free_.begin(), free_.end(), 0); }
 
-  // Waits for one; nothing once a transfer has failed.
+  // Waits until a part is free and takes it. Returns nothing once a transfer has failed.
   std::optional<std::size_t> take() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return failed_ || !free_.empty(); });
@@ -64,7 +64,7 @@ class FreeParts {
         free_.push_back(part);
         changed_.notify_one();
       }
-      then(std::move(error));  // last: after it this may be gone
+      then(std::move(error));  // last, since this object may be gone after it
     };
   }
 
@@ -75,17 +75,17 @@ class FreeParts {
   bool failed_ = false;
 };
 
-// Keeps `depth` transfers under way; which part of the memory is free first is used next, as updates use
-// slots. ended: what to do with each when it was transferred.
+// Keeps `depth` transfers under way. The part of the memory that is free first is used next, as updates do
+// with their slots. `ended` is called for each transfer that has ended.
 template <class Start>
 double stream(std::uint64_t bytes, const StreamShape& shape, std::span<std::byte> memory, const Start& start,
               const OnPart& ended = {}) {
   check_shape(bytes, shape, memory);
   const Clock::time_point begin = Clock::now();
   FreeParts parts(shape.depth);
-  std::vector<std::optional<std::uint64_t>> offsets(shape.depth);  // of what is under way
+  std::vector<std::optional<std::uint64_t>> offsets(shape.depth);  // of the transfers under way
   std::size_t under_way = 0;
-  Batch all;  // its end waits, so that parts outlives transfers
+  TransferGroup all;  // its destructor waits, so that `parts` outlives the transfers
   const auto memory_of = [&](std::size_t part, std::uint64_t offset) {
     return memory.subspan(part * shape.block, std::min<std::uint64_t>(shape.block, bytes - offset));
   };
@@ -132,15 +132,15 @@ DiskRates measure_file(File& file, std::uint64_t bytes, const StreamShape& shape
 double measure_together(File& file, std::uint64_t bytes, const StreamShape& shape,
                         std::span<std::byte> memory) {
   const std::uint64_t half = bytes / 2 / kDiskBlock * kDiskBlock;
-  ensure(half > 0, "{} bytes have no half to read and none to write", bytes);
+  ensure(half > 0, "{} bytes are too few to read one half and write the other", bytes);
   return stream(2 * half, shape, memory, [&](std::uint64_t offset, Part part, Done done) {
     const std::uint64_t block = offset / shape.block;
     const Part moved = part.first(std::min<std::uint64_t>(part.size(), half));
-    const std::uint64_t place = std::min(block / 2 * shape.block, half - moved.size());
+    const std::uint64_t at = std::min(block / 2 * shape.block, half - moved.size());
     if (block % 2 == 0)
-      file.read(place, moved, std::move(done));
+      file.read(at, moved, std::move(done));
     else
-      file.write(half + place, moved, std::move(done));
+      file.write(half + at, moved, std::move(done));
   });
 }
 
@@ -172,12 +172,12 @@ constexpr unsigned kRingEntries = 256;
 class NoTransfers final : public TransferSink {
   Watch& watch() override { return watch_; }
   void submit(std::shared_ptr<Transfer> /*transfer*/) override {
-    fail(ErrorCode::kInternal, "a file is only allocated here");
+    fail(ErrorCode::kInternal, "a file that was opened only to be allocated was read or written");
   }
   Watch watch_{IoOptions{}.patience};
 };
 
-// One pass over a file.
+// One pass over a file with an io_uring alone.
 class BarePass {
  public:
   explicit BarePass(const OpenedFile& file) : file_(file) {
@@ -208,15 +208,15 @@ void BarePass::begin(Direction direction, std::uint64_t offset, std::span<std::b
   io_uring_sqe_set_data64(entry, part.size());
 }
 
-// Says what was wrong with it; nothing where all was moved. A short transfer is none of what a disk does with
-// whole blocks.
+// Returns what was wrong with the transfer, or "" where all was moved. A short transfer is an error here,
+// too: disks transfer whole blocks.
 std::string BarePass::end_one() {
   io_uring_cqe* completion = nullptr;
   int result = 0;
   do result = io_uring_submit_and_wait(&ring_, 1);
   while (result == -EINTR);
   if (result >= 0) result = io_uring_wait_cqe(&ring_, &completion);
-  // Buffers are still the kernel's, and nothing says for how long.
+  // The kernel still has the buffers, and nothing says for how long, so there is no way to go on.
   ensure(result >= 0, "{}: the ring has failed: {}", file_.name, errno_text(-result));
   const auto expected = static_cast<std::int64_t>(io_uring_cqe_get_data64(completion));
   const std::int64_t found = completion->res;
@@ -226,7 +226,7 @@ std::string BarePass::end_one() {
                      found < 0 ? errno_text(static_cast<int>(-found)) : fmt::format("{} of them", found));
 }
 
-// A part of the memory may be in two transfers at once: nobody looks at what it holds.
+// A part of the memory may be in two transfers at once, since its contents do not matter.
 double BarePass::run(Direction direction, std::uint64_t bytes, const StreamShape& shape,
                      std::span<std::byte> memory) {
   check_shape(bytes, shape, memory);
@@ -261,15 +261,16 @@ BareFile::BareFile(const std::string& folder, std::uint64_t bytes)
     : state_(std::make_unique<State>(State{open_direct(folder, OpenMode::kUnnamed), bytes})) {
   const OpenedFile& opened = state_->opened;
   const int copy = ::fcntl(opened.descriptor.number(), F_DUPFD_CLOEXEC, 0);
-  if (copy < 0) fail(ErrorCode::kIo, "{}: cannot be opened twice: {}", opened.name, errno_text(errno));
+  if (copy < 0)
+    fail(ErrorCode::kIo, "{}: its descriptor cannot be duplicated: {}", opened.name, errno_text(errno));
   NoTransfers none;
   make_disk_file({Descriptor(copy), opened.name, opened.folder}, kDiskBlock, none)->allocate(bytes);
 }
 BareFile::~BareFile() = default;
 
 DiskRates BareFile::measure(const StreamShape& shape, std::span<std::byte> memory) {
-  ensure(shape.depth <= kRingEntries, "a depth of {} is asked for, and the ring has {}", shape.depth,
-         kRingEntries);
+  ensure(shape.depth <= kRingEntries, "{} transfers at a time were asked for, but the ring has {} entries",
+         shape.depth, kRingEntries);
   DiskRates rates;
   rates.write = BarePass(state_->opened).run(Direction::kWrite, state_->bytes, shape, memory);
   rates.read = BarePass(state_->opened).run(Direction::kRead, state_->bytes, shape, memory);

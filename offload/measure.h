@@ -7,54 +7,54 @@
 #include "offload/file.h"
 #include "offload/records.h"
 
-// How fast a disk is, and how fast the disk tier is on it: sequential streams over files that have no name,
-// so that nothing is left of them, however the process ends.
+// Measures how fast a disk is, and how fast the disk tier is on it, by sequential streams over unnamed files,
+// so that nothing is left of them however the process ends.
 namespace sluice::offload {
 
-// Bytes per second. together: of reads and writes, as many of each at once; 0: not measured.
+// Bytes per second. `together` is for reads and writes at once, as many of each; 0 means not measured.
 struct DiskRates {
   double read = 0, write = 0, together = 0;
 };
 
-// Transfers of `block` bytes, `depth` of them under way.
+// Transfers of `block` bytes, with `depth` of them under way.
 struct StreamShape {
   std::size_t block = 0;
   std::size_t depth = 0;
   std::size_t bytes() const { return block * depth; }
 };
 
-// Writes and reads back the first `bytes` of the file. memory: shape.bytes(), a multiple of kDiskBlock each;
-// what it holds is written. Throws the errors of transfers. REQUIRES: the file has room; bytes > 0, a
-// multiple of kDiskBlock.
+// Writes the first `bytes` of the file from `memory`, and reads them back. Throws the errors of transfers.
+// REQUIRES: the file has room; bytes > 0; memory has shape.bytes(); all sizes are multiples of kDiskBlock.
 DiskRates measure_file(File& file, std::uint64_t bytes, const StreamShape& shape,
                        std::span<std::byte> memory);
-// One way of it.
+// Measures one direction alone, as measure_file() does.
 double measure_writes(File& file, std::uint64_t bytes, const StreamShape& shape, std::span<std::byte> memory);
 double measure_reads(File& file, std::uint64_t bytes, const StreamShape& shape, std::span<std::byte> memory);
-// Reads the first half of those bytes and writes the second one, block by block in turn, as many under way in
-// all; bytes per second of both. As measure_file else.
+// Reads the first half of those bytes and writes the second half, a block of each in turn, with shape.depth
+// transfers under way in all. Returns the bytes per second of both together. REQUIRES and throws as
+// measure_file().
 double measure_together(File& file, std::uint64_t bytes, const StreamShape& shape,
                         std::span<std::byte> memory);
-// The same through a record, with its checksums, which are computed on the threads as an update's are: calls
-// of `shape.block` (a multiple of RecordStore::kBlock).
+// Measures a record of a store. Its checksums are computed on the threads, as those of an update are.
+// REQUIRES: shape.block is a multiple of RecordStore::kBlock.
 DiskRates measure_record(RecordStore& store, RecordId record, std::uint64_t bytes, const StreamShape& shape,
                          std::span<std::byte> memory, Threads& threads);
 
-// Fills memory with what no disk compresses.
+// Fills memory with bytes that no disk can compress.
 void fill_for_measuring(std::span<std::byte> memory);
 
-// A file without a name for measurements of all kinds, and what an io_uring with nothing around it makes of
-// it: the limit that the disk tier is held against. Thread rule: one thread at a time.
+// An unnamed file for measurements of all kinds. measure() tells how fast an io_uring alone is on it, which
+// is the limit that the disk tier is compared with. Thread rule: one thread at a time.
 class BareFile {
  public:
-  // Throws as IoService::open and File::allocate.
+  // Throws as IoService::open() and File::allocate().
   BareFile(const std::string& folder, std::uint64_t bytes);
   ~BareFile();
-  // As measure_file, over all of it. Throws Error(kIo) where io_uring is forbidden.
+  // Measures over the whole file. REQUIRES as measure_file(). Throws Error(kIo) where io_uring is forbidden.
   DiskRates measure(const StreamShape& shape, std::span<std::byte> memory);
-  // Under which this process and others find it while this lives.
+  // A path under which this process and others can open the file while this object lives.
   std::string path() const;
-  // It as a file of that service. Outlives what this returns.
+  // Opens the file in that service. This object outlives what is returned.
   std::unique_ptr<File> open_in(IoService& service) const;
 
  private:

@@ -12,7 +12,7 @@
 namespace sluice::offload {
 namespace {
 
-// A file's bytes, with the transfers of the contract. Guarded by its owner.
+// A file's bytes, with the transfers of File's contract. Thread rule: its owner guards it.
 class Content {
  public:
   std::uint64_t size() const { return bytes_.size(); }
@@ -28,7 +28,7 @@ class Content {
     if (offset + from.size() > size()) resize(offset + from.size());
     if (!from.empty()) std::memcpy(bytes_.data() + offset, from.data(), from.size());
   }
-  // Zeros beyond the end.
+  // Bytes beyond the end are zeros.
   void copy(std::span<std::byte> into, std::uint64_t offset) const {
     const std::uint64_t there = offset < size() ? std::min<std::uint64_t>(into.size(), size() - offset) : 0;
     if (there > 0) std::memcpy(into.data(), bytes_.data() + offset, there);
@@ -39,7 +39,7 @@ class Content {
   std::vector<std::byte> bytes_;
 };
 
-// What both kinds share: content behind a lock, and transfers that run on the caller's thread.
+// What both kinds of files share: bytes behind a lock, and transfers on the caller's thread.
 template <class Interface>
 class InMemoryFile : public Interface {
  public:
@@ -72,7 +72,7 @@ class InMemoryFile : public Interface {
   const std::string& name() const override { return name_; }
 
  protected:
-  // Called with the lock held.
+  // These are called with the lock held.
   virtual void written(std::uint64_t /*offset*/, std::size_t /*bytes*/) {}
   virtual void resized(std::uint64_t /*bytes*/) {}
 
@@ -106,7 +106,7 @@ class VolatileMemoryFile final : public InMemoryFile<VolatileFile> {
   }
 
   Content durable_;
-  std::set<std::uint64_t> unsynced_;  // offsets of disk blocks
+  std::set<std::uint64_t> unsynced_;  // the offsets of disk blocks that were written since the last sync
 };
 
 void VolatileMemoryFile::power_cut(std::uint64_t seed) {

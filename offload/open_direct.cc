@@ -34,8 +34,8 @@ std::string folder_of(const std::string& path) {
 [[noreturn]] void fail_without_direct(const std::string& folder) {
   fail(ErrorCode::kInvalidArgument,
        "the file system of the folder '{}' does not offer O_DIRECT (reads and writes past the page cache, "
-       "whose memory "
-       "Sluice could not account for): name a folder on a local disk with ext4, xfs or btrfs",
+       "whose "
+       "memory Sluice could not account for): name a folder on a local disk with ext4, xfs or btrfs",
        folder);
 }
 
@@ -53,15 +53,14 @@ std::string folder_of(const std::string& path) {
     case EACCES:
     case EPERM:
     case EROFS:
-      fail(ErrorCode::kInvalidArgument,
-           "'{}' may not be opened so by this user: {}: change its rights or name another", path,
-           errno_text(error_number));
+      fail(ErrorCode::kInvalidArgument, "this user may not open '{}': {}: change its rights or name another",
+           path, errno_text(error_number));
     default:
       fail(ErrorCode::kIo, "'{}' cannot be opened: {}", path, errno_text(error_number));
   }
 }
 
-// Some file systems accept the flag and refuse the first transfer; it is better to know before a run begins.
+// Some file systems accept O_DIRECT and refuse the first transfer, so one is tried before a run begins.
 void probe_direct(const OpenedFile& file, bool is_new) {
   alignas(kDiskBlock) static constexpr std::array<std::byte, kDiskBlock> zeros{};
   alignas(kDiskBlock) std::array<std::byte, kDiskBlock> read_back;
@@ -83,7 +82,7 @@ void check_folder(const std::string& folder) {
     fail_to_open(folder, folder, errno);
   }
   if (!S_ISDIR(status.st_mode))
-    fail(ErrorCode::kInvalidArgument, "'{}' is not a folder, and a folder is needed", folder);
+    fail(ErrorCode::kInvalidArgument, "'{}' is not a folder: name a folder", folder);
   if (::access(folder.c_str(), W_OK | X_OK) != 0)
     fail(ErrorCode::kInvalidArgument,
          "the folder '{}' is not writable: {}: change its rights or name another", folder, errno_text(errno));
@@ -111,7 +110,7 @@ OpenedFile open_new(const std::string& path) {
   const int number = open_retrying(path, O_CREAT | O_EXCL | O_RDWR | kDirect, 0666);
   if (number >= 0) return {Descriptor(number), path, folder_of(path)};
   const int error_number = errno;
-  // Linux makes the file before it refuses the flag.
+  // Linux makes the file before it refuses O_DIRECT.
   if (error_number == EINVAL) ::unlink(path.c_str());
   fail_to_open(path, folder_of(path), error_number);
 }
@@ -129,8 +128,7 @@ OpenedFile open_and_unlink(const std::string& folder) {
     const std::string path = fmt::format("{}/.sluice-swap-{}-{}", folder, ::getpid(), count++);
     const int number = open_retrying(path, O_CREAT | O_EXCL | O_RDWR | kDirect, 0600);
     const int error_number = errno;
-    if (number < 0 && error_number == EEXIST)
-      continue;  // of a process that was killed between here and the next line
+    if (number < 0 && error_number == EEXIST) continue;  // a process was killed before it removed this name
     if (number >= 0 || error_number == EINVAL) ::unlink(path.c_str());
     if (number < 0) fail_to_open(path, folder, error_number);
     return {Descriptor(number), folder + "/(unnamed)", folder};

@@ -14,7 +14,7 @@ namespace {
 
 long file_system_of(const std::string& folder) {
   struct statfs status {};
-  if (::statfs(folder.c_str(), &status) != 0) return 0;  // opening it tells what is wrong
+  if (::statfs(folder.c_str(), &status) != 0) return 0;  // opening a file there will report what is wrong
   return status.f_type;
 }
 
@@ -26,22 +26,23 @@ bool lies_in_memory(const std::string& folder) {
 }
 
 void check_disk_folder(const std::string& folder) {
-  if (lies_in_memory(folder))  // where Linux lets O_DIRECT files be opened
+  if (lies_in_memory(folder))  // since Linux lets O_DIRECT files be opened there
     fail(ErrorCode::kInvalidArgument,
          "the folder '{}' lies in memory (tmpfs or ramfs): name a folder on a disk", folder);
   const long type = file_system_of(folder);
   if (type == PROC_SUPER_MAGIC || type == SYSFS_MAGIC)
     fail(ErrorCode::kInvalidArgument,
-         "the folder '{}' is of the system itself and holds no files: name a folder on a disk", folder);
+         "the folder '{}' belongs to the system itself and cannot hold files: name a folder on a disk",
+         folder);
 }
 
 namespace {
 
-constexpr std::size_t kNameBytes = 128;  // allowed for the name of a record
+constexpr std::size_t kNameBytes = 128;  // what metadata_bytes() counts for a record's name
 
 std::vector<StoreFile> open_folders(IoService& io, const std::vector<DiskFolder>& folders) {
   if (folders.empty())
-    fail(ErrorCode::kInvalidArgument, "records on disk need at least one folder, none was given");
+    fail(ErrorCode::kInvalidArgument, "records on disk need at least one folder, but none was given");
   std::vector<StoreFile> files;
   for (const DiskFolder& folder : folders) {
     check_disk_folder(folder.path);
@@ -52,7 +53,7 @@ std::vector<StoreFile> open_folders(IoService& io, const std::vector<DiskFolder>
 
 std::vector<StoreFile> without_limits(std::vector<std::unique_ptr<File>> files) {
   if (files.empty())
-    fail(ErrorCode::kInvalidArgument, "records on disk need at least one file, none was given");
+    fail(ErrorCode::kInvalidArgument, "records on disk need at least one file, but none was given");
   std::vector<StoreFile> result;
   for (std::unique_ptr<File>& file : files) {
     std::string name = file->name();
@@ -92,7 +93,7 @@ StoredRecord& checked_record(StoreState& state, RecordId id, std::uint64_t offse
     fail(ErrorCode::kState, "record '{}' cannot be read or written before allocate()",
          state.records[id].name);
   StoredRecord& record = state.records[id];
-  const std::uint64_t whole = record.place.bytes, block = record.place.block_bytes;
+  const std::uint64_t whole = record.extents.bytes, block = record.extents.block_bytes;
   const bool inside = offset <= whole && bytes <= whole - offset;
   const bool whole_blocks = offset % block == 0 && (bytes % block == 0 || offset + bytes == whole);
   if (!inside || !whole_blocks)
@@ -140,12 +141,12 @@ RecordId RecordStore::define(std::string name, std::uint64_t bytes, allocator::P
          bytes, kDiskBlock);
   if (block_bytes == 0 || block_bytes % kDiskBlock != 0)
     fail(ErrorCode::kInvalidArgument,
-         "record '{}': its blocks are to have {} bytes; a multiple of {} is needed", name, block_bytes,
+         "record '{}': blocks of {} bytes were asked for; a multiple of {} is needed", name, block_bytes,
          kDiskBlock);
   const std::size_t blocks = divide_up(bytes, block_bytes);
   allocator::Charge metadata(state_->ledger, allocator::Tier::kHost, allocator::Purpose::kBase,
                              metadata_bytes(bytes, block_bytes));
-  state_->records.push_back({std::move(name), purpose, state_->layout.place(bytes, block_bytes),
+  state_->records.push_back({std::move(name), purpose, state_->layout.add(bytes, block_bytes),
                              std::make_unique<BlockRecord[]>(blocks), std::move(metadata)});
   return static_cast<RecordId>(state_->records.size() - 1);
 }
@@ -160,7 +161,8 @@ void RecordStore::allocate() {
   try {
     check_limits(s);
     for (std::size_t i = before; i < s.records.size(); ++i)
-      s.space.emplace_back(s.ledger, allocator::Tier::kDisk, s.records[i].purpose, s.records[i].place.bytes);
+      s.space.emplace_back(s.ledger, allocator::Tier::kDisk, s.records[i].purpose,
+                           s.records[i].extents.bytes);
     take_space(s);
   } catch (...) {
     s.space.resize(before);
@@ -195,12 +197,12 @@ void RecordStore::write(RecordId record, std::uint64_t offset, std::span<const s
 void RecordStore::check(RecordId id, std::uint64_t offset, std::span<const std::byte> found,
                         Threads& threads) {
   StoredRecord& record = checked_record(*state_, id, offset, found.size());
-  const std::size_t bytes = record.place.block_bytes, first = offset / bytes;
+  const std::size_t bytes = record.extents.block_bytes, first = offset / bytes;
   const std::size_t blocks = divide_up(found.size(), bytes);
   claim(record, first, first + blocks);
   try {
     threads.parallel_for(blocks, 1, [&](std::size_t i, std::size_t) {
-      verify(*state_, record, first + i, found.subspan(i * bytes, record.place.block(first + i).bytes));
+      verify(*state_, record, first + i, found.subspan(i * bytes, record.extents.block(first + i).bytes));
       record.blocks[first + i].unchecked = false;
     });
   } catch (...) {

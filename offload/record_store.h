@@ -10,22 +10,22 @@
 #include "offload/records.h"
 #include "offload/transfer.h"
 
-// The inside of RecordStore.
+// The inside of RecordStore. Private to this room.
 namespace sluice::offload {
 
-// What was written to a block last. Only who holds `busy` may touch the rest.
+// What was last written to a block. The thread that has set `busy` alone may touch the rest.
 struct BlockRecord {
   std::uint64_t checksum = 0;
-  std::uint64_t previous_checksum = 0;  // of generation - 1, to tell a stale block from a damaged one
-  std::uint32_t generation = 0;         // 0: never written
-  bool unchecked = false;               // was read, and nobody has compared the checksum yet
+  std::uint64_t previous_checksum = 0;  // of the generation before: it tells a stale block from a damaged one
+  std::uint32_t generation = 0;         // 0 means never written
+  bool unchecked = false;               // it was read, and its checksum has not been compared yet
   std::atomic<bool> busy = false;
 };
 
 struct StoredRecord {
   std::string name;
   allocator::Purpose purpose;
-  RecordPlace place;
+  RecordExtents extents;
   std::unique_ptr<BlockRecord[]> blocks;
   allocator::Charge metadata;
 };
@@ -47,34 +47,34 @@ struct StoreState {
   allocator::Ledger& ledger;
   Trace* const trace;
   RecordLayout layout, allocated_layout;
-  std::deque<StoredRecord> records;      // transfers refer to them
-  std::vector<allocator::Charge> space;  // one a record that has its space
+  std::deque<StoredRecord> records;      // a deque, because transfers refer to its elements
+  std::vector<allocator::Charge> space;  // one for each record that has its disk space
   std::atomic<std::uint64_t> bytes_read{0}, bytes_written{0};
-  std::vector<StoreFile> files;  // last: their destruction waits for transfers, which use the rest
+  std::vector<StoreFile> files;  // last, since their destructors wait for transfers, which use the rest
 };
 
 struct RecordStore::State : StoreState {
   using StoreState::StoreState;
 };
 
-// Throws the Error(kCorrupt) where they are not what was written last. REQUIRES: the block is busy on the
-// caller's behalf.
+// Throws the Error(kCorrupt) where the bytes are not what was last written to the block. REQUIRES: the caller
+// has claimed the block.
 void verify(const StoreState& state, const StoredRecord& record, std::size_t index,
             std::span<const std::byte> bytes);
-// Takes the blocks; throws Error(kState) where one of them is in another transfer.
+// Marks blocks as busy. Throws Error(kState) where one of them is in another transfer.
 void claim(StoredRecord& record, std::size_t first, std::size_t end);
 void release(StoredRecord& record, std::size_t first, std::size_t end);
 
-enum class Checks : std::uint8_t { kHere, kByCaller };  // of what is read
+enum class Checks : std::uint8_t { kHere, kByCaller };  // who compares the checksums of a read
 
-// One call of RecordStore::read or write: some blocks of one record.
-// Thread rule: as Transfer's.
+// One call of RecordStore::read() or write(): some blocks of one record. Thread rule: as Transfer.
 class RecordTransfer : public std::enable_shared_from_this<RecordTransfer> {
  public:
-  // Takes the blocks; throws Error(kState) where one of them is in another transfer.
+  // Claims the blocks. Throws Error(kState) where one of them is in another transfer.
   RecordTransfer(StoreState& state, StoredRecord& record, Direction direction, std::uint64_t offset,
                  std::span<std::byte> data, Checks checks, Done done);
-  // Its Done is called once after this. threads: of the caller, for checksums; null: its own thread alone.
+  // Starts the transfer, whose Done is then called once. Checksums of a write are computed on `threads`, or
+  // on the calling thread alone where that is null.
   void start(Threads* threads);
 
  private:

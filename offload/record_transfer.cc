@@ -20,7 +20,7 @@ std::string diagnosis(const BlockRecord& block, std::uint64_t found, std::span<c
   return "the bytes were changed on the disk or on their way";
 }
 
-// The file's error, which knows nothing of records, with the record's name.
+// Adds the record's name to an error of the file, which knows nothing of records.
 std::exception_ptr with_name(const std::exception_ptr& error, const std::string& name) {
   try {
     std::rethrow_exception(error);
@@ -41,8 +41,8 @@ RecordTransfer::RecordTransfer(StoreState& state, StoredRecord& record, Directio
       record_(record),
       direction_(direction),
       checks_(checks),
-      first_block_(offset / record.place.block_bytes),
-      end_block_(first_block_ + divide_up(data.size(), record.place.block_bytes)),
+      first_block_(offset / record.extents.block_bytes),
+      end_block_(first_block_ + divide_up(data.size(), record.extents.block_bytes)),
       data_(data),
       done_(std::move(done)),
       open_blocks_(end_block_ - first_block_) {
@@ -59,8 +59,8 @@ void claim(StoredRecord& record, std::size_t first, std::size_t end) {
   for (std::size_t i = first; i < end; ++i) {
     if (!record.blocks[i].busy.exchange(true, std::memory_order_acquire)) continue;
     release(record, first, i);
-    fail(ErrorCode::kState, "block {} of record '{}' is in another transfer: wait for that before the next",
-         i, record.name);
+    fail(ErrorCode::kState,
+         "block {} of record '{}' is in another transfer: wait for its end before the next", i, record.name);
   }
 }
 
@@ -76,7 +76,8 @@ void RecordTransfer::check_state() const {
            record_.name);
     if (direction_ == Direction::kWrite && block.unchecked)
       fail(ErrorCode::kState,
-           "block {} of record '{}' is written after it was read without being checked: call check() before",
+           "block {} of record '{}' was read without being checked, and is now to be written: call check() "
+           "before",
            i, record_.name);
   }
 }
@@ -84,7 +85,7 @@ void RecordTransfer::check_state() const {
 void RecordTransfer::start(Threads* threads) {
   const std::size_t blocks = end_block_ - first_block_;
   if (blocks == 0) return finish();
-  // The last Done may end this.
+  // The last Done may release the last other reference to this object.
   const auto self = shared_from_this();
   if (threads == nullptr) {
     for (std::size_t i = first_block_; i < end_block_; ++i) start_block(i);
@@ -94,26 +95,27 @@ void RecordTransfer::start(Threads* threads) {
 }
 
 std::span<std::byte> RecordTransfer::data_of(std::size_t index) const {
-  return data_.subspan((index - first_block_) * record_.place.block_bytes, record_.place.block(index).bytes);
+  return data_.subspan((index - first_block_) * record_.extents.block_bytes,
+                       record_.extents.block(index).bytes);
 }
 
-// A block is a transfer of its own, so that its checksum is computed while the others are still on their way.
+// Each block is a transfer of its own, so that its checksum is computed while the others are under way.
 void RecordTransfer::start_block(std::size_t index) {
-  const RecordPlace::BlockPlace place = record_.place.block(index);
+  const RecordExtents::BlockExtent extent = record_.extents.block(index);
   const std::span<std::byte> data = data_of(index);
-  File& file = *state_.files[place.file].file;
+  File& file = *state_.files[extent.file].file;
   try {
     if (direction_ == Direction::kRead)
-      return file.read(place.offset, data, [self = shared_from_this(), index](std::exception_ptr error) {
+      return file.read(extent.offset, data, [self = shared_from_this(), index](std::exception_ptr error) {
         self->end_block(error != nullptr ? std::move(error) : self->end_read(index));
       });
     BlockRecord& block = record_.blocks[index];
     block.previous_checksum = std::exchange(block.checksum, checksum(data));
     ++block.generation;
-    file.write(place.offset, data,
+    file.write(extent.offset, data,
                [self = shared_from_this()](std::exception_ptr error) { self->end_block(std::move(error)); });
   } catch (...) {
-    end_block(std::current_exception());  // the file refused it, so it will not call the Done
+    end_block(std::current_exception());  // the file refused the call, so it will not call the Done
   }
 }
 
@@ -133,10 +135,10 @@ void verify(const StoreState& state, const StoredRecord& record, std::size_t ind
   const BlockRecord& block = record.blocks[index];
   const std::uint64_t found = checksum(bytes);
   if (found == block.checksum) return;
-  const RecordPlace::BlockPlace place = record.place.block(index);
+  const RecordExtents::BlockExtent extent = record.extents.block(index);
   fail(ErrorCode::kCorrupt,
        "{}: offset {}, block {} of record '{}': expected checksum {:016x} (generation {}), found {:016x}: {}",
-       state.files[place.file].file->name(), place.offset, index, record.name, block.checksum,
+       state.files[extent.file].file->name(), extent.offset, index, record.name, block.checksum,
        block.generation, found, diagnosis(block, found, bytes));
 }
 

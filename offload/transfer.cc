@@ -13,7 +13,7 @@
 namespace sluice::offload {
 namespace {
 
-// More attempts in a row that move nothing are an error: a transfer must not hang.
+// More consecutive attempts that move nothing are an error, so that a transfer cannot hang.
 constexpr unsigned kIdleAttempts = 200;
 
 const char* verb(Direction direction) { return direction == Direction::kRead ? "read" : "write"; }
@@ -62,12 +62,11 @@ std::exception_ptr transfer_error(const std::string& file, Direction direction, 
 
 std::exception_ptr transfer_stuck(const Transfer& transfer, std::chrono::milliseconds patience) {
   const Extent& extent = transfer.extent();
-  return io_error(
-      fmt::format("{}: {} at offset {}: expected {} bytes, found: no answer, and nothing of the file has "
-                  "moved for {:.3g} s; "
-                  "the device hangs: see the kernel's log",
-                  transfer.file(), verb(extent.direction), extent.offset, extent.bytes,
-                  std::chrono::duration<double>(patience).count()));
+  return io_error(fmt::format(
+      "{}: {} at offset {}: expected {} bytes, found: no answer, and nothing of the file has moved for "
+      "{:.3g} s; the device hangs: see the kernel's log",
+      transfer.file(), verb(extent.direction), extent.offset, extent.bytes,
+      std::chrono::duration<double>(patience).count()));
 }
 
 void OpenTransfers::begin() {
@@ -77,7 +76,7 @@ void OpenTransfers::begin() {
 
 void OpenTransfers::end() {
   const std::lock_guard lock(mutex_);
-  if (--count_ == 0) none_.notify_all();  // under the lock: after it this object may be gone
+  if (--count_ == 0) none_.notify_all();  // under the lock, since this object may be gone after it
 }
 
 void OpenTransfers::wait() {
@@ -111,7 +110,7 @@ bool Transfer::end_block(std::exception_ptr error) {
   return --open_blocks_ == 0;
 }
 
-// The error to end with, for who comes first.
+// Returns the error to end with to the first caller, and nothing to any other.
 std::optional<std::exception_ptr> Transfer::claim_end(std::exception_ptr error) {
   const std::lock_guard lock(mutex_);
   if (std::exchange(ended_, true)) return std::nullopt;
@@ -131,7 +130,7 @@ void Transfer::abandon(std::exception_ptr error) noexcept {
 
 void Transfer::end(std::exception_ptr error) noexcept {
   {
-    // What the Done holds is let go before the file's destruction may go on.
+    // What the Done holds is destroyed before the file's destructor may go on.
     const Done done = std::move(done_);
     done(std::move(error));
   }
@@ -158,7 +157,7 @@ Block::Outcome Block::advance(std::int64_t result, std::exception_ptr* error) {
   }
   const auto count = static_cast<std::size_t>(result);
   if (moved + count >= bytes) return Outcome::kEnded;
-  // A read that stops at anything but a whole disk block has met the end of the file.
+  // A read that stops inside a disk block has met the end of the file.
   if (reading && (count == 0 || count % kDiskBlock != 0)) {
     *error = read_past_end(transfer->file(), offset, bytes, moved + count);
     return Outcome::kEnded;
@@ -196,13 +195,14 @@ std::optional<Block> BlockQueue::take() {
 
 void check_options(const IoOptions& options) {
   if (options.queue_depth < 1 || options.queue_depth > 4096)
-    fail(ErrorCode::kInvalidArgument, "an I/O queue depth from 1 to 4096 is needed, {} was given",
+    fail(ErrorCode::kInvalidArgument, "an I/O queue depth of {} was given; it must be from 1 to 4096",
          options.queue_depth);
   if (options.threads < 1 || options.threads > 1024)
-    fail(ErrorCode::kInvalidArgument, "1 to 1024 I/O threads are needed, {} were given", options.threads);
+    fail(ErrorCode::kInvalidArgument, "{} I/O threads were given; it must be from 1 to 1024",
+         options.threads);
   if (options.block_bytes == 0 || options.block_bytes % kDiskBlock != 0 || options.block_bytes > kGiB)
     fail(ErrorCode::kInvalidArgument,
-         "an I/O block size that is a multiple of {} and at most 1 GiB is needed, {} was given", kDiskBlock,
+         "an I/O block size of {1} was given; it must be a multiple of {0} and at most 1 GiB", kDiskBlock,
          options.block_bytes);
 }
 

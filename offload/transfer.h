@@ -13,14 +13,14 @@
 
 #include "offload/file.h"
 
-// What all files share: how a call is checked, cut into blocks, continued and ended.
+// What all files share: checking a call, cutting it into blocks, continuing and ending it.
 namespace sluice::offload {
 
 class Transfer;
 
 enum class Direction : std::uint8_t { kRead, kWrite };
 
-// Throws Error(kInvalidArgument) where O_DIRECT could not do it.
+// Throws Error(kInvalidArgument) where O_DIRECT does not allow the transfer.
 void check_aligned(const std::string& file, Direction direction, std::uint64_t offset, const void* data,
                    std::size_t bytes);
 
@@ -31,8 +31,7 @@ std::exception_ptr transfer_error(const std::string& file, Direction direction, 
 
 std::exception_ptr transfer_stuck(const Transfer& transfer, std::chrono::milliseconds patience);
 
-// How many transfers of a file are on their way, so that its destruction can wait for them.
-// Thread rule: any thread.
+// Counts a file's open transfers, so that its destructor can wait for them. Thread rule: any thread.
 class OpenTransfers {
  public:
   void begin();
@@ -45,24 +44,24 @@ class OpenTransfers {
   std::size_t count_ = 0;
 };
 
-// Where and what a call of read() or write() moves.
+// What a call of read() or write() moves, and where.
 struct Extent {
   int descriptor;
   Direction direction;
   std::uint64_t offset;
-  std::byte* data;  // only read from where the direction is kWrite
+  std::byte* data;  // is only read from where the direction is kWrite
   std::size_t bytes;
 };
 
 class Watch;
 
-// One call of File::read or File::write on its way.
-// Thread rule: any thread, except that finish() is called once, by who was told by end_block() to do so.
+// One call of File::read() or File::write() that has not ended. Thread rule: any thread; but finish() is
+// called once, by the thread that end_block() told to.
 class Transfer {
  public:
-  // descriptor: what keeps the extent's open. It is held until the system works on no block any more, also
-  // where the file is gone by then: no other file gets its number meanwhile.
-  // REQUIRES: open outlives finish() or abandon(), watch the transfer.
+  // `descriptor` keeps the extent's file descriptor open. It is held until the system works on no block any
+  // more, even after the File is gone, so that no other file gets its number meanwhile. REQUIRES: `open`
+  // outlives finish() or abandon(), and `watch` outlives the transfer.
   Transfer(const Extent& extent, std::shared_ptr<const void> descriptor, std::size_t block_bytes,
            std::string file, OpenTransfers& open, Watch& watch, Done done);
 
@@ -70,13 +69,13 @@ class Transfer {
   std::size_t block_bytes() const { return block_bytes_; }
   std::size_t blocks() const { return blocks_; }
   const std::string& file() const { return file_; }
-  const OpenTransfers& open() const { return open_; }  // may be gone after abandon()
+  const OpenTransfers& open() const { return open_; }  // may dangle after abandon()
   bool failed() const;
 
-  // True where it was the last block: then finish() is due.
+  // Says that one block has ended. Returns true where it was the last: then the caller calls finish().
   bool end_block(std::exception_ptr error);
   void finish() noexcept;
-  // Ends it at once, with the system still at work on it; the buffer may be used again all the same.
+  // Ends the transfer at once, though the system still works on it. The buffer may be used again.
   void abandon(std::exception_ptr error) noexcept;
 
  private:
@@ -96,29 +95,28 @@ class Transfer {
   bool ended_ = false;
 };
 
-// A part of a transfer that is one system call, or several where the system moves less than was asked.
+// A part of a transfer that takes one system call, or several where the system moves less than was asked.
 struct Block {
   std::shared_ptr<Transfer> transfer;
   std::uint64_t offset = 0;
   std::byte* data = nullptr;
   std::size_t bytes = 0;
   std::size_t moved = 0;
-  unsigned idle_attempts = 0;  // in a row, that moved nothing
+  unsigned idle_attempts = 0;  // consecutive system calls that moved nothing
 
   // False where there is nothing to move, or another block of the transfer has failed already.
   bool needs_io() const { return bytes > 0 && !transfer->failed(); }
 
   enum class Outcome { kEnded, kAgain };
-  // Takes in what the system call returned: a number of bytes, or a negative errno. kAgain: the rest is to be
-  // asked for.
+  // Takes in what the system call returned: a number of bytes, or a negative errno. kAgain asks for the rest.
   Outcome advance(std::int64_t result, std::exception_ptr* error);
 
  private:
   Outcome try_again(std::exception_ptr* error, int error_number);
 };
 
-// Blocks of each direction in the order of the calls. Where both wait they take turns: what somebody needs is
-// not read behind all that is written meanwhile. Guarded by its owner.
+// Holds the blocks of each direction in the order of the calls. Reads and writes take turns where both wait,
+// so that a needed read does not wait behind all that is being written. Thread rule: its owner guards it.
 class BlockQueue {
  public:
   void push(std::shared_ptr<Transfer> transfer);
@@ -128,13 +126,13 @@ class BlockQueue {
  private:
   struct Lane {
     std::deque<std::shared_ptr<Transfer>> transfers;
-    std::size_t next_block = 0;  // of the first transfer
+    std::size_t next_block = 0;  // of the first transfer in the lane
   };
   std::array<Lane, 2> lanes_;  // by direction
-  std::size_t last_ = 1;       // whose turn it was
+  std::size_t last_ = 1;       // the lane from which the last block was taken
 };
 
-// Where a DiskFile hands its transfers to.
+// Runs the transfers that a DiskFile hands to it.
 class TransferSink {
  public:
   virtual ~TransferSink() = default;

@@ -8,8 +8,8 @@
 namespace sluice::offload {
 namespace {
 
-// Looks of a thread, and not the clock, so that a process which was stopped has time to see what has ended
-// meanwhile.
+// Patience is counted in looks of the watching thread, not by the clock. So a process that was stopped has
+// time to see what has ended meanwhile.
 constexpr int kLooks = 8;
 
 struct Call {

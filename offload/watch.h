@@ -13,10 +13,9 @@
 
 namespace sluice::offload {
 
-// Ends transfers of a file whose device does not answer any more: where none of them has moved a block for as
-// long as `patience`, all get an Error(kIo). What the system still does with them comes later and is ignored;
-// pages that a device writes to stay its own until then (O_DIRECT), whoever has unmapped them.
-// Thread rule: any thread.
+// Ends the transfers of a file whose device does not answer any more: where none has moved a block for as
+// long as `patience`, all get an Error(kIo), and later results are ignored. Pages that a device still writes
+// to stay allocated to it until then (O_DIRECT), even if they are unmapped here. Thread rule: any thread.
 class Watch {
  public:
   explicit Watch(std::chrono::milliseconds patience);
@@ -27,7 +26,7 @@ class Watch {
   void begun(const std::shared_ptr<Transfer>& transfer);
   void moved(const Transfer& transfer);
   void ended(const Transfer& transfer);
-  // Whether the system still has transfers that were given up: then whoever waits for it may wait for ever.
+  // Says whether the system still works on transfers that were given up. Waiting for these may take for ever.
   bool waits_for_system() const;
   std::chrono::milliseconds patience() const { return patience_; }
 
@@ -49,9 +48,9 @@ class Watch {
   std::thread thread_;
 };
 
-// What a system call returns that may hang as its device does (fdatasync, fallocate), or Error(kIo) with
-// `what` where there is no answer for as long as `patience`. The call is on a thread of its own, which is
-// then left behind with what `call` owns: nothing else may be in it.
+// Returns what the system call in `call` returns (fdatasync or fallocate, which may hang as their device
+// does). Throws Error(kIo) that begins with `what` where there is no answer for as long as `patience`. The
+// call runs on a thread of its own, which is then left behind; so `call` must own everything that it uses.
 int call_with_patience(std::chrono::milliseconds patience, const std::string& what,
                        std::function<int()> call);
 

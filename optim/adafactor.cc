@@ -300,8 +300,8 @@ void Adafactor::apply(Threads& threads, const Hyperparameters& h, const Span& sp
                                     rounded(1 - beta1)};
   const Normalizer update = normalizer(m, p, h, span);
   const bool with_momentum = has_momentum();
-  for_each_piece(threads, *this, h, span,
-                 [&](const Piece& piece) { apply_update(update, factors, with_momentum, piece); });
+  for_each_range(threads, *this, h, span,
+                 [&](const SpanRange& range) { apply_update(update, factors, with_momentum, range); });
 }
 
 }  // namespace

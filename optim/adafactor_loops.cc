@@ -175,7 +175,7 @@ HWY_INLINE void for_each_row(const Matrices& m, std::size_t begin, std::size_t e
   }
 }
 
-void add_squares_piece(const SumPart& part) {
+void add_squares_range(const SumPart& part) {
   const Matrices& m = *part.matrices;
   for (std::size_t begin = part.begin; begin < part.end;) {
     const std::size_t end = std::min(part.end, (begin / kernels::kGridBlock + 1) * kernels::kGridBlock);
@@ -195,7 +195,7 @@ void add_squares_piece(const SumPart& part) {
   }
 }
 
-double square_sum_piece(std::size_t n, ConstArray values) { return square_sum_of(n, {values, {}}); }
+double square_sum_range(std::size_t n, ConstArray values) { return square_sum_of(n, {values, {}}); }
 
 HWY_INLINE simd::F32Vector second_moment(const Normalizer& s, simd::F32Vector gradient,
                                          simd::F32Vector before) {
@@ -290,7 +290,7 @@ HWY_INLINE double row_square_sum(const Normalizer& s, std::size_t at, std::size_
   return sums.total();
 }
 
-double update_square_sum_piece(const Normalizer& normalizer, std::size_t at, std::size_t count) {
+double update_square_sum_range(const Normalizer& normalizer, std::size_t at, std::size_t count) {
   if (has_whole_vectors(*normalizer.matrices)) return row_square_sum(normalizer, at, count);
   Buffer update;
   normalize<false>(normalizer, at, count, update);
@@ -299,9 +299,9 @@ double update_square_sum_piece(const Normalizer& normalizer, std::size_t at, std
 
 // update(at, gradient) gives the update of a vector.
 template <bool kMomentum, class Update>
-HWY_INLINE void apply_updates(const AdafactorFactors& factors, const GradientRule& rule, const Piece& piece,
-                              Update& update) {
-  update_elements<kMomentum ? 1 : 0>(piece, rule, [f = factors, &update](auto at, Elements& e) SLUICE_BODY {
+HWY_INLINE void apply_updates(const AdafactorFactors& factors, const GradientRule& rule,
+                              const SpanRange& range, Update& update) {
+  update_elements<kMomentum ? 1 : 0>(range, rule, [f = factors, &update](auto at, Elements& e) SLUICE_BODY {
     using simd::set;
     auto step = hn::Mul(update(at.begin, e.gradient), set(f.learning_rate));
     if constexpr (kMomentum)
@@ -311,16 +311,16 @@ HWY_INLINE void apply_updates(const AdafactorFactors& factors, const GradientRul
 }
 
 template <bool kMomentum>
-HWY_INLINE void apply_piece(const Normalizer& s, const AdafactorFactors& factors, const Piece& piece) {
+HWY_INLINE void apply_range(const Normalizer& s, const AdafactorFactors& factors, const SpanRange& range) {
   if (has_whole_vectors(*s.matrices)) {
-    RowFactors rows(s, s.first + piece.first);
+    RowFactors rows(s, s.first + range.first);
     auto update = [&](std::size_t i, simd::F32Vector gradient)
                       SLUICE_BODY { return rows.times(gradient, i); };
-    return apply_updates<kMomentum>(factors, s.rule, piece, update);
+    return apply_updates<kMomentum>(factors, s.rule, range, update);
   }
   Buffer buffer;
-  for (std::size_t at = 0; at < piece.count; at += kernels::kGridBlock) {
-    const Piece block = piece.part(at, std::min(kernels::kGridBlock, piece.count - at));
+  for (std::size_t at = 0; at < range.count; at += kernels::kGridBlock) {
+    const SpanRange block = range.part(at, std::min(kernels::kGridBlock, range.count - at));
     normalize<true>(s, block.first, block.count, buffer);
     auto update = [&](std::size_t i, simd::F32Vector)
                       SLUICE_BODY { return hn::LoadU(simd::F32(), buffer.values + i); };
@@ -328,12 +328,12 @@ HWY_INLINE void apply_piece(const Normalizer& s, const AdafactorFactors& factors
   }
 }
 
-void apply_update_piece(const Normalizer& normalizer, const AdafactorFactors& factors, bool momentum,
-                        const Piece& piece) {
+void apply_update_range(const Normalizer& normalizer, const AdafactorFactors& factors, bool momentum,
+                        const SpanRange& range) {
   if (momentum)
-    apply_piece<true>(normalizer, factors, piece);
+    apply_range<true>(normalizer, factors, range);
   else
-    apply_piece<false>(normalizer, factors, piece);
+    apply_range<false>(normalizer, factors, range);
 }
 
 }  // namespace sluice::optim::HWY_NAMESPACE
@@ -341,21 +341,21 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace sluice::optim {
-HWY_EXPORT(add_squares_piece);
-HWY_EXPORT(square_sum_piece);
-HWY_EXPORT(update_square_sum_piece);
-HWY_EXPORT(apply_update_piece);
+HWY_EXPORT(add_squares_range);
+HWY_EXPORT(square_sum_range);
+HWY_EXPORT(update_square_sum_range);
+HWY_EXPORT(apply_update_range);
 
-void add_squares(const SumPart& part) { HWY_DYNAMIC_DISPATCH(add_squares_piece)(part); }
+void add_squares(const SumPart& part) { HWY_DYNAMIC_DISPATCH(add_squares_range)(part); }
 double square_sum(std::size_t n, ConstArray values) {
-  return HWY_DYNAMIC_DISPATCH(square_sum_piece)(n, values);
+  return HWY_DYNAMIC_DISPATCH(square_sum_range)(n, values);
 }
 double update_square_sum(const Normalizer& normalizer, std::size_t at, std::size_t count) {
-  return HWY_DYNAMIC_DISPATCH(update_square_sum_piece)(normalizer, at, count);
+  return HWY_DYNAMIC_DISPATCH(update_square_sum_range)(normalizer, at, count);
 }
 void apply_update(const Normalizer& normalizer, const AdafactorFactors& factors, bool momentum,
-                  const Piece& piece) {
-  HWY_DYNAMIC_DISPATCH(apply_update_piece)(normalizer, factors, momentum, piece);
+                  const SpanRange& range) {
+  HWY_DYNAMIC_DISPATCH(apply_update_range)(normalizer, factors, momentum, range);
 }
 
 namespace {

@@ -91,8 +91,8 @@ struct AdafactorFactors {
   float keep;           // 1 - rate * weight_decay
   float blend, rest;    // beta1, 1 - beta1
 };
-// Applies the update to a piece, which begins a block. Of a vector the second moment is updated as well.
+// Applies the update to a range, which begins a block. Of a vector the second moment is updated as well.
 void apply_update(const Normalizer& normalizer, const AdafactorFactors& factors, bool momentum,
-                  const Piece& piece);
+                  const SpanRange& range);
 
 }  // namespace sluice::optim

@@ -32,10 +32,10 @@ namespace sluice::optim::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace simd = kernels::HWY_NAMESPACE;
 
-// The two differ in where the decay goes: into the parameter, or into the gradient.
+// With kDecoupled the decay goes into the parameter (AdamW), else into the gradient (Adam).
 template <bool kDecoupled>
-HWY_INLINE void update_piece(const AdamFactors& factors, const Piece& piece) {
-  update_elements<2>(piece, factors.gradient, [f = factors](auto, Elements& e) SLUICE_BODY {
+HWY_INLINE void update_range(const AdamFactors& factors, const SpanRange& range) {
+  update_elements<2>(range, factors.gradient, [f = factors](auto, Elements& e) SLUICE_BODY {
     using simd::mul_add, simd::set;
     auto gradient = e.gradient;
     if constexpr (!kDecoupled) gradient = mul_add(e.value, set(f.decay), gradient);
@@ -48,16 +48,16 @@ HWY_INLINE void update_piece(const AdamFactors& factors, const Piece& piece) {
   });
 }
 
-void adamw_piece(const AdamFactors& factors, const Piece& piece) { update_piece<true>(factors, piece); }
-void adam_piece(const AdamFactors& factors, const Piece& piece) { update_piece<false>(factors, piece); }
+void adamw_range(const AdamFactors& factors, const SpanRange& range) { update_range<true>(factors, range); }
+void adam_range(const AdamFactors& factors, const SpanRange& range) { update_range<false>(factors, range); }
 
 }  // namespace sluice::optim::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace sluice::optim {
-HWY_EXPORT(adamw_piece);
-HWY_EXPORT(adam_piece);
+HWY_EXPORT(adamw_range);
+HWY_EXPORT(adam_range);
 
 namespace {
 
@@ -93,11 +93,11 @@ AdamFactors Adam::factors(const Hyperparameters& h) const {
 
 void Adam::apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const {
   const AdamFactors constants = factors(hyperparameters);
-  for_each_piece(threads, *this, hyperparameters, span, [&](const Piece& piece) {
+  for_each_range(threads, *this, hyperparameters, span, [&](const SpanRange& range) {
     if (decoupled_)
-      HWY_DYNAMIC_DISPATCH(adamw_piece)(constants, piece);
+      HWY_DYNAMIC_DISPATCH(adamw_range)(constants, range);
     else
-      HWY_DYNAMIC_DISPATCH(adam_piece)(constants, piece);
+      HWY_DYNAMIC_DISPATCH(adam_range)(constants, range);
   });
 }
 

@@ -13,23 +13,24 @@ constexpr std::pair<std::string_view, Maker*> kMakers[] = {
     {"adamw", make_adamw}, {"adam", make_adam},           {"lion", make_lion},
     {"sgd", make_sgd},     {"adafactor", make_adafactor}, {"muon", make_muon}};
 
-// A type that no array has would be asked for in vain.
+// Refuses a type of state that no array of the optimizer can have.
 void check_storage(const Optimizer& optimizer) {
   const Dtype type = optimizer.storage().state;
   const std::vector<std::string> names = state_type_names();
   if (std::ranges::find(names, state_type_name(type)) == names.end())
-    fail(ErrorCode::kInvalidArgument, "{}: its state is to be {}; it may be {}", optimizer.name(),
-         name_of(type), fmt::join(names, ", "));
+    fail(ErrorCode::kInvalidArgument, "{}: state of type {} was asked for; the type may be {}",
+         optimizer.name(), name_of(type), fmt::join(names, ", "));
   if (type == Dtype::kF32 || !optimizer.state().empty()) return;
   for (const Setting* const setting : settings_of(optimizer.name()))
     if (setting->change == Change::kByStepButNotZero)
       fail(ErrorCode::kInvalidArgument,
-           "{}: its state is to be {}, and without momentum it has no array that could be; leave that out, "
+           "{}: state of type {} was asked for, but without momentum there is no array to have it; leave the "
+           "type out, "
            "or give a {} above 0",
            optimizer.name(), state_type_name(type), setting->name);
   fail(ErrorCode::kInvalidArgument,
-       "{}: its state is to be {}, and it has no array that could be; leave that out", optimizer.name(),
-       state_type_name(type));
+       "{}: state of type {} was asked for, but there is no array to have it; leave the type out",
+       optimizer.name(), state_type_name(type));
 }
 
 }  // namespace
@@ -67,7 +68,7 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerSettings& given, Settin
     check_storage(*made);
     return made;
   }
-  fail(ErrorCode::kInvalidArgument, "there is no optimizer '{}'; there are {}", given.name,
+  fail(ErrorCode::kInvalidArgument, "there is no optimizer '{}'; choose one of {}", given.name,
        fmt::join(optimizer_names(), ", "));
 }
 

@@ -5,28 +5,29 @@
 
 #include "optim/eight_bit.h"
 
-// The numbers of docs/optimizers.md, "State in 8 bits", as vectors use them. Private to this room.
+// The numbers of docs/optimizers.md, "State in 8 bits", in a form for vectors. Private to this room.
 namespace sluice::optim {
 
-// A code's number is a whole one: with kSigned the code itself, from -127 to 127, and -128; with kUnsigned
-// the code and 1. From 2^k to 2^(k+1) the magnitudes that they stand for lie on a line, for each of kLines
-// powers.
+// A code has a whole *number*. For kSigned it is the code itself, from -128 to 127; for kUnsigned it is the
+// code plus 1. The magnitudes of the numbers from 2^k to 2^(k+1) lie on a straight line, one for each of
+// kLines values of k.
 struct CodeTable {
   static constexpr std::size_t kLines = 7;
-  static constexpr std::size_t kLookup = 16;  // as many as the widest vector has lanes
+  static constexpr std::size_t kLookup = 16;  // the lanes of the widest vector
 
-  std::array<float, 256> values = {};  // of each code
+  std::array<float, 256> values = {};  // what each code stands for
 
-  // |value| = number * slope + offset, with those at the exponent of the number, modulo 8; what has no line
-  // is made to lie on one: 1, and with kUnsigned 0. (With kSigned a number of 0 has to be told apart.)
+  // |value| = number * slope + offset, with the slope and offset at (the exponent of the number as f32)
+  // modulo 8. Numbers without a line (128, and for kUnsigned 1 and 256) get one of their own. A kSigned
+  // number of 0 is a case apart.
   alignas(64) std::array<float, kLookup> slopes = {}, offsets = {};
 
-  // The least of these lines at |x|, rounded to nearest, is the number, or with kUnsigned the code.
+  // The least of these lines at |x|, rounded to nearest, is the number (for kUnsigned, the code).
   std::array<float, kLines> inverse_slopes = {}, inverse_offsets = {};
 };
 const CodeTable& code_table(CodeMap map);
 
-// A magnitude that is not zero is scaled by no less, so that what codes stand for are no subnormal numbers.
+// The least scale of a block that is not all zero, so that no code stands for a subnormal number.
 inline constexpr float kLeastScale = 0x1p-100f;
 
 }  // namespace sluice::optim

@@ -1,4 +1,4 @@
-// Codes of vectors: see optim/eight_bit.h. Compiled once for each target: include it after
+// Encodes and decodes vectors: see optim/eight_bit.h. Compiled once for each target: include it after
 // hwy/foreach_target.h.
 #if defined(SLUICE_OPTIM_EIGHT_BIT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_OPTIM_EIGHT_BIT_INL_H_
@@ -47,7 +47,7 @@ HWY_INLINE void store_bytes(hn::Vec<U8> bytes, std::uint8_t* to, simd::Part at) 
 template <CodeMap kMap>
 inline const CodeTable& kTable = code_table(kMap);
 
-// What the codes of one block stand for.
+// Decodes the codes of one block.
 template <CodeMap kMap>
 class Decoder {
  public:
@@ -86,7 +86,7 @@ class Decoder {
   float scale_;
 };
 
-// The value of the largest magnitude among vectors of a block.
+// Finds the value of the largest magnitude in a block.
 class Largest {
  public:
   HWY_INLINE Largest() : greatest_(simd::set(0)), magnitude_(hn::Zero(I32())) {}
@@ -94,7 +94,8 @@ class Largest {
     greatest_ = hn::Max(greatest_, value);
     magnitude_ = hn::Max(magnitude_, hn::BitCast(I32(), hn::Abs(value)));
   }
-  // With its sign, of two the positive one, and at least kLeastScale; not finite where any value is.
+  // Returns that value, with its sign (positive where both signs occur) and at least kLeastScale in
+  // magnitude. It is not finite where any value of the block is not.
   HWY_INLINE float scale() const {
     const auto most = std::bit_cast<float>(hn::GetLane(hn::MaxOfLanes(I32(), magnitude_)));
     if (most == 0) return 0;
@@ -108,7 +109,7 @@ class Largest {
   hn::Vec<I32> magnitude_;
 };
 
-// values: [n] of one block, n <= kScaleBlock, from which the scale was taken.
+// Encodes the n <= kScaleBlock values of one block, from which the scale was taken.
 template <CodeMap kMap>
 HWY_INLINE void encode_block(std::size_t n, const float* values, float scale, std::uint8_t* codes) {
   if (scale == 0 || !std::isfinite(scale)) {
@@ -141,7 +142,7 @@ HWY_INLINE void encode_block(std::size_t n, const float* values, float scale, st
       const auto least = least_line(value);
       number = hn::IfThenElse(hn::Gt(value, simd::set(0)), hn::Max(least, simd::set(1)), least);
     }
-    // From 2^23 on f32 are whole numbers: the sum is rounded to one, whose lower bits end the sum's.
+    // f32 values from 2^23 on are whole numbers, so the sum is rounded to one; its lowest bits are the code.
     const auto whole = hn::Add(number, simd::set(0x1.8p23f));
     store_bytes(hn::TruncateTo(U8(), hn::BitCast(U32(), whole)), codes, at);
   });

@@ -10,62 +10,62 @@ namespace {
 
 static_assert(kernels::kLoopGrain % kScaleBlock == 0);
 
-// All of it.
-Piece piece_of(const Span& span, const RoundingWords& words) {
-  Piece piece;
-  piece.count = span.count;
-  piece.gradient = span.gradient;
-  piece.master = span.master;
-  piece.parameter = span.parameter;
-  piece.words = words;
-  std::copy(span.state.begin(), span.state.end(), piece.state.begin());
-  return piece;
+// Makes the range that is the whole span.
+SpanRange range_of(const Span& span, const RoundingWords& words) {
+  SpanRange range;
+  range.count = span.count;
+  range.gradient = span.gradient;
+  range.master = span.master;
+  range.parameter = span.parameter;
+  range.words = words;
+  std::copy(span.state.begin(), span.state.end(), range.state.begin());
+  return range;
 }
 
 }  // namespace
 
-Piece Piece::part(std::size_t at, std::size_t elements) const {
-  Piece piece = *this;
-  piece.first += at;
-  piece.count = elements;
-  piece.gradient = gradient.at(at);
-  if (master != nullptr) piece.master += at;
-  if (parameter.data != nullptr) piece.parameter = parameter.at(at);
-  piece.words.first_index += at;
-  for (StatePart& array : piece.state) {
+SpanRange SpanRange::part(std::size_t at, std::size_t elements) const {
+  SpanRange range = *this;
+  range.first += at;
+  range.count = elements;
+  range.gradient = gradient.at(at);
+  if (master != nullptr) range.master += at;
+  if (parameter.data != nullptr) range.parameter = parameter.at(at);
+  range.words.first_index += at;
+  for (StatePart& array : range.state) {
     if (array.values.data != nullptr) array.values = array.values.at(at);
     if (array.scales != nullptr) array.scales += at / kScaleBlock;
   }
-  return piece;
+  return range;
 }
 
-void for_each_piece(Threads& threads, const Optimizer& optimizer, const Hyperparameters& hyperparameters,
-                    const Span& span, const std::function<void(const Piece&)>& body) {
+void for_each_range(Threads& threads, const Optimizer& optimizer, const Hyperparameters& hyperparameters,
+                    const Span& span, const std::function<void(const SpanRange&)>& body) {
   check_span(optimizer, hyperparameters, span);
   check_values(optimizer, span);
   const RoundingWords words = {optimizer.storage().seed, span.parameter_index << 40 ^ hyperparameters.step,
                                span.first_index};
-  const Piece all = piece_of(span, words);
+  const SpanRange all = range_of(span, words);
   threads.parallel_for(span.count, kernels::kLoopGrain,
                        [&](std::size_t begin, std::size_t end) { body(all.part(begin, end - begin)); });
 }
 
 void check_span(const Optimizer& optimizer, const Hyperparameters& hyperparameters, const Span& span) {
   const std::string& name = optimizer.name();
-  ensure(hyperparameters.step >= 1, "{} counts steps from 1 and was given step 0", name);
+  ensure(hyperparameters.step >= 1, "{} was given step 0, but steps are counted from 1", name);
   const std::vector<StateArray> state = optimizer.state();
-  ensure(span.state.size() == state.size(), "{} keeps {} arrays of state; the span has {}", name,
+  ensure(span.state.size() == state.size(), "{} keeps {} arrays of state, but the span has {}", name,
          state.size(), span.state.size());
   for (std::size_t i = 0; i < state.size(); ++i) {
     const StatePart& part = span.state[i];
     ensure(state[i].map == (i == 0 ? CodeMap::kSigned : CodeMap::kUnsigned),
-           "{} keeps '{}' in codes of another sign than array {} has", name, state[i].name, i);
-    ensure(part.values.type == state[i].type, "{} keeps '{}' in {}; the span has {}", name, state[i].name,
-           state_type_name(state[i].type), name_of(part.values.type));
+           "{} keeps '{}' in codes of another sign than array {} can have", name, state[i].name, i);
+    ensure(part.values.type == state[i].type, "{} keeps '{}' in {}, but the span has it in {}", name,
+           state[i].name, state_type_name(state[i].type), name_of(part.values.type));
     ensure(part.values.type != Dtype::kU8 || part.scales != nullptr || span.count == 0,
-           "{} keeps '{}' in codes, and the span has no scales", name, state[i].name);
+           "{} keeps '{}' in codes, but the span has no scales", name, state[i].name);
     ensure(part.values.type != Dtype::kU8 || span.first_index % kScaleBlock == 0,
-           "{} keeps '{}' in codes, and the span begins in the middle of a block, at element {}", name,
+           "{} keeps '{}' in codes, but the span begins in the middle of a block, at element {}", name,
            state[i].name, span.first_index);
   }
   kernels::require_float({span.gradient, span.parameter});
@@ -74,9 +74,9 @@ void check_span(const Optimizer& optimizer, const Hyperparameters& hyperparamete
 void check_values(const Optimizer& optimizer, const Span& span) {
   const std::string& name = optimizer.name();
   ensure(span.master != nullptr || (span.parameter.data != nullptr && span.parameter.type == Dtype::kBf16),
-         "{} is given neither f32 values nor bf16 ones to round stochastically", name);
+         "{} was given neither f32 values nor bf16 ones to round stochastically", name);
   ensure(span.master != nullptr || span.first_index % kScaleBlock == 0,
-         "{} is given values to round stochastically from element {} on, which begins no block", name,
+         "{} was given values to round stochastically from element {} on, which does not begin a block", name,
          span.first_index);
 }
 

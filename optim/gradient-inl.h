@@ -1,4 +1,4 @@
-// The gradient as all optimizers see it. Compiled once for each target: include it after
+// Scales and clips the gradient before an optimizer sees it. Compiled once for each target: include it after
 // hwy/foreach_target.h.
 #if defined(SLUICE_OPTIM_GRADIENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_OPTIM_GRADIENT_INL_H_
@@ -13,7 +13,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::optim::HWY_NAMESPACE {
 
-// Elements of a gradient times the factor, none beyond the bound; a NaN stays one.
+// Multiplies elements by the factor and clips them to the bound. A NaN stays NaN.
 template <class D>
 HWY_INLINE hwy::HWY_NAMESPACE::Vec<D> ruled(D d, const GradientRule& rule,
                                             hwy::HWY_NAMESPACE::Vec<D> gradient) {

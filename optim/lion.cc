@@ -17,8 +17,8 @@ struct LionFactors {
   GradientRule gradient;
   float decay;              // 1 - lr * weight_decay
   float step_size;          // lr
-  float of_average, blend;  // beta1, 1 - beta1: of the average and of the gradient in the update's direction
-  float keep, rate;         // beta2, 1 - beta2: of both in the next average
+  float of_average, blend;  // beta1, 1 - beta1: shares of average and gradient in the update's direction
+  float keep, rate;         // beta2, 1 - beta2: their shares in the next average
 };
 
 }  // namespace sluice::optim
@@ -29,8 +29,8 @@ namespace sluice::optim::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace simd = kernels::HWY_NAMESPACE;
 
-void lion_piece(const LionFactors& factors, const Piece& piece) {
-  update_elements<1>(piece, factors.gradient, [f = factors](auto, Elements& e) SLUICE_BODY {
+void lion_range(const LionFactors& factors, const SpanRange& range) {
+  update_elements<1>(range, factors.gradient, [f = factors](auto, Elements& e) SLUICE_BODY {
     using simd::mul_add, simd::set;
     const auto zero = set(0.0f);
     const auto direction = mul_add(e.first, set(f.of_average), hn::Mul(e.gradient, set(f.blend)));
@@ -46,7 +46,7 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace sluice::optim {
-HWY_EXPORT(lion_piece);
+HWY_EXPORT(lion_range);
 
 namespace {
 
@@ -65,8 +65,8 @@ class Lion final : public Optimizer {
                                  .blend = rounded(1 - beta1),
                                  .keep = rounded(beta2),
                                  .rate = rounded(1 - beta2)};
-    for_each_piece(threads, *this, h, span, [&](const Piece& piece) {
-      HWY_DYNAMIC_DISPATCH(lion_piece)(factors, piece);
+    for_each_range(threads, *this, h, span, [&](const SpanRange& range) {
+      HWY_DYNAMIC_DISPATCH(lion_range)(factors, range);
     });
   }
 };

@@ -66,9 +66,9 @@ void muon_polynomial(const Quintic& quintic, std::size_t n, const float* gram, f
   });
 }
 
-// direction: what belongs to the piece.
-void muon_piece(const MuonFactors& factors, const float* direction, const Piece& piece) {
-  update_elements<1>(piece, factors.gradient, [f = factors, direction](auto at, Elements& e) SLUICE_BODY {
+// direction: what belongs to the range.
+void muon_range(const MuonFactors& factors, const float* direction, const SpanRange& range) {
+  update_elements<1>(range, factors.gradient, [f = factors, direction](auto at, Elements& e) SLUICE_BODY {
     using simd::mul_add, simd::set;
     e.first = next_momentum(f, e.gradient, e.first);
     e.value = mul_add(simd::load(direction, at), set(-f.learning_rate), hn::Mul(e.value, set(f.keep)));
@@ -82,7 +82,7 @@ HWY_AFTER_NAMESPACE();
 namespace sluice::optim {
 HWY_EXPORT(muon_direction);
 HWY_EXPORT(muon_polynomial);
-HWY_EXPORT(muon_piece);
+HWY_EXPORT(muon_range);
 
 namespace {
 
@@ -252,8 +252,8 @@ void Orthogonal::combine(Threads& threads, kernels::F32Products* products, int, 
 void Orthogonal::apply(Threads& threads, const Hyperparameters& h, const Span& span) const {
   const MuonFactors constants = factors(h, span.whole.kind);
   const float* const direction = reinterpret_cast<const float*>(span.whole.scratch) + span.first_index;
-  for_each_piece(threads, *this, h, span, [&](const Piece& piece) {
-    HWY_DYNAMIC_DISPATCH(muon_piece)(constants, direction + piece.first, piece);
+  for_each_range(threads, *this, h, span, [&](const SpanRange& range) {
+    HWY_DYNAMIC_DISPATCH(muon_range)(constants, direction + range.first, range);
   });
 }
 

@@ -9,7 +9,7 @@
 
 namespace sluice::optim {
 
-// docs/optimizers.md says what else a new entry asks for.
+// docs/optimizers.md says what else a new entry needs.
 const std::vector<Setting>& setting_table() {
   using enum Range;
   using enum Change;
@@ -18,44 +18,44 @@ const std::vector<Setting>& setting_table() {
        kShare,
        kByStepButNotZero,
        {{"sgd", "momentum", 0.0}},
-       "what stays of the sum of gradients in a step; 0: no momentum",
+       "share of the sum of gradients that a step keeps; 0 means no momentum",
        "Polyak 1964"},
       {"momentum",
        kShare,
        kByStep,
        {{"muon", "momentum", 0.95}},
-       "what stays of the average of a matrix's gradients in a step",
+       "share of the average of a matrix's gradients that a step keeps",
        "Jordan et al. 2024"},
       {"nesterov",
        kSwitch,
        kNever,
        {{"sgd", "nesterov", false}, {"muon", "nesterov", true}},
-       "look ahead by the momentum",
+       "look ahead by the momentum (Nesterov)",
        "Sutskever et al. 2013, section 2"},
       {"muon_scale",
        kChoice,
        kNever,
        {{"muon", "adjust_lr_fn", "original", "match_rms_adamw"}},
-       "how a step depends on a matrix's shape (match_rms_adamw: learning rates as of adamw)",
+       "how the size of a step follows a matrix's shape; adamw's learning rates fit match_rms_adamw",
        "Jordan et al. 2024; Liu et al. 2025, equation 4",
        {"original", "match_rms_adamw"}},
       {"beta1",
        kShare,
        kByStep,
        {{"adamw", "betas[0]", 0.9}, {"adam", "betas[0]", 0.9}, {"muon", "adamw_betas[0]", 0.9}},
-       "what stays of the average of gradients in a step",
+       "share of the average of gradients that a step keeps",
        "Kingma, Ba 2015, algorithm 1"},
       {"beta1",
        kShare,
        kByStep,
        {{"lion", "betas[0]", 0.9}},
-       "the average's share in a step's direction",
+       "share of the average in a step's direction",
        "Chen et al. 2023, algorithm 2"},
       {"beta1",
        kShare,
        kByStepButNotZero,
        {{"adafactor", "beta1", 0.0}},
-       "what stays of the average of updates in a step; 0: no momentum",
+       "share of the average of updates that a step keeps; 0 means no momentum",
        "Shazeer, Stern 2018, algorithm 2"},
       {"beta2",
        kShare,
@@ -63,49 +63,49 @@ const std::vector<Setting>& setting_table() {
        {{"adamw", "betas[1]", 0.999, 0.95},
         {"adam", "betas[1]", 0.999, 0.95},
         {"muon", "adamw_betas[1]", 0.999, 0.95}},
-       "what stays of the average of squared gradients in a step",
+       "share of the average of squared gradients that a step keeps",
        "Kingma, Ba 2015, algorithm 1"},
       {"beta2",
        kShare,
        kByStep,
        {{"lion", "betas[1]", 0.99}},
-       "what stays of the average of gradients in a step",
+       "share of the average of gradients that a step keeps",
        "Chen et al. 2023, algorithm 2"},
       {"epsilon",
        kZeroOrMore,
        kByStep,
        {{"adamw", "eps", 1e-8}, {"adam", "eps", 1e-8}, {"muon", "adamw_eps", 1e-8}},
-       "added to the root that an update is divided by",
+       "is added to the root by which an update is divided",
        "Kingma, Ba 2015, algorithm 1"},
       {"epsilon",
        kAboveZero,
        kByStep,
        {{"adafactor", "eps[0]", 1e-30}},
-       "added to squared gradients",
+       "is added to squared gradients",
        "Shazeer, Stern 2018, algorithms 4, 5"},
       {"epsilon2",
        kAboveZero,
        kNever,
        {{"adafactor", "eps[1]", 1e-3}},
-       "least root mean square of a parameter that its steps are scaled by",
+       "least root mean square of a parameter by which its steps are scaled",
        "Shazeer, Stern 2018, section 8"},
       {"clip_threshold",
        kAboveZero,
        kNever,
        {{"adafactor", "clip_threshold", 1.0}},
-       "bound of an update's root mean square",
+       "upper bound of an update's root mean square",
        "Shazeer, Stern 2018, section 6"},
       {"relative_step",
        kSwitch,
        kNever,
        {{"adafactor", "relative_step", false}},
-       "the learning rate is a factor of min(0.01, 1 / sqrt(step))",
+       "multiply the learning rate by min(0.01, 1 / sqrt(step))",
        "Shazeer, Stern 2018, section 8"},
       {"scale_parameter",
        kSwitch,
        kNever,
        {{"adafactor", "scale_parameter", true}},
-       "steps are scaled by the parameter's root mean square",
+       "scale steps by the parameter's root mean square",
        "Shazeer, Stern 2018, section 8"},
   };
   return table;
@@ -113,14 +113,14 @@ const std::vector<Setting>& setting_table() {
 
 namespace {
 
-// As a person would write it.
+// Writes a value as a person would.
 std::string text_of(const Json& value) {
   if (value.is_string()) return fmt::format("'{}'", value.get<std::string>());
   return value.is_number() ? fmt::format("{}", value.get<double>()) : value.dump();
 }
 
 bool is_within(Range range, double value) {
-  const auto single = static_cast<float>(value);  // the loops have it so
+  const auto single = static_cast<float>(value);  // the optimizers' loops use f32
   switch (range) {
     case Range::kShare:
       return value >= 0 && value < 1;
@@ -190,9 +190,9 @@ std::string Setting::range_text() const {
     case Range::kShare:
       return "at least 0 and below 1";
     case Range::kAboveZero:
-      return "finite and above 0, and so as a number of 32 bits";
+      return "finite and above 0, also when rounded to 32 bits";
     case Range::kZeroOrMore:
-      return "finite and 0 or more, and so as a number of 32 bits";
+      return "finite and 0 or more, also when rounded to 32 bits";
     case Range::kFromOne:
       return "a whole number from 1 to below 1e9";
     case Range::kSwitch:
@@ -235,7 +235,7 @@ Settings::Settings(std::string_view optimizer, const Json& given, Defaults defau
   for (const Setting* const setting : settings_of(optimizer)) {
     const SettingOwner& owner = *setting->owner(optimizer);
     const Json& value = defaults == Defaults::kOwn ? owner.value : owner.in_training();
-    values_.emplace(setting->name, value);  // where none was given
+    values_.emplace(setting->name, value);  // changes nothing where a value was given
   }
 }
 
@@ -244,10 +244,10 @@ std::vector<Settings::Given> Settings::take(const Json& given) {
   for (const auto& [key, value] : given.items()) {
     const Setting* const setting = find(optimizer_, key);
     if (setting == nullptr)
-      fail(ErrorCode::kInvalidArgument, "{} is given, and {} has none; it has {}", key, optimizer_,
+      fail(ErrorCode::kInvalidArgument, "{} is given, but {} has none; it has {}", key, optimizer_,
            names_of(settings_of(optimizer_)));
     if (std::ranges::find(taken, setting, &Given::setting) != taken.end())
-      fail(ErrorCode::kInvalidArgument, "{}: {} is given twice", optimizer_, setting->name);
+      fail(ErrorCode::kInvalidArgument, "{}: {} is given twice; give it once", optimizer_, setting->name);
     values_[std::string(setting->name)] = setting->checked(optimizer_, key, value);
     taken.push_back({setting, key});
   }
@@ -256,7 +256,7 @@ std::vector<Settings::Given> Settings::take(const Json& given) {
 
 const Json& Settings::at(std::string_view name) const {
   const auto found = values_.find(name);
-  ensure(found != values_.end(), "{} is asked for '{}', which is no setting of its", optimizer_, name);
+  ensure(found != values_.end(), "{} was asked for '{}', but has no such setting", optimizer_, name);
   return *found;
 }
 
@@ -265,12 +265,13 @@ std::shared_ptr<const Settings> Settings::for_step(const Json& given) const {
   for (const auto& [setting, key] : other.take(given)) {
     const Json &before = at(setting->name), &now = other.at(setting->name);
     if (setting->change == Change::kNever && now != before)
-      fail(ErrorCode::kInvalidArgument, "{}: {} is {}, and it was made with {}; it cannot change", optimizer_,
-           key, text_of(now), text_of(before));
+      fail(ErrorCode::kInvalidArgument, "{}: {} is {}, but the optimizer was made with {}; it cannot change",
+           optimizer_, key, text_of(now), text_of(before));
     if (setting->change == Change::kByStepButNotZero && (now == 0.0) != (before == 0.0))
       fail(ErrorCode::kInvalidArgument,
-           "{}: {} is {}, and it was made with {}; the array that it needs is made at the start or not at "
-           "all, so that it cannot become {} later",
+           "{}: {} is {}, but the optimizer was made with {}; its array of state is made at the start or not "
+           "at "
+           "all, so it cannot become {} later",
            optimizer_, key, text_of(now), text_of(before), before == 0.0 ? "other than 0" : "0");
   }
   return std::make_shared<const Settings>(std::move(other));

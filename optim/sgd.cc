@@ -28,8 +28,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace simd = kernels::HWY_NAMESPACE;
 
 template <bool kMomentum>
-HWY_INLINE void update_piece(const SgdFactors& factors, const Piece& piece) {
-  update_elements<kMomentum ? 1 : 0>(piece, factors.gradient, [f = factors](auto, Elements& e) SLUICE_BODY {
+HWY_INLINE void update_range(const SgdFactors& factors, const SpanRange& range) {
+  update_elements<kMomentum ? 1 : 0>(range, factors.gradient, [f = factors](auto, Elements& e) SLUICE_BODY {
     using simd::mul_add, simd::set;
     const auto gradient = mul_add(e.value, set(f.decay), e.gradient);
     auto direction = gradient;
@@ -41,16 +41,16 @@ HWY_INLINE void update_piece(const SgdFactors& factors, const Piece& piece) {
   });
 }
 
-void sgd_piece(const SgdFactors& factors, const Piece& piece) { update_piece<false>(factors, piece); }
-void momentum_piece(const SgdFactors& factors, const Piece& piece) { update_piece<true>(factors, piece); }
+void sgd_range(const SgdFactors& factors, const SpanRange& range) { update_range<false>(factors, range); }
+void momentum_range(const SgdFactors& factors, const SpanRange& range) { update_range<true>(factors, range); }
 
 }  // namespace sluice::optim::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace sluice::optim {
-HWY_EXPORT(sgd_piece);
-HWY_EXPORT(momentum_piece);
+HWY_EXPORT(sgd_range);
+HWY_EXPORT(momentum_range);
 
 namespace {
 
@@ -70,11 +70,11 @@ class Sgd final : public Optimizer {
                                 .momentum = rounded(of(h).number("momentum")),
                                 .nesterov = own().is_on("nesterov")};
     const bool with_momentum = has_momentum();
-    for_each_piece(threads, *this, h, span, [&](const Piece& piece) {
+    for_each_range(threads, *this, h, span, [&](const SpanRange& range) {
       if (with_momentum)
-        HWY_DYNAMIC_DISPATCH(momentum_piece)(factors, piece);
+        HWY_DYNAMIC_DISPATCH(momentum_range)(factors, range);
       else
-        HWY_DYNAMIC_DISPATCH(sgd_piece)(factors, piece);
+        HWY_DYNAMIC_DISPATCH(sgd_range)(factors, range);
     });
   }
 
@@ -86,7 +86,8 @@ class Sgd final : public Optimizer {
 
 std::unique_ptr<Optimizer> make_sgd(const Settings& settings, const Storage& storage) {
   if (settings.is_on("nesterov") && settings.number("momentum") == 0)
-    fail(ErrorCode::kInvalidArgument, "sgd: nesterov is asked for without momentum; give a momentum above 0");
+    fail(ErrorCode::kInvalidArgument,
+         "sgd: nesterov was asked for without momentum; give a momentum above 0");
   return std::make_unique<Sgd>(settings, storage);
 }
 

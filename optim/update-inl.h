@@ -1,6 +1,5 @@
-// One loop for all optimizers: it brings the elements of every array as vectors of f32, whatever they are
-// held in, and takes what an optimizer makes of them back. Compiled once for each target: include it after
-// hwy/foreach_target.h.
+// One loop for all optimizers: it loads all arrays as vectors of f32, whatever their types, and stores what
+// an optimizer makes of them. Compiled once for each target: include it after hwy/foreach_target.h.
 #if defined(SLUICE_OPTIM_UPDATE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_OPTIM_UPDATE_INL_H_
 #undef SLUICE_OPTIM_UPDATE_INL_H_
@@ -15,7 +14,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::optim::HWY_NAMESPACE {
 
-// What a vector of a parameter's elements has: of arrays of state as many as the optimizer keeps.
+// One vector of a parameter's elements. `first` and `second` are of the optimizer's arrays of state.
 struct Elements {
   kernels::HWY_NAMESPACE::F32Vector gradient, value, first, second;
 };
@@ -25,32 +24,32 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace simd = kernels::HWY_NAMESPACE;
 using simd::F32, simd::F32Vector;
 
-// Vectors that are done side by side: what an array is held in is looked at once for all of them, and while
-// some wait for divisions and roots there is work on others.
+// Vectors are updated in groups: the type of an array is tested once for a group, and while one vector waits
+// for a division or a root, there is work on the others.
 inline constexpr std::size_t kGroupVectors = 4, kGroup = kGroupVectors * simd::kLanes;
 using simd::Vectors;
 
-// Elements that the words of one vector of Philox serve.
-inline constexpr std::size_t kElementsOfWords = 8;  // of a block of Philox: 128 bits
+// How many elements the random words of one vector of Philox blocks serve.
+inline constexpr std::size_t kElementsOfWords = 8;  // the elements that one block of Philox (128 bits) serves
 inline constexpr std::size_t kRun = kElementsOfWords * hn::MaxLanes(simd::U64());
 static_assert(kScaleBlock % kRun == 0 && kRun % kGroup == 0);
 
-// What a block needs beside its arrays. (As a part of what follows it would keep that out of registers.)
+// Memory that a block needs beside its arrays. (As members of the classes below it would cost registers.)
 struct Scratch {
-  explicit Scratch(const Piece& piece) : keys(piece.words.seed) {}
+  explicit Scratch(const SpanRange& range) : keys(range.words.seed) {}
   HWY_ALIGN float values[2][kScaleBlock];
   HWY_ALIGN std::uint32_t words[kRun / 2];
   const simd::PhiloxKeys keys;
 };
 
-// Arrays of averages come first, and of squares second.
+// The first array of state holds averages, the second one averages of squares.
 template <std::size_t kArray>
 inline constexpr CodeMap kMapOf = kArray == 0 ? CodeMap::kSigned : CodeMap::kUnsigned;
 
-// Each of what follows serves vectors of a block: kCount whole ones side by side, or a part of one.
+// The following classes load and store one array of a block: kCount whole vectors, or a shorter one.
 class NoState {
  public:
-  HWY_INLINE NoState(const Piece&, std::size_t, Scratch&) {}
+  HWY_INLINE NoState(const SpanRange&, std::size_t, Scratch&) {}
   HWY_INLINE void ask(std::size_t) const {}
   template <std::size_t kCount, class At>
   HWY_INLINE Vectors<kCount> load(At) const {
@@ -61,12 +60,12 @@ class NoState {
   HWY_INLINE void finish(std::size_t) const {}
 };
 
-// As f32, bf16 or f16.
+// State of type f32, bf16 or f16.
 template <std::size_t kArray>
 class PlainState {
  public:
-  HWY_INLINE PlainState(const Piece& piece, std::size_t begin, Scratch&)
-      : values_(piece.state[kArray].values.at(begin)) {}
+  HWY_INLINE PlainState(const SpanRange& range, std::size_t begin, Scratch&)
+      : values_(range.state[kArray].values.at(begin)) {}
   HWY_INLINE void ask(std::size_t at) const { simd::ask_ahead<kGroup>(values_, at); }
   template <std::size_t kCount, class At>
   HWY_INLINE Vectors<kCount> load(At at) const {
@@ -82,13 +81,13 @@ class PlainState {
   Array values_;
 };
 
-// As codes of one block: the new values wait until their scale is known.
+// State in codes. The new values are kept until the block's scale is known.
 template <std::size_t kArray>
 class CodedState {
  public:
-  HWY_INLINE CodedState(const Piece& piece, std::size_t begin, Scratch& scratch)
-      : codes_(static_cast<std::uint8_t*>(piece.state[kArray].values.data) + begin),
-        scale_(piece.state[kArray].scales + begin / kScaleBlock),
+  HWY_INLINE CodedState(const SpanRange& range, std::size_t begin, Scratch& scratch)
+      : codes_(static_cast<std::uint8_t*>(range.state[kArray].values.data) + begin),
+        scale_(range.state[kArray].scales + begin / kScaleBlock),
         values_(scratch.values[kArray]),
         decoder_(*scale_) {}
   HWY_INLINE void ask(std::size_t at) const { hwy::Prefetch(codes_ + at + simd::kAhead); }
@@ -123,11 +122,11 @@ class CodedState {
   codes::Largest largest_;
 };
 
-// In f32, with or without a copy in another type.
+// A parameter with an f32 master, with or without a copy in another type.
 class Master {
  public:
-  HWY_INLINE Master(const Piece& piece, std::size_t begin, Scratch&) : master_(piece.master + begin) {
-    if (piece.parameter.data != nullptr) parameter_ = piece.parameter.at(begin);
+  HWY_INLINE Master(const SpanRange& range, std::size_t begin, Scratch&) : master_(range.master + begin) {
+    if (range.parameter.data != nullptr) parameter_ = range.parameter.at(begin);
     past_caches_ = simd::stores_past_caches(parameter_);
   }
   HWY_INLINE void ask(std::size_t at) const { simd::ask_ahead<kGroup>({master_, Dtype::kF32}, at); }
@@ -150,15 +149,15 @@ class Master {
   bool past_caches_;
 };
 
-// In bf16 alone: to the lower 16 bits, which are cut off, 16 random ones are added. NaN stays NaN.
+// A parameter in bf16 alone: 16 random bits are added to the lower 16, which are then cut off. NaN stays NaN.
 class Rounded {
  public:
-  HWY_INLINE Rounded(const Piece& piece, std::size_t begin, Scratch& scratch)
-      : values_(piece.parameter.bf16() + begin),
+  HWY_INLINE Rounded(const SpanRange& range, std::size_t begin, Scratch& scratch)
+      : values_(range.parameter.bf16() + begin),
         words_(scratch.words),
         keys_(scratch.keys),
-        stream_(piece.words.stream),
-        first_index_(piece.words.first_index + begin) {}
+        stream_(range.words.stream),
+        first_index_(range.words.first_index + begin) {}
   HWY_INLINE void ask(std::size_t at) const { simd::ask_ahead<kGroup>({values_, Dtype::kBf16}, at); }
   template <std::size_t kCount, class At>
   HWY_INLINE Vectors<kCount> load(At at) const {
@@ -208,12 +207,12 @@ class Rounded {
 
 template <class First, class Second, class Value>
 struct Block {
-  HWY_INLINE Block(const Piece& piece, std::size_t the_begin, Scratch& scratch)
+  HWY_INLINE Block(const SpanRange& range, std::size_t the_begin, Scratch& scratch)
       : begin(the_begin),
-        first(piece, begin, scratch),
-        second(piece, begin, scratch),
-        value(piece, begin, scratch),
-        gradient(piece.gradient.at(begin)) {}
+        first(range, begin, scratch),
+        second(range, begin, scratch),
+        value(range, begin, scratch),
+        gradient(range.gradient.at(begin)) {}
 
   HWY_INLINE void ask(std::size_t at) const {
     simd::ask_ahead<kGroup>(gradient, at);
@@ -255,49 +254,49 @@ struct Block {
 };
 
 template <class First, class Second, class Value, class Body>
-HWY_INLINE void update_block(const Piece& piece, const GradientRule& rule, std::size_t begin, std::size_t n,
-                             Scratch& scratch, const Body& body) {
-  Block<First, Second, Value> block(piece, begin, scratch);
+HWY_INLINE void update_block(const SpanRange& range, const GradientRule& rule, std::size_t begin,
+                             std::size_t n, Scratch& scratch, const Body& body) {
+  Block<First, Second, Value> block(range, begin, scratch);
   std::size_t i = 0;
   for (; i + kGroup <= n; i += kGroup) {
     block.ask(i);
     block.template update<kGroupVectors>(rule, simd::Whole{i}, body);
   }
-  for (; i < n; i += simd::kLanes)  // the last ones of a piece, for which whole vectors are not compiled, too
+  for (; i < n; i += simd::kLanes)  // the rest of a range, vector by vector, as if each were short
     block.template update<1>(rule, simd::Part{i, std::min(simd::kLanes, n - i)}, body);
   block.first.finish(n);
   block.second.finish(n);
 }
 
 template <std::size_t kArrays, template <std::size_t> class State, class Value, class Body>
-HWY_INLINE void update_blocks(const Piece& piece, const GradientRule& rule, const Body& body) {
+HWY_INLINE void update_blocks(const SpanRange& range, const GradientRule& rule, const Body& body) {
   using First = std::conditional_t<(kArrays > 0), State<0>, NoState>;
   using Second = std::conditional_t<(kArrays > 1), State<1>, NoState>;
-  Scratch scratch(piece);
-  for (std::size_t begin = 0; begin < piece.count; begin += kScaleBlock)
-    update_block<First, Second, Value>(piece, rule, begin, std::min(kScaleBlock, piece.count - begin),
+  Scratch scratch(range);
+  for (std::size_t begin = 0; begin < range.count; begin += kScaleBlock)
+    update_block<First, Second, Value>(range, rule, begin, std::min(kScaleBlock, range.count - begin),
                                        scratch, body);
 }
 
 }  // namespace update
 
-// body(at, elements) for all vectors of a piece: it turns the value and the state into the new ones. `at`
-// counts from the piece's first element. Of codes and of parameters without a master whole blocks are done,
-// from their first element on.
+// Calls body(at, elements) for all vectors of a range; it replaces the value and the state by the new ones.
+// `at` counts from the range's first element. REQUIRES: with state in codes, and for parameters without a
+// master, the range begins a block.
 template <std::size_t kArrays, class Body>
-HWY_INLINE void update_elements(const Piece& piece, const GradientRule& rule, const Body& body) {
+HWY_INLINE void update_elements(const SpanRange& range, const GradientRule& rule, const Body& body) {
   using namespace update;
-  const bool coded = kArrays > 0 && piece.state[0].values.type == Dtype::kU8;
-  if (piece.master != nullptr) {
+  const bool coded = kArrays > 0 && range.state[0].values.type == Dtype::kU8;
+  if (range.master != nullptr) {
     if (coded)
-      update_blocks<kArrays, CodedState, Master>(piece, rule, body);
+      update_blocks<kArrays, CodedState, Master>(range, rule, body);
     else
-      update_blocks<kArrays, PlainState, Master>(piece, rule, body);
-    if (piece.parameter.data != nullptr) hwy::FlushStream();
+      update_blocks<kArrays, PlainState, Master>(range, rule, body);
+    if (range.parameter.data != nullptr) hwy::FlushStream();
   } else if (coded) {
-    update_blocks<kArrays, CodedState, Rounded>(piece, rule, body);
+    update_blocks<kArrays, CodedState, Rounded>(range, rule, body);
   } else {
-    update_blocks<kArrays, PlainState, Rounded>(piece, rule, body);
+    update_blocks<kArrays, PlainState, Rounded>(range, rule, body);
   }
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds everything into build/: build/bin/sluice, the libraries in build/lib, the tests and the benches.
-#   scripts/build.sh [PRESET [TARGET...]]    PRESET: of CMakePresets.json, "release" if none; TARGET: only these
+#   scripts/build.sh [PRESET [TARGET...]]    PRESET is one of CMakePresets.json, by default release; TARGETs limit the build
 set -euo pipefail
 cd "$(dirname "$0")/.."
 preset=${1:-release}

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Whether two builds compute the same: each of twelve small trainings is run with both, and every loss and every file of the
-last checkpoint is compared, byte by byte.
+"""Tells whether two builds compute the same: runs each of twelve small trainings with both, and compares every loss and every
+file of the last checkpoint, byte by byte.
 
     scripts/compare_builds.py FOLDER [FOLDER]
 
-FOLDER is what a build is in, as build: the program is FOLDER/bin/sluice. The second one is build where none is given. Families,
-types, optimizers, recomputation, accumulation and placements are drawn so that each is in several runs. Exit 1: they differ
-somewhere, or one of them fails."""
+FOLDER is a build folder: the program is FOLDER/bin/sluice. Without a second one it is build. Families, types, optimizers,
+recomputation, accumulation and placements are combined so that each is in several runs. The exit status is 1 where the builds
+differ, or one of them fails."""
 import argparse
 import json
 import pathlib
@@ -51,7 +51,7 @@ def model_of(folder, family):
 
 
 def run(build, folder, family, place, settings):
-    """Losses, and the files of the last checkpoint by name; raises where the program fails."""
+    """Returns the losses, and the files of the last checkpoint by name. Raises where the program fails."""
     folder.mkdir()
     (folder / "disk").mkdir()
     (folder / "text.txt").write_text(lesson())
@@ -69,7 +69,7 @@ def run(build, folder, family, place, settings):
 
 
 def differences(first, second):
-    """In words; empty where there are none."""
+    """Describes each difference in words."""
     found = [f"loss of step {i}" for i, (a, b) in enumerate(zip(first[0], second[0], strict=True), 1) if a != b]
     return found + [name for name in sorted(first[1].keys() | second[1].keys()) if first[1].get(name) != second[1].get(name)]
 
@@ -79,7 +79,7 @@ def main():
     parser.add_argument("builds", metavar="FOLDER", type=pathlib.Path, nargs="+")
     a = parser.parse_args()
     if len(a.builds) > 2:
-        parser.error("more than two builds are given")
+        parser.error("more than two builds are given; name one or two")
     builds = [build.resolve() for build in (*a.builds, SOURCE / "build")][:2]
     wrong = 0
     for number, (family, place, settings) in enumerate(RUNS, 1):

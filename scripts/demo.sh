@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets everything up and runs the main job in a few minutes: a transformer whose training state does not fit in the
 # memory that is stated learns from real text; the run is killed, goes on, and writes a sample.
-#   scripts/demo.sh [TEXT]    TEXT: a file or folder of text; else the sources of Python's standard library
+#   scripts/demo.sh [TEXT]    TEXT is a file or folder of text, by default sources of Python's standard library
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/build.sh release sluice_main
@@ -11,8 +11,8 @@ work=$(mktemp -d "${TMPDIR:-$PWD/build}/demo.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/swap"
 sluice=build/bin/sluice
-# A Llama of 5 million parameters, from its config.json alone: 78 MiB of weights, gradients and optimizer state, beside 64 MiB
-# that the process takes, in 150 MiB for all of it.
+# The model is a Llama of 5 million parameters, from its config.json alone. Its weights, gradients and optimizer state are 78
+# MiB and the process itself takes 64 MiB; the budget for all is 150 MiB.
 run=(--config scripts/demo/settings.json --data "$text" --disk "$work/swap:2GiB" --metrics "$work/metrics.jsonl")
 step() { printf '\n== %s\n' "$*"; }
 
@@ -33,7 +33,7 @@ wait $pid 2> /dev/null || true
 step "the same command with --resume goes on from the checkpoint, with the same bits"
 $sluice train "${run[@]}" --out "$work/run" --resume
 
-step "what it learned: the loss in nats a byte, where a model that knows nothing has ln 256 = 5.55"
+step "what it learned: the loss in nats a byte (a model that has learned nothing has ln 256 = 5.55)"
 python3 - "$work/metrics.jsonl" << 'END'
 import json
 import sys

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Faults, by the thousand and for real: every one is survived with the same bits, or reported; none is silent.
+"""Injects faults by the thousand, and produces real ones. A run must survive each with the same bits, or report it.
 
     scripts/fault_campaign.py [FAULTS] [--seed S] [--real ROUNDS] [--folder FOLDER]
 
-First FAULTS (10000) random faults over short training runs whose files do wrong (errors, a full disk, flipped bits, lost
-and so stale writes, truncation, delays): build/bin/fault_campaign. Then ROUNDS (3) times each of the faults that this
-machine can produce for real on runs of `sluice train`: a bit flipped in the swap file, or its end cut off, while the run
-goes on; a file-size limit; a file system that others fill; io_uring forbidden; no locked memory; a run that is stopped and goes on.
-A run must end with the bits of one without faults, or with an error; after an error the run must go on by --resume to
-those bits. What the machine cannot produce is told. Exit 1: something was silent.
+First, build/bin/fault_campaign injects FAULTS (10000) random faults into the files of short training runs: errors, a full disk,
+flipped bits, lost writes, truncation, delays. Then each fault that this machine can produce for real hits runs of `sluice train`
+ROUNDS (3) times: bits flipped in the swap file, or its end cut off, during the run; a file-size limit; a file system that others
+fill; io_uring forbidden; no locked memory; a run that is stopped and continued. A run must end with the bits of one without
+faults, or with an error; after an error, --resume must lead to those bits. Faults that the machine cannot produce are named. The
+exit status is 1 where a fault was silent.
 
 The programs are those in build/bin, or in bin of the folder that SLUICE_BUILD names."""
 import argparse
@@ -36,7 +36,7 @@ class Unavailable(Exception):
 
 
 def forbid_uring():
-    """In the child, before the program: io_uring_setup gives EPERM, as Docker's default profile has it."""
+    """Makes io_uring_setup fail with EPERM, as Docker's default profile does. Runs in the child, before the program."""
     syscall = 425  # io_uring_setup, on every architecture
     load, equal, give = 0x20, 0x15, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
     program = b"".join(
@@ -72,7 +72,7 @@ class RealFaults:
             return subprocess.Popen(words, stdout=log, stderr=log, preexec_fn=before)  # noqa: PLW1509 - no threads here
 
     def swap_file(self, process):
-        """Of the run, under /proc: it has no name. None where the run has ended, or has not made it yet."""
+        """Returns the path under /proc of the run's swap file, which has no name. None where the run has ended, or has none yet."""
         try:
             for number in os.listdir(f"/proc/{process.pid}/fd"):
                 path = f"/proc/{process.pid}/fd/{number}"
@@ -83,7 +83,7 @@ class RealFaults:
         return None
 
     def in_the_middle(self, process, name):
-        """Waits for some step of the run. Its swap file, or None where the run was quicker."""
+        """Waits for a random step of the run. Returns its swap file, or None where the run ended before."""
         metrics = self.folder / f"{name}.jsonl"
         wanted = self.random.randint(1, STEPS - 4)
         lines = lambda: written(metrics).count(b"\n")
@@ -92,7 +92,7 @@ class RealFaults:
         return self.swap_file(process)
 
     def flip_bits(self, process, name):
-        """One bit in each MiB: whatever is read next is damaged, unless it is written before."""
+        """Flips one bit in each MiB, so that the next read finds damage, unless a write comes before it."""
         path = self.in_the_middle(process, name)
         if path is None:
             return False
@@ -120,7 +120,7 @@ class RealFaults:
         return True
 
     def end(self, process, name, must_survive):
-        """Holds the end of the run to the rule, and goes on after an error."""
+        """Checks how the run ended. After an error, resumes it and checks the result."""
         status = process.wait(timeout=PATIENCE)
         log = (self.folder / f"{name}.log").read_text(errors="replace")
         if status == 0:
@@ -135,7 +135,7 @@ class RealFaults:
         self.campaign.check(name)
 
     def fill(self, mount):
-        """Others take the room that the run's next checkpoint would need; gone before it is resumed."""
+        """Returns a fault that takes the space which the run's next checkpoint needs, and gives it back before the run is resumed."""
 
         def hit(process, name):
             if self.in_the_middle(process, name) is None:
@@ -150,7 +150,7 @@ class RealFaults:
         return hit
 
     def round(self, kind, hit=None, before=None, must_survive=False, out=None):
-        """One run with a fault; its checkpoints are in the folder `out`, where that is given."""
+        """Runs once with a fault. The checkpoints are in the folder `out`, where one is given."""
         self.number += 1
         name = f"{kind}{self.number}"
         if out is not None:
@@ -216,7 +216,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("faults", type=int, nargs="?", default=10000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--real", type=int, default=3, help="rounds of the real ones; 0: none")
+    parser.add_argument("--real", type=int, default=3, help="how often each real fault is produced; 0 for never")
     parser.add_argument("--folder", help="a folder on a disk (O_DIRECT) for the runs; without it a temporary one")
     arguments = parser.parse_args()
     begin = time.monotonic()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the fuzzers (tests/fuzz, one a parser) and runs each from its corpus; one that finds something ends the run.
-#   scripts/fuzz.sh [SECONDS [NAME...]]    SECONDS: of each, 60 if not given; NAME: "manifest", all if none
-# What they reach is kept in build/fuzz/found/NAME, and a later run goes on from there.
+# Builds the fuzzers (tests/fuzz has one for each parser) and runs each from its corpus. A finding ends the run.
+#   scripts/fuzz.sh [SECONDS [NAME...]]    runs each for SECONDS, by default 60; NAMEs ("manifest") limit which
+# Inputs that reach new code are kept in build/fuzz/found/NAME, and a later run goes on from them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-60}

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Kills a training run N times at random moments, also inside saves, resumes it each time, and compares what comes
-out with a run that was never stopped: scripts/kill_campaign.py N [--seed S]. Exit 1: bits differ.
+"""Kills a training run N times at random moments, also inside saves, resumes it each time, and compares the result with
+that of a run that was never stopped: scripts/kill_campaign.py N [--seed S]. The exit status is 1 where bits differ.
 
-The sluice that is run is build/bin/sluice, or bin/sluice of the folder that SLUICE_BUILD names."""
+The program is build/bin/sluice, or bin/sluice of the folder that SLUICE_BUILD names."""
 import argparse
 import collections
 import json
@@ -21,8 +21,8 @@ SOURCE = pathlib.Path(__file__).resolve().parents[1]
 SLUICE = pathlib.Path(os.environ.get("SLUICE_BUILD", SOURCE / "build")) / "bin" / "sluice"
 LEFTOVER = re.compile(r"\.step-\d+\.(partial|removed)-(\d+)")
 STEPS = 12
-PATIENCE = 120  # seconds for one process; far more than it needs
-PLACES = {  # a run may be resumed with any of them: placement never changes a bit
+PATIENCE = 120  # seconds for one process, which needs far less
+PLACES = {  # a run may be resumed with any of them, since placement never changes a bit
     "memory": ["--place-parameters", "memory", "--place-gradients", "memory", "--place-state", "memory"],
     "disk": ["--place-parameters", "disk", "--place-gradients", "disk", "--place-state", "disk"],
     "chosen": [],
@@ -30,7 +30,7 @@ PLACES = {  # a run may be resumed with any of them: placement never changes a b
 
 
 def lesson(bytes_wanted=30000):
-    """A text with something to learn in it."""
+    """Makes a text with regularities that a model can learn."""
     sentences, size = [], 0
     while size < bytes_wanted:
         number = len(sentences) * 7919 % 1000
@@ -40,7 +40,7 @@ def lesson(bytes_wanted=30000):
 
 
 def written(file):
-    """Its bytes; none where it is not there, also between two looks: a run tries whether it can be written, and removes it."""
+    """Returns the file's bytes, or none where it is missing: a run that begins makes it to try whether it can, and removes it."""
     try:
         return file.read_bytes()
     except FileNotFoundError:
@@ -48,20 +48,20 @@ def written(file):
 
 
 def losses(metrics):
-    """The bits of the loss of each step; the steps are 1, 2, 3, ..."""
+    """Returns the bits of each step's loss. The steps must be 1, 2, 3, ..."""
     rows = [json.loads(line) for line in pathlib.Path(metrics).read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), metrics
     return [struct.pack("<d", row["loss"]) for row in rows]
 
 
 def final_files(out, step):
-    """Name -> bytes of the tensors of a checkpoint."""
+    """Returns the bytes of a checkpoint's tensor files by name."""
     folder = pathlib.Path(out) / f"step-{step:08}"
     return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
 
 
 def best_of(out):
-    """The step and the validation loss of the best checkpoint there, as the program tells it."""
+    """Returns step and validation loss of the best checkpoint in the folder, as the program reports them."""
     told = subprocess.run([str(SLUICE), "inspect", "--json", str(out)], check=True, timeout=PATIENCE, capture_output=True)
     best = json.loads(told.stdout)["best"]
     return best["step"], best["validation_loss"]
@@ -81,7 +81,7 @@ class Campaign:
         self.text.write_text(lesson())
         self.other_text.write_text("".join(sorted(lesson(9000))))
         self.disk.mkdir()
-        self.kills = collections.Counter()  # by where they hit
+        self.kills = collections.Counter()  # by what they interrupted
         self.rounds = 0
         self.reference = self.run_reference()
 
@@ -98,7 +98,7 @@ class Campaign:
     def run_reference(self):
         subprocess.run(self.command("reference", "memory"), check=True, timeout=PATIENCE, stdout=subprocess.DEVNULL)
         self.best = best_of(self.folder / "reference")
-        assert self.best[0] < self.steps - 2, "the best checkpoint is among the newest: that it is kept is not tried"
+        assert self.best[0] < self.steps - 2, "the best checkpoint is among the newest, so the test cannot tell that it is kept"
         return self.result("reference")
 
     def result(self, name):
@@ -110,7 +110,7 @@ class Campaign:
         return subprocess.Popen(self.command(name, place, "--resume"), stdout=log, stderr=log)
 
     def wait_until(self, process, ready):
-        """Whether it became so before the process ended."""
+        """Waits until ready() is true. Returns False where the process ended before."""
         deadline = time.monotonic() + PATIENCE
         while process.poll() is None:
             if ready():
@@ -122,7 +122,7 @@ class Campaign:
         return False
 
     def aim(self, process, out, metrics):
-        """Waits for a moment to kill; False: the run came to its end before."""
+        """Waits for a moment to kill. Returns False where the run ended before."""
         size = len(written(metrics))
         own = lambda kind: any(f".{kind}-{process.pid}" in name for name in leftovers(out))
         target = self.random.choice(["start", "step", "save", "save", "removal"])
@@ -132,7 +132,7 @@ class Campaign:
         grown = self.wait_until(process, lambda: len(written(metrics)) > size)
         if not grown:
             return False
-        # Its folder is locked and what was left by the killed one is gone, before the first step.
+        # Before its first step a run has locked its folder and removed what the killed one left.
         assert not leftovers(out, process.pid), f"{leftovers(out, process.pid)} were left after the next start"
         if target == "save" and not self.wait_until(process, lambda: own("partial")):
             return False
@@ -142,7 +142,7 @@ class Campaign:
         return True
 
     def kill_once(self, name):
-        """Starts or resumes the run. True: it was killed; False: it came to its end."""
+        """Starts or resumes the run. Returns True where it was killed, and False where it ended before."""
         out, metrics = self.folder / name, self.folder / f"{name}.jsonl"
         process = self.start(name)
         try:
@@ -152,7 +152,7 @@ class Campaign:
             process.wait()
         if process.returncode == -9:
             matches = [LEFTOVER.fullmatch(name) for name in leftovers(out)]
-            kinds = {match[1] for match in matches if match[2] == str(process.pid)}  # not those of a kill before
+            kinds = {match[1] for match in matches if match[2] == str(process.pid)}  # without those of earlier kills
             self.kills["inside a save" if "partial" in kinds else "inside a removal" if kinds else "elsewhere"] += 1
             return True
         log = (self.folder / f"{name}.log").read_text(errors="replace")
@@ -172,7 +172,7 @@ class Campaign:
         assert os.listdir(self.disk) == [], f"{os.listdir(self.disk)} are left of swap files"
 
     def run(self, kills, tell=lambda text: None):
-        """Runs as many rounds as it takes; the last is resumed to its end. Throws AssertionError."""
+        """Runs rounds until there were so many kills. Each round is resumed to its end. Raises AssertionError where bits differ."""
         while self.killed < kills:
             name = f"round{self.rounds}"
             while self.killed < kills and self.kill_once(name):
@@ -193,7 +193,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kills", type=int, nargs="?", default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", help="a folder on a disk (O_DIRECT) for the runs; without it a temporary one")
+    parser.add_argument("--folder", help="a folder on a disk (O_DIRECT) for the runs; by default a temporary one")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kill_campaign_", dir=arguments.folder) as folder:
         campaign = Campaign(folder, arguments.seed)
@@ -206,7 +206,7 @@ def main():
         where = ", ".join(f"{count} {place}" for place, count in sorted(campaign.kills.items()))
         seconds = time.monotonic() - begin
         print(f"\r{campaign.killed} kills ({where}) in {seconds:.0f} s, {campaign.rounds} runs resumed to their end:")
-        print("losses, parameters, optimizer state and the best checkpoint are those of a run that was never stopped, bit by bit")
+        print("losses, parameters, optimizer state and the best checkpoint equal those of a run that was never stopped, bit by bit")
     return 0
 
 

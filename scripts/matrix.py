@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Every combination of optimizer, state type, precision, clipping and accumulation, in memory and on disk.
+"""Trains every combination of optimizer, state type, precision, clipping and accumulation, in memory and on disk.
 
     scripts/matrix.py [--jobs N] [--json FILE]
 
 Each cell trains a small model twice (`sluice train`, preset tiny): with everything in memory, and with everything on disk.
-Losses, norms and every file of the checkpoint must be the same to the last bit; or both runs are refused, with the reason
-in REFUSED, before anything was written. Exit 1: a cell was neither.
+Losses, norms and every file of the checkpoint must be the same to the last bit; or both runs must be refused with the reason
+that refused() states. The exit status is 1 where a cell did neither.
 
-The program is that in build/bin, or in bin of the folder that SLUICE_BUILD names."""
+The program is build/bin/sluice, or bin/sluice of the folder that SLUICE_BUILD names."""
 import argparse
 import concurrent.futures
 import itertools
@@ -45,15 +45,15 @@ AXES = [list(OPTIMIZERS), STATES, list(PRECISIONS), list(CLIPS), ACCUMULATIONS]
 
 
 def refused(cell):
-    """Why there can be no such run, as the program says it; None where there can."""
+    """The words with which the program refuses the cell, or None where it must run."""
     optimizer, state = cell[:2]
     if optimizer in ("sgd", "adafactor") and state != "f32":
-        return "without momentum it has"  # no arrays by elements, which could have the type
+        return "but without momentum there is no array"  # of state by elements, which could have the type
     return None
 
 
 def sample():
-    """Few cells, in one order, that have every pair of values of two axes: where it can be, in a cell that runs."""
+    """Few cells, always in the same order, that have every pair of values of two axes; wherever possible, in a cell that runs."""
 
     def pairs(cell):
         return {(i, cell[i], j, cell[j]) for i, j in itertools.combinations(range(len(cell)), 2)}
@@ -69,7 +69,7 @@ def sample():
 
 
 def run(folder, cell, place):
-    """The finished process; and the losses and files of its last checkpoint, None where it failed."""
+    """Returns the finished process, with the losses and the files of its last checkpoint, or None where it failed."""
     optimizer, state, precision, clip, accumulate = cell
     out, metrics = folder / place, folder / f"{place}.jsonl"
     (folder / "disk").mkdir(exist_ok=True)
@@ -88,7 +88,7 @@ def run(folder, cell, place):
 
 
 def try_cell(cell):
-    """What came of a cell: "same bits", "refused: ...", or "WRONG: ..."."""
+    """Returns the result of a cell: "same bits", "refused: ...", or "WRONG: ..."."""
     reason = refused(cell)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -106,8 +106,8 @@ def try_cell(cell):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=2, help="cells at a time")
-    parser.add_argument("--json", type=pathlib.Path, help="a file for all results")
+    parser.add_argument("--jobs", type=int, default=2, help="how many cells run at a time")
+    parser.add_argument("--json", type=pathlib.Path, help="write all results to this file")
     a = parser.parse_args()
     cells, results = list(itertools.product(*AXES)), {}
     with concurrent.futures.ThreadPoolExecutor(a.jobs) as pool:

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Builds a sanitizer preset and runs the tests that it can follow, the rooms in which threads meet first.
+# Builds a sanitizer preset and runs the tests of the rooms that it can follow. Rooms in which threads meet come first.
 #   scripts/sanitize.sh asan   AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer (the default)
 #   scripts/sanitize.sh tsan   ThreadSanitizer
-# More arguments are names of rooms: only these. SLUICE_JOBS: compilers at a time (default: one a core).
+# Further arguments are names of rooms, and limit the run to them. SLUICE_JOBS is the number of compilers that run at a time (by
+# default one a core).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 preset="${1:-asan}"
@@ -24,7 +25,7 @@ done
 
 export ASAN_OPTIONS="halt_on_error=1:detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1"
 export UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1"
-# All races of a room are told, and then it fails. die_after_fork=0: tests fork to kill the child, also while threads run.
+# A room fails after all its races are reported. die_after_fork=0 is for tests that fork while threads run, to kill the child.
 export TSAN_OPTIONS="halt_on_error=0:die_after_fork=0:second_deadlock_stack=1:suppressions=$PWD/scripts/tsan.supp"
 
 if [[ "$preset" == tsan ]]; then
@@ -32,8 +33,8 @@ if [[ "$preset" == tsan ]]; then
   echo "          without ThreadSanitizer; where the rooms below use such loops, plain threads run them"
 else
   echo "sanitize: skipped: bindings: its tests start the command line, which the tests of its rooms cover here"
-  echo "sanitize: skipped: in loops over vectors: UndefinedBehaviorSanitizer's checks of pointers and bounds, and use after"
-  echo "          scope: they take ten minutes a file to build; addresses, overflows and shifts are checked there too"
+  echo "sanitize: skipped: UndefinedBehaviorSanitizer's checks of pointers and bounds, and use after scope, in loops over vectors:"
+  echo "          they take ten minutes a file to build; addresses, overflows and shifts are checked there, too"
 fi
 
 scripts/setup.sh
@@ -43,8 +44,8 @@ failed=()
 for room in "${rooms[@]}"; do
   echo "sanitize: $preset: the tests of $room"
   if [[ "$preset" == asan && "$room" =~ ^(engine|kernels|models|optim)$ ]]; then
-    # Its tracer crashes in the thread-local memory of the OpenMP library, which came in by dlopen.
-    echo "sanitize: skipped: the search for leaks in $room: LeakSanitizer crashes at exit where the matrix library is loaded"
+    # LeakSanitizer's tracer crashes in the thread-local memory of the OpenMP library, which is loaded with dlopen.
+    echo "sanitize: skipped: leaks of $room: LeakSanitizer crashes at exit where the matrix library is loaded"
     export ASAN_OPTIONS="$ASAN_OPTIONS:detect_leaks=0"
   else
     export ASAN_OPTIONS="$ASAN_OPTIONS:detect_leaks=1"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs what the build needs from Debian's packages. Safe to run again; does nothing where all is there.
-# What tests alone need comes with options: --clang: clang for the fuzzers, and clang-format; --python: .venv with what
-# the Python tests compare against (requirements.txt).
+# Installs the Debian packages that the build needs. It may be run again, and does nothing where all are installed. Options add
+# what only tests need: --clang installs clang, for the fuzzers, and clang-format; --python makes .venv with the packages of
+# requirements.txt, with which the Python tests compare.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

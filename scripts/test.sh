@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Does all the set-up and all that CI checks: the format of the sources, the build, the C++ tests (ctest), the Python
-# tests (pytest, with PyTorch as the reference), and each fuzzer for some seconds.
+# Does all set-up and runs all checks of CI: the format of the sources, the build, the C++ tests (ctest), the Python tests
+# (pytest, with PyTorch as the reference), and each fuzzer for some seconds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cores=$(nproc)
@@ -14,7 +14,7 @@ scripts/build.sh
 part "C++ tests"
 ctest --test-dir build --output-on-failure --timeout 600 -j "$cores"
 part "Python tests"
-# Passive: the workers share the cores, and threads that spin while they wait take them from each other.
+# The test processes share the cores, so OpenMP threads must wait passively: spinning ones would take the cores from others.
 OMP_WAIT_POLICY=passive .venv/bin/python -m pytest -q -n "$cores" --dist loadfile tests/python
 part "fuzzers"
 scripts/fuzz.sh 10

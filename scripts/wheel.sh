@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the wheel of the Python package, with the engine and all that it needs inside: build/wheel/sluice_train-*.whl.
-#   scripts/wheel.sh [--built]    --built: of what build/ holds, and with the Python packages that .venv has
-# Which systems it runs on follows from the symbols that its libraries use: auditwheel finds that out and names it so.
+#   scripts/wheel.sh [--built]    --built uses build/ and .venv as they are
+# The systems on which the wheel runs follow from the symbols that its libraries use: auditwheel finds them and names the wheel.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [[ "${1:-}" != --built ]]; then
@@ -19,12 +19,12 @@ cmake --install "$build" --prefix "$work/installed" --strip > /dev/null
 mkdir "$package"
 cp -r bindings/python/{pyproject.toml,README.md,sluice} LICENSE "$package"
 native=("$work"/installed/lib/*.so "$work/installed/bin/sluice")
-patchelf --set-rpath '$ORIGIN' "${native[@]}"  # auditwheel adds the folder of what it copies
+patchelf --set-rpath '$ORIGIN' "${native[@]}"  # auditwheel adds the folder of the libraries that it copies
 cp "${native[@]}" "$package/sluice"
 printf '[bdist_wheel]\nplat_name = linux_%s\n' "$(uname -m)" > "$package/setup.cfg"
 
-# The licences of what comes along: of the libraries that auditwheel copies, and of what is compiled in.
-# The C and C++ libraries and the system's own stay outside.
+# The wheel has the licences of the libraries that auditwheel copies, and of those that are compiled in. The C and C++ libraries
+# are the system's.
 outside='^(libc6|libgcc-s1|libstdc\+\+6)$'
 mapfile -t inside < <(ldd "${native[@]}" | awk '$3 ~ "^/" && $3 !~ "/installed/" {print $1}' | sort -u |
   xargs -I{} dpkg-query -S '*/{}' | grep -F ":$(dpkg --print-architecture):" | cut -d: -f1 | sort -u |

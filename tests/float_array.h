@@ -3,7 +3,7 @@
 
 #include "core/dtype.h"
 
-// Elements of arrays of f32, bf16 or f16, one at a time.
+// Reads and writes single elements of arrays of f32, bf16 or f16.
 namespace sluice::test {
 
 inline float value_at(ConstArray array, std::size_t i) {

@@ -5,7 +5,8 @@
 namespace sluice::test {
 namespace {
 
-// Every room's tests run on vectors no wider than SLUICE_MAX_TARGET says; what it cannot say fails them.
+// Every room's tests run on no wider vectors than SLUICE_MAX_TARGET says. A word that it does not know fails
+// them.
 class LimitTargets : public ::testing::Environment {
  public:
   void SetUp() override { kernels::limit_targets(); }

@@ -2,7 +2,7 @@
 
 namespace sluice::test {
 
-// As BLAS has it: op(A) is m x k, op(B) k x n, all by columns.
+// A BLAS' sgemm in plain loops: op(A) is m x k, op(B) is k x n, and all are stored by columns.
 inline void plain_sgemm(const char* transpose_a, const char* transpose_b, const int* m, const int* n,
                         const int* k, const float* alpha, const float* a, const int* lda, const float* b,
                         const int* ldb, const float* beta, float* c, const int* ldc) {

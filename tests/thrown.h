@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 
-// How tests look at errors.
+// Catches errors, so that tests can look at them.
 namespace sluice {
 
 struct Thrown {
@@ -31,7 +31,7 @@ inline std::string message_of(const std::function<void()>& call) {
   return thrown.text;
 }
 
-// An error of this code, whose text names all parts.
+// Matches an error of this code whose text contains all parts.
 template <class Call>
 void expect_error(ErrorCode code, const std::vector<std::string>& parts, Call&& call) {
   try {

@@ -1,6 +1,5 @@
-// What it costs to bring memory under a home and to take it away: place and shrink, by size of the home and
-// of the extents. "together": the extents follow each other in the pool and move in one call; "scattered":
-// none does.
+// Measures what it costs to place memory under a home and to take it away, by the sizes of home and extents.
+// The "together" extents follow each other in the pool and move in one call; no two "scattered" ones do.
 #include <benchmark/benchmark.h>
 
 #include <vector>
@@ -35,7 +34,7 @@ void together(benchmark::State& state) {
   place_and_shrink(state, pool, home, bytes);
 }
 
-// Every second extent is held by a home of its own.
+// Other homes hold every second extent.
 void scattered(benchmark::State& state) {
   const std::size_t bytes = static_cast<std::size_t>(state.range(0)) * kMiB;
   const std::size_t extent = static_cast<std::size_t>(state.range(1)) * kMiB;

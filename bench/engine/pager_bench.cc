@@ -1,5 +1,5 @@
-// What the pager's own decisions cost at an access, by the number of holdings: each is used forward and
-// backward, written behind and fetched ahead, by a backing that is done at once. Moving pages has its share.
+// Measures what an access costs the pager, by the number of holdings. Each is used in forward and backward,
+// written behind and fetched ahead, and its backing ends transfers at once. Moving pages is included.
 #include <benchmark/benchmark.h>
 
 #include <vector>

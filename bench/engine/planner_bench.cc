@@ -1,6 +1,5 @@
-// How long planning takes by the number of units: GPT-like blocks with three levels of recomputation and four
-// micro-batches in the order of a schedule, and the same units in any order, with half of the memory that all
-// of it would take.
+// Measures how long planning takes, by the number of units: for GPT-like blocks with three levels of
+// recomputation and four micro-batches, and for the same units in any order with half of their memory.
 #include <benchmark/benchmark.h>
 
 #include <string>
@@ -20,7 +19,7 @@ std::vector<UnitSpec> blocks(std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     UnitSpec unit;
     unit.name = "block." + std::to_string(i);
-    // Some are larger than others.
+    // Units differ in size.
     unit.parameters = {{unit.name + ".attention", {kWidth, 4 * kWidth + 64 * (i % 7)}},
                        {unit.name + ".up", {kWidth, 4 * kWidth}},
                        {unit.name + ".down", {4 * kWidth, kWidth}}};

@@ -1,5 +1,5 @@
-// Rates of attention in GFLOP/s, counted over the scores at and below the diagonal alone, and as a share of
-// the best rate of a matrix product that the same run measures first ("of_matmul").
+// Measures the rates of attention in GFLOP/s, which count only scores at and below the diagonal, and as a
+// share of the best rate of a matrix product, which the same run measures first ("of_matmul").
 #include "kernels/attention.h"
 
 #include <benchmark/benchmark.h>
@@ -94,7 +94,7 @@ struct Arrays {
     attention_backward(threads, s, q, q.at(k_at()), q.at(v_at()), {out.data(), type}, log_sum.data(),
                        {dout.data(), type}, dq, dq.at(k_at()), dq.at(v_at()), workspace.data());
   }
-  // Of one product of scores with rows of a head: two of them forward, five backward.
+  // The operations of one product of scores with rows of a head. Forward has two of these, backward five.
   double product_gflop() const {
     return 1e-9 * static_cast<double>(s.batch * s.heads * s.length * (s.length + 1) * s.head_width);
   }

@@ -8,7 +8,7 @@
 #include "kernels/norm.h"
 #include "kernels/reduce.h"
 
-// The rates count each array once as it is read or written, at 2 threads.
+// Measures rates with 2 threads. They count each array once, as it is read or written.
 namespace sluice::kernels {
 namespace {
 
@@ -86,7 +86,7 @@ void bench_cross_entropy(benchmark::State& state) {
   });
 }
 
-// 0: f32, 1: bf16, 2: f16.
+// The types are 0 for f32, 1 for bf16 and 2 for f16.
 #define EVERY_TYPE(function) BENCHMARK(function)->ArgName("type")->DenseRange(0, 2)->UseRealTime()
 EVERY_TYPE(bench_add);
 EVERY_TYPE(bench_gelu_forward);

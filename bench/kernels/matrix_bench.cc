@@ -1,7 +1,7 @@
-// Rates of the matrix products of a training step, in GFLOP/s.
-// With --hidden [THREADS]: instead, the memory that the library takes beyond its operands, over many shapes.
-// With --ways MODEL [THREADS]: instead, both of the library's ways to the products of a model's step in f32,
-// from which the rule in kernels/README.md was written. MODEL: one of kModels below.
+// Measures the rates of a training step's matrix products in GFLOP/s. With --hidden [THREADS] it measures
+// instead the memory that the library takes beyond its operands, over many shapes. With --ways MODEL
+// [THREADS] it measures instead both ways in which the library can compute the f32 products of a model's step
+// (MODEL is one of kModels below). The rule in kernels/README.md follows from that.
 #include "kernels/matrix.h"
 
 #include <benchmark/benchmark.h>
@@ -85,7 +85,7 @@ void multiply_bench(benchmark::State& state, MatrixLibrary& library, Threads& th
                                                  benchmark::Counter::kIsIterationInvariantRate);
 }
 
-// "VmHWM" and the like of /proc/self/status, in bytes.
+// Returns a value of /proc/self/status, such as "VmHWM", in bytes.
 std::size_t status_bytes(const std::string& name) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);)
@@ -95,7 +95,7 @@ std::size_t status_bytes(const std::string& name) {
 
 constexpr std::size_t kHiddenElements = std::size_t{24} << 20;
 
-// Products of many shapes, in an order without order.
+// Makes products of many shapes, shuffled.
 std::vector<Product> hidden_products() {
   constexpr std::size_t kSizes[] = {1, 16, 100, 768, 1024, 3072, 6000, 50257};
   std::vector<Product> products;
@@ -114,7 +114,7 @@ std::vector<Product> hidden_products() {
   return products;
 }
 
-// The growth of the peak resident set over f32 products, with operands that are resident before.
+// Prints how much the peak resident set grows over f32 products whose operands are resident before.
 void measure_hidden(int count) {
   const std::vector<float> a(kHiddenElements, 0.5f), b(kHiddenElements, 0.25f);
   std::vector<float> c(kHiddenElements, 0.0f);
@@ -158,7 +158,7 @@ std::vector<Shape> step_products(const ModelSizes& model, std::size_t m) {
   return shapes;
 }
 
-// GFLOP/s of the best of some rounds.
+// Returns the GFLOP/s of the best of some rounds.
 template <class Work>
 double best_rate(const Product& p, const Work& work) {
   constexpr int kRounds = 6;

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""How fast a checkpoint is saved and loaded, against fio writing and reading files of the same lengths (the write with
-its fsync) on the same disk, in one run. Rounds alternate; medians. JSON with --json.
+"""Measures how fast a checkpoint is saved and loaded, and how fast fio writes (with fsync) and reads files of the same lengths on
+the same disk. Rounds alternate, and the figures are medians. --json prints JSON.
 
-What the loading clears is memory that the process never used; on a virtual machine the host may have to find it first,
-at a rate below the disk's. So the memory is used once before (--warm, in MiB), as it would be on bare metal.
+Loading takes memory that the process never used. On a virtual machine the host may have to find it first, more slowly than
+the disk reads. So the memory is used once before (--warm, in MiB), which gives the speed of bare metal.
 
     python3 bench/python/checkpoint_vs_disk.py --disk FOLDER --model gpt2-124m
 """
@@ -20,7 +20,7 @@ from side_by_side import fio, make_tokens, parser_of, sluice, temporary_folder
 def arguments():
     parser = parser_of(__doc__, disk="a folder on the disk to measure", model="gpt2-124m", dtype="f32", memory="4GiB", batch=4,
                        seq=256, rounds=3)
-    parser.add_argument("--warm", type=int, default=4096, help="MiB to use before each run")
+    parser.add_argument("--warm", type=int, default=4096, help="MiB of memory to use once before each run")
     return parser.parse_args()
 
 
@@ -43,7 +43,7 @@ def run(a, tokens, out, steps):
 
 
 def fio_seconds(folder, way, sizes):
-    """One file after another would be slower; a checkpoint's files are written and read side by side."""
+    """Runs fio on all files at once, as a checkpoint's files are written and read side by side."""
     jobs = [word for i, size in enumerate(sizes) for word in (f"--name=f{i}", f"--rw={way}", f"--size={size}")]
     return max(job[way]["runtime"] for job in fio(folder, "--end_fsync=1", *jobs)) / 1000
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A sequential stream through Sluice's File seam with its checksums, beside fio (io_uring) and DeepSpeed's aio handle, each
-at its best, on one disk in one run.
+"""Compares a sequential stream through Sluice's File seam, with checksums, with fio (io_uring) and DeepSpeed's aio handle, each
+with its best settings, on one disk in one run.
 
-Each round is one `sluice bench disk` (records, the same without checksums, a bare io_uring and fio at the best of 12 shapes,
-plain and with registered buffers, in turn), and then DeepSpeed: its block size, queue depth, threads, events, submission
-and bytes a call are tuned one after another before the rounds, for each direction. Medians; JSON with --json.
+Each round runs `sluice bench disk` (in turn records, files without checksums, a bare io_uring, and fio at the best of 12 shapes,
+plain and with registered buffers), and then DeepSpeed. Before the rounds DeepSpeed's block size, queue depth, threads, events,
+submission and bytes a call are tuned one after another, for each direction. Figures are medians. --json prints JSON.
 
     python3 bench/python/disk_vs_peers.py --disk FOLDER --deepspeed-python VENV/bin/python
 
@@ -23,13 +23,13 @@ from side_by_side import ROOT, parser_of, temporary_folder
 
 MIB = 1 << 20
 WAYS = ("write", "read")
-# What is tried, in this order, each with the best of those before it.
+# The settings that are tried, in this order, each with the best values of those before it.
 START = {"block_size": MIB, "queue_depth": 32, "single_submit": False, "overlap_events": True, "intra_op_parallelism": 1,
          "call": 0}
 TUNED = {
     "block_size": [MIB // 4, MIB // 2, MIB, 4 * MIB, 8 * MIB],
     "queue_depth": [8, 16, 32, 128],
-    "call": [0, 16 * MIB, 64 * MIB],  # 0: the whole file
+    "call": [0, 16 * MIB, 64 * MIB],  # 0 means the whole file
     "intra_op_parallelism": [1, 2, 4],
     "single_submit": [False, True],
     "overlap_events": [False, True],
@@ -38,13 +38,13 @@ TUNED = {
 
 def arguments():
     parser = parser_of(__doc__, disk="a folder on the disk to measure", bytes=1 << 30, rounds=3, seconds=8.0)
-    parser.add_argument("--deepspeed-python", help="python of an environment with DeepSpeed; without it DeepSpeed is left out")
+    parser.add_argument("--deepspeed-python", help="the Python of an environment with DeepSpeed; without it DeepSpeed is left out")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 class Handle:
-    """DeepSpeed's side, in its own process: moves a file once, one call after another."""
+    """DeepSpeed's side, in a process of its own. Moves a file once, one call after another."""
 
     def __init__(self, path, size):
         import torch
@@ -54,7 +54,7 @@ class Handle:
         allocator = self.module.aio_handle()
         self.buffer = allocator.new_cpu_locked_tensor(size, torch.empty(0, dtype=torch.uint8))
         self.buffer.random_(0, 256)
-        self.allocator = allocator  # whose memory the buffer is
+        self.allocator = allocator  # owns the buffer's memory
 
     def rate(self, way, setting):
         options = {key: value for key, value in setting.items() if key != "call"}
@@ -69,7 +69,7 @@ class Handle:
 
 
 def work(path, size):
-    """Answers on what was its standard output; what the libraries print there goes to the error output."""
+    """Answers on the original standard output. What libraries print goes to standard error."""
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         handle = Handle(path, size)
@@ -86,7 +86,7 @@ class DeepSpeed:
         self.best = {}
 
     def tune(self):
-        self.rate("write", START)  # makes the file
+        self.rate("write", START)  # to make the file
         self.best = {way: self.tuned(way) for way in WAYS}
 
     def rate(self, way, setting):

@@ -1,10 +1,9 @@
-"""How far 100 steps of AdamW with narrow state end from those with f32 state, beside other 8-bit optimizers.
+"""Measures how far 100 steps of AdamW with narrow state end from those with f32 state, beside other 8-bit optimizers.
 
-    python bench/python/eight_bit_error.py [--elements N]        # peers where they are installed: bitsandbytes, torchao
+    python bench/python/eight_bit_error.py [--elements N]        # with bitsandbytes and torchao where they are installed
 
-The gradients pull towards a target, with noise, and differ in magnitude between groups of 64 elements. Printed are
-distances from torch.optim.AdamW's end, as shares of the mean distance that it moved: the mean, and the 99.9th
-percentile.
+The gradients pull towards a target, with noise, and differ in magnitude between groups of 64 elements. It prints the distances
+from the result of torch.optim.AdamW, as shares of the mean distance that it moved: their mean, and their 99.9th percentile.
 """
 
 from __future__ import annotations

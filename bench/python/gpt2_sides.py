@@ -1,10 +1,10 @@
-"""One side of a bench in a process of its own, so that its memory and its threads are its own: a GPT-2 of transformers in
-f32, trained by plain PyTorch, by sluice.torch or by DeepSpeed.
+"""Runs one side of a bench in a process of its own, so that memory and threads are its own: a GPT-2 of transformers in f32,
+trained by plain PyTorch, by sluice.torch or by DeepSpeed.
 
     python gpt2_sides.py SETTINGS      (JSON; turns.py makes them)
 
-It answers each line of its input with a line of JSON: a number is that many steps (their seconds and losses, the peaks of
-memory so far, and what the side itself tells); an empty line ends it. What libraries print goes to standard error.
+It answers each line of its input with a line of JSON. A number asks for so many steps; the answer has their seconds and losses, the
+peaks of memory so far, and figures of the side's own. An empty line ends it. What libraries print goes to standard error.
 """
 import json
 import os
@@ -19,7 +19,7 @@ LR, WEIGHT_DECAY, CLIP = 3e-4, 0.01, 1.0
 
 
 class Plain:
-    """PyTorch's own; writes the values that all sides begin with."""
+    """Plain PyTorch. Writes the values with which all sides begin."""
 
     def __init__(self, a):
         import torch
@@ -45,7 +45,7 @@ class Plain:
 
 
 class Sluice(Plain):
-    """Wrapped, with everything where a["place"] says."""
+    """A wrapped model, with everything on the tier that a["place"] names."""
 
     def __init__(self, a):
         import torch
@@ -73,7 +73,7 @@ class Sluice(Plain):
 
 
 class DeepSpeed:
-    """ZeRO stage 3: parameters and optimizer state in files; its gradients lie in memory too, whatever is set."""
+    """ZeRO stage 3 with parameters and optimizer state in files. Gradients are in memory, too, whatever is set."""
 
     def __init__(self, a):
         import deepspeed
@@ -103,7 +103,7 @@ class DeepSpeed:
 
 
 def one_process():
-    """What DeepSpeed wants to know of a job of one process, on the CPU; its kernels are built with ninja of its environment."""
+    """Sets what DeepSpeed needs for a job of one process on the CPU. Its kernels are built with the environment's ninja."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

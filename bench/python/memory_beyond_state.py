@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The host memory that a run takes beyond its resident state, with the optimizer's state on disk: staging, workspace,
+"""Shows the host memory that a run takes beyond its resident state, with the optimizer's state on disk: staging, workspace,
 activations and the process itself, as the plan states them, and the measured peak beside the predicted one.
 
-A run for each optimizer and type of state that is asked for, three steps each. The resident state is what parameters and
-gradients take. JSON with --json.
+It runs three steps for each optimizer and type of state that is asked for. The resident state is what parameters and gradients
+take. --json prints JSON.
 
     python3 bench/python/memory_beyond_state.py --disk FOLDER --model gpt2-124m --batch 1 --seq 256
 """

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What narrow training saves and costs: bf16 parameters without master copies (stochastic rounding) and 8-bit AdamW state,
-4 bytes a parameter, beside f32 with f32 state: bytes on disk, bytes that a step moves, seconds of a step, peak memory, and
-the loss over the steps, on the same text, batch, budget and disk. One side after the other; medians of the steps after the
-first. JSON with --json.
+"""Measures what narrow training saves and costs: bf16 parameters without masters (stochastic rounding) and 8-bit AdamW state, 4
+bytes a parameter, beside f32 with f32 state. Measured are bytes on disk, bytes that a step moves, seconds of a step, peak memory,
+and the loss over the steps, on the same text, batch, budget and disk. One side runs after the other; figures are medians of the
+steps after the first. --json prints JSON.
 
 The model keeps its own vocabulary; the text's bytes are its tokens, so that no tokenizer is needed.
 
@@ -29,15 +29,15 @@ def arguments():
 
 
 def byte_tokens(text, path):
-    """A token file of 2 bytes each."""
+    """Writes a file of tokens of 2 bytes."""
     path.write_bytes(bytes(byte for value in text.read_bytes() for byte in (value, 0)))
 
 
 def run(a, side, tokens, folder):
-    """What one side measured. Both are placed on the disk whole, whatever would fit in memory."""
+    """Returns what one side measured. Both sides have everything on disk, whatever would fit in memory."""
     metrics = folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
-    # Without clipping by the norm a gradient is used up in the backward pass, and never stored.
+    # Without clipping by the norm each gradient is used in the backward pass, and never stored.
     options = ["--model", a.model, "--data", tokens, "--memory", a.memory, "--disk", f"{a.disk}:{a.swap}", "--batch", a.batch,
                "--seq", a.seq, "--steps", a.steps, "--lr", a.lr, "--warmup", min(10, a.steps // 2), "--clip", 0,
                "--place-parameters", "disk", "--place-state", "disk", *SIDES[side]]

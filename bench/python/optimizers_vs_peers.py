@@ -1,13 +1,14 @@
-"""AdamW of Sluice beside its peers on the CPU, on the same elements with the same threads, in one run, sides in turn.
+"""Compares Sluice's AdamW with its peers on the CPU, on the same elements with the same threads; the sides take turns.
 
     python bench/python/optimizers_vs_peers.py [--only f32 bf16-8bit ...]     # any Python 3.10; torch is not needed for it
 
-Printed for each kind of work: what Sluice reached (`sluice bench optimizer`, which measures in turn what a loop with the
-same streams of memory reaches, in place where the update is, and what the same arithmetic reaches in the caches), its
-share of the lower of both limits, and the peers' rates. Memory's limit is measured in two ways: 4 KiB of each stream in
-turn, and (by lines) the same 64 elements of all streams, as an update has to. Medians over the rounds. JSON with --json.
+For each kind of work it prints what Sluice reached, its share of the lower of two limits, and the peers' rates. `sluice bench
+optimizer` measures all of Sluice's figures in turn. One limit is a loop with the same streams of memory, in place where the update
+is in place; the other is the same arithmetic in the caches. The limit of memory is measured in two ways: with 4 KiB of each stream in
+turn, and (by lines) with the same 64 elements of all streams, as an update must do. Figures are medians over the rounds. --json
+prints JSON.
 
-Peers run in processes of their own, from environments that have them; one that is not there is told and left out:
+Peers run in processes of their own, from environments that have them. Missing ones are named and left out:
 
     --torch-python       torch.optim.AdamW(fused=True), with one tensor, and with as many as a model has (.venv/bin/python)
     --deepspeed-python   DeepSpeedCPUAdam, compiled here; wrap_vs_deepspeed.py says how its environment is made, and
@@ -16,8 +17,8 @@ Peers run in processes of their own, from environments that have them; one that 
                          python3 -m venv VENV
                          VENV/bin/pip install setuptools torch==2.13.0 torchao==0.18.0 bitsandbytes==0.50.2
 
-No peer keeps masters beside bf16 parameters within its optimizer. Where they have none, torch's and DeepSpeed's round to
-nearest (the least that there is to do), torchao's stochastically, as Sluice.
+No peer keeps masters beside bf16 parameters in its optimizer. Without masters, torch's and DeepSpeed's round to nearest (the least
+work that is possible), and torchao's rounds stochastically, as Sluice does.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from collections.abc import Callable
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-ROUND_SECONDS = 0.4  # of a peer's turn, at least
-# What a GPT-2 of 124M has, in the proportions of its tensors, over and over.
+ROUND_SECONDS = 0.4  # the least duration of a peer's turn
+# The sizes of a GPT-2 124M's tensors, which are repeated.
 MODEL = [768 * 2304, 2304, 768 * 768, 768, 768, 768, 768 * 3072, 3072, 3072 * 768, 768, 768, 768]
 
-# By name: the type of parameters, of state, and whether there are masters; then the peers that do the same.
+# By name: the types of parameters and of state, whether there are masters, and the peers that do the same.
 WORKS: dict[str, tuple[str, str, bool, list[str]]] = {
     "f32": ("f32", "f32", True, ["torch one", "torch many", "deepspeed"]),
     "f32-bf16": ("f32", "bf16", True, []),
@@ -86,9 +87,9 @@ def make_optimizer(peer: str, state: str, parameters: list[Any]) -> Any:
 
 
 def serve(peer: str, dtype: str, state: str, elements: int, threads: int) -> None:
-    """A peer's process: for each line that it is sent it prints the seconds of a step."""
+    """Runs in a peer's process. For each line of input it prints the seconds of a step."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # keeps what libraries print out of the answers
     import torch
 
     torch.set_num_threads(threads)
@@ -150,16 +151,16 @@ def started(work: str, a: argparse.Namespace) -> tuple[dict[str, Peer], list[str
     notes: list[str] = []
     for name in names:
         if not pythons[name]:
-            notes.append(f"{work}: {name} is left out, no Python with it was named")
+            notes.append(f"{work}: {name} is left out, since no Python with it was named")
             continue
         if shutil.which(pythons[name]) is None:
-            notes.append(f"{work}: {name} is left out, there is no program '{pythons[name]}'")
+            notes.append(f"{work}: {name} is left out, since there is no program '{pythons[name]}'")
             continue
         peer = Peer(pythons[name], name, dtype, state, a)
         if peer.answer() == "ready":
             peers[name] = peer
         else:
-            notes.append(f"{work}: {name} is left out, it does not run here: {peer.why()}")
+            notes.append(f"{work}: {name} is left out, since it does not run here: {peer.why()}")
     return peers, notes
 
 
@@ -223,11 +224,11 @@ def show(found: dict[str, Any]) -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(WORKS), default=list(WORKS), help="these works alone")
-    parser.add_argument("--elements", type=int, default=64 << 20, help="parameters; of a few hundred MB, for large caches")
+    parser.add_argument("--only", nargs="+", choices=list(WORKS), default=list(WORKS), help="limit the run to these")
+    parser.add_argument("--elements", type=int, default=64 << 20, help="number of elements; a few hundred MB of them exceed large caches")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1, help="of Sluice's turn in a round, with its limits")
+    parser.add_argument("--seconds", type=float, default=1, help="duration of Sluice's turn in a round, with its limits")
     parser.add_argument("--sluice", default=str(ROOT / "build/bin/sluice"))
     parser.add_argument("--torch-python", default=str(ROOT / ".venv/bin/python"))
     parser.add_argument("--deepspeed-python")

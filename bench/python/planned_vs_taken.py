@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The seconds of a step that `sluice plan` predicts, beside those that steps then take: runs in memory and on disk, in f32 and
-bf16, from GPT-2 to a Llama of 8B, with AdamW in f32 and in 8 bits, one micro-batch and several. One run after the other; medians
-of the steps after the first. JSON with --json.
+"""Compares the seconds of a step that `sluice plan` predicts with those that steps then take, for runs in memory and on disk, in
+f32 and bf16, from GPT-2 to a Llama of 8B, with AdamW state in f32 and in 8 bits, with one micro-batch and several. One run follows
+the other; figures are medians of the steps after the first. --json prints JSON.
 
-Where a step's seconds go is told for both sides: products and loops, updates, and waiting for the disk.
+For both sides it prints where a step's seconds go: products and loops, updates, and waiting for the disk.
 
     python3 bench/python/planned_vs_taken.py --disk FOLDER [RUN ...]
 """
@@ -17,7 +17,7 @@ from side_by_side import ROOT, make_tokens, parser_of, sluice, temporary_folder
 
 ON_DISK = ["--place-parameters", "disk", "--place-gradients", "disk", "--place-state", "disk"]
 NARROW = ["--dtype", "bf16", "--master", "none", "--state", "8bit", "--clip", 0]
-# Tokens of a micro-batch, disk space, steps, and what else is said.
+# Tokens of a micro-batch, disk space, steps, and further options.
 RUNS = {
     "mini": (1024, "512MiB", 20, ["--model", "mini", "--memory", "176MiB", "--batch", 8, "--seq", 128]),
     "gpt2-124m": (1024, None, 5, ["--model", "gpt2-124m", "--memory", "6GiB", "--batch", 4, "--seq", 256]),
@@ -38,7 +38,7 @@ RUNS = {
 
 def arguments():
     parser = parser_of(__doc__, disk="a folder on the disk to use", build=str(ROOT / "build"))
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="beginnings of names of " + "; ".join(RUNS) + " (all)")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="how the names of the wanted runs begin; the runs are " + "; ".join(RUNS))
     a = parser.parse_args()
     a.runs = [name for name in RUNS if not a.runs or any(name.startswith(word) for word in a.runs)]
     return a

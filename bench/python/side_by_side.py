@@ -1,4 +1,4 @@
-"""What the benches share: models, memory, running the command line and fio, and their files."""
+"""The benches' common parts: models, memory, running the command line and fio, and files."""
 import argparse
 import contextlib
 import json
@@ -17,20 +17,20 @@ SHAPES = {"gpt2-124m": (12, 768, 12), "gpt2-355m": (24, 1024, 16), "gpt2-774m": 
 
 
 def parser_of(doc, disk=None, shapes=False, **defaults):
-    """A parser of a bench's options: --json, --disk where `disk` says what the folder is for, and one for each of `defaults`, of
-    its type. shapes: the model is one of SHAPES."""
+    """Makes the parser of a bench's options: --json; --disk, where `disk` says what the folder is for; and one for each of
+    `defaults`, of its type. With `shapes` the model must be one of SHAPES."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     if disk:
         parser.add_argument("--disk", required=True, help=disk)
     for name, value in defaults.items():
         choices = SHAPES if shapes and name == "model" else None
-        parser.add_argument(f"--{name}", type=type(value), default=value, choices=choices, help=f"{value} where not given")
+        parser.add_argument(f"--{name}", type=type(value), default=value, choices=choices, help=f"by default {value}")
     return parser
 
 
 def gpt2_config(model):
-    """The configuration of transformers for a name of SHAPES, without dropout."""
+    """Returns the configuration of transformers for a name of SHAPES, without dropout."""
     from transformers import GPT2Config
 
     layers, width, heads = SHAPES[model]
@@ -38,7 +38,7 @@ def gpt2_config(model):
 
 
 def peak_bytes():
-    """The most that this process held in memory, since it began or since forget_peak()."""
+    """Returns the most memory that this process held since it began, or since forget_peak()."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
 
@@ -49,25 +49,25 @@ def forget_peak():
 
 @contextlib.contextmanager
 def temporary_folder(disk):
-    """A folder there that goes when the block ends, also where SIGTERM ends it."""
+    """Makes a folder that is removed when the block ends, also where SIGTERM ends it."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(dir=disk) as name:
         yield pathlib.Path(name)
 
 
 def make_tokens(path, count):
-    """A token file (2 bytes each) of pseudo-random bytes, which every vocabulary has."""
+    """Writes a file of tokens (2 bytes each) of pseudo-random bytes, which every vocabulary has."""
     path.write_bytes(bytes(byte for value in random.Random(1).randbytes(count) for byte in (value, 0)))
 
 
 def sluice(*arguments, build=ROOT / "build"):
-    """Runs a command of a build to its end; returns what it printed."""
+    """Runs a command of a build to its end, and returns what it printed."""
     command = [pathlib.Path(build, "bin/sluice"), *arguments]
     return subprocess.run([str(word) for word in command], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def sluice_steps(folder, *arguments):
-    """The metrics of the steps after the first."""
+    """Returns the metrics of the steps after the first."""
     metrics = folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
     sluice("train", "--eval-every", 0, "--metrics", metrics, "--progress", "none", *arguments)
@@ -75,7 +75,7 @@ def sluice_steps(folder, *arguments):
 
 
 def fio(folder, *jobs):
-    """Runs jobs at once (io_uring, O_DIRECT, 1 MiB blocks, huge-page buffers); returns fio's record of each."""
+    """Runs jobs at once (io_uring, O_DIRECT, 1 MiB blocks, huge-page buffers), and returns fio's record of each."""
     common = ["--ioengine=io_uring", "--direct=1", "--bs=1M", "--iodepth=32", f"--directory={folder}", "--mem=malloc",
               "--output-format=json"]
     environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -84,7 +84,7 @@ def fio(folder, *jobs):
 
 
 def replay(folder, read, written):
-    """Seconds that fio takes for the step's bytes, both ways at once, and the processor's seconds that it takes for them."""
+    """Returns the seconds that fio takes to read and write a step's bytes at once, and the processor's seconds for that."""
     jobs = []
     for name, way, size in (("in", "read", read), ("out", "write", written)):
         mebibytes = max(1, size >> 20)

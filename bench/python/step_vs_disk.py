@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What the disk tier costs a step: everything on disk (or the optimizer's state alone: --only-state) against everything in
-memory, and against the time that fio takes to replay the step's reads and writes (io_uring, O_DIRECT, 1 MiB blocks, depth
-32, huge-page buffers), in one run.
+"""Measures what the disk tier costs a step. It compares a step with everything on disk (with --only-state the optimizer's state
+alone) with a step in memory, and with the time that fio takes to replay the step's reads and writes (io_uring, O_DIRECT, 1 MiB
+blocks, depth 32, huge-page buffers).
 
-The figure: step on disk / max(step in memory, fio's replay); and beside it what a step on disk is meant to take at most, 1.05
-times that larger one and the processor's seconds of fio's replay, which the cores share. Rounds alternate; medians. JSON with
---json.
+The figure is step on disk / max(step in memory, fio's replay). Beside it is the most that a step on disk is meant to take: 1.05
+times the larger of the two, plus the processor's seconds of fio's replay, which the cores share. Rounds alternate, and figures are
+medians. --json prints JSON.
 
     python3 bench/python/step_vs_disk.py --disk FOLDER --model gpt2-124m --batch 4 --seq 256
 """
@@ -19,7 +19,7 @@ from side_by_side import CORES, make_tokens, parser_of, replay, sluice_steps, te
 def arguments():
     parser = parser_of(__doc__, disk="a folder on the disk to measure", model="gpt2-124m", batch=4, seq=256, dtype="f32",
                        threads=CORES, rounds=3, steps=4, memory="12GiB", swap="24GiB")
-    parser.add_argument("--only-state", action="store_true", help="parameters and gradients stay in memory")
+    parser.add_argument("--only-state", action="store_true", help="keep parameters and gradients in memory")
     return parser.parse_args()
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Tokens per second of a training step, side by side: Sluice in memory against PyTorch eager with fused AdamW.
+"""Compares the tokens per second of a training step: Sluice in memory, and PyTorch eager with fused AdamW.
 
-Both train GPT-2 with the same shapes, batch, type (f32), threads, clipping and data. Rounds alternate; each figure is
-the median over the steps of all rounds but the first step of each. Prints a table, or JSON with --json.
+Both train GPT-2 with the same shapes, batch, type (f32), threads, clipping and data. Rounds alternate. Each figure is the median
+over the steps of all rounds without the first step of each. --json prints JSON.
 
     .venv/bin/python bench/python/step_vs_pytorch.py --model gpt2-124m --batch 4 --seq 256
 """

@@ -1,4 +1,4 @@
-"""Models that train in processes of their own and take turns (gpt2_sides.py), so that the machine's pace is one for all."""
+"""Makes models train in turns, each in a process of its own (gpt2_sides.py), so that changes of the machine's pace meet all."""
 import json
 import os
 import pathlib
@@ -6,12 +6,12 @@ import statistics
 import subprocess
 import sys
 
-# The losses of so many first steps are held to plain PyTorch's, so that all sides do the same work.
+# The losses of so many first steps must equal plain PyTorch's, within the tolerance: then all sides do the same work.
 CHECKED_STEPS, LOSS_TOLERANCE = 3, 1e-3
 
 
 def turns_of(a, parser):
-    """a.rounds and a.steps, looked at."""
+    """Checks a.rounds and a.steps, and returns a."""
     if a.rounds < 2:
         parser.error("--rounds: the first is not counted, so give at least 2")
     if a.rounds * a.steps < CHECKED_STEPS:
@@ -20,9 +20,9 @@ def turns_of(a, parser):
 
 
 class Side:
-    """A process that trains when it is asked to; what it prints goes into a file, which is shown where it fails.
+    """A process that trains when it is asked to. What it prints goes to a file, whose end is shown where the process fails.
 
-    a: the bench's arguments (model, batch, seq, threads). kind: plain, sluice or deepspeed. settings: the kind's own.
+    `a` has the bench's arguments (model, batch, seq, threads). `kind` is plain, sluice or deepspeed; `settings` are the kind's own.
     """
 
     def __init__(self, a, kind, folder, name=None, python=sys.executable, **settings):
@@ -49,7 +49,7 @@ class Side:
             self.process.wait()
 
     def steps(self, count):
-        """What it answers to so many steps; 0 waits until it is there."""
+        """Trains so many steps and returns the answer. 0 steps wait until the process is ready."""
         try:
             print(count, file=self.process.stdin, flush=True)
             line = self.process.stdout.readline()
@@ -61,14 +61,14 @@ class Side:
 
 
 def plain_losses(a, folder):
-    """Of the first steps of plain PyTorch, which leaves the values that all begin with in folder / "weights"."""
+    """Returns the losses of plain PyTorch's first steps. It leaves the values with which all sides begin in folder / "weights"."""
     with Side(a, "plain", folder) as plain:
         return plain.steps(CHECKED_STEPS)["losses"]
 
 
 def take_turns(a, sides, expected, after_round=lambda: None):
-    """By the name of the side: what it answered last, with the median of its seconds in all rounds but the first, and how far
-    its first losses are from what is expected."""
+    """Returns, by the side's name, its last answer, with the median of its seconds in all rounds but the first, and the error of
+    its first losses."""
     seconds, losses, last = ({side.name: [] for side in sides} for _ in range(3))
     for number in range(a.rounds):
         for side in sides:

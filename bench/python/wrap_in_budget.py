@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""Trains models of their real shapes, built on the meta device and wrapped with nothing stated but memory and disk, each
-in a process of its own, and prints what was stated, what the process took at most (its resident peak), what was predicted,
-what of that was for PyTorch, and warnings; or why it was refused. Ends with 1 where a peak passed what was stated, or
-anything was warned of.
+"""Trains models of their real shapes, each in a process of its own. They are built on the meta device, and wrapped with memory and
+disk as the only settings. It prints the stated memory, the process's resident peak, the predicted memory, PyTorch's part of it, and
+warnings; or why the model was refused. The exit status is 1 where a peak exceeded the stated memory, or there was a warning.
 
     .venv/bin/python bench/python/wrap_in_budget.py --disk FOLDER [--cases gpt2-774m:3.5GiB,vit-base:2GiB] [--steps 3]
 """
@@ -20,13 +19,13 @@ CASES = "gpt2-774m:3.5GiB,gpt2-774m:2GiB,vit-base:3.5GiB,vit-base:2GiB,llama-128
 
 def arguments():
     parser = parser_of(__doc__, disk="a folder for what does not fit", cases=CASES, batch=1, seq=128, steps=3)
-    parser.add_argument("--loss", choices=("inside", "outside"), default="inside", help="of the model's forward")
-    parser.add_argument("--one", action="store_true", help="the case in this process")
+    parser.add_argument("--loss", choices=("inside", "outside"), default="inside", help="whether the loss is computed inside of the model's forward")
+    parser.add_argument("--one", action="store_true", help="run the one case in this process")
     return parser.parse_args()
 
 
 def made(name, batch, seq):
-    """A model on the meta device, what it is called with, and its labels."""
+    """Returns a model on the meta device, the arguments to call it with, and labels."""
     import torch
     import transformers as t
 
@@ -41,7 +40,7 @@ def made(name, batch, seq):
         elif name in SHAPES:
             model = t.GPT2LMHeadModel(gpt2_config(name))
         else:
-            raise SystemExit(f"there is no model '{name}'; there are vit-base, llama-128k, {', '.join(SHAPES)}")
+            raise SystemExit(f"there is no model '{name}'; choose one of vit-base, llama-128k, {', '.join(SHAPES)}")
     if name == "vit-base":
         return model, {"pixel_values": torch.randn(batch, 3, 224, 224)}, torch.randint(0, 1000, (batch,))
     ids = torch.randint(0, model.config.vocab_size, (batch, seq))

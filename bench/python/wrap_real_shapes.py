@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Wraps models of their real shapes, with random weights, in budgets below their training state (16 bytes a parameter), and
-takes some steps: once with everything in memory, once in the budget. Prints the losses of both, which are to be equal to
-the last bit, what was predicted, and what the process took at most.
+"""Wraps models of their real shapes, with random weights, in budgets below their training state (16 bytes a parameter), and trains
+some steps: once with everything in memory, and once in the budget. It prints the losses of both, which must be equal to the last
+bit, the predicted memory, and the process's peak.
 
     .venv/bin/python bench/python/wrap_real_shapes.py --disk FOLDER [--models bert-large,vit-base] [--optimizer adafactor]
 """
@@ -23,11 +23,11 @@ OPTIMIZERS = {"adamw": "AdamW", "adafactor": "Adafactor"}
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--disk", required=True, help="a folder for what does not fit")
-    parser.add_argument("--models", default=",".join(BUDGETS), help="of " + ", ".join(BUDGETS))
+    parser.add_argument("--disk", required=True, help="a folder for all that does not fit in memory")
+    parser.add_argument("--models", default=",".join(BUDGETS), help="some of " + ", ".join(BUDGETS))
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--memory", help="another budget than the model's own, for one model")
+    parser.add_argument("--memory", help="a budget in place of the model's own, where one model is named")
     parser.add_argument("--one", choices=("memory", "budget"), help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -47,7 +47,7 @@ def images(rows=1):
 
 
 def kind_of(name):
-    """Class and configuration, without dropout."""
+    """Returns a model's class and configuration, without dropout."""
     import transformers as t
 
     if name == "bert-large":
@@ -75,7 +75,7 @@ def kind_of(name):
 
 
 def made(name):
-    """The model on the meta device, and a batch."""
+    """Returns the model on the meta device, and a batch."""
     import torch
 
     kind, config = kind_of(name)

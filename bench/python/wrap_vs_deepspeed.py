@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""A GPT-2 of transformers in f32, wrapped with everything on disk, beside DeepSpeed ZeRO stage 3 with parameters and
-optimizer state offloaded to files: seconds of a step and peak memory, in one run.
+"""Compares the seconds of a step and the peak memory of a GPT-2 of transformers in f32, wrapped with everything on disk, with those
+of DeepSpeed ZeRO stage 3 with parameters and optimizer state in files.
 
 Both train the same model from the same values on the same data, with the same batch, clipping, threads and disk, each in a
-process of its own, and take turns. The losses of the first steps are held to plain PyTorch's, so that both do the same
-work. Medians over the steps of all rounds but the first. Memory is the resident peak (VmHWM) of the steps; that of the
-whole process, with reading the values, is told too. JSON with --json.
+process of its own, and take turns. The losses of the first steps must equal plain PyTorch's, so that both do the same work.
+Figures are medians over the steps of all rounds but the first. Memory is the resident peak (VmHWM) of the steps; that of the whole
+process, including reading the values, is printed, too. --json prints JSON.
 
     .venv/bin/python bench/python/wrap_vs_deepspeed.py --disk FOLDER --deepspeed-python VENV/bin/python
 
-DeepSpeed is installed into an environment of its own, with the versions that requirements.txt has of the rest, and
-builds its kernels when it first runs (some minutes; libaio-dev, ninja-build and g++ are needed):
+DeepSpeed is installed into an environment of its own, with the other packages in the versions of requirements.txt. It builds
+its kernels when it first runs (some minutes; libaio-dev, ninja-build and g++ are needed):
 
     apt-get install libaio-dev ninja-build g++
     python3 -m venv VENV
@@ -18,7 +18,7 @@ builds its kernels when it first runs (some minutes; libaio-dev, ninja-build and
     DS_ACCELERATOR=cpu VENV/bin/pip install --no-build-isolation deepspeed==0.19.8
 
 --set changes DeepSpeed's configuration, by path: --set aio.block_size=8388608. --tune tries one setting after another
-before the rounds and keeps what is faster.
+before the rounds and keeps the fastest value of each.
 """
 import argparse
 import copy
@@ -30,7 +30,7 @@ from side_by_side import CORES, gpt2_config, parser_of, temporary_folder
 from turns import Side, plain_losses, take_turns, turns_of
 
 OPTIMIZER = "zero_optimization.offload_optimizer."
-# What --tune tries, in this order, each with the best of those before it: choices of settings that go together.
+# What --tune tries, in this order, each with the best of those before it. A choice is a group of settings.
 TUNED = [
     [{"aio.block_size": size} for size in (1 << 20, 1 << 18, 1 << 22, 1 << 23)],
     [{"aio.queue_depth": depth} for depth in (32, 8, 128)],
@@ -55,10 +55,10 @@ def setting(text):
 def arguments():
     parser = parser_of(__doc__, disk="a folder on the disk that both use", shapes=True, model="gpt2-124m", memory="3400MiB",
                        batch=4, seq=256, threads=CORES, rounds=4, steps=3)
-    parser.add_argument("--deepspeed-python", required=True, help="python of an environment with DeepSpeed (see above)")
-    parser.add_argument("--reserve", help="of Sluice's --memory for PyTorch itself; without it what is estimated, with a margin")
-    parser.add_argument("--held-units", type=int, default=3, help="units that Sluice keeps at hand")
-    parser.add_argument("--set", type=setting, action="append", default=[], metavar="PATH=VALUE", help="DeepSpeed's")
+    parser.add_argument("--deepspeed-python", required=True, help="the Python of an environment with DeepSpeed (see above)")
+    parser.add_argument("--reserve", help="the part of --memory that Sluice leaves to PyTorch; by default an estimate with a margin")
+    parser.add_argument("--held-units", type=int, default=3, help="how many units Sluice holds at once")
+    parser.add_argument("--set", type=setting, action="append", default=[], metavar="PATH=VALUE", help="change DeepSpeed's configuration")
     parser.add_argument("--tune", action="store_true")
     return turns_of(parser.parse_args(), parser)
 
@@ -71,7 +71,7 @@ def put(config, path, value):
 
 
 def deepspeed_config(a, disk):
-    """Buffers as few as run, each of the largest parameter (the embedding), which DeepSpeed does not divide."""
+    """The configuration has as few buffers as work, each as large as the embedding, which DeepSpeed does not divide."""
     shape = gpt2_config(a.model)
     largest = shape.vocab_size * shape.n_embd
     aligned = -(-largest // (1 << 20)) << 20
@@ -102,7 +102,7 @@ def deepspeed_config(a, disk):
 
 
 def tune(a, folder, config):
-    """The best of each choice in turn, by the quickest of 3 steps; what cannot run is told and left out."""
+    """Finds the best of each choice in turn, by the quickest of 3 steps. What cannot run is reported and left out."""
     for choices in TUNED:
         best, chosen = None, None
         for choice in choices:

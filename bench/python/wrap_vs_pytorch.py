@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A wrapped GPT-2 (transformers) beside the plain one with PyTorch's fused AdamW: seconds of a step, in one run.
+"""Compares the seconds of a step of a wrapped GPT-2 (transformers) with those of the plain one with PyTorch's fused AdamW.
 
 Three processes train the same model from the same values on the same data, with the same batch, clipping, threads and type
-(f32), and take turns: plain, wrapped with everything in memory, wrapped with everything on disk; and fio replays the bytes that
-a step on disk reads and writes. Losses are held to the plain one's. Medians over the steps of all rounds but the first. Figures:
-plain / in memory, and on disk / max(in memory, fio). JSON with --json.
+(f32), and take turns: plain, wrapped with everything in memory, and wrapped with everything on disk; and fio replays the bytes that
+a step on disk reads and writes. Losses must equal the plain one's. Seconds are medians over the steps of all rounds but the first.
+The figures are plain / in memory, and on disk / max(in memory, fio). --json prints JSON.
 
     .venv/bin/python bench/python/wrap_vs_pytorch.py --disk FOLDER --batch 4 --seq 256
 """
@@ -28,7 +28,7 @@ def measure(a, folder):
     with contextlib.ExitStack() as stack:
         def side(kind, **settings):
             made = stack.enter_context(Side(a, kind, folder, **settings))
-            return made, made.steps(0)  # it is there, so that no two begin at once
+            return made, made.steps(0)  # waits until it is ready, so that no two begin at once
 
         def wrapped(place):
             return side("sluice", name=place, place=place, memory=a.memory, reserve=a.reserve, held_units=a.held_units)

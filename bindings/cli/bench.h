@@ -8,17 +8,17 @@
 #include "bindings/cli/bench_report.h"
 #include "bindings/cli/commands.h"
 
-// The benches of `sluice bench`: what the machine allows, and what Sluice makes of it, in one run.
+// The benches of `sluice bench`. Each measures in one run what the machine allows and what Sluice reaches.
 namespace sluice::cli {
 
 struct BenchOptions {
   bool json = false;
   double seconds = 10;
-  int threads = 0;  // 0: the cores that this process may use
+  int threads = 0;  // 0 means the cores that this process may use
   std::string folder;
-  std::uint64_t size = 0;   // 0: the bench's own
-  std::uint64_t block = 0;  // 0: what was measured to be best
-  int depth = 0;            // likewise
+  std::uint64_t size = 0;   // 0 means the bench's own size
+  std::uint64_t block = 0;  // 0 means the best that was measured
+  int depth = 0;            // 0 means the best that was measured
   std::uint64_t elements = std::uint64_t{32} << 20;
   std::string optimizer = "adamw";
   std::optional<std::string> dtype, state, master;
@@ -30,9 +30,9 @@ BenchReport bench_copy(const BenchOptions& options, BenchProgress& progress);
 BenchReport bench_optimizer(const BenchOptions& options, BenchProgress& progress);
 BenchReport bench_step(const models::TrainSettings& settings, double seconds, BenchProgress& progress);
 
-// Binds the subcommands of `sluice bench` and their flags.
+// Adds the subcommands of `sluice bench`. bind_bench() adds their flags.
 void add_bench_commands(CLI::App& app);
-void bind_bench(CLI::App& app, BenchOptions& options);  // REQUIRES: they were added
+void bind_bench(CLI::App& app, BenchOptions& options);  // REQUIRES: add_bench_commands(app) was called
 void run_bench(CLI::App& app, const BenchOptions& options, std::FILE* out);
 
 }  // namespace sluice::cli

@@ -8,7 +8,7 @@ namespace {
 
 void bind_common(CLI::App& bench, BenchOptions& options) {
   Flags flags(bench);
-  flags.real("--seconds", options.seconds, "time to measure in; at least three rounds are taken");
+  flags.real("--seconds", options.seconds, "time to measure in, for at least three rounds");
   flags.toggle("--json", options.json, "print JSON (docs/formats/bench.md)");
 }
 
@@ -16,32 +16,31 @@ void bind_disk(CLI::App& bench, BenchOptions& options) {
   bench.add_option("folder", options.folder, "a folder on the disk to measure; nothing is left in it")
       ->type_name("FOLDER");
   Flags flags(bench);
-  flags.size("--size", options.size, "of the file that is written (1GiB)");
-  flags.size("--block", options.block, "of a transfer; without it what is known to be best, or measured now");
-  flags.whole("--depth", options.depth, "transfers under way; likewise");
+  flags.size("--size", options.size, "size of the file that is written (1GiB)");
+  flags.size("--block", options.block, "size of a transfer (the best that is known or measured now)");
+  flags.whole("--depth", options.depth,
+              "how many transfers are under way (the best that is known or measured now)");
   bind_common(bench, options);
 }
 
 void bind_copy(CLI::App& bench, BenchOptions& options) {
   Flags flags(bench);
-  flags.size("--size", options.size, "of an array of f32; two are taken (256MiB)");
-  flags.whole("--threads", options.threads,
-              "compute threads; without it the cores that this process may use");
+  flags.size("--size", options.size, "size of an array of f32, of which there are two (256MiB)");
+  flags.whole("--threads", options.threads, "compute threads (the cores that this process may use)");
   bind_common(bench, options);
 }
 
 void bind_optimizer(CLI::App& bench, BenchOptions& options) {
   Flags flags(bench);
-  flags.choice("--optimizer", options.optimizer, optim::optimizer_names(), "what is measured");
+  flags.choice("--optimizer", options.optimizer, optim::optimizer_names(), "optimizer to measure");
   flags.choice("--dtype", options.dtype, {"f32", "bf16", "f16"},
-               "type of parameters and gradients; without it each");
+               "type of parameters and gradients (all in turn)");
   flags.choice("--state", options.state, optim::state_type_names(),
-               "type of the optimizer's state; without it each");
+               "type of the optimizer's state (all in turn)");
   flags.choice("--master", options.master, {"f32", "none"},
-               "copies of bf16 parameters, or stochastic rounding; without it both");
+               "whether bf16 parameters have f32 masters or are rounded stochastically (both in turn)");
   flags.whole("--elements", options.elements, "parameters that are updated");
-  flags.whole("--threads", options.threads,
-              "compute threads; without it the cores that this process may use");
+  flags.whole("--threads", options.threads, "compute threads (the cores that this process may use)");
   bind_common(bench, options);
 }
 
@@ -65,13 +64,14 @@ BenchReport measure(const CLI::App& bench, const BenchOptions& options, BenchPro
 }  // namespace
 
 void add_bench_commands(CLI::App& app) {
-  app.add_subcommand("disk", "sequential reads and writes with checksums, against io_uring alone and fio");
-  app.add_subcommand("copy", "copies, conversions and sums in memory, against its bandwidth");
+  app.add_subcommand("disk",
+                     "compare sequential reads and writes with checksums with io_uring alone and fio");
+  app.add_subcommand("copy", "compare copies, conversions and sums in memory with its bandwidth");
   app.add_subcommand(
       "optimizer",
-      "updates in memory, against loops that only move the same bytes, and the arithmetic alone");
+      "compare updates in memory with loops that only move the same bytes, and with the arithmetic alone");
   app.add_subcommand("step",
-                     "training steps on random tokens, against the peak of products, memory and disk");
+                     "compare training steps on random tokens with the peak of products, memory and disk");
 }
 
 void bind_bench(CLI::App& app, BenchOptions& options) {

@@ -53,8 +53,8 @@ class DiskBench {
         file_(options.folder, bytes_),
         service_(offload::make_io_service(io_)),
         plain_(file_.open_in(*service_)) {
-    // Under way, and half as many, on which checksums are computed meanwhile: with more memory caches and
-    // tables of pages hold less of it, with less the disk waits.
+    // The memory serves the transfers under way, and half as many blocks whose checksums are computed
+    // meanwhile. With more, less of it would be in caches and page tables; with less, the disk would wait.
     const std::size_t count = divide_up(shape_.bytes(), calls_.block);
     calls_.depth = count + divide_up(count, 2);
     std::vector<std::unique_ptr<offload::File>> files;
@@ -79,8 +79,8 @@ class DiskBench {
       works_.push_back({"io_uring alone, no checksums",
                         [this] { return numbers(file_.measure(shape_, memory_.bytes())); }});
     else
-      why = "there is no io_uring to hold this against: " + why;
-    progress.show("fio's best block size, depth and buffers are looked for");
+      why = "there is no io_uring to compare this with: " + why;
+    progress.show("looking for fio's best block size, depth and buffers");
     if (why.empty()) best_ = best_fio(file_.path(), bytes_, &why);
     if (best_)
       works_.push_back({fmt::format("fio: write {}, read {}", to_text(best_->write), to_text(best_->read)),
@@ -101,7 +101,7 @@ class DiskBench {
  private:
   static std::vector<double> numbers(const DiskRates& rates) { return {rates.write, rates.read}; }
 
-  // And seconds of processor time for each byte that was moved.
+  // Returns also the seconds of processor time for each byte that was moved.
   template <class Pass>
   std::vector<double> with_processor(const Pass& pass) const {
     const double before = processor_seconds();
@@ -137,7 +137,7 @@ class DiskBench {
   StreamShape shape_, calls_;
   std::uint64_t bytes_;
   allocator::Ledger ledger_;
-  offload::BareFile file_;  // of all that is measured: no side is on a better part of the disk
+  offload::BareFile file_;  // shared by all measurements, so that none has a better part of the disk
   std::unique_ptr<offload::IoService> service_;
   std::unique_ptr<offload::File> plain_;
   std::unique_ptr<offload::RecordStore> store_;
@@ -153,14 +153,14 @@ void check(const BenchOptions& options) {
     fail(ErrorCode::kInvalidArgument, "--size: {} is more than any disk has", format_size(options.size));
   if (options.size < kLeastBytes)
     fail(ErrorCode::kInvalidArgument,
-         "--size: at least {} are needed, {} was given: the largest block that is tried",
+         "--size: {1} was given, but at least {0} are needed, the largest block that is tried",
          format_size(kLeastBytes), format_size(options.size));
   if (options.folder.empty()) fail(ErrorCode::kInvalidArgument, "say which disk: sluice bench disk FOLDER");
   if (options.block % kDiskBlock != 0 || options.block > 64 * kMiB)
-    fail(ErrorCode::kInvalidArgument, "--block: a multiple of {} bytes up to 64 MiB is needed, {} was given",
-         kDiskBlock, options.block);
+    fail(ErrorCode::kInvalidArgument,
+         "--block: {1} was given; a multiple of {0} bytes up to 64 MiB is needed", kDiskBlock, options.block);
   if (options.depth > static_cast<int>(kMostDepth))
-    fail(ErrorCode::kInvalidArgument, "--depth: a number from 1 to {} is needed, {} was given", kMostDepth,
+    fail(ErrorCode::kInvalidArgument, "--depth: {1} was given; a number from 1 to {0} is needed", kMostDepth,
          options.depth);
   std::vector<offload::DiskFolder> disk = {{options.folder, options.size}};
   offload::resolve_disk(disk, "", 0);

@@ -9,7 +9,7 @@
 #include "engine/store/state_format.h"
 #include "kernels/elementwise.h"
 
-// `bench optimizer`: updates in memory, against loops that only move the same bytes, and against the same
+// `bench optimizer` compares updates in memory with loops that only move the same bytes, and with the same
 // arithmetic in the caches.
 namespace sluice::cli {
 namespace {
@@ -17,11 +17,11 @@ namespace {
 using Touch = kernels::MemoryStream::Touch;
 
 static_assert(kElementGrain % engine::kUnitAlignment == 0);
-constexpr std::size_t kColumns = 1024;  // of a matrix
+constexpr std::size_t kColumns = 1024;  // columns of the matrix that is updated
 constexpr std::size_t kMostOfProducts = std::size_t{4}
                                         << 20;  // elements: an update then takes about a second
-// Rows of one whose update stays in a core's caches; where rows and columns have factors of their own, as
-// many that these are as little beside the rest as in memory.
+// Rows of a matrix whose update stays in a core's caches. Where rows and columns have factors of their own,
+// there are as many that the factors are as small a part as in memory.
 constexpr std::size_t kCacheRows = 16, kFactoredCacheRows = 128;
 
 using Shape = std::vector<std::size_t>;
@@ -41,7 +41,7 @@ std::unique_ptr<optim::Optimizer> training_optimizer(const optim::OptimizerSetti
   return optim::make_optimizer(settings, optim::Settings::Defaults::kTraining);
 }
 
-// A parameter with all that its optimizer keeps and works in, in one memory.
+// A parameter with all that its optimizer keeps and works in, in one region of memory.
 class Trial {
  public:
   Trial(Threads& threads, const Combination& combination, const Shape& shape,
@@ -80,7 +80,7 @@ class Trial {
     optimizer_->apply(threads_, hyperparameters_, span_);
   }
 
-  // What an update has to move. Without the scales of codes, a 64th of these.
+  // The bytes that an update must move. It leaves out the scales of codes, which are a 64th of the codes.
   std::vector<MemoryPass> passes() const {
     const auto stream = [](ConstArray array, std::size_t elements, Touch touch) {
       return kernels::MemoryStream{static_cast<std::byte*>(const_cast<void*>(array.data)),
@@ -96,16 +96,15 @@ class Trial {
         reading.push_back(stream(array.values, elements_, Touch::kRead));
       }
     if (optimizer_->rounds() == 0) return {last};
-    if (optimizer_->rounds() == 2)  // adafactor: gradients and values are summed, then updates
+    if (optimizer_->rounds() == 2)  // Adafactor sums gradients and values before it updates
       return {{reading[0], stream(value, elements_, Touch::kRead)}, {reading[0]}, last};
-    const Array matrix{span_.whole.scratch,
-                       Dtype::kF32};  // muon: directions are made of gradient and momentum
+    const Array matrix{span_.whole.scratch, Dtype::kF32};  // Muon makes directions from gradient and momentum
     reading.push_back(stream(matrix, elements_, Touch::kWrite));
     last.push_back(stream(matrix, elements_, Touch::kRead));
     return {reading, last};
   }
 
-  // The products of Muon's iteration, alone.
+  // Computes the products of Muon's iteration alone.
   void multiply() {
     constexpr int kIterations = 5;
     const std::size_t n = std::max(shape_[0], shape_[1]), k = std::min(shape_[0], shape_[1]);
@@ -182,13 +181,13 @@ class Trial {
   optim::Hyperparameters hyperparameters_{1e-3, 0.1, 1, 0};
 };
 
-// The same update by every thread on its own, of so little that it stays in its core's caches.
+// The same update by every thread on its own, of so few elements that they stay in its core's caches.
 class CacheTrials {
  public:
   CacheTrials(int threads, const Combination& combination) {
     for (int i = 0; i < threads; ++i) each_.push_back(std::make_unique<One>(combination));
   }
-  double rate() const {  // bytes per second, of all
+  double rate() const {  // bytes per second of all threads
     std::vector<double> rates(each_.size());
     std::vector<std::thread> workers;
     for (std::size_t i = 0; i < each_.size(); ++i)
@@ -216,7 +215,7 @@ class CacheTrials {
   std::vector<std::unique_ptr<One>> each_;
 };
 
-// Those that differ: f32 parameters are their own masters, and those of f16 need some.
+// Makes all combinations that differ: f32 parameters are their own masters, and f16 parameters need some.
 std::vector<Combination> combinations(const BenchOptions& options) {
   std::vector<Combination> all;
   const bool has_state = !training_optimizer({.name = options.optimizer})->state().empty();
@@ -237,12 +236,11 @@ std::vector<Combination> combinations(const BenchOptions& options) {
   if (!all.empty()) return all;
   if (!has_state && options.state && *options.state != "f32")
     fail(ErrorCode::kInvalidArgument,
-         "--state {}: {} has no arrays that could have this type without momentum; leave it out",
-         *options.state, options.optimizer);
+         "--state {}: without momentum {} has no array to have this type; leave --state out", *options.state,
+         options.optimizer);
   fail(ErrorCode::kInvalidArgument,
-       "--master none is for parameters in bf16: f32 ones are their own masters, and f16 ones need theirs; "
-       "give "
-       "--dtype bf16, or leave --master out");
+       "--master none is for bf16 parameters, since f32 parameters are their own masters and f16 ones need "
+       "masters; give --dtype bf16, or leave --master out");
 }
 
 std::string name_of(const Combination& c) {
@@ -281,7 +279,7 @@ BenchReport bench_optimizer(const BenchOptions& options, BenchProgress& progress
   if (options.elements == 0)
     fail(ErrorCode::kInvalidArgument, "--elements: 0 elements leave nothing to measure");
   if (options.elements > std::uint64_t{1} << 40)
-    fail(ErrorCode::kInvalidArgument, "--elements: {} are more than any machine holds", options.elements);
+    fail(ErrorCode::kInvalidArgument, "--elements: {} are more than any machine can hold", options.elements);
   std::size_t elements = round_up(options.elements, kElementGrain);
   BenchReport report;
   report.bench = "optimizer";
@@ -291,7 +289,8 @@ BenchReport bench_optimizer(const BenchOptions& options, BenchProgress& progress
     library = kernels::load_matrix_library(report.threads);
     if (elements > kMostOfProducts)
       report.notes.push_back(
-          fmt::format("{} elements instead of {}: its products take long", kMostOfProducts, elements));
+          fmt::format("{} elements are updated instead of {}, because muon's products take long",
+                      kMostOfProducts, elements));
     elements = std::min(elements, kMostOfProducts);
   }
   report.settings = {{"optimizer", options.optimizer}, {"elements", elements}};

@@ -105,13 +105,13 @@ std::vector<std::vector<double>> medians_in_turn(const std::vector<BenchWork>& w
 void require_free_memory(std::uint64_t bytes, const std::string& remedy) {
   const std::uint64_t available = memory_state().available;
   if (bytes <= available) return;
-  fail(ErrorCode::kBudget, "this measurement needs {} of memory, and {} are free: {}", format_size(bytes),
+  fail(ErrorCode::kBudget, "this measurement needs {} of memory, but {} are free: {}", format_size(bytes),
        format_size(available), remedy);
 }
 
 void check_seconds(double seconds) {
   if (!(seconds > 0 && seconds <= 3600))
-    fail(ErrorCode::kInvalidArgument, "--seconds: a time above 0 and up to 3600 is needed, {} was given",
+    fail(ErrorCode::kInvalidArgument, "--seconds: {} was given; a time above 0 and up to 3600 is needed",
          seconds);
 }
 

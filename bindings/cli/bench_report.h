@@ -6,7 +6,7 @@
 
 #include "core/json.h"
 
-// What the benches print: see docs/formats/bench.md.
+// What the benches print, as docs/formats/bench.md describes it.
 namespace sluice::cli {
 
 enum class BenchUnit { kBytesPerSecond, kSeconds };
@@ -16,7 +16,7 @@ struct BenchRow {
   BenchUnit unit = BenchUnit::kBytesPerSecond;
   double reached = 0, limit = 0;
   std::string limit_is;
-  Json more = Json::object();  // further fields of its row
+  Json more = Json::object();  // further fields of the row
 };
 
 struct BenchReport {
@@ -30,8 +30,7 @@ double ratio_of(const BenchRow& row);  // the share of the limit that was reache
 Json to_json(const BenchReport& report);
 std::string to_text(const BenchReport& report);
 
-// One line on the standard error stream that is rewritten, where that is a terminal; it is gone with its
-// owner.
+// A line on the standard error stream that is rewritten, where that is a terminal. The destructor erases it.
 class BenchProgress {
  public:
   BenchProgress();
@@ -44,19 +43,19 @@ class BenchProgress {
   bool shown_ = false, terminal_;
 };
 
-// A measurement: what one round of it found, always as many numbers.
+// A measurement. Each round returns what it found, always the same count of numbers.
 struct BenchWork {
   std::string name;
   std::function<std::vector<double>()> round;
 };
-// Runs all works in turn until `seconds` are over, at least three times each after a first time that does not
-// count. Returns the medians, by work and number.
+// Runs all works in turn until `seconds` are over, but each at least three times, after a first time that
+// does not count. Returns the medians by work and number.
 std::vector<std::vector<double>> medians_in_turn(const std::vector<BenchWork>& works, double seconds,
                                                  BenchProgress& progress);
 
-// Throws Error(kBudget) where less memory is free.
+// Throws Error(kBudget), with the remedy, where less memory is free.
 void require_free_memory(std::uint64_t bytes, const std::string& remedy);
-// Throws Error(kInvalidArgument) for what is no time to measure in.
+// Throws Error(kInvalidArgument) for a time that is too short or too long to measure in.
 void check_seconds(double seconds);
 
 }  // namespace sluice::cli

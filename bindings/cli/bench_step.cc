@@ -16,15 +16,15 @@ namespace sluice::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::size_t kLeastSteps = 3;  // that count: the first one does not
+constexpr std::size_t kLeastSteps = 3;  // steps that count, after a first one that does not
 
-// Tokens at random in a folder that goes away with it.
+// A file of random tokens, in a folder that is removed with this object.
 class RandomTokens {
  public:
   RandomTokens(std::uint64_t count, std::size_t vocabulary) {
     std::string pattern = (std::filesystem::temp_directory_path() / "sluice-bench-XXXXXX").string();
     if (::mkdtemp(pattern.data()) == nullptr)
-      fail(ErrorCode::kIo, "no folder for the tokens can be made in '{}': {}; name another by TMPDIR",
+      fail(ErrorCode::kIo, "cannot make a folder for the tokens in '{}': {}; name another by TMPDIR",
            std::filesystem::temp_directory_path().string(), errno_text(errno));
     folder_ = pattern;
     try {
@@ -38,7 +38,7 @@ class RandomTokens {
   RandomTokens(const RandomTokens&) = delete;
   RandomTokens& operator=(const RandomTokens&) = delete;
   std::string path() const { return folder_ + "/tokens.bin"; }
-  // Who has opened the file keeps it.
+  // Removes the file; a process that has opened it can still read it.
   void remove() {
     std::error_code ignored;
     std::filesystem::remove_all(folder_, ignored);
@@ -46,7 +46,7 @@ class RandomTokens {
 
  private:
   static constexpr std::uint64_t kBetweenLooks = 1 << 16;
-  // llm.c's layouts: docs/formats/tokens.md.
+  // The layout is one of llm.c: docs/formats/tokens.md.
   void write(std::uint64_t count, std::size_t vocabulary) const {
     const bool wide = vocabulary > std::size_t{1} << 16;
     std::vector<std::int32_t> header(256, 0);
@@ -76,8 +76,8 @@ struct Limit {
   double total() const { return std::max(compute + optimizer, disk); }
 };
 
-// The arithmetic at the peak of products and the bandwidth of memory, with nothing in between; or the disk's
-// traffic.
+// The limit of a step: the arithmetic at the peak of products and the bandwidth of memory, with nothing in
+// between; or the disk's traffic.
 Limit limit_of(const models::Setup& setup, const engine::MachineRates& rates) {
   const engine::Plan& plan = setup.plan.plan;
   engine::PlanRequest request = setup.settings.plan;
@@ -114,7 +114,7 @@ Steps run_steps(models::Setup& setup, double seconds, BenchProgress& progress) {
     steps.wait += report.read_wait_seconds + report.write_wait_seconds;
     steps.optimizer += report.optimizer_seconds;
   };
-  progress.show("the model's memory is taken and filled");
+  progress.show("taking and filling the model's memory");
   models::TrainingRun run(setup, events);
   run.load_initial();
   run.train();
@@ -141,7 +141,7 @@ BenchReport bench_step(const models::TrainSettings& given, double seconds, Bench
   models::TrainSettings settings = given;
   const models::ModelConfig config = models::resolve_training_model(settings);
   if (settings.length == 0) settings.length = std::min<std::size_t>(config.context, 1024);
-  settings.steps = UINT32_MAX;  // until the time is over
+  settings.steps = UINT32_MAX;  // steps run until the time is over
   settings.held_out = 0;
   const std::uint64_t step_tokens = settings.batch * settings.accumulate * settings.length;
   RandomTokens tokens(4 * step_tokens + 1, config.vocabulary);
@@ -188,15 +188,15 @@ BenchReport bench_step(const models::TrainSettings& given, double seconds, Bench
     report.rows.back().more.update(
         {{"peak_disk_read", rates.disk_read}, {"peak_disk_write", rates.disk_write}});
   report.notes.push_back(fmt::format(
-      "limit: {:.3f} s of products and loops at {:.0f} GFLOP/s and {:.1f} GB/s, {:.3f} s of the update at "
+      "limit: {:.3f} s for products and loops at {:.0f} GFLOP/s and {:.1f} GB/s, {:.3f} s for the update at "
       "that "
       "bandwidth{}",
       limit.compute, rates.flops / 1e9, rates.memory_bandwidth / 1e9, limit.optimizer,
-      plan.uses_disk() ? fmt::format("; or {:.3f} s of the disk at {:.2f} GB/s read and {:.2f} GB/s written",
+      plan.uses_disk() ? fmt::format("; or {:.3f} s for the disk at {:.2f} GB/s read and {:.2f} GB/s written",
                                      limit.disk, rates.disk_read / 1e9, rates.disk_write / 1e9)
                        : ""));
   report.notes.push_back(
-      fmt::format("a step of {} tokens: {:.3f} s of it waiting for transfers, {:.3f} s updating", step_tokens,
+      fmt::format("a step of {} tokens waits {:.3f} s for transfers and updates for {:.3f} s", step_tokens,
                   steps.wait / count, steps.optimizer / count));
   return report;
 }

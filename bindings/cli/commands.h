@@ -8,24 +8,24 @@
 #include "models/run/trainer.h"
 #include "models/text/generate.h"
 
-// The subcommands of `sluice`: each binds its flags to its options, and runs. All throw sluice::Error.
+// The subcommands of `sluice`. Each has functions to bind its flags and to run it, which throw sluice::Error.
 namespace sluice::cli {
 
 struct TrainOptions {
   models::TrainSettings settings;
-  std::vector<std::string> disk;  // FOLDER[:SIZE], as written
+  std::vector<std::string> disk;  // FOLDER[:SIZE], as given
   std::string dtype = "f32", state = "f32", master = "f32", config, progress = "auto";
   std::array<std::optional<std::string>, engine::kParts> places;
-  std::string machine;  // of plan: the file of another one; empty: this one
+  std::string machine;  // for `plan`: the file of another machine, or "" for this one
   bool json = false;
-  std::uint64_t caller = 0;  // the process that started this one for the run's sake; 0: none
+  std::uint64_t caller = 0;  // the id of the process that started the run and waits for it, or 0
 };
 void bind_train(CLI::App& app, TrainOptions& options);
-void bind_plan(CLI::App& app, TrainOptions& options);        // the same arguments
+void bind_plan(CLI::App& app, TrainOptions& options);        // the arguments of `train`
 void bind_step_bench(CLI::App& app, TrainOptions& options);  // those of them that shape a step
-// What is not yet a setting becomes one: words for types, folders and choices.
+// Turns options that are words (types, folders, choices) into settings.
 void read_choices(const TrainOptions& options, models::TrainSettings& settings);
-// What the flags, and the file of --config below them, say. `app` has been parsed.
+// Returns the settings of the flags, and for others those of --config. REQUIRES: `app` has been parsed.
 models::TrainSettings finish_settings(CLI::App& app, TrainOptions& options);
 offload::DiskFolder parse_disk(const std::string& text);
 void run_train(const models::TrainSettings& settings, const TrainOptions& options, std::FILE* out);
@@ -53,8 +53,7 @@ struct DoctorOptions {
 void bind_doctor(CLI::App& app, DoctorOptions& options);
 void run_doctor(const DoctorOptions& options, std::FILE* out);
 
-// The whole program; returns its exit status: 0, 2 for bad input, 3 for what does not fit, 1 for anything
-// else.
+// Runs the program. Returns 0, or 2 for invalid input, 3 for too small a budget, 1 for any other error.
 int run(int argc, const char* const* argv);
 
 }  // namespace sluice::cli

@@ -8,22 +8,22 @@
 
 namespace sluice::cli {
 
-// One thing that this machine offers or lacks.
+// One thing that this machine has or lacks.
 struct Finding {
   std::string name;
   std::string text;    // what was found
-  std::string remedy;  // what to do where something is missing; empty: nothing is
+  std::string remedy;  // what to do where something is missing, else ""
   Json value;
-  bool refused = false;  // a folder that was named and cannot be used
+  bool refused = false;  // the finding is a named folder that cannot be used
 };
 
 struct Examination {
   std::vector<Finding> findings;
-  std::optional<engine::Machine> machine;  // nothing where its arithmetic cannot be measured
+  std::optional<engine::Machine> machine;  // nothing where arithmetic cannot be measured
 };
 
-// Looks at this machine and measures its arithmetic, in two seconds, and folders of `disk`. Never throws for
-// what is missing: that is a finding.
+// Examines this machine, measures its arithmetic (for two seconds) and the folders of `disk`. It does not
+// throw where something is missing: that is a finding.
 Examination examine(const std::vector<std::string>& disk);
 
 }  // namespace sluice::cli

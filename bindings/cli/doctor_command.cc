@@ -6,7 +6,8 @@ namespace sluice::cli {
 
 void bind_doctor(CLI::App& app, DoctorOptions& options) {
   Flags flags(app);
-  flags.texts("--disk", options.disk, "folders whose speed is measured with a file of 256 MiB");
+  flags.texts("--disk", options.disk,
+              "folder whose speed is measured with a file of 256 MiB; may be given again");
   flags.toggle("--json", options.json, "print JSON, which sluice plan --machine reads");
 }
 

@@ -41,9 +41,9 @@ Finding simd() {
     return std::find(found.begin(), found.end(), name) != found.end();
   };
   const bool bf16 = has("avx512_bf16") || has("amx_bf16") || has("bf16");
-  std::string text = found.empty() ? "none of the known ones" : fmt::format("{}", fmt::join(found, " "));
+  std::string text = found.empty() ? "none that Sluice knows" : fmt::format("{}", fmt::join(found, " "));
   text += bf16 ? "; bf16 products in hardware"
-               : "; no bf16 instructions: bf16 is stored and moved, and widened for products";
+               : "; no bf16 instructions: bf16 is stored and moved, but widened for products";
   text += fmt::format("; Sluice's loops run on {}", kernels::chosen_target());
   return {"vector instructions",
           text,
@@ -69,13 +69,13 @@ Finding io_uring() {
   if (offload::uring_available(&why)) return {"io_uring", "can be used", "", {{"available", true}}};
   return {"io_uring",
           why,
-          "a pool of threads is used in its place, somewhat slower. In Docker: --security-opt "
-          "seccomp=unconfined, or a "
-          "profile that allows io_uring_setup; elsewhere: sysctl kernel.io_uring_disabled=0",
+          "a pool of threads is used instead, which is somewhat slower. In Docker: --security-opt "
+          "seccomp=unconfined, or a profile that allows io_uring_setup; elsewhere: sysctl "
+          "kernel.io_uring_disabled=0",
           {{"available", false}, {"why", why}}};
 }
 
-// The setting alone does not say it: memory may be too fragmented.
+// A trial is made, because the setting alone does not tell: memory may be too fragmented.
 double huge_page_share() {
   try {
     allocator::Ledger ledger;
@@ -98,8 +98,8 @@ Finding huge_pages() {
   else if (share < 0.9)
     remedy = "memory is fragmented; echo 1 > /proc/sys/vm/compact_memory may help";
   return {"huge pages",
-          fmt::format("{}; {:.0f}% of a trial of 16 MiB", setting.empty() ? "no such setting" : setting,
-                      100 * share),
+          fmt::format("{}; {:.0f}% of a trial of 16 MiB",
+                      setting.empty() ? "the system has no such setting" : setting, 100 * share),
           remedy,
           {{"setting", setting}, {"trial_share", share}}};
 }
@@ -107,17 +107,17 @@ Finding huge_pages() {
 Finding locked_memory() {
   const auto limit = locked_memory_limit();
   const std::string text = limit ? format_size(*limit) : "unlimited";
-  // Registered buffers are an extra, never a need.
+  // There is no remedy, because registered buffers are never needed.
   return {"locked memory", text, "", {{"limit", limit ? Json(*limit) : Json()}}};
 }
 
 Finding user_faults() {
   const bool allowed = user_faults_allowed();
-  return {
-      "userfaultfd",
-      allowed ? "can be used" : "cannot be used (a touch of an absent unit ends the process with its name)",
-      "",
-      {{"available", allowed}}};
+  return {"userfaultfd",
+          allowed ? "can be used"
+                  : "cannot be used: a touch of an absent unit ends the process, with the unit's name",
+          "",
+          {{"available", allowed}}};
 }
 
 Finding matrix_library() {
@@ -143,7 +143,7 @@ Finding gpu() {
   const bool has_driver = driver != nullptr;
   if (has_driver) ::dlclose(driver);
   const Json value = {{"devices", devices}, {"driver", has_driver}};
-  if (devices.empty()) return {"GPU", "none: computes on the CPU", "", value};
+  if (devices.empty()) return {"GPU", "none; Sluice computes on the CPU", "", value};
   return {
       "GPU",
       fmt::format("{} ({}); this version computes on the CPU", fmt::join(devices, " "),
@@ -152,7 +152,7 @@ Finding gpu() {
       value};
 }
 
-// "16 x 512.0 KiB by an io_uring"
+// Writes options as "16 x 512.0 KiB by an io_uring".
 std::string text_of(const offload::IoOptions& io) {
   const std::uint64_t count = in_flight(io) / io.block_bytes;
   return fmt::format("{} x {} by {}", count, format_size(io.block_bytes),
@@ -172,7 +172,7 @@ Json json_of(const offload::DiskTrial& trial) {
           {"steady", trial.steady}};
 }
 
-// The best of the way that was not chosen.
+// Describes the best trial of the way that was not chosen.
 std::string text_of_other(const std::vector<offload::DiskTrial>& trials, offload::IoWay chosen) {
   std::vector<offload::DiskTrial> others;
   std::ranges::copy_if(trials, std::back_inserter(others),
@@ -189,8 +189,8 @@ Finding disk(const std::string& folder, engine::Machine& machine) {
                         room = free / 2 / kLeastSample * kLeastSample;
     if (room == 0)
       return {"disk " + folder,
-              "too little is free to measure it",
-              "free some: a run needs more",
+              "too little space is free to measure it",
+              "free some space: a run needs more",
               {{"folder", folder}}};
     const std::uint64_t sample = std::min(kDiskSample, room);
     const std::vector<offload::DiskTrial> trials = offload::try_disk(folder, sample);
@@ -203,26 +203,26 @@ Finding disk(const std::string& folder, engine::Machine& machine) {
     for (const offload::DiskTrial& trial : trials) all.push_back(json_of(trial));
     Json value = json_of(best);
     value.update({{"folder", folder}, {"trials", all}, {"kept", kept ? Json(*kept) : Json()}});
-    return {"disk " + folder,
-            fmt::format(
-                "{} with {} under way, which is what runs use{}; beside work on all cores {}, {:.2f} GB/s "
-                "both at once, and {:.3f} s of a core for 1 GB; {}",
-                text_of(best.rates), text_of(known.io), text_of_other(trials, known.io.way),
-                text_of(known.rates), known.rates.together / 1e9, 1e9 * known.processor_seconds,
-                kept ? fmt::format("kept for {} in {}", known.disturbed ? "an hour" : "a week", *kept)
-                     : "measured by each run, since it cannot be kept: " + why),
-            known.disturbed
-                ? "the rounds of this measurement differed by more than a quarter: other work was going on; "
-                  "run this again when it is over"
-                : "",
-            value};
+    return {
+        "disk " + folder,
+        fmt::format("runs use {} with {} under way{}; beside work on all cores {}, {:.2f} GB/s both ways at "
+                    "once, and {:.3f} s of a core for 1 GB; {}",
+                    text_of(best.rates), text_of(known.io), text_of_other(trials, known.io.way),
+                    text_of(known.rates), known.rates.together / 1e9, 1e9 * known.processor_seconds,
+                    kept ? fmt::format("kept for {} in {}", known.disturbed ? "an hour" : "a week", *kept)
+                         : "measured by each run, since the result cannot be kept: " + why),
+        known.disturbed
+            ? "the rounds of this measurement differed by more than a quarter, so other work was going on; "
+              "run this again when it has ended"
+            : "",
+        value};
   } catch (const Error& error) {
     const Json value = {{"folder", folder}, {"error", error.what()}};
     return {"disk " + folder, "cannot be used", error.what(), value, true};
   }
 }
 
-// The best of each type.
+// Names the best rate of products of each type.
 Finding arithmetic(const engine::Machine& machine) {
   std::string text;
   Json value;

@@ -20,9 +20,9 @@
 namespace sluice::cli {
 namespace {
 
-constexpr int kNotFound = 127;  // as a shell says it
+constexpr int kNotFound = 127;  // the exit status that a shell gives for a missing program
 
-// Between fork and exec: nothing that takes memory or a lock.
+// Runs between fork and exec, so it must take neither memory nor a lock.
 [[noreturn]] void become(char* const* argv, int out, pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
@@ -43,26 +43,27 @@ std::string read_all(int descriptor) {
   }
 }
 
-// The exit status, and what the program wrote to its standard output.
+// Returns the exit status, and what the program wrote to its standard output.
 int run(std::vector<std::string> words, std::string& out) {
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) fail(ErrorCode::kIo, "no pipe can be made: {}", errno_text(errno));
+  if (::pipe2(ends, O_CLOEXEC) != 0)
+    fail(ErrorCode::kIo, "cannot make a pipe for fio: {}", errno_text(errno));
   const pid_t parent = ::getpid(), child = ::fork();
   if (child == 0) become(argv.data(), ends[1], parent);
   ::close(ends[1]);
   if (child > 0) out = read_all(ends[0]);
   ::close(ends[0]);
   int status = 0;
-  if (child < 0) fail(ErrorCode::kIo, "no process can be made: {}", errno_text(errno));
+  if (child < 0) fail(ErrorCode::kIo, "cannot make a process for fio: {}", errno_text(errno));
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-constexpr std::uint64_t kTried[] = {8 * kMiB, 16 * kMiB, 32 * kMiB};  // under way
+constexpr std::uint64_t kTried[] = {8 * kMiB, 16 * kMiB, 32 * kMiB};  // bytes under way
 constexpr std::size_t kTriedBlocks[] = {256 * kKiB, 512 * kKiB, kMiB, 4 * kMiB};
 constexpr std::uint64_t kTriedBytes = 256 * kMiB;
 constexpr std::size_t kFinalists = 3;
@@ -82,7 +83,7 @@ std::vector<FioJob> all_jobs() {
   return jobs;
 }
 
-// The best few of each direction, plain and with registered buffers.
+// Returns the best few jobs of each direction, plain and with registered buffers.
 std::vector<FioJob> finalists(const std::vector<FioJob>& jobs, const std::vector<double>& rates) {
   std::vector<std::size_t> order(jobs.size());
   std::iota(order.begin(), order.end(), 0);
@@ -109,14 +110,14 @@ std::string to_text(const FioJob& job) {
 
 std::optional<std::vector<double>> fio_rates(const std::string& path, std::uint64_t bytes,
                                              std::span<const FioJob> jobs, std::string* why) {
-  std::vector<std::string> words = {// Transparent huge pages for --mem=malloc.
+  std::vector<std::string> words = {// --mem=malloc gets transparent huge pages.
                                     "env",
                                     "GLIBC_TUNABLES=glibc.malloc.hugetlb=1",
                                     "fio",
                                     "--output-format=json",
                                     "--ioengine=io_uring",
                                     "--direct=1",
-                                    "--thread=1",  // a process of its own would outlive this one's death
+                                    "--thread=1",  // another process would outlive this one
                                     "--mem=malloc",
                                     "--iomem_align=2M",
                                     "--overwrite=1",
@@ -134,7 +135,7 @@ std::optional<std::vector<double>> fio_rates(const std::string& path, std::uint6
   }
   const Json found = parse_json(std::string_view(out).substr(start), "fio").at("jobs");
   if (found.size() < jobs.size()) {
-    *why = fmt::format("fio did {} of {} jobs", found.size(), jobs.size());
+    *why = fmt::format("fio reported {} of {} jobs", found.size(), jobs.size());
     return std::nullopt;
   }
   std::vector<double> rates;

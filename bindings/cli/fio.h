@@ -8,22 +8,21 @@
 
 namespace sluice::cli {
 
-// How fio moves a file: by io_uring past the page cache, from buffers in huge pages where the machine gives
-// them.
+// One stream of fio, by io_uring past the page cache, from buffers on huge pages where there are some.
 struct FioJob {
   bool writes = false;
   offload::StreamShape shape;
-  bool registered = false;  // buffers and files
+  bool registered = false;  // buffers and files are registered with the ring
 };
 std::string to_text(const FioJob& job);  // "16 x 512.0 KiB, registered buffers"
 
-// Bytes a second of jobs that run one after another, each over a file of `bytes` that is there already, or
-// for two seconds. Nothing where fio is not installed or fails; `why` then says which. It ends with this
+// Returns the bytes a second of jobs that run one after another, each over an existing file of `bytes`, or
+// for two seconds. Returns nothing where fio is missing or fails; `why` then says which. fio ends with this
 // process.
 std::optional<std::vector<double>> fio_rates(const std::string& path, std::uint64_t bytes,
                                              std::span<const FioJob> jobs, std::string* why);
 
-// The quickest job of all block sizes, depths and buffers that are tried.
+// The quickest job of each direction, of all block sizes, depths and buffers that are tried.
 struct FioBest {
   FioJob write, read;
 };

@@ -52,7 +52,7 @@ std::string scalar_text(const Json& value, const std::string& key, const std::st
        value.dump().substr(0, 80));
 }
 
-// Of a switch --name and --no-name are one setting.
+// The flags --name and --no-name of a switch are one setting.
 std::string opposite_of(const std::string& name) {
   return name.starts_with("no-") ? name.substr(3) : "no-" + name;
 }
@@ -94,7 +94,7 @@ CLI::Option* Flags::add(const std::string& flag, std::function<void(const std::s
   return app_.add_option_function<std::string>(flag, std::move(read), help)
       ->group(group_)
       ->type_name(value)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // refuse_repeated() tells of the others
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // refuse_repeated() reports the others
 }
 
 void Flags::text(const std::string& flag, std::string& field, const std::string& help) {
@@ -159,7 +159,7 @@ void Flags::whole(const std::string& flag, int& field, const std::string& help) 
   const auto read = [&field, flag](const std::string& given) {
     const std::uint64_t value = parse_whole(flag, given);
     if (value < 1 || value > 4096)
-      fail(ErrorCode::kInvalidArgument, "{}: a number from 1 to 4096 is needed, {} was given", flag, value);
+      fail(ErrorCode::kInvalidArgument, "{}: {} was given; a number from 1 to 4096 is needed", flag, value);
     field = static_cast<int>(value);
   };
   add(flag, read, help, "N");
@@ -200,7 +200,7 @@ void Flags::toggles(const std::string& name, const Set& set, const std::string& 
   const std::string on = "--" + name, off = "--no-" + name;
   const auto given = std::make_shared<bool>(false);
   const auto add_one = [&](const std::string& flag, bool value, const std::string& text) {
-    const auto read = [=](std::int64_t count) {  // -1: --flag=false
+    const auto read = [=](std::int64_t count) {  // -1 stands for --flag=false
       if (std::exchange(*given, true))
         fail(ErrorCode::kInvalidArgument, "{} and {} are given; leave one out", on, off);
       set(value == (count > 0));
@@ -211,7 +211,7 @@ void Flags::toggles(const std::string& name, const Set& set, const std::string& 
         ->multi_option_policy(CLI::MultiOptionPolicy::Throw);
   };
   add_one(on, true, help);
-  add_one(off, false, "turns that off");
+  add_one(off, false, "turn " + on + " off");
 }
 
 std::string json_text(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
@@ -223,10 +223,10 @@ void apply_config(CLI::App& app, const Json& config, const std::string& source) 
   std::erase_if(known, [](const std::string& name) {
     return name == "config" || name == "help" || name == "log-level" || name == "errors";
   });
-  std::set<std::string> stated;  // on the command line, which wins
+  std::set<std::string> stated;  // flags of the command line, which win
   for (const std::string& name : known)
     if (app.get_option("--" + name)->count() > 0) stated.insert({name, opposite_of(name)});
-  std::map<std::string, std::string> given;  // by name: as it was written
+  std::map<std::string, std::string> given;  // by setting: the key as it was written
   for (const auto& [key, value] : config.items()) {
     std::string name = key;
     std::replace(name.begin(), name.end(), '_', '-');

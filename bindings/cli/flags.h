@@ -8,7 +8,7 @@
 
 #include "core/json.h"
 
-// Every file that includes the library of flags compiles a good part of it; a reference needs none.
+// Declared here because every file that includes the library of flags compiles a large part of it.
 namespace CLI {
 class App;
 class Option;
@@ -16,22 +16,25 @@ class Option;
 
 namespace sluice::cli {
 
-// Binds the flags of one subcommand to fields. Every value is read here, from the command line and from a
-// JSON file alike; what is not a value of its kind is Error(kInvalidArgument) that names the flag.
+// Binds the flags of one subcommand to fields. It reads every value, whether from the command line or from a
+// JSON file. A value of another kind is Error(kInvalidArgument) that names the flag.
 class Flags {
  public:
   explicit Flags(CLI::App& app) : app_(app) {}
 
-  void group(std::string name) { group_ = std::move(name); }  // heading of the flags that follow, in --help
+  void group(std::string name) {
+    group_ = std::move(name);
+  }  // the heading in --help of the flags that follow
   void text(const std::string& flag, std::string& field, const std::string& help);
   void text(const std::string& flag, std::optional<std::string>& field, const std::string& help);
-  void file(const std::string& name, std::string& field, const std::string& help);  // a word without a flag
+  void file(const std::string& name, std::string& field,
+            const std::string& help);  // an argument without a flag
   void texts(const std::string& flag, std::vector<std::string>& field, const std::string& help);
   void choice(const std::string& flag, std::string& field, std::vector<std::string> known,
               const std::string& help);
   void choice(const std::string& flag, std::optional<std::string>& field, std::vector<std::string> known,
               const std::string& help);
-  void size(const std::string& flag, std::uint64_t& field, const std::string& help);  // 0: not given
+  void size(const std::string& flag, std::uint64_t& field, const std::string& help);  // 0 means not given
   void whole(const std::string& flag, std::uint64_t& field, const std::string& help);
   void whole(const std::string& flag, std::optional<std::size_t>& field, const std::string& help);
   void whole(const std::string& flag, int& field, const std::string& help);
@@ -39,13 +42,13 @@ class Flags {
   void real(const std::string& flag, std::optional<double>& field, const std::string& help);
   void toggle(const std::string& flag, bool& field, const std::string& help);
 
-  // Handed to a function instead.
+  // These hand the value to a function.
   using Set = std::function<void(const Json&)>;
   void choice(const std::string& flag, const Set& set, const std::vector<std::string>& known,
               const std::string& help);
   void whole(const std::string& flag, const Set& set, const std::string& help);
   void real(const std::string& flag, const Set& set, const std::string& help);
-  // Two flags that exclude each other: --name and --no-name.
+  // Adds two flags that exclude each other: --name and --no-name.
   void toggles(const std::string& name, const Set& set, const std::string& help);
 
  private:
@@ -56,22 +59,21 @@ class Flags {
   std::string group_ = "Options";
 };
 
-// Whole numbers and reals, whole texts only. `what` is the flag, for the message.
+// Read a number from a whole text. `what` is the flag that messages name.
 std::uint64_t parse_whole(std::string_view what, std::string_view text);
 double parse_real(std::string_view what, std::string_view text);
 
-// JSON for the standard output; bytes of a path that are not UTF-8 are replaced.
+// Writes JSON for the standard output. Bytes of a path that are not UTF-8 are replaced.
 std::string json_text(const Json& json);
 
-// Gives the flags that the command line left out the values of a JSON object: keys are the flags' names
-// without dashes in front (save_every or save-every). An unknown key is Error(kInvalidArgument) with the
-// nearest known one.
+// Gives flags that the command line left out their values from a JSON object, whose keys are the flags' names
+// without leading dashes (save_every or save-every). An unknown key is Error(kInvalidArgument).
 void apply_config(CLI::App& app, const Json& config, const std::string& source);
 
-// Throws Error(kInvalidArgument) for a flag of one value that the command line has more than once.
+// Throws Error(kInvalidArgument) for a flag that takes one value and is given more than once.
 void refuse_repeated(const CLI::App& app);
 
-// Throws Error(kInvalidArgument) for words that nothing took, with the nearest known flag.
+// Throws Error(kInvalidArgument) for unknown words, and names the nearest known flag.
 void refuse_unknown(const CLI::App& app);
 
 }  // namespace sluice::cli

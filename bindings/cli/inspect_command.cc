@@ -34,7 +34,7 @@ Report inspect_folder(const std::filesystem::path& folder, const InspectOptions&
 
 Report inspect(const InspectOptions& options) {
   const std::filesystem::path path(options.path);
-  if (!std::filesystem::exists(path)) fail(ErrorCode::kNotFound, "there is no '{}'", options.path);
+  if (!std::filesystem::exists(path)) fail(ErrorCode::kNotFound, "'{}' does not exist", options.path);
   if (std::filesystem::is_directory(path)) return inspect_folder(path, options);
   const std::string extension = path.extension().string();
   if (path.filename() == engine::kManifestFile)
@@ -44,7 +44,8 @@ Report inspect(const InspectOptions& options) {
   if (extension == ".json") return inspect_trace(options.path);
   if (extension == ".bin") return inspect_tokens(options.path);
   fail(ErrorCode::kInvalidArgument,
-       "'{}' is of no kind that this program writes or reads: a checkpoint or --out folder, manifest.json, "
+       "'{}' is of no kind that this program writes or reads; it can be a checkpoint or --out folder, "
+       "manifest.json, "
        "*.safetensors, "
        "metrics *.jsonl, a trace *.json, tokens *.bin",
        options.path);
@@ -57,7 +58,7 @@ void bind_inspect(CLI::App& app, InspectOptions& options) {
   flags.file("file", options.path,
              "a checkpoint, an --out folder, *.safetensors, metrics, a trace or tokens");
   flags.toggle("--verify", options.verify,
-               "read every byte of a checkpoint, or of all in a folder, and compare checksums");
+               "read every byte of a checkpoint, or of all checkpoints in a folder, and compare checksums");
   flags.toggle("--values", options.values, "show the least and the greatest value of each tensor");
   flags.toggle("--json", options.json, "print JSON");
 }

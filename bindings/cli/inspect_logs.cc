@@ -24,7 +24,7 @@ struct MetricsSummary {
 
 void add_row(MetricsSummary& summary, const Json& row, const std::string& source) {
   summary.steps.push_back(json_field<std::uint64_t>(row, "step", source));
-  // That of a skipped step may not be finite, which JSON has no number for.
+  // The loss of a skipped step may not be finite; it is then null.
   if (!json_field<Json>(row, "loss", source).is_null())
     summary.losses.push_back(json_field<double>(row, "loss", source));
   summary.skipped += row.value("skipped", false) ? 1 : 0;
@@ -43,9 +43,9 @@ MetricsSummary read_metrics(const std::string& path) {
   std::size_t number = 0;
   for (std::string line; std::getline(file, line);) {
     const std::string source = fmt::format("{}, line {}", path, ++number);
-    if (file.eof()) break;  // a line that is being written, or was cut off by a kill
+    if (file.eof()) break;  // the line is still being written, or was cut off by a kill
     const Json row = parse_json(line, source);
-    if (!row.is_object()) fail(ErrorCode::kInvalidArgument, "{}: a line of metrics is a JSON object", source);
+    if (!row.is_object()) fail(ErrorCode::kInvalidArgument, "{}: the line is not a JSON object", source);
     add_row(summary, row, source);
   }
   if (summary.steps.empty()) fail(ErrorCode::kInvalidArgument, "'{}' holds no whole line of metrics", path);
@@ -61,7 +61,7 @@ double median(std::vector<double> values) {
 }
 
 struct Interval {
-  double begin = 0, end = 0;  // nanoseconds: whole numbers
+  double begin = 0, end = 0;  // whole nanoseconds
 };
 
 struct Lane {
@@ -70,7 +70,7 @@ struct Lane {
   std::uint64_t bytes = 0;
 };
 
-// Rows of one lane have its name as their category, and so have its events.
+// Returns the lane of an event or row, which is its category ("cat").
 void add_event(std::vector<Lane>& lanes, const Json& event, const std::string& path) {
   const auto name = json_field<std::string>(event, "cat", path);
   auto lane = std::find_if(lanes.begin(), lanes.end(), [&](const Lane& l) { return l.name == name; });
@@ -81,7 +81,7 @@ void add_event(std::vector<Lane>& lanes, const Json& event, const std::string& p
   lane->bytes += event.value("/args/bytes"_json_pointer, std::uint64_t{0});
 }
 
-// For how long at least one of them was under way.
+// Returns for how long at least one of the events was under way.
 double busy_seconds(std::vector<Interval> events) {
   std::sort(events.begin(), events.end(),
             [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
@@ -93,7 +93,7 @@ double busy_seconds(std::vector<Interval> events) {
   return busy / 1e9;
 }
 
-// From the first event's begin to the last one's end.
+// Returns the time from the first event's begin to the last event's end.
 double wall_seconds(const std::vector<Lane>& lanes) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   Interval all = {kInfinity, -kInfinity};
@@ -137,7 +137,7 @@ Report inspect_metrics(const std::string& path) {
 Report inspect_trace(const std::string& path) {
   const Json trace = read_json_file(path);
   if (!trace.is_object() || !trace.contains("traceEvents"))
-    fail(ErrorCode::kInvalidArgument, "'{}' is JSON, but no trace: 'traceEvents' is missing", path);
+    fail(ErrorCode::kInvalidArgument, "'{}' is JSON, but not a trace: 'traceEvents' is missing", path);
   std::vector<Lane> lanes;
   for (const Json& event : trace["traceEvents"]) {
     if (!event.is_object()) fail(ErrorCode::kInvalidArgument, "'{}': an event is not a JSON object", path);
@@ -163,7 +163,7 @@ Report inspect_trace(const std::string& path) {
                                lane.events.size(), busy, share * 100);
     report.text += lane.bytes == 0 ? "\n" : fmt::format("  {}\n", format_size(lane.bytes));
   }
-  if (dropped != 0) report.text += fmt::format("{} events were not kept\n", dropped);
+  if (dropped != 0) report.text += fmt::format("{} earlier events were dropped\n", dropped);
   return report;
 }
 

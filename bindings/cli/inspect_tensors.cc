@@ -17,7 +17,7 @@
 namespace sluice::cli {
 namespace {
 
-// The means to read files of a checkpoint.
+// What is needed to read the files of a checkpoint.
 struct Reading {
   std::unique_ptr<offload::IoService> io = offload::make_io_service({});
   allocator::Ledger ledger;
@@ -109,10 +109,10 @@ Report inspect_checkpoint(const std::string& folder, bool verify) {
                                engine::to_hex(file.sum.checksum()));
   }
   report.json["bytes"] = bytes;
-  report.text +=
-      fmt::format("  {} in all; {}\nrun: {}\n", format_size(bytes),
-                  verify ? "every byte is as it was written" : "lengths are right; --verify reads every byte",
-                  checkpoint.run().dump(2));
+  report.text += fmt::format(
+      "  {} in all; {}\nrun: {}\n", format_size(bytes),
+      verify ? "every byte is as it was written" : "lengths are right (--verify reads every byte)",
+      checkpoint.run().dump(2));
   return report;
 }
 

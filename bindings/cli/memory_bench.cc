@@ -16,9 +16,9 @@ constexpr std::size_t kBeyondCaches = 128 * kMiB;
 using Clock = std::chrono::steady_clock;
 using Touch = kernels::MemoryStream::Touch;
 
-constexpr double kLeastRound = 0.05;  // seconds: shorter ones measure the clock and the waking of threads
+constexpr double kLeastRound = 0.05;  // seconds; shorter rounds measure the clock and the waking of threads
 
-// Of a work's limits, in the order of MemoryBench::limits().
+// The indices of a work's limits in the result of MemoryBench::limits().
 enum Limit : std::size_t { kMemory, kByLines, kArithmetic, kProducts, kLimits };
 
 std::string streams_of(const std::vector<MemoryPass>& passes) {
@@ -81,7 +81,7 @@ BenchRow MemoryBench::row_of(const MemoryWork& work, double reached,
   row.limit_is = fmt::format("{} ({:.2f} GB/s by lines)", streams_of(work.passes), limits[kByLines] / 1e9);
   if (work.products) {
     row.limit = 1 / (1 / moving + 1 / limits[kProducts]);
-    row.limit_is = "its products alone, and then " + row.limit_is;
+    row.limit_is = "the products alone, and then " + row.limit_is;
     row.more["limit_products"] = limits[kProducts];
   }
   row.more["limit_memory_by_lines"] = limits[kByLines];
@@ -90,7 +90,7 @@ BenchRow MemoryBench::row_of(const MemoryWork& work, double reached,
   row.more["limit_arithmetic"] = limits[kArithmetic];
   if (limits[kArithmetic] < row.limit) {
     row.limit = limits[kArithmetic];
-    row.limit_is = fmt::format("the same in the caches ({:.2f} GB/s of memory)", moving / 1e9);
+    row.limit_is = fmt::format("the same in the caches ({:.2f} GB/s from memory)", moving / 1e9);
   }
   return row;
 }
@@ -108,7 +108,8 @@ void MemoryBench::measure(double seconds, BenchProgress& progress) {
   const auto small = [](const MemoryWork& work) { return bytes_moved(work.passes) < kBeyondCaches; };
   if (!std::ranges::any_of(works_, small)) return;
   const std::string note = fmt::format(
-      "less than {} is moved at a time: it may stay in the processor's caches, and shares of memory's rate "
+      "less than {} is moved at a time: it may stay in the processor's caches, so that shares of memory's "
+      "rate "
       "say little",
       format_size(kBeyondCaches));
   if (!std::ranges::count(report_.notes, note)) report_.notes.push_back(note);

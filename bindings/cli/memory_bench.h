@@ -6,31 +6,31 @@
 #include "bindings/cli/bench.h"
 #include "kernels/limits.h"
 
-// Loops over memory, each in turn with what bounds it.
+// Measures loops over memory, each in turn with what limits it.
 namespace sluice::cli {
 
-using MemoryPass = std::vector<kernels::MemoryStream>;  // what one loop goes through, side by side
+using MemoryPass = std::vector<kernels::MemoryStream>;  // the streams that one loop goes through side by side
 std::size_t bytes_moved(const std::vector<MemoryPass>& passes);
 
-// A round of the work: as many calls as take a while. Bytes per second, where one call moves `bytes`.
+// Runs one round: as many calls as take a while. Returns bytes per second, where one call moves `bytes`.
 double rate_of(std::size_t bytes, const std::function<void()>& call);
 
 struct MemoryWork {
   std::string name;
-  std::vector<MemoryPass> passes;      // what has to move, one pass after another
-  std::function<void()> call;          // moves it
-  std::function<double()> arithmetic;  // bytes per second of the same work in the caches; none: not measured
-  std::function<void()> products;      // those of a call, alone; none: it has none
+  std::vector<MemoryPass> passes;  // the bytes that a call must move, one pass after another
+  std::function<void()> call;      // does the work
+  std::function<double()>
+      arithmetic;                  // returns bytes per second of the same work in the caches; may be empty
+  std::function<void()> products;  // does a call's matrix products alone; empty where it has none
 };
 
-// Works that are measured together. The limit of a work is the slower of memory's (loops that only move the
-// same bytes, with the best of both kinds of stores and of turns, and then the products, where there are any)
-// and the arithmetic's.
+// Measures works together. A work's limit is the slower of memory's (loops that only move the same bytes,
+// with the best stores and turns, and then the products, if it has any) and the arithmetic's.
 class MemoryBench {
  public:
   MemoryBench(Threads& threads, BenchReport& report) : threads_(threads), report_(report) {}
   void add(MemoryWork work) { works_.push_back(std::move(work)); }
-  // Measures all and adds a row for each to the report. `seconds`: of all together.
+  // Measures all works in `seconds` together, and adds a row for each to the report.
   void measure(double seconds, BenchProgress& progress);
 
  private:
@@ -43,8 +43,8 @@ class MemoryBench {
   std::vector<MemoryWork> works_;
 };
 
-// A whole number of pieces, of f32 and of anything narrower.
-inline constexpr std::size_t kElementGrain = 64 * kernels::kStreamPieces;
+// Arrays of a multiple of this many elements are whole numbers of stream blocks, whether f32 or narrower.
+inline constexpr std::size_t kElementGrain = 64 * kernels::kStreamBlocks;
 int thread_count(const BenchOptions& options);
 
 }  // namespace sluice::cli

@@ -8,16 +8,16 @@
 namespace sluice::cli {
 
 enum class ProgressStyle { kBar, kLines, kNone };
-// "auto": a bar where `out` is a terminal, lines elsewhere; "bar", "lines", "none".
+// "auto" is a bar where `out` is a terminal, and else lines. The other names are "bar", "lines" and "none".
 ProgressStyle progress_style(const std::string& name, std::FILE* out);
 
-// One step as a line of at most `width` columns: what fits, the most important first. A width of 0 is without
-// limit.
+// Writes one step as a line of at most `width` columns, or of any length where width is 0. The most important
+// parts come first, and those that do not fit are left out.
 std::string progress_text(const models::StepReport& report, double seconds_left, std::size_t width);
-// "1h02m", "3m07s", "12s".
+// Writes "1h02m", "3m07s" or "12s".
 std::string format_duration(double seconds);
 
-// Shows how a run goes on: one line that is rewritten, or lines, at most about one a second.
+// Shows the progress of a run, about once a second at most: as one line that is rewritten, or as lines.
 class Progress {
  public:
   Progress(std::FILE* out, ProgressStyle style) : out_(out), style_(style) {}
@@ -26,8 +26,8 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void step(const models::StepReport& report);
-  void message(const std::string& text);  // a line of its own, above the bar
-  void finish();                          // leaves the bar as it is, and goes to the next line
+  void message(const std::string& text);  // prints a line of its own, above the bar
+  void finish();                          // leaves the bar as it is, and begins a new line
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -16,7 +16,7 @@
 namespace sluice::cli {
 namespace {
 
-// The whole grammar, and what its flags were bound to.
+// The flags and subcommands, and the options that they are bound to.
 struct Program {
   CLI::App app{"Sluice trains transformers that do not fit in memory, within the memory that you state.",
                "sluice"};
@@ -31,14 +31,14 @@ struct Program {
   CLI::App* generate_app = app.add_subcommand("generate", "sample text from a checkpoint");
   CLI::App* inspect_app = app.add_subcommand("inspect", "show any file that this project writes");
   CLI::App* doctor_app =
-      app.add_subcommand("doctor", "tell what this machine offers, and how to mend what is missing");
-  CLI::App* bench_app = app.add_subcommand("bench", "measure this machine, and what is made of it");
+      app.add_subcommand("doctor", "tell what this machine offers, and what to do about what is missing");
+  CLI::App* bench_app = app.add_subcommand("bench", "measure this machine, and what Sluice makes of it");
   std::string log_level = "info", errors = "text";
 
   Program() {
     app.set_version_flag("--version", fmt::format("sluice {}", kVersion));
     add_bench_commands(*bench_app);
-    bind_common(app);  // first, so that what is wrong with the others is told as asked
+    bind_common(app);  // first, so that --errors holds for what is wrong with the other words
     bind_train(*train_app, train);
     bind_plan(*plan_app, plan);
     bind_generate(*generate_app, generate);
@@ -47,13 +47,13 @@ struct Program {
     bind_bench(*bench_app, bench);
   }
 
-  // To the command and all below it.
+  // Binds to the command and to all below it.
   void bind_common(CLI::App& command) {
     command.allow_extras();
     Flags flags(command);
     flags.text("--log-level", log_level, "debug, info, warn, error or off");
     flags.choice("--errors", errors, {"text", "json"},
-                 "json: for programs, as the last line of the error output");
+                 "json, for programs, makes an error the last line of the standard error output");
     for (CLI::App* below : command.get_subcommands([](const CLI::App*) { return true; })) bind_common(*below);
   }
 };
@@ -64,8 +64,7 @@ struct Program {
     known.push_back(command->get_name());
   const std::vector<std::string> words = app.remaining();
   if (words.empty())
-    fail(ErrorCode::kInvalidArgument, "say what to do: sluice {}; sluice --help tells more",
-         fmt::join(known, ", "));
+    fail(ErrorCode::kInvalidArgument, "say what to do: sluice {}; see sluice --help", fmt::join(known, ", "));
   const std::string nearest = nearest_word(words.front(), known);
   fail(ErrorCode::kInvalidArgument, "'{}' is not one of {}{}", words.front(), fmt::join(known, ", "),
        nearest.empty() ? "" : fmt::format("; the nearest is {}", nearest));
@@ -113,15 +112,14 @@ int run(Program& program, int argc, const char* const* argv) {
   }
   dispatch(program);
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
-    fail(ErrorCode::kIo, "the standard output could not be written: part of what was to be shown is lost");
+    fail(ErrorCode::kIo, "the standard output could not be written, so part of the output is lost");
   return 0;
 }
 
 }  // namespace
 
 int run(int argc, const char* const* argv) {
-  // A closed pipe and a file-size limit become errors of the write, which is then reported; neither ends a
-  // run unsaved.
+  // A closed pipe and a file-size limit must fail the write, which is reported, instead of ending the run.
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGXFSZ, SIG_IGN);
   Program program;

@@ -14,12 +14,12 @@ sigset_t stop_signals() {
   for (const int number : {SIGINT, SIGTERM, SIGUSR1}) sigaddset(&set, number);
   struct sigaction hangup = {};
   ::sigaction(SIGHUP, nullptr, &hangup);
-  if (hangup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);  // nohup asks to go on
+  if (hangup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);  // nohup ignores it, so that the run goes on
   return set;
 }
 
 void stop_at_once() {
-  static constexpr char kText[] = "\nsluice: stopped at once; what was saved before stands\n";
+  static constexpr char kText[] = "\nsluice: stopped at once; checkpoints that were saved before remain\n";
   (void)!::write(STDERR_FILENO, kText, sizeof kText - 1);
   ::_exit(128 + SIGINT);
 }

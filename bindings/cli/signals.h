@@ -6,13 +6,12 @@
 
 namespace sluice::cli {
 
-// While it lives, SIGTERM, SIGUSR1 and the first Ctrl-C ask for a stop at the end of the step; a Ctrl-C after
-// any of them ends the process at once, with status 130. One at a time in a process, made before the threads
-// that compute.
+// While it lives, SIGTERM, SIGUSR1 and the first Ctrl-C ask for a stop at the end of the step. A Ctrl-C after
+// any of them ends the process at once, with status 130. It is made before the threads that compute.
 //
-// No handler runs: a thread of its own waits for these signals, and all others that begin later block them. A
-// handler would be run on the stack of a thread that computes, and generated code of oneDNN uses the stack
-// pointer for other things: what the system writes below it is then somebody's memory.
+// A thread of its own waits for these signals, and all threads that begin later block them, so that no
+// handler runs: it would run on the stack of a thread that computes, and generated code of oneDNN uses the
+// stack pointer for other things, so that the system would overwrite other memory below it.
 class StopSignals {
  public:
   StopSignals();

@@ -32,19 +32,20 @@ void print_end(const models::TrainResult& result, const models::TrainSettings& s
     const std::string skipped =
         result.skipped == 0 ? "" : fmt::format(" ({} of them skipped for the loss scale)", result.skipped);
     fmt::print(out, "{} steps done{}, {}\n", result.steps, skipped,
-               result.last_loss ? fmt::format("last loss {:.4f}", *result.last_loss)
-                                : std::string("all of them before: there was nothing left to do"));
+               result.last_loss
+                   ? fmt::format("last loss {:.4f}", *result.last_loss)
+                   : std::string("all of them by earlier runs, so there was nothing left to do"));
   } else if (settings.out.empty() || result.steps == 0) {
-    fmt::print(
-        out, "stopped by {} after step {}; {}\n", StopSignals::name(), result.steps,
-        settings.out.empty() ? "nothing was saved, as there is no --out" : "there was nothing to save");
+    fmt::print(out, "stopped by {} after step {}; {}\n", StopSignals::name(), result.steps,
+               settings.out.empty() ? "nothing was saved, since there is no --out"
+                                    : "there was nothing new to save");
   } else {
     fmt::print(out, "stopped by {}: saved after step {} of {}; go on with --resume\n", StopSignals::name(),
                result.steps, settings.steps);
   }
 }
 
-// What became of the run's other checkpoints.
+// Describes what became of the run's other checkpoints.
 std::string fate_of_others(const models::CheckpointReport& report) {
   std::string text;
   for (const std::string& folder : report.removed)
@@ -57,10 +58,10 @@ std::string fate_of_others(const models::CheckpointReport& report) {
   return text;
 }
 
-// For a caller that is killed before it could stop the run.
+// Lets the run stop where its caller is killed before it could stop it.
 void stop_with(std::uint64_t caller) {
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (static_cast<std::uint64_t>(::getppid()) != caller) ::kill(::getpid(), SIGTERM);  // it ended before
+  if (static_cast<std::uint64_t>(::getppid()) != caller) ::kill(::getpid(), SIGTERM);  // it has ended already
 }
 
 std::string json_line(const models::PlanResult& result) {
@@ -78,7 +79,7 @@ std::string json_line(const models::PlanResult& result) {
 void run_train(const models::TrainSettings& settings, const TrainOptions& options, std::FILE* out) {
   if (!options.machine.empty())
     fail(ErrorCode::kInvalidArgument,
-         "--machine '{}': a run trains on this machine; sluice plan --machine plans for another",
+         "--machine '{}': a run trains on this machine; use sluice plan --machine to plan for another",
          options.machine);
   const StopSignals signals;
   if (options.caller != 0) stop_with(options.caller);
@@ -95,7 +96,7 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
   events.resumed = [&](const models::CheckpointReport& report) { tell("resumed from", report); };
   events.profiled = [&](const std::string& json) {
     write_profile(settings.profile, json);
-    progress.message("the profile is in " + settings.profile);
+    progress.message("the profile was written to " + settings.profile);
   };
   events.stop = [] { return StopSignals::requested(); };
   const models::TrainResult result = models::train(settings, events);

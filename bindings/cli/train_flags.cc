@@ -13,12 +13,12 @@
 namespace sluice::cli {
 namespace {
 
-// What one step computes.
+// Binds the flags that say what one step computes.
 void bind_shape(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.choice("--dtype", options.dtype, {"f32", "bf16", "f16"}, "type of parameters and activations");
-  flags.whole("--seq", s.length, "tokens of a sequence; 0: the model's context, at most 1024");
-  flags.whole("--batch", s.batch, "sequences of a micro-batch");
-  flags.whole("--accumulate", s.accumulate, "micro-batches of a step");
+  flags.whole("--seq", s.length, "tokens in a sequence; 0 for the model's context, at most 1024");
+  flags.whole("--batch", s.batch, "sequences in a micro-batch");
+  flags.whole("--accumulate", s.accumulate, "micro-batches in a step");
 }
 
 void bind_model_and_data(Flags& flags, models::TrainSettings& s) {
@@ -28,20 +28,22 @@ void bind_model_and_data(Flags& flags, models::TrainSettings& s) {
              "trains from first values");
   flags.texts("--data", s.data,
               "text files and folders (bytes as tokens), or .bin token files of llm.c and nanoGPT");
-  flags.choice("--tokens", s.tokens, {"auto", "bytes"},
-               "bytes: each byte is a token; a preset gets a vocabulary of 256, a folder without weights "
-               "keeps its own");
-  flags.text("--valid", s.validation, "file for validation; without it a part of the data is held out");
-  flags.real("--held-out", s.held_out, "share of the data that is kept for validation");
-  flags.whole("--seed", s.seed, "of initial values, of the order of the data and of dropout");
+  flags.choice(
+      "--tokens", s.tokens, {"auto", "bytes"},
+      "bytes makes each byte a token; a preset then gets a vocabulary of 256, a folder without weights keeps "
+      "its own");
+  flags.text("--valid", s.validation, "file for validation (a part of the data that is held out)");
+  flags.real("--held-out", s.held_out, "share of the data that is held out for validation");
+  flags.whole("--seed", s.seed, "seed of first values, of the order of the data and of dropout");
 }
 
 void bind_memory(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.group("Memory and machine");
-  flags.size("--memory", s.memory, "limit for the whole process; without it what is free");
-  flags.texts("--disk", options.disk, "FOLDER or FOLDER:SIZE that lends disk space; several are striped");
+  flags.size("--memory", s.memory, "limit of the whole process (what is free)");
+  flags.texts("--disk", options.disk,
+              "FOLDER or FOLDER:SIZE that lends disk space; data is striped over several");
   flags.text("--recompute", s.plan.recompute, "auto, none, full, or names of ops joined by +");
-  flags.whole("--threads", s.threads, "compute threads; without it the cores that this process may use");
+  flags.whole("--threads", s.threads, "compute threads (the cores that this process may use)");
 }
 
 void bind_setting(Flags& flags, const optim::Setting& setting, const std::string& help, Json& settings) {
@@ -65,7 +67,7 @@ void bind_setting(Flags& flags, const optim::Setting& setting, const std::string
   }
 }
 
-// Of those that have it, with the default in training: "of sgd (0), muon (0.95): ...".
+// Names the setting's optimizers with their defaults in training: "for sgd (0), muon (0.95): ...".
 std::string help_of(const optim::Setting& setting) {
   std::vector<std::string> owners;
   for (const optim::SettingOwner& owner : setting.owners) {
@@ -75,10 +77,10 @@ std::string help_of(const optim::Setting& setting) {
                                  : value.is_boolean() ? value.dump()
                                                       : fmt::format("{}", value.get<double>())));
   }
-  return fmt::format("of {}: {}", fmt::join(owners, ", "), setting.help);
+  return fmt::format("for {}: {}", fmt::join(owners, ", "), setting.help);
 }
 
-// A flag for each name in the optimizers' table.
+// Adds a flag for each name in the optimizers' table.
 void bind_settings(Flags& flags, Json& settings) {
   std::map<std::string_view, std::string> help;
   for (const optim::Setting& setting : optim::setting_table()) {
@@ -90,56 +92,59 @@ void bind_settings(Flags& flags, Json& settings) {
 }
 
 void bind_optimizer(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
-  flags.real("--clip", s.clip, "bound of the gradient's global norm (1); 0: none");
-  flags.real("--clip-value", s.clip_value, "bound of each element of the gradient, after --clip; 0: none");
+  flags.real("--clip", s.clip, "upper bound of the gradient's global norm (1); 0 for none");
+  flags.real("--clip-value", s.clip_value,
+             "upper bound of each element's size in the gradient, after --clip; 0 for none");
   flags.text("--loss-scale", s.loss_scale, "dynamic, or a number (dynamic with --dtype f16, else 1)");
-  flags.real("--initial-scale", s.initial_scale, "of a dynamic loss scale: with which it begins (65536)");
+  flags.real("--initial-scale", s.initial_scale, "first value of a dynamic loss scale (65536)");
   flags.whole("--scale-growth-interval", s.scale_growth_interval,
-              "of a dynamic loss scale: steps in a row after which it doubles (2000)");
+              "consecutive steps after which a dynamic loss scale doubles (2000)");
   optim::OptimizerSettings& optimizer = s.optimizer;
-  flags.choice("--optimizer", optimizer.name, optim::optimizer_names(), "what updates the parameters");
+  flags.choice("--optimizer", optimizer.name, optim::optimizer_names(),
+               "optimizer that updates the parameters");
   bind_settings(flags, optimizer.settings);
   flags.choice("--state", options.state, optim::state_type_names(), "type of the optimizer's state");
   flags.choice("--master", options.master, {"f32", "none"},
-               "copies of narrower parameters; none, of bf16: they are rounded stochastically");
+               "f32 gives parameters that are not f32 an f32 copy; none rounds bf16 ones stochastically");
 }
 
 void bind_steps(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.group("Steps");
   bind_shape(flags, s, options);
   flags.whole("--steps", s.steps, "steps of the whole run");
+  flags.real("--lr", s.learning_rate,
+             "learning rate (by optimizer and size: for adamw from 1.3e-3 for 1 million parameters in "
+             "blocks, over 6e-4 for "
+             "85 and 2e-4 for 1,200, to 6e-5 for 175,000, and a tenth of it for a folder with weights; "
+             "docs/optimizers.md has the whole rule)");
   flags.real(
-      "--lr", s.learning_rate,
-      "learning rate; without it by optimizer and size: for adamw from 1.3e-3 (1 million parameters in "
-      "blocks) over 6e-4 (85) and 2e-4 (1,200) to 6e-5 (175,000), a tenth of it for a folder with "
-      "weights. docs/optimizers.md has the whole rule");
-  flags.real("--adamw-lr", s.adamw_learning_rate,
-             "of muon: learning rate of what it leaves to adamw, vectors, embedding and head (--lr; with "
-             "--muon-scale original as adamw's own)");
+      "--adamw-lr", s.adamw_learning_rate,
+      "learning rate of the parameters that muon leaves to adamw: vectors, embedding and head (--lr; with "
+      "--muon-scale original the rate that adamw would have)");
   flags.whole("--warmup", s.warmup,
               "steps over which the learning rate rises (a tenth of --steps, from 40 to 2000)");
   flags.choice("--schedule", s.schedule, {"constant", "cosine", "linear"},
-               "of the learning rate after that (cosine)");
+               "how the learning rate goes on after that (cosine)");
   flags.real("--final-lr", s.final_learning_rate, "share of the learning rate that is left at the end (0.1)");
-  flags.real("--weight-decay", s.weight_decay,
-             "of matrices; biases and norms have none (adamw, muon 0.1; lion 0.3; others 0)");
+  flags.real(
+      "--weight-decay", s.weight_decay,
+      "weight decay of matrices, while biases and norms have none (adamw, muon 0.1; lion 0.3; others 0)");
   bind_optimizer(flags, s, options);
 }
 
 void bind_output(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.group("Output");
-  flags.text("--out", s.out, "folder of checkpoints; without it none are written");
-  flags.whole("--save-every", s.save_every, "steps from checkpoint to checkpoint; 0: only at the end");
+  flags.text("--out", s.out, "folder for checkpoints; without it none are written");
+  flags.whole("--save-every", s.save_every, "steps between checkpoints; 0 for one at the end only");
   flags.whole(
       "--keep", s.keep,
-      "how many of the newest checkpoints stay; with --eval-every the one of least validation loss, too");
+      "how many of the newest checkpoints are kept; with --eval-every the one of least validation loss, too");
   flags.toggle("--resume", s.resume, "go on from the newest whole checkpoint in --out");
-  flags.whole(
-      "--eval-every", s.eval_every,
-      "steps from validation to validation, of which there is also one before each checkpoint; 0: none");
-  flags.whole("--eval-batches", s.eval_batches, "micro-batches of a validation");
-  flags.text("--metrics", s.metrics, "FILE.jsonl that gets a line a step");
-  flags.text("--trace", s.trace, "FILE.json for Perfetto: what ran when, a lane a stream");
+  flags.whole("--eval-every", s.eval_every,
+              "steps between validations, besides the one before each checkpoint; 0 for none");
+  flags.whole("--eval-batches", s.eval_batches, "micro-batches in a validation");
+  flags.text("--metrics", s.metrics, "FILE.jsonl that gets a line for each step");
+  flags.text("--trace", s.trace, "FILE.json for Perfetto, which shows what ran when");
   flags.text("--profile", s.profile,
              "FILE.html with a report: memory over time, what moved and stalled, plan and measurement");
   flags.choice("--progress", options.progress, {"auto", "bar", "lines", "none"}, "how steps are shown");
@@ -147,14 +152,17 @@ void bind_output(Flags& flags, models::TrainSettings& s, TrainOptions& options) 
 }
 
 void bind_placement(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
-  flags.group("Placement, for tests and measurements (chosen by the plan where it is not given)");
+  flags.group("Placement, for tests and measurements (the plan chooses what is not given)");
   flags.whole("--group", s.plan.group, "micro-batches that pass through a unit together");
-  flags.whole("--prefetch", s.plan.prefetch, "accesses fetched ahead");
+  flags.whole("--prefetch", s.plan.prefetch, "how many accesses are fetched ahead");
   flags.whole("--chunk-elements", s.plan.chunk_elements,
-              fmt::format("elements of a streamed update, a multiple of {}", engine::kChunkGrain));
-  flags.choice("--place-parameters", options.places[0], {"memory", "disk"}, "of every unit");
-  flags.choice("--place-gradients", options.places[1], {"memory", "disk"}, "of every unit");
-  flags.choice("--place-state", options.places[2], {"memory", "disk"}, "of every unit");
+              fmt::format("elements in a chunk of a streamed update, a multiple of {}", engine::kChunkGrain));
+  flags.choice("--place-parameters", options.places[0], {"memory", "disk"},
+               "where every unit's parameters are");
+  flags.choice("--place-gradients", options.places[1], {"memory", "disk"},
+               "where every unit's gradients are");
+  flags.choice("--place-state", options.places[2], {"memory", "disk"},
+               "where every unit's optimizer state is");
 }
 
 void bind_all(CLI::App& app, TrainOptions& options) {
@@ -170,16 +178,17 @@ void bind_all(CLI::App& app, TrainOptions& options) {
 
 void bind_train(CLI::App& app, TrainOptions& options) {
   bind_all(app, options);
-  Flags(app).whole("--stop-with", options.caller,
-                   "for programs: the id of the process that started this one; when it ends, as by SIGTERM");
-  Flags(app).text("--machine", options.machine, "of sluice plan alone: a run trains on this machine");
+  Flags(app).whole(
+      "--stop-with", options.caller,
+      "for programs: stop, as by SIGTERM, when the process with this id, which started this one, ends");
+  Flags(app).text("--machine", options.machine, "only for sluice plan, since a run trains on this machine");
 }
 
 void bind_plan(CLI::App& app, TrainOptions& options) {
   bind_all(app, options);
   Flags(app).text(
       "--machine", options.machine,
-      "FILE of another machine, as sluice doctor --json writes it there: plans for that, and looks at "
+      "FILE of another machine, written there by sluice doctor --json: plans for that machine and examines "
       "nothing here; --disk then names its disks");
   Flags(app).toggle("--json", options.json, "print the plan as JSON");
 }
@@ -200,7 +209,8 @@ offload::DiskFolder parse_disk(const std::string& text) {
                      text.find('/', colon) == std::string::npos;
   const std::string path = sized ? text.substr(0, colon) : text;
   if (path.empty() || (!sized && text.back() == ':'))
-    fail(ErrorCode::kInvalidArgument, "--disk: '{}' is not FOLDER or FOLDER:SIZE, as /scratch:20GiB", text);
+    fail(ErrorCode::kInvalidArgument, "--disk: '{}' is not FOLDER or FOLDER:SIZE, such as /scratch:20GiB",
+         text);
   if (!sized) return {path, offload::kWholeDisk};
   try {
     const std::uint64_t size = parse_size(text.substr(colon + 1));
@@ -226,10 +236,10 @@ models::TrainSettings finish_settings(CLI::App& app, TrainOptions& options) {
   models::TrainSettings settings = options.settings;
   settings.source = options.config;
   if (settings.model.empty())
-    fail(ErrorCode::kInvalidArgument, "--model is missing: a preset ({}) or a Hugging Face folder",
+    fail(ErrorCode::kInvalidArgument, "--model is missing: name a preset ({}) or a Hugging Face folder",
          fmt::join(models::preset_names(), ", "));
   if (settings.data.empty() && options.machine.empty())
-    fail(ErrorCode::kInvalidArgument, "--data is missing: text files or folders, or .bin token files");
+    fail(ErrorCode::kInvalidArgument, "--data is missing: name text files or folders, or .bin token files");
   read_choices(options, settings);
   return settings;
 }

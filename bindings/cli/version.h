@@ -2,6 +2,6 @@
 
 namespace sluice {
 
-inline constexpr const char* kVersion = "0.1.0";  // as in CMakeLists.txt
+inline constexpr const char* kVersion = "0.1.0";  // CMakeLists.txt has the same
 
 }  // namespace sluice

@@ -70,7 +70,7 @@ class ReadAhead {
     BlockFile* file = nullptr;
     std::uint64_t block = 0;
     std::uint64_t used = 0;  // when, counted in uses
-    std::optional<offload::Batch> transfer;
+    std::optional<offload::TransferGroup> transfer;
   };
   Slot* find(const BlockFile& file, std::uint64_t block);
   bool wanted(const Slot& slot) const;
@@ -101,7 +101,7 @@ class WriteBehind {
  private:
   struct Slot {
     std::span<std::byte> memory;
-    std::optional<offload::Batch> transfer;
+    std::optional<offload::TransferGroup> transfer;
   };
   void flush(std::size_t bytes);
   void flush_rest();

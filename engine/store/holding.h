@@ -27,7 +27,7 @@ struct Pager::Holding {
   bool parked = false;   // others may read the backing at any time
   int pins = 0;
   Io io = Io::kNone;
-  offload::Batch batch;
+  offload::TransferGroup batch;
   std::optional<Leaver> listed;  // where it stands in the pager's lists of what may leave
 
   bool resident() const { return spec.tier == kComputeTier; }

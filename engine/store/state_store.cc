@@ -40,7 +40,7 @@ void StateStore::forget_backing(UnitId unit) { units_[unit].backing.reset(); }
 
 void StateStore::transfer_all(UnitId unit, bool write) {
   const std::span<std::byte> bytes = {memory_.data() + units_[unit].offset, format_.bytes(unit)};
-  offload::Batch batch;
+  offload::TransferGroup batch;
   if (write)
     backing(unit).store(0, bytes, batch.add());
   else

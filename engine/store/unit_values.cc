@@ -141,7 +141,7 @@ std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values,
   ensure(s.pipeline.idle(), "a unit is loaded while updates are under way");
   const Shards& shards = s.states.format().shards();
   const bool resident = s.states.resident(unit);
-  std::vector<offload::Batch> writes(s.pipeline.slots());
+  std::vector<offload::TransferGroup> writes(s.pipeline.slots());
   for (std::size_t chunk = 0; chunk < shards.chunks(unit); ++chunk) {
     const std::size_t slot = resident ? 0 : chunk % writes.size();
     if (!resident) writes[slot].wait();
@@ -149,14 +149,14 @@ std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values,
     try {
       fill_chunk(s, unit, chunk, values.at(shards.chunk(unit, chunk).begin), state, source);
     } catch (...) {
-      for (offload::Batch& batch : writes) batch.wait();
+      for (offload::TransferGroup& batch : writes) batch.wait();
       return std::current_exception();
     }
     if (!resident)
       s.states.backing(unit).store(s.states.format().chunk_offset(unit, chunk),
                                    {state, s.states.format().chunk_bytes(unit, chunk)}, writes[slot].add());
   }
-  for (offload::Batch& batch : writes) batch.wait();
+  for (offload::TransferGroup& batch : writes) batch.wait();
   return nullptr;
 }
 
@@ -164,7 +164,7 @@ std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray va
   ensure(s.pipeline.idle(), "a unit is saved while updates are under way");
   const Shards& shards = s.states.format().shards();
   const bool resident = s.states.resident(unit);
-  std::vector<offload::Batch> reads(s.pipeline.slots());
+  std::vector<offload::TransferGroup> reads(s.pipeline.slots());
   const std::size_t chunks = shards.chunks(unit);
   const auto read = [&](std::size_t chunk) {
     if (!resident && chunk < chunks)
@@ -180,7 +180,7 @@ std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray va
     try {
       drain_chunk(s, unit, chunk, values.at(shards.chunk(unit, chunk).begin), state, sink);
     } catch (...) {
-      for (offload::Batch& batch : reads) batch.wait();
+      for (offload::TransferGroup& batch : reads) batch.wait();
       return std::current_exception();
     }
     read(chunk + reads.size());
@@ -197,7 +197,7 @@ void take_masters(const ValueStreams& s, UnitId unit, ConstArray values) {
     const std::span<std::byte> bytes = {state, s.states.format().chunk_bytes(unit, chunk)};
     const auto transfer = [&](auto&& begin) {
       if (resident) return;
-      offload::Batch batch;
+      offload::TransferGroup batch;
       begin(batch.add());
       batch.wait();
     };

@@ -19,7 +19,7 @@ bool has(dnnl::cpu_isa isa) {
   return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & wanted) == wanted;
 }
 
-// The widest first: each has what the next ones have.
+// The widest set is first; each includes those after it.
 std::string instruction_set() {
   using Isa = dnnl::cpu_isa;
   constexpr std::pair<Isa, const char*> kNames[] = {{Isa::avx512_core_amx, "avx512_core_amx"},
@@ -37,9 +37,9 @@ class OneDnn final : public MatrixLibrary {
  public:
   explicit OneDnn(int threads) : threads_(threads), primitives_(threads) {}
 
-  // In slices of B's columns, so that what the library packs of them has a bound.
+  // Multiplies slices of B's columns, so that what the library packs of them has a bound.
   void multiply_f32(const Product& p) override {
-    omp_set_num_threads(threads_);  // a setting of the calling thread
+    omp_set_num_threads(threads_);  // it is a setting of the calling thread
     const std::size_t ldb = p.ldb ? p.ldb : p.transpose_b ? p.k : p.n;
     const std::size_t width = slice_columns(p.n);
     for (std::size_t first = 0; first < p.n; first += width) {
@@ -63,7 +63,7 @@ class OneDnn final : public MatrixLibrary {
     return kCode + (shared + own) * depth * sizeof(float) + threads * kBesidePanels;
   }
 
-  // The rule of kernels/README.md, which says what was measured.
+  // kernels/README.md states this rule and what was measured.
   bool has_primitive(const Product& p) const override {
     if (p.a.type == Dtype::kBf16) return true;
     if (!p.transpose_b || p.transpose_a || p.m < kFewRows || !has(dnnl::cpu_isa::avx512_core)) return false;
@@ -88,14 +88,14 @@ class OneDnn final : public MatrixLibrary {
   }
 
  private:
-  // The blocks of the library's products in f32, in elements: B's panel is shared, A's is each thread's own.
-  // More than two threads share one of A, too.
+  // Block sizes of the library's f32 products, in elements. The threads share B's panel, and each packs A's
+  // for itself; with more than two threads they share a panel of A, too.
   static constexpr std::size_t kSlice = 8192, kPanelColumns = 10'000, kPanelRows = 384, kDepth = 256,
                                kWideDepth = 384;
   static constexpr std::size_t kBesidePanels = 64 * kKiB, kCode = 4 * kMiB;
   static constexpr std::size_t kFewRows = 8, kManyRows = 512, kNarrow = 1024;
 
-  // All slices of nearly the same width.
+  // All slices have nearly the same width.
   static std::size_t slice_columns(std::size_t n) {
     return n <= kSlice ? n : std::min(n, round_up(divide_up(n, divide_up(n, kSlice)), std::size_t{64}));
   }

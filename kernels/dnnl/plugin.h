@@ -3,9 +3,9 @@
 
 #include "kernels/matrix.h"
 
-// What a matrix library's plug-in exports: one function of this name and type, with C linkage. The interface
-// itself is C++, so the two sides must have been built from the same headers: `abi` counts their changes, and
-// is compared before anything else is called.
+// A matrix library's plug-in exports one function of this name and type, with C linkage. The interface behind
+// it is C++, so both sides must be built from the same headers: `abi` counts the changes of these, and is
+// compared before anything else is called.
 namespace sluice::kernels {
 
 inline constexpr std::uint32_t kMatrixPluginAbi = 4;

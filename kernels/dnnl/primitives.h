@@ -8,23 +8,23 @@
 
 namespace sluice::kernels {
 
-// Products by oneDNN's matmul primitives, of f32 or bf16 operands. A primitive is made when the first product
-// of its shape, types and addend comes, and kept: of a run there are as many as it has different products.
-// Where there are kMost, which no run has, all are made anew. Thread rule: one call at a time. The functions
-// throw dnnl::error where oneDNN refuses a product.
+// Products of f32 or bf16 operands by oneDNN's matmul primitives. A primitive is made for the first product
+// of its shape, types and addend, and kept. A run has as many as it has different products; where there are
+// kMost, which no run reaches, all are dropped and made anew. The functions throw dnnl::error where oneDNN
+// refuses a product. Thread rule: one call at a time.
 class Primitives {
  public:
-  // threads: OpenMP's, for which primitives are made.
+  // The primitives are made for so many of OpenMP's threads.
   explicit Primitives(int threads);
 
-  // Bytes of scratchpad, whether the product accumulates, has a bias or neither: a plan asks before that is
-  // known. Nothing is made for it.
+  // Returns the bytes of scratchpad that the product needs, whether it accumulates, has a bias or neither,
+  // because a plan asks before that is known. Makes no primitive.
   std::size_t workspace(const Product& product) const;
-  // REQUIRES: rows' distances are stated; workspace(product) bytes.
+  // REQUIRES: lda, ldb and ldc are not 0; workspace has workspace(product) bytes.
   void multiply(const Product& product, void* workspace);
 
  private:
-  // What decides which primitive serves a product.
+  // All that decides which primitive computes a product.
   using Key = std::array<std::size_t, 11>;
   static constexpr std::size_t kMost = 256;
   struct Primitive {

@@ -1,8 +1,8 @@
-// The memory that oneDNN packs operands into. glibc's posix_memalign (before 2.38) seldom takes back the
-// block that the product before returned, since what it cut off at the block's ends may be in use by then:
-// the heap grows by an amount that nobody can state. The plug-in therefore serves these calls itself. It is
-// loaded with RTLD_DEEPBIND, so that oneDNN, and what else is loaded for the first time with it, finds these
-// two functions before libc's; the rest of the process does not see them.
+// The memory that oneDNN packs operands into. glibc's posix_memalign (before 2.38) seldom reuses the block
+// that the product before returned, since what it cut off at the block's ends may be in use: the heap grows
+// by an amount that no plan can state. So the plug-in defines these two functions itself. It is loaded with
+// RTLD_DEEPBIND: oneDNN, and what else is first loaded with it, finds them before libc's, and the rest of the
+// process does not see them.
 #include <dlfcn.h>
 #include <sys/mman.h>
 
@@ -19,7 +19,7 @@ namespace sluice::kernels {
 namespace {
 
 constexpr std::size_t kPage = 4 * kKiB;
-constexpr std::size_t kLeast = 64 * kKiB;  // what is smaller stays with libc
+constexpr std::size_t kLeast = 64 * kKiB;  // smaller blocks are left to libc
 
 struct Block {
   std::byte* data = nullptr;
@@ -27,10 +27,10 @@ struct Block {
   bool used = false;
 };
 
-// As many blocks as were ever in use at a time, each as large as what it had to hold. Any thread.
+// Keeps as many blocks as were ever in use at once, each as large as the most it held. Any thread may call.
 class Scratch {
  public:
-  // Null where the system has no memory.
+  // Returns null where the system has no memory.
   void* take(std::size_t bytes) noexcept try {
     const std::lock_guard lock(mutex_);
     Block* block = closest(bytes);
@@ -53,7 +53,7 @@ class Scratch {
   }
 
  private:
-  // Of those not in use the smallest that is large enough, or else the largest.
+  // Of the unused blocks, returns the smallest that is large enough, or else the largest.
   Block* closest(std::size_t bytes) {
     Block* found = nullptr;
     for (Block& block : blocks_) {
@@ -76,7 +76,7 @@ class Scratch {
   std::vector<Block> blocks_;
 };
 
-// Never destroyed: OpenMP's threads outlive everything.
+// It is never destroyed, since OpenMP's threads outlive all static objects.
 Scratch& scratch() {
   static Scratch& made = *new Scratch;
   return made;

@@ -11,10 +11,10 @@ namespace sluice::allocator {
 namespace {
 
 int calls = 0;
-int calls_allowed = 0;  // pieces that move before the system has no more mappings
+int calls_allowed = 0;  // calls that succeed before the process has no more mappings
 
-// As Linux before 6.17 answers a range of several mappings: EFAULT, with the target unmapped by then.
-void* one_piece_mremap(void* from, std::size_t old_size, std::size_t new_size, int flags, ...) {
+// Behaves as Linux before 6.17 for a range of several mappings: EFAULT, after it has unmapped the target.
+void* one_mapping_mremap(void* from, std::size_t old_size, std::size_t new_size, int flags, ...) {
   va_list rest;
   va_start(rest, flags);
   void* to = va_arg(rest, void*);
@@ -40,29 +40,29 @@ struct TwoRanges {
   }
 };
 
-TEST(MovePages, FallsBackToPieces) {
+TEST(MovePages, FallsBackToOneExtentAtATime) {
   const TwoRanges ranges;
   calls = 0;
   calls_allowed = 4;
-  move_pages(ranges.from.data(), ranges.to.data(), ranges.from.size(), kHugePage, one_piece_mremap);
+  move_pages(ranges.from.data(), ranges.to.data(), ranges.from.size(), kHugePage, one_mapping_mremap);
   EXPECT_EQ(calls, 4);
   for (std::size_t i = 0; i < 4; ++i)
     EXPECT_TRUE(has_stamp(ranges.to.data() + i * kHugePage, kHugePage, 100 + i));
 }
 
-TEST(MovePages, AFailureBetweenPiecesMovesThemBack) {
+TEST(MovePages, AFailureBetweenExtentsMovesThemBack) {
   const TwoRanges ranges;
   calls = 0;
   calls_allowed = 2;
   const Thrown thrown = thrown_by([&] {
-    move_pages(ranges.from.data(), ranges.to.data(), ranges.from.size(), kHugePage, one_piece_mremap);
+    move_pages(ranges.from.data(), ranges.to.data(), ranges.from.size(), kHugePage, one_mapping_mremap);
   });
   EXPECT_EQ(thrown.code, ErrorCode::kBudget);
   EXPECT_NE(thrown.text.find("max_map_count"), std::string::npos) << thrown.text;
   for (std::size_t i = 0; i < 4; ++i)
     EXPECT_TRUE(has_stamp(ranges.from.data() + i * kHugePage, kHugePage, 100 + i));
   calls_allowed = 100;
-  move_pages(ranges.from.data(), ranges.to.data(), ranges.from.size(), kHugePage, one_piece_mremap);
+  move_pages(ranges.from.data(), ranges.to.data(), ranges.from.size(), kHugePage, one_mapping_mremap);
   EXPECT_TRUE(has_stamp(ranges.to.data() + 3 * kHugePage, kHugePage, 103));
 }
 

@@ -88,7 +88,7 @@ TEST(FramePool, OverBudgetIsRefusedAndChangesNothing) {
   EXPECT_EQ(host_total(boundless).current, 0u);
 }
 
-TEST(FramePool, OfNoExtentsPlacesNothing) {
+TEST(FramePool, WithoutExtentsPlacesNothing) {
   Ledger ledger;
   FramePool pool(ledger, kExtent, 0);
   Home home("h", kExtent);
@@ -188,7 +188,7 @@ void expect_undisturbed(const std::vector<Tenant>& tenants, const Ledger& ledger
 }
 
 // Homes of different sizes come and go in random order, with frames from two pools. What is written under a
-// home stays until it is taken away, whatever else moves; the memory held never changes.
+// home stays until its frames are taken away, whatever else moves; the memory held never changes.
 TEST(FramePool, PagesKeepTheirContentUnderRandomMoves) {
   Ledger ledger;
   FramePool small(ledger, kHugePage, 12), large(ledger, 2 * kHugePage, 4);
@@ -214,14 +214,14 @@ TEST(FramePool, PagesKeepTheirContentUnderRandomMoves) {
   }
   EXPECT_GT(placed, 500);
   EXPECT_GT(refused, 50);
-#ifndef __SANITIZE_THREAD__  // its shadow of the pages counts as resident
+#ifndef __SANITIZE_THREAD__  // its shadow memory counts as resident
   EXPECT_LT(resident_bytes(), before + 8 * kMiB) << "moves may not take memory of their own";
 #else
   static_cast<void>(before);
 #endif
 }
 
-TEST(FramePool, WhatLeavesStaysAtItsAddress) {
+TEST(FramePool, AHomeThatLeavesKeepsItsAddressAndContents) {
   Ledger ledger;
   FormerHome former;
   std::byte* data = nullptr;

@@ -105,7 +105,7 @@ TEST(Ledger, MovingIsNeverRefusedForTheBudget) {
   EXPECT_EQ(line(ledger, Tier::kHost, Purpose::kGradient).peak, 60u);
 }
 
-TEST(Ledger, GivingUpMoreThanIsHeldIsADefect) {
+TEST(Ledger, DischargingMoreThanIsHeldIsADefect) {
   Ledger ledger;
   ledger.charge(Tier::kHost, Purpose::kParameter, 5);
   ledger.charge(Tier::kHost, Purpose::kGradient, 50);

@@ -9,7 +9,7 @@
 namespace sluice::allocator {
 namespace {
 
-// Addresses that nothing is mapped at.
+// Addresses at which nothing is mapped.
 constexpr std::uintptr_t kBase = std::uintptr_t{1} << 46;
 
 void put(std::uintptr_t begin, std::size_t bytes) {
@@ -43,7 +43,7 @@ TEST(RangeRegistryTest, ARangeThatComesAndGoesIsNotFoundElsewhere) {
   });
   bool found = false;
   const auto end =
-      std::chrono::steady_clock::now() + std::chrono::milliseconds(1500);  // both must run at once
+      std::chrono::steady_clock::now() + std::chrono::milliseconds(1500);  // time enough to run at once
   while (!found && std::chrono::steady_clock::now() < end) found = find_range(kBase) != nullptr;
   over = true;
   other.join();

@@ -24,7 +24,7 @@ TEST(Region, IsZeroAlignedRoundedAndCharged) {
   EXPECT_EQ(host_total(ledger).peak, 2 * kHugePage);
 }
 
-TEST(Region, OfNoBytesHoldsNothing) {
+TEST(Region, OfZeroBytesHoldsNothing) {
   Ledger ledger;
   ledger.set_budget(Tier::kHost, 0);
   const Region region(ledger, Purpose::kStaging, 0);
@@ -49,7 +49,7 @@ TEST(Region, GrowsAndShrinksWhereItIs) {
     EXPECT_TRUE(kept == 0 || has_stamp(data, kept, 5));
     EXPECT_TRUE(
         std::all_of(data + kept, data + region.size(), [](std::byte b) { return b == std::byte{0}; }));
-#ifndef __SANITIZE_THREAD__  // its shadow of the pages counts as resident
+#ifndef __SANITIZE_THREAD__  // its shadow memory counts as resident
     EXPECT_NEAR(static_cast<double>(resident_bytes()), static_cast<double>(before + region.size()),
                 4.0 * kMiB);
 #endif

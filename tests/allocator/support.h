@@ -20,7 +20,7 @@ inline Ledger::Line host_total(const Ledger& ledger) {
   return ledger.snapshot().total[static_cast<std::size_t>(Tier::kHost)];
 }
 
-// One word at the start of every 4 KiB page.
+// Writes one word at the start of every 4 KiB page.
 inline void stamp(std::byte* data, std::size_t bytes, std::uint64_t value) {
   for (std::size_t i = 0; i < bytes; i += 4096) std::memcpy(data + i, &value, sizeof value);
 }

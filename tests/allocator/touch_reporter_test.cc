@@ -9,7 +9,7 @@
 namespace sluice::allocator {
 namespace {
 
-// Also at no address, which is the test.
+// A test may touch a null address on purpose.
 __attribute__((no_sanitize("null"))) void touch(const std::byte* at) {
   static_cast<void>(*const_cast<const volatile std::byte*>(at));
 }
@@ -28,7 +28,7 @@ TEST_F(TouchReporterDeathTest, NamesAHomeThatWasNeverPlaced) {
         touch(home.data() + 12345);
       },
       testing::KilledBySignal(SIGABRT),
-      "sluice: the memory of 'blocks.7' was touched while absent; acquire the unit first");
+      "sluice: the memory of 'blocks.7' was touched while absent; acquire its unit first");
 }
 
 TEST_F(TouchReporterDeathTest, NamesAHomeThatWasEmptiedOrShrunk) {
@@ -62,10 +62,11 @@ TEST_F(TouchReporterDeathTest, TellsAnAccessBeyondTheEnd) {
         const Home home("embedding", kHugePage);
         touch(home.data() + home.size());
       },
-      testing::KilledBySignal(SIGABRT), "'embedding' was passed: an access beyond its end");
+      testing::KilledBySignal(SIGABRT), "'embedding' was accessed beyond its end");
 }
 
-// As Python's faulthandler does: tells, puts back the handler that it found, and raises the signal again.
+// Does as Python's faulthandler: it reports, puts back the handler that it found, and raises the signal
+// again.
 struct sigaction found_by_other = {};
 void tell_and_raise(int number) {
   static_cast<void>(::write(STDERR_FILENO, "told; ", 6));
@@ -167,7 +168,7 @@ void seek_address() {
   address_was_free = found != MAP_FAILED;
 }
 
-// Another library's fork handler, which runs before the allocator's, must not be able to map memory where
+// A fork handler of another library, which runs before the allocator's, must not be able to map memory where
 // pages were: the allocator's handler would destroy it.
 TEST_F(TouchReporterDeathTest, AForkedChildHasNoHolesWherePagesWere) {
   for (const bool of_region : {false, true})

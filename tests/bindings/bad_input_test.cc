@@ -61,7 +61,7 @@ TEST_F(BadInputTest, TheVersionIsThatOfTheBuild) {
               HasSubstr(fmt::format("VERSION {}", kVersion)));
 }
 
-TEST_F(BadInputTest, WordsThatAreNotKnownNameTheNearest) {
+TEST_F(BadInputTest, UnknownWordsGetTheNearestKnownOne) {
   expect_refused({}, 2, "train");
   expect_refused({"trian"}, 2, "the nearest is train");
   expect_train_refused({"--memroy", "1GiB"}, 2, "--memory");
@@ -131,9 +131,9 @@ TEST_F(BadInputTest, DataIsChecked) {
   std::ofstream(folder_ / "short.txt") << "too short";
   expect_train_refused({"--data", folder_ / "short.txt"}, 2, "short.txt");
   expect_train_refused({"--model", "gpt2-124m"}, 2, "--tokens bytes");
-  std::ofstream(folder_ / "big.bin", std::ios::binary) << std::string(20000, '\x7f');  // tokens of 32639
+  std::ofstream(folder_ / "big.bin", std::ios::binary) << std::string(20000, '\x7f');  // every token is 32639
   expect_train_refused({"--data", folder_ / "big.bin"}, 2, "big.bin");
-  // Also where no window of the run would hold it.
+  // The token is found although no window of the run contains it.
   std::string tokens(20000, '\0');
   tokens[19998] = tokens[19999] = '\x7f';
   std::ofstream(folder_ / "last.bin", std::ios::binary) << tokens;
@@ -181,7 +181,7 @@ TEST_F(BadInputTest, OutputsNeverReplaceInputsNorEachOther) {
 }
 
 TEST_F(BadInputTest, OutputsThatCannotBeWrittenAreFoundBeforeAnyWork) {
-  // The plan, which is printed before anything is taken, is not reached; nor is the model looked at.
+  // The error comes before the plan is printed and before the model is examined.
   for (const std::string flag : {"--metrics", "--trace"}) {
     expect_refused({"train", "--model", "nowhere", "--data", text_, flag, folder_ / "no/where.json"}, 2,
                    flag + " '");
@@ -207,7 +207,7 @@ TEST_F(BadInputTest, InspectAndGenerateNameWhatIsWrong) {
   std::ofstream(folder_ / "bad.jsonl") << "not json\n";
   expect_refused({"inspect", folder_ / "bad.jsonl"}, 2, "bad.jsonl");
   std::ofstream(folder_ / "bad.json") << "[1]";
-  expect_refused({"inspect", folder_ / "bad.json"}, 2, "no trace");
+  expect_refused({"inspect", folder_ / "bad.json"}, 2, "not a trace");
   expect_refused({"generate"}, 2, "--checkpoint");
   expect_refused({"generate", "--checkpoint", folder_.path()}, 2, "neither");
   expect_refused({"generate", "--checkpoint", folder_ / "nowhere", "--top-p", "2"}, 2, "top-p");

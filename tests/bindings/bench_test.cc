@@ -49,9 +49,9 @@ class BenchTest : public ::testing::Test {
   TemporaryFolder folder_;
 };
 
-TEST_F(BenchTest, TheDiskIsHeldAgainstIoUringAloneAndNothingIsLeftThere) {
+TEST_F(BenchTest, TheDiskIsComparedWithIoUringAloneAndNothingIsLeftThere) {
   const Json report = measured({"disk", folder_.path(), "--size", "16MiB", "--depth", "4"});
-  const bool fio = report.at("settings").contains("fio");  // else a note says that there is none
+  const bool fio = report.at("settings").contains("fio");  // without fio a note says so
   expect_report(report, "disk", fio ? 6 : 4);
   EXPECT_EQ(report.at("notes").size(), fio ? 1 : 2);
   EXPECT_EQ(report.at("settings").at("depth"), 4);
@@ -59,7 +59,7 @@ TEST_F(BenchTest, TheDiskIsHeldAgainstIoUringAloneAndNothingIsLeftThere) {
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
 }
 
-TEST_F(BenchTest, CopiesAreHeldAgainstTheSameStreams) {
+TEST_F(BenchTest, CopiesAreComparedWithTheSameStreams) {
   const Json report = measured({"copy", "--size", "1MiB", "--threads", "2"});
   expect_report(report, "copy", 7);
   EXPECT_EQ(report.at("machine").at("threads"), 2);
@@ -68,16 +68,16 @@ TEST_F(BenchTest, CopiesAreHeldAgainstTheSameStreams) {
 TEST_F(BenchTest, EveryCombinationOfAnOptimizerIsMeasured) {
   const Json report = measured({"optimizer", "--elements", "70000", "--optimizer", "lion"});
   expect_report(report, "optimizer", 12);
-  EXPECT_EQ(report.at("settings").at("elements"), 131072);  // a whole number of pieces
-  // f32: the parameter and a momentum are updated, the gradient is read.
+  EXPECT_EQ(report.at("settings").at("elements"), 131072);  // rounded up to a whole number of stream blocks
+  // In f32 the parameter and a momentum are read and written, and the gradient is read.
   EXPECT_EQ(report.at("rows").at(0).at("bytes_per_element"), 4 * 4 + 4);
   const Json one = measured(
       {"optimizer", "--elements", "70000", "--dtype", "bf16", "--state", "bf16", "--master", "none"});
   expect_report(one, "optimizer", 1);
-  EXPECT_EQ(one.at("rows").at(0).at("bytes_per_element"), 3 * 4 + 2);  // adamw: two moments
+  EXPECT_EQ(one.at("rows").at(0).at("bytes_per_element"), 3 * 4 + 2);  // adamw keeps two moments
 }
 
-TEST_F(BenchTest, AnOptimizerIsHeldAgainstMemoryAndItsArithmetic) {
+TEST_F(BenchTest, AnOptimizerIsComparedWithMemoryAndItsArithmetic) {
   const Json report = measured({"optimizer", "--elements", "70000", "--dtype", "bf16"});
   for (const Json& row : report.at("rows")) {
     const double memory = row.at("limit_memory"), arithmetic = row.at("limit_arithmetic");
@@ -88,7 +88,7 @@ TEST_F(BenchTest, AnOptimizerIsHeldAgainstMemoryAndItsArithmetic) {
 TEST_F(BenchTest, OptimizersWithRoundsAreMeasuredInAllTheirPasses) {
   const Json adafactor = measured({"optimizer", "--elements", "70000", "--optimizer", "adafactor"});
   expect_report(adafactor, "optimizer", 4);
-  // f32: the gradient three times, the parameter twice, and once written.
+  // In f32 the gradient is read three times, and the parameter twice, and the parameter is written once.
   EXPECT_EQ(adafactor.at("rows").at(0).at("bytes_per_element"), 3 * 4 + 2 * 4 + 4);
   const Json muon = measured(
       {"optimizer", "--elements", "70000", "--optimizer", "muon", "--dtype", "f32", "--state", "f32"});
@@ -98,7 +98,7 @@ TEST_F(BenchTest, OptimizersWithRoundsAreMeasuredInAllTheirPasses) {
   EXPECT_LT(row.at("limit"), row.at("limit_memory"));
 }
 
-TEST_F(BenchTest, AStepIsHeldAgainstTheMachineAndTheDisk) {
+TEST_F(BenchTest, AStepIsComparedWithTheMachineAndTheDisk) {
   const std::vector<std::string> words = {"step",  "tiny", "--batch",  "1",
                                           "--seq", "32",   "--memory", "400MiB"};
   const Json in_memory = measured(words);
@@ -115,7 +115,7 @@ TEST_F(BenchTest, AStepIsHeldAgainstTheMachineAndTheDisk) {
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
 }
 
-// Of those that work on files of that process.
+// Finds the processes that work on files of that process.
 std::size_t processes_of(pid_t pid) {
   std::size_t count = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
@@ -196,7 +196,7 @@ TEST_F(BenchTest, BadInputIsRefused) {
   expect_refused({"step", "tiny", "--memory", "10MiB"}, 3, "--memory");
 }
 
-TEST(BenchReportTest, MediansAreOfRoundsThatCountAndAtLeastThree) {
+TEST(BenchReportTest, MediansAreOfAtLeastThreeRoundsThatCount) {
   BenchProgress progress;
   int calls = 0;
   const std::vector<BenchWork> works = {{"a", [&] {
@@ -204,7 +204,7 @@ TEST(BenchReportTest, MediansAreOfRoundsThatCountAndAtLeastThree) {
                                            return std::vector<double>{calls == 1 ? 1e9 : calls, 7};
                                          }}};
   const auto medians = medians_in_turn(works, 1e-9, progress);
-  EXPECT_EQ(calls, 4);  // the first one does not count
+  EXPECT_EQ(calls, 4);  // three that count, after a first one that does not
   EXPECT_EQ(medians[0], (std::vector<double>{3, 7}));
 }
 

@@ -9,7 +9,7 @@
 #include "bindings/sluice_process.h"
 #include "core/json.h"
 
-// Which checkpoints --keep leaves, with validation and without.
+// Tests which checkpoints --keep leaves, with validation and without.
 namespace sluice::cli {
 namespace {
 
@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 
 class BestCheckpointTest : public ::testing::Test {
  protected:
-  // What is validated is never seen in training: the more is learnt, the larger is that loss.
+  // The validation text does not occur in training: the more is learned, the larger its loss becomes.
   BestCheckpointTest() {
     std::ofstream(text_) << lesson();
     std::ofstream(other_) << std::string(3000, 'Q');
@@ -75,7 +75,7 @@ TEST_F(BestCheckpointTest, WithoutValidationTheNewestStay) {
   EXPECT_THAT(refused.error, HasSubstr("with a validation loss"));
 }
 
-TEST_F(BestCheckpointTest, StaysBesideTheNewestAlsoOverAResume) {
+TEST_F(BestCheckpointTest, TheBestStaysBesideTheNewestAlsoOverAResume) {
   done(validated("run", 12));
   const std::map<int, double> losses = validation_losses();
   std::vector<int> measured;
@@ -97,7 +97,7 @@ TEST_F(BestCheckpointTest, StaysBesideTheNewestAlsoOverAResume) {
   EXPECT_THAT(resumed.out,
               HasSubstr(fmt::format("best by validation: {} (loss {:.4f})\n", folder, losses.at(best))));
 
-  // Also where validation is given up.
+  // The best one stays also where the run goes on without validation.
   done(words("run", 18, {"--resume", "--held-out", "0"}));
   EXPECT_THAT(steps("run"), ElementsAre(best, 18));
   const auto generated = [&](const std::string& checkpoint, const std::vector<std::string>& more) {
@@ -112,7 +112,7 @@ TEST_F(BestCheckpointTest, StaysBesideTheNewestAlsoOverAResume) {
   EXPECT_NE(generated(folder, {}), generated(folder_ / "run", {}));
 }
 
-TEST_F(BestCheckpointTest, OfAnotherValidationAreNotCompared) {
+TEST_F(BestCheckpointTest, LossesOfAnotherValidationAreNotCompared) {
   done(validated("run", 8));
   const Outcome resumed = done(validated("run", 12, {"--resume"}, "2"));
   EXPECT_THAT(resumed.error, HasSubstr("validated by other data or another number of batches"));

@@ -70,7 +70,7 @@ TEST_F(FlagsTest, ReadsEveryKind) {
   EXPECT_TRUE(f_.resume);
 }
 
-TEST_F(FlagsTest, WhatIsNotGivenKeepsItsDefault) {
+TEST_F(FlagsTest, FlagsThatAreNotGivenKeepTheirDefaults) {
   parse({});
   EXPECT_EQ(f_.kind, "a");
   EXPECT_EQ(f_.steps, 5u);

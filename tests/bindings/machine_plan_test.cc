@@ -7,7 +7,7 @@
 #include "core/bytes.h"
 #include "core/json.h"
 
-// `sluice plan`: for another machine, and beside `sluice train` at the least memory.
+// Tests of `sluice plan` for another machine, and beside `sluice train` at the least memory.
 namespace sluice::cli {
 namespace {
 
@@ -43,8 +43,8 @@ TEST_F(MachinePlan, NeedsNothingOfThatMachineHere) {
   EXPECT_EQ(plan["budget"]["disk"], 70 * 1024 * kGiB);
 }
 
-// The matrix library here cannot be asked what such products take.
-TEST_F(MachinePlan, MayHaveInstructionsForBf16ThatThisCpuHasNot) {
+// The matrix library of this machine cannot tell what such products would take there.
+TEST_F(MachinePlan, MayHaveInstructionsForBf16ThatThisCpuLacks) {
   const Variable cap("ONEDNN_MAX_CPU_ISA", "AVX2");
   std::ofstream(machine_)
       << R"({"version": 2, "cores": {"usable": 8}, "memory": {"usable": "48GiB", "bandwidth": 5e10},
@@ -57,7 +57,7 @@ TEST_F(MachinePlan, MayHaveInstructionsForBf16ThatThisCpuHasNot) {
               HasSubstr("what the matrix library takes there for products of bf16, which counts as here"));
 }
 
-TEST_F(MachinePlan, WhatIsWrongIsRefused) {
+TEST_F(MachinePlan, AWrongFileIsRefused) {
   const Words plan = {"plan", "--model", "tiny", "--machine"};
   const auto refused = [](Words words, const Words& more, const std::string& part) {
     words.insert(words.end(), more.begin(), more.end());
@@ -70,7 +70,7 @@ TEST_F(MachinePlan, WhatIsWrongIsRefused) {
   refused(plan, {text_}, "is not valid JSON");
   refused(plan, {machine_, "--disk", "/other:1GiB"}, "'/other' is no disk of the machine");
   refused({"train", "--model", "tiny", "--data", text_, "--machine"}, {machine_},
-          "sluice plan --machine plans for another");
+          "use sluice plan --machine to plan for another");
   refused({"plan", "--model", "tiny"}, {}, "--data is missing");
 }
 
@@ -83,8 +83,8 @@ TEST_F(MachinePlan, ReadsWhatDoctorWrites) {
   EXPECT_THAT(plan.out, ::testing::Not(HasSubstr("not known")));
 }
 
-// To the byte, although the processes are not of the same size.
-TEST_F(MachinePlan, AndTrainAgreeAtTheLeastMemory) {
+// Both must agree to the byte, although the processes differ in size.
+TEST_F(MachinePlan, AgreesWithTrainAtTheLeastMemory) {
   const auto words = [&](const char* command, std::uint64_t memory) {
     return Words{command,
                  "--model",

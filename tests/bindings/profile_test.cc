@@ -87,13 +87,13 @@ TEST_F(ProfileTest, TheDataAgreesWithTheMetricsThePlanAndTheLedger) {
   EXPECT_EQ(i, 6u);
   EXPECT_GT(waits, 0);
 
-  // All is charged that was planned, and nothing passed the budget.
+  // Everything that was planned was charged, and nothing exceeded the budget.
   const Json& peaks = json.at("peaks");
   EXPECT_EQ(peaks.at("disk").at("total"), json.at("plan").at("disk"));
   const auto charged = peaks.at("host").at("total").get<std::uint64_t>();
   const auto planned = json.at("plan").at("predicted_peak").get<std::uint64_t>();
   EXPECT_GE(charged, planned);
-  EXPECT_LT(charged - planned, 64u << 10);  // the checksums of what is on disk, which the plan does not know
+  EXPECT_LT(charged - planned, 64u << 10);  // the plan does not count the checksums of blocks on disk
   EXPECT_LE(peaks.at("host").at("total"), json.at("budget").at("host"));
   EXPECT_EQ(json.at("budget").at("host"), 600u << 20);
   for (const char* tier : {"host", "disk"}) {
@@ -108,7 +108,7 @@ TEST_F(ProfileTest, TheDataAgreesWithTheMetricsThePlanAndTheLedger) {
     EXPECT_EQ(most, peaks.at(tier).at("total")) << tier;
   }
 
-  // What the lanes moved is what was counted: also for the values at the start and the checkpoint.
+  // The lanes moved as many bytes as were counted, including the first values and the checkpoint.
   const Json& events = json.at("events");
   EXPECT_EQ(events.at("dropped"), 0);
   const auto total = [](const Json& column) {
@@ -123,13 +123,13 @@ TEST_F(ProfileTest, TheDataAgreesWithTheMetricsThePlanAndTheLedger) {
   EXPECT_EQ(json.at("windows").at("step"), Json({1, 2, 3, 4, 5, 6}));
 }
 
-TEST_F(ProfileTest, ItTellsOfAStepThatFailed) {
+TEST_F(ProfileTest, TheReportNamesAStepThatFailed) {
   const Outcome outcome = train({"--lr", "1e5", "--clip", "0", "--schedule", "constant"}, "60");
   ASSERT_NE(outcome.status, 0) << outcome.out;
   EXPECT_THAT(data().at("run").at("error").get<std::string>(), HasSubstr("not finite"));
 }
 
-TEST_F(ProfileTest, AnotherFileIsNotReplacedAndAReportIs) {
+TEST_F(ProfileTest, OnlyAReportIsReplaced) {
   std::ofstream(profile_) << "<!DOCTYPE html><p>mine</p>";
   const Outcome refused = train({});
   EXPECT_EQ(refused.status, 2);

@@ -87,7 +87,7 @@ TEST(ProgressTest, TheBarIsOneLineThatIsRewrittenAndMessagesStandAboveIt) {
     progress.message("saved here");
     progress.step(report(1000));
   });
-  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2);  // after the message, and at the end
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2);  // one after the message, and one at the end
   EXPECT_THAT(text, HasSubstr("saved here\x1b[K\n"));
 }
 

@@ -13,7 +13,7 @@
 
 namespace sluice::cli {
 
-// A folder that goes away with its owner.
+// A temporary folder that is removed with its owner.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -33,7 +33,7 @@ class TemporaryFolder {
   std::string path_;
 };
 
-// Of the environment of processes that are started while it lives.
+// Sets a variable of the environment for processes that are started while it lives.
 class Variable {
  public:
   Variable(const char* name, const char* value)
@@ -62,12 +62,12 @@ inline std::string file_text(const std::string& path) {
   return text.str();
 }
 
-// The program that was built beside this test.
+// Returns the program that was built beside this test.
 inline std::string sluice_path() {
   return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "sluice").string();
 }
 
-// `sluice` as a process of its own, with its output in files.
+// Runs `sluice` as a process, with its output in files.
 class SluiceProcess {
  public:
   explicit SluiceProcess(const std::vector<std::string>& words, const std::string& program = sluice_path()) {
@@ -95,7 +95,7 @@ class SluiceProcess {
 
   pid_t pid() const { return pid_; }
   void signal(int number) const { ::kill(pid_, number); }
-  // The exit status, or 1000 + the signal that ended it.
+  // Returns the exit status, or 1000 + the signal that ended the process.
   int wait() {
     int raw = 0;
     if (status_ < 0 && ::waitpid(pid_, &raw, 0) == pid_)
@@ -106,7 +106,7 @@ class SluiceProcess {
   std::string error() const { return file_text(folder_ / "err"); }
 
  private:
-  // Between fork and exec: not through stdio, whose buffers are the parent's.
+  // This runs between fork and exec, so it must not use stdio, whose buffers belong to the parent.
   static void redirect(const std::string& path, int descriptor) {
     const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
     if (file < 0 || ::dup2(file, descriptor) < 0) ::_exit(126);
@@ -127,7 +127,7 @@ inline Outcome run_sluice(const std::vector<std::string>& words) {
   return {status, process.out(), process.error()};
 }
 
-// A text with something to learn in it.
+// Makes a text with regularities that a model can learn.
 inline std::string lesson() {
   std::string text;
   for (int i = 0; text.size() < 30000; ++i)
@@ -135,7 +135,7 @@ inline std::string lesson() {
   return text;
 }
 
-// What trains the smallest model on that text into that folder, and then more flags.
+// Returns the words that train the smallest model on that text into that folder, followed by more flags.
 inline std::vector<std::string> tiny_training(const std::string& text, const std::string& out, int steps,
                                               const std::vector<std::vector<std::string>>& more) {
   std::vector<std::string> all = {"train",

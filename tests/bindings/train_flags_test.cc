@@ -37,7 +37,7 @@ std::string error_of(const std::vector<std::string>& words) {
   return "no error";
 }
 
-TEST(TrainFlagsTest, TheIssuesCommandLineIsUnderstood) {
+TEST(TrainFlagsTest, AWholeCommandLineIsUnderstood) {
   const models::TrainSettings s = settings_of({"--model",
                                                "tiny",
                                                "--data",
@@ -181,7 +181,7 @@ TEST(TrainFlagsTest, ModelAndDataAreNeeded) {
   EXPECT_THAT(error_of({"--model", "tiny"}), HasSubstr("--data"));
 }
 
-TEST(TrainFlagsTest, TheyMayStandInTheConfigFile) {
+TEST(TrainFlagsTest, ModelAndDataMayStandInTheConfigFile) {
   const std::string path = ::testing::TempDir() + "train-flags-" + std::to_string(::getpid()) + ".json";
   std::ofstream(path)
       << R"({"model": "tiny", "data": ["a"], "disk": ["/x:1GiB"], "dtype": "bf16", "eval_every": 3})";

@@ -45,7 +45,7 @@ class TrainingTest : public ::testing::Test {
     EXPECT_EQ(outcome.status, 0) << outcome.error << outcome.out;
   }
   static void expect_rows_without_overlaps(const std::string& path) {
-    using Event = std::pair<std::int64_t, std::int64_t>;  // begin and end, in nanoseconds
+    using Event = std::pair<std::int64_t, std::int64_t>;  // begin and end in nanoseconds
     std::map<int, std::vector<Event>> rows;
     const Json trace = Json::parse(file_text(path));
     for (const Json& event : trace.at("traceEvents")) {
@@ -72,7 +72,7 @@ TEST_F(TrainingTest, TheLossFallsAndTheCheckpointIsWhole) {
   expect_done(run_sluice(words("a", 40, {"--eval-every", "20", "--trace", folder_ / "trace.json"})));
   const auto found = losses("a");
   ASSERT_EQ(found.size(), 40u);
-  EXPECT_NEAR(as_loss(found.front()), 5.545, 0.5);  // log(256): nothing is known at first
+  EXPECT_NEAR(as_loss(found.front()), 5.545, 0.5);  // log(256), since the model knows nothing at first
   EXPECT_LT(as_loss(found.back()), as_loss(found.front()) - 0.5);
   const Outcome checkpoint = run_sluice({"inspect", "--json", "--verify", step_folder("a", 40)});
   expect_done(checkpoint);
@@ -149,7 +149,7 @@ TEST_P(StoredState, WithoutMastersARunOnDiskThatWasStoppedHasTheSameBits) {
             file_text(step_folder("disk", 6) + "/model.safetensors"));
 }
 
-TEST_F(TrainingTest, InspectCountsTimeOnceWhereSeveralEventsAreUnderWay) {
+TEST_F(TrainingTest, InspectCountsTheTimeOfOverlappingEventsOnce) {
   std::ofstream(folder_ / "trace.json") << R"({"traceEvents": [
       {"ph": "M", "name": "thread_name", "tid": 1, "cat": "read", "args": {"name": "read"}},
       {"ph": "X", "name": "a", "tid": 1, "cat": "read", "ts": 2000000, "dur": 1000000, "args": {"bytes": 5}},
@@ -188,11 +188,11 @@ TEST_F(TrainingTest, ASecondCtrlCStopsAtOnce) {
   for (int i = 0; i < 600 && file_text(folder_ / "twice.jsonl").empty(); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   process.signal(SIGSTOP);
-  process.signal(SIGTERM);  // the first request, which is not acted upon before the process goes on
+  process.signal(SIGTERM);  // the first request, on which the stopped process cannot act yet
   process.signal(SIGINT);
   process.signal(SIGCONT);
   const int status = process.wait();
-  // The two signals may be delivered in either order; in the other one the run saves and stops.
+  // The two signals may be delivered in either order. In the other order the run saves and stops.
   EXPECT_TRUE(status == 130 || status == 0) << status;
 }
 
@@ -260,7 +260,7 @@ TEST_F(TrainingTest, AFullDiskUnderTheMetricsLosesNoStep) {
   const Outcome verified = run_sluice({"inspect", "--verify", folder_ / "full"});
   expect_done(verified);
   EXPECT_THAT(verified.out, HasSubstr("every byte is as it was written"));
-  expect_done(run_sluice({"inspect", folder_ / "full.json"}));  // what led to the error can be seen
+  expect_done(run_sluice({"inspect", folder_ / "full.json"}));  // the trace shows what led to the error
   expect_done(run_sluice(words("full", 3, {"--resume"})));
   EXPECT_TRUE(std::filesystem::exists(step_folder("full", 3)));
 }
@@ -300,7 +300,7 @@ TEST_F(TrainingTest, OtherDataOfTheSameLengthIsRefused) {
   EXPECT_EQ(losses("data").size(), 2u);
 }
 
-// With words of a command: it may write files of 1 MiB.
+// Runs a command that may write files of up to 1 MiB.
 std::vector<std::string> with_a_file_limit(const std::vector<std::string>& words) {
   const std::string command = "ulimit -f 2048; exec \"$0\" \"$@\" > /dev/null";
   std::vector<std::string> all = {"-c", command, sluice_path()};
@@ -308,7 +308,7 @@ std::vector<std::string> with_a_file_limit(const std::vector<std::string>& words
   return all;
 }
 
-TEST_F(TrainingTest, CheckpointsInMemoryAreTold) {
+TEST_F(TrainingTest, ARunWarnsOfCheckpointsInMemory) {
   if (::access("/dev/shm", W_OK) != 0) GTEST_SKIP() << "no /dev/shm";
   const std::string out = "/dev/shm/sluice-test-" + std::to_string(::getpid());
   std::vector<std::string> all = words("memory", 1);
@@ -319,15 +319,15 @@ TEST_F(TrainingTest, CheckpointsInMemoryAreTold) {
   EXPECT_THAT(outcome.error, HasSubstr("'" + out + "' lies in memory"));
 }
 
-TEST_F(TrainingTest, AFileSizeLimitIsToldBeforeTheFirstStep) {
+TEST_F(TrainingTest, AFileSizeLimitIsReportedBeforeTheFirstStep) {
   SluiceProcess process(with_a_file_limit(words("limited", 2)), "/bin/sh");
   EXPECT_EQ(process.wait(), 3);
   EXPECT_THAT(process.error(), HasSubstr("ulimit -f"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "limited"));
 }
 
-TEST_F(TrainingTest, TheSpeedOfADiskIsMeasuredWithinWhatItWasGiven) {
-  // A file larger than the folder's 1 MiB would end in SIGXFSZ's error.
+TEST_F(TrainingTest, MeasuringADiskStaysWithinItsLimit) {
+  // The process may write files of 1 MiB at most, so a measurement with a larger file would fail.
   std::vector<std::string> plan = words("none", 2, {"--disk", folder_.path() + ":1MiB"});
   plan[0] = "plan";
   const auto out = std::find(plan.begin(), plan.end(), "--out");
@@ -391,7 +391,7 @@ TEST_F(TrainingTest, GeneratesTextWithTheSameSeedTheSame) {
   EXPECT_EQ(first.out, second.out);
   const std::string config = step_folder("g", 2) + "/config.json";
   std::string text = file_text(config);
-  text[text.find('\n')] = ' ';  // of the same length, and still JSON
+  text[text.find('\n')] = ' ';  // keeps the length, and is still JSON
   std::ofstream(config) << text;
   const Outcome damaged = run_sluice(ask);
   EXPECT_EQ(damaged.status, 2);

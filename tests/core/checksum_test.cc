@@ -19,20 +19,20 @@ TEST(Checksum, KnownValues) {
   EXPECT_EQ(checksum(bytes_of("abc")), 0x78af5f94892f3950u);
 }
 
-TEST(Checksum, PiecesGiveTheSameValue) {
+TEST(Checksum, PartsGiveTheSameValue) {
   std::mt19937_64 random(7);
   std::vector<std::byte> data(10'000);
   for (std::byte& byte : data) byte = static_cast<std::byte>(random());
   const std::span<const std::byte> all(data);
   for (int round = 0; round < 200; ++round) {
     const auto part = all.first(random() % (data.size() + 1));
-    Checksum pieces;
+    Checksum sum;
     for (std::size_t at = 0; at < part.size();) {
       const std::size_t count = std::min<std::size_t>(random() % 700, part.size() - at);
-      pieces.add(part.subspan(at, count));
+      sum.add(part.subspan(at, count));
       at += count;
     }
-    ASSERT_EQ(pieces.value(), checksum(part)) << part.size();
+    ASSERT_EQ(sum.value(), checksum(part)) << part.size();
   }
 }
 
@@ -46,7 +46,7 @@ TEST(Checksum, EveryFlippedBitShows) {
   }
 }
 
-TEST(Checksum, ValueMayBeAskedBetweenPiecesAndMoves) {
+TEST(Checksum, ValueMayBeAskedBetweenPartsAndMoves) {
   Checksum first;
   first.add(bytes_of("a"));
   EXPECT_EQ(first.value(), checksum(bytes_of("a")));

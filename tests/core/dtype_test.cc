@@ -44,7 +44,7 @@ TEST(Bf16, EveryValueComesBack) {
   }
 }
 
-// The nearest bfloat16 by distance in doubles, where ties go to the even one; infinity stands at 2^128.
+// Finds the nearest bfloat16 by distance in doubles; ties go to the even one, and infinity stands at 2^128.
 std::uint16_t nearest_bf16(float value) {
   const auto below = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);
   const auto above = static_cast<std::uint16_t>(below + 1);
@@ -58,7 +58,8 @@ std::uint16_t nearest_bf16(float value) {
   return to_below < to_above ? below : above;
 }
 
-// All upper halves with the lower halves at which rounding could change, and a spread of others.
+// Tries all upper halves with the lower halves at which rounding could change, and others spread over the
+// rest.
 TEST(Bf16, RoundsToNearestTiesToEven) {
   for (std::uint32_t upper = 0; upper <= 0xffff; ++upper)
     for (const std::uint32_t lower :
@@ -110,13 +111,13 @@ TEST(F16, EveryValueComesBack) {
   }
 }
 
-// The nearest of all by distance in doubles, where ties go to the even one; infinity stands at 2^16.
+// Finds the nearest f16 by distance in doubles; ties go to the even one, and infinity stands at 2^16.
 std::uint16_t nearest_f16(float value) {
   const double magnitude = std::fabs(static_cast<double>(value));
   const auto distance = [&](std::uint32_t bits) {
     return std::fabs(magnitude - (bits == 0x7c00u ? 0x1p16 : to_f32(F16{static_cast<std::uint16_t>(bits)})));
   };
-  std::uint32_t low = 0, high = 0x7c00u;  // by bisection: low <= magnitude, while that is below 2^16
+  std::uint32_t low = 0, high = 0x7c00u;  // bisection keeps low <= magnitude, where that is below 2^16
   if (magnitude >= 0x1p16) low = high;
   while (high - low > 1) {
     const std::uint32_t middle = (low + high) / 2;

@@ -12,7 +12,7 @@
 
 namespace sluice {
 
-// A folder of its own, removed at the end.
+// A temporary folder that is removed at the end of the test.
 class TemporaryFolder {
  public:
   TemporaryFolder() {

@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* kNoLimitV1 = "9223372036854771712\n";
 
-// A machine with 8 GiB, 6 of them available.
+// Makes the files of a machine with 8 GiB, 6 of them available.
 class FakeSystem : public TemporaryFolder {
  public:
   FakeSystem() {
@@ -58,7 +58,7 @@ TEST(MemoryState, WithoutGroupsIsTheMachine) {
   EXPECT_FALSE(state.group_limit.has_value());
 }
 
-TEST(MemoryState, SaysNothingWhereNothingIsSaid) {
+TEST(MemoryState, IsUnknownWithoutFiles) {
   const TemporaryFolder empty;
   EXPECT_EQ(memory_state(empty.path()).total, SIZE_MAX);
   EXPECT_EQ(memory_state(empty.path()).available, SIZE_MAX);
@@ -179,7 +179,7 @@ TEST(Cpu, ModelAndFeatures) {
   EXPECT_THAT(simd_features(folder.path()), testing::ElementsAre("asimd", "bf16", "sve"));
 }
 
-TEST(Settings, AreReadOrSayNothing) {
+TEST(Settings, AreReadOrUnknown) {
   const TemporaryFolder folder;
   EXPECT_EQ(huge_page_setting(folder.path()), "");
   EXPECT_FALSE(mapping_limit(folder.path()).has_value());

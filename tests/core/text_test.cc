@@ -1,4 +1,4 @@
-// Errors, JSON, text files, the log.
+// Tests of errors, JSON, text files and the log.
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -37,7 +37,7 @@ TEST(Error, ExitStatusOfTheCommandLine) {
     EXPECT_EQ(exit_status(code), 1);
 }
 
-TEST(Json, ErrorsNameTheSourceAndThePlace) {
+TEST(Json, ErrorsNameTheSourceWithLineAndColumn) {
   EXPECT_EQ(parse_json("{\"a\": [1, 2]}", "x")["a"][1], 2);
   const Thrown thrown = thrown_by([] { parse_json("{\n  \"a\": ,\n}", "config.json"); });
   EXPECT_EQ(thrown.code, ErrorCode::kInvalidArgument);

@@ -20,33 +20,33 @@
 namespace sluice {
 namespace {
 
-using Pieces = std::multiset<std::pair<std::size_t, std::size_t>>;
+using Ranges = std::multiset<std::pair<std::size_t, std::size_t>>;
 
-Pieces pieces_of(Threads& threads, std::size_t n, std::size_t grain) {
-  Pieces pieces;
+Ranges ranges_of(Threads& threads, std::size_t n, std::size_t grain) {
+  Ranges ranges;
   std::mutex mutex;
   threads.parallel_for(n, grain, [&](std::size_t begin, std::size_t end) {
     const std::lock_guard lock(mutex);
-    pieces.emplace(begin, end);
+    ranges.emplace(begin, end);
   });
-  return pieces;
+  return ranges;
 }
 
-TEST(Threads, PiecesAreCutAtTheGrainWhateverTheCount) {
+TEST(Threads, RangesAreCutAtTheGrainWhateverTheCount) {
   for (const int count : {1, 2, 3, 8}) {
     Threads threads(count);
     EXPECT_EQ(threads.count(), count);
     for (const std::size_t n : {0u, 1u, 7u, 8u, 9u, 1000u})
       for (const std::size_t grain : {1u, 8u, 2000u}) {
-        Pieces expected;
+        Ranges expected;
         for (std::size_t begin = 0; begin < n; begin += grain)
           expected.emplace(begin, std::min(n, begin + grain));
-        EXPECT_EQ(pieces_of(threads, n, grain), expected) << count << " threads, " << n << " by " << grain;
+        EXPECT_EQ(ranges_of(threads, n, grain), expected) << count << " threads, " << n << " by " << grain;
       }
   }
 }
 
-// What an OpenMP library does, with threads made anew.
+// A team as an OpenMP library's, but of new threads in each call.
 void plain_team(void (*work)(void*), void* data, unsigned threads, unsigned) {
   std::vector<std::thread> others;
   for (unsigned i = 1; i < threads; ++i) others.emplace_back(work, data);
@@ -54,11 +54,11 @@ void plain_team(void (*work)(void*), void* data, unsigned threads, unsigned) {
   for (std::thread& other : others) other.join();
 }
 
-TEST(Threads, ATeamOfSomebodyElseWorksOnTheSamePieces) {
+TEST(Threads, AnotherLibrarysTeamWorksOnTheSameRanges) {
   Threads own(3), given(3, plain_team);
   EXPECT_EQ(given.count(), 3);
   for (const std::size_t n : {0u, 1u, 8u, 1000u})
-    EXPECT_EQ(pieces_of(given, n, 8), pieces_of(own, n, 8)) << n;
+    EXPECT_EQ(ranges_of(given, n, 8), ranges_of(own, n, 8)) << n;
 }
 
 bool so_many_meet(Threads& threads, int wanted) {
@@ -74,19 +74,19 @@ bool so_many_meet(Threads& threads, int wanted) {
   return met;
 }
 
-TEST(Threads, UsesSeveralThreads) {
+TEST(Threads, RunSeveralAtOnce) {
   Threads threads(4);
-  EXPECT_TRUE(so_many_meet(threads, 2)) << "no two pieces ran at the same time";
+  EXPECT_TRUE(so_many_meet(threads, 2)) << "no two ranges ran at the same time";
 }
 
-TEST(Threads, OthersDoNotLimitIt) {
+TEST(Threads, AreNotLimitedByOtherThreadsObjects) {
   const Threads one(1), two(2);
   Threads four(4), given(4, plain_team);
-  EXPECT_TRUE(so_many_meet(four, 3)) << "no three pieces ran at the same time";
-  EXPECT_TRUE(so_many_meet(given, 3)) << "no three pieces ran at the same time on the team";
+  EXPECT_TRUE(so_many_meet(four, 3)) << "no three ranges ran at the same time";
+  EXPECT_TRUE(so_many_meet(given, 3)) << "no three ranges ran at the same time on the team";
 }
 
-TEST(Threads, NeverMoreAtOnceThanItsCount) {
+TEST(Threads, RunNoMoreAtOnceThanTheirCount) {
   Threads threads(2);
   std::atomic<int> inside{0}, most{0};
   threads.parallel_for(200, 1, [&](std::size_t, std::size_t) {
@@ -101,7 +101,7 @@ TEST(Threads, NeverMoreAtOnceThanItsCount) {
   EXPECT_GE(most, 1);
 }
 
-TEST(Threads, AnExceptionOfAPieceIsThrownToTheCaller) {
+TEST(Threads, AnExceptionOfARangeIsThrownToTheCaller) {
   for (const auto& [count, team] :
        std::vector<std::pair<int, Threads::Team>>{{1, nullptr}, {3, nullptr}, {3, plain_team}}) {
     Threads threads(count, team);
@@ -116,7 +116,7 @@ TEST(Threads, AnExceptionOfAPieceIsThrownToTheCaller) {
   }
 }
 
-TEST(Threads, SeveralCallersShareIt) {
+TEST(Threads, SeveralCallersShareThem) {
   Threads threads(2);
   std::vector<std::uint64_t> sums(4);
   std::vector<std::thread> callers;
@@ -142,8 +142,8 @@ TEST(Threads, LoopsMayNest) {
   EXPECT_EQ(ran, 64);
 }
 
-// What a caller told its own thread, and what threads of a library's team were told, changes no bits.
-TEST(Threads, SubnormalNumbersAndTheNearestValueOnEveryThread) {
+// Neither the modes of the caller's thread nor those of the team's threads change the bits.
+TEST(Threads, EveryThreadKeepsSubnormalNumbersAndRoundsToNearest) {
 #if !defined(__SSE2__)
   GTEST_SKIP() << "how a thread is told to flush subnormal numbers is known here for x86 alone";
 #else
@@ -167,7 +167,7 @@ TEST(Threads, SubnormalNumbersAndTheNearestValueOnEveryThread) {
 #endif
 }
 
-TEST(Threads, NoThreadsAreRefused) {
+TEST(Threads, ZeroThreadsAreRefused) {
   for (const int count : {0, -1}) EXPECT_THROW(Threads threads(count), Error);
 }
 

@@ -48,7 +48,7 @@ TEST(Trace, WritesTraceEventsWithOneLanePerRow) {
   EXPECT_EQ(events[0]["cat"], "read");
 }
 
-// {name, row's name}, as the file has them.
+// Pairs of an event's name and its row's name, as in the file.
 using Rows = std::vector<std::pair<std::string, std::string>>;
 Rows rows_of(const Json& file) {
   std::map<int, std::string> names;
@@ -59,7 +59,7 @@ Rows rows_of(const Json& file) {
   return rows;
 }
 
-TEST(Trace, GivesEventsThatAreUnderWayAtOnceRowsOfTheirOwn) {
+TEST(Trace, GivesOverlappingEventsRowsOfTheirOwn) {
   Trace trace;
   const auto start = Trace::Clock::now();
   const auto add = [&](Trace::Lane lane, const char* name, int begin, int end) {
@@ -69,8 +69,8 @@ TEST(Trace, GivesEventsThatAreUnderWayAtOnceRowsOfTheirOwn) {
   add(Trace::Lane::kRead, "b", 5, 20);
   add(Trace::Lane::kWrite, "w", 5, 20);
   add(Trace::Lane::kRead, "c", 10, 30);  // begins when a ends
-  add(Trace::Lane::kRead, "e", 0, 41);   // around all of them
-  add(Trace::Lane::kRead, "d", 30, 40);  // told late
+  add(Trace::Lane::kRead, "e", 0, 41);   // lasts longer than all of them
+  add(Trace::Lane::kRead, "d", 30, 40);  // is added late
   add(Trace::Lane::kRead, "f", 41, 41);
   add(Trace::Lane::kCompute, "x", 0, 100);
   const Rows expected = {{"a", "read"},   {"b", "read 3"}, {"w", "write"}, {"c", "read"},
@@ -112,7 +112,7 @@ TEST(Trace, ScopesMeasureTheirLifetime) {
   EXPECT_GE(events[0]["dur"].get<double>(), 5000);
 }
 
-TEST(Trace, ThatCannotBeWrittenIsAnError) {
+TEST(Trace, FailsWhereTheFileCannotBeWritten) {
   const TemporaryFolder folder;
   EXPECT_NE(thrown_by([&] { Trace().save(folder.path("none/trace.json")); }).text.find("none/trace.json"),
             std::string::npos);

@@ -26,21 +26,21 @@ class Amsgrad final : public optim::Optimizer {
     const optim::GradientRule rule = optim::gradient_rule(h);
     const auto rate = static_cast<float>(h.learning_rate);
     const auto keep = static_cast<float>(1 - h.learning_rate * h.weight_decay);
-    optim::for_each_piece(threads, *this, h, span, [&](const optim::Piece& piece) {
+    optim::for_each_range(threads, *this, h, span, [&](const optim::SpanRange& range) {
       std::array<std::vector<float>, 3> state;
-      for (std::size_t array = 0; array < state.size(); ++array) state[array] = read(piece, array);
-      const std::vector<float> gradient = widened(piece.count, piece.gradient);
-      for (std::size_t i = 0; i < piece.count; ++i) {
+      for (std::size_t array = 0; array < state.size(); ++array) state[array] = read(range, array);
+      const std::vector<float> gradient = widened(range.count, range.gradient);
+      for (std::size_t i = 0; i < range.count; ++i) {
         const float g = std::clamp(gradient[i] * rule.factor, -rule.bound, rule.bound);
         float &first = state[0][i], &second = state[1][i], &most = state[2][i];
         first = 0.9f * first + 0.1f * g;
         second = 0.95f * second + 0.05f * g * g;
         most = std::max(most, second);
-        float& value = piece.master[i];
+        float& value = range.master[i];
         value = keep * value - rate * first / (std::sqrt(most) + 1e-8f);
-        if (piece.parameter.data != nullptr) narrow(value, piece.parameter.at(i));
+        if (range.parameter.data != nullptr) narrow(value, range.parameter.at(i));
       }
-      for (std::size_t array = 0; array < state.size(); ++array) write(piece, array, state[array]);
+      for (std::size_t array = 0; array < state.size(); ++array) write(range, array, state[array]);
     });
   }
 
@@ -59,21 +59,21 @@ class Amsgrad final : public optim::Optimizer {
     return array == 0 ? optim::CodeMap::kSigned : optim::CodeMap::kUnsigned;
   }
 
-  static std::vector<float> read(const optim::Piece& piece, std::size_t array) {
-    const optim::StatePart& part = piece.state[array];
-    if (part.values.type != Dtype::kU8) return widened(piece.count, part.values);
-    std::vector<float> wide(piece.count);
-    optim::decode(piece.count, map_of(array), static_cast<const std::uint8_t*>(part.values.data), part.scales,
+  static std::vector<float> read(const optim::SpanRange& range, std::size_t array) {
+    const optim::StatePart& part = range.state[array];
+    if (part.values.type != Dtype::kU8) return widened(range.count, part.values);
+    std::vector<float> wide(range.count);
+    optim::decode(range.count, map_of(array), static_cast<const std::uint8_t*>(part.values.data), part.scales,
                   wide.data());
     return wide;
   }
-  static void write(const optim::Piece& piece, std::size_t array, const std::vector<float>& values) {
-    const optim::StatePart& part = piece.state[array];
+  static void write(const optim::SpanRange& range, std::size_t array, const std::vector<float>& values) {
+    const optim::StatePart& part = range.state[array];
     if (part.values.type == Dtype::kU8)
-      optim::encode(piece.count, map_of(array), values.data(), static_cast<std::uint8_t*>(part.values.data),
+      optim::encode(range.count, map_of(array), values.data(), static_cast<std::uint8_t*>(part.values.data),
                     part.scales);
     else
-      for (std::size_t i = 0; i < piece.count; ++i) narrow(values[i], part.values.at(i));
+      for (std::size_t i = 0; i < range.count; ++i) narrow(values[i], part.values.at(i));
   }
 };
 

@@ -7,8 +7,8 @@
 #include "core/error.h"
 #include "engine/checkpoint/checkpoint.h"
 
-// Any text, with the checksum that belongs to it, is a manifest: one that is the same when it is written and
-// read again, or Error(kCorrupt | kInvalidArgument).
+// Any text, followed by its checksum, must be a manifest that is the same when it is written and read again,
+// or give Error(kCorrupt | kInvalidArgument).
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using sluice::engine::Manifest;
   std::string text(reinterpret_cast<const char*>(data), size);
@@ -23,7 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (!expected) std::abort();
     return 0;
   }
-  const Manifest again = Manifest::parse(manifest->to_text(), "written");  // it throws nothing
+  const Manifest again = Manifest::parse(manifest->to_text(), "written");  // must not throw
   if (again.step != manifest->step || again.run != manifest->run ||
       again.files.size() != manifest->files.size())
     std::abort();

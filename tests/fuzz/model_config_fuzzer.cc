@@ -18,7 +18,7 @@ bool same_shape(const sluice::models::ModelConfig& a, const sluice::models::Mode
 
 }  // namespace
 
-// Any text is a config.json: a model that is the same when it is written and read again, or
+// Any text must be the config.json of a model that is the same when it is written and read again, or give
 // Error(kInvalidArgument).
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace sluice::models;
@@ -30,7 +30,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (error.code() != sluice::ErrorCode::kInvalidArgument) std::abort();
     return 0;
   }
-  for (const bool from_fields : {false, true}) {  // it throws nothing
+  for (const bool from_fields : {false, true}) {  // must not throw
     if (from_fields) config->hugging_face = nullptr;
     const std::string written = config_to_hugging_face(*config, sluice::Dtype::kF32).dump();
     const auto again = config_from_hugging_face(sluice::parse_json(written, "written"), "written");

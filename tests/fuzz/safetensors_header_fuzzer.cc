@@ -6,7 +6,7 @@
 #include "core/error.h"
 #include "engine/checkpoint/safetensors.h"
 
-// Any bytes are a file: a header that agrees with itself, or Error(kCorrupt).
+// Any bytes must be a file whose header agrees with itself, or give Error(kCorrupt).
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using sluice::engine::SafetensorsHeader;
   try {

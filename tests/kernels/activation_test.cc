@@ -15,7 +15,7 @@ double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 double silu(double x) { return x * sigmoid(x); }
 double silu_slope(double x) { return sigmoid(x) * (1 + x * (1 - sigmoid(x))); }
 
-// Dense near zero, and out to where everything is saturated.
+// Values are dense near zero, and reach out to where the functions are saturated.
 std::vector<float> arguments(std::size_t n) {
   std::vector<float> x = random_values(n, 7, 3);
   for (std::size_t i = 0; i < n; i += 5) x[i] = 40 * x[i];

@@ -17,7 +17,7 @@
 namespace sluice::kernels {
 namespace {
 
-constexpr float kOutside = 776.0f;  // what lies between the rows; every type can hold it
+constexpr float kOutside = 776.0f;  // fills the gaps between rows; every type can hold it
 
 class Buffer {
  public:
@@ -47,7 +47,7 @@ class Buffer {
 
 using Matrix = std::vector<double>;  // [rows][columns]
 
-// The reference: in f64, with the whole length x length matrix of one head at a time.
+// Computes the reference in f64, with the whole length x length matrix of one head at a time.
 struct Reference {
   AttentionShape s;
   Matrix q, k, v, dout;  // [batch][heads][length][width]
@@ -117,7 +117,7 @@ struct Case {
   std::size_t batch, length, heads, kv_heads, width;
   float dropout = 0;
   Dtype type = Dtype::kF32;
-  std::size_t gap = 0;  // elements between the rows of the packed [q, k, v]
+  std::size_t gap = 0;  // elements between the rows of the array that holds q, k and v
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
@@ -126,7 +126,8 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
              << c.gap;
 }
 
-// One case's arrays: q, k and v are columns of one array [tokens, q + k + v + gap], as after one projection.
+// The arrays of one case: q, k and v are columns of one array [tokens, q + k + v + gap], as after one
+// projection.
 struct Trial {
   Case c;
   AttentionShape s;
@@ -179,7 +180,7 @@ struct Trial {
     return r;
   }
 
-  // [batch][heads][length][width] of the columns that begin at `column`.
+  // Returns the columns from `column` on as [batch][heads][length][width].
   Matrix gather(Buffer& from, std::size_t column, std::size_t heads, std::size_t row_stride = 0) {
     if (row_stride == 0) row_stride = stride;
     Matrix to;
@@ -198,7 +199,7 @@ struct Trial {
         ASSERT_EQ(dqkv.get(t * stride + x), kOutside) << c << ": wrote between the rows";
   }
 
-  // Filled with NaN, and with a mark behind its end.
+  // The memory is filled with NaN, and has a mark behind its end.
   class Workspace {
    public:
     explicit Workspace(std::size_t bytes) : bytes_(bytes), memory_(bytes + 128, std::byte{0xff}) {
@@ -216,7 +217,7 @@ struct Trial {
   };
 };
 
-// The largest difference, relative to the largest element.
+// Returns the largest difference, relative to the largest element.
 double distance(const Matrix& found, const Matrix& expected) {
   double worst = 0, size = 0;
   for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -234,7 +235,7 @@ void expect_right(const Case& c) {
   const Reference expected = trial.reference();
   trial.forward(threads);
   trial.backward(threads);
-  // Narrow types: the rounding of the result, and in backward that of `out` too.
+  // For narrow types it is the rounding of the result, and in backward that of `out`, too.
   const bool narrow = c.type != Dtype::kF32;
   const double step = c.type == Dtype::kBf16 ? 0x1p-8 : 0x1p-11;
   EXPECT_LT(distance(trial.gather_dense(trial.out), expected.out), narrow ? step : 2e-6);
@@ -278,7 +279,7 @@ TEST(AttentionTest, DropoutUsesTheSameWordsForwardAndBackward) {
   expect_right({1, 64, 1, 1, 8, 0.999f});
 }
 
-// Scores of several hundred: without the running maximum the exponentials would overflow.
+// Scores are several hundred: without the running maximum the exponentials would overflow.
 TEST(AttentionTest, LargeScoresStayFinite) {
   Threads threads(2);
   Trial trial({1, 150, 2, 2, 16});
@@ -291,7 +292,7 @@ TEST(AttentionTest, LargeScoresStayFinite) {
   EXPECT_LT(distance(trial.gather(trial.dqkv, 0, 2), expected.dq), 1e-3);
 }
 
-// A value that is not a number shows in what depends on it, and in nothing else.
+// A NaN must show in all that depends on it, and in nothing else.
 TEST(AttentionTest, NanReachesLaterTokensOnly) {
   Threads threads(1);
   Trial trial({1, 100, 1, 1, 16});
@@ -301,7 +302,7 @@ TEST(AttentionTest, NanReachesLaterTokensOnly) {
     EXPECT_EQ(std::isnan(trial.out.get(t * 16)), t >= 70) << "token " << t;
 }
 
-// What forward and backward write, for comparison to the bit.
+// Returns all that forward and backward write, for comparison to the bit.
 std::vector<std::vector<std::byte>> results(const Case& c, int thread_count) {
   Threads threads(thread_count);
   Trial trial(c);
@@ -345,8 +346,8 @@ TEST_P(TargetTest, VectorWidthDoesNotChangeTheBits) {
 INSTANTIATE_TEST_SUITE_P(Targets, TargetTest, testing::Values(HWY_SCALAR, HWY_AVX2, HWY_AVX3),
                          [](const auto& test) { return std::string(hwy::TargetName(test.param)); });
 
-// The last token of a sequence, by decode: q is that token's row, k and v a cache with room for `capacity`
-// tokens.
+// Decodes the last token of a sequence: q is that token's row, and k and v are a cache with room for
+// `capacity` tokens.
 struct Decoding {
   Case c;
   Trial trial;
@@ -402,7 +403,7 @@ TEST(AttentionTest, DecodeAgreesWithTheLastTokenOfF64) {
       }
 }
 
-TEST(AttentionTest, RefusesShapesThatCannotBe) {
+TEST(AttentionTest, RefusesImpossibleShapes) {
   Threads threads(1);
   const auto message = [&](auto change) -> std::string {
     Trial trial({1, 4, 4, 2, 8});

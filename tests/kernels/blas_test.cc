@@ -8,12 +8,12 @@
 #include "tests/plain_sgemm.h"
 #include "thrown.h"
 
-// A caller's BLAS gets what it takes for the product that was asked for.
+// A caller's BLAS must get arguments that mean the product that was asked for.
 namespace sluice::kernels {
 namespace {
 using namespace sluice::test;
 
-TEST(BlasProducts, AreThoseOfTheMatrixLibrary) {
+TEST(BlasProducts, AgreeWithTheMatrixLibrary) {
   const auto blas = make_blas_products(plain_sgemm);
   const auto library = load_matrix_library(1);
   for (const bool transpose_a : {false, true})
@@ -33,7 +33,7 @@ TEST(BlasProducts, AreThoseOfTheMatrixLibrary) {
           blas->multiply_f32(p);
           p.c = expected;
           library->multiply_f32(p);
-          // Of nine products and what is added to, none of which is larger than this.
+          // The sum has up to nine products and an addend, none of which is larger than this.
           constexpr double kLargest = 5 * 5;
           expect_close(
               found, [&](std::size_t i) { return expected[i]; }, 0,
@@ -41,11 +41,11 @@ TEST(BlasProducts, AreThoseOfTheMatrixLibrary) {
         }
 }
 
-TEST(BlasProducts, RefuseWhatItsIntegersCannotSay) {
+TEST(BlasProducts, RefuseSizesThatItsIntegersCannotHold) {
   const auto blas = make_blas_products(plain_sgemm);
   Product p;
   p.m = std::size_t{1} << 31, p.n = p.k = 1;
-  expect_error(ErrorCode::kInvalidArgument, {"32 bits", "2147483648"}, [&] { blas->multiply_f32(p); });
+  expect_error(ErrorCode::kInvalidArgument, {"32-bit", "2147483648"}, [&] { blas->multiply_f32(p); });
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ TEST_F(Elementwise, ConvertRoundsAsCoreDoes) {
         0x3f808000u, 0x3f818000u, 0x00008000u, 0x00018000u})
     values.push_back(std::bit_cast<float>(bits));
   for (std::uint32_t bits = 0; bits <= 0xffff;
-       ++bits) {  // of f16: each value, and what lies half-way to the next
+       ++bits) {  // tries each value of f16, and what lies half-way to the next
     const float half = to_f32(F16{static_cast<std::uint16_t>(bits)});
     values.push_back(half);
     values.push_back(std::bit_cast<float>(std::bit_cast<std::uint32_t>(half) + 0x1000u));

@@ -42,7 +42,7 @@ TEST_F(Embedding, BackwardAddsEachTokensRows) {
   for (const Dtype type : kFloatTypes)
     for (const std::size_t rows : {0, 1, 64, 500})
       for (const std::size_t width : {1, 100, 600}) {
-        // Few tokens: one token's rows fill several pieces of work.
+        // With few tokens, the rows of one token are more than a task has.
         const auto tokens = random_tokens(rows, rows == 500 ? 3 : kVocabulary, 1);
         const TestArray dy(type, random_values(rows * width, 2));
         TestArray dtable(Dtype::kF32, std::vector<float>(kVocabulary * width, 0.25f));

@@ -14,7 +14,7 @@
 #include "core/dtype.h"
 #include "core/threads.h"
 #include "kernels/simd.h"
-// After kernels/simd.h, which says what targets there are.
+// kernels/simd.h, which disables targets, must come first.
 #include <hwy/highway.h>
 #include <hwy/targets.h>
 
@@ -23,7 +23,8 @@ namespace sluice::test {
 inline const std::vector<Dtype> kFloatTypes = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
 inline const std::vector<std::size_t> kSizes = {0, 1, 3, 15, 16, 17, 63, 1000, 33001};
 
-// An array of f32, bf16, f16 or u8 between guard bytes; whoever writes beyond either end fails the test.
+// An array of f32, bf16, f16 or u8 between guard bytes. The test fails where something writes beyond either
+// end.
 class TestArray {
  public:
   TestArray(Dtype type, std::size_t count) : TestArray(type, std::vector<float>(count)) {}
@@ -39,7 +40,7 @@ class TestArray {
     }
   }
 
-  operator Array() { return {data(), type_}; }             // NOLINT: stands for the array
+  operator Array() { return {data(), type_}; }             // NOLINT: tests pass it as an array
   operator ConstArray() const { return {data(), type_}; }  // NOLINT
   float* f32() { return reinterpret_cast<float*>(data()); }
   std::size_t size() const { return count_; }
@@ -94,14 +95,14 @@ inline std::vector<std::int32_t> random_tokens(std::size_t count, std::int32_t v
   return tokens;
 }
 
-// What a value of the type can be off from the exact one: half a unit in the last place, and the f32
-// arithmetic. Kernels give the same bits on every CPU, so that what they are off by is of no machine; what
-// the matrix library has a part in is judged by tests/rounding.h.
+// How far a kernel's result may be from the exact one: half a unit in the last place, and the f32 arithmetic.
+// Kernels give the same bits on every CPU, so this holds for all. Results in which the matrix library has a
+// part are judged by tests/rounding.h.
 inline double tolerance(Dtype type) {
   return type == Dtype::kBf16 ? 0x1.02p-8 : type == Dtype::kF16 ? 0x1.02p-11 : 1e-6;
 }
 
-// |actual - expected| <= relative * |expected| + absolute; of f16 also half a step of its least values.
+// Requires |actual - expected| <= relative * |expected| + absolute (for f16 plus half of its smallest step).
 inline void expect_close(const TestArray& actual, const std::function<double(std::size_t)>& expected,
                          double relative, double absolute, const std::string& what = "") {
   double worst = 0;
@@ -118,7 +119,7 @@ inline void expect_close(const TestArray& actual, const std::function<double(std
                   << ", not " << expected(where);
 }
 
-// Runs kernels on one vector target while it lives. Tests are the only thread that calls kernels then.
+// Makes kernels run on one vector target while it lives. Meanwhile only the test's thread may call kernels.
 class OnTarget {
  public:
   explicit OnTarget(std::int64_t target) { use(target); }
@@ -139,8 +140,8 @@ inline Bytes operator+(Bytes a, const Bytes& b) {
   return a;
 }
 
-// run(threads) returns what it wrote; it must be the same on every target, with 1, 2 and 3 threads. No other
-// Threads may be alive: oneTBB would then make no more workers than the least of them asks for.
+// Requires that run(threads), which returns what it wrote, returns the same on every target with 1, 2 and 3
+// threads. No other Threads may live then, since oneTBB makes no more workers than the smallest limit allows.
 inline void expect_same_bits(const std::function<Bytes(Threads&)>& run) {
   Bytes expected;
   for (const std::int64_t target : targets()) {

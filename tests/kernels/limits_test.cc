@@ -6,9 +6,9 @@ namespace sluice::kernels {
 namespace {
 using namespace sluice::test;
 
-constexpr std::size_t kBytes = 64 * kStreamPieces;
+constexpr std::size_t kBytes = 64 * kStreamBlocks;
 
-// Memory of 64-byte lines.
+// 64 bytes that are aligned as a cache line.
 struct alignas(64) Line {
   std::uint32_t words[16];
 };
@@ -37,7 +37,7 @@ class Limits : public testing::Test {
   Threads threads_{3};
 };
 
-TEST_F(Limits, EveryByteIsTouchedAsItWasSaid) {
+TEST_F(Limits, EveryByteIsTouchedAsAsked) {
   for (int way = 0; way < 4; ++way) {
     const Stores stores = way % 2 == 0 ? Stores::kPlain : Stores::kPastCaches;
     const Turns turns = way / 2 == 0 ? Turns::kPages : Turns::kLines;
@@ -55,7 +55,7 @@ TEST_F(Limits, EveryByteIsTouchedAsItWasSaid) {
 }
 
 TEST_F(Limits, StreamsThatCannotBeCutEvenlyAreRefused) {
-  std::vector<Line> lines(kStreamPieces + 1);
+  std::vector<Line> lines(kStreamBlocks + 1);
   const MemoryStream uneven = stream(lines, MemoryStream::Touch::kRead);
   EXPECT_THROW(go_through(threads_, {&uneven, 1}, Stores::kPlain), Error);
   const MemoryStream shifted = {uneven.data + 4, kBytes, MemoryStream::Touch::kRead};

@@ -19,9 +19,9 @@
 namespace sluice::kernels {
 namespace {
 
-constexpr float kOutside = 776.0f;  // what C holds between its rows; no product may touch it
+constexpr float kOutside = 776.0f;  // fills the gaps between C's rows, which no product may touch
 
-// Elements of either type at a chosen misalignment (in elements), with values that bf16 and f16 can hold.
+// Elements of one type at a chosen misalignment (in elements), with values that bf16 and f16 can hold.
 class Buffer {
  public:
   Buffer(Dtype type, std::size_t elements, std::size_t misalignment = 0)
@@ -54,7 +54,7 @@ struct Case {
   std::size_t m, n, k;
   bool transpose_a = false, transpose_b = false, accumulate = false, bias = false;
   Dtype type = Dtype::kF32, c_type = Dtype::kF32;
-  std::size_t pad = 0;  // elements between rows
+  std::size_t pad = 0;  // elements between the rows
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
@@ -108,7 +108,7 @@ struct Trial {
   void multiply_with(MatrixLibrary& library, Threads& threads) {
     const Product p = product();
     const std::size_t bytes = product_workspace(p, library);
-    std::vector<std::byte> memory(bytes + 128, std::byte{0xff});  // NaN, should any of it be read unwritten
+    std::vector<std::byte> memory(bytes + 128, std::byte{0xff});  // NaN shows where it is read before written
     auto* workspace = memory.data();
     while (reinterpret_cast<std::uintptr_t>(workspace) % 64 != 0) ++workspace;
     workspace[bytes] = std::byte{0x5a};
@@ -167,7 +167,7 @@ Product sized(std::size_t m, std::size_t n, std::size_t k, bool transpose_b = fa
   return product;
 }
 
-// The rule of kernels/README.md.
+// The expected values follow from the rule in kernels/README.md.
 TEST_F(MatrixTest, WhichProductsGoToAPrimitiveIsARuleOfShapesAndInstructions) {
   const bool wide = library_->name().find("avx512") != std::string::npos;
   const auto goes = [&](Product p) { return library_->has_primitive(p); };
@@ -183,7 +183,7 @@ TEST_F(MatrixTest, WhichProductsGoToAPrimitiveIsARuleOfShapesAndInstructions) {
   EXPECT_FALSE(goes(of_columns));
 }
 
-// What the process takes while it computes products, the operands aside.
+// Compares what the process takes while it computes products, without the operands, with the survey.
 TEST_F(MatrixTest, TakesNoMoreForItselfThanTheSurveySays) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "AddressSanitizer keeps what is freed, so that what is resident grows";
@@ -201,9 +201,9 @@ TEST_F(MatrixTest, TakesNoMoreForItselfThanTheSurveySays) {
     product.c = {c.data(), Dtype::kF32};
     multiply(*library_, threads_, product, workspace.data());
   };
-  compute(sized(256, 256, 256));  // code of the library that is not yet in memory
+  compute(sized(256, 256, 256));  // brings the library's code into memory
   const std::size_t before = allocator::resident_bytes();
-  std::vector<std::unique_ptr<char[]>> others;  // objects that come in between, as in every program
+  std::vector<std::unique_ptr<char[]>> others;  // small objects between the products, as in every program
   for (std::size_t round = 0; round < 60; ++round) {
     for (const Product& product : products) {
       others.push_back(std::make_unique<char[]>(round));
@@ -236,7 +236,7 @@ TEST_F(MatrixTest, OddAndSmallShapes) {
         expect_right({m, n, k, transposed, !transposed, false, true, type, type});
 }
 
-// B is wider than one slice, and the last slice is a narrow one.
+// B is wider than one slice, and the last slice is narrow.
 TEST_F(MatrixTest, WidensInSlices) {
   const std::size_t k = 4096, n = kWidenedSlice / k + 40;
   for (const Dtype type : {Dtype::kBf16, Dtype::kF16})
@@ -275,7 +275,7 @@ TEST_F(MatrixTest, RepeatsItsBitsAtAnyAlignmentAndAfterAnything) {
     }
 }
 
-// A plan asks before it is known where operands lie, and a micro-batch after another runs.
+// A plan asks for the workspace before it knows whether a product accumulates or has a bias.
 TEST_F(MatrixTest, AWorkspaceServesEveryAddend) {
   const bool kinds[] = {false, true};
   for (const Dtype type : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})

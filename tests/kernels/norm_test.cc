@@ -8,14 +8,14 @@ using namespace sluice::test;
 
 constexpr double kEpsilon = 1e-5;
 
-// One case of a norm, with its reference in f64.
+// The arrays of one case of a norm, and their reference in f64.
 struct Case {
   bool centred;
   Dtype type;
   std::size_t rows, width;
   TestArray x, gamma, beta, dy, y, dx;
   std::vector<float> statistics, dgamma, dbeta, workspace;
-  std::vector<double> mean, inverse, level, slope;  // of the rows
+  std::vector<double> mean, inverse, level, slope;  // one value a row
 
   Case(bool is_centred, Dtype of_type, std::size_t row_count, std::size_t row_width)
       : centred(is_centred),

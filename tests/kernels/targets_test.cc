@@ -4,7 +4,8 @@
 namespace sluice::test {
 namespace {
 
-// Each SameBits test runs on every target that is listed here; these say which are missing, and why.
+// Each SameBits test runs on every target that has a test here. Those that this CPU lacks are skipped, with
+// the reason.
 TEST(Targets, Scalar) {
   const auto list = targets();
   EXPECT_NE(

@@ -14,7 +14,7 @@ namespace sluice::offload {
 namespace {
 using namespace sluice::offload::testing;
 
-constexpr std::uint64_t kSample = 64 * kMiB;  // the least that is kept
+constexpr std::uint64_t kSample = 64 * kMiB;  // shorter measurements are not kept
 
 class DiskCacheTest : public ::testing::Test {
  protected:
@@ -28,7 +28,7 @@ class DiskCacheTest : public ::testing::Test {
     ::unsetenv("XDG_CACHE_HOME");
     ::unsetenv("SLUICE_MEASURE_DISK");
   }
-  // The one entry, once something is kept.
+  // Returns the path of the one entry, once something is kept.
   std::string entry() const {
     for (const auto& file : std::filesystem::directory_iterator(cache_ + "/sluice"))
       return file.path().string();
@@ -39,7 +39,7 @@ class DiskCacheTest : public ::testing::Test {
     json[key] = value;
     write_text_file(entry(), json.dump());
   }
-  // As know_disk, with a measurement that finds something else each time.
+  // Calls know_disk() with a measurement that finds something else each time.
   DiskKnowledge know(std::uint64_t bytes = kSample) {
     return know_disk(folder_.path(), bytes, [this](const std::string& folder, std::uint64_t size) {
       EXPECT_EQ(folder, folder_.path());
@@ -64,7 +64,7 @@ class DiskCacheTest : public ::testing::Test {
   bool disturbed_ = false;
 };
 
-TEST_F(DiskCacheTest, WhatWasMeasuredIsKeptAndNotMeasuredAgain) {
+TEST_F(DiskCacheTest, AMeasurementIsKeptAndNotRepeated) {
   const DiskKnowledge first = know(), second = know();
   EXPECT_EQ(measured_, 1);
   for (const DiskKnowledge& known : {first, second}) {
@@ -79,7 +79,7 @@ TEST_F(DiskCacheTest, WhatWasMeasuredIsKeptAndNotMeasuredAgain) {
   }
 }
 
-TEST_F(DiskCacheTest, TheDiskItselfIsMeasuredWhereNothingElseIsAskedFor) {
+TEST_F(DiskCacheTest, ByDefaultTheDiskIsMeasured) {
   const DiskKnowledge known = know_disk(folder_.path(), kSample);
   EXPECT_GT(known.rates.read, 0);
   EXPECT_GT(known.rates.write, 0);
@@ -89,7 +89,7 @@ TEST_F(DiskCacheTest, TheDiskItselfIsMeasuredWhereNothingElseIsAskedFor) {
   EXPECT_EQ(in_flight(kept->io), in_flight(known.io));
 }
 
-TEST_F(DiskCacheTest, AnEntryThatDoesNotCountIsMeasuredAnewAndWrittenOver) {
+TEST_F(DiskCacheTest, AnInvalidEntryIsMeasuredAnewAndOverwritten) {
   know();
   const std::string whole = read_text_file(entry());
   const auto now = Json::parse(whole).at("measured").get<std::int64_t>();
@@ -140,7 +140,7 @@ TEST_F(DiskCacheTest, ADisturbedMeasurementCountsForAnHour) {
   EXPECT_EQ(measured_, 3);
 }
 
-TEST_F(DiskCacheTest, WhatVariesIsDisturbed) {
+TEST_F(DiskCacheTest, RoundsThatVaryCountAsDisturbed) {
   std::vector<DiskTrial> trial(1);
   trial[0].rates = {1e9, 1e9};
   trial[0].steady = 0.9;
@@ -149,7 +149,7 @@ TEST_F(DiskCacheTest, WhatVariesIsDisturbed) {
   EXPECT_TRUE(knowledge_of(folder_.path(), kMiB, trial).disturbed);
 }
 
-TEST_F(DiskCacheTest, ItIsMeasuredAnewWhereThatIsAskedFor) {
+TEST_F(DiskCacheTest, TheEnvironmentCanAskForANewMeasurement) {
   know();
   ::setenv("SLUICE_MEASURE_DISK", "0", 1);
   know();
@@ -159,7 +159,7 @@ TEST_F(DiskCacheTest, ItIsMeasuredAnewWhereThatIsAskedFor) {
   EXPECT_EQ(measured_, 2);
 }
 
-TEST_F(DiskCacheTest, WhereNothingCanBeKeptEachRunMeasures) {
+TEST_F(DiskCacheTest, EveryRunMeasuresWhereNothingCanBeKept) {
   write_text_file(cache_, "no folder");
   know();
   know();
@@ -167,7 +167,7 @@ TEST_F(DiskCacheTest, WhereNothingCanBeKeptEachRunMeasures) {
   std::string why;
   EXPECT_FALSE(keep_disk(folder_.path(), known_of(1), &why));
   EXPECT_FALSE(why.empty());
-  ::setenv("XDG_CACHE_HOME", "relative", 1);  // which the standard tells to ignore
+  ::setenv("XDG_CACHE_HOME", "relative", 1);  // the standard says to ignore relative paths
   const char* home = std::getenv("HOME");
   const std::string before = home == nullptr ? "" : home;
   ::unsetenv("HOME");

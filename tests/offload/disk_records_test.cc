@@ -1,4 +1,4 @@
-// The disk tier on real folders: striping, checks of folders, limits and space.
+// Tests of the disk tier on real folders: striping, checks of folders, limits and space.
 #include <gmock/gmock.h>
 #include <unistd.h>
 

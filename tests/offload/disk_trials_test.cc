@@ -25,13 +25,13 @@ TEST(BestTrial, IsTheQuickestWhereNoneIsNear) {
 }
 
 TEST(BestTrial, CountsWritingAndReadingAlike) {
-  // For a byte each way: 2 and 1.25 ns.
+  // A byte written and one read take 2 ns on the first and 1.25 ns on the second.
   const std::vector<DiskTrial> trials = {trial(IoWay::kUring, kMiB, 8, 9e8, 9e9),
                                          trial(IoWay::kUring, kMiB, 8, 2e9, 1.4e9)};
   EXPECT_EQ(best_trial(trials).rates.read, 2e9);
 }
 
-TEST(BestTrial, OfThoseNearTheBestItHasTheLeastUnderWayAndThenARing) {
+TEST(BestTrial, AmongThoseNearTheQuickestHasTheFewestBytesUnderWayAndThenARing) {
   const std::vector<DiskTrial> trials = {
       trial(IoWay::kUring, kMiB, 16, 2e9, 2e9), trial(IoWay::kThreads, kMiB, 4, 1.99e9, 1.99e9),
       trial(IoWay::kUring, kMiB, 4, 1.96e9, 1.96e9), trial(IoWay::kUring, kMiB, 2, 1.8e9, 1.8e9)};

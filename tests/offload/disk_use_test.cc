@@ -23,7 +23,7 @@ TEST(DiskUse, IsFoundByEachService) {
   }
 }
 
-TEST(DiskUse, AFolderThatIsNotThereIsRefused) { EXPECT_THROW(use_disk("/nowhere/at/all", kMiB, {}), Error); }
+TEST(DiskUse, AMissingFolderIsRefused) { EXPECT_THROW(use_disk("/nowhere/at/all", kMiB, {}), Error); }
 
 }  // namespace
 }  // namespace sluice::offload

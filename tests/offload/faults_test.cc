@@ -1,4 +1,4 @@
-// Files that do wrong on purpose, batches, and how a short system call is continued.
+// Tests of files that inject faults, of groups of transfers, and of how a short system call is continued.
 #include <gmock/gmock.h>
 
 #include <bit>
@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using testing::read_now;
 using testing::write_now;
 
-// Which of 200 writes failed.
+// Returns which of 200 writes failed.
 std::vector<bool> failures(const Faults& faults) {
   const std::unique_ptr<File> inner = make_memory_file("inner");
   const std::unique_ptr<File> file = make_faulty_file(*inner, faults);
@@ -89,16 +89,17 @@ TEST(FaultyFileTest, ADelayEndsTransfersLater) {
   const std::unique_ptr<File> file = make_faulty_file(*inner, {.delay_microseconds = 30'000});
   Buffer data(kDiskBlock);
   const auto begin = std::chrono::steady_clock::now();
-  Batch batch;
-  for (std::uint64_t i = 0; i < 10; ++i) file->write(i * kDiskBlock, data.all(), batch.add());
-  EXPECT_FALSE(batch.finished());
-  batch.wait();
+  TransferGroup group;
+  for (std::uint64_t i = 0; i < 10; ++i) file->write(i * kDiskBlock, data.all(), group.add());
+  EXPECT_FALSE(group.finished());
+  group.wait();
   const auto taken = std::chrono::steady_clock::now() - begin;
   EXPECT_GE(taken, std::chrono::milliseconds(30));
-  EXPECT_LT(taken, std::chrono::milliseconds(250));  // they wait together, not one after another
+  EXPECT_LT(taken, std::chrono::milliseconds(250));  // the delays run at the same time
 }
 
-// The thread that ended the inner transfer must be done with the file by then; ThreadSanitizer tells.
+// When the Done is called, the thread that ended the inner transfer must be done with the file.
+// ThreadSanitizer sees it where it is not.
 TEST(FaultyFileTest, ADelayedTransferMayBeTheLastThatUsesTheFile) {
   const testing::DirectFolder folder;
   if (!folder.found()) GTEST_SKIP() << testing::kNoDirectFolder;
@@ -111,7 +112,7 @@ TEST(FaultyFileTest, ADelayedTransferMayBeTheLastThatUsesTheFile) {
   }
 }
 
-TEST(VolatileFileTest, WhatWasSyncedSurvivesAndTheRestInPart) {
+TEST(VolatileFileTest, SyncedWritesSurviveAndTheOthersInPart) {
   constexpr std::size_t kBlocks = 256;
   const auto survivors = [](std::uint64_t seed) {
     const std::unique_ptr<VolatileFile> file = make_volatile_file("volatile");
@@ -163,37 +164,37 @@ TEST(VolatileFileTest, AFileThatWasNeverSyncedMayLoseItsEnd) {
   EXPECT_TRUE(lost);
 }
 
-TEST(BatchTest, TheFirstErrorIsThrownAfterAllHaveEnded) {
-  Batch batch;
-  Done a = batch.add(), b = batch.add(), c = batch.add();
+TEST(TransferGroupTest, TheFirstErrorIsThrownAfterAllHaveEnded) {
+  TransferGroup group;
+  Done a = group.add(), b = group.add(), c = group.add();
   b(std::make_exception_ptr(Error(ErrorCode::kIo, "first")));
   a(nullptr);
-  EXPECT_FALSE(batch.finished());
+  EXPECT_FALSE(group.finished());
   c(std::make_exception_ptr(Error(ErrorCode::kIo, "second")));
-  EXPECT_TRUE(batch.finished());
-  EXPECT_STREQ(error_of([&] { batch.wait(); }).what(), "first");
-  batch.wait();  // it was told once
+  EXPECT_TRUE(group.finished());
+  EXPECT_STREQ(error_of([&] { group.wait(); }).what(), "first");
+  group.wait();  // does not throw the error a second time
 }
 
-TEST(BatchTest, ARefusedTransferIsAnErrorNotAHang) {
-  Batch batch;
+TEST(TransferGroupTest, ARefusedTransferIsAnErrorNotAHang) {
+  TransferGroup group;
   const std::unique_ptr<File> file = make_memory_file("file");
   Buffer data(kDiskBlock);
-  EXPECT_THROW(file->read(1, data.all(), batch.add()), Error);
-  EXPECT_TRUE(batch.finished());
-  EXPECT_EQ(error_of([&] { batch.wait(); }).code(), ErrorCode::kState);
+  EXPECT_THROW(file->read(1, data.all(), group.add()), Error);
+  EXPECT_TRUE(group.finished());
+  EXPECT_EQ(error_of([&] { group.wait(); }).code(), ErrorCode::kState);
 }
 
-TEST(BatchTest, AMovedBatchWaits) {
-  Batch batch;
-  Done done = batch.add();
-  Batch moved(std::move(batch));
+TEST(TransferGroupTest, AMovedGroupWaits) {
+  TransferGroup group;
+  Done done = group.add();
+  TransferGroup moved(std::move(group));
   EXPECT_FALSE(moved.finished());
   done(nullptr);
   moved.wait();
 }
 
-// A transfer whose system calls are played by the test.
+// A transfer whose system calls the test answers.
 class BlockTest : public ::testing::Test {
  protected:
   Block make(Direction direction, std::size_t bytes) {

@@ -1,4 +1,4 @@
-// Every File is held to the contract of offload/file.h.
+// Tests that every File keeps the contract of offload/file.h.
 #include <gmock/gmock.h>
 
 #include <atomic>
@@ -51,7 +51,7 @@ class FileTest : public ::testing::TestWithParam<Kind> {
     if (!folder_.found()) GTEST_SKIP() << testing::kNoDirectFolder;
     std::string why;
     if (uring && !uring_available(&why)) GTEST_SKIP() << why;
-    // A small depth and block size, so that cutting and queueing happen.
+    // Depth and block size are small, so that transfers are cut and queued.
     const IoOptions options{.queue_depth = 4, .block_bytes = 64 * kKiB, .threads = 3};
     service_ = uring ? make_uring_service(options) : make_thread_service(options);
     file_ = service_->open(folder_.path(), OpenMode::kUnnamed);
@@ -86,16 +86,16 @@ TEST_P(FileTest, ManyTransfersOfRandomSizeAtATime) {
   EXPECT_EQ(file_->size(), kBytes);
   const CounterRandom random(3, 0);
   const auto in_pieces = [&](std::uint64_t stream, auto&& transfer) {
-    Batch batch;
+    TransferGroup group;
     std::size_t offset = 0;
     for (std::uint64_t i = 0; offset < kBytes; ++i) {
       const std::size_t blocks = 1 + random.block(stream * 100000 + i)[0] % 100;
       const std::size_t bytes = std::min(blocks * kDiskBlock, kBytes - offset);
-      transfer(offset, bytes, batch.add());
+      transfer(offset, bytes, group.add());
       offset += bytes;
     }
-    batch.wait();
-    EXPECT_TRUE(batch.finished());
+    group.wait();
+    EXPECT_TRUE(group.finished());
   };
   in_pieces(0, [&](auto offset, auto bytes, Done done) {
     file_->write(offset, data.part(offset, bytes), std::move(done));
@@ -124,7 +124,7 @@ TEST_P(FileTest, SeveralThreadsMayCall) {
   EXPECT_TRUE(equal(data.all(), back.all()));
 }
 
-TEST_P(FileTest, WhatIsNotAlignedIsRefusedWithTheDoneUncalled) {
+TEST_P(FileTest, AMisalignedCallIsRefusedAndItsDoneIsNotCalled) {
   Buffer data(4 * kDiskBlock);
   file_->allocate(4 * kDiskBlock);
   std::atomic<int> calls = 0;
@@ -144,7 +144,7 @@ TEST_P(FileTest, WhatIsNotAlignedIsRefusedWithTheDoneUncalled) {
   EXPECT_EQ(calls, 0);
 }
 
-TEST_P(FileTest, ReadPastTheEndIsAnErrorOnceThroughDone) {
+TEST_P(FileTest, AReadPastTheEndIsAnErrorThroughOneCallOfDone) {
   Buffer data(2 * kMiB);
   write_now(*file_, 0, data.part(0, kMiB));
   std::atomic<int> calls = 0;
@@ -160,7 +160,7 @@ TEST_P(FileTest, ReadPastTheEndIsAnErrorOnceThroughDone) {
   EXPECT_THAT(error.what(), HasSubstr("offset"));
   EXPECT_THAT(error.what(), HasSubstr("expected"));
   EXPECT_THAT(error.what(), HasSubstr("found"));
-  file_.reset();  // waits, so that a second call would have been seen
+  file_.reset();  // waits, so that a second call would be seen
   EXPECT_EQ(calls, 1);
 }
 
@@ -191,13 +191,13 @@ TEST_P(FileTest, DestructionWaitsForTransfers) {
 TEST_P(FileTest, ADoneMayBeginTheNextTransfer) {
   Buffer data(kMiB), back(kMiB);
   fill(data.all(), 5);
-  Batch batch;
-  Done last = batch.add();
+  TransferGroup group;
+  Done last = group.add();
   file_->write(0, data.all(), [&](std::exception_ptr error) {
     EXPECT_EQ(error, nullptr);
     file_->read(0, back.all(), last);
   });
-  batch.wait();
+  group.wait();
   EXPECT_TRUE(equal(data.all(), back.all()));
 }
 
@@ -215,7 +215,7 @@ TEST_P(FileTest, AllocateMakesRoomAndShrinks) {
   EXPECT_EQ(error_of([&] { read_now(*file_, kMiB, back.all()); }).code(), ErrorCode::kIo);
 }
 
-TEST_P(FileTest, SyncKeepsWhatIsThere) {
+TEST_P(FileTest, SyncChangesNothing) {
   Buffer data(kMiB), back(kMiB);
   fill(data.all(), 7);
   write_now(*file_, 0, data.all());

@@ -1,5 +1,5 @@
-// A device that does not answer: a transfer whose memory the kernel waits for (userfaultfd) until it is let
-// go.
+// Tests of a device that does not answer. It is played by a transfer whose memory is absent (userfaultfd),
+// for which the kernel waits until the test lets it go.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <linux/userfaultfd.h>
@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 using testing::read_now;
 using testing::write_now;
 
-// Pages that are not there until let_go(): a system call that needs them waits.
+// Pages that are absent until let_go(): a system call that needs them waits.
 class AbsentMemory {
  public:
   explicit AbsentMemory(std::size_t bytes)
@@ -49,7 +49,7 @@ class AbsentMemory {
   std::span<std::byte> all() { return {data_, bytes_}; }
   void let_go() {
     uffdio_range range = {reinterpret_cast<std::uint64_t>(data_), bytes_};
-    if (usable_) ::ioctl(descriptor_, UFFDIO_UNREGISTER, &range);  // wakes who waits
+    if (usable_) ::ioctl(descriptor_, UFFDIO_UNREGISTER, &range);  // wakes the threads that wait
     usable_ = false;
   }
 
@@ -78,7 +78,7 @@ class HangTest : public ::testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(Services, HangTest, ::testing::Bool(),
                          [](const auto& test) { return test.param ? "io_uring" : "threads"; });
 
-TEST_P(HangTest, IsAnErrorThatSaysWhereAndNobodyWaitsForIt) {
+TEST_P(HangTest, IsAnErrorThatNamesTheTransferAndNobodyWaitsForIt) {
   const auto start = std::chrono::steady_clock::now();
   {
     const std::unique_ptr<File> file = service_->open(folder_.file("hangs"), OpenMode::kCreate);
@@ -91,20 +91,21 @@ TEST_P(HangTest, IsAnErrorThatSaysWhereAndNobodyWaitsForIt) {
   }
   service_.reset();
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
-  absent_.let_go();  // what the system finishes now, nobody hears of
+  absent_.let_go();  // the system now ends the transfer, and nobody is told
 }
 
-// A write that makes the file longer holds its inode until its memory is there, and fallocate waits for that.
-TEST_P(HangTest, SpaceThatIsNeverReservedIsAnError) {
+// A write that makes a file longer holds the file's inode until its memory is there, and fallocate waits for
+// the inode.
+TEST_P(HangTest, AReservationThatHangsIsAnError) {
   const auto start = std::chrono::steady_clock::now();
   {
     const std::unique_ptr<File> file = service_->open(folder_.file("held"), OpenMode::kCreate);
     std::promise<void> ended;
     file->write(0, absent_.all(), [&](const std::exception_ptr& /*error*/) { ended.set_value(); });
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // until the system has the write
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // time for the system to begin the write
     const Error error = testing::error_of([&] { file->allocate(4 * kMiB); });
     EXPECT_EQ(error.code(), ErrorCode::kIo);
-    EXPECT_THAT(error.what(), HasSubstr("held: 4194304 bytes are to be reserved: no answer for 2 s"));
+    EXPECT_THAT(error.what(), HasSubstr("held: reserving 4194304 bytes: no answer for 2 s"));
     ended.get_future().wait();
   }
   service_.reset();
@@ -116,7 +117,7 @@ TEST(CallWithPatience, ReturnsWhatTheCallDoes) {
   EXPECT_EQ(call_with_patience(std::chrono::seconds(60), "f", [] { return 7; }), 7);
 }
 
-// As fdatasync on a device that is gone, which no test can have for real without one.
+// The call hangs as fdatasync does on a device that is gone, which a test cannot have.
 TEST(CallWithPatience, LeavesACallThatHangsBehindWithWhatItOwns) {
   const auto held = std::make_shared<int>(0);
   std::promise<void> let_go;
@@ -129,7 +130,7 @@ TEST(CallWithPatience, LeavesACallThatHangsBehindWithWhatItOwns) {
   });
   EXPECT_EQ(error.code(), ErrorCode::kIo);
   EXPECT_THAT(error.what(), HasSubstr("f: to be made durable: no answer for 0.08 s; the device hangs"));
-  EXPECT_EQ(held.use_count(), 2);  // here, and in the call
+  EXPECT_EQ(held.use_count(), 2);  // one is here, and one in the call
   let_go.set_value();
   while (held.use_count() > 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
@@ -138,7 +139,7 @@ TEST_P(HangTest, SlowIsNotHanging) {
   const std::unique_ptr<File> file = service_->open(folder_.file("slow"), OpenMode::kCreate);
   Buffer data(kMiB);
   fill(data.all(), 1);
-  for (int i = 0; i < 26; ++i) {  // for longer than the patience, with pauses in which nothing is under way
+  for (int i = 0; i < 26; ++i) {  // lasts longer than the patience, with pauses between transfers
     write_now(*file, 0, data.all());
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }

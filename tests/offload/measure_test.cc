@@ -17,7 +17,7 @@ class Measure : public ::testing::Test {
   Buffer memory_{kShape.bytes()};
 };
 
-// As File, and counts what is moved.
+// A File that counts the bytes it moves.
 class CountingFile final : public File {
  public:
   explicit CountingFile(File& inner) : inner_(inner) {}
@@ -40,7 +40,7 @@ class CountingFile final : public File {
 };
 
 TEST_F(Measure, AFileIsWrittenAndReadOnceWhole) {
-  const std::uint64_t bytes = 10 * kShape.block + kDiskBlock;  // the last transfer is shorter
+  const std::uint64_t bytes = 10 * kShape.block + kDiskBlock;  // makes the last transfer shorter
   const auto inner = make_memory_file("m");
   CountingFile file(*inner);
   file.allocate(bytes);
@@ -51,7 +51,7 @@ TEST_F(Measure, AFileIsWrittenAndReadOnceWhole) {
   EXPECT_GT(rates.write, 0);
 }
 
-TEST_F(Measure, TogetherHalfIsReadAndHalfIsWritten) {
+TEST_F(Measure, MeasureTogetherReadsOneHalfAndWritesTheOther) {
   const std::uint64_t bytes = 10 * kShape.block;
   const auto inner = make_memory_file("m");
   CountingFile file(*inner);
@@ -91,7 +91,7 @@ TEST_F(Measure, ABareFileIsSeenByOthersAndHasNoName) {
   EXPECT_EQ(static_cast<std::uint64_t>(seen.tellg()), 4 * kShape.block);
 }
 
-TEST_F(Measure, WhatHasNoRoomIsRefusedWithWhatIsMissing) {
+TEST_F(Measure, AFileBeyondTheDiskIsRefusedWithWhatIsMissing) {
   const DirectFolder folder;
   if (!folder.found()) GTEST_SKIP() << kNoDirectFolder;
   try {

@@ -26,7 +26,7 @@ using testing::put;
 
 constexpr std::size_t kBlock = RecordStore::kBlock;
 
-// Forwards to a file that the test keeps.
+// A file that forwards to one that the test keeps.
 class Borrowed final : public File {
  public:
   explicit Borrowed(File& file) : file_(file) {}
@@ -177,7 +177,7 @@ TEST(RecordStoreTest, ARecordMayHaveBlocksOfItsOwnSize) {
   EXPECT_TRUE(equal(back.part(0, 2 * kBlock), first.all()));
 }
 
-TEST_F(OneRecord, WhatIsNotWholeBlocksIsRefused) {
+TEST_F(OneRecord, ATransferOfPartsOfBlocksIsRefused) {
   open();
   put(*store_, record_, 0, data_.all());
   const auto expect_refused = [&](std::uint64_t offset, std::span<std::byte> bytes) {
@@ -192,11 +192,11 @@ TEST_F(OneRecord, WhatIsNotWholeBlocksIsRefused) {
   expect_refused(64 * kBlock, back_.part(0, kBlock));
   expect_refused(0, back_.part(8, kBlock));
   EXPECT_EQ(error_of([&] { get(*store_, 7, 0, back_.all()); }).code(), ErrorCode::kInvalidArgument);
-  get(*store_, record_, 0, back_.all());  // and nothing was left behind
+  get(*store_, record_, 0, back_.all());  // no block is still claimed
   EXPECT_TRUE(equal(back_.all(), data_.all()));
 }
 
-TEST_F(OneRecord, WhatWasNeverWrittenCannotBeRead) {
+TEST_F(OneRecord, ABlockThatWasNeverWrittenCannotBeRead) {
   open();
   put(*store_, record_, 0, data_.part(0, 2 * kBlock));
   const Error error = error_of([&] { get(*store_, record_, 0, back_.all()); });
@@ -209,14 +209,15 @@ TEST_F(OneRecord, WhatWasNeverWrittenCannotBeRead) {
 
 TEST_F(OneRecord, TransfersThatOverlapAreMisuse) {
   open({.delay_microseconds = 20'000});
-  Batch batch;
-  store_->write(record_, kBlock, data_.part(kBlock, 2 * kBlock), batch.add());
+  TransferGroup group;
+  store_->write(record_, kBlock, data_.part(kBlock, 2 * kBlock), group.add());
   const Error error = error_of([&] { put(*store_, record_, 0, data_.all()); });
   EXPECT_EQ(error.code(), ErrorCode::kState);
   EXPECT_THAT(error.what(), AllOf(HasSubstr("layer 3 state"), HasSubstr("block 1")));
-  store_->write(record_, 3 * kBlock, data_.part(3 * kBlock, kBlock), batch.add());  // beside it is fine
-  store_->write(record_, 0, data_.part(0, kBlock), batch.add());
-  batch.wait();
+  store_->write(record_, 3 * kBlock, data_.part(3 * kBlock, kBlock),
+                group.add());  // other blocks may be written
+  store_->write(record_, 0, data_.part(0, kBlock), group.add());
+  group.wait();
   get(*store_, record_, 0, back_.part(0, 4 * kBlock));
   EXPECT_TRUE(equal(back_.part(0, 4 * kBlock), data_.part(0, 4 * kBlock)));
 }
@@ -227,18 +228,18 @@ TEST_F(OneRecord, AFlippedBitAnywhereIsFound) {
   for (std::uint64_t i = 0; i < 20; ++i) {
     put(*store_, record_, 0, data_.all());
     const auto words = random.block(i);
-    const std::uint64_t place = words[0] % kBytes;
+    const std::uint64_t at = words[0] % kBytes;
     Buffer block(kDiskBlock);
-    const std::uint64_t disk_block = place / kDiskBlock * kDiskBlock;
+    const std::uint64_t disk_block = at / kDiskBlock * kDiskBlock;
     testing::read_now(*inner_, disk_block, block.all());
-    block.all()[place % kDiskBlock] ^= std::byte{1} << (words[1] % 8);
+    block.all()[at % kDiskBlock] ^= std::byte{1} << (words[1] % 8);
     testing::write_now(*inner_, disk_block, block.all());
     const Error error = error_of([&] { get(*store_, record_, 0, back_.all()); });
     ASSERT_EQ(error.code(), ErrorCode::kCorrupt);
     EXPECT_THAT(
         error.what(),
         AllOf(HasSubstr("swap.bin"), HasSubstr("layer 3 state"), HasSubstr("expected"), HasSubstr("found"),
-              HasSubstr("offset " + std::to_string(place / kBlock * kBlock)), Not(HasSubstr("stale"))));
+              HasSubstr("offset " + std::to_string(at / kBlock * kBlock)), Not(HasSubstr("stale"))));
   }
 }
 
@@ -251,24 +252,24 @@ TEST_F(OneRecord, ReadAndWriteFlipsAreFound) {
   EXPECT_EQ(error_of([&] { get(*store_, record_, 0, back_.all()); }).code(), ErrorCode::kCorrupt);
 }
 
-// The ways of a caller with threads of its own.
+// Tests of callers that check with threads of their own.
 class CheckedByTheCaller : public OneRecord {
  protected:
   void write(std::uint64_t offset, std::span<const std::byte> from) {
-    Batch batch;
-    store_->write(record_, offset, from, threads_, batch.add());
-    batch.wait();
+    TransferGroup group;
+    store_->write(record_, offset, from, threads_, group.add());
+    group.wait();
   }
   std::span<std::byte> read(std::uint64_t offset, std::size_t bytes) {
-    Batch batch;
-    store_->read_unchecked(record_, offset, back_.part(offset, bytes), batch.add());
-    batch.wait();
+    TransferGroup group;
+    store_->read_unchecked(record_, offset, back_.part(offset, bytes), group.add());
+    group.wait();
     return back_.part(offset, bytes);
   }
   Threads threads_{2};
 };
 
-TEST_F(CheckedByTheCaller, IsWhatWasWrittenEitherWay) {
+TEST_F(CheckedByTheCaller, ReadsWhatWasWrittenWithOrWithoutThreads) {
   open();
   write(0, data_.all());
   get(*store_, record_, 0, back_.all());
@@ -291,32 +292,32 @@ TEST_F(CheckedByTheCaller, AFlippedBitIsFoundInItsBlock) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("swap.bin"), HasSubstr("layer 3 state"), HasSubstr("expected"),
                                     HasSubstr(fmt::format("block {} ", block))));
   }
-  get(*store_, record_, 0, back_.all());  // the blocks are free again
+  get(*store_, record_, 0, back_.all());  // the blocks are not claimed any more
 }
 
-TEST_F(CheckedByTheCaller, ItIsNotWrittenBeforeThat) {
+TEST_F(CheckedByTheCaller, ABlockCannotBeWrittenBeforeItIsChecked) {
   open();
   write(0, data_.all());
   read(kBlock, kBlock);
   const Error error = error_of([&] { write(0, newer_.all()); });
   EXPECT_EQ(error.code(), ErrorCode::kState);
   EXPECT_THAT(error.what(), AllOf(HasSubstr("layer 3 state"), HasSubstr("block 1"), HasSubstr("check()")));
-  write(0, newer_.part(0, kBlock));  // beside it is fine
+  write(0, newer_.part(0, kBlock));  // other blocks may be written
   store_->check(record_, kBlock, back_.part(kBlock, kBlock), threads_);
   write(0, newer_.all());
   read(0, kBytes);
-  get(*store_, record_, 0, back_.all());  // a read that checks does it, too
+  get(*store_, record_, 0, back_.all());  // a read that checks allows it, too
   write(0, data_.all());
 }
 
-TEST_F(CheckedByTheCaller, NotDuringATransfer) {
+TEST_F(CheckedByTheCaller, ABlockCannotBeCheckedDuringATransfer) {
   open({.delay_microseconds = 20'000});
   write(0, data_.all());
-  Batch batch;
-  store_->read_unchecked(record_, 0, back_.all(), batch.add());
+  TransferGroup group;
+  store_->read_unchecked(record_, 0, back_.all(), group.add());
   EXPECT_EQ(error_of([&] { store_->check(record_, kBlock, data_.part(kBlock, kBlock), threads_); }).code(),
             ErrorCode::kState);
-  batch.wait();
+  group.wait();
   store_->check(record_, 0, back_.all(), threads_);
 }
 
@@ -334,7 +335,7 @@ TEST_F(OneRecord, ALostWriteIsStale) {
                                   HasSubstr("block 2"), HasSubstr("layer 3 state")));
 }
 
-TEST_F(OneRecord, LosingWritesIsNoticedOnTheFirstWriteToo) {
+TEST_F(OneRecord, ALostFirstWriteIsFound) {
   open({.lost_write = 1});
   put(*store_, record_, 0, data_.all());
   const Error error = error_of([&] { get(*store_, record_, 0, back_.all()); });
@@ -369,7 +370,7 @@ TEST_F(OneRecord, ATruncatedFileIsReported) {
   EXPECT_THAT(error.what(), HasSubstr("swap.bin"));
 }
 
-// Whatever goes wrong: what is read without an error is what was written.
+// Whatever goes wrong, a read without an error must return what was written.
 TEST_F(OneRecord, NoFaultIsEverSilent) {
   std::size_t noticed = 0, whole = 0;
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
@@ -416,7 +417,7 @@ TEST_F(OneRecord, TheTraceHasAnEventForEachTransfer) {
                                             std::pair(row(Trace::Lane::kRead), std::uint64_t{kBlock})));
 }
 
-TEST(RecordStoreTest, TheOrderOfCallsIsHeld) {
+TEST(RecordStoreTest, CallsInTheWrongOrderAreRefused) {
   Ledger ledger;
   RecordStore store(memory_files(1), ledger);
   const RecordId record = store.define("early", kBlock, Purpose::kParameter);
@@ -433,7 +434,7 @@ TEST(RecordStoreTest, TheOrderOfCallsIsHeld) {
   put(store, late, 0, data.all());
 }
 
-TEST(RecordStoreTest, RecordsThatComeLaterLeaveTheOthersAsTheyAre) {
+TEST(RecordStoreTest, LaterRecordsLeaveEarlierOnesUnchanged) {
   Ledger ledger;
   ledger.set_budget(Tier::kDisk, 4 * kBlock);
   const auto on_disk = [&] { return ledger.snapshot().total[static_cast<std::size_t>(Tier::kDisk)].current; };

@@ -1,4 +1,4 @@
-// What only files on a disk can show: open modes, space, limits, and the choice of the service.
+// Tests of what only files on a disk have: open modes, space, limits, and the choice of the service.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <linux/audit.h>
@@ -68,7 +68,7 @@ TEST_P(ServiceTest, AFileThatWasCreatedIsFoundAgain) {
   EXPECT_TRUE(equal(data.all(), back.all()));
 }
 
-TEST_P(ServiceTest, OpeningWhatIsNotThereOrThereAlready) {
+TEST_P(ServiceTest, OpeningAMissingOrExistingFile) {
   EXPECT_EQ(code_of_open(folder_.file("missing"), OpenMode::kRead), ErrorCode::kNotFound);
   EXPECT_EQ(code_of_open(folder_.file("missing"), OpenMode::kReadWrite), ErrorCode::kNotFound);
   EXPECT_EQ(code_of_open(folder_.file("missing"), OpenMode::kUnnamed), ErrorCode::kNotFound);
@@ -92,7 +92,7 @@ TEST_P(ServiceTest, AFolderThatIsNotWritableIsNamed) {
   ASSERT_EQ(::chmod(folder_.path().c_str(), 0500), 0);
   const auto open = [&] {
     if (::geteuid() == 0 && ::setresuid(65534, 65534, 65534) != 0)
-      std::_Exit(77);  // root may write everywhere
+      std::_Exit(77);  // for root every folder is writable
     const Error error = error_of([&] { open_direct(folder_.path(), OpenMode::kUnnamed); });
     std::fprintf(stderr, "%s\n", error.what());
     std::_Exit(error.code() == ErrorCode::kInvalidArgument ? 0 : 1);
@@ -117,8 +117,8 @@ TEST_P(ServiceTest, AnUnnamedFileLeavesNothingInItsFolder) {
   EXPECT_THAT(file->name(), HasSubstr(folder_.path()));
 }
 
-TEST_P(ServiceTest, WhereUnnamedFilesAreNotKnownTheNameIsRemovedAtOnce) {
-  // A name that a killed process left behind is passed over.
+TEST_P(ServiceTest, WithoutOTmpfileTheNameIsRemovedAtOnce) {
+  // A name that a killed process has left behind must not be in the way.
   const OpenedFile first = open_and_unlink(folder_.path());
   const OpenedFile second = open_and_unlink(folder_.path());
   EXPECT_EQ(names_in(folder_.path()), 0u);
@@ -161,7 +161,8 @@ TEST_P(ServiceTest, AFileTruncatedUnderneathIsNoticed) {
   Buffer data(4 * kMiB);
   write_now(*file, 0, data.all());
   ASSERT_EQ(::truncate(path.c_str(), static_cast<off_t>(2 * kMiB + 1000)), 0);
-  const Error error = error_of([&] { read_now(*file, 2 * kMiB, data.part(0, 512 * kKiB)); });  // a block
+  const Error error =
+      error_of([&] { read_now(*file, 2 * kMiB, data.part(0, 512 * kKiB)); });  // reads one block
   EXPECT_EQ(error.code(), ErrorCode::kIo);
   EXPECT_EQ(error_of([&] { read_now(*file, 0, data.all()); }).code(), ErrorCode::kIo);
   EXPECT_THAT(error.what(), HasSubstr(path));
@@ -200,11 +201,11 @@ TEST_P(ServiceTest, TwoFilesShareAService) {
   std::unique_ptr<File> b = service_->open(folder_.path(), OpenMode::kUnnamed);
   Buffer data(8 * kMiB), back(4 * kMiB);
   fill(data.all(), 3);
-  Batch batch;
-  a->write(0, data.part(0, 4 * kMiB), batch.add());
-  b->write(0, data.part(4 * kMiB, 4 * kMiB), batch.add());
-  b.reset();  // waits for its own
-  batch.wait();
+  TransferGroup group;
+  a->write(0, data.part(0, 4 * kMiB), group.add());
+  b->write(0, data.part(4 * kMiB, 4 * kMiB), group.add());
+  b.reset();  // waits for its own transfers
+  group.wait();
   read_now(*a, 0, back.all());
   EXPECT_TRUE(equal(data.part(0, 4 * kMiB), back.all()));
 }
@@ -228,7 +229,7 @@ TEST(MakeServiceTest, UringWhereItIsAvailable) {
   EXPECT_EQ(why.empty(), available);
 }
 
-// As Docker's default profile does.
+// Forbids io_uring as Docker's default profile does.
 void forbid_uring() {
   const sock_filter program[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),

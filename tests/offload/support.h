@@ -18,7 +18,7 @@
 
 namespace sluice::offload::testing {
 
-// Memory that O_DIRECT can use.
+// Memory that is aligned for O_DIRECT.
 class Buffer {
  public:
   explicit Buffer(std::size_t bytes)
@@ -37,7 +37,7 @@ class Buffer {
   std::unique_ptr<std::byte, Free> data_;
 };
 
-// Bytes that depend on the seed and on their place, so that a block that lies elsewhere or is older is seen.
+// Fills with bytes that depend on the seed and their index, so that a misplaced or older block is seen.
 inline void fill(std::span<std::byte> bytes, std::uint64_t seed) {
   const CounterRandom random(seed, 7);
   for (std::size_t i = 0; i < bytes.size(); i += 16) {
@@ -50,7 +50,7 @@ inline bool equal(std::span<const std::byte> a, std::span<const std::byte> b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end());
 }
 
-// A folder of its own on a file system with O_DIRECT: in SLUICE_TEST_FOLDER, gtest's TempDir or the working
+// A temporary folder on a file system with O_DIRECT: in SLUICE_TEST_FOLDER, gtest's TempDir or the working
 // folder.
 class DirectFolder {
  public:
@@ -89,7 +89,7 @@ class DirectFolder {
 inline constexpr const char* kNoDirectFolder =
     "no folder with O_DIRECT: set SLUICE_TEST_FOLDER to one on a local disk";
 
-// The Error of a call, or an Error that no test expects where there was none.
+// Returns the Error that a call throws, or one that no test expects where it throws none.
 template <class Call>
 Error error_of(Call&& call) {
   try {
@@ -101,27 +101,27 @@ Error error_of(Call&& call) {
 }
 
 inline void write_now(File& file, std::uint64_t offset, std::span<const std::byte> from) {
-  Batch batch;
-  file.write(offset, from, batch.add());
-  batch.wait();
+  TransferGroup group;
+  file.write(offset, from, group.add());
+  group.wait();
 }
 
 inline void read_now(File& file, std::uint64_t offset, std::span<std::byte> into) {
-  Batch batch;
-  file.read(offset, into, batch.add());
-  batch.wait();
+  TransferGroup group;
+  file.read(offset, into, group.add());
+  group.wait();
 }
 
 inline void put(RecordStore& store, RecordId record, std::uint64_t offset, std::span<const std::byte> from) {
-  Batch batch;
-  store.write(record, offset, from, batch.add());
-  batch.wait();
+  TransferGroup group;
+  store.write(record, offset, from, group.add());
+  group.wait();
 }
 
 inline void get(RecordStore& store, RecordId record, std::uint64_t offset, std::span<std::byte> into) {
-  Batch batch;
-  store.read(record, offset, into, batch.add());
-  batch.wait();
+  TransferGroup group;
+  store.read(record, offset, into, group.add());
+  group.wait();
 }
 
 }  // namespace sluice::offload::testing

@@ -9,7 +9,7 @@ namespace sluice::optim {
 namespace {
 using namespace sluice::test;
 
-// A parameter with its state, as the engine would hold it.
+// A parameter with its state, in memory as the engine would hold it.
 struct Parameter {
   std::vector<float> master, first, second;
   std::vector<Bf16> compute;
@@ -34,7 +34,7 @@ struct Parameter {
   }
 };
 
-// Algorithm 2 of the paper, in f64, for one element.
+// Algorithm 2 of the paper for one element, in f64.
 struct Reference {
   double value, first = 0, second = 0;
   void step(const Hyperparameters& h, double gradient) {
@@ -95,7 +95,8 @@ TEST(AdamW, AHundredStepsAgreeWithF64) {
     }
 }
 
-// Three steps of torch.optim.AdamW 2.13 (lr 0.01, betas 0.9 and 0.99, weight decay 0.1, single tensor).
+// The values are those of three steps of torch.optim.AdamW 2.13 (lr 0.01, betas 0.9 and 0.99, weight decay
+// 0.1, single tensor).
 TEST(AdamW, AgreesWithTorch) {
   const std::vector<std::vector<float>> gradients = {{0.1f, -0.2f, 1e-4f, 3.0f, -5e-8f, 0.0f},
                                                      {-0.3f, 0.4f, 2e-4f, -1.0f, 2e-8f, 1e-6f},
@@ -121,21 +122,22 @@ TEST(AdamW, AgreesWithTorch) {
   for (std::size_t i = 0; i < second.size(); ++i) EXPECT_NEAR(parameter.second[i] / second[i], 1, 3e-7) << i;
 }
 
-// The same bits on every target and number of threads, and however the parameter is cut.
+// The bits are the same on every target, with any number of threads, and however the parameter is cut into
+// spans.
 TEST(AdamW, SameBits) {
   const std::size_t n = 70 * kernels::kGridBlock + 5;
   const auto adamw = make_optimizer({});
   for (const Dtype type : kFloatTypes) {
-    std::size_t piece = n;  // in one span first, then in ever smaller ones
+    std::size_t length = n;  // the parameter is one span at first, and then ever shorter ones
     expect_same_bits([&](Threads& threads) {
       Parameter parameter(random_values(n, 1));
       for (std::uint64_t step = 1; step <= 3; ++step) {
         const TestArray gradient(type, random_values(n, static_cast<unsigned>(step)));
-        for (std::size_t begin = 0; begin < n; begin += piece)
+        for (std::size_t begin = 0; begin < n; begin += length)
           adamw->apply(threads, {1e-3, 0.1, 0.5, step},
-                       parameter.span(gradient, begin, std::min(piece, n - begin), true));
+                       parameter.span(gradient, begin, std::min(length, n - begin), true));
       }
-      piece = piece == n ? 32 * kernels::kGridBlock : std::max(piece / 2, kernels::kGridBlock);
+      length = length == n ? 32 * kernels::kGridBlock : std::max(length / 2, kernels::kGridBlock);
       return parameter.bytes();
     });
   }

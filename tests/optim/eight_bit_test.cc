@@ -12,8 +12,8 @@ using namespace sluice::test;
 
 constexpr CodeMap kMaps[] = {CodeMap::kSigned, CodeMap::kUnsigned};
 
-// What the paper describes, built otherwise than the source builds it: the middles of equal parts of [0.1,
-// 1], in f64, for each power of ten. In ascending order.
+// The magnitudes that the paper describes, built otherwise than in the source: the middles of equal parts of
+// [0.1, 1] for each power of ten, in f64 and in ascending order.
 std::vector<double> magnitudes(CodeMap map) {
   std::vector<double> all = {0, 1};
   for (int e = 0; e < 7; ++e) {
@@ -47,7 +47,7 @@ std::vector<float> round_trip(CodeMap map, const std::vector<float>& values) {
   return decoded(map, encoded(map, values));
 }
 
-// Over many powers of ten, and of both signs where the map has them.
+// Makes values over many powers of ten, of both signs where the map has them.
 std::vector<float> wide_values(CodeMap map, std::size_t n, unsigned seed) {
   std::vector<float> values = random_values(n, seed), powers = random_values(n, seed + 1);
   for (std::size_t i = 0; i < n; ++i) values[i] *= std::pow(10.0f, 2 * powers[i]);
@@ -70,8 +70,8 @@ TEST(EightBit, CodesStandForThePapersValues) {
   }
 }
 
-// Of [0.1, 1] times a power of ten the equal part that a magnitude lies in, as its middle, in f64; below all
-// of them 0, or, of what has no sign, the least.
+// Finds the equal part of [0.1, 1] times a power of ten in which a magnitude lies, and returns its middle, in
+// f64. Below all parts it returns 0, or the least middle for a map without signs.
 double middle_of(CodeMap map, double x) {
   for (int e = 0; e < 7; ++e) {
     const double top = std::pow(10.0, -e);
@@ -83,7 +83,7 @@ double middle_of(CodeMap map, double x) {
   return map == CodeMap::kSigned || x == 0 ? 0 : magnitudes(map)[1];
 }
 
-// Whether a middle's interval ends so near that f32 may take the other one.
+// Says whether a part's border is so near that f32 arithmetic may find the other part.
 bool is_border(CodeMap map, double x) {
   return middle_of(map, x * (1 - 1e-5)) != middle_of(map, x * (1 + 1e-5)) || x > 1 - 1e-5;
 }
@@ -129,7 +129,7 @@ TEST(EightBit, EveryCodeIsDecodedToItsValueTimesTheScale) {
     }
 }
 
-// The bounds that docs/optimizers.md states.
+// docs/optimizers.md states these bounds.
 TEST(EightBit, ErrorsAreBounded) {
   for (const CodeMap map : kMaps) {
     const double of_largest = map == CodeMap::kSigned ? 0.0071 : 0.0036;
@@ -147,7 +147,7 @@ TEST(EightBit, ErrorsAreBounded) {
   }
 }
 
-// Between two middles of equal parts the border is half-way, but for what f32 arithmetic moves it.
+// The border between two parts is half-way between their middles, within the error of f32 arithmetic.
 TEST(EightBit, BordersAreWhereIntervalsEnd) {
   for (const CodeMap map : kMaps)
     for (int e = 0; e < 7; ++e) {
@@ -165,18 +165,18 @@ TEST(EightBit, BordersAreWhereIntervalsEnd) {
     }
 }
 
-TEST(EightBit, TheLargestIsExactWhateverItsSign) {
+TEST(EightBit, TheLargestValueIsExactWhateverItsSign) {
   for (const float largest : {3.7f, -3.7f}) {
     const std::vector<float> values = round_trip(CodeMap::kSigned, {0.1f, largest, -0.2f, 0});
     EXPECT_EQ(values[1], largest);
     EXPECT_EQ(values[3], 0);
-    EXPECT_NEAR(values[0], 0.1f, 0.006f);  // half a step of its power of ten
+    EXPECT_NEAR(values[0], 0.1f, 0.006f);  // within half a part of its power of ten
     EXPECT_NEAR(values[2], -0.2f, 0.006f);
   }
-  EXPECT_GT(encoded(CodeMap::kSigned, {-2, 2, 1}).scales[0], 0);  // of two the positive one
+  EXPECT_GT(encoded(CodeMap::kSigned, {-2, 2, 1}).scales[0], 0);  // the positive sign is taken
 }
 
-TEST(EightBit, WhatWasDecodedIsEncodedToItself) {
+TEST(EightBit, DecodedValuesAreEncodedToTheSameCodes) {
   for (const CodeMap map : kMaps)
     for (const float factor : {1.0f, 1e-27f, 1e-30f, 1e-42f, 1e30f}) {
       std::vector<float> values = wide_values(map, 50 * kScaleBlock + 3, 5);
@@ -202,7 +202,7 @@ TEST(EightBit, ZerosAreZeroBytes) {
   }
 }
 
-TEST(EightBit, WhatIsNotFiniteIsSeenInItsWholeBlockAndNoOther) {
+TEST(EightBit, AnInfinityOrNanSpreadsOverItsBlockAndNoOther) {
   for (const CodeMap map : kMaps)
     for (const float bad : {HUGE_VALF, -HUGE_VALF, NAN}) {
       if (map == CodeMap::kUnsigned && bad < 0) continue;

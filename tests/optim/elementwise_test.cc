@@ -7,16 +7,16 @@
 #include "optim/optimizer.h"
 #include "thrown.h"
 
-// Every elementwise optimizer against its paper's formulae in f64, on every target, cut in every way.
+// Tests every elementwise optimizer against its paper's formulae in f64, on every target, cut in every way.
 namespace sluice::optim {
 namespace {
 using namespace sluice::test;
 
-// A parameter with its state, as the engine would hold it.
+// A parameter with its state, in memory as the engine would hold it.
 struct Parameter {
   struct State {
     TestArray values;
-    std::vector<float> scales;  // of codes
+    std::vector<float> scales;  // of state in codes
     CodeMap map;
     std::size_t size() const { return values.size(); }
     double operator[](std::size_t i) const {
@@ -56,7 +56,7 @@ struct Parameter {
   }
 };
 
-// One element in f64. `undecided`: the formula jumps here, so that f32 may go the other way.
+// One element in f64. `undecided` says that the formula jumps here, so that f32 may go the other way.
 struct Reference {
   double value = 0, first = 0, second = 0;
   bool undecided = false;
@@ -87,7 +87,7 @@ void lion(Reference& r, const Hyperparameters& h, double gradient) {
   r.first = 0.98 * r.first + 0.02 * g;
 }
 
-// torch.optim.SGD's documentation, dampening 0.
+// The formulae of torch.optim.SGD's documentation, with dampening 0.
 void sgd(Reference& r, const Hyperparameters& h, double gradient) {
   r.value -= h.learning_rate * (gradient * h.gradient_factor + h.weight_decay * r.value);
 }
@@ -151,7 +151,7 @@ TEST_P(Elementwise, DescribesItself) {
   EXPECT_EQ(names, GetParam().state);
 }
 
-// What codes hold of a block, in f64.
+// Rounds a block of values to what codes can hold, in f64.
 void hold_in_codes(CodeMap map, double Reference::*value, std::span<Reference> block) {
   const auto smaller = [&](const Reference& a, const Reference& b) {
     return std::abs(a.*value) < std::abs(b.*value);
@@ -160,10 +160,11 @@ void hold_in_codes(CodeMap map, double Reference::*value, std::span<Reference> b
   const int most_parts = map == CodeMap::kSigned ? 64 : 128;
   for (Reference& each : block) {
     const double x = scale == 0 ? 0 : std::abs(each.*value / scale);
-    double held = map == CodeMap::kSigned || x == 0 ? 0 : 1e-6 * (0.1 + 0.9 / 4), top = 1;  // below all parts
+    double held = map == CodeMap::kSigned || x == 0 ? 0 : 1e-6 * (0.1 + 0.9 / 4),
+           top = 1;  // for x below all parts
     for (int parts = most_parts; parts >= most_parts / 64; parts /= 2, top /= 10) {
       if (x < 0.1 * top) continue;
-      const double part = std::floor((x / top - 0.1) / 0.9 * parts + 0x1p-12);  // the one that it lies in
+      const double part = std::floor((x / top - 0.1) / 0.9 * parts + 0x1p-12);  // the part in which x lies
       held = x >= 1 ? 1 : top * (0.1 + 0.9 * (part + 0.5) / parts);
       break;
     }
@@ -171,7 +172,7 @@ void hold_in_codes(CodeMap map, double Reference::*value, std::span<Reference> b
   }
 }
 
-// What arrays of the type hold of it.
+// Rounds a value to what arrays of the type can hold.
 void hold(Dtype type, std::vector<Reference>& reference) {
   if (type == Dtype::kU8) {
     for (std::size_t at = 0; at < reference.size(); at += kScaleBlock) {
@@ -186,8 +187,8 @@ void hold(Dtype type, std::vector<Reference>& reference) {
       each.*value = to_f32(to_bf16(static_cast<float>(each.*value)));
 }
 
-// The share of elements that are off by more than f32 arithmetic explains. Where state is rounded to a
-// narrower type, a value that lies between two of its steps may go to the other one.
+// Returns the share of elements whose error is more than f32 arithmetic explains. Where state is rounded to a
+// narrower type, a value between two of its steps may go to the other one.
 template <class Found>
 double share_off(const Found& found, const std::vector<Reference>& reference, double Reference::*exact,
                  double relative, double absolute, double farthest) {
@@ -220,7 +221,7 @@ TEST_P(Elementwise, AHundredStepsAgreeWithF64) {
       for (const Reference& each : reference) undecided += each.undecided ? 1 : 0;
       EXPECT_LE(undecided, n / (exact ? 1000 : 250));
       const double most = exact ? 0 : 0.02;
-      const double farthest = state == Dtype::kU8 ? 0.06 : 0.02;  // a step of codes whose scale is 4
+      const double farthest = state == Dtype::kU8 ? 0.06 : 0.02;  // 0.06 is a step of codes with a scale of 4
       EXPECT_LE(share_off(parameter.master, reference, &Reference::value, 4e-6, 5e-7, farthest), most);
       if (!parameter.state.empty()) {
         EXPECT_LE(share_off(parameter.state[0], reference, &Reference::first, 2e-6, 5e-7, farthest), most);
@@ -233,27 +234,28 @@ TEST_P(Elementwise, AHundredStepsAgreeWithF64) {
     }
 }
 
-// The same bits on every target and number of threads, and however the parameter is cut.
+// The bits are the same on every target, with any number of threads, and however the parameter is cut into
+// spans.
 TEST_P(Elementwise, SameBits) {
   const std::size_t n = 70 * kernels::kGridBlock + 5;
   for (const Dtype type : kFloatTypes) {
-    std::size_t piece = n;  // in one span first, then in ever smaller ones
+    std::size_t length = n;  // the parameter is one span at first, and then ever shorter ones
     expect_same_bits([&](Threads& threads) {
       Parameter parameter(*optimizer_, random_values(n, 1));
       for (std::uint64_t step = 1; step <= 3; ++step) {
         const TestArray gradient(type, random_values(n, static_cast<unsigned>(step)));
-        for (std::size_t begin = 0; begin < n; begin += piece)
+        for (std::size_t begin = 0; begin < n; begin += length)
           optimizer_->apply(threads, {1e-3, 0.1, 0.5, step},
-                            parameter.span(gradient, begin, std::min(piece, n - begin)));
+                            parameter.span(gradient, begin, std::min(length, n - begin)));
       }
-      piece = piece == n ? 32 * kernels::kGridBlock : std::max(piece / 2, kernels::kGridBlock);
+      length = length == n ? 32 * kernels::kGridBlock : std::max(length / 2, kernels::kGridBlock);
       return parameter.bytes();
     });
   }
 }
 
-// Each element of a gradient, after the factor.
-TEST_P(Elementwise, ClippingByValueIsThatOfTheGradient) {
+// Clipping by value must be the same as clipping each element of the gradient after the factor.
+TEST_P(Elementwise, ClippingByValueClipsTheGradient) {
   const std::size_t n = 5003;
   const auto trained = [&](double factor, double clip_value, bool clipped) {
     Threads threads(2);
@@ -271,8 +273,8 @@ TEST_P(Elementwise, ClippingByValueIsThatOfTheGradient) {
   EXPECT_FALSE(trained(0.5, 0.25, false) == trained(0.5, 0, false));
 }
 
-// As those of an optimizer that was made with them.
-TEST_P(Elementwise, CoefficientsAreThoseOfTheStep) {
+// Coefficients that come with a step must work like those with which an optimizer was made.
+TEST_P(Elementwise, AStepUsesItsOwnCoefficients) {
   OptimizerSettings settings = GetParam().settings;
   Json given = {{"beta1", 0.7}, {"beta2", 0.9}, {"epsilon", 1e-3}, {"momentum", 0.6}};
   for (auto value = given.begin(); value != given.end();)
@@ -315,11 +317,11 @@ TEST_P(Elementwise, MisuseIsAnError) {
   float* const scales = std::exchange(span.state[0].scales, nullptr);
   EXPECT_THROW(optimizer_->apply(threads, {1e-3, 0, 1, 1}, span), Error);
   span.state[0].scales = scales;
-  span.first_index = 100;  // in the middle of a block
+  span.first_index = 100;  // lies in the middle of a block
   EXPECT_THROW(optimizer_->apply(threads, {1e-3, 0, 1, 1}, span), Error);
 }
 
-// Without a master: the bits of the widened values' update, each rounded by its own word.
+// Without a master, the result has the bits of an update of the widened values, each rounded by its own word.
 Bf16 rounded_by(std::uint32_t word, float value) {
   if (std::isnan(value)) return to_bf16(value);
   return {static_cast<std::uint16_t>((std::bit_cast<std::uint32_t>(value) + (word & 0xffffu)) >> 16)};
@@ -360,22 +362,22 @@ TEST_P(Elementwise, WithoutAMasterSameBits) {
   OptimizerSettings settings = GetParam().settings;
   settings.storage.master = false;
   const auto optimizer = make_optimizer(settings);
-  std::size_t piece = n;
+  std::size_t length = n;
   expect_same_bits([&](Threads& threads) {
     Parameter parameter(*optimizer, random_values(n, 1));
     for (std::size_t i = 0; i < n; ++i) parameter.compute[i] = to_bf16(parameter.master[i]);
     for (std::uint64_t step = 1; step <= 3; ++step) {
       const TestArray gradient(Dtype::kBf16, random_values(n, static_cast<unsigned>(step)));
-      for (std::size_t begin = 0; begin < n; begin += piece)
+      for (std::size_t begin = 0; begin < n; begin += length)
         optimizer->apply(threads, {1e-3, 0.1, 0.5, step},
-                         without_master(parameter, gradient, begin, std::min(piece, n - begin)));
+                         without_master(parameter, gradient, begin, std::min(length, n - begin)));
     }
-    piece = piece == n ? 32 * kernels::kGridBlock : std::max(piece / 2, kernels::kGridBlock);
+    length = length == n ? 32 * kernels::kGridBlock : std::max(length / 2, kernels::kGridBlock);
     return parameter.bytes();
   });
 }
 
-// Steps of a fiftieth of what bf16 can tell apart: to nearest, nothing would ever change.
+// Steps are a fiftieth of what bf16 can tell apart: with rounding to nearest nothing would ever change.
 TEST(StochasticRounding, SmallStepsAddUp) {
   Threads threads(1);
   const std::size_t n = 4096;
@@ -387,12 +389,12 @@ TEST(StochasticRounding, SmallStepsAddUp) {
     sgd->apply(threads, {0x1p-7 / 50, 0, 1, step}, without_master(parameter, gradient, 0, n));
   double mean = 0;
   for (const Bf16 value : parameter.compute) mean += to_f32(value) / static_cast<double>(n);
-  // 100 draws of 1 in 50 each give a step of 2^-7: the mean of n values has a deviation of 2^-7 * sqrt(2 /
-  // n).
+  // Each of 100 draws gives a step of 2^-7 with probability 1 / 50: the mean of n values has a deviation of
+  // 2^-7 * sqrt(2 / n).
   EXPECT_NEAR(mean, 1 + 2 * 0x1p-7, 5 * 0x1p-7 * std::sqrt(2.0 / static_cast<double>(n)));
 }
 
-TEST(StochasticRounding, WhatIsNotFiniteStaysSo) {
+TEST(StochasticRounding, InfinitiesAndNansStay) {
   Threads threads(1);
   const auto sgd = make_optimizer({.name = "sgd", .storage = {.master = false}});
   Parameter parameter(*sgd, {1, 1, 1});
@@ -403,7 +405,7 @@ TEST(StochasticRounding, WhatIsNotFiniteStaysSo) {
   EXPECT_EQ(to_f32(parameter.compute[2]), HUGE_VALF);
 }
 
-TEST(Averages, WithoutMemoryAreTheGradient) {
+TEST(Averages, WithBetasOfZeroAreTheGradient) {
   Threads threads(1);
   for (const char* name : {"adamw", "adam", "lion"}) {
     const auto optimizer = make_optimizer({.name = name, .settings = {{"beta1", 0}, {"beta2", 0}}});
@@ -414,7 +416,7 @@ TEST(Averages, WithoutMemoryAreTheGradient) {
       optimizer->apply(threads, h, parameter.span(TestArray(Dtype::kF32, gradient), 0, 2));
       for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(parameter.state[0][i], gradient[i]) << name;
     }
-    EXPECT_NEAR(parameter.master[0], 0.8f, 1e-4) << name;  // two steps of the learning rate
+    EXPECT_NEAR(parameter.master[0], 0.8f, 1e-4) << name;  // moved by two steps of the learning rate
     EXPECT_NEAR(parameter.master[1], 1.2f, 1e-4) << name;
   }
 }
@@ -427,7 +429,7 @@ TEST(Lion, ADirectionOfZeroLeavesTheParameter) {
   EXPECT_EQ(parameter.master, (std::vector<float>{1, -2, -0.5}));
 }
 
-TEST(SettingsOfAStep, OutOfRangeOrOfOtherStateAreRefused) {
+TEST(SettingsOfAStep, OutOfRangeOrForOtherStateAreRefused) {
   const auto refused = [](const OptimizerSettings& settings, const Json& given,
                           const std::vector<std::string>& parts) {
     const auto optimizer = make_optimizer(settings);
@@ -440,17 +442,18 @@ TEST(SettingsOfAStep, OutOfRangeOrOfOtherStateAreRefused) {
   refused({.name = "adamw"}, Json{{"epsilon", 1e-60}}, {"epsilon is 1e-60", "32 bits"});
   refused({.name = "adafactor"}, Json{{"epsilon", 1e-50}}, {"adafactor", "epsilon is 1e-50"});
   refused({.name = "lion"}, Json{{"beta2", NAN}}, {"lion", "beta2 is nan"});
-  refused({.name = "sgd"}, Json{{"momentum", 0.9}}, {"sgd", "momentum is 0.9, and it was made with 0"});
+  refused({.name = "sgd"}, Json{{"momentum", 0.9}},
+          {"sgd", "momentum is 0.9, but the optimizer was made with 0"});
   refused({.name = "sgd", .settings = {{"momentum", 0.9}}}, Json{{"momentum", 0}},
-          {"momentum is 0, and it was made with 0.9"});
+          {"momentum is 0, but the optimizer was made with 0.9"});
   refused({.name = "sgd", .settings = {{"momentum", 0.9}}}, Json{{"momentum", 1}}, {"momentum is 1"});
-  refused({.name = "adafactor"}, Json{{"beta1", 0.9}}, {"beta1 is 0.9, and it was made with 0"});
+  refused({.name = "adafactor"}, Json{{"beta1", 0.9}}, {"beta1 is 0.9, but the optimizer was made with 0"});
   refused({.name = "adafactor"}, Json{{"epsilon", 0}}, {"epsilon is 0"});
   refused({.name = "adafactor"}, Json{{"clip_threshold", 2}},
           {"clip_threshold is 2", "made with 1", "cannot"});
   refused({.name = "muon"}, Json{{"momentum", 1}}, {"muon", "momentum is 1"});
   refused({.name = "muon"}, Json{{"beta1", 2}}, {"muon", "beta1 is 2"});
-  refused({.name = "sgd"}, Json{{"beta1", 0.7}}, {"beta1 is given, and sgd has none", "momentum, nesterov"});
+  refused({.name = "sgd"}, Json{{"beta1", 0.7}}, {"beta1 is given, but sgd has none", "momentum, nesterov"});
   make_optimizer({.name = "muon"})->for_step(Json::object());
 }
 

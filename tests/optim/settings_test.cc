@@ -19,7 +19,7 @@ std::string value_text(const Json& value) {
   return value.is_number() ? fmt::format("{}", value.get<double>()) : value.dump();
 }
 
-// A row of the table in docs/optimizers.md.
+// Writes a row of the table in docs/optimizers.md.
 std::string row_of(const Setting& setting) {
   std::vector<std::string> owners;
   for (const SettingOwner& owner : setting.owners) {
@@ -33,7 +33,7 @@ std::string row_of(const Setting& setting) {
                      setting.source);
 }
 
-TEST(SettingTable, IsWhatTheDocumentSays) {
+TEST(SettingTable, MatchesTheDocument) {
   const std::string document = read_text_file(SLUICE_SOURCE_DIR "/docs/optimizers.md");
   std::string table;
   for (const Setting& setting : setting_table()) table += row_of(setting) + "\n";
@@ -71,8 +71,8 @@ TEST(SettingTable, IsGivenAsJson) {
   EXPECT_EQ(all.at("muon").at(2).at("range"), "one of original, match_rms_adamw");
 }
 
-// A setting of each kind, of an optimizer that there is not.
-TEST(Setting, TakesWhatIsInItsRange) {
+// Checks a setting of each range, for an optimizer that does not exist.
+TEST(Setting, TakesValuesWithinItsRange) {
   const auto of = [](Range range) {
     return Setting{"x", range, Change::kNever, {{"own", "x", 1}}, "", "", {"a", "b"}};
   };
@@ -100,7 +100,7 @@ TEST(Setting, TakesWhatIsInItsRange) {
   refused(Range::kChoice, nullptr, {"x is null"});
 }
 
-TEST(Settings, HaveDefaultsAndTheNamesThatPythonHas) {
+TEST(Settings, HaveDefaultsAndPythonsNames) {
   const Settings own("adamw", {{"betas[0]", 0.5}});
   EXPECT_EQ(own.to_json(), (Json{{"beta1", 0.5}, {"beta2", 0.999}, {"epsilon", 1e-8}}));
   EXPECT_EQ(Settings("adamw", nullptr, Settings::Defaults::kTraining).number("beta2"), 0.95);
@@ -117,7 +117,7 @@ TEST(Settings, HaveDefaultsAndTheNamesThatPythonHas) {
   EXPECT_THROW(own.number("momentum"), Error);
 }
 
-TEST(Settings, OfAStepKeepWhatIsNotGiven) {
+TEST(Settings, OfAStepKeepTheOtherValues) {
   const Settings own("adamw", {{"beta1", 0.5}});
   EXPECT_EQ(own.for_step({{"beta2", 0.7}})->to_json(),
             (Json{{"beta1", 0.5}, {"beta2", 0.7}, {"epsilon", 1e-8}}));

@@ -4,7 +4,7 @@
 
 #include "tests/bindings/c/support.h"
 
-// Updates that follow at once in backward, with gradients that are never stored.
+// Tests of updates that follow at once in backward, with gradients that are never stored.
 namespace sluice_c_test {
 namespace {
 
@@ -125,7 +125,7 @@ TEST_P(AtOnceTest, ASecondGradientIsRefused) {
   ASSERT_OK(sluice_engine_release(engine.get(), 2));
   ASSERT_OK(end(engine.get()));
   ASSERT_OK(begin(engine.get()));
-  add_alone(engine.get(), 4, 1);  // of the next step
+  add_alone(engine.get(), 4, 1);  // belongs to the next step
   EXPECT_OK(end(engine.get()));
 }
 
@@ -156,7 +156,7 @@ TEST_P(AtOnceTest, AnAbandonedStepKeepsWhatWasApplied) {
   ASSERT_OK(end(other.get()));
   EXPECT_EQ(values_of(engine.get()), values_of(other.get()));
   ASSERT_OK(begin(engine.get()));
-  add_alone(engine.get(), 4, 1);  // that step is over
+  add_alone(engine.get(), 4, 1);  // the step before has ended
   EXPECT_OK(end(engine.get()));
 }
 

@@ -1,6 +1,6 @@
 #include "tests/bindings/c/support.h"
 
-// Units that are frozen: read like any other, never updated, and without state.
+// Tests of frozen units, which are read like any other, are never updated, and have no state.
 namespace sluice_c_test {
 namespace {
 

@@ -4,7 +4,7 @@
 
 #include "tests/bindings/c/support.h"
 
-// Gradients that a caller looks at, scales, keeps and gives up, wherever they lie.
+// Tests of gradients that a caller reads, scales, keeps and drops, on any tier.
 namespace sluice_c_test {
 namespace {
 
@@ -40,7 +40,7 @@ class GradientsTest : public ::testing::TestWithParam<const char*> {
     settings.keep_gradients = keep ? 1 : 0;
     return sluice_engine_step(engine, &settings, nullptr);
   }
-  // Two steps whose gradients of the last parameter are `first` and `second`.
+  // Does two steps in which the gradients of the last parameter are `first` and `second`.
   Values two_steps(float first, float second) {
     const EngineHandle engine = fresh();
     for (const float value : {first, second}) {
@@ -110,7 +110,7 @@ TEST_P(GradientsTest, ThatAreDroppedUpdateNothing) {
   EXPECT_OK(sluice_engine_drop_gradient(engine_.get(), 0));
   EXPECT_OK(step(engine_.get(), false));
   EXPECT_TRUE(values_of(engine_.get()) == before);
-  // Dropped while its update may be pending: the update has the gradient as it was.
+  // The gradient is dropped while its update may be pending; the update uses it as it was.
   EXPECT_OK(sluice_engine_begin_step(engine_.get(), nullptr));
   add(engine_.get(), 0.5f);
   EXPECT_OK(step(engine_.get(), true));

@@ -1,6 +1,6 @@
 #include "tests/bindings/c/support.h"
 
-// What parameters' addresses show when the engine is gone.
+// Tests of what parameters' addresses show after the engine has gone.
 namespace sluice_c_test {
 namespace {
 
@@ -25,7 +25,8 @@ class LeavingTest : public ::testing::TestWithParam<Case> {
 };
 INSTANTIATE_TEST_SUITE_P(Places, LeavingTest, ::testing::ValuesIn(kCases), case_name);
 
-// Right after step(), whose updates are pending; against the same run that goes on.
+// The engine is left right after step(), whose updates are pending, and compared with the same run that goes
+// on.
 TEST_P(LeavingTest, ValuesStayWhereTheyWere) {
   EngineHandle engine = make(), other = make();
   for (EngineHandle* e : {&engine, &other}) train(e->get(), GetParam().dtype, 2);
@@ -42,7 +43,7 @@ TEST_P(LeavingTest, ValuesStayWhereTheyWere) {
     const std::size_t bytes = parameters()[p].elements() * (GetParam().dtype == SLUICE_F32 ? 4 : 2);
     EXPECT_EQ(std::memcmp(found[p], expected[p], bytes), 0) << parameters()[p].name;
     EXPECT_OK(sluice_engine_release(other.get(), parameters()[p].unit));
-    std::memset(const_cast<void*>(found[p]), 1, bytes);  // NOLINT: it is the caller's
+    std::memset(const_cast<void*>(found[p]), 1, bytes);  // NOLINT: the memory is the caller's
   }
   for (sluice_home* home : homes) sluice_home_destroy(home);
   sluice_home_destroy(nullptr);

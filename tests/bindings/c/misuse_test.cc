@@ -5,7 +5,7 @@
 
 #include "tests/bindings/c/support.h"
 
-// Misuse and bad input: an error that names what is wrong, after which the engine goes on.
+// Tests that misuse and bad input are errors that name what is wrong, after which the engine goes on.
 namespace sluice_c_test {
 namespace {
 
@@ -13,7 +13,7 @@ class MisuseTest : public ::testing::Test {
  protected:
   MisuseTest() { set_start_values(engine_.get()); }
   sluice_engine* engine() { return engine_.get(); }
-  // The engine still trains.
+  // The engine can still train.
   void TearDown() override {
     if (!in_step_) {
       EXPECT_OK(sluice_engine_begin_step(engine(), nullptr));
@@ -193,7 +193,7 @@ TEST_F(MisuseTest, AFunctionOfTheCallersMayNotCallTheEngine) {
   context.inner = SLUICE_OK;
   const auto look = [](void* given, uint32_t, uint32_t, uint64_t, const float*, uint64_t) {
     auto& c = *static_cast<Context*>(given);
-    c.inner = sluice_engine_settle(c.engine);  // from a thread of the engine's
+    c.inner = sluice_engine_settle(c.engine);  // runs on a thread of the engine
     return 0;
   };
   EXPECT_OK(sluice_engine_get_state(engine(), 1, look, &context));
@@ -201,7 +201,7 @@ TEST_F(MisuseTest, AFunctionOfTheCallersMayNotCallTheEngine) {
   EXPECT_OK(sluice_engine_settle(engine()));
 }
 
-// Whatever the library's own functions find wrong, the next call is heard.
+// Whatever error the library's own functions find, the next call works.
 TEST_F(MisuseTest, ArraysThatCannotBeReadEndTheirCallAlone) {
   const Values before = values_of(engine());
   std::vector<float> values(parameters()[0].elements());

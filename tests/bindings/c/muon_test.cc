@@ -3,7 +3,7 @@
 #include "tests/bindings/c/support.h"
 #include "tests/plain_sgemm.h"
 
-// Matrix products of the caller's, and which parameters they are for.
+// Tests of matrix products by the caller's BLAS, and of which parameters they are for.
 namespace sluice_c_test {
 namespace {
 
@@ -67,7 +67,7 @@ float furthest(const std::vector<float>& a, const std::vector<float>& b) {
 TEST(Muon, MultipliesWithWhatTheCallerGives) {
   calls = 0;
   const std::vector<float> own = trained(engine_with(counting_sgemm, false));
-  EXPECT_EQ(calls, 3 * 5 * 3);  // steps, iterations, products
+  EXPECT_EQ(calls, 3 * 5 * 3);  // steps, iterations, products in each
   const std::vector<float> library = trained(engine_with(nullptr, false));
   EXPECT_EQ(calls, 45);
   EXPECT_LT(furthest(own, library), 1e-5);

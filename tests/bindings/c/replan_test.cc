@@ -1,6 +1,6 @@
 #include "tests/bindings/c/support.h"
 
-// An engine whose plan changes: what is where is another, and nothing else.
+// Tests of an engine whose plan changes: only the tiers of its bytes become others.
 namespace sluice_c_test {
 namespace {
 
@@ -28,7 +28,7 @@ uint64_t held_of(sluice_engine* engine, const std::string& tier, const std::stri
   return 0;
 }
 
-constexpr uint32_t kMany = 12;  // units, of one parameter each
+constexpr uint32_t kMany = 12;  // units of one parameter each
 constexpr uint64_t kElements = 700 * 1000;
 
 struct Kind {
@@ -73,7 +73,7 @@ class ReplanTest : public ::testing::TestWithParam<Kind> {
     return {engine, sluice_engine_destroy};
   }
 
-  // What may be reserved so that so many bytes of the engine's have to leave memory.
+  // Returns a reserve that makes so many bytes of the engine leave memory.
   static uint64_t reserve_for(sluice_engine* engine, uint64_t leaving) {
     return kReserved + kMemory - predicted_peak(engine) + leaving;
   }
@@ -84,7 +84,7 @@ class ReplanTest : public ::testing::TestWithParam<Kind> {
     return found;
   }
 
-  // Gradients that depend on the values, as far as `units`.
+  // Adds gradients that depend on the values, for the first `units` units.
   static void add_gradients(sluice_engine* engine, uint32_t units = kMany) {
     for (uint32_t u = units; u-- > 0;) {
       EXPECT_OK(sluice_engine_acquire(engine, u, SLUICE_GRADIENT));
@@ -119,7 +119,8 @@ INSTANTIATE_TEST_SUITE_P(Kinds, ReplanTest,
                                            Kind{"sgd", "sgd"}, Kind{"adafactor", "adafactor"}),
                          [](const auto& kind) { return std::string(kind.param.name); });
 
-// Against an engine that has everything in memory all the time; after steps whose updates are pending.
+// The result is compared with an engine that has everything in memory all the time. Replanning comes after
+// steps whose updates are pending.
 TEST_P(ReplanTest, ValuesStateAndAddressesStay) {
   const EngineHandle engine = make(), other = make("memory");
   std::array<const void*, kMany> before = {}, after = {};
@@ -162,7 +163,7 @@ TEST_P(ReplanTest, IsRefusedWithNothingChanged) {
   go_on(engine.get());
 }
 
-// The one whose disk is too small goes on like the other.
+// An engine whose disk is too small for the new plan goes on with the old one.
 TEST_P(ReplanTest, TheDisksLimit) {
   const EngineHandle engine = make(nullptr, kMiB), other = make();
   go_on(engine.get());

@@ -3,12 +3,12 @@
 
 #include "tests/bindings/c/support.h"
 
-// A parameter that spans three units, beside the same one in a single unit.
+// Compares a parameter that spans three units with the same one in a single unit.
 namespace sluice_c_test {
 namespace {
 
 constexpr uint64_t kGrain = SLUICE_SPAN_GRAIN;
-constexpr std::array<uint64_t, 2> kShape = {5, kGrain / 2};  // 2.5 grains
+constexpr std::array<uint64_t, 2> kShape = {5, kGrain / 2};  // has 2.5 grains
 
 struct Span {
   uint64_t first, elements;
@@ -38,7 +38,7 @@ EngineHandle engine_of(const std::vector<Span>& spans, const char* place, sluice
   setup.place = place;
   setup.dtype = dtype;
   setup.held = 3;
-  setup.no_master = dtype == SLUICE_BF16;  // the random words must be those of the whole
+  setup.no_master = dtype == SLUICE_BF16;  // the random words must be those of the whole parameter
   const sluice_folder folder = {disk.c_str(), 0};
   const sluice_engine_options options = options_of(setup, &folder);
   sluice_engine* engine = nullptr;
@@ -59,7 +59,7 @@ void give_values(sluice_engine* engine, const std::vector<Span>& spans) {
   }
 }
 
-// The whole as one array, at the address of its first span.
+// Returns the whole parameter as one array, at the address of its first span.
 std::vector<float> trained(sluice_engine* engine, const std::vector<Span>& spans, sluice_dtype dtype,
                            int steps) {
   const uint64_t count = kShape[0] * kShape[1];

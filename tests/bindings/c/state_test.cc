@@ -3,7 +3,7 @@
 
 #include "tests/bindings/c/support.h"
 
-// The optimizer's state, read and written by the caller.
+// Tests of optimizer state that the caller reads and writes.
 namespace sluice_c_test {
 namespace {
 
@@ -68,7 +68,8 @@ INSTANTIATE_TEST_SUITE_P(
                                               R"(["master","momentum_buffer","exp_avg","exp_avg_sq"])",
                                               SLUICE_STATE_BF16})));
 
-// The library's own functions for whole arrays move what functions of the caller's are given, run by run.
+// The library's own functions for whole arrays must move the same bytes as functions of the caller's, run by
+// run.
 TEST_P(StateTest, MovesAsWholeArrays) {
   const EngineHandle first = fresh(), second = fresh();
   train(first.get(), std::get<1>(GetParam()).dtype, 2);
@@ -147,7 +148,7 @@ TEST_P(StateTest, WhatTheCallerStopsMustBeGivenAnew) {
 
 TEST_P(StateTest, ComesAfterTheValues) {
   const auto& [place, kind] = GetParam();
-  if (kind.dtype == SLUICE_BF16 && !kind.no_master) return;  // masters are values
+  if (kind.dtype == SLUICE_BF16 && !kind.no_master) return;  // masters count as values
   Choice setup;
   setup.place = place;
   setup.optimizer = kind.optimizer;

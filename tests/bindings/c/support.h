@@ -62,7 +62,7 @@ inline const std::vector<Parameter>& parameters() {
 }
 inline constexpr uint32_t kUnits = 3;
 
-// Where everything is, and of what type.
+// The tier and the type of everything.
 struct Case {
   const char* place;
   sluice_dtype dtype;
@@ -82,7 +82,7 @@ inline std::string case_name(const ::testing::TestParamInfo<Case>& info) {
 using ModelHandle = std::unique_ptr<sluice_model, decltype(&sluice_model_destroy)>;
 using EngineHandle = std::unique_ptr<sluice_engine, decltype(&sluice_engine_destroy)>;
 
-// frozen: bit u is set where unit u is.
+// Bit u of `frozen` is set where unit u is frozen.
 inline ModelHandle make_model(uint32_t frozen = 0, sluice_dtype dtype = SLUICE_F32) {
   sluice_model* model = nullptr;
   EXPECT_OK(sluice_model_create(&model));
@@ -107,13 +107,13 @@ inline ModelHandle make_model(uint32_t frozen = 0, sluice_dtype dtype = SLUICE_F
 }
 
 struct Choice {
-  const char* place = nullptr;  // everything
+  const char* place = nullptr;  // the tier of everything
   sluice_dtype dtype = SLUICE_F32;
   uint32_t held = 1, threads = 2;
   uint64_t memory = uint64_t{1} << 30, trace_events = 0;
-  uint32_t frozen = 0;  // as make_model() has it
+  uint32_t frozen = 0;  // as in make_model()
   const char* optimizer = nullptr;
-  bool at_once = false;  // updates in backward
+  bool at_once = false;  // whether updates come in backward
   bool no_master = false;
   sluice_state_type state = SLUICE_STATE_F32;
   sluice_team team = nullptr;
@@ -169,7 +169,7 @@ inline float widen(const void* values, sluice_dtype dtype, uint64_t i) {
   return value;
 }
 
-// A gradient that depends on the parameter's value.
+// Returns a gradient that depends on the parameter's value.
 inline std::vector<float> gradient_of(sluice_engine* engine, uint32_t parameter, sluice_dtype dtype,
                                       float pull) {
   const void* data = nullptr;
@@ -205,7 +205,7 @@ inline sluice_status apply(sluice_engine* engine, double clip = 1.0, sluice_step
   return sluice_engine_step(engine, &settings, result);
 }
 
-// Units forward, then backward with gradients; `skip` gets none.
+// Runs the units forward and backward with gradients; `skip` gets none.
 inline void train(sluice_engine* engine, sluice_dtype dtype, int steps, int skip = -1) {
   for (int step = 0; step < steps; ++step) {
     ASSERT_OK(sluice_engine_begin_step(engine, nullptr));

@@ -2,7 +2,7 @@
 
 #include "tests/bindings/c/support.h"
 
-// What a caller reads and writes at a parameter's address while its unit is not held.
+// Tests of reads and writes at a parameter's address while its unit is not held.
 namespace sluice_c_test {
 namespace {
 
@@ -28,7 +28,8 @@ class TouchesTest : public ::testing::TestWithParam<Case> {
     return data;
   }
   static void write(sluice_engine* engine, uint32_t parameter, uint64_t i, float value) {
-    void* data = const_cast<void*>(address(engine, parameter));  // NOLINT: as a framework's tensor does
+    void* data =
+        const_cast<void*>(address(engine, parameter));  // NOLINT: a framework's tensor writes there, too
     uint32_t bits = 0;
     std::memcpy(&bits, &value, 4);
     const auto upper = static_cast<uint16_t>(bits >> 16);
@@ -52,7 +53,7 @@ TEST_P(TouchesTest, ReadsSeeTheLatestValues) {
   const EngineHandle engine = make(true), other = make(true);
   for (const EngineHandle* e : {&engine, &other}) train(e->get(), GetParam().dtype, 2);
   const uint64_t before = touches(engine.get());
-  std::vector<std::thread> readers;  // right after step(), whose updates are pending
+  std::vector<std::thread> readers;  // they read right after step(), whose updates are pending
   std::vector<std::vector<float>> seen(parameters().size());
   for (uint32_t p = 0; p < parameters().size(); ++p)
     readers.emplace_back([&, p, data = address(engine.get(), p)] {
@@ -69,8 +70,8 @@ TEST_P(TouchesTest, ReadsSeeTheLatestValues) {
   }
 }
 
-// Unforeseen writes, writes to a unit that is held for reading, and those of SLUICE_EDIT are all values, also
-// of the masters; what was not written keeps its bits.
+// Unforeseen writes, writes to a unit that is held for reading, and writes under SLUICE_EDIT all become
+// values, also of the masters. Elements that were not written keep their bits.
 TEST_P(TouchesTest, WritesAreValues) {
   const EngineHandle touched = make(true), edited = make(false);
   for (const EngineHandle* e : {&touched, &edited}) train(e->get(), GetParam().dtype, 2);
@@ -106,14 +107,14 @@ TEST_P(TouchesDeathTest, AreToldWhereTheyAreNotServed) {
   EXPECT_DEATH(write(engine.get(), 0, 5, 1), "parameters of unit.0' was touched while absent");
 }
 
-// A source of values that reads what the call that it is in has not brought yet.
+// A source of values that touches a unit which the call around it has not brought yet.
 TEST_P(TouchesDeathTest, AreToldInsideOfACall) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const EngineHandle engine = make(true);
   const auto read = [](void* context, uint32_t, uint64_t, float*, uint64_t) {
     return static_cast<int>(*static_cast<volatile const float*>(context));
   };
-  void* absent = const_cast<void*>(address(engine.get(), 0));  // NOLINT: a context
+  void* absent = const_cast<void*>(address(engine.get(), 0));  // NOLINT: it is passed on as a context
   EXPECT_DEATH((void)sluice_engine_set_values(engine.get(), 1, read, absent),
                "cannot be brought in: a function touches it that the engine has called");
 }

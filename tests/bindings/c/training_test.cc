@@ -5,7 +5,7 @@
 
 #include "tests/bindings/c/support.h"
 
-// What the C ABI must hold: the same bits wherever the bytes live, and in whatever order units come.
+// Tests that the C ABI gives the same bits on every tier, and in whatever order units come.
 namespace sluice_c_test {
 namespace {
 
@@ -56,7 +56,7 @@ TEST_F(TrainingTest, TheSameBitsOnThreadsOfTheCallers) {
   }
 }
 
-// Also where somebody has looked at a gradient, for which its unit's update was brought forward.
+// They are the same also where a gradient was read, for which its unit's update came earlier.
 TEST_F(TrainingTest, ValuesMayBeSetAndLoadedRightAfterAStep) {
   for (const char* place : {"memory", "disk"})
     for (const sluice_dtype dtype : {SLUICE_F32, SLUICE_BF16}) {
@@ -87,7 +87,7 @@ TEST_F(TrainingTest, ValuesMayBeSetAndLoadedRightAfterAStep) {
     }
 }
 
-// Gradients that are kept are applied again, while the update before waits and nobody has looked.
+// Gradients that are kept are applied again, while the update before waits and nobody has read them.
 TEST_F(TrainingTest, StepsOneAfterAnotherWithoutAnAccessBetween) {
   const auto run = [&](const char* place, bool look) {
     Choice setup;
@@ -112,7 +112,7 @@ TEST_F(TrainingTest, StepsOneAfterAnotherWithoutAnAccessBetween) {
   EXPECT_TRUE(run("disk", true) == expected);
 }
 
-// The settings come from a caller that was compiled with a later version, which has more in them.
+// The caller was compiled with a later version, whose settings have more fields.
 TEST_F(TrainingTest, SettingsOfAStepAreThoseOfAnEngineMadeWithThem) {
   struct Later {
     sluice_group_settings known;
@@ -154,7 +154,7 @@ TEST_F(TrainingTest, SettingsOfAStepAreThoseOfAnEngineMadeWithThem) {
   EXPECT_FALSE(run("disk", false, false) == expected);
 }
 
-// An independent AdamW, as torch.optim writes it.
+// An independent AdamW, with torch.optim's formulae.
 TEST_F(TrainingTest, AgreesWithAdamWAndClipping) {
   Values values(parameters().size()), m, v;
   for (uint32_t p = 0; p < parameters().size(); ++p)
@@ -198,13 +198,13 @@ TEST_F(TrainingTest, AParameterWithoutAGradientIsLeftAsItIs) {
   const Values values = trained(disk, 1), all = trained(disk);
   for (uint64_t i = 0; i < values[2].size(); ++i) ASSERT_EQ(values[2][i], start_value(2, i));
   EXPECT_NE(values[0][0], start_value(0, 0));
-  EXPECT_NE(values[0][0], all[0][0]);  // the norm lacks a unit
+  EXPECT_NE(values[0][0], all[0][0]);  // the norm leaves out a unit
   Choice memory;
   memory.place = "memory";
   EXPECT_TRUE(trained(memory, 1) == values);
 }
 
-// Several units held at once, one of them twice, in another order in each step.
+// Several units are held at once, one of them twice, in another order in each step.
 TEST_F(TrainingTest, AnyOrderGivesTheSameBits) {
   const auto run = [&](const char* place) {
     Choice setup;
@@ -258,7 +258,7 @@ TEST_F(TrainingTest, ASavedEngineGoesOnWithTheSameBits) {
   memory.place = "memory";
   const EngineHandle engine = make_engine(disk, folder_.path());
   set_start_values(engine.get());
-  train(engine.get(), SLUICE_F32, 2, 1);  // a unit that was updated less often than the others
+  train(engine.get(), SLUICE_F32, 2, 1);  // updates one unit less often than the others
   train(engine.get(), SLUICE_F32, 1);
   char* path = nullptr;
   ASSERT_OK(sluice_engine_save(engine.get(), folder_.path("out").c_str(), 1, &path));

@@ -69,7 +69,7 @@ class UpdatePipelineTest : public testing::Test {
   }
 
   void write_zero_state() {
-    offload::Batch batch;
+    offload::TransferGroup batch;
     const std::size_t bytes = states_->format().chunk_bytes(0, 0);
     states_->backing(0).store(0, {pipeline_->slot(0), bytes}, batch.add());
     batch.wait();

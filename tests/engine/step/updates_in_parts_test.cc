@@ -199,15 +199,15 @@ class Process {
   void transfer(std::size_t chunk, bool write, const Use& use) {
     if (states_->resident(0)) return use(states_->chunk_data(0, chunk));
     const std::span<std::byte> bytes = {pipeline_->slot(0), format_.chunk_bytes(0, chunk)};
-    offload::Batch batch;
+    offload::TransferGroup transfers;
     if (!write) {
-      states_->backing(0).fetch(format_.chunk_offset(0, chunk), bytes, batch.add());
-      batch.wait();
+      states_->backing(0).fetch(format_.chunk_offset(0, chunk), bytes, transfers.add());
+      transfers.wait();
     }
     use(bytes.data());
     if (!write) return;
-    states_->backing(0).store(format_.chunk_offset(0, chunk), bytes, batch.add());
-    batch.wait();
+    states_->backing(0).store(format_.chunk_offset(0, chunk), bytes, transfers.add());
+    transfers.wait();
   }
 
   const Layout& layout_;

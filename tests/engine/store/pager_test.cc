@@ -220,7 +220,7 @@ TEST_F(PagerTest, WhatIsParkedIsLeftToItsReader) {
   EXPECT_EQ(read(ids[0]), (Mark{ids[0], 1}));
   if (!pager_.present(ids[1])) {
     Mark mark;
-    offload::Batch batch;
+    offload::TransferGroup batch;
     std::vector<std::byte> found(kBytes);
     pager_.backing(ids[1]).fetch(0, found, batch.add());
     batch.wait();

@@ -39,7 +39,7 @@ class Sector {
     const std::unique_ptr<void, decltype(&std::free)> memory(
         std::aligned_alloc(kDiskBlock, whole + kDiskBlock), &std::free);
     auto* bytes = static_cast<std::byte*>(memory.get());
-    offload::Batch batch;
+    offload::TransferGroup batch;
     if (whole > 0) shadow->read(0, {bytes, whole}, batch.add());
     batch.wait();
     ASSERT_EQ(::ftruncate(descriptor.get(), 0), 0);

@@ -6,7 +6,7 @@
 
 namespace sluice::offload {
 
-struct Batch::State {
+struct TransferGroup::State {
   std::mutex mutex;
   std::condition_variable none_open;
   std::size_t open = 0;
@@ -24,8 +24,8 @@ struct Batch::State {
 
 namespace {
 
-// The place of one transfer in the batch. A Done that is thrown away uncalled (its transfer was refused) must
-// not leave the batch waiting for ever, nor look like a success.
+// One transfer's membership in the group. Where the transfer is refused, its Done is destroyed without a
+// call; then the group must neither wait for ever nor look successful.
 template <class State>
 class Ticket {
  public:
@@ -35,7 +35,7 @@ class Ticket {
   ~Ticket() {
     if (state_ != nullptr)
       end(std::make_exception_ptr(
-          Error(ErrorCode::kState, "a transfer of the batch was refused, so it never ran")));
+          Error(ErrorCode::kState, "a transfer of this group was refused, so it never ran")));
   }
   void end(std::exception_ptr error) { std::exchange(state_, nullptr)->end(std::move(error)); }
 
@@ -45,16 +45,16 @@ class Ticket {
 
 }  // namespace
 
-Batch::Batch() : state_(std::make_shared<State>()) {}
-Batch::Batch(Batch&&) noexcept = default;
+TransferGroup::TransferGroup() : state_(std::make_shared<State>()) {}
+TransferGroup::TransferGroup(TransferGroup&&) noexcept = default;
 
-Batch::~Batch() {
+TransferGroup::~TransferGroup() {
   if (state_ == nullptr) return;
   std::unique_lock lock(state_->mutex);
   state_->wait(lock);
 }
 
-Done Batch::add() {
+Done TransferGroup::add() {
   {
     const std::lock_guard lock(state_->mutex);
     ++state_->open;
@@ -64,12 +64,12 @@ Done Batch::add() {
   };
 }
 
-bool Batch::finished() const {
+bool TransferGroup::finished() const {
   const std::lock_guard lock(state_->mutex);
   return state_->open == 0;
 }
 
-void Batch::wait() {
+void TransferGroup::wait() {
   std::exception_ptr error;
   {
     std::unique_lock lock(state_->mutex);
