@@ -1,25 +1,9 @@
 #include "core/bytes.h"
-#include "engine/engine_state.h"
+#include "engine/core.h"
 
 namespace sluice::engine {
 
-void Engine::State::check_replan(const Plan& next) {
-  ensure(any_order && next.chunk_elements == plan.chunk_elements && next.clip == plan.clip &&
-             next.extent_bytes == plan.extent_bytes && next.units.size() == plan.units.size(),
-         "the plan is of another engine");
-  if (in_step || !held.empty())
-    refuse(ErrorCode::kState, "the plan is changed {}",
-           in_step ? "in the middle of a step; finish or abandon the step"
-                   : fmt::format("while unit '{}' is held; release it", name_of(held.front().unit)));
-  for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
-    require_values(unit);
-    if (gradients.uses(unit) > 0 && gradients.any(unit))
-      refuse(ErrorCode::kState,
-             "the plan is changed while '{}' has gradients; drop them, or finish their step", name_of(unit));
-  }
-}
-
-void Engine::State::take_disk(const Plan& next) {
+void Core::take_disk(const Plan& next) {
   std::vector<HoldingId> holdings;
   std::vector<UnitId> units;
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
@@ -41,41 +25,35 @@ void Engine::State::take_disk(const Plan& next) {
   }
 }
 
+void Core::place(const Plan& next, bool resident) {
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
+    const UnitPlan& placed = next.units[unit];
+    if (placed.resident(Part::kParameters) == resident)
+      pager.set_tier(parameters[unit], placed.tier(Part::kParameters));
+    for (int use = 0; use < gradients.uses(unit); ++use)
+      if (placed.resident(Part::kGradient) == resident && placed.gradient_stored)
+        pager.set_tier(gradients.holding(unit, use), placed.tier(Part::kGradient));
+  }
+}
+
 // All that leaves memory does so before anything enters it.
-void Engine::State::replan(const Plan& next) {
+void Core::replan(const Plan& next) {
   settle();
   take_disk(next);
   const std::vector<allocator::Tier> tiers = state_tiers(next);
-  const auto place = [&](bool resident) {
-    for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
-      const UnitPlan& placed = next.units[unit];
-      if (placed.resident(Part::kParameters) == resident)
-        pager.set_tier(parameters[unit], placed.tier(Part::kParameters));
-      for (int use = 0; use < gradients.uses(unit); ++use)
-        if (placed.resident(Part::kGradient) == resident && placed.gradient_stored)
-          pager.set_tier(gradients.holding(unit, use), placed.tier(Part::kGradient));
-    }
-  };
   const bool more_slots = next.staging_slots > plan.staging_slots;
   states.leave_memory(tiers);
   if (!more_slots) updates.set_slots(resources.ledger, next.staging_slots);
-  place(false);
+  place(next, false);
   std::size_t frames = next.extents;  // resident parameters are in some, too
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
     if (next.units[unit].resident(Part::kParameters) && !is_packed(layout.unit_bytes(unit)))
       frames += divide_up(layout.unit_bytes(unit), next.extent_bytes);
   pager.set_extents(frames);
-  place(true);
+  place(next, true);
   states.enter_memory(tiers);
   if (more_slots) updates.set_slots(resources.ledger, next.staging_slots);
   plan = next;
-}
-
-void Engine::replan(const Plan& plan) {
-  state_->guarded([&] {
-    state_->check_replan(plan);
-    state_->replan(plan);
-  });
 }
 
 }  // namespace sluice::engine

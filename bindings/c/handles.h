@@ -2,7 +2,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -13,6 +12,7 @@
 #include "allocator/memory.h"
 #include "bindings/c/status.h"
 #include "core/threads.h"
+#include "engine/any_order_engine.h"
 #include "engine/assembly.h"
 #include "offload/file.h"
 #include "optim/optimizer.h"
@@ -48,32 +48,20 @@ struct sluice_home {
 };
 
 struct sluice_engine {
-  struct Held {
-    sluice::engine::Access access;
-    bool editing;
-  };
   explicit sluice_engine(sluice::c::Planned made);
 
   sluice::c::Planned planned;
   sluice::Threads threads;
-  sluice::engine::Assembly<sluice::engine::Engine> assembly;
+  sluice::engine::Assembly<sluice::engine::AnyOrderEngine> assembly;
   sluice::allocator::Ledger& ledger = assembly.ledger();
   sluice::Trace* const trace = assembly.trace();
-  sluice::engine::Engine* const engine = &assembly.engine();
+  sluice::engine::AnyOrderEngine* const engine = &assembly.engine();
 
-  std::mutex mutex;                     // calls take turns
-  std::atomic<pid_t> caller{0};         // the thread that is inside of a call
-  std::vector<std::vector<Held>> held;  // by unit, in the order of acquiring
-  std::deque<Held> touched;             // held for touches that were served
-  std::string failure;                  // values of an unfinished load; nothing goes on after it
-  bool left = false;
+  std::mutex mutex;                                       // calls take turns
+  std::atomic<pid_t> caller{0};                           // the thread that is inside of a call
   std::optional<sluice::allocator::TouchServer> touches;  // last: its thread uses the rest
 
   std::string bring_in(const sluice::allocator::TouchServer::Touch& touch);
-  void acquire_touched(const Held& wanted);
-  void acquire(const Held& one);
-  void release(const Held& one);
-  void release_touched();
 };
 
 namespace sluice::c {
@@ -118,20 +106,24 @@ class Turn {
   std::lock_guard<std::mutex> lock_;
 };
 
-// What was touched may have been written, and is released; if it is still in use, it is touched again.
-inline void require_usable(sluice_engine& engine) {
-  if (!engine.failure.empty())
-    fail(ErrorCode::kState, "the engine has failed: {}; make another", engine.failure);
-  engine.release_touched();
-}
-
-// Runs `action` on the engine, when its turn has come.
-template <class Action>
-sluice_status with_engine(const sluice_engine* handle, Action&& action) noexcept {
+// Asks the engine something, when the caller's turn has come. Nothing changes by it.
+template <class Question>
+sluice_status ask(const sluice_engine* handle, Question&& question) noexcept {
   return guarded([&] {
     sluice_engine& engine = const_cast<sluice_engine&>(required(handle, "engine"));
     const Turn turn(engine);
-    require_usable(engine);
+    question(std::as_const(engine));
+  });
+}
+
+// Runs `action` on the engine, when its turn has come. What was touched may have been written, and is
+// released before; if it is still in use, it is touched again.
+template <class Action>
+sluice_status with_engine(sluice_engine* handle, Action&& action) noexcept {
+  return guarded([&] {
+    sluice_engine& engine = required(handle, "engine");
+    const Turn turn(engine);
+    engine.engine->release_touched();
     action(engine);
   });
 }

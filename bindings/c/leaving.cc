@@ -6,7 +6,6 @@
 #include "bindings/c/handles.h"
 #include "bindings/c/status.h"
 #include "core/bytes.h"
-#include "engine/refusal.h"
 
 namespace sluice::c {
 namespace {
@@ -29,20 +28,6 @@ void check_growth(const sluice_engine& e, std::uint64_t besides) {
          format_size(more), format_size(available));
 }
 
-void leave(sluice_engine& e, bool with_values, sluice_home** homes) {
-  e.left = true;
-  e.failure = "its parameters have left it";
-  try {
-    e.engine->leave(with_values, [&](engine::UnitId unit, allocator::FormerHome home) {
-      homes[unit] = new sluice_home{std::move(home)};
-    });
-  } catch (const engine::Refusal&) {
-    e.left = false;
-    e.failure.clear();
-    throw;
-  }
-}
-
 }  // namespace
 }  // namespace sluice::c
 
@@ -53,15 +38,14 @@ sluice_status sluice_engine_leave(sluice_engine* handle, uint32_t with_values, u
   return guarded([&] {
     sluice_engine& e = required(handle, "engine");
     const Turn turn(e);
-    if (e.left)
-      sluice::fail(sluice::ErrorCode::kState,
-                   "the parameters of the engine have left it; destroy it, and their homes");
     if (with_values != 0) {
-      require_usable(e);
+      e.engine->release_touched();
       check_growth(e, besides);
     }
     if (homes == nullptr) return;
-    leave(e, with_values != 0, homes);
+    e.engine->leave(with_values != 0, [&](sluice::engine::UnitId unit, sluice::allocator::FormerHome home) {
+      homes[unit] = new sluice_home{std::move(home)};
+    });
   });
 }
 

@@ -10,7 +10,6 @@
 #include "engine/checkpoint_values.h"
 #include "engine/machine/machine_rates.h"
 #include "engine/machine/process.h"
-#include "engine/refusal.h"
 #include "offload/disk_folders.h"
 
 namespace sluice::c {
@@ -130,7 +129,6 @@ sluice_engine::sluice_engine(Planned made)
       assembly(planned, {threads, *planned.io, *planned.optimizer, planned.products.get()},
                {.trace_events = planned.trace_events, .may_replan = true}) {
   using namespace sluice;  // NOLINT: likewise
-  held.resize(planned.profile.units.size());
   allocator::install_touch_reporter();
   if (!planned.serve_touches) return;
   touches.emplace([this](const sluice::allocator::TouchServer::Touch& touch) { return bring_in(touch); });
@@ -144,49 +142,11 @@ std::string sluice_engine::bring_in(const sluice::allocator::TouchServer::Touch&
            "acquire "
            "the unit first, or give a copy";
   const Turn turn(*this);
-  if (left) return {};  // the access happens again, at what is there now
+  if (engine->left()) return {};  // the access happens again, at what is there now
   const auto unit = engine->unit_at(touch.address);
   if (!unit) return "no unit lies there";
-  if (!failure.empty()) return "the engine has failed: " + failure;
-  const Held wanted = {{*unit, true, -1, false}, touch.write};
-  const bool there = std::any_of(touched.begin(), touched.end(), [&](const Held& h) {
-    return h.access.unit == *unit && (h.editing || !touch.write);
-  });
-  if (!there) acquire_touched(wanted);
+  engine->touch(*unit, touch.write);
   return {};
-}
-
-// Those that were touched before make room, the oldest first.
-void sluice_engine::acquire_touched(const Held& wanted) {
-  while (true) {
-    try {
-      acquire(wanted);
-      touched.push_back(wanted);
-      return;
-    } catch (const sluice::engine::Refusal&) {
-      if (touched.empty()) throw;
-    }
-    release(touched.front());
-    touched.pop_front();
-  }
-}
-
-void sluice_engine::release_touched() {
-  for (; !touched.empty(); touched.pop_front()) release(touched.front());
-}
-
-void sluice_engine::acquire(const Held& one) {
-  if (one.editing)
-    engine->acquire_for_editing(one.access.unit);
-  else
-    engine->acquire(one.access);
-}
-
-void sluice_engine::release(const Held& one) {
-  if (one.editing)
-    engine->release_from_editing(one.access.unit);
-  else
-    engine->release(one.access);
 }
 
 sluice_status sluice_plan(const sluice_model* model, const sluice_engine_options* options, char** json) {

@@ -16,7 +16,7 @@ bool has_master(const sluice_engine& e, engine::UnitId unit) {
 
 // 1 where any unit has them: they are array 0 then.
 uint32_t masters_of(const sluice_engine& e) {
-  for (engine::UnitId unit = 0; unit < e.held.size(); ++unit)
+  for (engine::UnitId unit = 0; unit < e.engine->layout().units().size(); ++unit)
     if (e.engine->layout().trainable(unit) && has_master(e, unit)) return 1;
   return 0;
 }
@@ -75,7 +75,7 @@ using namespace sluice::c;  // NOLINT: what follows is of this room
 namespace engine = sluice::engine;
 
 sluice_status sluice_engine_state_arrays(const sluice_engine* handle, char** json) {
-  return with_engine(handle, [&](sluice_engine& e) {
+  return ask(handle, [&](const sluice_engine& e) {
     sluice::Json names = sluice::Json::array();
     if (masters_of(e) > 0) names.push_back("master");
     for (const auto& array : e.planned.optimizer->state()) names.push_back(array.name);
@@ -128,7 +128,7 @@ sluice_status sluice_engine_set_state(sluice_engine* handle, uint32_t unit, slui
 }
 
 sluice_status sluice_engine_updates(const sluice_engine* handle, uint32_t parameter, uint64_t* updates) {
-  return with_engine(handle, [&](sluice_engine& e) {
+  return ask(handle, [&](const sluice_engine& e) {
     required(updates, "updates") = e.engine->steps(parameter_of(e, parameter));
   });
 }

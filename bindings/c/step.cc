@@ -9,7 +9,7 @@ using sluice::ConstArray;
 using sluice::Dtype;
 using sluice::ErrorCode;
 using sluice::fail;
-using sluice::engine::Access;
+using sluice::engine::Hold;
 using namespace sluice::c;  // NOLINT: the whole file is of this room
 
 namespace {
@@ -60,11 +60,10 @@ void require_present(const sluice_engine& e, const void* data, std::size_t bytes
   for (const std::byte* at : {begin, begin + std::max<std::size_t>(bytes, 1) - 1}) {
     const auto unit = e.engine->unit_at(at);
     if (!unit) continue;
-    const auto& held = e.held[*unit];
-    const auto is_there = [&](const sluice_engine::Held& h) {
-      return h.access.parameters && (h.editing || !write);
+    const auto is_there = [&](Hold hold) {
+      return write ? hold == Hold::kEdit : sluice::engine::with_parameters(hold);
     };
-    if (std::none_of(held.begin(), held.end(), is_there))
+    if (std::ranges::none_of(e.engine->holds(*unit), is_there))
       fail(ErrorCode::kInvalidArgument,
            "'{}' lies in the memory of the parameters of unit '{}', which is not acquired{}; give a copy",
            name, e.planned.profile.units[*unit].name, write ? " for editing" : "");
@@ -74,6 +73,12 @@ void require_present(const sluice_engine& e, const void* data, std::size_t bytes
 std::size_t bytes_of(const sluice_engine& e, std::uint32_t parameter, Dtype dtype) {
   return e.engine->layout().spec(parameter_of(e, parameter)).elements() * size_of(dtype);
 }
+
+// They say the same, by the same numbers.
+static_assert(static_cast<int>(Hold::kRead) == SLUICE_READ &&
+              static_cast<int>(Hold::kGradient) == SLUICE_GRADIENT &&
+              static_cast<int>(Hold::kGradientOnly) == SLUICE_GRADIENT_ONLY &&
+              static_cast<int>(Hold::kEdit) == SLUICE_EDIT);
 
 }  // namespace
 
@@ -88,26 +93,13 @@ sluice_status sluice_engine_acquire(sluice_engine* engine, uint32_t unit, sluice
   return with_engine(engine, [&](sluice_engine& e) {
     if (access < SLUICE_READ || access > SLUICE_EDIT)
       fail(ErrorCode::kInvalidArgument, "{} is no sluice_access", static_cast<int>(access));
-    const bool gradient = access == SLUICE_GRADIENT || access == SLUICE_GRADIENT_ONLY;
-    const sluice_engine::Held asked = {
-        {unit_of(e, unit), access != SLUICE_GRADIENT_ONLY, gradient ? 0 : -1, false}, access == SLUICE_EDIT};
     sluice::allocator::install_touch_reporter();
-    e.held[unit].reserve(e.held[unit].size() + 1);
-    e.acquire(asked);
-    e.held[unit].push_back(asked);
+    e.engine->acquire(unit_of(e, unit), static_cast<Hold>(access));
   });
 }
 
 sluice_status sluice_engine_release(sluice_engine* engine, uint32_t unit) {
-  return with_engine(engine, [&](sluice_engine& e) {
-    auto& held = e.held[unit_of(e, unit)];
-    if (held.empty())
-      fail(ErrorCode::kState, "unit '{}' is released and was not acquired",
-           e.planned.profile.units[unit].name);
-    const sluice_engine::Held last = held.back();
-    held.pop_back();
-    e.release(last);
-  });
+  return with_engine(engine, [&](sluice_engine& e) { e.engine->release(unit_of(e, unit)); });
 }
 
 sluice_status sluice_engine_parameter(sluice_engine* engine, uint32_t parameter, const void** data) {
@@ -149,10 +141,7 @@ sluice_status sluice_engine_drop_gradient(sluice_engine* engine, uint32_t parame
 }
 
 sluice_status sluice_engine_abandon_step(sluice_engine* engine) {
-  return with_engine(engine, [](sluice_engine& e) {
-    e.engine->abandon_step();
-    for (auto& held : e.held) held.clear();
-  });
+  return with_engine(engine, [](sluice_engine& e) { e.engine->abandon_step(); });
 }
 
 sluice_status sluice_engine_step(sluice_engine* engine, const sluice_step_settings* settings,
@@ -171,7 +160,7 @@ sluice_status sluice_engine_settle(sluice_engine* engine) {
 }
 
 sluice_status sluice_engine_steps(const sluice_engine* engine, uint64_t* steps) {
-  return with_engine(engine, [&](sluice_engine& e) { required(steps, "steps") = e.engine->steps(); });
+  return ask(engine, [&](const sluice_engine& e) { required(steps, "steps") = e.engine->steps(); });
 }
 
 namespace {
@@ -202,7 +191,7 @@ sluice_status sluice_engine_ledger(const sluice_engine* engine, sluice_ledger_li
 }
 
 sluice_status sluice_engine_counters(const sluice_engine* engine, sluice_counters* counters) {
-  return with_engine(engine, [&](sluice_engine& e) {
+  return ask(engine, [&](const sluice_engine& e) {
     const Result given(&required(counters, "counters"), "counters");
     const auto counted = e.engine->counters();
     given.give({0, counted.read_wait_seconds + counted.write_wait_seconds, counted.optimizer_seconds,

@@ -13,7 +13,6 @@
 #include "engine/checkpoint/run_id.h"
 #include "engine/checkpoint/stored_floats.h"
 #include "engine/checkpoint_values.h"
-#include "engine/refusal.h"
 
 namespace sluice::c {
 namespace {
@@ -60,17 +59,6 @@ void check_tensor(const engine::StoredTensor& tensor, const engine::ParameterSpe
   if (!engine::is_float(tensor))
     fail(ErrorCode::kInvalidArgument, "'{}' has the type {} in '{}'; F32, F16 and BF16 can be used",
          spec.name, tensor.type, path);
-}
-
-void load_all(sluice_engine& e, const engine::UnitSource& source) {
-  try {
-    for (engine::UnitId unit = 0; unit < e.held.size(); ++unit) e.engine->load(unit, source);
-  } catch (const engine::Refusal&) {  // of the first unit, before anything was changed
-    throw;
-  } catch (const std::exception& error) {
-    e.failure = error.what();
-    throw;
-  }
 }
 
 // A checkpoint, or the newest of a folder of them.
@@ -195,7 +183,7 @@ sluice_status sluice_engine_load_values(sluice_engine* handle, const char* path)
     source.values = [&](engine::ParameterId p, std::size_t first, std::span<float> out) {
       tensors.read(layout.spec(p).name, layout.spec(p).span_first + first, out);
     };
-    load_all(e, source);
+    e.engine->load_all(source);
   });
 }
 
@@ -214,7 +202,7 @@ sluice_status sluice_engine_load(sluice_engine* handle, const char* path) {
     const engine::CheckpointReader checkpoint(*e.planned.io, checkpoint_at(&required(path, "path")), ahead);
     check_optimizer(checkpoint, *e.planned.optimizer);
     sluice::engine::CheckpointValues values(checkpoint, e.engine->layout(), *e.planned.optimizer);
-    load_all(e, values.source());
+    e.engine->load_all(values.source());
     e.engine->settle();
     set_steps(*e.engine, checkpoint);
   });

@@ -117,7 +117,7 @@ Placement::Traffic Placement::kept_gradient_traffic(UnitId unit, std::size_t gro
 Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups) const {
   Traffic traffic = kept_gradient_traffic(unit, groups);
   if (waits(unit) && updated(unit)) {
-    const std::size_t size = size_of(final_type(unit));
+    const std::size_t size = size_of(final_gradient_type(profile_, unit));
     traffic.read += units_[unit].elements_read * size;
     traffic.written += layout_.unit_elements(unit) * size;
   }

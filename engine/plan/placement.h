@@ -118,8 +118,6 @@ class Placement {
   };
   void find_positions();
   void measure(UnitId unit);
-  // Of a gradient once it is final.
-  Dtype final_type(UnitId unit) const { return profile_.any_order ? Dtype::kF32 : layout_.dtype(unit); }
 
   StateFormat format_;
   std::vector<std::vector<Batch>> batches_;  // by unit

@@ -95,4 +95,8 @@ std::vector<int> gradient_uses(const Profile& profile) {
   return uses;
 }
 
+Dtype final_gradient_type(const Profile& profile, UnitId unit) {
+  return profile.any_order ? Dtype::kF32 : profile.units[unit].dtype;
+}
+
 }  // namespace sluice::engine

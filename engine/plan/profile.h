@@ -49,7 +49,7 @@ struct Profile {
   std::vector<UnitProfile> unit_profiles;
   std::vector<kernels::Product> products;  // shapes and types, each once
   std::vector<Access> schedule;   // of one group of micro-batches; the step repeats it for each group
-  bool any_order = false;         // the schedule is a guess until the first step was recorded; see Engine
+  bool any_order = false;         // the schedule is a guess until one was recorded; see AnyOrderEngine
   std::size_t held_units = 1;     // with any_order: the most that are held at once
   std::size_t micro_batches = 1;  // that one step accumulates
   std::size_t tokens = 0;         // of one micro-batch
@@ -76,5 +76,7 @@ std::size_t hidden_bytes(const std::vector<UnitSpec>& units, const optim::Optimi
 // never asks for its gradient (a model that is only read). Throws Error(kInvalidArgument) where it asks for
 // that of a frozen unit.
 std::vector<int> gradient_uses(const Profile& profile);
+// The type of a unit's gradients once they are final: in any order they can be kept and added to, in f32.
+Dtype final_gradient_type(const Profile& profile, UnitId unit);
 
 }  // namespace sluice::engine

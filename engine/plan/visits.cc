@@ -41,7 +41,7 @@ std::vector<Placement::Times> Placement::times(const MachineRates& rates) const 
     for (const ActivationChoice& choice : profile.choices)
       times.backward.push_back(pace.seconds(profile.backward) + pace.seconds(choice.again));
     times.update = update_seconds(unit, rates);
-    const Dtype type = final_type(unit);
+    const Dtype type = final_gradient_type(profile_, unit);
     const std::size_t moved = sizeof(float) + (type == Dtype::kF32 ? 0 : size_of(type));
     if (updated(unit))
       times.final = static_cast<double>(layout_.unit_elements(unit) * moved) / rates.memory_bandwidth;

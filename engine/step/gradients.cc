@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "core/bytes.h"
-#include "engine/refusal.h"
 #include "kernels/elementwise.h"
 #include "kernels/reduce.h"
 
@@ -14,14 +13,9 @@ namespace {
 constexpr std::size_t kNoSuchUse = std::numeric_limits<std::size_t>::max();
 }
 
-Gradients::Gradients(const Layout& layout, const std::vector<int>& uses, const Plan& plan, bool any_order,
-                     Pager& pager)
-    : layout_(layout),
-      pager_(pager),
-      any_order_(any_order),
-      outlive_step_(any_order && plan.clip),
-      progress_(layout.parameters()),
-      changed_(layout.units().size()) {
+Gradients::Gradients(const Layout& layout, const Profile& profile, const Plan& plan, Pager& pager)
+    : layout_(layout), pager_(pager), known_(layout.parameters()) {
+  const std::vector<int> uses = gradient_uses(profile);
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
     const UnitSpec& spec = layout.units()[unit];
     std::vector<Buffer> buffers;
@@ -40,9 +34,8 @@ Gradients::Gradients(const Layout& layout, const std::vector<int>& uses, const P
                                      is_packed(layout.unit_bytes(unit))});
       buffers.push_back(std::move(buffer));
     }
-    for (ParameterId p = layout.first_parameter(unit); p < layout.end_parameter(unit); ++p)
-      progress_[p].last.resize(static_cast<std::size_t>(layout.spec(p).uses));
     units_.push_back(std::move(buffers));
+    final_types_.push_back(final_gradient_type(profile, unit));
   }
 }
 
@@ -53,83 +46,53 @@ float* Gradients::data(ParameterId parameter, int use) const {
   return reinterpret_cast<float*>(pager_.data(buffer.holding)) + offset;
 }
 
-float* Gradients::target(ParameterId parameter, int use, std::size_t micro_batch, bool* accumulate) {
-  auto& last = progress_[parameter].last.at(static_cast<std::size_t>(use));
-  if (last && *last >= micro_batch)
-    refuse(
-        ErrorCode::kState,
-        "the gradient of '{}' for micro-batch {} comes after that of micro-batch {}; they are added in order",
-        layout_.spec(parameter).name, micro_batch, *last);
-  *accumulate = last.has_value();
-  last = micro_batch;
-  return data(parameter, use);
-}
-
 void Gradients::add(Threads& threads, ParameterId parameter, ConstArray gradient) {
   const std::size_t n = layout_.place(parameter).elements;
   float* const sum = data(parameter, 0);
-  Progress& progress = progress_[parameter];
-  const bool accumulate = has(parameter);
-  if (accumulate && progress.factor != 1)
-    kernels::scale(threads, n, static_cast<float>(progress.factor), {sum, Dtype::kF32});
-  progress = {{0},
-              kernels::store_summing_squares(threads, layout_.spec(parameter).span_first, n, gradient,
-                                             accumulate, sum),
-              1};
-  changed_[layout_.place(parameter).unit] = true;
-}
-
-bool Gradients::take_changed(UnitId unit) {
-  const bool changed = changed_[unit];
-  changed_[unit] = false;
-  return changed;
+  Known& known = known_[parameter];
+  if (known.there && known.factor != 1)
+    kernels::scale(threads, n, static_cast<float>(known.factor), {sum, Dtype::kF32});
+  known = {true,
+           kernels::store_summing_squares(threads, layout_.spec(parameter).span_first, n, gradient,
+                                          known.there, sum),
+           1};
 }
 
 void Gradients::read(Threads& threads, ParameterId parameter, Array out) const {
   const std::size_t n = layout_.place(parameter).elements;
   kernels::convert(threads, n, {data(parameter, 0), Dtype::kF32}, out);
-  const auto factor = static_cast<float>(progress_[parameter].factor);
+  const auto factor = static_cast<float>(known_[parameter].factor);
   if (factor != 1) kernels::scale(threads, n, factor, out);
-}
-
-void Gradients::multiply(ParameterId parameter, double factor) { progress_[parameter].factor *= factor; }
-
-void Gradients::drop(ParameterId parameter) {
-  Progress& progress = progress_[parameter];
-  std::fill(progress.last.begin(), progress.last.end(), std::nullopt);
-  progress.squares = {};
-  progress.factor = 1;
 }
 
 void Gradients::hand_over(UnitId unit) {
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
-    progress_[p].last[0].reset();
+    known_[p].there = false;
 }
 
 void Gradients::drop_unit(UnitId unit) {
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) drop(p);
 }
 
-void Gradients::drop_all() {
-  for (ParameterId p = 0; p < progress_.size(); ++p) drop(p);
-}
+void Gradients::drop_all() { std::ranges::fill(known_, Known{}); }
 
 void Gradients::sum_squares_of(Threads& threads, ParameterId parameter, const void* base) {
   const Layout::Place& place = layout_.place(parameter);
-  progress_[parameter].squares =
-      kernels::sum_of_squares(threads, layout_.spec(parameter).span_first, place.elements,
-                              ConstArray{base, final_type(place.unit)}.at(place.offset));
+  known_[parameter] = {true,
+                       kernels::sum_of_squares(threads, layout_.spec(parameter).span_first, place.elements,
+                                               ConstArray{base, final_type(place.unit)}.at(place.offset)),
+                       1};
 }
 
 double Gradients::norm(ParameterId parameter) const {
-  const Progress& progress = progress_[parameter];
-  if (!progress.squares.finite) return std::numeric_limits<double>::infinity();
-  return std::sqrt(progress.squares.sum.total()) * std::abs(progress.factor);
+  const Known& known = known_[parameter];
+  if (!known.squares.finite) return std::numeric_limits<double>::infinity();
+  return std::sqrt(known.squares.sum.total()) * std::abs(known.factor);
 }
 
 std::optional<ParameterId> Gradients::not_finite(UnitId unit) const {
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
-    if (has(p) && (!progress_[p].squares.finite || !std::isfinite(progress_[p].factor))) return p;
+    if (has(p) && (!known_[p].squares.finite || !std::isfinite(known_[p].factor))) return p;
   return std::nullopt;
 }
 
@@ -139,54 +102,25 @@ std::optional<ParameterId> Gradients::not_finite() const {
   return std::nullopt;
 }
 
-bool Gradients::has(ParameterId parameter) const {
-  const auto& last = progress_[parameter].last;
-  return std::any_of(last.begin(), last.end(), [](const auto& use) { return use.has_value(); });
-}
-
 bool Gradients::any(UnitId unit) const {
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
     if (has(p)) return true;
   return false;
 }
 
-std::optional<ParameterId> Gradients::finish(Threads& threads, UnitId unit) {
-  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
-    const std::size_t n = layout_.place(p).elements;
-    for (int use = 0; use < layout_.spec(p).uses; ++use)
-      if (!progress_[p].last[static_cast<std::size_t>(use)])
-        kernels::fill(threads, n, 0.0f, {data(p, use), Dtype::kF32});
-    for (int use = 1; use < layout_.spec(p).uses; ++use)
-      kernels::add(threads, n, {data(p, 0), Dtype::kF32}, {data(p, use), Dtype::kF32},
-                   {data(p, 0), Dtype::kF32});
-  }
-  void* base = pager_.data(holding(unit, 0));
-  kernels::narrow_in_place(threads, layout_.unit_elements(unit), static_cast<float*>(base), final_type(unit));
-  std::optional<ParameterId> not_finite;
-  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
-    sum_squares_of(threads, p, base);
-    if (!progress_[p].squares.finite && !not_finite) not_finite = p;
-  }
-  return not_finite;
-}
-
 double Gradients::norm() const {
   double sum = 0;
-  for (ParameterId p = 0; p < progress_.size();) {
-    kernels::PartialSum squares = progress_[p].squares.sum;
-    const double factor = progress_[p].factor;
+  for (ParameterId p = 0; p < known_.size();) {
+    kernels::PartialSum squares = known_[p].squares.sum;
+    const double factor = known_[p].factor;
     // What it has in the next units, where these have a gradient, too.
-    for (++p; p < progress_.size() && layout_.spec(p).continues() && progress_[p].factor == factor &&
-              progress_[p].squares.sum.first() == squares.end();
+    for (++p; p < known_.size() && layout_.spec(p).continues() && known_[p].factor == factor &&
+              known_[p].squares.sum.first() == squares.end();
          ++p)
-      squares.add(progress_[p].squares.sum);
+      squares.add(known_[p].squares.sum);
     sum += squares.total() * factor * factor;
   }
   return std::sqrt(sum);
-}
-
-void Gradients::begin_step() {
-  if (!outlive_step_) drop_all();
 }
 
 }  // namespace sluice::engine

@@ -79,7 +79,7 @@ void UpdateQueue::finish(UnitId unit) {
   const HoldingId gradient = gradients_.holding(unit, 0);
   if (due_[unit].holds_parameters) pager_.release(parameters_[unit]);
   if (due_[unit].holds_gradient) pager_.release(gradient);
-  if (gradients_.kept(unit))
+  if (gradients_.any(unit))  // the client keeps it over the step
     pager_.unpark(gradient);
   else
     pager_.discard(gradient);

@@ -9,9 +9,9 @@
 #include "allocator/ledger.h"
 #include "core/threads.h"
 #include "core/trace.h"
-#include "engine/engine.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/profile.h"
+#include "engine/scheduled_engine.h"
 #include "kernels/attention.h"
 #include "kernels/matrix.h"
 #include "models/families/config.h"
@@ -60,7 +60,7 @@ struct MicroBatch {
 // planned). Thread rule: one thread at a time.
 class Runner {
  public:
-  Runner(const Model& model, const engine::Plan& plan, engine::Engine& engine, Threads& threads,
+  Runner(const Model& model, const engine::Plan& plan, engine::ScheduledEngine& engine, Threads& threads,
          kernels::MatrixLibrary& library, allocator::Ledger& ledger, Trace* trace = nullptr);
   ~Runner();
 

@@ -11,7 +11,7 @@ namespace {
 
 class EngineSource : public ParameterSource {
  public:
-  explicit EngineSource(engine::Engine& engine) : engine_(engine) {}
+  explicit EngineSource(engine::ScheduledEngine& engine) : engine_(engine) {}
   void acquire(const engine::Access& access) override { engine_.acquire(access); }
   void release(const engine::Access& access) override { engine_.release(access); }
   void acquire_for_reading(engine::UnitId unit) override { engine_.acquire_for_reading(unit); }
@@ -25,7 +25,7 @@ class EngineSource : public ParameterSource {
   void take_activations_back(std::size_t until) override { engine_.take_back(until); }
 
  private:
-  engine::Engine& engine_;
+  engine::ScheduledEngine& engine_;
 };
 
 std::vector<Choice> planned_choices(const Model::Impl& model, const engine::Plan& plan) {
@@ -41,8 +41,8 @@ std::vector<Choice> planned_choices(const Model::Impl& model, const engine::Plan
 }  // namespace
 
 struct Runner::State {
-  State(const Model::Impl& the_model, const engine::Plan& plan, engine::Engine& engine, Threads& threads,
-        kernels::MatrixLibrary& library, allocator::Ledger& ledger, Trace* trace)
+  State(const Model::Impl& the_model, const engine::Plan& plan, engine::ScheduledEngine& engine,
+        Threads& threads, kernels::MatrixLibrary& library, allocator::Ledger& ledger, Trace* trace)
       : model(the_model),
         source(engine),
         lender(engine),
@@ -74,15 +74,15 @@ struct Runner::State {
 
   const Model::Impl& model;
   EngineSource source;
-  engine::Engine& lender;
+  engine::ScheduledEngine& lender;
   Executor executor;
   allocator::Region activations, workspace;
   std::optional<TextCache> cache;
 };
 
 // The programs' workspaces were sized for the library's threads.
-Runner::Runner(const Model& model, const engine::Plan& plan, engine::Engine& engine, Threads& threads,
-               kernels::MatrixLibrary& library, allocator::Ledger& ledger, Trace* trace) {
+Runner::Runner(const Model& model, const engine::Plan& plan, engine::ScheduledEngine& engine,
+               Threads& threads, kernels::MatrixLibrary& library, allocator::Ledger& ledger, Trace* trace) {
   if (threads.count() > library.threads()) {
     fail(ErrorCode::kInvalidArgument,
          "{} threads are to run a model whose matrix library has {}: give both the same", threads.count(),

@@ -8,6 +8,7 @@
 #include "core/trace.h"
 #include "engine/assembly.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/scheduled_engine.h"
 #include "models/model/model.h"
 #include "models/run/learning_rate.h"
 #include "models/run/metrics.h"
@@ -68,8 +69,8 @@ class TrainingRun {
   LossScale loss_scale_;
   Trace::Clock::time_point origin_ = Trace::Clock::now();
   StepSeries series_;
-  engine::Assembly<engine::Engine> assembly_;
-  engine::Engine& engine_ = assembly_.engine();
+  engine::Assembly<engine::ScheduledEngine> assembly_;
+  engine::ScheduledEngine& engine_ = assembly_.engine();
   std::unique_ptr<Runner> runner_;
   std::optional<MetricsFile> metrics_;
   std::string run_id_;

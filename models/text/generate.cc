@@ -19,6 +19,7 @@
 #include "engine/checkpoint_values.h"
 #include "engine/machine/process.h"
 #include "engine/machine/tools.h"
+#include "engine/scheduled_engine.h"
 #include "models/families/initialize.h"
 #include "models/families/weights.h"
 #include "models/model/model.h"
@@ -187,7 +188,7 @@ class Reader {
   engine::Tools tools_;
   Model model_;
   NoOptimizer optimizer_;
-  std::optional<engine::Assembly<engine::Engine>> assembly_;
+  std::optional<engine::Assembly<engine::ScheduledEngine>> assembly_;
   std::unique_ptr<Runner> runner_;
 };
 

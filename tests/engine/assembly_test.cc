@@ -46,7 +46,7 @@ class AssemblyTest : public ::testing::Test {
 
 TEST_F(AssemblyTest, ChargesWhatTheProcessHoldsButNotTheBuffersThatComeAndGo) {
   plan();
-  Assembly<Engine> assembly(planned_, means(), {});
+  Assembly<ScheduledEngine> assembly(planned_, means(), {});
   EXPECT_EQ(line(assembly.ledger(), Purpose::kBase).current, 18 * kMiB);
   EXPECT_GE(line(assembly.ledger(), Purpose::kWorkspace).current, 3 * kMiB);
   EXPECT_EQ(assembly.trace(), nullptr);
@@ -59,15 +59,15 @@ TEST_F(AssemblyTest, ChargesWhatTheProcessHoldsButNotTheBuffersThatComeAndGo) {
 TEST_F(AssemblyTest, HasRecordsWhereThePlanOrOneAfterItUsesADisk) {
   plan();
   planned_.disk = {{folder_.path(), kGiB / 2}};
-  EXPECT_EQ(Assembly<Engine>(planned_, means(), {}).disk_records(), nullptr);
-  EXPECT_NE(Assembly<Engine>(planned_, means(), {.may_replan = true}).disk_records(), nullptr);
+  EXPECT_EQ(Assembly<ScheduledEngine>(planned_, means(), {}).disk_records(), nullptr);
+  EXPECT_NE(Assembly<ScheduledEngine>(planned_, means(), {.may_replan = true}).disk_records(), nullptr);
   plan_on_disk();
-  EXPECT_NE(Assembly<Engine>(planned_, means(), {}).disk_records(), nullptr);
+  EXPECT_NE(Assembly<ScheduledEngine>(planned_, means(), {}).disk_records(), nullptr);
 }
 
 TEST_F(AssemblyTest, TracesTheTransfersOfItsEngine) {
   plan_on_disk();
-  Assembly<Engine> assembly(planned_, means(), {.trace_events = 100});
+  Assembly<ScheduledEngine> assembly(planned_, means(), {.trace_events = 100});
   assembly.engine().load(0, toy::start_values());
   assembly.engine().settle();
   std::size_t events = 0;
@@ -78,7 +78,8 @@ TEST_F(AssemblyTest, TracesTheTransfersOfItsEngine) {
 TEST_F(AssemblyTest, IsNotMadeWhereTheDiskLacksRoom) {
   plan_on_disk();
   planned_.disk.front().limit = kMiB;
-  expect_error(ErrorCode::kBudget, {folder_.path()}, [&] { Assembly<Engine>(planned_, means(), {}); });
+  expect_error(ErrorCode::kBudget, {folder_.path()},
+               [&] { Assembly<ScheduledEngine>(planned_, means(), {}); });
 }
 
 }  // namespace

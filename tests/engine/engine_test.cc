@@ -1,4 +1,4 @@
-#include "engine/engine.h"
+#include "engine/scheduled_engine.h"
 
 #include <gtest/gtest.h>
 
@@ -65,7 +65,7 @@ Trained train(const Options& setup, const optim::Optimizer& optimizer, int steps
   offload::RecordStore disk(setup.disk_delay > 0 ? slow_disk(files, setup.disk_delay) : std::move(files),
                             ledger);
   {
-    Engine engine(profile, result.plan, optimizer, {threads, ledger, &disk, nullptr, library.get()});
+    ScheduledEngine engine(profile, result.plan, optimizer, {threads, ledger, &disk, nullptr, library.get()});
     for (UnitId u = 0; u < profile.units.size(); ++u) engine.load(u, toy::start_values());
     toy::Trainer trainer(profile, result.plan, engine, activations.bytes());
     for (int s = 0; s < steps; ++s) {
@@ -313,7 +313,7 @@ Trained train_with_a_skipped_step(Dtype dtype, const char* place, std::size_t gr
   allocator::Ledger ledger;
   const allocator::Region activations(ledger, allocator::Purpose::kActivation, 100 * kMiB);  // lent
   offload::RecordStore disk(memory_disk(2), ledger);
-  Engine engine(profile, result.plan, *optimizer, {threads, ledger, &disk, nullptr});
+  ScheduledEngine engine(profile, result.plan, *optimizer, {threads, ledger, &disk, nullptr});
   for (UnitId u = 0; u < profile.units.size(); ++u) engine.load(u, toy::start_values());
   toy::Trainer trainer(profile, result.plan, engine, activations.bytes());
   for (const bool skipped : {false, true, false}) {
@@ -389,8 +389,8 @@ TEST(ClipByValue, OfNoUseIsRefused) {
   const auto optimizer = optim::make_optimizer({});
   Threads threads(1);
   allocator::Ledger ledger;
-  Engine engine(profile, make_plan(profile, *optimizer, {kGiB, 0, 0}, {}, {}), *optimizer,
-                {threads, ledger, nullptr, nullptr});
+  ScheduledEngine engine(profile, make_plan(profile, *optimizer, {kGiB, 0, 0}, {}, {}), *optimizer,
+                         {threads, ledger, nullptr, nullptr});
   for (const double bound : {-1.0, 1e-50, std::numeric_limits<double>::infinity(), std::nan("")}) {
     StepSettings settings = toy::settings(0.1, 0, 0);
     settings.clip_value = bound;

@@ -50,7 +50,7 @@ TEST(EngineFailureTest, ASourceThatThrowsLeavesTheEngineWhole) {
   allocator::Ledger ledger;
   Disks disks(Faults{});
   offload::RecordStore store(std::move(disks.faulty), ledger);
-  Engine engine(model.profile, model.plan, *model.optimizer, {threads, ledger, &store, nullptr});
+  ScheduledEngine engine(model.profile, model.plan, *model.optimizer, {threads, ledger, &store, nullptr});
   UnitSource source;
   source.values = [](ParameterId, std::size_t, std::span<float>) {
     throw std::runtime_error("no such tensor");
@@ -69,7 +69,8 @@ TEST(EngineFailureTest, AnEngineThatDoesNotFitIsNotMade) {
     allocator::Ledger ledger;
     Disks disks(Faults{});
     offload::RecordStore store(std::move(disks.faulty), ledger);
-    const Engine engine(model.profile, model.plan, *model.optimizer, {threads, ledger, &store, nullptr});
+    const ScheduledEngine engine(model.profile, model.plan, *model.optimizer,
+                                 {threads, ledger, &store, nullptr});
     needed = ledger.snapshot().total[static_cast<std::size_t>(allocator::Tier::kHost)].peak;
   }
   for (std::uint64_t budget = 0; budget < needed; budget += needed / 8 + 1) {
@@ -78,7 +79,7 @@ TEST(EngineFailureTest, AnEngineThatDoesNotFitIsNotMade) {
     offload::RecordStore store(std::move(disks.faulty), ledger);
     ledger.set_budget(allocator::Tier::kHost, budget);
     try {
-      Engine engine(model.profile, model.plan, *model.optimizer, {threads, ledger, &store, nullptr});
+      ScheduledEngine engine(model.profile, model.plan, *model.optimizer, {threads, ledger, &store, nullptr});
       ADD_FAILURE() << budget << " bytes were enough";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kBudget) << error.what();

@@ -86,7 +86,7 @@ struct Disks {
   std::vector<std::unique_ptr<offload::File>> inner, faulty;
 };
 
-inline toy::Outcome train(const Model& model, Engine& engine) {
+inline toy::Outcome train(const Model& model, ScheduledEngine& engine) {
   toy::Outcome outcome;
   for (UnitId u = 0; u < model.profile.units.size(); ++u) engine.load(u, toy::start_values());
   toy::Trainer trainer(model.profile, model.plan, engine);
@@ -105,7 +105,7 @@ inline toy::Outcome train(const Model& model, Engine& engine) {
 }
 
 // What an engine that failed with `cause` does not refuse; empty: it refuses everything.
-inline std::string not_refused(Engine& engine, const Profile& profile, const std::string& cause) {
+inline std::string not_refused(ScheduledEngine& engine, const Profile& profile, const std::string& cause) {
   std::string found;
   const auto expect = [&](const char* name, auto&& call) {
     try {
@@ -117,6 +117,7 @@ inline std::string not_refused(Engine& engine, const Profile& profile, const std
     }
   };
   const Access access = profile.schedule.front();
+  if (engine.failure() != cause) found += "the engine says that it failed: " + engine.failure() + "\n";
   expect("load", [&] { engine.load(0, toy::start_values()); });
   expect("save", [&] { engine.save(0, {}); });
   expect("set_steps", [&] { engine.set_steps(1); });
@@ -174,7 +175,7 @@ inline Ending run_with(const Options& setup, const Faults& faults, const toy::Ou
   allocator::Ledger ledger;
   Disks disks(faults, injected);
   offload::RecordStore store(std::move(disks.faulty), ledger);
-  Engine engine(model.profile, model.plan, *model.optimizer, {threads, ledger, &store, nullptr});
+  ScheduledEngine engine(model.profile, model.plan, *model.optimizer, {threads, ledger, &store, nullptr});
   Ending ending;
   try {
     ending.well = train(model, engine) == base;
@@ -197,7 +198,7 @@ inline toy::Outcome without_faults(Options setup) {
   const Model model(setup);
   Threads threads(1);
   allocator::Ledger ledger;
-  Engine engine(model.profile, model.plan, *model.optimizer, {threads, ledger, nullptr, nullptr});
+  ScheduledEngine engine(model.profile, model.plan, *model.optimizer, {threads, ledger, nullptr, nullptr});
   return train(model, engine);
 }
 

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
-#include "engine/engine.h"
 #include "engine/toy.h"
 #include "offload/file.h"
 
@@ -53,7 +52,7 @@ class FrozenUnits : public testing::TestWithParam<Dtype> {
     std::vector<std::unique_ptr<offload::File>> files;
     files.push_back(offload::make_memory_file("disk"));
     offload::RecordStore disk(std::move(files), ledger);
-    Engine engine(profile, plan, *optimizer_, {threads, ledger, &disk, nullptr});
+    ScheduledEngine engine(profile, plan, *optimizer_, {threads, ledger, &disk, nullptr});
     for (UnitId u = 0; u < profile.units.size(); ++u) engine.load(u, toy::start_values());
     toy::Outcome outcome;
     toy::Trainer trainer(profile, plan, engine);

@@ -48,7 +48,7 @@ Ran run(const Profile& profile, const optim::Optimizer& optimizer, const PlanReq
   std::vector<std::unique_ptr<offload::File>> files;
   files.push_back(offload::make_memory_file("disk"));
   offload::RecordStore disk(std::move(files), ledger);
-  Engine engine(profile, ran.plan, optimizer, {threads, ledger, &disk, nullptr, library.get()});
+  ScheduledEngine engine(profile, ran.plan, optimizer, {threads, ledger, &disk, nullptr, library.get()});
   engine.load(0, toy::start_values());
   toy::Trainer trainer(profile, ran.plan, engine);
   for (int step = 0; step < 2; ++step)

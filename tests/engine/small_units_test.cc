@@ -41,8 +41,8 @@ Trained train(const spans::Case& setup, std::vector<UnitSpec> units) {
   Threads threads(2);
   allocator::Ledger ledger;
   ledger.set_budget(allocator::Tier::kHost, trained.plan.peak_memory);
-  Engine engine(profile, trained.plan, *optimizer, {threads, ledger});
-  spans::Client client(setup, engine);
+  const auto engine = spans::make_engine(profile, trained.plan, *optimizer, {threads, ledger});
+  spans::Client client(setup, *engine);
   client.load();
   std::vector<double> losses;
   for (int step = 0; step < 3; ++step) losses.push_back(client.step(step));

@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "core/bytes.h"
-#include "engine/engine.h"
+#include "engine/any_order_engine.h"
+#include "engine/scheduled_engine.h"
 #include "float_array.h"
 #include "kernels/matrix.h"
 #include "offload/file.h"
@@ -94,11 +95,23 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
+// Of the kind that the profile asks for.
+inline std::unique_ptr<Engine> make_engine(const Profile& profile, const Plan& plan,
+                                           const optim::Optimizer& optimizer, const Resources& resources) {
+  if (profile.any_order) return std::make_unique<AnyOrderEngine>(profile, plan, optimizer, resources);
+  return std::make_unique<ScheduledEngine>(profile, plan, optimizer, resources);
+}
+
 // A client that computes with the elements of the logical parameters, so that it does not see how they are
 // cut.
 class Client {
  public:
-  Client(const Case& setup, Engine& engine) : setup_(setup), engine_(engine), layout_(engine.layout()) {}
+  Client(const Case& setup, Engine& engine)
+      : setup_(setup),
+        engine_(engine),
+        layout_(engine.layout()),
+        scheduled_(dynamic_cast<ScheduledEngine*>(&engine)),
+        any_order_(dynamic_cast<AnyOrderEngine*>(&engine)) {}
 
   void load() {
     for (UnitId unit = 0; unit < layout_.units().size(); ++unit) engine_.load(unit, start());
@@ -106,17 +119,17 @@ class Client {
 
   double step(int step) {
     const StepSettings settings = settings_of(step);
-    engine_.begin_step(settings);
+    any_order_ != nullptr ? any_order_->begin_step(settings) : scheduled_->begin_step(settings);
     double loss = 0;
     for (int m = 0; m < setup_.micro_batches; ++m) {
       for (UnitId unit = 0; unit < layout_.units().size(); ++unit) {
-        engine_.acquire({unit, true, -1, false});
+        acquire({unit, true, -1, false});
         loss += seen(unit);
-        engine_.release({unit, true, -1, false});
+        release({unit, true, -1, false});
       }
       for (UnitId unit = static_cast<UnitId>(layout_.units().size()); unit-- > 0;) backward(unit, step, m);
     }
-    setup_.any_order ? engine_.step(settings) : engine_.step();
+    any_order_ != nullptr ? any_order_->step(settings) : scheduled_->step();
     return loss;
   }
 
@@ -134,12 +147,23 @@ class Client {
   }
 
   void add(UnitId unit, ConstArray gradient) {
-    engine_.acquire({unit, false, 0, false});
-    engine_.add_gradient(layout_.first_parameter(unit), gradient);
-    engine_.release({unit, false, 0, false});
+    any_order_->acquire(unit, Hold::kGradientOnly);
+    any_order_->add_gradient(layout_.first_parameter(unit), gradient);
+    any_order_->release(unit);
   }
 
  private:
+  void acquire(const Access& access) {
+    if (any_order_ != nullptr)
+      any_order_->acquire(access.unit, access.gradient_use < 0 ? Hold::kRead : Hold::kGradient);
+    else
+      scheduled_->acquire(access);
+  }
+
+  void release(const Access& access) {
+    any_order_ != nullptr ? any_order_->release(access.unit) : scheduled_->release(access);
+  }
+
   UnitSource start() const {
     UnitSource source;
     source.values = [this](ParameterId p, std::size_t first, std::span<float> out) {
@@ -163,23 +187,23 @@ class Client {
     const bool skips = frozen || (step == setup_.skipped && layout_.units()[unit].name.starts_with("table"));
     const bool last = !frozen && m + 1 == setup_.micro_batches;
     const Access access = {unit, true, skips && (setup_.any_order || frozen) ? -1 : 0, last};
-    engine_.acquire(access);
+    acquire(access);
     for (ParameterId p = layout_.first_parameter(unit); !skips && p < layout_.end_parameter(unit); ++p) {
       const std::size_t n = layout_.place(p).elements;
       std::vector<float> gradient(n);
       for (std::size_t i = 0; i < n; ++i)
         gradient[i] = 0.1f * test::value_at(engine_.parameter(p), i) +
                       noise(layout_.logical_index(p), layout_.spec(p).span_first + i, step, m);
-      if (setup_.any_order) {
-        engine_.add_gradient(p, {gradient.data(), Dtype::kF32});
+      if (any_order_ != nullptr) {
+        any_order_->add_gradient(p, {gradient.data(), Dtype::kF32});
         continue;
       }
-      const GradientTarget target = engine_.gradient(p, 0, static_cast<std::size_t>(m));
+      const GradientTarget target = scheduled_->gradient(p, 0, static_cast<std::size_t>(m));
       for (std::size_t i = 0; i < n; ++i)
         target.data[i] = gradient[i] + (target.accumulate ? target.data[i] : 0.0f);
     }
     engine_.progress();
-    engine_.release(access);
+    release(access);
   }
 
   UnitSink sink(Outcome& outcome) const {
@@ -213,6 +237,8 @@ class Client {
   const Case& setup_;
   Engine& engine_;
   const Layout& layout_;
+  ScheduledEngine* scheduled_;  // one of the two
+  AnyOrderEngine* any_order_;
 };
 
 // An engine with the memory that its plan states, and not a byte more.
@@ -226,8 +252,9 @@ struct Made {
     files.push_back(faults == nullptr ? offload::make_memory_file("disk")
                                       : make_faulty_file(*memory, *faults));
     disk.emplace(std::move(files), ledger);
-    engine.emplace(profile, plan, *optimizer, Resources{threads, ledger, &*disk, nullptr, products.get()});
+    engine = make_engine(profile, plan, *optimizer, {threads, ledger, &*disk, nullptr, products.get()});
   }
+  AnyOrderEngine& any_order() { return dynamic_cast<AnyOrderEngine&>(*engine); }
   Profile profile;
   std::unique_ptr<optim::Optimizer> optimizer;
   Plan plan;
@@ -237,7 +264,7 @@ struct Made {
   std::unique_ptr<offload::File> memory;
   std::vector<std::unique_ptr<offload::File>> files;
   std::optional<offload::RecordStore> disk;
-  std::optional<Engine> engine;
+  std::unique_ptr<Engine> engine;
 };
 
 inline Outcome train(const Case& setup, int steps = 2) {

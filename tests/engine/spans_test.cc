@@ -160,13 +160,13 @@ TEST(Spans, GetGradientsAllTogetherOrNotAtAll) {
     client.load();
     const Outcome before = client.save();
     const std::vector<float> gradient(kGrain, 0.5f);
-    made.engine->begin_step(client.settings_of(0));
+    made.any_order().begin_step(client.settings_of(0));
     client.add(2, {gradient.data(), Dtype::kF32});
     expect_error(
         ErrorCode::kState,
         {"'table[0:]' has no gradient", "'table[1048576:]' has one", "'table'", "adafactor", "or none"},
-        [&] { made.engine->step(client.settings_of(0)); });
-    made.engine->abandon_step();
+        [&] { made.any_order().step(client.settings_of(0)); });
+    made.any_order().abandon_step();
     EXPECT_TRUE(client.save() == before);
     client.step(0);
     EXPECT_FALSE(client.save() == before);
@@ -183,13 +183,13 @@ TEST(Spans, AreLeftAsTheyAreByAGradientThatIsNotFinite) {
     client.load();
     const Outcome before = client.save();
     std::vector<float> gradient(kGrain, 0.5f);
-    made.engine->begin_step(client.settings_of(0));
+    made.any_order().begin_step(client.settings_of(0));
     gradient[7] = std::numeric_limits<float>::infinity();
     client.add(1, {gradient.data(), Dtype::kF32});
     gradient[7] = 0.5f;
     client.add(2, {gradient.data(), Dtype::kF32});
     expect_error(ErrorCode::kNotFinite, {"'table'"}, [&] { client.add(3, {gradient.data(), Dtype::kF32}); });
-    made.engine->step({});
+    made.any_order().step({});
     EXPECT_TRUE(client.save() == before);
     client.step(1);
     EXPECT_FALSE(client.save() == before);
@@ -205,13 +205,13 @@ TEST(Spans, AreCurrentWhenOneIsAcquired) {
     Client client(setup, *made.engine);
     client.load();
     client.step(0);
-    made.engine->acquire({wanted, true, -1, false});
+    made.any_order().acquire(wanted, Hold::kRead);
     const ParameterId p = made.engine->layout().first_parameter(wanted);
     const ParameterSpec& spec = made.engine->layout().spec(p);
     for (std::size_t i = 0; i < spec.elements(); i += 1001)
       ASSERT_EQ(test::value_at(made.engine->parameter(p), i),
                 expected.values.at(spec.name)[spec.span_first + i]);
-    made.engine->release({wanted, true, -1, false});
+    made.any_order().release(wanted);
     EXPECT_TRUE(client.save().values == expected.values);
   }
 }

@@ -11,7 +11,7 @@
 
 #include "core/bytes.h"
 #include "core/random.h"
-#include "engine/engine.h"
+#include "engine/scheduled_engine.h"
 #include "float_array.h"
 #include "offload/file.h"
 
@@ -86,10 +86,10 @@ struct Outcome {
 
 class Trainer {
  public:
-  Trainer(const Profile& profile, const Plan& plan, Engine& engine)
+  Trainer(const Profile& profile, const Plan& plan, ScheduledEngine& engine)
       : profile_(profile), plan_(plan), engine_(engine) {}
   // Its activations are in memory that it lends. It throws where what it keeps there has changed.
-  Trainer(const Profile& profile, const Plan& plan, Engine& engine, std::span<std::byte> activations)
+  Trainer(const Profile& profile, const Plan& plan, ScheduledEngine& engine, std::span<std::byte> activations)
       : Trainer(profile, plan, engine) {
     activations_ = activations;
     engine.set_lendable(activations);
@@ -168,7 +168,7 @@ class Trainer {
 
   const Profile& profile_;
   const Plan& plan_;
-  Engine& engine_;
+  ScheduledEngine& engine_;
   std::span<std::byte> activations_;
 };
 

@@ -4,8 +4,8 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "core/random.h"
-#include "engine/engine.h"
 #include "engine/plan/plan.h"
+#include "engine/scheduled_engine.h"
 #include "float_array.h"
 #include "models/cases.h"
 #include "models/model/model.h"
@@ -102,7 +102,7 @@ class Learner {
   engine::Profile profile_;
   engine::Plan plan_;
   offload::RecordStore records_;
-  engine::Engine engine_;
+  engine::ScheduledEngine engine_;
   Runner runner_;
 };
 

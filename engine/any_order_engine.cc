@@ -1,0 +1,291 @@
+#include "engine/any_order_engine.h"
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+#include <string>
+
+#include "engine/core.h"
+
+namespace sluice::engine {
+
+AnyOrderEngine::AnyOrderEngine(const Profile& profile, const Plan& plan, const optim::Optimizer& optimizer,
+                               const Resources& resources)
+    : Engine(profile, plan, optimizer, resources),
+      most_held_(profile.held_units),
+      updated_(layout().parameters()),
+      changed_(layout().units().size()) {
+  core().set_schedule(profile.schedule);
+  for (UnitId unit = 0; unit < layout().units().size(); ++unit)
+    by_address_.push_back({core().pager.address(core().parameters[unit]), unit});
+  std::ranges::sort(by_address_, {}, &Addressed::begin);
+}
+
+std::vector<Hold> AnyOrderEngine::holds(UnitId unit) const {
+  std::vector<Hold> holds;
+  for (const Held& held : held_)
+    if (held.unit == unit && !held.touched) holds.push_back(held.hold);
+  return holds;
+}
+
+std::vector<UnitId> AnyOrderEngine::held_units() const {
+  std::vector<UnitId> units;
+  for (const Held& held : held_)
+    if (!held.touched && std::ranges::count(units, held.unit) == 0) units.push_back(held.unit);
+  return units;
+}
+
+bool AnyOrderEngine::has_gradient(ParameterId parameter) const { return core().gradients.has(parameter); }
+
+std::optional<UnitId> AnyOrderEngine::unit_at(const std::byte* address) const {
+  const auto next = std::ranges::upper_bound(by_address_, address, {}, &Addressed::begin);
+  if (next == by_address_.begin()) return std::nullopt;
+  const auto [begin, unit] = *std::prev(next);
+  return address < begin + layout().unit_bytes(unit) ? std::optional(unit) : std::nullopt;
+}
+
+bool AnyOrderEngine::is_held(UnitId unit) const {
+  return std::ranges::any_of(held_, [&](const Held& held) { return held.unit == unit; });
+}
+
+bool AnyOrderEngine::is_held_for_gradients(UnitId unit) const {
+  return std::ranges::any_of(held_,
+                             [&](const Held& held) { return held.unit == unit && with_gradient(held.hold); });
+}
+
+void AnyOrderEngine::check_load(UnitId unit) const {
+  if (is_held(unit))
+    refuse(ErrorCode::kState, "unit '{}' is loaded while it is held; release it", core().name_of(unit));
+}
+
+void AnyOrderEngine::require_none_held(const char* what) const {
+  if (!held_.empty())
+    refuse(ErrorCode::kState, "{} while unit '{}' is held; release it", what,
+           core().name_of(held_.front().unit));
+}
+
+// ---- the step ----
+
+void AnyOrderEngine::begin_step(const StepSettings& settings) {
+  core().guarded([&](Core& c) {
+    if (settings.keep_gradients && !c.plan.clip)
+      refuse(ErrorCode::kInvalidArgument,
+             "gradients are to be kept over the step, and they are applied in backward and given up");
+    if (!c.plan.clip) c.check_settings(settings);
+    c.begin_step(settings);
+    if (!c.plan.clip) c.gradients.drop_all();  // else the step begins with those that were kept
+    std::fill(updated_.begin(), updated_.end(), false);
+    recorder_.begin_step();
+  });
+}
+
+StepResult AnyOrderEngine::step(const StepSettings& settings) {
+  return core().guarded([&](Core& c) {
+    if (c.plan.clip) c.check_settings(settings);
+    if (!in_step()) refuse(ErrorCode::kState, "step() is called without begin_step()");
+    require_none_held("step() is called");
+    require_all_or_none();
+    const std::vector<Access>& accesses = recorder_.end_step();
+    c.set_schedule(accesses);
+    c.pager.set_position(0);
+    if (c.plan.clip) return update_all(accesses, settings);
+    c.in_step = false;
+    c.queue.advance();
+    return c.measure();
+  });
+}
+
+void AnyOrderEngine::abandon_step() {
+  core().guarded([&](Core& c) {
+    if (!in_step()) refuse(ErrorCode::kState, "abandon_step() is called without begin_step()");
+    drop_all_gradients();
+    while (!held_.empty()) let_go(std::prev(held_.end()));
+    recorder_.begin_step();
+    c.in_step = false;
+    --c.steps;
+  });
+}
+
+// ---- units ----
+
+void AnyOrderEngine::check_acquire(UnitId unit, Hold hold) const {
+  const Core& c = core();
+  c.require_values(unit);
+  if (with_gradient(hold) && !in_step())
+    refuse(ErrorCode::kState, "unit '{}' is acquired for gradients outside of a step", c.name_of(unit));
+  if (with_gradient(hold) && !layout().trainable(unit))
+    refuse(ErrorCode::kInvalidArgument,
+           "unit '{}' is acquired for gradients, and it is frozen; acquire it for reading", c.name_of(unit));
+  if (!is_held(unit)) check_held_units(unit);
+}
+
+void AnyOrderEngine::check_held_units(UnitId wanted) const {
+  std::set<UnitId> units;
+  for (const Held& held : held_) units.insert(held.unit);
+  if (units.size() < most_held_) return;
+  std::string names;
+  for (const UnitId unit : units) names += (names.empty() ? "'" : ", '") + core().name_of(unit) + "'";
+  refuse(ErrorCode::kState,
+         "unit '{}' is acquired while {} are held, and the plan was made for {} at once; release one, or "
+         "state more",
+         core().name_of(wanted), names, most_held_);
+}
+
+void AnyOrderEngine::acquire(UnitId unit, Hold hold) {
+  core().guarded([&](Core&) { take({unit, hold, false}); });
+}
+
+void AnyOrderEngine::take(const Held& wanted) {
+  Core& c = core();
+  const UnitId unit = wanted.unit;
+  check_acquire(unit, wanted.hold);
+  const Access access = {unit, with_parameters(wanted.hold), with_gradient(wanted.hold) ? 0 : -1, false};
+  c.pager.set_position(recorder_.follow(access, in_step()));
+  c.queue.ensure_updated(unit);
+  if (access.parameters) {
+    c.pager.acquire(c.parameters[unit], Pager::Use::kRead);
+    c.pager.view(c.parameters[unit], false);
+  }
+  if (access.gradient_use == 0) c.pager.acquire(c.gradients.holding(unit, 0), Pager::Use::kModify);
+  held_.push_back(wanted);
+  c.pager.prefetch(c.plan.prefetch);
+  c.queue.advance();
+  if (wanted.hold != Hold::kEdit) return;
+  c.pager.acquire(c.parameters[unit], Pager::Use::kModify);  // nobody writes it to disk meanwhile
+  c.pager.view(c.parameters[unit], true);
+}
+
+void AnyOrderEngine::release(UnitId unit) {
+  core().guarded([&](Core& c) {
+    const auto last = std::find_if(held_.rbegin(), held_.rend(),
+                                   [&](const Held& h) { return h.unit == unit && !h.touched; });
+    if (last == held_.rend())
+      refuse(ErrorCode::kState, "unit '{}' is released and was not acquired", c.name_of(unit));
+    let_go(std::prev(last.base()));
+    c.queue.advance();
+  });
+}
+
+void AnyOrderEngine::let_go(HeldIterator at) {
+  Core& c = core();
+  const auto [unit, hold, touched] = *at;
+  held_.erase(at);
+  const HoldingId values = c.parameters[unit];
+  if (hold == Hold::kEdit) take_edited(unit);
+  if (with_parameters(hold)) {
+    c.pager.conceal(values, false);
+    c.pager.release(values);
+  }
+  if (with_gradient(hold)) release_gradient(unit);
+  if (!c.plan.clip && c.gradients.uses(unit) > 0 && have_final_gradients(c.together(unit)))
+    update_at_once(c.together(unit));
+  if (hold != Hold::kEdit) return;
+  c.pager.written(values, layout().unit_bytes(unit));
+  c.pager.release(values);
+}
+
+void AnyOrderEngine::take_edited(UnitId unit) {
+  Core& c = core();
+  const HoldingId values = c.parameters[unit];
+  if (c.states.has_master(unit)) {
+    c.settle();  // the masters go through the staging slots
+    take_masters(c.streams(), unit, {c.pager.data(values), layout().dtype(unit)});
+  }
+  c.pager.conceal(values, true);
+}
+
+void AnyOrderEngine::release_gradient(UnitId unit) {
+  Core& c = core();
+  const HoldingId gradient = c.gradients.holding(unit, 0);
+  const bool last = !is_held_for_gradients(unit), any = c.gradients.any(unit);
+  if (last && any && changed_[unit]) {
+    changed_[unit] = false;
+    c.pager.written(gradient, c.gradients.bytes(unit, 0));
+  }
+  c.pager.release(gradient);
+  if (last && !any) c.pager.discard(gradient);
+}
+
+// ---- touches ----
+
+void AnyOrderEngine::serve_touches(allocator::TouchServer& server) const {
+  core().pager.serve_touches(server);
+}
+
+AnyOrderEngine::HeldIterator AnyOrderEngine::oldest_touched() const {
+  return std::ranges::find_if(held_, &Held::touched);
+}
+
+void AnyOrderEngine::touch(UnitId unit, bool write) {
+  core().guarded([&](Core&) {
+    const bool there = std::ranges::any_of(held_, [&](const Held& h) {
+      return h.touched && h.unit == unit && (h.hold == Hold::kEdit || !write);
+    });
+    if (there) return;
+    while (true) {
+      try {
+        return take({unit, write ? Hold::kEdit : Hold::kRead, true});
+      } catch (const Refusal&) {
+        if (oldest_touched() == held_.end()) throw;
+      }
+      let_go(oldest_touched());
+    }
+  });
+}
+
+void AnyOrderEngine::release_touched() {
+  core().guarded([&](Core&) {
+    for (auto at = oldest_touched(); at != held_.end(); at = oldest_touched()) let_go(at);
+  });
+}
+
+// ---- the end, and another plan ----
+
+void AnyOrderEngine::leave(bool with_values, const std::function<void(UnitId, allocator::FormerHome)>& take) {
+  Core& c = core();
+  if (left_)
+    refuse(ErrorCode::kState, "the parameters of the engine have left it; destroy it, and their homes");
+  const auto go = [&] {
+    left_ = true;
+    c.failure = "its parameters have left it";
+    c.leave(with_values, take);
+  };
+  if (!with_values) return go();
+  c.guarded([&](Core&) {
+    require_none_held("the engine is left");
+    for (UnitId unit = 0; unit < layout().units().size(); ++unit) c.require_values(unit);
+    go();
+  });
+}
+
+std::int64_t AnyOrderEngine::growth_of_leaving() const {
+  const Pager::Leaving leaving = core().pager.leaving();
+  return static_cast<std::int64_t>(leaving.growth) - static_cast<std::int64_t>(leaving.given_back) -
+         static_cast<std::int64_t>(core().states.resident_bytes() + core().wholes.resident_bytes());
+}
+
+void AnyOrderEngine::check_replan(const Plan& next) const {
+  const Core& c = core();
+  ensure(next.chunk_elements == c.plan.chunk_elements && next.clip == c.plan.clip &&
+             next.extent_bytes == c.plan.extent_bytes && next.units.size() == c.plan.units.size(),
+         "the plan is of another engine");
+  if (in_step())
+    refuse(ErrorCode::kState, "the plan is changed in the middle of a step; finish or abandon the step");
+  require_none_held("the plan is changed");
+  for (UnitId unit = 0; unit < layout().units().size(); ++unit) {
+    c.require_values(unit);
+    if (c.gradients.any(unit))
+      refuse(ErrorCode::kState,
+             "the plan is changed while '{}' has gradients; drop them, or finish their step",
+             c.name_of(unit));
+  }
+}
+
+void AnyOrderEngine::replan(const Plan& plan) {
+  core().guarded([&](Core& c) {
+    check_replan(plan);
+    c.replan(plan);
+  });
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,177 @@
+#include <algorithm>
+
+#include "engine/any_order_engine.h"
+#include "engine/core.h"
+
+// The gradients of an engine in any order, and the updates that become due; the calls of a step, and what is
+// held, are in any_order_engine.cc.
+namespace sluice::engine {
+
+void AnyOrderEngine::add_gradient(ParameterId parameter, ConstArray gradient) {
+  core().guarded([&](Core& c) {
+    const UnitId unit = layout().place(parameter).unit;
+    const std::string& name = layout().spec(parameter).name;
+    if (!layout().trainable(unit))
+      refuse(ErrorCode::kInvalidArgument, "a gradient of '{}' is added, and its unit '{}' is frozen", name,
+             c.name_of(unit));
+    if (!is_held_for_gradients(unit))
+      refuse(ErrorCode::kState, "a gradient of '{}' is added, and its unit '{}' is not held for gradients",
+             name, c.name_of(unit));
+    if (updated_[parameter])
+      refuse(ErrorCode::kState,
+             "a second gradient of '{}' is added in one step, and the first was applied when its unit was "
+             "released; updates in backward cannot accumulate",
+             name);
+    c.gradients.add(c.resources.threads, parameter, gradient);
+    changed_[unit] = true;
+  });
+}
+
+void AnyOrderEngine::require_gradient(ParameterId parameter) const {
+  if (!has_gradient(parameter))
+    refuse(ErrorCode::kState, "'{}' has no gradient in this step", layout().spec(parameter).name);
+}
+
+void AnyOrderEngine::read_gradient(ParameterId parameter, Array out) {
+  core().guarded([&](Core& c) {
+    require_gradient(parameter);
+    const UnitId unit = layout().place(parameter).unit;
+    c.queue.ensure_updated(unit);  // until then it is the update's
+    c.pager.acquire(c.gradients.holding(unit, 0), Pager::Use::kRead);
+    c.gradients.read(c.resources.threads, parameter, out);
+    c.pager.release(c.gradients.holding(unit, 0));
+  });
+}
+
+void AnyOrderEngine::multiply_gradient(ParameterId parameter, double factor) {
+  core().guarded([&](Core& c) {
+    require_gradient(parameter);
+    c.gradients.multiply(parameter, factor);
+  });
+}
+
+double AnyOrderEngine::gradient_norm(ParameterId parameter) {
+  return core().guarded([&](Core& c) {
+    require_gradient(parameter);
+    return c.gradients.norm(parameter);
+  });
+}
+
+void AnyOrderEngine::drop_gradient(ParameterId parameter) {
+  core().guarded([&](Core& c) {
+    c.gradients.drop(parameter);
+    discard_unless_needed(layout().place(parameter).unit);
+  });
+}
+
+// A pending update discards it when it is applied, and a holder when it is released.
+void AnyOrderEngine::discard_unless_needed(UnitId unit) {
+  Core& c = core();
+  if (c.gradients.uses(unit) == 0 || c.gradients.any(unit) || !c.queue.current(unit)) return;
+  const HoldingId gradient = c.gradients.holding(unit, 0);
+  if (!c.pager.held(gradient)) c.pager.discard(gradient);
+}
+
+void AnyOrderEngine::drop_all_gradients() {
+  core().gradients.drop_all();
+  for (UnitId unit = 0; unit < layout().units().size(); ++unit) discard_unless_needed(unit);
+}
+
+// ---- updates at once, where the plan does not clip ----
+
+bool AnyOrderEngine::have_final_gradients(UnitRange units) const {
+  for (UnitId unit = units.first; unit < units.end; ++unit)
+    if (!core().gradients.any(unit) || is_held(unit)) return false;
+  return true;
+}
+
+void AnyOrderEngine::update_at_once(UnitRange units) {
+  Core& c = core();
+  for (UnitId unit = units.first; unit < units.end; ++unit)
+    if (const auto bad = c.gradients.not_finite(unit)) refuse_at_once(units, *bad);
+  for (UnitId unit = units.first; unit < units.end; ++unit) await_update(unit, units.size() > 1);
+  c.enqueue(units, true);
+  for (UnitId unit = units.first; unit < units.end; ++unit) {
+    for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p)
+      if (has_gradient(p)) updated_[p] = true;
+    c.gradients.hand_over(unit);
+  }
+}
+
+// Its values are out of date from now on; a write of before keeps them where they can be read.
+void AnyOrderEngine::await_update(UnitId unit, bool from_record) {
+  if (from_record) core().pager.park(core().gradients.holding(unit, 0));
+  core().pager.hide(core().parameters[unit]);
+}
+
+void AnyOrderEngine::refuse_at_once(UnitRange units, ParameterId bad) {
+  for (UnitId unit = units.first; unit < units.end; ++unit) {
+    core().gradients.drop_unit(unit);
+    core().pager.discard(core().gradients.holding(unit, 0));
+  }
+  refuse(ErrorCode::kNotFinite,
+         "the gradient of '{}' is not finite; its unit was not updated, and those were whose backward came "
+         "before",
+         layout().spec(bad).name);
+}
+
+// ---- the step ----
+
+void AnyOrderEngine::require_all_or_none() const {
+  const Gradients& gradients = core().gradients;
+  for (UnitId unit = 0; unit < layout().units().size(); unit = layout().siblings(unit).end) {
+    const UnitRange units = core().together(unit);
+    for (UnitId other = units.first; other < units.end; ++other)
+      if (gradients.any(other) != gradients.any(unit))
+        refuse(
+            ErrorCode::kState,
+            "unit '{}' has {} gradient in this step, and unit '{}' has {}: both have a part of '{}', which "
+            "{} updates as a whole; give each part a gradient, or none",
+            core().name_of(unit), gradients.any(unit) ? "a" : "no", core().name_of(other),
+            gradients.any(other) ? "one" : "none", layout().units()[unit].parameters.front().name,
+            core().optimizer.name());
+  }
+}
+
+StepResult AnyOrderEngine::update_all(const std::vector<Access>& accesses, const StepSettings& settings) {
+  Core& c = core();
+  c.settings = settings;
+  c.in_step = false;
+  StepResult result = c.measure();
+  if (const auto bad = c.gradients.not_finite(); bad || !Core::representable(result.gradient_norm)) {
+    --c.steps;
+    if (!settings.keep_gradients) drop_all_gradients();
+    c.refuse_not_finite(bad, result.gradient_norm);
+  }
+  c.clip(result);
+  for (const UnitRange& units : units_to_update(accesses)) {
+    for (UnitId unit = units.first; unit < units.end; ++unit) {
+      c.queue.ensure_updated(unit);  // of the step before, where nobody acquired it since
+      await_update(unit, true);
+    }
+    c.enqueue(units, true);
+  }
+  if (!settings.keep_gradients) c.gradients.drop_all();
+  if (c.plan.uses_disk())
+    c.queue.advance();
+  else
+    c.queue.settle();  // there is nothing to wait for, and the caller's own threads rest
+  return result;
+}
+
+// In the order of the step's accesses, which is that of the next one's; then what has kept a gradient without
+// any.
+std::vector<UnitRange> AnyOrderEngine::units_to_update(const std::vector<Access>& accesses) const {
+  std::vector<UnitRange> units;
+  std::vector<bool> seen(layout().units().size());
+  const auto add = [&](UnitId unit) {
+    const UnitRange all = core().together(unit);
+    if (!seen[unit] && core().gradients.any(unit)) units.push_back(all);
+    std::fill(seen.begin() + all.first, seen.begin() + all.end, true);
+  };
+  for (const Access& access : accesses) add(access.unit);
+  for (UnitId unit = 0; unit < layout().units().size(); ++unit) add(unit);
+  return units;
+}
+
+}  // namespace sluice::engine

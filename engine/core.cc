@@ -1,0 +1,223 @@
+#include "engine/core.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace sluice::engine {
+
+std::vector<allocator::Tier> Core::state_tiers(const Plan& plan) {
+  std::vector<allocator::Tier> tiers;
+  for (const UnitPlan& unit : plan.units) tiers.push_back(unit.tier(Part::kState));
+  return tiers;
+}
+
+Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer& the_optimizer,
+           const Resources& the_resources)
+    : resources(the_resources),
+      optimizer(the_optimizer),
+      plan(the_plan),
+      layout(profile.units),
+      waits(resources.trace),
+      backings(make_backings(resources.disk)),
+      pager(resources.ledger, *backings, waits),
+      gradients(layout, profile, plan, pager),
+      states(layout, StateFormat(layout, optimizer, plan.chunk_elements), state_tiers(plan), *backings),
+      wholes(layout, optimizer),
+      executor(make_turn_executor(layout, optimizer, states.format(), wholes,
+                                  {resources.threads, resources.products, resources.trace})),
+      updates(layout, optimizer, states, *executor),
+      queue(layout, optimizer, pager, gradients, updates, waits, parameters),
+      has_values(layout.units().size()),
+      applied(layout.parameters()) {
+  const bool exposed = profile.any_order;  // its client may look at any time
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit)
+    parameters.push_back(pager.define(
+        {"parameters of " + name_of(unit), layout.unit_bytes(unit), allocator::Purpose::kParameter,
+         plan.units[unit].tier(Part::kParameters), exposed, true, is_packed(layout.unit_bytes(unit)),
+         layout.units()[unit].parameters.front().continues()}));
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit)
+    for (int use = 0; use < gradients.uses(unit); ++use)
+      pager.follow(gradients.holding(unit, use), parameters[unit]);  // its update's
+  if (plan.uses_disk()) backings->allocate();
+  pager.start(plan.extent_bytes, plan.extents);
+  states.start(resources.ledger);
+  wholes.start(resources.ledger);
+  executor->start(resources.ledger);
+  updates.set_slots(resources.ledger, plan.staging_slots);
+  pager.on_stall([this] { return queue.finish_some(); });
+}
+
+void Core::set_schedule(const std::vector<Access>& accesses) {
+  std::vector<std::vector<HoldingId>> holdings(accesses.size());
+  for (std::size_t i = 0; i < accesses.size(); ++i) {
+    const Access& access = accesses[i];
+    if (access.parameters) holdings[i].push_back(parameters[access.unit]);
+    for (int use = 0; use < gradients.uses(access.unit); ++use)
+      if (use == access.gradient_use || access.final)
+        holdings[i].push_back(gradients.holding(access.unit, use));
+  }
+  pager.set_schedule(std::move(holdings));
+}
+
+void Core::require_values(UnitId unit) const {
+  if (!has_values[unit])
+    refuse(ErrorCode::kState,
+           "unit '{}' has no values yet, or was given them by a source that failed; load it first",
+           name_of(unit));
+}
+
+std::exception_ptr Core::load(UnitId unit, const UnitSource& source) {
+  if (!source.values) require_values(unit);
+  settle();
+  has_values[unit] = false;
+  std::byte* values = pager.acquire(parameters[unit], Pager::Use::kModify);
+  std::exception_ptr failed = load_values(streams(), unit, {values, layout.dtype(unit)}, source);
+  try {
+    if (failed == nullptr) wholes.load(unit, source.whole);
+  } catch (...) {
+    failed = std::current_exception();
+  }
+  pager.written(parameters[unit], layout.unit_bytes(unit));
+  pager.release(parameters[unit]);
+  has_values[unit] = failed == nullptr;
+  if (!source.state)  // a state of zeros is that of a parameter that was never updated
+    std::fill(applied.begin() + layout.first_parameter(unit), applied.begin() + layout.end_parameter(unit),
+              0);
+  return failed;
+}
+
+std::exception_ptr Core::save(UnitId unit, const UnitSink& sink) {
+  require_values(unit);
+  settle();
+  std::byte* values = pager.acquire(parameters[unit], Pager::Use::kRead);
+  if (unit + 1 < parameters.size()) pager.prefetch_one(parameters[unit + 1]);
+  std::exception_ptr failed = save_values(streams(), unit, {values, layout.dtype(unit)}, sink);
+  try {
+    if (failed == nullptr) wholes.save(unit, sink.whole);
+  } catch (...) {
+    failed = std::current_exception();
+  }
+  pager.release(parameters[unit]);
+  return failed;
+}
+
+void Core::settle() {
+  queue.settle();
+  pager.wait_all();
+}
+
+void Core::begin_step(const StepSettings& given) {
+  if (in_step) refuse(ErrorCode::kState, "begin_step() is called twice without step()");
+  if (given.clip > 0 && !plan.clip)
+    refuse(ErrorCode::kInvalidArgument,
+           "clipping by norm {} is asked for, and the plan was made without clipping", given.clip);
+  settings = given;
+  clip_factor = 1;
+  ++steps;
+  in_step = true;
+}
+
+void Core::check_settings(const StepSettings& given) const {
+  // The loops have them in f32.
+  const auto finite = [](double value) { return std::isfinite(static_cast<float>(value)); };
+  const auto usable = [&](double value) { return finite(value) && value >= 0; };
+  for (const GroupSettings& group : given.groups) {
+    if (!usable(group.learning_rate) || !usable(group.weight_decay))
+      refuse(
+          ErrorCode::kInvalidArgument,
+          "a learning rate of {} and a weight decay of {} are given; both must be 0 or more, and finite in "
+          "32 bits",
+          group.learning_rate, group.weight_decay);
+    if (group.settings != nullptr && group.settings->optimizer() != optimizer.name())
+      refuse(ErrorCode::kInvalidArgument, "settings of {} are given, and the optimizer is {}",
+             group.settings->optimizer(), optimizer.name());
+  }
+  const auto is_clip = [&](double value) {
+    return usable(value) && (value == 0 || static_cast<float>(value) > 0);
+  };
+  if (!is_clip(given.clip) || !is_clip(given.clip_value) || !finite(given.gradient_factor))
+    refuse(ErrorCode::kInvalidArgument,
+           "a clip of {}, a clip by value of {} and a gradient factor of {} are given; all must be finite in "
+           "32 bits, and the clips 0, or above 0 in 32 bits",
+           given.clip, given.clip_value, given.gradient_factor);
+  std::uint32_t needed = 0;
+  for (ParameterId p = 0; p < layout.parameters(); ++p) needed = std::max(needed, layout.spec(p).group + 1);
+  if (given.groups.size() < needed)
+    refuse(ErrorCode::kInvalidArgument, "settings of {} parameter groups are given, and the model has {}",
+           given.groups.size(), needed);
+}
+
+StepResult Core::measure() const { return {gradients.norm() * std::abs(settings.gradient_factor), 1.0}; }
+
+void Core::clip(StepResult& result) {
+  // torch.nn.utils.clip_grad_norm_ has the same 1e-6.
+  if (settings.clip > 0) clip_factor = std::min(1.0, settings.clip / (result.gradient_norm + 1e-6));
+  result.clip_factor = clip_factor;
+}
+
+bool Core::representable(double norm) {
+  return norm <= static_cast<double>(std::numeric_limits<float>::max());
+}
+
+void Core::refuse_not_finite(std::optional<ParameterId> parameter, double norm) const {
+  if (parameter)
+    refuse(ErrorCode::kNotFinite, "the gradient of '{}' is not finite; no parameter was changed",
+           layout.spec(*parameter).name);
+  refuse(ErrorCode::kNotFinite,
+         "the norm of the gradients is {} with a gradient factor of {}; no parameter was changed", norm,
+         settings.gradient_factor);
+}
+
+// What units have together waits for them all, and is brought together pass by pass. An update that follows
+// its gradient at once has all that it needs here, and keeps it.
+void Core::enqueue(UnitRange units, bool with_parameters) {
+  const bool keeps = !plan.clip && units.size() == 1;
+  if (keeps) queue.start_shared();
+  const ParameterId first = layout.first_parameter(units.first);
+  if (units.size() > 1)  // the spans are updated as one: they count as the first does
+    std::fill(applied.begin() + first, applied.begin() + layout.end_parameter(units.end - 1), applied[first]);
+  std::vector<UpdateQueue::Due> all;
+  for (UnitId unit = units.first; unit < units.end; ++unit) {
+    all.push_back(due_of(unit));
+    if (keeps) keep_until_applied(unit, with_parameters, all.back());
+  }
+  queue.add(units, std::move(all));
+}
+
+UpdateQueue::Due Core::due_of(UnitId unit) {
+  UpdateQueue::Due due;
+  for (const GroupSettings& group : settings.groups)
+    due.groups.push_back({group.learning_rate, group.weight_decay, clip_factor * settings.gradient_factor,
+                          steps, settings.clip_value, group.settings});
+  for (ParameterId p = layout.first_parameter(unit); p < layout.end_parameter(unit); ++p)
+    due.parameters.push_back({gradients.has(p) ? ++applied[p] : 0, gradients.factor(p)});
+  return due;
+}
+
+// Many gradients must not drive out all that they are applied to.
+void Core::keep_until_applied(UnitId unit, bool with_parameters, UpdateQueue::Due& due) {
+  pager.acquire(gradients.holding(unit, 0), Pager::Use::kRead);
+  due.holds_gradient = true;
+  due.holds_parameters = with_parameters || pager.present(parameters[unit]);
+  if (due.holds_parameters) pager.acquire(parameters[unit], Pager::Use::kRead);
+}
+
+void Core::leave(bool with_values, const std::function<void(UnitId, allocator::FormerHome)>& take) {
+  UnitId unit = 0;
+  try {
+    if (with_values) {
+      settle();
+      gradients.drop_all();
+      states.drop();
+      wholes.drop();
+      pager.drop_unexposed();
+    }
+    for (; unit < parameters.size(); ++unit) take(unit, pager.leave(parameters[unit], with_values));
+  } catch (...) {
+    for (; unit < parameters.size(); ++unit) take(unit, pager.leave(parameters[unit], false));
+    throw;
+  }
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,272 @@
+#include "engine/scheduled_engine.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "core/bytes.h"
+#include "engine/core.h"
+#include "kernels/elementwise.h"
+
+namespace sluice::engine {
+
+ScheduledEngine::ScheduledEngine(const Profile& profile, const Plan& plan, const optim::Optimizer& optimizer,
+                                 const Resources& resources)
+    : Engine(profile, plan, optimizer, resources), finished_(profile.units.size()) {
+  const std::size_t groups = divide_up(profile.micro_batches, plan.group);
+  for (std::size_t group = 0; group < groups; ++group)
+    for (Access access : profile.schedule) {
+      access.final = access.final && group + 1 == groups;
+      accesses_.push_back(access);
+    }
+  for (ParameterId p = 0; p < layout().parameters(); ++p)
+    written_.emplace_back(static_cast<std::size_t>(layout().spec(p).uses));
+  core().set_schedule(accesses_);
+}
+
+void ScheduledEngine::check_between_steps(UnitId unit, const char* verb) const {
+  if (in_step())
+    refuse(ErrorCode::kState, "unit '{}' is {} in the middle of a step", core().name_of(unit), verb);
+}
+
+void ScheduledEngine::check_load(UnitId unit) const { check_between_steps(unit, "loaded"); }
+void ScheduledEngine::check_save(UnitId unit) const { check_between_steps(unit, "saved"); }
+
+void ScheduledEngine::begin_step(const StepSettings& settings) {
+  core().guarded([&](Core& c) {
+    c.check_settings(settings);
+    c.begin_step(settings);
+    c.gradients.drop_all();
+    for (auto& uses : written_) std::ranges::fill(uses, std::nullopt);
+    std::fill(finished_.begin(), finished_.end(), false);
+    not_finite_.reset();
+    unforeseen_ = needed_first_;
+  });
+}
+
+void ScheduledEngine::require_next(const Access& asked) const {
+  if (in_step() && position_ < accesses_.size()) {
+    Access next = accesses_[position_];
+    next.final = asked.final;  // which the schedule knows
+    if (next == asked) return;
+  }
+  refuse(ErrorCode::kState, "unit '{}' is acquired out of the schedule (access {} of {})",
+         core().name_of(asked.unit), position_, accesses_.size());
+}
+
+void ScheduledEngine::acquire(const Access& asked) {
+  core().guarded([&](Core& c) {
+    require_next(asked);
+    const Access& access = accesses_[position_];
+    c.pager.set_position(position_);
+    c.queue.ensure_updated(access.unit);  // a pending update owns the gradient too
+    if (access.parameters) c.pager.acquire(c.parameters[access.unit], Pager::Use::kRead);
+    for (int use = 0; use < c.gradients.uses(access.unit); ++use)
+      if (use == access.gradient_use || access.final)
+        c.pager.acquire(c.gradients.holding(access.unit, use), Pager::Use::kModify);
+    held_.push_back(access);
+    ++position_;
+    c.pager.prefetch(c.plan.prefetch);
+    c.queue.advance();
+  });
+}
+
+Access ScheduledEngine::take_held(const Access& access) {
+  const auto found = std::ranges::find_if(held_, [&](const Access& h) {
+    return h.unit == access.unit && h.parameters == access.parameters &&
+           h.gradient_use == access.gradient_use;
+  });
+  if (found == held_.end())
+    refuse(ErrorCode::kState, "unit '{}' is released and was not acquired", core().name_of(access.unit));
+  const Access taken = *found;
+  held_.erase(found);
+  return taken;
+}
+
+void ScheduledEngine::release(const Access& access) {
+  core().guarded([&](Core& c) {
+    const Access released = take_held(access);
+    if (released.parameters) c.pager.release(c.parameters[released.unit]);
+    if (released.final)
+      finish_gradient(released.unit);
+    else if (released.gradient_use >= 0)
+      store_gradient(released.unit, released.gradient_use);
+    c.queue.advance();
+  });
+}
+
+GradientTarget ScheduledEngine::gradient(ParameterId parameter, int use, std::size_t micro_batch) {
+  return core().guarded([&](Core& c) {
+    const UnitId unit = layout().place(parameter).unit;
+    const ParameterSpec& spec = layout().spec(parameter);
+    const auto is_target = [&](const Access& a) { return a.unit == unit && a.gradient_use == use; };
+    if (std::ranges::none_of(held_, is_target) || use < 0 || use >= spec.uses)
+      refuse(ErrorCode::kState, "the gradient of '{}' is written without its unit", spec.name);
+    std::optional<std::size_t>& last = written_[parameter][static_cast<std::size_t>(use)];
+    if (last && *last >= micro_batch)
+      refuse(ErrorCode::kState,
+             "the gradient of '{}' for micro-batch {} comes after that of micro-batch {}; they are added in "
+             "order",
+             spec.name, micro_batch, *last);
+    return GradientTarget{c.gradients.data(parameter, use), std::exchange(last, micro_batch).has_value()};
+  });
+}
+
+// More groups of micro-batches are to come.
+void ScheduledEngine::store_gradient(UnitId unit, int use) {
+  Core& c = core();
+  const HoldingId gradient = c.gradients.holding(unit, use);
+  c.pager.written(gradient, c.gradients.bytes(unit, use));
+  c.pager.release(gradient);
+}
+
+void ScheduledEngine::finish_gradient(UnitId unit) {
+  Core& c = core();
+  const auto bad = add_uses(unit);
+  for (int use = 1; use < c.gradients.uses(unit); ++use) {
+    c.pager.release(c.gradients.holding(unit, use));
+    c.pager.discard(c.gradients.holding(unit, use));
+  }
+  if (!not_finite_) not_finite_ = bad;
+  if (!c.plan.clip && not_finite_)
+    fail(ErrorCode::kNotFinite, "the gradient of '{}' is not finite", layout().spec(*not_finite_).name);
+  const HoldingId gradient = c.gradients.holding(unit, 0);
+  const UnitRange units = c.together(unit);
+  if (!c.plan.clip && units.size() == 1) {
+    enqueue(units);
+    return c.pager.release(gradient);
+  }
+  c.pager.written(gradient, c.gradients.final_bytes(unit));
+  c.pager.park(gradient);  // the update streams it from its record where it left memory
+  c.pager.release(gradient);
+  finished_[unit] = true;
+  if (!c.plan.clip && have_final_gradients(units)) enqueue(units);
+}
+
+// All uses become one, which is rounded once to the compute type (a narrow gradient is then packed into the
+// first half of the buffer). Returns a parameter whose gradient is not finite, if there is one.
+std::optional<ParameterId> ScheduledEngine::add_uses(UnitId unit) {
+  Core& c = core();
+  Threads& threads = c.resources.threads;
+  const auto of_use = [&](ParameterId p, int use) { return Array{c.gradients.data(p, use), Dtype::kF32}; };
+  for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p) {
+    const std::size_t n = layout().place(p).elements;
+    for (int use = 0; use < layout().spec(p).uses; ++use)
+      if (!written_[p][static_cast<std::size_t>(use)]) kernels::fill(threads, n, 0.0f, of_use(p, use));
+    for (int use = 1; use < layout().spec(p).uses; ++use)
+      kernels::add(threads, n, of_use(p, 0), of_use(p, use), of_use(p, 0));
+  }
+  std::byte* const base = c.pager.data(c.gradients.holding(unit, 0));
+  kernels::narrow_in_place(threads, layout().unit_elements(unit), reinterpret_cast<float*>(base),
+                           c.gradients.final_type(unit));
+  for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p)
+    c.gradients.sum_squares_of(threads, p, base);
+  return c.gradients.not_finite(unit);
+}
+
+bool ScheduledEngine::have_final_gradients(UnitRange units) const {
+  return std::all_of(finished_.begin() + units.first, finished_.begin() + units.end, std::identity());
+}
+
+void ScheduledEngine::enqueue(UnitRange units) {
+  Core& c = core();
+  for (UnitId unit = units.first; unit < units.end; ++unit)
+    std::erase(unforeseen_, unit);  // with this update the step is done with it
+  c.enqueue(units, false);
+  for (UnitId unit = units.first; unit < units.end; ++unit) {
+    c.gradients.hand_over(unit);
+    // The master holds the values: what is on disk need not be read only to be overwritten.
+    if (c.states.has_master(unit) && c.plan.clip && !c.pager.resident(c.parameters[unit]))
+      c.pager.forget(c.parameters[unit]);
+  }
+}
+
+StepResult ScheduledEngine::step() {
+  return core().guarded([&](Core& c) {
+    if (!in_step() || position_ != accesses_.size() || !held_.empty())
+      refuse(ErrorCode::kState, "step() is called after {} of {} accesses, with {} units held", position_,
+             accesses_.size(), held_.size());
+    c.in_step = false;
+    position_ = 0;
+    c.pager.set_position(0);
+    StepResult result = c.measure();
+    if (!c.plan.clip) return result;
+    if (not_finite_ || !Core::representable(result.gradient_norm)) skip_step(result.gradient_norm);
+    c.clip(result);
+    for (const Access& access : accesses_)
+      if (access.parameters && c.gradients.uses(access.unit) > 0 && c.queue.current(access.unit))
+        enqueue(c.together(access.unit));
+    c.queue.advance();
+    return result;
+  });
+}
+
+void ScheduledEngine::skip_step(double norm) {
+  Core& c = core();
+  for (UnitId unit = 0; unit < layout().units().size(); ++unit)
+    if (c.gradients.uses(unit) > 0) c.pager.discard(c.gradients.holding(unit, 0));
+  c.updates.forget_foreseen();
+  --c.steps;
+  c.refuse_not_finite(not_finite_, norm);
+}
+
+void ScheduledEngine::acquire_for_reading(UnitId unit) {
+  core().guarded([&](Core& c) {
+    check_between_steps(unit, "read");
+    c.queue.ensure_updated(unit);
+    c.pager.acquire(c.parameters[unit], Pager::Use::kRead);
+    if (unit + 1 < c.parameters.size() && c.queue.current(unit + 1))
+      c.pager.prefetch_one(c.parameters[unit + 1]);
+    c.queue.advance();
+  });
+}
+
+void ScheduledEngine::release_from_reading(UnitId unit) {
+  core().guarded([&](Core& c) { c.pager.release(c.parameters[unit]); });
+}
+
+// In the order of the schedule as many as there is room for, or the first one in part.
+void ScheduledEngine::set_lendable(std::span<std::byte> memory) {
+  core().guarded([&](Core& c) {
+    c.settle();
+    const auto streamed = [&](const UnitPlan& unit) {
+      return c.plan.clip && !unit.resident(Part::kGradient);
+    };
+    c.updates.set_lendable(memory, std::ranges::any_of(c.plan.units, streamed));
+    needed_first_.clear();
+    std::size_t free = c.updates.lendable_slots();
+    for (const Access& access : accesses_) {
+      const std::size_t chunks = c.states.format().shards().chunks(access.unit);
+      if (c.states.resident(access.unit) || std::ranges::count(needed_first_, access.unit) > 0) continue;
+      if (free == 0 || (chunks > free && !needed_first_.empty())) break;
+      needed_first_.insert(needed_first_.begin(), access.unit);
+      free -= std::min(free, chunks);
+    }
+  });
+}
+
+void ScheduledEngine::lend(std::size_t from) {
+  core().guarded([&](Core& c) {
+    if (!in_step()) refuse(ErrorCode::kState, "memory is lent outside of a step");
+    c.updates.lend(from);
+    while (!unforeseen_.empty() && c.queue.current(unforeseen_.front()) &&
+           !c.updates.under_way(unforeseen_.front())) {
+      c.updates.foresee(unforeseen_.front());
+      unforeseen_.erase(unforeseen_.begin());
+    }
+  });
+}
+
+void ScheduledEngine::take_back(std::size_t until) {
+  core().guarded([&](Core& c) { c.queue.take_back(until); });
+}
+
+void ScheduledEngine::end_lending() noexcept {
+  try {
+    take_back(SIZE_MAX);
+  } catch (...) {  // NOLINT: whoever calls the engine next is told
+  }
+  core().updates.wait_for_lent();
+}
+
+}  // namespace sluice::engine
