@@ -3,8 +3,7 @@
  * A caller describes its model as units (parameters that are needed together) and asks for an engine within a
  * budget. Then, in each step: acquire a unit, compute with its parameters where they lie, hand in gradients,
  * release it; at last sluice_engine_step() updates. What does not fit in memory comes from disk and goes back
- * there.
- * See docs/architecture.md for the words, and examples/network.c for a whole program.
+ * there. See docs/architecture.md for the words, and examples/network.c for a whole program.
  *
  * Building: cc program.c $(pkg-config --cflags --libs sluice), or in CMake find_package(sluice REQUIRED) and
  * target_link_libraries(program PRIVATE sluice::sluice). pkg-config looks below PKG_CONFIG_PATH, CMake below
@@ -17,9 +16,11 @@
  * Threads: every function may be called from any thread. Calls on one engine take turns.
  * sluice_engine_acquire() may wait for the disk, and nothing else of that engine goes on meanwhile.
  *
+ * Questions take a const sluice_engine: they change nothing, and are answered by one that has failed, too.
+ * What is held, whether there is a step, which gradients there are: callers ask, and need not count along.
+ *
  * Ownership: what a _create function gives belongs to the caller, who gives it back with the _destroy
- * function of the same name. Pointers handed in are read during the call only, unless it says
- * otherwise.
+ * function of the same name. Pointers handed in are read during the call only, unless said otherwise.
  *
  * Versions: a struct's first member is its size as the caller was compiled with it (SLUICE_INIT sets it);
  * members that a later version adds have the default that zero means. sluice_abi_version() changes where old
@@ -348,6 +349,13 @@ typedef enum sluice_access {
  * for. */
 SLUICE_API sluice_status sluice_engine_acquire(sluice_engine* engine, uint32_t unit, sluice_access access);
 SLUICE_API sluice_status sluice_engine_release(sluice_engine* engine, uint32_t unit);
+/* How the unit is held, what touches brought in apart: `accesses` has the bit 1 << SLUICE_READ, ... of each
+ * access; `times` is how often it is to be released, 0 where it is not held. Either may be NULL. */
+SLUICE_API sluice_status sluice_engine_held(const sluice_engine* engine, uint32_t unit, uint32_t* accesses,
+                                            uint32_t* times);
+/* Those that are, in the order of acquiring: at most `capacity`; `count` is how many there are. */
+SLUICE_API sluice_status sluice_engine_held_units(const sluice_engine* engine, uint32_t* units,
+                                                  size_t capacity, size_t* count);
 /* Where the parameter lies: its elements one after another, in its type, the last dimension fastest. The
  * address stays the same for the engine's whole life; the memory may be read only while the unit is held, and
  * written only while it is held with SLUICE_EDIT. A read at another time ends the process with a message that
@@ -363,6 +371,9 @@ SLUICE_API sluice_status sluice_engine_parameter(sluice_engine* engine, uint32_t
 SLUICE_API sluice_status sluice_engine_add_gradient(sluice_engine* engine, uint32_t parameter,
                                                     const void* gradient, sluice_dtype dtype);
 
+/* `has`: 1 where the parameter has a gradient, added in this step or kept; 0 where none is left of it. */
+SLUICE_API sluice_status sluice_engine_has_gradient(const sluice_engine* engine, uint32_t parameter,
+                                                    uint32_t* has);
 /* Of a parameter that has a gradient (SLUICE_STATE otherwise), at any time until it is dropped. What is asked
  * for is brought in, and nothing else: `norm` (infinite where an element is not finite) and `multiply` need
  * no element. `data`: all elements in `dtype`, for the caller; not in a parameter's memory, unless its unit
@@ -394,6 +405,10 @@ SLUICE_API sluice_status sluice_engine_abandon_step(sluice_engine* engine);
 /* Waits until all updates are applied. */
 SLUICE_API sluice_status sluice_engine_settle(sluice_engine* engine);
 SLUICE_API sluice_status sluice_engine_steps(const sluice_engine* engine, uint64_t* steps);
+/* `in_step`: 1 from sluice_engine_begin_step() until the step is over, else 0. */
+SLUICE_API sluice_status sluice_engine_in_step(const sluice_engine* engine, uint32_t* in_step);
+/* `text`: why the engine has failed, given to the caller; NULL where it has not. */
+SLUICE_API sluice_status sluice_engine_failure(const sluice_engine* engine, char** text);
 
 /* Writes a checkpoint of values and optimizer state into the folder `out`, as docs/formats/checkpoint.md
  * says: whole or not at all; the newest `keep` (0: all) stay. A folder that holds another run's checkpoints,
@@ -426,8 +441,7 @@ typedef struct sluice_counters {
 } sluice_counters;
 /* Over the engine's life. */
 SLUICE_API sluice_status sluice_engine_counters(const sluice_engine* engine, sluice_counters* counters);
-/* What happened when, as Trace Event JSON (Perfetto opens it). SLUICE_STATE where the engine keeps no trace.
- */
+/* What happened when, as Trace Event JSON (Perfetto opens it). SLUICE_STATE where none is kept. */
 SLUICE_API sluice_status sluice_engine_save_trace(const sluice_engine* engine, const char* path);
 
 #ifdef __cplusplus

@@ -102,6 +102,26 @@ sluice_status sluice_engine_release(sluice_engine* engine, uint32_t unit) {
   return with_engine(engine, [&](sluice_engine& e) { e.engine->release(unit_of(e, unit)); });
 }
 
+sluice_status sluice_engine_held(const sluice_engine* engine, uint32_t unit, uint32_t* accesses,
+                                 uint32_t* times) {
+  return ask(engine, [&](const sluice_engine& e) {
+    const std::vector<Hold> holds = e.engine->holds(unit_of(e, unit));
+    uint32_t all = 0;
+    for (const Hold hold : holds) all |= 1u << static_cast<unsigned>(hold);
+    if (accesses != nullptr) *accesses = all;
+    if (times != nullptr) *times = static_cast<uint32_t>(holds.size());
+  });
+}
+
+sluice_status sluice_engine_held_units(const sluice_engine* engine, uint32_t* units, size_t capacity,
+                                       size_t* count) {
+  return ask(engine, [&](const sluice_engine& e) {
+    const std::vector<sluice::engine::UnitId> all = e.engine->held_units();
+    if (capacity > 0) std::copy_n(all.begin(), std::min(capacity, all.size()), &required(units, "units"));
+    required(count, "count") = all.size();
+  });
+}
+
 sluice_status sluice_engine_parameter(sluice_engine* engine, uint32_t parameter, const void** data) {
   return with_engine(engine, [&](sluice_engine& e) {
     required(data, "data") = e.engine->parameter(parameter_of(e, parameter)).data;
@@ -121,6 +141,12 @@ sluice_status sluice_engine_get_gradient(sluice_engine* engine, uint32_t paramet
   return with_engine(engine, [&](sluice_engine& e) {
     require_present(e, data, bytes_of(e, parameter, dtype_of(dtype)), true, "data");
     e.engine->read_gradient(parameter_of(e, parameter), {data, dtype_of(dtype)});
+  });
+}
+
+sluice_status sluice_engine_has_gradient(const sluice_engine* engine, uint32_t parameter, uint32_t* has) {
+  return ask(engine, [&](const sluice_engine& e) {
+    required(has, "has") = e.engine->has_gradient(parameter_of(e, parameter)) ? 1 : 0;
   });
 }
 
@@ -161,6 +187,18 @@ sluice_status sluice_engine_settle(sluice_engine* engine) {
 
 sluice_status sluice_engine_steps(const sluice_engine* engine, uint64_t* steps) {
   return ask(engine, [&](const sluice_engine& e) { required(steps, "steps") = e.engine->steps(); });
+}
+
+sluice_status sluice_engine_in_step(const sluice_engine* engine, uint32_t* in_step) {
+  return ask(engine,
+             [&](const sluice_engine& e) { required(in_step, "in_step") = e.engine->in_step() ? 1 : 0; });
+}
+
+sluice_status sluice_engine_failure(const sluice_engine* engine, char** text) {
+  return ask(engine, [&](const sluice_engine& e) {
+    char*& out = required(text, "text");
+    out = e.engine->failure().empty() ? nullptr : new_text(e.engine->failure());
+  });
 }
 
 namespace {

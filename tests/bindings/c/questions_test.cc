@@ -1,0 +1,150 @@
+#include "tests/bindings/c/support.h"
+
+// What a caller need not count along, since the engine says it.
+namespace sluice_c_test {
+namespace {
+
+constexpr uint32_t kLast = 4, kLastUnit = 2;
+
+class QuestionsTest : public ::testing::Test {
+ protected:
+  QuestionsTest() {
+    sluice_engine_options options = options_of({}, nullptr);
+    options.held_units = 2;
+    options.serve_touches = 1;
+    sluice_engine* made = nullptr;
+    EXPECT_OK(sluice_engine_create(model_.get(), &options, &made));
+    engine_.reset(made);
+    set_start_values(made);
+  }
+  sluice_engine* engine() { return engine_.get(); }
+  uint32_t accesses(uint32_t unit) {
+    uint32_t found = 99;
+    EXPECT_OK(sluice_engine_held(engine(), unit, &found, nullptr));
+    return found;
+  }
+  uint32_t times(uint32_t unit) {
+    uint32_t found = 99;
+    EXPECT_OK(sluice_engine_held(engine(), unit, nullptr, &found));
+    return found;
+  }
+  std::vector<uint32_t> held_units() {
+    std::vector<uint32_t> units(3);
+    size_t count = 0;
+    EXPECT_OK(sluice_engine_held_units(engine(), units.data(), units.size(), &count));
+    units.resize(count);
+    return units;
+  }
+  bool in_step() {
+    uint32_t found = 9;
+    EXPECT_OK(sluice_engine_in_step(engine(), &found));
+    return found == 1;
+  }
+  bool has_gradient() {
+    uint32_t found = 9;
+    EXPECT_OK(sluice_engine_has_gradient(engine(), kLast, &found));
+    return found == 1;
+  }
+  void add() {
+    const std::vector<float> gradient(parameters()[kLast].elements(), 1.0f);
+    EXPECT_OK(sluice_engine_acquire(engine(), kLastUnit, SLUICE_GRADIENT_ONLY));
+    EXPECT_OK(sluice_engine_add_gradient(engine(), kLast, gradient.data(), SLUICE_F32));
+    EXPECT_OK(sluice_engine_release(engine(), kLastUnit));
+  }
+
+  ModelHandle model_ = make_model(0, SLUICE_F32);
+  EngineHandle engine_{nullptr, sluice_engine_destroy};
+};
+
+TEST_F(QuestionsTest, WhatIsHeldAndHowOften) {
+  EXPECT_EQ(held_units(), std::vector<uint32_t>{});
+  EXPECT_OK(sluice_engine_begin_step(engine(), nullptr));
+  EXPECT_OK(sluice_engine_acquire(engine(), kLastUnit, SLUICE_READ));
+  EXPECT_OK(sluice_engine_acquire(engine(), 1, SLUICE_READ));
+  EXPECT_OK(sluice_engine_acquire(engine(), kLastUnit, SLUICE_GRADIENT_ONLY));
+  EXPECT_EQ(held_units(), (std::vector<uint32_t>{kLastUnit, 1}));
+  EXPECT_EQ(accesses(kLastUnit), 1u << SLUICE_READ | 1u << SLUICE_GRADIENT_ONLY);
+  EXPECT_EQ(times(kLastUnit), 2u);
+  EXPECT_EQ(times(0), 0u);
+  EXPECT_OK(sluice_engine_release(engine(), kLastUnit));
+  EXPECT_EQ(accesses(kLastUnit), 1u << SLUICE_READ);
+  size_t count = 0;
+  EXPECT_OK(sluice_engine_held_units(engine(), nullptr, 0, &count));
+  EXPECT_EQ(count, 2u);
+  EXPECT_OK(sluice_engine_abandon_step(engine()));
+  EXPECT_EQ(held_units(), std::vector<uint32_t>{});
+  EXPECT_EQ(accesses(kLastUnit), 0u);
+  expect_error(sluice_engine_held(engine(), 99, nullptr, nullptr), SLUICE_INVALID_ARGUMENT, {"no unit 99"});
+}
+
+// What an edit held is released like the rest, so that the unit can be acquired for anything again.
+TEST_F(QuestionsTest, AnEditEndsWithTheStepThatIsAbandoned) {
+  EXPECT_OK(sluice_engine_begin_step(engine(), nullptr));
+  EXPECT_OK(sluice_engine_acquire(engine(), 1, SLUICE_EDIT));
+  EXPECT_EQ(accesses(1), 1u << SLUICE_EDIT);
+  EXPECT_OK(sluice_engine_abandon_step(engine()));
+  EXPECT_EQ(accesses(1), 0u);
+  set_start_values(engine());
+  EXPECT_OK(sluice_engine_acquire(engine(), 1, SLUICE_EDIT));
+  EXPECT_OK(sluice_engine_release(engine(), 1));
+}
+
+TEST_F(QuestionsTest, WhatATouchBringsInIsNobodysAndStaysWhileQuestionsAreAsked) {
+  const void* data = nullptr;
+  EXPECT_OK(sluice_engine_parameter(engine(), kLast, &data));
+  const auto touches = [&] {
+    sluice_counters counters = SLUICE_INIT(sluice_counters);
+    EXPECT_OK(sluice_engine_counters(engine(), &counters));
+    return counters.touches;
+  };
+  const volatile auto* const values = static_cast<const volatile float*>(data);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(values[i], values[i]);
+    EXPECT_EQ(held_units(), std::vector<uint32_t>{});
+    EXPECT_EQ(touches(), 1u);
+  }
+  EXPECT_OK(sluice_engine_settle(engine()));
+  EXPECT_EQ(values[0], values[0]);
+  EXPECT_EQ(touches(), 2u);
+}
+
+TEST_F(QuestionsTest, WhetherThereIsAStepAndAGradient) {
+  EXPECT_FALSE(in_step());
+  EXPECT_OK(sluice_engine_begin_step(engine(), nullptr));
+  EXPECT_TRUE(in_step());
+  EXPECT_FALSE(has_gradient());
+  add();
+  EXPECT_TRUE(has_gradient());
+  EXPECT_OK(sluice_engine_drop_gradient(engine(), kLast));
+  EXPECT_FALSE(has_gradient());
+  add();
+  const auto groups = two_groups();
+  sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
+  settings.groups = groups.data();
+  settings.group_count = groups.size();
+  settings.keep_gradients = 1;
+  EXPECT_OK(sluice_engine_step(engine(), &settings, nullptr));
+  EXPECT_FALSE(in_step());
+  EXPECT_TRUE(has_gradient());
+  EXPECT_OK(sluice_engine_begin_step(engine(), nullptr));
+  settings.keep_gradients = 0;
+  EXPECT_OK(sluice_engine_step(engine(), &settings, nullptr));
+  EXPECT_FALSE(has_gradient());
+}
+
+TEST_F(QuestionsTest, WhyAnEngineHasFailed) {
+  char* text = nullptr;
+  EXPECT_OK(sluice_engine_failure(engine(), &text));
+  EXPECT_EQ(text, nullptr);
+  sluice_home* homes[3] = {};
+  EXPECT_OK(sluice_engine_leave(engine(), 0, 0, homes));
+  EXPECT_OK(sluice_engine_failure(engine(), &text));
+  ASSERT_NE(text, nullptr);
+  expect_error(sluice_engine_settle(engine()), SLUICE_STATE, {text});
+  sluice_text_destroy(text);
+  EXPECT_FALSE(in_step());
+  for (sluice_home* home : homes) sluice_home_destroy(home);
+}
+
+}  // namespace
+}  // namespace sluice_c_test
