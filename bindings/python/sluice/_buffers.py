@@ -6,11 +6,12 @@ import contextlib
 import ctypes
 import functools
 import math
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from ctypes import POINTER, c_char_p, c_int, c_ssize_t, c_void_p
 from typing import Any
 
-from .errors import InvalidArgumentError
+from .errors import InvalidArgumentError, StateError
 
 
 class _PyBuffer(ctypes.Structure):
@@ -106,3 +107,17 @@ def address_of(view: memoryview) -> Iterator[int]:
         yield held.buf
     finally:
         _release_buffer(ctypes.byref(held))
+
+
+def hand_out(each: Callable[[str, int, memoryview], object], name: str, first: int, part: memoryview) -> None:
+    """Gives a function of the caller's elements of a parameter that are valid during its call. Raises StateError where it
+    kept them."""
+    memory = weakref.ref(part.obj)
+    each(name, first, part)
+    with contextlib.suppress(BufferError):
+        part.release()
+    if memory() is not None:  # an array or a slice of it is left
+        raise StateError(
+            f"the function that was given elements of '{name}' kept them, and they are valid during its call only; "
+            "copy them"
+        )

@@ -6,12 +6,12 @@ import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import _abi
 from ._library import library
-from .errors import StateError, error_of
+from .errors import Error, StateError, error_of
 
 
 def call(function: str, *arguments: Any) -> None:
@@ -23,11 +23,11 @@ def call(function: str, *arguments: Any) -> None:
 
 
 def text_of(function: str, *arguments: Any) -> str:
-    """Calls a function whose last argument gives a text to the caller."""
+    """Calls a function whose last argument gives a text to the caller; "" where it gives none."""
     text = ctypes.c_void_p()
     call(function, *arguments, ctypes.byref(text))
     try:
-        return ctypes.string_at(text.value or 0).decode("utf-8", "surrogateescape")
+        return (ctypes.string_at(text.value) if text.value else b"").decode("utf-8", "surrogateescape")
     finally:
         library().sluice_text_destroy(text)
 
@@ -68,6 +68,31 @@ class Handle:
         finally:
             self._users.pop(begun, None)
             self._tell_close()
+
+    def ask(self, question: str, *of: int | None) -> int:
+        """What the library answers by a number."""
+        answer = ctypes.c_uint32()
+        self.call(question, *of, ctypes.byref(answer))
+        return answer.value
+
+    def call_back(self, function: str, unit: int, kind: Any, run: Callable[..., None]) -> None:
+        """Calls a function of the library that calls `run`, for a unit. What that raises comes out here."""
+        raised: list[BaseException] = []
+
+        def guarded(*arguments: int) -> int:
+            try:
+                run(*arguments)
+                return 0
+            except BaseException as error:  # a KeyboardInterrupt, too; it goes on where the engine was called
+                raised.append(error)
+                return 1
+
+        try:
+            self.call(function, unit, kind(guarded), None)
+        except Error:
+            if raised:
+                raise raised.pop() from None
+            raise
 
     def _begin(self, call: object) -> int:
         self.check()

@@ -15,7 +15,7 @@ from typing import Any, Union
 from . import _abi, _buffers, _make
 from ._handle import Handle, call, text_of
 from ._library import library
-from .errors import Error, InvalidArgumentError, StateError
+from .errors import InvalidArgumentError, StateError
 from .model import Counters, LedgerLine, Options, Parameter, Path, Size, StepResult, Unit, size_of, whole
 from .optimizers import Optimizer
 
@@ -36,18 +36,6 @@ def plan(units: Sequence[Unit], options: Options) -> dict[str, Any]:
     with _make.model_of(units, options.dtype) as model:
         made: dict[str, Any] = json.loads(text_of("sluice_plan", model, ctypes.byref(_make.options_of(options))))
         return made
-
-
-def _hand_out(each: Stream, name: str, first: int, part: memoryview) -> None:
-    memory = weakref.ref(part.obj)
-    each(name, first, part)
-    with contextlib.suppress(BufferError):
-        part.release()
-    if memory() is not None:  # an array or a slice of it is left
-        raise StateError(
-            f"the function that was given elements of '{name}' kept them, and they are valid during its call only; "
-            "copy them"
-        )
 
 
 class Held:
@@ -92,8 +80,7 @@ class Engine:
         self._parameters = [(parameter, u) for u, unit in enumerate(self.units) for parameter in unit.parameters]
         self._ids = {parameter.key: p for p, (parameter, _) in enumerate(self._parameters)}
         self._groups = _make.groups_of(options.optimizer)
-        self._lock = threading.Lock()  # of the next two
-        self._held = [0] * len(self.units)
+        self._lock = threading.Lock()  # of the next
         self._views: list[weakref.WeakValueDictionary[int, memoryview]] = [
             weakref.WeakValueDictionary() for _ in self.units
         ]
@@ -205,9 +192,11 @@ class Engine:
         `gradient`, within a step, gradients may be added."""
         u = self._unit(unit)
         self._handle.call("sluice_engine_acquire", u, _abi.GRADIENT if gradient else _abi.READ)
-        with self._lock:
-            self._held[u] += 1
         return Held(self, u)
+
+    def held_units(self) -> tuple[str, ...]:
+        """The units that are held, in the order in which they were acquired."""
+        return tuple(self.units[u].name for u in self._held_units())
 
     def parameter(self, name: str) -> memoryview:
         """The memory of a parameter whose unit is held: read-only, in its shape, in f32, or as the 16 bits of
@@ -217,7 +206,7 @@ class Engine:
         address = ctypes.c_void_p()
         self._handle.call("sluice_engine_parameter", p, ctypes.byref(address))
         with self._lock:
-            if self._held[unit] == 0:
+            if not self._accesses(unit) & ~(1 << _abi.GRADIENT_ONLY):
                 raise StateError(f"'{name}' is read while its unit '{self.units[unit].name}' is not held; acquire it")
             view = _buffers.view_of_memory(
                 address.value or 0, parameter.view_shape, parameter.dtype or self.options.dtype
@@ -243,6 +232,10 @@ class Engine:
             self._handle.call("sluice_engine_get_gradient", p, address, _abi.DTYPES[dtype])
         return made
 
+    def has_gradient(self, name: str) -> bool:
+        """Whether the parameter has a gradient, which was added in this step or kept, and neither dropped nor applied."""
+        return bool(self._handle.ask("sluice_engine_has_gradient", self._parameter(name)[0]))
+
     def gradient_norm(self, name: str) -> float:
         """The norm of a parameter's gradient, infinite where an element is not finite; brings no element in."""
         norm = ctypes.c_double()
@@ -259,12 +252,11 @@ class Engine:
 
     def abandon_step(self) -> None:
         """Ends the step without an update: its gradients are dropped, and every unit is released."""
-        self._handle.call("sluice_engine_abandon_step")
         with self._lock:
-            for unit, held in enumerate(self._held):
-                if held:
-                    self._end_views(unit)
-            self._held = [0] * len(self.units)
+            held = self._held_units()
+            self._handle.call("sluice_engine_abandon_step")
+            for unit in held:
+                self._end_views(unit)
 
     def step(
         self,
@@ -320,6 +312,17 @@ class Engine:
         self._handle.call("sluice_engine_steps", ctypes.byref(count))
         return count.value
 
+    @property
+    def in_step(self) -> bool:
+        """Whether a step was begun that is not over."""
+        return bool(self._handle.ask("sluice_engine_in_step"))
+
+    @property
+    def failure(self) -> str:
+        """Why the engine has failed, so that it refuses everything; "" where it has not."""
+        with self._handle.use() as address:
+            return text_of("sluice_engine_failure", address)
+
     # ---- checkpoints, and what goes on inside ----
 
     def save(self, out: Path, keep: int = 0) -> str:
@@ -373,12 +376,26 @@ class Engine:
             raise InvalidArgumentError(f"there is no parameter '{name}'; the model has {len(self._ids)}")
         return self._ids[name], *self._parameters[self._ids[name]]
 
+    def _accesses(self, unit: int) -> int:
+        """How the unit is held: 1 << READ, ... of each access."""
+        accesses = ctypes.c_uint32()
+        self._handle.call("sluice_engine_held", unit, ctypes.byref(accesses), None)
+        return accesses.value
+
+    def _times_held(self, unit: int) -> int:
+        """How often the unit has to be released."""
+        return self._handle.ask("sluice_engine_held", unit, None)
+
+    def _held_units(self) -> list[int]:
+        units, count = (ctypes.c_uint32 * len(self.units))(), ctypes.c_size_t()
+        self._handle.call("sluice_engine_held_units", units, len(units), ctypes.byref(count))
+        return units[: count.value]
+
     def _release(self, unit: int) -> None:
         with self._lock:
-            self._held[unit] -= 1
-            if self._held[unit] == 0:
+            if self._times_held(unit) == 1:
                 self._end_views(unit)
-        self._handle.call("sluice_engine_release", unit)
+            self._handle.call("sluice_engine_release", unit)
 
     def _end_views(self, unit: int) -> None:
         for view in list(self._views[unit].values()):
@@ -416,35 +433,17 @@ class Engine:
     def _stream(self, function: str, unit: int, each: Stream, writable: bool) -> None:
         def run(context: int, p: int, first: int, address: int, elements: int) -> None:
             part = _buffers.view_of_memory(address, (elements,), "f32", writable)
-            _hand_out(each, self._parameters[p][0].key, first, part)
+            _buffers.hand_out(each, self._parameters[p][0].key, first, part)
 
-        self._call_back(function, unit, _abi.VALUES, run)
+        self._handle.call_back(function, unit, _abi.VALUES, run)
 
     def _stream_state(self, function: str, unit: int, each: StateStream, writable: bool) -> None:
         arrays = self.state_arrays()
 
         def run(context: int, p: int, array: int, first: int, address: int, elements: int) -> None:
             part = _buffers.view_of_memory(address, (elements,), "f32", writable)
-            _hand_out(
+            _buffers.hand_out(
                 lambda name, at, values: each(name, arrays[array], at, values), self._parameters[p][0].key, first, part
             )
 
-        self._call_back(function, unit, _abi.STATE, run)
-
-    def _call_back(self, function: str, unit: int, kind: Any, run: Callable[..., None]) -> None:
-        raised: list[BaseException] = []
-
-        def guarded(*arguments: int) -> int:
-            try:
-                run(*arguments)
-                return 0
-            except BaseException as error:  # a KeyboardInterrupt, too; it goes on where the engine was called
-                raised.append(error)
-                return 1
-
-        try:
-            self._handle.call(function, unit, kind(guarded), None)
-        except Error:
-            if raised:
-                raise raised.pop() from None
-            raise
+        self._handle.call_back(function, unit, _abi.STATE, run)

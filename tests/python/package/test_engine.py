@@ -154,6 +154,25 @@ def test_agrees_with_torch_for_20_steps(tmp_path):
                 rounding.assert_updated_alike(made, theirs, 20, step_size, name)
 
 
+def test_what_is_held_and_which_gradients_there_are_is_asked_of_the_engine():
+    with make_engine() as engine:
+        set_start(engine)
+        name, n = UNITS[1].parameters[0].name, UNITS[1].parameters[0].elements
+        assert engine.held_units() == () and not engine.in_step and engine.failure == ""
+        engine.begin_step()
+        with engine.acquire("unit.1", gradient=True), engine.acquire("unit.1"):
+            assert engine.held_units() == ("unit.1",) and engine.in_step and not engine.has_gradient(name)
+            engine.add_gradient(name, np.ones(n, np.float32))
+            assert engine.has_gradient(name)
+        assert engine.held_units() == () and engine.has_gradient(name)
+        engine.acquire("unit.1")
+        view = engine.parameter(name)
+        engine.abandon_step()
+        assert engine.held_units() == () and not engine.in_step and not engine.has_gradient(name)
+        with pytest.raises(ValueError, match="released"):
+            view[0, 0]
+
+
 def test_a_learning_rate_of_one_step_and_a_gradient_factor():
     halved = [sluice.AdamW(lr=g.lr / 2, weight_decay=g.weight_decay) for g in GROUPS]
     results = []

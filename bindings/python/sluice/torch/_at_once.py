@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
@@ -59,9 +58,9 @@ class UpdatesInBackward(Updates):
     def begin(self, presence: Presence) -> None:
         """The engine's step begins."""
         self._given = self._settings()
-        presence.engine.own.begin_step(self._given, clip_value=presence.clip_value)
         self._had.clear()
         self._open.clear()
+        presence.engine.own.begin_step(self._given, clip_value=presence.clip_value)
 
     def apply(self, presence: Presence, home: Home, values: torch.Tensor) -> None:
         """Takes the parameter's only gradient of this step."""
@@ -91,22 +90,12 @@ class UpdatesInBackward(Updates):
     def _end(self, presence: Presence) -> bool:
         self._passes.clear()
         presence.release_all()
-        if not self._had:
+        if not self._had or not presence.engine.in_step:
             return False
-        with presence.noting():
-            self._had.clear()
-            presence.engine.own.step()
-            presence.ended_step()
+        presence.engine.own.step()
+        self._had.clear()  # after it: a KeyboardInterrupt may come between
+        presence.first_step.end()
         return True
-
-    def mend(self, presence: Presence) -> bool:
-        """There is no step after this. What was applied is applied; the rest had no gradient."""
-        with contextlib.suppress(StateError):  # the engine says so where none was begun
-            presence.engine.own.abandon_step()
-        self._passes.clear()
-        self._had.clear()
-        self._open.clear()
-        return False
 
 
 def _current_pass() -> int | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import threading
 import weakref
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -57,26 +56,16 @@ class Updates:
             return False
         presence.release_all()
         presence.begin_step()
-        with presence.noting():
-            presence.in_step = False
-            presence.engine.own.step(
-                settings, clip_value=presence.clip_value, gradient_factor=factor, keep_gradients=True
-            )
-            for home in got:
-                home.changed()
-        presence.ended_step()
+        for home in got:  # before: a KeyboardInterrupt may come right after the step
+            home.changed()
+        presence.engine.own.step(settings, clip_value=presence.clip_value, gradient_factor=factor, keep_gradients=True)
+        presence.first_step.end()
         return True
-
-    def mend(self, presence: Presence) -> bool:
-        """Mends the step after a KeyboardInterrupt; gives whether there is one, the same or another."""
-        if presence.trainable:
-            with contextlib.suppress(StateError):  # the engine says so where one was begun
-                presence.engine.own.begin_step()
-        return presence.trainable
 
 
 class Presence:
-    """Holds the units of one wrapped model that are in use, and knows of its engine's step. All parts of a wrapped model
+    """Holds the units of one wrapped model that are in use, and begins its engine's steps. What is held, and whether there is
+    a step, is what the engine says, so that a KeyboardInterrupt may come between any two lines. All parts of a wrapped model
     have this one. Calls may come from any thread."""
 
     def __init__(
@@ -98,9 +87,8 @@ class Presence:
         self.lock = threading.RLock()
         self.stored = Stored(engine, homes, self.lock, self.use, self.by_storage)
         self.updates = Updates()
-        self.in_step = False
-        self._held: OrderedDict[int, list[int]] = OrderedDict()  # unit -> accesses, the one used last at the end
-        self._torn = False  # whether the two above, or versions, may not be what the engine has
+        self._uses = itertools.count()
+        self._last_use = [0] * len(engine.units)
 
     # ---- units come and go ----
 
@@ -109,36 +97,37 @@ class Presence:
         units that are held sends it away."""
         self.check_open()
         with self.lock:
-            self.mend()
             self.updates.before_use(self)
-            held = self._held.get(unit)
-            if held is not None and access in held:
-                self._held.move_to_end(unit)
+            self._last_use[unit] = next(self._uses)
+            held = self.engine._accesses(unit)
+            if held & 1 << access:
                 return
             if access == _abi.GRADIENT_ONLY or torch.is_grad_enabled():
                 self.begin_step()
             self.first_step.note(self.keeper.look())
             self.stored.drop_ended()
-            while held is None and len(self._held) >= self.limit:
-                self.release(next(iter(self._held)))
-            with self.noting():
-                self.engine._handle.call("sluice_engine_acquire", unit, access)
-                self._held.setdefault(unit, []).append(access)
-                self._held.move_to_end(unit)
+            if not held:
+                self._make_room()
+            self.engine._handle.call("sluice_engine_acquire", unit, access)
+
+    def _make_room(self) -> None:
+        """Those that were used longest ago go, until one more unit can be held."""
+        held = sorted(self.engine._held_units(), key=self._last_use.__getitem__)
+        for unit in held[: max(0, len(held) + 1 - self.limit)]:
+            self.release(unit)
 
     def release(self, unit: int) -> None:
         """The unit is not held any more."""
         self.updates.release(unit)
-        with self.noting():
-            for _ in self._held.pop(unit, ()):
-                self.engine._handle.call("sluice_engine_release", unit)
+        for _ in range(self.engine._times_held(unit)):
+            self.engine._handle.call("sluice_engine_release", unit)
 
     def release_all(self) -> None:
         """No unit is held any more."""
         with self.lock:
-            self.mend()
-            while self._held:
-                self.release(next(iter(self._held)))
+            if not (self.engine.closed or self.engine._handle.inherited):
+                for unit in self.engine._held_units():
+                    self.release(unit)
 
     def touches(self) -> int:
         """How often a parameter was touched that was not present."""
@@ -159,20 +148,13 @@ class Presence:
 
     def begin_step(self) -> None:
         """There is a step, from now on if there was none."""
-        if self.trainable and not self.in_step:
-            with self.noting():
-                self.updates.begin(self)
-                self.in_step = True
+        if self.trainable and not self.engine.in_step:
+            self.updates.begin(self)
 
     def begin_anew(self) -> None:
         """The step that was begun, and has no gradient yet, begins again."""
         self._abandon_step()
         self.begin_step()
-
-    def ended_step(self) -> None:
-        """The engine's step is over."""
-        self.in_step = False
-        self.first_step.end()
 
     def apply_gradient(self, home: Home, values: torch.Tensor) -> None:
         """The gradient is applied in backward, and nothing of it is kept."""
@@ -185,11 +167,13 @@ class Presence:
         with self.lock:
             self._drop_unused()
             self.release_all()
+            if not self.engine.in_step:
+                return
             if self.updates.begun:
                 raise StateError(
                     f"a checkpoint is {verb} between backward and optimizer.step(), which ends a step; do it after that"
                 )
-            if self.in_step and self.stored.entries:
+            if self.stored.entries:
                 names = ", ".join(repr(self.homes[index].name) for index in list(self.stored.entries)[:3])
                 raise StateError(
                     f"a checkpoint is {verb} while {len(self.stored.entries)} parameters ({names}, ...) have gradients, which "
@@ -200,9 +184,8 @@ class Presence:
 
     def _abandon_step(self) -> None:
         self.release_all()
-        if self.in_step:
+        if self.engine.in_step:
             self.engine.own.abandon_step()
-            self.in_step = False
 
     def _drop_unused(self) -> None:
         """What the engine has of gradients that are no parameter's any more ends."""
@@ -221,40 +204,11 @@ class Presence:
         """The engine plans with so much for PyTorch, of which so much is alive at once. Raises BudgetError where that does
         not fit, and StateError where gradients are in the way, with nothing changed."""
         with self.lock:
-            self.mend()
             self._drop_unused()
-            if self.stored.entries or self.updates.begun:
+            if self.stored.entries or (self.engine.in_step and self.updates.begun):
                 raise StateError("there are gradients, of a step that optimizer.step() and zero_grad() have not ended")
             self._abandon_step()
             before = self.keeper.give_back()
-            with self.noting():
-                self.engine._handle.call("sluice_engine_replan", reserve)
+            self.engine._handle.call("sluice_engine_replan", reserve)
             self.first_step.replanned(reserve, estimated, resident_bytes() - before)
             self.first_step.planned(self.engine.plan()["predicted_peak"])
-
-    # ---- after a KeyboardInterrupt, which comes between any two lines ----
-
-    @contextlib.contextmanager
-    def noting(self) -> Iterator[None]:
-        """Inside, the state of the engine changes, and what is noted here of it."""
-        self._torn = True
-        try:
-            yield
-        except Exception:
-            self._torn = False
-            raise
-        self._torn = False
-
-    def mend(self) -> None:
-        """Where a change was not noted, nothing is held after this, and whether there is a step is what the engine says.
-        Gradients stay. Graphs that were made before count as outdated, since a step may have been done."""
-        if not self._torn:
-            return
-        self._held.clear()
-        for unit in range(len(self.engine.units)):
-            with contextlib.suppress(StateError):  # the engine says so when the unit is not held any more
-                while True:
-                    self.engine._handle.call("sluice_engine_release", unit)
-        self.in_step = self.updates.mend(self)
-        self.changed()
-        self._torn = False

@@ -161,7 +161,6 @@ class Session:
         presence = self.presence
         presence.check_open("the model was closed, and its parameters are plain tensors; wrap it again")
         with presence.lock:
-            presence.mend()
             self._exchange()
             got = [home for home in presence.homes if self._collect(home)]
             if (model := self.model()) is not None:
