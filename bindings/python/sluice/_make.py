@@ -122,7 +122,9 @@ def options_of(given: Options) -> _abi.EngineOptions:
             "adamw_lr is for sluice.torch.wrap(), which finds the parameters that it is for; here give these a group of "
             "their own, with that lr"
         )
-    folders, settings = _folders(given.disk), groups[0].for_c()
+    folders, settings, places = _folders(given.disk), groups[0].for_c(), _places(given.place)
+    sgemm = _function(given.sgemm, "sgemm", "sluice.torch.sgemm()")
+    team = _function(given.team, "team", "sluice.torch.team()")
     return _abi.EngineOptions(
         size=ctypes.sizeof(_abi.EngineOptions),
         memory=size_of(given.memory, "memory"),
@@ -140,12 +142,12 @@ def options_of(given: Options) -> _abi.EngineOptions:
         no_master=1 if given.master == "none" else 0,
         seed=whole(given.seed, "seed", 2**64),
         update_in_backward=1 if given.update_in_backward else 0,
-        sgemm=_function(given.sgemm, "sgemm", "sluice.torch.sgemm()"),
-        team=_function(given.team, "team", "sluice.torch.team()"),
+        sgemm=sgemm,
+        team=team,
         optimizer=groups[0].name.encode(),
         settings=settings,
         setting_count=len(settings),
-        **_places(given.place),
+        **places,
     )
 
 

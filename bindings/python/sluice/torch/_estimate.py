@@ -7,7 +7,7 @@ import dataclasses
 import random
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,10 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from ..errors import Error, InvalidArgumentError
+from ..model import Size, size_of
 from ._fakes import fake_of, faked
 
 _ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
-FIXED = 160 << 20  # code of libraries that is loaded in the first step, thread stacks, small objects
+_FIXED = 160 << 20  # code of libraries that is loaded in the first step, thread stacks, small objects
+_RESERVES = (512 << 20, _FIXED)  # of which the first that fits is taken until the first call tells
 _GROUPED = torch.ops.aten._grouped_mm.default
 _SHARE = 0.25  # of the peak: what the allocator keeps between blocks, and operators use inside
 
@@ -109,6 +111,16 @@ def with_margin(alive: int) -> int:
     return alive + int(alive * _SHARE)
 
 
+def reserves_of(model: torch.nn.Module, stated: Size | None, batch: Any, train: bool) -> tuple[Sequence[int], int | None]:
+    """What may be planned for PyTorch, the best first, and what was estimated that it has at most at once, where it was."""
+    if stated is not None:
+        return [size_of(stated, "reserve")], None
+    if batch is None:
+        return _RESERVES, None
+    found = estimate(model, batch, train)
+    return [found.reserve], found.peak
+
+
 def estimate(model: torch.nn.Module, batch: Any, train: bool) -> Estimate:
     """batch: what the model is called with: a dict of keyword arguments, a tuple of arguments, or one argument; of its
     tensors only shapes and types count. The loss is the output's `loss`; else what a cross entropy of the outputs takes is
@@ -147,7 +159,7 @@ def estimate_call(
         alive = _Alive({tensor.untyped_storage()._cdata for tensor in tensors})
         with fake, alive, torch.set_grad_enabled(train), alive.casts_made_again():
             kept = _step(called, call[0], call[1], train, alive)
-        return Estimate(alive.peak, with_margin(alive.peak) + FIXED, kept)
+        return Estimate(alive.peak, with_margin(alive.peak) + _FIXED, kept)
 
 
 @contextlib.contextmanager

@@ -15,12 +15,10 @@ from ..model import Options, Size, Unit, size_of
 from ..optimizers import AdamW, Muon
 from ..optimizers import Optimizer as Settings
 from ._checks import check_ahead, check_model, check_optimizer
-from ._estimate import FIXED, estimate
+from ._estimate import reserves_of
 from ._libraries import sgemm, team
 from ._roles import roles_of
 from ._units import Group, Roles, bytes_in_memory, find_units, held_at_least, units_of
-
-_RESERVES = (512 << 20, FIXED)  # of which the first that fits is taken until the first call tells
 
 
 class Prepared(NamedTuple):
@@ -31,6 +29,8 @@ class Prepared(NamedTuple):
     settings: list[Settings]  # of each parameter group
     roles: Roles
     options: Options
+    memory: int  # of the options, in bytes
+    reserve: int  # likewise, for PyTorch
     train: bool  # whether there is an optimizer
     estimated: Optional[int]  # bytes that PyTorch has at most at once, where that was found out
     stated: bool  # what is reserved for PyTorch is the user's word
@@ -56,48 +56,36 @@ def prepare(
     Raises InvalidArgumentError for what cannot be wrapped so, StateError for what is wrapped."""
     check_model(model, optimizer is not None)
     check_optimizer(optimizer, others.get("update_in_backward", False), param_groups, clip_value)
-    groups = find_units(model, units)
-    check_ahead(held_units, prefetch, len(groups))
     settings, roles = roles_of(model, AdamW() if optimizer is None else optimizer, param_groups or [])
-    reserves, estimated = _reserves(model, reserve, sample_batch, optimizer is not None)
+    groups = find_units(model, units)
+    declared = units_of(groups, roles, optimizer is not None)
+    held, given_back = held_at_least(model, groups), bytes_in_memory(groups)
+    check_ahead(held_units, prefetch, len(groups))
+    reserves, estimated = reserves_of(model, reserve, sample_batch, optimizer is not None)
+    budget = size_of(memory, "memory")
     options = Options(
-        memory=memory,
+        memory=budget,
         reserved=reserves[0],
         optimizer=settings,
         threads=threads or torch.get_num_threads(),
-        held_units=max(held_units, held_at_least(model, groups)),
+        held_units=max(held_units, held),
         prefetch=prefetch,
-        given_back=bytes_in_memory(groups),
+        given_back=given_back,
         serve_touches=True,
         sgemm=sgemm() if isinstance(optimizer, Muon) else None,
         team=team(),
         **others,
     )
-    declared = units_of(groups, roles, optimizer is not None)
-    if len(reserves) > 1:
-        options = _fitting(declared, options, reserves)
-    return Prepared(
-        groups, declared, settings, roles, options, optimizer is not None, estimated, reserve is not None, clip_value
-    )
+    planned = _fitting(declared, options, reserves)
+    options = dataclasses.replace(options, reserved=planned)
+    train, stated = optimizer is not None, reserve is not None
+    return Prepared(groups, declared, settings, roles, options, budget, planned, train, estimated, stated, clip_value)
 
 
-def _reserves(
-    model: torch.nn.Module, reserve: Optional[Size], sample_batch: Any, train: bool
-) -> tuple[Sequence[int], Optional[int]]:
-    """What may be planned for PyTorch, the best first, and what was estimated that it has at most at once, where it was."""
-    if reserve is not None:
-        return [size_of(reserve, "reserve")], None
-    if sample_batch is None:
-        return _RESERVES, None
-    found = estimate(model, sample_batch, train)
-    return [found.reserve], found.peak
-
-
-def _fitting(units: Sequence[Unit], options: Options, reserves: Sequence[int]) -> Options:
-    """With the first of these reserves for which there is a plan, else with the last."""
-    for reserved in reserves:
-        options = dataclasses.replace(options, reserved=reserved)
+def _fitting(units: Sequence[Unit], options: Options, reserves: Sequence[int]) -> int:
+    """The first of these reserves for which there is a plan, else the last."""
+    for reserved in reserves[:-1]:
         with contextlib.suppress(BudgetError):
-            plan(units, options)
-            break
-    return options
+            plan(units, dataclasses.replace(options, reserved=reserved))
+            return reserved
+    return reserves[-1]

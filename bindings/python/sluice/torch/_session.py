@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 import torch
 
 from ..errors import StateError
-from ..model import size_of
 from ..optimizers import Optimizer as Settings
 from . import _acquire, _closing, _homes
 from ._demand import Demand
@@ -34,16 +33,16 @@ class Session:
         options, train = prepared.options, prepared.train
         trainable = train and any(p.requires_grad for p in model.parameters())
         largest = max((p.numel() * p.element_size() for p in model.parameters() if p.requires_grad), default=0)
-        memory = size_of(options.memory, "memory")
-        keeper = Keeper(memory, largest)
+        keeper = Keeper(prepared.memory, largest)
         self.model = weakref.ref(model)
         self._hooks: list[Any] = []
         self.engine = WrappedEngine(prepared.units, options)
         self._moving: Moving | None = Moving(model, self.engine)
         with self.undone_on_failure():
             homes = self._moving.move_in(prepared.groups, prepared.roles, train, source)
-            reserve = size_of(options.reserved, "reserve")
-            self.engine.first_step = FirstStep(memory, reserve, prepared.estimated, prepared.stated)
+            self.engine.first_step = FirstStep(
+                prepared.memory, prepared.reserve, prepared.estimated, prepared.stated
+            )
             self.presence = Presence(
                 self.model, self.engine, homes, keeper, self.engine.first_step, trainable, prepared.clip_value
             )

@@ -29,12 +29,13 @@ def stored_of(model: torch.nn.Module, folder: Path, partly: bool = True) -> dict
     buffers = {name: b for name, b in model.named_buffers() if b.is_meta}
     files = SafetensorsFolder(folder, lambda tensors: as_parameters(model, tensors))
     stored = files.find({names[0]: names for names in names_of.values()} | {name: [name] for name in buffers})
+    others = files.others(stored)
     parameters = {name: p for name, p in model.named_parameters() if p.numel()}
     for name, t in (parameters | buffers).items():
         if name in stored:
             _check(name, t, stored[name])
     missing = [name for name in parameters if name not in stored]
-    others = _unexpected(model, files.others(stored), {name for names in names_of.values() for name in names})
+    others = _unexpected(model, others, {name for names in names_of.values() for name in names})
     if missing and not partly:
         raise NotFoundError(
             f"{_lacking(missing, folder)}{_of_others(others)}. Where the model is meant to have more than the files, build it on "
