@@ -7,7 +7,7 @@
 // Private to this room.
 namespace sluice::allocator {
 
-// Knows which extents of a pool are free. Thread rule: its owner's mutex, or one thread.
+// Knows which extents of a pool are free. Thread rule: its owner guards it.
 class ExtentMap {
  public:
   explicit ExtentMap(std::size_t extents) : used_(extents), free_(extents) {}

@@ -32,7 +32,7 @@ class Log {
   void set_level(LogLevel level);
 
  private:
-  // Not a template: else the logging library's formatting would be compiled into every file that logs.
+  // It is no template, which would compile the logging library's formatting into every file that logs.
   void write(LogLevel level, fmt::string_view text, fmt::format_args arguments);
 };
 Log& log();

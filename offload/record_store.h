@@ -13,7 +13,7 @@
 // The inside of RecordStore. Private to this room.
 namespace sluice::offload {
 
-// What was last written to a block. The thread that has set `busy` alone may touch the rest.
+// What was last written to a block. Only the transfer that has set `busy` may touch the rest.
 struct BlockRecord {
   std::uint64_t checksum = 0;
   std::uint64_t previous_checksum = 0;  // of the generation before: it tells a stale block from a damaged one

@@ -21,7 +21,7 @@ constexpr std::size_t kColumns = 1024;  // columns of the matrix that is updated
 constexpr std::size_t kMostOfProducts = std::size_t{4}
                                         << 20;  // elements: an update then takes about a second
 // Rows of a matrix whose update stays in a core's caches. Where rows and columns have factors of their own,
-// there are as many that the factors are as small a part as in memory.
+// there are more, so that the factors are as small a part as in memory.
 constexpr std::size_t kCacheRows = 16, kFactoredCacheRows = 128;
 
 using Shape = std::vector<std::size_t>;

@@ -205,8 +205,8 @@ Finding disk(const std::string& folder, engine::Machine& machine) {
     value.update({{"folder", folder}, {"trials", all}, {"kept", kept ? Json(*kept) : Json()}});
     return {
         "disk " + folder,
-        fmt::format("runs use {} with {} under way{}; beside work on all cores {}, {:.2f} GB/s both ways at "
-                    "once, and {:.3f} s of a core for 1 GB; {}",
+        fmt::format("{} with {} under way, which runs use{}; beside work on all cores {}, {:.2f} GB/s both "
+                    "ways at once, and {:.3f} s of a core for 1 GB; {}",
                     text_of(best.rates), text_of(known.io), text_of_other(trials, known.io.way),
                     text_of(known.rates), known.rates.together / 1e9, 1e9 * known.processor_seconds,
                     kept ? fmt::format("kept for {} in {}", known.disturbed ? "an hour" : "a week", *kept)

@@ -94,7 +94,7 @@ void bind_settings(Flags& flags, Json& settings) {
 void bind_optimizer(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.real("--clip", s.clip, "upper bound of the gradient's global norm (1); 0 for none");
   flags.real("--clip-value", s.clip_value,
-             "upper bound of each element's size in the gradient, after --clip; 0 for none");
+             "upper bound of the size of the gradient's elements, after --clip; 0 for none");
   flags.text("--loss-scale", s.loss_scale, "dynamic, or a number (dynamic with --dtype f16, else 1)");
   flags.real("--initial-scale", s.initial_scale, "first value of a dynamic loss scale (65536)");
   flags.whole("--scale-growth-interval", s.scale_growth_interval,
