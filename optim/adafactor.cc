@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kFactorGrain = 4096;  // rows or columns of one task
 static_assert(kernels::kLoopGrain % kernels::kGridBlock == 0);
 
-// What the rounds hand on.
+// What the rounds hand on, in a parameter's scratch.
 struct Progress {
   Progress(const Matrices& m, double* scratch)
       : tiles(m),
@@ -32,17 +32,17 @@ struct Progress {
     const std::size_t factors = m.all_rows() + m.all_columns() + kFactorPadding;
     return kScalars + m.blocks() + m.all_rows() + in_strips(m, t) + in_tiles(m, t) + divide_up(factors, 2);
   }
-  // Sums of blocks, and in the first round those of rows and strips, which lie behind them.
+  // The sums of blocks, behind which lie those of rows and strips, which the first round has, too.
   PartSums sums(int round, const Matrices& m) const {
     return {{blocks, round == 0 ? tile_sums : blocks + m.blocks()}, {}};
   }
   static constexpr std::size_t kScalars = 3;
   Tiles tiles;
   double* scalars;        // the rate (clipped from round 1 on), what the weight decay keeps, beta2
-  double* blocks;         // sums of squares: of values, then of the update
-  double* row_sums;       // of squared gradients
-  double* strip_sums;     // of the squared gradients' columns, for each strip
-  double* tile_sums;      // of columns, for each of the tiles at work; none where a strip is one tile
+  double* blocks;         // the sums of squares of each block: of values in round 0, of the update in round 1
+  double* row_sums;       // the sums of squared gradients of each row
+  double* strip_sums;     // the sums of squared gradients of each strip's columns
+  double* tile_sums;      // likewise for the tiles at work; there are none where a strip is one tile
   float* row_factors;     // 1 / sqrt(row / mean of rows)
   float* column_factors;  // 1 / sqrt(column)
 
@@ -168,7 +168,7 @@ class GradientSums {
         {&m_, begin, end, gradient_.at(begin - first_), rule_, p_.row_sums, columns, m_.matrix_of(row)});
   }
 
-  // Of the tiles that end in the span, one after another.
+  // The tiles that end in the span are added, one after another.
   void add_to_strips(Threads& threads, std::size_t tile, std::size_t count) const {
     threads.parallel_for(m_.columns, kFactorGrain, [&](std::size_t begin, std::size_t end) {
       for (std::size_t t = tile; t < tile + count && tiles_.end_row(m_, t) * m_.columns <= last_; ++t) {

@@ -30,7 +30,7 @@ struct MuonFactors {
   float learning_rate;  // scaled by the shape
 };
 
-// Of an iteration: x <- a x + b (x x') x + c (x x')^2 x. Jordan et al. 2024.
+// The constants of an iteration: x <- a x + b (x x') x + c (x x')^2 x. Jordan et al. 2024.
 struct Quintic {
   float a = 3.4445f, b = -4.7750f, c = 2.0315f;
 };
@@ -48,7 +48,7 @@ HWY_INLINE simd::F32Vector next_momentum(const MuonFactors& f, simd::F32Vector g
   return simd::mul_add(before, simd::set(f.momentum), hn::Mul(gradient, simd::set(f.rate)));
 }
 
-// out: what is made orthogonal.
+// out: the direction that is to be made orthogonal.
 void muon_direction(const MuonFactors& factors, std::size_t n, ConstArray gradient, ConstArray momentum,
                     float* out) {
   simd::for_each_vector(n, [f = factors, gradient, momentum, out](auto at) HWY_ATTR {
@@ -58,7 +58,7 @@ void muon_direction(const MuonFactors& factors, std::size_t n, ConstArray gradie
   });
 }
 
-// square <- a + b gram + c square, but for a, which is of the diagonal.
+// square <- b gram + c square; the caller adds a to the diagonal.
 void muon_polynomial(const Quintic& quintic, std::size_t n, const float* gram, float* square) {
   simd::for_each_vector(n, [q = quintic, gram, square](auto at) HWY_ATTR {
     const auto second = hn::Mul(simd::load(square, at), simd::set(q.c));
@@ -66,7 +66,7 @@ void muon_polynomial(const Quintic& quintic, std::size_t n, const float* gram, f
   });
 }
 
-// direction: what belongs to the range.
+// direction: the elements of the orthogonal matrix that belong to the range.
 void muon_range(const MuonFactors& factors, const float* direction, const SpanRange& range) {
   update_elements<1>(range, factors.gradient, [f = factors, direction](auto at, Elements& e) SLUICE_BODY {
     using simd::mul_add, simd::set;
@@ -95,7 +95,7 @@ static_assert(kernels::kLoopGrain % kWidened == 0);
 
 bool is_matrix(const Kind& kind) { return kind.shape.size() == 2 && !kind.by_elements; }
 
-// Where combine() has its operands. The iteration is over the shorter side: its Gram matrices are the
+// The sides of a matrix for combine(). The iteration is over the shorter side, since its Gram matrices are
 // smaller.
 struct Sides {
   explicit Sides(const Kind& kind)
@@ -146,7 +146,7 @@ MuonFactors Orthogonal::factors(const Hyperparameters& h, const Kind& kind) cons
           .learning_rate = rounded(h.learning_rate * scale)};
 }
 
-// The momentum is updated here and again when the update is applied: the rounds only read it.
+// Rounds only read the momentum, so it is computed here and again by apply(), which stores it.
 void Orthogonal::statistics(Threads& threads, int, const Hyperparameters& h, const Span& span) const {
   check_span(*this, h, span);
   const MuonFactors constants = factors(h, span.whole.kind);
@@ -190,7 +190,7 @@ class NewtonSchulz {
   }
 
  private:
-  // So that no singular value is above 1.
+  // Afterwards no singular value is above 1.
   void normalize() {
     const std::size_t n = sides_.rows * sides_.columns;
     const double norm =
@@ -224,7 +224,7 @@ class NewtonSchulz {
     for (std::size_t i = 0; i < k; ++i) factor_[i * k + i] += quintic.a;
   }
 
-  // In place: of a tall matrix some rows, else some columns.
+  // Multiplies in place some rows of a tall matrix, or some columns of another.
   void replace_slice(std::size_t first, std::size_t count) {
     const std::size_t k = sides_.least;
     float* const part = matrix_ + first * (sides_.tall ? k : 1);
@@ -257,7 +257,7 @@ void Orthogonal::apply(Threads& threads, const Hyperparameters& h, const Span& s
   });
 }
 
-// Matrices are one's, the rest is the other's.
+// Matrices are updated by Orthogonal, all other parameters by AdamW.
 class Muon final : public Optimizer {
  public:
   Muon(const Settings& settings, const Storage& storage)

@@ -25,13 +25,14 @@ struct StateArray {
   CodeMap map = CodeMap::kSigned;  // of the codes
 };
 
-// Where a part of such an array lies.
+// Where some consecutive elements of such an array lie.
 struct StatePart {
-  Array values;             // in its type
-  float* scales = nullptr;  // of codes: the first is that of the part's first element
+  Array values;             // in the array's type
+  float* scales = nullptr;  // the scales of codes, from the first element's on; null for other types
 };
 
-// State of a parameter as a whole: f32, of a shape of its own; always in memory.
+// An array of f32 that an optimizer keeps for a parameter as a whole, in a shape of its own. It is always in
+// memory.
 struct WholeArray {
   std::string name;  // as transformers names it: "exp_avg_sq_row"
   std::vector<std::size_t> shape;
@@ -41,15 +42,15 @@ struct WholeArray {
 // What an optimizer is told of a parameter.
 struct Kind {
   std::span<const std::size_t> shape;
-  bool by_elements = false;  // one of matrices (Muon) leaves it to AdamW: embeddings, heads
+  bool by_elements = false;  // an optimizer of matrices (Muon) leaves it to AdamW, as embeddings and heads
 };
 
-// What the rounds of an update are about: one parameter.
+// A parameter as the rounds of an update have it.
 struct Whole {
   Kind kind;
-  float* state = nullptr;          // its whole arrays, one after another
-  double* scratch = nullptr;       // scratch(kind) values, zero before the first round, until it was applied
-  std::byte* workspace = nullptr;  // workspace(kind) bytes, for a combine() alone
+  float* state = nullptr;          // the parameter's whole arrays, one after another
+  double* scratch = nullptr;       // scratch(kind) values: zero before the first round, kept until apply()
+  std::byte* workspace = nullptr;  // workspace(kind) bytes that each combine() may overwrite
 };
 
 // The names under which users know the types of state: "f32", "bf16", "8bit".
@@ -80,13 +81,13 @@ struct Span {
   Whole whole = {};              // of the parameter; for optimizers that have rounds
 };
 
-// How an optimizer holds what it works on. The arithmetic is f32 whatever it is.
+// In which types an optimizer holds its state and its parameters. It computes in f32 in any case.
 struct Storage {
-  // f32; bf16, rounded to nearest, ties to even, each time it is written; or u8: encoded then
-  // (optim/eight_bit.h).
+  // f32; bf16, which is rounded to nearest, ties to even, each time it is written; or u8, which is encoded
+  // then (optim/eight_bit.h).
   Dtype state = Dtype::kF32;
-  // Of parameters narrower than f32. Without one a parameter is rounded stochastically when it is written, by
-  // words that depend on seed, the parameter, its element and its step alone.
+  // Whether parameters that are narrower than f32 have an f32 master. Without one a parameter is rounded
+  // stochastically when it is written, by words that depend on seed, parameter, element and step alone.
   bool master = true;
   std::uint64_t seed = 0;
 };
@@ -97,55 +98,56 @@ struct PartSums {
   std::span<float> f32;
 };
 
-// What an optimizer has that looks at parameters as a whole before it updates them (Adafactor, Muon). It
-// works in rounds: for each round r < rounds(), statistics(r, span) over all spans of a parameter in
-// ascending order, then combine(r); then Optimizer::apply() to every span. What stands here is an elementwise
-// optimizer's, which has none.
-// A parameter may be in several parts, as ranks have them, each with a scratch of its own. statistics() of a
-// part then goes over its spans alone, and combine() of each part is handed the scratch in which sums(r) have
-// been added over all parts. A part leaves zero what is of another part: so each sum has one addend that is
-// not zero, and the order of the parts changes no bit.
+// An optimizer that looks at parameters as a whole before it updates them (Adafactor, Muon) works in rounds:
+// for each round r < rounds(), statistics(r, span) over all spans of a parameter in ascending order, then
+// combine(r); then Optimizer::apply() to every span. The functions here are those of an elementwise
+// optimizer, which has no rounds. A parameter may be in several parts, as ranks have them, each with a
+// scratch of its own. statistics() of a part then goes over its spans alone, and combine() of each part is
+// handed the scratch in which sums(r) have been added over all parts. A part leaves zero what is of another
+// part: so each sum has one addend that is not zero, and the order of the parts changes no bit.
 class Rounds {
  public:
   virtual ~Rounds() = default;
   virtual int rounds() const { return 0; }
-  virtual bool has_rounds(const Kind&) const { return rounds() > 0; }  // else the parameter is only applied
-  // Of a parameter of this shape; each has some of whole_names(), in their order.
+  virtual bool has_rounds(const Kind&) const { return rounds() > 0; }  // else apply() is all of its update
+  // The whole arrays of a parameter of this shape: some of whole_names(), in their order.
   virtual std::vector<WholeArray> whole_state(std::span<const std::size_t>) const { return {}; }
   virtual std::vector<std::string> whole_names() const { return {}; }
-  // Whether statistics(round) looks at state, and whether at values (masters, or where there are none the
-  // parameter): what it does not look at need not be there for it.
+  // Whether statistics(round) reads the state, and the values (masters, or the parameter where there are
+  // none). What it does not read need not be in memory.
   virtual bool reads_state(int /*round*/) const { return true; }
   virtual bool reads_values(int /*round*/) const { return true; }
-  virtual std::size_t scratch(const Kind&) const { return 0; }    // f64 values, for the rounds
+  virtual std::size_t scratch(const Kind&) const { return 0; }    // f64 values that rounds hand on
   virtual std::size_t workspace(const Kind&) const { return 0; }  // bytes, aligned to 64
-  // Of the products that combine() asks for, the most in each of m, n and k; m 0: there are none.
+  // The largest m, n and k of the products that combine() asks for; m is 0 where it asks for none.
   virtual kernels::Product largest_product(const Kind&) const { return {}; }
-  virtual double product_flops(const Kind&) const { return 0; }  // of an update
+  virtual double product_flops(const Kind&) const { return 0; }  // operations of an update's products
   // Where a parameter may be cut into parts: the last such element at or before `element`, on its grid.
   virtual std::size_t last_cut(const Kind&, std::size_t element) const {
     return element / kernels::kGridBlock * kernels::kGridBlock;
   }
-  // Of a round; they are zero before its first span. The whole needs no more than kind and scratch.
+  // What statistics(round) adds up; it is zero before the round's first span. Only kind and scratch of the
+  // whole are read.
   virtual PartSums sums(int /*round*/, const Whole&) const { return {}; }
   virtual void statistics(Threads&, int, const Hyperparameters&, const Span&) const {}
   // products: may be null where there is no largest_product().
   virtual void combine(Threads&, kernels::F32Products*, int, const Hyperparameters&, const Whole&) const {}
 };
 
-// The arithmetic of a step. Knows no tier and no rank. Gives the same bits however a parameter is cut into
-// spans (at multiples of kernels::kGridBlock elements), at any vector width and thread count; but for matrix
-// products, whose shapes are those of the parameter, and whose bits are their library's. Thread rule:
-// statistics(), combine() and apply() of one parameter from one thread at a time; the rest from any.
+// The arithmetic of a step. It knows no tier and no rank, and gives the same bits however a parameter is cut
+// into spans (at multiples of kernels::kGridBlock elements), at any vector width and thread count. Only the
+// bits of matrix products, whose shapes are the parameter's, depend on their library. Thread rule:
+// statistics(), combine() and apply() of one parameter are called from one thread at a time, the other
+// functions from any.
 class Optimizer : public Rounds {
  public:
   explicit Optimizer(Settings settings, const Storage& storage = {});
   const std::string& name() const { return settings_.optimizer(); }  // "adamw"
   Json settings() const;                                             // what a checkpoint records
-  // Those of a step that has others; see Settings::for_step().
+  // The settings of a step where they are not the optimizer's own; see Settings::for_step().
   std::shared_ptr<const Settings> for_step(const Json& given) const { return settings_.for_step(given); }
   const Storage& storage() const { return storage_; }
-  // Whether it keeps f32 masters of parameters in a narrower type. An f32 parameter is its own.
+  // Whether it keeps f32 masters of parameters in a narrower type. An f32 parameter is its own master.
   bool keeps_master() const { return storage_.master; }
   virtual std::vector<StateArray> state() const = 0;
   // Whether a parameter has the array of state().
