@@ -26,9 +26,6 @@ struct Matrices {
   std::size_t blocks() const;
   std::size_t matrix_elements() const { return rows * columns; }
   std::size_t matrix_of(std::size_t row) const { return row / rows; }
-  std::size_t column_at(std::size_t element) const {  // of all matrices
-    return element / (rows * columns) * columns + element % columns;
-  }
 };
 
 // How the sums of columns are cut. One thread sums the rows of a tile in ascending order: some rows of one
