@@ -1,5 +1,4 @@
 #pragma once
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -91,32 +90,5 @@ std::unique_ptr<IoService> make_io_service(const IoOptions& options);
 // Says whether io_uring can be used here. If not, `why` gets the reason ("kernel.io_uring_disabled is 2",
 // "forbidden by seccomp", ...).
 bool uring_available(std::string* why);
-
-// Makes a file in memory, for tests. Its transfers run at once, on the caller's thread.
-std::unique_ptr<File> make_memory_file(std::string name);
-
-// What a fault-injecting file does wrong. Transfers are counted from 0, reads and writes together.
-struct Faults {
-  std::uint64_t seed = 0;
-  double read_error = 0, write_error = 0;  // probability of an EIO
-  double read_flip = 0, write_flip = 0;    // probability of one flipped bit
-  double lost_write = 0;                   // probability of a write that is reported as done but never made
-  std::uint64_t fail_after =
-      UINT64_MAX;  // from this transfer on, all fail with ENOSPC (writes) or EIO (reads)
-  std::uint64_t truncate_after = UINT64_MAX;  // at this transfer the file loses its second half
-  unsigned delay_microseconds = 0;            // each transfer ends so much later, on another thread
-};
-// Makes a file that forwards to `inner`, with faults. `injected` counts them, if it is not null. Both outlive
-// it.
-std::unique_ptr<File> make_faulty_file(File& inner, const Faults& faults,
-                                       std::atomic<std::uint64_t>* injected = nullptr);
-
-// A file in memory whose writes are durable only after sync(). power_cut() loses a pseudo-random subset of
-// the blocks that were not synced.
-class VolatileFile : public File {
- public:
-  virtual void power_cut(std::uint64_t seed) = 0;
-};
-std::unique_ptr<VolatileFile> make_volatile_file(std::string name);
 
 }  // namespace sluice::offload

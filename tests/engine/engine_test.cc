@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "engine/amsgrad.h"
 #include "engine/toy.h"
-#include "offload/file.h"
+#include "offload/test_files.h"
 
 namespace sluice::engine {
 namespace {

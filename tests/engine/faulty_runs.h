@@ -13,6 +13,7 @@
 
 #include "core/error.h"
 #include "engine/toy.h"
+#include "offload/test_files.h"
 
 namespace sluice::engine::faulty {
 

@@ -3,7 +3,7 @@
 
 #include "core/error.h"
 #include "engine/toy.h"
-#include "offload/file.h"
+#include "offload/test_files.h"
 
 // Units that are never updated: no gradient, no master, no state, anywhere.
 namespace sluice::engine {

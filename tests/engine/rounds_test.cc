@@ -6,6 +6,7 @@
 #include "engine/store/state_format.h"
 #include "engine/toy.h"
 #include "kernels/matrix.h"
+#include "offload/test_files.h"
 #include "thrown.h"
 
 // Optimizers that need the whole of a parameter, and those whose parameters have different arrays of state.

@@ -13,7 +13,7 @@
 #include "engine/scheduled_engine.h"
 #include "float_array.h"
 #include "kernels/matrix.h"
-#include "offload/file.h"
+#include "offload/test_files.h"
 
 // A model with a parameter that may span units, and a client that trains it by the elements of the logical
 // parameters, so that it does not see how they are cut.

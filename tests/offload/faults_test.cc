@@ -4,6 +4,7 @@
 #include <bit>
 #include <chrono>
 
+#include "offload/test_files.h"
 #include "offload/transfer.h"
 #include "offload/watch.h"
 #include "tests/offload/support.h"

@@ -6,6 +6,7 @@
 #include <future>
 #include <thread>
 
+#include "offload/test_files.h"
 #include "tests/offload/support.h"
 
 namespace sluice::offload {

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "offload/support.h"
+#include "offload/test_files.h"
 
 namespace sluice::offload {
 namespace {

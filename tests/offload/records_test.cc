@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "core/json.h"
+#include "offload/test_files.h"
 #include "tests/offload/support.h"
 
 namespace sluice::offload {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "offload/file.h"
+#include "offload/test_files.h"
 
 namespace sluice::engine {
 namespace {

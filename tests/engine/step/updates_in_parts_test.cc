@@ -14,7 +14,7 @@
 #include "engine/step/update_pipeline.h"
 #include "kernels/harness.h"
 #include "kernels/matrix.h"
-#include "offload/file.h"
+#include "offload/test_files.h"
 #include "plain_sgemm.h"
 
 // Updates in shards, and by other executors: the bits are those of one process that updates whole units.

@@ -9,8 +9,8 @@
 #include "float_array.h"
 #include "models/cases.h"
 #include "models/model/model.h"
-#include "offload/file.h"
 #include "offload/records.h"
+#include "offload/test_files.h"
 #include "optim/optimizer.h"
 
 namespace sluice::models::testing {

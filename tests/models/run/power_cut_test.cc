@@ -17,6 +17,7 @@
 #include "engine/checkpoint/support.h"
 #include "models/run/training_run.h"
 #include "models/run/training_setup.h"
+#include "offload/test_files.h"
 
 namespace sluice::models::testing {
 namespace {

@@ -7,6 +7,7 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "core/random.h"
+#include "offload/test_files.h"
 #include "offload/transfer.h"
 
 namespace sluice::offload {
