@@ -1,5 +1,7 @@
 #include "core/control_group.h"
 
+#include <fmt/core.h>
+
 #include <charconv>
 #include <fstream>
 #include <iterator>
@@ -14,13 +16,8 @@ struct Mount {
   std::string folder;  // the folder where it is mounted
 };
 
-bool has_word(std::string_view list, std::string_view word) {
-  for (std::size_t begin = 0; begin <= list.size();) {
-    const std::size_t end = std::min(list.find(',', begin), list.size());
-    if (list.substr(begin, end - begin) == word) return true;
-    begin = end + 1;
-  }
-  return false;
+bool has_word(const std::string& list, std::string_view word) {
+  return ("," + list + ",").find(fmt::format(",{},", word)) != std::string::npos;
 }
 
 // In "31 23 0:28 / /sys/fs/cgroup rw shared:1 - cgroup2 cgroup2 rw" the group and the folder are the fourth
@@ -45,7 +42,7 @@ std::optional<std::string> group_path(const std::string& root, int version, std:
     const std::size_t first = line.find(':');
     const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
     if (second == std::string::npos) continue;
-    const std::string_view controllers = std::string_view(line).substr(first + 1, second - first - 1);
+    const std::string controllers = line.substr(first + 1, second - first - 1);
     if (version == 2 ? controllers.empty() : has_word(controllers, controller))
       return line.substr(second + 1);
   }

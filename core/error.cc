@@ -1,44 +1,24 @@
 #include "core/error.h"
 
+#include <array>
 #include <system_error>
 
 namespace sluice {
+namespace {
 
-int exit_status(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kInvalidArgument:
-    case ErrorCode::kNotFound:
-    case ErrorCode::kCorrupt:
-    case ErrorCode::kNotFinite:
-      return 2;
-    case ErrorCode::kBudget:
-      return 3;
-    default:
-      return 1;
-  }
-}
+struct Row {
+  std::string_view name;
+  int exit_status;
+};
+// They are in the order of ErrorCode.
+constexpr std::array kRows = {
+    Row{"invalid_argument", 2}, Row{"not_found", 2},  Row{"budget", 3}, Row{"io", 1},
+    Row{"corrupt", 2},          Row{"not_finite", 2}, Row{"state", 1},  Row{"internal", 1}};
 
-std::string_view name_of(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kInvalidArgument:
-      return "invalid_argument";
-    case ErrorCode::kNotFound:
-      return "not_found";
-    case ErrorCode::kBudget:
-      return "budget";
-    case ErrorCode::kIo:
-      return "io";
-    case ErrorCode::kCorrupt:
-      return "corrupt";
-    case ErrorCode::kNotFinite:
-      return "not_finite";
-    case ErrorCode::kState:
-      return "state";
-    case ErrorCode::kInternal:
-      break;
-  }
-  return "internal";
-}
+}  // namespace
+
+int exit_status(ErrorCode code) { return kRows[static_cast<std::size_t>(code)].exit_status; }
+std::string_view name_of(ErrorCode code) { return kRows[static_cast<std::size_t>(code)].name; }
 
 std::string errno_text(int error_number) {
   return fmt::format("{} ({})", std::generic_category().message(error_number), error_number);

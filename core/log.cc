@@ -3,6 +3,7 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 
@@ -11,20 +12,16 @@
 namespace sluice {
 namespace {
 
-struct Name {
+struct Level {
   std::string_view name;
-  LogLevel level;
   spdlog::level::level_enum of_library;
 };
-constexpr std::array<Name, 5> kNames = {{{"debug", LogLevel::kDebug, spdlog::level::debug},
-                                         {"info", LogLevel::kInfo, spdlog::level::info},
-                                         {"warn", LogLevel::kWarning, spdlog::level::warn},
-                                         {"error", LogLevel::kError, spdlog::level::err},
-                                         {"off", LogLevel::kOff, spdlog::level::off}}};
-
-spdlog::level::level_enum of_library(LogLevel level) {
-  return kNames[static_cast<std::size_t>(level)].of_library;
-}
+// They are in the order of LogLevel.
+constexpr std::array<Level, 5> kLevels = {{{"debug", spdlog::level::debug},
+                                           {"info", spdlog::level::info},
+                                           {"warn", spdlog::level::warn},
+                                           {"error", spdlog::level::err},
+                                           {"off", spdlog::level::off}}};
 
 spdlog::logger& logger() {
   static const std::shared_ptr<spdlog::logger> logger = [] {
@@ -38,16 +35,9 @@ spdlog::logger& logger() {
 
 }  // namespace
 
-LogLevel Log::level() const {
-  for (const Name& known : kNames)
-    if (known.of_library == logger().level()) return known.level;
-  fail(ErrorCode::kInternal, "the log has a level that it was not given");
-}
-
-void Log::set_level(LogLevel level) { logger().set_level(of_library(level)); }
-
 void Log::write(LogLevel level, fmt::string_view text, fmt::format_args arguments) {
-  if (logger().should_log(of_library(level))) logger().log(of_library(level), fmt::vformat(text, arguments));
+  const auto of_library = kLevels[static_cast<std::size_t>(level)].of_library;
+  if (logger().should_log(of_library)) logger().log(of_library, fmt::vformat(text, arguments));
 }
 
 Log& log() {
@@ -56,9 +46,10 @@ Log& log() {
 }
 
 void set_log_level(std::string_view level) {
-  for (const Name& known : kNames)
-    if (level == known.name) return log().set_level(known.level);
-  fail(ErrorCode::kInvalidArgument, "'{}' is not a log level; use debug, info, warn, error or off", level);
+  const auto known = std::ranges::find(kLevels, level, &Level::name);
+  if (known == kLevels.end())
+    fail(ErrorCode::kInvalidArgument, "'{}' is not a log level; use debug, info, warn, error or off", level);
+  logger().set_level(known->of_library);
 }
 
 }  // namespace sluice

@@ -5,7 +5,7 @@
 
 namespace sluice {
 
-enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
+enum class LogLevel { kDebug, kInfo, kWarning, kError };
 
 // Writes messages for people to the standard error stream, as "sluice: warning: text". Libraries log warnings
 // and errors only where the caller must know; a call's result is never a log line. Thread rule: any thread.
@@ -28,16 +28,14 @@ class Log {
     write(LogLevel::kError, text, fmt::make_format_args(arguments...));
   }
 
-  LogLevel level() const;  // the lowest level that is written
-  void set_level(LogLevel level);
-
  private:
   // It is no template, which would compile the logging library's formatting into every file that logs.
   void write(LogLevel level, fmt::string_view text, fmt::format_args arguments);
 };
 Log& log();
 
-// Accepts "debug", "info", "warn", "error" and "off". Throws Error(kInvalidArgument) otherwise.
+// Sets the lowest level that is written: "debug", "info" (at first), "warn", "error" or "off". Throws
+// Error(kInvalidArgument) otherwise.
 void set_log_level(std::string_view level);
 
 }  // namespace sluice

@@ -36,12 +36,9 @@ class CounterRandom {
                             static_cast<std::uint32_t>(stream_), static_cast<std::uint32_t>(stream_ >> 32)},
                            {static_cast<std::uint32_t>(seed_), static_cast<std::uint32_t>(seed_ >> 32)});
   }
-  std::uint64_t seed() const { return seed_; }
-  std::uint64_t stream() const { return stream_; }
 
  private:
-  std::uint64_t seed_;
-  std::uint64_t stream_;
+  std::uint64_t seed_, stream_;
 };
 
 // Returns a number uniform in [0, 1), made from the upper 24 bits of the word.

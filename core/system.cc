@@ -177,10 +177,6 @@ std::string kernel_version(const std::string& root) {
   return first_line(root + "/proc/sys/kernel/osrelease");
 }
 
-bool unprivileged_userfaultfd(const std::string& root) {
-  return file_number(root + "/proc/sys/vm/unprivileged_userfaultfd") == 1u;
-}
-
 bool user_faults_allowed() {
   const auto descriptor = static_cast<int>(::syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY));
   if (descriptor >= 0) ::close(descriptor);

@@ -30,8 +30,6 @@ std::vector<std::string> simd_features(const std::string& root = "/");
 std::string huge_page_setting(const std::string& root = "/");
 std::optional<std::size_t> mapping_limit(const std::string& root = "/");  // vm.max_map_count
 std::string kernel_version(const std::string& root = "/");                // "6.1.0-18-amd64"
-// vm.unprivileged_userfaultfd. Faults in user mode may be allowed without it: see user_faults_allowed().
-bool unprivileged_userfaultfd(const std::string& root = "/");
 
 bool user_faults_allowed();                        // tries userfaultfd for faults in user mode
 std::optional<std::size_t> locked_memory_limit();  // RLIMIT_MEMLOCK, or nothing where it is unlimited

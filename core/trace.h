@@ -40,9 +40,8 @@ class Trace {
   std::size_t limit_;
   Clock::time_point start_;
   mutable std::mutex mutex_;
-  const Event& kept(std::size_t i) const {
-    return events_[(dropped_ + i) % events_.size()];
-  }  // 0: the oldest
+  // Event 0 is the oldest.
+  const Event& kept(std::size_t i) const { return events_[(dropped_ + i) % events_.size()]; }
   std::string text_of(const Event& event, std::size_t thread) const;
   std::vector<Event> events_;  // a ring once it is full: the oldest is at dropped_ % limit_
   std::uint64_t dropped_ = 0;

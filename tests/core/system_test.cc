@@ -184,15 +184,12 @@ TEST(Settings, AreReadOrUnknown) {
   EXPECT_EQ(huge_page_setting(folder.path()), "");
   EXPECT_FALSE(mapping_limit(folder.path()).has_value());
   EXPECT_EQ(kernel_version(folder.path()), "");
-  EXPECT_FALSE(unprivileged_userfaultfd(folder.path()));
   folder.put("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
   folder.put("proc/sys/vm/max_map_count", "65530\n");
   folder.put("proc/sys/kernel/osrelease", "6.1.0-18-amd64\n");
-  folder.put("proc/sys/vm/unprivileged_userfaultfd", "1\n");
   EXPECT_EQ(huge_page_setting(folder.path()), "madvise");
   EXPECT_EQ(mapping_limit(folder.path()), 65530u);
   EXPECT_EQ(kernel_version(folder.path()), "6.1.0-18-amd64");
-  EXPECT_TRUE(unprivileged_userfaultfd(folder.path()));
   folder.put("sys/kernel/mm/transparent_hugepage/enabled", "]always[\n");
   EXPECT_EQ(huge_page_setting(folder.path()), "");
 }

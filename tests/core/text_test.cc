@@ -165,21 +165,28 @@ TEST(TextFile, AKilledWriterLeavesTheFileWhole) {
 }
 
 TEST(Log, Levels) {
-  const auto before = log().level();
-  set_log_level("error");
-  EXPECT_EQ(log().level(), LogLevel::kError);
-  testing::internal::CaptureStderr();
-  log().warn("not said");
-  log().error("said {}", 5);
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "sluice: error: said 5\n");
-  for (const LogLevel level :
-       {LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarning, LogLevel::kError, LogLevel::kOff}) {
-    log().set_level(level);
-    EXPECT_EQ(log().level(), level);
+  const auto said = [] {
+    testing::internal::CaptureStderr();
+    log().debug("{}", 1);
+    log().info("{}", 2);
+    log().warn("{}", 3);
+    log().error("said {}", 5);
+    return testing::internal::GetCapturedStderr();
+  };
+  const std::string all = "sluice: debug: 1\nsluice: info: 2\nsluice: warning: 3\nsluice: error: said 5\n";
+  EXPECT_EQ(said(), all.substr(all.find("sluice: info")));
+  for (const auto& [level, first] : {std::pair{"debug", "sluice: debug"},
+                                     {"info", "sluice: info"},
+                                     {"warn", "sluice: warning"},
+                                     {"error", "sluice: error"}}) {
+    set_log_level(level);
+    EXPECT_EQ(said(), all.substr(all.find(first))) << level;
   }
+  set_log_level("off");
+  EXPECT_EQ(said(), "");
   for (const char* level : {"", "loud", "INFO"})
     EXPECT_EQ(thrown_by([&] { set_log_level(level); }).code, ErrorCode::kInvalidArgument) << level;
-  log().set_level(before);
+  set_log_level("info");
 }
 
 }  // namespace
