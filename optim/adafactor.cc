@@ -125,9 +125,9 @@ Normalizer Adafactor::normalizer(const Matrices& m, const Progress& p, const Hyp
   }
   const double decay = p.scalars[2];
   n.second = span.whole.state;
-  n.decay = static_cast<float>(decay);
-  n.rate = static_cast<float>(1 - decay);
-  n.epsilon = static_cast<float>(of(h).number("epsilon"));
+  n.decay = rounded(decay);
+  n.rate = rounded(1 - decay);
+  n.epsilon = rounded(of(h).number("epsilon"));
   return n;
 }
 
@@ -294,7 +294,6 @@ void Adafactor::combine(Threads& threads, kernels::F32Products*, int round, cons
 void Adafactor::apply(Threads& threads, const Hyperparameters& h, const Span& span) const {
   const Matrices m(span.whole.kind.shape);
   const Progress p(m, span.whole.scratch);
-  const auto rounded = [](double value) { return static_cast<float>(value); };
   const double beta1 = of(h).number("beta1");
   const AdafactorFactors factors = {rounded(p.scalars[0]), rounded(p.scalars[1]), rounded(beta1),
                                     rounded(1 - beta1)};

@@ -16,8 +16,6 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace sluice::optim::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-namespace simd = kernels::HWY_NAMESPACE;
 
 using F64 = hn::CappedTag<double, 16>;
 using F64Vector = hn::Vec<F64>;

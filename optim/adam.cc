@@ -29,8 +29,6 @@ struct AdamFactors {
 
 HWY_BEFORE_NAMESPACE();
 namespace sluice::optim::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-namespace simd = kernels::HWY_NAMESPACE;
 
 // With kDecoupled the decay goes into the parameter (AdamW), else into the gradient (Adam).
 template <bool kDecoupled>
@@ -48,15 +46,15 @@ HWY_INLINE void update_range(const AdamFactors& factors, const SpanRange& range)
   });
 }
 
-void adamw_range(const AdamFactors& factors, const SpanRange& range) { update_range<true>(factors, range); }
-void adam_range(const AdamFactors& factors, const SpanRange& range) { update_range<false>(factors, range); }
+void adam_range(const AdamFactors& factors, bool decoupled, const SpanRange& range) {
+  decoupled ? update_range<true>(factors, range) : update_range<false>(factors, range);
+}
 
 }  // namespace sluice::optim::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace sluice::optim {
-HWY_EXPORT(adamw_range);
 HWY_EXPORT(adam_range);
 
 namespace {
@@ -78,7 +76,6 @@ class Adam final : public Optimizer {
 };
 
 AdamFactors Adam::factors(const Hyperparameters& h) const {
-  const auto rounded = [](double value) { return static_cast<float>(value); };
   const double beta1 = of(h).number("beta1"), beta2 = of(h).number("beta2");
   return {.gradient = gradient_rule(h),
           .decay = rounded(decoupled_ ? 1 - h.learning_rate * h.weight_decay : h.weight_decay),
@@ -94,10 +91,7 @@ AdamFactors Adam::factors(const Hyperparameters& h) const {
 void Adam::apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const {
   const AdamFactors constants = factors(hyperparameters);
   for_each_range(threads, *this, hyperparameters, span, [&](const SpanRange& range) {
-    if (decoupled_)
-      HWY_DYNAMIC_DISPATCH(adamw_range)(constants, range);
-    else
-      HWY_DYNAMIC_DISPATCH(adam_range)(constants, range);
+    HWY_DYNAMIC_DISPATCH(adam_range)(constants, decoupled_, range);
   });
 }
 

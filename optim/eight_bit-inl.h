@@ -17,9 +17,9 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace sluice::optim::HWY_NAMESPACE {
-namespace codes {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace simd = kernels::HWY_NAMESPACE;
+namespace codes {
 
 using simd::F32, simd::F32Vector;
 using I32 = hn::Rebind<std::int32_t, F32>;

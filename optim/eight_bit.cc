@@ -13,7 +13,6 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace sluice::optim::HWY_NAMESPACE {
-namespace simd = kernels::HWY_NAMESPACE;
 
 template <CodeMap kMap>
 HWY_INLINE void encode_blocks_of(std::size_t n, const float* values, std::uint8_t* to, float* scales) {

@@ -46,6 +46,7 @@ void for_each_range(Threads& threads, const Optimizer& optimizer, const Hyperpar
 void check_span(const Optimizer& optimizer, const Hyperparameters& hyperparameters, const Span& span);
 void check_values(const Optimizer& optimizer, const Span& span);  // the span must have values to update
 
+inline float rounded(double value) { return static_cast<float>(value); }
 // Multiplies repeatedly, because the last bit of std::pow differs between machines.
 double power(double base, std::uint64_t exponent);
 

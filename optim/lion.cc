@@ -26,8 +26,6 @@ struct LionFactors {
 
 HWY_BEFORE_NAMESPACE();
 namespace sluice::optim::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-namespace simd = kernels::HWY_NAMESPACE;
 
 void lion_range(const LionFactors& factors, const SpanRange& range) {
   update_elements<1>(range, factors.gradient, [f = factors](auto, Elements& e) SLUICE_BODY {
@@ -56,7 +54,6 @@ class Lion final : public Optimizer {
 
   std::vector<StateArray> state() const override { return {{"exp_avg", storage().state}}; }
   void apply(Threads& threads, const Hyperparameters& h, const Span& span) const override {
-    const auto rounded = [](double value) { return static_cast<float>(value); };
     const double beta1 = of(h).number("beta1"), beta2 = of(h).number("beta2");
     const LionFactors factors = {.gradient = gradient_rule(h),
                                  .decay = rounded(1 - h.learning_rate * h.weight_decay),

@@ -40,8 +40,6 @@ struct Quintic {
 
 HWY_BEFORE_NAMESPACE();
 namespace sluice::optim::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-namespace simd = kernels::HWY_NAMESPACE;
 
 HWY_INLINE simd::F32Vector next_momentum(const MuonFactors& f, simd::F32Vector gradient,
                                          simd::F32Vector before) {
@@ -136,7 +134,6 @@ double scale_of(std::string_view scale, const Sides& sides) {
 }
 
 MuonFactors Orthogonal::factors(const Hyperparameters& h, const Kind& kind) const {
-  const auto rounded = [](double value) { return static_cast<float>(value); };
   const double momentum = of(h).number("momentum"), scale = scale_of(own().choice("muon_scale"), Sides(kind));
   return {.gradient = gradient_rule(h),
           .momentum = rounded(momentum),

@@ -9,109 +9,58 @@
 
 namespace sluice::optim {
 
+namespace {
+
 // docs/optimizers.md says what else a new entry needs.
-const std::vector<Setting>& setting_table() {
+std::vector<Setting> make_table() {
   using enum Range;
   using enum Change;
-  static const std::vector<Setting> table = {
-      {"momentum",
-       kShare,
-       kByStepButNotZero,
-       {{"sgd", "momentum", 0.0}},
-       "share of the sum of gradients that a step keeps; 0 means no momentum",
-       "Polyak 1964"},
-      {"momentum",
-       kShare,
-       kByStep,
-       {{"muon", "momentum", 0.95}},
-       "share of the average of a matrix's gradients that a step keeps",
-       "Jordan et al. 2024"},
-      {"nesterov",
-       kSwitch,
-       kNever,
-       {{"sgd", "nesterov", false}, {"muon", "nesterov", true}},
-       "look ahead by the momentum (Nesterov)",
-       "Sutskever et al. 2013, section 2"},
-      {"muon_scale",
-       kChoice,
-       kNever,
-       {{"muon", "adjust_lr_fn", "original", "match_rms_adamw"}},
-       "how the size of a step follows a matrix's shape; adamw's learning rates fit match_rms_adamw",
-       "Jordan et al. 2024; Liu et al. 2025, equation 4",
-       {"original", "match_rms_adamw"}},
-      {"beta1",
-       kShare,
-       kByStep,
-       {{"adamw", "betas[0]", 0.9}, {"adam", "betas[0]", 0.9}, {"muon", "adamw_betas[0]", 0.9}},
-       "share of the average of gradients that a step keeps",
-       "Kingma, Ba 2015, algorithm 1"},
-      {"beta1",
-       kShare,
-       kByStep,
-       {{"lion", "betas[0]", 0.9}},
-       "share of the average in a step's direction",
-       "Chen et al. 2023, algorithm 2"},
-      {"beta1",
-       kShare,
-       kByStepButNotZero,
-       {{"adafactor", "beta1", 0.0}},
-       "share of the average of updates that a step keeps; 0 means no momentum",
-       "Shazeer, Stern 2018, algorithm 2"},
-      {"beta2",
-       kShare,
-       kByStep,
-       {{"adamw", "betas[1]", 0.999, 0.95},
-        {"adam", "betas[1]", 0.999, 0.95},
-        {"muon", "adamw_betas[1]", 0.999, 0.95}},
-       "share of the average of squared gradients that a step keeps",
-       "Kingma, Ba 2015, algorithm 1"},
-      {"beta2",
-       kShare,
-       kByStep,
-       {{"lion", "betas[1]", 0.99}},
-       "share of the average of gradients that a step keeps",
-       "Chen et al. 2023, algorithm 2"},
-      {"epsilon",
-       kZeroOrMore,
-       kByStep,
-       {{"adamw", "eps", 1e-8}, {"adam", "eps", 1e-8}, {"muon", "adamw_eps", 1e-8}},
-       "is added to the root by which an update is divided",
-       "Kingma, Ba 2015, algorithm 1"},
-      {"epsilon",
-       kAboveZero,
-       kByStep,
-       {{"adafactor", "eps[0]", 1e-30}},
-       "is added to squared gradients",
-       "Shazeer, Stern 2018, algorithms 4, 5"},
-      {"epsilon2",
-       kAboveZero,
-       kNever,
-       {{"adafactor", "eps[1]", 1e-3}},
-       "least root mean square of a parameter by which its steps are scaled",
-       "Shazeer, Stern 2018, section 8"},
-      {"clip_threshold",
-       kAboveZero,
-       kNever,
-       {{"adafactor", "clip_threshold", 1.0}},
-       "upper bound of an update's root mean square",
-       "Shazeer, Stern 2018, section 6"},
-      {"relative_step",
-       kSwitch,
-       kNever,
-       {{"adafactor", "relative_step", false}},
-       "multiply the learning rate by min(0.01, 1 / sqrt(step))",
-       "Shazeer, Stern 2018, section 8"},
-      {"scale_parameter",
-       kSwitch,
-       kNever,
-       {{"adafactor", "scale_parameter", true}},
-       "scale steps by the parameter's root mean square",
-       "Shazeer, Stern 2018, section 8"},
+  std::vector<Setting> table;
+  const auto add = [&](std::string_view name, Range range, Change change, std::vector<SettingOwner> owners,
+                       std::string_view help, std::string_view source,
+                       std::vector<std::string> choices = {}) {
+    table.push_back({name, range, change, std::move(owners), help, source, std::move(choices)});
   };
+  add("momentum", kShare, kByStepButNotZero, {{"sgd", "momentum", 0.0}},
+      "share of the sum of gradients that a step keeps; 0 means no momentum", "Polyak 1964");
+  add("momentum", kShare, kByStep, {{"muon", "momentum", 0.95}},
+      "share of the average of a matrix's gradients that a step keeps", "Jordan et al. 2024");
+  add("nesterov", kSwitch, kNever, {{"sgd", "nesterov", false}, {"muon", "nesterov", true}},
+      "look ahead by the momentum (Nesterov)", "Sutskever et al. 2013, section 2");
+  add("muon_scale", kChoice, kNever, {{"muon", "adjust_lr_fn", "original", "match_rms_adamw"}},
+      "how the size of a step follows a matrix's shape; adamw's learning rates fit match_rms_adamw",
+      "Jordan et al. 2024; Liu et al. 2025, equation 4", {"original", "match_rms_adamw"});
+  add("beta1", kShare, kByStep,
+      {{"adamw", "betas[0]", 0.9}, {"adam", "betas[0]", 0.9}, {"muon", "adamw_betas[0]", 0.9}},
+      "share of the average of gradients that a step keeps", "Kingma, Ba 2015, algorithm 1");
+  add("beta1", kShare, kByStep, {{"lion", "betas[0]", 0.9}}, "share of the average in a step's direction",
+      "Chen et al. 2023, algorithm 2");
+  add("beta1", kShare, kByStepButNotZero, {{"adafactor", "beta1", 0.0}},
+      "share of the average of updates that a step keeps; 0 means no momentum",
+      "Shazeer, Stern 2018, algorithm 2");
+  add("beta2", kShare, kByStep,
+      {{"adamw", "betas[1]", 0.999, 0.95},
+       {"adam", "betas[1]", 0.999, 0.95},
+       {"muon", "adamw_betas[1]", 0.999, 0.95}},
+      "share of the average of squared gradients that a step keeps", "Kingma, Ba 2015, algorithm 1");
+  add("beta2", kShare, kByStep, {{"lion", "betas[1]", 0.99}},
+      "share of the average of gradients that a step keeps", "Chen et al. 2023, algorithm 2");
+  add("epsilon", kZeroOrMore, kByStep,
+      {{"adamw", "eps", 1e-8}, {"adam", "eps", 1e-8}, {"muon", "adamw_eps", 1e-8}},
+      "is added to the root by which an update is divided", "Kingma, Ba 2015, algorithm 1");
+  add("epsilon", kAboveZero, kByStep, {{"adafactor", "eps[0]", 1e-30}}, "is added to squared gradients",
+      "Shazeer, Stern 2018, algorithms 4, 5");
+  add("epsilon2", kAboveZero, kNever, {{"adafactor", "eps[1]", 1e-3}},
+      "least root mean square of a parameter by which its steps are scaled",
+      "Shazeer, Stern 2018, section 8");
+  add("clip_threshold", kAboveZero, kNever, {{"adafactor", "clip_threshold", 1.0}},
+      "upper bound of an update's root mean square", "Shazeer, Stern 2018, section 6");
+  add("relative_step", kSwitch, kNever, {{"adafactor", "relative_step", false}},
+      "multiply the learning rate by min(0.01, 1 / sqrt(step))", "Shazeer, Stern 2018, section 8");
+  add("scale_parameter", kSwitch, kNever, {{"adafactor", "scale_parameter", true}},
+      "scale steps by the parameter's root mean square", "Shazeer, Stern 2018, section 8");
   return table;
 }
-
-namespace {
 
 // Writes a value as a person would.
 std::string text_of(const Json& value) {
@@ -119,24 +68,23 @@ std::string text_of(const Json& value) {
   return value.is_number() ? fmt::format("{}", value.get<double>()) : value.dump();
 }
 
-bool is_within(Range range, double value) {
-  const auto single = static_cast<float>(value);  // the optimizers' loops use f32
-  switch (range) {
-    case Range::kShare:
-      return value >= 0 && value < 1;
-    case Range::kAboveZero:
-      return std::isfinite(single) && single > 0;
-    case Range::kZeroOrMore:
-      return std::isfinite(single) && (single > 0 || value == 0);
-    case Range::kFromOne:
-      return value >= 1 && value < 1e9 && value == std::floor(value);
-    case Range::kSwitch:
-      return value == 0 || value == 1;
-    case Range::kChoice:
-      break;
-  }
-  return false;
-}
+// What values of a Range are. Each is looked at in f64, and as the optimizers' loops use it.
+struct RangeRow {
+  SettingType type;
+  std::string_view text;
+  bool (*has)(double value, float single);
+};
+// They are in the order of Range.
+constexpr RangeRow kRanges[] = {
+    {SettingType::kNumber, "at least 0 and below 1", [](double v, float) { return v >= 0 && v < 1; }},
+    {SettingType::kNumber, "finite and above 0, also when rounded to 32 bits",
+     [](double, float s) { return std::isfinite(s) && s > 0; }},
+    {SettingType::kNumber, "finite and 0 or more, also when rounded to 32 bits",
+     [](double v, float s) { return std::isfinite(s) && (s > 0 || v == 0); }},
+    {SettingType::kSwitch, "true or false", [](double v, float) { return v == 0 || v == 1; }},
+    {SettingType::kChoice, "", [](double, float) { return false; }}};
+
+const RangeRow& row_of(Range range) { return kRanges[static_cast<std::size_t>(range)]; }
 
 const Setting* find(std::string_view optimizer, std::string_view key) {
   const auto found = std::ranges::find_if(setting_table(), [&](const Setting& setting) {
@@ -153,7 +101,7 @@ std::string names_of(const std::vector<const Setting*>& settings) {
 }
 
 Json to_json(const Setting& setting, const SettingOwner& owner) {
-  constexpr const char* kTypes[] = {"number", "whole", "switch", "choice"};
+  constexpr const char* kTypes[] = {"number", "switch", "choice"};
   return {{"name", setting.name},
           {"python", owner.python},
           {"type", kTypes[static_cast<std::size_t>(type_of(setting.range))]},
@@ -167,18 +115,12 @@ Json to_json(const Setting& setting, const SettingOwner& owner) {
 
 }  // namespace
 
-SettingType type_of(Range range) {
-  switch (range) {
-    case Range::kFromOne:
-      return SettingType::kWhole;
-    case Range::kSwitch:
-      return SettingType::kSwitch;
-    case Range::kChoice:
-      return SettingType::kChoice;
-    default:
-      return SettingType::kNumber;
-  }
+const std::vector<Setting>& setting_table() {
+  static const std::vector<Setting> table = make_table();
+  return table;
 }
+
+SettingType type_of(Range range) { return row_of(range).type; }
 
 const SettingOwner* Setting::owner(std::string_view optimizer) const {
   const auto found = std::ranges::find(owners, optimizer, &SettingOwner::optimizer);
@@ -186,21 +128,8 @@ const SettingOwner* Setting::owner(std::string_view optimizer) const {
 }
 
 std::string Setting::range_text() const {
-  switch (range) {
-    case Range::kShare:
-      return "at least 0 and below 1";
-    case Range::kAboveZero:
-      return "finite and above 0, also when rounded to 32 bits";
-    case Range::kZeroOrMore:
-      return "finite and 0 or more, also when rounded to 32 bits";
-    case Range::kFromOne:
-      return "a whole number from 1 to below 1e9";
-    case Range::kSwitch:
-      return "true or false";
-    case Range::kChoice:
-      break;
-  }
-  return fmt::format("one of {}", fmt::join(choices, ", "));
+  if (range == Range::kChoice) return fmt::format("one of {}", fmt::join(choices, ", "));
+  return std::string(row_of(range).text);
 }
 
 Json Setting::checked(std::string_view optimizer, std::string_view key, const Json& value) const {
@@ -209,7 +138,7 @@ Json Setting::checked(std::string_view optimizer, std::string_view key, const Js
   if (type == SettingType::kChoice && value.is_string() &&
       std::ranges::find(choices, value.get<std::string>()) != choices.end())
     return value;
-  if (value.is_number() && is_within(range, value.get<double>()))
+  if (value.is_number() && row_of(range).has(value.get<double>(), value.get<float>()))
     return type == SettingType::kSwitch ? Json(value.get<double>() == 1) : Json(value.get<double>());
   fail(ErrorCode::kInvalidArgument, "{}: {} is {}; it must be {}", optimizer, key, text_of(value),
        range_text());

@@ -10,10 +10,10 @@
 // The settings of the optimizers: one table, which the bindings read, too.
 namespace sluice::optim {
 
-enum class SettingType { kNumber, kWhole, kSwitch, kChoice };
+enum class SettingType { kNumber, kSwitch, kChoice };
 
 // Which values a setting may have.
-enum class Range { kShare, kAboveZero, kZeroOrMore, kFromOne, kSwitch, kChoice };
+enum class Range { kShare, kAboveZero, kZeroOrMore, kSwitch, kChoice };
 SettingType type_of(Range range);
 
 // Whether a step may come with another value.

@@ -24,8 +24,6 @@ struct SgdFactors {
 
 HWY_BEFORE_NAMESPACE();
 namespace sluice::optim::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-namespace simd = kernels::HWY_NAMESPACE;
 
 template <bool kMomentum>
 HWY_INLINE void update_range(const SgdFactors& factors, const SpanRange& range) {
@@ -41,8 +39,9 @@ HWY_INLINE void update_range(const SgdFactors& factors, const SpanRange& range) 
   });
 }
 
-void sgd_range(const SgdFactors& factors, const SpanRange& range) { update_range<false>(factors, range); }
-void momentum_range(const SgdFactors& factors, const SpanRange& range) { update_range<true>(factors, range); }
+void sgd_range(const SgdFactors& factors, bool with_momentum, const SpanRange& range) {
+  with_momentum ? update_range<true>(factors, range) : update_range<false>(factors, range);
+}
 
 }  // namespace sluice::optim::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -50,7 +49,6 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace sluice::optim {
 HWY_EXPORT(sgd_range);
-HWY_EXPORT(momentum_range);
 
 namespace {
 
@@ -63,7 +61,6 @@ class Sgd final : public Optimizer {
     return {{"momentum_buffer", storage().state}};
   }
   void apply(Threads& threads, const Hyperparameters& h, const Span& span) const override {
-    const auto rounded = [](double value) { return static_cast<float>(value); };
     const SgdFactors factors = {.gradient = gradient_rule(h),
                                 .decay = rounded(h.weight_decay),
                                 .learning_rate = rounded(h.learning_rate),
@@ -71,10 +68,7 @@ class Sgd final : public Optimizer {
                                 .nesterov = own().is_on("nesterov")};
     const bool with_momentum = has_momentum();
     for_each_range(threads, *this, h, span, [&](const SpanRange& range) {
-      if (with_momentum)
-        HWY_DYNAMIC_DISPATCH(momentum_range)(factors, range);
-      else
-        HWY_DYNAMIC_DISPATCH(sgd_range)(factors, range);
+      HWY_DYNAMIC_DISPATCH(sgd_range)(factors, with_momentum, range);
     });
   }
 

@@ -16,12 +16,10 @@ namespace sluice::optim::HWY_NAMESPACE {
 
 // One vector of a parameter's elements. `first` and `second` are of the optimizer's arrays of state.
 struct Elements {
-  kernels::HWY_NAMESPACE::F32Vector gradient, value, first, second;
+  simd::F32Vector gradient, value, first, second;
 };
 
 namespace update {
-namespace hn = hwy::HWY_NAMESPACE;
-namespace simd = kernels::HWY_NAMESPACE;
 using simd::F32, simd::F32Vector;
 
 // Vectors are updated in groups: the type of an array is tested once for a group, and while one vector waits

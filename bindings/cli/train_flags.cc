@@ -58,9 +58,6 @@ void bind_setting(Flags& flags, const optim::Setting& setting, const std::string
     case optim::SettingType::kChoice:
       flags.choice("--" + flag, set, setting.choices, help);
       return;
-    case optim::SettingType::kWhole:
-      flags.whole("--" + flag, set, help);
-      return;
     case optim::SettingType::kNumber:
       flags.real("--" + flag, set, help);
       return;
