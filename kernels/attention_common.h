@@ -17,7 +17,6 @@ namespace sluice::kernels {
 // different queries, in panels of 16; so maxima and sums over keys are the same at any vector width.
 inline constexpr std::size_t kTile = 64;
 inline constexpr std::size_t kPanel = 16;
-inline constexpr std::size_t kPanels = kTile / kPanel;
 inline constexpr std::size_t kScoreStride =
     kTile + kPanel;  // row stride of a tile of scores, [keys][queries]
 

@@ -21,12 +21,11 @@ class BlasProducts final : public F32Products {
   explicit BlasProducts(Sgemm sgemm) : sgemm_(sgemm) {}
 
   // To a BLAS, which stores by columns, these matrices are transposed; so it computes C' = B' A'.
-  void multiply_f32(const Product& p) override {
+  void multiply_f32(const Product& product) override {
+    const Product p = dense(product);
     const float one = 1, beta = p.accumulate ? 1.0f : 0.0f;
     const int m = narrow(p.m, p), n = narrow(p.n, p), k = narrow(p.k, p);
-    const int lda = narrow(p.lda ? p.lda : p.transpose_a ? p.m : p.k, p);
-    const int ldb = narrow(p.ldb ? p.ldb : p.transpose_b ? p.k : p.n, p);
-    const int ldc = narrow(p.ldc ? p.ldc : p.n, p);
+    const int lda = narrow(p.lda, p), ldb = narrow(p.ldb, p), ldc = narrow(p.ldc, p);
     sgemm_(p.transpose_b ? "T" : "N", p.transpose_a ? "T" : "N", &n, &m, &k, &one, p.b.f32(), &ldb, p.a.f32(),
            &lda, &beta, p.c.f32(), &ldc);
   }

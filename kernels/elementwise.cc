@@ -15,6 +15,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
 
+// Reads each vector before it writes below the vector's end; so a narrower `to` may be the beginning of
+// `from`.
 void convert_range(std::size_t n, ConstArray from, Array to) {
   for_each_vector(n, [=](auto at) HWY_ATTR { store(load(from, at), to, at); });
 }
@@ -153,7 +155,6 @@ HWY_AFTER_NAMESPACE();
 namespace sluice::kernels {
 HWY_EXPORT(convert_range);
 HWY_EXPORT(convert_past_caches_range);
-HWY_EXPORT(narrow_range);
 HWY_EXPORT(fill_range);
 HWY_EXPORT(add_range);
 HWY_EXPORT(scale_range);
@@ -172,38 +173,40 @@ template <class Body>
 void for_ranges(Threads& threads, std::size_t n, const Body& body) {
   threads.parallel_for(n, kLoopGrain, [&](std::size_t begin, std::size_t end) { body(begin, end - begin); });
 }
+
+// What a loop over a range that begins at an element is handed of an argument: numbers are the same for all.
+ConstArray from_element(ConstArray array, std::size_t element) { return array.at(element); }
+Array from_element(Array array, std::size_t element) { return array.at(element); }
+float from_element(float number, std::size_t) { return number; }
+
+void require_float_array(ConstArray array) { require_float({array}); }
+void require_float_array(float) {}
+
+// Calls loop(count, arguments...) for all ranges of n elements.
+template <class Loop, class... Arguments>
+void run(Threads& threads, std::size_t n, Loop& loop, Arguments... arguments) {
+  (require_float_array(arguments), ...);
+  for_ranges(threads, n,
+             [&](std::size_t begin, std::size_t count) { loop(count, from_element(arguments, begin)...); });
+}
+
 }  // namespace
 
 void convert(Threads& threads, std::size_t n, ConstArray from, Array to) {
-  require_float({from, to});
-  if (n >= kPastCaches)
-    return for_ranges(threads, n, [=](std::size_t begin, std::size_t count) {
-      HWY_DYNAMIC_DISPATCH(convert_past_caches_range)(count, from.at(begin), to.at(begin));
-    });
-  for_ranges(threads, n, [=](std::size_t begin, std::size_t count) {
-    HWY_DYNAMIC_DISPATCH(convert_range)(count, from.at(begin), to.at(begin));
-  });
+  if (n >= kPastCaches) return run(threads, n, HWY_DYNAMIC_DISPATCH(convert_past_caches_range), from, to);
+  run(threads, n, HWY_DYNAMIC_DISPATCH(convert_range), from, to);
 }
 
 void fill(Threads& threads, std::size_t n, float value, Array to) {
-  require_float({to});
-  for_ranges(threads, n, [=](std::size_t begin, std::size_t count) {
-    HWY_DYNAMIC_DISPATCH(fill_range)(count, value, to.at(begin));
-  });
+  run(threads, n, HWY_DYNAMIC_DISPATCH(fill_range), value, to);
 }
 
 void add(Threads& threads, std::size_t n, ConstArray a, ConstArray b, Array sum) {
-  require_float({a, b, sum});
-  for_ranges(threads, n, [=](std::size_t begin, std::size_t count) {
-    HWY_DYNAMIC_DISPATCH(add_range)(count, a.at(begin), b.at(begin), sum.at(begin));
-  });
+  run(threads, n, HWY_DYNAMIC_DISPATCH(add_range), a, b, sum);
 }
 
 void scale(Threads& threads, std::size_t n, float factor, Array x) {
-  require_float({x});
-  for_ranges(threads, n, [=](std::size_t begin, std::size_t count) {
-    HWY_DYNAMIC_DISPATCH(scale_range)(count, factor, x.at(begin));
-  });
+  run(threads, n, HWY_DYNAMIC_DISPATCH(scale_range), factor, x);
 }
 
 void convert_rows(Threads& threads, std::size_t rows, std::size_t columns, ConstArray from,
@@ -220,15 +223,16 @@ void convert_rows(Threads& threads, std::size_t rows, std::size_t columns, Const
 // the ranges of a half can be packed in parallel, and halves follow each other from small to large.
 void narrow_in_place(Threads& threads, std::size_t n, float* values, Dtype type) {
   if (type == Dtype::kF32) return;
+  const ConstArray wide{values, Dtype::kF32};
   const Array packed{values, type};
   require_float({packed});
   std::size_t done = std::min(n, kLoopGrain);
-  HWY_DYNAMIC_DISPATCH(narrow_range)(done, values, packed);
+  HWY_DYNAMIC_DISPATCH(convert_range)(done, wide, packed);
   while (done < n) {
     const std::size_t first = done;
     done = std::min(n, 2 * first);
     for_ranges(threads, done - first, [=](std::size_t begin, std::size_t count) {
-      HWY_DYNAMIC_DISPATCH(narrow_range)(count, values + first + begin, packed.at(first + begin));
+      HWY_DYNAMIC_DISPATCH(convert_range)(count, wide.at(first + begin), packed.at(first + begin));
     });
   }
 }
@@ -243,33 +247,20 @@ void fill_normal(Threads& threads, std::size_t n, std::uint64_t seed, std::uint6
 }
 
 void gelu_forward(Threads& threads, std::size_t n, ConstArray x, Array y) {
-  require_float({x, y});
-  for_ranges(threads, n, [=](std::size_t begin, std::size_t count) {
-    HWY_DYNAMIC_DISPATCH(gelu_forward_range)(count, x.at(begin), y.at(begin));
-  });
+  run(threads, n, HWY_DYNAMIC_DISPATCH(gelu_forward_range), x, y);
 }
 
 void gelu_backward(Threads& threads, std::size_t n, ConstArray x, ConstArray dy, Array dx) {
-  require_float({x, dy, dx});
-  for_ranges(threads, n, [=](std::size_t begin, std::size_t count) {
-    HWY_DYNAMIC_DISPATCH(gelu_backward_range)(count, x.at(begin), dy.at(begin), dx.at(begin));
-  });
+  run(threads, n, HWY_DYNAMIC_DISPATCH(gelu_backward_range), x, dy, dx);
 }
 
 void swiglu_forward(Threads& threads, std::size_t n, ConstArray gate, ConstArray up, Array y) {
-  require_float({gate, up, y});
-  for_ranges(threads, n, [=](std::size_t begin, std::size_t count) {
-    HWY_DYNAMIC_DISPATCH(swiglu_forward_range)(count, gate.at(begin), up.at(begin), y.at(begin));
-  });
+  run(threads, n, HWY_DYNAMIC_DISPATCH(swiglu_forward_range), gate, up, y);
 }
 
 void swiglu_backward(Threads& threads, std::size_t n, ConstArray gate, ConstArray up, ConstArray dy,
                      Array dgate, Array dup) {
-  require_float({gate, up, dy, dgate, dup});
-  for_ranges(threads, n, [=](std::size_t begin, std::size_t count) {
-    HWY_DYNAMIC_DISPATCH(swiglu_backward_range)
-    (count, gate.at(begin), up.at(begin), dy.at(begin), dgate.at(begin), dup.at(begin));
-  });
+  run(threads, n, HWY_DYNAMIC_DISPATCH(swiglu_backward_range), gate, up, dy, dgate, dup);
 }
 
 void dropout_add(Threads& threads, std::size_t n, ConstArray x, ConstArray residual, float p,

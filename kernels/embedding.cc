@@ -87,7 +87,7 @@ void embedding_forward(Threads& threads, std::span<const std::int32_t> tokens, s
   });
 }
 
-std::size_t embedding_backward_workspace(std::size_t rows, std::size_t) { return rows * sizeof(Key); }
+std::size_t embedding_backward_workspace(std::size_t rows) { return rows * sizeof(Key); }
 
 void embedding_backward(Threads& threads, std::span<const std::int32_t> tokens, std::size_t width,
                         ConstArray dy, float* dtable, void* workspace) {

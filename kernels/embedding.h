@@ -17,7 +17,7 @@ void embedding_forward(Threads& threads, std::span<const std::int32_t> tokens, s
 // dtable[token] += the sum of dy[r] over the rows r of that token, which are added in order first. dtable is
 // f32, [vocabulary, width], and zeroed by the caller before the first micro-batch. REQUIRES: workspace has
 // embedding_backward_workspace() bytes.
-std::size_t embedding_backward_workspace(std::size_t rows, std::size_t width);
+std::size_t embedding_backward_workspace(std::size_t rows);
 void embedding_backward(Threads& threads, std::span<const std::int32_t> tokens, std::size_t width,
                         ConstArray dy, float* dtable, void* workspace);
 // dpositions[t] = (or +=, where accumulate) the sum of dy[b * length + t] over sequences b, in order. Rows

@@ -79,14 +79,6 @@ const MatrixPlugin& plugin_of(void* handle, const std::string& path) {
 // --- shapes
 // ------------------------------------------------------------------------------------------------------
 
-// Returns the product with every row stride stated.
-Product dense(Product p) {
-  if (p.lda == 0) p.lda = p.transpose_a ? p.m : p.k;
-  if (p.ldb == 0) p.ldb = p.transpose_b ? p.k : p.n;
-  if (p.ldc == 0) p.ldc = p.n;
-  return p;
-}
-
 void check(const Product& p) {
   if (!is_float(p.a.type) || p.a.type != p.b.type || (p.c.type != Dtype::kF32 && p.c.type != p.a.type))
     fail(ErrorCode::kInvalidArgument,
@@ -225,13 +217,7 @@ std::size_t ProductSurvey::workspace(const Product& product) {
     const bool has_primitive = library_.has_primitive(p);
     hidden_bytes_ = std::max(hidden_bytes_, library_.hidden_bytes(has_primitive ? Product{} : p));
     if (!has_primitive) return;
-    const bool is_new =
-        primitives_
-            .insert({p.m, p.n, p.k, p.lda, p.ldb, p.ldc, static_cast<std::size_t>(p.transpose_a),
-                     static_cast<std::size_t>(p.transpose_b), static_cast<std::size_t>(p.a.type),
-                     static_cast<std::size_t>(p.c.type)})
-            .second;
-    if (is_new) primitive_bytes_ += library_.primitive_bytes(p.a.type);
+    if (primitives_.insert(key_of(p)).second) primitive_bytes_ += library_.primitive_bytes(p.a.type);
   });
   return bytes;
 }

@@ -22,6 +22,27 @@ struct Product {
   std::size_t lda = 0, ldb = 0, ldc = 0;
   const void* bias = nullptr;  // [n], of A's type, added to every row, or null. Not with accumulate
 };
+// Returns the product with every row stride stated.
+inline Product dense(Product p) {
+  if (p.lda == 0) p.lda = p.transpose_a ? p.m : p.k;
+  if (p.ldb == 0) p.ldb = p.transpose_b ? p.k : p.n;
+  if (p.ldc == 0) p.ldc = p.n;
+  return p;
+}
+// The sizes, strides and types of a product, by which a library keeps what it has made for one.
+using ProductKey = std::array<std::size_t, 10>;
+inline ProductKey key_of(const Product& p) {
+  return {p.m,
+          p.n,
+          p.k,
+          p.lda,
+          p.ldb,
+          p.ldc,
+          p.transpose_a,
+          p.transpose_b,
+          static_cast<std::size_t>(p.a.type),
+          static_cast<std::size_t>(p.c.type)};
+}
 
 // Products in f32, by whatever library a process has for them, on the library's own threads. The same call
 // repeats its bits on the same kind of machine with the same number of threads. Thread rule: one call at a
@@ -98,7 +119,7 @@ class ProductSurvey {
  private:
   const MatrixLibrary& library_;
   std::size_t hidden_bytes_, primitive_bytes_ = 0;
-  std::set<std::array<std::size_t, 10>> primitives_;  // sizes, strides and types of products that have one
+  std::set<ProductKey> primitives_;  // of products that have one
   std::vector<Product> products_;
 };
 

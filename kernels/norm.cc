@@ -115,13 +115,12 @@ HWY_INLINE void norm_backward_rows(std::size_t rows, std::size_t width, ConstArr
   }
 }
 
-void layernorm_backward_rows(std::size_t rows, std::size_t width, ConstArray x, ConstArray gamma,
-                             const float* statistics, ConstArray dy, Array dx, float* dgamma, float* dbeta) {
-  norm_backward_rows<true>(rows, width, x, gamma, statistics, dy, dx, dgamma, dbeta);
-}
-void rmsnorm_backward_rows(std::size_t rows, std::size_t width, ConstArray x, ConstArray gamma,
-                           const float* statistics, ConstArray dy, Array dx, float* dgamma) {
-  norm_backward_rows<false>(rows, width, x, gamma, statistics, dy, dx, dgamma, nullptr);
+void backward_rows(bool centred, std::size_t rows, std::size_t width, ConstArray x, ConstArray gamma,
+                   const float* statistics, ConstArray dy, Array dx, float* dgamma, float* dbeta) {
+  if (centred)
+    norm_backward_rows<true>(rows, width, x, gamma, statistics, dy, dx, dgamma, dbeta);
+  else
+    norm_backward_rows<false>(rows, width, x, gamma, statistics, dy, dx, dgamma, nullptr);
 }
 
 }  // namespace sluice::kernels::HWY_NAMESPACE
@@ -130,14 +129,31 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace sluice::kernels {
 HWY_EXPORT(layernorm_rows);
-HWY_EXPORT(layernorm_backward_rows);
 HWY_EXPORT(rmsnorm_rows);
-HWY_EXPORT(rmsnorm_backward_rows);
+HWY_EXPORT(backward_rows);
 
 namespace {
 std::size_t row_grain(std::size_t width) {
   return std::max<std::size_t>(kLoopGrain / 2 / std::max<std::size_t>(width, 1), 1);
 }
+// Of a LayerNorm there are two statistics of a row, and two sums of a block of rows. An RMSNorm has no dbeta.
+void norm_backward(Threads& threads, std::size_t rows, std::size_t width, ConstArray x, ConstArray gamma,
+                   const float* statistics, ConstArray dy, Array dx, float* dgamma, float* dbeta,
+                   bool accumulate, void* workspace) {
+  require_float({x, gamma, dy, dx});
+  auto* const partials = static_cast<float*>(workspace);
+  const bool centred = dbeta != nullptr;
+  const std::size_t each = centred ? 2 : 1, blocks = divide_up(rows, kRowBlock);
+  threads.parallel_for(rows, kRowBlock, [&](std::size_t begin, std::size_t end) {
+    float* const sums = partials + begin / kRowBlock * each * width;
+    HWY_DYNAMIC_DISPATCH(backward_rows)
+    (centred, end - begin, width, x.at(begin * width), gamma, statistics + each * begin, dy.at(begin * width),
+     dx.at(begin * width), sums, sums + width);
+  });
+  add_row_blocks(threads, blocks, width, each * width, partials, dgamma, accumulate);
+  if (centred) add_row_blocks(threads, blocks, width, each * width, partials + width, dbeta, accumulate);
+}
+
 }  // namespace
 
 void layernorm_forward(Threads& threads, std::size_t rows, std::size_t width, ConstArray x, ConstArray gamma,
@@ -158,17 +174,7 @@ std::size_t norm_backward_workspace(std::size_t rows, std::size_t width) {
 void layernorm_backward(Threads& threads, std::size_t rows, std::size_t width, ConstArray x, ConstArray gamma,
                         const float* statistics, ConstArray dy, Array dx, float* dgamma, float* dbeta,
                         bool accumulate, void* workspace) {
-  require_float({x, gamma, dy, dx});
-  auto* const partials = static_cast<float*>(workspace);
-  threads.parallel_for(rows, kRowBlock, [&](std::size_t begin, std::size_t end) {
-    float* const sums = partials + begin / kRowBlock * 2 * width;
-    HWY_DYNAMIC_DISPATCH(layernorm_backward_rows)
-    (end - begin, width, x.at(begin * width), gamma, statistics + 2 * begin, dy.at(begin * width),
-     dx.at(begin * width), sums, sums + width);
-  });
-  const std::size_t blocks = divide_up(rows, kRowBlock);
-  add_row_blocks(threads, blocks, width, 2 * width, partials, dgamma, accumulate);
-  add_row_blocks(threads, blocks, width, 2 * width, partials + width, dbeta, accumulate);
+  norm_backward(threads, rows, width, x, gamma, statistics, dy, dx, dgamma, dbeta, accumulate, workspace);
 }
 
 void rmsnorm_forward(Threads& threads, std::size_t rows, std::size_t width, ConstArray x, ConstArray gamma,
@@ -183,14 +189,7 @@ void rmsnorm_forward(Threads& threads, std::size_t rows, std::size_t width, Cons
 void rmsnorm_backward(Threads& threads, std::size_t rows, std::size_t width, ConstArray x, ConstArray gamma,
                       const float* statistics, ConstArray dy, Array dx, float* dgamma, bool accumulate,
                       void* workspace) {
-  require_float({x, gamma, dy, dx});
-  auto* const partials = static_cast<float*>(workspace);
-  threads.parallel_for(rows, kRowBlock, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(rmsnorm_backward_rows)
-    (end - begin, width, x.at(begin * width), gamma, statistics + begin, dy.at(begin * width),
-     dx.at(begin * width), partials + begin / kRowBlock * width);
-  });
-  add_row_blocks(threads, divide_up(rows, kRowBlock), width, width, partials, dgamma, accumulate);
+  norm_backward(threads, rows, width, x, gamma, statistics, dy, dx, dgamma, nullptr, accumulate, workspace);
 }
 
 }  // namespace sluice::kernels

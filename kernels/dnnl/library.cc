@@ -38,18 +38,15 @@ class OneDnn final : public MatrixLibrary {
   explicit OneDnn(int threads) : threads_(threads), primitives_(threads) {}
 
   // Multiplies slices of B's columns, so that what the library packs of them has a bound.
-  void multiply_f32(const Product& p) override {
+  void multiply_f32(const Product& product) override {
+    const Product p = dense(product);
     omp_set_num_threads(threads_);  // it is a setting of the calling thread
-    const std::size_t ldb = p.ldb ? p.ldb : p.transpose_b ? p.k : p.n;
     const std::size_t width = slice_columns(p.n);
     for (std::size_t first = 0; first < p.n; first += width) {
       Product slice = p;
       slice.n = std::min(width, p.n - first);
-      slice.b = p.b.at(p.transpose_b ? first * ldb : first);
+      slice.b = p.b.at(p.transpose_b ? first * p.ldb : first);
       slice.c = p.c.at(first);
-      slice.lda = p.lda ? p.lda : p.transpose_a ? p.m : p.k;
-      slice.ldb = ldb;
-      slice.ldc = p.ldc ? p.ldc : p.n;
       multiply_slice(slice);
     }
   }

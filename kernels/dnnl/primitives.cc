@@ -27,11 +27,12 @@ struct Operands {
   memory::desc a, b, c, bias;
 };
 
-Operands operands_of(const Product& p) {
+Operands operands_of(const Product& product) {
+  const Product p = dense(product);
   Operands operands;
-  operands.a = matrix(p.m, p.k, p.a.type, p.transpose_a, p.lda ? p.lda : p.transpose_a ? p.m : p.k);
-  operands.b = matrix(p.k, p.n, p.a.type, p.transpose_b, p.ldb ? p.ldb : p.transpose_b ? p.k : p.n);
-  operands.c = matrix(p.m, p.n, p.c.type, false, p.ldc ? p.ldc : p.n);
+  operands.a = matrix(p.m, p.k, p.a.type, p.transpose_a, p.lda);
+  operands.b = matrix(p.k, p.n, p.a.type, p.transpose_b, p.ldb);
+  operands.c = matrix(p.m, p.n, p.c.type, false, p.ldc);
   if (p.bias) operands.bias = matrix(1, p.n, p.a.type, false, p.n);
   return operands;
 }
@@ -41,20 +42,6 @@ Operands operands_of(const Product& p) {
 Primitives::Primitives(int threads)
     : threads_(threads), engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {
   dnnl::set_primitive_cache_capacity(0);  // else the library would keep 1,024 primitives of its own
-}
-
-Primitives::Key Primitives::key_of(const Product& p) {
-  return {p.m,
-          p.n,
-          p.k,
-          p.lda,
-          p.ldb,
-          p.ldc,
-          static_cast<std::size_t>(p.transpose_a),
-          static_cast<std::size_t>(p.transpose_b),
-          static_cast<std::size_t>(p.accumulate) * 2 + static_cast<std::size_t>(p.bias != nullptr),
-          static_cast<std::size_t>(p.a.type),
-          static_cast<std::size_t>(p.c.type)};
 }
 
 dnnl::matmul::primitive_desc Primitives::describe(const Product& p) const {
@@ -79,7 +66,7 @@ std::size_t Primitives::workspace(const Product& product) const {
       Product p = product;
       p.accumulate = accumulate;
       p.bias = bias ? &p : nullptr;
-      const Key key = key_of(p);
+      const Key key(key_of(p), p.accumulate, p.bias != nullptr);
       auto found = scratchpads_.find(key);
       if (found == scratchpads_.end())
         found = scratchpads_.emplace(key, describe(p).scratchpad_desc().get_size()).first;
@@ -89,7 +76,7 @@ std::size_t Primitives::workspace(const Product& product) const {
 }
 
 const Primitives::Primitive& Primitives::primitive(const Product& product) {
-  const Key key = key_of(product);
+  const Key key(key_of(product), product.accumulate, product.bias != nullptr);
   if (const auto found = primitives_.find(key); found != primitives_.end()) return found->second;
   if (primitives_.size() == kMost) primitives_.clear();
   const auto chosen = describe(product);

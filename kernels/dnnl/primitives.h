@@ -1,8 +1,8 @@
 #pragma once
-#include <array>
 #include <cstddef>
 #include <dnnl.hpp>
 #include <map>
+#include <tuple>
 
 #include "kernels/matrix.h"
 
@@ -25,13 +25,12 @@ class Primitives {
 
  private:
   // All that decides which primitive computes a product.
-  using Key = std::array<std::size_t, 11>;
+  using Key = std::tuple<ProductKey, bool, bool>;  // accumulates, has a bias
   static constexpr std::size_t kMost = 256;
   struct Primitive {
     dnnl::matmul matmul;
     dnnl::memory::desc a, b, c, bias, scratchpad;
   };
-  static Key key_of(const Product& product);
   dnnl::matmul::primitive_desc describe(const Product& product) const;
   const Primitive& primitive(const Product& product);
 

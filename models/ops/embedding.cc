@@ -26,7 +26,7 @@ class Embedding : public Op {
       : Op(embedding_spec(std::move(name), y, shape)), shape_(shape) {}
 
   std::size_t backward_workspace(kernels::ProductSurvey&) const override {
-    return kernels::embedding_backward_workspace(shape_.batch * shape_.length, shape_.width);
+    return kernels::embedding_backward_workspace(shape_.batch * shape_.length);
   }
 
   void forward(const OpContext& context) const override {

@@ -46,7 +46,7 @@ TEST_F(Embedding, BackwardAddsEachTokensRows) {
         const auto tokens = random_tokens(rows, rows == 500 ? 3 : kVocabulary, 1);
         const TestArray dy(type, random_values(rows * width, 2));
         TestArray dtable(Dtype::kF32, std::vector<float>(kVocabulary * width, 0.25f));
-        std::vector<std::uint64_t> workspace(embedding_backward_workspace(rows, width) / 8);
+        std::vector<std::uint64_t> workspace(embedding_backward_workspace(rows) / 8);
         embedding_backward(threads_, tokens, width, dy, dtable.f32(), workspace.data());
         const auto expected = table_gradient(tokens, width, dy);
         expect_close(
@@ -92,7 +92,7 @@ TEST(SameBits, Embedding) {
           positions(type, random_values(length * width, 3));
       TestArray y(type, rows * width), dtable(Dtype::kF32, 20 * width),
           dpositions(Dtype::kF32, length * width);
-      std::vector<std::uint64_t> workspace(embedding_backward_workspace(rows, width) / 8);
+      std::vector<std::uint64_t> workspace(embedding_backward_workspace(rows) / 8);
       embedding_forward(threads, tokens, length, width, table, positions, 0, y);
       embedding_backward(threads, tokens, width, y, dtable.f32(), workspace.data());
       position_backward(threads, 10, length, length, width, y, dpositions.f32(), false);
