@@ -103,9 +103,9 @@ Reservation::Reservation(std::size_t bytes, std::size_t used, RangeKind kind, st
     : Reservation(reserve_aligned(bytes, name), bytes, used, kind, name) {}
 
 Reservation::Reservation(std::byte* data, std::size_t bytes, std::size_t used, RangeKind kind,
-                         std::string_view name)
-    : data_(data), size_(bytes) {
-  register_range(data_, bytes, used, kind, name);
+                         std::string_view name) {
+  register_range(data, bytes, used, kind, name);
+  range_ = std::unique_ptr<std::byte, GiveBack>(data, {bytes, true});
 }
 
 std::vector<Reservation> Reservation::adjoining(const std::vector<Part>& parts, std::size_t reserve,
@@ -123,38 +123,19 @@ std::vector<Reservation> Reservation::adjoining(const std::vector<Part>& parts, 
   return made;
 }
 
-Reservation::~Reservation() {
-  if (registered_)
-    give_back_range(data_, size_);
-  else
-    unmap(data_, size_);
-}
-
-Reservation::Reservation(Reservation&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)),
-      registered_(std::exchange(other.registered_, true)) {}
-
-Reservation& Reservation::operator=(Reservation&& other) noexcept {
-  Reservation taken(std::move(other));
-  std::swap(data_, taken.data_);
-  std::swap(size_, taken.size_);
-  std::swap(registered_, taken.registered_);
-  return *this;
-}
-
 void Reservation::unregister() {
-  unregister_range(data_);
-  registered_ = false;
+  unregister_range(data());
+  range_.get_deleter().registered = false;
 }
 
-std::byte* Reservation::release() {
-  size_ = 0;
-  return std::exchange(data_, nullptr);
+void Reservation::GiveBack::operator()(std::byte* data) const {
+  if (registered)
+    give_back_range(data, bytes);
+  else
+    unmap(data, bytes);
 }
 
 void give_back_range(std::byte* data, std::size_t bytes) {
-  if (data == nullptr) return;
   unregister_range(data);
   unmap(data, bytes);
 }

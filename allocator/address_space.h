@@ -1,5 +1,6 @@
 #pragma once
 #include <cstddef>
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -23,21 +24,21 @@ class Reservation {
   };
   static std::vector<Reservation> adjoining(const std::vector<Part>& parts, std::size_t reserve,
                                             RangeKind kind);
-  ~Reservation();
-  Reservation(Reservation&& other) noexcept;
-  Reservation& operator=(Reservation&& other) noexcept;
 
-  std::byte* data() const { return data_; }
-  std::size_t size() const { return size_; }
-  std::byte* release();  // gives up ownership: range and registration stay until give_back_range()
-  void unregister();     // lets the memory count as ordinary; the range is still given back at the end
+  std::byte* data() const { return range_.get(); }
+  // Gives up ownership: range and registration stay until give_back_range().
+  std::byte* release() { return range_.release(); }
+  void unregister();  // lets the memory count as ordinary; the range is still given back at the end
 
  private:
   Reservation(std::byte* data, std::size_t bytes, std::size_t used, RangeKind kind, std::string_view name);
 
-  std::byte* data_ = nullptr;
-  std::size_t size_ = 0;
-  bool registered_ = true;
+  struct GiveBack {
+    std::size_t bytes;
+    bool registered;
+    void operator()(std::byte* data) const;
+  };
+  std::unique_ptr<std::byte, GiveBack> range_;
 };
 
 // The largest range. Beyond it sizes could overflow, and no process has that many addresses.

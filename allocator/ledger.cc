@@ -103,38 +103,21 @@ Ledger::Snapshot Ledger::snapshot() const {
   return state_;
 }
 
-Charge::Charge(Ledger& ledger, Tier tier, Purpose purpose, std::uint64_t bytes)
-    : ledger_(&ledger), tier_(tier), purpose_(purpose), bytes_(bytes) {
+Charge::Charge(Ledger& ledger, Tier tier, Purpose purpose, std::uint64_t bytes) {
   ledger.charge(tier, purpose, bytes);
-}
-
-Charge::~Charge() {
-  if (ledger_ != nullptr) ledger_->discharge(tier_, purpose_, bytes_);
+  held_ = {&ledger, {tier, purpose, bytes}};
 }
 
 void Charge::shrink(std::uint64_t bytes) {
-  ledger_->discharge(tier_, purpose_, bytes_ - bytes);
-  bytes_ = bytes;
+  Discharge& held = held_.get_deleter();
+  held_->discharge(held.tier, held.purpose, held.bytes - bytes);
+  held.bytes = bytes;
 }
 
 void Charge::grow(std::uint64_t bytes) {
-  ledger_->charge(tier_, purpose_, bytes - bytes_);
-  bytes_ = bytes;
-}
-
-Charge::Charge(Charge&& other) noexcept
-    : ledger_(std::exchange(other.ledger_, nullptr)),
-      tier_(other.tier_),
-      purpose_(other.purpose_),
-      bytes_(std::exchange(other.bytes_, 0)) {}
-
-Charge& Charge::operator=(Charge&& other) noexcept {
-  Charge taken(std::move(other));
-  std::swap(ledger_, taken.ledger_);
-  std::swap(tier_, taken.tier_);
-  std::swap(purpose_, taken.purpose_);
-  std::swap(bytes_, taken.bytes_);
-  return *this;
+  Discharge& held = held_.get_deleter();
+  held_->charge(held.tier, held.purpose, bytes - held.bytes);
+  held.bytes = bytes;
 }
 
 }  // namespace sluice::allocator

@@ -1,6 +1,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -80,18 +81,18 @@ class Charge {
  public:
   Charge() = default;
   Charge(Ledger& ledger, Tier tier, Purpose purpose, std::uint64_t bytes);
-  ~Charge();
-  Charge(Charge&& other) noexcept;
-  Charge& operator=(Charge&& other) noexcept;
-  std::uint64_t bytes() const { return bytes_; }
+  std::uint64_t bytes() const { return held_ == nullptr ? 0 : held_.get_deleter().bytes; }
   void shrink(std::uint64_t bytes);  // REQUIRES: bytes is at most bytes(), and their purpose was not changed
   void grow(std::uint64_t bytes);    // REQUIRES: bytes is at least bytes(). Throws as Ledger::charge()
 
  private:
-  Ledger* ledger_ = nullptr;
-  Tier tier_ = Tier::kHost;
-  Purpose purpose_ = Purpose::kBase;
-  std::uint64_t bytes_ = 0;
+  struct Discharge {
+    Tier tier;
+    Purpose purpose;
+    std::uint64_t bytes;
+    void operator()(Ledger* ledger) const { ledger->discharge(tier, purpose, bytes); }
+  };
+  std::unique_ptr<Ledger, Discharge> held_;  // owns not the ledger, but what is charged to it
 };
 
 }  // namespace sluice::allocator

@@ -22,21 +22,22 @@ class Region {
   // bytes are rounded up to a huge page. The region reserves addresses for `capacity` bytes, or for `bytes`
   // where that is more, so that resize() can take memory later. It is empty where both are 0.
   Region(Ledger& ledger, Purpose purpose, std::size_t bytes, std::size_t capacity = 0);
-  ~Region();
-  Region(Region&& other) noexcept;
-  Region& operator=(Region&& other) noexcept;
-  std::byte* data() const { return data_; }
-  std::size_t size() const { return size_; }
-  std::span<std::byte> bytes() const { return {data_, size_}; }
+  std::byte* data() const { return range_.get(); }
+  std::size_t size() const { return range_ == nullptr ? 0 : size_; }
+  std::span<std::byte> bytes() const { return {data(), size()}; }
   // Gives back the memory beyond `bytes`, or takes more, which is zero. Addresses and contents of the rest do
   // not change. Throws as the constructor, with nothing changed. REQUIRES: bytes is at most the capacity.
   void resize(std::size_t bytes);
 
  private:
-  std::byte* data_ = nullptr;
-  std::size_t size_ = 0, capacity_ = 0;
+  struct GiveBack {
+    std::size_t capacity;
+    Charge charge;  // is discharged after the memory was given back
+    void operator()(std::byte* data) const;
+  };
+  std::unique_ptr<std::byte, GiveBack> range_;
+  std::size_t size_ = 0;
   Purpose purpose_ = Purpose::kBase;
-  Charge charge_;
 };
 
 class FramePool;

@@ -42,7 +42,6 @@ void unregister_range(const void* begin);
 // Marks the range of a home that has ended: touches are no longer served, and the report says that it ended.
 void retire_range(const void* begin);
 // Returns nullptr where the address is in none of the ranges. Safe in a signal handler.
-// nullptr where the address is in none. Safe in a signal handler.
 RegisteredRange* find_range(std::uintptr_t address);
 
 }  // namespace sluice::allocator

@@ -31,11 +31,13 @@ void* one_mapping_mremap(void* from, std::size_t old_size, std::size_t new_size,
   return ::mremap(from, old_size, new_size, flags, to);
 }
 
+constexpr std::size_t kRange = 4 * kHugePage;
+
 struct TwoRanges {
-  Reservation from{4 * kHugePage, 4 * kHugePage, RangeKind::kBuffer, "from"};
-  Reservation to{4 * kHugePage, 4 * kHugePage, RangeKind::kBuffer, "to"};
+  Reservation from{kRange, kRange, RangeKind::kBuffer, "from"};
+  Reservation to{kRange, kRange, RangeKind::kBuffer, "to"};
   TwoRanges() {
-    take_memory(from.data(), from.size(), "a test");
+    take_memory(from.data(), kRange, "a test");
     for (std::size_t i = 0; i < 4; ++i) stamp(from.data() + i * kHugePage, kHugePage, 100 + i);
   }
 };
@@ -44,7 +46,7 @@ TEST(MovePages, FallsBackToOneExtentAtATime) {
   const TwoRanges ranges;
   calls = 0;
   calls_allowed = 4;
-  move_pages(ranges.from.data(), ranges.to.data(), ranges.from.size(), kHugePage, one_mapping_mremap);
+  move_pages(ranges.from.data(), ranges.to.data(), kRange, kHugePage, one_mapping_mremap);
   EXPECT_EQ(calls, 4);
   for (std::size_t i = 0; i < 4; ++i)
     EXPECT_TRUE(has_stamp(ranges.to.data() + i * kHugePage, kHugePage, 100 + i));
@@ -54,27 +56,26 @@ TEST(MovePages, AFailureBetweenExtentsMovesThemBack) {
   const TwoRanges ranges;
   calls = 0;
   calls_allowed = 2;
-  const Thrown thrown = thrown_by([&] {
-    move_pages(ranges.from.data(), ranges.to.data(), ranges.from.size(), kHugePage, one_mapping_mremap);
-  });
+  const Thrown thrown = thrown_by(
+      [&] { move_pages(ranges.from.data(), ranges.to.data(), kRange, kHugePage, one_mapping_mremap); });
   EXPECT_EQ(thrown.code, ErrorCode::kBudget);
   EXPECT_NE(thrown.text.find("max_map_count"), std::string::npos) << thrown.text;
   for (std::size_t i = 0; i < 4; ++i)
     EXPECT_TRUE(has_stamp(ranges.from.data() + i * kHugePage, kHugePage, 100 + i));
   calls_allowed = 100;
-  move_pages(ranges.from.data(), ranges.to.data(), ranges.from.size(), kHugePage, one_mapping_mremap);
+  move_pages(ranges.from.data(), ranges.to.data(), kRange, kHugePage, one_mapping_mremap);
   EXPECT_TRUE(has_stamp(ranges.to.data() + 3 * kHugePage, kHugePage, 103));
 }
 
 TEST(MovePages, LosesNoAddressToOthers) {
   const TwoRanges ranges;
   for (int round = 0; round < 50; ++round) {
-    move_pages(ranges.from.data(), ranges.to.data(), ranges.from.size(), kHugePage);
-    void* probe = ::mmap(ranges.from.data(), ranges.from.size(), PROT_NONE,
+    move_pages(ranges.from.data(), ranges.to.data(), kRange, kHugePage);
+    void* probe = ::mmap(ranges.from.data(), kRange, PROT_NONE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
     ASSERT_EQ(probe, MAP_FAILED) << "the address that was given up is free";
     ASSERT_EQ(errno, EEXIST);
-    move_pages(ranges.to.data(), ranges.from.data(), ranges.from.size(), kHugePage);
+    move_pages(ranges.to.data(), ranges.from.data(), kRange, kHugePage);
   }
   EXPECT_TRUE(has_stamp(ranges.from.data(), kHugePage, 100));
 }
