@@ -17,12 +17,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kVersion = 1;
 constexpr std::size_t kLeastRounds = 3;
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 std::string value_text(BenchUnit unit, double value) {
   return unit == BenchUnit::kSeconds ? fmt::format("{:.3f} s", value)
                                      : fmt::format("{:.2f} GB/s", value / 1e9);
@@ -40,6 +34,12 @@ Json row_json(const BenchRow& row) {
 }
 
 }  // namespace
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
 
 double ratio_of(const BenchRow& row) {
   return row.unit == BenchUnit::kSeconds ? row.limit / row.reached : row.reached / row.limit;

@@ -26,6 +26,7 @@ struct BenchReport {
   std::vector<BenchRow> rows;
   std::vector<std::string> notes;
 };
+double median(std::vector<double> values);  // REQUIRES: there are some
 double ratio_of(const BenchRow& row);  // the share of the limit that was reached
 Json to_json(const BenchReport& report);
 std::string to_text(const BenchReport& report);

@@ -121,11 +121,6 @@ Steps run_steps(models::Setup& setup, double seconds, BenchProgress& progress) {
   return steps;
 }
 
-double median(std::vector<double> values) {
-  std::ranges::nth_element(values, values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2));
-  return values[values.size() / 2];
-}
-
 void check_model(const models::TrainSettings& s) {
   if (s.model.empty())
     fail(ErrorCode::kInvalidArgument,

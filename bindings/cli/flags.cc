@@ -89,22 +89,13 @@ double parse_real(std::string_view what, std::string_view text) {
   return value;
 }
 
-CLI::Option* Flags::add(const std::string& flag, std::function<void(const std::string&)> read,
-                        const std::string& help, const std::string& value) {
-  return app_.add_option_function<std::string>(flag, std::move(read), help)
+void Flags::add(const std::string& flag, const std::string& value, const std::string& help,
+                const std::string& shown, std::function<void(const std::string&)> read) {
+  app_.add_option_function<std::string>(flag, std::move(read), help)
       ->group(group_)
       ->type_name(value)
+      ->default_str(shown)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // refuse_repeated() reports the others
-}
-
-void Flags::text(const std::string& flag, std::string& field, const std::string& help) {
-  add(
-      flag, [&field](const std::string& given) { field = given; }, help, "TEXT");
-}
-
-void Flags::text(const std::string& flag, std::optional<std::string>& field, const std::string& help) {
-  add(
-      flag, [&field](const std::string& given) { field = given; }, help, "TEXT");
 }
 
 void Flags::file(const std::string& name, std::string& field, const std::string& help) {
@@ -115,65 +106,24 @@ void Flags::texts(const std::string& flag, std::vector<std::string>& field, cons
   app_.add_option(flag, field, help)->group(group_)->type_name("TEXT");
 }
 
-void Flags::choice(const std::string& flag, std::string& field, std::vector<std::string> known,
-                   const std::string& help) {
-  const std::string value = fmt::format("{}", fmt::join(known, "|"));
-  add(
-      flag, [&field, flag, known](const std::string& given) { field = check_choice(flag, given, known); },
-      help, value)
-      ->default_str(field);
-}
-
-void Flags::choice(const std::string& flag, std::optional<std::string>& field, std::vector<std::string> known,
-                   const std::string& help) {
-  const std::string value = fmt::format("{}", fmt::join(known, "|"));
-  add(
-      flag, [&field, flag, known](const std::string& given) { field = check_choice(flag, given, known); },
-      help, value);
-}
-
 void Flags::size(const std::string& flag, std::uint64_t& field, const std::string& help) {
-  const auto read = [&field, flag](const std::string& given) {
+  add(flag, "SIZE", help, "", [&field, flag](const std::string& given) {
     try {
       field = parse_size(given);
     } catch (const Error& error) {
       fail(ErrorCode::kInvalidArgument, "{}: {}", flag, error.what());
     }
     if (field == 0) fail(ErrorCode::kInvalidArgument, "{}: a size of 0 leaves nothing to work with", flag);
-  };
-  add(flag, read, help, "SIZE");
-}
-
-void Flags::whole(const std::string& flag, std::uint64_t& field, const std::string& help) {
-  add(
-      flag, [&field, flag](const std::string& given) { field = parse_whole(flag, given); }, help, "N")
-      ->default_str(std::to_string(field));
-}
-
-void Flags::whole(const std::string& flag, std::optional<std::size_t>& field, const std::string& help) {
-  add(
-      flag, [&field, flag](const std::string& given) { field = parse_whole(flag, given); }, help, "N");
+  });
 }
 
 void Flags::whole(const std::string& flag, int& field, const std::string& help) {
-  const auto read = [&field, flag](const std::string& given) {
+  add(flag, "N", help, "", [&field, flag](const std::string& given) {
     const std::uint64_t value = parse_whole(flag, given);
     if (value < 1 || value > 4096)
       fail(ErrorCode::kInvalidArgument, "{}: {} was given; a number from 1 to 4096 is needed", flag, value);
     field = static_cast<int>(value);
-  };
-  add(flag, read, help, "N");
-}
-
-void Flags::real(const std::string& flag, double& field, const std::string& help) {
-  add(
-      flag, [&field, flag](const std::string& given) { field = parse_real(flag, given); }, help, "X")
-      ->default_str(fmt::format("{}", field));
-}
-
-void Flags::real(const std::string& flag, std::optional<double>& field, const std::string& help) {
-  add(
-      flag, [&field, flag](const std::string& given) { field = parse_real(flag, given); }, help, "X");
+  });
 }
 
 void Flags::toggle(const std::string& flag, bool& field, const std::string& help) {
@@ -181,19 +131,13 @@ void Flags::toggle(const std::string& flag, bool& field, const std::string& help
 }
 
 void Flags::choice(const std::string& flag, const Set& set, const std::vector<std::string>& known,
-                   const std::string& help) {
-  const auto read = [set, flag, known](const std::string& given) { set(check_choice(flag, given, known)); };
-  add(flag, read, help, fmt::format("{}", fmt::join(known, "|")));
+                   const std::string& help, const std::string& shown) {
+  add(flag, fmt::format("{}", fmt::join(known, "|")), help, shown,
+      [set, flag, known](const std::string& given) { set(check_choice(flag, given, known)); });
 }
 
-void Flags::whole(const std::string& flag, const Set& set, const std::string& help) {
-  add(
-      flag, [set, flag](const std::string& given) { set(parse_whole(flag, given)); }, help, "N");
-}
-
-void Flags::real(const std::string& flag, const Set& set, const std::string& help) {
-  add(
-      flag, [set, flag](const std::string& given) { set(parse_real(flag, given)); }, help, "X");
+void Flags::real(const std::string& flag, const Set& set, const std::string& help, const std::string& shown) {
+  add(flag, "X", help, shown, [set, flag](const std::string& given) { set(parse_real(flag, given)); });
 }
 
 void Flags::toggles(const std::string& name, const Set& set, const std::string& help) {

@@ -16,52 +16,69 @@ class Option;
 
 namespace sluice::cli {
 
+// Read a number from a whole text. `what` is the flag that messages name.
+std::uint64_t parse_whole(std::string_view what, std::string_view text);
+double parse_real(std::string_view what, std::string_view text);
+
 // Binds the flags of one subcommand to fields. It reads every value, whether from the command line or from a
 // JSON file. A value of another kind is Error(kInvalidArgument) that names the flag.
 class Flags {
  public:
   explicit Flags(CLI::App& app) : app_(app) {}
 
-  void group(std::string name) {
-    group_ = std::move(name);
-  }  // the heading in --help of the flags that follow
-  void text(const std::string& flag, std::string& field, const std::string& help);
-  void text(const std::string& flag, std::optional<std::string>& field, const std::string& help);
-  void file(const std::string& name, std::string& field,
-            const std::string& help);  // an argument without a flag
+  using Set = std::function<void(const Json&)>;
+
+  // The heading in --help of the flags that follow.
+  void group(std::string name) { group_ = std::move(name); }
+
+  // A field is of the value's type, or optional. Of one that is not, --help shows what it holds.
+  template <class Field>
+  void text(const std::string& flag, Field& field, const std::string& help) {
+    add(flag, "TEXT", help, "", [&field](const std::string& given) { field = given; });
+  }
+  template <class Field>
+  void choice(const std::string& flag, Field& field, const std::vector<std::string>& known,
+              const std::string& help) {
+    choice(flag, Set([&field](const Json& value) { field = value.get<std::string>(); }), known, help,
+           shown(field));
+  }
+  template <class Field>
+  void whole(const std::string& flag, Field& field, const std::string& help) {
+    add(flag, "N", help, shown(field),
+        [&, flag](const std::string& given) { field = parse_whole(flag, given); });
+  }
+  template <class Field>
+  void real(const std::string& flag, Field& field, const std::string& help) {
+    real(flag, Set([&field](const Json& value) { field = value.get<double>(); }), help, shown(field));
+  }
+  void whole(const std::string& flag, int& field, const std::string& help);         // from 1 to 4096
+  void file(const std::string& name, std::string& field, const std::string& help);  // has no flag
   void texts(const std::string& flag, std::vector<std::string>& field, const std::string& help);
-  void choice(const std::string& flag, std::string& field, std::vector<std::string> known,
-              const std::string& help);
-  void choice(const std::string& flag, std::optional<std::string>& field, std::vector<std::string> known,
-              const std::string& help);
   void size(const std::string& flag, std::uint64_t& field, const std::string& help);  // 0 means not given
-  void whole(const std::string& flag, std::uint64_t& field, const std::string& help);
-  void whole(const std::string& flag, std::optional<std::size_t>& field, const std::string& help);
-  void whole(const std::string& flag, int& field, const std::string& help);
-  void real(const std::string& flag, double& field, const std::string& help);
-  void real(const std::string& flag, std::optional<double>& field, const std::string& help);
   void toggle(const std::string& flag, bool& field, const std::string& help);
 
   // These hand the value to a function.
-  using Set = std::function<void(const Json&)>;
   void choice(const std::string& flag, const Set& set, const std::vector<std::string>& known,
-              const std::string& help);
-  void whole(const std::string& flag, const Set& set, const std::string& help);
-  void real(const std::string& flag, const Set& set, const std::string& help);
+              const std::string& help, const std::string& shown = "");
+  void real(const std::string& flag, const Set& set, const std::string& help, const std::string& shown = "");
   // Adds two flags that exclude each other: --name and --no-name.
   void toggles(const std::string& name, const Set& set, const std::string& help);
 
  private:
-  CLI::Option* add(const std::string& flag, std::function<void(const std::string&)> read,
-                   const std::string& help, const std::string& value);
+  template <class Value>
+  static std::string shown(const Value& value) {
+    return fmt::format("{}", value);
+  }
+  template <class Value>
+  static std::string shown(const std::optional<Value>&) {
+    return {};
+  }
+  void add(const std::string& flag, const std::string& value, const std::string& help,
+           const std::string& shown, std::function<void(const std::string&)> read);
 
   CLI::App& app_;
   std::string group_ = "Options";
 };
-
-// Read a number from a whole text. `what` is the flag that messages name.
-std::uint64_t parse_whole(std::string_view what, std::string_view text);
-double parse_real(std::string_view what, std::string_view text);
 
 // Writes JSON for the standard output. Bytes of a path that are not UTF-8 are replaced.
 std::string json_text(const Json& json);

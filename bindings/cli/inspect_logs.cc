@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "bindings/cli/bench_report.h"
 #include "bindings/cli/inspect.h"
 #include "core/bytes.h"
 #include "core/error.h"
@@ -52,12 +53,6 @@ MetricsSummary read_metrics(const std::string& path) {
   if (summary.losses.empty())
     fail(ErrorCode::kInvalidArgument, "'{}' holds no finite loss: every step was skipped", path);
   return summary;
-}
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
-                   values.end());
-  return values[values.size() / 2];
 }
 
 struct Interval {

@@ -50,7 +50,7 @@ void bind_setting(Flags& flags, const optim::Setting& setting, const std::string
   const std::string name(setting.name);
   std::string flag = name;
   std::ranges::replace(flag, '_', '-');
-  const auto set = [&settings, name](const Json& value) { settings[name] = value; };
+  const Flags::Set set = [&settings, name](const Json& value) { settings[name] = value; };
   switch (type_of(setting.range)) {
     case optim::SettingType::kSwitch:
       flags.toggles(flag, set, help);
