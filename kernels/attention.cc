@@ -176,8 +176,7 @@ void check_attention(const AttentionShape& s, std::initializer_list<ConstArray> 
   if (s.heads == 0 || s.kv_heads == 0 || s.heads % s.kv_heads != 0 || s.head_width == 0)
     fail(ErrorCode::kInvalidArgument,
          "attention with {} query heads of width {} and {} key/value heads is not possible: the number of "
-         "query "
-         "heads must be a multiple of that of key/value heads, and no number may be 0",
+         "query heads must be a multiple of that of key/value heads, and no number may be 0",
          s.heads, s.head_width, s.kv_heads);
   if (!(s.dropout >= 0 && s.dropout < 1))
     fail(ErrorCode::kInvalidArgument, "a dropout of {} is not possible: it must be at least 0 and below 1",

@@ -75,8 +75,7 @@ void check_targets(std::size_t classes, std::span<const std::int32_t> targets) {
     if (target != kIgnoredTarget && (target < 0 || static_cast<std::size_t>(target) >= classes))
       fail(ErrorCode::kInvalidArgument,
            "the target of row {} is {}, outside of the {} classes; use a smaller token, or {} for a row "
-           "without a "
-           "loss",
+           "without a loss",
            row, target, classes, kIgnoredTarget);
   }
 }

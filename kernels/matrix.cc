@@ -57,8 +57,7 @@ void* open_plugin(std::string* path) {
   }
   fail(ErrorCode::kNotFound,
        "the matrix library's plug-in {} cannot be loaded; install oneDNN (Debian, Ubuntu: libdnnl2 or "
-       "libdnnl3), or set "
-       "SLUICE_LIBRARY_PATH to the plug-in's folder. Tried:{}",
+       "libdnnl3), or set SLUICE_LIBRARY_PATH to the plug-in's folder. Tried:{}",
        kMatrixPluginFile, reasons);
 }
 
@@ -83,8 +82,7 @@ void check(const Product& p) {
   if (!is_float(p.a.type) || p.a.type != p.b.type || (p.c.type != Dtype::kF32 && p.c.type != p.a.type))
     fail(ErrorCode::kInvalidArgument,
          "a product of {} and {} into {} is not supported: A and B must both be f32, both bf16 or both f16, "
-         "and C "
-         "must be f32 or of that type",
+         "and C must be f32 or of that type",
          name_of(p.a.type), name_of(p.b.type), name_of(p.c.type));
   if (p.k == 0)
     fail(ErrorCode::kInvalidArgument, "a product [{}, 0] x [0, {}] has nothing to add: k must be at least 1",

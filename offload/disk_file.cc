@@ -98,8 +98,7 @@ void DiskFile::fail_for_room(std::uint64_t bytes, std::uint64_t held, const std:
   const std::uint64_t needed = bytes > held ? bytes - held : 0;
   fail(ErrorCode::kBudget,
        "{}: {} more are needed, but the disk of '{}' has {} free, {} too little ({}): free space or name "
-       "another "
-       "folder",
+       "another folder",
        name(), format_size(needed), opened_->folder, format_size(free),
        format_size(needed > free ? needed - free : 0), reason);
 }
@@ -133,8 +132,7 @@ void DiskFile::allocate(std::uint64_t bytes) {
   if (error_number == EFBIG)
     fail(ErrorCode::kBudget,
          "{}: a size of {} was asked for, but the process or the file system allows no file of that size: "
-         "see 'ulimit "
-         "-f' and the file system's largest file size",
+         "see 'ulimit -f' and the file system's largest file size",
          name(), format_size(bytes));
   if (error_number == ENOSPC || error_number == EDQUOT)
     fail_for_room(bytes, static_cast<std::uint64_t>(before.st_blocks) * 512, errno_text(error_number));

@@ -34,8 +34,7 @@ std::string folder_of(const std::string& path) {
 [[noreturn]] void fail_without_direct(const std::string& folder) {
   fail(ErrorCode::kInvalidArgument,
        "the file system of the folder '{}' does not offer O_DIRECT (reads and writes past the page cache, "
-       "whose "
-       "memory Sluice could not account for): name a folder on a local disk with ext4, xfs or btrfs",
+       "whose memory Sluice could not account for): name a folder on a local disk with ext4, xfs or btrfs",
        folder);
 }
 

@@ -25,8 +25,7 @@ void check_storage(const Optimizer& optimizer) {
     if (setting->change == Change::kByStepButNotZero)
       fail(ErrorCode::kInvalidArgument,
            "{}: state of type {} was asked for, but without momentum there is no array to have it; leave the "
-           "type out, "
-           "or give a {} above 0",
+           "type out, or give a {} above 0",
            optimizer.name(), state_type_name(type), setting->name);
   fail(ErrorCode::kInvalidArgument,
        "{}: state of type {} was asked for, but there is no array to have it; leave the type out",

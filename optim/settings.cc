@@ -199,8 +199,7 @@ std::shared_ptr<const Settings> Settings::for_step(const Json& given) const {
     if (setting->change == Change::kByStepButNotZero && (now == 0.0) != (before == 0.0))
       fail(ErrorCode::kInvalidArgument,
            "{}: {} is {}, but the optimizer was made with {}; its array of state is made at the start or not "
-           "at "
-           "all, so it cannot become {} later",
+           "at all, so it cannot become {} later",
            optimizer_, key, text_of(now), text_of(before), before == 0.0 ? "other than 0" : "0");
   }
   return std::make_shared<const Settings>(std::move(other));

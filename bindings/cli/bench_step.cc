@@ -184,8 +184,7 @@ BenchReport bench_step(const models::TrainSettings& given, double seconds, Bench
         {{"peak_disk_read", rates.disk_read}, {"peak_disk_write", rates.disk_write}});
   report.notes.push_back(fmt::format(
       "limit: {:.3f} s for products and loops at {:.0f} GFLOP/s and {:.1f} GB/s, {:.3f} s for the update at "
-      "that "
-      "bandwidth{}",
+      "that bandwidth{}",
       limit.compute, rates.flops / 1e9, rates.memory_bandwidth / 1e9, limit.optimizer,
       plan.uses_disk() ? fmt::format("; or {:.3f} s for the disk at {:.2f} GB/s read and {:.2f} GB/s written",
                                      limit.disk, rates.disk_read / 1e9, rates.disk_write / 1e9)

@@ -109,8 +109,7 @@ void MemoryBench::measure(double seconds, BenchProgress& progress) {
   if (!std::ranges::any_of(works_, small)) return;
   const std::string note = fmt::format(
       "less than {} is moved at a time: it may stay in the processor's caches, so that shares of memory's "
-      "rate "
-      "say little",
+      "rate say little",
       format_size(kBeyondCaches));
   if (!std::ranges::count(report_.notes, note)) report_.notes.push_back(note);
 }

@@ -111,9 +111,8 @@ void bind_steps(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.whole("--steps", s.steps, "steps of the whole run");
   flags.real("--lr", s.learning_rate,
              "learning rate (by optimizer and size: for adamw from 1.3e-3 for 1 million parameters in "
-             "blocks, over 6e-4 for "
-             "85 and 2e-4 for 1,200, to 6e-5 for 175,000, and a tenth of it for a folder with weights; "
-             "docs/optimizers.md has the whole rule)");
+             "blocks, over 6e-4 for 85 and 2e-4 for 1,200, to 6e-5 for 175,000, and a tenth of it for a "
+             "folder with weights; docs/optimizers.md has the whole rule)");
   flags.real(
       "--adamw-lr", s.adamw_learning_rate,
       "learning rate of the parameters that muon leaves to adamw: vectors, embedding and head (--lr; with "
