@@ -10,12 +10,11 @@ differ, or one of them fails."""
 import argparse
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from kill_campaign import PATIENCE, PLACES, SOURCE, final_files, lesson, losses  # noqa: E402
+from kill_campaign import PLACES, SOURCE, short_training  # noqa: E402
 
 STEPS = 4
 LLAMA = {"model_type": "llama", "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -53,19 +52,11 @@ def model_of(folder, family):
 def run(build, folder, family, place, settings):
     """Returns the losses, and the files of the last checkpoint by name. Raises where the program fails."""
     folder.mkdir()
-    (folder / "disk").mkdir()
-    (folder / "text.txt").write_text(lesson())
-    out, metrics = folder / "out", folder / "metrics.jsonl"
-    # fmt: off
-    done = subprocess.run(
-        [build / "bin" / "sluice", "train", "--model", model_of(folder, family), "--tokens", "bytes", "--data", folder / "text.txt",
-         "--seq", "32", "--batch", "2", "--steps", str(STEPS), "--lr", "1e-3", "--threads", "2", "--memory", "600MiB", "--disk",
-         f"{folder / 'disk'}:1GiB", "--progress", "none", "--out", out, "--metrics", metrics, *PLACES[place], *settings.split()],
-        capture_output=True, text=True, timeout=PATIENCE)
-    # fmt: on
-    if done.returncode != 0:
+    done, result = short_training(build / "bin" / "sluice", folder, "out", STEPS, "--model", model_of(folder, family), "--tokens",
+                                  "bytes", "--threads", "2", *PLACES[place], *settings.split())
+    if result is None:
         raise RuntimeError(f"{build}: {done.stderr.strip()}")
-    return losses(metrics), final_files(out, STEPS)
+    return result
 
 
 def differences(first, second):

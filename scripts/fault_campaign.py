@@ -91,33 +91,22 @@ class RealFaults:
             return None
         return self.swap_file(process)
 
-    def flip_bits(self, process, name):
+    def flip_bits(self, process, path):
         """Flips one bit in each MiB, so that the next read finds damage, unless a write comes before it."""
-        path = self.in_the_middle(process, name)
-        if path is None:
-            return False
         with open(path, "r+b", buffering=0) as file:
             for offset in range(0, os.fstat(file.fileno()).st_size, 1 << 20):
                 at = offset + self.random.randrange(4096)
                 byte = os.pread(file.fileno(), 1, at)
                 if byte:
                     os.pwrite(file.fileno(), bytes([byte[0] ^ 1 << self.random.randrange(8)]), at)
-        return True
 
-    def cut_file(self, process, name):
-        path = self.in_the_middle(process, name)
-        if path is None:
-            return False
+    def cut_file(self, process, path):
         os.truncate(path, os.stat(path).st_size // 2 // 4096 * 4096)
-        return True
 
-    def pause(self, process, name):
-        if self.in_the_middle(process, name) is None:
-            return False
+    def pause(self, process, path):
         process.send_signal(signal.SIGSTOP)
         time.sleep(0.3)
         process.send_signal(signal.SIGCONT)
-        return True
 
     def end(self, process, name, must_survive):
         """Checks how the run ended. After an error, resumes it and checks the result."""
@@ -137,20 +126,18 @@ class RealFaults:
     def fill(self, mount):
         """Returns a fault that takes the space which the run's next checkpoint needs, and gives it back before the run is resumed."""
 
-        def hit(process, name):
-            if self.in_the_middle(process, name) is None:
-                return False
+        def hit(process, path):
             with open(mount / "filler", "wb") as file:
                 free = os.statvfs(mount)
                 os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - (1 << 20))
             process.wait(timeout=PATIENCE)
             (mount / "filler").unlink()
-            return True
 
         return hit
 
     def round(self, kind, hit=None, before=None, must_survive=False, out=None):
-        """Runs once with a fault. The checkpoints are in the folder `out`, where one is given."""
+        """Runs once with a fault. `hit` is called in the middle of the run, with its process and the path of its swap file. The
+        checkpoints are in the folder `out`, where one is given."""
         self.number += 1
         name = f"{kind}{self.number}"
         if out is not None:
@@ -158,8 +145,12 @@ class RealFaults:
             (self.folder / name).symlink_to(out / name)
         process = self.start(name, before)
         try:
-            if hit is not None and not hit(process, name):
-                self.missed += 1
+            if hit is not None:
+                path = self.in_the_middle(process, name)
+                if path is None:
+                    self.missed += 1
+                else:
+                    hit(process, path)
             self.end(process, name, must_survive)
         finally:
             process.kill()

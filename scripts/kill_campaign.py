@@ -60,6 +60,21 @@ def final_files(out, step):
     return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
 
 
+def short_training(program, folder, name, steps, *settings):
+    """Trains on the lesson in a folder. Returns the finished process, with the losses and the files of its last checkpoint, or
+    None where it failed."""
+    out, metrics, text, disk = folder / name, folder / f"{name}.jsonl", folder / "text.txt", folder / "disk"
+    disk.mkdir(exist_ok=True)
+    text.write_text(lesson())
+    # fmt: off
+    done = subprocess.run(
+        [program, "train", "--data", text, "--seq", "32", "--batch", "2", "--steps", str(steps), "--lr", "1e-3", "--memory",
+         "600MiB", "--disk", f"{disk}:1GiB", "--progress", "none", "--out", out, "--metrics", metrics, *settings],
+        capture_output=True, text=True, timeout=PATIENCE)
+    # fmt: on
+    return done, (losses(metrics), final_files(out, steps)) if done.returncode == 0 else None
+
+
 def best_of(out):
     """Returns step and validation loss of the best checkpoint in the folder, as the program reports them."""
     told = subprocess.run([str(SLUICE), "inspect", "--json", str(out)], check=True, timeout=PATIENCE, capture_output=True)

@@ -13,12 +13,11 @@ import concurrent.futures
 import itertools
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from kill_campaign import PATIENCE, PLACES, SLUICE, final_files, lesson, losses  # noqa: E402
+from kill_campaign import PLACES, SLUICE, short_training  # noqa: E402
 
 STEPS = 3
 OPTIMIZERS = {
@@ -69,22 +68,10 @@ def sample():
 
 
 def run(folder, cell, place):
-    """Returns the finished process, with the losses and the files of its last checkpoint, or None where it failed."""
+    """Returns what short_training() does."""
     optimizer, state, precision, clip, accumulate = cell
-    out, metrics = folder / place, folder / f"{place}.jsonl"
-    (folder / "disk").mkdir(exist_ok=True)
-    (folder / "text.txt").write_text(lesson())
-    # fmt: off
-    done = subprocess.run(
-        [SLUICE, "train", "--model", "tiny", "--data", folder / "text.txt", "--seq", "32", "--batch", "2", "--steps",
-         str(STEPS), "--lr", "1e-3", "--threads", "1", "--memory", "600MiB", "--disk", f"{folder / 'disk'}:1GiB",
-         "--progress", "none", "--out", out, "--metrics", metrics, "--state", state, "--accumulate", accumulate,
-         *OPTIMIZERS[optimizer], *PRECISIONS[precision], *CLIPS[clip], *PLACES[place]],
-        capture_output=True, text=True, timeout=PATIENCE)
-    # fmt: on
-    if done.returncode != 0:
-        return done, None
-    return done, (losses(metrics), final_files(out, STEPS))
+    return short_training(SLUICE, folder, place, STEPS, "--model", "tiny", "--threads", "1", "--state", state, "--accumulate",
+                          accumulate, *OPTIMIZERS[optimizer], *PRECISIONS[precision], *CLIPS[clip], *PLACES[place])
 
 
 def try_cell(cell):
