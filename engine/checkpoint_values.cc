@@ -259,12 +259,25 @@ std::vector<std::uint64_t> CheckpointTensors::file_bytes() const {
 
 // Two blocks of each file, which are read in turn.
 std::uint64_t CheckpointTensors::buffer_bytes() const {
-  return std::max(kStreamBuffer, 2 * kStreamBlock * files());
+  return std::max(kStreamBuffer, 2 * kStreamBlock * headers_.size());
 }
 
-void CheckpointTensors::open(CheckpointWriter& writer) {
+std::string CheckpointTensors::save(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
+                                    CheckpointWriter::Options options, const Json& run,
+                                    const std::string& config) {
+  const std::vector<std::uint64_t> bytes = file_bytes();
+  check_file_limit(bytes);
+  options.bytes = bytes_needed(bytes);
+  // Regions are whole huge pages.
+  options.buffer_bytes =
+      std::max<std::size_t>(kHugePage, options.buffer_bytes / headers_.size() / kHugePage * kHugePage);
+  CheckpointWriter writer(io, ledger, std::move(options));
+  if (!config.empty()) writer.add_text_file("config.json", config);
   writers_.clear();
   for (const Named& file : headers_) writers_.push_back(&writer.add_tensor_file(file.file, file.header));
+  const UnitSink files = sink();
+  for (const UnitId unit : units_) engine.save(unit, files);
+  return writer.commit(run);
 }
 
 void CheckpointTensors::write(std::size_t file, ParameterId parameter, std::size_t first, std::size_t count,

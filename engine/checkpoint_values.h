@@ -44,29 +44,30 @@ class CheckpointValues {
   std::vector<std::unique_ptr<SafetensorsReader>> wholes_;  // null where no parameter has the array
 };
 
-// The tensor files of a checkpoint that are written side by side, unit by unit in the layout's order.
+// The tensor files of a checkpoint, which are written side by side, unit by unit.
 class CheckpointTensors {
  public:
   CheckpointTensors(const Layout& layout, const optim::Optimizer& optimizer);
   std::vector<std::uint64_t> file_bytes() const;
-  std::size_t files() const { return headers_.size(); }
-  std::uint64_t buffer_bytes() const;  // what they are all written or read through
-  // In what order units are to be saved: of wider types first, so that no file has a tensor that begins
-  // within an element.
-  const std::vector<UnitId>& units() const { return units_; }
-  void open(CheckpointWriter& writer);
-  UnitSink sink();  // REQUIRES: open(); valid as long as this, the layout and the writer
+  std::uint64_t buffer_bytes() const;  // what all of them are written or read through
+  // Saves the engine's values and state as a checkpoint, with a config.json where a text of it is given, and
+  // returns its folder. All files share options.buffer_bytes; options.bytes is found here. Throws what
+  // CheckpointWriter and Engine::save() do, and leaves nothing then. REQUIRES: the engine has this layout.
+  std::string save(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
+                   CheckpointWriter::Options options, const Json& run, const std::string& config = "");
 
  private:
   struct Named {
     std::string file;
     SafetensorsHeader header;
   };
-  // Elements of a parameter from `first` on, in the file of that index.
+  UnitSink sink();
+  // Writes elements of a parameter from `first` on to the file of that index.
   void write(std::size_t file, ParameterId parameter, std::size_t first, std::size_t count,
              ConstArray values);
 
   const Layout& layout_;
+  // Units of wider types come first, so that no file has a tensor that begins within an element.
   std::vector<UnitId> units_;
   std::vector<Named> headers_;       // parameters, masters where there are any, state, each with its scales
   std::vector<std::size_t> state_;   // by array: the file of its values

@@ -8,7 +8,6 @@
 #include "allocator/memory.h"
 #include "bindings/c/handles.h"
 #include "bindings/c/status.h"
-#include "core/bytes.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/run_id.h"
 #include "engine/checkpoint/stored_floats.h"
@@ -124,21 +123,14 @@ std::string save(sluice_engine& e, const std::string& out, std::uint64_t keep) {
   const engine::RunLock lock(out);
   check_folder(out, e.engine->steps());
   engine::remove_leftovers(out);
-  engine::CheckpointTensors tensors(e.engine->layout(), *e.planned.optimizer);
-  engine::CheckpointWriter::Options options;
-  options.out = out;
-  options.step = e.engine->steps();
-  engine::check_file_limit(tensors.file_bytes());
-  options.bytes = engine::bytes_needed(tensors.file_bytes());
-  options.buffer_bytes = e.planned.checkpoint_buffers / tensors.files() / kHugePage * kHugePage;
-  engine::CheckpointWriter writer(*e.planned.io, e.ledger, options);
-  tensors.open(writer);
-  for (const engine::UnitId unit : tensors.units()) e.engine->save(unit, tensors.sink());
   Json run = {{"optimizer", e.planned.optimizer->settings()}, {"parameter_steps", steps_of(*e.engine)}};
   run["optimizer"]["name"] = e.planned.optimizer->name();
-  std::string place = writer.commit(run);
+  std::string saved =
+      engine::CheckpointTensors(e.engine->layout(), *e.planned.optimizer)
+          .save(*e.engine, *e.planned.io, e.ledger,
+                {.out = out, .step = e.engine->steps(), .buffer_bytes = e.planned.checkpoint_buffers}, run);
   if (keep > 0) engine::prune(out, keep);
-  return place;
+  return saved;
 }
 
 }  // namespace
@@ -189,8 +181,8 @@ sluice_status sluice_engine_load_values(sluice_engine* handle, const char* path)
 
 sluice_status sluice_engine_save(sluice_engine* handle, const char* out, uint64_t keep, char** path) {
   return with_engine(handle, [&](sluice_engine& e) {
-    const std::string place = save(e, &required(out, "out"), keep);
-    if (path != nullptr) *path = new_text(place);
+    const std::string saved = save(e, &required(out, "out"), keep);
+    if (path != nullptr) *path = new_text(saved);
   });
 }
 

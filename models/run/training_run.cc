@@ -264,21 +264,13 @@ void TrainingRun::save() {
   const TraceScope scope(assembly_.trace(), Trace::Lane::kSave, "a checkpoint");
   engine_.settle();
   const auto begin = std::chrono::steady_clock::now();
-  engine::CheckpointTensors tensors(engine_.layout(), *setup_.optimizer);
-  engine::CheckpointWriter::Options options;
-  options.out = settings_.out;
-  options.step = step_;
-  options.bytes = setup_.plan.checkpoint_bytes;
-  // Regions are whole huge pages.
-  options.buffer_bytes = std::max<std::uint64_t>(
-      kHugePage, setup_.plan.checkpoint_buffers / tensors.files() / kHugePage * kHugePage);
-  engine::CheckpointWriter writer(*setup_.tools->io, assembly_.ledger(), options);
-  writer.add_text_file("config.json", config_to_hugging_face(setup_.config, settings_.dtype).dump(2) + "\n");
-  tensors.open(writer);
-  for (const engine::UnitId unit : tensors.units()) engine_.save(unit, tensors.sink());
-  checkpoint_ = writer.commit(
-      run_record(setup_, {run_id_, step_, skipped_, next_sample_,
-                          loss_scale_.is_dynamic() ? loss_scale_.state() : Json(), validation_}));
+  checkpoint_ =
+      engine::CheckpointTensors(engine_.layout(), *setup_.optimizer)
+          .save(engine_, *setup_.tools->io, assembly_.ledger(),
+                {.out = settings_.out, .step = step_, .buffer_bytes = setup_.plan.checkpoint_buffers},
+                run_record(setup_, {run_id_, step_, skipped_, next_sample_,
+                                    loss_scale_.is_dynamic() ? loss_scale_.state() : Json(), validation_}),
+                config_to_hugging_face(setup_.config, settings_.dtype).dump(2) + "\n");
   saved_step_ = step_;
   CheckpointReport report = checkpoint_report(begin);
   report.best = engine::best_checkpoint(engine::list_checkpoints(settings_.out));
