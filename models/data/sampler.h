@@ -19,8 +19,7 @@ class Permutation {
   unsigned half_bits_;
 };
 
-// Windows first .. first + count - 1 of a source; window w begins at token w * sequence and has sequence + 1
-// tokens.
+// Windows first .. first + count - 1; window w begins at token w * sequence and has sequence + 1 tokens.
 struct WindowRange {
   std::uint64_t first = 0, count = 0;
 };
@@ -28,13 +27,12 @@ struct WindowSplit {
   WindowRange train, held_out;
 };
 
-// The windows of a source with `held_out` of them (a fraction; 0: none) set apart at its end.
-// Throws Error(kInvalidArgument) where the fraction is not in [0, 1), or where the source is too short, with
-// what is needed. REQUIRES: sequence >= 1
+// Returns a source's windows, with the fraction `held_out` of them set apart at its end. Throws
+// Error(kInvalidArgument) where that is not in [0, 1), or the source is too short. REQUIRES: sequence >= 1
 WindowSplit split_windows(const TokenSource& source, std::uint64_t sequence, double held_out);
 
 // The order in which windows are visited. The whole state of a run's progress in its data is the index of its
-// next sample, which counts over epochs and over all ranks. Thread rule: const, any thread.
+// next sample, which counts over epochs and over all ranks. Thread rule: any thread.
 class Sampler {
  public:
   enum class Order { kShuffled, kInOrder };
@@ -49,16 +47,16 @@ class Sampler {
   Order order_;
 };
 
-// The first sample of a rank's micro-batch, where `next` is the first one of the step: a step takes
-// micro_batches * ranks * batch samples, and micro-batch k of all ranks together is a run of ranks * batch of
-// them.
+// Returns the first sample of a rank's micro-batch; `next` is the step's first one. A step takes
+// micro_batches * ranks * batch samples, and all ranks' micro-batches k are ranks * batch of them in a row.
 constexpr std::uint64_t first_sample(std::uint64_t next, std::uint64_t micro_batch, std::uint64_t rank,
                                      std::uint64_t ranks, std::uint64_t batch) {
   return next + (micro_batch * ranks + rank) * batch;
 }
 
-// Samples first, first + 1, ... as rows of `sequence` tokens; targets are the tokens that follow.
-// REQUIRES: both spans have the same size, a multiple of `sequence`. Throws as TokenSource::read.
+// Fills in samples first, first + 1, ... as rows of `sequence` tokens; targets are the tokens that follow.
+// REQUIRES: both spans have the same size, a multiple of `sequence`. Throws what
+// TokenSource::read() does.
 void fill_batch(TokenSource& source, const Sampler& sampler, std::uint64_t first, std::uint64_t sequence,
                 std::span<std::int32_t> tokens, std::span<std::int32_t> targets);
 

@@ -23,11 +23,11 @@ constexpr std::size_t kTextProbe = 4096;
 
 struct Start {
   std::uint64_t size = 0;        // of the file
-  std::vector<std::byte> bytes;  // its first ones
+  std::vector<std::byte> bytes;  // the file's first ones
 };
 
 Start read_start(const std::string& path, std::size_t limit) {
-  // Not blocking: a named pipe without a writer would hold an open for ever.
+  // A blocking open of a named pipe without a writer would not return.
   const Descriptor file(path, O_RDONLY | O_NONBLOCK);
   struct stat info = {};
   if (::fstat(file.get(), &info) != 0) engine::fail_system("read", path);
@@ -49,7 +49,7 @@ bool has_nul(const Start& start) {
   return std::find(start.bytes.begin(), start.bytes.end(), std::byte{0}) != start.bytes.end();
 }
 
-// A header of 256 int32.
+// A file of llm.c begins with 256 int32.
 struct LlmcFormat {
   std::uint32_t magic, version;
   unsigned width;
@@ -77,7 +77,7 @@ TokenFile llmc_file(const std::string& path, const Start& start, const LlmcForma
   return {path, kLlmcHeader, count, format.width};
 }
 
-// Sorted paths of what lies below a folder, without hidden entries, which are counted.
+// Returns the sorted paths of the files below a folder. Hidden entries are left out, and counted.
 std::vector<std::string> list_files(const std::string& folder, std::uint64_t* hidden) {
   std::vector<std::string> paths;
   std::error_code error;

@@ -18,13 +18,13 @@ struct TextFolder {
   std::uint64_t skipped = 0;
 };
 
-// Whether the path is that of a token file: by its name.
+// Whether a file's name is that of a token file.
 bool is_token_file_name(const std::string& path);
-// llm.c, or else nanoGPT. Throws Error(kInvalidArgument | kNotFound | kIo).
+// Recognises a token file of llm.c, or else of nanoGPT. Throws Error(kInvalidArgument | kNotFound | kIo).
 TokenFile find_token_file(const std::string& path);
-// A text file that was named by the user: what is no text is an error. Throws as above.
+// Takes a text file that the user has named. Throws what find_token_file() does; what is no text is an error.
 TokenFile find_text_file(const std::string& path);
-// All text below a folder, by path.
+// Finds all text files below a folder, in the order of their paths.
 TextFolder find_text_folder(const std::string& path);
 
 }  // namespace sluice::models

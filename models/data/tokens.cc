@@ -21,8 +21,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "token files are little-endian");
 
-constexpr std::size_t kPiece = 16 * 1024;  // bytes of one system call
-constexpr std::uint64_t kBytes = 256;      // the vocabulary of text
+constexpr std::size_t kReadBytes = 16 * 1024;  // of one system call
+constexpr std::uint64_t kBytes = 256;          // the vocabulary of text
 
 std::uint32_t token_at(const std::byte* at, unsigned width) {
   std::uint32_t token = 0;
@@ -61,11 +61,11 @@ class FileTokens : public TokenSource {
     while (!out.empty()) {
       const auto index =
           static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), first) - ends_.begin());
-      const std::size_t piece =
-          std::min<std::uint64_t>({out.size(), ends_[index] - first, kPiece / files_[index].width});
-      read_piece(index, first - (ends_[index] - files_[index].count), out.first(piece));
-      first += piece;
-      out = out.subspan(piece);
+      const std::size_t count =
+          std::min<std::uint64_t>({out.size(), ends_[index] - first, kReadBytes / files_[index].width});
+      read_some(index, first - (ends_[index] - files_[index].count), out.first(count));
+      first += count;
+      out = out.subspan(count);
     }
   }
 
@@ -83,11 +83,11 @@ class FileTokens : public TokenSource {
     open_ = index;
   }
 
-  // Within one file, and at most kPiece bytes.
-  void read_piece(std::size_t index, std::uint64_t first, std::span<std::int32_t> out) {
+  // Reads tokens of one file. REQUIRES: they take at most kReadBytes
+  void read_some(std::size_t index, std::uint64_t first, std::span<std::int32_t> out) {
     open(index);
     const TokenFile& file = files_[index];
-    std::array<std::byte, kPiece> bytes;
+    std::array<std::byte, kReadBytes> bytes;
     const std::size_t wanted = out.size() * file.width;
     for (std::size_t done = 0; done < wanted;) {
       const auto offset = static_cast<off_t>(file.header + first * file.width + done);
@@ -110,7 +110,7 @@ class FileTokens : public TokenSource {
 
   static constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
   std::vector<TokenFile> files_;
-  std::vector<std::uint64_t> ends_;  // of each file, in tokens from the start of all
+  std::vector<std::uint64_t> ends_;  // by file: the number of tokens up to its end
   std::uint64_t skipped_;
   std::string name_;
   std::uint64_t limit_ = kLargest;

@@ -10,28 +10,27 @@
 // Where training text comes from: see docs/formats/tokens.md.
 namespace sluice::models {
 
-// A sequence of tokens of known length that is read in pieces.
-// Thread rule: one thread at a time.
+// A sequence of tokens of known length. Thread rule: one thread at a time.
 class TokenSource {
  public:
   virtual ~TokenSource() = default;
   virtual std::uint64_t total() const = 0;
-  // The vocabulary that the tokens are of: 256 for bytes; none where the format does not state it.
+  // The size of the tokens' vocabulary: 256 for bytes, nothing where the format does not state it.
   virtual std::optional<std::uint64_t> vocabulary() const = 0;
-  // The tokens first .. first + out.size() - 1. Throws Error(kInvalidArgument) where they pass the end, or
-  // where a token is not below the limit, with its file and position; Error(kIo).
+  // Reads the tokens first .. first + out.size() - 1. Throws Error(kInvalidArgument) where they pass the end,
+  // or where a token is outside the vocabulary, with its file and position; Error(kIo).
   virtual void read(std::uint64_t first, std::span<std::int32_t> out) = 0;
-  // The vocabulary of the model that will take the tokens. Throws Error(kInvalidArgument), with what to do,
-  // where it is smaller than that of the source. From then on read() refuses tokens that are not below it.
+  // States the vocabulary of the model that will take the tokens: from then on read() refuses others. Throws
+  // Error(kInvalidArgument), with what to do, where it is smaller than the source's.
   virtual void set_vocabulary(std::uint64_t size) = 0;
   virtual const std::string& name() const = 0;  // for messages
   virtual std::uint64_t files() const = 0;
-  virtual std::uint64_t skipped_files() const = 0;  // of folders: hidden, empty, not text
+  virtual std::uint64_t skipped_files() const = 0;  // in folders: hidden, empty or not text
 };
 
-// Text files, folders of text, or token files (.bin of llm.c or nanoGPT), one after another.
-// Throws Error(kNotFound | kIo), and Error(kInvalidArgument) for what is empty, no text, or of another length
-// than its header states, and where text and token files are mixed.
+// Opens text files, folders of text, or token files (.bin of llm.c or nanoGPT) as one sequence. Throws
+// Error(kNotFound | kIo), and Error(kInvalidArgument) for what is empty, no text, or of another length than
+// its header states, and where text and token files are mixed.
 std::unique_ptr<TokenSource> open_tokens(const std::vector<std::string>& paths);
 
 }  // namespace sluice::models

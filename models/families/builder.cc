@@ -109,8 +109,8 @@ ValueId Builder::residual(const std::string& op, std::optional<ValueId> residual
 
 ValueId Builder::embedding(const std::optional<std::string>& positions) {
   const ModelConfig& config = shape_.config;
-  // A tied table is written by the head first (use 0). The positions' gradient comes with the table's own
-  // turn, so it is of the same use: the other stays zero.
+  // A tied table's gradient is written by the head first (use 0). Positions have their gradient when the
+  // embedding writes the table's, so they have the same use; their use 0 stays zero.
   const int use = config.tied_head ? 1 : 0;
   EmbeddingShape shape{shape_.batch,   shape_.length, config.width, config.vocabulary,
                        config.context, shape_.dtype,  {},           std::nullopt};

@@ -11,10 +11,10 @@
 
 namespace sluice::models {
 
-// The parameter groups of every model: matrices decay, biases and norms do not.
-inline constexpr std::uint32_t kDecayed = 0, kNotDecayed = 1, kTables = 2;  // these decay, too
+// The parameter groups of every model. Matrices and tables decay, biases and norms do not.
+inline constexpr std::uint32_t kDecayed = 0, kNotDecayed = 1, kTables = 2;
 
-// What the graphs of a family are made for.
+// The model and the micro-batch that a family's graphs are made for.
 struct Shape {
   ModelConfig config;
   Dtype dtype = Dtype::kF32;
@@ -22,15 +22,14 @@ struct Shape {
   std::size_t rows() const { return batch * length; }
 };
 
-// The graphs of a model. Blocks that compute alike share one; the names of its parameters follow the block's
-// prefix.
+// A model's graphs. Blocks that compute alike share one, in which names lack the block's prefix.
 struct Architecture {
   Graph embedding, head;
-  std::vector<Graph> blocks;          // that differ, each once
-  std::vector<std::size_t> block_of;  // by the block's number: which of them it has
+  std::vector<Graph> blocks;          // the different ones, each once
+  std::vector<std::size_t> block_of;  // by the block's number: the index of its graph
   std::string block_prefix;           // with {} for the block's number
 };
-// All blocks are alike.
+// Makes the architecture of a model whose blocks are all alike.
 Architecture uniform(Graph embedding, Graph block, Graph head, std::string block_prefix, std::size_t layers);
 
 // One weight (and bias) of a linear op by name.
@@ -40,15 +39,14 @@ struct Weight {
   bool bias = false;
 };
 
-// Makes a graph in the terms of transformers: values are rows of tokens, parameters are declared where they
-// are used.
+// Makes a graph in the terms of transformers: values are rows of tokens, and uses declare parameters.
 class Builder {
  public:
   explicit Builder(const Shape& shape) : shape_(shape) {}
 
   ValueId input();
-  // Weights [in, out] as in GPT-2, or [out, in] where transposed. Side by side in each row, unless `apart`:
-  // then one array after the other.
+  // transposed: weights are [out, in], else [in, out] as in GPT-2. apart: the weights' outputs are one array
+  // after the other, else side by side in each row.
   struct LinearOptions {
     bool transposed = false, apart = false;
     std::optional<Rotary> rotary;
@@ -60,9 +58,9 @@ class Builder {
   ValueId gelu(ValueId x);
   ValueId swiglu(ValueId gates_and_ups);
   ValueId residual(const std::string& op, std::optional<ValueId> residual, ValueId branch, float dropout);
-  // By the family's table.
+  // Looks the tokens up in the family's table.
   ValueId embedding(const std::optional<std::string>& positions);
-  // The loss by the table of the embedding where the head is tied, else by the family's weight of a head.
+  // Computes the loss with the embedding's table where the head is tied, else with the head's own weight.
   void loss(ValueId x);
 
   Graph finish(std::optional<ValueId> output);
@@ -70,7 +68,7 @@ class Builder {
  private:
   ValueId value(std::string name, std::size_t row_elements);
   std::size_t parameter(std::string name, std::vector<std::size_t> shape);
-  // A row for each token or position: of the embedding and the head.
+  // Declares a parameter with a row for each token or position.
   std::size_t table(std::string name, std::vector<std::size_t> shape, int uses = 1, bool foreign = false);
 
   const Shape& shape_;

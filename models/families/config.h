@@ -27,11 +27,10 @@ struct ModelConfig {
   double rope_theta = 10000;
   std::optional<RopeScaling> rope_scaling;
   bool tied_head = true;
-  bool qkv_bias = false;  // of Qwen2; GPT-2 always has biases
+  bool qkv_bias = false;  // Qwen2 has it; GPT-2 always has biases
   float embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;
   float initializer_range = 0.02f;
-  Json hugging_face =
-      nullptr;  // the config.json it came from, written back with what is saved; null: made from the fields
+  Json hugging_face = nullptr;  // the config.json that it came from, which is saved with it; null: none
 };
 
 // "tiny" (byte vocabulary, for tests), "mini" (11 million parameters, bytes), "gpt2-124m", "gpt2-355m",
@@ -39,18 +38,16 @@ struct ModelConfig {
 // shapes (Llama 3.2 1B and 3B, 3.1 8B and 70B).
 std::vector<std::string> preset_names();
 bool is_preset(const std::string& model);
-// With `vocabulary`, the preset's own is replaced (256: bytes as tokens). Throws Error(kInvalidArgument) with
-// the nearest name.
+// `vocabulary` replaces the preset's (256: bytes). Throws Error(kInvalidArgument), with the nearest name.
 ModelConfig preset(const std::string& name, std::optional<std::size_t> vocabulary = std::nullopt);
 
-// config.json of a Hugging Face folder, whose model_type is that of a family. What it asks for and Sluice
-// does not do (another activation, a sliding window, another rope type, ...) is Error(kInvalidArgument) that
-// names the key.
+// Reads the config.json of a Hugging Face folder. Throws Error(kInvalidArgument) that names the key for what
+// it asks for and Sluice does not do (another model_type or activation, a sliding window, ...).
 ModelConfig config_from_hugging_face(const Json& config, const std::string& source);
 Json config_to_hugging_face(const ModelConfig& config, Dtype dtype);  // f32, bf16 or f16
 // Throws Error(kInvalidArgument) for a configuration that no model can have.
 void check_config(const ModelConfig& config);
-// A preset's name or a folder with config.json.
+// Takes a preset's name, or a folder with a config.json.
 ModelConfig resolve_model(const std::string& model);
 
 }  // namespace sluice::models

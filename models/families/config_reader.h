@@ -5,15 +5,14 @@
 
 namespace sluice::models {
 
-// One config.json of a Hugging Face folder, or an object within it: what it asks for and Sluice does not do,
-// and what is no value of its key, is Error(kInvalidArgument) that names source and key. The document
-// outlives the reader.
+// Reads a config.json of a Hugging Face folder, or an object in it, which outlives the reader. What it asks
+// for and Sluice does not do, and what is no value of its key, is Error(kInvalidArgument) that names the key.
 class ConfigReader {
  public:
   ConfigReader(const Json& config, const std::string& source);
 
   bool has(const std::string& key) const;  // null counts as absent
-  // Of a key that must be there, or whose absence means `otherwise`.
+  // Each returns the value of a key, which must be there, or whose absence means `otherwise`.
   std::size_t size(const std::string& key) const;  // at least 1
   std::size_t size(const std::string& key, std::size_t otherwise) const;
   double number(const std::string& key) const;  // finite
@@ -25,13 +24,13 @@ class ConfigReader {
   bool flag(const std::string& key, bool otherwise) const;
   std::string text(const std::string& key, const std::string& otherwise) const;
 
-  // For what Sluice computes in one way only.
+  // These refuse any other value than the one that Sluice computes with.
   void only(const std::string& key, bool value) const;
   void only_full_attention() const;
   void absent(const std::string& key) const;
 
   [[noreturn]] void refuse(const std::string& key, const std::string& expected) const;
-  ConfigReader inner(const std::string& key) const;  // the object that the key has
+  ConfigReader inner(const std::string& key) const;  // the object at that key
 
  private:
   void require(const std::string& key) const;

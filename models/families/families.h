@@ -5,7 +5,7 @@
 
 namespace sluice::models {
 
-// All that there are.
+// All families.
 std::span<const Family* const> families();
 
 }  // namespace sluice::models

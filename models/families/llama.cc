@@ -47,7 +47,7 @@ std::vector<Preset> llama_presets() {
 
 std::vector<Preset> no_presets() { return {}; }
 
-// rope_scaling and rope_theta at the top, or (since transformers 5) both in rope_parameters.
+// Both keys are at the top of config.json, or (since transformers 5) in rope_parameters.
 void read_rope(const ConfigReader& reader, ModelConfig& config) {
   config.rope_theta = reader.positive("rope_theta", 10000);
   const std::string key = reader.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
@@ -165,7 +165,7 @@ double stretched(double frequency, const RopeScaling& scaling) {
   return (1 - smooth) * frequency / scaling.factor + smooth * frequency;
 }
 
-// As transformers computes them, with Llama 3's stretching where the configuration has it.
+// The frequencies of transformers, with Llama 3's stretching where the configuration has it.
 std::vector<double> rotary_frequencies(const ModelConfig& config) {
   std::vector<double> frequencies(config.head_width / 2);
   for (std::size_t i = 0; i < frequencies.size(); ++i) {

@@ -9,14 +9,14 @@
 
 namespace sluice::models {
 
-// The parameters of a model as a Hugging Face folder holds them: in f32, f16 or bf16, with or without the
+// The parameters of a model in a Hugging Face folder: in f32, f16 or bf16, with or without the
 // family's prefix. Thread rule: one thread at a time.
 class HuggingFaceWeights {
  public:
   // Reads the headers. Throws Error(kInvalidArgument) that names each tensor that is missing, that the model
   // does not have, or that has another shape or an unusable type, and Error(kNotFound | kIo | kCorrupt) for
-  // the files. A head that is there though it is tied must equal the embedding. The
-  // family's buffers are ignored.
+  // the files. A tied head that is in the files must equal the embedding. The family's
+  // buffers are ignored.
   HuggingFaceWeights(offload::IoService& io, const std::string& folder, const ModelConfig& config,
                      const engine::Layout& layout, engine::ReadAhead& ahead);
 
@@ -31,8 +31,7 @@ class HuggingFaceWeights {
   std::vector<std::string> left_over_;  // tensors of the files that no parameter took
 };
 
-// Throws what HuggingFaceWeights would, before anything is begun or written. The buffer that it takes goes
-// back.
+// Throws what HuggingFaceWeights would, before a run takes memory or writes; its own buffer is given back.
 void check_hugging_face_folder(offload::IoService& io, const std::string& folder, const ModelConfig& config,
                                const engine::Layout& layout);
 

@@ -9,8 +9,8 @@ namespace {
 void combine_gradients(const Graph& graph, const Step& step, Execution& execution) {
   if (step.kind == Step::Kind::kCopy && step.from == step.to) return;
   const Value& value = graph.values()[step.value];
-  const auto array = [&](Place place) {
-    return Array{execution.areas[static_cast<std::size_t>(place.area)] + place.offset, value.type};
+  const auto array = [&](Location location) {
+    return Array{execution.areas[static_cast<std::size_t>(location.area)] + location.offset, value.type};
   };
   const Array from = array(step.from), to = array(step.to);
   if (step.kind == Step::Kind::kCopy) {
@@ -22,8 +22,8 @@ void combine_gradients(const Graph& graph, const Step& step, Execution& executio
 
 }  // namespace
 
-// The step and the op's index in the model are the stream, each in bits of its own. The seed is changed by a
-// constant, since the run's seed itself is that of the first values, whose streams are any numbers.
+// The stream is the step and the op's index in the model, each in bits of its own. First values are drawn
+// with the run's own seed from streams of any number, so that a constant changes the seed here.
 RandomWords OpContext::random_words() const {
   constexpr int kOpBits = 24;
   constexpr std::uint64_t kDropoutSeed = 0x9E3779B97F4A7C15;

@@ -12,7 +12,7 @@
 
 namespace sluice::models {
 
-// What the ops need of the engine. Tests give plain memory.
+// What the ops need of the engine, which the tests replace by plain memory.
 class ParameterSource {
  public:
   virtual ~ParameterSource() = default;
@@ -24,20 +24,20 @@ class ParameterSource {
   virtual engine::GradientTarget gradient(engine::ParameterId parameter, int use,
                                           std::size_t micro_batch) = 0;
   virtual void progress() = 0;
-  // The activations from that byte on may hold something else from now on; those before it hold what the
-  // model puts there again when the second returns. Who has no use for them does nothing.
+  // The model has no need of the activations from byte `from` on, until take_activations_back() returns those
+  // before byte `until` to it. A source that has no use for them does nothing.
   virtual void lend_activations(std::size_t /*from*/) {}
   virtual void take_activations_back(std::size_t /*until*/) {}
 };
 
-// The keys and values of one text in one unit: `capacity` rows of each, one a token. `rows` of a pass are
-// stored, from its first position on.
+// The keys and values of one text in one unit, with room for `capacity` rows of each, one row a token. A pass
+// stores `rows` of them, from its first position on.
 struct UnitCache {
   std::byte *keys = nullptr, *values = nullptr;
   std::size_t capacity = 0, rows = 0;
 };
 
-// One micro-batch in one unit.
+// What a unit's ops work on in one pass of one micro-batch.
 struct Execution {
   Threads& threads;
   kernels::MatrixLibrary& library;
@@ -49,11 +49,11 @@ struct Execution {
   bool training = true;         // else there is no dropout
   std::uint64_t seed = 0, step = 0, first_sample = 0;
   std::uint64_t first_op = 0;    // the index in the model of the unit's first op
-  float gradient_scale = 1;      // of every row's loss
+  float gradient_scale = 1;      // factor of the gradient of every row's loss
   double loss = 0;               // sum over rows, set by the op that computes it
   std::span<float> logits = {};  // where given, forward writes the logits of one row to it instead of a loss
   std::size_t logits_row = 0;
-  std::size_t first_position = 0;  // of each sequence's first token
+  std::size_t first_position = 0;  // the position of each sequence's first token
   UnitCache cache = {};  // where given, attention stores there; a pass of one token also reads there
 };
 
@@ -62,7 +62,7 @@ struct RandomWords {
   std::uint64_t seed = 0, stream = 0;
 };
 
-// What one step of a program may touch: everything at the place that was planned for it.
+// What an op may touch in one step of a program: each array at the location that was planned for it.
 class OpContext {
  public:
   OpContext(Execution& execution, const Graph& graph, const Step& step)
@@ -84,17 +84,18 @@ class OpContext {
   engine::GradientTarget gradient(std::size_t i) const {
     return execution_.source.gradient(id(i), spec_.parameters[i].use, execution_.micro_batch);
   }
-  // Names the random words of this op in this step, which no other op or step has: the same when it is
-  // recomputed.
+  // Names the op's random words in this training step: a recomputation has the same, no other op or step has.
   RandomWords random_words() const;
 
  private:
   engine::ParameterId id(std::size_t i) const { return execution_.parameters[spec_.parameters[i].slot]; }
-  std::byte* pointer(Place place) const {
-    std::byte* base = execution_.areas[static_cast<std::size_t>(place.area)];
-    return base == nullptr ? nullptr : base + place.offset;
+  std::byte* pointer(Location location) const {
+    std::byte* base = execution_.areas[static_cast<std::size_t>(location.area)];
+    return base == nullptr ? nullptr : base + location.offset;
   }
-  Array array(Place place, ValueId value) const { return {pointer(place), graph_.values()[value].type}; }
+  Array array(Location location, ValueId value) const {
+    return {pointer(location), graph_.values()[value].type};
+  }
 
   Execution& execution_;
   const Graph& graph_;

@@ -34,14 +34,13 @@ struct GraphParameter {
   bool foreign = false;
 };
 
-// One use of a parameter by an op: its index in the graph, and which of the parameter's uses this is.
+// One use of a parameter by an op: the parameter's index in the graph, and the number of this use of it.
 struct ParameterUse {
   std::size_t slot = 0;
   int use = 0;
 };
 
-// An output that may lie where an input lay (or, backward, an input's gradient where an output's gradient
-// lay).
+// In forward the output may lie where the input lay; in backward the input's gradient where the output's lay.
 struct InPlace {
   std::size_t input = 0, output = 0;
 };
@@ -53,18 +52,17 @@ struct OpSpec {
   std::vector<ParameterUse> parameters;
   std::vector<InPlace> forward_in_place, backward_in_place;
   std::vector<std::size_t>
-      passes_gradient;          // inputs whose gradient is the first output's, unchanged: backward skips them
-  bool adds_gradients = false;  // backward can add to the gradients of its inputs
-  bool changes_output_gradients =
-      false;  // backward overwrites the gradients of its outputs with something else
+      passes_gradient;                    // inputs whose gradient is the first output's: backward skips them
+  bool adds_gradients = false;            // backward can add to the gradients of its inputs
+  bool changes_output_gradients = false;  // backward overwrites the gradients of its outputs
   double forward_flops = 0, backward_flops = 0;  // of products and attention
   double forward_bytes = 0, backward_bytes = 0;  // memory traffic of everything else
 };
 
 class OpContext;
 
-// Immutable. forward and backward write every element of what they declare, and read nothing else; the same
-// inputs give the same bits wherever they lie, which makes recomputation exact.
+// An op is immutable. forward and backward write every element of what they declare, and read nothing else;
+// the same inputs give the same bits wherever they lie, which makes recomputation exact.
 class Op {
  public:
   explicit Op(OpSpec spec) : spec_(std::move(spec)) {}
@@ -82,12 +80,12 @@ class Op {
   OpSpec spec_;
 };
 
-// Ops in order of execution. A graph without an input begins with tokens; one without an output ends in the
-// loss, and is never run forward before its backward pass.
+// The ops of a unit in order of execution. A graph without an input begins with tokens. One without an output
+// ends in the loss, and its backward pass needs no forward pass.
 class Graph {
  public:
   ValueId add_value(Value value);
-  // A parameter of the unit itself (its name without the unit's prefix), or a foreign one.
+  // Returns the parameter's slot. The name of a parameter of the unit itself lacks the unit's prefix.
   std::size_t add_parameter(engine::ParameterSpec spec, bool foreign = false);
   void add_op(std::unique_ptr<Op> op);
   void set_input(ValueId value) { input_ = value; }
@@ -98,9 +96,7 @@ class Graph {
   const std::vector<std::unique_ptr<Op>>& ops() const { return ops_; }
   std::optional<ValueId> input() const { return input_; }
   std::optional<ValueId> output() const { return output_; }
-  std::optional<std::size_t> producer(ValueId value) const {
-    return producers_[value];
-  }  // the op that makes it
+  std::optional<std::size_t> producer(ValueId value) const { return producers_[value]; }  // an op
 
  private:
   std::vector<Value> values_;

@@ -13,7 +13,7 @@ namespace {
 
 using MaybeTensor = std::optional<TensorId>;
 
-// A step whose arrays have no place yet.
+// A step whose arrays have no locations yet.
 struct Draft {
   Step step;
   std::vector<MaybeTensor> inputs, outputs, input_gradients, output_gradients;
@@ -29,7 +29,7 @@ class Compiler {
         gradients_(graph.values().size()),
         kept_(graph.values().size()) {
     for (const ValueId value : kept_values(graph, choice)) {
-      kept_[value] = Place{Area::kKept, kept_bytes_};
+      kept_[value] = Location{Area::kKept, kept_bytes_};
       kept_bytes_ += graph.values()[value].bytes();
     }
   }
@@ -43,7 +43,7 @@ class Compiler {
   std::size_t bytes(ValueId value) const { return graph_.values()[value].bytes(); }
   const Op& op(std::size_t index) const { return *graph_.ops()[index]; }
 
-  TensorId held_before(ValueId value, Place place);
+  TensorId held_before(ValueId value, Location location);
   void run_forward(std::size_t index);
   void demand(ValueId value);
   void run_backward(std::size_t index);
@@ -59,13 +59,13 @@ class Compiler {
   Tensors tensors_;
   std::vector<Draft> drafts_;
   std::vector<MaybeTensor> values_, gradients_;  // by value: those that are there at this step
-  std::vector<std::optional<Place>> kept_;
+  std::vector<std::optional<Location>> kept_;
   std::size_t kept_bytes_ = 0;
   bool is_forward_ = false;
 };
 
-TensorId Compiler::held_before(ValueId value, Place place) {
-  const TensorId tensor = tensors_.add(bytes(value), place);
+TensorId Compiler::held_before(ValueId value, Location location) {
+  const TensorId tensor = tensors_.add(bytes(value), location);
   tensors_.read(tensor, Tensors::kBefore);
   tensors_.read(tensor, Tensors::kAfter);
   return tensor;
@@ -88,14 +88,14 @@ void Compiler::run_forward(std::size_t index) {
     tensors_.read(*values_[value], now());
   }
   for (const ValueId value : spec.outputs) {
-    std::optional<Place> fixed;
-    if (is_forward_) fixed = graph_.output() == value ? Place{Area::kOutput, 0} : kept_[value];
+    std::optional<Location> fixed;
+    if (is_forward_) fixed = graph_.output() == value ? Location{Area::kOutput, 0} : kept_[value];
     const TensorId tensor = tensors_.add(bytes(value), fixed);
     tensors_.write(tensor, now());
     if (fixed) tensors_.read(tensor, Tensors::kAfter);
     draft.outputs.push_back(tensor);
     if (!values_[value])
-      values_[value] = tensor;  // else it is kept, and this run is for another output's sake
+      values_[value] = tensor;  // else it is kept, and the op runs again for another output
   }
   for (const InPlace& pair : spec.forward_in_place) {
     tensors_.allow_in_place(*draft.inputs[pair.input], *draft.outputs[pair.output], now());
@@ -119,8 +119,8 @@ void Compiler::demand(ValueId value) {
 }
 
 TensorId Compiler::new_gradient(ValueId value) {
-  std::optional<Place> fixed;
-  if (graph_.input() == value) fixed = Place{Area::kBorder, 0};
+  std::optional<Location> fixed;
+  if (graph_.input() == value) fixed = Location{Area::kBorder, 0};
   const TensorId tensor = tensors_.add(bytes(value), fixed);
   if (fixed) tensors_.read(tensor, Tensors::kAfter);
   return tensor;
@@ -149,7 +149,7 @@ void Compiler::add_gradient(TensorId from, ValueId to) {
   drafts_.push_back(std::move(draft));
 }
 
-// Chooses where the op writes the gradients of its inputs; returns those that are to be added afterwards.
+// Chooses where the op writes the gradients of its inputs. Returns those whose gradients are added later.
 std::vector<std::size_t> Compiler::gradients_of_inputs(Draft& draft, const OpSpec& spec) {
   std::vector<std::size_t> to_add;
   draft.input_gradients.resize(spec.inputs.size());
@@ -209,7 +209,7 @@ Program Compiler::backward() {
     if (kept_[value]) values_[value] = held_before(value, *kept_[value]);
   }
   if (graph_.output()) {
-    const TensorId handed = tensors_.add(bytes(*graph_.output()), Place{Area::kBorder, 0});
+    const TensorId handed = tensors_.add(bytes(*graph_.output()), Location{Area::kBorder, 0});
     tensors_.read(handed, Tensors::kBefore);
     gradients_[*graph_.output()] = handed;
   }
@@ -220,21 +220,23 @@ Program Compiler::backward() {
 Program Compiler::finish() {
   Program program;
   tensors_.assign(program);
-  const auto place = [&](const MaybeTensor& tensor) { return tensor ? tensors_.place(*tensor) : Place{}; };
-  const auto places = [&](const std::vector<MaybeTensor>& tensors) {
-    std::vector<Place> result;
-    for (const MaybeTensor& tensor : tensors) result.push_back(place(tensor));
+  const auto location = [&](const MaybeTensor& tensor) {
+    return tensor ? tensors_.location(*tensor) : Location{};
+  };
+  const auto locations = [&](const std::vector<MaybeTensor>& tensors) {
+    std::vector<Location> result;
+    for (const MaybeTensor& tensor : tensors) result.push_back(location(tensor));
     return result;
   };
   for (Draft& draft : drafts_) {
     Step step = std::move(draft.step);
-    step.inputs = places(draft.inputs);
-    step.outputs = places(draft.outputs);
-    step.input_gradients = places(draft.input_gradients);
-    step.output_gradients = places(draft.output_gradients);
-    step.scratch = place(draft.scratch);
-    step.from = place(draft.from);
-    step.to = place(draft.to);
+    step.inputs = locations(draft.inputs);
+    step.outputs = locations(draft.outputs);
+    step.input_gradients = locations(draft.input_gradients);
+    step.output_gradients = locations(draft.output_gradients);
+    step.scratch = location(draft.scratch);
+    step.from = location(draft.from);
+    step.to = location(draft.to);
     program.steps.push_back(std::move(step));
   }
   return program;

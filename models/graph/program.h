@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -10,27 +11,27 @@
 // A graph made ready to run: which op runs when, and where every value and gradient lies.
 namespace sluice::models {
 
-// The memories that a program works in. Border: the gradient handed from unit to unit, in place.
+// The memories that a program works in. kBorder has the gradient that a unit hands to the next, in place.
 enum class Area : std::uint8_t { kNone, kInput, kOutput, kKept, kWorkspace, kBorder };
 inline constexpr std::size_t kAreas = 6;
 
-struct Place {
+struct Location {
   Area area = Area::kNone;
   std::size_t offset = 0;  // bytes
-  bool operator==(const Place&) const = default;
+  bool operator==(const Location&) const = default;
 };
 
 struct Step {
   enum class Kind : std::uint8_t { kForward, kBackward, kCopy, kAdd };
   Kind kind = Kind::kForward;
-  std::size_t op = 0;                  // not for kCopy and kAdd
-  std::vector<Place> inputs, outputs;  // kNone: not needed by this step
-  std::vector<Place> input_gradients, output_gradients;
+  std::size_t op = 0;                     // not for kCopy and kAdd
+  std::vector<Location> inputs, outputs;  // kNone: not needed by this step
+  std::vector<Location> input_gradients, output_gradients;
   std::vector<bool> adds;  // whether an input's gradient is added to what is there
-  Place scratch;
+  Location scratch;
   // kCopy, kAdd: the gradient of `value` is set to, or increased by, what lies at `from`.
   ValueId value = 0;
-  Place from, to;
+  Location from, to;
 };
 
 // A range of the workspace and the steps (inclusive) in which its content matters.
@@ -45,18 +46,15 @@ struct Program {
   std::size_t workspace_bytes = 0;
 };
 
-// Lays buffers out so that those whose steps overlap do not: the largest first, each at the lowest offset
-// that is free for it. Pure and deterministic; returns the bytes needed.
+// Gives buffers offsets at which those whose steps overlap share no byte: the largest first, each the lowest
+// that is free. Returns the bytes that all of them need. Pure and deterministic.
 std::size_t place_buffers(std::vector<Buffer>& buffers);
 
 struct UnitProgram {
   Program forward;
   Program backward;  // recomputes what is not kept as late as it can, then takes gradients in reverse
   std::size_t kept_bytes = 0;
-  std::size_t workspace_bytes() const {
-    return forward.workspace_bytes > backward.workspace_bytes ? forward.workspace_bytes
-                                                              : backward.workspace_bytes;
-  }
+  std::size_t workspace_bytes() const { return std::max(forward.workspace_bytes, backward.workspace_bytes); }
 };
 
 UnitProgram compile(const Graph& graph, const Choice& choice, kernels::ProductSurvey& products);

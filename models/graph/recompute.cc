@@ -30,7 +30,7 @@ std::string joined_names(const Graph& graph, const std::vector<bool>& dropped) {
   return names;
 }
 
-// The ladder's next step; nothing where no op saves anything more.
+// Returns the ladder's next choice, or nothing where dropping any op saves no byte.
 std::optional<Choice> cheapest_drop(const Graph& graph, const Choice& current) {
   const double work = recompute_work(graph, current);
   const std::size_t bytes = kept_bytes(graph, current);

@@ -6,7 +6,7 @@
 
 namespace sluice::models {
 
-TensorId Tensors::add(std::size_t bytes, std::optional<Place> fixed) {
+TensorId Tensors::add(std::size_t bytes, std::optional<Location> fixed) {
   tensors_.push_back({bytes, fixed, kAfter, kBefore, {}});
   group_.push_back(group_.size());
   return tensors_.size() - 1;
@@ -40,7 +40,7 @@ bool Tensors::allowed(TensorId over, TensorId written, std::ptrdiff_t step) cons
   });
 }
 
-// Whether a write to one tensor would overwrite what is still to be read of another in the same place.
+// Whether a write to one tensor would overwrite what is still to be read of another at the same location.
 bool Tensors::destroys(TensorId writer, TensorId other) const {
   const Tensor& read = tensors_[other];
   return std::ranges::any_of(tensors_[writer].changes, [&](std::ptrdiff_t step) {
@@ -75,12 +75,12 @@ std::vector<TensorId> Tensors::members(std::size_t group) const {
   return found;
 }
 
-// Tensors that were given one place from outside are one group, and must not disturb each other.
-void Tensors::share_fixed_places() {
+// Tensors that were given one location from outside are one group, and must not disturb each other.
+void Tensors::share_fixed_locations() {
   for (TensorId a = 0; a < tensors_.size(); ++a) {
     for (TensorId b = a + 1; b < tensors_.size(); ++b) {
       if (group_[a] == group_[b] || !tensors_[a].fixed || tensors_[a].fixed != tensors_[b].fixed) continue;
-      ensure(can_share(a, b), "two arrays of a program need one place at the same time");
+      ensure(can_share(a, b), "two arrays of a program need one location at the same time");
       share(a, b);
     }
   }
@@ -93,8 +93,8 @@ void Tensors::assign(Program& program) {
       if (can_share(sharing.from, sharing.to)) share(sharing.from, sharing.to);
     }
   }
-  share_fixed_places();
-  places_.assign(tensors_.size(), {});
+  share_fixed_locations();
+  locations_.assign(tensors_.size(), {});
   std::vector<std::size_t> groups;
   for (std::size_t group = 0; group < tensors_.size(); ++group) {
     const std::vector<TensorId> in_group = members(group);
@@ -103,7 +103,7 @@ void Tensors::assign(Program& program) {
     bool fixed = false;
     for (const TensorId member : in_group) {
       const Tensor& tensor = tensors_[member];
-      if (tensor.fixed) places_[group] = *tensor.fixed;
+      if (tensor.fixed) locations_[group] = *tensor.fixed;
       fixed = fixed || tensor.fixed;
       buffer.first =
           std::min(buffer.first, static_cast<std::size_t>(std::max<std::ptrdiff_t>(tensor.first, 0)));
@@ -115,7 +115,7 @@ void Tensors::assign(Program& program) {
   }
   program.workspace_bytes = place_buffers(program.buffers);
   for (std::size_t i = 0; i < groups.size(); ++i)
-    places_[groups[i]] = {Area::kWorkspace, program.buffers[i].offset};
+    locations_[groups[i]] = {Area::kWorkspace, program.buffers[i].offset};
 }
 
 }  // namespace sluice::models

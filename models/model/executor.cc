@@ -55,7 +55,7 @@ Executor::Executor(const Model::Impl& model, std::vector<Choice> choices, std::s
     programs_.push_back(known);
     const UnitProgram& program = *known;
     workspace_bytes_ = std::max(workspace_bytes_, program.workspace_bytes());
-    ActivationLayout::Unit place;
+    ActivationLayout::Offsets place;
     place.input_bytes = graph.input() ? graph.values()[*graph.input()].bytes() : 0;
     place.kept_bytes = program.kept_bytes;
     place.input = layout_.bytes;
@@ -103,7 +103,7 @@ void Executor::run(engine::UnitId unit, const Program& program, Execution& execu
   });
 }
 
-// A forward pass writes what it keeps and the next unit's input; from the head on all is in use.
+// Takes back what the pass writes: in forward what it keeps and the next unit's input, from the head on all.
 void Executor::claim_activations(const Pass& pass) const {
   if (pass.kind == Pass::Kind::kBackward) return;
   const bool forward = pass.kind == Pass::Kind::kForward && pass.unit < model_.head();
@@ -156,7 +156,7 @@ double Executor::train_step(std::span<const MicroBatch> micro_batches, std::uint
 double Executor::run_forward(const MicroBatch& micro_batch, std::span<float> logits, std::size_t logits_row,
                              const Text& text) {
   double loss = 0;
-  resources_.source.take_activations_back(activations_.size());  // other shapes lay them out otherwise
+  resources_.source.take_activations_back(activations_.size());  // another shape has another layout
   for (const Pass& pass : passes_) {
     if (pass.kind == Pass::Kind::kBackward) break;
     for (const engine::Access& access : pass.accesses) resources_.source.acquire_for_reading(access.unit);
@@ -180,7 +180,7 @@ double Executor::evaluate(const MicroBatch& micro_batch) {
   return run_forward(micro_batch, {}, 0, {}) / static_cast<double>(targets);
 }
 
-// What follows the tokens cannot be seen by them, so that any padding will do.
+// Attention is causal: the tokens do not see the padding that follows them, so it may be anything.
 void Executor::padded_logits(std::span<const std::int32_t> tokens, std::span<float> logits,
                              TextCache* cache) {
   std::vector<std::int32_t> padded(model_.shape.rows(), 0);
@@ -191,7 +191,7 @@ void Executor::padded_logits(std::span<const std::int32_t> tokens, std::span<flo
   if (stored) cache->store(tokens);
 }
 
-// In the smallest shape that holds all of the tokens.
+// Computes the whole text, in the smallest shape that holds it.
 void Executor::whole_logits(std::span<const std::int32_t> tokens, std::span<float> logits, TextCache* cache) {
   constexpr std::size_t kGrain = 64;
   Shape shape = model_.shape;

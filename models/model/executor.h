@@ -11,24 +11,22 @@
 
 namespace sluice::models {
 
-// Where the activations of a group lie: unit inputs and kept values, by unit and micro-batch, and border
-// gradients.
+// Where a group's activations lie: inputs and kept values, by unit and micro-batch, and border gradients.
 struct ActivationLayout {
-  struct Unit {
-    std::size_t input = 0, input_bytes = 0, kept = 0,
-                kept_bytes = 0;  // of the first micro-batch; the rest follow
+  struct Offsets {  // of the group's first micro-batch, which the others follow
+    std::size_t input = 0, input_bytes = 0, kept = 0, kept_bytes = 0;
   };
-  std::vector<Unit> units;
+  std::vector<Offsets> units;
   std::size_t border = 0, border_bytes = 0;
   std::size_t bytes = 0;
 };
 
-// The two numbers that a plan holds for a profile. Pure.
+// Plan::activation_bytes and Plan::workspace_bytes, as the plan computes them. Pure.
 std::size_t activation_bytes(const engine::Profile& profile, std::span<const std::size_t> choices,
                              std::size_t group);
 std::size_t workspace_bytes(const engine::Profile& profile, std::span<const std::size_t> choices);
 
-// Runs a model's programs in the vertical order, in memory that is handed in, with parameters from anywhere.
+// Runs a model's programs in the vertical order, in given memory, with parameters of any ParameterSource.
 class Executor {
  public:
   struct Resources {
@@ -39,24 +37,24 @@ class Executor {
   };
   using Between = std::function<void()>;
 
-  // choices: of each unit.
+  // choices: one for each unit.
   Executor(const Model::Impl& model, std::vector<Choice> choices, std::size_t group,
            const Resources& resources);
 
   std::size_t activation_bytes() const { return layout_.bytes; }
   std::size_t workspace_bytes() const { return workspace_bytes_; }
-  // Of the activations: what nobody needs from the end of backward to the next forward pass.
+  // The bytes of activations that nothing needs from the end of backward to the next forward pass.
   std::size_t lendable_bytes() const { return layout_.border; }
-  // REQUIRES: at least as much as stated above, aligned to kAlignment. Before anything runs.
+  // Comes before any pass. REQUIRES: both have the bytes stated above, and are aligned to kAlignment.
   void set_memory(std::span<std::byte> activations, std::span<std::byte> workspace);
 
   double train_step(std::span<const MicroBatch> micro_batches, std::uint64_t seed, std::uint64_t step,
                     const Between& between, float loss_scale = 1);
   double evaluate(const MicroBatch& micro_batch);
-  // cache: where given, what is stored there is not computed again, and what is computed is stored.
+  // What a given cache has is not computed again, and what is computed is stored in it.
   void next_logits(std::span<const std::int32_t> tokens, std::span<float> logits, TextCache* cache = nullptr);
 
-  // Called before each step of a program with the program, the step's index and the workspace: for tests.
+  // For tests: is called before each step of a program, with program, step's index and workspace.
   using Observer = std::function<void(const Program&, std::size_t, std::span<std::byte>)>;
   void observe(Observer observer) { observer_ = std::move(observer); }
 
@@ -71,7 +69,7 @@ class Executor {
   void run_pass(const Pass& pass, std::span<const MicroBatch> group, std::size_t first, const Key& key,
                 const Between& between, double& loss);
   void claim_activations(const Pass& pass) const;
-  struct Text {  // that a forward pass goes on with
+  struct Text {  // the text that a forward pass continues
     TextCache* cache = nullptr;
     std::size_t first_position = 0, rows = 0;
   };
@@ -79,7 +77,7 @@ class Executor {
                      const Text& text);
   void padded_logits(std::span<const std::int32_t> tokens, std::span<float> logits, TextCache* cache);
   void whole_logits(std::span<const std::int32_t> tokens, std::span<float> logits, TextCache* cache);
-  Executor* one_token();  // null where the memory is too little for it
+  Executor* one_token();  // null where there is too little memory for one
   void check_logits(std::span<const std::int32_t> tokens, std::span<float> logits) const;
   void check(const MicroBatch& micro_batch) const;
   void check_tokens(std::span<const std::int32_t> tokens) const;

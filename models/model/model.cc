@@ -78,7 +78,7 @@ void Model::Impl::add_unit(const std::string& name, const std::string& prefix, c
   parameter_ids.push_back(std::move(ids));
 }
 
-// The gradient between two units takes the place of the one between the units before, so all are of one size.
+// All gradients between two units lie in the same memory, so that they must have one size.
 void Model::Impl::check_borders() const {
   for (engine::UnitId unit = 1; unit < units.size(); ++unit) {
     const Value &handed = graph(unit - 1).values()[*graph(unit - 1).output()],
@@ -181,8 +181,7 @@ std::size_t index_of(const kernels::Product& product, std::vector<kernels::Produ
   return index;
 }
 
-// An op's operations are of the products that it asked for, in proportion to their sizes; with none they are
-// of attention.
+// Shares an op's operations out among its products, by their sizes. Without products they are attention's.
 engine::Work work_of(const kernels::ProductSurvey& asked, double flops, double bytes,
                      std::vector<kernels::Product>& known) {
   engine::Work work;
@@ -225,7 +224,7 @@ engine::UnitProfile profile_unit(const Graph& graph, const std::vector<Choice>& 
   if (graph.input()) profile.input_bytes = graph.values()[*graph.input()].bytes();
   for (const Choice& choice : choices) {
     const UnitProgram program = compile(graph, choice, products);
-    // The head has no forward pass of which anything would be done again.
+    // The head has no forward pass to recompute.
     engine::Work again;
     for (const std::size_t op : graph.output() ? recomputed_ops(graph, choice) : std::vector<std::size_t>())
       again += forward_work(*graph.ops()[op], products.library(), known);
@@ -242,7 +241,7 @@ engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixL
   engine::Profile profile;
   kernels::ProductSurvey products(library, hidden_bytes);
   profile.units = impl_->units;
-  std::map<const Graph*, engine::UnitId> known;  // by the first unit that has the graph
+  std::map<const Graph*, engine::UnitId> known;  // the first unit that has the graph
   for (engine::UnitId unit = 0; unit < profile.units.size(); ++unit) {
     const auto [first, is_new] = known.emplace(&impl_->graph(unit), unit);
     profile.unit_profiles.push_back(
@@ -253,7 +252,7 @@ engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixL
     profile.schedule.insert(profile.schedule.end(), pass.accesses.begin(), pass.accesses.end());
   }
   profile.micro_batches = micro_batches;
-  // Gradients of weights are added to by all micro-batches but the first: counted as if by all.
+  // All micro-batches but the first add to gradients of weights, and the first counts as one of them.
   for (kernels::Product& product : profile.products)
     product.accumulate = product.transpose_a && micro_batches > 1;
   profile.tokens = impl_->shape.rows();

@@ -18,8 +18,7 @@
 
 namespace sluice::models {
 
-// A transformer for micro-batches of one shape: its units, what they compute, and what the plan must know of
-// them. Immutable; thread-safe.
+// A transformer for micro-batches of one shape: its units, and what the plan must know of them. Immutable.
 class Model {
  public:
   // Throws Error(kInvalidArgument) where length exceeds the context, or the configuration is inconsistent.
@@ -37,20 +36,19 @@ class Model {
   const std::vector<engine::UnitSpec>& units() const;
   kernels::AttentionShape attention() const;               // of a micro-batch in a block
   std::size_t text_cache_bytes(std::size_t tokens) const;  // of Runner::keep_text()
-  // Sizes and work only; nothing is allocated. hidden_bytes: what the library takes for itself for products
+  // States sizes and work; nothing is allocated. hidden_bytes: what the library takes for itself for products
   // in f32 that are not the model's.
   engine::Profile profile(std::size_t micro_batches, const kernels::MatrixLibrary& library,
                           std::size_t hidden_bytes = 0) const;
 
   struct Impl;
-  const Impl& impl() const { return *impl_; }  // of this room
+  const Impl& impl() const { return *impl_; }  // for the other files of the folder
 
  private:
   std::unique_ptr<Impl> impl_;
 };
 
-// Tokens of one micro-batch: [batch, length], sequence after sequence. A target of kernels::kIgnoredTarget
-// has no loss.
+// Tokens of one micro-batch: [batch, length], by sequences. A target of kernels::kIgnoredTarget has no loss.
 struct MicroBatch {
   std::span<const std::int32_t> tokens, targets;
   std::uint64_t first_sample = 0;  // global index of its first sequence: keys the dropout
@@ -64,23 +62,23 @@ class Runner {
          kernels::MatrixLibrary& library, allocator::Ledger& ledger, Trace* trace = nullptr);
   ~Runner();
 
-  // Forward and backward of all micro-batches (as many as the profile was made for), in the vertical order,
-  // in groups as planned. The caller has called engine.begin_step and calls engine.step afterwards. The loss
-  // is the mean over all targets that count, of all micro-batches; gradients are of that mean, times
+  // Runs forward and backward of all micro-batches (as many as the profile was made for), in the vertical
+  // order, in groups as planned. The caller has called engine.begin_step and calls engine.step afterwards.
+  // The loss is the mean over all targets that count, of all micro-batches; gradients are of that mean, times
   // loss_scale. `between` is called from time to time (progress, signals) and may throw to give the step up.
   double train_step(std::span<const MicroBatch> micro_batches, std::uint64_t seed, std::uint64_t step,
                     const std::function<void()>& between = {}, float loss_scale = 1);
 
-  // Mean loss of one micro-batch without gradients or dropout; parameters come in unit by unit.
+  // Returns the mean loss of one micro-batch, without gradients or dropout. Units come in one after another.
   double evaluate(const MicroBatch& micro_batch);
 
   // From now on the keys and values of a text of up to `tokens` tokens are kept from one next_logits() to the
-  // next. REQUIRES: that text_cache_bytes() of as many were added to the profile's workspace_bytes.
+  // next. REQUIRES: text_cache_bytes(tokens) were added to the profile's workspace_bytes.
   void keep_text(std::size_t tokens);
   // The activations' memory, which nothing uses between steps.
   std::span<std::byte> idle_activations();
-  // Logits of the last of `tokens` (at most model.length() of them): f32, [vocabulary]. batch 1 suffices.
-  // Where the text is kept, and is that of the last call and one token more, only that token is computed.
+  // Computes the logits [vocabulary] of the last of `tokens` (at most model.length()); batch 1 suffices.
+  // Where the text is kept, and is the last call's with one token more, only that token is computed.
   void next_logits(std::span<const std::int32_t> tokens, std::span<float> logits);
 
  private:

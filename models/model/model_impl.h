@@ -28,9 +28,9 @@ struct Model::Impl {
   // The index of the unit's first op among those of all units, in their order.
   std::uint64_t first_op(engine::UnitId unit) const { return first_ops_[unit]; }
   engine::UnitId head() const { return static_cast<engine::UnitId>(units.size() - 1); }
-  // In the order of the unit's ActivationChoices.
+  // The unit's choices, in the order of its ActivationChoices.
   std::vector<Choice> choices(engine::UnitId unit) const;
-  // The vertical order of one group; the profile's schedule is their accesses.
+  // The passes of one group in the vertical order; the profile's schedule is their accesses.
   std::vector<Pass> passes() const;
 
  private:

@@ -61,7 +61,7 @@ struct Runner::State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
-  // Behind the programs' part of the workspace.
+  // The cache is the part of the workspace that no program needs.
   void keep_text(std::size_t tokens) {
     const Shape& shape = model.shape;
     const std::size_t begin = round_up(executor.workspace_bytes(), kAlignment);
@@ -80,7 +80,6 @@ struct Runner::State {
   std::optional<TextCache> cache;
 };
 
-// The programs' workspaces were sized for the library's threads.
 Runner::Runner(const Model& model, const engine::Plan& plan, engine::ScheduledEngine& engine,
                Threads& threads, kernels::MatrixLibrary& library, allocator::Ledger& ledger, Trace* trace) {
   if (threads.count() > library.threads()) {

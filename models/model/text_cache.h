@@ -12,17 +12,17 @@ namespace sluice::models {
 // again. Thread rule: one thread at a time.
 class TextCache {
  public:
-  // For texts of up to `capacity` tokens.
+  // The bytes for texts of up to `capacity` tokens.
   static std::size_t bytes(const ModelConfig& config, Dtype dtype, std::size_t capacity);
-  // REQUIRES: memory of that many bytes, which outlives this.
+  // REQUIRES: `memory` has that many bytes, and outlives this.
   TextCache(const ModelConfig& config, Dtype dtype, std::size_t capacity, std::span<std::byte> memory);
 
-  // Whether the text is the one that is stored, and one token more.
+  // Whether the text is the one that is stored, with one token more.
   bool is_continued_by(std::span<const std::int32_t> text) const;
   std::size_t stored() const { return text_.size(); }
   bool has_room_for(std::span<const std::int32_t> text) const { return text.size() <= capacity_; }
 
-  // Before a pass that stores keys and values: what is stored is valid again only after store().
+  // Comes before a pass that stores keys and values; what it stored is valid after store().
   void begin() { text_.clear(); }
   // Empty for units without attention.
   UnitCache unit(std::size_t unit, std::size_t rows) const;

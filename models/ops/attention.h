@@ -10,7 +10,7 @@ struct AttentionSizes {
   std::size_t packed_width() const { return (heads + 2 * kv_heads) * head_width; }
 };
 
-// The log-sums that attention keeps: its second output.
+// The log-sums that attention keeps, which are its second output.
 Value attention_log_sums(std::string name, const AttentionSizes& sizes);
 
 // Causal self-attention over packed rows of queries, keys and values.

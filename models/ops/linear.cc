@@ -95,7 +95,7 @@ class Linear : public Op {
   }
 
  private:
-  // For sizes, where there is a type and no memory.
+  // Stands for an array where only the sizes of products count.
   Array blank() const { return {nullptr, shape_.type}; }
 
   // All parts with a bias lie side by side in rows, so that one sum over the rows serves them.

@@ -25,8 +25,8 @@ OpSpec loss_spec(std::string name, ValueId x, const LossShape& shape) {
   return spec;
 }
 
-// A run of rows with the memory they work in.
-struct Piece {
+// Rows that are computed together, and their memory.
+struct Tile {
   std::size_t first = 0, rows = 0;
   float* logits = nullptr;
   float* losses = nullptr;
@@ -40,17 +40,17 @@ class Loss : public Op {
 
   std::size_t forward_workspace(kernels::ProductSurvey& products) const override {
     std::size_t bytes = 0;
-    for (const std::size_t rows : {logit_rows(shape_), last_rows(), std::size_t{1}})
+    for (const std::size_t rows : {logit_rows(shape_), last_tile_rows(), std::size_t{1}})
       bytes = std::max(bytes, products.workspace(logits_product(rows, {}, {}, {})));
-    return pieces_bytes() + bytes;
+    return tile_bytes() + bytes;
   }
 
   std::size_t backward_workspace(kernels::ProductSurvey& products) const override {
     std::size_t bytes = forward_workspace(products);
-    for (const std::size_t rows : {logit_rows(shape_), last_rows()}) {
+    for (const std::size_t rows : {logit_rows(shape_), last_tile_rows()}) {
       const std::size_t to_input = products.workspace(input_product(rows, {}, {}, {}));
       const std::size_t to_weight = products.workspace(weight_product(rows, {}, {}, nullptr));
-      bytes = std::max(bytes, pieces_bytes() + std::max(to_input, to_weight));
+      bytes = std::max(bytes, tile_bytes() + std::max(to_input, to_weight));
     }
     return bytes;
   }
@@ -59,12 +59,11 @@ class Loss : public Op {
     Execution& run = context.run();
     if (!run.logits.empty()) return logits_of_row(context);
     run.loss = 0;
-    for_each_piece(context, [&](const Piece& piece) {
-      compute_logits(context, piece);
-      kernels::cross_entropy(context.threads(), shape_.vocabulary,
-                             run.targets.subspan(piece.first, piece.rows), piece.logits, false, 0,
-                             piece.losses);
-      run.loss += kernels::sum_in_order({piece.losses, piece.rows});
+    for_each_tile(context, [&](const Tile& tile) {
+      compute_logits(context, tile);
+      kernels::cross_entropy(context.threads(), shape_.vocabulary, run.targets.subspan(tile.first, tile.rows),
+                             tile.logits, false, 0, tile.losses);
+      run.loss += kernels::sum_in_order({tile.losses, tile.rows});
     });
   }
 
@@ -72,13 +71,12 @@ class Loss : public Op {
     Execution& run = context.run();
     run.loss = 0;
     engine::GradientTarget target = context.gradient(0);
-    for_each_piece(context, [&](const Piece& piece) {
-      compute_logits(context, piece);
-      kernels::cross_entropy(context.threads(), shape_.vocabulary,
-                             run.targets.subspan(piece.first, piece.rows), piece.logits, true,
-                             run.gradient_scale, piece.losses);
-      run.loss += kernels::sum_in_order({piece.losses, piece.rows});
-      compute_gradients(context, piece, target);
+    for_each_tile(context, [&](const Tile& tile) {
+      compute_logits(context, tile);
+      kernels::cross_entropy(context.threads(), shape_.vocabulary, run.targets.subspan(tile.first, tile.rows),
+                             tile.logits, true, run.gradient_scale, tile.losses);
+      run.loss += kernels::sum_in_order({tile.losses, tile.rows});
+      compute_gradients(context, tile, target);
       target.accumulate = true;
     });
   }
@@ -87,16 +85,15 @@ class Loss : public Op {
   std::size_t logits_bytes() const {
     return round_up(logit_rows(shape_) * shape_.vocabulary * sizeof(float), kAlignment);
   }
-  // Of the last piece.
-  std::size_t last_rows() const {
+  std::size_t last_tile_rows() const {
     const std::size_t at_once = logit_rows(shape_), left = shape_.rows % at_once;
     return left == 0 ? at_once : left;
   }
-  std::size_t pieces_bytes() const {
+  std::size_t tile_bytes() const {
     return logits_bytes() + round_up(logit_rows(shape_) * sizeof(float), kAlignment);
   }
 
-  // The types count where sizes are asked for, and there is no memory yet.
+  // Gives an array the type that counts where workspace is sized, when there is no memory yet.
   ConstArray typed(ConstArray array) const { return {array.data, shape_.type}; }
 
   Product logits_product(std::size_t rows, ConstArray x, ConstArray weight, Array logits) const {
@@ -116,42 +113,42 @@ class Loss : public Op {
   }
 
   template <class Body>
-  void for_each_piece(const OpContext& context, Body&& body) const {
+  void for_each_tile(const OpContext& context, Body&& body) const {
     auto* scratch = static_cast<std::byte*>(context.scratch());
-    Piece piece;
-    piece.logits = reinterpret_cast<float*>(scratch);
-    piece.losses = reinterpret_cast<float*>(scratch + logits_bytes());
-    piece.workspace = scratch + pieces_bytes();
+    Tile tile;
+    tile.logits = reinterpret_cast<float*>(scratch);
+    tile.losses = reinterpret_cast<float*>(scratch + logits_bytes());
+    tile.workspace = scratch + tile_bytes();
     const std::size_t at_once = logit_rows(shape_);
-    for (piece.first = 0; piece.first < shape_.rows; piece.first += at_once) {
-      piece.rows = std::min(at_once, shape_.rows - piece.first);
-      body(piece);
+    for (tile.first = 0; tile.first < shape_.rows; tile.first += at_once) {
+      tile.rows = std::min(at_once, shape_.rows - tile.first);
+      body(tile);
     }
   }
 
-  void compute_logits(const OpContext& context, const Piece& piece) const {
-    const Array x = context.input(0).at(piece.first * shape_.width);
-    const Product product = logits_product(piece.rows, x, context.parameter(0), {piece.logits});
-    kernels::multiply(context.library(), context.threads(), product, piece.workspace);
+  void compute_logits(const OpContext& context, const Tile& tile) const {
+    const Array x = context.input(0).at(tile.first * shape_.width);
+    const Product product = logits_product(tile.rows, x, context.parameter(0), {tile.logits});
+    kernels::multiply(context.library(), context.threads(), product, tile.workspace);
   }
 
-  void compute_gradients(const OpContext& context, const Piece& piece,
+  void compute_gradients(const OpContext& context, const Tile& tile,
                          const engine::GradientTarget& target) const {
-    kernels::narrow_in_place(context.threads(), piece.rows * shape_.vocabulary, piece.logits, shape_.type);
-    const ConstArray dlogits{piece.logits, shape_.type};
-    const Array x = context.input(0).at(piece.first * shape_.width);
-    const Array dx = context.input_gradient(0).at(piece.first * shape_.width);
+    kernels::narrow_in_place(context.threads(), tile.rows * shape_.vocabulary, tile.logits, shape_.type);
+    const ConstArray dlogits{tile.logits, shape_.type};
+    const Array x = context.input(0).at(tile.first * shape_.width);
+    const Array dx = context.input_gradient(0).at(tile.first * shape_.width);
     kernels::multiply(context.library(), context.threads(),
-                      input_product(piece.rows, dlogits, context.parameter(0), dx), piece.workspace);
-    Product to_weight = weight_product(piece.rows, dlogits, x, target.data);
+                      input_product(tile.rows, dlogits, context.parameter(0), dx), tile.workspace);
+    Product to_weight = weight_product(tile.rows, dlogits, x, target.data);
     to_weight.accumulate = target.accumulate;
-    kernels::multiply(context.library(), context.threads(), to_weight, piece.workspace);
+    kernels::multiply(context.library(), context.threads(), to_weight, tile.workspace);
   }
 
   void logits_of_row(const OpContext& context) const {
     const Execution& run = context.run();
     const Array x = context.input(0).at(run.logits_row * shape_.width);
-    auto* workspace = static_cast<std::byte*>(context.scratch()) + pieces_bytes();
+    auto* workspace = static_cast<std::byte*>(context.scratch()) + tile_bytes();
     const Product product = logits_product(1, x, context.parameter(0), {run.logits.data()});
     kernels::multiply(context.library(), context.threads(), product, workspace);
   }
@@ -164,8 +161,8 @@ class Loss : public Op {
 std::size_t logit_rows(const LossShape& shape) {
   const std::size_t most = std::max<std::size_t>(
       {16, kLogitsBytes / (shape.vocabulary * sizeof(float)), std::min(kLogitRows, shape.width / 2)});
-  const std::size_t pieces = divide_up(shape.rows, most);
-  return std::min(shape.rows, round_up(divide_up(shape.rows, pieces), 16));
+  const std::size_t tiles = divide_up(shape.rows, most);
+  return std::min(shape.rows, round_up(divide_up(shape.rows, tiles), 16));
 }
 
 std::unique_ptr<Op> make_loss(std::string name, ValueId x, const LossShape& shape) {

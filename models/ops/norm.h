@@ -13,7 +13,7 @@ struct NormShape {
   std::optional<std::size_t> beta;  // slot; with it LayerNorm, without it RMSNorm
 };
 
-// Values of the statistics that a norm keeps: what the graph must add as the second output.
+// The statistics that a norm keeps, which are its second output.
 Value norm_statistics(std::string name, const NormShape& shape);
 std::unique_ptr<Op> make_norm(std::string name, ValueId x, ValueId y, ValueId statistics,
                               const NormShape& shape);

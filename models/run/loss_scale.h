@@ -6,16 +6,15 @@
 
 namespace sluice::models {
 
-// What the loss of each step is multiplied by, so that gradients in f16 do not vanish below 2^-24: they are
-// divided by it again when they are applied. Fixed; or dynamic (Micikevicius et al. 2018, section 3.2, by the
-// rule and with the numbers of torch.amp.GradScaler): halved after a step whose gradients are not finite,
-// which is skipped, and doubled after growth_interval steps in a row that were applied. Thread rule: one
-// thread at a time.
+// The factor of each step's loss, so that gradients in f16 do not vanish below 2^-24; they are divided by it
+// again when they are applied. It is fixed, or dynamic (Micikevicius et al. 2018, section 3.2, by the rule
+// and with the numbers of torch.amp.GradScaler): a step whose gradients are not finite is skipped and halves
+// it, and growth_interval steps in a row that were applied double it. Thread rule: one thread at a time.
 class LossScale {
  public:
   static constexpr float kInitial = 65536, kGrowth = 2, kBackoff = 0.5f;
   static constexpr float kLeast =
-      1;  // dynamic: gradients that are too large for this are so without a scale, too
+      1;  // gradients that are too large with this scale are too large without one
   static constexpr std::uint64_t kGrowthInterval = 2000;
 
   // Throws Error(kInvalidArgument) for a scale that is not finite or not above 0.
@@ -25,13 +24,13 @@ class LossScale {
 
   bool is_dynamic() const { return growth_interval_ > 0; }
   float value() const { return value_; }
-  void applied();  // the step was
+  void applied();  // the step was applied
   // The step was skipped; `reason` says what was found. Throws Error(kNotFinite) with it where the scale
   // would fall below kLeast. REQUIRES: is_dynamic().
   void skipped(const std::string& reason);
 
-  // Of a dynamic scale, for a checkpoint: {"scale", "applied", "skipped"}, the steps being those since the
-  // scale changed, and those skipped in a row.
+  // The state of a dynamic scale, for a checkpoint: {"scale", "applied", "skipped"}. "applied" counts steps
+  // since the scale changed, "skipped" steps in a row.
   Json state() const;
   // Throws Error(kInvalidArgument) that names the source for what is no such state.
   void restore(const Json& state, const std::string& source);

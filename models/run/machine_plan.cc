@@ -14,8 +14,8 @@
 namespace sluice::models {
 namespace {
 
-// The library that is installed here, as it would be there: what it takes for a product follows from threads
-// and from whether the CPU has bf16 instructions.
+// The library that is installed here, as it would be on the other machine: its workspace for a product
+// follows from the threads, and from whether the CPU has bf16 instructions.
 class LibraryThere final : public kernels::MatrixLibrary {
  public:
   explicit LibraryThere(const engine::Machine& machine, int threads)
@@ -27,8 +27,8 @@ class LibraryThere final : public kernels::MatrixLibrary {
   }
   bool has_primitive(const kernels::Product& product) const override { return here_->has_primitive(product); }
   std::size_t primitive_workspace(const kernels::Product& product) const override {
-    // A CPU without such products cannot tell what they take there: they count as here, where operands are
-    // widened.
+    // On a CPU without bf16 products the library does not say what they take on others. They count as on this
+    // one, which widens operands.
     if (product.a.type == Dtype::kBf16 && !here_->has_bf16())
       return kernels::product_workspace(product, *here_);
     return here_->primitive_workspace(product);
@@ -58,7 +58,7 @@ const engine::Machine::Disk& disk_named(const std::string& name, const engine::M
        name, machine.source, names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", ")));
 }
 
-// As resolve_disk() does with what is free here.
+// What resolve_disk() would take of the disk where no limit is stated.
 std::uint64_t lent_whole(const engine::Machine::Disk& disk) { return disk.free / 20 * 19; }
 
 std::vector<offload::DiskKnowledge> resolve_disks(const engine::Machine& machine, TrainSettings& s) {

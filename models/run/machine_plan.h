@@ -4,10 +4,10 @@
 
 namespace sluice::models {
 
-// What plan_training() says, of another machine, at which nobody looks: memory, threads and disks that are
-// not stated are the machine's, folders of settings.disk are names of its disks, of which any size may be
-// asked, and data and output are not looked at. What the machine does not say is in PlanResult::not_known.
-// Throws as plan_training, and Error(kInvalidArgument) for a disk that the machine does not have.
+// Returns what plan_training() would return on another machine, which a file describes. Memory, threads and
+// disks that the settings leave open are the described ones; folders of settings.disk are names of its disks,
+// of which any size may be asked. Data and outputs are not looked at. PlanResult::not_known has what the
+// description lacks. Throws what plan_training() does, and Error(kInvalidArgument) for an unknown disk.
 PlanResult plan_for_machine(const TrainSettings& settings, const engine::Machine& machine);
 
 }  // namespace sluice::models

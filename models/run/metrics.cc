@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kVersion = 4;
 
-// As every line of a run begins.
+// How every line of a run begins.
 std::string start_of(const std::string& run) {
   return fmt::format("{{\"version\":{},\"run\":\"{}\",", kVersion, run);
 }
@@ -26,7 +26,7 @@ std::string start_of(const std::string& run) {
        offset);
 }
 
-// The step of a whole line.
+// Returns the step of a whole line, which must be this run's.
 std::uint64_t step_of(const std::string& line, const std::string& run, const std::string& path,
                       std::uint64_t offset) {
   const Json row = Json::parse(line, nullptr, false);
@@ -36,15 +36,14 @@ std::uint64_t step_of(const std::string& line, const std::string& run, const std
   return row["step"].get<std::uint64_t>();
 }
 
-// The length of the part that stays: whole lines of steps up to `last_step`. All of the rest is of this run,
-// too.
+// Returns the length of the whole lines of steps up to `last_step`. Throws where any line is not this run's.
 std::uint64_t length_up_to(const std::string& path, const std::string& run, std::uint64_t last_step) {
   std::ifstream file(path, std::ios::binary);
   const std::string start = start_of(run);
   std::uint64_t length = 0, offset = 0;
   bool stays = true;
   for (std::string line; std::getline(file, line); offset += line.size() + 1) {
-    // A killed run may leave the start of a line behind whole ones, or as all there is.
+    // A killed run may leave the beginning of a line at the end of the file.
     const std::size_t common = std::min(start.size(), line.size());
     if (file.eof() && line.compare(0, common, start, 0, common) == 0) break;
     stays = step_of(line, run, path, offset) <= last_step && stays && !file.eof();

@@ -11,15 +11,15 @@ namespace sluice::models {
 // docs/formats/metrics.md. Numbers are printed so that reading them gives the same bits.
 class MetricsFile {
  public:
-  // `run`: the run's id, which every line carries. Without `resumed_step` a new file: one that holds anything
-  // is Error(kInvalidArgument). With it, the lines of later steps, and a last line that a kill cut off, are
-  // taken away. A file of another run, or of something else, is refused, unchanged.
+  // `run`: the run's id, which every line carries. Without `resumed_step` a file that holds anything is
+  // Error(kInvalidArgument). With it the lines of later steps are removed, and a last one that a kill cut
+  // off; a file that is not this run's metrics is refused, unchanged.
   MetricsFile(const std::string& path, const std::string& run, std::optional<std::uint64_t> resumed_step);
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;
   MetricsFile& operator=(const MetricsFile&) = delete;
 
-  // Throws Error(kIo); what was written of the line is then taken away again.
+  // Throws Error(kIo), and then removes what was written of the line.
   void add(const StepReport& report);
 
  private:

@@ -12,12 +12,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::size_t kWindows = 64;
 
-// Whole microseconds: enough to draw, and short.
+// Rounds to microseconds, which are enough for a chart and short as text.
 double seconds_between(Clock::time_point from, Clock::time_point to) {
   return static_cast<double>(std::chrono::duration_cast<std::chrono::microseconds>(to - from).count()) / 1e6;
 }
 
-// Adds up the time in which at least one event is under way. Events come by their ends, the latest first.
+// Adds up the time in which any event is under way. REQUIRES: events come by their ends, latest first.
 class Busy {
  public:
   void add(Clock::time_point begin, Clock::time_point end) {

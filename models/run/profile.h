@@ -16,10 +16,10 @@ namespace sluice::models {
 // What is kept of a run for its report, in memory of a fixed size however long the run is.
 inline constexpr std::size_t kProfileEvents = 20'000;  // of the trace
 inline constexpr std::size_t kProfileParts = 1024;     // of the ledger's timeline
-// All of it, and the report's text while it is written.
+// The bytes of all that is kept, and of the report's text while it is written.
 inline constexpr std::uint64_t kProfileBytes = std::uint64_t{8} << 20;
 
-// Steps, each on its own while there are few; of many, means of as many as it takes.
+// The steps of a run: a row for each while there are few, later means of as many steps as it takes.
 // Thread rule: one thread at a time.
 class StepSeries {
  public:
@@ -38,7 +38,7 @@ class StepSeries {
     double loss, seconds, read_wait, write_wait, optimizer, disk_read, disk_written;  // sums
     std::uint64_t resident, peak;                                                     // the greatest
     std::uint64_t skipped;
-    std::optional<double> loss_scale;  // of the last
+    std::optional<double> loss_scale;  // of the last step
   };
   struct Window {
     std::uint64_t step;
@@ -52,11 +52,11 @@ class StepSeries {
   std::deque<Window> windows_;
 };
 
-// The JSON columns of docs/formats/profile.md, of what a ledger and a trace hold.
+// What a ledger and a trace hold, as the JSON columns of docs/formats/profile.md.
 Json memory_columns(const allocator::Ledger& ledger, std::chrono::steady_clock::time_point origin);
 Json ledger_peaks(const allocator::Ledger& ledger);
 struct EventColumns {
-  std::string events;  // JSON text: a tree of it would take ten times as much memory
+  std::string events;  // JSON text: Json values would take ten times the memory
   Json lanes;
 };
 EventColumns event_columns(const Trace& trace, std::chrono::steady_clock::time_point origin);

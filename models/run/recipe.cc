@@ -14,8 +14,8 @@ namespace {
 struct Point {
   double block_parameters, rate;
 };
-// Kaplan et al. 2020, equation D.1, for the first two (nanoGPT has the second, too); then Brown et al. 2020,
-// table 2.1, whose models have 12 layers width^2 parameters in their blocks.
+// The first two are of Kaplan et al. 2020, equation D.1 (nanoGPT has the second, too), the others of Brown et
+// al. 2020, table 2.1, whose models have 12 layers width^2 parameters in their blocks.
 constexpr std::array<Point, 10> kAdamwRates = {{{0.8e6, 1.3e-3},
                                                 {10.6e6, 1e-3},
                                                 {84.9e6, 6e-4},
@@ -27,7 +27,7 @@ constexpr std::array<Point, 10> kAdamwRates = {{{0.8e6, 1.3e-3},
                                                 {12.7e9, 1e-4},
                                                 {174e9, 0.6e-4}}};
 
-// So that what is printed is what is used.
+// Rounds a value, so that what is printed is what is used.
 double two_digits(double value) { return std::stod(fmt::format("{:.1e}", value)); }
 
 double adamw_rate(double block_parameters) {
@@ -47,11 +47,11 @@ optim::Settings settings_of(const optim::OptimizerSettings& given) {
 
 struct Rates {
   double learning_rate;
-  std::optional<double> adamw;  // of what Muon leaves to AdamW, where it is another
+  std::optional<double> adamw;  // for what Muon leaves to AdamW, where it differs
   double weight_decay;
 };
 
-// From first values.
+// The rates of a training from first values.
 Rates default_rates(const optim::Settings& settings, double block_parameters) {
   const double adamw = adamw_rate(block_parameters);
   const std::string& name = settings.optimizer();
@@ -69,10 +69,10 @@ Rates default_rates(const optim::Settings& settings, double block_parameters) {
 constexpr double kFineTuning = 0.1;
 constexpr std::uint64_t kLeastWarmup = 40, kMostWarmup = 2000;
 
-// Of one recipe: takes each setting from where it is said first.
-class Choice {
+// Takes each setting of one recipe from the first source that has it.
+class Sources {
  public:
-  Choice(const Json* record, const std::string& source, std::vector<std::string>& defaults)
+  Sources(const Json* record, const std::string& source, std::vector<std::string>& defaults)
       : source_(source), defaults_(defaults) {
     if (record == nullptr) return;
     values_ = json_field<Json>(*record, "hyperparameters", source);
@@ -89,7 +89,7 @@ class Choice {
     defaults_.push_back(name);
     return otherwise;
   }
-  // What not every recipe has.
+  // For settings that not every recipe has.
   std::optional<double> of(const char* name, const std::optional<double>& stated,
                            const std::optional<double>& otherwise) {
     const bool none = values_ ? !values_->contains(name) : !otherwise;
@@ -133,14 +133,14 @@ Recipe make_recipe(const TrainSettings& s, const RecipeBasis& basis, const Json*
   if (s.learning_rate == 0.0) rates.adamw.reset();
 
   Recipe recipe;
-  Choice choice(record, source, recipe.defaults);
-  recipe.learning_rate = choice.of("lr", s.learning_rate, rates.learning_rate);
-  recipe.adamw_learning_rate = choice.of("adamw-lr", s.adamw_learning_rate, rates.adamw);
-  recipe.warmup = choice.of("warmup", s.warmup, std::clamp(s.steps / 10, kLeastWarmup, kMostWarmup));
-  recipe.schedule = choice.of("schedule", s.schedule, std::string("cosine"));
-  recipe.final_learning_rate = choice.of("final-lr", s.final_learning_rate, 0.1);
-  recipe.clip = choice.of("clip", s.clip, 1.0);
-  recipe.weight_decay = choice.of("weight-decay", s.weight_decay, rates.weight_decay);
+  Sources sources(record, source, recipe.defaults);
+  recipe.learning_rate = sources.of("lr", s.learning_rate, rates.learning_rate);
+  recipe.adamw_learning_rate = sources.of("adamw-lr", s.adamw_learning_rate, rates.adamw);
+  recipe.warmup = sources.of("warmup", s.warmup, std::clamp(s.steps / 10, kLeastWarmup, kMostWarmup));
+  recipe.schedule = sources.of("schedule", s.schedule, std::string("cosine"));
+  recipe.final_learning_rate = sources.of("final-lr", s.final_learning_rate, 0.1);
+  recipe.clip = sources.of("clip", s.clip, 1.0);
+  recipe.weight_decay = sources.of("weight-decay", s.weight_decay, rates.weight_decay);
   if (recipe.learning_rate == 0 && recipe.adamw_learning_rate.value_or(0) > 0)
     fail(ErrorCode::kInvalidArgument,
          "adamw-lr is {}, and its schedule is that of lr, which is 0; give a larger lr",

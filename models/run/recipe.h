@@ -15,15 +15,15 @@ struct RecipeBasis {
   bool first_values = true;     // else the weights of a folder, which take a tenth of the learning rate
 };
 
-// Where each setting of a recipe comes from, in this order: the user states it; the checkpoint that the run
-// goes on from has it (`record`: what run_record() made, `source`: its folder); or it is a default.
-// Throws Error(kInvalidArgument) where they contradict each other, or the record is none.
+// Takes each setting of a recipe from the user, else from the checkpoint that the run goes on from (`record`:
+// what run_record() made, `source`: its folder), else from the defaults. Throws Error(kInvalidArgument) where
+// settings contradict each other, or the record is none.
 Recipe make_recipe(const TrainSettings& settings, const RecipeBasis& basis, const Json* record = nullptr,
                    const std::string& source = "");
 
-// Under the command line's names.
+// The recipe under the command line's names.
 Json to_json(const Recipe& recipe);
-// Some lines for people.
+// The recipe in a few lines for people.
 std::string to_text(const Recipe& recipe, const TrainSettings& settings, const RecipeBasis& basis);
 
 }  // namespace sluice::models

@@ -22,7 +22,7 @@ void refuse_other_run(const TrainSettings& settings) {
        settings.out, list.whole.empty() ? list.broken.front().path : list.whole.back().path);
 }
 
-// The checkpoint to go on from; nothing where the run begins.
+// Returns the checkpoint to go on from; nothing where the run begins.
 std::optional<std::string> find_checkpoint(const TrainSettings& settings) {
   if (settings.out.empty() || !settings.resume) return std::nullopt;
   const engine::CheckpointList list = engine::list_checkpoints(settings.out);
@@ -88,7 +88,7 @@ TrainResult train(const TrainSettings& settings, const TrainEvents& events) {
           "--out '{}' lies in memory (tmpfs or ramfs): no budget counts the {} that each checkpoint takes of "
           "it; name a folder on a disk",
           settings.out, format_size(setup.plan.checkpoint_bytes));
-    refuse_other_run(settings);  // one that ended meanwhile
+    refuse_other_run(settings);  // of one that ended meanwhile
     for (const std::string& leftover : engine::remove_leftovers(settings.out))
       log().warn("'{}', which a killed run left half written or half deleted, was removed", leftover);
   }

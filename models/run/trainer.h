@@ -27,7 +27,7 @@ struct TrainSettings {
   Dtype dtype = Dtype::kF32;
   std::size_t batch = 4, accumulate = 1, length = 0;  // length 0: the model's context, at most 1024
   std::uint64_t steps = 100;
-  // How it learns; nothing: what models/run/recipe.h says.
+  // How it learns; what is not given, models/run/recipe.h chooses.
   std::optional<double> learning_rate;
   std::optional<double> adamw_learning_rate;  // of what Muon leaves to AdamW
   std::optional<std::uint64_t> warmup;
@@ -37,25 +37,24 @@ struct TrainSettings {
   double clip_value = 0;                      // 0: none
   // beta2 of Adam, AdamW and Muon's AdamW: 0.95 where it is not given; Muon's scale: match_rms_adamw.
   optim::OptimizerSettings optimizer;
-  // "dynamic", or a number; nothing: dynamic where the dtype is f16, else 1. Of a dynamic one the first, and
-  // how many steps that were applied let it grow; nothing: LossScale's.
+  // "dynamic", or a number; nothing: dynamic where the dtype is f16, else 1. The two below are a dynamic
+  // one's: its first value, and how many applied steps let it grow; nothing: LossScale's.
   std::optional<std::string> loss_scale;
   std::optional<double> initial_scale;
   std::optional<std::size_t> scale_growth_interval;
   std::uint64_t seed = 1;
   std::string out;               // folder of checkpoints; empty: none are written
   std::uint64_t save_every = 0;  // 0: only at the end
-  std::uint64_t keep = 2;        // of the newest; with validation the best one stays, too
+  std::uint64_t keep = 2;        // how many of the newest stay; with validation the best one stays, too
   bool resume = false;
   std::uint64_t eval_every = 0, eval_batches = 8;  // not 0: also whenever a checkpoint is due
   int threads = 0;                                 // 0: the cores that this process may use
   std::string metrics, trace, profile;             // files; empty: none
-  std::string source;        // the file that these settings came from, where there is one: not to be replaced
+  std::string source;        // the file that these settings came from, if any, which outputs must not replace
   engine::PlanRequest plan;  // recompute and the like
 };
 
-// What is told after each step. One that was skipped has a gradient norm, and may have a loss, that is not
-// finite.
+// What is reported of each step. A skipped step's gradient norm is not finite, and its loss need not be.
 struct StepReport {
   std::uint64_t step = 0, steps = 0;
   double loss = 0, learning_rate = 0, gradient_norm = 0, seconds = 0, tokens_per_second = 0;
@@ -80,19 +79,17 @@ struct TrainEvents {
   std::function<void(const std::string& plan_table)> planned;
   std::function<void(const StepReport&)> step;
   std::function<void(const CheckpointReport&)> saved, resumed;
-  // Where settings.profile names a file: the JSON of docs/formats/profile.md, once, at the end or after an
-  // error.
+  // Gets the JSON of docs/formats/profile.md if settings.profile is given, at the end or after an error.
   std::function<void(const std::string& json)> profiled;
-  std::function<bool()> stop;  // asked between ops: true: save at the end of this step and return
+  std::function<bool()> stop;  // asked between ops; true: save at the end of this step, and return
 };
 
 struct TrainResult {
   std::uint64_t steps = 0, skipped = 0;  // of the run; those that loss scaling skipped are steps too
   std::optional<double> last_loss;       // nothing where no step was left to do
   std::uint64_t peak_memory = 0, predicted_peak = 0;
-  bool stopped = false;  // by stop() before the last step
-  std::optional<engine::BestCheckpoint>
-      best;  // of all that are there; nothing where none was judged by validation
+  bool stopped = false;                        // by stop() before the last step
+  std::optional<engine::BestCheckpoint> best;  // nothing where no checkpoint was validated
 };
 
 // What a run learns with, nothing left open.
@@ -102,7 +99,7 @@ struct Recipe {
   std::uint64_t warmup = 0;
   std::string schedule;
   double final_learning_rate = 0, clip = 0, weight_decay = 0;
-  std::vector<std::string> defaults;  // names of the settings above that nobody stated, as the command line's
+  std::vector<std::string> defaults;  // command-line names of the settings above that nobody stated
 };
 
 // The plan alone, as `sluice plan` shows it.
@@ -111,7 +108,7 @@ struct PlanResult : engine::Planned {
   std::string recipe_text;             // for people, with the values that the run begins with
   std::uint64_t checkpoint_bytes = 0;  // room that one checkpoint needs
   std::uint64_t trace_bytes = 0;       // of --trace and --profile; a part of budget.base
-  // Of a plan for another machine: the file that says what it is, and what that does not say.
+  // For a plan of another machine: the file that describes it, and what that file lacks.
   std::string machine;
   std::vector<std::string> not_known;
 };

@@ -12,8 +12,8 @@ namespace sluice::models {
 namespace {
 
 constexpr std::size_t kByteVocabulary = 256;
-// docs/formats/tokens.md and checkpoint.md tell these.
-constexpr std::uint64_t kScanned = std::uint64_t{128} << 20, kSamples = 256, kPiece = 4096;  // in tokens
+// These numbers are those of docs/formats/tokens.md and checkpoint.md.
+constexpr std::uint64_t kScanned = std::uint64_t{128} << 20, kSamples = 256, kAtOnce = 4096;  // in tokens
 
 std::unique_ptr<TokenSource> open_for(const std::vector<std::string>& paths, const TrainSettings& settings,
                                       const ModelConfig& config) {
@@ -31,12 +31,12 @@ std::unique_ptr<TokenSource> open_for(const std::vector<std::string>& paths, con
   return source;
 }
 
-// Reads `count` tokens from `first` in small pieces; read() checks each.
+// Reads `count` tokens from `first` on, of which read() checks each.
 void read_through(TokenSource& source, std::uint64_t first, std::uint64_t count, Checksum* sum) {
-  std::vector<std::int32_t> piece(kPiece);
+  std::vector<std::int32_t> tokens(kAtOnce);
   for (std::uint64_t done = 0; done < count;) {
     const std::span<std::int32_t> part =
-        std::span(piece).first(std::min<std::uint64_t>(kPiece, count - done));
+        std::span(tokens).first(std::min<std::uint64_t>(kAtOnce, count - done));
     source.read(first + done, part);
     if (sum != nullptr) sum->add(std::as_bytes(part));
     done += part.size();
@@ -51,13 +51,13 @@ void check_whole(TokenSource& source) {
 std::string fingerprint_of(TokenSource& source) {
   Checksum sum;
   const std::uint64_t total = source.total();
-  const bool whole = total <= kSamples * kPiece;
+  const bool whole = total <= kSamples * kAtOnce;
   for (std::uint64_t i = 0; i < (whole ? 1 : kSamples); ++i)
-    read_through(source, whole ? 0 : (total - kPiece) / (kSamples - 1) * i, whole ? total : kPiece, &sum);
+    read_through(source, whole ? 0 : (total - kAtOnce) / (kSamples - 1) * i, whole ? total : kAtOnce, &sum);
   return fmt::format("{:016x}", sum.value());
 }
 
-// Smaller ones are the plan's to refuse, with all that it knows.
+// A smaller step that does not fit is refused by the plan, which knows more.
 constexpr double kLargeStep = 16 * kMiB;
 
 void check_buffers(const TrainSettings& settings) {

@@ -15,9 +15,9 @@
 
 namespace sluice::models {
 
-// The model that the settings name: a preset, with the vocabulary of bytes where that is asked for, or a
-// folder. Throws Error(kInvalidArgument), also where bytes are asked for and the folder has weights of other
-// tokens, or a vocabulary that is too small.
+// Returns the model that the settings name: a preset, with the vocabulary of bytes where that is asked for,
+// or a folder. Throws Error(kInvalidArgument), also where bytes are asked for and the folder has weights of
+// other tokens, or a vocabulary that is too small.
 ModelConfig resolve_training_model(const TrainSettings& settings);
 
 // The text that a run learns from and is judged by, and the buffers that hold the tokens of one step.
@@ -29,15 +29,17 @@ class TrainingData {
   // where the tokens of one step alone would not fit. Reads all of token files that are not large.
   TrainingData(const TrainSettings& settings, const ModelConfig& config);
 
-  // All micro-batches of a step whose first sample is `next`; valid until the next call of either.
+  // All micro-batches of a step whose first sample is `next`, valid until the next call, or validation()'s.
   std::span<const MicroBatch> training(std::uint64_t next);
   bool has_validation() const { return validation_sampler_.has_value(); }
-  // Micro-batch i of the validation data, in order, begun anew at its end.
+  // Micro-batch `index` of the validation data, in order; at its end it begins anew.
   const MicroBatch& validation(std::uint64_t index);
 
   std::uint64_t tokens() const { return source_->total(); }
-  bool are_bytes() const { return source_->vocabulary().has_value(); }  // of text, else ids of token files
-  // Of the training data: what docs/formats/checkpoint.md says, as 16 hexadecimal digits.
+  bool are_bytes() const {
+    return source_->vocabulary().has_value();
+  }  // bytes of text, else ids of token files
+  // The fingerprint of the training data (docs/formats/checkpoint.md), as 16 hexadecimal digits.
   const std::string& fingerprint() const { return fingerprint_; }
   std::uint64_t windows() const { return sampler_->windows(); }
   // What the validation data is: fingerprint and windows. REQUIRES: has_validation()
@@ -48,7 +50,8 @@ class TrainingData {
 
   std::size_t batch_, length_;
   std::string fingerprint_, validation_fingerprint_;
-  std::unique_ptr<TokenSource> source_, validation_source_;  // the latter null: a part of the former
+  std::unique_ptr<TokenSource> source_,
+      validation_source_;  // null: validation is by a part of the training data
   std::optional<Sampler> sampler_, validation_sampler_;
   std::vector<std::int32_t> tokens_, targets_;
   std::vector<MicroBatch> micro_batches_;

@@ -51,7 +51,7 @@ void refuse_inputs(const Output& output, const TrainSettings& settings) {
   if (!settings.source.empty()) refuse_input(output, "--config", settings.source);
 }
 
-// Tries it: what rights and file systems allow is not to be guessed. A file that was not there is not left.
+// Opens the file for writing, since what rights and file systems allow cannot be guessed. Leaves no new file.
 void probe(const Output& output) {
   constexpr int kFlags = O_RDWR | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC;
   const char* path = output.path.c_str();
@@ -63,7 +63,7 @@ void probe(const Output& output) {
   if (made >= 0) ::unlink(path);
 }
 
-// Nothing, an empty file, or one of its kind of a run before, which begins so.
+// Whether there is no file, an empty one, or an earlier run's file of this kind, which has this beginning.
 bool may_be_replaced(const std::string& path, const std::string& beginning) {
   if (!fs::exists(path)) return true;
   if (!fs::is_regular_file(path)) return false;

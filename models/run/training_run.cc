@@ -24,7 +24,7 @@ LearningRate learning_rate_of(const Recipe& recipe, std::uint64_t steps) {
           schedule_shape(recipe.schedule)};
 }
 
-// Its schedule is that of the other.
+// AdamW's learning rate follows the schedule of the other, at this share of it.
 double adamw_share(const Recipe& recipe) {
   if (!recipe.adamw_learning_rate) return 1;
   return recipe.learning_rate == 0 ? 0 : *recipe.adamw_learning_rate / recipe.learning_rate;
@@ -117,7 +117,7 @@ void TrainingRun::resume(const std::string& folder) {
     log().warn(
         "checkpoints in '{}' were validated by other data or another number of batches: the best one is "
         "found "
-        "anew, and those are kept no longer than --keep says; copy what you want to have",
+        "anew, and --keep alone says how long those stay; copy what you want to keep",
         settings_.out);
   engine::CheckpointValues values(checkpoint, engine_.layout(), *setup_.optimizer);
   checkpoint_ = folder;
@@ -128,7 +128,7 @@ void TrainingRun::resume(const std::string& folder) {
   if (events_.resumed) events_.resumed(checkpoint_report(begin));
 }
 
-// Before the first step, so that the room for what the run will save is not found missing after hours.
+// Comes before the first step, so that a lack of room for checkpoints is not found after hours.
 void TrainingRun::check_room() const {
   if (settings_.out.empty()) return;
   const std::size_t there = engine::list_checkpoints(settings_.out).whole.size();
@@ -149,7 +149,7 @@ void require_finite(double loss) {
   if (!std::isfinite(loss)) fail(ErrorCode::kNotFinite, "the loss is {}: it is not finite", loss);
 }
 
-// With a dynamic scale a loss that is not finite has gradients that are not, and the engine finds them.
+// A loss that is not finite has such gradients, too; with a dynamic scale it is the engine that finds them.
 engine::StepResult TrainingRun::apply_or_skip(double loss, bool& skipped) {
   if (!loss_scale_.is_dynamic()) require_finite(loss);
   engine::StepResult result;
@@ -236,8 +236,8 @@ CheckpointReport TrainingRun::checkpoint_report(std::chrono::steady_clock::time_
           std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
 }
 
-// Also before each checkpoint, so that it is known which of those that are kept is the best. A run that is to
-// stop saves without it.
+// Validation is due before each checkpoint, too, so that the best of those that are kept is known. A run that
+// is to stop saves without it.
 std::optional<double> TrainingRun::evaluate_if_due() {
   validation_ = nullptr;
   const bool is_due = due(settings_.eval_every) || (!settings_.out.empty() && due(settings_.save_every)) ||
@@ -279,7 +279,7 @@ void TrainingRun::save() {
   if (events_.saved) events_.saved(report);
 }
 
-// Where the line cannot be written, the step that it is of is not lost.
+// Where the line cannot be written, a checkpoint is saved, so that the step is not lost.
 void TrainingRun::add_metrics(const StepReport& report) {
   try {
     metrics_->add(report);
@@ -299,7 +299,7 @@ void TrainingRun::save_trace() {
   }
 }
 
-// All but the events, which come as text.
+// The events are appended as text, which takes less memory than Json values.
 std::string TrainingRun::profile_text(const std::string& error) {
   const TrainSettings& s = settings_;
   Json json = {{"version", 1},

@@ -25,16 +25,16 @@ class TrainingRun {
   // Takes all memory and disk space. `setup` and `events` outlive this.
   TrainingRun(Setup& setup, const TrainEvents& events);
 
-  // The values to begin with: from scratch, from a Hugging Face folder, or (`checkpoint`) where a run
-  // stopped. Gives up where a stop is asked for meanwhile; train() then does nothing.
+  // Loads the values to begin with: first values or those of a Hugging Face folder, or those of a checkpoint.
+  // Returns early where a stop is asked for; train() then does nothing.
   void load_initial();
   void resume(const std::string& checkpoint);
 
   TrainResult train();
 
  private:
-  // What a checkpoint is read through: the more is under way, the faster; so it is the activations' memory,
-  // where that is large, and else `charged` bytes.
+  // The buffer that values are read through. A large one is faster, so it is the activations' memory where
+  // that is large, else `charged` bytes of its own.
   struct LoadingMemory {
     allocator::Region own;
     std::span<std::byte> bytes;
@@ -54,8 +54,8 @@ class TrainingRun {
   engine::StepResult apply_or_skip(double loss, bool& skipped);
   void describe(StepReport& report);
   CheckpointReport checkpoint_report(std::chrono::steady_clock::time_point begin) const;
-  std::optional<double> evaluate_if_due();
-  Json judge() const;  // by what checkpoints are validated  // nothing where the run is to stop
+  std::optional<double> evaluate_if_due();  // nothing where the run is to stop
+  Json judge() const;                       // what checkpoints are validated by
   void run_steps();
   void save();
   std::string last_checkpoint() const;
@@ -92,11 +92,10 @@ struct RunPosition {
   Json validation = nullptr;  // validation_record(); null: not measured after this step
 };
 Json run_record(const Setup& setup, const RunPosition& position);
-// Of a checkpoint's manifest. Throws Error(kInvalidArgument) where it is of another version than this
+// Reads the record in a checkpoint's manifest. Throws Error(kInvalidArgument) where its version is not this
 // program's, and what Manifest::parse() does.
 Json read_run_record(const std::string& checkpoint);
-// Whether the model of a checkpoint was trained on bytes; false for a folder that is no checkpoint. Throws
-// what Manifest::parse() does.
+// Whether a folder is a checkpoint of a model that was trained on bytes. Throws what Manifest::parse() does.
 bool was_trained_on_bytes(const std::string& folder);
 // Throws Error(kInvalidArgument) that lists by name what must be the same in a resumed run and is not; warns
 // of what may change the bits: another CPU, another number of threads, another hyperparameter.

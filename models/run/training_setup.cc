@@ -139,7 +139,7 @@ void add_file_sizes(PlanResult& plan, const TrainSettings& s, const Model& model
   const engine::Layout layout(model.units());
   const engine::CheckpointTensors tensors(layout, optimizer);
   plan.checkpoint_bytes = engine::bytes_needed(tensors.file_bytes());
-  // Nothing where no file is read or written.
+  // A run that reads and writes no such file needs no buffer.
   if (!s.out.empty())
     plan.checkpoint_buffers = tensors.buffer_bytes();
   else

@@ -17,28 +17,26 @@
 namespace sluice::models {
 
 inline constexpr std::size_t kTraceEvents = 100'000;
-std::size_t trace_events(const TrainSettings& settings);  // that are kept, for --trace and --profile
+std::size_t trace_events(const TrainSettings& settings);  // how many are kept for --trace and --profile
 
-// Settings that contradict themselves: Error(kInvalidArgument) that names the setting.
+// Throws Error(kInvalidArgument) that names the setting where settings are invalid or contradict each other.
 void check_settings(const TrainSettings& settings);
 
-// How losses are scaled. Throws Error(kInvalidArgument) for settings that are none, or that do not go
-// together.
+// How losses are scaled. Throws Error(kInvalidArgument) where settings are invalid or contradict each other.
 LossScale loss_scale_of(const TrainSettings& settings);
 
 // How many checkpoints there can be at once: the newest and the best are kept while another one is written.
 std::uint64_t most_checkpoints(const TrainSettings& settings);
 
-// Finds before any work what could not be written at the end: --metrics, --trace and --profile that cannot be
-// made, that would replace something else, or an input of the run. Leaves nothing. Throws
-// Error(kInvalidArgument).
+// Throws Error(kInvalidArgument) for --metrics, --trace and --profile that could not be written at the end of
+// the run, or would replace something else or an input of it. Leaves no file behind.
 void check_outputs(const TrainSettings& settings);
 
 std::size_t default_length(const ModelConfig& config);
 
 // Everything that is known of a run before its memory is taken.
 struct Setup {
-  TrainSettings settings;  // nothing left open but what plan.recipe says
+  TrainSettings settings;  // nothing is left open but what plan.recipe says
   ModelConfig config;
   bool first_values = true;  // else the weights of a folder
   std::unique_ptr<optim::Optimizer> optimizer;
@@ -49,12 +47,12 @@ struct Setup {
 };
 Setup prepare(const TrainSettings& settings);
 
-// Parts of it. With what the run learns.
+// The steps of prepare(). This one sets the recipe.
 void choose_recipe(PlanResult& plan, const TrainSettings& settings, const Model& model);
-// Sizes of checkpoints and of what is written about the run.
+// Sets the sizes of checkpoints and of what is written about the run.
 void add_file_sizes(PlanResult& plan, const TrainSettings& settings, const Model& model,
                     const optim::Optimizer& optimizer);
-// The plan itself, within plan.budget, at plan.rates. cores: of the machine.
+// Sets the plan itself, within plan.budget, at plan.rates. cores: how many the machine has.
 void fit(PlanResult& plan, const TrainSettings& settings, const optim::Optimizer& optimizer, int cores);
 
 }  // namespace sluice::models

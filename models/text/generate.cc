@@ -29,11 +29,10 @@
 namespace sluice::models {
 namespace {
 
-constexpr std::size_t kByteVocabulary = 256, kLongest = 1024;  // tokens that are looked back upon
-constexpr std::uint64_t kSamplingStream =
-    0x67656e6572617465;  // of the random numbers, apart from those of training
+constexpr std::size_t kByteVocabulary = 256, kLongest = 1024;  // the most tokens that the next depends on
+constexpr std::uint64_t kSamplingStream = 0x67656e6572617465;  // of random numbers; training has others
 
-// Nothing is trained: no state, no update.
+// The optimizer of a model that is not trained.
 class NoOptimizer final : public optim::Optimizer {
  public:
   NoOptimizer() : Optimizer(optim::Settings("none")) {}
@@ -47,9 +46,8 @@ std::string best_in(const std::string& given) {
   const std::optional<engine::BestCheckpoint> best = engine::best_checkpoint(engine::list_checkpoints(given));
   if (best) return best->folder;
   fail(ErrorCode::kNotFound,
-       "'{}' holds no whole checkpoint with a validation loss, of which one would be the best; name the "
-       "--out folder of a "
-       "run with --eval-every, or leave --best out",
+       "'{}' holds no whole checkpoint with a validation loss; name the --out folder of a run with "
+       "--eval-every, or leave --best out",
        given);
 }
 
@@ -66,7 +64,7 @@ std::string model_folder(const std::string& given, bool best) {
   return list.whole.back().path;
 }
 
-// A checkpoint's config.json is part of it: one that was changed would make another model of the weights.
+// Verifies a checkpoint's config.json: one that was changed would make another model of the weights.
 void check_config_file(const std::string& folder) {
   const std::string manifest = (std::filesystem::path(folder) / engine::kManifestFile).string();
   if (!std::filesystem::exists(manifest)) return;
@@ -206,13 +204,13 @@ void generate(const GenerateSettings& settings, const GenerateEvents& events) {
          folder, folder);
   const bool bytes = config.vocabulary == kByteVocabulary || was_trained_on_bytes(folder);
   std::vector<std::int32_t> tokens = prompt_of(settings, config.vocabulary, bytes);
-  // The last token is not read again.
+  // The last token that is sampled is not read again.
   const std::uint64_t text = tokens.size() + std::max<std::uint64_t>(settings.tokens, 1) - 1;
   Reader reader(settings, folder, config, text);
   if (events.begin) events.begin(bytes);
   const CounterRandom random(settings.seed, kSamplingStream);
   std::vector<float> logits(config.vocabulary);
-  // A vocabulary that is larger than what was learned has tokens that never came.
+  // A model of bytes may have a larger vocabulary, whose other tokens it never learned.
   const std::span<const float> known = std::span(logits).first(bytes ? kByteVocabulary : logits.size());
   for (std::uint64_t i = 0; i < settings.tokens; ++i) {
     const std::size_t used = std::min(tokens.size(), reader.length());

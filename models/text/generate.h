@@ -38,7 +38,7 @@ struct Sampling {
   std::uint64_t top_k = 0;
   double top_p = 1;
 };
-// The token whose part of the distribution `uniform` (in [0, 1)) falls into. Ties are ordered by token.
+// Returns the token into whose part of the distribution `uniform` (in [0, 1)) falls, ties in their order.
 std::int32_t sample_token(std::span<const float> logits, const Sampling& sampling, double uniform);
 
 }  // namespace sluice::models
