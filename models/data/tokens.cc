@@ -22,7 +22,6 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "token files are little-endian");
 
 constexpr std::size_t kReadBytes = 16 * 1024;  // of one system call
-constexpr std::uint64_t kBytes = 256;          // the vocabulary of text
 
 std::uint32_t token_at(const std::byte* at, unsigned width) {
   std::uint32_t token = 0;
@@ -39,18 +38,18 @@ class FileTokens : public TokenSource {
 
   std::uint64_t total() const override { return ends_.empty() ? 0 : ends_.back(); }
   std::optional<std::uint64_t> vocabulary() const override {
-    return is_text() ? std::optional(kBytes) : std::nullopt;
+    return is_text() ? std::optional<std::uint64_t>(kByteVocabulary) : std::nullopt;
   }
   const std::string& name() const override { return name_; }
   std::uint64_t files() const override { return files_.size(); }
   std::uint64_t skipped_files() const override { return skipped_; }
 
   void set_vocabulary(std::uint64_t size) override {
-    if (is_text() && size < kBytes)
+    if (is_text() && size < kByteVocabulary)
       fail(ErrorCode::kInvalidArgument,
            "'{}' is text, whose tokens are its {} bytes, and the model has a vocabulary of {}; give token "
            "files (.bin) made with the model's tokenizer, or a model with a vocabulary of at least {}",
-           name_, kBytes, size, kBytes);
+           name_, kByteVocabulary, size, kByteVocabulary);
     limit_ = std::min(size, kLargest);
   }
 

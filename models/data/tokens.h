@@ -10,6 +10,8 @@
 // Where training text comes from: see docs/formats/tokens.md.
 namespace sluice::models {
 
+inline constexpr std::size_t kByteVocabulary = 256;  // of text, whose tokens are its bytes
+
 // A sequence of tokens of known length. Thread rule: one thread at a time.
 class TokenSource {
  public:

@@ -1,5 +1,7 @@
 #include "models/families/config.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <limits>
@@ -21,18 +23,12 @@ std::vector<Preset> presets() {
   return all;
 }
 
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
-  return text;
-}
-
 [[noreturn]] void fail_unknown(const std::string& model) {
   const std::vector<std::string> known = preset_names();
   const std::string nearest = nearest_word(model, known);
   fail(ErrorCode::kInvalidArgument,
        "'{}' is neither a preset nor a folder with config.json{}; presets are {}", model,
-       nearest.empty() ? "" : ": did you mean '" + nearest + "'?", joined(known));
+       nearest.empty() ? "" : ": did you mean '" + nearest + "'?", fmt::join(known, ", "));
 }
 
 }  // namespace

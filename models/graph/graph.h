@@ -47,16 +47,15 @@ struct InPlace {
 
 struct OpSpec {
   std::string name;  // what --recompute calls it: "ln1", "attention"
-  std::vector<ValueId> inputs, outputs;
-  std::vector<ValueId> saved;  // inputs and outputs that backward reads
-  std::vector<ParameterUse> parameters;
-  std::vector<InPlace> forward_in_place, backward_in_place;
-  std::vector<std::size_t>
-      passes_gradient;                    // inputs whose gradient is the first output's: backward skips them
-  bool adds_gradients = false;            // backward can add to the gradients of its inputs
-  bool changes_output_gradients = false;  // backward overwrites the gradients of its outputs
-  double forward_flops = 0, backward_flops = 0;  // of products and attention
-  double forward_bytes = 0, backward_bytes = 0;  // memory traffic of everything else
+  std::vector<ValueId> inputs = {}, outputs = {};
+  std::vector<ValueId> saved = {};  // inputs and outputs that backward reads
+  std::vector<ParameterUse> parameters = {};
+  std::vector<InPlace> forward_in_place = {}, backward_in_place = {};
+  std::vector<std::size_t> passes_gradient = {};  // inputs that get the first output's gradient as it is
+  bool adds_gradients = false;                    // backward can add to the gradients of its inputs
+  bool changes_output_gradients = false;          // backward overwrites the gradients of its outputs
+  double forward_flops = 0, backward_flops = 0;   // of products and attention
+  double forward_bytes = 0, backward_bytes = 0;   // memory traffic of everything else
 };
 
 class OpContext;

@@ -1,5 +1,7 @@
 #include "models/model/model.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -102,11 +104,9 @@ void Model::Impl::check_recompute() const {
            "'{}' lacks a name beside a +; give auto, none, full, or names of ops joined by +, as ln1+gelu",
            recompute);
     const std::string nearest = nearest_word(name, known);
-    std::string names;
-    for (const std::string& word : known) names += (names.empty() ? "" : ", ") + word;
     fail(ErrorCode::kInvalidArgument,
          "'{}' is not an op that can be recomputed{}; this model's blocks have {}", name,
-         nearest.empty() ? "" : ": did you mean '" + nearest + "'?", names);
+         nearest.empty() ? "" : ": did you mean '" + nearest + "'?", fmt::join(known, ", "));
   }
 }
 

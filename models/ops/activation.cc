@@ -7,14 +7,12 @@ namespace sluice::models {
 namespace {
 
 OpSpec activation_spec(std::string name, ValueId x, ValueId y, double forward_bytes, double backward_bytes) {
-  OpSpec spec;
-  spec.name = std::move(name);
-  spec.inputs = {x};
-  spec.outputs = {y};
-  spec.saved = {x};
-  spec.forward_bytes = forward_bytes;
-  spec.backward_bytes = backward_bytes;
-  return spec;
+  return {.name = std::move(name),
+          .inputs = {x},
+          .outputs = {y},
+          .saved = {x},
+          .forward_bytes = forward_bytes,
+          .backward_bytes = backward_bytes};
 }
 
 OpSpec gelu_spec(std::string name, ValueId x, ValueId y, double bytes) {

@@ -12,17 +12,15 @@ namespace {
 
 OpSpec attention_spec(std::string name, ValueId packed, ValueId y, ValueId log_sums,
                       const AttentionSizes& sizes) {
-  OpSpec spec;
-  spec.name = std::move(name);
-  spec.inputs = {packed};
-  spec.outputs = {y, log_sums};
-  spec.saved = {packed, y, log_sums};
-  // Two products over half of length x length for each head; five backward.
+  // Each head has two products over half of length x length, and five backward.
   const double product = static_cast<double>(sizes.batch * sizes.heads * sizes.length) *
                          static_cast<double>(sizes.length * sizes.head_width);
-  spec.forward_flops = 2 * product;
-  spec.backward_flops = 5 * product;
-  return spec;
+  return {.name = std::move(name),
+          .inputs = {packed},
+          .outputs = {y, log_sums},
+          .saved = {packed, y, log_sums},
+          .forward_flops = 2 * product,
+          .backward_flops = 5 * product};
 }
 
 class Attention : public Op {

@@ -8,10 +8,7 @@ namespace sluice::models {
 namespace {
 
 OpSpec embedding_spec(std::string name, ValueId y, const EmbeddingShape& shape) {
-  OpSpec spec;
-  spec.name = std::move(name);
-  spec.outputs = {y};
-  spec.parameters = {shape.table};
+  OpSpec spec{.name = std::move(name), .outputs = {y}, .parameters = {shape.table}};
   if (shape.positions) spec.parameters.push_back(*shape.positions);
   const std::size_t rows = shape.batch * shape.length;
   spec.forward_bytes = 2.0 * static_cast<double>(rows * shape.width * size_of(shape.type));

@@ -18,13 +18,12 @@ std::size_t biased_width(const LinearShape& shape) {
 }
 
 OpSpec linear_spec(std::string name, ValueId x, ValueId y, const LinearShape& shape) {
-  OpSpec spec;
-  spec.name = std::move(name);
-  spec.inputs = {x};
-  spec.outputs = {y};
-  spec.saved = {x};
-  spec.adds_gradients = true;
-  spec.changes_output_gradients = shape.rotary.has_value();
+  OpSpec spec{.name = std::move(name),
+              .inputs = {x},
+              .outputs = {y},
+              .saved = {x},
+              .adds_gradients = true,
+              .changes_output_gradients = shape.rotary.has_value()};
   for (const LinearPart& part : shape.parts) {
     spec.parameters.push_back({part.weight, 0});
     if (part.bias) spec.parameters.push_back({*part.bias, 0});

@@ -12,11 +12,7 @@ namespace {
 using kernels::Product;
 
 OpSpec loss_spec(std::string name, ValueId x, const LossShape& shape) {
-  OpSpec spec;
-  spec.name = std::move(name);
-  spec.inputs = {x};
-  spec.saved = {x};
-  spec.parameters = {shape.weight};
+  OpSpec spec{.name = std::move(name), .inputs = {x}, .saved = {x}, .parameters = {shape.weight}};
   spec.forward_flops =
       2.0 * static_cast<double>(shape.rows * shape.width) * static_cast<double>(shape.vocabulary);
   spec.backward_flops = 2 * spec.forward_flops;

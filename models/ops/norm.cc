@@ -8,16 +8,15 @@ namespace sluice::models {
 namespace {
 
 OpSpec norm_spec(std::string name, ValueId x, ValueId y, ValueId statistics, const NormShape& shape) {
-  OpSpec spec;
-  spec.name = std::move(name);
-  spec.inputs = {x};
-  spec.outputs = {y, statistics};
-  spec.saved = {x, statistics};
-  spec.parameters = {{shape.gamma, 0}};
-  if (shape.beta) spec.parameters.push_back({*shape.beta, 0});
   const double bytes = static_cast<double>(shape.rows * shape.width * size_of(shape.type));
-  spec.forward_bytes = 2 * bytes;
-  spec.backward_bytes = 4 * bytes;
+  OpSpec spec{.name = std::move(name),
+              .inputs = {x},
+              .outputs = {y, statistics},
+              .saved = {x, statistics},
+              .parameters = {{shape.gamma, 0}},
+              .forward_bytes = 2 * bytes,
+              .backward_bytes = 4 * bytes};
+  if (shape.beta) spec.parameters.push_back({*shape.beta, 0});
   return spec;
 }
 

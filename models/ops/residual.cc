@@ -8,11 +8,7 @@ namespace {
 
 OpSpec residual_spec(std::string name, std::optional<ValueId> residual, ValueId branch, ValueId y,
                      const ResidualShape& shape) {
-  OpSpec spec;
-  spec.name = std::move(name);
-  spec.inputs = {branch};
-  spec.outputs = {y};
-  spec.forward_in_place = {{0, 0}};
+  OpSpec spec{.name = std::move(name), .inputs = {branch}, .outputs = {y}, .forward_in_place = {{0, 0}}};
   if (shape.dropout == 0) {
     spec.passes_gradient = {0};
   } else {

@@ -11,7 +11,6 @@
 namespace sluice::models {
 namespace {
 
-constexpr std::size_t kByteVocabulary = 256;
 // These numbers are those of docs/formats/tokens.md and checkpoint.md.
 constexpr std::uint64_t kScanned = std::uint64_t{128} << 20, kSamples = 256, kAtOnce = 4096;  // in tokens
 

@@ -20,6 +20,7 @@
 #include "engine/machine/process.h"
 #include "engine/machine/tools.h"
 #include "engine/scheduled_engine.h"
+#include "models/data/tokens.h"
 #include "models/families/initialize.h"
 #include "models/families/weights.h"
 #include "models/model/model.h"
@@ -29,7 +30,7 @@
 namespace sluice::models {
 namespace {
 
-constexpr std::size_t kByteVocabulary = 256, kLongest = 1024;  // the most tokens that the next depends on
+constexpr std::size_t kLongest = 1024;                         // the most tokens that the next depends on
 constexpr std::uint64_t kSamplingStream = 0x67656e6572617465;  // of random numbers; training has others
 
 // The optimizer of a model that is not trained.
