@@ -39,8 +39,7 @@ inline ModelConfig small_llama(bool tied = false, bool bias = false) {
   return config;
 }
 
-// A model whose blocks differ: each second one is Llama's, with another width inside, in a model that is
-// GPT-2's otherwise. No file has such a one.
+// A GPT-2 of which every second block is Llama's, with another inner width. No file has such a model.
 inline const Family& mixed_family() {
   static const Family family = [] {
     Family mixed = kGpt2;
@@ -65,7 +64,7 @@ inline ModelConfig small_mixed(bool tied = true, float dropout = 0) {
   return config;
 }
 
-// Tokens and targets of a step; a few targets do not count.
+// The tokens and targets of a step, of which a few targets do not count.
 struct Data {
   Data(const Model& model, std::size_t count, unsigned seed = 3) {
     std::mt19937 random(seed);
@@ -85,10 +84,10 @@ struct Data {
   std::vector<MicroBatch> micro_batches;
 };
 
-// The relative error of a loss, or of the norm of a parameter's gradient: all layers follow each other,
-// forward and backward. A matrix sums over its inputs, its outputs and, in its gradient, the rows (tokens of
-// a step); so do attention and norms. Some sixteen operations on single elements go with each parameter; a
-// quarter of them is stored in the model's type, and the sums are in f32.
+// The relative error of a loss, or of the norm of a parameter's gradient, by all layers forward and backward.
+// A matrix sums over its inputs, its outputs and, for its gradient, the rows (tokens of a step); so do
+// attention and norms. Each parameter has some sixteen elementwise operations, of which a quarter is stored
+// in the model's type; sums are in f32.
 inline double rounding_of(const Model& model, std::size_t rows) {
   std::size_t terms = 0, operations = 0;
   for (const engine::UnitSpec& unit : model.units())
@@ -103,13 +102,12 @@ inline double rounding_of(const Model& model, std::size_t rows) {
   return stored + test::of_roundings(static_cast<double>(terms + operations));
 }
 
-// Of the mean of as many values, each off by `error` and by its square, of which the latter is the same for
-// all.
+// The relative error of the mean of `count` values, each off by `error` and by its square, the same for all.
 inline double rounding_of_mean(double error, std::size_t count) {
   return error / std::sqrt(static_cast<double>(count)) + error * error;
 }
 
-// Weights as a trained model might have them; norms around one.
+// Weights that a trained model might have, with norms around one.
 inline void randomize(PlainSource& source, unsigned seed = 5) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal(0, 0.2f);

@@ -18,7 +18,7 @@ namespace sluice::models::testing {
 
 inline constexpr std::byte kGuard{0xa5};
 
-// Bytes at an aligned address, between guards that nothing may touch.
+// Bytes at an aligned address, between guards that must not be touched.
 class GuardedMemory {
  public:
   explicit GuardedMemory(std::size_t bytes) : bytes_(bytes), all_(bytes + 3 * kMargin, kGuard) {
@@ -40,7 +40,7 @@ class GuardedMemory {
   std::byte* data_;
 };
 
-// What an engine does, in plain memory: values, one accumulator for each use, and a check of the schedule.
+// Replaces an engine by plain memory: values, and an accumulator for each use. It checks the schedule.
 class PlainSource : public ParameterSource {
  public:
   explicit PlainSource(const Model& model, std::size_t micro_batches, const kernels::MatrixLibrary& library)
@@ -71,7 +71,7 @@ class PlainSource : public ParameterSource {
     return test::value_at({values_[parameter].bytes().data(), dtype_}, element);
   }
 
-  // Sum over uses; a use that was never written counts as zero.
+  // Returns the sum over uses, of which one that was never written is zero.
   std::vector<float> gradient_of(std::size_t parameter) const {
     std::vector<float> sum(elements_[parameter], 0.0f);
     for (std::size_t use = 0; use < gradients_[parameter].size(); ++use) {
@@ -88,7 +88,7 @@ class PlainSource : public ParameterSource {
     return all;
   }
 
-  // As an engine's begin_step. What gradients held before must not matter.
+  // Does what an engine's begin_step() does. Former contents of gradients must not matter.
   void begin_step() {
     for (std::size_t parameter = 0; parameter < parameters(); ++parameter) {
       for (GuardedMemory& use : gradients_[parameter])
@@ -164,7 +164,7 @@ class PlainSource : public ParameterSource {
   std::size_t next_ = 0;
 };
 
-// The choice of that name for every unit that has it, and the first for those that do not.
+// Returns each unit's choice of that name, or its first one where it has none.
 inline std::vector<std::size_t> choices_named(const Model& model, const std::string& name) {
   std::vector<std::size_t> indices;
   for (engine::UnitId unit = 0; unit < model.units().size(); ++unit) {
@@ -178,7 +178,7 @@ inline std::vector<std::size_t> choices_named(const Model& model, const std::str
   return indices;
 }
 
-// A model with plain memory, sized as a plan would size it.
+// A model with plain memory of the planned size.
 class PlainRun {
  public:
   PlainRun(const Model& model, const std::string& choice, std::size_t group, std::size_t micro_batches,

@@ -8,8 +8,8 @@
 
 #include "models/families/config.h"
 
-// The loss of both families in f64, written as the papers say it, sharing nothing with the models but the
-// names of their parameters, from which it follows what each block is.
+// The loss of both families in f64, as the papers define it. It shares nothing with the models but the names
+// of their parameters, which say what each block is.
 namespace sluice::models::testing {
 
 using Values = std::map<std::string, std::vector<double>>;
@@ -19,7 +19,7 @@ class Reference {
  public:
   Reference(const ModelConfig& config, const Values& values) : config_(config), values_(values) {}
 
-  // Sum over targets that are not negative; sequences are independent of each other.
+  // Returns the sum over targets that are not negative. Sequences are independent of each other.
   double loss(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets,
               std::size_t length) const {
     double sum = 0;
@@ -57,7 +57,7 @@ class Reference {
   bool has(const std::string& name) const { return values_.contains(name); }
   double at(const std::string& name, std::size_t i) const { return values_.at(name)[i]; }
 
-  // With its bias, where it has one.
+  // Adds the bias where there is one.
   Matrix linear(const Matrix& x, const std::string& weight, bool transposed) const {
     const std::vector<double>& w = values_.at(weight);
     const std::string bias = weight.substr(0, weight.rfind('.')) + ".bias";

@@ -12,7 +12,7 @@ namespace {
 using Numbers = std::vector<std::uint64_t>;
 
 TEST(Permutation, HasTheDocumentedValues) {
-  // Computed in Python from docs/formats/tokens.md.
+  // The numbers were computed in Python from docs/formats/tokens.md.
   const auto start = [](std::uint64_t size, std::uint64_t seed, std::uint64_t number, std::size_t count) {
     Numbers values;
     for (std::uint64_t i = 0; i < count; ++i) values.push_back(Permutation(size, seed, number)(i));
@@ -38,8 +38,7 @@ TEST(Permutation, VisitsEverythingOnce) {
     }
 }
 
-// Chi-squared of where a position goes, over many numbers; 5 standard deviations above its mean would be
-// alarming.
+// Takes chi-squared of where a position goes, over many numbers, which may be 5 deviations above its mean.
 TEST(Permutation, IsUniform) {
   for (const std::uint64_t size : {3u, 10u, 100u}) {
     const std::uint64_t trials = 200 * size;
@@ -53,7 +52,7 @@ TEST(Permutation, IsUniform) {
   }
 }
 
-// Neighbours do not stay neighbours: the mean distance of shuffled neighbours is a third of the size.
+// Shuffled neighbours have a mean distance of a third of the size.
 TEST(Permutation, SeparatesNeighbours) {
   constexpr std::uint64_t kSize = 10'000;
   const Permutation permutation(kSize, 5, 0);
@@ -139,7 +138,7 @@ TEST_F(DataTest, BatchesAreWindowsWithTheirNextTokens) {
     }
 }
 
-// A run that is stopped and resumed at its next sample sees what one that was never stopped sees.
+// A run that is resumed at its next sample sees the same samples as one that was never stopped.
 TEST_F(DataTest, ResumesAtItsNextSample) {
   std::string text;
   for (int i = 0; i < 500; ++i) text += static_cast<char>(' ' + i * i % 90);

@@ -20,7 +20,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// A file as the format's own description says, made without the project's writer.
+// Makes a file by the format's own description, without the project's writer.
 class FileMaker {
  public:
   void add(const std::string& name, const std::string& type, const std::vector<std::size_t>& shape,
@@ -111,7 +111,7 @@ TEST_F(WeightsTest, WidensBf16) {
 }
 
 TEST_F(WeightsTest, WidensF16) {
-  // 1, -2, the least subnormal, the greatest finite, the least normal, -infinity.
+  // These are 1, -2, the least subnormal, the greatest finite, the least normal, and -infinity.
   maker_.add<std::uint16_t>("wte.weight", "F16", {3, 2}, {0x3c00, 0xc000, 0x0001, 0x7bff, 0x0400, 0xfc00});
   add_bias();
   EXPECT_THAT(values(0, 0, 6), ElementsAre(1.0f, -2.0f, 0x1p-24f, 65504.0f, 0x1p-14f, -HUGE_VALF));

@@ -80,7 +80,7 @@ TEST_P(LadderTest, KeepsLessAndComputesMoreFromNoneToFull) {
     EXPECT_LT(kept_bytes(block, ladder[i]), kept_bytes(block, ladder[i - 1])) << ladder[i].name;
     EXPECT_GT(recompute_work(block, ladder[i]), recompute_work(block, ladder[i - 1])) << ladder[i].name;
   }
-  // A whole forward pass but the part that only the output needs.
+  // Everything runs again, but for what only the output needs.
   EXPECT_GT(recomputed_ops(block, ladder.back()).size(), block.ops().size() - 3);
 }
 

@@ -10,7 +10,7 @@ namespace {
 
 std::set<std::pair<std::uint64_t, std::uint64_t>> drawn;  // seeds and streams
 
-// Hands its input on, and notes the random words that it could have drawn.
+// Hands its input on, and notes the random words that it could draw.
 class Probe : public Op {
  public:
   using Op::Op;
@@ -45,8 +45,7 @@ void lengthen(Graph& graph) {
   }
 }
 
-// The words of every op in every unit and step are its own, also where a unit has more ops than units of
-// today.
+// No two ops of any unit and step have the same words, also where a unit has very many ops.
 TEST(RandomWordsTest, NoTwoOpsShareAStreamHoweverManyOpsABlockHas) {
   Family longer = kGpt2;
   longer.build = [](const Shape& shape) {

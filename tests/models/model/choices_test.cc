@@ -32,7 +32,7 @@ class ChoicesTest : public ::testing::TestWithParam<Case> {
   Outcome outcome(const Model& model, const std::string& choice, std::size_t group, bool poison = false) {
     PlainRun run(model, choice, group, kCount, threads_, *library_);
     randomize(run.source);
-    // What was there before must not matter.
+    // Former contents must not matter.
     std::memset(run.activations().data(), 0xff, run.activations().size());
     std::memset(run.workspace().data(), 0xff, run.workspace().size());
     if (poison) run.executor.observe(poison_dead_buffers);
@@ -43,7 +43,7 @@ class ChoicesTest : public ::testing::TestWithParam<Case> {
     return result;
   }
 
-  // Everything in the workspace that the plan says nobody needs at this step becomes NaN.
+  // All of the workspace that no step needs now, by the plan, becomes NaN.
   static void poison_dead_buffers(const Program& program, std::size_t step, std::span<std::byte> workspace) {
     std::map<std::size_t, std::size_t> alive;  // offset to end
     for (const Buffer& buffer : program.buffers) {
@@ -135,7 +135,7 @@ TEST_P(NarrowTest, LossAndGradientsAreNearThoseOfF32) {
 INSTANTIATE_TEST_SUITE_P(Types, NarrowTest, ::testing::Values(Dtype::kBf16, Dtype::kF16),
                          [](const auto& test) { return std::string(name_of(test.param)); });
 
-// The rule: sequences have the same words of dropout in whatever micro-batch they come.
+// A sequence has the same words of dropout in whatever micro-batch it comes.
 TEST(SamplesTest, MicroBatchesOfAnotherSizeGiveTheSameLoss) {
   Threads threads(2);
   const auto library = kernels::load_matrix_library(2);

@@ -49,7 +49,7 @@ TEST_P(GradientTest, LossAndGradientsAreThoseOfAnF64ReferencesDifferences) {
     const std::vector<float> gradient = run.source.gradient_of(parameter);
     double norm = 0;
     for (const float value : gradient) norm += static_cast<double>(value) * static_cast<double>(value);
-    // The worst of some elements; differences over 1e-4 in f64 are off by 1e-8 times the third derivative.
+    // Differences over 1e-4 in f64 are off by 1e-8 times the third derivative, in the worst of some elements.
     const double tolerance = 1e-6 + 6 * rounding * std::sqrt(norm);
     for (int sample = 0; sample < 6; ++sample) {
       const std::size_t element = random() % gradient.size();
@@ -94,7 +94,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"mixed_untied", small_mixed(false)}),
     [](const auto& param) { return param.param.name; });
 
-// Dropout has no reference: along the gradient the loss must rise as the gradient says, with the same masks.
+// Dropout has no reference. With the same masks the loss must rise along the gradient as the gradient says.
 TEST(DropoutTest, GradientsAreThoseOfTheMaskedLoss) {
   Threads threads(2);
   const auto library = kernels::load_matrix_library(2);

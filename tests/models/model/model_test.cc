@@ -95,7 +95,7 @@ TEST(ProfileTest, FlopsAreThoseOfTheUsualFormula) {
   const engine::Profile profile = model.profile(3, *library);
   double flops = 0;
   for (const auto& unit : profile.unit_profiles) flops += unit.forward.flops() + unit.backward.flops();
-  // Six flops a weight of the products and a token (table and positions are looked up), and attention.
+  // Each token has six flops for each weight of products (tables are looked up), and attention.
   const double weights = 124439808 - 1024 * 768;
   const double attention = 12 * 7.0 * 2 * 12 * 512 * 512 * 64;
   EXPECT_NEAR(flops / (6 * weights * 1024 + attention), 1, 0.002);

@@ -36,7 +36,7 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
-// A run of a few steps on a real engine; the disk tier is a file in memory.
+// Runs a few steps on a real engine, whose disk is a file in memory.
 class Learner {
  public:
   Learner(const Model& model, const engine::PlanRequest& request, kernels::MatrixLibrary& library)

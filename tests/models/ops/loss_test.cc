@@ -11,7 +11,7 @@ std::size_t rows_at_once(std::size_t rows, std::size_t width, std::size_t vocabu
   return logit_rows(shape);
 }
 
-// GPT-2 124M went through its head's weight seven times for 1024 rows.
+// A tile must not be so small that the head's weight is read many times.
 TEST(LogitRows, LargeHeadsAreGoneThroughFewTimes) {
   EXPECT_EQ(rows_at_once(1024, 768, 50257), 352);
   EXPECT_EQ(rows_at_once(1024, 4096, 128256), 512);
@@ -22,7 +22,7 @@ TEST(LogitRows, LogitsTakeAtMostHalfOfTheHeadsGradientOrLittle) {
     for (const std::size_t vocabulary : {256, 5000, 50257, 128256})
       for (const std::size_t rows : {1, 100, 1000, 8192}) {
         const std::size_t logits = rows_at_once(rows, width, vocabulary) * vocabulary * sizeof(float);
-        const std::size_t sixteen_rows = 16 * vocabulary * sizeof(float);  // pieces are of whole panels
+        const std::size_t sixteen_rows = 16 * vocabulary * sizeof(float);  // tiles are of whole panels
         EXPECT_LE(logits, std::max(vocabulary * width * sizeof(float) / 2, kLogitsBytes) + sixteen_rows)
             << rows << " rows of width " << width << ", vocabulary " << vocabulary;
       }

@@ -34,7 +34,7 @@ TEST(LearningRateTest, LinearAndCosineEndAtTheFinalShareAndStayThere) {
 }
 
 TEST(LearningRateTest, IsHalfwayInTheMiddle) {
-  // Steps 5 to 15 are 10 intervals; step 10 is in their middle.
+  // Step 10 is in the middle of steps 5 to 15.
   const LearningRate linear = {1.0, 4, 15, 0.2, LearningRate::Shape::kLinear};
   const LearningRate cosine = {1.0, 4, 15, 0.2, LearningRate::Shape::kCosine};
   EXPECT_NEAR(linear.at(10), 0.6, 1e-12);

@@ -6,7 +6,7 @@
 #include "engine/machine/support.h"
 #include "thrown.h"
 
-// A plan for a machine that is a file.
+// Plans for a machine that a file describes.
 namespace sluice::models {
 namespace {
 using engine::testing::small_machine;

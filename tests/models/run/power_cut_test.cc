@@ -24,8 +24,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A file of the system whose bytes are also kept with the knowledge of what was synced. A power cut writes
-// back what would be found afterwards, under whatever name the file has by then.
+// A file of the system that also knows which bytes were synced. A power cut writes back what would be found
+// afterwards, under whatever name the file has by then.
 class Sector {
  public:
   Sector(const std::string& path, int flags)
@@ -120,7 +120,7 @@ class FailingDisk final : public offload::IoService {
 
   std::uint64_t cut_at_, seed_, operations_ = 0;
   bool dark_ = false;
-  std::vector<std::shared_ptr<Sector>> sectors_;  // also of files that are closed: they may not be synced
+  std::vector<std::shared_ptr<Sector>> sectors_;  // of closed files, too, which may not be synced
 };
 
 class PowerCutTest : public ::testing::Test {
@@ -137,7 +137,7 @@ class PowerCutTest : public ::testing::Test {
     TrainSettings s;
     s.model = "tiny";
     s.data = {text_};
-    s.memory = 2048 * kMiB;  // sanitizers take their part
+    s.memory = 2048 * kMiB;  // sanitizers need some of it
     s.batch = 2;
     s.length = 32;
     s.steps = kSteps;
@@ -147,8 +147,7 @@ class PowerCutTest : public ::testing::Test {
     return s;
   }
 
-  // Trains to the end, or until the power is cut: at an operation of the disk, or right after the save of a
-  // step.
+  // Trains to the end, or until the power is cut: at an operation of the disk, or after a step is saved.
   std::uint64_t train(const std::string& name, std::uint64_t cut_at, std::uint64_t cut_after_save = 0,
                       std::uint64_t seed = 1) {
     models::Setup setup = prepare(settings(name));
@@ -178,7 +177,7 @@ class PowerCutTest : public ::testing::Test {
     return disk.operations();
   }
 
-  // Every checkpoint that bears a name is whole to the last byte. Returns the newest step; 0: there is none.
+  // Checks that every named checkpoint is whole to the last byte. Returns the newest step, or 0.
   std::uint64_t newest(const std::string& name) {
     const engine::CheckpointList list = engine::list_checkpoints(folder_.path(name));
     EXPECT_TRUE(list.broken.empty()) << list.broken.at(0).reason;

@@ -19,19 +19,19 @@ TrainSettings with(const std::string& optimizer) {
   return settings;
 }
 
-// A figure of what is published: 12 layers width^2.
+// The parameters in blocks, as publications count them: 12 layers width^2.
 double published_size(double layers, double width) { return 12 * layers * width * width; }
 
 TEST(RecipeTest, AdamwHasThePublishedRateOfEachSize) {
   struct Case {
     double layers, width, rate;
   };
-  // Brown et al. 2020, table 2.1.
+  // These are of Brown et al. 2020, table 2.1.
   for (const Case& c :
        {Case{12, 768, 6e-4}, Case{24, 1024, 3e-4}, Case{24, 1536, 2.5e-4}, Case{24, 2048, 2e-4},
         Case{32, 2560, 1.6e-4}, Case{32, 4096, 1.2e-4}, Case{40, 5140, 1e-4}, Case{96, 12288, 0.6e-4}})
     EXPECT_DOUBLE_EQ(make_recipe(with("adamw"), {published_size(c.layers, c.width)}).learning_rate, c.rate);
-  // nanoGPT's model of characters; and what is beyond all of them.
+  // These are nanoGPT's model of characters, and sizes beyond the table.
   EXPECT_DOUBLE_EQ(make_recipe(with("adamw"), {published_size(6, 384)}).learning_rate, 1e-3);
   EXPECT_DOUBLE_EQ(make_recipe(with("adamw"), {1}).learning_rate, 1.3e-3);
   EXPECT_DOUBLE_EQ(make_recipe(with("adamw"), {1e13}).learning_rate, 6e-5);
@@ -127,7 +127,7 @@ TEST(RecipeTest, AResumedRunKeepsItsCheckpoints) {
   first.steps = 1000;
   const Json record = record_of(make_recipe(first, {1e6}));
   TrainSettings later = with("muon");
-  later.steps = 5000;  // 500 of warm-up, by default
+  later.steps = 5000;  // whose default warm-up is 500
   later.clip = 0.5;
   const Recipe recipe = make_recipe(later, {1e9}, &record, "a checkpoint");
   EXPECT_EQ(recipe.warmup, 100u);

@@ -19,7 +19,7 @@ std::int32_t sample(const Sampling& sampling, double uniform) {
 TEST(SampleTokenTest, ZeroTemperatureTakesTheLikeliest) { EXPECT_EQ(sample({0, 0, 1}, 0.999), 1); }
 
 TEST(SampleTokenTest, TheUniformNumberChoosesByLikelihood) {
-  // In order of likelihood: 1 (0.4), 3 (0.3), 2 (0.2), 0 (0.1).
+  // The tokens by likelihood are 1 (0.4), 3 (0.3), 2 (0.2), 0 (0.1).
   EXPECT_EQ(sample({1, 0, 1}, 0.0), 1);
   EXPECT_EQ(sample({1, 0, 1}, 0.39), 1);
   EXPECT_EQ(sample({1, 0, 1}, 0.41), 3);
@@ -29,14 +29,14 @@ TEST(SampleTokenTest, TheUniformNumberChoosesByLikelihood) {
 }
 
 TEST(SampleTokenTest, TopKAndTopPCutTheTail) {
-  EXPECT_EQ(sample({1, 2, 1}, 0.999), 3);     // of 0.4 and 0.3
+  EXPECT_EQ(sample({1, 2, 1}, 0.999), 3);     // among 0.4 and 0.3
   EXPECT_EQ(sample({1, 2, 1}, 0.56), 1);      // 0.4 / 0.7 = 0.571
   EXPECT_EQ(sample({1, 0, 0.65}, 0.999), 3);  // 0.4 is too little, 0.7 is enough
   EXPECT_EQ(sample({1, 0, 0.1}, 0.999), 1);   // one always stays
 }
 
 TEST(SampleTokenTest, TemperatureSharpens) {
-  // Squared weights: 0.16, 0.09, 0.04, 0.01 of 0.30.
+  // The squared weights are 0.16, 0.09, 0.04, 0.01 of 0.30.
   EXPECT_EQ(sample({0.5, 0, 1}, 0.53), 1);
   EXPECT_EQ(sample({0.5, 0, 1}, 0.54), 3);
 }
