@@ -14,12 +14,12 @@ _OF_THE_PROGRAM = ("train", "plan", "generate", "inspect", "doctor", "bench")
 _MORE_HELP = """
 In Python also:
   tokenize                    make a token file of text with a model's tokenizer
-  generate --tokenizer FOLDER with text for a model whose tokens are not bytes
+  generate --tokenizer FOLDER generate text from text for a model whose tokens are not bytes
 """
 
 
 def _status(error: Exception) -> int:
-    """The exit status that the program has for such an error: see bindings/cli/README.md."""
+    """The program's exit status for such an error (bindings/cli/README.md)."""
     if isinstance(error, BudgetError):
         return 3
     return 2 if isinstance(error, (InvalidArgumentError, NotFoundError, CorruptError, NotFiniteError)) else 1
@@ -38,7 +38,7 @@ def _run(words: list[str]) -> int:
         status = subprocess.run([program, *words]).returncode
         print(_MORE_HELP, end="")
         return status
-    os.execv(program, [str(program), *words])  # in this process's place: signals and the exit status are its own
+    os.execv(program, [str(program), *words])  # so that signals reach the program and its exit status counts
 
 
 def main() -> None:

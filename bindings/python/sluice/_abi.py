@@ -100,9 +100,9 @@ class LedgerLine(ctypes.Structure):
     _fields_ = [("tier", c_char_p), ("purpose", c_char_p), ("current", c_uint64), ("peak", c_uint64)]
 
 
-# Of both sluice_read_values and sluice_write_values: context, parameter, first element, values, elements.
+# sluice_read_values and sluice_write_values: context, parameter, first element, values, elements.
 VALUES = ctypes.CFUNCTYPE(ctypes.c_int, c_void_p, c_uint32, c_uint64, c_void_p, c_uint64)
-# Of both sluice_read_state and sluice_write_state: the same, with the array after the parameter.
+# sluice_read_state and sluice_write_state: the same, with the array after the parameter.
 STATE = ctypes.CFUNCTYPE(ctypes.c_int, c_void_p, c_uint32, c_uint32, c_uint64, c_void_p, c_uint64)
 
 
@@ -175,7 +175,7 @@ _OTHER_FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
 
 
 def version_of(library: ctypes.CDLL) -> int:
-    """What sluice_abi_version() says. Raises AttributeError where the library has no such function."""
+    """Returns what sluice_abi_version() says. Raises AttributeError where the library has no such function."""
     library.sluice_abi_version.argtypes = []
     library.sluice_abi_version.restype = c_uint32
     return int(library.sluice_abi_version())

@@ -9,7 +9,7 @@ from .errors import InvalidArgumentError
 
 
 class Parser(argparse.ArgumentParser):
-    """What is given wrongly is an InvalidArgumentError, which ends with `advice`."""
+    """Raises InvalidArgumentError, which ends with `advice`, for wrong options."""
 
     def __init__(self, advice: str, **given: Any) -> None:
         super().__init__(**given)

@@ -34,13 +34,13 @@ class _PyBuffer(ctypes.Structure):
 
 _PYBUF_SIMPLE = 0
 
-# Prototypes of our own: those of ctypes.pythonapi belong to the whole process. They run with the GIL, as they must.
+# The prototypes of ctypes.pythonapi belong to the whole process, so these are others. They run with the GIL held.
 _get_buffer = ctypes.PYFUNCTYPE(c_int, ctypes.py_object, POINTER(_PyBuffer), c_int)(
     ("PyObject_GetBuffer", ctypes.pythonapi)
 )
 _release_buffer = ctypes.PYFUNCTYPE(None, POINTER(_PyBuffer))(("PyBuffer_Release", ctypes.pythonapi))
 
-# memoryview has no format of f16 that it could be cast to.
+# A memoryview cannot be cast to the format of f16.
 _FORMATS = {"f32": "f", "bf16": "H", "f16": "H"}
 _ITEM_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 
@@ -51,8 +51,8 @@ def _array_of(length: int) -> type[ctypes.Array[ctypes.c_char]]:
 
 
 def view_of_memory(address: int, shape: tuple[int, ...], dtype: str, writable: bool = False) -> memoryview:
-    """The memory at `address` as an array; bf16 and f16 come as their 16 bits ("H"). It does not keep the memory alive; its
-    `obj` lives as long as anything that was made of it."""
+    """The memory at `address` as an array; bf16 and f16 are their 16 bits ("H"). The view does not keep the memory alive;
+    its `obj` lives as long as anything that was made of it."""
     raw = memoryview(_array_of(math.prod(shape) * _ITEM_BYTES[dtype]).from_address(address)).cast("B")
     view: memoryview = _shaped(raw if writable else raw.toreadonly(), dtype, shape)
     return view
@@ -89,7 +89,7 @@ def bytes_of(values: Any, what: str, elements: int, dtype: str) -> memoryview:
             f"{what} is given in the format '{view.format}', and {dtype} ('{_FORMATS[dtype]}') or bytes are needed"
         )
     if not view.c_contiguous:
-        raise InvalidArgumentError(f"{what} is given with gaps between its elements; copy it into one piece")
+        raise InvalidArgumentError(f"{what} is given with gaps between its elements; copy it without gaps")
     if view.nbytes != elements * _ITEM_BYTES[dtype]:
         raise InvalidArgumentError(
             f"{what} is given {view.nbytes} bytes, and has {elements * _ITEM_BYTES[dtype]}: "
@@ -100,7 +100,7 @@ def bytes_of(values: Any, what: str, elements: int, dtype: str) -> memoryview:
 
 @contextlib.contextmanager
 def address_of(view: memoryview) -> Iterator[int]:
-    """Where the memory of a contiguous buffer lies, also of one that is read-only. Valid inside the `with`."""
+    """The address of a contiguous buffer's memory, also of a read-only one. Valid inside the `with`."""
     held = _PyBuffer()
     _get_buffer(view, ctypes.byref(held), _PYBUF_SIMPLE)
     try:
@@ -110,13 +110,13 @@ def address_of(view: memoryview) -> Iterator[int]:
 
 
 def hand_out(each: Callable[[str, int, memoryview], object], name: str, first: int, part: memoryview) -> None:
-    """Gives a function of the caller's elements of a parameter that are valid during its call. Raises StateError where it
+    """Calls the caller's function with elements of a parameter that are valid during the call. Raises StateError where it
     kept them."""
     memory = weakref.ref(part.obj)
     each(name, first, part)
     with contextlib.suppress(BufferError):
         part.release()
-    if memory() is not None:  # an array or a slice of it is left
+    if memory() is not None:  # an array or a slice of the elements is left
         raise StateError(
             f"the function that was given elements of '{name}' kept them, and they are valid during its call only; "
             "copy them"

@@ -14,7 +14,7 @@ FLAG = "--tokenizer"
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs `sluice generate` with the prompt's tokens and shows what its tokens mean; gives its exit status."""
+    """Runs `sluice generate` with the prompt's tokens, shows the text of its tokens, and returns its exit status."""
     advice = "a text that begins with - is given with =, as in --prompt=-x"
     parser = Parser(advice, add_help=False, allow_abbrev=False)
     for flag in (FLAG, "--prompt", "--prompt-tokens", "--output"):
@@ -47,7 +47,7 @@ def main(words: Sequence[str]) -> int:
             for line in process.stdout:
                 print(shown, end="", flush=True)
                 shown = decoder.add(int(line))
-        except BaseException:  # Ctrl-C, or a reader that went away
+        except BaseException:  # Ctrl-C, or nobody reads the output any more
             process.terminate()
             raise
         if (status := process.wait()) == 0:

@@ -15,7 +15,7 @@ from .errors import Error, StateError, error_of
 
 
 def call(function: str, *arguments: Any) -> None:
-    """Calls a function of the library that returns a status; raises what the status says."""
+    """Calls a function of the library that returns a status; raises the status's exception."""
     loaded = library()
     status = getattr(loaded, function)(*arguments)
     if status != _abi.OK:
@@ -23,7 +23,7 @@ def call(function: str, *arguments: Any) -> None:
 
 
 def text_of(function: str, *arguments: Any) -> str:
-    """Calls a function whose last argument gives a text to the caller; "" where it gives none."""
+    """Calls a function whose last argument gives a text to the caller. Returns the text, or "" where there is none."""
     text = ctypes.c_void_p()
     call(function, *arguments, ctypes.byref(text))
     try:
@@ -33,7 +33,7 @@ def text_of(function: str, *arguments: Any) -> str:
 
 
 class Handle:
-    """A sluice_engine. It is destroyed once, when nobody is inside a call on it."""
+    """A sluice_engine, which is destroyed once, when no thread is inside a call on it."""
 
     def __init__(self, address: int) -> None:
         self._address = address
@@ -53,12 +53,12 @@ class Handle:
 
     @contextlib.contextmanager
     def use(self) -> Iterator[int]:
-        """The address, valid inside the `with`."""
+        """The engine's address, valid inside the `with`."""
         call = object()
         try:
             yield self._begin(call)
         finally:
-            self._users.pop(call, None)  # at once: after a KeyboardInterrupt another may come
+            self._users.pop(call, None)  # comes first, since a second KeyboardInterrupt may follow
             self._tell_close()
 
     def call(self, function: str, *arguments: Any) -> None:
@@ -70,20 +70,20 @@ class Handle:
             self._tell_close()
 
     def ask(self, question: str, *of: int | None) -> int:
-        """What the library answers by a number."""
+        """Returns the number with which the library answers."""
         answer = ctypes.c_uint32()
         self.call(question, *of, ctypes.byref(answer))
         return answer.value
 
     def call_back(self, function: str, unit: int, kind: Any, run: Callable[..., None]) -> None:
-        """Calls a function of the library that calls `run`, for a unit. What that raises comes out here."""
+        """Calls a function of the library that calls `run` for a unit. Raises what `run` raises."""
         raised: list[BaseException] = []
 
         def guarded(*arguments: int) -> int:
             try:
                 run(*arguments)
                 return 0
-            except BaseException as error:  # a KeyboardInterrupt, too; it goes on where the engine was called
+            except BaseException as error:  # a KeyboardInterrupt, too: it is raised where the engine was called
                 raised.append(error)
                 return 1
 
@@ -114,9 +114,9 @@ class Handle:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Destroys the engine after the calls of other threads are done; does nothing when that happened before."""
+        """Destroys the engine once the calls of other threads are done; does nothing where it is destroyed."""
         if self.inherited:
-            return  # it is the parent's, and so are its threads
+            return  # the engine and its threads are the parent's
         with self._changed:
             if threading.get_ident() in self._users.values():
                 raise StateError("the engine is closed from a function that it calls itself; do it after the call")

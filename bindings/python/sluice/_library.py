@@ -16,7 +16,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def _places() -> list[Path]:
-    """Where the library may be, best first."""
+    """The paths at which the library may be, the best first."""
     places = [_PACKAGE / LIBRARY]
     if given := os.environ.get(VARIABLE):
         path = Path(given).absolute()

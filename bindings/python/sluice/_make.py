@@ -19,7 +19,7 @@ _PLACED = ("parameters", "gradients", "state")
 
 
 def text(value: str, what: str) -> bytes:
-    """A text for C, where it ends at its first NUL."""
+    """A text for C, in which a text ends at its first NUL."""
     if not isinstance(value, str) or "\0" in value:
         raise InvalidArgumentError(f"{what} is {value!r}; a text without NUL is needed")
     try:
@@ -37,7 +37,7 @@ def path_of(path: Path) -> bytes:
 
 
 def groups_of(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
-    """The settings of each group; they differ in no more than what may change from step to step."""
+    """The settings of each group, which differ only in what may change from step to step."""
     groups = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     if not groups or not all(type(group) is not Optimizer and isinstance(group, Optimizer) for group in groups):
         raise InvalidArgumentError(
@@ -46,14 +46,14 @@ def groups_of(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
     for group in groups:
         if not group.same_but_for_a_step(groups[0]):
             raise InvalidArgumentError(
-                f"groups differ ({groups[0]}, {group}); only {groups[0].may_change} may be other for each"
+                f"groups differ ({groups[0]}, {group}); only {groups[0].may_change} may differ"
             )
     return groups
 
 
 @contextlib.contextmanager
 def model_of(units: Sequence[Unit], dtype: str) -> Iterator[ctypes.c_void_p]:
-    """A sluice_model, destroyed after the `with`. dtype: of parameters that have none of their own."""
+    """A sluice_model, which lives inside the `with`. dtype: the type of parameters that have none of their own."""
     model = ctypes.c_void_p()
     call("sluice_model_create", ctypes.byref(model))
     try:
@@ -111,7 +111,7 @@ def _function(address: Any, what: str, where: str) -> int | None:
 
 
 def options_of(given: Options) -> _abi.EngineOptions:
-    """The C struct, which keeps alive what it points to."""
+    """The options as a C struct, which keeps alive what it points to."""
     if given.state not in _abi.STATE_TYPES:
         raise InvalidArgumentError(f"state is {given.state!r}; it may be {', '.join(_abi.STATE_TYPES)}")
     if given.master not in ("f32", "none"):
@@ -119,8 +119,8 @@ def options_of(given: Options) -> _abi.EngineOptions:
     groups = groups_of(given.optimizer)
     if any(vars(group).get("adamw_lr") is not None for group in groups):
         raise InvalidArgumentError(
-            "adamw_lr is for sluice.torch.wrap(), which finds the parameters that it is for; here give these a group of "
-            "their own, with that lr"
+            "adamw_lr is for sluice.torch.wrap(), which finds the parameters that it is for; give these a group of their own "
+            "here, with that lr"
         )
     folders, settings, places = _folders(given.disk), groups[0].for_c(), _places(given.place)
     sgemm = _function(given.sgemm, "sgemm", "sluice.torch.sgemm()")

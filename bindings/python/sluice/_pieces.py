@@ -1,11 +1,11 @@
-"""Tokens of a text of any length, from pieces of it that are encoded by themselves, as if it were encoded whole.
+"""Tokens of a text of any length, from pieces of it that are encoded one by one, as if the text were encoded whole.
 
-What a tokenizer makes of a place depends on what lies around it: a word, the blanks behind it, a run of letters that is
-merged. Nothing here knows its rules. A text is cut where two things were seen: encoded with the text on both sides, no
-token reaches over the cut; and encoded from the cut on, the text behind it has the same tokens. Both were seen with
-`margin` characters on each side. The piece before a cut is encoded with the margin behind it, of which the tokens are
-then left out; and once more they must be the tokens with which the next piece begins, or the two are encoded as one.
-So a change of tokens by a cut would need a tokenizer that looks further than the margin and sees nothing within it.
+The tokens of a character depend on the text around it (a word, blanks, letters that are merged), by rules of the
+tokenizer that are not known here. So a text is cut where two things hold with `margin` characters on both sides: no token
+reaches over the cut, and what follows has the same tokens when it is encoded from the cut on. A piece is then encoded with
+the margin that follows it. The margin's tokens are left out, but must be those with which the next piece begins;
+otherwise the two pieces are encoded as one. Only a tokenizer that looks further than the margin, and of which nothing
+shows within it, could have other tokens.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from .errors import InvalidArgumentError
 
 PIECE = 1 << 18  # characters
 MARGIN = 1 << 12
-LONGEST = 1 << 23  # characters without a place to cut
-_TRIES = 16  # places that are tried before the next ones are looked for further on
-_AT_ONCE = min(os.cpu_count() or 1, 16)  # pieces that are encoded at a time, on as many threads
+LONGEST = 1 << 23  # the most characters without a possible cut
+_TRIES = 16  # cuts that are tried near one position, before the next position is
+_AT_ONCE = min(os.cpu_count() or 1, 16)  # pieces that are encoded at once, each on its thread
 
 
 @dataclasses.dataclass(frozen=True)
 class _Piece:
     text: str
-    end: int  # tokens before this character count; the margin behind it is there to be looked at
+    end: int  # where the piece ends; the margin follows it in `text`
     next: int  # where the next piece begins: at `end`, or behind a blank that the tokenizer puts before any text
 
 
 def encode(tokenizer: Any, chunks: Iterable[str], piece: int = PIECE, margin: int = MARGIN) -> Iterator[list[int]]:
-    """The token ids of the chunks' concatenation, in runs. Special tokens are found in the text, none are added."""
+    """The token ids of all chunks together, in lists. Special tokens are found in the text, and none are added."""
     held: _Piece | None = None
     held_encoding: Any = None
     for found, encoding in _encoded(tokenizer, _pieces(tokenizer, chunks, piece, margin)):
@@ -72,12 +72,12 @@ def _pieces(tokenizer: Any, chunks: Iterable[str], size: int, margin: int) -> It
 
 
 def _cut(tokenizer: Any, around: str, margin: int) -> tuple[int, int] | None:
-    """A place behind the middle of a text: where the left part ends and the right one begins."""
+    """Finds a cut behind the middle of a text: where the left piece ends and the right one begins."""
     encoding = tokenizer.encode(around, add_special_tokens=False)
     ids, offsets = encoding.ids, encoding.offsets
     behind = (j for j in range(1, len(ids)) if margin <= offsets[j][0] < margin + margin // 2)
     for j in itertools.islice((j for j in behind if offsets[j - 1][1] <= offsets[j][0]), _TRIES):
-        # Blanks before it that no token covers belong to it. One that begins it may also be the tokenizer's own.
+        # Blanks that no token covers belong to the right piece. The first may also be one that the tokenizer adds.
         start = offsets[j - 1][1]
         for following in (start, start + 1) if around[start] == " " else (start,):
             if tokenizer.encode(around[following:], add_special_tokens=False).ids == ids[j:]:
@@ -86,7 +86,7 @@ def _cut(tokenizer: Any, around: str, margin: int) -> tuple[int, int] | None:
 
 
 def _ids_before(piece: _Piece, encoding: Any, following: Any, margin: int) -> list[int] | None:
-    """The tokens before the piece's end, where those behind it are the ones that the next piece begins with."""
+    """The tokens before the piece's end, or None where those behind it are not the first of the next piece."""
     first = _token_behind(encoding, piece.end, len(piece.text))
     last = _token_behind(encoding, piece.next + margin // 2, len(piece.text))
     if first is None or last is None or encoding.token_to_chars(first)[0] < piece.end:
@@ -98,7 +98,7 @@ def _ids_before(piece: _Piece, encoding: Any, following: Any, margin: int) -> li
 
 
 def _token_behind(encoding: Any, character: int, end: int) -> int | None:
-    """The first token of the first character from this one on that has any."""
+    """The first token that begins at this character or behind it."""
     found = (encoding.char_to_token(at) for at in range(character, end))
     return next((token for token in found if token is not None), None)
 
@@ -111,6 +111,6 @@ def _joined(left: _Piece, right: _Piece) -> _Piece:
 def _check_length(characters: int) -> None:
     if characters > LONGEST:
         raise InvalidArgumentError(
-            f"no place to cut was found in {LONGEST} characters: the tokenizer makes other tokens of their parts than "
-            "of the whole; give text with words or lines in it"
+            f"{LONGEST} characters of text cannot be cut anywhere without changing their tokens; give text with words or "
+            "lines in it"
         )

@@ -14,7 +14,7 @@ _CHUNK = 1 << 20  # bytes
 
 
 def find(paths: Sequence[Path]) -> list[str]:
-    """The files in their order; of folders those that hold text."""
+    """The text files among the paths and in the folders, in their order."""
     found = []
     for path in [os.fspath(path) for path in paths]:
         if os.path.isdir(path):
@@ -51,8 +51,7 @@ def _is_text(file: str) -> bool:
 
 
 def chunks(file: str, told: Callable[[int], object]) -> Iterator[str]:
-    """The text of a UTF-8 file in chunks, byte for byte: with its line ends as they are. Tells how many bytes were read
-    of each."""
+    """The text of a UTF-8 file in chunks, with its line ends as they are. Calls `told` with each chunk's bytes."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     done = 0  # bytes before the chunk
     with open(file, "rb") as opened:

@@ -22,7 +22,7 @@ _MOST = 2**31 - 1  # tokens: what the header can count
 
 
 class _TokenFile:
-    """A token file of llm.c (docs/formats/tokens.md) that appears whole, at its end, or not at all. For a `with`."""
+    """A token file of llm.c (docs/formats/tokens.md) for a `with`. It appears whole, in finish(), or not at all."""
 
     def __init__(self, path: str, largest: int, force: bool) -> None:
         if not path.endswith(".bin"):
@@ -47,13 +47,13 @@ class _TokenFile:
         self._opened().write(array.array(self._type, ids).tobytes())
 
     def finish(self) -> None:
-        """Puts the file in its place, with everything on the disk."""
+        """Writes everything to the disk, and gives the file its name."""
         file = self._opened()
         file.seek(0)
         file.write(struct.pack("<3i", *self._kind, self.tokens))
         file.flush()
         os.fsync(file.fileno())
-        self._refuse_existing()  # a file that came meanwhile
+        self._refuse_existing()  # another may have come meanwhile
         os.rename(self._partial, self._path)
         descriptor = os.open(self._folder, os.O_RDONLY)
         try:
@@ -62,7 +62,7 @@ class _TokenFile:
             os.close(descriptor)
 
     def _opened(self) -> BinaryIO:
-        """Made inside the `with`, whose end takes it away, whatever comes when."""
+        """Makes the file; it is called inside the `with`, whose end removes what is not finished."""
         if self._file is None:
             self._file = open(self._partial, "xb")
             self._file.write(bytes(_HEADER))
@@ -86,14 +86,14 @@ class _TokenFile:
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
-            with contextlib.suppress(OSError):  # what could not be written is told already
+            with contextlib.suppress(OSError):  # the error of writing was raised already
                 self._file.close()
-        with contextlib.suppress(FileNotFoundError):  # it is in its place
+        with contextlib.suppress(FileNotFoundError):  # the file has its name
             os.unlink(self._partial)
 
 
 class _Progress:
-    """One line on the error output, at most every second; rewritten where that is a terminal."""
+    """Shows one line on the error output at most every second, and rewrites it on a terminal."""
 
     def __init__(self, total: int, shown: bool) -> None:
         self._total, self._shown = total, shown
@@ -129,8 +129,8 @@ def _parser() -> argparse.ArgumentParser:
         advice="see python -m sluice tokenize --help",
     )
     texts = {
-        "--tokenizer": "a folder with a tokenizer.json, as of Hugging Face",
-        "--out": "FILE.bin that is written, whole or not at all",
+        "--tokenizer": "a folder of Hugging Face with a tokenizer.json",
+        "--out": "the FILE.bin to write, whole or not at all",
         "--separator": "a token that ends each file, such as '<|endoftext|>'",
     }
     for flag, help in texts.items():
@@ -139,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         "--data", metavar="TEXT", nargs="+", action="extend", required=True, help="text files in UTF-8, and folders"
     )
     parser.add_argument("--force", action="store_true", help="replace --out where it exists")
-    parser.add_argument("--progress", choices=["auto", "none"], default="auto", help="how it goes on is shown")
+    parser.add_argument("--progress", choices=["auto", "none"], default="auto", help="whether progress is shown")
     return parser
 
 
@@ -160,7 +160,7 @@ def _runs(tokenizer: Any, files: Sequence[str], separator: list[int], progress: 
 
 @contextlib.contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the process as an exception does, so that nothing half written is left."""
+    """Makes SIGTERM an exception, so that nothing half written is left."""
 
     def end(number: int, frame: object) -> NoReturn:
         sys.exit(128 + number)
@@ -173,7 +173,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def main(words: Sequence[str]) -> None:
-    """The command with these words. Raises sluice.Error, and OSError of files."""
+    """Runs the command with these words. Raises sluice.Error, and OSError of files."""
     given = _parser().parse_args(words)
     tokenizer = _tokenizer.load(given.tokenizer)
     separator = _separator(tokenizer, given.separator)

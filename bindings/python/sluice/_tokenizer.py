@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder, by the library tokenizers, which is needed here alone."""
+"""The tokenizer of a Hugging Face folder, by the library tokenizers, which no other module needs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def load(path: Path) -> Any:
         import tokenizers
     except ImportError as error:
         raise LibraryError(
-            f"a tokenizer needs the library tokenizers, which is not there ({error}); pip install tokenizers, which "
-            "sluice-train[tokenize] asks for too"
+            f"a tokenizer needs the library tokenizers, which is not installed ({error}); pip install tokenizers, or "
+            "sluice-train[tokenize]"
         ) from error
     name = os.fspath(path)
     file = os.path.join(name, FILE) if os.path.isdir(name) else name
@@ -40,16 +40,16 @@ def load(path: Path) -> Any:
 
 
 class Decoder:
-    """Text of tokens that come one by one. A character of several tokens comes with its last one."""
+    """Makes text of tokens, one after another. A character of several tokens is shown with its last one."""
 
     def __init__(self, tokenizer: Any, before: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._ids = list(before)
-        # A token's text can depend on those before it: it is what they and it have more than they alone.
+        # A token's text can depend on the tokens before it: it is what their text becomes longer by.
         self._context, self._shown = 0, len(self._ids)
 
     def add(self, token: int) -> str:
-        """Takes a token; gives the text that can be shown now."""
+        """Takes a token; returns the text that can be shown now."""
         self._ids.append(token)
         text = self._rest()
         if text.endswith("\ufffd"):
@@ -58,7 +58,7 @@ class Decoder:
         return text
 
     def end(self) -> str:
-        """What is left of a character that has no end."""
+        """Returns what there is of a character that has no end."""
         return self._rest()
 
     def _rest(self) -> str:

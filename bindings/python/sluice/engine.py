@@ -27,25 +27,25 @@ StateStream = Callable[[str, str, int, memoryview], object]
 """The same with the name of an array of the optimizer's state after that of the parameter."""
 
 Values = Union[Mapping[str, Any], Stream]
-"""For each parameter of a unit an object with the buffer protocol (f32, or its bytes), or a function."""
+"""An object with the buffer protocol (f32, or its bytes) for each parameter of a unit, or a function for all."""
 
 
 def plan(units: Sequence[Unit], options: Options) -> dict[str, Any]:
-    """Where every byte would live, without taking any: what `sluice plan --json` prints. Raises BudgetError where it
-    does not fit: which budget is short, by how much, and what would fit."""
+    """Plans where every byte would live, without taking any, and returns what `sluice plan --json` prints. Raises
+    BudgetError that says which budget is short, by how much, and what would fit."""
     with _make.model_of(units, options.dtype) as model:
         made: dict[str, Any] = json.loads(text_of("sluice_plan", model, ctypes.byref(_make.options_of(options))))
         return made
 
 
 class Held:
-    """A unit that is held. Leaving its `with` releases it, or release() does."""
+    """A unit that is held. The end of its `with` releases it, or release() does."""
 
     def __init__(self, engine: Engine, unit: int) -> None:
         self._engine, self._unit, self._released = engine, unit, False
 
     def release(self) -> None:
-        """Gives the unit back, once; views of its parameters end when nobody else holds it."""
+        """Releases the unit, once; views of its parameters end when nothing else holds it."""
         if self._released:
             raise StateError(f"'{self._engine.units[self._unit].name}' is released and was not acquired again")
         self._engine._release(self._unit)
@@ -80,7 +80,7 @@ class Engine:
         self._parameters = [(parameter, u) for u, unit in enumerate(self.units) for parameter in unit.parameters]
         self._ids = {parameter.key: p for p, (parameter, _) in enumerate(self._parameters)}
         self._groups = _make.groups_of(options.optimizer)
-        self._lock = threading.Lock()  # of the next
+        self._lock = threading.Lock()  # for what follows
         self._views: list[weakref.WeakValueDictionary[int, memoryview]] = [
             weakref.WeakValueDictionary() for _ in self.units
         ]
@@ -92,7 +92,7 @@ class Engine:
         self._finalizer = weakref.finalize(self, self._handle.close)
 
     def close(self) -> None:
-        """Waits for what is under way and gives everything back. A closed engine may be closed again."""
+        """Waits for what is under way, and gives memory and disk space back. A closed engine may be closed again."""
         self._handle.close()
         for unit in range(len(self.units)):
             self._end_views(unit)
@@ -111,9 +111,8 @@ class Engine:
     # ---- values ----
 
     def set_values(self, unit: str, values: Values) -> None:
-        """Gives all parameters of a unit their values, from buffers or by a function that fills in what it is given;
-        the optimizer's state becomes zero. What the function raises comes out here; the unit must then be given values
-        anew."""
+        """Gives all parameters of a unit their values, from buffers or by a function that fills in elements; the
+        optimizer's state becomes zero. Raises what the function raises; the unit must then be given values anew."""
         u = self._unit(unit)
         if callable(values):
             self._stream("sluice_engine_set_values", u, values, writable=True)
@@ -121,8 +120,8 @@ class Engine:
             self._whole("sluice_engine_set_values", "sluice_read_values_from_arrays", u, self._buffers(u, values))
 
     def get_values(self, unit: str, into: Values | None = None) -> dict[str, memoryview]:
-        """The values of a unit in f32 (of the masters where there are any), with a pending update applied. Fills in the
-        buffers that are given, or calls the function; without either makes new buffers. Gives the buffers by name."""
+        """Reads the values of a unit in f32 (the masters where there are any), with a pending update applied, into the
+        buffers that are given, by the function, or into new buffers. Returns the buffers by name."""
         u = self._unit(unit)
         if callable(into):
             self._stream("sluice_engine_get_values", u, into, writable=False)
@@ -137,36 +136,36 @@ class Engine:
         return {p.key: _buffers.floats_of(whole_unit[p.key], p.view_shape) for p in self.units[u].parameters}
 
     def load_values(self, path: Path) -> None:
-        """All values from a folder of safetensors, or one such file, by the parameters' names. Tensors that no
-        parameter takes are ignored."""
+        """Loads all values from a folder of safetensors, or one such file, by the parameters' names. Other tensors are
+        ignored."""
         self._handle.call("sluice_engine_load_values", _make.path_of(path))
 
     # ---- the optimizer's state ----
 
     def state_arrays(self) -> tuple[str, ...]:
-        """The names: "master", where masters are kept, then the optimizer's own as torch.optim has them."""
+        """The names of the arrays: "master", where masters are kept, then those that torch.optim has."""
         with self._handle.use() as address:
             return tuple(json.loads(text_of("sluice_engine_state_arrays", address)))
 
     def get_state(self, unit: str, into: StateStream) -> None:
         """Calls the function with all state of a trainable unit in f32, run by run, from any thread but never from two at
-        once. It must not call the engine, and while it runs no other thread may touch a parameter of a unit that is not
-        held: that thread would wait for the engine with the GIL in its hands, which the function needs."""
+        once. It must not call the engine, and meanwhile no other thread may touch a parameter of a unit that is not held:
+        that thread would wait for the engine while it holds the GIL, which the function needs."""
         self._stream_state("sluice_engine_get_state", self._unit(unit), into, writable=False)
 
     def set_state(self, unit: str, fill: StateStream) -> None:
-        """Lets the function fill in all state of a trainable unit. Parameters follow their masters, and keep their values
-        where there are none. What it raises comes out here; the unit must then be given values anew."""
+        """Lets the function fill in all state of a trainable unit. Parameters become their masters' values, where there
+        are masters. Raises what the function raises; the unit must then be given values anew."""
         self._stream_state("sluice_engine_set_state", self._unit(unit), fill, writable=True)
 
     def updates(self, name: str) -> int:
-        """How often a parameter was updated: what the optimizer's bias correction counts."""
+        """How often a parameter was updated, which the optimizer's bias correction needs."""
         count = ctypes.c_uint64()
         self._handle.call("sluice_engine_updates", self._parameter(name)[0], ctypes.byref(count))
         return count.value
 
     def set_updates(self, name: str, updates: int) -> None:
-        """Makes it count as if the parameter had been updated so often."""
+        """Sets how often a parameter was updated."""
         self._handle.call("sluice_engine_set_updates", self._parameter(name)[0], whole(updates, "updates", 2**64))
 
     # ---- a step ----
@@ -188,8 +187,8 @@ class Engine:
         self._handle.call("sluice_engine_begin_step", settings)
 
     def acquire(self, unit: str, gradient: bool = False) -> Held:
-        """Makes the unit's parameters present, after a pending update of theirs; waits for the disk. For a `with`. With
-        `gradient`, within a step, gradients may be added."""
+        """Makes the unit's parameters present, with a pending update applied, and waits for the disk. Is for a `with`.
+        With `gradient`, within a step, gradients may be added."""
         u = self._unit(unit)
         self._handle.call("sluice_engine_acquire", u, _abi.GRADIENT if gradient else _abi.READ)
         return Held(self, u)
@@ -199,9 +198,8 @@ class Engine:
         return tuple(self.units[u].name for u in self._held_units())
 
     def parameter(self, name: str) -> memoryview:
-        """The memory of a parameter whose unit is held: read-only, in its shape, in f32, or as the 16 bits of
-        bf16 or f16 ("H").
-        Ends when the unit is released."""
+        """The memory of a parameter whose unit is held: read-only, in its shape, in f32, or as the 16 bits of bf16 or
+        f16 ("H"). The view ends when the unit is released."""
         p, parameter, unit = self._parameter(name)
         address = ctypes.c_void_p()
         self._handle.call("sluice_engine_parameter", p, ctypes.byref(address))
@@ -215,8 +213,8 @@ class Engine:
             return view
 
     def add_gradient(self, name: str, gradient: Any, dtype: str = "f32") -> None:
-        """Adds all elements of a gradient to what the step has of this parameter so far: an object with the buffer
-        protocol in f32, or with dtype="bf16" or "f16" in its 16 bits ("H"; of f16 also "e"). The unit is held with `gradient`."""
+        """Adds a gradient to the one that the parameter has in this step: an object with the buffer protocol in f32, or,
+        with dtype="bf16" or "f16", of 16 bits ("H"; for f16 also "e"). The unit must be held with `gradient`."""
         p, parameter, _ = self._parameter(name)
         if dtype not in _abi.DTYPES:
             raise InvalidArgumentError(f"dtype is {dtype!r}; it may be {', '.join(_abi.DTYPES)}")
@@ -225,7 +223,7 @@ class Engine:
             self._handle.call("sluice_engine_add_gradient", p, address, _abi.DTYPES[dtype])
 
     def gradient(self, name: str, dtype: str = "f32") -> memoryview:
-        """A copy of what the step has of a parameter's gradient, in its shape. Raises StateError where it has none."""
+        """A copy of a parameter's gradient, in its shape. Raises StateError where it has none."""
         p, parameter, _ = self._parameter(name)
         made = _buffers.new_array(parameter.view_shape, dtype)
         with _buffers.address_of(made) as address:
@@ -233,25 +231,25 @@ class Engine:
         return made
 
     def has_gradient(self, name: str) -> bool:
-        """Whether the parameter has a gradient, which was added in this step or kept, and neither dropped nor applied."""
+        """Whether the parameter has a gradient: added in this step or kept, and neither dropped nor applied."""
         return bool(self._handle.ask("sluice_engine_has_gradient", self._parameter(name)[0]))
 
     def gradient_norm(self, name: str) -> float:
-        """The norm of a parameter's gradient, infinite where an element is not finite; brings no element in."""
+        """The norm of a parameter's gradient, infinite where an element is not finite. Fetches no element."""
         norm = ctypes.c_double()
         self._handle.call("sluice_engine_gradient_norm", self._parameter(name)[0], ctypes.byref(norm))
         return norm.value
 
     def multiply_gradient(self, name: str, factor: float) -> None:
-        """Multiplies a parameter's gradient; no element is brought in."""
+        """Multiplies a parameter's gradient. Fetches no element."""
         self._handle.call("sluice_engine_multiply_gradient", self._parameter(name)[0], factor)
 
     def drop_gradient(self, name: str) -> None:
-        """The parameter has no gradient then; also where it had none."""
+        """Drops a parameter's gradient, if it has one."""
         self._handle.call("sluice_engine_drop_gradient", self._parameter(name)[0])
 
     def abandon_step(self) -> None:
-        """Ends the step without an update: its gradients are dropped, and every unit is released."""
+        """Ends the step without an update, drops its gradients, and releases every unit."""
         with self._lock:
             held = self._held_units()
             self._handle.call("sluice_engine_abandon_step")
@@ -267,11 +265,11 @@ class Engine:
         gradient_factor: float = 1.0,
         keep_gradients: bool = False,
     ) -> StepResult:
-        """Updates every parameter that got a gradient; where anything is on disk they go on behind this call. `optimizer`
-        has other rates (or betas: what may change) than options.optimizer, `clip` bounds the global norm, then `clip_value` each
-        element, and gradients are multiplied by `gradient_factor` before anything else. With `keep_gradients` the next
-        step adds to them. Raises NotFiniteError, with no value changed, and the step over. With
-        options.update_in_backward the updates were made already, and nothing is given here."""
+        """Ends the step and updates every parameter that has a gradient; where anything is on disk, updates go on after
+        this call. `optimizer` states other values of settings that may change than options.optimizer. Gradients are
+        multiplied by `gradient_factor`, then `clip` bounds their global norm, then `clip_value` each element. With
+        `keep_gradients` the next step adds to them. Raises NotFiniteError, with no value changed. With
+        options.update_in_backward updates were made already, and no settings may be given."""
         if not self.options.update_in_backward:
             settings = ctypes.byref(self._settings(optimizer, clip, clip_value, gradient_factor, keep_gradients))
         elif (optimizer, clip, clip_value, gradient_factor, keep_gradients) != (None, None, None, 1.0, False):
@@ -307,27 +305,27 @@ class Engine:
 
     @property
     def steps(self) -> int:
-        """How many steps were done."""
+        """How many steps have ended."""
         count = ctypes.c_uint64()
         self._handle.call("sluice_engine_steps", ctypes.byref(count))
         return count.value
 
     @property
     def in_step(self) -> bool:
-        """Whether a step was begun that is not over."""
+        """Whether a step was begun and has not ended."""
         return bool(self._handle.ask("sluice_engine_in_step"))
 
     @property
     def failure(self) -> str:
-        """Why the engine has failed, so that it refuses everything; "" where it has not."""
+        """Why the engine has failed and refuses everything; "" where it has not."""
         with self._handle.use() as address:
             return text_of("sluice_engine_failure", address)
 
     # ---- checkpoints, and what goes on inside ----
 
     def save(self, out: Path, keep: int = 0) -> str:
-        """Writes a checkpoint into the folder `out`, whole or not at all; the newest `keep` (0: all) stay. Gives its
-        folder. Between steps."""
+        """Writes a checkpoint into the folder `out`, whole or not at all, between steps. The newest `keep` (0: all) stay.
+        Returns the checkpoint's folder."""
         with self._handle.use() as address:
             return text_of("sluice_engine_save", address, _make.path_of(out), whole(keep, "keep", 2**64))
 
@@ -336,18 +334,18 @@ class Engine:
         self._handle.call("sluice_engine_load", _make.path_of(path))
 
     def replan(self, reserved: Size) -> None:
-        """The plan for another Options.reserved, between steps: what has another place by it is moved, within the memory
-        that was stated. Raises BudgetError, with nothing changed, where there is none."""
+        """Plans anew for another Options.reserved, between steps, and moves what the new plan has elsewhere, within the
+        stated memory. Raises BudgetError, with nothing changed, where there is no plan."""
         self._handle.call("sluice_engine_replan", size_of(reserved, "reserved"))
 
     def plan(self) -> dict[str, Any]:
-        """The plan that it has, as sluice.plan() gives it."""
+        """The plan in force, as sluice.plan() returns it."""
         with self._handle.use() as address:
             made: dict[str, Any] = json.loads(text_of("sluice_engine_plan", address))
             return made
 
     def ledger(self) -> list[LedgerLine]:
-        """What is taken now, and was at most, by tier and purpose."""
+        """The bytes that are taken, now and at most so far, by tier and purpose."""
         count = ctypes.c_size_t()
         self._handle.call("sluice_engine_ledger", None, 0, ctypes.byref(count))
         lines = (_abi.LedgerLine * count.value)()
@@ -361,7 +359,7 @@ class Engine:
         return Counters(counters.wait_seconds, counters.optimizer_seconds, counters.touches)
 
     def save_trace(self, path: Path) -> None:
-        """What happened when, as Trace Event JSON (Perfetto opens it). Needs options.trace_events."""
+        """Writes what happened when, as Trace Event JSON (Perfetto opens it). Needs options.trace_events."""
         self._handle.call("sluice_engine_save_trace", _make.path_of(path))
 
     # ---- inside ----
@@ -377,7 +375,7 @@ class Engine:
         return self._ids[name], *self._parameters[self._ids[name]]
 
     def _accesses(self, unit: int) -> int:
-        """How the unit is held: 1 << READ, ... of each access."""
+        """By which accesses the unit is held: 1 << READ and so on."""
         accesses = ctypes.c_uint32()
         self._handle.call("sluice_engine_held", unit, ctypes.byref(accesses), None)
         return accesses.value
@@ -399,11 +397,11 @@ class Engine:
 
     def _end_views(self, unit: int) -> None:
         for view in list(self._views[unit].values()):
-            with contextlib.suppress(BufferError):  # an array was made of it, whose holder was told (see Engine)
+            with contextlib.suppress(BufferError):  # an array was made of the view: see Engine
                 view.release()
 
     def _buffers(self, unit: int, values: Mapping[str, Any]) -> dict[str, memoryview]:
-        """The bytes of all parameters of the unit, no more and no fewer."""
+        """The bytes of all parameters of the unit. Raises where one is missing, or not of the unit."""
         wanted = {p.key: p.elements for p in self.units[unit].parameters}
         for name in wanted.keys() ^ values.keys():
             problem = "has no values" if name in wanted else "is not a parameter"
@@ -411,7 +409,7 @@ class Engine:
         return {name: _buffers.bytes_of(values[name], f"'{name}'", n, "f32") for name, n in wanted.items()}
 
     def _whole(self, function: str, ready_made: str, unit: int, buffers: Mapping[str, memoryview]) -> None:
-        """Values of a whole unit, in f32, by the library's own function: see whole_arrays()."""
+        """Moves the values of a whole unit, in f32, by whole_arrays()."""
         with contextlib.ExitStack() as stack:
             rows = [
                 [_abi.Array(stack.enter_context(_buffers.address_of(buffers[p.key])), _abi.DTYPES["f32"])]
@@ -420,9 +418,9 @@ class Engine:
             self.whole_arrays(function, ready_made, unit, rows)
 
     def whole_arrays(self, function: str, ready_made: str, unit: int, rows: Sequence[Sequence[_abi.Array]]) -> None:
-        """Calls a function of the engine that hands out, or takes, values or state, with one of the library's own that
-        works on whole arrays: for each parameter of the unit its arrays. No Python runs in the call, which would wait for
-        the GIL while its holder, having touched a parameter, waits for the engine."""
+        """Calls an engine's function for values or state with a callback of the library's own, which works on whole
+        arrays: those of each parameter of the unit. No Python runs in the call: it would wait for the GIL, whose holder
+        may have touched a parameter and wait for the engine."""
         flat = [array for row in rows for array in row]
         data = (_abi.Array * len(flat))(*flat)
         first = self._ids[self.units[unit].parameters[0].key]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Error(Exception):
-    """What went wrong in Sluice; its text says what was asked, what was found and what to do."""
+    """An error of Sluice, whose text says what was asked, what was found and what to do."""
 
 
 class LibraryError(Error, ImportError):
@@ -12,7 +12,7 @@ class LibraryError(Error, ImportError):
 
 
 class InvalidArgumentError(Error, ValueError):
-    """What was asked for is not valid; nothing was changed."""
+    """A call asked for what is not valid; nothing was changed."""
 
 
 class NotFoundError(Error, FileNotFoundError):
@@ -20,7 +20,7 @@ class NotFoundError(Error, FileNotFoundError):
 
 
 class BudgetError(Error, MemoryError):
-    """It does not fit in the memory or the disk space that was stated."""
+    """Something does not fit in the memory or the disk space that was stated."""
 
 
 class SystemIOError(Error, OSError):
@@ -28,7 +28,7 @@ class SystemIOError(Error, OSError):
 
 
 class CorruptError(Error):
-    """Bytes that were read are not what was written, or not of the expected format."""
+    """Bytes that were read are not those that were written, or not of the expected format."""
 
 
 class NotFiniteError(Error, ArithmeticError):
@@ -36,14 +36,14 @@ class NotFiniteError(Error, ArithmeticError):
 
 
 class StateError(Error, RuntimeError):
-    """A call that is not allowed now, or an engine that has failed or was closed."""
+    """A call is not allowed now, or the engine has failed or was closed."""
 
 
 class InternalError(Error):
     """A defect in Sluice."""
 
 
-# By the names that `sluice --errors json` gives them, in the order of the C ABI's statuses, which begin with 1.
+# The exceptions by their names in `sluice --errors json`, in the order of the C ABI's statuses, which begin with 1.
 _KINDS: dict[str, type[Error]] = {
     "invalid_argument": InvalidArgumentError,
     "not_found": NotFoundError,
@@ -61,5 +61,5 @@ def error_of(status: int, text: str) -> Error:
 
 
 def error_named(name: str, text: str) -> Error:
-    """The exception for an error of the program."""
+    """The exception for an error of the program, by its name."""
     return _KINDS.get(name, InternalError)(text)

@@ -20,7 +20,7 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def size_of(size: Size, what: str) -> int:
-    """Bytes of a size; KiB, MiB, GiB, TiB are powers of 1024, and KB, MB, GB, TB of 1000."""
+    """The bytes of a size. KiB, MiB, GiB, TiB are powers of 1024, and KB, MB, GB, TB of 1000."""
     if isinstance(size, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?\s*", size)
         if found is None:
@@ -33,27 +33,27 @@ def size_of(size: Size, what: str) -> int:
 
 
 def whole(number: int, what: str, below: int = 2**32) -> int:
-    """`number`, which C takes as it is; ctypes alone would take another's lower bits."""
+    """Returns `number`, or raises where C cannot take it: ctypes would cut off its upper bits without a word."""
     if not isinstance(number, int) or not 0 <= number < below:
         raise InvalidArgumentError(f"{what} is {number!r}; it is a whole number from 0 to {below - 1}")
     return int(number)
 
 
 SPAN_GRAIN = 1 << 20
-"""Elements of which all spans of a parameter but the last have a multiple."""
+"""All spans of a parameter but the last have a multiple of so many elements."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """A tensor to be trained: its logical name, unique in the model, its shape, and its group of settings. One that is
-    frozen is never updated, and has no optimizer state; all parameters of a unit are frozen, or none is.
+    """A tensor to be trained: its logical name, unique in the model, its shape, and its group of settings. A frozen one is
+    never updated, and has no optimizer state; either all parameters of a unit are frozen, or none is.
 
-    span: first element, and how many, where a large parameter spans several units: each has the span that follows the one
-        of the unit before, and nothing else; all but the last of a multiple of SPAN_GRAIN elements. They have one name in
-        a checkpoint, and each its `key` here; elements of a span count from its first.
-    dtype: "f32" or "bf16", one for all parameters of a unit; None: that of the options.
-    by_elements: an optimizer of matrices (Muon) leaves it to AdamW, as it does all that has not two dimensions: best for
-        embeddings and heads."""
+    span: where a large parameter spans several units, the first element and how many its unit has. The spans follow
+        each other in consecutive units, which have nothing else; all but the last have a multiple of SPAN_GRAIN elements.
+        They share one name in a checkpoint, and each has its `key` here; elements of a span count from its first.
+    dtype: "f32", "bf16" or "f16", one for all parameters of a unit; None: that of the options.
+    by_elements: an optimizer of matrices (Muon) leaves the parameter to AdamW, as it does those that have not two
+        dimensions: best for embeddings and heads."""
 
     name: str
     shape: tuple[int, ...] = ()
@@ -78,28 +78,28 @@ class Parameter:
 
     @property
     def key(self) -> str:
-        """By which an engine knows it: its name, and of a span where it begins."""
+        """The name by which an engine knows it: the parameter's, and for a span also where it begins."""
         return self.name if self.span is None else f"{self.name}[{self.span[0]}:]"
 
     @property
     def elements(self) -> int:
-        """How many values its unit has of it; 1 for the shape ()."""
+        """How many elements its unit has; 1 for the shape ()."""
         return math.prod(self.shape) if self.span is None else self.span[1]
 
     @property
     def first(self) -> int:
-        """The element with which its unit's part begins."""
+        """The first element that its unit has."""
         return 0 if self.span is None else self.span[0]
 
     @property
     def view_shape(self) -> tuple[int, ...]:
-        """The shape in which its values are seen: a span is flat."""
+        """The shape in which its values are handed out: a span is flat."""
         return self.shape if self.span is None else (self.span[1],)
 
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """Parameters that are needed together, such as a block's. Best in the order of a forward pass."""
+    """Parameters that are needed together, such as a block's. Units are best given in the order of a forward pass."""
 
     name: str
     parameters: Sequence[Parameter]
@@ -124,27 +124,26 @@ class Options:
     memory: the budget of the whole process, what the caller itself needs (`reserved`) included.
     disk: a folder, or several that are striped, for what does not fit in memory.
     reserved: what the caller will take beyond what the process holds now: activations, workspace, gradients.
-    optimizer: the settings of all parameters, or a list of one for each group: AdamW, Adam, Lion,
-        SGD, Adafactor or Muon.
-    dtype: of parameters that have none of their own, "f32", "bf16" or "f16"; of the narrower ones the optimizer keeps f32
-        masters.
-    state: of the optimizer's arrays, "f32", "bf16" or "8bit".
-    master: "none": no masters are kept of what is bf16, and updates are rounded stochastically, by `seed`.
-    threads: of updates; 0: the cores that the process may use.
+    optimizer: AdamW, Adam, Lion, SGD, Adafactor or Muon with its settings, or a list with one for each group.
+    dtype: the type of parameters that have none of their own, "f32", "bf16" or "f16"; the optimizer keeps f32 masters of
+        the narrower ones.
+    state: the type of the optimizer's arrays, "f32", "bf16" or "8bit".
+    master: "none": no masters of bf16 parameters are kept, and updates are rounded stochastically, by `seed`.
+    threads: how many threads update; 0: one for each core that the process may use.
     held_units: the most units that are held at once.
-    trace_events: how many of the latest are kept for Engine.save_trace(); 0: none.
-    prefetch: accesses fetched ahead; 0: planned.
-    place: "memory" or "disk" for everything, or a mapping of "parameters", "gradients" and "state" to these; None:
-        planned. For tests and measurements.
-    given_back: what the process holds now and gives back until the last unit has its values.
-    update_in_backward: a unit is updated as soon as it is released with gradients, which are never stored;
-        Engine.begin_step() then has the settings, and clipping by the norm and kept gradients are not to be had.
-    serve_touches: what is read at a parameter's address while its unit is not held is brought in; else the process ends
-        with a message.
-    sgemm: the address of a BLAS' sgemm_ (32-bit integers) that Muon's products are made by, in memory that `reserved` has;
-        None: the matrix library beside Sluice's is loaded, with an OpenMP of its own. See sluice.torch.sgemm().
-    team: the address of libgomp's GOMP_parallel, or of a function like it, that the engine's loops run on: for a caller
-        whose own loops do; None: threads of the engine's own. See sluice.torch.team().
+    trace_events: how many of the latest events are kept for Engine.save_trace(); 0: none.
+    prefetch: how many accesses are fetched ahead; 0: as planned.
+    place: "memory" or "disk" for everything, or a mapping of "parameters", "gradients" and "state" to these; None: as
+        planned. It is for tests and measurements.
+    given_back: the bytes that the process holds now and gives back before the last unit has its values.
+    update_in_backward: a unit is updated as soon as it is released with gradients, which are never stored.
+        Engine.begin_step() then takes the settings; gradients can neither be clipped by their norm nor kept.
+    serve_touches: a unit that is touched while it is not held is fetched; otherwise a touch ends the process with a
+        message.
+    sgemm: the address of a BLAS' sgemm_ (32-bit integers) for Muon's products, whose memory is in `reserved`; None: the
+        matrix library beside Sluice's is loaded, with an OpenMP of its own. See sluice.torch.sgemm().
+    team: the address of libgomp's GOMP_parallel, or of a function like it, for the engine's loops, where the caller's
+        own loops use it; None: the engine has threads of its own. See sluice.torch.team().
     """
 
     memory: Size
@@ -169,7 +168,7 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """What a step found: the norm of all gradients before clipping, and the factor that clipping took (1: none)."""
+    """The norm of all gradients of a step before clipping, and the factor that clipping multiplied them by."""
 
     gradient_norm: float
     clip_factor: float
@@ -177,8 +176,8 @@ class StepResult:
 
 @dataclasses.dataclass(frozen=True)
 class Counters:
-    """Over an engine's life: seconds in which the caller waited for transfers, seconds of the optimizer's arithmetic, and
-    touches that were served."""
+    """Counts of an engine's life: seconds in which the caller waited for transfers, seconds of the optimizer's
+    arithmetic, and touches that were served."""
 
     wait_seconds: float
     optimizer_seconds: float
@@ -187,7 +186,7 @@ class Counters:
 
 @dataclasses.dataclass(frozen=True)
 class LedgerLine:
-    """Bytes of one purpose ("total": of all) in one tier ("host", "disk"), now and at most so far."""
+    """The bytes of one purpose ("total": of all purposes) in one tier ("host", "disk"), now and at most so far."""
 
     tier: str
     purpose: str

@@ -1,4 +1,4 @@
-"""The optimizers, each as a small set of settings. Which there are, with their ranges and defaults, the library says."""
+"""The optimizers as sets of settings, whose names, ranges and defaults come from the library."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def table() -> dict[str, list[dict[str, Any]]]:
 
 @functools.cache
 def _keywords(optimizer: str) -> dict[str, list[dict[str, Any]]]:
-    """By keyword the settings that it is made of: one, or those of a pair, which are named betas[0] and betas[1]."""
+    """The table's settings by keyword: one for each, or two for a pair, whose names are betas[0] and betas[1]."""
     found: dict[str, list[dict[str, Any]]] = {}
     for setting in table()[optimizer]:
         found.setdefault(setting["python"].partition("[")[0], []).append(setting)
@@ -34,7 +34,7 @@ def _keywords(optimizer: str) -> dict[str, list[dict[str, Any]]]:
 
 
 class _FromTable(type):
-    """Signature and help of an optimizer's class have the settings of the table."""
+    """Gives an optimizer's class a signature and a help text with the settings of the table."""
 
     name: str
 
@@ -66,11 +66,11 @@ def _signature(cls: Any) -> inspect.Signature:
 
 
 class Optimizer(metaclass=_FromTable):
-    """What all have. The settings named in `of_step` may change from step to step, and be other for each group; the rest
-    is fixed when an engine is made, and so is whether there is momentum."""
+    """What all optimizers have. Settings named in `of_step` may change from step to step, and differ between groups. The
+    others are fixed when an engine is made, and so is whether there is momentum."""
 
     name: ClassVar[str]
-    whole_arrays: ClassVar[tuple[str, ...]] = ()  # of state: of a parameter as a whole, and always f32
+    whole_arrays: ClassVar[tuple[str, ...]] = ()  # arrays of state that a parameter has as a whole, in f32
     _own: ClassVar[Mapping[str, Any]]  # keywords besides the library's, with their defaults; "lr" is the first
 
     def __init__(self, *lr: Any, **settings: Any) -> None:
@@ -94,11 +94,11 @@ class Optimizer(metaclass=_FromTable):
                 raise InvalidArgumentError(f"{name} is {value!r}; a number of at least 0 is needed")
 
     def replaced(self, **settings: Any) -> Any:
-        """The same with other values."""
+        """The same optimizer with other values of some settings."""
         return type(self)(**{**self.__dict__, **settings})
 
     def for_c(self, by_step: bool = False) -> ctypes.Array[_abi.Setting]:
-        """The settings; by_step: those that may change from step to step."""
+        """The settings as C structs; by_step: only those that may change from step to step."""
         made = []
         for keyword, parts in _keywords(self.name).items():
             for part, value in zip(parts, self._parts(keyword, parts), strict=True):
@@ -122,28 +122,28 @@ class Optimizer(metaclass=_FromTable):
 
     @property
     def has_momentum(self) -> bool:
-        """Whether it keeps an array for it."""
+        """Whether the optimizer keeps an array for momentum."""
         return all(getattr(self, part["python"]) > 0 for part in table()[self.name] if part["needs_array"])
 
     def shape_of_state(self, array: str, shape: tuple[int, ...], by_elements: bool) -> tuple[int, ...] | None:
-        """Of one of Engine.state_arrays() for such a parameter; None: the parameter has no such array."""
+        """The shape of one of Engine.state_arrays() for a parameter of this shape; None: it has no such array."""
         return shape
 
     def same_but_for_a_step(self, other: Optimizer) -> bool:
-        """Whether they differ in no more than what may change from step to step."""
+        """Whether the two differ only in what may change from step to step."""
         if type(self) is not type(other) or self.has_momentum != other.has_momentum:
             return False
         return all(getattr(self, name) == getattr(other, name) for name in self.fixed)
 
     @property
     def of_step(self) -> tuple[str, ...]:
-        """The names of the settings that can change."""
+        """The names of the settings that may change from step to step."""
         keywords = _keywords(self.name).items()
         return ("lr", "weight_decay", *(name for name, parts in keywords if all(part["by_step"] for part in parts)))
 
     @property
     def fixed(self) -> list[str]:
-        """The names of those that cannot."""
+        """The names of the other settings."""
         return [name for name in self.__dict__ if name not in self.of_step]
 
     @property
@@ -152,7 +152,7 @@ class Optimizer(metaclass=_FromTable):
         return " and ".join((", ".join(self.of_step[:-1]), self.of_step[-1]))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"{name} of {self} is to be set; settings do not change: make others with replaced()")
+        raise AttributeError(f"{name} of {self} cannot be set; make another optimizer with replaced()")
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.__dict__ == other.__dict__
@@ -172,12 +172,12 @@ def _float(value: numbers.Real) -> float:
 
 
 def _setting(keyword: str, part: Mapping[str, Any], value: Any) -> _abi.Setting:
-    """Its range is the library's to check; its type does not get there."""
+    """A setting as a C struct. Its type is checked here, since C has one for all, and its range by the library."""
     kind = part["type"]
     kinds = {"switch": bool, "choice": str, "whole": numbers.Integral}
     if not isinstance(value, kinds.get(kind, numbers.Real)) or (isinstance(value, bool) and kind != "switch"):
         raise InvalidArgumentError(f"{keyword} is {value!r}; {_NEEDED[kind]} is needed")
-    if isinstance(value, str):  # of a text that C would cut, or that is none, the library can say that it is no choice
+    if isinstance(value, str):  # no choice has a ?, so the library refuses what C cannot take, too
         return _abi.Setting(part["python"].encode(), 0.0, value.encode(errors="replace").replace(b"\0", b"?"))
     return _abi.Setting(part["python"].encode(), _float(value), None)
 
@@ -211,10 +211,10 @@ class SGD(Optimizer):
 
 
 class Adafactor(Optimizer):
-    """Adafactor (Shazeer, Stern 2018) as transformers writes it, with beta2 = 1 - t^-0.8: of matrices the second moment
-    is kept by rows and columns. `lr` is the learning rate, with `scale_parameter` as a share of the parameter's root
-    mean square; with `relative_step` a factor of min(0.01, 1 / sqrt(t)); None: 1e-3, or 1 with `relative_step`. `beta1`
-    above 0 adds momentum: an array of state."""
+    """Adafactor (Shazeer, Stern 2018) as transformers writes it, with beta2 = 1 - t^-0.8: a matrix's second moment is
+    kept by rows and columns. `lr` is the learning rate: with `scale_parameter` a share of the parameter's root mean
+    square, with `relative_step` a factor of min(0.01, 1 / sqrt(t)); None: 1e-3, or 1 with `relative_step`. `beta1` above
+    0 adds momentum, an array of state."""
 
     name = "adafactor"
     whole_arrays = ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq")
@@ -225,7 +225,7 @@ class Adafactor(Optimizer):
         super()._take({**values, "lr": (1.0 if values["relative_step"] else 1e-3) if lr is None else lr})
 
     def shape_of_state(self, array: str, shape: tuple[int, ...], by_elements: bool) -> tuple[int, ...] | None:
-        """Sums of rows and columns of matrices, elements of vectors."""
+        """See Optimizer: matrices have sums of rows and columns, vectors an array of elements."""
         matrix = len(shape) >= 2
         if array == "exp_avg_sq_row":
             return shape[:-1] if matrix else None
@@ -235,10 +235,10 @@ class Adafactor(Optimizer):
 
 
 class Muon(Optimizer):
-    """Muon (Jordan et al. 2024) as torch.optim writes it, with the iteration in float32, for parameters of two dimensions;
-    all others, and those that are updated by elements (embeddings, the head), are AdamW's, with `adamw_betas` and
-    `adamw_eps`. `adjust_lr_fn`: "original", or "match_rms_adamw", with which learning rates are as AdamW's. `adamw_lr`: of
-    what is AdamW's, where sluice.torch.wrap() makes the groups; None: `lr`."""
+    """Muon (Jordan et al. 2024) as torch.optim writes it, with the iteration in float32, for parameters of two dimensions.
+    AdamW updates all others, and those with `by_elements` (embeddings, the head), with `adamw_betas` and `adamw_eps`.
+    `adjust_lr_fn`: "original", or "match_rms_adamw", with which learning rates are as for AdamW. `adamw_lr`: AdamW's own
+    learning rate, where sluice.torch.wrap() makes the groups; None: `lr`."""
 
     name = "muon"
     _own = {"lr": 1e-3, "weight_decay": 0.1, "adamw_lr": None}
@@ -249,7 +249,7 @@ class Muon(Optimizer):
             self._check_rates("adamw_lr")
 
     def shape_of_state(self, array: str, shape: tuple[int, ...], by_elements: bool) -> tuple[int, ...] | None:
-        """Matrices have momentum, the rest has AdamW's averages."""
+        """See Optimizer: matrices have momentum, and the rest AdamW's averages."""
         if array == "master":
             return shape
         matrix = len(shape) == 2 and not by_elements

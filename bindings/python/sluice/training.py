@@ -1,7 +1,7 @@
 """Training of the native models: `sluice train` as a function.
 
-The program runs as a child process. Its matrix library has an OpenMP of its own, which must not come into a process
-that may have torch; and the budget of `memory` is so the run's alone.
+The program runs as a child process: its matrix library has an OpenMP of its own, which must not come into a process that
+may have torch, and the budget of `memory` is the run's alone.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .optimizers import table
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
-    """What a run left.
+    """The result of a run.
 
-    steps: how many were done, also by the runs that it went on from.
-    last_loss: of the last of them; None where none was left to do, or where it was not finite (a skipped step).
+    steps: how many were done, those of runs that it went on from included.
+    last_loss: the last step's; None where no step was left to do, or where it was not finite (a skipped step).
     checkpoint: the newest in `out`, or None.
     best: the checkpoint in `out` with the least validation loss (`eval_every`), or None; `best_loss`: that loss.
-    metrics: the lines of metrics.jsonl (docs/formats/metrics.md): of the file that `metrics` names, else of this call.
+    metrics: the lines of metrics.jsonl (docs/formats/metrics.md): all of the file that `metrics` names, else this run's.
     """
 
     steps: int
@@ -121,7 +121,7 @@ def _switches() -> set[str]:
 
 
 def _known(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """As a call with a keyword that does not exist says it."""
+    """Raises what Python raises for an unknown keyword argument."""
     names = {setting["name"] for settings in table().values() for setting in settings}
     for name in settings:
         if name not in names:
@@ -130,7 +130,7 @@ def _known(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _setting(name: str, given: Mapping[str, Any]) -> str | None:
-    """Of a path, which the file of `config` may name as well. What is wrong with that file the program says."""
+    """The path of this name, which the file of `config` may have instead. The program reports errors of that file."""
     if name in given:
         return str(os.fspath(given[name]))
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
@@ -139,7 +139,7 @@ def _setting(name: str, given: Mapping[str, Any]) -> str | None:
 
 
 def _words(given: Mapping[str, Any]) -> Iterator[str]:
-    """The program's words for what was given."""
+    """The program's arguments for what was given."""
     switches = _switches()
     for name, value in given.items():
         flag = f"--{name.replace('_', '-')}"
@@ -158,14 +158,14 @@ def _words(given: Mapping[str, Any]) -> Iterator[str]:
 
 def _word(value: Any) -> str:
     if isinstance(value, Folder):
-        # With a slash at its end no part of the path is taken for a size.
+        # With a slash at its end, no part of the path is taken for a size.
         path = os.path.join(os.fspath(value.path), "")
         return path if value.limit is None else f"{path}:{size_of(value.limit, f'the limit of {path!r}')}"
     return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
 
 
 class _Errors(threading.Thread):
-    """Hands on what the program writes to its error output, except for the line that says why it failed."""
+    """Copies what the program writes to its error output, except for the line that says why it failed."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         super().__init__(daemon=True)
@@ -184,7 +184,7 @@ class _Errors(threading.Thread):
 
 
 def _run(words: Sequence[str]) -> None:
-    """Runs `sluice train` to its end; raises what it says went wrong."""
+    """Runs `sluice train` to its end; raises the exception for the error that it reports."""
     command = [str(find_program()), "train", "--errors=json", f"--stop-with={os.getpid()}", *words]
     sys.stdout.flush()
     try:
@@ -210,7 +210,7 @@ def _run(words: Sequence[str]) -> None:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Waits for the end of the run; how often the keyboard interrupted it."""
+    """Waits for the end of the run. Returns how often the keyboard interrupted it."""
     interrupts = 0
     try:
         while True:
@@ -222,7 +222,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
                 # In a terminal Ctrl-C reaches the run as well, to which a second SIGINT means to stop at once.
                 process.send_signal(signal.SIGUSR1 if interrupts == 1 else signal.SIGINT)
     finally:
-        process.send_signal(signal.SIGTERM)  # to a run that is left behind; nothing where it has ended
+        process.send_signal(signal.SIGTERM)  # a run must not be left behind
 
 
 def _result(metrics: pathlib.Path, out: str | None) -> TrainResult:
@@ -239,7 +239,7 @@ def _result(metrics: pathlib.Path, out: str | None) -> TrainResult:
 
 
 def _best(out: str) -> dict[str, Any]:
-    """What the program says of the best checkpoint in a run's folder; empty where none was judged by validation."""
+    """What the program reports of the best checkpoint in a run's folder; empty where none was validated."""
     words = [str(find_program()), "inspect", "--json", out]
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True)
     if done.returncode != 0:

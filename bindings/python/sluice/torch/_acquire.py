@@ -17,18 +17,18 @@ from ._units import has_children
 
 
 class _Acquire:
-    """The hooks of one module. Children that it uses without calling them, as nn.MultiheadAttention does its out_proj, are
-    found in its first forward, by the touch that they cost, and brought in with it from then on."""
+    """The hooks of one module. A child that the module uses without calling it (nn.MultiheadAttention does so with its
+    out_proj) costs a touch in the first forward pass, and from then on comes in with the module."""
 
     def __init__(self, presence: Presence, saved: SavedTensors, demand: Demand, own: Mapping[str, Home]) -> None:
-        """own: the module's own parameters, by the names that it has for them."""
+        """own: the module's own parameters, by the module's names for them."""
         self.presence, self.saved, self.demand, self.own = presence, saved, demand, own
         self.homes = list(own.values())
         self.units = sorted({unit for home in self.homes for unit in home.units})
         self.children: list[_Acquire] = []
         self.called = False
         self.touched = 0
-        self.covered = False  # in graphs of torch.compile(): what they are part of has brought it in
+        self.covered = False  # it is part of a graph of torch.compile(), whose hooks bring it in
 
     def before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if self.demand.estimating:
@@ -74,7 +74,7 @@ def _hook(acquire: _Acquire, hook: Hook) -> Hook:
 
 
 def _cover_compiled(made: Mapping[torch.nn.Module, _Acquire], limit: int) -> None:
-    """What torch.compile() made of a block brings in all of it, where that can be held at once."""
+    """Lets a compiled block bring in all of its units, where they can be held at once."""
     for module, acquire in made.items():
         if not isinstance(module, torch._dynamo.OptimizedModule):
             continue
@@ -88,7 +88,7 @@ def _cover_compiled(made: Mapping[torch.nn.Module, _Acquire], limit: int) -> Non
 
 
 def install(model: torch.nn.Module, presence: Presence, saved: SavedTensors, demand: Demand) -> list[Any]:
-    """Installs the hooks of all modules of a model; gives what removes them."""
+    """Installs the hooks of all modules of a model. Returns what removes them."""
     homes, made = presence.by_id, {}
     for module in model.modules():
         own = {name: homes[id(p)] for name, p in module.named_parameters(recurse=False) if id(p) in homes}

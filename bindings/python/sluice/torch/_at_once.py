@@ -14,14 +14,14 @@ from ._presence import Presence, Updates
 
 
 class UpdatesInBackward(Updates):
-    """A step begins with the forward pass, has the settings that are in force at its first gradient, and ends with
-    optimizer.step(). A gradient that comes after zero_grad() for a parameter that has had one begins another step: the
-    first was applied, whether or not step() was called."""
+    """Applies gradients in backward. A step begins with the forward pass, takes the settings in force at its first
+    gradient, and ends with optimizer.step(). A parameter's second gradient, after zero_grad(), begins another step, since
+    the first was applied, whether or not step() was called."""
 
     in_backward = True
 
     def __init__(self, homes: Sequence[Home], settings: Callable[[], Sequence[Settings]]) -> None:
-        """settings: gives those that are in force now."""
+        """settings: returns the settings that are in force now."""
         self._settings = settings
         self._given: Sequence[Settings] = ()
         self._homes: dict[int, list[Home]] = {}  # by unit
@@ -30,8 +30,8 @@ class UpdatesInBackward(Updates):
                 for unit in home.units:
                     self._homes.setdefault(unit, []).append(home)
         self._had: set[int] = set()  # parameters that had their gradient in this step
-        self._open: dict[int, list[Home]] = {}  # by unit: those whose gradients are not applied yet
-        self._passes: dict[int, int] = {}  # backward passes that have given gradients and not ended: id -> thread
+        self._open: dict[int, list[Home]] = {}  # by unit: the homes whose gradients are not applied yet
+        self._passes: dict[int, int] = {}  # the threads of backward passes that gave gradients and have not ended, by id
 
     @property
     def begun(self) -> bool:
@@ -39,8 +39,8 @@ class UpdatesInBackward(Updates):
         return bool(self._had)
 
     def before_use(self, presence: Presence) -> None:
-        """Parameters are needed: where this is no backward pass, one of this thread that has not ended never will. What it
-        gave is applied now, before graphs are made of what it changes."""
+        """Comes before a use of parameters. Outside of backward passes, one of this thread that has not ended has failed:
+        its gradients are applied now, before graphs are made of the parameters that they change."""
         if self._passes and threading.get_ident() in self._passes.values() and _current_pass() is None:
             self._end(presence)
 
@@ -56,7 +56,7 @@ class UpdatesInBackward(Updates):
             passes[now] = threading.get_ident()
 
     def begin(self, presence: Presence) -> None:
-        """The engine's step begins."""
+        """Begins the engine's step."""
         self._given = self._settings()
         self._had.clear()
         self._open.clear()
@@ -70,7 +70,7 @@ class UpdatesInBackward(Updates):
             presence.begin_anew()
         presence.begin_step()
         self._note_pass()
-        self._had.add(home.index)  # first: a KeyboardInterrupt may come before the next line
+        self._had.add(home.index)  # comes first, since a KeyboardInterrupt may follow
         for unit in home.units:
             self._open.setdefault(unit, []).append(home)
         presence.stored.add(home, values)
@@ -79,12 +79,12 @@ class UpdatesInBackward(Updates):
                 presence.release(unit)
 
     def release(self, unit: int) -> None:
-        """The unit is released, so its gradients are final."""
+        """Comes when a unit is released, which makes its gradients final."""
         for home in self._open.pop(unit, ()):
             home.changed()
 
     def end(self, presence: Presence, got: Sequence[Home], settings: Sequence[Settings], factor: float) -> bool:
-        """The engine's step ends; its updates were made, but for gradients that the user put there just now."""
+        """Ends the engine's step, whose updates were made, but for gradients that the user put there since."""
         return self._end(presence) and bool(got)
 
     def _end(self, presence: Presence) -> bool:
@@ -93,7 +93,7 @@ class UpdatesInBackward(Updates):
         if not self._had or not presence.engine.in_step:
             return False
         presence.engine.own.step()
-        self._had.clear()  # after it: a KeyboardInterrupt may come between
+        self._had.clear()  # comes last, since a KeyboardInterrupt may come before
         presence.first_step.end()
         return True
 
@@ -105,7 +105,7 @@ def _current_pass() -> int | None:
 
 
 def refuse_use(name: str) -> StateError:
-    """The error for whoever wants a gradient that was applied."""
+    """The error for a use of a gradient that was applied."""
     return StateError(
         f"the gradient of '{name}' is gone: it was applied in backward (update_in_backward=True). Clipping by the norm, "
         "gradient accumulation, loss scaling (GradScaler) and anything else that looks at p.grad need it: wrap the model "

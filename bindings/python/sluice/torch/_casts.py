@@ -1,4 +1,4 @@
-"""Parameters that autocast turns into another type: autograd keeps them by reference, and makes them again."""
+"""Casts of parameters by autocast: autograd keeps references to them, and they are made again in backward."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ._homes import Home, View, storage_of
 
 
 class Cast(NamedTuple):
-    """What a parameter, or a part of it, is in another type."""
+    """A cast of a parameter, or of a view of it, to another type."""
 
     home: Home
-    source: View  # of the parameter's memory
-    made: View  # of memory of its own
+    source: View  # the view of the parameter's memory
+    made: View  # the cast's view of memory of its own
 
     def make(self) -> torch.Tensor:
-        """Makes the cast again: the same elements at the same places of other memory."""
+        """Makes the cast again, in other memory with the same layout."""
         made = torch.empty_strided(self.made.size, self.made.stride, dtype=self.made.dtype)
         return made.copy_(self.source.over(self.home.memory))
 
 
 class Casts(TorchDispatchMode):
-    """While it is active, notes which tensors are casts of parameters, or of parts of them. Autocast's own cache, which
+    """Notes, while it is active, which tensors are casts of parameters or of views of them. Autocast's own cache, which
     would hold a copy of every parameter until its end, is off meanwhile."""
 
     def __init__(self, by_storage: Mapping[int, Home]) -> None:

@@ -1,4 +1,4 @@
-"""What wrap() and plan() are given, and what of it cannot be wrapped."""
+"""Checks of the arguments of wrap() and plan(), and of models that cannot be wrapped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..optimizers import Optimizer as Settings
 
 
 def check_optimizer(optimizer: Any, update_in_backward: bool, param_groups: object, clip_value: float | None) -> None:
-    """Raises InvalidArgumentError for what is no optimizer, and for what is given without one or is out of its range."""
+    """Raises InvalidArgumentError for what is no optimizer, for arguments that need one, and for values out of range."""
     if optimizer is not None and not isinstance(optimizer, Settings):
         raise InvalidArgumentError(
             f"the optimizer is {optimizer!r:.80}; settings such as sluice.AdamW(lr=1e-4) are needed, or None for a model "
@@ -39,7 +39,7 @@ def check_ahead(held_units: int, prefetch: int, units: int) -> None:
 
 
 def check_model(model: Any, train: bool) -> None:
-    """Raises InvalidArgumentError, naming it, for what cannot be wrapped as it is, StateError for what is wrapped."""
+    """Raises InvalidArgumentError that names what cannot be wrapped as it is, and StateError for a wrapped model."""
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError(f"{model!r:.80} is to be wrapped, and is no torch.nn.Module; give the model itself")
     for name, module in model.named_modules():
@@ -77,7 +77,7 @@ def _refuse_wrapped(model: torch.nn.Module) -> None:
 
 
 def _check_trainable(model: torch.nn.Module) -> None:
-    """Raises InvalidArgumentError for what no backward would go through."""
+    """Raises InvalidArgumentError for tensors of torch.inference_mode(), which take no part in backward."""
     if torch.is_inference_mode_enabled():
         raise InvalidArgumentError(
             "a model is to be trained, and is wrapped inside torch.inference_mode(), whose tensors no backward takes; wrap "
@@ -92,7 +92,7 @@ def _check_trainable(model: torch.nn.Module) -> None:
 
 
 class _Extent(NamedTuple):
-    """From which byte to which a tensor lies, of the memory named first."""
+    """The memory in which a tensor lies, and from which byte to which."""
 
     memory: int
     begin: int
@@ -125,7 +125,7 @@ def _check_sharing(model: torch.nn.Module) -> None:
 
 
 def _sharing(others: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, str]]:
-    """Names of tensors that lie in the same bytes, one of them at least a parameter's."""
+    """Pairs of names of tensors that share bytes, at least one of them a parameter."""
     every = {**others, **parameters}
     extents = sorted(
         (_extent(name, t) for name, t in every.items() if t.numel() and t.layout == torch.strided),
@@ -143,13 +143,13 @@ def _sharing(others: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.
 def _extent(name: str, t: torch.Tensor) -> _Extent:
     size = t.element_size()
     reach = size + sum((length - 1) * stride * size for length, stride in zip(t.shape, t.stride(), strict=True))
-    # On the meta device there are no addresses, and only storages tell.
+    # Tensors on the meta device have no addresses, so that offsets in their storages are compared.
     begin = int(t.storage_offset()) * size if t.is_meta else t.data_ptr()
     return _Extent(t.untyped_storage()._cdata if t.is_meta else 0, begin, begin + reach, name, t)
 
 
 def _overlap(one: _Extent, other: _Extent) -> bool:
-    """Whether they have a byte in common: columns of one matrix lie among each other, and have none."""
+    """Whether they have a byte in common. Columns of one matrix have none, though they lie among each other."""
     begin = min(one.begin, other.begin)
     marks = torch.zeros(max(one.end, other.end) - begin, dtype=torch.bool, device="cpu")
     _bytes_in(marks, one, begin).fill_(True)

@@ -1,4 +1,4 @@
-"""The end of a wrapped model: its parameters with their values, or without."""
+"""Closes a wrapped model, which keeps its parameters' values or not."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ._presence import Presence
 
 
 def with_values(presence: Presence) -> dict[int, torch.Tensor]:
-    """Ends the engine, and leaves the parameters where they are; gives the gradients, by their parameters' indices. Raises
-    BudgetError, with nothing changed, where all that does not fit."""
+    """Ends the engine, and leaves the parameters where they are. Returns the gradients, by their parameters' indices.
+    Raises BudgetError, with nothing changed, where all that does not fit."""
     slots = {}
     for home in presence.homes:
         gradient = home.parameter.grad
@@ -23,7 +23,7 @@ def with_values(presence: Presence) -> dict[int, torch.Tensor]:
         presence.release_all()
         presence.engine.check_leaving(sum(p.numel() * p.element_size() for p in parameters))
         gradients = {index: slot.values() for index, slot in slots.items()}
-        presence.release_all()  # what was written to views of a gradient was added just now
+        presence.release_all()  # finding the gradients may have written views back, which acquires units
         presence.engine.leave(values=True)
     except BudgetError as error:
         raise BudgetError(
@@ -35,8 +35,8 @@ def with_values(presence: Presence) -> dict[int, torch.Tensor]:
 
 
 def without_values(presence: Presence) -> dict[int, torch.Tensor]:
-    """Ends the engine; the model has parameters on the meta device instead of its own, which are not to be touched, and
-    no gradients."""
+    """Ends the engine, and gives the model parameters on the meta device and no gradients. Its old parameters must not be
+    touched."""
     if (model := presence.model()) is not None:
         places = _meta.places_of(model)
         for home in presence.homes:

@@ -1,4 +1,4 @@
-"""What transformers has in its files under other names than its models, or in more tensors, such as experts one by one."""
+"""Tensors that files of transformers have under other names than models, or in parts, such as experts one by one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ._safetensors import Stored, plain_name
 
 
 def as_parameters(model: torch.nn.Module, tensors: Mapping[str, Stored]) -> dict[str, Stored]:
-    """The tensors by the names that the model of transformers in `model` has for them, renamed and joined as its
-    from_pretrained() does; what is not of that model, and all where there is none, stays as it is.
+    """Renames and joins tensors as from_pretrained() of the transformers model in `model` does. Tensors that are not of
+    that model, or all where there is none, stay as they are.
 
-    Raises InvalidArgumentError for what would have to be computed: nothing is read here."""
+    Raises InvalidArgumentError for tensors that would have to be computed, since nothing is read here."""
     if "transformers" not in sys.modules:
         return dict(tensors)
     import transformers
@@ -27,14 +27,14 @@ def as_parameters(model: torch.nn.Module, tensors: Mapping[str, Stored]) -> dict
         return dict(tensors)
     try:
         from transformers import conversion_mapping, core_model_loading
-    except ImportError:  # before transformers 5 files have the names that models have
+    except ImportError:  # before transformers 5, files have the names of models
         return dict(tensors)
     transforms = conversion_mapping.get_model_conversion_mapping(inner)
     renamings = [t for t in transforms if isinstance(t, core_model_loading.WeightRenaming)]
     converters = [t for t in transforms if isinstance(t, core_model_loading.WeightConverter)]
     names = dict.fromkeys((plain_name(name) for name in inner.state_dict()), True)
     found: dict[str, Stored] = {}
-    parts: dict[str, dict[str, list[Stored]]] = {}  # parameter -> pattern of the converter -> tensors in their order
+    parts: dict[str, dict[str, list[Stored]]] = {}  # the tensors in order, by parameter and the converter's pattern
     for key in sorted(tensors, key=core_model_loading.dot_natural_key):
         name, pattern = core_model_loading.rename_source_key(key, renamings, converters, inner.base_model_prefix, names)
         if name not in names and key in names:
@@ -50,7 +50,7 @@ def as_parameters(model: torch.nn.Module, tensors: Mapping[str, Stored]) -> dict
 
 
 def _joined(name: str, converter: Any, gathered: Mapping[str, Sequence[Stored]]) -> Stored:
-    """One tensor of several whose elements follow each other in it."""
+    """Joins several tensors to one, in which their elements follow each other."""
     steps = [(type(step).__name__, getattr(step, "dim", None)) for step in converter.operations]
     lists = [gathered[pattern] for pattern in converter.source_patterns if pattern in gathered]
     every = [part for parts in lists for part in parts]

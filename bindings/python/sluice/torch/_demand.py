@@ -1,4 +1,4 @@
-"""What PyTorch will take for a call of a wrapped model: found out before anything is computed, and planned for."""
+"""Estimates what PyTorch will take for a call of a wrapped model, before anything is computed, and plans for it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ._estimate import Estimate, estimate_call, refusal_of, with_margin
 from ._fakes import tensors_in
 from ._presence import Presence
 
-_SLACK = 8  # calls that keep nothing for backward may grow by one part in so many: within the margin of an estimate
-_MOST = 32  # estimates that are kept of one kind of calls
+_SLACK = 8  # calls that keep nothing for backward may grow by one eighth, which is in an estimate's margin
+_MOST = 32  # the most estimates that are kept for one kind of calls
 
 
 class _Seen(NamedTuple):
@@ -32,47 +32,47 @@ class _Seen(NamedTuple):
 
 
 class _Kept:
-    """What a call has left for a backward pass. Its graph keeps this object, so that both end together."""
+    """The bytes that a call keeps for backward. Its graph keeps this object, so that both end together."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
 
 class _Call(NamedTuple):
-    """A call from outside that has not ended."""
+    """A call from outside the model that has not ended."""
 
     module: torch.nn.Module
-    whole: bool  # whether it is one of the model itself
+    whole: bool  # whether it is a call of the model itself
     keeps: int  # bytes that it keeps for backward
 
 
 class Demand:
-    """Plans for the calls of one wrapped model. A call is one from outside: of the model, or of a module in it where
-    the model is not called. What is found for it, beside what calls before it have left for a backward pass that has
-    not come, is what the engine is planned for; where that is not possible, the call is refused.
+    """Plans for the calls of one wrapped model that come from outside: of the model, or of a module in it where the model
+    itself is not called. The engine is planned for the estimate of the call and for what earlier calls keep for backward
+    passes that have not come. Where there is no such plan, the call is refused.
 
-    Not asked where the user has stated a reserve. Calls may come from any thread; while one is estimated, which needs the
-    model's modules, others wait."""
+    A reserve that the user stated is never changed. Calls may come from any thread; while one is estimated, which needs
+    the model's modules, others wait."""
 
     def __init__(self, presence: Presence, stated: bool, fitted: bool) -> None:
-        """stated: the reserve is the user's word; fitted: it was estimated for a batch."""
+        """stated: the user stated the reserve; fitted: it was estimated for a batch."""
         self._presence, self._stated, self._fitted = presence, stated, fitted
         self._seen: dict[Any, list[_Seen]] = {}
         self._kept: weakref.WeakSet[_Kept] = weakref.WeakSet()
-        self._most = 0  # bytes that a call needed
-        self._besides: int | None = None  # what the process took between wrapping and the first call, for other things
+        self._most = 0  # the most bytes that a call needed
+        self._besides: int | None = None  # bytes of other use that the process took from wrapping to the first call
         self._changed = threading.Condition()
         self._inside: dict[int, _Call] = {}  # the call that each thread is in
         self._estimating: int | None = None  # the thread that estimates a call now
 
     @property
     def estimating(self) -> bool:
-        """Whether this thread runs the model without memory, so that its hooks have nothing to do."""
+        """Whether this thread runs the model for an estimate, in which its hooks do nothing."""
         return self._estimating == threading.get_ident()
 
     def begin(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A module is about to be called. Raises BudgetError where that would pass what was stated, with nothing changed,
-        and InvalidArgumentError where it cannot be known."""
+        """Comes before a module is called. Raises BudgetError, with nothing changed, where the call would pass the stated
+        memory, and InvalidArgumentError where it cannot be estimated."""
         if self._stated or self.estimating or _is_no_call():
             return
         thread = threading.get_ident()
@@ -80,14 +80,14 @@ class Demand:
         if outer is not None and (outer.whole or any(inner is module for inner in outer.module.modules())):
             return
         with self._changed:
-            self._inside.pop(thread, None)  # a call whose end was not told
+            self._inside.pop(thread, None)  # a call that was interrupted, without an end
             train = torch.is_grad_enabled() and self._presence.trainable
             found = self._find(module, args, kwargs, train)
             self._provide(module, found, train)
             self._inside[thread] = _Call(module, module is self._presence.model(), found.kept if train else 0)
 
     def end(self, module: torch.nn.Module, output: Any) -> None:
-        """The module's call has ended, with this output, or with an exception and None."""
+        """Comes after a module's call, with its output, or with None after an exception."""
         call = None if self.estimating else self._inside.get(threading.get_ident())
         if call is None or call.module is not module:
             return
@@ -102,7 +102,7 @@ class Demand:
                         self._kept.add(kept)
 
     def freed(self) -> None:
-        """A backward pass goes on, which frees what was kept for it."""
+        """Comes in a backward pass, which frees what was kept for it."""
         self._kept.clear()
 
     # ---- what a call takes ----
@@ -129,12 +129,12 @@ class Demand:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Inside, no other thread is in the model, and none comes."""
+        """Keeps other threads out of the model inside of the `with`."""
         while self._inside.keys() & {thread.ident for thread in threading.enumerate()}:
             self._changed.wait(1.0)
         self._estimating = threading.get_ident()
         try:
-            with torch.compiler.set_stance("force_eager"):  # blocks that were compiled run as they are written
+            with torch.compiler.set_stance("force_eager"):  # compiled blocks run uncompiled
                 yield
         finally:
             self._estimating = None
@@ -142,7 +142,7 @@ class Demand:
     # ---- the plan for it ----
 
     def _left(self) -> int:
-        """The bytes that earlier calls have left for backward passes."""
+        """The bytes that earlier calls keep for backward passes."""
         return sum(kept.size for kept in self._kept)
 
     def _need(self, found: Estimate) -> int:
@@ -171,7 +171,7 @@ class Demand:
     def _refusal(self, module: torch.nn.Module, need: int, error: Error) -> str:
         first = self._presence.first_step
         left = self._left()
-        before = f" (with {left >> 20} MiB that calls before it have left for backward)" if left else ""
+        before = f" (with {left >> 20} MiB that earlier calls keep for backward)" if left else ""
         return (
             f"this call of {type(module).__name__} is not begun: by an estimate for its arguments PyTorch takes "
             f"{need >> 20} MiB{before}, {first.room >> 20} MiB are left for it, and the memory that was stated, "
@@ -181,15 +181,15 @@ class Demand:
 
 
 def _is_no_call() -> bool:
-    """In backward, modules are called again (checkpointing), for which their first call was estimated; inside of transforms
-    of torch.func no model runs without memory."""
+    """Whether no estimate is made: in backward, where checkpointing calls modules whose first call was estimated, and in
+    transforms of torch.func, where no model runs with fakes."""
     return torch._C._current_graph_task_id() != -1 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _kind_of(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool
 ) -> tuple[Any, tuple[int, ...]]:
-    """What calls have in common whose estimates can be compared, and how large this one is."""
+    """What this call has in common with calls that its estimate can be compared with, and its sizes."""
     leaves, spec = tree_flatten((args, kwargs))
     kinds: list[Any] = []
     sizes: list[int] = []

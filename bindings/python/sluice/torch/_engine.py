@@ -1,4 +1,4 @@
-"""What users have of a wrapped model's engine."""
+"""A wrapped model's engine as users have it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ._presence import Presence
 
 
 class WrappedEngine(ModelEngine):
-    """A wrapped model's engine. Steps and units are the business of the model's hooks and its optimizer, so that calls
-    for them are refused; a user may save, load, and set values."""
+    """A wrapped model's engine. A user may save, load and set values; calls for steps and units are refused, since the
+    model's hooks and its optimizer make them."""
 
     first_step: FirstStep | None = None
-    presence: weakref.ref[Presence] | None = None  # when the model has moved in
+    presence: weakref.ref[Presence] | None = None  # set once the model has moved in
 
     def begin_step(self, *given: Any, **named: Any) -> NoReturn:
         """Refused."""
@@ -53,20 +53,20 @@ class WrappedEngine(ModelEngine):
         _refuse("replan", "what PyTorch needs is found at each call of the model, or stated as wrap(reserve=...)")
 
     def plan(self) -> dict[str, Any]:
-        """As Engine's; "pytorch" says what PyTorch takes itself: the most at once ("peak") as it was estimated, what was
-        planned for it ("reserve"), and what the first step took ("measured"); None for what is not known."""
+        """Engine's plan, with "pytorch": the bytes that PyTorch was estimated to take at once ("peak"), those that were
+        planned for it ("reserve"), and those that the first step took ("measured"); None for what is not known."""
         made = super().plan()
         return made if self.first_step is None else {**made, "pytorch": self.first_step.as_dict()}
 
     def save(self, out: Path, keep: int = 0) -> str:
-        """As Engine's, after forward passes too. StateError where there are gradients of a step that is not over."""
+        """Saves as Engine does, also after forward passes. Raises StateError where a step has gradients."""
         if (presence := self._wrapped()) is not None:
             presence.end_begun_step("saved")
         return super().save(out, keep)
 
     def load(self, path: Path) -> None:
-        """As Engine's, after forward passes too; backward through their graphs is an error then. StateError where there
-        are gradients of a step that is not over."""
+        """Loads as Engine does, also after forward passes, whose graphs backward then refuses. Raises StateError where a
+        step has gradients."""
         if (presence := self._wrapped()) is not None:
             presence.end_begun_step("loaded")
         super().load(path)
@@ -74,7 +74,7 @@ class WrappedEngine(ModelEngine):
             presence.changed()
 
     def set_values(self, unit: str, values: Values) -> None:
-        """As Engine's, after forward passes too; backward through their graphs is an error then."""
+        """Sets values as Engine does, also after forward passes, whose graphs backward then refuses."""
         if (presence := self._wrapped()) is not None:
             presence.release_all()
         super().set_values(unit, values)
@@ -82,7 +82,7 @@ class WrappedEngine(ModelEngine):
             presence.changed()
 
     def load_values(self, path: Path) -> None:
-        """As Engine's, after forward passes too; backward through their graphs is an error then."""
+        """Loads values as Engine does, also after forward passes, whose graphs backward then refuses."""
         if (presence := self._wrapped()) is not None:
             presence.release_all()
         super().load_values(path)

@@ -1,4 +1,4 @@
-"""What PyTorch itself will allocate in a step, found out without memory: the model runs on fake tensors."""
+"""Estimates what PyTorch itself will allocate in a step, by running the model on fake tensors without memory."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from ._fakes import fake_of, faked
 
 _ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _FIXED = 160 << 20  # code of libraries that is loaded in the first step, thread stacks, small objects
-_RESERVES = (512 << 20, _FIXED)  # of which the first that fits is taken until the first call tells
+_RESERVES = (512 << 20, _FIXED)  # until the first call is estimated, the first that fits is planned with
 _GROUPED = torch.ops.aten._grouped_mm.default
-_SHARE = 0.25  # of the peak: what the allocator keeps between blocks, and operators use inside
+_SHARE = 0.25  # of the peak, for what the allocator keeps between blocks and operators use inside
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Bytes beyond the parameters: the most that are alive at once, the most with a margin, and what is alive between
-    forward and backward."""
+    """Bytes besides the parameters: the most that are alive at once, these with a margin, and those that are alive
+    between forward and backward."""
 
     peak: int
     reserve: int
@@ -37,13 +37,13 @@ class Estimate:
 
 
 class _Alive(TorchDispatchMode):
-    """Adds up the memory that tensors made inside hold, as long as they live."""
+    """Adds up the memory of the tensors that are made while it is active, as long as they live."""
 
     def __init__(self, ignored: set[int]) -> None:
         super().__init__()
         self._ignored = ignored  # storages of parameters
         self._seen: set[int] = set()
-        self._casts: set[int] = set()  # of these, what parameters were turned into
+        self._casts: set[int] = set()  # the storages of parameters' casts
         self.current = self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -57,8 +57,7 @@ class _Alive(TorchDispatchMode):
 
     @contextlib.contextmanager
     def casts_made_again(self) -> Iterator[None]:
-        """Inside, parameters that autocast turns into another type are kept neither by its cache nor for backward, as in a
-        wrapped model."""
+        """Inside of the `with`, neither autocast's cache nor backward keeps casts of parameters, as in a wrapped model."""
         top = torch._C._autograd._top_saved_tensors_default_hooks(True)
         allowed = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is None
         if not torch.is_autocast_enabled("cpu") or not allowed or top is not None:
@@ -101,18 +100,18 @@ def _unpack(kept: Any) -> torch.Tensor:
 
 
 def _in_groups(a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> torch.Tensor:
-    """What _grouped_mm gives, in f32 too, which its own rule for fakes refuses though the CPU takes it."""
+    """_grouped_mm for fakes, also in f32, which PyTorch's own rule for fakes refuses though the CPU takes it."""
     groups = [len(offs)] if a.dim() == b.dim() == 2 else [len(a)] if a.dim() == b.dim() else []
     return a.new_empty([*groups, a.shape[-2], b.shape[-1]], dtype=out_dtype or a.dtype)
 
 
 def with_margin(alive: int) -> int:
-    """What is to be planned for so much that is alive at once, but for what is the same at any size."""
+    """The bytes to plan for where so many are alive at once, without those that are the same at any size."""
     return alive + int(alive * _SHARE)
 
 
 def reserves_of(model: torch.nn.Module, stated: Size | None, batch: Any, train: bool) -> tuple[Sequence[int], int | None]:
-    """What may be planned for PyTorch, the best first, and what was estimated that it has at most at once, where it was."""
+    """The reserves that may be planned for PyTorch, the best first, and the estimated peak, or None."""
     if stated is not None:
         return [size_of(stated, "reserve")], None
     if batch is None:
@@ -122,9 +121,9 @@ def reserves_of(model: torch.nn.Module, stated: Size | None, batch: Any, train: 
 
 
 def estimate(model: torch.nn.Module, batch: Any, train: bool) -> Estimate:
-    """batch: what the model is called with: a dict of keyword arguments, a tuple of arguments, or one argument; of its
-    tensors only shapes and types count. The loss is the output's `loss`; else what a cross entropy of the outputs takes is
-    allowed for: in f32, of outputs that were shifted, and so copied."""
+    """Estimates a step on a batch: what the model is called with, a dict of keyword arguments, a tuple of arguments, or one
+    argument, of whose tensors only shapes and types count. Where the output has no `loss`, a cross entropy of the outputs
+    is allowed for, in f32 and of a shifted copy."""
     args, kwargs = _call_of(batch)
     try:
         return estimate_call(model, model, args, kwargs, train)
@@ -135,7 +134,7 @@ def estimate(model: torch.nn.Module, batch: Any, train: bool) -> Estimate:
 
 
 def refusal_of(error: Exception, what: str, call: str) -> InvalidArgumentError:
-    """The error to raise for one that estimate_call() raised."""
+    """The error to raise where estimate_call() raised one."""
     why = "its operations depend on values" if isinstance(error, _ON_VALUES) else "it was run without memory"
     return InvalidArgumentError(
         f"what the model takes for this {what} cannot be estimated: {why}, and {type(error).__name__} came of it ({error}). "
@@ -146,8 +145,8 @@ def refusal_of(error: Exception, what: str, call: str) -> InvalidArgumentError:
 def estimate_call(
     model: torch.nn.Module, called: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], train: bool
 ) -> Estimate:
-    """Of a call of the model, or of a module of it, under the modes that are in force. Neither the model nor what it is
-    called with is changed, nor are the states of random numbers. Raises what the run without memory raises."""
+    """Estimates a call of the model, or of a module of it, under the modes that are in force. Model, arguments and states
+    of random numbers stay as they are. Raises what the run with fakes raises."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     call = tree_map(
         lambda value: fake_of(fake, value, train) if isinstance(value, torch.Tensor) else value, [list(args), dict(kwargs)]
@@ -164,7 +163,7 @@ def estimate_call(
 
 @contextlib.contextmanager
 def _random_states_kept() -> Iterator[None]:
-    """Layers that are left out by chance draw numbers, and the run that counts is to draw the same ones."""
+    """Restores the states of random numbers, so that layers that chance leaves out are the same in the real run."""
     numpy = sys.modules.get("numpy")
     states = torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy is not None else None
     try:

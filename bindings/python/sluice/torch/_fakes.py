@@ -1,4 +1,4 @@
-"""A model that runs without memory, and of which nothing stays."""
+"""Runs a model on fake tensors, which have no memory, and restores it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _OPAQUE = (torch.Tensor, type, str, bytes, types.ModuleType, types.FunctionType,
 def faked(
     model: torch.nn.Module, fake: FakeTensorMode, train: bool, call: Sequence[Any] = ()
 ) -> Iterator[list[torch.Tensor]]:
-    """Inside of the `with` the model's parameters and buffers are fake tensors, in whatever its modules have them, and so
-    are the tensors of objects that it is called with (caches); gives these. Afterwards modules, and the lists, dicts, sets
-    and objects that they hold, have again what they had, whatever forward and backward put there."""
+    """Inside of the `with`, fake tensors stand in for the model's parameters and buffers, wherever its modules hold them,
+    and for tensors of objects among its arguments (caches), which are yielded. Afterwards modules, and the lists, dicts,
+    sets and objects that they hold, have what they had, whatever forward and backward put there."""
     with fake:
         made = {id(p): _like(p).requires_grad_(p.requires_grad and train) for p in model.parameters()}
         made |= {id(b): _like(b) for b in model.buffers() if id(b) not in made}
@@ -45,7 +45,7 @@ def faked(
 
 
 def fake_of(fake: FakeTensorMode, tensor: torch.Tensor, train: bool) -> torch.Tensor:
-    """A fake tensor that is like this one, and at which backward ends."""
+    """A fake tensor that is like this one, and a leaf of backward."""
     made = fake.from_tensor(tensor.detach())
     return made.requires_grad_(train and tensor.requires_grad)
 
@@ -60,7 +60,7 @@ def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def _plain_tensors(held: Iterable[Any]) -> list[torch.Tensor]:
-    """The tensors that these holders hold, without the fake ones."""
+    """The tensors in these holders that are not fake."""
     found: list[torch.Tensor] = []
     for contents in held:
         for value in contents.values() if isinstance(contents, dict) else contents:
@@ -70,7 +70,7 @@ def _plain_tensors(held: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def _holders(values: Sequence[Any]) -> list[Any]:
-    """All dicts, lists, deques and sets that these hold, the attributes of modules and other objects among them."""
+    """All dicts, lists, deques and sets in these values, attributes of modules and other objects included."""
     found: list[Any] = []
     seen: set[int] = set()
     open_ends: list[Any] = list(values)
@@ -90,7 +90,7 @@ def _holders(values: Sequence[Any]) -> list[Any]:
 
 
 def _is_of_the_model(value: Any) -> bool:
-    """Whether an object is the model's: what else PyTorch has (the compiler's state) is its own."""
+    """Whether an object belongs to the model, and not to PyTorch itself, such as the compiler's state."""
     return isinstance(value, torch.nn.Module) or not type(value).__module__.startswith("torch")
 
 

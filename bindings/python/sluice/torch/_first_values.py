@@ -1,4 +1,4 @@
-"""First values for what was built on the meta device: by the model's own rules, as far as these are known."""
+"""Gives first values to what was built on the meta device, by the model's own rules, as far as these are known."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..errors import InvalidArgumentError
 from ._homes import Home
 from ._safetensors import SafetensorsFolder, Stored
 
-_UNSET = 0xA5  # each byte of a buffer of integers that has no values
-_KNOWN = ("torch", "peft")  # packages whose constructors do no more than their rules
+_UNSET = 0xA5  # every byte of an integer buffer without values
+_KNOWN = ("torch", "peft")  # packages whose constructors only follow their rules
 _Rule = Callable[[], Any]
 
 
 def check(model: torch.nn.Module, stored: Container[str]) -> None:
-    """Raises, naming it, where no rule could give something on the meta device a value. stored: names of what gets
+    """Raises InvalidArgumentError that names what is on the meta device and has no rule. stored: the names of what gets
     its values from files."""
     for path, module in _without_rule(model, ""):
         own = [*module._parameters.items(), *module._buffers.items()]
@@ -41,12 +41,11 @@ def _without_rule(module: torch.nn.Module, path: str) -> Iterator[tuple[str, tor
 
 
 def give(model: torch.nn.Module, unset: Sequence[Home], stored: Mapping[str, Stored]) -> None:
-    """Gives values to parameters that have none (each element NaN), and to buffers on the meta device: those in `stored`,
-    by their names, have them in files. Children come before parents, as in construction; all other parameters stay as they
-    are, whatever a rule does to them.
+    """Gives values to parameters without any (each element is NaN), and to buffers on the meta device, which have them in
+    files where their names are in `stored`. Children come before parents, as in construction. Rules change no other
+    parameter.
 
-    Raises InvalidArgumentError, naming it, for what no rule gave a value. Warns where a model's constructors may do what
-    no rule does.
+    Raises InvalidArgumentError that names what no rule gave a value. Warns where constructors may do what no rule does.
     """
     ids = {id(home.parameter) for home in unset}
     buffers = _make_buffers(model)
@@ -73,7 +72,7 @@ def give(model: torch.nn.Module, unset: Sequence[Home], stored: Mapping[str, Sto
 
 
 def _make_buffers(model: torch.nn.Module) -> dict[int, torch.Tensor]:
-    """Buffers without values in place of those on the meta device, by their ids."""
+    """Makes buffers without values in place of those on the meta device. Returns them by their ids."""
     made: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for name, buffer in module._buffers.items():
@@ -92,7 +91,7 @@ def _bytes(buffer: torch.Tensor) -> torch.Tensor:
 
 
 def _children_first(module: torch.nn.Module, seen: set[torch.nn.Module]) -> Iterator[torch.nn.Module]:
-    """The modules inside before those around them. A model of transformers comes as a whole: it knows its own order."""
+    """The module and those inside it, children first. A model of transformers is one: it has an order of its own."""
     seen.add(module)
     if not _is_of_transformers(module):
         for child in module.children():
@@ -102,7 +101,7 @@ def _children_first(module: torch.nn.Module, seen: set[torch.nn.Module]) -> Iter
 
 
 def _rules_of(module: torch.nn.Module) -> list[_Rule]:
-    """What gives a module and those inside it their first values, in the order in which that is done."""
+    """The rules for the first values of a module and those inside it, in their order."""
     if _is_of_transformers(module):
         return [lambda: _by_transformers(module)]
     rules: list[_Rule] = []
@@ -140,7 +139,7 @@ def _by_transformers(model: torch.nn.Module) -> None:
 
 @contextlib.contextmanager
 def _kept_away(module: torch.nn.Module, ids: Container[int]) -> Iterator[None]:
-    """In place of all other parameters inside a module there are some on the meta device, where rules change nothing."""
+    """Puts parameters on the meta device, where rules change nothing, in the place of all others inside a module."""
     kept = [
         (inner, name, p)
         for inner in module.modules()
@@ -158,7 +157,7 @@ def _kept_away(module: torch.nn.Module, ids: Container[int]) -> Iterator[None]:
 
 
 def _take_back(homes: Iterable[Home]) -> None:
-    """What a rule gave other memory is the engine's again, with the values that it has there."""
+    """Copies the values of parameters that a rule gave other memory back into the engine's."""
     for home in homes:
         if home.replaced and home.parameter.shape == home.memory.shape:
             home.memory.copy_(home.parameter)

@@ -1,4 +1,4 @@
-"""p.grad of a wrapped parameter: a tensor whose memory is the engine's."""
+"""p.grad of a wrapped parameter: a tensor without memory, whose elements the engine has."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _aten = torch.ops.aten
 
 @dataclasses.dataclass(eq=False)
 class Slot(Entry):
-    """The entry of a gradient that p.grad shows. It keeps neither the presence nor the parameter: what p.grad refers to is
-    not shown to the collector, so that they would never end."""
+    """The entry of a gradient that p.grad shows. It keeps neither the presence nor the parameter alive: Python's collector
+    does not see what p.grad refers to, so that they would never end."""
 
     owner: weakref.ref[Presence]
     applied: bool = False  # it was applied in backward, and nothing is left of it
     zeroed: bool = False  # zero_grad() was called since it was applied
-    copy: torch.Tensor | None = None  # what views were made of: they see what changes, and what they write counts
+    copy: torch.Tensor | None = None  # the tensor under the user's views, kept equal to the gradient
     gradient: weakref.ref[Gradient] | None = None  # the tensor whose version counter its views share
-    version: int = 0  # of that tensor, when the copy was equal to the engine's gradient
+    version: int = 0  # that tensor's version when the copy was equal to the gradient
 
     @property
     def presence(self) -> Presence:
-        """The wrapped model's; raises where that is gone."""
+        """The wrapped model's presence. Raises StateError where the model is gone."""
         presence = self.owner()
         if presence is None:
             raise StateError("the wrapped model whose gradient this was is gone; clone() what is needed later")
@@ -41,11 +41,11 @@ class Slot(Entry):
 
     @property
     def home(self) -> Home:
-        """The home of its parameter."""
+        """The home of the gradient's parameter."""
         return self.presence.homes[self.index]
 
     def check(self) -> None:
-        """Raises where the gradient is no more what it was. What was written to views is the gradient's now."""
+        """Raises StateError where the gradient was given up. Writes to views that came before reach the gradient now."""
         self.presence.check_open(
             f"this gradient of '{self.home.name}' is of a wrapped model that was closed; the parameter's grad is a plain "
             "tensor now, or clone() what is needed later"
@@ -62,14 +62,14 @@ class Slot(Entry):
             self.presence.stored.set(self.home, self.copy)
 
     def values(self) -> torch.Tensor:
-        """A copy in plain memory."""
+        """The gradient in plain memory."""
         self.check()
         if self.applied:
             return torch.zeros(self.home.parameter.shape, dtype=self.home.parameter.dtype)
         return self.presence.stored.read(self.home) if self.copy is None else self.copy.clone()
 
     def values_for_views(self) -> torch.Tensor:
-        """A copy that stays: what is written to it is written to the gradient."""
+        """The tensor under views, whose writes reach the gradient."""
         self.check()
         if self.copy is None:
             self.copy = self.values()
@@ -77,7 +77,7 @@ class Slot(Entry):
         return self.copy
 
     def replace(self, values: torch.Tensor) -> None:
-        """The gradient is `values` now."""
+        """Sets the gradient to `values`."""
         self.check()
         if values.shape != self.home.parameter.shape:
             raise InvalidArgumentError(
@@ -92,7 +92,7 @@ class Slot(Entry):
         self.changed()
 
     def changed(self) -> None:
-        """The engine's gradient has other values now: what views see of it follows."""
+        """Shows the gradient's new values to views."""
         if self.copy is not None:
             self.copy.copy_(self.presence.stored.read(self.home))
             self.version = self._version()
@@ -103,8 +103,8 @@ class Slot(Entry):
 
 
 class Gradient(torch.Tensor):
-    """A gradient in the engine. Adding, scaling and norms go there; anything else works on a copy that is brought in,
-    and what writes to it is written back."""
+    """A gradient in the engine, which adds, scales and takes norms. Any other operation works on a copy, which is written
+    back where the operation writes."""
 
     _slot: Slot
 
@@ -124,18 +124,18 @@ class Gradient(torch.Tensor):
         return f"sluice.torch.Gradient({self._slot.values()!r})" if there else "sluice.torch.Gradient(gone)"
 
     def tolist(self) -> Any:
-        """The values as a list, like that of any tensor."""
+        """The values as a list."""
         return self._slot.values().tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        """A copy, which cannot be written: nobody would see it."""
+        """A copy, which is read-only, since writes to it would be lost."""
         copy = self._slot.values().numpy(force=force)
         copy.flags.writeable = False
         return copy
 
     @property
     def data(self) -> Gradient:
-        """The gradient; giving it another value writes that to it."""
+        """The gradient itself; setting it sets the values."""
         return self
 
     @data.setter
@@ -152,7 +152,7 @@ class Gradient(torch.Tensor):
         self._refuse_memory()
 
     def __dlpack__(self, **_: Any) -> NoReturn:
-        """Raises: what is written to shared memory would be nobody's."""
+        """Raises: writes to shared memory would be lost."""
         self._refuse_memory()
 
     def __dlpack_device__(self) -> NoReturn:
@@ -173,7 +173,7 @@ class Gradient(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "c10d":  # its operations do not say what they write, nor when
+        if func.namespace == "c10d":  # collectives do not say what they write, nor when
             next(value for value in _gradients_in([args, kwargs or {}]))._refuse_memory()
         handler = _HANDLERS.get(func)
         if handler is not None:
@@ -184,8 +184,8 @@ class Gradient(torch.Tensor):
 
 
 class Gradients:
-    """Makes a model's gradients. What p.grad refers to is made between steps: small objects that are made in backward
-    stay in the memory that big ones leave, and break it up."""
+    """Makes a model's gradients. Their objects are made between steps: small objects that are made in backward would stay
+    in memory that big ones leave, and break it up."""
 
     def __init__(self, presence: Presence) -> None:
         self._presence, self._homes = presence, [home for home in presence.homes if home.trainable]
@@ -193,14 +193,14 @@ class Gradients:
         self.prepare()
 
     def prepare(self) -> None:
-        """Makes the gradients that the next backward may need."""
+        """Makes the objects that the next backward may need."""
         for home in self._homes:
             if home.index not in self._ready:
                 self._ready[home.index] = self._make(home)
 
     def put(self, home: Home, values: torch.Tensor) -> Gradient:
-        """Puts a plain gradient into the engine; it lives there as long as what this gives. With updates in backward it
-        is applied, and this gives what is left of it."""
+        """Puts a plain gradient into the engine, where it lives as long as the Gradient that is returned. With updates in
+        backward it is applied, and nothing stays in the engine."""
         gradient = self._ready.pop(home.index, None)
         if gradient is None:
             gradient = self._make(home)
@@ -215,7 +215,7 @@ class Gradients:
         gradient = Gradient(self._presence, home)
         slot = gradient._slot
         slot.gradient = weakref.ref(gradient)
-        # What ends it must not hold these Gradients, which hold those that are ready.
+        # The finalizer must not keep this object, which keeps the gradients that are ready.
         weakref.finalize(gradient, self._presence.stored.ended.append, (home.index, slot.serial)).atexit = False
         return gradient
 
@@ -224,8 +224,8 @@ _Copies = dict[int, tuple[Gradient, torch.Tensor]]  # by the slot's id
 
 
 def _plain(value: Any, copies: _Copies, makes_views: bool) -> Any:
-    """Copies in place of gradients. (No function inside of another: one that calls itself would keep all of them until the
-    collector comes.)"""
+    """Replaces gradients in an operation's arguments by copies. (It is no inner function, since one that calls itself
+    would keep the copies until the collector runs.)"""
     if isinstance(value, Gradient):
         slot = value._slot
         if id(slot) not in copies:
@@ -355,14 +355,14 @@ def _unscale(values: Any, found_inf: torch.Tensor, inv_scale: torch.Tensor) -> N
 
 
 def _is_finite(value: Gradient) -> bool:
-    """Whether each element is; in float16 their norm may be infinite though none of them is."""
+    """Whether each element is finite; in float16 the norm of finite ones may be infinite."""
     slot = value._slot
     slot.check()
     return slot.applied or math.isfinite(slot.presence.stored.norm(slot.home))
 
 
 def _foreach_clamp(each: Callable[[torch.Tensor, Any], Any]) -> Callable[..., Any]:
-    """Clamps one gradient after another: copies of all may not fit."""
+    """Clamps one gradient after another, since copies of all may not fit."""
 
     def apply(values: Any, bound: Any) -> Any:
         for value in values:
@@ -373,7 +373,7 @@ def _foreach_clamp(each: Callable[[torch.Tensor, Any], Any]) -> Callable[..., An
 
 
 def _detach(value: Gradient) -> Gradient:
-    """The same gradient; it stays in the engine until the last of them is gone."""
+    """Another tensor of the same gradient, which stays in the engine until the last of them is gone."""
     return value
 
 

@@ -1,5 +1,4 @@
-"""Guards of a wrapped model: what would break it without anybody noticing is an error that says what to do instead, or is
-done in another way."""
+"""Guards of a wrapped model: what would break it unnoticed is done in another way, or is an error that says what to do."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ Hook = Callable[..., None]
 
 
 def guard(model: torch.nn.Module, dtypes: Set[torch.dtype]) -> None:
-    """Guards a model and its modules. dtypes: of its parameters."""
+    """Guards a model and its modules. dtypes: the types of its parameters."""
     _saving.install(model)
     for module in _with_parameters(model):
         module.__dict__["_apply"] = functools.partial(_apply, module, dtypes)
@@ -25,7 +24,7 @@ def guard(model: torch.nn.Module, dtypes: Set[torch.dtype]) -> None:
 
 
 def unguard(model: torch.nn.Module) -> None:
-    """Takes the guards away."""
+    """Removes the guards."""
     _saving.uninstall(model)
     for module in model.modules():
         for name in ("_apply", "_call_impl", "__deepcopy__", "__reduce_ex__"):
@@ -39,8 +38,7 @@ def _with_parameters(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 def _apply(
     module: torch.nn.Module, dtypes: Set[torch.dtype], fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
 ) -> torch.nn.Module:
-    """Stands in place of Module._apply, through which .to(), .half(), .cuda() and the like go: buffers follow,
-    parameters stay."""
+    """Replaces Module._apply, which .to(), .half(), .cuda() and the like call: buffers follow, parameters stay."""
     for probe in [torch.zeros(1, dtype=dtype) for dtype in dtypes]:
         moved = fn(probe)
         if (moved.dtype, moved.device) != (probe.dtype, probe.device):
@@ -63,7 +61,7 @@ def _apply(
 
 
 def refuse_copy(what: str, *_: Any) -> NoReturn:
-    """Raises: a copy would be of the engine's memory, and not of what is in it."""
+    """Raises: a copy would refer to the engine's memory, and not have its contents."""
     raise StateError(
         f"a wrapped model is to be {what}, and its parameters are the engine's; save its state_dict(), or copy it after "
         "sluice.torch.close()"
@@ -71,7 +69,7 @@ def refuse_copy(what: str, *_: Any) -> NoReturn:
 
 
 def outside_of_graphs(hook: Hook) -> Hook:
-    """The same hook, made so that graphs of torch.compile() break at it."""
+    """The same hook, at which graphs of torch.compile() break."""
     made: Hook = torch.compiler.disable(
         hook,
         reason="the parameters of a wrapped model come and go between operations, so it is no whole graph; compile its "

@@ -21,37 +21,37 @@ from ..model import Options, Parameter, Unit
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """What one unit has of a parameter: all of it, unless that is large."""
+    """The span of a parameter that one unit has: all of it, unless the parameter is large."""
 
-    index: int  # of the engine's parameters
-    key: str  # by which the engine knows it
+    index: int  # the engine's number for it
+    key: str  # the engine's name for it
     unit: int
-    first: int  # element of the parameter
+    first: int  # its first element in the parameter
     elements: int
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """The span's part of all elements of the parameter."""
+        """The span's elements, out of all elements of the parameter."""
         return flat[self.first : self.first + self.elements]
 
 
 class View(NamedTuple):
-    """How a tensor shows its memory. Its type is one of the view, as its size is: memory may be seen as another type."""
+    """How a tensor shows its memory: as which type, with which shape and strides, from which element on."""
 
     dtype: torch.dtype
     size: tuple[int, ...]
     stride: tuple[int, ...]
-    offset: int  # in elements of that type
+    offset: int  # in elements of the type
     conjugate: bool
     negative: bool
 
     @staticmethod
     def of(tensor: torch.Tensor) -> View:
-        """How this strided tensor shows its memory."""
+        """The view that a strided tensor is of its memory."""
         place = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
         return View(tensor.dtype, *place, tensor.is_conj(), tensor.is_neg())
 
     def over(self, memory: torch.Tensor) -> torch.Tensor:
-        """The same view of that tensor's memory, which may be of any type."""
+        """The same view of another tensor's memory, whatever that tensor's type."""
         made = torch.empty(0, dtype=self.dtype)
         made.set_(memory.untyped_storage(), self.offset, self.size, self.stride)
         made = made.conj() if self.conjugate else made
@@ -59,27 +59,28 @@ class View(NamedTuple):
 
 
 class Arrivals:
-    """Threads that are adding to one parameter's p.grad. PyTorch adds under a lock that it shows to nobody, so p.grad may
-    be taken away only while no thread is on the way there."""
+    """The threads that are about to add to one parameter's p.grad. PyTorch adds under a lock of its own, so p.grad may be
+    taken away only while no thread is about to."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._threads: set[int] = set()
 
     def begin(self) -> None:
-        """This thread has a gradient that autograd is about to add. Waits while another takes p.grad away."""
+        """Comes before autograd adds a gradient in this thread. Waits while another thread takes p.grad away."""
         with self._lock:
             self._threads.add(threading.get_ident())
 
     @contextlib.contextmanager
     def end(self) -> Iterator[bool]:
-        """This thread's gradient was added; inside of the `with` nobody begins. Gives whether none is on the way."""
+        """Comes after autograd added this thread's gradient. Inside of the `with` no other thread begins; yields whether
+        none has begun."""
         with self._lock:
             self._threads.discard(threading.get_ident())
             yield not self._threads
 
     def forget(self) -> None:
-        """No thread is on the way any more, nor is one that began, and whose backward then failed. Does not wait."""
+        """Forgets all threads that began, since their backward passes have failed. Does not wait."""
         self._threads.clear()
 
 
@@ -88,14 +89,14 @@ class Home:
     """Where a parameter lives: its units, and the tensor over its memory in the engine."""
 
     name: str
-    index: int  # of the model's homes
+    index: int  # its position among the model's homes
     spans: list[Span]
-    group: int  # of the optimizer's settings
-    place: int  # in that group: the order in which torch.optim counts
+    group: int  # the number of its parameter group
+    position: int  # its position in torch.optim's order of parameters
     parameter: torch.nn.Parameter
     memory: torch.Tensor
     trainable: bool
-    by_elements: bool  # an optimizer of matrices leaves it to AdamW
+    by_elements: bool  # see sluice.Parameter
     address: int = dataclasses.field(init=False)  # in the engine
     arrivals: Arrivals = dataclasses.field(default_factory=Arrivals)
 
@@ -109,25 +110,25 @@ class Home:
 
     @property
     def version(self) -> int:
-        """A number that is another one when values were changed, by a step or by the user."""
+        """A number that changes when values do, by a step or by the user."""
         return self.parameter._version
 
     def changed(self) -> None:
-        """The values are others now: backward through a graph that was made before is an error, as in PyTorch."""
+        """Comes after values changed: backward through an older graph is then an error, as in PyTorch."""
         torch.autograd.graph.increment_version(self.parameter)
 
     @property
     def replaced(self) -> bool:
-        """Whether somebody gave the parameter other memory."""
+        """Whether the parameter was given other memory."""
         return self.parameter.data_ptr() != self.address
 
     @property
     def moved(self) -> bool:
-        """Whether what PyTorch has of the engine's memory is elsewhere: what shares it between processes moves it so."""
+        """Whether PyTorch's storage over the engine's memory has moved, as share_memory_() moves it."""
         return self.memory.data_ptr() != self.address
 
     def check_memory(self) -> None:
-        """Raises where somebody gave the parameter other memory."""
+        """Raises StateError where the parameter was given other memory."""
         if self.moved:
             raise StateError(
                 f"'{self.name}' was moved into memory that processes share (by share_memory_(), or by sending it to another "
@@ -141,10 +142,10 @@ class Home:
             )
 
     def check_place(self, found: torch.Tensor | None) -> None:
-        """Raises where a module has no parameter, or another, where it had this one."""
+        """Raises StateError where `found`, which a module has in this parameter's place, is none or another one."""
         if found is None or (isinstance(found, torch.nn.Parameter) and found is not self.parameter):
             raise StateError(
-                f"'{self.name}' is no more where it was when the model was wrapped: its module has "
+                f"'{self.name}' is no longer where it was when the model was wrapped: its module has "
                 f"{'none' if found is None else 'another Parameter'} there, which would not be trained; copy_() into it "
                 "instead, or sluice.torch.close() the model before, and wrap it again. (torch.func.functional_call() may "
                 "be given tensors, such as parameters' detach(); torch.export() needs a closed model)"
@@ -152,7 +153,7 @@ class Home:
 
 
 def check_places(model: torch.nn.Module, homes: Sequence[Home]) -> None:
-    """Raises where one of these is no more a parameter of the model."""
+    """Raises StateError where one of these is no longer a parameter of the model."""
     here = dict(model.named_parameters())
     known = {id(p) for p in here.values()}
     for home in homes:
@@ -161,22 +162,22 @@ def check_places(model: torch.nn.Module, homes: Sequence[Home]) -> None:
 
 
 class ModelEngine(Engine):
-    """An engine whose parameters are seen as tensors, which may be alive when it ends: their addresses stay until the last
-    tensor of a unit is gone, also one that the user made of another."""
+    """An engine whose parameters are tensors, which may outlive it: a unit's addresses stay reserved until the last tensor
+    over them is gone, views that the user made included."""
 
     def __init__(self, units: Sequence[Unit], options: Options) -> None:
         super().__init__(units, options)
-        self._seen: list[tuple[list[int], weakref.ref[Any]]] = []  # units, and the buffer behind a tensor
+        self._seen: list[tuple[list[int], weakref.ref[Any]]] = []  # the units of each tensor, and the buffer behind it
         self.left = False  # whether sluice.torch.close() has closed it
 
     @property
     def own(self) -> Engine:
-        """This engine without what is refused to users: for the model's hooks and its optimizer."""
+        """This engine with all calls, also those that users are refused: for the model's hooks and its optimizer."""
         return cast(Engine, super())
 
     def tensor(self, spans: Sequence[Span], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A parameter where it lies; touches none of it. It, and all that is made of it, keeps the engine, until that is
-        closed."""
+        """A tensor over a parameter's memory, which is not touched. The tensor and its views keep the engine alive until it
+        is closed."""
         address = ctypes.c_void_p()
         self._handle.call("sluice_engine_parameter", spans[0].index, ctypes.byref(address))
         item = torch.empty((), dtype=dtype).element_size()
@@ -186,13 +187,13 @@ class ModelEngine(Engine):
         return torch.frombuffer(raw, dtype=dtype).view(shape)
 
     def check_leaving(self, besides: int) -> None:
-        """Raises BudgetError where leave(True) would, with as many bytes that are taken besides."""
+        """Raises BudgetError where leave(True) would while `besides` more bytes are taken."""
         self._handle.call("sluice_engine_leave", 1, besides, None)
 
     def leave(self, values: bool) -> None:
-        """Closes the engine; the tensors then lie in ordinary memory with their values, or, without `values`, in none:
-        a touch ends the process with a message. Raises BudgetError where there is not the memory, with nothing changed;
-        after any other error the tensors of some units have no values."""
+        """Closes the engine. The tensors then lie in ordinary memory with their values, or, without `values`, in none, and
+        a touch ends the process with a message. Raises BudgetError, with nothing changed, where there is too little
+        memory; after any other error the tensors of some units have no values."""
         homes = (ctypes.c_void_p * len(self.units))()
         try:
             self._handle.call("sluice_engine_leave", 1 if values else 0, 0, homes)
@@ -205,13 +206,13 @@ class ModelEngine(Engine):
                 super().close()
 
     def close(self) -> None:
-        """Closes the engine without keeping the values: sluice.torch.close() does that."""
+        """Closes the engine without keeping the values, which sluice.torch.close() keeps."""
         if not self.closed and not self._handle.inherited:
             self.leave(values=False)
 
 
 class _FormerHome:
-    """Keeps a unit's addresses for as long as this object lives."""
+    """Keeps a unit's addresses reserved for as long as this object lives."""
 
     def __init__(self, address: int) -> None:
         weakref.finalize(self, library().sluice_home_destroy, address).atexit = False
@@ -224,16 +225,16 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
 
 
 def floats_of(tensor: torch.Tensor, declared: Parameter) -> torch.Tensor:
-    """What a unit has of its values, in f32, contiguous, on the CPU: where they are where that is so already."""
+    """The elements that a unit has of a tensor, in f32, contiguous, on the CPU; a copy only where they are not so."""
     flat = tensor.detach().reshape(-1)[declared.first : declared.first + declared.elements]
     return flat.to(device="cpu", dtype=torch.float32).contiguous()
 
 
 def storage_of(tensor: Any) -> int:
-    """The address at which the memory of a tensor begins, of which it may be a view."""
+    """The address of the storage that a tensor is a view of."""
     return int(tensor.untyped_storage().data_ptr())
 
 
 def outside(values: torch.Tensor, by_storage: Mapping[int, Home]) -> torch.Tensor:
-    """The same values where the engine may read them while it is called: a copy of what is a parameter's memory."""
+    """The same values in memory that the engine can read during a call: a copy where they are a parameter's memory."""
     return values.clone() if storage_of(values) in by_storage else values

@@ -15,8 +15,8 @@ _LIBRARY = pathlib.Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
 
 
 def sgemm() -> int:
-    """The address of sgemm_ in PyTorch's library, for Options.sgemm: its products share PyTorch's threads. NotFoundError
-    where that was built without one."""
+    """The address of sgemm_ in PyTorch's library, for Options.sgemm: its products run on PyTorch's threads. Raises
+    NotFoundError where PyTorch was built without it."""
     try:
         return _address("sgemm_")
     except (OSError, AttributeError) as error:
@@ -27,8 +27,8 @@ def sgemm() -> int:
 
 
 def team() -> Optional[int]:
-    """The address of GOMP_parallel in the OpenMP of PyTorch, for Options.team: the engine's loops and PyTorch's share their
-    threads. None where PyTorch has no such OpenMP."""
+    """The address of GOMP_parallel in PyTorch's OpenMP, for Options.team: the engine's loops run on PyTorch's threads.
+    None where PyTorch has no such OpenMP."""
     try:
         return _address("GOMP_parallel")
     except (OSError, AttributeError):

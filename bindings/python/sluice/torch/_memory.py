@@ -1,4 +1,4 @@
-"""What the process holds, and how it gives back what its allocator keeps."""
+"""Measures what the process holds, and gives back what its allocator keeps."""
 
 from __future__ import annotations
 
@@ -9,59 +9,59 @@ import warnings
 from . import _state_files
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_WORTH = 32 << 20  # bytes that the process must have grown by, for another look at what is free
+_WORTH = 32 << 20  # bytes by which the process must grow before memory is given back again
 
 
 def resident_bytes() -> int:
-    """What the process has in memory now."""
+    """The bytes of the process that are in memory now."""
     with open("/proc/self/statm", "rb", buffering=0) as statm:
         return int(statm.read(256).split()[1]) * _PAGE
 
 
 def _peak_bytes() -> int:
-    """What the process had at most, in all its life."""
+    """The most bytes of the process that were ever in memory."""
     with open("/proc/self/status", encoding="ascii") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
 
 
 class FirstStep:
-    """What PyTorch takes in the first step (without an optimizer: the first forward pass), as far as it shows: by how much
-    the process grows beyond what it held when the model was wrapped. All that is the engine's was taken before."""
+    """Measures what PyTorch takes in the first step (without an optimizer: the first forward pass): by how much the process
+    grows beyond what it held when the model was wrapped, which includes all memory of the engine."""
 
     def __init__(self, memory: int, reserve: int, estimated: int | None, stated: bool) -> None:
-        """estimated: at most alive at once, where that was found out; reserve: what was planned with; stated: by the
-        user, who is warned where it is not enough. Else the plan is mended."""
+        """reserve: the bytes that were planned for PyTorch; estimated: the most that are alive at once, where they were
+        estimated; stated: the reserve is the user's, who is warned where it is too small. Otherwise the plan changes."""
         self.memory, self.reserve, self._estimated, self._stated = memory, reserve, estimated, stated
-        self.room = reserve  # the reserve, and what the plan leaves besides
+        self.room = reserve  # the reserve, and what the plan leaves free
         self.begin()
         self._seen = 0
         self.measured: int | None = None
-        self.lacking = 0  # by which the reserve is to be larger, where it was not enough
+        self.lacking = 0  # the bytes by which the reserve was too small
 
     def begin(self) -> None:
-        """The process is as it is before the step."""
+        """Comes before the step."""
         self.held, self._peak_before = resident_bytes(), _peak_bytes()
 
     def planned(self, predicted: int) -> None:
-        """The engine has a plan, with this peak (the reserve included)."""
+        """Comes when the engine has a plan. predicted: its peak, the reserve included."""
         self.room = self.reserve + max(0, self.memory - predicted)
 
     def replanned(self, reserve: int, estimated: int, grown: int) -> None:
-        """The engine has another plan, and `grown` bytes more memory than before."""
+        """Comes when the engine has another plan, which takes `grown` bytes more."""
         self.reserve, self._estimated = reserve, estimated
         self.held += grown
         self._seen += grown
         self._peak_before = max(self._peak_before, _peak_bytes())
 
     def note(self, resident: int) -> None:
-        """Called now and then in the step, with what the process has."""
+        """Comes now and then in the step, with the bytes of the process."""
         self._seen = max(self._seen, resident)
 
     def end(self) -> None:
-        """The step is over. Warns where it took more than was stated. Later calls do nothing."""
+        """Comes after the step, and warns where it took more than was stated. Later calls do nothing."""
         if self.measured is not None:
             return
-        peak = _peak_bytes()  # it is this step's, where it is another one than before
+        peak = _peak_bytes()  # where it has changed, it was reached in this step
         highest = peak if peak > self._peak_before else max(self._seen, resident_bytes())
         self.measured = max(0, highest - self.held)
         room = self.reserve if self._stated else self.room
@@ -81,16 +81,17 @@ class FirstStep:
         return "" if self._estimated is None else f" ({self._estimated >> 20} MiB were estimated)"
 
     def as_dict(self) -> dict[str, int | None]:
-        """What plan() says of it, in bytes; None for what is not known."""
+        """What plan() shows, in bytes; None for what is not known."""
         return {"peak": self._estimated, "reserve": self.reserve, "measured": self.measured}
 
 
 class Keeper:
-    """Where the next operation might pass the budget, memory that PyTorch has freed and the C library keeps goes back to
-    the system, and what was read of an optimizer's state_dict. That costs time when it is taken again, so not before."""
+    """Gives memory back to the system where the next operation might pass the budget: what PyTorch has freed and the C
+    library keeps, and what was read of an optimizer's state_dict. It does not do so earlier, since taking the memory
+    again costs time."""
 
     def __init__(self, budget: int, largest_gradient: int) -> None:
-        # Autograd has a tied parameter's gradients of both uses, and their sum, before any is given away.
+        # Autograd holds a tied parameter's gradients of both uses, and their sum, at once.
         self._threshold = budget - 3 * largest_gradient - budget // 32
         self._after = 0
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -98,7 +99,7 @@ class Keeper:
             self._trim.argtypes, self._trim.restype = [ctypes.c_size_t], ctypes.c_int
 
     def look(self) -> int:
-        """Called now and then in a step: gives memory back where that is due, and returns what the process had."""
+        """Comes now and then in a step. Gives memory back where that is due; returns the bytes that the process had."""
         resident = resident_bytes()
         if self._trim is not None and resident > max(self._threshold, self._after + _WORTH):
             self._after = self.give_back()
@@ -107,7 +108,7 @@ class Keeper:
         return resident
 
     def give_back(self) -> int:
-        """Gives such memory back at once; returns what the process has then."""
+        """Gives the memory back at once; returns the bytes that the process has then."""
         if self._trim is not None:
             self._trim(0)
         _state_files.give_up_all()

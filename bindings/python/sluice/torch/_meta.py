@@ -1,4 +1,4 @@
-"""Parameters on the meta device, and those that take their places."""
+"""Parameters on the meta device, and those that replace them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Places = Mapping[int, list[tuple[torch.nn.Module, str]]]
 
 
 def places_of(model: torch.nn.Module) -> Places:
-    """For the id of each parameter the modules that have it, and its name there (several where it is tied)."""
+    """By the id of each parameter, the modules that have it and its name there (several where it is tied)."""
     places: dict[int, list[tuple[torch.nn.Module, str]]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -20,7 +20,7 @@ def places_of(model: torch.nn.Module) -> Places:
 
 
 def replace(places: Places, parameter: torch.nn.Parameter, memory: torch.Tensor) -> torch.nn.Parameter:
-    """Makes a parameter over that memory, which takes all places of one on the meta device."""
+    """Makes a parameter over `memory`, and replaces one on the meta device by it in all modules."""
     made = torch.nn.Parameter(memory, requires_grad=parameter.requires_grad)
     for module, name in places[id(parameter)]:
         module._parameters[name] = made
@@ -28,8 +28,8 @@ def replace(places: Places, parameter: torch.nn.Parameter, memory: torch.Tensor)
 
 
 def carry_over(parameter: torch.nn.Parameter, made: torch.nn.Parameter) -> None:
-    """What the user gave a parameter on the meta device, class, attributes and hooks, is that of the one in its place. The
-    hooks are shared, so that what removes them goes on to do so."""
+    """Gives a parameter the class, attributes and hooks of the one on the meta device that it replaces. Hooks are shared,
+    so that handles that remove them stay valid."""
     made.__class__ = type(parameter)
     made.__dict__.update(parameter.__dict__)
     made._backward_hooks = parameter._backward_hooks

@@ -1,4 +1,4 @@
-"""A model's parameters on their way into an engine, and back out of one that cannot be used."""
+"""Moves a model's parameters into an engine, and back where wrapping fails."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ._homes import Home, Span
 from ._units import Group, Roles
 
 Source = Callable[[str, int, memoryview], object]
-"""Fills in a run of a parameter's elements, of which the number of the first is given."""
+"""Fills in a run of a parameter's elements: its name, the first element, and the memory."""
 
 
 class Moving:
-    """Gives each unit its values, and then its parameters the engine's memory, so that their own is free. undo() brings
-    all of them back, wherever that stopped."""
+    """Gives each unit its values, and then its parameters the engine's memory, which frees their own. undo() brings all
+    of them back, wherever moving stopped."""
 
     def __init__(self, model: torch.nn.Module, engine: _homes.ModelEngine) -> None:
         self._engine = engine
         self._places = _meta.places_of(model)
         self._homes: list[Home] = []
-        self._on_meta: dict[int, torch.nn.Parameter] = {}  # what was in the place of each home, by its index
+        self._on_meta: dict[int, torch.nn.Parameter] = {}  # the parameters that homes' parameters replaced, by home
         self._empty = [p for p in model.parameters() if p.is_meta and not p.numel()]
         self._buffers = [
             (module, name, buffer)
@@ -35,7 +35,7 @@ class Moving:
         ]
 
     def move_in(self, groups: Sequence[Group], roles: Roles, train: bool, source: Source | None) -> list[Home]:
-        """Moves all parameters; gives the homes in which they live."""
+        """Moves all parameters. Returns their homes."""
         index, spans = 0, []
         for u, group in enumerate(groups):
             unit = self._engine.units[u]
@@ -47,8 +47,8 @@ class Moving:
                     continue
                 p = self._into_engine(given, spans)
                 trainable = train and p.requires_grad
-                role, place = roles.group.get(id(given), 0), roles.place[id(given)]
-                home = Home(name, len(self._homes), spans, role, place, p, p.data, trainable, declared.by_elements)
+                role, position = roles.group.get(id(given), 0), roles.position[id(given)]
+                home = Home(name, len(self._homes), spans, role, position, p, p.data, trainable, declared.by_elements)
                 if given.is_meta:
                     self._on_meta[home.index] = given
                 self._homes.append(home)
@@ -72,7 +72,7 @@ class Moving:
             if key in floats:
                 run.copy_(floats[key][at : at + len(run)])
             else:
-                run.fill_(math.nan)  # until a rule of the model gives it values
+                run.fill_(math.nan)  # no value, until a rule of the model gives one
 
         self._engine.set_values(unit.name, fill)
 
@@ -86,9 +86,8 @@ class Moving:
         return given
 
     def undo(self) -> list[str]:
-        """The model has parameters of its own again, with the values that the engine has, and what was on the meta device
-        is there; the engine is closed. Gives the names of those whose values the engine cannot give any more: they are on
-        the meta device then."""
+        """Gives the model parameters of its own again, with the engine's values or on the meta device as before, and closes
+        the engine. Returns the names of those whose values the engine has lost, which are on the meta device then."""
         values = self._values()
         lost = []
         for home in self._homes:
@@ -112,7 +111,7 @@ class Moving:
             module._parameters[name] = parameter
 
     def _values(self) -> dict[int, torch.Tensor]:
-        """The values of parameters that had some before, by their homes' indices, as far as the engine can give them."""
+        """The values of parameters that had some before, by their homes' indices, as far as the engine still has them."""
         wanted = [home for home in self._homes if home.index not in self._on_meta]
         values = {home.index: torch.empty(home.memory.shape, dtype=home.memory.dtype) for home in wanted}
         places = {span.key: (home.index, span) for home in wanted for span in home.spans}

@@ -1,4 +1,4 @@
-"""The optimizer of a wrapped model, as torch.optim has them."""
+"""The optimizer of a wrapped model, as a torch.optim.Optimizer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ._roles import changed
 from ._session import Session
 
 
-_NOT_HAD = ("amsgrad", "maximize", "momentum", "dampening", "nesterov", "centered")  # unless a setting has that name
+_NOT_HAD = ("amsgrad", "maximize", "momentum", "dampening", "nesterov", "centered")  # refused unless a setting has that name
 
 
 def _settings_of_group(group: Mapping[str, Any], made_with: Settings) -> Settings:
-    """A group's settings that are in force; raises where one is not valid, or cannot change."""
+    """A group's settings that are in force. Raises where one is not valid, or cannot change."""
     had = vars(made_with)
     for name in _NOT_HAD:
         if name not in had and group.get(name):
@@ -32,7 +32,7 @@ def _settings_of_group(group: Mapping[str, Any], made_with: Settings) -> Setting
 
 
 class _Group(dict[str, Any]):
-    """A parameter group, in which what cannot change says so when it is set, and not at the next step."""
+    """A parameter group that raises when a setting that cannot change is set, and not at the next step."""
 
     def __init__(self, group: Mapping[str, Any], made_with: Settings) -> None:
         super().__init__(group)
@@ -43,13 +43,13 @@ class _Group(dict[str, Any]):
         super().__setitem__(name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy is a plain dict."""
+        """Makes copies plain dicts."""
         return dict, (dict(self),)
 
 
 class Optimizer(torch.optim.Optimizer):
-    """A torch.optim.Optimizer whose state is the engine's. What torch.optim's LR schedulers change in its groups (lr, betas,
-    momentum), weight_decay and eps may change at any time; the other settings stay as they are."""
+    """A torch.optim.Optimizer whose state the engine has. In its groups lr, betas, momentum (which torch.optim's LR
+    schedulers change), weight_decay and eps may change at any time; the other settings are fixed."""
 
     def __init__(self, session: Session, settings: Sequence[Settings]) -> None:
         self._session = session
@@ -57,7 +57,7 @@ class Optimizer(torch.optim.Optimizer):
         first = settings[0]
         defaults = dict(vars(first))
         presence = session.presence
-        homes = sorted((home for home in presence.homes if home.trainable), key=lambda home: home.place)
+        homes = sorted((home for home in presence.homes if home.trainable), key=lambda home: home.position)
         groups = [
             {
                 "params": [home.parameter for home in homes if home.group == g],
@@ -83,7 +83,7 @@ class Optimizer(torch.optim.Optimizer):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Allowed only while the optimizer is made: the engine's parameters are those that were wrapped."""
+        """Raises once the optimizer is made, since the engine's parameters are those that were wrapped."""
         if self._sealed:
             raise InvalidArgumentError(
                 "a wrapped model's optimizer takes no further parameters; close it, and wrap the model again with "
@@ -92,9 +92,9 @@ class Optimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch.optim's: the settings of the groups, and the engine's state, where pending updates are waited for. It may
-        be larger than memory: where the model was wrapped with a disk folder, the tensors lie in files there, which go with
-        them. BudgetError where they have no room."""
+        """The settings of the groups and the engine's state, as torch.optim has them, after pending updates. It may be larger
+        than memory: where the model was wrapped with a disk folder, the tensors lie in files there, which end with them.
+        Raises BudgetError where they have no room."""
         self._check_open()
         made = super().state_dict()
         state = _state.read(self._session.presence)
@@ -102,8 +102,8 @@ class Optimizer(torch.optim.Optimizer):
         return made
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes a state_dict of the same optimizer for the same model, wrapped or torch.optim's own.
-        InvalidArgumentError where it does not fit; nothing is changed then."""
+        """Loads a state_dict of the same optimizer for the same model, of Sluice or torch.optim. Raises
+        InvalidArgumentError, with nothing changed, where it does not fit."""
         self._check_open()
         indices = self._indices()
         unknown = [i for i in state_dict.get("state", {}) if i not in range(len(indices))]
@@ -113,7 +113,7 @@ class Optimizer(torch.optim.Optimizer):
                 "the state_dict of the same model"
             )
         before = super().state_dict()
-        super().load_state_dict({**state_dict, "state": {}})  # this checks the groups first
+        super().load_state_dict({**state_dict, "state": {}})  # checks the groups first
         try:
             self._settings()
             _state.write(self._session.presence, {indices[i]: given for i, given in state_dict.get("state", {}).items()})
@@ -130,12 +130,12 @@ class Optimizer(torch.optim.Optimizer):
         )
 
     def _indices(self) -> list[int]:
-        """The engine's index of each parameter, in the order that a state_dict counts them."""
+        """The engine's index of each parameter, in the order of a state_dict."""
         by_id = self._session.presence.by_id
         return [by_id[id(p)].index for group in self.param_groups for p in group["params"]]
 
     def _settings(self) -> list[Settings]:
-        """The groups' settings that are in force now; raises where one was changed that cannot change."""
+        """The groups' settings that are in force now. Raises where one changed that cannot."""
         if [[id(p) for p in group["params"]] for group in self.param_groups] != self._members:
             raise InvalidArgumentError(
                 "parameters were put into the optimizer's groups, or taken out; they are those that were wrapped. To leave "
@@ -146,7 +146,8 @@ class Optimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """Updates what has a gradient. The updates go on behind the call, and are complete when a parameter is used."""
+        """Updates every parameter that has a gradient. Updates may go on after the call; a use of a parameter waits for
+        its update."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -157,13 +158,13 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """GradScaler asks: whether step() unscales, by `grad_scale`, and is without effect where `found_inf` says so. It
-        does not unscale gradients in float16 itself."""
+        """Tells GradScaler that step() unscales by `grad_scale`, and does nothing where `found_inf` is set: GradScaler
+        itself refuses to unscale gradients in float16."""
         return any(home.trainable and home.memory.dtype == torch.float16 for home in self._session.presence.homes)
 
 
 def _settings_of(optimizer: weakref.ref[Optimizer]) -> Callable[[], Sequence[Settings]]:
-    """What gives an optimizer's settings without keeping it."""
+    """A function that returns an optimizer's settings without keeping it alive."""
 
     def settings() -> Sequence[Settings]:
         alive = optimizer()
@@ -177,8 +178,8 @@ def _settings_of(optimizer: weakref.ref[Optimizer]) -> Callable[[], Sequence[Set
 
 
 def _refuse_others(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Refuses, before its step, any other optimizer: its state would be in no plan, and its updates would be edits."""
-    if isinstance(getattr(optimizer, "optimizer", optimizer), Optimizer):  # Accelerate has it inside of its own
+    """Refuses other optimizers before their step: their state would be in no plan, and their updates would be edits."""
+    if isinstance(getattr(optimizer, "optimizer", optimizer), Optimizer):  # Accelerate wraps it
         return
     for p in (p for group in optimizer.param_groups for p in group["params"]):
         session = getattr(p, "_sluice", None)

@@ -1,4 +1,4 @@
-"""What wrap() and plan() are given, made into what an engine is planned for."""
+"""Turns the arguments of wrap() and plan() into what an engine is planned for."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ._units import Group, Roles, bytes_in_memory, find_units, held_at_least, un
 
 
 class Prepared(NamedTuple):
-    """A model that can be wrapped, and how."""
+    """What is needed to wrap a model."""
 
     groups: list[Group]
-    units: list[Unit]  # the same as the engine takes them
+    units: list[Unit]  # the groups, as the engine takes them
     settings: list[Settings]  # of each parameter group
     roles: Roles
     options: Options
-    memory: int  # of the options, in bytes
-    reserve: int  # likewise, for PyTorch
+    memory: int  # Options.memory in bytes
+    reserve: int  # the bytes that are reserved for PyTorch
     train: bool  # whether there is an optimizer
-    estimated: Optional[int]  # bytes that PyTorch has at most at once, where that was found out
-    stated: bool  # what is reserved for PyTorch is the user's word
+    estimated: Optional[int]  # the most bytes that PyTorch has at once, where they were estimated
+    stated: bool  # whether the user stated the reserve
     clip_value: Optional[float]
 
 
@@ -52,8 +52,8 @@ def prepare(
     clip_value: Optional[float] = None,
     **others: Any,
 ) -> Prepared:
-    """All names are those of wrap(); others: those that Options has too. Takes no memory, and leaves the model as it is.
-    Raises InvalidArgumentError for what cannot be wrapped so, StateError for what is wrapped."""
+    """The arguments are wrap()'s; others: those that Options has, too. Takes no memory, and leaves the model as it is.
+    Raises InvalidArgumentError for what cannot be wrapped so, and StateError for a wrapped model."""
     check_model(model, optimizer is not None)
     check_optimizer(optimizer, others.get("update_in_backward", False), param_groups, clip_value)
     settings, roles = roles_of(model, AdamW() if optimizer is None else optimizer, param_groups or [])
@@ -83,7 +83,7 @@ def prepare(
 
 
 def _fitting(units: Sequence[Unit], options: Options, reserves: Sequence[int]) -> int:
-    """The first of these reserves for which there is a plan, else the last."""
+    """The first reserve for which there is a plan, else the last."""
     for reserved in reserves[:-1]:
         with contextlib.suppress(BudgetError):
             plan(units, dataclasses.replace(options, reserved=reserved))

@@ -1,4 +1,4 @@
-"""What is present of a wrapped model, and the step that its engine is in."""
+"""Which units of a wrapped model are present, and the step that its engine is in."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOST = (
 
 
 class Updates:
-    """When gradients are applied: all of them at optimizer.step(). Calls come with the lock of the presence held."""
+    """Applies all gradients at optimizer.step(). Calls come with the presence's lock held."""
 
     in_backward = False
 
@@ -37,10 +37,10 @@ class Updates:
         return False
 
     def before_use(self, presence: Presence) -> None:
-        """Somebody is about to use parameters."""
+        """Comes before parameters are used."""
 
     def begin(self, presence: Presence) -> None:
-        """The engine's step begins."""
+        """Begins the engine's step."""
         presence.engine.own.begin_step()
 
     def apply(self, presence: Presence, home: Home, values: torch.Tensor) -> None:
@@ -48,15 +48,15 @@ class Updates:
         raise NotImplementedError
 
     def release(self, unit: int) -> None:
-        """The unit is released."""
+        """Comes when the unit is released."""
 
     def end(self, presence: Presence, got: Sequence[Home], settings: Sequence[Settings], factor: float) -> bool:
-        """The engine's step ends, for these parameters' gradients times the factor. Gives whether there was any."""
+        """Ends the engine's step, with these parameters' gradients times the factor. Returns whether there was any."""
         if not got:
             return False
         presence.release_all()
         presence.begin_step()
-        for home in got:  # before: a KeyboardInterrupt may come right after the step
+        for home in got:  # comes first, since a KeyboardInterrupt may follow the step
             home.changed()
         presence.engine.own.step(settings, clip_value=presence.clip_value, gradient_factor=factor, keep_gradients=True)
         presence.first_step.end()
@@ -64,9 +64,9 @@ class Updates:
 
 
 class Presence:
-    """Holds the units of one wrapped model that are in use, and begins its engine's steps. What is held, and whether there is
-    a step, is what the engine says, so that a KeyboardInterrupt may come between any two lines. All parts of a wrapped model
-    have this one. Calls may come from any thread."""
+    """Holds the units of one wrapped model that are in use, and begins its engine's steps. The engine is asked what is held,
+    and whether there is a step, so that a KeyboardInterrupt may come between any two lines. All modules here share one
+    presence of a model. Calls may come from any thread."""
 
     def __init__(
         self,
@@ -93,8 +93,8 @@ class Presence:
     # ---- units come and go ----
 
     def use(self, unit: int, access: int = _abi.READ) -> None:
-        """The unit's parameters are present (or, with GRADIENT_ONLY, its gradients may be added) until the limit of
-        units that are held sends it away."""
+        """Makes the unit's parameters present (or, with GRADIENT_ONLY, lets its gradients be added) until other units need
+        its room among those that may be held."""
         self.check_open()
         with self.lock:
             self.updates.before_use(self)
@@ -111,35 +111,35 @@ class Presence:
             self.engine._handle.call("sluice_engine_acquire", unit, access)
 
     def _make_room(self) -> None:
-        """Those that were used longest ago go, until one more unit can be held."""
+        """Releases the units that were used longest ago, until one more can be held."""
         held = sorted(self.engine._held_units(), key=self._last_use.__getitem__)
         for unit in held[: max(0, len(held) + 1 - self.limit)]:
             self.release(unit)
 
     def release(self, unit: int) -> None:
-        """The unit is not held any more."""
+        """Releases the unit, however often it is held."""
         self.updates.release(unit)
         for _ in range(self.engine._times_held(unit)):
             self.engine._handle.call("sluice_engine_release", unit)
 
     def release_all(self) -> None:
-        """No unit is held any more."""
+        """Releases all units."""
         with self.lock:
             if not (self.engine.closed or self.engine._handle.inherited):
                 for unit in self.engine._held_units():
                     self.release(unit)
 
     def touches(self) -> int:
-        """How often a parameter was touched that was not present."""
+        """How often a parameter was touched while its unit was not held."""
         return self.engine.counters().touches
 
     def changed(self) -> None:
-        """The values of all parameters are others now."""
+        """Comes after all parameters' values changed."""
         for home in self.homes:
             home.changed()
 
     def check_open(self, closed: str = _OLD_GRAPH) -> None:
-        """Raises StateError where the engine is closed; with this text where sluice.torch.close() did that."""
+        """Raises StateError where the engine is closed, with the text `closed` where sluice.torch.close() closed it."""
         self.engine._handle.check()
         if self.engine.closed:
             raise StateError(closed if self.engine.left else _LOST)
@@ -147,23 +147,23 @@ class Presence:
     # ---- steps ----
 
     def begin_step(self) -> None:
-        """There is a step, from now on if there was none."""
+        """Begins a step, unless there is one."""
         if self.trainable and not self.engine.in_step:
             self.updates.begin(self)
 
     def begin_anew(self) -> None:
-        """The step that was begun, and has no gradient yet, begins again."""
+        """Begins the step again, which has no gradient yet."""
         self._abandon_step()
         self.begin_step()
 
     def apply_gradient(self, home: Home, values: torch.Tensor) -> None:
-        """The gradient is applied in backward, and nothing of it is kept."""
+        """Applies a gradient in backward, without keeping it."""
         with self.lock:
             self.updates.apply(self, home, values)
 
     def end_begun_step(self, verb: str) -> None:
-        """A checkpoint is to be saved or loaded (the verb): nothing is held, and a step that has no gradient yet is not
-        begun. StateError where it has some."""
+        """Comes before a checkpoint is saved or loaded (the verb): releases all units, and abandons a step without gradients.
+        Raises StateError where the step has some."""
         with self.lock:
             self._drop_unused()
             self.release_all()
@@ -188,7 +188,7 @@ class Presence:
             self.engine.own.abandon_step()
 
     def _drop_unused(self) -> None:
-        """What the engine has of gradients that are no parameter's any more ends."""
+        """Drops the engine's gradients that are no longer any parameter's."""
         self.stored.drop_ended()
         for entry in list(self.stored.entries.values()):
             if getattr(self.homes[entry.index].parameter.grad, "_slot", None) is not entry:
@@ -197,12 +197,12 @@ class Presence:
     # ---- the plan ----
 
     def grown(self) -> int:
-        """By how much the process is larger than when the model was wrapped, for what is not the model's."""
+        """The bytes that the process has grown by since the model was wrapped, but not for the model."""
         return max(0, self.keeper.give_back() - self.first_step.held)
 
     def replan(self, reserve: int, estimated: int) -> None:
-        """The engine plans with so much for PyTorch, of which so much is alive at once. Raises BudgetError where that does
-        not fit, and StateError where gradients are in the way, with nothing changed."""
+        """Plans anew with this reserve for PyTorch, of which `estimated` bytes are alive at once. Raises BudgetError where
+        there is no such plan, and StateError where there are gradients, with nothing changed."""
         with self.lock:
             self._drop_unused()
             if self.stored.entries or (self.engine.in_step and self.updates.begun):

@@ -25,13 +25,13 @@ def from_pretrained(
     dtype: Optional[torch.dtype] = None,
     **options: Any,
 ) -> tuple[torch.nn.Module, Optional[Optimizer]]:
-    """A model of transformers from a folder (config.json, *.safetensors), wrapped; it may be larger than memory, since its
-    values go from the files to where they belong. As transformers' own from_pretrained() gives it: in eval() mode (call
-    model.train() to train; Trainer does), with the folder's settings for generation, and with what the model keeps in f32
-    in f32. All parameters have to be there: for a new head see wrap(weights=...).
+    """Streams a model of transformers from a folder (config.json, *.safetensors) and wraps it; it may be larger than memory.
+    It is as from_pretrained() of transformers returns it: in eval() mode (call model.train() to train; Trainer does), with
+    the folder's settings for generation, and in f32 where the model keeps f32. All parameters must be in the files: for a
+    new head see wrap(weights=...).
 
-    model_class: of transformers, an AutoModelFor... too; None: the one that config.json names. dtype: None: that of
-    config.json, else f32. options: those of wrap().
+    model_class: a class of transformers, also AutoModelFor...; None: the one that config.json names. dtype: None: the type
+    that config.json names, else f32. options: those of wrap().
     """
     import transformers
 
@@ -46,7 +46,7 @@ def from_pretrained(
     model = _build(model_class or _class_of(config, name), config, dtype or getattr(config, "dtype", None) or torch.float32)
     if model.can_generate() and os.path.exists(os.path.join(name, "generation_config.json")):
         model.generation_config = transformers.GenerationConfig.from_pretrained(name, local_files_only=True)
-    model.train(optimizer is not None)  # what PyTorch takes is estimated for what the model is for
+    model.train(optimizer is not None)  # the estimate is made for this mode
     wrapped, made = move_in(model, prepare(model, optimizer, **options), stored_of(model, folder, partly=False))
     return wrapped.eval(), made
 
@@ -64,8 +64,8 @@ def _class_of(config: Any, folder: str) -> Any:
 
 
 def _build(model_class: Any, config: Any, dtype: torch.dtype) -> Any:
-    """Builds the model on the meta device. The type is that of parameters as they are made: a cast would reach buffers,
-    too, such as the frequencies of rotary embeddings, which are f32 in any model."""
+    """Builds the model on the meta device, with parameters of the type from the start: a cast would reach buffers, too, such
+    as the frequencies of rotary embeddings, which are always f32."""
     make = getattr(model_class, "from_config", None) or model_class._from_config
     with torch.device("meta"):
         model = make(config, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Which settings each parameter of a wrapped model has, and which of them Muon leaves to AdamW."""
+"""Finds the settings of each parameter of a wrapped model, and the parameters that Muon leaves to AdamW."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ._units import Roles
 def roles_of(
     model: torch.nn.Module, optimizer: Settings, param_groups: Sequence[Mapping[str, Any]]
 ) -> tuple[list[Settings], Roles]:
-    """The settings of each group, the first being the rest's; and the parameters' roles."""
+    """The settings of each group (the first is for parameters without a group), and the parameters' roles."""
     settings, roles = [optimizer], Roles()
     known = {id(p): p for p in model.parameters()}
-    roles.place = {key: place for place, key in enumerate(known)}
+    roles.position = {key: position for position, key in enumerate(known)}
     if isinstance(optimizer, Muon):
         roles.by_elements = _tables(model)
     for given in param_groups:
@@ -32,11 +32,11 @@ def roles_of(
         if other:
             raise InvalidArgumentError(f"a parameter group has {sorted(other)}; it may have {', '.join(allowed)}")
         settings.append(changed(optimizer, {name: given[name] for name in optimizer.of_step if name in given}))
-        for place, key in enumerate(_members(model, known, given["params"])):
+        for position, key in enumerate(_members(model, known, given["params"])):
             if key in roles.group:
                 raise InvalidArgumentError("a parameter is in two parameter groups; leave it in one")
             roles.group[key] = len(settings) - 1
-            roles.place[key] = place
+            roles.position[key] = position
             if "use_muon" in given:
                 _choose(roles, known[key], given["use_muon"])
     if vars(optimizer).get("adamw_lr") is not None:
@@ -46,8 +46,8 @@ def roles_of(
 
 
 def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """The settings with other values, as torch.optim takes them: also lists and tensors. InvalidArgumentError where one
-    is out of its range, or cannot change."""
+    """The settings with other values, which may be lists and tensors, as in torch.optim. Raises InvalidArgumentError where
+    one is out of its range, or cannot change."""
     made: Settings = settings.replaced(**{name: _plain(value) for name, value in values.items()})
     for name in settings.fixed:
         if getattr(made, name) != getattr(settings, name):
@@ -71,7 +71,7 @@ def _plain(value: Any) -> Any:
 
 
 def _members(model: torch.nn.Module, known: Mapping[int, torch.nn.Parameter], members: Any) -> list[int]:
-    names = dict(model.named_parameters(remove_duplicate=False))  # a tied one has several
+    names = dict(model.named_parameters(remove_duplicate=False))  # a tied parameter has several
     found = []
     for member in [members] if isinstance(members, (str, torch.Tensor)) else members:
         p = names.get(member) if isinstance(member, str) else member
@@ -94,7 +94,7 @@ def _choose(roles: Roles, p: torch.nn.Parameter, use_muon: bool) -> None:
 
 
 def _tables(model: torch.nn.Module) -> set[int]:
-    """Embeddings, and the output head where the model says which it is: rows of them stand for tokens."""
+    """Embeddings, and the output head where the model names it: their rows stand for tokens."""
     modules: list[Any] = [m for m in model.modules() if isinstance(m, (torch.nn.Embedding, torch.nn.EmbeddingBag))]
     if callable(head := getattr(model, "get_output_embeddings", None)):
         modules.append(head())
@@ -104,7 +104,7 @@ def _tables(model: torch.nn.Module) -> set[int]:
 def _split(
     settings: list[Settings], stated: Sequence[bool], roles: Roles, parameters: Sequence[torch.nn.Parameter], lr: float
 ) -> list[Settings]:
-    """What is AdamW's gets groups of its own, with its learning rate; but for groups that state theirs."""
+    """Gives AdamW's parameters groups of their own with its learning rate, unless their group states one."""
     split: list[Settings] = [group.replaced(adamw_lr=None) for group in settings]
     of_group: dict[int, int] = {}
     for p in parameters:

@@ -1,4 +1,4 @@
-"""Values out of a folder of safetensors, a run of elements at a time."""
+"""Reads values from a folder of safetensors, a run of elements at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LARGEST_HEADER = 100 << 20
 
 
 class Run(NamedTuple):
-    """Elements that follow each other in a file."""
+    """Elements that follow each other in a file: where they begin, and how many they are."""
 
     file: Path
     begin: int  # byte
@@ -30,7 +30,7 @@ class Run(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Where a tensor lies: runs of it, one after another."""
+    """Where a tensor lies: in runs that make it up, one after another."""
 
     runs: tuple[Run, ...]
     dtype: torch.dtype
@@ -49,7 +49,7 @@ class SafetensorsFolder:
         folder: os.PathLike[str] | str,
         named: Callable[[dict[str, Stored]], dict[str, Stored]] = lambda tensors: tensors,
     ) -> None:
-        """named: gives the tensors other names, or puts some together."""
+        """named: renames tensors, or joins some."""
         self.folder = Path(folder)
         files = sorted(self.folder.glob("*.safetensors"))
         if not files:
@@ -60,13 +60,12 @@ class SafetensorsFolder:
         self._tensors = named(tensors)
 
     def find(self, names_of: Mapping[str, Sequence[str]]) -> dict[str, Stored]:
-        """Where each parameter lies that the files have, by its first name. names_of: all names of each, of which a tied
-        one has several.
+        """Finds each parameter that the files have. Returns where they lie, by their first names. names_of: all names of
+        each, of which a tied parameter has several.
 
         A name counts as it is, or without an adapter's `base_layer`. Wrappers also put words in front of all names, and
-        files may have more of them (`transformer.wte.weight`, `base_model.model...`): names that differ so count where
-        that finds more parameters than the names as they are, with the same words for all. No tensor is of two
-        parameters."""
+        files may have more of them (`transformer.wte.weight`, `base_model.model...`): the same words are added or dropped
+        for all names where that finds more parameters. No tensor is taken for two parameters."""
         exact = self._matched(names_of, lambda name: name)
         plain = {**self._matched(names_of, plain_name), **exact}
         found = dict(exact)
@@ -77,7 +76,7 @@ class SafetensorsFolder:
         return {first: self._tensors[key] for first, key in found.items()}
 
     def _matched(self, names_of: Mapping[str, Sequence[str]], form: Callable[[str], str | None]) -> dict[str, str]:
-        """The tensor's name for each parameter of which a name is there in this form."""
+        """The tensor's name for each parameter of which a name, in this form, is in the files."""
         matched = {}
         for first, names in names_of.items():
             key = next((key for name in names if (key := form(name)) in self._tensors), None)
@@ -86,7 +85,7 @@ class SafetensorsFolder:
         return matched
 
     def _fronts(self, names_of: Mapping[str, Sequence[str]]) -> Iterator[Callable[[str], str | None]]:
-        """What drops words in front of names, or puts some there: the same ones each, that names and files suggest."""
+        """Functions that drop words in front of names, or add some: those that names and files suggest."""
         names = {plain_name(name) for several in names_of.values() for name in several}
         fewer = {front for name in names for front, rest in _cuts(name) if rest in self._tensors}
         more = {front for key in self._tensors for front, rest in _cuts(key) if rest in names}
@@ -102,7 +101,7 @@ class SafetensorsFolder:
 
     @staticmethod
     def read(stored: Stored, first: int, into: torch.Tensor) -> None:
-        """Elements first ..., as many as `into` has, in its type."""
+        """Reads the elements from `first` on into all of `into`, in its type."""
         for run in stored.runs:
             count = max(0, min(run.elements - first, into.numel()))
             if count:
@@ -126,7 +125,7 @@ def _read_run(run: Run, first: int, dtype: torch.dtype, into: torch.Tensor) -> N
 
 
 def plain_name(name: str) -> str:
-    """A name without what adapters put into it."""
+    """A name without the words that adapters add."""
     return name.replace(".base_layer.", ".")
 
 
@@ -139,7 +138,7 @@ def _with(front: str, name: str) -> str | None:
 
 
 def _cuts(name: str) -> Iterator[tuple[str, str]]:
-    """The words in front (with their point) and the rest, cut at each point."""
+    """The words in front (with their last point) and the rest, for each point of a name."""
     end = name.find(".")
     while end >= 0:
         yield name[: end + 1], name[end + 1 :]
@@ -147,7 +146,7 @@ def _cuts(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _add(found: dict[str, str], others: Mapping[str, str]) -> None:
-    """Gives parameters that have no tensor those that nobody has."""
+    """Adds tensors that are not taken for parameters that have none."""
     taken = set(found.values())
     for first, key in others.items():
         if first not in found and key not in taken:

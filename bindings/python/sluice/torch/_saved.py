@@ -1,4 +1,4 @@
-"""What autograd keeps of a wrapped model: parameters by reference, and anything else as it would be kept otherwise."""
+"""What autograd keeps of a wrapped model: references to parameters, and other tensors as they are."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ._homes import Home, View, storage_of
 
 
 class _Saved(NamedTuple):
-    """What autograd keeps of a parameter, a view of it, or a cast, instead of a tensor."""
+    """The reference that autograd keeps to a parameter, a view of it, or a cast."""
 
     home: Home
     version: int
     cast: Cast | None
-    view: View  # of the parameter's memory, or of the cast's
+    view: View  # the view of the parameter's memory, or of the cast's
 
 
 class _Plain(NamedTuple):
-    """Any other tensor that autograd keeps, with the version that it must still have."""
+    """Another tensor that autograd keeps, with the version that it must still have in backward."""
 
     tensor: torch.Tensor
     version: int
 
 
 class _Others(NamedTuple):
-    """What the hooks that there were before keep of a tensor, and how they give it back."""
+    """What outer hooks of saved tensors keep of a tensor, and how they unpack it."""
 
     kept: Any
     unpack: Callable[[Any], torch.Tensor]
@@ -44,33 +44,33 @@ _Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
 
 
 class _Scope:
-    """One call of the model. Which hooks and modes there are is asked of PyTorch, never noted: an exception of the
-    keyboard may come between any two lines."""
+    """One call of the model. PyTorch is asked which hooks and modes there are, since a KeyboardInterrupt may come between
+    any two lines that note them."""
 
     def __init__(self, saved: SavedTensors) -> None:
         self._saved = saved
         self._hooks: _Hooks = (self._pack, saved.unpack)
         self._others: _Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
         self._casts = Casts(saved.by_storage)
-        self._casting: list[torch.nn.Module] = []  # modules whose calls began since autocast was seen, and have not ended
+        self._casting: list[torch.nn.Module] = []  # modules whose calls began under autocast, and have not ended
 
     def open(self, model: torch.nn.Module) -> None:
-        """From now on autograd keeps tensors as SavedTensors says. Where hooks are not allowed (in transforms of torch.func),
-        it keeps parameters themselves, which are brought in when backward touches them."""
+        """Makes autograd keep references. Where hooks are not allowed (in transforms of torch.func), it keeps the parameters
+        themselves, which are brought in when backward touches them."""
         if torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is None:
             torch._C._autograd._push_saved_tensors_default_hooks(*self._hooks)
         self.begin_module(model)
 
     def begin_module(self, module: torch.nn.Module) -> None:
-        """Notes casts until the module's end. Autocast may be turned on inside of the model's forward, and a mode that
-        began there has to end there."""
+        """Notes casts until the module's call ends. Autocast may be turned on inside of the model's forward, and a mode must
+        end where it began."""
         if self._casting or torch.is_autocast_enabled("cpu"):
             self._casting.append(module)
             if len(self._casting) == 1:
                 self._casts.__enter__()
 
     def end_module(self, module: torch.nn.Module) -> None:
-        """Ends the module's call, and those inside it whose end was not told."""
+        """Ends the module's call, and calls inside it that an exception ended."""
         if module in self._casting:
             while self._casting.pop() is not module:
                 pass
@@ -82,7 +82,7 @@ class _Scope:
             self._casts.__exit__(None, None, None)
 
     def close(self) -> None:
-        """Takes the hooks and the mode away. What came after them has ended before."""
+        """Removes the hooks and the mode, after those that came later."""
         self._end_casts()
         top = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if top is not None and top[0] is self._hooks[0]:
@@ -92,38 +92,37 @@ class _Scope:
         reference = self._saved.reference(tensor, self._casts)
         if reference is not None:
             return reference
-        if self._others is not None:  # PyTorch itself asks only the hooks that came last
+        if self._others is not None:  # PyTorch itself calls the innermost hooks alone
             return _Others(self._others[0](tensor), self._others[1])
-        # An operation's own result would keep the operation, and that this: a graph that no backward frees would stay.
+        # An operation that keeps its own result would refer to itself: a graph that no backward frees would stay.
         return _Plain(tensor if tensor.grad_fn is None else tensor.detach(), tensor._version)
 
 
 class _Calls(threading.local):
-    """The calls of the model that have not ended, for each thread its own."""
+    """The calls of the model in this thread that have not ended."""
 
     def __init__(self) -> None:
         self.open: list[_Scope] = []
 
 
 class SavedTensors:
-    """The hooks of saved tensors of one wrapped model, in each thread that calls it. They hold what makes a unit present,
-    and so the presence."""
+    """The hooks of saved tensors of one wrapped model, in each thread that calls it. They keep the presence alive."""
 
     def __init__(self, by_storage: Mapping[int, Home], use: Callable[[int], None], demand: Demand) -> None:
-        """by_storage: whose memory begins where; use: makes a unit present; demand: is told of calls of the model."""
+        """by_storage: the homes by the addresses of their memory; use: makes a unit present; demand: plans for calls."""
         self.by_storage, self._use, self._demand = by_storage, use, demand
         self._calls = _Calls()
         self._open: set[_Scope] = set()  # the calls of all threads
 
     def begin(self, model: torch.nn.Module) -> None:
-        """This thread begins a call of the model."""
+        """Begins a call of the model in this thread."""
         scopes = self._calls.open
         scopes.append(_Scope(self))
         self._open.add(scopes[-1])
         scopes[-1].open(model)
 
     def end(self) -> None:
-        """The call ends, in which this thread is."""
+        """Ends this thread's innermost call of the model."""
         scopes = self._calls.open
         if scopes:
             scopes[-1].close()
@@ -135,7 +134,7 @@ class SavedTensors:
         return not self._open
 
     def begin_module(self, module: torch.nn.Module) -> None:
-        """This thread begins a call of one of the model's modules, which has parameters."""
+        """Begins a call of one of the model's modules that have parameters, in this thread."""
         if scopes := self._calls.open:
             scopes[-1].begin_module(module)
 
@@ -145,13 +144,13 @@ class SavedTensors:
             scopes[-1].end_module(module)
 
     def guard(self, model: torch.nn.Module) -> None:
-        """Ends calls of the model also where PyTorch runs no hook: after a KeyboardInterrupt and the like."""
+        """Lets calls of the model end also where PyTorch runs no hook, as after a KeyboardInterrupt."""
         self._begin_call = outside_of_graphs(self._demand.begin)
         self._end_call = outside_of_graphs(self._demand.end)
         model.__dict__["_call_impl"] = functools.partial(self._call, model)
 
     def _call(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Stands in place of Module._call_impl."""
+        """Replaces Module._call_impl."""
         scopes = self._calls.open
         before = len(scopes)
         self._begin_call(model, args, kwargs)
@@ -165,7 +164,7 @@ class SavedTensors:
             self._end_call(model, output)
 
     def reference(self, tensor: torch.Tensor, casts: Casts) -> _Saved | None:
-        """What autograd is to keep instead of a parameter, a view of it, or a cast; None for any other tensor."""
+        """The reference that autograd keeps to a parameter, a view of it, or a cast; None for any other tensor."""
         if tensor.layout != torch.strided:
             return None
         home, cast = self.by_storage.get(storage_of(tensor)), None
@@ -174,7 +173,7 @@ class SavedTensors:
         return None if home is None else _Saved(home, home.version, cast, View.of(tensor))
 
     def unpack(self, saved: Any) -> torch.Tensor:
-        """Makes a tensor again of what was kept of it."""
+        """Returns the tensor for what was kept of it."""
         if isinstance(saved, _Others):
             return saved.unpack(saved.kept)
         return _same_version(saved) if isinstance(saved, _Plain) else self._bring_in(saved)

@@ -1,4 +1,4 @@
-"""Files of safetensors out of a wrapped model, a piece at a time."""
+"""Writes files of safetensors from a wrapped model, a few MiB at a time."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-_PIECE = 8 << 20  # bytes that are brought together at a time
-_UNWRITTEN = 64 << 20  # bytes that the system may hold before they are on the disk
+_RUN = 8 << 20  # bytes that are copied at a time
+_UNWRITTEN = 64 << 20  # the most bytes that the system may keep before they are on the disk
 
 _substituting = threading.RLock()
 
 
 def save_file(tensors: Mapping[str, torch.Tensor], path: Path, metadata: Optional[Mapping[str, str]] = None) -> None:
-    """Writes tensors, such as a wrapped model's state_dict(), into a file as docs/formats/safetensors.md says, whole or not
-    at all; the parameters are brought in one after another. Of tensors that are the same (tied) the first is written, and
-    the metadata maps the other names to it, as safetensors' save_model() has it.
+    """Writes tensors, such as a wrapped model's state_dict(), to a file as docs/formats/safetensors.md says, whole or not at
+    all. Parameters come in one after another. Of tied tensors the first is written, and the metadata maps the other names
+    to it, as safetensors' save_model() does.
 
-    Raises InvalidArgumentError, naming it, for what the format cannot hold.
+    Raises InvalidArgumentError that names what the format cannot hold.
     """
     written, same = _without_same(tensors)
     header = _header_of(written, {**same, **(metadata or {})})
@@ -50,14 +50,14 @@ def save_file(tensors: Mapping[str, torch.Tensor], path: Path, metadata: Optiona
 
 
 def _without_same(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors that are written, widest type first, as readers need it; and which others are the same as which."""
+    """The tensors to write, the widest type first, as readers need it; and which other names are the same as which."""
     first: dict[Any, str] = {}
     written, same = {}, {}
     for name, tensor in tensors.items():
         _check(name, tensor)
-        place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-        if tensor.numel() and first.setdefault(place, name) != name:
-            same[name] = first[place]
+        memory = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if tensor.numel() and first.setdefault(memory, name) != name:
+            same[name] = first[memory]
         else:
             written[name] = tensor
     return dict(sorted(written.items(), key=lambda item: (-item[1].element_size(), item[0]))), same
@@ -86,9 +86,9 @@ def _write(file: BinaryIO, header: bytes, tensors: Iterable[torch.Tensor]) -> No
     file.write(header)
     since = 0
     for tensor in tensors:
-        for piece in _pieces(tensor):
-            file.write(piece)
-            since += piece.nbytes
+        for run in _runs(tensor):
+            file.write(run)
+            since += run.nbytes
             if since >= _UNWRITTEN:
                 _to_disk(file)
                 since = 0
@@ -96,16 +96,16 @@ def _write(file: BinaryIO, header: bytes, tensors: Iterable[torch.Tensor]) -> No
 
 
 def _to_disk(file: BinaryIO) -> None:
-    """Writes what the system has of the file to the disk, so that none of it stays in memory."""
+    """Writes the file to the disk, so that the system keeps none of it in memory."""
     file.flush()
     os.fsync(file.fileno())
     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
-    """The bytes of a tensor, in runs that are copies: the system writes nothing out of an absent home."""
+def _runs(tensor: torch.Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor in runs, which are copies, since the system cannot write from an absent home."""
     flat = tensor.detach().contiguous().view(-1)
-    count = _PIECE // flat.element_size()
+    count = _RUN // flat.element_size()
     for first in range(0, flat.numel(), count):
         copy = flat[first : first + count].clone()
         yield memory_of(copy)
@@ -122,7 +122,7 @@ def install(model: torch.nn.Module) -> None:
 
 
 def uninstall(model: torch.nn.Module) -> None:
-    """Takes away what install() put there."""
+    """Undoes install()."""
     for module in model.modules():
         saving = module.__dict__.get("save_pretrained")
         if isinstance(saving, functools.partial) and saving.func is _save_pretrained:
@@ -130,8 +130,8 @@ def uninstall(model: torch.nn.Module) -> None:
 
 
 def _save_pretrained(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """What to save, under which names and in which files, is the library's to say; it calls safetensors' save_file() by a
-    name in its own module, which has another meaning meanwhile. That of safetensors leaves reading to the system."""
+    """Runs the library's own save_pretrained(), which decides what to save in which files, and meanwhile replaces the name
+    by which it calls safetensors' save_file(), which leaves reading to the system."""
     function = type(module).save_pretrained  # type: ignore[attr-defined]
     names = inspect.unwrap(function).__globals__
     with _substituted(names):

@@ -1,4 +1,4 @@
-"""A wrapped model: its parameters in the engine, and what autograd needs of them, when it needs it."""
+"""A wrapped model: its parameters move into the engine, and are present when autograd needs them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from ._saved import SavedTensors
 
 
 class Session:
-    """One wrapped model, from its moving in to its end."""
+    """One wrapped model, from wrap() to close()."""
 
     def __init__(self, model: torch.nn.Module, prepared: Prepared, source: Source | None = None) -> None:
-        """source: where values come from, if not from the model's parameters."""
+        """source: fills in the values; None: they are the model's own."""
         options, train = prepared.options, prepared.train
         trainable = train and any(p.requires_grad for p in model.parameters())
         largest = max((p.numel() * p.element_size() for p in model.parameters() if p.requires_grad), default=0)
@@ -60,7 +60,7 @@ class Session:
 
     @contextlib.contextmanager
     def undone_on_failure(self) -> Iterator[None]:
-        """What fails inside of this `with`, before moved_in(), leaves the model as it was before it was wrapped."""
+        """After a failure inside of the `with`, before moved_in(), the model is as it was before it was wrapped."""
         assert self._moving is not None, "the model has moved in"
         try:
             yield
@@ -78,7 +78,7 @@ class Session:
             raise
 
     def moved_in(self) -> None:
-        """The model is wrapped now; nothing is kept of what it was before."""
+        """Ends moving in, which can then not be undone any more."""
         presence = self.presence
         self._moving = None
         presence.keeper.give_back()
@@ -87,18 +87,18 @@ class Session:
         self.engine.presence = weakref.ref(presence)
 
     def close(self, values: bool) -> None:
-        """The parameters are plain tensors again, with their values, or on the meta device; the engine is gone."""
+        """Closes the engine, and leaves the parameters plain tensors, with their values or on the meta device."""
         if self.engine.closed:
             return
         presence = self.presence
         with presence.lock:
             gradients = _closing.with_values(presence) if values else _closing.without_values(presence)
-            self.engine.left = True  # at once: another thread may be about to use the model
+            self.engine.left = True  # comes first, since another thread may be about to use the model
             for home in presence.homes:
                 if isinstance(home.parameter.grad, Gradient):
                     home.parameter.grad = gradients.get(home.index)
                 del home.parameter._sluice  # type: ignore[attr-defined]
-                home.memory = torch.empty(0)  # only the parameter keeps it, or nobody
+                home.memory = torch.empty(0)  # only the parameter may keep the memory
             for hook in self._hooks:
                 hook.remove()
             if (model := self.model()) is not None:
@@ -113,7 +113,7 @@ class Session:
         for home in self.presence.homes:
             home.parameter._sluice = self  # type: ignore[attr-defined]
             if home.trainable:
-                # PyTorch shows the collector no such hook: with a reference the session would never end.
+                # Python's collector does not see such hooks: with a reference in one the session would never end.
                 before = outside_of_graphs(functools.partial(_before_gradient, weakref.ref(home.arrivals)))
                 hook = outside_of_graphs(functools.partial(_on_gradient, weakref.ref(self)))
                 self._hooks.append(home.parameter.register_hook(before))
@@ -128,14 +128,14 @@ class Session:
             return
         self._saved.end()
         if self._saved.idle:
-            self.presence.release_all()  # what was held stays where it is, but makes room for what is touched until backward
+            self.presence.release_all()  # the units stay present, but what is touched before backward may take their room
         if not self.presence.trainable:
             self.presence.first_step.end()
 
     # ---- gradients ----
 
     def take_gradient(self, parameter: torch.nn.Parameter) -> None:
-        """Autograd has added to p.grad, or made it. Where another thread is about to add to it, that one takes it."""
+        """Comes after autograd made p.grad or added to it. Where another thread is about to add, that one takes it."""
         self._demand.freed()
         home, first_step = self.presence.by_id[id(parameter)], self.presence.first_step
         with home.arrivals.end() as alone:
@@ -155,8 +155,8 @@ class Session:
     # ---- the step ----
 
     def step(self, settings: Sequence[Settings], gradient_factor: float = 1.0) -> None:
-        """Updates every parameter that has a gradient, times the factor; the updates go on behind. With updates in backward
-        they were made already, but for gradients that the user put there."""
+        """Updates every parameter that has a gradient, times the factor; updates may go on after the call. With updates in
+        backward only gradients that the user put there since are applied."""
         presence = self.presence
         presence.check_open("the model was closed, and its parameters are plain tensors; wrap it again")
         with presence.lock:
@@ -172,18 +172,18 @@ class Session:
             self._gradients.prepare()
 
     def _exchange(self) -> None:
-        """Gradients of other parameters that the user put in places become plain ones, before any of them ends."""
+        """Makes gradients plain that the user gave to other parameters, before any of them ends."""
         for home in () if self.presence.updates.in_backward else self.presence.homes:
             gradient = home.parameter.grad
             if isinstance(gradient, Gradient) and gradient._slot.home is not home:
                 home.parameter.grad = gradient._slot.values()
 
     def _collect(self, home: Home) -> bool:
-        """Whether the parameter has a gradient; one that the user put there is the engine's now."""
+        """Returns whether the parameter has a gradient, and puts one that the user gave it into the engine."""
         home.arrivals.forget()
         gradient = home.parameter.grad
         if gradient is None:
-            self.presence.stored.give_up(home)  # somebody may still refer to it
+            self.presence.stored.give_up(home)  # an old reference to it becomes an error
             return False
         if not home.trainable:
             raise StateError(

@@ -1,4 +1,4 @@
-"""The optimizer's state_dict: the engine's state in torch.optim's form, and back, a unit at a time."""
+"""The optimizer's state_dict: turns the engine's state into torch.optim's form and back, a unit at a time."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _MASTER = "master"
 
 
 def read(presence: Presence) -> dict[int, dict[str, torch.Tensor]]:
-    """The state of each trainable parameter that was updated, by its index. The tensors lie in files without a name
-    in the disk folder, where one was given, so that they may be larger than memory; else in memory."""
+    """Reads the state of each trainable parameter that was updated, by its index. The tensors lie in files without a name
+    in the disk folder, where there is one, so that they may be larger than memory; else in memory."""
     engine = presence.engine
     arrays = engine.state_arrays()
     updated = [home for home in presence.homes if home.trainable and engine.updates(home.spans[0].key) > 0]
@@ -63,7 +63,7 @@ def read(presence: Presence) -> dict[int, dict[str, torch.Tensor]]:
 
 
 def write(presence: Presence, state: Mapping[int, Mapping[str, Any]]) -> None:
-    """Takes a state_dict's state, by the index of a parameter in the engine; a parameter that has none there was never
+    """Sets the state of a state_dict, by the index of a parameter in the engine; a parameter without state was never
     updated. Raises InvalidArgumentError for what does not fit, before anything is changed."""
     arrays = presence.engine.state_arrays()
     for home in presence.homes:
@@ -84,7 +84,7 @@ def write(presence: Presence, state: Mapping[int, Mapping[str, Any]]) -> None:
 
         _move(presence, "sluice_engine_set_state", "sluice_read_state_from_arrays", unit, source)
         for home, span in own:
-            # torch.optim.SGD counts no steps.
+            # torch.optim.SGD counts no steps, so that a parameter with state counts as updated once.
             step = state.get(home.index, {}).get(_STEP, 1 if state.get(home.index) else 0)
             presence.engine.set_updates(span.key, int(step))
             home.changed()
@@ -104,8 +104,8 @@ def _by_unit(homes: Iterable[Home]) -> dict[int, list[tuple[Home, Span]]]:
 def _move(
     presence: Presence, function: str, ready_made: str, unit: int, array: Callable[[str, str], torch.Tensor | None]
 ) -> None:
-    """Moves a unit's state between the engine and the tensors `array(parameter, name)`, contiguous, of a type that the
-    engine knows, or None."""
+    """Moves a unit's state between the engine and the tensors that `array(parameter, name)` returns: contiguous ones, of a
+    type that the engine knows, or None."""
     names = presence.engine.state_arrays()
     tensors = [[array(p.key, name) for name in names] for p in presence.engine.units[unit].parameters]
     rows = [
@@ -128,8 +128,8 @@ def _parts(presence: Presence, arrays: Mapping[str, Any], span: Span) -> dict[st
 
 
 def _part(presence: Presence, name: str, span: Span, flat: torch.Tensor) -> torch.Tensor:
-    """What the engine takes with the span's unit of an array: its elements; all of one that is of the whole parameter, which
-    it asks for with the first span alone."""
+    """The part of an array that the engine has with a span's unit: the span's elements, or, with the first span alone, all
+    of an array that belongs to the parameter as a whole."""
     return flat if name in _settings(presence).whole_arrays else span.of(flat)
 
 

@@ -1,4 +1,4 @@
-"""Tensors in files without a name: as large as the disk has room, and in memory only where they are read."""
+"""Tensors in files without a name, which may be as large as the disk, and take memory only while they are used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _files: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionar
 
 
 def make(folder: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros in a file of the folder, which goes with the last tensor over it. OSError where there is no room."""
+    """A tensor of zeros in a file of the folder, which ends with the last tensor over it. Raises OSError without room."""
     memory = _file_without_name(folder, math.prod(shape) * dtype.itemsize)
     tensor = torch.frombuffer(memory, dtype=dtype).view(shape)
     _files[tensor.data_ptr()] = memory
@@ -28,13 +28,13 @@ def flush(tensor: torch.Tensor) -> None:
 
 
 def give_up(tensor: torch.Tensor) -> None:
-    """Gives memory that a tensor takes back to the system, until it is read again, where the tensor is in a file."""
+    """Gives a tensor's memory back to the system until it is read again, if the tensor is in a file."""
     if (memory := _file_of(tensor)) is not None:
         memory.madvise(mmap.MADV_DONTNEED)
 
 
 def give_up_all() -> None:
-    """Gives up what was read of every such tensor."""
+    """Gives the memory of all tensors in files back to the system."""
     for memory in list(_files.values()):
         memory.madvise(mmap.MADV_DONTNEED)
 
@@ -46,7 +46,7 @@ def _file_of(tensor: torch.Tensor) -> mmap.mmap | None:
 def _file_without_name(folder: str, size: int) -> mmap.mmap:
     file = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(file, 0, size)  # a full disk says so here, and not when the memory is touched
+        os.posix_fallocate(file, 0, size)  # a full disk is an error here, and not when the memory is touched
         return mmap.mmap(file, size)
     finally:
         os.close(file)

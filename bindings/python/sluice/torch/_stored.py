@@ -1,4 +1,4 @@
-"""The gradients that an engine has of a wrapped model's parameters."""
+"""The gradients of a wrapped model's parameters that are in the engine."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ._units import DTYPES
 class Entry:
     """What is known of a parameter's gradient, from its first backward until it is given up."""
 
-    index: int  # of the parameter
+    index: int  # the parameter's
     alive: bool = dataclasses.field(default=True, init=False)
     serial: int = dataclasses.field(default_factory=itertools.count().__next__, init=False)
 
 
 class Stored:
-    """The gradients of one wrapped model. What else uses its engine has the same lock."""
+    """The gradients of one wrapped model. They share a lock with all that uses its engine."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class Stored:
         use: Callable[[int, int], None],
         by_storage: Mapping[int, Home],
     ) -> None:
-        """use: makes a unit present, for an access; by_storage: whose memory begins where."""
+        """use: makes a unit present, for an access; by_storage: the homes by the addresses of their memory."""
         self._engine, self._homes, self._lock, self._use, self._by_storage = engine, homes, lock, use, by_storage
         self.entries: dict[int, Entry] = {}  # by the parameter's index
-        # Gradients that nobody refers to, (parameter, serial); the collector may say so inside of an engine's call.
+        # Gradients without references, as (parameter, serial). Finalizers add them, even inside of an engine's call.
         self.ended: deque[tuple[int, int]] = deque()
 
     def begin(self, entry: Entry, values: torch.Tensor) -> None:
-        """Takes a parameter's first gradient; one that the engine still has of it ends."""
+        """Puts a parameter's first gradient into the engine, in place of one that is still there."""
         home = self._homes[entry.index]
         with self._lock:
             self.give_up(home)
@@ -54,19 +54,19 @@ class Stored:
             self.set(home, values)
 
     def give_up(self, home: Home) -> None:
-        """The gradient that the engine has of this parameter, if any, ends."""
+        """Ends the parameter's gradient in the engine, if there is one."""
         entry = self.entries.get(home.index)
         if entry is not None:
             self.end(entry)
 
     def end(self, entry: Entry) -> None:
-        """The engine drops this gradient."""
+        """Ends this gradient, which the engine drops."""
         self._drop(self._homes[entry.index])
         entry.alive = False
         del self.entries[entry.index]
 
     def drop_ended(self) -> None:
-        """Ends the gradients to which nobody refers."""
+        """Ends the gradients to which there is no reference."""
         while self.ended:
             index, serial = self.ended.popleft()
             entry = self.entries.get(index)
@@ -78,7 +78,7 @@ class Stored:
             self._engine._handle.call("sluice_engine_drop_gradient", span.index)
 
     def set(self, home: Home, values: torch.Tensor) -> None:
-        """The gradient is `values`, and nothing else."""
+        """Sets the gradient to `values`."""
         with self._lock:
             self._drop(home)
             self.add(home, values)

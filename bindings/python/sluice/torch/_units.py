@@ -1,4 +1,4 @@
-"""Which parameters of a model are fetched together: the units, found by the model's own structure."""
+"""Finds a model's units, the parameters that are fetched together, by the model's own structure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import torch
 from ..errors import InvalidArgumentError
 from ..model import Parameter, Unit
 
-_SMALLEST = 4 << 20  # bytes: below it, neighbours are fetched together
-_LARGEST = 256 << 20  # bytes: a repeated block above it (one of many experts) is cut along its modules
+_SMALLEST = 4 << 20  # bytes; smaller neighbours are one unit
+_LARGEST = 256 << 20  # bytes; a larger repeated block (one of many experts) is cut along its modules
 
-# Elements. A parameter above it spans several units, each with so many of it: its gradient then passes in pieces.
-_LARGEST_PARAMETER = 64 << 20
-_SPAN = 32 << 20
+_LARGEST_PARAMETER = 64 << 20  # elements; a larger parameter spans several units, and its gradient passes span by span
+_SPAN = 32 << 20  # elements of a span
 
 DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
@@ -26,8 +25,8 @@ _Named = tuple[str, torch.nn.Parameter]
 
 @dataclasses.dataclass
 class Group:
-    """Parameters of one unit, of one type: all trainable, or all frozen; or a span (first element, elements) of a single
-    one."""
+    """The parameters of one unit, of one type, all trainable or all frozen; or one span (first element, elements) of a
+    single parameter."""
 
     name: str
     parameters: list[_Named]
@@ -40,7 +39,7 @@ class Group:
 
     @property
     def ends_parameters(self) -> bool:
-        """Whether no other unit goes on with its last parameter."""
+        """Whether its last parameter does not continue in another unit."""
         return self.span is None or sum(self.span) == self.parameters[0][1].numel()
 
 
@@ -52,13 +51,13 @@ def _bytes(parameter: torch.nn.Parameter) -> int:
 class Roles:
     """How the optimizer treats parameters, by id."""
 
-    group: dict[int, int] = dataclasses.field(default_factory=dict)  # of settings; what is not here is in the first
-    place: dict[int, int] = dataclasses.field(default_factory=dict)  # where in its group, in the order of torch.optim
-    by_elements: set[int] = dataclasses.field(default_factory=set)  # an optimizer of matrices leaves them to AdamW
+    group: dict[int, int] = dataclasses.field(default_factory=dict)  # the number of its parameter group; 0 where it has none
+    position: dict[int, int] = dataclasses.field(default_factory=dict)  # in its group, in torch.optim's order
+    by_elements: set[int] = dataclasses.field(default_factory=set)  # see sluice.Parameter
 
 
 def units_of(groups: Sequence[Group], roles: Roles, train: bool) -> list[Unit]:
-    """The groups as the engine takes them, as units. Without `train` all parameters are frozen."""
+    """Turns the groups into units for the engine. Without `train` all parameters are frozen."""
     return [
         Unit(
             group.name,
@@ -80,8 +79,8 @@ def units_of(groups: Sequence[Group], roles: Roles, train: bool) -> list[Unit]:
 
 
 def find_units(model: torch.nn.Module, named: Optional[Mapping[str, Sequence[str]]] = None) -> list[Group]:
-    """Repeated blocks are units; what is left over is grouped by size, in the order of the model. A tied parameter is of
-    the unit that names it first; one without elements is of none, and stays where it is.
+    """Makes a unit of each repeated block, and of the other parameters by size, in the model's order. A tied parameter is in
+    the unit that names it first; one without elements is in none, and stays where it is.
 
     named: the user's own units, which come first: a unit's name -> names of modules or parameters."""
     names = {id(p): name for name, p in model.named_parameters()}
@@ -102,7 +101,7 @@ def _named(
         raise InvalidArgumentError(
             f"units are {units!r:.80}; a dict is needed: the unit's name -> names of modules or parameters"
         )
-    parameters = dict(model.named_parameters(remove_duplicate=False))  # a tied one has several names
+    parameters = dict(model.named_parameters(remove_duplicate=False))  # a tied parameter has several names
     found = []
     for unit, members in units.items():
         group = Group(unit, [])
@@ -129,13 +128,13 @@ def _names_of(unit: str, members: Any) -> list[str]:
 
 
 def _named_apart(groups: Sequence[Group]) -> list[Group]:
-    """The same groups, each with a name of its own: the first of a name keeps it."""
+    """The same groups with different names: the first of equal ones keeps its name."""
     taken: set[str] = set()
     return [dataclasses.replace(group, name=_apart(group.name, taken)) for group in groups]
 
 
 def _apart(name: str, taken: set[str]) -> str:
-    """The name, or the next like it that is not taken; it is then."""
+    """Takes the name, or else one like it that is not taken."""
     counted = itertools.chain([name], (f"{name} ({count})" for count in itertools.count(2)))
     free = next(each for each in counted if each not in taken)
     taken.add(free)
@@ -143,8 +142,8 @@ def _apart(name: str, taken: set[str]) -> str:
 
 
 def held_at_least(model: torch.nn.Module, groups: Sequence[Group]) -> int:
-    """Units that are held together, because a parameter spans them or a module has parameters in them, and the one that is
-    used with them."""
+    """The units that must be held at once: those that a parameter spans or that have a module's own parameters, and one
+    more that is used with them."""
     units_of: dict[int, set[int]] = {}
     for unit, group in enumerate(groups):
         for _, p in group.parameters:
@@ -157,7 +156,7 @@ def held_at_least(model: torch.nn.Module, groups: Sequence[Group]) -> int:
 
 
 def bytes_in_memory(groups: Sequence[Group]) -> int:
-    """What the parameters take now, and will not any more when they are the engine's."""
+    """The bytes that the parameters take now, and give back when the engine has them."""
     parameters = (p for group in groups if group.ends_parameters for _, p in group.parameters)
     return sum(_bytes(p) for p in parameters if not p.is_meta)
 
@@ -189,12 +188,12 @@ def _collect(module: torch.nn.Module, name: str, names: Mapping[int, str], taken
 
 
 def has_children(module: torch.nn.Module) -> bool:
-    """Whether a module has others inside. (A module itself may be false, or have no truth: torch.compile()'s.)"""
+    """Whether a module has children. (It cannot be tested itself: modules may be false, or have no truth value.)"""
     return next(module.children(), None) is not None
 
 
 def _repeated(module: torch.nn.Module) -> set[str]:
-    """The children that are blocks: of a kind that occurs more than once, with modules of their own."""
+    """The names of children that are blocks: their kind occurs more than once, and they have children."""
     kinds: dict[type, list[str]] = {}
     for name, child in module.named_children():
         if has_children(child):
@@ -213,7 +212,7 @@ def _merge_small(groups: Sequence[Group]) -> list[Group]:
 
 
 def _span_large(groups: Sequence[Group]) -> list[Group]:
-    """Cuts large parameters into spans. The rule is one of shapes, so that it is the same at any budget."""
+    """Cuts large parameters into spans, by shapes alone, so that the units are the same at any budget."""
     cut = []
     for group in groups:
         large = [(name, p) for name, p in group.parameters if p.numel() > _LARGEST_PARAMETER]
@@ -227,7 +226,7 @@ def _span_large(groups: Sequence[Group]) -> list[Group]:
 
 
 def _split(groups: Sequence[Group]) -> list[Group]:
-    """Frozen parameters have no gradient and no optimizer state, so they get units of their own, and so does each type."""
+    """Splits groups, so that each has one type, and frozen parameters, without gradients and state, have their own."""
     split = []
     taken = {group.name for group in groups}
     for group in groups:

@@ -1,4 +1,4 @@
-"""Where the values of a model's parameters and buffers lie in a folder of safetensors."""
+"""Finds the values of a model's parameters and buffers in a folder of safetensors."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ._safetensors import SafetensorsFolder, Stored
 
 
 def stored_of(model: torch.nn.Module, folder: Path, partly: bool = True) -> dict[str, Stored]:
-    """Where the values of each parameter, and of each buffer on the meta device, are; of a tied one under any name.
-    partly: not all need to be there; a warning tells where that may be a mistake."""
+    """Where the values of each parameter and of each buffer on the meta device lie; those of a tied one under any name.
+    partly: some may be missing; a warning says where that may be a mistake."""
     if partly and not all(p.is_meta for p in model.parameters()):
         raise InvalidArgumentError("weights are given for a model that has values; build it on the meta device")
     names_of: dict[int, list[str]] = {}
@@ -65,8 +65,8 @@ def _check(name: str, t: torch.Tensor, there: Stored) -> None:
 
 
 def _unexpected(model: torch.nn.Module, others: Sequence[str], names: set[str]) -> list[str]:
-    """What no parameter takes, without other names of tied parameters, buffers, and what the model's class says that
-    old files have."""
+    """The tensors that no parameter takes, but for tied names, buffers, and what the model's class expects in old
+    files."""
     known = names | {name for name, _ in model.named_buffers()}
     ignored = [p for m in model.modules() for p in getattr(m, "_keys_to_ignore_on_load_unexpected", None) or ()]
     return [name for name in others if name not in known and not any(re.search(p, name) for p in ignored)]
@@ -85,7 +85,7 @@ def _of_others(others: Sequence[str]) -> str:
 
 
 def source_of(stored: Optional[Mapping[str, Stored]]) -> Optional[Source]:
-    """The function that an engine asks for first values; it gives NaN where nothing is stored."""
+    """The function that fills in an engine's first values: those in files, or NaN where there are none."""
     if stored is None:
         return None
 
@@ -94,6 +94,6 @@ def source_of(stored: Optional[Mapping[str, Stored]]) -> Optional[Source]:
         if name in stored:
             SafetensorsFolder.read(stored[name], first, values)
         else:
-            values.fill_(math.nan)  # until a rule of the model gives it values
+            values.fill_(math.nan)  # no value, until a rule of the model gives one
 
     return fill

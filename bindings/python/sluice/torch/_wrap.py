@@ -1,4 +1,4 @@
-"""Wrapping a model, and what is done with a wrapped one."""
+"""wrap(), and the functions that take a wrapped model."""
 
 from __future__ import annotations
 
@@ -48,38 +48,38 @@ def wrap(
     update_in_backward: bool = False,
     clip_value: Optional[float] = None,
 ) -> tuple[Model, Optional[Optimizer]]:
-    """Moves a model's parameters into an engine; gives the same model, and a torch.optim.Optimizer of its trainable
-    parameters (None without `optimizer`: for evaluation and generation).
+    """Moves a model's parameters into an engine. Returns the same model, and a torch.optim.Optimizer of its trainable
+    parameters, or None where no `optimizer` is given, for evaluation and generation.
 
     memory: the budget of the whole process, what PyTorch takes itself (`reserve`) included.
     disk: a folder, or several that are striped, for what does not fit in memory.
-    reserve: what PyTorch will take beyond what the process holds now: activations, temporary tensors. It is taken as it
-        is; where the first step takes more, a warning says how much. None: found at each call that is larger than those
-        before, from its arguments and without memory, before it computes: the plan is changed for it, or the call is a
-        BudgetError, with nothing changed (InvalidArgumentError where its operations depend on values). Until the first
-        call 512MiB are assumed, or 160MiB. engine_of(model).plan()["pytorch"] has what was estimated and measured.
-    sample_batch: what the model is called with: a dict of keyword arguments, a tuple of arguments, or one argument. The
-        first plan is made for that.
-    param_groups: as torch.optim has them: dicts of "params" (parameters or their names), and of what may be other for
-        each group ("lr", "weight_decay", "betas", ...); what is in none has the settings of `optimizer`. With Muon also
-        "use_muon": whether matrices among them are Muon's; without it all are but embeddings and the output head (what
-        get_output_embeddings() gives, where the model has that).
-    units: what is fetched together: name -> names of modules or parameters; the rest is found by itself.
-    threads: of updates; 0: as many as PyTorch uses.
-    held_units: the most units that are kept at hand at once.
-    place: "memory" or "disk" for everything, or a mapping; for tests and measurements.
-    weights: a folder of safetensors, for a model on the meta device: what is there by its name is streamed from it, and
-        the rest gets its first values by the model's own rules (adapters).
-    state: type of the optimizer's state, "f32", "bf16" or "8bit".
-    update_in_backward: a gradient is applied in backward, as soon as its unit's are all there, and never stored: with the
-        settings in force then, and before the others are known. So there is no clipping by norm, no accumulation and no
-        loss scaling, and p.grad cannot be looked at: an error each. optimizer.step() ends the step.
-    clip_value: bound of each element of a gradient, applied by the update itself, also with update_in_backward; after
-        clipping by norm, where the loop does that. None: none.
+    reserve: what PyTorch will take beyond what the process holds now: activations, temporary tensors. It is planned for as
+        it is, and a warning says by how much the first step took more. None: each call that is larger than those before is
+        estimated before it computes, from its arguments and without memory, and the plan is changed for it; where there is
+        none, the call raises BudgetError with nothing changed (InvalidArgumentError where its operations depend on values).
+        Until the first call 512MiB are assumed, or 160MiB. engine_of(model).plan()["pytorch"] has estimates and measures.
+    sample_batch: what the model is called with, for which the first plan is made: a dict of keyword arguments, a tuple of
+        arguments, or one argument.
+    param_groups: torch.optim's parameter groups: dicts with "params" (parameters or their names) and settings that may
+        differ ("lr", "weight_decay", "betas", ...); other parameters have those of `optimizer`. With Muon also "use_muon":
+        whether matrices of the group are Muon's; without it they are, but for embeddings and the output head (which
+        get_output_embeddings() returns).
+    units: the user's own units: name -> names of modules or parameters; the others are found.
+    threads: how many threads update; 0: as many as PyTorch uses.
+    held_units: the most units that are held at once.
+    place: "memory" or "disk" for everything, or a mapping; it is for tests and measurements.
+    weights: a folder of safetensors, for a model on the meta device: parameters in it are streamed, and others (adapters)
+        get first values by the model's own rules.
+    state: the type of the optimizer's state, "f32", "bf16" or "8bit".
+    update_in_backward: a gradient is applied in backward, as soon as all of its unit are there, with the settings in force
+        then, and never stored. Clipping by norm, accumulation, loss scaling and looking at p.grad are errors then.
+        optimizer.step() ends the step.
+    clip_value: the bound of each element of a gradient, which the update applies, also with update_in_backward, after any
+        clipping by norm. None: no bound.
     master: "none" keeps no f32 masters of bfloat16 parameters, and rounds updates stochastically, by `seed`.
 
-    Raises BudgetError where it does not fit, InvalidArgumentError for a model that cannot be wrapped; the model is then
-    as it was.
+    Raises BudgetError where the model does not fit, and InvalidArgumentError where it cannot be wrapped; it is then as it
+    was.
     """
     prepared = prepare(
         model,
@@ -107,8 +107,7 @@ def wrap(
 def move_in(
     model: Model, prepared: Prepared, stored: Optional[Mapping[str, Stored]]
 ) -> tuple[Model, Optional[Optimizer]]:
-    """Does what wrap() does, with what that was given made ready. stored: where values lie in files, by names; None:
-    nowhere."""
+    """Wraps a model that prepare() has accepted. stored: where values lie in files, by names, or None."""
     on_meta = {name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta}
     if on_meta:
         _first_values.check(model, stored or {})
@@ -133,10 +132,9 @@ def plan(
     weights: Optional[Path] = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Where every byte of a model would live if wrap() were given the same, as a dict; the model may be on the meta
-    device, and stays as it is. "pytorch" says what PyTorch itself would take: for `sample_batch` as it is estimated
-    (see estimate()), else what is reserved for it until the first call. Raises what wrap() would: BudgetError where it
-    does not fit.
+    """Plans where every byte of a model would live if wrap() were given the same. The model may be on the meta device, and
+    stays as it is. "pytorch" is what PyTorch itself would take: the estimate for `sample_batch`, else what is reserved
+    until the first call. Raises what wrap() would.
 
     options: those of wrap().
     """
@@ -156,18 +154,17 @@ def _session(model: torch.nn.Module) -> Session:
 
 
 def engine_of(model: torch.nn.Module) -> Engine:
-    """The engine of a wrapped model: its ledger, plan, counters and trace, its checkpoints and values. Its steps are the
-    optimizer's, and units come and go by themselves: calls for that are a StateError."""
+    """The engine of a wrapped model, for its ledger, plan, counters, trace, checkpoints and values. Calls for steps and
+    units are a StateError: those are the optimizer's and the hooks'."""
     return _session(model).engine
 
 
 def close(model: torch.nn.Module, *, values: bool = True) -> None:
-    """The model's parameters are plain tensors again, with their values, where they were: views stay views. Engine and
-    disk space are given back. Raises BudgetError, with nothing changed, where the values do not fit in the memory that
-    was stated, or that the machine has.
+    """Closes the engine, and leaves the model's parameters plain tensors with their values, where they were: views stay
+    views. Disk space is given back. Raises BudgetError, with nothing changed, where the values do not fit in the memory
+    that was stated, or that the machine has.
 
-    values=False: nothing is brought together. The parameters are others, on the meta device; those who still refer to
-    the old ones may not touch them.
+    values=False: no values are kept. The model has new parameters on the meta device, and the old ones must not be touched.
     """
     _session(model).close(values)
     del _sessions[model]
@@ -175,8 +172,7 @@ def close(model: torch.nn.Module, *, values: bool = True) -> None:
 
 @contextlib.contextmanager
 def edit(model: torch.nn.Module) -> Iterator[None]:
-    """Parameters may be written inside of the `with`, by any means; they are the model's values afterwards, and the
-    optimizer's master copies."""
+    """Lets parameters be written inside of the `with`, by any means; the optimizer's masters follow afterwards."""
     presence = _session(model).presence
     presence.release_all()
     try:
