@@ -13,7 +13,7 @@ def place(tmp_path_factory):
     (folder / "text.txt").write_text(lesson())
     (folder / "disk").mkdir()
     torch.manual_seed(5)
-    # Its blocks have more than one chunk, its head is its own, and it has dropout (0.1, the default).
+    # This model's blocks have more than one chunk, its head is not tied, and it has dropout (0.1, the default).
     special = dict(bos_token_id=0, eos_token_id=0)
     wide = GPT2Config(
         vocab_size=256, n_positions=32, n_embd=256, n_layer=2, n_head=4, tie_word_embeddings=False, **special

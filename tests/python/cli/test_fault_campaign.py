@@ -21,5 +21,5 @@ def test_real_faults_are_survived_or_reported(tmp_path):
     told = []
     faults.all(1, told.append)
     print("\n".join(told))
-    assert faults.reported >= 2, told  # flips and limits cannot be survived
-    assert faults.survived >= 3, told  # what must be
+    assert faults.reported >= 2, told  # runs cannot survive flips and limits
+    assert faults.survived >= 3, told  # they must survive the others

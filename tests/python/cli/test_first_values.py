@@ -1,4 +1,4 @@
-"""A folder with config.json alone trains from first values, also on bytes; one with weights that are not read never does."""
+"""A folder with config.json alone trains from first values, also on bytes; one with weights that Sluice cannot read does not."""
 
 import json
 
@@ -63,7 +63,7 @@ def test_what_comes_of_it_loads_in_transformers(case, text, tmp_path):
 
 @pytest.mark.parametrize("case", ["gpt2-more", "llama-untied"])
 def test_the_values_are_those_that_transformers_begins_with(case, text, tmp_path):
-    """The deviation of each is within five standard errors of what the config says."""
+    """The deviation of each tensor is within five standard errors of the configuration's."""
     config = CONFIGS[case]
     _, checkpoint = train(**flags_for(tmp_path, model=save(config, tmp_path / "shape"), tokens="bytes", lr=0))
     for name, tensor in load_file(checkpoint / "model.safetensors").items():
@@ -92,7 +92,7 @@ def test_a_run_of_it_goes_on_with_the_same_bits(text, tmp_path):
     train(**flags | dict(steps=2, schedule="constant"))
     resumed = run_sluice("train", "--resume", memory="512MiB", progress="none", schedule="cosine", **flags)
     assert resumed.returncode == 0, resumed.stderr
-    # The warm-up is longer than the run, so that no step has a schedule.
+    # The warm-up is longer than the run, so that the schedule does not count.
     assert (whole / "model.safetensors").read_bytes() == (tmp_path / "out" / whole.name / "model.safetensors").read_bytes()
 
 
@@ -107,7 +107,7 @@ def test_what_was_trained_on_bytes_goes_on_with_bytes(text, tmp_path):
     again = flags_for(tmp_path, model=checkpoint, tokens="bytes", out=tmp_path / "again", lr=0)
     _, same = train(**again)
     assert (same / "model.safetensors").read_bytes() == (checkpoint / "model.safetensors").read_bytes()
-    (checkpoint / "manifest.json").unlink()  # then it is any folder with weights
+    (checkpoint / "manifest.json").unlink()  # which makes it a folder of weights of unknown origin
     refused = run_sluice("train", memory="512MiB", progress="none", **again | dict(out=tmp_path / "third"))
     assert refused.returncode == 2 and b"weights of other tokens" in refused.stderr
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from support.runs import assert_same, common, sluice, without_earlier
 from support.sluice_process import run_sluice
 
-# An interval so short that the scale soon is too large, again and again.
+# The interval is so short that the scale becomes too large again and again.
 OFTEN = ["--initial-scale", str(2**24), "--scale-growth-interval", "2", "--schedule", "constant", "--steps", "20"]
 STEPS = 20
 
@@ -61,7 +61,7 @@ def test_skipped_steps_change_no_bit_in_any_placement(place, model):
 
 
 def test_a_skipped_step_is_none_to_the_optimizer_and_uses_up_its_data(place):
-    """With a first step that is skipped, the second does what a first step on its data does."""
+    """Where the first step is skipped, the second does what a first step on its data would do."""
     scale = ["--initial-scale", str(2**40), "--steps", "1", "--warmup", "0", "--weight-decay", "0"]
     sluice(*words_of(place, "skipped", *scale))
     assert [row["skipped"] for row in rows_of(place, "skipped")] == [True]

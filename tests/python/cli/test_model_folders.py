@@ -1,5 +1,5 @@
-"""Folders of transformers: what is read and saved is the same model, its greedy text is the same, and what is no
-such folder is refused before anything is written."""
+"""Folders of transformers: the model that is read and saved is the same, and so is its greedy text; other folders are
+refused before anything is written."""
 
 import json
 import struct
@@ -44,7 +44,7 @@ TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 def write_data(folder):
-    """Writes tokens that every vocabulary here has."""
+    """Writes tokens that all vocabularies here have."""
     (folder / "data.bin").write_bytes(np.arange(400, dtype="<u2").__mod__(97).tobytes())
     return folder / "data.bin"
 
@@ -116,7 +116,7 @@ def test_a_folder_without_the_prefix_of_its_names_is_read(tmp_path):
 
 
 def greedy(model, prompt, count):
-    """The likeliest tokens by transformers' own generation, and the least lead that one had over the next."""
+    """The likeliest tokens by transformers' own generation, and the least lead of one over the next likely."""
     made = model.generate(
         torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), do_sample=False, max_new_tokens=count,
         pad_token_id=0, output_scores=True, return_dict_in_generate=True,
@@ -143,7 +143,7 @@ def test_greedy_text_is_that_of_transformers(case, tmp_path):
 
 
 class Container:
-    """A safetensors file taken apart."""
+    """The header and the data of a safetensors file."""
 
     def __init__(self, path):
         data = path.read_bytes()
@@ -216,8 +216,7 @@ def contents(folder):
 
 
 def expect_refused(tmp_path, *parts):
-    """Both train and generate refuse the folder; --out, which is in use for something else, and the metrics stay as
-    they are."""
+    """train and generate refuse the folder; the metrics and --out, a folder with other files, stay as they are."""
     flags = flags_for(tmp_path, memory="512MiB", progress="none", metrics=tmp_path / "metrics.jsonl")
     out = tmp_path / "out"
     out.mkdir(exist_ok=True)

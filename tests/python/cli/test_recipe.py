@@ -1,4 +1,4 @@
-"""What a run learns with where nothing is stated: it is printed, recorded, kept when the run goes on, and it learns."""
+"""The default recipe of a run is printed, recorded, and kept when the run goes on; and a model learns with it."""
 
 import json
 
@@ -25,7 +25,7 @@ def test_it_is_printed_recorded_and_used(text, tmp_path):
     flags = dict(TINY, data=text, out=tmp_path / "out", steps=3)
     planned = run_sluice("plan", memory="512MiB", **flags)
     said = planned.stdout.decode()
-    # 4 x 12 x 128^2 parameters, with biases and norms, are fewer than the least of the table.
+    # The 4 x 12 x 128^2 parameters, with biases and norms, are fewer than the table's smallest model has.
     assert "learning rate     0.0013 of adamw, a warm-up of 40 steps" in said, said
     assert f"defaults          {', '.join(DEFAULTS)}: for adamw, 0.793 million parameters in blocks, from first values" in said
     recipe = json.loads(run_sluice("plan", "--json", memory="512MiB", **flags).stdout)["recipe"]
@@ -37,7 +37,7 @@ def test_it_is_printed_recorded_and_used(text, tmp_path):
     kept = record(checkpoint)
     assert kept["defaults"] == DEFAULTS
     assert {name: kept["hyperparameters"][name] for name in DEFAULTS} == {name: recipe[name] for name in DEFAULTS}
-    # What was trained has weights: a tenth, for who goes on with another text.
+    # The trained model has weights, so that a run on another text has a tenth of the rate.
     tuned = run_sluice("plan", memory="512MiB", **flags | dict(model=checkpoint, out=tmp_path / "tuned"))
     assert "learning rate     0.00013 of adamw" in tuned.stdout.decode()
     assert f"the weights in '{checkpoint}'" in tuned.stdout.decode()
@@ -58,7 +58,7 @@ def test_a_resumed_run_keeps_what_its_checkpoint_has(text, tmp_path):
     assert (there / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert record(there)["defaults"] == record(whole)["defaults"] == ["warmup", "final-lr"]
     assert record(there)["hyperparameters"]["schedule"] == "linear"
-    # What is stated wins, and is told.
+    # A stated value wins, and a message says so.
     stated = run_sluice("train", "--resume", **flags, memory="512MiB", progress="none", out=tmp_path / "run", steps=5, lr=1e-4)
     assert b"the run goes on with another setting: lr was 0.0005 and is 0.0001" in stated.stderr
     assert record(tmp_path / "run" / "step-00000005")["defaults"] == ["warmup", "final-lr"]
@@ -78,7 +78,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("case", OPTIMIZERS)
 def test_every_optimizer_learns_with_its_own(case, text, tmp_path):
-    """None of the first steps leaps away, as with the full rate at once; and the loss beats that of a flat rate of 3e-4."""
+    """No early step makes the loss leap, as the full rate would; and the loss beats that of a flat rate of 3e-4."""
     flags = dict(TINY, data=text, steps=100, eval_batches=4, **OPTIMIZERS[case])
     lines, _ = train(**flags, out=tmp_path / "default", eval_every=100)
     flat, _ = train(**flags, out=tmp_path / "flat", eval_every=100, lr=3e-4, warmup=0, weight_decay=0.1)

@@ -16,7 +16,7 @@ from support.sluice_process import has_metrics
 from transformers import GPT2LMHeadModel
 
 pytestmark = pytest.mark.skipif(not SLUICE.exists(), reason=f"{SLUICE} is not built")
-CHUNK = 512 * 1024  # elements; the least there is
+CHUNK = 512 * 1024  # elements of the smallest chunk
 
 
 def plan(place, model, dtype, *more):
@@ -64,11 +64,11 @@ def test_placement_recomputation_groups_prefetch_and_chunks_never_change_a_bit(p
         assert_same(found, expected)
         moved[way] = sum(row["disk_read"] + row["disk_written"] for row in rows)
     assert moved.pop("selective, uneven groups") == 0
-    # They are written where their room is needed: the frames of this model have room for all until they are applied.
+    # Gradients are written where their room is needed; the frames of this model have room for all of them.
     gradients = moved.pop("gradients on disk, full")
     assert gradients > 0 or model == "wide-untied"
     assert min(moved.values()) > 0
-    # Without groups everything is loaded again for each micro-batch.
+    # Without groups each micro-batch loads everything again.
     assert moved["all on disk, near"] > 1.5 * moved["all on disk, far"] > moved["state on disk"]
 
 
@@ -88,14 +88,14 @@ def test_the_savings_happen(place):
     assert on_disk["bytes"]["disk"]["optimizer state"] >= 8 * sum(p.numel() for p in model.parameters())
     assert on_disk["step"]["bytes_read"] > 0 == kept["step"]["bytes_read"]
     assert {unit["state"] for unit in on_disk["units"]} == {"disk"}
-    assert on_disk["chunk_elements"] >= CHUNK  # what this machine's disk asks for
+    assert on_disk["chunk_elements"] >= CHUNK  # by this machine's disk
     stated = [host(*memory, "none", "--place-state", "disk", "--chunk-elements", str(n))[0] for n in (CHUNK, 2 * CHUNK)]
     assert stated[0]["chunk_elements"] == CHUNK < stated[1]["chunk_elements"]
     assert max(sum(p.numel() for p in block.parameters()) for block in model.transformer.h) > CHUNK
 
 
 def test_three_budgets_with_three_groups_have_the_same_bits(place):
-    # An array at the border of a unit is 512 KiB a micro-batch: a group more is several MiB more.
+    # An array between units takes 512 KiB for a micro-batch, so that a larger group takes several MiB more.
     larger = ["--batch", "32", "--recompute", "full", *PLACES["disk"]]
     flags = lambda *more: without_earlier([*common(place, "tiny", "f32"), "--out", str(place / "planned"), *larger, *more])
     out = []
@@ -128,7 +128,7 @@ def test_twenty_kills_and_resumes_change_no_bit(tmp_path):
 
 
 class Started:
-    """A run that would never end."""
+    """A run that would not end by itself."""
 
     def __init__(self, place, name, *more, hangup=signal.SIG_DFL):
         self.out, self.metrics = place / name, place / f"{name}.jsonl"
@@ -138,7 +138,7 @@ class Started:
         before = signal.signal(signal.SIGHUP, hangup)
         self.process = subprocess.Popen([SLUICE, "train", *words, *output], **pipes)
         signal.signal(signal.SIGHUP, before)
-        atexit.register(self.process.kill)  # where its test has failed
+        atexit.register(self.process.kill)  # for a test that fails
 
     def wait_for_a_step(self):
         deadline = time.monotonic() + PATIENCE
@@ -178,7 +178,7 @@ def test_a_signal_saves_and_stops_at_the_end_of_the_step(place, number):
 
 
 def test_a_signal_finds_no_thread_that_computes(place):
-    """A handler would run on that thread's stack, where generated code of the matrix library keeps other things."""
+    """A handler would run on the stack of a thread that computes, below whose end generated code of oneDNN keeps data."""
     run = Started(place, "masks", "--schedule", "constant")
     run.wait_for_a_step()
     stops = sum(1 << number - 1 for number in STOPS)
@@ -187,12 +187,12 @@ def test_a_signal_finds_no_thread_that_computes(place):
     run.process.send_signal(signal.SIGTERM)
     assert run.end()[0] == 0
     assert len(masks) > 2 and all(mask["Cgt"] & stops == 0 for mask in masks)
-    # The thread that waits for them takes them while it waits.
+    # The thread that waits for the signals takes them.
     assert sorted(mask["Blk"] & stops == stops for mask in masks)[1:] == [True] * (len(masks) - 1)
 
 
 def test_a_hangup_that_is_ignored_stops_nothing(place):
-    """Under nohup it is ignored."""
+    """Under nohup SIGHUP is ignored."""
     run = Started(place, "nohup", "--schedule", "constant", hangup=signal.SIG_IGN)
     run.wait_for_a_step()
     run.process.send_signal(signal.SIGHUP)
@@ -206,7 +206,7 @@ def test_a_hangup_that_is_ignored_stops_nothing(place):
 
 
 def test_a_second_ctrl_c_stops_at_once(place):
-    # A step takes a second or more, also on a fast CPU: the second one has just begun when the first signal comes.
+    # A step takes a second or more even on a fast CPU, so that the second step has just begun at the first signal.
     run = Started(place, "twice", "--schedule", "constant", "--accumulate", "4000")
     run.wait_for_a_step()
     run.process.send_signal(signal.SIGINT)

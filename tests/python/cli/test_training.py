@@ -18,7 +18,7 @@ from support.sluice_process import train
 
 LENGTH, BATCH, ACCUMULATE, STEPS, SEED = 16, 2, 2, 20, 0x1234567890
 ROWS = LENGTH * BATCH * ACCUMULATE  # tokens of a step
-WINDOWS = 30  # of which 80 samples are taken: two epochs and a part, whose borders lie within steps
+WINDOWS = 30  # 80 samples are two epochs and a part, whose borders lie within steps
 PEAK, WARMUP, FINAL_SHARE = 4e-3, 5, 0.1
 DECAY, CLIP, BETAS, EPSILON = 0.3, 1.0, (0.9, 0.95), 1e-8
 
@@ -129,7 +129,7 @@ class Reference:
 
 
 class Run:
-    """The same steps by the program."""
+    """20 steps of the program."""
 
     def __init__(self, folder, case, dtype="f32"):
         self.model = make_model(CASES, case)
@@ -170,12 +170,12 @@ def relative(found, expected):
 
 
 def change_errors(found, reference, start):
-    """How far each tensor ends from the reference, in parts of how far the reference went."""
+    """The distance of each tensor from the reference, relative to how far the reference moved."""
     errors = {}
     for name, expected in reference.masters.items():
         difference, change = found[name] - expected, expected - start[name]
         if name.endswith("attn.c_attn.bias"):
-            # A bias of keys shifts the scores of a query all alike: its gradient is rounding noise alone.
+            # A bias of keys shifts all scores of a query alike, so that its gradient is nothing but rounding.
             queries_and_values = [t.chunk(3)[i] for t in (difference, change) for i in (0, 2)]
             difference, change = torch.cat(queries_and_values[:2]), torch.cat(queries_and_values[2:])
         errors[name] = (difference.norm() / change.norm()).item()

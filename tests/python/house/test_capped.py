@@ -1,5 +1,5 @@
-"""scripts/capped.sh: a command as on a CPU with narrower vectors; and tests/python/support/rounding.py: what it tells, and
-allows."""
+"""scripts/capped.sh runs a command as on a CPU with narrower vectors; the bounds of tests/python/support/rounding.py allow
+roundings and find errors."""
 
 import subprocess
 
@@ -45,7 +45,7 @@ def set_to(**settings):
 
 
 def differs(found, expected):
-    """Whether one of the two comparisons of training tells these apart."""
+    """Whether one of the two comparisons of training finds a difference."""
     start, epsilon = values_of(small_gpt2()), expected[0].epsilon
     off = not found[0].close_to(expected[0])
     for name, value in expected[1].items():
@@ -66,7 +66,7 @@ def test_what_trained_alike_tells(wrong):
 
 
 def test_what_trained_alike_allows():
-    """The same training with sums in another order is allowed: rows in another order, one thread."""
+    """Sums in another order, by the order of rows or by one thread, pass."""
     plain = trained()
     torch.set_num_threads(1)
     try:
@@ -94,7 +94,7 @@ def test_what_near_tells():
 
 
 def test_what_updated_alike_tells():
-    """One step of AdamW by hand; the wrong ones leave something out."""
+    """A step of AdamW by hand, right or with something left out."""
     w, g = (torch.randn(1000, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
     p = torch.nn.Parameter(w.clone())
     p.grad = g

@@ -54,7 +54,7 @@ ROOMS = ["core", "allocator", "kernels", "offload", "optim", "engine", "models",
 
 
 def floors_of(room):
-    """(floor, group) of each name in the README's table; names that are joined by + are one group."""
+    """The floor and the group of each name in the README's table; names that are joined by + are one group."""
     readme = (ROOT / room / "README.md").read_text()
     places = {}
     for floor, cell in re.findall(r"^\| (\d+) \| (.*) \|$", readme, re.MULTILINE):
@@ -66,7 +66,7 @@ def floors_of(room):
 
 
 def place_of(path, places):
-    """Of a source in its room: that of its own name, else of its header, else of the innermost folder that has one."""
+    """The floor and the group of a source: those of its name, else of its header, else of the innermost folder with one."""
     names = [str(path), str(path.with_suffix(".h")), *(f"{folder}/" for folder in path.parents)]
     return next((places[name] for name in names if name in places), None)
 
@@ -108,7 +108,7 @@ def test_a_violation_within_a_room_is_found(room, path, text):
     assert list(floor_violations(room, pathlib.Path(path), text, floors_of(room)))
 
 
-# What is imported inside of functions, and why.
+# The imports inside of functions that are allowed, with their reasons.
 LATE_IMPORTS = {
     ("_conversions", "transformers"): "it is needed for its own models alone, and takes seconds",
     ("_pretrained", "transformers"): "it is needed for its own models alone, and takes seconds",
@@ -116,14 +116,14 @@ LATE_IMPORTS = {
 
 
 def floors_of_torch():
-    """The floor of each module, as the README has it."""
+    """The floor of each module in the README."""
     readme = (ROOT / "bindings" / "python" / "README.md").read_text()
     rows = re.findall(r"^\| (\d+) \| (.*) \|$", readme, re.MULTILINE)
     return {module: int(floor) for floor, modules in rows for module in re.findall(r"`(\w+)\.py`", modules)}
 
 
 def imports_of(node):
-    """What an import names: modules of its own package, and the others."""
+    """The names that an import has: modules of its own package, and others."""
     if isinstance(node, ast.Import):
         return [], [alias.name.split(".")[0] for alias in node.names]
     if node.level == 1:

@@ -1,4 +1,4 @@
-"""What `cmake --install` puts down serves a project in C that knows nothing of this one: by CMake and by pkg-config."""
+"""A project in C uses what `cmake --install` has installed, by CMake and by pkg-config."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ PROGRAM = """
 #include <stdio.h>
 int main(void) { return puts(sluice_version()) < 0 || sluice_abi_version() != SLUICE_ABI_VERSION; }
 """
-NO_CXX = {"CXX": "/bin/false"}  # a compiler of C alone has to do
+NO_CXX = {"CXX": "/bin/false"}  # a C compiler must be enough
 
 
 def run(*words, **more):

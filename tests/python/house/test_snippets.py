@@ -1,4 +1,4 @@
-"""What the documents show of Python runs as it stands: with another folder than /nvme, and smaller models."""
+"""The Python snippets of the documents run as they are, but with another folder than /nvme and smaller models."""
 
 import os
 import re

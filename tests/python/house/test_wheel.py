@@ -1,4 +1,4 @@
-"""The wheel, installed into an empty environment without a network, on its own: outside of the checkout."""
+"""The wheel works outside of the checkout, installed into an empty environment without a network."""
 
 import os
 import re
@@ -26,7 +26,7 @@ SYSTEM = re.compile(r"(lib(c|m|dl|pthread|rt|gcc_s|stdc\+\+)\.so|ld-linux)")
 
 
 def run(*words, cwd, **environment):
-    """Runs a process that knows nothing of the checkout."""
+    """Runs a process outside of the checkout, without its variables."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLUICE", "PYTHON", "LD_"))}
     done = subprocess.run(
         [str(word) for word in words], capture_output=True, text=True, timeout=300, cwd=cwd, env=clean | environment
@@ -48,7 +48,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def python(wheel, tmp_path_factory):
-    """The interpreter of an environment that holds the wheel and nothing else."""
+    """The interpreter of an environment that has the wheel and nothing else."""
     place = tmp_path_factory.mktemp("environment") / "venv"
     run(sys.executable, "-m", "venv", "--without-pip", place, cwd="/")
     interpreter = place / "bin" / "python"

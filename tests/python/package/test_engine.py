@@ -1,4 +1,4 @@
-"""The Python package trains the same bits wherever they live, as torch.optim does, and keeps what it takes flat."""
+"""The Python package trains to the same bits wherever they live, agrees with torch.optim, and its memory does not grow."""
 
 import json
 import os
@@ -111,7 +111,7 @@ def test_a_frozen_unit_stays_as_it_is_and_has_no_state(tmp_path, dtype):
 
 
 def torch_trained(steps):
-    """The values after as many steps of torch.optim.AdamW, and the norms of their gradients."""
+    """The values after `steps` steps of torch.optim.AdamW, and the norms of their gradients."""
     tensors = [{n: torch.tensor(v, requires_grad=True) for n, v in start_of(unit).items()} for unit in UNITS]
     groups = [{"params": [], "lr": g.lr, "weight_decay": g.weight_decay} for g in GROUPS]
     for unit, made in zip(UNITS, tensors, strict=True):
@@ -124,7 +124,7 @@ def torch_trained(steps):
             for tensor in made.values():
                 tensor.grad = torch.tensor(gradient_of(tensor.detach().numpy(), u))
         gradients = [tensor.grad for made in tensors for tensor in made.values()]
-        # In f64: torch's own clip_grad_norm_ sums in f32, and is off by more than what is asked for here.
+        # The sum is in f64, since the f32 sum of torch's clip_grad_norm_ is less exact than this test needs.
         norm = sum(torch.linalg.vector_norm(g, dtype=torch.float64) ** 2 for g in gradients).sqrt().item()
         for gradient in gradients:
             gradient *= min(1.0, 1.0 / (norm + 1e-6))
@@ -143,7 +143,7 @@ def test_agrees_with_torch_for_20_steps(tmp_path):
             for u in range(len(UNITS)):
                 add_gradients(engine, u)
             result = engine.step(clip=1.0)
-            # The values that gradients are made of are off by some twenty roundings a step.
+            # The values that gradients are made of are off by some twenty roundings for each step.
             assert rounding.near(result.gradient_norm, norm, rounding.of_roundings(20 * 20))
             assert rounding.near(result.clip_factor, min(1.0, 1.0 / norm), rounding.of_roundings(20 * 20))
         assert engine.steps == 20
@@ -208,7 +208,7 @@ def test_a_saved_engine_goes_on_with_the_same_bits(tmp_path):
 
 
 def test_a_narrow_parameter_of_an_odd_length_before_a_wide_one(tmp_path):
-    """In files the wide parameter comes first, where it is aligned. Frozen parameters are never updated."""
+    """Files have the wide parameter first, where it is aligned. Frozen parameters are never updated."""
     units = [
         sluice.Unit("narrow", [sluice.Parameter("narrow", (5, 5), dtype="bf16")]),
         sluice.Unit("frozen", [sluice.Parameter("frozen", (3,), dtype="f16", frozen=True)]),
@@ -307,7 +307,7 @@ def test_several_engines_at_once(tmp_path):
 
 
 def test_another_thread_goes_on_while_an_engine_works(tmp_path):
-    """In a call without callbacks a thread of Python would stand still if the GIL were held."""
+    """Calls without callbacks release the GIL, so that another thread runs meanwhile."""
     unit = sluice.Unit("big", [sluice.Parameter("big.weight", (24 << 20,))])
     options = sluice.Options(memory="4GiB", disk=tmp_path, place="disk", threads=1)
     with sluice.Engine([unit], options) as engine:
@@ -345,7 +345,7 @@ def resident():
 
 def test_200_engines_leave_nothing(tmp_path):
     small = [sluice.Unit("a", [sluice.Parameter("a.w", (64, 1024))])]
-    disk = sluice.Folder(tmp_path, "8MiB")  # so that little is written to measure the disk
+    disk = sluice.Folder(tmp_path, "8MiB")  # a small limit, since measuring the disk writes less then
     values = {"a.w": bytes(4 * 64 * 1024)}
 
     def cycle(close):
@@ -413,7 +413,7 @@ def test_the_command_line_is_passed_on():
     for words in (["--version"], ["plan", "--model", "no such model"], ["nothing of this name"]):
         expected = subprocess.run([SLUICE, *words], capture_output=True, text=True, timeout=60)
         found = python("-m", "sluice", *words)
-        told = expected.stderr.replace("doctor, bench\n", "doctor, bench, tokenize\n")  # where all commands are listed
+        told = expected.stderr.replace("doctor, bench\n", "doctor, bench, tokenize\n")  # the list of all commands
         assert (found.returncode, found.stdout, found.stderr) == (expected.returncode, expected.stdout, told)
         assert ("tokenize" in told) == (words == ["nothing of this name"])
 
@@ -445,7 +445,7 @@ def test_the_package_has_the_version_of_its_library():
 
 
 def test_where_the_library_is_looked_for(tmp_path):
-    """It is looked for in the package first, then where the variable says, then in the checkout."""
+    """The library is taken from the package, else from the variable's folder, else from the checkout."""
     installed = tmp_path / "sluice"
     shutil.copytree(PACKAGE / "sluice", installed)
     code = "from sluice._library import find_library; print(find_library())"

@@ -1,4 +1,4 @@
-"""Misuse of the Python package: an exception of the right kind that names what is wrong; then the engine goes on."""
+"""Misuse of the Python package raises an exception of the right kind that names what is wrong, and the engine goes on."""
 
 import os
 import re
@@ -25,7 +25,7 @@ def engine(tmp_path):
         if made.closed:
             return
         before = values_of(made)
-        made.begin_step()  # it still trains
+        made.begin_step()  # the engine still trains
         add_gradients(made, 0)
         made.step(clip=1.0)
         assert values_of(made) != before
@@ -262,7 +262,7 @@ def test_a_forked_process_may_not_use_the_engine(engine):
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         try:
-            engine.close()  # as its exit would: it is not the child's to close
+            engine.close()  # as its exit would; the child must not close its parent's engine
             engine.begin_step()
         except sluice.StateError as error:
             os.write(writer, str(error).encode())

@@ -21,10 +21,10 @@ UNITS = [
     sluice.Unit("b", [sluice.Parameter("b.weight", (3000,)), sluice.Parameter("b.kernel", (3, 20, 70))]),
 ]
 PARAMETERS = [parameter for unit in UNITS for parameter in unit.parameters]
-DECAY = (0.1, 0.0)  # of the two groups
-LONGEST_SUM = 3000  # elements of a parameter, whose mean square Adafactor takes
-# In units of which a step is rounded: learning rates; Muon's polynomial makes small singular values, and the roundings
-# there, 3.4445 times as large in each of five iterations.
+DECAY = (0.1, 0.0)  # the two groups' weight decay
+LONGEST_SUM = 3000  # elements of the largest parameter, whose mean square Adafactor takes
+# The size of a step, whose roundings are relative to it: the learning rate; Muon's polynomial makes small singular values,
+# and their roundings, 3.4445 times as large in each of five iterations.
 STEP_SIZE = {"muon": 1e-2 * 3.4445**5, "muon_rms": 1e-3 * 3.4445**5}
 
 
@@ -69,7 +69,7 @@ def same(a, b):
 
 
 def torch_trained(make, steps):
-    """The values after as many steps of an optimizer of torch.optim, in f64."""
+    """The values after `steps` steps of an optimizer of torch.optim, in f64."""
     tensors = {p.name: torch.tensor(start_of(p), dtype=torch.float64, requires_grad=True) for p in PARAMETERS}
     groups = [
         {"params": [tensors[p.name] for p in PARAMETERS if p.group == group], "weight_decay": decay}
@@ -140,7 +140,7 @@ def test_agrees_with_its_reference_for_100_steps(tmp_path, case):
         train(engine, 100)
         for name, found in values_of(engine).items():
             allowed = rounding.of_roundings(20 * 100 + LONGEST_SUM) * (np.abs(expected[name]) + STEP_SIZE.get(case, 1e-2))
-            # Lion's step jumps where its direction changes sign, which f32 may see a step sooner.
+            # Lion's step jumps where its direction changes sign, which f32 may do a step sooner.
             far = np.abs(found - expected[name]) > allowed
             assert far.mean() <= (1e-3 if case == "lion" else 0), name
 
@@ -199,10 +199,10 @@ def test_state_takes_what_the_optimizer_keeps_and_no_more(tmp_path):
     kept = {sluice.AdamW(): 2, sluice.Adam(): 2, sluice.Lion(): 1, sluice.SGD(momentum=0.5): 1, sluice.SGD(): 0}
     assert {optimizer: arrays(optimizer, "f32") for optimizer in kept} == kept
     assert {optimizer: arrays(optimizer, "bf16") - 1 for optimizer in kept} == kept
-    del kept[sluice.SGD()]  # whose state has no type
+    del kept[sluice.SGD()]  # it has no state that could have a type
     assert {optimizer: 2 * (arrays(optimizer, "bf16", "bf16") - 1) for optimizer in kept} == kept
     assert {optimizer: 2 * arrays(optimizer, "bf16", "bf16", "none") for optimizer in kept} == kept
-    codes = 4 / (1 + 4 / 256)  # a byte, and a scale for 256 of them
+    codes = 4 / (1 + 4 / 256)  # bytes: a byte, and a scale for each 256 of them
     assert {optimizer: codes * arrays(optimizer, "f32", "8bit") for optimizer in kept} == kept
     assert {optimizer: codes * (arrays(optimizer, "bf16", "8bit") - 1) for optimizer in kept} == kept
     assert {optimizer: codes * arrays(optimizer, "bf16", "8bit", "none") for optimizer in kept} == kept
@@ -241,7 +241,7 @@ def test_state_of_one_type_is_loaded_into_the_other(tmp_path, optimizer):
             train(engine, 1)
             return values_of(engine)
 
-    # What a narrow array holds an f32 one holds too, and the first update reads it before it is rounded again.
+    # An f32 array can have all values of a narrow one, and the first update reads them before it rounds them again.
     for narrow in ("bf16", "8bit"):
         assert same(goes_on(narrow, "f32"), goes_on(narrow, narrow))
     for made, state, near in (("f32", "bf16", 1e-4), ("f32", "8bit", 1e-3), ("bf16", "8bit", 1e-3)):
@@ -265,13 +265,13 @@ def test_another_optimizers_checkpoint_is_refused_by_name(tmp_path, made, asked,
     with make_engine(tmp_path, [asked] * 2) as engine:
         with pytest.raises(sluice.InvalidArgumentError, match=match):
             engine.load(saved)
-        set_start(engine)  # it goes on
+        set_start(engine)  # the engine goes on
         train(engine, 1)
 
 
 def test_adafactors_learning_rate_where_none_is_given():
     assert sluice.Adafactor().rates == (1e-3, 0)
-    assert sluice.Adafactor(relative_step=True).rates == (1, 0)  # a factor, as of the command line
+    assert sluice.Adafactor(relative_step=True).rates == (1, 0)  # lr is a factor, as on the command line
     assert sluice.Adafactor(relative_step=True, lr=0.5).rates == (0.5, 0)
 
 
@@ -310,7 +310,7 @@ def test_adafactor_keeps_sums_of_rows_and_columns_in_memory_and_in_checkpoints(t
     large = [sluice.Unit("u", [sluice.Parameter("p", (3000, 2000))])]
     plan = sluice.plan(large, sluice.Options(memory="4GiB", optimizer=sluice.Adafactor()))
     assert plan["state_bytes_per_parameter"] == 4 * 5000 / 6_000_000
-    assert plan["bytes"]["host"]["optimizer state"] == 2 << 20  # of one huge page
+    assert plan["bytes"]["host"]["optimizer state"] == 2 << 20  # one huge page
 
 
 def test_muon_stays_near_torchs_own_which_iterates_in_bfloat16(tmp_path):
@@ -320,7 +320,7 @@ def test_muon_stays_near_torchs_own_which_iterates_in_bfloat16(tmp_path):
         set_start(engine)
         train(engine, steps)
         found = values_of(engine)
-    # What is written by each of an iteration's products has 8 bits there, half of the last one wrong either way.
+    # The reference rounds each product of an iteration to 8 bits, with an error of half the last one.
     apart, moved = (found["a.weight"] - other for other in (expected["a.weight"], start_of(PARAMETERS[0])))
     assert np.linalg.norm(apart) < 2**-8 * np.linalg.norm(moved)
     assert np.abs(apart).max() < 2**-7 * np.abs(moved).max()
@@ -383,7 +383,7 @@ def test_muons_memory_is_planned_and_charged(tmp_path):
     given = sluice.Options(memory="4GiB", disk=tmp_path, optimizer=sluice.Muon(), sgemm=sluice.torch.sgemm())
     plan = sluice.plan(units, given)
     assert plan["state_bytes_per_parameter"] == pytest.approx(4, rel=1e-3)
-    # The matrix, two Gram matrices, and 2,096 of the 3,000 rows that a product writes at once.
+    # There are the matrix, two Gram matrices, and 2,096 of 3,000 rows, which a product writes at once.
     needed = 4 * (3000 * 2000 + 2 * 2000 * 2000 + 2096 * 2000)
     planned = plan["bytes"]["host"]["workspace"]
     assert needed <= planned < needed + (2 << 20)
@@ -393,7 +393,7 @@ def test_muons_memory_is_planned_and_charged(tmp_path):
     with pytest.raises(sluice.BudgetError, match="smaller units") as short:
         sluice.plan(units, dataclasses.replace(given, memory="100MiB"))
     enough = int(re.search(r"memory=(\d+)MiB", str(short.value))[1])
-    for short_by in (3, 60):  # a MiB more than is needed is named
+    for short_by in (3, 60):  # the error names up to a MiB more than is needed
         with pytest.raises(
             sluice.BudgetError, match=r"muon must have 'p' \(3000 x 2000\) .*as a whole.*, or use an"
         ) as short:

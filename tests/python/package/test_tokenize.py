@@ -1,5 +1,4 @@
-"""Tokens of text: those of pieces are those of the whole, the file is what transformers would write, and it is whole or
-absent."""
+"""Tokens of text: pieces have the tokens of the whole, and the file has those of transformers, and is whole or absent."""
 
 import json
 import os
@@ -20,7 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 import sluice
 from sluice import _pieces, _text_files, _tokenizer
 
-PIECE, MARGIN = 700, 128  # many cuts, also in short texts
+PIECE, MARGIN = 700, 128  # small ones, which make many cuts in short texts
 
 
 def hard_texts():
@@ -60,7 +59,7 @@ def test_cuts_anywhere_would_change_tokens(kind):
 
 def test_a_text_without_a_place_to_cut_is_refused(monkeypatch):
     monkeypatch.setattr(_pieces, "LONGEST", 4000)
-    with pytest.raises(sluice.InvalidArgumentError, match="no place to cut was found in 4000 characters"):
+    with pytest.raises(sluice.InvalidArgumentError, match="4000 characters of text cannot be cut"):
         in_pieces(make_tokenizer("wordpiece"), "a" * 20000)
 
 
@@ -81,7 +80,7 @@ def tokenize(*words):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with a tokenizer and one with text, some of which is none."""
+    """A folder with a tokenizer, and one with files of text and others."""
     made = tmp_path_factory.mktemp("tokenize")
     make_tokenizer("gpt2").save(str(made / "tokenizer.json"))
     text = made / "text"

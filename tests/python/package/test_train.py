@@ -1,4 +1,4 @@
-"""sluice.train(): the program's runs as a function, with its options, its bits, its errors and its way of stopping."""
+"""sluice.train() has the program's options, bits, errors and ways of stopping."""
 
 import inspect
 import json
@@ -31,7 +31,7 @@ def test_it_takes_every_option_of_the_program():
     of_optimizers = {setting["name"] for settings in sluice.optimizers.table().values() for setting in settings}
     named = {*inspect.signature(sluice.train).parameters, *of_optimizers} - {"settings"}
     options = {name.replace("_", "-") for name in named}
-    flags -= {flag for flag in flags if flag.startswith("no-") and flag[3:] in options}  # a switch that is False
+    flags -= {flag for flag in flags if flag.startswith("no-") and flag[3:] in options}  # the form of a switch that is False
     assert (flags - options, options - flags) == ({"errors", "machine", "stop-with"}, set())  # --machine is for plans
     with pytest.raises(TypeError, match="'memroy'"):
         sluice.train(memroy="1GiB")
@@ -75,7 +75,7 @@ def test_a_settings_file_is_the_programs(text, tmp_path):
 
 def test_the_best_checkpoint_stays_and_is_told(text, tmp_path):
     other = tmp_path / "other.txt"
-    other.write_text("Q" * 1000)  # never seen in training: the more is learnt, the larger is that loss
+    other.write_text("Q" * 1000)  # text unlike that of training, whose loss grows with learning
     options = dict(SMALL, data=text, valid=other, out=tmp_path / "run", steps=12, lr=1e-3, schedule="constant")
     made = sluice.train(eval_every=5, eval_batches=1, save_every=1, keep=1, **options)
     losses = {line["step"]: line["validation_loss"] for line in made.metrics}
@@ -124,7 +124,7 @@ def test_errors_are_the_engines_own(text, tmp_path, capfd):
     assert "error" not in capfd.readouterr().err
 
 
-# A script whose run would not end. In a session of its own, as a terminal's foreground job.
+# A script whose run would not end by itself, in a session of its own, like a terminal's foreground job.
 ENDLESS = """
 import sys, sluice
 print("begins", flush=True)
@@ -181,7 +181,7 @@ def test_a_run_does_not_outlive_its_caller(text, tmp_path):
     child = script.child()
     script.process.kill()
     script.process.communicate(timeout=60)
-    script.wait_for(lambda: not os.path.exists(f"/proc/{child}/exe"))  # ended, if perhaps not reaped
+    script.wait_for(lambda: not os.path.exists(f"/proc/{child}/exe"))  # the child has ended, even if it is not reaped
     assert script.checkpoints() == [f"step-{script.steps():08}"]
 
 

@@ -11,7 +11,7 @@ def drawn(step, rows=6):
 
 
 class Chain(nn.Module):
-    """Three layers; the tests' models are made of it."""
+    """Three layers, of which the tests make models."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ def still_trains(model, optimizer):
 
 
 class Keeping(Chain):
-    """Keeps things in its first forward: a table, a count, a list, a dict, and what old weight_norm computes."""
+    """A module that keeps things in its first forward: a table, a count, a list, a dict, and old weight_norm's weight."""
 
     def __init__(self):
         super().__init__()

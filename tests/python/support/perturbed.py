@@ -6,7 +6,7 @@ import torch
 
 
 def make_model(cases, case, dtype=torch.float32):
-    """The model of cases[case] = (class, config): the same weights in each call, and none of them zero or one."""
+    """The model of cases[case] = (class, config), with the same weights in each call, none of which is zero or one."""
     model_type, config = cases[case]
     torch.manual_seed(list(cases).index(case) + 1)
     model = model_type(copy.deepcopy(config)).eval()

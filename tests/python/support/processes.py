@@ -1,4 +1,4 @@
-"""Processes of their own in which a wrapped model is tested, and what a process holds."""
+"""Runs tests of wrapped models in processes of their own, and measures what a process holds."""
 
 import gc
 import os
@@ -25,9 +25,9 @@ def mappings():
 
 
 def grown(action, warm, times):
-    """By how much memory (bytes), open files, mappings and threads grew over `times`, after `warm` of them."""
+    """The growth of memory (bytes), open files, mappings and threads over `times` calls, after `warm` calls."""
     seen = []
-    gc.freeze()  # what there is already would slow the collections of wrap()
+    gc.freeze()  # older objects would slow the collections of wrap()
     for count in (warm, times):
         for _ in range(count):
             action()
@@ -38,7 +38,7 @@ def grown(action, warm, times):
 
 
 def run_python(program):
-    """Runs a program that may import all that tests of wrapped models do, and these; gives what it printed, too."""
+    """Runs a program that may import what tests of wrapped models and this module import. Captures its output."""
     paths = [PACKAGE, TESTS, TESTS / "torch"]
     return subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=300,

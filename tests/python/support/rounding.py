@@ -1,4 +1,4 @@
-"""How far the results of two libraries may lie apart: from types and the lengths of sums, and from nothing that was measured.
+"""Bounds for how far results of two libraries may differ, which follow from types and lengths of sums, not from measurements.
 
 u is the unit roundoff of a type: a result that is rounded once is off by at most u of its size. A sum of n terms is rounded n
 times, in whatever order it is taken; so is what a sum is handed on to. Roundings are independent of each other and of
@@ -13,9 +13,9 @@ import math
 
 import torch
 
-DEVIATIONS = 1  # in a norm, which is an average over elements
-DEVIATIONS_OF_ONE = 6  # of the worst of many elements or of a number alone
-ROUNDINGS_OF_A_LAYER = 16  # elementwise operations beside a layer's sums, forward and backward
+DEVIATIONS = 1  # standard deviations that a norm may be off, since it averages over elements
+DEVIATIONS_OF_ONE = 6  # those that the worst of many elements, or a single number, may be off
+ROUNDINGS_OF_A_LAYER = 16  # those of a layer's elementwise operations, forward and backward
 
 
 def unit_roundoff(dtype):
@@ -23,7 +23,7 @@ def unit_roundoff(dtype):
 
 
 def of_roundings(count, dtype=torch.float32, deviations=DEVIATIONS_OF_ONE):
-    """Relative to the size of what is rounded: after as many roundings in a row."""
+    """The relative error after so many roundings in a row."""
     return deviations * unit_roundoff(dtype) * math.sqrt(count)
 
 
@@ -48,7 +48,7 @@ def of_model(model, rows=64, dtype=None):
 
 
 def of_losses(epsilon):
-    """The relative error of losses in the course of training, where that of a gradient is epsilon.
+    """The relative error of losses in the course of training, where a gradient's is epsilon.
 
     Where an optimizer divides by the gradient's size (Adam), an element whose gradient is g goes astray by epsilon * rms /
     |g| of its step, which changes the loss by |g| times that: epsilon * rms, of the rms that the step is worth. So all steps
@@ -64,12 +64,12 @@ def of_changes(epsilon):
 
 
 def of_mean(epsilon, count):
-    """Of the mean of as many values, each off by epsilon and by its square, of which the latter is the same for all."""
+    """The relative error of the mean of `count` values, each off by epsilon and by its square, the same for all."""
     return epsilon / math.sqrt(count) + epsilon**2
 
 
 def near(found, expected, relative):
-    """Whether numbers, one or several, are as near to others as a relative error allows."""
+    """Whether numbers, one or several, differ from others by no more than a relative error."""
     if isinstance(found, (list, tuple)):
         return len(found) == len(expected) and all(near(a, b, relative) for a, b in zip(found, expected, strict=True))
     return found == expected or abs(found - expected) <= relative * abs(expected)

@@ -1,4 +1,4 @@
-"""Whole runs of the command line, and what they leave. A place is a folder as the fixture of that name makes it."""
+"""Whole runs of the command line, and their results. A place is a folder that the fixture of that name makes."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ def sluice(*words, status=0):
 
 
 def train(place, name, model, dtype, *more):
-    """Trains; gives what comes out, the losses' bits and the files, and the metrics."""
+    """Trains. Returns the losses' bits with the files, and the metrics."""
     out, metrics = place / name, place / f"{name}.jsonl"
     output = ["--out", str(out), "--metrics", str(metrics), "--progress", "none"]
     sluice("train", *common(place, model, dtype, *more), *output)
@@ -44,6 +44,6 @@ def assert_same(found, expected):
 
 
 def without_earlier(words):
-    """The words without flags that come again later: the command line takes each once."""
+    """The words without flags that come again later, since the command line takes each once."""
     pairs = dict(zip(words[::2], words[1::2]))
     return [word for pair in pairs.items() for word in pair]

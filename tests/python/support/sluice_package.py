@@ -1,5 +1,5 @@
-"""A caller of the Python package: a model of three units whose gradients depend on its values, so that a wrong byte
-shows in all that follows."""
+"""A client of the Python package: a model of three units whose gradients depend on its values, so that a wrong byte
+changes all that follows."""
 
 import os
 from pathlib import Path
@@ -37,7 +37,7 @@ def set_start(engine):
 
 
 def widened(view, dtype):
-    """The values that parameter() gives, in f32."""
+    """The values that parameter() returns, in f32."""
     values = np.asarray(view)
     if dtype == "f16":
         return values.view(np.float16).astype(np.float32)
@@ -55,7 +55,7 @@ def add_gradients(engine, u):
 
 
 def train(engine, steps, **settings):
-    """Does steps: each uses the units forward, then backward with gradients."""
+    """Does steps, each of which uses the units forward, then backward with gradients."""
     for _ in range(steps):
         engine.begin_step()
         for unit in UNITS:

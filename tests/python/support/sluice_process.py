@@ -1,4 +1,4 @@
-"""The program as tests run it, and what it writes."""
+"""Runs the program, and reads what it writes."""
 
 import json
 import os
@@ -15,7 +15,7 @@ SLUICE = BUILD / "bin" / "sluice"
 
 
 def run_sluice(command, *words, **flags):
-    """Runs sluice COMMAND WORDS --flag value ...; gives the finished process, with the bytes that it printed."""
+    """Runs sluice COMMAND WORDS --flag value ... Returns the finished process, with the bytes that it printed."""
     if not SLUICE.exists():
         pytest.skip(f"{SLUICE} is not built")
     arguments = [str(word) for word in words]
@@ -25,7 +25,7 @@ def run_sluice(command, *words, **flags):
 
 
 def has_metrics(path):
-    """Whether a run that goes on has written some. It looks first whether it can write the file, and takes it away again."""
+    """Whether a run has written metrics. (At first it makes the file and removes it, to see whether it can.)"""
     try:
         return bool(path.read_bytes())
     except FileNotFoundError:
@@ -33,7 +33,7 @@ def has_metrics(path):
 
 
 def train(**flags):
-    """Runs `sluice train`, which must succeed; gives the lines of its metrics and the folder of its last checkpoint."""
+    """Runs `sluice train`, which must succeed. Returns the lines of its metrics and the folder of its last checkpoint."""
     out = Path(flags["out"])
     metrics = out.with_suffix(".jsonl")
     finished = run_sluice("train", metrics=metrics, memory="512MiB", progress="none", **flags)

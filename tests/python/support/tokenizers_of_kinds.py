@@ -1,4 +1,4 @@
-"""Small tokenizers of the kinds that there are, learned here from text of this repository."""
+"""Small tokenizers of all kinds, trained here on text of this repository."""
 
 import functools
 
@@ -39,7 +39,7 @@ def empty(kind):
         bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         made.pre_tokenizer = pre_tokenizers.Sequence([words, bytes_])
         return made
-    if kind == "llama2":  # it sees the whole text as one word
+    if kind == "llama2":  # this kind sees the whole text as one word
         made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
         made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
         return made

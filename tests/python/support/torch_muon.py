@@ -1,12 +1,12 @@
-"""torch.optim's own Muon beside its AdamW: what sluice.Muon is held to."""
+"""The reference for sluice.Muon: torch.optim's own Muon beside its AdamW."""
 
 import pytest
 import torch
 
 
 class MuonWithAdamW:
-    """Groups of parameters as torch.optim has them; Muon's are matrices, but for those named in `others`. torch.optim.Muon
-    has its iteration in bfloat16, but for `exact`: then in the type of the parameters."""
+    """Steps parameter groups: matrices by Muon, but for those named in `others`, which AdamW updates. The iteration of
+    torch.optim.Muon is in bfloat16, or, with `exact`, in the parameters' type."""
 
     def __init__(self, groups, others=(), exact=True, adamw_lr=None, **settings):
         kinds = ([], [])

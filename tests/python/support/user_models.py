@@ -1,4 +1,4 @@
-"""The models that users bring, small, and what a step of each is."""
+"""Small models of the kinds that users have, and a step of each."""
 
 import dataclasses
 from collections.abc import Callable
@@ -107,7 +107,7 @@ class Vgg16(torch.nn.Module):
         self.classifier = torch.nn.Sequential(
             torch.nn.Linear(64, 128), torch.nn.ReLU(inplace=True), torch.nn.Dropout(), torch.nn.Linear(128, 10)
         )
-        for layer in self.features:  # by PyTorch's own rule so little of 13 layers is left that gradients are 1e-6
+        for layer in self.features:  # PyTorch's own rule would make the gradients of 13 layers as small as 1e-6
             if isinstance(layer, torch.nn.Conv2d):
                 torch.nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
 
@@ -122,7 +122,7 @@ def text_loss(model, step):
 
 def image_loss(side):
     def loss(model, step):
-        torch.manual_seed(step)  # of dropout
+        torch.manual_seed(step)  # for dropout
         output = model(drawn(step, 4, 3, side, side))
         logits = output if isinstance(output, torch.Tensor) else output.logits
         return torch.nn.functional.cross_entropy(logits, drawn(step, 4, below=10))
@@ -134,8 +134,8 @@ def image_loss(side):
 class Shown:
     make: Callable[[], torch.nn.Module]
     loss: Callable[[torch.nn.Module, int], torch.Tensor] = text_loss
-    rows: int = 48  # that a layer's weights are used for in a step: tokens, or pixels
-    followed: int = STEPS  # steps that are held against plain PyTorch
+    rows: int = 48  # tokens or pixels for which a step uses a layer's weights
+    followed: int = STEPS  # steps that are compared with plain PyTorch
 
 
 SHOWN = {
@@ -145,7 +145,7 @@ SHOWN = {
     "t5": Shown(small_t5),
     "mixtral": Shown(small_mixtral),
     "vit": Shown(small_vit, image_loss(32), 4 * 32**2),
-    # Batch norm divides by how little 16 values differ, so that roundings grow from step to step.
+    # Batch norm divides by the small deviation of 16 values, so that roundings grow from step to step.
     "resnet": Shown(small_resnet, image_loss(32), 4 * 32**2, followed=8),
     "alexnet": Shown(AlexNet, image_loss(127), 4 * 127**2),
     "vgg16": Shown(Vgg16, image_loss(32), 4 * 32**2),

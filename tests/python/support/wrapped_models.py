@@ -1,4 +1,4 @@
-"""What the tests of sluice.torch share: small models, a loop as users have it, and the same loop on plain PyTorch."""
+"""Small models for the tests of sluice.torch, a user's loop, and the same loop on plain PyTorch."""
 
 import tempfile
 
@@ -11,7 +11,7 @@ import sluice
 import sluice.torch
 
 transformers.logging.set_verbosity_error()
-TERMS = 0.1  # of gradients of small models: the size of the terms that they sum, and that may cancel
+TERMS = 0.1  # the size of the terms, which may cancel, in sums of small models' gradients
 torch.set_num_threads(2)
 
 
@@ -42,7 +42,7 @@ def wrap(model, place, optimizer=None, **options):
 
 
 def units_of_modules(model):
-    """Every module that has parameters of its own is a unit, so that a small model has many."""
+    """Makes every module with parameters of its own a unit, so that a small model has many."""
     taken, units = set(), {}
     for name, module in model.named_modules():
         own = {f"{name}.{n}" if name else n: p for n, p in module.named_parameters(recurse=False) if id(p) not in taken}
@@ -61,7 +61,7 @@ def same_values(a, b):
 
 
 class Losses:
-    """What each step of a run gave, held against another's. epsilon: of the model that was trained."""
+    """Compares what each step of a run noted with another's. epsilon: that of the model that was trained."""
 
     def __init__(self, values, epsilon):
         self.values, self.epsilon = values, epsilon
@@ -74,7 +74,7 @@ class Losses:
 
 
 def train(model, optimizer, loss_of, steps=20, accumulate=1, clip=None, scheduler=None, rows=64, dtype=None):
-    """The user's loop. rows and dtype: for rounding.of_model; losses are means over rows."""
+    """A user's loop. rows and dtype: for rounding.of_model; losses are means over rows."""
     seen = []
     for step in range(steps):
         for part in range(accumulate):
@@ -97,7 +97,7 @@ def plain_optimizer(model, lr=1e-3):
 
 def outcome(place, make, loop, **options):
     """What `loop(model, optimizer, note)` notes, and the parameters and buffers after it, as one flat list of tensors.
-    Place None: plain PyTorch."""
+    Place None stands for plain PyTorch."""
     torch.manual_seed(3)
     model = make()
     if place is None:
@@ -117,8 +117,8 @@ def same(a, b):
 
 
 def check_as_plain(make, loop, **options):
-    """In memory and on disk the same bits, and what plain PyTorch gives: both compute with the same kernels, so that they
-    differ by the last bits of updates, and by what comes of these in the steps that follow."""
+    """Checks that memory and disk give the same bits, and nearly those of plain PyTorch: both compute with the same
+    kernels, so that they differ by the last bits of updates, and by what follows from these."""
     plain = outcome(None, make, loop)
     memory = outcome("memory", make, loop, **options)
     assert same(memory, outcome("disk", make, loop, **options))

@@ -1,4 +1,4 @@
-"""update_in_backward: the bits of updates at step(), no place for gradients, and errors for what would need them."""
+"""update_in_backward: the bits of updates at step(), no memory for gradients, and errors for what needs them."""
 
 import functools
 
@@ -55,7 +55,7 @@ def test_other_optimizers_and_bf16(optimizer):
 
 
 class Failing(torch.autograd.Function):
-    """The identity, whose backward raises as long as it is armed."""
+    """The identity, whose backward raises while it is armed."""
 
     armed = False
 
@@ -237,7 +237,7 @@ def test_backward_through_what_a_backward_changed_is_an_error():
 
 
 def test_what_is_read_after_a_step_is_what_the_step_made():
-    # Small, so that the writes of a step last into the next.
+    # The model is small, so that the writes of a step last into the next.
     model, optimizer = at_once(Chain(), "disk", units=units_of_modules(Chain()), held_units=2)
     for step in range(300):
         before = values_of(model)

@@ -1,4 +1,4 @@
-"""What models and loops do with autograd works on a wrapped model as on a plain one, whatever lies where."""
+"""What models and loops do with autograd works on a wrapped model as on a plain one, wherever its parameters live."""
 
 import dataclasses
 
@@ -73,7 +73,7 @@ class Normed(Chain):
 
     def __init__(self):
         super().__init__()
-        self.first = nn.Linear(WIDTH, WIDTH, bias=False)  # with a bias before a norm Adam would train on noise
+        self.first = nn.Linear(WIDTH, WIDTH, bias=False)  # a bias before a norm would have gradients of noise
         self.norm = nn.BatchNorm1d(WIDTH)
 
     def forward(self, x):
@@ -303,7 +303,7 @@ def test_a_graph_whose_parameters_have_changed(change):
     if change == "copy_":
         with torch.no_grad():
             model.middle.weight.copy_(torch.ones(WIDTH, WIDTH))
-    elif change == "data":  # in a scope what no counter counts is noticed too
+    elif change == "data":  # inside of edit() changes that no counter counts are noticed, too
         with sluice.torch.edit(model):
             model.middle.weight.data.mul_(2.0)
     elif change == "edit":

@@ -1,5 +1,4 @@
-"""What is left of a wrapped model when it was closed: plain tensors where they were, or none, and no address for which
-nobody answers."""
+"""close() leaves plain tensors where parameters were, or none, and a touch of any old address is served or explained."""
 
 import gc
 
@@ -25,7 +24,7 @@ def test_what_refers_to_parameters_goes_on_to_show_them(place):
     address = weight.data_ptr()
     kept = [weight.detach(), weight.t(), weight.detach().numpy(), weight.data, weight[3]]
     loss_of(model, 1).backward()
-    optimizer.step()  # its updates are pending
+    optimizer.step()  # leaves updates pending
     expected = weight.detach().clone()
     loss_of(model, 2).backward()
     gradient = weight.grad.clone()

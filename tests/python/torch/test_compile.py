@@ -1,5 +1,5 @@
-"""torch.compile of wrapped models and their blocks: the same numbers, graphs that end where parameters come and go, and
-whole graphs of a model refused with what to do instead."""
+"""torch.compile of wrapped models and their blocks gives the same numbers, with graphs that break where parameters come
+and go; one graph of a whole model is refused, with what to do instead."""
 
 import functools
 
@@ -50,8 +50,8 @@ def blocks_in_place(model, backend):
 
 
 def trained(place, before=None, after=None, backend="aot_eager"):
-    """Trains; gives losses, values and touches. before, after: what is compiled before wrapping, and after it; after
-    may give another model to call."""
+    """Trains. Returns losses, values and touches. before, after: compile parts of the model before and after wrapping;
+    after may return another model to call."""
     torch._dynamo.reset()
     torch.manual_seed(4)
     model = Model()

@@ -1,5 +1,5 @@
-"""wrap() with nothing stated but memory and disk: what PyTorch takes is found before each call computes, and the budget
-holds, or the call is refused."""
+"""wrap() with nothing stated but memory and disk: each call is estimated before it computes, and keeps to the budget or is
+refused."""
 
 import tempfile
 import textwrap
@@ -43,7 +43,7 @@ def rows(count, seed=0):
 
 
 def many(count):
-    """A tensor of the shape of so many rows, without memory."""
+    """A tensor of so many rows, without memory of its own."""
     return torch.ones(1, 2048).expand(count, -1)
 
 
@@ -62,7 +62,7 @@ def wrapped(memory, make=Wide, optimizer=None, **options):
 
 
 def everything(reserve, make=Wide):
-    """The budget in which all is in memory, with so much for PyTorch."""
+    """The budget in which everything is in memory, with so much for PyTorch."""
     made = sluice.torch.plan(make(), sluice.AdamW(lr=1e-3), memory="16GiB", reserve=reserve)
     return made["predicted_peak"]
 
@@ -80,8 +80,8 @@ def places(model):
 
 
 def test_the_first_call_and_larger_ones_change_the_plan_and_no_bits():
-    """At first 512 MiB are assumed, and the first batch needs 160: more of the engine is in memory then. Larger ones send
-    some of it out again."""
+    """At first 512 MiB are assumed, and the first batch needs 160, so that more of the engine moves into memory. Larger
+    batches move some of it out again."""
     reference, other = sluice.torch.wrap(
         Wide(), sluice.AdamW(lr=1e-3), memory="8GiB", place="memory", sample_batch=rows(256)
     )
@@ -165,7 +165,7 @@ def test_calls_before_one_backward_are_added():
 
 
 def test_graphs_that_are_gone_do_not_count():
-    """Such graphs are those of evaluation with gradients, and of losses that are held after their backward pass."""
+    """Evaluation with gradients leaves such graphs, and so do losses that are kept after their backward pass."""
     model, optimizer = wrapped(everything("400MiB"))
     held = []
     for seed in range(3):
@@ -182,7 +182,7 @@ def test_graphs_that_are_gone_do_not_count():
 
 
 def test_gradients_are_in_the_way_of_another_plan():
-    # The estimate for 256 rows is 786 MiB, which this is less than; the budget has room for it once units move to disk,
+    # The reserve is less than the estimate for 256 rows, 786 MiB. The budget has room for that once units move to disk,
     # and for what earlier tests have left in this process.
     model, optimizer = wrapped(everything("600MiB"))
     model(rows(16)).square().mean().backward()
@@ -266,7 +266,7 @@ def test_checkpointing_and_autocast_count():
 
 
 def test_experts_in_f32_are_estimated():
-    """PyTorch's own rule for fakes of _grouped_mm refuses what the CPU takes."""
+    """PyTorch's own rule for fakes refuses a _grouped_mm that the CPU takes."""
     torch.manual_seed(3)
     config = transformers.MixtralConfig(
         hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -334,7 +334,7 @@ def test_modules_that_are_called_by_themselves():
 
 
 def test_models_that_keep_things():
-    """Lists, counters and buffers of the model's are after the first call what they would be."""
+    """After the first call the model's lists, counters and buffers are as without an estimate."""
     torch.manual_seed(3)
     plain = Keeping()
     torch.manual_seed(3)
@@ -356,7 +356,7 @@ def test_a_call_that_cannot_be_known_is_refused_and_says_what_to_state(monkeypat
 
 
 def test_several_threads():
-    """Whoever comes first is estimated while the others wait, and the gradients are those of all."""
+    """The first call is estimated while the others wait, and the gradients are the sum of all."""
     torch.manual_seed(0)
     plain = Chain()
     for i in range(4):
@@ -400,7 +400,7 @@ torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64, requires_grad=
 
 @pytest.mark.parametrize("count, extra", [(8, 500), (640, 1900)])
 def test_the_resident_peak_stays_within_what_was_stated(count, extra):
-    """So it does with activations far above what is assumed at first, and far below."""
+    """The peak keeps to the budget with activations far above what is assumed at first, and far below."""
     program = f"""
         model = Wide()
         memory = status("VmRSS") + ({extra} << 20)
@@ -417,7 +417,7 @@ def test_the_resident_peak_stays_within_what_was_stated(count, extra):
 
 @pytest.mark.filterwarnings("ignore:PyTorch took:RuntimeWarning")
 def test_a_first_step_that_takes_more_than_was_estimated_mends_the_plan():
-    """It takes more for a tensor of the user's, which no estimate sees."""
+    """The process takes more for a tensor of the user's, which no estimate sees."""
     model, optimizer = wrapped(everything("300MiB"))
     loss = model(rows(16)).square().mean()
     unseen = torch.ones(100 * MIB)

@@ -1,4 +1,4 @@
-"""Parameters that are edited between steps are the model's values, and the optimizer's masters."""
+"""Edits of parameters between steps change the model's values and the optimizer's masters."""
 
 import pytest
 import torch
@@ -85,7 +85,7 @@ def test_in_a_scope_and_without_one(edit):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("edit", EDITS)
 def test_the_masters_are_edited_too(edit, dtype, place):
-    """A step that changes nothing (its rate is 0) writes the masters over the parameters."""
+    """A step with a rate of 0 writes the masters over the parameters, and changes nothing else."""
     model, optimizer = wrap(Chain().to(dtype), place, units=units_of_modules(Chain()), held_units=2)
 
     def loss(step):
@@ -118,7 +118,7 @@ def test_an_edit_between_forward_and_backward_or_before_the_first_step():
         copy(model)
         plain_loop(model, optimizer, note, steps=1)
         loss_of(model, 3).backward()
-        in_place(model)  # after backward: the step changes the edited values
+        in_place(model)  # comes after backward, so that the step changes the edited values
         optimizer.step()
         optimizer.zero_grad()
         with torch.no_grad():
@@ -131,7 +131,7 @@ def test_an_edit_between_forward_and_backward_or_before_the_first_step():
 
 
 def test_averaging_of_weights():
-    """This is what torch.optim.swa_utils does: a plain copy follows the wrapped model, and is copied into it at the end."""
+    """As in torch.optim.swa_utils, a plain copy follows the wrapped model, and is copied into it at the end."""
 
     def loop(model, optimizer, note):
         average = [p.detach().clone() for p in model.parameters()]
@@ -196,7 +196,7 @@ def test_a_model_that_is_to_be_shared_is_refused():
 
 
 class Twins(torch.nn.Module):
-    """A model of which one half follows the other."""
+    """A model with two halves, of which one follows the other."""
 
     def __init__(self):
         super().__init__()

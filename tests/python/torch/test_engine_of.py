@@ -1,4 +1,4 @@
-"""What may be done with the engine of a wrapped model by hand, and what says who does it."""
+"""Calls on the engine of a wrapped model: which are allowed, and which are refused with who makes them instead."""
 
 import functools
 

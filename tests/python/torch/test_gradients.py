@@ -12,7 +12,7 @@ import sluice.torch
 
 
 def with_gradients(edit, steps=3, zero=None):
-    """A loop in which `edit(model, note)` does something to gradients between backward and step."""
+    """A loop in which `edit(model, note)` changes gradients between backward and step."""
 
     def loop(model, optimizer, note):
         for step in range(steps):
@@ -64,13 +64,13 @@ def write(model, note):
 
 
 def with_parameters(model, note):
-    """What is added is a parameter's memory, which need not be there."""
+    """The gradient that is added lies in a parameter's memory, which may be absent."""
     with torch.no_grad():
         model.first.weight.grad.add_(model.last.weight.detach())
         model.middle.weight.grad += model.middle.weight
     model.last.bias.grad = model.first.bias.detach()
     note(model.last.bias.grad.clone())
-    model.last.bias.grad = None  # in plain PyTorch it would change with first.bias in the middle of the step
+    model.last.bias.grad = None  # it is first.bias, which plain PyTorch changes in the middle of the step
 
 
 def take_away(model, note):
@@ -147,7 +147,7 @@ def test_a_gradient_may_be_written_after_the_step():
         for step in range(3):
             loss_of(model, step).backward()
             optimizer.step()
-            model.first.weight.grad.mul_(0.5)  # the update that is pending has the gradient as it was
+            model.first.weight.grad.mul_(0.5)  # the pending update has the gradient as it was before
             model.middle.weight.grad.fill_(0.25)
             note(model.middle.weight.grad)
             note(model.first.weight.grad)
@@ -229,7 +229,7 @@ def test_norms_and_scales_bring_no_gradient_in():
     model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()))
     loss_of(model, 0).backward()
     stored = model.first.weight.grad._slot.presence.stored
-    stored.read = stored.set = None  # not to be called
+    stored.read = stored.set = None  # must not be called
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
     for p in model.parameters():
         p.grad.mul_(2.0)

@@ -52,7 +52,7 @@ def wrapped(place, **options):
 
 
 def plain():
-    """The same with f32 masters by hand: torch.optim updates float16 where it lies, and loses what is small."""
+    """The same with f32 masters by hand, since torch.optim updates float16 in place, and loses small changes."""
     model = small_gpt2().half()
     masters = {name: p.detach().float() for name, p in model.named_parameters()}
     optimizer = torch.optim.AdamW(masters.values(), lr=1e-3)
@@ -76,15 +76,15 @@ def test_float16_with_gradscaler_has_the_same_bits_in_memory_and_on_disk_and_fol
     assert updates == {STEPS - len(OVERFLOWS)}
     expected, reference = plain()
     assert memory[1::2] == expected[1::2], "another schedule of scales"
-    assert sum(b < a for a, b in zip(memory[1::2], memory[3::2], strict=False)) == 1  # and the first step's
-    # The gradients are PyTorch's own; updates differ by roundings of f32, which now and then tip one to f16.
+    assert sum(b < a for a, b in zip(memory[1::2], memory[3::2], strict=False)) == 1  # the overflow that is not the first step's
+    # The gradients are PyTorch's own; updates differ by roundings of f32, which now and then change one to f16.
     start = small_gpt2().half()
     epsilon = rounding.of_model(start)
     assert rounding.near(memory[::2], expected[::2], rounding.of_losses(rounding.of_mean(epsilon, 64)))
     assert {p.dtype for p in values.values()} == {torch.float16}
     for name, found in values.items():
         three = found, reference[name], start.get_parameter(name).detach()
-        if name.endswith("c_attn.bias"):  # that of keys shifts all scores of a query alike: its gradient is noise
+        if name.endswith("c_attn.bias"):  # the keys' bias shifts all scores of a query alike: its gradient is noise
             three = [torch.cat([t.chunk(3)[i] for i in (0, 2)]) for t in three]
         rounding.assert_moved_alike(*three, epsilon, name)
 

@@ -1,4 +1,4 @@
-"""KeyboardInterrupt, wherever it comes: the model goes on, and nothing of it stays with what is not its own."""
+"""After a KeyboardInterrupt at any point the model goes on, and no hook or mode of it is left behind."""
 
 import contextlib
 import gc
@@ -19,7 +19,7 @@ def hooks_of_saved_tensors():
 
 
 def interrupted(model, times=1, autocast=False):
-    """Calls the model, and Ctrl-C comes in each call."""
+    """Calls the model, with Ctrl-C in each call."""
 
     def stop(*_):
         raise KeyboardInterrupt
@@ -55,7 +55,7 @@ def test_a_session_ends_after_an_interrupt():
 
 
 def test_calls_within_calls_keep_their_hooks():
-    """An interrupt that a forward catches ends only the call that it came in."""
+    """An interrupt that a forward pass catches ends only the call in which it came."""
 
     class Recursive(Chain):
         inner = True
@@ -80,7 +80,7 @@ def test_calls_within_calls_keep_their_hooks():
 
 
 class Interrupts:
-    """Ctrl-C at the nth call of the engine: just before it, or just after, when what it did is not noted yet."""
+    """Ctrl-C at the nth call of the engine: right before it, or right after, before anything notes what it did."""
 
     def __init__(self, engine, monkeypatch):
         self.calls, self.at, self.after, self.came = 0, None, False, ""
@@ -99,7 +99,7 @@ class Interrupts:
         monkeypatch.setattr(engine._handle, "call", interrupting)
 
     def set(self, at, after):
-        """Sets at which call Ctrl-C comes; None: at none."""
+        """Sets the call at which Ctrl-C comes, or None."""
         self.calls, self.at, self.after = 0, at, after
 
 
@@ -110,8 +110,8 @@ def one_step(model, optimizer, step):
 
 
 def interrupted_at_each_call(monkeypatch, **options):
-    """Steps that are interrupted, one at each of the engine's calls, before and after it: the model, its optimizer, the step,
-    and in which call. Between them, and at the end, is what the caller does."""
+    """Does steps that are interrupted, one at each of the engine's calls, before and after it. Yields the model, its
+    optimizer, the step and the call."""
     torch.manual_seed(0)
     model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()), held_units=2, **options)
     interrupts = Interrupts(sluice.torch.engine_of(model), monkeypatch)
@@ -121,7 +121,7 @@ def interrupted_at_each_call(monkeypatch, **options):
     calls = interrupts.calls
     for step, (at, after) in enumerate(itertools.product(range(calls), [False, True]), 2):
         interrupts.set(at, after)
-        with contextlib.suppress(KeyboardInterrupt):  # after another interrupt a step may have fewer calls
+        with contextlib.suppress(KeyboardInterrupt):  # after another interrupt a step may have fewer calls than n
             one_step(model, optimizer, step)
         interrupts.set(None, False)
         yield model, optimizer, step, interrupts.came
@@ -129,7 +129,7 @@ def interrupted_at_each_call(monkeypatch, **options):
 
 
 def test_an_interrupt_between_the_engine_and_what_is_noted(monkeypatch):
-    """A step that was interrupted was done or not; the next ones are as those of plain PyTorch."""
+    """An interrupted step was done or not, and the next ones are those of plain PyTorch."""
     torch.manual_seed(0)
     plain = Chain()
     its_optimizer = plain_optimizer(plain)
@@ -140,7 +140,7 @@ def test_an_interrupt_between_the_engine_and_what_is_noted(monkeypatch):
     for model, optimizer, step, came in interrupted_at_each_call(monkeypatch):
         seen.add(came)
         undone, values = values_of(plain), values_of(model)
-        if any(rounding.distance(values[name], undone[name]) > 1e-3 / 2 for name in values):  # a step's is above 1e-3
+        if any(rounding.distance(values[name], undone[name]) > 1e-3 / 2 for name in values):  # a step changes values by more than 1e-3
             one_step(plain, its_optimizer, step)
         one_step(model, optimizer, 1000 + step)
         one_step(plain, its_optimizer, 1000 + step)
@@ -154,7 +154,7 @@ def test_an_interrupt_between_the_engine_and_what_is_noted(monkeypatch):
 
 
 def test_an_interrupt_where_updates_are_made_in_backward(monkeypatch):
-    """Any part of a step that was interrupted may be done; the next one works."""
+    """Any part of an interrupted step may be done; the next step works."""
     calls = []
     for model, optimizer, step, came in interrupted_at_each_call(monkeypatch, update_in_backward=True):
         calls.append(came)

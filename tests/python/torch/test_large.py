@@ -1,4 +1,4 @@
-"""Models that are larger than memory, and what a wrapped one takes: the meta device, folders, the plan, autocast."""
+"""Models that are larger than memory, and the memory of wrapped ones: the meta device, folders, the plan, autocast."""
 
 import gc
 import warnings
@@ -98,7 +98,7 @@ def linear():
 
 
 def loaded(model, folder, **tensors):
-    """The first element of each weight; files have matrices filled with what is given."""
+    """The first element of each weight, from files with matrices that are filled with the given values."""
     save_file(
         {name.replace("_", "."): torch.full((8, 8), value) for name, value in tensors.items()}, folder / "a.safetensors"
     )
@@ -146,7 +146,7 @@ def test_the_plan_says_what_pytorch_takes_without_taking_it():
 
 
 def test_what_is_estimated_is_what_lives():
-    """Counted by hand, that is what goes into the second layer, and what comes out of it."""
+    """By hand, the count is the input and the output of the second layer."""
     model = torch.nn.Sequential(torch.nn.Linear(1000, 2000), torch.nn.ReLU(), torch.nn.Linear(2000, 10))
     assert sluice.torch.estimate(model, torch.zeros(64, 1000), train=False).peak == 4 * 64 * 2 * 2000
     training = sluice.torch.estimate(model, torch.zeros(64, 1000), train=True).peak
@@ -154,7 +154,7 @@ def test_what_is_estimated_is_what_lives():
 
 
 def big_activations(taken):
-    """A model whose activations take so many bytes, a batch for it, and a step of it."""
+    """A model whose activations take so many bytes, and a batch and a step of it."""
     rows = taken // (4 * 4 * 512)
     model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU()) for _ in range(2)])
     batch = torch.ones(rows, 512)
@@ -168,7 +168,7 @@ def big_activations(taken):
 
 
 def test_what_pytorch_took_is_held_against_what_was_planned():
-    """The process must not have been larger before, so this is done in one of its own."""
+    """The test has a process of its own, which must not have been larger before."""
     finished = run_big("""
         import warnings
         from test_large import big_activations

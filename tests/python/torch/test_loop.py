@@ -23,7 +23,7 @@ OF_LOSSES = rounding.of_losses(rounding.of_model(small_gpt2()))
 
 
 def trained(place, make=small_gpt2, loss_of=language_loss, wrapping=None, **settings):
-    """Trains; gives losses, and the values after it. place None: by plain PyTorch."""
+    """Trains. Returns losses and the values at the end. Place None stands for plain PyTorch."""
     model = make()
     optimizer = plain_optimizer(model) if place is None else wrap(model, place, **(wrapping or {}))[1]
     losses = train(model, optimizer, loss_of, **settings)
@@ -228,7 +228,7 @@ def test_the_whole_is_within_its_budget():
 
 
 def plain_muon(**settings):
-    """Plain PyTorch's Muon for small_gpt2(), whose tables of 512 tokens and 32 positions come first."""
+    """Plain PyTorch's Muon for small_gpt2(), whose first parameters are tables of 512 tokens and 32 positions."""
 
     def made(parameters):
         parameters = list(parameters)

@@ -1,4 +1,4 @@
-"""Models that were built on the meta device: their first values, and what has none."""
+"""Models that were built on the meta device: first values, and errors for what has none."""
 
 import warnings
 
@@ -89,7 +89,7 @@ def test_what_parents_do_after_their_children_counts():
 
 
 class Nano(torch.nn.Module):
-    """A model that begins as its constructor says."""
+    """A model whose constructor sets its first values."""
 
     def __init__(self):
         super().__init__()
@@ -148,7 +148,7 @@ def test_a_model_of_transformers_inside_of_another():
 
 
 class Parent(torch.nn.Module):
-    """A model whose rule is about what is inside of it, too."""
+    """A model whose rule sets values of modules inside it, too."""
 
     def __init__(self, *inside):
         super().__init__()
@@ -177,7 +177,7 @@ def test_what_has_values_keeps_them(place, tmp_path):
 
 
 class Marked(torch.nn.Parameter):
-    """A parameter of a kind of its own."""
+    """A subclass of Parameter."""
 
 
 def test_what_the_user_gave_a_parameter_stays():
@@ -239,7 +239,7 @@ def test_a_folder_gives_the_buffers_that_transformers_gives(tmp_path):
 
 
 class Buffered(torch.nn.Module):
-    """A module with buffers beside a parameter, and a rule that is about those in `ruled`."""
+    """A module with buffers beside a parameter, and a rule for those in `ruled`."""
 
     def __init__(self, ruled=(), **made):
         super().__init__()

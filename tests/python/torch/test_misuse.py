@@ -1,4 +1,4 @@
-"""What would go wrong in a wrapped model is an error that says what to do; nothing leaks, and processes end cleanly."""
+"""Misuse of a wrapped model is an error that says what to do; nothing leaks, and processes end cleanly."""
 
 import copy
 import gc
@@ -305,7 +305,7 @@ def test_parameters_that_are_replaced_between_backward_and_step(wrapped):
 
 
 def test_what_takes_the_place_of_parameters_for_a_call(wrapped):
-    """Tensors may take it; for Parameters, of a teacher or of torch.export(), the error says what does."""
+    """functional_call() may be given tensors; for Parameters, as torch.export() gives them, the error says what works."""
     model, optimizer = wrapped
     teacher, x = Chain(), torch.zeros(1, 24)
     with pytest.raises(sluice.StateError, match=r"functional_call\(\) may be given tensors.*detach\(\)"):

@@ -1,4 +1,4 @@
-"""The models that users bring, small: in memory, on disk, and partly on disk the same bits, and plain PyTorch's losses."""
+"""Small models of the kinds that users have: the same bits in memory, on disk and partly on disk, and plain PyTorch's losses."""
 
 import tempfile
 
@@ -19,7 +19,7 @@ ON_DISK = {
 
 
 def trained(shown, place):
-    """Trains; gives losses, values and buffers, and touches. place None: by plain PyTorch."""
+    """Trains. Returns losses, values and buffers, and touches. Place None stands for plain PyTorch."""
     torch.manual_seed(7)
     model = shown.make()
     optimizer = plain_optimizer(model) if place is None else wrap(model, place, units=units_of_modules(model))[1]
@@ -45,7 +45,7 @@ def test_twins_and_plain_pytorch(name):
 
 
 def test_a_budget_between_puts_some_units_on_disk():
-    """The bits stay the same, for a model that is large beside the frames of units that come and go."""
+    """The bits stay the same for a model that is much larger than the frames of its units."""
 
     def run(**given):
         torch.manual_seed(1)
@@ -72,7 +72,7 @@ def test_a_budget_between_puts_some_units_on_disk():
 
 @pytest.mark.parametrize("name", ["resnet", "alexnet", "vgg16"])
 def test_losses_say_something_of_every_layer(name):
-    """Without that, two runs could agree whatever becomes of a layer."""
+    """Every layer learns: else two runs could agree although a layer does nothing."""
     torch.manual_seed(7)
     model = SHOWN[name].make()
     SHOWN[name].loss(model, 0).backward()

@@ -1,4 +1,4 @@
-"""Muon for a wrapped model: which parameters are its own, their learning rates, and what is refused."""
+"""Muon for a wrapped model: its parameters, their learning rates, and what is refused."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ TABLES = {"transformer.wte.weight", "transformer.wpe.weight"}
 
 
 def arrays_of(model):
-    """The arrays of state of each parameter."""
+    """The names of each parameter's arrays of state."""
     engine, found = sluice.torch.engine_of(model), {}
     for unit in engine.units:
         engine.get_state(unit.name, lambda p, array, first, values: found.setdefault(p, set()).add(array))
@@ -90,7 +90,7 @@ def test_a_touch_of_what_waits_for_its_update_gets_it():
             language_loss(model, step).backward()
             optimizer.step()
             optimizer.zero_grad()
-            if touches:  # outside of any module: served by another thread
+            if touches:  # outside of any module, so that another thread serves it
                 seen += [p.sum().item() for p in model.parameters()]
         return seen, values_of(model)
 

@@ -1,4 +1,4 @@
-"""sluice.torch.plan() plans what wrap() makes of the same arguments, and refuses what wrap() refuses."""
+"""sluice.torch.plan() returns wrap()'s plan for the same arguments, and refuses what wrap() refuses."""
 
 import tempfile
 
@@ -20,7 +20,7 @@ def wide():
 
 
 def without_process(plan):
-    """The plan but for the process's own size, which is another at each call."""
+    """The plan without the process's own size, which differs at each call."""
     memory = {purpose: size for purpose, size in plan["bytes"]["host"].items() if purpose != "base"}
     return memory, plan["bytes"]["disk"], plan["units"], plan["prefetch"], plan["state_bytes_per_parameter"]
 

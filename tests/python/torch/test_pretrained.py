@@ -17,7 +17,7 @@ EXPERTS = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_k
 
 
 def bert():
-    """A small BERT whose norms are not what they begin as."""
+    """A small BERT whose norms do not have their first values."""
     model = t.BertForMaskedLM(t.BertConfig(**BERT))
     for name, p in model.named_parameters():
         if "LayerNorm" in name:
@@ -32,7 +32,7 @@ def t5():
 
 
 def mixtral():
-    """A small Mixtral. An expert is three tensors in files, all of a layer are two in the model; 10 comes after 9."""
+    """A small Mixtral. An expert is three tensors in files, and all of a layer are two in the model. (10 sorts after 9.)"""
     return t.MixtralForCausalLM(t.MixtralConfig(**EXPERTS, intermediate_size=96, num_local_experts=11, pad_token_id=0))
 
 
@@ -50,7 +50,7 @@ def vit():
 
 
 def old_norms(folder):
-    """The names that BERT's files had at first."""
+    """The names in BERT's first files."""
     file = folder / "model.safetensors"
     names = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
     tensors = load_file(file)
@@ -87,7 +87,7 @@ KINDS = {
 
 @pytest.fixture(params=KINDS, ids=lambda name: name.replace(" ", "-"))
 def saved(request, tmp_path):
-    """Saves a model; gives the folder, what is said when it is read, and what transformers reads."""
+    """Saves a model. Returns the folder, the warnings when it is read, and what transformers reads."""
     make, options, change = KINDS[request.param]
     torch.manual_seed(0)
     model = make()

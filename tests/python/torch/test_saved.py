@@ -1,5 +1,5 @@
-"""What autograd keeps of a wrapped model's parameters, in whatever form an operation took them: references, from which
-backward has the same bits."""
+"""Autograd keeps references to a wrapped model's parameters, in whatever form operations take them, and backward has the
+same bits."""
 
 import gc
 
@@ -14,11 +14,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-OF_USES = rounding.of_roundings(16)  # more than any parameter here has
+OF_USES = rounding.of_roundings(16)  # more uses than any parameter here has
 
 
 class Parts(nn.Module):
-    """A model that uses parts of parameters, in several ways."""
+    """A model that uses views of parameters, in several ways."""
 
     def __init__(self):
         super().__init__()
@@ -32,7 +32,7 @@ class Parts(nn.Module):
 
 
 class WrittenCasts(nn.Module):
-    """A model that changes what it cast of a parameter: all of it, or a part."""
+    """A model that changes a cast of a parameter: all of it, or a view."""
 
     def __init__(self):
         super().__init__()
@@ -46,7 +46,7 @@ class WrittenCasts(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """nn.MultiheadAttention cuts its weight in two where keys come from elsewhere."""
+    """nn.MultiheadAttention cuts its weight in two where keys are not the queries."""
 
     def __init__(self):
         super().__init__()
@@ -71,12 +71,12 @@ def test_autocast_of_parts_of_parameters(make):
     plain = outcome(None, make, loop)
     for place in ("memory", "disk"):
         for found, expected in zip(outcome(place, make, loop), plain, strict=True):
-            # The same kernels on the same values; what differs is the order in which a parameter's uses are added.
+            # Both use the same kernels on the same values, and differ in the order in which a parameter's uses are added.
             rounding.assert_near(found, expected, OF_USES, terms=TERMS)
 
 
 class Complex(nn.Module):
-    """A model that sees parameters as complex numbers, also conjugated, and parts of them."""
+    """A model that views parameters as complex numbers, also conjugated, and in parts."""
 
     def __init__(self):
         super().__init__()
@@ -107,8 +107,8 @@ class Deep(nn.Module):
 
 
 class CastsInside(Deep):
-    """Autocast inside of forward, as PyTorch's documentation has it; in the middle a mode of the model's own, which
-    ends before its module."""
+    """Autocast inside of forward, as in PyTorch's documentation, and in the middle a mode of the model's own, which ends
+    before its module."""
 
     @torch.autocast("cpu", dtype=torch.bfloat16)
     def forward(self, x):
@@ -119,7 +119,7 @@ class CastsInside(Deep):
 
 
 class CastsOfItsOwn(nn.Module):
-    """A module that turns autocast on in its own forward, of which it is a part."""
+    """A module inside the model that turns autocast on in its own forward."""
 
     def __init__(self):
         super().__init__()
@@ -184,7 +184,7 @@ class Counted(Chain):
 
 
 class Around(nn.Module):
-    """A layer, and a checkpoint around what the whole model or a part of it is."""
+    """A layer, with torch.utils.checkpoint around the whole model or a part of it."""
 
     def __init__(self):
         super().__init__()
@@ -256,7 +256,7 @@ def test_activations_go_where_save_on_cpu_puts_them():
 
 
 def test_where_hooks_are_not_allowed():
-    """Parameters that are saved there are the engine's memory, and are brought in when they are touched."""
+    """In transforms, autograd keeps parameters themselves, which are brought in when they are touched."""
     x = drawn(0)
 
     def loop(model, optimizer, note):

@@ -1,4 +1,4 @@
-"""What of a wrapped model is saved, and loaded again."""
+"""Saving and loading a wrapped model."""
 
 import copy
 
@@ -46,7 +46,7 @@ def files_of(folder):
     return {file.name: load_file(file) for file in folder.glob("*.safetensors")}
 
 
-@pytest.mark.parametrize("name", ["gpt2", "t5", "mixtral"])  # tied weights, under several names, in another form
+@pytest.mark.parametrize("name", ["gpt2", "t5", "mixtral"])  # cases: tied weights, several names, joined tensors
 def test_save_pretrained_writes_the_files_of_a_plain_model(name, tmp_path):
     torch.manual_seed(1)
     model = SHOWN[name].make()
@@ -73,7 +73,7 @@ def test_save_pretrained_of_adapters(tmp_path):
 
 
 def test_large_models_are_saved_within_the_budget(tmp_path):
-    """The model has 384 MB of parameters, whose homes are larger than what a file's buffer hides."""
+    """The model has 384 MB of parameters, more than the buffer of a file could hide."""
     finished = run_big(f"""
         import safetensors.torch
         model, optimizer = wrapped(390 << 20)
@@ -365,7 +365,7 @@ def test_state_larger_than_memory_lies_on_disk():
 
 
 def test_state_is_taken_and_loaded_within_the_budget(tmp_path):
-    """The state has 768 MB. What torch.save() reads of it is the files', and goes back to the system when steps go on."""
+    """The state has 768 MB. What torch.save() reads of it is cache of files, which goes back to the system in later steps."""
     finished = run_big(f"""
         model, optimizer = wrapped(390 << 20)
         step()
@@ -384,7 +384,7 @@ def test_state_is_taken_and_loaded_within_the_budget(tmp_path):
 
 
 def test_state_without_room_is_refused():
-    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(24)))  # with its state 384 MiB
+    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(24)))  # 384 MiB with its state
     model, optimizer = wrap(model, None, memory=resident_bytes() + (560 << 20), disk=None, reserve="64MiB")
     model(torch.ones(1, 1024)).sum().backward()
     optimizer.step()

@@ -1,4 +1,4 @@
-"""Parameters that span several units: the bits of a single unit, in every way that a parameter is used."""
+"""Parameters that span several units have the bits of a single unit, however they are used."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ import sluice.torch
 from sluice.torch import _units
 
 GRAIN = sluice.SPAN_GRAIN
-OF_USES = rounding.of_roundings(16)  # the gradients are of the same kernels; a table has two uses, in rows that repeat
+OF_USES = rounding.of_roundings(16)  # the kernels are the same; a table has two uses, in rows that repeat
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +126,7 @@ def test_a_model_on_the_meta_device():
     assert train(model, optimizer, loss_of, steps=1).values
 
 
-# What sums over all of a parameter before any part of it changes: the spans are updated together.
+# These optimizers sum over a whole parameter before it changes, so that its spans are updated together.
 
 ADAFACTOR = {
     "plain": ({"lr": 1e-2}, {"lr": 1e-2, "relative_step": False}),
@@ -154,7 +154,7 @@ def test_adafactor_is_that_of_transformers(case, options):
 
 
 class Wide(torch.nn.Module):
-    """A model with matrices of 2.3 and 1.2 grains: a layer that is Muon's, and an embedding that a group makes Muon's."""
+    """A model with matrices of 2.3 and 1.2 grains: a layer for Muon, and an embedding that a group gives to Muon."""
 
     def __init__(self):
         super().__init__()

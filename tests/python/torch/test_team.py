@@ -1,4 +1,4 @@
-"""Whose threads the engine of a wrapped model computes on."""
+"""The engine of a wrapped model computes on PyTorch's threads."""
 
 import ctypes
 
@@ -13,7 +13,7 @@ Parallel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uin
 
 
 def libraries():
-    """The files that are mapped, and where their code lies."""
+    """The mapped files, and the addresses of their code."""
     found = {}
     with open("/proc/self/maps") as maps:
         for line in maps:

@@ -1,4 +1,4 @@
-"""Forward and backward passes of several threads at the same time: nothing is lost, and nothing is mixed up."""
+"""Forward and backward passes of several threads at the same time: no gradient is lost or given to another."""
 
 import threading
 import time
@@ -60,7 +60,7 @@ def check(model, expected):
 
 @pytest.mark.parametrize("place", ["memory", "disk"])
 def test_gradients_of_threads_are_added(place, expected, monkeypatch):
-    """So is that of a thread that comes while another's first gradient goes to the engine, which takes long here."""
+    """A gradient counts that comes while another thread's first one goes to the engine, which takes long here."""
     model, optimizer = wrapped(place)
     put = Gradients.put
 
@@ -105,14 +105,14 @@ from support.wrapped_models import units_of_modules, wrap
 import sluice.torch
 
 model, optimizer = wrap(Chain(), "disk", units=units_of_modules(Chain()))
-faulthandler.enable()  # a handler of its own for what a touch of absent memory is told by
+faulthandler.enable()  # installs another handler of SIGSEGV, by which touches are served
 loss_of(model, 0).backward()
 optimizer.step()
 optimizer.zero_grad()
 loss_of(model, 1)
 ended, reads = threading.Event(), 0
 
-def read():  # with the GIL, which tolist() keeps
+def read():  # tolist() keeps the GIL
     global reads
     while not ended.is_set():
         for p in model.parameters():
@@ -134,6 +134,6 @@ assert reads > 0 and engine.counters().touches > 0
 
 
 def test_parameters_are_read_by_one_thread_while_another_moves_state():
-    """This has a process of its own: what is tested ended in a hang of the whole interpreter."""
+    """The test has a process of its own, since a failure is a hang of the whole interpreter."""
     finished = run_python(READS_WHILE_STATE_MOVES)
     assert finished.returncode == 0, finished.stderr

@@ -1,4 +1,4 @@
-"""Trainers of others with a wrapped model and optimizer: transformers.Trainer, Accelerate, and adapters of peft."""
+"""Other libraries with a wrapped model and optimizer: transformers.Trainer, Accelerate, and adapters of peft."""
 
 import accelerate
 import peft
@@ -26,7 +26,7 @@ def place_of(model, place, **options):
 
 
 def check_as_plain(run):
-    """run(place) gives losses and values."""
+    """Checks that run(place) returns the same losses and values."""
     (plain, _), (memory, values), (disk, values_on_disk) = run(None), run("memory"), run("disk")
     assert len(memory) > 3 and memory == disk and same_values(values, values_on_disk)
     assert rounding.near(memory, plain, rounding.of_losses(rounding.of_model(small_gpt2())))

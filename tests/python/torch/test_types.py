@@ -12,7 +12,7 @@ import sluice.torch
 
 
 class Block(torch.nn.Module):
-    """A block as models in bf16 have it: the norm in f32, what it is for in bf16."""
+    """A block of a model in bf16: the norm is in f32, the layer behind it in bf16."""
 
     def __init__(self, width):
         super().__init__()
@@ -94,7 +94,7 @@ def test_a_checkpoint_and_a_state_dict_go_on_with_the_same_bits(tmp_path, option
     loaded, its_optimizer = begin("disk")
     loaded.load_state_dict(weights)
     its_optimizer.load_state_dict(state)
-    if options.get("master") != "none":  # its random words are of the engine's steps, which a state_dict has not
+    if options.get("master") != "none":  # rounding depends on the engine's step, which a state_dict lacks
         assert train(loaded, its_optimizer, square_loss, steps=3).values == expected
         assert same_values(values_of(loaded), values)
 
@@ -104,7 +104,7 @@ def test_adapters_in_f32_on_a_base_in_bf16():
 
     def made():
         torch.manual_seed(2)
-        model = peft.get_peft_model(small_gpt2().bfloat16(), config)  # which makes adapters in f32
+        model = peft.get_peft_model(small_gpt2().bfloat16(), config)  # makes adapters in f32
         assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
         return model
 

@@ -1,4 +1,4 @@
-"""What wrap() and plan() refuse says what to do, and leaves the model as it was; so does what they find out about it."""
+"""wrap() and plan() refuse with what to do, and leave the model as it was; so do their estimates."""
 
 import copy
 
@@ -13,7 +13,7 @@ import sluice.torch
 
 
 def failing_at(monkeypatch, unit, also=()):
-    """Makes the engine take no values of that unit, and give none of those in `also`."""
+    """Makes the engine fail to take the values of a unit, and to return those of the units in `also`."""
     taking, giving = sluice.Engine.set_values, sluice.Engine.get_values
 
     def set_values(engine, name, values):
@@ -91,7 +91,7 @@ def units_in(model):
 
 
 class Named(torch.nn.Module):
-    """A model with large parameters of its own beside a child whose name is what those are called."""
+    """A model with large parameters of its own, beside a child whose name is that of their unit."""
 
     def __init__(self):
         super().__init__()
@@ -184,7 +184,7 @@ def test_what_is_given_wrongly_is_named(model, options, what):
 
 
 def over(make):
-    """A model of two layers whose weights lie in one memory, as `make` says."""
+    """A model of two layers whose weights share memory; `make` makes both."""
     model = Chain()
     model.first.weight, model.last.weight = (torch.nn.Parameter(part) for part in make(torch.rand(48, 24)))
     return model
