@@ -69,9 +69,9 @@ class Handle:
             self._users.pop(begun, None)
             self._tell_close()
 
-    def ask(self, question: str, *of: int | None) -> int:
-        """Returns the number with which the library answers."""
-        answer = ctypes.c_uint32()
+    def ask(self, question: str, *of: int | None, kind: Any = ctypes.c_uint32) -> Any:
+        """Returns the number with which the library answers, of this kind."""
+        answer = kind()
         self.call(question, *of, ctypes.byref(answer))
         return answer.value
 

@@ -160,9 +160,7 @@ class Engine:
 
     def updates(self, name: str) -> int:
         """How often a parameter was updated, which the optimizer's bias correction needs."""
-        count = ctypes.c_uint64()
-        self._handle.call("sluice_engine_updates", self._parameter(name)[0], ctypes.byref(count))
-        return count.value
+        return int(self._handle.ask("sluice_engine_updates", self._parameter(name)[0], kind=ctypes.c_uint64))
 
     def set_updates(self, name: str, updates: int) -> None:
         """Sets how often a parameter was updated."""
@@ -201,14 +199,11 @@ class Engine:
         """The memory of a parameter whose unit is held: read-only, in its shape, in f32, or as the 16 bits of bf16 or
         f16 ("H"). The view ends when the unit is released."""
         p, parameter, unit = self._parameter(name)
-        address = ctypes.c_void_p()
-        self._handle.call("sluice_engine_parameter", p, ctypes.byref(address))
+        address = self._handle.ask("sluice_engine_parameter", p, kind=ctypes.c_void_p) or 0
         with self._lock:
             if not self._accesses(unit) & ~(1 << _abi.GRADIENT_ONLY):
                 raise StateError(f"'{name}' is read while its unit '{self.units[unit].name}' is not held; acquire it")
-            view = _buffers.view_of_memory(
-                address.value or 0, parameter.view_shape, parameter.dtype or self.options.dtype
-            )
+            view = _buffers.view_of_memory(address, parameter.view_shape, parameter.dtype or self.options.dtype)
             self._views[unit][next(self._view_ids)] = view
             return view
 
@@ -236,9 +231,7 @@ class Engine:
 
     def gradient_norm(self, name: str) -> float:
         """The norm of a parameter's gradient, infinite where an element is not finite. Fetches no element."""
-        norm = ctypes.c_double()
-        self._handle.call("sluice_engine_gradient_norm", self._parameter(name)[0], ctypes.byref(norm))
-        return norm.value
+        return float(self._handle.ask("sluice_engine_gradient_norm", self._parameter(name)[0], kind=ctypes.c_double))
 
     def multiply_gradient(self, name: str, factor: float) -> None:
         """Multiplies a parameter's gradient. Fetches no element."""
@@ -306,9 +299,7 @@ class Engine:
     @property
     def steps(self) -> int:
         """How many steps have ended."""
-        count = ctypes.c_uint64()
-        self._handle.call("sluice_engine_steps", ctypes.byref(count))
-        return count.value
+        return int(self._handle.ask("sluice_engine_steps", kind=ctypes.c_uint64))
 
     @property
     def in_step(self) -> bool:
@@ -382,7 +373,7 @@ class Engine:
 
     def _times_held(self, unit: int) -> int:
         """How often the unit has to be released."""
-        return self._handle.ask("sluice_engine_held", unit, None)
+        return int(self._handle.ask("sluice_engine_held", unit, None))
 
     def _held_units(self) -> list[int]:
         units, count = (ctypes.c_uint32 * len(self.units))(), ctypes.c_size_t()

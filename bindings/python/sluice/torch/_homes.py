@@ -178,10 +178,9 @@ class ModelEngine(Engine):
     def tensor(self, spans: Sequence[Span], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor over a parameter's memory, which is not touched. The tensor and its views keep the engine alive until it
         is closed."""
-        address = ctypes.c_void_p()
-        self._handle.call("sluice_engine_parameter", spans[0].index, ctypes.byref(address))
+        address = self._handle.ask("sluice_engine_parameter", spans[0].index, kind=ctypes.c_void_p) or 0
         item = torch.empty((), dtype=dtype).element_size()
-        raw = (ctypes.c_char * (math.prod(shape) * item)).from_address(address.value or 0)
+        raw = (ctypes.c_char * (math.prod(shape) * item)).from_address(address)
         raw.keeps = self  # type: ignore[attr-defined]
         self._seen.append(([span.unit for span in spans], weakref.ref(raw)))
         return torch.frombuffer(raw, dtype=dtype).view(shape)

@@ -102,11 +102,8 @@ class Stored:
 
     def norm(self, home: Home) -> float:
         """The gradient's norm; infinite where an element is not finite."""
-        norms = []
-        for span in home.spans:
-            norm = ctypes.c_double()
-            self._engine._handle.call("sluice_engine_gradient_norm", span.index, ctypes.byref(norm))
-            norms.append(norm.value)
+        ask = self._engine._handle.ask
+        norms = [ask("sluice_engine_gradient_norm", span.index, kind=ctypes.c_double) for span in home.spans]
         return norms[0] if len(norms) == 1 else math.hypot(*norms)
 
     def read(self, home: Home) -> torch.Tensor:
