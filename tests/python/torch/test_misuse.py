@@ -281,7 +281,7 @@ def test_a_parameter_that_another_took_the_place_of(wrapped):
     del model.middle.weight
     for other in (torch.nn.Parameter(torch.zeros(24, 24)), None):
         model.middle.weight = other
-        with pytest.raises(sluice.StateError, match="'middle.weight' is no more.*copy_.*close"):
+        with pytest.raises(sluice.StateError, match="'middle.weight' is no longer.*copy_.*close"):
             loss_of(model, 0)
     model.middle.weight = weight
     swapped = torch.func.functional_call(model, {"middle.weight": torch.zeros(24, 24)}, torch.zeros(1, 24))
@@ -295,7 +295,7 @@ def test_parameters_that_are_replaced_between_backward_and_step(wrapped):
     parameters = {name: p for name, p in model.named_parameters()}
     values = {name: p.detach().clone() for name, p in parameters.items()}
     model.load_state_dict({name: torch.zeros_like(p) for name, p in values.items()}, assign=True)
-    with pytest.raises(sluice.StateError, match="'first.weight' is no more.*another Parameter.*copy_.*close"):
+    with pytest.raises(sluice.StateError, match="'first.weight' is no longer.*another Parameter.*copy_.*close"):
         optimizer.step()
     for name, p in parameters.items():
         assert torch.equal(p, values[name])

@@ -41,7 +41,7 @@ def check_ahead(held_units: int, prefetch: int, units: int) -> None:
 def check_model(model: Any, train: bool) -> None:
     """Raises InvalidArgumentError that names what cannot be wrapped as it is, and StateError for a wrapped model."""
     if not isinstance(model, torch.nn.Module):
-        raise InvalidArgumentError(f"{model!r:.80} is to be wrapped, and is no torch.nn.Module; give the model itself")
+        raise InvalidArgumentError(f"the model is {model!r:.80}, which is no torch.nn.Module; give the model itself")
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             what = f"'{name}'" if name else "the model"
@@ -70,7 +70,7 @@ def _refuse_wrapped(model: torch.nn.Module) -> None:
     for name, owner in owners.items():
         if owner.engine.closed:
             raise StateError(
-                f"the values of '{name}' are gone with the engine of its model, which was closed by itself; "
+                f"the values of '{name}' are gone with the engine of its model, which engine.close() has closed; "
                 "sluice.torch.close(model) keeps them. Make the model anew"
             )
         raise StateError(f"'{name}' belongs to another wrapped model; close that, or wrap the whole once")
@@ -80,14 +80,14 @@ def _check_trainable(model: torch.nn.Module) -> None:
     """Raises InvalidArgumentError for tensors of torch.inference_mode(), which take no part in backward."""
     if torch.is_inference_mode_enabled():
         raise InvalidArgumentError(
-            "a model is to be trained, and is wrapped inside torch.inference_mode(), whose tensors no backward takes; wrap "
-            "it outside of that, or without an optimizer"
+            "the model is wrapped inside torch.inference_mode(), whose tensors cannot be trained; wrap it outside of that, or "
+            "without an optimizer"
         )
     for name, p in model.named_parameters():
         if p.is_inference():
             raise InvalidArgumentError(
-                f"'{name}' was made inside torch.inference_mode(), and no backward takes it; make the model outside of that, "
-                "or wrap it without an optimizer"
+                f"'{name}' was made inside torch.inference_mode(), and cannot be trained; make the model outside of that, or "
+                "wrap it without an optimizer"
             )
 
 
