@@ -70,10 +70,10 @@ void AnyOrderEngine::begin_step(const StepSettings& settings) {
   core().guarded([&](Core& c) {
     if (settings.keep_gradients && !c.plan.clip)
       refuse(ErrorCode::kInvalidArgument,
-             "gradients are to be kept over the step, and they are applied in backward and given up");
+             "gradients are to be kept over the step, and this plan applies and drops them in backward");
     if (!c.plan.clip) c.check_settings(settings);
     c.begin_step(settings);
-    if (!c.plan.clip) c.gradients.drop_all();  // else the step begins with those that were kept
+    if (!c.plan.clip) c.gradients.drop_all();  // otherwise gradients may have been kept
     std::fill(updated_.begin(), updated_.end(), false);
     recorder_.begin_step();
   });
@@ -151,7 +151,8 @@ void AnyOrderEngine::take(const Held& wanted) {
   c.pager.prefetch(c.plan.prefetch);
   c.queue.advance();
   if (wanted.hold != Hold::kEdit) return;
-  c.pager.acquire(c.parameters[unit], Pager::Use::kModify);  // nobody writes it to disk meanwhile
+  // No transfer writes it to disk while it is edited.
+  c.pager.acquire(c.parameters[unit], Pager::Use::kModify);
   c.pager.view(c.parameters[unit], true);
 }
 
@@ -188,7 +189,7 @@ void AnyOrderEngine::take_edited(UnitId unit) {
   Core& c = core();
   const HoldingId values = c.parameters[unit];
   if (c.states.has_master(unit)) {
-    c.settle();  // the masters go through the staging slots
+    c.settle();  // masters are streamed through the staging slots
     take_masters(c.streams(), unit, {c.pager.data(values), layout().dtype(unit)});
   }
   c.pager.conceal(values, true);
@@ -243,8 +244,7 @@ void AnyOrderEngine::release_touched() {
 
 void AnyOrderEngine::leave(bool with_values, const std::function<void(UnitId, allocator::FormerHome)>& take) {
   Core& c = core();
-  if (left_)
-    refuse(ErrorCode::kState, "the parameters of the engine have left it; destroy it, and their homes");
+  if (left_) refuse(ErrorCode::kState, "the parameters have left the engine already; destroy it");
   const auto go = [&] {
     left_ = true;
     c.failure = "its parameters have left it";
@@ -268,7 +268,7 @@ void AnyOrderEngine::check_replan(const Plan& next) const {
   const Core& c = core();
   ensure(next.chunk_elements == c.plan.chunk_elements && next.clip == c.plan.clip &&
              next.extent_bytes == c.plan.extent_bytes && next.units.size() == c.plan.units.size(),
-         "the plan is of another engine");
+         "the plan was made for another engine");
   if (in_step())
     refuse(ErrorCode::kState, "the plan is changed in the middle of a step; finish or abandon the step");
   require_none_held("the plan is changed");

@@ -11,83 +11,85 @@
 
 namespace sluice::engine {
 
-// What a client holds of a unit.
+// What a client holds a unit for.
 enum class Hold : std::uint8_t {
-  kRead,          // its parameters
-  kGradient,      // its parameters, and gradients will be added; within a step, and not of a frozen unit
-  kGradientOnly,  // that gradients will be added; its parameters need not come
-  // Its parameters, which the client writes where they lie. When it is released they are its values, and the
-  // masters' (of those elements that were changed).
+  kRead,          // to read parameters
+  kGradient,      // to read parameters and add gradients; only within a step, and not for a frozen unit
+  kGradientOnly,  // to add gradients; parameters need not be present
+  // To write parameters where they lie, which become the unit's values when it is released. Masters change
+  // only for elements that were changed.
   kEdit,
 };
 constexpr bool with_parameters(Hold hold) { return hold != Hold::kGradientOnly; }
 constexpr bool with_gradient(Hold hold) { return hold == Hold::kGradient || hold == Hold::kGradientOnly; }
 
-// An engine whose client (a wrapped model) acquires units in whatever order it has, several at once, and
-// outside of a step for reading. The order is recorded; in the next step what follows is fetched ahead by it.
-// Calls of a step: begin_step; acquire, add_gradient, release as often as need be; step, or abandon_step.
-// Gradients are final at step(), which takes the settings; a parameter that got none is left as it is. Where
-// the plan does not clip, a unit's are final when it is not held any more, and applied then with the settings
-// of begin_step(): one gradient of each parameter in a step; it is release() that throws Error(kNotFinite),
-// and the unit is as it was. Where the optimizer has rounds for a parameter that spans units, these are
-// updated together, as one: when the gradients of all are final. In a step each of them gets one, or none
-// does; step() refuses otherwise. Parameters are at their address only while their unit is held, to be read
-// only but for editing; a touch at another time, or a write, is noticed (see allocator::TouchServer). Values
-// may be loaded and saved in the middle of a step, but for loading a unit that is held.
+// An engine whose client (a wrapped model) acquires units in any order, several at once, and outside of a
+// step for reading. The order of a step is recorded, and the next step fetches ahead by it. A step is
+// begin_step(); then acquire(), add_gradient() and release() as often as needed; then step() or
+// abandon_step(). Gradients are final at step(), which takes the settings; a parameter without a gradient is
+// not updated. Where the plan does not clip, the gradients of a unit are final when it is no longer held, and
+// are then applied with the settings of begin_step(). Each parameter then gets one gradient in a step, and it
+// is release() that throws Error(kNotFinite), leaving the unit as it was. Where the optimizer has rounds for
+// a parameter that spans units, these are updated jointly, when all their gradients are final. In a step all
+// of them have a gradient or none has; otherwise step() refuses. Parameters are at their address only while
+// their unit is held, for reading unless it is held for editing; a touch at another time, or a write, is
+// noticed (see allocator::TouchServer). Values may be loaded and saved within a step, but a unit that is held
+// cannot be loaded.
 class AnyOrderEngine final : public Engine {
  public:
-  // As Engine's.
+  // Takes all memory and disk space of the plan, as Engine() says.
   AnyOrderEngine(const Profile& profile, const Plan& plan, const optim::Optimizer& optimizer,
                  const Resources& resources);
 
-  // Questions, as Engine's.
-  std::vector<Hold> holds(UnitId unit) const;  // in the order of acquiring, without what a touch brought in
-  std::vector<UnitId> held_units() const;      // likewise; each once
-  bool has_gradient(ParameterId parameter) const;  // which waits for its update, or was kept
+  // Questions, answered as those of Engine.
+  std::vector<Hold> holds(UnitId unit) const;  // in the order of acquiring, without holds for touches
+  // Each unit once, in the order of acquiring, without holds for touches.
+  std::vector<UnitId> held_units() const;
+  bool has_gradient(ParameterId parameter) const;  // one of this step, or one that was kept
   bool left() const { return left_; }
-  std::optional<UnitId> unit_at(const std::byte* address) const;  // whose address it is
+  std::optional<UnitId> unit_at(const std::byte* address) const;  // the unit in whose home it lies
 
   void begin_step(const StepSettings& settings);
-  // Held until it is released as often as it was acquired.
+  // The unit is held until it is released as often as it was acquired.
   void acquire(UnitId unit, Hold hold);
-  void release(UnitId unit);  // what was acquired last of it
-  // Adds to what the step has of this parameter. REQUIRES: its unit is held with its gradient.
+  void release(UnitId unit);  // ends the latest hold
+  // Adds a gradient to what this step has of the parameter. REQUIRES: its unit is held for gradients.
   void add_gradient(ParameterId parameter, ConstArray gradient);
-  // Throws Error(kNotFinite) naming a parameter whose gradient is not finite, or the norm: no parameter was
-  // changed then, and the step is over.
+  // Ends the step. Throws Error(kNotFinite) that names a parameter whose gradient is not finite, or the norm:
+  // no parameter was changed then, and the step is over.
   StepResult step(const StepSettings& settings);
-  // The step is over without an update. Its gradients are dropped, and what is held is released.
+  // Ends the step without an update, drops its gradients, and releases every unit.
   void abandon_step();
 
-  // At any time, of a parameter that has a gradient; Error(kState) otherwise. They bring in no more than they
-  // need: the norm (infinite where an element is not finite) is known, the factor is applied when the
-  // gradient is used. A factor that comes while an update is pending is for later uses.
+  // These work at any time on the gradient of a parameter; Error(kState) where there is none. Only
+  // read_gradient() brings elements into memory: the norm (infinite where an element is not finite) is known
+  // already, and a factor is applied when the gradient is used. A factor that comes while an update is
+  // pending does not change that update.
   void read_gradient(ParameterId parameter, Array out);  // out: [elements]; waits for a pending update
   void multiply_gradient(ParameterId parameter, double factor);
   double gradient_norm(ParameterId parameter);
-  void drop_gradient(ParameterId parameter);  // also where there is none
+  void drop_gradient(ParameterId parameter);  // allowed where there is none
 
-  // Touches of absent parameters go to the server, which calls touch(): it brings the unit in, to be read, or
-  // written, too, and holds it until release_touched(); for its room those make way that were touched before,
-  // the oldest first.
+  // The server gets the touches of absent parameters, and calls touch(), which brings the unit in for
+  // reading, or for writing too, and holds it until release_touched(). Where that needs room, units that were
+  // touched before are released, the oldest first.
   void serve_touches(allocator::TouchServer& server) const;
   void touch(UnitId unit, bool write);
   void release_touched();
 
-  // The end. Each unit's addresses outlive the engine, in the hands of `take`: with its values under them,
-  // after its pending update, in ordinary memory, for which the engine's own is given back on the way; or
-  // without values, which works with an engine that has failed, too. Afterwards only the destructor and
-  // questions may be called. An error on the way leaves those units without values that have not left.
-  // REQUIRES: nothing is held where there are to be values.
+  // The end. `take` gets each unit's addresses, which outlive the engine. With values, pending updates are
+  // applied, and the values stay at the addresses in ordinary memory, for which the engine frees its own on
+  // the way. Without values nothing is there, and the engine may have failed before. Afterwards only the
+  // destructor and questions may be called. After an error, units that had not left yet leave without values.
+  // REQUIRES, with values: no unit is held.
   void leave(bool with_values, const std::function<void(UnitId, allocator::FormerHome)>& take);
-  // By how much the process grows at most while all leave with their values (negative: it shrinks).
+  // By how much the process grows at most while all units leave with values; negative: it shrinks.
   std::int64_t growth_of_leaving() const;
 
-  // Between steps: the same units by another plan, where they are by this one and how much they take. Values,
-  // state and addresses stay; what has another place is moved, and no more memory is held meanwhile than by
-  // one of the two. Error(kBudget), with nothing changed, where the disk has no room for what leaves memory;
-  // Error(kState), likewise, where a unit is held, has no values, or has a gradient.
-  // REQUIRES: made for the same profile, optimizer, chunks and clipping.
+  // Applies another plan, between steps. Values, state and addresses stay; parts with another tier are moved,
+  // and never more memory is held than one of the two plans has. Nothing is changed by Error(kBudget), where
+  // the disk has no space for what leaves memory, or by Error(kState), where a unit is held, has no values,
+  // or has a gradient. REQUIRES: the plan was made for the same profile, optimizer, chunks and clipping.
   void replan(const Plan& plan);
 
  private:
@@ -104,7 +106,7 @@ class AnyOrderEngine final : public Engine {
   void check_replan(const Plan& next) const;
   void require_none_held(const char* what) const;
   void require_gradient(ParameterId parameter) const;
-  void require_all_or_none() const;  // of the gradients of what is updated together
+  void require_all_or_none() const;  // of the gradients of a joint update
   bool is_held(UnitId unit) const;
   bool is_held_for_gradients(UnitId unit) const;
   HeldIterator oldest_touched() const;
@@ -116,7 +118,7 @@ class AnyOrderEngine final : public Engine {
   void discard_unless_needed(UnitId unit);
   void drop_all_gradients();
   bool have_final_gradients(UnitRange units) const;
-  void update_at_once(UnitRange units);  // their gradients are final
+  void update_at_once(UnitRange units);  // REQUIRES: their gradients are final
   void await_update(UnitId unit, bool from_record);
   [[noreturn]] void refuse_at_once(UnitRange units, ParameterId bad);
   StepResult update_all(const std::vector<Access>& accesses, const StepSettings& settings);
@@ -125,13 +127,13 @@ class AnyOrderEngine final : public Engine {
   std::size_t most_held_;
   std::vector<Held> held_;  // in the order of acquiring
   Recorder recorder_;
-  std::vector<bool> updated_;  // by parameter: at once, in this step
-  std::vector<bool> changed_;  // by unit: gradients were added since it was held for them
+  std::vector<bool> updated_;  // by parameter: whether it was updated in this step already
+  std::vector<bool> changed_;  // by unit: whether gradients were added since it was acquired for them
   struct Addressed {
     const std::byte* begin;
     UnitId unit;
   };
-  std::vector<Addressed> by_address_;  // the units' parameters
+  std::vector<Addressed> by_address_;  // the homes of all units, in ascending order
   bool left_ = false;
 };
 

@@ -3,13 +3,13 @@
 #include "engine/any_order_engine.h"
 #include "engine/core.h"
 
-// The gradients of an engine in any order, and the updates that become due; the calls of a step, and what is
-// held, are in any_order_engine.cc.
+// The gradients of an AnyOrderEngine, and how their updates become due. The calls of a step, and holding
+// units, are in any_order_engine.cc.
 namespace sluice::engine {
 
 void AnyOrderEngine::add_gradient(ParameterId parameter, ConstArray gradient) {
   core().guarded([&](Core& c) {
-    const UnitId unit = layout().place(parameter).unit;
+    const UnitId unit = layout().location(parameter).unit;
     const std::string& name = layout().spec(parameter).name;
     if (!layout().trainable(unit))
       refuse(ErrorCode::kInvalidArgument, "a gradient of '{}' is added, and its unit '{}' is frozen", name,
@@ -35,8 +35,8 @@ void AnyOrderEngine::require_gradient(ParameterId parameter) const {
 void AnyOrderEngine::read_gradient(ParameterId parameter, Array out) {
   core().guarded([&](Core& c) {
     require_gradient(parameter);
-    const UnitId unit = layout().place(parameter).unit;
-    c.queue.ensure_updated(unit);  // until then it is the update's
+    const UnitId unit = layout().location(parameter).unit;
+    c.queue.ensure_updated(unit);  // a pending update owns the gradient
     c.pager.acquire(c.gradients.holding(unit, 0), Pager::Use::kRead);
     c.gradients.read(c.resources.threads, parameter, out);
     c.pager.release(c.gradients.holding(unit, 0));
@@ -60,11 +60,11 @@ double AnyOrderEngine::gradient_norm(ParameterId parameter) {
 void AnyOrderEngine::drop_gradient(ParameterId parameter) {
   core().guarded([&](Core& c) {
     c.gradients.drop(parameter);
-    discard_unless_needed(layout().place(parameter).unit);
+    discard_unless_needed(layout().location(parameter).unit);
   });
 }
 
-// A pending update discards it when it is applied, and a holder when it is released.
+// A pending update discards the gradient when it is applied, and a holder when it is released.
 void AnyOrderEngine::discard_unless_needed(UnitId unit) {
   Core& c = core();
   if (c.gradients.uses(unit) == 0 || c.gradients.any(unit) || !c.queue.current(unit)) return;
@@ -98,7 +98,7 @@ void AnyOrderEngine::update_at_once(UnitRange units) {
   }
 }
 
-// Its values are out of date from now on; a write of before keeps them where they can be read.
+// The unit's values are out of date from now on; a write that began before would keep them at their address.
 void AnyOrderEngine::await_update(UnitId unit, bool from_record) {
   if (from_record) core().pager.park(core().gradients.holding(unit, 0));
   core().pager.hide(core().parameters[unit]);
@@ -110,8 +110,8 @@ void AnyOrderEngine::refuse_at_once(UnitRange units, ParameterId bad) {
     core().pager.discard(core().gradients.holding(unit, 0));
   }
   refuse(ErrorCode::kNotFinite,
-         "the gradient of '{}' is not finite; its unit was not updated, and those were whose backward came "
-         "before",
+         "the gradient of '{}' is not finite; its unit was not updated, and units whose backward came before "
+         "were",
          layout().spec(bad).name);
 }
 
@@ -146,7 +146,8 @@ StepResult AnyOrderEngine::update_all(const std::vector<Access>& accesses, const
   c.clip(result);
   for (const UnitRange& units : units_to_update(accesses)) {
     for (UnitId unit = units.first; unit < units.end; ++unit) {
-      c.queue.ensure_updated(unit);  // of the step before, where nobody acquired it since
+      // Completes an update of the step before, if nobody has acquired the unit since.
+      c.queue.ensure_updated(unit);
       await_update(unit, true);
     }
     c.enqueue(units, true);
@@ -155,12 +156,13 @@ StepResult AnyOrderEngine::update_all(const std::vector<Access>& accesses, const
   if (c.plan.uses_disk())
     c.queue.advance();
   else
-    c.queue.settle();  // there is nothing to wait for, and the caller's own threads rest
+    // Nothing has to be waited for, and the threads are then free for the caller.
+    c.queue.settle();
   return result;
 }
 
-// In the order of the step's accesses, which is that of the next one's; then what has kept a gradient without
-// any.
+// Returns the units to update: first in the order of the step's accesses, which the next step will have, too;
+// then those with kept gradients that were not accessed.
 std::vector<UnitRange> AnyOrderEngine::units_to_update(const std::vector<Access>& accesses) const {
   std::vector<UnitRange> units;
   std::vector<bool> seen(layout().units().size());

@@ -9,12 +9,12 @@ namespace {
 using allocator::Purpose;
 using allocator::Tier;
 
-// What the store keeps in memory of all records that there may be: those of a plan before stay.
+// The memory that the record store needs if every part has a record, as after several plans.
 std::uint64_t metadata_of_all(const Planned& planned, const optim::Optimizer& optimizer) {
   if (planned.disk.empty()) return 0;
   const std::vector<UnitPlan> on_disk(planned.profile.units.size(),
                                       {{Tier::kDisk, Tier::kDisk, Tier::kDisk}});
-  return Placement(planned.profile, optimizer, planned.request).held(on_disk).metadata;
+  return Placement(planned.profile, optimizer, planned.request).footprint(on_disk).metadata;
 }
 
 }  // namespace
@@ -25,7 +25,7 @@ Ground::Ground(const Planned& planned, const Means& means, const Options& option
   if (!planned.disk.empty()) ledger_.set_budget(Tier::kDisk, planned.budget.disk);
   base_ = allocator::Charge(ledger_, Tier::kHost, Purpose::kBase,
                             planned.budget.base - planned.checkpoint_buffers);
-  // What libraries take beyond operands is theirs alone to allocate; the plan has room for it.
+  // Libraries allocate this themselves; the charge reserves it in the budget.
   hidden_ = allocator::Charge(ledger_, Tier::kHost, Purpose::kWorkspace, planned.profile.hidden_bytes);
   if (options.trace_events > 0) trace_.emplace(options.trace_events);
   if (planned.plan.uses_disk() || (options.may_replan && !planned.disk.empty()))

@@ -15,24 +15,24 @@
 
 namespace sluice::engine {
 
-// A plan, and what it was made of.
+// A plan, and what it was made from.
 struct Planned {
   Profile profile;
   Budget budget;
   PlanRequest request;
   MachineRates rates;
   Plan plan;
-  std::vector<offload::DiskFolder> disk;  // the folders that lend budget.disk
-  // The part of budget.base through which files of values are read and written: it is charged when it is
-  // taken.
+  std::vector<offload::DiskFolder> disk;  // the folders whose space budget.disk counts
+  // The part of budget.base for the buffers with which checkpoints are read and written. A buffer is charged
+  // when it is taken.
   std::uint64_t checkpoint_buffers = 0;
 };
 
-// What an engine stands on: the ledger with its budgets and what the process holds, the trace, the records on
-// disk. What an engine is made for is said here once.
+// What an engine needs to exist: the ledger with its budgets and with what the process holds already, the
+// trace, and the records on disk.
 class Ground {
  public:
-  // What there is before; all of it outlives this.
+  // What the caller has already; all of it outlives the Ground.
   struct Means {
     Threads& threads;
     offload::IoService& io;
@@ -40,10 +40,10 @@ class Ground {
     kernels::F32Products* products = nullptr;  // REQUIRES: not null where the optimizer has products
   };
   struct Options {
-    std::size_t trace_events = 0;                           // that are kept; 0: there is no trace
-    std::size_t timeline_parts = 0;                         // of the ledger's timeline; 0: there is none
-    Trace::Clock::time_point origin = Trace::Clock::now();  // of that timeline
-    bool may_replan = false;  // another plan may use the disk, where this one does not
+    std::size_t trace_events = 0;    // the most events that the trace keeps; 0: there is no trace
+    std::size_t timeline_parts = 0;  // entries of the ledger's timeline; 0: there is none
+    Trace::Clock::time_point origin = Trace::Clock::now();  // when that timeline begins
+    bool may_replan = false;  // replan() may be called, and may put parts on disk that are not there now
   };
   Ground(const Planned& planned, const Means& means, const Options& options);
 
@@ -53,33 +53,34 @@ class Ground {
 
  protected:
   Resources resources() { return {means_.threads, ledger_, disk_.get(), trace(), means_.products}; }
-  // change: brings the engine to the plan.
+  // `change` applies a plan to the engine.
   void replan(Planned& planned, std::uint64_t base, const std::function<void(const Plan&)>& change);
 
  private:
   Means means_;
-  // In the order in which they are taken; they end in the opposite one.
+  // The members are destroyed in the opposite order.
   allocator::Ledger ledger_;
   allocator::Charge base_, hidden_;
   std::optional<Trace> trace_;
   std::unique_ptr<offload::RecordStore> disk_;
 };
 
-// An engine on its ground: every door makes its engine so. Thread rule: the engine's.
+// An engine together with its Ground. The command line, the C ABI and native training all make their engines
+// so. Thread rule: the engine's.
 template <class Kind>
 class Assembly : public Ground {
  public:
-  // Takes all memory and disk space of the plan. Throws as RecordStore and the engine do; nothing is held
-  // then.
+  // Takes all memory and disk space of the plan. Throws what RecordStore and the engine throw, and then holds
+  // nothing.
   Assembly(const Planned& planned, const Means& means, const Options& options)
       : Ground(planned, means, options),
         engine_(planned.profile, planned.plan, means.optimizer, resources()) {}
 
   Kind& engine() { return engine_; }
 
-  // Makes the plan for a process that holds `base` (as Budget::base) with the same chunks, and changes to it:
-  // what the engine's replan() says. `planned` is what this was made for, and is what it is now; after an
-  // error it is as it was. REQUIRES: Options::may_replan.
+  // Makes a new plan, with the same chunks, for a process that holds `base` (see Budget::base), and applies
+  // it with the engine's replan(), whose errors are thrown. `planned` is what the assembly was made from; it
+  // is changed to the new plan, and stays as it is after an error. REQUIRES: Options::may_replan.
   void replan(Planned& planned, std::uint64_t base) {
     Ground::replan(planned, base, [this](const Plan& plan) { engine_.replan(plan); });
   }

@@ -18,7 +18,7 @@ namespace sluice::engine {
 namespace {
 
 bool is_trainable(const Layout& layout, ParameterId parameter) {
-  return layout.trainable(layout.place(parameter).unit);
+  return layout.trainable(layout.location(parameter).unit);
 }
 
 bool any_trainable(const Layout& layout) {
@@ -42,7 +42,7 @@ std::vector<UnitId> wider_first(const Layout& layout) {
   return units;
 }
 
-// In the order of a checkpoint's files; of those that span units each.
+// Returns the parameters in the order of a checkpoint's files, with every span of those that span units.
 std::vector<ParameterId> as_saved(const Layout& layout) {
   std::vector<ParameterId> parameters;
   for (const UnitId unit : wider_first(layout))
@@ -51,7 +51,7 @@ std::vector<ParameterId> as_saved(const Layout& layout) {
   return parameters;
 }
 
-// Those that have it, of an array that is not by elements.
+// Returns the tensors of a whole array: one for each parameter that has it.
 std::vector<TensorDeclaration> whole_tensors(const Layout& layout, const optim::Optimizer& optimizer,
                                              const std::string& name) {
   std::vector<TensorDeclaration> tensors;
@@ -64,7 +64,6 @@ std::vector<TensorDeclaration> whole_tensors(const Layout& layout, const optim::
   return tensors;
 }
 
-// Of trainable parameters, those that have the array.
 std::vector<bool> keepers(const Layout& layout, const optim::Optimizer& optimizer, std::size_t array) {
   std::vector<bool> keep;
   for (ParameterId id = 0; id < layout.parameters(); ++id)
@@ -74,7 +73,7 @@ std::vector<bool> keepers(const Layout& layout, const optim::Optimizer& optimize
 
 bool any(const std::vector<bool>& all) { return std::find(all.begin(), all.end(), true) != all.end(); }
 
-// The same optimizer may keep other arrays, as SGD with and without momentum does.
+// The same optimizer keeps other arrays with other settings, as SGD does with and without momentum.
 void check_state(const CheckpointReader& checkpoint, const Layout& layout,
                  const optim::Optimizer& optimizer) {
   std::set<std::string> wanted, found;
@@ -131,7 +130,7 @@ CheckpointValues::CheckpointValues(const CheckpointReader& checkpoint, const Lay
   }
 }
 
-// Where a checkpoint has masters, an f32 parameter is its own.
+// An f32 parameter is its own master, even in a checkpoint that has masters.
 bool CheckpointValues::has_master(ParameterId parameter) const {
   return masters_ != nullptr && is_trainable(layout_, parameter) &&
          parameters_->tensor(layout_.spec(parameter).name).dtype() != Dtype::kF32;
@@ -162,7 +161,6 @@ void CheckpointValues::check_codes(const State& state, const std::vector<bool>& 
   }
 }
 
-// A few blocks of codes at a time.
 void CheckpointValues::read_codes(const State& state, const std::string& name, std::size_t first,
                                   std::span<float> out) {
   ensure(first % optim::kScaleBlock == 0, "codes are read from element {} on, in the middle of a block",
@@ -210,8 +208,7 @@ UnitSource CheckpointValues::source() {
 CheckpointTensors::CheckpointTensors(const Layout& layout, const optim::Optimizer& optimizer)
     : layout_(layout), units_(wider_first(layout)) {
   const StateFormat format(layout, optimizer, kChunkGrain);
-  // Of the parameters that are wanted: each as it is declared. A span's values follow those of the one
-  // before.
+  // A span's values follow those of the span before, in one tensor.
   const auto header = [&](const auto& wanted, const auto& declared) {
     std::vector<TensorDeclaration> tensors;
     for (const ParameterId id : as_saved(layout))
@@ -229,9 +226,9 @@ CheckpointTensors::CheckpointTensors(const Layout& layout, const optim::Optimize
     return TensorDeclaration{spec.name, Dtype::kF32, {divide_up(spec.whole_elements(), optim::kScaleBlock)}};
   };
   const auto all = [](ParameterId) { return true; };
-  const auto has_master = [&](ParameterId id) { return format.has_master(layout.place(id).unit); };
+  const auto has_master = [&](ParameterId id) { return format.has_master(layout.location(id).unit); };
   headers_.push_back({kModelFile, header(all, [&](ParameterId id) {
-                        return of_type(layout.dtype(layout.place(id).unit))(id);
+                        return of_type(layout.dtype(layout.location(id).unit))(id);
                       })});
   if (!any_trainable(layout)) return;
   if (format.masters() > 0)
@@ -257,7 +254,7 @@ std::vector<std::uint64_t> CheckpointTensors::file_bytes() const {
   return bytes;
 }
 
-// Two blocks of each file, which are read in turn.
+// Files are read in turn, which needs room for two blocks of each.
 std::uint64_t CheckpointTensors::buffer_bytes() const {
   return std::max(kStreamBuffer, 2 * kStreamBlock * headers_.size());
 }

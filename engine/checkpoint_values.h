@@ -12,26 +12,25 @@
 
 namespace sluice::engine {
 
-// The whole of a training run's values as a checkpoint holds them: parameters, masters and optimizer state. A
-// frozen unit has parameters alone.
-// Thread rule: one thread at a time.
+// Reads all values of a training run from a checkpoint: parameters, masters and optimizer state. A frozen
+// unit has parameters alone. Thread rule: one thread at a time.
 class CheckpointValues {
  public:
-  // The parameters alone; or the f32 masters, where there are any, and the optimizer's arrays, of whatever
-  // type. Throws Error(kInvalidArgument) where the files do not fit the layout: they are of another model, or
-  // of an optimizer with other arrays.
+  // The first constructor opens the parameters alone; the second also opens the f32 masters, where there are
+  // any, and the optimizer's arrays of whatever type. Throws Error(kInvalidArgument) where the files do not
+  // fit the layout: they belong to another model, or to an optimizer with other arrays.
   CheckpointValues(const CheckpointReader& checkpoint, const Layout& layout);
   CheckpointValues(const CheckpointReader& checkpoint, const Layout& layout,
                    const optim::Optimizer& optimizer);
-  UnitSource source();  // valid as long as this; every byte is verified
+  UnitSource source();  // valid as long as this object; every byte is verified
 
  private:
   struct State {
-    std::unique_ptr<SafetensorsReader> values, scales;  // scales: null where values are no codes
+    std::unique_ptr<SafetensorsReader> values, scales;  // scales: null where values are not codes
     optim::CodeMap map;
   };
   bool has_master(ParameterId parameter) const;
-  // has: the parameters that it is to hold.
+  // Checks that the file has the parameters for which `has` is true.
   void check(const SafetensorsReader& reader, const std::function<bool(ParameterId)>& has) const;
   void check_codes(const State& state, const std::vector<bool>& held) const;
   static void read_codes(const State& state, const std::string& name, std::size_t first,
@@ -44,7 +43,7 @@ class CheckpointValues {
   std::vector<std::unique_ptr<SafetensorsReader>> wholes_;  // null where no parameter has the array
 };
 
-// The tensor files of a checkpoint, which are written side by side, unit by unit.
+// Writes the tensor files of a checkpoint side by side, unit after unit.
 class CheckpointTensors {
  public:
   CheckpointTensors(const Layout& layout, const optim::Optimizer& optimizer);
@@ -62,16 +61,17 @@ class CheckpointTensors {
     SafetensorsHeader header;
   };
   UnitSink sink();
-  // Writes elements of a parameter from `first` on to the file of that index.
+    // Writes elements of a parameter, from `first` on, into the file with that index.
   void write(std::size_t file, ParameterId parameter, std::size_t first, std::size_t count,
              ConstArray values);
 
   const Layout& layout_;
   // Units of wider types come first, so that no file has a tensor that begins within an element.
   std::vector<UnitId> units_;
-  std::vector<Named> headers_;       // parameters, masters where there are any, state, each with its scales
-  std::vector<std::size_t> state_;   // by array: the file of its values
-  std::vector<std::size_t> wholes_;  // by array that is not by elements: its file
+  // Parameters, masters where there are any, then state, each array followed by its scales.
+  std::vector<Named> headers_;
+  std::vector<std::size_t> state_;   // by array: the index of the file of its values
+  std::vector<std::size_t> wholes_;  // by whole array: the index of its file
   std::vector<SafetensorsWriter*> writers_;
 };
 

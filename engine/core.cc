@@ -30,7 +30,7 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
       queue(layout, optimizer, pager, gradients, updates, waits, parameters),
       has_values(layout.units().size()),
       applied(layout.parameters()) {
-  const bool exposed = profile.any_order;  // its client may look at any time
+  const bool exposed = profile.any_order;  // the client may touch parameters at any time
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
     parameters.push_back(pager.define(
         {"parameters of " + name_of(unit), layout.unit_bytes(unit), allocator::Purpose::kParameter,
@@ -38,7 +38,7 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
          layout.units()[unit].parameters.front().continues()}));
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
     for (int use = 0; use < gradients.uses(unit); ++use)
-      pager.follow(gradients.holding(unit, use), parameters[unit]);  // its update's
+      pager.follow(gradients.holding(unit, use), parameters[unit]);
   if (plan.uses_disk()) backings->allocate();
   pager.start(plan.extent_bytes, plan.extents);
   states.start(resources.ledger);
@@ -81,7 +81,7 @@ std::exception_ptr Core::load(UnitId unit, const UnitSource& source) {
   pager.written(parameters[unit], layout.unit_bytes(unit));
   pager.release(parameters[unit]);
   has_values[unit] = failed == nullptr;
-  if (!source.state)  // a state of zeros is that of a parameter that was never updated
+  if (!source.state)  // state of zeros belongs to a parameter that was never updated
     std::fill(applied.begin() + layout.first_parameter(unit), applied.begin() + layout.end_parameter(unit),
               0);
   return failed;
@@ -119,7 +119,7 @@ void Core::begin_step(const StepSettings& given) {
 }
 
 void Core::check_settings(const StepSettings& given) const {
-  // The loops have them in f32.
+  // Loops compute with these numbers in f32.
   const auto finite = [](double value) { return std::isfinite(static_cast<float>(value)); };
   const auto usable = [&](double value) { return finite(value) && value >= 0; };
   for (const GroupSettings& group : given.groups) {
@@ -151,7 +151,7 @@ void Core::check_settings(const StepSettings& given) const {
 StepResult Core::measure() const { return {gradients.norm() * std::abs(settings.gradient_factor), 1.0}; }
 
 void Core::clip(StepResult& result) {
-  // torch.nn.utils.clip_grad_norm_ has the same 1e-6.
+  // torch.nn.utils.clip_grad_norm_ adds the same 1e-6.
   if (settings.clip > 0) clip_factor = std::min(1.0, settings.clip / (result.gradient_norm + 1e-6));
   result.clip_factor = clip_factor;
 }
@@ -169,13 +169,12 @@ void Core::refuse_not_finite(std::optional<ParameterId> parameter, double norm) 
          settings.gradient_factor);
 }
 
-// What units have together waits for them all, and is brought together pass by pass. An update that follows
-// its gradient at once has all that it needs here, and keeps it.
+// A joint update acquires what it needs pass by pass; an update that follows its gradient, all of it here.
 void Core::enqueue(UnitRange units, bool with_parameters) {
   const bool keeps = !plan.clip && units.size() == 1;
   if (keeps) queue.start_shared();
   const ParameterId first = layout.first_parameter(units.first);
-  if (units.size() > 1)  // the spans are updated as one: they count as the first does
+  if (units.size() > 1)  // the spans of a parameter count updates together
     std::fill(applied.begin() + first, applied.begin() + layout.end_parameter(units.end - 1), applied[first]);
   std::vector<UpdateQueue::Due> all;
   for (UnitId unit = units.first; unit < units.end; ++unit) {
@@ -195,7 +194,7 @@ UpdateQueue::Due Core::due_of(UnitId unit) {
   return due;
 }
 
-// Many gradients must not drive out all that they are applied to.
+// Holds the gradient and the parameters that an update needs, so that later gradients do not evict them.
 void Core::keep_until_applied(UnitId unit, bool with_parameters, UpdateQueue::Due& due) {
   pager.acquire(gradients.holding(unit, 0), Pager::Use::kRead);
   due.holds_gradient = true;

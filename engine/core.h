@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "engine/engine.h"
 #include "engine/refusal.h"
-#include "engine/step/batches.h"
+#include "engine/step/buckets.h"
 #include "engine/step/gradients.h"
 #include "engine/step/update_pipeline.h"
 #include "engine/step/update_queue.h"
@@ -24,9 +24,9 @@
 // Private to this room.
 namespace sluice::engine {
 
-// What every engine is made of: where units, gradients and state are, the updates that are due, and what is
-// common to the steps of both kinds. It knows nothing of the order in which units come. Its functions throw;
-// the engines' calls go through guarded().
+// What both kinds of engine are built on: where units, gradients and state are, which updates are due, and
+// what the steps of both kinds share. It knows nothing of the order in which units are accessed. Its
+// functions throw; the calls on an engine go through guarded().
 struct Core {
   Core(const Profile& profile, const Plan& plan, const optim::Optimizer& optimizer,
        const Resources& resources);
@@ -34,9 +34,9 @@ struct Core {
   const std::string& name_of(UnitId unit) const { return layout.units()[unit].name; }
   UnitRange together(UnitId unit) const { return updated_together(layout, optimizer, unit); }
   ValueStreams streams() { return {layout, states, updates, resources}; }
-  void set_schedule(const std::vector<Access>& accesses);  // the pager's
+  void set_schedule(const std::vector<Access>& accesses);
 
-  // action(*this); an error other than a refusal leaves the engine failed.
+  // Returns action(*this). An error other than a Refusal leaves the engine failed.
   template <class Action>
   auto guarded(Action&& action) {
     if (!failure.empty())
@@ -46,7 +46,7 @@ struct Core {
       return action(*this);
     } catch (const Refusal&) {
       throw;
-    } catch (const std::exception& error) {  // also of a source that load_all() calls, or of the allocator
+    } catch (const std::exception& error) {  // also an error of a source, in load_all(), or of the allocator
       failure = error.what();
       throw;
     } catch (...) {
@@ -55,25 +55,25 @@ struct Core {
     }
   }
 
-  // Values. What the caller's function throws is given back, and leaves the core whole.
+  // Values. load() and save() return what the caller's function threw, which leaves the core whole.
   void require_values(UnitId unit) const;
   std::exception_ptr load(UnitId unit, const UnitSource& source);
   std::exception_ptr save(UnitId unit, const UnitSink& sink);
   void settle();
 
-  // A step. A kind of engine decides when gradients are final, and which updates are due.
+  // A step. Each kind of engine decides when gradients are final, and which updates become due.
   void begin_step(const StepSettings& given);
   void check_settings(const StepSettings& given) const;
-  StepResult measure() const;  // of all gradients; nothing is clipped yet
+  StepResult measure() const;  // the norm of all gradients, before clipping
   void clip(StepResult& result);
-  static bool representable(double norm);  // no element is larger than the norm of all
+  static bool representable(double norm);  // tells whether f32 can hold the norm, and so every element
   [[noreturn]] void refuse_not_finite(std::optional<ParameterId> parameter, double norm) const;
-  // Their update becomes due, with a copy of the settings: each parameter that has a gradient is updated.
-  // with_parameters: one that follows its gradient at once keeps the parameters in memory until it is
-  // applied, wherever they are; else only where they are there.
+  // Makes the update of these units due, with a copy of the settings. Each parameter that has a gradient is
+  // updated. Where an update follows its gradient at once, it holds the parameters until it is applied:
+  // with_parameters says whether also those that are not in memory.
   void enqueue(UnitRange units, bool with_parameters);
 
-  // The end, and another plan, for what is checked already.
+  // The end, and another plan. The caller has checked that they are allowed.
   void leave(bool with_values, const std::function<void(UnitId, allocator::FormerHome)>& take);
   void replan(const Plan& next);
 
@@ -93,19 +93,19 @@ struct Core {
   UpdateQueue queue;
 
   std::vector<bool> has_values;  // by unit
-  StepSettings settings;         // of this step
+  StepSettings settings;         // of the present step
   double clip_factor = 1;
   std::uint64_t steps = 0;
-  std::vector<std::uint64_t> applied;  // by parameter: its updates so far
+  std::vector<std::uint64_t> applied;  // how often each parameter was updated
   bool in_step = false;
-  std::string failure;  // empty: it has not failed
+  std::string failure;  // why the engine has failed; empty: it has not
 
  private:
   static std::vector<allocator::Tier> state_tiers(const Plan& plan);
   std::vector<optim::Hyperparameters> hyperparameters() const;
   UpdateQueue::Due due_of(UnitId unit);
   void keep_until_applied(UnitId unit, bool with_parameters, UpdateQueue::Due& due);
-  void take_disk(const Plan& next);  // for what leaves memory
+  void take_disk(const Plan& next);  // takes disk space for what leaves memory
   void place(const Plan& next, bool resident);
 };
 

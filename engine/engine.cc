@@ -49,7 +49,7 @@ void Engine::set_steps(std::uint64_t steps) {
   core_->guarded([&](Core& c) {
     c.steps = steps;
     for (ParameterId p = 0; p < c.applied.size(); ++p)
-      c.applied[p] = c.layout.trainable(c.layout.place(p).unit) ? steps : 0;
+      c.applied[p] = c.layout.trainable(c.layout.location(p).unit) ? steps : 0;
   });
 }
 
@@ -59,9 +59,9 @@ void Engine::set_steps(ParameterId parameter, std::uint64_t steps) {
 
 ConstArray Engine::parameter(ParameterId parameter) const {
   return core_->guarded([&](Core& c) {
-    const Layout::Place& place = c.layout.place(parameter);
-    const std::byte* const unit = c.pager.address(c.parameters[place.unit]);
-    return ConstArray{unit, c.layout.dtype(place.unit)}.at(place.offset);
+    const Layout::Location& location = c.layout.location(parameter);
+    const std::byte* const unit = c.pager.address(c.parameters[location.unit]);
+    return ConstArray{unit, c.layout.dtype(location.unit)}.at(location.offset);
   });
 }
 

@@ -18,47 +18,46 @@
 
 namespace sluice::engine {
 
-// Where a unit's values come from when it is created or loaded. Elements are of the logical parameter.
+// Where the values of a unit come from. Elements are counted in the span that the unit has of a parameter.
 struct UnitSource {
-  // Fills out with the values of elements first ... of a parameter: of its master, where it has one. Null
-  // (REQUIRES: no masters): they stay as they are.
+  // Fills `out` with values of a parameter, from element `first` on: those of its master, where it has one.
+  // Null (REQUIRES: the unit has no masters): the values stay as they are.
   std::function<void(ParameterId, std::size_t first, std::span<float> out)> values;
-  // The same for an array of the optimizer's state (index into Optimizer::state()); null: zeros.
+  // Does the same for an array of the state (see Optimizer::state()). Null: it becomes zero.
   std::function<void(ParameterId, std::size_t array, std::size_t first, std::span<float> out)> state;
-  // The whole of an array that is not by elements (index into Optimizer::whole_names()); null: zeros.
+  // Fills in an array that is not by elements (see Optimizer::whole_names()). Null: it becomes zero.
   std::function<void(ParameterId, std::size_t array, std::span<float> out)> whole;
 };
 
-// Where a unit's values go when it is saved: called with consecutive runs of elements, parameter by
-// parameter. Parameters, masters and each array of the state come from different threads at once; values from
-// the caller's own. What is null is not asked for. A frozen unit has neither masters nor state.
+// Where a unit's values go when it is saved. Each function is called with consecutive runs of elements,
+// parameter by parameter; a null function is not called. `parameter`, `master` and `state` are called from
+// several threads at once, each array from one at a time; `values` and `whole` from the caller's thread. A
+// frozen unit has neither masters nor state.
 struct UnitSink {
-  std::function<void(ParameterId, std::size_t first, std::size_t count, ConstArray values)>
-      parameter;  // compute type
-  std::function<void(ParameterId, std::size_t first, std::span<const float>)>
-      master;  // only where a master exists
-  // In the array's type. scales: of codes, null for other types; first is a multiple of kScaleBlock then.
+  std::function<void(ParameterId, std::size_t first, std::size_t count, ConstArray values)> parameter;
+  std::function<void(ParameterId, std::size_t first, std::span<const float>)> master;
+  // Values have the array's type. With `scales` they are codes, and `first` is a multiple of kScaleBlock.
   std::function<void(ParameterId, std::size_t array, std::size_t first, std::size_t count, ConstArray values,
                      const float* scales)>
       state;
-  // As a source's, from the caller's thread, after the rest.
+  // Called last, with all of an array that is not by elements.
   std::function<void(ParameterId, std::size_t array, std::span<const float> values)> whole;
-  // The values in f32, whatever holds them: those of the master, where there is one.
+  // Called with the values in f32: those of the masters, where there are any.
   std::function<void(ParameterId, std::size_t first, std::span<const float>)> values;
 };
 
 struct GroupSettings {
   double learning_rate = 0;
   double weight_decay = 0;
-  std::shared_ptr<const optim::Settings> settings = {};  // of this step: Optimizer::for_step(); null: its own
+  std::shared_ptr<const optim::Settings> settings = {};  // Optimizer::for_step(); null: the optimizer's own
 };
 
 struct StepSettings {
   std::vector<GroupSettings> groups;  // by ParameterSpec::group
-  double clip = 0;             // bound of the global norm; 0: none. The plan must have been made for clipping
-  double gradient_factor = 1;  // all gradients are multiplied by it first (unscaling)
-  bool keep_gradients = false;  // any order: the next step adds to these, unless they are dropped before
-  double clip_value = 0;        // bound of each element, after the above; 0: none. Any plan will do
+  double clip = 0;  // bound of the norm of all gradients; 0: none. REQUIRES: the plan was made for clipping
+  double gradient_factor = 1;   // multiplies all gradients first (unscaling)
+  bool keep_gradients = false;  // in any order: the next step adds to these gradients
+  double clip_value = 0;        // bound of each element's size, after the above; 0: none. Any plan will do
 };
 
 struct StepResult {
@@ -69,17 +68,17 @@ struct StepResult {
 struct Resources {
   Threads& threads;
   allocator::Ledger& ledger;
-  offload::RecordStore* disk =
-      nullptr;  // REQUIRES: not null where the plan puts anything on disk; not yet allocated
+  // REQUIRES: not null where the plan puts anything on disk; not yet allocated.
+  offload::RecordStore* disk = nullptr;
   Trace* trace = nullptr;
   kernels::F32Products* products = nullptr;  // REQUIRES: not null where the optimizer has products
 };
 
 struct Core;
 
-// Holds the units of one model and trains them: the same for native models and wrapped ones. Here is what
-// every engine does with units and their values; its steps go in the order of a schedule (ScheduledEngine),
-// or in any (AnyOrderEngine). Errors: misuse is Error(kState) naming the unit. After an error in the middle
+// Holds the units of one model and trains them, for native models and for wrapped ones. This class has what
+// every engine does with units and their values. Its steps follow a schedule (ScheduledEngine) or have any
+// order (AnyOrderEngine). Errors: misuse is Error(kState) that names the unit. After an error in the middle
 // of an update or a transfer the engine has failed: every further call but the destructor and the questions
 // throws Error(kState) that repeats the cause. Thread rule: one thread at a time.
 class Engine {
@@ -90,31 +89,29 @@ class Engine {
 
   const Layout& layout() const;
 
-  // Questions: each is answered at any time, and nothing is waited for.
+  // Questions, which are answered at any time, and wait for nothing.
   bool in_step() const;
-  std::uint64_t steps() const;                       // so far, over all its life
-  std::uint64_t steps(ParameterId parameter) const;  // those that had a gradient of this parameter
-  const std::string& failure() const;                // why the engine has failed; empty: it has not
+  std::uint64_t steps() const;                       // how many there were
+  std::uint64_t steps(ParameterId parameter) const;  // how many updated this parameter
+  const std::string& failure() const;                // why it has failed; empty: it has not
   struct Counters {
-    double read_wait_seconds = 0, write_wait_seconds = 0;  // the caller waited for reads, for writes
-    double optimizer_seconds = 0;                          // arithmetic of updates
+    double read_wait_seconds = 0, write_wait_seconds = 0;  // waits of the caller for reads, for writes
+    double optimizer_seconds = 0;                          // how long updates were computed
   };
   Counters counters() const;
 
-  // Values. Every unit is loaded once before the first step. Both stream: neither needs more memory than the
-  // plan's.
+  // Values. Every unit is loaded before the first step. Neither call needs more memory than the plan has.
   void load(UnitId unit, const UnitSource& source);
-  // All units. Where the source throws when one was loaded already, the engine has failed.
+  // Loads all units. Where the source throws after a unit was loaded, the engine has failed.
   void load_all(const UnitSource& source);
-  void save(UnitId unit, const UnitSink& sink);  // settles the unit's pending update first
-  void set_steps(std::uint64_t steps);           // when loading
+  void save(UnitId unit, const UnitSink& sink);  // completes the unit's pending update first
+  void set_steps(std::uint64_t steps);           // called when a run goes on from a checkpoint
   void set_steps(ParameterId parameter, std::uint64_t steps);
 
-  // Where it lies, for ever. Its values are there while its unit is acquired with parameters.
+  // The address of a parameter never changes. Its values are there while its unit is acquired.
   ConstArray parameter(ParameterId parameter) const;
 
-  // Lets waiting updates and transfers go on with what has arrived; called between the ops of a model. Never
-  // waits.
+  // Lets updates go on with what has arrived; called between the ops of a model. Never waits.
   void progress();
   // Completes all pending updates.
   void settle();
@@ -127,7 +124,7 @@ class Engine {
   Core& core() const { return *core_; }
 
  private:
-  // Throws a Refusal where the unit's values may not be replaced, or read, now.
+  // Throws a Refusal where the unit's values must not be replaced, or read, now.
   virtual void check_load(UnitId unit) const = 0;
   virtual void check_save(UnitId unit) const = 0;
 

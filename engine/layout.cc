@@ -11,8 +11,7 @@
 namespace sluice::engine {
 namespace {
 
-constexpr std::size_t kMostElements = std::size_t{1}
-                                      << 44;  // in a unit: sizes in bytes stay far from overflow
+constexpr std::size_t kMostElements = std::size_t{1} << 44;  // sizes in bytes then stay far from overflow
 
 void check(const ParameterSpec& parameter) {
   std::size_t elements = 1;
@@ -29,7 +28,7 @@ void check(const ParameterSpec& parameter) {
        span.span_first, span.span_elements, problem);
 }
 
-// The unit's first parameter, where it is a span. before: that of the unit before, if that is one.
+// Checks a unit that has a span. unit_before: null for the first unit.
 void check_span(const UnitSpec& unit, const UnitSpec* unit_before) {
   const ParameterSpec& span = unit.parameters.front();
   const ParameterSpec* before = unit_before == nullptr ? nullptr : &unit_before->parameters.front();
@@ -37,17 +36,17 @@ void check_span(const UnitSpec& unit, const UnitSpec* unit_before) {
   check(span);
   if (span.span_elements == 0) fail_for_span(span, "has no elements");
   if (span.span_first > span.whole_elements() || span.span_elements > span.whole_elements() - span.span_first)
-    fail_for_span(span, "goes beyond its end");
+    fail_for_span(span, "goes beyond the end of the parameter");
   if (span.span_first + span.span_elements < span.whole_elements() && span.span_elements % kSpanGrain != 0)
-    fail_for_span(span, fmt::format("is not its last, and no multiple of {} elements", kSpanGrain));
+    fail_for_span(span, fmt::format("is not the last, and no multiple of {} elements", kSpanGrain));
   if (!span.continues()) return;
   if (before == nullptr || before->name != span.name ||
       before->span_first + before->span_elements != span.span_first)
-    fail_for_span(span, "does not follow the one that ends there, in the unit before");
+    fail_for_span(span, "must follow the span that ends there, and the unit before has no such span");
   if (before->shape != span.shape || before->group != span.group || before->uses != span.uses ||
       before->by_elements != span.by_elements || unit_before->trainable != unit.trainable ||
       unit_before->dtype != unit.dtype)
-    fail_for_span(span, "differs from the one before it in shape, type, group, uses or in being trainable");
+    fail_for_span(span, "differs from the one before it in shape, type, group, uses or being trainable");
 }
 
 bool is_span(const UnitSpec& unit) {
@@ -76,15 +75,15 @@ Layout::Layout(std::vector<UnitSpec> units) : units_(std::move(units)) {
     const bool continues = units_[unit].parameters.front().continues();
     if (is_span(units_[unit])) check_span(units_[unit], before);
     if (before != nullptr && ends_early(*before) && !continues)
-      fail_for_span(before->parameters.front(), "is followed by no other, and its parameter goes on");
-    first_parameter_.push_back(static_cast<ParameterId>(places_.size()));
+      fail_for_span(before->parameters.front(), "ends early, and no other span follows");
+    first_parameter_.push_back(static_cast<ParameterId>(locations_.size()));
     std::size_t offset = 0;
     for (const ParameterSpec& parameter : units_[unit].parameters) {
       check(parameter);
       logical_.push_back(logical_.empty() ? 0 : logical_.back() + (parameter.continues() ? 0 : 1));
       if (!parameter.continues() && !names.insert(parameter.name).second)
         fail(ErrorCode::kInvalidArgument, "two parameters are named '{}'", parameter.name);
-      places_.push_back({unit, offset, parameter.elements()});
+      locations_.push_back({unit, offset, parameter.elements()});
       offset += round_up(parameter.elements(), kParameterAlignment);
       if (offset > kMostElements)
         fail(ErrorCode::kInvalidArgument, "unit '{}' has more than {} elements, the most that can be held",
@@ -93,8 +92,8 @@ Layout::Layout(std::vector<UnitSpec> units) : units_(std::move(units)) {
     unit_elements_.push_back(round_up(offset, kUnitAlignment));
   }
   if (!units_.empty() && ends_early(units_.back()))
-    fail_for_span(units_.back().parameters.front(), "is followed by no other, and its parameter goes on");
-  first_parameter_.push_back(static_cast<ParameterId>(places_.size()));
+    fail_for_span(units_.back().parameters.front(), "ends early, and no other span follows");
+  first_parameter_.push_back(static_cast<ParameterId>(locations_.size()));
   for (UnitId first = 0, end = 0; first < units_.size(); first = end) {
     do ++end;
     while (ends_early(units_[end - 1]));
@@ -103,12 +102,13 @@ Layout::Layout(std::vector<UnitSpec> units) : units_(std::move(units)) {
 }
 
 const ParameterSpec& Layout::spec(ParameterId parameter) const {
-  const UnitId unit = places_[parameter].unit;
+  const UnitId unit = locations_[parameter].unit;
   return units_[unit].parameters[parameter - first_parameter_[unit]];
 }
 
 ParameterId Layout::first_span(ParameterId parameter) const {
-  return spec(parameter).continues() ? first_parameter_[siblings(places_[parameter].unit).first] : parameter;
+  return spec(parameter).continues() ? first_parameter_[siblings(locations_[parameter].unit).first]
+                                     : parameter;
 }
 
 std::size_t use_elements(const Layout& layout, UnitId unit, int use) {

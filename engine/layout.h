@@ -8,9 +8,9 @@
 namespace sluice::engine {
 
 using UnitId = std::uint32_t;
-using ParameterId = std::uint32_t;  // in registration order over all units
+using ParameterId = std::uint32_t;  // numbered in registration order over all units
 
-// Units that follow each other: first ... end - 1.
+// Consecutive units: first ... end - 1.
 struct UnitRange {
   UnitId first = 0, end = 0;
   std::size_t size() const { return end - first; }
@@ -20,43 +20,45 @@ struct UnitRange {
 struct ParameterSpec {
   std::string name;  // logical name, as in a checkpoint
   std::vector<std::size_t> shape;
-  std::uint32_t group = 0;  // whose settings a step applies to it
-  int uses = 1;             // how often one micro-batch uses it: 2 for a tied embedding
-  // A large parameter may span several units that follow each other, each of which has a span of it and
-  // nothing else. Spans follow each other too; all but the last have a multiple of kSpanGrain elements.
-  // span_elements 0: it lies in its unit as a whole.
+  std::uint32_t group = 0;  // the parameter group whose settings a step applies
+  int uses = 1;             // how often one micro-batch uses it: 2 where embedding and head are tied
+  // A large parameter may span several consecutive units. Each of these units then has one span of it and
+  // nothing else. All spans but the last have a multiple of kSpanGrain elements. Where span_elements is 0 the
+  // unit has the whole parameter.
   std::size_t span_first = 0, span_elements = 0;
-  bool by_elements = false;      // an optimizer of matrices (Muon) leaves it to AdamW: embeddings, heads
-  std::size_t elements() const;  // that its unit has
+  bool by_elements = false;      // Muon leaves it to AdamW, as it should embeddings and heads
+  std::size_t elements() const;  // of the span, or of the whole parameter
   std::size_t whole_elements() const;
-  bool continues() const { return span_first > 0; }  // the span before
+  bool continues() const { return span_first > 0; }  // the unit before has the span before
 };
 
 // The parameters that are fetched and released together.
 struct UnitSpec {
   std::string name;
   std::vector<ParameterSpec> parameters;
-  bool trainable = true;      // else frozen: it has no gradient, no master and no optimizer state
-  Dtype dtype = Dtype::kF32;  // of its parameters
+  bool trainable = true;      // a frozen unit has no gradient, no master and no optimizer state
+  Dtype dtype = Dtype::kF32;  // of all its parameters
 };
 
-inline constexpr std::size_t kParameterAlignment = 1024;  // elements: where a parameter begins in its unit
-inline constexpr std::size_t kSpanGrain = std::size_t{1} << 20;  // elements: whole huge pages of every type
-inline constexpr std::size_t kUnitAlignment = 4096;  // elements: what a unit is padded to, whole disk blocks
-// Elements: what the chunks of a streamed update are multiples of. A chunk's part of a gradient's record is
-// then a whole number of the record's blocks.
+// In elements: parameters begin at multiples in their unit, and units are padded to multiples, which are
+// whole disk blocks of every type.
+inline constexpr std::size_t kParameterAlignment = 1024, kUnitAlignment = 4096;
+inline constexpr std::size_t kSpanGrain = std::size_t{1} << 20;  // elements; whole huge pages of every type
+// Chunks of a streamed update have a multiple of so many elements, so that the gradient of a chunk is a whole
+// number of its record's blocks.
 inline constexpr std::size_t kChunkGrain = std::size_t{512} << 10;
 
-// Where each parameter lies: flat, aligned, in registration order.
+// Where each parameter lies in its unit: flat, aligned, in registration order. Thread rule: it never changes,
+// and any thread may read it.
 class Layout {
  public:
-  struct Place {
+  struct Location {
     UnitId unit;
-    std::size_t offset;  // elements from the start of the unit
+    std::size_t offset;  // in elements, from the start of the unit
     std::size_t elements;
   };
-  // Throws Error(kInvalidArgument) for an empty unit, a zero dimension, a name that stands twice, or spans
-  // that do not make up their parameter.
+  // Throws Error(kInvalidArgument) for a unit without parameters, a dimension of 0, a name that is used
+  // twice, or spans that do not make up their parameter.
   explicit Layout(std::vector<UnitSpec> units);
 
   const std::vector<UnitSpec>& units() const { return units_; }
@@ -64,14 +66,14 @@ class Layout {
   Dtype dtype(UnitId unit) const { return units_[unit].dtype; }
   std::size_t unit_elements(UnitId unit) const { return unit_elements_[unit]; }  // padded to kUnitAlignment
   std::size_t unit_bytes(UnitId unit) const { return unit_elements_[unit] * size_of(units_[unit].dtype); }
-  std::size_t parameters() const { return places_.size(); }
-  const Place& place(ParameterId parameter) const { return places_[parameter]; }
+  std::size_t parameters() const { return locations_.size(); }
+  const Location& location(ParameterId parameter) const { return locations_[parameter]; }
   const ParameterSpec& spec(ParameterId parameter) const;
-  // The units that the unit's parameter spans; it alone, where its parameters lie in it as a whole.
+  // The units that the parameter of this unit spans, or this unit alone where it has whole parameters.
   UnitRange siblings(UnitId unit) const { return siblings_[unit]; }
-  // The parameter's first span: it has what is kept once of all spans.
+  // The first span of the parameter, under which what is kept once for all spans is found.
   ParameterId first_span(ParameterId parameter) const;
-  // The parameter's number among the logical ones, of which a parameter that spans units is one.
+  // The index of the parameter in the model, where a parameter that spans units counts once.
   std::size_t logical_index(ParameterId parameter) const { return logical_[parameter]; }
   ParameterId first_parameter(UnitId unit) const { return first_parameter_[unit]; }
   ParameterId end_parameter(UnitId unit) const { return first_parameter_[unit + 1]; }
@@ -81,12 +83,12 @@ class Layout {
   std::vector<std::size_t> unit_elements_;
   std::vector<UnitRange> siblings_;
   std::vector<ParameterId> first_parameter_;
-  std::vector<Place> places_;
-  std::vector<std::size_t> logical_;  // by parameter
+  std::vector<Location> locations_;
+  std::vector<std::size_t> logical_;  // the logical index of each parameter
 };
 
-// Elements of a unit's gradient buffer for one use (0: all parameters; k: those with more than k uses),
-// padded as a unit.
+// The elements of a unit's gradient buffer for one use, with padding. Use 0 has all parameters; use k has
+// those that are used more than k times.
 std::size_t use_elements(const Layout& layout, UnitId unit, int use);
 
 }  // namespace sluice::engine

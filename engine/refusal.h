@@ -5,7 +5,8 @@
 
 namespace sluice::engine {
 
-// A call that was refused before anything was changed: the engine goes on. Any other exception fails it.
+// Thrown by a call that changed nothing, so that the engine goes on. Any other exception leaves the engine
+// failed.
 class Refusal : public Error {
  public:
   using Error::Error;

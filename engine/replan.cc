@@ -36,7 +36,7 @@ void Core::place(const Plan& next, bool resident) {
   }
 }
 
-// All that leaves memory does so before anything enters it.
+// Everything that leaves memory leaves it before anything enters.
 void Core::replan(const Plan& next) {
   settle();
   take_disk(next);
@@ -45,7 +45,7 @@ void Core::replan(const Plan& next) {
   states.leave_memory(tiers);
   if (!more_slots) updates.set_slots(resources.ledger, next.staging_slots);
   place(next, false);
-  std::size_t frames = next.extents;  // resident parameters are in some, too
+  std::size_t frames = next.extents;  // resident parameters are in frames, too
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
     if (next.units[unit].resident(Part::kParameters) && !is_packed(layout.unit_bytes(unit)))
       frames += divide_up(layout.unit_bytes(unit), next.extent_bytes);

@@ -47,7 +47,7 @@ void ScheduledEngine::begin_step(const StepSettings& settings) {
 void ScheduledEngine::require_next(const Access& asked) const {
   if (in_step() && position_ < accesses_.size()) {
     Access next = accesses_[position_];
-    next.final = asked.final;  // which the schedule knows
+    next.final = asked.final;  // only the schedule knows this
     if (next == asked) return;
   }
   refuse(ErrorCode::kState, "unit '{}' is acquired out of the schedule (access {} of {})",
@@ -59,7 +59,7 @@ void ScheduledEngine::acquire(const Access& asked) {
     require_next(asked);
     const Access& access = accesses_[position_];
     c.pager.set_position(position_);
-    c.queue.ensure_updated(access.unit);  // a pending update owns the gradient too
+    c.queue.ensure_updated(access.unit);  // a pending update owns the gradient, too
     if (access.parameters) c.pager.acquire(c.parameters[access.unit], Pager::Use::kRead);
     for (int use = 0; use < c.gradients.uses(access.unit); ++use)
       if (use == access.gradient_use || access.final)
@@ -97,7 +97,7 @@ void ScheduledEngine::release(const Access& access) {
 
 GradientTarget ScheduledEngine::gradient(ParameterId parameter, int use, std::size_t micro_batch) {
   return core().guarded([&](Core& c) {
-    const UnitId unit = layout().place(parameter).unit;
+    const UnitId unit = layout().location(parameter).unit;
     const ParameterSpec& spec = layout().spec(parameter);
     const auto is_target = [&](const Access& a) { return a.unit == unit && a.gradient_use == use; };
     if (std::ranges::none_of(held_, is_target) || use < 0 || use >= spec.uses)
@@ -112,7 +112,6 @@ GradientTarget ScheduledEngine::gradient(ParameterId parameter, int use, std::si
   });
 }
 
-// More groups of micro-batches are to come.
 void ScheduledEngine::store_gradient(UnitId unit, int use) {
   Core& c = core();
   const HoldingId gradient = c.gradients.holding(unit, use);
@@ -137,20 +136,19 @@ void ScheduledEngine::finish_gradient(UnitId unit) {
     return c.pager.release(gradient);
   }
   c.pager.written(gradient, c.gradients.final_bytes(unit));
-  c.pager.park(gradient);  // the update streams it from its record where it left memory
+  c.pager.park(gradient);  // the update streams it from its record if it has left memory
   c.pager.release(gradient);
   finished_[unit] = true;
   if (!c.plan.clip && have_final_gradients(units)) enqueue(units);
 }
 
-// All uses become one, which is rounded once to the compute type (a narrow gradient is then packed into the
-// first half of the buffer). Returns a parameter whose gradient is not finite, if there is one.
+// Adds the uses, and rounds the sum once, in place. Returns a parameter whose gradient is not finite.
 std::optional<ParameterId> ScheduledEngine::add_uses(UnitId unit) {
   Core& c = core();
   Threads& threads = c.resources.threads;
   const auto of_use = [&](ParameterId p, int use) { return Array{c.gradients.data(p, use), Dtype::kF32}; };
   for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p) {
-    const std::size_t n = layout().place(p).elements;
+    const std::size_t n = layout().location(p).elements;
     for (int use = 0; use < layout().spec(p).uses; ++use)
       if (!written_[p][static_cast<std::size_t>(use)]) kernels::fill(threads, n, 0.0f, of_use(p, use));
     for (int use = 1; use < layout().spec(p).uses; ++use)
@@ -171,11 +169,11 @@ bool ScheduledEngine::have_final_gradients(UnitRange units) const {
 void ScheduledEngine::enqueue(UnitRange units) {
   Core& c = core();
   for (UnitId unit = units.first; unit < units.end; ++unit)
-    std::erase(unforeseen_, unit);  // with this update the step is done with it
+    std::erase(unforeseen_, unit);  // its next update is not of this step
   c.enqueue(units, false);
   for (UnitId unit = units.first; unit < units.end; ++unit) {
     c.gradients.hand_over(unit);
-    // The master holds the values: what is on disk need not be read only to be overwritten.
+    // The masters hold the values, so that the parameters on disk need not be read only to be overwritten.
     if (c.states.has_master(unit) && c.plan.clip && !c.pager.resident(c.parameters[unit]))
       c.pager.forget(c.parameters[unit]);
   }
@@ -225,7 +223,7 @@ void ScheduledEngine::release_from_reading(UnitId unit) {
   core().guarded([&](Core& c) { c.pager.release(c.parameters[unit]); });
 }
 
-// In the order of the schedule as many as there is room for, or the first one in part.
+// Units are read ahead in the order of the schedule, as many as fit, or the first one in part.
 void ScheduledEngine::set_lendable(std::span<std::byte> memory) {
   core().guarded([&](Core& c) {
     c.settle();
@@ -264,7 +262,7 @@ void ScheduledEngine::take_back(std::size_t until) {
 void ScheduledEngine::end_lending() noexcept {
   try {
     take_back(SIZE_MAX);
-  } catch (...) {  // NOLINT: whoever calls the engine next is told
+  } catch (...) {  // NOLINT: the next call on the engine reports the error
   }
   core().updates.wait_for_lent();
 }

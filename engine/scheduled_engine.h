@@ -8,44 +8,47 @@
 
 namespace sluice::engine {
 
-// What is written for one use of one parameter by one micro-batch: f32, [elements of the parameter].
+// Where an op writes the gradient of one use of a parameter for one micro-batch: f32, [elements of the
+// parameter].
 struct GradientTarget {
   float* data = nullptr;
-  bool accumulate = false;  // add to what is there; else overwrite all of it
+  bool accumulate = false;  // the op adds to what is there; otherwise it overwrites all of it
 };
 
-// An engine whose client goes by the schedule of the profile, and writes gradients where it is told to. Calls
-// of a step, in order: begin_step; for each group of micro-batches, the accesses of the schedule, each
-// acquire ... release; step. The update of a unit follows at once when its gradient is final, or (clipping)
-// is due at its next acquire; see "One step" in docs/architecture.md. Values are loaded and saved between
+// An engine whose client follows the schedule of the profile, and writes gradients where it is told to. A
+// step is begin_step(); then, for each group of micro-batches, the accesses of the schedule, each acquire()
+// ... release(); then step(). The update of a unit follows its final gradient at once, or, with clipping, is
+// due at the unit's next acquire; see "One step" in docs/architecture.md. Values are loaded and saved between
 // steps.
 class ScheduledEngine final : public Engine {
  public:
-  // As Engine's.
+  // Takes all memory and disk space of the plan, as Engine() says.
   ScheduledEngine(const Profile& profile, const Plan& plan, const optim::Optimizer& optimizer,
                   const Resources& resources);
 
   void begin_step(const StepSettings& settings);
-  void acquire(const Access& access);  // the next one of the schedule
+  void acquire(const Access& access);  // REQUIRES: it is the next access of the schedule
   void release(const Access& access);
-  // micro_batch: index within the step, ascending for each use. REQUIRES: acquired with that gradient use.
+  // micro_batch is an index within the step, which ascends for each use. REQUIRES: the unit is acquired with
+  // that gradient use.
   GradientTarget gradient(ParameterId parameter, int use, std::size_t micro_batch);
-  // After the last group. Throws Error(kNotFinite) naming a parameter whose gradient is not finite; where
-  // updates wait for step() the parameters are then unchanged and the engine goes on, else it has failed, and
-  // it is the release() of that gradient that throws.
+  // Ends the step, after the last group. Throws Error(kNotFinite) that names a parameter whose gradient is
+  // not finite: where updates wait for step(), no parameter was changed and the engine goes on. Where they do
+  // not wait, release() of that gradient throws, and the engine has failed.
   StepResult step();
 
-  // For evaluation: parameters of one unit at any time outside of a step, in any order.
+  // For evaluation: the parameters of one unit, outside of a step and in any order.
   void acquire_for_reading(UnitId unit);
   void release_from_reading(UnitId unit);
 
-  // The client has memory that it does not need from the end of backward into the next forward pass: states
-  // on disk are read ahead into it for the updates that the next step needs first, and written from there.
-  // All of that memory; outside of a step. It outlives end_lending().
+  // A client lends memory that it does not need from the end of backward into the next forward pass. States
+  // on disk that the next step needs first are read ahead into it, and written from there. set_lendable() is
+  // called outside of a step, with all of that memory, which stays valid until end_lending() returns.
   void set_lendable(std::span<std::byte> memory);
-  void lend(std::size_t from);        // its bytes from there on, in the backward pass of the last group
-  void take_back(std::size_t until);  // waits until those before that byte are the client's again
-  // Takes all of it back; where the engine has failed, too.
+  // Lends the bytes from this offset on, in the backward pass of the last group.
+  void lend(std::size_t from);
+  void take_back(std::size_t until);  // waits until the bytes before this offset are the client's again
+  // Takes everything back, also where the engine has failed.
   void end_lending() noexcept;
 
  private:
@@ -62,13 +65,14 @@ class ScheduledEngine final : public Engine {
   [[noreturn]] void skip_step(double norm);
 
   std::vector<Access> accesses_;  // of a whole step
-  std::size_t position_ = 0;      // of the next one
+  std::size_t position_ = 0;      // the index of the next access
   std::vector<Access> held_;
-  std::vector<std::vector<std::optional<std::size_t>>> written_;  // by parameter and use: last micro-batch
-  std::vector<bool> finished_;                                    // by unit: its gradient is final
-  std::optional<ParameterId> not_finite_;                         // the first one of this step
-  std::vector<UnitId> needed_first_;  // of which the state is read ahead, the last one of them first
-  std::vector<UnitId> unforeseen_;    // of these, in this step
+  // By parameter and use: the last micro-batch.
+  std::vector<std::vector<std::optional<std::size_t>>> written_;
+  std::vector<bool> finished_;             // by unit: whether its gradient is final
+  std::optional<ParameterId> not_finite_;  // the first parameter of this step whose gradient is not finite
+  std::vector<UnitId> needed_first_;       // units whose state is read ahead, the last one needed first
+  std::vector<UnitId> unforeseen_;         // those of them that are still to be foreseen in this step
 };
 
 }  // namespace sluice::engine

@@ -9,7 +9,7 @@
 namespace sluice::engine {
 namespace {
 
-// Where rank's shard of the unit begins: nearly at its share, at the last place before it that may be cut.
+// The last element up to the rank's equal share at which the optimizer lets the parameter be cut.
 std::size_t border_of(const Layout& layout, const optim::Optimizer& optimizer, UnitId unit, int rank,
                       int world) {
   const std::size_t elements = layout.unit_elements(unit);
@@ -17,13 +17,13 @@ std::size_t border_of(const Layout& layout, const optim::Optimizer& optimizer, U
   const auto ranks = static_cast<std::size_t>(world), before = static_cast<std::size_t>(rank);
   const std::size_t share = elements / ranks * before + elements % ranks * before / ranks;
   ParameterId parameter = layout.end_parameter(unit) - 1;
-  while (layout.place(parameter).offset > share) --parameter;
-  const Layout::Place& place = layout.place(parameter);
-  if (share >= place.offset + place.elements)
-    return round_up(place.offset + place.elements, kParameterAlignment);
+  while (layout.location(parameter).offset > share) --parameter;
+  const Layout::Location& location = layout.location(parameter);
+  if (share >= location.offset + location.elements)
+    return round_up(location.offset + location.elements, kParameterAlignment);
   const ParameterSpec& spec = layout.spec(parameter);
-  const std::size_t cut = optimizer.last_cut(kind_of(spec), spec.span_first + share - place.offset);
-  return place.offset + std::max(cut, spec.span_first) - spec.span_first;
+  const std::size_t cut = optimizer.last_cut(kind_of(spec), spec.span_first + share - location.offset);
+  return location.offset + std::max(cut, spec.span_first) - spec.span_first;
 }
 
 }  // namespace
@@ -35,7 +35,7 @@ Shards::Shards(const Layout& layout, const optim::Optimizer& optimizer, std::siz
                Ranks ranks)
     : layout_(layout), chunk_elements_(chunk_elements), ranks_(ranks) {
   ensure(0 <= ranks.first && ranks.first < ranks.end && ranks.end <= ranks.world,
-         "the shards of ranks {} to {} of {} are asked for", ranks.first, ranks.end, ranks.world);
+         "shards of ranks {} to {} of {} cannot be asked for", ranks.first, ranks.end, ranks.world);
   held_ = static_cast<std::size_t>(ranks.end - ranks.first);
   borders_.resize(layout.units().size() * (held_ + 1));
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
@@ -70,7 +70,7 @@ ElementRange Shards::chunk(UnitId unit, std::size_t chunk) const {
 
 ElementRange Shards::chunks_with(UnitId unit, ElementRange elements) const {
   ElementRange found;
-  std::size_t before = 0;  // chunks of shards before
+  std::size_t before = 0;  // the number of chunks in the shards before
   for (std::size_t i = 0; i < held_; ++i) {
     const ElementRange shard = held(unit, i);
     const std::size_t begin = std::max(shard.begin, elements.begin), end = std::min(shard.end, elements.end);
@@ -85,12 +85,12 @@ ElementRange Shards::chunks_with(UnitId unit, ElementRange elements) const {
 }
 
 Slice Shards::slice(ParameterId parameter, std::size_t chunk) const {
-  const Layout::Place& place = layout_.place(parameter);
-  const ElementRange range = this->chunk(place.unit, chunk);
-  const std::size_t from = std::max(range.begin, place.offset);
-  const std::size_t to = std::min(range.end, place.offset + place.elements);
+  const Layout::Location& location = layout_.location(parameter);
+  const ElementRange range = this->chunk(location.unit, chunk);
+  const std::size_t from = std::max(range.begin, location.offset);
+  const std::size_t to = std::min(range.end, location.offset + location.elements);
   if (from >= to) return {parameter};
-  return {parameter, from - place.offset, from - range.begin, to - from};
+  return {parameter, from - location.offset, from - range.begin, to - from};
 }
 
 std::vector<Slice> Shards::slices(UnitId unit, std::size_t chunk) const {

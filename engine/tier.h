@@ -3,8 +3,8 @@
 
 namespace sluice::engine {
 
-// The memory that is computed on: what lives there is always present. Where the CPU computes, it is the
-// host's.
+// The tier on which the model is computed: what lives there is always present. Where the CPU computes, this
+// is host memory.
 inline constexpr allocator::Tier kComputeTier = allocator::Tier::kHost;
 
 }  // namespace sluice::engine

@@ -23,7 +23,6 @@ allocator::Region stream_buffer(sluice_engine& e) {
   return {e.ledger, allocator::Purpose::kCheckpoint, e.planned.checkpoint_buffers};
 }
 
-// The tensors of one file, or of a folder's.
 class Tensors {
  public:
   Tensors(offload::IoService& io, const std::string& path, engine::ReadAhead& ahead) {
@@ -60,26 +59,26 @@ void check_tensor(const engine::StoredTensor& tensor, const engine::ParameterSpe
          spec.name, tensor.type, path);
 }
 
-// A checkpoint, or the newest of a folder of them.
+// Returns the checkpoint at a path: a checkpoint's own folder, or the newest one in a folder.
 std::string checkpoint_at(const std::string& path) {
   if (fs::exists(fs::path(path) / engine::kManifestFile)) return path;
   const engine::CheckpointList list = engine::list_checkpoints(path);
   if (!list.whole.empty()) return list.whole.back().path;
   if (!list.broken.empty())
     fail(ErrorCode::kCorrupt, "'{}' holds no whole checkpoint: {}", path, list.broken.back().reason);
-  fail(ErrorCode::kNotFound, "'{}' is no checkpoint, and holds none", path);
+  fail(ErrorCode::kNotFound, "'{}' is not a checkpoint, and holds none", path);
 }
 
-// How often each parameter was updated, where that is not the number of steps.
+// Returns how often each parameter was updated, where that differs from the number of steps.
 Json steps_of(const engine::Engine& engine) {
   Json steps = Json::object();
   for (ParameterId p = 0; p < engine.layout().parameters(); ++p)
-    if (engine.layout().trainable(engine.layout().place(p).unit) && engine.steps(p) != engine.steps())
+    if (engine.layout().trainable(engine.layout().location(p).unit) && engine.steps(p) != engine.steps())
       steps[engine.layout().spec(p).name] = engine.steps(p);
   return steps;
 }
 
-// The optimizer that a checkpoint was made by; AdamW was the only one when it was not named.
+// Checks which optimizer made the checkpoint. Checkpoints that do not name it were made by AdamW.
 void check_optimizer(const engine::CheckpointReader& checkpoint, const optim::Optimizer& optimizer) {
   const Json made = checkpoint.run().value("optimizer", Json::object());
   const std::string name = made.value("name", "adamw");
@@ -97,13 +96,13 @@ void set_steps(engine::Engine& engine, const engine::CheckpointReader& checkpoin
       engine.set_steps(p, found->get<std::uint64_t>());
 }
 
-// A checkpoint holds no gradients.
+// A checkpoint cannot be made in a step, because it holds no gradients.
 void check_between_steps(const sluice_engine& e, const char* verb) {
   if (e.engine->in_step())
     fail(ErrorCode::kState, "a checkpoint is {} in the middle of a step; finish or abandon the step", verb);
 }
 
-// Checkpoints of another run must neither be mixed with this engine's nor be pruned for them.
+// Checkpoints of another run must neither be mixed with those of this engine, nor be pruned with them.
 void check_folder(const std::string& out, std::uint64_t step) {
   if (engine::read_run_id(out))
     fail(ErrorCode::kInvalidArgument,
@@ -125,12 +124,12 @@ std::string save(sluice_engine& e, const std::string& out, std::uint64_t keep) {
   engine::remove_leftovers(out);
   Json run = {{"optimizer", e.planned.optimizer->settings()}, {"parameter_steps", steps_of(*e.engine)}};
   run["optimizer"]["name"] = e.planned.optimizer->name();
-  std::string saved =
+  std::string folder =
       engine::CheckpointTensors(e.engine->layout(), *e.planned.optimizer)
           .save(*e.engine, *e.planned.io, e.ledger,
                 {.out = out, .step = e.engine->steps(), .buffer_bytes = e.planned.checkpoint_buffers}, run);
   if (keep > 0) engine::prune(out, keep);
-  return saved;
+  return folder;
 }
 
 }  // namespace
@@ -181,7 +180,7 @@ sluice_status sluice_engine_load_values(sluice_engine* handle, const char* path)
 
 sluice_status sluice_engine_save(sluice_engine* handle, const char* out, uint64_t keep, char** path) {
   return with_engine(handle, [&](sluice_engine& e) {
-    const std::string saved = save(e, &required(out, "out"), keep);
+    const std::string folder = save(e, &required(out, "out"), keep);
     if (path != nullptr) *path = new_text(saved);
   });
 }

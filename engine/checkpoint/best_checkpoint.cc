@@ -7,7 +7,7 @@ namespace {
 
 constexpr const char* kField = "validation";
 
-// Its record; null where there is none with a loss. A folder may hold what other programs wrote.
+// Null where there is no loss. A folder may hold what other programs wrote.
 Json validation_of(const Json& run_record) {
   const Json found = run_record.is_object() ? run_record.value(kField, Json()) : Json();
   return found.is_object() && found.value("loss", Json()).is_number() ? found : Json();

@@ -6,8 +6,8 @@
 #include "core/json.h"
 #include "engine/checkpoint/checkpoint.h"
 
-// Which checkpoint of a run is the best by validation: see docs/formats/checkpoint.md. It follows from what
-// the checkpoints of a folder record, and from nothing else.
+// Finds the best checkpoint of a run by validation, from what the checkpoints of its folder record and
+// nothing else: see docs/formats/checkpoint.md.
 namespace sluice::engine {
 
 struct BestCheckpoint {
@@ -16,14 +16,14 @@ struct BestCheckpoint {
   double validation_loss = 0;
 };
 
-// What a checkpoint records of its validation: `judge` says by what it was judged (data and number of
-// batches), and losses of different judges are never compared. A loss that is not finite is recorded as none.
+// What a checkpoint records of its validation. `judge` says by what it was judged (data and number of
+// batches); losses of different judges are never compared. A loss that is not finite is recorded as none.
 Json validation_record(double loss, const Json& judge);
 
-// The least validation loss that checkpoints record, of equal ones the oldest, among those with the judge of
-// the newest that records one. Nothing where none does.
+// Returns the checkpoint with the least validation loss (the oldest of equal ones) among those with the judge
+// of the newest one that has a loss; nothing where none has a loss.
 std::optional<BestCheckpoint> best_checkpoint(const CheckpointList& list);
-// The validation loss that one records, whoever judged it.
+// The validation loss in a checkpoint's record, whatever its judge.
 std::optional<double> validation_loss_of(const Json& run_record);
 // Whether a checkpoint of the list has a loss of another judge.
 bool was_judged_otherwise(const CheckpointList& list, const Json& judge);

@@ -77,9 +77,10 @@ CheckpointWriter::CheckpointWriter(offload::IoService& io, allocator::Ledger& le
 
 CheckpointWriter::~CheckpointWriter() {
   if (committed_) return;
-  files_.clear();  // waits for what is being written
+  files_.clear();  // waits for writes that are under way
   std::error_code ignored;
-  fs::remove_all(partial_, ignored);  // what cannot be removed is a leftover, which the next run removes
+  // A folder that cannot be removed is a leftover, which the next run removes.
+  fs::remove_all(partial_, ignored);
 }
 
 std::string CheckpointWriter::begin_file(const std::string& name) {
@@ -102,8 +103,8 @@ void CheckpointWriter::add_text_file(const std::string& name, const std::string&
   files_.push_back(Entry{name, nullptr, sum_of(text)});
 }
 
-// Nothing here counts before the rename, so that the order of the syncs is free: the manifest's, at first,
-// also takes what the file system has to note of the files, and theirs find little left.
+// Nothing counts before the rename, so the syncs may have any order. The manifest's comes first: it also
+// writes what the file system must note about the files, whose own syncs then find little left.
 std::string CheckpointWriter::commit(const Json& run) {
   Manifest manifest;
   manifest.step = options_.step;
@@ -116,13 +117,14 @@ std::string CheckpointWriter::commit(const Json& run) {
   for (Entry& entry : files_)
     if (entry.tensors) entry.tensors->sync();
   sync_folder(partial_);
-  const std::string place = join(options_.out, checkpoint_name(options_.step));
-  exchange_or_rename(partial_, place);
+  const std::string folder = join(options_.out, checkpoint_name(options_.step));
+  exchange_or_rename(partial_, folder);
   committed_ = true;
   sync_folder(options_.out);
-  if (fs::exists(partial_)) remove_folder(partial_);  // the one of the same step that was replaced
+  // Holds the checkpoint of the same step that was replaced.
+  if (fs::exists(partial_)) remove_folder(partial_);
   lock_ = {};
-  return place;
+  return folder;
 }
 
 CheckpointReader::CheckpointReader(offload::IoService& io, const std::string& folder, ReadAhead& ahead)

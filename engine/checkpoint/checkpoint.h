@@ -20,15 +20,16 @@ inline constexpr int kCheckpointVersion = 2;
 inline constexpr const char* kModelFile = "model.safetensors";
 inline constexpr const char* kManifestFile = "manifest.json";
 std::string optimizer_file(std::string_view state);  // "optimizer.exp_avg.safetensors"
-// Of an array in codes: "optimizer.exp_avg.scales.safetensors".
+// "optimizer.exp_avg.scales.safetensors", for an array of codes.
 std::string scales_file(std::string_view state);
 bool is_scales_file(std::string_view name);
 
-// Keeps a run's folder from being used by two runs, as long as it lives (also against SIGKILL: an flock).
-// Leaves nothing: its file goes with it, and so do folders that it made and that are still empty.
+// Keeps two runs from using one folder, as long as it lives. It is a flock, which ends with the process, and
+// leaves nothing behind: its file is removed with it, and so are folders that it made and that are still
+// empty.
 class RunLock {
  public:
-  // Makes the folder where there is none. Throws Error(kInvalidArgument) that names the other process,
+  // Makes the folder where it does not exist. Throws Error(kInvalidArgument) that names the other process,
   // Error(kIo).
   explicit RunLock(const std::string& out);
   ~RunLock();
@@ -39,7 +40,7 @@ class RunLock {
   bool try_lock();
 
   std::string out_, path_;
-  std::vector<std::string> made_;  // folders, the innermost first
+  std::vector<std::string> made_;  // the folders that it made, the innermost first
   Descriptor file_;
 };
 
@@ -58,21 +59,21 @@ struct Manifest {
   static Manifest parse(const std::string& text, std::string_view source);
 };
 
-// The room that a checkpoint with files of these lengths takes, its manifest included.
+// The space that a checkpoint with files of these lengths takes, its manifest included.
 std::uint64_t bytes_needed(std::span<const std::uint64_t> file_bytes);
 // Throws Error(kBudget) where this process may not write files of such lengths (RLIMIT_FSIZE).
 void check_file_limit(std::span<const std::uint64_t> file_bytes);
 // Throws Error(kBudget) that says what is needed, what is free and what to do. `folder` need not exist yet.
 void check_room(const std::string& folder, std::uint64_t bytes);
 
-// Writes one checkpoint. Destruction without commit() leaves nothing.
-// Thread rule: one thread at a time; its SafetensorsWriters each one thread at a time.
+// Writes one checkpoint. Without commit() it leaves nothing behind. Thread rule: one thread at a time, and
+// one thread at a time for each of its SafetensorsWriters.
 class CheckpointWriter {
  public:
   struct Options {
     std::string out;
     std::uint64_t step = 0;
-    std::uint64_t bytes = 0;                   // bytes_needed(), checked against the free room here
+    std::uint64_t bytes = 0;                   // bytes_needed(), which is compared with the free space
     std::size_t buffer_bytes = kStreamBuffer;  // of each SafetensorsWriter
   };
   // `io` and `ledger` outlive this. Throws Error(kBudget | kIo).
@@ -81,18 +82,18 @@ class CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  // Any number may be open at a time. Valid until commit() or destruction. Throws Error(kInvalidArgument) for
-  // a name that is taken or not plain.
+  // Any number of files may be open at a time; a writer is valid until commit() or destruction. Throws
+  // Error(kInvalidArgument) for a name that is taken or not plain.
   SafetensorsWriter& add_tensor_file(const std::string& name, SafetensorsHeader header);
   void add_text_file(const std::string& name, const std::string& text);
-  // Finishes the files, writes the manifest, and puts the checkpoint in its place, durably. One of the same
-  // step is replaced. Returns its folder. Not to be called again, whether it throws or not.
+  // Finishes the files, writes the manifest, and puts the checkpoint in its place, durably; one of the same
+  // step is replaced. Returns the checkpoint's folder. It must not be called again, whether it throws or not.
   std::string commit(const Json& run);
 
  private:
   struct Entry {
     std::string name;
-    std::unique_ptr<SafetensorsWriter> tensors;  // or, where null:
+    std::unique_ptr<SafetensorsWriter> tensors;  // null: a text file
     FileSum sum;
   };
   std::string begin_file(const std::string& name);
@@ -106,12 +107,11 @@ class CheckpointWriter {
   bool committed_ = false;
 };
 
-// Reads one checkpoint.
-// Thread rule: one thread at a time for all that use one ReadAhead.
+// Reads one checkpoint. Thread rule: one thread at a time for all readers that use one ReadAhead.
 class CheckpointReader {
  public:
-  // Checks the manifest, and that each file has the stated length. `io` and `ahead` outlive this.
-  // Throws Error(kNotFound | kIo | kCorrupt | kInvalidArgument).
+  // Checks the manifest, and the length of each file. `io` and `ahead` outlive this. Throws Error(kNotFound |
+  // kIo | kCorrupt | kInvalidArgument).
   CheckpointReader(offload::IoService& io, const std::string& folder, ReadAhead& ahead);
 
   const std::string& path() const { return folder_; }
@@ -123,7 +123,7 @@ class CheckpointReader {
   // Every byte is verified before it is handed out. Throws Error(kNotFound | kCorrupt | kIo).
   std::unique_ptr<SafetensorsReader> open_tensors(std::string_view name) const;
   std::string read_text(std::string_view name) const;
-  // Reads everything. Throws Error(kCorrupt) that names the first file and place that is damaged.
+  // Reads and verifies every byte. Throws Error(kCorrupt) that names the first damaged file and offset.
   void verify() const;
 
  private:
@@ -141,24 +141,24 @@ struct CheckpointList {
   struct Whole {
     std::uint64_t step;
     std::string path;
-    Json run;  // of its manifest
+    Json run;  // from its manifest
   };
   struct Broken {
     std::string path;
     std::string reason;
   };
   std::vector<Whole> whole;    // by step
-  std::vector<Broken> broken;  // folders with a checkpoint's name that are none
+  std::vector<Broken> broken;  // folders that have a checkpoint's name and are none
 };
-// Looks at manifests and lengths, not at contents. A folder that does not exist has none.
+// Looks at manifests and lengths, not at contents. A folder that does not exist has no checkpoint.
 CheckpointList list_checkpoints(const std::string& out);
 
-// Removes what killed runs left half written or half deleted, never what a live one is at. Returns the
-// folders' names.
+// Removes what killed runs left half written or half deleted, and nothing that a live run uses. Returns the
+// names of the removed folders.
 std::vector<std::string> remove_leftovers(const std::string& out);
 
-// Deletes all whole checkpoints but the newest `keep` and that of the step `spared`. A kill leaves none that
-// is half deleted. Returns the folders that are gone. Throws Error(kInvalidArgument) where keep is 0,
+// Deletes all whole checkpoints but the newest `keep` and that of the step `spared`. A kill leaves no
+// checkpoint half deleted. Returns the deleted folders. Throws Error(kInvalidArgument) where keep is 0,
 // Error(kIo).
 std::vector<std::string> prune(const std::string& out, std::size_t keep,
                                std::optional<std::uint64_t> spared = std::nullopt);

@@ -7,8 +7,8 @@ namespace sluice::engine {
 class Descriptor {
  public:
   Descriptor() = default;
-  explicit Descriptor(int opened) : value_(opened) {}  // takes it over
-  // Throws Error(kNotFound) where there is no such file, Error(kIo) otherwise.
+  explicit Descriptor(int opened) : value_(opened) {}  // takes ownership
+  // Opens the file. Throws Error(kNotFound) where it does not exist, Error(kIo) otherwise.
   Descriptor(const std::string& path, int flags);
   ~Descriptor();
   Descriptor(Descriptor&& other) noexcept;

@@ -23,7 +23,7 @@ void FileSummer::add(std::span<const std::byte> bytes) {
     if (blocks_.size() <= block) blocks_.resize(block + 1);
     position_ += piece.size();
     bytes_ = std::max(bytes_, position_);
-    // A file's last block may end anywhere: its sum so far counts.
+    // The last block of a file may end anywhere, so its sum so far counts.
     if (piece.size() == room || position_ == bytes_) blocks_[block] = block_.value();
     if (piece.size() == room) block_ = Checksum();
     bytes = bytes.subspan(piece.size());
@@ -32,7 +32,7 @@ void FileSummer::add(std::span<const std::byte> bytes) {
 
 void FileSummer::go_to(std::uint64_t first_byte) {
   ensure((position_ % kStreamBlock == 0 || position_ == bytes_) && first_byte % kStreamBlock == 0,
-         "a sum goes from byte {} to byte {}, within a block", position_, first_byte);
+         "a checksum moves from byte {} to byte {}, which is within a block", position_, first_byte);
   position_ = first_byte;
   block_ = Checksum();
 }
@@ -44,7 +44,7 @@ std::uint64_t FileSummer::first_missing() const {
 }
 
 FileSum FileSummer::finish() {
-  ensure(first_missing() == bytes_, "a sum is finished that lacks the block at byte {}", first_missing());
+  ensure(first_missing() == bytes_, "a checksum is finished without the block at byte {}", first_missing());
   FileSum sum{bytes_, {}};
   for (const auto& block : blocks_) sum.blocks.push_back(*block);
   *this = {};

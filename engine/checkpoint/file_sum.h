@@ -11,33 +11,33 @@
 
 namespace sluice::engine {
 
-// Files of a checkpoint are read, and have checksums, in blocks of this length.
+// Files of a checkpoint are read in blocks of this size, and each block has a checksum.
 inline constexpr std::size_t kStreamBlock = 4 * kMiB;
 
-// What a file of a checkpoint holds, for comparison: see docs/formats/checkpoint.md.
+// The checksums of a checkpoint's file: see docs/formats/checkpoint.md.
 struct FileSum {
   std::uint64_t bytes = 0;
-  std::vector<std::uint64_t> blocks;  // XXH3 of each kStreamBlock bytes, the last block may be shorter
-  std::uint64_t checksum() const;     // XXH3 of the block checksums
+  std::vector<std::uint64_t> blocks;  // XXH3 of each block; the last block may be shorter
+  std::uint64_t checksum() const;     // XXH3 of the checksums of the blocks
   bool operator==(const FileSum&) const = default;
 };
 
-// The FileSum of a file whose blocks come in any order, and the bytes of a block one after another.
+// Computes the FileSum of a file. Blocks come in any order, and the bytes of each block one after another.
 class FileSummer {
  public:
-  void add(std::span<const std::byte> bytes);  // at the position, which goes on
+  void add(std::span<const std::byte> bytes);  // adds bytes at the position, and moves it behind them
   std::uint64_t position() const { return position_; }
-  // The position is another block's first byte from now on. REQUIRES: it is now at a block's first byte, or
-  // at the file's end.
+  // Moves the position to the first byte of another block. REQUIRES: it is at the first byte of a block, or
+  // at the end of the file.
   void go_to(std::uint64_t first_byte);
   std::uint64_t first_missing() const;  // the first byte that was not added
-  // The sum of everything added; begins anew. REQUIRES: no byte is missing before the last one.
+  // Returns the sum of everything added, and begins anew. REQUIRES: no byte before the last one is missing.
   FileSum finish();
 
  private:
-  std::uint64_t position_ = 0, bytes_ = 0;  // bytes_: up to the last one that was added
+  std::uint64_t position_ = 0, bytes_ = 0;  // bytes_: the end of what was added
   std::vector<std::optional<std::uint64_t>> blocks_;
-  Checksum block_;  // of the position's block, up to the position
+  Checksum block_;  // of the block at the position, up to the position
 };
 
 std::string to_hex(std::uint64_t value);  // 16 digits

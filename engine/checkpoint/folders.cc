@@ -54,7 +54,7 @@ std::string join(const std::string& folder, const std::string& name) {
   return (fs::path(folder) / name).string();
 }
 
-// Why a folder with a checkpoint's name is none; empty where it is one, of which `manifest` is then set.
+// Why a folder with a checkpoint's name is none; empty where it is one, whose manifest is stored.
 std::string defect(const std::string& folder, std::uint64_t step, Manifest& manifest) {
   try {
     const std::string path = join(folder, kManifestFile);
@@ -134,7 +134,7 @@ void exchange_or_rename(const std::string& from, const std::string& to) {
     fail_system("replace", to);
 }
 
-// False where another run, that just ended, took the folder or the file away in between.
+// Returns false where another run that has just ended took the folder or the file away meanwhile.
 bool RunLock::try_lock() {
   std::error_code error;
   fs::create_directories(out_, error);
@@ -162,7 +162,7 @@ RunLock::RunLock(const std::string& out) : out_(out), path_(join(out, ".lock")) 
     fail_system("write", path_);
 }
 
-// The file goes while it is locked: who opened it before finds that it is no longer the named one.
+// The file is removed while it is locked: whoever opened it before finds that the path no longer names it.
 RunLock::~RunLock() {
   ::unlink(path_.c_str());
   for (const std::string& folder : made_)

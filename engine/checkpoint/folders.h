@@ -5,7 +5,7 @@
 
 #include "engine/checkpoint/descriptor.h"
 
-// The names and locks of a checkpoint's folders: see docs/formats/checkpoint.md.
+// The names and locks of checkpoint folders: see docs/formats/checkpoint.md.
 namespace sluice::engine {
 
 std::string checkpoint_name(std::uint64_t step);  // "step-00000100"
@@ -14,14 +14,14 @@ std::string partial_name(std::uint64_t step);       // ".step-00000100.partial-<
 std::string removed_name(const std::string& name);  // ".step-00000100.removed-<pid>"
 bool is_leftover_name(const std::string& name);
 
-// Makes a folder and holds its flock. A folder of that name that a dead process left is removed first.
+// Makes a folder and locks it (flock). A folder of that name that a dead process left is removed first.
 // Throws Error(kIo | kState).
 Descriptor make_locked_folder(const std::string& path);
-// Deletes a leftover, unless a live process holds it: then false.
+// Deletes a leftover. Returns false, and deletes nothing, where a live process holds it.
 bool remove_unheld(const std::string& path);
 // Removes a folder and what is in it. Throws Error(kIo).
 void remove_folder(const std::string& path);
-// Puts `from` in the place of `to`, in one step also where `to` exists; then `from` holds what was there.
+// Renames `from` to `to` in one step, also where `to` exists; `from` then holds what was there.
 void exchange_or_rename(const std::string& from, const std::string& to);
 
 }  // namespace sluice::engine

@@ -30,7 +30,8 @@ std::optional<std::string> read_run_id(const std::string& out) {
 }
 
 void write_run_id(const std::string& out, const std::string& id) {
-  for (const auto& entry : std::filesystem::directory_iterator(out))  // of a run that was killed here
+  // A run that was killed while it wrote may have left one.
+  for (const auto& entry : std::filesystem::directory_iterator(out))
     if (entry.path().filename().string().starts_with(".run.tmp-")) std::filesystem::remove(entry.path());
   write_text_file(path_in(out), Json{{"version", kVersion}, {"run", id}}.dump() + "\n");
 }

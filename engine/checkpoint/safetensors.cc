@@ -70,12 +70,12 @@ SafetensorsWriter::SafetensorsWriter(offload::IoService& io, allocator::Ledger& 
 
 SafetensorsWriter::~SafetensorsWriter() = default;
 
-// In pieces that stay in the processor's cache between the summing and the copying.
+// The bytes stay in the processor's cache between the summing and the copying.
 void SafetensorsWriter::append(std::span<const std::byte> bytes) {
-  constexpr std::size_t kCachedPiece = 64 * kKiB;
+  constexpr std::size_t kCached = 64 * kKiB;
   failed_ = true;  // until everything below is done
   while (!bytes.empty()) {
-    const auto piece = bytes.first(std::min(bytes.size(), kCachedPiece));
+    const auto piece = bytes.first(std::min(bytes.size(), kCached));
     summer_.add(piece);
     behind_->add(piece);
     bytes = bytes.subspan(piece.size());

@@ -18,23 +18,23 @@
 // Files of tensors in the safetensors format: see docs/formats/safetensors.md.
 namespace sluice::engine {
 
-// A tensor to be written.
+// A tensor that will be written.
 struct TensorDeclaration {
   std::string name;
   Dtype type = Dtype::kF32;
   std::vector<std::uint64_t> shape;
 };
 
-// A tensor of a file.
+// A tensor in a file.
 struct StoredTensor {
   std::string name;
   std::string type;  // the format's name: "F32", "BF16", "I64", ...
   std::vector<std::uint64_t> shape;
-  std::uint64_t begin = 0, end = 0;  // in bytes, from the payload's start
+  std::uint64_t begin = 0, end = 0;  // in bytes, from the start of the payload
 
   std::uint64_t bytes() const { return end - begin; }
   std::uint64_t elements() const;
-  std::optional<Dtype> dtype() const;  // none where Sluice does not compute with the type
+  std::optional<Dtype> dtype() const;  // nothing where Sluice does not compute with the type
 };
 
 class SafetensorsHeader {
@@ -43,25 +43,25 @@ class SafetensorsHeader {
   static constexpr std::uint64_t kLimit = 100'000'000;  // bytes of the header's text
   static constexpr std::size_t kPrefix = 8;             // bytes before it
 
-  // The length of the header's text, from a file's first bytes.
-  // Throws Error(kCorrupt) that names the source where that is not possible.
+  // Returns the length of the header's text, which a file's first bytes state. Throws Error(kCorrupt) that
+  // names the source where that length is not possible.
   static std::uint64_t text_bytes(std::span<const std::byte> file_start, std::uint64_t file_bytes,
                                   std::string_view source);
-  // `text` is the header's text of a file of `file_bytes` bytes, named `source` in errors.
-  // Throws Error(kCorrupt) that names source and tensor for every violation of the format.
+  // Parses the header's text of a file of `file_bytes` bytes, which errors call `source`. Throws
+  // Error(kCorrupt) that names source and tensor for every violation of the format.
   static SafetensorsHeader parse(std::string_view text, std::uint64_t file_bytes, std::string_view source);
 
-  // The header of a new file with these tensors in this order.
-  // Throws Error(kInvalidArgument) for names that are there twice, empty or reserved, and for a tensor that
-  // would not begin at a multiple of its element's size.
+  // Makes the header of a new file with these tensors in this order. Throws Error(kInvalidArgument) for names
+  // that are used twice, empty or reserved, and for a tensor that would not begin at a multiple of its
+  // element's size.
   explicit SafetensorsHeader(const std::vector<TensorDeclaration>& tensors,
                              Metadata metadata = {{"format", "pt"}});
 
-  std::string bytes() const;  // prefix, text and padding, as they begin a new file
+  std::string bytes() const;  // prefix, text and padding, with which a new file begins
   std::uint64_t payload_offset() const { return payload_offset_; }
   std::uint64_t payload_bytes() const { return tensors_.empty() ? 0 : tensors_.back().end; }
   std::uint64_t file_bytes() const { return payload_offset_ + payload_bytes(); }
-  const std::vector<StoredTensor>& tensors() const { return tensors_; }  // by their place in the payload
+  const std::vector<StoredTensor>& tensors() const { return tensors_; }  // in the order of the payload
   const Metadata& metadata() const { return metadata_; }
   const StoredTensor* find(std::string_view name) const;  // null where there is none
 
@@ -75,12 +75,12 @@ class SafetensorsHeader {
   std::uint64_t payload_offset_ = 0;
 };
 
-// Reads the tensors of a file through a buffer that several readers may share.
-// Thread rule: one thread at a time for all readers of one ReadAhead.
+// Reads the tensors of a file through a buffer that several readers may share. Thread rule: one thread at a
+// time for all readers of one ReadAhead.
 class SafetensorsReader {
  public:
-  // With `expected`, every byte is verified before it is handed out. `io` and `ahead` outlive this.
-  // Throws Error(kNotFound | kIo | kCorrupt).
+  // With `expected`, every byte is verified before it is handed out. `io` and `ahead` outlive this. Throws
+  // Error(kNotFound | kIo | kCorrupt).
   SafetensorsReader(offload::IoService& io, const std::string& path, ReadAhead& ahead,
                     std::optional<FileSum> expected = std::nullopt);
   ~SafetensorsReader();
@@ -90,9 +90,10 @@ class SafetensorsReader {
   const std::string& path() const { return file_.path(); }
   const SafetensorsHeader& header() const { return header_; }
   const StoredTensor* find(std::string_view name) const { return header_.find(name); }
-  // Throws Error(kNotFound) that names the file and the nearest tensor it holds.
+  // Throws Error(kNotFound) that names the file and the tensor with the nearest name.
   const StoredTensor& tensor(std::string_view name) const;
-  // Any range of the tensor's bytes. Throws Error(kInvalidArgument) where it passes the tensor's end.
+  // Reads any range of the tensor's bytes. Throws Error(kInvalidArgument) where the range passes the tensor's
+  // end.
   void read(const StoredTensor& tensor, std::uint64_t first_byte, std::span<std::byte> out);
 
  private:
@@ -103,14 +104,14 @@ class SafetensorsReader {
   SafetensorsHeader header_;
 };
 
-// Writes a new file. Each checksum block (kStreamBlock bytes of the file) is written from its start to its
-// end; blocks may come in any order, as from those that have different shards. Thread rule: one thread at a
-// time. After an error only destruction is allowed; the file is left for its owner.
+// Writes a new file. The bytes of a checksum block (kStreamBlock bytes of the file) come one after another;
+// blocks may come in any order, as from ranks with different shards. Thread rule: one thread at a time. After
+// an error only destruction is allowed; the file is left to its owner.
 class SafetensorsWriter {
  public:
-  // Takes the file's whole room on the disk, and a buffer of `buffer_bytes` that is charged to the ledger as
-  // kCheckpoint. `io` and `ledger` outlive this.
-  // Throws Error(kBudget | kIo | kInvalidArgument); a file that is there already is refused.
+  // Allocates the whole file on the disk, and a buffer of `buffer_bytes`, which is charged to the ledger as
+  // kCheckpoint. `io` and `ledger` outlive this. Throws Error(kBudget | kIo | kInvalidArgument); a file that
+  // exists is refused.
   SafetensorsWriter(offload::IoService& io, allocator::Ledger& ledger, const std::string& path,
                     SafetensorsHeader header, std::size_t buffer_bytes = kStreamBuffer);
   ~SafetensorsWriter();
@@ -118,9 +119,9 @@ class SafetensorsWriter {
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
   const SafetensorsHeader& header() const { return header_; }
-  // Bytes of a tensor of header(), from its first_byte on. Throws Error(kInvalidArgument) where they pass the
-  // tensor's end, or neither follow what was written before nor begin a block after a whole one, Error(kIo)
-  // where a write failed.
+  // Writes bytes of a tensor of header(), from its first_byte on. Throws Error(kInvalidArgument) where they
+  // pass the tensor's end, or neither follow what was written before nor begin a block after a complete one;
+  // Error(kIo) where a write failed.
   void write(const StoredTensor& tensor, std::uint64_t first_byte, std::span<const std::byte> bytes);
   // Waits for all writes, gives the file its exact length and gives the buffer back. Throws Error(kState)
   // that names the first tensor that is not complete.
@@ -143,37 +144,38 @@ class SafetensorsWriter {
   std::optional<FileSum> sum_;
 };
 
-// A folder as Hugging Face lays it out: model.safetensors, or an index and the files that it names.
+// Reads a folder as Hugging Face lays it out: model.safetensors, or an index and the files that it names.
 // Thread rule: as SafetensorsReader.
 class SafetensorsFolder {
  public:
-  // Reads every header. Throws Error(kNotFound) where the folder holds neither, or a file of the index is
-  // missing, and Error(kCorrupt) where the index names a file outside the folder or a tensor that its file
+  // Reads every header. Throws Error(kNotFound) where the folder holds neither, or a file of the index does
+  // not exist; Error(kCorrupt) where the index names a file outside the folder, or a tensor that its file
   // does not hold.
   SafetensorsFolder(offload::IoService& io, const std::string& folder, ReadAhead& ahead);
 
   const std::string& path() const { return folder_; }
   std::vector<std::string> names() const;  // sorted
   const StoredTensor* find(std::string_view name) const;
-  const StoredTensor& tensor(std::string_view name) const;  // Error(kNotFound) with the nearest name
-  const std::string& file_of(std::string_view name) const;  // Error(kNotFound); the path of the tensor's file
+  // These throw Error(kNotFound) with the nearest name. file_of() returns the path of the tensor's file.
+  const StoredTensor& tensor(std::string_view name) const;
+  const std::string& file_of(std::string_view name) const;
   void read(std::string_view name, std::uint64_t first_byte, std::span<std::byte> out);
 
  private:
-  struct Place {
+  struct FileTensor {
     SafetensorsReader* file;
     const StoredTensor* tensor;
   };
   void open_index(offload::IoService& io, ReadAhead& ahead, const std::string& index);
-  const Place& place(std::string_view name) const;
+  const FileTensor& at(std::string_view name) const;
 
   std::string folder_;
   std::map<std::string, std::unique_ptr<SafetensorsReader>> files_;
-  std::map<std::string, Place, std::less<>> places_;
+  std::map<std::string, FileTensor, std::less<>> tensors_;
 };
 
-// Whether a name in a file that was read may be used as a file's name in its folder: no separators, not
-// hidden.
+// Whether a name that was read from a file may name a file in the same folder: it has no separators, and is
+// not hidden.
 bool is_plain_file_name(std::string_view name);
 
 }  // namespace sluice::engine

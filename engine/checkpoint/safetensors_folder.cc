@@ -20,7 +20,7 @@ bool exists(const std::string& path) {
   return std::filesystem::exists(path, error);
 }
 
-// Name of a tensor -> name of its file.
+// Names of files, by the names of their tensors.
 std::map<std::string, std::string> read_weight_map(const std::string& index) {
   try {
     return json_field<std::map<std::string, std::string>>(read_json_file(index), "weight_map", index);
@@ -37,7 +37,7 @@ SafetensorsFolder::SafetensorsFolder(offload::IoService& io, const std::string& 
   const std::string single = join(folder, kSingle), index = join(folder, kIndex);
   if (exists(single)) {
     auto& file = files_[kSingle] = std::make_unique<SafetensorsReader>(io, single, ahead);
-    for (const StoredTensor& tensor : file->header().tensors()) places_[tensor.name] = {file.get(), &tensor};
+    for (const StoredTensor& tensor : file->header().tensors()) tensors_[tensor.name] = {file.get(), &tensor};
   } else if (exists(index)) {
     open_index(io, ahead, index);
   } else {
@@ -49,48 +49,46 @@ SafetensorsFolder::SafetensorsFolder(offload::IoService& io, const std::string& 
 void SafetensorsFolder::open_index(offload::IoService& io, ReadAhead& ahead, const std::string& index) {
   for (const auto& [name, file] : read_weight_map(index)) {
     if (!is_plain_file_name(file))
-      fail(ErrorCode::kCorrupt, "'{}' places tensor '{}' in '{}', which is not a plain file name", index,
-           name, file);
+      fail(ErrorCode::kCorrupt, "'{}' puts tensor '{}' in '{}', which is not a plain file name", index, name,
+           file);
     auto& reader = files_[file];
     if (reader == nullptr) {
       const std::string path = join(folder_, file);
       if (!exists(path))
-        fail(ErrorCode::kNotFound, "'{}' is missing; '{}' places tensor '{}' in it", path, index, name);
+        fail(ErrorCode::kNotFound, "'{}' is missing; '{}' puts tensor '{}' in it", path, index, name);
       reader = std::make_unique<SafetensorsReader>(io, path, ahead);
     }
     const StoredTensor* tensor = reader->header().find(name);
     if (tensor == nullptr)
-      fail(ErrorCode::kCorrupt, "'{}' places tensor '{}' in '{}', which does not hold it", index, name, file);
-    places_[name] = {reader.get(), tensor};
+      fail(ErrorCode::kCorrupt, "'{}' puts tensor '{}' in '{}', which does not hold it", index, name, file);
+    tensors_[name] = {reader.get(), tensor};
   }
 }
 
 std::vector<std::string> SafetensorsFolder::names() const {
   std::vector<std::string> names;
-  for (const auto& [name, place] : places_) names.push_back(name);
+  for (const auto& [name, tensor] : tensors_) names.push_back(name);
   return names;
 }
 
 const StoredTensor* SafetensorsFolder::find(std::string_view name) const {
-  const auto found = places_.find(name);
-  return found == places_.end() ? nullptr : found->second.tensor;
+  const auto found = tensors_.find(name);
+  return found == tensors_.end() ? nullptr : found->second.tensor;
 }
 
-const SafetensorsFolder::Place& SafetensorsFolder::place(std::string_view name) const {
-  const auto found = places_.find(name);
-  if (found != places_.end()) return found->second;
+const SafetensorsFolder::FileTensor& SafetensorsFolder::at(std::string_view name) const {
+  const auto found = tensors_.find(name);
+  if (found != tensors_.end()) return found->second;
   const std::string near = nearest_word(name, names());
-  fail(ErrorCode::kNotFound, "'{}' holds no tensor '{}' among its {}{}", folder_, name, places_.size(),
+  fail(ErrorCode::kNotFound, "'{}' holds no tensor '{}' among its {}{}", folder_, name, tensors_.size(),
        near.empty() ? "" : fmt::format("; the nearest is '{}'", near));
 }
 
-const StoredTensor& SafetensorsFolder::tensor(std::string_view name) const { return *place(name).tensor; }
-const std::string& SafetensorsFolder::file_of(std::string_view name) const {
-  return place(name).file->path();
-}
+const StoredTensor& SafetensorsFolder::tensor(std::string_view name) const { return *at(name).tensor; }
+const std::string& SafetensorsFolder::file_of(std::string_view name) const { return at(name).file->path(); }
 
 void SafetensorsFolder::read(std::string_view name, std::uint64_t first_byte, std::span<std::byte> out) {
-  const Place& found = place(name);
+  const FileTensor& found = at(name);
   found.file->read(*found.tensor, first_byte, out);
 }
 

@@ -13,7 +13,6 @@ namespace {
 
 constexpr std::string_view kMetadata = "__metadata__";
 
-// A tensor as the text states it, before it is checked.
 struct Entry {
   StoredTensor tensor;
   std::vector<std::uint64_t> offsets;
@@ -105,7 +104,8 @@ class Handler : public nlohmann::json_sax<Json> {
 
   bool parse_error(std::size_t position, const std::string&,
                    const nlohmann::detail::exception& error) override {
-    const std::string_view reason(error.what());  // ends in the text itself, which may be anything
+    // The message ends with a part of the text, which may be anything.
+    const std::string_view reason(error.what());
     fail(ErrorCode::kCorrupt, "'{}' has a header that is not valid JSON at byte {}: {}", source_, position,
          reason.substr(0, reason.find("; last read")));
   }
@@ -133,11 +133,11 @@ class Handler : public nlohmann::json_sax<Json> {
   std::string source_;
   Level level_ = Level::kOutside;
   bool has_metadata_ = false;
-  std::string name_;   // of the tensor, or kMetadata
-  std::string field_;  // in it
+  std::string name_;   // the name of the present tensor, or kMetadata
+  std::string field_;  // the present field of it
 };
 
-// False where the product does not fit.
+// Returns false where the product does not fit in 64 bits.
 bool bits_of(const StoredTensor& tensor, std::uint64_t* bits) {
   *bits = safetensors_bits(tensor.type);
   for (const std::uint64_t n : tensor.shape)
@@ -168,7 +168,7 @@ StoredTensor checked(Entry&& entry, std::string_view source) {
   return std::move(tensor);
 }
 
-// Each begins where the one before it ends, and the last ends with the payload.
+// Checks that each tensor begins where the one before ends, and that the last one ends with the payload.
 void check_cover(const std::vector<StoredTensor>& tensors, std::uint64_t payload, std::string_view source) {
   std::uint64_t end = 0;
   for (const StoredTensor& tensor : tensors) {
@@ -210,7 +210,7 @@ SafetensorsHeader SafetensorsHeader::parse(std::string_view text, std::uint64_t 
                                            std::string_view source) {
   if (text.empty() || text.front() != '{')
     fail(ErrorCode::kCorrupt, "'{}' has a header that does not begin with '{{'", source);
-  if (text.find('\0') != std::string_view::npos)  // the JSON library takes one for the text's end
+  if (text.find('\0') != std::string_view::npos)  // the JSON library would take it for the end
     fail(ErrorCode::kCorrupt, "'{}' has a header with a zero byte in its text", source);
   Handler handler(source);
   Json::sax_parse(text.begin(), text.end(), &handler);

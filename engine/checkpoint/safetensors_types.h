@@ -6,9 +6,9 @@
 
 namespace sluice::engine {
 
-// The format's name of a type.
+// The name that the format has for a type.
 std::string_view safetensors_name(Dtype type);
-// None where Sluice does not compute with it.
+// Nothing where Sluice does not compute with the type.
 std::optional<Dtype> safetensors_dtype(std::string_view name);
 // Bits of one element; 0 where the format does not know the name.
 unsigned safetensors_bits(std::string_view name);

@@ -7,8 +7,7 @@
 namespace sluice::engine {
 namespace {
 
-// Values of 2 bytes that lie in the upper half of `out` become f32 in place, a few at a time: what is written
-// never reaches what was not read yet.
+// Widens values of 2 bytes in the upper half of `out` in place, a few at a time, so that none is overwritten.
 void widen(Dtype type, std::span<float> out) {
   std::array<std::uint16_t, 256> bits = {};
   for (std::size_t at = 0; at < out.size(); at += bits.size()) {

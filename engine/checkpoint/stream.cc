@@ -15,7 +15,7 @@
 namespace sluice::engine {
 namespace {
 
-constexpr std::size_t kCopyPiece = kMiB;
+constexpr std::size_t kCopyGrain = kMiB;
 
 std::vector<std::byte> read_tail(const Descriptor& file, std::uint64_t size, const std::string& path) {
   std::vector<std::byte> tail(size % kDiskBlock);
@@ -30,7 +30,7 @@ std::vector<std::byte> read_tail(const Descriptor& file, std::uint64_t size, con
   return tail;
 }
 
-// A File refuses what is not aligned; here that is found before anything is under way.
+// Checks alignment before anything is under way; a File would refuse it later.
 void check_buffer(std::span<std::byte> buffer, std::size_t least, std::string_view use) {
   if (buffer.size() < least)
     fail(ErrorCode::kInvalidArgument, "a buffer of {} was given for {}, and at least {} are needed",
@@ -63,7 +63,7 @@ void BlockFile::start(std::uint64_t block, std::span<std::byte> into, offload::D
   const std::size_t bytes = block_size(block);
   const std::size_t direct = bytes / kDiskBlock * kDiskBlock;
   if (direct < bytes) std::memcpy(into.data() + direct, tail_.data(), tail_.size());
-  // On the thread of the File, so that it goes on while the blocks before are used.
+  // Runs on the File's thread, so that it goes on while earlier blocks are used.
   auto arrived = [this, block, bytes = into.first(bytes), done = std::move(done)](std::exception_ptr error) {
     done(error ? error : damage(block, bytes));
   };
@@ -99,20 +99,20 @@ ReadAhead::Slot* ReadAhead::find(const BlockFile& file, std::uint64_t block) {
   return nullptr;
 }
 
-// What a file that is read from its start to its end will still ask for.
+// Whether the slot has a block that will still be needed if its file is read on to its end.
 bool ReadAhead::wanted(const Slot& slot) const {
   if (slot.file == nullptr) return false;
   const auto position = positions_.find(slot.file);
   return position != positions_.end() && slot.block >= position->second;
 }
 
-// In a slot that nobody wants, or where there is none, in the one whose use is longest ago.
+// Uses the least recently used slot whose block is not needed, or else the least recently used one.
 ReadAhead::Slot& ReadAhead::begin(BlockFile& file, std::uint64_t block) {
   Slot& slot = *std::min_element(slots_.begin(), slots_.end(), [this](const Slot& a, const Slot& b) {
     return std::pair(wanted(a), a.used) < std::pair(wanted(b), b.used);
   });
   slot.file = nullptr;
-  slot.transfer.emplace();  // waits for the transfer before, whose result nobody asked for
+  slot.transfer.emplace();  // waits for the earlier transfer, whose result nobody needs
   file.start(block, slot.memory, slot.transfer->add());
   slot.file = &file;
   slot.block = block;
@@ -143,15 +143,15 @@ std::span<const std::byte> ReadAhead::block(BlockFile& file, std::uint64_t block
   return bytes;
 }
 
-// Where `to` is fresh memory, its pages are cleared here, which takes longer than the copying.
+// All threads copy: fresh memory is cleared by the system then, which takes longer than the copying.
 void ReadAhead::copy(std::span<const std::byte> from, std::span<std::byte> to) {
-  const auto copy_piece = [&](std::size_t begin, std::size_t end) {
+  const auto copy_range = [&](std::size_t begin, std::size_t end) {
     std::memcpy(to.data() + begin, from.data() + begin, end - begin);
   };
   if (threads_ != nullptr)
-    threads_->parallel_for(from.size(), kCopyPiece, copy_piece);
+    threads_->parallel_for(from.size(), kCopyGrain, copy_range);
   else
-    copy_piece(0, from.size());
+    copy_range(0, from.size());
 }
 
 void ReadAhead::read(BlockFile& file, std::uint64_t offset, std::span<std::byte> out) {

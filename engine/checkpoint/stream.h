@@ -13,14 +13,14 @@
 
 namespace sluice::engine {
 
-// The buffer with which reading keeps two transfers of 4 MiB under way while a third block is used.
+// With a buffer of this size, two transfers of 4 MiB are under way while a third block is used.
 inline constexpr std::size_t kStreamBuffer = 3 * kStreamBlock;
 
-// What is written at a time, with as much under way as the buffer holds.
+// The size of a write; as many are under way as the buffer holds.
 inline constexpr std::size_t kWriteBlock = kMiB;
 
-// A file of any length that is read in blocks of kStreamBlock. What lies beyond its last whole disk block,
-// which O_DIRECT cannot read, is kept in memory.
+// A file of any length that is read in blocks of kStreamBlock. The bytes after its last whole disk block,
+// which O_DIRECT cannot read, are kept in memory.
 class BlockFile {
  public:
   // With `expected`, every block is compared as it arrives. Throws Error(kNotFound | kIo), and
@@ -46,12 +46,12 @@ class BlockFile {
   std::unique_ptr<offload::File> file_;
 };
 
-// Reads byte ranges of any number of BlockFiles through one fixed buffer, with the following blocks under
-// way: those of the range, and where ranges of a file follow each other, those beyond it. Files that are read
-// in turn share the buffer: it is fast with room for two blocks of each. Thread rule: one thread at a time.
+// Reads byte ranges of any number of BlockFiles through one fixed buffer. The next blocks are read ahead:
+// those of the range, and, where a file is read from range to range, those behind it. Files that are read in
+// turn share the buffer, which is fast with room for two blocks of each. Thread rule: one thread at a time.
 class ReadAhead {
  public:
-  // `buffer` outlives this, and so does `threads`, which share in the copying where it is not null. Throws
+  // `buffer` outlives this, and so does `threads`, which help with copying where it is not null. Throws
   // Error(kInvalidArgument) where the buffer holds fewer than kStreamBuffer bytes or is not aligned to
   // kDiskBlock.
   explicit ReadAhead(std::span<std::byte> buffer, Threads* threads = nullptr);
@@ -61,7 +61,7 @@ class ReadAhead {
 
   // REQUIRES: the range lies within the file. Throws Error(kIo | kCorrupt).
   void read(BlockFile& file, std::uint64_t offset, std::span<std::byte> out);
-  // The file is about to go away: waits for what is under way.
+  // Must be called before the file is destroyed. Waits for its transfers.
   void forget(const BlockFile& file);
 
  private:
@@ -69,7 +69,7 @@ class ReadAhead {
     std::span<std::byte> memory;
     BlockFile* file = nullptr;
     std::uint64_t block = 0;
-    std::uint64_t used = 0;  // when, counted in uses
+    std::uint64_t used = 0;  // the number of its last use
     std::optional<offload::TransferGroup> transfer;
   };
   Slot* find(const BlockFile& file, std::uint64_t block);
@@ -81,21 +81,21 @@ class ReadAhead {
   Threads* threads_;
   std::vector<Slot> slots_;
   std::uint64_t uses_ = 0;
-  std::map<const BlockFile*, std::uint64_t> positions_;  // the blocks at which the files are being read
+  std::map<const BlockFile*, std::uint64_t> positions_;  // the block at which each file is being read
 };
 
-// Writes a file through one fixed buffer, in blocks of kWriteBlock (or of a third of a smaller buffer), with
-// the blocks before under way. Thread rule: one thread at a time. After an error it must not be used again.
+// Writes a file through one fixed buffer, in blocks of kWriteBlock (of a smaller buffer, a third of it), with
+// earlier blocks under way. Thread rule: one thread at a time. After an error it must not be used again.
 class WriteBehind {
  public:
   // `buffer` and `file` outlive this. Throws Error(kInvalidArgument) where the buffer holds fewer than three
   // disk blocks or is not aligned to kDiskBlock.
   WriteBehind(offload::File& file, std::span<std::byte> buffer);
-  void add(std::span<const std::byte> bytes);  // behind those before
-  // What is added next lies from this byte on; what was added before ends with zeros up to a whole disk
-  // block. REQUIRES: it is a multiple of kDiskBlock.
+  void add(std::span<const std::byte> bytes);  // behind what was added before
+  // The bytes that are added next lie from this offset on. What was added before is padded with zeros to a
+  // whole disk block. REQUIRES: the offset is a multiple of kDiskBlock.
   void go_to(std::uint64_t offset);
-  // Writes the rest, with zeros likewise, and waits for everything.
+  // Writes the rest, with the same padding, and waits for everything.
   void finish();
 
  private:

@@ -14,11 +14,11 @@ namespace sluice::engine {
 namespace {
 
 constexpr std::size_t kLine = 64;
-constexpr double kMostFlops = 4.5e9;  // of one product
-// A twentieth of a second in which cores that slept come to their speed.
+constexpr double kMostFlops = 4.5e9;  // operations of one product
+// Takes about a twentieth of a second, in which cores that slept reach their speed.
 constexpr std::size_t kWakingWork = 5'000'000;
 
-// Memory of nobody's budget, that is cut from its beginning.
+// Memory outside any budget, of which one array after another is taken.
 class Scratch {
  public:
   explicit Scratch(std::size_t bytes) : memory_(unlimited_, allocator::Purpose::kWorkspace, bytes) {}
@@ -46,7 +46,7 @@ double flops_in(const kernels::Product& p) {
   return 2 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
 }
 
-// Dense, without a bias, and small enough.
+// Makes the product dense, without a bias, and small enough.
 kernels::Product part_of(const kernels::Product& product) {
   kernels::Product part = product;
   part.lda = part.ldb = part.ldc = 0;
@@ -59,12 +59,11 @@ kernels::Product part_of(const kernels::Product& product) {
   return part;
 }
 
-// Queries, keys and values side by side, as models have them.
 std::size_t row_width(const kernels::AttentionShape& shape) {
   return (shape.heads + 2 * shape.kv_heads) * shape.head_width;
 }
 
-// Whole groups of heads, then fewer tokens, so that all operands fit.
+// Halves the number of sequences, then of groups of heads, then of tokens, until all operands fit.
 kernels::AttentionShape part_of(const kernels::AttentionShape& given, Dtype dtype) {
   kernels::AttentionShape part = given;
   const std::size_t group = given.heads / given.kv_heads;
@@ -146,7 +145,7 @@ double measure_attention(Threads& threads, const kernels::AttentionShape& given,
     kernels::attention_backward(threads, shape, q, q.at(k), q.at(v), out, log_sums, dout, dq, dq.at(k),
                                 dq.at(v), room);
   });
-  // Two products over half of length x length for each head, and five: as in ops/attention.cc.
+  // As in ops/attention.cc: 2 products forward and 5 backward, over half of length x length for each head.
   return 7 * static_cast<double>(rows * shape.heads) * static_cast<double>(shape.length * shape.head_width) /
          seconds;
 }

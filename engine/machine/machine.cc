@@ -11,11 +11,11 @@
 namespace sluice::engine {
 namespace {
 
-// Tokens of a micro-batch, and what layers of two sizes multiply them with.
+// The tokens of a micro-batch, and the widths of two layers.
 constexpr std::size_t kTokens[] = {128, 1024};
 constexpr std::pair<std::size_t, std::size_t> kLayers[] = {{768, 3072}, {4096, 4096}};
 
-// Forward, to the input and to the weights, as models' linear layers have them.
+// The products of a linear layer: forward, for the gradient of the input, and for that of the weights.
 std::vector<kernels::Product> typical_products(Dtype type) {
   std::vector<kernels::Product> all;
   for (const std::size_t tokens : kTokens)

@@ -9,27 +9,27 @@
 
 namespace sluice::engine {
 
-// What is known of a machine, this one or another: docs/formats/machine.md.
+// A machine, this one or another, as docs/formats/machine.md describes it.
 struct Machine {
   struct Memory {
-    std::uint64_t total = 0, usable = 0;  // usable: by one process; of --memory where that is not stated
-    std::uint64_t process = 0;            // what a process holds before a run takes anything; 0: as stated
+    std::uint64_t total = 0, usable = 0;  // usable: by one process, where --memory is not stated
+    std::uint64_t process = 0;            // what a process holds before a run takes anything; 0: not known
   };
   struct Attention {
     Dtype type = Dtype::kF32;
     double flops = 0;
   };
-  // Updates of parameters of `type`, where state and master are as the flags of these names say.
+  // Updates of parameters of `type`, with state and master as the flags of these names say.
   struct Update {
     std::string optimizer;
     Dtype type = Dtype::kF32, state = Dtype::kF32;
     bool master = true;
-    double elements = 0;  // a second
+    double elements = 0;  // elements a second
   };
   struct Disk {
     std::string folder;
     std::uint64_t free = 0;
-    offload::DiskKnowledge known;  // `together` and `processor_seconds`: 0 where the file does not say
+    offload::DiskKnowledge known;  // `together` and `processor_seconds` are 0 where the file does not say
   };
   std::string source;  // the file it was read from
   int cores = 1;
@@ -44,13 +44,13 @@ struct Machine {
   std::vector<Disk> disks;
 };
 
-// Measures this one but for its disks, in two seconds. Throws as kernels::load_matrix_library.
+// Measures this machine without its disks, in two seconds. Throws as kernels::load_matrix_library().
 Machine measure_machine();
 
-// The document without `findings`.
+// The document, without `findings`.
 Json to_json(const Machine& machine);
-// Throws Error(kInvalidArgument) that names file, key and value for what the format does not allow, and
-// Error(kNotFound) for a file that is not there.
+// Throws Error(kInvalidArgument), which names file, key and value, for what the format does not allow, and
+// Error(kNotFound) for a file that does not exist.
 Machine read_machine(const std::string& path);
 
 }  // namespace sluice::engine

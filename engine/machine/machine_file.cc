@@ -8,16 +8,16 @@
 #include "engine/machine/machine.h"
 #include "optim/optimizer.h"
 
-// docs/formats/machine.md.
+// Reads and writes machine files: docs/formats/machine.md.
 namespace sluice::engine {
 namespace {
 
 constexpr int kVersion = 2;
-constexpr double kMostRate = 1e18;  // of anything a second
+constexpr double kMostRate = 1e18;  // the most of anything a second
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 60, kMostCores = 4096;
-constexpr std::size_t kMostSize = std::size_t{1} << 31;  // of a product
+constexpr std::size_t kMostSize = std::size_t{1} << 31;  // the largest size of a product
 
-// An object of the document: each of its keys is asked for once, and what nobody asked for is refused.
+// An object of the document. Each of its keys is asked for once; end() refuses keys that were not asked for.
 class Fields {
  public:
   Fields(const Json& object, std::string where) : object_(object), where_(std::move(where)) {
@@ -51,7 +51,7 @@ class Fields {
              value);
     return number;
   }
-  // A number of bytes, or a text as --memory takes it.
+  // Reads a number of bytes, or a text as --memory takes it.
   std::uint64_t size(const std::string& key) {
     const Json& value = at(key);
     if (value.is_string()) {
@@ -81,7 +81,6 @@ class Fields {
     if (!found) refuse(key, fmt::format("one of {} is needed", known), at(key));
     return *found;
   }
-  // body(fields) for each of a list of objects.
   template <class Body>
   void each(const std::string& key, const Body& body) {
     const Json& list = at(key);
@@ -94,7 +93,6 @@ class Fields {
   }
   std::string place(const std::string& key) const { return where_ + ": " + key; }
 
-  // Refuses what was not asked for.
   void end() const {
     for (const auto& [key, value] : object_.items()) {
       if (std::ranges::find(asked_, key) != asked_.end()) continue;
@@ -116,7 +114,7 @@ class Fields {
   std::vector<std::string> asked_;
 };
 
-// The JSON library keeps the last of several values of a key.
+// Refuses a key that stands twice in an object; the JSON library would keep its last value.
 void refuse_twice(const std::string& text, const std::string& path) {
   std::vector<std::set<std::string>> open;
   const auto look = [&](int, Json::parse_event_t event, const Json& value) {

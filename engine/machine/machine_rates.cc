@@ -45,11 +45,10 @@ offload::DiskRates measure_disk_limit(const std::string& folder, std::uint64_t b
   const allocator::Region memory(unlimited, allocator::Purpose::kStaging, shape.bytes());
   offload::fill_for_measuring(memory.bytes());
   offload::BareFile file(folder, bytes);
-  file.measure(shape, memory.bytes());  // first writes into reserved space are slower
+  file.measure(shape, memory.bytes());  // the first writes into reserved space are slower, and do not count
   return file.measure(shape, memory.bytes());
 }
 
-// All folders work at once, at the pace of the slowest.
 void stripe(std::span<const offload::DiskRates> folders, MachineRates& rates) {
   if (folders.empty()) return;
   offload::DiskRates slowest = folders.front();

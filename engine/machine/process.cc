@@ -8,7 +8,7 @@
 
 namespace sluice::engine {
 
-// Not all of it: other processes live here too.
+// A tenth is left to other processes.
 std::uint64_t default_memory() {
   const std::uint64_t available = allocator::available_memory_bytes();
   if (available == SIZE_MAX)

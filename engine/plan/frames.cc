@@ -8,11 +8,10 @@
 namespace sluice::engine {
 namespace {
 
-constexpr std::size_t kBlock = 128;  // numbers that are looked through together
+constexpr std::size_t kBlock = 128;  // numbers that are searched together
 constexpr std::size_t kGradient = index(Part::kGradient), kParameters = index(Part::kParameters);
 
-// What an access needs: parameters, the gradient of use 0, those of further uses, of which the last one
-// counts.
+// What an access needs: for parameters, for the gradient of use 0, and for that of the last further use.
 std::array<std::uint64_t, 3> extents_of(const Access& access, const Layout& layout, int uses) {
   std::array<std::uint64_t, 3> extents = {};
   if (access.parameters) extents[0] = divide_up(layout.unit_bytes(access.unit), kHugePage);
@@ -23,7 +22,7 @@ std::array<std::uint64_t, 3> extents_of(const Access& access, const Layout& layo
   return extents;
 }
 
-// Of the windows that begin with these accesses, first ... end - 1; below 0 the step before goes on.
+// Accesses below 0 are those of the step before.
 void add_windows(std::ptrdiff_t first, std::ptrdiff_t end, std::size_t windows, std::uint64_t each,
                  std::vector<Range>& to) {
   const auto all = static_cast<std::ptrdiff_t>(windows);
@@ -85,7 +84,7 @@ std::uint64_t Maximum::most() {
 
 std::uint64_t Maximum::most_if_lower(const std::vector<Range>& ranges) {
   refresh();
-  std::size_t lowered = 0;  // of those that are the largest
+  std::size_t lowered = 0;  // how many of the largest numbers would be lowered
   for (const Range& range : ranges)
     for (std::size_t i = 0; i < range.count; ++i) lowered += values_[range.first + i] == all_.most ? 1 : 0;
   if (lowered < all_.count || ranges.empty()) return all_.most;
@@ -147,7 +146,7 @@ FrameNeeds::FrameNeeds(const Profile& profile, const Layout& layout, const std::
     std::uint64_t each = 0;
   };
   std::vector<std::array<Seen, 3>> seen(units);
-  // A window has what the last access in it needs.
+  // The last access in a window says what the window needs.
   const auto end_with = [&](UnitId unit, std::size_t need, std::ptrdiff_t next) {
     const Seen& before = seen[unit][need];
     const auto reach = static_cast<std::ptrdiff_t>(window);

@@ -16,9 +16,11 @@
 namespace sluice::engine {
 namespace {
 
-constexpr std::size_t kMostGrains = 16;     // of a chunk
-constexpr double kShortestUpdate = 0.0005;  // seconds, of a chunk: less is lost in waking the threads
-constexpr double kMostBandwidth = 50e9;     // that chunks grow with: staging takes memory
+constexpr std::size_t kMostGrains = 16;  // in a chunk
+// Seconds for a chunk: waking the threads costs too much of a shorter one.
+constexpr double kShortestUpdate = 0.0005;
+// Bytes a second; chunks grow no further with faster memory, since staging takes memory.
+constexpr double kMostBandwidth = 50e9;
 
 std::size_t choose_chunk(const Layout& layout, const PlanRequest& request) {
   if (request.chunk_elements && (*request.chunk_elements == 0 || *request.chunk_elements % kChunkGrain != 0))
@@ -46,11 +48,11 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
   check_masters(profile.units, optimizer);
   for (ParameterId p = 0; p < layout_.parameters(); ++p) {
     const ParameterSpec& spec = layout_.spec(p);
-    const bool counts = layout_.trainable(layout_.place(p).unit) && !spec.continues();
-    if (counts) product_flops_[layout_.place(p).unit] += optimizer.product_flops(kind_of(spec));
+    const bool counts = layout_.trainable(layout_.location(p).unit) && !spec.continues();
+    if (counts) product_flops_[layout_.location(p).unit] += optimizer.product_flops(kind_of(spec));
   }
   for (UnitId unit = 0; unit < layout_.units().size(); ++unit) {
-    batches_.push_back(batches_of(layout_, optimizer, format_.shards(), unit));
+    buckets_.push_back(buckets_of(layout_, optimizer, format_.shards(), unit));
     const UnitRange together = updated_together(layout_, optimizer, unit);
     together_.push_back(together.size() > 1);
     if (uses_[unit] != uses_[together.first])
@@ -95,9 +97,8 @@ bool Placement::stores_gradient(UnitId unit, std::size_t groups) const {
 
 std::size_t Placement::state_bytes(UnitId unit) const { return format_.bytes(unit); }
 
-// Read at each access of each group, but not where the unit is still there from the access before or the next
-// but one; written once, after its update. A narrow copy whose update waits is not read to be overwritten.
-// What units have together reads values in a pass of its own.
+// Parameters are read at each access, unless the unit is still there from one of the two accesses before, and
+// written once, after the update. A narrow copy that a waiting update will overwrite is not read.
 Placement::Traffic Placement::parameter_traffic(UnitId unit, std::size_t groups) const {
   std::size_t reads = units_[unit].at.fetches * groups;
   if (!updated(unit)) return {reads * parameter_bytes(unit), 0};
@@ -106,10 +107,10 @@ Placement::Traffic Placement::parameter_traffic(UnitId unit, std::size_t groups)
   return {reads * parameter_bytes(unit), parameter_bytes(unit)};
 }
 
-// Between the groups, and between its own last use in a group and the unit's (a tied embedding's head).
+// Gradients are kept between groups, and those of other uses also until the unit's last access in a group.
 Placement::Traffic Placement::kept_gradient_traffic(UnitId unit, std::size_t groups) const {
   if (!updated(unit)) return {};
-  const Unit& own = units_[unit];
+  const UnitCosts& own = units_[unit];
   const std::uint64_t kept = (groups - 1) * own.last_use_bytes + (2 * groups - 1) * own.other_use_bytes;
   return {kept, kept};
 }
@@ -128,12 +129,11 @@ FrameNeeds Placement::frame_needs(const Lookahead& lookahead) const {
   return {profile_, layout_, uses_, together_, lookahead};
 }
 
-// What does not depend on where anything lives.
 void Placement::measure(UnitId unit) {
-  Unit& own = units_[unit];
-  for (const Batch& batch : batches_[unit])
-    for (std::size_t chunk = batch.first_chunk; chunk < batch.end_chunk; ++chunk) {
-      const auto times = static_cast<std::size_t>(batch.rounds + 1);
+  UnitCosts& own = units_[unit];
+  for (const Bucket& bucket : buckets_[unit])
+    for (std::size_t chunk = bucket.first_chunk; chunk < bucket.end_chunk; ++chunk) {
+      const auto times = static_cast<std::size_t>(bucket.rounds + 1);
       own.elements_read += times * format_.shards().chunk(unit, chunk).size();
       own.state_traffic.read += times * format_.chunk_bytes(unit, chunk);
       own.state_traffic.written += format_.chunk_bytes(unit, chunk);
@@ -161,33 +161,33 @@ void Placement::measure(UnitId unit) {
     own.at.fetches += i == 0 || read_at[i] - read_at[i - 1] > 2 ? 1 : 0;
 }
 
-Held Placement::held(const std::vector<UnitPlan>& units) const {
-  Held held;
+Footprint Placement::footprint(const std::vector<UnitPlan>& units) const {
+  Footprint footprint;
   for (UnitId unit = 0; unit < units.size(); ++unit) {
-    held.streamed += streams(unit, units[unit]) ? 1 : 0;
+    footprint.streamed += streams(unit, units[unit]) ? 1 : 0;
     for (std::size_t part = 0; part < kParts; ++part) {
       const Sizes& sizes = units_[unit].sizes[part];
       if (units[unit].resident(static_cast<Part>(part))) {
-        held.own[part] += sizes.own;
-        held.shared[part] += sizes.shared;
+        footprint.own[part] += sizes.own;
+        footprint.shared[part] += sizes.shared;
       } else if (static_cast<Part>(part) != Part::kGradient || units[unit].gradient_stored) {
-        held.disk[part] += sizes.disk;
-        held.metadata += sizes.metadata;
+        footprint.disk[part] += sizes.disk;
+        footprint.metadata += sizes.metadata;
       }
     }
   }
-  return held;
+  return footprint;
 }
 
-void Placement::make_resident(UnitId unit, Part part, UnitPlan& plan, Held& held) const {
+void Placement::make_resident(UnitId unit, Part part, UnitPlan& plan, Footprint& footprint) const {
   const Sizes& sizes = units_[unit].sizes[index(part)];
-  held.streamed -= streams(unit, plan) ? 1 : 0;
+  footprint.streamed -= streams(unit, plan) ? 1 : 0;
   plan.place(part, kComputeTier);
-  held.streamed += streams(unit, plan) ? 1 : 0;
-  held.own[index(part)] += sizes.own;
-  held.shared[index(part)] += sizes.shared;
-  held.disk[index(part)] -= sizes.disk;
-  held.metadata -= sizes.metadata;
+  footprint.streamed += streams(unit, plan) ? 1 : 0;
+  footprint.own[index(part)] += sizes.own;
+  footprint.shared[index(part)] += sizes.shared;
+  footprint.disk[index(part)] -= sizes.disk;
+  footprint.metadata -= sizes.metadata;
 }
 
 bool Placement::needs_scratch() const {
@@ -218,34 +218,34 @@ std::size_t Placement::workspace_bytes(const std::vector<UnitPlan>& units) const
 double Placement::element_bytes() const {
   double elements = 0, bytes = static_cast<double>(whole_bytes_);
   for (ParameterId p = 0; p < layout_.parameters(); ++p) {
-    const Layout::Place& place = layout_.place(p);
-    if (!layout_.trainable(place.unit)) continue;
-    elements += static_cast<double>(place.elements);
-    bytes += static_cast<double>(place.elements) * format_.element_bytes(p);
+    const Layout::Location& location = layout_.location(p);
+    if (!layout_.trainable(location.unit)) continue;
+    elements += static_cast<double>(location.elements);
+    bytes += static_cast<double>(location.elements) * format_.element_bytes(p);
   }
   return elements == 0 ? 0 : bytes / elements;
 }
 
-// Each round reads gradient and values. The application reads gradient, master and state, writes master,
+// Each round reads gradient and values. The application reads gradient, master and state, and writes master,
 // state and, beside a master, the parameter.
 double Placement::update_bytes(ParameterId parameter, int rounds) const {
-  const UnitId unit = layout_.place(parameter).unit;
+  const UnitId unit = layout_.location(parameter).unit;
   const std::size_t passes = (format_.has_master(unit) ? 2 : 3) + 2 * static_cast<std::size_t>(rounds);
   return 2 * format_.element_bytes(parameter) + static_cast<double>(passes * size_of(layout_.dtype(unit)));
 }
 
 template <class Body>
 void Placement::for_each_updated(UnitId unit, const Body& body) const {
-  for (const Batch& batch : batches_[unit])
-    for (ParameterId p = batch.first; p < batch.end && updated(unit); ++p)
-      body(p, update_bytes(p, batch.rounds));
+  for (const Bucket& bucket : buckets_[unit])
+    for (ParameterId p = bucket.first; p < bucket.end && updated(unit); ++p)
+      body(p, update_bytes(p, bucket.rounds));
 }
 
 double Placement::update_seconds(UnitId unit, const MachineRates& rates) const {
   if (!updated(unit)) return 0;
   double elements = 0, bytes = 0;
   for_each_updated(unit, [&](ParameterId p, double each) {
-    const auto count = static_cast<double>(layout_.place(p).elements);
+    const auto count = static_cast<double>(layout_.location(p).elements);
     elements += count;
     bytes += count * each;
   });
@@ -254,8 +254,8 @@ double Placement::update_seconds(UnitId unit, const MachineRates& rates) const {
 }
 
 std::size_t Placement::chunk_for(const MachineRates& rates) const {
-  double moved = std::numeric_limits<double>::infinity();  // of memory, for each element
-  for (UnitId unit = 0; unit < batches_.size(); ++unit)
+  double moved = std::numeric_limits<double>::infinity();  // bytes moved for each element
+  for (UnitId unit = 0; unit < buckets_.size(); ++unit)
     for_each_updated(unit, [&](ParameterId, double each) { moved = std::min(moved, each); });
   const double bandwidth = std::min(rates.memory_bandwidth, kMostBandwidth);
   std::size_t grains = 1;

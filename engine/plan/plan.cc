@@ -17,19 +17,19 @@ using allocator::Purpose;
 using allocator::Tier;
 
 constexpr std::size_t kLeastStagingSlots = 3, kMostStagingSlots = 32;
-constexpr std::size_t kUnitsForLonger = 12;  // that frames of more than two accesses ahead are for
-constexpr double kSame = 0.005;              // share of a step's time that is no difference
-constexpr double kRounding = 1e-9;           // likewise, since sums have another order
+constexpr std::size_t kUnitsForLonger = 12;  // in models of fewer, frames reach 2 accesses ahead
+constexpr double kSame = 0.005;              // step times within this share of each other count as equal
+constexpr double kRounding = 1e-9;           // relative error of a sum in another order
 
 std::size_t index(Purpose purpose) { return static_cast<std::size_t>(purpose); }
 std::size_t index(Tier tier) { return static_cast<std::size_t>(tier); }
 
-// One way to run: everything but what is resident.
+// One way to run a step, apart from what is resident.
 struct Shape {
   std::size_t group = 1;
-  std::size_t level = 0;  // of recomputation: the index into each unit's choices, as far as it has that many
+  std::size_t level = 0;
   Lookahead lookahead;
-  std::size_t ahead = 0;  // the index of that
+  std::size_t ahead = 0;  // the index of `lookahead` in lookaheads()
   std::size_t slots = kLeastStagingSlots;
 };
 
@@ -55,7 +55,6 @@ class Planner {
     return *found;
   }
 
-  // Nothing where none fits.
   std::optional<Plan> find() const {
     std::optional<Plan> best;
     std::vector<std::optional<Plan>> last(needs_.size());  // by look-ahead
@@ -99,7 +98,7 @@ class Planner {
       }
     std::string names;
     for (const std::string& name : known) names += (names.empty() ? "" : ", ") + name;
-    fail(ErrorCode::kInvalidArgument, "nothing is known to recompute as '{}'; this model has auto, {}",
+    fail(ErrorCode::kInvalidArgument, "'{}' is not a way to recompute; this model has auto, {}",
          *request_.recompute, names);
   }
 
@@ -114,13 +113,11 @@ class Planner {
   std::vector<Lookahead> lookaheads() const {
     if (request_.prefetch) return {{*request_.prefetch, true}, {*request_.prefetch, false}};
     std::vector<Lookahead> all = {{2, true}, {1, true}, {1, false}};
-    // Of a model of few units the frames for more than two accesses would be most of it.
     if (profile_.units.size() >= kUnitsForLonger) all.insert(all.begin(), {4, true});
     return all;
   }
 
-  // In any order chunks are updated between the client's accesses alone: those of a unit are to arrive
-  // meanwhile.
+  // Chunks are updated only between the client's accesses: those of a typical unit should arrive meanwhile.
   std::size_t chunks_of_typical_unit() const {
     std::vector<std::size_t> chunks;
     for (UnitId unit = 0; unit < profile_.units.size(); ++unit)
@@ -131,8 +128,7 @@ class Planner {
     return *median;
   }
 
-  // One that is updated, and as many that are read, and written, as keep the disk at its pace: while one of
-  // them ends, the others are to fill the queue.
+  // One slot is updated; the others keep the disk busy both ways, also while a transfer ends.
   std::vector<std::size_t> slot_counts() const {
     const std::size_t slot = UpdatePipeline::slot_bytes(placement_.format());
     const std::size_t one_way = 1 + divide_up(rates_.disk_in_flight, std::max<std::size_t>(slot, 1));
@@ -153,7 +149,6 @@ class Planner {
     return result;
   }
 
-  // Of a step, which takes that at least.
   double computing(std::size_t level) const {
     double seconds = 0;
     for (UnitId unit = 0; unit < times_.size(); ++unit)
@@ -186,21 +181,20 @@ class Planner {
   struct Item {
     UnitId unit;
     Part part;
-    double gain;  // bytes of traffic saved for each byte held
+    double gain;  // bytes of traffic saved for each byte of memory
   };
 
-  // Units that are placed, and what that takes, as far as recomputation and slots have no say in it.
+  // A placement of all units and what it takes, before recomputation and slots are chosen.
   struct Placed {
     Placed(const Planner& planner, std::size_t groups, bool resident)
-        : units(planner.units_at(groups, resident)), held(planner.placement_.held(units)) {
+        : units(planner.units_at(groups, resident)), footprint(planner.placement_.footprint(units)) {
       for (const FrameNeeds& needs : planner.needs_) frames.emplace_back(needs, units);
     }
     std::vector<UnitPlan> units;
-    Held held;
+    Footprint footprint;
     std::vector<Frames> frames;  // by look-ahead
   };
 
-  // What all shapes with as many groups begin with.
   struct Start {
     Start(const Planner& planner, std::size_t groups)
         : everything(planner, groups, true),
@@ -232,32 +226,31 @@ class Planner {
     return result;
   }
 
-  // Nothing resident but what is small or asked for; then, while it fits, what saves most traffic for its
-  // bytes.
+  // Makes resident, while it fits, what saves most traffic for its bytes.
   std::optional<Plan> fill(const Shape& shape, const Start& start, bool parameters_first) const {
     Plan plan = describe(shape, start.everything);
     if (fits(plan)) return plan;
     plan = describe(shape, start.least);
     if (!fits(plan) && !parameters_first) return std::nullopt;
-    Held held = start.least.held;
+    Footprint footprint = start.least.footprint;
     Frames frames = start.least.frames[shape.ahead];
     for (const Item& item : parameters_first ? start.parameters_first : start.by_gain) {
       UnitPlan larger = plan.units[item.unit];
-      Held then = held;
+      Footprint then = footprint;
       placement_.make_resident(item.unit, item.part, larger, then);
       const auto fits_in = [&](std::size_t extents) {
         return sum(then.disk) <= budget_.disk &&
                sum(host_bytes(plan, shape, then, extents)) <= budget_.memory;
       };
-      // With parameters first, it may fit only when the last of them frees the frames.
+      // With parameters first, it may fit only when the last of them free their frames.
       if (!(parameters_first && item.part == Part::kParameters) && !fits_in(frames.bound()) &&
           !fits_in(item.part == Part::kState ? frames.most() : frames.most_without(item.unit, item.part)))
         continue;
       if (item.part != Part::kState) frames.remove(item.unit, item.part);
       plan.units[item.unit] = larger;
-      held = then;
+      footprint = then;
     }
-    predict_memory(plan, shape, held, frames.most());
+    predict_memory(plan, shape, footprint, frames.most());
     return fits(plan) ? std::optional<Plan>(std::move(plan)) : std::nullopt;
   }
 
@@ -266,7 +259,7 @@ class Planner {
     plan.clip = request_.clip;
     plan.group = shape.group;
     plan.prefetch = shape.lookahead.prefetch;
-    // Few enough mappings, whatever the size of the pool.
+    // Extents of this size need few enough mappings for a pool of any size.
     plan.extent_bytes = kHugePage;
     plan.chunk_elements = placement_.format().shards().chunk_elements();
     plan.state_bytes_per_parameter = placement_.element_bytes();
@@ -275,27 +268,28 @@ class Planner {
       plan.units[unit].choice = choice_of(unit, shape.level);
     plan.activation_bytes = placement_.activation_bytes(plan.units, shape.group);
     plan.workspace_bytes = placement_.workspace_bytes(plan.units);
-    predict_memory(plan, shape, placed.held, placed.frames[shape.ahead].bound());
+    predict_memory(plan, shape, placed.footprint, placed.frames[shape.ahead].bound());
     return plan;
   }
 
-  std::size_t slots_of(const Shape& shape, const Held& held) const {
-    return held.streamed > 0 ? shape.slots : needs_scratch_ ? 1 : 0;
+  std::size_t slots_of(const Shape& shape, const Footprint& footprint) const {
+    return footprint.streamed > 0 ? shape.slots : needs_scratch_ ? 1 : 0;
   }
 
   using Bytes = std::array<std::uint64_t, allocator::kPurposes>;
-  Bytes host_bytes(const Plan& plan, const Shape& shape, const Held& held, std::size_t extents) const {
+  Bytes host_bytes(const Plan& plan, const Shape& shape, const Footprint& footprint,
+                   std::size_t extents) const {
     Bytes host = {};
-    host[index(Purpose::kParameter)] = held.memory(Part::kParameters) + extents * plan.extent_bytes;
-    host[index(Purpose::kGradient)] = held.memory(Part::kGradient);
+    host[index(Purpose::kParameter)] = footprint.memory(Part::kParameters) + extents * plan.extent_bytes;
+    host[index(Purpose::kGradient)] = footprint.memory(Part::kGradient);
     host[index(Purpose::kOptimizerState)] =
-        held.memory(Part::kState) + round_up(placement_.whole_bytes(), kHugePage);
+        footprint.memory(Part::kState) + round_up(placement_.whole_bytes(), kHugePage);
     host[index(Purpose::kActivation)] = round_up(plan.activation_bytes, kHugePage);
     host[index(Purpose::kWorkspace)] = round_up(plan.workspace_bytes, kHugePage) + profile_.hidden_bytes +
                                        round_up(placement_.rounds().bytes, kHugePage);
-    const std::size_t slots = slots_of(shape, held) * UpdatePipeline::slot_bytes(placement_.format());
+    const std::size_t slots = slots_of(shape, footprint) * UpdatePipeline::slot_bytes(placement_.format());
     host[index(Purpose::kStaging)] = round_up(slots, kHugePage);
-    host[index(Purpose::kBase)] = budget_.base + held.metadata;
+    host[index(Purpose::kBase)] = budget_.base + footprint.metadata;
     return host;
   }
 
@@ -303,19 +297,19 @@ class Planner {
     return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
   }
 
-  void predict_memory(Plan& plan, const Shape& shape, const Held& held, std::size_t extents) const {
+  void predict_memory(Plan& plan, const Shape& shape, const Footprint& footprint, std::size_t extents) const {
     plan.extents = extents;
-    plan.staging_slots = slots_of(shape, held);
-    plan.bytes[index(Tier::kHost)] = host_bytes(plan, shape, held, extents);
+    plan.staging_slots = slots_of(shape, footprint);
+    plan.bytes[index(Tier::kHost)] = host_bytes(plan, shape, footprint, extents);
     Bytes& disk = plan.bytes[index(Tier::kDisk)];
-    disk[index(Purpose::kParameter)] = held.disk[index(Part::kParameters)];
-    disk[index(Purpose::kGradient)] = held.disk[index(Part::kGradient)];
-    disk[index(Purpose::kOptimizerState)] = held.disk[index(Part::kState)];
+    disk[index(Purpose::kParameter)] = footprint.disk[index(Part::kParameters)];
+    disk[index(Purpose::kGradient)] = footprint.disk[index(Part::kGradient)];
+    disk[index(Purpose::kOptimizerState)] = footprint.disk[index(Part::kState)];
     plan.peak_memory = sum(plan.bytes[index(Tier::kHost)]);
     plan.disk_bytes = sum(disk);
   }
 
-  // last: the plan before of as many accesses ahead, which may do the same.
+  // `last` is the last plan with the same look-ahead, which may make the same step.
   void predict_time(Plan& plan, const Lookahead& lookahead, const std::optional<Plan>& last) const {
     if (last && last->group == plan.group && last->staging_slots == plan.staging_slots &&
         last->units == plan.units) {
@@ -338,8 +332,7 @@ class Planner {
     return plan.peak_memory <= budget_.memory && plan.disk_bytes <= budget_.disk;
   }
 
-  // Time first; then less wear of the disk; then, where something is brought in, a longer look-ahead; then
-  // less memory.
+  // Prefers short steps, then little wear of the disk, then looking far ahead, then little memory.
   static bool faster(const Plan& a, const Plan& b) {
     if (std::abs(a.time.step - b.time.step) > kSame * b.time.step) return a.time.step < b.time.step;
     const auto traffic = [](const Plan& p) {
@@ -376,7 +369,8 @@ class Planner {
            : request_.flags ? ", or a smaller --batch or --seq"
                             : ", or less that is reserved, or smaller units");
     if (in_memory.peak_memory <= budget_.memory)
-      fail(ErrorCode::kBudget, "what is asked to be on disk takes {}, and the disk folders lend {}; give {}",
+      fail(ErrorCode::kBudget,
+           "the parts that were asked to be on disk take {}, and the disk folders have {} for them; give {}",
            format_size(on_disk.disk_bytes), format_size(budget_.disk), disk_of(on_disk));
     if (budget_.disk == 0)
       fail(ErrorCode::kBudget, "{}: memory is short by {} and no disk is given. Add {}, or give {}", asked,
@@ -387,15 +381,16 @@ class Planner {
          format_argument(on_disk.disk_bytes), memory_of(in_memory));
   }
 
-  // Where it is what the optimizer needs of a parameter as a whole that is too much.
+  // Refuses, where the plan would fit but for the memory in which the optimizer's rounds work.
   void refuse_rounds(const Plan& least) const {
     const RoundsNeed& need = placement_.rounds();
     if (least.peak_memory - need.bytes > budget_.memory) return;
     fail(ErrorCode::kBudget,
-         "this model does not fit in {} of memory: {} must have {} in memory as a whole to update it, with "
-         "what "
-         "else is computed with it {} ({} of its values, {} of workspace), and memory is short by {}, with "
-         "everything else on disk that can be. Give {}{}, or use an optimizer that works by elements",
+         "this model does not fit in {} of memory: {} updates {} as a whole, which takes {} ({} of its "
+         "values, {} "
+         "of workspace), and memory is short by {}, with everything else on disk that can be. Give {}{}, or "
+         "use "
+         "an optimizer that works by elements",
          format_size(budget_.memory), optimizer_.name(), placement_.largest_of_rounds(),
          format_size(need.bytes), format_size(need.scratch_bytes),
          format_size(need.bytes - need.scratch_bytes), format_size(least.peak_memory - budget_.memory),
@@ -403,14 +398,14 @@ class Planner {
   }
 
   std::string memory_of(const Plan& plan) const {
-    const std::uint64_t more = kMiB;  // the next process is not of exactly this one's size
+    const std::uint64_t more = kMiB;  // the next process may take a little more than this one
     return (request_.flags ? "--memory " : "memory=") + format_argument(plan.peak_memory + more);
   }
   std::string disk_of(const Plan& plan) const {
     return (request_.flags ? "--disk FOLDER:" : "a disk folder with ") + format_argument(plan.disk_bytes);
   }
 
-  // A size as the command line takes it, rounded up.
+  // Rounded up, as the command line takes it.
   static std::string format_argument(std::uint64_t bytes) {
     return fmt::format("{}MiB", divide_up(bytes, kMiB));
   }

@@ -14,45 +14,45 @@
 
 namespace sluice::engine {
 
-// What memory there is.
+// How much memory and disk space there is.
 struct Budget {
   std::uint64_t memory = 0;  // for the whole process
   std::uint64_t disk = 0;    // for swap; 0: no disk tier
-  std::uint64_t base = 0;    // what the process holds before the engine takes anything, with its reserve
+  std::uint64_t base = 0;    // what the process holds before the engine takes anything, with the reserve
 };
 
-// What of a unit has a place of its own.
+// The parts of a unit, each of which has a tier of its own.
 enum class Part : std::uint8_t { kParameters, kGradient, kState };
 inline constexpr std::size_t kParts = 3;
 constexpr std::size_t index(Part part) { return static_cast<std::size_t>(part); }
 
-// A user's words for a tier: "memory" is the compute device's. Throws Error(kInvalidArgument) for others.
+// Users write a tier as a place: "memory" is kComputeTier. Throws Error(kInvalidArgument) for other words.
 allocator::Tier tier_of_place(std::string_view place);
 std::string_view place_of(allocator::Tier tier);
 
-// What the user fixes; the rest is chosen.
+// What the user fixes; the planner chooses the rest.
 struct PlanRequest {
-  // Updates wait until all gradients are known: for their norm, or (dynamic loss scaling) for whether all are
-  // finite.
+  // Whether updates wait until all gradients are known: for their norm, or, with dynamic loss scaling, for
+  // whether all are finite.
   bool clip = true;
-  std::optional<std::string> recompute;  // "none", "full", a name of a choice; nothing: chosen ("auto")
+  std::optional<std::string> recompute;  // "none", "full", a choice's name; "auto" or nothing: chosen
   std::optional<std::size_t> group;      // micro-batches that pass through a unit together
   std::optional<std::size_t> prefetch;   // accesses fetched ahead
   std::optional<std::size_t> chunk_elements;
-  // For tests and measurements: where that part of every unit lives; nothing: chosen.
+  // For tests and measurements: the tier of that part of every unit; nothing: chosen.
   std::array<std::optional<allocator::Tier>, kParts> places;
   const std::optional<allocator::Tier>& place(Part part) const { return places[index(part)]; }
   bool flags = false;  // a refusal names the program's flags; else the members of the C ABI's options
-  bool trains = true;  // a refusal speaks of training, too
+  bool trains = true;  // a refusal also says what helps in training
 };
 
 struct UnitPlan {
-  // Where each part lives while it is not needed; of the gradient, from its backward until its update.
+  // The tier of each part while it is not needed; the gradient's is from its backward pass until its update.
   std::array<allocator::Tier, kParts> tiers = {kComputeTier, kComputeTier, kComputeTier};
-  // false (then it is not resident): it is under frames from its one use until its update, which follows at
-  // once, and has no place of its own.
+  // False: the gradient has no tier of its own. It is under frames from its one use until its update, which
+  // follows at once. It is not resident.
   bool gradient_stored = true;
-  std::size_t choice = 0;  // of the unit's ActivationChoices
+  std::size_t choice = 0;  // an index into UnitProfile::choices
 
   allocator::Tier tier(Part part) const { return tiers[index(part)]; }
   void place(Part part, allocator::Tier tier) { tiers[index(part)] = tier; }
@@ -60,39 +60,39 @@ struct UnitPlan {
   bool operator==(const UnitPlan&) const = default;
 };
 
-// Where every byte lives. Made before the first allocation; what is not in it is not taken.
+// Says where every byte lives. It is made before the first allocation, and nothing else is taken.
 struct Plan {
   bool clip = true;
   std::vector<UnitPlan> units;
   std::size_t group = 1;         // micro-batches that pass through a unit together
   std::size_t prefetch = 1;      // accesses fetched ahead
-  std::size_t extent_bytes = 0;  // of a frame
+  std::size_t extent_bytes = 0;  // the size of an extent
   std::size_t extents = 0;
-  std::size_t chunk_elements = 0;  // of a streamed update; a multiple of kChunkGrain
+  std::size_t chunk_elements = 0;  // in a chunk of a streamed update; a multiple of kChunkGrain
   std::size_t staging_slots = 0;
   std::size_t activation_bytes = 0, workspace_bytes = 0;
 
-  double state_bytes_per_parameter = 0;  // of the optimizer's arrays and masters
+  double state_bytes_per_parameter = 0;  // of arrays and masters
 
-  // What is predicted.
+  // Predictions.
   std::array<std::array<std::uint64_t, allocator::kPurposes>, allocator::kTiers> bytes = {};
   std::uint64_t peak_memory = 0, disk_bytes = 0;
-  std::uint64_t step_bytes_read = 0, step_bytes_written = 0;  // of the disk tier
+  std::uint64_t step_bytes_read = 0, step_bytes_written = 0;  // from and to the disk tier
   StepTime time;
-  // Who is busy for longer.
+  // What a step takes its time from: the disk, or the cores.
   const char* bound() const {
     return time.disk > time.compute + time.optimizer + time.transfers ? "disk" : "compute";
   }
   bool uses_disk() const { return disk_bytes > 0; }
 };
 
-// Profile x Budget -> Plan: a pure function; the fastest plan that fits by the rates given.
-// Throws Error(kBudget) that says which budget is short, by how much, and the cheapest change that fits;
-// Error(kInvalidArgument) for a request that the profile does not know.
+// Makes the plan that is fastest at these rates among those that fit. It is a pure function. Throws
+// Error(kBudget), which says which budget is short, by how much, and the cheapest change that fits;
+// Error(kInvalidArgument) for a request that the profile does not allow.
 Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
                const PlanRequest& request, const MachineRates& rates);
 
-// The table for people, and the same for programs.
+// A table for people, and the same for programs.
 std::string to_text(const Plan& plan, const Profile& profile, const Budget& budget);
 Json to_json(const Plan& plan, const Profile& profile, const Budget& budget);
 

@@ -23,7 +23,7 @@ std::size_t count_resident(const Plan& plan, Part part) {
   return count(plan, [part](const UnitPlan& unit) { return unit.resident(part); });
 }
 
-// The choice of most units: that of the blocks.
+// Returns the choice of the unit with most choices, a block; most units have the same one.
 const ActivationChoice& common_choice(const Plan& plan, const Profile& profile) {
   std::size_t widest = 0;
   for (std::size_t u = 0; u < plan.units.size(); ++u)

@@ -11,7 +11,7 @@ namespace sluice::engine {
 
 namespace {
 
-// The most in each of m, n and k; m 0: there are none.
+// Returns the largest m, n and k of all products; m is 0 where there are none.
 kernels::Product largest_product(const std::vector<UnitSpec>& units, const optim::Optimizer& optimizer) {
   kernels::Product largest;
   for (const UnitSpec& unit : units)
@@ -60,15 +60,17 @@ void check_masters(const std::vector<UnitSpec>& units, const optim::Optimizer& o
     if (unit.trainable && unit.dtype == Dtype::kF16)
       fail(
           ErrorCode::kInvalidArgument,
-          "no masters are to be kept of parameters in f16, as unit '{}' has: below 2^-14 its steps no longer "
-          "shrink with the value, so that rounding stochastically would drown small parameters in noise; "
-          "keep the masters, or use bf16",
+          "unit '{}' has f16 parameters, and no masters are to be kept: below 2^-14 the distance between f16 "
+          "values no longer shrinks with the value, so that stochastic rounding would drown small parameters "
+          "in "
+          "noise; keep the masters, or use bf16",
           unit.name);
     any_narrow |= unit.trainable && unit.dtype != Dtype::kF32;
   }
   if (!any_narrow)
     fail(ErrorCode::kInvalidArgument,
-         "no masters are to be kept of parameters in f32, and each is its own; leave that out, or use bf16");
+         "no masters are to be kept, and all parameters are f32, which have none; leave that out, or use "
+         "bf16");
 }
 
 bool has_products(const std::vector<UnitSpec>& units, const optim::Optimizer& optimizer) {

@@ -12,7 +12,7 @@ double ratio_distance(std::size_t a, std::size_t b) {
                            static_cast<double>(std::max<std::size_t>(b, 1))));
 }
 
-// Less than that of sizes that differ by a tenth for each way in which else they differ.
+// Each difference in transposes or accumulation counts less than sizes that differ by a tenth.
 double distance(const kernels::Product& a, const kernels::Product& b) {
   constexpr double kOtherwise = 0.03;
   const int differences = (a.transpose_a != b.transpose_a ? 1 : 0) +
@@ -21,7 +21,7 @@ double distance(const kernels::Product& a, const kernels::Product& b) {
          kOtherwise * differences;
 }
 
-// Null where none of its type was measured.
+// Null where no product of its type was measured.
 const ProductRate* nearest_rate(const kernels::Product& product, const MachineRates& rates) {
   double least = std::numeric_limits<double>::infinity();
   const ProductRate* nearest = nullptr;

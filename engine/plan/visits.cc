@@ -4,11 +4,10 @@
 #include "core/bytes.h"
 #include "engine/plan/placement.h"
 
-// A step as a walk over its accesses.
+// Describes a step as the visits over which walk() goes.
 namespace sluice::engine {
 namespace {
 
-// Seconds of work, product by product.
 class Pace {
  public:
   Pace(const std::vector<kernels::Product>& products, const MachineRates& rates) : rates_(rates) {
@@ -30,7 +29,7 @@ class Pace {
 
 }  // namespace
 
-// A gradient is read in f32 when it is made final, and written in the compute type where that is another.
+// A gradient is read in f32 when it is made final, and written where the compute type is another.
 std::vector<Placement::Times> Placement::times(const MachineRates& rates) const {
   const Pace pace(profile_.products, rates);
   std::vector<Times> all(units_.size());
@@ -49,7 +48,7 @@ std::vector<Placement::Times> Placement::times(const MachineRates& rates) const 
   return all;
 }
 
-// Forward at the first access of a unit, backward at its last one, where its gradient is made final.
+// Forward is computed at a unit's first access, backward at its last, where its gradient is made final.
 void Placement::add_computing(UnitId unit, const UnitPlan& plan, std::size_t group, const Times& times,
                               std::vector<Visit>& visits) const {
   const ActivationChoice& choice = profile_.unit_profiles[unit].choices[plan.choice];
@@ -67,8 +66,7 @@ void Placement::add_computing(UnitId unit, const UnitPlan& plan, std::size_t gro
   if (updated(unit)) visits[(groups - 1) * length + own.last].compute += times.final;
 }
 
-// An update that waits for all gradients comes before its unit's first access; one that does not follows the
-// unit's last one.
+// An update that waits for all gradients comes before its unit's first access, another after its last.
 std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::size_t group,
                                      const std::vector<Times>& times) const {
   const std::size_t length = profile_.schedule.size(), groups = divide_up(profile_.micro_batches, group);
@@ -96,19 +94,19 @@ std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::si
       const Traffic traffic = parameter_traffic(unit, groups);
       updated_at.written += traffic.written;
       std::uint64_t left = traffic.read;
-      for (std::size_t g = groups; g-- > 0;)  // the first one of the step may be left out
+      for (std::size_t g = groups; g-- > 0;)  // the first fetch of the step may be left out
         for (std::size_t i = own.parameters.size(); i-- > 0 && left > 0;) {
           if (i > 0 && own.parameters[i] - own.parameters[i - 1] <= 2) continue;
           visits[g * length + own.parameters[i]].fetched += parameter_bytes(unit);
           left -= parameter_bytes(unit);
         }
-      update.read += left;  // of a pass of their own, over units that are updated together
+      update.read += left;  // the pass of a joint update that reads values
     }
     if (plan.resident(Part::kGradient) || !plan.gradient_stored || own.gradient.empty()) continue;
     const Traffic all = gradient_traffic(unit, groups), kept = kept_gradient_traffic(unit, groups);
     update.read += all.read - kept.read;
     final.written += all.written - kept.written;
-    // What is kept meanwhile, evenly over the accesses that add to it.
+    // What is kept meanwhile counts evenly at the accesses that add to it.
     const std::size_t uses = groups * own.gradient.size();
     for (std::size_t use = 0; use < uses; ++use) {
       Visit& visit = visits[use / own.gradient.size() * length + own.gradient[use % own.gradient.size()]];

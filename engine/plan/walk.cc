@@ -7,7 +7,7 @@
 namespace sluice::engine {
 namespace {
 
-// Of the step: the third one begins and ends as every later one would.
+// The third step is measured: it begins and ends as every later one does.
 constexpr std::size_t kCounted = 2;
 constexpr double kUnknown = -1, kNothing = 1e-9;
 
@@ -46,10 +46,10 @@ class Walk {
   struct Pending {
     std::size_t visit;
     UpdateWork work;
-    double left;      // share
-    bool has_frames;  // of its visit, which are done with when it is complete
+    double left;      // the share that is left
+    bool has_frames;  // whether its visit has frames, which come back when the update is complete
   };
-  // Of a visit: when what it needs has come, when its frames hold what is to be written, when they are free.
+  // When what a visit needs has come, when its frames hold what is to be written, and when they are free.
   struct Times {
     double ready = kUnknown, done = kUnknown, freed = kUnknown;
   };
@@ -63,7 +63,7 @@ class Walk {
   }  // whose frames it takes
   std::size_t predecessor(std::size_t i) const { return i - reach_.window; }
 
-  // The disk's next work; with `meanwhile` the cores compute beside it, and give it of their time.
+  // meanwhile: the cores compute beside the transfer, and owe it a share of their time.
   void move(double since, double seconds, std::uint64_t bytes, bool meanwhile) {
     disk_ = std::max(disk_, since) + seconds;
     time_.disk += seconds;
@@ -85,7 +85,6 @@ class Walk {
     if (visit(i).before.any()) add({i, visit(i).before, 1, false});
   }
 
-  // What an access waits for: its frames, what comes into them, and the update that is due.
   void begin(std::size_t i) {
     if (at(i).ready == kUnknown) {
       double since = now_;
@@ -100,7 +99,7 @@ class Walk {
     while (due_[visit(i).unit] > 0) drain();
   }
 
-  // Only an access lets transfers of frames begin.
+  // Transfers of frames begin only at an access.
   void prefetch(std::size_t i) {
     const std::size_t first = i - std::min(i, reach_.window + 1);
     for (std::size_t k = first; k < i; ++k)
@@ -116,7 +115,7 @@ class Walk {
     for (std::size_t k = first; k < i; ++k) write_out(k, true);
   }
 
-  // The first update that waits, while nothing is computed.
+  // Completes the first update that waits, while nothing else is computed.
   void drain() {
     const Pending first = pending_.front();
     const UpdateWork& work = first.work;
@@ -135,7 +134,7 @@ class Walk {
 
   void finish() {
     const Pending& first = pending_.front();
-    const bool is_near = first.visit + reach_.window + 1 >= here_;  // nothing looks at those before
+    const bool is_near = first.visit + reach_.window + 1 >= here_;  // nothing looks at earlier visits
     if (first.has_frames && is_near) at(first.visit).done = now_;
     --due_[visit(first.visit).unit];
     pending_.pop_front();
@@ -175,12 +174,12 @@ class Walk {
   const Reach reach_;
   const MachineRates& rates_;
   const std::size_t count_;
-  double now_ = 0, disk_ = 0;  // until when there is something computed, and something moved
+  double now_ = 0, disk_ = 0;  // until when the cores, and the disk, are busy
   double owed_ = 0;            // bytes whose share of the cores is not counted yet
-  std::vector<Times> times_;   // of visits that are near, in turn
+  std::vector<Times> times_;   // of visits that are near: a ring
   std::size_t here_ = 0;
   std::deque<Pending> pending_;
-  std::vector<std::size_t> due_;  // by unit: of these
+  std::vector<std::size_t> due_;  // by unit: how many updates are pending
   StepTime time_;
 };
 

@@ -40,14 +40,14 @@ Gradients::Gradients(const Layout& layout, const Profile& profile, const Plan& p
 }
 
 float* Gradients::data(ParameterId parameter, int use) const {
-  const UnitId unit = layout_.place(parameter).unit;
+  const UnitId unit = layout_.location(parameter).unit;
   const Buffer& buffer = units_[unit][static_cast<std::size_t>(use)];
   const std::size_t offset = buffer.offsets[parameter - layout_.first_parameter(unit)];
   return reinterpret_cast<float*>(pager_.data(buffer.holding)) + offset;
 }
 
 void Gradients::add(Threads& threads, ParameterId parameter, ConstArray gradient) {
-  const std::size_t n = layout_.place(parameter).elements;
+  const std::size_t n = layout_.location(parameter).elements;
   float* const sum = data(parameter, 0);
   Known& known = known_[parameter];
   if (known.there && known.factor != 1)
@@ -59,7 +59,7 @@ void Gradients::add(Threads& threads, ParameterId parameter, ConstArray gradient
 }
 
 void Gradients::read(Threads& threads, ParameterId parameter, Array out) const {
-  const std::size_t n = layout_.place(parameter).elements;
+  const std::size_t n = layout_.location(parameter).elements;
   kernels::convert(threads, n, {data(parameter, 0), Dtype::kF32}, out);
   const auto factor = static_cast<float>(known_[parameter].factor);
   if (factor != 1) kernels::scale(threads, n, factor, out);
@@ -77,11 +77,12 @@ void Gradients::drop_unit(UnitId unit) {
 void Gradients::drop_all() { std::ranges::fill(known_, Known{}); }
 
 void Gradients::sum_squares_of(Threads& threads, ParameterId parameter, const void* base) {
-  const Layout::Place& place = layout_.place(parameter);
-  known_[parameter] = {true,
-                       kernels::sum_of_squares(threads, layout_.spec(parameter).span_first, place.elements,
-                                               ConstArray{base, final_type(place.unit)}.at(place.offset)),
-                       1};
+  const Layout::Location& location = layout_.location(parameter);
+  known_[parameter] = {
+      true,
+      kernels::sum_of_squares(threads, layout_.spec(parameter).span_first, location.elements,
+                              ConstArray{base, final_type(location.unit)}.at(location.offset)),
+      1};
 }
 
 double Gradients::norm(ParameterId parameter) const {
@@ -113,7 +114,7 @@ double Gradients::norm() const {
   for (ParameterId p = 0; p < known_.size();) {
     kernels::PartialSum squares = known_[p].squares.sum;
     const double factor = known_[p].factor;
-    // What it has in the next units, where these have a gradient, too.
+    // Adds what the parameter has in the next units, where these have a gradient, too.
     for (++p; p < known_.size() && layout_.spec(p).continues() && known_[p].factor == factor &&
               known_[p].squares.sum.first() == squares.end();
          ++p)

@@ -11,11 +11,12 @@
 
 namespace sluice::engine {
 
-// The gradients of all units: one flat f32 buffer a unit for the first use of its parameters, and one a
-// further use for those that have it. A buffer is a holding, so it is in memory, or on disk between groups of
-// micro-batches. What comes into them, and when it is final, is the engine's to decide; here is which there
-// are, and what is known of each without its elements: its squares, and a factor that multiplies it
-// (unscaling, clipping), which is applied where the gradient is used. Thread rule: one thread.
+// The gradients of all units. Each unit has a flat f32 buffer for the first use of its parameters, and one
+// for each further use, with those parameters that have such a use. A buffer is a holding of the pager, so
+// that it may be on disk between groups of micro-batches. The engine decides what is added to a gradient, and
+// when it is final. This class knows which gradients exist, and two things about each that need no element of
+// it: the sum of its squares, and a factor (unscaling, clipping) that is applied where the gradient is used.
+// Thread rule: one thread.
 class Gradients {
  public:
   Gradients(const Layout& layout, const Profile& profile, const Plan& plan, Pager& pager);
@@ -33,38 +34,39 @@ class Gradients {
     return layout_.unit_elements(unit) * size_of(final_type(unit));
   }
 
-  // --- the unit's buffer is held ---
-  // The parameter has what was added, or is final, from now on.
-  void add(Threads& threads, ParameterId parameter, ConstArray gradient);          // sums squares on the way
-  void sum_squares_of(Threads& threads, ParameterId parameter, const void* base);  // base: of the unit's
-  void read(Threads& threads, ParameterId parameter, Array out) const;             // REQUIRES: has(parameter)
+  // REQUIRES, for the next three: the unit's buffer is held.
+  // Both sum squares, and the parameter has a gradient from then on. `base` is the start of the unit's final
+  // gradients.
+  void add(Threads& threads, ParameterId parameter, ConstArray gradient);
+  void sum_squares_of(Threads& threads, ParameterId parameter, const void* base);
+  void read(Threads& threads, ParameterId parameter, Array out) const;  // REQUIRES: has(parameter)
 
-  // --- it need not be held ---
+  // None of these needs the buffer.
   bool has(ParameterId parameter) const { return known_[parameter].there; }
-  bool any(UnitId unit) const;  // whether one of its parameters has
+  bool any(UnitId unit) const;  // whether any of its parameters has a gradient
   void multiply(ParameterId parameter, double factor) { known_[parameter].factor *= factor; }
   double factor(ParameterId parameter) const { return known_[parameter].factor; }
   double norm(ParameterId parameter) const;
-  // Over all parameters. The squares of one are a tree over its grid, whatever units it spans; parameters are
-  // added in registration order.
+  // The norm over all parameters. The squares of one parameter are added in a tree over its grid, whatever
+  // units it spans; parameters are added in registration order.
   double norm() const;
   std::optional<ParameterId> not_finite(UnitId unit) const;
   std::optional<ParameterId> not_finite() const;
-  void drop(ParameterId parameter) { known_[parameter] = {}; }  // the parameter has no gradient then
+  void drop(ParameterId parameter) { known_[parameter] = {}; }
   void drop_unit(UnitId unit);
   void drop_all();
-  // The unit's gradients are an update's: nobody has them any more, but their norm counts.
+  // The unit's gradients belong to an update from now on: has() is false, and norm() still counts them.
   void hand_over(UnitId unit);
 
  private:
   struct Buffer {
     HoldingId holding = 0;
     std::size_t elements = 0;
-    std::vector<std::size_t> offsets;  // by parameter of the unit; SIZE_MAX: has no such use
+    std::vector<std::size_t> offsets;  // by parameter of the unit; kNoSuchUse where it has no such use
   };
   struct Known {
     bool there = false;
-    kernels::SquareSum squares;  // of the buffer, without the factor
+    kernels::SquareSum squares;  // of the elements, without the factor
     double factor = 1;
   };
 

@@ -7,22 +7,23 @@
 // Private to UpdatePipeline.
 namespace sluice::engine {
 
-// An update on its way, or one that was foreseen.
+// An update that is under way, or one that is only foreseen.
 struct UpdatePipeline::Running {
   Update update;
   std::function<void()> on_applied;
-  std::vector<Batch> batches;
-  std::size_t index = 0;                     // of the batch
-  int round = 0;                             // the batch's own, and then the application; of a pass its only
-  std::size_t next_read = 0, next_work = 0;  // chunks of this pass
-  std::size_t works = 0;                     // that the executor has and has not done
-  std::size_t writes = 0;                    // chunks whose write has not ended, or is still to begin
+  std::vector<Bucket> buckets;
+  std::size_t index = 0;  // the current bucket
+  // The current round of the bucket, or the application; in a joint update the only one of its pass.
+  int round = 0;
+  std::size_t next_read = 0, next_work = 0;  // the next chunk to read, and to give to the executor
+  std::size_t works = 0;                     // works that the executor has begun and not ended
+  std::size_t writes = 0;  // chunks whose write has not ended, or will begin when their work ends
   bool reported = false;
-  bool decided = false;   // else it was only foreseen
-  bool streamed = false;  // through slots; else all its parts are in memory
-  const Batch& batch() const { return batches[index]; }
-  bool applies() const { return round == batch().rounds; }
-  bool given() const { return index == batches.size(); }  // all of it, to the executor
+  bool decided = false;   // add() was called; else it is only foreseen
+  bool streamed = false;  // it needs slots; else gradient and state are in memory
+  const Bucket& bucket() const { return buckets[index]; }
+  bool applies() const { return round == bucket().rounds; }
+  bool given() const { return index == buckets.size(); }  // the executor was given all of it
   bool applied() const { return given() && works == 0; }
   bool done() const { return reported && writes == 0; }
 };

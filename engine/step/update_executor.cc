@@ -41,7 +41,7 @@ class TurnExecutor final : public UpdateExecutor {
   void begin_round(const ChunkWork& work, const std::vector<optim::Whole>& wholes);
   void work_on_parameter(const ChunkWork& work, ParameterId parameter, const optim::Whole& whole);
   void combine(const ChunkWork& work, const std::vector<optim::Whole>& wholes);
-  std::vector<optim::Whole> wholes_of(const Batch& batch) const;
+  std::vector<optim::Whole> wholes_of(const Bucket& bucket) const;
   bool is_updated(const Update& update, ParameterId parameter) const;
   optim::Hyperparameters hyperparameters_of(const Update& update, ParameterId parameter) const;
   optim::Span span_of(const ChunkWork& work, const Slice& slice) const;
@@ -56,16 +56,16 @@ class TurnExecutor final : public UpdateExecutor {
 };
 
 void TurnExecutor::compute(const ChunkWork& work) {
-  const std::vector<optim::Whole> wholes = wholes_of(work.batch);
+  const std::vector<optim::Whole> wholes = wholes_of(work.bucket);
   if (work.begins_round) begin_round(work, wholes);
-  for (ParameterId p = work.batch.first; work.chunk && p < work.batch.end; ++p)
-    if (is_updated(work.update, p)) work_on_parameter(work, p, wholes[p - work.batch.first]);
+  for (ParameterId p = work.bucket.first; work.chunk && p < work.bucket.end; ++p)
+    if (is_updated(work.update, p)) work_on_parameter(work, p, wholes[p - work.bucket.first]);
   if (work.ends_round && !work.applies()) combine(work, wholes);
 }
 
 void TurnExecutor::begin_round(const ChunkWork& work, const std::vector<optim::Whole>& wholes) {
-  if (work.round == 0 && work.batch.scratch_bytes > 0)
-    std::fill_n(rounds_memory_.data(), work.batch.scratch_bytes, std::byte{0});
+  if (work.round == 0 && work.bucket.scratch_bytes > 0)
+    std::fill_n(rounds_memory_.data(), work.bucket.scratch_bytes, std::byte{0});
   for (const optim::Whole& whole : wholes) {
     if (work.round == 0 || work.applies() || !optimizer_.has_rounds(whole.kind)) continue;
     const optim::PartSums sums = optimizer_.sums(work.round, whole);
@@ -88,8 +88,8 @@ void TurnExecutor::work_on_parameter(const ChunkWork& work, ParameterId paramete
 }
 
 void TurnExecutor::combine(const ChunkWork& work, const std::vector<optim::Whole>& wholes) {
-  for (ParameterId p = work.batch.first; p < work.batch.end; ++p) {
-    const optim::Whole& whole = wholes[p - work.batch.first];
+  for (ParameterId p = work.bucket.first; p < work.bucket.end; ++p) {
+    const optim::Whole& whole = wholes[p - work.bucket.first];
     if (!is_updated(work.update, p) || !optimizer_.has_rounds(whole.kind)) continue;
     if (tools_.others != nullptr) tools_.others->add(optimizer_.sums(work.round, whole));
     optimizer_.combine(tools_.threads, tools_.products, work.round, hyperparameters_of(work.update, p),
@@ -97,11 +97,11 @@ void TurnExecutor::combine(const ChunkWork& work, const std::vector<optim::Whole
   }
 }
 
-std::vector<optim::Whole> TurnExecutor::wholes_of(const Batch& batch) const {
+std::vector<optim::Whole> TurnExecutor::wholes_of(const Bucket& bucket) const {
   std::vector<optim::Whole> wholes;
   std::byte* scratch = rounds_memory_.data();
-  std::byte* const workspace = scratch + batch.scratch_bytes;
-  for (ParameterId p = batch.first; p < batch.end; ++p) {
+  std::byte* const workspace = scratch + bucket.scratch_bytes;
+  for (ParameterId p = bucket.first; p < bucket.end; ++p) {
     const optim::Kind kind = kind_of(layout_.spec(p));
     wholes.push_back({kind, wholes_.data(p), reinterpret_cast<double*>(scratch), workspace});
     scratch += scratch_bytes(optimizer_, kind);
@@ -132,7 +132,7 @@ optim::Span TurnExecutor::span_of(const ChunkWork& work, const Slice& slice) con
   span.first_index = layout_.spec(slice.parameter).span_first + slice.first;
   span.parameter_index = layout_.logical_index(slice.parameter);
   Array values = work.update.parameters;
-  if (values.data != nullptr) values = values.at(layout_.place(slice.parameter).offset + slice.first);
+  if (values.data != nullptr) values = values.at(layout_.location(slice.parameter).offset + slice.first);
   if (values.type != Dtype::kF32) span.parameter = values;
   if (format_.has_master(unit))
     span.master = part(0).values.f32();

@@ -23,7 +23,8 @@ UpdatePipeline::UpdatePipeline(const Layout& layout, const optim::Optimizer& opt
 UpdatePipeline::~UpdatePipeline() {
   std::unique_lock lock(mutex_);
   error_ =
-      std::make_exception_ptr(Error(ErrorCode::kState, "the engine is closed"));  // no further reads begin
+      // No further read begins after an error.
+      std::make_exception_ptr(Error(ErrorCode::kState, "the engine is closed"));
   changed_.wait(lock, [&] { return under_way_ == 0; });
 }
 
@@ -36,7 +37,7 @@ void UpdatePipeline::set_slots(allocator::Ledger& ledger, std::size_t slots) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return under_way_ == 0; });
   slots_.clear();
-  staging_ = {};  // before the next is taken
+  staging_ = {};  // the old memory is given back before the new is taken
   const std::size_t bytes = slot_bytes(states_.format());
   staging_ = allocator::Region(ledger, allocator::Purpose::kStaging, slots * bytes);
   slots_.resize(own_slots_ = slots);
@@ -53,13 +54,13 @@ void UpdatePipeline::add(const Update& update, std::function<void()> on_applied)
   if (running == nullptr) {
     added = std::make_unique<Running>();
     running = added.get();
-    running->batches = batches_of(layout_, optimizer_, states_.format().shards(), update.unit);
+    running->buckets = buckets_of(layout_, optimizer_, states_.format().shards(), update.unit);
     running->streamed = !states_.resident(update.unit) || update.gradient.data == nullptr;
     if (update.pass) running->round = update.pass->round;
   }
   if (running->streamed)
-    ensure(own_slots_ > 0, "the plan has no staging memory, and an update must be streamed");
-  std::vector<Reading> gradients;  // of chunks whose state was read ahead
+    ensure(own_slots_ > 0, "an update must be streamed, and the plan has no staging memory");
+  std::vector<Reading> gradients;  // the chunks whose state was read ahead still need their gradient
   {
     const std::lock_guard lock(mutex_);
     running->update = update;
@@ -92,10 +93,10 @@ std::size_t UpdatePipeline::unapplied() const {
 
 ChunkWork UpdatePipeline::work_of(const Running& running, std::optional<std::size_t> chunk) const {
   const Update& update = running.update;
-  const Batch& batch = running.batch();
-  ChunkWork work{update, batch, running.round, chunk};
-  work.begins_round = (!chunk || *chunk == batch.first_chunk) && (!update.pass || update.pass->first);
-  work.ends_round = (!chunk || *chunk + 1 == batch.end_chunk) && (!update.pass || update.pass->last);
+  const Bucket& bucket = running.bucket();
+  ChunkWork work{update, bucket, running.round, chunk};
+  work.begins_round = (!chunk || *chunk == bucket.first_chunk) && (!update.pass || update.pass->first);
+  work.ends_round = (!chunk || *chunk + 1 == bucket.end_chunk) && (!update.pass || update.pass->last);
   if (!chunk) return work;
   if (states_.resident(update.unit)) work.state = states_.chunk_data(update.unit, *chunk);
   if (update.gradient.data != nullptr)
@@ -104,7 +105,7 @@ ChunkWork UpdatePipeline::work_of(const Running& running, std::optional<std::siz
 }
 
 void UpdatePipeline::give_slot(std::size_t index) {
-  Slot& slot = slots_[index];  // nobody else touches a slot that is ready
+  Slot& slot = slots_[index];  // no other thread uses a slot that is ready
   Running& running = *slot.update;
   ChunkWork work = work_of(running, slot.chunk);
   if (work.state == nullptr) work.state = slot.data;
@@ -122,12 +123,12 @@ void UpdatePipeline::give_slot(std::size_t index) {
   });
 }
 
-// What needs no slot: chunks that are in memory, and rounds of a batch without elements here, since the ranks
-// that have them wait for this one to take part.
+// Gives the executor what needs no slot: chunks in memory, and rounds of a bucket that has no elements here,
+// since the ranks that have its elements wait for this one to take part.
 bool UpdatePipeline::give_without_slots(Running& running) {
   bool gave = false;
   while (running.decided && !running.given() && may_run(running)) {
-    const bool is_empty = running.batch().first_chunk == running.batch().end_chunk;
+    const bool is_empty = running.bucket().first_chunk == running.bucket().end_chunk;
     if (running.streamed && !is_empty) break;
     const ChunkWork work = work_of(running, is_empty ? std::nullopt : std::optional(running.next_work));
     go_on(running);
@@ -136,24 +137,23 @@ bool UpdatePipeline::give_without_slots(Running& running) {
     });
     gave = true;
   }
-  if (gave) issue_reads();  // of those that waited for its rounds
+  if (gave) issue_reads();  // updates that waited for these rounds may read now
   return gave;
 }
 
-// A chunk, or a round without any, is given to the executor.
 void UpdatePipeline::go_on(Running& running) {
   const std::lock_guard lock(mutex_);
   ++running.works;
   ++under_way_;
-  const Batch& batch = running.batch();
-  if (batch.first_chunk < batch.end_chunk && ++running.next_work < batch.end_chunk) return;
+  const Bucket& bucket = running.bucket();
+  if (bucket.first_chunk < bucket.end_chunk && ++running.next_work < bucket.end_chunk) return;
   if (running.applies() || running.update.pass) {
     ++running.index;
     running.round = 0;
   } else {
     ++running.round;
   }
-  if (!running.given()) running.next_read = running.next_work = running.batch().first_chunk;
+  if (!running.given()) running.next_read = running.next_work = running.bucket().first_chunk;
 }
 
 void UpdatePipeline::on_worked(Running& running, std::optional<std::size_t> slot, bool writes,
@@ -170,7 +170,7 @@ void UpdatePipeline::on_worked(Running& running, std::optional<std::size_t> slot
   if (slot && !goes_on) issue_reads();
   const std::lock_guard lock(mutex_);
   --running.works;
-  --under_way_;  // last: the destructor waits for it
+  --under_way_;  // comes last, because the destructor waits for it
   changed_.notify_all();
 }
 
@@ -194,7 +194,7 @@ bool UpdatePipeline::may_run(const Running& running) const {
   return first != updates_.end() && first->get() == &running;
 }
 
-// Elements may be updated in any order; statistics have one.
+// Without rounds chunks may be updated in any order; statistics are added in ascending order.
 bool UpdatePipeline::workable(const Slot& slot) const {
   return slot.stage == Stage::kReady && slot.update->decided &&
          (rounds_ == 0 || (slot.chunk == slot.update->next_work && may_run(*slot.update)));
@@ -217,7 +217,8 @@ bool UpdatePipeline::finish_applied() {
     running->on_applied();
   }
   const std::lock_guard lock(mutex_);
-  if (error_) std::rethrow_exception(error_);  // the write that has just ended may be the one that failed
+  // The write that has just ended may be the one that failed.
+  if (error_) std::rethrow_exception(error_);
   return std::erase_if(updates_, [](const auto& running) { return running->done(); }) > 0 || reported;
 }
 

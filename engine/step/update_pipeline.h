@@ -14,7 +14,7 @@
 #include "core/threads.h"
 #include "core/trace.h"
 #include "engine/layout.h"
-#include "engine/step/batches.h"
+#include "engine/step/buckets.h"
 #include "engine/step/update_executor.h"
 #include "engine/store/state_store.h"
 #include "optim/optimizer.h"
@@ -22,17 +22,17 @@
 namespace sluice::engine {
 
 // Streams updates in chunks through a fixed pool of staging slots: while chunk k is updated, k + 1 is read
-// and k - 1 is written. Transfers chain on the I/O threads; pump() gives what has arrived to the executor.
-// A client may lend memory that it does not need for a while: what is known to be updated soon is read ahead
-// into it, before the update itself is known.
-// Where the optimizer has rounds, an update goes over its batches of parameters, one after another: it reads
-// a batch's chunks once for each round, in ascending order, and once to apply it. Such updates follow one
-// another: what the rounds hand on is there once. Of an update that units have together each pass is one
-// here, and they come in the order of passes_of(), with nothing between them. Thread rule: the public
-// functions from one thread.
+// and k - 1 is written. The I/O threads begin each transfer when the one before it ends; pump() gives chunks
+// that have arrived to the executor. A client may lend memory that it does not need for a while; the state of
+// units that will be updated soon is then read ahead into it, before the update itself is known. Where the
+// optimizer has rounds, an update takes one bucket of parameters after another: it reads the bucket's chunks
+// once for each round, in ascending order, and once more to apply it. Such updates follow one another,
+// because the memory for rounds exists once. Each pass of a joint update is an update here; passes come in
+// the order of passes_of(), with no other update between them. Thread rule: one thread calls the public
+// functions.
 class UpdatePipeline {
  public:
-  // They outlive it.
+  // All arguments outlive it.
   UpdatePipeline(const Layout& layout, const optim::Optimizer& optimizer, StateStore& states,
                  UpdateExecutor& executor);
   ~UpdatePipeline();  // waits for transfers
@@ -40,45 +40,46 @@ class UpdatePipeline {
   UpdatePipeline& operator=(const UpdatePipeline&) = delete;
 
   static std::size_t slot_bytes(const StateFormat& format);
-  // Whether that pass over the unit looks at parameters, or writes them.
+  // Whether the unit's update, or this pass of it, reads or writes parameters.
   bool needs_parameters(UnitId unit, const std::optional<Pass>& pass) const;
 
-  // Takes the staging memory, or gives some back. Before the first update with a streamed part.
-  // REQUIRES: idle, and nothing is lent.
+  // Takes or gives back staging memory, so that there are `slots` slots. REQUIRES: it is idle, and nothing is
+  // lent.
   void set_slots(allocator::Ledger& ledger, std::size_t slots);
 
-  // on_applied: called once from pump(), when parameters and gradient are no longer needed by the update.
-  // REQUIRES: no update of that unit is under way.
+  // pump() calls on_applied once, when the update no longer needs parameters and gradient. REQUIRES: no
+  // update of that unit is under way.
   void add(const Update& update, std::function<void()> on_applied);
-  bool under_way(UnitId unit) const;  // its transfers included
-  bool idle() const;                  // no update is
+  bool under_way(UnitId unit) const;  // including its last transfers
+  bool idle() const;                  // no update is under way
   std::size_t unapplied() const;      // updates under way that still need parameters and gradient
 
-  // The memory that will be lent. with_gradients: some of those are streamed, too. It stays until nothing of
-  // it is used any more. REQUIRES: idle.
+  // Sets the memory that the client will lend. with_gradients: some updates in it also stream their gradient.
+  // The memory stays valid until no transfer uses it. REQUIRES: it is idle.
   void set_lendable(std::span<std::byte> memory, bool with_gradients);
   std::size_t lendable_slots() const { return slots_.size() - own_slots_; }
-  void lend(std::size_t from);  // its bytes from there on
-  void stop_lending();          // nothing goes there any more; what is there stays until it was written
-  bool uses_before(std::size_t until) const;
-  void wait_for_lent() noexcept;  // until no transfer uses it
-  // Begins to read the unit's state into what is lent: its update will come by add(), which goes on with it.
-  // For optimizers without rounds. Nothing happens where the state is in memory.
-  // REQUIRES: no update of the unit is under way.
+  void lend(std::size_t from);  // lends the bytes from this offset on
+  void stop_lending();  // no transfer into it begins any more; chunks in it stay until they are written
+  bool uses_before(std::size_t until) const;  // whether any lent byte before this offset is in use
+  void wait_for_lent() noexcept;              // until no transfer uses lent memory
+  // Begins to read the unit's state into lent memory. The update itself comes with add(), and uses what was
+  // read. Nothing happens where the optimizer has rounds, or the state is in memory. REQUIRES: no update of
+  // the unit is under way.
   void foresee(UnitId unit);
-  void forget_foreseen();  // those that did not come; waits for their reads
+  void forget_foreseen();  // drops foreseen updates that were not added; waits for their reads
 
-  // Gives the executor all that has arrived. Returns false where nothing could be done. Throws the error of a
-  // transfer, or of the executor's.
+  // Gives the executor every chunk that has arrived. Returns false where it could do nothing. Throws the
+  // first error of a transfer or of the executor.
   bool pump();
-  bool reading() const;  // else what is under way is written
-  // Waits until pump() can do something, or everything has ended, or nothing lent before that byte is used.
+  bool reading() const;  // whether any read is under way
+  // Waits until pump() can do something, no transfer is under way, or no lent byte before lent_until is in
+  // use.
   void wait(std::size_t lent_until = 0);
 
-  // The staging memory, for other streams while the pipeline is idle.
+  // The staging memory, which others may use while the pipeline is idle.
   std::size_t slots() const { return own_slots_; }
   std::byte* slot(std::size_t index) const { return slots_[index].data; }
-  // Beside what slots take of the state: a chunk of f32. REQUIRES: slots() > 0.
+  // Room for a chunk of f32, beside the state's part of the slots. REQUIRES: slots() > 0.
   float* scratch() const { return reinterpret_cast<float*>(gradient_part(slots_.front())); }
 
  private:
@@ -87,14 +88,15 @@ class UpdatePipeline {
   static constexpr std::size_t kOwn = SIZE_MAX;
   struct Slot {
     std::byte* data = nullptr;
-    std::size_t position = kOwn;  // in the memory that is lent
+    std::size_t position = kOwn;  // its offset in the lent memory; kOwn: the slot is not lent
     Stage stage = Stage::kFree;
     Running* update = nullptr;
     std::size_t chunk = 0;
-    int reads = 0;  // under way
+    int reads = 0;  // reads under way
     bool is_foreseen() const;
   };
-  struct Reading {  // into a slot
+  // What is read into a slot.
+  struct Reading {
     std::size_t slot, chunk;
     UnitId unit;
     bool state, gradient;
@@ -106,12 +108,12 @@ class UpdatePipeline {
   std::optional<Reading> next_reading();
   Reading begin_reading(Slot& slot, bool state, bool gradient);
   Reading reading_of(const Slot& slot, bool state, bool gradient) const;
-  struct Piece {
+  struct Fetch {
     Backing& backing;
     std::size_t offset;
     std::span<std::byte> bytes;
   };
-  std::vector<Piece> pieces_of(const Reading& reading) const;
+  std::vector<Fetch> fetches_of(const Reading& reading) const;
   void read(const Reading& reading);
   void check(const Slot& slot) const;
   Running* foreseen(UnitId unit) const;
@@ -139,16 +141,16 @@ class UpdatePipeline {
   UpdateExecutor& executor_;
   const int rounds_;
   allocator::Region staging_;
-  std::size_t own_slots_ = 0;  // the first ones
+  std::size_t own_slots_ = 0;  // the first slots are the pipeline's own
 
-  // Shared with the I/O threads.
+  // mutex_ guards what follows, which the I/O threads use, too.
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Slot> slots_;
-  std::size_t lent_from_ = kOwn;  // slots with this position or a later one may be taken
+  std::size_t lent_from_ = kOwn;  // slots from this position on may be used
   std::deque<std::unique_ptr<Running>> updates_;
   std::exception_ptr error_;
-  int under_way_ = 0;  // transfers and works
+  int under_way_ = 0;  // transfers and works that have not ended
 };
 
 }  // namespace sluice::engine

@@ -6,7 +6,7 @@
 namespace sluice::engine {
 namespace {
 
-// Updates that run at once: one whose chunks are applied, and one whose reads follow on.
+// One update is applied while the next one is read.
 constexpr std::size_t kRunning = 2;
 
 }  // namespace
@@ -33,45 +33,45 @@ void UpdateQueue::add(UnitRange units, std::vector<Due> due) {
   for (const auto& [unit, pass] : passes_of(optimizer_, units)) waiting_.push_back({unit, pass});
 }
 
-bool UpdateQueue::start(const Work& work, bool wait) {
-  const UnitId unit = work.unit;
-  if (pipeline_.under_way(unit) || (starting_ && (work.pass || *starting_ == work))) return false;
+bool UpdateQueue::start(const Task& task, bool wait) {
+  const UnitId unit = task.unit;
+  if (pipeline_.under_way(unit) || (starting_ && (task.pass || *starting_ == task))) return false;
   const HoldingId values = parameters_[unit];
   const HoldingId gradient = gradients_.holding(unit, 0);
-  const bool applies = !work.pass || work.pass->round == optimizer_.rounds();
+  const bool applies = !task.pass || task.pass->round == optimizer_.rounds();
   const Pager::Use use = applies ? Pager::Use::kModify : Pager::Use::kRead;
-  Held held;
-  held.parameters = pipeline_.needs_parameters(unit, work.pass);
-  if (held.parameters && wait) {
-    starting_ = work;
+  Pins pins;
+  pins.parameters = pipeline_.needs_parameters(unit, task.pass);
+  if (pins.parameters && wait) {
+    starting_ = task;
     pager_.acquire(values, use);
     starting_.reset();
-  } else if (held.parameters && !pager_.try_acquire(values, use)) {
+  } else if (pins.parameters && !pager_.try_acquire(values, use)) {
     return false;
   }
   Update update;
   update.unit = unit;
-  update.pass = work.pass;
+  update.pass = task.pass;
   update.groups = due_[unit].groups;
   update.parameter_updates = due_[unit].parameters;
-  update.parameters = {held.parameters ? pager_.data(values) : nullptr, layout_.dtype(unit)};
+  update.parameters = {pins.parameters ? pager_.data(values) : nullptr, layout_.dtype(unit)};
   update.gradient_type = gradients_.final_type(unit);
-  held.gradient = pager_.present(gradient);
-  if (held.gradient)
+  pins.gradient = pager_.present(gradient);
+  if (pins.gradient)
     update.gradient = {pager_.acquire(gradient, Pager::Use::kRead), update.gradient_type};
   else
     update.gradient_backing = &pager_.backing(gradient);
   if (applies) phases_[unit] = Phase::kRunning;
-  pipeline_.add(update, [this, work, held] { on_applied(work, held); });
+  pipeline_.add(update, [this, task, pins] { on_applied(task, pins); });
   return true;
 }
 
-void UpdateQueue::on_applied(const Work& work, const Held& held) {
-  const UnitId unit = work.unit;
+void UpdateQueue::on_applied(const Task& task, const Pins& pins) {
+  const UnitId unit = task.unit;
   const bool changed = phases_[unit] == Phase::kRunning;
   if (changed) pager_.written(parameters_[unit], pager_.bytes(parameters_[unit]));
-  if (held.parameters) pager_.release(parameters_[unit]);
-  if (held.gradient) pager_.release(gradients_.holding(unit, 0));
+  if (pins.parameters) pager_.release(parameters_[unit]);
+  if (pins.gradient) pager_.release(gradients_.holding(unit, 0));
   if (changed) finish(unit);
 }
 
@@ -79,7 +79,7 @@ void UpdateQueue::finish(UnitId unit) {
   const HoldingId gradient = gradients_.holding(unit, 0);
   if (due_[unit].holds_parameters) pager_.release(parameters_[unit]);
   if (due_[unit].holds_gradient) pager_.release(gradient);
-  if (gradients_.any(unit))  // the client keeps it over the step
+  if (gradients_.any(unit))  // the client keeps the gradient over the step
     pager_.unpark(gradient);
   else
     pager_.discard(gradient);
@@ -91,7 +91,7 @@ void UpdateQueue::start_waiting() {
     waiting_.pop_front();
 }
 
-// A pass has arithmetic as soon as it is started, where all is in memory.
+// Where all parts are in memory, each pass has arithmetic as soon as it is started.
 void UpdateQueue::advance() {
   do start_waiting();
   while (pipeline_.pump() && !waiting_.empty() && waiting_.front().pass);
@@ -104,19 +104,19 @@ void UpdateQueue::ensure_updated(UnitId unit) {
   }
 }
 
-// Before its turn, where it may be.
+// Starts the unit's update before its turn, unless a joint update is in the way.
 void UpdateQueue::start_for(UnitId unit) {
   const auto own =
-      std::find_if(waiting_.begin(), waiting_.end(), [&](const Work& work) { return work.unit == unit; });
+      std::find_if(waiting_.begin(), waiting_.end(), [&](const Task& task) { return task.unit == unit; });
   const bool in_turn = own->pass || waiting_.front().goes_on();
   if (in_turn) start_waiting();
   if (in_turn && (waiting_.empty() || pipeline_.unapplied() > 0)) return;
-  const Work work = in_turn ? waiting_.front() : *own;
-  if (start(work, true)) std::erase(waiting_, work);
+  const Task task = in_turn ? waiting_.front() : *own;
+  if (start(task, true)) std::erase(waiting_, task);
 }
 
 void UpdateQueue::start_shared() {
-  const auto is_shared = [](const Work& work) { return work.pass.has_value(); };
+  const auto is_shared = [](const Task& task) { return task.pass.has_value(); };
   while (std::any_of(waiting_.begin(), waiting_.end(), is_shared)) {
     start_for(std::find_if(waiting_.begin(), waiting_.end(), is_shared)->unit);
     if (!pipeline_.pump()) wait();
@@ -130,10 +130,10 @@ void UpdateQueue::wait(std::size_t lent_until) {
 
 bool UpdateQueue::finish_some() {
   start_waiting();
-  // What the first waits for may not have room, and another may hold it.
+  // The first update may wait for memory that another one, further behind, holds.
   if (pipeline_.idle() && (waiting_.empty() || !waiting_.front().goes_on()))
-    std::erase_if(waiting_, [&](const Work& work) {
-      return !work.pass && pipeline_.unapplied() < kRunning && start(work, false);
+    std::erase_if(waiting_, [&](const Task& task) {
+      return !task.pass && pipeline_.unapplied() < kRunning && start(task, false);
     });
   if (pipeline_.idle()) return false;
   if (!pipeline_.pump()) {
@@ -154,7 +154,7 @@ void UpdateQueue::settle() {
   }
 }
 
-// What was only foreseen has its update among those that wait, or will not have one.
+// A foreseen update is among those that wait by now, or it will not come.
 void UpdateQueue::take_back(std::size_t until) {
   pipeline_.stop_lending();
   while (pipeline_.uses_before(until)) {

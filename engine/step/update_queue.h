@@ -11,54 +11,55 @@
 
 namespace sluice::engine {
 
-// The updates that are due: each starts when its turn comes, or when somebody needs the unit, and then brings
-// together parameters, gradient and state. An update that units have together is one pass over one of them
-// after another (see batches.h); from its first pass to its last no other update starts, and those that are
-// due before it start before it. Thread rule: one thread.
+// The updates that are due. Each starts when its turn comes, or when somebody needs the unit, and then brings
+// together parameters, gradient and state. A joint update is a series of passes, each over one of its units
+// (see buckets.h). From its first pass to its last no other update starts, and updates that became due
+// earlier start before it. Thread rule: one thread.
 class UpdateQueue {
  public:
-  // What a unit's update applies, as it was decided.
+  // What the update of a unit applies, with the settings from when it became due.
   struct Due {
     std::vector<optim::Hyperparameters> groups;
     std::vector<ParameterUpdate> parameters;
-    bool holds_gradient = false, holds_parameters = false;  // until it was applied
+    bool holds_gradient = false, holds_parameters = false;  // until the update is applied
   };
 
-  // parameters: the holding of each unit. All outlive this.
+  // `parameters` has each unit's holding. All arguments outlive the queue.
   UpdateQueue(const Layout& layout, const optim::Optimizer& optimizer, Pager& pager, Gradients& gradients,
               UpdatePipeline& pipeline, Waits& waits, const std::vector<HoldingId>& parameters);
 
-  // units: all that are updated together, a `due` for each. REQUIRES: they are current, and their gradients
-  // final.
+  // Adds the update of one unit, or the joint update of several; `due` has an entry for each. REQUIRES: the
+  // units are current, and their gradients final.
   void add(UnitRange units, std::vector<Due> due);
   bool current(UnitId unit) const { return phases_[unit] == Phase::kCurrent; }  // no update is pending
 
-  void advance();  // goes on with what has arrived; never waits
-  void ensure_updated(UnitId unit);
-  // Starts what units have together and is due, waiting as need be. An update that holds memory is not added
-  // behind such a one, which might not get what it needs then.
+  void advance();                    // goes on with what has arrived, and never waits
+  void ensure_updated(UnitId unit);  // waits until the unit is current
+  // Starts every joint update that is due, and waits as need be. An update that holds memory must not be
+  // added behind a joint one, which might then not get the memory that it needs.
   void start_shared();
-  bool finish_some();  // waits until some update gives up its memory; false where none is under way
-  void settle();
-  // The client takes back what it lent before that byte: nothing more goes into any of it.
+  bool finish_some();  // waits until an update gives up memory; false where none is under way
+  void settle();       // waits until every update is complete
+  // Waits until no transfer uses lent memory before this offset; nothing more goes into any of it.
   void take_back(std::size_t until);
 
  private:
   enum class Phase : std::uint8_t { kCurrent, kWaiting, kRunning };
-  // A unit's update, or a pass of one that it has together with others.
-  struct Work {
+  // The update of a unit, or one pass of a joint update.
+  struct Task {
     UnitId unit = 0;
     std::optional<Pass> pass = {};
-    bool operator==(const Work&) const = default;
+    bool operator==(const Task&) const = default;
     bool goes_on() const { return pass && !(pass->round == 0 && pass->first); }
   };
-  struct Held {  // by a work that was started
+  // What the pager holds for a task that was started.
+  struct Pins {
     bool parameters = false, gradient = false;
   };
-  bool start(const Work& work, bool wait);
+  bool start(const Task& task, bool wait);
   void start_for(UnitId unit);
   void start_waiting();
-  void on_applied(const Work& work, const Held& held);
+  void on_applied(const Task& task, const Pins& pins);
   void finish(UnitId unit);
   void wait(std::size_t lent_until = 0);
 
@@ -71,8 +72,9 @@ class UpdateQueue {
   const std::vector<HoldingId>& parameters_;
   std::vector<Phase> phases_;
   std::vector<Due> due_;
-  std::deque<Work> waiting_;
-  std::optional<Work> starting_;  // it waits for memory: meanwhile neither it nor any pass is started
+  std::deque<Task> waiting_;
+  // Waits for memory; until it has it, neither it nor any pass is started again.
+  std::optional<Task> starting_;
 };
 
 }  // namespace sluice::engine

@@ -4,7 +4,7 @@
 #include "core/error.h"
 #include "engine/step/running_update.h"
 
-// How chunks come into slots, and which slots there are.
+// The slots of the pipeline, and how chunks are read into them.
 namespace sluice::engine {
 
 void UpdatePipeline::set_lendable(std::span<std::byte> memory, bool with_gradients) {
@@ -14,7 +14,7 @@ void UpdatePipeline::set_lendable(std::span<std::byte> memory, bool with_gradien
   const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
   const std::lock_guard lock(mutex_);
   slots_.resize(own_slots_);
-  if (own_slots_ == 0 || format.most_chunk_bytes() == 0) return;  // nothing is streamed
+  if (own_slots_ == 0 || format.most_chunk_bytes() == 0) return;  // no update is streamed
   for (std::size_t at = round_up(address, kDiskBlock) - address; at + bytes <= memory.size(); at += bytes)
     slots_.push_back({memory.data() + at, at});
 }
@@ -61,7 +61,7 @@ void UpdatePipeline::foresee(UnitId unit) {
   if (rounds_ > 0 || lendable_slots() == 0 || states_.resident(unit) || foreseen(unit) != nullptr) return;
   auto running = std::make_unique<Running>();
   running->update.unit = unit;
-  running->batches = batches_of(layout_, optimizer_, states_.format().shards(), unit);
+  running->buckets = buckets_of(layout_, optimizer_, states_.format().shards(), unit);
   running->streamed = true;
   {
     const std::lock_guard lock(mutex_);
@@ -73,7 +73,7 @@ void UpdatePipeline::foresee(UnitId unit) {
 void UpdatePipeline::forget_foreseen() {
   std::unique_lock lock(mutex_);
   for (auto& running : updates_)
-    if (!running->decided) running->streamed = false;  // no further reads begin
+    if (!running->decided) running->streamed = false;  // no further read of it begins
   changed_.wait(lock, [&] {
     return std::none_of(slots_.begin(), slots_.end(),
                         [](const Slot& slot) { return slot.stage == Stage::kReading && slot.is_foreseen(); });
@@ -87,14 +87,13 @@ void UpdatePipeline::forget_foreseen() {
   std::erase_if(updates_, [](const auto& running) { return !running->decided; });
 }
 
-// Runs on the caller's thread and on I/O threads: the next chunks go into the free slots, in the order of the
-// updates.
+// Runs on the caller's thread and on I/O threads.
 void UpdatePipeline::issue_reads() {
   while (const std::optional<Reading> next = next_reading()) read(*next);
 }
 
-// Updates come before what is only foreseen, which never takes the pool's own slots from them, and has few
-// reads under way, so that the pager's do not wait behind many.
+// Decided updates come first. Foreseen ones never take the pool's own slots, and have few reads under way, so
+// that the pager's reads do not wait behind many.
 std::optional<UpdatePipeline::Reading> UpdatePipeline::next_reading() {
   const std::lock_guard lock(mutex_);
   if (error_) return std::nullopt;
@@ -139,46 +138,46 @@ UpdatePipeline::Reading UpdatePipeline::reading_of(const Slot& slot, bool state,
           update.gradient_type};
 }
 
-std::vector<UpdatePipeline::Piece> UpdatePipeline::pieces_of(const Reading& reading) const {
+std::vector<UpdatePipeline::Fetch> UpdatePipeline::fetches_of(const Reading& reading) const {
   const StateFormat& format = states_.format();
   const Slot& slot = slots_[reading.slot];
-  std::vector<Piece> pieces;
+  std::vector<Fetch> fetches;
   if (reading.state)
-    pieces.push_back({states_.backing(reading.unit),
-                      format.chunk_offset(reading.unit, reading.chunk),
-                      {slot.data, format.chunk_bytes(reading.unit, reading.chunk)}});
+    fetches.push_back({states_.backing(reading.unit),
+                       format.chunk_offset(reading.unit, reading.chunk),
+                       {slot.data, format.chunk_bytes(reading.unit, reading.chunk)}});
   if (reading.gradient) {
     const std::size_t size = size_of(reading.gradient_type);
     const ElementRange chunk = format.shards().chunk(reading.unit, reading.chunk);
     const std::size_t bytes = chunk.size() * size, offset = chunk.begin * size;
     const std::size_t record_bytes = layout_.unit_elements(reading.unit) * sizeof(float);
-    pieces.push_back({*reading.gradient_backing,
-                      offset,
-                      {gradient_part(slot),
-                       std::min(round_up(bytes, offload::RecordStore::kBlock), record_bytes - offset)}});
+    fetches.push_back({*reading.gradient_backing,
+                       offset,
+                       {gradient_part(slot),
+                        std::min(round_up(bytes, offload::RecordStore::kBlock), record_bytes - offset)}});
   }
-  return pieces;
+  return fetches;
 }
 
 void UpdatePipeline::read(const Reading& reading) {
   const auto done = [this, index = reading.slot](std::exception_ptr error) {
     on_read(index, std::move(error));
   };
-  for (const Piece& piece : pieces_of(reading)) {
+  for (const Fetch& fetch : fetches_of(reading)) {
     try {
-      piece.backing.fetch_unchecked(piece.offset, piece.bytes, done);
+      fetch.backing.fetch_unchecked(fetch.offset, fetch.bytes, done);
     } catch (...) {
       done(std::current_exception());
     }
   }
 }
 
-// On the threads that will work on it.
+// Checks the checksums of what was read, on the threads that will compute with it.
 void UpdatePipeline::check(const Slot& slot) const {
   const Update& update = slot.update->update;
   const bool gradient = slot.update->decided && update.gradient.data == nullptr;
-  for (const Piece& piece : pieces_of(reading_of(slot, reads_state(*slot.update), gradient)))
-    piece.backing.check(piece.offset, piece.bytes, executor_.threads());
+  for (const Fetch& fetch : fetches_of(reading_of(slot, reads_state(*slot.update), gradient)))
+    fetch.backing.check(fetch.offset, fetch.bytes, executor_.threads());
 }
 
 void UpdatePipeline::on_read(std::size_t index, std::exception_ptr error) {
@@ -192,7 +191,7 @@ void UpdatePipeline::on_read(std::size_t index, std::exception_ptr error) {
   }
   if (was_foreseen) issue_reads();
   const std::lock_guard lock(mutex_);
-  --under_way_;  // last: the destructor waits for it
+  --under_way_;  // comes last, because the destructor waits for it
   changed_.notify_all();
 }
 
@@ -205,11 +204,10 @@ void UpdatePipeline::on_written(std::size_t index, std::exception_ptr error) {
   }
   issue_reads();
   const std::lock_guard lock(mutex_);
-  --under_way_;  // last: the destructor waits for it
+  --under_way_;  // comes last, because the destructor waits for it
   changed_.notify_all();
 }
 
-// From disk, in the pass that it is in.
 bool UpdatePipeline::reads_state(const Running& running) const {
   const UnitId unit = running.update.unit;
   const auto round_reads = [&](int round) {
@@ -218,8 +216,8 @@ bool UpdatePipeline::reads_state(const Running& running) const {
   return !states_.resident(unit) && (running.applies() || round_reads(running.round));
 }
 
-// What reads its chunks again for each round needs the slots until it was applied; a pass reads them once, so
-// that the next one's may follow.
+// An update that reads its chunks again for each round keeps the slots until it is applied. A pass of a joint
+// update reads them once, so that the next pass may already read.
 bool UpdatePipeline::has_turn_to_read(const Running& running) const {
   if (rounds_ == 0 || may_run(running)) return true;
   for (const auto& before : updates_) {
@@ -229,10 +227,10 @@ bool UpdatePipeline::has_turn_to_read(const Running& running) const {
   return false;
 }
 
-// A batch may begin in the chunk that the one before it ends with.
+// The chunk in which a bucket begins may still be written by the bucket before.
 bool UpdatePipeline::may_read(const Running& running) const {
-  if (running.given() || running.next_read == running.batch().end_chunk) return false;
-  const bool begins = running.round == 0 && running.next_read == running.batch().first_chunk;
+  if (running.given() || running.next_read == running.bucket().end_chunk) return false;
+  const bool begins = running.round == 0 && running.next_read == running.bucket().first_chunk;
   return !begins || running.writes == 0;
 }
 

@@ -11,17 +11,18 @@
 
 namespace sluice::engine {
 
-// Where contents are while they are not in the memory that is computed on: a record on disk. Offsets and
-// sizes are those that a record allows (offload::RecordStore), and so are errors and the thread rule:
-// transfers of the same bytes do not overlap in time, `done` is called once, on any thread.
+// Holds contents while they are not in the memory that is computed on. Today every backing is a record on
+// disk, and offsets, sizes, errors and thread rule are those of offload::RecordStore: transfers of the same
+// bytes must not overlap in time, and `done` is called once, on any thread.
 class Backing {
  public:
   virtual ~Backing() = default;
   virtual void fetch(std::uint64_t offset, std::span<std::byte> into, offload::Done done) = 0;
   virtual void store(std::uint64_t offset, std::span<const std::byte> from, offload::Done done) = 0;
 
-  // For a caller whose threads would wait meanwhile: they look after checksums. What was fetched so is
-  // nobody's to use before check() has looked at it, which throws where it is not what was stored.
+  // For a caller whose threads would otherwise wait: its threads compute the checksums. What
+  // fetch_unchecked() brought must not be used before check() has compared it, which throws where it is not
+  // what was stored.
   virtual void fetch_unchecked(std::uint64_t offset, std::span<std::byte> into, offload::Done done) = 0;
   virtual void check(std::uint64_t offset, std::span<const std::byte> found, Threads& threads) = 0;
   virtual void store(std::uint64_t offset, std::span<const std::byte> from, Threads& threads,
@@ -30,23 +31,23 @@ class Backing {
 
 struct BackingSpec {
   allocator::Tier tier = allocator::Tier::kDisk;  // never kComputeTier
-  std::string name;                               // for messages
+  std::string name;                               // appears in messages
   std::uint64_t bytes = 0;                        // a multiple of kDiskBlock
   allocator::Purpose purpose = allocator::Purpose::kParameter;
   std::size_t block_bytes = offload::RecordStore::kBlock;
 };
 
-// Makes them: a tier more is a case more of make(). Thread rule: one thread, while nothing is transferred.
+// Makes backings; a new tier is a new case of make(). Thread rule: one thread, while nothing is transferred.
 class Backings {
  public:
   virtual ~Backings() = default;
   virtual std::unique_ptr<Backing> make(const BackingSpec& spec) = 0;
-  // Takes the space of all that were made and have none yet. Error(kBudget) where there is too little; those
-  // are of no use then.
+  // Takes the space of all backings that have none yet. Throws Error(kBudget) where there is too little;
+  // these backings are then of no use.
   virtual void allocate() = 0;
 };
 
-// Those of an engine. disk: null where the plan puts nothing there; else it outlives them.
+// The backings of an engine. disk: null where the plan puts nothing on disk; otherwise it outlives them.
 std::unique_ptr<Backings> make_backings(offload::RecordStore* disk);
 
 }  // namespace sluice::engine

@@ -8,27 +8,27 @@
 #include "core/bytes.h"
 #include "engine/store/pager.h"
 
-// Private to the pager's sources.
+// Private to the pager.
 namespace sluice::engine {
 
 struct Pager::Holding {
   enum class Io : std::uint8_t { kNone, kReading, kWriting };
   HoldingId id = 0;
   HoldingSpec spec;
-  allocator::Region region;     // where resident and not exposed
-  std::byte* packed = nullptr;  // the same, of a small one: in memory that it shares with others
-  allocator::Home home;         // otherwise
-  allocator::Home hidden;       // of an exposed one: where its memory is while nobody views it
+  allocator::Region region;     // its memory, where it is resident and not exposed
+  std::byte* packed = nullptr;  // its memory, where it is also packed: a part of Pager::packed_
+  allocator::Home home;         // its address, where it has no region
+  allocator::Home hidden;       // where the memory of an exposed holding is while nobody views it
   int readers = 0, writers = 0;
-  std::unique_ptr<Backing> backing;  // of one that is resident: from a plan before this one
-  std::size_t contents = 0;          // bytes; 0: none
-  bool present = false;  // frames are under the home, and hold the contents once no fetch is under way
-  bool backed = false;   // the backing has the contents
-  bool parked = false;   // others may read the backing at any time
+  std::unique_ptr<Backing> backing;  // may also be there where it is resident, from an earlier plan
+  std::size_t contents = 0;          // in bytes; 0: it has none
+  bool present = false;              // it has its memory, which has the contents once no fetch is under way
+  bool backed = false;               // the backing has the present contents
+  bool parked = false;               // an update may read the backing at any time
   int pins = 0;
   Io io = Io::kNone;
-  offload::TransferGroup batch;
-  std::optional<Leaver> listed;  // where it stands in the pager's lists of what may leave
+  offload::TransferGroup transfers;
+  std::optional<Leaver> listed;  // its entry in written_ or unwritten_ of the pager
 
   bool resident() const { return spec.tier == kComputeTier; }
   bool may_leave() const { return !resident() && present && pins == 0 && io == Io::kNone; }

@@ -8,40 +8,40 @@ namespace sluice::engine {
 
 using HoldingId = std::uint32_t;
 
-// When each holding is needed next, in a cycle of accesses that is gone through again and again. Times count
-// accesses and never go back, so that what was needed later than another still is while time passes: only
-// what an access names has another time after it. Thread rule: one thread.
+// Knows when each holding is needed next, in a cycle of accesses that repeats. Times count accesses and never
+// go back. So the order of two next uses stays the same while time passes, and an access changes only the
+// next uses of the holdings that it names. Thread rule: one thread.
 class NextUses {
  public:
   using Time = std::uint64_t;
   static constexpr Time kNever = std::numeric_limits<Time>::max();
 
-  void add(HoldingId holding);  // 0, 1, 2, ...
-  // After its last use of a cycle `holding` is next needed when `next` is needed first. REQUIRES: `next`
-  // follows none.
+  void add(HoldingId holding);  // in the order 0, 1, 2, ...
+  // After its last use in a cycle `holding` is next needed when `next` is first needed. REQUIRES: `next`
+  // itself follows no other holding.
   void follow(HoldingId holding, HoldingId next);
-  // Needed whenever the one that it follows is, and not when the schedule names it.
+  // A parked holding is needed whenever the one that it follows is, and not when the schedule names it.
   void set_parked(HoldingId holding, bool parked) { of_[holding].parked = parked; }
   void set_schedule(std::vector<std::vector<HoldingId>> accesses);
 
   const std::vector<std::vector<HoldingId>>& schedule() const { return schedule_; }
   std::size_t position() const { return position_; }
-  // changed(holding): for each whose time may be another now. A position before the present one is in the
-  // next cycle.
+  // Calls changed(holding) for each holding whose time may have changed. A position before the present one
+  // lies in the next cycle.
   template <class Changed>
   void set_position(std::size_t position, const Changed& changed);
 
-  Time time(HoldingId holding) const;  // of its next use; the access at the position counts
-  // Accesses until then; kNever where nothing needs it.
+  Time time(HoldingId holding) const;  // the time of its next use; the access at the position counts
+  // How many accesses there are until its next use; kNever where nothing needs it.
   Time distance(HoldingId holding) const;
-  // body(holding) for those that these next accesses name, the one at the position first, and those that
-  // follow one of them; a holding may come several times.
+  // Calls body(holding) for each holding that the next accesses name, from the one at the position on, and
+  // for those that follow it. It may be called several times for one holding.
   template <class Body>
   void for_each_within(std::size_t accesses, const Body& body) const;
 
  private:
   struct Holding {
-    std::vector<std::size_t> uses;  // positions, ascending
+    std::vector<std::size_t> uses;  // positions in the schedule, ascending
     std::optional<HoldingId> next;
     std::vector<HoldingId> followers;
     bool parked = false;
@@ -52,7 +52,7 @@ class NextUses {
   std::vector<Holding> of_;
   std::vector<std::vector<HoldingId>> schedule_;
   std::size_t position_ = 0;
-  Time cycle_ = 0;  // the time at which the present one began
+  Time cycle_ = 0;  // the time at which the present cycle began
 };
 
 template <class Body>

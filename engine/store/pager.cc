@@ -10,7 +10,8 @@
 namespace sluice::engine {
 namespace {
 
-constexpr std::size_t kWrittenAhead = 2;  // accesses beyond those that are fetched for
+// Writes look further ahead than fetches by so many accesses.
+constexpr std::size_t kWrittenAhead = 2;
 
 }  // namespace
 
@@ -20,7 +21,7 @@ Pager::Pager(allocator::Ledger& ledger, Backings& backings, Waits& waits)
 Pager::~Pager() {
   for (auto& holding : holdings_) {
     try {
-      holding->batch.wait();
+      holding->transfers.wait();
     } catch (...) {  // NOLINT: nobody is left to be told
     }
     holding->home = {};
@@ -47,7 +48,7 @@ bool Pager::define_backing(HoldingId id, allocator::Tier tier) {
   return true;
 }
 
-// Wherever what it depends on has changed: whether the holding may leave, and when it is needed next.
+// Called wherever it changes whether the holding may leave, or when it is needed next.
 void Pager::list(Holding& holding) {
   std::optional<Leaver> now;
   const bool unwritten = holding.is_unwritten();
@@ -95,7 +96,6 @@ void Pager::evict(Holding& victim) {
   list(victim);
 }
 
-// What is in the way of the next accesses.
 void Pager::write_behind(std::size_t accesses) {
   if (uses_.schedule().empty()) {
     while (Holding* const unwritten = furthest(true)) begin_transfer(*unwritten, true);
@@ -113,8 +113,8 @@ void Pager::write_behind(std::size_t accesses) {
   write_out(extents, ahead, false);
 }
 
-// Begins to write until so many extents are free, or will be without another write; forced: also what is used
-// within the `nearest` accesses.
+// Begins to write until so many extents are free, or will be without another write. Unless it is forced, it
+// writes nothing that the `nearest` next accesses use.
 void Pager::write_out(std::size_t extents, NextUses::Time nearest, bool forced) {
   std::size_t available = pool_->free_extents();
   if (available < extents) available += leaving_extents(extents - available, nearest);
@@ -126,8 +126,8 @@ void Pager::write_out(std::size_t extents, NextUses::Time nearest, bool forced) 
   }
 }
 
-// Of what can leave without another write, and is not used within the `nearest` accesses: as many as are
-// wanted, or all that there are.
+// Returns how many extents can leave without another write and are not used within the `nearest` next
+// accesses; counts no further than `wanted`.
 std::size_t Pager::leaving_extents(std::size_t wanted, NextUses::Time nearest) const {
   std::size_t extents = 0;
   for (const HoldingId id : moving_) {
@@ -142,7 +142,7 @@ std::size_t Pager::leaving_extents(std::size_t wanted, NextUses::Time nearest) c
   return extents;
 }
 
-// Of those whose frames could be taken, at once or (unwritten) when they are written.
+// Among those that must be written before they leave, or among the others.
 Pager::Holding* Pager::furthest(bool unwritten) {
   const Leavers& all = leavers(unwritten);
   return all.empty() ? nullptr : holdings_[all.begin()->id].get();
@@ -151,9 +151,9 @@ Pager::Holding* Pager::furthest(bool unwritten) {
 void Pager::begin_transfer(Holding& holding, bool write) {
   const std::span<std::byte> bytes{holding.data(), holding.transfer_bytes()};
   if (write)
-    holding.backing->store(0, bytes, holding.batch.add());
+    holding.backing->store(0, bytes, holding.transfers.add());
   else
-    holding.backing->fetch(0, bytes, holding.batch.add());
+    holding.backing->fetch(0, bytes, holding.transfers.add());
   holding.io = write ? Holding::Io::kWriting : Holding::Io::kReading;
   moving_.insert(holding.id);
   list(holding);
@@ -177,10 +177,10 @@ bool Pager::ready(const Holding& holding, Use use) const {
 
 void Pager::settle(Holding& holding) {
   const bool writing = holding.io == Holding::Io::kWriting;
-  if (!holding.batch.finished())
+  if (!holding.transfers.finished())
     waits_.during(writing ? Waits::For::kWrites : Waits::For::kReads, holding.spec.name,
-                  [&] { holding.batch.wait(); });
-  holding.batch.wait();  // throws its error
+                  [&] { holding.transfers.wait(); });
+  holding.transfers.wait();  // throws its error
   if (writing) holding.backed = true;
   holding.io = Holding::Io::kNone;
   moving_.erase(holding.id);
@@ -226,8 +226,8 @@ void Pager::serve_touches(allocator::TouchServer& server) const {
 
 void Pager::poll() {
   for (auto moving = moving_.begin(); moving != moving_.end();) {
-    Holding& holding = *holdings_[*moving++];  // settle() takes it from there
-    if (holding.batch.finished()) settle(holding);
+    Holding& holding = *holdings_[*moving++];  // settle() removes it from moving_
+    if (holding.transfers.finished()) settle(holding);
   }
 }
 
@@ -235,7 +235,7 @@ void Pager::wait_all() {
   while (!moving_.empty()) settle(*holdings_[*moving_.begin()]);
 }
 
-// Writes first: when they end, their frames can be taken.
+// Waits for writes first: when they end, their frames can be taken.
 void Pager::wait_for_one() {
   for (const auto kind : {Holding::Io::kWriting, Holding::Io::kReading})
     for (const HoldingId id : moving_)
@@ -311,7 +311,7 @@ void Pager::set_parked(Holding& holding, bool parked) {
 
 void Pager::park(HoldingId id) {
   Holding& holding = *holdings_[id];
-  if (holding.io == Holding::Io::kReading) settle(holding);  // the next cycle may begin with it
+  if (holding.io == Holding::Io::kReading) settle(holding);  // it may be fetched already for the next cycle
   set_parked(holding, true);
 }
 
@@ -357,7 +357,7 @@ allocator::FormerHome Pager::leave(HoldingId id, bool with_contents) {
     release(id);
   } else {
     try {
-      holding.batch.wait();
+      holding.transfers.wait();
     } catch (...) {  // NOLINT: nobody needs what was to be transferred
     }
     if (holding.present) {
@@ -374,13 +374,12 @@ allocator::FormerHome Pager::leave(HoldingId id, bool with_contents) {
   return former;
 }
 
-// Frames that what is still exposed does not need.
 void Pager::give_back_left() {
   if (pool_ != nullptr) pool_->give_back(frames_for_any());
   if (small_pool_ != nullptr) small_pool_->give_back(small_pool_->extents() - small_pool_->free_extents());
 }
 
-// The frames that whatever is exposed needs, one not resident at a time.
+// How many frames the exposed holdings need, where those that are not resident come one at a time.
 std::size_t Pager::frames_for_any() const {
   std::size_t resident = 0, largest = 0;
   for (const auto& holding : holdings_) {
@@ -394,7 +393,7 @@ std::size_t Pager::frames_for_any() const {
   return resident + largest;
 }
 
-// One unit's copy, and what all take beyond the frames that are given back for them.
+// Memory grows by the copy of one unit, and by what all units take beyond the frames that are given back.
 Pager::Leaving Pager::leaving() const {
   Leaving result;
   std::size_t all = 0, most = 0, needed = pool_ == nullptr ? 0 : frames_for_any();

@@ -17,125 +17,130 @@
 
 namespace sluice::engine {
 
-// What is resident of a unit of these bytes shares huge pages with others of its kind, so that thousands of
-// small units take little more than their bytes. They are not worth moving.
+// Resident holdings of such small units share huge pages, so that thousands of small units take little more
+// than their bytes. They are too small to be worth moving.
 constexpr bool is_packed(std::size_t unit_bytes) { return unit_bytes <= kHugePage / 4; }
-// What a holding takes there: an exposed one, whose address is its own, and another.
+// What a packed holding takes, where it is exposed (so that its address is its own), and otherwise.
 constexpr std::size_t packed_exposed_bytes(std::size_t bytes) {
   return round_up(bytes, allocator::kSmallestExtent);
 }
 constexpr std::size_t packed_bytes(std::size_t bytes) { return round_up(bytes, kDiskBlock); }
 
-// Something that is in memory when it is needed: a unit's parameters, or its gradient.
+// Contents that are in memory when they are needed: the parameters of a unit, or a gradient buffer.
 struct HoldingSpec {
   std::string name;
   std::size_t bytes = 0;
   allocator::Purpose purpose = allocator::Purpose::kParameter;
-  // Where its contents are while it is not needed. kComputeTier: it is resident, which is always present;
-  // else it is under frames while it is needed, and in a backing on that tier otherwise.
+  // Where the contents are while they are not needed. On kComputeTier the holding is resident: its contents
+  // are always present. Otherwise they are under frames while they are needed, and in a backing on that tier
+  // the rest of the time.
   allocator::Tier tier = kComputeTier;
-  // A client reads it at its address. It is there only while the client views it: it arrives, and is updated,
-  // under another address, so that what is touched at other times is noticed.
+  // A client reads the contents at their address, where they are only while the client views them. They
+  // arrive, and are updated, under another address, so that a touch at another time is noticed.
   bool exposed = false;
-  // Not resident, false: it has no backing, and stays under frames from its first use until discard().
+  // False: where not resident, it has no backing, and is under frames from its first use until discard().
   bool stored = true;
-  // Where it is resident it shares huge pages with others, and remains resident under another plan.
+  // Where resident, it shares huge pages with other holdings, and stays resident under every plan.
   bool packed = false;
-  // The address of this exposed one follows that of the exposed one that was defined before it, whose size is
-  // a multiple of a huge page.
+  // Its address follows that of the exposed holding defined before, which has a multiple of a huge page.
   bool adjoins = false;
 };
 
 // Virtual memory that knows the future. Holdings that are not resident share the frames: each is brought in
-// ahead of its next use in the schedule, and the one whose next use is furthest makes room. Contents that
-// changed are written when room for the next accesses has to be made: what is given up before never is, and
-// what is used at once is not kept waiting by its own write. Thread rule: one thread.
+// ahead of its next use in the schedule, and the one whose next use is furthest away makes room. Changed
+// contents are written only when the next accesses need room: contents that are given up before are never
+// written, and contents that are used at once do not wait for their own write. Thread rule: one thread.
 class Pager {
  public:
   enum class Use : std::uint8_t {
-    kRead,    // contents as they are
-    kModify,  // contents as they are, and the caller will change them: waits for writes under way
+    kRead,    // the caller only reads the contents
+    kModify,  // the caller will change the contents; waits for a write that is under way
   };
 
-  Pager(allocator::Ledger& ledger, Backings& backings, Waits& waits);  // all outlive it
+  Pager(allocator::Ledger& ledger, Backings& backings, Waits& waits);  // all arguments outlive it
   ~Pager();
   Pager(const Pager&) = delete;
   Pager& operator=(const Pager&) = delete;
 
   // REQUIRES: before start(), and before Backings::allocate().
   HoldingId define(const HoldingSpec& spec);
-  // What `holding` has after its last access of a cycle is used when `next` is accessed in the next one.
+  // What `holding` has after its last access in a cycle is used when the next cycle accesses `next`.
   void follow(HoldingId holding, HoldingId next) { uses_.follow(holding, next); }
-  // Takes the memory. REQUIRES: after Backings::allocate().
+  // Takes all memory. REQUIRES: after Backings::allocate().
   void start(std::size_t extent_bytes, std::size_t extents);
-  // The cycle of accesses, each the holdings it needs. prefetch(n) fetches for the n accesses after the
-  // position what can be had without waiting and without taking from nearer ones, and begins to write what is
-  // in the way of those, and of two more.
+  // Sets the cycle of accesses, each with the holdings that it needs. prefetch(n) begins to fetch for the n
+  // accesses after the position what needs no waiting and takes no frame from an earlier access, and begins
+  // to write what is in the way of these accesses and of two more.
   void set_schedule(std::vector<std::vector<HoldingId>> accesses);
   void set_position(std::size_t position);
   void prefetch(std::size_t accesses);
-  void prefetch_one(HoldingId holding);  // outside of a schedule; only into free frames
+  void prefetch_one(HoldingId holding);  // for reads outside of the schedule; takes only free frames
 
-  // Present and held until release(). A holding without contents has unspecified bytes. Waits.
+  // Makes the holding present, and holds it until release(). Waits. Without contents its bytes are random.
   std::byte* acquire(HoldingId holding, Use use);
-  // The same without waiting: false where it is not present yet (its fetch has begun where that is possible).
+  // Does the same without waiting. Returns false where the holding is not present yet; its fetch has then
+  // begun if there is room.
   bool try_acquire(HoldingId holding, Use use);
   void release(HoldingId holding);
 
-  // The first `bytes` are its contents from now on (they may have shrunk), and will not change before the
-  // next acquire for kModify: they may be written from now on. REQUIRES: no transfer of it is under way.
+  // States that the first `bytes` bytes are now the contents, and do not change before the next acquire for
+  // kModify, so that they may be written. REQUIRES: no transfer of the holding is under way.
   void written(HoldingId holding, std::size_t bytes);
-  // Somebody reads its contents from its backing, or where they lie, and no access of the schedule needs
-  // them: until unpark() or discard() nothing is fetched. They are used when the one that it follows is.
+  // Parks the holding: an update will read its contents, in memory or from the backing, and no access of the
+  // schedule needs them. Until unpark() or discard() it is not fetched, and it counts as used when the
+  // holding that it follows is used.
   void park(HoldingId holding);
   void unpark(HoldingId holding);
-  // From now on an exposed holding lies at its address, to be read, or written too, until conceal() was
-  // called as often. Waits for transfers. REQUIRES: held.
+  // Puts an exposed holding under its address, for reading, or for writing too, until conceal() was called as
+  // often. Waits for transfers. REQUIRES: it is held.
   void view(HoldingId holding, bool writable);
   void conceal(HoldingId holding, bool writable);
-  // What it holds is out of date: it does not stay at its address for a transfer either. REQUIRES: not
-  // viewed.
+  // Takes the holding, whose contents are out of date, from its address even while a transfer would keep it
+  // there. REQUIRES: it is not viewed.
   void hide(HoldingId holding);
-  // Touches of exposed holdings are the server's from now on.
+  // Lets the server serve touches of exposed holdings from now on.
   void serve_touches(allocator::TouchServer& server) const;
-  // Its contents are not needed any more. REQUIRES: not held.
+  // Gives up the contents. REQUIRES: it is not held.
   void discard(HoldingId holding);
-  // What its backing has is out of date and will be overwritten whole: the next acquire does not fetch it.
-  // REQUIRES: not held.
+  // Gives up the contents, but keeps the frames, for a caller that will overwrite all. REQUIRES: it is not
+  // held.
   void forget(HoldingId holding);
 
-  // Another plan. What is to be no longer resident has a backing before, and frames for what is to be; the
-  // others' go to the frames at once, and stay there until others need these. One that is not exposed has no
-  // contents then. REQUIRES: nothing is held or under way.
-  // false: it has one, or needs none. Before Backings::allocate()
+  // Another plan. What will no longer be resident gets a backing first, and frames are taken before what will
+  // be resident. The memory of what is no longer resident becomes frames of the pool, in which the contents
+  // stay until another holding needs them; one that is not exposed loses its contents. REQUIRES: nothing is
+  // held, and no transfer is under way. define_backing() returns false where there is a backing, or none is
+  // needed. REQUIRES: before Backings::allocate().
   bool define_backing(HoldingId holding, allocator::Tier tier);
-  void forget_backing(HoldingId holding);  // which could not be allocated
+  void forget_backing(HoldingId holding);  // drops a backing that could not be allocated
   void set_tier(HoldingId holding, allocator::Tier tier);
-  void set_extents(std::size_t extents);  // with those of what is resident; writes what is in the way
+  // The number includes those of resident holdings; writes what is in the way.
+  void set_extents(std::size_t extents);
 
-  // The end. Those that are not exposed give their memory back at once, with what they hold.
+  // The end. drop_unexposed() gives back the memory of holdings that are not exposed, and drops their
+  // contents.
   void drop_unexposed();
-  // An exposed one leaves for good; what is under its address is ordinary memory with its contents then, or
-  // nothing. Frames that those which are left do not need are given back. REQUIRES: not held; for contents
-  // that it has any. Without, no error but a defect's.
+  // An exposed holding leaves for good. Ordinary memory with its contents is then under its address, or
+  // nothing. Frames that the remaining holdings do not need are given back. REQUIRES: it is not held;
+  // with_contents: it has contents. Without contents nothing but a defect throws.
   allocator::FormerHome leave(HoldingId holding, bool with_contents);
-  // The most by which memory grows while all exposed ones leave with their contents, and what
+  // The most by which memory grows while all exposed holdings leave with their contents, and what
   // drop_unexposed() gives back.
   struct Leaving {
     std::size_t growth = 0, given_back = 0;
   };
   Leaving leaving() const;
 
-  std::size_t bytes(HoldingId holding) const;  // its size
+  std::size_t bytes(HoldingId holding) const;
   bool resident(HoldingId holding) const;
   bool present(HoldingId holding) const;  // readable now without I/O
   bool held(HoldingId holding) const;
-  std::byte* data(HoldingId holding) const;     // where it lies now
-  std::byte* address(HoldingId holding) const;  // where a client sees it, for the pager's whole life
+  std::byte* data(HoldingId holding) const;     // where the contents are now
+  std::byte* address(HoldingId holding) const;  // where a client sees them, for the pager's whole life
   Backing& backing(HoldingId holding) const;    // REQUIRES: not resident
 
-  // Called when nothing more can be evicted and no transfer is under way: lets the owner finish what holds
-  // frames. Returns false where nothing can be done.
+  // Called when nothing can be evicted and no transfer is under way: completes something that holds frames,
+  // or returns false.
   void on_stall(std::function<bool()> handler) { on_stall_ = std::move(handler); }
   // Notices transfers that have ended; throws their errors.
   void poll();
@@ -143,7 +148,7 @@ class Pager {
 
  private:
   struct Holding;
-  // What may leave, in the order in which it does: the one whose next use is furthest first.
+  // A holding that may leave. The one whose next use is furthest away comes first.
   struct Leaver {
     NextUses::Time time;
     HoldingId id;
@@ -180,11 +185,12 @@ class Pager {
   Backings& backings_;
   Waits& waits_;
   std::vector<std::unique_ptr<Holding>> holdings_;
-  std::unique_ptr<allocator::FramePool> pool_, small_pool_;  // of huge pages; for what is packed and exposed
-  std::vector<allocator::Region> packed_;                    // what is packed and not exposed, by purpose
+  // Of huge pages; for holdings that are packed and exposed.
+  std::unique_ptr<allocator::FramePool> pool_, small_pool_;
+  std::vector<allocator::Region> packed_;  // memory of holdings that are packed and not exposed, by purpose
   NextUses uses_;
   Leavers written_, unwritten_;
-  std::set<HoldingId> moving_;  // those of which a transfer is under way
+  std::set<HoldingId> moving_;  // holdings of which a transfer is under way
   std::function<bool()> on_stall_;
 };
 

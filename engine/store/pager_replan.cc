@@ -9,13 +9,14 @@ void Pager::set_tier(HoldingId id, allocator::Tier tier) {
   Holding& holding = *holdings_[id];
   const bool resident = tier == kComputeTier;
   if (holding.resident() == resident) return;
-  ensure(!holding.spec.packed, "'{}' is small, and has another place by the new plan", holding.spec.name);
+  ensure(!holding.spec.packed, "'{}' is packed, and the new plan moves it to another tier",
+         holding.spec.name);
   if (holding.spec.exposed) {
     if (resident) {
       acquire(id, Use::kModify);
       release(id);
     }
-    holding.backed = false;  // it changes in memory from now on, or has its first place there
+    holding.backed = false;  // it changes in memory from now on, or has never been written
   } else if (resident) {
     discard(id);
     holding.home = {};

@@ -6,11 +6,11 @@
 #include "engine/store/holding.h"
 #include "engine/store/pager.h"
 
-// What the pager takes once, before its first access: frames, homes and the regions of what is packed.
+// What the pager takes before its first access: frames, homes and the memory of packed holdings.
 namespace sluice::engine {
 
 void Pager::make_homes() {
-  std::vector<Holding*> group;  // whose homes adjoin
+  std::vector<Holding*> group;  // holdings whose homes adjoin
   const auto make_group = [&] {
     std::vector<allocator::Home::Part> parts;
     for (const Holding* holding : group) parts.push_back({holding->spec.name, holding->spec.bytes});
@@ -30,7 +30,8 @@ void Pager::make_homes() {
 
 void Pager::start(std::size_t extent_bytes, std::size_t extents) {
   std::size_t taken = extents, small = 0;
-  std::size_t most = 0;  // that another plan may ask for
+  // The most extents that another plan may need.
+  std::size_t most = 0;
   for (const auto& holding : holdings_) {
     const HoldingSpec& spec = holding->spec;
     if (holding->in_shared_pages()) {

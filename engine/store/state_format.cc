@@ -10,7 +10,7 @@
 namespace sluice::engine {
 namespace {
 
-// How many blocks of at least 1 MiB a chunk is cut into: evenly, where any of up to 4 MiB do that.
+// Blocks of 1 MiB at least, and of up to 4 MiB where that divides a chunk evenly.
 std::size_t blocks_of(std::size_t chunk_bytes) {
   const std::size_t most = std::max<std::size_t>(1, chunk_bytes / offload::RecordStore::kBlock);
   for (std::size_t blocks = most; 4 * blocks >= most; --blocks)
@@ -24,7 +24,7 @@ StateFormat::StateFormat(const Layout& layout, const optim::Optimizer& optimizer
                          Shards::Ranks ranks)
     : layout_(layout), shards_(layout, optimizer, chunk_elements, ranks) {
   const auto is_narrow = [&](ParameterId p) {
-    const UnitId unit = layout.place(p).unit;
+    const UnitId unit = layout.location(p).unit;
     return layout.trainable(unit) && layout.dtype(unit) != Dtype::kF32 && optimizer.keeps_master();
   };
   for (ParameterId p = 0; p < layout.parameters(); ++p) masters_ |= is_narrow(p) ? 1 : 0;
@@ -39,7 +39,7 @@ StateFormat::StateFormat(const Layout& layout, const optim::Optimizer& optimizer
     has_.push_back(std::move(has));
   }
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
-    units_.push_back(place(unit));
+    units_.push_back(shape_of(unit));
     for (std::size_t chunk = 0; chunk < shards_.chunks(unit) && layout.trainable(unit); ++chunk)
       most_chunk_bytes_ = std::max(most_chunk_bytes_, chunk_bytes(unit, chunk));
   }
@@ -60,8 +60,8 @@ double StateFormat::element_bytes(ParameterId parameter) const {
   return bytes;
 }
 
-StateFormat::Unit StateFormat::place(UnitId unit) const {
-  Unit result;
+StateFormat::RecordShape StateFormat::shape_of(UnitId unit) const {
+  RecordShape result;
   if (!layout_.trainable(unit) || shards_.chunks(unit) == 0) return result;
   const std::size_t last = shards_.chunks(unit) - 1;
   std::size_t most = last == 0 ? filled_bytes(unit, 0) : 0;
@@ -74,7 +74,7 @@ StateFormat::Unit StateFormat::place(UnitId unit) const {
 }
 
 std::size_t StateFormat::chunk_bytes(UnitId unit, std::size_t chunk) const {
-  const Unit& own = units_[unit];
+  const RecordShape& own = units_[unit];
   return chunk + 1 < shards_.chunks(unit) ? own.stride : own.bytes - chunk * own.stride;
 }
 
@@ -90,7 +90,7 @@ std::size_t StateFormat::filled_bytes(UnitId unit, std::size_t chunk) const {
   return round_up(bytes, kDiskBlock);
 }
 
-// The padding between two parameters counts as the first one's.
+// Padding counts as elements of the parameter before it.
 std::size_t StateFormat::position(UnitId unit, std::size_t chunk, std::size_t array,
                                   std::size_t first) const {
   if (everywhere_[array]) return first;
@@ -99,8 +99,8 @@ std::size_t StateFormat::position(UnitId unit, std::size_t chunk, std::size_t ar
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
     if (!has(array, p)) continue;
     const bool last = p + 1 == layout_.end_parameter(unit);
-    const std::size_t next = last ? layout_.unit_elements(unit) : layout_.place(p + 1).offset;
-    const std::size_t from = std::max(begin, layout_.place(p).offset), to = std::min(end, next);
+    const std::size_t next = last ? layout_.unit_elements(unit) : layout_.location(p + 1).offset;
+    const std::size_t from = std::max(begin, layout_.location(p).offset), to = std::min(end, next);
     if (from < to) elements += to - from;
   }
   return elements;

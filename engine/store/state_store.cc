@@ -23,7 +23,8 @@ StateStore::StateStore(const Layout& layout, StateFormat format, const std::vect
 }
 
 void StateStore::start(allocator::Ledger& ledger) {
-  std::size_t most = 0;  // that another plan may ask for
+  // The most bytes that another plan may keep in memory.
+  std::size_t most = 0;
   for (UnitId unit = 0; unit < units_.size(); ++unit) most += format_.bytes(unit);
   memory_ = allocator::Region(ledger, allocator::Purpose::kOptimizerState, resident_bytes_, most);
 }
@@ -40,15 +41,15 @@ void StateStore::forget_backing(UnitId unit) { units_[unit].backing.reset(); }
 
 void StateStore::transfer_all(UnitId unit, bool write) {
   const std::span<std::byte> bytes = {memory_.data() + units_[unit].offset, format_.bytes(unit)};
-  offload::TransferGroup batch;
+  offload::TransferGroup transfer;
   if (write)
-    backing(unit).store(0, bytes, batch.add());
+    backing(unit).store(0, bytes, transfer.add());
   else
-    backing(unit).fetch(0, bytes, batch.add());
-  batch.wait();
+    backing(unit).fetch(0, bytes, transfer.add());
+  transfer.wait();
 }
 
-// Those that stay close up, in the order in which they lie.
+// What stays moves together, in the order in which it lies.
 void StateStore::leave_memory(const std::vector<allocator::Tier>& tiers) {
   std::vector<UnitId> staying;
   for (UnitId unit = 0; unit < units_.size(); ++unit) {

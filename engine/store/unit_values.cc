@@ -9,7 +9,7 @@
 namespace sluice::engine {
 namespace {
 
-// Those that an array has; in_chunk becomes the element of what the array has of the chunk.
+// Keeps the slices of parameters that have the array, and turns in_chunk into the position in the array.
 std::vector<Slice> slices_of(const ValueStreams& s, std::vector<Slice> slices, UnitId unit, std::size_t chunk,
                              std::size_t array) {
   const StateFormat& format = s.states.format();
@@ -35,7 +35,6 @@ void encode(Threads& threads, std::size_t n, optim::CodeMap map, const float* va
   });
 }
 
-// One array of the optimizer's: by way of f32, where it is narrower.
 void fill_array(const ValueStreams& s, const std::vector<Slice>& present, UnitId unit, std::size_t chunk,
                 std::size_t index, std::byte* state, const UnitSource& source) {
   const StateFormat& format = s.states.format();
@@ -69,7 +68,7 @@ void fill_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, Array val
   const StateFormat& format = s.states.format();
   const std::size_t n = format.shards().chunk(unit, chunk).size(), masters = format.masters();
   const std::vector<Slice> present = s.states.format().shards().slices(unit, chunk);
-  // What no source fills in is zero, which all types have as zero bytes.
+  // Where no source gives state, it is zero, which is zero bytes in all types.
   if (!source.state) std::fill_n(state, format.chunk_bytes(unit, chunk), std::byte{0});
   if (source.values)
     fill_values(s, present, n, values, format.has_master(unit) ? reinterpret_cast<float*>(state) : nullptr,
@@ -78,7 +77,7 @@ void fill_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, Array val
     fill_array(s, present, unit, chunk, a, state, source);
 }
 
-// The chunk's values in f32: where they lie, or widened.
+// Returns the chunk's values in f32: where they lie, or widened.
 const float* wide_values(const ValueStreams& s, UnitId unit, std::size_t n, ConstArray values,
                          std::byte* state) {
   if (s.states.has_master(unit)) return reinterpret_cast<const float*>(state);
@@ -92,7 +91,7 @@ void drain_values(const std::vector<Slice>& slices, const float* values, const U
     sink.values(slice.parameter, slice.first, {values + slice.in_chunk, slice.count});
 }
 
-// The arrays go side by side: a sink that computes checksums is slower than a disk.
+// The arrays are handed out in parallel, because a sink that computes checksums is slower than a disk.
 void drain_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, ConstArray values, std::byte* state,
                  const UnitSink& sink) {
   const StateFormat& format = s.states.format();
@@ -123,7 +122,7 @@ void drain_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, ConstArr
   });
 }
 
-// round: to the type of the values.
+// `round` rounds to the type of the values.
 template <class T, class Round>
 void keep_or_replace(std::size_t n, const T* values, float* masters, const Round& round) {
   for (std::size_t i = 0; i < n; ++i)
@@ -149,14 +148,14 @@ std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values,
     try {
       fill_chunk(s, unit, chunk, values.at(shards.chunk(unit, chunk).begin), state, source);
     } catch (...) {
-      for (offload::TransferGroup& batch : writes) batch.wait();
+      for (offload::TransferGroup& group : writes) group.wait();
       return std::current_exception();
     }
     if (!resident)
       s.states.backing(unit).store(s.states.format().chunk_offset(unit, chunk),
                                    {state, s.states.format().chunk_bytes(unit, chunk)}, writes[slot].add());
   }
-  for (offload::TransferGroup& batch : writes) batch.wait();
+  for (offload::TransferGroup& group : writes) group.wait();
   return nullptr;
 }
 
@@ -180,7 +179,7 @@ std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray va
     try {
       drain_chunk(s, unit, chunk, values.at(shards.chunk(unit, chunk).begin), state, sink);
     } catch (...) {
-      for (offload::TransferGroup& batch : reads) batch.wait();
+      for (offload::TransferGroup& group : reads) group.wait();
       return std::current_exception();
     }
     read(chunk + reads.size());
@@ -197,9 +196,9 @@ void take_masters(const ValueStreams& s, UnitId unit, ConstArray values) {
     const std::span<std::byte> bytes = {state, s.states.format().chunk_bytes(unit, chunk)};
     const auto transfer = [&](auto&& begin) {
       if (resident) return;
-      offload::TransferGroup batch;
-      begin(batch.add());
-      batch.wait();
+      offload::TransferGroup group;
+      begin(group.add());
+      group.wait();
     };
     const std::size_t offset = s.states.format().chunk_offset(unit, chunk);
     transfer([&](auto done) { s.states.backing(unit).fetch(offset, bytes, std::move(done)); });

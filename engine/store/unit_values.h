@@ -9,8 +9,8 @@
 
 namespace sluice::engine {
 
-// Streams one unit's values and state in and out, chunk by chunk through the staging slots of an idle
-// pipeline.
+// What is needed to stream the values and state of one unit, chunk by chunk, through the staging slots of an
+// idle pipeline.
 struct ValueStreams {
   const Layout& layout;
   StateStore& states;
@@ -18,18 +18,20 @@ struct ValueStreams {
   const Resources& resources;
 };
 
-// values: the unit's home, held. Padding becomes zero. Returns what the source threw, after which it is not
-// called again and the unit's values are of no use; errors of Sluice's own are thrown.
+// Loads a unit. `values` is the unit's home, which is held; padding becomes zero. Returns the exception that
+// the source threw: it is not called again, and the unit's values are then of no use. Errors of the engine's
+// own are thrown.
 std::exception_ptr load_values(const ValueStreams& streams, UnitId unit, Array values,
                                const UnitSource& source);
 
-// Returns what the sink threw, after which it is not called again; errors of Sluice's own are thrown.
+// Saves a unit. Returns the exception that the sink threw, after which it is not called again. Errors of the
+// engine's own are thrown.
 std::exception_ptr save_values(const ValueStreams& streams, UnitId unit, ConstArray values,
                                const UnitSink& sink);
 
-// values: the unit's home, which a client has written. A master whose rounding is no longer what stands there
-// becomes it; the others keep what the narrower type cannot hold. Waits for its transfers. REQUIRES:
-// states.has_master(unit).
+// Brings masters up to date with `values`, the unit's home, which a client has edited. A master that no
+// longer rounds to its value becomes the value; the others keep what the narrower type cannot hold. Waits for
+// its transfers. REQUIRES: states.has_master(unit).
 void take_masters(const ValueStreams& streams, UnitId unit, ConstArray values);
 
 }  // namespace sluice::engine

@@ -7,7 +7,7 @@
 
 namespace sluice::engine {
 
-// How long the caller of the engine waited for transfers, of which kind, and in the trace when and for what.
+// Measures how long the engine's caller waited for reads and for writes, and shows each wait in the trace.
 // Thread rule: one thread at a time.
 class Waits {
  public:
@@ -28,7 +28,8 @@ class Waits {
   double write_seconds() const { return write_seconds_; }
 
  private:
-  static constexpr std::chrono::microseconds kShortest{20};  // in the trace; counted are all
+  // Shorter waits are counted, and left out of the trace.
+  static constexpr std::chrono::microseconds kShortest{20};
   Trace* trace_;
   double read_seconds_ = 0, write_seconds_ = 0;
 };

@@ -7,15 +7,15 @@
 namespace sluice::engine {
 
 WholeStore::WholeStore(const Layout& layout, const optim::Optimizer& optimizer)
-    : layout_(layout), parts_(layout.parameters()) {
+    : layout_(layout), arrays_(layout.parameters()) {
   const std::vector<std::string> names = optimizer.whole_names();
   for (ParameterId p = 0; p < layout.parameters(); ++p) {
     offsets_.push_back(elements_);
-    if (!layout.trainable(layout.place(p).unit) || layout.spec(p).continues()) continue;
+    if (!layout.trainable(layout.location(p).unit) || layout.spec(p).continues()) continue;
     for (const optim::WholeArray& array : optimizer.whole_state(layout.spec(p).shape)) {
       const auto found = std::find(names.begin(), names.end(), array.name);
-      ensure(found != names.end(), "'{}' is none of the arrays that {} names", array.name, optimizer.name());
-      parts_[p].push_back({static_cast<std::size_t>(found - names.begin()), array.elements()});
+      ensure(found != names.end(), "{1} does not name its array '{0}'", array.name, optimizer.name());
+      arrays_[p].push_back({static_cast<std::size_t>(found - names.begin()), array.elements()});
       elements_ += array.elements();
     }
   }
@@ -30,19 +30,19 @@ float* WholeStore::data(ParameterId parameter) const {
 }
 
 template <class Body>
-void WholeStore::for_each_part(UnitId unit, const Body& body) const {
+void WholeStore::for_each_array(UnitId unit, const Body& body) const {
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
     float* at = data(p);
-    for (const Part& part : parts_[p]) {
-      body(p, part.array, std::span<float>(at, part.elements));
-      at += part.elements;
+    for (const KeptArray& array : arrays_[p]) {
+      body(p, array.index, std::span<float>(at, array.elements));
+      at += array.elements;
     }
   }
 }
 
 void WholeStore::load(UnitId unit,
                       const std::function<void(ParameterId, std::size_t array, std::span<float>)>& source) {
-  for_each_part(unit, [&](ParameterId p, std::size_t array, std::span<float> values) {
+  for_each_array(unit, [&](ParameterId p, std::size_t array, std::span<float> values) {
     if (source)
       source(p, array, values);
     else
@@ -53,7 +53,7 @@ void WholeStore::load(UnitId unit,
 void WholeStore::save(
     UnitId unit,
     const std::function<void(ParameterId, std::size_t array, std::span<const float>)>& sink) const {
-  if (sink) for_each_part(unit, sink);
+  if (sink) for_each_array(unit, sink);
 }
 
 }  // namespace sluice::engine

@@ -10,33 +10,35 @@
 
 namespace sluice::engine {
 
-// What an optimizer keeps of each parameter as a whole (optim::WholeArray): in memory, parameter after
-// parameter. Frozen parameters have none. Of a parameter that spans units it is there once, and is loaded and
-// saved with the unit of its first span. Thread rule: one thread at a time.
+// The arrays that an optimizer keeps for a parameter as a whole (optim::WholeArray). They are always in
+// memory. A frozen parameter has none. A parameter that spans units has them once; they are loaded and saved
+// with the unit of its first span. Thread rule: one thread at a time.
 class WholeStore {
  public:
   WholeStore(const Layout& layout, const optim::Optimizer& optimizer);
   std::size_t bytes() const { return elements_ * sizeof(float); }
-  void start(allocator::Ledger& ledger);  // takes the memory, which is zero
-  void drop() { memory_ = {}; }           // gives it back, for good
+  void start(allocator::Ledger& ledger);  // takes the memory, which is zero at first
+  void drop() { memory_ = {}; }           // gives the memory back for good
   std::size_t resident_bytes() const { return memory_.size(); }
 
-  float* data(ParameterId parameter) const;  // the same for all its spans. REQUIRES: start()
-  // array: an index into Optimizer::whole_names(). Null: zeros.
+  // The same for all spans of a parameter. REQUIRES: start() was called.
+  float* data(ParameterId parameter) const;
+  // `array` is an index into Optimizer::whole_names(). Without a source the values become zero; without a
+  // sink nothing happens.
   void load(UnitId unit, const std::function<void(ParameterId, std::size_t array, std::span<float>)>& source);
   void save(UnitId unit,
             const std::function<void(ParameterId, std::size_t array, std::span<const float>)>& sink) const;
 
  private:
-  struct Part {
-    std::size_t array, elements;
+  struct KeptArray {
+    std::size_t index, elements;
   };
   template <class Body>
-  void for_each_part(UnitId unit, const Body& body) const;
+  void for_each_array(UnitId unit, const Body& body) const;
 
   const Layout& layout_;
-  std::vector<std::vector<Part>> parts_;  // by parameter
-  std::vector<std::size_t> offsets_;      // likewise, in elements
+  std::vector<std::vector<KeptArray>> arrays_;  // by parameter
+  std::vector<std::size_t> offsets_;            // by parameter, in elements
   std::size_t elements_ = 0;
   allocator::Region memory_;
 };

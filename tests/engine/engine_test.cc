@@ -20,7 +20,7 @@ struct Options {
   std::uint64_t memory = kGiB;
   int threads = 2;
   std::size_t blocks = 3;
-  std::size_t lent = 0;     // bytes of the trainer's own memory, which it lends
+  std::size_t lent = 0;     // bytes of its own memory that the trainer lends
   unsigned disk_delay = 0;  // microseconds by which each transfer ends late, on another thread
   optim::OptimizerSettings optimizer = {};
   double clip_norm = 5, clip_value = 0;
@@ -143,7 +143,7 @@ TEST_P(Twins, PlacementNeverChangesBits) {
     SCOPED_TRACE(std::string(parameters) + " " + gradients + " " + state);
     const Trained other = train(with(clip, types, parameters, gradients, state));
     expect_same(memory, other);
-    // A gradient that is applied before its room is needed is never written.
+    // A gradient that is applied before others need its frames is never written.
     const bool none_written = !clip && *parameters == 'm' && *state == 'm';
     EXPECT_EQ(other.traffic.bytes_written == 0, none_written) << other.traffic.bytes_written;
   }
@@ -299,8 +299,8 @@ TEST_P(Twins, BudgetsBetween) {
   }
 }
 
-// Three steps, of which one has gradients that are not finite, or that the type cannot hold: it leaves
-// everything as it was, step counts included, so that the two others do what they do without it.
+// One of three steps has gradients that are not finite, or that the type cannot hold. It changes nothing, not
+// even step counts, so that the two others do what they do without it.
 Trained train_with_a_skipped_step(Dtype dtype, const char* place, std::size_t group,
                                   std::optional<float> scale) {
   Options setup = with(true, {dtype}, place, place, place);
@@ -363,7 +363,7 @@ TEST(ClipByValue, HasTheSameBitsEverywhereAndWithUpdatesAtOnce) {
   expect_same(at_once, run(false, "disk", 1, 0.3, 0));
   expect_same(at_once, run(true, "memory", 3, 0.3, 0));
   expect_same(at_once, run(true, "disk", 1, 0.3, 0));
-  // After the clipping by norm: a bound that is beyond every element is without effect.
+  // Comes after clipping by norm; a bound that no element reaches changes nothing.
   EXPECT_TRUE(run(true, "memory", 3, 100, 5).outcome == run(true, "disk", 1, 0, 5).outcome);
 }
 
@@ -377,7 +377,7 @@ TEST(Adafactor, IsBroughtFromDiskWhatAPassLooksAt) {
     return train(setup).traffic.bytes_read;
   };
   for (const Dtype type : {Dtype::kF32, Dtype::kBf16}) {
-    const std::uint64_t once = bytes_read("sgd", type, true);  // of as many arrays
+    const std::uint64_t once = bytes_read("sgd", type, true);  // has as many arrays
     EXPECT_GT(once, 0u);
     EXPECT_EQ(bytes_read("adafactor", type, true), type == Dtype::kF32 ? once : 2 * once);
     EXPECT_EQ(bytes_read("adafactor", type, false), once);

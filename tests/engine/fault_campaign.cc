@@ -1,6 +1,5 @@
-// The fault campaign: training runs over disks that do wrong, until so many faults were injected; each run
-// must end with the bits of a run without faults, or with an error that names the file. Run by
-// scripts/fault_campaign.py:
+// Runs trainings over faulty disks until so many faults were injected. Each run must end with the bits of a
+// run without faults, or with an error that names the file. scripts/fault_campaign.py runs it:
 //   fault_campaign FAULTS [SEED]
 #include <unistd.h>
 
@@ -13,13 +12,13 @@
 namespace sluice::engine::faulty {
 namespace {
 
-// One kind of fault, or all kinds at once; each transfer has few enough that runs come far.
+// A run has one kind of fault, or all kinds, with rates at which runs come far.
 Faults faults_of(std::uint64_t seed) {
   const auto words =
       philox({static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32), 9, 3}, {4, 5});
   constexpr std::size_t kKindCount = std::size(kKinds);
   const std::size_t kind = words[0] % (kKindCount + 1);
-  // Odd: the higher rate. Most runs are to meet something.
+  // Odd seeds have the higher rate, so that most runs meet a fault.
   const std::uint64_t random = words[1] | (words[3] % 4 == 0 ? 0 : 1);
   Faults faults;
   if (kind < kKindCount) {

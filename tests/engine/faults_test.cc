@@ -1,4 +1,4 @@
-// The short form of the fault campaign (tests/engine/fault_campaign.cc), and what else fails in an engine.
+// A short fault campaign (tests/engine/fault_campaign.cc), and other failures in an engine.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -64,7 +64,7 @@ TEST(EngineFailureTest, ASourceThatThrowsLeavesTheEngineWhole) {
 TEST(EngineFailureTest, AnEngineThatDoesNotFitIsNotMade) {
   const Model model(Options{});
   Threads threads(1);
-  std::uint64_t needed = 0;  // by the engine alone: the plan's peak is also the model's and the process's
+  std::uint64_t needed = 0;  // what the engine alone takes; the plan's peak also has model and process
   {
     allocator::Ledger ledger;
     Disks disks(Faults{});

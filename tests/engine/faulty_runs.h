@@ -1,6 +1,6 @@
 #pragma once
-// Training of a toy model over disks that do wrong: a run ends with the bits of a run without faults, or with
-// an error that names the file and after which the engine refuses everything but its end.
+// Trains a toy model over faulty disks. A run ends with the bits of a run without faults, or with an error
+// that names the file, after which the engine refuses everything but its end.
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
@@ -21,8 +21,8 @@ using offload::Faults;
 
 inline constexpr Dtype kTypes[] = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
 
-// One for each way in which state lies on disk: in f32, in codes with scales, and with arrays of whole
-// parameters, which are summed in rounds.
+// One optimizer for each way in which state is on disk: in f32, in codes with scales, and with arrays of
+// whole parameters, which are summed in rounds.
 inline const std::vector<optim::OptimizerSettings>& optimizers() {
   static const std::vector<optim::OptimizerSettings> all = {
       {.name = "adamw"},
@@ -33,7 +33,7 @@ inline const std::vector<optim::OptimizerSettings>& optimizers() {
 }
 
 struct Options {
-  std::size_t optimizer = 0;  // of optimizers(); masters stay where the type needs them
+  std::size_t optimizer = 0;  // an index into optimizers(); masters are kept where the type needs them
   Dtype dtype = Dtype::kF32;
   bool clip = true;
   const char* parameters = "disk";
@@ -75,7 +75,7 @@ struct Model {
   Plan plan;
 };
 
-// Two files that do wrong, each in its own way.
+// Two faulty files, each with its own faults.
 struct Disks {
   explicit Disks(Faults faults, std::atomic<std::uint64_t>* injected = nullptr) {
     for (int i = 0; i < 2; ++i) {
@@ -105,7 +105,7 @@ inline toy::Outcome train(const Model& model, ScheduledEngine& engine) {
   return outcome;
 }
 
-// What an engine that failed with `cause` does not refuse; empty: it refuses everything.
+// Returns what an engine that failed with `cause` does not refuse; empty: it refuses everything.
 inline std::string not_refused(ScheduledEngine& engine, const Profile& profile, const std::string& cause) {
   std::string found;
   const auto expect = [&](const char* name, auto&& call) {
@@ -135,7 +135,7 @@ inline std::string not_refused(ScheduledEngine& engine, const Profile& profile, 
   return found;
 }
 
-// Ends the process with a message where its life takes too long: a hang is a failure, and says of what.
+// Ends the process with a message where it lives too long, so that a hang is a failure that says where.
 class Watchdog {
  public:
   explicit Watchdog(std::string what) : what_(std::move(what)), thread_([this] { watch(); }) {}
@@ -162,8 +162,8 @@ class Watchdog {
   std::thread thread_;
 };
 
-// How a run ended: well, with the bits of a run without faults; or with an error. Anything else is silent:
-// `defect` says what.
+// How a run ended: with the bits of a run without faults, or with an error. Otherwise `defect` says what went
+// wrong silently.
 struct Ending {
   bool well = false;
   std::string error, defect;
@@ -216,7 +216,7 @@ inline const toy::Outcome& base_of(const Options& setup) {
   return all.at({setup.optimizer, setup.dtype, setup.clip});
 }
 
-// Every kind of run in turn: by the bits of the seed.
+// Takes every kind of run in turn, by the bits of the seed.
 inline Options setup_of(std::uint64_t seed) {
   static constexpr const char* kPlaces[][3] = {{"disk", "disk", "disk"},
                                                {"disk", "disk", "disk"},
@@ -251,7 +251,7 @@ struct Kind {
   MakeFaults make;
 };
 
-// From one fault in several runs to several in one.
+// Rates from one fault in several runs to several faults in one.
 inline double rate(std::uint64_t random) { return random % 2 == 0 ? 0.002 : 0.03; }
 
 inline constexpr Kind kKinds[] = {

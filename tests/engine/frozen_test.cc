@@ -5,14 +5,14 @@
 #include "engine/toy.h"
 #include "offload/test_files.h"
 
-// Units that are never updated: no gradient, no master, no state, anywhere.
+// Tests of units that are never updated: they have no gradient, no master and no state anywhere.
 namespace sluice::engine {
 namespace {
 
 using allocator::Purpose;
 using ::testing::HasSubstr;
 
-constexpr UnitId kFrozen = 2;  // of the toy's blocks
+constexpr UnitId kFrozen = 2;  // a block of the toy
 constexpr ParameterId kFrozenWeight = 4, kFrozenBias = 5;
 
 Profile frozen_profile(Dtype dtype) {

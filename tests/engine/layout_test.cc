@@ -44,19 +44,19 @@ TEST(Layout, ParametersLieOneAfterAnotherAndEachBeginsAligned) {
     const Layout layout(units);
     ParameterId next = 0;
     for (UnitId u = 0; u < units.size(); ++u) {
-      std::size_t end = 0;  // of what lies before
+      std::size_t end = 0;  // the end of the parameter before
       EXPECT_EQ(layout.first_parameter(u), next);
       for (const ParameterSpec& spec : units[u].parameters) {
-        const Layout::Place& place = layout.place(next);
-        EXPECT_EQ(place.unit, u);
-        EXPECT_EQ(place.offset % 1024, 0u);
-        EXPECT_GE(place.offset, end);
-        EXPECT_LT(place.offset - end, 1024u);
-        EXPECT_EQ(place.elements, spec.shape[0] * spec.shape[1]);
+        const Layout::Location& location = layout.location(next);
+        EXPECT_EQ(location.unit, u);
+        EXPECT_EQ(location.offset % 1024, 0u);
+        EXPECT_GE(location.offset, end);
+        EXPECT_LT(location.offset - end, 1024u);
+        EXPECT_EQ(location.elements, spec.shape[0] * spec.shape[1]);
         EXPECT_EQ(layout.spec(next).name, spec.name);
         EXPECT_EQ(layout.logical_index(next), next);
         EXPECT_EQ(layout.first_span(next), next);
-        end = place.offset + place.elements;
+        end = location.offset + location.elements;
         ++next;
       }
       EXPECT_EQ(layout.end_parameter(u), next);
@@ -84,7 +84,7 @@ TEST(Layout, SpansOfAParameterAreSiblingsAndOneLogicalParameter) {
   for (ParameterId p = 0; p < first.size(); ++p) {
     EXPECT_EQ(layout.first_span(p), first[p]);
     EXPECT_EQ(layout.logical_index(p), logical[p]);
-    if (logical[p] == 2) elements += layout.place(p).elements;
+    if (logical[p] == 2) elements += layout.location(p).elements;
   }
   EXPECT_EQ(elements, 2500u * 1024);
 }
@@ -108,10 +108,10 @@ TEST(Layout, RefusesWhatIsNoLayout) {
   expect_refused({unit("u", {{"a", {std::size_t{1} << 40, 1 << 20}}})}, "more than");
   std::vector<UnitSpec> torn = spans("s");
   torn.pop_back();
-  expect_refused(torn, "is followed by no other");
+  expect_refused(torn, "no other span follows");
   torn = spans("s");
   torn.erase(torn.begin() + 1);
-  expect_refused(torn, "does not follow the one that ends there");
+  expect_refused(torn, "must follow the span that ends there");
 }
 
 }  // namespace

@@ -2,14 +2,14 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
-#include "engine/step/batches.h"
+#include "engine/step/buckets.h"
 #include "engine/store/state_format.h"
 #include "engine/toy.h"
 #include "kernels/matrix.h"
 #include "offload/test_files.h"
 #include "thrown.h"
 
-// Optimizers that need the whole of a parameter, and those whose parameters have different arrays of state.
+// Tests of optimizers that need whole parameters, and of those that keep other arrays for some parameters.
 namespace sluice::engine {
 namespace {
 
@@ -17,7 +17,7 @@ std::unique_ptr<optim::Optimizer> muon(Dtype state = Dtype::kF32) {
   return optim::make_optimizer({.name = "muon", .storage = {state}});
 }
 
-// Three matrices, too large to be taken through their rounds together, and vectors between them.
+// Three matrices that are too large for one bucket, and vectors between them.
 std::vector<UnitSpec> large_unit() {
   UnitSpec unit{"large",
                 {{"a", {40, 230'000}}, {"b", {5000}}, {"c", {230'000, 40}}, {"d", {700'000}}, {"e", {9, 9}}}};
@@ -37,7 +37,7 @@ Profile one_unit(std::vector<UnitSpec> units) {
 struct Ran {
   toy::Outcome outcome;
   Plan plan;
-  std::uint64_t workspace = 0, staging = 0;  // the most that were held
+  std::uint64_t workspace = 0, staging = 0;  // the peaks
 };
 
 Ran run(const Profile& profile, const optim::Optimizer& optimizer, const PlanRequest& request) {
@@ -64,22 +64,22 @@ Ran run(const Profile& profile, const optim::Optimizer& optimizer, const PlanReq
 TEST(Batches, AsManyAsFitAndAtLeastOne) {
   const Layout layout(large_unit());
   const auto optimizer = muon();
-  const std::vector<Batch> batches =
-      batches_of(layout, *optimizer, Shards(layout, *optimizer, kChunkGrain), 0);
-  ASSERT_EQ(batches.size(), 2u);
-  EXPECT_EQ(batches[0].first, 0u);
-  EXPECT_EQ(batches[0].end, 2u);
-  EXPECT_EQ(batches[1].end, 5u);
-  EXPECT_EQ(batches[1].first_chunk + 1, batches[0].end_chunk) << "they share a chunk";
-  EXPECT_EQ(batches[0].rounds, 1);
-  EXPECT_GE(batches[0].scratch_bytes, 40u * 230'000 * 4);
+  const std::vector<Bucket> buckets =
+      buckets_of(layout, *optimizer, Shards(layout, *optimizer, kChunkGrain), 0);
+  ASSERT_EQ(buckets.size(), 2u);
+  EXPECT_EQ(buckets[0].first, 0u);
+  EXPECT_EQ(buckets[0].end, 2u);
+  EXPECT_EQ(buckets[1].end, 5u);
+  EXPECT_EQ(buckets[1].first_chunk + 1, buckets[0].end_chunk) << "they share a chunk";
+  EXPECT_EQ(buckets[0].rounds, 1);
+  EXPECT_GE(buckets[0].scratch_bytes, 40u * 230'000 * 4);
   const auto elementwise = optim::make_optimizer({});
-  EXPECT_EQ(batches_of(layout, *elementwise, Shards(layout, *elementwise, kChunkGrain), 0).size(), 1u);
+  EXPECT_EQ(buckets_of(layout, *elementwise, Shards(layout, *elementwise, kChunkGrain), 0).size(), 1u);
   EXPECT_EQ(rounds_need(layout, *elementwise).bytes, 0u);
   std::vector<UnitSpec> frozen = large_unit();
   frozen[0].trainable = false;
   const Layout still(frozen);
-  EXPECT_TRUE(batches_of(still, *optimizer, Shards(still, *optimizer, kChunkGrain), 0).empty());
+  EXPECT_TRUE(buckets_of(still, *optimizer, Shards(still, *optimizer, kChunkGrain), 0).empty());
 }
 
 TEST(Batches, HaveTheSameBitsOnDiskAndTakeWhatIsPlanned) {
@@ -136,15 +136,14 @@ TEST(StateFormat, EachParameterHasTheArraysThatItsOptimizerKeepsOfIt) {
   }
 }
 
-// All chunks of a unit have room for the largest: little is lost where a block's few vectors lie in one of
-// them.
+// All chunks of a unit have the size of the largest; little is lost where a few vectors lie in one of them.
 TEST(StateFormat, LosesLittleOfABlock) {
   const Layout layout({{"block", {{"a", {1600, 4800}}, {"b", {4800}}, {"c", {1600, 1600}}, {"d", {1600}}}}});
   for (const Dtype type : {Dtype::kF32, Dtype::kBf16, Dtype::kU8}) {
     const StateFormat format(layout, *muon(type), kChunkGrain);
     double needed = 0;
     for (ParameterId p = 0; p < layout.parameters(); ++p)
-      needed += format.element_bytes(p) * static_cast<double>(layout.place(p).elements);
+      needed += format.element_bytes(p) * static_cast<double>(layout.location(p).elements);
     EXPECT_LT(static_cast<double>(format.bytes(0)), 1.04 * needed);
   }
 }

@@ -66,11 +66,11 @@ TEST(Shards, CutParametersOnlyWhereTheOptimizerAllowsIt) {
   const Shards shards(layout, *optimizer, kChunk, {7, 0, 7});
   std::size_t cut = 0;
   for (ParameterId p = 0; p < layout.parameters(); ++p) {
-    const Layout::Place& place = layout.place(p);
+    const Layout::Location& location = layout.location(p);
     for (int rank = 1; rank < 7; ++rank) {
-      const std::size_t begin = shards.shard(place.unit, rank).begin;
-      if (begin <= place.offset || begin >= place.offset + place.elements) continue;
-      const std::size_t at = layout.spec(p).span_first + begin - place.offset;
+      const std::size_t begin = shards.shard(location.unit, rank).begin;
+      if (begin <= location.offset || begin >= location.offset + location.elements) continue;
+      const std::size_t at = layout.spec(p).span_first + begin - location.offset;
       EXPECT_EQ(optimizer->last_cut(kind_of(layout.spec(p)), at), at) << layout.spec(p).name;
       ++cut;
     }
@@ -85,7 +85,7 @@ TEST(Shards, SlicesOfAllChunksHaveEachElementOnce) {
     for (const bool together : {true, false}) {
       const auto optimizer = made(name);
       std::vector<std::vector<int>> seen;
-      for (ParameterId p = 0; p < layout.parameters(); ++p) seen.emplace_back(layout.place(p).elements);
+      for (ParameterId p = 0; p < layout.parameters(); ++p) seen.emplace_back(layout.location(p).elements);
       for (int rank = 0; rank < (together ? 1 : 3); ++rank) {
         const Shards shards(layout, *optimizer, kChunk,
                             together ? Shards::Ranks{3, 0, 3} : Shards::Ranks{3, rank, rank + 1});
@@ -94,7 +94,7 @@ TEST(Shards, SlicesOfAllChunksHaveEachElementOnce) {
             const ElementRange range = shards.chunk(unit, chunk);
             EXPECT_LE(range.size(), kChunk);
             for (const Slice& slice : shards.slices(unit, chunk)) {
-              EXPECT_EQ(range.begin + slice.in_chunk, layout.place(slice.parameter).offset + slice.first);
+              EXPECT_EQ(range.begin + slice.in_chunk, layout.location(slice.parameter).offset + slice.first);
               for (std::size_t i = 0; i < slice.count; ++i) ++seen[slice.parameter][slice.first + i];
             }
           }

@@ -3,7 +3,7 @@
 
 #include "spans_client.h"
 
-// Units of a few kilobytes share huge pages, and are otherwise like any other.
+// Tests of units of a few kilobytes, which share huge pages.
 namespace sluice::engine {
 namespace {
 
@@ -75,7 +75,7 @@ TEST_P(SmallUnits, TakeLittleMoreThanTheirBytesAndWhatWasPlanned) {
   EXPECT_EQ(small.held.total[host].peak, small.plan.peak_memory);
   const std::uint64_t each = setup().any_order ? allocator::kSmallestExtent : kUnitBytes;
   const auto line = static_cast<std::size_t>(allocator::Purpose::kParameter);
-  // Beside them frames for the gradients of some accesses, where updates follow at once.
+  // Frames for the gradients of some accesses come on top, where updates follow at once.
   EXPECT_LE(small.plan.bytes[host][line], kMany * each + 8 * kHugePage);
   EXPECT_LE(small.plan.peak_memory, 4 * kMany * each + 40 * kHugePage);
 }

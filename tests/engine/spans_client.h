@@ -24,7 +24,7 @@ using Shape = std::vector<std::size_t>;
 
 struct Case {
   optim::OptimizerSettings optimizer;
-  Shape shape = {2600, 1003};  // of the parameter: no row ends where a span does
+  Shape shape = {2600, 1003};  // no row of the parameter ends where a span does
   Dtype dtype = Dtype::kF32;
   bool spans = true, any_order = true, clip = true;
   const char* parameters = "memory";
@@ -42,7 +42,7 @@ inline Case on_disk(Case setup) {
   return setup;
 }
 
-// Its name; before and after it smaller units, one of which has rounds of its own.
+// The parameter's name. Before and after it are smaller units, one of which has rounds of its own.
 inline std::vector<UnitSpec> units_of(const Case& setup) {
   std::vector<UnitSpec> units = {{"before", {{"a", {300, 70}}, {"b", {70}}}}};
   const ParameterSpec table{"table", setup.shape};
@@ -85,8 +85,7 @@ inline float noise(std::size_t parameter, std::size_t element, int step, int mic
   return static_cast<float>((mixed ^ mixed >> 15) % 1021) * 0.001f - 0.51f;
 }
 
-using Values =
-    std::map<std::string, std::vector<float>>;  // by the parameter's name, from its first element on
+using Values = std::map<std::string, std::vector<float>>;  // elements of the whole parameter, by its name
 struct Outcome {
   std::vector<double> losses;
   Values values, masters;
@@ -95,7 +94,7 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
-// Of the kind that the profile asks for.
+// Makes the kind of engine that the profile asks for.
 inline std::unique_ptr<Engine> make_engine(const Profile& profile, const Plan& plan,
                                            const optim::Optimizer& optimizer, const Resources& resources) {
   if (profile.any_order) return std::make_unique<AnyOrderEngine>(profile, plan, optimizer, resources);
@@ -176,7 +175,7 @@ class Client {
   double seen(UnitId unit) const {
     double sum = 0;
     for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
-      for (std::size_t i = 0; i < layout_.place(p).elements; ++i)
+      for (std::size_t i = 0; i < layout_.location(p).elements; ++i)
         if ((layout_.spec(p).span_first + i) % 97 == 0)  // sums of multiples of 2^-20: exact in any order
           sum += std::ldexp(std::nearbyint(std::ldexp(test::value_at(engine_.parameter(p), i), 20)), -20);
     return sum;
@@ -189,7 +188,7 @@ class Client {
     const Access access = {unit, true, skips && (setup_.any_order || frozen) ? -1 : 0, last};
     acquire(access);
     for (ParameterId p = layout_.first_parameter(unit); !skips && p < layout_.end_parameter(unit); ++p) {
-      const std::size_t n = layout_.place(p).elements;
+      const std::size_t n = layout_.location(p).elements;
       std::vector<float> gradient(n);
       for (std::size_t i = 0; i < n; ++i)
         gradient[i] = 0.1f * test::value_at(engine_.parameter(p), i) +
@@ -237,11 +236,11 @@ class Client {
   const Case& setup_;
   Engine& engine_;
   const Layout& layout_;
-  ScheduledEngine* scheduled_;  // one of the two
+  ScheduledEngine* scheduled_;  // the other pointer is null
   AnyOrderEngine* any_order_;
 };
 
-// An engine with the memory that its plan states, and not a byte more.
+// An engine with exactly the memory that its plan states.
 struct Made {
   explicit Made(const Case& setup, const offload::Faults* faults = nullptr)
       : profile(profile_of(setup)),

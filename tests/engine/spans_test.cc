@@ -5,11 +5,11 @@
 
 #include "core/error.h"
 #include "engine/spans_client.h"
-#include "engine/step/batches.h"
+#include "engine/step/buckets.h"
 #include "thrown.h"
 
-// A parameter that spans units, under optimizers that need all of it before any part is updated, beside the
-// same parameter in one unit.
+// Compares a parameter that spans units with the same one in a single unit, under optimizers that need all of
+// it before any element is updated.
 namespace sluice::engine {
 namespace {
 
@@ -102,7 +102,7 @@ TEST(Spans, StayAsTheyAreWhereTheyAreFrozen) {
   EXPECT_EQ(found.wholes.count("table"), 0u);
 }
 
-// The last gradient makes an update of all due: until then the others are kept, in the plan, too.
+// The joint update is due with the last gradient; until then the others are stored, which the plan counts.
 TEST(Spans, GradientsAreStoredUntilAllAreThere) {
   Case setup = kKinds[0];
   setup.clip = false;
@@ -196,7 +196,7 @@ TEST(Spans, AreLeftAsTheyAreByAGradientThatIsNotFinite) {
   }
 }
 
-// Any acquire of one of them brings the update of all to where that one is current.
+// Acquiring any unit of a joint update completes the update of all.
 TEST(Spans, AreCurrentWhenOneIsAcquired) {
   const Case setup = on_disk(kKinds[0]);
   const Outcome expected = train(setup, 1);

@@ -20,7 +20,7 @@
 // in the losses.
 namespace sluice::engine::toy {
 
-using Types = std::vector<Dtype>;  // of the units, in turn
+using Types = std::vector<Dtype>;  // types of units, in turn
 
 inline Profile profile(std::size_t micro_batches, const Types& types = {Dtype::kF32},
                        std::size_t blocks = 3) {
@@ -51,7 +51,7 @@ inline Profile profile(std::size_t micro_batches, const Types& types = {Dtype::k
   return profile;
 }
 
-// Where parameters, gradients and state of every unit are asked to be.
+// The tiers of parameters, gradients and state of every unit.
 inline auto places(const std::string& parameters, const std::string& gradients, const std::string& state) {
   return decltype(PlanRequest::places){tier_of_place(parameters), tier_of_place(gradients),
                                        tier_of_place(state)};
@@ -79,8 +79,8 @@ struct Outcome {
   std::vector<double> losses;  // of each step
   std::vector<double> norms;
   std::vector<std::vector<float>> values, masters;        // by parameter
-  std::array<std::vector<std::vector<float>>, 3> states;  // of the optimizer's arrays, likewise
-  std::vector<std::vector<float>> wholes;                 // as they come
+  std::array<std::vector<std::vector<float>>, 3> states;  // by array of the optimizer, and parameter
+  std::vector<std::vector<float>> wholes;                 // in the order in which they are saved
   bool operator==(const Outcome&) const = default;
 };
 
@@ -88,7 +88,7 @@ class Trainer {
  public:
   Trainer(const Profile& profile, const Plan& plan, ScheduledEngine& engine)
       : profile_(profile), plan_(plan), engine_(engine) {}
-  // Its activations are in memory that it lends. It throws where what it keeps there has changed.
+  // Its activations are in memory that it lends; it throws where what it keeps there has changed.
   Trainer(const Profile& profile, const Plan& plan, ScheduledEngine& engine, std::span<std::byte> activations)
       : Trainer(profile, plan, engine) {
     activations_ = activations;
@@ -100,7 +100,8 @@ class Trainer {
 
   double step(const StepSettings& settings, double* norm = nullptr) {
     engine_.begin_step(settings);
-    std::vector<double> losses(profile_.micro_batches);  // apart, so that their sum has one order
+    // Added up at the end, so that their sum has one order.
+    std::vector<double> losses(profile_.micro_batches);
     for (std::size_t first = 0; first < profile_.micro_batches; first += plan_.group)
       group(first, std::min(plan_.group, profile_.micro_batches - first), losses);
     const StepResult result = engine_.step();
@@ -112,7 +113,7 @@ class Trainer {
 
  private:
   void group(std::size_t first, std::size_t count, std::vector<double>& losses) {
-    const Access* waiting = nullptr;  // the final unit is held while the head uses the embedding
+    const Access* waiting = nullptr;  // set while the tied unit is held and the head uses it
     const bool last_group = first + count == profile_.micro_batches;
     for (const Access& access : profile_.schedule) {
       claim(access);
@@ -151,7 +152,7 @@ class Trainer {
   static float value(const ConstArray& array, std::size_t i) { return test::value_at(array, i); }
 
   void visit(const Access& access, ParameterId p, std::size_t m, double& loss) {
-    const std::size_t n = engine_.layout().place(p).elements;
+    const std::size_t n = engine_.layout().location(p).elements;
     const ConstArray values = access.parameters ? engine_.parameter(p) : ConstArray{};
     if (access.gradient_use < 0) {
       for (std::size_t i = 0; i < n; i += 97) loss += std::abs(value(values, i));
@@ -172,7 +173,7 @@ class Trainer {
   std::span<std::byte> activations_;
 };
 
-// arrays: of the optimizer.
+// `arrays` is how many the optimizer has.
 inline UnitSink collect(Outcome& outcome,
                         std::vector<optim::StateArray> arrays = optim::make_optimizer({})->state()) {
   UnitSink sink;

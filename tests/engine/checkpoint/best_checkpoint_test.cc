@@ -15,7 +15,7 @@ Json judged(double loss, const Json& judge = kJudge) {
   return {{"validation", validation_record(loss, judge)}};
 }
 
-// Checkpoints of steps 10, 20, ... that record these.
+// Makes checkpoints of steps 10, 20, ... with these records.
 CheckpointList list_of(std::vector<Json> records) {
   CheckpointList list;
   for (Json& record : records) {

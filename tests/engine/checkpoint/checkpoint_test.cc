@@ -25,7 +25,7 @@ class CheckpointTest : public FilesTest {
     return std::make_unique<CheckpointWriter>(io_, ledger_,
                                               CheckpointWriter::Options{out(), step, 1000, 3 * kDiskBlock});
   }
-  // A whole checkpoint with a model of `bytes` bytes.
+  // Writes a whole checkpoint whose model has `bytes` bytes.
   std::string save(std::uint64_t step, std::size_t bytes = 5000) {
     auto writer = begin(step);
     const std::string payload = pattern(bytes, static_cast<std::uint32_t>(step));
@@ -120,7 +120,7 @@ TEST_F(CheckpointTest, ManifestHasTheDocumentedForm) {
   EXPECT_EQ(Manifest::parse(golden, "m").files[0].sum, manifest.files[0].sum);
 }
 
-// A manifest's text with another body and the checksum that belongs to it.
+// Returns a manifest's text with another body, and the checksum of that body.
 std::string resealed(std::string text, const std::string& from, const std::string& to) {
   const std::size_t at = text.find(from);
   EXPECT_NE(at, std::string::npos) << from;
@@ -167,7 +167,8 @@ TEST_F(CheckpointTest, DamageIsFound) {
   expect_error(ErrorCode::kCorrupt, {model, "4194304"}, [&] { reader.verify(); });
   auto tensors = reader.open_tensors(kModelFile);
   std::string bytes(kMiB, '\0');
-  tensors->read(tensors->tensor("t"), 0, std::as_writable_bytes(std::span(bytes)));  // another block: whole
+  // Reads a block that is not damaged.
+  tensors->read(tensors->tensor("t"), 0, std::as_writable_bytes(std::span(bytes)));
   expect_error(ErrorCode::kCorrupt, {model}, [&] {
     tensors->read(tensors->tensor("t"), 5 * kMiB, std::as_writable_bytes(std::span(bytes)));
   });
@@ -267,8 +268,9 @@ TEST_F(CheckpointTest, BytesNeededCoversWhatIsWritten) {
 
 TEST_F(CheckpointTest, PruneKeepsTheNewest) {
   for (const std::uint64_t step : {1u, 2u, 3u, 4u}) save(step);
-  fs::create_directories(out() + "/step-00000009");  // broken: not counted, not deleted
-  fs::create_directories(out() + "/" + removed_name("step-00000001") + "/x");  // a dead process with this pid
+  fs::create_directories(out() + "/step-00000009");  // a broken one is neither counted nor deleted
+  // Left by a dead process with this pid.
+  fs::create_directories(out() + "/" + removed_name("step-00000001") + "/x");
   prune(out(), 2);
   EXPECT_EQ(steps(), (Steps{3, 4}));
   EXPECT_EQ(entries(), (Names{"step-00000003", "step-00000004", "step-00000009"}));
@@ -349,7 +351,7 @@ TEST_F(CheckpointTest, AKillAtAnyInstantLeavesWholeCheckpoints) {
     remove_leftovers(out());
     for (const std::string& name : entries()) EXPECT_TRUE(checkpoint_step(name)) << name;
   }
-  EXPECT_GT(newest, 0u);  // saves did happen
+  EXPECT_GT(newest, 0u);  // checkpoints were saved
 }
 
 TEST_F(CheckpointTest, TwoRunsCannotShareAFolder) {
@@ -367,7 +369,7 @@ TEST_F(CheckpointTest, ALockLeavesNothing) {
   {
     RunLock lock(inner);
     expect_error(ErrorCode::kInvalidArgument, {inner}, [&] { RunLock second(inner); });
-    EXPECT_TRUE(std::filesystem::exists(inner + "/.lock"));  // the refused one took nothing away
+    EXPECT_TRUE(std::filesystem::exists(inner + "/.lock"));  // the refused run removed nothing
   }
   EXPECT_FALSE(std::filesystem::exists(folder_.path("made")));
   std::filesystem::create_directories(folder_.path("there"));

@@ -9,8 +9,7 @@ namespace {
 
 class SafetensorsTest : public FilesTest {
  protected:
-  // A file as any other program would write it: the header's golden text is tested in
-  // safetensors_header_test.cc.
+  // Writes a file as another program would; safetensors_header_test.cc tests golden bytes of the header.
   std::string store(const std::string& name, const std::vector<TensorDeclaration>& tensors,
                     std::uint32_t seed = 1) {
     const SafetensorsHeader header(tensors);
@@ -115,7 +114,7 @@ TEST_F(SafetensorsTest, RefusesBuffersThatAreTooSmallOrNotAligned) {
   });
 }
 
-// The payload from its byte `at` on, which lies in the tensors of the header one after another.
+// Writes the payload from its byte `at` on, which lies in the header's tensors one after another.
 void write_in_pieces(SafetensorsWriter& writer, const std::string& payload, std::size_t piece,
                      std::size_t at = 0) {
   auto bytes = std::as_bytes(std::span(payload));
@@ -159,11 +158,12 @@ TEST_F(SafetensorsTest, WritesWhatIsReadBack) {
   }
 }
 
-// As ranks write that have different shards: each its blocks, in whatever order they come.
+// Ranks with different shards write so: each writes its own blocks, in any order.
 TEST_F(SafetensorsTest, BlocksAreWrittenInAnyOrder) {
   const std::string payload = pattern(18 * kMiB + 13, 3);
   const SafetensorsHeader header({{"t", Dtype::kU8, {payload.size()}}});
-  const auto write = [&](SafetensorsWriter& writer, std::size_t from, std::size_t to) {  // bytes of the file
+  // From byte `from` of the file to byte `to`.
+  const auto write = [&](SafetensorsWriter& writer, std::size_t from, std::size_t to) {
     const std::size_t offset = header.payload_offset();
     const std::size_t begin = std::max(from, offset) - offset, end = std::min(to - offset, payload.size());
     writer.write(header.tensors()[0], begin, std::as_bytes(std::span(payload)).subspan(begin, end - begin));

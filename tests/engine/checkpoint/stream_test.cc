@@ -11,7 +11,7 @@ class StreamTest : public FilesTest {};
 
 constexpr std::size_t kFiles = 3, kBlocks = 4;
 
-// As a checkpoint is loaded: pieces of all files in turn, of lengths that do not fit the blocks.
+// Reads as loading a checkpoint does: parts of all files in turn, of lengths that do not fit the blocks.
 void read_in_turn(std::array<std::unique_ptr<BlockFile>, kFiles>& files, ReadAhead& ahead,
                   std::array<std::string, kFiles>& found) {
   constexpr std::size_t kPiece = 300'000;

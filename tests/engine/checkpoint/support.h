@@ -22,7 +22,7 @@
 
 namespace sluice::engine {
 
-// A folder of its own, removed at the end.
+// A new folder that is removed at the end.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -57,8 +57,7 @@ inline std::string pattern(std::size_t size, std::uint32_t seed) {
   return bytes;
 }
 
-// Files of the system whose transfers are held back, so that a test sees how many are under way, and may
-// fail.
+// Files whose transfers are held back, so that a test sees how many are under way. They may fail.
 class HeldFiles : public offload::IoService {
  public:
   struct Counts {
@@ -141,7 +140,7 @@ class HeldFiles : public offload::IoService {
   };
 };
 
-// What every test of files needs.
+// What all tests of files need.
 class FilesTest : public ::testing::Test {
  protected:
   allocator::Ledger ledger_;

@@ -34,7 +34,7 @@ TEST_F(MachineFile, ReadsWhatItWrote) {
 TEST_F(MachineFile, TakesWhatThisMachineIsMeasuredAs) {
   Machine machine = measure_machine();
   const Machine again = read(to_json(machine));
-  machine.instructions = {};  // they are for people, and nobody reads them
+  machine.instructions = {};  // only people read them
   EXPECT_EQ(to_json(again), to_json(machine));
   EXPECT_EQ(again.cores, usable_cpus());
 }
@@ -42,7 +42,7 @@ TEST_F(MachineFile, TakesWhatThisMachineIsMeasuredAs) {
 TEST_F(MachineFile, IsRefusedByKeyAndValue) {
   struct Case {
     const char* pointer;
-    Json value;  // null: taken away
+    Json value;  // null: the key is removed
     const char* told;
   };
   const std::vector<Case> cases = {

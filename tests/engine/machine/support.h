@@ -16,7 +16,7 @@ inline Json small_machine() {
     "disks": [{"folder": "/nowhere/at/all", "free": "8TiB", "read": 6e9, "write": 5e9}]})");
 }
 
-// A machine as a file: docs/formats/machine.md.
+// Writes a machine as a file: docs/formats/machine.md.
 class MachineFile : public ::testing::Test {
  protected:
   Machine read(const std::string& text) const {

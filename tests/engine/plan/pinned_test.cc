@@ -12,14 +12,13 @@
 #include "core/json.h"
 #include "engine/plan/plan.h"
 
-// Plans that are written down: each file in pinned/ has what a plan is made of and the plan. One that is
-// meant to change is written anew by running these tests with SLUICE_PIN_PLANS=1; the difference is then the
-// commit's.
+// Each file in pinned/ has what a plan is made from, and the plan. To change plans on purpose, run these
+// tests with SLUICE_PIN_PLANS=1, which writes the files anew; the commit then shows the difference.
 namespace sluice::engine {
 namespace {
 
 const std::filesystem::path kFolder = SLUICE_SOURCE_DIR "/tests/engine/plan/pinned";
-constexpr std::size_t kWidth = 160;  // of the files
+constexpr std::size_t kWidth = 160;  // the longest line of a file
 
 template <class T>
 T field(const Json& object, const char* key, T otherwise) {
@@ -67,7 +66,7 @@ UnitProfile unit_profile_of(const Json& object) {
   return profile;
 }
 
-// "repeat": so many like it. "span_elements": its only parameter spans as many units as it takes.
+// "repeat" makes so many units; "span_elements" cuts the unit's only parameter into spans.
 void add_units(const Json& object, Profile& profile) {
   const auto spans = field<std::size_t>(object, "span_elements", 0);
   const std::string name = object.at("name");
@@ -91,8 +90,8 @@ void add_units(const Json& object, Profile& profile) {
   }
 }
 
-// All units forward, and then backward. A tied one has its gradient of use 0 before the others, as the head
-// of a model, and that of use 1 after them.
+// All units are used forward, and then backward. A tied unit has its gradient of use 0 before the others,
+// like a model's head, and that of use 1 after them.
 std::vector<Access> schedule_of(const std::vector<UnitSpec>& units, bool reads) {
   std::vector<Access> schedule;
   const auto is_tied = [&](UnitId unit) { return units[unit].parameters.front().uses > 1; };
@@ -178,14 +177,14 @@ MachineRates rates_of(const Json& object) {
   return rates;
 }
 
-// To nine digits, which another compiler finds, too.
+// Rounds to nine digits, which are the same with another compiler.
 void round_numbers(Json& json) {
   if (json.is_number_float()) json = std::stod(fmt::format("{:.9g}", json.get<double>()));
   if (json.is_structured())
     for (Json& part : json) round_numbers(part);
 }
 
-// Units that follow each other and are planned alike are one entry.
+// Consecutive units with the same plan are one entry.
 Json shortened(Json plan) {
   round_numbers(plan);
   Json units = Json::array();
@@ -201,7 +200,7 @@ Json shortened(Json plan) {
   return plan;
 }
 
-// The plan, or the words of its refusal.
+// Returns the plan, or the text of its refusal.
 Json planned(const Json& file) {
   const Profile profile = profile_of(file.at("profile"));
   Budget budget;
@@ -217,7 +216,7 @@ Json planned(const Json& file) {
   }
 }
 
-// Whatever fits into a line is in one.
+// Puts what fits into a line in one line.
 std::string lines_of(const Json& json, std::size_t indent) {
   std::string flat = json.dump();
   if (!json.is_structured() || indent + flat.size() <= kWidth) return flat;

@@ -29,7 +29,7 @@ Profile random_profile(std::mt19937& random, bool any_order) {
   return profile;
 }
 
-// Everything on disk but what the dice say; what has no bytes is nowhere.
+// Puts random parts in memory and the others on disk; a part without bytes is nowhere.
 std::vector<UnitPlan> random_places(std::mt19937& random, const Placement& placement) {
   std::vector<UnitPlan> units(placement.layout().units().size());
   for (UnitId unit = 0; unit < units.size(); ++unit)
@@ -42,7 +42,7 @@ std::vector<UnitPlan> random_places(std::mt19937& random, const Placement& place
   return units;
 }
 
-// Huge pages of what an access needs and is not resident, by part and use.
+// Returns the huge pages that an access needs for what is not resident, by part and use.
 std::map<std::pair<Part, int>, std::size_t> needs(const Layout& layout, const Access& access,
                                                   const UnitPlan& plan) {
   std::map<std::pair<Part, int>, std::size_t> pages;
@@ -58,7 +58,7 @@ std::map<std::pair<Part, int>, std::size_t> needs(const Layout& layout, const Ac
   return pages;
 }
 
-// Of every window of accesses, one after another.
+// Tries every window of accesses, one after another.
 std::size_t frames_in_order(const Profile& profile, const Layout& layout, const std::vector<UnitPlan>& units,
                             std::size_t window) {
   std::size_t most = 0;
@@ -131,12 +131,12 @@ TEST(Placement, WhatIsHeldIsTheSameWhetherMovedOrMeasured) {
     request.clip = round % 3 != 0;
     const Placement placement(profile, *optimizer, request);
     std::vector<UnitPlan> units = random_places(random, placement);
-    Held moved = placement.held(units);
+    Footprint moved = placement.footprint(units);
     for (UnitId unit = 0; unit < units.size(); ++unit)
       for (std::size_t part = 0; part < kParts; ++part)
         if (!units[unit].resident(static_cast<Part>(part)) && random() % 2 == 0)
           placement.make_resident(unit, static_cast<Part>(part), units[unit], moved);
-    const Held measured = placement.held(units);
+    const Footprint measured = placement.footprint(units);
     EXPECT_EQ(moved.own, measured.own);
     EXPECT_EQ(moved.shared, measured.shared);
     EXPECT_EQ(moved.disk, measured.disk);
@@ -148,7 +148,7 @@ TEST(Placement, WhatIsHeldIsTheSameWhetherMovedOrMeasured) {
   }
 }
 
-// A step of one unit's parameters and gradients, access by access, with a set of units that are near.
+// Goes through a step access by access, and counts the traffic of one unit.
 struct Simulated {
   std::uint64_t parameters_read = 0, kept_read = 0, kept_written = 0;
 };
@@ -156,9 +156,9 @@ Simulated simulate(const Profile& profile, const Layout& layout, UnitId unit, st
                    bool overwritten_first) {
   Simulated moved;
   bool is_written_first = overwritten_first;
-  std::map<int, bool> has_sum;  // of a use, in this step
+  std::map<int, bool> has_sum;  // whether a use has a sum in this step
   for (std::size_t group = 0; group < groups; ++group) {
-    std::vector<UnitId> near;  // the two accesses before
+    std::vector<UnitId> near;  // units of the two accesses before
     for (const Access& access : profile.schedule) {
       if (access.unit == unit && access.parameters && std::count(near.begin(), near.end(), unit) == 0 &&
           !std::exchange(is_written_first, false))
@@ -167,7 +167,7 @@ Simulated simulate(const Profile& profile, const Layout& layout, UnitId unit, st
       for (int use = 0; access.unit == unit && use < uses; ++use) {
         if (use != access.gradient_use && !access.final) continue;
         const std::uint64_t bytes = use_elements(layout, unit, use) * 4;
-        if (has_sum[use]) {  // it went to disk, and comes back to be added to
+        if (has_sum[use]) {  // it was written, and is read to be added to
           moved.kept_written += bytes;
           moved.kept_read += bytes;
         }
@@ -199,7 +199,7 @@ TEST(Placement, TrafficIsThatOfAStepAccessByAccess) {
         const Placement::Traffic kept = placement.kept_gradient_traffic(unit, groups);
         EXPECT_EQ(kept.read, moved.kept_read) << unit;
         EXPECT_EQ(kept.written, moved.kept_written) << unit;
-        // What waits for the norm goes out when it is final, and comes back for its update.
+        // A gradient that waits for the norm is written when it is final, and read for its update.
         const Placement::Traffic all = placement.gradient_traffic(unit, groups);
         const std::uint64_t once = trainable && request.clip ? layout.unit_bytes(unit) : 0;
         EXPECT_EQ(all.read - kept.read, once) << unit;

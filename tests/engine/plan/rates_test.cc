@@ -56,10 +56,10 @@ TEST(ProductSeconds, CountWhatComesFromMemory) {
   EXPECT_DOUBLE_EQ(product_seconds(product, 3 * flops, rates), 3 * product_seconds(product, flops, rates));
   product.accumulate = true;
   EXPECT_DOUBLE_EQ(product_seconds(product, flops, rates), flops / 2e9 + (weights + 2 * results) / 1e9);
-  product.transpose_a = true;  // of a weight's gradient the smaller operand, of 100 x 768
+  product.transpose_a = true;  // for a weight's gradient the smaller operand counts, of 100 x 768
   const double smaller = 4.0 * 100 * 768;
   EXPECT_DOUBLE_EQ(product_seconds(product, flops, rates), flops / 2e9 + (smaller + 2 * results) / 1e9);
-  rates.products.front().product.accumulate = true;  // then its result was in memory when it was measured
+  rates.products.front().product.accumulate = true;  // then the result was in memory when it was measured
   EXPECT_DOUBLE_EQ(product_seconds(product, flops, rates), flops / 2e9 + smaller / 1e9);
   rates.are_limits = true;
   EXPECT_DOUBLE_EQ(product_seconds(product, flops, rates), flops / rates.flops);
@@ -87,7 +87,7 @@ TEST(Visits, AnUpdateTakesItsArithmeticOrTheBandwidthOfMemory) {
   EXPECT_NEAR(seconds(3e-9), 3e-9, 1e-15);
 }
 
-// What a unit of a hundred million elements is updated in, with everything on disk.
+// Returns the chunk of a unit of a hundred million elements, with everything on disk.
 TEST(Chunks, AreAsLongAsWakingTheThreadsAsksForAndNoLonger) {
   const auto optimizer = optim::make_optimizer({});
   const Profile profile = any_order_profile({{"unit", {{"weight", {100, 1 << 20}}}}}, 1);
@@ -105,7 +105,7 @@ TEST(Chunks, AreAsLongAsWakingTheThreadsAsksForAndNoLonger) {
   EXPECT_EQ(chunk(500e9), chunk(50e9)) << "staging takes memory";
 }
 
-// The walk moves what the units' traffic adds up to, wherever what is moved falls.
+// The visits move in all what the units' traffic adds up to.
 TEST(Visits, MoveAllTrafficOfAStep) {
   const auto optimizer = optim::make_optimizer({});
   for (const Dtype type : {Dtype::kF32, Dtype::kBf16})

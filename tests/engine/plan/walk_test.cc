@@ -5,7 +5,7 @@
 namespace sluice::engine {
 namespace {
 
-// A second for 100 bytes, each way.
+// Rates at which 100 bytes take a second in each direction.
 MachineRates slow_disk() {
   MachineRates rates;
   rates.disk_read = rates.disk_write = 100;
@@ -20,7 +20,7 @@ Visit computed(double seconds, std::uint64_t fetched = 0) {
   return visit;
 }
 
-// Of a unit each, in frames.
+// Makes visits of one unit each, which take frames.
 std::vector<Visit> in_frames(std::size_t count, const Visit& like) {
   std::vector<Visit> visits(count, like);
   for (std::size_t i = 0; i < count; ++i) {
@@ -51,7 +51,7 @@ TEST(Walk, ComputingHidesWhatIsFetchedMeanwhile) {
 }
 
 TEST(Walk, WhatTheDiskDoesNotDoInOneHalfIsLateInTheOther) {
-  // 10 s of computing, and 10 s of reading that are all asked for in the second half.
+  // Computing takes 10 s, and so do reads, all of which are asked for in the second half.
   std::vector<Visit> visits = in_frames(20, computed(0.5));
   for (std::size_t i = 10; i < 20; ++i) visits[i].fetched = 100;
   const StepTime time = walk(visits, kNear, slow_disk());
@@ -61,8 +61,8 @@ TEST(Walk, WhatTheDiskDoesNotDoInOneHalfIsLateInTheOther) {
 }
 
 TEST(Walk, FramesThatAreLateDelayWhatIsFetchedIntoThem) {
-  // Each is written for half a second once it is computed, and the one after the next is fetched into its
-  // frames.
+  // Each visit is written for half a second after it is computed, and then the one after the next is fetched
+  // into its frames.
   std::vector<Visit> visits = in_frames(10, computed(1, 50));
   for (Visit& visit : visits) visit.written = 50;
   EXPECT_DOUBLE_EQ(walk(visits, kFar, slow_disk()).step, 10);
@@ -71,10 +71,10 @@ TEST(Walk, FramesThatAreLateDelayWhatIsFetchedIntoThem) {
     visit.written = 0;
     visit.after = {0, 30, 0, 100};
   }
-  // A tenth of an update goes on beside computing; the rest is waited for, and then what is fetched.
+  // A tenth of an update is done beside computing; the rest is waited for, and then the fetch.
   EXPECT_NEAR(walk(visits, {1, 2, 1}, slow_disk()).step, 10 * (1 + 0.27 + 0.5), 0.01);
-  // With slots for all of it only the fetch is waited for, which begins when the frames are looked at next;
-  // with more frames nothing is.
+  // With slots for all of it, only the fetch is waited for, which begins at the next access; with more frames
+  // nothing is waited for.
   EXPECT_NEAR(walk(visits, {1, 2, 10}, slow_disk()).step, 10 * (1 + 0.5), 0.01);
   EXPECT_NEAR(walk(visits, {1, 3, 10}, slow_disk()).step, 10, 0.01);
 }
@@ -91,7 +91,8 @@ TEST(Walk, AnUpdateThatIsDueIsWaitedFor) {
   std::vector<Visit> visits = in_frames(4, computed(1));
   visits[0].before = {0.2, 300, 0, 30};
   const StepTime time = walk(visits, {1, 8, 2}, slow_disk());
-  // It begins one visit before, where 10 steps bring 20 of its 30 chunks; but 1 s has room for a third.
+  // The update begins one visit before, where 10 steps bring 20 of its 30 chunks; but 1 s is enough for a
+  // third.
   EXPECT_NEAR(time.step, 4 + 2 + 0.2 / 3, 0.01);
 }
 

@@ -52,7 +52,7 @@ TEST(Recorder, ForgetsAStepThatDidNotEndAndWhatIsNotToBeRecorded) {
   EXPECT_EQ(recorder.end_step(), std::vector<Access>{reading(0)});
 }
 
-// Looked for one by one.
+// A reference that looks for each access one by one.
 TEST(Recorder, FindsTheNextOfItsKindInAnyOrder) {
   std::mt19937 random(3);
   std::vector<Access> expected;

@@ -13,7 +13,7 @@
 namespace sluice::engine {
 namespace {
 
-// In memory; keeps the Done of writes back while `holds`, until let_go().
+// A backing in memory. While `holds`, writes do not end before let_go().
 class HoldingFile final : public offload::File {
  public:
   void read(std::uint64_t offset, std::span<std::byte> into, offload::Done done) override {

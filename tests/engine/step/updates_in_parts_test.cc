@@ -17,7 +17,7 @@
 #include "offload/test_files.h"
 #include "plain_sgemm.h"
 
-// Updates in shards, and by other executors: the bits are those of one process that updates whole units.
+// Updates in shards, and by other executors, give the bits of one process that updates whole units.
 namespace sluice::engine {
 namespace {
 using namespace sluice::test;
@@ -32,7 +32,7 @@ Layout one_unit(Dtype type) {
                   type}});
 }
 
-// What ranks that are threads add up.
+// Adds up sums among ranks that are threads.
 class SumOfThreads final : public PartsOfOthers {
  public:
   explicit SumOfThreads(int ranks) : barrier_(ranks) {}
@@ -63,7 +63,7 @@ class SumOfThreads final : public PartsOfOthers {
   std::vector<float> f32_;
 };
 
-// Does the works of another executor on a thread of its own, some time after they were given.
+// Computes another executor's works on a thread of its own, some time after they were given.
 class LaterExecutor final : public UpdateExecutor {
  public:
   explicit LaterExecutor(std::unique_ptr<UpdateExecutor> inner)
@@ -117,7 +117,7 @@ struct Case {
   allocator::Tier tier;
 };
 
-// What a process has of the unit: the shards of some ranks, with their state.
+// The process with the shards of some ranks, and their state.
 class Process {
  public:
   Process(const Layout& layout, const optim::Optimizer& optimizer, allocator::Tier tier, Shards::Ranks ranks,
@@ -140,7 +140,7 @@ class Process {
     pipeline_->set_slots(ledger_, 3);
   }
 
-  // The state begins as zeros, and masters with the parameters' values.
+  // State begins as zeros, and masters as the parameters' values.
   void begin(ConstArray parameters) {
     for (std::size_t chunk = 0; chunk < format_.shards().chunks(0); ++chunk)
       transfer(chunk, true, [&](std::byte* state) {
@@ -166,7 +166,7 @@ class Process {
     EXPECT_TRUE(applied);
   }
 
-  // The bytes of each array's elements of each parameter, with those of their scales.
+  // Returns each array's bytes of each parameter, with their scales.
   using State = std::map<std::pair<std::size_t, ParameterId>, std::vector<std::byte>>;
   void collect(State& state) {
     for (std::size_t chunk = 0; chunk < format_.shards().chunks(0); ++chunk)
@@ -270,7 +270,7 @@ TEST_P(UpdatesInParts, HaveTheBitsOfTheWhole) {
     EXPECT_TRUE(run(c, How::kShardsOfOneProcess, world) == whole) << world << " shards of one process";
     EXPECT_TRUE(run(c, How::kRanksAsThreads, world) == whole) << world << " ranks as threads";
   }
-  if (c.optimizer == std::string_view("muon")) return;  // each rank would multiply all matrices
+  if (c.optimizer == std::string_view("muon")) return;  // every rank would multiply all matrices
   EXPECT_TRUE(run(c, How::kRanksAsThreads, 64) == whole) << "ranks of which some have nothing";
 }
 
@@ -293,7 +293,7 @@ INSTANTIATE_TEST_SUITE_P(
                          c.tier == kDisk ? "disk" : "memory");
     });
 
-// A failed work is told to whoever pumps, and the pipeline can be taken down.
+// Whoever pumps gets the error of a failed work, and the pipeline can be destroyed.
 TEST(UpdateExecutor, ErrorsOfAWorkReachThePump) {
   class Failing final : public UpdateExecutor {
    public:

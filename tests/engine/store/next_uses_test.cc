@@ -46,7 +46,7 @@ TEST(NextUses, WhatFollowsAnotherIsNeededWithItOnceItsOwnUsesAreOver) {
   EXPECT_EQ(uses.distance(1), 0u);
 }
 
-// What is told to have changed is all that has: by every distance, computed anew from the schedule alone.
+// All times that changed are reported: compares every distance with one computed from the schedule alone.
 TEST(NextUses, TellWhoseTimeIsAnother) {
   std::mt19937 random(1);
   for (int round = 0; round < 50; ++round) {

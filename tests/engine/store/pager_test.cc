@@ -15,14 +15,14 @@
 namespace sluice::engine {
 namespace {
 
-constexpr std::size_t kBytes = kHugePage;  // of each holding: one extent
+constexpr std::size_t kBytes = kHugePage;  // one extent for each holding
 
-// Transfers end at once, or when they are let go; they are counted.
+// A backing that counts transfers, which end at once or at let_go().
 class MemoryBacking final : public Backing {
  public:
   struct Counts {
     std::size_t fetched = 0, stored = 0;
-    bool holds = false;  // what begins from now on does not end before let_go()
+    bool holds = false;  // transfers that begin now do not end before let_go()
     std::vector<std::function<void()>> held;
     void let_go() {
       for (const auto& end : std::exchange(held, {})) end();
@@ -82,7 +82,7 @@ class PagerTest : public testing::Test {
     for (std::size_t i = 0; i < count; ++i) ids.push_back(define());
     return ids;
   }
-  // Each holding's first bytes are its own number, and how often it was changed.
+  // Each holding begins with its number and with how often it was changed.
   struct Mark {
     HoldingId id;
     std::uint32_t version;
@@ -107,8 +107,8 @@ class PagerTest : public testing::Test {
   Pager pager_{ledger_, backings_, waits_};
 };
 
-// The fewest fetches that any choice of what leaves allows, for what is only read (Belady, 1966: the one
-// whose next use is furthest).
+// Returns the fewest fetches that any choice of evictions allows, where everything is only read (Belady,
+// 1966).
 std::size_t fewest_fetches(const std::vector<HoldingId>& accesses, std::size_t frames) {
   std::set<HoldingId> present;
   std::size_t fetches = 0;
@@ -147,11 +147,11 @@ TEST_F(PagerTest, FetchesNoMoreThanTheBestChoiceOfWhatLeaves) {
       pager_.set_position(i);
       EXPECT_EQ(read(schedule[i].front()), (Mark{schedule[i].front(), 0}));
     }
-  // It begins with other holdings in its frames, and looks one cycle ahead.
+  // The pager begins with other holdings in its frames, and looks one cycle ahead.
   EXPECT_LE(backings_.counts.fetched, fewest_fetches(all, kFrames) + kFrames);
 }
 
-// Whatever is read, changed, given up and fetched ahead, and however late transfers end.
+// Reads, changes, discards and prefetches at random, with transfers that end late.
 TEST_F(PagerTest, ContentsAreWhatWasWrittenLast) {
   constexpr std::size_t kHoldings = 9;
   const auto ids = define_many(kHoldings);
@@ -213,7 +213,7 @@ TEST_F(PagerTest, WhatIsParkedIsLeftToItsReader) {
   pager_.park(ids[1]);
   write(ids[0], 1);
   pager_.set_position(2);
-  write(ids[2], 1);  // one of the two has to leave, of which both are needed next
+  write(ids[2], 1);  // one of the two must leave, and both are needed next
   pager_.wait_all();
   pager_.set_position(0);
   pager_.prefetch(2);

@@ -130,7 +130,7 @@ def test_many_skipped_steps_in_a_row_end_the_run(place, tmp_path):
 @pytest.mark.parametrize(
     "flags,text",
     [
-        (["--dtype", "f16", "--master", "none"], "no masters are to be kept of parameters in f16"),
+        (["--dtype", "f16", "--master", "none"], "has f16 parameters, and no masters are to be kept"),
         (["--loss-scale", "0"], "loss-scale must be dynamic, or a number above 0 that is finite"),
         (["--loss-scale", "big"], "'big' was given"),
         (["--initial-scale", "4"], "initial-scale is given, and the loss scale is 1"),

@@ -1,4 +1,4 @@
-#include "engine/step/batches.h"
+#include "engine/step/buckets.h"
 
 #include <algorithm>
 
@@ -10,18 +10,18 @@ namespace {
 
 constexpr std::size_t kAligned = 64;
 
-Batch batch_from(const Layout& layout, const optim::Optimizer& optimizer, ParameterId first,
-                 ParameterId end_of_unit) {
-  Batch batch{first, first};
-  for (; batch.end < end_of_unit; ++batch.end) {
-    const optim::Kind kind = kind_of(layout.spec(batch.end));
+Bucket bucket_from(const Layout& layout, const optim::Optimizer& optimizer, ParameterId first,
+                   ParameterId end_of_unit) {
+  Bucket bucket{first, first};
+  for (; bucket.end < end_of_unit; ++bucket.end) {
+    const optim::Kind kind = kind_of(layout.spec(bucket.end));
     const std::size_t bytes = scratch_bytes(optimizer, kind);
-    if (batch.end > first && bytes > 0 && batch.scratch_bytes + bytes > kBatchBytes) break;
-    batch.scratch_bytes += bytes;
-    batch.workspace_bytes = std::max(batch.workspace_bytes, optimizer.workspace(kind));
-    if (optimizer.has_rounds(kind)) batch.rounds = optimizer.rounds();
+    if (bucket.end > first && bytes > 0 && bucket.scratch_bytes + bytes > kBucketBytes) break;
+    bucket.scratch_bytes += bytes;
+    bucket.workspace_bytes = std::max(bucket.workspace_bytes, optimizer.workspace(kind));
+    if (optimizer.has_rounds(kind)) bucket.rounds = optimizer.rounds();
   }
-  return batch;
+  return bucket;
 }
 
 }  // namespace
@@ -45,32 +45,32 @@ std::vector<std::pair<UnitId, Pass>> passes_of(const optim::Optimizer& optimizer
   return passes;
 }
 
-std::vector<Batch> batches_of(const Layout& layout, const optim::Optimizer& optimizer, const Shards& shards,
-                              UnitId unit) {
-  std::vector<Batch> batches;
-  if (!layout.trainable(unit)) return batches;
+std::vector<Bucket> buckets_of(const Layout& layout, const optim::Optimizer& optimizer, const Shards& shards,
+                               UnitId unit) {
+  std::vector<Bucket> buckets;
+  if (!layout.trainable(unit)) return buckets;
   const ParameterId end = layout.end_parameter(unit);
-  for (ParameterId first = layout.first_parameter(unit); first < end; first = batches.back().end) {
-    Batch batch = batch_from(layout, optimizer, first, end);
-    const Layout::Place& last = layout.place(batch.end - 1);
+  for (ParameterId first = layout.first_parameter(unit); first < end; first = buckets.back().end) {
+    Bucket bucket = bucket_from(layout, optimizer, first, end);
+    const Layout::Location& last = layout.location(bucket.end - 1);
     const ElementRange chunks =
-        shards.chunks_with(unit, {layout.place(first).offset, last.offset + last.elements});
-    batch.first_chunk = chunks.begin;
-    batch.end_chunk = chunks.end;
-    batches.push_back(batch);
+        shards.chunks_with(unit, {layout.location(first).offset, last.offset + last.elements});
+    bucket.first_chunk = chunks.begin;
+    bucket.end_chunk = chunks.end;
+    buckets.push_back(bucket);
   }
-  return batches;
+  return buckets;
 }
 
 RoundsNeed rounds_need(const Layout& layout, const optim::Optimizer& optimizer) {
   RoundsNeed need;
   const Shards shards(layout, optimizer, kChunkGrain);
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
-    for (const Batch& batch : batches_of(layout, optimizer, shards, unit)) {
-      const std::size_t bytes = batch.scratch_bytes + batch.workspace_bytes;
+    for (const Bucket& bucket : buckets_of(layout, optimizer, shards, unit)) {
+      const std::size_t bytes = bucket.scratch_bytes + bucket.workspace_bytes;
       if (bytes <= need.bytes) continue;
-      need = {bytes, batch.scratch_bytes, batch.first};
-      for (ParameterId p = batch.first; p < batch.end; ++p)
+      need = {bytes, bucket.scratch_bytes, bucket.first};
+      for (ParameterId p = bucket.first; p < bucket.end; ++p)
         if (scratch_bytes(optimizer, kind_of(layout.spec(p))) >
             scratch_bytes(optimizer, kind_of(layout.spec(need.largest))))
           need.largest = p;
