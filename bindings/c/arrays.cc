@@ -4,13 +4,12 @@
 #include "bindings/c/status.h"
 #include "kernels/elementwise.h"
 
-// Values and state that are whole arrays of the caller's. These run inside of the engine's calls, and take no
-// lock; what is wrong with them is an error of the call.
+// Copies from and to whole arrays of the caller. These run inside calls of the engine, and take no lock.
 namespace sluice::c {
 namespace {
 
-// Of a parameter's array from an element on; data is null where there is none.
-sluice::Array place(const void* context, uint32_t parameter, uint32_t array, uint64_t first) {
+// Returns a parameter's array, from an element on; data is null where there is none.
+sluice::Array find(const void* context, uint32_t parameter, uint32_t array, uint64_t first) {
   const sluice_arrays all = known_part(static_cast<const sluice_arrays*>(context), "the arrays");
   const uint32_t row = parameter - all.first_parameter;
   if (parameter < all.first_parameter || row >= all.parameters || array >= all.arrays) return {};
@@ -26,14 +25,14 @@ Threads& one_thread() {
 
 int write(const void* context, uint32_t parameter, uint32_t array, uint64_t first, const float* values,
           uint64_t elements) {
-  const sluice::Array to = place(context, parameter, array, first);
+  const sluice::Array to = find(context, parameter, array, first);
   if (to.data != nullptr) kernels::convert(one_thread(), elements, {values, Dtype::kF32}, to);
   return 0;
 }
 
 int read(const void* context, uint32_t parameter, uint32_t array, uint64_t first, float* values,
          uint64_t elements) {
-  const sluice::Array from = place(context, parameter, array, first);
+  const sluice::Array from = find(context, parameter, array, first);
   if (from.data == nullptr)
     std::fill_n(values, elements, 0.0f);
   else

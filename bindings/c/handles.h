@@ -17,7 +17,7 @@
 #include "offload/file.h"
 #include "optim/optimizer.h"
 
-// What is behind the handles. Private to this room.
+// The structs behind the opaque pointers. Private to this room.
 struct sluice_model {
   std::vector<sluice::engine::UnitSpec> units;
   std::vector<bool> frozen;  // by parameter
@@ -25,12 +25,12 @@ struct sluice_model {
 
 namespace sluice::c {
 
-// A plan, and what its engine is to stand on.
+// A plan, and everything that its engine needs.
 struct Planned : engine::Planned {
   std::unique_ptr<optim::Optimizer> optimizer;
-  std::unique_ptr<kernels::F32Products> products;  // null where the optimizer has none
+  std::unique_ptr<kernels::F32Products> products;  // null where the optimizer has no matrix products
   std::unique_ptr<offload::IoService> io;
-  std::uint64_t reserved = 0;  // of the budget's base
+  std::uint64_t reserved = 0;  // is counted in the budget's base
   std::uint32_t groups = 1;
   int threads = 1;
   sluice_team team = nullptr;
@@ -57,20 +57,22 @@ struct sluice_engine {
   sluice::Trace* const trace = assembly.trace();
   sluice::engine::AnyOrderEngine* const engine = &assembly.engine();
 
-  std::mutex mutex;                                       // calls take turns
-  std::atomic<pid_t> caller{0};                           // the thread that is inside of a call
-  std::optional<sluice::allocator::TouchServer> touches;  // last: its thread uses the rest
+  std::mutex mutex;              // makes calls take turns
+  std::atomic<pid_t> caller{0};  // the thread whose call it is
+  // Comes last, because its thread uses the other members.
+  std::optional<sluice::allocator::TouchServer> touches;
 
+  // Brings in the unit of a touch. Returns why that is not possible, or nothing.
   std::string bring_in(const sluice::allocator::TouchServer::Touch& touch);
 };
 
 namespace sluice::c {
 
-// The engine whose caller's function this thread is in.
+// The engine that has called a function of its caller on this thread; null: none has.
 inline thread_local const sluice_engine* in_function_of = nullptr;
 
-// Calls a function of the caller's, which may stop the call that it is part of. (It may throw: those for
-// arrays are this library's own.)
+// Calls a function of the caller, which may stop the call. It may also throw: those for arrays are in this
+// library.
 template <class Function, class... Arguments>
 void call_back(const sluice_engine& engine, Function function, Arguments... arguments) {
   struct Inside {
@@ -87,11 +89,12 @@ void call_back(const sluice_engine& engine, Function function, Arguments... argu
 
 inline std::mutex& mutex_of(sluice_engine& engine) {
   if (in_function_of == &engine)
-    fail(ErrorCode::kState, "an engine is called by a function that it has called; call it after that");
+    fail(ErrorCode::kState,
+         "a function that the engine has called calls the engine; call it when the function has returned");
   return engine.mutex;
 }
 
-// The calling thread's turn on the engine.
+// The turn of the calling thread on an engine.
 class Turn {
  public:
   explicit Turn(sluice_engine& engine) : engine_(engine), lock_(mutex_of(engine)) {
@@ -106,7 +109,7 @@ class Turn {
   std::lock_guard<std::mutex> lock_;
 };
 
-// Asks the engine something, when the caller's turn has come. Nothing changes by it.
+// Runs `question` on the engine when the caller's turn has come. It changes nothing.
 template <class Question>
 sluice_status ask(const sluice_engine* handle, Question&& question) noexcept {
   return guarded([&] {
@@ -116,8 +119,8 @@ sluice_status ask(const sluice_engine* handle, Question&& question) noexcept {
   });
 }
 
-// Runs `action` on the engine, when its turn has come. What was touched may have been written, and is
-// released before; if it is still in use, it is touched again.
+// Runs `action` on the engine when the caller's turn has come. Units that touches brought in are released
+// first, since they may have been written; if they are still in use, they are touched again.
 template <class Action>
 sluice_status with_engine(sluice_engine* handle, Action&& action) noexcept {
   return guarded([&] {
@@ -129,29 +132,19 @@ sluice_status with_engine(sluice_engine* handle, Action&& action) noexcept {
 }
 
 inline Dtype dtype_of(sluice_dtype dtype) {
-  switch (dtype) {
-    case SLUICE_F32:
-      return Dtype::kF32;
-    case SLUICE_BF16:
-      return Dtype::kBf16;
-    case SLUICE_F16:
-      return Dtype::kF16;
-  }
+  if (dtype == SLUICE_F32) return Dtype::kF32;
+  if (dtype == SLUICE_BF16) return Dtype::kBf16;
+  if (dtype == SLUICE_F16) return Dtype::kF16;
   fail(ErrorCode::kInvalidArgument, "{} is no sluice_dtype", static_cast<int>(dtype));
 }
 
-// what: its name in messages. Throws Error(kInvalidArgument) for an array that is none.
+// `what` names the array in messages. Throws Error(kInvalidArgument) for an array that is not valid.
 Json settings_of(const sluice_setting* settings, std::size_t count, const char* what);
 
 inline Dtype state_type_of(sluice_state_type type) {
-  switch (type) {
-    case SLUICE_STATE_F32:
-      return Dtype::kF32;
-    case SLUICE_STATE_BF16:
-      return Dtype::kBf16;
-    case SLUICE_STATE_8BIT:
-      return Dtype::kU8;
-  }
+  if (type == SLUICE_STATE_F32) return Dtype::kF32;
+  if (type == SLUICE_STATE_BF16) return Dtype::kBf16;
+  if (type == SLUICE_STATE_8BIT) return Dtype::kU8;
   fail(ErrorCode::kInvalidArgument, "{} is no sluice_state_type", static_cast<int>(type));
 }
 

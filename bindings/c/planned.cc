@@ -20,11 +20,10 @@ void check_model(const sluice_model& model, std::uint32_t groups) {
   for (const engine::UnitSpec& unit : model.units)
     for (const engine::ParameterSpec& parameter : unit.parameters)
       if (parameter.group >= groups)
-        fail(ErrorCode::kInvalidArgument, "'{}' is of group {}, and options.groups is {}", parameter.name,
+        fail(ErrorCode::kInvalidArgument, "'{}' is in group {}, and options.groups is {}", parameter.name,
              parameter.group, groups);
 }
 
-// The units, each trainable or frozen as its parameters are.
 std::vector<engine::UnitSpec> units_of(const sluice_model& model) {
   std::vector<engine::UnitSpec> units = model.units;
   std::size_t first = 0;
@@ -61,7 +60,7 @@ std::unique_ptr<optim::Optimizer> optimizer_of(const sluice_engine_options& opti
   return optim::make_optimizer(settings);
 }
 
-// Where the optimizer has any.
+// Returns null where the optimizer has no matrix products.
 std::unique_ptr<kernels::F32Products> products_of(const sluice_engine_options& options, const Planned& made) {
   if (!engine::has_products(made.profile.units, *made.optimizer)) return nullptr;
   if (options.sgemm != nullptr) return kernels::make_blas_products(options.sgemm);
@@ -87,7 +86,8 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   if (options.memory == 0)
     fail(ErrorCode::kInvalidArgument, "options.memory is 0; state what memory there is");
   if (options.reserved > options.memory || options.trace_events > options.memory / engine::kTraceEventBytes)
-    fail(ErrorCode::kBudget, "{} are reserved, and {} events of {} bytes traced: more than the memory of {}",
+    fail(ErrorCode::kBudget,
+         "{} are reserved, and {} events of {} bytes are traced, which is more than the memory of {}",
          format_size(options.reserved), options.trace_events, engine::kTraceEventBytes,
          format_size(options.memory));
   made.threads = options.threads == 0 ? usable_cpus() : static_cast<int>(std::min(options.threads, 4096u));
@@ -135,14 +135,13 @@ sluice_engine::sluice_engine(Planned made)
   engine->serve_touches(*touches);
 }
 
-// Called by the touch server's thread.
+// Called on the touch server's thread.
 std::string sluice_engine::bring_in(const sluice::allocator::TouchServer::Touch& touch) {
   if (caller == touch.thread)
-    return "a function touches it that the engine has called, or memory of the engine's was given to it; "
-           "acquire "
-           "the unit first, or give a copy";
+    return "a function that the engine has called touches it, or memory of the engine was handed to a call; "
+           "acquire the unit first, or hand in a copy";
   const Turn turn(*this);
-  if (engine->left()) return {};  // the access happens again, at what is there now
+  if (engine->left()) return {};  // the access is repeated, and finds what is there now
   const auto unit = engine->unit_at(touch.address);
   if (!unit) return "no unit lies there";
   engine->touch(*unit, touch.write);

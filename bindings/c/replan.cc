@@ -8,7 +8,7 @@ namespace {
 void replan(sluice_engine& e, std::uint64_t reserved) {
   Planned& planned = e.planned;
   if (reserved > planned.budget.memory)
-    fail(ErrorCode::kBudget, "{} are reserved: more than the memory of {}", format_size(reserved),
+    fail(ErrorCode::kBudget, "{} are reserved, which is more than the memory of {}", format_size(reserved),
          format_size(planned.budget.memory));
   e.assembly.replan(planned, planned.budget.base + reserved - planned.reserved);
   planned.reserved = reserved;

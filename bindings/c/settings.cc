@@ -8,7 +8,7 @@ using namespace sluice::c;  // NOLINT: what follows is of this room
 
 Json sluice::c::settings_of(const sluice_setting* settings, std::size_t count, const char* what) {
   if (count > optim::setting_table().size())
-    fail(ErrorCode::kInvalidArgument, "'{}' are {}, and there are {} settings in all", what, count,
+    fail(ErrorCode::kInvalidArgument, "'{}' has {} entries, and there are {} settings in all", what, count,
          optim::setting_table().size());
   Json all = Json::object();
   for (std::size_t i = 0; i < count; ++i) {

@@ -14,14 +14,14 @@ bool has_master(const sluice_engine& e, engine::UnitId unit) {
   return e.planned.optimizer->keeps_master() && e.engine->layout().dtype(unit) != Dtype::kF32;
 }
 
-// 1 where any unit has them: they are array 0 then.
+// Returns 1 where any unit has masters, which are array 0 then.
 uint32_t masters_of(const sluice_engine& e) {
   for (engine::UnitId unit = 0; unit < e.engine->layout().units().size(); ++unit)
     if (e.engine->layout().trainable(unit) && has_master(e, unit)) return 1;
   return 0;
 }
 
-// The number of the first array that is not by elements.
+// Returns the number of the first array that is not by elements.
 uint32_t first_whole(const sluice_engine& e) {
   return masters_of(e) + static_cast<uint32_t>(e.planned.optimizer->state().size());
 }
@@ -33,19 +33,19 @@ engine::UnitId trainable_unit(const sluice_engine& e, uint32_t unit) {
   return unit;
 }
 
-// Hands state to the caller's function: in f32, piece by piece, and never two at once.
+// Hands state to the caller's function: in f32, some elements at a time, and never from two threads at once.
 class StateReader {
  public:
   StateReader(const sluice_engine& engine, sluice_write_state function, void* context)
       : engine_(engine), function_(function), context_(context) {}
 
-  // map, scales: of codes.
+  // map and scales are those of codes.
   void operator()(ParameterId parameter, uint32_t array, std::size_t first, std::size_t count,
                   ConstArray values, optim::CodeMap map = {}, const float* scales = nullptr) {
     const std::lock_guard lock(mutex_);
-    for (std::size_t at = 0; at < count; at += kPiece) {
-      const std::size_t n = std::min(count - at, kPiece);
-      const float* wide = values.f32() + at;  // where they are f32
+    for (std::size_t at = 0; at < count; at += kAtOnce) {
+      const std::size_t n = std::min(count - at, kAtOnce);
+      const float* wide = values.f32() + at;  // used where they are f32
       if (values.type == Dtype::kU8) {
         const auto* const codes = static_cast<const std::uint8_t*>(values.data) + at;
         optim::decode(n, map, codes, scales + at / optim::kScaleBlock, wide_.data());
@@ -59,13 +59,13 @@ class StateReader {
   }
 
  private:
-  static constexpr std::size_t kPiece = 64 * optim::kScaleBlock;
+  static constexpr std::size_t kAtOnce = 64 * optim::kScaleBlock;
   const sluice_engine& engine_;
   sluice_write_state function_;
   void* context_;
   std::mutex mutex_;
   Threads one_{1};
-  std::array<float, kPiece> wide_;
+  std::array<float, kAtOnce> wide_;
 };
 
 }  // namespace

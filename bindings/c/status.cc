@@ -10,24 +10,16 @@ namespace {
 thread_local std::string last_error;  // NOLINT: sluice_last_error() is per thread by contract
 
 sluice_status status_of(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kInvalidArgument:
-      return SLUICE_INVALID_ARGUMENT;
-    case ErrorCode::kNotFound:
-      return SLUICE_NOT_FOUND;
-    case ErrorCode::kBudget:
-      return SLUICE_BUDGET;
-    case ErrorCode::kIo:
-      return SLUICE_IO;
-    case ErrorCode::kCorrupt:
-      return SLUICE_CORRUPT;
-    case ErrorCode::kNotFinite:
-      return SLUICE_NOT_FINITE;
-    case ErrorCode::kState:
-      return SLUICE_STATE;
-    case ErrorCode::kInternal:
-      break;
-  }
+  constexpr std::pair<ErrorCode, sluice_status> kStatuses[] = {
+      {ErrorCode::kInvalidArgument, SLUICE_INVALID_ARGUMENT},
+      {ErrorCode::kNotFound, SLUICE_NOT_FOUND},
+      {ErrorCode::kBudget, SLUICE_BUDGET},
+      {ErrorCode::kIo, SLUICE_IO},
+      {ErrorCode::kCorrupt, SLUICE_CORRUPT},
+      {ErrorCode::kNotFinite, SLUICE_NOT_FINITE},
+      {ErrorCode::kState, SLUICE_STATE}};
+  for (const auto& [known, status] : kStatuses)
+    if (known == code) return status;
   return SLUICE_INTERNAL;
 }
 
@@ -48,7 +40,7 @@ sluice_status status_of_current_exception() noexcept {
   } catch (const Error& error) {
     return keep(status_of(error.code()), error.what());
   } catch (const CallbackStopped&) {
-    return keep(SLUICE_CALLBACK, "a function of the caller's stopped the call");
+    return keep(SLUICE_CALLBACK, "a function of the caller stopped the call");
   } catch (const std::bad_alloc&) {
     return keep(SLUICE_BUDGET, "the system gave no memory");
   } catch (const std::exception& error) {

@@ -11,7 +11,7 @@
 // How errors cross the C ABI. Private to this room.
 namespace sluice::c {
 
-// A function of the caller's asked to stop.
+// Thrown where a function of the caller asked to stop.
 struct CallbackStopped {
   int value;
 };
@@ -20,7 +20,7 @@ inline void stop_unless_zero(int result) {
   if (result != 0) throw CallbackStopped{result};
 }
 
-// Of the exception that is being handled; keeps its text for sluice_last_error().
+// Returns the status of the exception that is being handled, and keeps its text for sluice_last_error().
 sluice_status status_of_current_exception() noexcept;
 
 template <class Action>
@@ -40,7 +40,7 @@ T& required(T* pointer, const char* name) {
   return *pointer;
 }
 
-// What the caller knows of a versioned struct; the rest is zero.
+// Returns a copy of a versioned struct: the members that the caller knows, and zeros.
 template <class T>
 T known_part(const T* given, const char* name) {
   const std::size_t size = required(given, name).size;
@@ -51,11 +51,11 @@ T known_part(const T* given, const char* name) {
   return known;
 }
 
-// A versioned struct of the caller's that is filled in as far as the caller knows it.
+// A versioned struct that is filled in, as far as the caller knows its members.
 template <class T>
 class Result {
  public:
-  // Before anything is done. given: may be NULL.
+  // Checks the struct, before anything is done. `given` may be NULL.
   Result(T* given, const char* name) : to_(given) {
     if (given != nullptr) known_part(given, name);
   }

@@ -14,7 +14,7 @@ using namespace sluice::c;  // NOLINT: the whole file is of this room
 
 namespace {
 
-// groups: each as large as the caller was compiled with.
+// The entries of `groups` have the size with which the caller was compiled.
 sluice::engine::GroupSettings group_of(const sluice_engine& e, const sluice_group_settings* groups,
                                        std::size_t index) {
   const auto* const group = reinterpret_cast<const sluice_group_settings*>(
@@ -48,11 +48,11 @@ sluice::engine::StepSettings settings_of(const sluice_engine& e, const sluice_st
 
 void require_none(const sluice_step_settings* settings, const char* where) {
   if (settings != nullptr)
-    fail(ErrorCode::kInvalidArgument,
-         "settings are given here, and an engine like this takes them in {}; give NULL", where);
+    fail(ErrorCode::kInvalidArgument, "settings are given here, and this engine takes them in {}; give NULL",
+         where);
 }
 
-// An array that the engine is to read, or to write, may be its own memory only where that is there.
+// An array that the engine reads or writes may be in its own parameters only where these are present.
 void require_present(const sluice_engine& e, const void* data, std::size_t bytes, bool write,
                      const char* name) {
   if (data == nullptr) fail(ErrorCode::kInvalidArgument, "'{}' is NULL", name);
@@ -74,7 +74,6 @@ std::size_t bytes_of(const sluice_engine& e, std::uint32_t parameter, Dtype dtyp
   return e.engine->layout().spec(parameter_of(e, parameter)).elements() * size_of(dtype);
 }
 
-// They say the same, by the same numbers.
 static_assert(static_cast<int>(Hold::kRead) == SLUICE_READ &&
               static_cast<int>(Hold::kGradient) == SLUICE_GRADIENT &&
               static_cast<int>(Hold::kGradientOnly) == SLUICE_GRADIENT_ONLY &&

@@ -1,6 +1,6 @@
 #include "tests/bindings/c/support.h"
 
-// What a caller need not count along, since the engine says it.
+// Tests of questions, so that a caller need not keep count itself.
 namespace sluice_c_test {
 namespace {
 
@@ -77,7 +77,7 @@ TEST_F(QuestionsTest, WhatIsHeldAndHowOften) {
   expect_error(sluice_engine_held(engine(), 99, nullptr, nullptr), SLUICE_INVALID_ARGUMENT, {"no unit 99"});
 }
 
-// What an edit held is released like the rest, so that the unit can be acquired for anything again.
+// An edited unit is released like any other, so that it can be acquired for anything again.
 TEST_F(QuestionsTest, AnEditEndsWithTheStepThatIsAbandoned) {
   EXPECT_OK(sluice_engine_begin_step(engine(), nullptr));
   EXPECT_OK(sluice_engine_acquire(engine(), 1, SLUICE_EDIT));

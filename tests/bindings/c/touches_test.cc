@@ -116,7 +116,7 @@ TEST_P(TouchesDeathTest, AreToldInsideOfACall) {
   };
   void* absent = const_cast<void*>(address(engine.get(), 0));  // NOLINT: it is passed on as a context
   EXPECT_DEATH((void)sluice_engine_set_values(engine.get(), 1, read, absent),
-               "cannot be brought in: a function touches it that the engine has called");
+               "cannot be brought in: a function that the engine has called touches it");
 }
 
 }  // namespace
