@@ -76,7 +76,8 @@ class Pager {
   void prefetch(std::size_t accesses);
   void prefetch_one(HoldingId holding);  // for reads outside of the schedule; takes only free frames
 
-  // Makes the holding present, and holds it until release(). Waits. Without contents its bytes are random.
+  // Makes the holding present, and holds it until release(). Waits. Without contents its bytes are
+  // unspecified.
   std::byte* acquire(HoldingId holding, Use use);
   // Does the same without waiting. Returns false where the holding is not present yet; its fetch has then
   // begun if there is room.
