@@ -61,7 +61,7 @@ class CheckpointTensors {
     SafetensorsHeader header;
   };
   UnitSink sink();
-    // Writes elements of a parameter, from `first` on, into the file with that index.
+  // Writes elements of a parameter, from `first` on, into the file with that index.
   void write(std::size_t file, ParameterId parameter, std::size_t first, std::size_t count,
              ConstArray values);
 

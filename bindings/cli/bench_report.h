@@ -27,7 +27,7 @@ struct BenchReport {
   std::vector<std::string> notes;
 };
 double median(std::vector<double> values);  // REQUIRES: there are some
-double ratio_of(const BenchRow& row);  // the share of the limit that was reached
+double ratio_of(const BenchRow& row);       // the share of the limit that was reached
 Json to_json(const BenchReport& report);
 std::string to_text(const BenchReport& report);
 
