@@ -189,7 +189,7 @@ TEST_F(MisuseTest, AFunctionOfTheCallersMayNotCallTheEngine) {
     return start_values(nullptr, p, first, values, elements);
   };
   EXPECT_OK(sluice_engine_set_values(engine(), 1, fill, &context));
-  expect_error(context.inner, SLUICE_STATE, {"called by a function that it has called"});
+  expect_error(context.inner, SLUICE_STATE, {"that the engine has called calls the engine"});
   context.inner = SLUICE_OK;
   const auto look = [](void* given, uint32_t, uint32_t, uint64_t, const float*, uint64_t) {
     auto& c = *static_cast<Context*>(given);

@@ -130,14 +130,14 @@ TEST(SpansThatDoNotFit, AreRefused) {
     EXPECT_NE(std::string(sluice_last_error()).find(problem), std::string::npos) << sluice_last_error();
     EXPECT_NE(std::string(sluice_last_error()).find("'table'"), std::string::npos) << sluice_last_error();
   };
-  refused({{0, kGrain}}, "goes on");
-  refused({{0, kGrain}, {kGrain, kGrain}}, "goes on");
+  refused({{0, kGrain}}, "ends early");
+  refused({{0, kGrain}, {kGrain, kGrain}}, "ends early");
   refused({{0, kGrain}, {kGrain, 0}}, "no elements");
-  refused({{0, kGrain}, {kGrain, 2 * kGrain}}, "beyond its end");
-  refused({{0, kGrain}, {UINT64_MAX, 2}}, "beyond its end");
+  refused({{0, kGrain}, {kGrain, 2 * kGrain}}, "beyond the end of the parameter");
+  refused({{0, kGrain}, {UINT64_MAX, 2}}, "beyond the end of the parameter");
   refused({{0, kGrain + 5}, {kGrain + 5, kGrain}}, "no multiple");
-  refused({{kGrain, kGrain}, {0, kGrain}}, "does not follow");
-  refused({{0, kGrain}, {2 * kGrain, kGrain / 2}}, "does not follow");
+  refused({{kGrain, kGrain}, {0, kGrain}}, "must follow");
+  refused({{0, kGrain}, {2 * kGrain, kGrain / 2}}, "must follow");
 }
 
 }  // namespace
