@@ -181,7 +181,7 @@ sluice_status sluice_engine_load_values(sluice_engine* handle, const char* path)
 sluice_status sluice_engine_save(sluice_engine* handle, const char* out, uint64_t keep, char** path) {
   return with_engine(handle, [&](sluice_engine& e) {
     const std::string folder = save(e, &required(out, "out"), keep);
-    if (path != nullptr) *path = new_text(saved);
+    if (path != nullptr) *path = new_text(folder);
   });
 }
 
