@@ -69,7 +69,7 @@ void check_masters(const std::vector<UnitSpec>& units, const optim::Optimizer& o
   }
   if (!any_narrow)
     fail(ErrorCode::kInvalidArgument,
-         "no masters are to be kept, and all parameters are f32, which have none; leave that out, or use "
+         "no masters are to be kept, but all parameters are f32, and each is its own; leave that out, or use "
          "bf16");
 }
 

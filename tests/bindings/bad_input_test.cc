@@ -83,7 +83,7 @@ TEST_F(BadInputTest, SizesAndNumbersAreChecked) {
   expect_train_refused({"--batch", "-1"}, 2, "--batch");
   expect_train_refused({"--lr", "fast"}, 2, "--lr");
   expect_train_refused({"--beta1", "1"}, 2, "beta1");
-  expect_train_refused({"--master", "none"}, 2, "all parameters are f32");
+  expect_train_refused({"--master", "none"}, 2, "its own");
   expect_train_refused({"--momentum", "0.9"}, 2, "adamw has none");
   expect_train_refused({"--optimizer", "sgd", "--nesterov"}, 2, "without momentum");
   expect_train_refused({"--adamw-lr", "1e-3"}, 2, "adamw has none");
