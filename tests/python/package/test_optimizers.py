@@ -395,7 +395,7 @@ def test_muons_memory_is_planned_and_charged(tmp_path):
     enough = int(re.search(r"memory=(\d+)MiB", str(short.value))[1])
     for short_by in (3, 60):  # the error names up to a MiB more than is needed
         with pytest.raises(
-            sluice.BudgetError, match=r"muon must have 'p' \(3000 x 2000\) .*as a whole.*, or use an"
+            sluice.BudgetError, match=r"muon updates 'p' \(3000 x 2000\) as a whole.*, or use an"
         ) as short:
             sluice.plan(units, dataclasses.replace(given, memory=f"{enough - short_by}MiB"))
         assert abs(int(re.search(r"memory=(\d+)MiB", str(short.value))[1]) - enough) < 16  # the process has grown
