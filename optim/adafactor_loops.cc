@@ -412,7 +412,9 @@ std::size_t Tiles::last_cut(const Matrices& m, std::size_t element) const {
   const std::size_t first =
       element / matrix / on_grid * on_grid * matrix;  // of a matrix that begins on the grid
   const std::size_t strip = of_strip * rows * m.columns;
-  return whole || on_grid > 1 ? first : first + (element - first) / strip * strip;
+  if (whole) return first;
+  // The matrices after it, where they do not begin on the grid, are cut nowhere.
+  return first + std::min((element - first) / strip, strips - 1) * strip;
 }
 
 }  // namespace sluice::optim

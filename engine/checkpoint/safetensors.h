@@ -105,8 +105,8 @@ class SafetensorsReader {
 };
 
 // Writes a new file. The bytes of a checksum block (kStreamBlock bytes of the file) come one after another;
-// blocks may come in any order, as from ranks with different shards. Thread rule: one thread at a time. After
-// an error only destruction is allowed; the file is left to its owner.
+// the first block, which has the header, comes first, and the others may come in any order, each once. Thread
+// rule: one thread at a time. After an error only destruction is allowed; the file is left to its owner.
 class SafetensorsWriter {
  public:
   // Allocates the whole file on the disk, and a buffer of `buffer_bytes`, which is charged to the ledger as

@@ -110,11 +110,30 @@ const std::vector<std::vector<std::size_t>> kShapes = {
     {7},        {5000},       {70, 333},     {300, 700}, {3, 900, 2}, {2, 5, 2100}, {4096, 1},
     {30000, 3}, {8, 120, 90}, {2, 75, 1000}, {3000, 16}, {5, 60, 48}, {2, 30, 2096}};
 
+TEST(Adafactor, LargeMatricesAreCutNearEveryShareWhateverTheirSize) {
+  const auto optimizer = make_optimizer({.name = "adafactor"});
+  for (const auto& shape :
+       std::vector<std::vector<std::size_t>>{{50257, 768}, {50256, 768}, {50257, 1600}, {4097, 1001}}) {
+    const std::size_t n = shape[0] * shape[1];
+    for (const std::size_t share : {n / 4, n / 2, n / 4 * 3}) {
+      const std::size_t cut = optimizer->last_cut({shape}, share);
+      EXPECT_LE(cut, share);
+      EXPECT_EQ(cut % kernels::kGridBlock, 0u);
+      EXPECT_EQ(cut % shape[1], 0u) << "a row is taken apart";
+      if (shape[1] % 32 == 0) {
+        EXPECT_LT(share - cut, n / 32) << shape[0] << " x " << shape[1];
+      }
+    }
+  }
+}
+
 TEST(Adafactor, NoCutIntoPartsChangesABit) {
   auto shapes = kShapes;
-  shapes.push_back({3000, 700});    // strips of one tile
-  shapes.push_back({9000, 640});    // strips of two tiles
-  shapes.push_back({3, 700, 512});  // matrices of several strips
+  shapes.push_back({3000, 700});     // strips of one tile
+  shapes.push_back({9000, 640});     // strips of two tiles
+  shapes.push_back({9001, 640});     // strips, of a size that is no multiple of a block
+  shapes.push_back({3, 700, 1000});  // likewise, of several matrices
+  shapes.push_back({3, 700, 512});   // matrices of several strips
   const auto optimizer = make_optimizer({.name = "adafactor", .settings = {{"beta1", 0.9}}});
   Threads threads(2);
   std::mt19937 random(1);
