@@ -30,9 +30,15 @@ void FileSummer::add(std::span<const std::byte> bytes) {
   }
 }
 
+bool FileSummer::has_block(std::uint64_t first_byte) const {
+  const std::size_t block = first_byte / kStreamBlock;
+  return first_byte % kStreamBlock == 0 && block < blocks_.size() && blocks_[block];
+}
+
 void FileSummer::go_to(std::uint64_t first_byte) {
   ensure((position_ % kStreamBlock == 0 || position_ == bytes_) && first_byte % kStreamBlock == 0,
          "a checksum moves from byte {} to byte {}, which is within a block", position_, first_byte);
+  ensure(!has_block(first_byte), "the block at byte {} is summed a second time", first_byte);
   position_ = first_byte;
   block_ = Checksum();
 }

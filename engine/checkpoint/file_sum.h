@@ -27,8 +27,10 @@ class FileSummer {
  public:
   void add(std::span<const std::byte> bytes);  // adds bytes at the position, and moves it behind them
   std::uint64_t position() const { return position_; }
-  // Moves the position to the first byte of another block. REQUIRES: it is at the first byte of a block, or
-  // at the end of the file.
+  // Whether a block begins with that byte and has a sum.
+  bool has_block(std::uint64_t first_byte) const;
+  // Moves the position to the first byte of another block. REQUIRES: the position is at the first byte of a
+  // block, or at the end of the file, and the other block has no sum yet.
   void go_to(std::uint64_t first_byte);
   std::uint64_t first_missing() const;  // the first byte that was not added
   // Returns the sum of everything added, and begins anew. REQUIRES: no byte before the last one is missing.

@@ -96,6 +96,9 @@ void SafetensorsWriter::write(const StoredTensor& tensor, std::uint64_t first_by
 
 void SafetensorsWriter::go_to(std::uint64_t offset) {
   const std::uint64_t position = summer_.position();
+  if (summer_.has_block(offset))
+    fail(ErrorCode::kInvalidArgument, "the block at {} of '{}' was given a second time; each is written once",
+         offset, path_);
   if (offset == position) return;
   const bool is_end = position % kStreamBlock == 0 || position == header_.file_bytes();
   if (offset % kStreamBlock != 0 || !is_end)

@@ -175,6 +175,9 @@ TEST_F(SafetensorsTest, BlocksAreWrittenInAnyOrder) {
   for (const std::size_t block : {4u, 1u, 3u}) write(mixed, block * kStreamBlock, (block + 1) * kStreamBlock);
   expect_error(ErrorCode::kState, {"/y", "'t'", std::to_string(2 * kStreamBlock - header.payload_offset())},
                [&] { mixed.finish(); });
+  for (const std::size_t block : {1u, 4u})
+    expect_error(ErrorCode::kInvalidArgument, {"/y", "a second time", std::to_string(block * kStreamBlock)},
+                 [&] { write(mixed, block * kStreamBlock, (block + 1) * kStreamBlock); });
   write(mixed, 2 * kStreamBlock, 3 * kStreamBlock);
   EXPECT_TRUE(mixed.finish() == in_order.finish());
   EXPECT_TRUE(read_all(folder_.path("y")) == read_all(folder_.path("x")));
