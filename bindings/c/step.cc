@@ -116,8 +116,9 @@ sluice_status sluice_engine_held_units(const sluice_engine* engine, uint32_t* un
                                        size_t* count) {
   return ask(engine, [&](const sluice_engine& e) {
     const std::vector<sluice::engine::UnitId> all = e.engine->held_units();
+    size_t& found = required(count, "count");
     if (capacity > 0) std::copy_n(all.begin(), std::min(capacity, all.size()), &required(units, "units"));
-    required(count, "count") = all.size();
+    found = all.size();
   });
 }
 
@@ -222,8 +223,9 @@ sluice_status sluice_engine_ledger(const sluice_engine* engine, sluice_ledger_li
   return guarded([&] {
     std::vector<sluice_ledger_line> all;
     add_lines(required(engine, "engine").ledger.snapshot(), all);
+    size_t& found = required(count, "count");
     if (capacity > 0) std::copy_n(all.begin(), std::min(capacity, all.size()), &required(lines, "lines"));
-    required(count, "count") = all.size();
+    found = all.size();
   });
 }
 
