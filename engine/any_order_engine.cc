@@ -177,12 +177,14 @@ void AnyOrderEngine::let_go(HeldIterator at) {
     c.pager.conceal(values, false);
     c.pager.release(values);
   }
+  if (hold == Hold::kEdit) {
+    c.pager.written(values, layout().unit_bytes(unit));
+    c.pager.release(values);
+  }
   if (with_gradient(hold)) release_gradient(unit);
+  // Last, since it refuses a gradient that is not finite.
   if (!c.plan.clip && c.gradients.uses(unit) > 0 && have_final_gradients(c.together(unit)))
     update_at_once(c.together(unit));
-  if (hold != Hold::kEdit) return;
-  c.pager.written(values, layout().unit_bytes(unit));
-  c.pager.release(values);
 }
 
 void AnyOrderEngine::take_edited(UnitId unit) {

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <limits>
 #include <tuple>
@@ -142,6 +143,54 @@ TEST_P(AtOnceTest, AGradientThatIsNotFiniteLeavesItsUnitAsItWas) {
   add_alone(engine.get(), 4, 1);
   ASSERT_OK(end(engine.get()));
   EXPECT_NE(values_of(engine.get()), before);
+}
+
+int ones(void*, uint32_t, uint64_t, float* values, uint64_t count) {
+  std::fill_n(values, count, 1.0f);
+  return 0;
+}
+
+// More units than memory has room for: one that stayed held would be missed by the others.
+TEST(AtOnce, AnEditThatEndsWithARefusedUpdateHoldsNothing) {
+  constexpr uint32_t kMany = 24;
+  constexpr uint64_t kElements = uint64_t{1} << 21;
+  sluice_model* made = nullptr;
+  ASSERT_OK(sluice_model_create(&made));
+  const ModelHandle model(made, sluice_model_destroy);
+  for (uint32_t u = 0; u < kMany; ++u) {
+    const std::string unit = "unit." + std::to_string(u), name = unit + ".weight";
+    ASSERT_OK(sluice_model_add_unit(made, unit.c_str(), nullptr));
+    sluice_parameter given = SLUICE_INIT(sluice_parameter);
+    given.name = name.c_str();
+    given.shape = &kElements;
+    given.dimensions = 1;
+    ASSERT_OK(sluice_model_add_parameter(made, &given, nullptr));
+  }
+  const Folder folder;
+  const std::string path = folder.path();
+  const sluice_folder disk = {path.c_str(), uint64_t{1} << 30};
+  Choice choice;
+  choice.place = "disk";
+  choice.at_once = true;
+  choice.memory = uint64_t{180} << 20;
+  sluice_engine_options options = options_of(choice, &disk);
+  options.reserved = 1 << 20;
+  sluice_engine* created = nullptr;
+  ASSERT_OK(sluice_engine_create(made, &options, &created));
+  const EngineHandle engine(created, sluice_engine_destroy);
+  for (uint32_t u = 0; u < kMany; ++u) ASSERT_OK(sluice_engine_set_values(created, u, ones, nullptr));
+  const Settings settings;
+  const std::vector<float> gradient(kElements, std::numeric_limits<float>::quiet_NaN());
+  for (uint32_t u = 0; u < kMany; ++u) {
+    ASSERT_OK(sluice_engine_begin_step(created, &settings.settings));
+    ASSERT_OK(sluice_engine_acquire(created, u, SLUICE_EDIT));
+    ASSERT_OK(sluice_engine_acquire(created, u, SLUICE_GRADIENT));
+    ASSERT_OK(sluice_engine_add_gradient(created, u, gradient.data(), SLUICE_F32));
+    ASSERT_OK(sluice_engine_release(created, u));
+    expect_error(sluice_engine_release(created, u), SLUICE_NOT_FINITE, {"unit." + std::to_string(u)});
+    ASSERT_OK(sluice_engine_step(created, nullptr, nullptr));
+  }
+  EXPECT_OK(sluice_engine_settle(created));
 }
 
 TEST_P(AtOnceTest, AnAbandonedStepKeepsWhatWasApplied) {
