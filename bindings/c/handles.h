@@ -57,8 +57,9 @@ struct sluice_engine {
   sluice::Trace* const trace = assembly.trace();
   sluice::engine::AnyOrderEngine* const engine = &assembly.engine();
 
-  std::mutex mutex;              // makes calls take turns
-  std::atomic<pid_t> caller{0};  // the thread whose call it is
+  std::mutex mutex;  // makes calls take turns
+  // The thread whose call it is, or on which the call calls a function of its caller.
+  std::atomic<pid_t> caller{0};
   // Comes last, because its thread uses the other members.
   std::optional<sluice::allocator::TouchServer> touches;
 
@@ -72,13 +73,19 @@ namespace sluice::c {
 inline thread_local const sluice_engine* in_function_of = nullptr;
 
 // Calls a function of the caller, which may stop the call. It may also throw: those for arrays are in this
-// library.
+// library. The thread may be one of the engine's. REQUIRES: no other call_back() of the engine runs.
 template <class Function, class... Arguments>
-void call_back(const sluice_engine& engine, Function function, Arguments... arguments) {
+void call_back(sluice_engine& engine, Function function, Arguments... arguments) {
   struct Inside {
-    explicit Inside(const sluice_engine& e) : before(std::exchange(in_function_of, &e)) {}
-    ~Inside() { in_function_of = before; }
+    explicit Inside(sluice_engine& e)
+        : of(e), before(std::exchange(in_function_of, &e)), caller(e.caller.exchange(::gettid())) {}
+    ~Inside() {
+      of.caller = caller;
+      in_function_of = before;
+    }
+    sluice_engine& of;
     const sluice_engine* const before;
+    const pid_t caller;
   };
   const int result = [&] {
     const Inside inside(engine);

@@ -36,7 +36,7 @@ engine::UnitId trainable_unit(const sluice_engine& e, uint32_t unit) {
 // Hands state to the caller's function: in f32, some elements at a time, and never from two threads at once.
 class StateReader {
  public:
-  StateReader(const sluice_engine& engine, sluice_write_state function, void* context)
+  StateReader(sluice_engine& engine, sluice_write_state function, void* context)
       : engine_(engine), function_(function), context_(context) {}
 
   // map and scales are those of codes.
@@ -60,7 +60,7 @@ class StateReader {
 
  private:
   static constexpr std::size_t kAtOnce = 64 * optim::kScaleBlock;
-  const sluice_engine& engine_;
+  sluice_engine& engine_;
   sluice_write_state function_;
   void* context_;
   std::mutex mutex_;

@@ -107,7 +107,7 @@ TEST_P(TouchesDeathTest, AreToldWhereTheyAreNotServed) {
   EXPECT_DEATH(write(engine.get(), 0, 5, 1), "parameters of unit.0' was touched while absent");
 }
 
-// A source of values that touches a unit which the call around it has not brought yet.
+// Functions that touch a unit which the call around them has not brought yet.
 TEST_P(TouchesDeathTest, AreToldInsideOfACall) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const EngineHandle engine = make(true);
@@ -115,8 +115,12 @@ TEST_P(TouchesDeathTest, AreToldInsideOfACall) {
     return static_cast<int>(*static_cast<volatile const float*>(context));
   };
   void* absent = const_cast<void*>(address(engine.get(), 0));  // NOLINT: it is passed on as a context
-  EXPECT_DEATH((void)sluice_engine_set_values(engine.get(), 1, read, absent),
-               "cannot be brought in: a function that the engine has called touches it");
+  const auto see = [](void* context, uint32_t, uint32_t, uint64_t, const float*, uint64_t) {
+    return static_cast<int>(*static_cast<volatile const float*>(context));
+  };
+  const char* const told = "cannot be brought in: a function that the engine has called touches it";
+  EXPECT_DEATH((void)sluice_engine_set_values(engine.get(), 1, read, absent), told);
+  EXPECT_DEATH((void)sluice_engine_get_state(engine.get(), 1, see, absent), told);  // on any of its threads
 }
 
 }  // namespace
