@@ -47,8 +47,8 @@ engine::UnitSource initial_values(const ModelConfig& config, const engine::Layou
     const FirstValues first_values = config.family->first_values(config, spec);
     if (first_values.deviation == 0) return std::fill(out.begin(), out.end(), first_values.mean);
     const std::uint64_t stream = checksum(std::as_bytes(std::span(spec.name)));
-    kernels::fill_normal(threads, out.size(), seed, stream, first, first_values.mean, first_values.deviation,
-                         Array{out.data(), Dtype::kF32});
+    kernels::fill_normal(threads, out.size(), seed, stream, spec.span_first + first, first_values.mean,
+                         first_values.deviation, Array{out.data(), Dtype::kF32});
   };
   return source;
 }
