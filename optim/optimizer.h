@@ -104,7 +104,8 @@ struct PartSums {
 // optimizer, which has no rounds. A parameter may be in several parts, as ranks have them, each with a
 // scratch of its own. statistics() of a part then goes over its spans alone, and combine() of each part is
 // handed the scratch in which sums(r) have been added over all parts. A part leaves zero what is of another
-// part: so each sum has one addend that is not zero, and the order of the parts changes no bit.
+// part: so each sum has one addend that is not zero, and the order of the parts changes no bit but the sign
+// of a zero.
 class Rounds {
  public:
   virtual ~Rounds() = default;

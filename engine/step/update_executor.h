@@ -41,7 +41,8 @@ struct ChunkWork {
   const Bucket& bucket;
   int round = 0;                     // Bucket::rounds stands for the application
   std::optional<std::size_t> chunk;  // nothing: the bucket has no elements here
-  std::byte* state = nullptr;  // the chunk's state in StateFormat's layout; null where the round reads none
+  std::byte* state = nullptr;  // the chunk's state in StateFormat's layout; unspecified bytes where the round
+                               // reads none
   ConstArray gradient = {};
   bool begins_round = false, ends_round = false;  // after the end of a round its results are combined
   bool applies() const { return round == bucket.rounds; }
@@ -64,7 +65,8 @@ class UpdateExecutor {
   // Takes the memory for rounds. Called once, before the first work.
   virtual void start(allocator::Ledger& ledger) = 0;
   // Calls `done` once when the work has ended, with its error or null: before it returns, or later from
-  // another thread. Until then the caller keeps everything that the work refers to unchanged.
+  // another thread. It does not throw. Until then the caller keeps everything that the work refers to
+  // unchanged.
   virtual void begin(const ChunkWork& work, offload::Done done) = 0;
   // The threads on which a caller, or a `done`, may compute meanwhile.
   virtual Threads& threads() = 0;

@@ -61,7 +61,7 @@ Ran run(const Profile& profile, const optim::Optimizer& optimizer, const PlanReq
   return ran;
 }
 
-TEST(Batches, AsManyAsFitAndAtLeastOne) {
+TEST(Buckets, AsManyAsFitAndAtLeastOne) {
   const Layout layout(large_unit());
   const auto optimizer = muon();
   const std::vector<Bucket> buckets =
@@ -82,7 +82,7 @@ TEST(Batches, AsManyAsFitAndAtLeastOne) {
   EXPECT_TRUE(buckets_of(still, *optimizer, Shards(still, *optimizer, kChunkGrain), 0).empty());
 }
 
-TEST(Batches, HaveTheSameBitsOnDiskAndTakeWhatIsPlanned) {
+TEST(Buckets, HaveTheSameBitsOnDiskAndTakeWhatIsPlanned) {
   const Profile profile = one_unit(large_unit());
   const auto optimizer = muon();
   PlanRequest request;
