@@ -8,11 +8,9 @@
 #include <span>
 #include <string>
 
-namespace sluice::offload {
+#include "core/transfers.h"
 
-// Called once, on a thread of the File, when the transfer has ended; error is null where every byte was
-// moved. From then on the buffer may be used again. It must be short and must not throw.
-using Done = std::function<void(std::exception_ptr error)>;
+namespace sluice::offload {
 
 // A file that is read and written past the page cache (O_DIRECT), many transfers at a time. Offsets, sizes
 // and buffer addresses are multiples of kDiskBlock, or the call throws Error(kInvalidArgument). A transfer is
@@ -32,23 +30,6 @@ class File {
   virtual void allocate(std::uint64_t bytes) = 0;
   virtual std::uint64_t size() const = 0;
   virtual const std::string& name() const = 0;
-};
-
-// Transfers that a caller waits for together. wait() throws the first error after all have ended. Thread
-// rule: add() and wait() from one thread; the Done functions from any.
-class TransferGroup {
- public:
-  TransferGroup();
-  ~TransferGroup();  // waits for all transfers
-  TransferGroup(TransferGroup&&) noexcept;
-  TransferGroup& operator=(TransferGroup&&) = delete;
-  Done add();  // makes the Done for one more transfer
-  bool finished() const;
-  void wait();
-
- private:
-  struct State;
-  std::shared_ptr<State> state_;
 };
 
 enum class OpenMode {

@@ -14,11 +14,11 @@ using namespace sluice::engine;
 
 class Nothing final : public Backing {
  public:
-  void fetch(std::uint64_t, std::span<std::byte>, offload::Done done) override { done(nullptr); }
-  void store(std::uint64_t, std::span<const std::byte>, offload::Done done) override { done(nullptr); }
-  void fetch_unchecked(std::uint64_t, std::span<std::byte>, offload::Done done) override { done(nullptr); }
+  void fetch(std::uint64_t, std::span<std::byte>, Done done) override { done(nullptr); }
+  void store(std::uint64_t, std::span<const std::byte>, Done done) override { done(nullptr); }
+  void fetch_unchecked(std::uint64_t, std::span<std::byte>, Done done) override { done(nullptr); }
   void check(std::uint64_t, std::span<const std::byte>, Threads&) override {}
-  void store(std::uint64_t, std::span<const std::byte>, Threads&, offload::Done done) override {
+  void store(std::uint64_t, std::span<const std::byte>, Threads&, Done done) override {
     done(nullptr);
   }
 };

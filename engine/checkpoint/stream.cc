@@ -59,7 +59,7 @@ std::size_t BlockFile::block_size(std::uint64_t block) const {
   return std::min<std::uint64_t>(kStreamBlock, size_ - block * kStreamBlock);
 }
 
-void BlockFile::start(std::uint64_t block, std::span<std::byte> into, offload::Done done) {
+void BlockFile::start(std::uint64_t block, std::span<std::byte> into, Done done) {
   const std::size_t bytes = block_size(block);
   const std::size_t direct = bytes / kDiskBlock * kDiskBlock;
   if (direct < bytes) std::memcpy(into.data() + direct, tail_.data(), tail_.size());

@@ -34,7 +34,7 @@ class BlockFile {
 
   // Begins to read a block. `into` holds kStreamBlock bytes, aligned to kDiskBlock. `done` gets Error(kIo),
   // or Error(kCorrupt) that names file, offset, expected and found, where a block is not what was written.
-  void start(std::uint64_t block, std::span<std::byte> into, offload::Done done);
+  void start(std::uint64_t block, std::span<std::byte> into, Done done);
 
  private:
   std::exception_ptr damage(std::uint64_t block, std::span<const std::byte> bytes) const;
@@ -70,7 +70,7 @@ class ReadAhead {
     BlockFile* file = nullptr;
     std::uint64_t block = 0;
     std::uint64_t used = 0;  // the number of its last use
-    std::optional<offload::TransferGroup> transfer;
+    std::optional<TransferGroup> transfer;
   };
   Slot* find(const BlockFile& file, std::uint64_t block);
   bool wanted(const Slot& slot) const;
@@ -101,7 +101,7 @@ class WriteBehind {
  private:
   struct Slot {
     std::span<std::byte> memory;
-    std::optional<offload::TransferGroup> transfer;
+    std::optional<TransferGroup> transfer;
   };
   void flush(std::size_t bytes);
   void flush_rest();

@@ -19,7 +19,7 @@ class TurnExecutor final : public UpdateExecutor {
     rounds_memory_ =
         allocator::Region(ledger, allocator::Purpose::kWorkspace, rounds_need(layout_, optimizer_).bytes);
   }
-  void begin(const ChunkWork& work, offload::Done done) override {
+  void begin(const ChunkWork& work, Done done) override {
     std::exception_ptr error;
     const auto begin = Trace::Clock::now();
     try {

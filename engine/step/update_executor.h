@@ -67,7 +67,7 @@ class UpdateExecutor {
   // Calls `done` once when the work has ended, with its error or null: before it returns, or later from
   // another thread. It does not throw. Until then the caller keeps everything that the work refers to
   // unchanged.
-  virtual void begin(const ChunkWork& work, offload::Done done) = 0;
+  virtual void begin(const ChunkWork& work, Done done) = 0;
   // The threads on which a caller, or a `done`, may compute meanwhile.
   virtual Threads& threads() = 0;
   virtual double seconds() const = 0;  // how long works have taken so far

@@ -7,8 +7,6 @@
 namespace sluice::engine {
 namespace {
 
-using offload::Done;
-
 class DiskRecord final : public Backing {
  public:
   DiskRecord(offload::RecordStore& disk, const BackingSpec& spec)

@@ -17,16 +17,16 @@ namespace sluice::engine {
 class Backing {
  public:
   virtual ~Backing() = default;
-  virtual void fetch(std::uint64_t offset, std::span<std::byte> into, offload::Done done) = 0;
-  virtual void store(std::uint64_t offset, std::span<const std::byte> from, offload::Done done) = 0;
+  virtual void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) = 0;
+  virtual void store(std::uint64_t offset, std::span<const std::byte> from, Done done) = 0;
 
   // For a caller whose threads would otherwise wait: its threads compute the checksums. What
   // fetch_unchecked() brought must not be used before check() has compared it, which throws where it is not
   // what was stored.
-  virtual void fetch_unchecked(std::uint64_t offset, std::span<std::byte> into, offload::Done done) = 0;
+  virtual void fetch_unchecked(std::uint64_t offset, std::span<std::byte> into, Done done) = 0;
   virtual void check(std::uint64_t offset, std::span<const std::byte> found, Threads& threads) = 0;
   virtual void store(std::uint64_t offset, std::span<const std::byte> from, Threads& threads,
-                     offload::Done done) = 0;
+                     Done done) = 0;
 };
 
 struct BackingSpec {

@@ -27,7 +27,7 @@ struct Pager::Holding {
   bool parked = false;               // an update may read the backing at any time
   int pins = 0;
   Io io = Io::kNone;
-  offload::TransferGroup transfers;
+  TransferGroup transfers;
   std::optional<Leaver> listed;  // its entry in written_ or unwritten_ of the pager
 
   bool resident() const { return spec.tier == kComputeTier; }

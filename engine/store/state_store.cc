@@ -41,7 +41,7 @@ void StateStore::forget_backing(UnitId unit) { units_[unit].backing.reset(); }
 
 void StateStore::transfer_all(UnitId unit, bool write) {
   const std::span<std::byte> bytes = {memory_.data() + units_[unit].offset, format_.bytes(unit)};
-  offload::TransferGroup transfer;
+  TransferGroup transfer;
   if (write)
     backing(unit).store(0, bytes, transfer.add());
   else

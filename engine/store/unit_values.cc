@@ -140,7 +140,7 @@ std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values,
   ensure(s.pipeline.idle(), "a unit is loaded while updates are under way");
   const Shards& shards = s.states.format().shards();
   const bool resident = s.states.resident(unit);
-  std::vector<offload::TransferGroup> writes(s.pipeline.slots());
+  std::vector<TransferGroup> writes(s.pipeline.slots());
   for (std::size_t chunk = 0; chunk < shards.chunks(unit); ++chunk) {
     const std::size_t slot = resident ? 0 : chunk % writes.size();
     if (!resident) writes[slot].wait();
@@ -148,14 +148,14 @@ std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values,
     try {
       fill_chunk(s, unit, chunk, values.at(shards.chunk(unit, chunk).begin), state, source);
     } catch (...) {
-      for (offload::TransferGroup& group : writes) group.wait();
+      for (TransferGroup& group : writes) group.wait();
       return std::current_exception();
     }
     if (!resident)
       s.states.backing(unit).store(s.states.format().chunk_offset(unit, chunk),
                                    {state, s.states.format().chunk_bytes(unit, chunk)}, writes[slot].add());
   }
-  for (offload::TransferGroup& group : writes) group.wait();
+  for (TransferGroup& group : writes) group.wait();
   return nullptr;
 }
 
@@ -163,7 +163,7 @@ std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray va
   ensure(s.pipeline.idle(), "a unit is saved while updates are under way");
   const Shards& shards = s.states.format().shards();
   const bool resident = s.states.resident(unit);
-  std::vector<offload::TransferGroup> reads(s.pipeline.slots());
+  std::vector<TransferGroup> reads(s.pipeline.slots());
   const std::size_t chunks = shards.chunks(unit);
   const auto read = [&](std::size_t chunk) {
     if (!resident && chunk < chunks)
@@ -179,7 +179,7 @@ std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray va
     try {
       drain_chunk(s, unit, chunk, values.at(shards.chunk(unit, chunk).begin), state, sink);
     } catch (...) {
-      for (offload::TransferGroup& group : reads) group.wait();
+      for (TransferGroup& group : reads) group.wait();
       return std::current_exception();
     }
     read(chunk + reads.size());
@@ -196,7 +196,7 @@ void take_masters(const ValueStreams& s, UnitId unit, ConstArray values) {
     const std::span<std::byte> bytes = {state, s.states.format().chunk_bytes(unit, chunk)};
     const auto transfer = [&](auto&& begin) {
       if (resident) return;
-      offload::TransferGroup group;
+      TransferGroup group;
       begin(group.add());
       group.wait();
     };

@@ -85,7 +85,7 @@ class HeldFiles : public offload::IoService {
     ~HeldFile() override {
       for (std::thread& thread : threads_) thread.join();
     }
-    void read(std::uint64_t offset, std::span<std::byte> into, offload::Done done) override {
+    void read(std::uint64_t offset, std::span<std::byte> into, Done done) override {
       require(offset, into.data(), into.size());
       run(owner_.reads, std::move(done), [this, offset, into](int) {
         const ssize_t n = ::pread(file_.get(), into.data(), into.size(), static_cast<off_t>(offset));
@@ -93,7 +93,7 @@ class HeldFiles : public offload::IoService {
           fail(ErrorCode::kIo, "'{}': read of {} at {}", name_, into.size(), offset);
       });
     }
-    void write(std::uint64_t offset, std::span<const std::byte> from, offload::Done done) override {
+    void write(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
       require(offset, from.data(), from.size());
       run(owner_.writes, std::move(done), [this, offset, from](int number) {
         if (number == owner_.fail_write) fail(ErrorCode::kIo, "'{}': no space left", name_);
@@ -115,7 +115,7 @@ class HeldFiles : public offload::IoService {
       EXPECT_EQ(bytes % kDiskBlock, 0u);
       EXPECT_GT(bytes, 0u);
     }
-    void run(Counts& counts, offload::Done done, std::function<void(int)> transfer) {
+    void run(Counts& counts, Done done, std::function<void(int)> transfer) {
       const int number = counts.transfers++;
       const int now = ++counts.now;
       for (int most = counts.most; now > most && !counts.most.compare_exchange_weak(most, now);) {

@@ -16,10 +16,10 @@ namespace {
 // A backing in memory. While `holds`, writes do not end before let_go().
 class HoldingFile final : public offload::File {
  public:
-  void read(std::uint64_t offset, std::span<std::byte> into, offload::Done done) override {
+  void read(std::uint64_t offset, std::span<std::byte> into, Done done) override {
     inner_->read(offset, into, std::move(done));
   }
-  void write(std::uint64_t offset, std::span<const std::byte> from, offload::Done done) override {
+  void write(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
     if (!holds) return inner_->write(offset, from, std::move(done));
     inner_->write(offset, from, [](const std::exception_ptr&) {});
     held_.push_back(std::move(done));
@@ -30,13 +30,13 @@ class HoldingFile final : public offload::File {
   const std::string& name() const override { return inner_->name(); }
 
   void let_go(const std::exception_ptr& error) {
-    for (const offload::Done& done : std::exchange(held_, {})) done(error);
+    for (const Done& done : std::exchange(held_, {})) done(error);
   }
   bool holds = false;
 
  private:
   std::unique_ptr<offload::File> inner_ = offload::make_memory_file("disk");
-  std::vector<offload::Done> held_;
+  std::vector<Done> held_;
 };
 
 class UpdatePipelineTest : public testing::Test {
@@ -69,7 +69,7 @@ class UpdatePipelineTest : public testing::Test {
   }
 
   void write_zero_state() {
-    offload::TransferGroup batch;
+    TransferGroup batch;
     const std::size_t bytes = states_->format().chunk_bytes(0, 0);
     states_->backing(0).store(0, {pipeline_->slot(0), bytes}, batch.add());
     batch.wait();

@@ -77,7 +77,7 @@ class LaterExecutor final : public UpdateExecutor {
     thread_.join();
   }
   void start(allocator::Ledger& ledger) override { inner_->start(ledger); }
-  void begin(const ChunkWork& work, offload::Done done) override {
+  void begin(const ChunkWork& work, Done done) override {
     {
       const std::lock_guard lock(mutex_);
       works_.push_back({work, std::move(done)});
@@ -105,7 +105,7 @@ class LaterExecutor final : public UpdateExecutor {
   std::unique_ptr<UpdateExecutor> inner_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::pair<ChunkWork, offload::Done>> works_;
+  std::deque<std::pair<ChunkWork, Done>> works_;
   bool ends_ = false;
   std::thread thread_;
 };
@@ -199,7 +199,7 @@ class Process {
   void transfer(std::size_t chunk, bool write, const Use& use) {
     if (states_->resident(0)) return use(states_->chunk_data(0, chunk));
     const std::span<std::byte> bytes = {pipeline_->slot(0), format_.chunk_bytes(0, chunk)};
-    offload::TransferGroup transfers;
+    TransferGroup transfers;
     if (!write) {
       states_->backing(0).fetch(format_.chunk_offset(0, chunk), bytes, transfers.add());
       transfers.wait();
@@ -298,7 +298,7 @@ TEST(UpdateExecutor, ErrorsOfAWorkReachThePump) {
   class Failing final : public UpdateExecutor {
    public:
     void start(allocator::Ledger&) override {}
-    void begin(const ChunkWork&, offload::Done done) override {
+    void begin(const ChunkWork&, Done done) override {
       done(std::make_exception_ptr(Error(ErrorCode::kState, "the executor is out of order")));
     }
     Threads& threads() override { return threads_; }

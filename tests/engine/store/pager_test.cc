@@ -30,24 +30,24 @@ class MemoryBacking final : public Backing {
   };
   MemoryBacking(std::size_t bytes, Counts& counts) : contents_(bytes), counts_(counts) {}
 
-  void fetch(std::uint64_t offset, std::span<std::byte> into, offload::Done done) override {
+  void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) override {
     ++counts_.fetched;
     finish([=, this] { std::memcpy(into.data(), contents_.data() + offset, into.size()); }, std::move(done));
   }
-  void store(std::uint64_t offset, std::span<const std::byte> from, offload::Done done) override {
+  void store(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
     ++counts_.stored;
     finish([=, this] { std::memcpy(contents_.data() + offset, from.data(), from.size()); }, std::move(done));
   }
-  void fetch_unchecked(std::uint64_t offset, std::span<std::byte> into, offload::Done done) override {
+  void fetch_unchecked(std::uint64_t offset, std::span<std::byte> into, Done done) override {
     fetch(offset, into, std::move(done));
   }
   void check(std::uint64_t, std::span<const std::byte>, Threads&) override {}
-  void store(std::uint64_t offset, std::span<const std::byte> from, Threads&, offload::Done done) override {
+  void store(std::uint64_t offset, std::span<const std::byte> from, Threads&, Done done) override {
     store(offset, from, std::move(done));
   }
 
  private:
-  void finish(std::function<void()> copy, offload::Done done) {
+  void finish(std::function<void()> copy, Done done) {
     const auto end = [copy = std::move(copy), done = std::move(done)] {
       copy();
       done(nullptr);
@@ -220,7 +220,7 @@ TEST_F(PagerTest, WhatIsParkedIsLeftToItsReader) {
   EXPECT_EQ(read(ids[0]), (Mark{ids[0], 1}));
   if (!pager_.present(ids[1])) {
     Mark mark;
-    offload::TransferGroup batch;
+    TransferGroup batch;
     std::vector<std::byte> found(kBytes);
     pager_.backing(ids[1]).fetch(0, found, batch.add());
     batch.wait();

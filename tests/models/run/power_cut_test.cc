@@ -40,7 +40,7 @@ class Sector {
     const std::unique_ptr<void, decltype(&std::free)> memory(
         std::aligned_alloc(kDiskBlock, whole + kDiskBlock), &std::free);
     auto* bytes = static_cast<std::byte*>(memory.get());
-    offload::TransferGroup batch;
+    TransferGroup batch;
     if (whole > 0) shadow->read(0, {bytes, whole}, batch.add());
     batch.wait();
     ASSERT_EQ(::ftruncate(descriptor.get(), 0), 0);
@@ -79,12 +79,12 @@ class FailingDisk final : public offload::IoService {
    public:
     FileOfDisk(FailingDisk& disk, std::string name, std::shared_ptr<Sector> sector)
         : disk_(disk), name_(std::move(name)), sector_(std::move(sector)) {}
-    void read(std::uint64_t offset, std::span<std::byte> into, offload::Done done) override {
+    void read(std::uint64_t offset, std::span<std::byte> into, Done done) override {
       const ssize_t n =
           ::pread(sector_->descriptor.get(), into.data(), into.size(), static_cast<off_t>(offset));
       done(n == static_cast<ssize_t>(into.size()) ? nullptr : failure());
     }
-    void write(std::uint64_t offset, std::span<const std::byte> from, offload::Done done) override {
+    void write(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
       if (disk_.fails()) return done(failure());
       const ssize_t n =
           ::pwrite(sector_->descriptor.get(), from.data(), from.size(), static_cast<off_t>(offset));

@@ -1,10 +1,12 @@
+#include "core/transfers.h"
+
 #include <condition_variable>
 #include <mutex>
+#include <utility>
 
 #include "core/error.h"
-#include "offload/file.h"
 
-namespace sluice::offload {
+namespace sluice {
 
 struct TransferGroup::State {
   std::mutex mutex;
@@ -79,4 +81,4 @@ void TransferGroup::wait() {
   if (error != nullptr) std::rethrow_exception(error);
 }
 
-}  // namespace sluice::offload
+}  // namespace sluice

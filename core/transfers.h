@@ -1,0 +1,29 @@
+#pragma once
+#include <exception>
+#include <functional>
+#include <memory>
+
+namespace sluice {
+
+// Called once, on any thread, when a transfer has ended; error is null where every byte was moved. From then
+// on the buffer may be used again. It must be short and must not throw.
+using Done = std::function<void(std::exception_ptr error)>;
+
+// Transfers that a caller waits for together. wait() throws the first error after all have ended. Thread
+// rule: add() and wait() from one thread; the Done functions from any.
+class TransferGroup {
+ public:
+  TransferGroup();
+  ~TransferGroup();  // waits for all transfers
+  TransferGroup(TransferGroup&&) noexcept;
+  TransferGroup& operator=(TransferGroup&&) = delete;
+  Done add();  // makes the Done for one more transfer
+  bool finished() const;
+  void wait();
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace sluice
