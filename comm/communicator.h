@@ -1,0 +1,74 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "allocator/ledger.h"
+#include "comm/transport.h"
+#include "core/dtype.h"
+#include "core/threads.h"
+#include "core/transfers.h"
+
+namespace sluice::comm {
+
+// Where each rank's part of an array begins: rank r has the elements borders[r] ... borders[r + 1] - 1. It
+// has size() + 1 entries, which do not descend. Parts may be empty.
+using Borders = std::span<const std::size_t>;
+
+// What the ranks of a run do together. A call that all ranks take part in is *collective*: every rank calls
+// it with the same `id` and the same arguments, in any order among calls of other ids, and as often as it
+// likes with the same id, one after another. No call but exchange() waits. `done` is called once on the
+// communicator's thread, with null, or with the first failure of the run (see Transport); the arrays stay
+// valid and unused until then. Names are for messages. Thread rule: any thread.
+//
+// Every sum is computed as ((rank 0 + rank 1) + rank 2) + ..., in f32 for f32, bf16 and f16 (and rounded
+// once), and exactly for integers; so all ranks have the same bits, whatever the links are.
+class Communicator {
+ public:
+  // The bytes of buffers that a communicator of so many ranks takes.
+  static std::size_t buffer_bytes(int ranks);
+  // Takes its buffers (staging). `ledger` outlives it. One thread of its own computes the sums.
+  Communicator(std::unique_ptr<Links> links, const Deadlines& deadlines, allocator::Ledger& ledger);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const;
+  int size() const;
+
+  // Collective. Afterwards the rank's own part of `values` (f32, bf16 or f16) is the sum over all ranks; the
+  // rest is as it was.
+  void reduce_scatter(std::uint64_t id, const std::string& name, Array values, Borders borders, Done done);
+  // Collective. Afterwards each rank's part of `values` (of any type) is what that rank had there.
+  void all_gather(std::uint64_t id, const std::string& name, Array values, Borders borders, Done done);
+  // Collective. Afterwards `values` is the sum over all ranks.
+  void all_reduce(std::uint64_t id, const std::string& name, Array values, Done done);
+  void all_reduce(std::uint64_t id, const std::string& name, std::span<std::int64_t> values, Done done);
+  void all_reduce(std::uint64_t id, const std::string& name, std::span<double> values, Done done);  // in f64
+  // Collective. Afterwards `bytes` is what rank `root` had.
+  void broadcast(std::uint64_t id, const std::string& name, std::span<std::byte> bytes, int root, Done done);
+
+  // Collective; waits. Returns what each rank has given, by rank; a few kilobytes, of any size each.
+  std::vector<std::string> exchange(std::uint64_t id, const std::string& name, const std::string& own);
+  void barrier(std::uint64_t id, const std::string& name) { exchange(id, name, {}); }
+
+  // Not collective: messages between two ranks, and reads that a rank serves, as in Transport.
+  void send(int to, std::uint64_t id, const std::string& name, std::span<const std::byte> from, Done done);
+  void receive(int from, std::uint64_t id, const std::string& name, std::span<std::byte> into, Done done);
+  void serve(std::function<void(const Transport::Read& read, Transport::Answer answer)> server);
+  void read(int from, std::uint64_t key, std::uint64_t version, std::uint64_t offset,
+            std::span<std::byte> into, Done done);
+
+  void fail(const std::string& error);  // as Transport::fail()
+  std::string failure() const;
+  Transport::Counters counters() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace sluice::comm

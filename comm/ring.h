@@ -1,0 +1,38 @@
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+
+namespace sluice::comm {
+
+// Packets from one writer to one reader, threads or processes, through memory that both map. Packets are
+// whole: one that does not fit is not begun. Nothing that the memory holds is trusted: a length that cannot
+// be is Error(kCorrupt). Thread rule: one thread writes, one thread reads.
+class Ring {
+ public:
+  // The bytes that a ring with room for `capacity` bytes of packets takes.
+  static std::size_t bytes(std::size_t capacity);
+  // REQUIRES: memory has bytes(capacity) bytes, aligned to 64, and was zero when the first of both ends was
+  // made.
+  Ring(std::byte* memory, std::size_t capacity);
+
+  std::size_t most_packet_bytes() const { return capacity_ / 4; }
+  // Returns false where there is no room now. REQUIRES: the packet has at most most_packet_bytes().
+  bool write(std::span<const std::byte> head, std::span<const std::byte> body);
+  // Calls take() with the next packet; its bytes are one after another. Returns false where there is none.
+  bool read(const std::function<void(std::span<const std::byte> packet)>& take);
+
+ private:
+  struct Counters {
+    alignas(64) std::atomic<std::uint64_t> written;
+    alignas(64) std::atomic<std::uint64_t> read;
+  };
+  static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+  Counters& counters_;
+  std::byte* const data_;
+  const std::size_t capacity_;
+};
+
+}  // namespace sluice::comm
