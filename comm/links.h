@@ -9,7 +9,9 @@
 namespace sluice::comm {
 
 // One rank's connections with all others. The packets from one rank to another arrive in order, unchanged,
-// each once. Thread rule: one thread, but wake() is called from any.
+// each once. All functions throw Error(kCorrupt) where what another rank left cannot be. Destroying the links
+// tells the others that this rank has left in order; packets that were sent still arrive. Thread rule: one
+// thread, but wake() is called from any.
 class Links {
  public:
   using Clock = std::chrono::steady_clock;
@@ -24,12 +26,17 @@ class Links {
   // Calls take() with the next packet of that rank, which stays valid until take() returns. Returns false
   // where there is none.
   virtual bool receive(int from, const std::function<void(std::span<const std::byte> packet)>& take) = 0;
-  // Waits until a packet may have arrived, there may be room again, wake() was called since the last wait, or
-  // `until` is reached.
+  // Waits until a packet may have arrived, there may be room again, another rank may be gone, wake() was
+  // called since the last wait, or `until` is reached.
   virtual void wait(Clock::time_point until) = 0;
   virtual void wake() = 0;
-  // What is known of a rank that is gone, as in "its process has ended"; nothing: it may be alive.
-  virtual std::optional<std::string> gone(int rank) = 0;
+  // What is known of a rank that is gone. Nothing: it may be alive, or has not begun yet. All packets of a
+  // rank that is gone can be received.
+  struct Gone {
+    bool in_order;    // its links were destroyed
+    std::string how;  // as in "its process has ended"
+  };
+  virtual std::optional<Gone> gone(int rank) = 0;
 };
 
 }  // namespace sluice::comm

@@ -1,26 +1,27 @@
 #pragma once
 #include <cstddef>
 #include <memory>
-#include <vector>
 
-#include "allocator/ledger.h"
 #include "comm/links.h"
 
 namespace sluice::comm {
 
 // The memory through which the ranks of one machine exchange packets: a ring from each rank to each other,
 // and a bell for each rank. It belongs to no name in any file system, so that nothing is left behind whatever
-// is killed, and only processes that were given its descriptor can open it. Thread rule: any thread.
+// is killed, and only processes that were given its descriptor can open it. Its maker charges bytes() to the
+// ledger. Thread rule: any thread.
 class LocalMemory {
  public:
+  static constexpr int kMostRanks = 64;
+  static constexpr std::size_t kLeastRing = std::size_t{4} << 10;
   // How many bytes of memory the rings between `ranks` ranks take in all.
   static std::size_t bytes(int ranks, std::size_t ring_bytes);
 
   // Makes the memory: for threads of this process, or (with descriptor()) for processes that it starts.
   // ring_bytes: of one ring, a multiple of a page. Throws Error(kInvalidArgument | kIo).
   LocalMemory(int ranks, std::size_t ring_bytes);
-  // Opens memory that another process has made. Takes the descriptor. Throws Error(kIo | kCorrupt) where it
-  // is not such memory.
+  // Opens memory that another process has made. Takes the descriptor, also where it throws: Error(kIo |
+  // kCorrupt) where it is not such memory.
   explicit LocalMemory(int descriptor);
   ~LocalMemory();
   LocalMemory(const LocalMemory&) = delete;
@@ -40,7 +41,9 @@ class LocalMemory {
 };
 
 // The links of one rank over that memory, which outlives them. Throws Error(kState) where the rank has links
-// already. A rank counts as gone when leave() was called for it, or its process has ended without that.
+// already, or has left. A rank counts as gone when leave() was called for it, or its process has ended
+// without that. (A process counts as alive while a child lives that it forked after it made the links, and
+// that has not called exec(). Such a rank is found by its silence.)
 std::unique_ptr<Links> make_local_links(LocalMemory& memory, int rank);
 
 }  // namespace sluice::comm
