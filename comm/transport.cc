@@ -1,0 +1,417 @@
+#include "comm/transport.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/inbox.h"
+#include "comm/packet.h"
+#include "comm/peer.h"
+#include "core/error.h"
+
+namespace sluice::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+// What a rank that leaves waits for at most, where another one has no room for its last packets.
+constexpr std::chrono::seconds kFarewell{1};
+constexpr milliseconds kMostBetweenLooks{200};
+
+std::exception_ptr error_of(ErrorCode code, const std::string& text) {
+  return std::make_exception_ptr(Error(code, text));
+}
+void call_with(const Done& done, const std::exception_ptr& error) {
+  if (done) done(error);
+}
+
+Answer answer_of(const std::shared_ptr<Inbox>& inbox, const Read& read, std::uint64_t number) {
+  return [=](std::span<const std::byte> bytes, const std::exception_ptr& error, const Done& sent) {
+    Order order{.kind = Order::kAnswer, .peer = read.reader, .tag = number, .from = bytes, .done = sent};
+    if (error != nullptr || bytes.size() != read.bytes) {
+      order.kind = Order::kRefusal;
+      order.text = fmt::format("the server gave {} bytes for a read of {}", bytes.size(), read.bytes);
+    }
+    try {
+      if (error != nullptr) std::rethrow_exception(error);
+    } catch (const Error& thrown) {
+      order.code = thrown.code();
+      order.text = thrown.what();
+    } catch (const std::exception& thrown) {
+      order.text = thrown.what();
+    } catch (...) {
+      order.text = "an unknown error";
+    }
+    if (!inbox->post(std::move(order)))
+      call_with(order.done, error_of(ErrorCode::kState, "the transport has ended"));
+  };
+}
+
+}  // namespace
+
+struct Transport::State {
+  State(std::unique_ptr<Links> the_links, const Deadlines& the_deadlines, Describe the_describe);
+  ~State();
+
+  void run();
+  void take_orders();
+  void obey(Order& order);
+  bool pull(int rank);
+  void take(int rank, std::span<const std::byte> packet);
+  void take_hello(Peer& peer, const Head& head);
+  void take_failure(const Head& head, std::span<const std::byte> body);
+  void answer(const Read& read, std::uint64_t number);
+  bool pass();
+  void see_who_is_gone(int rank);
+  void check_left(int rank);
+  void look();
+  void find_late();
+  void fail(int rank, ErrorCode code, std::string text);
+  void end_all(ErrorCode code, const std::string& text);
+  void say_farewell();
+  template <class Step>
+  auto guarded(int rank, Step&& step);
+
+  const std::unique_ptr<Links> links;
+  const Deadlines deadlines;
+  const Describe describe;
+  const std::shared_ptr<Inbox> inbox;
+  Traffic traffic;
+
+  // The transport's thread.
+  Wire wire;
+  std::vector<std::unique_ptr<Peer>> peers;  // by rank; none for this one
+  std::vector<std::function<void(std::span<const std::byte>)>> takers;
+  std::vector<Order> orders;
+  Server server;
+  std::vector<std::pair<Read, std::uint64_t>> unserved;  // reads that came before the server
+  bool failed = false;
+  milliseconds between_looks;
+  Links::Clock::time_point last_look;
+
+  std::thread thread;  // is the last to begin
+};
+
+Transport::State::State(std::unique_ptr<Links> the_links, const Deadlines& the_deadlines,
+                        Describe the_describe)
+    : links(std::move(the_links)),
+      deadlines(the_deadlines),
+      describe(std::move(the_describe)),
+      inbox(std::make_shared<Inbox>(*links)),
+      wire{*links, traffic, describe},
+      between_looks(std::clamp(std::min(deadlines.silence, deadlines.patience) / 8, milliseconds(1),
+                               kMostBetweenLooks)),
+      last_look(Links::Clock::now()) {
+  if (links->packet_bytes() < kLeastPacket)
+    sluice::fail(ErrorCode::kInvalidArgument,
+                 "the links have packets of {} bytes; a transport takes {} or more", links->packet_bytes(),
+                 kLeastPacket);
+  for (int rank = 0; rank < links->size(); ++rank) {
+    peers.push_back(rank == links->rank() ? nullptr : std::make_unique<Peer>(wire, rank));
+    takers.push_back([this, rank](std::span<const std::byte> packet) { take(rank, packet); });
+  }
+  thread = std::thread([this] { run(); });
+}
+
+Transport::State::~State() {
+  inbox->stop();
+  thread.join();
+}
+
+// Calls a step that concerns another rank. What it throws is that rank's failure.
+template <class Step>
+auto Transport::State::guarded(int rank, Step&& step) {
+  using Result = decltype(step());
+  try {
+    return step();
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kCorrupt) {
+      peers[static_cast<std::size_t>(rank)]->garbled = true;
+      fail(rank, error.code(), fmt::format("rank {} sent what cannot be: {}", rank, error.what()));
+    } else {
+      fail(rank, error.code(), error.what());
+    }
+  } catch (const std::exception& error) {
+    fail(links->rank(), ErrorCode::kInternal,
+         fmt::format("rank {} has failed: {}", links->rank(), error.what()));
+  }
+  return Result();
+}
+
+void Transport::State::run() {
+  while (!inbox->stopping()) {
+    take_orders();
+    if (pass()) continue;
+    links->wait(std::max(last_look + between_looks, Links::Clock::now()));
+  }
+  end_all(ErrorCode::kState, fmt::format("rank {} has ended its part in this", links->rank()));
+  say_farewell();
+  inbox->close();
+  take_orders();  // what came meanwhile
+}
+
+// Moves what can be moved now, in both directions. Returns whether anything moved.
+bool Transport::State::pass() {
+  if (Links::Clock::now() >= last_look + between_looks) look();
+  bool moved = false;
+  for (int rank = 0; rank < links->size(); ++rank) {
+    if (rank == links->rank()) continue;
+    Peer& peer = *peers[static_cast<std::size_t>(rank)];
+    const bool pulled = pull(rank);
+    const bool pushed = guarded(rank, [&] { return peer.push(); });
+    if (!pulled && !pushed) guarded(rank, [&] { see_who_is_gone(rank); });
+    moved |= pulled || pushed;
+  }
+  return moved;
+}
+
+bool Transport::State::pull(int rank) {
+  constexpr int kPacketsAtOnce = 16;
+  const Peer& peer = *peers[static_cast<std::size_t>(rank)];
+  int packets = 0;
+  while (packets < kPacketsAtOnce && !peer.garbled &&
+         guarded(rank, [&] { return links->receive(rank, takers[static_cast<std::size_t>(rank)]); }))
+    ++packets;
+  return packets > 0;
+}
+
+void Transport::State::take(int rank, std::span<const std::byte> packet) {
+  Peer& peer = *peers[static_cast<std::size_t>(rank)];
+  Head head;
+  if (packet.size() < sizeof(head))
+    sluice::fail(ErrorCode::kCorrupt, "a packet of {} bytes has no head", packet.size());
+  std::memcpy(&head, packet.data(), sizeof(head));
+  const auto body = packet.subspan(sizeof(head));
+  peer.heard = wire.now;
+  if (!peer.begun) take_hello(peer, head);
+  if (failed) return;
+  if (peer.take(head, body)) return;
+  switch (head.kind) {
+    case PacketKind::kHello:
+    case PacketKind::kAlive:
+      return;
+    case PacketKind::kRead:
+      return answer({rank, head.words[0], head.words[1], head.words[2], head.bytes}, head.tag);
+    case PacketKind::kFailure:
+      return take_failure(head, body);
+    case PacketKind::kGoodbye:
+      peer.left = true;
+      return check_left(rank);
+    default:
+      sluice::fail(ErrorCode::kCorrupt, "a packet is of kind {}", static_cast<int>(head.kind));
+  }
+}
+
+void Transport::State::take_hello(Peer& peer, const Head& head) {
+  if (head.kind != PacketKind::kHello || head.tag != kHelloMagic)
+    sluice::fail(ErrorCode::kCorrupt, "its first packet is no greeting");
+  if (head.bytes != kPacketVersion)
+    sluice::fail(
+        ErrorCode::kCorrupt,
+        "its packets are of version {}, and this rank's of version {}: all ranks must run the same program",
+        head.bytes, kPacketVersion);
+  peer.begun = true;
+}
+
+void Transport::State::take_failure(const Head& head, std::span<const std::byte> body) {
+  if (head.code > static_cast<std::uint8_t>(ErrorCode::kInternal))
+    sluice::fail(ErrorCode::kCorrupt, "a failure has the code {}", head.code);
+  fail(head.rank, static_cast<ErrorCode>(head.code),
+       {reinterpret_cast<const char*>(body.data()), body.size()});
+}
+
+void Transport::State::answer(const Read& read, std::uint64_t number) {
+  if (server)
+    server(read, answer_of(inbox, read, number));
+  else
+    unserved.emplace_back(read, number);
+}
+
+void Transport::State::take_orders() {
+  inbox->take(orders);
+  for (Order& order : orders) obey(order);
+  orders.clear();
+}
+
+void Transport::State::obey(Order& order) {
+  if (order.kind == Order::kServe) {
+    server = std::move(order.server);
+    for (const auto& [read, number] : std::exchange(unserved, {})) answer(read, number);
+    return;
+  }
+  if (order.kind == Order::kFail) return fail(links->rank(), order.code, std::move(order.text));
+  if (failed || inbox->stopping()) {
+    const std::string failure = inbox->failure();
+    return call_with(order.done,
+                     error_of(ErrorCode::kState, failure.empty() ? "the transport has ended" : failure));
+  }
+  Peer& peer = *peers[static_cast<std::size_t>(order.peer)];
+  guarded(order.peer, [&] {
+    switch (order.kind) {
+      case Order::kSend:
+        return peer.send({order.tag, order.call, order.from, std::move(order.done)});
+      case Order::kAnswer:
+        return peer.send({order.tag, {}, order.from, std::move(order.done), true});
+      case Order::kReceive:
+        return peer.receive({order.tag, order.call, order.into, std::move(order.done)});
+      case Order::kRead:
+        return peer.read(order.request, {0, {}, order.into, std::move(order.done)});
+      default:
+        break;
+    }
+    peer.say({.kind = PacketKind::kRefusal, .code = static_cast<std::uint8_t>(order.code), .tag = order.tag},
+             std::move(order.text));
+    call_with(order.done, nullptr);
+  });
+  if (peer.left) check_left(order.peer);
+}
+
+void Transport::State::see_who_is_gone(int rank) {
+  Peer& peer = *peers[static_cast<std::size_t>(rank)];
+  if (failed || peer.left) return;
+  const std::optional<Links::Gone> gone = links->gone(rank);
+  if (!gone) return;
+  while (pull(rank)) {  // all that it sent
+  }
+  if (failed || peer.left) return;
+  if (!gone->in_order) return fail(rank, ErrorCode::kIo, fmt::format("rank {} is gone: {}", rank, gone->how));
+  peer.left = true;
+  check_left(rank);
+}
+
+void Transport::State::check_left(int rank) {
+  const Peer& peer = *peers[static_cast<std::size_t>(rank)];
+  if (failed || !peer.anything_under_way()) return;
+  fail(rank, ErrorCode::kIo, fmt::format("rank {} has left, and {}", rank, peer.what_is_missing()));
+}
+
+// Lets time pass, gives signs of life, and finds who is late.
+void Transport::State::look() {
+  const auto now = Links::Clock::now();
+  // While this process does not run, others may be at work, and it could not hear them.
+  wire.now += std::min<Time>(now - last_look, 2 * between_looks);
+  last_look = now;
+  if (failed) return;
+  for (const auto& peer : peers)
+    if (peer != nullptr && !peer->anything_to_say() && wire.now - peer->spoken >= deadlines.silence / 4)
+      peer->say({.kind = PacketKind::kAlive});
+  find_late();
+}
+
+void Transport::State::find_late() {
+  std::optional<int> late;
+  Time since = wire.now - deadlines.patience;
+  for (int rank = 0; rank < links->size(); ++rank) {
+    const Peer* const peer = peers[static_cast<std::size_t>(rank)].get();
+    if (peer == nullptr || peer->left) continue;
+    if (peer->begun && wire.now - peer->heard > deadlines.silence)
+      return fail(rank, ErrorCode::kIo,
+                  fmt::format("rank {} has given no sign of life for {:.3g} s", rank,
+                              std::chrono::duration<double>(deadlines.silence).count()));
+    const std::optional<Time> waiting = peer->waiting_since();
+    if (!waiting || *waiting >= since) continue;
+    since = *waiting;
+    late = rank;
+  }
+  if (late)
+    fail(*late, ErrorCode::kIo,
+         fmt::format("rank {} {} for {:.3g} s", *late,
+                     peers[static_cast<std::size_t>(*late)]->what_is_missing(),
+                     std::chrono::duration<double>(deadlines.patience).count()));
+}
+
+// Ends everything, and tells all others. They tell each other, too: this rank may end before it has told all.
+void Transport::State::fail(int rank, ErrorCode code, std::string text) {
+  if (failed) return;
+  const Failure first = inbox->fail({rank, code, std::move(text)});
+  failed = true;
+  end_all(first.code, first.text);
+  for (const auto& peer : peers)
+    if (peer != nullptr)
+      peer->say(
+          {.kind = PacketKind::kFailure, .code = static_cast<std::uint8_t>(first.code), .rank = first.rank},
+          first.text);
+}
+
+void Transport::State::end_all(ErrorCode code, const std::string& text) {
+  std::vector<Done> all;
+  for (const auto& peer : peers)
+    if (peer != nullptr)
+      for (Done& done : peer->abandon()) all.push_back(std::move(done));
+  unserved.clear();
+  const std::exception_ptr error = error_of(code, text);
+  for (const Done& done : all) call_with(done, error);
+}
+
+// Says goodbye, and waits until all that was to be said has been sent, while others may wait for room here.
+void Transport::State::say_farewell() {
+  failed = true;  // whatever comes now is too late
+  for (const auto& peer : peers)
+    if (peer != nullptr) peer->say({.kind = PacketKind::kGoodbye});
+  const auto until = Links::Clock::now() + kFarewell;
+  for (;;) {
+    bool waits = false;
+    for (int rank = 0; rank < links->size(); ++rank) {
+      Peer* const peer = peers[static_cast<std::size_t>(rank)].get();
+      if (peer == nullptr || peer->left || peer->garbled) continue;
+      pull(rank);
+      guarded(rank, [&] { return peer->push(); });
+      waits |= peer->anything_to_say() && !guarded(rank, [&] { return links->gone(rank).has_value(); });
+    }
+    const auto now = Links::Clock::now();
+    if (!waits || now >= until) return;
+    links->wait(std::min(until, now + milliseconds(10)));
+  }
+}
+
+Transport::Transport(std::unique_ptr<Links> links, const Deadlines& deadlines, Describe describe)
+    : state_(std::make_unique<State>(std::move(links), deadlines, std::move(describe))) {}
+Transport::~Transport() = default;
+
+int Transport::rank() const { return state_->links->rank(); }
+int Transport::size() const { return state_->links->size(); }
+
+void Transport::send(int to, std::uint64_t tag, const Call& call, std::span<const std::byte> from,
+                     Done done) {
+  state_->inbox->post(
+      {.kind = Order::kSend, .peer = to, .tag = tag, .call = call, .from = from, .done = std::move(done)});
+}
+
+void Transport::receive(int from, std::uint64_t tag, const Call& call, std::span<std::byte> into, Done done) {
+  state_->inbox->post({.kind = Order::kReceive,
+                       .peer = from,
+                       .tag = tag,
+                       .call = call,
+                       .into = into,
+                       .done = std::move(done)});
+}
+
+void Transport::serve(Server server) {
+  state_->inbox->post({.kind = Order::kServe, .server = std::move(server)});
+}
+
+void Transport::read(int from, std::uint64_t key, std::uint64_t version, std::uint64_t offset,
+                     std::span<std::byte> into, Done done) {
+  const Head request{.kind = PacketKind::kRead, .bytes = into.size(), .words = {key, version, offset}};
+  state_->inbox->post(
+      {.kind = Order::kRead, .peer = from, .into = into, .request = request, .done = std::move(done)});
+}
+
+void Transport::fail(const std::string& error) {
+  const int own = rank();
+  const std::string text = fmt::format("rank {} has failed: {}", own, error);
+  state_->inbox->fail({own, ErrorCode::kIo, text});
+  state_->inbox->post({.kind = Order::kFail, .code = ErrorCode::kIo, .text = text});
+}
+
+std::string Transport::failure() const { return state_->inbox->failure(); }
+
+Transport::Counters Transport::counters() const {
+  const Traffic& traffic = state_->traffic;
+  return {traffic.sent, traffic.received, traffic.sent_besides, traffic.received_besides};
+}
+
+}  // namespace sluice::comm
