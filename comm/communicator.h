@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "allocator/ledger.h"
+#include "comm/call.h"
 #include "comm/transport.h"
 #include "core/dtype.h"
 #include "core/threads.h"
@@ -20,9 +21,12 @@ using Borders = std::span<const std::size_t>;
 
 // What the ranks of a run do together. A call that all ranks take part in is *collective*: every rank calls
 // it with the same `id` and the same arguments, in any order among calls of other ids, and as often as it
-// likes with the same id, one after another. No call but exchange() waits. `done` is called once on the
-// communicator's thread, with null, or with the first failure of the run (see Transport); the arrays stay
-// valid and unused until then. Names are for messages. Thread rule: any thread.
+// likes with the same id, in the same order on all ranks. Calls that differ end the work of all ranks with an
+// error that names them. No call but exchange() and barrier() waits. `done` is called once on the
+// communicator's thread, must be short, and may make further calls that do not wait. It gets null, or the
+// first failure of the run (see Transport); the arrays stay valid and unused until then. Names are for
+// messages. Ids are remembered, so a run has a limited number of them. Arguments that are wrong in themselves
+// throw Error(kInvalidArgument), and nothing is begun. Thread rule: any thread.
 //
 // Every sum is computed as ((rank 0 + rank 1) + rank 2) + ..., in f32 for f32, bf16 and f16 (and rounded
 // once), and exactly for integers; so all ranks have the same bits, whatever the links are.
@@ -30,9 +34,10 @@ class Communicator {
  public:
   // The bytes of buffers that a communicator of so many ranks takes.
   static std::size_t buffer_bytes(int ranks);
-  // Takes its buffers (staging). `ledger` outlives it. One thread of its own computes the sums.
+  // Takes its buffers (staging). `ledger` outlives it. One thread of its own computes the sums. Throws
+  // Error(kBudget) where there is no memory for the buffers.
   Communicator(std::unique_ptr<Links> links, const Deadlines& deadlines, allocator::Ledger& ledger);
-  ~Communicator();
+  ~Communicator();  // what is under way ends with an error
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
@@ -44,21 +49,24 @@ class Communicator {
   void reduce_scatter(std::uint64_t id, const std::string& name, Array values, Borders borders, Done done);
   // Collective. Afterwards each rank's part of `values` (of any type) is what that rank had there.
   void all_gather(std::uint64_t id, const std::string& name, Array values, Borders borders, Done done);
-  // Collective. Afterwards `values` is the sum over all ranks.
-  void all_reduce(std::uint64_t id, const std::string& name, Array values, Done done);
+  // Collective. Afterwards the `count` values are the sums over all ranks.
+  void all_reduce(std::uint64_t id, const std::string& name, Array values, std::size_t count, Done done);
   void all_reduce(std::uint64_t id, const std::string& name, std::span<std::int64_t> values, Done done);
   void all_reduce(std::uint64_t id, const std::string& name, std::span<double> values, Done done);  // in f64
   // Collective. Afterwards `bytes` is what rank `root` had.
   void broadcast(std::uint64_t id, const std::string& name, std::span<std::byte> bytes, int root, Done done);
 
-  // Collective; waits. Returns what each rank has given, by rank; a few kilobytes, of any size each.
+  // Collective; waits, so it is no call for `done` functions. Returns what each rank has given, by rank: up
+  // to kMostExchanged bytes each. Throws the first failure of the run.
+  static constexpr std::size_t kMostExchanged = std::size_t{64} << 10;
   std::vector<std::string> exchange(std::uint64_t id, const std::string& name, const std::string& own);
   void barrier(std::uint64_t id, const std::string& name) { exchange(id, name, {}); }
 
-  // Not collective: messages between two ranks, and reads that a rank serves, as in Transport.
+  // Not collective: messages between two ranks, and reads that a rank serves, as in Transport. Messages from
+  // one rank to another that have the same id arrive in the order of the calls.
   void send(int to, std::uint64_t id, const std::string& name, std::span<const std::byte> from, Done done);
   void receive(int from, std::uint64_t id, const std::string& name, std::span<std::byte> into, Done done);
-  void serve(std::function<void(const Transport::Read& read, Transport::Answer answer)> server);
+  void serve(Server server);
   void read(int from, std::uint64_t key, std::uint64_t version, std::uint64_t offset,
             std::span<std::byte> into, Done done);
 

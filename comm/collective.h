@@ -1,0 +1,117 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/call.h"
+#include "comm/sums.h"
+#include "comm/transport.h"
+#include "core/transfers.h"
+
+namespace sluice::comm {
+
+enum class CallKind : std::uint8_t {
+  kReduceScatter = 1,
+  kAllGather,
+  kAllReduce,
+  kBroadcast,
+  kExchange,
+  kMessage,
+};
+
+// Returns the tag of message number `index` of a stage of the call with this id that is the `use`th. Tags are
+// hashes of 64 bits, so that those of different calls differ.
+std::uint64_t tag_of(std::uint64_t id, std::uint64_t use, std::uint8_t stage, std::uint64_t index);
+// Returns a call in words.
+std::string in_words(const std::string& name, const Call& call);
+
+// What a collective call was given.
+struct Task {
+  CallKind kind;
+  std::uint64_t id, use;
+  std::string name;
+  Element element;
+  std::byte* values;
+  std::vector<std::size_t> borders;  // of the parts, by rank; of a broadcast: 0 and the number of bytes
+  int root;
+  Done done;
+};
+
+inline constexpr std::size_t kBlockBytes = std::size_t{256} << 10;
+
+// Memory for what the other ranks have of one block of a sum.
+struct Slot {
+  std::byte* memory;    // kBlockBytes for each other rank
+  std::uint64_t block;  // of the rank's own part
+  std::size_t awaited;  // the messages that are still to come
+};
+
+class Collective;
+// A message of a collective call has ended.
+struct Event {
+  enum Kind { kBegun, kBlockSent, kBlockCame, kOther } kind = kOther;
+  Collective* collective = nullptr;
+  int peer = 0;
+  Slot* slot = nullptr;
+  std::exception_ptr error{};
+};
+
+// One call under way. It begins with empty messages between each two ranks, which compare the calls. A part
+// of a sum is computed block by block, each with a slot; all else lands where it belongs.
+//
+// Sums wait for slots, but never for each other. A slot is given to a call only when all ranks have begun
+// that call. What they send needs no slot: they send each block of the other parts from its place, as soon as
+// it is asked for. So each slot that was given is filled and is free again, whatever else its rank waits for,
+// and whatever order the ranks began their calls in. A rank with all slots in use thus always gets one back.
+//
+// Thread rule: the communicator's thread, but task() and knows() are for any.
+class Collective {
+ public:
+  using Report = std::function<void(Event event)>;  // of any thread
+  Collective(Transport& transport, Report report, Task task);
+
+  const Task& task() const { return task_; }
+  bool knows(std::uint64_t tag) const;  // whether it may have a message of this tag
+
+  void begin();
+  // One of its messages has ended. Returns whether the event's slot is free again.
+  bool end(const Event& event, Adder& adder);
+  bool wants_slot() const;
+  void use_slot(Slot& slot);
+  void abort(const std::exception_ptr& error);  // begins no message any more
+  bool has_ended() const;
+  std::exception_ptr error() const { return error_; }
+
+ private:
+  std::span<std::byte> part(int rank) const;
+  std::span<std::byte> block(int rank, std::uint64_t index) const;
+  std::uint64_t blocks(int rank) const;
+  bool is_sum() const { return task_.kind == CallKind::kReduceScatter || task_.kind == CallKind::kAllReduce; }
+
+  Done reporting(Event::Kind kind, int peer = 0, Slot* slot = nullptr);
+  void send(int to, std::uint8_t stage, std::uint64_t index, std::span<const std::byte> from, Done done);
+  void receive(int from, std::uint8_t stage, std::uint64_t index, std::span<std::byte> into, Done done);
+  void all_have_begun();
+  void send_next_block(int to);
+  void send_own_part();
+  void receive_parts();
+  void broadcast();
+  void add_up(const Slot& slot, Adder& adder);
+
+  Transport& transport_;
+  const Report report_;
+  const Task task_;
+  const Call call_;
+  const int rank_, ranks_;
+  std::size_t under_way_ = 0;                 // messages
+  int begun_ = 0;                             // other ranks that have begun
+  std::uint64_t next_block_ = 0, added_ = 0;  // blocks of the own part
+  std::vector<std::uint64_t> sent_;           // blocks of the parts of others, by rank
+  std::exception_ptr error_;
+};
+
+}  // namespace sluice::comm

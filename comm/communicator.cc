@@ -1,0 +1,383 @@
+#include "comm/communicator.h"
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "allocator/memory.h"
+#include "comm/collective.h"
+#include "comm/sums.h"
+#include "core/bytes.h"
+#include "core/error.h"
+
+namespace sluice::comm {
+namespace {
+
+// How many blocks of sums are under way at a time.
+constexpr std::size_t kSlots = 8;
+constexpr std::uint8_t kMessageStage = 3;  // follows those of collective calls
+
+std::vector<std::size_t> equal_borders(std::size_t count, int ranks) {
+  std::vector<std::size_t> borders{0};
+  const auto parts = static_cast<std::size_t>(ranks);
+  for (std::size_t rank = 0; rank < parts; ++rank)
+    borders.push_back(borders.back() + count / parts + (rank < count % parts ? 1 : 0));
+  return borders;
+}
+
+std::vector<std::size_t> checked(Borders borders, int ranks, const std::string& name) {
+  if (borders.size() != static_cast<std::size_t>(ranks) + 1 ||
+      !std::is_sorted(borders.begin(), borders.end()))
+    fail(ErrorCode::kInvalidArgument, "'{}': {} borders were given; {} ranks have {}, which do not descend",
+         name, borders.size(), ranks, ranks + 1);
+  return {borders.begin(), borders.end()};
+}
+
+void require_float(Dtype type, const std::string& name) {
+  if (!is_float(type))
+    fail(ErrorCode::kInvalidArgument, "'{}': a sum over ranks of {} was asked for; it takes f32, bf16 or f16",
+         name, name_of(type));
+}
+
+Call message_of(std::size_t bytes) {
+  return {static_cast<std::uint8_t>(CallKind::kMessage), static_cast<std::uint8_t>(Dtype::kU8), bytes, 0};
+}
+
+template <class Value>
+std::byte* bytes_of(std::span<Value> values) {
+  return std::as_writable_bytes(values).data();
+}
+
+}  // namespace
+
+struct Communicator::State {
+  // What the communicator's thread is told: a new collective call, the end of a message of one, or that of
+  // another transfer.
+  struct News {
+    std::unique_ptr<Collective> begun{};
+    Event event{};
+    Done done{};
+    bool last = false;
+  };
+
+  State(std::unique_ptr<Links> links, const Deadlines& deadlines, allocator::Ledger& ledger);
+  ~State();
+
+  void start(CallKind kind, std::uint64_t id, const std::string& name, Element element, std::byte* values,
+             std::vector<std::size_t> borders, int root, Done done);
+  bool refuses(Done& done);
+  void check_other(int other, const char* what) const;
+  std::uint64_t message_tag(int from, int to, std::uint64_t id, const std::string& name);
+  Done forgetting(std::uint64_t tag, Done done);
+  Done forwarding(Done done);
+  std::string describe(std::uint64_t tag, const Call& call);
+  void tell(News news);
+
+  void run();
+  void handle(News& news);
+  void hand_out_slots();
+  void end_if_done(Collective& call);
+  void stop();
+
+  std::mutex mutex;
+  std::condition_variable has_news;
+  std::vector<News> news;                                 // under the mutex
+  std::unordered_map<std::uint64_t, std::uint64_t> uses;  // of ids of collective calls; under the mutex
+  std::map<std::array<std::uint64_t, 2>, std::uint64_t>
+      message_uses;                                         // of ids and directions; under the mutex
+  std::unordered_map<std::uint64_t, std::string> messages;  // names by tag; under the mutex
+  // The collective calls under way. The communicator's thread changes it under the mutex.
+  std::unordered_map<const Collective*, std::unique_ptr<Collective>> calls;
+
+  // The communicator's thread.
+  allocator::Region buffers;
+  std::vector<Slot> slots;
+  std::vector<Slot*> free_slots;
+  std::deque<Collective*> want_slots;  // in turn
+  Adder adder;
+
+  int rank, ranks;
+  std::unique_ptr<Transport> transport;
+  std::thread thread;
+};
+
+Communicator::State::State(std::unique_ptr<Links> links, const Deadlines& deadlines,
+                           allocator::Ledger& ledger)
+    : buffers(ledger, allocator::Purpose::kStaging, buffer_bytes(links->size())),
+      rank(links->rank()),
+      ranks(links->size()) {
+  const std::size_t slot_bytes = static_cast<std::size_t>(ranks - 1) * kBlockBytes;
+  for (std::size_t i = 0; i < kSlots && ranks > 1; ++i)
+    slots.push_back({buffers.data() + i * slot_bytes, 0, 0});
+  for (Slot& slot : slots) free_slots.push_back(&slot);
+  transport = std::make_unique<Transport>(
+      std::move(links), deadlines,
+      [this](std::uint64_t tag, const Call& call) { return describe(tag, call); });
+  thread = std::thread([this] { run(); });
+}
+
+Communicator::State::~State() {
+  tell({.last = true});
+  thread.join();
+}
+
+void Communicator::State::tell(News item) {
+  const std::lock_guard lock(mutex);
+  news.push_back(std::move(item));
+  if (news.size() == 1) has_news.notify_one();
+}
+
+void Communicator::State::start(CallKind kind, std::uint64_t id, const std::string& name, Element element,
+                                std::byte* values, std::vector<std::size_t> borders, int root, Done done) {
+  if (refuses(done)) return;
+  const std::lock_guard lock(mutex);
+  Task task{kind, id, uses[id]++, name, element, values, std::move(borders), root, std::move(done)};
+  auto call = std::make_unique<Collective>(
+      *transport, [this](Event event) { tell({.event = std::move(event)}); }, std::move(task));
+  news.push_back({.begun = std::move(call)});
+  has_news.notify_one();
+}
+
+// A `done` of the communicator's end may begin what can no longer be.
+bool Communicator::State::refuses(Done& done) {
+  if (transport != nullptr) return false;
+  const Error error(ErrorCode::kState, fmt::format("rank {} has ended its part in this", rank));
+  tell({.event = {.error = std::make_exception_ptr(error)}, .done = std::move(done)});
+  return true;
+}
+
+void Communicator::State::check_other(int other, const char* what) const {
+  if (other < 0 || other >= ranks || other == rank)
+    sluice::fail(ErrorCode::kInvalidArgument, "rank {} {} rank {}: it must be another one of {} ranks", rank,
+                 what, other, ranks);
+}
+
+std::uint64_t Communicator::State::message_tag(int from, int to, std::uint64_t id, const std::string& name) {
+  const auto direction = static_cast<std::uint64_t>(from) << 32 | static_cast<std::uint64_t>(to);
+  const std::lock_guard lock(mutex);
+  const std::uint64_t tag = tag_of(id, message_uses[{id, direction}]++, kMessageStage, direction);
+  messages[tag] = name;
+  return tag;
+}
+
+Done Communicator::State::forwarding(Done done) {
+  return [this, done = std::move(done)](std::exception_ptr error) mutable {
+    tell({.event = {.error = std::move(error)}, .done = std::move(done)});
+  };
+}
+Done Communicator::State::forgetting(std::uint64_t tag, Done done) {
+  return forwarding([this, tag, done = std::move(done)](std::exception_ptr error) {
+    {
+      const std::lock_guard lock(mutex);
+      messages.erase(tag);
+    }
+    done(std::move(error));
+  });
+}
+
+std::string Communicator::State::describe(std::uint64_t tag, const Call& call) {
+  const std::lock_guard lock(mutex);
+  if (const auto found = messages.find(tag); found != messages.end()) return in_words(found->second, call);
+  for (const auto& [collective, owned] : calls)
+    if (collective->knows(tag)) return in_words(collective->task().name, call);
+  return in_words("?", call);
+}
+
+void Communicator::State::run() {
+  std::vector<News> taken;
+  for (bool is_last = false; !is_last;) {
+    {
+      std::unique_lock lock(mutex);
+      has_news.wait(lock, [&] { return !news.empty(); });
+      taken.swap(news);
+    }
+    for (News& item : taken) {
+      is_last |= item.last;
+      handle(item);
+    }
+    taken.clear();
+    hand_out_slots();
+  }
+  stop();
+}
+
+void Communicator::State::handle(News& item) {
+  if (item.begun != nullptr) {
+    Collective& call = *item.begun;
+    {
+      const std::lock_guard lock(mutex);
+      calls.emplace(&call, std::move(item.begun));
+    }
+    call.begin();
+    end_if_done(call);
+  } else if (item.event.collective != nullptr) {
+    Collective& call = *item.event.collective;
+    const bool wanted = call.wants_slot();
+    if (call.end(item.event, adder)) free_slots.push_back(item.event.slot);
+    if (!wanted && call.wants_slot()) want_slots.push_back(&call);
+    if (wanted && !call.wants_slot()) std::erase(want_slots, &call);
+    end_if_done(call);
+  } else if (item.done) {
+    item.done(item.event.error);
+  }
+}
+
+void Communicator::State::hand_out_slots() {
+  while (!free_slots.empty() && !want_slots.empty()) {
+    Collective& call = *want_slots.front();
+    want_slots.pop_front();
+    Slot& slot = *free_slots.back();
+    free_slots.pop_back();
+    call.use_slot(slot);
+    if (call.wants_slot()) want_slots.push_back(&call);
+  }
+}
+
+void Communicator::State::end_if_done(Collective& call) {
+  if (!call.has_ended()) return;
+  std::unique_ptr<Collective> ended;
+  {
+    const std::lock_guard lock(mutex);
+    ended = std::move(calls.extract(&call).mapped());
+  }
+  if (ended->task().done) ended->task().done(ended->error());
+}
+
+// Ends the transport, which ends all messages, and hears of their ends.
+void Communicator::State::stop() {
+  const auto error = std::make_exception_ptr(
+      Error(ErrorCode::kState, fmt::format("rank {} has ended its part in this", rank)));
+  for (const auto& [call, owned] : calls) owned->abort(error);
+  want_slots.clear();
+  transport.reset();
+  for (;;) {
+    std::vector<News> rest;
+    {
+      const std::lock_guard lock(mutex);
+      rest.swap(news);
+    }
+    if (rest.empty()) return;
+    for (News& item : rest) handle(item);
+  }
+}
+
+std::size_t Communicator::buffer_bytes(int ranks) {
+  return round_up(kSlots * static_cast<std::size_t>(ranks - 1) * kBlockBytes, kHugePage);
+}
+
+Communicator::Communicator(std::unique_ptr<Links> links, const Deadlines& deadlines,
+                           allocator::Ledger& ledger)
+    : state_(std::make_unique<State>(std::move(links), deadlines, ledger)) {}
+Communicator::~Communicator() = default;
+
+int Communicator::rank() const { return state_->rank; }
+int Communicator::size() const { return state_->ranks; }
+
+void Communicator::reduce_scatter(std::uint64_t id, const std::string& name, Array values, Borders borders,
+                                  Done done) {
+  require_float(values.type, name);
+  state_->start(CallKind::kReduceScatter, id, name, element_of(values.type),
+                static_cast<std::byte*>(values.data), checked(borders, size(), name), 0, std::move(done));
+}
+
+void Communicator::all_gather(std::uint64_t id, const std::string& name, Array values, Borders borders,
+                              Done done) {
+  state_->start(CallKind::kAllGather, id, name, element_of(values.type), static_cast<std::byte*>(values.data),
+                checked(borders, size(), name), 0, std::move(done));
+}
+
+void Communicator::all_reduce(std::uint64_t id, const std::string& name, Array values, std::size_t count,
+                              Done done) {
+  require_float(values.type, name);
+  state_->start(CallKind::kAllReduce, id, name, element_of(values.type), static_cast<std::byte*>(values.data),
+                equal_borders(count, size()), 0, std::move(done));
+}
+void Communicator::all_reduce(std::uint64_t id, const std::string& name, std::span<std::int64_t> values,
+                              Done done) {
+  state_->start(CallKind::kAllReduce, id, name, Element::kI64, bytes_of(values),
+                equal_borders(values.size(), size()), 0, std::move(done));
+}
+void Communicator::all_reduce(std::uint64_t id, const std::string& name, std::span<double> values,
+                              Done done) {
+  state_->start(CallKind::kAllReduce, id, name, Element::kF64, bytes_of(values),
+                equal_borders(values.size(), size()), 0, std::move(done));
+}
+
+void Communicator::broadcast(std::uint64_t id, const std::string& name, std::span<std::byte> bytes, int root,
+                             Done done) {
+  if (root < 0 || root >= size())
+    sluice::fail(ErrorCode::kInvalidArgument, "'{}': a broadcast from rank {} was asked for, of {} ranks",
+                 name, root, size());
+  state_->start(CallKind::kBroadcast, id, name, element_of(Dtype::kU8), bytes.data(), {0, bytes.size()}, root,
+                std::move(done));
+}
+
+// The ranks tell each other how long their strings are, and then gather them.
+std::vector<std::string> Communicator::exchange(std::uint64_t id, const std::string& name,
+                                                const std::string& own) {
+  if (own.size() > kMostExchanged)
+    sluice::fail(ErrorCode::kInvalidArgument, "'{}': {} bytes were given, of at most {}", name, own.size(),
+                 kMostExchanged);
+  const auto ranks = static_cast<std::size_t>(size());
+  const auto gather = [&](std::byte* bytes, std::vector<std::size_t> borders) {
+    TransferGroup group;
+    state_->start(CallKind::kExchange, id, name, element_of(Dtype::kU8), bytes, std::move(borders), 0,
+                  group.add());
+    group.wait();
+  };
+  std::vector<std::uint64_t> lengths(ranks);
+  lengths[static_cast<std::size_t>(rank())] = own.size();
+  gather(bytes_of(std::span(lengths)), equal_borders(ranks * sizeof(std::uint64_t), size()));
+
+  std::vector<std::size_t> borders{0};
+  for (const std::uint64_t length : lengths) {
+    if (length > kMostExchanged)
+      sluice::fail(ErrorCode::kCorrupt, "'{}': a rank gives {} bytes, of at most {}", name, length,
+                   kMostExchanged);
+    borders.push_back(borders.back() + length);
+  }
+  std::string all(borders.back(), '\0');
+  own.copy(all.data() + borders[static_cast<std::size_t>(rank())], own.size());
+  if (!all.empty()) gather(bytes_of(std::span(all)), borders);
+  std::vector<std::string> given;
+  for (std::size_t r = 0; r < ranks; ++r)
+    given.push_back(all.substr(borders[r], borders[r + 1] - borders[r]));
+  return given;
+}
+
+void Communicator::send(int to, std::uint64_t id, const std::string& name, std::span<const std::byte> from,
+                        Done done) {
+  state_->check_other(to, "sends to");
+  if (state_->refuses(done)) return;
+  const std::uint64_t tag = state_->message_tag(rank(), to, id, name);
+  state_->transport->send(to, tag, message_of(from.size()), from, state_->forgetting(tag, std::move(done)));
+}
+void Communicator::receive(int from, std::uint64_t id, const std::string& name, std::span<std::byte> into,
+                           Done done) {
+  state_->check_other(from, "receives from");
+  if (state_->refuses(done)) return;
+  const std::uint64_t tag = state_->message_tag(from, rank(), id, name);
+  state_->transport->receive(from, tag, message_of(into.size()), into,
+                             state_->forgetting(tag, std::move(done)));
+}
+
+void Communicator::serve(Server server) { state_->transport->serve(std::move(server)); }
+
+void Communicator::read(int from, std::uint64_t key, std::uint64_t version, std::uint64_t offset,
+                        std::span<std::byte> into, Done done) {
+  state_->check_other(from, "reads from");
+  if (state_->refuses(done)) return;
+  state_->transport->read(from, key, version, offset, into, state_->forwarding(std::move(done)));
+}
+
+void Communicator::fail(const std::string& error) { state_->transport->fail(error); }
+std::string Communicator::failure() const { return state_->transport->failure(); }
+Transport::Counters Communicator::counters() const { return state_->transport->counters(); }
+
+}  // namespace sluice::comm

@@ -1,0 +1,67 @@
+#include "comm/sums.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/elementwise.h"
+
+namespace sluice::comm {
+namespace {
+
+// The bytes of what a rank has sent may begin anywhere.
+template <class Value>
+Value load(const std::byte* from, std::size_t i) {
+  Value value;
+  std::memcpy(&value, from + i * sizeof(Value), sizeof(Value));
+  return value;
+}
+
+// Sum is a type in which the addition is defined for all values.
+template <class Value, class Sum>
+void add_plainly(std::span<const std::byte* const> arrays, std::size_t n, std::byte* into) {
+  for (std::size_t i = 0; i < n; ++i) {
+    Sum sum = static_cast<Sum>(load<Value>(arrays[0], i));
+    for (const std::byte* array : arrays.subspan(1)) sum += static_cast<Sum>(load<Value>(array, i));
+    const auto value = static_cast<Value>(sum);
+    std::memcpy(into + i * sizeof(Value), &value, sizeof(Value));
+  }
+}
+
+}  // namespace
+
+std::size_t size_of(Element element) {
+  if (element == Element::kI64 || element == Element::kF64) return 8;
+  return size_of(static_cast<Dtype>(element));
+}
+
+std::string_view name_of(Element element) {
+  if (element == Element::kI64) return "i64";
+  if (element == Element::kF64) return "f64";
+  if (static_cast<int>(element) > static_cast<int>(Dtype::kU8)) return "an unknown type";
+  return name_of(static_cast<Dtype>(element));
+}
+
+void Adder::add(std::span<const std::byte* const> arrays, std::size_t n, Element element, std::byte* into) {
+  if (element == Element::kI64) return add_plainly<std::int64_t, std::uint64_t>(arrays, n, into);
+  if (element == Element::kF64) return add_plainly<double, double>(arrays, n, into);
+  if (arrays.size() == 1) {
+    if (n > 0 && arrays[0] != into) std::memcpy(into, arrays[0], n * size_of(element));
+    return;
+  }
+  for (std::size_t begin = 0; begin < n; begin += kBlock)
+    add_block(arrays, begin, std::min(kBlock, n - begin), static_cast<Dtype>(element), into);
+}
+
+void Adder::add_block(std::span<const std::byte* const> arrays, std::size_t begin, std::size_t n, Dtype type,
+                      std::byte* into) {
+  const auto block = [&](std::size_t rank) { return ConstArray{arrays[rank], type}.at(begin); };
+  ConstArray sum = block(0);
+  for (std::size_t rank = 1; rank < arrays.size(); ++rank) {
+    const bool is_last = rank + 1 == arrays.size();
+    const Array to = is_last ? Array{into, type}.at(begin) : Array{sum_.data(), Dtype::kF32};
+    kernels::add(threads_, n, sum, block(rank), to);
+    sum = to;
+  }
+}
+
+}  // namespace sluice::comm

@@ -1,0 +1,204 @@
+#pragma once
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <ostream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/faulty_links.h"
+#include "comm/local_links.h"
+#include "core/error.h"
+
+// Runs ranks of tests, in every way in which ranks can be connected. No test waits for ever: a rank that does
+// not end is reported, and ends the test program where it cannot be ended alone.
+namespace sluice::comm {
+
+inline constexpr std::chrono::seconds kMostSeconds{120};
+inline constexpr Deadlines kUnhurried{std::chrono::seconds(30), std::chrono::seconds(60)};
+inline constexpr std::size_t kTestRing = std::size_t{1} << 20;
+
+enum class World { kThreads, kProcesses, kFaulty, kTinyPackets };
+inline void PrintTo(World world, std::ostream* to) {
+  *to << (world == World::kThreads     ? "threads"
+          : world == World::kProcesses ? "processes"
+          : world == World::kFaulty    ? "faulty"
+                                       : "tiny packets");
+}
+// ThreadSanitizer follows no threads of a forked child.
+#ifdef __SANITIZE_THREAD__
+inline constexpr bool kForksAllowed = false;
+#else
+inline constexpr bool kForksAllowed = true;
+#endif
+
+// Ends the test program where it is not destroyed in time.
+class Watchdog {
+ public:
+  explicit Watchdog(std::chrono::seconds limit = kMostSeconds)
+      : thread_([this, limit] {
+          std::unique_lock lock(mutex_);
+          if (ended_.wait_for(lock, limit, [this] { return is_over_; })) return;
+          std::fprintf(stderr, "a test of ranks has hung for %d s\n", static_cast<int>(limit.count()));
+          std::abort();
+        }) {}
+  ~Watchdog() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_over_ = true;
+    }
+    ended_.notify_all();
+    thread_.join();
+  }
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool is_over_ = false;
+  std::thread thread_;
+};
+
+// Waits for one `done`, and tells its error.
+class Ending {
+ public:
+  Done done() {
+    return [promise = promise_](const std::exception_ptr& error) { promise->set_value(error); };
+  }
+  bool has_come(std::chrono::milliseconds limit) {
+    return future_.wait_for(limit) == std::future_status::ready;
+  }
+  // Throws the error.
+  void wait() {
+    if (!has_come(kMostSeconds / 2)) fail(ErrorCode::kInternal, "a call has not ended in time");
+    if (const std::exception_ptr error = future_.get(); error != nullptr) std::rethrow_exception(error);
+  }
+  // Returns the text of the error; none is a failure.
+  std::string error(ErrorCode* code = nullptr) {
+    try {
+      wait();
+    } catch (const Error& error) {
+      if (code != nullptr) *code = error.code();
+      return error.what();
+    }
+    ADD_FAILURE() << "a call has ended without an error";
+    return {};
+  }
+
+ private:
+  std::shared_ptr<std::promise<std::exception_ptr>> promise_ =
+      std::make_shared<std::promise<std::exception_ptr>>();
+  std::future<std::exception_ptr> future_ = promise_->get_future();
+};
+
+// Calls a rank's part of a test; what it throws is a failure.
+inline void call_rank(int rank, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << "rank " << rank << ": " << error.what();
+  }
+}
+
+// Processes of this test, one for each rank.
+class Children {
+ public:
+  ~Children() {
+    for (const pid_t child : pids_)
+      if (child > 0) ::kill(child, SIGKILL), ::waitpid(child, nullptr, 0);
+  }
+  void start(int rank, const std::function<void()>& body) {
+    std::fflush(nullptr);
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      {
+        const Watchdog watchdog;
+        call_rank(rank, body);
+      }
+      std::fflush(nullptr);
+      ::_exit(testing::Test::HasFailure() ? 1 : 0);
+    }
+    pids_.push_back(child);
+  }
+  pid_t pid(std::size_t index) const { return pids_.at(index); }
+  // Waits for a child, and returns its status.
+  int wait(std::size_t index) {
+    int status = 0;
+    const auto until = std::chrono::steady_clock::now() + kMostSeconds + std::chrono::seconds(10);
+    while (::waitpid(pids_.at(index), &status, WNOHANG) == 0) {
+      if (std::chrono::steady_clock::now() > until) {
+        ADD_FAILURE() << "child " << index << " has not ended";
+        return -1;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    pids_.at(index) = 0;
+    return status;
+  }
+  void expect_success() {
+    for (std::size_t i = 0; i < pids_.size(); ++i)
+      if (pids_[i] > 0) {
+        EXPECT_EQ(wait(i), 0) << "rank " << i << " has failed; its own output says why";
+      }
+  }
+
+ private:
+  std::vector<pid_t> pids_;
+};
+
+inline std::unique_ptr<Links> links_of(World world, LocalMemory& memory, int rank) {
+  auto links = make_local_links(memory, rank);
+  if (world == World::kFaulty)
+    return make_faulty_links(
+        std::move(links),
+        {.seed = 1, .refused = 0.2, .held_back = 0.1, .most_microseconds = 500, .needless_return = 0.2});
+  if (world == World::kTinyPackets) return make_faulty_links(std::move(links), {.packet_bytes = 160});
+  return links;
+}
+
+using RankBody = std::function<void(LocalMemory& memory, int rank)>;
+// Calls body for all ranks at once: in threads, or in processes.
+inline void run_ranks(World world, int ranks, const RankBody& body, std::size_t ring = kTestRing) {
+  if (world == World::kProcesses) {
+    LocalMemory memory(ranks, ring);
+    Children children;
+    for (int rank = 0; rank < ranks; ++rank) children.start(rank, [&] { body(memory, rank); });
+    children.expect_success();
+    return;
+  }
+  const Watchdog watchdog;
+  LocalMemory memory(ranks, ring);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank] { call_rank(rank, [&] { body(memory, rank); }); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+// As run_ranks(), with a communicator for each rank.
+inline void run_communicators(World world, int ranks, const std::function<void(Communicator& comm)>& body,
+                              const Deadlines& deadlines = kUnhurried, std::size_t ring = kTestRing) {
+  run_ranks(
+      world, ranks,
+      [&](LocalMemory& memory, int rank) {
+        allocator::Ledger ledger;
+        Communicator comm(links_of(world, memory, rank), deadlines, ledger);
+        body(comm);
+      },
+      ring);
+}
+
+}  // namespace sluice::comm
