@@ -1,7 +1,11 @@
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <numeric>
 #include <random>
+#include <thread>
 
 #include "comm/worlds.h"
 #include "core/dtype.h"
@@ -186,6 +190,191 @@ TEST_P(Conformance, ExchangeBringsStringsOfAnySize) {
     }
     EXPECT_NE(message_of([&] { comm.exchange(4, "long", std::string(65537, 'x')); }).find("65537 bytes"),
               std::string::npos);
+  });
+}
+
+TEST_P(Conformance, ManyCallsMayBeUnderWayInAnyOrder) {
+  run([&](Communicator& comm) {
+    const std::size_t calls = 24, count = most() / 3;
+    std::vector<std::size_t> order(calls);
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), std::mt19937_64(static_cast<std::uint64_t>(comm.rank()) + 5));
+    std::vector<Values> values;
+    std::vector<Ending> ends(calls);
+    const auto borders = borders_of(77, count, comm.size());
+    for (std::size_t id = 0; id < calls; ++id) values.emplace_back(Dtype::kF32, count, id, comm.rank());
+    for (const std::size_t id : order) {
+      const Array array = values[id].array();
+      if (id % 3 == 0) comm.all_reduce(id, "sum", array, count, ends[id].done());
+      if (id % 3 == 1) comm.reduce_scatter(id, "part", array, borders, ends[id].done());
+      if (id % 3 == 2) comm.all_gather(id, "gather", array, borders, ends[id].done());
+    }
+    for (Ending& end : ends) end.wait();
+    for (std::size_t id = 0; id < calls; ++id) {
+      Values expected(Dtype::kF32, count);
+      const auto rank = static_cast<std::size_t>(comm.rank());
+      if (id % 3 == 0) expected = sum_of(Dtype::kF32, count, id, comm.rank(), comm.size(), 0, count);
+      if (id % 3 == 1)
+        expected = sum_of(Dtype::kF32, count, id, comm.rank(), comm.size(), borders[rank], borders[rank + 1]);
+      for (std::size_t r = 0; id % 3 == 2 && r + 1 < borders.size(); ++r)
+        for (std::size_t i = borders[r]; i < borders[r + 1]; ++i)
+          set(expected.array(), i, value_of(id, static_cast<int>(r), i));
+      EXPECT_EQ(values[id], expected) << id;
+    }
+  });
+}
+
+// A rank waits for one sum before it begins another, whose blocks would fill all buffers of the others.
+TEST_P(Conformance, ASumDoesNotKeepBuffersFromAnother) {
+  const std::size_t count = world() == World::kTinyPackets ? 1000 : 4 << 20;
+  run([&](Communicator& comm) {
+    std::vector<float> large(count, 1), small(3, 2);
+    Ending first, second;
+    const auto begin_large = [&] {
+      comm.all_reduce(1, "large", {large.data(), Dtype::kF32}, count, first.done());
+    };
+    const auto begin_small = [&] {
+      comm.all_reduce(2, "small", {small.data(), Dtype::kF32}, 3, second.done());
+    };
+    if (comm.rank() % 2 == 0) {
+      begin_large();
+      begin_small();
+      second.wait();
+    } else {
+      begin_small();
+      second.wait();
+      begin_large();
+    }
+    first.wait();
+    EXPECT_EQ(small, std::vector<float>(3, 2.0f * static_cast<float>(comm.size())));
+    EXPECT_EQ(large, std::vector<float>(count, static_cast<float>(comm.size())));
+  });
+}
+
+TEST_P(Conformance, AnIdMayBeUsedAgain) {
+  run([&](Communicator& comm) {
+    std::vector<std::int64_t> sums(50);
+    std::vector<Ending> ends(sums.size());
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      sums[i] = static_cast<std::int64_t>(i);
+      comm.all_reduce(1, "count", std::span(&sums[i], 1), ends[i].done());
+      if (i % 7 == 0) ends[i].wait();
+    }
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      if (i % 7 != 0) ends[i].wait();
+      EXPECT_EQ(sums[i], static_cast<std::int64_t>(i) * comm.size());
+    }
+  });
+}
+
+TEST_P(Conformance, MessagesOfOneIdArriveInOrder) {
+  run([&](Communicator& comm) {
+    if (comm.size() == 1) return;
+    const int next = (comm.rank() + 1) % comm.size(), before = (comm.rank() + comm.size() - 1) % comm.size();
+    const auto text = [](int rank, std::size_t i) {
+      return std::string(i * 997, static_cast<char>('a' + (static_cast<std::size_t>(rank) + i) % 26));
+    };
+    std::vector<std::string> out, in;
+    for (std::size_t i = 0; i < 20; ++i) {
+      out.push_back(text(comm.rank(), i));
+      in.emplace_back(i * 997, '?');
+    }
+    std::vector<Ending> ends(40);
+    for (std::size_t i = 0; i < 20; ++i) {
+      comm.receive(before, 5, "text", std::as_writable_bytes(std::span(in[i])), ends[2 * i].done());
+      comm.send(next, 5, "text", std::as_bytes(std::span(out[i])), ends[2 * i + 1].done());
+    }
+    for (Ending& end : ends) end.wait();
+    for (std::size_t i = 0; i < 20; ++i) EXPECT_EQ(in[i], text(before, i)) << i;
+  });
+}
+
+// What rank `rank` serves under a key and a version.
+std::vector<std::byte> served(int rank, std::uint64_t key, std::uint64_t version, std::size_t size) {
+  std::vector<std::byte> bytes(size);
+  for (std::size_t i = 0; i < size; ++i)
+    bytes[i] =
+        static_cast<std::byte>(i * 7 + i / 251 + key * 3 + version * 5 + static_cast<std::size_t>(rank));
+  return bytes;
+}
+
+TEST_P(Conformance, ReadsAreServedAtOnceOrLaterOrRefused) {
+  run([&](Communicator& comm) {
+    const std::size_t size = most();
+    const std::vector<std::byte> own = served(comm.rank(), 1, 2, size);
+    std::vector<std::thread> late;
+    std::mutex mutex;
+    std::atomic<int> sent{0};
+    comm.serve([&](const Read& read, const Answer& answer) {
+      const Done was_sent = [&](const std::exception_ptr&) { ++sent; };
+      if (read.key == 99)
+        return answer({}, std::make_exception_ptr(Error(ErrorCode::kNotFound, "there is no key 99")),
+                      was_sent);
+      const auto bytes = std::span(own).subspan(read.offset, read.bytes);
+      if (read.offset % 2 == 0) return answer(bytes, nullptr, was_sent);
+      const std::lock_guard lock(mutex);
+      late.emplace_back([=] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        answer(bytes, nullptr, was_sent);
+      });
+    });
+    for (int other = 0; other < comm.size(); ++other) {
+      if (other == comm.rank()) continue;
+      std::vector<std::vector<std::byte>> into(6);
+      std::vector<Ending> ends(6);
+      for (std::size_t i = 0; i < 6; ++i) {
+        into[i].resize(i == 5 ? 0 : size - 100 * i);
+        comm.read(other, 1, 2, i, into[i], ends[i].done());
+      }
+      std::vector<std::byte> none(8);
+      Ending refused;
+      comm.read(other, 99, 0, 0, none, refused.done());
+      const std::vector<std::byte> all = served(other, 1, 2, size + 8);
+      for (std::size_t i = 0; i < 6; ++i) {
+        ends[i].wait();
+        EXPECT_TRUE(std::equal(into[i].begin(), into[i].end(), all.begin() + static_cast<std::ptrdiff_t>(i)));
+      }
+      ErrorCode code{};
+      EXPECT_EQ(refused.error(&code), "there is no key 99");
+      EXPECT_EQ(code, ErrorCode::kNotFound);
+    }
+    comm.barrier(1, "all have read");
+    for (std::thread& thread : late) thread.join();
+    EXPECT_EQ(sent, 7 * (comm.size() - 1));
+    EXPECT_EQ(comm.failure(), "");
+  });
+}
+
+TEST_P(Conformance, BytesAreCounted) {
+  run([&](Communicator& comm) {
+    const std::size_t count = most(), ranks = static_cast<std::size_t>(comm.size());
+    const auto rank = static_cast<std::size_t>(comm.rank());
+    const auto borders = borders_of(3, count, comm.size());
+    const std::size_t own = borders[rank + 1] - borders[rank], others = count - own;
+    std::vector<float> values(count, 1);
+    const auto expect = [&](std::size_t sent, std::size_t received, const std::function<void(Done)>& call) {
+      const Transport::Counters before = comm.counters();
+      Ending end;
+      call(end.done());
+      end.wait();
+      const Transport::Counters after = comm.counters();
+      EXPECT_EQ(after.sent - before.sent, sent);
+      EXPECT_EQ(after.received - before.received, received);
+    };
+    const Array array{values.data(), Dtype::kF32};
+    expect(4 * others, 4 * own * (ranks - 1),
+           [&](Done done) { comm.reduce_scatter(1, "x", array, borders, done); });
+    expect(4 * own * (ranks - 1), 4 * others,
+           [&](Done done) { comm.all_gather(2, "x", array, borders, done); });
+    const std::size_t equal = count / ranks + (rank < count % ranks ? 1 : 0);
+    const std::size_t both = 4 * (equal * (ranks - 1) + count - equal);
+    expect(both, both, [&](Done done) { comm.all_reduce(3, "x", array, count, done); });
+    const std::size_t root = ranks - 1;
+    expect(rank == root ? 4 * count * (ranks - 1) : 0, rank == root ? 0 : 4 * count, [&](Done done) {
+      comm.broadcast(4, "x", std::as_writable_bytes(std::span(values)), static_cast<int>(root), done);
+    });
+    // All that was sent besides has a head of 48 bytes for each packet, and no array in it.
+    EXPECT_EQ(comm.counters().received_besides % 48, 0);
   });
 }
 
