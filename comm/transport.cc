@@ -59,6 +59,7 @@ struct Transport::State {
   void run();
   void take_orders();
   void obey(Order& order);
+  std::string text_of_end() const;
   bool pull(int rank);
   void take(int rank, std::span<const std::byte> packet);
   void take_hello(Peer& peer, const Head& head);
@@ -147,7 +148,8 @@ void Transport::State::run() {
     if (pass()) continue;
     links->wait(std::max(last_look + between_looks, Links::Clock::now()));
   }
-  end_all(ErrorCode::kState, fmt::format("rank {} has ended its part in this", links->rank()));
+  take_orders();  // one of them may be a failure
+  end_all(ErrorCode::kState, text_of_end());
   say_farewell();
   inbox->close();
   take_orders();  // what came meanwhile
@@ -230,6 +232,11 @@ void Transport::State::answer(const Read& read, std::uint64_t number) {
     unserved.emplace_back(read, number);
 }
 
+std::string Transport::State::text_of_end() const {
+  const std::string failure = inbox->failure();
+  return failure.empty() ? fmt::format("rank {} has ended its part in this", links->rank()) : failure;
+}
+
 void Transport::State::take_orders() {
   inbox->take(orders);
   for (Order& order : orders) obey(order);
@@ -244,9 +251,7 @@ void Transport::State::obey(Order& order) {
   }
   if (order.kind == Order::kFail) return fail(links->rank(), order.code, std::move(order.text));
   if (failed || inbox->stopping()) {
-    const std::string failure = inbox->failure();
-    return call_with(order.done,
-                     error_of(ErrorCode::kState, failure.empty() ? "the transport has ended" : failure));
+    return call_with(order.done, error_of(ErrorCode::kState, text_of_end()));
   }
   Peer& peer = *peers[static_cast<std::size_t>(order.peer)];
   guarded(order.peer, [&] {

@@ -1,0 +1,490 @@
+#include <dirent.h>
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <optional>
+#include <random>
+
+#include "comm/worlds.h"
+#include "core/dtype.h"
+
+// What ranks are told when something goes wrong: which rank it was, and what it did.
+namespace sluice::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::AllOf;
+using testing::AnyOf;
+using testing::HasSubstr;
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// Ranks stay until all have seen the failure, as one that leaves is a failure, too.
+class Meeting {
+ public:
+  explicit Meeting(int ranks) : missing_(ranks) {}
+  void wait() {
+    std::unique_lock lock(mutex_);
+    if (--missing_ <= 0) all_.notify_all();
+    all_.wait_for(lock, kMostSeconds / 2, [this] { return missing_ <= 0; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable all_;
+  int missing_;
+};
+
+// Memory that each rank has, longer than any call.
+std::span<double> doubles_of(const Communicator& comm) {
+  static std::vector<std::vector<double>> memory(8, std::vector<double>(30));
+  return memory[static_cast<std::size_t>(comm.rank())];
+}
+Array array_of(const Communicator& comm, Dtype type = Dtype::kF32) { return {doubles_of(comm).data(), type}; }
+
+// Calls something on each rank, and returns what each is told, within a second of the last one's call.
+std::vector<std::string> errors_of(int ranks, std::optional<ErrorCode> code,
+                                   const std::function<void(Communicator&, Done)>& call,
+                                   const Deadlines& deadlines = kUnhurried) {
+  std::vector<std::string> errors(static_cast<std::size_t>(ranks));
+  Meeting begun(ranks), seen(ranks);
+  run_communicators(
+      World::kThreads, ranks,
+      [&](Communicator& comm) {
+        begun.wait();
+        const auto begin = Clock::now();
+        Ending end;
+        ErrorCode found{};
+        call(comm, end.done());
+        errors[static_cast<std::size_t>(comm.rank())] = end.error(&found);
+        EXPECT_EQ(found, code.value_or(found)) << name_of(found);
+        EXPECT_EQ(comm.failure(), errors[static_cast<std::size_t>(comm.rank())]);
+        EXPECT_LT(seconds_since(begin), 10);
+        seen.wait();
+      },
+      deadlines);
+  return errors;
+}
+
+TEST(Mismatch, OfCountsIsNamedOnAllRanks) {
+  for (const int ranks : {2, 4}) {
+    const auto errors = errors_of(ranks, ErrorCode::kState, [](Communicator& comm, Done done) {
+      comm.all_reduce(1, "h.3", array_of(comm), comm.rank() == 1 ? 9 : 10, done);
+    });
+    for (const std::string& error : errors)
+      EXPECT_THAT(error, AllOf(HasSubstr("the sum of 'h.3' (f32, 9 elements)"),
+                               HasSubstr("the sum of 'h.3' (f32, 10 elements)"), HasSubstr("rank 1")));
+  }
+}
+
+TEST(Mismatch, OfTypesIsNamedOnAllRanks) {
+  const auto errors = errors_of(3, ErrorCode::kState, [](Communicator& comm, Done done) {
+    comm.all_gather(1, "x", array_of(comm, comm.rank() == 2 ? Dtype::kBf16 : Dtype::kF16),
+                    std::vector<std::size_t>{0, 0, 0, 0}, done);
+  });
+  for (const std::string& error : errors)
+    EXPECT_THAT(error,
+                AllOf(HasSubstr("(bf16, 0 elements"), HasSubstr("(f16, 0 elements"), HasSubstr("rank 2")));
+}
+
+TEST(Mismatch, OfKindsIsNamedOnAllRanks) {
+  const auto errors = errors_of(3, ErrorCode::kState, [](Communicator& comm, Done done) {
+    const Array array = array_of(comm);
+    const std::vector<std::size_t> borders{0, 4, 8, 12};
+    if (comm.rank() == 0) return comm.all_gather(1, "x", array, borders, done);
+    comm.reduce_scatter(1, "x", array, borders, done);
+  });
+  for (const std::string& error : errors)
+    EXPECT_THAT(error, AllOf(HasSubstr("the gather of 'x'"), HasSubstr("the scattered sum of 'x'"),
+                             HasSubstr("rank 0")));
+}
+
+TEST(Mismatch, OfBordersIsNamedOnAllRanks) {
+  const auto errors = errors_of(2, ErrorCode::kState, [](Communicator& comm, Done done) {
+    const Array array = array_of(comm);
+    const std::vector<std::size_t> borders{0, comm.rank() == 0 ? std::size_t{6} : std::size_t{5}, 12};
+    comm.reduce_scatter(1, "x", array, borders, done);
+  });
+  for (const std::string& error : errors)
+    EXPECT_THAT(error, AllOf(HasSubstr("rank 0"), HasSubstr("rank 1"), HasSubstr("borders")));
+}
+
+TEST(Mismatch, OfRootsIsNamedOnAllRanks) {
+  const auto errors = errors_of(3, ErrorCode::kState, [](Communicator& comm, Done done) {
+    const auto bytes = std::as_writable_bytes(doubles_of(comm)).first(10);
+    comm.broadcast(1, "x", bytes, comm.rank() == 1 ? 1 : 0, done);
+  });
+  for (const std::string& error : errors)
+    EXPECT_THAT(error, AllOf(HasSubstr("10 bytes from rank 1"), HasSubstr("10 bytes from rank 0")));
+}
+
+TEST(Mismatch, OfAMessagesLengthNamesBothEnds) {
+  const auto errors = errors_of(2, ErrorCode::kState, [](Communicator& comm, Done done) {
+    const auto bytes = std::as_writable_bytes(doubles_of(comm)).first(10);
+    if (comm.rank() == 0) return comm.send(1, 4, "loss", bytes, done);
+    comm.receive(0, 4, "loss", bytes.first(7), done);
+  });
+  for (const std::string& error : errors)
+    EXPECT_THAT(error,
+                AllOf(HasSubstr("the message 'loss' (10 bytes)"), HasSubstr("the message 'loss' (7 bytes)")));
+}
+
+TEST(Failure, TextReachesAllRanks) {
+  // A call that comes after the failure has another code.
+  const auto errors = errors_of(4, std::nullopt, [](Communicator& comm, Done done) {
+    if (comm.rank() != 2) return comm.all_reduce(1, "x", doubles_of(comm), done);
+    comm.receive(3, 1, "never", {}, done);
+    comm.fail("the disk is full");
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "rank 2 has failed: the disk is full");
+}
+
+TEST(Failure, RefusesWhatComesLater) {
+  run_communicators(World::kThreads, 2, [](Communicator& comm) {
+    if (comm.rank() == 0) comm.fail("it was told to");
+    std::vector<double> values(3);
+    Ending first, second;
+    ErrorCode code{};
+    comm.all_reduce(1, "x", std::span(values), first.done());
+    EXPECT_EQ(first.error(), "rank 0 has failed: it was told to");
+    comm.read(1 - comm.rank(), 0, 0, 0, {}, second.done());
+    EXPECT_EQ(second.error(&code), "rank 0 has failed: it was told to");
+    EXPECT_EQ(code, ErrorCode::kState);
+    EXPECT_THROW(comm.barrier(2, "later"), Error);
+  });
+}
+
+// A failure is told also where a rank leaves as soon as it has failed, behind a full ring.
+TEST(Failure, IsToldByARankThatLeavesAtOnce) {
+  run_communicators(
+      World::kThreads, 3,
+      [](Communicator& comm) {
+        std::vector<std::byte> bytes(1 << 20);
+        std::vector<Ending> ends(2);
+        if (comm.rank() == 0) {
+          comm.send(1, 1, "large", bytes, ends[0].done());
+          comm.send(2, 1, "large", bytes, ends[1].done());
+          comm.fail("enough");
+          return;
+        }
+        comm.receive(0, 1, "large", bytes, ends[0].done());
+        EXPECT_EQ(ends[0].error(), "rank 0 has failed: enough");
+      },
+      kUnhurried, LocalMemory::kLeastRing);
+}
+
+TEST(Patience, NamesWhoHasNotComeAndForWhat) {
+  const Deadlines deadlines{kUnhurried.silence, milliseconds(300)};
+  // Ranks 0 and 1 also wait for each other, once both have come.
+  const auto errors = errors_of(
+      3, ErrorCode::kIo,
+      [](Communicator& comm, Done done) {
+        if (comm.rank() != 2) return comm.all_reduce(1, "norm", doubles_of(comm), done);
+        // Rank 2 learns of it by a message that it does not wait for itself.
+        std::thread([&comm, done] {
+          while (comm.failure().empty()) std::this_thread::sleep_for(milliseconds(1));
+          done(std::make_exception_ptr(Error(ErrorCode::kIo, comm.failure())));
+        }).detach();
+      },
+      deadlines);
+  for (const std::string& error : errors)
+    EXPECT_EQ(error, "rank 2 has not come to the sum of 'norm' (f64, 30 elements) for 0.3 s");
+}
+
+TEST(Patience, NamesARankThatDoesNotAnswer) {
+  const Deadlines deadlines{kUnhurried.silence, milliseconds(300)};
+  Answer kept;
+  run_communicators(
+      World::kThreads, 2,
+      [&](Communicator& comm) {
+        std::vector<std::byte> bytes(10);
+        if (comm.rank() == 0) {
+          comm.serve([&](const Read&, Answer answer) { kept = std::move(answer); });
+          while (comm.failure().empty()) std::this_thread::sleep_for(milliseconds(1));
+        } else {
+          Ending end;
+          comm.read(0, 1, 1, 0, bytes, end.done());
+          EXPECT_EQ(end.error(), "rank 0 has not answered a read of 10 bytes for 0.3 s");
+        }
+      },
+      deadlines);
+  // An answer that comes when the rank is no more is refused.
+  Ending sent;
+  kept({}, nullptr, sent.done());
+  EXPECT_THAT(sent.error(), HasSubstr("has ended"));
+}
+
+TEST(Patience, IsNotForARankThatIsWaitedForByNobody) {
+  run_communicators(World::kThreads, 2,
+                    [](Communicator& comm) {
+                      std::this_thread::sleep_for(milliseconds(700));
+                      comm.barrier(1, "after a while");
+                      EXPECT_EQ(comm.failure(), "");
+                    },
+                    {milliseconds(300), milliseconds(300)});
+}
+
+TEST(Leaving, WithMessagesUnderWayIsAFailure) {
+  std::string error;
+  run_communicators(World::kThreads, 2, [&](Communicator& comm) {
+    if (comm.rank() == 1) return comm.barrier(1, "both are here");
+    std::vector<double> values(3);
+    Ending end;
+    comm.barrier(1, "both are here");
+    comm.all_reduce(2, "x", std::span(values), end.done());
+    error = end.error();
+  });
+  EXPECT_EQ(error, "rank 1 has left, and has not come to the sum of 'x' (f64, 3 elements)");
+}
+
+TEST(Leaving, WithoutMessagesIsNone) {
+  Meeting meeting(2);
+  run_communicators(World::kThreads, 3, [&](Communicator& comm) {
+    comm.barrier(1, "all are here");
+    if (comm.rank() == 2) return;
+    std::this_thread::sleep_for(milliseconds(100));
+    std::vector<std::byte> bytes(3);
+    Ending end;
+    if (comm.rank() == 0) comm.send(1, 2, "still", bytes, end.done());
+    if (comm.rank() == 1) comm.receive(0, 2, "still", bytes, end.done());
+    end.wait();
+    EXPECT_EQ(comm.failure(), "");
+    meeting.wait();
+  });
+}
+
+TEST(Leaving, LetsOthersReceiveWhatWasSent) {
+  Meeting has_left(2);
+  run_ranks(World::kThreads, 2, [&](LocalMemory& memory, int rank) {
+    std::vector<std::byte> bytes(100'000, std::byte{7}), into(100'000);
+    allocator::Ledger ledger;
+    auto comm = std::make_unique<Communicator>(make_local_links(memory, rank), kUnhurried, ledger);
+    Ending end;
+    if (rank == 0) {
+      comm->send(1, 1, "last", bytes, end.done());
+      end.wait();
+      comm.reset();
+      return;
+    }
+    comm->receive(0, 1, "last", into, end.done());
+    end.wait();
+    EXPECT_EQ(into, bytes);
+    EXPECT_EQ(comm->failure(), "");
+  });
+}
+
+// What is under way when a rank ends itself ends with an error, and nothing is called twice.
+TEST(Leaving, EndsWhatIsUnderWay) {
+  LocalMemory memory(2, kTestRing);
+  allocator::Ledger ledger;
+  std::vector<float> values(1000);
+  Ending sum, message, again;
+  {
+    Communicator comm(make_local_links(memory, 0), kUnhurried, ledger);
+    comm.all_reduce(1, "x", {values.data(), Dtype::kF32}, values.size(),
+                    [&, done = sum.done()](std::exception_ptr error) {
+                      comm.receive(1, 3, "again", {}, again.done());
+                      done(std::move(error));
+                    });
+    comm.send(1, 2, "y", std::as_bytes(std::span(values)), message.done());
+  }
+  for (Ending* end : {&sum, &message, &again})
+    EXPECT_THAT(end->error(), HasSubstr("rank 0 has ended its part"));
+  EXPECT_EQ(ledger.snapshot().total[static_cast<std::size_t>(allocator::Tier::kHost)].current, 0);
+}
+
+// Processes: one of them gets a signal while all others wait for it. The others report what they are told.
+class Signals : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!kForksAllowed) GTEST_SKIP() << "ThreadSanitizer follows no threads of forked processes";
+  }
+  // Returns how long it took until all others had ended.
+  static double signal_one(int ranks, int signal, const Deadlines& deadlines, const std::string& expected) {
+    LocalMemory memory(ranks, kTestRing);
+    Children children;
+    int ready[2];
+    EXPECT_EQ(::pipe2(ready, O_CLOEXEC), 0);
+    for (int rank = 0; rank < ranks; ++rank)
+      children.start(rank, [&] {
+        allocator::Ledger ledger;
+        Communicator comm(make_local_links(memory, rank), deadlines, ledger);
+        comm.barrier(1, "all are here");
+        EXPECT_EQ(::write(ready[1], "x", 1), 1);
+        std::vector<float> values(100'000, 1);
+        ErrorCode code{};
+        if (rank == 1) std::this_thread::sleep_for(kMostSeconds / 2);
+        Ending end;
+        comm.all_reduce(2, "x", {values.data(), Dtype::kF32}, values.size(), end.done());
+        EXPECT_THAT(end.error(&code), HasSubstr(expected));
+        EXPECT_EQ(code, ErrorCode::kIo);
+      });
+    char letter;
+    for (int rank = 0; rank < ranks; ++rank) EXPECT_EQ(::read(ready[0], &letter, 1), 1);
+    const auto begin = Clock::now();
+    ::kill(children.pid(1), signal);
+    for (int rank = 0; rank < ranks; ++rank)
+      if (rank != 1) {
+        EXPECT_EQ(children.wait(static_cast<std::size_t>(rank)), 0);
+      }
+    const double taken = seconds_since(begin);
+    ::close(ready[0]);
+    ::close(ready[1]);
+    return taken;
+  }
+};
+
+TEST_F(Signals, AKilledRankIsNamedByAll) {
+  EXPECT_LT(signal_one(4, SIGKILL, kUnhurried, "rank 1 is gone: its process has ended"), 10);
+}
+
+TEST_F(Signals, AStoppedRankIsNamedByAll) {
+  EXPECT_LT(
+      signal_one(3, SIGSTOP, {seconds(2), kUnhurried.patience}, "rank 1 has given no sign of life for 2 s"),
+      20);
+}
+
+TEST_F(Signals, AProcessThatExitsWithoutADestructorIsNamed) {
+  LocalMemory memory(2, kTestRing);
+  Children children;
+  children.start(0, [&] {
+    allocator::Ledger ledger;
+    new Communicator(make_local_links(memory, 0), kUnhurried, ledger);
+    ::_exit(0);
+  });
+  children.start(1, [&] {
+    allocator::Ledger ledger;
+    Communicator comm(make_local_links(memory, 1), kUnhurried, ledger);
+    Ending end;
+    comm.receive(0, 1, "x", {}, end.done());
+    EXPECT_EQ(end.error(), "rank 0 is gone: its process has ended");
+  });
+  children.expect_success();
+}
+
+// The process that starts others sees one end that never had links.
+TEST(Gone, IsARankThatNeverBegan) {
+  LocalMemory memory(2, kTestRing);
+  allocator::Ledger ledger;
+  Communicator comm(make_local_links(memory, 0), kUnhurried, ledger);
+  std::vector<double> values(3);
+  Ending end;
+  comm.all_reduce(1, "x", std::span(values), end.done());
+  EXPECT_FALSE(end.has_come(milliseconds(400)));  // nobody says that it is gone
+  memory.leave(1, false);
+  EXPECT_EQ(end.error(), "rank 1 is gone: its process has ended");
+}
+
+TEST(Garbage, InSharedMemoryIsAnError) {
+  std::mt19937_64 random(4);
+  for (int round = 0; round < 30; ++round) {
+    const Watchdog watchdog;
+    LocalMemory memory(2, LocalMemory::kLeastRing);
+    allocator::Ledger ledger;
+    const std::size_t size = LocalMemory::bytes(2, LocalMemory::kLeastRing);
+    Communicator comm(make_local_links(memory, 0), {kUnhurried.silence, milliseconds(500)}, ledger);
+    std::vector<double> values(300);
+    Ending end;
+    comm.all_reduce(1, "x", std::span(values), end.done());
+    // All that follows the header, which is not read again: bells and rings.
+    std::vector<std::uint64_t> garbage((size - 64) / 8);
+    for (std::uint64_t& word : garbage)
+      word = round % 3 == 0 ? random() : random() % (round % 3 == 1 ? 4 : 4096);
+    ASSERT_GT(::pwrite(memory.descriptor(), garbage.data(), garbage.size() * 8, 64), 0);
+    EXPECT_THAT(end.error(), AnyOf(HasSubstr("rank 1 sent what cannot be"), HasSubstr("rank 1 is gone"),
+                                   HasSubstr("rank 1 has not come"), HasSubstr("rank 1 has left")));
+  }
+}
+
+// Packets that are well-formed, and mean nothing.
+TEST(Garbage, InPacketsIsAnError) {
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 200; ++round) {
+    const Watchdog watchdog;
+    LocalMemory memory(2, LocalMemory::kLeastRing);
+    allocator::Ledger ledger;
+    const auto garbler = make_local_links(memory, 1);
+    Communicator comm(make_local_links(memory, 0), kUnhurried, ledger);
+    std::vector<double> values(300);
+    Ending end;
+    comm.all_reduce(1, "x", std::span(values), end.done());
+    std::vector<std::byte> packet(round % 5 == 0 ? random() % 48 : 48 + random() % 100);
+    const std::vector<std::uint64_t> hello{0, 0x6f6c6c656863756c, 1, 0, 0, 0};
+    if (round % 5 != 1) garbler->send(0, std::as_bytes(std::span(hello)), {});
+    for (int i = 0; i < 8; ++i) {
+      for (std::byte& byte : packet) byte = static_cast<std::byte>(random() % (round % 2 == 0 ? 256 : 12));
+      if (!packet.empty()) packet[0] = static_cast<std::byte>(random() % 10);
+      garbler->send(0, packet, {});
+    }
+    if (comm.failure().empty() && !end.has_come(milliseconds(20))) garbler->send(0, {}, {});
+    EXPECT_FALSE(end.error().empty());
+  }
+}
+
+TEST(Garbage, IsNotOpened) {
+  const auto descriptor_of = [](const std::function<void(std::vector<std::uint64_t>&)>& change, bool sealed) {
+    LocalMemory memory(2, LocalMemory::kLeastRing);
+    std::vector<std::uint64_t> header(3);
+    EXPECT_EQ(::pread(memory.descriptor(), header.data(), 24, 0), 24);
+    const int made = ::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    change(header);
+    EXPECT_EQ(::ftruncate(made, static_cast<off_t>(LocalMemory::bytes(2, LocalMemory::kLeastRing))), 0);
+    EXPECT_EQ(::pwrite(made, header.data(), 24, 0), 24);
+    if (sealed) {
+      EXPECT_EQ(::fcntl(made, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 0);
+    }
+    return made;
+  };
+  const auto code_of = [](int descriptor) {
+    try {
+      const LocalMemory memory(descriptor);
+      return -1;
+    } catch (const Error& error) {
+      return static_cast<int>(error.code());
+    }
+  };
+  const int corrupt = static_cast<int>(ErrorCode::kCorrupt);
+  EXPECT_EQ(code_of(descriptor_of([](auto&) {}, true)), -1);
+  EXPECT_EQ(code_of(descriptor_of([](auto&) {}, false)), corrupt);
+  EXPECT_EQ(code_of(descriptor_of([](auto& header) { ++header[0]; }, true)), corrupt);
+  EXPECT_EQ(code_of(descriptor_of([](auto& header) { ++header[1]; }, true)), corrupt);              // version
+  EXPECT_EQ(code_of(descriptor_of([](auto& header) { header[1] += 1ull << 32; }, true)), corrupt);  // ranks
+  EXPECT_EQ(code_of(descriptor_of([](auto& header) { header[2] = ~0ull; }, true)), corrupt);
+  EXPECT_EQ(code_of(descriptor_of([](auto& header) { header[2] *= 2; }, true)), corrupt);
+  EXPECT_EQ(code_of(::open("/dev/null", O_RDONLY | O_CLOEXEC)), corrupt);
+  EXPECT_EQ(code_of(1'000'000), static_cast<int>(ErrorCode::kIo));
+}
+
+std::size_t entries(const char* folder) {
+  std::size_t count = 0;
+  DIR* const opened = ::opendir(folder);
+  EXPECT_NE(opened, nullptr);
+  while (::readdir(opened) != nullptr) ++count;
+  ::closedir(opened);
+  return count;
+}
+
+TEST(Remains, ThereAreNone) {
+  const std::size_t files = entries("/proc/self/fd"), shared = entries("/dev/shm");
+  for (int i = 0; i < 3; ++i)
+    run_communicators(World::kThreads, 3, [](Communicator& comm) { comm.barrier(1, "x"); });
+  {
+    LocalMemory memory(2, kTestRing);
+    EXPECT_THROW(make_local_links(memory, 2), Error);
+    auto links = make_local_links(memory, 0);
+    EXPECT_THROW(make_local_links(memory, 0), Error);
+    links.reset();
+    EXPECT_THROW(make_local_links(memory, 0), Error);
+  }
+  EXPECT_EQ(entries("/proc/self/fd"), files);
+  EXPECT_EQ(entries("/dev/shm"), shared);
+}
+
+}  // namespace
+}  // namespace sluice::comm
