@@ -224,7 +224,7 @@ void Communicator::State::handle(News& item) {
     if (wanted && !call.wants_slot()) std::erase(want_slots, &call);
     end_if_done(call);
   } else if (item.done) {
-    item.done(item.event.error);
+    item.done(std::move(item.event.error));
   }
 }
 

@@ -76,7 +76,7 @@ class Watchdog {
 class Ending {
  public:
   Done done() {
-    return [promise = promise_](const std::exception_ptr& error) { promise->set_value(error); };
+    return [promise = promise_](std::exception_ptr error) { promise->set_value(std::move(error)); };
   }
   bool has_come(std::chrono::milliseconds limit) {
     return future_.wait_for(limit) == std::future_status::ready;
