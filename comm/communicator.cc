@@ -320,7 +320,8 @@ void Communicator::broadcast(std::uint64_t id, const std::string& name, std::spa
 
 // The ranks tell each other how long their strings are, and then gather them.
 std::vector<std::string> Communicator::exchange(std::uint64_t id, const std::string& name,
-                                                const std::string& own) {
+                                                const std::string& own,
+                                                const std::function<void()>& meanwhile) {
   if (own.size() > kMostExchanged)
     sluice::fail(ErrorCode::kInvalidArgument, "'{}': {} bytes were given, of at most {}", name, own.size(),
                  kMostExchanged);
@@ -329,7 +330,7 @@ std::vector<std::string> Communicator::exchange(std::uint64_t id, const std::str
     TransferGroup group;
     state_->start(CallKind::kExchange, id, name, element_of(Dtype::kU8), bytes, std::move(borders), 0,
                   group.add());
-    group.wait();
+    group.wait(meanwhile);
   };
   std::vector<std::uint64_t> lengths(ranks);
   lengths[static_cast<std::size_t>(rank())] = own.size();

@@ -59,7 +59,9 @@ class Communicator {
   // Collective; waits, so it is no call for `done` functions. Returns what each rank has given, by rank: up
   // to kMostExchanged bytes each. Throws the first failure of the run.
   static constexpr std::size_t kMostExchanged = std::size_t{64} << 10;
-  std::vector<std::string> exchange(std::uint64_t id, const std::string& name, const std::string& own);
+  // `meanwhile` is called from time to time.
+  std::vector<std::string> exchange(std::uint64_t id, const std::string& name, const std::string& own,
+                                    const std::function<void()>& meanwhile = {});
   void barrier(std::uint64_t id, const std::string& name) { exchange(id, name, {}); }
 
   // Not collective: messages between two ranks, and reads that a rank serves, as in Transport. Messages from

@@ -71,6 +71,17 @@ bool TransferGroup::finished() const {
   return state_->open == 0;
 }
 
+bool TransferGroup::wait_for(std::chrono::microseconds time) const {
+  std::unique_lock lock(state_->mutex);
+  return state_->none_open.wait_for(lock, time, [&] { return state_->open == 0; });
+}
+
+void TransferGroup::wait(const std::function<void()>& meanwhile) {
+  constexpr std::chrono::microseconds kBetween{200};
+  while (meanwhile && !wait_for(kBetween)) meanwhile();
+  wait();
+}
+
 void TransferGroup::wait() {
   std::exception_ptr error;
   {

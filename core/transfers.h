@@ -1,4 +1,5 @@
 #pragma once
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -19,7 +20,9 @@ class TransferGroup {
   TransferGroup& operator=(TransferGroup&&) = delete;
   Done add();  // makes the Done for one more transfer
   bool finished() const;
+  bool wait_for(std::chrono::microseconds time) const;  // returns finished() by then at the latest
   void wait();
+  void wait(const std::function<void()>& meanwhile);  // which, if not null, is called from time to time
 
  private:
   struct State;

@@ -18,9 +18,7 @@ class Nothing final : public Backing {
   void store(std::uint64_t, std::span<const std::byte>, Done done) override { done(nullptr); }
   void fetch_unchecked(std::uint64_t, std::span<std::byte>, Done done) override { done(nullptr); }
   void check(std::uint64_t, std::span<const std::byte>, Threads&) override {}
-  void store(std::uint64_t, std::span<const std::byte>, Threads&, Done done) override {
-    done(nullptr);
-  }
+  void store(std::uint64_t, std::span<const std::byte>, Threads&, Done done) override { done(nullptr); }
 };
 
 class Nowhere final : public Backings {
