@@ -10,7 +10,7 @@
 namespace sluice::allocator {
 namespace {
 
-constexpr std::array<std::string_view, kTiers> kTierNames = {"device", "host", "disk"};
+constexpr std::array<std::string_view, kTiers> kTierNames = {"device", "host", "disk", "ranks"};
 constexpr std::array<std::string_view, kPurposes> kPurposeNames = {
     "parameter", "gradient", "optimizer state", "activation", "staging", "workspace", "checkpoint", "base"};
 

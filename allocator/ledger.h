@@ -12,8 +12,9 @@
 
 namespace sluice::allocator {
 
-// Where the compute device is the CPU, its memory counts as kHost, and nothing is on kDevice.
-enum class Tier : std::uint8_t { kDevice, kHost, kDisk };
+// Where the compute device is the CPU, its memory counts as kHost, and nothing is on kDevice. kRanks is the
+// memory of all ranks of a run, of which a process takes only its shard, as kHost.
+enum class Tier : std::uint8_t { kDevice, kHost, kDisk, kRanks };
 enum class Purpose : std::uint8_t {
   kParameter,
   kGradient,
@@ -24,11 +25,11 @@ enum class Purpose : std::uint8_t {
   kCheckpoint,
   kBase,  // the process itself: code, libraries, small objects
 };
-inline constexpr std::size_t kTiers = 3;
+inline constexpr std::size_t kTiers = 4;
 inline constexpr std::size_t kPurposes = 8;
 // The tiers that reports list where the compute device is the CPU.
 inline constexpr std::array kTiersOfCpu = {Tier::kHost, Tier::kDisk};
-std::string_view name_of(Tier tier);        // "device", "host", "disk"
+std::string_view name_of(Tier tier);        // "device", "host", "disk", "ranks"
 std::string_view name_of(Purpose purpose);  // "parameter", "gradient", "optimizer state", ...
 
 // The account of every byte held, by tier and purpose, with current value and peak. It enforces the budgets:

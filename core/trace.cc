@@ -17,8 +17,8 @@ namespace {
 using Time = Trace::Clock::time_point;
 
 constexpr std::size_t kBytesPerWrite = 64 * 1024;
-constexpr std::array<const char*, Trace::kLanes> kNames = {"compute",   "read",       "write", "optimizer",
-                                                           "read wait", "write wait", "save"};
+constexpr std::array<const char*, Trace::kLanes> kNames = {
+    "compute", "read", "write", "optimizer", "read wait", "write wait", "rank wait", "save"};
 
 std::size_t index_of(const Trace::Event& event) { return static_cast<std::size_t>(event.lane); }
 

@@ -16,8 +16,17 @@ namespace sluice {
 class Trace {
  public:
   using Clock = std::chrono::steady_clock;
-  enum class Lane : std::uint8_t { kCompute, kRead, kWrite, kOptimizer, kReadWait, kWriteWait, kSave };
-  static constexpr std::size_t kLanes = 7;
+  enum class Lane : std::uint8_t {
+    kCompute,
+    kRead,
+    kWrite,
+    kOptimizer,
+    kReadWait,
+    kWriteWait,
+    kRankWait,
+    kSave
+  };
+  static constexpr std::size_t kLanes = 8;
   static const char* name_of(Lane lane);
 
   explicit Trace(std::size_t limit = 1'000'000) : limit_(limit), start_(Clock::now()) {

@@ -15,6 +15,7 @@ AnyOrderEngine::AnyOrderEngine(const Profile& profile, const Plan& plan, const o
       most_held_(profile.held_units),
       updated_(layout().parameters()),
       changed_(layout().units().size()) {
+  ensure(resources.communicator == nullptr, "units are accessed in any order by a run of several ranks");
   core().set_schedule(profile.schedule);
   for (UnitId unit = 0; unit < layout().units().size(); ++unit)
     by_address_.push_back({core().pager.address(core().parameters[unit]), unit});

@@ -37,7 +37,8 @@ class Ground {
     Threads& threads;
     offload::IoService& io;
     const optim::Optimizer& optimizer;
-    kernels::F32Products* products = nullptr;  // REQUIRES: not null where the optimizer has products
+    kernels::F32Products* products = nullptr;    // REQUIRES: not null where the optimizer has products
+    comm::Communicator* communicator = nullptr;  // see Resources
   };
   struct Options {
     std::size_t trace_events = 0;    // the most events that the trace keeps; 0: there is no trace
@@ -52,7 +53,9 @@ class Ground {
   offload::RecordStore* disk_records() { return disk_.get(); }  // null: nothing is on disk
 
  protected:
-  Resources resources() { return {means_.threads, ledger_, disk_.get(), trace(), means_.products}; }
+  Resources resources() {
+    return {means_.threads, ledger_, disk_.get(), trace(), means_.products, means_.communicator};
+  }
   // `change` applies a plan to the engine.
   void replan(Planned& planned, std::uint64_t base, const std::function<void(const Plan&)>& change);
 

@@ -277,6 +277,10 @@ std::string CheckpointTensors::save(Engine& engine, offload::IoService& io, allo
   return writer.commit(run);
 }
 
+void CheckpointTensors::send(Engine& engine) {
+  for (const UnitId unit : units_) engine.save(unit, {});
+}
+
 void CheckpointTensors::write(std::size_t file, ParameterId parameter, std::size_t first, std::size_t count,
                               ConstArray values) {
   const std::string& name = layout_.spec(parameter).name;

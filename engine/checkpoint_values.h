@@ -55,6 +55,9 @@ class CheckpointTensors {
   std::string save(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
                    CheckpointWriter::Options options, const Json& run, const std::string& config = "");
 
+  // Takes part in save() of rank 0, on another rank of a run whose state is in parts.
+  void send(Engine& engine);
+
  private:
   struct Named {
     std::string file;

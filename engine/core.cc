@@ -12,22 +12,45 @@ std::vector<allocator::Tier> Core::state_tiers(const Plan& plan) {
   return tiers;
 }
 
+std::vector<std::optional<std::size_t>> Core::gradient_shard_sizes(const Profile& profile) const {
+  std::vector<std::optional<std::size_t>> sizes(layout.units().size());
+  for (UnitId unit = 0; unit < sizes.size(); ++unit)
+    if (plan.units[unit].tier(Part::kGradient) == allocator::Tier::kRanks)
+      sizes[unit] = ranks->own(unit).size() * size_of(final_gradient_type(profile, unit));
+  return sizes;
+}
+
 Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer& the_optimizer,
            const Resources& the_resources)
     : resources(the_resources),
       optimizer(the_optimizer),
       plan(the_plan),
       layout(profile.units),
+      ranks(resources.communicator == nullptr ? std::nullopt
+                                              : std::optional<Ranks>(std::in_place, *resources.communicator,
+                                                                     layout, optimizer, plan.stage > 0)),
       waits(resources.trace),
-      backings(make_backings(resources.disk)),
+      parameter_shards(plan.stage < 3 || !ranks
+                           ? std::nullopt
+                           : std::optional<ParameterShards>(std::in_place, layout, plan, *ranks)),
+      gradient_shards(gradient_shard_sizes(profile)),
+      backings(make_backings(resources.disk, parameter_shards ? &*parameter_shards : nullptr)),
       pager(resources.ledger, *backings, waits),
       gradients(layout, profile, plan, pager),
-      states(layout, StateFormat(layout, optimizer, plan.chunk_elements), state_tiers(plan), *backings),
+      states(layout,
+             StateFormat(layout, optimizer, plan.chunk_elements,
+                         Shards::of(plan.ranks.rank, plan.ranks.size, plan.stage)),
+             state_tiers(plan), *backings),
       wholes(layout, optimizer),
+      sums_of_ranks(ranks && ranks->partitioned() ? std::optional<SumsOfRanks>(std::in_place, *ranks)
+                                                  : std::nullopt),
       executor(make_turn_executor(layout, optimizer, states.format(), wholes,
-                                  {resources.threads, resources.products, resources.trace})),
+                                  {resources.threads, resources.products, resources.trace,
+                                   sums_of_ranks ? &*sums_of_ranks : nullptr})),
       updates(layout, optimizer, states, *executor),
-      queue(layout, optimizer, pager, gradients, updates, waits, parameters),
+      queue(layout, optimizer, pager, gradients, updates, waits, parameters,
+            {ranks && ranks->partitioned() ? &*ranks : nullptr,
+             parameter_shards ? &*parameter_shards : nullptr, &gradient_shards}),
       has_values(layout.units().size()),
       applied(layout.parameters()) {
   const bool exposed = profile.any_order;  // the client may touch parameters at any time
@@ -35,7 +58,7 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
     parameters.push_back(pager.define(
         {"parameters of " + name_of(unit), layout.unit_bytes(unit), allocator::Purpose::kParameter,
          plan.units[unit].tier(Part::kParameters), exposed, true, is_packed(layout.unit_bytes(unit)),
-         layout.units()[unit].parameters.front().continues()}));
+         layout.units()[unit].parameters.front().continues(), unit}));
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
     for (int use = 0; use < gradients.uses(unit); ++use)
       pager.follow(gradients.holding(unit, use), parameters[unit]);
@@ -43,9 +66,22 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
   pager.start(plan.extent_bytes, plan.extents);
   states.start(resources.ledger);
   wholes.start(resources.ledger);
+  if (parameter_shards) parameter_shards->start(resources.ledger);
+  gradient_shards.start(resources.ledger, allocator::Purpose::kGradient);
   executor->start(resources.ledger);
   updates.set_slots(resources.ledger, plan.staging_slots);
   pager.on_stall([this] { return queue.finish_some(); });
+  if (parameter_shards) pager.meanwhile([this] { queue.advance(); });
+}
+
+ValueStreams Core::streams() {
+  Ranks* const parts = ranks && ranks->partitioned() ? &*ranks : nullptr;
+  for (int rank = 0; parts != nullptr && rank < parts->size() &&
+                     formats_of_ranks_.size() < static_cast<std::size_t>(parts->size());
+       ++rank)
+    formats_of_ranks_.emplace_back(layout, optimizer, plan.chunk_elements,
+                                   Shards::of(rank, parts->size(), plan.stage));
+  return {layout, states, updates, resources, parts, &formats_of_ranks_};
 }
 
 void Core::set_schedule(const std::vector<Access>& accesses) {
@@ -79,7 +115,14 @@ std::exception_ptr Core::load(UnitId unit, const UnitSource& source) {
     failed = std::current_exception();
   }
   pager.written(parameters[unit], layout.unit_bytes(unit));
+  if (partitions_parameters(unit)) parameter_shards->take(unit, values);
   pager.release(parameters[unit]);
+  if (partitions_parameters(unit)) {
+    parameter_shards->expect(unit);
+    pager.outdate(parameters[unit]);
+    pager.unpark(parameters[unit]);
+    parameter_shards->publish(unit);
+  }
   has_values[unit] = failed == nullptr;
   if (!source.state)  // state of zeros belongs to a parameter that was never updated
     std::fill(applied.begin() + layout.first_parameter(unit), applied.begin() + layout.end_parameter(unit),
@@ -90,16 +133,31 @@ std::exception_ptr Core::load(UnitId unit, const UnitSource& source) {
 std::exception_ptr Core::save(UnitId unit, const UnitSink& sink) {
   require_values(unit);
   settle();
-  std::byte* values = pager.acquire(parameters[unit], Pager::Use::kRead);
-  if (unit + 1 < parameters.size()) pager.prefetch_one(parameters[unit + 1]);
+  const bool sends = ranks && ranks->partitioned() && ranks->rank() > 0;  // what it has of the state alone
+  std::byte* const values = sends ? nullptr : pager.acquire(parameters[unit], Pager::Use::kRead);
+  if (!sends && unit + 1 < parameters.size()) pager.prefetch_one(parameters[unit + 1]);
   std::exception_ptr failed = save_values(streams(), unit, {values, layout.dtype(unit)}, sink);
+  if (ranks && ranks->partitioned()) gather_wholes(unit);
   try {
     if (failed == nullptr) wholes.save(unit, sink.whole);
   } catch (...) {
     failed = std::current_exception();
   }
-  pager.release(parameters[unit]);
+  if (!sends) pager.release(parameters[unit]);
   return failed;
+}
+
+// Brings to rank 0 the arrays of whole parameters from the rank that has the first element: one that is cut
+// nowhere is updated there alone.
+void Core::gather_wholes(UnitId unit) {
+  for (ParameterId p = layout.first_parameter(unit); p < layout.end_parameter(unit); ++p) {
+    if (layout.spec(p).continues()) continue;
+    const int owner = ranks->owner(unit, layout.location(p).offset);
+    const std::span<std::byte> values = std::as_writable_bytes(wholes.values(p));
+    if (owner == 0 || values.empty()) continue;
+    if (ranks->rank() == owner) ranks->send_whole(p, values);
+    if (ranks->rank() == 0) ranks->receive_whole(owner, p, values);
+  }
 }
 
 void Core::settle() {
@@ -148,6 +206,19 @@ void Core::check_settings(const StepSettings& given) const {
            given.groups.size(), needed);
 }
 
+void Core::sum_over_ranks(UnitId unit, float* gradient) {
+  TransferGroup sum;
+  ranks->sum_gradient(unit, gradient, sum.add());
+  waits.during(Waits::For::kRanks, "the gradient of " + name_of(unit),
+               [&] { sum.wait([this] { queue.serve_ranks(); }); });
+}
+
+void Core::gather_squares() {
+  if (ranks && ranks->partitioned())
+    gradients.take_squares(
+        ranks->exchange("the norm of the gradients", gradients.squares(), [this] { queue.serve_ranks(); }));
+}
+
 StepResult Core::measure() const { return {gradients.norm() * std::abs(settings.gradient_factor), 1.0}; }
 
 void Core::clip(StepResult& result) {
@@ -173,6 +244,11 @@ void Core::refuse_not_finite(std::optional<ParameterId> parameter, double norm) 
 void Core::enqueue(UnitRange units, bool with_parameters) {
   const bool keeps = !plan.clip && units.size() == 1;
   if (keeps) queue.start_shared();
+  for (UnitId unit = units.first; unit < units.end; ++unit)
+    if (partitions_parameters(unit)) {
+      parameter_shards->expect(unit);
+      pager.outdate(parameters[unit]);
+    }
   const ParameterId first = layout.first_parameter(units.first);
   if (units.size() > 1)  // the spans of a parameter count updates together
     std::fill(applied.begin() + first, applied.begin() + layout.end_parameter(units.end - 1), applied[first]);
@@ -198,7 +274,7 @@ UpdateQueue::Due Core::due_of(UnitId unit) {
 void Core::keep_until_applied(UnitId unit, bool with_parameters, UpdateQueue::Due& due) {
   pager.acquire(gradients.holding(unit, 0), Pager::Use::kRead);
   due.holds_gradient = true;
-  due.holds_parameters = with_parameters || pager.present(parameters[unit]);
+  due.holds_parameters = !partitions_parameters(unit) && (with_parameters || pager.present(parameters[unit]));
   if (due.holds_parameters) pager.acquire(parameters[unit], Pager::Use::kRead);
 }
 

@@ -9,13 +9,17 @@
 
 #include "core/error.h"
 #include "engine/engine.h"
+#include "engine/ranks.h"
 #include "engine/refusal.h"
 #include "engine/step/buckets.h"
 #include "engine/step/gradients.h"
+#include "engine/step/sums_of_ranks.h"
 #include "engine/step/update_pipeline.h"
 #include "engine/step/update_queue.h"
 #include "engine/store/backing.h"
 #include "engine/store/pager.h"
+#include "engine/store/parameter_shards.h"
+#include "engine/store/shard_memory.h"
 #include "engine/store/state_store.h"
 #include "engine/store/unit_values.h"
 #include "engine/store/waits.h"
@@ -33,7 +37,7 @@ struct Core {
 
   const std::string& name_of(UnitId unit) const { return layout.units()[unit].name; }
   UnitRange together(UnitId unit) const { return updated_together(layout, optimizer, unit); }
-  ValueStreams streams() { return {layout, states, updates, resources}; }
+  ValueStreams streams();
   void set_schedule(const std::vector<Access>& accesses);
 
   // Returns action(*this). An error other than a Refusal leaves the engine failed.
@@ -65,6 +69,13 @@ struct Core {
   void begin_step(const StepSettings& given);
   void check_settings(const StepSettings& given) const;
   StepResult measure() const;  // the norm of all gradients, before clipping
+  // Makes what each rank knows of its part of the gradients known to all, where they are in parts.
+  void gather_squares();
+  bool partitions_parameters(UnitId unit) const { return parameter_shards && parameter_shards->has(unit); }
+  // The elements of the unit that this engine updates.
+  ElementRange own(UnitId unit) const { return states.format().shards().here(unit); }
+  // Adds up the unit's gradient over all ranks; waits, and goes on with updates meanwhile.
+  void sum_over_ranks(UnitId unit, float* gradient);
   void clip(StepResult& result);
   static bool representable(double norm);  // tells whether f32 can hold the norm, and so every element
   [[noreturn]] void refuse_not_finite(std::optional<ParameterId> parameter, double norm) const;
@@ -81,12 +92,16 @@ struct Core {
   const optim::Optimizer& optimizer;
   Plan plan;
   Layout layout;
+  std::optional<Ranks> ranks;  // nothing: the engine trains alone
   Waits waits;
+  std::optional<ParameterShards> parameter_shards;  // nothing: every unit's parameters are whole here
+  ShardMemory gradient_shards;                      // of final gradients that are not kept whole
   std::unique_ptr<Backings> backings;
   Pager pager;
   Gradients gradients;
   StateStore states;
   WholeStore wholes;
+  std::optional<SumsOfRanks> sums_of_ranks;  // nothing: this engine has all of every parameter
   std::unique_ptr<UpdateExecutor> executor;
   UpdatePipeline updates;
   std::vector<HoldingId> parameters;  // by unit
@@ -101,7 +116,10 @@ struct Core {
   std::string failure;  // why the engine has failed; empty: it has not
 
  private:
+  void gather_wholes(UnitId unit);
+  std::vector<StateFormat> formats_of_ranks_;  // made when rank 0 saves first
   static std::vector<allocator::Tier> state_tiers(const Plan& plan);
+  std::vector<std::optional<std::size_t>> gradient_shard_sizes(const Profile& profile) const;
   std::vector<optim::Hyperparameters> hyperparameters() const;
   UpdateQueue::Due due_of(UnitId unit);
   void keep_until_applied(UnitId unit, bool with_parameters, UpdateQueue::Due& due);

@@ -69,6 +69,10 @@ void Engine::progress() {
   core_->guarded([&](Core& c) { c.queue.advance(); });
 }
 
+void Engine::serve_ranks() {
+  core().guarded([](Core& c) { c.queue.serve_ranks(); });
+}
+
 void Engine::settle() {
   core_->guarded([&](Core& c) { c.settle(); });
 }

@@ -8,6 +8,7 @@
 
 #include "allocator/ledger.h"
 #include "allocator/memory.h"
+#include "comm/communicator.h"
 #include "core/threads.h"
 #include "core/trace.h"
 #include "engine/layout.h"
@@ -72,6 +73,9 @@ struct Resources {
   offload::RecordStore* disk = nullptr;
   Trace* trace = nullptr;
   kernels::F32Products* products = nullptr;  // REQUIRES: not null where the optimizer has products
+  // The ranks that train the model together, each with an engine of the same layout and stage. Null: this
+  // engine trains alone.
+  comm::Communicator* communicator = nullptr;
 };
 
 struct Core;
@@ -113,6 +117,9 @@ class Engine {
 
   // Lets updates go on with what has arrived; called between the ops of a model. Never waits.
   void progress();
+  // The same, for a client that waits for other ranks, which may wait for updates of this one. It may wait
+  // for the disk.
+  void serve_ranks();
   // Completes all pending updates.
   void settle();
 

@@ -1,6 +1,7 @@
 #include "engine/scheduled_engine.h"
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <utility>
 
@@ -135,14 +136,24 @@ void ScheduledEngine::finish_gradient(UnitId unit) {
     enqueue(units);
     return c.pager.release(gradient);
   }
-  c.pager.written(gradient, c.gradients.final_bytes(unit));
+  if (c.gradient_shards.has(unit)) {
+    std::memcpy(c.gradient_shards.data(unit), c.pager.data(gradient),
+                c.own(unit).size() * size_of(c.gradients.final_type(unit)));
+    c.pager.release(gradient);
+    c.pager.discard(gradient);
+    finished_[unit] = true;
+    if (!c.plan.clip && have_final_gradients(units)) enqueue(units);
+    return;
+  }
+  c.pager.written(gradient, c.gradients.final_bytes(unit, c.own(unit)));
   c.pager.park(gradient);  // the update streams it from its record if it has left memory
   c.pager.release(gradient);
   finished_[unit] = true;
   if (!c.plan.clip && have_final_gradients(units)) enqueue(units);
 }
 
-// Adds the uses, and rounds the sum once, in place. Returns a parameter whose gradient is not finite.
+// Adds the uses, and the ranks' sums, and rounds once, in place. The gradient then begins with the first
+// element that this rank updates. Returns a parameter whose gradient is not finite.
 std::optional<ParameterId> ScheduledEngine::add_uses(UnitId unit) {
   Core& c = core();
   Threads& threads = c.resources.threads;
@@ -154,11 +165,13 @@ std::optional<ParameterId> ScheduledEngine::add_uses(UnitId unit) {
     for (int use = 1; use < layout().spec(p).uses; ++use)
       kernels::add(threads, n, of_use(p, 0), of_use(p, use), of_use(p, 0));
   }
-  std::byte* const base = c.pager.data(c.gradients.holding(unit, 0));
-  kernels::narrow_in_place(threads, layout().unit_elements(unit), reinterpret_cast<float*>(base),
-                           c.gradients.final_type(unit));
+  auto* const base = reinterpret_cast<float*>(c.pager.data(c.gradients.holding(unit, 0)));
+  if (c.ranks) c.sum_over_ranks(unit, base);
+  const ElementRange own = c.own(unit);
+  std::memmove(base, base + own.begin, own.size() * sizeof(float));
+  kernels::narrow_in_place(threads, own.size(), base, c.gradients.final_type(unit));
   for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p)
-    c.gradients.sum_squares_of(threads, p, base);
+    c.gradients.sum_squares_of(threads, p, base, own);
   return c.gradients.not_finite(unit);
 }
 
@@ -174,7 +187,8 @@ void ScheduledEngine::enqueue(UnitRange units) {
   for (UnitId unit = units.first; unit < units.end; ++unit) {
     c.gradients.hand_over(unit);
     // The masters hold the values, so that the parameters on disk need not be read only to be overwritten.
-    if (c.states.has_master(unit) && c.plan.clip && !c.pager.resident(c.parameters[unit]))
+    if (c.states.has_master(unit) && c.plan.clip && !c.pager.resident(c.parameters[unit]) &&
+        !c.partitions_parameters(unit))
       c.pager.forget(c.parameters[unit]);
   }
 }
@@ -187,6 +201,8 @@ StepResult ScheduledEngine::step() {
     c.in_step = false;
     position_ = 0;
     c.pager.set_position(0);
+    c.gather_squares();
+    if (c.ranks && c.plan.clip) not_finite_ = c.gradients.not_finite();
     StepResult result = c.measure();
     if (!c.plan.clip) return result;
     if (not_finite_ || !Core::representable(result.gradient_norm)) skip_step(result.gradient_norm);

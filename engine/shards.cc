@@ -49,6 +49,10 @@ ElementRange Shards::shard(UnitId unit, int rank) const {
   return held(unit, static_cast<std::size_t>(rank - ranks_.first));
 }
 
+ElementRange Shards::here(UnitId unit) const {
+  return {borders_[unit * (held_ + 1)], borders_[unit * (held_ + 1) + held_]};
+}
+
 std::size_t Shards::chunks(UnitId unit) const {
   std::size_t chunks = 0;
   for (std::size_t i = 0; i < held_; ++i) chunks += divide_up(held(unit, i).size(), chunk_elements_);
@@ -84,20 +88,27 @@ ElementRange Shards::chunks_with(UnitId unit, ElementRange elements) const {
   return found;
 }
 
-Slice Shards::slice(ParameterId parameter, std::size_t chunk) const {
+Slice Shards::slice(ParameterId parameter, ElementRange range) const {
   const Layout::Location& location = layout_.location(parameter);
-  const ElementRange range = this->chunk(location.unit, chunk);
   const std::size_t from = std::max(range.begin, location.offset);
   const std::size_t to = std::min(range.end, location.offset + location.elements);
   if (from >= to) return {parameter};
   return {parameter, from - location.offset, from - range.begin, to - from};
 }
 
-std::vector<Slice> Shards::slices(UnitId unit, std::size_t chunk) const {
+Slice Shards::slice(ParameterId parameter, std::size_t chunk) const {
+  return slice(parameter, this->chunk(layout_.location(parameter).unit, chunk));
+}
+
+std::vector<Slice> Shards::slices(UnitId unit, ElementRange elements) const {
   std::vector<Slice> slices;
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
-    if (const Slice found = slice(p, chunk); found.count > 0) slices.push_back(found);
+    if (const Slice found = slice(p, elements); found.count > 0) slices.push_back(found);
   return slices;
+}
+
+std::vector<Slice> Shards::slices(UnitId unit, std::size_t chunk) const {
+  return slices(unit, this->chunk(unit, chunk));
 }
 
 }  // namespace sluice::engine

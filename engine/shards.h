@@ -32,10 +32,17 @@ class Shards {
   struct Ranks {
     int world = 1, first = 0, end = 1;
   };
+  // The shards that a rank has at a stage (see PlanRequest::stage): its own, or all in one.
+  static Ranks of(int rank, int world, std::size_t stage) {
+    if (stage == 0) return {};
+    return {world, rank, rank + 1};
+  }
   Shards(const Layout& layout, const optim::Optimizer& optimizer, std::size_t chunk_elements);
   Shards(const Layout& layout, const optim::Optimizer& optimizer, std::size_t chunk_elements, Ranks ranks);
 
   ElementRange shard(UnitId unit, int rank) const;  // the elements of the unit. REQUIRES: the shard is here
+
+  ElementRange here(UnitId unit) const;  // from the first shard that is here to the last one
 
   // The chunks of all shards of a unit that are here are numbered in ascending order. All chunks of a shard
   // but its last have chunk_elements().
@@ -47,8 +54,11 @@ class Shards {
 
   // The slices of a chunk, in the order of the parameters.
   std::vector<Slice> slices(UnitId unit, std::size_t chunk) const;
-  Slice slice(ParameterId parameter,
-              std::size_t chunk) const;  // count is 0 where the chunk has no element of it
+  // The slices of any elements of the unit; in_chunk counts from the first of them.
+  std::vector<Slice> slices(UnitId unit, ElementRange elements) const;
+  // The slice that one parameter has; its count is 0 where there is none.
+  Slice slice(ParameterId parameter, std::size_t chunk) const;
+  Slice slice(ParameterId parameter, ElementRange elements) const;
 
  private:
   // The index-th shard of the unit that is here.

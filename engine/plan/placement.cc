@@ -11,6 +11,7 @@
 #include "engine/kind.h"
 #include "engine/step/update_pipeline.h"
 #include "engine/store/pager.h"
+#include "engine/store/shard_memory.h"
 #include "engine/store/whole_store.h"
 
 namespace sluice::engine {
@@ -39,9 +40,11 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
       clip_(request.clip),
       layout_(profile.units),
       uses_(gradient_uses(profile)),
-      format_(layout_, optimizer, choose_chunk(layout_, request)),
+      format_(layout_, optimizer, choose_chunk(layout_, request),
+              Shards::of(request.ranks.rank, request.ranks.size, request.stage.value_or(0))),
       whole_bytes_(WholeStore(layout_, optimizer).bytes()),
       rounds_(rounds_need(layout_, optimizer)),
+      stage_(request.stage.value_or(0)),
       product_flops_(profile.units.size()),
       units_(profile.units.size()) {
   find_positions();
@@ -91,8 +94,18 @@ std::size_t Placement::gradient_bytes(UnitId unit) const {
 }
 
 bool Placement::stores_gradient(UnitId unit, std::size_t groups) const {
-  if (waits(unit) || !updated(unit)) return updated(unit);
+  if (!updated(unit) || (waits(unit) && !partitions_gradient(unit, groups))) return updated(unit);
   return groups > 1 || units_[unit].at.writes > 1;
+}
+
+bool Placement::partitions_parameters(UnitId unit) const {
+  return stage_ >= 3 && !is_packed(parameter_bytes(unit));
+}
+
+// A gradient that others are added to is kept whole, where it is, until its update.
+bool Placement::partitions_gradient(UnitId unit, std::size_t groups) const {
+  return stage_ >= 2 && updated(unit) && waits(unit) && !is_packed(parameter_bytes(unit)) && groups == 1 &&
+         units_[unit].at.writes <= 1;
 }
 
 std::size_t Placement::state_bytes(UnitId unit) const { return format_.bytes(unit); }
@@ -165,12 +178,19 @@ Footprint Placement::footprint(const std::vector<UnitPlan>& units) const {
   Footprint footprint;
   for (UnitId unit = 0; unit < units.size(); ++unit) {
     footprint.streamed += streams(unit, units[unit]) ? 1 : 0;
+    const ElementRange own = format_.shards().here(unit);
+    if (units[unit].tier(Part::kParameters) == allocator::Tier::kRanks)
+      footprint.parameter_shards += ShardMemory::room(own.size() * size_of(layout_.dtype(unit)));
+    if (units[unit].tier(Part::kGradient) == allocator::Tier::kRanks)
+      footprint.gradient_shards +=
+          ShardMemory::room(own.size() * size_of(final_gradient_type(profile_, unit)));
     for (std::size_t part = 0; part < kParts; ++part) {
       const Sizes& sizes = units_[unit].sizes[part];
       if (units[unit].resident(static_cast<Part>(part))) {
         footprint.own[part] += sizes.own;
         footprint.shared[part] += sizes.shared;
       } else if (static_cast<Part>(part) != Part::kGradient || units[unit].gradient_stored) {
+        if (units[unit].tier(static_cast<Part>(part)) == allocator::Tier::kRanks) continue;
         footprint.disk[part] += sizes.disk;
         footprint.metadata += sizes.metadata;
       }
@@ -191,6 +211,7 @@ void Placement::make_resident(UnitId unit, Part part, UnitPlan& plan, Footprint&
 }
 
 bool Placement::needs_scratch() const {
+  if (stage_ > 0) return true;  // rank 0 saves what the others have
   for (UnitId unit = 0; unit < layout_.units().size(); ++unit) {
     const std::size_t arrays = layout_.trainable(unit) ? format_.arrays() : 0;
     for (std::size_t array = format_.masters(); array < arrays; ++array)

@@ -20,6 +20,8 @@ struct Footprint {
   // Bytes in memory: in huge pages of their own, and in pages shared with the same part of other units.
   std::array<std::uint64_t, kParts> own = {}, shared = {};
   std::array<std::uint64_t, kParts> disk = {};
+  // Bytes in memory for this rank's shards of what is partitioned.
+  std::uint64_t parameter_shards = 0, gradient_shards = 0;
   std::uint64_t metadata = 0;  // bytes in memory that describe what is on disk
   std::size_t streamed = 0;    // how many units have something that passes through staging
   std::uint64_t memory(Part part) const {
@@ -45,6 +47,10 @@ class Placement {
   // Whether the unit's gradient is stored: because its update waits for the norm of all gradients or for
   // other units (a joint update), or because other uses or groups of micro-batches add to it.
   bool stores_gradient(UnitId unit, std::size_t groups) const;
+
+  // Whether this rank keeps a shard of the unit's parameters; of its final gradient, where that waits.
+  bool partitions_parameters(UnitId unit) const;
+  bool partitions_gradient(UnitId unit, std::size_t groups) const;
 
   // The bytes that one step reads from the disk tier, and writes there, for what is not resident.
   struct Traffic {
@@ -94,7 +100,8 @@ class Placement {
   bool waits(UnitId unit) const { return clip_ || together_[unit]; }
   // Whether the unit's update streams anything.
   bool streams(UnitId unit, const UnitPlan& plan) const {
-    return !plan.resident(Part::kState) || (!plan.resident(Part::kGradient) && waits(unit));
+    return !plan.resident(Part::kState) ||
+           (!plan.resident(Part::kGradient) && waits(unit) && plan.gradient_stored);
   }
   double update_bytes(ParameterId parameter, int rounds) const;  // bytes moved for each element
   void add_computing(UnitId unit, const UnitPlan& plan, std::size_t group, const Times& times,
@@ -123,6 +130,7 @@ class Placement {
   bool rounds_read_values_ = false;           // whether a round of a joint update reads values
   std::size_t whole_bytes_;
   RoundsNeed rounds_;
+  std::size_t stage_;
   std::vector<double> product_flops_;  // by unit: operations of matrix products in its update
   std::vector<UnitCosts> units_;
 };

@@ -7,6 +7,7 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "engine/plan/placement.h"
+#include "engine/plan/stages.h"
 #include "engine/step/update_pipeline.h"
 #include "engine/store/pager.h"
 
@@ -169,11 +170,14 @@ class Planner {
         units[unit].place(part, bytes == 0 ? kComputeTier : request_.place(part).value_or(chosen));
       };
       place(Part::kParameters, placement_.parameter_bytes(unit));
+      if (placement_.partitions_parameters(unit)) units[unit].place(Part::kParameters, Tier::kRanks);
       place(Part::kGradient, placement_.gradient_bytes(unit));
       place(Part::kState, placement_.state_bytes(unit));
       units[unit].gradient_stored =
           placement_.gradient_bytes(unit) == 0 || placement_.stores_gradient(unit, groups);
-      if (!units[unit].gradient_stored) units[unit].place(Part::kGradient, Tier::kDisk);
+      if (!units[unit].gradient_stored)
+        units[unit].place(Part::kGradient,
+                          placement_.partitions_gradient(unit, groups) ? Tier::kRanks : Tier::kDisk);
     }
     return units;
   }
@@ -211,7 +215,8 @@ class Planner {
   std::vector<Item> items(std::size_t groups, const std::vector<UnitPlan>& placed) const {
     std::vector<Item> result;
     const auto offer = [&](UnitId unit, Part part, std::uint64_t saved, std::size_t held) {
-      if (placed[unit].resident(part) || request_.place(part) || saved == 0) return;
+      const bool fixed = placed[unit].tier(part) == Tier::kRanks || request_.place(part);
+      if (placed[unit].resident(part) || fixed || saved == 0) return;
       result.push_back({unit, part, static_cast<double>(saved) / static_cast<double>(held)});
     };
     for (UnitId unit = 0; unit < placed.size(); ++unit) {
@@ -256,6 +261,8 @@ class Planner {
 
   Plan describe(const Shape& shape, const Placed& placed) const {
     Plan plan;
+    plan.ranks = request_.ranks;
+    plan.stage = request_.stage.value_or(0);
     plan.clip = request_.clip;
     plan.group = shape.group;
     plan.prefetch = shape.lookahead.prefetch;
@@ -280,8 +287,10 @@ class Planner {
   Bytes host_bytes(const Plan& plan, const Shape& shape, const Footprint& footprint,
                    std::size_t extents) const {
     Bytes host = {};
-    host[index(Purpose::kParameter)] = footprint.memory(Part::kParameters) + extents * plan.extent_bytes;
-    host[index(Purpose::kGradient)] = footprint.memory(Part::kGradient);
+    host[index(Purpose::kParameter)] = footprint.memory(Part::kParameters) + extents * plan.extent_bytes +
+                                       round_up(footprint.parameter_shards, kHugePage);
+    host[index(Purpose::kGradient)] =
+        footprint.memory(Part::kGradient) + round_up(footprint.gradient_shards, kHugePage);
     host[index(Purpose::kOptimizerState)] =
         footprint.memory(Part::kState) + round_up(placement_.whole_bytes(), kHugePage);
     host[index(Purpose::kActivation)] = round_up(plan.activation_bytes, kHugePage);
@@ -423,8 +432,8 @@ class Planner {
 
 }  // namespace
 
-Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
-               const PlanRequest& request, const MachineRates& rates) {
+Plan make_plan_at_stage(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
+                        const PlanRequest& request, const MachineRates& rates) {
   const std::size_t chunk = Placement(profile, optimizer, request).chunk_for(rates);
   if (!request.chunk_elements && chunk > kChunkGrain) {
     PlanRequest larger = request;

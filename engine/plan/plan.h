@@ -30,8 +30,21 @@ constexpr std::size_t index(Part part) { return static_cast<std::size_t>(part); 
 allocator::Tier tier_of_place(std::string_view place);
 std::string_view place_of(allocator::Tier tier);
 
+// The highest stage; see PlanRequest.
+inline constexpr std::size_t kMostStage = 3;
+
+// One of the ranks that train a model together.
+struct RankOf {
+  int rank = 0, size = 1;
+  bool operator==(const RankOf&) const = default;
+};
+
 // What the user fixes; the planner chooses the rest.
 struct PlanRequest {
+  RankOf ranks;
+  // What is partitioned over the ranks (ZeRO, Rajbhandari et al. 2020): 0: nothing; 1: the optimizer's state
+  // and the masters; 2: also final gradients that wait for their update; 3: also parameters. Nothing: chosen.
+  std::optional<std::size_t> stage;
   // Whether updates wait until all gradients are known: for their norm, or, with dynamic loss scaling, for
   // whether all are finite.
   bool clip = true;
@@ -49,8 +62,9 @@ struct PlanRequest {
 struct UnitPlan {
   // The tier of each part while it is not needed; the gradient's is from its backward pass until its update.
   std::array<allocator::Tier, kParts> tiers = {kComputeTier, kComputeTier, kComputeTier};
-  // False: the gradient has no tier of its own. It is under frames from its one use until its update, which
-  // follows at once. It is not resident.
+  // False: the gradient is not stored as a whole. It is under frames from its one use until its update, which
+  // follows at once; or, on the tier kRanks, until it is final, and then a shard of it is kept in memory. It
+  // is not resident.
   bool gradient_stored = true;
   std::size_t choice = 0;  // an index into UnitProfile::choices
 
@@ -62,6 +76,8 @@ struct UnitPlan {
 
 // Says where every byte lives. It is made before the first allocation, and nothing else is taken.
 struct Plan {
+  RankOf ranks;           // the rank that the plan is for
+  std::size_t stage = 0;  // see PlanRequest
   bool clip = true;
   std::vector<UnitPlan> units;
   std::size_t group = 1;         // micro-batches that pass through a unit together

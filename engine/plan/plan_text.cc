@@ -43,6 +43,18 @@ bool has_f16(const Profile& profile) {
                      [](const UnitSpec& unit) { return unit.dtype == Dtype::kF16; });
 }
 
+std::string ranks_text(const Plan& plan) {
+  const auto partitioned = [&](Part part) {
+    return count(plan, [part](const UnitPlan& unit) { return unit.tier(part) == Tier::kRanks; });
+  };
+  return fmt::format(
+      "ranks             this is rank {} of {}, at stage {}: it has a shard of the parameters of {}/{} "
+      "units, of "
+      "final gradients of {}, and of the optimizer state of {}\n",
+      plan.ranks.rank, plan.ranks.size, plan.stage, partitioned(Part::kParameters), plan.units.size(),
+      partitioned(Part::kGradient), plan.stage > 0 ? plan.units.size() : 0);
+}
+
 double bytes_per_day(const Plan& plan) {
   return plan.time.step > 0 ? static_cast<double>(plan.step_bytes_written) * 86400 / plan.time.step : 0;
 }
@@ -73,8 +85,12 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
   text += fmt::format("in memory         parameters of {}/{} units, gradients of {}, optimizer state of {}\n",
                       count_resident(plan, Part::kParameters), units, count_resident(plan, Part::kGradient),
                       count_resident(plan, Part::kState));
-  if (const std::size_t stored = count(plan, &UnitPlan::gradient_stored); stored < units)
-    text += fmt::format("applied at once   gradients of {}/{} units: never stored\n", units - stored, units);
+  const auto at_once = [](const UnitPlan& unit) {
+    return !unit.gradient_stored && unit.tier(Part::kGradient) != Tier::kRanks;
+  };
+  if (const std::size_t applied = count(plan, at_once); applied > 0)
+    text += fmt::format("applied at once   gradients of {}/{} units: never stored\n", applied, units);
+  if (plan.ranks.size > 1) text += ranks_text(plan);
   text += fmt::format("each parameter    {}, and {:.4g} bytes of optimizer state and master\n",
                       common_dtype(profile), plan.state_bytes_per_parameter);
   text += fmt::format("recomputed        {}\n", common_choice(plan, profile).name);
@@ -108,21 +124,27 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
       tiers[std::string(name_of(tier))][std::string(name_of(static_cast<Purpose>(p)))] =
           plan.bytes[static_cast<std::size_t>(tier)][p];
   const auto place = [](const UnitPlan& unit, Part part) { return place_of(unit.tiers[index(part)]); };
+  const auto gradient_place = [&](const UnitPlan& unit) {
+    const bool kept = unit.gradient_stored || unit.tier(Part::kGradient) == Tier::kRanks;
+    return kept ? place(unit, Part::kGradient) : "none";
+  };
   Json units = Json::array();
   for (std::size_t u = 0; u < plan.units.size(); ++u)
-    units.push_back(
-        {{"name", profile.units[u].name},
-         {"dtype", name_of(profile.units[u].dtype)},
-         {"parameters", place(plan.units[u], Part::kParameters)},
-         {"gradient", plan.units[u].gradient_stored ? place(plan.units[u], Part::kGradient) : "none"},
-         {"state", place(plan.units[u], Part::kState)},
-         {"recompute", profile.unit_profiles[u].choices[plan.units[u].choice].name}});
+    units.push_back({{"name", profile.units[u].name},
+                     {"dtype", name_of(profile.units[u].dtype)},
+                     {"parameters", place(plan.units[u], Part::kParameters)},
+                     {"gradient", gradient_place(plan.units[u])},
+                     {"state", place(plan.units[u], Part::kState)},
+                     {"recompute", profile.unit_profiles[u].choices[plan.units[u].choice].name}});
   return {{"dtype", common_dtype(profile)},
           {"bytes", tiers},
           {"predicted_peak", plan.peak_memory},
           {"disk", plan.disk_bytes},
           {"budget", {{"memory", budget.memory}, {"disk", budget.disk}}},
           {"state_bytes_per_parameter", plan.state_bytes_per_parameter},
+          {"ranks", plan.ranks.size},
+          {"rank", plan.ranks.rank},
+          {"stage", plan.stage},
           {"group", plan.group},
           {"micro_batches", profile.micro_batches},
           {"prefetch", plan.prefetch},

@@ -90,7 +90,7 @@ std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::si
     const Traffic state = plan.resident(Part::kState) ? Traffic() : state_traffic(unit);
     update.read += state.read;
     update.written += state.written;
-    if (!plan.resident(Part::kParameters)) {
+    if (plan.tier(Part::kParameters) == allocator::Tier::kDisk) {
       const Traffic traffic = parameter_traffic(unit, groups);
       updated_at.written += traffic.written;
       std::uint64_t left = traffic.read;

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "core/bytes.h"
+#include "core/error.h"
 #include "kernels/elementwise.h"
 #include "kernels/reduce.h"
 
@@ -76,13 +78,57 @@ void Gradients::drop_unit(UnitId unit) {
 
 void Gradients::drop_all() { std::ranges::fill(known_, Known{}); }
 
-void Gradients::sum_squares_of(Threads& threads, ParameterId parameter, const void* base) {
+void Gradients::sum_squares_of(Threads& threads, ParameterId parameter, const void* base,
+                               ElementRange elements) {
   const Layout::Location& location = layout_.location(parameter);
-  known_[parameter] = {
-      true,
-      kernels::sum_of_squares(threads, layout_.spec(parameter).span_first, location.elements,
-                              ConstArray{base, final_type(location.unit)}.at(location.offset)),
-      1};
+  const std::size_t from = std::clamp(elements.begin, location.offset, location.offset + location.elements);
+  const std::size_t to = std::clamp(elements.end, from, location.offset + location.elements);
+  const std::size_t first = layout_.spec(parameter).span_first + from - location.offset;
+  known_[parameter] = {true, {kernels::PartialSum(first / kernels::kGridBlock), true}, 1};
+  if (from < to)
+    known_[parameter].squares = kernels::sum_of_squares(
+        threads, first, to - from, ConstArray{base, final_type(location.unit)}.at(from - elements.begin));
+}
+
+std::string Gradients::squares() const {
+  std::string bytes;
+  const auto put = [&](const auto& value) {
+    bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
+  };
+  for (const Known& known : known_) {
+    put(known.squares.finite);
+    put(known.squares.sum.first());
+    put(known.squares.sum.nodes().size());
+    for (const kernels::PartialSum::Node& node : known.squares.sum.nodes()) {
+      put(node.value);
+      put(node.level);
+    }
+  }
+  return bytes;
+}
+
+void Gradients::take_squares(const std::vector<std::string>& of_ranks) {
+  std::vector<std::size_t> at(of_ranks.size());
+  for (Known& known : known_) {
+    std::optional<kernels::PartialSum> sum;
+    known.squares.finite = true;
+    for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
+      const auto get = [&](auto value) {
+        ensure(of_ranks[rank].size() - at[rank] >= sizeof value, "rank {} has sent too few squares", rank);
+        std::memcpy(&value, of_ranks[rank].data() + at[rank], sizeof value);
+        at[rank] += sizeof value;
+        return value;
+      };
+      known.squares.finite &= get(bool());
+      const std::size_t first = get(std::size_t()), nodes = get(std::size_t());
+      if (nodes > 0 && !sum) sum.emplace(first);
+      for (std::size_t i = 0; i < nodes; ++i) {
+        const double value = get(double());
+        sum->add(kernels::PartialSum::Node{value, get(std::uint8_t())});
+      }
+    }
+    if (sum) known.squares.sum = *sum;
+  }
 }
 
 double Gradients::norm(ParameterId parameter) const {

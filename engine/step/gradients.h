@@ -1,11 +1,15 @@
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "core/bytes.h"
 #include "core/threads.h"
 #include "engine/layout.h"
 #include "engine/plan/plan.h"
+#include "engine/shards.h"
 #include "engine/store/pager.h"
 #include "kernels/reduce.h"
 
@@ -30,15 +34,16 @@ class Gradients {
   }
   float* data(ParameterId parameter, int use) const;  // REQUIRES: its buffer is held
   Dtype final_type(UnitId unit) const { return final_types_[unit]; }
-  std::size_t final_bytes(UnitId unit) const {
-    return layout_.unit_elements(unit) * size_of(final_type(unit));
+  // What the final gradient of those elements takes, in whole blocks of its record.
+  std::size_t final_bytes(UnitId unit, ElementRange elements) const {
+    return std::max(kDiskBlock, round_up(elements.size() * size_of(final_type(unit)), kDiskBlock));
   }
 
   // REQUIRES, for the next three: the unit's buffer is held.
-  // Both sum squares, and the parameter has a gradient from then on. `base` is the start of the unit's final
-  // gradients.
+  // Both sum squares, and the parameter has a gradient from then on.
   void add(Threads& threads, ParameterId parameter, ConstArray gradient);
-  void sum_squares_of(Threads& threads, ParameterId parameter, const void* base);
+  // The second one sums over those elements of the unit alone, of which `base` has the first.
+  void sum_squares_of(Threads& threads, ParameterId parameter, const void* base, ElementRange elements);
   void read(Threads& threads, ParameterId parameter, Array out) const;  // REQUIRES: has(parameter)
 
   // None of these needs the buffer.
@@ -50,6 +55,10 @@ class Gradients {
   // The norm over all parameters. The squares of one parameter are added in a tree over its grid, whatever
   // units it spans; parameters are added in registration order.
   double norm() const;
+  // What this rank knows of the squares of all parameters, as bytes for the other ranks; and what all ranks
+  // know, put together, in their order.
+  std::string squares() const;
+  void take_squares(const std::vector<std::string>& of_ranks);
   std::optional<ParameterId> not_finite(UnitId unit) const;
   std::optional<ParameterId> not_finite() const;
   void drop(ParameterId parameter) { known_[parameter] = {}; }

@@ -30,7 +30,10 @@ struct Update {
   std::vector<ParameterUpdate> parameter_updates;  // by parameter of the unit
   // The unit's home, held until the update is applied; data is null where this pass needs no parameters.
   Array parameters;
-  ConstArray gradient;  // in memory; where data is null, it is streamed from gradient_backing
+  std::size_t first_parameter = 0;  // the element of the unit with which they begin
+  // Begins with the first element that this rank updates. In memory; where data is null, it is streamed from
+  // gradient_backing.
+  ConstArray gradient;
   Backing* gradient_backing = nullptr;
   Dtype gradient_type = Dtype::kF32;
 };

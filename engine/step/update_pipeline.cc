@@ -99,8 +99,10 @@ ChunkWork UpdatePipeline::work_of(const Running& running, std::optional<std::siz
   work.ends_round = (!chunk || *chunk + 1 == bucket.end_chunk) && (!update.pass || update.pass->last);
   if (!chunk) return work;
   if (states_.resident(update.unit)) work.state = states_.chunk_data(update.unit, *chunk);
+  const Shards& shards = states_.format().shards();
   if (update.gradient.data != nullptr)
-    work.gradient = update.gradient.at(states_.format().shards().chunk(update.unit, *chunk).begin);
+    work.gradient =
+        update.gradient.at(shards.chunk(update.unit, *chunk).begin - shards.here(update.unit).begin);
   return work;
 }
 

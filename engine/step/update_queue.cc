@@ -13,7 +13,7 @@ constexpr std::size_t kRunning = 2;
 
 UpdateQueue::UpdateQueue(const Layout& layout, const optim::Optimizer& optimizer, Pager& pager,
                          Gradients& gradients, UpdatePipeline& pipeline, Waits& waits,
-                         const std::vector<HoldingId>& parameters)
+                         const std::vector<HoldingId>& parameters, const Parts& parts)
     : layout_(layout),
       optimizer_(optimizer),
       pager_(pager),
@@ -21,6 +21,8 @@ UpdateQueue::UpdateQueue(const Layout& layout, const optim::Optimizer& optimizer
       pipeline_(pipeline),
       waits_(waits),
       parameters_(parameters),
+      parts_(parts),
+      ordered_(parts.ranks != nullptr && optimizer.rounds() > 0),
       phases_(layout.units().size(), Phase::kCurrent),
       due_(layout.units().size()) {}
 
@@ -41,7 +43,7 @@ bool UpdateQueue::start(const Task& task, bool wait) {
   const bool applies = !task.pass || task.pass->round == optimizer_.rounds();
   const Pager::Use use = applies ? Pager::Use::kModify : Pager::Use::kRead;
   Pins pins;
-  pins.parameters = pipeline_.needs_parameters(unit, task.pass);
+  pins.parameters = !partitions_parameters(unit) && pipeline_.needs_parameters(unit, task.pass);
   if (pins.parameters && wait) {
     starting_ = task;
     pager_.acquire(values, use);
@@ -55,9 +57,15 @@ bool UpdateQueue::start(const Task& task, bool wait) {
   update.groups = due_[unit].groups;
   update.parameter_updates = due_[unit].parameters;
   update.parameters = {pins.parameters ? pager_.data(values) : nullptr, layout_.dtype(unit)};
+  if (partitions_parameters(unit)) {
+    update.parameters.data = parts_.parameters->data(unit);
+    update.first_parameter = parts_.ranks->own(unit).begin;
+  }
   update.gradient_type = gradients_.final_type(unit);
-  pins.gradient = pager_.present(gradient);
-  if (pins.gradient)
+  pins.gradient = !has_gradient_shard(unit) && pager_.present(gradient);
+  if (has_gradient_shard(unit))
+    update.gradient = {parts_.gradients->data(unit), update.gradient_type};
+  else if (pins.gradient)
     update.gradient = {pager_.acquire(gradient, Pager::Use::kRead), update.gradient_type};
   else
     update.gradient_backing = &pager_.backing(gradient);
@@ -69,10 +77,44 @@ bool UpdateQueue::start(const Task& task, bool wait) {
 void UpdateQueue::on_applied(const Task& task, const Pins& pins) {
   const UnitId unit = task.unit;
   const bool changed = phases_[unit] == Phase::kRunning;
+  if (pins.gradient) pager_.release(gradients_.holding(unit, 0));
+  if (changed && partitions_parameters(unit)) {
+    parts_.parameters->publish(unit);
+    pager_.unpark(parameters_[unit]);
+    return finish(unit);
+  }
+  if (changed && parts_.ranks != nullptr) {
+    phases_[unit] = Phase::kGathering;
+    gathers_.emplace_back().unit = unit;
+    const Array values = {pager_.data(parameters_[unit]), layout_.dtype(unit)};
+    return parts_.ranks->gather(unit, values, gathers_.back().group.add());
+  }
   if (changed) pager_.written(parameters_[unit], pager_.bytes(parameters_[unit]));
   if (pins.parameters) pager_.release(parameters_[unit]);
-  if (pins.gradient) pager_.release(gradients_.holding(unit, 0));
   if (changed) finish(unit);
+}
+
+bool UpdateQueue::finish_gathers() {
+  bool any = false;
+  for (auto gather = gathers_.begin(); gather != gathers_.end();) {
+    if (!gather->group.finished()) {
+      ++gather;
+      continue;
+    }
+    any = true;
+    gather->group.wait();
+    const UnitId unit = gather->unit;
+    gather = gathers_.erase(gather);
+    pager_.written(parameters_[unit], pager_.bytes(parameters_[unit]));
+    pager_.release(parameters_[unit]);
+    finish(unit);
+  }
+  return any;
+}
+
+bool UpdateQueue::go_on() {
+  const bool gathered = finish_gathers();
+  return pipeline_.pump() || gathered;
 }
 
 void UpdateQueue::finish(UnitId unit) {
@@ -94,13 +136,20 @@ void UpdateQueue::start_waiting() {
 // Where all parts are in memory, each pass has arithmetic as soon as it is started.
 void UpdateQueue::advance() {
   do start_waiting();
-  while (pipeline_.pump() && !waiting_.empty() && waiting_.front().pass);
+  while (go_on() && !waiting_.empty() && waiting_.front().pass);
+}
+
+void UpdateQueue::serve_ranks() {
+  advance();
+  if (parts_.ranks != nullptr && pipeline_.idle() && !waiting_.empty() && !starting_)
+    start_for(waiting_.front().unit);
 }
 
 void UpdateQueue::ensure_updated(UnitId unit) {
   while (phases_[unit] != Phase::kCurrent) {
     if (phases_[unit] == Phase::kWaiting) start_for(unit);
-    if (!pipeline_.pump()) wait();
+    if (parts_.ranks != nullptr) start_waiting();  // another rank may wait for a unit that is further ahead
+    if (!go_on()) wait();
   }
 }
 
@@ -108,7 +157,7 @@ void UpdateQueue::ensure_updated(UnitId unit) {
 void UpdateQueue::start_for(UnitId unit) {
   const auto own =
       std::find_if(waiting_.begin(), waiting_.end(), [&](const Task& task) { return task.unit == unit; });
-  const bool in_turn = own->pass || waiting_.front().goes_on();
+  const bool in_turn = ordered_ || own->pass || waiting_.front().goes_on();
   if (in_turn) start_waiting();
   if (in_turn && (waiting_.empty() || pipeline_.unapplied() > 0)) return;
   const Task task = in_turn ? waiting_.front() : *own;
@@ -119,11 +168,14 @@ void UpdateQueue::start_shared() {
   const auto is_shared = [](const Task& task) { return task.pass.has_value(); };
   while (std::any_of(waiting_.begin(), waiting_.end(), is_shared)) {
     start_for(std::find_if(waiting_.begin(), waiting_.end(), is_shared)->unit);
-    if (!pipeline_.pump()) wait();
+    if (!go_on()) wait();
   }
 }
 
 void UpdateQueue::wait(std::size_t lent_until) {
+  if (pipeline_.idle() && !gathers_.empty())
+    return waits_.during(Waits::For::kRanks, "updates of other ranks",
+                         [&] { (void)gathers_.front().group.wait_for(std::chrono::milliseconds(1)); });
   waits_.during(pipeline_.reading() ? Waits::For::kReads : Waits::For::kWrites, "updates",
                 [&] { pipeline_.wait(lent_until); });
 }
@@ -131,23 +183,23 @@ void UpdateQueue::wait(std::size_t lent_until) {
 bool UpdateQueue::finish_some() {
   start_waiting();
   // The first update may wait for memory that another one, further behind, holds.
-  if (pipeline_.idle() && (waiting_.empty() || !waiting_.front().goes_on()))
+  if (!ordered_ && pipeline_.idle() && (waiting_.empty() || !waiting_.front().goes_on()))
     std::erase_if(waiting_, [&](const Task& task) {
       return !task.pass && pipeline_.unapplied() < kRunning && start(task, false);
     });
-  if (pipeline_.idle()) return false;
-  if (!pipeline_.pump()) {
+  if (idle()) return false;
+  if (!go_on()) {
     wait();
-    pipeline_.pump();
+    go_on();
   }
   return true;
 }
 
 void UpdateQueue::settle() {
-  while (!waiting_.empty() || !pipeline_.idle()) {
+  while (!waiting_.empty() || !idle()) {
     start_waiting();
-    if (pipeline_.pump()) continue;
-    if (pipeline_.idle())
+    if (go_on()) continue;
+    if (idle())
       ensure_updated(waiting_.front().unit);
     else
       wait();
@@ -159,8 +211,8 @@ void UpdateQueue::take_back(std::size_t until) {
   pipeline_.stop_lending();
   while (pipeline_.uses_before(until)) {
     start_waiting();
-    if (pipeline_.pump()) continue;
-    if (!pipeline_.idle())
+    if (go_on()) continue;
+    if (!idle())
       wait(until);
     else if (!waiting_.empty())
       ensure_updated(waiting_.front().unit);

@@ -1,20 +1,25 @@
 #pragma once
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <optional>
 #include <vector>
 
 #include "engine/layout.h"
+#include "engine/ranks.h"
 #include "engine/step/gradients.h"
 #include "engine/step/update_pipeline.h"
 #include "engine/store/pager.h"
+#include "engine/store/parameter_shards.h"
+#include "engine/store/shard_memory.h"
 
 namespace sluice::engine {
 
 // The updates that are due. Each starts when its turn comes, or when somebody needs the unit, and then brings
 // together parameters, gradient and state. A joint update is a series of passes, each over one of its units
 // (see buckets.h). From its first pass to its last no other update starts, and updates that became due
-// earlier start before it. Thread rule: one thread.
+// earlier start before it. Where each rank updates a part of a unit, an update ends with what the others have
+// updated. Thread rule: one thread.
 class UpdateQueue {
  public:
   // What the update of a unit applies, with the settings from when it became due.
@@ -24,16 +29,26 @@ class UpdateQueue {
     bool holds_gradient = false, holds_parameters = false;  // until the update is applied
   };
 
+  // Where each rank updates a part of each unit; null where there is no such thing.
+  struct Parts {
+    Ranks* ranks = nullptr;
+    ParameterShards* parameters = nullptr;
+    const ShardMemory* gradients = nullptr;
+  };
   // `parameters` has each unit's holding. All arguments outlive the queue.
   UpdateQueue(const Layout& layout, const optim::Optimizer& optimizer, Pager& pager, Gradients& gradients,
-              UpdatePipeline& pipeline, Waits& waits, const std::vector<HoldingId>& parameters);
+              UpdatePipeline& pipeline, Waits& waits, const std::vector<HoldingId>& parameters,
+              const Parts& parts);
 
   // Adds the update of one unit, or the joint update of several; `due` has an entry for each. REQUIRES: the
   // units are current, and their gradients final.
   void add(UnitRange units, std::vector<Due> due);
   bool current(UnitId unit) const { return phases_[unit] == Phase::kCurrent; }  // no update is pending
 
-  void advance();                    // goes on with what has arrived, and never waits
+  void advance();  // goes on with what has arrived, and never waits
+  // For a caller that waits for other ranks, which may wait for updates of this one. It may wait for the
+  // disk.
+  void serve_ranks();
   void ensure_updated(UnitId unit);  // waits until the unit is current
   // Starts every joint update that is due, and waits as need be. An update that holds memory must not be
   // added behind a joint one, which might then not get the memory that it needs.
@@ -44,7 +59,7 @@ class UpdateQueue {
   void take_back(std::size_t until);
 
  private:
-  enum class Phase : std::uint8_t { kCurrent, kWaiting, kRunning };
+  enum class Phase : std::uint8_t { kCurrent, kWaiting, kRunning, kGathering };
   // The update of a unit, or one pass of a joint update.
   struct Task {
     UnitId unit = 0;
@@ -56,10 +71,24 @@ class UpdateQueue {
   struct Pins {
     bool parameters = false, gradient = false;
   };
+  // What is gathered from the other ranks, into parameters that are held meanwhile.
+  struct Gather {
+    UnitId unit = 0;
+    TransferGroup group;
+  };
   bool start(const Task& task, bool wait);
   void start_for(UnitId unit);
   void start_waiting();
   void on_applied(const Task& task, const Pins& pins);
+  bool go_on();  // does what can be done without waiting; false: there is nothing
+  bool idle() const { return pipeline_.idle() && gathers_.empty(); }
+  bool finish_gathers();
+  bool partitions_parameters(UnitId unit) const {
+    return parts_.parameters != nullptr && parts_.parameters->has(unit);
+  }
+  bool has_gradient_shard(UnitId unit) const {
+    return parts_.gradients != nullptr && parts_.gradients->has(unit);
+  }
   void finish(UnitId unit);
   void wait(std::size_t lent_until = 0);
 
@@ -70,9 +99,13 @@ class UpdateQueue {
   UpdatePipeline& pipeline_;
   Waits& waits_;
   const std::vector<HoldingId>& parameters_;
+  const Parts parts_;
+  // All ranks must start updates in the same order, because an optimizer's rounds wait for the other ranks.
+  const bool ordered_;
   std::vector<Phase> phases_;
   std::vector<Due> due_;
   std::deque<Task> waiting_;
+  std::list<Gather> gathers_;
   // Waits for memory; until it has it, neither it nor any pass is started again.
   std::optional<Task> starting_;
 };

@@ -149,7 +149,8 @@ std::vector<UpdatePipeline::Fetch> UpdatePipeline::fetches_of(const Reading& rea
   if (reading.gradient) {
     const std::size_t size = size_of(reading.gradient_type);
     const ElementRange chunk = format.shards().chunk(reading.unit, reading.chunk);
-    const std::size_t bytes = chunk.size() * size, offset = chunk.begin * size;
+    const std::size_t first = chunk.begin - format.shards().here(reading.unit).begin;
+    const std::size_t bytes = chunk.size() * size, offset = first * size;
     const std::size_t record_bytes = layout_.unit_elements(reading.unit) * sizeof(float);
     fetches.push_back({*reading.gradient_backing,
                        offset,

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "engine/store/parameter_shards.h"
 
 namespace sluice::engine {
 namespace {
@@ -34,8 +35,9 @@ class DiskRecord final : public Backing {
 
 class BackingsOfAnEngine final : public Backings {
  public:
-  explicit BackingsOfAnEngine(offload::RecordStore* disk) : disk_(disk) {}
+  BackingsOfAnEngine(offload::RecordStore* disk, ParameterShards* shards) : disk_(disk), shards_(shards) {}
   std::unique_ptr<Backing> make(const BackingSpec& spec) override {
+    if (spec.tier == allocator::Tier::kRanks && shards_ != nullptr) return shards_->make_backing(spec.unit);
     ensure(spec.tier == allocator::Tier::kDisk && disk_ != nullptr,
            "the plan puts '{}' on the tier '{}', which this engine does not have", spec.name,
            name_of(spec.tier));
@@ -47,12 +49,13 @@ class BackingsOfAnEngine final : public Backings {
 
  private:
   offload::RecordStore* const disk_;
+  ParameterShards* const shards_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backings> make_backings(offload::RecordStore* disk) {
-  return std::make_unique<BackingsOfAnEngine>(disk);
+std::unique_ptr<Backings> make_backings(offload::RecordStore* disk, ParameterShards* shards) {
+  return std::make_unique<BackingsOfAnEngine>(disk, shards);
 }
 
 }  // namespace sluice::engine

@@ -6,13 +6,14 @@
 
 #include "allocator/ledger.h"
 #include "core/threads.h"
+#include "engine/layout.h"
 #include "engine/tier.h"
 #include "offload/records.h"
 
 namespace sluice::engine {
 
-// Holds contents while they are not in the memory that is computed on. Today every backing is a record on
-// disk, and offsets, sizes, errors and thread rule are those of offload::RecordStore: transfers of the same
+// Holds contents while they are not in the memory that is computed on: a record on disk, or the shards of all
+// ranks. Offsets, sizes, errors and thread rule are those of offload::RecordStore: transfers of the same
 // bytes must not overlap in time, and `done` is called once, on any thread.
 class Backing {
  public:
@@ -25,8 +26,7 @@ class Backing {
   // what was stored.
   virtual void fetch_unchecked(std::uint64_t offset, std::span<std::byte> into, Done done) = 0;
   virtual void check(std::uint64_t offset, std::span<const std::byte> found, Threads& threads) = 0;
-  virtual void store(std::uint64_t offset, std::span<const std::byte> from, Threads& threads,
-                     Done done) = 0;
+  virtual void store(std::uint64_t offset, std::span<const std::byte> from, Threads& threads, Done done) = 0;
 };
 
 struct BackingSpec {
@@ -35,7 +35,10 @@ struct BackingSpec {
   std::uint64_t bytes = 0;                        // a multiple of kDiskBlock
   allocator::Purpose purpose = allocator::Purpose::kParameter;
   std::size_t block_bytes = offload::RecordStore::kBlock;
+  UnitId unit = 0;  // of parameters on the tier kRanks
 };
+
+class ParameterShards;
 
 // Makes backings; a new tier is a new case of make(). Thread rule: one thread, while nothing is transferred.
 class Backings {
@@ -47,7 +50,8 @@ class Backings {
   virtual void allocate() = 0;
 };
 
-// The backings of an engine. disk: null where the plan puts nothing on disk; otherwise it outlives them.
-std::unique_ptr<Backings> make_backings(offload::RecordStore* disk);
+// The backings of an engine. Both arguments outlive them. disk: null where the plan puts nothing on disk;
+// shards: null where it partitions no parameters.
+std::unique_ptr<Backings> make_backings(offload::RecordStore* disk, ParameterShards* shards = nullptr);
 
 }  // namespace sluice::engine

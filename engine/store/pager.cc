@@ -44,7 +44,8 @@ bool Pager::define_backing(HoldingId id, allocator::Tier tier) {
   Holding& holding = *holdings_[id];
   const HoldingSpec& spec = holding.spec;
   if (holding.backing || !spec.stored || tier == kComputeTier) return false;
-  holding.backing = backings_.make({tier, spec.name, round_up(spec.bytes, kDiskBlock), spec.purpose});
+  holding.backing = backings_.make({tier, spec.name, round_up(spec.bytes, kDiskBlock), spec.purpose,
+                                    offload::RecordStore::kBlock, spec.unit});
   return true;
 }
 
@@ -177,9 +178,12 @@ bool Pager::ready(const Holding& holding, Use use) const {
 
 void Pager::settle(Holding& holding) {
   const bool writing = holding.io == Holding::Io::kWriting;
-  if (!holding.transfers.finished())
+  if (!holding.transfers.finished()) {
+    ++holding.pins;  // it stays where it is, whatever is done meanwhile
     waits_.during(writing ? Waits::For::kWrites : Waits::For::kReads, holding.spec.name,
-                  [&] { holding.transfers.wait(); });
+                  [&] { holding.transfers.wait(meanwhile_); });
+    --holding.pins;
+  }
   holding.transfers.wait();  // throws its error
   if (writing) holding.backed = true;
   holding.io = Holding::Io::kNone;
@@ -316,6 +320,16 @@ void Pager::park(HoldingId id) {
 }
 
 void Pager::unpark(HoldingId id) { set_parked(*holdings_[id], false); }
+
+void Pager::outdate(HoldingId id) {
+  Holding& holding = *holdings_[id];
+  ensure(holding.pins == 0, "'{}' is outdated while it is held", holding.spec.name);
+  if (holding.io != Holding::Io::kNone) settle(holding);
+  holding.contents = holding.spec.bytes;
+  holding.backed = true;
+  if (holding.present) evict(holding);
+  set_parked(holding, true);
+}
 
 void Pager::discard(HoldingId id) {
   Holding& holding = *holdings_[id];

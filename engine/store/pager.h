@@ -44,6 +44,7 @@ struct HoldingSpec {
   bool packed = false;
   // Its address follows that of the exposed holding defined before, which has a multiple of a huge page.
   bool adjoins = false;
+  UnitId unit = 0;  // see BackingSpec
 };
 
 // Virtual memory that knows the future. Holdings that are not resident share the frames: each is brought in
@@ -101,6 +102,11 @@ class Pager {
   void hide(HoldingId holding);
   // Lets the server serve touches of exposed holdings from now on.
   void serve_touches(allocator::TouchServer& server) const;
+  // States that the backing has newer contents than the memory, or will have them when unpark() is called.
+  // Until then it is not fetched. REQUIRES: it is not held.
+  void outdate(HoldingId holding);
+  // Is called from time to time while the pager waits for a transfer.
+  void meanwhile(std::function<void()> handler) { meanwhile_ = std::move(handler); }
   // Gives up the contents. REQUIRES: it is not held.
   void discard(HoldingId holding);
   // Gives up the contents, but keeps the frames, for a caller that will overwrite all. REQUIRES: it is not
@@ -193,6 +199,7 @@ class Pager {
   Leavers written_, unwritten_;
   std::set<HoldingId> moving_;  // holdings of which a transfer is under way
   std::function<bool()> on_stall_;
+  std::function<void()> meanwhile_;
 };
 
 }  // namespace sluice::engine

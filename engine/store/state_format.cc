@@ -43,6 +43,9 @@ StateFormat::StateFormat(const Layout& layout, const optim::Optimizer& optimizer
     for (std::size_t chunk = 0; chunk < shards_.chunks(unit) && layout.trainable(unit); ++chunk)
       most_chunk_bytes_ = std::max(most_chunk_bytes_, chunk_bytes(unit, chunk));
   }
+  if (ranks.end - ranks.first < ranks.world)
+    most_chunk_bytes_ =
+        StateFormat(layout, optimizer, chunk_elements, {ranks.world, 0, ranks.world}).most_chunk_bytes();
 }
 
 bool StateFormat::has_master(UnitId unit) const {

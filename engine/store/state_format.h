@@ -36,6 +36,7 @@ class StateFormat {
   std::size_t bytes(UnitId unit) const { return units_[unit].bytes; }
   // The block size of the unit's record.
   std::size_t block_bytes(UnitId unit) const { return units_[unit].block; }
+  // Of all ranks, since rank 0 saves what the others have.
   std::size_t most_chunk_bytes() const { return most_chunk_bytes_; }
   double element_bytes(ParameterId parameter) const;  // of a parameter that is trained
 

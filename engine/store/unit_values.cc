@@ -77,6 +77,20 @@ void fill_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, Array val
     fill_array(s, present, unit, chunk, a, state, source);
 }
 
+// Fills in values of which other ranks have the state.
+void fill_others(const ValueStreams& s, UnitId unit, Array values, const UnitSource& source) {
+  const Shards& shards = s.states.format().shards();
+  const ElementRange own = shards.here(unit);
+  const auto fill = [&](std::size_t from, std::size_t until) {
+    for (std::size_t begin = from; begin < until; begin += shards.chunk_elements()) {
+      const ElementRange part = {begin, std::min(begin + shards.chunk_elements(), until)};
+      fill_values(s, shards.slices(unit, part), part.size(), values.at(begin), nullptr, source);
+    }
+  };
+  fill(0, own.begin);
+  fill(own.end, s.layout.unit_elements(unit));
+}
+
 // Returns the chunk's values in f32: where they lie, or widened.
 const float* wide_values(const ValueStreams& s, UnitId unit, std::size_t n, ConstArray values,
                          std::byte* state) {
@@ -92,12 +106,11 @@ void drain_values(const std::vector<Slice>& slices, const float* values, const U
 }
 
 // The arrays are handed out in parallel, because a sink that computes checksums is slower than a disk.
-void drain_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk, ConstArray values, std::byte* state,
-                 const UnitSink& sink) {
-  const StateFormat& format = s.states.format();
+void drain_chunk(const ValueStreams& s, const StateFormat& format, UnitId unit, std::size_t chunk,
+                 ConstArray values, std::byte* state, const UnitSink& sink) {
   const std::size_t n = format.shards().chunk(unit, chunk).size(), masters = format.masters();
   const std::size_t arrays = s.states.arrays(unit);
-  const std::vector<Slice> present = s.states.format().shards().slices(unit, chunk);
+  const std::vector<Slice> present = format.shards().slices(unit, chunk);
   if (sink.values) drain_values(present, wide_values(s, unit, n, values, state), sink);
   const auto drain_parameters = [&] {
     if (!sink.parameter) return;
@@ -156,15 +169,22 @@ std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values,
                                    {state, s.states.format().chunk_bytes(unit, chunk)}, writes[slot].add());
   }
   for (TransferGroup& group : writes) group.wait();
+  try {
+    if (source.values) fill_others(s, unit, values, source);
+  } catch (...) {
+    return std::current_exception();
+  }
   return nullptr;
 }
 
-std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray values, const UnitSink& sink) {
-  ensure(s.pipeline.idle(), "a unit is saved while updates are under way");
-  const Shards& shards = s.states.format().shards();
+namespace {
+
+// Calls body(chunk, state) for each chunk of the unit that is here, in order. Returns what body threw.
+template <class Body>
+std::exception_ptr for_each_chunk(const ValueStreams& s, UnitId unit, const Body& body) {
   const bool resident = s.states.resident(unit);
   std::vector<TransferGroup> reads(s.pipeline.slots());
-  const std::size_t chunks = shards.chunks(unit);
+  const std::size_t chunks = s.states.format().shards().chunks(unit);
   const auto read = [&](std::size_t chunk) {
     if (!resident && chunk < chunks)
       s.states.backing(unit).fetch(
@@ -177,7 +197,7 @@ std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray va
     if (!resident) reads[chunk % reads.size()].wait();
     std::byte* state = resident ? s.states.chunk_data(unit, chunk) : s.pipeline.slot(chunk % reads.size());
     try {
-      drain_chunk(s, unit, chunk, values.at(shards.chunk(unit, chunk).begin), state, sink);
+      body(chunk, state);
     } catch (...) {
       for (TransferGroup& group : reads) group.wait();
       return std::current_exception();
@@ -185,6 +205,40 @@ std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray va
     read(chunk + reads.size());
   }
   return nullptr;
+}
+
+// Drains the chunks of another rank, which sends their state.
+std::exception_ptr drain_rank(const ValueStreams& s, int rank, UnitId unit, ConstArray values,
+                              const UnitSink& sink) {
+  const StateFormat& format = (*s.formats)[static_cast<std::size_t>(rank)];
+  for (std::size_t chunk = 0; chunk < format.shards().chunks(unit); ++chunk) {
+    std::byte* const state = s.pipeline.slot(0);
+    s.ranks->receive_state(rank, unit, chunk, {state, format.chunk_bytes(unit, chunk)});
+    try {
+      drain_chunk(s, format, unit, chunk, values.at(format.shards().chunk(unit, chunk).begin), state, sink);
+    } catch (...) {
+      return std::current_exception();
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray values, const UnitSink& sink) {
+  ensure(s.pipeline.idle(), "a unit is saved while updates are under way");
+  const StateFormat& format = s.states.format();
+  const bool sends = s.ranks != nullptr && s.ranks->rank() > 0;
+  std::exception_ptr failed = for_each_chunk(s, unit, [&](std::size_t chunk, std::byte* state) {
+    if (sends)
+      s.ranks->send_state(unit, chunk, {state, format.chunk_bytes(unit, chunk)});
+    else
+      drain_chunk(s, format, unit, chunk, values.at(format.shards().chunk(unit, chunk).begin), state, sink);
+  });
+  const int others = s.ranks == nullptr || sends ? 1 : s.ranks->size();
+  for (int rank = 1; rank < others && failed == nullptr; ++rank)
+    failed = drain_rank(s, rank, unit, values, sink);
+  return failed;
 }
 
 void take_masters(const ValueStreams& s, UnitId unit, ConstArray values) {

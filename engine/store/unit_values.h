@@ -1,9 +1,11 @@
 #pragma once
 #include <exception>
+#include <vector>
 
 #include "core/dtype.h"
 #include "engine/engine.h"
 #include "engine/layout.h"
+#include "engine/ranks.h"
 #include "engine/step/update_pipeline.h"
 #include "engine/store/state_store.h"
 
@@ -16,6 +18,9 @@ struct ValueStreams {
   StateStore& states;
   UpdatePipeline& pipeline;
   const Resources& resources;
+  // Where each rank has a part of the state: the ranks, and on rank 0 also how each of them keeps its state.
+  Ranks* ranks = nullptr;
+  const std::vector<StateFormat>* formats = nullptr;
 };
 
 // Loads a unit. `values` is the unit's home, which is held; padding becomes zero. Returns the exception that
@@ -24,7 +29,8 @@ struct ValueStreams {
 std::exception_ptr load_values(const ValueStreams& streams, UnitId unit, Array values,
                                const UnitSource& source);
 
-// Saves a unit. Returns the exception that the sink threw, after which it is not called again. Errors of the
+// Saves a unit. Where state is in parts, all ranks call it, and rank 0's sink gets what all of them have.
+// Returns the exception that the sink threw, after which it is not called again. Errors of the
 // engine's own are thrown.
 std::exception_ptr save_values(const ValueStreams& streams, UnitId unit, ConstArray values,
                                const UnitSink& sink);

@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <chrono>
 #include <string>
 #include <utility>
@@ -7,11 +8,11 @@
 
 namespace sluice::engine {
 
-// Measures how long the engine's caller waited for reads and for writes, and shows each wait in the trace.
-// Thread rule: one thread at a time.
+// Measures how long the engine's caller waited for reads, for writes and for other ranks, and shows each wait
+// in the trace. Thread rule: one thread at a time.
 class Waits {
  public:
-  enum class For { kReads, kWrites };
+  enum class For { kReads, kWrites, kRanks };
   explicit Waits(Trace* trace) : trace_(trace) {}
 
   template <class Wait>
@@ -19,19 +20,20 @@ class Waits {
     const auto begin = Trace::Clock::now();
     std::forward<Wait>(wait)();
     const auto end = Trace::Clock::now();
-    (what == For::kReads ? read_seconds_ : write_seconds_) +=
-        std::chrono::duration<double>(end - begin).count();
+    seconds_[static_cast<std::size_t>(what)] += std::chrono::duration<double>(end - begin).count();
     if (trace_ == nullptr || end - begin < kShortest) return;
-    trace_->add(what == For::kReads ? Trace::Lane::kReadWait : Trace::Lane::kWriteWait, name, begin, end);
+    constexpr std::array kLanes = {Trace::Lane::kReadWait, Trace::Lane::kWriteWait, Trace::Lane::kRankWait};
+    trace_->add(kLanes[static_cast<std::size_t>(what)], name, begin, end);
   }
-  double read_seconds() const { return read_seconds_; }
-  double write_seconds() const { return write_seconds_; }
+  double read_seconds() const { return seconds_[0]; }
+  double write_seconds() const { return seconds_[1]; }
+  double rank_seconds() const { return seconds_[2]; }
 
  private:
   // Shorter waits are counted, and left out of the trace.
   static constexpr std::chrono::microseconds kShortest{20};
   Trace* trace_;
-  double read_seconds_ = 0, write_seconds_ = 0;
+  std::array<double, 3> seconds_ = {};  // by what was waited for
 };
 
 }  // namespace sluice::engine

@@ -29,6 +29,12 @@ float* WholeStore::data(ParameterId parameter) const {
   return reinterpret_cast<float*>(memory_.data()) + offsets_[layout_.first_span(parameter)];
 }
 
+std::span<float> WholeStore::values(ParameterId parameter) const {
+  std::size_t elements = 0;
+  for (const KeptArray& array : arrays_[layout_.first_span(parameter)]) elements += array.elements;
+  return {data(parameter), elements};
+}
+
 template <class Body>
 void WholeStore::for_each_array(UnitId unit, const Body& body) const {
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {

@@ -23,6 +23,7 @@ class WholeStore {
 
   // The same for all spans of a parameter. REQUIRES: start() was called.
   float* data(ParameterId parameter) const;
+  std::span<float> values(ParameterId parameter) const;  // of all its arrays
   // `array` is an index into Optimizer::whole_names(). Without a source the values become zero; without a
   // sink nothing happens.
   void load(UnitId unit, const std::function<void(ParameterId, std::size_t array, std::span<float>)>& source);

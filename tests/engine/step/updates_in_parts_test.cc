@@ -157,7 +157,7 @@ class Process {
     update.groups = {{0.01, 0.1, 0.5}};
     update.parameter_updates.assign(layout_.parameters(), {step, 1.0});
     update.parameters = parameters;
-    update.gradient = gradient;
+    update.gradient = gradient.at(format_.shards().here(0).begin);
     update.gradient_type = gradient.type;
     bool applied = false;
     pipeline_->add(update, [&] { applied = true; });

@@ -1,0 +1,130 @@
+#include "engine/ranks.h"
+
+#include <cstring>
+#include <utility>
+
+namespace sluice::engine {
+namespace {
+
+// What a call is for, which keeps calls of different purposes apart.
+enum class Purpose : std::uint64_t {
+  kGradient = 1,
+  kParameters,
+  kState,
+  kWhole,
+  kRoundF64,
+  kRoundF32,
+  kSizes,
+  kBytes
+};
+
+std::uint64_t id_of(Purpose purpose, std::uint64_t index) {
+  return static_cast<std::uint64_t>(purpose) << 48 | index;
+}
+
+std::uint64_t state_id(UnitId unit, std::size_t chunk) {
+  return id_of(Purpose::kState, std::uint64_t{unit} << 24 | chunk);
+}
+
+}  // namespace
+
+Ranks::Ranks(comm::Communicator& communicator, const Layout& layout, const optim::Optimizer& optimizer,
+             bool partitioned)
+    : communicator_(communicator),
+      layout_(layout),
+      partitioned_(partitioned),
+      shards_(layout, optimizer, kChunkGrain, {communicator.size(), 0, communicator.size()}) {}
+
+ElementRange Ranks::own(UnitId unit) const {
+  if (partitioned_) return shard(unit, rank());
+  return {0, layout_.unit_elements(unit)};
+}
+
+std::vector<std::size_t> Ranks::borders(UnitId unit) const {
+  std::vector<std::size_t> borders;
+  for (int r = 0; r < size(); ++r) borders.push_back(shard(unit, r).begin);
+  borders.push_back(layout_.unit_elements(unit));
+  return borders;
+}
+
+void Ranks::sum_gradient(UnitId unit, float* values, Done done) {
+  const std::string name = "the gradient of '" + layout_.units()[unit].name + "'";
+  const std::uint64_t id = id_of(Purpose::kGradient, unit);
+  const Array array = {values, Dtype::kF32};
+  if (partitioned_)
+    communicator_.reduce_scatter(id, name, array, borders(unit), std::move(done));
+  else
+    communicator_.all_reduce(id, name, array, layout_.unit_elements(unit), std::move(done));
+}
+
+void Ranks::gather(UnitId unit, Array values, Done done) {
+  communicator_.all_gather(id_of(Purpose::kParameters, unit),
+                           "the parameters of '" + layout_.units()[unit].name + "'", values, borders(unit),
+                           std::move(done));
+}
+
+void Ranks::send(std::uint64_t id, const std::string& name, std::span<const std::byte> bytes) {
+  TransferGroup group;
+  communicator_.send(0, id, name, bytes, group.add());
+  group.wait();
+}
+
+void Ranks::receive(int rank, std::uint64_t id, const std::string& name, std::span<std::byte> bytes) {
+  TransferGroup group;
+  communicator_.receive(rank, id, name, bytes, group.add());
+  group.wait();
+}
+
+void Ranks::send_state(UnitId unit, std::size_t chunk, std::span<const std::byte> state) {
+  send(state_id(unit, chunk), state_name(unit), state);
+}
+
+void Ranks::receive_state(int rank, UnitId unit, std::size_t chunk, std::span<std::byte> state) {
+  receive(rank, state_id(unit, chunk), state_name(unit), state);
+}
+
+void Ranks::send_whole(ParameterId parameter, std::span<const std::byte> values) {
+  send(id_of(Purpose::kWhole, parameter), state_name(layout_.location(parameter).unit), values);
+}
+
+void Ranks::receive_whole(int rank, ParameterId parameter, std::span<std::byte> values) {
+  receive(rank, id_of(Purpose::kWhole, parameter), state_name(layout_.location(parameter).unit), values);
+}
+
+int Ranks::owner(UnitId unit, std::size_t element) const {
+  int rank = 0;
+  while (shard(unit, rank).end <= element) ++rank;
+  return rank;
+}
+
+std::string Ranks::state_name(UnitId unit) const {
+  return "the state of '" + layout_.units()[unit].name + "'";
+}
+
+void Ranks::sum_round(std::span<double> f64, std::span<float> f32, TransferGroup& group) {
+  const std::string name = "the sums of an optimizer's round";
+  if (!f64.empty()) communicator_.all_reduce(id_of(Purpose::kRoundF64, 0), name, f64, group.add());
+  if (!f32.empty())
+    communicator_.all_reduce(id_of(Purpose::kRoundF32, 0), name, {f32.data(), Dtype::kF32}, f32.size(),
+                             group.add());
+}
+
+std::vector<std::string> Ranks::exchange(const std::string& name, const std::string& own,
+                                         const std::function<void()>& meanwhile) {
+  std::vector<std::size_t> borders = {0};
+  for (const std::string& size :
+       communicator_.exchange(id_of(Purpose::kSizes, 0), name, std::to_string(own.size()), meanwhile))
+    borders.push_back(borders.back() + std::stoull(size));
+  std::vector<std::byte> bytes(borders.back());
+  const auto mine = static_cast<std::size_t>(rank());
+  std::memcpy(bytes.data() + borders[mine], own.data(), own.size());
+  TransferGroup group;
+  communicator_.all_gather(id_of(Purpose::kBytes, 0), name, {bytes.data(), Dtype::kU8}, borders, group.add());
+  group.wait(meanwhile);
+  std::vector<std::string> all;
+  for (std::size_t r = 0; r + 1 < borders.size(); ++r)
+    all.emplace_back(reinterpret_cast<const char*>(bytes.data()) + borders[r], borders[r + 1] - borders[r]);
+  return all;
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,68 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "core/dtype.h"
+#include "core/transfers.h"
+#include "engine/layout.h"
+#include "engine/shards.h"
+#include "optim/optimizer.h"
+
+namespace sluice::engine {
+
+// The ranks that train one model together, as the engine of one of them sees them: who has which shard, and
+// what is sent for a unit. An engine that trains alone has none. Where the optimizer's state is partitioned,
+// each rank sums and updates its own shard of a unit; otherwise each has and does everything. Calls that
+// name a unit are collective: every rank makes them, in any order of units. Thread rule: any thread; `done`
+// is called on the communicator's.
+class Ranks {
+ public:
+  // All arguments outlive it.
+  Ranks(comm::Communicator& communicator, const Layout& layout, const optim::Optimizer& optimizer,
+        bool partitioned);
+
+  int rank() const { return communicator_.rank(); }
+  int size() const { return communicator_.size(); }
+  bool partitioned() const { return partitioned_; }
+  ElementRange shard(UnitId unit, int rank) const { return shards_.shard(unit, rank); }
+  int owner(UnitId unit, std::size_t element) const;  // the rank whose shard has the element
+  // The elements of a unit that this rank sums and updates.
+  ElementRange own(UnitId unit) const;
+
+  // Adds up the unit's gradients over all ranks, in f32. Afterwards the rank's own elements are sums; the
+  // rest is unspecified where state is partitioned.
+  void sum_gradient(UnitId unit, float* values, Done done);
+  // Brings to each rank what the others have updated of the unit. REQUIRES: state is partitioned.
+  void gather(UnitId unit, Array values, Done done);
+  // The state of a chunk on its way from the rank that has it to rank 0. Both wait.
+  void send_state(UnitId unit, std::size_t chunk, std::span<const std::byte> state);
+  void receive_state(int rank, UnitId unit, std::size_t chunk, std::span<std::byte> state);
+  // The same for what an optimizer keeps for a parameter as a whole.
+  void send_whole(ParameterId parameter, std::span<const std::byte> values);
+  void receive_whole(int rank, ParameterId parameter, std::span<std::byte> values);
+  // Adds up what an optimizer's round has summed. All ranks call it for the same parameters in the same
+  // order.
+  void sum_round(std::span<double> f64, std::span<float> f32, TransferGroup& group);
+  // Sends what this rank has given, of any size, and returns what each rank has. Waits for all; `meanwhile`
+  // is called from time to time.
+  std::vector<std::string> exchange(const std::string& name, const std::string& own,
+                                    const std::function<void()>& meanwhile);
+  comm::Communicator& communicator() const { return communicator_; }
+
+ private:
+  std::vector<std::size_t> borders(UnitId unit) const;
+  std::string state_name(UnitId unit) const;
+  void send(std::uint64_t id, const std::string& name, std::span<const std::byte> bytes);  // to rank 0
+  void receive(int rank, std::uint64_t id, const std::string& name, std::span<std::byte> bytes);
+
+  comm::Communicator& communicator_;
+  const Layout& layout_;
+  const bool partitioned_;
+  Shards shards_;  // of all ranks
+};
+
+}  // namespace sluice::engine
