@@ -60,7 +60,8 @@ constexpr std::uint64_t kLeastDisk = kMiB;  // of a folder: one block of records
 
 }  // namespace
 
-void resolve_disk(std::vector<DiskFolder>& disk, const std::string& out, std::uint64_t reserved) {
+void resolve_disk(std::vector<DiskFolder>& disk, const std::string& out, std::uint64_t reserved,
+                  int sharers) {
   std::map<dev_t, Promised> systems;
   if (!out.empty()) systems[status_of(existing_parent(out).string()).st_dev].reserved = reserved;
   for (const DiskFolder& folder : disk) promise(folder, systems[status_of(folder.path).st_dev]);
@@ -69,7 +70,8 @@ void resolve_disk(std::vector<DiskFolder>& disk, const std::string& out, std::ui
     const Promised& promised = systems[status_of(folder.path).st_dev];
     const std::uint64_t room = free_disk_bytes(folder.path);
     if (whole)
-      folder.limit = (room - std::min(room, promised.reserved + promised.stated)) / 20 * 19 / promised.whole;
+      folder.limit = (room - std::min(room, promised.reserved + promised.stated)) / 20 * 19 / promised.whole /
+                     static_cast<std::uint64_t>(sharers);
     if (folder.limit < kLeastDisk)
       fail(whole ? ErrorCode::kBudget : ErrorCode::kInvalidArgument,
            "the disk folder '{}' can lend {}{}; {} are the least that is of use", folder.path,

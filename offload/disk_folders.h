@@ -12,10 +12,12 @@ namespace sluice::offload {
 // The limit of a folder for which none is stated: what is free there, less the room that checkpoints need.
 inline constexpr std::uint64_t kWholeDisk = UINT64_MAX;
 
-// Gives folders without a limit what is free there, less `reserved` bytes on the file system of `out`. Throws
+// Gives folders without a limit what is free there, less `reserved` bytes on the file system of `out`, or a
+// share of it where several processes, the sharers, take space there at once. Throws
 // Error(kNotFound) for a missing folder, Error(kInvalidArgument) for one that is on no disk or was given less
 // than is of use, Error(kBudget) for a limit beyond what is free.
-void resolve_disk(std::vector<DiskFolder>& disk, const std::string& out, std::uint64_t reserved);
+void resolve_disk(std::vector<DiskFolder>& disk, const std::string& out, std::uint64_t reserved,
+                  int sharers = 1);
 std::uint64_t usable_disk(const std::vector<DiskFolder>& disk);  // striped evenly
 
 // At most so many bytes, and never more than the folder was given.

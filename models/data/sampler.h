@@ -47,13 +47,6 @@ class Sampler {
   Order order_;
 };
 
-// Returns the first sample of a rank's micro-batch; `next` is the step's first one. A step takes
-// micro_batches * ranks * batch samples, and all ranks' micro-batches k are ranks * batch of them in a row.
-constexpr std::uint64_t first_sample(std::uint64_t next, std::uint64_t micro_batch, std::uint64_t rank,
-                                     std::uint64_t ranks, std::uint64_t batch) {
-  return next + (micro_batch * ranks + rank) * batch;
-}
-
 // Fills in samples first, first + 1, ... as rows of `sequence` tokens; targets are the tokens that follow.
 // REQUIRES: both spans have the same size, a multiple of `sequence`. Throws what
 // TokenSource::read() does.

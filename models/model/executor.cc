@@ -134,23 +134,25 @@ void Executor::run_pass(const Pass& pass, std::span<const MicroBatch> group, std
   if (ended) resources_.source.lend_activations(layout_.units[pass.unit].input);
 }
 
-double Executor::train_step(std::span<const MicroBatch> micro_batches, std::uint64_t seed, std::uint64_t step,
-                            const Between& between, float loss_scale) {
-  std::size_t targets = 0;
-  for (const MicroBatch& micro_batch : micro_batches) {
-    check(micro_batch);
-    targets += counted(micro_batch.targets);
-  }
-  if (targets == 0)
+std::uint64_t counted_targets(std::span<const MicroBatch> micro_batches) {
+  std::uint64_t targets = 0;
+  for (const MicroBatch& micro_batch : micro_batches) targets += counted(micro_batch.targets);
+  return targets;
+}
+
+double Executor::train_step(std::span<const MicroBatch> micro_batches, const TrainStep& step,
+                            const Between& between) {
+  for (const MicroBatch& micro_batch : micro_batches) check(micro_batch);
+  if (step.targets == 0)
     fail(ErrorCode::kInvalidArgument, "no target of this step counts: there is nothing to learn from");
-  const Key key{seed, step, static_cast<float>(loss_scale / static_cast<double>(targets)),
-                micro_batches.size()};
+  const auto targets = static_cast<double>(step.targets);
+  const Key key{step.seed, step.number, static_cast<float>(step.loss_scale / targets), micro_batches.size()};
   double loss = 0;
   for (std::size_t first = 0; first < micro_batches.size(); first += group_) {
     const auto group = micro_batches.subspan(first, std::min(group_, micro_batches.size() - first));
     for (const Pass& pass : passes_) run_pass(pass, group, first, key, between, loss);
   }
-  return loss / static_cast<double>(targets);
+  return loss / targets;
 }
 
 double Executor::run_forward(const MicroBatch& micro_batch, std::span<float> logits, std::size_t logits_row,

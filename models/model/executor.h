@@ -48,8 +48,7 @@ class Executor {
   // Comes before any pass. REQUIRES: both have the bytes stated above, and are aligned to kAlignment.
   void set_memory(std::span<std::byte> activations, std::span<std::byte> workspace);
 
-  double train_step(std::span<const MicroBatch> micro_batches, std::uint64_t seed, std::uint64_t step,
-                    const Between& between, float loss_scale = 1);
+  double train_step(std::span<const MicroBatch> micro_batches, const TrainStep& step, const Between& between);
   double evaluate(const MicroBatch& micro_batch);
   // What a given cache has is not computed again, and what is computed is stored in it.
   void next_logits(std::span<const std::int32_t> tokens, std::span<float> logits, TextCache* cache = nullptr);

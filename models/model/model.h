@@ -54,6 +54,15 @@ struct MicroBatch {
   std::uint64_t first_sample = 0;  // global index of its first sequence: keys the dropout
 };
 
+// How many targets have a loss.
+std::uint64_t counted_targets(std::span<const MicroBatch> micro_batches);
+
+struct TrainStep {
+  std::uint64_t seed = 0, number = 0;  // both key the dropout
+  std::uint64_t targets = 0;  // that count, of all micro-batches of the step, also those of other ranks
+  float loss_scale = 1;
+};
+
 // Runs a model on an engine: owns the activations and the workspace (taken at construction, exactly as
 // planned). Thread rule: one thread at a time.
 class Runner {
@@ -64,10 +73,11 @@ class Runner {
 
   // Runs forward and backward of all micro-batches (as many as the profile was made for), in the vertical
   // order, in groups as planned. The caller has called engine.begin_step and calls engine.step afterwards.
-  // The loss is the mean over all targets that count, of all micro-batches; gradients are of that mean, times
-  // loss_scale. `between` is called from time to time (progress, signals) and may throw to give the step up.
-  double train_step(std::span<const MicroBatch> micro_batches, std::uint64_t seed, std::uint64_t step,
-                    const std::function<void()>& between = {}, float loss_scale = 1);
+  // Returns the sum of the losses, divided by step.targets; gradients are of that quotient, times
+  // step.loss_scale. `between` is called from time to time (progress, signals) and may throw to give the step
+  // up. Throws Error(kInvalidArgument) where step.targets is 0.
+  double train_step(std::span<const MicroBatch> micro_batches, const TrainStep& step,
+                    const std::function<void()>& between = {});
 
   // Returns the mean loss of one micro-batch, without gradients or dropout. Units come in one after another.
   double evaluate(const MicroBatch& micro_batch);

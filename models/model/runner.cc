@@ -92,9 +92,9 @@ Runner::Runner(const Model& model, const engine::Plan& plan, engine::ScheduledEn
 
 Runner::~Runner() = default;
 
-double Runner::train_step(std::span<const MicroBatch> micro_batches, std::uint64_t seed, std::uint64_t step,
-                          const std::function<void()>& between, float loss_scale) {
-  return state_->executor.train_step(micro_batches, seed, step, between, loss_scale);
+double Runner::train_step(std::span<const MicroBatch> micro_batches, const TrainStep& step,
+                          const std::function<void()>& between) {
+  return state_->executor.train_step(micro_batches, step, between);
 }
 
 std::span<std::byte> Runner::idle_activations() { return state_->activations.bytes(); }

@@ -41,23 +41,6 @@ Json hyperparameters(const Setup& setup) {
   return all;
 }
 
-std::vector<std::string> differences(const Json& recorded, const Json& now) {
-  std::vector<std::string> found;
-  for (const Json& change : Json::diff(recorded.flatten(), now.flatten())) {
-    const std::string key = change.at("path").get<std::string>().substr(1);
-    const Json::json_pointer at(change.at("path").get<std::string>());
-    const auto value = [&](const Json& from) {
-      const Json flat = from.flatten();
-      return flat.contains(at) ? flat.at(at).dump() : std::string("not set");
-    };
-    std::string name = key;
-    for (std::size_t i; (i = name.find("~1")) != std::string::npos;) name.replace(i, 2, ".");
-    found.push_back(fmt::format("{} was {} and is {}", name.starts_with('.') ? name.substr(1) : name,
-                                value(recorded), value(now)));
-  }
-  return found;
-}
-
 std::filesystem::path manifest_path(const std::string& folder) {
   return std::filesystem::path(folder) / engine::kManifestFile;
 }
@@ -74,6 +57,23 @@ void check_version(const Json& record, const std::string& checkpoint) {
 }
 
 }  // namespace
+
+std::vector<std::string> differences(const Json& recorded, const Json& now) {
+  std::vector<std::string> found;
+  for (const Json& change : Json::diff(recorded.flatten(), now.flatten())) {
+    const std::string key = change.at("path").get<std::string>().substr(1);
+    const Json::json_pointer at(change.at("path").get<std::string>());
+    const auto value = [&](const Json& from) {
+      const Json flat = from.flatten();
+      return flat.contains(at) ? flat.at(at).dump() : std::string("not set");
+    };
+    std::string name = key;
+    for (std::size_t i; (i = name.find("~1")) != std::string::npos;) name.replace(i, 2, ".");
+    found.push_back(fmt::format("{} was {} and is {}", name.starts_with('.') ? name.substr(1) : name,
+                                value(recorded), value(now)));
+  }
+  return found;
+}
 
 Json run_record(const Setup& setup, const RunPosition& position) {
   return {{"version", kRecordVersion},

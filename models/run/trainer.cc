@@ -6,6 +6,7 @@
 #include "core/log.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "models/families/weights.h"
+#include "models/run/run_ranks.h"
 #include "models/run/training_run.h"
 #include "models/run/training_setup.h"
 #include "offload/records.h"
@@ -71,7 +72,9 @@ std::string plan_text(const PlanResult& result) {
   return text + "\n";
 }
 
-TrainResult train(const TrainSettings& settings, const TrainEvents& events) {
+namespace {
+
+TrainResult train(RunRanks& ranks, const TrainSettings& settings, const TrainEvents& events) {
   check_settings(settings);
   refuse_other_run(settings);  // before the work of planning
   allocator::install_touch_reporter();
@@ -79,9 +82,9 @@ TrainResult train(const TrainSettings& settings, const TrainEvents& events) {
   if (!settings.resume && !setup.first_values)
     check_hugging_face_folder(*setup.tools->io, settings.model, setup.config,
                               engine::Layout(setup.model->units()));
-  if (events.planned) events.planned(plan_text(setup.plan));
+  if (events.planned && ranks.is_first()) events.planned(plan_text(setup.plan));
   std::optional<engine::RunLock> lock;
-  if (!settings.out.empty()) {
+  if (!settings.out.empty() && ranks.is_first()) {
     lock.emplace(settings.out);
     if (offload::lies_in_memory(settings.out))
       log().warn(
@@ -92,14 +95,28 @@ TrainResult train(const TrainSettings& settings, const TrainEvents& events) {
     for (const std::string& leftover : engine::remove_leftovers(settings.out))
       log().warn("'{}', which a killed run left half written or half deleted, was removed", leftover);
   }
-  const std::optional<std::string> checkpoint = find_checkpoint(settings);
-  TrainingRun run(setup, events);
-  if (checkpoint) {
-    resume_from(run, *checkpoint);
+  // The others wait here until rank 0 has the folder for itself.
+  const std::string checkpoint =
+      ranks.from_first(ranks.is_first() ? find_checkpoint(settings).value_or("") : "");
+  TrainingRun run(setup, ranks, events);
+  if (!checkpoint.empty()) {
+    resume_from(run, checkpoint);
   } else {
     run.load_initial();
   }
   return run.train();
+}
+
+}  // namespace
+
+TrainResult train(const TrainSettings& settings, const TrainEvents& events) {
+  RunRanks ranks(settings.communicator);
+  try {
+    return train(ranks, settings, events);
+  } catch (const std::exception& error) {
+    ranks.fail(error.what());  // the others end with this error, too
+    throw;
+  }
 }
 
 }  // namespace sluice::models

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "core/json.h"
 #include "engine/assembly.h"
 #include "engine/checkpoint/best_checkpoint.h"
@@ -52,6 +53,12 @@ struct TrainSettings {
   std::string metrics, trace, profile;             // files; empty: none
   std::string source;        // the file that these settings came from, if any, which outputs must not replace
   engine::PlanRequest plan;  // recompute and the like
+  // The ranks that train the model together, of which plan.ranks is this one; outlives the run. Null: the run
+  // trains alone, or is planned. Sizes, disk space and threads are those of this rank; `accumulate` counts
+  // the micro-batches of all ranks.
+  comm::Communicator* communicator = nullptr;
+  int ranks_here = 1;                     // how many of them share this machine's disks
+  std::uint64_t communication_bytes = 0;  // what the process holds for it
 };
 
 // What is reported of each step. A skipped step's gradient norm is not finite, and its loss need not be.

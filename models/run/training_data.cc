@@ -60,7 +60,7 @@ std::string fingerprint_of(TokenSource& source) {
 constexpr double kLargeStep = 16 * kMiB;
 
 void check_buffers(const TrainSettings& settings) {
-  const double bytes = 2.0 * sizeof(std::int32_t) * static_cast<double>(settings.accumulate) *
+  const double bytes = 2.0 * sizeof(std::int32_t) * static_cast<double>(own_micro_batches(settings)) *
                        static_cast<double>(settings.batch) * static_cast<double>(settings.length);
   if (bytes > kLargeStep && bytes > static_cast<double>(settings.memory) / 2)
     fail(ErrorCode::kBudget,
@@ -92,8 +92,19 @@ ModelConfig resolve_training_model(const TrainSettings& settings) {
   return config;
 }
 
+std::size_t own_micro_batches(const TrainSettings& settings) {
+  return settings.accumulate / static_cast<std::size_t>(settings.plan.ranks.size);
+}
+
+std::size_t first_micro_batch(const TrainSettings& settings) {
+  return own_micro_batches(settings) * static_cast<std::size_t>(settings.plan.ranks.rank);
+}
+
 TrainingData::TrainingData(const TrainSettings& settings, const ModelConfig& config)
-    : batch_(settings.batch), length_(settings.length), source_(open_for(settings.data, settings, config)) {
+    : batch_(settings.batch),
+      length_(settings.length),
+      first_micro_batch_(first_micro_batch(settings)),
+      source_(open_for(settings.data, settings, config)) {
   check_buffers(settings);
   check_whole(*source_);
   fingerprint_ = fingerprint_of(*source_);
@@ -110,9 +121,9 @@ TrainingData::TrainingData(const TrainSettings& settings, const ModelConfig& con
     validation_fingerprint_ = fingerprint_;
     validation_sampler_.emplace(split.held_out, settings.seed, Sampler::Order::kInOrder);
   }
-  tokens_.resize(settings.accumulate * batch_ * length_);
+  tokens_.resize(own_micro_batches(settings) * batch_ * length_);
   targets_.resize(tokens_.size());
-  micro_batches_.resize(settings.accumulate);
+  micro_batches_.resize(own_micro_batches(settings));
 }
 
 MicroBatch TrainingData::fill(TokenSource& source, const Sampler& sampler, std::uint64_t first,
@@ -126,7 +137,7 @@ MicroBatch TrainingData::fill(TokenSource& source, const Sampler& sampler, std::
 
 std::span<const MicroBatch> TrainingData::training(std::uint64_t next) {
   for (std::size_t k = 0; k < micro_batches_.size(); ++k)
-    micro_batches_[k] = fill(*source_, *sampler_, first_sample(next, k, 0, 1, batch_), k);
+    micro_batches_[k] = fill(*source_, *sampler_, next + (first_micro_batch_ + k) * batch_, k);
   return micro_batches_;
 }
 

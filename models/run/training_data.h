@@ -20,6 +20,10 @@ namespace sluice::models {
 // other tokens, or a vocabulary that is too small.
 ModelConfig resolve_training_model(const TrainSettings& settings);
 
+// The micro-batches of a step that this rank computes: consecutive ones, as many on each rank.
+std::size_t own_micro_batches(const TrainSettings& settings);
+std::size_t first_micro_batch(const TrainSettings& settings);  // the index in the step
+
 // The text that a run learns from and is judged by, and the buffers that hold the tokens of one step.
 // Thread rule: one thread at a time.
 class TrainingData {
@@ -29,7 +33,8 @@ class TrainingData {
   // where the tokens of one step alone would not fit. Reads all of token files that are not large.
   TrainingData(const TrainSettings& settings, const ModelConfig& config);
 
-  // All micro-batches of a step whose first sample is `next`, valid until the next call, or validation()'s.
+  // The rank's micro-batches of a step whose first sample is `next`, valid until the next call, or
+  // validation()'s.
   std::span<const MicroBatch> training(std::uint64_t next);
   bool has_validation() const { return validation_sampler_.has_value(); }
   // Micro-batch `index` of the validation data, in order; at its end it begins anew.
@@ -48,7 +53,7 @@ class TrainingData {
  private:
   MicroBatch fill(TokenSource& source, const Sampler& sampler, std::uint64_t first, std::size_t slot);
 
-  std::size_t batch_, length_;
+  std::size_t batch_, length_, first_micro_batch_;
   std::string fingerprint_, validation_fingerprint_;
   std::unique_ptr<TokenSource> source_,
       validation_source_;  // null: validation is by a part of the training data

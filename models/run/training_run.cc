@@ -34,21 +34,26 @@ std::uint64_t samples_of_step(const TrainSettings& s) { return s.accumulate * s.
 
 }  // namespace
 
-TrainingRun::TrainingRun(Setup& setup, const TrainEvents& events)
+TrainingRun::TrainingRun(Setup& setup, RunRanks& ranks, const TrainEvents& events)
     : setup_(setup),
+      ranks_(ranks),
       settings_(setup.settings),
       events_(events),
       learning_rate_(learning_rate_of(setup.plan.recipe, setup.settings.steps)),
       loss_scale_(loss_scale_of(setup.settings)),
       assembly_(setup.plan,
-                {setup.tools->threads, *setup.tools->io, *setup.optimizer, setup.tools->library.get()},
+                {setup.tools->threads, *setup.tools->io, *setup.optimizer, setup.tools->library.get(),
+                 ranks.communicator()},
                 {.trace_events = trace_events(settings_),
                  .timeline_parts = settings_.profile.empty() ? 0 : kProfileParts,
                  .origin = origin_}) {
   runner_ = std::make_unique<Runner>(*setup.model, setup.plan.plan, engine_, setup.tools->threads,
                                      *setup.tools->library, assembly_.ledger(), assembly_.trace());
-  check_room();
+  ranks_.set_meanwhile([this] { engine_.serve_ranks(); });
+  if (ranks_.is_first()) check_room();
 }
+
+TrainingRun::~TrainingRun() { ranks_.set_meanwhile({}); }
 
 bool TrainingRun::stop_requested() {
   if (!stop_ && events_.stop) stop_ = events_.stop();
@@ -57,7 +62,7 @@ bool TrainingRun::stop_requested() {
 
 bool TrainingRun::load_units(const engine::UnitSource& source) {
   for (engine::UnitId unit = 0; unit < engine_.layout().units().size(); ++unit) {
-    if (stop_requested()) return false;
+    if (ranks_.size() == 1 && stop_requested()) return false;
     engine_.load(unit, source);
   }
   return true;
@@ -65,6 +70,7 @@ bool TrainingRun::load_units(const engine::UnitSource& source) {
 
 // A run that was killed before its first checkpoint begins anew under its own id.
 void TrainingRun::begin_metrics() {
+  if (!ranks_.is_first()) return;
   const bool again = settings_.resume && !settings_.out.empty();
   run_id_ = (again ? engine::read_run_id(settings_.out) : std::nullopt).value_or(engine::new_run_id());
   if (!settings_.metrics.empty())
@@ -73,7 +79,7 @@ void TrainingRun::begin_metrics() {
 }
 
 void TrainingRun::resume_metrics() {
-  if (!settings_.metrics.empty()) metrics_.emplace(settings_.metrics, run_id_, step_);
+  if (ranks_.is_first() && !settings_.metrics.empty()) metrics_.emplace(settings_.metrics, run_id_, step_);
 }
 
 TrainingRun::LoadingMemory TrainingRun::loading_memory(std::size_t charged) {
@@ -166,6 +172,17 @@ engine::StepResult TrainingRun::apply_or_skip(double loss, bool& skipped) {
   return result;
 }
 
+// Returns the loss of the step, which is the mean over the targets of all ranks.
+double TrainingRun::compute(std::uint64_t number, float scale) {
+  const std::span<const MicroBatch> own = setup_.data->training(next_sample_);
+  const std::uint64_t targets = ranks_.sum(counted_targets(own));
+  const double share =
+      runner_->train_step(own, {settings_.seed, number, targets, scale}, [this] { stop_requested(); });
+  const RunRanks::Outcome all = ranks_.combine({share, stop_});
+  stops_ = all.stop;
+  return all.loss;
+}
+
 double TrainingRun::run_step(std::uint64_t number, StepReport& report) {
   const double rate = learning_rate_.at(number);
   const float scale = loss_scale_.value();
@@ -177,8 +194,7 @@ double TrainingRun::run_step(std::uint64_t number, StepReport& report) {
   settings.clip_value = settings_.clip_value;
   engine_.begin_step(settings);
   try {
-    const double loss = runner_->train_step(
-        setup_.data->training(next_sample_), settings_.seed, number, [this] { stop_requested(); }, scale);
+    const double loss = compute(number, scale);
     report.gradient_norm = apply_or_skip(loss, report.skipped).gradient_norm;
     return loss;
   } catch (const Error& error) {
@@ -243,12 +259,13 @@ std::optional<double> TrainingRun::evaluate_if_due() {
   const bool is_due = due(settings_.eval_every) || (!settings_.out.empty() && due(settings_.save_every)) ||
                       step_ == settings_.steps;
   if (settings_.eval_every == 0 || !is_due) return std::nullopt;
-  double sum = 0;
-  for (std::uint64_t i = 0; i < settings_.eval_batches; ++i) {
-    if (stop_requested()) return std::nullopt;
-    sum += runner_->evaluate(setup_.data->validation(i));
+  std::vector<double> losses;
+  const auto ranks = static_cast<std::uint64_t>(ranks_.size());
+  for (auto i = static_cast<std::uint64_t>(ranks_.rank()); i < settings_.eval_batches; i += ranks) {
+    if (ranks == 1 && stop_requested()) return std::nullopt;
+    losses.push_back(runner_->evaluate(setup_.data->validation(i)));
   }
-  const double loss = sum / static_cast<double>(settings_.eval_batches);
+  const double loss = ranks_.mean(losses, settings_.eval_batches);
   validation_ = engine::validation_record(loss, judge());
   return loss;
 }
@@ -264,14 +281,15 @@ void TrainingRun::save() {
   const TraceScope scope(assembly_.trace(), Trace::Lane::kSave, "a checkpoint");
   engine_.settle();
   const auto begin = std::chrono::steady_clock::now();
-  checkpoint_ =
-      engine::CheckpointTensors(engine_.layout(), *setup_.optimizer)
-          .save(engine_, *setup_.tools->io, assembly_.ledger(),
-                {.out = settings_.out, .step = step_, .buffer_bytes = setup_.plan.checkpoint_buffers},
-                run_record(setup_, {run_id_, step_, skipped_, next_sample_,
-                                    loss_scale_.is_dynamic() ? loss_scale_.state() : Json(), validation_}),
-                config_to_hugging_face(setup_.config, settings_.dtype).dump(2) + "\n");
+  engine::CheckpointTensors tensors(engine_.layout(), *setup_.optimizer);
   saved_step_ = step_;
+  if (!ranks_.is_first()) return tensors.send(engine_);
+  checkpoint_ =
+      tensors.save(engine_, *setup_.tools->io, assembly_.ledger(),
+                   {.out = settings_.out, .step = step_, .buffer_bytes = setup_.plan.checkpoint_buffers},
+                   run_record(setup_, {run_id_, step_, skipped_, next_sample_,
+                                       loss_scale_.is_dynamic() ? loss_scale_.state() : Json(), validation_}),
+                   config_to_hugging_face(setup_.config, settings_.dtype).dump(2) + "\n");
   CheckpointReport report = checkpoint_report(begin);
   report.best = engine::best_checkpoint(engine::list_checkpoints(settings_.out));
   report.removed = engine::prune(settings_.out, settings_.keep,
@@ -357,10 +375,10 @@ void TrainingRun::save_reports_after_error(const std::string& error) noexcept {
 }
 
 void TrainingRun::run_steps() {
-  while (step_ < settings_.steps && !stop_requested()) {
+  while (step_ < settings_.steps && !stops()) {
     StepReport report = step();
     report.validation_loss = evaluate_if_due();
-    if (events_.step) events_.step(report);
+    if (events_.step && ranks_.is_first()) events_.step(report);
     if (metrics_) add_metrics(report);
     if (due(settings_.save_every)) save();
   }

@@ -13,6 +13,7 @@
 #include "models/run/learning_rate.h"
 #include "models/run/metrics.h"
 #include "models/run/profile.h"
+#include "models/run/run_ranks.h"
 #include "models/run/training_setup.h"
 #include "offload/records.h"
 
@@ -22,11 +23,14 @@ namespace sluice::models {
 // Thread rule: one thread at a time.
 class TrainingRun {
  public:
-  // Takes all memory and disk space. `setup` and `events` outlive this.
-  TrainingRun(Setup& setup, const TrainEvents& events);
+  // Takes all memory and disk space. All arguments outlive this.
+  TrainingRun(Setup& setup, RunRanks& ranks, const TrainEvents& events);
+  ~TrainingRun();
+  TrainingRun(const TrainingRun&) = delete;
+  TrainingRun& operator=(const TrainingRun&) = delete;
 
   // Loads the values to begin with: first values or those of a Hugging Face folder, or those of a checkpoint.
-  // Returns early where a stop is asked for; train() then does nothing.
+  // A run of one rank returns early where a stop is asked for; train() then does nothing.
   void load_initial();
   void resume(const std::string& checkpoint);
 
@@ -51,6 +55,7 @@ class TrainingRun {
   void check_room() const;
   StepReport step();
   double run_step(std::uint64_t step, StepReport& report);
+  double compute(std::uint64_t step, float scale);
   engine::StepResult apply_or_skip(double loss, bool& skipped);
   void describe(StepReport& report);
   CheckpointReport checkpoint_report(std::chrono::steady_clock::time_point begin) const;
@@ -60,9 +65,11 @@ class TrainingRun {
   void save();
   std::string last_checkpoint() const;
   bool stop_requested();
+  bool stops() { return ranks_.size() == 1 ? stop_requested() : stops_; }
   bool due(std::uint64_t every) const { return every != 0 && step_ % every == 0; }
 
   Setup& setup_;
+  RunRanks& ranks_;
   const TrainSettings& settings_;
   const TrainEvents& events_;
   LearningRate learning_rate_;
@@ -77,7 +84,8 @@ class TrainingRun {
   std::uint64_t step_ = 0, saved_step_ = 0, skipped_ = 0, next_sample_ = 0;
   bool in_step_ = false;
   std::string checkpoint_;  // the last one
-  bool stop_ = false;
+  bool stop_ = false;       // whether this rank is asked to stop
+  bool stops_ = false;      // whether the ranks have agreed to stop
   offload::RecordStore::Counters disk_counters_;
   engine::Engine::Counters engine_counters_;
   std::optional<double> last_loss_;
@@ -97,6 +105,8 @@ Json run_record(const Setup& setup, const RunPosition& position);
 Json read_run_record(const std::string& checkpoint);
 // Whether a folder is a checkpoint of a model that was trained on bytes. Throws what Manifest::parse() does.
 bool was_trained_on_bytes(const std::string& folder);
+// What differs between two records, by name: "seed was 3 and is 4".
+std::vector<std::string> differences(const Json& recorded, const Json& now);
 // Throws Error(kInvalidArgument) that lists by name what must be the same in a resumed run and is not; warns
 // of what may change the bits: another CPU, another number of threads, another hyperparameter.
 void compare_run_record(const Json& recorded, const Json& now, const std::string& checkpoint);

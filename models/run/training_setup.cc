@@ -15,6 +15,7 @@
 #include "models/run/learning_rate.h"
 #include "models/run/profile.h"
 #include "models/run/recipe.h"
+#include "models/run/run_ranks.h"
 #include "models/run/training_run.h"
 #include "offload/disk_folders.h"
 
@@ -63,6 +64,11 @@ void check_settings(const TrainSettings& s) {
   check(s.batch >= 1 && s.batch <= 1'000'000, "batch", static_cast<double>(s.batch), "from 1 to 1000000");
   check(s.accumulate >= 1 && s.accumulate <= 1'000'000, "accumulate", static_cast<double>(s.accumulate),
         "from 1 to 1000000");
+  if (const int ranks = s.plan.ranks.size; s.accumulate % static_cast<std::size_t>(ranks) != 0)
+    fail(ErrorCode::kInvalidArgument,
+         "accumulate is {} micro-batches in a step of all ranks, which {} ranks cannot share evenly; give a "
+         "multiple of {}",
+         s.accumulate, ranks, ranks);
   check(s.length <= 100'000'000, "seq", static_cast<double>(s.length), "at most the model's context");
   check(s.steps >= 1, "steps", static_cast<double>(s.steps), "at least 1");
   check(s.keep >= 1, "keep", static_cast<double>(s.keep), "at least 1");
@@ -184,7 +190,7 @@ Setup prepare(const TrainSettings& settings) {
     engine::check_file_limit(
         engine::CheckpointTensors(engine::Layout(setup.model->units()), *setup.optimizer).file_bytes());
   add_file_sizes(setup.plan, s, *setup.model, *setup.optimizer);
-  offload::resolve_disk(s.disk, s.out, checkpoint_room(s, setup.plan.checkpoint_bytes));
+  offload::resolve_disk(s.disk, s.out, checkpoint_room(s, setup.plan.checkpoint_bytes), s.ranks_here);
   setup.data = std::make_unique<TrainingData>(s, setup.config);
   if (s.eval_every != 0 && !setup.data->has_validation())
     fail(ErrorCode::kInvalidArgument,
@@ -193,7 +199,7 @@ Setup prepare(const TrainSettings& settings) {
   setup.tools = std::make_unique<engine::Tools>(s.threads, offload::options_for(disks));
   const kernels::MatrixLibrary& library = *setup.tools->library;
   setup.plan.profile = setup.model->profile(
-      s.accumulate, library, engine::hidden_bytes(setup.model->units(), *setup.optimizer, library));
+      own_micro_batches(s), library, engine::hidden_bytes(setup.model->units(), *setup.optimizer, library));
   setup.plan.rates =
       engine::measure_rates(setup.tools->threads, *setup.tools->library,
                             {setup.plan.profile.products, setup.model->attention(), s.dtype, *setup.optimizer,
@@ -201,8 +207,11 @@ Setup prepare(const TrainSettings& settings) {
                             disks);
   setup.plan.budget = {s.memory, offload::usable_disk(s.disk),
                        engine::process_bytes(setup.tools->base(), s.threads) + setup.plan.checkpoint_buffers +
-                           setup.plan.trace_bytes};
+                           setup.plan.trace_bytes + s.communication_bytes};
+  RunRanks ranks(s.communicator);
+  ranks.compare(setup);
   fit(setup.plan, s, *setup.optimizer, usable_cpus());
+  ranks.agree_on_plan(setup);
   return setup;
 }
 

@@ -194,7 +194,8 @@ class PlainRun {
   double train(std::span<const MicroBatch> micro_batches, std::uint64_t seed = 1, std::uint64_t step = 1,
                float loss_scale = 1) {
     source.begin_step();
-    const double loss = executor.train_step(micro_batches, seed, step, {}, loss_scale);
+    const double loss =
+        executor.train_step(micro_batches, {seed, step, counted_targets(micro_batches), loss_scale}, {});
     if (!source.whole_groups()) throw std::logic_error("a group did not follow the whole schedule");
     return loss;
   }

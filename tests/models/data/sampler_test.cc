@@ -82,20 +82,6 @@ TEST(Sampler, EachEpochVisitsEveryWindowInAnotherOrder) {
   EXPECT_EQ(Sampler({10, 50}, 3, Sampler::Order::kInOrder).window(51), 11u);
 }
 
-TEST(Sampler, RanksTogetherTakeWhatOneRankTakes) {
-  for (const std::uint64_t ranks : {1u, 2u, 4u}) {
-    Numbers taken;
-    const std::uint64_t micro_batches = 3, batch = 8 / ranks;
-    for (std::uint64_t k = 0; k < micro_batches; ++k)
-      for (std::uint64_t rank = 0; rank < ranks; ++rank)
-        for (std::uint64_t row = 0; row < batch; ++row)
-          taken.push_back(first_sample(1000, k, rank, ranks, batch) + row);
-    Numbers expected(24);
-    std::iota(expected.begin(), expected.end(), 1000);
-    EXPECT_EQ(taken, expected);
-  }
-}
-
 TEST_F(DataTest, WindowsAreSplitAtTheEnd) {
   auto source = open_tokens({store("a", std::string(101, 'x'))});
   const auto split = [&](std::uint64_t sequence, double held_out) {

@@ -198,10 +198,11 @@ TEST_F(RunTest, BetweenIsCalledAndMayThrow) {
   const Data data(model_, 1);
   run.source.begin_step();
   int calls = 0;
-  run.executor.train_step(data.micro_batches, 1, 1, [&] { ++calls; });
+  const TrainStep step = {1, 1, counted_targets(data.micro_batches)};
+  run.executor.train_step(data.micro_batches, step, [&] { ++calls; });
   EXPECT_GT(calls, 40);
   run.source.begin_step();
-  EXPECT_THROW(run.executor.train_step(data.micro_batches, 1, 1, [] { throw std::runtime_error("stop"); }),
+  EXPECT_THROW(run.executor.train_step(data.micro_batches, step, [] { throw std::runtime_error("stop"); }),
                std::runtime_error);
 }
 

@@ -164,7 +164,8 @@ class PowerCutTest : public ::testing::Test {
     engine::remove_leftovers(setup.settings.out);
     const auto whole = engine::list_checkpoints(setup.settings.out).whole;
     try {
-      TrainingRun run(setup, events);
+      RunRanks alone(nullptr);
+      TrainingRun run(setup, alone, events);
       if (whole.empty())
         run.load_initial();
       else

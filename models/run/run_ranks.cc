@@ -1,0 +1,119 @@
+#include "models/run/run_ranks.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <type_traits>
+
+#include "core/bytes.h"
+#include "core/checksum.h"
+#include "core/error.h"
+#include "core/json.h"
+#include "models/run/training_run.h"
+
+namespace sluice::models {
+namespace {
+
+template <class Value>
+std::string bytes_of(const Value& value) {
+  static_assert(std::is_trivially_copyable_v<Value>);
+  return {reinterpret_cast<const char*>(&value), sizeof value};
+}
+
+template <class Value>
+Value value_of(const std::string& bytes, const char* name) {
+  Value value;
+  ensure(bytes.size() == sizeof value, "{} has {} bytes of {}", name, bytes.size(), sizeof value);
+  std::memcpy(&value, bytes.data(), sizeof value);
+  return value;
+}
+
+// What may differ between ranks: where and by how many threads they compute.
+Json comparable(const Setup& setup) {
+  Json record = run_record(setup, {});
+  for (const char* own : {"cpu", "threads", "matrix_library"}) record.erase(own);
+  record["held_out"] = setup.settings.held_out;
+  record["eval_every"] = setup.settings.eval_every;
+  record["eval_batches"] = setup.settings.eval_batches;
+  record["save_every"] = setup.settings.save_every;
+  record["saves"] = !setup.settings.out.empty();
+  record["resume"] = setup.settings.resume;
+  return record;
+}
+
+}  // namespace
+
+std::vector<std::string> RunRanks::exchange(const std::string& name, const std::string& own) {
+  if (communicator_ == nullptr) return {own};
+  return communicator_->exchange(checksum(std::as_bytes(std::span(name))), name, own, meanwhile_);
+}
+
+void RunRanks::compare(const Setup& setup) {
+  const std::vector<std::string> all = exchange("the settings of the run", comparable(setup).dump());
+  for (int rank = 1; rank < size(); ++rank) {
+    const std::vector<std::string> found =
+        differences(Json::parse(all[0]), Json::parse(all[static_cast<std::size_t>(rank)]));
+    if (!found.empty())
+      sluice::fail(
+          ErrorCode::kInvalidArgument,
+          "rank {} was given other values than rank 0, which stand first: {}; start all ranks with the "
+          "same program, settings and data",
+          rank, fmt::join(found, "; "));
+  }
+}
+
+void RunRanks::agree_on_plan(Setup& setup) {
+  if (size() == 1) return;
+  struct Choice {
+    std::uint64_t stage;
+    std::uint64_t chunk_elements;
+  };
+  engine::Plan& plan = setup.plan.plan;
+  Choice agreed = {plan.stage, plan.chunk_elements};
+  for (const std::string& bytes : exchange("the plan", bytes_of(agreed))) {
+    const auto other = value_of<Choice>(bytes, "a rank's plan");
+    agreed = {std::max(agreed.stage, other.stage), std::min(agreed.chunk_elements, other.chunk_elements)};
+  }
+  if (agreed.stage == plan.stage && agreed.chunk_elements == plan.chunk_elements) return;
+  setup.settings.plan.stage = agreed.stage;
+  setup.settings.plan.chunk_elements = round_up(agreed.chunk_elements, engine::kChunkGrain);
+  fit(setup.plan, setup.settings, *setup.optimizer, setup.settings.threads);
+}
+
+std::string RunRanks::from_first(const std::string& text) { return exchange("a choice of rank 0", text)[0]; }
+
+std::uint64_t RunRanks::sum(std::uint64_t count) {
+  std::uint64_t all = 0;
+  for (const std::string& bytes : exchange("the targets of a step", bytes_of(count)))
+    all += value_of<std::uint64_t>(bytes, "a rank's count");
+  return all;
+}
+
+RunRanks::Outcome RunRanks::combine(const Outcome& own) {
+  if (communicator_ == nullptr) return own;
+  Outcome all;
+  for (const std::string& bytes : exchange("the loss of a step", bytes_of(own))) {
+    const auto other = value_of<Outcome>(bytes, "a rank's loss");
+    all = {all.loss + other.loss, all.stop || other.stop};
+  }
+  return all;
+}
+
+double RunRanks::mean(const std::vector<double>& own, std::uint64_t count) {
+  std::vector<std::string> all = exchange(
+      "the losses of a validation", {reinterpret_cast<const char*>(own.data()), own.size() * sizeof(double)});
+  double sum = 0;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const auto ranks = static_cast<std::uint64_t>(size());
+    sum += value_of<double>(all[i % ranks].substr(i / ranks * sizeof(double), sizeof(double)), "a loss");
+  }
+  return sum / static_cast<double>(count);
+}
+
+void RunRanks::fail(const std::string& error) noexcept {
+  if (communicator_ != nullptr) communicator_->fail(error);
+}
+
+}  // namespace sluice::models

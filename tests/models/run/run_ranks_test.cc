@@ -1,0 +1,125 @@
+#include "models/run/run_ranks.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "comm/worlds.h"
+#include "models/run/trainer.h"
+
+// What the ranks of a run agree on before they train, and tell each other. Each rank is a thread here.
+namespace sluice::models {
+namespace {
+
+class RunRanksTest : public ::testing::Test {
+ protected:
+  RunRanksTest() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "sluice-ranks-XXXXXX").string();
+    folder_ = ::mkdtemp(pattern.data());
+    std::ofstream(folder_ / "text") << std::string(20000, 'a') << std::string(20000, 'b');
+  }
+  ~RunRanksTest() override { std::filesystem::remove_all(folder_); }
+
+  TrainSettings settings() const {
+    TrainSettings s;
+    s.model = "tiny";
+    s.data = {(folder_ / "text").string()};
+    s.tokens = "bytes";
+    s.memory = std::uint64_t{2} << 30;
+    s.length = 16;
+    s.batch = 1;
+    s.accumulate = 4;
+    s.steps = 2;
+    s.threads = 1;
+    return s;
+  }
+  // Trains with two ranks, of which `change` may change the settings. Returns the error of each rank.
+  std::vector<std::string> errors(const std::function<void(TrainSettings&, int rank)>& change) const {
+    std::vector<std::string> all(2);
+    comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& communicator) {
+      TrainSettings s = settings();
+      s.communicator = &communicator;
+      s.plan.ranks = {communicator.rank(), communicator.size()};
+      change(s, communicator.rank());
+      try {
+        train(s, {});
+      } catch (const Error& error) {
+        all[static_cast<std::size_t>(communicator.rank())] = error.what();
+      }
+    });
+    return all;
+  }
+  std::filesystem::path folder_;
+};
+
+void expect_part(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in: " << text;
+}
+
+TEST_F(RunRanksTest, TrainWithTheSameSettings) {
+  EXPECT_EQ(errors([](TrainSettings&, int) {}), (std::vector<std::string>{"", ""}));
+}
+
+TEST_F(RunRanksTest, ThatWereGivenOtherSettingsAreToldWhich) {
+  const auto differ = [&](const std::function<void(TrainSettings&)>& change, const std::string& part) {
+    for (const std::string& error : errors([&](TrainSettings&s, int rank) {
+           if (rank == 1) change(s);
+         }))
+      expect_part(error, part);
+  };
+  differ([](TrainSettings& s) { s.seed = 7; }, "seed was 1 and is 7");
+  differ([](TrainSettings& s) { s.steps = 3; }, "steps was 2 and is 3");
+  differ([](TrainSettings& s) { s.optimizer.name = "lion"; }, "optimizer was \"adamw\" and is \"lion\"");
+  const std::string other = (folder_ / "other").string();
+  std::ofstream(other) << std::string(40000, 'c');
+  differ([&](TrainSettings& s) { s.data = {other}; }, "data_fingerprint was");
+}
+
+TEST_F(RunRanksTest, EndWithTheErrorOfOne) {
+  const std::vector<std::string> all = errors([&](TrainSettings& s, int rank) {
+    if (rank == 1) s.data = {(folder_ / "missing").string()};
+  });
+  expect_part(all[1], "missing");
+  expect_part(all[0], "rank 1");
+  expect_part(all[0], "missing");
+}
+
+TEST_F(RunRanksTest, AgreeOnTheHighestStageThatOneNeeds) {
+  std::vector<std::string> plans(2);
+  comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& communicator) {
+    TrainSettings s = settings();
+    s.communicator = &communicator;
+    s.plan.ranks = {communicator.rank(), communicator.size()};
+    if (communicator.rank() == 1) s.plan.stage = 2;
+    TrainEvents events;
+    events.planned = [&](const std::string& table) { plans[0] = table; };
+    train(s, events);
+  });
+  expect_part(plans[0], "this is rank 0 of 2, at stage 2");
+}
+
+TEST_F(RunRanksTest, AddUpInTheirOrder) {
+  comm::run_communicators(comm::World::kThreads, 3, [&](comm::Communicator& communicator) {
+    RunRanks ranks(&communicator);
+    const double own[] = {1e16, 1.0, -1e16};
+    const RunRanks::Outcome all = ranks.combine({own[ranks.rank()], ranks.rank() == 2});
+    EXPECT_EQ(all.loss, (1e16 + 1.0) - 1e16);
+    EXPECT_TRUE(all.stop);
+    EXPECT_EQ(ranks.sum(static_cast<std::uint64_t>(ranks.rank()) + 1), 6u);
+    EXPECT_EQ(ranks.from_first("rank " + std::to_string(ranks.rank())), "rank 0");
+    const std::vector<std::vector<double>> losses = {{0, 3}, {1, 4}, {2}};
+    EXPECT_EQ(ranks.mean(losses[static_cast<std::size_t>(ranks.rank())], 5), 2);
+  });
+}
+
+TEST(RunRanks, AloneSendsNothing) {
+  RunRanks ranks(nullptr);
+  EXPECT_TRUE(ranks.is_first());
+  EXPECT_EQ(ranks.combine({2.5, true}).loss, 2.5);
+  EXPECT_EQ(ranks.mean({1, 2}, 2), 1.5);
+  EXPECT_EQ(ranks.from_first("own"), "own");
+}
+
+}  // namespace
+}  // namespace sluice::models
