@@ -115,7 +115,8 @@ Steps run_steps(models::Setup& setup, double seconds, BenchProgress& progress) {
     steps.optimizer += report.optimizer_seconds;
   };
   progress.show("taking and filling the model's memory");
-  models::TrainingRun run(setup, events);
+  models::RunRanks alone(nullptr);
+  models::TrainingRun run(setup, alone, events);
   run.load_initial();
   run.train();
   return steps;

@@ -2,15 +2,21 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "bindings/cli/commands.h"
+#include "bindings/cli/local_ranks.h"
 #include "bindings/cli/profile_page.h"
 #include "bindings/cli/progress.h"
 #include "bindings/cli/signals.h"
 #include "core/bytes.h"
 #include "core/error.h"
+#include "core/system.h"
+#include "engine/machine/process.h"
 #include "models/run/machine_plan.h"
 #include "models/run/recipe.h"
 
@@ -74,6 +80,14 @@ std::string json_line(const models::PlanResult& result) {
   return json_text(json);
 }
 
+// Gives a rank of this machine its share of what the user has not stated.
+void take_share(int ranks, models::TrainSettings& settings) {
+  const auto share = static_cast<std::uint64_t>(ranks);
+  if (settings.memory == 0) settings.memory = engine::default_memory() / share;
+  if (settings.threads == 0) settings.threads = std::max(1, usable_cpus() / ranks);
+  settings.ranks_here = ranks;
+}
+
 }  // namespace
 
 void run_train(const models::TrainSettings& settings, const TrainOptions& options, std::FILE* out) {
@@ -81,7 +95,17 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
     fail(ErrorCode::kInvalidArgument,
          "--machine '{}': a run trains on this machine; use sluice plan --machine to plan for another",
          options.machine);
-  const StopSignals signals;
+  const StopSignals signals;  // before any thread
+  std::optional<LocalRanks> ranks;
+  models::TrainSettings own = settings;
+  if (options.ranks > 1) {
+    ranks.emplace(options.ranks, comm::Deadlines{std::chrono::seconds(options.silence),
+                                                 std::chrono::seconds(options.patience)});
+    take_share(options.ranks, own);
+    own.communicator = &ranks->communicator();
+    own.plan.ranks = {own.communicator->rank(), options.ranks};
+    own.communication_bytes = LocalRanks::bytes(options.ranks);
+  }
   if (options.caller != 0) stop_with(options.caller);
   Progress progress(out, progress_style(options.progress, out));
   models::TrainEvents events;
@@ -99,12 +123,18 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
     progress.message("the profile was written to " + settings.profile);
   };
   events.stop = [] { return StopSignals::requested(); };
-  const models::TrainResult result = models::train(settings, events);
+  const models::TrainResult result = models::train(own, events);
   progress.finish();
-  print_end(result, settings, out);
+  if (own.communicator == nullptr || own.communicator->rank() == 0) print_end(result, settings, out);
 }
 
-void run_plan(const models::TrainSettings& settings, const TrainOptions& options, std::FILE* out) {
+void run_plan(const models::TrainSettings& given, const TrainOptions& options, std::FILE* out) {
+  models::TrainSettings settings = given;
+  if (options.ranks > 1) {
+    if (options.machine.empty()) take_share(options.ranks, settings);
+    settings.plan.ranks = {0, options.ranks};
+    settings.communication_bytes = LocalRanks::bytes(options.ranks);
+  }
   const models::PlanResult result =
       options.machine.empty() ? models::plan_training(settings)
                               : models::plan_for_machine(settings, engine::read_machine(options.machine));

@@ -18,7 +18,7 @@ void bind_shape(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.choice("--dtype", options.dtype, {"f32", "bf16", "f16"}, "type of parameters and activations");
   flags.whole("--seq", s.length, "tokens in a sequence; 0 for the model's context, at most 1024");
   flags.whole("--batch", s.batch, "sequences in a micro-batch");
-  flags.whole("--accumulate", s.accumulate, "micro-batches in a step");
+  flags.whole("--accumulate", s.accumulate, "micro-batches in a step, of all ranks together");
 }
 
 void bind_model_and_data(Flags& flags, models::TrainSettings& s) {
@@ -44,6 +44,20 @@ void bind_memory(Flags& flags, models::TrainSettings& s, TrainOptions& options) 
               "FOLDER or FOLDER:SIZE that lends disk space; data is striped over several");
   flags.text("--recompute", s.plan.recompute, "auto, none, full, or names of ops joined by +");
   flags.whole("--threads", s.threads, "compute threads (the cores that this process may use)");
+}
+
+void bind_ranks(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
+  flags.group("Ranks");
+  flags.whole(
+      "--ranks", options.ranks,
+      "processes of this machine that train the model together; memory, disk and threads are those of "
+      "each one, and by default its share of the machine");
+  flags.whole(
+      "--stage", s.plan.stage,
+      fmt::format("what is partitioned over the ranks, from 0 (nothing) to {} (chosen)", engine::kMostStage));
+  flags.whole("--silence", options.silence, "seconds without a sign of life after which a rank has failed");
+  flags.whole("--patience", options.patience,
+              "seconds after which a rank has failed that lives and does not take part");
 }
 
 void bind_setting(Flags& flags, const optim::Setting& setting, const std::string& help, Json& settings) {
@@ -166,6 +180,7 @@ void bind_all(CLI::App& app, TrainOptions& options) {
   bind_model_and_data(flags, options.settings);
   bind_steps(flags, options.settings, options);
   bind_memory(flags, options.settings, options);
+  bind_ranks(flags, options.settings, options);
   bind_output(flags, options.settings, options);
   bind_placement(flags, options.settings, options);
 }

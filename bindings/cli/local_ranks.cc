@@ -1,0 +1,131 @@
+#include "bindings/cli/local_ranks.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <string>
+#include <thread>
+
+#include "bindings/cli/flags.h"
+#include "core/error.h"
+#include "core/text_file.h"
+
+namespace sluice::cli {
+namespace {
+
+constexpr const char* kRankName = "SLUICE_RANK";  // is set for the ranks that rank 0 starts
+constexpr int kMemory = 3;                        // their descriptor of the shared memory
+constexpr std::size_t kRing = std::size_t{1} << 20;
+
+// The words that this process was started with.
+std::vector<std::string> own_words() {
+  std::vector<std::string> words(1);
+  for (const char c : read_text_file("/proc/self/cmdline")) {
+    if (c == '\0')
+      words.emplace_back();
+    else
+      words.back() += c;
+  }
+  words.pop_back();
+  return words;
+}
+
+std::vector<char*> pointers_to(std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+std::vector<std::string> environment_of(int rank) {
+  const std::string own = std::string(kRankName) + "=";
+  std::vector<std::string> variables;
+  for (char** variable = environ; *variable != nullptr; ++variable)
+    if (!std::string_view(*variable).starts_with(own)) variables.emplace_back(*variable);
+  variables.push_back(own + std::to_string(rank));
+  return variables;
+}
+
+pid_t start(int rank, int memory) {
+  posix_spawn_file_actions_t files;
+  ::posix_spawn_file_actions_init(&files);
+  ::posix_spawn_file_actions_adddup2(&files, memory,
+                                     kMemory);  // it is also kept open where both are the same
+  ::posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  ::posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+  std::vector<std::string> words = own_words(), variables = environment_of(rank);
+  // This process's threads block the signals that ask for a stop, which StopSignals waits for.
+  posix_spawnattr_t attributes;
+  ::posix_spawnattr_init(&attributes);
+  sigset_t none;
+  sigemptyset(&none);
+  ::posix_spawnattr_setsigmask(&attributes, &none);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  pid_t process = 0;
+  const int error = ::posix_spawn(&process, "/proc/self/exe", &files, &attributes, pointers_to(words).data(),
+                                  pointers_to(variables).data());
+  ::posix_spawnattr_destroy(&attributes);
+  ::posix_spawn_file_actions_destroy(&files);
+  if (error != 0) fail(ErrorCode::kIo, "rank {} could not be started: {}", rank, errno_text(error));
+  return process;
+}
+
+// Waits until a process has ended, and ends it where it does not.
+void wait_for(pid_t process) {
+  constexpr auto kPatience = std::chrono::seconds(2);
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (::waitpid(process, nullptr, WNOHANG) == 0) {
+    if (std::chrono::steady_clock::now() > until) ::kill(process, SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
+}  // namespace
+
+bool LocalRanks::is_started() { return std::getenv(kRankName) != nullptr; }
+
+LocalRanks::LocalRanks(int ranks, const comm::Deadlines& deadlines) {
+  int rank = 0;
+  if (const char* given = std::getenv(kRankName)) {
+    rank = static_cast<int>(parse_whole(kRankName, given));
+    ::unsetenv(kRankName);  // NOLINT: no other thread runs yet
+    memory_ = std::make_unique<comm::LocalMemory>(kMemory);
+    if (rank < 1 || rank >= ranks || memory_->ranks() != ranks)
+      fail(ErrorCode::kInvalidArgument, "{} is {}, which is set by the rank 0 of a run alone; unset it",
+           kRankName, given);
+  } else {
+    memory_ = std::make_unique<comm::LocalMemory>(ranks, kRing);
+    start_others(ranks);
+  }
+  communicator_.emplace(comm::make_local_links(*memory_, rank), deadlines, ledger_);
+}
+
+void LocalRanks::start_others(int ranks) {
+  try {
+    for (int rank = 1; rank < ranks; ++rank) started_.push_back(start(rank, memory_->descriptor()));
+  } catch (...) {
+    for (const pid_t process : started_) {
+      ::kill(process, SIGKILL);
+      wait_for(process);
+    }
+    throw;
+  }
+}
+
+LocalRanks::~LocalRanks() {
+  communicator_.reset();
+  for (const pid_t process : started_) wait_for(process);
+}
+
+// A rank maps the rings to and from each other one.
+std::uint64_t LocalRanks::bytes(int ranks) {
+  return comm::Communicator::buffer_bytes(ranks) +
+         comm::LocalMemory::bytes(ranks, kRing) * 2 / static_cast<std::size_t>(ranks);
+}
+
+}  // namespace sluice::cli

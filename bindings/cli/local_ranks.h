@@ -1,0 +1,42 @@
+#pragma once
+#include <sys/types.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "allocator/ledger.h"
+#include "comm/communicator.h"
+#include "comm/local_links.h"
+
+namespace sluice::cli {
+
+// The ranks of a run on this machine, one process each (`--ranks`). The process that the user has started is
+// rank 0. It starts the others, which are the same program with the same words, and share memory with it.
+// Thread rule: one thread.
+class LocalRanks {
+ public:
+  // On rank 0: starts the other ranks. On another one: joins them. Throws Error(kInvalidArgument | kIo).
+  // REQUIRES: ranks > 1.
+  LocalRanks(int ranks, const comm::Deadlines& deadlines);
+  // On rank 0: waits until the others have ended, which they do when the run has ended or failed.
+  ~LocalRanks();
+  LocalRanks(const LocalRanks&) = delete;
+  LocalRanks& operator=(const LocalRanks&) = delete;
+
+  comm::Communicator& communicator() { return *communicator_; }
+  static std::uint64_t bytes(int ranks);  // what a rank holds for it
+
+  // Whether this process is a rank that another one has started.
+  static bool is_started();
+
+ private:
+  void start_others(int ranks);
+
+  std::vector<pid_t> started_;
+  std::unique_ptr<comm::LocalMemory> memory_;
+  allocator::Ledger ledger_;
+  std::optional<comm::Communicator> communicator_;
+};
+
+}  // namespace sluice::cli

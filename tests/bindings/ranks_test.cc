@@ -1,0 +1,256 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <sstream>
+#include <thread>
+
+#include "bindings/sluice_process.h"
+#include "core/json.h"
+
+// Runs of several ranks, as users start them. Whatever is partitioned, and wherever it lies, the bits are
+// those of ranks that each have everything.
+namespace sluice::cli {
+namespace {
+
+using std::chrono::steady_clock;
+using ::testing::HasSubstr;
+
+struct Partition {
+  int ranks;
+  std::string stage, place, flags;
+};
+void PrintTo(const Partition& p, std::ostream* to) {
+  *to << p.ranks << " ranks, stage " << p.stage << ", " << p.place << ", " << p.flags;
+}
+
+class RanksTest : public ::testing::Test {
+ protected:
+  RanksTest() {
+    std::ofstream(text_) << lesson();
+    std::filesystem::create_directory(folder_ / "model");
+    std::filesystem::create_directory(folder_ / "disk");
+    // Its blocks are larger than what is packed, and so are partitioned.
+    std::ofstream(folder_ / "model/config.json") << Json({{"model_type", "llama"},
+                                                          {"hidden_size", 128},
+                                                          {"intermediate_size", 320},
+                                                          {"num_hidden_layers", 3},
+                                                          {"num_attention_heads", 4},
+                                                          {"num_key_value_heads", 2},
+                                                          {"max_position_embeddings", 64},
+                                                          {"vocab_size", 1200},
+                                                          {"tie_word_embeddings", true}});
+  }
+  std::vector<std::string> words(const std::string& name, int ranks, int steps, const std::string& flags,
+                                 const std::string& memory = "600MiB") const {
+    std::vector<std::string> all =
+        tiny_training(text_, folder_ / name, steps,
+                      {{"--model", folder_ / "model", "--tokens", "bytes", "--accumulate", "12", "--threads",
+                        "1", "--ranks", std::to_string(ranks), "--metrics", folder_ / (name + ".jsonl")}});
+    *(std::ranges::find(all, "--memory") + 1) = memory;
+    all.erase(all.begin() + 1, all.begin() + 3);  // the other model
+    std::istringstream more(flags);
+    for (std::string word; more >> word;) all.push_back(word);
+    return all;
+  }
+  std::vector<std::string> placed(const std::string& name, const Partition& p, int steps) const {
+    std::string flags = p.flags;
+    if (p.ranks > 1) flags += " --stage " + p.stage;
+    for (const char* part : {"parameters", "gradients", "state"})
+      flags += std::string(" --place-") + part + " " + p.place;
+    if (p.place == "disk") flags += " --disk " + (folder_ / "disk");
+    return words(name, p.ranks, steps, flags);
+  }
+  static void expect_done(const Outcome& outcome) {
+    ASSERT_EQ(outcome.status, 0) << outcome.error << outcome.out;
+  }
+
+  // The tensors of the checkpoint after that step.
+  std::map<std::string, std::string> tensors(const std::string& name, int step) const {
+    std::map<std::string, std::string> files;
+    for (const auto& file :
+         std::filesystem::directory_iterator(folder_ / (name + "/step-0000000" + std::to_string(step))))
+      if (file.path().extension() == ".safetensors")
+        files[file.path().filename().string()] = file_text(file.path().string());
+    EXPECT_GE(files.size(), 2u);
+    return files;
+  }
+  std::vector<double> losses(const std::string& name) const {
+    std::ifstream file(folder_ / (name + ".jsonl"));
+    std::vector<double> all;
+    for (std::string line; std::getline(file, line);) all.push_back(Json::parse(line).at("loss"));
+    return all;
+  }
+  TemporaryFolder folder_;
+  const std::string text_ = folder_ / "lesson.txt";
+};
+
+class PartitionTest : public RanksTest, public ::testing::WithParamInterface<Partition> {};
+// Every two of stage, place, optimizer and number of ranks are together in one of them.
+INSTANTIATE_TEST_SUITE_P(
+    Partitions, PartitionTest,
+    ::testing::Values(Partition{2, "1", "memory", "--optimizer adamw"},
+                      Partition{3, "2", "memory", "--optimizer adamw --state 8bit --dtype bf16"},
+                      Partition{4, "3", "disk", "--optimizer adamw --clip 0"},
+                      Partition{3, "1", "disk", "--optimizer adafactor"},
+                      Partition{4, "2", "memory", "--optimizer adafactor --beta1 0.9 --clip 0"},
+                      Partition{2, "3", "memory", "--optimizer adafactor --dtype bf16 --master none"},
+                      Partition{4, "1", "memory", "--optimizer muon"},
+                      Partition{2, "2", "disk", "--optimizer muon --state bf16"},
+                      Partition{3, "3", "memory", "--optimizer muon --dtype bf16"},
+                      Partition{3, "3", "disk", "--optimizer adamw --state 8bit --group 2"},
+                      Partition{2, "2", "disk", "--optimizer lion --dtype f16 --initial-scale 1e30"},
+                      Partition{4, "3", "memory", "--optimizer adamw --dtype bf16 --recompute full"}));
+
+TEST_P(PartitionTest, HasTheBitsOfRanksThatHaveEverything) {
+  Partition whole = GetParam();
+  whole.stage = "0";
+  whole.place = "memory";
+  expect_done(run_sluice(placed("whole", whole, 3)));
+  expect_done(run_sluice(placed("parts", GetParam(), 3)));
+  EXPECT_EQ(losses("parts"), losses("whole"));
+  EXPECT_TRUE(tensors("parts", 3) == tensors("whole", 3));
+}
+
+// The first loss is the same sum in another order: of 12 micro-batches in f64.
+TEST_F(RanksTest, LearnWhatOneRankLearns) {
+  expect_done(run_sluice(words("alone", 1, 3, "--eval-every 3")));
+  for (const int ranks : {2, 3}) {
+    const std::string name = std::to_string(ranks);
+    expect_done(run_sluice(words(name, ranks, 3, "--eval-every 3 --stage 3")));
+    ASSERT_EQ(losses(name).size(), 3u);
+    EXPECT_NEAR(losses(name)[0], losses("alone")[0], 1e-13 * losses("alone")[0]);
+    EXPECT_NEAR(losses(name)[2], losses("alone")[2], 1e-4);
+    EXPECT_NE(losses(name)[2], losses(name)[0]);
+  }
+}
+
+TEST_F(RanksTest, GoOnFromACheckpointOfAnyNumberOfRanks) {
+  expect_done(run_sluice(words("straight", 3, 4, "--stage 2")));
+  expect_done(run_sluice(words("stopped", 3, 2, "--stage 2")));
+  expect_done(run_sluice(words("stopped", 3, 4, "--stage 3 --resume")));
+  EXPECT_TRUE(tensors("stopped", 4) == tensors("straight", 4));
+  for (const int ranks : {1, 2, 4}) {
+    const std::string name = "at" + std::to_string(ranks);
+    std::filesystem::create_directory(folder_ / name);
+    std::filesystem::copy(folder_ / "stopped/step-00000002", folder_ / (name + "/step-00000002"),
+                          std::filesystem::copy_options::recursive);
+    std::filesystem::copy_file(folder_ / "stopped.jsonl", folder_ / (name + ".jsonl"));
+    const Outcome outcome = run_sluice(words(name, ranks, 4, "--resume"));
+    EXPECT_EQ(outcome.status, 0) << outcome.error;
+    EXPECT_EQ(tensors(name, 4).size(), tensors("straight", 4).size());
+  }
+}
+
+TEST_F(RanksTest, TakeWhatThePlanSays) {
+  for (const char* stage : {"0", "3"}) {
+    const Outcome outcome = run_sluice(words(stage, 2, 3, std::string("--stage ") + stage));
+    expect_done(outcome);
+    EXPECT_THAT(outcome.out, HasSubstr(std::string("this is rank 0 of 2, at stage ") + stage));
+    const std::size_t error = outcome.out.find(" predicted (");
+    ASSERT_NE(error, std::string::npos);
+    EXPECT_LE(std::stod(outcome.out.substr(error + 12)), 0.0) << outcome.out;
+  }
+}
+
+TEST_F(RanksTest, ThatCannotBeAreRefused) {
+  const auto expect_refused = [&](int ranks, const std::string& flags, const std::string& part) {
+    const Outcome outcome = run_sluice(words("refused", ranks, 3, flags));
+    EXPECT_EQ(outcome.status, 2) << outcome.error;
+    EXPECT_THAT(outcome.error, HasSubstr(part));
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "refused"));
+  };
+  expect_refused(5, "", "give a multiple of 5");
+  expect_refused(2, "--stage 4", "stage 4");
+  const Outcome small = run_sluice(words("small", 2, 3, "", "20MiB"));
+  EXPECT_EQ(small.status, 3) << small.error;
+  EXPECT_THAT(small.error, HasSubstr("does not fit in 20.0 MiB"));
+}
+
+std::vector<pid_t> children_of(pid_t process) {
+  const std::string id = std::to_string(process);
+  std::istringstream ids(file_text("/proc/" + id + "/task/" + id + "/children"));
+  std::vector<pid_t> children;
+  for (pid_t child; ids >> child;) children.push_back(child);
+  return children;
+}
+
+// The state of a process: 'R', 'S', 'Z', ...; nothing where there is none.
+std::optional<char> state_of(pid_t process) {
+  const std::string stat = file_text("/proc/" + std::to_string(process) + "/stat");
+  const std::size_t name_end = stat.rfind(')');
+  return name_end == std::string::npos ? std::nullopt : std::optional(stat[name_end + 2]);
+}
+
+bool ends_within(pid_t process, std::chrono::seconds limit) {
+  const auto until = steady_clock::now() + limit;
+  while (state_of(process) && state_of(process) != 'Z') {
+    if (steady_clock::now() > until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return true;
+}
+
+class LostRankTest : public RanksTest {
+ protected:
+  // A run of three ranks, some steps of which are done.
+  std::unique_ptr<SluiceProcess> start(const std::string& flags = "") const {
+    auto run = std::make_unique<SluiceProcess>(words("run", 3, 100000, "--stage 3 --save-every 2 " + flags));
+    const auto until = steady_clock::now() + std::chrono::seconds(60);
+    while (!std::filesystem::exists(folder_ / "run/step-00000002") && steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    EXPECT_EQ(children_of(run->pid()).size(), 2u) << run->error();
+    return run;
+  }
+};
+
+TEST_F(LostRankTest, IsNamedAndEndsTheRun) {
+  const auto run = start();
+  const std::vector<pid_t> others = children_of(run->pid());
+  ASSERT_EQ(others.size(), 2u);
+  ::kill(others[1], SIGKILL);
+  ASSERT_TRUE(ends_within(run->pid(), std::chrono::seconds(20)));
+  EXPECT_EQ(run->wait(), 1);
+  EXPECT_THAT(run->error(), HasSubstr("rank 2"));
+  EXPECT_FALSE(state_of(others[0]));
+}
+
+TEST_F(LostRankTest, MayBeTheFirst) {
+  const auto run = start();
+  const std::vector<pid_t> others = children_of(run->pid());
+  run->signal(SIGKILL);
+  for (const pid_t other : others) EXPECT_TRUE(ends_within(other, std::chrono::seconds(20)));
+  EXPECT_THAT(run->error(), HasSubstr("rank 0"));
+}
+
+TEST_F(LostRankTest, IsMissedWhenItIsSilent) {
+  const auto run = start("--silence 1");
+  const std::vector<pid_t> others = children_of(run->pid());
+  ASSERT_EQ(others.size(), 2u);
+  ::kill(others[0], SIGSTOP);
+  ASSERT_TRUE(ends_within(others[1], std::chrono::seconds(20)));
+  ASSERT_TRUE(ends_within(run->pid(), std::chrono::seconds(40)));
+  EXPECT_EQ(run->wait(), 1);
+  EXPECT_THAT(run->error(), HasSubstr("rank 1"));
+  EXPECT_FALSE(state_of(others[0]));
+}
+
+TEST_F(LostRankTest, IsNoLossWhereTheRunIsAskedToStop) {
+  const auto run = start();
+  const std::vector<pid_t> others = children_of(run->pid());
+  ASSERT_EQ(others.size(), 2u);
+  ::kill(others[1], SIGTERM);
+  ASSERT_TRUE(ends_within(run->pid(), std::chrono::seconds(30)));
+  EXPECT_EQ(run->wait(), 0) << run->error();
+  EXPECT_THAT(run->out(), HasSubstr("go on with --resume"));
+}
+
+}  // namespace
+}  // namespace sluice::cli
