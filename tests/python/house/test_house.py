@@ -102,7 +102,7 @@ def test_includes_within_a_room_point_down(room):
     ("models", "graph/program.cc", '#include "models/data/tokens.h"'),
     ("models", "loose.cc", ""),
     ("core", "bytes.cc", '#include "core/log.h"'),
-    ("engine", "store/pager.h", '#include "engine/plan/plan.h"'),
+    ("engine", "store/pager.h", '#include "engine/step/gradients.h"'),
 ])
 def test_a_violation_within_a_room_is_found(room, path, text):
     assert list(floor_violations(room, pathlib.Path(path), text, floors_of(room)))
