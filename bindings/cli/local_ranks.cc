@@ -6,12 +6,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <string>
 #include <thread>
 
-#include "bindings/cli/flags.h"
 #include "core/error.h"
 #include "core/text_file.h"
 
@@ -87,17 +87,21 @@ void wait_for(pid_t process) {
 
 }  // namespace
 
-bool LocalRanks::is_started() { return std::getenv(kRankName) != nullptr; }
+int LocalRanks::own_rank() {
+  static const int rank = [] {
+    const char* const given = std::getenv(kRankName);
+    return given == nullptr ? 0 : std::max(0, std::atoi(given));  // NOLINT: the constructor checks it
+  }();
+  return rank;
+}
 
 LocalRanks::LocalRanks(int ranks, const comm::Deadlines& deadlines) {
-  int rank = 0;
-  if (const char* given = std::getenv(kRankName)) {
-    rank = static_cast<int>(parse_whole(kRankName, given));
-    ::unsetenv(kRankName);  // NOLINT: no other thread runs yet
+  const int rank = own_rank();
+  if (rank > 0) {
     memory_ = std::make_unique<comm::LocalMemory>(kMemory);
-    if (rank < 1 || rank >= ranks || memory_->ranks() != ranks)
+    if (rank >= ranks || memory_->ranks() != ranks)
       fail(ErrorCode::kInvalidArgument, "{} is {}, which is set by the rank 0 of a run alone; unset it",
-           kRankName, given);
+           kRankName, rank);
   } else {
     memory_ = std::make_unique<comm::LocalMemory>(ranks, kRing);
     start_others(ranks);

@@ -27,8 +27,8 @@ class LocalRanks {
   comm::Communicator& communicator() { return *communicator_; }
   static std::uint64_t bytes(int ranks);  // what a rank holds for it
 
-  // Whether this process is a rank that another one has started.
-  static bool is_started();
+  // The rank of this process, which is 0 where no other rank has started it.
+  static int own_rank();
 
  private:
   void start_others(int ranks);

@@ -8,6 +8,7 @@
 
 #include "bindings/cli/bench.h"
 #include "bindings/cli/commands.h"
+#include "bindings/cli/local_ranks.h"
 #include "bindings/cli/version.h"
 #include "core/error.h"
 #include "core/log.h"
@@ -94,7 +95,8 @@ int report(const std::string& style, ErrorCode code, const std::string& text) {
     const Json line = {{"error", name_of(code)}, {"text", text}};
     fmt::print(stderr, "{}\n", line.dump(-1, ' ', false, Json::error_handler_t::replace));
   } else {
-    fmt::print(stderr, "sluice: error: {}\n", text);
+    const int rank = LocalRanks::own_rank();
+    fmt::print(stderr, "sluice: {}error: {}\n", rank > 0 ? fmt::format("rank {}: ", rank) : "", text);
   }
   return exit_status(code);
 }

@@ -106,7 +106,7 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
     own.plan.ranks = {own.communicator->rank(), options.ranks};
     own.communication_bytes = LocalRanks::bytes(options.ranks);
   }
-  if (options.caller != 0) stop_with(options.caller);
+  if (options.caller != 0 && LocalRanks::own_rank() == 0) stop_with(options.caller);
   Progress progress(out, progress_style(options.progress, out));
   models::TrainEvents events;
   events.planned = [&](const std::string& table) { progress.message(table); };

@@ -391,6 +391,7 @@ TrainResult TrainingRun::train() {
     run_steps();
     save();
   } catch (const Error& error) {
+    ranks_.fail(error.what());
     save_reports_after_error(error.what());
     fail(error.code(), "{} step {}: {}; {}", in_step_ ? "in" : "after", step_ + (in_step_ ? 1 : 0),
          error.what(), last_checkpoint());
