@@ -92,8 +92,11 @@ void Trace::save(const std::string& path) const {
 
   std::array<std::size_t, kLanes> first_thread = {};
   std::vector<std::string> names;
+  const bool has_ranks =
+      std::ranges::any_of(events_, [](const Event& event) { return event.lane == Lane::kRankWait; });
   for (std::size_t lane = 0; lane < kLanes; ++lane) {
     first_thread[lane] = names.size() + 1;
+    if (lane == static_cast<std::size_t>(Lane::kRankWait) && !has_ranks) continue;
     for (std::size_t row = 0; row < lanes[lane].count(); ++row)
       names.push_back(thread_name(names.size() + 1, kNames[lane], row));
   }
