@@ -176,9 +176,9 @@ void Collective::use_slot(Slot& slot) {
   }
 }
 
-bool Collective::end(const Event& event, Adder& adder) {
+bool Collective::end(Event event, Adder& adder) {
   --under_way_;
-  if (event.error != nullptr) abort(event.error);
+  if (event.error != nullptr) abort(std::move(event.error));
   const bool slot_is_full = event.kind == Event::kBlockCame && --event.slot->awaited == 0;
   if (error_ != nullptr) return slot_is_full;
   if (event.kind == Event::kBegun && ++begun_ == ranks_ - 1) all_have_begun();
@@ -199,8 +199,8 @@ void Collective::add_up(const Slot& slot, Adder& adder) {
   if (++added_ == blocks(rank_) && task_.kind == CallKind::kAllReduce) send_own_part();
 }
 
-void Collective::abort(const std::exception_ptr& error) {
-  if (error_ == nullptr) error_ = error;
+void Collective::abort(std::exception_ptr error) {
+  if (error_ == nullptr) error_ = std::move(error);
 }
 
 bool Collective::has_ended() const {

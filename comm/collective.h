@@ -5,6 +5,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/call.h"
@@ -79,12 +80,12 @@ class Collective {
 
   void begin();
   // One of its messages has ended. Returns whether the event's slot is free again.
-  bool end(const Event& event, Adder& adder);
+  bool end(Event event, Adder& adder);
   bool wants_slot() const;
   void use_slot(Slot& slot);
-  void abort(const std::exception_ptr& error);  // begins no message any more
+  void abort(std::exception_ptr error);  // begins no message any more
   bool has_ended() const;
-  std::exception_ptr error() const { return error_; }
+  std::exception_ptr take_error() { return std::move(error_); }  // once it has ended
 
  private:
   std::span<std::byte> part(int rank) const;

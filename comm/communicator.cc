@@ -71,6 +71,7 @@ struct Communicator::State {
 
   void start(CallKind kind, std::uint64_t id, const std::string& name, Element element, std::byte* values,
              std::vector<std::size_t> borders, int root, Done done);
+  std::exception_ptr error_of_end() const;
   bool refuses(Done& done);
   void check_other(int other, const char* what) const;
   std::uint64_t message_tag(int from, int to, std::uint64_t id, const std::string& name);
@@ -144,11 +145,15 @@ void Communicator::State::start(CallKind kind, std::uint64_t id, const std::stri
   has_news.notify_one();
 }
 
+std::exception_ptr Communicator::State::error_of_end() const {
+  return std::make_exception_ptr(
+      Error(ErrorCode::kState, fmt::format("rank {} has ended its part in this", rank)));
+}
+
 // A `done` of the communicator's end may begin what can no longer be.
 bool Communicator::State::refuses(Done& done) {
   if (transport != nullptr) return false;
-  const Error error(ErrorCode::kState, fmt::format("rank {} has ended its part in this", rank));
-  tell({.event = {.error = std::make_exception_ptr(error)}, .done = std::move(done)});
+  tell({.event = {.error = error_of_end()}, .done = std::move(done)});
   return true;
 }
 
@@ -219,7 +224,8 @@ void Communicator::State::handle(News& item) {
   } else if (item.event.collective != nullptr) {
     Collective& call = *item.event.collective;
     const bool wanted = call.wants_slot();
-    if (call.end(item.event, adder)) free_slots.push_back(item.event.slot);
+    Slot* const slot = item.event.slot;
+    if (call.end(std::move(item.event), adder)) free_slots.push_back(slot);
     if (!wanted && call.wants_slot()) want_slots.push_back(&call);
     if (wanted && !call.wants_slot()) std::erase(want_slots, &call);
     end_if_done(call);
@@ -246,14 +252,12 @@ void Communicator::State::end_if_done(Collective& call) {
     const std::lock_guard lock(mutex);
     ended = std::move(calls.extract(&call).mapped());
   }
-  if (ended->task().done) ended->task().done(ended->error());
+  if (ended->task().done) ended->task().done(ended->take_error());
 }
 
 // Ends the transport, which ends all messages, and hears of their ends.
 void Communicator::State::stop() {
-  const auto error = std::make_exception_ptr(
-      Error(ErrorCode::kState, fmt::format("rank {} has ended its part in this", rank)));
-  for (const auto& [call, owned] : calls) owned->abort(error);
+  for (const auto& [call, owned] : calls) owned->abort(error_of_end());
   want_slots.clear();
   transport.reset();
   for (;;) {

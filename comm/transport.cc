@@ -24,8 +24,8 @@ constexpr milliseconds kMostBetweenLooks{200};
 std::exception_ptr error_of(ErrorCode code, const std::string& text) {
   return std::make_exception_ptr(Error(code, text));
 }
-void call_with(const Done& done, const std::exception_ptr& error) {
-  if (done) done(error);
+void call_with(const Done& done, std::exception_ptr error) {
+  if (done) done(std::move(error));
 }
 
 Answer answer_of(const std::shared_ptr<Inbox>& inbox, const Read& read, std::uint64_t number) {
@@ -347,8 +347,8 @@ void Transport::State::end_all(ErrorCode code, const std::string& text) {
     if (peer != nullptr)
       for (Done& done : peer->abandon()) all.push_back(std::move(done));
   unserved.clear();
-  const std::exception_ptr error = error_of(code, text);
-  for (const Done& done : all) call_with(done, error);
+  // Each has an error of its own, since whoever gets it may look at it on a thread of its own.
+  for (const Done& done : all) call_with(done, error_of(code, text));
 }
 
 // Says goodbye, and waits until all that was to be said has been sent, while others may wait for room here.

@@ -10,8 +10,8 @@ preset="${1:-asan}"
 shift || true
 
 case "$preset" in
-  asan) rooms=(engine offload core allocator optim kernels models) ;;
-  tsan) rooms=(engine offload core allocator) ;;
+  asan) rooms=(engine comm offload core allocator optim kernels models) ;;
+  tsan) rooms=(engine comm offload core allocator) ;;
   *)
     echo "sanitize: '$preset' is not a preset; use asan or tsan" >&2
     exit 2
@@ -31,6 +31,7 @@ export TSAN_OPTIONS="halt_on_error=0:die_after_fork=0:second_deadlock_stack=1:su
 if [[ "$preset" == tsan ]]; then
   echo "sanitize: skipped: kernels, optim, models, bindings: their loops run on oneTBB and OpenMP, which Debian builds"
   echo "          without ThreadSanitizer; where the rooms below use such loops, plain threads run them"
+  echo "sanitize: skipped: comm's tests of ranks that are processes: ThreadSanitizer follows no threads of forked processes"
 else
   echo "sanitize: skipped: bindings: its tests start the command line, which the tests of its rooms cover here"
   echo "sanitize: skipped: UndefinedBehaviorSanitizer's checks of pointers and bounds, and use after scope, in loops over vectors:"

@@ -25,6 +25,13 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
+// Waits until the rank has heard of a failure.
+std::string failure_of(const Communicator& comm) {
+  const auto until = Clock::now() + kMostSeconds / 2;
+  while (comm.failure().empty() && Clock::now() < until) std::this_thread::sleep_for(milliseconds(1));
+  return comm.failure();
+}
+
 // Ranks stay until all have seen the failure, as one that leaves is a failure, too.
 class Meeting {
  public:
@@ -162,10 +169,11 @@ TEST(Failure, RefusesWhatComesLater) {
 
 // A failure is told also where a rank leaves as soon as it has failed, behind a full ring.
 TEST(Failure, IsToldByARankThatLeavesAtOnce) {
+  std::vector<std::vector<std::byte>> memory(3, std::vector<std::byte>(1 << 20));
   run_communicators(
       World::kThreads, 3,
-      [](Communicator& comm) {
-        std::vector<std::byte> bytes(1 << 20);
+      [&](Communicator& comm) {
+        const std::span<std::byte> bytes = memory[static_cast<std::size_t>(comm.rank())];
         std::vector<Ending> ends(2);
         if (comm.rank() == 0) {
           comm.send(1, 1, "large", bytes, ends[0].done());
@@ -187,10 +195,7 @@ TEST(Patience, NamesWhoHasNotComeAndForWhat) {
       [](Communicator& comm, Done done) {
         if (comm.rank() != 2) return comm.all_reduce(1, "norm", doubles_of(comm), done);
         // Rank 2 learns of it by a message that it does not wait for itself.
-        std::thread([&comm, done] {
-          while (comm.failure().empty()) std::this_thread::sleep_for(milliseconds(1));
-          done(std::make_exception_ptr(Error(ErrorCode::kIo, comm.failure())));
-        }).detach();
+        done(std::make_exception_ptr(Error(ErrorCode::kIo, failure_of(comm))));
       },
       deadlines);
   for (const std::string& error : errors)
@@ -206,7 +211,7 @@ TEST(Patience, NamesARankThatDoesNotAnswer) {
         std::vector<std::byte> bytes(10);
         if (comm.rank() == 0) {
           comm.serve([&](const Read&, Answer answer) { kept = std::move(answer); });
-          while (comm.failure().empty()) std::this_thread::sleep_for(milliseconds(1));
+          failure_of(comm);
         } else {
           Ending end;
           comm.read(0, 1, 1, 0, bytes, end.done());
