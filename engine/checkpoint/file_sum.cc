@@ -32,7 +32,7 @@ void FileSummer::add(std::span<const std::byte> bytes) {
 
 bool FileSummer::has_block(std::uint64_t first_byte) const {
   const std::size_t block = first_byte / kStreamBlock;
-  return first_byte % kStreamBlock == 0 && block < blocks_.size() && blocks_[block];
+  return first_byte % kStreamBlock == 0 && block < blocks_.size() && blocks_[block].has_value();
 }
 
 void FileSummer::go_to(std::uint64_t first_byte) {
@@ -44,7 +44,7 @@ void FileSummer::go_to(std::uint64_t first_byte) {
 }
 
 std::uint64_t FileSummer::first_missing() const {
-  const auto missing = std::ranges::find(blocks_, std::optional<std::uint64_t>());
+  const auto missing = std::ranges::find_if(blocks_, [](const auto& block) { return !block.has_value(); });
   return missing == blocks_.end() ? bytes_
                                   : static_cast<std::uint64_t>(missing - blocks_.begin()) * kStreamBlock;
 }
