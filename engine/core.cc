@@ -71,7 +71,7 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
   executor->start(resources.ledger);
   updates.set_slots(resources.ledger, plan.staging_slots);
   pager.on_stall([this] { return queue.finish_some(); });
-  if (parameter_shards) pager.meanwhile([this] { queue.advance(); });
+  if (parameter_shards) pager.meanwhile([this] { queue.advance_while_waiting(); });
 }
 
 ValueStreams Core::streams() {
@@ -137,7 +137,7 @@ std::exception_ptr Core::save(UnitId unit, const UnitSink& sink) {
   std::byte* const values = sends ? nullptr : pager.acquire(parameters[unit], Pager::Use::kRead);
   if (!sends && unit + 1 < parameters.size()) pager.prefetch_one(parameters[unit + 1]);
   std::exception_ptr failed = save_values(streams(), unit, {values, layout.dtype(unit)}, sink);
-  if (ranks && ranks->partitioned()) gather_wholes(unit);
+  if (failed == nullptr && ranks && ranks->partitioned()) gather_wholes(unit);
   try {
     if (failed == nullptr) wholes.save(unit, sink.whole);
   } catch (...) {
@@ -210,13 +210,23 @@ void Core::sum_over_ranks(UnitId unit, float* gradient) {
   TransferGroup sum;
   ranks->sum_gradient(unit, gradient, sum.add());
   waits.during(Waits::For::kRanks, "the gradient of " + name_of(unit),
-               [&] { sum.wait([this] { queue.serve_ranks(); }); });
+               [&] { sum.wait([this] { serve_ranks(); }); });
+}
+
+// The others are told of an error before anything waits for them.
+void Core::serve_ranks() {
+  try {
+    queue.serve_ranks();
+  } catch (const std::exception& error) {
+    if (resources.communicator != nullptr) resources.communicator->fail(error.what());
+    throw;
+  }
 }
 
 void Core::gather_squares() {
   if (ranks && ranks->partitioned())
     gradients.take_squares(
-        ranks->exchange("the norm of the gradients", gradients.squares(), [this] { queue.serve_ranks(); }));
+        ranks->exchange("the norm of the gradients", gradients.squares(), [this] { serve_ranks(); }));
 }
 
 StepResult Core::measure() const { return {gradients.norm() * std::abs(settings.gradient_factor), 1.0}; }

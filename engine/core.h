@@ -69,6 +69,7 @@ struct Core {
   void begin_step(const StepSettings& given);
   void check_settings(const StepSettings& given) const;
   StepResult measure() const;  // the norm of all gradients, before clipping
+  void serve_ranks();          // UpdateQueue::serve_ranks(); an error is also the other ranks'
   // Makes what each rank knows of its part of the gradients known to all, where they are in parts.
   void gather_squares();
   bool partitions_parameters(UnitId unit) const { return parameter_shards && parameter_shards->has(unit); }

@@ -70,7 +70,7 @@ void Engine::progress() {
 }
 
 void Engine::serve_ranks() {
-  core().guarded([](Core& c) { c.queue.serve_ranks(); });
+  core().guarded([](Core& c) { c.serve_ranks(); });
 }
 
 void Engine::settle() {

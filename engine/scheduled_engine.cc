@@ -122,6 +122,8 @@ void ScheduledEngine::store_gradient(UnitId unit, int use) {
 
 void ScheduledEngine::finish_gradient(UnitId unit) {
   Core& c = core();
+  // No access of this step needs the parameters any more, so that nobody reads a shard while it is updated.
+  if (c.partitions_parameters(unit)) c.pager.outdate(c.parameters[unit]);
   const auto bad = add_uses(unit);
   for (int use = 1; use < c.gradients.uses(unit); ++use) {
     c.pager.release(c.gradients.holding(unit, use));
@@ -219,6 +221,8 @@ void ScheduledEngine::skip_step(double norm) {
   Core& c = core();
   for (UnitId unit = 0; unit < layout().units().size(); ++unit)
     if (c.gradients.uses(unit) > 0) c.pager.discard(c.gradients.holding(unit, 0));
+  for (UnitId unit = 0; unit < layout().units().size(); ++unit)
+    if (c.partitions_parameters(unit)) c.pager.unpark(c.parameters[unit]);
   c.updates.forget_foreseen();
   --c.steps;
   c.refuse_not_finite(not_finite_, norm);

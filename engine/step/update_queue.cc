@@ -113,6 +113,12 @@ bool UpdateQueue::finish_gathers() {
 }
 
 bool UpdateQueue::go_on() {
+  struct Within {
+    explicit Within(bool& flag) : within(flag), before(std::exchange(flag, true)) {}
+    ~Within() { within = before; }
+    bool& within;
+    const bool before;
+  } const here(going_on_);
   const bool gathered = finish_gathers();
   return pipeline_.pump() || gathered;
 }
@@ -137,6 +143,10 @@ void UpdateQueue::start_waiting() {
 void UpdateQueue::advance() {
   do start_waiting();
   while (go_on() && !waiting_.empty() && waiting_.front().pass);
+}
+
+void UpdateQueue::advance_while_waiting() {
+  if (!going_on_) advance();
 }
 
 void UpdateQueue::serve_ranks() {

@@ -49,6 +49,8 @@ class UpdateQueue {
   // For a caller that waits for other ranks, which may wait for updates of this one. It may wait for the
   // disk.
   void serve_ranks();
+  // advance() for a pager that waits for a transfer; does nothing where an update of this queue made it wait.
+  void advance_while_waiting();
   void ensure_updated(UnitId unit);  // waits until the unit is current
   // Starts every joint update that is due, and waits as need be. An update that holds memory must not be
   // added behind a joint one, which might then not get the memory that it needs.
@@ -108,6 +110,7 @@ class UpdateQueue {
   std::list<Gather> gathers_;
   // Waits for memory; until it has it, neither it nor any pass is started again.
   std::optional<Task> starting_;
+  bool going_on_ = false;
 };
 
 }  // namespace sluice::engine

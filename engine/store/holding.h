@@ -28,6 +28,7 @@ struct Pager::Holding {
   int pins = 0;
   Io io = Io::kNone;
   TransferGroup transfers;
+  std::uint64_t transfers_begun = 0;
   std::optional<Leaver> listed;  // its entry in written_ or unwritten_ of the pager
 
   bool resident() const { return spec.tier == kComputeTier; }

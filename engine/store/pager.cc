@@ -155,6 +155,7 @@ void Pager::begin_transfer(Holding& holding, bool write) {
     holding.backing->store(0, bytes, holding.transfers.add());
   else
     holding.backing->fetch(0, bytes, holding.transfers.add());
+  ++holding.transfers_begun;
   holding.io = write ? Holding::Io::kWriting : Holding::Io::kReading;
   moving_.insert(holding.id);
   list(holding);
@@ -179,10 +180,11 @@ bool Pager::ready(const Holding& holding, Use use) const {
 void Pager::settle(Holding& holding) {
   const bool writing = holding.io == Holding::Io::kWriting;
   if (!holding.transfers.finished()) {
-    ++holding.pins;  // it stays where it is, whatever is done meanwhile
+    const std::uint64_t begun = holding.transfers_begun;
     waits_.during(writing ? Waits::For::kWrites : Waits::For::kReads, holding.spec.name,
                   [&] { holding.transfers.wait(meanwhile_); });
-    --holding.pins;
+    // What was done meanwhile may have settled it, and begun another transfer.
+    if (holding.io == Holding::Io::kNone || holding.transfers_begun != begun) return;
   }
   holding.transfers.wait();  // throws its error
   if (writing) holding.backed = true;
