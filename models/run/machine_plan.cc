@@ -143,9 +143,9 @@ PlanResult plan_for_machine(const TrainSettings& settings, const engine::Machine
   plan.rates = rates_there(machine, s, disks, plan.not_known);
   choose_recipe(plan, s, model);
   add_file_sizes(plan, s, model, *optimizer);
-  plan.budget = {
-      s.memory, offload::usable_disk(s.disk),
-      engine::process_bytes(machine.memory.process, s.threads) + plan.checkpoint_buffers + plan.trace_bytes};
+  plan.budget = {s.memory, offload::usable_disk(s.disk),
+                 engine::process_bytes(machine.memory.process, s.threads) + plan.checkpoint_buffers +
+                     plan.trace_bytes + s.communication_bytes};
   fit(plan, s, *optimizer, machine.cores);
   return plan;
 }

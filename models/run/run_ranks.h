@@ -33,7 +33,8 @@ class RunRanks {
   void set_meanwhile(std::function<void()> meanwhile) { meanwhile_ = std::move(meanwhile); }
 
   std::string from_first(const std::string& text);  // what rank 0 has given
-  std::uint64_t sum(std::uint64_t count);           // over all ranks
+  void wait_for_all(const std::string& what) { exchange(what, {}); }
+  std::uint64_t sum(std::uint64_t count);  // over all ranks
   // What each rank knows of a step once its gradients are there.
   struct Outcome {
     double loss = 0;    // its share of the step's loss; afterwards the loss

@@ -106,7 +106,7 @@ void TrainingRun::resume(const std::string& folder) {
   const LoadingMemory memory = loading_memory(setup_.plan.checkpoint_buffers);
   engine::ReadAhead ahead(memory.bytes, &setup_.tools->threads);
   const engine::CheckpointReader checkpoint(*setup_.tools->io, folder, ahead);
-  compare_run_record(checkpoint.run(), run_record(setup_, {}), folder);
+  if (ranks_.is_first()) compare_run_record(checkpoint.run(), run_record(setup_, {}), folder);
   run_id_ = json_field<std::string>(checkpoint.run(), "run", folder);
   step_ = saved_step_ = checkpoint.step();
   if (step_ > settings_.steps)
@@ -118,7 +118,7 @@ void TrainingRun::resume(const std::string& folder) {
   if (const Json scale = json_field<Json>(checkpoint.run(), "loss_scale", folder);
       loss_scale_.is_dynamic() && !scale.is_null())
     loss_scale_.restore(scale, folder);
-  if (settings_.eval_every != 0 &&
+  if (ranks_.is_first() && settings_.eval_every != 0 &&
       engine::was_judged_otherwise(engine::list_checkpoints(settings_.out), judge()))
     log().warn(
         "checkpoints in '{}' were validated by other data or another number of batches: the best one is "
@@ -297,12 +297,13 @@ void TrainingRun::save() {
   if (events_.saved) events_.saved(report);
 }
 
-// Where the line cannot be written, a checkpoint is saved, so that the step is not lost.
+// Where the line cannot be written, a checkpoint is saved, so that the step is not lost; but not by one of
+// several ranks, which cannot save alone.
 void TrainingRun::add_metrics(const StepReport& report) {
   try {
     metrics_->add(report);
   } catch (const Error&) {
-    save();
+    if (ranks_.size() == 1) save();
     throw;
   }
 }
@@ -390,6 +391,10 @@ TrainResult TrainingRun::train() {
   try {
     run_steps();
     save();
+    if (ranks_.size() > 1) {
+      engine_.settle();
+      ranks_.wait_for_all("the end of the run");  // until nobody reads from this rank
+    }
   } catch (const Error& error) {
     ranks_.fail(error.what());
     save_reports_after_error(error.what());
@@ -405,7 +410,8 @@ TrainResult TrainingRun::train() {
   result.predicted_peak = setup_.plan.plan.peak_memory;
   result.skipped = skipped_;
   result.stopped = step_ < settings_.steps;
-  if (!settings_.out.empty()) result.best = engine::best_checkpoint(engine::list_checkpoints(settings_.out));
+  if (ranks_.is_first() && !settings_.out.empty())
+    result.best = engine::best_checkpoint(engine::list_checkpoints(settings_.out));
   return result;
 }
 
