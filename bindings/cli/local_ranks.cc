@@ -107,6 +107,7 @@ LocalRanks::LocalRanks(int ranks, const comm::Deadlines& deadlines) {
     start_others(ranks);
   }
   communicator_.emplace(comm::make_local_links(*memory_, rank), deadlines, ledger_);
+  if (rank == 0) watch_ = std::jthread([this](const std::stop_token& end) { watch(end); });
 }
 
 void LocalRanks::start_others(int ranks) {
@@ -121,7 +122,22 @@ void LocalRanks::start_others(int ranks) {
   }
 }
 
+void LocalRanks::watch(const std::stop_token& end) {
+  constexpr auto kBetween = std::chrono::milliseconds(50);
+  for (; !end.stop_requested(); std::this_thread::sleep_for(kBetween))
+    for (std::size_t i = 0; i < started_.size(); ++i) {
+      siginfo_t ended = {};
+      const bool known =
+          ::waitid(P_PID, static_cast<id_t>(started_[i]), &ended, WEXITED | WNOHANG | WNOWAIT) == 0;
+      if (known && ended.si_pid != 0) memory_->leave(static_cast<int>(i) + 1, false);
+    }
+}
+
 LocalRanks::~LocalRanks() {
+  if (watch_.joinable()) {
+    watch_.request_stop();
+    watch_.join();
+  }
   communicator_.reset();
   for (const pid_t process : started_) wait_for(process);
 }

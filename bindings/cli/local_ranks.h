@@ -3,6 +3,8 @@
 
 #include <memory>
 #include <optional>
+#include <stop_token>
+#include <thread>
 #include <vector>
 
 #include "allocator/ledger.h"
@@ -32,11 +34,13 @@ class LocalRanks {
 
  private:
   void start_others(int ranks);
+  void watch(const std::stop_token& end);
 
   std::vector<pid_t> started_;
   std::unique_ptr<comm::LocalMemory> memory_;
   allocator::Ledger ledger_;
   std::optional<comm::Communicator> communicator_;
+  std::jthread watch_;  // sees ranks end, also before they have joined
 };
 
 }  // namespace sluice::cli

@@ -105,6 +105,11 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
     own.communicator = &ranks->communicator();
     own.plan.ranks = {own.communicator->rank(), options.ranks};
     own.communication_bytes = LocalRanks::bytes(options.ranks);
+    if (own.communicator->rank() > 0) {  // rank 0 alone writes files about the run
+      own.metrics.clear();
+      own.trace.clear();
+      own.profile.clear();
+    }
   }
   if (options.caller != 0 && LocalRanks::own_rank() == 0) stop_with(options.caller);
   Progress progress(out, progress_style(options.progress, out));
