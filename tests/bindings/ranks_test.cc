@@ -160,6 +160,17 @@ TEST_F(RanksTest, TakeWhatThePlanSays) {
   }
 }
 
+TEST_F(RanksTest, HaveOneWhoWritesAboutTheRun) {
+  expect_done(run_sluice(
+      words("traced", 3, 4,
+            "--stage 2 --trace " + (folder_ / "trace.json") + " --profile " + (folder_ / "profile.html"))));
+  EXPECT_EQ(losses("traced").size(), 4u);
+  const Outcome trace = run_sluice({"inspect", "--json", folder_ / "trace.json"});
+  EXPECT_EQ(trace.status, 0) << trace.error;
+  EXPECT_THAT(trace.out, HasSubstr("rank wait"));
+  EXPECT_THAT(file_text(folder_ / "profile.html"), HasSubstr("rank wait"));
+}
+
 TEST_F(RanksTest, ThatCannotBeAreRefused) {
   const auto expect_refused = [&](int ranks, const std::string& flags, const std::string& part) {
     const Outcome outcome = run_sluice(words("refused", ranks, 3, flags));
