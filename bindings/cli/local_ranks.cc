@@ -54,8 +54,8 @@ std::vector<std::string> environment_of(int rank) {
 pid_t start(int rank, int memory) {
   posix_spawn_file_actions_t files;
   ::posix_spawn_file_actions_init(&files);
-  ::posix_spawn_file_actions_adddup2(&files, memory,
-                                     kMemory);  // it is also kept open where both are the same
+  // It also keeps the descriptor open over the start where both numbers are the same.
+  ::posix_spawn_file_actions_adddup2(&files, memory, kMemory);
   ::posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   ::posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
   std::vector<std::string> words = own_words(), variables = environment_of(rank);

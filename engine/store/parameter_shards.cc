@@ -1,7 +1,6 @@
 #include "engine/store/parameter_shards.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <utility>
 
