@@ -22,7 +22,9 @@ std::uint64_t mix(std::uint64_t x) {  // splitmix64
 }
 
 Call call_of(const Task& task) {
-  const std::uint64_t borders = checksum(std::as_bytes(std::span(task.borders)));
+  std::vector<std::size_t> parts = task.borders;
+  parts.insert(parts.end(), task.order.merges.begin(), task.order.merges.end());
+  const std::uint64_t borders = checksum(std::as_bytes(std::span(parts)));
   return {static_cast<std::uint8_t>(task.kind), static_cast<std::uint8_t>(task.element), task.borders.back(),
           task.kind == CallKind::kBroadcast ? static_cast<std::uint64_t>(task.root) : borders};
 }
@@ -70,6 +72,8 @@ Collective::Collective(Transport& transport, Report report, Task task)
       call_(call_of(task_)),
       rank_(transport.rank()),
       ranks_(transport.size()),
+      most_arrays_(is_sum() ? task_.order.most_arrays() : 1),
+      block_bytes_(kBlockBytes / most_arrays_ / sizeof(double) * sizeof(double)),
       sent_(static_cast<std::size_t>(ranks_)) {}
 
 bool Collective::knows(std::uint64_t tag) const {
@@ -79,22 +83,22 @@ bool Collective::knows(std::uint64_t tag) const {
   if (is(kBegin, 0) || is(kGather, 0)) return true;
   std::uint64_t most = 0;
   for (int rank = 0; rank < ranks_ && is_sum(); ++rank) most = std::max(most, blocks(rank));
-  for (std::uint64_t index = 0; index < most; ++index)
+  for (std::uint64_t index = 0; index < message(most, 0); ++index)
     if (is(kReduce, index)) return true;
   return false;
 }
 
-std::span<std::byte> Collective::part(int rank) const {
+std::span<std::byte> Collective::part(int rank, std::size_t array) const {
   const std::size_t size = size_of(task_.element), begin = task_.borders[static_cast<std::size_t>(rank)];
   const std::size_t end = task_.borders[static_cast<std::size_t>(rank) + 1];
-  return {task_.values + begin * size, (end - begin) * size};
+  return {task_.arrays[array] + begin * size, (end - begin) * size};
 }
-std::span<std::byte> Collective::block(int rank, std::uint64_t index) const {
-  const auto all = part(rank);
-  const std::size_t begin = index * kBlockBytes;
-  return all.subspan(begin, std::min(kBlockBytes, all.size() - begin));
+std::span<std::byte> Collective::block(int rank, std::uint64_t index, std::size_t array) const {
+  const auto all = part(rank, array);
+  const std::size_t begin = index * block_bytes_;
+  return all.subspan(begin, std::min(block_bytes_, all.size() - begin));
 }
-std::uint64_t Collective::blocks(int rank) const { return divide_up(part(rank).size(), kBlockBytes); }
+std::uint64_t Collective::blocks(int rank) const { return divide_up(part(rank).size(), block_bytes_); }
 
 Done Collective::reporting(Event::Kind kind, int peer, Slot* slot) {
   ++under_way_;
@@ -112,20 +116,21 @@ void Collective::receive(int from, std::uint8_t stage, std::uint64_t index, std:
   transport_.receive(from, tag_of(task_.id, task_.use, stage, index), call_, into, std::move(done));
 }
 
-void Collective::begin() {
+void Collective::begin(Adder& adder) {
   for (int other = 0; other < ranks_; ++other) {
     if (other == rank_) continue;
     send(other, kBegin, 0, {}, reporting(Event::kOther));
     receive(other, kBegin, 0, {}, reporting(Event::kBegun, other));
   }
   if (task_.kind == CallKind::kBroadcast) return broadcast();
+  for (std::uint64_t i = 0; is_sum() && ranks_ == 1 && i < blocks(0); ++i) add_up(i, nullptr, adder);
   if (is_sum()) return;
   receive_parts();
   send_own_part();
 }
 
 void Collective::broadcast() {
-  const std::span<std::byte> bytes(task_.values, task_.borders.back());
+  const std::span<std::byte> bytes(task_.arrays[0], task_.borders.back());
   if (rank_ != task_.root) return receive(task_.root, kGather, 0, bytes, reporting(Event::kOther));
   for (int other = 0; other < ranks_; ++other)
     if (other != rank_) send(other, kGather, 0, bytes, reporting(Event::kOther));
@@ -155,8 +160,10 @@ void Collective::all_have_begun() {
 
 void Collective::send_next_block(int to) {
   std::uint64_t& next = sent_[static_cast<std::size_t>(to)];
-  if (next == blocks(to)) return;
-  send(to, kReduce, next, block(to, next), reporting(Event::kBlockSent, to));
+  const std::uint64_t index = next / task_.arrays.size();
+  const std::size_t array = next % task_.arrays.size();
+  if (index == blocks(to)) return;
+  send(to, kReduce, message(index, array), block(to, index, array), reporting(Event::kBlockSent, to));
   ++next;
 }
 
@@ -166,13 +173,14 @@ bool Collective::wants_slot() const {
 
 void Collective::use_slot(Slot& slot) {
   slot.block = next_block_++;
-  slot.awaited = static_cast<std::size_t>(ranks_ - 1);
+  slot.awaited = task_.order.merges.size() - task_.arrays.size();
   const std::size_t bytes = block(rank_, slot.block).size();
   std::byte* memory = slot.memory;
   for (int other = 0; other < ranks_; ++other) {
-    if (other == rank_) continue;
-    receive(other, kReduce, slot.block, {memory, bytes}, reporting(Event::kBlockCame, other, &slot));
-    memory += kBlockBytes;
+    const std::size_t arrays = other == rank_ ? 0 : task_.order.arrays[static_cast<std::size_t>(other)];
+    for (std::size_t array = 0; array < arrays; ++array, memory += block_bytes_)
+      receive(other, kReduce, message(slot.block, array), {memory, bytes},
+              reporting(Event::kBlockCame, other, &slot));
   }
 }
 
@@ -183,19 +191,20 @@ bool Collective::end(Event event, Adder& adder) {
   if (error_ != nullptr) return slot_is_full;
   if (event.kind == Event::kBegun && ++begun_ == ranks_ - 1) all_have_begun();
   if (event.kind == Event::kBlockSent) send_next_block(event.peer);
-  if (slot_is_full) add_up(*event.slot, adder);
+  if (slot_is_full) add_up(event.slot->block, event.slot->memory, adder);
   return slot_is_full;
 }
 
-void Collective::add_up(const Slot& slot, Adder& adder) {
-  const std::span<std::byte> own = block(rank_, slot.block);
+// `others` has what the other ranks gave of that block.
+void Collective::add_up(std::uint64_t index, const std::byte* others, Adder& adder) {
+  const std::span<std::byte> own = block(rank_, index);
   std::vector<const std::byte*> arrays;
-  const std::byte* memory = slot.memory;
-  for (int rank = 0; rank < ranks_; ++rank) {
-    arrays.push_back(rank == rank_ ? own.data() : memory);
-    if (rank != rank_) memory += kBlockBytes;
-  }
-  adder.add(arrays, own.size() / size_of(task_.element), task_.element, own.data());
+  for (int rank = 0; rank < ranks_; ++rank)
+    for (std::size_t array = 0; array < task_.order.arrays[static_cast<std::size_t>(rank)]; ++array) {
+      arrays.push_back(rank == rank_ ? block(rank_, index, array).data() : others);
+      if (rank != rank_) others += block_bytes_;
+    }
+  adder.add(arrays, task_.order.merges, own.size() / size_of(task_.element), task_.element, own.data());
   if (++added_ == blocks(rank_) && task_.kind == CallKind::kAllReduce) send_own_part();
 }
 

@@ -36,9 +36,10 @@ struct Task {
   std::uint64_t id, use;
   std::string name;
   Element element;
-  std::byte* values;
+  std::vector<std::byte*> arrays;    // what this rank gives; of a sum as many as `order` says
   std::vector<std::size_t> borders;  // of the parts, by rank; of a broadcast: 0 and the number of bytes
   int root;
+  SumOrder order;  // of a sum
   Done done;
 };
 
@@ -46,7 +47,7 @@ inline constexpr std::size_t kBlockBytes = std::size_t{256} << 10;
 
 // Memory for what the other ranks have of one block of a sum.
 struct Slot {
-  std::byte* memory;    // kBlockBytes for each other rank
+  std::byte* memory;    // kBlockBytes for each other rank, which all of its arrays share
   std::uint64_t block;  // of the rank's own part
   std::size_t awaited;  // the messages that are still to come
 };
@@ -78,7 +79,7 @@ class Collective {
   const Task& task() const { return task_; }
   bool knows(std::uint64_t tag) const;  // whether it may have a message of this tag
 
-  void begin();
+  void begin(Adder& adder);
   // One of its messages has ended. Returns whether the event's slot is free again.
   bool end(Event event, Adder& adder);
   bool wants_slot() const;
@@ -88,9 +89,11 @@ class Collective {
   std::exception_ptr take_error() { return std::move(error_); }  // once it has ended
 
  private:
-  std::span<std::byte> part(int rank) const;
-  std::span<std::byte> block(int rank, std::uint64_t index) const;
+  std::span<std::byte> part(int rank, std::size_t array = 0) const;
+  std::span<std::byte> block(int rank, std::uint64_t index, std::size_t array = 0) const;
   std::uint64_t blocks(int rank) const;
+  // The number of the message with a block of one of a rank's arrays.
+  std::uint64_t message(std::uint64_t block, std::size_t array) const { return block * most_arrays_ + array; }
   bool is_sum() const { return task_.kind == CallKind::kReduceScatter || task_.kind == CallKind::kAllReduce; }
 
   Done reporting(Event::Kind kind, int peer = 0, Slot* slot = nullptr);
@@ -101,17 +104,18 @@ class Collective {
   void send_own_part();
   void receive_parts();
   void broadcast();
-  void add_up(const Slot& slot, Adder& adder);
+  void add_up(std::uint64_t index, const std::byte* others, Adder& adder);
 
   Transport& transport_;
   const Report report_;
   const Task task_;
   const Call call_;
   const int rank_, ranks_;
+  const std::size_t most_arrays_, block_bytes_;
   std::size_t under_way_ = 0;                 // messages
   int begun_ = 0;                             // other ranks that have begun
   std::uint64_t next_block_ = 0, added_ = 0;  // blocks of the own part
-  std::vector<std::uint64_t> sent_;           // blocks of the parts of others, by rank
+  std::vector<std::uint64_t> sent_;           // messages with blocks of the parts of others, by rank
   std::exception_ptr error_;
 };
 

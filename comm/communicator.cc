@@ -39,12 +39,6 @@ std::vector<std::size_t> checked(Borders borders, int ranks, const std::string& 
   return {borders.begin(), borders.end()};
 }
 
-void require_float(Dtype type, const std::string& name) {
-  if (!is_float(type))
-    fail(ErrorCode::kInvalidArgument, "'{}': a sum over ranks of {} was asked for; it takes f32, bf16 or f16",
-         name, name_of(type));
-}
-
 Call message_of(std::size_t bytes) {
   return {static_cast<std::uint8_t>(CallKind::kMessage), static_cast<std::uint8_t>(Dtype::kU8), bytes, 0};
 }
@@ -71,9 +65,14 @@ struct Communicator::State {
 
   void start(CallKind kind, std::uint64_t id, const std::string& name, Element element, std::byte* values,
              std::vector<std::size_t> borders, int root, Done done);
+  void start_sum(CallKind kind, std::uint64_t id, const std::string& name, Element element,
+                 std::vector<std::byte*> arrays, std::vector<std::size_t> borders, SumOrder order, Done done);
+  void start(Task task);
   std::exception_ptr error_of_end() const;
   bool refuses(Done& done);
   void check_other(int other, const char* what) const;
+  std::vector<std::byte*> checked_arrays(std::span<const Array> arrays, const SumOrder& order,
+                                         const std::string& name) const;
   std::uint64_t message_tag(int from, int to, std::uint64_t id, const std::string& name);
   Done forgetting(std::uint64_t tag, Done done);
   Done forwarding(Done done);
@@ -136,9 +135,20 @@ void Communicator::State::tell(News item) {
 
 void Communicator::State::start(CallKind kind, std::uint64_t id, const std::string& name, Element element,
                                 std::byte* values, std::vector<std::size_t> borders, int root, Done done) {
-  if (refuses(done)) return;
+  start({kind, id, 0, name, element, {values}, std::move(borders), root, {}, std::move(done)});
+}
+
+void Communicator::State::start_sum(CallKind kind, std::uint64_t id, const std::string& name, Element element,
+                                    std::vector<std::byte*> arrays, std::vector<std::size_t> borders,
+                                    SumOrder order, Done done) {
+  start({kind, id, 0, name, element, std::move(arrays), std::move(borders), 0, std::move(order),
+         std::move(done)});
+}
+
+void Communicator::State::start(Task task) {
+  if (refuses(task.done)) return;
   const std::lock_guard lock(mutex);
-  Task task{kind, id, uses[id]++, name, element, values, std::move(borders), root, std::move(done)};
+  task.use = uses[task.id]++;
   auto call = std::make_unique<Collective>(
       *transport, [this](Event event) { tell({.event = std::move(event)}); }, std::move(task));
   news.push_back({.begun = std::move(call)});
@@ -161,6 +171,29 @@ void Communicator::State::check_other(int other, const char* what) const {
   if (other < 0 || other >= ranks || other == rank)
     sluice::fail(ErrorCode::kInvalidArgument, "rank {} {} rank {}: it must be another one of {} ranks", rank,
                  what, other, ranks);
+}
+
+std::vector<std::byte*> Communicator::State::checked_arrays(std::span<const Array> arrays,
+                                                            const SumOrder& order,
+                                                            const std::string& name) const {
+  const std::size_t expected = order.arrays.at(static_cast<std::size_t>(rank));
+  if (arrays.size() != expected || order.arrays.size() != static_cast<std::size_t>(ranks))
+    sluice::fail(
+        ErrorCode::kInvalidArgument,
+        "'{}': {} arrays were given, and an order of {} ranks, of which this one has {}; there are {} "
+        "ranks",
+        name, arrays.size(), order.arrays.size(), expected, ranks);
+  std::vector<std::byte*> bytes;
+  for (const Array& array : arrays) {
+    if (!is_float(array.type) || array.type != arrays[0].type)
+      sluice::fail(
+          ErrorCode::kInvalidArgument,
+          "'{}': a sum over ranks of {} was asked for; it takes arrays of f32, bf16 or f16, all of one "
+          "type",
+          name, name_of(array.type));
+    bytes.push_back(static_cast<std::byte*>(array.data));
+  }
+  return bytes;
 }
 
 std::uint64_t Communicator::State::message_tag(int from, int to, std::uint64_t id, const std::string& name) {
@@ -219,7 +252,7 @@ void Communicator::State::handle(News& item) {
       const std::lock_guard lock(mutex);
       calls.emplace(&call, std::move(item.begun));
     }
-    call.begin();
+    call.begin(adder);
     end_if_done(call);
   } else if (item.event.collective != nullptr) {
     Collective& call = *item.event.collective;
@@ -285,9 +318,14 @@ int Communicator::size() const { return state_->ranks; }
 
 void Communicator::reduce_scatter(std::uint64_t id, const std::string& name, Array values, Borders borders,
                                   Done done) {
-  require_float(values.type, name);
-  state_->start(CallKind::kReduceScatter, id, name, element_of(values.type),
-                static_cast<std::byte*>(values.data), checked(borders, size(), name), 0, std::move(done));
+  reduce_scatter(id, name, std::span(&values, 1), borders, order_of_ranks(size()), std::move(done));
+}
+
+void Communicator::reduce_scatter(std::uint64_t id, const std::string& name, std::span<const Array> arrays,
+                                  Borders borders, const SumOrder& order, Done done) {
+  const auto bytes = state_->checked_arrays(arrays, order, name);
+  state_->start_sum(CallKind::kReduceScatter, id, name, element_of(arrays[0].type), bytes,
+                    checked(borders, size(), name), order, std::move(done));
 }
 
 void Communicator::all_gather(std::uint64_t id, const std::string& name, Array values, Borders borders,
@@ -298,19 +336,23 @@ void Communicator::all_gather(std::uint64_t id, const std::string& name, Array v
 
 void Communicator::all_reduce(std::uint64_t id, const std::string& name, Array values, std::size_t count,
                               Done done) {
-  require_float(values.type, name);
-  state_->start(CallKind::kAllReduce, id, name, element_of(values.type), static_cast<std::byte*>(values.data),
-                equal_borders(count, size()), 0, std::move(done));
+  all_reduce(id, name, std::span(&values, 1), count, order_of_ranks(size()), std::move(done));
+}
+void Communicator::all_reduce(std::uint64_t id, const std::string& name, std::span<const Array> arrays,
+                              std::size_t count, const SumOrder& order, Done done) {
+  const auto bytes = state_->checked_arrays(arrays, order, name);
+  state_->start_sum(CallKind::kAllReduce, id, name, element_of(arrays[0].type), bytes,
+                    equal_borders(count, size()), order, std::move(done));
 }
 void Communicator::all_reduce(std::uint64_t id, const std::string& name, std::span<std::int64_t> values,
                               Done done) {
-  state_->start(CallKind::kAllReduce, id, name, Element::kI64, bytes_of(values),
-                equal_borders(values.size(), size()), 0, std::move(done));
+  state_->start_sum(CallKind::kAllReduce, id, name, Element::kI64, {bytes_of(values)},
+                    equal_borders(values.size(), size()), order_of_ranks(size()), std::move(done));
 }
 void Communicator::all_reduce(std::uint64_t id, const std::string& name, std::span<double> values,
                               Done done) {
-  state_->start(CallKind::kAllReduce, id, name, Element::kF64, bytes_of(values),
-                equal_borders(values.size(), size()), 0, std::move(done));
+  state_->start_sum(CallKind::kAllReduce, id, name, Element::kF64, {bytes_of(values)},
+                    equal_borders(values.size(), size()), order_of_ranks(size()), std::move(done));
 }
 
 void Communicator::broadcast(std::uint64_t id, const std::string& name, std::span<std::byte> bytes, int root,

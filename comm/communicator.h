@@ -8,6 +8,7 @@
 
 #include "allocator/ledger.h"
 #include "comm/call.h"
+#include "comm/sums.h"
 #include "comm/transport.h"
 #include "core/dtype.h"
 #include "core/threads.h"
@@ -28,8 +29,9 @@ using Borders = std::span<const std::size_t>;
 // messages. Ids are remembered, so a run has a limited number of them. Arguments that are wrong in themselves
 // throw Error(kInvalidArgument), and nothing is begun. Thread rule: any thread.
 //
-// Every sum is computed as ((rank 0 + rank 1) + rank 2) + ..., in f32 for f32, bf16 and f16 (and rounded
-// once), and exactly for integers; so all ranks have the same bits, whatever the links are.
+// Every sum is computed as ((rank 0 + rank 1) + rank 2) + ..., or in the SumOrder that is given, in f32 for
+// f32, bf16 and f16 (and rounded once), and exactly for integers; so all ranks have the same bits, whatever
+// the links are.
 class Communicator {
  public:
   // The bytes of buffers that a communicator of so many ranks takes.
@@ -47,10 +49,15 @@ class Communicator {
   // Collective. Afterwards the rank's own part of `values` (f32, bf16 or f16) is the sum over all ranks; the
   // rest is as it was.
   void reduce_scatter(std::uint64_t id, const std::string& name, Array values, Borders borders, Done done);
+  // The same, where a rank gives several arrays, as `order` says. The sum is in the first one afterwards.
+  void reduce_scatter(std::uint64_t id, const std::string& name, std::span<const Array> arrays,
+                      Borders borders, const SumOrder& order, Done done);
   // Collective. Afterwards each rank's part of `values` (of any type) is what that rank had there.
   void all_gather(std::uint64_t id, const std::string& name, Array values, Borders borders, Done done);
   // Collective. Afterwards the `count` values are the sums over all ranks.
   void all_reduce(std::uint64_t id, const std::string& name, Array values, std::size_t count, Done done);
+  void all_reduce(std::uint64_t id, const std::string& name, std::span<const Array> arrays, std::size_t count,
+                  const SumOrder& order, Done done);
   void all_reduce(std::uint64_t id, const std::string& name, std::span<std::int64_t> values, Done done);
   void all_reduce(std::uint64_t id, const std::string& name, std::span<double> values, Done done);  // in f64
   // Collective. Afterwards `bytes` is what rank `root` had.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/pairwise.h"
 #include "kernels/elementwise.h"
 
 namespace sluice::comm {
@@ -41,7 +42,30 @@ std::string_view name_of(Element element) {
   return name_of(static_cast<Dtype>(element));
 }
 
-void Adder::add(std::span<const std::byte* const> arrays, std::size_t n, Element element, std::byte* into) {
+std::size_t SumOrder::most_arrays() const { return *std::ranges::max_element(arrays); }
+
+SumOrder order_of_ranks(int ranks) {
+  const auto count = static_cast<std::size_t>(ranks);
+  SumOrder order{std::vector<std::size_t>(count, 1), std::vector<std::size_t>(count, 1)};
+  order.merges[0] = 0;
+  return order;
+}
+
+SumOrder pairwise_order(std::span<const std::size_t> borders) {
+  SumOrder order;
+  PairwiseStack all;
+  for (std::size_t rank = 0; rank + 1 < borders.size(); ++rank) {
+    PairwiseStack own(borders[rank]);
+    for (std::size_t i = borders[rank]; i < borders[rank + 1]; ++i) own.push();
+    order.arrays.push_back(own.height());
+    for (const std::uint8_t level : own.levels()) order.merges.push_back(all.push(level));
+  }
+  order.merges.back() += all.carries();
+  return order;
+}
+
+void Adder::add(std::span<const std::byte* const> arrays, std::span<const std::size_t> merges, std::size_t n,
+                Element element, std::byte* into) {
   if (element == Element::kI64) return add_plainly<std::int64_t, std::uint64_t>(arrays, n, into);
   if (element == Element::kF64) return add_plainly<double, double>(arrays, n, into);
   if (arrays.size() == 1) {
@@ -49,18 +73,24 @@ void Adder::add(std::span<const std::byte* const> arrays, std::size_t n, Element
     return;
   }
   for (std::size_t begin = 0; begin < n; begin += kBlock)
-    add_block(arrays, begin, std::min(kBlock, n - begin), static_cast<Dtype>(element), into);
+    add_block(arrays, merges, begin, std::min(kBlock, n - begin), static_cast<Dtype>(element), into);
 }
 
-void Adder::add_block(std::span<const std::byte* const> arrays, std::size_t begin, std::size_t n, Dtype type,
-                      std::byte* into) {
-  const auto block = [&](std::size_t rank) { return ConstArray{arrays[rank], type}.at(begin); };
-  ConstArray sum = block(0);
-  for (std::size_t rank = 1; rank < arrays.size(); ++rank) {
-    const bool is_last = rank + 1 == arrays.size();
-    const Array to = is_last ? Array{into, type}.at(begin) : Array{sum_.data(), Dtype::kF32};
-    kernels::add(threads_, n, sum, block(rank), to);
-    sum = to;
+void Adder::add_block(std::span<const std::byte* const> arrays, std::span<const std::size_t> merges,
+                      std::size_t begin, std::size_t n, Dtype type, std::byte* into) {
+  std::vector<ConstArray> stack;
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    stack.push_back(ConstArray{arrays[i], type}.at(begin));
+    for (std::size_t merge = merges[i]; merge > 0; --merge) {
+      const ConstArray upper = stack.back();
+      stack.pop_back();
+      const std::size_t height = stack.size();
+      while (sums_.size() < height) sums_.emplace_back(kBlock);
+      const bool is_last = i + 1 == arrays.size() && merge == 1;
+      const Array to = is_last ? Array{into, type}.at(begin) : Array{sums_[height - 1].data(), Dtype::kF32};
+      kernels::add(threads_, n, stack.back(), upper, to);
+      stack.back() = to;
+    }
   }
 }
 

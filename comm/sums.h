@@ -16,20 +16,39 @@ constexpr Element element_of(Dtype type) { return static_cast<Element>(type); }
 std::size_t size_of(Element element);
 std::string_view name_of(Element element);  // "f32", "i64"
 
+// The written order of a sum over ranks. Their arrays are pushed onto a stack, rank after rank; after some of
+// them the two topmost are added, the lower one plus the upper one, until one is left at the end.
+struct SumOrder {
+  std::vector<std::size_t> arrays;  // how many each rank gives
+  std::vector<std::size_t> merges;  // after each array, rank after rank: how often the two topmost are added
+
+  std::size_t most_arrays() const;  // of one rank
+  bool operator==(const SumOrder&) const = default;
+};
+
+// ((rank 0 + rank 1) + rank 2) + ...
+SumOrder order_of_ranks(int ranks);
+// The pairwise order (core/pairwise.h) of the numbers of which rank r has borders[r] ... borders[r + 1] - 1.
+// Each rank gives the largest sums of that order that lie within its numbers, in ascending order. REQUIRES:
+// every rank has a number.
+SumOrder pairwise_order(std::span<const std::size_t> borders);
+
 // Adds arrays of all ranks in the written order.
 class Adder {
  public:
-  // Computes into = ((arrays[0] + arrays[1]) + arrays[2]) + ..., of n elements each: in f32 for f32, bf16 and
-  // f16, rounded once; in f64 for f64; and exactly for i64, which wraps around. `into` may be one of them.
-  void add(std::span<const std::byte* const> arrays, std::size_t n, Element element, std::byte* into);
+  // Adds arrays of n elements each, of which merges[i] says how often sums become one after array i: in f32
+  // for f32, bf16 and f16, rounded once; in f64 for f64; and exactly for i64, which wraps around. `into` may
+  // be one of the arrays. The elements of 8 bytes are added one array after another.
+  void add(std::span<const std::byte* const> arrays, std::span<const std::size_t> merges, std::size_t n,
+           Element element, std::byte* into);
 
  private:
-  void add_block(std::span<const std::byte* const> arrays, std::size_t begin, std::size_t n, Dtype type,
-                 std::byte* into);
-  static constexpr std::size_t kBlock = 4096;  // elements, so that the sum so far stays in the caches
+  void add_block(std::span<const std::byte* const> arrays, std::span<const std::size_t> merges,
+                 std::size_t begin, std::size_t n, Dtype type, std::byte* into);
+  static constexpr std::size_t kBlock = 4096;  // elements, so that the sums so far stay in the caches
 
   Threads threads_{1};
-  std::vector<float> sum_ = std::vector<float>(kBlock);
+  std::vector<std::vector<float>> sums_;  // by height on the stack
 };
 
 }  // namespace sluice::comm
