@@ -65,7 +65,7 @@ class Communicator {
 
   // Collective; waits, so it is no call for `done` functions. Returns what each rank has given, by rank: up
   // to kMostExchanged bytes each. Throws the first failure of the run.
-  static constexpr std::size_t kMostExchanged = std::size_t{64} << 10;
+  static constexpr std::size_t kMostExchanged = std::size_t{64} << 20;
   // `meanwhile` is called from time to time.
   std::vector<std::string> exchange(std::uint64_t id, const std::string& name, const std::string& own,
                                     const std::function<void()>& meanwhile = {});

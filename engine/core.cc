@@ -61,12 +61,13 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
          layout.units()[unit].parameters.front().continues(), unit}));
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
     for (int use = 0; use < gradients.uses(unit); ++use)
-      pager.follow(gradients.holding(unit, use), parameters[unit]);
+      for (const HoldingId holding : gradients.holdings(unit, use)) pager.follow(holding, parameters[unit]);
   if (plan.uses_disk()) backings->allocate();
   pager.start(plan.extent_bytes, plan.extents);
   states.start(resources.ledger);
   wholes.start(resources.ledger);
   if (parameter_shards) parameter_shards->start(resources.ledger);
+  gradients.start(resources.ledger);
   gradient_shards.start(resources.ledger, allocator::Purpose::kGradient);
   executor->start(resources.ledger);
   updates.set_slots(resources.ledger, plan.staging_slots);
@@ -91,7 +92,7 @@ void Core::set_schedule(const std::vector<Access>& accesses) {
     if (access.parameters) holdings[i].push_back(parameters[access.unit]);
     for (int use = 0; use < gradients.uses(access.unit); ++use)
       if (use == access.gradient_use || access.final)
-        holdings[i].push_back(gradients.holding(access.unit, use));
+        for (const HoldingId holding : gradients.holdings(access.unit, use)) holdings[i].push_back(holding);
   }
   pager.set_schedule(std::move(holdings));
 }
@@ -206,9 +207,9 @@ void Core::check_settings(const StepSettings& given) const {
            given.groups.size(), needed);
 }
 
-void Core::sum_over_ranks(UnitId unit, float* gradient) {
+void Core::sum_over_ranks(UnitId unit, int use, std::span<const Array> sums, const comm::SumOrder& order) {
   TransferGroup sum;
-  ranks->sum_gradient(unit, gradient, sum.add());
+  ranks->sum_gradient(unit, use, sums, order, sum.add());
   waits.during(Waits::For::kRanks, "the gradient of " + name_of(unit),
                [&] { sum.wait([this] { serve_ranks(); }); });
 }

@@ -118,4 +118,16 @@ std::size_t use_elements(const Layout& layout, UnitId unit, int use) {
   return round_up(elements, kUnitAlignment);
 }
 
+std::size_t in_use(const Layout& layout, UnitId unit, int use, std::size_t element) {
+  if (element == layout.unit_elements(unit)) return use_elements(layout, unit, use);
+  std::size_t before = 0;
+  for (ParameterId p = layout.first_parameter(unit); p < layout.end_parameter(unit); ++p) {
+    const std::size_t begin = layout.location(p).offset;
+    if (begin >= element) break;
+    const std::size_t room = round_up(layout.location(p).elements, kParameterAlignment);
+    if (layout.spec(p).uses > use) before += std::min(room, element - begin);
+  }
+  return before;
+}
+
 }  // namespace sluice::engine

@@ -90,5 +90,7 @@ class Layout {
 // The elements of a unit's gradient buffer for one use, with padding. Use 0 has all parameters; use k has
 // those that are used more than k times.
 std::size_t use_elements(const Layout& layout, UnitId unit, int use);
+// Where in that buffer the unit's elements from this one on begin.
+std::size_t in_use(const Layout& layout, UnitId unit, int use, std::size_t element);
 
 }  // namespace sluice::engine

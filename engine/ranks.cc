@@ -14,8 +14,7 @@ enum class Purpose : std::uint64_t {
   kWhole,
   kRoundF64,
   kRoundF32,
-  kSizes,
-  kBytes
+  kExchange
 };
 
 std::uint64_t id_of(Purpose purpose, std::uint64_t index) {
@@ -47,14 +46,15 @@ std::vector<std::size_t> Ranks::borders(UnitId unit) const {
   return borders;
 }
 
-void Ranks::sum_gradient(UnitId unit, float* values, Done done) {
+void Ranks::sum_gradient(UnitId unit, int use, std::span<const Array> sums, const comm::SumOrder& order,
+                         Done done) {
   const std::string name = "the gradient of '" + layout_.units()[unit].name + "'";
-  const std::uint64_t id = id_of(Purpose::kGradient, unit);
-  const Array array = {values, Dtype::kF32};
-  if (partitioned_)
-    communicator_.reduce_scatter(id, name, array, borders(unit), std::move(done));
-  else
-    communicator_.all_reduce(id, name, array, layout_.unit_elements(unit), std::move(done));
+  const std::uint64_t id = id_of(Purpose::kGradient, static_cast<std::uint64_t>(use) << 32 | unit);
+  if (!partitioned_)
+    return communicator_.all_reduce(id, name, sums, use_elements(layout_, unit, use), order, std::move(done));
+  std::vector<std::size_t> parts = borders(unit);
+  for (std::size_t& border : parts) border = in_use(layout_, unit, use, border);
+  communicator_.reduce_scatter(id, name, sums, parts, order, std::move(done));
 }
 
 void Ranks::gather(UnitId unit, Array values, Done done) {
@@ -111,20 +111,7 @@ void Ranks::sum_round(std::span<double> f64, std::span<float> f32, TransferGroup
 
 std::vector<std::string> Ranks::exchange(const std::string& name, const std::string& own,
                                          const std::function<void()>& meanwhile) {
-  std::vector<std::size_t> borders = {0};
-  for (const std::string& size :
-       communicator_.exchange(id_of(Purpose::kSizes, 0), name, std::to_string(own.size()), meanwhile))
-    borders.push_back(borders.back() + std::stoull(size));
-  std::vector<std::byte> bytes(borders.back());
-  const auto mine = static_cast<std::size_t>(rank());
-  std::memcpy(bytes.data() + borders[mine], own.data(), own.size());
-  TransferGroup group;
-  communicator_.all_gather(id_of(Purpose::kBytes, 0), name, {bytes.data(), Dtype::kU8}, borders, group.add());
-  group.wait(meanwhile);
-  std::vector<std::string> all;
-  for (std::size_t r = 0; r + 1 < borders.size(); ++r)
-    all.emplace_back(reinterpret_cast<const char*>(bytes.data()) + borders[r], borders[r + 1] - borders[r]);
-  return all;
+  return communicator_.exchange(id_of(Purpose::kExchange, 0), name, own, meanwhile);
 }
 
 }  // namespace sluice::engine

@@ -33,9 +33,11 @@ class Ranks {
   // The elements of a unit that this rank sums and updates.
   ElementRange own(UnitId unit) const;
 
-  // Adds up the unit's gradients over all ranks, in f32. Afterwards the rank's own elements are sums; the
-  // rest is unspecified where state is partitioned.
-  void sum_gradient(UnitId unit, float* values, Done done);
+  // Adds up one use of the unit's gradients over all ranks, in f32. This rank gives as many arrays as `order`
+  // says. Afterwards its own elements of the first one are sums; the rest is unspecified where state is
+  // partitioned.
+  void sum_gradient(UnitId unit, int use, std::span<const Array> sums, const comm::SumOrder& order,
+                    Done done);
   // Brings to each rank what the others have updated of the unit. REQUIRES: state is partitioned.
   void gather(UnitId unit, Array values, Done done);
   // The state of a chunk on its way from the rank that has it to rank 0. Both wait.
@@ -47,8 +49,7 @@ class Ranks {
   // Adds up what an optimizer's round has summed. All ranks call it for the same parameters in the same
   // order.
   void sum_round(std::span<double> f64, std::span<float> f32, TransferGroup& group);
-  // Sends what this rank has given, of any size, and returns what each rank has. Waits for all; `meanwhile`
-  // is called from time to time.
+  // As Communicator::exchange().
   std::vector<std::string> exchange(const std::string& name, const std::string& own,
                                     const std::function<void()>& meanwhile);
   comm::Communicator& communicator() const { return communicator_; }

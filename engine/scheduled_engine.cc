@@ -13,7 +13,11 @@ namespace sluice::engine {
 
 ScheduledEngine::ScheduledEngine(const Profile& profile, const Plan& plan, const optim::Optimizer& optimizer,
                                  const Resources& resources)
-    : Engine(profile, plan, optimizer, resources), finished_(profile.units.size()) {
+    : Engine(profile, plan, optimizer, resources),
+      sums_(plan.reproducible, plan.ranks, profile.micro_batches),
+      order_(plan.reproducible ? comm::pairwise_order(sums_.borders())
+                               : comm::order_of_ranks(plan.ranks.size)),
+      finished_(profile.units.size()) {
   const std::size_t groups = divide_up(profile.micro_batches, plan.group);
   for (std::size_t group = 0; group < groups; ++group)
     for (Access access : profile.schedule) {
@@ -38,7 +42,7 @@ void ScheduledEngine::begin_step(const StepSettings& settings) {
     c.check_settings(settings);
     c.begin_step(settings);
     c.gradients.drop_all();
-    for (auto& uses : written_) std::ranges::fill(uses, std::nullopt);
+    for (auto& uses : written_) std::ranges::fill(uses, Written{});
     std::fill(finished_.begin(), finished_.end(), false);
     not_finite_.reset();
     unforeseen_ = needed_first_;
@@ -64,34 +68,39 @@ void ScheduledEngine::acquire(const Access& asked) {
     if (access.parameters) c.pager.acquire(c.parameters[access.unit], Pager::Use::kRead);
     for (int use = 0; use < c.gradients.uses(access.unit); ++use)
       if (use == access.gradient_use || access.final)
-        c.pager.acquire(c.gradients.holding(access.unit, use), Pager::Use::kModify);
-    held_.push_back(access);
+        for (const HoldingId gradient : c.gradients.holdings(access.unit, use))
+          c.pager.acquire(gradient, Pager::Use::kModify);
+    std::size_t waiting_from = 0;
+    for (const Held& h : held_)
+      if (h.access.gradient_use >= 0)
+        waiting_from += (sums_.most() - 1) * use_elements(layout(), h.access.unit, h.access.gradient_use);
+    held_.push_back({access, waiting_from});
     ++position_;
     c.pager.prefetch(c.plan.prefetch);
     c.queue.advance();
   });
 }
 
-Access ScheduledEngine::take_held(const Access& access) {
-  const auto found = std::ranges::find_if(held_, [&](const Access& h) {
-    return h.unit == access.unit && h.parameters == access.parameters &&
-           h.gradient_use == access.gradient_use;
+ScheduledEngine::Held ScheduledEngine::take_held(const Access& access) {
+  const auto found = std::ranges::find_if(held_, [&](const Held& h) {
+    return h.access.unit == access.unit && h.access.parameters == access.parameters &&
+           h.access.gradient_use == access.gradient_use;
   });
   if (found == held_.end())
     refuse(ErrorCode::kState, "unit '{}' is released and was not acquired", core().name_of(access.unit));
-  const Access taken = *found;
+  const Held taken = *found;
   held_.erase(found);
   return taken;
 }
 
 void ScheduledEngine::release(const Access& access) {
   core().guarded([&](Core& c) {
-    const Access released = take_held(access);
-    if (released.parameters) c.pager.release(c.parameters[released.unit]);
-    if (released.final)
-      finish_gradient(released.unit);
-    else if (released.gradient_use >= 0)
-      store_gradient(released.unit, released.gradient_use);
+    const Held released = take_held(access);
+    if (released.access.parameters) c.pager.release(c.parameters[released.access.unit]);
+    if (released.access.final)
+      finish_gradient(released);
+    else if (released.access.gradient_use >= 0)
+      store_gradient(released);
     c.queue.advance();
   });
 }
@@ -100,39 +109,82 @@ GradientTarget ScheduledEngine::gradient(ParameterId parameter, int use, std::si
   return core().guarded([&](Core& c) {
     const UnitId unit = layout().location(parameter).unit;
     const ParameterSpec& spec = layout().spec(parameter);
-    const auto is_target = [&](const Access& a) { return a.unit == unit && a.gradient_use == use; };
-    if (std::ranges::none_of(held_, is_target) || use < 0 || use >= spec.uses)
+    const auto held = std::ranges::find_if(
+        held_, [&](const Held& h) { return h.access.unit == unit && h.access.gradient_use == use; });
+    if (held == held_.end() || use < 0 || use >= spec.uses)
       refuse(ErrorCode::kState, "the gradient of '{}' is written without its unit", spec.name);
-    std::optional<std::size_t>& last = written_[parameter][static_cast<std::size_t>(use)];
-    if (last && *last >= micro_batch)
+    Written& written = written_[parameter][static_cast<std::size_t>(use)];
+    if (written.last && *written.last >= micro_batch)
       refuse(ErrorCode::kState,
              "the gradient of '{}' for micro-batch {} comes after that of micro-batch {}; they are added in "
              "order",
-             spec.name, micro_batch, *last);
-    return GradientTarget{c.gradients.data(parameter, use), std::exchange(last, micro_batch).has_value()};
+             spec.name, micro_batch, *written.last);
+    if (!sums_.pairwise())
+      return GradientTarget{c.gradients.data(parameter, use),
+                            std::exchange(written.last, micro_batch).has_value()};
+    if (micro_batch != (written.last ? *written.last + 1 : 0))
+      refuse(ErrorCode::kState, "the gradient of '{}' for a micro-batch before {} was not written", spec.name,
+             micro_batch);
+    add_waiting(parameter, use, held->waiting_from);
+    written = {micro_batch, true};
+    float* const sum = c.gradients.sum(unit, use, sums_.height(micro_batch), held->waiting_from);
+    return GradientTarget{sum + c.gradients.offset(parameter, use), false};
   });
 }
 
-void ScheduledEngine::store_gradient(UnitId unit, int use) {
+// Puts the gradient that was written last to the sums of those before.
+void ScheduledEngine::add_waiting(ParameterId parameter, int use, std::size_t waiting_from) {
   Core& c = core();
-  const HoldingId gradient = c.gradients.holding(unit, use);
-  c.pager.written(gradient, c.gradients.bytes(unit, use));
-  c.pager.release(gradient);
+  Written& written = written_[parameter][static_cast<std::size_t>(use)];
+  if (!std::exchange(written.waits, false)) return;
+  const Layout::Location& location = layout().location(parameter);
+  const std::size_t offset = c.gradients.offset(parameter, use);
+  const auto sum = [&](std::size_t below) {
+    return Array{c.gradients.sum(location.unit, use, below, waiting_from) + offset, Dtype::kF32};
+  };
+  std::size_t top = sums_.height(*written.last);
+  for (std::size_t merge = sums_.merges(*written.last); merge > 0; --merge, --top)
+    kernels::add(c.resources.threads, location.elements, sum(top - 1), sum(top), sum(top - 1));
 }
 
-void ScheduledEngine::finish_gradient(UnitId unit) {
+void ScheduledEngine::store_gradient(const Held& held) {
   Core& c = core();
+  const auto [unit, parameters, use, final, joined] = held.access;
+  std::size_t sums = 1;
+  for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p) {
+    if (layout().spec(p).uses <= use) continue;
+    add_waiting(p, use, held.waiting_from);
+    const auto& last = written_[p][static_cast<std::size_t>(use)].last;
+    if (last) sums = std::max(sums, sums_.height(*last + 1));
+  }
+  const std::vector<HoldingId>& holdings = c.gradients.holdings(unit, use);
+  for (std::size_t i = 0; i < holdings.size(); ++i) {
+    if (i < sums) c.pager.written(holdings[i], c.gradients.bytes(unit, use));
+    c.pager.release(holdings[i]);
+    if (i >= sums) c.pager.discard(holdings[i]);
+  }
+}
+
+void ScheduledEngine::finish_gradient(const Held& held) {
+  Core& c = core();
+  const UnitId unit = held.access.unit;
   // No access of this step needs the parameters any more, so that nobody reads a shard while it is updated.
   if (c.partitions_parameters(unit)) c.pager.outdate(c.parameters[unit]);
-  const auto bad = add_uses(unit);
-  for (int use = 1; use < c.gradients.uses(unit); ++use) {
-    c.pager.release(c.gradients.holding(unit, use));
-    c.pager.discard(c.gradients.holding(unit, use));
-  }
+  if (sums_.pairwise())
+    add_uses_pairwise(held);
+  else
+    add_uses(unit);
+  const HoldingId gradient = c.gradients.holding(unit, 0);
+  for (int use = 0; use < c.gradients.uses(unit); ++use)
+    for (const HoldingId other : c.gradients.holdings(unit, use)) {
+      if (other == gradient) continue;
+      c.pager.release(other);
+      c.pager.discard(other);
+    }
+  const auto bad = round_gradient(unit);
   if (!not_finite_) not_finite_ = bad;
   if (!c.plan.clip && not_finite_)
     fail(ErrorCode::kNotFinite, "the gradient of '{}' is not finite", layout().spec(*not_finite_).name);
-  const HoldingId gradient = c.gradients.holding(unit, 0);
   const UnitRange units = c.together(unit);
   if (!c.plan.clip && units.size() == 1) {
     enqueue(units);
@@ -154,21 +206,54 @@ void ScheduledEngine::finish_gradient(UnitId unit) {
   if (!c.plan.clip && have_final_gradients(units)) enqueue(units);
 }
 
-// Adds the uses, and the ranks' sums, and rounds once, in place. The gradient then begins with the first
-// element that this rank updates. Returns a parameter whose gradient is not finite.
-std::optional<ParameterId> ScheduledEngine::add_uses(UnitId unit) {
+// Adds the uses, and then the ranks' sums.
+void ScheduledEngine::add_uses(UnitId unit) {
   Core& c = core();
   Threads& threads = c.resources.threads;
   const auto of_use = [&](ParameterId p, int use) { return Array{c.gradients.data(p, use), Dtype::kF32}; };
   for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p) {
     const std::size_t n = layout().location(p).elements;
     for (int use = 0; use < layout().spec(p).uses; ++use)
-      if (!written_[p][static_cast<std::size_t>(use)]) kernels::fill(threads, n, 0.0f, of_use(p, use));
+      if (!written_[p][static_cast<std::size_t>(use)].last) kernels::fill(threads, n, 0.0f, of_use(p, use));
     for (int use = 1; use < layout().spec(p).uses; ++use)
       kernels::add(threads, n, of_use(p, 0), of_use(p, use), of_use(p, 0));
   }
-  auto* const base = reinterpret_cast<float*>(c.pager.data(c.gradients.holding(unit, 0)));
-  if (c.ranks) c.sum_over_ranks(unit, base);
+  const Array whole = {c.gradients.sum(unit, 0, 0, 0), Dtype::kF32};
+  if (c.ranks) c.sum_over_ranks(unit, 0, std::span(&whole, 1), order_);
+}
+
+// Adds the ranks' sums of each use, and then the uses, which are at different places of their buffers.
+void ScheduledEngine::add_uses_pairwise(const Held& held) {
+  Core& c = core();
+  Threads& threads = c.resources.threads;
+  const UnitId unit = held.access.unit;
+  const std::size_t sums = order_.arrays[static_cast<std::size_t>(c.plan.ranks.rank)];
+  for (int use = 0; use < c.gradients.uses(unit); ++use) {
+    std::vector<Array> arrays;
+    for (std::size_t below = 0; below < sums; ++below)
+      arrays.push_back({c.gradients.sum(unit, use, below, held.waiting_from), Dtype::kF32});
+    for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p) {
+      if (layout().spec(p).uses <= use) continue;
+      add_waiting(p, use, held.waiting_from);
+      for (const Array& array : arrays)
+        if (!written_[p][static_cast<std::size_t>(use)].last)
+          kernels::fill(threads, layout().location(p).elements, 0.0f, array.at(c.gradients.offset(p, use)));
+    }
+    if (c.ranks) c.sum_over_ranks(unit, use, arrays, order_);
+  }
+  for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p)
+    for (int use = 1; use < layout().spec(p).uses; ++use) {
+      const Array sum = {c.gradients.data(p, 0), Dtype::kF32};
+      kernels::add(threads, layout().location(p).elements, sum, {c.gradients.data(p, use), Dtype::kF32}, sum);
+    }
+}
+
+// Rounds the gradient in place. It then begins with the first element that this rank updates. Returns a
+// parameter whose gradient is not finite.
+std::optional<ParameterId> ScheduledEngine::round_gradient(UnitId unit) {
+  Core& c = core();
+  Threads& threads = c.resources.threads;
+  float* const base = c.gradients.sum(unit, 0, 0, 0);
   const ElementRange own = c.own(unit);
   std::memmove(base, base + own.begin, own.size() * sizeof(float));
   kernels::narrow_in_place(threads, own.size(), base, c.gradients.final_type(unit));

@@ -4,7 +4,9 @@
 #include <span>
 #include <vector>
 
+#include "comm/sums.h"
 #include "engine/engine.h"
+#include "engine/plan/micro_batch_sums.h"
 
 namespace sluice::engine {
 
@@ -56,20 +58,32 @@ class ScheduledEngine final : public Engine {
   void check_save(UnitId unit) const override;
   void check_between_steps(UnitId unit, const char* verb) const;
   void require_next(const Access& asked) const;
-  Access take_held(const Access& access);
-  void store_gradient(UnitId unit, int use);
-  void finish_gradient(UnitId unit);
-  std::optional<ParameterId> add_uses(UnitId unit);
+  struct Held {
+    Access access;
+    std::size_t waiting_from;  // where its gradients that wait to be added are; see Gradients::sum()
+  };
+  Held take_held(const Access& access);
+  void add_waiting(ParameterId parameter, int use, std::size_t waiting_from);
+  void store_gradient(const Held& held);
+  void finish_gradient(const Held& held);
+  void add_uses(UnitId unit);
+  void add_uses_pairwise(const Held& held);
+  std::optional<ParameterId> round_gradient(UnitId unit);
   bool have_final_gradients(UnitRange units) const;
   void enqueue(UnitRange units);
   [[noreturn]] void skip_step(double norm);
 
   std::vector<Access> accesses_;  // of a whole step
   std::size_t position_ = 0;      // the index of the next access
-  std::vector<Access> held_;
-  // By parameter and use: the last micro-batch.
-  std::vector<std::vector<std::optional<std::size_t>>> written_;
-  std::vector<bool> finished_;             // by unit: whether its gradient is final
+  std::vector<Held> held_;
+  const MicroBatchSums sums_;
+  const comm::SumOrder order_;  // of the ranks' sums
+  struct Written {
+    std::optional<std::size_t> last;  // micro-batch
+    bool waits = false;               // to be added
+  };
+  std::vector<std::vector<Written>> written_;  // by parameter and use
+  std::vector<bool> finished_;                 // by unit: whether its gradient is final
   std::optional<ParameterId> not_finite_;  // the first parameter of this step whose gradient is not finite
   std::vector<UnitId> needed_first_;       // units whose state is read ahead, the last one needed first
   std::vector<UnitId> unforeseen_;         // those of them that are still to be foreseen in this step

@@ -55,6 +55,8 @@ void bind_ranks(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.whole(
       "--stage", s.plan.stage,
       fmt::format("what is partitioned over the ranks, from 0 (nothing) to {} (chosen)", engine::kMostStage));
+  flags.toggle("--reproducible", s.plan.reproducible,
+               "the same bits at any number of ranks: gradients are added pairwise over the micro-batches of all");
   flags.whole("--silence", options.silence, "seconds without a sign of life after which a rank has failed");
   flags.whole("--patience", options.patience,
               "seconds after which a rank has failed that lives and does not take part");

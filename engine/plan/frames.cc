@@ -12,13 +12,14 @@ constexpr std::size_t kBlock = 128;  // numbers that are searched together
 constexpr std::size_t kGradient = index(Part::kGradient), kParameters = index(Part::kParameters);
 
 // What an access needs: for parameters, for the gradient of use 0, and for that of the last further use.
-std::array<std::uint64_t, 3> extents_of(const Access& access, const Layout& layout, int uses) {
+std::array<std::uint64_t, 3> extents_of(const Access& access, const Layout& layout, int uses,
+                                        std::size_t buffers) {
   std::array<std::uint64_t, 3> extents = {};
   if (access.parameters) extents[0] = divide_up(layout.unit_bytes(access.unit), kHugePage);
   for (int use = 0; use < uses; ++use)
     if (use == access.gradient_use || access.final)
       extents[use == 0 ? 1 : 2] =
-          divide_up(use_elements(layout, access.unit, use) * sizeof(float), kHugePage);
+          buffers * divide_up(use_elements(layout, access.unit, use) * sizeof(float), kHugePage);
   return extents;
 }
 
@@ -125,13 +126,14 @@ std::uint64_t LargestFew::sum() const {
 }
 
 FrameNeeds::FrameNeeds(const Profile& profile, const Layout& layout, const std::vector<int>& uses,
-                       const std::vector<bool>& together, const Lookahead& lookahead)
+                       const std::vector<std::size_t>& buffers, const std::vector<bool>& together,
+                       const Lookahead& lookahead)
     : any_order(profile.any_order) {
   const std::size_t units = profile.units.size();
   if (any_order) {
     window = profile.held_units + lookahead.ahead();
     for (UnitId unit = 0; unit < units; ++unit) {
-      const auto all = extents_of({unit, true, 0, true}, layout, uses[unit]);
+      const auto all = extents_of({unit, true, 0, true}, layout, uses[unit], buffers[unit]);
       extents[kParameters].push_back(all[0]);
       extents[kGradient].push_back(all[1] + all[2]);
     }
@@ -155,7 +157,7 @@ FrameNeeds::FrameNeeds(const Profile& profile, const Layout& layout, const std::
   };
   for (std::size_t i = 0; i < windows; ++i) {
     const Access& access = profile.schedule[i];
-    const auto needed = extents_of(access, layout, uses[access.unit]);
+    const auto needed = extents_of(access, layout, uses[access.unit], buffers[access.unit]);
     for (std::size_t need = 0; need < needed.size(); ++need) {
       if (needed[need] == 0) continue;
       Seen& before = seen[access.unit][need];

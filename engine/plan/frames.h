@@ -64,8 +64,11 @@ class LargestFew {
 
 // How many frames each part of each unit takes while it is not resident, and when in a step.
 struct FrameNeeds {
+  // By unit: how many uses there are, how many buffers each of them has, and whether it is updated with
+  // others.
   FrameNeeds(const Profile& profile, const Layout& layout, const std::vector<int>& uses,
-             const std::vector<bool>& together, const Lookahead& lookahead);
+             const std::vector<std::size_t>& buffers, const std::vector<bool>& together,
+             const Lookahead& lookahead);
 
   std::size_t window = 0;  // how many accesses (in any order: units) have frames at once
   // By a schedule: windows, each named by the access that it begins with; and passes of joint updates, each

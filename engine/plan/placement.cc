@@ -40,6 +40,7 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
       clip_(request.clip),
       layout_(profile.units),
       uses_(gradient_uses(profile)),
+      sums_(request.reproducible, request.ranks, profile.micro_batches),
       format_(layout_, optimizer, choose_chunk(layout_, request),
               Shards::of(request.ranks.rank, request.ranks.size, request.stage.value_or(0))),
       whole_bytes_(WholeStore(layout_, optimizer).bytes()),
@@ -48,6 +49,7 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
       product_flops_(profile.units.size()),
       units_(profile.units.size()) {
   find_positions();
+  buffers_ = gradient_buffers(profile, sums_, request.group.value_or(profile.micro_batches));
   check_masters(profile.units, optimizer);
   for (ParameterId p = 0; p < layout_.parameters(); ++p) {
     const ParameterSpec& spec = layout_.spec(p);
@@ -124,7 +126,8 @@ Placement::Traffic Placement::parameter_traffic(UnitId unit, std::size_t groups)
 Placement::Traffic Placement::kept_gradient_traffic(UnitId unit, std::size_t groups) const {
   if (!updated(unit)) return {};
   const UnitCosts& own = units_[unit];
-  const std::uint64_t kept = (groups - 1) * own.last_use_bytes + (2 * groups - 1) * own.other_use_bytes;
+  const std::uint64_t once = (groups - 1) * own.last_use_bytes + (2 * groups - 1) * own.other_use_bytes;
+  const std::uint64_t kept = once * buffers_[unit];
   return {kept, kept};
 }
 
@@ -139,7 +142,7 @@ Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups) 
 }
 
 FrameNeeds Placement::frame_needs(const Lookahead& lookahead) const {
-  return {profile_, layout_, uses_, together_, lookahead};
+  return {profile_, layout_, uses_, buffers_, together_, lookahead};
 }
 
 void Placement::measure(UnitId unit) {
@@ -165,7 +168,7 @@ void Placement::measure(UnitId unit) {
   for (int use = 0; use < uses_[unit]; ++use) {
     const std::size_t bytes = use_elements(layout_, unit, use) * sizeof(float);
     (use + 1 == uses_[unit] ? own.last_use_bytes : own.other_use_bytes) += bytes;
-    take(gradient, bytes);
+    for (std::size_t buffer = 0; buffer < buffers_[unit]; ++buffer) take(gradient, bytes);
   }
   if (const std::size_t bytes = state_bytes(unit); bytes > 0)
     state = {0, bytes, bytes, RecordStore::metadata_bytes(bytes, format_.block_bytes(unit))};
@@ -235,6 +238,8 @@ std::size_t Placement::workspace_bytes(const std::vector<UnitPlan>& units) const
     most = std::max(most, profile_.unit_profiles[unit].choices[units[unit].choice].workspace_bytes);
   return profile_.workspace_bytes + most;
 }
+
+std::size_t Placement::sums_bytes() const { return engine::sums_bytes(profile_, layout_, sums_); }
 
 double Placement::element_bytes() const {
   double elements = 0, bytes = static_cast<double>(whole_bytes_);

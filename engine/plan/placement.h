@@ -7,6 +7,7 @@
 #include "core/bytes.h"
 #include "engine/layout.h"
 #include "engine/plan/frames.h"
+#include "engine/plan/micro_batch_sums.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/profile.h"
 #include "engine/plan/walk.h"
@@ -71,6 +72,7 @@ class Placement {
 
   std::size_t activation_bytes(const std::vector<UnitPlan>& units, std::size_t group) const;
   std::size_t workspace_bytes(const std::vector<UnitPlan>& units) const;
+  std::size_t sums_bytes() const;  // Plan::sums_bytes
   // The accesses to a unit in the schedule of one group.
   struct Positions {
     std::vector<std::size_t> parameters, gradient;
@@ -94,7 +96,9 @@ class Placement {
   const Profile& profile_;
   bool clip_;
   Layout layout_;
-  std::vector<int> uses_;  // by unit: its gradient buffers
+  std::vector<int> uses_;  // by unit: the uses of its gradient
+  MicroBatchSums sums_;
+  std::vector<std::size_t> buffers_;  // by unit: how many each use of its gradient has
   bool updated(UnitId unit) const { return uses_[unit] > 0; }
   // Whether a final gradient of the unit waits for others.
   bool waits(UnitId unit) const { return clip_ || together_[unit]; }

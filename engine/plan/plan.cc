@@ -25,6 +25,14 @@ constexpr double kRounding = 1e-9;           // relative error of a sum in anoth
 std::size_t index(Purpose purpose) { return static_cast<std::size_t>(purpose); }
 std::size_t index(Tier tier) { return static_cast<std::size_t>(tier); }
 
+// From the largest to the smallest.
+std::vector<std::size_t> all_group_sizes(std::size_t micro_batches) {
+  std::set<std::size_t> sizes;
+  for (std::size_t groups = 1; groups <= micro_batches; ++groups)
+    sizes.insert(divide_up(micro_batches, groups));
+  return {sizes.rbegin(), sizes.rend()};
+}
+
 // One way to run a step, apart from what is resident.
 struct Shape {
   std::size_t group = 1;
@@ -75,6 +83,18 @@ class Planner {
     return best;
   }
 
+  // Prefers short steps, then little wear of the disk, then looking far ahead, then little memory.
+  static bool faster(const Plan& a, const Plan& b) {
+    if (std::abs(a.time.step - b.time.step) > kSame * b.time.step) return a.time.step < b.time.step;
+    const auto traffic = [](const Plan& p) {
+      return static_cast<double>(p.step_bytes_read + p.step_bytes_written);
+    };
+    if (std::abs(traffic(a) - traffic(b)) > 0.05 * traffic(b)) return traffic(a) < traffic(b);
+    if (a.uses_disk() && a.prefetch != b.prefetch) return a.prefetch > b.prefetch;
+    if (a.staging_slots != b.staging_slots) return a.staging_slots > b.staging_slots;
+    return a.peak_memory < b.peak_memory;
+  }
+
  private:
   void check_request() const {
     if (request_.group && (*request_.group == 0 || *request_.group > profile_.micro_batches))
@@ -105,10 +125,7 @@ class Planner {
 
   std::vector<std::size_t> group_sizes() const {
     if (request_.group) return {*request_.group};
-    std::set<std::size_t> sizes;
-    for (std::size_t groups = 1; groups <= profile_.micro_batches; ++groups)
-      sizes.insert(divide_up(profile_.micro_batches, groups));
-    return {sizes.rbegin(), sizes.rend()};
+    return all_group_sizes(profile_.micro_batches);
   }
 
   std::vector<Lookahead> lookaheads() const {
@@ -264,6 +281,8 @@ class Planner {
     plan.ranks = request_.ranks;
     plan.stage = request_.stage.value_or(0);
     plan.clip = request_.clip;
+    plan.reproducible = request_.reproducible;
+    plan.sums_bytes = placement_.sums_bytes();
     plan.group = shape.group;
     plan.prefetch = shape.lookahead.prefetch;
     // Extents of this size need few enough mappings for a pool of any size.
@@ -289,8 +308,9 @@ class Planner {
     Bytes host = {};
     host[index(Purpose::kParameter)] = footprint.memory(Part::kParameters) + extents * plan.extent_bytes +
                                        round_up(footprint.parameter_shards, kHugePage);
-    host[index(Purpose::kGradient)] =
-        footprint.memory(Part::kGradient) + round_up(footprint.gradient_shards, kHugePage);
+    host[index(Purpose::kGradient)] = footprint.memory(Part::kGradient) +
+                                      round_up(footprint.gradient_shards, kHugePage) +
+                                      round_up(plan.sums_bytes, kHugePage);
     host[index(Purpose::kOptimizerState)] =
         footprint.memory(Part::kState) + round_up(placement_.whole_bytes(), kHugePage);
     host[index(Purpose::kActivation)] = round_up(plan.activation_bytes, kHugePage);
@@ -339,18 +359,6 @@ class Planner {
 
   bool fits(const Plan& plan) const {
     return plan.peak_memory <= budget_.memory && plan.disk_bytes <= budget_.disk;
-  }
-
-  // Prefers short steps, then little wear of the disk, then looking far ahead, then little memory.
-  static bool faster(const Plan& a, const Plan& b) {
-    if (std::abs(a.time.step - b.time.step) > kSame * b.time.step) return a.time.step < b.time.step;
-    const auto traffic = [](const Plan& p) {
-      return static_cast<double>(p.step_bytes_read + p.step_bytes_written);
-    };
-    if (std::abs(traffic(a) - traffic(b)) > 0.05 * traffic(b)) return traffic(a) < traffic(b);
-    if (a.uses_disk() && a.prefetch != b.prefetch) return a.prefetch > b.prefetch;
-    if (a.staging_slots != b.staging_slots) return a.staging_slots > b.staging_slots;
-    return a.peak_memory < b.peak_memory;
   }
 
   [[noreturn]] void refuse() const {
@@ -435,13 +443,23 @@ class Planner {
 Plan make_plan_at_stage(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
                         const PlanRequest& request, const MachineRates& rates) {
   const std::size_t chunk = Placement(profile, optimizer, request).chunk_for(rates);
-  if (!request.chunk_elements && chunk > kChunkGrain) {
-    PlanRequest larger = request;
-    larger.chunk_elements = chunk;
-    if (const std::optional<Plan> plan = Planner(profile, optimizer, budget, larger, rates).find())
-      return *plan;
+  std::vector<PlanRequest> requests = {request};
+  if (request.reproducible && !request.group) {  // how many sums are kept depends on the group
+    requests.clear();
+    for (const std::size_t group : all_group_sizes(profile.micro_batches))
+      requests.emplace_back(request).group = group;
   }
-  return Planner(profile, optimizer, budget, request, rates).best();
+  std::optional<Plan> best;
+  const auto try_all = [&](std::optional<std::size_t> chunk_elements) {
+    for (PlanRequest each : requests) {
+      if (chunk_elements) each.chunk_elements = chunk_elements;
+      std::optional<Plan> plan = Planner(profile, optimizer, budget, each, rates).find();
+      if (plan && (!best || Planner::faster(*plan, *best))) best = std::move(plan);
+    }
+  };
+  if (!request.chunk_elements && chunk > kChunkGrain) try_all(chunk);
+  if (!best) try_all(std::nullopt);
+  return best ? *best : Planner(profile, optimizer, budget, requests.back(), rates).best();
 }
 
 }  // namespace sluice::engine

@@ -48,6 +48,9 @@ struct PlanRequest {
   // Whether updates wait until all gradients are known: for their norm, or, with dynamic loss scaling, for
   // whether all are finite.
   bool clip = true;
+  // Gradients are added pairwise over the micro-batches of all ranks, so that their bits do not depend on how
+  // many ranks there are; see MicroBatchSums.
+  bool reproducible = false;
   std::optional<std::string> recompute;  // "none", "full", a choice's name; "auto" or nothing: chosen
   std::optional<std::size_t> group;      // micro-batches that pass through a unit together
   std::optional<std::size_t> prefetch;   // accesses fetched ahead
@@ -78,7 +81,7 @@ struct UnitPlan {
 struct Plan {
   RankOf ranks;           // the rank that the plan is for
   std::size_t stage = 0;  // see PlanRequest
-  bool clip = true;
+  bool clip = true, reproducible = false;
   std::vector<UnitPlan> units;
   std::size_t group = 1;         // micro-batches that pass through a unit together
   std::size_t prefetch = 1;      // accesses fetched ahead
@@ -87,6 +90,7 @@ struct Plan {
   std::size_t chunk_elements = 0;  // in a chunk of a streamed update; a multiple of kChunkGrain
   std::size_t staging_slots = 0;
   std::size_t activation_bytes = 0, workspace_bytes = 0;
+  std::size_t sums_bytes = 0;  // for gradients that wait to be added within an access; see Gradients
 
   double state_bytes_per_parameter = 0;  // of arrays and masters
 

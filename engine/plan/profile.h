@@ -14,6 +14,7 @@ struct Access {
   bool parameters = false;
   int gradient_use = -1;  // the use whose gradient is written (1: that of a tied head); -1: none
   bool final = false;     // with this access of the last group the unit's gradient becomes final
+  bool joined = false;    // it is held together with the access before
   bool operator==(const Access&) const = default;
 };
 

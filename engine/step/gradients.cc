@@ -7,6 +7,7 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "engine/plan/micro_batch_sums.h"
 #include "kernels/elementwise.h"
 #include "kernels/reduce.h"
 
@@ -16,8 +17,10 @@ constexpr std::size_t kNoSuchUse = std::numeric_limits<std::size_t>::max();
 }
 
 Gradients::Gradients(const Layout& layout, const Profile& profile, const Plan& plan, Pager& pager)
-    : layout_(layout), pager_(pager), known_(layout.parameters()) {
+    : layout_(layout), pager_(pager), waiting_bytes_(plan.sums_bytes), known_(layout.parameters()) {
   const std::vector<int> uses = gradient_uses(profile);
+  const std::vector<std::size_t> sums = gradient_buffers(
+      profile, MicroBatchSums(plan.reproducible, plan.ranks, profile.micro_batches), plan.group);
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
     const UnitSpec& spec = layout.units()[unit];
     std::vector<Buffer> buffers;
@@ -31,9 +34,11 @@ Gradients::Gradients(const Layout& layout, const Profile& profile, const Plan& p
       }
       const std::string name = "gradient of " + spec.name + (use == 0 ? "" : ", use " + std::to_string(use));
       const UnitPlan& placed = plan.units[unit];
-      buffer.holding = pager.define({name, buffer.elements * sizeof(float), allocator::Purpose::kGradient,
-                                     placed.tier(Part::kGradient), false, placed.gradient_stored,
-                                     is_packed(layout.unit_bytes(unit))});
+      for (std::size_t sum = 0; sum < sums[unit]; ++sum)
+        buffer.holdings.push_back(pager.define(
+            {name + (sum == 0 ? "" : ", sum " + std::to_string(sum)), buffer.elements * sizeof(float),
+             allocator::Purpose::kGradient, placed.tier(Part::kGradient), false, placed.gradient_stored,
+             is_packed(layout.unit_bytes(unit))}));
       buffers.push_back(std::move(buffer));
     }
     units_.push_back(std::move(buffers));
@@ -41,11 +46,20 @@ Gradients::Gradients(const Layout& layout, const Profile& profile, const Plan& p
   }
 }
 
-float* Gradients::data(ParameterId parameter, int use) const {
+std::size_t Gradients::offset(ParameterId parameter, int use) const {
   const UnitId unit = layout_.location(parameter).unit;
+  return units_[unit][static_cast<std::size_t>(use)].offsets[parameter - layout_.first_parameter(unit)];
+}
+
+float* Gradients::data(ParameterId parameter, int use) const {
+  return sum(layout_.location(parameter).unit, use, 0, 0) + offset(parameter, use);
+}
+
+float* Gradients::sum(UnitId unit, int use, std::size_t below, std::size_t waiting_from) const {
   const Buffer& buffer = units_[unit][static_cast<std::size_t>(use)];
-  const std::size_t offset = buffer.offsets[parameter - layout_.first_parameter(unit)];
-  return reinterpret_cast<float*>(pager_.data(buffer.holding)) + offset;
+  if (below < buffer.holdings.size()) return reinterpret_cast<float*>(pager_.data(buffer.holdings[below]));
+  return reinterpret_cast<float*>(waiting_.data()) + waiting_from +
+         (below - buffer.holdings.size()) * buffer.elements;
 }
 
 void Gradients::add(Threads& threads, ParameterId parameter, ConstArray gradient) {

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "allocator/ledger.h"
+#include "allocator/memory.h"
 #include "core/bytes.h"
 #include "core/threads.h"
 #include "engine/layout.h"
@@ -25,14 +27,25 @@ class Gradients {
  public:
   Gradients(const Layout& layout, const Profile& profile, const Plan& plan, Pager& pager);
 
+  // Takes the memory for gradients that wait to be added within an access (Plan::sums_bytes).
+  void start(allocator::Ledger& ledger) {
+    waiting_ = {ledger, allocator::Purpose::kGradient, waiting_bytes_};
+  }
   int uses(UnitId unit) const { return static_cast<int>(units_[unit].size()); }
-  HoldingId holding(UnitId unit, int use) const {
-    return units_[unit][static_cast<std::size_t>(use)].holding;
+  HoldingId holding(UnitId unit, int use) const { return holdings(unit, use).front(); }
+  // Where gradients are added pairwise, a use may have several buffers, one for each sum that is kept.
+  const std::vector<HoldingId>& holdings(UnitId unit, int use) const {
+    return units_[unit][static_cast<std::size_t>(use)].holdings;
   }
   std::size_t bytes(UnitId unit, int use) const {
     return units_[unit][static_cast<std::size_t>(use)].elements * sizeof(float);
   }
   float* data(ParameterId parameter, int use) const;  // REQUIRES: its buffer is held
+  // The buffer of the sum that has so many below it. Those that have no holding are in the memory for
+  // gradients that wait, from this element on.
+  float* sum(UnitId unit, int use, std::size_t below, std::size_t waiting_from) const;
+  // Where a parameter's gradient begins in a buffer of that use.
+  std::size_t offset(ParameterId parameter, int use) const;
   Dtype final_type(UnitId unit) const { return final_types_[unit]; }
   // What the final gradient of those elements takes, in whole blocks of its record.
   std::size_t final_bytes(UnitId unit, ElementRange elements) const {
@@ -69,7 +82,7 @@ class Gradients {
 
  private:
   struct Buffer {
-    HoldingId holding = 0;
+    std::vector<HoldingId> holdings;
     std::size_t elements = 0;
     std::vector<std::size_t> offsets;  // by parameter of the unit; kNoSuchUse where it has no such use
   };
@@ -81,6 +94,8 @@ class Gradients {
 
   const Layout& layout_;
   Pager& pager_;
+  std::size_t waiting_bytes_;
+  allocator::Region waiting_;
   std::vector<std::vector<Buffer>> units_;
   std::vector<Dtype> final_types_;  // by unit
   std::vector<Known> known_;        // by parameter

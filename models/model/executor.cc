@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "core/error.h"
@@ -110,9 +111,8 @@ void Executor::claim_activations(const Pass& pass) const {
   resources_.source.take_activations_back(forward ? layout_.units[pass.unit + 1].kept : layout_.border);
 }
 
-// Adds the losses of the micro-batches in their order, so that the sum does not depend on the grouping.
 void Executor::run_pass(const Pass& pass, std::span<const MicroBatch> group, std::size_t first,
-                        const Key& key, const Between& between, double& loss) {
+                        const Key& key, const Between& between, std::vector<double>& losses) {
   claim_activations(pass);
   for (const engine::Access& access : pass.accesses) resources_.source.acquire(access);
   {
@@ -126,7 +126,7 @@ void Executor::run_pass(const Pass& pass, std::span<const MicroBatch> group, std
       one.gradient_scale = key.gradient_scale;
       const UnitProgram& programs = *programs_[pass.unit];
       run(pass.unit, pass.kind == Pass::Kind::kForward ? programs.forward : programs.backward, one, between);
-      loss += one.loss;
+      losses[one.micro_batch] += one.loss;
     }
   }
   for (const engine::Access& access : pass.accesses) resources_.source.release(access);
@@ -140,19 +140,23 @@ std::uint64_t counted_targets(std::span<const MicroBatch> micro_batches) {
   return targets;
 }
 
-double Executor::train_step(std::span<const MicroBatch> micro_batches, const TrainStep& step,
-                            const Between& between) {
+double loss_of_step(std::span<const double> losses, std::uint64_t targets) {
+  return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(targets);
+}
+
+std::vector<double> Executor::train_step(std::span<const MicroBatch> micro_batches, const TrainStep& step,
+                                         const Between& between) {
   for (const MicroBatch& micro_batch : micro_batches) check(micro_batch);
   if (step.targets == 0)
     fail(ErrorCode::kInvalidArgument, "no target of this step counts: there is nothing to learn from");
   const auto targets = static_cast<double>(step.targets);
   const Key key{step.seed, step.number, static_cast<float>(step.loss_scale / targets), micro_batches.size()};
-  double loss = 0;
+  std::vector<double> losses(micro_batches.size());
   for (std::size_t first = 0; first < micro_batches.size(); first += group_) {
     const auto group = micro_batches.subspan(first, std::min(group_, micro_batches.size() - first));
-    for (const Pass& pass : passes_) run_pass(pass, group, first, key, between, loss);
+    for (const Pass& pass : passes_) run_pass(pass, group, first, key, between, losses);
   }
-  return loss / targets;
+  return losses;
 }
 
 double Executor::run_forward(const MicroBatch& micro_batch, std::span<float> logits, std::size_t logits_row,

@@ -48,7 +48,9 @@ class Executor {
   // Comes before any pass. REQUIRES: both have the bytes stated above, and are aligned to kAlignment.
   void set_memory(std::span<std::byte> activations, std::span<std::byte> workspace);
 
-  double train_step(std::span<const MicroBatch> micro_batches, const TrainStep& step, const Between& between);
+  // Returns the sum of the losses of each micro-batch.
+  std::vector<double> train_step(std::span<const MicroBatch> micro_batches, const TrainStep& step,
+                                 const Between& between);
   double evaluate(const MicroBatch& micro_batch);
   // What a given cache has is not computed again, and what is computed is stored in it.
   void next_logits(std::span<const std::int32_t> tokens, std::span<float> logits, TextCache* cache = nullptr);
@@ -66,7 +68,7 @@ class Executor {
   Execution execution(engine::UnitId unit, std::size_t slot, const MicroBatch& micro_batch);
   void run(engine::UnitId unit, const Program& program, Execution& execution, const Between& between);
   void run_pass(const Pass& pass, std::span<const MicroBatch> group, std::size_t first, const Key& key,
-                const Between& between, double& loss);
+                const Between& between, std::vector<double>& losses);
   void claim_activations(const Pass& pass) const;
   struct Text {  // the text that a forward pass continues
     TextCache* cache = nullptr;

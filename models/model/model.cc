@@ -128,7 +128,7 @@ std::vector<Pass> Model::Impl::passes() const {
     passes.push_back({Pass::Kind::kForward, unit, {{unit, true, -1, false}}});
   }
   Pass last{Pass::Kind::kHead, head(), {{head(), true, 0, true}}};
-  if (shape.config.tied_head) last.accesses.push_back({0, true, 0, false});
+  if (shape.config.tied_head) last.accesses.push_back({0, true, 0, false, true});
   passes.push_back(std::move(last));
   for (engine::UnitId unit = head(); --unit > 0;) {
     passes.push_back({Pass::Kind::kBackward, unit, {{unit, true, 0, true}}});

@@ -63,6 +63,9 @@ struct TrainStep {
   float loss_scale = 1;
 };
 
+// The mean over the targets of all micro-batches, whose losses are added in their order.
+double loss_of_step(std::span<const double> losses, std::uint64_t targets);
+
 // Runs a model on an engine: owns the activations and the workspace (taken at construction, exactly as
 // planned). Thread rule: one thread at a time.
 class Runner {
@@ -73,11 +76,11 @@ class Runner {
 
   // Runs forward and backward of all micro-batches (as many as the profile was made for), in the vertical
   // order, in groups as planned. The caller has called engine.begin_step and calls engine.step afterwards.
-  // Returns the sum of the losses, divided by step.targets; gradients are of that quotient, times
-  // step.loss_scale. `between` is called from time to time (progress, signals) and may throw to give the step
+  // Returns the sum of the losses of each micro-batch. Gradients are of loss_of_step(), times step.loss_scale.
+  // `between` is called from time to time (progress, signals) and may throw to give the step
   // up. Throws Error(kInvalidArgument) where step.targets is 0.
-  double train_step(std::span<const MicroBatch> micro_batches, const TrainStep& step,
-                    const std::function<void()>& between = {});
+  std::vector<double> train_step(std::span<const MicroBatch> micro_batches, const TrainStep& step,
+                                 const std::function<void()>& between = {});
 
   // Returns the mean loss of one micro-batch, without gradients or dropout. Units come in one after another.
   double evaluate(const MicroBatch& micro_batch);

@@ -92,8 +92,8 @@ Runner::Runner(const Model& model, const engine::Plan& plan, engine::ScheduledEn
 
 Runner::~Runner() = default;
 
-double Runner::train_step(std::span<const MicroBatch> micro_batches, const TrainStep& step,
-                          const std::function<void()>& between) {
+std::vector<double> Runner::train_step(std::span<const MicroBatch> micro_batches, const TrainStep& step,
+                                       const std::function<void()>& between) {
   return state_->executor.train_step(micro_batches, step, between);
 }
 

@@ -22,6 +22,18 @@ std::string bytes_of(const Value& value) {
   return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 
+std::string bytes_of(const std::vector<double>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double)};
+}
+
+std::vector<double> doubles_of(const std::string& bytes, std::size_t count, const char* name) {
+  std::vector<double> values(count);
+  ensure(bytes.size() == count * sizeof(double), "{} have {} bytes of {}", name, bytes.size(),
+         count * sizeof(double));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
 template <class Value>
 Value value_of(const std::string& bytes, const char* name) {
   Value value;
@@ -30,10 +42,12 @@ Value value_of(const std::string& bytes, const char* name) {
   return value;
 }
 
-// What may differ between ranks: where and by how many threads they compute.
+// Where and by how many threads ranks compute may differ, unless the bits must not depend on who computes
+// what.
 Json comparable(const Setup& setup) {
   Json record = run_record(setup, {});
-  for (const char* own : {"cpu", "threads", "matrix_library"}) record.erase(own);
+  for (const char* own : {"cpu", "threads", "matrix_library"})
+    if (!setup.settings.plan.reproducible) record.erase(own);
   record["held_out"] = setup.settings.held_out;
   record["eval_every"] = setup.settings.eval_every;
   record["eval_batches"] = setup.settings.eval_batches;
@@ -91,19 +105,19 @@ std::uint64_t RunRanks::sum(std::uint64_t count) {
   return all;
 }
 
-RunRanks::Outcome RunRanks::combine(const Outcome& own) {
-  if (communicator_ == nullptr) return own;
+RunRanks::Outcome RunRanks::combine(Outcome own) {
+  own.losses.push_back(own.stop ? 1 : 0);
   Outcome all;
-  for (const std::string& bytes : exchange("the loss of a step", bytes_of(own))) {
-    const auto other = value_of<Outcome>(bytes, "a rank's loss");
-    all = {all.loss + other.loss, all.stop || other.stop};
+  for (const std::string& bytes : exchange("the losses of a step", bytes_of(own.losses))) {
+    const std::vector<double> losses = doubles_of(bytes, own.losses.size(), "a rank's losses");
+    all.losses.insert(all.losses.end(), losses.begin(), losses.end() - 1);
+    all.stop |= losses.back() != 0;
   }
   return all;
 }
 
 double RunRanks::mean(const std::vector<double>& own, std::uint64_t count) {
-  std::vector<std::string> all = exchange(
-      "the losses of a validation", {reinterpret_cast<const char*>(own.data()), own.size() * sizeof(double)});
+  const std::vector<std::string> all = exchange("the losses of a validation", bytes_of(own));
   double sum = 0;
   for (std::uint64_t i = 0; i < count; ++i) {
     const auto ranks = static_cast<std::uint64_t>(size());

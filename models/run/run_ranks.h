@@ -35,12 +35,12 @@ class RunRanks {
   std::string from_first(const std::string& text);  // what rank 0 has given
   void wait_for_all(const std::string& what) { exchange(what, {}); }
   std::uint64_t sum(std::uint64_t count);  // over all ranks
-  // What each rank knows of a step once its gradients are there.
+  // What each rank knows of a step once its gradients are there; returns what all of them know.
   struct Outcome {
-    double loss = 0;    // its share of the step's loss; afterwards the loss
-    bool stop = false;  // whether it is asked to stop; afterwards whether any is
+    std::vector<double> losses;  // of its micro-batches
+    bool stop = false;           // whether it is asked to stop
   };
-  Outcome combine(const Outcome& own);
+  Outcome combine(Outcome own);
   // Losses of validation by micro-batch, of which each rank has measured those with index % size() == rank().
   double mean(const std::vector<double>& own, std::uint64_t count);
   // Ends the run of all ranks with this error.

@@ -36,7 +36,10 @@ Json loss_scale_text(const TrainSettings& settings) {
 Json hyperparameters(const Setup& setup) {
   const TrainSettings& s = setup.settings;
   Json all = to_json(setup.plan.recipe);
-  all.update({{"steps", s.steps}, {"clip-value", s.clip_value}, {"loss-scale", loss_scale_text(s)}});
+  all.update({{"steps", s.steps},
+              {"clip-value", s.clip_value},
+              {"reproducible", s.plan.reproducible},
+              {"loss-scale", loss_scale_text(s)}});
   all.update(setup.optimizer->settings());
   return all;
 }

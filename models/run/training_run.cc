@@ -176,11 +176,11 @@ engine::StepResult TrainingRun::apply_or_skip(double loss, bool& skipped) {
 double TrainingRun::compute(std::uint64_t number, float scale) {
   const std::span<const MicroBatch> own = setup_.data->training(next_sample_);
   const std::uint64_t targets = ranks_.sum(counted_targets(own));
-  const double share =
+  const std::vector<double> losses =
       runner_->train_step(own, {settings_.seed, number, targets, scale}, [this] { stop_requested(); });
-  const RunRanks::Outcome all = ranks_.combine({share, stop_});
+  const RunRanks::Outcome all = ranks_.combine({losses, stop_});
   stops_ = all.stop;
-  return all.loss;
+  return loss_of_step(all.losses, targets);
 }
 
 double TrainingRun::run_step(std::uint64_t number, StepReport& report) {

@@ -194,10 +194,11 @@ class PlainRun {
   double train(std::span<const MicroBatch> micro_batches, std::uint64_t seed = 1, std::uint64_t step = 1,
                float loss_scale = 1) {
     source.begin_step();
-    const double loss =
-        executor.train_step(micro_batches, {seed, step, counted_targets(micro_batches), loss_scale}, {});
+    const std::uint64_t targets = counted_targets(micro_batches);
+    const std::vector<double> losses =
+        executor.train_step(micro_batches, {seed, step, targets, loss_scale}, {});
     if (!source.whole_groups()) throw std::logic_error("a group did not follow the whole schedule");
-    return loss;
+    return loss_of_step(losses, targets);
   }
   bool guards_hold() const {
     return source.guards_hold() && activations_.guards_hold() && workspace_.guards_hold();

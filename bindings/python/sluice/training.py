@@ -77,6 +77,7 @@ def train(
     threads: int | None = None,
     ranks: int | None = None,
     stage: int | None = None,
+    reproducible: bool = False,
     silence: int | None = None,
     patience: int | None = None,
     out: Path | None = None,
@@ -147,7 +148,7 @@ def _words(given: Mapping[str, Any]) -> Iterator[str]:
     switches = _switches()
     for name, value in given.items():
         flag = f"--{name.replace('_', '-')}"
-        if name == "resume" or name in switches:
+        if name in ("resume", "reproducible") or name in switches:
             if not isinstance(value, bool):
                 raise InvalidArgumentError(f"{name} is {value!r}; it may be True or False")
             if value or name in switches:

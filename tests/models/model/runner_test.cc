@@ -64,8 +64,9 @@ class Learner {
     const Data data(model_, kCount);
     for (int step = 0; step < steps; ++step) {
       engine_.begin_step({{{0.01, 0.1}, {0.01, 0.0}, {0.01, 0.1}}, 1.0});
-      outcome.losses.push_back(runner_.train_step(
-          data.micro_batches, {7, static_cast<std::uint64_t>(step), counted_targets(data.micro_batches)}));
+      const std::uint64_t targets = counted_targets(data.micro_batches);
+      outcome.losses.push_back(loss_of_step(
+          runner_.train_step(data.micro_batches, {7, static_cast<std::uint64_t>(step), targets}), targets));
       engine_.step();
       outcome.evaluations.push_back(runner_.evaluate(data.micro_batches[1]));
     }

@@ -99,12 +99,12 @@ TEST_F(RunRanksTest, AgreeOnTheHighestStageThatOneNeeds) {
   expect_part(plans[0], "this is rank 0 of 2, at stage 2");
 }
 
-TEST_F(RunRanksTest, AddUpInTheirOrder) {
+TEST_F(RunRanksTest, PutTogetherWhatTheyKnow) {
   comm::run_communicators(comm::World::kThreads, 3, [&](comm::Communicator& communicator) {
     RunRanks ranks(&communicator);
-    const double own[] = {1e16, 1.0, -1e16};
-    const RunRanks::Outcome all = ranks.combine({own[ranks.rank()], ranks.rank() == 2});
-    EXPECT_EQ(all.loss, (1e16 + 1.0) - 1e16);
+    const double own = ranks.rank();
+    const RunRanks::Outcome all = ranks.combine({{own, own + 0.5}, ranks.rank() == 2});
+    EXPECT_EQ(all.losses, (std::vector<double>{0, 0.5, 1, 1.5, 2, 2.5}));
     EXPECT_TRUE(all.stop);
     EXPECT_EQ(ranks.sum(static_cast<std::uint64_t>(ranks.rank()) + 1), 6u);
     EXPECT_EQ(ranks.from_first("rank " + std::to_string(ranks.rank())), "rank 0");
@@ -116,7 +116,9 @@ TEST_F(RunRanksTest, AddUpInTheirOrder) {
 TEST(RunRanks, AloneSendsNothing) {
   RunRanks ranks(nullptr);
   EXPECT_TRUE(ranks.is_first());
-  EXPECT_EQ(ranks.combine({2.5, true}).loss, 2.5);
+  const RunRanks::Outcome all = ranks.combine({{2.5, 1}, true});
+  EXPECT_EQ(all.losses, (std::vector<double>{2.5, 1}));
+  EXPECT_TRUE(all.stop);
   EXPECT_EQ(ranks.mean({1, 2}, 2), 1.5);
   EXPECT_EQ(ranks.from_first("own"), "own");
 }

@@ -1,0 +1,53 @@
+#include "engine/plan/micro_batch_sums.h"
+
+#include <algorithm>
+
+#include "core/pairwise.h"
+
+namespace sluice::engine {
+
+MicroBatchSums::MicroBatchSums(bool pairwise, const RankOf& ranks, std::size_t micro_batches)
+    : pairwise_(pairwise), heights_{0}, merges_(micro_batches) {
+  for (int rank = 0; rank <= ranks.size; ++rank)
+    borders_.push_back(static_cast<std::size_t>(rank) * micro_batches);
+  PairwiseStack stack(borders_[static_cast<std::size_t>(ranks.rank)]);
+  for (std::size_t i = 0; i < micro_batches; ++i) {
+    if (!pairwise) {
+      heights_.push_back(1);
+      continue;
+    }
+    most_ = std::max(most_, stack.height() + 1);
+    merges_[i] = stack.push();
+    const bool all = ranks.size == 1 && i + 1 == micro_batches;
+    if (all) merges_[i] += stack.carries();
+    heights_.push_back(all ? 1 : stack.height());
+  }
+}
+
+std::size_t MicroBatchSums::kept(std::size_t group, bool to_the_end) const {
+  std::size_t most = to_the_end ? heights_.back() : 1;
+  for (std::size_t added = group; added + 1 < heights_.size(); added += group)
+    most = std::max(most, heights_[added]);
+  return most;
+}
+
+std::vector<std::size_t> gradient_buffers(const Profile& profile, const MicroBatchSums& sums,
+                                          std::size_t group) {
+  std::vector<std::size_t> writes(profile.units.size());
+  for (const Access& access : profile.schedule) writes[access.unit] += access.gradient_use >= 0 ? 1 : 0;
+  std::vector<std::size_t> buffers;
+  for (const std::size_t count : writes) buffers.push_back(sums.kept(group, count > 1));
+  return buffers;
+}
+
+std::size_t sums_bytes(const Profile& profile, const Layout& layout, const MicroBatchSums& sums) {
+  std::size_t most = 0, together = 0;
+  for (const Access& access : profile.schedule) {
+    if (!access.joined) together = 0;
+    if (access.gradient_use >= 0) together += use_elements(layout, access.unit, access.gradient_use);
+    most = std::max(most, together);
+  }
+  return (sums.most() - 1) * most * sizeof(float);
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,44 @@
+#pragma once
+#include <cstddef>
+#include <vector>
+
+#include "engine/plan/plan.h"
+
+namespace sluice::engine {
+
+// In what order a rank adds the gradients that its micro-batches have of one use of a parameter. Either one
+// after another; or pairwise over the micro-batches of all ranks, so that the sum does not depend on how many
+// ranks there are. Then this rank's gradients pile up as on a PairwiseStack, of which each sum has a buffer.
+class MicroBatchSums {
+ public:
+  // micro_batches: of each rank in a step.
+  MicroBatchSums(bool pairwise, const RankOf& ranks, std::size_t micro_batches);
+
+  bool pairwise() const { return pairwise_; }
+  // How many sums there are once so many micro-batches were added.
+  std::size_t height(std::size_t added) const { return heights_[added]; }
+  // How often the two topmost sums then become one, when this micro-batch's gradient was put on them.
+  std::size_t merges(std::size_t micro_batch) const { return merges_[micro_batch]; }
+  // The most sums at once, with the gradient that is being written.
+  std::size_t most() const { return most_; }
+  // How many sums are kept beyond an access that adds so many micro-batches; to_the_end: also beyond the
+  // last.
+  std::size_t kept(std::size_t group, bool to_the_end) const;
+  // Where each rank's micro-batches begin, counted over all ranks, and where the last ones end.
+  const std::vector<std::size_t>& borders() const { return borders_; }
+
+ private:
+  bool pairwise_;
+  std::vector<std::size_t> borders_, heights_, merges_;
+  std::size_t most_ = 1;
+};
+
+// By unit: how many buffers each use of its gradient has, where so many micro-batches pass through it
+// together.
+std::vector<std::size_t> gradient_buffers(const Profile& profile, const MicroBatchSums& sums,
+                                          std::size_t group);
+// Within an access there may be more sums than buffers. What memory these take, for the accesses that are
+// held together.
+std::size_t sums_bytes(const Profile& profile, const Layout& layout, const MicroBatchSums& sums);
+
+}  // namespace sluice::engine
