@@ -19,19 +19,10 @@ using allocator::Tier;
 
 constexpr std::size_t kLeastStagingSlots = 3, kMostStagingSlots = 32;
 constexpr std::size_t kUnitsForLonger = 12;  // in models of fewer, frames reach 2 accesses ahead
-constexpr double kSame = 0.005;              // step times within this share of each other count as equal
 constexpr double kRounding = 1e-9;           // relative error of a sum in another order
 
 std::size_t index(Purpose purpose) { return static_cast<std::size_t>(purpose); }
 std::size_t index(Tier tier) { return static_cast<std::size_t>(tier); }
-
-// From the largest to the smallest.
-std::vector<std::size_t> all_group_sizes(std::size_t micro_batches) {
-  std::set<std::size_t> sizes;
-  for (std::size_t groups = 1; groups <= micro_batches; ++groups)
-    sizes.insert(divide_up(micro_batches, groups));
-  return {sizes.rbegin(), sizes.rend()};
-}
 
 // One way to run a step, apart from what is resident.
 struct Shape {
@@ -83,18 +74,6 @@ class Planner {
     return best;
   }
 
-  // Prefers short steps, then little wear of the disk, then looking far ahead, then little memory.
-  static bool faster(const Plan& a, const Plan& b) {
-    if (std::abs(a.time.step - b.time.step) > kSame * b.time.step) return a.time.step < b.time.step;
-    const auto traffic = [](const Plan& p) {
-      return static_cast<double>(p.step_bytes_read + p.step_bytes_written);
-    };
-    if (std::abs(traffic(a) - traffic(b)) > 0.05 * traffic(b)) return traffic(a) < traffic(b);
-    if (a.uses_disk() && a.prefetch != b.prefetch) return a.prefetch > b.prefetch;
-    if (a.staging_slots != b.staging_slots) return a.staging_slots > b.staging_slots;
-    return a.peak_memory < b.peak_memory;
-  }
-
  private:
   void check_request() const {
     if (request_.group && (*request_.group == 0 || *request_.group > profile_.micro_batches))
@@ -125,7 +104,7 @@ class Planner {
 
   std::vector<std::size_t> group_sizes() const {
     if (request_.group) return {*request_.group};
-    return all_group_sizes(profile_.micro_batches);
+    return group_sizes_of(profile_.micro_batches);
   }
 
   std::vector<Lookahead> lookaheads() const {
@@ -443,23 +422,13 @@ class Planner {
 Plan make_plan_at_stage(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
                         const PlanRequest& request, const MachineRates& rates) {
   const std::size_t chunk = Placement(profile, optimizer, request).chunk_for(rates);
-  std::vector<PlanRequest> requests = {request};
-  if (request.reproducible && !request.group) {  // how many sums are kept depends on the group
-    requests.clear();
-    for (const std::size_t group : all_group_sizes(profile.micro_batches))
-      requests.emplace_back(request).group = group;
+  if (!request.chunk_elements && chunk > kChunkGrain) {
+    PlanRequest larger = request;
+    larger.chunk_elements = chunk;
+    if (const std::optional<Plan> plan = Planner(profile, optimizer, budget, larger, rates).find())
+      return *plan;
   }
-  std::optional<Plan> best;
-  const auto try_all = [&](std::optional<std::size_t> chunk_elements) {
-    for (PlanRequest each : requests) {
-      if (chunk_elements) each.chunk_elements = chunk_elements;
-      std::optional<Plan> plan = Planner(profile, optimizer, budget, each, rates).find();
-      if (plan && (!best || Planner::faster(*plan, *best))) best = std::move(plan);
-    }
-  };
-  if (!request.chunk_elements && chunk > kChunkGrain) try_all(chunk);
-  if (!best) try_all(std::nullopt);
-  return best ? *best : Planner(profile, optimizer, budget, requests.back(), rates).best();
+  return Planner(profile, optimizer, budget, request, rates).best();
 }
 
 }  // namespace sluice::engine

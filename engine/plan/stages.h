@@ -1,11 +1,22 @@
 #pragma once
+#include <cstddef>
+#include <vector>
+
 #include "engine/plan/plan.h"
 
 // Private to the plan.
 namespace sluice::engine {
 
+// Step times within this share of each other count as equal.
+inline constexpr double kSame = 0.005;
+// Prefers short steps, then little wear of the disk, then looking far ahead, then little memory.
+bool faster(const Plan& a, const Plan& b);
+
+// How many micro-batches may pass through a unit together, from the most to the least.
+std::vector<std::size_t> group_sizes_of(std::size_t micro_batches);
+
 // Makes the plan that is fastest at request.stage. Throws what make_plan() does. REQUIRES: the stage is
-// given.
+// given, and the group, where gradients are added pairwise.
 Plan make_plan_at_stage(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
                         const PlanRequest& request, const MachineRates& rates);
 

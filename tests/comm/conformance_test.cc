@@ -4,52 +4,16 @@
 #include <atomic>
 #include <mutex>
 #include <numeric>
-#include <random>
 #include <thread>
 
+#include "comm/values.h"
 #include "comm/worlds.h"
 #include "core/dtype.h"
-#include "core/pairwise.h"
 #include "thrown.h"
 
 // Holds every kind of links to the same contract: what a communicator computes over them.
 namespace sluice::comm {
 namespace {
-
-// Values that each rank can compute for all ranks, whose sum depends on the order of additions.
-float value_of(std::uint64_t seed, int rank, std::size_t i) {
-  std::uint64_t x = seed * 0x9e3779b97f4a7c15 + static_cast<std::uint64_t>(rank) * 0xd1342543de82ef95 + i;
-  x = (x ^ (x >> 31)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 29)) * 0x94d049bb133111eb;
-  constexpr float kScales[] = {1.0f / 4096, 1.0f / 64, 1, 64};
-  return static_cast<float>(static_cast<int>(x >> 40 & 2047) - 1024) * kScales[x >> 60 & 3];
-}
-
-void set(Array array, std::size_t i, float value) {
-  if (array.type == Dtype::kF32) array.f32()[i] = value;
-  if (array.type == Dtype::kBf16) array.bf16()[i] = to_bf16(value);
-  if (array.type == Dtype::kF16) array.f16()[i] = to_f16(value);
-}
-float get(ConstArray array, std::size_t i) {
-  if (array.type == Dtype::kF32) return array.f32()[i];
-  return array.type == Dtype::kBf16 ? to_f32(array.bf16()[i]) : to_f32(array.f16()[i]);
-}
-
-class Values {
- public:
-  Values(Dtype type, std::size_t count) : type_(type), bytes_(count * size_of(type) + 1), count_(count) {}
-  Values(Dtype type, std::size_t count, std::uint64_t seed, int rank) : Values(type, count) {
-    for (std::size_t i = 0; i < count; ++i) set(array(), i, value_of(seed, rank, i));
-  }
-  Array array() { return {bytes_.data(), type_}; }
-  std::size_t count() const { return count_; }
-  bool operator==(const Values&) const = default;
-
- private:
-  Dtype type_;
-  std::vector<std::byte> bytes_;
-  std::size_t count_;
-};
 
 // The sum of elements begin ... end - 1 over all ranks, element after element; the rest is as `rank` has it.
 Values sum_of(Dtype type, std::size_t count, std::uint64_t seed, int rank, int ranks, std::size_t begin,
@@ -64,14 +28,6 @@ Values sum_of(Dtype type, std::size_t count, std::uint64_t seed, int rank, int r
     set(sum.array(), i, total);
   }
   return sum;
-}
-
-std::vector<std::size_t> borders_of(std::uint64_t seed, std::size_t count, int ranks) {
-  std::mt19937_64 random(seed);
-  std::vector<std::size_t> borders{0, count};
-  for (int i = 1; i < ranks; ++i) borders.push_back(random() % 3 == 0 ? count : random() % (count + 1));
-  std::sort(borders.begin(), borders.end());
-  return borders;
 }
 
 using Case = std::tuple<World, int>;
@@ -117,80 +73,6 @@ TEST_P(Conformance, AllReduceAddsInTheOrderOfRanks) {
         EXPECT_EQ(values, sum_of(type, count, id, comm.rank(), comm.size(), 0, count))
             << name_of(type) << " " << count;
       }
-  });
-}
-
-// The sum of numbers [first, end) in the pairwise order, level by level as it is described.
-Values pairwise_sum(std::vector<Values> level) {
-  while (level.size() > 1) {
-    std::vector<Values> next;
-    for (std::size_t i = 0; i < level.size(); i += 2) {
-      next.push_back(level[i]);
-      for (std::size_t k = 0; i + 1 < level.size() && k < level[i].count(); ++k)
-        set(next.back().array(), k, get(level[i].array(), k) + get(level[i + 1].array(), k));
-    }
-    level = std::move(next);
-  }
-  return level.front();
-}
-
-// Each rank adds its own numbers up to the largest sums of the order. The result is that of one rank.
-TEST_P(Conformance, PairwiseSumsHaveTheSameBitsWhoeverHasWhichNumbers) {
-  run([&](Communicator& comm) {
-    const auto rank = static_cast<std::size_t>(comm.rank());
-    const std::size_t count = most() / 3;
-    std::uint64_t id = 0;
-    for (const std::size_t extra : {0, 1, 5, 6}) {
-      const std::size_t total = static_cast<std::size_t>(comm.size()) * 3 + extra;
-      std::vector<std::size_t> numbers{0};  // unequal shares, where there are extra ones
-      for (int r = 0; r < comm.size(); ++r)
-        numbers.push_back(r + 1 == comm.size() ? total : numbers.back() + 3 + (r == 1 ? extra : 0));
-      std::vector<Values> all;
-      for (std::size_t i = 0; i < total; ++i) all.emplace_back(Dtype::kF32, count, 77, static_cast<int>(i));
-      std::vector<Values> own;
-      PairwiseStack stack(numbers[rank]);
-      for (std::size_t i = numbers[rank]; i < numbers[rank + 1]; ++i) {
-        own.push_back(all[i]);
-        for (std::size_t merge = stack.push(); merge > 0; --merge) {
-          const Values upper = own.back();
-          own.pop_back();
-          own.back() = pairwise_sum({own.back(), upper});
-        }
-      }
-      std::vector<Array> arrays;
-      for (Values& values : own) arrays.push_back(values.array());
-      Values expected = pairwise_sum(all);
-      const SumOrder order = pairwise_order(numbers);
-      const auto borders = borders_of(++id, count, comm.size());
-      Ending scattered;
-      comm.reduce_scatter(id, "x", arrays, borders, order, scattered.done());
-      scattered.wait();
-      for (std::size_t i = borders[rank]; i < borders[rank + 1]; ++i)
-        ASSERT_EQ(get(arrays[0], i), get(expected.array(), i)) << total << " numbers, element " << i;
-    }
-  });
-}
-
-TEST_P(Conformance, AllReduceInPairwiseOrder) {
-  run([&](Communicator& comm) {
-    std::vector<std::size_t> numbers{0};
-    for (int r = 0; r < comm.size(); ++r) numbers.push_back(numbers.back() + 1);
-    std::vector<Values> all;
-    for (int r = 0; r < comm.size(); ++r) all.emplace_back(Dtype::kBf16, 1001, 5, r);
-    std::vector<Values> wide;
-    for (Values& values : all) {
-      wide.emplace_back(Dtype::kF32, 1001, 5, 0);
-      for (std::size_t i = 0; i < 1001; ++i) set(wide.back().array(), i, get(values.array(), i));
-    }
-    Values own = all[static_cast<std::size_t>(comm.rank())];
-    const Array array = own.array();
-    Ending end;
-    comm.all_reduce(1, "x", std::span(&array, 1), 1001, pairwise_order(numbers), end.done());
-    end.wait();
-    Values expected = all[0];
-    Values sum = pairwise_sum(wide);
-    for (std::size_t i = 0; i < 1001; ++i) set(expected.array(), i, get(sum.array(), i));
-    EXPECT_EQ(own, expected);
   });
 }
 
@@ -263,7 +145,11 @@ TEST_P(Conformance, ExchangeBringsStringsOfAnySize) {
       EXPECT_EQ(comm.exchange(3, "names", text(comm.rank(), turn)), all);
       comm.barrier(3, "names");
     }
-    EXPECT_NE(message_of([&] { comm.exchange(4, "long", std::string(65537, 'x')); }).find("65537 bytes"),
+    const std::string long_text(200'000, static_cast<char>('a' + comm.rank()));
+    const std::vector<std::string> all = comm.exchange(4, "long", comm.rank() == 0 ? long_text : "");
+    EXPECT_EQ(all[0], std::string(200'000, 'a'));
+    const std::string too_long(Communicator::kMostExchanged + 1, 'x');
+    EXPECT_NE(message_of([&] { comm.exchange(5, "long", too_long); }).find("67108865 bytes"),
               std::string::npos);
   });
 }
