@@ -207,13 +207,6 @@ void Core::check_settings(const StepSettings& given) const {
            given.groups.size(), needed);
 }
 
-void Core::sum_over_ranks(UnitId unit, int use, std::span<const Array> sums, const comm::SumOrder& order) {
-  TransferGroup sum;
-  ranks->sum_gradient(unit, use, sums, order, sum.add());
-  waits.during(Waits::For::kRanks, "the gradient of " + name_of(unit),
-               [&] { sum.wait([this] { serve_ranks(); }); });
-}
-
 // The others are told of an error before anything waits for them.
 void Core::serve_ranks() {
   try {

@@ -75,8 +75,6 @@ struct Core {
   bool partitions_parameters(UnitId unit) const { return parameter_shards && parameter_shards->has(unit); }
   // The elements of the unit that this engine updates.
   ElementRange own(UnitId unit) const { return states.format().shards().here(unit); }
-  // Adds up the unit's gradient over all ranks; waits, and goes on with updates meanwhile.
-  void sum_over_ranks(UnitId unit, int use, std::span<const Array> sums, const comm::SumOrder& order);
   void clip(StepResult& result);
   static bool representable(double norm);  // tells whether f32 can hold the norm, and so every element
   [[noreturn]] void refuse_not_finite(std::optional<ParameterId> parameter, double norm) const;

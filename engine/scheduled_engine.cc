@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <utility>
 
 #include "core/bytes.h"
@@ -10,6 +11,11 @@
 #include "kernels/elementwise.h"
 
 namespace sluice::engine {
+namespace {
+
+constexpr std::size_t kAny = std::numeric_limits<std::size_t>::max();
+
+}  // namespace
 
 ScheduledEngine::ScheduledEngine(const Profile& profile, const Plan& plan, const optim::Optimizer& optimizer,
                                  const Resources& resources)
@@ -62,6 +68,7 @@ void ScheduledEngine::require_next(const Access& asked) const {
 void ScheduledEngine::acquire(const Access& asked) {
   core().guarded([&](Core& c) {
     require_next(asked);
+    finish_sums(kAny);
     const Access& access = accesses_[position_];
     c.pager.set_position(position_);
     c.queue.ensure_updated(access.unit);  // a pending update owns the gradient, too
@@ -98,9 +105,10 @@ void ScheduledEngine::release(const Access& access) {
     const Held released = take_held(access);
     if (released.access.parameters) c.pager.release(c.parameters[released.access.unit]);
     if (released.access.final)
-      finish_gradient(released);
+      begin_sum(released);
     else if (released.access.gradient_use >= 0)
       store_gradient(released);
+    finish_sums(kAny);
     c.queue.advance();
   });
 }
@@ -165,15 +173,90 @@ void ScheduledEngine::store_gradient(const Held& held) {
   }
 }
 
-void ScheduledEngine::finish_gradient(const Held& held) {
+// Adds what this rank has of the unit's gradient, which then waits for the other ranks, where there are any.
+void ScheduledEngine::begin_sum(const Held& held) {
   Core& c = core();
   const UnitId unit = held.access.unit;
   // No access of this step needs the parameters any more, so that nobody reads a shard while it is updated.
   if (c.partitions_parameters(unit)) c.pager.outdate(c.parameters[unit]);
-  if (sums_.pairwise())
-    add_uses_pairwise(held);
-  else
-    add_uses(unit);
+  for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p)
+    for (int use = 0; use < layout().spec(p).uses; ++use) {
+      add_waiting(p, use, held.waiting_from);
+      if (!written_[p][static_cast<std::size_t>(use)].last) fill_sums(p, use, held.waiting_from);
+    }
+  if (!sums_.pairwise()) add_uses(unit);
+  Sum& sum = sums_of_ranks_.emplace_back(Sum{held, {}});
+  if (c.ranks) sum_uses(held, sum.group);
+  // Where a rank gives several sums, all but the first may be where the next access puts its own.
+  if (own_sums() > 1) return finish_sums(std::nullopt);
+  finish_sums(c.plan.sums_beside ? 1 : 0);
+}
+
+std::size_t ScheduledEngine::own_sums() const {
+  return order_.arrays[static_cast<std::size_t>(core().plan.ranks.rank)];
+}
+
+// The gradient is 0 where nothing was written.
+void ScheduledEngine::fill_sums(ParameterId parameter, int use, std::size_t waiting_from) {
+  const Layout::Location& location = layout().location(parameter);
+  const std::size_t offset = core().gradients.offset(parameter, use);
+  for (std::size_t below = 0; below < own_sums(); ++below) {
+    float* const sum = core().gradients.sum(location.unit, use, below, waiting_from);
+    kernels::fill(core().resources.threads, location.elements, 0.0f, {sum + offset, Dtype::kF32});
+  }
+}
+
+void ScheduledEngine::add_uses(UnitId unit) {
+  Core& c = core();
+  for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p)
+    for (int use = 1; use < layout().spec(p).uses; ++use) {
+      const Array sum = {c.gradients.data(p, 0), Dtype::kF32};
+      kernels::add(c.resources.threads, layout().location(p).elements, sum,
+                   {c.gradients.data(p, use), Dtype::kF32}, sum);
+    }
+}
+
+// Begins the sums over ranks: of the first use, to which the others were added; or, where sums are pairwise,
+// of each use.
+void ScheduledEngine::sum_uses(const Held& held, TransferGroup& group) {
+  Core& c = core();
+  const UnitId unit = held.access.unit;
+  for (int use = 0; use < (sums_.pairwise() ? c.gradients.uses(unit) : 1); ++use) {
+    std::vector<Array> arrays;
+    for (std::size_t below = 0; below < own_sums(); ++below)
+      arrays.push_back({c.gradients.sum(unit, use, below, held.waiting_from), Dtype::kF32});
+    c.ranks->sum_gradient(unit, use, arrays, order_, group.add());
+  }
+}
+
+std::size_t ScheduledEngine::sums_in_frames() const {
+  return static_cast<std::size_t>(std::ranges::count_if(sums_of_ranks_, [&](const Sum& sum) {
+    return !core().plan.units[sum.held.access.unit].resident(Part::kGradient);
+  }));
+}
+
+// Makes gradients final in the order in which their sums began, as far as the ranks have added them up. Waits
+// until no more than so many others are under frames; nothing: until all are final.
+void ScheduledEngine::finish_sums(std::optional<std::size_t> may_go_on) {
+  Core& c = core();
+  while (!sums_of_ranks_.empty()) {
+    Sum& first = sums_of_ranks_.front();
+    if (!first.group.finished()) {
+      if (may_go_on && sums_in_frames() <= *may_go_on) return;
+      c.waits.during(Waits::For::kRanks, "the gradient of " + c.name_of(first.held.access.unit),
+                     [&] { first.group.wait([&] { c.serve_ranks(); }); });
+    }
+    first.group.wait();
+    const Held held = first.held;
+    sums_of_ranks_.pop_front();
+    finish_gradient(held);
+  }
+}
+
+void ScheduledEngine::finish_gradient(const Held& held) {
+  Core& c = core();
+  const UnitId unit = held.access.unit;
+  if (sums_.pairwise()) add_uses(unit);
   const HoldingId gradient = c.gradients.holding(unit, 0);
   for (int use = 0; use < c.gradients.uses(unit); ++use)
     for (const HoldingId other : c.gradients.holdings(unit, use)) {
@@ -195,57 +278,13 @@ void ScheduledEngine::finish_gradient(const Held& held) {
                 c.own(unit).size() * size_of(c.gradients.final_type(unit)));
     c.pager.release(gradient);
     c.pager.discard(gradient);
-    finished_[unit] = true;
-    if (!c.plan.clip && have_final_gradients(units)) enqueue(units);
-    return;
+  } else {
+    c.pager.written(gradient, c.gradients.final_bytes(unit, c.own(unit)));
+    c.pager.park(gradient);  // the update streams it from its record if it has left memory
+    c.pager.release(gradient);
   }
-  c.pager.written(gradient, c.gradients.final_bytes(unit, c.own(unit)));
-  c.pager.park(gradient);  // the update streams it from its record if it has left memory
-  c.pager.release(gradient);
   finished_[unit] = true;
   if (!c.plan.clip && have_final_gradients(units)) enqueue(units);
-}
-
-// Adds the uses, and then the ranks' sums.
-void ScheduledEngine::add_uses(UnitId unit) {
-  Core& c = core();
-  Threads& threads = c.resources.threads;
-  const auto of_use = [&](ParameterId p, int use) { return Array{c.gradients.data(p, use), Dtype::kF32}; };
-  for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p) {
-    const std::size_t n = layout().location(p).elements;
-    for (int use = 0; use < layout().spec(p).uses; ++use)
-      if (!written_[p][static_cast<std::size_t>(use)].last) kernels::fill(threads, n, 0.0f, of_use(p, use));
-    for (int use = 1; use < layout().spec(p).uses; ++use)
-      kernels::add(threads, n, of_use(p, 0), of_use(p, use), of_use(p, 0));
-  }
-  const Array whole = {c.gradients.sum(unit, 0, 0, 0), Dtype::kF32};
-  if (c.ranks) c.sum_over_ranks(unit, 0, std::span(&whole, 1), order_);
-}
-
-// Adds the ranks' sums of each use, and then the uses, which are at different places of their buffers.
-void ScheduledEngine::add_uses_pairwise(const Held& held) {
-  Core& c = core();
-  Threads& threads = c.resources.threads;
-  const UnitId unit = held.access.unit;
-  const std::size_t sums = order_.arrays[static_cast<std::size_t>(c.plan.ranks.rank)];
-  for (int use = 0; use < c.gradients.uses(unit); ++use) {
-    std::vector<Array> arrays;
-    for (std::size_t below = 0; below < sums; ++below)
-      arrays.push_back({c.gradients.sum(unit, use, below, held.waiting_from), Dtype::kF32});
-    for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p) {
-      if (layout().spec(p).uses <= use) continue;
-      add_waiting(p, use, held.waiting_from);
-      for (const Array& array : arrays)
-        if (!written_[p][static_cast<std::size_t>(use)].last)
-          kernels::fill(threads, layout().location(p).elements, 0.0f, array.at(c.gradients.offset(p, use)));
-    }
-    if (c.ranks) c.sum_over_ranks(unit, use, arrays, order_);
-  }
-  for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p)
-    for (int use = 1; use < layout().spec(p).uses; ++use) {
-      const Array sum = {c.gradients.data(p, 0), Dtype::kF32};
-      kernels::add(threads, layout().location(p).elements, sum, {c.gradients.data(p, use), Dtype::kF32}, sum);
-    }
 }
 
 // Rounds the gradient in place. It then begins with the first element that this rank updates. Returns a
@@ -285,6 +324,7 @@ StepResult ScheduledEngine::step() {
     if (!in_step() || position_ != accesses_.size() || !held_.empty())
       refuse(ErrorCode::kState, "step() is called after {} of {} accesses, with {} units held", position_,
              accesses_.size(), held_.size());
+    finish_sums(std::nullopt);
     c.in_step = false;
     position_ = 0;
     c.pager.set_position(0);

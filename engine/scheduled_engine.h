@@ -1,10 +1,12 @@
 #pragma once
 #include <cstddef>
+#include <list>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "comm/sums.h"
+#include "core/transfers.h"
 #include "engine/engine.h"
 #include "engine/plan/micro_batch_sums.h"
 
@@ -65,9 +67,20 @@ class ScheduledEngine final : public Engine {
   Held take_held(const Access& access);
   void add_waiting(ParameterId parameter, int use, std::size_t waiting_from);
   void store_gradient(const Held& held);
-  void finish_gradient(const Held& held);
+  // Where ranks add up what each of them has of a gradient, this goes on beside the next accesses.
+  struct Sum {
+    Held held;
+    TransferGroup group;
+  };
+  void begin_sum(const Held& held);
+  void fill_sums(ParameterId parameter, int use, std::size_t waiting_from);
+  // How many sums of a gradient this rank gives.
+  std::size_t own_sums() const;
   void add_uses(UnitId unit);
-  void add_uses_pairwise(const Held& held);
+  void sum_uses(const Held& held, TransferGroup& group);
+  void finish_sums(std::optional<std::size_t> may_go_on);
+  std::size_t sums_in_frames() const;
+  void finish_gradient(const Held& held);
   std::optional<ParameterId> round_gradient(UnitId unit);
   bool have_final_gradients(UnitRange units) const;
   void enqueue(UnitRange units);
@@ -83,6 +96,7 @@ class ScheduledEngine final : public Engine {
     bool waits = false;               // to be added
   };
   std::vector<std::vector<Written>> written_;  // by parameter and use
+  std::list<Sum> sums_of_ranks_;               // in the order in which they began
   std::vector<bool> finished_;                 // by unit: whether its gradient is final
   std::optional<ParameterId> not_finite_;  // the first parameter of this step whose gradient is not finite
   std::vector<UnitId> needed_first_;       // units whose state is read ahead, the last one needed first

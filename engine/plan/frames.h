@@ -7,12 +7,12 @@
 
 namespace sluice::engine {
 
-// How far ahead the frames of a plan reach: how many accesses are fetched ahead, and whether there is room
-// for one more, which is being written behind.
+// How far ahead the frames of a plan reach: how many accesses are fetched ahead, whether there is room for
+// one more, which is being written behind, and for one whose gradient ranks are adding up.
 struct Lookahead {
   std::size_t prefetch = 2;
-  bool slack = true;
-  std::size_t ahead() const { return prefetch + (slack ? 1 : 0); }
+  bool slack = true, sums = false;
+  std::size_t ahead() const { return prefetch + (slack ? 1 : 0) + (sums ? 1 : 0); }
 };
 
 // The same amount for each of `count` consecutive numbers, from `first` on.

@@ -108,9 +108,14 @@ class Planner {
   }
 
   std::vector<Lookahead> lookaheads() const {
-    if (request_.prefetch) return {{*request_.prefetch, true}, {*request_.prefetch, false}};
     std::vector<Lookahead> all = {{2, true}, {1, true}, {1, false}};
     if (profile_.units.size() >= kUnitsForLonger) all.insert(all.begin(), {4, true});
+    if (request_.prefetch) all = {{*request_.prefetch, true}, {*request_.prefetch, false}};
+    if (request_.ranks.size > 1 && !profile_.any_order) {
+      const Lookahead least = all.back();
+      for (Lookahead& each : all) each.sums = true;
+      all.push_back(least);
+    }
     return all;
   }
 
@@ -264,6 +269,7 @@ class Planner {
     plan.sums_bytes = placement_.sums_bytes();
     plan.group = shape.group;
     plan.prefetch = shape.lookahead.prefetch;
+    plan.sums_beside = shape.lookahead.sums;
     // Extents of this size need few enough mappings for a pool of any size.
     plan.extent_bytes = kHugePage;
     plan.chunk_elements = placement_.format().shards().chunk_elements();
@@ -331,7 +337,8 @@ class Planner {
       plan.step_bytes_read += visit.read_bytes();
       plan.step_bytes_written += visit.written_bytes();
     }
-    const std::size_t window = (profile_.any_order ? profile_.held_units : 1) + lookahead.ahead();
+    const std::size_t window =
+        (profile_.any_order ? profile_.held_units : 1) + lookahead.ahead() - (lookahead.sums ? 1 : 0);
     const std::size_t slots = std::max<std::size_t>(1, plan.staging_slots);
     plan.time = walk(visits, {plan.prefetch, window, slots}, rates_);
   }

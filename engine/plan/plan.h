@@ -83,8 +83,10 @@ struct Plan {
   std::size_t stage = 0;  // see PlanRequest
   bool clip = true, reproducible = false;
   std::vector<UnitPlan> units;
-  std::size_t group = 1;         // micro-batches that pass through a unit together
-  std::size_t prefetch = 1;      // accesses fetched ahead
+  std::size_t group = 1;     // micro-batches that pass through a unit together
+  std::size_t prefetch = 1;  // accesses fetched ahead
+  // Whether there are frames for a gradient that ranks are adding up, while the next unit is computed.
+  bool sums_beside = false;
   std::size_t extent_bytes = 0;  // the size of an extent
   std::size_t extents = 0;
   std::size_t chunk_elements = 0;  // in a chunk of a streamed update; a multiple of kChunkGrain

@@ -99,12 +99,16 @@ TrainResult train(RunRanks& ranks, const TrainSettings& settings, const TrainEve
   const std::string checkpoint =
       ranks.from_first(ranks.is_first() ? find_checkpoint(settings).value_or("") : "");
   TrainingRun run(setup, ranks, events);
-  if (!checkpoint.empty()) {
-    resume_from(run, checkpoint);
-  } else {
-    run.load_initial();
+  try {
+    if (!checkpoint.empty())
+      resume_from(run, checkpoint);
+    else
+      run.load_initial();
+    return run.train();
+  } catch (const std::exception& error) {
+    ranks.fail(error.what());  // before the run is destroyed, which waits for what the others have begun with it
+    throw;
   }
-  return run.train();
 }
 
 }  // namespace
