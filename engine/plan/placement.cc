@@ -38,6 +38,7 @@ std::size_t choose_chunk(const Layout& layout, const PlanRequest& request) {
 Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, const PlanRequest& request)
     : profile_(profile),
       clip_(request.clip),
+      ranks_(request.ranks),
       layout_(profile.units),
       uses_(gradient_uses(profile)),
       sums_(request.reproducible, request.ranks, profile.micro_batches),

@@ -64,6 +64,15 @@ class Placement {
   Traffic kept_gradient_traffic(UnitId unit, std::size_t groups) const;
   Traffic state_traffic(UnitId unit) const { return units_[unit].state_traffic; }
 
+  // The bytes that this rank receives from the others for a unit in one step.
+  struct Received {
+    std::uint64_t gradient = 0;    // for the sum of its gradient
+    std::uint64_t updated = 0;     // what the others have updated of its parameters
+    std::uint64_t parameters = 0;  // where these are partitioned: what the others have of them
+    std::uint64_t total() const { return gradient + updated + parameters; }
+  };
+  Received received(UnitId unit, const UnitPlan& plan, std::size_t groups) const;
+
   FrameNeeds frame_needs(const Lookahead& lookahead) const;
   Footprint footprint(const std::vector<UnitPlan>& units) const;
   void make_resident(UnitId unit, Part part, UnitPlan& plan, Footprint& footprint) const;
@@ -95,6 +104,7 @@ class Placement {
  private:
   const Profile& profile_;
   bool clip_;
+  RankOf ranks_;
   Layout layout_;
   std::vector<int> uses_;  // by unit: the uses of its gradient
   MicroBatchSums sums_;
@@ -125,6 +135,7 @@ class Placement {
     std::uint64_t last_use_bytes = 0, other_use_bytes = 0;  // bytes of its gradient buffers
     Positions at;
   };
+  std::uint64_t received_of_sum(UnitId unit, int use) const;
   void find_positions();
   void measure(UnitId unit);
 

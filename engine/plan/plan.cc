@@ -328,10 +328,14 @@ class Planner {
     if (last && last->group == plan.group && last->staging_slots == plan.staging_slots &&
         last->units == plan.units) {
       plan.time = last->time;
+      plan.step_bytes_received = last->step_bytes_received;
       plan.step_bytes_read = last->step_bytes_read;
       plan.step_bytes_written = last->step_bytes_written;
       return;
     }
+    for (UnitId unit = 0; unit < plan.units.size(); ++unit)
+      plan.step_bytes_received +=
+          placement_.received(unit, plan.units[unit], divide_up(profile_.micro_batches, plan.group)).total();
     const std::vector<Visit> visits = placement_.visits(plan.units, plan.group, times_);
     for (const Visit& visit : visits) {
       plan.step_bytes_read += visit.read_bytes();

@@ -106,6 +106,9 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
   text += fmt::format("moved per step    {} read, {} written ({} written a day)\n",
                       format_size(plan.step_bytes_read), format_size(plan.step_bytes_written),
                       format_size(static_cast<std::uint64_t>(bytes_per_day(plan))));
+  if (plan.ranks.size > 1)
+    text += fmt::format("received per step {}{} from other ranks\n", plan.stage == 3 ? "at most " : "",
+                        format_size(plan.step_bytes_received));
   const StepTime& time = plan.time;
   text +=
       fmt::format("step              {:.2f} s predicted, bound by {} (compute {:.2f} s, optimizer {:.2f} s",
@@ -156,6 +159,7 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
            {{"bytes_read", plan.step_bytes_read},
             {"bytes_written", plan.step_bytes_written},
             {"bytes_written_per_day", bytes_per_day(plan)},
+            {"bytes_received", plan.step_bytes_received},
             {"compute_seconds", plan.time.compute},
             {"optimizer_seconds", plan.time.optimizer},
             {"transfer_seconds", plan.time.transfers},

@@ -67,6 +67,7 @@ nlohmann::ordered_json to_json(const StepReport& r, const std::string& run) {
                                 {"budget", r.budget},
                                 {"disk_read", r.disk_read},
                                 {"disk_written", r.disk_written},
+                                {"received", r.received},
                                 {"read_wait_seconds", r.read_wait_seconds},
                                 {"write_wait_seconds", r.write_wait_seconds},
                                 {"optimizer_seconds", r.optimizer_seconds}};

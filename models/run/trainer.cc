@@ -106,7 +106,8 @@ TrainResult train(RunRanks& ranks, const TrainSettings& settings, const TrainEve
       run.load_initial();
     return run.train();
   } catch (const std::exception& error) {
-    ranks.fail(error.what());  // before the run is destroyed, which waits for what the others have begun with it
+    ranks.fail(
+        error.what());  // before the run is destroyed, which waits for what the others have begun with it
     throw;
   }
 }

@@ -240,6 +240,11 @@ void TrainingRun::describe(StepReport& report) {
     report.disk_written = now.bytes_written - disk_counters_.bytes_written;
     disk_counters_ = now;
   }
+  if (ranks_.size() > 1) {
+    const std::uint64_t received = ranks_.communicator()->counters().received;
+    report.received = received - received_;
+    received_ = received;
+  }
   const engine::Engine::Counters now = engine_.counters();
   report.read_wait_seconds = now.read_wait_seconds - engine_counters_.read_wait_seconds;
   report.write_wait_seconds = now.write_wait_seconds - engine_counters_.write_wait_seconds;

@@ -82,10 +82,15 @@ class RanksTest : public ::testing::Test {
     EXPECT_GE(files.size(), 2u);
     return files;
   }
-  std::vector<double> losses(const std::string& name) const {
+  std::vector<Json> rows(const std::string& name) const {
     std::ifstream file(folder_ / (name + ".jsonl"));
+    std::vector<Json> all;
+    for (std::string line; std::getline(file, line);) all.push_back(Json::parse(line));
+    return all;
+  }
+  std::vector<double> losses(const std::string& name) const {
     std::vector<double> all;
-    for (std::string line; std::getline(file, line);) all.push_back(Json::parse(line).at("loss"));
+    for (const Json& row : rows(name)) all.push_back(row.at("loss"));
     return all;
   }
   TemporaryFolder folder_;
@@ -200,6 +205,27 @@ TEST_F(RanksTest, TakeWhatThePlanSays) {
     ASSERT_NE(error, std::string::npos);
     EXPECT_LE(std::stod(outcome.out.substr(error + 12)), 0.0) << outcome.out;
   }
+}
+
+// The second step begins and ends as every later one does.
+TEST_F(RanksTest, ReceiveWhatThePlanSays) {
+  for (const std::string stage : {"0", "1", "2", "3"})
+    for (const std::string more : {"", " --reproducible"}) {
+      const std::string flags = "--stage " + stage + more;
+      const Outcome plan = run_sluice([&] {
+        std::vector<std::string> all = words("none", 4, 3, flags);
+        all[0] = "plan";
+        all.push_back("--json");
+        return all;
+      }());
+      expect_done(plan);
+      const double planned = Json::parse(plan.out).at("step").at("bytes_received").get<double>();
+      expect_done(run_sluice(words("run" + flags, 4, 3, flags)));
+      const double received = rows("run" + flags).at(1).at("received").get<double>();
+      // At stage 3 some parameters may still be there when they are needed again.
+      EXPECT_GE(received, stage == "3" ? planned / 2 : planned) << flags;
+      EXPECT_LE(received, 1.01 * planned) << flags;
+    }
 }
 
 TEST_F(RanksTest, HaveOneWhoWritesAboutTheRun) {
