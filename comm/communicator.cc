@@ -423,6 +423,7 @@ void Communicator::read(int from, std::uint64_t key, std::uint64_t version, std:
   state_->transport->read(from, key, version, offset, into, state_->forwarding(std::move(done)));
 }
 
+void Communicator::report_work() { state_->transport->report_work(); }
 void Communicator::fail(const std::string& error) { state_->transport->fail(error); }
 std::string Communicator::failure() const { return state_->transport->failure(); }
 Transport::Counters Communicator::counters() const { return state_->transport->counters(); }

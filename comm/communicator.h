@@ -79,6 +79,7 @@ class Communicator {
   void read(int from, std::uint64_t key, std::uint64_t version, std::uint64_t offset,
             std::span<std::byte> into, Done done);
 
+  void report_work();                   // as Transport::report_work()
   void fail(const std::string& error);  // as Transport::fail()
   std::string failure() const;
   Transport::Counters counters() const;

@@ -16,7 +16,7 @@ enum class PacketKind : std::uint8_t {
   kAnswer,   // bytes that answer read `tag`, from offset `bytes` on
   kRefusal,  // an error in place of an answer to read `tag`: its code and text
   kFailure,  // the first failure of all: the rank that failed, code and text
-  kAlive,    // a sign of life
+  kAlive,    // a sign of life: tag = how often the rank has reported work
   kGoodbye,  // the last one of a rank that leaves in order
 };
 

@@ -86,6 +86,7 @@ class Peer {
   bool left = false;     // in order; it can receive nothing any more
   bool garbled = false;  // what it sends makes no sense, and is not looked at any more
   Time heard{0}, spoken{0};
+  std::uint64_t work = 0, told = 0;  // reports of work that came from it, and that it was told of
 
  private:
   struct Control {

@@ -81,9 +81,11 @@ struct Transport::State {
   const Describe describe;
   const std::shared_ptr<Inbox> inbox;
   Traffic traffic;
+  std::atomic<std::uint64_t> work{0};  // how often this rank has reported some
 
   // The transport's thread.
   Wire wire;
+  Time last_work{0};                         // when another rank's report came
   std::vector<std::unique_ptr<Peer>> peers;  // by rank; none for this one
   std::vector<std::function<void(std::span<const std::byte>)>> takers;
   std::vector<Order> orders;
@@ -193,7 +195,9 @@ void Transport::State::take(int rank, std::span<const std::byte> packet) {
   if (peer.take(head, body)) return;
   switch (head.kind) {
     case PacketKind::kHello:
+      return;
     case PacketKind::kAlive:
+      if (std::exchange(peer.work, head.tag) != head.tag) last_work = wire.now;
       return;
     case PacketKind::kRead:
       return answer({rank, head.words[0], head.words[1], head.words[2], head.bytes}, head.tag);
@@ -300,9 +304,13 @@ void Transport::State::look() {
   wire.now += std::min<Time>(now - last_look, 2 * between_looks);
   last_look = now;
   if (failed) return;
-  for (const auto& peer : peers)
-    if (peer != nullptr && !peer->anything_to_say() && wire.now - peer->spoken >= deadlines.silence / 4)
-      peer->say({.kind = PacketKind::kAlive});
+  const std::uint64_t reports = work.load(std::memory_order_relaxed);
+  for (const auto& peer : peers) {
+    if (peer == nullptr || peer->anything_to_say()) continue;
+    const bool is_silent = wire.now - peer->spoken >= deadlines.silence / 4;
+    if (std::exchange(peer->told, reports) != reports || is_silent)
+      peer->say({.kind = PacketKind::kAlive, .tag = reports});
+  }
   find_late();
 }
 
@@ -317,8 +325,8 @@ void Transport::State::find_late() {
                   fmt::format("rank {} has given no sign of life for {:.3g} s", rank,
                               std::chrono::duration<double>(deadlines.silence).count()));
     const std::optional<Time> waiting = peer->waiting_since();
-    if (!waiting || *waiting >= since) continue;
-    since = *waiting;
+    if (!waiting || std::max(*waiting, last_work) >= since) continue;
+    since = std::max(*waiting, last_work);
     late = rank;
   }
   if (late)
@@ -404,6 +412,8 @@ void Transport::read(int from, std::uint64_t key, std::uint64_t version, std::ui
   state_->inbox->post(
       {.kind = Order::kRead, .peer = from, .into = into, .request = request, .done = std::move(done)});
 }
+
+void Transport::report_work() { state_->work.fetch_add(1, std::memory_order_relaxed); }
 
 void Transport::fail(const std::string& error) {
   const int own = rank();

@@ -17,7 +17,8 @@ namespace sluice::comm {
 struct Deadlines {
   // A rank that has begun and gives no sign of life for so long has failed.
   std::chrono::milliseconds silence = std::chrono::seconds(30);
-  // A message of which one end has not come for so long has failed, though its rank lives.
+  // A message of which one end has not come for so long has failed, though its rank lives. Times in which
+  // some rank reports work do not count.
   std::chrono::milliseconds patience = std::chrono::minutes(10);
 };
 
@@ -53,6 +54,9 @@ class Transport {
   void read(int from, std::uint64_t key, std::uint64_t version, std::uint64_t offset,
             std::span<std::byte> into, Done done);
 
+  // Says that this rank goes on with something that takes long and has no messages, so that others who wait
+  // for it stay patient. It is called again and again, and costs little.
+  void report_work();
   // Ends the work of all ranks with this error, which every other rank will name as this rank's.
   void fail(const std::string& error);
   // Why the transport has failed: which rank failed first, and what it did. Empty: it has not.

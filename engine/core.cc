@@ -105,6 +105,7 @@ void Core::require_values(UnitId unit) const {
 }
 
 std::exception_ptr Core::load(UnitId unit, const UnitSource& source) {
+  if (ranks) ranks->communicator().report_work();  // other ranks may load faster
   if (!source.values) require_values(unit);
   settle();
   has_values[unit] = false;
@@ -133,6 +134,7 @@ std::exception_ptr Core::load(UnitId unit, const UnitSource& source) {
 
 std::exception_ptr Core::save(UnitId unit, const UnitSink& sink) {
   require_values(unit);
+  if (ranks) ranks->communicator().report_work();  // others wait for the rank that writes
   settle();
   const bool sends = ranks && ranks->partitioned() && ranks->rank() > 0;  // what it has of the state alone
   std::byte* const values = sends ? nullptr : pager.acquire(parameters[unit], Pager::Use::kRead);

@@ -232,6 +232,27 @@ TEST(Patience, IsNotForARankThatIsWaitedForByNobody) {
                     {milliseconds(300), milliseconds(300)});
 }
 
+// Also where a rank waits for one that itself waits for the one at work.
+TEST(Patience, LastsWhileTheRankThatIsWaitedForReportsWork) {
+  run_communicators(World::kThreads, 3,
+                    [](Communicator& comm) {
+                      for (int i = 0; i < 50 && comm.rank() == 0; ++i) {
+                        std::this_thread::sleep_for(milliseconds(20));
+                        comm.report_work();
+                      }
+                      std::vector<std::byte> bytes(3);
+                      Ending first, second;
+                      if (comm.rank() == 0) comm.send(1, 7, "first", bytes, first.done());
+                      if (comm.rank() == 1) comm.receive(0, 7, "first", bytes, first.done());
+                      if (comm.rank() < 2) first.wait();
+                      if (comm.rank() == 1) comm.send(2, 8, "second", bytes, second.done());
+                      if (comm.rank() == 2) comm.receive(1, 8, "second", bytes, second.done());
+                      if (comm.rank() > 0) second.wait();
+                      EXPECT_EQ(comm.failure(), "");
+                    },
+                    {milliseconds(300), milliseconds(300)});
+}
+
 TEST(Leaving, WithMessagesUnderWayIsAFailure) {
   std::string error;
   run_communicators(World::kThreads, 2, [&](Communicator& comm) {
