@@ -117,6 +117,16 @@ void Flags::size(const std::string& flag, std::uint64_t& field, const std::strin
   });
 }
 
+void Flags::link(const std::string& flag, std::optional<engine::Link>& field, const std::string& help) {
+  add(flag, "LINK", help, "", [&field, flag](const std::string& given) {
+    try {
+      field = engine::parse_link(given);
+    } catch (const Error& error) {
+      fail(ErrorCode::kInvalidArgument, "{}: {}", flag, error.what());
+    }
+  });
+}
+
 void Flags::whole(const std::string& flag, int& field, const std::string& help) {
   add(flag, "N", help, "", [&field, flag](const std::string& given) {
     const std::uint64_t value = parse_whole(flag, given);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/json.h"
+#include "engine/plan/rates.h"
 
 // Declared here because every file that includes the library of flags compiles a large part of it.
 namespace CLI {
@@ -51,6 +52,7 @@ class Flags {
   void real(const std::string& flag, Field& field, const std::string& help) {
     real(flag, Set([&field](const Json& value) { field = value.get<double>(); }), help, shown(field));
   }
+  void link(const std::string& flag, std::optional<engine::Link>& field, const std::string& help);
   void whole(const std::string& flag, int& field, const std::string& help);         // from 1 to 4096
   void file(const std::string& name, std::string& field, const std::string& help);  // has no flag
   void texts(const std::string& flag, std::vector<std::string>& field, const std::string& help);

@@ -55,8 +55,9 @@ void bind_ranks(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.whole(
       "--stage", s.plan.stage,
       fmt::format("what is partitioned over the ranks, from 0 (nothing) to {} (chosen)", engine::kMostStage));
-  flags.toggle("--reproducible", s.plan.reproducible,
-               "the same bits at any number of ranks: gradients are added pairwise over the micro-batches of all");
+  flags.toggle(
+      "--reproducible", s.plan.reproducible,
+      "the same bits at any number of ranks: gradients are added pairwise over the micro-batches of all");
   flags.whole("--silence", options.silence, "seconds without a sign of life after which a rank has failed");
   flags.whole("--patience", options.patience,
               "seconds after which a rank has failed that lives and does not take part");
@@ -203,6 +204,8 @@ void bind_plan(CLI::App& app, TrainOptions& options) {
       "--machine", options.machine,
       "FILE of another machine, written there by sluice doctor --json: plans for that machine and examines "
       "nothing here; --disk then names its disks");
+  Flags(app).link("--link", options.settings.link,
+                  "what joins the ranks: bandwidth and latency, as in 100Gbit/s,5us (sending takes no time)");
   Flags(app).toggle("--json", options.json, "print the plan as JSON");
 }
 

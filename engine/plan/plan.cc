@@ -344,7 +344,7 @@ class Planner {
     const std::size_t window =
         (profile_.any_order ? profile_.held_units : 1) + lookahead.ahead() - (lookahead.sums ? 1 : 0);
     const std::size_t slots = std::max<std::size_t>(1, plan.staging_slots);
-    plan.time = walk(visits, {plan.prefetch, window, slots}, rates_);
+    plan.time = walk(visits, {plan.prefetch, window, slots, plan.sums_beside}, rates_);
   }
 
   bool fits(const Plan& plan) const {

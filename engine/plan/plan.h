@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
@@ -102,9 +103,11 @@ struct Plan {
   std::uint64_t step_bytes_read = 0, step_bytes_written = 0;  // from and to the disk tier
   std::uint64_t step_bytes_received = 0;                      // gradients and parameters, from other ranks
   StepTime time;
-  // What a step takes its time from: the disk, or the cores.
+  // What a step takes its time from: the disk, the link to other ranks, or the cores.
   const char* bound() const {
-    return time.disk > time.compute + time.optimizer + time.transfers ? "disk" : "compute";
+    const double cores = time.compute + time.optimizer + time.transfers;
+    if (time.link > std::max(cores, time.disk)) return "link";
+    return time.disk > cores ? "disk" : "compute";
   }
   bool uses_disk() const { return disk_bytes > 0; }
 };

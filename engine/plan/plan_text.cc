@@ -116,7 +116,10 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
   if (plan.uses_disk())
     text += fmt::format(", transfers' share of the cores {:.2f} s, waiting {:.2f} s; the disk alone {:.2f} s",
                         time.transfers, time.wait(), time.disk);
+  if (time.link > 0) text += fmt::format("; the link alone {:.2f} s", time.link);
   text += ")\n";
+  if (plan.ranks.size > 1 && time.link == 0)
+    text += "the link          is not known, so that what is sent counts as no time; give --link\n";
   return text;
 }
 
@@ -165,6 +168,7 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
             {"transfer_seconds", plan.time.transfers},
             {"wait_seconds", plan.time.wait()},
             {"disk_seconds", plan.time.disk},
+            {"link_seconds", plan.time.link},
             {"seconds", plan.time.step},
             {"bound", plan.bound()}}},
           {"units", units}};

@@ -1,8 +1,12 @@
 #include "engine/plan/rates.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
+
+#include "core/error.h"
 
 namespace sluice::engine {
 namespace {
@@ -69,6 +73,30 @@ double disk_seconds(std::uint64_t read, std::uint64_t written, const MachineRate
   const double alone = (static_cast<double>(read) - both) / rates.disk_read +
                        (static_cast<double>(written) - both) / rates.disk_write;
   return both > 0 ? 2 * both / rates.disk_together + alone : alone;
+}
+
+Link parse_link(std::string_view text) {
+  struct Suffix {
+    std::string_view name;
+    double factor;
+  };
+  const auto parse = [&](std::string_view part, std::initializer_list<Suffix> suffixes) {
+    double number = 0;
+    const char* const end = part.data() + part.size();
+    const auto [rest, error] = std::from_chars(part.data(), end, number, std::chars_format::fixed);
+    const std::string_view name(rest, static_cast<std::size_t>(end - rest));
+    for (const Suffix& suffix : suffixes)
+      if (error == std::errc() && name == suffix.name && std::isfinite(number)) return number * suffix.factor;
+    return -1.0;
+  };
+  const std::size_t comma = text.find(',');
+  const Link link = {
+      parse(text.substr(0, comma), {{"Mbit/s", 1e6 / 8}, {"Gbit/s", 1e9 / 8}, {"MB/s", 1e6}, {"GB/s", 1e9}}),
+      comma == text.npos ? 0 : parse(text.substr(comma + 1), {{"us", 1e-6}, {"ms", 1e-3}})};
+  if (!(link.bandwidth > 0) || !(link.latency >= 0))
+    fail(ErrorCode::kInvalidArgument,
+         "'{}' is no link; write its bandwidth and, after a comma, its latency, as in 100Gbit/s,5us", text);
+  return link;
 }
 
 }  // namespace sluice::engine

@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "kernels/matrix.h"
@@ -14,6 +15,16 @@ struct ProductRate {
   kernels::Product product;
   double flops = 0;
 };
+
+// What joins a rank to the others.
+struct Link {
+  double bandwidth = 0;  // bytes a second, in each direction at once
+  double latency = 0;    // seconds until the first byte of an answer
+};
+
+// Reads "100Gbit/s,5us": bandwidth in Mbit/s, Gbit/s, MB/s or GB/s, and latency in us or ms, which may be
+// left out. Throws Error(kInvalidArgument).
+Link parse_link(std::string_view text);
 
 // How fast a machine is. Rates are measured. They serve to predict times and to choose how updates are
 // streamed, and never change a bit of a result.
@@ -31,6 +42,7 @@ struct MachineRates {
   double disk_read = 1e9, disk_write = 1e9, disk_together = 0;
   double disk_processor_seconds = 0;  // that one core spends for each byte read or written
   int cores = 1;
+  std::optional<Link> link;  // nothing: what is sent takes no time
   // Bytes under way in one direction that reach these rates.
   std::size_t disk_in_flight = std::size_t{16} << 20;
 };

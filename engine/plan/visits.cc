@@ -87,6 +87,16 @@ std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::si
     UpdateWork& update = waits(unit) ? updated_at.before : updated_at.after;
     update.seconds += times[unit].update;
     update.chunks += format_.shards().chunks(unit);
+    const Received of_ranks = received(unit, plan, groups);
+    update.gathered += of_ranks.updated;
+    final.summed += of_ranks.gradient;
+    if (of_ranks.parameters > 0) {
+      const std::uint64_t each = of_ranks.parameters / (own.fetches * groups);
+      for (std::size_t g = 0; g < groups; ++g)
+        for (std::size_t i = 0; i < own.parameters.size(); ++i)
+          if (i == 0 || own.parameters[i] - own.parameters[i - 1] > 2)
+            visits[g * length + own.parameters[i]].pulled += each;
+    }
     const Traffic state = plan.resident(Part::kState) ? Traffic() : state_traffic(unit);
     update.read += state.read;
     update.written += state.written;

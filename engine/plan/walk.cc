@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <deque>
+#include <utility>
 
 namespace sluice::engine {
 namespace {
@@ -19,6 +20,7 @@ class Walk {
     std::size_t units = 0;
     for (const Visit& visit : visits) units = std::max(units, visit.unit + 1);
     due_.resize(units);
+    gathered_.resize(units);
   }
 
   StepTime run() {
@@ -33,6 +35,7 @@ class Walk {
       begin(i);
       prefetch(i);
       compute(i);
+      sum(i);
       if (visit(i).after.any())
         add({i, visit(i).after, 1, true});
       else
@@ -78,10 +81,34 @@ class Walk {
     times.freed = bytes > 0 ? disk_ : times.done;
   }
 
+  // Returns when so many bytes that are asked for at that time have come from other ranks.
+  double receive(double since, std::uint64_t bytes) {
+    if (bytes == 0 || !rates_.link) return since;
+    const double seconds = static_cast<double>(bytes) / rates_.link->bandwidth + rates_.link->latency;
+    time_.link += seconds;
+    return link_ = std::max(link_, since) + seconds;
+  }
+
+  // A rank waits for a sum when it has the next one, and for all of them at the end of the step.
+  void sum(std::size_t i) {
+    if (!reach_.sums_beside || i % count_ + 1 == count_) now_ = std::max(now_, summed_);
+    if (visit(i).summed == 0) return;
+    now_ = std::max(now_, summed_);
+    summed_ = receive(now_, visit(i).summed);
+    if (!reach_.sums_beside || i % count_ + 1 == count_) now_ = std::max(now_, summed_);
+  }
+
+  // Asks for what other ranks have updated of the units whose updates are complete.
+  void gather() {
+    for (const auto& [update, bytes] : to_gather_) gathered_[visit(update).unit] = receive(now_, bytes);
+    to_gather_.clear();
+  }
+
   void fetch(std::size_t i, double since, bool meanwhile) {
     const std::uint64_t bytes = visit(i).fetched;
     if (bytes > 0) move(since, disk_seconds(bytes, 0, rates_), bytes, meanwhile);
     at(i).ready = bytes > 0 ? disk_ : 0;
+    if (visit(i).pulled > 0) at(i).ready = std::max(at(i).ready, receive(since, visit(i).pulled));
     if (visit(i).before.any()) add({i, visit(i).before, 1, false});
   }
 
@@ -97,6 +124,7 @@ class Walk {
     }
     now_ = std::max(now_, at(i).ready);
     while (due_[visit(i).unit] > 0) drain();
+    now_ = std::max(now_, gathered_[visit(i).unit]);
   }
 
   // Transfers of frames begin only at an access.
@@ -125,6 +153,7 @@ class Walk {
     time_.optimizer += arithmetic;
     now_ = std::max(now_ + arithmetic, seconds > 0 ? disk_ : 0);
     finish();
+    gather();
   }
 
   void add(const Pending& update) {
@@ -135,6 +164,7 @@ class Walk {
   void finish() {
     const Pending& first = pending_.front();
     const bool is_near = first.visit + reach_.window + 1 >= here_;  // nothing looks at earlier visits
+    if (first.work.gathered > 0) to_gather_.emplace_back(first.visit, first.work.gathered);
     if (first.has_frames && is_near) at(first.visit).done = now_;
     --due_[visit(first.visit).unit];
     pending_.pop_front();
@@ -168,18 +198,22 @@ class Walk {
     time_.optimizer += optimizer;
     time_.transfers += transfers;
     now_ = end + optimizer + transfers;
+    gather();
   }
 
   const std::vector<Visit>& visits_;
   const Reach reach_;
   const MachineRates& rates_;
   const std::size_t count_;
-  double now_ = 0, disk_ = 0;  // until when the cores, and the disk, are busy
-  double owed_ = 0;            // bytes whose share of the cores is not counted yet
-  std::vector<Times> times_;   // of visits that are near: a ring
+  double now_ = 0, disk_ = 0;     // until when the cores, and the disk, are busy
+  double link_ = 0, summed_ = 0;  // until when the link is busy, and the last sum goes on
+  double owed_ = 0;               // bytes whose share of the cores is not counted yet
+  std::vector<Times> times_;      // of visits that are near: a ring
   std::size_t here_ = 0;
   std::deque<Pending> pending_;
-  std::vector<std::size_t> due_;  // by unit: how many updates are pending
+  std::vector<std::pair<std::size_t, std::uint64_t>> to_gather_;  // visits of updates, and bytes
+  std::vector<std::size_t> due_;                                  // by unit: how many updates are pending
+  std::vector<double> gathered_;  // by unit: when what other ranks have updated has come
   StepTime time_;
 };
 

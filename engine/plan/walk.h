@@ -13,6 +13,7 @@ struct UpdateWork {
   double seconds = 0;                   // that all cores compute
   std::uint64_t read = 0, written = 0;  // streamed through staging, chunk by chunk
   std::size_t chunks = 0;
+  std::uint64_t gathered = 0;  // what other ranks have updated of the unit, which they send then
   bool any() const { return seconds > 0 || read > 0 || written > 0; }
 };
 
@@ -24,6 +25,8 @@ struct Visit {
   std::size_t steps = 1;      // updates go on between so many steps of computing
   std::uint64_t fetched = 0;  // from disk into frames, before the access begins
   std::uint64_t written = 0;  // from its frames to disk, once they are not needed
+  std::uint64_t pulled = 0;   // from other ranks into frames, before the access begins
+  std::uint64_t summed = 0;   // received for the sum over ranks of the gradient that is final with the access
   UpdateWork before, after;   // complete before the access begins; begun when it ends
   std::uint64_t read_bytes() const { return fetched + before.read + after.read; }
   std::uint64_t written_bytes() const { return written + before.written + after.written; }
@@ -34,12 +37,13 @@ struct Reach {
   std::size_t ahead = 1;  // how many accesses are fetched ahead
   // How many accesses have frames: a fetch begins when the access so many before has given back its own.
   std::size_t window = 2;
-  std::size_t slots = 3;  // how many chunks of updates are under way
+  std::size_t slots = 3;     // how many chunks of updates are under way
+  bool sums_beside = false;  // whether a sum over ranks goes on beside the next access
 };
 
 struct StepTime {
-  double compute = 0, optimizer = 0, disk = 0;  // seconds that each takes alone
-  double transfers = 0;                         // seconds of all cores for transfers beside computing
+  double compute = 0, optimizer = 0, disk = 0, link = 0;  // seconds that each takes alone
+  double transfers = 0;  // seconds of all cores for transfers beside computing
   double step = 0;
   // Rounding may leave a difference below 0.
   double wait() const { return std::max(0.0, step - compute - optimizer - transfers); }
@@ -47,7 +51,8 @@ struct StepTime {
 
 // How long a step of these visits takes when it is repeated, as the engine runs it: one thing is computed at
 // a time, the disk does what it is asked for in turn, an update's arithmetic falls between the steps of
-// computing or into waiting, and frames come back when what is in them is updated and written.
+// computing or into waiting, and frames come back when what is in them is updated and written. What ranks
+// send each other passes one link, in turn.
 StepTime walk(const std::vector<Visit>& visits, const Reach& reach, const MachineRates& rates);
 
 }  // namespace sluice::engine

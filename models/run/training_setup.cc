@@ -158,6 +158,7 @@ void fit(PlanResult& plan, const TrainSettings& s, const optim::Optimizer& optim
   plan.request = s.plan;
   plan.request.flags = true;
   plan.request.clip = plan.recipe.clip > 0 || loss_scale_of(s).is_dynamic();
+  plan.rates.link = s.link;
   try {
     plan.plan = engine::make_plan(plan.profile, optimizer, plan.budget, plan.request, plan.rates);
   } catch (const Error& error) {

@@ -139,5 +139,15 @@ TEST(Visits, MoveAllTrafficOfAStep) {
       }
 }
 
+TEST(Links, AreReadAsTheyAreWritten) {
+  EXPECT_DOUBLE_EQ(parse_link("100Gbit/s,5us").bandwidth, 12.5e9);
+  EXPECT_DOUBLE_EQ(parse_link("100Gbit/s,5us").latency, 5e-6);
+  EXPECT_DOUBLE_EQ(parse_link("1.5GB/s").bandwidth, 1.5e9);
+  EXPECT_EQ(parse_link("1.5GB/s").latency, 0);
+  for (const char* wrong : {"", "fast", "1", "1Gbit", "0Gbit/s", "-1GB/s", "1GB/s,", "1GB/s,5", "1GB/s,-5us",
+                            "nanGB/s", "1GB/s,5us,", "1e400GB/s"})
+    EXPECT_THROW(parse_link(wrong), Error) << wrong;
+}
+
 }  // namespace
 }  // namespace sluice::engine

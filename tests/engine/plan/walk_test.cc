@@ -50,6 +50,42 @@ TEST(Walk, ComputingHidesWhatIsFetchedMeanwhile) {
   EXPECT_DOUBLE_EQ(walk(in_frames(6, computed(1, 150)), kFar, slow_disk()).step, 9);
 }
 
+// Rates at which ranks receive 100 bytes in a second.
+MachineRates slow_link() {
+  MachineRates rates;
+  rates.link = Link{100, 0};
+  return rates;
+}
+
+TEST(Walk, SumsGoOnBesideTheNextAccess) {
+  std::vector<Visit> visits = in_frames(6, computed(1));
+  for (Visit& visit : visits) visit.summed = 50;
+  Reach beside = kFar;
+  beside.sums_beside = true;
+  EXPECT_DOUBLE_EQ(walk(visits, beside, slow_link()).step, 6.5);  // nothing hides the last one
+  EXPECT_DOUBLE_EQ(walk(visits, kFar, slow_link()).step, 9);
+  EXPECT_DOUBLE_EQ(walk(visits, beside, slow_link()).link, 3);
+  EXPECT_DOUBLE_EQ(walk(visits, beside, {}).step, 6);
+  for (Visit& visit : visits) visit.summed = 200;
+  EXPECT_DOUBLE_EQ(walk(visits, beside, slow_link()).step, 13);
+}
+
+TEST(Walk, WhatOthersHaveUpdatedComesBeforeTheNextAccess) {
+  std::vector<Visit> visits = in_frames(2, computed(1));
+  visits[0].after.seconds = 0.5;
+  visits[0].after.gathered = 300;
+  // The update ends within the second access, after 2.5 s, and what is gathered comes 3 s later.
+  EXPECT_DOUBLE_EQ(walk(visits, kFar, slow_link()).step, 5.5);
+}
+
+TEST(Walk, ComputingHidesWhatIsPulledMeanwhile) {
+  std::vector<Visit> visits = in_frames(6, computed(1));
+  for (Visit& visit : visits) visit.pulled = 50;
+  EXPECT_DOUBLE_EQ(walk(visits, kFar, slow_link()).step, 6);
+  for (Visit& visit : visits) visit.pulled = 150;
+  EXPECT_DOUBLE_EQ(walk(visits, kFar, slow_link()).step, 9);
+}
+
 TEST(Walk, WhatTheDiskDoesNotDoInOneHalfIsLateInTheOther) {
   // Computing takes 10 s, and so do reads, all of which are asked for in the second half.
   std::vector<Visit> visits = in_frames(20, computed(0.5));
