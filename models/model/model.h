@@ -76,8 +76,8 @@ class Runner {
 
   // Runs forward and backward of all micro-batches (as many as the profile was made for), in the vertical
   // order, in groups as planned. The caller has called engine.begin_step and calls engine.step afterwards.
-  // Returns the sum of the losses of each micro-batch. Gradients are of loss_of_step(), times step.loss_scale.
-  // `between` is called from time to time (progress, signals) and may throw to give the step
+  // Returns the sum of the losses of each micro-batch. Gradients are of loss_of_step(), times
+  // step.loss_scale. `between` is called from time to time (progress, signals) and may throw to give the step
   // up. Throws Error(kInvalidArgument) where step.targets is 0.
   std::vector<double> train_step(std::span<const MicroBatch> micro_batches, const TrainStep& step,
                                  const std::function<void()>& between = {});
