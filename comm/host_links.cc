@@ -53,17 +53,6 @@ std::string text_of(const std::array<char, 160>& text) {
   return {text.begin(), std::find(text.begin(), text.end(), '\0')};
 }
 
-// Machines have different boot ids; what a container has of its own is a host of its own.
-std::uint64_t host_of_this_process() {
-  std::string names;
-  std::ifstream boot("/proc/sys/kernel/random/boot_id");
-  std::getline(boot, names);
-  for (const char* space : {"/proc/self/ns/pid", "/proc/self/ns/net"}) {
-    std::error_code error;
-    names += "|" + std::filesystem::read_symlink(space, error).string();
-  }
-  return checksum(std::as_bytes(std::span(names)));
-}
 std::uint64_t cpus_of_this_process() {
   std::array<unsigned long, 1024> set{};
   if (::sched_getaffinity(0, sizeof set, reinterpret_cast<cpu_set_t*>(set.data())) != 0) return 0;
@@ -235,18 +224,30 @@ Shared follow(Talk& talk, const std::vector<int>& here, int place, std::int64_t 
 
 }  // namespace
 
+std::string name_of_this_host() {
+  std::string name;
+  std::ifstream boot("/proc/sys/kernel/random/boot_id");
+  std::getline(boot, name);
+  for (const char* space : {"/proc/self/ns/pid", "/proc/self/ns/net"}) {
+    std::error_code error;
+    name += " " + std::filesystem::read_symlink(space, error).string();
+  }
+  return name;
+}
+
 std::size_t host_links_bytes(int ranks_here, std::size_t ring_bytes) {
   if (ranks_here < 2 || ranks_here > LocalMemory::kMostRanks) return 0;
   return LocalMemory::bytes(ranks_here, ring_bytes) * 2 / static_cast<std::size_t>(ranks_here);
 }
 
-HostLinks make_host_links(std::unique_ptr<Links> between, std::size_t ring_bytes, milliseconds patience) {
+HostLinks make_host_links(std::unique_ptr<Links> between, std::size_t ring_bytes, milliseconds patience,
+                          const std::string& host) {
   HostLinks made;
   const int rank = between->rank(), size = between->size();
   Talk talk(*between, patience);
   std::vector<Card> cards(static_cast<std::size_t>(size));
   Card& own = cards[static_cast<std::size_t>(rank)];
-  own = {kMagic, host_of_this_process(), cpus_of_this_process(), ::getpid()};
+  own = {kMagic, checksum(std::as_bytes(std::span(host))), cpus_of_this_process(), ::getpid()};
   for (int other = 0; other < size; ++other)
     if (other != rank) talk.tell(other, own);
   std::vector<int> here;

@@ -22,12 +22,15 @@ struct HostLinks {
 // What a rank holds for memory that it shares with so many ranks of its host, itself among them.
 std::size_t host_links_bytes(int ranks_here, std::size_t ring_bytes);
 
+// What ranks of one host have alike: its boot, and the namespaces of processes and networks. So a container,
+// or a network namespace, is a host of its own.
+std::string name_of_this_host();
+
 // Collective: asks all ranks, over the links that are given, which host they are on, and waits for all for
 // `patience` at most. Of a host, the first rank makes the memory and the others open it as a file of its
-// process, which the same user may; where one cannot, all of that host go on without. Containers, and network
-// namespaces, are hosts of their own. Throws Error(kIo) where a rank is gone or does not come, and
-// Error(kCorrupt) where what it says cannot be.
+// process, which the same user may; where one cannot, all of that host go on without. Throws Error(kIo) where
+// a rank is gone or does not come, and Error(kCorrupt) where what it says cannot be.
 HostLinks make_host_links(std::unique_ptr<Links> between, std::size_t ring_bytes,
-                          std::chrono::milliseconds patience);
+                          std::chrono::milliseconds patience, const std::string& host = name_of_this_host());
 
 }  // namespace sluice::comm

@@ -34,7 +34,7 @@ class Mpi {
     // Returns whether this process was asked to end. A launcher asks all ranks when one has died, and MPI
     // itself does not say that it has. So a rank that is silent for `silence_at_end` then counts as gone.
     std::function<bool()> asked_to_end = [] { return false; };
-    std::chrono::milliseconds silence_at_end{1000};
+    std::chrono::milliseconds silence_at_end{700};
   };
   // The links of this rank, which the Mpi outlives. Collective: waits until all ranks have called it.
   // Destroying them waits at most a second for the others to leave, too. Throws Error(kIo) where MPI fails.

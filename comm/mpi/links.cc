@@ -19,7 +19,7 @@ constexpr int kTag = 1;
 // A wait begins without sleep, since the next packet of a message is mostly near. Sleeps then grow, because
 // threads that compute need the cores.
 constexpr microseconds kAwake{50}, kLeastSleep{20}, kMostSleep{1000};
-constexpr milliseconds kBetweenBeats{200};
+constexpr milliseconds kBetweenBeats{100};
 constexpr milliseconds kMostLeaving{1000};
 
 }  // namespace
@@ -266,16 +266,18 @@ std::optional<Links::Gone> MpiLinks::gone(int rank) {
 bool MpiLinks::leave(Clock::time_point until) {
   std::vector<char> said(peers_.size());
   for (;;) {
-    bool ends = true;
+    bool ends = true, whole = true;
     for (int other = 0; other < size_; ++other) {
       if (other == rank_) continue;
       const auto index = static_cast<std::size_t>(other);
       while (receive(other, [](std::span<const std::byte>) {})) {
       }
+      whole &= !gone(other) || peer(other).left;
+      if (peer(other).lost) continue;
       if (said[index] == 0 && say(other, Kind::kFarewell, {}, {})) said[index] = 1;
       ends &= peer(other).left && (said[index] != 0) && peer(other).sends == 0;
     }
-    if (ends) return true;
+    if (ends) return whole;
     if (Clock::now() >= until) return false;
     wait(std::min(until, Clock::now() + milliseconds(5)));
   }
