@@ -90,10 +90,10 @@ class MpirunProcess {
 };
 
 // Runs the test that this process runs by so many ranks. Each has a watchdog.
-inline void expect_success_under_mpirun(int ranks) {
+inline void expect_success_under_mpirun(int ranks, const std::vector<std::string>& flags = {}) {
   const testing::TestInfo* const test = testing::UnitTest::GetInstance()->current_test_info();
   const std::string name = std::string(test->test_suite_name()) + "." + test->name();
-  MpirunProcess process(ranks, {own_program(), "--gtest_filter=" + name});
+  MpirunProcess process(ranks, {own_program(), "--gtest_filter=" + name}, flags);
   EXPECT_EQ(process.wait(), 0) << process.output();
   // A rank that ran no test would have ended well, too.
   EXPECT_NE(process.output().find("1 test from 1 test suite ran"), std::string::npos) << process.output();
