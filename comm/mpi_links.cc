@@ -16,7 +16,7 @@
 namespace sluice::comm {
 namespace {
 
-constexpr std::size_t kMostPacket = 128 * kKiB, kLeastPacket = 16 * kKiB;
+constexpr std::size_t kMostPacket = 60 * kKiB, kLeastPacket = 8 * kKiB;
 constexpr std::size_t kReceiveBytes =
     8 * kMiB;                      // of all receives that are posted, as far as packets may shrink
 constexpr std::size_t kLine = 64;  // of the cache, which separates buffers

@@ -218,7 +218,6 @@ void MpiLinks::beat() {
 }
 
 void MpiLinks::wait(Clock::time_point until) {
-  microseconds sleep = kLeastSleep;
   for (;;) {
     beat();
     const bool moved = poll();
@@ -234,8 +233,8 @@ void MpiLinks::wait(Clock::time_point until) {
       ::sched_yield();
       continue;
     }
+    const auto sleep = std::clamp<Clock::duration>((now - moved_) / 8, kLeastSleep, kMostSleep);
     woken_.wait_until(lock, std::min(until, now + sleep), [this] { return is_woken_; });
-    sleep = std::min(2 * sleep, kMostSleep);
   }
 }
 

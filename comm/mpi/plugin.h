@@ -19,7 +19,7 @@ struct MpiPlugin {
 using MpiPluginFunction = const MpiPlugin* (*)();
 
 // How many packets of a rank may be under way to another one: so many receives are posted ahead.
-inline constexpr int kMpiAhead = 8;
+inline constexpr int kMpiAhead = 16;
 // The bytes of a packet with its last byte, which says what kind it is.
 std::size_t mpi_buffer_bytes(int ranks);
 // How many buffers for sending a rank has, for all others together.
