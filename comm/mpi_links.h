@@ -31,10 +31,11 @@ class Mpi {
   virtual int size() const = 0;
 
   struct Settings {
-    // Returns whether this process was asked to end. A launcher asks all ranks when one has died, and MPI
-    // itself does not say that it has. So a rank that is silent for `silence_at_end` then counts as gone.
+    // Returns whether this process was asked to end: a launcher asks all when one rank has died. MPI does not
+    // say which. So this rank then asks the others whether they live, and one that gives no sign of it for
+    // `silence` is gone.
     std::function<bool()> asked_to_end = [] { return false; };
-    std::chrono::milliseconds silence_at_end{700};
+    std::chrono::milliseconds silence{700};
   };
   // The links of this rank, which the Mpi outlives. Collective: waits until all ranks have called it.
   // Destroying them waits at most a second for the others to leave, too. Throws Error(kIo) where MPI fails.

@@ -19,7 +19,7 @@ constexpr int kTag = 1;
 // A wait begins without sleep, since the next packet of a message is mostly near. Sleeps then grow, because
 // threads that compute need the cores.
 constexpr microseconds kAwake{50}, kLeastSleep{20}, kMostSleep{1000};
-constexpr milliseconds kBetweenBeats{100};
+constexpr milliseconds kBetweenQuestions{50}, kSearch{3000};
 constexpr milliseconds kMostLeaving{1000};
 
 }  // namespace
@@ -35,8 +35,9 @@ void check_mpi(int code, const char* call) {
   if (code != MPI_SUCCESS) fail(ErrorCode::kIo, "MPI: {}: {}", call, mpi_text(code));
 }
 
-MpiLinks::MpiLinks(MPI_Comm world, const Mpi::Settings& settings, std::string& trouble)
-    : world_(world), settings_(settings), trouble_(trouble), moved_(Clock::now()), beaten_(moved_) {
+MpiLinks::MpiLinks(MPI_Comm world, const Mpi::Settings& settings, std::atomic<bool>& missed,
+                   std::string& trouble)
+    : world_(world), settings_(settings), missed_(missed), trouble_(trouble), moved_(Clock::now()) {
   check_mpi(MPI_Comm_rank(world_, &rank_), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(world_, &size_), "MPI_Comm_size");
   const auto ranks = static_cast<std::size_t>(size_);
@@ -52,7 +53,7 @@ MpiLinks::MpiLinks(MPI_Comm world, const Mpi::Settings& settings, std::string& t
   statuses_.resize(std::max(ranks, buffers));
   for (int from = 0; from < size_; ++from) {
     if (from == rank_) continue;
-    peer(from).heard = peer(from).spoken = moved_;
+    peer(from).heard = moved_;
     peer(from).posted.assign(kMpiAhead, MPI_REQUEST_NULL);
     for (int i = 0; i < kMpiAhead; ++i) {
       peer(from).oldest = i;
@@ -86,6 +87,7 @@ void MpiLinks::lose(int rank, const std::string& why) {
 void MpiLinks::end_of_send(int index, int code) {
   const int to = receivers_[static_cast<std::size_t>(index)];
   --peer(to).sends;
+  if (code == MPI_SUCCESS) peer(to).heard = Clock::now();  // it has begun to receive it
   if (code != MPI_SUCCESS) lose(to, fmt::format("what was sent to it has not arrived ({})", mpi_text(code)));
 }
 
@@ -153,7 +155,7 @@ bool MpiLinks::say(int to, Kind kind, std::span<const std::byte> head, std::span
   }
   receivers_[static_cast<std::size_t>(*index)] = to;
   ++p.sends;
-  moved_ = p.spoken = Clock::now();
+  moved_ = Clock::now();
   return true;
 }
 
@@ -162,7 +164,7 @@ bool MpiLinks::send(int to, std::span<const std::byte> head, std::span<const std
 }
 
 bool MpiLinks::receive(int from, const std::function<void(std::span<const std::byte> packet)>& take) {
-  beat();
+  ask();
   Peer& p = peer(from);
   MPI_Request& head = heads_[static_cast<std::size_t>(from)];
   for (;;) {
@@ -196,7 +198,10 @@ bool MpiLinks::receive(int from, const std::function<void(std::span<const std::b
         moved_ = Clock::now();
         take({packet, bytes});
         return true;
-      case Kind::kBeat:
+      case Kind::kQuestion:
+        say(from, Kind::kAnswer, {}, {});  // where there is no room, other packets are on their way
+        break;
+      case Kind::kAnswer:
         break;
       case Kind::kFarewell:
         p.left = true;
@@ -207,19 +212,25 @@ bool MpiLinks::receive(int from, const std::function<void(std::span<const std::b
   }
 }
 
-// Gives signs of life of this process, by which gone() knows others.
-void MpiLinks::beat() {
+// While a rank is missed, asks all whether they live: see gone().
+void MpiLinks::ask() {
   const auto now = Clock::now();
-  if (now < beaten_ + kBetweenBeats) return;
-  beaten_ = now;
+  if (missing_since_ && now > *missing_since_ + kSearch) {  // who is lost is known now
+    missed_ = false;
+    missing_since_.reset();
+  }
+  if (!missing_since_ && (missed_ || settings_.asked_to_end())) missing_since_ = now;
+  if (!missing_since_) return;
+  if (now < asked_ + kBetweenQuestions) return;
+  asked_ = now;
   for (int to = 0; to < size_; ++to)
-    if (to != rank_ && peer(to).sends == 0 && now >= peer(to).spoken + kBetweenBeats)
-      say(to, Kind::kBeat, {}, {});
+    if (to != rank_ && peer(to).sends == 0) say(to, Kind::kQuestion, {}, {});
 }
 
 void MpiLinks::wait(Clock::time_point until) {
+  if (missing_since_) until = std::min(until, Clock::now() + kBetweenQuestions);  // gone() changes with time
   for (;;) {
-    beat();
+    ask();
     const bool moved = poll();
     std::unique_lock lock(mutex_);
     const auto now = Clock::now();
@@ -250,12 +261,11 @@ std::optional<Links::Gone> MpiLinks::gone(int rank) {
   Peer& p = peer(rank);
   if (p.left) return Gone{true, "it has left"};
   if (p.lost) return Gone{false, *p.lost};
-  if (!settings_.asked_to_end()) return std::nullopt;
+  if (!missing_since_) return std::nullopt;
   const auto now = Clock::now();
-  if (!end_asked_) end_asked_ = now;
-  const auto since = now - std::max(p.heard, *end_asked_);
-  if (since < settings_.silence_at_end) return std::nullopt;
-  lose(rank, fmt::format("the launcher has asked for an end, and it has been silent since, for {:.1f} s",
+  const auto since = now - std::max(p.heard, *missing_since_);
+  if (since < settings_.silence) return std::nullopt;
+  lose(rank, fmt::format("it is silent since MPI or the launcher has missed a rank, for {:.1f} s",
                          std::chrono::duration<double>(since).count()));
   return Gone{false, *p.lost};
 }

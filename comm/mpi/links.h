@@ -1,6 +1,7 @@
 #pragma once
 #include <mpi.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <optional>
@@ -24,8 +25,9 @@ std::string mpi_text(int code);
 // MPI tells nothing by itself, so a rank that waits asks it, often at first, and then once in a millisecond.
 class MpiLinks final : public Links {
  public:
-  // `trouble` gets the reason where not all have left in order; all outlive the links. Takes `world`.
-  MpiLinks(MPI_Comm world, const Mpi::Settings& settings, std::string& trouble);
+  // `missed` is set where MPI has found that a rank is gone, and does not say which. `trouble` gets the
+  // reason where not all have left in order. Both outlive the links. Takes `world`.
+  MpiLinks(MPI_Comm world, const Mpi::Settings& settings, std::atomic<bool>& missed, std::string& trouble);
   ~MpiLinks() override;
 
   int rank() const override { return rank_; }
@@ -38,7 +40,7 @@ class MpiLinks final : public Links {
   std::optional<Gone> gone(int rank) override;
 
  private:
-  enum class Kind : unsigned char { kPacket, kBeat, kFarewell };
+  enum class Kind : unsigned char { kPacket, kQuestion, kAnswer, kFarewell };
   struct Peer {
     std::vector<MPI_Request> posted;  // in turn; that of the oldest one is in heads_
     int oldest = 0;
@@ -46,7 +48,7 @@ class MpiLinks final : public Links {
     int sends = 0;                       // under way to this rank
     bool left = false;
     std::optional<std::string> lost;  // why
-    Clock::time_point heard, spoken;
+    Clock::time_point heard;
   };
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
   std::byte* buffer(int from, int index);
@@ -59,12 +61,13 @@ class MpiLinks final : public Links {
   void see_head(int from, const MPI_Status& status, int code);
   void end_of_send(int index, int code);
   void lose(int rank, const std::string& why);
-  void beat();
+  void ask();
   bool leave(Clock::time_point until);
   void withdraw_receives();
 
   MPI_Comm world_;
   const Mpi::Settings settings_;
+  std::atomic<bool>& missed_;
   std::string& trouble_;
   int rank_ = 0, size_ = 0;
   std::size_t buffer_bytes_ = 0, packet_bytes_ = 0;
@@ -75,8 +78,8 @@ class MpiLinks final : public Links {
   std::vector<int> receivers_;        // by buffer
   std::vector<int> indices_;          // for poll()
   std::vector<MPI_Status> statuses_;  // for poll()
-  Clock::time_point moved_, beaten_;
-  std::optional<Clock::time_point> end_asked_;
+  Clock::time_point moved_, asked_;
+  std::optional<Clock::time_point> missing_since_;
 
   std::mutex mutex_;
   std::condition_variable woken_;

@@ -1,10 +1,13 @@
 #include "comm/mpi/plugin.h"
 
+#include <dlfcn.h>
 #include <mpi.h>
 #include <signal.h>
 
 #include <atomic>
+#include <cstdarg>
 #include <cstdlib>
+#include <cstring>
 #include <vector>
 
 #include "comm/mpi/links.h"
@@ -44,6 +47,43 @@ void set_defaults() {
   ::setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
 }
 
+// Open MPI 4 has seen a connection end that it did not end itself.
+std::atomic<bool> has_missed_a_rank{false};
+
+using Help = int (*)(const char* file, const char* topic, bool header, ...);
+char* (*help_text)(const char* file, const char* topic, bool header, va_list arguments) = nullptr;
+
+int tell(const char* file, const char* topic, bool header, ...) {
+  const std::string about = topic == nullptr ? "" : topic;
+  va_list arguments;
+  va_start(arguments, header);
+  char* const text = help_text(file, topic, header, arguments);
+  va_end(arguments);
+  const std::string message = text == nullptr ? about : text;
+  std::free(text);  // NOLINT: it is from malloc
+  if (about == "peer hung up" || about == "client connect fail") {
+    has_missed_a_rank = true;
+    log().debug("Open MPI:\n{}", message);
+  } else {
+    log().warn("Open MPI:\n{}", message);
+  }
+  return 0;
+}
+
+// Open MPI 4 hands what it has to say to mpirun, and waits for an answer, which does not come once mpirun
+// ends the job: whoever sent something to a rank that had died waited until it was killed itself. So such
+// texts are written here. They also are the only news of a rank that has died. The function is a variable of
+// Open MPI's, for its own use; other versions, whose library has another name, are left alone.
+void take_over_messages() {
+  void* const library = dlopen("libopen-pal.so.40", RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) return;
+  void* const help = dlsym(library, "opal_show_help");
+  void* const text = dlsym(library, "opal_show_help_vstring");
+  if (help == nullptr || text == nullptr) return;
+  std::memcpy(&help_text, &text, sizeof help_text);
+  *static_cast<Help*>(help) = tell;
+}
+
 class Job final : public Mpi {
  public:
   Job() {
@@ -61,6 +101,7 @@ class Job final : public Mpi {
     check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     if (provided < MPI_THREAD_SERIALIZED)
       fail(ErrorCode::kNotFound, "this MPI allows calls of one thread alone; a build with threads is needed");
+    take_over_messages();
     check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
     check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
   }
@@ -78,7 +119,7 @@ class Job final : public Mpi {
     MPI_Comm own = MPI_COMM_NULL;
     check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &own), "MPI_Comm_dup");
     check_mpi(MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-    auto links = std::make_unique<MpiLinks>(own, settings, trouble_);
+    auto links = std::make_unique<MpiLinks>(own, settings, has_missed_a_rank, trouble_);
     trouble_.clear();
     return links;
   }
