@@ -273,8 +273,9 @@ HostLinks make_host_links(std::unique_ptr<Links> between, std::size_t ring_bytes
   else
     shared = follow(talk, here, static_cast<int>(place), cards[static_cast<std::size_t>(here[0])].process);
   if (shared.memory == nullptr) {
-    made.note =
-        fmt::format("ranks {} of this host do not share memory: {}", fmt::join(here, ", "), shared.why);
+    if (place == 0)
+      made.note =
+          fmt::format("ranks {} of this host do not share memory: {}", fmt::join(here, ", "), shared.why);
     made.links = std::move(between);
     return made;
   }

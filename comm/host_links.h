@@ -16,7 +16,7 @@ struct HostLinks {
   int ranks_on_cpus = 1;   // how many of them may use the same cores, by their affinity
   std::size_t memory = 0;  // bytes of this rank's share of the memory that is shared; 0: there is none
   bool all_here = false;   // all ranks share it: the links that were given are destroyed
-  std::string note;        // why ranks of a host do not share memory; empty: they do
+  std::string note;        // on the first rank of a host: why they do not share memory, if so
 };
 
 // What a rank holds for memory that it shares with so many ranks of its host, itself among them.

@@ -43,7 +43,10 @@ for ((i = 1; i <= hosts; ++i)); do
   ip -n "$name-$i" link set lo up
   ip -n "$name-$i" link set wire up
   tc -n "$name-$i" qdisc add dev wire root handle 1: tbf rate "$rate" burst 256kb latency 50ms
-  [[ $delay == 0ms ]] || tc -n "$name-$i" qdisc add dev wire parent 1:1 netem delay "$delay" limit 10000
+  if [[ $delay != 0ms ]] && ! tc -n "$name-$i" qdisc add dev wire parent 1:1 netem delay "$delay" limit 10000; then
+    echo "hosts: --delay needs netem, which this kernel lacks (sch_netem)" >&2
+    exit 1
+  fi
   list+=${list:+,}10.99.0.$i:$ranks
 done
 

@@ -95,9 +95,9 @@ void take_share(int ranks_here, int ranks_on_cpus, models::TrainSettings& settin
 std::unique_ptr<Ranks> join_ranks(const TrainOptions& options) {
   const comm::Deadlines deadlines{std::chrono::seconds(options.silence),
                                   std::chrono::seconds(options.patience)};
+  if (options.ranks == 1) return nullptr;
   if (LocalRanks::own_rank() > 0 && options.ranks)
     return std::make_unique<LocalRanks>(*options.ranks, deadlines);
-  if (options.ranks == 1) return nullptr;
   const std::optional<comm::MpiLauncher> launcher = comm::find_mpi_launcher();
   if (!launcher || launcher->ranks == 1)
     return options.ranks ? std::make_unique<LocalRanks>(*options.ranks, deadlines) : nullptr;
