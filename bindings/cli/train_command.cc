@@ -101,11 +101,16 @@ std::unique_ptr<Ranks> join_ranks(const TrainOptions& options) {
   const std::optional<comm::MpiLauncher> launcher = comm::find_mpi_launcher();
   if (!launcher || launcher->ranks == 1)
     return options.ranks ? std::make_unique<LocalRanks>(*options.ranks, deadlines) : nullptr;
-  if (options.ranks && launcher->ranks != 0 && *options.ranks != launcher->ranks)
-    fail(ErrorCode::kInvalidArgument,
-         "--ranks {}: {} has started {} ranks; leave the flag out, or give 1 if each is to train alone",
-         *options.ranks, launcher->name, launcher->ranks);
-  return std::make_unique<LaunchedRanks>(*launcher, deadlines);
+  const auto refuse_others = [&](int ranks) {
+    if (options.ranks && ranks != 0 && *options.ranks != ranks)
+      fail(ErrorCode::kInvalidArgument,
+           "--ranks {}: {} has started {} ranks; leave the flag out, or give 1 if each is to train alone",
+           *options.ranks, launcher->name, ranks);
+  };
+  refuse_others(launcher->ranks);
+  auto ranks = std::make_unique<LaunchedRanks>(*launcher, deadlines);
+  refuse_others(ranks->communicator().size());  // not every launcher says it before
+  return ranks;
 }
 
 // Where a rank that is not the first writes what is for the user, which rank 0 writes, too.

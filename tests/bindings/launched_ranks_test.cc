@@ -126,6 +126,14 @@ TEST_F(LaunchedRanksTest, AreAsManyAsTheLauncherSays) {
   EXPECT_EQ(same->wait(), 0) << same->output();
 }
 
+// Variables of another launcher than the MPI library knows: each process would believe that it is alone.
+TEST_F(LaunchedRanksTest, AreThoseThatMpiFinds) {
+  const Variable rank("PMI_RANK", "0"), ranks("PMI_SIZE", "2");
+  const Outcome outcome = run_sluice(words("found", 3));
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.error, HasSubstr("mpiexec has started 2 ranks, of which MPI finds 1"));
+}
+
 TEST_F(LaunchedRanksTest, TrainAloneWhereTheyAreAskedTo) {
   std::vector<std::string> alone = words("alone", 3, "--ranks 1");
   alone.erase(std::ranges::find(alone, "--out"), std::ranges::find(alone, "--out") + 2);
