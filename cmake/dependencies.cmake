@@ -9,6 +9,7 @@ find_package(CLI11 REQUIRED)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy libhwy-contrib)
 pkg_check_modules(liburing REQUIRED IMPORTED_TARGET liburing)
+pkg_check_modules(ompi IMPORTED_TARGET ompi-c)  # Open MPI is optional
 if(SLUICE_TESTS)
   find_package(GTest REQUIRED)
 endif()

@@ -7,8 +7,10 @@ set(SLUICE_PRECOMPILED
 
 # sluice_room(NAME libraries...) makes the objects of one room, from all .cc files in its folder and sub-rooms.
 function(sluice_room name)
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${name}/*.cc)
-  list(FILTER sources EXCLUDE REGEX "/(dnnl|cuda|nccl)/")
+  # The folder in which the project lies may have one of these names, too.
+  file(GLOB_RECURSE sources RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${name}/*.cc)
+  list(FILTER sources EXCLUDE REGEX "/(dnnl|mpi|cuda|nccl)/")
+  list(TRANSFORM sources PREPEND ${PROJECT_SOURCE_DIR}/)
   if(sources)
     add_library(sluice_${name} OBJECT ${sources})
     target_link_libraries(sluice_${name} PUBLIC sluice_options ${ARGN} Threads::Threads)

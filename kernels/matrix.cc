@@ -4,12 +4,11 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
-#include <filesystem>
 #include <vector>
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "core/plugin.h"
 #include "kernels/dnnl/plugin.h"
 #include "kernels/elementwise.h"
 
@@ -21,20 +20,6 @@ constexpr std::size_t kAlignment = 64;
 // --- the plug-in
 // -------------------------------------------------------------------------------------------------
 
-std::vector<std::string> plugin_paths() {
-  std::vector<std::string> paths;
-  if (const char* folder = std::getenv("SLUICE_LIBRARY_PATH"); folder && *folder)
-    paths.push_back((std::filesystem::path(folder) / kMatrixPluginFile).string());
-  Dl_info here{};
-  if (dladdr(reinterpret_cast<const void*>(&load_matrix_library), &here) && here.dli_fname) {
-    const auto folder = std::filesystem::path(here.dli_fname).parent_path();
-    paths.push_back((folder / kMatrixPluginFile).string());
-    paths.push_back((folder / ".." / "lib" / kMatrixPluginFile).string());
-  }
-  paths.emplace_back(kMatrixPluginFile);  // is found where the system's loader looks
-  return paths;
-}
-
 // RTLD_DEEPBIND lets oneDNN find the plug-in's own memory functions first (dnnl/scratch.cc). The sanitizers
 // have such functions themselves, and refuse it.
 #if defined(RTLD_DEEPBIND) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -43,36 +28,12 @@ constexpr int kHowToOpen = RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND;
 constexpr int kHowToOpen = RTLD_NOW | RTLD_LOCAL;
 #endif
 
-// The plug-in is never unloaded: OpenMP's threads outlive any one library object.
-void* open_plugin(std::string* path) {
+const MatrixPlugin& plugin() {
   // libgomp reads it once, when it is loaded. Spinning threads would take cores from oneTBB and from I/O.
   setenv("OMP_WAIT_POLICY", "passive", 0);
-  std::string reasons;
-  for (const std::string& candidate : plugin_paths()) {
-    if (void* handle = dlopen(candidate.c_str(), kHowToOpen)) {
-      *path = candidate;
-      return handle;
-    }
-    reasons += fmt::format("\n  {}", dlerror());
-  }
-  fail(ErrorCode::kNotFound,
-       "the matrix library's plug-in {} cannot be loaded; install oneDNN (Debian, Ubuntu: libdnnl2 or "
-       "libdnnl3), or set SLUICE_LIBRARY_PATH to the plug-in's folder. Tried:{}",
-       kMatrixPluginFile, reasons);
-}
-
-const MatrixPlugin& plugin_of(void* handle, const std::string& path) {
-  MatrixPluginFunction function = nullptr;
-  void* symbol = dlsym(handle, kMatrixPluginSymbol);
-  std::memcpy(&function, &symbol, sizeof(function));
-  if (!function)
-    fail(ErrorCode::kNotFound, "{} is not a plug-in of Sluice: it lacks {}", path, kMatrixPluginSymbol);
-  const MatrixPlugin* plugin = function();
-  if (plugin->abi != kMatrixPluginAbi)
-    fail(ErrorCode::kNotFound,
-         "{} has interface version {}, but this library needs version {}; install both from one build", path,
-         plugin->abi, kMatrixPluginAbi);
-  return *plugin;
+  return *static_cast<const MatrixPlugin*>(
+      open_plugin(kMatrixPluginFile, kMatrixPluginSymbol, kMatrixPluginAbi, kHowToOpen, "the matrix library",
+                  "install oneDNN (Debian, Ubuntu: libdnnl2 or libdnnl3)"));
 }
 
 // --- shapes
@@ -191,9 +152,7 @@ std::unique_ptr<MatrixLibrary> load_matrix_library(int threads) {
   if (threads < 1)
     fail(ErrorCode::kInvalidArgument, "the matrix library was asked to use {} threads; it needs at least 1",
          threads);
-  std::string path;
-  void* handle = open_plugin(&path);
-  return std::unique_ptr<MatrixLibrary>(plugin_of(handle, path).create(threads));
+  return std::unique_ptr<MatrixLibrary>(plugin().create(threads));
 }
 
 std::size_t product_workspace(const Product& product, const MatrixLibrary& library) {

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 
 packages=(g++ cmake ninja-build ccache pkg-config git python3 python3-venv
   liburing-dev libtbb-dev libhwy-dev libdnnl-dev nlohmann-json3-dev libfmt-dev libspdlog-dev libcli11-dev
-  libxxhash-dev libjs-chart.js libgtest-dev libgmock-dev libbenchmark-dev)
+  libxxhash-dev libopenmpi-dev openmpi-bin libjs-chart.js libgtest-dev libgmock-dev libbenchmark-dev)
 if [[ " $* " == *" --clang "* ]]; then packages+=(clang-14 libclang-rt-14-dev clang-format-14); fi
 
 missing=()

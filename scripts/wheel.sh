@@ -26,7 +26,10 @@ printf '[bdist_wheel]\nplat_name = linux_%s\n' "$(uname -m)" > "$package/setup.c
 # The wheel has the licences of the libraries that auditwheel copies, and of those that are compiled in. The C and C++ libraries
 # are the system's.
 outside='^(libc6|libgcc-s1|libstdc\+\+6)$'
-mapfile -t inside < <(ldd "${native[@]}" | awk '$3 ~ "^/" && $3 !~ "/installed/" {print $1}' | sort -u |
+# MPI is the system's, too: a run needs the library that its launcher belongs to.
+rest=()
+for file in "${native[@]}"; do [[ $file == */libsluice_mpi.so ]] || rest+=("$file"); done
+mapfile -t inside < <(ldd "${rest[@]}" | awk '$3 ~ "^/" && $3 !~ "/installed/" {print $1}' | sort -u |
   xargs -I{} dpkg-query -S '*/{}' | grep -F ":$(dpkg --print-architecture):" | cut -d: -f1 | sort -u |
   grep -Ev "$outside")
 for name in "${inside[@]}" nlohmann-json3-dev libcli11-dev libjs-chart.js; do
@@ -37,5 +40,5 @@ done
 
 python -m pip wheel -q --disable-pip-version-check --no-index --no-deps --no-build-isolation -w "$work" "$package"
 rm -f "$out"/sluice_train-*.whl
-auditwheel repair -w "$out" "$work"/sluice_train-*.whl
+auditwheel repair --exclude 'libmpi.so.*' -w "$out" "$work"/sluice_train-*.whl
 ls -lh "$out"

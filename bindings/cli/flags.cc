@@ -71,6 +71,13 @@ void give(CLI::Option& option, const Json& value, const std::string& key, const 
   option.run_callback();
 }
 
+int parse_count(const std::string& flag, const std::string& given) {
+  const std::uint64_t value = parse_whole(flag, given);
+  if (value < 1 || value > 4096)
+    fail(ErrorCode::kInvalidArgument, "{}: {} was given; a number from 1 to 4096 is needed", flag, value);
+  return static_cast<int>(value);
+}
+
 }  // namespace
 
 std::uint64_t parse_whole(std::string_view what, std::string_view text) {
@@ -128,12 +135,10 @@ void Flags::link(const std::string& flag, std::optional<engine::Link>& field, co
 }
 
 void Flags::whole(const std::string& flag, int& field, const std::string& help) {
-  add(flag, "N", help, "", [&field, flag](const std::string& given) {
-    const std::uint64_t value = parse_whole(flag, given);
-    if (value < 1 || value > 4096)
-      fail(ErrorCode::kInvalidArgument, "{}: {} was given; a number from 1 to 4096 is needed", flag, value);
-    field = static_cast<int>(value);
-  });
+  add(flag, "N", help, "", [&field, flag](const std::string& given) { field = parse_count(flag, given); });
+}
+void Flags::whole(const std::string& flag, std::optional<int>& field, const std::string& help) {
+  add(flag, "N", help, "", [&field, flag](const std::string& given) { field = parse_count(flag, given); });
 }
 
 void Flags::toggle(const std::string& flag, bool& field, const std::string& help) {

@@ -53,8 +53,9 @@ class Flags {
     real(flag, Set([&field](const Json& value) { field = value.get<double>(); }), help, shown(field));
   }
   void link(const std::string& flag, std::optional<engine::Link>& field, const std::string& help);
-  void whole(const std::string& flag, int& field, const std::string& help);         // from 1 to 4096
-  void file(const std::string& name, std::string& field, const std::string& help);  // has no flag
+  void whole(const std::string& flag, int& field, const std::string& help);                 // from 1 to 4096
+  void whole(const std::string& flag, std::optional<int>& field, const std::string& help);  // the same
+  void file(const std::string& name, std::string& field, const std::string& help);          // has no flag
   void texts(const std::string& flag, std::vector<std::string>& field, const std::string& help);
   void size(const std::string& flag, std::uint64_t& field, const std::string& help);  // 0 means not given
   void toggle(const std::string& flag, bool& field, const std::string& help);

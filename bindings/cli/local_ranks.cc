@@ -20,7 +20,6 @@ namespace {
 
 constexpr const char* kRankName = "SLUICE_RANK";  // is set for the ranks that rank 0 starts
 constexpr int kMemory = 3;                        // their descriptor of the shared memory
-constexpr std::size_t kRing = std::size_t{1} << 20;
 
 // The words that this process was started with.
 std::vector<std::string> own_words() {

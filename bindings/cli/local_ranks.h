@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "allocator/ledger.h"
-#include "comm/communicator.h"
+#include "bindings/cli/ranks.h"
 #include "comm/local_links.h"
 
 namespace sluice::cli {
@@ -16,18 +16,21 @@ namespace sluice::cli {
 // The ranks of a run on this machine, one process each (`--ranks`). The process that the user has started is
 // rank 0. It starts the others, which are the same program with the same words, and share memory with it.
 // Thread rule: one thread.
-class LocalRanks {
+class LocalRanks final : public Ranks {
  public:
   // On rank 0: starts the other ranks. On another one: joins them. Throws Error(kInvalidArgument | kIo).
   // REQUIRES: ranks > 1.
   LocalRanks(int ranks, const comm::Deadlines& deadlines);
   // On rank 0: waits until the others have ended, which they do when the run has ended or failed.
-  ~LocalRanks();
+  ~LocalRanks() override;
   LocalRanks(const LocalRanks&) = delete;
   LocalRanks& operator=(const LocalRanks&) = delete;
 
-  comm::Communicator& communicator() { return *communicator_; }
-  static std::uint64_t bytes(int ranks);  // what a rank holds for it
+  comm::Communicator& communicator() override { return *communicator_; }
+  std::uint64_t bytes() const override { return bytes(memory_->ranks()); }
+  int ranks_here() const override { return memory_->ranks(); }
+  int ranks_on_cpus() const override { return memory_->ranks(); }
+  static std::uint64_t bytes(int ranks);  // what a rank of so many holds
 
   // The rank of this process, which is 0 where no other rank has started it.
   static int own_rank();

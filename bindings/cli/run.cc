@@ -10,6 +10,7 @@
 #include "bindings/cli/commands.h"
 #include "bindings/cli/local_ranks.h"
 #include "bindings/cli/version.h"
+#include "comm/mpi_links.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "kernels/targets.h"
@@ -89,13 +90,22 @@ void dispatch(Program& program) {
   run_doctor(program.doctor, stdout);
 }
 
+// Also where no ranks have been joined yet.
+int rank_of_this_process() {
+  try {
+    if (const auto launcher = comm::find_mpi_launcher()) return launcher->rank;
+  } catch (const Error&) {  // is reported where ranks are joined
+  }
+  return LocalRanks::own_rank();
+}
+
 int report(const std::string& style, ErrorCode code, const std::string& text) {
   std::fflush(stdout);
   if (style == "json") {
     const Json line = {{"error", name_of(code)}, {"text", text}};
     fmt::print(stderr, "{}\n", line.dump(-1, ' ', false, Json::error_handler_t::replace));
   } else {
-    const int rank = LocalRanks::own_rank();
+    const int rank = rank_of_this_process();
     fmt::print(stderr, "sluice: {}error: {}\n", rank > 0 ? fmt::format("rank {}: ", rank) : "", text);
   }
   return exit_status(code);

@@ -46,6 +46,7 @@ StopSignals::~StopSignals() {
 }
 
 bool StopSignals::requested() { return received != 0; }
+bool StopSignals::requested_by(int signal) { return received == signal; }
 
 const char* StopSignals::name() {
   switch (received) {

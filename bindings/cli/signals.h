@@ -20,6 +20,7 @@ class StopSignals {
   StopSignals& operator=(const StopSignals&) = delete;
 
   static bool requested();
+  static bool requested_by(int signal);
   static const char* name();  // "SIGTERM", "SIGUSR1", "Ctrl-C", or "" where none came
 
  private:

@@ -3,12 +3,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "bindings/cli/commands.h"
+#include "bindings/cli/launched_ranks.h"
 #include "bindings/cli/local_ranks.h"
 #include "bindings/cli/profile_page.h"
 #include "bindings/cli/progress.h"
@@ -81,11 +84,41 @@ std::string json_line(const models::PlanResult& result) {
 }
 
 // Gives a rank of this machine its share of what the user has not stated.
-void take_share(int ranks, models::TrainSettings& settings) {
-  const auto share = static_cast<std::uint64_t>(ranks);
+void take_share(int ranks_here, int ranks_on_cpus, models::TrainSettings& settings) {
+  const auto share = static_cast<std::uint64_t>(ranks_here);
   if (settings.memory == 0) settings.memory = engine::default_memory() / share;
-  if (settings.threads == 0) settings.threads = std::max(1, usable_cpus() / ranks);
-  settings.ranks_here = ranks;
+  if (settings.threads == 0) settings.threads = std::max(1, usable_cpus() / ranks_on_cpus);
+  settings.ranks_here = ranks_here;
+}
+
+// Returns the ranks of the run, or null where this process trains alone.
+std::unique_ptr<Ranks> join_ranks(const TrainOptions& options) {
+  const comm::Deadlines deadlines{std::chrono::seconds(options.silence),
+                                  std::chrono::seconds(options.patience)};
+  if (options.ranks == 1) return nullptr;
+  if (LocalRanks::own_rank() > 0 && options.ranks)
+    return std::make_unique<LocalRanks>(*options.ranks, deadlines);
+  const std::optional<comm::MpiLauncher> launcher = comm::find_mpi_launcher();
+  if (!launcher || launcher->ranks == 1)
+    return options.ranks ? std::make_unique<LocalRanks>(*options.ranks, deadlines) : nullptr;
+  const auto refuse_others = [&](int ranks) {
+    if (options.ranks && ranks != 0 && *options.ranks != ranks)
+      fail(ErrorCode::kInvalidArgument,
+           "--ranks {}: {} has started {} ranks; leave the flag out, or give 1 if each is to train alone",
+           *options.ranks, launcher->name, ranks);
+  };
+  refuse_others(launcher->ranks);
+  auto ranks = std::make_unique<LaunchedRanks>(*launcher, deadlines);
+  refuse_others(ranks->communicator().size());  // not every launcher says it before
+  return ranks;
+}
+
+// Where a rank that is not the first writes what is for the user, which rank 0 writes, too.
+using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
+File nowhere() {
+  File file(std::fopen("/dev/null", "w"), std::fclose);
+  if (file == nullptr) fail(ErrorCode::kIo, "/dev/null could not be opened: {}", errno_text(errno));
+  return file;
 }
 
 }  // namespace
@@ -96,19 +129,20 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
          "--machine '{}': a run trains on this machine; use sluice plan --machine to plan for another",
          options.machine);
   const StopSignals signals;  // before any thread
-  std::optional<LocalRanks> ranks;
   models::TrainSettings own = settings;
-  if (options.ranks > 1) {
-    ranks.emplace(options.ranks, comm::Deadlines{std::chrono::seconds(options.silence),
-                                                 std::chrono::seconds(options.patience)});
-    take_share(options.ranks, own);
+  File unseen(nullptr, std::fclose);
+  const std::unique_ptr<Ranks> ranks = join_ranks(options);
+  if (ranks != nullptr) {
+    take_share(ranks->ranks_here(), ranks->ranks_on_cpus(), own);
     own.communicator = &ranks->communicator();
-    own.plan.ranks = {own.communicator->rank(), options.ranks};
-    own.communication_bytes = LocalRanks::bytes(options.ranks);
-    if (own.communicator->rank() > 0) {  // rank 0 alone writes files about the run
+    own.plan.ranks = {own.communicator->rank(), own.communicator->size()};
+    own.communication_bytes = ranks->bytes();
+    if (own.communicator->rank() > 0) {  // rank 0 alone writes about the run
       own.metrics.clear();
       own.trace.clear();
       own.profile.clear();
+      unseen = nowhere();
+      out = unseen.get();
     }
   }
   if (options.caller != 0 && LocalRanks::own_rank() == 0) stop_with(options.caller);
@@ -130,15 +164,15 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
   events.stop = [] { return StopSignals::requested(); };
   const models::TrainResult result = models::train(own, events);
   progress.finish();
-  if (own.communicator == nullptr || own.communicator->rank() == 0) print_end(result, settings, out);
+  print_end(result, settings, out);
 }
 
 void run_plan(const models::TrainSettings& given, const TrainOptions& options, std::FILE* out) {
   models::TrainSettings settings = given;
-  if (options.ranks > 1) {
-    if (options.machine.empty()) take_share(options.ranks, settings);
-    settings.plan.ranks = {0, options.ranks};
-    settings.communication_bytes = LocalRanks::bytes(options.ranks);
+  if (const int ranks = options.ranks.value_or(1); ranks > 1) {
+    if (options.machine.empty()) take_share(ranks, ranks, settings);
+    settings.plan.ranks = {0, ranks};
+    settings.communication_bytes = LocalRanks::bytes(ranks);
   }
   const models::PlanResult result =
       options.machine.empty() ? models::plan_training(settings)

@@ -51,7 +51,9 @@ void bind_ranks(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.whole(
       "--ranks", options.ranks,
       "processes of this machine that train the model together; memory, disk and threads are those of "
-      "each one, and by default its share of the machine");
+      "each one, and by default its share of the machine (mpirun and srun say how many there are; 1 lets "
+      "each "
+      "of theirs train alone)");
   flags.whole(
       "--stage", s.plan.stage,
       fmt::format("what is partitioned over the ranks, from 0 (nothing) to {} (chosen)", engine::kMostStage));

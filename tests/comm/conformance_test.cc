@@ -36,6 +36,7 @@ class Conformance : public testing::TestWithParam<Case> {
   void SetUp() override {
     if (world() == World::kProcesses && !kForksAllowed)
       GTEST_SKIP() << "ThreadSanitizer follows no threads of forked processes";
+    if (is_mpi(world()) && !missing_for_mpi().empty()) GTEST_SKIP() << missing_for_mpi();
   }
   World world() const { return std::get<0>(GetParam()); }
   int ranks() const { return std::get<1>(GetParam()); }
@@ -343,6 +344,11 @@ INSTANTIATE_TEST_SUITE_P(Links, Conformance,
                          testing::Combine(testing::Values(World::kThreads, World::kProcesses, World::kFaulty,
                                                           World::kTinyPackets),
                                           testing::Values(1, 2, 3, 8)));
+INSTANTIATE_TEST_SUITE_P(Hosts, Conformance,
+                         testing::Combine(testing::Values(World::kHosts), testing::Values(2, 3, 4, 7)));
+INSTANTIATE_TEST_SUITE_P(Mpi, Conformance,
+                         testing::Combine(testing::Values(World::kMpi), testing::Values(1, 2, 3, 4)));
+INSTANTIATE_TEST_SUITE_P(MpiHost, Conformance, testing::Values(Case(World::kMpiHost, 3)));
 
 }  // namespace
 }  // namespace sluice::comm

@@ -38,6 +38,7 @@ class LinksTest : public testing::TestWithParam<World> {
   void SetUp() override {
     if (GetParam() == World::kProcesses && !kForksAllowed)
       GTEST_SKIP() << "ThreadSanitizer follows no threads of forked processes";
+    if (is_mpi(GetParam()) && !missing_for_mpi().empty()) GTEST_SKIP() << missing_for_mpi();
   }
   static void run(const std::function<void(Links& links)>& body) {
     const auto begin = Clock::now();
@@ -73,7 +74,7 @@ TEST_P(LinksTest, NoRoomIsSleptThrough) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Links, LinksTest,
-                         testing::Values(World::kThreads, World::kProcesses, World::kFaulty));
+                         testing::Values(World::kThreads, World::kProcesses, World::kFaulty, World::kMpi));
 
 TEST(LocalLinks, WakeEndsAWaitThatIsUnderWayOrFollows) {
   const auto begin = Clock::now();

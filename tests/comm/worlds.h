@@ -19,7 +19,10 @@
 
 #include "comm/communicator.h"
 #include "comm/faulty_links.h"
+#include "comm/host_links.h"
 #include "comm/local_links.h"
+#include "comm/mpi_links.h"
+#include "comm/under_mpirun.h"
 #include "core/error.h"
 
 // Runs ranks of tests, in every way in which ranks can be connected. No test waits for ever: a rank that does
@@ -30,13 +33,15 @@ inline constexpr std::chrono::seconds kMostSeconds{120};
 inline constexpr Deadlines kUnhurried{std::chrono::seconds(30), std::chrono::seconds(60)};
 inline constexpr std::size_t kTestRing = std::size_t{1} << 20;
 
-enum class World { kThreads, kProcesses, kFaulty, kTinyPackets };
+// kHosts: threads, of which every two are on another host. kMpi, kMpiHost: processes under mpirun, which
+// exchange packets through MPI, or find that they share a host.
+enum class World { kThreads, kProcesses, kFaulty, kTinyPackets, kHosts, kMpi, kMpiHost };
 inline void PrintTo(World world, std::ostream* to) {
-  *to << (world == World::kThreads     ? "threads"
-          : world == World::kProcesses ? "processes"
-          : world == World::kFaulty    ? "faulty"
-                                       : "tiny packets");
+  constexpr const char* kNames[] = {"threads", "processes", "faulty",         "tiny packets",
+                                    "hosts",   "MPI",       "MPI on one host"};
+  *to << kNames[static_cast<int>(world)];
 }
+inline bool is_mpi(World world) { return world == World::kMpi || world == World::kMpiHost; }
 // ThreadSanitizer follows no threads of a forked child.
 #ifdef __SANITIZE_THREAD__
 inline constexpr bool kForksAllowed = false;
@@ -160,19 +165,45 @@ class Children {
   std::vector<pid_t> pids_;
 };
 
+// The MPI of a process that a test has started by mpirun. Null: it is not one.
+inline Mpi*& mpi_of_this_process() {
+  static Mpi* mpi = nullptr;
+  return mpi;
+}
+
+// `memory` is not used under mpirun.
 inline std::unique_ptr<Links> links_of(World world, LocalMemory& memory, int rank) {
+  if (world == World::kMpi) return mpi_of_this_process()->make_links({});
+  if (world == World::kMpiHost)
+    return make_host_links(mpi_of_this_process()->make_links({}), kTestRing, kMostSeconds).links;
   auto links = make_local_links(memory, rank);
   if (world == World::kFaulty)
     return make_faulty_links(
         std::move(links),
         {.seed = 1, .refused = 0.2, .held_back = 0.1, .most_microseconds = 500, .needless_return = 0.2});
+  if (world == World::kHosts)
+    return make_host_links(std::move(links), kTestRing / 4, kMostSeconds, std::to_string(rank / 2)).links;
   if (world == World::kTinyPackets) return make_faulty_links(std::move(links), {.packet_bytes = 160});
   return links;
 }
 
 using RankBody = std::function<void(LocalMemory& memory, int rank)>;
+
+// Calls body for the rank that this process is under mpirun.
+inline void run_rank_of_mpirun(const RankBody& body) {
+  const Watchdog watchdog;
+  const std::unique_ptr<Mpi> mpi = load_mpi();
+  mpi_of_this_process() = mpi.get();
+  LocalMemory none(1, LocalMemory::kLeastRing);
+  call_rank(mpi->rank(), [&] { body(none, mpi->rank()); });
+}
+
 // Calls body for all ranks at once: in threads, or in processes.
 inline void run_ranks(World world, int ranks, const RankBody& body, std::size_t ring = kTestRing) {
+  if (is_mpi(world)) {
+    if (find_mpi_launcher()) return run_rank_of_mpirun(body);
+    return expect_success_under_mpirun(ranks);
+  }
   if (world == World::kProcesses) {
     LocalMemory memory(ranks, ring);
     Children children;

@@ -25,6 +25,8 @@ def violations(path, text):
             yield f"{path}: {target} belongs in a folder named cuda or nccl"
         if target.startswith(("dnnl", "oneapi/dnnl")) and "dnnl" not in path.parts:
             yield f"{path}: {target} belongs in kernels/dnnl, or every process loads the matrix library"
+        if target == "mpi.h" and "mpi" not in path.parts:
+            yield f"{path}: {target} belongs in comm/mpi, or every process needs MPI"
 
 
 def sources():
@@ -45,6 +47,7 @@ def test_includes_point_down():
     ("offload/a.h", '#include "optim/optimizer.h"'),
     ("engine/a.cc", "#include <cuda_runtime.h>"),
     ("models/a.cc", "#include <dnnl.h>"),
+    ("comm/a.cc", "#include <mpi.h>"),
 ])
 def test_a_violation_is_found(path, text):
     assert list(violations(pathlib.Path(path), text))

@@ -1,0 +1,23 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "comm/communicator.h"
+
+namespace sluice::cli {
+
+// The ranks of a run, of which this process is one. Thread rule: one thread.
+class Ranks {
+ public:
+  virtual ~Ranks() = default;
+  virtual comm::Communicator& communicator() = 0;
+  virtual std::uint64_t bytes() const = 0;  // what this rank holds for it
+  // How many ranks are on this machine, and how many of them may use the same cores.
+  virtual int ranks_here() const = 0;
+  virtual int ranks_on_cpus() const = 0;
+};
+
+// The size of the ring from a rank to another one of its machine.
+inline constexpr std::size_t kRing = std::size_t{1} << 20;
+
+}  // namespace sluice::cli

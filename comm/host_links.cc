@@ -1,0 +1,290 @@
+#include "comm/host_links.h"
+
+#include <fcntl.h>
+#include <fmt/ranges.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "comm/local_links.h"
+#include "core/checksum.h"
+#include "core/error.h"
+
+namespace sluice::comm {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+constexpr std::uint64_t kMagic = 0x74736f68636c75;  // "luchost"
+
+// What a rank tells all others: where it is.
+struct Card {
+  std::uint64_t magic = kMagic;
+  std::uint64_t host = 0, cpus = 0;  // checksums of what names them
+  std::int64_t process = 0;
+};
+// What the first rank of a host tells the others there.
+struct Offer {
+  std::uint64_t magic = kMagic;
+  std::int64_t descriptor = -1;  // of the memory, in its process; -1: there is none
+};
+// What each of them answers, and what the first one makes of all answers.
+struct Answer {
+  std::uint64_t magic = kMagic;
+  std::uint64_t shares = 0;
+  std::array<char, 160> why{};
+};
+
+void set_text(std::array<char, 160>& to, const std::string& text) {
+  std::copy_n(text.begin(), std::min(text.size(), to.size() - 1), to.begin());
+}
+std::string text_of(const std::array<char, 160>& text) {
+  return {text.begin(), std::find(text.begin(), text.end(), '\0')};
+}
+
+std::uint64_t cpus_of_this_process() {
+  std::array<unsigned long, 1024> set{};
+  if (::sched_getaffinity(0, sizeof set, reinterpret_cast<cpu_set_t*>(set.data())) != 0) return 0;
+  return checksum(std::as_bytes(std::span(set)));
+}
+
+// Small values that ranks tell each other before there is a transport.
+class Talk {
+ public:
+  Talk(Links& links, milliseconds patience)
+      : links_(links), patience_(patience), until_(Links::Clock::now() + patience) {}
+
+  template <class Value>
+  void tell(int to, const Value& value) {
+    while (!links_.send(to, std::as_bytes(std::span(&value, 1)), {})) wait_for(to);
+  }
+  template <class Value>
+  Value hear(int from) {
+    Value value;
+    const auto take = [&](std::span<const std::byte> packet) {
+      if (packet.size() != sizeof value)
+        fail(ErrorCode::kCorrupt, "rank {} greets with {} bytes, not {}: all ranks must run the same program",
+             from, packet.size(), sizeof value);
+      std::memcpy(&value, packet.data(), sizeof value);
+    };
+    while (!links_.receive(from, take)) wait_for(from);
+    if (value.magic != kMagic)
+      fail(ErrorCode::kCorrupt, "rank {} sent what cannot be: its greeting is none", from);
+    return value;
+  }
+
+ private:
+  void wait_for(int rank) {
+    if (const auto gone = links_.gone(rank))
+      fail(ErrorCode::kIo, "rank {} is gone before the run has begun: {}", rank, gone->how);
+    if (Links::Clock::now() >= until_)
+      fail(ErrorCode::kIo, "rank {} has not come for {:.3g} s", rank,
+           std::chrono::duration<double>(patience_).count());
+    links_.wait(std::min(until_, Links::Clock::now() + milliseconds(100)));
+  }
+  Links& links_;
+  const milliseconds patience_;
+  const Links::Clock::time_point until_;
+};
+
+// Links through shared memory to the ranks of this host, and others to the rest.
+class Composite final : public Links {
+ public:
+  // between: null where all ranks are here. here: the ranks of this host, ascending.
+  Composite(std::unique_ptr<Links> between, std::unique_ptr<LocalMemory> memory, std::unique_ptr<Links> local,
+            const std::vector<int>& here, int rank, int size)
+      : between_(std::move(between)),
+        memory_(std::move(memory)),
+        local_(std::move(local)),
+        rank_(rank),
+        places_(static_cast<std::size_t>(size), -1) {
+    for (std::size_t i = 0; i < here.size(); ++i)
+      places_[static_cast<std::size_t>(here[i])] = static_cast<int>(i);
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(places_.size()); }
+  std::size_t packet_bytes() const override {
+    return std::min(local_->packet_bytes(), between_ == nullptr ? SIZE_MAX : between_->packet_bytes());
+  }
+  bool send(int to, std::span<const std::byte> head, std::span<const std::byte> body) override {
+    if (place(to) >= 0) return local_->send(place(to), head, body);
+    const bool sent = between_->send(to, head, body);
+    if (sent) moved_ = Clock::now();
+    return sent;
+  }
+  bool receive(int from, const std::function<void(std::span<const std::byte> packet)>& take) override {
+    if (place(from) >= 0) return local_->receive(place(from), take);
+    const bool received = between_->receive(from, take);
+    if (received) moved_ = Clock::now();
+    return received;
+  }
+  // The other links must be asked, and cannot wake a rank that sleeps for those of its host. So it sleeps for
+  // a fourth of the time since a packet has come or gone between hosts, and a millisecond at most.
+  void wait(Clock::time_point until) override {
+    constexpr microseconds kAwake{50}, kMostSleep{1000};
+    if (between_ == nullptr) return local_->wait(until);
+    const auto now = Clock::now();
+    const auto idle = now - moved_;
+    if (idle < kAwake) {
+      ::sched_yield();
+      return local_->wait(now);
+    }
+    local_->wait(std::min({until, now + idle / 4, now + kMostSleep}));
+  }
+  void wake() override { local_->wake(); }
+  std::optional<Gone> gone(int rank) override {
+    return place(rank) >= 0 ? local_->gone(place(rank)) : between_->gone(rank);
+  }
+
+ private:
+  int place(int rank) const { return places_[static_cast<std::size_t>(rank)]; }
+
+  const std::unique_ptr<Links> between_;
+  const std::unique_ptr<LocalMemory> memory_;
+  const std::unique_ptr<Links> local_;
+  const int rank_;
+  std::vector<int> places_;  // by rank: its place in the memory; -1: it is on another host
+  Clock::time_point moved_ = Clock::now();
+};
+
+// Memory that the ranks of this host share, with this rank's links over it; or none, and why.
+struct Shared {
+  std::unique_ptr<LocalMemory> memory;
+  std::unique_ptr<Links> links;
+  std::string why;
+
+  // A rank has its links before the others know that it shares: so they will see it end.
+  template <class Make>
+  bool open(int place, Make&& make) {
+    try {
+      memory = make();
+      links = make_local_links(*memory, place);
+      return true;
+    } catch (const Error& error) {
+      return give_up(error.what());
+    }
+  }
+  bool give_up(const std::string& reason) {
+    why = reason;
+    links.reset();
+    memory.reset();
+    return false;
+  }
+};
+
+Shared lead(Talk& talk, const std::vector<int>& here, std::size_t ring) {
+  Shared shared;
+  Offer offer;
+  if (shared.open(0, [&] { return std::make_unique<LocalMemory>(static_cast<int>(here.size()), ring); }))
+    offer.descriptor = shared.memory->descriptor();
+  const std::span others = std::span(here).subspan(1);
+  for (const int other : others) talk.tell(other, offer);
+  for (const int other : others) {
+    const auto answer = talk.hear<Answer>(other);
+    if (answer.shares == 0 && shared.memory != nullptr) shared.give_up(text_of(answer.why));
+  }
+  Answer all;
+  all.shares = shared.memory != nullptr ? 1 : 0;
+  set_text(all.why, shared.why);
+  for (const int other : others) talk.tell(other, all);
+  return shared;
+}
+
+std::unique_ptr<LocalMemory> open_memory(std::int64_t process, std::int64_t descriptor) {
+  const std::string path = fmt::format("/proc/{}/fd/{}", process, descriptor);
+  const int opened = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (opened < 0) fail(ErrorCode::kIo, "{} could not be opened: {}", path, errno_text(errno));
+  return std::make_unique<LocalMemory>(opened);
+}
+
+Shared follow(Talk& talk, const std::vector<int>& here, int place, std::int64_t process) {
+  Shared shared;
+  Answer answer;
+  const auto offer = talk.hear<Offer>(here[0]);
+  if (offer.descriptor >= 0 && shared.open(place, [&] { return open_memory(process, offer.descriptor); }))
+    answer.shares = 1;
+  set_text(answer.why, fmt::format("rank {}: {}", here[static_cast<std::size_t>(place)], shared.why));
+  talk.tell(here[0], answer);
+  const auto all = talk.hear<Answer>(here[0]);
+  if (all.shares == 0) shared.give_up(text_of(all.why));
+  return shared;
+}
+
+}  // namespace
+
+std::string name_of_this_host() {
+  std::string name;
+  std::ifstream boot("/proc/sys/kernel/random/boot_id");
+  std::getline(boot, name);
+  for (const char* space : {"/proc/self/ns/pid", "/proc/self/ns/net"}) {
+    std::error_code error;
+    name += " " + std::filesystem::read_symlink(space, error).string();
+  }
+  return name;
+}
+
+std::size_t host_links_bytes(int ranks_here, std::size_t ring_bytes) {
+  if (ranks_here < 2 || ranks_here > LocalMemory::kMostRanks) return 0;
+  return LocalMemory::bytes(ranks_here, ring_bytes) * 2 / static_cast<std::size_t>(ranks_here);
+}
+
+HostLinks make_host_links(std::unique_ptr<Links> between, std::size_t ring_bytes, milliseconds patience,
+                          const std::string& host) {
+  HostLinks made;
+  const int rank = between->rank(), size = between->size();
+  Talk talk(*between, patience);
+  std::vector<Card> cards(static_cast<std::size_t>(size));
+  Card& own = cards[static_cast<std::size_t>(rank)];
+  own = {kMagic, checksum(std::as_bytes(std::span(host))), cpus_of_this_process(), ::getpid()};
+  for (int other = 0; other < size; ++other)
+    if (other != rank) talk.tell(other, own);
+  std::vector<int> here;
+  made.ranks_on_cpus = 0;
+  for (int other = 0; other < size; ++other) {
+    Card& card = cards[static_cast<std::size_t>(other)];
+    if (other != rank) card = talk.hear<Card>(other);
+    if (card.host != own.host) continue;
+    here.push_back(other);
+    made.ranks_on_cpus += card.cpus == own.cpus ? 1 : 0;
+  }
+  made.ranks_here = static_cast<int>(here.size());
+  if (here.size() == 1) {
+    made.links = std::move(between);
+    return made;
+  }
+  Shared shared;
+  const auto place = std::find(here.begin(), here.end(), rank) - here.begin();
+  if (made.ranks_here > LocalMemory::kMostRanks)
+    shared.why = fmt::format("they are {}, and {} is the most", made.ranks_here, LocalMemory::kMostRanks);
+  else if (place == 0)
+    shared = lead(talk, here, ring_bytes);
+  else
+    shared = follow(talk, here, static_cast<int>(place), cards[static_cast<std::size_t>(here[0])].process);
+  if (shared.memory == nullptr) {
+    if (place == 0)
+      made.note =
+          fmt::format("ranks {} of this host do not share memory: {}", fmt::join(here, ", "), shared.why);
+    made.links = std::move(between);
+    return made;
+  }
+  made.memory = host_links_bytes(made.ranks_here, ring_bytes);
+  made.all_here = made.ranks_here == size;
+  if (made.all_here) between.reset();
+  made.links = std::make_unique<Composite>(std::move(between), std::move(shared.memory),
+                                           std::move(shared.links), here, rank, size);
+  return made;
+}
+
+}  // namespace sluice::comm

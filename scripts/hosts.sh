@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Runs mpirun between hosts that it makes of this machine for as long as it runs: network namespaces, each with a host name and
+# shared memory of its own, whose wires have a bandwidth and a delay.
+#   scripts/hosts.sh [--hosts 2] [--ranks 1] [--rate 1gbit] [--delay 0ms] PROGRAM [ARGUMENT...]
+# --ranks counts the ranks of each host, --rate is what a host sends at most (tc's tbf), and --delay is that of each packet, in one
+# direction (tc's netem). $MPIRUN_FLAGS are further words for mpirun. It needs root, iproute2 and Open MPI.
+set -euo pipefail
+hosts=2 ranks=1 rate=1gbit delay=0ms
+while [[ "${1:-}" == --* ]]; do
+  case $1 in
+    --hosts) hosts=$2 ;;
+    --ranks) ranks=$2 ;;
+    --rate) rate=$2 ;;
+    --delay) delay=$2 ;;
+    *) echo "hosts: '$1' is not --hosts, --ranks, --rate or --delay" >&2; exit 2 ;;
+  esac
+  shift 2
+done
+(($#)) || { echo "hosts: name the program that mpirun is to start" >&2; exit 2; }
+(($(id -u) == 0)) || { echo "hosts: network namespaces need root" >&2; exit 1; }
+for tool in ip tc unshare mpirun; do
+  command -v "$tool" > /dev/null || { echo "hosts: $tool is missing (Debian: iproute2, util-linux, openmpi-bin)" >&2; exit 1; }
+done
+
+name=sluice$$
+work=$(mktemp -d "${TMPDIR:-/tmp}/hosts.XXXXXX")
+clean_up() {
+  for ((i = 0; i <= hosts; ++i)); do ip netns del "$name-$i" 2> /dev/null || true; done
+  rm -rf "$work"
+}
+trap clean_up EXIT
+
+# Namespace 0 is the switch.
+ip netns add "$name-0"
+ip -n "$name-0" link add switch type bridge
+ip -n "$name-0" link set switch up
+list=
+for ((i = 1; i <= hosts; ++i)); do
+  ip netns add "$name-$i"
+  ip link add wire netns "$name-$i" type veth peer name "port$i" netns "$name-0"
+  ip -n "$name-0" link set "port$i" master switch up
+  ip -n "$name-$i" addr add "10.99.0.$i/24" dev wire
+  ip -n "$name-$i" link set lo up
+  ip -n "$name-$i" link set wire up
+  tc -n "$name-$i" qdisc add dev wire root handle 1: tbf rate "$rate" burst 256kb latency 50ms
+  if [[ $delay != 0ms ]] && ! tc -n "$name-$i" qdisc add dev wire parent 1:1 netem delay "$delay" limit 10000; then
+    echo "hosts: --delay needs netem, which this kernel lacks (sch_netem)" >&2
+    exit 1
+  fi
+  list+=${list:+,}10.99.0.$i:$ranks
+done
+
+# mpirun starts its part of another host as by ssh: HOST COMMAND...
+cat > "$work/on" << END
+#!/usr/bin/env bash
+number=\${1##*.}
+shift
+exec ip netns exec "$name-\$number" unshare --mount --uts sh -c "hostname host\$number; mount -t tmpfs tmpfs /dev/shm; \$*"
+END
+chmod +x "$work/on"
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+printf -v words '%q ' mpirun --oversubscribe --bind-to none --mca plm_rsh_agent "$work/on" --host "$list" \
+  --map-by ppr:"$ranks":node ${MPIRUN_FLAGS:-} "$@"
+"$work/on" 10.99.0.1 "exec $words"

@@ -1,0 +1,193 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <thread>
+
+#include "bindings/sluice_process.h"
+#include "comm/under_mpirun.h"
+#include "core/json.h"
+
+// Runs whose ranks mpirun has started.
+namespace sluice::cli {
+namespace {
+
+using comm::MpirunProcess;
+using std::chrono::steady_clock;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class LaunchedRanksTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string missing = comm::missing_for_mpi(); !missing.empty()) GTEST_SKIP() << missing;
+    std::ofstream(text_) << lesson();
+  }
+  std::vector<std::string> words(const std::string& name, int steps, const std::string& flags = "") const {
+    std::vector<std::string> all = tiny_training(text_, folder_ / name, steps,
+                                                 {{"--tokens", "bytes", "--accumulate", "6", "--threads", "1",
+                                                   "--metrics", folder_ / (name + ".jsonl")}});
+    std::istringstream more(flags);
+    for (std::string word; more >> word;) all.push_back(word);
+    return all;
+  }
+  static std::unique_ptr<MpirunProcess> launch(int ranks, std::vector<std::string> all) {
+    all.insert(all.begin(), sluice_path());
+    return std::make_unique<MpirunProcess>(ranks, all);
+  }
+  std::map<std::string, std::string> tensors(const std::string& name) const {
+    std::map<std::string, std::string> files;
+    for (const auto& file : std::filesystem::directory_iterator(folder_ / (name + "/step-00000003")))
+      if (file.path().extension() == ".safetensors")
+        files[file.path().filename().string()] = file_text(file.path().string());
+    EXPECT_GE(files.size(), 2u);
+    return files;
+  }
+  std::vector<double> losses(const std::string& name) const {
+    std::ifstream file(folder_ / (name + ".jsonl"));
+    std::vector<double> all;
+    for (std::string line; std::getline(file, line);) all.push_back(Json::parse(line).at("loss"));
+    return all;
+  }
+  static int count(const std::string& text, const std::string& part) {
+    int found = 0;
+    for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+    return found;
+  }
+
+  // A run of three ranks, some steps of which are done.
+  std::unique_ptr<MpirunProcess> start(const std::string& flags = "") const {
+    auto run = launch(3, words("run", 100000, "--stage 2 --save-every 1000 " + flags));
+    const auto until = steady_clock::now() + std::chrono::seconds(60);
+    while (losses("run").size() < 3 && steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_GE(losses("run").size(), 3u) << run->output();
+    return run;
+  }
+  // Waits until a process has ended, whether or not somebody has asked how.
+  static bool has_ended(pid_t process) {
+    const auto until = steady_clock::now() + std::chrono::seconds(20);
+    for (;;) {
+      const std::string stat = file_text("/proc/" + std::to_string(process) + "/stat");
+      const std::size_t name_end = stat.rfind(')');
+      if (name_end == std::string::npos || stat[name_end + 2] == 'Z') return true;
+      if (steady_clock::now() > until) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+  // The process that is that rank of mpirun's.
+  static pid_t process_of(const MpirunProcess& run, int rank) {
+    const std::string id = std::to_string(run.pid());
+    std::istringstream ids(file_text("/proc/" + id + "/task/" + id + "/children"));
+    const std::string own = "OMPI_COMM_WORLD_RANK=" + std::to_string(rank);
+    for (pid_t child; ids >> child;) {
+      std::istringstream variables(file_text("/proc/" + std::to_string(child) + "/environ"));
+      for (std::string variable; std::getline(variables, variable, '\0');)
+        if (variable == own) return child;
+    }
+    ADD_FAILURE() << "mpirun has no rank " << rank;
+    return -1;
+  }
+
+  TemporaryFolder folder_;
+  const std::string text_ = folder_ / "lesson.txt";
+};
+
+TEST_F(LaunchedRanksTest, HaveTheBitsOfRanksThatTheFirstOneStarts) {
+  for (const char* stage : {"0", "3"}) {
+    const std::string own = std::string("own") + stage, launched = std::string("launched") + stage;
+    const std::string flags = std::string("--stage ") + stage;
+    const Outcome outcome = run_sluice(words(own, 3, flags + " --ranks 3"));
+    ASSERT_EQ(outcome.status, 0) << outcome.error;
+    const auto run = launch(3, words(launched, 3, flags));
+    ASSERT_EQ(run->wait(), 0) << run->output();
+    EXPECT_EQ(losses(launched).size(), 3u);
+    EXPECT_EQ(losses(launched), losses(own));
+    EXPECT_TRUE(tensors(launched) == tensors(own));
+    EXPECT_EQ(count(run->output(), "3 steps done"), 1) << "rank 0 alone tells\n" << run->output();
+    EXPECT_THAT(run->output(), HasSubstr("this is rank 0 of 3"));
+    EXPECT_THAT(run->output(), Not(HasSubstr("warning")));
+  }
+}
+
+TEST_F(LaunchedRanksTest, AreAsManyAsTheLauncherSays) {
+  const auto other = launch(2, words("other", 3, "--ranks 3"));
+  EXPECT_EQ(other->wait(), 2);
+  EXPECT_THAT(other->output(), HasSubstr("mpirun has started 2 ranks"));
+  const auto same = launch(2, words("same", 3, "--ranks 2"));
+  EXPECT_EQ(same->wait(), 0) << same->output();
+}
+
+// Variables of another launcher than the MPI library knows: each process would believe that it is alone.
+TEST_F(LaunchedRanksTest, AreThoseThatMpiFinds) {
+  const Variable rank("PMI_RANK", "0"), ranks("PMI_SIZE", "2");
+  const Outcome outcome = run_sluice(words("found", 3));
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.error, HasSubstr("mpiexec has started 2 ranks, of which MPI finds 1"));
+}
+
+TEST_F(LaunchedRanksTest, TrainAloneWhereTheyAreAskedTo) {
+  std::vector<std::string> alone = words("alone", 3, "--ranks 1");
+  alone.erase(std::ranges::find(alone, "--out"), std::ranges::find(alone, "--out") + 2);
+  alone.erase(std::ranges::find(alone, "--metrics"), std::ranges::find(alone, "--metrics") + 2);
+  const auto run = launch(2, alone);
+  EXPECT_EQ(run->wait(), 0) << run->output();
+  EXPECT_EQ(count(run->output(), "3 steps done"), 2) << run->output();
+  const auto single = launch(1, words("single", 3));
+  EXPECT_EQ(single->wait(), 0) << single->output();
+  EXPECT_THAT(single->output(), Not(HasSubstr("this is rank 0")));
+  const auto local = launch(1, words("local", 3, "--ranks 2"));
+  EXPECT_EQ(local->wait(), 0) << local->output();
+  EXPECT_THAT(local->output(), HasSubstr("this is rank 0 of 2"));
+}
+
+TEST_F(LaunchedRanksTest, NameTheOneThatIsKilled) {
+  const auto run = start();
+  ::kill(process_of(*run, 1), SIGKILL);
+  EXPECT_NE(run->wait(), 0);
+  for (const char* text : {"sluice: error: ", "sluice: rank 2: error: "})
+    EXPECT_THAT(run->output(), HasSubstr(text));
+  EXPECT_EQ(count(run->output(), "rank 1 is gone: its process has ended"), 2) << run->output();
+}
+
+TEST_F(LaunchedRanksTest, NameTheOneThatIsSilent) {
+  const auto run = start("--silence 1");
+  const pid_t stopped = process_of(*run, 2);
+  ::kill(stopped, SIGSTOP);
+  EXPECT_NE(run->wait(), 0);
+  EXPECT_THAT(run->output(), HasSubstr("sluice: error: "));
+  EXPECT_THAT(run->output(), HasSubstr("rank 2 has given no sign of life"));
+  EXPECT_TRUE(has_ended(stopped)) << "it is left behind";
+}
+
+// mpirun hands this signal on, and kills nobody for it.
+TEST_F(LaunchedRanksTest, SaveWhenTheyAreAskedToStop) {
+  const auto run = start();
+  ::kill(run->pid(), SIGUSR1);
+  EXPECT_EQ(run->wait(), 0) << run->output();
+  EXPECT_THAT(run->output(), HasSubstr("stopped by SIGUSR1: saved after step"));
+}
+
+TEST(Launcher, NeedsThePluginOfMpi) {
+  const TemporaryFolder folder;
+  const std::filesystem::path library =
+      std::filesystem::path(sluice_path()).parent_path() / ".." / "lib" / "libsluice.so";
+  std::filesystem::copy_file(library, folder / "libsluice.so");
+  const Variable found_first("LD_LIBRARY_PATH", folder.path().c_str());
+  const Variable rank("OMPI_COMM_WORLD_RANK", "1"), ranks("OMPI_COMM_WORLD_SIZE", "2");
+  const Outcome outcome = run_sluice({"train", "--model", "tiny", "--data", "x.txt"});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.error, HasSubstr("mpirun has started this process as rank 1 of several"));
+  EXPECT_THAT(outcome.error, HasSubstr("openmpi-bin"));
+}
+
+}  // namespace
+}  // namespace sluice::cli

@@ -1,0 +1,97 @@
+"""Runs between hosts, which scripts/hosts.sh makes of network namespaces: the bits of one host, and ranks that are lost."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from kill_campaign import lesson
+from support.sluice_process import BUILD, SLUICE, SOURCE, has_metrics
+
+HOSTS = SOURCE / "scripts" / "hosts.sh"
+# What the script needs of the system.
+PROBE = (
+    "ip link add wire type veth peer name port && ip link add switch type bridge && mount -t tmpfs tmpfs /mnt && "
+    "tc qdisc add dev wire root tbf rate 1gbit burst 256kb latency 50ms"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def possible():
+    for path in (SLUICE, BUILD / "lib" / "libsluice_mpi.so"):
+        if not path.exists():
+            pytest.skip(f"{path} is not built")
+    for tool in ("mpirun", "ip", "tc", "unshare"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is missing")
+    probe = subprocess.run(["unshare", "--net", "--mount", "sh", "-c", PROBE], capture_output=True, text=True)
+    if probe.returncode != 0:
+        pytest.skip(f"hosts cannot be made of namespaces here: {probe.stderr.strip()}")
+
+
+def words(folder, name, steps, *more):
+    (folder / "text.txt").write_text(lesson())
+    own = f"train --model tiny --tokens bytes --seq 32 --batch 2 --accumulate 12 --steps {steps} --memory 600MiB --threads 1"
+    own += " --schedule constant --lr 1e-3 --progress none"
+    files = ["--data", folder / "text.txt", "--out", folder / name, "--metrics", folder / f"{name}.jsonl"]
+    return [str(word) for word in [SLUICE, *own.split(), *files, *more]]
+
+
+def on_hosts(ranks, *program):
+    return [str(HOSTS), "--hosts", "2", "--ranks", str(ranks), *program]
+
+
+def results(folder, name, step):
+    losses = [json.loads(line)["loss"] for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+    return losses, {p.name: p.read_bytes() for p in (folder / name / f"step-{step:08}").glob("*.safetensors")}
+
+
+@pytest.mark.parametrize("stage", ["0", "2", "3"])
+def test_hosts_have_the_bits_of_one(tmp_path, stage):
+    subprocess.run(words(tmp_path, "one", 3, "--stage", stage, "--ranks", "4"), check=True)
+    done = subprocess.run(
+        on_hosts(2, *words(tmp_path, "two", 3, "--stage", stage)), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr  # ranks of a host share memory, and MPI ends in order
+    losses, tensors = results(tmp_path, "two", 3)
+    assert len(losses) == 3 and len(tensors) > 1
+    assert (losses, tensors) == results(tmp_path, "one", 3)
+
+
+def rank_of(process, rank):
+    """The process that is that rank, among those below a process."""
+    below = [process.pid]
+    for parent in below:
+        for path in Path(f"/proc/{parent}/task").glob("*/children"):
+            below += [int(child) for child in path.read_text().split()]
+    for pid in below:
+        with open(f"/proc/{pid}/environ", "rb") as file, open(f"/proc/{pid}/comm") as name:
+            if f"OMPI_COMM_WORLD_RANK={rank}".encode() in file.read().split(b"\0") and name.read() == "sluice\n":
+                return pid
+    raise AssertionError(f"there is no rank {rank}")
+
+
+@pytest.mark.parametrize(
+    "number, flags, text",
+    [(signal.SIGKILL, [], "rank 1 is gone"), (signal.SIGSTOP, ["--silence", "1"], "rank 1 has given no sign of life")],
+)
+def test_a_rank_of_another_host_that_is_lost_is_named(tmp_path, number, flags, text):
+    # mpirun may end before it has handed on what ranks write last.
+    aside = ["sh", "-c", 'exec "$@" 2> "$0.$OMPI_COMM_WORLD_RANK"', str(tmp_path / "error")]
+    program = on_hosts(1, *aside, *words(tmp_path, "run", 100000, *flags))
+    with subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as run:
+        until = time.monotonic() + 60
+        while not has_metrics(tmp_path / "run.jsonl") and time.monotonic() < until:
+            time.sleep(0.05)
+        os.kill(rank_of(run, 1), number)
+        run.communicate(timeout=60)
+    assert run.returncode != 0
+    error = (tmp_path / "error.0").read_text()
+    assert any(line.startswith("sluice: error: ") and text in line for line in error.splitlines()), error
+    names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert f"sluice{run.pid}-" not in names
