@@ -87,7 +87,7 @@ typedef struct sluice_links {
   /* Waits until a packet may have arrived, there may be room again, a rank may be gone, wake was called since
    * the last wait, or so many microseconds are over. It may return earlier. */
   int (*wait)(void* context, uint64_t microseconds);
-  int (*wake)(void* context);
+  void (*wake)(void* context);
   /* `how` stays NULL where the rank may be alive, or has not begun yet. Otherwise it gets a text that lives
    * as long as the links, as in "its process has ended", and `in_order` becomes 1 where that rank's destroy
    * was called. All packets that it sent can still be received. */
@@ -121,7 +121,7 @@ SLUICE_API sluice_status sluice_ranks_traffic(const sluice_ranks* ranks, sluice_
 /* ---- what callers tell each other ---- */
 
 /* These are collective. `name` says in texts what a call is for; calls of the same name are made in the same
- * order on all ranks, and a caller uses few names. The engine of these ranks serves the others meanwhile. */
+ * order on all ranks, and a caller uses few names. */
 
 #define SLUICE_MOST_EXCHANGED 65536u
 /* Each rank gives `bytes` bytes, at most SLUICE_MOST_EXCHANGED. `all` gets what each has given, one after
