@@ -7,7 +7,7 @@ install(TARGETS sluice sluice_c sluice_main sluice_dnnl
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES bindings/c/sluice.h bindings/c/sluice_ranks.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(FILES bindings/c/examples/network.c bindings/c/examples/CMakeLists.txt
+install(FILES bindings/c/examples/network.c bindings/c/examples/ranks.c bindings/c/examples/CMakeLists.txt
   DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples)
 
 configure_package_config_file(cmake/sluice-config.cmake.in ${CMAKE_BINARY_DIR}/sluice-config.cmake

@@ -356,11 +356,14 @@ TEST_P(EveryStage, RanksLeaveWithTheirValues) {
 }
 
 TEST_P(EveryStage, ARankThatFailsEndsAll) {
+  std::atomic<int> ready{0};
   comm::run_communicators(comm::World::kThreads, 3, [&](comm::Communicator& communicator) {
     Rank rank(setup(3), &communicator);
     rank.engine.begin_step({});
     rank.add_all(0);
+    ++ready;
     if (communicator.rank() == 2) {
+      while (ready < 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       // A source that throws in load_all() fails the engine.
       UnitSource source;
       source.values = [](ParameterId, std::size_t, std::span<float>) { fail(ErrorCode::kIo, "a bad disk"); };
