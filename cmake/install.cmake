@@ -9,8 +9,8 @@ install(TARGETS sluice sluice_c sluice_main sluice_dnnl
 if(TARGET sluice_mpi)
   install(TARGETS sluice_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
-install(FILES bindings/c/sluice.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(FILES bindings/c/examples/network.c bindings/c/examples/CMakeLists.txt
+install(FILES bindings/c/sluice.h bindings/c/sluice_ranks.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES bindings/c/examples/network.c bindings/c/examples/ranks.c bindings/c/examples/CMakeLists.txt
   DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples)
 
 configure_package_config_file(cmake/sluice-config.cmake.in ${CMAKE_BINARY_DIR}/sluice-config.cmake

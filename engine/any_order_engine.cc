@@ -6,6 +6,7 @@
 #include <string>
 
 #include "engine/core.h"
+#include "engine/shared_gradients.h"
 
 namespace sluice::engine {
 
@@ -14,13 +15,24 @@ AnyOrderEngine::AnyOrderEngine(const Profile& profile, const Plan& plan, const o
     : Engine(profile, plan, optimizer, resources),
       most_held_(profile.held_units),
       updated_(layout().parameters()),
-      changed_(layout().units().size()) {
-  ensure(resources.communicator == nullptr, "units are accessed in any order by a run of several ranks");
+      changed_(layout().units().size()),
+      outdated_(layout().units().size()) {
+  if (core().ranks) {
+    if (!plan.clip)
+      fail(ErrorCode::kInvalidArgument,
+           "updates in backward are asked for with several ranks, which sum gradients when all of them have "
+           "come; update at the end of the step");
+    shared_ = std::make_unique<SharedGradients>(core());
+  }
   core().set_schedule(profile.schedule);
   for (UnitId unit = 0; unit < layout().units().size(); ++unit)
     by_address_.push_back({core().pager.address(core().parameters[unit]), unit});
   std::ranges::sort(by_address_, {}, &Addressed::begin);
 }
+
+AnyOrderEngine::~AnyOrderEngine() = default;
+
+bool AnyOrderEngine::has_parts() const { return core().ranks && core().ranks->partitioned(); }
 
 std::vector<Hold> AnyOrderEngine::holds(UnitId unit) const {
   std::vector<Hold> holds;
@@ -85,6 +97,11 @@ StepResult AnyOrderEngine::step(const StepSettings& settings) {
     if (c.plan.clip) c.check_settings(settings);
     if (!in_step()) refuse(ErrorCode::kState, "step() is called without begin_step()");
     require_none_held("step() is called");
+    if (shared_) {
+      // Shards are changed after all ranks have come here, and nobody may be reading them then.
+      if (c.parameter_shards) c.settle();
+      shared_->step(settings);
+    }
     require_all_or_none();
     const std::vector<Access>& accesses = recorder_.end_step();
     c.set_schedule(accesses);
@@ -99,6 +116,7 @@ StepResult AnyOrderEngine::step(const StepSettings& settings) {
 void AnyOrderEngine::abandon_step() {
   core().guarded([&](Core& c) {
     if (!in_step()) refuse(ErrorCode::kState, "abandon_step() is called without begin_step()");
+    if (shared_) shared_->abandon();
     drop_all_gradients();
     while (!held_.empty()) let_go(std::prev(held_.end()));
     recorder_.begin_step();
@@ -174,13 +192,19 @@ void AnyOrderEngine::let_go(HeldIterator at) {
   held_.erase(at);
   const HoldingId values = c.parameters[unit];
   if (hold == Hold::kEdit) take_edited(unit);
+  if (hold == Hold::kEdit && shared_) share_edited(unit);
   if (with_parameters(hold)) {
     c.pager.conceal(values, false);
     c.pager.release(values);
   }
   if (hold == Hold::kEdit) {
-    c.pager.written(values, layout().unit_bytes(unit));
+    if (!c.partitions_parameters(unit)) c.pager.written(values, layout().unit_bytes(unit));
     c.pager.release(values);
+  }
+  if (outdated_[unit] && !c.pager.held(values)) {
+    outdated_[unit] = false;
+    c.pager.outdate(values);
+    c.pager.unpark(values);
   }
   if (with_gradient(hold)) release_gradient(unit);
   // Last, since it refuses a gradient that is not finite.
@@ -196,6 +220,20 @@ void AnyOrderEngine::take_edited(UnitId unit) {
     take_masters(c.streams(), unit, {c.pager.data(values), layout().dtype(unit)});
   }
   c.pager.conceal(values, true);
+}
+
+// Every rank has the whole unit until its edit ends, and takes its own shard of it when all have ended
+// theirs.
+void AnyOrderEngine::share_edited(UnitId unit) {
+  Core& c = core();
+  shared_->edited(unit);
+  if (!c.partitions_parameters(unit)) return;
+  c.waits.during(Waits::For::kRanks, "the edit of " + c.name_of(unit),
+                 [&] { c.ranks->wait_for_edit(unit, [&] { c.serve_ranks(); }); });
+  c.parameter_shards->take(unit, c.pager.data(c.parameters[unit]));
+  c.parameter_shards->expect(unit);
+  c.parameter_shards->publish(unit);
+  outdated_[unit] = true;
 }
 
 void AnyOrderEngine::release_gradient(UnitId unit) {
@@ -252,6 +290,8 @@ void AnyOrderEngine::leave(bool with_values, const std::function<void(UnitId, al
     left_ = true;
     c.failure = "its parameters have left it";
     c.leave(with_values, take);
+    // The others put units together from the shards of this rank.
+    if (with_values && c.parameter_shards) c.ranks->exchange("the end of the engines", {}, {});
   };
   if (!with_values) return go();
   c.guarded([&](Core&) {
@@ -270,7 +310,8 @@ std::int64_t AnyOrderEngine::growth_of_leaving() const {
 void AnyOrderEngine::check_replan(const Plan& next) const {
   const Core& c = core();
   ensure(next.chunk_elements == c.plan.chunk_elements && next.clip == c.plan.clip &&
-             next.extent_bytes == c.plan.extent_bytes && next.units.size() == c.plan.units.size(),
+             next.extent_bytes == c.plan.extent_bytes && next.stage == c.plan.stage &&
+             next.units.size() == c.plan.units.size(),
          "the plan was made for another engine");
   if (in_step())
     refuse(ErrorCode::kState, "the plan is changed in the middle of a step; finish or abandon the step");

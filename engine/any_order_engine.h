@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -10,6 +11,8 @@
 #include "engine/step/recorder.h"
 
 namespace sluice::engine {
+
+class SharedGradients;
 
 // What a client holds a unit for.
 enum class Hold : std::uint8_t {
@@ -35,11 +38,21 @@ constexpr bool with_gradient(Hold hold) { return hold == Hold::kGradient || hold
 // their unit is held, for reading unless it is held for editing; a touch at another time, or a write, is
 // noticed (see allocator::TouchServer). Values may be loaded and saved within a step, but a unit that is held
 // cannot be loaded.
+//
+// Where several ranks train the model, each adds gradients of its own. A gradient is the mean over all ranks
+// from its first use on: by step(), read_gradient(), multiply_gradient() or gradient_norm(), which then wait
+// until every other rank uses gradients, too. What a rank adds later is averaged at the next use, and added.
+// Ranks step alike: a step in which they differ is a Refusal on all of them. Units may be acquired by one
+// rank alone, but for editing by all ranks alike; where parameters are partitioned, the end of an edit waits
+// for the others. Where state is partitioned, step() completes the updates, so that no rank needs another one
+// outside of a step.
 class AnyOrderEngine final : public Engine {
  public:
-  // Takes all memory and disk space of the plan, as Engine() says.
+  // Takes all memory and disk space of the plan, as Engine() says. Throws Error(kInvalidArgument) for a plan
+  // of several ranks that does not clip: a gradient is final when all ranks have it.
   AnyOrderEngine(const Profile& profile, const Plan& plan, const optim::Optimizer& optimizer,
                  const Resources& resources);
+  ~AnyOrderEngine() override;
 
   // Questions, answered as those of Engine.
   std::vector<Hold> holds(UnitId unit) const;  // in the order of acquiring, without holds for touches
@@ -58,7 +71,8 @@ class AnyOrderEngine final : public Engine {
   // Ends the step. Throws Error(kNotFinite) that names a parameter whose gradient is not finite, or the norm:
   // no parameter was changed then, and the step is over.
   StepResult step(const StepSettings& settings);
-  // Ends the step without an update, drops its gradients, and releases every unit.
+  // Ends the step without an update, drops its gradients, and releases every unit. The other ranks abandon
+  // it, too, or this one does it again.
   void abandon_step();
 
   // These work at any time on the gradient of a parameter; Error(kState) where there is none. Only
@@ -81,7 +95,7 @@ class AnyOrderEngine final : public Engine {
   // applied, and the values stay at the addresses in ordinary memory, for which the engine frees its own on
   // the way. Without values nothing is there, and the engine may have failed before. Afterwards only the
   // destructor and questions may be called. After an error, units that had not left yet leave without values.
-  // REQUIRES, with values: no unit is held.
+  // REQUIRES, with values: no unit is held. Where ranks have shards of parameters, all leave together.
   void leave(bool with_values, const std::function<void(UnitId, allocator::FormerHome)>& take);
   // By how much the process grows at most while all units leave with values; negative: it shrinks.
   std::int64_t growth_of_leaving() const;
@@ -89,7 +103,8 @@ class AnyOrderEngine final : public Engine {
   // Applies another plan, between steps. Values, state and addresses stay; parts with another tier are moved,
   // and never more memory is held than one of the two plans has. Nothing is changed by Error(kBudget), where
   // the disk has no space for what leaves memory, or by Error(kState), where a unit is held, has no values,
-  // or has a gradient. REQUIRES: the plan was made for the same profile, optimizer, chunks and clipping.
+  // or has a gradient. REQUIRES: the plan was made for the same profile, optimizer, chunks, clipping and
+  // stage.
   void replan(const Plan& plan);
 
  private:
@@ -114,6 +129,8 @@ class AnyOrderEngine final : public Engine {
   void take(const Held& wanted);
   void let_go(HeldIterator at);
   void take_edited(UnitId unit);
+  void share_edited(UnitId unit);
+  bool has_parts() const;  // whether each rank updates a part of each unit
   void release_gradient(UnitId unit);
   void discard_unless_needed(UnitId unit);
   void drop_all_gradients();
@@ -129,6 +146,8 @@ class AnyOrderEngine final : public Engine {
   Recorder recorder_;
   std::vector<bool> updated_;  // by parameter: whether it was updated in this step already
   std::vector<bool> changed_;  // by unit: whether gradients were added since it was acquired for them
+  std::unique_ptr<SharedGradients> shared_;  // null: the engine trains alone
+  std::vector<bool> outdated_;  // by unit: the shards of its parameters are newer than what is held
   struct Addressed {
     const std::byte* begin;
     UnitId unit;

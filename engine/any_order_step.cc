@@ -2,6 +2,7 @@
 
 #include "engine/any_order_engine.h"
 #include "engine/core.h"
+#include "engine/shared_gradients.h"
 
 // The gradients of an AnyOrderEngine, and how their updates become due. The calls of a step, and holding
 // units, are in any_order_engine.cc.
@@ -23,6 +24,7 @@ void AnyOrderEngine::add_gradient(ParameterId parameter, ConstArray gradient) {
              "released; updates in backward cannot accumulate",
              name);
     c.gradients.add(c.resources.threads, parameter, gradient);
+    if (shared_) shared_->added(parameter);
     changed_[unit] = true;
   });
 }
@@ -34,6 +36,7 @@ void AnyOrderEngine::require_gradient(ParameterId parameter) const {
 
 void AnyOrderEngine::read_gradient(ParameterId parameter, Array out) {
   core().guarded([&](Core& c) {
+    if (shared_) shared_->use();
     require_gradient(parameter);
     const UnitId unit = layout().location(parameter).unit;
     c.queue.ensure_updated(unit);  // a pending update owns the gradient
@@ -45,13 +48,16 @@ void AnyOrderEngine::read_gradient(ParameterId parameter, Array out) {
 
 void AnyOrderEngine::multiply_gradient(ParameterId parameter, double factor) {
   core().guarded([&](Core& c) {
+    if (shared_) shared_->use();
     require_gradient(parameter);
+    if (shared_) shared_->multiplied(parameter, factor);
     c.gradients.multiply(parameter, factor);
   });
 }
 
 double AnyOrderEngine::gradient_norm(ParameterId parameter) {
   return core().guarded([&](Core& c) {
+    if (shared_) shared_->use();
     require_gradient(parameter);
     return c.gradients.norm(parameter);
   });
@@ -60,6 +66,7 @@ double AnyOrderEngine::gradient_norm(ParameterId parameter) {
 void AnyOrderEngine::drop_gradient(ParameterId parameter) {
   core().guarded([&](Core& c) {
     c.gradients.drop(parameter);
+    if (shared_) shared_->dropped(parameter);
     discard_unless_needed(layout().location(parameter).unit);
   });
 }
@@ -74,6 +81,7 @@ void AnyOrderEngine::discard_unless_needed(UnitId unit) {
 
 void AnyOrderEngine::drop_all_gradients() {
   core().gradients.drop_all();
+  if (shared_) shared_->dropped_all();
   for (UnitId unit = 0; unit < layout().units().size(); ++unit) discard_unless_needed(unit);
 }
 
@@ -148,21 +156,23 @@ StepResult AnyOrderEngine::update_all(const std::vector<Access>& accesses, const
     for (UnitId unit = units.first; unit < units.end; ++unit) {
       // Completes an update of the step before, if nobody has acquired the unit since.
       c.queue.ensure_updated(unit);
-      await_update(unit, true);
+      await_update(unit, !has_parts());
     }
     c.enqueue(units, true);
   }
   if (!settings.keep_gradients) c.gradients.drop_all();
-  if (c.plan.uses_disk())
+  if (!settings.keep_gradients && shared_) shared_->dropped_all();
+  // Where nothing is on disk, nothing has to be waited for, and the threads are then free for the caller.
+  // Where ranks update parts, another rank may need those of this one while it makes no calls.
+  if (c.plan.uses_disk() && !has_parts())
     c.queue.advance();
   else
-    // Nothing has to be waited for, and the threads are then free for the caller.
     c.queue.settle();
   return result;
 }
 
 // Returns the units to update: first in the order of the step's accesses, which the next step will have, too;
-// then those with kept gradients that were not accessed.
+// then those with kept gradients that were not accessed. Where ranks update parts, all have the same order.
 std::vector<UnitRange> AnyOrderEngine::units_to_update(const std::vector<Access>& accesses) const {
   std::vector<UnitRange> units;
   std::vector<bool> seen(layout().units().size());
@@ -171,7 +181,8 @@ std::vector<UnitRange> AnyOrderEngine::units_to_update(const std::vector<Access>
     if (!seen[unit] && core().gradients.any(unit)) units.push_back(all);
     std::fill(seen.begin() + all.first, seen.begin() + all.end, true);
   };
-  for (const Access& access : accesses) add(access.unit);
+  if (!has_parts())
+    for (const Access& access : accesses) add(access.unit);
   for (UnitId unit = 0; unit < layout().units().size(); ++unit) add(unit);
   return units;
 }

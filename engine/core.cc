@@ -48,9 +48,10 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
                                   {resources.threads, resources.products, resources.trace,
                                    sums_of_ranks ? &*sums_of_ranks : nullptr})),
       updates(layout, optimizer, states, *executor),
-      queue(layout, optimizer, pager, gradients, updates, waits, parameters,
-            {ranks && ranks->partitioned() ? &*ranks : nullptr,
-             parameter_shards ? &*parameter_shards : nullptr, &gradient_shards}),
+      queue(
+          layout, optimizer, pager, gradients, updates, waits, parameters,
+          {ranks && ranks->partitioned() ? &*ranks : nullptr, parameter_shards ? &*parameter_shards : nullptr,
+           &gradient_shards, profile.any_order && ranks && ranks->partitioned()}),
       has_values(layout.units().size()),
       applied(layout.parameters()) {
   const bool exposed = profile.any_order;  // the client may touch parameters at any time
@@ -136,6 +137,7 @@ std::exception_ptr Core::save(UnitId unit, const UnitSink& sink) {
   require_values(unit);
   if (ranks) ranks->communicator().report_work();  // others wait for the rank that writes
   settle();
+  if (sink.values && ranks && ranks->partitioned()) return save_parameters_alone(unit, sink);
   const bool sends = ranks && ranks->partitioned() && ranks->rank() > 0;  // what it has of the state alone
   std::byte* const values = sends ? nullptr : pager.acquire(parameters[unit], Pager::Use::kRead);
   if (!sends && unit + 1 < parameters.size()) pager.prefetch_one(parameters[unit + 1]);
@@ -147,6 +149,13 @@ std::exception_ptr Core::save(UnitId unit, const UnitSink& sink) {
     failed = std::current_exception();
   }
   if (!sends) pager.release(parameters[unit]);
+  return failed;
+}
+
+std::exception_ptr Core::save_parameters_alone(UnitId unit, const UnitSink& sink) {
+  const std::byte* const values = pager.acquire(parameters[unit], Pager::Use::kRead);
+  std::exception_ptr failed = save_parameters(streams(), unit, {values, layout.dtype(unit)}, sink);
+  pager.release(parameters[unit]);
   return failed;
 }
 
@@ -207,6 +216,15 @@ void Core::check_settings(const StepSettings& given) const {
   if (given.groups.size() < needed)
     refuse(ErrorCode::kInvalidArgument, "settings of {} parameter groups are given, and the model has {}",
            given.groups.size(), needed);
+}
+
+void Core::wait_for_ranks(const std::string& what, TransferGroup& group) {
+  waits.during(Waits::For::kRanks, what, [&] { group.wait([this] { serve_ranks(); }); });
+}
+
+void Core::fail_with(const std::string& why) {
+  failure = why;
+  if (resources.communicator != nullptr) resources.communicator->fail(why);
 }
 
 // The others are told of an error before anything waits for them.

@@ -51,13 +51,14 @@ struct Core {
     } catch (const Refusal&) {
       throw;
     } catch (const std::exception& error) {  // also an error of a source, in load_all(), or of the allocator
-      failure = error.what();
+      fail_with(error.what());
       throw;
     } catch (...) {
-      failure = "an exception of an unknown type";
+      fail_with("an exception of an unknown type");
       throw;
     }
   }
+  void fail_with(const std::string& why);  // tells the other ranks, too
 
   // Values. load() and save() return what the caller's function threw, which leaves the core whole.
   void require_values(UnitId unit) const;
@@ -75,6 +76,8 @@ struct Core {
   bool partitions_parameters(UnitId unit) const { return parameter_shards && parameter_shards->has(unit); }
   // The elements of the unit that this engine updates.
   ElementRange own(UnitId unit) const { return states.format().shards().here(unit); }
+  // Waits for other ranks, and goes on with updates meanwhile.
+  void wait_for_ranks(const std::string& what, TransferGroup& group);
   void clip(StepResult& result);
   static bool representable(double norm);  // tells whether f32 can hold the norm, and so every element
   [[noreturn]] void refuse_not_finite(std::optional<ParameterId> parameter, double norm) const;
@@ -115,6 +118,7 @@ struct Core {
   std::string failure;  // why the engine has failed; empty: it has not
 
  private:
+  std::exception_ptr save_parameters_alone(UnitId unit, const UnitSink& sink);
   void gather_wholes(UnitId unit);
   std::vector<StateFormat> formats_of_ranks_;  // made when rank 0 saves first
   static std::vector<allocator::Tier> state_tiers(const Plan& plan);

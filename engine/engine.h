@@ -43,7 +43,9 @@ struct UnitSink {
       state;
   // Called last, with all of an array that is not by elements.
   std::function<void(ParameterId, std::size_t array, std::span<const float> values)> whole;
-  // Called with the values in f32: those of the masters, where there are any.
+  // Called with the values in f32: those of the masters, where there are any. Where several ranks have parts
+  // of the state, it gets the parameters instead, and is alone: no other rank takes part, and nothing else is
+  // called.
   std::function<void(ParameterId, std::size_t first, std::span<const float>)> values;
 };
 

@@ -1,6 +1,5 @@
 #include "engine/ranks.h"
 
-#include <cstring>
 #include <utility>
 
 namespace sluice::engine {
@@ -14,7 +13,9 @@ enum class Purpose : std::uint64_t {
   kWhole,
   kRoundF64,
   kRoundF32,
-  kExchange
+  kExchange,
+  kGradientOfParameter,
+  kEdit
 };
 
 std::uint64_t id_of(Purpose purpose, std::uint64_t index) {
@@ -55,6 +56,23 @@ void Ranks::sum_gradient(UnitId unit, int use, std::span<const Array> sums, cons
   std::vector<std::size_t> parts = borders(unit);
   for (std::size_t& border : parts) border = in_use(layout_, unit, use, border);
   communicator_.reduce_scatter(id, name, sums, parts, order, std::move(done));
+}
+
+void Ranks::sum_whole_gradient(UnitId unit, float* values, Done done) {
+  communicator_.all_reduce(id_of(Purpose::kGradient, unit),
+                           "the gradient of '" + layout_.units()[unit].name + "'", {values, Dtype::kF32},
+                           layout_.unit_elements(unit), std::move(done));
+}
+
+void Ranks::sum_whole_gradient_of(ParameterId parameter, float* values, Done done) {
+  communicator_.all_reduce(id_of(Purpose::kGradientOfParameter, parameter),
+                           "the gradient of '" + layout_.spec(parameter).name + "'", {values, Dtype::kF32},
+                           layout_.location(parameter).elements, std::move(done));
+}
+
+void Ranks::wait_for_edit(UnitId unit, const std::function<void()>& meanwhile) {
+  communicator_.exchange(id_of(Purpose::kEdit, unit), "the edit of '" + layout_.units()[unit].name + "'", {},
+                         meanwhile);
 }
 
 void Ranks::gather(UnitId unit, Array values, Done done) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "allocator/memory.h"
+#include "bindings/c/ranks_handle.h"
 #include "bindings/c/status.h"
 #include "core/threads.h"
 #include "engine/any_order_engine.h"
@@ -36,10 +37,13 @@ struct Planned : engine::Planned {
   sluice_team team = nullptr;
   std::size_t trace_events = 0;
   bool serve_touches = false;
+  sluice_ranks* ranks = nullptr;  // null: the engine trains alone
 
   std::string to_text() const;  // JSON
 };
 Planned make_plan(const sluice_model& model, const sluice_engine_options& options);
+// Makes an engine. Where there are ranks, it is collective, and all of them get one or none does.
+std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const sluice_engine_options& options);
 
 }  // namespace sluice::c
 
@@ -51,6 +55,7 @@ struct sluice_engine {
   explicit sluice_engine(sluice::c::Planned made);
 
   sluice::c::Planned planned;
+  sluice::c::RanksOfEngine ranks;
   sluice::Threads threads;
   sluice::engine::Assembly<sluice::engine::AnyOrderEngine> assembly;
   sluice::allocator::Ledger& ledger = assembly.ledger();

@@ -69,6 +69,15 @@ std::unique_ptr<kernels::F32Products> products_of(const sluice_engine_options& o
 
 engine::PlanRequest request_of(const sluice_engine_options& options) {
   engine::PlanRequest request;
+  if (options.ranks != nullptr) {
+    const comm::Communicator& communicator = options.ranks->communicator;
+    request.ranks = {communicator.rank(), communicator.size()};
+    if (options.stage > 0) request.stage = options.stage - 1;
+    if (options.update_in_backward != 0)
+      fail(ErrorCode::kInvalidArgument,
+           "options.update_in_backward is given with options.ranks, whose gradients are summed when all of "
+           "them have come; leave it out");
+  }
   request.clip = options.update_in_backward == 0;
   if (options.prefetch > 0) request.prefetch = options.prefetch;
   const char* const places[] = {options.place_parameters, options.place_gradients, options.place_state};
@@ -110,7 +119,9 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   made.budget.disk = offload::usable_disk(made.disk);
   const std::uint64_t holds = allocator::resident_bytes();
   made.budget.base = holds - std::min(holds, options.given_back) + engine::kReserve + options.reserved +
-                     made.checkpoint_buffers + made.trace_events * engine::kTraceEventBytes;
+                     made.checkpoint_buffers + made.trace_events * engine::kTraceEventBytes +
+                     (options.ranks == nullptr ? 0 : options.ranks->bytes());
+  made.ranks = options.ranks;
   made.reserved = options.reserved;
   made.request = request_of(options);
   made.plan = engine::make_plan(made.profile, *made.optimizer, made.budget, made.request, made.rates);
@@ -125,8 +136,10 @@ using namespace sluice::c;  // NOLINT: what follows is of this room
 
 sluice_engine::sluice_engine(Planned made)
     : planned(std::move(made)),
+      ranks(planned.ranks),
       threads(planned.threads, planned.team),
-      assembly(planned, {threads, *planned.io, *planned.optimizer, planned.products.get()},
+      assembly(planned,
+               {threads, *planned.io, *planned.optimizer, planned.products.get(), ranks.communicator()},
                {.trace_events = planned.trace_events, .may_replan = true}) {
   using namespace sluice;  // NOLINT: likewise
   allocator::install_touch_reporter();
@@ -159,8 +172,7 @@ sluice_status sluice_engine_create(const sluice_model* model, const sluice_engin
                                    sluice_engine** engine) {
   return guarded([&] {
     sluice_engine*& out = required(engine, "engine");
-    out = std::make_unique<sluice_engine>(make_plan(required(model, "model"), known_part(options, "options")))
-              .release();
+    out = make_engine(required(model, "model"), known_part(options, "options")).release();
   });
 }
 

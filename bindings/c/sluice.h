@@ -7,15 +7,13 @@
  * examples/network.c is a whole program.
  *
  * Building: cc program.c $(pkg-config --cflags --libs sluice), or in CMake find_package(sluice REQUIRED) and
- * target_link_libraries(program PRIVATE sluice::sluice). Where Sluice is installed in a folder that the
- * system does not search, name it in PKG_CONFIG_PATH, in CMAKE_PREFIX_PATH, and for the loader in
- * LD_LIBRARY_PATH or in the program's run path.
+ * target_link_libraries(program PRIVATE sluice::sluice). A folder that the system does not search is named in
+ * PKG_CONFIG_PATH, in CMAKE_PREFIX_PATH, and for the loader in LD_LIBRARY_PATH or the program's run path.
  *
  * Results: every function that can fail returns a status. Where it is not SLUICE_OK, outputs are unchanged,
  * and sluice_last_error() says on the same thread what was asked for, what was found and what to do.
  *
- * Threads: every function may be called from any thread. Calls on one engine take turns.
- * sluice_engine_acquire() may wait for the disk, and other calls on that engine wait meanwhile.
+ * Threads: any thread may call every function. Calls on one engine take turns, also where one waits.
  *
  * Questions: functions that take a const sluice_engine change nothing, and an engine that has failed answers
  * them, too. A caller need not keep count of units that are held, of steps or of gradients.
@@ -73,7 +71,6 @@ typedef enum sluice_status {
 } sluice_status;
 
 typedef enum sluice_dtype { SLUICE_F32 = 0, SLUICE_BF16 = 1, SLUICE_F16 = 2 } sluice_dtype;
-
 /* Types of the optimizer's state; docs/optimizers.md describes them. */
 typedef enum sluice_state_type {
   SLUICE_STATE_F32 = 0,
@@ -147,13 +144,15 @@ typedef struct sluice_setting {
   const char* text; /* for a choice; otherwise NULL */
 } sluice_setting;
 
-/* Gives the caller a JSON object that has, for each optimizer, a list of its settings with name, type, range,
- * default, whether a step may change it, help and source. */
+/* Gives the caller a JSON object that has a list of settings for each optimizer, with all about them. */
 SLUICE_API sluice_status sluice_optimizer_settings(char** json);
 /* Returns whether an engine would accept these settings[setting_count]. */
 SLUICE_API sluice_status sluice_optimizer_check(const char* optimizer, const sluice_setting* settings,
                                                 size_t setting_count);
 
+/* The ranks that train a model together; see sluice_ranks.h, which this header includes. */
+typedef struct sluice_ranks sluice_ranks;
+#define SLUICE_STAGE(number) ((number) + 1u)
 typedef struct sluice_engine_options {
   size_t size;
   uint64_t memory;           /* for the whole process, including what the caller itself needs (`reserved`) */
@@ -186,15 +185,16 @@ typedef struct sluice_engine_options {
    * threads that call the engine call it, one at a time. NULL: the matrix library that is installed beside
    * this one is loaded; SLUICE_NOT_FOUND where that fails. */
   sluice_sgemm sgemm;
-  /* What the engine's loops run on, on every thread that calls the engine. This is for a caller whose own
-   * loops run on this team, and whose threads spin while they wait, as those of OpenMP do. NULL: threads of
-   * the engine's own. */
+  /* What the engine's loops run on, on every thread that calls the engine, for a caller whose own loops run
+   * on this team, and whose threads spin while they wait, as those of OpenMP do. NULL: threads of its own. */
   sluice_team team;
+  sluice_ranks* ranks; /* outlives the engine; update_in_backward is refused with it. NULL: it trains alone */
+  uint32_t stage;      /* what is partitioned: SLUICE_STAGE(0) to SLUICE_STAGE(3); 0: the plans choose */
 } sluice_engine_options;
 
 /* Gives the caller a JSON object that says where every byte would live, without taking any, as `sluice plan
- * --json` prints it. SLUICE_BUDGET where the model does not fit: the text says which budget is short, by how
- * much, and what would fit. */
+ * --json` prints it; with ranks, the plan of this one, which asks no other. SLUICE_BUDGET where the model
+ * does not fit: the text says which budget is short, by how much, and what would fit. */
 SLUICE_API sluice_status sluice_plan(const sluice_model* model, const sluice_engine_options* options,
                                      char** json);
 
@@ -274,9 +274,9 @@ SLUICE_API sluice_status sluice_engine_set_state(sluice_engine* engine, uint32_t
                                                  sluice_read_state state, void* context);
 
 /* Functions to hand to the four calls above, for values or state that are whole arrays in memory. They take
- * no lock. (A function that waits for a lock can wait for ever, where another thread holds the lock while it
- * touches an absent parameter: with options.serve_touches that thread waits for its turn on the engine. A
- * thread of Python can hold the GIL so.) */
+ * no lock. (A function that waits for a lock can wait for ever, where another thread, which can be one of
+ * Python with the GIL, touches an absent parameter meanwhile: with options.serve_touches it waits for its
+ * turn.) */
 typedef struct sluice_array {
   void* data; /* all elements in the unit; NULL: left out when written, zeros when read */
   sluice_dtype dtype;
@@ -353,8 +353,7 @@ SLUICE_API sluice_status sluice_engine_release(sluice_engine* engine, uint32_t u
  * ..., and `times` how often to release it (0: it is not held). Either may be NULL. */
 SLUICE_API sluice_status sluice_engine_held(const sluice_engine* engine, uint32_t unit, uint32_t* accesses,
                                             uint32_t* times);
-/* Gives at most `capacity` of the units that are held, in the order of acquiring; `count` gets their number.
- */
+/* Gives at most `capacity` of the units that are held, in the order of acquiring, and how many there are. */
 SLUICE_API sluice_status sluice_engine_held_units(const sluice_engine* engine, uint32_t* units,
                                                   size_t capacity, size_t* count);
 /* Gives the address of a parameter: its elements lie one after another, in its type, the last dimension
@@ -407,7 +406,7 @@ SLUICE_API sluice_status sluice_engine_settle(sluice_engine* engine);
 SLUICE_API sluice_status sluice_engine_steps(const sluice_engine* engine, uint64_t* steps);
 /* `in_step` gets 1 from sluice_engine_begin_step() until the step is over, otherwise 0. */
 SLUICE_API sluice_status sluice_engine_in_step(const sluice_engine* engine, uint32_t* in_step);
-/* `text` gets why the engine has failed, given to the caller; NULL where it has not failed. */
+/* `text` gets why it has failed, given to the caller; NULL where it has not. */
 SLUICE_API sluice_status sluice_engine_failure(const sluice_engine* engine, char** text);
 
 /* Writes a checkpoint of values and optimizer state into the folder `out`, as docs/formats/checkpoint.md
@@ -447,4 +446,5 @@ SLUICE_API sluice_status sluice_engine_save_trace(const sluice_engine* engine, c
 #ifdef __cplusplus
 }
 #endif
+#include "sluice_ranks.h"
 #endif

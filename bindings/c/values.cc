@@ -8,6 +8,8 @@
 #include "allocator/memory.h"
 #include "bindings/c/handles.h"
 #include "bindings/c/status.h"
+#include "core/json.h"
+#include "engine/agreement.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/run_id.h"
 #include "engine/checkpoint/stored_floats.h"
@@ -17,6 +19,7 @@ namespace sluice::c {
 namespace {
 
 namespace fs = std::filesystem;
+constexpr const char *kSaving = "whether a checkpoint is saved", *kSaved = "the checkpoint that was saved";
 using engine::ParameterId;
 
 allocator::Region stream_buffer(sluice_engine& e) {
@@ -115,13 +118,25 @@ void check_folder(const std::string& out, std::uint64_t step) {
          out, list.whole.back().step, step);
 }
 
-std::string save(sluice_engine& e, const std::string& out, std::uint64_t keep) {
-  check_between_steps(e, "saved");
+// Takes part in what rank 0 saves.
+std::string save_with_first(sluice_engine& e, comm::Communicator& communicator) {
+  const Json refused = Json::parse(engine::exchange(communicator, kSaving, "{}")[0]);
+  if (refused.contains("text"))
+    fail(static_cast<ErrorCode>(refused.at("code").get<int>()), "rank 0 could not save: {}",
+         refused.at("text").get<std::string>());
+  if (e.planned.plan.stage > 0)
+    engine::CheckpointTensors(e.engine->layout(), *e.planned.optimizer).send(*e.engine);
+  return engine::exchange(communicator, kSaved, "")[0];
+}
+
+std::string save_alone(sluice_engine& e, const std::string& out, std::uint64_t keep,
+                       const std::function<void()>& begins = {}) {
   if (out.empty()) fail(ErrorCode::kInvalidArgument, "'out' is empty; name a folder");
   e.engine->settle();
   const engine::RunLock lock(out);
   check_folder(out, e.engine->steps());
   engine::remove_leftovers(out);
+  if (begins) begins();
   Json run = {{"optimizer", e.planned.optimizer->settings()}, {"parameter_steps", steps_of(*e.engine)}};
   run["optimizer"]["name"] = e.planned.optimizer->name();
   std::string folder =
@@ -130,6 +145,31 @@ std::string save(sluice_engine& e, const std::string& out, std::uint64_t keep) {
                 {.out = out, .step = e.engine->steps(), .buffer_bytes = e.planned.checkpoint_buffers}, run);
   if (keep > 0) engine::prune(out, keep);
   return folder;
+}
+
+// What rank 0 refuses is refused on all. What it fails at ends the work of all, since they send meanwhile.
+std::string save(sluice_engine& e, const std::string& out, std::uint64_t keep) {
+  check_between_steps(e, "saved");
+  comm::Communicator* const communicator = e.ranks.communicator();
+  if (communicator == nullptr) return save_alone(e, out, keep);
+  if (communicator->rank() > 0) return save_with_first(e, *communicator);
+  bool begun = false;
+  try {
+    const std::string folder = save_alone(e, out, keep, [&] {
+      engine::exchange(*communicator, kSaving, "{}");
+      begun = true;
+    });
+    engine::exchange(*communicator, kSaved, folder);
+    return folder;
+  } catch (const Error& error) {
+    if (begun)
+      communicator->fail(error.what());
+    else
+      engine::exchange(
+          *communicator, kSaving,
+          Json{{"code", static_cast<int>(error.code())}, {"text", std::string(error.what())}}.dump());
+    throw;
+  }
 }
 
 }  // namespace

@@ -105,10 +105,10 @@ bool Placement::partitions_parameters(UnitId unit) const {
   return stage_ >= 3 && !is_packed(parameter_bytes(unit));
 }
 
-// A gradient that others are added to is kept whole, where it is, until its update.
+// A gradient that others are added to is kept whole, where it is, until its update; in any order each may be.
 bool Placement::partitions_gradient(UnitId unit, std::size_t groups) const {
-  return stage_ >= 2 && updated(unit) && waits(unit) && !is_packed(parameter_bytes(unit)) && groups == 1 &&
-         units_[unit].at.writes <= 1;
+  return stage_ >= 2 && !profile_.any_order && updated(unit) && waits(unit) &&
+         !is_packed(parameter_bytes(unit)) && groups == 1 && units_[unit].at.writes <= 1;
 }
 
 std::size_t Placement::state_bytes(UnitId unit) const { return format_.bytes(unit); }

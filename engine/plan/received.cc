@@ -26,7 +26,7 @@ std::uint64_t Placement::received_of_sum(UnitId unit, int use) const {
   const comm::SumOrder order =
       sums_.pairwise() ? comm::pairwise_order(sums_.borders()) : comm::order_of_ranks(ranks_.size);
   const std::size_t arrays = order.merges.size() - order.arrays[rank];
-  if (stage_ > 0) {
+  if (stage_ > 0 && !profile_.any_order) {  // in any order each rank has the whole sum
     const ElementRange own = format_.shards().here(unit);
     const std::size_t part = in_use(layout_, unit, use, own.end) - in_use(layout_, unit, use, own.begin);
     return part * arrays * sizeof(float);

@@ -42,13 +42,18 @@ bool UpdateQueue::start(const Task& task, bool wait) {
   const HoldingId gradient = gradients_.holding(unit, 0);
   const bool applies = !task.pass || task.pass->round == optimizer_.rounds();
   const Pager::Use use = applies ? Pager::Use::kModify : Pager::Use::kRead;
+  const auto bring_in = [&](HoldingId holding, Pager::Use as) {
+    if (!wait) return pager_.try_acquire(holding, as);
+    starting_ = task;
+    pager_.acquire(holding, as);
+    starting_.reset();
+    return true;
+  };
   Pins pins;
   pins.parameters = !partitions_parameters(unit) && pipeline_.needs_parameters(unit, task.pass);
-  if (pins.parameters && wait) {
-    starting_ = task;
-    pager_.acquire(values, use);
-    starting_.reset();
-  } else if (pins.parameters && !pager_.try_acquire(values, use)) {
+  if (pins.parameters && !bring_in(values, use)) return false;
+  if (parts_.whole_gradients && !bring_in(gradient, Pager::Use::kRead)) {
+    if (pins.parameters) pager_.release(values);
     return false;
   }
   Update update;
@@ -65,6 +70,9 @@ bool UpdateQueue::start(const Task& task, bool wait) {
   pins.gradient = !has_gradient_shard(unit) && pager_.present(gradient);
   if (has_gradient_shard(unit))
     update.gradient = {parts_.gradients->data(unit), update.gradient_type};
+  else if (parts_.whole_gradients)
+    update.gradient =
+        ConstArray{pager_.data(gradient), update.gradient_type}.at(parts_.ranks->own(unit).begin);
   else if (pins.gradient)
     update.gradient = {pager_.acquire(gradient, Pager::Use::kRead), update.gradient_type};
   else

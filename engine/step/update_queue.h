@@ -34,6 +34,9 @@ class UpdateQueue {
     Ranks* ranks = nullptr;
     ParameterShards* parameters = nullptr;
     const ShardMemory* gradients = nullptr;
+    // Final gradients are those of whole units, and not of this rank's part. They are brought in for an
+    // update, since the part does not begin with a block of the record.
+    bool whole_gradients = false;
   };
   // `parameters` has each unit's holding. All arguments outlive the queue.
   UpdateQueue(const Layout& layout, const optim::Optimizer& optimizer, Pager& pager, Gradients& gradients,

@@ -19,6 +19,11 @@ std::vector<std::optional<std::size_t>> sizes_of(const Layout& layout, const Pla
   return sizes;
 }
 
+std::exception_ptr gone() {
+  return std::make_exception_ptr(
+      Error(ErrorCode::kState, "a shard is read, and the engine that had it is destroyed"));
+}
+
 // Calls `done` when it was called so often, with the first error.
 Done after(int calls, Done done) {
   struct State {
@@ -85,8 +90,26 @@ ParameterShards::ParameterShards(const Layout& layout, const Plan& plan, Ranks& 
 
 void ParameterShards::start(allocator::Ledger& ledger) {
   memory_.start(ledger, allocator::Purpose::kParameter);
-  ranks_.communicator().serve(
-      [this](const comm::Read& read, comm::Answer answer) { this->answer(read, std::move(answer)); });
+  reads_->shards = this;
+  ranks_.communicator().serve([reads = reads_](const comm::Read& read, comm::Answer answer) {
+    const std::lock_guard lock(reads->serving);
+    if (reads->shards != nullptr) return reads->shards->answer(read, std::move(answer));
+    answer({}, gone(), {});
+  });
+}
+
+ParameterShards::~ParameterShards() {
+  std::vector<Question> unanswered;
+  {
+    const std::lock_guard lock(reads_->serving);
+    if (reads_->shards == nullptr) return;
+    reads_->shards = nullptr;
+    unanswered = std::move(waiting_);
+  }
+  ranks_.communicator().serve({});
+  for (const Question& question : unanswered) question.answer({}, gone(), {});
+  std::unique_lock lock(reads_->counting);
+  reads_->ended.wait(lock, [this] { return reads_->under_way == 0; });
 }
 
 std::unique_ptr<Backing> ParameterShards::make_backing(UnitId unit) {
@@ -133,7 +156,15 @@ void ParameterShards::answer_now(const Question& question) {
     return question.answer(
         {}, std::make_exception_ptr(Error(ErrorCode::kState, "a shard is read as if it had another size")),
         {});
-  question.answer({data(unit), bytes}, nullptr, [](std::exception_ptr) {});
+  {
+    const std::lock_guard lock(reads_->counting);
+    ++reads_->under_way;
+  }
+  question.answer({data(unit), bytes}, nullptr, [reads = reads_](std::exception_ptr) {
+    const std::lock_guard lock(reads->counting);
+    --reads->under_way;
+    reads->ended.notify_all();
+  });
 }
 
 }  // namespace sluice::engine

@@ -1,4 +1,5 @@
 #pragma once
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -21,6 +22,11 @@ class ParameterShards {
  public:
   // Both arguments outlive it.
   ParameterShards(const Layout& layout, const Plan& plan, Ranks& ranks);
+  // Waits until what the other ranks read now has been sent. Later reads wait for the next engine of the
+  // ranks, which begins when all have destroyed theirs.
+  ~ParameterShards();
+  ParameterShards(const ParameterShards&) = delete;
+  ParameterShards& operator=(const ParameterShards&) = delete;
   void start(allocator::Ledger& ledger);  // takes the memory, and answers the other ranks from then on
 
   bool has(UnitId unit) const { return memory_.has(unit); }  // whether the unit is partitioned
@@ -33,6 +39,14 @@ class ParameterShards {
 
  private:
   class AllShards;
+  // Outlives the shards, since the communicator may call when they are gone.
+  struct Reads {
+    std::mutex serving;  // is held while a read is answered
+    ParameterShards* shards = nullptr;
+    std::mutex counting;
+    std::condition_variable ended;
+    int under_way = 0;  // answers that are still being sent
+  };
   struct Question {
     comm::Read read;
     comm::Answer answer;
@@ -46,6 +60,7 @@ class ParameterShards {
   Ranks& ranks_;
   ShardMemory memory_;
   std::vector<std::uint64_t> expected_;  // by unit
+  const std::shared_ptr<Reads> reads_ = std::make_shared<Reads>();
 
   // mutex_ guards what follows.
   std::mutex mutex_;

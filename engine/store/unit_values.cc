@@ -241,6 +241,28 @@ std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray va
   return failed;
 }
 
+std::exception_ptr save_parameters(const ValueStreams& s, UnitId unit, ConstArray values,
+                                   const UnitSink& sink) {
+  ensure(s.pipeline.idle(), "a unit is saved while updates are under way");
+  const Shards& shards = s.states.format().shards();
+  const std::size_t elements = s.layout.unit_elements(unit), most = shards.chunk_elements();
+  try {
+    for (std::size_t begin = 0; begin < elements; begin += most) {
+      const ElementRange part = {begin, std::min(begin + most, elements)};
+      const float* wide = values.at(begin).f32();
+      if (values.type != Dtype::kF32) {
+        wide = s.pipeline.scratch();
+        kernels::convert(s.resources.threads, part.size(), values.at(begin),
+                         {s.pipeline.scratch(), Dtype::kF32});
+      }
+      drain_values(shards.slices(unit, part), wide, sink);
+    }
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
 void take_masters(const ValueStreams& s, UnitId unit, ConstArray values) {
   ensure(s.pipeline.idle(), "a unit's masters are taken while updates are under way");
   const Shards& shards = s.states.format().shards();

@@ -35,6 +35,10 @@ std::exception_ptr load_values(const ValueStreams& streams, UnitId unit, Array v
 std::exception_ptr save_values(const ValueStreams& streams, UnitId unit, ConstArray values,
                                const UnitSink& sink);
 
+// Hands a unit's parameters to sink.values, in f32, without its state. Returns what the sink threw.
+std::exception_ptr save_parameters(const ValueStreams& streams, UnitId unit, ConstArray values,
+                                   const UnitSink& sink);
+
 // Brings masters up to date with `values`, the unit's home, which a client has edited. A master that no
 // longer rounds to its value becomes the value; the others keep what the narrower type cannot hold. Waits for
 // its transfers. REQUIRES: states.has_master(unit).

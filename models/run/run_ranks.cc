@@ -7,10 +7,9 @@
 #include <span>
 #include <type_traits>
 
-#include "core/bytes.h"
-#include "core/checksum.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "engine/agreement.h"
 #include "models/run/training_run.h"
 
 namespace sluice::models {
@@ -61,7 +60,7 @@ Json comparable(const Setup& setup) {
 
 std::vector<std::string> RunRanks::exchange(const std::string& name, const std::string& own) {
   if (communicator_ == nullptr) return {own};
-  return communicator_->exchange(checksum(std::as_bytes(std::span(name))), name, own, meanwhile_);
+  return engine::exchange(*communicator_, name, own, meanwhile_);
 }
 
 void RunRanks::compare(const Setup& setup) {
@@ -80,19 +79,7 @@ void RunRanks::compare(const Setup& setup) {
 
 void RunRanks::agree_on_plan(Setup& setup) {
   if (size() == 1) return;
-  struct Choice {
-    std::uint64_t stage;
-    std::uint64_t chunk_elements;
-  };
-  engine::Plan& plan = setup.plan.plan;
-  Choice agreed = {plan.stage, plan.chunk_elements};
-  for (const std::string& bytes : exchange("the plan", bytes_of(agreed))) {
-    const auto other = value_of<Choice>(bytes, "a rank's plan");
-    agreed = {std::max(agreed.stage, other.stage), std::min(agreed.chunk_elements, other.chunk_elements)};
-  }
-  if (agreed.stage == plan.stage && agreed.chunk_elements == plan.chunk_elements) return;
-  setup.settings.plan.stage = agreed.stage;
-  setup.settings.plan.chunk_elements = round_up(agreed.chunk_elements, engine::kChunkGrain);
+  if (!engine::agree_on_plan(*communicator_, setup.plan.plan, setup.settings.plan, meanwhile_)) return;
   fit(setup.plan, setup.settings, *setup.optimizer, setup.settings.threads);
 }
 

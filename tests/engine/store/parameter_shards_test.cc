@@ -104,5 +104,18 @@ TEST(ParameterShards, WhatIsWholeIsRefused) {
   });
 }
 
+// Versions begin anew, once all ranks have destroyed what they had.
+TEST(ParameterShards, OfOneEngineAfterAnother) {
+  comm::run_communicators(comm::World::kThreads, 3, [](comm::Communicator& communicator) {
+    for (const float value : {1.0f, 2.0f, 3.0f}) {
+      communicator.barrier(98, "all begin");
+      Rank rank(communicator);
+      rank.change(0, value);
+      EXPECT_EQ(rank.fetch(0), values_of(rank.layout, 0, value));
+      communicator.barrier(99, "all have read");
+    }
+  });
+}
+
 }  // namespace
 }  // namespace sluice::engine

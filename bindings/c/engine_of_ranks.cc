@@ -1,0 +1,104 @@
+#include <exception>
+#include <functional>
+#include <string>
+
+#include "bindings/c/handles.h"
+#include "bindings/c/status.h"
+#include "core/json.h"
+#include "engine/agreement.h"
+
+// How the ranks of a run make their engines: they compare their models, agree on what their plans have in
+// common, and tell each other whether they could.
+namespace sluice::c {
+namespace {
+
+struct Failure {
+  ErrorCode code = ErrorCode::kInternal;
+  std::string text;  // empty: there is none
+};
+
+// Runs what this rank does alone. The others are told of its error.
+Failure failure_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return {error.code(), error.what()};
+  } catch (const std::bad_alloc&) {
+    return {ErrorCode::kBudget, "the system gave no memory"};
+  }
+  return {};
+}
+
+// Collective. Throws the failure of the first rank that has one, on all of them.
+void throw_together(comm::Communicator& communicator, const std::string& what, const Failure& own) {
+  const Json mine = {{"code", static_cast<int>(own.code)}, {"text", own.text}};
+  const std::vector<std::string> all = engine::exchange(communicator, what, mine.dump());
+  if (!own.text.empty()) throw Error(own.code, own.text);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const Json other = Json::parse(all[rank]);
+    if (const auto text = other.at("text").get<std::string>(); !text.empty())
+      fail(static_cast<ErrorCode>(other.at("code").get<int>()), "rank {} could not make its engine: {}", rank,
+           text);
+  }
+}
+
+// What must be alike on all ranks.
+Json record_of(const Planned& planned) {
+  Json record = {{"version", SLUICE_VERSION},
+                 {"the optimizer", planned.optimizer->name()},
+                 {"the optimizer's settings", planned.optimizer->settings()},
+                 {"the number of units", planned.profile.units.size()},
+                 {"the number of parameter groups", planned.groups}};
+  Json& units = record["units"] = Json::array();
+  for (const engine::UnitSpec& unit : planned.profile.units) {
+    Json parameters = Json::array();
+    for (const engine::ParameterSpec& p : unit.parameters)
+      parameters.push_back({p.name, p.shape, p.group, p.by_elements, p.span_first, p.elements()});
+    units.push_back({{"name", unit.name},
+                     {"dtype", name_of(unit.dtype)},
+                     {"trainable", unit.trainable},
+                     {"parameters", parameters}});
+  }
+  return record;
+}
+
+void compare(comm::Communicator& communicator, const Planned& planned) {
+  const std::vector<std::string> all = engine::exchange(communicator, "the model", record_of(planned).dump());
+  const Json first = Json::parse(all[0]);
+  const auto differ = [](std::size_t rank, const std::string& what, const Json& own, const Json& of_first) {
+    fail(ErrorCode::kInvalidArgument, "{} is {} on rank {}, and {} on rank 0; give all ranks the same", what,
+         own.dump(), rank, of_first.dump());
+  };
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    const Json other = Json::parse(all[rank]);
+    for (const auto& [name, value] : first.items())
+      if (name != "units" && other.at(name) != value) differ(rank, name, other.at(name), value);
+    for (std::size_t unit = 0; unit < first.at("units").size(); ++unit) {
+      const Json &a = first.at("units")[unit], &b = other.at("units")[unit];
+      if (a != b) differ(rank, "unit " + std::to_string(unit), b, a);
+    }
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const sluice_engine_options& options) {
+  if (options.ranks == nullptr) return std::make_unique<sluice_engine>(make_plan(model, options));
+  comm::Communicator& communicator = options.ranks->communicator;
+  std::optional<Planned> planned;
+  throw_together(communicator, "the plans of engines",
+                 failure_of([&] { planned = make_plan(model, options); }));
+  compare(communicator, *planned);
+  const bool again = engine::agree_on_plan(communicator, planned->plan, planned->request);
+  std::unique_ptr<sluice_engine> made;
+  throw_together(communicator, "the engines", failure_of([&] {
+                   if (again)
+                     planned->plan = engine::make_plan(planned->profile, *planned->optimizer, planned->budget,
+                                                       planned->request, planned->rates);
+                   planned->request.stage = planned->plan.stage;  // for later plans
+                   made = std::make_unique<sluice_engine>(std::move(*planned));
+                 }));
+  return made;
+}
+
+}  // namespace sluice::c

@@ -1,0 +1,123 @@
+#include <algorithm>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "bindings/c/ranks_handle.h"
+#include "comm/packet.h"
+
+// Links over functions of the caller.
+namespace sluice::c {
+namespace {
+
+class CallerLinks final : public comm::Links {
+ public:
+  explicit CallerLinks(const sluice_links& functions)
+      : functions_(functions), what_(functions.what), packet_(functions.packet_bytes) {}
+  ~CallerLinks() override {
+    if (owns_) functions_.destroy(functions_.context);
+  }
+  // From now on the caller's links end with these.
+  void own() { owns_ = true; }
+
+  int rank() const override { return static_cast<int>(functions_.rank); }
+  int size() const override { return static_cast<int>(functions_.ranks); }
+  std::size_t packet_bytes() const override { return packet_.size(); }
+
+  bool send(int to, std::span<const std::byte> head, std::span<const std::byte> body) override {
+    check_wait();
+    uint32_t sent = 0;
+    check(functions_.send(functions_.context, static_cast<uint32_t>(to), head.data(), head.size(),
+                          body.data(), body.size(), &sent),
+          "send to", to);
+    return sent != 0;
+  }
+
+  bool receive(int from, const std::function<void(std::span<const std::byte> packet)>& take) override {
+    check_wait();
+    std::size_t bytes = 0;
+    check(functions_.receive(functions_.context, static_cast<uint32_t>(from), packet_.data(), &bytes),
+          "receive from", from);
+    if (bytes == 0) return false;
+    if (bytes > packet_.size())
+      fail(ErrorCode::kIo, "{} of rank {} brought a packet of {} bytes, and the most is {}", what_, rank(),
+           bytes, packet_.size());
+    take(std::span(packet_).first(bytes));
+    return true;
+  }
+
+  // The transport is told of a wait that failed by the next packet.
+  void wait(Clock::time_point until) override {
+    const auto left = std::max(until - Clock::now(), Clock::duration(0));
+    const auto micros = std::chrono::ceil<std::chrono::microseconds>(left).count();
+    if (failed_wait_ == 0)
+      failed_wait_ = functions_.wait(functions_.context, static_cast<uint64_t>(micros));
+    else
+      std::this_thread::sleep_for(std::min<Clock::duration>(left, std::chrono::milliseconds(1)));
+  }
+  void wake() override { functions_.wake(functions_.context); }
+
+  std::optional<Gone> gone(int other) override {
+    const char* how = nullptr;
+    uint32_t in_order = 0;
+    check(functions_.gone(functions_.context, static_cast<uint32_t>(other), &how, &in_order), "ask for",
+          other);
+    if (how == nullptr) return std::nullopt;
+    return Gone{in_order != 0, how};
+  }
+
+ private:
+  void check(int result, const char* verb, int other) const {
+    if (result != 0)
+      fail(ErrorCode::kIo, "{} of rank {} could not {} rank {}: the function returned {}", what_, rank(),
+           verb, other, result);
+  }
+  void check_wait() const {
+    if (failed_wait_ != 0)
+      fail(ErrorCode::kIo, "{} of rank {} could not wait: the function returned {}", what_, rank(),
+           failed_wait_);
+  }
+
+  const sluice_links functions_;
+  const std::string what_;
+  std::vector<std::byte> packet_;
+  int failed_wait_ = 0;
+  bool owns_ = false;
+};
+
+sluice_links checked(const sluice_links* given) {
+  constexpr uint64_t kMostPacket = uint64_t{1} << 30;
+  const sluice_links links = known_part(given, "links");
+  if (links.ranks < 2 || links.ranks > 4096 || links.rank >= links.ranks)
+    fail(ErrorCode::kInvalidArgument,
+         "links of rank {} of {} are given; there are 2 to 4096 ranks, from 0 on", links.rank, links.ranks);
+  if (links.packet_bytes < comm::kLeastPacket || links.packet_bytes > kMostPacket)
+    fail(ErrorCode::kInvalidArgument, "links.packet_bytes is {}; state {} to {}", links.packet_bytes,
+         comm::kLeastPacket, kMostPacket);
+  required(links.what, "links.what");
+  required(links.send, "links.send");
+  required(links.receive, "links.receive");
+  required(links.wait, "links.wait");
+  required(links.wake, "links.wake");
+  required(links.gone, "links.gone");
+  required(links.destroy, "links.destroy");
+  return links;
+}
+
+}  // namespace
+}  // namespace sluice::c
+
+using namespace sluice::c;  // NOLINT: what follows is of this room
+
+sluice_status sluice_ranks_create_links(const sluice_links* links, const sluice_ranks_options* options,
+                                        sluice_ranks** ranks) {
+  return guarded([&] {
+    sluice_ranks*& out = required(ranks, "ranks");
+    const sluice::comm::Deadlines deadlines = deadlines_of(options);
+    auto made = std::make_unique<CallerLinks>(checked(links));
+    CallerLinks& own = *made;
+    const std::uint64_t bytes = own.packet_bytes();
+    out = new sluice_ranks(std::move(made), deadlines, bytes);
+    own.own();
+  });
+}

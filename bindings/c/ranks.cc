@@ -1,0 +1,175 @@
+#include <fcntl.h>
+
+#include <cmath>
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/c/ranks_handle.h"
+#include "core/checksum.h"
+#include "core/system.h"
+
+namespace sluice::c {
+namespace {
+
+constexpr std::size_t kRing = std::size_t{1} << 20;
+
+std::chrono::milliseconds time_of(double seconds, std::chrono::milliseconds none, const char* name) {
+  constexpr double kMost = 1e9;
+  if (!(seconds >= 0 && seconds <= kMost))
+    fail(ErrorCode::kInvalidArgument, "options.{} is {}; state seconds, at most {}, or 0 for {} s", name,
+         seconds, kMost, std::chrono::duration_cast<std::chrono::seconds>(none).count());
+  if (seconds == 0) return none;
+  return std::chrono::milliseconds(std::max(1LL, std::llround(seconds * 1000)));
+}
+
+// Ids of the caller's calls, apart from those of the engine, whose highest bits are 0.
+std::uint64_t id_of(const char* name) {
+  constexpr std::uint64_t kOfCaller = std::uint64_t{1} << 63;
+  return kOfCaller | checksum(std::as_bytes(std::span(name, std::strlen(name))));
+}
+
+// A rank maps the rings to and from each other one.
+std::uint64_t bytes_of_rings(int ranks) {
+  return comm::LocalMemory::bytes(ranks, kRing) * 2 / static_cast<std::size_t>(ranks);
+}
+
+std::unique_ptr<comm::LocalMemory> memory_of(int descriptor) {
+  const int own = ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+  if (own < 0) fail(ErrorCode::kIo, "descriptor {} cannot be used: {}", descriptor, errno_text(errno));
+  return std::make_unique<comm::LocalMemory>(own);
+}
+
+std::vector<std::string> exchange(sluice_ranks& ranks, const char* name, std::string own) {
+  return ranks.communicator.exchange(id_of(name), name, own);
+}
+
+}  // namespace
+
+comm::Deadlines deadlines_of(const sluice_ranks_options* options) {
+  comm::Deadlines deadlines;
+  if (options == nullptr) return deadlines;
+  const sluice_ranks_options known = known_part(options, "options");
+  deadlines.silence = time_of(known.silence, deadlines.silence, "silence");
+  deadlines.patience = time_of(known.patience, deadlines.patience, "patience");
+  return deadlines;
+}
+
+RanksOfEngine::RanksOfEngine(sluice_ranks* ranks) : ranks_(ranks) {
+  if (ranks != nullptr && ranks->has_engine.exchange(true))
+    fail(ErrorCode::kState, "options.ranks serve an engine already; make others, or destroy that engine");
+}
+
+RanksOfEngine::~RanksOfEngine() {
+  if (ranks_ != nullptr) ranks_->has_engine = false;
+}
+
+}  // namespace sluice::c
+
+using namespace sluice::c;  // NOLINT: what follows is of this room
+
+sluice_ranks::sluice_ranks(std::unique_ptr<sluice::comm::Links> links,
+                           const sluice::comm::Deadlines& deadlines, std::uint64_t bytes_of_links,
+                           std::unique_ptr<sluice::comm::LocalMemory> the_memory)
+    : link_bytes(bytes_of_links),
+      memory(std::move(the_memory)),
+      communicator(std::move(links), deadlines, ledger) {}
+
+std::uint64_t sluice_ranks::bytes() const {
+  return link_bytes + sluice::comm::Communicator::buffer_bytes(communicator.size());
+}
+
+sluice_status sluice_ranks_memory(uint32_t ranks, int* descriptor) {
+  return guarded([&] {
+    int& out = required(descriptor, "descriptor");
+    if (ranks < 2 || ranks > static_cast<uint32_t>(sluice::comm::LocalMemory::kMostRanks))
+      sluice::fail(sluice::ErrorCode::kInvalidArgument, "memory for {} ranks is asked for; state 2 to {}",
+                   ranks, sluice::comm::LocalMemory::kMostRanks);
+    const sluice::comm::LocalMemory memory(static_cast<int>(ranks), kRing);
+    const int own = ::fcntl(memory.descriptor(), F_DUPFD_CLOEXEC, 0);
+    if (own < 0) sluice::fail(sluice::ErrorCode::kIo, "no descriptor is left: {}", sluice::errno_text(errno));
+    out = own;
+  });
+}
+
+sluice_status sluice_ranks_create_local(int descriptor, uint32_t rank, const sluice_ranks_options* options,
+                                        sluice_ranks** ranks) {
+  return guarded([&] {
+    sluice_ranks*& out = required(ranks, "ranks");
+    const sluice::comm::Deadlines deadlines = deadlines_of(options);
+    auto memory = memory_of(descriptor);
+    const int size = memory->ranks();
+    if (rank >= static_cast<uint32_t>(size))
+      sluice::fail(sluice::ErrorCode::kInvalidArgument, "rank {} joins, and the memory is of ranks 0 to {}",
+                   rank, size - 1);
+    auto links = sluice::comm::make_local_links(*memory, static_cast<int>(rank));
+    out = new sluice_ranks(std::move(links), deadlines, bytes_of_rings(size), std::move(memory));
+  });
+}
+
+void sluice_ranks_destroy(sluice_ranks* ranks) { delete ranks; }
+
+sluice_status sluice_ranks_rank(const sluice_ranks* ranks, uint32_t* rank) {
+  return guarded(
+      [&] { required(rank, "rank") = static_cast<uint32_t>(required(ranks, "ranks").communicator.rank()); });
+}
+
+sluice_status sluice_ranks_size(const sluice_ranks* ranks, uint32_t* size) {
+  return guarded(
+      [&] { required(size, "size") = static_cast<uint32_t>(required(ranks, "ranks").communicator.size()); });
+}
+
+sluice_status sluice_ranks_failure(const sluice_ranks* ranks, char** text) {
+  return guarded([&] {
+    char*& out = required(text, "text");
+    const std::string failure = required(ranks, "ranks").communicator.failure();
+    out = failure.empty() ? nullptr : new_text(failure);
+  });
+}
+
+sluice_status sluice_ranks_traffic(const sluice_ranks* ranks, sluice_traffic* traffic) {
+  return guarded([&] {
+    const Result given(&required(traffic, "traffic"), "traffic");
+    const auto counted = required(ranks, "ranks").communicator.counters();
+    given.give({0, counted.sent, counted.received, counted.sent_besides, counted.received_besides});
+  });
+}
+
+sluice_status sluice_ranks_exchange(sluice_ranks* ranks, const char* name, const void* own, size_t bytes,
+                                    char** all, size_t* sizes) {
+  return guarded([&] {
+    sluice_ranks& of = required(ranks, "ranks");
+    required(all, "all");
+    required(sizes, "sizes");
+    if (bytes > SLUICE_MOST_EXCHANGED)
+      sluice::fail(sluice::ErrorCode::kInvalidArgument, "{} bytes are exchanged; at most {} can be", bytes,
+                   SLUICE_MOST_EXCHANGED);
+    const char* const data = bytes == 0 ? "" : &required(static_cast<const char*>(own), "own");
+    const std::vector<std::string> given = exchange(of, &required(name, "name"), std::string(data, bytes));
+    std::string together;
+    for (const std::string& one : given) together += one;
+    *all = new_text(together);
+    for (std::size_t rank = 0; rank < given.size(); ++rank) sizes[rank] = given[rank].size();
+  });
+}
+
+sluice_status sluice_ranks_broadcast(sluice_ranks* ranks, const char* name, void* data, uint64_t bytes) {
+  return guarded([&] {
+    sluice_ranks& of = required(ranks, "ranks");
+    if (bytes == 0) return;
+    auto& values = required(static_cast<std::byte*>(data), "data");
+    sluice::TransferGroup group;
+    of.communicator.broadcast(id_of(&required(name, "name")), name, {&values, bytes}, 0, group.add());
+    group.wait();
+  });
+}
+
+sluice_status sluice_ranks_barrier(sluice_ranks* ranks, const char* name) {
+  return guarded([&] { exchange(required(ranks, "ranks"), &required(name, "name"), {}); });
+}
+
+sluice_status sluice_ranks_fail(sluice_ranks* ranks, const char* text) {
+  return guarded([&] { required(ranks, "ranks").communicator.fail(&required(text, "text")); });
+}

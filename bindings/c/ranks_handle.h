@@ -1,0 +1,45 @@
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "allocator/ledger.h"
+#include "bindings/c/status.h"
+#include "comm/communicator.h"
+#include "comm/links.h"
+#include "comm/local_links.h"
+
+// The struct behind sluice_ranks, and how it is made. Private to this room.
+struct sluice_ranks {
+  // link_bytes: what the process holds for the links, which are over `memory` where it is not null.
+  sluice_ranks(std::unique_ptr<sluice::comm::Links> links, const sluice::comm::Deadlines& deadlines,
+               std::uint64_t link_bytes, std::unique_ptr<sluice::comm::LocalMemory> memory = nullptr);
+
+  std::uint64_t bytes() const;  // what the process holds for it in all
+
+  const std::uint64_t link_bytes;
+  const std::unique_ptr<sluice::comm::LocalMemory> memory;
+  sluice::allocator::Ledger ledger;
+  sluice::comm::Communicator communicator;
+  std::atomic<bool> has_engine{false};
+};
+
+namespace sluice::c {
+
+comm::Deadlines deadlines_of(const sluice_ranks_options* options);  // null: all defaults
+
+// Takes the ranks for one engine, as long as it lives.
+class RanksOfEngine {
+ public:
+  explicit RanksOfEngine(sluice_ranks* ranks);  // null: there are none
+  ~RanksOfEngine();
+  RanksOfEngine(const RanksOfEngine&) = delete;
+  RanksOfEngine& operator=(const RanksOfEngine&) = delete;
+  comm::Communicator* communicator() const { return ranks_ == nullptr ? nullptr : &ranks_->communicator; }
+
+ private:
+  sluice_ranks* const ranks_;
+};
+
+}  // namespace sluice::c

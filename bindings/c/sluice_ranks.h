@@ -1,0 +1,142 @@
+/* Sluice's C ABI for several ranks: processes (or threads) that train one model together. sluice.h includes
+ * this header, and says what holds for every function. docs/ranks.md describes what ranks are.
+ *
+ * Each rank makes a sluice_ranks, states it in sluice_engine_options.ranks, and creates an engine of the same
+ * model. In a step each computes micro-batches of its own and adds their gradients. From its first use on, a
+ * gradient is that of all ranks: their mean, ((rank 0 + rank 1) + rank 2) + ... in f32, then times 1 / N in
+ * f32. sluice_engine_step(), sluice_engine_get_gradient(), sluice_engine_gradient_norm() and
+ * sluice_engine_multiply_gradient() use gradients. The first of them takes the sums of all gradients that
+ * were added, and waits until every other rank has called one of them. A parameter that has a gradient on
+ * some ranks only counts as zeros on the others. Gradients that are added after the sums, or to kept ones,
+ * are averaged at the next use and then added.
+ *
+ * Collective functions are those that every rank calls, in the same order. They wait for the others. Of an
+ * engine with ranks these are: sluice_engine_create(), sluice_engine_step(), sluice_engine_set_values(),
+ * sluice_engine_set_state(), sluice_engine_load_values(), sluice_engine_load(), sluice_engine_save(),
+ * sluice_engine_get_state(), sluice_engine_leave() with values, and releasing a unit that was held with
+ * SLUICE_EDIT. A rank may call every other function alone, at any stage: to evaluate, to generate, or to save
+ * values with sluice_engine_get_values(). Where state is partitioned (stage 1 and higher):
+ * - sluice_engine_get_values() hands in the parameters, and not their masters.
+ * - sluice_engine_get_state() hands the state to the function of rank 0 alone.
+ * - sluice_engine_step() waits until all updates are applied.
+ * At every stage sluice_engine_save() writes a checkpoint on rank 0 alone, which holds the whole of
+ * everything; `out` and `keep` of the other ranks are not used, and they get the folder of rank 0, too. Any
+ * number of ranks can load it, each from a folder that it can read.
+ *
+ * Values: all ranks give the engine the same ones. sluice_ranks_broadcast() brings those of rank 0 to the
+ * others. An edit is made alike by every rank, or the next sluice_engine_step() returns SLUICE_STATE on all
+ * of them and names the unit; that the values are the same is not checked.
+ *
+ * Errors: where ranks differ in what can be compared (the model, the optimizer, the settings of a step, how
+ * often they added gradients, factors) the function returns the same error on all of them. One rank that
+ * fails ends the work of all: every function that waits returns SLUICE_IO, SLUICE_CORRUPT or SLUICE_STATE on
+ * every rank, and the text names the rank that failed first, and why. What is left is to destroy the engines,
+ * and to go on from the last checkpoint.
+ */
+#ifndef SLUICE_RANKS_H
+#define SLUICE_RANKS_H
+#include "sluice.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One rank's part in the work of all. It has threads of its own, so a process does not fork after it has made
+ * one. It serves one engine, and is destroyed after that engine. Any thread may call its functions. */
+
+typedef struct sluice_ranks_options {
+  size_t size;
+  double silence;  /* seconds without a sign of life after which a rank has failed; 0: 30 */
+  double patience; /* seconds after which a rank that lives and does not take part has failed; 0: 600 */
+} sluice_ranks_options;
+
+/* ---- ranks of one machine ---- */
+
+/* Makes the memory through which `ranks` (2 to 64) ranks of this machine exchange bytes. `descriptor` gets a
+ * file descriptor of it, which the caller closes, and which is closed on exec(). It has no name: other
+ * processes get it by fork(), by a message over a socket, or, where they may trace this process, by opening
+ * /proc/PID/fd/N for reading and writing. */
+SLUICE_API sluice_status sluice_ranks_memory(uint32_t ranks, int* descriptor);
+/* Joins as that rank. The descriptor stays the caller's, and may be closed afterwards. Waits for nobody.
+ * `options` may be NULL. A rank that never joins is found by patience, and one whose process ends at once.
+ * SLUICE_STATE where the rank has joined before; SLUICE_CORRUPT where it is no such memory. */
+SLUICE_API sluice_status sluice_ranks_create_local(int descriptor, uint32_t rank,
+                                                   const sluice_ranks_options* options, sluice_ranks** ranks);
+
+/* ---- ranks that the caller connects ---- */
+
+/* Functions of the caller that move packets: short arrays of bytes, which arrive unchanged, once, and in
+ * order between each two ranks. Each returns 0, or anything else where it failed, which ends the work of all
+ * ranks; `what` names the cause in texts. One thread, which sluice_ranks_create_links() starts, calls send,
+ * receive, wait and gone, one at a time. wake is called from any thread, also while another function runs.
+ * destroy is called last and once, on the thread that calls sluice_ranks_destroy(), and no other function
+ * runs then or later. No function may call Sluice, or wait for a thread that waits for Sluice. */
+typedef struct sluice_links {
+  size_t size;
+  void* context;         /* is handed to each function */
+  const char* what;      /* "the process group": what the functions use; copied */
+  uint32_t rank, ranks;  /* this rank, and how many there are: 2 or more */
+  uint64_t packet_bytes; /* the most bytes that a packet may have: 96 or more; 65536 and more is best */
+  /* Sends a packet, which consists of these two parts, one after the other. `sent` is 0 and stays 0 where
+   * there is no room now, and becomes 1 where the packet was taken. Both parts may change when it returns. */
+  int (*send)(void* context, uint32_t to, const void* head, size_t head_bytes, const void* body,
+              size_t body_bytes, uint32_t* sent);
+  /* Copies the next packet of that rank into `packet`, which has room for packet_bytes. `bytes` is 0 and
+   * stays 0 where there is none now. It does not wait. */
+  int (*receive)(void* context, uint32_t from, void* packet, size_t* bytes);
+  /* Waits until a packet may have arrived, there may be room again, a rank may be gone, wake was called since
+   * the last wait, or so many microseconds are over. It may return earlier. */
+  int (*wait)(void* context, uint64_t microseconds);
+  void (*wake)(void* context);
+  /* `how` stays NULL where the rank may be alive, or has not begun yet. Otherwise it gets a text that lives
+   * as long as the links, as in "its process has ended", and `in_order` becomes 1 where that rank's destroy
+   * was called. All packets that it sent can still be received. */
+  int (*gone)(void* context, uint32_t rank, const char** how, uint32_t* in_order);
+  /* Tells the others that this rank has left in order. Packets that were sent still arrive. */
+  void (*destroy)(void* context);
+} sluice_links;
+
+/* Joins over the caller's functions. Where it fails, destroy is not called. `options` may be NULL. */
+SLUICE_API sluice_status sluice_ranks_create_links(const sluice_links* links,
+                                                   const sluice_ranks_options* options, sluice_ranks** ranks);
+
+/* Leaves; the others can work on as long as they need nothing of this rank. NULL is allowed. REQUIRES: no
+ * engine has it. */
+SLUICE_API void sluice_ranks_destroy(sluice_ranks* ranks);
+
+/* ---- questions ---- */
+
+SLUICE_API sluice_status sluice_ranks_rank(const sluice_ranks* ranks, uint32_t* rank);
+SLUICE_API sluice_status sluice_ranks_size(const sluice_ranks* ranks, uint32_t* size);
+/* `text` gets which rank failed first, and why, given to the caller; NULL where none has failed. */
+SLUICE_API sluice_status sluice_ranks_failure(const sluice_ranks* ranks, char** text);
+typedef struct sluice_traffic {
+  size_t size;
+  uint64_t sent, received;                 /* bytes of gradients, parameters, state, and what callers send */
+  uint64_t sent_besides, received_besides; /* all other bytes */
+} sluice_traffic;
+/* Counts over its life. */
+SLUICE_API sluice_status sluice_ranks_traffic(const sluice_ranks* ranks, sluice_traffic* traffic);
+
+/* ---- what callers tell each other ---- */
+
+/* These are collective. `name` says in texts what a call is for; calls of the same name are made in the same
+ * order on all ranks, and a caller uses few names. */
+
+#define SLUICE_MOST_EXCHANGED 65536u
+/* Each rank gives `bytes` bytes, at most SLUICE_MOST_EXCHANGED. `all` gets what each has given, one after
+ * another in the order of ranks, given to the caller, who frees it with sluice_text_destroy(); sizes[ranks]
+ * gets how many bytes each has given. */
+SLUICE_API sluice_status sluice_ranks_exchange(sluice_ranks* ranks, const char* name, const void* own,
+                                               size_t bytes, char** all, size_t* sizes);
+/* Afterwards data[bytes] is what rank 0 has there. Of any size, which is the same on all ranks. */
+SLUICE_API sluice_status sluice_ranks_broadcast(sluice_ranks* ranks, const char* name, void* data,
+                                                uint64_t bytes);
+SLUICE_API sluice_status sluice_ranks_barrier(sluice_ranks* ranks, const char* name);
+/* Not collective: ends the work of all ranks, whose functions name this rank and `text`. */
+SLUICE_API sluice_status sluice_ranks_fail(sluice_ranks* ranks, const char* text);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

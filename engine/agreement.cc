@@ -1,0 +1,37 @@
+#include "engine/agreement.h"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+
+#include "core/bytes.h"
+#include "core/checksum.h"
+#include "core/error.h"
+
+namespace sluice::engine {
+
+std::vector<std::string> exchange(comm::Communicator& communicator, const std::string& name,
+                                  const std::string& own, const std::function<void()>& meanwhile) {
+  return communicator.exchange(checksum(std::as_bytes(std::span(name))), name, own, meanwhile);
+}
+
+bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanRequest& request,
+                   const std::function<void()>& meanwhile) {
+  struct Choice {
+    std::uint64_t stage, chunk_elements;
+  };
+  Choice agreed = {plan.stage, plan.chunk_elements};
+  const std::string own(reinterpret_cast<const char*>(&agreed), sizeof agreed);
+  for (const std::string& bytes : exchange(communicator, "the plan", own, meanwhile)) {
+    Choice other = {};
+    ensure(bytes.size() == sizeof other, "a rank's plan has {} bytes of {}", bytes.size(), sizeof other);
+    std::memcpy(&other, bytes.data(), sizeof other);
+    agreed = {std::max(agreed.stage, other.stage), std::min(agreed.chunk_elements, other.chunk_elements)};
+  }
+  if (agreed.stage == plan.stage && agreed.chunk_elements == plan.chunk_elements) return false;
+  request.stage = agreed.stage;
+  request.chunk_elements = round_up(agreed.chunk_elements, kChunkGrain);
+  return true;
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,22 @@
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "engine/plan/plan.h"
+
+// What ranks tell each other before they have engines. Calls are collective, and wait; `meanwhile` is called
+// from time to time.
+namespace sluice::engine {
+
+// Returns what each rank has given. Calls of the same name are in the same order on all ranks.
+std::vector<std::string> exchange(comm::Communicator& communicator, const std::string& name,
+                                  const std::string& own, const std::function<void()>& meanwhile = {});
+
+// Makes what must be alike in the plans of all ranks so: the highest stage, and the shortest chunks. Returns
+// true where it has changed the request, by which the rank then plans again.
+bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanRequest& request,
+                   const std::function<void()>& meanwhile = {});
+
+}  // namespace sluice::engine

@@ -1,0 +1,220 @@
+#include "engine/shared_gradients.h"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+
+#include "core/json.h"
+#include "kernels/elementwise.h"
+
+namespace sluice::engine {
+namespace {
+
+template <class T>
+void put(std::string& bytes, std::span<const T> values) {
+  bytes.append(reinterpret_cast<const char*>(values.data()), values.size_bytes());
+}
+
+template <class T>
+std::size_t get(const std::string& bytes, std::size_t at, std::span<T> values) {
+  ensure(bytes.size() - at >= values.size_bytes(), "a rank has sent too little of its gradients");
+  std::memcpy(values.data(), bytes.data() + at, values.size_bytes());
+  return at + values.size_bytes();
+}
+
+std::string text_of(const StepSettings& settings) {
+  Json groups = Json::array();
+  for (const GroupSettings& group : settings.groups) {
+    groups.push_back({{"learning_rate", group.learning_rate}, {"weight_decay", group.weight_decay}});
+    if (group.settings != nullptr) groups.back()["settings"] = group.settings->to_json();
+  }
+  return Json{{"clip", settings.clip},
+              {"gradient_factor", settings.gradient_factor},
+              {"keep_gradients", settings.keep_gradients},
+              {"clip_value", settings.clip_value},
+              {"groups", groups}}
+      .dump();
+}
+
+}  // namespace
+
+SharedGradients::SharedGradients(Core& core)
+    : core_(core),
+      ranks_(core.ranks->size()),
+      known_(core.layout.parameters()),
+      edits_(core.layout.units().size()) {}
+
+void SharedGradients::multiply(ParameterId parameter, double factor) {
+  kernels::scale(core_.resources.threads, core_.layout.location(parameter).elements,
+                 static_cast<float>(factor), {core_.gradients.data(parameter, 0), Dtype::kF32});
+}
+
+// For a rank that has added nothing to a parameter that others have added to.
+void SharedGradients::bring_nothing(ParameterId parameter) {
+  if (known_[parameter].shared == 0)
+    kernels::fill(core_.resources.threads, core_.layout.location(parameter).elements, 0.0f,
+                  {core_.gradients.data(parameter, 0), Dtype::kF32});
+  else if (core_.gradients.factor(parameter) != 1)
+    multiply(parameter, core_.gradients.factor(parameter));
+}
+
+std::string SharedGradients::bytes_of(const Brought& brought) const {
+  std::string bytes;
+  put(bytes, std::span(&brought.wish, 1));
+  put(bytes, std::span(&brought.step, 1));
+  put(bytes, std::span(brought.known));
+  put(bytes, std::span(brought.edits));
+  return bytes + brought.settings;
+}
+
+SharedGradients::Brought SharedGradients::brought_in(const std::string& bytes) const {
+  Brought brought;
+  brought.known.resize(known_.size());
+  brought.edits.resize(edits_.size());
+  std::size_t at = get(bytes, 0, std::span(&brought.wish, 1));
+  at = get(bytes, at, std::span(&brought.step, 1));
+  at = get(bytes, at, std::span(brought.known));
+  at = get(bytes, at, std::span(brought.edits));
+  brought.settings = bytes.substr(at);
+  return brought;
+}
+
+void SharedGradients::use() {
+  if (std::ranges::any_of(known_, [](const Known& known) { return known.added > 0; })) meet(Wish::kUse, {});
+}
+
+void SharedGradients::step(const StepSettings& settings) {
+  const std::string text = text_of(settings);
+  while (!meet(Wish::kStep, text)) {
+  }
+  met_ = false;
+}
+
+void SharedGradients::abandon() {
+  if (met_) meet(Wish::kAbandon, {});
+  met_ = false;
+  dropped_all();
+}
+
+bool SharedGradients::meet(Wish wish, const std::string& settings) {
+  const std::string name = "the gradients of a step";
+  std::vector<std::string> given;
+  core_.waits.during(Waits::For::kRanks, name, [&] {
+    given = core_.ranks->exchange(name, bytes_of({wish, core_.steps, known_, edits_, settings}),
+                                  [this] { core_.serve_ranks(); });
+  });
+  std::vector<Brought> all;
+  for (const std::string& bytes : given) all.push_back(brought_in(bytes));
+  const auto wants = [](Wish what) { return [what](const Brought& rank) { return rank.wish == what; }; };
+  met_ = true;
+  const auto abandons = std::ranges::find_if(all, wants(Wish::kAbandon));
+  if (abandons != all.end()) {
+    met_ = false;
+    if (wish == Wish::kAbandon) return false;
+    refuse(ErrorCode::kState,
+           "rank {} has abandoned the step after its gradients were summed; abandon it on this rank, too",
+           abandons - all.begin());
+  }
+  compare(all);
+  sum(all);
+  return std::ranges::all_of(all, wants(Wish::kStep));
+}
+
+void SharedGradients::compare(const std::vector<Brought>& all) const {
+  const Brought* steps = nullptr;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const Brought& other = all[rank];
+    if (other.step != all[0].step)
+      refuse(ErrorCode::kState, "rank {} is in step {}, and rank 0 is in step {}; begin all at the same step",
+             rank, other.step, all[0].step);
+    for (UnitId unit = 0; unit < edits_.size(); ++unit)
+      if (other.edits[unit] != all[0].edits[unit])
+        refuse(ErrorCode::kState,
+               "unit '{}' was edited {} times on rank {}, and {} times on rank 0; edit it alike on all ranks",
+               core_.name_of(unit), other.edits[unit], rank, all[0].edits[unit]);
+    compare_shared(all[0], other, rank);
+    if (other.wish != Wish::kStep) continue;
+    if (steps != nullptr && other.settings != steps->settings)
+      refuse(ErrorCode::kState,
+             "rank {} steps with {}, and rank {} with {}; give all ranks the same settings", rank,
+             other.settings, steps - all.data(), steps->settings);
+    steps = &other;
+  }
+  compare_counts(all);
+}
+
+void SharedGradients::compare_shared(const Brought& first, const Brought& other, std::size_t rank) const {
+  for (ParameterId p = 0; p < known_.size(); ++p) {
+    const Known &a = first.known[p], &b = other.known[p];
+    const std::string& name = core_.layout.spec(p).name;
+    if (a.shared != b.shared)
+      refuse(ErrorCode::kState,
+             "the summed gradient of '{}' was dropped on rank {}, and is there on rank {}; drop it on all",
+             name, a.shared != 0 ? rank : 0, a.shared != 0 ? 0 : rank);
+    if (a.shared != 0 && a.factor != b.factor)
+      refuse(
+          ErrorCode::kState,
+          "the gradient of '{}' was multiplied by {} on rank {}, and by {} on rank 0; multiply it alike on "
+          "all ranks",
+          name, b.factor, rank, a.factor);
+  }
+}
+
+// Ranks may differ in what a parameter got (an expert to which no token was sent), and not in how many
+// micro-batches there were, of which the parameter that got most tells.
+void SharedGradients::compare_counts(const std::vector<Brought>& all) const {
+  const auto most = [](const Brought& rank) {
+    return std::ranges::max_element(rank.known, {}, &Known::added) - rank.known.begin();
+  };
+  const auto p = static_cast<ParameterId>(most(all[0]));
+  const std::uint32_t count = all[0].known[p].added;
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    const auto other = static_cast<ParameterId>(most(all[rank]));
+    if (all[rank].known[other].added != count)
+      refuse(ErrorCode::kState,
+             "'{}' got {} gradients on rank {}, the most of all there, and '{}' got {} on rank 0; compute as "
+             "many micro-batches on each rank before gradients are used",
+             core_.layout.spec(other).name, all[rank].known[other].added, rank, core_.layout.spec(p).name,
+             count);
+  }
+}
+
+void SharedGradients::sum(const std::vector<Brought>& all) {
+  std::vector<bool> added(known_.size());
+  for (const Brought& rank : all)
+    for (ParameterId p = 0; p < added.size(); ++p) added[p] = added[p] || rank.known[p].added > 0;
+  for (UnitId unit = 0; unit < edits_.size(); ++unit)
+    if (std::find(added.begin() + core_.layout.first_parameter(unit),
+                  added.begin() + core_.layout.end_parameter(unit),
+                  true) != added.begin() + core_.layout.end_parameter(unit))
+      sum_unit(unit, added);
+}
+
+// One sum for the whole unit, unless it has a shared gradient that nobody has added to.
+void SharedGradients::sum_unit(UnitId unit, const std::vector<bool>& added) {
+  core_.queue.ensure_updated(unit);
+  const HoldingId gradient = core_.gradients.holding(unit, 0);
+  core_.pager.acquire(gradient, Pager::Use::kModify);
+  auto* const base = reinterpret_cast<float*>(core_.pager.data(gradient));
+  bool whole = true;
+  std::vector<ParameterId> summed;
+  for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p) {
+    if (added[p]) summed.push_back(p);
+    whole = whole && (added[p] || known_[p].shared == 0);
+    if (added[p] && known_[p].added == 0) bring_nothing(p);
+  }
+  TransferGroup group;
+  if (whole) core_.ranks->sum_whole_gradient(unit, base, group.add());
+  for (const ParameterId p : summed)
+    if (!whole) core_.ranks->sum_whole_gradient_of(p, core_.gradients.data(p, 0), group.add());
+  core_.wait_for_ranks("the gradient of " + core_.name_of(unit), group);
+  for (const ParameterId p : summed) {
+    multiply(p, 1 / ranks_);
+    core_.gradients.sum_squares_of(core_.resources.threads, p, base, {0, core_.layout.unit_elements(unit)});
+    known_[p] = {0, 1, 1};
+  }
+  core_.pager.written(gradient, core_.gradients.bytes(unit, 0));
+  core_.pager.release(gradient);
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,74 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/core.h"
+
+// Private to this room.
+namespace sluice::engine {
+
+// How the gradients of an AnyOrderEngine become those of all ranks. Each rank adds its own to a parameter. At
+// their first use they are summed over the ranks and divided by the number of ranks, and are *shared* from
+// then on: every rank has all elements, the same bits. Ranks use gradients at different times, and one may
+// use one that the others do not. So a use is a *round*: every rank comes to it with what it wants (to use
+// gradients, to step, to abandon the step) and with what it has added; then all of them sum what any of them
+// has added. A rank that wants to step goes on once all want to. What can differ between ranks is compared in
+// each round, and refused on all of them. Thread rule: one thread.
+//
+// To a shared gradient each rank adds as to its own, and the mean of what ranks have then is the shared
+// gradient and the mean of what they have added, as with torch's DistributedDataParallel.
+class SharedGradients {
+ public:
+  explicit SharedGradients(Core& core);
+
+  // What the engine tells.
+  void added(ParameterId parameter) { ++known_[parameter].added; }
+  void multiplied(ParameterId parameter, double factor) { known_[parameter].factor *= factor; }
+  void dropped(ParameterId parameter) { known_[parameter] = {}; }
+  void dropped_all() { known_.assign(known_.size(), {}); }
+  void edited(UnitId unit) { ++edits_[unit]; }
+
+  // Makes every gradient a shared one, where this rank has added any.
+  void use();
+  // Does the same, and returns when all ranks step, with the same settings. Throws a Refusal where they
+  // differ.
+  void step(const StepSettings& settings);
+  // Tells the others where they know of this step. The caller drops all gradients.
+  void abandon();
+
+ private:
+  enum class Wish : std::uint32_t { kUse, kStep, kAbandon };
+  struct Known {
+    std::uint32_t added = 0;   // how often this rank has added to it since it was shared
+    std::uint32_t shared = 0;  // whether it has a shared gradient, which may have been added to
+    double factor = 1;         // of the shared gradient
+    bool operator==(const Known&) const = default;
+  };
+  // What a rank brings to a round.
+  struct Brought {
+    Wish wish = Wish::kUse;
+    std::uint64_t step = 0;
+    std::vector<Known> known;          // by parameter
+    std::vector<std::uint32_t> edits;  // by unit
+    std::string settings;              // as text, where it wants to step
+  };
+  std::string bytes_of(const Brought& brought) const;
+  Brought brought_in(const std::string& bytes) const;
+  bool meet(Wish wish, const std::string& settings);  // a round; returns whether all step
+  void compare(const std::vector<Brought>& all) const;
+  void compare_counts(const std::vector<Brought>& all) const;
+  void compare_shared(const Brought& first, const Brought& other, std::size_t rank) const;
+  void sum(const std::vector<Brought>& all);
+  void sum_unit(UnitId unit, const std::vector<bool>& added);
+  void bring_nothing(ParameterId parameter);
+  void multiply(ParameterId parameter, double factor);
+
+  Core& core_;
+  const double ranks_;
+  std::vector<Known> known_;          // by parameter
+  std::vector<std::uint32_t> edits_;  // by unit
+  bool met_ = false;                  // whether there was a round in this step
+};
+
+}  // namespace sluice::engine

@@ -1,0 +1,445 @@
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "tests/bindings/c/support.h"
+
+// Tests of ranks: threads of this process, over shared memory and over functions of the caller.
+namespace sluice_c_test {
+namespace {
+
+using RanksHandle = std::unique_ptr<sluice_ranks, decltype(&sluice_ranks_destroy)>;
+
+// A network of the caller, in which a packet is an array in a queue.
+class Network {
+ public:
+  struct End {
+    Network* network;
+    uint32_t rank;
+    std::map<std::thread::id, int> calls;
+    bool woken = false;
+  };
+  explicit Network(uint32_t ranks) : ends_(ranks), queues_(ranks, Row(ranks)), left_(ranks) {
+    for (uint32_t rank = 0; rank < ranks; ++rank) ends_[rank] = {this, rank, {}, false};
+  }
+  sluice_links links(uint32_t rank) {
+    sluice_links links = SLUICE_INIT(sluice_links);
+    links.context = &ends_[rank];
+    links.what = "the test's network";
+    links.rank = rank;
+    links.ranks = static_cast<uint32_t>(ends_.size());
+    links.packet_bytes = 65536;
+    links.send = send;
+    links.receive = receive;
+    links.wait = wait;
+    links.wake = wake;
+    links.gone = gone;
+    links.destroy = destroy;
+    return links;
+  }
+  // From now on that many sends succeed.
+  void let_fail(int sends) { sends_left_ = sends; }
+  bool has_left(uint32_t rank) {
+    const std::lock_guard lock(mutex_);
+    return left_[rank];
+  }
+  // On how many threads a rank's functions were called, but wake and destroy.
+  std::size_t threads_of(uint32_t rank) {
+    const std::lock_guard lock(mutex_);
+    return ends_[rank].calls.size();
+  }
+
+ private:
+  using Row = std::vector<std::deque<std::vector<char>>>;
+  static End& end_of(void* context) {
+    End& end = *static_cast<End*>(context);
+    const std::lock_guard lock(end.network->mutex_);
+    ++end.calls[std::this_thread::get_id()];
+    return end;
+  }
+  static int send(void* context, uint32_t to, const void* head, size_t head_bytes, const void* body,
+                  size_t body_bytes, uint32_t* sent) {
+    End& end = end_of(context);
+    Network& network = *end.network;
+    if (network.sends_left_-- == 0) return 7;
+    const std::lock_guard lock(network.mutex_);
+    auto& queue = network.queues_[end.rank][to];
+    if (queue.size() >= 8) return 0;
+    std::vector<char> packet(head_bytes + body_bytes);
+    std::memcpy(packet.data(), head, head_bytes);
+    if (body_bytes > 0) std::memcpy(packet.data() + head_bytes, body, body_bytes);
+    queue.push_back(std::move(packet));
+    *sent = 1;
+    network.changed_.notify_all();
+    return 0;
+  }
+  static int receive(void* context, uint32_t from, void* packet, size_t* bytes) {
+    End& end = end_of(context);
+    const std::lock_guard lock(end.network->mutex_);
+    auto& queue = end.network->queues_[from][end.rank];
+    if (queue.empty()) return 0;
+    std::memcpy(packet, queue.front().data(), queue.front().size());
+    *bytes = queue.front().size();
+    queue.pop_front();
+    end.network->changed_.notify_all();
+    return 0;
+  }
+  static int wait(void* context, uint64_t microseconds) {
+    End& end = end_of(context);
+    std::unique_lock lock(end.network->mutex_);
+    if (!end.woken)
+      end.network->changed_.wait_for(lock,
+                                     std::chrono::microseconds(std::min<uint64_t>(microseconds, 100000)));
+    end.woken = false;
+    return 0;
+  }
+  static void wake(void* context) {
+    End& end = *static_cast<End*>(context);
+    const std::lock_guard lock(end.network->mutex_);
+    end.woken = true;
+    end.network->changed_.notify_all();
+  }
+  static int gone(void* context, uint32_t rank, const char** how, uint32_t* in_order) {
+    End& end = end_of(context);
+    if (!end.network->has_left(rank)) return 0;
+    *how = "it has left the test's network";
+    *in_order = 1;
+    return 0;
+  }
+  static void destroy(void* context) {
+    End& end = *static_cast<End*>(context);
+    const std::lock_guard lock(end.network->mutex_);
+    end.network->left_[end.rank] = true;
+    end.network->changed_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<End> ends_;
+  std::vector<Row> queues_;  // from, to
+  std::vector<bool> left_;
+  std::atomic<int> sends_left_{-1};
+};
+
+class RanksTest : public ::testing::TestWithParam<bool> {
+ protected:
+  // Calls body for each rank on a thread of its own.
+  void run(uint32_t ranks, const std::function<void(sluice_ranks* ranks, uint32_t rank)>& body,
+           double patience = 60) {
+    int memory = -1;
+    if (!GetParam()) {
+      ASSERT_OK(sluice_ranks_memory(ranks, &memory));
+    }
+    network_ = std::make_unique<Network>(ranks);
+    sluice_ranks_options options = SLUICE_INIT(sluice_ranks_options);
+    options.patience = patience;
+    std::vector<std::thread> threads;
+    for (uint32_t rank = 0; rank < ranks; ++rank)
+      threads.emplace_back([&, rank] {
+        sluice_ranks* made = nullptr;
+        if (GetParam()) {
+          const sluice_links links = network_->links(rank);
+          ASSERT_OK(sluice_ranks_create_links(&links, &options, &made));
+        } else {
+          ASSERT_OK(sluice_ranks_create_local(memory, rank, &options, &made));
+        }
+        const RanksHandle handle(made, sluice_ranks_destroy);
+        body(made, rank);
+      });
+    for (std::thread& thread : threads) thread.join();
+    if (memory >= 0) ::close(memory);
+  }
+  static EngineHandle make(sluice_ranks* ranks, const std::string& disk, uint32_t stage,
+                           const Choice& choice = {}) {
+    const ModelHandle model = make_model(choice.frozen, choice.dtype);
+    const sluice_folder folder = {disk.c_str(), 0};
+    sluice_engine_options options = options_of(choice, &folder);
+    options.threads = 1;
+    options.ranks = ranks;
+    options.stage = stage;
+    sluice_engine* engine = nullptr;
+    EXPECT_OK(sluice_engine_create(model.get(), &options, &engine));
+    EngineHandle handle(engine, sluice_engine_destroy);
+    if (engine != nullptr) set_start_values(engine);
+    return handle;
+  }
+  static void train_as(sluice_engine* engine, uint32_t rank, int steps) {
+    for (int step = 0; step < steps; ++step) {
+      ASSERT_OK(sluice_engine_begin_step(engine, nullptr));
+      for (uint32_t unit = kUnits; unit-- > 0;)
+        add_unit_gradients(engine, unit, SLUICE_F32, 0.01f * static_cast<float>(unit + 3 * rank));
+      ASSERT_OK(apply(engine));
+    }
+  }
+
+  std::unique_ptr<Network> network_;
+  Folder folder_;
+};
+INSTANTIATE_TEST_SUITE_P(Links, RanksTest, ::testing::Values(false, true),
+                         [](const auto& test) { return test.param ? "OfTheCaller" : "SharedMemory"; });
+
+TEST_P(RanksTest, TellEachOther) {
+  run(3, [&](sluice_ranks* ranks, uint32_t rank) {
+    uint32_t number = 9;
+    EXPECT_OK(sluice_ranks_rank(ranks, &number));
+    EXPECT_EQ(number, rank);
+    EXPECT_OK(sluice_ranks_size(ranks, &number));
+    EXPECT_EQ(number, 3u);
+    const std::string own(rank, static_cast<char>('a' + rank));  // rank 0 gives nothing
+    char* all = nullptr;
+    size_t sizes[3];
+    ASSERT_OK(sluice_ranks_exchange(ranks, "letters", own.data(), own.size(), &all, sizes));
+    EXPECT_STREQ(all, "bcc");
+    EXPECT_EQ(sizes[0] + 10 * sizes[1] + 100 * sizes[2], 210u);
+    sluice_text_destroy(all);
+    std::vector<uint32_t> values(1 << 20, rank == 0 ? 7 : rank);
+    ASSERT_OK(sluice_ranks_broadcast(ranks, "numbers", values.data(), values.size() * 4));
+    EXPECT_EQ(values, std::vector<uint32_t>(1 << 20, 7));
+    ASSERT_OK(sluice_ranks_barrier(ranks, "all have it"));
+    sluice_traffic traffic = SLUICE_INIT(sluice_traffic);
+    EXPECT_OK(sluice_ranks_traffic(ranks, &traffic));
+    EXPECT_GE(rank == 0 ? traffic.sent : traffic.received, values.size() * 4);
+    char* text = own.empty() ? nullptr : all;
+    EXPECT_OK(sluice_ranks_failure(ranks, &text));
+    EXPECT_EQ(text, nullptr);
+    const std::string much(SLUICE_MOST_EXCHANGED + 1, 'x');
+    expect_error(sluice_ranks_exchange(ranks, "much", much.data(), much.size(), &all, sizes),
+                 SLUICE_INVALID_ARGUMENT, {"65537", "65536"});
+    if (GetParam()) {
+      EXPECT_EQ(network_->threads_of(rank), 1u);
+    }
+    ASSERT_OK(sluice_ranks_barrier(ranks, "the end"));
+  });
+  for (uint32_t rank = 0; GetParam() && rank < 3; ++rank) EXPECT_TRUE(network_->has_left(rank));
+}
+
+TEST_P(RanksTest, TrainAlikeAtEveryStage) {
+  Values of_stage_0;
+  for (uint32_t stage = 0; stage < 4; ++stage) {
+    Values values;
+    std::mutex mutex;
+    run(2, [&](sluice_ranks* ranks, uint32_t rank) {
+      Choice choice;
+      choice.place = stage % 2 == 1 ? "disk" : nullptr;
+      const EngineHandle engine = make(ranks, folder_.path(), SLUICE_STAGE(stage), choice);
+      ASSERT_NE(engine, nullptr);
+      train_as(engine.get(), rank, 3);
+      const Values own = values_of(engine.get());
+      {
+        const std::lock_guard lock(mutex);
+        EXPECT_TRUE(values.empty() || values == own) << "the ranks differ at stage " << stage;
+        values = own;
+      }
+      ASSERT_OK(sluice_ranks_barrier(ranks, "the end"));
+    });
+    if (stage == 0) of_stage_0 = values;
+    EXPECT_TRUE(values == of_stage_0) << "stage " << stage;
+  }
+  EXPECT_FALSE(of_stage_0.empty());
+}
+
+// A checkpoint is that of one rank: any number of ranks loads it, and goes on with the same bits as each
+// other.
+TEST_P(RanksTest, LoadWhatOthersSaved) {
+  for (const uint32_t stage : {0u, 3u}) {
+    const std::string out = folder_.path("out" + std::to_string(stage));
+    Values saved;
+    std::mutex mutex;
+    run(2, [&](sluice_ranks* ranks, uint32_t rank) {
+      const EngineHandle engine = make(ranks, folder_.path(), SLUICE_STAGE(stage));
+      train_as(engine.get(), rank, 2);
+      expect_error(sluice_engine_save(engine.get(), "", 0, nullptr), SLUICE_INVALID_ARGUMENT, {"'out'"});
+      char* path = nullptr;
+      ASSERT_OK(sluice_engine_save(engine.get(), rank == 0 ? out.c_str() : "elsewhere", 0, &path));
+      EXPECT_EQ(std::string(path), out + "/step-00000002");
+      sluice_text_destroy(path);
+      const Values own = values_of(engine.get());
+      if (rank == 0) saved = own;
+      ASSERT_OK(sluice_ranks_barrier(ranks, "the end"));
+    });
+    const EngineHandle alone = make_engine({}, folder_.path());
+    ASSERT_OK(sluice_engine_load(alone.get(), out.c_str()));
+    EXPECT_TRUE(values_of(alone.get()) == saved);
+    train_as(alone.get(), 0, 1);
+    const Values after = values_of(alone.get());
+    run(3, [&](sluice_ranks* ranks, uint32_t) {
+      const EngineHandle engine = make(ranks, folder_.path(), SLUICE_STAGE(3 - stage));
+      ASSERT_OK(sluice_engine_load(engine.get(), out.c_str()));
+      EXPECT_TRUE(values_of(engine.get()) == saved);
+      uint64_t steps = 0;
+      EXPECT_OK(sluice_engine_steps(engine.get(), &steps));
+      EXPECT_EQ(steps, 2u);
+      train_as(engine.get(), 0, 1);
+      ASSERT_OK(sluice_ranks_barrier(ranks, "the end"));
+    });
+    run(2, [&](sluice_ranks* ranks, uint32_t) {  // the same gradients on two ranks are those of one
+      const EngineHandle engine = make(ranks, folder_.path(), SLUICE_STAGE(3 - stage));
+      ASSERT_OK(sluice_engine_load(engine.get(), out.c_str()));
+      train_as(engine.get(), 0, 1);
+      EXPECT_TRUE(values_of(engine.get()) == after);
+      ASSERT_OK(sluice_ranks_barrier(ranks, "the end"));
+    });
+  }
+}
+
+TEST_P(RanksTest, StateIsGivenToRank0) {
+  run(2, [&](sluice_ranks* ranks, uint32_t rank) {
+    const EngineHandle engine = make(ranks, folder_.path(), SLUICE_STAGE(1));
+    train_as(engine.get(), rank, 1);
+    uint64_t elements = 0;
+    const auto count = [](void* context, uint32_t, uint32_t, uint64_t, const float*, uint64_t n) {
+      *static_cast<uint64_t*>(context) += n;
+      return 0;
+    };
+    ASSERT_OK(sluice_engine_get_state(engine.get(), 1, count, &elements));
+    EXPECT_EQ(elements, rank == 0 ? 2 * 700001u : 0u);
+    ASSERT_OK(sluice_ranks_barrier(ranks, "the end"));
+  });
+}
+
+TEST_P(RanksTest, PlansAgreeAndModelsAreCompared) {
+  run(2, [&](sluice_ranks* ranks, uint32_t rank) {
+    Choice choice;
+    choice.frozen = rank == 0 ? 0 : 2;
+    const ModelHandle model = make_model(choice.frozen);
+    sluice_engine_options options = options_of(choice, nullptr);
+    options.ranks = ranks;
+    sluice_engine* engine = nullptr;
+    expect_error(sluice_engine_create(model.get(), &options, &engine), SLUICE_INVALID_ARGUMENT,
+                 {"unit 1", "trainable", "on rank 1"});
+    options.update_in_backward = 1;
+    expect_error(sluice_engine_create(model.get(), &options, &engine), SLUICE_INVALID_ARGUMENT,
+                 {"update_in_backward"});
+    options.update_in_backward = 0;
+    options.memory = rank == 1 ? options.reserved + 1 : options.memory;
+    expect_error(sluice_engine_create(model.get(), &options, &engine), SLUICE_BUDGET, {});
+    options.memory = uint64_t{1} << 30;
+    options.stage = 5;
+    expect_error(sluice_engine_create(model.get(), &options, &engine), SLUICE_INVALID_ARGUMENT, {"stage 4"});
+    EXPECT_EQ(engine, nullptr);
+    // The rank whose plan has the higher stage decides, and the plan of one rank asks no other.
+    const EngineHandle made = make(ranks, folder_.path(), rank == 1 ? SLUICE_STAGE(3) : SLUICE_STAGE(0));
+    char* json = nullptr;
+    ASSERT_OK(sluice_engine_plan(made.get(), &json));
+    EXPECT_NE(std::string(json).find("\"stage\": 3"), std::string::npos) << json;
+    sluice_text_destroy(json);
+    const ModelHandle same = make_model();
+    options.stage = 0;
+    if (rank == 1) {
+      ASSERT_OK(sluice_plan(same.get(), &options, &json));
+      EXPECT_NE(std::string(json).find("\"stage\": 0"), std::string::npos) << json;
+      sluice_text_destroy(json);
+    }
+    // One engine at a time.
+    expect_error(sluice_engine_create(same.get(), &options, &engine), SLUICE_STATE, {"options.ranks"});
+    ASSERT_OK(sluice_engine_replan(made.get(), uint64_t{80} << 20));
+    train_as(made.get(), rank, 1);
+    ASSERT_OK(sluice_ranks_barrier(ranks, "the end"));
+  });
+}
+
+TEST_P(RanksTest, OneThatFailsEndsAll) {
+  std::atomic<int> ready{0};
+  run(3, [&](sluice_ranks* ranks, uint32_t rank) {
+    const EngineHandle engine = make(ranks, folder_.path(), SLUICE_STAGE(0));
+    ASSERT_OK(sluice_engine_begin_step(engine.get(), nullptr));
+    add_unit_gradients(engine.get(), 0, SLUICE_F32, 0.5f);
+    ++ready;
+    if (rank == 1) {
+      while (ready < 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      EXPECT_OK(sluice_ranks_fail(ranks, "the caller's own trouble"));
+      return;
+    }
+    const auto ends = [](sluice_status status) {
+      EXPECT_TRUE(status == SLUICE_IO || status == SLUICE_STATE) << status;
+      expect_error(status, status, {"rank 1", "the caller's own trouble"});
+    };
+    ends(apply(engine.get()));
+    ends(sluice_engine_acquire(engine.get(), 0, SLUICE_READ));
+    ends(sluice_ranks_barrier(ranks, "more"));
+    char* text = nullptr;
+    EXPECT_OK(sluice_ranks_failure(ranks, &text));
+    EXPECT_NE(std::string(text).find("own trouble"), std::string::npos);
+    sluice_text_destroy(text);
+  });
+}
+
+TEST_P(RanksTest, OneThatDoesNotComeIsNamed) {
+  std::atomic<bool> is_known{false};
+  run(
+      2,
+      [&](sluice_ranks* ranks, uint32_t rank) {
+        if (rank == 0)
+          expect_error(sluice_ranks_barrier(ranks, "a meeting"), SLUICE_IO, {"rank 1", "a meeting"});
+        if (rank == 0) is_known = true;
+        while (!is_known) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      },
+      0.5);
+}
+
+TEST(LinksOfTheCaller, EndWithAnErrorThatNamesThem) {
+  Network network(2);
+  std::thread other([&] {
+    const sluice_links links = network.links(1);
+    sluice_ranks* ranks = nullptr;
+    ASSERT_OK(sluice_ranks_create_links(&links, nullptr, &ranks));
+    const RanksHandle handle(ranks, sluice_ranks_destroy);
+    EXPECT_NE(sluice_ranks_barrier(ranks, "a meeting"), SLUICE_OK);
+  });
+  const sluice_links links = network.links(0);
+  sluice_ranks* ranks = nullptr;
+  ASSERT_OK(sluice_ranks_create_links(&links, nullptr, &ranks));
+  {
+    const RanksHandle handle(ranks, sluice_ranks_destroy);
+    network.let_fail(0);
+    EXPECT_NE(sluice_ranks_barrier(ranks, "a meeting"), SLUICE_OK);
+    char* text = nullptr;
+    EXPECT_OK(sluice_ranks_failure(ranks, &text));
+    EXPECT_NE(std::string(text).find("the test's network of rank"), std::string::npos) << text;
+    EXPECT_NE(std::string(text).find("returned 7"), std::string::npos) << text;
+    sluice_text_destroy(text);
+  }
+  other.join();
+}
+
+TEST(RanksMisuse, IsRefused) {
+  int memory = -1;
+  expect_error(sluice_ranks_memory(1, &memory), SLUICE_INVALID_ARGUMENT, {"1 ranks", "2 to 64"});
+  expect_error(sluice_ranks_memory(65, &memory), SLUICE_INVALID_ARGUMENT, {"65 ranks"});
+  ASSERT_OK(sluice_ranks_memory(2, &memory));
+  sluice_ranks* ranks = nullptr;
+  expect_error(sluice_ranks_create_local(-1, 0, nullptr, &ranks), SLUICE_IO, {"descriptor -1"});
+  expect_error(sluice_ranks_create_local(memory, 2, nullptr, &ranks), SLUICE_INVALID_ARGUMENT, {"rank 2"});
+  sluice_ranks_options options = SLUICE_INIT(sluice_ranks_options);
+  options.silence = -1;
+  expect_error(sluice_ranks_create_local(memory, 0, &options, &ranks), SLUICE_INVALID_ARGUMENT, {"silence"});
+  ASSERT_OK(sluice_ranks_create_local(memory, 0, nullptr, &ranks));
+  sluice_ranks* second = nullptr;
+  expect_error(sluice_ranks_create_local(memory, 0, nullptr, &second), SLUICE_STATE, {"rank 0"});
+  sluice_ranks_destroy(ranks);
+  ::close(memory);
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  EXPECT_NE(sluice_ranks_create_local(ends[0], 0, nullptr, &second), SLUICE_OK);
+  ::close(ends[0]), ::close(ends[1]);
+  Network network(2);
+  sluice_links links = network.links(0);
+  links.packet_bytes = 95;
+  expect_error(sluice_ranks_create_links(&links, nullptr, &second), SLUICE_INVALID_ARGUMENT, {"95", "96"});
+  links = network.links(0);
+  links.gone = nullptr;
+  expect_error(sluice_ranks_create_links(&links, nullptr, &second), SLUICE_INVALID_ARGUMENT, {"links.gone"});
+  links = network.links(0);
+  links.rank = 2;
+  expect_error(sluice_ranks_create_links(&links, nullptr, &second), SLUICE_INVALID_ARGUMENT, {"rank 2 of 2"});
+  EXPECT_EQ(second, nullptr);
+  EXPECT_FALSE(network.has_left(0));
+}
+
+}  // namespace
+}  // namespace sluice_c_test

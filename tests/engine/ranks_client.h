@@ -1,0 +1,182 @@
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/worlds.h"
+#include "engine/any_order_engine.h"
+#include "engine/toy.h"
+#include "offload/test_files.h"
+
+// A model that several ranks train, each with an AnyOrderEngine of its own, and what a client does with it.
+namespace sluice::engine::wrapped {
+
+struct Case {
+  int ranks = 2;
+  std::size_t stage = 0;
+  const char* place = "memory";
+  optim::OptimizerSettings optimizer = {};
+  Dtype dtype = Dtype::kF32;
+  bool alike = false;  // whether all ranks add the same gradients
+};
+
+// Units that are cut into shards, one of them a part of a parameter that spans units; one that is too small
+// for it, and one that is frozen.
+inline Profile profile_of(Dtype dtype, bool by_elements = false) {
+  std::vector<UnitSpec> units = {{"first", {{"a", {700, 1000}, 0, 1}, {"b", {1000}, 1, 1}}}};
+  const std::vector<std::size_t> table = {2050, 700};
+  for (std::size_t first = 0; first < 2050 * 700; first += kSpanGrain) {
+    units.push_back({"table" + std::to_string(first), {{"table", table, 0, 1}}});
+    units.back().parameters[0].by_elements = by_elements;
+    units.back().parameters[0].span_first = first;
+    units.back().parameters[0].span_elements = std::min(kSpanGrain, 2050 * 700 - first);
+  }
+  units.push_back({"small", {{"gain", {1000}, 1, 1}}});
+  units.push_back({"frozen", {{"fixed", {600, 1000}, 0, 1}}});
+  units.back().trainable = false;
+  units.push_back({"last", {{"c", {600, 1000}, 0, 1}, {"d", {}, 1, 1}}});
+  for (UnitSpec& unit : units) unit.dtype = dtype;
+  return any_order_profile(units, 2);
+}
+inline constexpr ParameterId kA = 0, kB = 1, kGain = 4, kC = 6, kD = 7;
+inline constexpr UnitId kFirst = 0, kSmall = 3, kFrozen = 4, kLast = 5;
+
+inline UnitSource start_values() {
+  UnitSource source;
+  source.values = [](ParameterId p, std::size_t first, std::span<float> out) {
+    for (std::size_t i = 0; i < out.size(); ++i)
+      out[i] = static_cast<float>(((first + i) * 2654435761U + p * 40503U) % 10007U) * 1e-4f - 0.5f;
+  };
+  return source;
+}
+
+// One rank, or the one that trains alone.
+class Rank {
+ public:
+  Rank(const Case& setup, comm::Communicator* communicator)
+      : setup_(setup),
+        communicator_(communicator),
+        optimizer_(optim::make_optimizer(setup.optimizer)),
+        profile_(profile_of(setup.dtype, setup.optimizer.name == "muon")),
+        plan_(make_plan(profile_, *optimizer_, {kGiB, kGiB, 0}, request(), {})),
+        disk_(files(), ledger_),
+        products_(kernels::load_matrix_library(1)),
+        engine(profile_, plan_, *optimizer_,
+               {threads_, ledger_, &disk_, nullptr, products_.get(), communicator}) {
+    for (UnitId unit = 0; unit < layout().units().size(); ++unit) engine.load(unit, start_values());
+  }
+
+  const Layout& layout() const { return engine.layout(); }
+  int rank() const { return communicator_ == nullptr ? 0 : communicator_->rank(); }
+  std::size_t elements(ParameterId p) const { return layout().location(p).elements; }
+  static StepSettings settings(double clip = 0, bool keep = false) {
+    StepSettings settings = toy::settings(0.01, 0.1, clip);
+    settings.keep_gradients = keep;
+    return settings;
+  }
+
+  // A gradient that depends on the values, so that wrong ones show.
+  std::vector<float> gradient(ParameterId p, int step, int micro_batch) const {
+    const std::size_t of_rank = setup_.alike ? 0 : static_cast<std::size_t>(rank());
+    const ConstArray values = engine.parameter(p);
+    std::vector<float> all(elements(p));
+    for (std::size_t i = 0; i < all.size(); ++i)
+      all[i] = 0.25f * test::value_at(values, i) +
+               static_cast<float>(
+                   (i * 31 + p * 7 + of_rank * 131 + static_cast<std::size_t>(step * 17 + micro_batch * 57)) %
+                   101) *
+                   0.01f -
+               0.4f;
+    return all;
+  }
+  void add(ParameterId p, int step = 0, int micro_batch = 0) {
+    const UnitId unit = layout().location(p).unit;
+    engine.acquire(unit, Hold::kGradient);
+    const std::vector<float> values = gradient(p, step, micro_batch);
+    engine.add_gradient(p, {values.data(), Dtype::kF32});
+    engine.release(unit);
+  }
+  void add_constant(ParameterId p, float value) {
+    const UnitId unit = layout().location(p).unit;
+    const std::vector<float> values(elements(p), value);
+    engine.acquire(unit, Hold::kGradientOnly);
+    engine.add_gradient(p, {values.data(), Dtype::kF32});
+    engine.release(unit);
+  }
+  void add_all(int step, int micro_batch = 0) {
+    for (UnitId unit = 0; unit < layout().units().size(); ++unit) {
+      engine.acquire(unit, Hold::kRead);
+      engine.release(unit);
+    }
+    for (ParameterId p = static_cast<ParameterId>(layout().parameters()); p-- > 0;)
+      if (layout().trainable(layout().location(p).unit)) add(p, step, micro_batch);
+  }
+  std::vector<float> read(ParameterId p) {
+    std::vector<float> values(elements(p));
+    engine.read_gradient(p, {values.data(), Dtype::kF32});
+    return values;
+  }
+
+  // This rank's parameters alone.
+  std::vector<std::vector<float>> values() {
+    std::vector<std::vector<float>> all(layout().parameters());
+    UnitSink sink;
+    sink.values = [&](ParameterId p, std::size_t first, std::span<const float> part) {
+      ASSERT_EQ(all[p].size(), first);
+      all[p].insert(all[p].end(), part.begin(), part.end());
+    };
+    for (UnitId unit = 0; unit < layout().units().size(); ++unit) engine.save(unit, sink);
+    return all;
+  }
+  // Everything; of rank 0 alone. Collective where state is partitioned.
+  toy::Outcome save() {
+    toy::Outcome outcome;
+    for (UnitId unit = 0; unit < layout().units().size(); ++unit)
+      engine.save(unit, rank() == 0 ? toy::collect(outcome, optimizer_->state()) : UnitSink{});
+    return outcome;
+  }
+
+ private:
+  PlanRequest request() const {
+    PlanRequest request;
+    if (communicator_ != nullptr) request.ranks = {communicator_->rank(), communicator_->size()};
+    request.stage = setup_.stage;
+    request.chunk_elements = kChunkGrain;
+    request.places = toy::places(setup_.place);
+    return request;
+  }
+  static std::vector<std::unique_ptr<offload::File>> files() {
+    std::vector<std::unique_ptr<offload::File>> files;
+    files.push_back(offload::make_memory_file("disk"));
+    return files;
+  }
+
+  const Case setup_;
+  comm::Communicator* const communicator_;
+  const std::unique_ptr<optim::Optimizer> optimizer_;
+  const Profile profile_;
+  const Plan plan_;
+  Threads threads_{1};
+  allocator::Ledger ledger_;
+  offload::RecordStore disk_;
+  const std::unique_ptr<kernels::F32Products> products_;
+
+ public:
+  AnyOrderEngine engine;
+};
+
+// Calls body for every rank at once; what one throws is a failure.
+inline void run(const Case& setup, const std::function<void(Rank& rank)>& body) {
+  comm::run_communicators(comm::World::kThreads, setup.ranks, [&](comm::Communicator& communicator) {
+    try {
+      Rank rank(setup, &communicator);
+      body(rank);
+      communicator.barrier(1, "the end of a test");  // nobody needs another one's shards any more
+    } catch (const std::exception& error) {
+      communicator.fail(error.what());
+      throw;
+    }
+  });
+}
+
+}  // namespace sluice::engine::wrapped
