@@ -34,7 +34,7 @@ Plan make_plan_in_groups(const Profile& profile, const optim::Optimizer& optimiz
 bool faster(const Plan& a, const Plan& b) {
   if (std::abs(a.time.step - b.time.step) > kSame * b.time.step) return a.time.step < b.time.step;
   const auto traffic = [](const Plan& p) {
-    return static_cast<double>(p.step_bytes_read + p.step_bytes_written);
+    return static_cast<double>(p.step_bytes_read + p.step_bytes_written + p.step_bytes_received);
   };
   if (std::abs(traffic(a) - traffic(b)) > 0.05 * traffic(b)) return traffic(a) < traffic(b);
   if (a.uses_disk() && a.prefetch != b.prefetch) return a.prefetch > b.prefetch;
