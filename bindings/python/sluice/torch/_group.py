@@ -14,9 +14,9 @@ import torch
 import torch.distributed
 from torch.distributed.rendezvous import rendezvous
 
-from ..errors import Error, InvalidArgumentError, StateError
+from ..errors import InvalidArgumentError, StateError
 
-Ranks = Union["torch.distributed.ProcessGroup", bool, None]
+Which = Union["torch.distributed.ProcessGroup", bool, None]
 """Which ranks wrap a model together: None: those that are found; False: this process alone; a process group: its ranks."""
 
 _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -27,7 +27,7 @@ _NEVER = datetime.timedelta(days=3650)
 _numbers = itertools.count()  # of the groups of this process, which all ranks make in the same order
 
 
-def size_and_rank(ranks: Ranks = None) -> tuple[int, int]:
+def size_and_rank(ranks: Which = None) -> tuple[int, int]:
     """How many ranks there are, and which this is, without telling them anything."""
     group = _process_group(ranks)
     if group is not None:
@@ -83,37 +83,28 @@ class Group:
         """What each rank gives, as JSON has it: what a stranger may have sent is never run."""
         mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        self._wait(lambda: self.group.allgather(lengths, torch.tensor([len(mine)])), lengths)
+        self._wait(lambda: self.group.allgather(lengths, torch.tensor([len(mine)])))
         longest = max(int(length) for length in lengths)
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(mine)] = mine
         texts = [torch.empty_like(padded) for _ in range(self.size)]
-        self._wait(lambda: self.group.allgather(texts, padded), texts)
+        self._wait(lambda: self.group.allgather(texts, padded))
         return [json.loads(bytes(text[: int(n)].tolist())) for text, n in zip(texts, lengths, strict=True)]
 
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        """Sends rank 0's values to the others' tensor of the same shape and type, which is contiguous."""
-        flat = tensor.reshape(-1).view(torch.uint8)
-        if flat.numel():
-            self._wait(lambda: self.group.broadcast(flat, 0), flat)
-
-    def _wait(self, begin: Any, memory: Any) -> None:
+    def _wait(self, begin: Any) -> None:
         try:
             begin().wait()
         except RuntimeError as error:
             raise StateError(f"another rank is gone, or cannot be reached: {error}") from error
 
-    def agree(self, error: Error | None) -> None:
-        """Raises, on every rank, where one has an error: its own there, and on the others one that names it."""
-        others = self.gather(None if error is None else f"{type(error).__name__}: {error}")
-        if error is not None:
-            raise error
-        for rank, text in enumerate(others):
-            if text is not None:
-                raise StateError(f"rank {rank} cannot wrap the model, so that this one does not either: {text}")
+    def end(self) -> None:
+        """Closes the connections. No other function is called afterwards."""
+        group, self.group = self.group, None
+        if isinstance(group, torch.distributed.ProcessGroup):
+            torch.distributed.destroy_process_group(group)
 
 
-def found_group(ranks: Ranks = None) -> Group | None:
+def found_group(ranks: Which = None) -> Group | None:
     """Makes the group. All ranks call it. Returns None where there is one rank. Raises StateError where the others do not
     come."""
     size, rank = size_and_rank(ranks)

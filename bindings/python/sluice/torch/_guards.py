@@ -29,7 +29,7 @@ def unguard(model: torch.nn.Module) -> None:
     _saving.uninstall(model)
     _parallel.unguard(model)
     for module in model.modules():
-        for name in ("_apply", "_call_impl", "__deepcopy__", "__reduce_ex__"):
+        for name in ("_apply", "_call_impl", "__deepcopy__", "__reduce_ex__", "no_sync"):
             module.__dict__.pop(name, None)
 
 
