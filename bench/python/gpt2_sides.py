@@ -1,5 +1,5 @@
 """Runs one side of a bench in a process of its own, so that memory and threads are its own: a GPT-2 of transformers in f32,
-trained by plain PyTorch, by sluice.torch or by DeepSpeed.
+trained by plain PyTorch, by sluice.torch or by DeepSpeed, alone or as one of several ranks.
 
     python gpt2_sides.py SETTINGS      (JSON; turns.py makes them)
 
@@ -19,7 +19,7 @@ LR, WEIGHT_DECAY, CLIP = 3e-4, 0.01, 1.0
 
 
 class Plain:
-    """Plain PyTorch. Writes the values with which all sides begin."""
+    """Plain PyTorch. Writes the values with which all sides begin, where they are not there."""
 
     def __init__(self, a):
         import torch
@@ -27,7 +27,8 @@ class Plain:
 
         torch.manual_seed(1)
         self.model = GPT2LMHeadModel(gpt2_config(a["model"]))
-        self.model.save_pretrained(a["weights"])
+        if a.get("rank", 0) == 0 and not pathlib.Path(a["weights"]).exists():
+            self.model.save_pretrained(a["weights"])
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY, fused=True)
 
     def step(self, ids):
@@ -70,6 +71,60 @@ class Sluice(Plain):
 
         engine = sluice.torch.engine_of(self.model)
         return {"touches": engine.counters().touches, "step": engine.plan()["step"]}
+
+
+class Ddp(Plain):
+    """A rank of DistributedDataParallel over Gloo. Its gradients are views of the buckets, so that there is no copy of them."""
+
+    def __init__(self, a):
+        import torch
+
+        super().__init__(a)
+        torch.distributed.init_process_group("gloo")
+        self.model = torch.nn.parallel.DistributedDataParallel(self.model, gradient_as_bucket_view=True, static_graph=True)
+
+
+class Fsdp(Plain):
+    """A rank of FSDP2 over Gloo: each block is sharded, and all that is not in a block stays whole between forward and backward,
+    which is the best for a model whose head is its embedding."""
+
+    def __init__(self, a):
+        import torch
+        from torch.distributed.fsdp import fully_shard
+
+        super().__init__(a)
+        torch.distributed.init_process_group("gloo")
+        mesh = torch.distributed.init_device_mesh("cpu", (a["ranks"],))
+        for block in self.model.transformer.h:
+            fully_shard(block, mesh=mesh)
+        fully_shard(self.model, mesh=mesh, reshard_after_forward=False)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY, foreach=True)
+
+
+class Wrapped(Plain):
+    """A rank of sluice.torch, which finds the others by torchrun's variables."""
+
+    def __init__(self, a):
+        import torch
+
+        super().__init__(a)
+        sys.path.insert(0, str(ROOT / "bindings" / "python"))
+        import sluice.torch
+
+        ids = torch.zeros(a["batch"], a["seq"], dtype=torch.long)
+        self.model, self.optimizer = sluice.torch.wrap(
+            self.model,
+            sluice.AdamW(lr=LR, weight_decay=WEIGHT_DECAY),
+            memory=a["memory"],
+            disk=a["disk"],
+            stage=a["stage"],
+            sample_batch={"input_ids": ids, "labels": ids, "use_cache": False},
+        )
+
+    def told(self):
+        import sluice.torch
+
+        return {"touches": sluice.torch.engine_of(self.model).counters().touches}
 
 
 class DeepSpeed:
@@ -122,7 +177,8 @@ def serve(side, a, answers):
             return
         seconds, losses = [], []
         for _ in range(int(line)):
-            ids = torch.randint(0, 50257, (a["batch"], a["seq"]), generator=torch.Generator().manual_seed(done))
+            generator = torch.Generator().manual_seed(done * a.get("ranks", 1) + a.get("rank", 0))
+            ids = torch.randint(0, 50257, (a["batch"], a["seq"]), generator=generator)
             start = time.perf_counter()
             loss = side.step(ids)
             seconds.append(time.perf_counter() - start)
@@ -141,7 +197,8 @@ def main():
     import torch
 
     torch.set_num_threads(a["threads"])
-    serve({"plain": Plain, "sluice": Sluice, "deepspeed": DeepSpeed}[a["side"]](a), a, answers)
+    sides = {"plain": Plain, "sluice": Sluice, "deepspeed": DeepSpeed, "ddp": Ddp, "fsdp": Fsdp, "wrapped": Wrapped}
+    serve(sides[a["side"]](a), a, answers)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """Makes models train in turns, each in a process of its own (gpt2_sides.py), so that changes of the machine's pace meet all."""
+import contextlib
 import json
 import os
 import pathlib
@@ -22,16 +23,16 @@ def turns_of(a, parser):
 class Side:
     """A process that trains when it is asked to. What it prints goes to a file, whose end is shown where the process fails.
 
-    `a` has the bench's arguments (model, batch, seq, threads). `kind` is plain, sluice or deepspeed; `settings` are the kind's own.
+    `a` has the bench's arguments (model, batch, seq, threads). `kind` is one of gpt2_sides.py's; `settings` are the kind's own.
     """
 
-    def __init__(self, a, kind, folder, name=None, python=sys.executable, **settings):
+    def __init__(self, a, kind, folder, name=None, python=sys.executable, variables=None, **settings):
         self.name = name or kind
         self.log = folder / f"{self.name}.log"
         (folder / self.name).mkdir(exist_ok=True)
         settings |= {"side": kind, "model": a.model, "batch": a.batch, "seq": a.seq, "threads": a.threads,
                      "weights": str(folder / "weights"), "disk": str(folder / self.name)}
-        environment = os.environ | {"OMP_NUM_THREADS": str(a.threads)}
+        environment = os.environ | {"OMP_NUM_THREADS": str(a.threads)} | (variables or {})
         script = pathlib.Path(__file__).with_name("gpt2_sides.py")
         with self.log.open("w") as log:
             self.process = subprocess.Popen([python, script, json.dumps(settings)], stdin=subprocess.PIPE, text=True,
@@ -50,11 +51,17 @@ class Side:
 
     def steps(self, count):
         """Trains so many steps and returns the answer. 0 steps wait until the process is ready."""
-        try:
+        self.ask(count)
+        return self.answer()
+
+    def ask(self, count):
+        """Lets the process begin."""
+        with contextlib.suppress(BrokenPipeError):
             print(count, file=self.process.stdin, flush=True)
-            line = self.process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
+
+    def answer(self):
+        """Waits for what it answers."""
+        line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"{self.name} ended:\n" + "\n".join(self.log.read_text().splitlines()[-30:]))
         return json.loads(line)

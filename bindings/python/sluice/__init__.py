@@ -29,6 +29,7 @@ from .errors import (
 )
 from .model import SPAN_GRAIN, Counters, Folder, LedgerLine, Options, Parameter, StepResult, Unit
 from .optimizers import SGD, Adafactor, Adam, AdamW, Lion, Muon, Optimizer
+from .ranks import Ranks, Traffic, shared_memory
 from .training import TrainResult, train
 
 __version__ = "0.1.0"
@@ -56,12 +57,15 @@ __all__ = [
     "Optimizer",
     "Options",
     "Parameter",
+    "Ranks",
     "SPAN_GRAIN",
     "StateError",
     "StepResult",
     "SystemIOError",
+    "Traffic",
     "TrainResult",
     "Unit",
     "plan",
+    "shared_memory",
     "train",
 ]

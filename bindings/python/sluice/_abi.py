@@ -1,4 +1,5 @@
-"""The C ABI as ctypes sees it: structs, prototypes and statuses of bindings/c/sluice.h, and nothing more."""
+"""The C ABI as ctypes sees it: structs, prototypes and statuses of bindings/c/sluice.h and sluice_ranks.h, and nothing
+more."""
 
 from __future__ import annotations
 
@@ -63,6 +64,8 @@ class EngineOptions(ctypes.Structure):
         ("update_in_backward", c_uint32),
         ("sgemm", c_void_p),
         ("team", c_void_p),
+        ("ranks", c_void_p),
+        ("stage", c_uint32),
     ]
 
 
@@ -120,6 +123,47 @@ class Arrays(ctypes.Structure):
     ]
 
 
+class RanksOptions(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("silence", c_double), ("patience", c_double)]
+
+
+class Traffic(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("sent", c_uint64),
+        ("received", c_uint64),
+        ("sent_besides", c_uint64),
+        ("received_besides", c_uint64),
+    ]
+
+
+SEND = ctypes.CFUNCTYPE(
+    ctypes.c_int, c_void_p, c_uint32, c_void_p, c_size_t, c_void_p, c_size_t, POINTER(c_uint32)
+)
+RECEIVE = ctypes.CFUNCTYPE(ctypes.c_int, c_void_p, c_uint32, c_void_p, POINTER(c_size_t))
+WAIT = ctypes.CFUNCTYPE(ctypes.c_int, c_void_p, c_uint64)
+WAKE = ctypes.CFUNCTYPE(None, c_void_p)
+GONE = ctypes.CFUNCTYPE(ctypes.c_int, c_void_p, c_uint32, POINTER(c_char_p), POINTER(c_uint32))
+LEAVE = ctypes.CFUNCTYPE(None, c_void_p)
+
+
+class Links(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("context", c_void_p),
+        ("what", c_char_p),
+        ("rank", c_uint32),
+        ("ranks", c_uint32),
+        ("packet_bytes", c_uint64),
+        ("send", SEND),
+        ("receive", RECEIVE),
+        ("wait", WAIT),
+        ("wake", WAKE),
+        ("gone", GONE),
+        ("destroy", LEAVE),
+    ]
+
+
 _TEXT_OUT = POINTER(c_void_p)  # as c_char_p it would lose the address that sluice_text_destroy() needs
 _STATUS_FUNCTIONS: dict[str, list[Any]] = {
     "sluice_model_create": [POINTER(c_void_p)],
@@ -163,6 +207,17 @@ _STATUS_FUNCTIONS: dict[str, list[Any]] = {
     "sluice_engine_load": [c_void_p, c_char_p],
     "sluice_engine_ledger": [c_void_p, POINTER(LedgerLine), c_size_t, POINTER(c_size_t)],
     "sluice_engine_save_trace": [c_void_p, c_char_p],
+    "sluice_ranks_memory": [c_uint32, POINTER(ctypes.c_int)],
+    "sluice_ranks_create_local": [ctypes.c_int, c_uint32, POINTER(RanksOptions), POINTER(c_void_p)],
+    "sluice_ranks_create_links": [POINTER(Links), POINTER(RanksOptions), POINTER(c_void_p)],
+    "sluice_ranks_rank": [c_void_p, POINTER(c_uint32)],
+    "sluice_ranks_size": [c_void_p, POINTER(c_uint32)],
+    "sluice_ranks_failure": [c_void_p, _TEXT_OUT],
+    "sluice_ranks_traffic": [c_void_p, POINTER(Traffic)],
+    "sluice_ranks_exchange": [c_void_p, c_char_p, c_char_p, c_size_t, _TEXT_OUT, POINTER(c_size_t)],
+    "sluice_ranks_broadcast": [c_void_p, c_char_p, c_void_p, c_uint64],
+    "sluice_ranks_barrier": [c_void_p, c_char_p],
+    "sluice_ranks_fail": [c_void_p, c_char_p],
 }
 _OTHER_FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "sluice_last_error": ([], c_char_p),
@@ -171,6 +226,7 @@ _OTHER_FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "sluice_model_destroy": ([c_void_p], None),
     "sluice_engine_destroy": ([c_void_p], None),
     "sluice_home_destroy": ([c_void_p], None),
+    "sluice_ranks_destroy": ([c_void_p], None),
 }
 
 

@@ -35,8 +35,9 @@ def text_of(function: str, *arguments: Any) -> str:
 class Handle:
     """A sluice_engine, which is destroyed once, when no thread is inside a call on it."""
 
-    def __init__(self, address: int) -> None:
-        self._address = address
+    def __init__(self, address: int, ended: Callable[[], None] = lambda: None) -> None:
+        """ended: is called when it was destroyed."""
+        self._address, self._ended = address, ended
         self._process = os.getpid()
         self._changed = threading.Condition()
         self._users: dict[object, int] = {}  # calls, and the threads that are inside of them
@@ -124,6 +125,8 @@ class Handle:
             self._changed.wait_for(lambda: not self._users)
             address, self._address = self._address, 0
         library().sluice_engine_destroy(address or None)
+        if address:
+            self._ended()
 
     def check(self) -> None:
         """Raises in a process that was forked from the engine's."""

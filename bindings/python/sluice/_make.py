@@ -104,6 +104,16 @@ def _places(place: str | Mapping[str, str] | None) -> dict[str, bytes]:
     return {f"place_{name}": text(value, f"the place of {name}") for name, value in wanted.items()}
 
 
+def _stage(stage: int | None) -> int:
+    """A stage for C, where 0 means that the plans choose."""
+    if stage is not None and (isinstance(stage, bool) or stage not in range(4)):
+        raise InvalidArgumentError(
+            f"stage is {stage!r}; it is 0 (nothing is partitioned over the ranks), 1 (state), 2 (gradients, too), 3 (parameters, "
+            "too), or None for what the plan chooses"
+        )
+    return 0 if stage is None else stage + 1
+
+
 def _function(address: Any, what: str, where: str) -> int | None:
     if address is not None and (isinstance(address, bool) or not isinstance(address, int) or address <= 0):
         raise InvalidArgumentError(f"{what} is {address!r}; the address of a function is needed ({where}), or None")
@@ -144,6 +154,8 @@ def options_of(given: Options) -> _abi.EngineOptions:
         update_in_backward=1 if given.update_in_backward else 0,
         sgemm=sgemm,
         team=team,
+        ranks=None if given.ranks is None else given.ranks.address,
+        stage=_stage(given.stage),
         optimizer=groups[0].name.encode(),
         settings=settings,
         setting_count=len(settings),

@@ -88,7 +88,10 @@ class Engine:
         address = ctypes.c_void_p()
         with _make.model_of(self.units, options.dtype) as model:
             call("sluice_engine_create", model, ctypes.byref(_make.options_of(options)), ctypes.byref(address))
-        self._handle = Handle(address.value or 0)
+        if options.ranks is None:
+            self._handle = Handle(address.value or 0)
+        else:
+            self._handle = Handle(address.value or 0, options.ranks.lend())
         self._finalizer = weakref.finalize(self, self._handle.close)
 
     def close(self) -> None:

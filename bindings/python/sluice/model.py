@@ -11,6 +11,7 @@ from typing import Optional, Union
 
 from .errors import InvalidArgumentError
 from .optimizers import AdamW, Optimizer
+from .ranks import Ranks
 
 Size = Union[int, str]
 """Bytes, or a text such as "4GiB", "1.5GB", "512Mi"."""
@@ -142,6 +143,9 @@ class Options:
         message.
     sgemm: the address of a BLAS' sgemm_ (32-bit integers) for Muon's products, whose memory is in `reserved`; None: the
         matrix library beside Sluice's is loaded, with an OpenMP of its own. See sluice.torch.sgemm().
+    ranks: this process' place among several that train the model together (sluice.Ranks); update_in_backward is refused
+        with it. None: the process trains alone.
+    stage: what is partitioned over the ranks, from 0 (nothing) to 3 (parameters, too); None: the plans choose.
     team: the address of libgomp's GOMP_parallel, or of a function like it, for the engine's loops, where the caller's
         own loops use it; None: the engine has threads of its own. See sluice.torch.team().
     """
@@ -164,6 +168,8 @@ class Options:
     update_in_backward: bool = False
     sgemm: Optional[int] = None
     team: Optional[int] = None
+    ranks: Optional[Ranks] = None
+    stage: Optional[int] = None
 
 
 @dataclasses.dataclass(frozen=True)

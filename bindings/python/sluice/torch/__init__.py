@@ -10,6 +10,7 @@ The loop stays as it was: forward, loss.backward(), clip_grad_norm_, optimizer.s
 from ._estimate import Estimate, estimate
 from ._gradients import Gradient
 from ._libraries import sgemm, team
+from ._micro_batches import MicroBatches
 from ._optimizer import Optimizer
 from ._pretrained import from_pretrained
 from ._saving import save_file
@@ -18,6 +19,7 @@ from ._wrap import close, edit, engine_of, plan, wrap
 __all__ = [
     "Estimate",
     "Gradient",
+    "MicroBatches",
     "Optimizer",
     "close",
     "edit",

@@ -11,8 +11,8 @@ from ._presence import Presence
 
 
 def with_values(presence: Presence) -> dict[int, torch.Tensor]:
-    """Ends the engine, and leaves the parameters where they are. Returns the gradients, by their parameters' indices.
-    Raises BudgetError, with nothing changed, where all that does not fit."""
+    """Ends the engine, and leaves the parameters where they are; all ranks do so. Returns the gradients, by their parameters'
+    indices. Raises BudgetError, with nothing changed, where all that does not fit."""
     slots = {}
     for home in presence.homes:
         gradient = home.parameter.grad
@@ -21,7 +21,11 @@ def with_values(presence: Presence) -> dict[int, torch.Tensor]:
     parameters = [presence.homes[index].parameter for index in slots]
     try:
         presence.release_all()
-        presence.engine.check_leaving(sum(p.numel() * p.element_size() for p in parameters))
+        besides = sum(p.numel() * p.element_size() for p in parameters)
+        if (ranks := presence.engine.options.ranks) is None:
+            presence.engine.check_leaving(besides)
+        else:
+            ranks.agreed("closing the model", lambda: presence.engine.check_leaving(besides))
         gradients = {index: slot.values() for index, slot in slots.items()}
         presence.release_all()  # finding the gradients may have written views back, which acquires units
         presence.engine.leave(values=True)

@@ -201,15 +201,23 @@ class Gradients:
     def put(self, home: Home, values: torch.Tensor) -> Gradient:
         """Puts a plain gradient into the engine, where it lives as long as the Gradient that is returned. With updates in
         backward it is applied, and nothing stays in the engine."""
-        gradient = self._ready.pop(home.index, None)
-        if gradient is None:
-            gradient = self._make(home)
+        gradient = self._taken(home)
         if self._presence.updates.in_backward:
             self._presence.apply_gradient(home, values)
             gradient._slot.applied = True
         else:
             self._presence.stored.begin(gradient._slot, values)
         return gradient
+
+    def absent(self, home: Home) -> Gradient:
+        """The gradient of a parameter to which this rank has added nothing."""
+        gradient = self._taken(home)
+        self._presence.stored.begin_absent(gradient._slot)
+        return gradient
+
+    def _taken(self, home: Home) -> Gradient:
+        gradient = self._ready.pop(home.index, None)
+        return self._make(home) if gradient is None else gradient
 
     def _make(self, home: Home) -> Gradient:
         gradient = Gradient(self._presence, home)
@@ -310,6 +318,9 @@ def _divide(target: Any, other: Any) -> Any:
 def _zero(target: Gradient) -> Gradient:
     if target._slot.applied:
         target._slot.zeroed = True
+        return target
+    target._slot.check()
+    if target._slot.presence.stored.lacks(target._slot.home):
         return target
     target._slot.replace(torch.zeros(target.shape, dtype=target.dtype))
     return target

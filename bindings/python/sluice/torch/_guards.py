@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from ..errors import StateError
-from . import _saving
+from . import _parallel, _saving
 
 Hook = Callable[..., None]
 
@@ -17,6 +17,7 @@ Hook = Callable[..., None]
 def guard(model: torch.nn.Module, dtypes: Set[torch.dtype]) -> None:
     """Guards a model and its modules. dtypes: the types of its parameters."""
     _saving.install(model)
+    _parallel.guard(model)
     for module in _with_parameters(model):
         module.__dict__["_apply"] = functools.partial(_apply, module, dtypes)
         module.__dict__["__deepcopy__"] = functools.partial(refuse_copy, "copied (copy.deepcopy) in whole or in part")
@@ -26,8 +27,9 @@ def guard(model: torch.nn.Module, dtypes: Set[torch.dtype]) -> None:
 def unguard(model: torch.nn.Module) -> None:
     """Removes the guards."""
     _saving.uninstall(model)
+    _parallel.unguard(model)
     for module in model.modules():
-        for name in ("_apply", "_call_impl", "__deepcopy__", "__reduce_ex__"):
+        for name in ("_apply", "_call_impl", "__deepcopy__", "__reduce_ex__", "no_sync"):
             module.__dict__.pop(name, None)
 
 

@@ -94,7 +94,8 @@ class Optimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The settings of the groups and the engine's state, as torch.optim has them, after pending updates. It may be larger
         than memory: where the model was wrapped with a disk folder, the tensors lie in files there, which end with them.
-        Raises BudgetError where they have no room."""
+        All ranks call it; where state is partitioned over them, that of rank 0 alone has the state. Raises BudgetError where
+        they have no room."""
         self._check_open()
         made = super().state_dict()
         state = _state.read(self._session.presence)

@@ -18,6 +18,7 @@ from ._checks import check_ahead, check_model, check_optimizer
 from ._estimate import reserves_of
 from ._libraries import sgemm, team
 from ._roles import roles_of
+from ._together import Together
 from ._units import Group, Roles, bytes_in_memory, find_units, held_at_least, units_of
 
 
@@ -36,6 +37,22 @@ class Prepared(NamedTuple):
     stated: bool  # whether the user stated the reserve
     clip_value: Optional[float]
 
+    @property
+    def alike(self) -> dict[str, Any]:
+        """What is the same on all ranks."""
+        o = self.options
+        model = [(p.name, p.shape, p.dtype, p.frozen, p.group, p.span) for unit in self.units for p in unit.parameters]
+        return {
+            "the model's number of units": len(self.units),
+            "the model (its parameters, in their units)": model,
+            "the optimizer": self.settings,
+            "state": o.state,
+            "master": o.master,
+            "seed": o.seed,
+            "stage": o.stage,
+            "clip_value": self.clip_value,
+        }
+
 
 def prepare(
     model: torch.nn.Module,
@@ -50,6 +67,8 @@ def prepare(
     held_units: int = 3,
     prefetch: int = 0,
     clip_value: Optional[float] = None,
+    disk: Any = None,
+    together: Together,
     **others: Any,
 ) -> Prepared:
     """The arguments are wrap()'s; others: those that Options has, too. Takes no memory, and leaves the model as it is.
@@ -67,13 +86,15 @@ def prepare(
         memory=budget,
         reserved=reserves[0],
         optimizer=settings,
-        threads=threads or torch.get_num_threads(),
+        disk=together.folders(disk),
+        threads=together.threads(threads),
         held_units=max(held_units, held),
         prefetch=prefetch,
         given_back=given_back,
         serve_touches=True,
         sgemm=sgemm() if isinstance(optimizer, Muon) else None,
         team=team(),
+        ranks=together.ranks,
         **others,
     )
     planned = _fitting(declared, options, reserves)

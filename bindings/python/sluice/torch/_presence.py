@@ -51,8 +51,9 @@ class Updates:
         """Comes when the unit is released."""
 
     def end(self, presence: Presence, got: Sequence[Home], settings: Sequence[Settings], factor: float) -> bool:
-        """Ends the engine's step, with these parameters' gradients times the factor. Returns whether there was any."""
-        if not got:
+        """Ends the engine's step, with these parameters' gradients times the factor. Returns whether there was any here; other
+        ranks may have some."""
+        if not got and presence.engine.options.ranks is None:
             return False
         presence.release_all()
         presence.begin_step()

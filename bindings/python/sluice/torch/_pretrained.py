@@ -12,9 +12,8 @@ from ..errors import InvalidArgumentError, NotFoundError
 from ..model import Path
 from ..optimizers import Optimizer as Settings
 from ._optimizer import Optimizer
-from ._prepare import prepare
 from ._weights import stored_of
-from ._wrap import move_in
+from ._wrap import wrap_with
 
 
 def from_pretrained(
@@ -47,7 +46,7 @@ def from_pretrained(
     if model.can_generate() and os.path.exists(os.path.join(name, "generation_config.json")):
         model.generation_config = transformers.GenerationConfig.from_pretrained(name, local_files_only=True)
     model.train(optimizer is not None)  # the estimate is made for this mode
-    wrapped, made = move_in(model, prepare(model, optimizer, **options), stored_of(model, folder, partly=False))
+    wrapped, made = wrap_with(model, optimizer, lambda: stored_of(model, folder, partly=False), **options)
     return wrapped.eval(), made
 
 

@@ -23,12 +23,15 @@ from ._moving import Moving, Source
 from ._prepare import Prepared
 from ._presence import Presence
 from ._saved import SavedTensors
+from ._together import Together
 
 
 class Session:
     """One wrapped model, from wrap() to close()."""
 
-    def __init__(self, model: torch.nn.Module, prepared: Prepared, source: Source | None = None) -> None:
+    def __init__(
+        self, model: torch.nn.Module, prepared: Prepared, together: Together, source: Source | None = None
+    ) -> None:
         """source: fills in the values; None: they are the model's own."""
         options, train = prepared.options, prepared.train
         trainable = train and any(p.requires_grad for p in model.parameters())
@@ -36,6 +39,8 @@ class Session:
         keeper = Keeper(prepared.memory, largest)
         self.model = weakref.ref(model)
         self._hooks: list[Any] = []
+        self._together = together
+        self._filling: int | None = None  # the backward pass at whose end gradients are completed
         self.engine = WrappedEngine(prepared.units, options)
         self._moving: Moving | None = Moving(model, self.engine)
         with self.undone_on_failure():
@@ -52,6 +57,8 @@ class Session:
             self._install(model)
             guard(model, {home.memory.dtype for home in homes})
             self._saved.guard(model)
+            if together.ranks is not None and not hasattr(model, "no_sync"):
+                model.__dict__["no_sync"] = contextlib.nullcontext  # for scripts that know DDP; no backward pass sends anything
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy("copied or pickled, in whole or in part")
@@ -103,6 +110,7 @@ class Session:
                 hook.remove()
             if (model := self.model()) is not None:
                 unguard(model)
+        self._together.close()
 
     # ---- hooks ----
 
@@ -151,6 +159,26 @@ class Session:
                     "parameters that come and go; use torch.autograd.grad() on a model that is not wrapped"
                 )
             parameter.grad = self._gradients.put(home, gradient)
+        self._complete_later()
+
+    def _complete_later(self) -> None:
+        """Lets each parameter have a gradient at the end of this backward pass, where others are ranks: one of them may have used
+        parameters that this one did not, and all use gradients in the same order."""
+        now = torch._C._current_graph_task_id()
+        if self._together.ranks is None or now == self._filling:
+            return
+        self._filling = now
+        torch.autograd.Variable._execution_engine.queue_callback(
+            functools.partial(_complete, weakref.ref(self))
+        )
+
+    def complete(self) -> None:
+        """Gives each trained parameter a gradient that has none."""
+        if self._together.ranks is not None:
+            with self.presence.lock:
+                for home in self.presence.homes:
+                    if home.trainable and home.parameter.grad is None:
+                        home.parameter.grad = self._gradients.absent(home)
 
     # ---- the step ----
 
@@ -162,14 +190,18 @@ class Session:
         with presence.lock:
             self._exchange()
             got = [home for home in presence.homes if self._collect(home)]
+            alone = self._together.ranks is None
+            if not alone:
+                self.complete()
             if (model := self.model()) is not None:
                 _homes.check_places(model, got)
-            if not presence.updates.end(presence, got, settings, gradient_factor):
+            if not presence.updates.end(presence, got, settings, gradient_factor) and alone:
                 raise StateError(
                     "optimizer.step() is called, and no parameter of the wrapped model has a gradient; call "
                     "backward() before"
                 )
             self._gradients.prepare()
+            self._together.share_buffers()
 
     def _exchange(self) -> None:
         """Makes gradients plain that the user gave to other parameters, before any of them ends."""
@@ -203,6 +235,11 @@ class Session:
 def _before_gradient(arrivals: weakref.ref[_homes.Arrivals], gradient: torch.Tensor) -> None:
     if (alive := arrivals()) is not None:
         alive.begin()
+
+
+def _complete(session: weakref.ref[Session]) -> None:
+    if (alive := session()) is not None:
+        alive.complete()
 
 
 def _on_gradient(session: weakref.ref[Session], parameter: torch.nn.Parameter) -> None:

@@ -24,20 +24,33 @@ _MASTER = "master"
 
 def read(presence: Presence) -> dict[int, dict[str, torch.Tensor]]:
     """Reads the state of each trainable parameter that was updated, by its index. The tensors lie in files without a name
-    in the disk folder, where there is one, so that they may be larger than memory; else in memory."""
+    in the disk folder, where there is one, so that they may be larger than memory; else in memory. All ranks call it; where
+    state is partitioned over them, rank 0 alone gets it."""
+    engine = presence.engine
+    ranks = engine.options.ranks
+    if ranks is None:
+        return _read(presence)
+    if ranks.rank == 0 or engine.plan()["stage"] == 0:
+        return _read(presence, lambda check: ranks.agreed("the optimizer's state_dict", check))
+    ranks.agreed("the optimizer's state_dict", lambda: None)
+    for unit in sorted(_by_unit([home for home in presence.homes if home.trainable and engine.updates(home.spans[0].key) > 0])):
+        _move(presence, "sluice_engine_get_state", "sluice_write_state_to_arrays", unit, lambda key, name: None)
+    return {}
+
+
+def _read(
+    presence: Presence, agreed: Callable[[Callable[[], str | None]], str | None] = lambda check: check()
+) -> dict[int, dict[str, torch.Tensor]]:
     engine = presence.engine
     arrays = engine.state_arrays()
     updated = [home for home in presence.homes if home.trainable and engine.updates(home.spans[0].key) > 0]
     type_of = {name: _type_of(presence, name) for name in arrays}
     shapes = {home.index: _shapes(presence, home, arrays) for home in updated}
     needed = sum(math.prod(s) * type_of[name].itemsize for own in shapes.values() for name, s in own.items())
-    if presence.engine.options.disk is None:
-        _require_memory(presence, needed)
-    else:
-        folder = _folder_with_room(presence, needed)
+    folder = agreed(lambda: _room(presence, needed))
 
     def make(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        if presence.engine.options.disk is None:
+        if folder is None:
             return torch.empty(shape, dtype=dtype)
         return _state_files.make(folder, shape, dtype)
 
@@ -66,9 +79,17 @@ def write(presence: Presence, state: Mapping[int, Mapping[str, Any]]) -> None:
     """Sets the state of a state_dict, by the index of a parameter in the engine; a parameter without state was never
     updated. Raises InvalidArgumentError for what does not fit, before anything is changed."""
     arrays = presence.engine.state_arrays()
-    for home in presence.homes:
-        if home.index in state:
-            _check(home, state[home.index], _shapes(presence, home, arrays))
+    ranks = presence.engine.options.ranks
+
+    def check() -> None:
+        for home in presence.homes:
+            if home.index in state:
+                _check(home, state[home.index], _shapes(presence, home, arrays))
+
+    if ranks is None:
+        check()
+    else:
+        ranks.agreed("the optimizer's state_dict", check)
     presence.release_all()
     for unit, own in _by_unit([home for home in presence.homes if home.trainable]).items():
         given = {span.key: _parts(presence, state.get(home.index, {}), span) for home, span in own}
@@ -165,6 +186,14 @@ def _settings(presence: Presence) -> Settings:
 def _type_of(presence: Presence, array: str) -> torch.dtype:
     narrow = presence.engine.options.state == "bf16" and array not in (_MASTER, *_settings(presence).whole_arrays)
     return torch.bfloat16 if narrow else torch.float32
+
+
+def _room(presence: Presence, needed: int) -> str | None:
+    """The disk folder that takes so many bytes; None where memory does. Raises BudgetError where neither has room."""
+    if presence.engine.options.disk is not None:
+        return _folder_with_room(presence, needed)
+    _require_memory(presence, needed)
+    return None
 
 
 def _require_memory(presence: Presence, needed: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .. import _abi
+from ..errors import StateError
 from . import _homes
 from ._homes import Home, ModelEngine
 from ._units import DTYPES
@@ -25,6 +26,7 @@ class Entry:
 
     index: int  # the parameter's
     alive: bool = dataclasses.field(default=True, init=False)
+    absent: bool = dataclasses.field(default=False, init=False)  # this rank has added nothing to it; others may have
     serial: int = dataclasses.field(default_factory=itertools.count().__next__, init=False)
 
 
@@ -52,6 +54,27 @@ class Stored:
             self.give_up(home)
             self.entries[entry.index] = entry
             self.set(home, values)
+
+    def begin_absent(self, entry: Entry) -> None:
+        """Begins the gradient of a parameter to which this rank has added nothing."""
+        with self._lock:
+            self.give_up(self._homes[entry.index])
+            self.entries[entry.index] = entry
+            entry.absent = True
+
+    def lacks(self, home: Home) -> bool:
+        """Whether no rank has added anything to the gradient. Where this rank has not, all ranks are asked: it is a use."""
+        entry = self.entries.get(home.index)
+        if entry is None or not entry.absent:
+            return False
+        try:
+            self._norm(home)
+            return False
+        except StateError:
+            ask = self._engine._handle.ask
+            if self._engine.failure or any(ask("sluice_engine_has_gradient", span.index) for span in home.spans):
+                raise
+            return True
 
     def give_up(self, home: Home) -> None:
         """Ends the parameter's gradient in the engine, if there is one."""
@@ -91,23 +114,32 @@ class Stored:
         flat = _homes.outside(dense.contiguous(), self._by_storage).view(-1)
         kind = _abi.DTYPES[DTYPES[flat.dtype]]
         with self._lock:
+            if (entry := self.entries.get(home.index)) is not None:
+                entry.absent = False
             for span in home.spans:
                 self._use(span.unit, _abi.GRADIENT_ONLY)
                 self._engine._handle.call("sluice_engine_add_gradient", span.index, span.of(flat).data_ptr(), kind)
 
     def multiply(self, home: Home, factor: float) -> None:
         """Multiplies the gradient."""
+        if self.lacks(home):
+            return
         for span in home.spans:
             self._engine._handle.call("sluice_engine_multiply_gradient", span.index, factor)
 
     def norm(self, home: Home) -> float:
         """The gradient's norm; infinite where an element is not finite."""
+        return 0.0 if self.lacks(home) else self._norm(home)
+
+    def _norm(self, home: Home) -> float:
         ask = self._engine._handle.ask
         norms = [ask("sluice_engine_gradient_norm", span.index, kind=ctypes.c_double) for span in home.spans]
         return norms[0] if len(norms) == 1 else math.hypot(*norms)
 
     def read(self, home: Home) -> torch.Tensor:
         """A copy of the gradient."""
+        if self.lacks(home):
+            return torch.zeros(tuple(home.parameter.shape), dtype=home.memory.dtype)
         copy = torch.empty(tuple(home.parameter.shape), dtype=home.memory.dtype)
         kind = _abi.DTYPES[DTYPES[copy.dtype]]
         for span in home.spans:

@@ -50,7 +50,7 @@ def stored_of(model: torch.nn.Module, folder: Path, partly: bool = True) -> dict
         warnings.warn(
             f"{_lacking(missing, folder)} and gets its first values by the model's own rules{_of_others(others)}",
             UserWarning,
-            stacklevel=3,
+            stacklevel=7,
         )
     return stored
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional, TypeVar, Union
 
 import torch
@@ -15,10 +15,12 @@ from ..errors import StateError
 from ..model import Folder, Path, Size
 from ..optimizers import Optimizer as Settings
 from . import _first_values
+from ._group import Which
 from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
 from ._safetensors import Stored
 from ._session import Session
+from ._together import Together, together, unmet
 from ._weights import source_of, stored_of
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -47,6 +49,10 @@ def wrap(
     seed: int = 0,
     update_in_backward: bool = False,
     clip_value: Optional[float] = None,
+    ranks: Which = None,
+    stage: Optional[int] = None,
+    silence: float = 30.0,
+    patience: float = 600.0,
 ) -> tuple[Model, Optional[Optimizer]]:
     """Moves a model's parameters into an engine. Returns the same model, and a torch.optim.Optimizer of its trainable
     parameters, or None where no `optimizer` is given, for evaluation and generation.
@@ -65,7 +71,7 @@ def wrap(
         whether matrices of the group are Muon's; without it they are, but for embeddings and the output head (which
         get_output_embeddings() returns).
     units: the user's own units: name -> names of modules or parameters; the others are found.
-    threads: how many threads update; 0: as many as PyTorch uses.
+    threads: how many threads update; 0: as many as PyTorch uses, of several ranks at most a rank's share of the cores.
     held_units: the most units that are held at once.
     place: "memory" or "disk" for everything, or a mapping; it is for tests and measurements.
     weights: a folder of safetensors, for a model on the meta device: parameters in it are streamed, and others (adapters)
@@ -77,13 +83,24 @@ def wrap(
     clip_value: the bound of each element of a gradient, which the update applies, also with update_in_backward, after any
         clipping by norm. None: no bound.
     master: "none" keeps no f32 masters of bfloat16 parameters, and rounds updates stochastically, by `seed`.
+    ranks: which processes train the model together; all of them wrap it. None: those of the script's process group, else
+        those that torchrun has started. False: this process alone. A process group: its ranks. `memory`, `disk` and `threads`
+        are those of each rank. Gradients are the mean over the ranks. docs/ranks.md says more.
+    stage: what is partitioned over the ranks, from 0 (nothing) to 3 (the state, gradients that are final, and parameters);
+        None: the least with which everything is in memory.
+    silence, patience: after so many seconds without a sign of life a rank has failed; after so many it has failed that lives,
+        and does not take part.
 
     Raises BudgetError where the model does not fit, and InvalidArgumentError where it cannot be wrapped; it is then as it
     was.
     """
-    prepared = prepare(
+    return wrap_with(
         model,
         optimizer,
+        None if weights is None else lambda: stored_of(model, weights),
+        ranks=ranks,
+        silence=silence,
+        patience=patience,
         memory=memory,
         disk=disk,
         reserve=reserve,
@@ -100,24 +117,45 @@ def wrap(
         seed=seed,
         update_in_backward=update_in_backward,
         clip_value=clip_value,
+        stage=stage,
     )
-    return move_in(model, prepared, None if weights is None else stored_of(model, weights))
 
 
-def move_in(
-    model: Model, prepared: Prepared, stored: Optional[Mapping[str, Stored]]
+def wrap_with(
+    model: Model,
+    optimizer: Optional[Settings],
+    find: Optional[Callable[[], Mapping[str, Stored]]],
+    *,
+    ranks: Which = None,
+    silence: float = 30.0,
+    patience: float = 600.0,
+    **options: Any,
 ) -> tuple[Model, Optional[Optimizer]]:
-    """Wraps a model that prepare() has accepted. stored: where values lie in files, by names, or None."""
+    """Wraps a model. find: returns where values lie in files, by names. options: the others of wrap()."""
+    with together(ranks, silence, patience) as others:
+        prepared, stored = others.agreed(
+            lambda: (prepare(model, optimizer, together=others, **options), None if find is None else find())
+        )
+        others.check_alike(prepared.alike)
+        return _move_in(model, prepared, stored, others)
+
+
+def _move_in(
+    model: Model, prepared: Prepared, stored: Optional[Mapping[str, Stored]], others: Together
+) -> tuple[Model, Optional[Optimizer]]:
     on_meta = {name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta}
     if on_meta:
         _first_values.check(model, stored or {})
-    session = Session(model, prepared, source_of(stored))
+    others.share_values(model)
+    session = Session(model, prepared, others, source_of(stored))
     with session.undone_on_failure():
         if on_meta:
             homes = session.presence.homes
             unset = [home for home in homes if home.name in on_meta and home.name not in (stored or {})]
-            _first_values.give(model, unset, {name: where for name, where in (stored or {}).items() if name in on_meta})
+            with others.random_of_rank_0():
+                _first_values.give(model, unset, {name: where for name, where in (stored or {}).items() if name in on_meta})
             session.presence.release_all()
+        others.watch_buffers(model)
         made = Optimizer(session, prepared.settings) if prepared.train else None
     session.moved_in()
     _sessions[model] = session
@@ -130,18 +168,20 @@ def plan(
     *,
     memory: Size,
     weights: Optional[Path] = None,
+    ranks: Which = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Plans where every byte of a model would live if wrap() were given the same. The model may be on the meta device, and
     stays as it is. "pytorch" is what PyTorch itself would take: the estimate for `sample_batch`, else what is reserved
-    until the first call. Raises what wrap() would.
+    until the first call. With several ranks the plan is this one's; the others need not call it. Raises what wrap() would.
 
     options: those of wrap().
     """
-    prepared = prepare(model, optimizer, memory=memory, **options)
-    if weights is not None:
-        stored_of(model, weights)
-    made = _plan(prepared.units, prepared.options)
+    with unmet(ranks) as others:
+        prepared = prepare(model, optimizer, memory=memory, together=others, **options)
+        if weights is not None:
+            stored_of(model, weights)
+        made = _plan(prepared.units, prepared.options)
     made["pytorch"] = {"peak": prepared.estimated, "reserve": prepared.options.reserved, "measured": None}
     return made
 
@@ -162,7 +202,7 @@ def engine_of(model: torch.nn.Module) -> Engine:
 def close(model: torch.nn.Module, *, values: bool = True) -> None:
     """Closes the engine, and leaves the model's parameters plain tensors with their values, where they were: views stay
     views. Disk space is given back. Raises BudgetError, with nothing changed, where the values do not fit in the memory
-    that was stated, or that the machine has.
+    that was stated, or that the machine has. All ranks call it; with values=False one may call it alone.
 
     values=False: no values are kept. The model has new parameters on the meta device, and the old ones must not be touched.
     """

@@ -1,0 +1,295 @@
+"""Ranks: processes that train one model together."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Optional, Protocol, TypeVar
+
+from . import _abi
+from ._handle import call, text_of
+from ._library import library
+from .errors import Error, InvalidArgumentError, StateError
+
+T = TypeVar("T")
+
+MOST_LOCAL = 64
+"""The most ranks that share memory."""
+
+MOST_EXCHANGED = 65536
+"""The most bytes that a rank may give to Ranks.exchange()."""
+
+
+class Links(Protocol):
+    """What moves packets between ranks that share no memory: short arrays of bytes, which arrive unchanged, once, and in order
+    between each two ranks. One thread of the engine's calls all functions but wake(), which any thread calls. No function may
+    call Sluice, or wait for a thread that waits for Sluice. An exception ends the work of all ranks."""
+
+    rank: int
+    size: int
+    packet_bytes: int
+
+    def send(self, to: int, packet: bytes) -> bool:
+        """Sends a packet. Returns False where there is no room now."""
+
+    def receive(self, source: int) -> Optional[memoryview]:
+        """The next packet of that rank, which may be written to; None where there is none. Does not wait."""
+
+    def wait(self, seconds: float) -> None:
+        """Waits until something may have changed, wake() was called since the last wait, or the time has passed."""
+
+    def wake(self) -> None:
+        """Ends the wait, or the next one."""
+
+    def gone(self, rank: int) -> Optional[tuple[bool, str]]:
+        """None where the rank may be alive; else whether it left in order, and how, as in "its process has ended"."""
+
+    def close(self) -> None:
+        """Tells the others that this rank leaves in order. What was sent still arrives."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """The bytes that a rank has sent and received: of gradients, parameters, state and what callers send; and all other."""
+
+    sent: int
+    received: int
+    sent_besides: int
+    received_besides: int
+
+
+def shared_memory(ranks: int) -> int:
+    """Makes the memory through which so many ranks of this machine exchange bytes. Returns a descriptor, which the caller
+    closes once all have joined by it. Other processes open /proc/PID/fd/DESCRIPTOR for reading and writing."""
+    descriptor = ctypes.c_int()
+    call("sluice_ranks_memory", ranks, ctypes.byref(descriptor))
+    return descriptor.value
+
+
+class _RanksHandle:
+    """A sluice_ranks, which is destroyed once, when it was closed and no engine has it."""
+
+    def __init__(self, address: int, keeps: Any) -> None:
+        """keeps: what must live as long as it."""
+        self.address, self._keeps = address, keeps
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._engines, self._closed = 0, False
+
+    @property
+    def usable(self) -> bool:
+        return not self._closed and self._process == os.getpid()
+
+    def taken(self) -> None:
+        with self._lock:
+            self._engines += 1
+
+    def given_back(self) -> None:
+        with self._lock:
+            self._engines -= 1
+        self._end()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self._end()
+
+    def _end(self) -> None:
+        if self._process != os.getpid():
+            return  # its threads are the parent's
+        with self._lock:
+            if not self._closed or self._engines:
+                return
+            address, self.address = self.address, 0
+        library().sluice_ranks_destroy(address or None)
+
+
+class Ranks:
+    """This process' place among the ranks that train a model together: Options.ranks, of one engine. close() leaves; the engine is
+    closed before. All ranks call exchange(), broadcast() and barrier() in the same order, and wait for each other there. A rank that
+    fails ends the work of all: errors on every rank name the one that failed first, and why. Where an exception ends this process'
+    Python, the others are told. A process does not fork afterwards. May be used from any thread."""
+
+    def __init__(self, address: int, keeps: Any = None) -> None:
+        """Use local() or linked()."""
+        self._handle = _RanksHandle(address, keeps)
+        self._finalizer = weakref.finalize(self, self._handle.close)
+        self.rank = int(self._ask("sluice_ranks_rank"))
+        self.size = int(self._ask("sluice_ranks_size"))
+        _tell_of_exceptions(self)
+
+    @staticmethod
+    def local(descriptor: int, rank: int, *, silence: float = 30.0, patience: float = 600.0) -> Ranks:
+        """Joins the ranks of this machine by a descriptor of shared_memory(), which may be closed afterwards.
+
+        silence: after so many seconds without a sign of life a rank has failed.
+        patience: after so many seconds a rank has failed that lives, and does not take part.
+        """
+        address = ctypes.c_void_p()
+        options = _options(silence, patience)
+        call("sluice_ranks_create_local", descriptor, rank, ctypes.byref(options), ctypes.byref(address))
+        return Ranks(address.value or 0)
+
+    @staticmethod
+    def linked(links: Links, what: str, *, silence: float = 30.0, patience: float = 600.0) -> Ranks:
+        """Joins ranks that the caller connects; what: the links' name in texts. The links are closed with the ranks."""
+        address = ctypes.c_void_p()
+        made = _functions_of(links, what)
+        options = _options(silence, patience)
+        call("sluice_ranks_create_links", ctypes.byref(made), ctypes.byref(options), ctypes.byref(address))
+        return Ranks(address.value or 0, made)
+
+    def close(self) -> None:
+        """Leaves. The others can work on as long as they need nothing of this rank."""
+        self._finalizer()
+
+    @property
+    def address(self) -> int:
+        """The C handle. Raises StateError once it was closed."""
+        if not self._handle.usable:
+            raise StateError("the ranks were left, or belong to the process that this one was forked from; join anew")
+        return self._handle.address
+
+    @property
+    def failure(self) -> str:
+        """Which rank failed first, and why; "" where none has."""
+        return text_of("sluice_ranks_failure", self.address)
+
+    def traffic(self) -> Traffic:
+        """What this rank has sent and received so far."""
+        made = _abi.Traffic(ctypes.sizeof(_abi.Traffic))
+        call("sluice_ranks_traffic", self.address, ctypes.byref(made))
+        return Traffic(made.sent, made.received, made.sent_besides, made.received_besides)
+
+    def exchange(self, name: str, own: bytes) -> list[bytes]:
+        """What each rank gives. name: what it is for, in texts."""
+        if len(own) > MOST_EXCHANGED:
+            raise InvalidArgumentError(f"{len(own)} bytes are to be exchanged, and {MOST_EXCHANGED} are the most; broadcast them")
+        gathered, sizes = ctypes.c_void_p(), (ctypes.c_size_t * self.size)()
+        call("sluice_ranks_exchange", self.address, name.encode(), own, len(own), ctypes.byref(gathered), sizes)
+        try:
+            every = ctypes.string_at(gathered.value, sum(sizes)) if gathered.value else b""
+        finally:
+            library().sluice_text_destroy(gathered)
+        ends = [sum(sizes[: rank + 1]) for rank in range(self.size)]
+        return [every[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+    def agreed(self, name: str, make: Callable[[], T]) -> T:
+        """What make() returns, where it raises no sluice.Error on any rank; else an error on every one. It is an exchange."""
+        problem: Optional[Error] = None
+        try:
+            made = make()
+        except Error as error:
+            problem = error
+        texts = self.exchange(name, b"" if problem is None else str(problem).encode()[:4000])
+        if problem is not None:
+            raise problem
+        for rank, text in enumerate(texts):
+            if text:
+                raise StateError(f"rank {rank} has an error, so that no rank goes on: {text.decode('utf-8', 'replace')}")
+        return made
+
+    def broadcast(self, name: str, address: int, count: int) -> None:
+        """Brings rank 0's bytes at its address to the others' addresses: as many, of any number."""
+        call("sluice_ranks_broadcast", self.address, name.encode(), address, count)
+
+    def barrier(self, name: str) -> None:
+        """Waits until all ranks have called it."""
+        call("sluice_ranks_barrier", self.address, name.encode())
+
+    def fail(self, text: str) -> None:
+        """Ends the work of all ranks, whose errors name this one and the text. Does nothing once it was closed."""
+        if self._handle.usable:
+            call("sluice_ranks_fail", self.address, text.replace("\0", " ").encode("utf-8", "replace"))
+
+    def lend(self) -> Callable[[], None]:
+        """Comes when an engine has been made with it. Returns what is to be called when the engine is gone."""
+        self._handle.taken()
+        return self._handle.given_back
+
+    def _ask(self, question: str) -> int:
+        answer = ctypes.c_uint32()
+        call(question, self.address, ctypes.byref(answer))
+        return answer.value
+
+
+def _options(silence: float, patience: float) -> _abi.RanksOptions:
+    for name, seconds in (("silence", silence), ("patience", patience)):
+        if not 0 < seconds < 1e9:
+            raise InvalidArgumentError(f"{name} is {seconds!r}; it is a number of seconds above 0")
+    return _abi.RanksOptions(ctypes.sizeof(_abi.RanksOptions), silence, patience)
+
+
+def _functions_of(links: Links, what: str) -> _abi.Links:
+    """The links as C calls them. Keeps them, and the texts that it gave."""
+    texts: dict[int, bytes] = {}
+
+    def guarded(run: Callable[..., None]) -> Callable[..., int]:
+        def called(context: Any, *arguments: Any) -> int:
+            try:
+                run(*arguments)
+                return 0
+            except BaseException as error:  # nothing may pass through C
+                traceback.print_exception(error)
+                return 1
+
+        return called
+
+    def send(to: int, head: Any, head_bytes: int, body: Any, body_bytes: int, sent: Any) -> None:
+        packet = ctypes.string_at(head, head_bytes) + (ctypes.string_at(body, body_bytes) if body_bytes else b"")
+        sent[0] = 1 if links.send(to, packet) else 0
+
+    def receive(source: int, packet: Any, count: Any) -> None:
+        found = links.receive(source)
+        if found is not None:
+            ctypes.memmove(packet, (ctypes.c_char * len(found)).from_buffer(found), len(found))
+            count[0] = len(found)
+
+    def gone(rank: int, how: Any, in_order: Any) -> None:
+        found = links.gone(rank)
+        if found is not None:
+            texts.setdefault(rank, found[1].encode())
+            how[0], in_order[0] = texts[rank], 1 if found[0] else 0
+
+    made = _abi.Links(
+        size=ctypes.sizeof(_abi.Links),
+        what=what.encode(),
+        rank=links.rank,
+        ranks=links.size,
+        packet_bytes=links.packet_bytes,
+        send=_abi.SEND(guarded(send)),
+        receive=_abi.RECEIVE(guarded(receive)),
+        wait=_abi.WAIT(guarded(lambda microseconds: links.wait(microseconds / 1e6))),
+        wake=_abi.WAKE(guarded(links.wake)),
+        gone=_abi.GONE(guarded(gone)),
+        destroy=_abi.LEAVE(guarded(links.close)),
+    )
+    return made
+
+
+_living: weakref.WeakSet[Ranks] = weakref.WeakSet()
+_hook: list[Callable[..., Any]] = []  # the hook of exceptions that was there before
+
+
+def _tell_of_exceptions(ranks: Ranks) -> None:
+    """Lets the others know where an exception ends this process."""
+    _living.add(ranks)
+    if not _hook:
+        _hook.append(sys.excepthook)
+        sys.excepthook = _on_exception
+
+
+def _on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    for ranks in list(_living):
+        try:
+            ranks.fail(f"{kind.__name__}: {error}"[:2000])
+        except Exception:  # the exception itself is what is to be shown
+            continue
+    _hook[0](kind, error, trace)

@@ -1,0 +1,144 @@
+"""Finds the ranks that train together, and lets them tell each other what they need before there are engines."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import itertools
+import json
+import os
+from collections.abc import Sequence
+from typing import Any, Union
+
+import torch
+import torch.distributed
+from torch.distributed.rendezvous import rendezvous
+
+from ..errors import InvalidArgumentError, StateError
+
+Which = Union["torch.distributed.ProcessGroup", bool, None]
+"""Which ranks wrap a model together: None: those that are found; False: this process alone; a process group: its ranks."""
+
+_OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_BEGIN = datetime.timedelta(minutes=10)  # how long a rank waits for the others to come
+# Waiting for bytes has no end here: a rank that does not come is found by Sluice's own deadlines, and a time-out of Gloo's would
+# end the connection.
+_NEVER = datetime.timedelta(days=3650)
+_numbers = itertools.count()  # of the groups of this process, which all ranks make in the same order
+
+
+def size_and_rank(ranks: Which = None) -> tuple[int, int]:
+    """How many ranks there are, and which this is, without telling them anything."""
+    group = _process_group(ranks)
+    if group is not None:
+        return group.size(), group.rank()
+    return _of_environment() if ranks is None else (1, 0)
+
+
+def _process_group(ranks: Any) -> torch.distributed.ProcessGroup | None:
+    """The process group that is given, or the script's own; None where there is none."""
+    if ranks is None or ranks is False:
+        found = ranks is None and torch.distributed.is_available() and torch.distributed.is_initialized()
+        return torch.distributed.group.WORLD if found else None
+    if torch.distributed.is_available() and isinstance(ranks, torch.distributed.ProcessGroup):
+        return ranks
+    raise InvalidArgumentError(
+        f"ranks is {ranks!r:.80}; it is a process group of torch.distributed that this process belongs to, None for the ranks "
+        "that are found, or False for this process alone"
+    )
+
+
+def _of_environment() -> tuple[int, int]:
+    """What torchrun tells of the ranks; one where it has not started this process."""
+    given = {name: os.environ.get(name, "") for name in _OF_TORCHRUN}
+    if not all(given.values()) or not torch.distributed.is_available():
+        return 1, 0
+    try:
+        size, rank = int(given["WORLD_SIZE"]), int(given["RANK"])
+    except ValueError:
+        size, rank = 0, 0
+    if not 0 <= rank < size:
+        raise InvalidArgumentError(
+            f"the environment has RANK={given['RANK']} and WORLD_SIZE={given['WORLD_SIZE']}, which are no rank and no number of "
+            "ranks; start the script with torchrun, or unset them"
+        )
+    return size, rank
+
+
+@functools.cache
+def _store_of_environment() -> torch.distributed.Store:
+    """The store that torchrun's ranks share. One for the process, since the first rank may be its server."""
+    return next(iter(rendezvous("env://", timeout=_BEGIN)))[0]
+
+
+class Group:
+    """A Gloo group of the ranks' own, beside whatever the script uses. All ranks call the same functions in the same order.
+    Errors are sluice.StateError, where another rank is gone. Thread rule: one thread at a time."""
+
+    def __init__(self, group: Any, rank: int, size: int) -> None:
+        """group: a ProcessGroup, or a backend. Use found_group()."""
+        self.group, self.rank, self.size = group, rank, size
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each rank gives, as JSON has it: what a stranger may have sent is never run."""
+        mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        self._wait(lambda: self.group.allgather(lengths, torch.tensor([len(mine)])))
+        longest = max(int(length) for length in lengths)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(mine)] = mine
+        texts = [torch.empty_like(padded) for _ in range(self.size)]
+        self._wait(lambda: self.group.allgather(texts, padded))
+        return [json.loads(bytes(text[: int(n)].tolist())) for text, n in zip(texts, lengths, strict=True)]
+
+    def _wait(self, begin: Any) -> None:
+        try:
+            begin().wait()
+        except RuntimeError as error:
+            raise StateError(f"another rank is gone, or cannot be reached: {error}") from error
+
+    def end(self) -> None:
+        """Closes the connections. No other function is called afterwards."""
+        group, self.group = self.group, None
+        if isinstance(group, torch.distributed.ProcessGroup):
+            torch.distributed.destroy_process_group(group)
+
+
+def found_group(ranks: Which = None) -> Group | None:
+    """Makes the group. All ranks call it. Returns None where there is one rank. Raises StateError where the others do not
+    come."""
+    size, rank = size_and_rank(ranks)
+    if size < 2:
+        return None
+    if not torch.distributed.is_gloo_available():
+        raise StateError(
+            f"there are {size} ranks, and this build of PyTorch has no Gloo, by which they find each other; use another, or "
+            "wrap the model with ranks=False"
+        )
+    theirs = _process_group(ranks)
+    number = next(_numbers)
+    try:
+        if theirs is None:
+            store = torch.distributed.PrefixStore(f"sluice/{number}", _store_of_environment())
+            made: Any = torch.distributed.ProcessGroupGloo(store, rank, size, _NEVER)
+        else:
+            members: Sequence[int] = torch.distributed.get_process_group_ranks(theirs)
+            made = torch.distributed.new_group(
+                list(members), backend="gloo", timeout=_NEVER, use_local_synchronization=True
+            )
+    except (RuntimeError, ValueError) as error:
+        raise StateError(
+            f"the {size} ranks do not find each other: {error}. Every rank calls sluice.torch.wrap(); with ranks=False this "
+            "process trains alone"
+        ) from error
+    return Group(made, rank, size)
+
+
+def place_of_process() -> list[Any]:
+    """What two processes have in common that can open each other's memory: the machine and the processes' names in it."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            machine = file.read().strip()
+        return [machine, os.stat("/proc/self/ns/pid").st_ino, os.geteuid()]
+    except OSError:
+        return [os.uname().nodename, os.getpid(), os.geteuid()]

@@ -1,0 +1,187 @@
+"""What the ranks that wrap a model do alike: they compare what they were given, begin with rank 0's values, and keep buffers alike."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Optional, TypeVar, Union
+
+import torch
+
+from ..errors import Error, InvalidArgumentError, StateError
+from ..model import Folder, Path
+from ..ranks import Ranks, shared_memory
+from ._group import Which, size_and_rank
+from ._joining import join
+
+T = TypeVar("T")
+
+
+class Together:
+    """The ranks that wrap one model; without others (`ranks` is None) everything is left as it is. All ranks call the same
+    functions in the same order. Thread rule: one thread at a time."""
+
+    def __init__(self, ranks: Optional[Ranks] = None, here: int = 1) -> None:
+        """here: how many ranks share this machine."""
+        self.ranks, self.here = ranks, here
+        self._model: Callable[[], Optional[torch.nn.Module]] = lambda: None
+        self._seen: dict[str, bytes] = {}  # the digest of each buffer, as it was shared
+
+    # ---- what they were given ----
+
+    def agreed(self, make: Callable[[], T]) -> T:
+        """What make() returns, where it raises on no rank; else an error on every one."""
+        return make() if self.ranks is None else self.ranks.agreed("whether the model can be wrapped", make)
+
+    def check_alike(self, given: Mapping[str, Any]) -> None:
+        """Raises InvalidArgumentError that names what is not the same on all ranks."""
+        if self.ranks is None:
+            return
+        own = {name: _short(value) for name, value in given.items()}
+        theirs = [json.loads(text) for text in self.ranks.exchange("what wrap() was given", json.dumps(own).encode())]
+        for rank, other in enumerate(theirs):
+            for name in other.keys() | theirs[0].keys():
+                if other.get(name) != theirs[0].get(name):
+                    raise InvalidArgumentError(
+                        f"{name} is {other.get(name)} on rank {rank}, and {theirs[0].get(name)} on rank 0; give all ranks the same"
+                    )
+
+    # ---- what they share of a machine ----
+
+    def threads(self, stated: int) -> int:
+        """How many threads update: what is stated, else PyTorch's, but no more than this rank's share of the cores."""
+        if stated or self.here == 1:
+            return stated or torch.get_num_threads()
+        return min(torch.get_num_threads(), max(1, len(os.sched_getaffinity(0)) // self.here))
+
+    def folders(self, disk: Union[Path, Folder, Sequence[Union[Path, Folder]], None]) -> Any:
+        """The disk folders, with this rank's share of the free space where no limit is stated."""
+        if disk is None or self.here == 1:
+            return disk
+        each = [disk] if isinstance(disk, (str, os.PathLike, Folder)) else disk
+        return [_shared(folder if isinstance(folder, Folder) else Folder(folder), self.here) for folder in each]
+
+    # ---- values ----
+
+    def share_values(self, model: torch.nn.Module) -> None:
+        """Brings rank 0's values of parameters that have some to all ranks."""
+        self._share("a parameter", (p.data for p in model.parameters() if not p.is_meta))
+
+    @contextlib.contextmanager
+    def random_of_rank_0(self) -> Iterator[None]:
+        """Lets all ranks draw rank 0's random numbers inside of the `with`, and the others go on with their own after it."""
+        if self.ranks is None:
+            yield
+            return
+        own = torch.get_rng_state()
+        state = own.clone()
+        self._share("the random state", [state])
+        torch.set_rng_state(state)
+        try:
+            yield
+        finally:
+            if self.ranks.rank != 0:
+                torch.set_rng_state(own)
+
+    def watch_buffers(self, model: torch.nn.Module) -> None:
+        """Brings rank 0's buffers to all ranks, now and at each share_buffers()."""
+        self._model = weakref.ref(model)
+        self.share_buffers()
+
+    def share_buffers(self) -> None:
+        """Brings the buffers that rank 0 has changed to all ranks."""
+        model = self._model()
+        if self.ranks is None or model is None:
+            return
+        buffers = {name: b for name, b in model.named_buffers() if b.numel() and not b.is_meta}
+        if not buffers and not self._seen:
+            return
+        # (Batch norm changes its buffers without a trace in their version counters.)
+        changed = [i for i, (name, buffer) in enumerate(buffers.items()) if self._seen.get(name) != _digest(buffer)]
+        count, chosen = json.loads(self.ranks.exchange("buffers", json.dumps([len(buffers), changed]).encode())[0])
+        if count != len(buffers):
+            raise StateError(
+                f"the model has {count} buffers on rank 0, and {len(buffers)} on rank {self.ranks.rank}; all ranks have the same"
+            )
+        names = list(buffers)
+        self._share("a buffer", (buffers[names[number]] for number in chosen))
+        self._seen |= {names[number]: _digest(buffers[names[number]]) for number in chosen}
+
+    def _share(self, what: str, tensors: Iterable[torch.Tensor]) -> None:
+        if self.ranks is None:
+            return
+        with torch.no_grad():
+            for tensor in tensors:
+                flat = tensor.contiguous()
+                self.ranks.broadcast(what, flat.data_ptr(), flat.numel() * flat.element_size())
+                if flat.data_ptr() != tensor.data_ptr():
+                    tensor.copy_(flat)
+
+    # ---- the end ----
+
+    def close(self) -> None:
+        """Leaves the other ranks."""
+        if self.ranks is not None:
+            self.ranks.close()
+
+
+def _short(value: Any) -> str:
+    """A value as a text that can be compared; what is long by its digest."""
+    text = repr(value)
+    if len(text) <= 200:
+        return text
+    return f"{text[:60]}... ({len(text)} characters, SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"
+
+
+def _digest(buffer: torch.Tensor) -> bytes:
+    flat = buffer.detach().contiguous().view(-1).view(torch.uint8)
+    return hashlib.sha256(memoryview(flat.numpy())).digest()
+
+
+def _shared(folder: Folder, ranks: int) -> Folder:
+    if folder.limit is not None:
+        return folder
+    try:
+        free = os.statvfs(folder.path)
+    except OSError:
+        return folder  # the engine says what is wrong with it
+    return Folder(folder.path, max(1, free.f_bavail * free.f_frsize * 19 // 20 // ranks))
+
+
+@contextlib.contextmanager
+def together(which: Which, silence: float, patience: float) -> Iterator[Together]:
+    """Joins the other ranks, where there are any. An exception inside of the `with` ends the work of all of them."""
+    joined = join(which, silence, patience)
+    if joined is None:
+        yield Together()
+        return
+    made = Together(*joined)
+    try:
+        yield made
+    except BaseException as error:
+        with contextlib.suppress(Error):
+            joined.ranks.fail(f"{type(error).__name__}: {error}"[:4000])
+        made.close()
+        raise
+
+
+@contextlib.contextmanager
+def unmet(which: Which) -> Iterator[Together]:
+    """This process' place among the ranks for a plan, without any other rank: those of the environment count as of this machine."""
+    size, rank = size_and_rank(which)
+    if size == 1:
+        yield Together()
+        return
+    descriptor = shared_memory(size)
+    try:
+        ranks = Ranks.local(descriptor, rank)
+    finally:
+        os.close(descriptor)
+    try:
+        yield Together(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+    finally:
+        ranks.close()

@@ -1,0 +1,243 @@
+"""What ranks do together in tests: each function is called on every rank (support.rank_pool). Results are what JSON has."""
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import warnings
+
+import safetensors.torch
+import torch
+from support.over_ranks_models import MODELS
+from support.wrapped_models import small_gpt2, units_of_modules, wrap
+from torch import nn
+
+import sluice
+import sluice.torch
+from sluice.torch import _joining
+
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+torch.set_num_threads(1)
+
+
+def loss_of(model, name, number):
+    """The loss of a global micro-batch."""
+    generator = torch.Generator().manual_seed(number)
+    if name == "normed":
+        x = torch.randn(8, 16, generator=generator) + number
+        return model(x).square().mean()
+    if name == "experts":  # ranks use others, two use none, and the last expert is never used
+        return model(torch.randn(8, 16, generator=generator), number % 3).square().mean()
+    ids = torch.randint(0, 512, (2, 16), generator=generator)
+    return model(input_ids=ids, labels=ids).loss
+
+
+def _digest(model):
+    together = hashlib.sha256()
+    for _, tensor in sorted([*model.named_parameters(), *model.named_buffers()]):
+        together.update(tensor.detach().clone().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return together.hexdigest()
+
+
+def _loop(model, optimizer, name, steps, accumulate, clip=None, first=0, scaler=None, infinite=None, no_sync=None, between=None):
+    """A user's loop over this rank's part of each step's micro-batches. first: the number of its first step. infinite: the step
+    in which the last rank's loss is. between: what is done after each step."""
+    share, losses, norms = accumulate // SIZE, [], []
+    for step in range(first, first + steps):
+        for part in range(share):
+            loss = loss_of(model, name, step * accumulate + RANK * share + part) / share
+            losses.append(loss.item())
+            if step == infinite and RANK == SIZE - 1:
+                loss = loss * float("inf")
+            loss = loss if scaler is None else scaler.scale(loss)
+            with no_sync() if no_sync is not None and part + 1 < share else contextlib.nullcontext():
+                loss.backward()
+        if clip is not None:
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), clip).item())
+        if scaler is not None:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        optimizer.zero_grad()
+        if between is not None:
+            between(model, optimizer)
+    return losses, norms
+
+
+def _scaler(infinite):
+    return None if infinite is None else torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+
+def _result(model, losses, norms, save=None, scaler=None):
+    if save is not None and RANK == 0:
+        torch.save({name: t.detach().clone() for name, t in [*model.named_parameters(), *model.named_buffers()]}, save)
+    scale = None if scaler is None else scaler.get_scale()
+    return {"losses": losses, "norms": norms, "digest": _digest(model), "scale": scale}
+
+
+def _wrapped(name, place, links=None, seed_of_rank=False, update="AdamW", **options):
+    """links: "gloo", so that no memory is shared. seed_of_rank: each rank makes other first values, of which rank 0's count.
+    update: the optimizer's class."""
+    torch.manual_seed(3 + (RANK if seed_of_rank else 0))
+    model = MODELS[name]()
+    opened = _joining._opened
+    if links == "gloo":
+        _joining._opened = lambda group: None
+    try:
+        return wrap(model, place, getattr(sluice, update)(lr=1e-3), **({"units": units_of_modules(model), "held_units": 2} | options))
+    finally:
+        _joining._opened = opened
+
+
+def train(
+    name="gpt2", steps=4, accumulate=SIZE, clip=None, place="memory", save=None, infinite=None, alone=None, **options
+):
+    """Trains a wrapped model. alone: what rank 0 does alone after each step."""
+    model, optimizer = _wrapped(name, place, **options)
+    scaler = _scaler(infinite)
+    between = None if alone is None or RANK != 0 else ALONE[alone]
+    losses, norms = _loop(
+        model, optimizer, name, steps, accumulate, clip, scaler=scaler, infinite=infinite, between=between,
+        no_sync=getattr(model, "no_sync", None),
+    )  # fmt: skip
+    made = _result(model, losses, norms, save, scaler)
+    sluice.torch.close(model)
+    return made
+
+
+def _evaluate(model, optimizer):
+    model.eval()
+    with torch.no_grad():
+        loss_of(model, "gpt2", 10**6)
+    model.train()
+
+
+def _generate(model, optimizer):
+    model.eval()
+    model.generate(torch.ones(1, 4, dtype=torch.long), max_new_tokens=3, do_sample=False)
+    model.train()
+
+
+def _save(model, optimizer):
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        sluice.torch.save_file(model.state_dict(), f"{folder}/own.safetensors")
+        values = safetensors.torch.load_file(f"{folder}/own.safetensors")
+    assert all(torch.equal(p, values[name]) for name, p in model.named_parameters())
+
+
+ALONE = {"evaluate": _evaluate, "generate": _generate, "save": _save}
+
+
+def go_on(folder, way, stage=None, place="memory"):
+    """Trains two steps, saves, and two more; then another model that goes on from what was saved. way: "engine" or "state_dict"."""
+    model, optimizer = _wrapped("gpt2", place, stage=stage)
+    _loop(model, optimizer, "gpt2", 2, SIZE)
+    if way == "engine":
+        where = sluice.torch.engine_of(model).save(folder)
+    else:
+        values, state = model.state_dict(), optimizer.state_dict()
+        where = f"{folder}/state"
+        if RANK == 0:
+            torch.save({"model": values, "optimizer": state}, where)
+    first = _result(model, *_loop(model, optimizer, "gpt2", 2, SIZE, first=2))
+    sluice.torch.close(model)
+    model, optimizer = _wrapped("gpt2", place, stage=stage, seed_of_rank=True)
+    if way == "engine":
+        sluice.torch.engine_of(model).load(where)
+    else:
+        saved = torch.load(where)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+    second = _result(model, *_loop(model, optimizer, "gpt2", 2, SIZE, first=2))
+    sluice.torch.close(model)
+    return first, second
+
+
+def train_alone():
+    """Each process trains by itself."""
+    model, optimizer = _wrapped("gpt2", "memory", ranks=False, seed_of_rank=True)
+    loss_of(model, "gpt2", RANK).backward()
+    optimizer.step()
+    made = _digest(model)
+    sluice.torch.close(model)
+    return made
+
+
+def from_meta(name="normed"):
+    """Wraps a model that gets its first values by its rules, of random numbers that differ. Returns whether later ones do."""
+    torch.manual_seed(3 + RANK)
+    with torch.device("meta"):
+        model = MODELS[name]()
+    model, _ = wrap(model, "memory")
+    made = {"digest": _digest(model), "next": torch.rand(1).item()}
+    sluice.torch.close(model)
+    return made
+
+
+def of_group(kind):
+    """Trains with ranks of a process group: the script's own, or one that is given."""
+    torch.distributed.init_process_group("gloo")
+    try:
+        group = torch.distributed.new_group() if kind == "given" else None
+        made = train(ranks=group)
+        torch.distributed.barrier()  # the script's group is as it was
+        return made
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def refusal(differing=None, **options):
+    """Wraps a model. differing: an option and its value on the last rank alone. Returns the error, and whether the model is as it
+    was, and can be wrapped then."""
+    torch.manual_seed(3)
+    model = small_gpt2()
+    before = _digest(model)
+    given = options | ({differing[0]: differing[1]} if differing and RANK == SIZE - 1 else {})
+    try:
+        wrap(model, "memory", sluice.AdamW(lr=given.pop("lr", 1e-3)), **given)
+        text = None
+    except sluice.Error as error:
+        text = f"{type(error).__name__}: {error}"
+    same = _digest(model) == before
+    sluice.torch.close(wrap(model, "memory")[0])
+    return text, same
+
+
+def fallback():
+    """Trains where the last rank cannot open rank 0's memory. Returns what rank 0 is warned of."""
+    opened = os.open
+
+    def refused(path, *arguments, **named):
+        if str(path).startswith("/proc/") and RANK == SIZE - 1:
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *arguments, **named)
+
+    os.open = refused
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            made = train()
+    finally:
+        os.open = opened
+    return made | {"warnings": [str(each.message) for each in caught if "over Gloo" in str(each.message)]}
+
+
+def train_ddp(name="gpt2", steps=4, accumulate=SIZE, clip=None, save=None, infinite=None):
+    """Trains a plain model with DistributedDataParallel over Gloo."""
+    torch.distributed.init_process_group("gloo")
+    try:
+        torch.manual_seed(3)
+        model = MODELS[name]()
+        ddp = nn.parallel.DistributedDataParallel(model, find_unused_parameters=name in ("experts", "mixtral"))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        scaler = _scaler(infinite)
+        losses, norms = _loop(
+            ddp, optimizer, name, steps, accumulate, clip, scaler=scaler, infinite=infinite, no_sync=ddp.no_sync
+        )
+        return _result(model, losses, norms, save, scaler)
+    finally:
+        torch.distributed.destroy_process_group()

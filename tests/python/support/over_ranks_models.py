@@ -1,0 +1,49 @@
+"""The small models of tests over several ranks."""
+
+import transformers
+from support.wrapped_models import small_gpt2
+from torch import nn
+
+
+class Normed(nn.Module):
+    """A network with batch norm, whose running statistics are buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(16, 32, bias=False), nn.BatchNorm1d(32), nn.Linear(32, 4)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)).relu())
+
+
+def llama():
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            vocab_size=512, max_position_embeddings=64,
+        )
+    )  # fmt: skip
+
+
+def mixtral():
+    return transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(
+            hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+            num_local_experts=8, num_experts_per_tok=2, vocab_size=512, max_position_embeddings=64,
+        )
+    )  # fmt: skip
+
+
+class Experts(nn.Module):
+    """A layer with experts of which each call uses the one that its input names."""
+
+    def __init__(self):
+        super().__init__()
+        self.begin, self.last = nn.Linear(16, 16), nn.Linear(16, 1)
+        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x, expert):
+        return self.last(self.experts[expert](self.begin(x)).tanh())
+
+
+MODELS = {"gpt2": small_gpt2, "llama": llama, "mixtral": mixtral, "normed": Normed, "experts": Experts}

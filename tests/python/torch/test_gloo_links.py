@@ -1,0 +1,167 @@
+"""Packets over a Gloo group: between ranks that are threads here, in order, unchanged, each once."""
+
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from support import sluice_package  # noqa: F401: skips where the library is not built
+from support.sluice_process import PACKAGE
+from sluice.torch._gloo_links import PACKET, GlooLinks
+from sluice.torch._group import _NEVER, Group
+
+
+def links_of(size):
+    """The links of ranks that are threads of this process."""
+    store, made = torch.distributed.HashStore(), [None] * size
+
+    def make(rank):
+        group = torch.distributed.ProcessGroupGloo(store, rank, size, _NEVER)
+        made[rank] = GlooLinks(Group(group, rank, size))
+
+    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return made
+
+
+def packet_of(source, to, number):
+    generator = random.Random(f"{source} {to} {number}")
+    return generator.randbytes(generator.choice([1, 8, 100, 4088, 4089, 70000, PACKET]))
+
+
+def taken(links, source):
+    found = links.receive(source)
+    return None if found is None else bytes(found)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_packets_arrive_in_order_unchanged_and_once(size):
+    count, links = 60, links_of(size)
+    wrong = []
+
+    def run(own):
+        others = [rank for rank in range(size) if rank != own.rank]
+        sent, received = dict.fromkeys(others, 0), dict.fromkeys(others, 0)
+        end = time.monotonic() + 60
+        while min(*sent.values(), *received.values()) < count and time.monotonic() < end:
+            moved = False
+            for other in others:
+                if sent[other] < count and own.send(other, packet_of(own.rank, other, sent[other])):
+                    sent[other], moved = sent[other] + 1, True
+                packet = taken(own, other)
+                if packet is not None:
+                    if packet != packet_of(other, own.rank, received[other]):
+                        wrong.append((own.rank, other, received[other]))
+                    received[other], moved = received[other] + 1, True
+            if not moved:
+                own.wait(1.0)
+        if set(sent.values()) | set(received.values()) != {count}:
+            wrong.append((own.rank, sent, received))
+
+    threads = [threading.Thread(target=run, args=(own,)) for own in links]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert [taken(own, rank) for own in links for rank in range(size) if rank != own.rank] == [None] * size * (size - 1)
+    for own in links:
+        own.close()
+
+
+def wait_for(question):
+    end = time.monotonic() + 30
+    while not question() and time.monotonic() < end:
+        time.sleep(0.01)
+    return question()
+
+
+def test_a_rank_that_takes_nothing_leaves_no_room_and_then_some():
+    one, other = links_of(2)
+    packet, sent = bytes(PACKET), 0
+    while one.send(1, packet):
+        sent += 1
+        assert sent < 10000
+        time.sleep(0.005)
+    assert sent > 4
+    received = 0
+    end = time.monotonic() + 30
+    while received < sent and time.monotonic() < end:
+        received += taken(other, 0) is not None
+    assert received == sent and wait_for(lambda: one.send(1, packet))
+    one.close()
+    other.close()
+
+
+def test_what_was_sent_before_leaving_arrives_and_then_the_rank_is_gone():
+    one, other = links_of(2)
+    assert one.gone(1) is None and other.gone(0) is None
+    for number in range(5):
+        assert one.send(1, packet_of(0, 1, number))
+    one.close()
+    assert wait_for(lambda: other._peers[0].gone is not None)
+    assert other.gone(0) is None  # there are packets of it
+    assert [taken(other, 0) for _ in range(6)] == [*(packet_of(0, 1, number) for number in range(5)), None]
+    assert other.gone(0).in_order
+    other.close()
+
+
+def test_a_wait_ends_by_a_wake_by_a_packet_and_by_its_time():
+    one, other = links_of(2)
+    one.wake()
+    one.wait(60.0)  # for the wake that came before
+    timer = threading.Timer(0.2, one.wake)
+    timer.start()
+    one.wait(60.0)
+    other.send(0, b"x")
+    one.wait(60.0)
+    assert taken(one, 1) == b"x"
+    one.wait(0.01)
+    one.close()
+    other.close()
+
+
+DIES = """
+import os, sys, time
+import torch
+from sluice.torch._gloo_links import GlooLinks
+from sluice.torch._group import _NEVER, Group
+rank = int(sys.argv[1])
+store = torch.distributed.TCPStore("localhost", int(sys.argv[2]), 2, rank == 0)
+links = GlooLinks(Group(torch.distributed.ProcessGroupGloo(store, rank, 2, _NEVER), rank, 2))
+if rank == 1:
+    links.send(0, b"the last")
+    while links.receive(0) is None:
+        links.wait(1)
+    os._exit(7)
+while not (packet := links.receive(1)):
+    links.wait(1)
+links.send(1, b"go")
+end = time.monotonic() + 30
+while links.gone(1) is None and time.monotonic() < end:
+    links.wait(1)
+print(links.gone(1))
+os._exit(0)
+"""
+
+
+def test_a_process_that_dies_is_gone_and_not_in_order():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    environment = os.environ | {"PYTHONPATH": str(PACKAGE)}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", DIES, str(rank), port], env=environment, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    out = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert ranks[1].returncode == 7
+    assert out[0].startswith("Gone(in_order=False, how='its connection ended")

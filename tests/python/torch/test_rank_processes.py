@@ -1,0 +1,170 @@
+"""Ranks as users start them: by torchrun, with Accelerate; and ranks that end before the others."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+from support import sluice_package  # noqa: F401: skips where the library is not built
+from support.rank_pool import LIMIT, run_program, variables_of
+
+BEGIN = """
+import json, os, signal, sys, time
+import torch
+from torch import nn
+torch.manual_seed(3)
+torch.set_num_threads(1)
+import sluice.torch
+RANK = int(os.environ["RANK"])
+def make(**options):
+    model = nn.Sequential(nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 24))
+    return sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB", reserve="64MiB", **options)
+def step(model, optimizer):
+    model(torch.ones(3, 24) * (RANK + 1)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def run(program, **variables):
+    return run_program(BEGIN + program, **variables)
+
+
+TRAINS = """
+model, optimizer = make()
+for _ in range(3):
+    step(model, optimizer)
+with open(os.path.join(os.environ["OUT"], str(RANK)), "w") as out:
+    print([p.detach().sum().item() for p in model.parameters()], file=out)
+"""
+
+
+def test_torchrun_starts_ranks(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(BEGIN + TRAINS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    environment = {name: value for name, value in variables_of(0, 1, "1").items() if name not in ("RANK", "WORLD_SIZE")}
+    environment["OUT"] = str(tmp_path)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "0").read_text() == (tmp_path / "1").read_text()
+
+
+def test_processes_end_in_order_without_close(tmp_path):
+    (status, _, errors), (status_there, _, errors_there) = run(TRAINS, OUT=str(tmp_path))
+    assert status == status_there == 0, errors + errors_there
+    assert (tmp_path / "0").read_text() == (tmp_path / "1").read_text()
+    assert "Traceback" not in errors + errors_there and "terminate" not in errors + errors_there
+
+
+FAILS = """
+from sluice.torch import _joining
+if "gloo" in os.environ["HOW"]:
+    _joining._opened = lambda group: None
+model, optimizer = make(stage=int(os.environ["STAGE"]))
+began = time.monotonic()
+try:
+    for number in range(100):
+        step(model, optimizer)
+        if RANK == 1 and number == 2:
+            if "killed" in os.environ["HOW"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("the data of this rank is bad")
+except sluice.Error as error:
+    print(json.dumps([type(error).__name__, str(error), time.monotonic() - began]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "raises", "killed, gloo", "raises, gloo"])
+@pytest.mark.parametrize("stage", ["0", "3"])
+def test_the_others_end_and_name_the_rank_that_failed(how, stage):
+    (status, out, errors), (status_there, _, errors_there) = run(FAILS, HOW=how, STAGE=stage)
+    assert status == 0, errors
+    kind, text, seconds = json.loads(out.splitlines()[-1])
+    assert kind in ("SystemIOError", "StateError") and "rank 1" in text and seconds < LIMIT / 4
+    if "killed" in how:
+        assert status_there == -signal.SIGKILL
+    else:
+        assert status_there == 1 and "ValueError: the data of this rank is bad" in errors_there
+        assert "ValueError: the data of this rank is bad" in text
+
+
+LEAVES_EARLY = """
+model, optimizer = make()
+step(model, optimizer)
+if RANK == 0:
+    try:
+        step(model, optimizer)
+    except sluice.Error as error:
+        print(str(error), flush=True)
+"""
+
+
+def test_a_rank_that_has_no_more_data_is_named():
+    (status, out, errors), (status_there, _, errors_there) = run(LEAVES_EARLY)
+    assert status == status_there == 0, errors + errors_there
+    assert "rank 1" in out
+
+
+ABSENT = """
+model, optimizer = make(patience=2.0, silence=60.0)
+step(model, optimizer)
+if RANK == 1:
+    time.sleep(8)
+try:
+    step(model, optimizer)
+except sluice.Error as error:
+    print(str(error), flush=True)
+"""
+
+
+def test_a_rank_that_does_not_take_part_is_named():
+    (status, out, errors), _ = run(ABSENT)
+    assert status == 0 and "rank 1" in out, errors
+
+
+ACCELERATE = """
+import accelerate
+accelerator = accelerate.Accelerator(cpu=True)
+model, optimizer = make()
+data = torch.utils.data.TensorDataset(torch.randn(8, 24, generator=torch.Generator().manual_seed(1)))
+loader = torch.utils.data.DataLoader(data, batch_size=2)
+try:
+    accelerator.prepare(model, optimizer, loader)
+except sluice.StateError as error:
+    text = str(error)
+optimizer, loader = accelerator.prepare(optimizer, loader)
+for (rows,) in loader:
+    accelerator.backward(model(rows).square().mean())
+    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+print(json.dumps([text, len(loader), [p.detach().sum().item() for p in model.parameters()]]), flush=True)
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_accelerate_prepares_all_but_the_model():
+    (status, out, errors), (status_there, out_there, _) = run(ACCELERATE)
+    assert status == status_there == 0, errors
+    text, steps, _ = found = json.loads(out.splitlines()[-1])
+    assert "DistributedDataParallel" in text and "leave it out" in text and steps == 2
+    assert json.loads(out_there.splitlines()[-1]) == found
+
+
+PLANS = """
+model = nn.Sequential(nn.Linear(24, 24), nn.Linear(24, 24))
+given = {"memory": "4GiB", "reserve": "64MiB", "stage": 3}
+if RANK == 1:  # no other rank has to take part
+    plan = sluice.torch.plan(model, sluice.AdamW(), **given)
+    print(plan["ranks"], plan["stage"], flush=True)
+    plan = sluice.torch.plan(model, sluice.AdamW(), ranks=False, memory="4GiB", reserve="64MiB")
+    print(plan.get("ranks", 1), flush=True)
+"""
+
+
+def test_one_rank_plans_alone():
+    _, (status, out, errors) = run(PLANS)
+    assert status == 0, errors
+    assert out.split() == ["2", "3", "1"]

@@ -1,0 +1,191 @@
+"""A wrapped model over two ranks: DDP's results, and the same bits at every stage, in memory, on disk and over any links."""
+
+import re
+
+import pytest
+import torch
+from support import rounding
+from support.over_ranks_models import MODELS
+from support.rank_pool import Pool
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Pool(2) as ranks:
+        yield ranks
+
+
+def alike(results):
+    """The first of results whose bits are all ranks'."""
+    assert len({(each["digest"], tuple(each["norms"]), each["scale"]) for each in results}) == 1
+    return results[0]
+
+
+def epsilon_of(name):
+    return rounding.of_model(MODELS[name](), 64)
+
+
+# ---- DDP as the reference ----
+
+
+@pytest.mark.parametrize("name, settings", [
+    ("gpt2", {}),
+    ("gpt2", {"accumulate": 4, "clip": 0.5}),
+    ("llama", {"accumulate": 6}),
+    ("mixtral", {"accumulate": 2, "clip": 0.1}),
+    ("experts", {"accumulate": 2}),
+    ("normed", {"accumulate": 4}),
+])  # fmt: skip
+def test_losses_norms_and_values_are_those_of_ddp(pool, tmp_path, name, settings):
+    ours = pool.call("train", name=name, steps=STEPS, save=str(tmp_path / "ours"), **settings)
+    theirs = pool.call("train_ddp", name=name, steps=STEPS, save=str(tmp_path / "theirs"), **settings)
+    alike(ours)
+    epsilon = epsilon_of(name)
+    for rank in range(2):
+        assert rounding.near(ours[rank]["losses"], theirs[rank]["losses"], rounding.of_losses(epsilon))
+        assert rounding.near(ours[rank]["norms"], theirs[rank]["norms"], rounding.of_losses(epsilon))
+    torch.manual_seed(3)
+    start = dict(MODELS[name]().named_parameters())
+    found, expected = torch.load(tmp_path / "ours"), torch.load(tmp_path / "theirs")
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        if key in start:
+            rounding.assert_moved_alike(found[key], value, start[key].detach(), epsilon, key)
+        else:
+            rounding.assert_near(found[key], value, rounding.of_losses(epsilon), what=key)
+
+
+def test_a_parameter_that_no_rank_uses_stays_as_it_is(pool, tmp_path):
+    pool.call("train", name="experts", save=str(tmp_path / "after"))
+    torch.manual_seed(3)
+    start, after = dict(MODELS["experts"]().named_parameters()), torch.load(tmp_path / "after")
+    changed = {key for key, p in start.items() if not torch.equal(p, after[key])}
+    assert changed == {key for key in start if not key.startswith("experts.3.")}
+
+
+def test_a_skipped_step_is_skipped_by_all(pool):
+    settings = {"accumulate": 4, "clip": 0.5, "infinite": 1}
+    ours, theirs = pool.call("train", **settings), pool.call("train_ddp", **settings)
+    assert alike(ours)["scale"] == theirs[0]["scale"] == 512.0
+    for rank in range(2):
+        assert rounding.near(ours[rank]["losses"], theirs[rank]["losses"], rounding.of_losses(epsilon_of("gpt2")))
+
+
+def test_losses_differ_where_gradients_are_not_averaged(pool):
+    """The tolerance of the tests above tells a rank's own gradients from the mean."""
+    mean, once = pool.call("train")[0]["losses"], pool.call("train", accumulate=4)[0]["losses"][::2]
+    assert not rounding.near([2 * loss for loss in once], mean, rounding.of_losses(epsilon_of("gpt2")))
+
+
+# ---- twins ----
+
+
+EVERY = [(stage, place) for stage in range(4) for place in ("memory", "disk")]
+SOME = [(0, "disk"), (1, "memory"), (3, "disk")]
+
+
+@pytest.mark.parametrize("name, twins", [("gpt2", EVERY), ("llama", SOME), ("mixtral", SOME), ("experts", EVERY)])
+def test_every_stage_and_place_gives_the_same_bits(pool, name, twins):
+    settings = {"name": name, "steps": 3, "accumulate": 4, "clip": 0.1}
+    expected = pool.call("train", stage=0, **settings)
+    alike(expected)
+    for stage, place in twins:
+        if (stage, place) != (0, "memory"):
+            assert pool.call("train", stage=stage, place=place, **settings) == expected, f"stage {stage}, {place}"
+
+
+@pytest.mark.parametrize("options", [{"state": "8bit"}, {"update": "Adafactor"}, {"update": "Muon"}])
+def test_every_optimizer_gives_the_same_bits(pool, options):
+    expected = pool.call("train", stage=0, steps=2, **options)
+    alike(expected)
+    for stage, place in ((1, "disk"), (2, "memory"), (3, "disk")):
+        assert pool.call("train", stage=stage, place=place, steps=2, **options) == expected
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_gloo_gives_the_bits_of_shared_memory(pool, stage):
+    settings = {"stage": stage, "accumulate": 4, "clip": 0.5}
+    assert pool.call("train", links="gloo", **settings) == pool.call("train", **settings)
+
+
+def test_ranks_that_cannot_share_memory_say_so_and_train(pool):
+    found = pool.call("fallback")
+    expected = pool.call("train")
+    assert [each["digest"] for each in found] == [each["digest"] for each in expected]
+    assert found[1]["warnings"] == [] and len(found[0]["warnings"]) == 1
+    assert "rank 1 cannot open rank 0's: Permission denied" in found[0]["warnings"][0]
+
+
+# ---- how they begin ----
+
+
+def test_all_begin_with_the_values_of_rank_0(pool):
+    assert pool.call("train", seed_of_rank=True) == pool.call("train")
+
+
+def test_first_values_by_rules_are_those_of_rank_0(pool):
+    first, second = pool.call("from_meta")
+    assert first["digest"] == second["digest"]
+    assert first["next"] != second["next"]
+
+
+@pytest.mark.parametrize("kind", ["own", "given"])
+def test_ranks_of_a_process_group(pool, kind):
+    assert pool.call("of_group", kind=kind) == pool.call("train")
+
+
+def test_a_process_may_train_alone(pool):
+    first, second = pool.call("train_alone")
+    assert first != second
+
+
+@pytest.mark.parametrize("differing, says", [
+    (("lr", 0.5), "InvalidArgumentError: the optimizer is .*lr=0.5.* on rank 1, and .*lr=0.001.* on rank 0"),
+    (("stage", 2), "InvalidArgumentError: stage is 2 on rank 1, and None on rank 0"),
+    (("state", "bf16"), "InvalidArgumentError: state is 'bf16' on rank 1"),
+])  # fmt: skip
+def test_what_differs_is_refused_on_all_ranks(pool, differing, says):
+    for text, same in pool.call("refusal", differing=differing, lr=1e-3):
+        assert same and re.match(says, text)
+
+
+@pytest.mark.parametrize("differing, says, says_there", [
+    (("memory", "1MiB"), "BudgetError: rank 1 could not make its engine: 256 MiB are reserved", "BudgetError: 256 MiB are reserved"),
+    (("held_units", 0), "StateError: rank 1 has an error, so that no rank goes on: held_units is 0",
+     "InvalidArgumentError: held_units is 0"),
+])  # fmt: skip
+def test_what_one_rank_refuses_no_rank_does(pool, differing, says, says_there):
+    (text, same), (text_there, same_there) = pool.call("refusal", differing=differing)
+    assert same and same_there
+    assert text.startswith(says) and text_there.startswith(says_there)
+
+
+@pytest.mark.parametrize("options, says", [
+    ({"stage": 4}, "stage is 4"),
+    ({"stage": True}, "stage is True"),
+    ({"update_in_backward": True}, "update_in_backward"),
+    ({"silence": 0}, "silence is 0"),
+    ({"ranks": 2}, "ranks is 2"),
+])  # fmt: skip
+def test_what_cannot_be_is_refused(pool, options, says):
+    for text, same in pool.call("refusal", **options):
+        assert same and says in text
+
+
+# ---- what one rank does alone, and what all save ----
+
+
+@pytest.mark.parametrize("what", ["evaluate", "generate", "save"])
+@pytest.mark.parametrize("stage, place", [(0, "memory"), (3, "memory"), (3, "disk")])
+def test_one_rank_alone(pool, what, stage, place):
+    settings = {"steps": 3, "stage": stage, "place": place}
+    assert pool.call("train", alone=what, **settings) == pool.call("train", **settings)
+
+
+@pytest.mark.parametrize("way", ["engine", "state_dict"])
+@pytest.mark.parametrize("stage, place", [(0, "memory"), (1, "disk"), (3, "memory")])
+def test_a_run_goes_on_from_what_was_saved(pool, tmp_path, way, stage, place):
+    for first, second in pool.call("go_on", folder=str(tmp_path), way=way, stage=stage, place=place):
+        assert first == second
