@@ -1,7 +1,9 @@
 """What ranks do together in tests: each function is called on every rank (support.rank_pool). Results are what JSON has."""
 
 import contextlib
+import functools
 import hashlib
+import itertools
 import os
 import tempfile
 import warnings
@@ -11,6 +13,7 @@ import torch
 from support.over_ranks_models import MODELS
 from support.wrapped_models import small_gpt2, units_of_modules, wrap
 from torch import nn
+from torch.distributed.rendezvous import rendezvous
 
 import sluice
 import sluice.torch
@@ -178,9 +181,23 @@ def from_meta(name="normed"):
     return made
 
 
+_groups = itertools.count()
+
+
+@functools.cache
+def _store():
+    return next(iter(rendezvous("env://")))[0]
+
+
+def _init_process_group():
+    """Makes the script's group under names of its own: a second default one would find the addresses of the first."""
+    store = torch.distributed.PrefixStore(f"test/{next(_groups)}", _store())
+    torch.distributed.init_process_group("gloo", store=store, rank=RANK, world_size=SIZE)
+
+
 def of_group(kind):
     """Trains with ranks of a process group: the script's own, or one that is given."""
-    torch.distributed.init_process_group("gloo")
+    _init_process_group()
     try:
         group = torch.distributed.new_group() if kind == "given" else None
         made = train(ranks=group)
@@ -228,7 +245,7 @@ def fallback():
 
 def train_ddp(name="gpt2", steps=4, accumulate=SIZE, clip=None, save=None, infinite=None):
     """Trains a plain model with DistributedDataParallel over Gloo."""
-    torch.distributed.init_process_group("gloo")
+    _init_process_group()
     try:
         torch.manual_seed(3)
         model = MODELS[name]()
