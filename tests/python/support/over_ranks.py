@@ -1,7 +1,10 @@
 """What ranks do together in tests: each function is called on every rank (support.rank_pool). Results are what JSON has."""
 
 import contextlib
+import functools
+import gc
 import hashlib
+import itertools
 import os
 import tempfile
 import warnings
@@ -11,6 +14,7 @@ import torch
 from support.over_ranks_models import MODELS
 from support.wrapped_models import small_gpt2, units_of_modules, wrap
 from torch import nn
+from torch.distributed.rendezvous import rendezvous
 
 import sluice
 import sluice.torch
@@ -178,9 +182,23 @@ def from_meta(name="normed"):
     return made
 
 
+_groups = itertools.count()
+
+
+@functools.cache
+def _store():
+    return next(iter(rendezvous("env://")))[0]
+
+
+def _init_process_group():
+    """Makes the script's group under names of its own: a second default one would find the addresses of the first."""
+    store = torch.distributed.PrefixStore(f"test/{next(_groups)}", _store())
+    torch.distributed.init_process_group("gloo", store=store, rank=RANK, world_size=SIZE)
+
+
 def of_group(kind):
     """Trains with ranks of a process group: the script's own, or one that is given."""
-    torch.distributed.init_process_group("gloo")
+    _init_process_group()
     try:
         group = torch.distributed.new_group() if kind == "given" else None
         made = train(ranks=group)
@@ -226,18 +244,24 @@ def fallback():
     return made | {"warnings": [str(each.message) for each in caught if "over Gloo" in str(each.message)]}
 
 
-def train_ddp(name="gpt2", steps=4, accumulate=SIZE, clip=None, save=None, infinite=None):
-    """Trains a plain model with DistributedDataParallel over Gloo."""
-    torch.distributed.init_process_group("gloo")
+def _with_ddp(name="gpt2", steps=4, accumulate=SIZE, clip=None, save=None, infinite=None):
+    torch.manual_seed(3)
+    model = MODELS[name]()
+    ddp = nn.parallel.DistributedDataParallel(model, find_unused_parameters=name in ("experts", "mixtral"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = _scaler(infinite)
+    losses, norms = _loop(ddp, optimizer, name, steps, accumulate, clip, scaler=scaler, infinite=infinite, no_sync=ddp.no_sync)
+    return _result(model, losses, norms, save, scaler)
+
+
+def train_ddp(**settings):
+    """Trains a plain model with DistributedDataParallel over Gloo, which ends before its group: it may hang where it keeps the
+    group's last reference."""
+    _init_process_group()
     try:
-        torch.manual_seed(3)
-        model = MODELS[name]()
-        ddp = nn.parallel.DistributedDataParallel(model, find_unused_parameters=name in ("experts", "mixtral"))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        scaler = _scaler(infinite)
-        losses, norms = _loop(
-            ddp, optimizer, name, steps, accumulate, clip, scaler=scaler, infinite=infinite, no_sync=ddp.no_sync
-        )
-        return _result(model, losses, norms, save, scaler)
+        made = _with_ddp(**settings)
+        gc.collect()
+        torch.distributed.barrier()
+        return made
     finally:
         torch.distributed.destroy_process_group()
