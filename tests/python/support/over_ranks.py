@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import hashlib
 import itertools
 import os
@@ -243,18 +244,24 @@ def fallback():
     return made | {"warnings": [str(each.message) for each in caught if "over Gloo" in str(each.message)]}
 
 
-def train_ddp(name="gpt2", steps=4, accumulate=SIZE, clip=None, save=None, infinite=None):
-    """Trains a plain model with DistributedDataParallel over Gloo."""
+def _with_ddp(name="gpt2", steps=4, accumulate=SIZE, clip=None, save=None, infinite=None):
+    torch.manual_seed(3)
+    model = MODELS[name]()
+    ddp = nn.parallel.DistributedDataParallel(model, find_unused_parameters=name in ("experts", "mixtral"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = _scaler(infinite)
+    losses, norms = _loop(ddp, optimizer, name, steps, accumulate, clip, scaler=scaler, infinite=infinite, no_sync=ddp.no_sync)
+    return _result(model, losses, norms, save, scaler)
+
+
+def train_ddp(**settings):
+    """Trains a plain model with DistributedDataParallel over Gloo, which ends before its group: it may hang where it keeps the
+    group's last reference."""
     _init_process_group()
     try:
-        torch.manual_seed(3)
-        model = MODELS[name]()
-        ddp = nn.parallel.DistributedDataParallel(model, find_unused_parameters=name in ("experts", "mixtral"))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        scaler = _scaler(infinite)
-        losses, norms = _loop(
-            ddp, optimizer, name, steps, accumulate, clip, scaler=scaler, infinite=infinite, no_sync=ddp.no_sync
-        )
-        return _result(model, losses, norms, save, scaler)
+        made = _with_ddp(**settings)
+        gc.collect()
+        torch.distributed.barrier()
+        return made
     finally:
         torch.distributed.destroy_process_group()

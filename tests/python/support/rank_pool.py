@@ -2,6 +2,7 @@
 once. Each has the variables that torchrun would set."""
 
 import contextlib
+import faulthandler
 import json
 import os
 import queue
@@ -108,10 +109,12 @@ def _serve():
 
     for line in sys.stdin:
         function, given = json.loads(line)
+        faulthandler.dump_traceback_later(LIMIT / 2)  # says where a rank hangs
         try:
             answer = {"result": getattr(over_ranks, function)(**given)}
         except BaseException:
             answer = {"error": traceback.format_exc()}
+        faulthandler.cancel_dump_traceback_later()
         print(json.dumps(answer), file=answers, flush=True)
 
 
