@@ -10,6 +10,7 @@ from support.wrapped_models import small_gpt2, tokens, units_of_modules
 import sluice
 import sluice.torch
 from sluice.torch import _prepare, _units
+from sluice.torch._together import Together
 
 MIB = 1 << 20
 
@@ -120,6 +121,6 @@ def test_a_model_of_inference_mode_is_not_trained():
 def test_a_parameter_of_several_units_is_given_back_once(monkeypatch):
     monkeypatch.setattr(_units, "_LARGEST_PARAMETER", 3 << 20)
     monkeypatch.setattr(_units, "_SPAN", 1 << 20)
-    prepared = _prepare.prepare(torch.nn.Linear(2048, 2048), sluice.SGD(), memory="6GiB")
+    prepared = _prepare.prepare(torch.nn.Linear(2048, 2048), sluice.SGD(), memory="6GiB", together=Together())
     assert len(prepared.groups) == 5
     assert prepared.options.given_back == 4 * (2048 * 2048 + 2048)
