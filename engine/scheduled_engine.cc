@@ -68,7 +68,8 @@ void ScheduledEngine::require_next(const Access& asked) const {
 void ScheduledEngine::acquire(const Access& asked) {
   core().guarded([&](Core& c) {
     require_next(asked);
-    finish_sums(kAny);
+    // The plan has frames for what is summed during one more access.
+    finish_sums(!sums_of_ranks_.empty() && sums_of_ranks_.front().position < position_ ? 0 : kAny);
     const Access& access = accesses_[position_];
     c.pager.set_position(position_);
     c.queue.ensure_updated(access.unit);  // a pending update owns the gradient, too
@@ -81,6 +82,12 @@ void ScheduledEngine::acquire(const Access& asked) {
     for (const Held& h : held_)
       if (h.access.gradient_use >= 0)
         waiting_from += (sums_.most() - 1) * use_elements(layout(), h.access.unit, h.access.gradient_use);
+    const std::size_t waiting =
+        access.gradient_use < 0
+            ? 0
+            : (sums_.most() - 1) * use_elements(layout(), access.unit, access.gradient_use);
+    ensure((waiting_from + waiting) * sizeof(float) <= c.plan.sums_bytes || waiting == 0,
+           "gradients of '{}' wait to be added while too many others do", c.name_of(access.unit));
     held_.push_back({access, waiting_from});
     ++position_;
     c.pager.prefetch(c.plan.prefetch);
@@ -182,10 +189,13 @@ void ScheduledEngine::begin_sum(const Held& held) {
   for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p)
     for (int use = 0; use < layout().spec(p).uses; ++use) {
       add_waiting(p, use, held.waiting_from);
+      const std::optional<std::size_t>& last = written_[p][static_cast<std::size_t>(use)].last;
+      ensure(!sums_.pairwise() || !last || *last + 1 == sums_.count(),
+             "the last micro-batch wrote no gradient of '{}'", layout().spec(p).name);
       if (!written_[p][static_cast<std::size_t>(use)].last) fill_sums(p, use, held.waiting_from);
     }
   if (!sums_.pairwise()) add_uses(unit);
-  Sum& sum = sums_of_ranks_.emplace_back(Sum{held, {}});
+  Sum& sum = sums_of_ranks_.emplace_back(Sum{held, position_, {}});
   if (c.ranks) sum_uses(held, sum.group);
   // Where a rank gives several sums, all but the first may be where the next access puts its own.
   if (own_sums() > 1) return finish_sums(std::nullopt);

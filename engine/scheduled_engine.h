@@ -70,6 +70,7 @@ class ScheduledEngine final : public Engine {
   // Where ranks add up what each of them has of a gradient, this goes on beside the next accesses.
   struct Sum {
     Held held;
+    std::size_t position;  // of the next access, when the sum began
     TransferGroup group;
   };
   void begin_sum(const Held& held);

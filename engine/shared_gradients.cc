@@ -1,6 +1,7 @@
 #include "engine/shared_gradients.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <span>
 
@@ -151,7 +152,8 @@ void SharedGradients::compare_shared(const Brought& first, const Brought& other,
       refuse(ErrorCode::kState,
              "the summed gradient of '{}' was dropped on rank {}, and is there on rank {}; drop it on all",
              name, a.shared != 0 ? rank : 0, a.shared != 0 ? 0 : rank);
-    if (a.shared != 0 && a.factor != b.factor)
+    // By their bits: what is not a number is alike, too.
+    if (a.shared != 0 && std::bit_cast<std::uint64_t>(a.factor) != std::bit_cast<std::uint64_t>(b.factor))
       refuse(
           ErrorCode::kState,
           "the gradient of '{}' was multiplied by {} on rank {}, and by {} on rank 0; multiply it alike on "

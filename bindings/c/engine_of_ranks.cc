@@ -25,6 +25,8 @@ Failure failure_of(const std::function<void()>& action) {
     return {error.code(), error.what()};
   } catch (const std::bad_alloc&) {
     return {ErrorCode::kBudget, "the system gave no memory"};
+  } catch (const std::exception& error) {  // the other ranks wait for this one
+    return {ErrorCode::kInternal, error.what()};
   }
   return {};
 }

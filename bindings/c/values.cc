@@ -149,25 +149,27 @@ std::string save_alone(sluice_engine& e, const std::string& out, std::uint64_t k
 
 // What rank 0 refuses is refused on all. What it fails at ends the work of all, since they send meanwhile.
 std::string save(sluice_engine& e, const std::string& out, std::uint64_t keep) {
-  check_between_steps(e, "saved");
   comm::Communicator* const communicator = e.ranks.communicator();
+  if (communicator == nullptr || communicator->rank() > 0) check_between_steps(e, "saved");
   if (communicator == nullptr) return save_alone(e, out, keep);
   if (communicator->rank() > 0) return save_with_first(e, *communicator);
   bool begun = false;
   try {
+    check_between_steps(e, "saved");
     const std::string folder = save_alone(e, out, keep, [&] {
       engine::exchange(*communicator, kSaving, "{}");
       begun = true;
     });
     engine::exchange(*communicator, kSaved, folder);
     return folder;
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {  // the other ranks wait for this one
+    const auto* const own = dynamic_cast<const Error*>(&error);
+    const ErrorCode code = own == nullptr ? ErrorCode::kInternal : own->code();
     if (begun)
       communicator->fail(error.what());
     else
-      engine::exchange(
-          *communicator, kSaving,
-          Json{{"code", static_cast<int>(error.code())}, {"text", std::string(error.what())}}.dump());
+      engine::exchange(*communicator, kSaving,
+                       Json{{"code", static_cast<int>(code)}, {"text", std::string(error.what())}}.dump());
     throw;
   }
 }

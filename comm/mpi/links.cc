@@ -223,6 +223,7 @@ void MpiLinks::ask() {
   if (!missing_since_) return;
   if (now < asked_ + kBetweenQuestions) return;
   asked_ = now;
+  poll_sends();  // where other links are waited for, nothing else does
   for (int to = 0; to < size_; ++to)
     if (to != rank_ && peer(to).sends == 0) say(to, Kind::kQuestion, {}, {});
 }

@@ -15,6 +15,7 @@ class MicroBatchSums {
   MicroBatchSums(bool pairwise, const RankOf& ranks, std::size_t micro_batches);
 
   bool pairwise() const { return pairwise_; }
+  std::size_t count() const { return merges_.size(); }  // of this rank's micro-batches
   // How many sums there are once so many micro-batches were added.
   std::size_t height(std::size_t added) const { return heights_[added]; }
   // How often the two topmost sums then become one, when this micro-batch's gradient was put on them.

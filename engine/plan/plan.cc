@@ -111,7 +111,7 @@ class Planner {
     std::vector<Lookahead> all = {{2, true}, {1, true}, {1, false}};
     if (profile_.units.size() >= kUnitsForLonger) all.insert(all.begin(), {4, true});
     if (request_.prefetch) all = {{*request_.prefetch, true}, {*request_.prefetch, false}};
-    if (request_.ranks.size > 1 && !profile_.any_order) {
+    if (placement_.sums_go_on()) {
       const Lookahead least = all.back();
       for (Lookahead& each : all) each.sums = true;
       all.push_back(least);

@@ -16,7 +16,7 @@ from typing import Any, Optional, Protocol, TypeVar
 from . import _abi
 from ._handle import call, text_of
 from ._library import library
-from .errors import Error, InvalidArgumentError, StateError
+from .errors import CorruptError, Error, InvalidArgumentError, StateError
 
 T = TypeVar("T")
 
@@ -248,6 +248,8 @@ def _functions_of(links: Links, what: str) -> _abi.Links:
 
     def receive(source: int, packet: Any, count: Any) -> None:
         found = links.receive(source)
+        if found is not None and len(found) > links.packet_bytes:
+            raise CorruptError(f"a packet of {len(found)} bytes came from rank {source}; {links.packet_bytes} are the most")
         if found is not None:
             ctypes.memmove(packet, (ctypes.c_char * len(found)).from_buffer(found), len(found))
             count[0] = len(found)

@@ -320,7 +320,7 @@ def _zero(target: Gradient) -> Gradient:
         target._slot.zeroed = True
         return target
     target._slot.check()
-    if target._slot.presence.stored.lacks(target._slot.home):
+    if target._slot.presence.stored.drop_absent(target._slot.home):
         return target
     target._slot.replace(torch.zeros(target.shape, dtype=target.dtype))
     return target

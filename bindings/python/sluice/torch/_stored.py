@@ -76,6 +76,15 @@ class Stored:
                 raise
             return True
 
+    def drop_absent(self, home: Home) -> bool:
+        """Drops what other ranks have added where this one has added nothing. Returns whether that is so. It asks nobody."""
+        with self._lock:
+            entry = self.entries.get(home.index)
+            if entry is None or not entry.absent:
+                return False
+            self._drop(home)
+            return True
+
     def give_up(self, home: Home) -> None:
         """Ends the parameter's gradient in the engine, if there is one."""
         entry = self.entries.get(home.index)

@@ -69,6 +69,8 @@ class Together:
 
     def share_values(self, model: torch.nn.Module) -> None:
         """Brings rank 0's values of parameters that have some to all ranks."""
+        if self.ranks is not None:
+            self._compare(model)
         self._share("a parameter", (p.data for p in model.parameters() if not p.is_meta))
 
     @contextlib.contextmanager
@@ -93,7 +95,7 @@ class Together:
         self.share_buffers()
 
     def share_buffers(self) -> None:
-        """Brings the buffers that rank 0 has changed to all ranks."""
+        """Brings rank 0's values of the buffers that any rank has changed to all ranks."""
         model = self._model()
         if self.ranks is None or model is None:
             return
@@ -102,14 +104,34 @@ class Together:
             return
         # (Batch norm changes its buffers without a trace in their version counters.)
         changed = [i for i, (name, buffer) in enumerate(buffers.items()) if self._seen.get(name) != _digest(buffer)]
-        count, chosen = json.loads(self.ranks.exchange("buffers", json.dumps([len(buffers), changed]).encode())[0])
-        if count != len(buffers):
-            raise StateError(
-                f"the model has {count} buffers on rank 0, and {len(buffers)} on rank {self.ranks.rank}; all ranks have the same"
-            )
+        found = [json.loads(text) for text in self.ranks.exchange("buffers", json.dumps([len(buffers), changed]).encode())]
+        for rank, (count, _) in enumerate(found):
+            if count != found[0][0]:
+                raise StateError(
+                    f"the model has {found[0][0]} buffers on rank 0, and {count} on rank {rank}; all ranks have the same"
+                )
+        chosen = sorted(set().union(*(numbers for _, numbers in found)))
         names = list(buffers)
         self._share("a buffer", (buffers[names[number]] for number in chosen))
         self._seen |= {names[number]: _digest(buffers[names[number]]) for number in chosen}
+
+    def _compare(self, model: torch.nn.Module) -> None:
+        """Refuses, on all ranks, a model that has other tensors on another rank, or has them without values."""
+        of_meta = sum(p.is_meta for p in model.parameters())
+        tensors = [(name, str(t.dtype), list(t.shape), t.is_meta) for name, t in (*model.named_parameters(), *model.named_buffers())]
+        digest = hashlib.sha256(json.dumps(tensors).encode()).hexdigest()
+        found = [json.loads(text) for text in self.ranks.exchange("the model", json.dumps([of_meta, digest]).encode())]
+        for rank, (count, other) in enumerate(found):
+            if count != found[0][0]:
+                raise InvalidArgumentError(
+                    f"{count} parameters are on the meta device on rank {rank}, and {found[0][0]} on rank 0; make the model alike "
+                    "on all ranks"
+                )
+            if other != found[0][1]:
+                raise InvalidArgumentError(
+                    f"the model's parameters or buffers have other names, types or shapes on rank {rank} than on rank 0; make the "
+                    "model alike on all ranks"
+                )
 
     def _share(self, what: str, tensors: Iterable[torch.Tensor]) -> None:
         if self.ranks is None:
