@@ -43,7 +43,8 @@ def _digest(model):
     return together.hexdigest()
 
 
-def _loop(model, optimizer, name, steps, accumulate, clip=None, first=0, scaler=None, infinite=None, no_sync=None, between=None):
+def _loop(model, optimizer, name, steps, accumulate, clip=None, first=0, scaler=None, infinite=None, no_sync=None, between=None,
+          to_none=True):  # fmt: skip
     """A user's loop over this rank's part of each step's micro-batches. first: the number of its first step. infinite: the step
     in which the last rank's loss is. between: what is done after each step."""
     share, losses, norms = accumulate // SIZE, [], []
@@ -65,7 +66,7 @@ def _loop(model, optimizer, name, steps, accumulate, clip=None, first=0, scaler=
             scaler.update()
         else:
             optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=to_none)
         if between is not None:
             between(model, optimizer)
     return losses, norms
@@ -97,14 +98,15 @@ def _wrapped(name, place, links=None, seed_of_rank=False, update="AdamW", **opti
 
 
 def train(
-    name="gpt2", steps=4, accumulate=SIZE, clip=None, place="memory", save=None, infinite=None, alone=None, **options
-):
+    name="gpt2", steps=4, accumulate=SIZE, clip=None, place="memory", save=None, infinite=None, alone=None, to_none=True,
+    **options
+):  # fmt: skip
     """Trains a wrapped model. alone: what rank 0 does alone after each step."""
     model, optimizer = _wrapped(name, place, **options)
     scaler = _scaler(infinite)
     between = None if alone is None or RANK != 0 else ALONE[alone]
     losses, norms = _loop(
-        model, optimizer, name, steps, accumulate, clip, scaler=scaler, infinite=infinite, between=between,
+        model, optimizer, name, steps, accumulate, clip, scaler=scaler, infinite=infinite, between=between, to_none=to_none,
         no_sync=getattr(model, "no_sync", None),
     )  # fmt: skip
     made = _result(model, losses, norms, save, scaler)
@@ -244,13 +246,14 @@ def fallback():
     return made | {"warnings": [str(each.message) for each in caught if "over Gloo" in str(each.message)]}
 
 
-def _with_ddp(name="gpt2", steps=4, accumulate=SIZE, clip=None, save=None, infinite=None):
+def _with_ddp(name="gpt2", steps=4, accumulate=SIZE, clip=None, save=None, infinite=None, to_none=True):
     torch.manual_seed(3)
     model = MODELS[name]()
     ddp = nn.parallel.DistributedDataParallel(model, find_unused_parameters=name in ("experts", "mixtral"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scaler = _scaler(infinite)
-    losses, norms = _loop(ddp, optimizer, name, steps, accumulate, clip, scaler=scaler, infinite=infinite, no_sync=ddp.no_sync)
+    losses, norms = _loop(ddp, optimizer, name, steps, accumulate, clip, scaler=scaler, infinite=infinite, no_sync=ddp.no_sync,
+                          to_none=to_none)  # fmt: skip
     return _result(model, losses, norms, save, scaler)
 
 

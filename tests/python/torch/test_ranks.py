@@ -36,6 +36,7 @@ def epsilon_of(name):
     ("llama", {"accumulate": 6}),
     ("mixtral", {"accumulate": 2, "clip": 0.1}),
     ("experts", {"accumulate": 2}),
+    ("experts", {"accumulate": 2, "to_none": False}),
     ("normed", {"accumulate": 4}),
 ])  # fmt: skip
 def test_losses_norms_and_values_are_those_of_ddp(pool, tmp_path, name, settings):
