@@ -21,8 +21,7 @@ ScheduledEngine::ScheduledEngine(const Profile& profile, const Plan& plan, const
                                  const Resources& resources)
     : Engine(profile, plan, optimizer, resources),
       sums_(plan.reproducible, plan.ranks, profile.micro_batches),
-      order_(plan.reproducible ? comm::pairwise_order(sums_.borders())
-                               : comm::order_of_ranks(plan.ranks.size)),
+      order_(sums_.order()),
       finished_(profile.units.size()) {
   const std::size_t groups = divide_up(profile.micro_batches, plan.group);
   for (std::size_t group = 0; group < groups; ++group)
@@ -78,15 +77,12 @@ void ScheduledEngine::acquire(const Access& asked) {
       if (use == access.gradient_use || access.final)
         for (const HoldingId gradient : c.gradients.holdings(access.unit, use))
           c.pager.acquire(gradient, Pager::Use::kModify);
+    const auto waiting = [&](const Access& a) {
+      return a.gradient_use < 0 ? 0 : (sums_.most() - 1) * use_elements(layout(), a.unit, a.gradient_use);
+    };
     std::size_t waiting_from = 0;
-    for (const Held& h : held_)
-      if (h.access.gradient_use >= 0)
-        waiting_from += (sums_.most() - 1) * use_elements(layout(), h.access.unit, h.access.gradient_use);
-    const std::size_t waiting =
-        access.gradient_use < 0
-            ? 0
-            : (sums_.most() - 1) * use_elements(layout(), access.unit, access.gradient_use);
-    ensure((waiting_from + waiting) * sizeof(float) <= c.plan.sums_bytes || waiting == 0,
+    for (const Held& h : held_) waiting_from += waiting(h.access);
+    ensure((waiting_from + waiting(access)) * sizeof(float) <= c.plan.sums_bytes,
            "gradients of '{}' wait to be added while too many others do", c.name_of(access.unit));
     held_.push_back({access, waiting_from});
     ++position_;
@@ -192,7 +188,7 @@ void ScheduledEngine::begin_sum(const Held& held) {
       const std::optional<std::size_t>& last = written_[p][static_cast<std::size_t>(use)].last;
       ensure(!sums_.pairwise() || !last || *last + 1 == sums_.count(),
              "the last micro-batch wrote no gradient of '{}'", layout().spec(p).name);
-      if (!written_[p][static_cast<std::size_t>(use)].last) fill_sums(p, use, held.waiting_from);
+      if (!last) fill_sums(p, use, held.waiting_from);
     }
   if (!sums_.pairwise()) add_uses(unit);
   Sum& sum = sums_of_ranks_.emplace_back(Sum{held, position_, {}});

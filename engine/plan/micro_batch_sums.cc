@@ -24,6 +24,11 @@ MicroBatchSums::MicroBatchSums(bool pairwise, const RankOf& ranks, std::size_t m
   }
 }
 
+comm::SumOrder MicroBatchSums::order() const {
+  return pairwise_ ? comm::pairwise_order(borders_)
+                   : comm::order_of_ranks(static_cast<int>(borders_.size()) - 1);
+}
+
 std::size_t MicroBatchSums::kept(std::size_t group, bool to_the_end) const {
   std::size_t most = to_the_end ? heights_.back() : 1;
   for (std::size_t added = group; added + 1 < heights_.size(); added += group)

@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "comm/sums.h"
 #include "engine/plan/plan.h"
 
 namespace sluice::engine {
@@ -25,12 +26,13 @@ class MicroBatchSums {
   // How many sums are kept beyond an access that adds so many micro-batches; to_the_end: also beyond the
   // last.
   std::size_t kept(std::size_t group, bool to_the_end) const;
-  // Where each rank's micro-batches begin, counted over all ranks, and where the last ones end.
-  const std::vector<std::size_t>& borders() const { return borders_; }
+  comm::SumOrder order() const;  // of what the ranks then add up
 
  private:
   bool pairwise_;
-  std::vector<std::size_t> borders_, heights_, merges_;
+  // Where each rank's micro-batches begin, counted over all ranks, and where the last ones end.
+  std::vector<std::size_t> borders_;
+  std::vector<std::size_t> heights_, merges_;
   std::size_t most_ = 1;
 };
 

@@ -42,6 +42,8 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
       layout_(profile.units),
       uses_(gradient_uses(profile)),
       sums_(request.reproducible, request.ranks, profile.micro_batches),
+      arrays_of_others_(sums_.order().merges.size() -
+                        sums_.order().arrays[static_cast<std::size_t>(ranks_.rank)]),
       format_(layout_, optimizer, choose_chunk(layout_, request),
               Shards::of(request.ranks.rank, request.ranks.size, request.stage.value_or(0))),
       whole_bytes_(WholeStore(layout_, optimizer).bytes()),

@@ -69,7 +69,6 @@ class Placement {
     std::uint64_t gradient = 0;    // for the sum of its gradient
     std::uint64_t updated = 0;     // what the others have updated of its parameters
     std::uint64_t parameters = 0;  // where these are partitioned: what the others have of them
-    std::uint64_t total() const { return gradient + updated + parameters; }
   };
   Received received(UnitId unit, const UnitPlan& plan, std::size_t groups) const;
 
@@ -112,6 +111,7 @@ class Placement {
   Layout layout_;
   std::vector<int> uses_;  // by unit: the uses of its gradient
   MicroBatchSums sums_;
+  std::size_t arrays_of_others_;      // that a sum over ranks takes
   std::vector<std::size_t> buffers_;  // by unit: how many each use of its gradient has
   bool updated(UnitId unit) const { return uses_[unit] > 0; }
   // Whether a final gradient of the unit waits for others.

@@ -333,11 +333,9 @@ class Planner {
       plan.step_bytes_written = last->step_bytes_written;
       return;
     }
-    for (UnitId unit = 0; unit < plan.units.size(); ++unit)
-      plan.step_bytes_received +=
-          placement_.received(unit, plan.units[unit], divide_up(profile_.micro_batches, plan.group)).total();
     const std::vector<Visit> visits = placement_.visits(plan.units, plan.group, times_);
     for (const Visit& visit : visits) {
+      plan.step_bytes_received += visit.received_bytes();
       plan.step_bytes_read += visit.read_bytes();
       plan.step_bytes_written += visit.written_bytes();
     }

@@ -1,4 +1,3 @@
-#include "comm/sums.h"
 #include "engine/plan/placement.h"
 
 // What a rank receives from the others in a step.
@@ -23,17 +22,14 @@ Placement::Received Placement::received(UnitId unit, const UnitPlan& plan, std::
 // the other parts come when they are summed.
 std::uint64_t Placement::received_of_sum(UnitId unit, int use) const {
   const auto ranks = static_cast<std::size_t>(ranks_.size), rank = static_cast<std::size_t>(ranks_.rank);
-  const comm::SumOrder order =
-      sums_.pairwise() ? comm::pairwise_order(sums_.borders()) : comm::order_of_ranks(ranks_.size);
-  const std::size_t arrays = order.merges.size() - order.arrays[rank];
   if (stage_ > 0 && !profile_.any_order) {  // in any order each rank has the whole sum
     const ElementRange own = format_.shards().here(unit);
     const std::size_t part = in_use(layout_, unit, use, own.end) - in_use(layout_, unit, use, own.begin);
-    return part * arrays * sizeof(float);
+    return part * arrays_of_others_ * sizeof(float);
   }
   const std::size_t all = use_elements(layout_, unit, use);
   const std::size_t part = all / ranks + (rank < all % ranks ? 1 : 0);
-  return (part * arrays + all - part) * sizeof(float);
+  return (part * arrays_of_others_ + all - part) * sizeof(float);
 }
 
 }  // namespace sluice::engine

@@ -29,6 +29,7 @@ struct Visit {
   std::uint64_t summed = 0;   // received for the sum over ranks of the gradient that is final with the access
   UpdateWork before, after;   // complete before the access begins; begun when it ends
   std::uint64_t read_bytes() const { return fetched + before.read + after.read; }
+  std::uint64_t received_bytes() const { return pulled + summed + before.gathered + after.gathered; }
   std::uint64_t written_bytes() const { return written + before.written + after.written; }
 };
 
