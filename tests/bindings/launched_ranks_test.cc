@@ -12,6 +12,7 @@
 #include <sstream>
 #include <thread>
 
+#include "bindings/run_outputs.h"
 #include "bindings/sluice_process.h"
 #include "comm/under_mpirun.h"
 #include "core/json.h"
@@ -44,19 +45,9 @@ class LaunchedRanksTest : public ::testing::Test {
     return std::make_unique<MpirunProcess>(ranks, all);
   }
   std::map<std::string, std::string> tensors(const std::string& name) const {
-    std::map<std::string, std::string> files;
-    for (const auto& file : std::filesystem::directory_iterator(folder_ / (name + "/step-00000003")))
-      if (file.path().extension() == ".safetensors")
-        files[file.path().filename().string()] = file_text(file.path().string());
-    EXPECT_GE(files.size(), 2u);
-    return files;
+    return tensors_of(folder_ / name, 3);
   }
-  std::vector<double> losses(const std::string& name) const {
-    std::ifstream file(folder_ / (name + ".jsonl"));
-    std::vector<double> all;
-    for (std::string line; std::getline(file, line);) all.push_back(Json::parse(line).at("loss"));
-    return all;
-  }
+  std::vector<double> losses(const std::string& name) const { return losses_of(folder_ / (name + ".jsonl")); }
   static int count(const std::string& text, const std::string& part) {
     int found = 0;
     for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;

@@ -12,6 +12,7 @@
 #include <sstream>
 #include <thread>
 
+#include "bindings/run_outputs.h"
 #include "bindings/sluice_process.h"
 #include "core/json.h"
 
@@ -72,27 +73,11 @@ class RanksTest : public ::testing::Test {
     ASSERT_EQ(outcome.status, 0) << outcome.error << outcome.out;
   }
 
-  // The tensors of the checkpoint after that step.
   std::map<std::string, std::string> tensors(const std::string& name, int step) const {
-    std::map<std::string, std::string> files;
-    for (const auto& file :
-         std::filesystem::directory_iterator(folder_ / (name + "/step-0000000" + std::to_string(step))))
-      if (file.path().extension() == ".safetensors")
-        files[file.path().filename().string()] = file_text(file.path().string());
-    EXPECT_GE(files.size(), 2u);
-    return files;
+    return tensors_of(folder_ / name, step);
   }
-  std::vector<Json> rows(const std::string& name) const {
-    std::ifstream file(folder_ / (name + ".jsonl"));
-    std::vector<Json> all;
-    for (std::string line; std::getline(file, line);) all.push_back(Json::parse(line));
-    return all;
-  }
-  std::vector<double> losses(const std::string& name) const {
-    std::vector<double> all;
-    for (const Json& row : rows(name)) all.push_back(row.at("loss"));
-    return all;
-  }
+  std::vector<Json> rows(const std::string& name) const { return rows_of(folder_ / (name + ".jsonl")); }
+  std::vector<double> losses(const std::string& name) const { return losses_of(folder_ / (name + ".jsonl")); }
   TemporaryFolder folder_;
   const std::string text_ = folder_ / "lesson.txt";
 };

@@ -1,0 +1,40 @@
+#pragma once
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "bindings/sluice_process.h"
+#include "core/json.h"
+
+// What runs have written, for tests that compare runs.
+namespace sluice::cli {
+
+// The files with tensors of the run's checkpoint after that step, below 10.
+inline std::map<std::string, std::string> tensors_of(const std::string& out, int step) {
+  std::map<std::string, std::string> files;
+  for (const auto& file : std::filesystem::directory_iterator(out + "/step-0000000" + std::to_string(step)))
+    if (file.path().extension() == ".safetensors")
+      files[file.path().filename().string()] = file_text(file.path().string());
+  EXPECT_GE(files.size(), 2u);
+  return files;
+}
+
+// The lines of a metrics file.
+inline std::vector<Json> rows_of(const std::string& metrics) {
+  std::ifstream file(metrics);
+  std::vector<Json> all;
+  for (std::string line; std::getline(file, line);) all.push_back(Json::parse(line));
+  return all;
+}
+
+inline std::vector<double> losses_of(const std::string& metrics) {
+  std::vector<double> all;
+  for (const Json& row : rows_of(metrics)) all.push_back(row.at("loss"));
+  return all;
+}
+
+}  // namespace sluice::cli
