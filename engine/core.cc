@@ -36,7 +36,7 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
       gradient_shards(gradient_shard_sizes(profile)),
       backings(make_backings(resources.disk, parameter_shards ? &*parameter_shards : nullptr)),
       pager(resources.ledger, *backings, waits),
-      gradients(layout, profile, plan, pager),
+      gradients(layout, profile, plan, ranks ? &*ranks : nullptr, pager),
       states(layout,
              StateFormat(layout, optimizer, plan.chunk_elements,
                          Shards::of(plan.ranks.rank, plan.ranks.size, plan.stage)),

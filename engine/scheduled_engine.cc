@@ -285,7 +285,7 @@ void ScheduledEngine::finish_gradient(const Held& held) {
     c.pager.release(gradient);
     c.pager.discard(gradient);
   } else {
-    c.pager.written(gradient, c.gradients.final_bytes(unit, c.own(unit)));
+    c.pager.written(gradient, final_gradient_bytes(c.own(unit).size(), c.gradients.final_type(unit)));
     c.pager.park(gradient);  // the update streams it from its record if it has left memory
     c.pager.release(gradient);
   }

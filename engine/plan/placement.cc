@@ -139,7 +139,7 @@ Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups) 
   if (waits(unit) && updated(unit)) {
     const std::size_t size = size_of(final_gradient_type(profile_, unit));
     traffic.read += units_[unit].elements_read * size;
-    traffic.written += layout_.unit_elements(unit) * size;
+    traffic.written += final_elements(unit) * size;
   }
   return traffic;
 }
@@ -173,6 +173,9 @@ void Placement::measure(UnitId unit) {
     (use + 1 == uses_[unit] ? own.last_use_bytes : own.other_use_bytes) += bytes;
     for (std::size_t buffer = 0; buffer < buffers_[unit]; ++buffer) take(gradient, bytes);
   }
+  own.gradient_shard.disk =
+      final_gradient_bytes(format_.shards().here(unit).size(), final_gradient_type(profile_, unit));
+  own.gradient_shard.metadata = RecordStore::metadata_bytes(own.gradient_shard.disk, RecordStore::kBlock);
   if (const std::size_t bytes = state_bytes(unit); bytes > 0)
     state = {0, bytes, bytes, RecordStore::metadata_bytes(bytes, format_.block_bytes(unit))};
   const std::vector<std::size_t>& read_at = own.at.parameters;
@@ -180,40 +183,42 @@ void Placement::measure(UnitId unit) {
     own.at.fetches += i == 0 || read_at[i] - read_at[i - 1] > 2 ? 1 : 0;
 }
 
+void Placement::count(UnitId unit, Part part, const UnitPlan& plan, std::uint64_t times,
+                      Footprint& footprint) const {
+  const bool gradient = part == Part::kGradient;
+  const Sizes& sizes =
+      gradient && plan.gradient_in_shards ? units_[unit].gradient_shard : units_[unit].sizes[index(part)];
+  if (plan.resident(part)) {
+    footprint.own[index(part)] += times * sizes.own;
+    footprint.shared[index(part)] += times * sizes.shared;
+  } else if (plan.tier(part) == allocator::Tier::kRanks) {
+    const Dtype type = gradient ? final_gradient_type(profile_, unit) : layout_.dtype(unit);
+    footprint.shards[index(part)] +=
+        times * ShardMemory::room(format_.shards().here(unit).size() * size_of(type));
+  } else if (!gradient || plan.gradient_stored) {
+    footprint.disk[index(part)] += times * sizes.disk;
+    footprint.metadata += times * sizes.metadata;
+  }
+}
+
 Footprint Placement::footprint(const std::vector<UnitPlan>& units) const {
   Footprint footprint;
   for (UnitId unit = 0; unit < units.size(); ++unit) {
     footprint.streamed += streams(unit, units[unit]) ? 1 : 0;
-    const ElementRange own = format_.shards().here(unit);
-    if (units[unit].tier(Part::kParameters) == allocator::Tier::kRanks)
-      footprint.parameter_shards += ShardMemory::room(own.size() * size_of(layout_.dtype(unit)));
-    if (units[unit].tier(Part::kGradient) == allocator::Tier::kRanks)
-      footprint.gradient_shards +=
-          ShardMemory::room(own.size() * size_of(final_gradient_type(profile_, unit)));
-    for (std::size_t part = 0; part < kParts; ++part) {
-      const Sizes& sizes = units_[unit].sizes[part];
-      if (units[unit].resident(static_cast<Part>(part))) {
-        footprint.own[part] += sizes.own;
-        footprint.shared[part] += sizes.shared;
-      } else if (static_cast<Part>(part) != Part::kGradient || units[unit].gradient_stored) {
-        if (units[unit].tier(static_cast<Part>(part)) == allocator::Tier::kRanks) continue;
-        footprint.disk[part] += sizes.disk;
-        footprint.metadata += sizes.metadata;
-      }
-    }
+    for (std::size_t part = 0; part < kParts; ++part)
+      count(unit, static_cast<Part>(part), units[unit], 1, footprint);
   }
   return footprint;
 }
 
-void Placement::make_resident(UnitId unit, Part part, UnitPlan& plan, Footprint& footprint) const {
-  const Sizes& sizes = units_[unit].sizes[index(part)];
+void Placement::to_memory(UnitId unit, Part part, UnitPlan& plan, Footprint& footprint) const {
   footprint.streamed -= streams(unit, plan) ? 1 : 0;
-  plan.place(part, kComputeTier);
+  count(unit, part, plan, -std::uint64_t{1}, footprint);
+  const bool shard = part == Part::kGradient && plan.gradient_in_shards;
+  plan.place(part, shard ? allocator::Tier::kRanks : kComputeTier);
+  if (shard) plan.gradient_stored = false;
+  count(unit, part, plan, 1, footprint);
   footprint.streamed += streams(unit, plan) ? 1 : 0;
-  footprint.own[index(part)] += sizes.own;
-  footprint.shared[index(part)] += sizes.shared;
-  footprint.disk[index(part)] -= sizes.disk;
-  footprint.metadata -= sizes.metadata;
 }
 
 bool Placement::needs_scratch() const {

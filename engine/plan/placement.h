@@ -21,10 +21,9 @@ struct Footprint {
   // Bytes in memory: in huge pages of their own, and in pages shared with the same part of other units.
   std::array<std::uint64_t, kParts> own = {}, shared = {};
   std::array<std::uint64_t, kParts> disk = {};
-  // Bytes in memory for this rank's shards of what is partitioned.
-  std::uint64_t parameter_shards = 0, gradient_shards = 0;
-  std::uint64_t metadata = 0;  // bytes in memory that describe what is on disk
-  std::size_t streamed = 0;    // how many units have something that passes through staging
+  std::array<std::uint64_t, kParts> shards = {};  // in memory, this rank's shards of what is partitioned
+  std::uint64_t metadata = 0;                     // bytes in memory that describe what is on disk
+  std::size_t streamed = 0;                       // how many units have something that passes through staging
   std::uint64_t memory(Part part) const {
     return own[index(part)] + round_up(shared[index(part)], kHugePage);
   }
@@ -44,6 +43,10 @@ class Placement {
 
   std::size_t parameter_bytes(UnitId unit) const;
   std::size_t gradient_bytes(UnitId unit) const;  // all uses
+  // What keeping it in memory until its update takes: all of that, or this rank's shard.
+  std::size_t kept_gradient_bytes(UnitId unit, const UnitPlan& plan) const {
+    return plan.gradient_in_shards ? units_[unit].gradient_shard.disk : gradient_bytes(unit);
+  }
   std::size_t state_bytes(UnitId unit) const;
   // Whether the unit's gradient is stored: because its update waits for the norm of all gradients or for
   // other units (a joint update), or because other uses or groups of micro-batches add to it.
@@ -74,7 +77,8 @@ class Placement {
 
   FrameNeeds frame_needs(const Lookahead& lookahead) const;
   Footprint footprint(const std::vector<UnitPlan>& units) const;
-  void make_resident(UnitId unit, Part part, UnitPlan& plan, Footprint& footprint) const;
+  // Puts a part that is on disk into memory; a gradient that is kept in shards, to the tier kRanks.
+  void to_memory(UnitId unit, Part part, UnitPlan& plan, Footprint& footprint) const;
   // Whether loading or saving needs f32 memory that is neither parameter nor master.
   bool needs_scratch() const;
 
@@ -116,6 +120,10 @@ class Placement {
   bool updated(UnitId unit) const { return uses_[unit] > 0; }
   // Whether a final gradient of the unit waits for others.
   bool waits(UnitId unit) const { return clip_ || together_[unit]; }
+  // The elements of which this rank stores the final gradient. In any order each rank keeps all of it.
+  std::size_t final_elements(UnitId unit) const {
+    return profile_.any_order ? layout_.unit_elements(unit) : format_.shards().here(unit).size();
+  }
   // Whether the unit's update streams anything.
   bool streams(UnitId unit, const UnitPlan& plan) const {
     return !plan.resident(Part::kState) ||
@@ -134,12 +142,15 @@ class Placement {
   };
   struct UnitCosts {
     std::array<Sizes, kParts> sizes;
+    Sizes gradient_shard;  // on disk
     Traffic state_traffic;
     std::uint64_t elements_read = 0;                        // of the gradient, by all rounds of its update
     std::uint64_t last_use_bytes = 0, other_use_bytes = 0;  // bytes of its gradient buffers
     Positions at;
   };
   std::uint64_t received_of_sum(UnitId unit, int use) const;
+  // Adds to the footprint, so many times (-1: once less), what the part takes where the plan puts it.
+  void count(UnitId unit, Part part, const UnitPlan& plan, std::uint64_t times, Footprint& footprint) const;
   void find_positions();
   void measure(UnitId unit);
 

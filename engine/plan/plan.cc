@@ -176,9 +176,13 @@ class Planner {
       place(Part::kState, placement_.state_bytes(unit));
       units[unit].gradient_stored =
           placement_.gradient_bytes(unit) == 0 || placement_.stores_gradient(unit, groups);
-      if (!units[unit].gradient_stored)
-        units[unit].place(Part::kGradient,
-                          placement_.partitions_gradient(unit, groups) ? Tier::kRanks : Tier::kDisk);
+      units[unit].gradient_in_shards = placement_.partitions_gradient(unit, groups);
+      if (units[unit].gradient_in_shards) {
+        units[unit].gradient_stored = !units[unit].resident(Part::kGradient);
+        if (!units[unit].gradient_stored) units[unit].place(Part::kGradient, Tier::kRanks);
+      } else if (!units[unit].gradient_stored) {
+        units[unit].place(Part::kGradient, Tier::kDisk);
+      }
     }
     return units;
   }
@@ -225,34 +229,35 @@ class Planner {
             placement_.parameter_bytes(unit));
       if (placed[unit].gradient_stored)
         offer(unit, Part::kGradient, placement_.gradient_traffic(unit, groups).total(),
-              placement_.gradient_bytes(unit));
+              placement_.kept_gradient_bytes(unit, placed[unit]));
       offer(unit, Part::kState, placement_.state_traffic(unit).total(), placement_.state_bytes(unit));
     }
     std::ranges::stable_sort(result, std::greater<>(), &Item::gain);
     return result;
   }
 
-  // Makes resident, while it fits, what saves most traffic for its bytes.
+  // Puts into memory, while it fits, what saves most traffic for its bytes. All of it takes less of the disk,
+  // whose budget may be kept only then.
   std::optional<Plan> fill(const Shape& shape, const Start& start, bool parameters_first) const {
     Plan plan = describe(shape, start.everything);
     if (fits(plan)) return plan;
     plan = describe(shape, start.least);
-    if (!fits(plan) && !parameters_first) return std::nullopt;
+    if (plan.peak_memory > budget_.memory && !parameters_first) return std::nullopt;
     Footprint footprint = start.least.footprint;
     Frames frames = start.least.frames[shape.ahead];
     for (const Item& item : parameters_first ? start.parameters_first : start.by_gain) {
       UnitPlan larger = plan.units[item.unit];
       Footprint then = footprint;
-      placement_.make_resident(item.unit, item.part, larger, then);
+      placement_.to_memory(item.unit, item.part, larger, then);
+      const bool frees_frames = item.part != Part::kState && larger.resident(item.part);
       const auto fits_in = [&](std::size_t extents) {
-        return sum(then.disk) <= budget_.disk &&
-               sum(host_bytes(plan, shape, then, extents)) <= budget_.memory;
+        return sum(host_bytes(plan, shape, then, extents)) <= budget_.memory;
       };
       // With parameters first, it may fit only when the last of them free their frames.
       if (!(parameters_first && item.part == Part::kParameters) && !fits_in(frames.bound()) &&
-          !fits_in(item.part == Part::kState ? frames.most() : frames.most_without(item.unit, item.part)))
+          !fits_in(frees_frames ? frames.most_without(item.unit, item.part) : frames.most()))
         continue;
-      if (item.part != Part::kState) frames.remove(item.unit, item.part);
+      if (frees_frames) frames.remove(item.unit, item.part);
       plan.units[item.unit] = larger;
       footprint = then;
     }
@@ -292,9 +297,9 @@ class Planner {
                    std::size_t extents) const {
     Bytes host = {};
     host[index(Purpose::kParameter)] = footprint.memory(Part::kParameters) + extents * plan.extent_bytes +
-                                       round_up(footprint.parameter_shards, kHugePage);
+                                       round_up(footprint.shards[index(Part::kParameters)], kHugePage);
     host[index(Purpose::kGradient)] = footprint.memory(Part::kGradient) +
-                                      round_up(footprint.gradient_shards, kHugePage) +
+                                      round_up(footprint.shards[index(Part::kGradient)], kHugePage) +
                                       round_up(plan.sums_bytes, kHugePage);
     host[index(Purpose::kOptimizerState)] =
         footprint.memory(Part::kState) + round_up(placement_.whole_bytes(), kHugePage);

@@ -66,10 +66,12 @@ struct PlanRequest {
 struct UnitPlan {
   // The tier of each part while it is not needed; the gradient's is from its backward pass until its update.
   std::array<allocator::Tier, kParts> tiers = {kComputeTier, kComputeTier, kComputeTier};
-  // False: the gradient is not stored as a whole. It is under frames from its one use until its update, which
-  // follows at once; or, on the tier kRanks, until it is final, and then a shard of it is kept in memory. It
-  // is not resident.
+  // False: the gradient is not stored by the pager. It is under frames from its one use until its update,
+  // which follows at once; or, on the tier kRanks, until it is final, and then this rank's shard of it is
+  // kept in memory. It is not resident.
   bool gradient_stored = true;
+  // What waits for the update is this rank's shard: in memory (on the tier kRanks), or on disk.
+  bool gradient_in_shards = false;
   std::size_t choice = 0;  // an index into UnitProfile::choices
 
   allocator::Tier tier(Part part) const { return tiers[index(part)]; }

@@ -44,15 +44,14 @@ bool has_f16(const Profile& profile) {
 }
 
 std::string ranks_text(const Plan& plan) {
-  const auto partitioned = [&](Part part) {
-    return count(plan, [part](const UnitPlan& unit) { return unit.tier(part) == Tier::kRanks; });
-  };
+  const auto has_shard = [](const UnitPlan& unit) { return unit.tier(Part::kParameters) == Tier::kRanks; };
   return fmt::format(
       "ranks             this is rank {} of {}, at stage {}: it has a shard of the parameters of {}/{} "
       "units, of "
       "final gradients of {}, and of the optimizer state of {}\n",
-      plan.ranks.rank, plan.ranks.size, plan.stage, partitioned(Part::kParameters), plan.units.size(),
-      partitioned(Part::kGradient), plan.stage > 0 ? plan.units.size() : 0);
+      plan.ranks.rank, plan.ranks.size, plan.stage, count(plan, has_shard), plan.units.size(),
+      count(plan, [](const UnitPlan& unit) { return unit.gradient_in_shards; }),
+      plan.stage > 0 ? plan.units.size() : 0);
 }
 
 double bytes_per_day(const Plan& plan) {
@@ -85,9 +84,7 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
   text += fmt::format("in memory         parameters of {}/{} units, gradients of {}, optimizer state of {}\n",
                       count_resident(plan, Part::kParameters), units, count_resident(plan, Part::kGradient),
                       count_resident(plan, Part::kState));
-  const auto at_once = [](const UnitPlan& unit) {
-    return !unit.gradient_stored && unit.tier(Part::kGradient) != Tier::kRanks;
-  };
+  const auto at_once = [](const UnitPlan& unit) { return !unit.gradient_stored && !unit.gradient_in_shards; };
   if (const std::size_t applied = count(plan, at_once); applied > 0)
     text += fmt::format("applied at once   gradients of {}/{} units: never stored\n", applied, units);
   if (plan.ranks.size > 1) text += ranks_text(plan);
@@ -131,7 +128,7 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
           plan.bytes[static_cast<std::size_t>(tier)][p];
   const auto place = [](const UnitPlan& unit, Part part) { return place_of(unit.tiers[index(part)]); };
   const auto gradient_place = [&](const UnitPlan& unit) {
-    const bool kept = unit.gradient_stored || unit.tier(Part::kGradient) == Tier::kRanks;
+    const bool kept = unit.gradient_stored || unit.gradient_in_shards;
     return kept ? place(unit, Part::kGradient) : "none";
   };
   Json units = Json::array();

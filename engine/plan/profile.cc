@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "core/bytes.h"
 #include "core/error.h"
 #include "engine/kind.h"
 
@@ -99,6 +100,10 @@ std::vector<int> gradient_uses(const Profile& profile) {
 
 Dtype final_gradient_type(const Profile& profile, UnitId unit) {
   return profile.any_order ? Dtype::kF32 : profile.units[unit].dtype;
+}
+
+std::size_t final_gradient_bytes(std::size_t elements, Dtype type) {
+  return std::max(kDiskBlock, round_up(elements * size_of(type), kDiskBlock));
 }
 
 }  // namespace sluice::engine

@@ -78,5 +78,7 @@ std::size_t hidden_bytes(const std::vector<UnitSpec>& units, const optim::Optimi
 std::vector<int> gradient_uses(const Profile& profile);
 // The type of a unit's final gradients: in any order f32, since they can be kept and added to.
 Dtype final_gradient_type(const Profile& profile, UnitId unit);
+// What so many elements of a final gradient take on disk, in whole blocks.
+std::size_t final_gradient_bytes(std::size_t elements, Dtype type);
 
 }  // namespace sluice::engine

@@ -16,7 +16,8 @@ namespace {
 constexpr std::size_t kNoSuchUse = std::numeric_limits<std::size_t>::max();
 }
 
-Gradients::Gradients(const Layout& layout, const Profile& profile, const Plan& plan, Pager& pager)
+Gradients::Gradients(const Layout& layout, const Profile& profile, const Plan& plan, const Ranks* ranks,
+                     Pager& pager)
     : layout_(layout), pager_(pager), waiting_bytes_(plan.sums_bytes), known_(layout.parameters()) {
   const std::vector<int> uses = gradient_uses(profile);
   const std::vector<std::size_t> sums = gradient_buffers(
@@ -34,11 +35,19 @@ Gradients::Gradients(const Layout& layout, const Profile& profile, const Plan& p
       }
       const std::string name = "gradient of " + spec.name + (use == 0 ? "" : ", use " + std::to_string(use));
       const UnitPlan& placed = plan.units[unit];
+      const std::size_t stored =
+          placed.gradient_in_shards
+              ? final_gradient_bytes(ranks->own(unit).size(), final_gradient_type(profile, unit))
+              : 0;
       for (std::size_t sum = 0; sum < sums[unit]; ++sum)
-        buffer.holdings.push_back(pager.define(
-            {name + (sum == 0 ? "" : ", sum " + std::to_string(sum)), buffer.elements * sizeof(float),
-             allocator::Purpose::kGradient, placed.tier(Part::kGradient), false, placed.gradient_stored,
-             is_packed(layout.unit_bytes(unit))}));
+        buffer.holdings.push_back(
+            pager.define({.name = name + (sum == 0 ? "" : ", sum " + std::to_string(sum)),
+                          .bytes = buffer.elements * sizeof(float),
+                          .purpose = allocator::Purpose::kGradient,
+                          .tier = placed.tier(Part::kGradient),
+                          .stored = placed.gradient_stored,
+                          .packed = is_packed(layout.unit_bytes(unit)),
+                          .stored_bytes = stored}));
       buffers.push_back(std::move(buffer));
     }
     units_.push_back(std::move(buffers));

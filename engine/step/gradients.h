@@ -11,6 +11,7 @@
 #include "core/threads.h"
 #include "engine/layout.h"
 #include "engine/plan/plan.h"
+#include "engine/ranks.h"
 #include "engine/shards.h"
 #include "engine/store/pager.h"
 #include "kernels/reduce.h"
@@ -25,7 +26,8 @@ namespace sluice::engine {
 // Thread rule: one thread.
 class Gradients {
  public:
-  Gradients(const Layout& layout, const Profile& profile, const Plan& plan, Pager& pager);
+  // ranks: null for an engine that trains alone.
+  Gradients(const Layout& layout, const Profile& profile, const Plan& plan, const Ranks* ranks, Pager& pager);
 
   // Takes the memory for gradients that wait to be added within an access (Plan::sums_bytes).
   void start(allocator::Ledger& ledger) {
@@ -47,10 +49,6 @@ class Gradients {
   // Where a parameter's gradient begins in a buffer of that use.
   std::size_t offset(ParameterId parameter, int use) const;
   Dtype final_type(UnitId unit) const { return final_types_[unit]; }
-  // What the final gradient of those elements takes, in whole blocks of its record.
-  std::size_t final_bytes(UnitId unit, ElementRange elements) const {
-    return std::max(kDiskBlock, round_up(elements.size() * size_of(final_type(unit)), kDiskBlock));
-  }
 
   // REQUIRES, for the next three: the unit's buffer is held.
   // Both sum squares, and the parameter has a gradient from then on.

@@ -44,8 +44,9 @@ bool Pager::define_backing(HoldingId id, allocator::Tier tier) {
   Holding& holding = *holdings_[id];
   const HoldingSpec& spec = holding.spec;
   if (holding.backing || !spec.stored || tier == kComputeTier) return false;
-  holding.backing = backings_.make({tier, spec.name, round_up(spec.bytes, kDiskBlock), spec.purpose,
-                                    offload::RecordStore::kBlock, spec.unit});
+  const std::size_t bytes = spec.stored_bytes > 0 ? spec.stored_bytes : spec.bytes;
+  holding.backing = backings_.make(
+      {tier, spec.name, round_up(bytes, kDiskBlock), spec.purpose, offload::RecordStore::kBlock, spec.unit});
   return true;
 }
 

@@ -45,6 +45,8 @@ struct HoldingSpec {
   // Its address follows that of the exposed holding defined before, which has a multiple of a huge page.
   bool adjoins = false;
   UnitId unit = 0;  // see BackingSpec
+  // The most that written() states, for which the backing has room; 0: all bytes.
+  std::size_t stored_bytes = 0;
 };
 
 // Virtual memory that knows the future. Holdings that are not resident share the frames: each is brought in

@@ -129,22 +129,68 @@ TEST(Placement, WhatIsHeldIsTheSameWhetherMovedOrMeasured) {
     const Profile profile = random_profile(random, round % 2 == 0);
     PlanRequest request;
     request.clip = round % 3 != 0;
+    request.ranks = {round % 3, 3};
+    request.stage = round % (kMostStage + 1);
     const Placement placement(profile, *optimizer, request);
     std::vector<UnitPlan> units = random_places(random, placement);
+    for (UnitId unit = 0; unit < units.size(); ++unit) {
+      const bool on_disk = units[unit].tier(Part::kGradient) == kDisk;
+      units[unit].gradient_in_shards = on_disk && placement.partitions_gradient(unit, 1);
+    }
     Footprint moved = placement.footprint(units);
     for (UnitId unit = 0; unit < units.size(); ++unit)
       for (std::size_t part = 0; part < kParts; ++part)
         if (!units[unit].resident(static_cast<Part>(part)) && random() % 2 == 0)
-          placement.make_resident(unit, static_cast<Part>(part), units[unit], moved);
+          placement.to_memory(unit, static_cast<Part>(part), units[unit], moved);
     const Footprint measured = placement.footprint(units);
     EXPECT_EQ(moved.own, measured.own);
     EXPECT_EQ(moved.shared, measured.shared);
     EXPECT_EQ(moved.disk, measured.disk);
+    EXPECT_EQ(moved.shards, measured.shards);
     EXPECT_EQ(moved.metadata, measured.metadata);
     EXPECT_EQ(moved.streamed, measured.streamed);
     std::uint64_t state = 0;
     for (UnitId unit = 0; unit < units.size(); ++unit) state += placement.state_bytes(unit);
     EXPECT_EQ(measured.shared[2] + measured.disk[2], state) << "it is in one place or the other";
+  }
+}
+
+// What one rank stores of a final gradient is its shard, whether in memory or on disk.
+TEST(Placement, ShardsOfFinalGradientsTakeAsMuchOfAllRanksAsTheGradientOfOne) {
+  const auto optimizer = optim::make_optimizer({});
+  Profile profile;
+  for (const std::size_t rows : {256, 1024, 777}) {
+    profile.schedule.push_back({static_cast<UnitId>(profile.units.size()), true, 0, true});
+    profile.units.push_back({std::to_string(rows), {{std::to_string(rows), {rows, 4096}}}});
+    profile.unit_profiles.emplace_back().choices.emplace_back();
+  }
+  std::uint64_t whole = 0, in_memory = 0, on_disk = 0;
+  for (int rank = 0; rank < 4; ++rank) {
+    PlanRequest request;
+    request.ranks = {rank, 4};
+    request.stage = 2;
+    const Placement placement(profile, *optimizer, request);
+    std::vector<UnitPlan> units(profile.units.size());
+    for (UnitId unit = 0; unit < units.size(); ++unit) {
+      ASSERT_TRUE(placement.partitions_gradient(unit, 1));
+      if (rank == 0) whole += placement.layout().unit_bytes(unit);
+      units[unit].gradient_in_shards = true;
+      units[unit].place(Part::kGradient, kDisk);
+    }
+    Footprint footprint = placement.footprint(units);
+    on_disk += footprint.disk[index(Part::kGradient)];
+    EXPECT_EQ(footprint.shards[index(Part::kGradient)], 0u);
+    for (UnitId unit = 0; unit < units.size(); ++unit) {
+      placement.to_memory(unit, Part::kGradient, units[unit], footprint);
+      EXPECT_EQ(units[unit].tier(Part::kGradient), allocator::Tier::kRanks);
+    }
+    in_memory += footprint.shards[index(Part::kGradient)];
+    EXPECT_EQ(footprint.disk[index(Part::kGradient)], 0u);
+  }
+  const std::uint64_t padding = 4 * profile.units.size() * kDiskBlock;  // of each shard, at most
+  for (const std::uint64_t all : {on_disk, in_memory}) {
+    EXPECT_GE(all, whole);
+    EXPECT_LE(all, whole + padding);
   }
 }
 
