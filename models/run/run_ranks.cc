@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "engine/agreement.h"
+#include "engine/machine/link_rate.h"
 #include "models/run/training_run.h"
 
 namespace sluice::models {
@@ -75,6 +76,11 @@ void RunRanks::compare(const Setup& setup) {
           "same program, settings and data",
           rank, fmt::join(found, "; "));
   }
+}
+
+std::optional<engine::Link> RunRanks::link() {
+  if (size() == 1) return std::nullopt;
+  return engine::measure_link(*communicator_, meanwhile_);
 }
 
 void RunRanks::agree_on_plan(Setup& setup) {

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +27,7 @@ class RunRanks {
   // Throws Error(kInvalidArgument) on every rank where ranks were given different settings, models or data,
   // or are of different versions; it names what differs.
   void compare(const Setup& setup);
+  std::optional<engine::Link> link();  // what joins the ranks, as measured; nothing where there is one
   // Makes what must be alike in the plans of all ranks so, and plans again where this rank's was not.
   void agree_on_plan(Setup& setup);
 

@@ -57,7 +57,9 @@ struct TrainSettings {
   // trains alone, or is planned. Sizes, disk space and threads are those of this rank; `accumulate` counts
   // the micro-batches of all ranks.
   comm::Communicator* communicator = nullptr;
-  std::optional<engine::Link> link;       // of a plan; nothing: what ranks send counts as no time
+  // What joins the ranks. Nothing: it is measured where there are ranks, and in a plan of a run that has not
+  // begun, what they send counts as no time.
+  std::optional<engine::Link> link;
   int ranks_here = 1;                     // how many of them share this machine's disks
   std::uint64_t communication_bytes = 0;  // what the process holds for it
 };

@@ -211,6 +211,7 @@ Setup prepare(const TrainSettings& settings) {
                            setup.plan.trace_bytes + s.communication_bytes};
   RunRanks ranks(s.communicator);
   ranks.compare(setup);
+  if (!s.link) s.link = ranks.link();
   fit(setup.plan, s, *setup.optimizer, usable_cpus());
   ranks.agree_on_plan(setup);
   return setup;

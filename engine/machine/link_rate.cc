@@ -1,0 +1,75 @@
+#include "engine/machine/link_rate.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "core/bytes.h"
+
+namespace sluice::engine {
+namespace {
+
+constexpr int kRounds = 3;
+constexpr double kLongEnough = 0.03;  // seconds of a gather whose beginning and end count little
+constexpr std::size_t kLeast = 256 * kKiB, kMost = 16 * kMiB;  // that a rank receives
+
+class Measurement {
+ public:
+  Measurement(comm::Communicator& communicator, const std::function<void()>& meanwhile)
+      : communicator_(communicator), meanwhile_(meanwhile) {}
+
+  // The seconds of the quickest of some gathers in which each rank gives so many bytes.
+  double seconds(std::size_t each) {
+    const auto ranks = static_cast<std::size_t>(communicator_.size());
+    std::vector<std::size_t> borders(ranks + 1);
+    for (std::size_t r = 0; r <= ranks; ++r) borders[r] = r * each;
+    bytes_.resize(ranks * each);
+    double best = once(borders);
+    for (int round = 1; round < kRounds; ++round) best = std::min(best, once(borders));
+    return slowest(best);
+  }
+
+ private:
+  double once(const std::vector<std::size_t>& borders) {
+    using Clock = std::chrono::steady_clock;
+    slowest(0);  // all begin together
+    const Clock::time_point begin = Clock::now();
+    TransferGroup group;
+    communicator_.all_gather(kId + 1, "bytes that measure the link", {bytes_.data(), Dtype::kU8}, borders,
+                             group.add());
+    group.wait(meanwhile_);
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+
+  double slowest(double own) {
+    double most = 0;
+    for (const std::string& text :
+         communicator_.exchange(kId, "how fast the link is", fmt::format("{}", own), meanwhile_))
+      most = std::max(most, std::strtod(text.c_str(), nullptr));
+    return most;
+  }
+
+  static constexpr std::uint64_t kId = 0x6c696e6b;
+  comm::Communicator& communicator_;
+  const std::function<void()>& meanwhile_;
+  std::vector<std::byte> bytes_;
+};
+
+}  // namespace
+
+Link measure_link(comm::Communicator& communicator, const std::function<void()>& meanwhile) {
+  Measurement measurement(communicator, meanwhile);
+  const auto others = static_cast<std::size_t>(communicator.size() - 1);
+  Link link;
+  link.latency = measurement.seconds(1);
+  for (std::size_t received = kLeast;; received *= 4) {
+    const std::size_t each = divide_up(received, others);
+    const double seconds = measurement.seconds(each);
+    link.bandwidth = static_cast<double>(each * others) / std::max(seconds - link.latency, seconds / 2);
+    if (seconds >= kLongEnough || received >= kMost) return link;
+  }
+}
+
+}  // namespace sluice::engine
