@@ -35,6 +35,7 @@ struct Update {
   // gradient_backing.
   ConstArray gradient;
   Backing* gradient_backing = nullptr;
+  std::size_t gradient_backing_bytes = 0;
   Dtype gradient_type = Dtype::kF32;
 };
 

@@ -101,6 +101,7 @@ class UpdatePipeline {
     UnitId unit;
     bool state, gradient;
     Backing* gradient_backing;
+    std::size_t gradient_backing_bytes;
     Dtype gradient_type;
   };
 

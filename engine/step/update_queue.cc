@@ -68,15 +68,17 @@ bool UpdateQueue::start(const Task& task, bool wait) {
   }
   update.gradient_type = gradients_.final_type(unit);
   pins.gradient = !has_gradient_shard(unit) && pager_.present(gradient);
-  if (has_gradient_shard(unit))
+  if (has_gradient_shard(unit)) {
     update.gradient = {parts_.gradients->data(unit), update.gradient_type};
-  else if (parts_.whole_gradients)
+  } else if (parts_.whole_gradients) {
     update.gradient =
         ConstArray{pager_.data(gradient), update.gradient_type}.at(parts_.ranks->own(unit).begin);
-  else if (pins.gradient)
+  } else if (pins.gradient) {
     update.gradient = {pager_.acquire(gradient, Pager::Use::kRead), update.gradient_type};
-  else
+  } else {
     update.gradient_backing = &pager_.backing(gradient);
+    update.gradient_backing_bytes = pager_.backing_bytes(gradient);
+  }
   if (applies) phases_[unit] = Phase::kRunning;
   pipeline_.add(update, [this, task, pins] { on_applied(task, pins); });
   return true;

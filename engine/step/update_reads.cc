@@ -135,6 +135,7 @@ UpdatePipeline::Reading UpdatePipeline::reading_of(const Slot& slot, bool state,
           state,
           gradient,
           update.gradient_backing,
+          update.gradient_backing_bytes,
           update.gradient_type};
 }
 
@@ -151,11 +152,10 @@ std::vector<UpdatePipeline::Fetch> UpdatePipeline::fetches_of(const Reading& rea
     const ElementRange chunk = format.shards().chunk(reading.unit, reading.chunk);
     const std::size_t first = chunk.begin - format.shards().here(reading.unit).begin;
     const std::size_t bytes = chunk.size() * size, offset = first * size;
-    const std::size_t record_bytes = layout_.unit_elements(reading.unit) * sizeof(float);
     fetches.push_back({*reading.gradient_backing,
                        offset,
-                       {gradient_part(slot),
-                        std::min(round_up(bytes, offload::RecordStore::kBlock), record_bytes - offset)}});
+                       {gradient_part(slot), std::min(round_up(bytes, offload::RecordStore::kBlock),
+                                                      reading.gradient_backing_bytes - offset)}});
   }
   return fetches;
 }

@@ -44,7 +44,7 @@ struct Pager::Holding {
   }
 
   std::size_t transfer_bytes() const {
-    return std::min(round_up(contents, offload::RecordStore::kBlock), round_up(spec.bytes, kDiskBlock));
+    return std::min(round_up(contents, offload::RecordStore::kBlock), spec.backing_bytes());
   }
 };
 

@@ -44,9 +44,8 @@ bool Pager::define_backing(HoldingId id, allocator::Tier tier) {
   Holding& holding = *holdings_[id];
   const HoldingSpec& spec = holding.spec;
   if (holding.backing || !spec.stored || tier == kComputeTier) return false;
-  const std::size_t bytes = spec.stored_bytes > 0 ? spec.stored_bytes : spec.bytes;
   holding.backing = backings_.make(
-      {tier, spec.name, round_up(bytes, kDiskBlock), spec.purpose, offload::RecordStore::kBlock, spec.unit});
+      {tier, spec.name, spec.backing_bytes(), spec.purpose, offload::RecordStore::kBlock, spec.unit});
   return true;
 }
 
@@ -350,6 +349,8 @@ void Pager::forget(HoldingId id) {
 }
 
 std::size_t Pager::bytes(HoldingId id) const { return holdings_[id]->spec.bytes; }
+
+std::size_t Pager::backing_bytes(HoldingId id) const { return holdings_[id]->spec.backing_bytes(); }
 bool Pager::resident(HoldingId id) const { return holdings_[id]->resident(); }
 bool Pager::present(HoldingId id) const { return ready(*holdings_[id], Use::kRead); }
 bool Pager::held(HoldingId id) const { return holdings_[id]->pins > 0; }

@@ -47,6 +47,7 @@ struct HoldingSpec {
   UnitId unit = 0;  // see BackingSpec
   // The most that written() states, for which the backing has room; 0: all bytes.
   std::size_t stored_bytes = 0;
+  std::size_t backing_bytes() const { return round_up(stored_bytes > 0 ? stored_bytes : bytes, kDiskBlock); }
 };
 
 // Virtual memory that knows the future. Holdings that are not resident share the frames: each is brought in
@@ -141,6 +142,7 @@ class Pager {
   Leaving leaving() const;
 
   std::size_t bytes(HoldingId holding) const;
+  std::size_t backing_bytes(HoldingId holding) const;  // for which its backing has room
   bool resident(HoldingId holding) const;
   bool present(HoldingId holding) const;  // readable now without I/O
   bool held(HoldingId holding) const;

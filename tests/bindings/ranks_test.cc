@@ -93,9 +93,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Partition{4, "2", "memory", "--optimizer adafactor --beta1 0.9 --clip 0"},
                       Partition{2, "3", "memory", "--optimizer adafactor --dtype bf16 --master none"},
                       Partition{4, "1", "memory", "--optimizer muon"},
-                      Partition{2, "2", "disk", "--optimizer muon --state bf16"},
+                      Partition{2, "2", "disk", "--optimizer muon --state bf16 --group 6"},
                       Partition{3, "3", "memory", "--optimizer muon --dtype bf16"},
-                      Partition{3, "3", "disk", "--optimizer adamw --state 8bit --group 2"},
+                      Partition{3, "3", "disk", "--optimizer adamw --state 8bit --group 4"},
                       Partition{2, "2", "disk", "--optimizer lion --dtype f16 --initial-scale 1e30"},
                       Partition{4, "3", "memory", "--optimizer adamw --dtype bf16 --recompute full"}));
 
@@ -107,6 +107,21 @@ TEST_P(PartitionTest, HasTheBitsOfRanksThatHaveEverything) {
   expect_done(run_sluice(placed("parts", GetParam(), 3)));
   EXPECT_EQ(losses("parts"), losses("whole"));
   EXPECT_TRUE(tensors("parts", 3) == tensors("whole", 3));
+}
+
+// The two pairs above in which a group has all micro-batches write such shards.
+TEST_F(RanksTest, WhatAStageKeepsOfFinalGradientsOnDiskIsAShard) {
+  const auto on_disk = [&](const std::string& stage) {
+    std::vector<std::string> all =
+        placed("plan", {2, stage, "disk", "--optimizer adamw --group 6 --json"}, 3);
+    all[0] = "plan";
+    const Outcome outcome = run_sluice(all);
+    EXPECT_EQ(outcome.status, 0) << outcome.error;
+    return Json::parse(outcome.out).at("bytes").at("disk").at("gradient").get<double>();
+  };
+  const double whole = on_disk("1"), shards = on_disk("2");
+  EXPECT_LT(shards, 0.7 * whole);  // the embedding has two uses, and is whole
+  EXPECT_GT(shards, 0.4 * whole);
 }
 
 class ReproducibleTest : public RanksTest, public ::testing::WithParamInterface<Partition> {};

@@ -22,7 +22,8 @@ class MemoryBacking final : public Backing {
  public:
   struct Counts {
     std::size_t fetched = 0, stored = 0;
-    bool holds = false;  // transfers that begin now do not end before let_go()
+    std::size_t most_bytes = 0;  // of one transfer of a backing that has fewer than kBytes
+    bool holds = false;          // transfers that begin now do not end before let_go()
     std::vector<std::function<void()>> held;
     void let_go() {
       for (const auto& end : std::exchange(held, {})) end();
@@ -32,10 +33,12 @@ class MemoryBacking final : public Backing {
 
   void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) override {
     ++counts_.fetched;
+    check_room(offset, into.size());
     finish([=, this] { std::memcpy(into.data(), contents_.data() + offset, into.size()); }, std::move(done));
   }
   void store(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
     ++counts_.stored;
+    check_room(offset, from.size());
     finish([=, this] { std::memcpy(contents_.data() + offset, from.data(), from.size()); }, std::move(done));
   }
   void fetch_unchecked(std::uint64_t offset, std::span<std::byte> into, Done done) override {
@@ -47,6 +50,10 @@ class MemoryBacking final : public Backing {
   }
 
  private:
+  void check_room(std::uint64_t offset, std::size_t bytes) {
+    ASSERT_LE(offset + bytes, contents_.size());
+    if (contents_.size() < kBytes) counts_.most_bytes = std::max(counts_.most_bytes, bytes);
+  }
   void finish(std::function<void()> copy, Done done) {
     const auto end = [copy = std::move(copy), done = std::move(done)] {
       copy();
@@ -227,6 +234,24 @@ TEST_F(PagerTest, WhatIsParkedIsLeftToItsReader) {
     std::memcpy(&mark, found.data(), sizeof(mark));
     EXPECT_EQ(mark, (Mark{ids[1], 1}));
   }
+}
+
+// The backing of a gradient whose shard alone is kept has room for no more.
+TEST_F(PagerTest, NoMoreIsTransferredThanIsStored) {
+  constexpr std::size_t kStored = kHugePage / 2 + 3 * kDiskBlock;
+  const HoldingId part = pager_.define(
+      {.name = "a part", .bytes = kBytes, .tier = allocator::Tier::kDisk, .stored_bytes = kStored});
+  const HoldingId other = define();
+  pager_.start(kHugePage, 1);
+  pager_.set_schedule({{part}, {other}});
+  const Mark mark{part, 3};
+  std::memcpy(pager_.acquire(part, Pager::Use::kModify), &mark, sizeof mark);
+  pager_.written(part, kStored);
+  pager_.release(part);
+  write(other, 1);
+  EXPECT_EQ(backings_.counts.stored, 1u);
+  EXPECT_EQ(read(part), mark);
+  EXPECT_EQ(backings_.counts.most_bytes, kStored);
 }
 
 TEST_F(PagerTest, WithoutABackingItStaysUntilItIsGivenUp) {
