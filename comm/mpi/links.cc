@@ -21,6 +21,9 @@ constexpr int kTag = 1;
 constexpr microseconds kAwake{50}, kLeastSleep{20}, kMostSleep{1000};
 constexpr milliseconds kBetweenQuestions{50}, kSearch{3000};
 constexpr milliseconds kMostLeaving{1000};
+// A send fails at once where a rank has ended, and what this rank sent before, such as why it ends, is still
+// to be read.
+constexpr milliseconds kLastWords{100};
 
 }  // namespace
 
@@ -81,7 +84,10 @@ void MpiLinks::post(int from) {
 }
 
 void MpiLinks::lose(int rank, const std::string& why) {
-  if (!peer(rank).lost) peer(rank).lost = why;
+  Peer& p = peer(rank);
+  if (p.lost) return;
+  p.lost = why;
+  p.lost_at = Clock::now();
 }
 
 void MpiLinks::end_of_send(int index, int code) {
@@ -104,8 +110,10 @@ bool MpiLinks::poll_sends() {
 }
 
 void MpiLinks::see_head(int from, const MPI_Status& status, int code) {
-  if (code != MPI_SUCCESS)
+  if (code != MPI_SUCCESS) {
+    heads_[static_cast<std::size_t>(from)] = MPI_REQUEST_NULL;  // no later one may be taken before it
     return lose(from, fmt::format("nothing can be received from it ({})", mpi_text(code)));
+  }
   int bytes = 0;
   check_mpi(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
   if (bytes < 1) fail(ErrorCode::kCorrupt, "a packet of rank {} has no bytes", from);
@@ -168,7 +176,7 @@ bool MpiLinks::receive(int from, const std::function<void(std::span<const std::b
   Peer& p = peer(from);
   MPI_Request& head = heads_[static_cast<std::size_t>(from)];
   for (;;) {
-    if (!p.arrived && !p.lost && !p.left && head != MPI_REQUEST_NULL) {
+    if (!p.arrived && !p.left && head != MPI_REQUEST_NULL) {
       int ended = 0;
       MPI_Status status;
       const int code = MPI_Test(&head, &ended, &status);
@@ -261,9 +269,10 @@ void MpiLinks::wake() {
 std::optional<Links::Gone> MpiLinks::gone(int rank) {
   Peer& p = peer(rank);
   if (p.left) return Gone{true, "it has left"};
+  const auto now = Clock::now();
+  if (p.lost && now < p.lost_at + kLastWords) return std::nullopt;
   if (p.lost) return Gone{false, *p.lost};
   if (!missing_since_) return std::nullopt;
-  const auto now = Clock::now();
   const auto since = now - std::max(p.heard, *missing_since_);
   if (since < settings_.silence) return std::nullopt;
   lose(rank, fmt::format("it is silent since MPI or the launcher has missed a rank, for {:.1f} s",
@@ -282,8 +291,11 @@ bool MpiLinks::leave(Clock::time_point until) {
       const auto index = static_cast<std::size_t>(other);
       while (receive(other, [](std::span<const std::byte>) {})) {
       }
-      whole &= !gone(other) || peer(other).left;
-      if (peer(other).lost) continue;
+      (void)gone(other);  // finds who is silent
+      if (peer(other).lost) {
+        whole &= peer(other).left;
+        continue;
+      }
       if (said[index] == 0 && say(other, Kind::kFarewell, {}, {})) said[index] = 1;
       ends &= peer(other).left && (said[index] != 0) && peer(other).sends == 0;
     }

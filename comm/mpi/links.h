@@ -47,8 +47,8 @@ class MpiLinks final : public Links {
     std::optional<std::size_t> arrived;  // the bytes of the oldest one
     int sends = 0;                       // under way to this rank
     bool left = false;
-    std::optional<std::string> lost;  // why
-    Clock::time_point heard;
+    std::optional<std::string> lost;  // why nothing can be sent to it
+    Clock::time_point heard, lost_at;
   };
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
   std::byte* buffer(int from, int index);
