@@ -50,14 +50,15 @@ void set_defaults() {
 // Open MPI 4 has seen a connection end that it did not end itself.
 std::atomic<bool> has_missed_a_rank{false};
 
-using Help = int (*)(const char* file, const char* topic, bool header, ...);
+using Help = int (*)(const char* file, const char* topic, int header, ...);
 char* (*help_text)(const char* file, const char* topic, bool header, va_list arguments) = nullptr;
 
-int tell(const char* file, const char* topic, bool header, ...) {
+// Open MPI passes a bool, whose byte alone counts. va_start() takes no parameter of so small a type.
+int tell(const char* file, const char* topic, int header, ...) {
   const std::string about = topic == nullptr ? "" : topic;
   va_list arguments;
   va_start(arguments, header);
-  char* const text = help_text(file, topic, header, arguments);
+  char* const text = help_text(file, topic, (header & 0xff) != 0, arguments);
   va_end(arguments);
   const std::string message = text == nullptr ? about : text;
   std::free(text);  // NOLINT: it is from malloc
