@@ -15,7 +15,7 @@ struct Call {
   std::uint8_t kind = 0;     // what the caller of the transport does with it
   std::uint8_t type = 0;     // of its elements
   std::uint64_t count = 0;   // of all elements of the call
-  std::uint64_t detail = 0;  // what else must agree: a root, or the checksum of borders
+  std::uint64_t detail = 0;  // what else must agree: a root, or checksums of borders and order
   bool operator==(const Call&) const = default;
 };
 

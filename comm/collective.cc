@@ -21,12 +21,19 @@ std::uint64_t mix(std::uint64_t x) {  // splitmix64
   return x ^ (x >> 31);
 }
 
+std::uint64_t half_checksum(const std::vector<std::size_t>& numbers) {
+  return checksum(std::as_bytes(std::span(numbers))) & 0xffffffff;
+}
+
+// The borders are in the lower half of the detail, and the order of sums in the upper one, which is zero
+// where nothing but the usual order is meant.
 Call call_of(const Task& task) {
-  std::vector<std::size_t> parts = task.borders;
-  parts.insert(parts.end(), task.order.merges.begin(), task.order.merges.end());
-  const std::uint64_t borders = checksum(std::as_bytes(std::span(parts)));
+  std::uint64_t detail = half_checksum(task.borders);
+  const SumOrder& order = task.order;
+  if (!order.arrays.empty() && order != order_of_ranks(static_cast<int>(order.arrays.size())))
+    detail |= (half_checksum(order.merges) | 1) << 32;
   return {static_cast<std::uint8_t>(task.kind), static_cast<std::uint8_t>(task.element), task.borders.back(),
-          task.kind == CallKind::kBroadcast ? static_cast<std::uint64_t>(task.root) : borders};
+          task.kind == CallKind::kBroadcast ? static_cast<std::uint64_t>(task.root) : detail};
 }
 
 const char* words_of(std::uint8_t kind) {
@@ -61,8 +68,10 @@ std::string in_words(const std::string& name, const Call& call) {
   if (call.kind == static_cast<std::uint8_t>(CallKind::kBroadcast))
     return words + fmt::format("({} bytes from rank {})", call.count, call.detail);
   words += fmt::format("({}, {} elements", name_of(static_cast<Element>(call.type)), call.count);
-  if (call.kind == static_cast<std::uint8_t>(CallKind::kAllReduce)) return words + ")";
-  return words + fmt::format(", borders {:04x})", call.detail & 0xffff);
+  if (call.kind != static_cast<std::uint8_t>(CallKind::kAllReduce))
+    words += fmt::format(", borders {:08x}", call.detail & 0xffffffff);
+  const std::uint64_t order = call.detail >> 32;
+  return words + (order == 0 ? ")" : fmt::format(", added in the order {:08x})", order));
 }
 
 Collective::Collective(Transport& transport, Report report, Task task)

@@ -15,6 +15,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::AllOf;
+using testing::ContainsRegex;
 using testing::HasSubstr;
 
 using Clock = std::chrono::steady_clock;
@@ -84,6 +85,27 @@ TEST(Mismatch, OfCountsIsNamedOnAllRanks) {
     for (const std::string& error : errors)
       EXPECT_THAT(error, AllOf(HasSubstr("the sum of 'h.3' (f32, 9 elements)"),
                                HasSubstr("the sum of 'h.3' (f32, 10 elements)"), HasSubstr("rank 1")));
+  }
+}
+
+// Ranks that differ in this alone must not be described alike.
+TEST(Mismatch, OfOrdersOfSumsIsNamedOnAllRanks) {
+  const SumOrder pairwise = pairwise_order(std::vector<std::size_t>{0, 1, 2, 3, 4});
+  for (const bool scattered : {false, true}) {
+    const auto errors = errors_of(4, ErrorCode::kState, [&](Communicator& comm, Done done) {
+      const Array array = array_of(comm);
+      const SumOrder order = comm.rank() == 3 ? pairwise : order_of_ranks(4);
+      if (scattered)
+        comm.reduce_scatter(1, "x", std::span(&array, 1), std::vector<std::size_t>{0, 1, 2, 3, 4}, order,
+                            done);
+      else
+        comm.all_reduce(1, "x", std::span(&array, 1), 4, order, done);
+    });
+    for (const std::string& error : errors)
+      EXPECT_THAT(error,
+                  AllOf(ContainsRegex(R"(\(f32, 4 elements(, borders [0-9a-f]+)?\))"),
+                        ContainsRegex(R"(4 elements(, borders [0-9a-f]+)?, added in the order [0-9a-f]+\))"),
+                        HasSubstr("rank 3")));
   }
 }
 
