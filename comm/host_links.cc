@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bitset>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -28,11 +29,15 @@ using std::chrono::milliseconds;
 
 constexpr std::uint64_t kMagic = 0x74736f68636c75;  // "luchost"
 
+// By core; Linux has no more of them.
+using Cpus = std::bitset<8192>;
+
 // What a rank tells all others: where it is.
 struct Card {
   std::uint64_t magic = kMagic;
-  std::uint64_t host = 0, cpus = 0;  // checksums of what names them
+  std::uint64_t host = 0;  // the checksum of its name
   std::int64_t process = 0;
+  Cpus cpus;
 };
 // What the first rank of a host tells the others there.
 struct Offer {
@@ -53,10 +58,21 @@ std::string text_of(const std::array<char, 160>& text) {
   return {text.begin(), std::find(text.begin(), text.end(), '\0')};
 }
 
-std::uint64_t cpus_of_this_process() {
-  std::array<unsigned long, 1024> set{};
-  if (::sched_getaffinity(0, sizeof set, reinterpret_cast<cpu_set_t*>(set.data())) != 0) return 0;
-  return checksum(std::as_bytes(std::span(set)));
+Cpus own_cpus() {
+  std::array<cpu_set_t, Cpus().size() / CPU_SETSIZE> set{};
+  if (::sched_getaffinity(0, sizeof set, set.data()) != 0)
+    fail(ErrorCode::kIo, "the cores of this process are not known: {}", errno_text(errno));
+  Cpus cpus;
+  for (std::size_t i = 0; i < cpus.size(); ++i) cpus[i] = CPU_ISSET_S(i, sizeof set, set.data()) != 0;
+  return cpus;
+}
+
+double share_of(const Cpus& own, const std::vector<Cpus>& all) {
+  double share = 0;
+  for (std::size_t i = 0; i < own.size(); ++i)
+    if (own[i])
+      share += 1.0 / static_cast<double>(std::ranges::count_if(all, [i](const Cpus& c) { return c[i]; }));
+  return share / static_cast<double>(own.count());
 }
 
 // Small values that ranks tell each other before there is a transport.
@@ -247,18 +263,19 @@ HostLinks make_host_links(std::unique_ptr<Links> between, std::size_t ring_bytes
   Talk talk(*between, patience);
   std::vector<Card> cards(static_cast<std::size_t>(size));
   Card& own = cards[static_cast<std::size_t>(rank)];
-  own = {kMagic, checksum(std::as_bytes(std::span(host))), cpus_of_this_process(), ::getpid()};
+  own = {kMagic, checksum(std::as_bytes(std::span(host))), ::getpid(), own_cpus()};
   for (int other = 0; other < size; ++other)
     if (other != rank) talk.tell(other, own);
   std::vector<int> here;
-  made.ranks_on_cpus = 0;
+  std::vector<Cpus> cpus_here;
   for (int other = 0; other < size; ++other) {
     Card& card = cards[static_cast<std::size_t>(other)];
     if (other != rank) card = talk.hear<Card>(other);
     if (card.host != own.host) continue;
     here.push_back(other);
-    made.ranks_on_cpus += card.cpus == own.cpus ? 1 : 0;
+    cpus_here.push_back(card.cpus);
   }
+  made.share_of_cpus = share_of(own.cpus, cpus_here);
   made.ranks_here = static_cast<int>(here.size());
   if (here.size() == 1) {
     made.links = std::move(between);

@@ -12,8 +12,10 @@ namespace sluice::comm {
 // share (LocalMemory), and only ranks of other hosts through the links that were given.
 struct HostLinks {
   std::unique_ptr<Links> links;
-  int ranks_here = 1;      // how many ranks are on this host
-  int ranks_on_cpus = 1;   // how many of them may use the same cores, by their affinity
+  int ranks_here = 1;  // how many ranks are on this host
+  // How much of the cores that this rank may use is its own, by affinity: of a core that several ranks of
+  // this host may use, each has an equal part.
+  double share_of_cpus = 1;
   std::size_t memory = 0;  // bytes of this rank's share of the memory that is shared; 0: there is none
   bool all_here = false;   // all ranks share it: the links that were given are destroyed
   std::string note;        // on the first rank of a host: why they do not share memory, if so

@@ -29,7 +29,7 @@ LaunchedRanks::LaunchedRanks(const comm::MpiLauncher& launcher, const comm::Dead
   bytes_ = comm::Communicator::buffer_bytes(size) + made.memory +
            (made.all_here ? 0 : comm::mpi_links_bytes(size));
   ranks_here_ = made.ranks_here;
-  ranks_on_cpus_ = made.ranks_on_cpus;
+  share_of_cpus_ = made.share_of_cpus;
   // Nothing more will be asked of MPI: it needs no memory then, and cannot wait for ranks at the end.
   if (made.all_here) mpi_.reset();
   log().debug("this is rank {} of {}, one of {} on this host", rank, size, ranks_here_);

@@ -23,14 +23,15 @@ class LaunchedRanks final : public Ranks {
   comm::Communicator& communicator() override { return *communicator_; }
   std::uint64_t bytes() const override { return bytes_; }
   int ranks_here() const override { return ranks_here_; }
-  int ranks_on_cpus() const override { return ranks_on_cpus_; }
+  double share_of_cpus() const override { return share_of_cpus_; }
 
  private:
   std::unique_ptr<comm::Mpi> mpi_;  // null where all ranks share memory
   allocator::Ledger ledger_;
   std::optional<comm::Communicator> communicator_;
   std::uint64_t bytes_ = 0;
-  int ranks_here_ = 1, ranks_on_cpus_ = 1;
+  int ranks_here_ = 1;
+  double share_of_cpus_ = 1;
 };
 
 }  // namespace sluice::cli

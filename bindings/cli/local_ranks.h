@@ -29,7 +29,7 @@ class LocalRanks final : public Ranks {
   comm::Communicator& communicator() override { return *communicator_; }
   std::uint64_t bytes() const override { return bytes(memory_->ranks()); }
   int ranks_here() const override { return memory_->ranks(); }
-  int ranks_on_cpus() const override { return memory_->ranks(); }
+  double share_of_cpus() const override { return 1.0 / memory_->ranks(); }
   static std::uint64_t bytes(int ranks);  // what a rank of so many holds
 
   // The rank of this process, which is 0 where no other rank has started it.

@@ -12,9 +12,9 @@ class Ranks {
   virtual ~Ranks() = default;
   virtual comm::Communicator& communicator() = 0;
   virtual std::uint64_t bytes() const = 0;  // what this rank holds for it
-  // How many ranks are on this machine, and how many of them may use the same cores.
+  // How many ranks are on this machine, and how much of the cores that this one may use is its own.
   virtual int ranks_here() const = 0;
-  virtual int ranks_on_cpus() const = 0;
+  virtual double share_of_cpus() const = 0;
 };
 
 // The size of the ring from a rank to another one of its machine.

@@ -84,10 +84,12 @@ std::string json_line(const models::PlanResult& result) {
 }
 
 // Gives a rank of this machine its share of what the user has not stated.
-void take_share(int ranks_here, int ranks_on_cpus, models::TrainSettings& settings) {
+void take_share(int ranks_here, double share_of_cpus, models::TrainSettings& settings) {
+  constexpr double kRounding = 1e-9;  // of shares whose sum is a whole core
   const auto share = static_cast<std::uint64_t>(ranks_here);
   if (settings.memory == 0) settings.memory = engine::default_memory() / share;
-  if (settings.threads == 0) settings.threads = std::max(1, usable_cpus() / ranks_on_cpus);
+  if (settings.threads == 0)
+    settings.threads = std::max(1, static_cast<int>(usable_cpus() * share_of_cpus + kRounding));
   settings.ranks_here = ranks_here;
 }
 
@@ -133,7 +135,7 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
   File unseen(nullptr, std::fclose);
   const std::unique_ptr<Ranks> ranks = join_ranks(options);
   if (ranks != nullptr) {
-    take_share(ranks->ranks_here(), ranks->ranks_on_cpus(), own);
+    take_share(ranks->ranks_here(), ranks->share_of_cpus(), own);
     own.communicator = &ranks->communicator();
     own.plan.ranks = {own.communicator->rank(), own.communicator->size()};
     own.communication_bytes = ranks->bytes();
@@ -170,7 +172,7 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
 void run_plan(const models::TrainSettings& given, const TrainOptions& options, std::FILE* out) {
   models::TrainSettings settings = given;
   if (const int ranks = options.ranks.value_or(1); ranks > 1) {
-    if (options.machine.empty()) take_share(ranks, ranks, settings);
+    if (options.machine.empty()) take_share(ranks, 1.0 / ranks, settings);
     settings.plan.ranks = {0, ranks};
     settings.communication_bytes = LocalRanks::bytes(ranks);
   }

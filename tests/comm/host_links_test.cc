@@ -2,6 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+
+#include <array>
 
 #include "comm/worlds.h"
 #include "thrown.h"
@@ -20,13 +23,35 @@ TEST(HostLinks, TellHowManyShareAHost) {
     const HostLinks made =
         make_host_links(make_local_links(memory, rank), kTestRing, kMostSeconds, host_of(rank));
     EXPECT_EQ(made.ranks_here, rank % 2 == 0 ? 3 : 2);
-    EXPECT_EQ(made.ranks_on_cpus, made.ranks_here);
+    EXPECT_EQ(made.share_of_cpus, 1.0 / made.ranks_here);
     EXPECT_EQ(made.memory, host_links_bytes(made.ranks_here, kTestRing));
     EXPECT_FALSE(made.all_here);
     EXPECT_EQ(made.note, "");
     EXPECT_EQ(made.links->rank(), rank);
     EXPECT_EQ(made.links->size(), 5);
   });
+}
+
+// Where cores of ranks overlap, all of them together have each core once.
+TEST(HostLinks, CountACoreThatSeveralRanksMayUseOnce) {
+  cpu_set_t all;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof all, &all), 0);
+  std::vector<int> cores;
+  for (int core = 0; core < CPU_SETSIZE && cores.size() < 2; ++core)
+    if (CPU_ISSET(core, &all)) cores.push_back(core);
+  if (cores.size() < 2) GTEST_SKIP() << "this process may use one core alone";
+  const std::vector<std::vector<int>> of_ranks = {{cores[0]}, cores, {cores[1]}, cores};
+  std::array<double, 4> own{};
+  run_ranks(World::kThreads, 4, [&](LocalMemory& memory, int rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (const int core : of_ranks[index]) CPU_SET(core, &set);
+    ASSERT_EQ(::sched_setaffinity(0, sizeof set, &set), 0);  // of this thread
+    const HostLinks made = make_host_links(make_local_links(memory, rank), kTestRing, kMostSeconds);
+    own[index] = made.share_of_cpus * static_cast<double>(of_ranks[index].size());
+  });
+  EXPECT_THAT(own, testing::Pointwise(testing::DoubleNear(1e-12), {1.0 / 3, 2.0 / 3, 1.0 / 3, 2.0 / 3}));
 }
 
 TEST(HostLinks, NeedNoOthersWhereAllAreOnOneHost) {
