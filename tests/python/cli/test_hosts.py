@@ -33,10 +33,10 @@ def possible():
         pytest.skip(f"hosts cannot be made of namespaces here: {probe.stderr.strip()}")
 
 
-def words(folder, name, steps, *more):
+def words(folder, name, steps, *more, accumulate=12):
     (folder / "text.txt").write_text(lesson())
-    own = f"train --model tiny --tokens bytes --seq 32 --batch 2 --accumulate 12 --steps {steps} --memory 600MiB --threads 1"
-    own += " --schedule constant --lr 1e-3 --progress none"
+    own = f"train --model tiny --tokens bytes --seq 32 --batch 2 --accumulate {accumulate} --steps {steps} --memory 600MiB"
+    own += " --threads 1 --schedule constant --lr 1e-3 --progress none"
     files = ["--data", folder / "text.txt", "--out", folder / name, "--metrics", folder / f"{name}.jsonl"]
     return [str(word) for word in [SLUICE, *own.split(), *files, *more]]
 
@@ -95,3 +95,26 @@ def test_a_rank_of_another_host_that_is_lost_is_named(tmp_path, number, flags, t
     assert any(line.startswith("sluice: error: ") and text in line for line in error.splitlines()), error
     names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     assert f"sluice{run.pid}-" not in names
+
+
+def test_a_rank_that_is_asked_to_end_lets_all_save(tmp_path):
+    """Also in steps that last longer than ranks may be silent: then all of them live, and none may be missed."""
+    silence = 1.0
+    flags = ["--silence", f"{silence:.0f}"]
+    program = on_hosts(2, *words(tmp_path, "run", 3, *flags, accumulate=1200))
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        until = time.monotonic() + 120
+        while not has_metrics(tmp_path / "run.jsonl") and time.monotonic() < until:
+            time.sleep(0.01)
+        os.kill(rank_of(run, 3), signal.SIGTERM)  # the other ranks are not told by the launcher
+        out, error = run.communicate(timeout=120)
+    assert run.returncode == 0, error
+    assert "saved after step 2 of 3" in out, out + error
+    seconds = [json.loads(line)["seconds"] for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert len(seconds) == 2
+    assert min(seconds) > silence / 4, "a step is shorter than the time between signs of life: give it more micro-batches"
+    again = on_hosts(2, *words(tmp_path, "run", 3, "--resume", accumulate=1200))
+    done = subprocess.run(again, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    subprocess.run(words(tmp_path, "whole", 3, "--ranks", "4", accumulate=1200), check=True)
+    assert results(tmp_path, "run", 3) == results(tmp_path, "whole", 3)
