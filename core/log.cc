@@ -45,6 +45,8 @@ Log& log() {
   return log;
 }
 
+void set_log_rank(int rank) { logger().set_pattern(fmt::format("sluice: rank {}: %^%l%$: %v", rank)); }
+
 void set_log_level(std::string_view level) {
   const auto known = std::ranges::find(kLevels, level, &Level::name);
   if (known == kLevels.end())

@@ -37,5 +37,8 @@ Log& log();
 // Sets the lowest level that is written: "debug", "info" (at first), "warn", "error" or "off". Throws
 // Error(kInvalidArgument) otherwise.
 void set_log_level(std::string_view level);
+// Lets this process's messages name it as one of several: "sluice: rank 2: warning: text". Thread rule:
+// before any message is written.
+void set_log_rank(int rank);
 
 }  // namespace sluice

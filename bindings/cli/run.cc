@@ -72,8 +72,18 @@ struct Program {
        nearest.empty() ? "" : fmt::format("; the nearest is {}", nearest));
 }
 
+// Also where no ranks have been joined yet.
+int rank_of_this_process() {
+  try {
+    if (const auto launcher = comm::find_mpi_launcher()) return launcher->rank;
+  } catch (const Error&) {  // is reported where ranks are joined
+  }
+  return LocalRanks::own_rank();
+}
+
 void dispatch(Program& program) {
   set_log_level(program.log_level);
+  if (const int rank = rank_of_this_process(); rank > 0) set_log_rank(rank);
   kernels::limit_targets();
   const auto chosen = program.app.get_subcommands();
   if (chosen.size() != 1) refuse_command(program.app);
@@ -88,15 +98,6 @@ void dispatch(Program& program) {
   if (chosen.front() == program.inspect_app) return run_inspect(program.inspect, stdout);
   if (chosen.front() == program.bench_app) return run_bench(*program.bench_app, program.bench, stdout);
   run_doctor(program.doctor, stdout);
-}
-
-// Also where no ranks have been joined yet.
-int rank_of_this_process() {
-  try {
-    if (const auto launcher = comm::find_mpi_launcher()) return launcher->rank;
-  } catch (const Error&) {  // is reported where ranks are joined
-  }
-  return LocalRanks::own_rank();
 }
 
 int report(const std::string& style, ErrorCode code, const std::string& text) {

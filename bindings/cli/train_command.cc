@@ -115,6 +115,17 @@ std::unique_ptr<Ranks> join_ranks(const TrainOptions& options) {
   return ranks;
 }
 
+// The file of a rank beside that of rank 0: "run.rank2.jsonl" beside "run.jsonl". Makes its folder, which
+// another host need not have.
+std::string file_of_rank(const std::string& first, int rank) {
+  if (first.empty()) return {};
+  const std::filesystem::path path = first;
+  const std::string name = fmt::format("{}.rank{}{}", path.stem().string(), rank, path.extension().string());
+  std::error_code ignored;  // what cannot be written is reported where that is tried
+  std::filesystem::create_directories(path.parent_path(), ignored);
+  return path.parent_path() / name;
+}
+
 // Where a rank that is not the first writes what is for the user, which rank 0 writes, too.
 using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
 File nowhere() {
@@ -139,8 +150,8 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
     own.communicator = &ranks->communicator();
     own.plan.ranks = {own.communicator->rank(), own.communicator->size()};
     own.communication_bytes = ranks->bytes();
-    if (own.communicator->rank() > 0) {  // rank 0 alone writes about the run
-      own.metrics.clear();
+    if (const int rank = own.communicator->rank(); rank > 0) {
+      own.metrics = file_of_rank(settings.metrics, rank);
       own.trace.clear();
       own.profile.clear();
       unseen = nowhere();

@@ -70,16 +70,18 @@ bool TrainingRun::load_units(const engine::UnitSource& source) {
 
 // A run that was killed before its first checkpoint begins anew under its own id.
 void TrainingRun::begin_metrics() {
-  if (!ranks_.is_first()) return;
-  const bool again = settings_.resume && !settings_.out.empty();
-  run_id_ = (again ? engine::read_run_id(settings_.out) : std::nullopt).value_or(engine::new_run_id());
+  if (ranks_.is_first()) {
+    const bool again = settings_.resume && !settings_.out.empty();
+    run_id_ = (again ? engine::read_run_id(settings_.out) : std::nullopt).value_or(engine::new_run_id());
+  }
+  run_id_ = ranks_.from_first(run_id_);
   if (!settings_.metrics.empty())
     metrics_.emplace(settings_.metrics, run_id_, settings_.resume ? std::optional(step_) : std::nullopt);
-  if (!settings_.out.empty()) engine::write_run_id(settings_.out, run_id_);
+  if (ranks_.is_first() && !settings_.out.empty()) engine::write_run_id(settings_.out, run_id_);
 }
 
 void TrainingRun::resume_metrics() {
-  if (ranks_.is_first() && !settings_.metrics.empty()) metrics_.emplace(settings_.metrics, run_id_, step_);
+  if (!settings_.metrics.empty()) metrics_.emplace(settings_.metrics, run_id_, step_);
 }
 
 TrainingRun::LoadingMemory TrainingRun::loading_memory(std::size_t charged) {

@@ -113,8 +113,10 @@ TEST_F(LaunchedRanksTest, AreAsManyAsTheLauncherSays) {
   const auto other = launch(2, words("other", 3, "--ranks 3"));
   EXPECT_EQ(other->wait(), 2);
   EXPECT_THAT(other->output(), HasSubstr("mpirun has started 2 ranks"));
-  const auto same = launch(2, words("same", 3, "--ranks 2"));
+  const auto same = launch(2, words("same", 3, "--ranks 2 --log-level debug"));
   EXPECT_EQ(same->wait(), 0) << same->output();
+  EXPECT_THAT(same->output(), HasSubstr("sluice: debug: this is rank 0 of 2"));
+  EXPECT_THAT(same->output(), HasSubstr("sluice: rank 1: debug: this is rank 1 of 2"));
 }
 
 // Variables of another launcher than the MPI library knows: each process would believe that it is alone.
@@ -147,6 +149,7 @@ TEST_F(LaunchedRanksTest, NameTheOneThatIsKilled) {
   for (const char* text : {"sluice: error: ", "sluice: rank 2: error: "})
     EXPECT_THAT(run->output(), HasSubstr(text));
   EXPECT_EQ(count(run->output(), "rank 1 is gone: its process has ended"), 2) << run->output();
+  for (const char* name : {"run", "run.rank1", "run.rank2"}) EXPECT_GE(losses(name).size(), 2u) << name;
 }
 
 TEST_F(LaunchedRanksTest, NameTheOneThatIsSilent) {

@@ -241,6 +241,25 @@ TEST_F(RanksTest, HaveOneWhoWritesAboutTheRun) {
   EXPECT_THAT(file_text(folder_ / "profile.html"), HasSubstr("rank wait"));
 }
 
+// Each writes what it has taken and received itself, also after it has gone on.
+TEST_F(RanksTest, EachHaveMetrics) {
+  expect_done(run_sluice(words("run", 3, 2, "--stage 2")));
+  expect_done(run_sluice(words("run", 3, 4, "--stage 2 --resume")));
+  const std::vector<Json> first = rows("run");
+  for (const char* name : {"run", "run.rank1", "run.rank2"}) {
+    const std::vector<Json> own = rows(name);
+    ASSERT_EQ(own.size(), 4u) << name;
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      for (const char* field : {"run", "step", "loss", "gradient_norm"})
+        EXPECT_EQ(own[i].at(field), first[i].at(field)) << name << " " << field;
+      EXPECT_LE(own[i].at("peak_memory"), own[i].at("predicted_peak")) << name;
+      EXPECT_GT(own[i].at("received"), 0) << name;
+    }
+  }
+  EXPECT_NE(rows("run.rank1"), first);
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run.rank3.jsonl"));
+}
+
 TEST_F(RanksTest, ThatCannotBeAreRefused) {
   const auto expect_refused = [&](int ranks, const std::string& flags, const std::string& part) {
     const Outcome outcome = run_sluice(words("refused", ranks, 3, flags));
