@@ -6,7 +6,7 @@
 #include "comm/communicator.h"
 #include "engine/plan/plan.h"
 
-// What ranks tell each other before they have engines. Calls are collective, and wait; `meanwhile` is called
+// What ranks tell each other before they have engines, and while they save. Calls are collective, and wait; `meanwhile` is called
 // from time to time.
 namespace sluice::engine {
 

@@ -6,10 +6,13 @@
 #include <array>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "engine/agreement.h"
 #include "engine/checkpoint/stored_floats.h"
 #include "engine/kind.h"
 #include "engine/store/state_format.h"
@@ -227,67 +230,119 @@ CheckpointTensors::CheckpointTensors(const Layout& layout, const optim::Optimize
   };
   const auto all = [](ParameterId) { return true; };
   const auto has_master = [&](ParameterId id) { return format.has_master(layout.location(id).unit); };
-  headers_.push_back({kModelFile, header(all, [&](ParameterId id) {
-                        return of_type(layout.dtype(layout.location(id).unit))(id);
-                      })});
+  using Of = TensorFile::Of;
+  files_.push_back(
+      {kModelFile,
+       header(all, [&](ParameterId id) { return of_type(layout.dtype(layout.location(id).unit))(id); }),
+       Of::kParameters});
   if (!any_trainable(layout)) return;
   if (format.masters() > 0)
-    headers_.push_back({optimizer_file("master"), header(has_master, of_type(Dtype::kF32))});
+    files_.push_back({optimizer_file("master"), header(has_master, of_type(Dtype::kF32)), Of::kState});
   for (const optim::StateArray& array : optimizer.state()) {
     const std::vector<bool> keep = keepers(layout, optimizer, state_.size());
-    state_.push_back(headers_.size());
+    state_.push_back(files_.size());
     if (!any(keep)) continue;
     const auto kept = [&](ParameterId id) { return keep[id]; };
-    headers_.push_back({optimizer_file(array.name), header(kept, of_type(array.type))});
-    if (array.type == Dtype::kU8) headers_.push_back({scales_file(array.name), header(kept, scales)});
+    files_.push_back({optimizer_file(array.name), header(kept, of_type(array.type)), Of::kState});
+    if (array.type == Dtype::kU8)
+      files_.push_back({scales_file(array.name), header(kept, scales), Of::kScales});
   }
   for (const std::string& name : optimizer.whole_names()) {
-    wholes_.push_back(headers_.size());
+    wholes_.push_back(files_.size());
     const auto tensors = whole_tensors(layout, optimizer, name);
-    if (!tensors.empty()) headers_.push_back({optimizer_file(name), SafetensorsHeader(tensors)});
+    if (!tensors.empty()) files_.push_back({optimizer_file(name), SafetensorsHeader(tensors), Of::kWholes});
   }
 }
 
 std::vector<std::uint64_t> CheckpointTensors::file_bytes() const {
   std::vector<std::uint64_t> bytes;
-  for (const Named& file : headers_) bytes.push_back(file.header.file_bytes());
+  for (const TensorFile& file : files_) bytes.push_back(file.header.file_bytes());
   return bytes;
 }
 
 // Files are read in turn, which needs room for two blocks of each.
-std::uint64_t CheckpointTensors::buffer_bytes() const {
-  return std::max(kStreamBuffer, 2 * kStreamBlock * headers_.size());
+std::uint64_t CheckpointTensors::buffer_bytes(int ranks) const {
+  const std::uint64_t reading = std::max(kStreamBuffer, 2 * kStreamBlock * files_.size());
+  return ranks == 1 ? reading : std::max(reading, SharedFiles::buffer_bytes(files_.size()));
 }
 
 std::string CheckpointTensors::save(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
                                     CheckpointWriter::Options options, const Json& run,
-                                    const std::string& config) {
-  const std::vector<std::uint64_t> bytes = file_bytes();
-  check_file_limit(bytes);
-  options.bytes = bytes_needed(bytes);
+                                    const std::string& config, comm::Communicator* communicator) {
+  const bool is_first = communicator == nullptr || communicator->rank() == 0;
+  const std::size_t all_buffers = options.buffer_bytes;
   // Regions are whole huge pages.
   options.buffer_bytes =
-      std::max<std::size_t>(kHugePage, options.buffer_bytes / headers_.size() / kHugePage * kHugePage);
-  CheckpointWriter writer(io, ledger, std::move(options));
-  if (!config.empty()) writer.add_text_file("config.json", config);
-  writers_.clear();
-  for (const Named& file : headers_) writers_.push_back(&writer.add_tensor_file(file.file, file.header));
+      std::max<std::size_t>(kHugePage, all_buffers / files_.size() / kHugePage * kHugePage);
+  std::optional<CheckpointWriter> writer;
+  std::optional<SharedFiles> shared;
+  try {
+    check_file_limit(file_bytes());
+    options.bytes = bytes_needed(file_bytes());
+    if (is_first) {
+      writer.emplace(io, ledger, options);
+      if (!config.empty()) writer->add_text_file("config.json", config);
+    }
+    if (communicator == nullptr) return write_all(engine, *writer, run);
+    shared.emplace(engine, files_, units_, *communicator);
+    const auto folder =
+        find_shared_folder(*communicator, options.out, is_first ? writer->partial() : std::string());
+    if (folder)
+      return write_together(engine, io, ledger, *folder, all_buffers, run, is_first ? &*writer : nullptr,
+                            *shared, *communicator);
+    if (is_first) return write_all(engine, *writer, run);
+    send(engine);
+    return "";
+  } catch (const std::exception& error) {
+    // Before the files are destroyed, which waits for messages of other ranks.
+    if (communicator != nullptr) communicator->fail(error.what());
+    throw;
+  }
+}
+
+std::string CheckpointTensors::write_all(Engine& engine, CheckpointWriter& writer, const Json& run) {
+  std::vector<SafetensorsWriter*> writers;
+  for (const TensorFile& file : files_) writers.push_back(&writer.add_tensor_file(file.name, file.header));
+  put_ = [&](std::size_t file, const StoredTensor& tensor, std::uint64_t first,
+             std::span<const std::byte> bytes) { writers[file]->write(tensor, first, bytes); };
   const UnitSink files = sink();
   for (const UnitId unit : units_) engine.save(unit, files);
   return writer.commit(run);
 }
 
+std::string CheckpointTensors::write_together(Engine& engine, offload::IoService& io,
+                                              allocator::Ledger& ledger, const std::string& folder,
+                                              std::size_t buffer_bytes, const Json& run,
+                                              CheckpointWriter* writer, SharedFiles& shared,
+                                              comm::Communicator& communicator) {
+  if (writer != nullptr)
+    for (const TensorFile& file : files_) writer->add_shared_file(file.name, file.header.file_bytes());
+  exchange(communicator, "the files of the checkpoint", {});  // are there
+  shared.open(io, ledger, folder, buffer_bytes);
+  put_ = [&](std::size_t file, const StoredTensor& tensor, std::uint64_t first,
+             std::span<const std::byte> bytes) { shared.put(file, tensor, first, bytes); };
+  const UnitSink files = sink();
+  for (const UnitId unit : units_) engine.save_own(unit, files, shared.wanted(unit));
+  std::vector<FileSum> sums = shared.finish();
+  if (writer == nullptr) return "";
+  for (std::size_t i = 0; i < files_.size(); ++i)
+    writer->finish_shared_file(files_[i].name, std::move(sums[i]));
+  return writer->commit(run);
+}
+
+// Takes part in write_all() of rank 0.
 void CheckpointTensors::send(Engine& engine) {
-  for (const UnitId unit : units_) engine.save(unit, {});
+  for (const UnitId unit : units_)
+    if (!engine.partition(unit).shards.empty()) engine.save(unit, {});
 }
 
 void CheckpointTensors::write(std::size_t file, ParameterId parameter, std::size_t first, std::size_t count,
                               ConstArray values) {
   const std::string& name = layout_.spec(parameter).name;
-  const StoredTensor* const tensor = headers_[file].header.find(name);
-  ensure(tensor != nullptr, "'{}' was saved to '{}', which has no such tensor", name, headers_[file].file);
+  const StoredTensor* const tensor = files_[file].header.find(name);
+  ensure(tensor != nullptr, "'{}' was saved to '{}', which has no such tensor", name, files_[file].name);
   const std::size_t size = size_of(values.type);
-  writers_[file]->write(*tensor, first * size, {static_cast<const std::byte*>(values.data), count * size});
+  put_(file, *tensor, first * size, {static_cast<const std::byte*>(values.data), count * size});
 }
 
 UnitSink CheckpointTensors::sink() {
@@ -299,7 +354,7 @@ UnitSink CheckpointTensors::sink() {
     write(0, p, logical(p, first), count, values);
   };
   sink.master = [=, this](ParameterId p, std::size_t first, std::span<const float> values) {
-    ensure(headers_.size() > 1 && headers_[1].file == optimizer_file("master"),
+    ensure(files_.size() > 1 && files_[1].name == optimizer_file("master"),
            "a master was saved of a model that has none");
     write(1, p, logical(p, first), values.size(), {values.data(), Dtype::kF32});
   };

@@ -2,12 +2,15 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/safetensors.h"
 #include "engine/engine.h"
+#include "engine/shared_files.h"
 #include "optim/optimizer.h"
 
 namespace sluice::engine {
@@ -48,21 +51,28 @@ class CheckpointTensors {
  public:
   CheckpointTensors(const Layout& layout, const optim::Optimizer& optimizer);
   std::vector<std::uint64_t> file_bytes() const;
-  std::uint64_t buffer_bytes() const;  // what all of them are written or read through
+  // What all of them are written or read through by one of so many ranks.
+  std::uint64_t buffer_bytes(int ranks = 1) const;
   // Saves the engine's values and state as a checkpoint, with a config.json where a text of it is given, and
   // returns its folder. All files share options.buffer_bytes; options.bytes is found here. Throws what
   // CheckpointWriter and Engine::save() do, and leaves nothing then. REQUIRES: the engine has this layout.
+  //
+  // With a communicator it is collective. Where every rank sees rank 0's options.out under its own, each
+  // writes a part of the files; otherwise the others send theirs to rank 0. Rank 0 alone commits; the others
+  // need no `run` and no `config`, return "" and may go on before that. An error of one ends the work of all.
   std::string save(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
-                   CheckpointWriter::Options options, const Json& run, const std::string& config = "");
-
-  // Takes part in save() of rank 0, on another rank of a run whose state is in parts.
-  void send(Engine& engine);
+                   CheckpointWriter::Options options, const Json& run, const std::string& config = "",
+                   comm::Communicator* communicator = nullptr);
 
  private:
-  struct Named {
-    std::string file;
-    SafetensorsHeader header;
-  };
+  using Put = std::function<void(std::size_t file, const StoredTensor& tensor, std::uint64_t first_byte,
+                                 std::span<const std::byte> bytes)>;
+  std::string write_all(Engine& engine, CheckpointWriter& writer, const Json& run);
+  // writer: on rank 0 alone, and null on others.
+  std::string write_together(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
+                             const std::string& folder, std::size_t buffer_bytes, const Json& run,
+                             CheckpointWriter* writer, SharedFiles& shared, comm::Communicator& communicator);
+  void send(Engine& engine);
   UnitSink sink();
   // Writes elements of a parameter, from `first` on, into the file with that index.
   void write(std::size_t file, ParameterId parameter, std::size_t first, std::size_t count,
@@ -72,10 +82,10 @@ class CheckpointTensors {
   // Units of wider types come first, so that no file has a tensor that begins within an element.
   std::vector<UnitId> units_;
   // Parameters, masters where there are any, then state, each array followed by its scales.
-  std::vector<Named> headers_;
+  std::vector<TensorFile> files_;
   std::vector<std::size_t> state_;   // by array: the index of the file of its values
   std::vector<std::size_t> wholes_;  // by whole array: the index of its file
-  std::vector<SafetensorsWriter*> writers_;
+  Put put_;                          // where the sink's bytes go
 };
 
 }  // namespace sluice::engine

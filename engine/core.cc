@@ -111,7 +111,8 @@ std::exception_ptr Core::load(UnitId unit, const UnitSource& source) {
   settle();
   has_values[unit] = false;
   std::byte* values = pager.acquire(parameters[unit], Pager::Use::kModify);
-  std::exception_ptr failed = load_values(streams(), unit, {values, layout.dtype(unit)}, source);
+  std::exception_ptr failed =
+      load_values(streams(), unit, {values, layout.dtype(unit)}, source, partitions_parameters(unit));
   try {
     if (failed == nullptr) wholes.load(unit, source.whole);
   } catch (...) {
@@ -149,6 +150,28 @@ std::exception_ptr Core::save(UnitId unit, const UnitSink& sink) {
     failed = std::current_exception();
   }
   if (!sends) pager.release(parameters[unit]);
+  return failed;
+}
+
+std::exception_ptr Core::save_own(UnitId unit, const UnitSink& sink, const WantedElements& wanted) {
+  require_values(unit);
+  if (ranks) ranks->communicator().report_work();
+  settle();
+  ConstArray shard;
+  std::exception_ptr failed;
+  if (partitions_parameters(unit)) {
+    shard = {parameter_shards->data(unit), layout.dtype(unit)};
+  } else if (wanted.parameters({0, layout.unit_elements(unit)})) {
+    const std::byte* const values = pager.acquire(parameters[unit], Pager::Use::kRead);
+    failed = save_wanted_parameters(streams(), unit, {values, layout.dtype(unit)}, sink, wanted);
+    pager.release(parameters[unit]);
+  }
+  if (failed == nullptr) failed = save_own_chunks(streams(), unit, shard, sink, wanted);
+  try {
+    if (failed == nullptr) wholes.save(unit, sink.whole);
+  } catch (...) {
+    failed = std::current_exception();
+  }
   return failed;
 }
 

@@ -64,6 +64,7 @@ struct Core {
   void require_values(UnitId unit) const;
   std::exception_ptr load(UnitId unit, const UnitSource& source);
   std::exception_ptr save(UnitId unit, const UnitSink& sink);
+  std::exception_ptr save_own(UnitId unit, const UnitSink& sink, const WantedElements& wanted);
   void settle();
 
   // A step. Each kind of engine decides when gradients are final, and which updates become due.

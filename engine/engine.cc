@@ -45,6 +45,29 @@ void Engine::save(UnitId unit, const UnitSink& sink) {
   if (failed) std::rethrow_exception(failed);
 }
 
+void Engine::save_own(UnitId unit, const UnitSink& sink, const WantedElements& wanted) {
+  const std::exception_ptr failed = core_->guarded([&](Core& c) {
+    check_save(unit);
+    return c.save_own(unit, sink, wanted);
+  });
+  if (failed) std::rethrow_exception(failed);
+}
+
+Partition Engine::partition(UnitId unit) const {
+  Partition found;
+  if (!core_->ranks || !core_->ranks->partitioned()) return found;
+  for (int rank = 0; rank < core_->ranks->size(); ++rank)
+    found.shards.push_back(core_->ranks->shard(unit, rank));
+  found.parameters = core_->partitions_parameters(unit);
+  return found;
+}
+
+std::optional<int> Partition::owner(std::size_t element) const {
+  if (shards.empty()) return std::nullopt;
+  const auto found = std::ranges::upper_bound(shards, element, {}, &ElementRange::end);
+  return static_cast<int>(found - shards.begin());
+}
+
 void Engine::set_steps(std::uint64_t steps) {
   core_->guarded([&](Core& c) {
     c.steps = steps;

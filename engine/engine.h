@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "engine/layout.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/profile.h"
+#include "engine/shards.h"
 #include "offload/records.h"
 #include "optim/optimizer.h"
 
@@ -47,6 +49,19 @@ struct UnitSink {
   // of the state, it gets the parameters instead, and is alone: no other rank takes part, and nothing else is
   // called.
   std::function<void(ParameterId, std::size_t first, std::span<const float>)> values;
+};
+
+// Which elements of a unit are wanted of its parameters, and of its masters and state.
+struct WantedElements {
+  std::function<bool(ElementRange)> parameters, state;
+};
+
+// What the ranks have of a unit.
+struct Partition {
+  std::vector<ElementRange> shards;  // by rank: of masters and state; empty: every rank has all of it
+  bool parameters = false;           // whether each has no more than its shard of the parameters either
+  // The rank that has the element of the state; nothing: every rank does.
+  std::optional<int> owner(std::size_t element) const;
 };
 
 struct GroupSettings {
@@ -111,7 +126,11 @@ class Engine {
   // Loads all units. Where the source throws after a unit was loaded, the engine has failed.
   void load_all(const UnitSource& source);
   void save(UnitId unit, const UnitSink& sink);  // completes the unit's pending update first
-  void set_steps(std::uint64_t steps);           // called when a run goes on from a checkpoint
+  // Hands out what this rank has of the unit and is wanted, and perhaps more of it; the sink's `values` are
+  // not called. A rank calls it alone.
+  void save_own(UnitId unit, const UnitSink& sink, const WantedElements& wanted);
+  Partition partition(UnitId unit) const;
+  void set_steps(std::uint64_t steps);  // called when a run goes on from a checkpoint
   void set_steps(ParameterId parameter, std::uint64_t steps);
 
   // The address of a parameter never changes. Its values are there while its unit is acquired.

@@ -118,19 +118,26 @@ void check_folder(const std::string& out, std::uint64_t step) {
          out, list.whole.back().step, step);
 }
 
+std::string write_tensors(sluice_engine& e, const std::string& out, const Json& run,
+                          comm::Communicator* communicator) {
+  return engine::CheckpointTensors(e.engine->layout(), *e.planned.optimizer)
+      .save(*e.engine, *e.planned.io, e.ledger,
+            {.out = out, .step = e.engine->steps(), .buffer_bytes = e.planned.checkpoint_buffers}, run, "",
+            communicator);
+}
+
 // Takes part in what rank 0 saves.
-std::string save_with_first(sluice_engine& e, comm::Communicator& communicator) {
+std::string save_with_first(sluice_engine& e, const std::string& out, comm::Communicator& communicator) {
   const Json refused = Json::parse(engine::exchange(communicator, kSaving, "{}")[0]);
   if (refused.contains("text"))
     fail(static_cast<ErrorCode>(refused.at("code").get<int>()), "rank 0 could not save: {}",
          refused.at("text").get<std::string>());
-  if (e.planned.plan.stage > 0)
-    engine::CheckpointTensors(e.engine->layout(), *e.planned.optimizer).send(*e.engine);
+  write_tensors(e, out, {}, &communicator);
   return engine::exchange(communicator, kSaved, "")[0];
 }
 
-std::string save_alone(sluice_engine& e, const std::string& out, std::uint64_t keep,
-                       const std::function<void()>& begins = {}) {
+std::string save_as_first(sluice_engine& e, const std::string& out, std::uint64_t keep,
+                          const std::function<void()>& begins = {}) {
   if (out.empty()) fail(ErrorCode::kInvalidArgument, "'out' is empty; name a folder");
   e.engine->settle();
   const engine::RunLock lock(out);
@@ -139,24 +146,21 @@ std::string save_alone(sluice_engine& e, const std::string& out, std::uint64_t k
   if (begins) begins();
   Json run = {{"optimizer", e.planned.optimizer->settings()}, {"parameter_steps", steps_of(*e.engine)}};
   run["optimizer"]["name"] = e.planned.optimizer->name();
-  std::string folder =
-      engine::CheckpointTensors(e.engine->layout(), *e.planned.optimizer)
-          .save(*e.engine, *e.planned.io, e.ledger,
-                {.out = out, .step = e.engine->steps(), .buffer_bytes = e.planned.checkpoint_buffers}, run);
+  std::string folder = write_tensors(e, out, run, e.ranks.communicator());
   if (keep > 0) engine::prune(out, keep);
   return folder;
 }
 
-// What rank 0 refuses is refused on all. What it fails at ends the work of all, since they send meanwhile.
+// What rank 0 refuses is refused on all. What it fails at ends the work of all, since they write meanwhile.
 std::string save(sluice_engine& e, const std::string& out, std::uint64_t keep) {
   comm::Communicator* const communicator = e.ranks.communicator();
   if (communicator == nullptr || communicator->rank() > 0) check_between_steps(e, "saved");
-  if (communicator == nullptr) return save_alone(e, out, keep);
-  if (communicator->rank() > 0) return save_with_first(e, *communicator);
+  if (communicator == nullptr) return save_as_first(e, out, keep);
+  if (communicator->rank() > 0) return save_with_first(e, out, *communicator);
   bool begun = false;
   try {
     check_between_steps(e, "saved");
-    const std::string folder = save_alone(e, out, keep, [&] {
+    const std::string folder = save_as_first(e, out, keep, [&] {
       engine::exchange(*communicator, kSaving, "{}");
       begun = true;
     });

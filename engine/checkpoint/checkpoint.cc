@@ -1,8 +1,11 @@
 #include "engine/checkpoint/checkpoint.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
@@ -95,12 +98,29 @@ SafetensorsWriter& CheckpointWriter::add_tensor_file(const std::string& name, Sa
   const std::string path = begin_file(name);
   auto writer =
       std::make_unique<SafetensorsWriter>(io_, ledger_, path, std::move(header), options_.buffer_bytes);
-  return *files_.emplace_back(Entry{name, std::move(writer), {}}).tensors;
+  return *files_.emplace_back(Entry{name, std::move(writer), {}, false}).tensors;
 }
 
 void CheckpointWriter::add_text_file(const std::string& name, const std::string& text) {
   write_text_file(begin_file(name), text);
-  files_.push_back(Entry{name, nullptr, sum_of(text)});
+  files_.push_back({name, nullptr, sum_of(text), false});
+}
+
+void CheckpointWriter::add_shared_file(const std::string& name, std::uint64_t bytes) {
+  const std::string path = begin_file(name);
+  io_.open(path, offload::OpenMode::kCreate)->allocate(round_up(bytes, kDiskBlock));
+  files_.push_back({name, nullptr, {}, true});
+}
+
+// The last block was written as whole disk blocks.
+void CheckpointWriter::finish_shared_file(const std::string& name, FileSum sum) {
+  const std::string path = join(partial_, name);
+  const Descriptor file(path, O_WRONLY);
+  if (::ftruncate(file.get(), static_cast<off_t>(sum.bytes)) != 0) fail_system("finish", path);
+  if (::fsync(file.get()) != 0) fail_system("sync", path);
+  Entry& entry = *std::ranges::find(files_, name, &Entry::name);
+  entry.sum = std::move(sum);
+  entry.is_shared = false;
 }
 
 // Nothing counts before the rename, so the syncs may have any order. The manifest's comes first: it also
@@ -110,6 +130,7 @@ std::string CheckpointWriter::commit(const Json& run) {
   manifest.step = options_.step;
   manifest.run = run;
   for (Entry& entry : files_) {
+    ensure(!entry.is_shared, "'{}' is committed without its sum", entry.name);
     if (entry.tensors) entry.sum = entry.tensors->finish();
     manifest.files.push_back({entry.name, entry.sum});
   }

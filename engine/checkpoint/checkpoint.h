@@ -86,6 +86,12 @@ class CheckpointWriter {
   // Error(kInvalidArgument) for a name that is taken or not plain.
   SafetensorsWriter& add_tensor_file(const std::string& name, SafetensorsHeader header);
   void add_text_file(const std::string& name, const std::string& text);
+  // The folder that the files are in until commit().
+  const std::string& partial() const { return partial_; }
+  // Makes a file of so many bytes that others write, and allocates it on the disk. Before commit(),
+  // finish_shared_file() is given its sum, once all is written and was made durable by those who wrote it.
+  void add_shared_file(const std::string& name, std::uint64_t bytes);
+  void finish_shared_file(const std::string& name, FileSum sum);
   // Finishes the files, writes the manifest, and puts the checkpoint in its place, durably; one of the same
   // step is replaced. Returns the checkpoint's folder. It must not be called again, whether it throws or not.
   std::string commit(const Json& run);
@@ -93,8 +99,9 @@ class CheckpointWriter {
  private:
   struct Entry {
     std::string name;
-    std::unique_ptr<SafetensorsWriter> tensors;  // null: a text file
+    std::unique_ptr<SafetensorsWriter> tensors;  // null: a text file, or one that others write
     FileSum sum;
+    bool is_shared = false;  // it has no sum yet
   };
   std::string begin_file(const std::string& name);
 

@@ -1,6 +1,7 @@
 #include "engine/store/unit_values.h"
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "core/error.h"
@@ -149,7 +150,8 @@ void keep_or_replace(std::size_t n, ConstArray values, float* masters) {
 
 }  // namespace
 
-std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values, const UnitSource& source) {
+std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values, const UnitSource& source,
+                               bool own_alone) {
   ensure(s.pipeline.idle(), "a unit is loaded while updates are under way");
   const Shards& shards = s.states.format().shards();
   const bool resident = s.states.resident(unit);
@@ -170,7 +172,7 @@ std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values,
   }
   for (TransferGroup& group : writes) group.wait();
   try {
-    if (source.values) fill_others(s, unit, values, source);
+    if (source.values && !own_alone) fill_others(s, unit, values, source);
   } catch (...) {
     return std::current_exception();
   }
@@ -179,30 +181,36 @@ std::exception_ptr load_values(const ValueStreams& s, UnitId unit, Array values,
 
 namespace {
 
-// Calls body(chunk, state) for each chunk of the unit that is here, in order. Returns what body threw.
+std::vector<std::size_t> all_chunks(const ValueStreams& s, UnitId unit) {
+  std::vector<std::size_t> chunks(s.states.format().shards().chunks(unit));
+  std::iota(chunks.begin(), chunks.end(), std::size_t{0});
+  return chunks;
+}
+
+// Calls body(chunk, state) for these chunks of the unit, which are here, in order. Returns what body threw.
 template <class Body>
-std::exception_ptr for_each_chunk(const ValueStreams& s, UnitId unit, const Body& body) {
+std::exception_ptr for_chunks(const ValueStreams& s, UnitId unit, const std::vector<std::size_t>& chunks,
+                              const Body& body) {
   const bool resident = s.states.resident(unit);
   std::vector<TransferGroup> reads(s.pipeline.slots());
-  const std::size_t chunks = s.states.format().shards().chunks(unit);
-  const auto read = [&](std::size_t chunk) {
-    if (!resident && chunk < chunks)
+  const auto read = [&](std::size_t i) {
+    if (!resident && i < chunks.size())
       s.states.backing(unit).fetch(
-          s.states.format().chunk_offset(unit, chunk),
-          {s.pipeline.slot(chunk % reads.size()), s.states.format().chunk_bytes(unit, chunk)},
-          reads[chunk % reads.size()].add());
+          s.states.format().chunk_offset(unit, chunks[i]),
+          {s.pipeline.slot(i % reads.size()), s.states.format().chunk_bytes(unit, chunks[i])},
+          reads[i % reads.size()].add());
   };
-  for (std::size_t chunk = 0; chunk < reads.size(); ++chunk) read(chunk);
-  for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
-    if (!resident) reads[chunk % reads.size()].wait();
-    std::byte* state = resident ? s.states.chunk_data(unit, chunk) : s.pipeline.slot(chunk % reads.size());
+  for (std::size_t i = 0; i < reads.size(); ++i) read(i);
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    if (!resident) reads[i % reads.size()].wait();
+    std::byte* state = resident ? s.states.chunk_data(unit, chunks[i]) : s.pipeline.slot(i % reads.size());
     try {
-      body(chunk, state);
+      body(chunks[i], state);
     } catch (...) {
       for (TransferGroup& group : reads) group.wait();
       return std::current_exception();
     }
-    read(chunk + reads.size());
+    read(i + reads.size());
   }
   return nullptr;
 }
@@ -229,7 +237,8 @@ std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray va
   ensure(s.pipeline.idle(), "a unit is saved while updates are under way");
   const StateFormat& format = s.states.format();
   const bool sends = s.ranks != nullptr && s.ranks->rank() > 0;
-  std::exception_ptr failed = for_each_chunk(s, unit, [&](std::size_t chunk, std::byte* state) {
+  const auto chunks = all_chunks(s, unit);
+  std::exception_ptr failed = for_chunks(s, unit, chunks, [&](std::size_t chunk, std::byte* state) {
     if (sends)
       s.ranks->send_state(unit, chunk, {state, format.chunk_bytes(unit, chunk)});
     else
@@ -239,6 +248,42 @@ std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray va
   for (int rank = 1; rank < others && failed == nullptr; ++rank)
     failed = drain_rank(s, rank, unit, values, sink);
   return failed;
+}
+
+std::exception_ptr save_wanted_parameters(const ValueStreams& s, UnitId unit, ConstArray values,
+                                          const UnitSink& sink, const WantedElements& wanted) {
+  const Shards& shards = s.states.format().shards();
+  const std::size_t elements = s.layout.unit_elements(unit), most = shards.chunk_elements();
+  try {
+    for (std::size_t begin = 0; begin < elements; begin += most) {
+      const ElementRange part = {begin, std::min(begin + most, elements)};
+      if (!wanted.parameters(part)) continue;
+      for (const Slice& slice : shards.slices(unit, part))
+        sink.parameter(slice.parameter, slice.first, slice.count, values.at(begin + slice.in_chunk));
+    }
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+std::exception_ptr save_own_chunks(const ValueStreams& s, UnitId unit, ConstArray shard, const UnitSink& sink,
+                                   const WantedElements& wanted) {
+  ensure(s.pipeline.idle(), "a unit is saved while updates are under way");
+  const StateFormat& format = s.states.format();
+  UnitSink own = sink;
+  own.values = nullptr;
+  if (shard.data == nullptr) own.parameter = nullptr;
+  std::vector<std::size_t> chunks = all_chunks(s, unit);
+  std::erase_if(chunks, [&](std::size_t chunk) {
+    const ElementRange range = format.shards().chunk(unit, chunk);
+    return !wanted.state(range) && (shard.data == nullptr || !wanted.parameters(range));
+  });
+  const std::size_t first = format.shards().here(unit).begin;
+  return for_chunks(s, unit, chunks, [&](std::size_t chunk, std::byte* state) {
+    const std::size_t begin = format.shards().chunk(unit, chunk).begin;
+    drain_chunk(s, format, unit, chunk, shard.data == nullptr ? shard : shard.at(begin - first), state, own);
+  });
 }
 
 std::exception_ptr save_parameters(const ValueStreams& s, UnitId unit, ConstArray values,

@@ -23,17 +23,26 @@ struct ValueStreams {
   const std::vector<StateFormat>* formats = nullptr;
 };
 
-// Loads a unit. `values` is the unit's home, which is held; padding becomes zero. Returns the exception that
-// the source threw: it is not called again, and the unit's values are then of no use. Errors of the engine's
-// own are thrown.
+// Loads a unit. `values` is the unit's home, which is held; padding becomes zero. With own_alone the values
+// of which other ranks have the state stay as they are. Returns the exception that the source threw: it is
+// not called again, and the unit's values are then of no use. Errors of the engine's own are thrown.
 std::exception_ptr load_values(const ValueStreams& streams, UnitId unit, Array values,
-                               const UnitSource& source);
+                               const UnitSource& source, bool own_alone);
 
 // Saves a unit. Where state is in parts, all ranks call it, and rank 0's sink gets what all of them have.
 // Returns the exception that the sink threw, after which it is not called again. Errors of the
 // engine's own are thrown.
 std::exception_ptr save_values(const ValueStreams& streams, UnitId unit, ConstArray values,
                                const UnitSink& sink);
+
+// Hands out the parameters of `values`, the unit's home, that are wanted.
+std::exception_ptr save_wanted_parameters(const ValueStreams& streams, UnitId unit, ConstArray values,
+                                          const UnitSink& sink, const WantedElements& wanted);
+
+// Hands out the masters and the state that are here and wanted; with them the parameters of `shard`, which
+// begins with the first element that is here, where it is not null. Both return what the sink threw.
+std::exception_ptr save_own_chunks(const ValueStreams& streams, UnitId unit, ConstArray shard,
+                                   const UnitSink& sink, const WantedElements& wanted);
 
 // Hands a unit's parameters to sink.values, in f32, without its state. Returns what the sink threw.
 std::exception_ptr save_parameters(const ValueStreams& streams, UnitId unit, ConstArray values,

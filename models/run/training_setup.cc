@@ -147,7 +147,7 @@ void add_file_sizes(PlanResult& plan, const TrainSettings& s, const Model& model
   plan.checkpoint_bytes = engine::bytes_needed(tensors.file_bytes());
   // A run that reads and writes no such file needs no buffer.
   if (!s.out.empty())
-    plan.checkpoint_buffers = tensors.buffer_bytes();
+    plan.checkpoint_buffers = tensors.buffer_bytes(s.plan.ranks.size);
   else
     plan.checkpoint_buffers = begins_with_first_values(s.model) ? 0 : engine::kStreamBuffer;
   plan.trace_bytes = trace_events(s) * engine::kTraceEventBytes + (s.profile.empty() ? 0 : kProfileBytes);
