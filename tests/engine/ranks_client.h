@@ -67,6 +67,8 @@ class Rank {
   }
 
   const Layout& layout() const { return engine.layout(); }
+  const optim::Optimizer& optimizer() const { return *optimizer_; }
+  comm::Communicator* communicator() const { return communicator_; }
   int rank() const { return communicator_ == nullptr ? 0 : communicator_->rank(); }
   std::size_t elements(ParameterId p) const { return layout().location(p).elements; }
   static StepSettings settings(double clip = 0, bool keep = false) {
