@@ -322,6 +322,42 @@ TEST_F(LostRankTest, IsNamedAndEndsTheRun) {
   EXPECT_FALSE(state_of(others[0]));
 }
 
+// Ranks write a checkpoint together, so the death of any of them in a save leaves a part of one.
+TEST_F(LostRankTest, InASaveLeavesTheCheckpointBefore) {
+  for (const std::size_t killed : {0, 1, 2}) {
+    const std::string name = "killed" + std::to_string(killed);
+    SluiceProcess run(words(name, 3, 100000, "--stage 2 --save-every 1"));
+    const auto is_saving = [&] {
+      std::error_code ignored;
+      for (const auto& entry : std::filesystem::directory_iterator(folder_ / name, ignored))
+        if (entry.path().filename().string().find(".partial-") != std::string::npos) return true;
+      return false;
+    };
+    const auto until = steady_clock::now() + std::chrono::seconds(60);
+    while (!std::filesystem::exists(folder_ / (name + "/step-00000001")) && steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const Outcome read = run_sluice({"inspect", folder_ / name});  // meanwhile
+    EXPECT_EQ(read.status, 0) << read.error;
+    const std::vector<pid_t> others = children_of(run.pid());
+    ASSERT_EQ(others.size(), 2u) << run.error();
+    while (!is_saving() && steady_clock::now() < until) continue;
+    ::kill(killed == 0 ? run.pid() : others[killed - 1], SIGKILL);
+    ASSERT_TRUE(ends_within(run.pid(), std::chrono::seconds(20)));
+    for (const pid_t other : others) ASSERT_TRUE(ends_within(other, std::chrono::seconds(20)));
+    EXPECT_THAT(run.error(), HasSubstr("rank " + std::to_string(killed)));
+    const Outcome verified = run_sluice({"inspect", "--verify", folder_ / name});
+    EXPECT_EQ(verified.status, 0) << verified.error << verified.out;
+    std::string last;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_ / name))
+      last = std::max(last, entry.path().filename().string());
+    ASSERT_TRUE(last.starts_with("step-"));
+    const int steps = std::stoi(last.substr(5)) + 1;
+    const Outcome resumed = run_sluice(words(name, 2, steps, "--stage 3 --save-every 1 --resume"));
+    EXPECT_EQ(resumed.status, 0) << resumed.error;
+    EXPECT_FALSE(is_saving());  // what was left is removed
+  }
+}
+
 TEST_F(LostRankTest, MayBeTheFirst) {
   const auto run = start();
   const std::vector<pid_t> others = children_of(run->pid());
