@@ -6,8 +6,8 @@
 #include "comm/communicator.h"
 #include "engine/plan/plan.h"
 
-// What ranks tell each other before they have engines, and while they save. Calls are collective, and wait; `meanwhile` is called
-// from time to time.
+// What ranks tell each other before they have engines, and while they save. Calls are collective, and wait;
+// `meanwhile` is called from time to time.
 namespace sluice::engine {
 
 // Returns what each rank has given. Calls of the same name are in the same order on all ranks.
