@@ -220,10 +220,15 @@ class Ranks:
         return answer.value
 
 
-def _options(silence: float, patience: float) -> _abi.RanksOptions:
+def check_deadlines(silence: float, patience: float) -> None:
+    """Raises InvalidArgumentError for what are no numbers of seconds that ranks wait."""
     for name, seconds in (("silence", silence), ("patience", patience)):
-        if not 0 < seconds < 1e9:
+        if not isinstance(seconds, (int, float)) or not 0 < seconds < 1e9:
             raise InvalidArgumentError(f"{name} is {seconds!r}; it is a number of seconds above 0")
+
+
+def _options(silence: float, patience: float) -> _abi.RanksOptions:
+    check_deadlines(silence, patience)
     return _abi.RanksOptions(ctypes.sizeof(_abi.RanksOptions), silence, patience)
 
 

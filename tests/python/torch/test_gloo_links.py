@@ -3,6 +3,7 @@
 import os
 import random
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -12,8 +13,8 @@ import pytest
 import torch
 from support import sluice_package  # noqa: F401: skips where the library is not built
 from support.sluice_process import PACKAGE
-from sluice.torch._gloo_links import PACKET, GlooLinks
-from sluice.torch._group import _NEVER, Group
+from sluice.torch._gloo_links import _NEVER, _TAG, PACKET, GlooLinks
+from sluice.torch._group import Group
 
 
 def links_of(size):
@@ -129,11 +130,53 @@ def test_a_wait_ends_by_a_wake_by_a_packet_and_by_its_time():
     other.close()
 
 
+def test_room_that_came_before_a_wait_ends_it():
+    one, other = links_of(2)
+    while one.send(1, bytes(PACKET)):
+        pass
+    assert wait_for(lambda: one._peers[1]._waiting == 0 or (taken(other, 0) and False))
+    waits = threading.Thread(target=one.wait, args=(3600.0,), daemon=True)
+    waits.start()
+    waits.join(30)
+    assert not waits.is_alive()
+    one.close()
+    other.close()
+
+
+def message(length, content=b""):
+    """What a rank sends whose message claims to have so many bytes."""
+    return torch.frombuffer(bytearray(struct.pack("<q", length) + content + bytes(4088 - len(content))), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("sent, says", [
+    (message(-7), "a message of -7 bytes came"),
+    (message(1 << 40), f"a message of {1 << 40} bytes came"),
+    (message(3, b"abc"), "a packet of 0 bytes came, of which 0 are there"),
+    (message(9, struct.pack("<I", 6) + b"abcde"), "a packet of 6 bytes came, of which 5 are there"),
+])  # fmt: skip
+def test_what_is_no_message_ends_the_connection(sent, says):
+    store, made = torch.distributed.HashStore(), [None] * 2
+
+    def make(rank):
+        made[rank] = torch.distributed.ProcessGroupGloo(store, rank, 2, _NEVER)
+
+    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    links = GlooLinks(Group(made[0], 0, 2))
+    made[1].send([sent], 0, _TAG).wait()
+    assert wait_for(lambda: links.gone(1) is not None)
+    assert not links.gone(1).in_order and says in links.gone(1).how
+    links.close(0.0)
+
+
 DIES = """
 import os, sys, time
 import torch
-from sluice.torch._gloo_links import GlooLinks
-from sluice.torch._group import _NEVER, Group
+from sluice.torch._gloo_links import _NEVER, GlooLinks
+from sluice.torch._group import Group
 rank = int(sys.argv[1])
 store = torch.distributed.TCPStore("localhost", int(sys.argv[2]), 2, rank == 0)
 links = GlooLinks(Group(torch.distributed.ProcessGroupGloo(store, rank, 2, _NEVER), rank, 2))

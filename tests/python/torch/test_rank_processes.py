@@ -27,8 +27,8 @@ def step(model, optimizer):
 """
 
 
-def run(program, **variables):
-    return run_program(BEGIN + program, **variables)
+def run(program, size=2, **variables):
+    return run_program(BEGIN + program, size, **variables)
 
 
 TRAINS = """
@@ -105,6 +105,26 @@ def test_a_rank_that_has_no_more_data_is_named():
     (status, out, errors), (status_there, _, errors_there) = run(LEAVES_EARLY)
     assert status == status_there == 0, errors + errors_there
     assert "rank 1" in out
+
+
+NEVER_COMES = """
+if RANK == int(os.environ["ABSENT"]):
+    time.sleep(6)
+else:
+    try:
+        make(patience=2.0)
+    except sluice.Error as error:
+        print(type(error).__name__, str(error), flush=True)
+"""
+
+
+@pytest.mark.parametrize("absent", [0, 1, 2])
+def test_a_rank_that_never_wraps_is_named(absent):
+    for rank, (status, out, errors) in enumerate(run(NEVER_COMES, size=3, ABSENT=str(absent))):
+        assert status == 0, errors
+        if rank != absent:  # rank 0 serves what the others meet at
+            named = "which rank 0 or torchrun serves" if absent == 0 else f"StateError rank {absent} of 3 ranks did not come within 2 s"
+            assert named in out
 
 
 ABSENT = """

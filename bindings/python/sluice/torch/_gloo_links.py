@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import struct
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..errors import CorruptError
 from ._group import Group
 
 PACKET = 256 << 10  # the most bytes of a packet
@@ -21,6 +23,10 @@ _FRAME = 4096
 _LENGTH = struct.Struct("<q")
 _PACKET_LENGTH = struct.Struct("<I")
 _INLINE = _FRAME - _LENGTH.size
+_MOST = 5 * (_ROOM + PACKET)  # bytes that are gathered, where each packet has a byte and its length
+# Waiting for bytes has no end here: a rank that does not come is found by Sluice's own deadlines, and a time-out of Gloo's would
+# end the connection.
+_NEVER = datetime.timedelta(days=3650)
 _FAREWELL = -1  # the length with which a rank says that it leaves in order
 _TAG = 0x511CE
 
@@ -45,6 +51,7 @@ class _Peer:
         self._untaken = 0  # bytes in packets
         self.gone: Gone | None = None
         self.leaving = False
+        self.news = False  # whether room has come, or the rank has gone, since the last wait
         name = f"sluice links {rank}"
         self.sender = threading.Thread(target=self._send, name=name, daemon=True)
         self.receiver = threading.Thread(target=self._receive, name=name, daemon=True)
@@ -85,55 +92,65 @@ class _Peer:
                 self._post(bytearray(_LENGTH.pack(len(content))) + content)
                 with self._changed:
                     self._waiting = sum(map(len, self._out))
+                    self.news = True
                     self._changed.notify_all()
         except RuntimeError as error:
             self._lost(error)
 
     def _post(self, message: bytearray) -> None:
         whole = torch.frombuffer(message + bytes(max(0, _FRAME - len(message))), dtype=torch.uint8)
-        self._group.send([whole[:_FRAME]], self._rank, _TAG).wait()
+        self._group.send([whole[:_FRAME]], self._rank, _TAG).wait(_NEVER)
         if len(whole) > _FRAME:
-            self._group.send([whole[_FRAME:]], self._rank, _TAG).wait()
+            self._group.send([whole[_FRAME:]], self._rank, _TAG).wait(_NEVER)
 
     def _receive(self) -> None:
         try:
             while True:
                 frame = torch.empty(_FRAME, dtype=torch.uint8)
-                self._group.recv([frame], self._rank, _TAG).wait()
+                self._group.recv([frame], self._rank, _TAG).wait(_NEVER)
                 length = _LENGTH.unpack(bytes(frame[: _LENGTH.size].numpy()))[0]
                 if length == _FAREWELL:
                     self._tell(lambda: self._leave(Gone(True, "it has left")))
                     return
+                if not 0 < length <= _MOST:
+                    raise CorruptError(f"a message of {length} bytes came, of which {_MOST} are the most")
                 if length > _INLINE:
                     whole = torch.empty(length, dtype=torch.uint8)
                     whole[:_INLINE] = frame[_LENGTH.size :]
-                    self._group.recv([whole[_INLINE:]], self._rank, _TAG).wait()
+                    self._group.recv([whole[_INLINE:]], self._rank, _TAG).wait(_NEVER)
                 else:
                     whole = frame[_LENGTH.size : _LENGTH.size + length]
-                self._unpack(whole)
-        except RuntimeError as error:
+                self._take(self._unpacked(whole))
+        except (RuntimeError, CorruptError) as error:
             self._lost(error)
 
-    def _unpack(self, whole: torch.Tensor) -> None:
+    @staticmethod
+    def _unpacked(whole: torch.Tensor) -> list[memoryview]:
+        """The packets of a message. Raises CorruptError where it has no such packets."""
         view = memoryview(whole.numpy())
         found, at = [], 0
         while at < len(view):
-            (size,) = _PACKET_LENGTH.unpack_from(view, at)
-            at += _PACKET_LENGTH.size
-            found.append(view[at : at + size])
-            at += size
+            begin = at + _PACKET_LENGTH.size
+            size = _PACKET_LENGTH.unpack(view[at:begin])[0] if begin <= len(view) else 0
+            at = begin + size
+            if at > len(view) or size > PACKET:
+                raise CorruptError(f"a packet of {size} bytes came, of which {max(0, len(view) - begin)} are there")
+            found.append(view[begin:at])
+        return found
+
+    def _take(self, found: list[memoryview]) -> None:
         with self._changed:
             self.packets.extend(found)
             self._untaken += sum(map(len, found))
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._untaken < _ROOM or self.leaving)
 
-    def _lost(self, error: RuntimeError) -> None:
+    def _lost(self, error: Exception) -> None:
         how = f"its connection ended ({' '.join(str(error).split())[:200]})"
         self._tell(lambda: self._leave(Gone(False, how)))
 
     def _leave(self, gone: Gone) -> None:
-        self.gone = self.gone or gone
+        self.gone, self.news = self.gone or gone, True
 
     def _tell(self, change: Callable[[], None]) -> None:
         with self._changed:
@@ -170,9 +187,11 @@ class GlooLinks:
         """Waits until something may have come or gone, wake() was called since the last wait, or the time has passed."""
         end = time.monotonic() + seconds
         with self._changed:
-            if not self._woken and not any(peer.packets for peer in self._peers.values()):
+            if not self._woken and not any(peer.packets or peer.news for peer in self._peers.values()):
                 self._changed.wait(max(0.0, end - time.monotonic()))
             self._woken = False
+            for peer in self._peers.values():
+                peer.news = False
 
     def wake(self) -> None:
         """Ends the wait, or the next one."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import functools
-import itertools
 import json
 import os
-from collections.abc import Sequence
+from collections import Counter
 from typing import Any, Union
 
 import torch
@@ -20,11 +18,8 @@ Which = Union["torch.distributed.ProcessGroup", bool, None]
 """Which ranks wrap a model together: None: those that are found; False: this process alone; a process group: its ranks."""
 
 _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_BEGIN = datetime.timedelta(minutes=10)  # how long a rank waits for the others to come
-# Waiting for bytes has no end here: a rank that does not come is found by Sluice's own deadlines, and a time-out of Gloo's would
-# end the connection.
-_NEVER = datetime.timedelta(days=3650)
-_numbers = itertools.count()  # of the groups of this process, which all ranks make in the same order
+_numbers: Counter[str] = Counter()  # of the groups that were made of the same ranks, which all make in the same order
+_stores: list[torch.distributed.Store] = []  # the store that torchrun's ranks share, once there is one
 
 
 def size_and_rank(ranks: Which = None) -> tuple[int, int]:
@@ -65,10 +60,27 @@ def _of_environment() -> tuple[int, int]:
     return size, rank
 
 
-@functools.cache
-def _store_of_environment() -> torch.distributed.Store:
+def _store_of_environment(rank: int, limit: datetime.timedelta) -> torch.distributed.Store:
     """The store that torchrun's ranks share. One for the process, since the first rank may be its server."""
-    return next(iter(rendezvous("env://", timeout=_BEGIN)))[0]
+    if not _stores:
+        # It would count the ranks that have come, and could not name the others: to it each is alone.
+        _stores.append(next(iter(rendezvous("env://", rank, 1, timeout=limit)))[0])
+    return _stores[0]
+
+
+def _wait_for_all(store: torch.distributed.Store, rank: int, size: int, limit: datetime.timedelta) -> None:
+    """Returns when all ranks have come. Raises StateError that names those that have not."""
+    names = [f"rank {other}" for other in range(size)]
+    store.set(names[rank], "came")
+    try:
+        store.wait(names, limit)
+    except RuntimeError as error:
+        missing = [name for name in names if not store.check([name])]
+        listed = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
+        raise StateError(
+            f"{listed} of {size} ranks did not come within {limit.total_seconds():g} seconds (patience). Every rank calls "
+            "sluice.torch.wrap(); with ranks=False this process trains alone"
+        ) from error
 
 
 class Group:
@@ -76,7 +88,7 @@ class Group:
     Errors are sluice.StateError, where another rank is gone. Thread rule: one thread at a time."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
-        """group: a ProcessGroup, or a backend. Use found_group()."""
+        """group: a ProcessGroupGloo. Use found_group()."""
         self.group, self.rank, self.size = group, rank, size
 
     def gather(self, value: Any) -> list[Any]:
@@ -99,14 +111,12 @@ class Group:
 
     def end(self) -> None:
         """Closes the connections. No other function is called afterwards."""
-        group, self.group = self.group, None
-        if isinstance(group, torch.distributed.ProcessGroup):
-            torch.distributed.destroy_process_group(group)
+        self.group = None
 
 
-def found_group(ranks: Which = None) -> Group | None:
+def found_group(ranks: Which, patience: float) -> Group | None:
     """Makes the group. All ranks call it. Returns None where there is one rank. Raises StateError where the others do not
-    come."""
+    come, or do not answer in a call of the group, within so many seconds."""
     size, rank = size_and_rank(ranks)
     if size < 2:
         return None
@@ -115,21 +125,22 @@ def found_group(ranks: Which = None) -> Group | None:
             f"there are {size} ranks, and this build of PyTorch has no Gloo, by which they find each other; use another, or "
             "wrap the model with ranks=False"
         )
-    theirs = _process_group(ranks)
-    number = next(_numbers)
+    theirs, limit = _process_group(ranks), datetime.timedelta(seconds=patience)
+    of = "" if theirs is None else theirs.group_name
+    number = _numbers[of]
+    _numbers[of] += 1
     try:
-        if theirs is None:
-            store = torch.distributed.PrefixStore(f"sluice/{number}", _store_of_environment())
-            made: Any = torch.distributed.ProcessGroupGloo(store, rank, size, _NEVER)
-        else:
-            members: Sequence[int] = torch.distributed.get_process_group_ranks(theirs)
-            made = torch.distributed.new_group(
-                list(members), backend="gloo", timeout=_NEVER, use_local_synchronization=True
-            )
+        shared = _store_of_environment(rank, limit) if theirs is None else theirs.get_group_store()
+        store = torch.distributed.PrefixStore(f"sluice/{number}", shared)
+        _wait_for_all(store, rank, size, limit)
+        made = torch.distributed.ProcessGroupGloo(store, rank, size, limit)
+    except StateError:
+        raise
     except (RuntimeError, ValueError) as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}" if theirs is None else "the process group's store"
         raise StateError(
-            f"the {size} ranks do not find each other: {error}. Every rank calls sluice.torch.wrap(); with ranks=False this "
-            "process trains alone"
+            f"the {size} ranks do not find each other over {where}, which rank 0 or torchrun serves: {error}. Every rank calls "
+            "sluice.torch.wrap(); with ranks=False this process trains alone"
         ) from error
     return Group(made, rank, size)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from typing import NamedTuple, Optional
 
 from ..errors import Error
-from ..ranks import MOST_LOCAL, Ranks, shared_memory
+from ..ranks import MOST_LOCAL, Ranks, check_deadlines, shared_memory
 from ._gloo_links import GlooLinks
 from ._group import Group, Which, found_group, place_of_process
 
@@ -22,7 +23,8 @@ class Joined(NamedTuple):
 def join(which: Which, silence: float, patience: float) -> Optional[Joined]:
     """Joins the ranks that there are. All ranks call it. Returns None where this process trains alone. Warns where ranks of one
     machine cannot share memory. The arguments are wrap()'s."""
-    group = found_group(which)
+    check_deadlines(silence, patience)
+    group = found_group(which, patience)
     if group is None:
         return None
     places = group.gather(place_of_process())
@@ -45,23 +47,25 @@ def join(which: Which, silence: float, patience: float) -> Optional[Joined]:
 
 def _opened(group: Group) -> Optional[int]:
     """A descriptor of memory that all ranks share, which rank 0 makes. None where one of them cannot open it."""
-    descriptor, problem = None, None
-    try:
-        if group.rank == 0:
-            descriptor = shared_memory(group.size)
-    except Error as error:
-        problem = str(error)
-    pid, number = group.gather([os.getpid(), descriptor])[0]
-    if group.rank != 0 and number is not None:
+    with contextlib.ExitStack() as unless_all_have_it:
+        descriptor, problem = None, None
         try:
-            descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            problem = f"rank {group.rank} cannot open rank 0's: {error.strerror}"
-    problems = [text for text in group.gather(problem) if text is not None]
-    if not problems:
-        return descriptor
-    if descriptor is not None:
-        os.close(descriptor)
+            if group.rank == 0:
+                descriptor = shared_memory(group.size)
+                unless_all_have_it.callback(os.close, descriptor)
+        except Error as error:
+            problem = str(error)
+        pid, number = group.gather([os.getpid(), descriptor])[0]
+        if group.rank != 0 and number is not None:
+            try:
+                descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+                unless_all_have_it.callback(os.close, descriptor)
+            except OSError as error:
+                problem = f"rank {group.rank} cannot open rank 0's: {error.strerror}"
+        problems = [text for text in group.gather(problem) if text is not None]
+        if not problems:
+            unless_all_have_it.pop_all()
+            return descriptor
     if group.rank == 0:
         warnings.warn(
             f"the ranks of this machine cannot exchange bytes through memory ({problems[0]}), and do so over Gloo, which is slower",

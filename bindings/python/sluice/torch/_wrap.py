@@ -89,7 +89,7 @@ def wrap(
     stage: what is partitioned over the ranks, from 0 (nothing) to 3 (the state, gradients that are final, and parameters);
         None: the least with which everything is in memory.
     silence, patience: after so many seconds without a sign of life a rank has failed; after so many it has failed that lives,
-        and does not take part.
+        and does not take part, or that never called wrap().
 
     Raises BudgetError where the model does not fit, and InvalidArgumentError where it cannot be wrapped; it is then as it
     was.
@@ -177,11 +177,10 @@ def plan(
 
     options: those of wrap().
     """
-    with unmet(ranks) as others:
-        prepared = prepare(model, optimizer, memory=memory, together=others, **options)
-        if weights is not None:
-            stored_of(model, weights)
-        made = _plan(prepared.units, prepared.options)
+    prepared = prepare(model, optimizer, memory=memory, together=unmet(ranks), **options)
+    if weights is not None:
+        stored_of(model, weights)
+    made = _plan(prepared.units, prepared.options)
     made["pytorch"] = {"peak": prepared.estimated, "reserve": prepared.options.reserved, "measured": None}
     return made
 
