@@ -15,6 +15,8 @@
 namespace sluice::c {
 namespace {
 
+constexpr std::uint32_t kMostPlanned = 65536;  // ranks
+
 void check_model(const sluice_model& model, std::uint32_t groups) {
   if (model.units.empty()) fail(ErrorCode::kInvalidArgument, "the model has no units; add some");
   for (const engine::UnitSpec& unit : model.units)
@@ -67,11 +69,27 @@ std::unique_ptr<kernels::F32Products> products_of(const sluice_engine_options& o
   return kernels::load_matrix_library(made.threads);
 }
 
+engine::RankOf rank_of(const sluice_engine_options& options) {
+  if (options.ranks != nullptr)
+    return {options.ranks->communicator.rank(), options.ranks->communicator.size()};
+  if (options.planned_ranks == 0) return {};
+  if (options.planned_rank >= options.planned_ranks || options.planned_ranks > kMostPlanned)
+    fail(ErrorCode::kInvalidArgument,
+         "options.planned_rank is {}, and options.planned_ranks is {}; the ranks are 0 to one less than the "
+         "latter, which is at most {}",
+         options.planned_rank, options.planned_ranks, kMostPlanned);
+  return {static_cast<int>(options.planned_rank), static_cast<int>(options.planned_ranks)};
+}
+
+std::uint64_t bytes_for_ranks(const sluice_engine_options& options) {
+  if (options.ranks != nullptr) return options.ranks->bytes();
+  return options.planned_ranks < 2 ? 0 : bytes_of_ranks(static_cast<int>(options.planned_ranks));
+}
+
 engine::PlanRequest request_of(const sluice_engine_options& options) {
   engine::PlanRequest request;
-  if (options.ranks != nullptr) {
-    const comm::Communicator& communicator = options.ranks->communicator;
-    request.ranks = {communicator.rank(), communicator.size()};
+  request.ranks = rank_of(options);
+  if (request.ranks.size > 1) {
     if (options.stage > 0) request.stage = options.stage - 1;
     if (options.update_in_backward != 0)
       fail(ErrorCode::kInvalidArgument,
@@ -99,6 +117,7 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
          "{} are reserved, and {} events of {} bytes are traced, which is more than the memory of {}",
          format_size(options.reserved), options.trace_events, engine::kTraceEventBytes,
          format_size(options.memory));
+  made.request = request_of(options);
   made.threads = options.threads == 0 ? usable_cpus() : static_cast<int>(std::min(options.threads, 4096u));
   made.team = options.team;
   made.optimizer = optimizer_of(options);
@@ -121,10 +140,9 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   const std::uint64_t holds = allocator::resident_bytes();
   made.budget.base = holds - std::min(holds, options.given_back) + engine::kReserve + options.reserved +
                      made.checkpoint_buffers + made.trace_events * engine::kTraceEventBytes +
-                     (options.ranks == nullptr ? 0 : options.ranks->bytes());
+                     bytes_for_ranks(options);
   made.ranks = options.ranks;
   made.reserved = options.reserved;
-  made.request = request_of(options);
   made.plan = engine::make_plan(made.profile, *made.optimizer, made.budget, made.request, made.rates);
   return made;
 }
@@ -173,7 +191,12 @@ sluice_status sluice_engine_create(const sluice_model* model, const sluice_engin
                                    sluice_engine** engine) {
   return guarded([&] {
     sluice_engine*& out = required(engine, "engine");
-    out = make_engine(required(model, "model"), known_part(options, "options")).release();
+    const sluice_engine_options known = known_part(options, "options");
+    if (known.planned_ranks > 0)
+      sluice::fail(sluice::ErrorCode::kInvalidArgument,
+                   "options.planned_ranks is {}, which is for sluice_plan(); state options.ranks, or 0",
+                   known.planned_ranks);
+    out = make_engine(required(model, "model"), known).release();
   });
 }
 

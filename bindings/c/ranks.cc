@@ -57,6 +57,11 @@ comm::Deadlines deadlines_of(const sluice_ranks_options* options) {
   return deadlines;
 }
 
+std::uint64_t bytes_of_ranks(int ranks) {
+  return (ranks > comm::LocalMemory::kMostRanks ? 0 : bytes_of_rings(ranks)) +
+         comm::Communicator::buffer_bytes(ranks);
+}
+
 RanksOfEngine::RanksOfEngine(sluice_ranks* ranks) : ranks_(ranks) {
   if (ranks != nullptr && ranks->has_engine.exchange(true))
     fail(ErrorCode::kState, "options.ranks serve an engine already; make others, or destroy that engine");

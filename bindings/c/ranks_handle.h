@@ -28,6 +28,8 @@ struct sluice_ranks {
 namespace sluice::c {
 
 comm::Deadlines deadlines_of(const sluice_ranks_options* options);  // null: all defaults
+// What a process holds for a rank of so many, which share memory where they can.
+std::uint64_t bytes_of_ranks(int ranks);
 
 // Takes the ranks for one engine, as long as it lives.
 class RanksOfEngine {

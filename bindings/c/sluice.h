@@ -149,7 +149,6 @@ SLUICE_API sluice_status sluice_optimizer_settings(char** json);
 /* Returns whether an engine would accept these settings[setting_count]. */
 SLUICE_API sluice_status sluice_optimizer_check(const char* optimizer, const sluice_setting* settings,
                                                 size_t setting_count);
-
 /* The ranks that train a model together; see sluice_ranks.h, which this header includes. */
 typedef struct sluice_ranks sluice_ranks;
 #define SLUICE_STAGE(number) ((number) + 1u)
@@ -190,6 +189,7 @@ typedef struct sluice_engine_options {
   sluice_team team;
   sluice_ranks* ranks; /* outlives the engine; update_in_backward is refused with it. NULL: it trains alone */
   uint32_t stage;      /* what is partitioned: SLUICE_STAGE(0) to SLUICE_STAGE(3); 0: the plans choose */
+  uint32_t planned_rank, planned_ranks; /* for sluice_plan() where `ranks` is NULL: a rank, and of how many */
 } sluice_engine_options;
 
 /* Gives the caller a JSON object that says where every byte would live, without taking any, as `sluice plan

@@ -66,6 +66,8 @@ class EngineOptions(ctypes.Structure):
         ("team", c_void_p),
         ("ranks", c_void_p),
         ("stage", c_uint32),
+        ("planned_rank", c_uint32),
+        ("planned_ranks", c_uint32),
     ]
 
 

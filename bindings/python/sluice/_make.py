@@ -133,6 +133,7 @@ def options_of(given: Options) -> _abi.EngineOptions:
             "here, with that lr"
         )
     folders, settings, places = _folders(given.disk), groups[0].for_c(), _places(given.place)
+    rank, ranks = (whole(number, "planned") for number in given.planned or (0, 0))
     sgemm = _function(given.sgemm, "sgemm", "sluice.torch.sgemm()")
     team = _function(given.team, "team", "sluice.torch.team()")
     return _abi.EngineOptions(
@@ -156,6 +157,8 @@ def options_of(given: Options) -> _abi.EngineOptions:
         team=team,
         ranks=None if given.ranks is None else given.ranks.address,
         stage=_stage(given.stage),
+        planned_rank=rank,
+        planned_ranks=ranks,
         optimizer=groups[0].name.encode(),
         settings=settings,
         setting_count=len(settings),

@@ -146,6 +146,7 @@ class Options:
     ranks: this process' place among several that train the model together (sluice.Ranks); update_in_backward is refused
         with it. None: the process trains alone.
     stage: what is partitioned over the ranks, from 0 (nothing) to 3 (parameters, too); None: the plans choose.
+    planned: for sluice.plan() without `ranks`: a rank, and of how many; None: the process trains alone.
     team: the address of libgomp's GOMP_parallel, or of a function like it, for the engine's loops, where the caller's
         own loops use it; None: the engine has threads of its own. See sluice.torch.team().
     """
@@ -170,6 +171,7 @@ class Options:
     team: Optional[int] = None
     ranks: Optional[Ranks] = None
     stage: Optional[int] = None
+    planned: Optional[tuple[int, int]] = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -124,3 +124,13 @@ def test_a_parameter_of_several_units_is_given_back_once(monkeypatch):
     prepared = _prepare.prepare(torch.nn.Linear(2048, 2048), sluice.SGD(), memory="6GiB", together=Together())
     assert len(prepared.groups) == 5
     assert prepared.options.given_back == 4 * (2048 * 2048 + 2048)
+
+
+@pytest.mark.parametrize("size", [2, 64, 65, 1000])
+def test_any_number_of_ranks_can_be_planned_for(monkeypatch, size):
+    for name, value in {"RANK": size - 1, "WORLD_SIZE": size, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(sluice.ranks, "shared_memory", None)
+    plan = sluice.torch.plan(wide(), sluice.AdamW(), memory="8GiB", stage=1)
+    assert plan["ranks"] == size
+    assert plan["bytes"]["host"]["optimizer state"] < 320 * MIB // size + 12 * MIB

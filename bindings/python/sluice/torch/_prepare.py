@@ -95,6 +95,7 @@ def prepare(
         sgemm=sgemm() if isinstance(optimizer, Muon) else None,
         team=team(),
         ranks=together.ranks,
+        planned=together.planned,
         **others,
     )
     planned = _fitting(declared, options, reserves)

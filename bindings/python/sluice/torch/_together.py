@@ -14,7 +14,7 @@ import torch
 
 from ..errors import Error, InvalidArgumentError, StateError
 from ..model import Folder, Path
-from ..ranks import Ranks, shared_memory
+from ..ranks import Ranks
 from ._group import Which, size_and_rank
 from ._joining import join
 
@@ -25,9 +25,11 @@ class Together:
     """The ranks that wrap one model; without others (`ranks` is None) everything is left as it is. All ranks call the same
     functions in the same order. Thread rule: one thread at a time."""
 
-    def __init__(self, ranks: Optional[Ranks] = None, here: int = 1) -> None:
-        """here: how many ranks share this machine."""
-        self.ranks, self.here = ranks, here
+    def __init__(
+        self, ranks: Optional[Ranks] = None, here: int = 1, planned: Optional[tuple[int, int]] = None
+    ) -> None:
+        """here: how many ranks share this machine. planned: as Options has it, for a plan alone."""
+        self.ranks, self.here, self.planned = ranks, here, planned
         self._model: Callable[[], Optional[torch.nn.Module]] = lambda: None
         self._seen: dict[str, bytes] = {}  # the digest of each buffer, as it was shared
 
@@ -191,19 +193,7 @@ def together(which: Which, silence: float, patience: float) -> Iterator[Together
         raise
 
 
-@contextlib.contextmanager
-def unmet(which: Which) -> Iterator[Together]:
+def unmet(which: Which) -> Together:
     """This process' place among the ranks for a plan, without any other rank: those of the environment count as of this machine."""
     size, rank = size_and_rank(which)
-    if size == 1:
-        yield Together()
-        return
-    descriptor = shared_memory(size)
-    try:
-        ranks = Ranks.local(descriptor, rank)
-    finally:
-        os.close(descriptor)
-    try:
-        yield Together(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
-    finally:
-        ranks.close()
+    return Together() if size == 1 else Together(None, int(os.environ.get("LOCAL_WORLD_SIZE", size)), (rank, size))
