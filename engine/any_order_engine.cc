@@ -17,12 +17,12 @@ AnyOrderEngine::AnyOrderEngine(const Profile& profile, const Plan& plan, const o
       updated_(layout().parameters()),
       changed_(layout().units().size()),
       outdated_(layout().units().size()) {
-  if (core().ranks) {
+  if (core().ranks || plan.reproducible) {
     if (!plan.clip)
       fail(ErrorCode::kInvalidArgument,
-           "updates in backward are asked for with several ranks, which sum gradients when all of them have "
-           "come; update at the end of the step");
-    shared_ = std::make_unique<SharedGradients>(core());
+           "updates in backward are asked for with several ranks or reproducibly, and gradients are then "
+           "summed when all of them have come; update at the end of the step");
+    shared_ = std::make_unique<SharedGradients>(core(), profile.micro_batches);
   }
   core().set_schedule(profile.schedule);
   for (UnitId unit = 0; unit < layout().units().size(); ++unit)
@@ -165,7 +165,9 @@ void AnyOrderEngine::take(const Held& wanted) {
     c.pager.acquire(c.parameters[unit], Pager::Use::kRead);
     c.pager.view(c.parameters[unit], false);
   }
-  if (access.gradient_use == 0) c.pager.acquire(c.gradients.holding(unit, 0), Pager::Use::kModify);
+  if (access.gradient_use == 0)
+    for (const HoldingId gradient : c.gradients.holdings(unit, 0))
+      c.pager.acquire(gradient, Pager::Use::kModify);
   held_.push_back(wanted);
   c.pager.prefetch(c.plan.prefetch);
   c.queue.advance();
@@ -238,14 +240,15 @@ void AnyOrderEngine::share_edited(UnitId unit) {
 
 void AnyOrderEngine::release_gradient(UnitId unit) {
   Core& c = core();
-  const HoldingId gradient = c.gradients.holding(unit, 0);
   const bool last = !is_held_for_gradients(unit), any = c.gradients.any(unit);
-  if (last && any && changed_[unit]) {
-    changed_[unit] = false;
-    c.pager.written(gradient, c.gradients.bytes(unit, 0));
+  const std::size_t sums = !any ? 0 : shared_ ? shared_->sums_of(unit) : 1;
+  const std::vector<HoldingId>& gradients = c.gradients.holdings(unit, 0);
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    if (last && i < sums && changed_[unit]) c.pager.written(gradients[i], c.gradients.bytes(unit, 0));
+    c.pager.release(gradients[i]);
+    if (last && i >= sums) c.pager.discard(gradients[i]);
   }
-  c.pager.release(gradient);
-  if (last && !any) c.pager.discard(gradient);
+  if (last && any) changed_[unit] = false;
 }
 
 // ---- touches ----

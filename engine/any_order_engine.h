@@ -46,6 +46,11 @@ constexpr bool with_gradient(Hold hold) { return hold == Hold::kGradient || hold
 // rank alone, but for editing by all ranks alike; where parameters are partitioned, the end of an edit waits
 // for the others. Where state is partitioned, step() completes the updates, so that no rank needs another one
 // outside of a step.
+//
+// With a reproducible plan a gradient is the mean over all micro-batches of the step, with the same bits at
+// any number of ranks. Each rank ends as many micro-batches in a step (Profile::micro_batches) before
+// gradients are used, and adds one gradient of a parameter at most in each; nothing is added to gradients
+// that were used.
 class AnyOrderEngine final : public Engine {
  public:
   // Takes all memory and disk space of the plan, as Engine() says. Throws Error(kInvalidArgument) for a plan
@@ -68,6 +73,8 @@ class AnyOrderEngine final : public Engine {
   void release(UnitId unit);  // ends the latest hold
   // Adds a gradient to what this step has of the parameter. REQUIRES: its unit is held for gradients.
   void add_gradient(ParameterId parameter, ConstArray gradient);
+  // Ends a micro-batch of a reproducible plan: see SharedGradients.
+  void end_micro_batch();
   // Ends the step. Throws Error(kNotFinite) that names a parameter whose gradient is not finite, or the norm:
   // no parameter was changed then, and the step is over.
   StepResult step(const StepSettings& settings);
@@ -146,7 +153,7 @@ class AnyOrderEngine final : public Engine {
   Recorder recorder_;
   std::vector<bool> updated_;  // by parameter: whether it was updated in this step already
   std::vector<bool> changed_;  // by unit: whether gradients were added since it was acquired for them
-  std::unique_ptr<SharedGradients> shared_;  // null: the engine trains alone
+  std::unique_ptr<SharedGradients> shared_;  // null: it trains alone, and not reproducibly
   std::vector<bool> outdated_;  // by unit: the shards of its parameters are newer than what is held
   struct Addressed {
     const std::byte* begin;

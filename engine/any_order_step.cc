@@ -23,9 +23,21 @@ void AnyOrderEngine::add_gradient(ParameterId parameter, ConstArray gradient) {
              "a second gradient of '{}' is added in one step, and the first was applied when its unit was "
              "released; updates in backward cannot accumulate",
              name);
-    c.gradients.add(c.resources.threads, parameter, gradient);
-    if (shared_) shared_->added(parameter);
+    if (shared_)
+      shared_->add(parameter, gradient);
+    else
+      c.gradients.add(c.resources.threads, parameter, gradient);
     changed_[unit] = true;
+  });
+}
+
+void AnyOrderEngine::end_micro_batch() {
+  core().guarded([&](Core& c) {
+    if (!in_step()) refuse(ErrorCode::kState, "a micro-batch ends outside of a step");
+    if (!c.plan.reproducible)
+      refuse(ErrorCode::kState,
+             "a micro-batch ends, and the plan is not reproducible, which counts none; make one that is");
+    shared_->end_micro_batch();
   });
 }
 
@@ -75,8 +87,8 @@ void AnyOrderEngine::drop_gradient(ParameterId parameter) {
 void AnyOrderEngine::discard_unless_needed(UnitId unit) {
   Core& c = core();
   if (c.gradients.uses(unit) == 0 || c.gradients.any(unit) || !c.queue.current(unit)) return;
-  const HoldingId gradient = c.gradients.holding(unit, 0);
-  if (!c.pager.held(gradient)) c.pager.discard(gradient);
+  for (const HoldingId gradient : c.gradients.holdings(unit, 0))
+    if (!c.pager.held(gradient)) c.pager.discard(gradient);
 }
 
 void AnyOrderEngine::drop_all_gradients() {

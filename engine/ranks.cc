@@ -58,16 +58,18 @@ void Ranks::sum_gradient(UnitId unit, int use, std::span<const Array> sums, cons
   communicator_.reduce_scatter(id, name, sums, parts, order, std::move(done));
 }
 
-void Ranks::sum_whole_gradient(UnitId unit, float* values, Done done) {
+void Ranks::sum_whole_gradient(UnitId unit, std::span<const Array> sums, const comm::SumOrder& order,
+                               Done done) {
   communicator_.all_reduce(id_of(Purpose::kGradient, unit),
-                           "the gradient of '" + layout_.units()[unit].name + "'", {values, Dtype::kF32},
-                           layout_.unit_elements(unit), std::move(done));
+                           "the gradient of '" + layout_.units()[unit].name + "'", sums,
+                           layout_.unit_elements(unit), order, std::move(done));
 }
 
-void Ranks::sum_whole_gradient_of(ParameterId parameter, float* values, Done done) {
+void Ranks::sum_whole_gradient_of(ParameterId parameter, std::span<const Array> sums,
+                                  const comm::SumOrder& order, Done done) {
   communicator_.all_reduce(id_of(Purpose::kGradientOfParameter, parameter),
-                           "the gradient of '" + layout_.spec(parameter).name + "'", {values, Dtype::kF32},
-                           layout_.location(parameter).elements, std::move(done));
+                           "the gradient of '" + layout_.spec(parameter).name + "'", sums,
+                           layout_.location(parameter).elements, order, std::move(done));
 }
 
 void Ranks::wait_for_edit(UnitId unit, const std::function<void()>& meanwhile) {

@@ -39,8 +39,9 @@ class Ranks {
   void sum_gradient(UnitId unit, int use, std::span<const Array> sums, const comm::SumOrder& order,
                     Done done);
   // Adds up the gradient of a unit, or of one of its parameters, where every rank needs all elements.
-  void sum_whole_gradient(UnitId unit, float* values, Done done);
-  void sum_whole_gradient_of(ParameterId parameter, float* values, Done done);
+  void sum_whole_gradient(UnitId unit, std::span<const Array> sums, const comm::SumOrder& order, Done done);
+  void sum_whole_gradient_of(ParameterId parameter, std::span<const Array> sums, const comm::SumOrder& order,
+                             Done done);
   // Waits until every rank has ended its edit of the unit.
   void wait_for_edit(UnitId unit, const std::function<void()>& meanwhile);
   // Brings to each rank what the others have updated of the unit. REQUIRES: state is partitioned.

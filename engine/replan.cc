@@ -11,8 +11,8 @@ void Core::take_disk(const Plan& next) {
     if (pager.define_backing(parameters[unit], placed.tier(Part::kParameters)))
       holdings.push_back(parameters[unit]);
     for (int use = 0; use < gradients.uses(unit); ++use)
-      if (pager.define_backing(gradients.holding(unit, use), placed.tier(Part::kGradient)))
-        holdings.push_back(gradients.holding(unit, use));
+      for (const HoldingId gradient : gradients.holdings(unit, use))
+        if (pager.define_backing(gradient, placed.tier(Part::kGradient))) holdings.push_back(gradient);
     if (states.define_backing(unit, placed.tier(Part::kState))) units.push_back(unit);
   }
   if (holdings.empty() && units.empty()) return;
@@ -30,9 +30,10 @@ void Core::place(const Plan& next, bool resident) {
     const UnitPlan& placed = next.units[unit];
     if (placed.resident(Part::kParameters) == resident)
       pager.set_tier(parameters[unit], placed.tier(Part::kParameters));
+    if (placed.resident(Part::kGradient) != resident || !placed.gradient_stored) continue;
     for (int use = 0; use < gradients.uses(unit); ++use)
-      if (placed.resident(Part::kGradient) == resident && placed.gradient_stored)
-        pager.set_tier(gradients.holding(unit, use), placed.tier(Part::kGradient));
+      for (const HoldingId gradient : gradients.holdings(unit, use))
+        pager.set_tier(gradient, placed.tier(Part::kGradient));
   }
 }
 

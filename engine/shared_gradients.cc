@@ -6,6 +6,7 @@
 #include <span>
 
 #include "core/json.h"
+#include "engine/plan/micro_batch_sums.h"
 #include "kernels/elementwise.h"
 
 namespace sluice::engine {
@@ -39,11 +40,81 @@ std::string text_of(const StepSettings& settings) {
 
 }  // namespace
 
-SharedGradients::SharedGradients(Core& core)
+SharedGradients::SharedGradients(Core& core, std::size_t micro_batches)
     : core_(core),
-      ranks_(core.ranks->size()),
+      order_(MicroBatchSums(core.plan.reproducible, core.plan.ranks, micro_batches).order()),
+      divisor_(core.plan.ranks.size * (core.plan.reproducible ? static_cast<double>(micro_batches) : 1.0)),
       known_(core.layout.parameters()),
-      edits_(core.layout.units().size()) {}
+      edits_(core.layout.units().size()) {
+  if (core.plan.reproducible)
+    pairwise_.emplace(core.layout, MicroBatchSums(true, core.plan.ranks, micro_batches), core.gradients);
+}
+
+void SharedGradients::set(ParameterId parameter, const Known& known) {
+  const auto there = [](const Known& of) { return of.added > 0 || of.shared != 0 ? 1u : 0u; };
+  there_ += there(known);
+  there_ -= there(known_[parameter]);
+  known_[parameter] = known;
+}
+
+void SharedGradients::add(ParameterId parameter, ConstArray gradient) {
+  Known known = known_[parameter];
+  ++known.added;
+  if (!pairwise_) {
+    core_.gradients.add(core_.resources.threads, parameter, gradient);
+    return set(parameter, known);
+  }
+  const std::string& name = core_.layout.spec(parameter).name;
+  if (known.shared != 0)
+    refuse(ErrorCode::kState,
+           "a gradient of '{}' is added to one that was used or kept over a step, which a reproducible plan "
+           "allows not; add those of all micro-batches before, and drop it after the step",
+           name);
+  if (pairwise_->ended() == pairwise_->count())
+    refuse(ErrorCode::kState,
+           "a gradient of '{}' is added after this rank's {} micro-batches of the step have ended; step, or "
+           "drop all gradients, or state more micro-batches",
+           name, pairwise_->count());
+  if (pairwise_->added(parameter))
+    refuse(ErrorCode::kState,
+           "a second gradient of '{}' is added in one micro-batch, which a reproducible plan allows not; add "
+           "their sum, or end the micro-batch between them",
+           name);
+  pairwise_->add(core_.resources.threads, parameter, gradient);
+  if (!core_.gradients.has(parameter)) core_.gradients.begin(parameter);
+  set(parameter, known);
+}
+
+void SharedGradients::end_micro_batch() {
+  if (pairwise_->ended() == pairwise_->count())
+    refuse(ErrorCode::kState,
+           "a micro-batch ends after this rank's {} of the step; step, or drop all gradients, or state more "
+           "micro-batches",
+           pairwise_->count());
+  pairwise_->end_micro_batch();
+}
+
+std::size_t SharedGradients::sums_of(UnitId unit) const {
+  std::size_t sums = pairwise_ ? pairwise_->sums_of(unit) : 1;
+  for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p)
+    if (known_[p].shared != 0) sums = std::max<std::size_t>(sums, 1);
+  return sums;
+}
+
+// Where no gradient is left, the micro-batches of a step begin anew.
+void SharedGradients::dropped(ParameterId parameter) {
+  const std::size_t before = there_;
+  set(parameter, {});
+  if (!pairwise_) return;
+  pairwise_->drop(parameter);
+  if (before > 0 && there_ == 0) pairwise_->begin_step();
+}
+
+void SharedGradients::dropped_all() {
+  known_.assign(known_.size(), {});
+  there_ = 0;
+  if (pairwise_) pairwise_->begin_step();
+}
 
 void SharedGradients::multiply(ParameterId parameter, double factor) {
   kernels::scale(core_.resources.threads, core_.layout.location(parameter).elements,
@@ -63,6 +134,7 @@ std::string SharedGradients::bytes_of(const Brought& brought) const {
   std::string bytes;
   put(bytes, std::span(&brought.wish, 1));
   put(bytes, std::span(&brought.step, 1));
+  put(bytes, std::span(&brought.micro_batches, 1));
   put(bytes, std::span(brought.known));
   put(bytes, std::span(brought.edits));
   return bytes + brought.settings;
@@ -74,14 +146,19 @@ SharedGradients::Brought SharedGradients::brought_in(const std::string& bytes) c
   brought.edits.resize(edits_.size());
   std::size_t at = get(bytes, 0, std::span(&brought.wish, 1));
   at = get(bytes, at, std::span(&brought.step, 1));
+  at = get(bytes, at, std::span(&brought.micro_batches, 1));
   at = get(bytes, at, std::span(brought.known));
   at = get(bytes, at, std::span(brought.edits));
   brought.settings = bytes.substr(at);
   return brought;
 }
 
+bool SharedGradients::any_added() const {
+  return std::ranges::any_of(known_, [](const Known& known) { return known.added > 0; });
+}
+
 void SharedGradients::use() {
-  if (std::ranges::any_of(known_, [](const Known& known) { return known.added > 0; })) meet(Wish::kUse, {});
+  if (any_added()) meet(Wish::kUse, {});
 }
 
 void SharedGradients::step(const StepSettings& settings) {
@@ -89,23 +166,30 @@ void SharedGradients::step(const StepSettings& settings) {
   while (!meet(Wish::kStep, text)) {
   }
   met_ = false;
+  if (pairwise_) pairwise_->begin_step();
 }
 
 void SharedGradients::abandon() {
-  if (met_) meet(Wish::kAbandon, {});
+  if (met_ && core_.ranks) meet(Wish::kAbandon, {});
   met_ = false;
   dropped_all();
 }
 
-bool SharedGradients::meet(Wish wish, const std::string& settings) {
+std::vector<SharedGradients::Brought> SharedGradients::gather(const Brought& own) {
+  if (!core_.ranks) return {own};
   const std::string name = "the gradients of a step";
   std::vector<std::string> given;
   core_.waits.during(Waits::For::kRanks, name, [&] {
-    given = core_.ranks->exchange(name, bytes_of({wish, core_.steps, known_, edits_, settings}),
-                                  [this] { core_.serve_ranks(); });
+    given = core_.ranks->exchange(name, bytes_of(own), [this] { core_.serve_ranks(); });
   });
   std::vector<Brought> all;
   for (const std::string& bytes : given) all.push_back(brought_in(bytes));
+  return all;
+}
+
+bool SharedGradients::meet(Wish wish, const std::string& settings) {
+  const std::size_t ended = pairwise_ ? pairwise_->ended() : 0;
+  const std::vector<Brought> all = gather({wish, core_.steps, ended, known_, edits_, settings});
   const auto wants = [](Wish what) { return [what](const Brought& rank) { return rank.wish == what; }; };
   met_ = true;
   const auto abandons = std::ranges::find_if(all, wants(Wish::kAbandon));
@@ -141,7 +225,24 @@ void SharedGradients::compare(const std::vector<Brought>& all) const {
              other.settings, steps - all.data(), steps->settings);
     steps = &other;
   }
-  compare_counts(all);
+  if (pairwise_)
+    compare_micro_batches(all);
+  else
+    compare_counts(all);
+}
+
+// Gradients that nobody has added to since they were used are used again, in whatever micro-batch.
+void SharedGradients::compare_micro_batches(const std::vector<Brought>& all) const {
+  const auto has = [](const Brought& rank) {
+    return std::ranges::any_of(rank.known, [](const Known& known) { return known.added > 0; });
+  };
+  if (std::ranges::none_of(all, has)) return;
+  for (std::size_t rank = 0; rank < all.size(); ++rank)
+    if (all[rank].micro_batches != pairwise_->count())
+      refuse(ErrorCode::kState,
+             "gradients are used after {} micro-batches of rank {}, and a step has {} of each rank; with a "
+             "reproducible plan use them when all have ended",
+             all[rank].micro_batches, rank, pairwise_->count());
 }
 
 void SharedGradients::compare_shared(const Brought& first, const Brought& other, std::size_t rank) const {
@@ -195,28 +296,44 @@ void SharedGradients::sum(const std::vector<Brought>& all) {
 // One sum for the whole unit, unless it has a shared gradient that nobody has added to.
 void SharedGradients::sum_unit(UnitId unit, const std::vector<bool>& added) {
   core_.queue.ensure_updated(unit);
-  const HoldingId gradient = core_.gradients.holding(unit, 0);
-  core_.pager.acquire(gradient, Pager::Use::kModify);
-  auto* const base = reinterpret_cast<float*>(core_.pager.data(gradient));
+  const std::vector<HoldingId>& holdings = core_.gradients.holdings(unit, 0);
+  for (const HoldingId holding : holdings) core_.pager.acquire(holding, Pager::Use::kModify);
   bool whole = true;
   std::vector<ParameterId> summed;
   for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p) {
     if (added[p]) summed.push_back(p);
     whole = whole && (added[p] || known_[p].shared == 0);
-    if (added[p] && known_[p].added == 0) bring_nothing(p);
+    if (added[p] && pairwise_) pairwise_->complete(core_.resources.threads, p);
+    if (added[p] && !pairwise_ && known_[p].added == 0) bring_nothing(p);
   }
-  TransferGroup group;
-  if (whole) core_.ranks->sum_whole_gradient(unit, base, group.add());
-  for (const ParameterId p : summed)
-    if (!whole) core_.ranks->sum_whole_gradient_of(p, core_.gradients.data(p, 0), group.add());
-  core_.wait_for_ranks("the gradient of " + core_.name_of(unit), group);
+  if (core_.ranks) sum_over_ranks(unit, summed, whole);
+  const float* const base = core_.gradients.sum(unit, 0, 0, 0);
   for (const ParameterId p : summed) {
-    multiply(p, 1 / ranks_);
+    multiply(p, 1 / divisor_);
     core_.gradients.sum_squares_of(core_.resources.threads, p, base, {0, core_.layout.unit_elements(unit)});
-    known_[p] = {0, 1, 1};
+    set(p, {0, 1, 1});
+    if (pairwise_) pairwise_->drop(p);
   }
-  core_.pager.written(gradient, core_.gradients.bytes(unit, 0));
-  core_.pager.release(gradient);
+  core_.pager.written(holdings.front(), core_.gradients.bytes(unit, 0));
+  for (const HoldingId holding : holdings) {
+    core_.pager.release(holding);
+    if (holding != holdings.front() && !core_.pager.held(holding)) core_.pager.discard(holding);
+  }
+}
+
+void SharedGradients::sum_over_ranks(UnitId unit, const std::vector<ParameterId>& parameters, bool whole) {
+  const auto sums = [&](std::size_t offset) {
+    std::vector<Array> arrays;
+    for (std::size_t i = 0; i < order_.arrays[static_cast<std::size_t>(core_.plan.ranks.rank)]; ++i)
+      arrays.push_back({core_.gradients.sum(unit, 0, i, 0) + offset, Dtype::kF32});
+    return arrays;
+  };
+  TransferGroup group;
+  if (whole) core_.ranks->sum_whole_gradient(unit, sums(0), order_, group.add());
+  for (const ParameterId p : parameters)
+    if (!whole)
+      core_.ranks->sum_whole_gradient_of(p, sums(core_.gradients.offset(p, 0)), order_, group.add());
+  core_.wait_for_ranks("the gradient of " + core_.name_of(unit), group);
 }
 
 }  // namespace sluice::engine

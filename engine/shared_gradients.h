@@ -1,9 +1,11 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/core.h"
+#include "engine/step/pairwise_gradients.h"
 
 // Private to this room.
 namespace sluice::engine {
@@ -18,15 +20,25 @@ namespace sluice::engine {
 //
 // To a shared gradient each rank adds as to its own, and the mean of what ranks have then is the shared
 // gradient and the mean of what they have added, as with torch's DistributedDataParallel.
+//
+// With a reproducible plan, also where an engine trains alone, gradients are added pairwise over the
+// micro-batches of all ranks, and the mean is over these. They are used when all micro-batches of a step have
+// ended, and nothing is added to them then.
 class SharedGradients {
  public:
-  explicit SharedGradients(Core& core);
+  // micro_batches: of this rank in a step, for a reproducible plan.
+  SharedGradients(Core& core, std::size_t micro_batches);
+
+  // Adds this rank's own gradient. Throws a Refusal where a reproducible plan allows none. REQUIRES: its unit
+  // is held for gradients.
+  void add(ParameterId parameter, ConstArray gradient);
+  void end_micro_batch();                  // REQUIRES: the plan is reproducible
+  std::size_t sums_of(UnitId unit) const;  // how many of its gradient buffers have something
 
   // What the engine tells.
-  void added(ParameterId parameter) { ++known_[parameter].added; }
   void multiplied(ParameterId parameter, double factor) { known_[parameter].factor *= factor; }
-  void dropped(ParameterId parameter) { known_[parameter] = {}; }
-  void dropped_all() { known_.assign(known_.size(), {}); }
+  void dropped(ParameterId parameter);
+  void dropped_all();
   void edited(UnitId unit) { ++edits_[unit]; }
 
   // Makes every gradient a shared one, where this rank has added any.
@@ -49,26 +61,35 @@ class SharedGradients {
   struct Brought {
     Wish wish = Wish::kUse;
     std::uint64_t step = 0;
+    std::uint64_t micro_batches = 0;   // how many have ended
     std::vector<Known> known;          // by parameter
     std::vector<std::uint32_t> edits;  // by unit
     std::string settings;              // as text, where it wants to step
   };
+  bool any_added() const;
+  std::vector<Brought> gather(const Brought& own);
   std::string bytes_of(const Brought& brought) const;
   Brought brought_in(const std::string& bytes) const;
   bool meet(Wish wish, const std::string& settings);  // a round; returns whether all step
   void compare(const std::vector<Brought>& all) const;
   void compare_counts(const std::vector<Brought>& all) const;
+  void compare_micro_batches(const std::vector<Brought>& all) const;
   void compare_shared(const Brought& first, const Brought& other, std::size_t rank) const;
   void sum(const std::vector<Brought>& all);
   void sum_unit(UnitId unit, const std::vector<bool>& added);
+  void sum_over_ranks(UnitId unit, const std::vector<ParameterId>& parameters, bool whole);
   void bring_nothing(ParameterId parameter);
   void multiply(ParameterId parameter, double factor);
+  void set(ParameterId parameter, const Known& known);
 
   Core& core_;
-  const double ranks_;
-  std::vector<Known> known_;          // by parameter
-  std::vector<std::uint32_t> edits_;  // by unit
-  bool met_ = false;                  // whether there was a round in this step
+  const comm::SumOrder order_;                 // of what the ranks add up
+  const double divisor_;                       // of the sum
+  std::optional<PairwiseGradients> pairwise_;  // nothing: each rank's gradients are added one after another
+  std::vector<Known> known_;                   // by parameter
+  std::size_t there_ = 0;                      // how many parameters have a gradient, of which kind ever
+  std::vector<std::uint32_t> edits_;           // by unit
+  bool met_ = false;                           // whether there was a round in this step
 };
 
 }  // namespace sluice::engine

@@ -41,11 +41,13 @@ std::vector<std::size_t> gradient_buffers(const Profile& profile, const MicroBat
   std::vector<std::size_t> writes(profile.units.size());
   for (const Access& access : profile.schedule) writes[access.unit] += access.gradient_use >= 0 ? 1 : 0;
   std::vector<std::size_t> buffers;
-  for (const std::size_t count : writes) buffers.push_back(sums.kept(group, count > 1));
+  // In any order gradients are used after the last access.
+  for (const std::size_t count : writes) buffers.push_back(sums.kept(group, count > 1 || profile.any_order));
   return buffers;
 }
 
 std::size_t sums_bytes(const Profile& profile, const Layout& layout, const MicroBatchSums& sums) {
+  if (profile.any_order) return 0;  // a gradient is added from the client's memory
   std::size_t most = 0, together = 0;
   for (const Access& access : profile.schedule) {
     if (!access.joined) together = 0;

@@ -59,6 +59,8 @@ class Gradients {
 
   // None of these needs the buffer.
   bool has(ParameterId parameter) const { return known_[parameter].there; }
+  // States that the parameter has a gradient, of which nothing else is known yet.
+  void begin(ParameterId parameter) { known_[parameter] = {true, {}, 1}; }
   bool any(UnitId unit) const;  // whether any of its parameters has a gradient
   void multiply(ParameterId parameter, double factor) { known_[parameter].factor *= factor; }
   double factor(ParameterId parameter) const { return known_[parameter].factor; }

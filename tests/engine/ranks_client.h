@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,7 +18,8 @@ struct Case {
   const char* place = "memory";
   optim::OptimizerSettings optimizer = {};
   Dtype dtype = Dtype::kF32;
-  bool alike = false;  // whether all ranks add the same gradients
+  bool alike = false;             // whether all ranks add the same gradients
+  std::size_t micro_batches = 0;  // of all ranks in a step, whose sums are reproducible; 0: they are not
 };
 
 // Units that are cut into shards, one of them a part of a parameter that spans units; one that is too small
@@ -57,7 +59,7 @@ class Rank {
       : setup_(setup),
         communicator_(communicator),
         optimizer_(optim::make_optimizer(setup.optimizer)),
-        profile_(profile_of(setup.dtype, setup.optimizer.name == "muon")),
+        profile_(profile_for(setup)),
         plan_(make_plan(profile_, *optimizer_, {kGiB, kGiB, 0}, request(), {})),
         disk_(files(), ledger_),
         products_(kernels::load_matrix_library(1)),
@@ -79,7 +81,8 @@ class Rank {
 
   // A gradient that depends on the values, so that wrong ones show.
   std::vector<float> gradient(ParameterId p, int step, int micro_batch) const {
-    const std::size_t of_rank = setup_.alike ? 0 : static_cast<std::size_t>(rank());
+    const std::size_t of_rank =
+        setup_.alike || setup_.micro_batches > 0 ? 0 : static_cast<std::size_t>(rank());
     const ConstArray values = engine.parameter(p);
     std::vector<float> all(elements(p));
     for (std::size_t i = 0; i < all.size(); ++i)
@@ -138,12 +141,30 @@ class Rank {
     return outcome;
   }
 
+  // Those of a parameter's micro-batches that has a gradient in some alone; numbers are of all ranks.
+  void add_reproducibly(int step, const std::function<bool(ParameterId p, int number)>& has) {
+    const auto count = static_cast<int>(profile_.micro_batches);
+    for (int number = rank() * count; number < (rank() + 1) * count; ++number) {
+      for (ParameterId p = static_cast<ParameterId>(layout().parameters()); p-- > 0;)
+        if (layout().trainable(layout().location(p).unit) && has(p, number)) add(p, step, number);
+      engine.end_micro_batch();
+    }
+  }
+
  private:
+  static Profile profile_for(const Case& setup) {
+    Profile profile = profile_of(setup.dtype, setup.optimizer.name == "muon");
+    if (setup.micro_batches > 0)
+      profile.micro_batches = setup.micro_batches / static_cast<std::size_t>(setup.ranks);
+    return profile;
+  }
   PlanRequest request() const {
     PlanRequest request;
     if (communicator_ != nullptr) request.ranks = {communicator_->rank(), communicator_->size()};
     request.stage = setup_.stage;
     request.chunk_elements = kChunkGrain;
+    request.reproducible = setup_.micro_batches > 0;
+    if (request.reproducible) request.group = 1;
     request.places = toy::places(setup_.place);
     return request;
   }

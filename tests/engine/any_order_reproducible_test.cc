@@ -1,0 +1,244 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "engine/ranks_client.h"
+
+// Tests of gradients in any order whose sums have the same bits at any number of ranks.
+namespace sluice::engine::wrapped {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::size_t kAll = 12;
+
+struct Kind {
+  const char* optimizer;
+  Dtype dtype, state;
+};
+void PrintTo(const Kind& kind, std::ostream* to) {
+  *to << kind.optimizer << " " << name_of(kind.dtype) << " " << name_of(kind.state);
+}
+
+// Calls body for each rank, also where there is one.
+void run_any(const Case& setup, const std::function<void(Rank& rank)>& body) {
+  if (setup.ranks > 1) return run(setup, body);
+  Rank rank(setup, nullptr);
+  body(rank);
+}
+
+// Parameter c has gradients in few micro-batches, d in one alone, as experts have.
+bool has_gradient(ParameterId p, int number) {
+  return p == kC ? number % 5 == 2 || number == 3 : p == kD ? number == 7 : true;
+}
+
+toy::Outcome trained(const Case& setup) {
+  toy::Outcome outcome;
+  run_any(setup, [&](Rank& rank) {
+    std::vector<double> norms;
+    for (int step = 0; step < 3; ++step) {
+      rank.engine.begin_step({});
+      rank.add_reproducibly(step, has_gradient);
+      norms.push_back(rank.engine.gradient_norm(kC));
+      norms.push_back(rank.engine.step(Rank::settings(step == 2 ? 0.0 : 3.0)).gradient_norm);
+    }
+    toy::Outcome saved = rank.save();
+    saved.norms = norms;
+    if (rank.rank() == 0) outcome = std::move(saved);
+  });
+  return outcome;
+}
+
+class TwinsReproducible : public testing::TestWithParam<Kind> {};
+INSTANTIATE_TEST_SUITE_P(Optimizers, TwinsReproducible,
+                         testing::Values(Kind{"adamw", Dtype::kF32, Dtype::kF32},
+                                         Kind{"adamw", Dtype::kBf16, Dtype::kU8},
+                                         Kind{"adafactor", Dtype::kBf16, Dtype::kF32},
+                                         Kind{"muon", Dtype::kF32, Dtype::kBf16}));
+
+TEST_P(TwinsReproducible, HaveTheSameBitsAtAnyNumberOfRanks) {
+  const bool slow = GetParam().optimizer == std::string("muon");
+  Case setup;
+  setup.optimizer.name = GetParam().optimizer;
+  setup.optimizer.storage.state = GetParam().state;
+  setup.dtype = GetParam().dtype;
+  setup.micro_batches = kAll;
+  setup.ranks = 1;
+  const toy::Outcome alone = trained(setup);
+  ASSERT_EQ(alone.norms.size(), 6u);
+  for (const int ranks : {2, 3, 4, 6}) {
+    if (slow && ranks > 2) break;
+    setup.ranks = ranks;
+    for (std::size_t stage = 0; stage <= kMostStage; stage += ranks == 3 ? 1 : 3)
+      for (const char* const place : {"memory", "disk"}) {
+        if ((slow || ranks == 6) && (std::string(place) == "disk" || stage == 0)) continue;
+        setup.stage = stage;
+        setup.place = place;
+        EXPECT_TRUE(trained(setup) == alone) << ranks << " ranks, stage " << stage << ", " << place;
+      }
+  }
+  setup.ranks = 1;
+  setup.stage = 0;
+  setup.place = "disk";
+  EXPECT_TRUE(trained(setup) == alone) << "one rank, disk";
+}
+
+// Without it another number of ranks gives other bits, so that the test above can fail.
+TEST(ReproducibleGradients, AreAddedInAnOrderThatMatters) {
+  constexpr float kValues[] = {1e8f, 1.0f, -1e8f, 1.0f};
+  const float mean = ((kValues[0] + kValues[1]) + (kValues[2] + kValues[3])) * 0.25f;
+  ASSERT_NE(mean, (((kValues[0] + kValues[1]) + kValues[2]) + kValues[3]) * 0.25f);
+  Case setup;
+  setup.micro_batches = 4;
+  for (setup.ranks = 1; setup.ranks <= 4; setup.ranks *= 2)
+    run_any(setup, [&](Rank& rank) {
+      rank.engine.begin_step({});
+      const int count = 4 / setup.ranks;
+      for (int number = rank.rank() * count; number < (rank.rank() + 1) * count; ++number) {
+        rank.add_constant(kA, kValues[number]);
+        rank.engine.end_micro_batch();
+      }
+      EXPECT_EQ(rank.read(kA), std::vector<float>(rank.elements(kA), mean)) << setup.ranks << " ranks";
+      rank.engine.multiply_gradient(kA, 2);
+      EXPECT_EQ(rank.read(kA)[7], 2 * mean);
+      rank.engine.step(Rank::settings());
+    });
+}
+
+// What is missing is no zero: that would change the sign of one.
+TEST(ReproducibleGradients, OfFewMicroBatchesAreAsIfTheOthersHadNotBeen) {
+  Case setup;
+  setup.micro_batches = 12;
+  for (setup.ranks = 1; setup.ranks <= 4; ++setup.ranks)
+    run_any(setup, [&](Rank& rank) {
+      rank.engine.begin_step({});
+      const int count = 12 / setup.ranks;
+      for (int number = rank.rank() * count; number < (rank.rank() + 1) * count; ++number) {
+        rank.add_constant(kB, 1.0f);
+        if (number == 5 || number == 6) rank.add_constant(kA, -0.0f);
+        if (number == 10) rank.add_constant(kC, 3.0f);
+        rank.engine.end_micro_batch();
+      }
+      EXPECT_TRUE(std::signbit(rank.read(kA)[9])) << setup.ranks << " ranks";
+      EXPECT_EQ(rank.read(kC)[9], 3.0f * (1.0f / 12)) << setup.ranks << " ranks";
+      rank.engine.step(Rank::settings());
+      EXPECT_FALSE(rank.engine.has_gradient(kA));
+    });
+}
+
+class Refusals : public testing::TestWithParam<int> {
+ protected:
+  Refusals() {
+    setup_.micro_batches = 4;
+    setup_.ranks = GetParam();
+  }
+  static std::string refused(const std::function<void()>& action) {
+    try {
+      action();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kState) << error.what();
+      return error.what();
+    }
+    ADD_FAILURE() << "there was no error";
+    return {};
+  }
+  // Why no gradient can be added, after which it is as if nobody had tried.
+  static std::string refused_gradient(Rank& rank, ParameterId p) {
+    const UnitId unit = rank.layout().location(p).unit;
+    const std::vector<float> values(rank.elements(p), 1.0f);
+    rank.engine.acquire(unit, Hold::kGradient);
+    const std::string text = refused([&] { rank.engine.add_gradient(p, {values.data(), Dtype::kF32}); });
+    rank.engine.release(unit);
+    return text;
+  }
+  int count() const { return 4 / setup_.ranks; }
+  Case setup_;
+};
+INSTANTIATE_TEST_SUITE_P(Ranks, Refusals, testing::Values(1, 2));
+
+TEST_P(Refusals, OfGradientsThatDoNotBelongToMicroBatches) {
+  run_any(setup_, [&](Rank& rank) {
+    rank.engine.begin_step({});
+    for (int number = 0; number < count(); ++number) {
+      rank.add(kA, 0, number);
+      EXPECT_THAT(refused_gradient(rank, kA), HasSubstr("a second gradient of 'a'"));
+      EXPECT_THAT(refused([&] { rank.engine.gradient_norm(kA); }), HasSubstr("micro-batches of rank 0"));
+      if (number + 1 < count()) rank.engine.end_micro_batch();
+    }
+    rank.engine.end_micro_batch();
+    EXPECT_THAT(refused_gradient(rank, kB), HasSubstr("micro-batches of the step have ended"));
+    EXPECT_THAT(refused([&] { rank.engine.end_micro_batch(); }), HasSubstr("of the step"));
+    rank.engine.gradient_norm(kA);
+    EXPECT_THAT(refused_gradient(rank, kA), HasSubstr("'a' is added to one that was used"));
+    rank.engine.step(Rank::settings(0, true));
+    rank.engine.begin_step({});
+    EXPECT_THAT(refused_gradient(rank, kA), HasSubstr("'a' is added to one that was used"));
+    rank.engine.drop_gradient(kA);
+    rank.add_reproducibly(1, [](ParameterId, int) { return true; });
+    rank.engine.step(Rank::settings());
+  });
+}
+
+// Where all gradients were dropped, the micro-batches begin anew, and nothing of those before is left.
+TEST_P(Refusals, AreNoneOfStepsThatBeginAgain) {
+  toy::Outcome expected;
+  for (const bool again : {false, true})
+    run_any(setup_, [&](Rank& rank) {
+      rank.engine.begin_step({});
+      if (again) {
+        rank.add(kA, 5, 5);
+        rank.engine.end_micro_batch();
+        if (count() > 1) rank.add(kC, 5, 5);
+        rank.engine.drop_gradient(kA);
+        rank.engine.drop_gradient(kC);
+        rank.add(kB, 5, 5);
+        rank.engine.abandon_step();
+        rank.engine.begin_step({});
+      }
+      rank.add_reproducibly(0, has_gradient);
+      rank.engine.step(Rank::settings());
+      toy::Outcome saved = rank.save();
+      if (rank.rank() != 0) return;
+      if (!again)
+        expected = std::move(saved);
+      else
+        EXPECT_TRUE(saved == expected);
+    });
+}
+
+TEST(ReproducibleGradients, ThatDifferInNumberAreRefusedByAllRanks) {
+  Case setup;
+  setup.micro_batches = 4;
+  setup.ranks = 2;
+  run(setup, [&](Rank& rank) {
+    rank.engine.begin_step({});
+    for (int i = 0; i < 2 - rank.rank(); ++i) {
+      rank.add(kA, 0, i);
+      rank.engine.end_micro_batch();
+    }
+    try {
+      rank.engine.step(Rank::settings());
+      ADD_FAILURE() << "there was no error";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("after 1 micro-batches of rank 1"));
+    }
+    if (rank.rank() == 1) {
+      rank.add(kA, 0, 1);
+      rank.engine.end_micro_batch();
+    }
+    rank.engine.step(Rank::settings());
+  });
+}
+
+TEST(ReproducibleGradients, EndNoMicroBatchOfAnotherPlan) {
+  Case setup;
+  setup.ranks = 1;
+  Rank rank(setup, nullptr);
+  rank.engine.begin_step({});
+  EXPECT_THROW(rank.engine.end_micro_batch(), Error);
+  rank.engine.abandon_step();
+}
+
+}  // namespace
+}  // namespace sluice::engine::wrapped
