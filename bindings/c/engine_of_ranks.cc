@@ -50,7 +50,9 @@ Json record_of(const Planned& planned) {
                  {"the optimizer", planned.optimizer->name()},
                  {"the optimizer's settings", planned.optimizer->settings()},
                  {"the number of units", planned.profile.units.size()},
-                 {"the number of parameter groups", planned.groups}};
+                 {"the number of parameter groups", planned.groups},
+                 {"options.reproducible", planned.request.reproducible},
+                 {"the number of micro-batches of a rank", planned.profile.micro_batches}};
   Json& units = record["units"] = Json::array();
   for (const engine::UnitSpec& unit : planned.profile.units) {
     Json parameters = Json::array();

@@ -86,6 +86,21 @@ std::uint64_t bytes_for_ranks(const sluice_engine_options& options) {
   return options.planned_ranks < 2 ? 0 : bytes_of_ranks(static_cast<int>(options.planned_ranks));
 }
 
+// Of one rank.
+std::size_t micro_batches_of(const sluice_engine_options& options, int ranks) {
+  const auto size = static_cast<std::uint32_t>(ranks);
+  if (options.reproducible == 0 && options.micro_batches > 0)
+    fail(ErrorCode::kInvalidArgument,
+         "options.micro_batches is {}, which is for options.reproducible; leave it out, or state both",
+         options.micro_batches);
+  if (options.reproducible != 0 && (options.micro_batches == 0 || options.micro_batches % size != 0))
+    fail(ErrorCode::kInvalidArgument,
+         "options.micro_batches is {} with options.reproducible; state how many a step has over all ranks, a "
+         "multiple of {}",
+         options.micro_batches, size);
+  return std::max<std::size_t>(1, options.micro_batches / size);
+}
+
 engine::PlanRequest request_of(const sluice_engine_options& options) {
   engine::PlanRequest request;
   request.ranks = rank_of(options);
@@ -97,6 +112,15 @@ engine::PlanRequest request_of(const sluice_engine_options& options) {
            "them have come; leave it out");
   }
   request.clip = options.update_in_backward == 0;
+  request.reproducible = options.reproducible != 0;
+  if (request.reproducible) {
+    request.group = 1;
+    if (!request.clip)
+      fail(ErrorCode::kInvalidArgument,
+           "options.update_in_backward is given with options.reproducible, whose gradients are summed when "
+           "all "
+           "of them have come; leave one out");
+  }
   if (options.prefetch > 0) request.prefetch = options.prefetch;
   const char* const places[] = {options.place_parameters, options.place_gradients, options.place_state};
   for (std::size_t part = 0; part < engine::kParts; ++part)
@@ -126,6 +150,7 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   made.serve_touches = options.serve_touches != 0;
   const std::size_t held = std::max<std::size_t>(1, options.held_units) + (made.serve_touches ? 1 : 0);
   made.profile = engine::any_order_profile(units_of(model), held);
+  made.profile.micro_batches = micro_batches_of(options, made.request.ranks.size);
   made.products = products_of(options, made);
   if (made.products != nullptr)
     made.profile.hidden_bytes = engine::hidden_bytes(made.profile.units, *made.optimizer, *made.products);

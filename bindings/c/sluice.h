@@ -143,10 +143,9 @@ typedef struct sluice_setting {
   double number;    /* 0 or 1 for a switch */
   const char* text; /* for a choice; otherwise NULL */
 } sluice_setting;
-
 /* Gives the caller a JSON object that has a list of settings for each optimizer, with all about them. */
 SLUICE_API sluice_status sluice_optimizer_settings(char** json);
-/* Returns whether an engine would accept these settings[setting_count]. */
+/* Returns whether an engine would accept these settings. */
 SLUICE_API sluice_status sluice_optimizer_check(const char* optimizer, const sluice_setting* settings,
                                                 size_t setting_count);
 /* The ranks that train a model together; see sluice_ranks.h, which this header includes. */
@@ -190,6 +189,7 @@ typedef struct sluice_engine_options {
   sluice_ranks* ranks; /* outlives the engine; update_in_backward is refused with it. NULL: it trains alone */
   uint32_t stage;      /* what is partitioned: SLUICE_STAGE(0) to SLUICE_STAGE(3); 0: the plans choose */
   uint32_t planned_rank, planned_ranks; /* for sluice_plan() where `ranks` is NULL: a rank, and of how many */
+  uint32_t reproducible, micro_batches; /* see sluice_engine_end_micro_batch(); 0: not */
 } sluice_engine_options;
 
 /* Gives the caller a JSON object that says where every byte would live, without taking any, as `sluice plan

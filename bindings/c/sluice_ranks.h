@@ -104,6 +104,22 @@ SLUICE_API sluice_status sluice_ranks_create_links(const sluice_links* links,
  * engine has it. */
 SLUICE_API void sluice_ranks_destroy(sluice_ranks* ranks);
 
+/* ---- the same bits at any number of ranks ---- */
+
+/* Ends a micro-batch of an engine with options.reproducible not 0, which may also train alone. Such an engine
+ * adds gradients pairwise over the micro-batches of all ranks, neighbours first, and a gradient is the mean
+ * over all micro-batches of the step, so that its bits do not depend on how many ranks there are.
+ * options.micro_batches says how many a step has over all ranks, a multiple of their number; rank r has the
+ * r-th of as many consecutive ones for each. Each rank ends all of its own before gradients are used, and
+ * adds one gradient of a parameter at most in each. Where all gradients of a rank were dropped, its
+ * micro-batches of the step begin anew. The engine keeps up to log2 of a rank's micro-batches of gradients,
+ * which its plan has. SLUICE_STATE, with nothing changed: outside of a step; where all have ended; from
+ * sluice_engine_add_gradient() for a second gradient in a micro-batch, for one that comes after them, and for
+ * one that is added to a gradient that was used or kept; and from functions that use gradients, on all ranks,
+ * while a rank has not ended all. options.update_in_backward is refused with it. That ranks compute alike
+ * (CPU, threads, libraries) is for the caller to see to. */
+SLUICE_API sluice_status sluice_engine_end_micro_batch(sluice_engine* engine);
+
 /* ---- questions ---- */
 
 SLUICE_API sluice_status sluice_ranks_rank(const sluice_ranks* ranks, uint32_t* rank);

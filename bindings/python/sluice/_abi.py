@@ -68,6 +68,8 @@ class EngineOptions(ctypes.Structure):
         ("stage", c_uint32),
         ("planned_rank", c_uint32),
         ("planned_ranks", c_uint32),
+        ("reproducible", c_uint32),
+        ("micro_batches", c_uint32),
     ]
 
 
@@ -199,6 +201,7 @@ _STATUS_FUNCTIONS: dict[str, list[Any]] = {
     "sluice_engine_multiply_gradient": [c_void_p, c_uint32, c_double],
     "sluice_engine_drop_gradient": [c_void_p, c_uint32],
     "sluice_engine_abandon_step": [c_void_p],
+    "sluice_engine_end_micro_batch": [c_void_p],
     "sluice_engine_counters": [c_void_p, POINTER(Counters)],
     "sluice_engine_step": [c_void_p, POINTER(StepSettings), POINTER(StepResult)],
     "sluice_engine_settle": [c_void_p],

@@ -159,6 +159,8 @@ def options_of(given: Options) -> _abi.EngineOptions:
         stage=_stage(given.stage),
         planned_rank=rank,
         planned_ranks=ranks,
+        reproducible=1 if given.reproducible else 0,
+        micro_batches=whole(given.micro_batches, "micro_batches"),
         optimizer=groups[0].name.encode(),
         settings=settings,
         setting_count=len(settings),

@@ -244,6 +244,11 @@ class Engine:
         """Drops a parameter's gradient, if it has one."""
         self._handle.call("sluice_engine_drop_gradient", self._parameter(name)[0])
 
+    def end_micro_batch(self) -> None:
+        """Ends a micro-batch of Options.reproducible, to which each parameter has added one gradient at most. Raises StateError
+        where all of this rank's have ended."""
+        self._handle.call("sluice_engine_end_micro_batch")
+
     def abandon_step(self) -> None:
         """Ends the step without an update, drops its gradients, and releases every unit."""
         with self._lock:

@@ -147,6 +147,8 @@ class Options:
         with it. None: the process trains alone.
     stage: what is partitioned over the ranks, from 0 (nothing) to 3 (parameters, too); None: the plans choose.
     planned: for sluice.plan() without `ranks`: a rank, and of how many; None: the process trains alone.
+    reproducible: gradients are the mean over the `micro_batches` that a step has over all ranks, with the same bits at any
+        number of ranks: Engine.end_micro_batch() ends each.
     team: the address of libgomp's GOMP_parallel, or of a function like it, for the engine's loops, where the caller's
         own loops use it; None: the engine has threads of its own. See sluice.torch.team().
     """
@@ -172,6 +174,8 @@ class Options:
     ranks: Optional[Ranks] = None
     stage: Optional[int] = None
     planned: Optional[tuple[int, int]] = None
+    reproducible: bool = False
+    micro_batches: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

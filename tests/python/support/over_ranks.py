@@ -5,6 +5,7 @@ import functools
 import gc
 import hashlib
 import itertools
+import math
 import os
 import tempfile
 import warnings
@@ -44,13 +45,13 @@ def _digest(model):
 
 
 def _loop(model, optimizer, name, steps, accumulate, clip=None, first=0, scaler=None, infinite=None, no_sync=None, between=None,
-          to_none=True):  # fmt: skip
+          to_none=True, reproducible=False):  # fmt: skip
     """A user's loop over this rank's part of each step's micro-batches. first: the number of its first step. infinite: the step
-    in which the last rank's loss is. between: what is done after each step."""
+    in which the last rank's loss is. between: what is done after each step. reproducible: the engine takes the mean."""
     share, losses, norms = accumulate // SIZE, [], []
     for step in range(first, first + steps):
         for part in range(share):
-            loss = loss_of(model, name, step * accumulate + RANK * share + part) / share
+            loss = loss_of(model, name, step * accumulate + RANK * share + part) / (1 if reproducible else share)
             losses.append(loss.item())
             if step == infinite and RANK == SIZE - 1:
                 loss = loss * float("inf")
@@ -102,12 +103,13 @@ def train(
     **options
 ):  # fmt: skip
     """Trains a wrapped model. alone: what rank 0 does alone after each step."""
-    model, optimizer = _wrapped(name, place, **options)
+    reproducible = options.get("reproducible", False)
+    model, optimizer = _wrapped(name, place, **options | ({"accumulate": accumulate} if reproducible else {}))
     scaler = _scaler(infinite)
     between = None if alone is None or RANK != 0 else ALONE[alone]
     losses, norms = _loop(
         model, optimizer, name, steps, accumulate, clip, scaler=scaler, infinite=infinite, between=between, to_none=to_none,
-        no_sync=getattr(model, "no_sync", None),
+        no_sync=getattr(model, "no_sync", None), reproducible=reproducible,
     )  # fmt: skip
     made = _result(model, losses, norms, save, scaler)
     sluice.torch.close(model)
@@ -225,6 +227,48 @@ def refusal(differing=None, **options):
     same = _digest(model) == before
     sluice.torch.close(wrap(model, "memory")[0])
     return text, same
+
+
+def other_threads():
+    """Wraps a model where the last rank computes by more threads. Returns the error."""
+    torch.set_num_threads(2 if RANK == SIZE - 1 else 1)
+    try:
+        _wrapped("gpt2", "memory", reproducible=True, accumulate=SIZE)
+        return None
+    except sluice.InvalidArgumentError as error:
+        return str(error)
+    finally:
+        torch.set_num_threads(1)
+
+
+def unreproducible(what):
+    """What a loop gets that lets bits depend on the ranks. Returns the error, and how the run goes on after it."""
+    model, optimizer = _wrapped("gpt2", "memory", reproducible=True, accumulate=2 * SIZE)
+    first = next(model.parameters())
+
+    def backward():
+        loss_of(model, "gpt2", 7).backward()
+
+    def drop():
+        optimizer.zero_grad()
+
+    backward()
+    if what != "early":
+        backward()
+    acts = {
+        "early": optimizer.step, "late": backward, "writes": lambda: first.grad.clamp_(-1, 1),
+        "adds": lambda: first.grad.add_(torch.ones_like(first.grad)), "sets": lambda: setattr(first.grad, "data", first.detach()),
+        "kept": lambda: (optimizer.step(), backward()),
+    }  # fmt: skip
+    try:
+        acts[what]()
+        text = None
+    except sluice.Error as error:
+        text = f"{type(error).__name__}: {error}"
+    drop()
+    losses, _ = _loop(model, optimizer, "gpt2", 1, 2 * SIZE, reproducible=True)
+    sluice.torch.close(model)
+    return text, all(map(math.isfinite, losses))
 
 
 def fallback():

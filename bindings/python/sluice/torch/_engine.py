@@ -32,6 +32,10 @@ class WrappedEngine(ModelEngine):
         """Refused."""
         _refuse("abandon_step", "optimizer.zero_grad() drops what the step has")
 
+    def end_micro_batch(self) -> NoReturn:
+        """Refused."""
+        _refuse("end_micro_batch", "each backward() of a model that was wrapped with reproducible=True ends one")
+
     def acquire(self, unit: str, gradient: bool = False) -> NoReturn:
         """Refused."""
         _refuse("acquire", "a unit is there when its module is called, and whenever a parameter is touched")

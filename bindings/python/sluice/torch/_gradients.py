@@ -97,6 +97,12 @@ class Slot(Entry):
             self.copy.copy_(self.presence.stored.read(self.home))
             self.version = self._version()
 
+    def zeroed_copy(self) -> None:
+        """Shows views that the gradient is zero now."""
+        if self.copy is not None:
+            self.copy.zero_()
+            self.version = self._version()
+
     def _version(self) -> int:
         gradient = self.gradient() if self.gradient is not None else None
         return self.version if gradient is None else gradient._version
@@ -321,6 +327,7 @@ def _zero(target: Gradient) -> Gradient:
         return target
     target._slot.check()
     if target._slot.presence.stored.drop_absent(target._slot.home):
+        target._slot.zeroed_copy()
         return target
     target._slot.replace(torch.zeros(target.shape, dtype=target.dtype))
     return target

@@ -54,7 +54,8 @@ class MicroBatches(torch.utils.data.Sampler[list[int]]):
                 f"give a multiple of {size}"
             )
         self.of_rank = accumulate // size
-        """How many micro-batches this rank has of a step: what a loss is divided by before backward()."""
+        """How many micro-batches this rank has of a step: what a loss is divided by before backward(), but not with
+        wrap(reproducible=True, accumulate=), which takes the mean over all of them."""
         self._first, self._of_step = rank * self.of_rank, accumulate * batch
         self._samples = whole(samples, "the number of samples", 2**63)
         self.steps = samples // self._of_step

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple, Optional
 import torch
 
 from ..engine import plan
-from ..errors import BudgetError
+from ..errors import BudgetError, InvalidArgumentError
 from ..model import Options, Size, Unit, size_of
 from ..optimizers import AdamW, Muon
 from ..optimizers import Optimizer as Settings
 from ._checks import check_ahead, check_model, check_optimizer
 from ._estimate import reserves_of
 from ._libraries import sgemm, team
+from ._reproducible import check_reproducible, computing
 from ._roles import roles_of
 from ._together import Together
 from ._units import Group, Roles, bytes_in_memory, find_units, held_at_least, units_of
@@ -51,6 +52,9 @@ class Prepared(NamedTuple):
             "seed": o.seed,
             "stage": o.stage,
             "clip_value": self.clip_value,
+            "reproducible": o.reproducible,
+            "accumulate": o.micro_batches,
+            **(computing() if o.reproducible else {}),
         }
 
 
@@ -67,6 +71,8 @@ def prepare(
     held_units: int = 3,
     prefetch: int = 0,
     clip_value: Optional[float] = None,
+    reproducible: bool = False,
+    accumulate: int = 0,
     disk: Any = None,
     together: Together,
     **others: Any,
@@ -75,6 +81,10 @@ def prepare(
     Raises InvalidArgumentError for what cannot be wrapped so, and StateError for a wrapped model."""
     check_model(model, optimizer is not None)
     check_optimizer(optimizer, others.get("update_in_backward", False), param_groups, clip_value)
+    if reproducible:
+        check_reproducible(model, accumulate)
+    elif accumulate:
+        raise InvalidArgumentError(f"accumulate is {accumulate!r}, which is for reproducible=True; leave it out, or give both")
     settings, roles = roles_of(model, AdamW() if optimizer is None else optimizer, param_groups or [])
     groups = find_units(model, units)
     declared = units_of(groups, roles, optimizer is not None)
@@ -96,6 +106,8 @@ def prepare(
         team=team(),
         ranks=together.ranks,
         planned=together.planned,
+        reproducible=bool(reproducible),
+        micro_batches=accumulate,
         **others,
     )
     planned = _fitting(declared, options, reserves)

@@ -146,6 +146,7 @@ class Session:
         """Comes after autograd made p.grad or added to it. Where another thread is about to add, that one takes it."""
         self._demand.freed()
         home, first_step = self.presence.by_id[id(parameter)], self.presence.first_step
+        self._at_end_of_backward()
         with home.arrivals.end() as alone:
             gradient = parameter.grad
             if gradient is None or isinstance(gradient, Gradient) or not alone:
@@ -159,18 +160,25 @@ class Session:
                     "parameters that come and go; use torch.autograd.grad() on a model that is not wrapped"
                 )
             parameter.grad = self._gradients.put(home, gradient)
-        self._complete_later()
 
-    def _complete_later(self) -> None:
-        """Lets each parameter have a gradient at the end of this backward pass, where others are ranks: one of them may have used
-        parameters that this one did not, and all use gradients in the same order."""
+    def _at_end_of_backward(self) -> None:
+        """Lets complete() come at the end of this backward pass, once."""
         now = torch._C._current_graph_task_id()
-        if self._together.ranks is None or now == self._filling:
+        needed = self._together.ranks is not None or self.engine.options.reproducible
+        if not needed or now == self._filling:
             return
         self._filling = now
         torch.autograd.Variable._execution_engine.queue_callback(
-            functools.partial(_complete, weakref.ref(self))
+            functools.partial(_end_backward, weakref.ref(self))
         )
+
+    def end_backward(self) -> None:
+        """Ends a micro-batch, where these are counted. Where others are ranks, each parameter then has a gradient: one of them may
+        have used parameters that this one did not, and all use gradients in the same order."""
+        if self.engine.options.reproducible:
+            with self.presence.lock:
+                self.engine.own.end_micro_batch()
+        self.complete()
 
     def complete(self) -> None:
         """Gives each trained parameter a gradient that has none."""
@@ -237,9 +245,9 @@ def _before_gradient(arrivals: weakref.ref[_homes.Arrivals], gradient: torch.Ten
         alive.begin()
 
 
-def _complete(session: weakref.ref[Session]) -> None:
+def _end_backward(session: weakref.ref[Session]) -> None:
     if (alive := session()) is not None:
-        alive.complete()
+        alive.end_backward()
 
 
 def _on_gradient(session: weakref.ref[Session], parameter: torch.nn.Parameter) -> None:

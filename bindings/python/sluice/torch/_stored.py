@@ -53,7 +53,7 @@ class Stored:
         with self._lock:
             self.give_up(home)
             self.entries[entry.index] = entry
-            self.set(home, values)
+            self.add(home, values)
 
     def begin_absent(self, entry: Entry) -> None:
         """Begins the gradient of a parameter to which this rank has added nothing."""
@@ -70,19 +70,23 @@ class Stored:
         try:
             self._norm(home)
             return False
-        except StateError:
+        except StateError as error:
+            if "has no gradient in this step" not in str(error):
+                raise  # what ranks have differs
             ask = self._engine._handle.ask
             if self._engine.failure or any(ask("sluice_engine_has_gradient", span.index) for span in home.spans):
                 raise
             return True
 
     def drop_absent(self, home: Home) -> bool:
-        """Drops what other ranks have added where this one has added nothing. Returns whether that is so. It asks nobody."""
+        """Drops what other ranks have added where this one has added nothing. Returns whether that is so. It asks nobody. With
+        `reproducible` every gradient that becomes zero is then such a one: zeros would be a gradient of no micro-batch."""
         with self._lock:
             entry = self.entries.get(home.index)
-            if entry is None or not entry.absent:
+            if entry is None or not (entry.absent or self._engine.options.reproducible):
                 return False
             self._drop(home)
+            entry.absent = True
             return True
 
     def give_up(self, home: Home) -> None:
@@ -111,6 +115,11 @@ class Stored:
 
     def set(self, home: Home, values: torch.Tensor) -> None:
         """Sets the gradient to `values`."""
+        if self._engine.options.reproducible:
+            raise StateError(
+                f"the gradient of '{home.name}' is to be written, and the model was wrapped with reproducible=True, whose gradients "
+                "are those of micro-batches; scale it, clip it by norm, drop it (zero_grad()), or use wrap(clip_value=)"
+            )
         with self._lock:
             self._drop(home)
             self.add(home, values)

@@ -51,6 +51,8 @@ def wrap(
     clip_value: Optional[float] = None,
     ranks: Which = None,
     stage: Optional[int] = None,
+    reproducible: bool = False,
+    accumulate: int = 0,
     silence: float = 30.0,
     patience: float = 600.0,
 ) -> tuple[Model, Optional[Optimizer]]:
@@ -88,6 +90,10 @@ def wrap(
         are those of each rank. Gradients are the mean over the ranks. docs/ranks.md says more.
     stage: what is partitioned over the ranks, from 0 (nothing) to 3 (the state, gradients that are final, and parameters);
         None: the least with which everything is in memory.
+    reproducible: the same bits at any number of ranks, also of one. Each backward() is a micro-batch, of which a step has
+        `accumulate` over all ranks (those of MicroBatches), and a gradient is the mean over them: losses are not divided.
+        What would let bits depend on the ranks is refused; docs/ranks.md says what, and what is the caller's to see to.
+    accumulate: with `reproducible`, how many micro-batches a step has over all ranks, a multiple of their number.
     silence, patience: after so many seconds without a sign of life a rank has failed; after so many it has failed that lives,
         and does not take part, or that never called wrap().
 
@@ -118,6 +124,8 @@ def wrap(
         update_in_backward=update_in_backward,
         clip_value=clip_value,
         stage=stage,
+        reproducible=reproducible,
+        accumulate=accumulate,
     )
 
 
