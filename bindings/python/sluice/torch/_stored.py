@@ -53,6 +53,7 @@ class Stored:
         with self._lock:
             self.give_up(home)
             self.entries[entry.index] = entry
+            self._drop(home)
             self.add(home, values)
 
     def begin_absent(self, entry: Entry) -> None:

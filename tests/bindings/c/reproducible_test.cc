@@ -1,0 +1,75 @@
+#include "tests/bindings/c/support.h"
+
+// Tests of options.reproducible and of plans for ranks, which need no rank.
+namespace sluice_c_test {
+namespace {
+
+sluice_status created(const sluice_engine_options& options) {
+  sluice_engine* engine = nullptr;
+  const sluice_status status = sluice_engine_create(make_model().get(), &options, &engine);
+  sluice_engine_destroy(engine);
+  return status;
+}
+
+TEST(Reproducible, CountsMicroBatches) {
+  sluice_engine_options options = options_of({}, nullptr);
+  options.reproducible = 1;
+  options.micro_batches = 2;
+  sluice_engine* made = nullptr;
+  ASSERT_OK(sluice_engine_create(make_model().get(), &options, &made));
+  const EngineHandle engine(made, sluice_engine_destroy);
+  set_start_values(made);
+  expect_error(sluice_engine_end_micro_batch(made), SLUICE_STATE, {"outside of a step"});
+  ASSERT_OK(sluice_engine_begin_step(made, nullptr));
+  add_unit_gradients(made, 0, SLUICE_F32, 1);
+  double norm = 0;
+  expect_error(sluice_engine_gradient_norm(made, 0, &norm), SLUICE_STATE, {"0 micro-batches of rank 0"});
+  ASSERT_OK(sluice_engine_end_micro_batch(made));
+  add_unit_gradients(made, 0, SLUICE_F32, 1);
+  ASSERT_OK(sluice_engine_end_micro_batch(made));
+  expect_error(sluice_engine_end_micro_batch(made), SLUICE_STATE, {"this rank's 2 of the step"});
+  ASSERT_OK(sluice_engine_acquire(made, 0, SLUICE_READ));
+  const std::vector<float> once = gradient_of(made, 0, SLUICE_F32, 1);
+  ASSERT_OK(sluice_engine_release(made, 0));
+  std::vector<float> mean(once.size());
+  ASSERT_OK(sluice_engine_get_gradient(made, 0, mean.data(), SLUICE_F32));
+  EXPECT_EQ(mean, once);
+  EXPECT_OK(apply(made));
+}
+
+TEST(Reproducible, EndsNoMicroBatchOfAnotherEngine) {
+  const EngineHandle engine = make_engine({}, "");
+  set_start_values(engine.get());
+  ASSERT_OK(sluice_engine_begin_step(engine.get(), nullptr));
+  expect_error(sluice_engine_end_micro_batch(engine.get()), SLUICE_STATE, {"not reproducible"});
+}
+
+TEST(Reproducible, OptionsThatCannotBeAreRefused) {
+  sluice_engine_options options = options_of({}, nullptr);
+  options.micro_batches = 4;
+  expect_error(created(options), SLUICE_INVALID_ARGUMENT, {"options.micro_batches is 4"});
+  options.reproducible = 1;
+  options.update_in_backward = 1;
+  expect_error(created(options), SLUICE_INVALID_ARGUMENT, {"update_in_backward", "reproducible"});
+  options.update_in_backward = 0;
+  options.micro_batches = 0;
+  expect_error(created(options), SLUICE_INVALID_ARGUMENT, {"options.micro_batches is 0"});
+}
+
+TEST(PlanOfRanks, NeedsNone) {
+  sluice_engine_options options = options_of({}, nullptr);
+  options.planned_rank = 199;
+  options.planned_ranks = 200;
+  char* json = nullptr;
+  ASSERT_OK(sluice_plan(make_model().get(), &options, &json));
+  EXPECT_NE(std::string(json).find("\"ranks\": 200"), std::string::npos) << json;
+  sluice_text_destroy(json);
+  options.planned_rank = 200;
+  expect_error(sluice_plan(make_model().get(), &options, &json), SLUICE_INVALID_ARGUMENT,
+               {"options.planned_rank is 200", "options.planned_ranks is 200"});
+  options.planned_rank = 0;
+  expect_error(created(options), SLUICE_INVALID_ARGUMENT, {"options.planned_ranks is 200"});
+}
+
+}  // namespace
+}  // namespace sluice_c_test
