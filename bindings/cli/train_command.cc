@@ -26,6 +26,11 @@
 namespace sluice::cli {
 namespace {
 
+std::string stopper() {
+  const std::string signal = StopSignals::name();
+  return signal.empty() ? "a signal to another rank" : signal;
+}
+
 void print_end(const models::TrainResult& result, const models::TrainSettings& settings, std::FILE* out) {
   const double error =
       result.predicted_peak == 0
@@ -45,11 +50,11 @@ void print_end(const models::TrainResult& result, const models::TrainSettings& s
                    ? fmt::format("last loss {:.4f}", *result.last_loss)
                    : std::string("all of them by earlier runs, so there was nothing left to do"));
   } else if (settings.out.empty() || result.steps == 0) {
-    fmt::print(out, "stopped by {} after step {}; {}\n", StopSignals::name(), result.steps,
+    fmt::print(out, "stopped by {} after step {}; {}\n", stopper(), result.steps,
                settings.out.empty() ? "nothing was saved, since there is no --out"
                                     : "there was nothing new to save");
   } else {
-    fmt::print(out, "stopped by {}: saved after step {} of {}; go on with --resume\n", StopSignals::name(),
+    fmt::print(out, "stopped by {}: saved after step {} of {}; go on with --resume\n", stopper(),
                result.steps, settings.steps);
   }
 }

@@ -385,6 +385,7 @@ TEST_F(LostRankTest, IsNoLossWhereTheRunIsAskedToStop) {
   ::kill(others[1], SIGTERM);
   ASSERT_TRUE(ends_within(run->pid(), std::chrono::seconds(30)));
   EXPECT_EQ(run->wait(), 0) << run->error();
+  EXPECT_THAT(run->out(), HasSubstr("stopped by a signal to another rank"));
   EXPECT_THAT(run->out(), HasSubstr("go on with --resume"));
 }
 
