@@ -2,23 +2,29 @@
 # Runs mpirun between hosts that it makes of this machine for as long as it runs: network namespaces, each with a host name and
 # shared memory of its own, whose wires have a bandwidth and a delay.
 #   scripts/hosts.sh [--hosts 2] [--ranks 1] [--rate 1gbit] [--delay 0ms] PROGRAM [ARGUMENT...]
+#   scripts/hosts.sh [--hosts 2] [--rate 1gbit] [--delay 0ms] --on FILE
 # --ranks counts the ranks of each host, --rate is what a host sends at most (tc's tbf), and --delay is that of each packet, in one
 # direction (tc's netem). $MPIRUN_FLAGS are further words for mpirun. It needs root, iproute2 and Open MPI.
+# --on starts nothing: it makes the program FILE, where `FILE 10.99.0.2 COMMAND...` runs a command on the second host, says "ready", and
+# keeps the hosts until its standard input ends.
 set -euo pipefail
-hosts=2 ranks=1 rate=1gbit delay=0ms
+hosts=2 ranks=1 rate=1gbit delay=0ms on=
 while [[ "${1:-}" == --* ]]; do
   case $1 in
     --hosts) hosts=$2 ;;
     --ranks) ranks=$2 ;;
     --rate) rate=$2 ;;
     --delay) delay=$2 ;;
-    *) echo "hosts: '$1' is not --hosts, --ranks, --rate or --delay" >&2; exit 2 ;;
+    --on) on=$2 ;;
+    *) echo "hosts: '$1' is not --hosts, --ranks, --rate, --delay or --on" >&2; exit 2 ;;
   esac
   shift 2
 done
-(($#)) || { echo "hosts: name the program that mpirun is to start" >&2; exit 2; }
+[[ -n $on ]] || (($#)) || { echo "hosts: name the program that mpirun is to start" >&2; exit 2; }
 (($(id -u) == 0)) || { echo "hosts: network namespaces need root" >&2; exit 1; }
-for tool in ip tc unshare mpirun; do
+tools=(ip tc unshare)
+[[ -n $on ]] || tools+=(mpirun)
+for tool in "${tools[@]}"; do
   command -v "$tool" > /dev/null || { echo "hosts: $tool is missing (Debian: iproute2, util-linux, openmpi-bin)" >&2; exit 1; }
 done
 
@@ -58,6 +64,12 @@ shift
 exec ip netns exec "$name-\$number" unshare --mount --uts sh -c "hostname host\$number; mount -t tmpfs tmpfs /dev/shm; \$*"
 END
 chmod +x "$work/on"
+if [[ -n $on ]]; then
+  cp "$work/on" "$on"
+  echo ready
+  cat > /dev/null
+  exit
+fi
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 printf -v words '%q ' mpirun --oversubscribe --bind-to none --mca plm_rsh_agent "$work/on" --host "$list" \
   --map-by ppr:"$ranks":node ${MPIRUN_FLAGS:-} "$@"

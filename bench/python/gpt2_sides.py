@@ -6,6 +6,7 @@ trained by plain PyTorch, by sluice.torch or by DeepSpeed, alone or as one of se
 It answers each line of its input with a line of JSON. A number asks for so many steps; the answer has their seconds and losses, the
 peaks of memory so far, and figures of the side's own. An empty line ends it. What libraries print goes to standard error.
 """
+import contextlib
 import json
 import os
 import pathlib
@@ -31,15 +32,24 @@ class Plain:
             self.model.save_pretrained(a["weights"])
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY, fused=True)
 
-    def step(self, ids):
+    def step(self, batches):
+        """Trains on micro-batches, and returns the mean of their losses."""
         import torch
 
-        loss = self.model(input_ids=ids, labels=ids, use_cache=False).loss
-        loss.backward()
+        mean = 0
+        for ids in batches:
+            with self.sending(ids is batches[-1]):
+                loss = self.model(input_ids=ids, labels=ids, use_cache=False).loss / len(batches)
+                loss.backward()
+            mean += loss.item()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return loss
+        return mean
+
+    def sending(self, last):
+        """Lets a micro-batch send its gradients to other ranks where it is the last of a step."""
+        return contextlib.nullcontext()
 
     def told(self):
         return {}
@@ -81,12 +91,18 @@ class Ddp(Plain):
 
         super().__init__(a)
         torch.distributed.init_process_group("gloo")
-        self.model = torch.nn.parallel.DistributedDataParallel(self.model, gradient_as_bucket_view=True, static_graph=True)
+        # DDP allows no accumulation of a static graph.
+        self.model = torch.nn.parallel.DistributedDataParallel(self.model, gradient_as_bucket_view=True,
+                                                               static_graph=a["accumulate"] == 1)
+
+    def sending(self, last):
+        return contextlib.nullcontext() if last else self.model.no_sync()
 
 
 class Fsdp(Plain):
     """A rank of FSDP2 over Gloo: each block is sharded, and all that is not in a block stays whole between forward and backward,
-    which is the best for a model whose head is its embedding."""
+    which is the best for a model whose head is its embedding. Where gradients are accumulated, parameters stay whole until the last
+    backward pass, and gradients are summed in it, so that a step sends least."""
 
     def __init__(self, a):
         import torch
@@ -96,9 +112,14 @@ class Fsdp(Plain):
         torch.distributed.init_process_group("gloo")
         mesh = torch.distributed.init_device_mesh("cpu", (a["ranks"],))
         for block in self.model.transformer.h:
-            fully_shard(block, mesh=mesh)
+            fully_shard(block, mesh=mesh, reshard_after_forward=a["accumulate"] == 1)
         fully_shard(self.model, mesh=mesh, reshard_after_forward=False)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY, foreach=True)
+
+    def sending(self, last):
+        self.model.set_requires_gradient_sync(last)
+        self.model.set_reshard_after_backward(last)
+        return contextlib.nullcontext()
 
 
 class Wrapped(Plain):
@@ -147,11 +168,12 @@ class DeepSpeed:
             raise RuntimeError(f"{a['weights']} has values that the model does not: {sorted(values)}")
         self.engine = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=a["config"])[0]
 
-    def step(self, ids):
+    def step(self, batches):
+        (ids,) = batches
         loss = self.engine(input_ids=ids, labels=ids, use_cache=False).loss
         self.engine.backward(loss)
         self.engine.step()
-        return loss
+        return loss.item()
 
     def told(self):
         return {}
@@ -178,11 +200,10 @@ def serve(side, a, answers):
         seconds, losses = [], []
         for _ in range(int(line)):
             generator = torch.Generator().manual_seed(done * a.get("ranks", 1) + a.get("rank", 0))
-            ids = torch.randint(0, 50257, (a["batch"], a["seq"]), generator=generator)
+            batches = torch.randint(0, 50257, (a["accumulate"], a["batch"], a["seq"]), generator=generator)
             start = time.perf_counter()
-            loss = side.step(ids)
+            losses.append(side.step(list(batches)))
             seconds.append(time.perf_counter() - start)
-            losses.append(loss.item())
             done += 1
         answer = {"seconds": seconds, "losses": losses, "peak": max(whole, peak_bytes()), "peak_of_steps": peak_bytes()}
         print(json.dumps(answer | side.told()), file=answers, flush=True)

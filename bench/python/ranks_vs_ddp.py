@@ -6,26 +6,31 @@ All begin with the same values, and have the same batch, clipping and threads a 
 train on the same data, each rank in a process of its own; their first losses must equal DDP's, so that they do the same work. The
 native model, which has an order of data of its own, trains in a process for each round, whose first step is not counted. Sides take
 turns. Figures are medians over all rounds but the first; tokens are those of all ranks. Memory is the most that a rank held in its
-steps (VmHWM; of the native model, rank 0's), so the memory that ranks share counts for each. --json prints JSON.
+steps (VmHWM; of the native model, rank 0's), so the memory that ranks share counts for each. --json prints JSON. With --rate each rank
+is a host of its own, whose wire has this bandwidth (scripts/hosts.sh, which needs root).
 
     .venv/bin/python bench/python/ranks_vs_ddp.py --rounds 4 --steps 4
 """
+import contextlib
 import json
 import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 
 from gpt2_sides import CLIP, LR, WEIGHT_DECAY
-from side_by_side import CORES, make_tokens, parser_of, sluice_steps, temporary_folder
+from side_by_side import CORES, ROOT, make_tokens, parser_of, sluice_steps, temporary_folder
 from turns import CHECKED_STEPS, Side, take_turns, turns_of
 
+HOST = "10.99.0.{}"  # as scripts/hosts.sh counts them, from 1
 NAMES = {"ddp": "DDP", "fsdp": "FSDP2", "wrapped": "sluice.torch", "native": "sluice train"}
 
 
 def arguments():
     parser = parser_of(__doc__, shapes=True, model="gpt2-124m", batch=2, seq=256, ranks=CORES, threads=1, rounds=4, steps=4,
-                       memory="6GiB")
+                       accumulate=1, memory="6GiB")
+    parser.add_argument("--rate", help="bandwidth of each host's wire, such as 1gbit; by default all ranks are on this machine")
     parser.add_argument("--stage", type=int, help="what Sluice partitions; by default it chooses")
     return turns_of(parser.parse_args(), parser)
 
@@ -33,15 +38,19 @@ def arguments():
 class Ranks:
     """The ranks of one side, which train together when they are asked to."""
 
-    def __init__(self, a, kind, folder):
+    def __init__(self, a, kind, folder, on=None):
+        """`on` is the program that runs commands on hosts; None: there are none."""
         self.name = kind
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
-        common = {"WORLD_SIZE": str(a.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        common = {"WORLD_SIZE": str(a.ranks), "MASTER_ADDR": "127.0.0.1" if on is None else HOST.format(1), "MASTER_PORT": port}
+        if on is not None:
+            common["GLOO_SOCKET_IFNAME"] = "wire"
         self.ranks = [
-            Side(a, kind, folder, name=f"{kind}-{rank}", variables=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                 rank=rank, ranks=a.ranks, memory=a.memory, stage=a.stage)
+            Side(a, kind, folder, name=f"{kind}-{rank}",
+                 variables=common | {"RANK": str(rank), "LOCAL_RANK": str(rank if on is None else 0)},
+                 host=() if on is None else (on, HOST.format(rank + 1)), rank=rank, ranks=a.ranks, memory=a.memory, stage=a.stage)
             for rank in range(a.ranks)
         ]
 
@@ -65,30 +74,48 @@ class Ranks:
         }
 
 
+@contextlib.contextmanager
+def hosts(a, folder):
+    """Makes a host for each rank, and gives the program that runs commands there; None without a.rate."""
+    if a.rate is None:
+        yield None
+        return
+    on = folder / "on"
+    command = [ROOT / "scripts/hosts.sh", "--hosts", str(a.ranks), "--rate", a.rate, "--on", on]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as made:
+        if made.stdout.readline() != "ready\n":
+            sys.exit("ranks_vs_ddp: scripts/hosts.sh made no hosts")
+        yield str(on)
+        made.stdin.close()
+
+
 def native(a, weights, folder):
     """The metrics of a run's steps after the first."""
     tokens = folder / "tokens.bin"
     if not tokens.exists():
         make_tokens(tokens, 64 * a.ranks * a.batch * a.seq)
     stage = [] if a.stage is None else ["--stage", a.stage]
+    ranks = ["--ranks", a.ranks] if a.rate is None else []
+    launcher = [] if a.rate is None else [ROOT / "scripts/hosts.sh", "--hosts", a.ranks, "--rate", a.rate]
     return sluice_steps(folder, "--model", weights, "--data", tokens, "--memory", a.memory, "--batch", a.batch, "--seq", a.seq,
-                        "--accumulate", a.ranks, "--ranks", a.ranks, "--threads", a.threads, "--dtype", "f32", "--steps", a.steps + 1,
-                        "--lr", LR, "--weight-decay", WEIGHT_DECAY, "--clip", CLIP, *stage)
+                        "--accumulate", a.ranks * a.accumulate, "--threads", a.threads, "--dtype", "f32", "--steps", a.steps + 1,
+                        "--lr", LR, "--weight-decay", WEIGHT_DECAY, "--clip", CLIP, *ranks, *stage, launcher=launcher)
 
 
 def measure(a, folder):
     weights = folder / "weights"
-    with Ranks(a, "ddp", folder) as first:
-        expected = first.steps(CHECKED_STEPS)["losses"]
     rows = []
-    with Ranks(a, "ddp", folder) as ddp, Ranks(a, "fsdp", folder) as fsdp, Ranks(a, "wrapped", folder) as wrapped:
-        result = take_turns(a, [ddp, fsdp, wrapped], expected, lambda: rows.append(native(a, weights, folder)))
+    with hosts(a, folder) as on:
+        with Ranks(a, "ddp", folder, on) as first:
+            expected = first.steps(CHECKED_STEPS)["losses"]
+        with Ranks(a, "ddp", folder, on) as ddp, Ranks(a, "fsdp", folder, on) as fsdp, Ranks(a, "wrapped", folder, on) as wrapped:
+            result = take_turns(a, [ddp, fsdp, wrapped], expected, lambda: rows.append(native(a, weights, folder)))
     counted = [row for run in rows[1:] for row in run]
     result["native"] = {"seconds": statistics.median(row["seconds"] for row in counted),
                         "losses": [row["loss"] for row in rows[-1]],
                         "peak": max(row["peak_memory"] for row in counted)}
     for side in result.values():
-        side["tokens_per_second"] = a.ranks * a.batch * a.seq / side["seconds"]
+        side["tokens_per_second"] = a.ranks * a.accumulate * a.batch * a.seq / side["seconds"]
         for other in ("ddp", "fsdp"):
             side[f"speed_of_{other}"] = result[other]["seconds"] / side["seconds"]
             side[f"memory_of_{other}"] = side["peak"] / result[other]["peak"]
@@ -102,7 +129,8 @@ def main():
     if a.json:
         print(json.dumps(result))
         return
-    print(f"{a.model}, {a.ranks} ranks of {a.threads} threads, {a.batch} x {a.seq} tokens a rank")
+    print(f"{a.model}, {a.ranks} ranks of {a.threads} threads, {a.accumulate} x {a.batch} x {a.seq} tokens a rank, "
+          f"{'on one machine' if a.rate is None else 'hosts with wires of ' + a.rate}")
     for name, side in result.items():
         print(f"{NAMES[name]}: {side['tokens_per_second']:.0f} tokens/s ({side['speed_of_ddp']:.2f} of DDP's, "
               f"{side['speed_of_fsdp']:.2f} of FSDP2's), at most {side['peak'] >> 20} MiB a rank ({side['memory_of_ddp']:.2f}, "

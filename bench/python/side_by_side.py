@@ -60,17 +60,18 @@ def make_tokens(path, count):
     path.write_bytes(bytes(byte for value in random.Random(1).randbytes(count) for byte in (value, 0)))
 
 
-def sluice(*arguments, build=ROOT / "build"):
-    """Runs a command of a build to its end, and returns what it printed."""
-    command = [pathlib.Path(build, "bin/sluice"), *arguments]
+def sluice(*arguments, build=ROOT / "build", launcher=()):
+    """Runs a command of a build to its end, after the launcher's words, and returns what it printed."""
+    command = [*launcher, pathlib.Path(build, "bin/sluice"), *arguments]
     return subprocess.run([str(word) for word in command], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def sluice_steps(folder, *arguments):
+def sluice_steps(folder, *arguments, launcher=()):
     """Returns the metrics of the steps after the first."""
     metrics = folder / "metrics.jsonl"
-    metrics.unlink(missing_ok=True)
-    sluice("train", "--eval-every", 0, "--metrics", metrics, "--progress", "none", *arguments)
+    for earlier in folder.glob("metrics*.jsonl"):  # each rank has one
+        earlier.unlink()
+    sluice("train", "--eval-every", 0, "--metrics", metrics, "--progress", "none", *arguments, launcher=launcher)
     return [json.loads(line) for line in metrics.read_text().splitlines()][1:]
 
 

@@ -3,6 +3,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shlex
 import statistics
 import subprocess
 import sys
@@ -23,19 +24,22 @@ def turns_of(a, parser):
 class Side:
     """A process that trains when it is asked to. What it prints goes to a file, whose end is shown where the process fails.
 
-    `a` has the bench's arguments (model, batch, seq, threads). `kind` is one of gpt2_sides.py's; `settings` are the kind's own.
+    `a` has the bench's arguments (model, batch, seq, threads, and where there are several micro-batches in a step, accumulate).
+    `host` are words before the command, which a shell there reads. `kind` is one of gpt2_sides.py's; `settings` are the kind's own.
     """
 
-    def __init__(self, a, kind, folder, name=None, python=sys.executable, variables=None, **settings):
+    def __init__(self, a, kind, folder, name=None, python=sys.executable, variables=None, host=(), **settings):
         self.name = name or kind
         self.log = folder / f"{self.name}.log"
         (folder / self.name).mkdir(exist_ok=True)
         settings |= {"side": kind, "model": a.model, "batch": a.batch, "seq": a.seq, "threads": a.threads,
+                     "accumulate": getattr(a, "accumulate", 1),
                      "weights": str(folder / "weights"), "disk": str(folder / self.name)}
         environment = os.environ | {"OMP_NUM_THREADS": str(a.threads)} | (variables or {})
         script = pathlib.Path(__file__).with_name("gpt2_sides.py")
         with self.log.open("w") as log:
-            self.process = subprocess.Popen([python, script, json.dumps(settings)], stdin=subprocess.PIPE, text=True,
+            words = [str(python), str(script), json.dumps(settings)]
+            self.process = subprocess.Popen([*host, shlex.join(words)] if host else words, stdin=subprocess.PIPE, text=True,
                                             stdout=subprocess.PIPE, stderr=log, env=environment)
 
     def __enter__(self):
