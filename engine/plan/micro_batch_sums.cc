@@ -25,8 +25,9 @@ MicroBatchSums::MicroBatchSums(bool pairwise, const RankOf& ranks, std::size_t m
 }
 
 comm::SumOrder MicroBatchSums::order() const {
-  return pairwise_ ? comm::pairwise_order(borders_)
-                   : comm::order_of_ranks(static_cast<int>(borders_.size()) - 1);
+  const int ranks = static_cast<int>(borders_.size()) - 1;
+  // One rank alone has made its sums one.
+  return pairwise_ && ranks > 1 ? comm::pairwise_order(borders_) : comm::order_of_ranks(ranks);
 }
 
 std::size_t MicroBatchSums::kept(std::size_t group, bool to_the_end) const {

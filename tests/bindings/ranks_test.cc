@@ -151,6 +151,22 @@ TEST_P(ReproducibleTest, HasTheBitsOfOneRank) {
   EXPECT_TRUE(tensors("parts", 3) == tensors("alone", 3));
 }
 
+// The head alone writes the first use of a tied embedding's unit, and leaves the positions' out.
+TEST_F(RanksTest, ThatAreReproducibleHaveTheBitsOfOneInUsesThatNothingWrites) {
+  const auto of_gpt2 = [&](const std::string& name, int ranks, const std::string& flags) {
+    std::vector<std::string> all = words(name, ranks, 2, flags + " --reproducible");
+    *(std::ranges::find(all, "--model") + 1) = "tiny";
+    return all;
+  };
+  expect_done(run_sluice(of_gpt2("parts", 2, "--stage 3")));
+  for (const char* group : {"1", "4", "12"}) {  // with 4 and 12 the smaller sums have no buffer of their own
+    const std::string alone = std::string("alone") + group;
+    expect_done(run_sluice(of_gpt2(alone, 1, std::string("--group ") + group)));
+    EXPECT_EQ(losses(alone), losses("parts"));
+    EXPECT_TRUE(tensors(alone, 2) == tensors("parts", 2)) << group;
+  }
+}
+
 // What is predicted is never passed, and the order is another one than that of a run that adds one after
 // another.
 TEST_F(RanksTest, ThatAreReproducibleTakeWhatThePlanSays) {
