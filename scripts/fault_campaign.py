@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Injects faults by the thousand, and produces real ones. A run must survive each with the same bits, or report it.
 
-    scripts/fault_campaign.py [FAULTS] [--seed S] [--real ROUNDS] [--folder FOLDER]
+    scripts/fault_campaign.py [FAULTS] [--seed S] [--real ROUNDS] [--ranks N] [--folder FOLDER]
 
 First, build/bin/fault_campaign injects FAULTS (10000) random faults into the files of short training runs: errors, a full disk,
 flipped bits, lost writes, truncation, delays. Then each fault that this machine can produce for real hits runs of `sluice train`
 ROUNDS (3) times: bits flipped in the swap file, or its end cut off, during the run; a file-size limit; a file system that others
 fill; io_uring forbidden; no locked memory; a run that is stopped and continued. A run must end with the bits of one without
-faults, or with an error; after an error, --resume must lead to those bits. Faults that the machine cannot produce are named. The
-exit status is 1 where a fault was silent.
+faults, or with an error; after an error, --resume must lead to those bits. Faults that the machine cannot produce are named. With
+--ranks also runs of 2 to N ranks are hit, one rank of each (scripts/rank_faults.py). The exit status is 1 where a fault was silent.
 
 The programs are those in build/bin, or in bin of the folder that SLUICE_BUILD names."""
 import argparse
@@ -173,8 +173,8 @@ class RealFaults:
         finally:
             subprocess.run(["umount", str(mount)], check=True)
 
-    def all(self, rounds, tell):
-        kinds = {
+    def kinds(self):
+        return {
             "bits flipped in the swap file": lambda: self.round("flip", hit=self.flip_bits),
             "the swap file cut": lambda: self.round("cut", hit=self.cut_file),
             "stopped and continued": lambda: self.round("pause", hit=self.pause, must_survive=True),
@@ -183,7 +183,9 @@ class RealFaults:
             "no locked memory": lambda: self.round("memlock", before=no_locked_memory, must_survive=True),
             "a file system that others fill": self.full_file_system,
         }
-        for name, run in kinds.items():
+
+    def all(self, rounds, tell):
+        for name, run in self.kinds().items():
             before = (self.survived, self.reported, self.missed)
             try:
                 for _ in range(rounds):
@@ -208,6 +210,7 @@ def main():
     parser.add_argument("faults", type=int, nargs="?", default=10000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--real", type=int, default=3, help="how often each real fault is produced; 0 for never")
+    parser.add_argument("--ranks", type=int, default=1, help="also hit one rank of runs of up to so many")
     parser.add_argument("--folder", help="a folder on a disk (O_DIRECT) for the runs; without it a temporary one")
     arguments = parser.parse_args()
     begin = time.monotonic()
@@ -218,6 +221,17 @@ def main():
             print("for real, runs of sluice train:")
             try:
                 RealFaults(folder, arguments.seed).all(arguments.real, lambda text: print(text, flush=True))
+            except AssertionError as error:
+                print(f"not reported, or not rightly (seed {arguments.seed}): {error}", file=sys.stderr)
+                return 1
+    if arguments.real and arguments.ranks > 1:
+        from rank_faults import RankFaults  # which imports this module
+
+        with tempfile.TemporaryDirectory(prefix="fault_campaign_", dir=arguments.folder) as folder:
+            print(f"for real, runs of 2 to {arguments.ranks} ranks:")
+            try:
+                faults = RankFaults(folder, arguments.ranks, arguments.seed)
+                faults.all(arguments.real, lambda text: print(text, flush=True))
             except AssertionError as error:
                 print(f"not reported, or not rightly (seed {arguments.seed}): {error}", file=sys.stderr)
                 return 1

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Kills a training run N times at random moments, also inside saves, resumes it each time, and compares the result with
-that of a run that was never stopped: scripts/kill_campaign.py N [--seed S]. The exit status is 1 where bits differ.
+that of a run that was never stopped: scripts/kill_campaign.py N [--seed S] [--ranks R]. The exit status is 1 where bits
+differ. With --ranks each run has several ranks, of which one is killed or stopped (scripts/rank_campaign.py).
 
 The program is build/bin/sluice, or bin/sluice of the folder that SLUICE_BUILD names."""
 import argparse
@@ -89,6 +90,8 @@ def leftovers(out, without_pid=None):
 
 
 class Campaign:
+    accumulate, threads = "2", "2"
+
     def __init__(self, folder, seed=0, steps=STEPS):
         self.folder, self.steps, self.random = pathlib.Path(folder), steps, random.Random(seed)
         self.text, self.disk = self.folder / "text.txt", self.folder / "disk"
@@ -103,7 +106,7 @@ class Campaign:
     def command(self, name, place, *more):
         # fmt: off
         return [str(SLUICE), "train", "--model", "tiny", "--data", str(self.text), "--seq", "32", "--batch", "2",
-                "--accumulate", "2", "--steps", str(self.steps), "--lr", "1e-3", "--threads", "2", "--memory", "600MiB",
+                "--accumulate", self.accumulate, "--steps", str(self.steps), "--lr", "1e-3", "--threads", self.threads, "--memory", "600MiB",
                 "--disk", f"{self.disk}:1GiB", "--save-every", "1", "--keep", "2", "--eval-every", "3", "--eval-batches", "1",
                 "--valid", str(self.other_text), "--progress", "none",
                 "--out", str(self.folder / name), "--metrics", str(self.folder / f"{name}.jsonl"),
@@ -111,10 +114,14 @@ class Campaign:
         # fmt: on
 
     def run_reference(self):
-        subprocess.run(self.command("reference", "memory"), check=True, timeout=PATIENCE, stdout=subprocess.DEVNULL)
-        self.best = best_of(self.folder / "reference")
+        return self.straight("reference", self.command("reference", "memory"))
+
+    def straight(self, name, words):
+        """Trains without a stop. Returns the result, and has its best checkpoint."""
+        subprocess.run(words, check=True, timeout=PATIENCE, stdout=subprocess.DEVNULL)
+        self.best = best_of(self.folder / name)
         assert self.best[0] < self.steps - 2, "the best checkpoint is among the newest, so the test cannot tell that it is kept"
-        return self.result("reference")
+        return self.result(name)
 
     def result(self, name):
         return losses(self.folder / f"{name}.jsonl"), final_files(self.folder / name, self.steps)
@@ -166,13 +173,17 @@ class Campaign:
             process.kill()
             process.wait()
         if process.returncode == -9:
-            matches = [LEFTOVER.fullmatch(name) for name in leftovers(out)]
-            kinds = {match[1] for match in matches if match[2] == str(process.pid)}  # without those of earlier kills
-            self.kills["inside a save" if "partial" in kinds else "inside a removal" if kinds else "elsewhere"] += 1
+            self.kills[self.interrupted(out, process.pid)] += 1
             return True
         log = (self.folder / f"{name}.log").read_text(errors="replace")
         assert process.returncode == 0, f"exit status {process.returncode} (aimed: {aimed}): {log}"
         return False
+
+    def interrupted(self, out, pid):
+        """Says where a process was by what it has left, without what others left before."""
+        matches = [LEFTOVER.fullmatch(name) for name in leftovers(out)]
+        kinds = {match[1] for match in matches if match[2] == str(pid)}
+        return "inside a save" if "partial" in kinds else "inside a removal" if kinds else "elsewhere"
 
     def check(self, name):
         expected_losses, expected_files = self.reference
@@ -192,12 +203,14 @@ class Campaign:
             name = f"round{self.rounds}"
             while self.killed < kills and self.kill_once(name):
                 tell(f"\r{self.killed}/{kills} kills, {self.rounds} rounds compared ")
-            place = self.random.choice(list(PLACES))
-            words = self.command(name, place, "--resume")
-            subprocess.run(words, check=True, timeout=PATIENCE, stdout=subprocess.DEVNULL)
+            self.finish(name)
             self.check(name)
             shutil.rmtree(self.folder / name)
             self.rounds += 1
+
+    def finish(self, name):
+        words = self.command(name, self.random.choice(list(PLACES)), "--resume")
+        subprocess.run(words, check=True, timeout=PATIENCE, stdout=subprocess.DEVNULL)
 
     @property
     def killed(self):
@@ -209,9 +222,16 @@ def main():
     parser.add_argument("kills", type=int, nargs="?", default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", help="a folder on a disk (O_DIRECT) for the runs; by default a temporary one")
+    parser.add_argument("--ranks", type=int, default=1, help="the most ranks of a run, of which one is killed or stopped")
+    parser.add_argument("--within", type=float, default=2, help="seconds in which all others must end after the death of a rank")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kill_campaign_", dir=arguments.folder) as folder:
-        campaign = Campaign(folder, arguments.seed)
+        if arguments.ranks > 1:
+            from rank_campaign import RankCampaign  # which imports this module
+
+            campaign = RankCampaign(folder, arguments.ranks, arguments.seed, arguments.within)
+        else:
+            campaign = Campaign(folder, arguments.seed)
         begin = time.monotonic()
         try:
             campaign.run(arguments.kills, lambda text: print(text, end="", flush=True))
@@ -222,6 +242,8 @@ def main():
         seconds = time.monotonic() - begin
         print(f"\r{campaign.killed} kills ({where}) in {seconds:.0f} s, {campaign.rounds} runs resumed to their end:")
         print("losses, parameters, optimizer state and the best checkpoint equal those of a run that was never stopped, bit by bit")
+        if arguments.ranks > 1:
+            print(f"all other ranks named the rank, and ended within {campaign.slowest:.2f} s (of a death, or of --silence)")
     return 0
 
 

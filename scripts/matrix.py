@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Trains every combination of optimizer, state type, precision, clipping and accumulation, in memory and on disk.
 
-    scripts/matrix.py [--jobs N] [--json FILE]
+    scripts/matrix.py [--jobs N] [--json FILE] [--ranks [--all]]
 
 Each cell trains a small model twice (`sluice train`, preset tiny): with everything in memory, and with everything on disk.
 Losses, norms and every file of the checkpoint must be the same to the last bit; or both runs must be refused with the reason
 that refused() states. The exit status is 1 where a cell did neither.
+
+With --ranks the cells are those of scripts/rank_matrix.py: models, stages, places, optimizers, ways to start, numbers of ranks and
+orders of sums; without --all as few of them as have every pair of values of two of these axes.
 
 The program is build/bin/sluice, or bin/sluice of the folder that SLUICE_BUILD names."""
 import argparse
@@ -17,6 +20,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import rank_matrix  # noqa: E402
 from kill_campaign import PLACES, SLUICE, short_training  # noqa: E402
 
 STEPS = 3
@@ -52,13 +56,19 @@ def refused(cell):
 
 
 def sample():
-    """Few cells, always in the same order, that have every pair of values of two axes; wherever possible, in a cell that runs."""
+    """Few cells that have every pair; wherever possible, in a cell that runs."""
+    everything = list(itertools.product(*AXES))
+    return pairs_of([cell for cell in everything if refused(cell) is None], everything)
+
+
+def pairs_of(*sets):
+    """Few cells, always in the same order, that have every pair of values of two axes; from the first sets, wherever possible."""
 
     def pairs(cell):
         return {(i, cell[i], j, cell[j]) for i, j in itertools.combinations(range(len(cell)), 2)}
 
-    everything, chosen, seen = list(itertools.product(*AXES)), [], set()
-    for cells in ([cell for cell in everything if refused(cell) is None], everything):
+    chosen, seen = [], set()
+    for cells in sets:
         missing = set().union(*map(pairs, cells)) - seen
         while missing:
             chosen.append(max(cells, key=lambda cell: len(pairs(cell) & missing)))
@@ -91,23 +101,50 @@ def try_cell(cell):
         return "same bits" if expected == found else "WRONG: other bits on disk than in memory"
 
 
+def finish(results, file, cells, kinds):
+    """Writes and tells how many results are of which kind. Returns the exit status."""
+    if file:
+        file.write_text(json.dumps(results, indent=1))
+    count = {kind: sum(result.startswith(kind) for result in results.values()) for kind in kinds}
+    print(f"{len(results)} {cells}: " + ", ".join(f"{count[kind]} {words}" for kind, words in kinds.items()))
+    return 1 if count["WRONG"] else 0
+
+
+def try_ranks(a):
+    cells = rank_matrix.all_cells() if a.all else pairs_of(rank_matrix.all_cells())
+    matrix, results = rank_matrix.Matrix(), {}
+    loads = list(itertools.product(rank_matrix.MODELS, rank_matrix.OPTIMIZERS))
+    with concurrent.futures.ThreadPoolExecutor(a.jobs) as pool:
+        found = zip(cells, pool.map(matrix.try_cell, cells), strict=True)
+        found = itertools.chain(({", ".join(cell): result} for cell, result in found),
+                                pool.map(lambda load: matrix.try_loads(*load), loads))
+        for number, some in enumerate(found, 1):
+            results |= some
+            for name, result in some.items():
+                if result.startswith("WRONG") or number % 8 == 0:
+                    print(f"{number}/{len(cells) + len(loads)}: {name}: {result}", flush=True)
+    if not rank_matrix.mpirun_is_there():
+        print("mpirun, or lib/libsluice_mpi.so, is missing, so that no cell was started by it")
+    return finish(results, a.json, "cells of ranks", {"same bits": "with the same bits", "WRONG": "wrong"})
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2, help="how many cells run at a time")
     parser.add_argument("--json", type=pathlib.Path, help="write all results to this file")
+    parser.add_argument("--ranks", action="store_true", help="cells of several ranks")
+    parser.add_argument("--all", action="store_true", help="with --ranks: every cell, which takes an hour")
     a = parser.parse_args()
+    if a.ranks:
+        return try_ranks(a)
     cells, results = list(itertools.product(*AXES)), {}
     with concurrent.futures.ThreadPoolExecutor(a.jobs) as pool:
         for number, (cell, result) in enumerate(zip(cells, pool.map(try_cell, cells), strict=True), 1):
             results[", ".join(cell[:4]) + f", accumulate {cell[4]}"] = result
             if result.startswith("WRONG") or number % 24 == 0:
                 print(f"{number}/{len(cells)}: {', '.join(cell)}: {result}", flush=True)
-    if a.json:
-        a.json.write_text(json.dumps(results, indent=1))
-    count = {kind: sum(r.startswith(kind) for r in results.values()) for kind in ("same bits", "refused", "WRONG")}
-    print(f"{len(cells)} cells: {count['same bits']} with the same bits in memory and on disk, {count['refused']} refused with "
-          f"the reason, {count['WRONG']} wrong")
-    return 1 if count["WRONG"] else 0
+    kinds = {"same bits": "with the same bits in memory and on disk", "refused": "refused with the reason", "WRONG": "wrong"}
+    return finish(results, a.json, "cells", kinds)
 
 
 if __name__ == "__main__":

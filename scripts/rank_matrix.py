@@ -1,0 +1,135 @@
+"""What scripts/matrix.py --ranks does: twin runs of several ranks.
+
+Each cell trains GPT-2 or Llama (presets tiny and tiny-llama) with 24 micro-batches a step, at a stage, in a place, with an
+optimizer, started by Sluice itself (shared memory) or by mpirun, of 1 to 4 ranks. Losses, norms and every file of the checkpoint
+must have the bits of as many ranks of Sluice's own that have everything in memory (stage 0); with --reproducible those of one rank.
+Then checkpoints that 4 ranks have written go on at 1, 3 and 8 ranks, and at 4, as if these had trained from the first step.
+(Ranks that are threads of one process are no program's; tests/comm and tests/engine hold them to the same sums.)"""
+import itertools
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+
+from kill_campaign import PATIENCE, PLACES, SLUICE, final_files, lesson, losses
+
+STEPS, SAVED_AFTER = 4, 2
+MODELS = ["tiny", "tiny-llama"]
+STAGES = ["0", "1", "2", "3"]
+OPTIMIZERS = {
+    "adamw": [],
+    "8-bit adamw": ["--state", "8bit"],
+    "adafactor": ["--optimizer", "adafactor"],
+    "muon": ["--optimizer", "muon"],
+}
+STARTS = ["shared memory", "mpirun"]
+RANKS = ["1", "2", "3", "4"]
+ORDERS = ["folded", "reproducible"]
+AXES = [MODELS, STAGES, ["memory", "disk"], list(OPTIMIZERS), STARTS, RANKS, ORDERS]
+LOADED_AT = ["1", "3", "4", "8"]
+
+
+def possible(cell):
+    """One rank partitions nothing, so that it has no stage but 0; and a fourth start would be needed where mpirun is missing."""
+    return (cell[5] != "1" or cell[1] == "0") and (cell[4] != "mpirun" or mpirun_is_there())
+
+
+def mpirun_is_there():
+    return shutil.which("mpirun") is not None and (SLUICE.parents[1] / "lib" / "libsluice_mpi.so").exists()
+
+
+def all_cells():
+    return [cell for cell in itertools.product(*AXES) if possible(cell)]
+
+
+def started(start, ranks, *words):
+    if start == "mpirun":
+        words = ["mpirun", "-n", ranks, "--oversubscribe", "--bind-to", "none", SLUICE, "train", *words]
+    else:
+        words = [SLUICE, "train", *words, "--ranks", ranks]
+    return [str(word) for word in words]
+
+
+def train(folder, name, cell, *more, steps=STEPS):
+    """Trains in a folder. Returns losses and files of the last checkpoint. Raises AssertionError where the run fails."""
+    model, stage, place, optimizer, start, ranks, order = cell
+    out, metrics, disk = folder / name, folder / f"{name}.jsonl", folder / "disk"
+    disk.mkdir(exist_ok=True)
+    (folder / "text.txt").write_text(lesson())
+    # fmt: off
+    words = started(
+        start, ranks, "--model", model, "--data", folder / "text.txt", "--seq", "32", "--batch", "1", "--accumulate", "24",
+        "--steps", str(steps), "--schedule", "constant", "--lr", "1e-3", "--threads", "1", "--memory", "600MiB", "--disk",
+        f"{disk}:1GiB", "--progress", "none", "--out", out, "--metrics", metrics, *OPTIMIZERS[optimizer], *PLACES[place],
+        *(["--stage", stage] if ranks != "1" else []), *(["--reproducible"] if order == "reproducible" else []), *more)
+    # fmt: on
+    environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, env=environment)
+    assert done.returncode == 0, f"{' '.join(words)}: exit status {done.returncode}: {done.stderr.strip()}"
+    norms = [json.loads(line)["gradient_norm"] for line in metrics.read_text().splitlines()]
+    assert len(norms) == steps, f"{metrics} has {len(norms)} lines"
+    return losses(metrics), norms, final_files(out, steps)
+
+
+def twin_of(cell):
+    """The cell whose bits this one must have."""
+    model, _, _, optimizer, _, ranks, order = cell
+    return (model, "0", "memory", optimizer, "shared memory", "1" if order == "reproducible" else ranks, order)
+
+
+class Matrix:
+    """Tries cells. Thread rule: any; a twin that two threads need at once is trained twice."""
+
+    def __init__(self):
+        self.twins = {}
+
+    def twin(self, cell):
+        if cell not in self.twins:
+            with tempfile.TemporaryDirectory() as name:
+                self.twins[cell] = train(pathlib.Path(name), "run", cell)
+        return self.twins[cell]
+
+    def try_cell(self, cell):
+        """Returns "same bits" or "WRONG: ..."."""
+        try:
+            expected = self.twin(twin_of(cell))
+            with tempfile.TemporaryDirectory() as name:
+                found = train(pathlib.Path(name), "run", cell)
+        except AssertionError as error:
+            return f"WRONG: {error}"
+        return compare(found, expected)
+
+    def try_loads(self, model, optimizer):
+        """Saves at 4 ranks, and goes on at other numbers of ranks. Returns results by name."""
+        results = {}
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            cell = lambda stage, ranks: (model, stage, "memory", optimizer, "shared memory", ranks, "reproducible")
+            # Every stage saves, and every stage loads.
+            stage = MODELS.index(model) * 2 + list(OPTIMIZERS).index(optimizer)
+            try:
+                expected = self.twin(cell("0", "1"))
+                train(folder, "saved", cell(STAGES[stage % 4], "4"), steps=SAVED_AFTER)
+            except AssertionError as error:
+                return {f"{model}, {optimizer}, saved at 4 ranks": f"WRONG: {error}"}
+            for i, ranks in enumerate(LOADED_AT):
+                key = f"{model}, {optimizer}, saved at 4 ranks (stage {stage % 4}), loaded at {ranks}"
+                shutil.copytree(folder / "saved", folder / f"at{ranks}")
+                shutil.copy(folder / "saved.jsonl", folder / f"at{ranks}.jsonl")
+                try:
+                    results[key] = compare(train(folder, f"at{ranks}", cell(STAGES[(stage + i) % 4], ranks), "--resume"), expected)
+                except AssertionError as error:
+                    results[key] = f"WRONG: {error}"
+        return results
+
+
+def compare(found, expected):
+    for what, one, other in zip(("losses", "norms"), found, expected):
+        if one != other:
+            return f"WRONG: other {what}"
+    if len(expected[2]) < 2 or found[2].keys() != expected[2].keys():
+        return f"WRONG: files {sorted(found[2])} instead of {sorted(expected[2])}"
+    differing = [file for file, content in expected[2].items() if found[2][file] != content]
+    return f"WRONG: {', '.join(differing)} differ" if differing else "same bits"
