@@ -315,8 +315,11 @@ std::string CheckpointTensors::write_together(Engine& engine, offload::IoService
                                               std::size_t buffer_bytes, const Json& run,
                                               CheckpointWriter* writer, SharedFiles& shared,
                                               comm::Communicator& communicator) {
-  if (writer != nullptr)
-    for (const TensorFile& file : files_) writer->add_shared_file(file.name, file.header.file_bytes());
+  for (const TensorFile& file : files_) {
+    if (writer == nullptr) break;
+    communicator.report_work();  // reserving the space of a file may take long
+    writer->add_shared_file(file.name, file.header.file_bytes());
+  }
   exchange(communicator, "the files of the checkpoint", {});  // are there
   shared.open(io, ledger, folder, buffer_bytes);
   put_ = [&](std::size_t file, const StoredTensor& tensor, std::uint64_t first,

@@ -157,9 +157,8 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   const std::vector<offload::DiskKnowledge> disks = offload::know_disks(made.disk);
   made.io = offload::make_io_service(offload::options_for(disks));
   engine::add_disk(disks, made.rates);
-  made.checkpoint_buffers =
-      engine::CheckpointTensors(engine::Layout(made.profile.units), *made.optimizer)
-          .buffer_bytes(options.ranks == nullptr ? 1 : options.ranks->communicator.size());
+  made.checkpoint_buffers = engine::CheckpointTensors(engine::Layout(made.profile.units), *made.optimizer)
+                                .buffer_bytes(made.request.ranks.size);
   made.budget.memory = options.memory;
   made.budget.disk = offload::usable_disk(made.disk);
   const std::uint64_t holds = allocator::resident_bytes();

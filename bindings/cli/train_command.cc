@@ -120,11 +120,14 @@ std::unique_ptr<Ranks> join_ranks(const TrainOptions& options) {
   return ranks;
 }
 
-// The file of a rank beside that of rank 0: "run.rank2.jsonl" beside "run.jsonl". Makes its folder, which
-// another host need not have.
+// The file of a rank beside that of rank 0: "run.rank2.jsonl" beside "run.jsonl"; none beside a pipe or a
+// device. Makes its folder, which another host need not have.
 std::string file_of_rank(const std::string& first, int rank) {
-  if (first.empty()) return {};
   const std::filesystem::path path = first;
+  std::error_code unknown;
+  const bool is_other =
+      std::filesystem::exists(path, unknown) && !std::filesystem::is_regular_file(path, unknown);
+  if (first.empty() || is_other) return {};
   const std::string name = fmt::format("{}.rank{}{}", path.stem().string(), rank, path.extension().string());
   std::error_code ignored;  // what cannot be written is reported where that is tried
   std::filesystem::create_directories(path.parent_path(), ignored);

@@ -151,6 +151,13 @@ TEST_P(ReproducibleTest, HasTheBitsOfOneRank) {
   EXPECT_TRUE(tensors("parts", 3) == tensors("alone", 3));
 }
 
+TEST_F(RanksTest, HaveNoMetricsBesideAPipeOrADevice) {
+  std::vector<std::string> all = words("run", 2, 2, "");
+  *(std::ranges::find(all, "--metrics") + 1) = "/dev/null";
+  expect_done(run_sluice(all));
+  EXPECT_FALSE(std::filesystem::exists("/dev/null.rank1"));
+}
+
 // The head alone writes the first use of a tied embedding's unit, and leaves the positions' out.
 TEST_F(RanksTest, ThatAreReproducibleHaveTheBitsOfOneInUsesThatNothingWrites) {
   const auto of_gpt2 = [&](const std::string& name, int ranks, const std::string& flags) {

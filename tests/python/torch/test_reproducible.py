@@ -88,7 +88,11 @@ def test_running_statistics_are_refused():
     given = {"memory": "4GiB", "reserve": "64MiB", "reproducible": True, "accumulate": 4}
     with pytest.raises(sluice.InvalidArgumentError, match="'norm' .BatchNorm1d. keeps running statistics"):
         sluice.torch.wrap(Normed(), sluice.AdamW(), **given)
-    sluice.torch.close(sluice.torch.wrap(Normed().eval(), sluice.AdamW(), **given)[0])
+    model, _ = sluice.torch.wrap(Normed().eval(), sluice.AdamW(), **given)
+    model(torch.ones(4, 16))
+    with pytest.raises(sluice.InvalidArgumentError, match="'norm' .BatchNorm1d. keeps running statistics"):
+        model.train()(torch.ones(4, 16))
+    sluice.torch.close(model)
 
 
 def gradients_of(accumulate):

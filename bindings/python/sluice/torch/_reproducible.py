@@ -16,8 +16,20 @@ def check_reproducible(model: torch.nn.Module, accumulate: Any) -> None:
         raise InvalidArgumentError(
             f"accumulate is {accumulate!r}, and reproducible=True is given; state how many micro-batches a step has over all ranks"
         )
-    for name, module in model.named_modules():
-        if isinstance(module, _NormBase) and module.track_running_stats and module.training:
+    refuse_running_statistics(running_norms(model))
+
+
+def running_norms(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """The norms of a model that keep running statistics while they train, with their names."""
+    return [
+        (name, module) for name, module in model.named_modules() if isinstance(module, _NormBase) and module.track_running_stats
+    ]
+
+
+def refuse_running_statistics(norms: list[tuple[str, torch.nn.Module]]) -> None:
+    """Raises InvalidArgumentError where one of these norms trains."""
+    for name, module in norms:
+        if module.training:
             raise InvalidArgumentError(
                 f"'{name}' ({type(module).__name__}) keeps running statistics, which are of rank 0's micro-batches and would depend "
                 "on how many ranks there are, and reproducible=True is given; make it with track_running_stats=False, use "

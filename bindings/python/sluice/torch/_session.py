@@ -22,6 +22,7 @@ from ._memory import FirstStep, Keeper, resident_bytes
 from ._moving import Moving, Source
 from ._prepare import Prepared
 from ._presence import Presence
+from ._reproducible import refuse_running_statistics, running_norms
 from ._saved import SavedTensors
 from ._together import Together
 
@@ -54,6 +55,7 @@ class Session:
             self._demand = Demand(self.presence, prepared.stated, prepared.estimated is not None)
             self._saved = SavedTensors(self.presence.by_storage, self.presence.use, self._demand)
             self._gradients = Gradients(self.presence)
+            self._norms = running_norms(model) if options.reproducible else []
             self._install(model)
             guard(model, {home.memory.dtype for home in homes})
             self._saved.guard(model)
@@ -129,6 +131,7 @@ class Session:
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
         if not self._demand.estimating:
+            refuse_running_statistics(self._norms)  # the model may have been in eval() when it was wrapped
             self._saved.begin(module)
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
