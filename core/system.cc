@@ -177,6 +177,8 @@ std::string kernel_version(const std::string& root) {
   return first_line(root + "/proc/sys/kernel/osrelease");
 }
 
+std::string host_name(const std::string& root) { return first_line(root + "/proc/sys/kernel/hostname"); }
+
 bool user_faults_allowed() {
   const auto descriptor = static_cast<int>(::syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY));
   if (descriptor >= 0) ::close(descriptor);

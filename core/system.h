@@ -30,6 +30,7 @@ std::vector<std::string> simd_features(const std::string& root = "/");
 std::string huge_page_setting(const std::string& root = "/");
 std::optional<std::size_t> mapping_limit(const std::string& root = "/");  // vm.max_map_count
 std::string kernel_version(const std::string& root = "/");                // "6.1.0-18-amd64"
+std::string host_name(const std::string& root = "/");                     // "" where it is unknown
 
 bool user_faults_allowed();                        // tries userfaultfd for faults in user mode
 std::optional<std::size_t> locked_memory_limit();  // RLIMIT_MEMLOCK, or nothing where it is unlimited

@@ -16,7 +16,7 @@ namespace {
 
 using Time = Trace::Clock::time_point;
 
-constexpr std::size_t kBytesPerWrite = 64 * 1024;
+constexpr std::size_t kBytesPerPart = 64 * 1024;
 constexpr std::array<const char*, Trace::kLanes> kNames = {
     "compute", "read", "write", "optimizer", "read wait", "write wait", "rank wait", "save"};
 
@@ -46,10 +46,16 @@ class Rows {
   std::vector<Time> begins_;  // of each row's event that was assigned last
 };
 
-std::string thread_name(std::size_t thread, const std::string& lane, std::size_t row) {
+std::string process_name(const TraceProcess& process) {
+  return nlohmann::json{
+      {"ph", "M"}, {"pid", process.id}, {"name", "process_name"}, {"args", {{"name", process.name}}}}
+      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::string thread_name(int process, std::size_t thread, const std::string& lane, std::size_t row) {
   const nlohmann::json name = {{"name", row == 0 ? lane : fmt::format("{} {}", lane, row + 1)}};
-  return nlohmann::json{{"ph", "M"},   {"pid", 1}, {"tid", thread}, {"cat", lane}, {"name", "thread_name"},
-                        {"args", name}}
+  return nlohmann::json{{"ph", "M"},   {"pid", process},        {"tid", thread},
+                        {"cat", lane}, {"name", "thread_name"}, {"args", name}}
       .dump();
 }
 
@@ -76,40 +82,72 @@ std::uint64_t Trace::dropped() const {
   return dropped_;
 }
 
-std::string Trace::text_of(const Event& event, std::size_t thread) const {
-  const std::string bytes = event.bytes == 0 ? "" : fmt::format(R"(,"args":{{"bytes":{}}})", event.bytes);
-  return fmt::format(R"({{"ph":"X","pid":1,"tid":{},"cat":"{}","name":{},"ts":{},"dur":{}{}}})", thread,
-                     kNames[index_of(event)], nlohmann::json(event.name).dump(),
-                     microseconds(event.begin - start_), microseconds(event.end - event.begin), bytes);
+void Trace::save(const std::string& path) const {
+  TraceText text(*this, {});
+  write_trace(path, dropped_, "", {[&] { return text.next(); }});
 }
 
-void Trace::save(const std::string& path) const {
-  const std::lock_guard lock(mutex_);
-  std::array<Rows, kLanes> lanes;
-  std::vector<std::uint32_t> rows(events_.size());
-  for (std::size_t i = rows.size(); i-- > 0;)
-    rows[i] = static_cast<std::uint32_t>(lanes[index_of(kept(i))].take(kept(i).begin, kept(i).end));
-
-  std::array<std::size_t, kLanes> first_thread = {};
-  std::vector<std::string> names;
-  const bool has_ranks =
-      std::ranges::any_of(events_, [](const Event& event) { return event.lane == Lane::kRankWait; });
-  for (std::size_t lane = 0; lane < kLanes; ++lane) {
-    first_thread[lane] = names.size() + 1;
-    if (lane == static_cast<std::size_t>(Lane::kRankWait) && !has_ranks) continue;
-    for (std::size_t row = 0; row < lanes[lane].count(); ++row)
-      names.push_back(thread_name(names.size() + 1, kNames[lane], row));
+TraceText::TraceText(const Trace& trace, TraceProcess process)
+    : lock_(trace.mutex_), trace_(trace), process_(std::move(process)), rows_(trace.events_.size()) {
+  std::array<Rows, Trace::kLanes> lanes;
+  for (std::size_t i = rows_.size(); i-- > 0;) {
+    const Trace::Event& event = trace.kept(i);
+    rows_[i] = static_cast<std::uint32_t>(lanes[index_of(event)].take(event.begin, event.end));
   }
-  std::string start = fmt::format("{{\"otherData\":{{\"dropped_events\":{}}},\"traceEvents\":[\n{}", dropped_,
-                                  fmt::join(names, ",\n"));
-  std::size_t done = 0;
+  const bool has_ranks = std::ranges::any_of(
+      trace.events_, [](const Trace::Event& event) { return event.lane == Trace::Lane::kRankWait; });
+  std::size_t threads = 0;
+  for (std::size_t lane = 0; lane < Trace::kLanes; ++lane) {
+    first_threads_[lane] = threads + 1;
+    const bool left_out = lane == static_cast<std::size_t>(Trace::Lane::kRankWait) && !has_ranks;
+    row_counts_[lane] = left_out ? 0 : lanes[lane].count();
+    threads += row_counts_[lane];
+  }
+}
+
+std::string TraceText::names() const {
+  std::vector<std::string> names;
+  if (!process_.name.empty()) names.push_back(process_name(process_));
+  for (std::size_t lane = 0; lane < Trace::kLanes; ++lane)
+    for (std::size_t row = 0; row < row_counts_[lane]; ++row)
+      names.push_back(thread_name(process_.id, first_threads_[lane] + row, kNames[lane], row));
+  return fmt::format("{}", fmt::join(names, ",\n"));
+}
+
+std::string TraceText::text_of(const Trace::Event& event, std::size_t thread) const {
+  const auto since = [&](Time time) {
+    return process_.since_beginning ? process_.since_beginning(time) : time - trace_.start_;
+  };
+  const Trace::Clock::duration begin = since(event.begin);
+  const std::string bytes = event.bytes == 0 ? "" : fmt::format(R"(,"args":{{"bytes":{}}})", event.bytes);
+  return fmt::format(R"({{"ph":"X","pid":{},"tid":{},"cat":"{}","name":{},"ts":{},"dur":{}{}}})", process_.id,
+                     thread, kNames[index_of(event)], nlohmann::json(event.name).dump(), microseconds(begin),
+                     microseconds(since(event.end) - begin), bytes);
+}
+
+std::string TraceText::next() {
+  std::string part = std::exchange(begun_, true) ? std::string() : names();
+  for (; done_ < rows_.size() && part.size() < kBytesPerPart; ++done_) {
+    const Trace::Event& event = trace_.kept(done_);
+    part += ",\n" + text_of(event, first_threads_[index_of(event)] + rows_[done_]);
+  }
+  return part;
+}
+
+void write_trace(const std::string& path, std::uint64_t dropped, const std::string& more,
+                 const std::vector<std::function<std::string()>>& processes) {
+  std::string start =
+      fmt::format("{{\"otherData\":{{\"dropped_events\":{}{}}},\"traceEvents\":[\n", dropped, more);
+  std::size_t process = 0;
   bool ended = false;
   write_text_file(path, [&] {
     std::string part = std::exchange(start, std::string());
-    for (; done < rows.size() && part.size() < kBytesPerWrite; ++done)
-      part += ",\n" + text_of(kept(done), first_thread[index_of(kept(done))] + rows[done]);
-    if (done == rows.size() && !std::exchange(ended, true)) part += "\n]}\n";
-    return part;
+    while (process < processes.size()) {
+      const std::string text = processes[process]();
+      if (!text.empty()) return part + text;
+      if (++process < processes.size()) part += ",\n";
+    }
+    return part + (std::exchange(ended, true) ? "" : "\n]}\n");
   });
 }
 

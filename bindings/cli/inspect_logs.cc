@@ -4,6 +4,8 @@
 #include <cmath>
 #include <fstream>
 #include <limits>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "bindings/cli/bench_report.h"
@@ -60,16 +62,30 @@ struct Interval {
 };
 
 struct Lane {
+  std::int64_t process = 0;
   std::string name;
   std::vector<Interval> events;
   std::uint64_t bytes = 0;
 };
 
-// Returns the lane of an event or row, which is its category ("cat").
-void add_event(std::vector<Lane>& lanes, const Json& event, const std::string& path) {
+struct Lanes {
+  std::vector<Lane> lanes;
+  std::map<std::int64_t, std::string> processes;  // those that have a name
+};
+
+// Adds an event or row to the lane of its process that is its category ("cat").
+void add_event(Lanes& all, const Json& event, const std::string& path) {
+  std::vector<Lane>& lanes = all.lanes;
+  const auto process = event.contains("pid") ? json_field<std::int64_t>(event, "pid", path) : 0;
+  if (event.value("name", Json()) == "process_name") {
+    const Json args = json_field<Json>(event, "args", path);
+    all.processes[process] = json_field<std::string>(args, "name", path);
+    return;
+  }
   const auto name = json_field<std::string>(event, "cat", path);
-  auto lane = std::find_if(lanes.begin(), lanes.end(), [&](const Lane& l) { return l.name == name; });
-  if (lane == lanes.end()) lane = lanes.insert(lane, Lane{name, {}, 0});
+  auto lane = std::find_if(lanes.begin(), lanes.end(),
+                           [&](const Lane& l) { return l.process == process && l.name == name; });
+  if (lane == lanes.end()) lane = lanes.insert(lane, Lane{process, name, {}, 0});
   if (json_field<std::string>(event, "ph", path) != "X") return;
   const double begin = std::round(json_field<double>(event, "ts", path) * 1e3);
   lane->events.push_back({begin, begin + std::round(json_field<double>(event, "dur", path) * 1e3)});
@@ -133,11 +149,12 @@ Report inspect_trace(const std::string& path) {
   const Json trace = read_json_file(path);
   if (!trace.is_object() || !trace.contains("traceEvents"))
     fail(ErrorCode::kInvalidArgument, "'{}' is JSON, but not a trace: 'traceEvents' is missing", path);
-  std::vector<Lane> lanes;
+  Lanes all;
   for (const Json& event : trace["traceEvents"]) {
     if (!event.is_object()) fail(ErrorCode::kInvalidArgument, "'{}': an event is not a JSON object", path);
-    add_event(lanes, event, path);
+    add_event(all, event, path);
   }
+  const std::vector<Lane>& lanes = all.lanes;
   const auto dropped = trace.value("/otherData/dropped_events"_json_pointer, std::uint64_t{0});
   const double wall = wall_seconds(lanes);
   Report report;
@@ -147,13 +164,19 @@ Report inspect_trace(const std::string& path) {
                  {"lanes", Json::array()},
                  {"dropped_events", dropped}};
   report.text = fmt::format("{:.3f} s\n", wall);
+  std::string shown;  // the process whose lanes are listed
   for (const Lane& lane : lanes) {
     const double busy = busy_seconds(lane.events), share = wall > 0 ? busy / wall : 0;
-    report.json["lanes"].push_back({{"name", lane.name},
-                                    {"events", lane.events.size()},
-                                    {"busy_seconds", busy},
-                                    {"busy_share", share},
-                                    {"bytes", lane.bytes}});
+    Json row = {{"name", lane.name},
+                {"events", lane.events.size()},
+                {"busy_seconds", busy},
+                {"busy_share", share},
+                {"bytes", lane.bytes}};
+    if (const auto process = all.processes.find(lane.process); process != all.processes.end()) {
+      row["process"] = process->second;
+      if (std::exchange(shown, process->second) != process->second) report.text += process->second + "\n";
+    }
+    report.json["lanes"].push_back(std::move(row));
     report.text += fmt::format("{:<10} {:>8} events {:>10.3f} s busy ({:>3.0f}%)", lane.name,
                                lane.events.size(), busy, share * 100);
     report.text += lane.bytes == 0 ? "\n" : fmt::format("  {}\n", format_size(lane.bytes));

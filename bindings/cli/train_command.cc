@@ -160,7 +160,6 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
     own.communication_bytes = ranks->bytes();
     if (const int rank = own.communicator->rank(); rank > 0) {
       own.metrics = file_of_rank(settings.metrics, rank);
-      own.trace.clear();
       own.profile.clear();
       unseen = nowhere();
       out = unseen.get();

@@ -52,6 +52,7 @@ Json comparable(const Setup& setup) {
   record["eval_every"] = setup.settings.eval_every;
   record["eval_batches"] = setup.settings.eval_batches;
   record["save_every"] = setup.settings.save_every;
+  record["trace"] = !setup.settings.trace.empty();
   record["saves"] = !setup.settings.out.empty();
   record["resume"] = setup.settings.resume;
   return record;

@@ -50,7 +50,8 @@ struct TrainSettings {
   bool resume = false;
   std::uint64_t eval_every = 0, eval_batches = 8;  // not 0: also whenever a checkpoint is due
   int threads = 0;                                 // 0: the cores that this process may use
-  std::string metrics, trace, profile;             // files; empty: none
+  // Files; empty: none. A trace is asked for on all ranks or on none, and is a file of rank 0 with all ranks.
+  std::string metrics, trace, profile;
   std::string source;        // the file that these settings came from, if any, which outputs must not replace
   engine::PlanRequest plan;  // recompute and the like
   // The ranks that train the model together, of which plan.ranks is this one; outlives the run. Null: the run

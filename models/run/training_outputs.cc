@@ -88,7 +88,8 @@ void refuse_same(const Output& a, const Output& b) {
 }  // namespace
 
 void check_outputs(const TrainSettings& settings) {
-  const Output metrics{"--metrics", settings.metrics}, trace{"--trace", settings.trace},
+  const std::string trace_of_first = settings.plan.ranks.rank == 0 ? settings.trace : "";
+  const Output metrics{"--metrics", settings.metrics}, trace{"--trace", trace_of_first},
       profile{"--profile", settings.profile};
   for (const Output& output : {metrics, trace, profile}) {
     if (output.path.empty()) continue;

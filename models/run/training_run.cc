@@ -41,6 +41,7 @@ TrainingRun::TrainingRun(Setup& setup, RunRanks& ranks, const TrainEvents& event
       events_(events),
       learning_rate_(learning_rate_of(setup.plan.recipe, setup.settings.steps)),
       loss_scale_(loss_scale_of(setup.settings)),
+      traces_(ranks.communicator(), setup.settings.trace),
       assembly_(setup.plan,
                 {setup.tools->threads, *setup.tools->io, *setup.optimizer, setup.tools->library.get(),
                  ranks.communicator()},
@@ -317,9 +318,8 @@ void TrainingRun::add_metrics(const StepReport& report) {
 }
 
 void TrainingRun::save_trace() {
-  if (settings_.trace.empty()) return;
   try {
-    assembly_.trace()->save(settings_.trace);
+    traces_.save(assembly_.trace());
   } catch (const Error& error) {
     fail(error.code(), "step {} is done, but the trace was not written: {}; {}", step_, error.what(),
          last_checkpoint());
@@ -372,7 +372,7 @@ void TrainingRun::save_profile(const std::string& error) {
 
 void TrainingRun::save_reports_after_error(const std::string& error) noexcept {
   try {
-    if (!settings_.trace.empty()) assembly_.trace()->save(settings_.trace);
+    traces_.save_alone(assembly_.trace());
   } catch (const std::exception& failure) {
     log().warn("the trace was not written either: {}", failure.what());
   }

@@ -13,6 +13,7 @@
 #include "models/run/learning_rate.h"
 #include "models/run/metrics.h"
 #include "models/run/profile.h"
+#include "models/run/rank_traces.h"
 #include "models/run/run_ranks.h"
 #include "models/run/training_setup.h"
 #include "offload/records.h"
@@ -76,6 +77,7 @@ class TrainingRun {
   LossScale loss_scale_;
   Trace::Clock::time_point origin_ = Trace::Clock::now();
   StepSeries series_;
+  RankTraces traces_;  // before anything is traced
   engine::Assembly<engine::ScheduledEngine> assembly_;
   engine::ScheduledEngine& engine_ = assembly_.engine();
   std::unique_ptr<Runner> runner_;

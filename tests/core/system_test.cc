@@ -184,6 +184,7 @@ TEST(Settings, AreReadOrUnknown) {
   EXPECT_EQ(huge_page_setting(folder.path()), "");
   EXPECT_FALSE(mapping_limit(folder.path()).has_value());
   EXPECT_EQ(kernel_version(folder.path()), "");
+  EXPECT_EQ(host_name(folder.path()), "");
   folder.put("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
   folder.put("proc/sys/vm/max_map_count", "65530\n");
   folder.put("proc/sys/kernel/osrelease", "6.1.0-18-amd64\n");
@@ -204,6 +205,7 @@ TEST(ThisMachine, AgreesWithOtherSources) {
   struct utsname name = {};
   ASSERT_EQ(::uname(&name), 0);
   EXPECT_EQ(kernel_version(), name.release);
+  EXPECT_EQ(host_name(), name.nodename);
   struct rlimit limit = {};
   ASSERT_EQ(::getrlimit(RLIMIT_MEMLOCK, &limit), 0);
   EXPECT_EQ(locked_memory_limit().value_or(RLIM_INFINITY), limit.rlim_cur);

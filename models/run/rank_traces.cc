@@ -1,0 +1,142 @@
+#include "models/run/rank_traces.h"
+
+#include <algorithm>
+#include <chrono>
+#include <span>
+#include <utility>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "core/system.h"
+#include "engine/agreement.h"
+
+namespace sluice::models {
+namespace {
+
+using std::chrono::nanoseconds;
+
+constexpr std::uint64_t kId = 0x7472616365;
+constexpr const char* kLength = "the length of a part of a trace";
+constexpr const char* kPart = "a part of a trace";
+
+std::int64_t nanoseconds_of(Trace::Clock::time_point time) {
+  return nanoseconds(time.time_since_epoch()).count();
+}
+
+double microseconds(std::int64_t time) { return static_cast<double>(time) / 1e3; }
+
+}  // namespace
+
+// What the others know of a rank's trace.
+struct RankTraces::Member {
+  std::string host;
+  std::uint64_t dropped = 0;
+  std::int64_t start = 0;  // of its trace, by its clock
+};
+
+RankTraces::RankTraces(comm::Communicator* communicator, std::string path,
+                       std::function<std::int64_t()> clock)
+    : communicator_(communicator != nullptr && communicator->size() > 1 ? communicator : nullptr),
+      path_(std::move(path)),
+      clock_(std::move(clock)) {
+  if (communicator_ != nullptr && !path_.empty()) first_ = engine::read_clocks(*communicator_, clock_);
+}
+
+std::vector<RankTraces::Member> RankTraces::members(const Trace& trace) {
+  const Json own = {
+      {"host", host_name()}, {"dropped_events", trace.dropped()}, {"start", nanoseconds_of(trace.start())}};
+  const std::string name = "the traces";
+  std::vector<Member> members;
+  for (const std::string& text :
+       engine::exchange(*communicator_, name, own.dump(-1, ' ', false, Json::error_handler_t::replace))) {
+    const Json json = parse_json(text, name);
+    members.push_back({json_field<std::string>(json, "host", name),
+                       json_field<std::uint64_t>(json, "dropped_events", name),
+                       json_field<std::int64_t>(json, "start", name)});
+  }
+  return members;
+}
+
+std::int64_t RankTraces::to_first(int rank, std::int64_t time) const {
+  const auto r = static_cast<std::size_t>(rank);
+  return engine::time_of_first(first_[r], last_[r], time);
+}
+
+// The file begins with the trace that began first.
+TraceProcess RankTraces::process(const std::vector<Member>& members) const {
+  std::int64_t beginning = members[0].start;
+  for (int rank = 1; rank < communicator_->size(); ++rank)
+    beginning = std::min(beginning, to_first(rank, members[static_cast<std::size_t>(rank)].start));
+  const int rank = communicator_->rank();
+  return {rank + 1, fmt::format("rank {} on {}", rank, members[static_cast<std::size_t>(rank)].host),
+          [this, rank, beginning](Trace::Clock::time_point time) {
+            return nanoseconds(to_first(rank, nanoseconds_of(time)) - beginning);
+          }};
+}
+
+std::string RankTraces::about(const std::vector<Member>& members) const {
+  Json ranks = Json::array();
+  for (std::size_t r = 0; r < members.size(); ++r)
+    ranks.push_back(
+        {{"rank", r},
+         {"host", members[r].host},
+         {"dropped_events", members[r].dropped},
+         {"clock_ahead_us", {microseconds(first_[r].ahead), microseconds(last_[r].ahead)}},
+         {"uncertainty_us", microseconds(std::max(first_[r].uncertainty, last_[r].uncertainty))}});
+  return fmt::format(R"(,"clock":"CLOCK_MONOTONIC of rank 0","ranks":{})",
+                     ranks.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+void RankTraces::send(TraceText& text) {
+  for (bool more = true; more;) {
+    const std::string part = text.next();
+    const std::uint64_t length = part.size();
+    more = length > 0;
+    TransferGroup group;
+    communicator_->send(0, kId, kLength, std::as_bytes(std::span(&length, 1)), group.add());
+    if (more) communicator_->send(0, kId + 1, kPart, std::as_bytes(std::span(part)), group.add());
+    group.wait();
+  }
+}
+
+std::string RankTraces::receive(int rank) {
+  communicator_->report_work();  // ranks whose turn comes later wait
+  std::uint64_t length = 0;
+  TransferGroup lengths, parts;
+  communicator_->receive(rank, kId, kLength, std::as_writable_bytes(std::span(&length, 1)), lengths.add());
+  lengths.wait();
+  if (length > TraceText::kMostBytes)
+    fail(ErrorCode::kCorrupt, "rank {} sends {} bytes of its trace at once, of at most {}", rank, length,
+         TraceText::kMostBytes);
+  std::string part(length, '\0');
+  if (length == 0) return part;
+  communicator_->receive(rank, kId + 1, kPart, std::as_writable_bytes(std::span(part)), parts.add());
+  parts.wait();
+  return part;
+}
+
+void RankTraces::save(const Trace* trace) {
+  if (path_.empty()) return;
+  if (communicator_ == nullptr) return trace->save(path_);
+  last_ = engine::read_clocks(*communicator_, clock_);
+  const std::vector<Member> all = members(*trace);
+  TraceText text(*trace, process(all));
+  if (communicator_->rank() == 0) {
+    std::vector<std::function<std::string()>> processes = {[&] { return text.next(); }};
+    for (int rank = 1; rank < communicator_->size(); ++rank)
+      processes.emplace_back([this, rank] { return receive(rank); });
+    std::uint64_t dropped = 0;
+    for (const Member& member : all) dropped += member.dropped;
+    write_trace(path_, dropped, about(all), processes);
+  } else {
+    send(text);
+  }
+  // Nobody leaves while rank 0 has others to hear.
+  engine::exchange(*communicator_, "the end of the traces", {});
+}
+
+void RankTraces::save_alone(const Trace* trace) const {
+  if (!path_.empty() && (communicator_ == nullptr || communicator_->rank() == 0)) trace->save(path_);
+}
+
+}  // namespace sluice::models
