@@ -20,7 +20,8 @@ constexpr int kTag = 1;
 // threads that compute need the cores.
 constexpr microseconds kAwake{50}, kLeastSleep{20}, kMostSleep{1000};
 constexpr milliseconds kBetweenQuestions{50}, kSearch{3000};
-constexpr milliseconds kMostLeaving{1000};
+// A rank that lives answers while it still has something to do, such as to give memory back.
+constexpr milliseconds kSilentLeaving{2000}, kMostLeaving{30000};
 // A send fails at once where a rank has ended, and what this rank sent before, such as why it ends, is still
 // to be read.
 constexpr milliseconds kLastWords{100};
@@ -143,7 +144,7 @@ std::optional<int> MpiLinks::free_send() {
 
 bool MpiLinks::say(int to, Kind kind, std::span<const std::byte> head, std::span<const std::byte> body) {
   Peer& p = peer(to);
-  if ((p.left && kind != Kind::kFarewell) || p.lost) return false;
+  if (p.told || p.lost || (p.left && kind < Kind::kAnswer)) return false;
   std::optional<int> index = free_send();
   if (!index || p.sends == kMpiAhead) {
     poll_sends();
@@ -220,20 +221,21 @@ bool MpiLinks::receive(int from, const std::function<void(std::span<const std::b
   }
 }
 
-// While a rank is missed, asks all whether they live: see gone().
+// While a rank is missed, asks all whether they live: see gone(). To those that have left, and so ask no
+// more, it says by itself that this rank lives.
 void MpiLinks::ask() {
   const auto now = Clock::now();
   if (missing_since_ && now > *missing_since_ + kSearch) {  // who is lost is known now
     missed_ = false;
     missing_since_.reset();
   }
-  if (!missing_since_ && (missed_ || settings_.asked_to_end())) missing_since_ = now;
-  if (!missing_since_) return;
+  if (!missing_since_ && (missed_ || leaves_ || settings_.asked_to_end())) missing_since_ = now;
   if (now < asked_ + kBetweenQuestions) return;
   asked_ = now;
   poll_sends();  // where other links are waited for, nothing else does
   for (int to = 0; to < size_; ++to)
-    if (to != rank_ && peer(to).sends == 0) say(to, Kind::kQuestion, {}, {});
+    if (to != rank_ && peer(to).sends == 0 && (missing_since_ || peer(to).left))
+      say(to, peer(to).left ? Kind::kAnswer : Kind::kQuestion, {}, {});
 }
 
 void MpiLinks::wait(Clock::time_point until) {
@@ -274,8 +276,10 @@ std::optional<Links::Gone> MpiLinks::gone(int rank) {
   if (p.lost) return Gone{false, *p.lost};
   if (!missing_since_) return std::nullopt;
   const auto since = now - std::max(p.heard, *missing_since_);
-  if (since < settings_.silence) return std::nullopt;
-  lose(rank, fmt::format("it is silent since MPI or the launcher has missed a rank, for {:.1f} s",
+  if (since < (leaves_ ? std::max(settings_.silence, kSilentLeaving) : settings_.silence))
+    return std::nullopt;
+  lose(rank, fmt::format("it is silent since {}, for {:.1f} s",
+                         leaves_ ? "this rank has ended" : "MPI or the launcher has missed a rank",
                          std::chrono::duration<double>(since).count()));
   return Gone{false, *p.lost};
 }
@@ -283,12 +287,11 @@ std::optional<Links::Gone> MpiLinks::gone(int rank) {
 // Says farewell to all, and waits until all have said it and nothing is under way. Returns whether that is
 // so.
 bool MpiLinks::leave(Clock::time_point until) {
-  std::vector<char> said(peers_.size());
+  leaves_ = true;
   for (;;) {
     bool ends = true, whole = true;
     for (int other = 0; other < size_; ++other) {
       if (other == rank_) continue;
-      const auto index = static_cast<std::size_t>(other);
       while (receive(other, [](std::span<const std::byte>) {})) {
       }
       (void)gone(other);  // finds who is silent
@@ -296,8 +299,8 @@ bool MpiLinks::leave(Clock::time_point until) {
         whole &= peer(other).left;
         continue;
       }
-      if (said[index] == 0 && say(other, Kind::kFarewell, {}, {})) said[index] = 1;
-      ends &= peer(other).left && (said[index] != 0) && peer(other).sends == 0;
+      if (say(other, Kind::kFarewell, {}, {})) peer(other).told = true;  // it is the last packet to that rank
+      ends &= peer(other).left && peer(other).told && peer(other).sends == 0;
     }
     if (ends) return whole;
     if (Clock::now() >= until) return false;

@@ -46,8 +46,9 @@ class MpiLinks final : public Links {
     int oldest = 0;
     std::optional<std::size_t> arrived;  // the bytes of the oldest one
     int sends = 0;                       // under way to this rank
-    bool left = false;
-    std::optional<std::string> lost;  // why nothing can be sent to it
+    bool left = false;                   // it has said farewell
+    bool told = false;                   // this rank has said farewell to it
+    std::optional<std::string> lost;     // why nothing can be sent to it
     Clock::time_point heard, lost_at;
   };
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
@@ -80,6 +81,7 @@ class MpiLinks final : public Links {
   std::vector<MPI_Status> statuses_;  // for poll()
   Clock::time_point moved_, asked_;
   std::optional<Clock::time_point> missing_since_;
+  bool leaves_ = false;
 
   std::mutex mutex_;
   std::condition_variable woken_;

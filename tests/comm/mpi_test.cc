@@ -227,6 +227,15 @@ TEST_F(MpiTest, WhatARankSaidIsReadAfterASendToItHasFailed) {
             << std::flush;
 }
 
+// One rank may have more to do at its end than others, who wait for it as long as it lives.
+TEST_F(MpiTest, ARankThatEndsLateIsWaitedFor) {
+  if (!find_mpi_launcher()) return expect_success_under_mpirun(3);
+  run_communicators(World::kMpi, 3, [](Communicator& comm) {
+    comm.barrier(1, "x");
+    if (comm.rank() == 2) std::this_thread::sleep_for(std::chrono::seconds(4));
+  });
+}
+
 // A rank that waits leaves the core to those that compute.
 TEST_F(MpiTest, WaitingTakesLittleOfACore) {
   if (!find_mpi_launcher()) return expect_success_under_mpirun(2);
