@@ -4,7 +4,7 @@
 #   scripts/hosts.sh [--hosts 2] [--ranks 1] [--rate 1gbit] [--delay 0ms] PROGRAM [ARGUMENT...]
 #   scripts/hosts.sh [--hosts 2] [--rate 1gbit] [--delay 0ms] --on FILE
 # --ranks counts the ranks of each host, --rate is what a host sends at most (tc's tbf), and --delay is that of each packet, in one
-# direction (tc's netem). $MPIRUN_FLAGS are further words for mpirun. It needs root, iproute2 and Open MPI.
+# direction, in ms (scripts/delay_bridge.py). $MPIRUN_FLAGS are further words for mpirun. It needs root, iproute2 and Open MPI.
 # --on starts nothing: it makes the program FILE, where `FILE 10.99.0.2 COMMAND...` runs a command on the second host, says "ready", and
 # keeps the hosts until its standard input ends.
 set -euo pipefail
@@ -36,23 +36,28 @@ clean_up() {
 }
 trap clean_up EXIT
 
-# Namespace 0 is the switch.
-ip netns add "$name-0"
-ip -n "$name-0" link add switch type bridge
-ip -n "$name-0" link set switch up
+for ((i = 0; i <= hosts; ++i)); do ip netns add "$name-$i"; done
+if [[ $delay == 0ms ]]; then  # namespace 0 is the switch
+  ip -n "$name-0" link add switch type bridge
+  ip -n "$name-0" link set switch up
+  for ((i = 1; i <= hosts; ++i)); do
+    ip link add wire netns "$name-$i" type veth peer name "port$i" netns "$name-0"
+    ip -n "$name-0" link set "port$i" master switch up
+  done
+else
+  [[ $delay =~ ^[0-9]+(\.[0-9]+)?ms$ ]] || { echo "hosts: --delay $delay is not a number of milliseconds, as in 1ms" >&2; exit 2; }
+  names=()
+  for ((i = 1; i <= hosts; ++i)); do names+=("$name-$i"); done
+  coproc bridge { exec "$(dirname "$0")/delay_bridge.py" "${delay%ms}e-3" "${names[@]}"; }
+  read -r _ <&"${bridge[0]}" || exit 1  # it has said why it makes no wires
+fi
 list=
 for ((i = 1; i <= hosts; ++i)); do
-  ip netns add "$name-$i"
-  ip link add wire netns "$name-$i" type veth peer name "port$i" netns "$name-0"
-  ip -n "$name-0" link set "port$i" master switch up
   ip -n "$name-$i" addr add "10.99.0.$i/24" dev wire
   ip -n "$name-$i" link set lo up
+  [[ $delay == 0ms ]] || ip -n "$name-$i" link set wire mtu 60000  # the bridge passes few large packets, and not many small ones
   ip -n "$name-$i" link set wire up
-  tc -n "$name-$i" qdisc add dev wire root handle 1: tbf rate "$rate" burst 256kb latency 50ms
-  if [[ $delay != 0ms ]] && ! tc -n "$name-$i" qdisc add dev wire parent 1:1 netem delay "$delay" limit 10000; then
-    echo "hosts: --delay needs netem, which this kernel lacks (sch_netem)" >&2
-    exit 1
-  fi
+  tc -n "$name-$i" qdisc add dev wire root tbf rate "$rate" burst 256kb latency 50ms
   list+=${list:+,}10.99.0.$i:$ranks
 done
 
