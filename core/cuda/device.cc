@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "core/bytes.h"
+
 namespace sluice::cuda {
 namespace {
 
@@ -129,7 +131,11 @@ Device::Extent CudaDevice::create_extent(std::size_t bytes) {
   const InContext in(driver_, context_);
   const CUmemAllocationProp properties = memory_of(device_);
   CUmemGenericAllocationHandle handle = 0;
-  driver_.check(driver_.cuMemCreate(&handle, bytes, &properties, 0), "cuMemCreate({} bytes)", bytes);
+  const CUresult result = driver_.cuMemCreate(&handle, bytes, &properties, 0);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY)
+    fail(ErrorCode::kBudget, "{} of memory were asked of GPU {} ({}), of which {} are free; ask for less",
+         format_size(bytes), info_.index, info_.name, format_size(free_memory()));
+  driver_.check(result, "cuMemCreate({} bytes)", bytes);
   return handle;
 }
 void CudaDevice::release_extent(Extent extent) {

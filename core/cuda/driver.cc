@@ -29,8 +29,7 @@ std::string Driver::words(CUresult result) const {
 }
 
 void Driver::refuse(CUresult result, const std::string& call) const {
-  const ErrorCode code = result == CUDA_ERROR_OUT_OF_MEMORY ? ErrorCode::kBudget : ErrorCode::kIo;
-  fail(code, "the GPU's driver: {}: {}", call, words(result));
+  fail(ErrorCode::kIo, "the GPU's driver: {}: {}", call, words(result));
 }
 
 Driver load_driver() {

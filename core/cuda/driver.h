@@ -66,7 +66,7 @@ struct Driver {
   // The driver's words for a result, as in "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
   std::string words(CUresult result) const;
 
-  // Throws where a call has failed: Error(kBudget) where memory of the device was short, else Error(kIo).
+  // Throws Error(kIo) where a call has failed.
   template <class... Arguments>
   void check(CUresult result, fmt::format_string<Arguments...> call, Arguments&&... arguments) const {
     if (result == CUDA_SUCCESS) return;
