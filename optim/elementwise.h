@@ -1,10 +1,10 @@
 #pragma once
 #include <array>
 #include <functional>
-#include <limits>
 
 #include "core/dtype.h"
 #include "core/threads.h"
+#include "optim/factors.h"
 #include "optim/optimizer.h"
 
 // What optimizers share where they go over elements, and the functions that make them. Private to this room.
@@ -12,17 +12,6 @@ namespace sluice::optim {
 
 inline constexpr std::size_t kMostArrays = 3;
 
-// The random words by which bf16 values without a master are rounded: those of CounterRandom(seed, stream),
-// of kRoundingPhiloxRounds. An element uses half of a word; element 0 uses the lower half of word 0.
-struct RoundingWords {
-  std::uint64_t seed = 0, stream = 0, first_index = 0;  // the index is that of the range's first element
-};
-
-// How a gradient's elements are scaled and clipped before anything else: see optim/gradient-inl.h.
-struct GradientRule {
-  float factor = 1;
-  float bound = std::numeric_limits<float>::infinity();
-};
 GradientRule gradient_rule(const Hyperparameters& hyperparameters);
 
 // The range of a span that one call of a kernel works on.

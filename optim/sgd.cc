@@ -8,34 +8,13 @@
 
 #include "optim/update-inl.h"
 
-#ifndef SLUICE_OPTIM_SGD_TYPES
-#define SLUICE_OPTIM_SGD_TYPES
-namespace sluice::optim {
-
-// The constants of a step, rounded once.
-struct SgdFactors {
-  GradientRule gradient;
-  float decay, learning_rate, momentum;
-  bool nesterov;
-};
-
-}  // namespace sluice::optim
-#endif
-
 HWY_BEFORE_NAMESPACE();
 namespace sluice::optim::HWY_NAMESPACE {
 
 template <bool kMomentum>
 HWY_INLINE void update_range(const SgdFactors& factors, const SpanRange& range) {
   update_elements<kMomentum ? 1 : 0>(range, factors.gradient, [f = factors](auto, Elements& e) SLUICE_BODY {
-    using simd::mul_add, simd::set;
-    const auto gradient = mul_add(e.value, set(f.decay), e.gradient);
-    auto direction = gradient;
-    if constexpr (kMomentum) {
-      e.first = mul_add(e.first, set(f.momentum), gradient);
-      direction = f.nesterov ? mul_add(e.first, set(f.momentum), gradient) : e.first;
-    }
-    e.value = mul_add(direction, set(-f.learning_rate), e.value);
+    update_sgd<kMomentum, VectorOps<simd::F32>>(f, e);
   });
 }
 
