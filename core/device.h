@@ -8,6 +8,7 @@
 // CUDA's own names of what its calls return: a stream of this type is also one of PyTorch's.
 struct CUstream_st;
 struct CUevent_st;
+struct CUfunc_st;
 
 namespace sluice {
 
@@ -91,6 +92,13 @@ class Device {
   virtual void fill(CUstream_st* stream, DeviceAddress to, std::byte value, std::size_t bytes) = 0;
   // Calls the function, which calls nothing of CUDA, on a thread of the driver's.
   virtual void call(CUstream_st* stream, void (*function)(void*), void* argument) = 0;
+  // A kernel of Sluice's by its name (core/cuda/kernel.h). It lives as long as the device. Throws
+  // Error(kNotFound) where the file of kernels is not there, or is of another build.
+  virtual CUfunc_st* kernel(const char* name) = 0;
+  // Runs the kernel in so many blocks of so many threads. `arguments` is its structure of arguments, which is
+  // copied.
+  virtual void launch(CUstream_st* stream, CUfunc_st* kernel, unsigned blocks, unsigned threads,
+                      const void* arguments) = 0;
   // Whether what is queued on the stream becomes a graph, and is not run.
   virtual bool is_capturing(CUstream_st* stream) = 0;
 

@@ -42,6 +42,9 @@ class Adam final : public Optimizer {
     return {{"exp_avg", storage().state}, {"exp_avg_sq", storage().state, CodeMap::kUnsigned}};
   }
   void apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const override;
+  std::optional<ElementwiseUpdate> elementwise(const Hyperparameters& h) const override {
+    return ElementwiseUpdate{decoupled_ ? "adamw" : "adam", factors(h)};
+  }
 
  private:
   AdamFactors factors(const Hyperparameters& hyperparameters) const;

@@ -1,6 +1,7 @@
 // The arithmetic of one element, written once for vectors of the CPU and for threads of a GPU, so that both
 // give the same bits. It is included within a namespace, once for each target, after SLUICE_ARITHMETIC is
-// defined as what functions begin with there. Ops has the operations on its type V, each rounded once.
+// defined as what functions begin with there, and SLUICE_UNROLL_LINES as what unrolls a loop. Ops has the
+// operations on its type V, each rounded once.
 
 template <class Ops, class V = typename Ops::V>
 SLUICE_ARITHMETIC V ruled(const GradientRule& rule, V gradient) {  // a NaN stays NaN
@@ -52,7 +53,7 @@ template <CodeMap kMap, class Ops, class V = typename Ops::V>
 SLUICE_ARITHMETIC V code_number(V value, const float* slopes, const float* offsets, float zero_of_scale) {
   const V x = kMap == CodeMap::kSigned ? Ops::abs(value) : value;
   V least = Ops::mul_add(x, Ops::set(slopes[0]), Ops::set(offsets[0]));
-#pragma GCC unroll 7
+  SLUICE_UNROLL_LINES
   for (std::size_t i = 1; i < CodeTable::kLines; ++i)
     least = Ops::min(least, Ops::mul_add(x, Ops::set(slopes[i]), Ops::set(offsets[i])));
   if constexpr (kMap == CodeMap::kSigned)

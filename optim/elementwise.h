@@ -1,6 +1,7 @@
 #pragma once
 #include <array>
 #include <functional>
+#include <variant>
 
 #include "core/dtype.h"
 #include "core/threads.h"
@@ -11,6 +12,12 @@
 namespace sluice::optim {
 
 inline constexpr std::size_t kMostArrays = 3;
+
+// An update of elements by itself, with the constants of a step.
+struct ElementwiseUpdate {
+  const char* name;  // of its kernels: "adamw", "sgd_stateless"
+  std::variant<AdamFactors, LionFactors, SgdFactors> factors;
+};
 
 GradientRule gradient_rule(const Hyperparameters& hyperparameters);
 
@@ -34,6 +41,9 @@ void for_each_range(Threads& threads, const Optimizer& optimizer, const Hyperpar
 // The two checks of for_each_range(), for optimizers with rounds, which go over elements in their own way.
 void check_span(const Optimizer& optimizer, const Hyperparameters& hyperparameters, const Span& span);
 void check_values(const Optimizer& optimizer, const Span& span);  // the span must have values to update
+
+RoundingWords rounding_words(const Optimizer& optimizer, const Hyperparameters& hyperparameters,
+                             const Span& span);
 
 inline float rounded(double value) { return static_cast<float>(value); }
 // Multiplies repeatedly, because the last bit of std::pow differs between machines.

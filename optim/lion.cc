@@ -32,17 +32,25 @@ class Lion final : public Optimizer {
 
   std::vector<StateArray> state() const override { return {{"exp_avg", storage().state}}; }
   void apply(Threads& threads, const Hyperparameters& h, const Span& span) const override {
-    const double beta1 = of(h).number("beta1"), beta2 = of(h).number("beta2");
-    const LionFactors factors = {.gradient = gradient_rule(h),
-                                 .decay = rounded(1 - h.learning_rate * h.weight_decay),
-                                 .step_size = rounded(h.learning_rate),
-                                 .of_average = rounded(beta1),
-                                 .blend = rounded(1 - beta1),
-                                 .keep = rounded(beta2),
-                                 .rate = rounded(1 - beta2)};
+    const LionFactors constants = factors(h);
     for_each_range(threads, *this, h, span, [&](const SpanRange& range) {
-      HWY_DYNAMIC_DISPATCH(lion_range)(factors, range);
+      HWY_DYNAMIC_DISPATCH(lion_range)(constants, range);
     });
+  }
+  std::optional<ElementwiseUpdate> elementwise(const Hyperparameters& h) const override {
+    return ElementwiseUpdate{"lion", factors(h)};
+  }
+
+ private:
+  LionFactors factors(const Hyperparameters& h) const {
+    const double beta1 = of(h).number("beta1"), beta2 = of(h).number("beta2");
+    return {.gradient = gradient_rule(h),
+            .decay = rounded(1 - h.learning_rate * h.weight_decay),
+            .step_size = rounded(h.learning_rate),
+            .of_average = rounded(beta1),
+            .blend = rounded(1 - beta1),
+            .keep = rounded(beta2),
+            .rate = rounded(1 - beta2)};
   }
 };
 

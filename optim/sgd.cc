@@ -40,18 +40,24 @@ class Sgd final : public Optimizer {
     return {{"momentum_buffer", storage().state}};
   }
   void apply(Threads& threads, const Hyperparameters& h, const Span& span) const override {
-    const SgdFactors factors = {.gradient = gradient_rule(h),
-                                .decay = rounded(h.weight_decay),
-                                .learning_rate = rounded(h.learning_rate),
-                                .momentum = rounded(of(h).number("momentum")),
-                                .nesterov = own().is_on("nesterov")};
+    const SgdFactors constants = factors(h);
     const bool with_momentum = has_momentum();
     for_each_range(threads, *this, h, span, [&](const SpanRange& range) {
-      HWY_DYNAMIC_DISPATCH(sgd_range)(factors, with_momentum, range);
+      HWY_DYNAMIC_DISPATCH(sgd_range)(constants, with_momentum, range);
     });
+  }
+  std::optional<ElementwiseUpdate> elementwise(const Hyperparameters& h) const override {
+    return ElementwiseUpdate{has_momentum() ? "sgd" : "sgd_stateless", factors(h)};
   }
 
  private:
+  SgdFactors factors(const Hyperparameters& h) const {
+    return {.gradient = gradient_rule(h),
+            .decay = rounded(h.weight_decay),
+            .learning_rate = rounded(h.learning_rate),
+            .momentum = rounded(of(h).number("momentum")),
+            .nesterov = own().is_on("nesterov")};
+  }
   bool has_momentum() const { return own().number("momentum") != 0; }
 };
 

@@ -42,7 +42,9 @@ struct VectorOps {
 };
 
 #define SLUICE_ARITHMETIC HWY_INLINE
+#define SLUICE_UNROLL_LINES HWY_UNROLL(7)
 #include "optim/arithmetic-inl.h"
+#undef SLUICE_UNROLL_LINES
 #undef SLUICE_ARITHMETIC
 
 }  // namespace sluice::optim::HWY_NAMESPACE

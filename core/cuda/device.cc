@@ -3,6 +3,7 @@
 #include <array>
 
 #include "core/bytes.h"
+#include "core/cuda/kernel_file.h"
 
 namespace sluice::cuda {
 namespace {
@@ -118,7 +119,14 @@ CudaDevice::CudaDevice(int index) : driver_(load_driver()) {
   driver_.check(granularity, "cuMemGetAllocationGranularity");
 }
 
-CudaDevice::~CudaDevice() { (void)driver_.cuDevicePrimaryCtxRelease(device_); }
+CudaDevice::~CudaDevice() {
+  CUcontext before = nullptr;
+  if (kernels_ != nullptr && driver_.cuCtxPushCurrent(context_) == CUDA_SUCCESS) {
+    (void)driver_.cuModuleUnload(kernels_);
+    (void)driver_.cuCtxPopCurrent(&before);
+  }
+  (void)driver_.cuDevicePrimaryCtxRelease(device_);
+}
 
 std::size_t CudaDevice::free_memory() const {
   const InContext in(driver_, context_);
@@ -261,6 +269,26 @@ void CudaDevice::fill(CUstream_st* stream, DeviceAddress to, std::byte value, st
 void CudaDevice::call(CUstream_st* stream, void (*function)(void*), void* argument) {
   const InContext in(driver_, context_);
   driver_.check(driver_.cuLaunchHostFunc(stream, function, argument), "cuLaunchHostFunc");
+}
+CUfunc_st* CudaDevice::kernel(const char* name) {
+  const InContext in(driver_, context_);
+  const std::lock_guard lock(mutex_);
+  if (kernels_ == nullptr) {
+    const std::string image = read_kernels();
+    driver_.check(driver_.cuModuleLoadData(&kernels_, image.data()), "cuModuleLoadData");
+  }
+  CUfunction function = nullptr;
+  const CUresult result = driver_.cuModuleGetFunction(&function, kernels_, name);
+  ensure(result != CUDA_ERROR_NOT_FOUND, "the file of kernels has no kernel {}", name);
+  driver_.check(result, "cuModuleGetFunction({})", name);
+  return function;
+}
+void CudaDevice::launch(CUstream_st* stream, CUfunc_st* kernel, unsigned blocks, unsigned threads,
+                        const void* arguments) {
+  const InContext in(driver_, context_);
+  void* one[] = {const_cast<void*>(arguments)};  // the driver copies it
+  driver_.check(driver_.cuLaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, one, nullptr),
+                "cuLaunchKernel({} blocks of {} threads)", blocks, threads);
 }
 bool CudaDevice::is_capturing(CUstream_st* stream) {
   const InContext in(driver_, context_);

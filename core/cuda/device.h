@@ -1,4 +1,6 @@
 #pragma once
+#include <mutex>
+
 #include "core/cuda/driver.h"
 #include "core/cuda/plugin.h"
 
@@ -37,6 +39,9 @@ class CudaDevice final : public Device {
   void copy(CUstream_st* stream, DeviceAddress to, DeviceAddress from, std::size_t bytes) override;
   void fill(CUstream_st* stream, DeviceAddress to, std::byte value, std::size_t bytes) override;
   void call(CUstream_st* stream, void (*function)(void*), void* argument) override;
+  CUfunc_st* kernel(const char* name) override;
+  void launch(CUstream_st* stream, CUfunc_st* kernel, unsigned blocks, unsigned threads,
+              const void* arguments) override;
   bool is_capturing(CUstream_st* stream) override;
 
  protected:
@@ -48,6 +53,8 @@ class CudaDevice final : public Device {
   CUdevice device_ = 0;
   CUcontext context_ = nullptr;
   DeviceInfo info_;
+  std::mutex mutex_;
+  CUmodule kernels_ = nullptr;  // guarded by mutex_; loaded when the first kernel is asked for
 };
 
 }  // namespace sluice::cuda

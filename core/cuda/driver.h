@@ -50,7 +50,11 @@
   X(cuMemcpyDtoHAsync)             \
   X(cuMemcpyDtoDAsync)             \
   X(cuMemsetD8Async)               \
-  X(cuLaunchHostFunc)
+  X(cuLaunchHostFunc)              \
+  X(cuModuleLoadData)              \
+  X(cuModuleUnload)                \
+  X(cuModuleGetFunction)           \
+  X(cuLaunchKernel)
 
 namespace sluice::cuda {
 

@@ -11,6 +11,7 @@
 
 #include "core/cuda/driver.h"
 #include "cuda/fake/control.h"
+#include "cuda/fake/fibers.h"
 #include "cuda/fake/memory.h"
 #include "cuda/fake/work.h"
 
@@ -33,8 +34,10 @@ class FakeDriver final : public Control {
     counts_ = {};
     misuses_.clear();
     failures_.clear();
+    random_.seed(settings.seed);
     process_ = 0;
     retained_ = 0;
+    modules_ = 0;
   }
   void fail(const std::string& function, std::uint64_t n, int result) override {
     const std::lock_guard lock(mutex_);
@@ -56,6 +59,7 @@ class FakeDriver final : public Control {
     add(memory_->registrations(), "registrations");
     add(work_->streams(), "streams");
     add(work_->events(), "events");
+    add(modules_, "modules");
     add(retained_, "uses of the context");
     return texts;
   }
@@ -151,6 +155,20 @@ class FakeDriver final : public Control {
       }).join();
     });
   }
+  void launch(CUstream stream, CUfunction function, unsigned blocks, unsigned threads, void** arguments) {
+    const Kernel& kernel = *reinterpret_cast<const Kernel*>(function);
+    if (blocks == 0 || threads == 0 || threads > 1024)
+      throw Refusal{CUDA_ERROR_INVALID_VALUE,
+                    fmt::format("a kernel is given {} blocks of {} threads", blocks, threads)};
+    const auto* const first = static_cast<const std::byte*>(arguments[0]);
+    // Which memory a kernel uses is not known, so none may go while it is queued.
+    work_->queue(stream, {{0, UINT64_MAX, false}},
+                 [this, &kernel, blocks, threads,
+                  copy = std::vector<std::byte>(first, first + kernel.argument_bytes)] {
+                   const Memory::Open open(*memory_);
+                   run_kernel(kernel, blocks, threads, copy.data(), random_);
+                 });
+  }
   void unmap(CUdeviceptr address, std::size_t bytes) {
     if (work_->uses(address, address + bytes, false))
       throw Refusal{CUDA_ERROR_ILLEGAL_ADDRESS,
@@ -194,9 +212,10 @@ class FakeDriver final : public Control {
   std::unique_ptr<Memory> memory_;
   std::unique_ptr<Work> work_;
   pid_t process_ = 0;
-  std::size_t retained_ = 0;
+  std::size_t retained_ = 0, modules_ = 0;
 
  private:
+  std::mt19937_64 random_;
   std::mutex mutex_;
   Counts counts_;
   std::vector<std::string> misuses_;
@@ -441,6 +460,30 @@ CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t bytes,
 }
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void* argument) {
   return fake().call_in_context("cuLaunchHostFunc", [&] { fake().run_on_host(stream, function, argument); });
+}
+
+CUresult cuModuleLoadData(CUmodule* module, const void* image) {  // the kernels are those of this library
+  return fake().call_in_context("cuModuleLoadData", [&] {
+    if (image == nullptr) throw Refusal{CUDA_ERROR_INVALID_IMAGE, "a module is made of nothing"};
+    *module = reinterpret_cast<CUmodule>(++fake().modules_);
+  });
+}
+CUresult cuModuleUnload(CUmodule) {
+  return fake().call_in_context("cuModuleUnload", [&] {
+    if (fake().modules_-- == 0) throw Refusal{CUDA_ERROR_INVALID_HANDLE, "a module ends that there is not"};
+  });
+}
+CUresult cuModuleGetFunction(CUfunction* function, CUmodule, const char* name) {
+  return fake().call_in_context("cuModuleGetFunction", [&] {
+    const auto* const kernel = sluice::fake_cuda::find_kernel(name);
+    if (kernel == nullptr) throw Refusal{CUDA_ERROR_NOT_FOUND, {}};
+    *function = reinterpret_cast<CUfunction>(const_cast<sluice::fake_cuda::Kernel*>(kernel));
+  });
+}
+CUresult cuLaunchKernel(CUfunction kernel, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned,
+                        unsigned, unsigned, CUstream stream, void** arguments, void**) {
+  return fake().call_in_context("cuLaunchKernel",
+                                [&] { fake().launch(stream, kernel, blocks, threads, arguments); });
 }
 
 CUresult cuGetProcAddress(const char* name, void** address, int version, cuuint64_t,

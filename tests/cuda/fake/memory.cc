@@ -123,6 +123,12 @@ void Memory::allow(CUdeviceptr address, std::size_t bytes) {
   }
 }
 
+void Memory::protect(bool is_open) const {
+  for (const auto& [address, mapping] : mappings_)
+    if (mapping.is_allowed)
+      ::mprotect(at(address), mapping.extent->bytes, is_open ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
 const Memory::Mapping& Memory::mapping_of(CUdeviceptr address) const {
   const auto after = mappings_.upper_bound(address);
   if (after == mappings_.begin() ||

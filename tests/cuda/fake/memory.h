@@ -52,6 +52,17 @@ class Memory {
   void expect_mapped(CUdeviceptr address, std::size_t bytes) {
     pieces(address, bytes, [](std::byte*, std::size_t) {});
   }
+  // While one lives, the CPU sees the device's memory under the device's addresses.
+  class Open {
+   public:
+    explicit Open(Memory& memory) : memory_(memory) { memory_.protect(true); }
+    ~Open() { memory_.protect(false); }
+    Open(const Open&) = delete;
+    Open& operator=(const Open&) = delete;
+
+   private:
+    Memory& memory_;
+  };
   // The host memory must be registered, and present.
   void expect_registered(const void* memory, std::size_t bytes) const;
 
@@ -79,6 +90,7 @@ class Memory {
     bool is_allowed;
   };
   const Mapping& mapping_of(CUdeviceptr address) const;
+  void protect(bool is_open) const;
   bool is_free(CUdeviceptr address, std::size_t bytes) const;
 
   std::size_t bytes_, taken_ = 0;
