@@ -10,6 +10,13 @@ pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy libhwy-contrib)
 pkg_check_modules(liburing REQUIRED IMPORTED_TARGET liburing)
 pkg_check_modules(ompi IMPORTED_TARGET ompi-c)  # Open MPI is optional
+# CUDA's header cuda.h is optional. It is in CUDA's toolkit, and in the Python package nvidia-cuda-runtime.
+file(GLOB cuda_packages ${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/cu13/include)
+find_path(CUDA_HEADERS cuda.h HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES include)
+find_path(CUDA_HEADERS cuda.h PATHS ${cuda_packages})
+file(GLOB nvcc_packages ${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/cu13/bin)
+find_program(NVCC nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
+find_program(NVCC nvcc PATHS ${nvcc_packages})
 if(SLUICE_TESTS)
   find_package(GTest REQUIRED)
 endif()

@@ -6,8 +6,13 @@ include(CMakePackageConfigHelpers)
 install(TARGETS sluice sluice_c sluice_main sluice_dnnl
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-if(TARGET sluice_mpi)
-  install(TARGETS sluice_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+foreach(plugin sluice_mpi sluice_cuda)
+  if(TARGET ${plugin})
+    install(TARGETS ${plugin} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  endif()
+endforeach()
+if(SLUICE_KERNELS)
+  install(FILES ${SLUICE_KERNELS} DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
 install(FILES bindings/c/sluice.h bindings/c/sluice_ranks.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES bindings/c/examples/network.c bindings/c/examples/ranks.c bindings/c/examples/CMakeLists.txt

@@ -16,14 +16,16 @@ constexpr bool is_float(Dtype type) {
   return type == Dtype::kF32 || type == Dtype::kBf16 || type == Dtype::kF16;
 }
 
+// What is constexpr here and in random.h also runs on GPUs.
+
 // bfloat16: the upper half of an f32. Rounds to nearest, ties to even; NaN stays NaN.
 struct Bf16 {
   std::uint16_t bits;
 };
 
-inline float to_f32(Bf16 value) { return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16); }
+constexpr float to_f32(Bf16 value) { return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16); }
 
-inline Bf16 to_bf16(float value) {
+constexpr Bf16 to_bf16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return Bf16{static_cast<std::uint16_t>((bits >> 16) | 0x40u)};
   return Bf16{static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
@@ -35,7 +37,7 @@ struct F16 {
   std::uint16_t bits;
 };
 
-inline float to_f32(F16 value) {
+constexpr float to_f32(F16 value) {
   const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x8000u) << 16;
   const std::uint32_t magnitude = value.bits & 0x7fffu, shifted = magnitude << 13;
   if (magnitude < 0x0400u)  // a multiple of 2^-24
@@ -45,7 +47,7 @@ inline float to_f32(F16 value) {
   return std::bit_cast<float>(sign | 0x7f800000u | shifted | (magnitude > 0x7c00u ? 0x400000u : 0u));
 }
 
-inline F16 to_f16(float value) {
+constexpr F16 to_f16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
   const auto with_sign = [sign](std::uint32_t rest) { return F16{static_cast<std::uint16_t>(sign | rest)}; };

@@ -9,24 +9,6 @@
 
 #include "optim/update-inl.h"
 
-#ifndef SLUICE_OPTIM_ADAM_TYPES
-#define SLUICE_OPTIM_ADAM_TYPES
-namespace sluice::optim {
-
-// The constants of a step, computed in f64 and rounded once.
-struct AdamFactors {
-  GradientRule gradient;
-  float decay;                      // AdamW: 1 - lr * weight_decay; Adam: weight_decay
-  float first_decay, first_rate;    // beta1, 1 - beta1
-  float second_decay, second_rate;  // beta2, 1 - beta2
-  float step_size;                  // lr / (1 - beta1^t)
-  float root_scale;                 // 1 / sqrt(1 - beta2^t)
-  float epsilon;
-};
-
-}  // namespace sluice::optim
-#endif
-
 HWY_BEFORE_NAMESPACE();
 namespace sluice::optim::HWY_NAMESPACE {
 
@@ -34,15 +16,7 @@ namespace sluice::optim::HWY_NAMESPACE {
 template <bool kDecoupled>
 HWY_INLINE void update_range(const AdamFactors& factors, const SpanRange& range) {
   update_elements<2>(range, factors.gradient, [f = factors](auto, Elements& e) SLUICE_BODY {
-    using simd::mul_add, simd::set;
-    auto gradient = e.gradient;
-    if constexpr (!kDecoupled) gradient = mul_add(e.value, set(f.decay), gradient);
-    e.first = mul_add(e.first, set(f.first_decay), hn::Mul(gradient, set(f.first_rate)));
-    const auto square = hn::Mul(hn::Mul(gradient, gradient), set(f.second_rate));
-    e.second = mul_add(e.second, set(f.second_decay), square);
-    const auto divisor = mul_add(hn::Sqrt(e.second), set(f.root_scale), set(f.epsilon));
-    const auto decayed = kDecoupled ? hn::Mul(e.value, set(f.decay)) : e.value;
-    e.value = mul_add(hn::Div(e.first, divisor), set(-f.step_size), decayed);
+    update_adam<kDecoupled, VectorOps<simd::F32>>(f, e);
   });
 }
 
@@ -68,6 +42,9 @@ class Adam final : public Optimizer {
     return {{"exp_avg", storage().state}, {"exp_avg_sq", storage().state, CodeMap::kUnsigned}};
   }
   void apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const override;
+  std::optional<ElementwiseUpdate> elementwise(const Hyperparameters& h) const override {
+    return ElementwiseUpdate{decoupled_ ? "adamw" : "adam", factors(h)};
+  }
 
  private:
   AdamFactors factors(const Hyperparameters& hyperparameters) const;

@@ -2,6 +2,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "optim/eight_bit.h"
 
@@ -29,5 +30,16 @@ const CodeTable& code_table(CodeMap map);
 
 // The least scale of a block that is not all zero, so that no code stands for a subnormal number.
 inline constexpr float kLeastScale = 0x1p-100f;
+
+// The scale of a block whose largest magnitude is `most` and whose greatest value is `greatest`: the value of
+// that magnitude, with its sign (positive where both signs occur) and at least kLeastScale in magnitude. It
+// is not finite where any value of the block is not.
+constexpr float scale_of_block(float most, float greatest) {
+  if (most == 0) return 0;
+  if (most < kLeastScale) return kLeastScale;
+  if (most != most) return std::numeric_limits<float>::quiet_NaN();
+  if (most == std::numeric_limits<float>::infinity()) return most;
+  return greatest == most ? most : -most;
+}
 
 }  // namespace sluice::optim

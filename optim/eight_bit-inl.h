@@ -10,15 +10,11 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
-#include "kernels/simd-inl.h"
-#include "optim/code_table.h"
+#include "optim/vector_ops-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sluice::optim::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-namespace simd = kernels::HWY_NAMESPACE;
 namespace codes {
 
 using simd::F32, simd::F32Vector;
@@ -94,14 +90,9 @@ class Largest {
     greatest_ = hn::Max(greatest_, value);
     magnitude_ = hn::Max(magnitude_, hn::BitCast(I32(), hn::Abs(value)));
   }
-  // Returns that value, with its sign (positive where both signs occur) and at least kLeastScale in
-  // magnitude. It is not finite where any value of the block is not.
   HWY_INLINE float scale() const {
     const auto most = std::bit_cast<float>(hn::GetLane(hn::MaxOfLanes(I32(), magnitude_)));
-    if (most == 0) return 0;
-    if (most < kLeastScale) return kLeastScale;
-    if (!std::isfinite(most)) return std::isnan(most) ? std::numeric_limits<float>::quiet_NaN() : most;
-    return hn::GetLane(hn::MaxOfLanes(F32(), greatest_)) == most ? most : -most;
+    return scale_of_block(most, hn::GetLane(hn::MaxOfLanes(F32(), greatest_)));
   }
 
  private:
@@ -124,24 +115,9 @@ HWY_INLINE void encode_block(std::size_t n, const float* values, float scale, st
     slopes[i] = table.inverse_slopes[i] * inverse;
     offsets[i] = table.inverse_offsets[i];
   }
-  const auto least_line = [&](F32Vector x) SLUICE_BODY {
-    auto least = simd::mul_add(x, simd::set(slopes[0]), simd::set(offsets[0]));
-    HWY_UNROLL(7)
-    for (std::size_t i = 1; i < CodeTable::kLines; ++i)
-      least = hn::Min(least, simd::mul_add(x, simd::set(slopes[i]), simd::set(offsets[i])));
-    return least;
-  };
-  const auto flip = simd::set(std::copysign(0.0f, scale)), sign = simd::set(-0.0f);
+  const float zero = std::copysign(0.0f, scale);
   simd::for_each_vector(n, [&](auto at) SLUICE_BODY {
-    const auto value = simd::load(values, at);
-    F32Vector number;
-    if constexpr (kMap == CodeMap::kSigned) {
-      const auto signs = hn::And(hn::Xor(value, flip), sign);
-      number = hn::Max(hn::Or(least_line(hn::Abs(value)), signs), simd::set(-127));
-    } else {
-      const auto least = least_line(value);
-      number = hn::IfThenElse(hn::Gt(value, simd::set(0)), hn::Max(least, simd::set(1)), least);
-    }
+    const auto number = code_number<kMap, VectorOps<F32>>(simd::load(values, at), slopes, offsets, zero);
     // f32 values from 2^23 on are whole numbers, so the sum is rounded to one; its lowest bits are the code.
     const auto whole = hn::Add(number, simd::set(0x1.8p23f));
     store_bytes(hn::TruncateTo(U8(), hn::BitCast(U32(), whole)), codes, at);

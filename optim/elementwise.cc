@@ -39,13 +39,16 @@ SpanRange SpanRange::part(std::size_t at, std::size_t elements) const {
   return range;
 }
 
+RoundingWords rounding_words(const Optimizer& optimizer, const Hyperparameters& hyperparameters,
+                             const Span& span) {
+  return {optimizer.storage().seed, span.parameter_index << 40 ^ hyperparameters.step, span.first_index};
+}
+
 void for_each_range(Threads& threads, const Optimizer& optimizer, const Hyperparameters& hyperparameters,
                     const Span& span, const std::function<void(const SpanRange&)>& body) {
   check_span(optimizer, hyperparameters, span);
   check_values(optimizer, span);
-  const RoundingWords words = {optimizer.storage().seed, span.parameter_index << 40 ^ hyperparameters.step,
-                               span.first_index};
-  const SpanRange all = range_of(span, words);
+  const SpanRange all = range_of(span, rounding_words(optimizer, hyperparameters, span));
   threads.parallel_for(span.count, kernels::kLoopGrain,
                        [&](std::size_t begin, std::size_t end) { body(all.part(begin, end - begin)); });
 }
@@ -79,6 +82,8 @@ void check_values(const Optimizer& optimizer, const Span& span) {
          "{} was given values to round stochastically from element {} on, which does not begin a block", name,
          span.first_index);
 }
+
+std::optional<ElementwiseUpdate> Optimizer::elementwise(const Hyperparameters&) const { return std::nullopt; }
 
 GradientRule gradient_rule(const Hyperparameters& h) {
   GradientRule rule;

@@ -1,10 +1,11 @@
 #pragma once
 #include <array>
 #include <functional>
-#include <limits>
+#include <variant>
 
 #include "core/dtype.h"
 #include "core/threads.h"
+#include "optim/factors.h"
 #include "optim/optimizer.h"
 
 // What optimizers share where they go over elements, and the functions that make them. Private to this room.
@@ -12,17 +13,12 @@ namespace sluice::optim {
 
 inline constexpr std::size_t kMostArrays = 3;
 
-// The random words by which bf16 values without a master are rounded: those of CounterRandom(seed, stream),
-// of kRoundingPhiloxRounds. An element uses half of a word; element 0 uses the lower half of word 0.
-struct RoundingWords {
-  std::uint64_t seed = 0, stream = 0, first_index = 0;  // the index is that of the range's first element
+// An update of elements by itself, with the constants of a step.
+struct ElementwiseUpdate {
+  const char* name;  // of its kernels: "adamw", "sgd_stateless"
+  std::variant<AdamFactors, LionFactors, SgdFactors> factors;
 };
 
-// How a gradient's elements are scaled and clipped before anything else: see optim/gradient-inl.h.
-struct GradientRule {
-  float factor = 1;
-  float bound = std::numeric_limits<float>::infinity();
-};
 GradientRule gradient_rule(const Hyperparameters& hyperparameters);
 
 // The range of a span that one call of a kernel works on.
@@ -45,6 +41,9 @@ void for_each_range(Threads& threads, const Optimizer& optimizer, const Hyperpar
 // The two checks of for_each_range(), for optimizers with rounds, which go over elements in their own way.
 void check_span(const Optimizer& optimizer, const Hyperparameters& hyperparameters, const Span& span);
 void check_values(const Optimizer& optimizer, const Span& span);  // the span must have values to update
+
+RoundingWords rounding_words(const Optimizer& optimizer, const Hyperparameters& hyperparameters,
+                             const Span& span);
 
 inline float rounded(double value) { return static_cast<float>(value); }
 // Multiplies repeatedly, because the last bit of std::pow differs between machines.

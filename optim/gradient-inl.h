@@ -7,21 +7,14 @@
 #define SLUICE_OPTIM_GRADIENT_INL_H_
 #endif
 
-#include "kernels/simd-inl.h"
 #include "optim/elementwise.h"
+#include "optim/vector_ops-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sluice::optim::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-namespace simd = kernels::HWY_NAMESPACE;
-
-// Multiplies elements by the factor and clips them to the bound. A NaN stays NaN.
 template <class D>
-HWY_INLINE hn::Vec<D> ruled(D d, const GradientRule& rule, hn::Vec<D> gradient) {
-  const auto value = hn::Mul(gradient, hn::Set(d, rule.factor));
-  if (rule.bound == std::numeric_limits<float>::infinity()) return value;
-  const auto high = hn::Set(d, rule.bound), low = hn::Set(d, -rule.bound);
-  return hn::IfThenElse(hn::Gt(value, high), high, hn::IfThenElse(hn::Lt(value, low), low, value));
+HWY_INLINE hn::Vec<D> ruled(D, const GradientRule& rule, hn::Vec<D> gradient) {
+  return ruled<VectorOps<D>>(rule, gradient);
 }
 template <class D, class At>
 HWY_INLINE hn::Vec<D> ruled(D d, const GradientRule& rule, ConstArray gradient, At at) {

@@ -58,6 +58,8 @@ std::string_view state_type_name(Dtype type);
 std::optional<Dtype> state_type_from_name(std::string_view name);
 std::vector<std::string> state_type_names();
 
+struct ElementwiseUpdate;  // optim/elementwise.h
+
 // What one step applies to a group of parameters; a copy is taken at step().
 struct Hyperparameters {
   double learning_rate = 0;
@@ -154,6 +156,9 @@ class Optimizer : public Rounds {
   // Whether a parameter has the array of state().
   virtual bool keeps(std::size_t, const Kind&) const { return true; }
   virtual void apply(Threads& threads, const Hyperparameters& hyperparameters, const Span& span) const = 0;
+  // What apply() is, where each element's update needs that element alone: optim/device_update.h does it on a
+  // GPU.
+  virtual std::optional<ElementwiseUpdate> elementwise(const Hyperparameters&) const;
 
  protected:
   const Settings& own() const { return settings_; }

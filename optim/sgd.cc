@@ -8,34 +8,13 @@
 
 #include "optim/update-inl.h"
 
-#ifndef SLUICE_OPTIM_SGD_TYPES
-#define SLUICE_OPTIM_SGD_TYPES
-namespace sluice::optim {
-
-// The constants of a step, rounded once.
-struct SgdFactors {
-  GradientRule gradient;
-  float decay, learning_rate, momentum;
-  bool nesterov;
-};
-
-}  // namespace sluice::optim
-#endif
-
 HWY_BEFORE_NAMESPACE();
 namespace sluice::optim::HWY_NAMESPACE {
 
 template <bool kMomentum>
 HWY_INLINE void update_range(const SgdFactors& factors, const SpanRange& range) {
   update_elements<kMomentum ? 1 : 0>(range, factors.gradient, [f = factors](auto, Elements& e) SLUICE_BODY {
-    using simd::mul_add, simd::set;
-    const auto gradient = mul_add(e.value, set(f.decay), e.gradient);
-    auto direction = gradient;
-    if constexpr (kMomentum) {
-      e.first = mul_add(e.first, set(f.momentum), gradient);
-      direction = f.nesterov ? mul_add(e.first, set(f.momentum), gradient) : e.first;
-    }
-    e.value = mul_add(direction, set(-f.learning_rate), e.value);
+    update_sgd<kMomentum, VectorOps<simd::F32>>(f, e);
   });
 }
 
@@ -61,18 +40,24 @@ class Sgd final : public Optimizer {
     return {{"momentum_buffer", storage().state}};
   }
   void apply(Threads& threads, const Hyperparameters& h, const Span& span) const override {
-    const SgdFactors factors = {.gradient = gradient_rule(h),
-                                .decay = rounded(h.weight_decay),
-                                .learning_rate = rounded(h.learning_rate),
-                                .momentum = rounded(of(h).number("momentum")),
-                                .nesterov = own().is_on("nesterov")};
+    const SgdFactors constants = factors(h);
     const bool with_momentum = has_momentum();
     for_each_range(threads, *this, h, span, [&](const SpanRange& range) {
-      HWY_DYNAMIC_DISPATCH(sgd_range)(factors, with_momentum, range);
+      HWY_DYNAMIC_DISPATCH(sgd_range)(constants, with_momentum, range);
     });
+  }
+  std::optional<ElementwiseUpdate> elementwise(const Hyperparameters& h) const override {
+    return ElementwiseUpdate{has_momentum() ? "sgd" : "sgd_stateless", factors(h)};
   }
 
  private:
+  SgdFactors factors(const Hyperparameters& h) const {
+    return {.gradient = gradient_rule(h),
+            .decay = rounded(h.weight_decay),
+            .learning_rate = rounded(h.learning_rate),
+            .momentum = rounded(of(h).number("momentum")),
+            .nesterov = own().is_on("nesterov")};
+  }
   bool has_momentum() const { return own().number("momentum") != 0; }
 };
 

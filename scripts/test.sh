@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 cores=$(nproc)
 part() { printf '== %s (after %d s)\n' "$*" "$SECONDS"; }
 
-scripts/setup.sh --clang --python
+scripts/setup.sh --clang --python --cuda
 part "format"
 git ls-files -z '*.h' '*.cc' '*.c' | xargs -0 clang-format-14 --dry-run -Werror
 part "build"

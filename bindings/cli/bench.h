@@ -19,6 +19,7 @@ struct BenchOptions {
   std::uint64_t size = 0;   // 0 means the bench's own size
   std::uint64_t block = 0;  // 0 means the best that was measured
   int depth = 0;            // 0 means the best that was measured
+  int device = 0;           // of `bench link`: which GPU
   std::uint64_t elements = std::uint64_t{32} << 20;
   std::string optimizer = "adamw";
   std::optional<std::string> dtype, state, master;
@@ -27,6 +28,7 @@ struct BenchOptions {
 
 BenchReport bench_disk(const BenchOptions& options, BenchProgress& progress);
 BenchReport bench_copy(const BenchOptions& options, BenchProgress& progress);
+BenchReport bench_link(const BenchOptions& options, BenchProgress& progress);
 BenchReport bench_optimizer(const BenchOptions& options, BenchProgress& progress);
 BenchReport bench_step(const models::TrainSettings& settings, double seconds, BenchProgress& progress);
 

@@ -30,6 +30,13 @@ void bind_copy(CLI::App& bench, BenchOptions& options) {
   bind_common(bench, options);
 }
 
+void bind_link(CLI::App& bench, BenchOptions& options) {
+  Flags flags(bench);
+  flags.whole("--device", options.device, "which GPU, counted from 0 among those that this process may use");
+  flags.size("--size", options.size, "bytes that are copied in each direction (512MiB)");
+  bind_common(bench, options);
+}
+
 void bind_optimizer(CLI::App& bench, BenchOptions& options) {
   Flags flags(bench);
   flags.choice("--optimizer", options.optimizer, optim::optimizer_names(), "optimizer to measure");
@@ -55,6 +62,7 @@ void bind_step(CLI::App& bench, BenchOptions& options) {
 BenchReport measure(const CLI::App& bench, const BenchOptions& options, BenchProgress& progress) {
   if (bench.get_name() == "disk") return bench_disk(options, progress);
   if (bench.get_name() == "copy") return bench_copy(options, progress);
+  if (bench.get_name() == "link") return bench_link(options, progress);
   if (bench.get_name() == "optimizer") return bench_optimizer(options, progress);
   models::TrainSettings settings = options.step.settings;
   read_choices(options.step, settings);
@@ -67,6 +75,9 @@ void add_bench_commands(CLI::App& app) {
   app.add_subcommand("disk",
                      "compare sequential reads and writes with checksums with io_uring alone and fio");
   app.add_subcommand("copy", "compare copies, conversions and sums in memory with its bandwidth");
+  app.add_subcommand("link",
+                     "compare copies between host and GPU unit by unit with one copy, and with mapping "
+                     "and registering memory");
   app.add_subcommand(
       "optimizer",
       "compare updates in memory with loops that only move the same bytes, and with the arithmetic alone");
@@ -77,6 +88,7 @@ void add_bench_commands(CLI::App& app) {
 void bind_bench(CLI::App& app, BenchOptions& options) {
   bind_disk(*app.get_subcommand("disk"), options);
   bind_copy(*app.get_subcommand("copy"), options);
+  bind_link(*app.get_subcommand("link"), options);
   bind_optimizer(*app.get_subcommand("optimizer"), options);
   bind_step(*app.get_subcommand("step"), options);
 }
@@ -85,7 +97,7 @@ void run_bench(CLI::App& app, const BenchOptions& options, std::FILE* out) {
   const auto chosen = app.get_subcommands();
   if (chosen.size() != 1)
     fail(ErrorCode::kInvalidArgument,
-         "say what to measure: sluice bench disk FOLDER, copy, optimizer or step MODEL; one at a time");
+         "say what to measure: sluice bench disk FOLDER, copy, link, optimizer or step MODEL; one at a time");
   refuse_unknown(*chosen.front());
   refuse_repeated(*chosen.front());
   check_seconds(options.seconds);

@@ -18,8 +18,8 @@ constexpr int kVersion = 1;
 constexpr std::size_t kLeastRounds = 3;
 
 std::string value_text(BenchUnit unit, double value) {
-  return unit == BenchUnit::kSeconds ? fmt::format("{:.3f} s", value)
-                                     : fmt::format("{:.2f} GB/s", value / 1e9);
+  if (unit == BenchUnit::kBytesPerSecond) return fmt::format("{:.2f} GB/s", value / 1e9);
+  return value < 0.1 ? fmt::format("{:.3f} ms", 1e3 * value) : fmt::format("{:.3f} s", value);
 }
 
 Json row_json(const BenchRow& row) {

@@ -4,7 +4,10 @@
 #include <signal.h>
 
 #include <chrono>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <optional>
 #include <thread>
 
 #include "bindings/cli/bench_report.h"
@@ -63,6 +66,44 @@ TEST_F(BenchTest, CopiesAreComparedWithTheSameStreams) {
   const Json report = measured({"copy", "--size", "1MiB", "--threads", "2"});
   expect_report(report, "copy", 7);
   EXPECT_EQ(report.at("machine").at("threads"), 2);
+}
+
+// A variable of the environment, for as long as this object lives.
+class Variable {
+ public:
+  Variable(const char* name, const std::string& value) : name_(name) {
+    if (const char* const before = std::getenv(name)) before_ = before;
+    ::setenv(name, value.c_str(), 1);
+  }
+  ~Variable() {
+    if (before_)
+      ::setenv(name_, before_->c_str(), 1);
+    else
+      ::unsetenv(name_);
+  }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  const char* name_;
+  std::optional<std::string> before_;
+};
+
+TEST_F(BenchTest, CopiesToAGpuAreComparedWithOneCopy) {
+  const auto folder = std::filesystem::read_symlink("/proc/self/exe").parent_path() / ".." / "lib";
+  if (!std::filesystem::exists(folder / "libsluice_cuda.so"))
+    GTEST_SKIP() << "Sluice was built without CUDA's header cuda.h";
+  {
+    const Variable driver("SLUICE_CUDA_DRIVER", (folder / "libsluice_fake_cuda.so").string());
+    const Json report = measured({"link", "--size", "32MiB"});
+    expect_report(report, "link", 5);
+    EXPECT_EQ(report.at("settings").at("gpu"), "fake GPU");
+    EXPECT_EQ(report.at("settings").at("bytes"), 32u << 20);
+    expect_refused({"link", "--device", "3"}, 2, "GPU 3 was asked for");
+    expect_refused({"link", "--size", "1GiB"}, 3, "1.00 GiB of memory were asked of GPU 0 (fake GPU)");
+  }
+  const Variable none("SLUICE_CUDA_DRIVER", "/nowhere/libcuda.so.1");
+  expect_refused({"link"}, 2, "a GPU was asked for, but its driver cannot be loaded");
 }
 
 TEST_F(BenchTest, EveryCombinationOfAnOptimizerIsMeasured) {

@@ -1,0 +1,277 @@
+#include "allocator/device_memory.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "core/log.h"
+
+namespace sluice::allocator {
+namespace {
+
+constexpr std::size_t kNone = SIZE_MAX;
+
+// Ends something. Where that fails, the device has had a fault, which the call that found it has reported.
+template <class End>
+void quietly(End end) {
+  try {
+    end();
+  } catch (const Error& error) {
+    log().debug("{}", error.what());
+  }
+}
+
+class Extent {
+ public:
+  Extent(Device& device, std::size_t bytes) : device_(&device), id_(device.create_extent(bytes)) {}
+  ~Extent() {
+    if (device_ != nullptr) quietly([&] { device_->release_extent(id_); });
+  }
+  Extent(Extent&& other) noexcept : device_(std::exchange(other.device_, nullptr)), id_(other.id_) {}
+  Extent& operator=(Extent&&) = delete;
+  Device::Extent id() const { return id_; }
+
+ private:
+  Device* device_;
+  Device::Extent id_;
+};
+
+class Addresses {
+ public:
+  Addresses(Device& device, std::size_t bytes)
+      : device_(&device), bytes_(bytes), address_(device.reserve_addresses(bytes)) {}
+  ~Addresses() {
+    quietly([&] { device_->free_addresses(address_, bytes_); });
+  }
+  Addresses(const Addresses&) = delete;
+  Addresses& operator=(const Addresses&) = delete;
+  DeviceAddress get() const { return address_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  Device* device_;
+  std::size_t bytes_;
+  DeviceAddress address_;
+};
+
+// The places that streams have reached. Who gets the memory next waits for them.
+using Uses = std::shared_ptr<const std::vector<Device::Event>>;
+
+void wait_for(Device& device, CUstream_st* stream, const Uses& uses) {
+  if (uses == nullptr) return;
+  for (const Device::Event& event : *uses) device.wait(stream, event.get());
+}
+void synchronize(Device& device, const Uses& uses) {
+  if (uses == nullptr) return;
+  for (const Device::Event& event : *uses) device.synchronize(event.get());
+}
+
+}  // namespace
+
+struct DeviceRegion::State {
+  Charge charge;
+  Device& device;
+  Extent extent;
+  Addresses addresses;
+
+  State(Ledger& ledger, Device& gpu, Purpose purpose, std::size_t bytes)
+      : charge(ledger, Tier::kDevice, purpose, bytes),
+        device(gpu),
+        extent(gpu, bytes),
+        addresses(gpu, bytes) {
+    device.map(addresses.get(), bytes, extent.id());
+  }
+  ~State() {
+    quietly([&] { device.unmap(addresses.get(), addresses.bytes()); });
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+};
+
+void DeviceRegion::End::operator()(State* state) const { delete state; }
+
+DeviceRegion::DeviceRegion(Ledger& ledger, Device& device, Purpose purpose, std::size_t bytes) {
+  if (bytes > 0)
+    state_.reset(new State(ledger, device, purpose, round_up(bytes, device.info().extent_bytes)));
+}
+DeviceAddress DeviceRegion::address() const { return state_ == nullptr ? 0 : state_->addresses.get(); }
+std::size_t DeviceRegion::size() const { return state_ == nullptr ? 0 : state_->addresses.bytes(); }
+
+struct DeviceHome::State {
+  std::string name;
+  std::size_t size;
+  DeviceFramePool::State& pool;
+  Addresses addresses;
+  std::vector<std::size_t> mapped;  // by place in the home: the extent that is mapped there, or kNone
+  std::size_t placed = 0;           // in extents
+  Purpose purpose = Purpose::kParameter;
+  Uses last;  // of what was queued with these addresses before the memory was taken away
+
+  State(DeviceFramePool::State& frames, std::string text, std::size_t bytes);
+  ~State();
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+};
+
+struct DeviceFramePool::State {
+  Ledger& ledger;
+  Device& device;
+  std::size_t extent_bytes;
+  Charge charge;
+  struct Frame {
+    Extent extent;
+    bool is_free;
+    std::uint64_t freed;  // a count, so that the one that is free for longest is found
+    Uses last;
+  };
+  std::vector<Frame> frames;
+  std::size_t free = 0;
+  std::uint64_t taken_away = 0, maps = 0;
+
+  State(Ledger& account, Device& gpu, std::size_t bytes, std::size_t extents)
+      : ledger(account),
+        device(gpu),
+        extent_bytes(bytes),
+        charge(account, Tier::kDevice, Purpose::kParameter, bytes * extents) {
+    frames.reserve(extents);
+    while (frames.size() < extents) frames.push_back({Extent(gpu, bytes), true, 0, nullptr});
+    free = extents;
+  }
+  DeviceAddress address(const DeviceHome::State& home, std::size_t place) const {
+    return home.addresses.get() + place * extent_bytes;
+  }
+  std::vector<std::size_t> choose(const DeviceHome::State& home, std::size_t count) const;
+  void map(DeviceHome::State& home, std::size_t place, std::size_t frame);
+  void unmap(DeviceHome::State& home, std::size_t place);
+};
+
+DeviceHome::State::State(DeviceFramePool::State& frames, std::string text, std::size_t bytes)
+    : name(std::move(text)),
+      size(bytes),
+      pool(frames),
+      addresses(frames.device, round_up(bytes, frames.extent_bytes)),
+      mapped(addresses.bytes() / frames.extent_bytes, kNone) {}
+
+DeviceHome::State::~State() {
+  for (std::size_t place = 0; place < mapped.size(); ++place) quietly([&] { pool.unmap(*this, place); });
+}
+
+DeviceHome::DeviceHome() = default;
+DeviceHome::DeviceHome(DeviceFramePool& pool, std::string name, std::size_t bytes) {
+  if (bytes == 0) fail(ErrorCode::kInvalidArgument, "the home '{}' was asked for with no bytes", name);
+  state_ = std::make_unique<State>(*pool.state_, std::move(name), bytes);
+}
+DeviceHome::~DeviceHome() = default;
+DeviceHome::DeviceHome(DeviceHome&& other) noexcept = default;
+DeviceHome& DeviceHome::operator=(DeviceHome&& other) noexcept = default;
+DeviceAddress DeviceHome::address() const { return state_->addresses.get(); }
+std::size_t DeviceHome::size() const { return state_->size; }
+std::size_t DeviceHome::placed() const { return state_->placed * state_->pool.extent_bytes; }
+const std::string& DeviceHome::name() const { return state_->name; }
+
+DeviceFramePool::DeviceFramePool(Ledger& ledger, Device& device, std::size_t extent_bytes,
+                                 std::size_t extents) {
+  const std::size_t piece = device.info().extent_bytes;
+  if (extent_bytes == 0 || extents > device.info().memory / extent_bytes)
+    fail(ErrorCode::kBudget, "{} frames of {} were asked for on {}, which has {}", extents,
+         format_size(extent_bytes), device.info().name, format_size(device.info().memory));
+  state_ = std::make_unique<State>(ledger, device, round_up(extent_bytes, piece), extents);
+}
+DeviceFramePool::~DeviceFramePool() {
+  ensure(free_extents() == extents(), "a frame pool ended while homes hold {} of its {} extents",
+         extents() - free_extents(), extents());
+}
+std::size_t DeviceFramePool::extent_bytes() const { return state_->extent_bytes; }
+std::size_t DeviceFramePool::extents() const { return state_->frames.size(); }
+std::size_t DeviceFramePool::free_extents() const { return state_->free; }
+std::size_t DeviceFramePool::extents_for(std::size_t bytes) const {
+  return bytes / state_->extent_bytes + (bytes % state_->extent_bytes != 0 ? 1 : 0);
+}
+std::uint64_t DeviceFramePool::maps() const { return state_->maps; }
+
+// The frames for the first places of a home: those that are mapped there, and for other places those that are
+// free for longest, of which the stream has least to wait for.
+std::vector<std::size_t> DeviceFramePool::State::choose(const DeviceHome::State& home,
+                                                        std::size_t count) const {
+  std::vector<std::size_t> chosen(count, kNone), others;
+  std::vector<char> is_taken(frames.size());
+  for (std::size_t place = 0; place < count; ++place) {
+    const std::size_t frame = home.mapped[place];
+    if (frame == kNone || !frames[frame].is_free) continue;
+    chosen[place] = frame;
+    is_taken[frame] = 1;
+  }
+  for (std::size_t frame = 0; frame < frames.size(); ++frame)
+    if (frames[frame].is_free && is_taken[frame] == 0) others.push_back(frame);
+  std::stable_sort(others.begin(), others.end(),
+                   [&](std::size_t a, std::size_t b) { return frames[a].freed < frames[b].freed; });
+  auto next = others.begin();
+  for (std::size_t& frame : chosen)
+    if (frame == kNone) frame = *next++;
+  return chosen;
+}
+
+void DeviceFramePool::State::map(DeviceHome::State& home, std::size_t place, std::size_t frame) {
+  if (home.mapped[place] == frame) return;
+  unmap(home, place);
+  device.map(address(home, place), extent_bytes, frames[frame].extent.id());
+  home.mapped[place] = frame;
+  ++maps;
+}
+
+void DeviceFramePool::State::unmap(DeviceHome::State& home, std::size_t place) {
+  if (home.mapped[place] == kNone) return;
+  synchronize(device, home.last);
+  device.unmap(address(home, place), extent_bytes);
+  home.mapped[place] = kNone;
+}
+
+bool DeviceFramePool::place(DeviceHome& home, std::size_t bytes, Purpose purpose, CUstream_st* user) {
+  if (home.state_ == nullptr || &home.state_->pool != state_.get())
+    fail(ErrorCode::kState, "frames cannot be placed under a home that is not of their pool");
+  DeviceHome::State& target = *home.state_;
+  if (target.placed > 0)
+    fail(ErrorCode::kState, "the home '{}' has memory under it already; take it away first", target.name);
+  if (bytes > target.size)
+    fail(ErrorCode::kInvalidArgument, "{} bytes do not fit the home '{}', which has {}", bytes, target.name,
+         target.size);
+  const std::size_t count = extents_for(bytes);
+  if (count > state_->free) return false;
+  const std::vector<std::size_t> chosen = state_->choose(target, count);
+  for (std::size_t place = 0; place < count; ++place) state_->map(target, place, chosen[place]);
+  std::set<Uses> before;
+  for (const std::size_t frame : chosen) before.insert(state_->frames[frame].last);
+  for (const Uses& uses : before) wait_for(state_->device, user, uses);
+  for (const std::size_t frame : chosen) state_->frames[frame].is_free = false;
+  state_->free -= count;
+  target.placed = count;
+  target.purpose = purpose;
+  state_->ledger.move(Tier::kDevice, Purpose::kParameter, purpose, count * state_->extent_bytes);
+  return true;
+}
+
+void DeviceFramePool::take_away(DeviceHome& home, std::span<CUstream_st* const> users) {
+  if (home.state_ == nullptr || home.state_->placed == 0) return;
+  DeviceHome::State& leaving = *home.state_;
+  std::vector<Device::Event> events;
+  for (CUstream_st* const user : users) {
+    events.push_back(state_->device.make_event(false));
+    state_->device.record(events.back().get(), user);
+  }
+  const Uses uses = std::make_shared<const std::vector<Device::Event>>(std::move(events));
+  for (std::size_t place = 0; place < leaving.placed; ++place) {
+    State::Frame& frame = state_->frames[leaving.mapped[place]];
+    frame.is_free = true;
+    frame.freed = ++state_->taken_away;
+    frame.last = uses;
+  }
+  leaving.last = uses;
+  state_->free += leaving.placed;
+  state_->ledger.move(Tier::kDevice, leaving.purpose, Purpose::kParameter,
+                      leaving.placed * state_->extent_bytes);
+  leaving.placed = 0;
+}
+
+}  // namespace sluice::allocator

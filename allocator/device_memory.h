@@ -1,0 +1,94 @@
+#pragma once
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "allocator/ledger.h"
+#include "core/device.h"
+
+// Memory of a GPU, and the addresses under which the GPU sees it: the counterpart of memory.h. All of it is
+// on the tier kDevice of a ledger. Sizes are multiples of a piece that the GPU states (2 MiB mostly).
+//
+// Since the GPU works while the caller goes on, memory is used by what is queued on streams. Who takes memory
+// away names the streams that have used it; who gets it next waits for them on its own stream, not on the
+// caller. Thread rule: one thread at a time for all that belongs to one device.
+namespace sluice::allocator {
+
+// A buffer at a fixed address. Its contents are unspecified. Throws Error(kBudget) where the ledger or the
+// device refuses the memory. REQUIRES: when it ends, all work that uses it is done.
+class DeviceRegion {
+ public:
+  DeviceRegion() = default;
+  DeviceRegion(Ledger& ledger, Device& device, Purpose purpose, std::size_t bytes);
+  DeviceAddress address() const;  // 0 where it is empty
+  std::size_t size() const;
+
+ private:
+  struct State;
+  struct End {
+    void operator()(State* state) const;
+  };
+  std::unique_ptr<State, End> state_;
+};
+
+class DeviceFramePool;
+
+// An address range of the device: reserved once, the same for its whole life, with or without memory under
+// it. REQUIRES: when it ends, no pool has memory under it.
+class DeviceHome {
+ public:
+  DeviceHome();
+  DeviceHome(DeviceFramePool& pool, std::string name, std::size_t bytes);
+  ~DeviceHome();
+  DeviceHome(DeviceHome&& other) noexcept;
+  DeviceHome& operator=(DeviceHome&& other) noexcept;
+
+  DeviceAddress address() const;
+  std::size_t size() const;    // of the range
+  std::size_t placed() const;  // bytes from the start that have memory under them
+  const std::string& name() const;
+
+ private:
+  friend class DeviceFramePool;
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// Budgeted memory in extents of one size that are placed under homes and taken away again. Calls that map may
+// hold up the whole GPU, and one that unmaps must wait for all work on those addresses. So an extent stays
+// mapped under a home that it was taken from, while other homes use it under their own addresses: what a home
+// shows without memory of its own is then unspecified. A home gets those extents again that are mapped there,
+// where they are free. So in a steady order of homes there are no calls that map after a while.
+class DeviceFramePool {
+ public:
+  // Takes the memory, charged to the ledger as kParameter, as free frames are. extent_bytes is rounded up to
+  // what the device maps. The device and the ledger outlive the pool, and the pool outlives its homes.
+  DeviceFramePool(Ledger& ledger, Device& device, std::size_t extent_bytes, std::size_t extents);
+  ~DeviceFramePool();
+  DeviceFramePool(const DeviceFramePool&) = delete;
+  DeviceFramePool& operator=(const DeviceFramePool&) = delete;
+
+  std::size_t extent_bytes() const;
+  std::size_t extents() const;
+  std::size_t free_extents() const;
+  std::size_t extents_for(std::size_t bytes) const;  // the number of extents that so many bytes take
+
+  // Puts memory under the first `bytes` of the home, rounded up to extents. Its contents are unspecified.
+  // What is queued on `user` from now on may use it; other streams may where an event of that stream lets
+  // them. Returns false, with nothing changed, where too few extents are free. It waits, on the caller, only
+  // where an extent must be mapped in place of another one, for work with these addresses. REQUIRES: no
+  // memory is under the home.
+  bool place(DeviceHome& home, std::size_t bytes, Purpose purpose, CUstream_st* user);
+  // Takes all memory away. `users` are the streams on which work is queued that uses it.
+  void take_away(DeviceHome& home, std::span<CUstream_st* const> users);
+
+  std::uint64_t maps() const;  // how many extents were mapped so far
+
+ private:
+  friend class DeviceHome;
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace sluice::allocator

@@ -1,0 +1,307 @@
+#include "core/cuda/device.h"
+
+#include <array>
+
+#include "core/bytes.h"
+#include "core/cuda/kernel_file.h"
+
+namespace sluice::cuda {
+namespace {
+
+// What an operation acts in, for as long as this object lives.
+class InContext {
+ public:
+  InContext(const Driver& driver, CUcontext context) : driver_(driver) {
+    CUcontext current = nullptr;
+    driver_.check(driver_.cuCtxGetCurrent(&current), "cuCtxGetCurrent");
+    if (current == context) return;
+    driver_.check(driver_.cuCtxPushCurrent(context), "cuCtxPushCurrent");
+    is_pushed_ = true;
+  }
+  ~InContext() {
+    CUcontext popped = nullptr;
+    if (is_pushed_) (void)driver_.cuCtxPopCurrent(&popped);
+  }
+  InContext(const InContext&) = delete;
+  InContext& operator=(const InContext&) = delete;
+
+ private:
+  const Driver& driver_;
+  bool is_pushed_ = false;
+};
+
+CUmemAllocationProp memory_of(CUdevice device) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+  return properties;
+}
+
+int attribute(const Driver& driver, CUdevice device, CUdevice_attribute what) {
+  int value = 0;
+  driver.check(driver.cuDeviceGetAttribute(&value, what, device), "cuDeviceGetAttribute({})",
+               static_cast<int>(what));
+  return value;
+}
+
+CUdevice find_device(const Driver& driver, int index) {
+  int count = 0;
+  driver.check(driver.cuDeviceGetCount(&count), "cuDeviceGetCount");
+  if (index < 0 || index >= count)
+    fail(ErrorCode::kNotFound,
+         "GPU {} was asked for, but this process may use {}; give an index from 0 on, or look at "
+         "CUDA_VISIBLE_DEVICES",
+         index,
+         count == 0   ? "none"
+         : count == 1 ? "GPU 0 alone"
+                      : fmt::format("GPUs 0 to {} alone", count - 1));
+  CUdevice device = 0;
+  driver.check(driver.cuDeviceGet(&device, index), "cuDeviceGet({})", index);
+  return device;
+}
+
+DeviceInfo describe(const Driver& driver, CUdevice device, int index) {
+  DeviceInfo info;
+  info.index = index;
+  std::array<char, 256> text{};
+  driver.check(driver.cuDeviceGetName(text.data(), text.size(), device), "cuDeviceGetName");
+  info.name = text.data();
+  driver.check(driver.cuDeviceGetPCIBusId(text.data(), text.size(), device), "cuDeviceGetPCIBusId");
+  info.pci_address = text.data();
+  info.major = attribute(driver, device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+  info.minor = attribute(driver, device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+  info.multiprocessors = attribute(driver, device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+  info.copy_engines = attribute(driver, device, CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT);
+  driver.check(driver.cuDriverGetVersion(&info.driver), "cuDriverGetVersion");
+  driver.check(driver.cuDeviceTotalMem(&info.memory, device), "cuDeviceTotalMem");
+  return info;
+}
+
+void refuse_unfit(const Driver& driver, CUdevice device, const DeviceInfo& info) {
+  constexpr int kLeastMajor = 8;  // the kernels are built for these and later ones
+  if (info.major < kLeastMajor)
+    fail(ErrorCode::kNotFound,
+         "GPU {} ({}) has compute capability {}.{}, and Sluice needs {}.0 or later (Ampere, 2020); use "
+         "another GPU, or train on the CPU",
+         info.index, info.name, info.major, info.minor, kLeastMajor);
+  if (attribute(driver, device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) == 0)
+    fail(ErrorCode::kNotFound,
+         "GPU {} ({}) cannot map memory at addresses of the caller's choice (it may be a share of a GPU, a "
+         "vGPU), "
+         "which Sluice needs; use a whole GPU, or train on the CPU",
+         info.index, info.name);
+  if (attribute(driver, device, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE) == CU_COMPUTEMODE_PROHIBITED)
+    fail(ErrorCode::kNotFound,
+         "GPU {} ({}) is set to accept no process (compute mode \"prohibited\"); `nvidia-smi -c DEFAULT` "
+         "changes "
+         "that",
+         info.index, info.name);
+}
+
+}  // namespace
+
+CudaDevice::CudaDevice(int index) : driver_(load_driver()) {
+  device_ = find_device(driver_, index);
+  info_ = describe(driver_, device_, index);
+  refuse_unfit(driver_, device_, info_);
+  const CUresult result = driver_.cuDevicePrimaryCtxRetain(&context_, device_);
+  if (result == CUDA_ERROR_DEVICE_UNAVAILABLE)
+    fail(ErrorCode::kIo,
+         "GPU {} ({}) is busy: another process has it for itself (compute mode \"exclusive process\"); end "
+         "that "
+         "process, or use another GPU",
+         index, info_.name);
+  driver_.check(result, "cuDevicePrimaryCtxRetain(GPU {})", index);
+  const CUmemAllocationProp properties = memory_of(device_);
+  const CUresult granularity = driver_.cuMemGetAllocationGranularity(&info_.extent_bytes, &properties,
+                                                                     CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+  if (granularity != CUDA_SUCCESS) (void)driver_.cuDevicePrimaryCtxRelease(device_);
+  driver_.check(granularity, "cuMemGetAllocationGranularity");
+}
+
+CudaDevice::~CudaDevice() {
+  CUcontext before = nullptr;
+  if (kernels_ != nullptr && driver_.cuCtxPushCurrent(context_) == CUDA_SUCCESS) {
+    (void)driver_.cuModuleUnload(kernels_);
+    (void)driver_.cuCtxPopCurrent(&before);
+  }
+  (void)driver_.cuDevicePrimaryCtxRelease(device_);
+}
+
+std::size_t CudaDevice::free_memory() const {
+  const InContext in(driver_, context_);
+  std::size_t free = 0, total = 0;
+  driver_.check(driver_.cuMemGetInfo(&free, &total), "cuMemGetInfo");
+  return free;
+}
+
+Device::Extent CudaDevice::create_extent(std::size_t bytes) {
+  const InContext in(driver_, context_);
+  const CUmemAllocationProp properties = memory_of(device_);
+  CUmemGenericAllocationHandle handle = 0;
+  const CUresult result = driver_.cuMemCreate(&handle, bytes, &properties, 0);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY)
+    fail(ErrorCode::kBudget, "{} of memory were asked of GPU {} ({}), of which {} are free; ask for less",
+         format_size(bytes), info_.index, info_.name, format_size(free_memory()));
+  driver_.check(result, "cuMemCreate({} bytes)", bytes);
+  return handle;
+}
+void CudaDevice::release_extent(Extent extent) {
+  const InContext in(driver_, context_);
+  driver_.check(driver_.cuMemRelease(extent), "cuMemRelease");
+}
+
+DeviceAddress CudaDevice::reserve_addresses(std::size_t bytes) {
+  const InContext in(driver_, context_);
+  CUdeviceptr address = 0;
+  driver_.check(driver_.cuMemAddressReserve(&address, bytes, 0, 0, 0), "cuMemAddressReserve({} bytes)",
+                bytes);
+  return address;
+}
+void CudaDevice::free_addresses(DeviceAddress address, std::size_t bytes) {
+  const InContext in(driver_, context_);
+  driver_.check(driver_.cuMemAddressFree(address, bytes), "cuMemAddressFree({:#x}, {} bytes)", address,
+                bytes);
+}
+
+void CudaDevice::map(DeviceAddress address, std::size_t bytes, Extent extent) {
+  const InContext in(driver_, context_);
+  driver_.check(driver_.cuMemMap(address, bytes, 0, extent, 0), "cuMemMap({:#x}, {} bytes)", address, bytes);
+  CUmemAccessDesc access{};
+  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device_}};
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  const CUresult result = driver_.cuMemSetAccess(address, bytes, &access, 1);
+  if (result != CUDA_SUCCESS) (void)driver_.cuMemUnmap(address, bytes);
+  driver_.check(result, "cuMemSetAccess({:#x}, {} bytes)", address, bytes);
+}
+void CudaDevice::unmap(DeviceAddress address, std::size_t bytes) {
+  const InContext in(driver_, context_);
+  driver_.check(driver_.cuMemUnmap(address, bytes), "cuMemUnmap({:#x}, {} bytes)", address, bytes);
+}
+
+void CudaDevice::register_host(std::byte* memory, std::size_t bytes) {
+  const InContext in(driver_, context_);
+  const CUresult result = driver_.cuMemHostRegister(memory, bytes, CU_MEMHOSTREGISTER_PORTABLE);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY || result == CUDA_ERROR_NOT_PERMITTED)
+    fail(ErrorCode::kIo,
+         "the GPU's driver refuses to register {} bytes of host memory: {}; the system lets this process "
+         "lock too "
+         "little memory (`ulimit -l`), or has too little",
+         bytes, driver_.words(result));
+  driver_.check(result, "cuMemHostRegister({} bytes)", bytes);
+}
+void CudaDevice::unregister_host(std::byte* memory) {
+  const InContext in(driver_, context_);
+  driver_.check(driver_.cuMemHostUnregister(memory), "cuMemHostUnregister");
+}
+
+Device::Stream CudaDevice::make_stream(bool urgent) {
+  const InContext in(driver_, context_);
+  int least = 0, greatest = 0;
+  driver_.check(driver_.cuCtxGetStreamPriorityRange(&least, &greatest), "cuCtxGetStreamPriorityRange");
+  CUstream stream = nullptr;
+  driver_.check(
+      driver_.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, urgent ? greatest : least),
+      "cuStreamCreateWithPriority");
+  return Stream(stream, EndStream{this});
+}
+Device::Event CudaDevice::make_event(bool timed) {
+  const InContext in(driver_, context_);
+  CUevent event = nullptr;
+  driver_.check(driver_.cuEventCreate(&event, timed ? CU_EVENT_DEFAULT : CU_EVENT_DISABLE_TIMING),
+                "cuEventCreate");
+  return Event(event, EndEvent{this});
+}
+// What fails here is earlier work, which its event has reported, or the driver, which is at its end.
+void CudaDevice::end(CUstream_st* stream) noexcept { (void)driver_.cuStreamDestroy(stream); }
+void CudaDevice::end(CUevent_st* event) noexcept { (void)driver_.cuEventDestroy(event); }
+
+void CudaDevice::record(CUevent_st* event, CUstream_st* stream) {
+  const InContext in(driver_, context_);
+  driver_.check(driver_.cuEventRecord(event, stream), "cuEventRecord");
+}
+void CudaDevice::wait(CUstream_st* stream, CUevent_st* event) {
+  const InContext in(driver_, context_);
+  driver_.check(driver_.cuStreamWaitEvent(stream, event, CU_EVENT_WAIT_DEFAULT), "cuStreamWaitEvent");
+}
+bool CudaDevice::is_done(CUevent_st* event) {
+  const InContext in(driver_, context_);
+  const CUresult result = driver_.cuEventQuery(event);
+  if (result == CUDA_ERROR_NOT_READY) return false;
+  driver_.check(result, "cuEventQuery");
+  return true;
+}
+void CudaDevice::synchronize(CUevent_st* event) {
+  const InContext in(driver_, context_);
+  driver_.check(driver_.cuEventSynchronize(event), "cuEventSynchronize");
+}
+void CudaDevice::synchronize(CUstream_st* stream) {
+  const InContext in(driver_, context_);
+  driver_.check(driver_.cuStreamSynchronize(stream), "cuStreamSynchronize");
+}
+double CudaDevice::seconds_between(CUevent_st* first, CUevent_st* second) {
+  const InContext in(driver_, context_);
+  float milliseconds = 0;
+  driver_.check(driver_.cuEventElapsedTime(&milliseconds, first, second), "cuEventElapsedTime");
+  return 1e-3 * static_cast<double>(milliseconds);
+}
+
+void CudaDevice::copy_in(CUstream_st* stream, DeviceAddress to, const std::byte* from, std::size_t bytes) {
+  const InContext in(driver_, context_);
+  driver_.check(driver_.cuMemcpyHtoDAsync(to, from, bytes, stream), "cuMemcpyHtoDAsync({:#x}, {} bytes)", to,
+                bytes);
+}
+void CudaDevice::copy_out(CUstream_st* stream, std::byte* to, DeviceAddress from, std::size_t bytes) {
+  const InContext in(driver_, context_);
+  driver_.check(driver_.cuMemcpyDtoHAsync(to, from, bytes, stream), "cuMemcpyDtoHAsync({:#x}, {} bytes)",
+                from, bytes);
+}
+void CudaDevice::copy(CUstream_st* stream, DeviceAddress to, DeviceAddress from, std::size_t bytes) {
+  const InContext in(driver_, context_);
+  driver_.check(driver_.cuMemcpyDtoDAsync(to, from, bytes, stream),
+                "cuMemcpyDtoDAsync({:#x}, {:#x}, {} bytes)", to, from, bytes);
+}
+void CudaDevice::fill(CUstream_st* stream, DeviceAddress to, std::byte value, std::size_t bytes) {
+  const InContext in(driver_, context_);
+  driver_.check(driver_.cuMemsetD8Async(to, static_cast<unsigned char>(value), bytes, stream),
+                "cuMemsetD8Async({:#x}, {} bytes)", to, bytes);
+}
+void CudaDevice::call(CUstream_st* stream, void (*function)(void*), void* argument) {
+  const InContext in(driver_, context_);
+  driver_.check(driver_.cuLaunchHostFunc(stream, function, argument), "cuLaunchHostFunc");
+}
+CUfunc_st* CudaDevice::kernel(const char* name) {
+  const InContext in(driver_, context_);
+  const std::lock_guard lock(mutex_);
+  if (kernels_ == nullptr) {
+    const std::string image = read_kernels();
+    driver_.check(driver_.cuModuleLoadData(&kernels_, image.data()), "cuModuleLoadData");
+  }
+  CUfunction function = nullptr;
+  const CUresult result = driver_.cuModuleGetFunction(&function, kernels_, name);
+  ensure(result != CUDA_ERROR_NOT_FOUND, "the file of kernels has no kernel {}", name);
+  driver_.check(result, "cuModuleGetFunction({})", name);
+  return function;
+}
+void CudaDevice::launch(CUstream_st* stream, CUfunc_st* kernel, unsigned blocks, unsigned threads,
+                        const void* arguments) {
+  const InContext in(driver_, context_);
+  void* one[] = {const_cast<void*>(arguments)};  // the driver copies it
+  driver_.check(driver_.cuLaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, one, nullptr),
+                "cuLaunchKernel({} blocks of {} threads)", blocks, threads);
+}
+bool CudaDevice::is_capturing(CUstream_st* stream) {
+  const InContext in(driver_, context_);
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  driver_.check(driver_.cuStreamIsCapturing(stream, &status), "cuStreamIsCapturing");
+  return status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+}  // namespace sluice::cuda
+
+extern "C" __attribute__((visibility("default"))) const sluice::cuda::Plugin* sluice_cuda_plugin() {
+  static const sluice::cuda::Plugin plugin{sluice::cuda::kPluginAbi, [](int index) -> sluice::Device* {
+                                             return new sluice::cuda::CudaDevice(index);
+                                           }};
+  return &plugin;
+}

@@ -1,0 +1,88 @@
+#pragma once
+#include <cuda.h>
+
+#include <string>
+
+#include "core/error.h"
+
+// The functions of CUDA's driver that Sluice calls, found in its library when a device is opened, so that no
+// build needs the driver, or a library that stands in for it.
+#define SLUICE_CUDA_FUNCTIONS(X)   \
+  X(cuInit)                        \
+  X(cuDriverGetVersion)            \
+  X(cuGetErrorName)                \
+  X(cuGetErrorString)              \
+  X(cuDeviceGetCount)              \
+  X(cuDeviceGet)                   \
+  X(cuDeviceGetName)               \
+  X(cuDeviceGetPCIBusId)           \
+  X(cuDeviceGetAttribute)          \
+  X(cuDeviceTotalMem)              \
+  X(cuDevicePrimaryCtxRetain)      \
+  X(cuDevicePrimaryCtxRelease)     \
+  X(cuCtxGetCurrent)               \
+  X(cuCtxPushCurrent)              \
+  X(cuCtxPopCurrent)               \
+  X(cuMemGetInfo)                  \
+  X(cuMemGetAllocationGranularity) \
+  X(cuMemAddressReserve)           \
+  X(cuMemAddressFree)              \
+  X(cuMemCreate)                   \
+  X(cuMemRelease)                  \
+  X(cuMemMap)                      \
+  X(cuMemUnmap)                    \
+  X(cuMemSetAccess)                \
+  X(cuMemHostRegister)             \
+  X(cuMemHostUnregister)           \
+  X(cuStreamCreateWithPriority)    \
+  X(cuStreamDestroy)               \
+  X(cuStreamSynchronize)           \
+  X(cuStreamWaitEvent)             \
+  X(cuStreamIsCapturing)           \
+  X(cuCtxGetStreamPriorityRange)   \
+  X(cuEventCreate)                 \
+  X(cuEventDestroy)                \
+  X(cuEventRecord)                 \
+  X(cuEventQuery)                  \
+  X(cuEventSynchronize)            \
+  X(cuEventElapsedTime)            \
+  X(cuMemcpyHtoDAsync)             \
+  X(cuMemcpyDtoHAsync)             \
+  X(cuMemcpyDtoDAsync)             \
+  X(cuMemsetD8Async)               \
+  X(cuLaunchHostFunc)              \
+  X(cuModuleLoadData)              \
+  X(cuModuleUnload)                \
+  X(cuModuleGetFunction)           \
+  X(cuLaunchKernel)
+
+namespace sluice::cuda {
+
+// The least version whose functions these are, which came with the driver 580.
+inline constexpr int kCudaVersion = 13000;
+
+struct Driver {
+#define SLUICE_CUDA_MEMBER(name) decltype(&::name) name = nullptr;
+  SLUICE_CUDA_FUNCTIONS(SLUICE_CUDA_MEMBER)
+#undef SLUICE_CUDA_MEMBER
+  std::string path;  // of the library
+
+  // The driver's words for a result, as in "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
+  std::string words(CUresult result) const;
+
+  // Throws Error(kIo) where a call has failed.
+  template <class... Arguments>
+  void check(CUresult result, fmt::format_string<Arguments...> call, Arguments&&... arguments) const {
+    if (result == CUDA_SUCCESS) return;
+    refuse(result, fmt::format(call, std::forward<Arguments>(arguments)...));
+  }
+
+ private:
+  [[noreturn]] void refuse(CUresult result, const std::string& call) const;
+};
+
+// Loads the driver ($SLUICE_CUDA_DRIVER, else libcuda.so.1) and begins it. Throws Error(kNotFound) where it
+// is not there or too old, with the remedy, and Error(kIo) where it does not begin. It is never closed.
+Driver load_driver();
+
+}  // namespace sluice::cuda

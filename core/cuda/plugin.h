@@ -1,0 +1,20 @@
+#pragma once
+#include <cstdint>
+
+#include "core/device.h"
+
+// CUDA's plug-in exports one function of this name and type, with C linkage. As with the matrix library, both
+// sides must be built from the same headers: `abi` counts the changes of these.
+namespace sluice::cuda {
+
+inline constexpr std::uint32_t kPluginAbi = 1;
+inline constexpr const char* kPluginFile = "libsluice_cuda.so";
+inline constexpr const char* kPluginSymbol = "sluice_cuda_plugin";
+
+struct Plugin {
+  std::uint32_t abi;
+  Device* (*open)(int index);  // the caller owns what it returns
+};
+using PluginFunction = const Plugin* (*)();
+
+}  // namespace sluice::cuda

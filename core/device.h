@@ -1,0 +1,117 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+// CUDA's own names of what its calls return: a stream of this type is also one of PyTorch's.
+struct CUstream_st;
+struct CUevent_st;
+struct CUfunc_st;
+
+namespace sluice {
+
+// A GPU: its memory, and the work that it is given. Everything is CUDA's driver interface, which a plug-in
+// loads where there is one (core/cuda); what this header leaves unsaid is as NVIDIA documents it there.
+//
+// Work is queued on streams, and goes on while the caller does. A call that queues work returns at once; the
+// memory that it names must stay as it is until an event that was recorded after it is done.
+//
+// Thread rule: any thread may call, several at once. Calls act in the device's primary context, which PyTorch
+// also uses, and leave the calling thread's current context as it was.
+//
+// Each call throws Error(kIo) where the driver reports a failure, with the call's name, its arguments and the
+// driver's words, and Error(kBudget) where the device has too little memory. After a fault of the device
+// itself (a kernel that touched what is not there) every later call fails, and only a new process helps.
+
+using DeviceAddress = std::uint64_t;
+
+struct DeviceInfo {
+  int index = 0;  // among the devices that this process may use
+  std::string name;
+  std::string pci_address;       // "0000:1b:00.0"
+  int major = 0, minor = 0;      // the compute capability
+  int multiprocessors = 0;       // of which each runs blocks of threads
+  int copy_engines = 0;          // how many copies may be under way at once
+  int driver = 0;                // the CUDA version that the driver speaks, as 13000
+  std::size_t memory = 0;        // in bytes
+  std::size_t extent_bytes = 0;  // physical memory is taken and mapped in multiples of it
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual const DeviceInfo& info() const = 0;
+  // The bytes that nobody has taken, this process and all others counted.
+  virtual std::size_t free_memory() const = 0;
+
+  // Physical memory, and the addresses under which it is seen. All sizes and addresses are multiples of
+  // info().extent_bytes. An extent is always mapped whole, and may be mapped at several addresses.
+  using Extent = std::uint64_t;
+  virtual Extent create_extent(std::size_t bytes) = 0;
+  virtual void release_extent(Extent extent) = 0;  // its memory is free when its last mapping ends, too
+  virtual DeviceAddress reserve_addresses(std::size_t bytes) = 0;
+  virtual void free_addresses(DeviceAddress address, std::size_t bytes) = 0;  // nothing is mapped there
+  // The bytes are those of the extent. The device may read and write there at once.
+  virtual void map(DeviceAddress address, std::size_t bytes, Extent extent) = 0;
+  // Ends the mapping of one extent. All work that was queued with these addresses must be done.
+  virtual void unmap(DeviceAddress address, std::size_t bytes) = 0;
+
+  // Host memory must be registered while copies of it are queued. It is present then, and never moves.
+  virtual void register_host(std::byte* memory, std::size_t bytes) = 0;
+  virtual void unregister_host(std::byte* memory) = 0;
+
+  struct EndStream {
+    Device* device;
+    void operator()(CUstream_st* stream) const { device->end(stream); }
+  };
+  struct EndEvent {
+    Device* device;
+    void operator()(CUevent_st* event) const { device->end(event); }
+  };
+  // They end before the device. A stream does not wait for the default one. Of an urgent stream the device
+  // begins work first. Work that is queued on a stream still runs when the stream has ended.
+  using Stream = std::unique_ptr<CUstream_st, EndStream>;
+  using Event = std::unique_ptr<CUevent_st, EndEvent>;
+  virtual Stream make_stream(bool urgent) = 0;
+  virtual Event make_event(bool timed = false) = 0;  // one that is timed costs more
+
+  // An event is done when everything is that was queued on the stream before it was recorded; one that was
+  // never recorded is done. Recording it again makes it mean the new place.
+  virtual void record(CUevent_st* event, CUstream_st* stream) = 0;
+  virtual void wait(CUstream_st* stream, CUevent_st* event) = 0;  // the stream waits, and not the caller
+  virtual bool is_done(CUevent_st* event) = 0;
+  virtual void synchronize(CUevent_st* event) = 0;  // the caller waits
+  virtual void synchronize(CUstream_st* stream) = 0;
+  virtual double seconds_between(CUevent_st* first, CUevent_st* second) = 0;  // both timed and done
+
+  virtual void copy_in(CUstream_st* stream, DeviceAddress to, const std::byte* from, std::size_t bytes) = 0;
+  virtual void copy_out(CUstream_st* stream, std::byte* to, DeviceAddress from, std::size_t bytes) = 0;
+  virtual void copy(CUstream_st* stream, DeviceAddress to, DeviceAddress from, std::size_t bytes) = 0;
+  virtual void fill(CUstream_st* stream, DeviceAddress to, std::byte value, std::size_t bytes) = 0;
+  // Calls the function, which calls nothing of CUDA, on a thread of the driver's.
+  virtual void call(CUstream_st* stream, void (*function)(void*), void* argument) = 0;
+  // A kernel of Sluice's by its name (core/cuda/kernel.h). It lives as long as the device. Throws
+  // Error(kNotFound) where the file of kernels is not there, or is of another build.
+  virtual CUfunc_st* kernel(const char* name) = 0;
+  // Runs the kernel in so many blocks of so many threads. `arguments` is its structure of arguments, which is
+  // copied.
+  virtual void launch(CUstream_st* stream, CUfunc_st* kernel, unsigned blocks, unsigned threads,
+                      const void* arguments) = 0;
+  // Whether what is queued on the stream becomes a graph, and is not run.
+  virtual bool is_capturing(CUstream_st* stream) = 0;
+
+ protected:
+  virtual void end(CUstream_st* stream) noexcept = 0;
+  virtual void end(CUevent_st* event) noexcept = 0;
+};
+
+// Opens a device by its index. It holds the device's primary context until it is destroyed. Throws
+// Error(kNotFound), with the remedy, where the plug-in or the driver is not there, or is too old; where the
+// process may use no device, or a smaller number of them than `index` asks for; and where the device lacks
+// what Sluice needs. Throws Error(kIo) where the device is busy or has failed. $SLUICE_CUDA_DRIVER names
+// another file than the driver's, which has its functions.
+std::unique_ptr<Device> open_device(int index);
+
+}  // namespace sluice

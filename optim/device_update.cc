@@ -1,0 +1,76 @@
+#include "optim/device_update.h"
+
+#include <algorithm>
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "optim/code_table.h"
+#include "optim/cuda/update.h"
+#include "optim/elementwise.h"
+
+namespace sluice::optim {
+namespace {
+
+CodeLines lines_of(CodeMap map) {
+  const CodeTable& table = code_table(map);
+  CodeLines lines;
+  std::copy_n(table.slopes.begin(), std::size(lines.slopes), lines.slopes);
+  std::copy_n(table.offsets.begin(), std::size(lines.offsets), lines.offsets);
+  std::copy(table.inverse_slopes.begin(), table.inverse_slopes.end(), lines.inverse_slopes);
+  std::copy(table.inverse_offsets.begin(), table.inverse_offsets.end(), lines.inverse_offsets);
+  return lines;
+}
+
+void set_factors(const ElementwiseUpdate& update, GpuUpdate& arguments) {
+  struct Set {
+    GpuUpdate& to;
+    void operator()(const AdamFactors& factors) { to.adam = factors; }
+    void operator()(const LionFactors& factors) { to.lion = factors; }
+    void operator()(const SgdFactors& factors) { to.sgd = factors; }
+  };
+  std::visit(Set{arguments}, update.factors);
+}
+
+}  // namespace
+
+DeviceUpdate::DeviceUpdate(Device& device, const Optimizer& optimizer)
+    : device_(device), optimizer_(optimizer) {
+  if (!optimizer.elementwise({}))
+    fail(ErrorCode::kInvalidArgument,
+         "{} cannot update on a GPU, since it looks at each parameter as a whole; update on the CPU, or "
+         "choose adamw, "
+         "adam, lion or sgd",
+         optimizer.name());
+}
+
+void DeviceUpdate::apply(CUstream_st* stream, const Hyperparameters& hyperparameters, const Span& span) {
+  check_span(optimizer_, hyperparameters, span);
+  check_values(optimizer_, span);
+  if (span.count == 0) return;
+  GpuUpdate update;
+  update.count = span.count;
+  update.gradient = span.gradient.data;
+  update.gradient_type = span.gradient.type;
+  update.master = span.master;
+  update.parameter = span.parameter.data;
+  update.parameter_type = span.parameter.type;
+  update.words = rounding_words(optimizer_, hyperparameters, span);
+  bool is_coded = false;
+  for (std::size_t i = 0; i < span.state.size(); ++i) {
+    const StatePart& part = span.state[i];
+    update.state[i] = {part.values.data, part.scales, part.values.type};
+    is_coded |= part.values.type == Dtype::kU8;
+    if (is_coded) update.lines[i] = lines_of(i == 0 ? CodeMap::kSigned : CodeMap::kUnsigned);
+  }
+  const ElementwiseUpdate how = optimizer_.elementwise(hyperparameters).value();
+  set_factors(how, update);
+  const std::string name = fmt::format("sluice_{}_{}_{}", how.name, is_coded ? "coded" : "plain",
+                                       span.master == nullptr ? "rounded" : "master");
+  CUfunc_st*& kernel = kernels_[name];
+  if (kernel == nullptr) kernel = device_.kernel(name.c_str());
+  const std::size_t blocks = divide_up(span.count, kGpuElements);
+  ensure(blocks <= INT32_MAX, "an update of {} elements in one call is more than a GPU takes", span.count);
+  device_.launch(stream, kernel, static_cast<unsigned>(blocks), kGpuThreads, &update);
+}
+
+}  // namespace sluice::optim

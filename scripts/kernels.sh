@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Makes the file of GPU kernels with CUDA's compiler alone, which is all that it needs: $NVCC, else nvcc of the PATH, else that of the
+# Python packages in .venv (scripts/setup.sh --cuda).
+#   scripts/kernels.sh FILE       makes it (libsluice_kernels.fatbin, beside libsluice_cuda.so)
+#   scripts/kernels.sh --id FILE  writes the header that tells the plug-in which sources the kernels are of
+# The file begins with the digest of the sources, and has code for sm_80, sm_90 and sm_100, and PTX for later ones.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+cd "$root"
+sources=(optim/cuda/update.cu)
+headers=(optim/cuda/update.h optim/arithmetic-inl.h optim/factors.h optim/code_table.h optim/eight_bit.h core/dtype.h core/random.h
+  core/cuda/kernel.h scripts/kernels.sh)
+id=$(cat "${sources[@]}" "${headers[@]}" | sha256sum | cut -d' ' -f1)
+if [[ "${1:-}" == --id ]]; then
+  printf '#pragma once\ninline constexpr const char* kKernelsId = "%s";\n' "$id" > "$2"
+  exit
+fi
+(($# == 1)) || { echo "kernels: name the file to make, as in build/lib/libsluice_kernels.fatbin" >&2; exit 2; }
+nvcc=${NVCC:-$(command -v nvcc || true)}
+[[ -n $nvcc ]] || nvcc=$(ls .venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc 2> /dev/null || true)
+[[ -n $nvcc ]] || { echo "kernels: there is no nvcc; scripts/setup.sh --cuda installs it" >&2; exit 1; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+# A sum that is contracted, a warning or a register that is spilled to memory ends it: the first would change bits, the last time.
+"$nvcc" -std=c++20 --expt-relaxed-constexpr --fmad=false -Werror all-warnings -Xptxas --warn-on-spills,--warning-as-error -I "$root" \
+  -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 -gencode 'arch=compute_100,code=[sm_100,compute_100]' \
+  --compress-mode=size --threads 2 --fatbin -o "$work/kernels" "${sources[@]}"
+{ printf %s "$id"; cat "$work/kernels"; } > "$work/file"
+mv "$work/file" "$1"

@@ -1,0 +1,54 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+// What tests ask of the fake driver (libsluice_fake_cuda.so): a driver without a GPU, strict and adversarial.
+//
+// It does a device's work inside driver calls alone, on the caller's thread, in an order that a schedule
+// chooses among those that CUDA allows. Between calls nobody can touch the device's memory: a touch by the
+// CPU is a fault. Memory begins as NaN. Each misuse is refused with CUDA's error, and is also remembered,
+// because a caller might not look at the error. A host function runs on a thread of its own while the call
+// that runs it waits; it must not wait for that caller.
+namespace sluice::fake_cuda {
+
+enum class Schedule {
+  kEarly,  // all work is done as soon as it may be
+  kLate,   // none is done before somebody waits for it, and then no more than that needs
+  kRandom  // at each call some of it is done, as a seed says
+};
+
+struct Settings {
+  Schedule schedule = Schedule::kEarly;
+  std::uint64_t seed = 0;
+  std::size_t memory = std::size_t{256} << 20;  // of the device
+  int devices = 1;
+  int driver = 13000;
+  int major = 9;                   // of the compute capability
+  bool has_virtual_memory = true;  // whether it can map memory where the caller wants it
+  int compute_mode = 0;            // as CUcomputemode
+  bool is_busy = false;            // whether another process has the device for itself
+};
+
+struct Counts {
+  std::map<std::string, std::uint64_t> calls;  // by function
+  std::uint64_t bytes_in = 0, bytes_out = 0, bytes_within = 0;
+};
+
+class Control {
+ public:
+  virtual ~Control() = default;
+  // Begins anew, with nothing alive, counted or remembered.
+  virtual void begin(const Settings& settings) = 0;
+  // The n-th call of a function from now on (0 is the next one) returns this result, and does nothing.
+  virtual void fail(const std::string& function, std::uint64_t n, int result) = 0;
+  virtual std::vector<std::string> take_misuses() = 0;
+  virtual std::vector<std::string> alive() = 0;  // what was made and not ended, as in "2 streams"
+  virtual Counts counts() = 0;
+  virtual std::uint64_t memory_taken() = 0;  // by extents, in bytes
+};
+
+}  // namespace sluice::fake_cuda
+
+extern "C" sluice::fake_cuda::Control* sluice_fake_cuda();

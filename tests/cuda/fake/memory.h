@@ -1,0 +1,104 @@
+#pragma once
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+namespace sluice::fake_cuda {
+
+inline constexpr std::size_t kGranularity = std::size_t{2} << 20;
+
+// Thrown by what a call does, with what the call returns.
+struct Refusal {
+  CUresult result;
+  std::string misuse;  // empty where the caller could not know
+};
+
+// The device's memory: extents, which are files without a name; addresses; which extent is seen where; and
+// the host memory that is registered.
+class Memory {
+ public:
+  explicit Memory(std::size_t bytes) : bytes_(bytes) {}
+  ~Memory();
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  std::uint64_t create(std::size_t bytes);
+  void release(std::uint64_t handle);
+  CUdeviceptr reserve(std::size_t bytes);
+  void free(CUdeviceptr address, std::size_t bytes);
+  void map(CUdeviceptr address, std::size_t bytes, std::uint64_t handle);
+  void unmap(CUdeviceptr address, std::size_t bytes);
+  void allow(CUdeviceptr address, std::size_t bytes);
+  void register_host(void* memory, std::size_t bytes);
+  void unregister_host(void* memory);
+
+  // Where the fake itself sees bytes of the device, which must be mapped, one extent after another.
+  // Calls use(its address, its size) for each piece.
+  template <class Use>
+  void pieces(CUdeviceptr address, std::size_t bytes, Use use) {
+    while (bytes > 0) {
+      const Mapping& mapping = mapping_of(address);
+      const std::size_t offset = address - mapping.address;
+      const std::size_t now = std::min(bytes, mapping.extent->bytes - offset);
+      use(mapping.extent->seen + offset, now);
+      address += now;
+      bytes -= now;
+    }
+  }
+  void expect_mapped(CUdeviceptr address, std::size_t bytes) {
+    pieces(address, bytes, [](std::byte*, std::size_t) {});
+  }
+  // While one lives, the CPU sees the device's memory under the device's addresses.
+  class Open {
+   public:
+    explicit Open(Memory& memory) : memory_(memory) { memory_.protect(true); }
+    ~Open() { memory_.protect(false); }
+    Open(const Open&) = delete;
+    Open& operator=(const Open&) = delete;
+
+   private:
+    Memory& memory_;
+  };
+  // The host memory must be registered, and present.
+  void expect_registered(const void* memory, std::size_t bytes) const;
+
+  std::size_t taken() const { return taken_; }
+  std::size_t free_bytes() const { return bytes_ - taken_; }
+  std::size_t extents() const { return handles_.size(); }
+  std::size_t reservations() const { return reservations_.size(); }
+  std::size_t mappings() const { return mappings_.size(); }
+  std::size_t registrations() const { return registered_.size(); }
+
+ private:
+  struct Extent {
+    Extent(std::size_t bytes, std::size_t& taken);
+    ~Extent();
+    Extent(const Extent&) = delete;
+    Extent& operator=(const Extent&) = delete;
+    std::size_t bytes;
+    std::size_t& taken;
+    int file;
+    std::byte* seen;
+  };
+  struct Mapping {
+    CUdeviceptr address;
+    std::shared_ptr<Extent> extent;
+    bool is_allowed;
+  };
+  const Mapping& mapping_of(CUdeviceptr address) const;
+  void protect(bool is_open) const;
+  bool is_free(CUdeviceptr address, std::size_t bytes) const;
+
+  std::size_t bytes_, taken_ = 0;
+  std::uint64_t next_handle_ = 1;
+  std::map<std::uint64_t, std::shared_ptr<Extent>> handles_;
+  std::map<CUdeviceptr, std::size_t> reservations_;
+  std::map<CUdeviceptr, Mapping> mappings_;
+  std::map<std::uintptr_t, std::size_t> registered_;
+};
+
+}  // namespace sluice::fake_cuda

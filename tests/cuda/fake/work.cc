@@ -1,0 +1,158 @@
+#include "cuda/fake/work.h"
+
+#include <algorithm>
+#include <array>
+
+#include "cuda/fake/memory.h"
+
+namespace sluice::fake_cuda {
+namespace {
+
+// So often an event that could be done says that it is not, where work is done late.
+constexpr int kLateQuestions = 3;
+// Of so many turns a stream takes as many as it is eager, in an order at random.
+constexpr unsigned kEagerness = 32;
+
+std::uint64_t number_of(const void* handle) { return reinterpret_cast<std::uint64_t>(handle); }
+
+}  // namespace
+
+CUstream Work::make_stream() {
+  Stream stream;
+  stream.eagerness = std::array{1U, kEagerness / 2, kEagerness}[random_() % 3];
+  streams_.emplace(next_, std::move(stream));
+  ++alive_streams_;
+  return reinterpret_cast<CUstream>(next_++);
+}
+CUevent Work::make_event(bool is_timed) {
+  events_.emplace(next_, std::make_shared<Event>(Event{is_timed}));
+  return reinterpret_cast<CUevent>(next_++);
+}
+
+Work::Stream& Work::find(CUstream stream) {
+  const auto found = streams_.find(number_of(stream));
+  if (stream == nullptr || found == streams_.end() || found->second.is_ended)
+    throw Refusal{CUDA_ERROR_INVALID_HANDLE, stream == nullptr
+                                                 ? "the default stream is used, which waits for all others"
+                                                 : "a stream is used that has ended"};
+  return found->second;
+}
+std::shared_ptr<Work::Event> Work::find(CUevent event) {
+  const auto found = events_.find(number_of(event));
+  if (found == events_.end()) throw Refusal{CUDA_ERROR_INVALID_HANDLE, "an event is used that has ended"};
+  return found->second;
+}
+
+void Work::end(CUstream stream) {
+  find(stream).is_ended = true;
+  --alive_streams_;
+}
+void Work::end(CUevent event) {
+  find(event);
+  events_.erase(number_of(event));
+}
+
+void Work::queue(CUstream stream, std::vector<Range> ranges, std::function<void()> run) {
+  Stream& s = find(stream);
+  s.queue.push_back({std::move(ranges), std::move(run), nullptr, nullptr, 0});
+  ++s.queued;
+}
+void Work::record(CUevent event, CUstream stream) {
+  Stream& s = find(stream);
+  const auto e = find(event);
+  e->questions = 0;
+  s.queue.push_back({{}, nullptr, e, nullptr, ++e->recorded});
+  ++s.queued;
+}
+void Work::wait(CUstream stream, CUevent event) {
+  Stream& s = find(stream);
+  const auto e = find(event);
+  s.queue.push_back({{}, nullptr, nullptr, e, e->recorded});
+  ++s.queued;
+}
+
+bool Work::can_run(const Stream& stream) const {
+  if (stream.queue.empty()) return false;
+  const Operation& first = stream.queue.front();
+  return !first.awaited || first.awaited->done >= first.turn;
+}
+
+void Work::run_next(Stream& stream) {
+  const Operation operation = std::move(stream.queue.front());
+  stream.queue.pop_front();
+  ++stream.done;
+  ++time_;
+  if (operation.run) operation.run();
+  if (!operation.recorded) return;
+  operation.recorded->done = std::max(operation.recorded->done, operation.turn);
+  operation.recorded->time = time_;
+}
+
+void Work::run_until(Stream& stream, std::uint64_t done) {
+  while (stream.done < done) {
+    const Operation& first = stream.queue.front();
+    if (first.awaited) run_until(*first.awaited, first.turn);
+    run_next(stream);
+  }
+}
+void Work::run_until(const Event& event, std::uint64_t turn) {
+  if (event.done >= turn) return;
+  for (auto& [number, stream] : streams_) {
+    std::uint64_t place = stream.done;
+    for (const Operation& operation : stream.queue) {
+      ++place;
+      if (operation.recorded.get() == &event && operation.turn >= turn) return run_until(stream, place);
+    }
+  }
+  throw Refusal{CUDA_ERROR_UNKNOWN, "an event is waited for that no stream has"};
+}
+
+// Does the next operation of each stream whose turn comes. Returns whether there was one.
+bool Work::run_some() {
+  bool has_run = false;
+  for (auto& [number, stream] : streams_) {
+    const bool is_due = schedule_ == Schedule::kEarly || random_() % kEagerness < stream.eagerness;
+    if (!is_due || !can_run(stream)) continue;
+    run_next(stream);
+    has_run = true;
+  }
+  return has_run;
+}
+
+void Work::turn() {
+  if (schedule_ == Schedule::kLate) return;
+  while (run_some()) {
+  }
+}
+
+bool Work::query(CUevent event) {
+  const auto e = find(event);
+  if (e->done < e->recorded && ++e->questions > kLateQuestions) run_until(*e, e->recorded);
+  return e->done >= e->recorded;
+}
+void Work::finish(CUevent event) {
+  const auto e = find(event);
+  run_until(*e, e->recorded);
+}
+void Work::finish(CUstream stream) {
+  Stream& s = find(stream);
+  run_until(s, s.queued);
+}
+
+double Work::milliseconds_between(CUevent first, CUevent second) {
+  const auto a = find(first), b = find(second);
+  if (!a->is_timed || !b->is_timed || a->recorded == 0 || b->recorded == 0)
+    throw Refusal{CUDA_ERROR_INVALID_HANDLE, "the time of an event is asked for that has none"};
+  if (a->done < a->recorded || b->done < b->recorded) throw Refusal{CUDA_ERROR_NOT_READY, {}};
+  return 1e-3 * (static_cast<double>(b->time) - static_cast<double>(a->time));
+}
+
+bool Work::uses(std::uint64_t begin, std::uint64_t end, bool is_host) const {
+  for (const auto& [number, stream] : streams_)
+    for (const Operation& operation : stream.queue)
+      for (const Range& range : operation.ranges)
+        if (range.is_host == is_host && range.begin < end && begin < range.end) return true;
+  return false;
+}
+
+}  // namespace sluice::fake_cuda

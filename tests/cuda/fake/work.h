@@ -1,0 +1,84 @@
+#pragma once
+#include <cuda.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "cuda/fake/control.h"
+
+namespace sluice::fake_cuda {
+
+// Memory that work has to do with, while the work is queued.
+struct Range {
+  std::uint64_t begin, end;
+  bool is_host;
+};
+
+// The streams, what is queued on them, and when it is done.
+class Work {
+ public:
+  explicit Work(const Settings& settings) : schedule_(settings.schedule), random_(settings.seed) {}
+
+  CUstream make_stream();
+  CUevent make_event(bool is_timed);
+  void end(CUstream stream);  // what is queued on it is done later
+  void end(CUevent event);
+
+  void queue(CUstream stream, std::vector<Range> ranges, std::function<void()> run);
+  void record(CUevent event, CUstream stream);
+  void wait(CUstream stream, CUevent event);
+  bool query(CUevent event);
+  void finish(CUevent event);
+  void finish(CUstream stream);
+  double milliseconds_between(CUevent first, CUevent second);
+
+  // Does what the schedule wants done at a call.
+  void turn();
+  // Whether queued work has to do with these bytes.
+  bool uses(std::uint64_t begin, std::uint64_t end, bool is_host) const;
+
+  std::size_t streams() const { return alive_streams_; }
+  std::size_t events() const { return events_.size(); }
+
+ private:
+  struct Event {
+    bool is_timed;
+    std::uint64_t recorded = 0, done = 0;  // how often
+    int questions = 0;                     // since it was recorded
+    std::uint64_t time = 0;                // when it was done, in operations
+  };
+  struct Operation {
+    std::vector<Range> ranges;
+    std::function<void()> run;
+    std::shared_ptr<Event> recorded, awaited;
+    std::uint64_t turn = 0;  // which recording of the event it is, or waits for
+  };
+  struct Stream {
+    std::deque<Operation> queue;
+    std::uint64_t queued = 0, done = 0;
+    bool is_ended = false;
+    unsigned eagerness = 0;
+  };
+  Stream& find(CUstream stream);
+  std::shared_ptr<Event> find(CUevent event);
+  bool can_run(const Stream& stream) const;
+  void run_next(Stream& stream);
+  void run_until(Stream& stream, std::uint64_t done);
+  void run_until(const Event& event, std::uint64_t turn);
+  bool run_some();
+
+  Schedule schedule_;
+  std::mt19937_64 random_;
+  std::uint64_t next_ = 1, time_ = 0;
+  std::size_t alive_streams_ = 0;
+  std::map<std::uint64_t, Stream> streams_;
+  std::map<std::uint64_t, std::shared_ptr<Event>> events_;
+};
+
+}  // namespace sluice::fake_cuda

@@ -1,0 +1,111 @@
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "cuda/gpu.h"
+#include "thrown.h"
+
+// How a device is opened, and refused.
+namespace sluice {
+namespace {
+
+using OpeningTest = GpuTest;
+
+// Names another driver for as long as it lives.
+class DriverAt {
+ public:
+  explicit DriverAt(const std::string& path) : before_(std::getenv("SLUICE_CUDA_DRIVER")) {
+    ::setenv("SLUICE_CUDA_DRIVER", path.c_str(), 1);
+  }
+  ~DriverAt() { ::setenv("SLUICE_CUDA_DRIVER", before_.c_str(), 1); }
+  DriverAt(const DriverAt&) = delete;
+  DriverAt& operator=(const DriverAt&) = delete;
+
+ private:
+  std::string before_;
+};
+
+TEST_F(OpeningTest, SaysWhatTheDeviceIs) {
+  const auto device = open_device(0);
+  const DeviceInfo& info = device->info();
+  EXPECT_EQ(info.index, 0);
+  EXPECT_NE(info.name, "");
+  EXPECT_EQ(info.pci_address.size(), std::string("0000:00:00.0").size());
+  EXPECT_GE(info.major, 8);
+  EXPECT_GE(info.driver, 13000);
+  EXPECT_GT(info.multiprocessors, 0);
+  EXPECT_GT(info.copy_engines, 0);
+  EXPECT_EQ(info.extent_bytes % 4096, 0U);
+  EXPECT_GT(info.memory, info.extent_bytes);
+  EXPECT_LE(device->free_memory(), info.memory);
+}
+
+TEST_F(OpeningTest, MissingDriversAreNamedWithTheRemedy) {
+  (void)fake();
+  const DriverAt elsewhere("/nowhere/libcuda.so.1");
+  expect_error(ErrorCode::kNotFound, {"/nowhere/libcuda.so.1", "580", "CPU"}, [] { open_device(0); });
+}
+
+TEST_F(OpeningTest, OtherLibrariesAreNoDrivers) {
+  (void)fake();
+  const DriverAt elsewhere("libm.so.6");
+  expect_error(ErrorCode::kNotFound, {"libm.so.6", "no function cuGetProcAddress_v2"},
+               [] { open_device(0); });
+}
+
+TEST_F(OpeningTest, UnfitDevicesAreRefused) {
+  SLUICE_NEEDS_THE_FAKE();
+  const auto refused = [&](fake_cuda::Settings settings, ErrorCode code,
+                           const std::vector<std::string>& parts, int index = 0) {
+    fake()->begin(settings);
+    expect_error(code, parts, [&] { open_device(index); });
+    EXPECT_EQ(fake()->alive(), std::vector<std::string>{});
+  };
+  refused({.driver = 12080}, ErrorCode::kNotFound, {"CUDA 12.8", "13.0 is needed", "580"});
+  refused({.devices = 0}, ErrorCode::kNotFound, {"finds none", "CUDA_VISIBLE_DEVICES"});
+  refused({.devices = 2}, ErrorCode::kNotFound, {"GPU 2 was asked for", "GPUs 0 to 1 alone"}, 2);
+  refused({.devices = 1}, ErrorCode::kNotFound, {"GPU -1 was asked for", "GPU 0 alone"}, -1);
+  refused({.major = 7}, ErrorCode::kNotFound, {"fake GPU", "capability 7.0", "8.0"});
+  refused({.has_virtual_memory = false}, ErrorCode::kNotFound, {"cannot map memory", "whole GPU"});
+  refused({.compute_mode = 2}, ErrorCode::kNotFound, {"prohibited", "nvidia-smi -c DEFAULT"});
+  refused({.is_busy = true}, ErrorCode::kIo, {"is busy", "another GPU"});
+}
+
+TEST_F(OpeningTest, FailuresOfTheDriverAreReportedAndNothingIsLeft) {
+  SLUICE_NEEDS_THE_FAKE();
+  for (const char* function : {"cuInit", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName",
+                               "cuDeviceGetPCIBusId", "cuDeviceGetAttribute", "cuDeviceTotalMem",
+                               "cuDevicePrimaryCtxRetain", "cuMemGetAllocationGranularity"}) {
+    fake()->begin({});
+    fake()->fail(function, 0, 999);
+    expect_error(ErrorCode::kIo, {"the GPU's driver", function, "CUDA_ERROR_UNKNOWN"},
+                 [] { open_device(0); });
+    EXPECT_EQ(fake()->alive(), std::vector<std::string>{}) << function;
+  }
+}
+
+TEST_F(OpeningTest, ThreadsNeedNoContextOfTheirOwn) {
+  const auto device = open_device(0);
+  std::thread([&] { EXPECT_GT(device->free_memory(), 0U); }).join();
+}
+
+TEST_F(OpeningTest, AForkedChildIsToldThatItHasNoDriver) {
+  SLUICE_NEEDS_THE_FAKE();
+  const auto device = open_device(0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    try {
+      (void)device->free_memory();
+    } catch (const Error& error) {
+      ::_exit(std::string(error.what()).find("NOT_INITIALIZED") != std::string::npos ? 0 : 2);
+    }
+    ::_exit(1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+}  // namespace
+}  // namespace sluice
