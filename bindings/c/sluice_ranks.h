@@ -19,9 +19,10 @@
  * - sluice_engine_get_values() hands in the parameters, and not their masters.
  * - sluice_engine_get_state() hands the state to the function of rank 0 alone.
  * - sluice_engine_step() waits until all updates are applied.
- * At every stage sluice_engine_save() writes a checkpoint on rank 0 alone, which holds the whole of
- * everything; `out` and `keep` of the other ranks are not used, and they get the folder of rank 0, too. Any
- * number of ranks can load it, each from a folder that it can read.
+ * At every stage sluice_engine_save() writes one checkpoint, which holds the whole of everything: all ranks
+ * write parts of it where they see rank 0's `out` under their own, otherwise rank 0 writes it alone. All
+ * return when it is whole, with the folder of rank 0; `keep` of the other ranks is not used. Any number of
+ * ranks can load it, each from a folder that it can read.
  *
  * Values: all ranks give the engine the same ones. sluice_ranks_broadcast() brings those of rank 0 to the
  * others. An edit is made alike by every rank, or the next sluice_engine_step() returns SLUICE_STATE on all
