@@ -54,6 +54,49 @@ def test_gloo_gives_the_same_bits(pools):
     assert trained(pools[3], links="gloo", stage=1) == trained(pools[1])
 
 
+def test_a_backward_pass_within_another_is_no_micro_batch(pools):
+    expected = trained(pools[1], clip=0.1)
+    for size, stage in ((1, None), (2, 2), (3, 0)):
+        options = {} if stage is None else {"stage": stage}
+        assert trained(pools[size], name="reentrant", clip=0.1, **options) == expected, f"{size} ranks"
+
+
+class Hidden(torch.autograd.Function):
+    """Computes a loss, and its backward pass, out of autograd's sight."""
+
+    @staticmethod
+    def forward(ctx, x, model):
+        with torch.enable_grad():
+            ctx.loss = model(x.detach()).square().mean()
+        return ctx.loss.detach()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.loss.backward(gradient)
+        return None, None
+
+
+def test_a_backward_pass_within_an_unknown_one_is_refused_and_not_counted():
+    torch.manual_seed(1)
+    x = torch.ones(4, 16, requires_grad=True)
+
+    def values(hidden):
+        torch.manual_seed(2)
+        model, optimizer = sluice.torch.wrap(
+            torch.nn.Linear(16, 4), sluice.SGD(lr=0.1), memory="4GiB", reserve="64MiB", reproducible=True, accumulate=1
+        )
+        for _ in range(hidden):
+            with pytest.raises(sluice.StateError, match="within another one of which Sluice knew nothing"):
+                Hidden.apply(x, model).backward()
+            optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        sluice.torch.close(model)
+        return model.weight.detach().clone()
+
+    assert torch.equal(values(2), values(0))
+
+
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("what, says", [
     ("early", "gradients are used after 1 micro-batches of rank 0, and a step has 2 of each rank"),
