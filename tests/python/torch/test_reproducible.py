@@ -138,6 +138,80 @@ def test_running_statistics_are_refused():
     sluice.torch.close(model)
 
 
+class Counting(torch.nn.Linear):
+    """Counts its calls in a buffer, in one of several ways."""
+
+    def __init__(self, how, persistent=True):
+        super().__init__(16, 16)
+        self.how = how
+        self.register_buffer("calls", torch.zeros(1), persistent=persistent)
+
+    def forward(self, x):
+        if self.how == "writes":
+            self.calls += 1
+        elif self.how == "replaces":
+            self.calls = self.calls + 1
+        return super().forward(x)
+
+
+def spectral():
+    module = torch.nn.utils.spectral_norm(torch.nn.Linear(16, 16))
+    with torch.no_grad():
+        module(torch.ones(1, 16))  # its weight is no view of a parameter then, so that it can be wrapped
+    return module
+
+
+def parametrized():
+    return torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(16, 16))
+
+
+def wrapped_last(module, train=True):
+    """A model whose last module that is, with one micro-batch of each step."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), module)
+    model[1].train(train)
+    given = {"memory": "4GiB", "reserve": "64MiB", "reproducible": True, "accumulate": 1}
+    return sluice.torch.wrap(model, sluice.AdamW(), **given)
+
+
+@pytest.mark.parametrize("make, says", [
+    (spectral, "'1' .Linear. has changed its buffer 'weight_[uv]'"),
+    (parametrized, "'1.parametrizations.weight.0' ._SpectralNorm. has changed its buffer '_[uv]'"),
+    (lambda: Counting("writes"), "'1' .Counting. has changed its buffer 'calls'"),
+    (lambda: Counting("replaces"), "'1' .Counting. has changed its buffer 'calls'"),
+])  # fmt: skip
+def test_buffers_that_a_forward_pass_changes_are_refused_while_it_trains(make, says):
+    model, _ = wrapped_last(make())
+    with pytest.raises(sluice.InvalidArgumentError, match=says):
+        model(torch.ones(4, 16))
+    model.eval()
+    model(torch.ones(4, 16))
+    sluice.torch.close(model)
+
+
+@pytest.mark.parametrize("module, train", [
+    (Counting("writes", persistent=False), True), (Counting("replaces", persistent=False), True), (Counting("none"), True),
+    (Counting("writes"), False),
+])  # fmt: skip
+def test_buffers_that_are_not_saved_or_do_not_change_or_do_not_train_are_not_refused(module, train):
+    model, optimizer = wrapped_last(module, train)
+    for _ in range(2):
+        model(torch.ones(4, 16)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        module.calls.fill_(7)  # outside of the forward pass
+    sluice.torch.close(model)
+
+
+@pytest.mark.parametrize("how", ["saved", "kept", "alike"])
+def test_buffers_that_differ_are_refused_on_all_ranks(pools, how):
+    for text in pools[2].call("buffer_of_rank", how=how):
+        if how == "alike":
+            assert text is None
+        else:
+            assert text.startswith("StateError: the buffer 'transformer.changed' of 'transformer' (GPT2Model) has other values on rank 1")
+
+
 def gradients_of(accumulate):
     """What is planned for the gradients of a model with one unit of 16 MiB."""
     given = {"reproducible": True, "accumulate": accumulate} if accumulate else {}

@@ -12,7 +12,7 @@ import torch
 
 from ..errors import StateError
 from ..optimizers import Optimizer as Settings
-from . import _acquire, _closing, _homes
+from . import _acquire, _buffers, _closing, _homes
 from ._backward import BackwardPasses
 from ._demand import Demand
 from ._engine import WrappedEngine
@@ -122,6 +122,8 @@ class Session:
 
     def _install(self, model: torch.nn.Module) -> None:
         self._hooks += _acquire.install(model, self.presence, self._saved, self._demand)
+        if self.engine.options.reproducible:
+            self._hooks += _buffers.watch(model, lambda: self._demand.estimating)
         self._hooks.append(model.register_forward_pre_hook(outside_of_graphs(self._enter)))
         self._hooks.append(model.register_forward_hook(outside_of_graphs(self._leave), always_call=True))
         for home in self.presence.homes:
@@ -192,7 +194,10 @@ class Session:
         backward only gradients that the user put there since are applied."""
         presence = self.presence
         presence.check_open("the model was closed, and its parameters are plain tensors; wrap it again")
+        reproducible = self.engine.options.reproducible
         with presence.lock:
+            if reproducible:
+                self._together.compare_buffers()
             self._exchange()
             got = [home for home in presence.homes if self._collect(home)]
             alone = self._together.ranks is None
@@ -206,7 +211,8 @@ class Session:
                     "backward() before"
                 )
             self._gradients.prepare()
-            self._together.share_buffers()
+            if not reproducible:
+                self._together.share_buffers()
 
     def _exchange(self) -> None:
         """Makes gradients plain that the user gave to other parameters, before any of them ends."""
