@@ -76,13 +76,17 @@ void TrainingRun::begin_metrics() {
     run_id_ = (again ? engine::read_run_id(settings_.out) : std::nullopt).value_or(engine::new_run_id());
   }
   run_id_ = ranks_.from_first(run_id_);
-  if (!settings_.metrics.empty())
-    metrics_.emplace(settings_.metrics, run_id_, settings_.resume ? std::optional(step_) : std::nullopt);
+  if (settings_.resume)
+    resume_metrics();
+  else if (!settings_.metrics.empty())
+    metrics_.emplace(settings_.metrics, run_id_, std::nullopt);
   if (ranks_.is_first() && !settings_.out.empty()) engine::write_run_id(settings_.out, run_id_);
 }
 
 void TrainingRun::resume_metrics() {
-  if (!settings_.metrics.empty()) metrics_.emplace(settings_.metrics, run_id_, step_);
+  if (settings_.metrics.empty()) return;
+  metrics_.emplace(settings_.metrics, run_id_, step_);
+  if (ranks_.is_first()) cut_metrics_of_absent_ranks(settings_.metrics, ranks_.size(), run_id_, step_);
 }
 
 TrainingRun::LoadingMemory TrainingRun::loading_memory(std::size_t charged) {

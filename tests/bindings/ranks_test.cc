@@ -283,6 +283,19 @@ TEST_F(RanksTest, EachHaveMetrics) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run.rank3.jsonl"));
 }
 
+TEST_F(RanksTest, ThatTakeNoPartAnyMoreKeepNoStepsThatAreDoneAgain) {
+  expect_done(run_sluice(words("run", 3, 4, "--save-every 2")));
+  std::filesystem::remove_all(folder_ / "run/step-00000004");
+  const Outcome fewer = run_sluice(words("run", 2, 3, "--resume"));
+  expect_done(fewer);
+  EXPECT_THAT(fewer.error, HasSubstr("run.rank2.jsonl"));
+  EXPECT_EQ(losses("run.rank2").size(), 2u);
+  expect_done(run_sluice(words("run", 3, 4, "--resume")));
+  const std::vector<Json> own = rows("run.rank2");
+  ASSERT_EQ(own.size(), 3u);  // steps 1, 2 and 4
+  EXPECT_EQ(own[2].at("step"), 4);
+}
+
 TEST_F(RanksTest, ThatCannotBeAreRefused) {
   const auto expect_refused = [&](int ranks, const std::string& flags, const std::string& part) {
     const Outcome outcome = run_sluice(words("refused", ranks, 3, flags));
