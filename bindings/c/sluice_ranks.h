@@ -64,6 +64,17 @@ SLUICE_API sluice_status sluice_ranks_memory(uint32_t ranks, int* descriptor);
 SLUICE_API sluice_status sluice_ranks_create_local(int descriptor, uint32_t rank,
                                                    const sluice_ranks_options* options, sluice_ranks** ranks);
 
+/* ---- ranks that mpirun or srun has started ---- */
+
+/* Joins as the rank that the launcher has made of this process. Collective: waits until all its processes
+ * have called it. `options` may be NULL. Ranks of one machine share memory, others exchange packets through
+ * MPI (Open MPI 4). A process calls it once, and does not use MPI otherwise. Where ranks are on several
+ * machines, the thread that has called it destroys the ranks, before the end of main(); MPI ends then.
+ * SLUICE_STATE where no launcher has started the process, where it has started only one, and where MPI was
+ * begun before; SLUICE_NOT_FOUND where libsluice_mpi.so or Open MPI is missing; SLUICE_IO where a rank does
+ * not come. */
+SLUICE_API sluice_status sluice_ranks_create_mpi(const sluice_ranks_options* options, sluice_ranks** ranks);
+
 /* ---- ranks that the caller connects ---- */
 
 /* Functions of the caller that move packets: short arrays of bytes, which arrive unchanged, once, and in
