@@ -84,7 +84,7 @@ inline Faults disk_faults_of(const RankFault& fault) {
   Faults faults;
   faults.seed = fault.random;
   const double rate = fault.random % 2 == 0 ? 0.01 : 0.1;
-  const std::uint64_t number = fault.random % 200;
+  const std::uint64_t number = fault.random % 60;
   switch (fault.kind) {
     case FaultOfRank::kFailedRead:
       faults.read_error = rate;
