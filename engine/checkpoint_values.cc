@@ -267,8 +267,24 @@ std::uint64_t CheckpointTensors::buffer_bytes(int ranks) const {
 }
 
 std::string CheckpointTensors::save(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
-                                    CheckpointWriter::Options options, const Json& run,
+                                    const CheckpointWriter::Options& options, const Json& run,
                                     const std::string& config, comm::Communicator* communicator) {
+  const std::string folder = write_own(engine, io, ledger, options, run, config, communicator);
+  if (communicator == nullptr) return folder;
+  try {
+    return exchange(*communicator, "the checkpoint that was written", folder,
+                    [&] { engine.serve_ranks(); })[0];
+  } catch (const Error& error) {
+    // It is whole. What has failed is said by the next call of all ranks, which cannot succeed either.
+    if (communicator->rank() == 0) return folder;
+    fail(error.code(), "{}; whether rank 0 had written the checkpoint of step {} by then, it says itself",
+         error.what(), options.step);
+  }
+}
+
+std::string CheckpointTensors::write_own(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
+                                         CheckpointWriter::Options options, const Json& run,
+                                         const std::string& config, comm::Communicator* communicator) {
   const bool is_first = communicator == nullptr || communicator->rank() == 0;
   const std::size_t all_buffers = options.buffer_bytes;
   // Regions are whole huge pages.

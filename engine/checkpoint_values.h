@@ -59,14 +59,19 @@ class CheckpointTensors {
   //
   // With a communicator it is collective. Where every rank sees rank 0's options.out under its own, each
   // writes a part of the files; otherwise the others send theirs to rank 0. Rank 0 alone commits; the others
-  // need no `run` and no `config`, return "" and may go on before that. An error of one ends the work of all.
+  // need no `run` and no `config`, wait for that, and return rank 0's folder. An error of one ends the work
+  // of all. Only while rank 0 commits can it end otherwise on the others than on rank 0; their error says so.
   std::string save(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
-                   CheckpointWriter::Options options, const Json& run, const std::string& config = "",
+                   const CheckpointWriter::Options& options, const Json& run, const std::string& config = "",
                    comm::Communicator* communicator = nullptr);
 
  private:
   using Put = std::function<void(std::size_t file, const StoredTensor& tensor, std::uint64_t first_byte,
                                  std::span<const std::byte> bytes)>;
+  // save() of this rank, without what rank 0 tells the others. Returns "" on them.
+  std::string write_own(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
+                        CheckpointWriter::Options options, const Json& run, const std::string& config,
+                        comm::Communicator* communicator);
   std::string write_all(Engine& engine, CheckpointWriter& writer, const Json& run);
   // writer: on rank 0 alone, and null on others.
   std::string write_together(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,

@@ -8,7 +8,9 @@ flipped bits, lost writes, truncation, delays. Then each fault that this machine
 ROUNDS (3) times: bits flipped in the swap file, or its end cut off, during the run; a file-size limit; a file system that others
 fill; io_uring forbidden; no locked memory; a run that is stopped and continued. A run must end with the bits of one without
 faults, or with an error; after an error, --resume must lead to those bits. Faults that the machine cannot produce are named. With
---ranks also runs of 2 to N ranks are hit, one rank of each (scripts/rank_faults.py). The exit status is 1 where a fault was silent.
+--ranks also runs of 2 to N ranks are hit, one rank of each (scripts/rank_faults.py), and before that build/bin/rank_fault_campaign injects
+faults at one rank of FAULTS / 10 short runs: at its disk, its connections, its checkpoints or its client. The exit status is 1 where a
+fault was silent.
 
 The programs are those in build/bin, or in bin of the folder that SLUICE_BUILD names."""
 import argparse
@@ -198,11 +200,11 @@ class RealFaults:
                  + (f" ({found[2]} came too late)" if found[2] else ""))
 
 
-def injected(faults, seed):
-    program = SLUICE.parent / "fault_campaign"
+def injected(name, count, seed):
+    program = SLUICE.parent / name
     if not program.exists():
         sys.exit(f"'{program}' is missing; scripts/build.sh builds it")
-    return subprocess.run([str(program), str(faults), str(seed)], check=False).returncode == 0
+    return subprocess.run([str(program), str(count), str(seed)], check=False).returncode == 0
 
 
 def main():
@@ -214,7 +216,10 @@ def main():
     parser.add_argument("--folder", help="a folder on a disk (O_DIRECT) for the runs; without it a temporary one")
     arguments = parser.parse_args()
     begin = time.monotonic()
-    if arguments.faults and not injected(arguments.faults, arguments.seed):
+    if arguments.faults and not injected("fault_campaign", arguments.faults, arguments.seed):
+        return 1
+    rounds = arguments.faults // 10 if arguments.ranks > 1 else 0
+    if rounds and not injected("rank_fault_campaign", rounds, arguments.seed):
         return 1
     if arguments.real:
         with tempfile.TemporaryDirectory(prefix="fault_campaign_", dir=arguments.folder) as folder:

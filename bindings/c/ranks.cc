@@ -82,6 +82,11 @@ sluice_ranks::sluice_ranks(std::unique_ptr<sluice::comm::Links> links,
       memory(std::move(the_memory)),
       communicator(std::move(links), deadlines, ledger) {}
 
+sluice_ranks::sluice_ranks(sluice::comm::LaunchedLinks launched, const sluice::comm::Deadlines& deadlines)
+    : link_bytes(launched.bytes),
+      mpi(std::move(launched.mpi)),
+      communicator(std::move(launched.host.links), deadlines, ledger) {}
+
 std::uint64_t sluice_ranks::bytes() const {
   return link_bytes + sluice::comm::Communicator::buffer_bytes(communicator.size());
 }
@@ -111,6 +116,24 @@ sluice_status sluice_ranks_create_local(int descriptor, uint32_t rank, const slu
                    rank, size - 1);
     auto links = sluice::comm::make_local_links(*memory, static_cast<int>(rank));
     out = new sluice_ranks(std::move(links), deadlines, bytes_of_rings(size), std::move(memory));
+  });
+}
+
+sluice_status sluice_ranks_create_mpi(const sluice_ranks_options* options, sluice_ranks** ranks) {
+  return guarded([&] {
+    sluice_ranks*& out = required(ranks, "ranks");
+    const sluice::comm::Deadlines deadlines = deadlines_of(options);
+    const auto launcher = sluice::comm::find_mpi_launcher();
+    if (!launcher)
+      sluice::fail(
+          sluice::ErrorCode::kState,
+          "no launcher of MPI has started this process; start it by mpirun or srun --mpi=pmix, or make "
+          "its ranks otherwise");
+    if (launcher->ranks == 1)
+      sluice::fail(sluice::ErrorCode::kState,
+                   "{} has started one process, which trains alone; state no ranks for its engine",
+                   launcher->name);
+    out = new sluice_ranks(sluice::comm::join_launched(*launcher, {}, kRing, deadlines.patience), deadlines);
   });
 }
 

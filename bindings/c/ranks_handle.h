@@ -7,6 +7,7 @@
 #include "allocator/ledger.h"
 #include "bindings/c/status.h"
 #include "comm/communicator.h"
+#include "comm/launched_links.h"
 #include "comm/links.h"
 #include "comm/local_links.h"
 
@@ -15,11 +16,13 @@ struct sluice_ranks {
   // link_bytes: what the process holds for the links, which are over `memory` where it is not null.
   sluice_ranks(std::unique_ptr<sluice::comm::Links> links, const sluice::comm::Deadlines& deadlines,
                std::uint64_t link_bytes, std::unique_ptr<sluice::comm::LocalMemory> memory = nullptr);
+  sluice_ranks(sluice::comm::LaunchedLinks launched, const sluice::comm::Deadlines& deadlines);
 
   std::uint64_t bytes() const;  // what the process holds for it in all
 
   const std::uint64_t link_bytes;
   const std::unique_ptr<sluice::comm::LocalMemory> memory;
+  const std::unique_ptr<sluice::comm::Mpi> mpi;  // whose links they are, where it is not null
   sluice::allocator::Ledger ledger;
   sluice::comm::Communicator communicator;
   std::atomic<bool> has_engine{false};

@@ -19,9 +19,10 @@
  * - sluice_engine_get_values() hands in the parameters, and not their masters.
  * - sluice_engine_get_state() hands the state to the function of rank 0 alone.
  * - sluice_engine_step() waits until all updates are applied.
- * At every stage sluice_engine_save() writes a checkpoint on rank 0 alone, which holds the whole of
- * everything; `out` and `keep` of the other ranks are not used, and they get the folder of rank 0, too. Any
- * number of ranks can load it, each from a folder that it can read.
+ * At every stage sluice_engine_save() writes one checkpoint, which holds the whole of everything: all ranks
+ * write parts of it where they see rank 0's `out` under their own, otherwise rank 0 writes it alone. All
+ * return when it is whole, with the folder of rank 0; `keep` of the other ranks is not used. Any number of
+ * ranks can load it, each from a folder that it can read.
  *
  * Values: all ranks give the engine the same ones. sluice_ranks_broadcast() brings those of rank 0 to the
  * others. An edit is made alike by every rank, or the next sluice_engine_step() returns SLUICE_STATE on all
@@ -62,6 +63,17 @@ SLUICE_API sluice_status sluice_ranks_memory(uint32_t ranks, int* descriptor);
  * SLUICE_STATE where the rank has joined before; SLUICE_CORRUPT where it is no such memory. */
 SLUICE_API sluice_status sluice_ranks_create_local(int descriptor, uint32_t rank,
                                                    const sluice_ranks_options* options, sluice_ranks** ranks);
+
+/* ---- ranks that mpirun or srun has started ---- */
+
+/* Joins as the rank that the launcher has made of this process. Collective: waits until all its processes
+ * have called it. `options` may be NULL. Ranks of one machine share memory, others exchange packets through
+ * MPI (Open MPI 4). A process calls it once, and does not use MPI otherwise. Where ranks are on several
+ * machines, the thread that has called it destroys the ranks, before the end of main(); MPI ends then.
+ * SLUICE_STATE where no launcher has started the process, where it has started only one, and where MPI was
+ * begun before; SLUICE_NOT_FOUND where libsluice_mpi.so or Open MPI is missing; SLUICE_IO where a rank does
+ * not come. */
+SLUICE_API sluice_status sluice_ranks_create_mpi(const sluice_ranks_options* options, sluice_ranks** ranks);
 
 /* ---- ranks that the caller connects ---- */
 

@@ -19,7 +19,7 @@ namespace sluice::c {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr const char *kSaving = "whether a checkpoint is saved", *kSaved = "the checkpoint that was saved";
+constexpr const char* kSaving = "whether a checkpoint is saved";
 using engine::ParameterId;
 
 allocator::Region stream_buffer(sluice_engine& e) {
@@ -132,8 +132,7 @@ std::string save_with_first(sluice_engine& e, const std::string& out, comm::Comm
   if (refused.contains("text"))
     fail(static_cast<ErrorCode>(refused.at("code").get<int>()), "rank 0 could not save: {}",
          refused.at("text").get<std::string>());
-  write_tensors(e, out, {}, &communicator);
-  return engine::exchange(communicator, kSaved, "")[0];
+  return write_tensors(e, out, {}, &communicator);
 }
 
 std::string save_as_first(sluice_engine& e, const std::string& out, std::uint64_t keep,
@@ -160,12 +159,10 @@ std::string save(sluice_engine& e, const std::string& out, std::uint64_t keep) {
   bool begun = false;
   try {
     check_between_steps(e, "saved");
-    const std::string folder = save_as_first(e, out, keep, [&] {
+    return save_as_first(e, out, keep, [&] {
       engine::exchange(*communicator, kSaving, "{}");
       begun = true;
     });
-    engine::exchange(*communicator, kSaved, folder);
-    return folder;
   } catch (const std::exception& error) {  // the other ranks wait for this one
     const auto* const own = dynamic_cast<const Error*>(&error);
     const ErrorCode code = own == nullptr ? ErrorCode::kInternal : own->code();

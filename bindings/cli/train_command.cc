@@ -21,6 +21,7 @@
 #include "core/system.h"
 #include "engine/machine/process.h"
 #include "models/run/machine_plan.h"
+#include "models/run/metrics.h"
 #include "models/run/recipe.h"
 
 namespace sluice::cli {
@@ -120,18 +121,12 @@ std::unique_ptr<Ranks> join_ranks(const TrainOptions& options) {
   return ranks;
 }
 
-// The file of a rank beside that of rank 0: "run.rank2.jsonl" beside "run.jsonl"; none beside a pipe or a
-// device. Makes its folder, which another host need not have.
-std::string file_of_rank(const std::string& first, int rank) {
-  const std::filesystem::path path = first;
-  std::error_code unknown;
-  const bool is_other =
-      std::filesystem::exists(path, unknown) && !std::filesystem::is_regular_file(path, unknown);
-  if (first.empty() || is_other) return {};
-  const std::string name = fmt::format("{}.rank{}{}", path.stem().string(), rank, path.extension().string());
+// The metrics of a rank that is not the first. Makes their folder, which another host need not have.
+std::string place_metrics(const std::string& first, int rank) {
+  const std::filesystem::path path = models::metrics_of_rank(first, rank);
   std::error_code ignored;  // what cannot be written is reported where that is tried
-  std::filesystem::create_directories(path.parent_path(), ignored);
-  return path.parent_path() / name;
+  if (!path.empty()) std::filesystem::create_directories(path.parent_path(), ignored);
+  return path;
 }
 
 // Where a rank that is not the first writes what is for the user, which rank 0 writes, too.
@@ -159,7 +154,7 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
     own.plan.ranks = {own.communicator->rank(), own.communicator->size()};
     own.communication_bytes = ranks->bytes();
     if (const int rank = own.communicator->rank(); rank > 0) {
-      own.metrics = file_of_rank(settings.metrics, rank);
+      own.metrics = place_metrics(settings.metrics, rank);
       own.profile.clear();
       unseen = nowhere();
       out = unseen.get();

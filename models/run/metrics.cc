@@ -5,14 +5,18 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <filesystem>
 #include <fstream>
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/log.h"
 
 namespace sluice::models {
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr int kVersion = 4;
 
@@ -79,12 +83,54 @@ nlohmann::ordered_json to_json(const StepReport& r, const std::string& run) {
   return row;
 }
 
+// The rank whose file that is beside `first`, rank 0's; nothing where it is none.
+std::optional<int> rank_of(const fs::path& file, const fs::path& first) {
+  const std::string name = file.filename(), begin = first.stem().string() + ".rank", end = first.extension();
+  if (!name.starts_with(begin) || !name.ends_with(end) || name.size() <= begin.size() + end.size()) return {};
+  const std::string number = name.substr(begin.size(), name.size() - begin.size() - end.size());
+  int rank = 0;
+  const auto [rest, error] = std::from_chars(number.data(), number.data() + number.size(), rank);
+  if (error != std::errc() || *rest != '\0' || metrics_of_rank(first, rank) != file) return {};
+  return rank;
+}
+
+void cut(const std::string& path, int rank, const std::string& run, std::uint64_t last_step) {
+  const std::uint64_t length = length_up_to(path, run, last_step);
+  if (length == fs::file_size(path)) return;
+  fs::resize_file(path, length);
+  log().info("the metrics of rank {}, which takes no part now, end at step {}: '{}'", rank, last_step, path);
+}
+
 }  // namespace
+
+std::string metrics_of_rank(const std::string& first, int rank) {
+  const fs::path path = first;
+  std::error_code unknown;
+  if (first.empty() || (fs::exists(path, unknown) && !fs::is_regular_file(path, unknown))) return {};
+  return path.parent_path() /
+         fmt::format("{}.rank{}{}", path.stem().string(), rank, path.extension().string());
+}
+
+void cut_metrics_of_absent_ranks(const std::string& first, int ranks, const std::string& run,
+                                 std::uint64_t resumed_step) {
+  const fs::path folder = fs::path(first).parent_path();
+  std::error_code unread;  // where the folder is none, there is nothing to cut
+  for (const auto& entry : fs::directory_iterator(folder.empty() ? "." : folder, unread)) {
+    const fs::path file = folder / entry.path().filename();
+    const std::optional<int> rank = rank_of(file, first);
+    if (!rank || *rank < ranks) continue;
+    try {
+      cut(file, *rank, run, resumed_step);
+    } catch (const std::exception& error) {
+      log().warn("the metrics of rank {}, which takes no part now, stay as they are: {}", *rank,
+                 error.what());
+    }
+  }
+}
 
 void refuse_other_metrics(const std::string& path) {
   std::error_code ignored;
-  if (!std::filesystem::is_regular_file(path, ignored) || std::filesystem::file_size(path, ignored) == 0)
-    return;
+  if (!fs::is_regular_file(path, ignored) || fs::file_size(path, ignored) == 0) return;
   fail(ErrorCode::kInvalidArgument,
        "the metrics file '{}' is there already; name another, remove it, or go on with that run by --resume",
        path);

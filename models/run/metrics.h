@@ -27,6 +27,16 @@ class MetricsFile {
   int descriptor_ = -1;
 };
 
+// The file of a rank beside that of rank 0: "run.rank2.jsonl" beside "run.jsonl"; none beside a pipe or a
+// device.
+std::string metrics_of_rank(const std::string& first, int rank);
+
+// Removes the lines of steps after `resumed_step` from files beside rank 0's that are of this run, and of
+// ranks that take no part in it now (`ranks` and higher). Says so of each. Warns of a file that is not this
+// run's, or cannot be shortened, and leaves it.
+void cut_metrics_of_absent_ranks(const std::string& first, int ranks, const std::string& run,
+                                 std::uint64_t resumed_step);
+
 // Throws Error(kInvalidArgument) where the file holds anything: a new run would mix its lines with it.
 void refuse_other_metrics(const std::string& path);
 

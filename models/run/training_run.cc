@@ -76,13 +76,17 @@ void TrainingRun::begin_metrics() {
     run_id_ = (again ? engine::read_run_id(settings_.out) : std::nullopt).value_or(engine::new_run_id());
   }
   run_id_ = ranks_.from_first(run_id_);
-  if (!settings_.metrics.empty())
-    metrics_.emplace(settings_.metrics, run_id_, settings_.resume ? std::optional(step_) : std::nullopt);
+  if (settings_.resume)
+    resume_metrics();
+  else if (!settings_.metrics.empty())
+    metrics_.emplace(settings_.metrics, run_id_, std::nullopt);
   if (ranks_.is_first() && !settings_.out.empty()) engine::write_run_id(settings_.out, run_id_);
 }
 
 void TrainingRun::resume_metrics() {
-  if (!settings_.metrics.empty()) metrics_.emplace(settings_.metrics, run_id_, step_);
+  if (settings_.metrics.empty()) return;
+  metrics_.emplace(settings_.metrics, run_id_, step_);
+  if (ranks_.is_first()) cut_metrics_of_absent_ranks(settings_.metrics, ranks_.size(), run_id_, step_);
 }
 
 TrainingRun::LoadingMemory TrainingRun::loading_memory(std::size_t charged) {
@@ -290,15 +294,14 @@ void TrainingRun::save() {
   engine_.settle();
   const auto begin = std::chrono::steady_clock::now();
   engine::CheckpointTensors tensors(engine_.layout(), *setup_.optimizer);
-  saved_step_ = step_;
-  const std::string folder = tensors.save(
+  checkpoint_ = tensors.save(
       engine_, *setup_.tools->io, assembly_.ledger(),
       {.out = settings_.out, .step = step_, .buffer_bytes = setup_.plan.checkpoint_buffers},
       run_record(setup_, {run_id_, step_, skipped_, next_sample_,
                           loss_scale_.is_dynamic() ? loss_scale_.state() : Json(), validation_}),
       config_to_hugging_face(setup_.config, settings_.dtype).dump(2) + "\n", ranks_.communicator());
+  saved_step_ = step_;
   if (!ranks_.is_first()) return;
-  checkpoint_ = folder;
   CheckpointReport report = checkpoint_report(begin);
   report.best = engine::best_checkpoint(engine::list_checkpoints(settings_.out));
   report.removed = engine::prune(settings_.out, settings_.keep,

@@ -283,6 +283,19 @@ TEST_F(RanksTest, EachHaveMetrics) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run.rank3.jsonl"));
 }
 
+TEST_F(RanksTest, ThatTakeNoPartAnyMoreKeepNoStepsThatAreDoneAgain) {
+  expect_done(run_sluice(words("run", 3, 4, "--save-every 2")));
+  std::filesystem::remove_all(folder_ / "run/step-00000004");
+  const Outcome fewer = run_sluice(words("run", 2, 3, "--resume"));
+  expect_done(fewer);
+  EXPECT_THAT(fewer.error, HasSubstr("run.rank2.jsonl"));
+  EXPECT_EQ(losses("run.rank2").size(), 2u);
+  expect_done(run_sluice(words("run", 3, 4, "--resume")));
+  const std::vector<Json> own = rows("run.rank2");
+  ASSERT_EQ(own.size(), 3u);  // steps 1, 2 and 4
+  EXPECT_EQ(own[2].at("step"), 4);
+}
+
 TEST_F(RanksTest, ThatCannotBeAreRefused) {
   const auto expect_refused = [&](int ranks, const std::string& flags, const std::string& part) {
     const Outcome outcome = run_sluice(words("refused", ranks, 3, flags));
@@ -326,11 +339,14 @@ class LostRankTest : public RanksTest {
   // A run of three ranks, some steps of which are done.
   std::unique_ptr<SluiceProcess> start(const std::string& flags = "") const {
     auto run = std::make_unique<SluiceProcess>(words("run", 3, 100000, "--stage 3 --save-every 2 " + flags));
-    const auto until = steady_clock::now() + std::chrono::seconds(60);
-    while (!std::filesystem::exists(folder_ / "run/step-00000002") && steady_clock::now() < until)
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    wait_for("run/step-00000002");
     EXPECT_EQ(children_of(run->pid()).size(), 2u) << run->error();
     return run;
+  }
+  void wait_for(const std::string& name) const {
+    const auto until = steady_clock::now() + std::chrono::seconds(60);
+    while (!std::filesystem::exists(folder_ / name) && steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
 };
 
@@ -343,6 +359,21 @@ TEST_F(LostRankTest, IsNamedAndEndsTheRun) {
   EXPECT_EQ(run->wait(), 1);
   EXPECT_THAT(run->error(), HasSubstr("rank 2"));
   EXPECT_FALSE(state_of(others[0]));
+}
+
+TEST_F(LostRankTest, LetsAllOthersNameTheLastCheckpoint) {
+  const auto run = start();
+  wait_for("run/step-00000004");  // so that all ranks know of the first one
+  const std::vector<pid_t> others = children_of(run->pid());
+  ASSERT_EQ(others.size(), 2u);
+  ::kill(others[1], SIGKILL);
+  ASSERT_TRUE(ends_within(run->pid(), std::chrono::seconds(20)));
+  std::istringstream lines(run->error());
+  int named = 0;
+  for (std::string line; std::getline(lines, line);)
+    named +=
+        line.find("the last checkpoint stands: '" + (folder_ / "run/step-")) == std::string::npos ? 0 : 1;
+  EXPECT_EQ(named, 2) << run->error();
 }
 
 // Ranks write a checkpoint together, so the death of any of them in a save leaves a part of one.

@@ -30,6 +30,10 @@ class FaultyLinks final : public Links {
 
   bool send(int to, std::span<const std::byte> head, std::span<const std::byte> body) override {
     auto& held = held_[static_cast<std::size_t>(to)];
+    if (to == faults_.cut_rank && sent_++ >= faults_.cut_after) {
+      held.clear();
+      return true;
+    }
     release(to, false);
     if (happens(faults_.refused) || held.size() >= kMostHeld) return false;
     if (held.empty() && !happens(faults_.held_back)) return inner_->send(to, head, body);
@@ -40,7 +44,7 @@ class FaultyLinks final : public Links {
     return true;
   }
   bool receive(int from, const std::function<void(std::span<const std::byte> packet)>& take) override {
-    return inner_->receive(from, take);
+    return !is_cut(from) && inner_->receive(from, take);
   }
   void wait(Clock::time_point until) override {
     for (int to = 0; to < inner_->size(); ++to) {
@@ -54,7 +58,9 @@ class FaultyLinks final : public Links {
     if (!happens(faults_.needless_return)) inner_->wait(until);
   }
   void wake() override { inner_->wake(); }
-  std::optional<Gone> gone(int rank) override { return inner_->gone(rank); }
+  std::optional<Gone> gone(int rank) override {
+    return is_cut(rank) ? Gone{false, "the connection with it was cut"} : inner_->gone(rank);
+  }
 
  private:
   static constexpr std::size_t kMostHeld = 32;
@@ -63,6 +69,7 @@ class FaultyLinks final : public Links {
     Clock::time_point due;
   };
 
+  bool is_cut(int rank) const { return rank == faults_.cut_rank && sent_ > faults_.cut_after; }
   bool happens(double probability) {
     return probability > 0 && std::uniform_real_distribution<double>(0, 1)(random_) < probability;
   }
@@ -85,6 +92,7 @@ class FaultyLinks final : public Links {
   const std::unique_ptr<Links> inner_;
   const LinkFaults faults_;
   std::mt19937_64 random_;
+  std::uint64_t sent_ = 0;                // packets to the rank with which the connection is to be cut
   std::vector<std::deque<Packet>> held_;  // by the other rank
 };
 

@@ -15,6 +15,9 @@ struct LinkFaults {
   unsigned most_microseconds = 0;       // how long a packet is held back at most
   std::size_t packet_bytes = SIZE_MAX;  // the most bytes of a packet
   double needless_return = 0;           // probability that a wait returns at once
+  // After so many packets to that rank the connection with it is cut, of which this end alone is told.
+  int cut_rank = -1;
+  std::uint64_t cut_after = 0;
 };
 // Makes links that forward to `inner`. Packets stay in order.
 std::unique_ptr<Links> make_faulty_links(std::unique_ptr<Links> inner, const LinkFaults& faults);

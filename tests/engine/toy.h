@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <span>
@@ -110,12 +111,15 @@ class Trainer {
   }
 
   float gradient_scale = 1;
+  std::size_t first_micro_batch = 0;    // of this rank in a step
+  std::function<void()> before_access;  // is called before each access, if it is there
 
  private:
   void group(std::size_t first, std::size_t count, std::vector<double>& losses) {
     const Access* waiting = nullptr;  // set while the tied unit is held and the head uses it
     const bool last_group = first + count == profile_.micro_batches;
     for (const Access& access : profile_.schedule) {
+      if (before_access) before_access();
       claim(access);
       engine_.acquire(access);
       const Layout& layout = engine_.layout();
@@ -161,7 +165,7 @@ class Trainer {
     if (access.gradient_use >= engine_.layout().spec(p).uses) return;
     const GradientTarget target = engine_.gradient(p, access.gradient_use, m);
     for (std::size_t i = 0; i < n; ++i) {
-      const float wanted = static_cast<float>((i * 31 + m * 17) % 101) * 0.01f;
+      const float wanted = static_cast<float>((i * 31 + (first_micro_batch + m) * 17) % 101) * 0.01f;
       const float gradient = gradient_scale * ((access.parameters ? value(values, i) : 0.3f) - wanted);
       target.data[i] = target.accumulate ? target.data[i] + gradient : gradient;
     }

@@ -1,8 +1,9 @@
-/* Trains one model with two ranks, which are processes that share memory. Each of them sees what is to be
- * learned through noise of its own; what they learn together has less of it. The optimizer's state is
- * partitioned.
+/* Trains one model with two ranks, which are processes that share memory, or with those that mpirun or srun
+ * has started, on any machines. Each of them sees what is to be learned through noise of its own; what they
+ * learn together has less of it. The optimizer's state is partitioned.
  *
  *   cc -std=c11 ranks.c $(pkg-config --cflags --libs sluice) -lm && ./a.out
+ *   mpirun -n 4 --host first:2,second:2 --bind-to none ./a.out mpi
  * or by the CMakeLists.txt beside this file.
  */
 #define _POSIX_C_SOURCE 200809L
@@ -15,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { RANKS = 2, ELEMENTS = 1 << 20, STEPS = 100 };
+enum { RANKS = 2, MOST_RANKS = 64, ELEMENTS = 1 << 20, STEPS = 100 };
 
 /* Every call of Sluice's can fail, and says why. An error of one rank ends the others, too. */
 static void check(sluice_status status) {
@@ -65,21 +66,22 @@ static void set_first_values(sluice_engine* engine, sluice_ranks* ranks, uint32_
   check(sluice_engine_set_values(engine, 0, sluice_read_values_from_arrays, &arrays));
 }
 
-static void train_step(sluice_engine* engine, uint32_t rank, uint32_t step, float* gradient) {
+/* `number` is another one for each step and rank. */
+static void train_step(sluice_engine* engine, uint32_t number, float* gradient) {
   check(sluice_engine_begin_step(engine, NULL));
   check(sluice_engine_acquire(engine, 0, SLUICE_GRADIENT));
   const void* data;
   check(sluice_engine_parameter(engine, 0, &data));
   const float* values = data;
   for (uint32_t i = 0; i < ELEMENTS; ++i)
-    gradient[i] = values[i] - (wanted(i) + noise((step * RANKS + rank + 1) * 7919u + i));
+    gradient[i] = values[i] - (wanted(i) + noise((number + 1) * 7919u + i));
   check(sluice_engine_add_gradient(engine, 0, gradient, SLUICE_F32));
   check(sluice_engine_release(engine, 0));
   const sluice_group_settings group = {sizeof group, 0.01, 0, NULL, 0};
   sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
   settings.groups = &group;
   settings.group_count = 1;
-  check(sluice_engine_step(engine, &settings, NULL)); /* waits for the other rank */
+  check(sluice_engine_step(engine, &settings, NULL)); /* waits for the other ranks */
 }
 
 /* Any rank may read values alone. */
@@ -100,37 +102,58 @@ static double distance(sluice_engine* engine, uint64_t* sum) {
   return sqrt(squares / ELEMENTS);
 }
 
-static int run(int memory, uint32_t rank) {
+static int same_on_all(sluice_ranks* ranks, uint32_t size, uint64_t sum) {
+  char* all;
+  size_t sizes[MOST_RANKS];
+  int same = 1;
+  check(sluice_ranks_exchange(ranks, "the sums of the values", &sum, sizeof(sum), &all, sizes));
+  for (uint32_t rank = 1; rank < size; ++rank)
+    same &= memcmp(all, all + rank * sizeof(sum), sizeof(sum)) == 0;
+  sluice_text_destroy(all);
+  return same;
+}
+
+static int run(sluice_ranks* ranks) {
+  uint32_t rank, size;
+  check(sluice_ranks_rank(ranks, &rank));
+  check(sluice_ranks_size(ranks, &size));
   float* array = malloc(ELEMENTS * sizeof(float));
-  if (array == NULL) return 1;
-  sluice_ranks* ranks;
-  check(sluice_ranks_create_local(memory, rank, NULL, &ranks));
+  if (array == NULL || size > MOST_RANKS) return 1;
   sluice_engine* engine = make_engine(ranks);
   set_first_values(engine, ranks, rank, array);
   uint64_t sum;
   const double before = distance(engine, &sum);
-  for (uint32_t step = 0; step < STEPS; ++step) train_step(engine, rank, step, array);
+  for (uint32_t step = 0; step < STEPS; ++step) train_step(engine, step * size + rank, array);
   const double after = distance(engine, &sum);
-  char* all;
-  size_t sizes[RANKS];
-  check(sluice_ranks_exchange(ranks, "the sums of the values", &sum, sizeof(sum), &all, sizes));
-  const int same = memcmp(all, all + sizeof(sum), sizeof(sum)) == 0;
-  sluice_text_destroy(all);
+  const int same = same_on_all(ranks, size, sum);
   if (rank == 0) printf("the distance was %.3f and is %.3f\n", before, after);
-  if (rank == 0 && same) printf("both ranks have the same values\n");
+  if (rank == 0 && same) printf("all %u ranks have the same values\n", size);
   sluice_engine_destroy(engine);
   sluice_ranks_destroy(ranks);
   free(array);
   return same && after < before / 2 ? 0 : 1;
 }
 
-int main(void) {
+static int run_in_memory(int memory, uint32_t rank) {
+  sluice_ranks* ranks;
+  check(sluice_ranks_create_local(memory, rank, NULL, &ranks));
+  return run(ranks);
+}
+
+static int run_as_launched(void) {
+  sluice_ranks* ranks;
+  check(sluice_ranks_create_mpi(NULL, &ranks));
+  return run(ranks);
+}
+
+int main(int count, char** words) {
+  if (count > 1 && strcmp(words[1], "mpi") == 0) return run_as_launched();
   int memory, failed = 0;
   check(sluice_ranks_memory(RANKS, &memory));
   pid_t children[RANKS];
   for (uint32_t rank = 0; rank < RANKS; ++rank) { /* before any sluice_ranks, which has threads */
     children[rank] = fork();
-    if (children[rank] == 0) exit(run(memory, rank));
+    if (children[rank] == 0) exit(run_in_memory(memory, rank));
     if (children[rank] < 0) return 1;
   }
   close(memory);

@@ -146,6 +146,27 @@ TEST_F(MetricsTest, ALineThatDoesNotFitIsTakenAwayAgain) {
   EXPECT_EQ(read_text_file(path_), before);
 }
 
+TEST_F(MetricsTest, OfRanksThatTakeNoPartAreCut) {
+  write(1, 6);
+  const std::string all = read_text_file(path_), other = "fedcba9876543210";
+  const std::string stem = path_.substr(0, path_.size() - 6);
+  const auto of = [&](const std::string& rank) { return stem + ".rank" + rank + ".jsonl"; };
+  for (const char* name : {"1", "2", "3", "3x", "03", ""}) std::ofstream(of(name)) << all;
+  MetricsFile(of("4"), other, std::nullopt).add(report(5));
+  const std::string of_other = read_text_file(of("4"));
+  cut_metrics_of_absent_ranks(path_, 2, kRun, 4);
+  const std::string until_4 = [&] {
+    std::string text;
+    for (std::size_t i = 0; i < 4; ++i) text += lines()[i] + "\n";
+    return text;
+  }();
+  for (const char* name : {"2", "3"}) EXPECT_EQ(read_text_file(of(name)), until_4) << name;
+  for (const char* name : {"1", "3x", "03", ""}) EXPECT_EQ(read_text_file(of(name)), all) << name;
+  EXPECT_EQ(read_text_file(of("4")), of_other);
+  EXPECT_EQ(read_text_file(path_), all);
+  for (const char* name : {"1", "2", "3", "3x", "03", "", "4"}) std::filesystem::remove(of(name));
+}
+
 TEST_F(MetricsTest, AFolderThatIsMissingIsNamed) {
   try {
     MetricsFile(path_ + "/nowhere/m.jsonl", kRun, std::nullopt);

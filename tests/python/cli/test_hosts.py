@@ -50,6 +50,16 @@ def results(folder, name, step):
     return losses, {p.name: p.read_bytes() for p in (folder / name / f"step-{step:08}").glob("*.safetensors")}
 
 
+def test_a_c_program_trains_between_hosts():
+    example = BUILD / "bin" / "c_example_of_ranks"
+    if not example.exists():
+        pytest.skip(f"{example} is not built")
+    done = subprocess.run(on_hosts(2, example, "mpi"), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "all 4 ranks have the same values" in done.stdout
+    assert done.stderr == ""  # MPI ends in order
+
+
 @pytest.mark.parametrize("stage, delay", [("0", "0ms"), ("2", "0ms"), ("3", "0ms"), ("1", "1.5ms")])
 def test_hosts_have_the_bits_of_one(tmp_path, stage, delay):
     if delay != "0ms" and not os.path.exists("/dev/net/tun"):

@@ -271,6 +271,23 @@ def unreproducible(what):
     return text, all(map(math.isfinite, losses))
 
 
+def buffer_of_rank(how):
+    """Buffers that the ranks change, alike or not, without a trace in their versions. Returns the error."""
+    model, optimizer = _wrapped("gpt2", "memory", reproducible=True, accumulate=SIZE)
+    model.transformer.register_buffer("changed", torch.zeros(4), persistent=how == "saved")
+    for step in range(2):
+        loss_of(model, "gpt2", 7).backward()
+        model.transformer.changed.data.fill_(step + (0 if how == "alike" else RANK))
+        try:
+            optimizer.step()
+        except sluice.Error as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            optimizer.zero_grad()
+    sluice.torch.close(model)
+    return None
+
+
 def fallback():
     """Trains where the last rank cannot open rank 0's memory. Returns what rank 0 is warned of."""
     opened = os.open

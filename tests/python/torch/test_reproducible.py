@@ -54,6 +54,49 @@ def test_gloo_gives_the_same_bits(pools):
     assert trained(pools[3], links="gloo", stage=1) == trained(pools[1])
 
 
+def test_a_backward_pass_within_another_is_no_micro_batch(pools):
+    expected = trained(pools[1], clip=0.1)
+    for size, stage in ((1, None), (2, 2), (3, 0)):
+        options = {} if stage is None else {"stage": stage}
+        assert trained(pools[size], name="reentrant", clip=0.1, **options) == expected, f"{size} ranks"
+
+
+class Hidden(torch.autograd.Function):
+    """Computes a loss, and its backward pass, out of autograd's sight."""
+
+    @staticmethod
+    def forward(ctx, x, model):
+        with torch.enable_grad():
+            ctx.loss = model(x.detach()).square().mean()
+        return ctx.loss.detach()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.loss.backward(gradient)
+        return None, None
+
+
+def test_a_backward_pass_within_an_unknown_one_is_refused_and_not_counted():
+    torch.manual_seed(1)
+    x = torch.ones(4, 16, requires_grad=True)
+
+    def values(hidden):
+        torch.manual_seed(2)
+        model, optimizer = sluice.torch.wrap(
+            torch.nn.Linear(16, 4), sluice.SGD(lr=0.1), memory="4GiB", reserve="64MiB", reproducible=True, accumulate=1
+        )
+        for _ in range(hidden):
+            with pytest.raises(sluice.StateError, match="within another one of which Sluice knew nothing"):
+                Hidden.apply(x, model).backward()
+            optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        sluice.torch.close(model)
+        return model.weight.detach().clone()
+
+    assert torch.equal(values(2), values(0))
+
+
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("what, says", [
     ("early", "gradients are used after 1 micro-batches of rank 0, and a step has 2 of each rank"),
@@ -93,6 +136,80 @@ def test_running_statistics_are_refused():
     with pytest.raises(sluice.InvalidArgumentError, match="'norm' .BatchNorm1d. keeps running statistics"):
         model.train()(torch.ones(4, 16))
     sluice.torch.close(model)
+
+
+class Counting(torch.nn.Linear):
+    """Counts its calls in a buffer, in one of several ways."""
+
+    def __init__(self, how, persistent=True):
+        super().__init__(16, 16)
+        self.how = how
+        self.register_buffer("calls", torch.zeros(1), persistent=persistent)
+
+    def forward(self, x):
+        if self.how == "writes":
+            self.calls += 1
+        elif self.how == "replaces":
+            self.calls = self.calls + 1
+        return super().forward(x)
+
+
+def spectral():
+    module = torch.nn.utils.spectral_norm(torch.nn.Linear(16, 16))
+    with torch.no_grad():
+        module(torch.ones(1, 16))  # its weight is no view of a parameter then, so that it can be wrapped
+    return module
+
+
+def parametrized():
+    return torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(16, 16))
+
+
+def wrapped_last(module, train=True):
+    """A model whose last module that is, with one micro-batch of each step."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), module)
+    model[1].train(train)
+    given = {"memory": "4GiB", "reserve": "64MiB", "reproducible": True, "accumulate": 1}
+    return sluice.torch.wrap(model, sluice.AdamW(), **given)
+
+
+@pytest.mark.parametrize("make, says", [
+    (spectral, "'1' .Linear. has changed its buffer 'weight_[uv]'"),
+    (parametrized, "'1.parametrizations.weight.0' ._SpectralNorm. has changed its buffer '_[uv]'"),
+    (lambda: Counting("writes"), "'1' .Counting. has changed its buffer 'calls'"),
+    (lambda: Counting("replaces"), "'1' .Counting. has changed its buffer 'calls'"),
+])  # fmt: skip
+def test_buffers_that_a_forward_pass_changes_are_refused_while_it_trains(make, says):
+    model, _ = wrapped_last(make())
+    with pytest.raises(sluice.InvalidArgumentError, match=says):
+        model(torch.ones(4, 16))
+    model.eval()
+    model(torch.ones(4, 16))
+    sluice.torch.close(model)
+
+
+@pytest.mark.parametrize("module, train", [
+    (Counting("writes", persistent=False), True), (Counting("replaces", persistent=False), True), (Counting("none"), True),
+    (Counting("writes"), False),
+])  # fmt: skip
+def test_buffers_that_are_not_saved_or_do_not_change_or_do_not_train_are_not_refused(module, train):
+    model, optimizer = wrapped_last(module, train)
+    for _ in range(2):
+        model(torch.ones(4, 16)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        module.calls.fill_(7)  # outside of the forward pass
+    sluice.torch.close(model)
+
+
+@pytest.mark.parametrize("how", ["saved", "kept", "alike"])
+def test_buffers_that_differ_are_refused_on_all_ranks(pools, how):
+    for text in pools[2].call("buffer_of_rank", how=how):
+        if how == "alike":
+            assert text is None
+        else:
+            assert text.startswith("StateError: the buffer 'transformer.changed' of 'transformer' (GPT2Model) has other values on rank 1")
 
 
 def gradients_of(accumulate):

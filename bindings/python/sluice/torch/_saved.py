@@ -108,9 +108,17 @@ class _Calls(threading.local):
 class SavedTensors:
     """The hooks of saved tensors of one wrapped model, in each thread that calls it. They keep the presence alive."""
 
-    def __init__(self, by_storage: Mapping[int, Home], use: Callable[[int], None], demand: Demand) -> None:
-        """by_storage: the homes by the addresses of their memory; use: makes a unit present; demand: plans for calls."""
+    def __init__(
+        self,
+        by_storage: Mapping[int, Home],
+        use: Callable[[int], None],
+        demand: Demand,
+        note: Callable[[], None] | None = None,
+    ) -> None:
+        """by_storage: the homes by the addresses of their memory; use: makes a unit present; demand: plans for calls; note: is
+        called before a backward pass gives its first gradient, wherever it has saved tensors or calls modules."""
         self.by_storage, self._use, self._demand = by_storage, use, demand
+        self._note = note
         self._calls = _Calls()
         self._open: set[_Scope] = set()  # the calls of all threads
 
@@ -135,6 +143,8 @@ class SavedTensors:
 
     def begin_module(self, module: torch.nn.Module) -> None:
         """Begins a call of one of the model's modules that have parameters, in this thread."""
+        if self._note is not None:
+            self._note()
         if scopes := self._calls.open:
             scopes[-1].begin_module(module)
 
@@ -174,6 +184,8 @@ class SavedTensors:
 
     def unpack(self, saved: Any) -> torch.Tensor:
         """Returns the tensor for what was kept of it."""
+        if self._note is not None:
+            self._note()
         if isinstance(saved, _Others):
             return saved.unpack(saved.kept)
         return _same_version(saved) if isinstance(saved, _Plain) else self._bring_in(saved)

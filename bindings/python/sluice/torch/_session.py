@@ -12,7 +12,8 @@ import torch
 
 from ..errors import StateError
 from ..optimizers import Optimizer as Settings
-from . import _acquire, _closing, _homes
+from . import _acquire, _buffers, _closing, _homes
+from ._backward import BackwardPasses
 from ._demand import Demand
 from ._engine import WrappedEngine
 from ._gradients import Gradient, Gradients
@@ -41,7 +42,9 @@ class Session:
         self.model = weakref.ref(model)
         self._hooks: list[Any] = []
         self._together = together
-        self._filling: int | None = None  # the backward pass at whose end gradients are completed
+        # Whose ends are told to end_backward(); None: nothing depends on them.
+        needed = together.ranks is not None or options.reproducible
+        self._passes = BackwardPasses(self.end_backward, options.reproducible) if needed else None
         self.engine = WrappedEngine(prepared.units, options)
         self._moving: Moving | None = Moving(model, self.engine)
         with self.undone_on_failure():
@@ -53,7 +56,8 @@ class Session:
                 self.model, self.engine, homes, keeper, self.engine.first_step, trainable, prepared.clip_value
             )
             self._demand = Demand(self.presence, prepared.stated, prepared.estimated is not None)
-            self._saved = SavedTensors(self.presence.by_storage, self.presence.use, self._demand)
+            note = self._passes.note if self._passes is not None else None
+            self._saved = SavedTensors(self.presence.by_storage, self.presence.use, self._demand, note)
             self._gradients = Gradients(self.presence)
             self._norms = running_norms(model) if options.reproducible else []
             self._install(model)
@@ -118,6 +122,8 @@ class Session:
 
     def _install(self, model: torch.nn.Module) -> None:
         self._hooks += _acquire.install(model, self.presence, self._saved, self._demand)
+        if self.engine.options.reproducible:
+            self._hooks += _buffers.watch(model, lambda: self._demand.estimating)
         self._hooks.append(model.register_forward_pre_hook(outside_of_graphs(self._enter)))
         self._hooks.append(model.register_forward_hook(outside_of_graphs(self._leave), always_call=True))
         for home in self.presence.homes:
@@ -149,7 +155,8 @@ class Session:
         """Comes after autograd made p.grad or added to it. Where another thread is about to add, that one takes it."""
         self._demand.freed()
         home, first_step = self.presence.by_id[id(parameter)], self.presence.first_step
-        self._at_end_of_backward()
+        if self._passes is not None:
+            self._passes.gave()
         with home.arrivals.end() as alone:
             gradient = parameter.grad
             if gradient is None or isinstance(gradient, Gradient) or not alone:
@@ -163,17 +170,6 @@ class Session:
                     "parameters that come and go; use torch.autograd.grad() on a model that is not wrapped"
                 )
             parameter.grad = self._gradients.put(home, gradient)
-
-    def _at_end_of_backward(self) -> None:
-        """Lets complete() come at the end of this backward pass, once."""
-        now = torch._C._current_graph_task_id()
-        needed = self._together.ranks is not None or self.engine.options.reproducible
-        if not needed or now == self._filling:
-            return
-        self._filling = now
-        torch.autograd.Variable._execution_engine.queue_callback(
-            functools.partial(_end_backward, weakref.ref(self))
-        )
 
     def end_backward(self) -> None:
         """Ends a micro-batch, where these are counted. Where others are ranks, each parameter then has a gradient: one of them may
@@ -198,7 +194,10 @@ class Session:
         backward only gradients that the user put there since are applied."""
         presence = self.presence
         presence.check_open("the model was closed, and its parameters are plain tensors; wrap it again")
+        reproducible = self.engine.options.reproducible
         with presence.lock:
+            if reproducible:
+                self._together.compare_buffers()
             self._exchange()
             got = [home for home in presence.homes if self._collect(home)]
             alone = self._together.ranks is None
@@ -212,7 +211,8 @@ class Session:
                     "backward() before"
                 )
             self._gradients.prepare()
-            self._together.share_buffers()
+            if not reproducible:
+                self._together.share_buffers()
 
     def _exchange(self) -> None:
         """Makes gradients plain that the user gave to other parameters, before any of them ends."""
@@ -246,11 +246,6 @@ class Session:
 def _before_gradient(arrivals: weakref.ref[_homes.Arrivals], gradient: torch.Tensor) -> None:
     if (alive := arrivals()) is not None:
         alive.begin()
-
-
-def _end_backward(session: weakref.ref[Session]) -> None:
-    if (alive := session()) is not None:
-        alive.end_backward()
 
 
 def _on_gradient(session: weakref.ref[Session], parameter: torch.nn.Parameter) -> None:

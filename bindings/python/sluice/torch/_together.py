@@ -98,11 +98,8 @@ class Together:
 
     def share_buffers(self) -> None:
         """Brings rank 0's values of the buffers that any rank has changed to all ranks."""
-        model = self._model()
-        if self.ranks is None or model is None:
-            return
-        buffers = {name: b for name, b in model.named_buffers() if b.numel() and not b.is_meta}
-        if not buffers and not self._seen:
+        buffers = self._buffers()
+        if self.ranks is None or not buffers and not self._seen:
             return
         # (Batch norm changes its buffers without a trace in their version counters.)
         changed = [i for i, (name, buffer) in enumerate(buffers.items()) if self._seen.get(name) != _digest(buffer)]
@@ -116,6 +113,30 @@ class Together:
         names = list(buffers)
         self._share("a buffer", (buffers[names[number]] for number in chosen))
         self._seen |= {names[number]: _digest(buffers[names[number]]) for number in chosen}
+
+    def compare_buffers(self) -> None:
+        """Refuses, on all ranks, buffers that are not the same on all of them."""
+        if self.ranks is None:
+            return
+        own = {name: [list(b.shape), str(b.dtype), _digest(b).hex()] for name, b in self._buffers().items()}
+        found = [json.loads(text) for text in self.ranks.exchange("buffers", json.dumps(own).encode())]
+        for rank, theirs in enumerate(found):
+            for name in sorted(theirs.keys() | found[0].keys()):
+                if theirs.get(name) != found[0].get(name):
+                    raise StateError(
+                        f"the buffer '{name}'{self._owner(name)} has other values on rank {rank} than on rank 0, and the model was "
+                        "wrapped with reproducible=True; let it depend neither on inputs nor on how many there were, or freeze "
+                        "what changes it by eval()"
+                    )
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        model = self._model()
+        return {} if model is None else {name: b for name, b in model.named_buffers() if b.numel() and not b.is_meta}
+
+    def _owner(self, buffer: str) -> str:
+        """Whose buffer that is, for messages."""
+        model, (module, _, _) = self._model(), buffer.rpartition(".")
+        return "" if model is None else f" of '{module}' ({type(model.get_submodule(module)).__name__})"
 
     def _compare(self, model: torch.nn.Module) -> None:
         """Refuses, on all ranks, a model that has other tensors on another rank, or has them without values."""
