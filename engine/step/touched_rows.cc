@@ -63,8 +63,11 @@ Packing TouchedRows::packing(UnitId unit, int use, std::vector<std::string> of_r
       if ((any[first_told + row / kBits] & bit_of(row)) != 0)
         pieces.push_back({begin + row * width, begin + (row + 1) * width});
     if (!by_rows(p, use)) pieces.push_back({begin, begin + elements});
+    const std::size_t end = begin + elements;
     begin += round_up(elements, kParameterAlignment);
+    pieces.push_back({end, begin});
   }
+  pieces.push_back({begin, use_elements(layout_, unit, use)});
   return Packing(pieces);
 }
 
