@@ -2,21 +2,23 @@
 """Measures how much processor time a step takes with several ranks of one thread on this machine, at each stage, beside one rank with as
 many threads as there are cores, which computes the same micro-batches.
 
-The processor's seconds are those of all processes of a run, user's and system's. A run of --steps steps less a run of one step gives those
-of a step, without what starting takes. The model has a vocabulary of bytes, so that all ranks fit. Sides take turns, and figures are medians over the rounds. Peak memory is the largest of a rank.
---json prints JSON.
+The processor's seconds are those of all processes of a run, user's and system's, from the end of its first step to the end of its last but
+one, for each step. The model has a vocabulary of bytes, so that all ranks fit. Sides take turns, and figures are medians over the rounds.
+Peak memory is rank 0's. --json prints JSON.
 
     python3 bench/python/processor_of_ranks.py --model gpt2-124m --batch 1 --seq 256 --accumulate 16 --ranks 8
 """
 import json
+import os
 import pathlib
 import random
-import resource
 import statistics
+import subprocess
 import sys
 import tempfile
+import time
 
-from side_by_side import CORES, ROOT, parser_of, sluice_steps, temporary_folder
+from side_by_side import CORES, ROOT, parser_of, temporary_folder
 
 
 def arguments():
@@ -26,25 +28,36 @@ def arguments():
     return parser.parse_args()
 
 
-def processor_seconds():
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime, used.ru_stime
+def processor_seconds(process):
+    """What the process and its children have used so far: the user's and the system's seconds."""
+    tick = os.sysconf("SC_CLK_TCK")
+    children = pathlib.Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    stats = [pathlib.Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split() for each in (process, *children)]
+    return [sum(int(stat[field]) for stat in stats) / tick for field in (11, 12)]
 
 
-def run(a, build, text, folder, steps, more):
-    """The processor's seconds of user and system, and the metrics of the steps after the first."""
-    before = processor_seconds()
-    rows = sluice_steps(folder, "--model", a.model, "--data", text, "--tokens", "bytes", "--batch", a.batch, "--seq", a.seq, "--accumulate", a.accumulate,
-                        "--dtype", a.dtype, "--steps", steps, *more, build=build)
-    return [after - earlier for after, earlier in zip(processor_seconds(), before, strict=True)], rows
+def wait_for_rows(process, metrics, count):
+    while process.poll() is None and (not metrics.exists() or metrics.read_text().count("\n") < count):
+        time.sleep(0.002)
+    if process.poll() is not None:
+        sys.exit(f"processor_of_ranks: sluice train ended with {process.returncode}")
 
 
 def side(a, build, text, folder, more):
     """The processor's seconds of a step, of user and of system."""
-    one, _ = run(a, build, text, folder, 1, more)
-    all_steps, rows = run(a, build, text, folder, a.steps, more)
-    each = [(later - first) / (a.steps - 1) for later, first in zip(all_steps, one, strict=True)]
-    return {"user": each[0], "system": each[1], "seconds": statistics.median(row["seconds"] for row in rows),
+    metrics = folder / "metrics.jsonl"
+    for earlier in folder.glob("metrics*.jsonl"):
+        earlier.unlink()
+    words = [build / "bin/sluice", "train", "--model", a.model, "--data", text, "--tokens", "bytes", "--batch", a.batch, "--seq", a.seq,
+             "--accumulate", a.accumulate, "--dtype", a.dtype, "--steps", a.steps + 2, "--eval-every", 0, "--progress", "none",
+             "--metrics", metrics, *more]
+    with subprocess.Popen([str(word) for word in words], stdout=subprocess.DEVNULL) as process:
+        wait_for_rows(process, metrics, 1)
+        before = processor_seconds(process.pid)
+        wait_for_rows(process, metrics, a.steps + 1)
+        each = [(after - earlier) / a.steps for after, earlier in zip(processor_seconds(process.pid), before, strict=True)]
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return {"user": each[0], "system": each[1], "seconds": statistics.median(row["seconds"] for row in rows[1:]),
             "peak": rows[-1]["peak_memory"]}
 
 
