@@ -1,5 +1,6 @@
 #include "core/transfers.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <utility>
@@ -76,9 +77,20 @@ bool TransferGroup::wait_for(std::chrono::microseconds time) const {
   return state_->none_open.wait_for(lock, time, [&] { return state_->open == 0; });
 }
 
+// Each call wakes this thread, which takes the processor from those that are waited for. So the longer calls
+// have found nothing to do, the fewer there are.
 void TransferGroup::wait(const std::function<void()>& meanwhile) {
-  constexpr std::chrono::microseconds kBetween{200};
-  while (meanwhile && !wait_for(kBetween)) meanwhile();
+  using std::chrono::microseconds;
+  using Clock = std::chrono::steady_clock;
+  constexpr microseconds kLeast{200}, kMost{2000}, kNothingToDo{50};
+  auto idle_since = Clock::now();
+  while (meanwhile) {
+    const auto idle = std::chrono::duration_cast<microseconds>(Clock::now() - idle_since);
+    if (wait_for(std::clamp(idle / 8, kLeast, kMost))) break;
+    const auto begin = Clock::now();
+    meanwhile();
+    if (const auto end = Clock::now(); end - begin > kNothingToDo) idle_since = end;
+  }
   wait();
 }
 

@@ -27,6 +27,9 @@ struct ParameterSpec {
   // unit has the whole parameter.
   std::size_t span_first = 0, span_elements = 0;
   bool by_elements = false;      // Muon leaves it to AdamW, as it should embeddings and heads
+  // Whether a micro-batch's gradient of the last use has values in no more rows than the micro-batch has
+  // tokens, and is 0 elsewhere, as that of an embedding.
+  bool by_tokens = false;
   std::size_t elements() const;  // of the span, or of the whole parameter
   std::size_t whole_elements() const;
   bool continues() const { return span_first > 0; }  // the unit before has the span before

@@ -48,13 +48,18 @@ std::vector<std::size_t> Ranks::borders(UnitId unit) const {
 }
 
 void Ranks::sum_gradient(UnitId unit, int use, std::span<const Array> sums, const comm::SumOrder& order,
-                         Done done) {
+                         const Packing* packing, Done done) {
   const std::string name = "the gradient of '" + layout_.units()[unit].name + "'";
   const std::uint64_t id = id_of(Purpose::kGradient, static_cast<std::uint64_t>(use) << 32 | unit);
   if (!partitioned_)
-    return communicator_.all_reduce(id, name, sums, use_elements(layout_, unit, use), order, std::move(done));
+    return communicator_.all_reduce(id, name, sums,
+                                    packing != nullptr ? packing->size() : use_elements(layout_, unit, use),
+                                    order, std::move(done));
   std::vector<std::size_t> parts = borders(unit);
-  for (std::size_t& border : parts) border = in_use(layout_, unit, use, border);
+  for (std::size_t& border : parts) {
+    border = in_use(layout_, unit, use, border);
+    if (packing != nullptr) border = packing->position(border);
+  }
   communicator_.reduce_scatter(id, name, sums, parts, order, std::move(done));
 }
 

@@ -9,6 +9,7 @@
 #include "core/dtype.h"
 #include "core/transfers.h"
 #include "engine/layout.h"
+#include "engine/packing.h"
 #include "engine/shards.h"
 #include "optim/optimizer.h"
 
@@ -35,9 +36,9 @@ class Ranks {
 
   // Adds up one use of the unit's gradients over all ranks, in f32. This rank gives as many arrays as `order`
   // says. Afterwards its own elements of the first one are sums; the rest is unspecified where state is
-  // partitioned.
+  // partitioned. packing: that of all arrays, on all ranks; null: they are whole.
   void sum_gradient(UnitId unit, int use, std::span<const Array> sums, const comm::SumOrder& order,
-                    Done done);
+                    const Packing* packing, Done done);
   // Adds up the gradient of a unit, or of one of its parameters, where every rank needs all elements.
   void sum_whole_gradient(UnitId unit, std::span<const Array> sums, const comm::SumOrder& order, Done done);
   void sum_whole_gradient_of(ParameterId parameter, std::span<const Array> sums, const comm::SumOrder& order,

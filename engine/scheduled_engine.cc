@@ -22,6 +22,7 @@ ScheduledEngine::ScheduledEngine(const Profile& profile, const Plan& plan, const
     : Engine(profile, plan, optimizer, resources),
       sums_(plan.reproducible, plan.ranks, profile.micro_batches),
       order_(sums_.order()),
+      touched_(layout(), profile, plan.ranks),
       finished_(profile.units.size()) {
   const std::size_t groups = divide_up(profile.micro_batches, plan.group);
   for (std::size_t group = 0; group < groups; ++group)
@@ -31,6 +32,10 @@ ScheduledEngine::ScheduledEngine(const Profile& profile, const Plan& plan, const
     }
   for (ParameterId p = 0; p < layout().parameters(); ++p)
     written_.emplace_back(static_cast<std::size_t>(layout().spec(p).uses));
+  for (auto access = accesses_.begin(); access != accesses_.end(); ++access)
+    ends_use_.push_back(std::none_of(access + 1, accesses_.end(), [&](const Access& later) {
+      return later.unit == access->unit && later.gradient_use == access->gradient_use;
+    }));
   core().set_schedule(accesses_);
 }
 
@@ -49,6 +54,7 @@ void ScheduledEngine::begin_step(const StepSettings& settings) {
     c.gradients.drop_all();
     for (auto& uses : written_) std::ranges::fill(uses, Written{});
     std::fill(finished_.begin(), finished_.end(), false);
+    touched_.begin_step();
     not_finite_.reset();
     unforeseen_ = needed_first_;
   });
@@ -84,7 +90,7 @@ void ScheduledEngine::acquire(const Access& asked) {
     for (const Held& h : held_) waiting_from += waiting(h.access);
     ensure((waiting_from + waiting(access)) * sizeof(float) <= c.plan.sums_bytes,
            "gradients of '{}' wait to be added while too many others do", c.name_of(access.unit));
-    held_.push_back({access, waiting_from});
+    held_.push_back({access, waiting_from, ends_use_[position_]});
     ++position_;
     c.pager.prefetch(c.plan.prefetch);
     c.queue.advance();
@@ -109,14 +115,29 @@ void ScheduledEngine::release(const Access& access) {
     if (released.access.parameters) c.pager.release(c.parameters[released.access.unit]);
     if (released.access.final)
       begin_sum(released);
-    else if (released.access.gradient_use >= 0)
+    else if (released.access.gradient_use >= 0) {
+      begin_early_sum(released);
       store_gradient(released);
+    }
     finish_sums(kAny);
     c.queue.advance();
   });
 }
 
 GradientTarget ScheduledEngine::gradient(ParameterId parameter, int use, std::size_t micro_batch) {
+  if (touched_.by_rows(parameter, use))
+    refuse(ErrorCode::kState, "the gradient of '{}' is written, and not said in which rows",
+           layout().spec(parameter).name);
+  return target(parameter, use, micro_batch);
+}
+
+GradientTarget ScheduledEngine::gradient_of_rows(ParameterId parameter, int use, std::size_t micro_batch,
+                                                 std::span<const std::int32_t> rows) {
+  if (touched_.by_rows(parameter, use)) touched_.touch(parameter, rows);
+  return target(parameter, use, micro_batch);
+}
+
+GradientTarget ScheduledEngine::target(ParameterId parameter, int use, std::size_t micro_batch) {
   return core().guarded([&](Core& c) {
     const UnitId unit = layout().location(parameter).unit;
     const ParameterSpec& spec = layout().spec(parameter);
@@ -174,137 +195,6 @@ void ScheduledEngine::store_gradient(const Held& held) {
     c.pager.release(holdings[i]);
     if (i >= sums) c.pager.discard(holdings[i]);
   }
-}
-
-// Adds what this rank has of the unit's gradient, which then waits for the other ranks, where there are any.
-void ScheduledEngine::begin_sum(const Held& held) {
-  Core& c = core();
-  const UnitId unit = held.access.unit;
-  // No access of this step needs the parameters any more, so that nobody reads a shard while it is updated.
-  if (c.partitions_parameters(unit)) c.pager.outdate(c.parameters[unit]);
-  for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p)
-    for (int use = 0; use < layout().spec(p).uses; ++use) {
-      add_waiting(p, use, held.waiting_from);
-      const std::optional<std::size_t>& last = written_[p][static_cast<std::size_t>(use)].last;
-      ensure(!sums_.pairwise() || !last || *last + 1 == sums_.count(),
-             "the last micro-batch wrote no gradient of '{}'", layout().spec(p).name);
-      if (!last) fill_sums(p, use, held.waiting_from);
-    }
-  if (!sums_.pairwise()) add_uses(unit);
-  Sum& sum = sums_of_ranks_.emplace_back(Sum{held, position_, {}});
-  if (c.ranks) sum_uses(held, sum.group);
-  // Where a rank gives several sums, all but the first may be where the next access puts its own.
-  if (own_sums() > 1) return finish_sums(std::nullopt);
-  finish_sums(c.plan.sums_beside ? 1 : 0);
-}
-
-std::size_t ScheduledEngine::own_sums() const {
-  return order_.arrays[static_cast<std::size_t>(core().plan.ranks.rank)];
-}
-
-// The gradient is 0 where nothing was written.
-void ScheduledEngine::fill_sums(ParameterId parameter, int use, std::size_t waiting_from) {
-  const Layout::Location& location = layout().location(parameter);
-  const std::size_t offset = core().gradients.offset(parameter, use);
-  for (std::size_t below = 0; below < own_sums(); ++below) {
-    float* const sum = core().gradients.sum(location.unit, use, below, waiting_from);
-    kernels::fill(core().resources.threads, location.elements, 0.0f, {sum + offset, Dtype::kF32});
-  }
-}
-
-void ScheduledEngine::add_uses(UnitId unit) {
-  Core& c = core();
-  for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p)
-    for (int use = 1; use < layout().spec(p).uses; ++use) {
-      const Array sum = {c.gradients.data(p, 0), Dtype::kF32};
-      kernels::add(c.resources.threads, layout().location(p).elements, sum,
-                   {c.gradients.data(p, use), Dtype::kF32}, sum);
-    }
-}
-
-// Begins the sums over ranks: of the first use, to which the others were added; or, where sums are pairwise,
-// of each use.
-void ScheduledEngine::sum_uses(const Held& held, TransferGroup& group) {
-  Core& c = core();
-  const UnitId unit = held.access.unit;
-  for (int use = 0; use < (sums_.pairwise() ? c.gradients.uses(unit) : 1); ++use) {
-    std::vector<Array> arrays;
-    for (std::size_t below = 0; below < own_sums(); ++below)
-      arrays.push_back({c.gradients.sum(unit, use, below, held.waiting_from), Dtype::kF32});
-    c.ranks->sum_gradient(unit, use, arrays, order_, group.add());
-  }
-}
-
-std::size_t ScheduledEngine::sums_in_frames() const {
-  return static_cast<std::size_t>(std::ranges::count_if(sums_of_ranks_, [&](const Sum& sum) {
-    return !core().plan.units[sum.held.access.unit].resident(Part::kGradient);
-  }));
-}
-
-// Makes gradients final in the order in which their sums began, as far as the ranks have added them up. Waits
-// until no more than so many others are under frames; nothing: until all are final.
-void ScheduledEngine::finish_sums(std::optional<std::size_t> may_go_on) {
-  Core& c = core();
-  while (!sums_of_ranks_.empty()) {
-    Sum& first = sums_of_ranks_.front();
-    if (!first.group.finished()) {
-      if (may_go_on && sums_in_frames() <= *may_go_on) return;
-      c.waits.during(Waits::For::kRanks, "the gradient of " + c.name_of(first.held.access.unit),
-                     [&] { first.group.wait([&] { c.serve_ranks(); }); });
-    }
-    first.group.wait();
-    const Held held = first.held;
-    sums_of_ranks_.pop_front();
-    finish_gradient(held);
-  }
-}
-
-void ScheduledEngine::finish_gradient(const Held& held) {
-  Core& c = core();
-  const UnitId unit = held.access.unit;
-  if (sums_.pairwise()) add_uses(unit);
-  const HoldingId gradient = c.gradients.holding(unit, 0);
-  for (int use = 0; use < c.gradients.uses(unit); ++use)
-    for (const HoldingId other : c.gradients.holdings(unit, use)) {
-      if (other == gradient) continue;
-      c.pager.release(other);
-      c.pager.discard(other);
-    }
-  const auto bad = round_gradient(unit);
-  if (!not_finite_) not_finite_ = bad;
-  if (!c.plan.clip && not_finite_)
-    fail(ErrorCode::kNotFinite, "the gradient of '{}' is not finite", layout().spec(*not_finite_).name);
-  const UnitRange units = c.together(unit);
-  if (!c.plan.clip && units.size() == 1) {
-    enqueue(units);
-    return c.pager.release(gradient);
-  }
-  if (c.gradient_shards.has(unit)) {
-    std::memcpy(c.gradient_shards.data(unit), c.pager.data(gradient),
-                c.own(unit).size() * size_of(c.gradients.final_type(unit)));
-    c.pager.release(gradient);
-    c.pager.discard(gradient);
-  } else {
-    c.pager.written(gradient, final_gradient_bytes(c.own(unit).size(), c.gradients.final_type(unit)));
-    c.pager.park(gradient);  // the update streams it from its record if it has left memory
-    c.pager.release(gradient);
-  }
-  finished_[unit] = true;
-  if (!c.plan.clip && have_final_gradients(units)) enqueue(units);
-}
-
-// Rounds the gradient in place. It then begins with the first element that this rank updates. Returns a
-// parameter whose gradient is not finite.
-std::optional<ParameterId> ScheduledEngine::round_gradient(UnitId unit) {
-  Core& c = core();
-  Threads& threads = c.resources.threads;
-  float* const base = c.gradients.sum(unit, 0, 0, 0);
-  const ElementRange own = c.own(unit);
-  std::memmove(base, base + own.begin, own.size() * sizeof(float));
-  kernels::narrow_in_place(threads, own.size(), base, c.gradients.final_type(unit));
-  for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p)
-    c.gradients.sum_squares_of(threads, p, base, own);
-  return c.gradients.not_finite(unit);
 }
 
 bool ScheduledEngine::have_final_gradients(UnitRange units) const {

@@ -8,7 +8,9 @@
 #include "comm/sums.h"
 #include "core/transfers.h"
 #include "engine/engine.h"
+#include "engine/packing.h"
 #include "engine/plan/micro_batch_sums.h"
+#include "engine/step/touched_rows.h"
 
 namespace sluice::engine {
 
@@ -36,6 +38,9 @@ class ScheduledEngine final : public Engine {
   // micro_batch is an index within the step, which ascends for each use. REQUIRES: the unit is acquired with
   // that gradient use.
   GradientTarget gradient(ParameterId parameter, int use, std::size_t micro_batch);
+  // The same for the last use of a parameter that is by_tokens: the gradient is 0 in all other rows.
+  GradientTarget gradient_of_rows(ParameterId parameter, int use, std::size_t micro_batch,
+                                  std::span<const std::int32_t> rows);
   // Ends the step, after the last group. Throws Error(kNotFinite) that names a parameter whose gradient is
   // not finite: where updates wait for step(), no parameter was changed and the engine goes on. Where they do
   // not wait, release() of that gradient throws, and the engine has failed.
@@ -63,6 +68,7 @@ class ScheduledEngine final : public Engine {
   struct Held {
     Access access;
     std::size_t waiting_from;  // where its gradients that wait to be added are; see Gradients::sum()
+    bool ends_use = false;     // no later access writes that use of the gradient
   };
   Held take_held(const Access& access);
   void add_waiting(ParameterId parameter, int use, std::size_t waiting_from);
@@ -71,17 +77,23 @@ class ScheduledEngine final : public Engine {
   struct Sum {
     Held held;
     std::size_t position;  // of the next access, when the sum began
-    TransferGroup group;
+    TransferGroup group{};
+    std::vector<std::optional<Packing>> packings{};  // of the uses whose sums have begun, from the first on
   };
+  GradientTarget target(ParameterId parameter, int use, std::size_t micro_batch);
   void begin_sum(const Held& held);
+  void begin_early_sum(const Held& held);
+  void begin_use(Sum& sum);
+  void end_writing(UnitId unit, int use, std::size_t waiting_from);
   void fill_sums(ParameterId parameter, int use, std::size_t waiting_from);
   // How many sums of a gradient this rank gives.
   std::size_t own_sums() const;
   void add_uses(UnitId unit);
-  void sum_uses(const Held& held, TransferGroup& group);
+  std::optional<Packing> pack(UnitId unit, int use, const std::vector<Array>& arrays);
   void finish_sums(std::optional<std::size_t> may_go_on);
   std::size_t sums_in_frames() const;
-  void finish_gradient(const Held& held);
+  void finish_gradient(const Sum& sum);
+  void unpack(const Sum& sum);
   std::optional<ParameterId> round_gradient(UnitId unit);
   bool have_final_gradients(UnitRange units) const;
   void enqueue(UnitRange units);
@@ -97,8 +109,11 @@ class ScheduledEngine final : public Engine {
     bool waits = false;               // to be added
   };
   std::vector<std::vector<Written>> written_;  // by parameter and use
-  std::list<Sum> sums_of_ranks_;               // in the order in which they began
-  std::vector<bool> finished_;                 // by unit: whether its gradient is final
+  std::list<Sum> sums_of_ranks_;               // of whole gradients, in the order in which they began
+  std::list<Sum> early_sums_;                  // of uses that are final before others of their gradients
+  std::vector<bool> ends_use_;                 // by access of a step
+  TouchedRows touched_;
+  std::vector<bool> finished_;             // by unit: whether its gradient is final
   std::optional<ParameterId> not_finite_;  // the first parameter of this step whose gradient is not finite
   std::vector<UnitId> needed_first_;       // units whose state is read ahead, the last one needed first
   std::vector<UnitId> unforeseen_;         // those of them that are still to be foreseen in this step

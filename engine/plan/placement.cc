@@ -81,6 +81,8 @@ void Placement::find_positions() {
     Positions& at = units_[access.unit].at;
     at.last = i;
     at.writes += access.gradient_use >= 0 ? 1 : 0;
+    at.last_writes.resize(std::max(at.last_writes.size(), static_cast<std::size_t>(access.gradient_use + 1)));
+    if (access.gradient_use >= 0) at.last_writes[static_cast<std::size_t>(access.gradient_use)] = i;
     if (access.parameters) at.parameters.push_back(i);
     if (access.gradient_use >= 0 || access.final) at.gradient.push_back(i);
   }

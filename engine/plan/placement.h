@@ -69,10 +69,12 @@ class Placement {
 
   // The bytes that this rank receives from the others for a unit in one step.
   struct Received {
-    std::uint64_t gradient = 0;    // for the sum of its gradient
+    std::uint64_t gradient = 0;    // for the sum of its gradient, once all of it is final
+    std::uint64_t early = 0;       // for uses of it that are final, and summed, before others
     std::uint64_t updated = 0;     // what the others have updated of its parameters
     std::uint64_t parameters = 0;  // where these are partitioned: what the others have of them
   };
+  // Where sums are by rows (rows_of_tokens()), the most that the tokens of a step can cause.
   Received received(UnitId unit, const UnitPlan& plan, std::size_t groups) const;
 
   FrameNeeds frame_needs(const Lookahead& lookahead) const;
@@ -93,8 +95,9 @@ class Placement {
   struct Positions {
     std::vector<std::size_t> parameters, gradient;
     std::size_t first = 0, last = 0;
-    std::size_t fetches = 0;  // how often one group fetches its parameters
-    std::size_t writes = 0;   // how many accesses write its gradient
+    std::vector<std::size_t> last_writes;  // of its gradient, by use
+    std::size_t fetches = 0;               // how often one group fetches its parameters
+    std::size_t writes = 0;                // how many accesses write its gradient
   };
   // The seconds that each unit takes at a machine's rates.
   struct Times {
@@ -149,6 +152,9 @@ class Placement {
     Positions at;
   };
   std::uint64_t received_of_sum(UnitId unit, int use) const;
+  std::size_t sent_elements(UnitId unit, int use, const ElementRange& of) const;
+  // Whether a use of the unit's gradient is summed before others of it are final.
+  bool sums_early(UnitId unit, const UnitPlan& plan, int use) const;
   // Adds to the footprint, so many times (-1: once less), what the part takes where the plan puts it.
   void count(UnitId unit, Part part, const UnitPlan& plan, std::uint64_t times, Footprint& footprint) const;
   void find_positions();

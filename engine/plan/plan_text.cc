@@ -4,6 +4,7 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "engine/plan/plan.h"
+#include "engine/plan/rows_of_tokens.h"
 
 namespace sluice::engine {
 namespace {
@@ -104,7 +105,8 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
                       format_size(plan.step_bytes_read), format_size(plan.step_bytes_written),
                       format_size(static_cast<std::uint64_t>(bytes_per_day(plan))));
   if (plan.ranks.size > 1)
-    text += fmt::format("received per step {}{} from other ranks\n", plan.stage == 3 ? "at most " : "",
+    text += fmt::format("received per step {}{} from other ranks\n",
+                        plan.stage == 3 || sums_by_rows(profile, plan.ranks) ? "at most " : "",
                         format_size(plan.step_bytes_received));
   const StepTime& time = plan.time;
   text +=

@@ -1,7 +1,17 @@
+#include <algorithm>
+
 #include "engine/plan/placement.h"
+#include "engine/plan/rows_of_tokens.h"
 
 // What a rank receives from the others in a step.
 namespace sluice::engine {
+
+bool Placement::sums_early(UnitId unit, const UnitPlan& plan, int use) const {
+  const std::vector<std::size_t>& writes = units_[unit].at.last_writes;
+  const auto at = static_cast<std::size_t>(use);
+  return !profile_.any_order && plan.resident(Part::kGradient) && at < writes.size() &&
+         writes[at] < units_[unit].at.last;
+}
 
 Placement::Received Placement::received(UnitId unit, const UnitPlan& plan, std::size_t groups) const {
   Received received;
@@ -11,25 +21,43 @@ Placement::Received Placement::received(UnitId unit, const UnitPlan& plan, std::
   if (plan.tier(Part::kParameters) == allocator::Tier::kRanks)
     received.parameters = units_[unit].at.fetches * groups * others * size_of(layout_.dtype(unit));
   if (!updated(unit)) return received;
-  for (int use = 0; use < (sums_.pairwise() ? uses_[unit] : 1); ++use)
-    received.gradient += received_of_sum(unit, use);
+  for (int use = 0; use < (profile_.any_order ? 1 : uses_[unit]); ++use)
+    (sums_early(unit, plan, use) ? received.early : received.gradient) += received_of_sum(unit, use);
   if (stage_ > 0 && plan.tier(Part::kParameters) != allocator::Tier::kRanks)
     received.updated = others * size_of(layout_.dtype(unit));
   return received;
 }
 
 // The sum of the rank's own part takes what the others have of it. Where each rank has the whole gradient,
-// the other parts come when they are summed.
+// the other parts come when they are summed. Before a sum by rows each rank tells the others of its rows, and
+// how many bytes that takes.
 std::uint64_t Placement::received_of_sum(UnitId unit, int use) const {
   const auto ranks = static_cast<std::size_t>(ranks_.size), rank = static_cast<std::size_t>(ranks_.rank);
-  if (stage_ > 0 && !profile_.any_order) {  // in any order each rank has the whole sum
-    const ElementRange own = format_.shards().here(unit);
-    const std::size_t part = in_use(layout_, unit, use, own.end) - in_use(layout_, unit, use, own.begin);
-    return part * arrays_of_others_ * sizeof(float);
+  const ElementRange all = {0, layout_.unit_elements(unit)};
+  std::size_t of_rows = 0;
+  for (const ParameterSpec& parameter : layout_.units()[unit].parameters)
+    if (rows_of_tokens(parameter, use, ranks_, profile_)) of_rows += bytes_of_rows(parameter);
+  if (of_rows > 0) of_rows = (ranks - 1) * (of_rows + sizeof(std::uint64_t));
+  if (stage_ > 0 && !profile_.any_order)  // in any order each rank has the whole sum
+    return sent_elements(unit, use, format_.shards().here(unit)) * arrays_of_others_ * sizeof(float) +
+           of_rows;
+  const std::size_t sent = sent_elements(unit, use, all);
+  const std::size_t part = sent / ranks + (rank < sent % ranks ? 1 : 0);
+  return (part * arrays_of_others_ + sent - part) * sizeof(float) + of_rows;
+}
+
+// How many of these elements of a unit are in sums of that use, at most.
+std::size_t Placement::sent_elements(UnitId unit, int use, const ElementRange& of) const {
+  std::size_t sent = in_use(layout_, unit, use, of.end) - in_use(layout_, unit, use, of.begin);
+  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p) {
+    const ParameterSpec& spec = layout_.spec(p);
+    const std::optional<std::size_t> rows = rows_of_tokens(spec, use, ranks_, profile_);
+    if (!rows) continue;
+    const std::size_t begin = layout_.location(p).offset, end = begin + layout_.location(p).elements;
+    const std::size_t whole = std::clamp(of.end, begin, end) - std::clamp(of.begin, begin, end);
+    sent -= whole - std::min(whole, *rows * (spec.elements() / spec.shape.front()));
   }
-  const std::size_t all = use_elements(layout_, unit, use);
-  const std::size_t part = all / ranks + (rank < all % ranks ? 1 : 0);
-  return (part * arrays_of_others_ + all - part) * sizeof(float);
+  return sent;
 }
 
 }  // namespace sluice::engine

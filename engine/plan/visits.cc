@@ -90,6 +90,11 @@ std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::si
     const Received of_ranks = received(unit, plan, groups);
     update.gathered += of_ranks.updated;
     final.summed += of_ranks.gradient;
+    final.sum_in_frames = !plan.resident(Part::kGradient);
+    for (int use = 0; of_ranks.early > 0 && use < uses_[unit]; ++use)
+      if (sums_early(unit, plan, use))
+        visits[(groups - 1) * length + own.last_writes[static_cast<std::size_t>(use)]].summed +=
+            received_of_sum(unit, use);
     if (of_ranks.parameters > 0) {
       const std::uint64_t each = of_ranks.parameters / (own.fetches * groups);
       for (std::size_t g = 0; g < groups; ++g)

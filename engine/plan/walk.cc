@@ -89,13 +89,16 @@ class Walk {
     return link_ = std::max(link_, since) + seconds;
   }
 
-  // A rank waits for a sum when it has the next one, and for all of them at the end of the step.
+  // A rank waits for a sum of what is in frames when it has the next one, or at once where there are no
+  // frames for that, and for all sums at the end of the step.
   void sum(std::size_t i) {
-    if (!reach_.sums_beside || i % count_ + 1 == count_) now_ = std::max(now_, summed_);
-    if (visit(i).summed == 0) return;
-    now_ = std::max(now_, summed_);
-    summed_ = receive(now_, visit(i).summed);
-    if (!reach_.sums_beside || i % count_ + 1 == count_) now_ = std::max(now_, summed_);
+    if (visit(i).summed > 0) {
+      if (visit(i).sum_in_frames) now_ = std::max(now_, summed_in_frames_);
+      summed_ = receive(now_, visit(i).summed);
+      if (visit(i).sum_in_frames) summed_in_frames_ = summed_;
+    }
+    if (!reach_.sums_beside) now_ = std::max(now_, summed_in_frames_);
+    if (i % count_ + 1 == count_) now_ = std::max(now_, summed_);
   }
 
   // Asks for what other ranks have updated of the units whose updates are complete.
@@ -205,10 +208,11 @@ class Walk {
   const Reach reach_;
   const MachineRates& rates_;
   const std::size_t count_;
-  double now_ = 0, disk_ = 0;     // until when the cores, and the disk, are busy
-  double link_ = 0, summed_ = 0;  // until when the link is busy, and the last sum goes on
-  double owed_ = 0;               // bytes whose share of the cores is not counted yet
-  std::vector<Times> times_;      // of visits that are near: a ring
+  double now_ = 0, disk_ = 0;  // until when the cores, and the disk, are busy
+  // Until when the link is busy, the last sum goes on, and the last one of what is in frames.
+  double link_ = 0, summed_ = 0, summed_in_frames_ = 0;
+  double owed_ = 0;           // bytes whose share of the cores is not counted yet
+  std::vector<Times> times_;  // of visits that are near: a ring
   std::size_t here_ = 0;
   std::deque<Pending> pending_;
   std::vector<std::pair<std::size_t, std::uint64_t>> to_gather_;  // visits of updates, and bytes

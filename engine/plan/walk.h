@@ -26,7 +26,8 @@ struct Visit {
   std::uint64_t fetched = 0;  // from disk into frames, before the access begins
   std::uint64_t written = 0;  // from its frames to disk, once they are not needed
   std::uint64_t pulled = 0;   // from other ranks into frames, before the access begins
-  std::uint64_t summed = 0;   // received for the sum over ranks of the gradient that is final with the access
+  std::uint64_t summed = 0;   // received for sums over ranks of what is final with the access
+  bool sum_in_frames = true;  // whether the gradient takes frames until it is summed
   UpdateWork before, after;   // complete before the access begins; begun when it ends
   std::uint64_t read_bytes() const { return fetched + before.read + after.read; }
   std::uint64_t received_bytes() const { return pulled + summed + before.gathered + after.gathered; }

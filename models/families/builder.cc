@@ -27,10 +27,11 @@ std::size_t Builder::parameter(std::string name, std::vector<std::size_t> shape)
   return graph_.add_parameter({std::move(name), std::move(shape), group}, false);
 }
 
-std::size_t Builder::table(std::string name, std::vector<std::size_t> shape, int uses, bool foreign) {
+std::size_t Builder::table(std::string name, std::vector<std::size_t> shape, int uses, Table kind) {
   engine::ParameterSpec spec{std::move(name), std::move(shape), kTables, uses};
   spec.by_elements = true;
-  return graph_.add_parameter(std::move(spec), foreign);
+  spec.by_tokens = kind == Table::kOfTokens;
+  return graph_.add_parameter(std::move(spec), kind == Table::kForeign);
 }
 
 ValueId Builder::input() {
@@ -114,7 +115,9 @@ ValueId Builder::embedding(const std::optional<std::string>& positions) {
   const int use = config.tied_head ? 1 : 0;
   EmbeddingShape shape{shape_.batch,   shape_.length, config.width, config.vocabulary,
                        config.context, shape_.dtype,  {},           std::nullopt};
-  shape.table = {table(std::string(config.family->table), {config.vocabulary, config.width}, use + 1), use};
+  shape.table = {
+      table(std::string(config.family->table), {config.vocabulary, config.width}, use + 1, Table::kOfTokens),
+      use};
   if (positions)
     shape.positions = ParameterUse{table(*positions, {config.context, config.width}, use + 1), use};
   const ValueId y = value("embedding", config.width);
@@ -126,7 +129,7 @@ void Builder::loss(ValueId x) {
   const ModelConfig& config = shape_.config;
   LossShape shape{shape_.rows(), config.width, config.vocabulary, shape_.dtype, {}};
   const std::vector<std::size_t> matrix = {config.vocabulary, config.width};
-  shape.weight.slot = config.tied_head ? table(std::string(config.family->table), matrix, 2, true)
+  shape.weight.slot = config.tied_head ? table(std::string(config.family->table), matrix, 2, Table::kForeign)
                                        : table(std::string(config.family->head), matrix);
   graph_.add_op(make_loss("loss", x, shape));
 }

@@ -68,8 +68,10 @@ class Builder {
  private:
   ValueId value(std::string name, std::size_t row_elements);
   std::size_t parameter(std::string name, std::vector<std::size_t> shape);
+  enum class Table { kPlain, kOfTokens, kForeign };  // kOfTokens: its last use looks tokens up
   // Declares a parameter with a row for each token or position.
-  std::size_t table(std::string name, std::vector<std::size_t> shape, int uses = 1, bool foreign = false);
+  std::size_t table(std::string name, std::vector<std::size_t> shape, int uses = 1,
+                    Table kind = Table::kPlain);
 
   const Shape& shape_;
   Graph graph_;

@@ -23,6 +23,13 @@ class ParameterSource {
   virtual ConstArray value(engine::ParameterId parameter) = 0;
   virtual engine::GradientTarget gradient(engine::ParameterId parameter, int use,
                                           std::size_t micro_batch) = 0;
+  // The same where the gradient is 0 in all rows but these. A source that has no use for that does as it does
+  // without.
+  virtual engine::GradientTarget gradient_of_rows(engine::ParameterId parameter, int use,
+                                                  std::size_t micro_batch,
+                                                  std::span<const std::int32_t> /*rows*/) {
+    return gradient(parameter, use, micro_batch);
+  }
   virtual void progress() = 0;
   // The model has no need of the activations from byte `from` on, until take_activations_back() returns those
   // before byte `until` to it. A source that has no use for them does nothing.
@@ -83,6 +90,10 @@ class OpContext {
   ConstArray parameter(std::size_t i) const { return execution_.source.value(id(i)); }
   engine::GradientTarget gradient(std::size_t i) const {
     return execution_.source.gradient(id(i), spec_.parameters[i].use, execution_.micro_batch);
+  }
+  engine::GradientTarget gradient_of_tokens(std::size_t i) const {
+    return execution_.source.gradient_of_rows(id(i), spec_.parameters[i].use, execution_.micro_batch,
+                                              execution_.tokens);
   }
   // Names the op's random words in this training step: a recomputation has the same, no other op or step has.
   RandomWords random_words() const;

@@ -20,6 +20,10 @@ class EngineSource : public ParameterSource {
   engine::GradientTarget gradient(engine::ParameterId parameter, int use, std::size_t micro_batch) override {
     return engine_.gradient(parameter, use, micro_batch);
   }
+  engine::GradientTarget gradient_of_rows(engine::ParameterId parameter, int use, std::size_t micro_batch,
+                                          std::span<const std::int32_t> rows) override {
+    return engine_.gradient_of_rows(parameter, use, micro_batch, rows);
+  }
   void progress() override { engine_.progress(); }
   void lend_activations(std::size_t from) override { engine_.lend(from); }
   void take_activations_back(std::size_t until) override { engine_.take_back(until); }

@@ -34,7 +34,7 @@ class Embedding : public Op {
   }
 
   void backward(const OpContext& context) const override {
-    const engine::GradientTarget table = context.gradient(0);
+    const engine::GradientTarget table = context.gradient_of_tokens(0);
     const Array dy = context.output_gradient(0);
     if (!table.accumulate) {
       kernels::fill(context.threads(), shape_.vocabulary * shape_.width, 0, {table.data, Dtype::kF32});

@@ -70,6 +70,19 @@ TEST(Walk, SumsGoOnBesideTheNextAccess) {
   EXPECT_DOUBLE_EQ(walk(visits, beside, slow_link()).step, 13);
 }
 
+TEST(Walk, SumsOfWhatIsInMemoryAreWaitedForAtTheEndAlone) {
+  std::vector<Visit> visits = in_frames(6, computed(1));
+  visits[1].summed = 300;  // begins after 2 s
+  EXPECT_DOUBLE_EQ(walk(visits, kFar, slow_link()).step, 9);
+  visits[1].sum_in_frames = false;
+  EXPECT_DOUBLE_EQ(walk(visits, kFar, slow_link()).step, 6);
+  visits[4].summed = visits[5].summed = 300;  // the link is busy from 5 s on
+  visits[5].sum_in_frames = false;
+  EXPECT_DOUBLE_EQ(walk(visits, kFar, slow_link()).step, 12);  // the first of them is in frames
+  visits[4].sum_in_frames = false;
+  EXPECT_DOUBLE_EQ(walk(visits, kFar, slow_link()).step, 11);
+}
+
 TEST(Walk, WhatOthersHaveUpdatedComesBeforeTheNextAccess) {
   std::vector<Visit> visits = in_frames(2, computed(1));
   visits[0].after.seconds = 0.5;
