@@ -249,6 +249,45 @@ TEST(Placement, ShardsOfParametersTakeAsMuchOfAllRanksAsTheParametersOfOne) {
   }
 }
 
+// As memory shrinks, so do the shards of parameters in it, down to where the frames alone are left.
+TEST(Placement, ShardsOfParametersAreOnDiskAsFarAsMemoryIsShort) {
+  const auto optimizer = optim::make_optimizer({});
+  Profile profile;
+  for (UnitId unit = 0; unit < 24; ++unit) {
+    profile.units.push_back({std::to_string(unit), {{std::to_string(unit), {2048, 2048}}}});
+    profile.unit_profiles.emplace_back().choices.emplace_back();
+    profile.schedule.push_back({unit, true, -1, false});
+  }
+  for (UnitId unit = 24; unit-- > 0;) profile.schedule.push_back({unit, true, 0, true});
+  const std::uint64_t parameters = 24 * 2048 * 2048 * sizeof(float);
+  PlanRequest request;
+  request.ranks = {0, 2};
+  request.stage = 3;
+  std::size_t most = 0;
+  std::uint64_t least = 0;
+  for (std::uint64_t memory = 1200 * kMiB; memory > 0; memory -= 20 * kMiB) {
+    Plan plan;
+    try {
+      plan = make_plan(profile, *optimizer, {memory, 4 * kGiB, 0}, request, {});
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kBudget);
+      break;
+    }
+    least = memory;
+    EXPECT_LE(plan.peak_memory, memory);
+    const auto on_disk =
+        static_cast<std::size_t>(std::ranges::count(plan.units, true, &UnitPlan::shard_on_disk));
+    EXPECT_EQ(plan.serving_pieces > 0, on_disk > 0);
+    EXPECT_EQ(plan.bytes[static_cast<std::size_t>(kDisk)][0], on_disk * parameters / 2 / 24);
+    EXPECT_TRUE(memory < 1200 * kMiB || on_disk == 0);
+    most = std::max(most, on_disk);
+  }
+  EXPECT_EQ(most, 24u);
+  EXPECT_LT(least, parameters / 2);
+  profile.any_order = true;  // where that is still to be built
+  EXPECT_THROW(make_plan(profile, *optimizer, {least, 4 * kGiB, 0}, request, {}), Error);
+}
+
 // Goes through a step access by access, and counts the traffic of one unit.
 struct Simulated {
   std::uint64_t parameters_read = 0, kept_read = 0, kept_written = 0;
