@@ -34,6 +34,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Partition{2, "3", "disk", "--optimizer adafactor --clip 0 --group 3"},
                       Partition{3, "3", "disk", "--optimizer adafactor --dtype bf16 --master none"},
                       Partition{2, "3", "disk", "--optimizer muon --dtype bf16 --master none --clip 0"},
+                      Partition{2, "3", "memory", "--optimizer adafactor --clip 0 --dtype bf16 --group 2"},
                       Partition{4, "3", "disk", "--optimizer muon"}));
 
 TEST_P(PartitionTest, HasTheBitsOfRanksThatHaveEverything) {

@@ -73,6 +73,9 @@ Ran train(comm::Communicator& communicator, const Case& c, const Where& where) {
                            {threads, ledger, &disk, nullptr, products.get(), &communicator});
     for (UnitId u = 0; u < profile.units.size(); ++u) engine.load(u, toy::start_values());
     toy::Trainer trainer(profile, plan, engine);
+    // As a run does, which tells the others its losses. They may be in updates meanwhile that wait for this
+    // rank's.
+    trainer.before_step = [&] { communicator.exchange(98, "the losses", {}, [&] { engine.serve_ranks(); }); };
     for (int step = 0; step < 3; ++step) {
       const std::uint64_t before = disk.counters().bytes_read;
       double norm = 0;

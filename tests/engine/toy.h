@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <span>
@@ -104,12 +105,14 @@ class Trainer {
     std::vector<double> losses(profile_.micro_batches);
     for (std::size_t first = 0; first < profile_.micro_batches; first += plan_.group)
       group(first, std::min(plan_.group, profile_.micro_batches - first), losses);
+    if (before_step) before_step();
     const StepResult result = engine_.step();
     if (norm != nullptr) *norm = result.gradient_norm;
     return std::accumulate(losses.begin(), losses.end(), 0.0);
   }
 
   float gradient_scale = 1;
+  std::function<void()> before_step;  // called when all gradients are written
 
  private:
   void group(std::size_t first, std::size_t count, std::vector<double>& losses) {
