@@ -55,6 +55,7 @@ class Placement {
 
   // Whether this rank keeps a shard of the unit's parameters; of its final gradient, where that waits.
   bool partitions_parameters(UnitId unit) const;
+  bool partitions_any_parameters() const { return stage_ >= 3; }
   bool partitions_gradient(UnitId unit, std::size_t groups) const;
   // Whether that shard of the unit's parameters may be on disk, and what it takes there.
   bool may_store_shard(UnitId unit) const {
