@@ -12,8 +12,8 @@
 
 namespace sluice::allocator {
 
-// Where the compute device is the CPU, its memory counts as kHost, and nothing is on kDevice. kRanks is the
-// memory of all ranks of a run, of which a process takes only its shard, as kHost.
+// Where the compute device is the CPU, its memory counts as kHost, and nothing is on kDevice. kRanks is what
+// all ranks of a run have together, of which a process takes only its shard, as kHost or kDisk.
 enum class Tier : std::uint8_t { kDevice, kHost, kDisk, kRanks };
 enum class Purpose : std::uint8_t {
   kParameter,

@@ -9,6 +9,24 @@
 
 namespace sluice {
 
+Done after(std::size_t calls, Done done) {
+  struct State {
+    std::mutex mutex;
+    std::size_t left;
+    std::exception_ptr error;
+  };
+  auto state = std::make_shared<State>();
+  state->left = calls;
+  return [state, done = std::move(done)](std::exception_ptr error) {
+    {
+      const std::lock_guard lock(state->mutex);
+      if (state->error == nullptr) state->error = std::move(error);
+      if (--state->left > 0) return;
+    }
+    done(state->error);
+  };
+}
+
 struct TransferGroup::State {
   std::mutex mutex;
   std::condition_variable none_open;

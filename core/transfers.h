@@ -1,5 +1,6 @@
 #pragma once
 #include <chrono>
+#include <cstddef>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -9,6 +10,9 @@ namespace sluice {
 // Called once, on any thread, when a transfer has ended; error is null where every byte was moved. From then
 // on the buffer may be used again. It must be short and must not throw.
 using Done = std::function<void(std::exception_ptr error)>;
+
+// Returns a Done that calls `done` when it was called so often, with the first error. REQUIRES: calls > 0.
+Done after(std::size_t calls, Done done);
 
 // Transfers that a caller waits for together. wait() throws the first error after all have ended. Thread
 // rule: add() and wait() from one thread; the Done functions from any.

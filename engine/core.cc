@@ -47,7 +47,7 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
       executor(make_turn_executor(layout, optimizer, states.format(), wholes,
                                   {resources.threads, resources.products, resources.trace,
                                    sums_of_ranks ? &*sums_of_ranks : nullptr})),
-      updates(layout, optimizer, states, *executor),
+      updates(layout, optimizer, states, *executor, plan.serving_pieces > 0),
       queue(
           layout, optimizer, pager, gradients, updates, waits, parameters,
           {ranks && ranks->partitioned() ? &*ranks : nullptr, parameter_shards ? &*parameter_shards : nullptr,
@@ -63,6 +63,7 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
     for (int use = 0; use < gradients.uses(unit); ++use)
       for (const HoldingId holding : gradients.holdings(unit, use)) pager.follow(holding, parameters[unit]);
+  if (parameter_shards) parameter_shards->define(*backings);
   if (plan.uses_disk()) backings->allocate();
   pager.start(plan.extent_bytes, plan.extents);
   states.start(resources.ledger);
@@ -157,16 +158,20 @@ std::exception_ptr Core::save_own(UnitId unit, const UnitSink& sink, const Wante
   require_values(unit);
   if (ranks) ranks->communicator().report_work();
   settle();
-  ConstArray shard;
+  OwnParameters own;
   std::exception_ptr failed;
-  if (partitions_parameters(unit)) {
-    shard = {parameter_shards->data(unit), layout.dtype(unit)};
+  if (partitions_parameters(unit) && parameter_shards->on_disk(unit)) {
+    own.read = [&](std::size_t offset, std::span<std::byte> into, Done done) {
+      parameter_shards->read(unit, offset, into, std::move(done));
+    };
+  } else if (partitions_parameters(unit)) {
+    own.shard = {parameter_shards->data(unit), layout.dtype(unit)};
   } else if (wanted.parameters({0, layout.unit_elements(unit)})) {
     const std::byte* const values = pager.acquire(parameters[unit], Pager::Use::kRead);
     failed = save_wanted_parameters(streams(), unit, {values, layout.dtype(unit)}, sink, wanted);
     pager.release(parameters[unit]);
   }
-  if (failed == nullptr) failed = save_own_chunks(streams(), unit, shard, sink, wanted);
+  if (failed == nullptr) failed = save_own_chunks(streams(), unit, own, sink, wanted);
   try {
     if (failed == nullptr) wholes.save(unit, sink.whole);
   } catch (...) {

@@ -140,7 +140,7 @@ class Engine {
   void progress();
   // The same, for a client that waits for other ranks, which may wait for updates of this one. It may wait
   // for the disk.
-  void serve_ranks();
+  virtual void serve_ranks();
   // Completes all pending updates.
   void settle();
 

@@ -238,6 +238,13 @@ StepResult ScheduledEngine::step() {
   });
 }
 
+void ScheduledEngine::serve_ranks() {
+  core().guarded([&](Core& c) {
+    finish_sums(kAny);
+    c.serve_ranks();
+  });
+}
+
 void ScheduledEngine::skip_step(double norm) {
   Core& c = core();
   for (UnitId unit = 0; unit < layout().units().size(); ++unit)

@@ -45,6 +45,8 @@ class ScheduledEngine final : public Engine {
   // not finite: where updates wait for step(), no parameter was changed and the engine goes on. Where they do
   // not wait, release() of that gradient throws, and the engine has failed.
   StepResult step();
+  // Also makes gradients final that the ranks have added up: another rank's update may wait for this one's.
+  void serve_ranks() override;
 
   // For evaluation: the parameters of one unit, outside of a step and in any order.
   void acquire_for_reading(UnitId unit);

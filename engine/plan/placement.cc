@@ -12,6 +12,7 @@
 #include "engine/step/update_pipeline.h"
 #include "engine/store/pager.h"
 #include "engine/store/shard_memory.h"
+#include "engine/store/stored_shards.h"
 #include "engine/store/whole_store.h"
 
 namespace sluice::engine {
@@ -51,6 +52,8 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
       stage_(request.stage.value_or(0)),
       product_flops_(profile.units.size()),
       units_(profile.units.size()) {
+  for (int round = 0; round < optimizer.rounds(); ++round)
+    round_reads_values_.push_back(optimizer.reads_values(round));
   find_positions();
   buffers_ = gradient_buffers(profile, sums_, request.group.value_or(profile.micro_batches));
   check_masters(profile.units, optimizer);
@@ -146,6 +149,16 @@ Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups) 
   return traffic;
 }
 
+std::size_t Placement::chunks_of_typical_unit() const {
+  std::vector<std::size_t> chunks;
+  for (UnitId unit = 0; unit < layout_.units().size(); ++unit)
+    if (state_bytes(unit) > 0) chunks.push_back(format_.shards().chunks(unit));
+  if (chunks.empty()) return 0;
+  const auto median = chunks.begin() + static_cast<std::ptrdiff_t>(chunks.size() / 2);
+  std::nth_element(chunks.begin(), median, chunks.end());
+  return *median;
+}
+
 FrameNeeds Placement::frame_needs(const Lookahead& lookahead) const {
   return {profile_, layout_, uses_, buffers_, together_, lookahead};
 }
@@ -178,6 +191,10 @@ void Placement::measure(UnitId unit) {
   own.gradient_shard.disk =
       final_gradient_bytes(format_.shards().here(unit).size(), final_gradient_type(profile_, unit));
   own.gradient_shard.metadata = RecordStore::metadata_bytes(own.gradient_shard.disk, RecordStore::kBlock);
+  own.parameter_shard.disk =
+      StoredShards::backing_bytes(format_.shards().here(unit).size() * size_of(layout_.dtype(unit)));
+  own.parameter_shard.metadata = RecordStore::metadata_bytes(own.parameter_shard.disk, RecordStore::kBlock);
+  own.shard_traffic = measured_shard_traffic(unit);
   if (const std::size_t bytes = state_bytes(unit); bytes > 0)
     state = {0, bytes, bytes, RecordStore::metadata_bytes(bytes, format_.block_bytes(unit))};
   const std::vector<std::size_t>& read_at = own.at.parameters;
@@ -185,15 +202,38 @@ void Placement::measure(UnitId unit) {
     own.at.fetches += i == 0 || read_at[i] - read_at[i - 1] > 2 ? 1 : 0;
 }
 
+// The update of a shard on disk reads values where its rounds or its application need them, and writes them
+// once. With masters it only writes them, unless a chunk also has parameters of other buckets.
+Placement::Traffic Placement::measured_shard_traffic(UnitId unit) const {
+  Traffic traffic;
+  if (!updated(unit)) return traffic;
+  const bool has_master = format_.has_master(unit);
+  for (const Bucket& bucket : buckets_[unit]) {
+    std::uint64_t bytes = 0, reads = has_master && buckets_[unit].size() == 1 ? 0 : 1;
+    for (std::size_t chunk = bucket.first_chunk; chunk < bucket.end_chunk; ++chunk)
+      bytes +=
+          round_up(format_.shards().chunk(unit, chunk).size() * size_of(layout_.dtype(unit)), kDiskBlock);
+    for (int round = 0; round < bucket.rounds && !has_master; ++round)
+      reads += round_reads_values_[static_cast<std::size_t>(round)] ? 1 : 0;
+    traffic.read += reads * bytes;
+    traffic.written += bytes;
+  }
+  return traffic;
+}
+
 void Placement::count(UnitId unit, Part part, const UnitPlan& plan, std::uint64_t times,
                       Footprint& footprint) const {
   const bool gradient = part == Part::kGradient;
-  const Sizes& sizes =
-      gradient && plan.gradient_in_shards ? units_[unit].gradient_shard : units_[unit].sizes[index(part)];
+  const bool stored_shard =
+      part == Part::kParameters && plan.tier(part) == allocator::Tier::kRanks && plan.shard_on_disk;
+  const Sizes& sizes = stored_shard                          ? units_[unit].parameter_shard
+                       : gradient && plan.gradient_in_shards ? units_[unit].gradient_shard
+                                                             : units_[unit].sizes[index(part)];
+  if (stored_shard) footprint.shards_on_disk += times;
   if (plan.resident(part)) {
     footprint.own[index(part)] += times * sizes.own;
     footprint.shared[index(part)] += times * sizes.shared;
-  } else if (plan.tier(part) == allocator::Tier::kRanks) {
+  } else if (plan.tier(part) == allocator::Tier::kRanks && !stored_shard) {
     const Dtype type = gradient ? final_gradient_type(profile_, unit) : layout_.dtype(unit);
     footprint.shards[index(part)] +=
         times * ShardMemory::room(format_.shards().here(unit).size() * size_of(type));
@@ -217,7 +257,10 @@ void Placement::to_memory(UnitId unit, Part part, UnitPlan& plan, Footprint& foo
   footprint.streamed -= streams(unit, plan) ? 1 : 0;
   count(unit, part, plan, -std::uint64_t{1}, footprint);
   const bool shard = part == Part::kGradient && plan.gradient_in_shards;
-  plan.place(part, shard ? allocator::Tier::kRanks : kComputeTier);
+  if (part == Part::kParameters && plan.shard_on_disk)
+    plan.shard_on_disk = false;
+  else
+    plan.place(part, shard ? allocator::Tier::kRanks : kComputeTier);
   if (shard) plan.gradient_stored = false;
   count(unit, part, plan, 1, footprint);
   footprint.streamed += streams(unit, plan) ? 1 : 0;

@@ -24,6 +24,7 @@ struct Footprint {
   std::array<std::uint64_t, kParts> shards = {};  // in memory, this rank's shards of what is partitioned
   std::uint64_t metadata = 0;                     // bytes in memory that describe what is on disk
   std::size_t streamed = 0;                       // how many units have something that passes through staging
+  std::size_t shards_on_disk = 0;                 // how many units have their shard of parameters there
   std::uint64_t memory(Part part) const {
     return own[index(part)] + round_up(shared[index(part)], kHugePage);
   }
@@ -54,7 +55,13 @@ class Placement {
 
   // Whether this rank keeps a shard of the unit's parameters; of its final gradient, where that waits.
   bool partitions_parameters(UnitId unit) const;
+  bool partitions_any_parameters() const { return stage_ >= 3; }
   bool partitions_gradient(UnitId unit, std::size_t groups) const;
+  // Whether that shard of the unit's parameters may be on disk, and what it takes there.
+  bool may_store_shard(UnitId unit) const {
+    return partitions_parameters(unit) && !profile_.any_order && shard_bytes(unit) > 0;
+  }
+  std::size_t shard_bytes(UnitId unit) const { return units_[unit].parameter_shard.disk; }
 
   // The bytes that one step reads from the disk tier, and writes there, for what is not resident.
   struct Traffic {
@@ -66,6 +73,12 @@ class Placement {
   // The part of gradient_traffic() that comes from keeping a gradient while other uses and groups add to it.
   Traffic kept_gradient_traffic(UnitId unit, std::size_t groups) const;
   Traffic state_traffic(UnitId unit) const { return units_[unit].state_traffic; }
+  // Of a shard of parameters on disk: for fetches of the unit, where all ranks share each read of the disk;
+  // and for its update.
+  std::uint64_t fetched_of_shard(UnitId unit, std::size_t groups) const {
+    return units_[unit].at.fetches * groups * shard_bytes(unit);
+  }
+  Traffic shard_traffic(UnitId unit) const { return units_[unit].shard_traffic; }
 
   // The bytes that this rank receives from the others for a unit in one step.
   struct Received {
@@ -77,9 +90,10 @@ class Placement {
   // Where sums are by rows (rows_of_tokens()), the most that the tokens of a step can cause.
   Received received(UnitId unit, const UnitPlan& plan, std::size_t groups) const;
 
+  std::size_t chunks_of_typical_unit() const;  // of those that have state; 0: none has
   FrameNeeds frame_needs(const Lookahead& lookahead) const;
   Footprint footprint(const std::vector<UnitPlan>& units) const;
-  // Puts a part that is on disk into memory; a gradient that is kept in shards, to the tier kRanks.
+  // Puts a part that is on disk into memory; what is kept in shards, to the tier kRanks.
   void to_memory(UnitId unit, Part part, UnitPlan& plan, Footprint& footprint) const;
   // Whether loading or saving needs f32 memory that is neither parameter nor master.
   bool needs_scratch() const;
@@ -129,7 +143,7 @@ class Placement {
   }
   // Whether the unit's update streams anything.
   bool streams(UnitId unit, const UnitPlan& plan) const {
-    return !plan.resident(Part::kState) ||
+    return !plan.resident(Part::kState) || (plan.shard_on_disk && updated(unit)) ||
            (!plan.resident(Part::kGradient) && waits(unit) && plan.gradient_stored);
   }
   double update_bytes(ParameterId parameter, int rounds) const;  // bytes moved for each element
@@ -145,8 +159,8 @@ class Placement {
   };
   struct UnitCosts {
     std::array<Sizes, kParts> sizes;
-    Sizes gradient_shard;  // on disk
-    Traffic state_traffic;
+    Sizes gradient_shard, parameter_shard;  // on disk
+    Traffic state_traffic, shard_traffic;
     std::uint64_t elements_read = 0;                        // of the gradient, by all rounds of its update
     std::uint64_t last_use_bytes = 0, other_use_bytes = 0;  // bytes of its gradient buffers
     Positions at;
@@ -155,6 +169,7 @@ class Placement {
   std::size_t sent_elements(UnitId unit, int use, const ElementRange& of) const;
   // Whether a use of the unit's gradient is summed before others of it are final.
   bool sums_early(UnitId unit, const UnitPlan& plan, int use) const;
+  Traffic measured_shard_traffic(UnitId unit) const;
   // Adds to the footprint, so many times (-1: once less), what the part takes where the plan puts it.
   void count(UnitId unit, Part part, const UnitPlan& plan, std::uint64_t times, Footprint& footprint) const;
   void find_positions();
@@ -164,6 +179,7 @@ class Placement {
   std::vector<std::vector<Bucket>> buckets_;  // by unit
   std::vector<bool> together_;                // by unit: whether it is updated jointly with others
   bool rounds_read_values_ = false;           // whether a round of a joint update reads values
+  std::vector<bool> round_reads_values_;      // by round
   std::size_t whole_bytes_;
   RoundsNeed rounds_;
   std::size_t stage_;

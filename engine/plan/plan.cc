@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <set>
 
 #include "core/bytes.h"
 #include "core/error.h"
@@ -10,6 +9,7 @@
 #include "engine/plan/stages.h"
 #include "engine/step/update_pipeline.h"
 #include "engine/store/pager.h"
+#include "engine/store/stored_shards.h"
 
 namespace sluice::engine {
 namespace {
@@ -17,7 +17,7 @@ namespace {
 using allocator::Purpose;
 using allocator::Tier;
 
-constexpr std::size_t kLeastStagingSlots = 3, kMostStagingSlots = 32;
+constexpr std::size_t kLeastStagingSlots = 3, kMostStagingSlots = 32, kMostServingPieces = 32;
 constexpr std::size_t kUnitsForLonger = 12;  // in models of fewer, frames reach 2 accesses ahead
 constexpr double kRounding = 1e-9;           // relative error of a sum in another order
 
@@ -44,7 +44,8 @@ class Planner {
         rates_(rates),
         placement_(profile, optimizer, request),
         needs_scratch_(placement_.needs_scratch()),
-        times_(placement_.times(rates)) {
+        times_(placement_.times(rates)),
+        levels_(recompute_levels(profile, request.recompute)) {
     check_request();
     for (const Lookahead& lookahead : lookaheads()) needs_.push_back(placement_.frame_needs(lookahead));
   }
@@ -83,25 +84,6 @@ class Planner {
       fail(ErrorCode::kInvalidArgument, "a prefetch depth of 0 is asked for; the least is 1");
   }
 
-  std::vector<std::size_t> levels() const {
-    std::size_t count = 1;
-    for (const UnitProfile& unit : profile_.unit_profiles) count = std::max(count, unit.choices.size());
-    std::vector<std::size_t> all(count);
-    std::iota(all.begin(), all.end(), std::size_t{0});
-    if (!request_.recompute || *request_.recompute == "auto") return all;
-    std::set<std::string> known;
-    for (const UnitProfile& unit : profile_.unit_profiles)
-      for (std::size_t level = 0; level < unit.choices.size(); ++level) {
-        known.insert(unit.choices[level].name);
-        if (unit.choices[level].name == *request_.recompute && (unit.choices.size() > 1 || all.size() == 1))
-          return {level};
-      }
-    std::string names;
-    for (const std::string& name : known) names += (names.empty() ? "" : ", ") + name;
-    fail(ErrorCode::kInvalidArgument, "'{}' is not a way to recompute; this model has auto, {}",
-         *request_.recompute, names);
-  }
-
   std::vector<std::size_t> group_sizes() const {
     if (request_.group) return {*request_.group};
     return group_sizes_of(profile_.micro_batches);
@@ -119,22 +101,12 @@ class Planner {
     return all;
   }
 
-  // Chunks are updated only between the client's accesses: those of a typical unit should arrive meanwhile.
-  std::size_t chunks_of_typical_unit() const {
-    std::vector<std::size_t> chunks;
-    for (UnitId unit = 0; unit < profile_.units.size(); ++unit)
-      if (placement_.state_bytes(unit) > 0) chunks.push_back(placement_.format().shards().chunks(unit));
-    if (chunks.empty()) return 0;
-    const auto median = chunks.begin() + static_cast<std::ptrdiff_t>(chunks.size() / 2);
-    std::nth_element(chunks.begin(), median, chunks.end());
-    return *median;
-  }
-
-  // One slot is updated; the others keep the disk busy both ways, also while a transfer ends.
+  // One slot is updated; the others keep the disk busy both ways, also while a transfer ends. In any order
+  // chunks are updated only between accesses: those of a typical unit should arrive meanwhile.
   std::vector<std::size_t> slot_counts() const {
-    const std::size_t slot = UpdatePipeline::slot_bytes(placement_.format());
+    const std::size_t slot = UpdatePipeline::slot_bytes(placement_.format(), placement_.layout(), false);
     const std::size_t one_way = 1 + divide_up(rates_.disk_in_flight, std::max<std::size_t>(slot, 1));
-    const std::size_t between = profile_.any_order ? chunks_of_typical_unit() : 0;
+    const std::size_t between = profile_.any_order ? placement_.chunks_of_typical_unit() : 0;
     const std::size_t wanted =
         std::clamp(1 + std::max(2 * one_way, one_way + between), kLeastStagingSlots, kMostStagingSlots);
     if (wanted == kLeastStagingSlots) return {wanted};
@@ -144,7 +116,7 @@ class Planner {
   std::vector<Shape> shapes(std::size_t group) const {
     std::vector<Shape> result;
     const std::vector<Lookahead> all = lookaheads();
-    for (const std::size_t level : levels())
+    for (const std::size_t level : levels_)
       for (std::size_t ahead = 0; ahead < all.size(); ++ahead)
         for (const std::size_t slots : slot_counts())
           result.push_back({group, level, all[ahead], ahead, slots});
@@ -171,7 +143,11 @@ class Planner {
         units[unit].place(part, bytes == 0 ? kComputeTier : request_.place(part).value_or(chosen));
       };
       place(Part::kParameters, placement_.parameter_bytes(unit));
-      if (placement_.partitions_parameters(unit)) units[unit].place(Part::kParameters, Tier::kRanks);
+      if (placement_.partitions_parameters(unit)) {
+        units[unit].shard_on_disk =
+            placement_.may_store_shard(unit) && units[unit].tier(Part::kParameters) == Tier::kDisk;
+        units[unit].place(Part::kParameters, Tier::kRanks);
+      }
       place(Part::kGradient, placement_.gradient_bytes(unit));
       place(Part::kState, placement_.state_bytes(unit));
       units[unit].gradient_stored =
@@ -220,13 +196,20 @@ class Planner {
   std::vector<Item> items(std::size_t groups, const std::vector<UnitPlan>& placed) const {
     std::vector<Item> result;
     const auto offer = [&](UnitId unit, Part part, std::uint64_t saved, std::size_t held) {
-      const bool fixed = placed[unit].tier(part) == Tier::kRanks || request_.place(part);
+      const bool in_shards = placed[unit].tier(part) == Tier::kRanks;
+      const bool stored = part == Part::kParameters && placed[unit].shard_on_disk;
+      const bool fixed = (in_shards && !stored) || request_.place(part);
       if (placed[unit].resident(part) || fixed || saved == 0) return;
       result.push_back({unit, part, static_cast<double>(saved) / static_cast<double>(held)});
     };
     for (UnitId unit = 0; unit < placed.size(); ++unit) {
-      offer(unit, Part::kParameters, placement_.parameter_traffic(unit, groups).total(),
-            placement_.parameter_bytes(unit));
+      if (placed[unit].shard_on_disk)
+        offer(unit, Part::kParameters,
+              placement_.fetched_of_shard(unit, groups) + placement_.shard_traffic(unit).total(),
+              placement_.shard_bytes(unit));
+      else
+        offer(unit, Part::kParameters, placement_.parameter_traffic(unit, groups).total(),
+              placement_.parameter_bytes(unit));
       if (placed[unit].gradient_stored)
         offer(unit, Part::kGradient, placement_.gradient_traffic(unit, groups).total(),
               placement_.kept_gradient_bytes(unit, placed[unit]));
@@ -254,7 +237,7 @@ class Planner {
         return sum(host_bytes(plan, shape, then, extents)) <= budget_.memory;
       };
       // With parameters first, it may fit only when the last of them free their frames.
-      if (!(parameters_first && item.part == Part::kParameters) && !fits_in(frames.bound()) &&
+      if (!(parameters_first && item.part == Part::kParameters && frees_frames) && !fits_in(frames.bound()) &&
           !fits_in(frees_frames ? frames.most_without(item.unit, item.part) : frames.most()))
         continue;
       if (frees_frames) frames.remove(item.unit, item.part);
@@ -292,6 +275,14 @@ class Planner {
     return footprint.streamed > 0 ? shape.slots : needs_scratch_ ? 1 : 0;
   }
 
+  // As many as keep the disk busy, and as many that are sent meanwhile.
+  std::size_t pieces_of(const Shape& shape, const Footprint& footprint) const {
+    if (footprint.shards_on_disk == 0) return 0;
+    if (shape.slots == kLeastStagingSlots) return StoredShards::kFewestPieces;
+    return std::clamp(2 * divide_up(rates_.disk_in_flight, StoredShards::kPiece), StoredShards::kFewestPieces,
+                      kMostServingPieces);
+  }
+
   using Bytes = std::array<std::uint64_t, allocator::kPurposes>;
   Bytes host_bytes(const Plan& plan, const Shape& shape, const Footprint& footprint,
                    std::size_t extents) const {
@@ -306,8 +297,10 @@ class Planner {
     host[index(Purpose::kActivation)] = round_up(plan.activation_bytes, kHugePage);
     host[index(Purpose::kWorkspace)] = round_up(plan.workspace_bytes, kHugePage) + profile_.hidden_bytes +
                                        round_up(placement_.rounds().bytes, kHugePage);
-    const std::size_t slots = slots_of(shape, footprint) * UpdatePipeline::slot_bytes(placement_.format());
-    host[index(Purpose::kStaging)] = round_up(slots, kHugePage);
+    const std::size_t slot =
+        UpdatePipeline::slot_bytes(placement_.format(), placement_.layout(), footprint.shards_on_disk > 0);
+    host[index(Purpose::kStaging)] = round_up(slots_of(shape, footprint) * slot, kHugePage) +
+                                     round_up(pieces_of(shape, footprint) * StoredShards::kPiece, kHugePage);
     host[index(Purpose::kBase)] = budget_.base + footprint.metadata;
     return host;
   }
@@ -319,6 +312,7 @@ class Planner {
   void predict_memory(Plan& plan, const Shape& shape, const Footprint& footprint, std::size_t extents) const {
     plan.extents = extents;
     plan.staging_slots = slots_of(shape, footprint);
+    plan.serving_pieces = pieces_of(shape, footprint);
     plan.bytes[index(Tier::kHost)] = host_bytes(plan, shape, footprint, extents);
     Bytes& disk = plan.bytes[index(Tier::kDisk)];
     disk[index(Purpose::kParameter)] = footprint.disk[index(Part::kParameters)];
@@ -356,7 +350,7 @@ class Planner {
 
   [[noreturn]] void refuse() const {
     const std::size_t group = request_.group.value_or(1);
-    const Shape least{group, levels().back(), lookaheads().back(), needs_.size() - 1, kLeastStagingSlots};
+    const Shape least{group, levels_.back(), lookaheads().back(), needs_.size() - 1, kLeastStagingSlots};
     const std::size_t groups = divide_up(profile_.micro_batches, group);
     const Plan in_memory = describe(least, {*this, groups, true});
     const Plan on_disk = describe(least, {*this, groups, false});
@@ -369,7 +363,10 @@ class Planner {
            "({} activations and workspace, {} frames, staging and what stays, {} the process). Give "
            "{}{}{}",
            asked, format_size(on_disk.peak_memory - budget_.memory),
-           profile_.any_order || !request_.trains ? "" : ", all recomputed, and one micro-batch at a time",
+           profile_.any_order && placement_.partitions_any_parameters()
+               ? " (a wrapped model's shards of parameters cannot)"
+           : profile_.any_order || !request_.trains ? ""
+                                                    : ", all recomputed, and one micro-batch at a time",
            format_size(on_disk.peak_memory), format_size(on_disk.activation_bytes + on_disk.workspace_bytes),
            format_size(on_disk.peak_memory - on_disk.activation_bytes - on_disk.workspace_bytes -
                        budget_.base),
@@ -428,6 +425,7 @@ class Planner {
   Placement placement_;
   bool needs_scratch_;
   std::vector<Placement::Times> times_;  // by unit
+  std::vector<std::size_t> levels_;      // of recomputation
   std::vector<FrameNeeds> needs_;        // by look-ahead
 };
 

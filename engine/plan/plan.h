@@ -72,6 +72,8 @@ struct UnitPlan {
   bool gradient_stored = true;
   // What waits for the update is this rank's shard: in memory (on the tier kRanks), or on disk.
   bool gradient_in_shards = false;
+  // Of parameters on the tier kRanks: this rank's shard is on disk, else in memory.
+  bool shard_on_disk = false;
   std::size_t choice = 0;  // an index into UnitProfile::choices
 
   allocator::Tier tier(Part part) const { return tiers[index(part)]; }
@@ -94,6 +96,7 @@ struct Plan {
   std::size_t extents = 0;
   std::size_t chunk_elements = 0;  // in a chunk of a streamed update; a multiple of kChunkGrain
   std::size_t staging_slots = 0;
+  std::size_t serving_pieces = 0;  // through which shards of parameters on disk are read; see StoredShards
   std::size_t activation_bytes = 0, workspace_bytes = 0;
   std::size_t sums_bytes = 0;  // for gradients that wait to be added within an access; see Gradients
 

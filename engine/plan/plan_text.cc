@@ -46,11 +46,12 @@ bool has_f16(const Profile& profile) {
 
 std::string ranks_text(const Plan& plan) {
   const auto has_shard = [](const UnitPlan& unit) { return unit.tier(Part::kParameters) == Tier::kRanks; };
+  const std::size_t on_disk = count(plan, [](const UnitPlan& unit) { return unit.shard_on_disk; });
   return fmt::format(
       "ranks             this is rank {} of {}, at stage {}: it has a shard of the parameters of {}/{} "
-      "units, of "
-      "final gradients of {}, and of the optimizer state of {}\n",
+      "units{}, of final gradients of {}, and of the optimizer state of {}\n",
       plan.ranks.rank, plan.ranks.size, plan.stage, count(plan, has_shard), plan.units.size(),
+      on_disk == 0 ? "" : fmt::format(" ({} of them on disk)", on_disk),
       count(plan, [](const UnitPlan& unit) { return unit.gradient_in_shards; }),
       plan.stage > 0 ? plan.units.size() : 0);
 }
@@ -134,13 +135,16 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
     return kept ? place(unit, Part::kGradient) : "none";
   };
   Json units = Json::array();
-  for (std::size_t u = 0; u < plan.units.size(); ++u)
+  for (std::size_t u = 0; u < plan.units.size(); ++u) {
     units.push_back({{"name", profile.units[u].name},
                      {"dtype", name_of(profile.units[u].dtype)},
                      {"parameters", place(plan.units[u], Part::kParameters)},
                      {"gradient", gradient_place(plan.units[u])},
                      {"state", place(plan.units[u], Part::kState)},
                      {"recompute", profile.unit_profiles[u].choices[plan.units[u].choice].name}});
+    if (plan.units[u].tier(Part::kParameters) == Tier::kRanks)
+      units.back()["shard"] = place_of(plan.units[u].shard_on_disk ? Tier::kDisk : kComputeTier);
+  }
   return {{"dtype", common_dtype(profile)},
           {"bytes", tiers},
           {"predicted_peak", plan.peak_memory},

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "core/bytes.h"
@@ -104,6 +105,23 @@ Dtype final_gradient_type(const Profile& profile, UnitId unit) {
 
 std::size_t final_gradient_bytes(std::size_t elements, Dtype type) {
   return std::max(kDiskBlock, round_up(elements * size_of(type), kDiskBlock));
+}
+
+std::vector<std::size_t> recompute_levels(const Profile& profile, const std::optional<std::string>& asked) {
+  std::size_t count = 1;
+  for (const UnitProfile& unit : profile.unit_profiles) count = std::max(count, unit.choices.size());
+  std::vector<std::size_t> all(count);
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  if (!asked || *asked == "auto") return all;
+  std::set<std::string> known;
+  for (const UnitProfile& unit : profile.unit_profiles)
+    for (std::size_t level = 0; level < unit.choices.size(); ++level) {
+      known.insert(unit.choices[level].name);
+      if (unit.choices[level].name == *asked && (unit.choices.size() > 1 || all.size() == 1)) return {level};
+    }
+  std::string names;
+  for (const std::string& name : known) names += (names.empty() ? "" : ", ") + name;
+  fail(ErrorCode::kInvalidArgument, "'{}' is not a way to recompute; this model has auto, {}", *asked, names);
 }
 
 }  // namespace sluice::engine

@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -76,6 +77,9 @@ std::size_t hidden_bytes(const std::vector<UnitSpec>& units, const optim::Optimi
 // never asks for its gradient (a model that is only read). Throws Error(kInvalidArgument) where the schedule
 // asks for the gradient of a frozen unit.
 std::vector<int> gradient_uses(const Profile& profile);
+// The levels of recomputation that are allowed: indices into UnitProfile::choices. Throws
+// Error(kInvalidArgument) for a way that the model does not have.
+std::vector<std::size_t> recompute_levels(const Profile& profile, const std::optional<std::string>& asked);
 // The type of a unit's final gradients: in any order f32, since they can be kept and added to.
 Dtype final_gradient_type(const Profile& profile, UnitId unit);
 // What so many elements of a final gradient take on disk, in whole blocks.

@@ -95,12 +95,19 @@ std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::si
       if (sums_early(unit, plan, use))
         visits[(groups - 1) * length + own.last_writes[static_cast<std::size_t>(use)]].summed +=
             received_of_sum(unit, use);
-    if (of_ranks.parameters > 0) {
-      const std::uint64_t each = of_ranks.parameters / (own.fetches * groups);
+    if (plan.tier(Part::kParameters) == allocator::Tier::kRanks && own.fetches > 0) {
+      const std::uint64_t fetches = own.fetches * groups, each = of_ranks.parameters / fetches;
+      const std::uint64_t from_disk = plan.shard_on_disk ? fetched_of_shard(unit, groups) / fetches : 0;
       for (std::size_t g = 0; g < groups; ++g)
         for (std::size_t i = 0; i < own.parameters.size(); ++i)
-          if (i == 0 || own.parameters[i] - own.parameters[i - 1] > 2)
+          if (i == 0 || own.parameters[i] - own.parameters[i - 1] > 2) {
             visits[g * length + own.parameters[i]].pulled += each;
+            visits[g * length + own.parameters[i]].fetched += from_disk;
+          }
+    }
+    if (plan.shard_on_disk) {
+      update.read += shard_traffic(unit).read;
+      update.written += shard_traffic(unit).written;
     }
     const Traffic state = plan.resident(Part::kState) ? Traffic() : state_traffic(unit);
     update.read += state.read;

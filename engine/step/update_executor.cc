@@ -131,9 +131,9 @@ optim::Span TurnExecutor::span_of(const ChunkWork& work, const Slice& slice) con
   span.count = slice.count;
   span.first_index = layout_.spec(slice.parameter).span_first + slice.first;
   span.parameter_index = layout_.logical_index(slice.parameter);
-  Array values = work.update.parameters;
+  Array values = work.parameters;
   if (values.data != nullptr)
-    values = values.at(layout_.location(slice.parameter).offset + slice.first - work.update.first_parameter);
+    values = values.at(layout_.location(slice.parameter).offset + slice.first - work.first_parameter);
   if (values.type != Dtype::kF32) span.parameter = values;
   if (format_.has_master(unit))
     span.master = part(0).values.f32();

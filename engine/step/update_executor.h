@@ -28,9 +28,12 @@ struct Update {
   std::optional<Pass> pass = {};  // a pass of a joint update; nothing: all of the unit's own update
   std::vector<optim::Hyperparameters> groups;
   std::vector<ParameterUpdate> parameter_updates;  // by parameter of the unit
-  // The unit's home, held until the update is applied; data is null where this pass needs no parameters.
+  // The unit's home, held until the update is applied; data is null where this pass needs no parameters, or
+  // where those that this rank updates are streamed through parameters_backing.
   Array parameters;
   std::size_t first_parameter = 0;  // the element of the unit with which they begin
+  Backing* parameters_backing = nullptr;
+  std::size_t parameters_backing_bytes = 0;
   // Begins with the first element that this rank updates. In memory; where data is null, it is streamed from
   // gradient_backing.
   ConstArray gradient;
@@ -48,6 +51,8 @@ struct ChunkWork {
   std::byte* state = nullptr;  // the chunk's state in StateFormat's layout; unspecified bytes where the round
                                // reads none
   ConstArray gradient = {};
+  Array parameters = {};                          // data is null where there is no need of them
+  std::size_t first_parameter = 0;                // the element of the unit with which they begin
   bool begins_round = false, ends_round = false;  // after the end of a round its results are combined
   bool applies() const { return round == bucket.rounds; }
 };

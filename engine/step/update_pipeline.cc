@@ -13,12 +13,13 @@
 namespace sluice::engine {
 
 UpdatePipeline::UpdatePipeline(const Layout& layout, const optim::Optimizer& optimizer, StateStore& states,
-                               UpdateExecutor& executor)
+                               UpdateExecutor& executor, bool streams_parameters)
     : layout_(layout),
       optimizer_(optimizer),
       states_(states),
       executor_(executor),
-      rounds_(optimizer.rounds()) {}
+      rounds_(optimizer.rounds()),
+      streams_parameters_(streams_parameters) {}
 
 UpdatePipeline::~UpdatePipeline() {
   std::unique_lock lock(mutex_);
@@ -28,9 +29,16 @@ UpdatePipeline::~UpdatePipeline() {
   changed_.wait(lock, [&] { return under_way_ == 0; });
 }
 
-std::size_t UpdatePipeline::slot_bytes(const StateFormat& format) {
-  return round_up(format.most_chunk_bytes(), offload::RecordStore::kBlock) +
-         round_up(format.shards().chunk_elements() * sizeof(float), offload::RecordStore::kBlock);
+// Parameters come last, of any type that the model has.
+std::size_t UpdatePipeline::slot_bytes(const StateFormat& format, const Layout& layout,
+                                       bool streams_parameters) {
+  constexpr std::size_t kBlock = offload::RecordStore::kBlock;
+  const std::size_t elements = format.shards().chunk_elements();
+  std::size_t widest = 0;
+  for (UnitId unit = 0; unit < layout.units().size() && streams_parameters; ++unit)
+    widest = std::max(widest, size_of(layout.dtype(unit)));
+  return round_up(format.most_chunk_bytes(), kBlock) + round_up(elements * sizeof(float), kBlock) +
+         round_up(elements * widest, kBlock);
 }
 
 void UpdatePipeline::set_slots(allocator::Ledger& ledger, std::size_t slots) {
@@ -38,7 +46,7 @@ void UpdatePipeline::set_slots(allocator::Ledger& ledger, std::size_t slots) {
   changed_.wait(lock, [&] { return under_way_ == 0; });
   slots_.clear();
   staging_ = {};  // the old memory is given back before the new is taken
-  const std::size_t bytes = slot_bytes(states_.format());
+  const std::size_t bytes = slot_bytes(states_.format(), layout_, streams_parameters_);
   staging_ = allocator::Region(ledger, allocator::Purpose::kStaging, slots * bytes);
   slots_.resize(own_slots_ = slots);
   for (std::size_t i = 0; i < slots; ++i) slots_[i].data = staging_.data() + i * bytes;
@@ -48,6 +56,11 @@ std::byte* UpdatePipeline::gradient_part(const Slot& slot) const {
   return slot.data + round_up(states_.format().most_chunk_bytes(), offload::RecordStore::kBlock);
 }
 
+std::byte* UpdatePipeline::parameters_part(const Slot& slot) const {
+  return gradient_part(slot) +
+         round_up(states_.format().shards().chunk_elements() * sizeof(float), offload::RecordStore::kBlock);
+}
+
 void UpdatePipeline::add(const Update& update, std::function<void()> on_applied) {
   std::unique_ptr<Running> added;
   Running* running = foreseen(update.unit);
@@ -55,23 +68,25 @@ void UpdatePipeline::add(const Update& update, std::function<void()> on_applied)
     added = std::make_unique<Running>();
     running = added.get();
     running->buckets = buckets_of(layout_, optimizer_, states_.format().shards(), update.unit);
-    running->streamed = !states_.resident(update.unit) || update.gradient.data == nullptr;
+    running->streamed = !states_.resident(update.unit) || update.gradient.data == nullptr ||
+                        update.parameters_backing != nullptr;
     if (update.pass) running->round = update.pass->round;
   }
   if (running->streamed)
     ensure(own_slots_ > 0, "an update must be streamed, and the plan has no staging memory");
-  std::vector<Reading> gradients;  // the chunks whose state was read ahead still need their gradient
+  std::vector<Reading> rest;  // what chunks whose state was read ahead still need
   {
     const std::lock_guard lock(mutex_);
     running->update = update;
     running->on_applied = std::move(on_applied);
     running->decided = true;
+    const Streamed parts = {false, update.gradient.data == nullptr, reads_parameters(*running)};
     for (Slot& slot : slots_)
-      if (update.gradient.data == nullptr && slot.stage != Stage::kFree && slot.update == running)
-        gradients.push_back(begin_reading(slot, false, true));
+      if ((parts.gradient || parts.parameters) && slot.stage != Stage::kFree && slot.update == running)
+        rest.push_back(begin_reading(slot, parts));
     if (added) updates_.push_back(std::move(added));
   }
-  for (const Reading& reading : gradients) read(reading);
+  for (const Reading& reading : rest) read(reading);
   issue_reads();
 }
 
@@ -98,6 +113,8 @@ ChunkWork UpdatePipeline::work_of(const Running& running, std::optional<std::siz
   work.begins_round = (!chunk || *chunk == bucket.first_chunk) && (!update.pass || update.pass->first);
   work.ends_round = (!chunk || *chunk + 1 == bucket.end_chunk) && (!update.pass || update.pass->last);
   if (!chunk) return work;
+  work.parameters = update.parameters;
+  work.first_parameter = update.first_parameter;
   if (states_.resident(update.unit)) work.state = states_.chunk_data(update.unit, *chunk);
   const Shards& shards = states_.format().shards();
   if (update.gradient.data != nullptr)
@@ -113,7 +130,13 @@ void UpdatePipeline::give_slot(std::size_t index) {
   if (work.state == nullptr) work.state = slot.data;
   if (work.gradient.data == nullptr) work.gradient = {gradient_part(slot), running.update.gradient_type};
   check(slot);
-  const bool writes = running.applies() && !states_.resident(running.update.unit);
+  const bool streams = running.update.parameters_backing != nullptr;
+  if (streams && (running.applies() || reads_parameters(running))) {
+    work.parameters = {parameters_part(slot), running.update.parameters.type};
+    work.first_parameter = states_.format().shards().chunk(running.update.unit, slot.chunk).begin;
+    if (!reads_parameters(running)) clear_padding(slot);
+  }
+  const bool writes = running.applies() && (streams || !states_.resident(running.update.unit));
   {
     const std::lock_guard lock(mutex_);
     slot.stage = Stage::kWorking;
@@ -177,15 +200,22 @@ void UpdatePipeline::on_worked(Running& running, std::optional<std::size_t> slot
 }
 
 void UpdatePipeline::write(std::size_t index) {
-  const Slot& slot = slots_[index];
   const auto done = [this, index](std::exception_ptr error) { on_written(index, std::move(error)); };
-  const UnitId unit = slot.update->update.unit;
-  const StateFormat& format = states_.format();
-  try {
-    states_.backing(unit).store(format.chunk_offset(unit, slot.chunk),
-                                {slot.data, format.chunk_bytes(unit, slot.chunk)}, executor_.threads(), done);
-  } catch (...) {
-    done(std::current_exception());
+  std::vector<Fetch> stores;
+  {
+    const std::lock_guard lock(mutex_);
+    Slot& slot = slots_[index];
+    const Update& update = slot.update->update;
+    stores = fetches_of(
+        reading_of(slot, {!states_.resident(update.unit), false, update.parameters_backing != nullptr}));
+    slot.writes = static_cast<int>(stores.size());
+  }
+  for (const Fetch& store : stores) {
+    try {
+      store.backing.store(store.offset, store.bytes, executor_.threads(), done);
+    } catch (...) {
+      done(std::current_exception());
+    }
   }
 }
 
@@ -207,10 +237,15 @@ bool UpdatePipeline::needs_parameters(UnitId unit, const std::optional<Pass>& pa
          (optimizer_.reads_values(pass->round) && !states_.has_master(unit));
 }
 
+// Nobody may read streamed parameters before they are where they are read.
+bool UpdatePipeline::is_written(const Running& running) const {
+  return running.applied() && (running.update.parameters_backing == nullptr || running.writes == 0);
+}
+
 bool UpdatePipeline::finish_applied() {
   const auto is_applied = [this](const Running& running) {
     const std::lock_guard lock(mutex_);
-    return running.applied() && !error_;
+    return is_written(running) && !error_;
   };
   bool reported = false;
   for (auto& running : updates_) {
@@ -252,7 +287,7 @@ bool UpdatePipeline::reading() const {
 bool UpdatePipeline::has_work() const {
   return std::any_of(slots_.begin(), slots_.end(), [this](const Slot& slot) { return workable(slot); }) ||
          std::any_of(updates_.begin(), updates_.end(),
-                     [](const auto& u) { return u->done() || (u->applied() && !u->reported); });
+                     [this](const auto& u) { return u->done() || (is_written(*u) && !u->reported); });
 }
 
 void UpdatePipeline::wait(std::size_t lent_until) {

@@ -32,14 +32,15 @@ namespace sluice::engine {
 // functions.
 class UpdatePipeline {
  public:
-  // All arguments outlive it.
+  // All arguments outlive it. streams_parameters: slots also have room for parameters, since some updates
+  // stream those that they change.
   UpdatePipeline(const Layout& layout, const optim::Optimizer& optimizer, StateStore& states,
-                 UpdateExecutor& executor);
+                 UpdateExecutor& executor, bool streams_parameters = false);
   ~UpdatePipeline();  // waits for transfers
   UpdatePipeline(const UpdatePipeline&) = delete;
   UpdatePipeline& operator=(const UpdatePipeline&) = delete;
 
-  static std::size_t slot_bytes(const StateFormat& format);
+  static std::size_t slot_bytes(const StateFormat& format, const Layout& layout, bool streams_parameters);
   // Whether the unit's update, or this pass of it, reads or writes parameters.
   bool needs_parameters(UnitId unit, const std::optional<Pass>& pass) const;
 
@@ -47,8 +48,8 @@ class UpdatePipeline {
   // lent.
   void set_slots(allocator::Ledger& ledger, std::size_t slots);
 
-  // pump() calls on_applied once, when the update no longer needs parameters and gradient. REQUIRES: no
-  // update of that unit is under way.
+  // pump() calls on_applied once, when the update no longer needs parameters and gradient, and has written
+  // the parameters that it streams. REQUIRES: no update of that unit is under way.
   void add(const Update& update, std::function<void()> on_applied);
   bool under_way(UnitId unit) const;  // including its last transfers
   bool idle() const;                  // no update is under way
@@ -81,6 +82,8 @@ class UpdatePipeline {
   std::byte* slot(std::size_t index) const { return slots_[index].data; }
   // Room for a chunk of f32, beside the state's part of the slots. REQUIRES: slots() > 0.
   float* scratch() const { return reinterpret_cast<float*>(gradient_part(slots_.front())); }
+  // Room for a chunk of parameters in that slot. REQUIRES: parameters are streamed.
+  std::byte* parameters(std::size_t index) const { return parameters_part(slots_[index]); }
 
  private:
   struct Running;
@@ -92,23 +95,31 @@ class UpdatePipeline {
     Stage stage = Stage::kFree;
     Running* update = nullptr;
     std::size_t chunk = 0;
-    int reads = 0;  // reads under way
+    int reads = 0, writes = 0;  // under way
     bool is_foreseen() const;
   };
-  // What is read into a slot.
+  // Which parts of a chunk are read into a slot, or written from it.
+  struct Streamed {
+    bool state = false, gradient = false, parameters = false;
+  };
+  // A part that is streamed, all of what this rank has of it.
+  struct Source {
+    Backing* backing;
+    std::size_t bytes;
+    Dtype type;
+  };
   struct Reading {
     std::size_t slot, chunk;
     UnitId unit;
-    bool state, gradient;
-    Backing* gradient_backing;
-    std::size_t gradient_backing_bytes;
-    Dtype gradient_type;
+    Streamed parts;
+    Source gradient, parameters;
   };
 
   void issue_reads();
   std::optional<Reading> next_reading();
-  Reading begin_reading(Slot& slot, bool state, bool gradient);
-  Reading reading_of(const Slot& slot, bool state, bool gradient) const;
+  Reading begin_reading(Slot& slot, const Streamed& parts);
+  Reading reading_of(const Slot& slot, const Streamed& parts) const;
+  Streamed read_parts(const Running& update) const;
   struct Fetch {
     Backing& backing;
     std::size_t offset;
@@ -131,16 +142,22 @@ class UpdatePipeline {
   bool has_turn_to_read(const Running& update) const;
   bool may_read(const Running& update) const;
   bool reads_state(const Running& update) const;
+  bool reads_values(const Running& update) const;
+  bool reads_parameters(const Running& update) const;
+  bool is_written(const Running& update) const;
+  void clear_padding(const Slot& slot) const;
   bool workable(const Slot& slot) const;
   bool has_work() const;
   bool finish_applied();
   std::byte* gradient_part(const Slot& slot) const;
+  std::byte* parameters_part(const Slot& slot) const;
 
   const Layout& layout_;
   const optim::Optimizer& optimizer_;
   StateStore& states_;
   UpdateExecutor& executor_;
   const int rounds_;
+  const bool streams_parameters_;
   allocator::Region staging_;
   std::size_t own_slots_ = 0;  // the first slots are the pipeline's own
 

@@ -63,8 +63,13 @@ bool UpdateQueue::start(const Task& task, bool wait) {
   update.parameter_updates = due_[unit].parameters;
   update.parameters = {pins.parameters ? pager_.data(values) : nullptr, layout_.dtype(unit)};
   if (partitions_parameters(unit)) {
-    update.parameters.data = parts_.parameters->data(unit);
     update.first_parameter = parts_.ranks->own(unit).begin;
+    if (parts_.parameters->on_disk(unit)) {
+      update.parameters_backing = &parts_.parameters->backing(unit);
+      update.parameters_backing_bytes = parts_.parameters->backing_bytes(unit);
+    } else {
+      update.parameters.data = parts_.parameters->data(unit);
+    }
   }
   update.gradient_type = gradients_.final_type(unit);
   pins.gradient = !has_gradient_shard(unit) && pager_.present(gradient);

@@ -9,8 +9,9 @@ namespace sluice::engine {
 
 void UpdatePipeline::set_lendable(std::span<std::byte> memory, bool with_gradients) {
   const StateFormat& format = states_.format();
-  const std::size_t bytes =
-      with_gradients ? slot_bytes(format) : round_up(format.most_chunk_bytes(), kDiskBlock);
+  const std::size_t bytes = with_gradients || streams_parameters_
+                                ? slot_bytes(format, layout_, streams_parameters_)
+                                : round_up(format.most_chunk_bytes(), kDiskBlock);
   const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
   const std::lock_guard lock(mutex_);
   slots_.resize(own_slots_);
@@ -113,50 +114,55 @@ std::optional<UpdatePipeline::Reading> UpdatePipeline::next_reading() {
     Running& running = **waiting;
     free->update = &running;
     free->chunk = running.next_read++;
-    return begin_reading(*free, reads_state(running), decided && running.update.gradient.data == nullptr);
+    return begin_reading(*free, read_parts(running));
   }
   return std::nullopt;
 }
 
-UpdatePipeline::Reading UpdatePipeline::begin_reading(Slot& slot, bool state, bool gradient) {
-  const int reads = (state ? 1 : 0) + (gradient ? 1 : 0);
+UpdatePipeline::Streamed UpdatePipeline::read_parts(const Running& running) const {
+  return {reads_state(running), running.decided && running.update.gradient.data == nullptr,
+          running.decided && reads_parameters(running)};
+}
+
+UpdatePipeline::Reading UpdatePipeline::begin_reading(Slot& slot, const Streamed& parts) {
+  const int reads = (parts.state ? 1 : 0) + (parts.gradient ? 1 : 0) + (parts.parameters ? 1 : 0);
   if (slot.stage != Stage::kReading) slot.reads = 0;
   slot.stage = slot.reads + reads > 0 ? Stage::kReading : Stage::kReady;
   slot.reads += reads;
   under_way_ += reads;
-  return reading_of(slot, state, gradient);
+  return reading_of(slot, parts);
 }
 
-UpdatePipeline::Reading UpdatePipeline::reading_of(const Slot& slot, bool state, bool gradient) const {
+UpdatePipeline::Reading UpdatePipeline::reading_of(const Slot& slot, const Streamed& parts) const {
   const Update& update = slot.update->update;
   return {static_cast<std::size_t>(&slot - slots_.data()),
           slot.chunk,
           update.unit,
-          state,
-          gradient,
-          update.gradient_backing,
-          update.gradient_backing_bytes,
-          update.gradient_type};
+          parts,
+          {update.gradient_backing, update.gradient_backing_bytes, update.gradient_type},
+          {update.parameters_backing, update.parameters_backing_bytes, update.parameters.type}};
 }
 
 std::vector<UpdatePipeline::Fetch> UpdatePipeline::fetches_of(const Reading& reading) const {
   const StateFormat& format = states_.format();
   const Slot& slot = slots_[reading.slot];
   std::vector<Fetch> fetches;
-  if (reading.state)
-    fetches.push_back({states_.backing(reading.unit),
-                       format.chunk_offset(reading.unit, reading.chunk),
-                       {slot.data, format.chunk_bytes(reading.unit, reading.chunk)}});
-  if (reading.gradient) {
-    const std::size_t size = size_of(reading.gradient_type);
+  const auto stream = [&](const Source& source, std::byte* part) {
+    const std::size_t size = size_of(source.type);
     const ElementRange chunk = format.shards().chunk(reading.unit, reading.chunk);
     const std::size_t first = chunk.begin - format.shards().here(reading.unit).begin;
     const std::size_t bytes = chunk.size() * size, offset = first * size;
-    fetches.push_back({*reading.gradient_backing,
-                       offset,
-                       {gradient_part(slot), std::min(round_up(bytes, offload::RecordStore::kBlock),
-                                                      reading.gradient_backing_bytes - offset)}});
-  }
+    fetches.push_back(
+        {*source.backing,
+         offset,
+         {part, std::min(round_up(bytes, offload::RecordStore::kBlock), source.bytes - offset)}});
+  };
+  if (reading.parts.state)
+    fetches.push_back({states_.backing(reading.unit),
+                       format.chunk_offset(reading.unit, reading.chunk),
+                       {slot.data, format.chunk_bytes(reading.unit, reading.chunk)}});
+  if (reading.parts.gradient) stream(reading.gradient, gradient_part(slot));
+  if (reading.parts.parameters) stream(reading.parameters, parameters_part(slot));
   return fetches;
 }
 
@@ -175,9 +181,7 @@ void UpdatePipeline::read(const Reading& reading) {
 
 // Checks the checksums of what was read, on the threads that will compute with it.
 void UpdatePipeline::check(const Slot& slot) const {
-  const Update& update = slot.update->update;
-  const bool gradient = slot.update->decided && update.gradient.data == nullptr;
-  for (const Fetch& fetch : fetches_of(reading_of(slot, reads_state(*slot.update), gradient)))
+  for (const Fetch& fetch : fetches_of(reading_of(slot, read_parts(*slot.update))))
     fetch.backing.check(fetch.offset, fetch.bytes, executor_.threads());
 }
 
@@ -200,6 +204,7 @@ void UpdatePipeline::on_written(std::size_t index, std::exception_ptr error) {
   {
     const std::lock_guard lock(mutex_);
     if (error && !error_) error_ = std::move(error);
+    if (--slots_[index].writes > 0) return;
     slots_[index].stage = Stage::kFree;
     --slots_[index].update->writes;
   }
@@ -215,6 +220,34 @@ bool UpdatePipeline::reads_state(const Running& running) const {
     return optimizer_.reads_state(round) || (states_.has_master(unit) && optimizer_.reads_values(round));
   };
   return !states_.resident(unit) && (running.applies() || round_reads(running.round));
+}
+
+bool UpdatePipeline::reads_values(const Running& running) const {
+  return optimizer_.reads_values(running.round) && !states_.has_master(running.update.unit);
+}
+
+// With masters all of a chunk is overwritten, unless some of its parameters are left as they are, or belong
+// to another bucket.
+bool UpdatePipeline::reads_parameters(const Running& running) const {
+  if (running.update.parameters_backing == nullptr) return false;
+  if (!running.applies()) return reads_values(running);
+  const auto is_updated = [](const ParameterUpdate& update) { return update.step > 0; };
+  return !states_.has_master(running.update.unit) || running.buckets.size() > 1 ||
+         !std::ranges::all_of(running.update.parameter_updates, is_updated);
+}
+
+// Padding that was not read would else be what the slot had before.
+void UpdatePipeline::clear_padding(const Slot& slot) const {
+  const Update& update = slot.update->update;
+  const std::size_t size = size_of(update.parameters.type);
+  const std::span<std::byte> part = fetches_of(reading_of(slot, {.parameters = true})).front().bytes;
+  std::size_t end = 0;
+  for (const Slice& slice : states_.format().shards().slices(update.unit, slot.chunk)) {
+    std::fill(part.begin() + static_cast<std::ptrdiff_t>(end),
+              part.begin() + static_cast<std::ptrdiff_t>(slice.in_chunk * size), std::byte{0});
+    end = (slice.in_chunk + slice.count) * size;
+  }
+  std::fill(part.begin() + static_cast<std::ptrdiff_t>(end), part.end(), std::byte{0});
 }
 
 // An update that reads its chunks again for each round keeps the slots until it is applied. A pass of a joint

@@ -13,7 +13,8 @@ std::vector<std::optional<std::size_t>> sizes_of(const Layout& layout, const Pla
   std::vector<std::optional<std::size_t>> sizes;
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
     sizes.emplace_back();
-    if (plan.units[unit].tier(Part::kParameters) == allocator::Tier::kRanks)
+    if (plan.units[unit].tier(Part::kParameters) == allocator::Tier::kRanks &&
+        !plan.units[unit].shard_on_disk)
       sizes.back() = ranks.shard(unit, ranks.rank()).size() * size_of(layout.dtype(unit));
   }
   return sizes;
@@ -24,23 +25,14 @@ std::exception_ptr gone() {
       Error(ErrorCode::kState, "a shard is read, and the engine that had it is destroyed"));
 }
 
-// Calls `done` when it was called so often, with the first error.
-Done after(int calls, Done done) {
-  struct State {
-    std::mutex mutex;
-    int left;
-    std::exception_ptr error;
-  };
-  auto state = std::make_shared<State>();
-  state->left = calls;
-  return [state, done = std::move(done)](std::exception_ptr error) {
-    {
-      const std::lock_guard lock(state->mutex);
-      if (state->error == nullptr) state->error = std::move(error);
-      if (--state->left > 0) return;
-    }
-    done(state->error);
-  };
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& thrown) {
+    return thrown.what();
+  } catch (...) {
+    return "an unknown error";
+  }
 }
 
 }  // namespace
@@ -52,19 +44,19 @@ class ParameterShards::AllShards final : public Backing {
 
   void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) override {
     ensure(offset == 0, "a partitioned unit is fetched from byte {} on", offset);
-    Ranks& ranks = shards_.ranks_;
-    const Done part = after(ranks.size(), std::move(done));
+    const Ranks& ranks = shards_.ranks_;
+    std::vector<std::span<std::byte>> parts;  // by rank
+    std::size_t reads = 1;                    // of the own shard
     const std::size_t size = shards_.element_bytes(unit_);
     for (int rank = 0; rank < ranks.size(); ++rank) {
       const ElementRange shard = ranks.shard(unit_, rank);
-      const std::span<std::byte> bytes = into.subspan(shard.begin * size, shard.size() * size);
-      if (rank == ranks.rank()) {
-        std::memcpy(bytes.data(), shards_.data(unit_), bytes.size());
-        part(nullptr);
-      } else {
-        ranks.communicator().read(rank, unit_, shards_.expected_[unit_], 0, bytes, part);
-      }
+      parts.push_back(into.subspan(shard.begin * size, shard.size() * size));
+      if (rank != ranks.rank()) reads += divide_up(parts.back().size(), kPiece);
     }
+    const Done part = after(reads, std::move(done));
+    for (int rank = 0; rank < ranks.size(); ++rank)
+      if (rank != ranks.rank()) read(rank, parts[static_cast<std::size_t>(rank)], part);
+    shards_.read(unit_, 0, parts[static_cast<std::size_t>(ranks.rank())], part);
   }
   void store(std::uint64_t, std::span<const std::byte>, Done) override { never_stored(); }
   void store(std::uint64_t, std::span<const std::byte>, Threads&, Done) override { never_stored(); }
@@ -74,6 +66,14 @@ class ParameterShards::AllShards final : public Backing {
   void check(std::uint64_t, std::span<const std::byte>, Threads&) override {}
 
  private:
+  static constexpr std::size_t kPiece = StoredShards::kPiece;
+  // In pieces, since the other rank may have its shard on disk.
+  void read(int rank, std::span<std::byte> shard, const Done& part) {
+    for (std::size_t offset = 0; offset < shard.size(); offset += kPiece)
+      shards_.ranks_.communicator().read(rank, unit_, shards_.expected_[unit_], offset,
+                                         shard.subspan(offset, std::min(kPiece, shard.size() - offset)),
+                                         part);
+  }
   [[noreturn]] static void never_stored() {
     fail(ErrorCode::kInternal, "partitioned parameters are stored as a whole");
   }
@@ -85,11 +85,24 @@ ParameterShards::ParameterShards(const Layout& layout, const Plan& plan, Ranks& 
     : layout_(layout),
       ranks_(ranks),
       memory_(sizes_of(layout, plan, ranks)),
+      stored_(layout.units().size(), plan.serving_pieces, ranks.size()),
       expected_(layout.units().size()),
-      published_(layout.units().size()) {}
+      published_(layout.units().size()) {
+  for (const UnitPlan& unit : plan.units) {
+    partitioned_.push_back(unit.tier(Part::kParameters) == allocator::Tier::kRanks);
+    on_disk_.push_back(partitioned_.back() && unit.shard_on_disk);
+  }
+}
+
+void ParameterShards::define(Backings& backings) {
+  for (UnitId unit = 0; unit < layout_.units().size(); ++unit)
+    if (on_disk_[unit])
+      stored_.define(unit, "shard of the parameters of " + layout_.units()[unit].name, bytes(unit), backings);
+}
 
 void ParameterShards::start(allocator::Ledger& ledger) {
   memory_.start(ledger, allocator::Purpose::kParameter);
+  stored_.start(ledger);
   reads_->shards = this;
   ranks_.communicator().serve([reads = reads_](const comm::Read& read, comm::Answer answer) {
     const std::lock_guard lock(reads->serving);
@@ -117,13 +130,21 @@ std::unique_ptr<Backing> ParameterShards::make_backing(UnitId unit) {
 }
 
 void ParameterShards::take(UnitId unit, const std::byte* values) {
-  std::memcpy(data(unit), values + own(unit).begin * element_bytes(unit),
-              own(unit).size() * element_bytes(unit));
+  const std::byte* const own_values = values + own(unit).begin * element_bytes(unit);
+  if (on_disk(unit)) return stored_.write(unit, own_values);
+  std::memcpy(data(unit), own_values, bytes(unit));
+}
+
+void ParameterShards::read(UnitId unit, std::size_t offset, std::span<std::byte> into, Done done) {
+  if (on_disk(unit)) return stored_.copy(unit, offset, into, std::move(done));
+  std::memcpy(into.data(), data(unit) + offset, into.size());
+  done(nullptr);
 }
 
 void ParameterShards::expect(UnitId unit) { ++expected_[unit]; }
 
 void ParameterShards::publish(UnitId unit) {
+  if (on_disk(unit)) stored_.forget(unit);
   std::vector<Question> now;
   {
     const std::lock_guard lock(mutex_);
@@ -151,8 +172,9 @@ void ParameterShards::answer(const comm::Read& read, comm::Answer answer) {
 
 void ParameterShards::answer_now(const Question& question) {
   const auto unit = static_cast<UnitId>(question.read.key);
-  const std::size_t bytes = own(unit).size() * element_bytes(unit);
-  if (question.read.offset != 0 || question.read.bytes != bytes)
+  const auto& [reader, key, version, offset, wanted] = question.read;
+  if (offset % StoredShards::kPiece != 0 || offset >= bytes(unit) ||
+      wanted != std::min(StoredShards::kPiece, bytes(unit) - offset))
     return question.answer(
         {}, std::make_exception_ptr(Error(ErrorCode::kState, "a shard is read as if it had another size")),
         {});
@@ -160,11 +182,24 @@ void ParameterShards::answer_now(const Question& question) {
     const std::lock_guard lock(reads_->counting);
     ++reads_->under_way;
   }
-  question.answer({data(unit), bytes}, nullptr, [reads = reads_](std::exception_ptr) {
+  const auto ended = [reads = reads_] {
     const std::lock_guard lock(reads->counting);
     --reads->under_way;
     reads->ended.notify_all();
-  });
+  };
+  if (!on_disk(unit))
+    return question.answer({data(unit) + offset, wanted}, nullptr,
+                           [ended](const std::exception_ptr&) { ended(); });
+  // A rank that waits for what this one cannot read learns which rank that is, before it learns the rest.
+  stored_.read(unit, offset, wanted,
+               [this, ended, answer = question.answer](std::span<const std::byte> bytes,
+                                                       const std::exception_ptr& error, const Done& used) {
+                 if (error != nullptr) ranks_.communicator().fail(text_of(error));
+                 answer(bytes, error, [ended, used](std::exception_ptr sent) {
+                   if (used) used(std::move(sent));
+                   ended();
+                 });
+               });
 }
 
 }  // namespace sluice::engine

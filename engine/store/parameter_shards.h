@@ -10,10 +10,12 @@
 #include "engine/ranks.h"
 #include "engine/store/backing.h"
 #include "engine/store/shard_memory.h"
+#include "engine/store/stored_shards.h"
 
 namespace sluice::engine {
 
-// This rank's shards of the parameters that are partitioned over the ranks. A whole unit is put together from
+// This rank's shards of the parameters that are partitioned over the ranks, in memory or, where the plan says
+// so, on disk. A whole unit is put together from
 // the shards of all ranks wherever one needs it; to the pager that is a fetch. Each change of a unit makes a
 // new *version* of it, which the ranks count alike: a rank that asks for a version waits until the owner of
 // the shard has it. A shard is changed after all ranks have added to the unit's gradient, so nobody reads the
@@ -27,14 +29,22 @@ class ParameterShards {
   ~ParameterShards();
   ParameterShards(const ParameterShards&) = delete;
   ParameterShards& operator=(const ParameterShards&) = delete;
+  void define(Backings& backings);        // the records of shards on disk; before start()
   void start(allocator::Ledger& ledger);  // takes the memory, and answers the other ranks from then on
 
-  bool has(UnitId unit) const { return memory_.has(unit); }  // whether the unit is partitioned
+  bool has(UnitId unit) const { return partitioned_[unit]; }  // whether the unit is partitioned
   // REQUIRES, for all below: has(unit).
-  std::byte* data(UnitId unit) const { return memory_.data(unit); }
-  void take(UnitId unit, const std::byte* values);  // copies the shard from a whole unit
-  void expect(UnitId unit);                         // a change of the unit will follow
-  void publish(UnitId unit);  // the change is made: the shard is the version that is expected
+  bool on_disk(UnitId unit) const { return stored_.has(unit); }
+  std::byte* data(UnitId unit) const { return memory_.data(unit); }  // REQUIRES: it is not on disk
+  // For who updates a shard on disk, from the call of expect() to that of publish().
+  Backing& backing(UnitId unit) const { return stored_.backing(unit); }
+  std::size_t backing_bytes(UnitId unit) const { return StoredShards::backing_bytes(bytes(unit)); }
+  // Copies bytes of the own shard, wherever it is; `offset` is a multiple of StoredShards::kPiece.
+  void read(UnitId unit, std::size_t offset, std::span<std::byte> into, Done done);
+  void take(UnitId unit,
+            const std::byte* values);  // copies the shard from a whole unit; may wait for the disk
+  void expect(UnitId unit);            // a change of the unit will follow
+  void publish(UnitId unit);           // the change is made: the shard is the version that is expected
   std::unique_ptr<Backing> make_backing(UnitId unit);
 
  private:
@@ -53,12 +63,15 @@ class ParameterShards {
   };
   ElementRange own(UnitId unit) const { return ranks_.shard(unit, ranks_.rank()); }
   std::size_t element_bytes(UnitId unit) const { return size_of(layout_.dtype(unit)); }
+  std::size_t bytes(UnitId unit) const { return own(unit).size() * element_bytes(unit); }
   void answer(const comm::Read& read, comm::Answer answer);
   void answer_now(const Question& question);
 
   const Layout& layout_;
   Ranks& ranks_;
+  std::vector<bool> partitioned_, on_disk_;  // by unit
   ShardMemory memory_;
+  StoredShards stored_;
   std::vector<std::uint64_t> expected_;  // by unit
   const std::shared_ptr<Reads> reads_ = std::make_shared<Reads>();
 

@@ -187,14 +187,23 @@ std::vector<std::size_t> all_chunks(const ValueStreams& s, UnitId unit) {
   return chunks;
 }
 
-// Calls body(chunk, state) for these chunks of the unit, which are here, in order. Returns what body threw.
+// Calls body(chunk, state, slot) for these chunks of the unit, which are here, in order; with `parameters`
+// that the slot then has, too. Returns what body threw.
 template <class Body>
 std::exception_ptr for_chunks(const ValueStreams& s, UnitId unit, const std::vector<std::size_t>& chunks,
-                              const Body& body) {
+                              const OwnParameters& parameters, const Body& body) {
   const bool resident = s.states.resident(unit);
   std::vector<TransferGroup> reads(s.pipeline.slots());
+  const Shards& shards = s.states.format().shards();
+  const std::size_t size = size_of(s.layout.dtype(unit));
   const auto read = [&](std::size_t i) {
-    if (!resident && i < chunks.size())
+    if (i >= chunks.size()) return;
+    const ElementRange range = shards.chunk(unit, chunks[i]);
+    if (parameters.read)
+      parameters.read((range.begin - shards.here(unit).begin) * size,
+                      {s.pipeline.parameters(i % reads.size()), range.size() * size},
+                      reads[i % reads.size()].add());
+    if (!resident)
       s.states.backing(unit).fetch(
           s.states.format().chunk_offset(unit, chunks[i]),
           {s.pipeline.slot(i % reads.size()), s.states.format().chunk_bytes(unit, chunks[i])},
@@ -202,10 +211,11 @@ std::exception_ptr for_chunks(const ValueStreams& s, UnitId unit, const std::vec
   };
   for (std::size_t i = 0; i < reads.size(); ++i) read(i);
   for (std::size_t i = 0; i < chunks.size(); ++i) {
-    if (!resident) reads[i % reads.size()].wait();
-    std::byte* state = resident ? s.states.chunk_data(unit, chunks[i]) : s.pipeline.slot(i % reads.size());
+    const std::size_t slot = i % std::max<std::size_t>(1, reads.size());
+    if (!reads.empty()) reads[slot].wait();
+    std::byte* state = resident ? s.states.chunk_data(unit, chunks[i]) : s.pipeline.slot(slot);
     try {
-      body(chunks[i], state);
+      body(chunks[i], state, slot);
     } catch (...) {
       for (TransferGroup& group : reads) group.wait();
       return std::current_exception();
@@ -238,12 +248,14 @@ std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray va
   const StateFormat& format = s.states.format();
   const bool sends = s.ranks != nullptr && s.ranks->rank() > 0;
   const auto chunks = all_chunks(s, unit);
-  std::exception_ptr failed = for_chunks(s, unit, chunks, [&](std::size_t chunk, std::byte* state) {
-    if (sends)
-      s.ranks->send_state(unit, chunk, {state, format.chunk_bytes(unit, chunk)});
-    else
-      drain_chunk(s, format, unit, chunk, values.at(format.shards().chunk(unit, chunk).begin), state, sink);
-  });
+  std::exception_ptr failed =
+      for_chunks(s, unit, chunks, {}, [&](std::size_t chunk, std::byte* state, std::size_t) {
+        if (sends)
+          s.ranks->send_state(unit, chunk, {state, format.chunk_bytes(unit, chunk)});
+        else
+          drain_chunk(s, format, unit, chunk, values.at(format.shards().chunk(unit, chunk).begin), state,
+                      sink);
+      });
   const int others = s.ranks == nullptr || sends ? 1 : s.ranks->size();
   for (int rank = 1; rank < others && failed == nullptr; ++rank)
     failed = drain_rank(s, rank, unit, values, sink);
@@ -267,23 +279,28 @@ std::exception_ptr save_wanted_parameters(const ValueStreams& s, UnitId unit, Co
   return nullptr;
 }
 
-std::exception_ptr save_own_chunks(const ValueStreams& s, UnitId unit, ConstArray shard, const UnitSink& sink,
-                                   const WantedElements& wanted) {
+std::exception_ptr save_own_chunks(const ValueStreams& s, UnitId unit, const OwnParameters& parameters,
+                                   const UnitSink& sink, const WantedElements& wanted) {
   ensure(s.pipeline.idle(), "a unit is saved while updates are under way");
   const StateFormat& format = s.states.format();
   UnitSink own = sink;
   own.values = nullptr;
-  if (shard.data == nullptr) own.parameter = nullptr;
+  if (!parameters.any()) own.parameter = nullptr;
   std::vector<std::size_t> chunks = all_chunks(s, unit);
   std::erase_if(chunks, [&](std::size_t chunk) {
     const ElementRange range = format.shards().chunk(unit, chunk);
-    return !wanted.state(range) && (shard.data == nullptr || !wanted.parameters(range));
+    return !wanted.state(range) && (!parameters.any() || !wanted.parameters(range));
   });
   const std::size_t first = format.shards().here(unit).begin;
-  return for_chunks(s, unit, chunks, [&](std::size_t chunk, std::byte* state) {
-    const std::size_t begin = format.shards().chunk(unit, chunk).begin;
-    drain_chunk(s, format, unit, chunk, shard.data == nullptr ? shard : shard.at(begin - first), state, own);
-  });
+  const auto drain = [&](std::size_t chunk, std::byte* state, std::size_t slot) {
+    ConstArray values = parameters.shard;
+    if (parameters.read)
+      values = {s.pipeline.parameters(slot), s.layout.dtype(unit)};
+    else if (values.data != nullptr)
+      values = values.at(format.shards().chunk(unit, chunk).begin - first);
+    drain_chunk(s, format, unit, chunk, values, state, own);
+  };
+  return for_chunks(s, unit, chunks, parameters, drain);
 }
 
 std::exception_ptr save_parameters(const ValueStreams& s, UnitId unit, ConstArray values,

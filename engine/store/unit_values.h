@@ -1,5 +1,7 @@
 #pragma once
 #include <exception>
+#include <functional>
+#include <span>
 #include <vector>
 
 #include "core/dtype.h"
@@ -39,9 +41,16 @@ std::exception_ptr save_values(const ValueStreams& streams, UnitId unit, ConstAr
 std::exception_ptr save_wanted_parameters(const ValueStreams& streams, UnitId unit, ConstArray values,
                                           const UnitSink& sink, const WantedElements& wanted);
 
-// Hands out the masters and the state that are here and wanted; with them the parameters of `shard`, which
-// begins with the first element that is here, where it is not null. Both return what the sink threw.
-std::exception_ptr save_own_chunks(const ValueStreams& streams, UnitId unit, ConstArray shard,
+// This rank's shard of a unit's parameters: in memory, or read from somewhere else; or neither.
+struct OwnParameters {
+  ConstArray shard = {};
+  std::function<void(std::size_t offset, std::span<std::byte> into, Done done)> read;
+  bool any() const { return shard.data != nullptr || read != nullptr; }
+};
+
+// Hands out the masters and the state that are here and wanted; with them the parameters of the own shard.
+// Both return what the sink threw.
+std::exception_ptr save_own_chunks(const ValueStreams& streams, UnitId unit, const OwnParameters& parameters,
                                    const UnitSink& sink, const WantedElements& wanted);
 
 // Hands a unit's parameters to sink.values, in f32, without its state. Returns what the sink threw.

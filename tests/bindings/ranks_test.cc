@@ -1,86 +1,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <map>
-#include <optional>
-#include <sstream>
-#include <thread>
 
-#include "bindings/run_outputs.h"
-#include "bindings/sluice_process.h"
-#include "core/json.h"
+#include "bindings/ranks_runs.h"
 
 // Runs of several ranks, as users start them. Whatever is partitioned, and wherever it lies, the bits are
 // those of ranks that each have everything.
 namespace sluice::cli {
 namespace {
 
-using std::chrono::steady_clock;
 using ::testing::HasSubstr;
-
-struct Partition {
-  int ranks;
-  std::string stage, place, flags;
-};
-void PrintTo(const Partition& p, std::ostream* to) {
-  *to << p.ranks << " ranks, stage " << p.stage << ", " << p.place << ", " << p.flags;
-}
-
-class RanksTest : public ::testing::Test {
- protected:
-  RanksTest() {
-    std::ofstream(text_) << lesson();
-    std::filesystem::create_directory(folder_ / "model");
-    std::filesystem::create_directory(folder_ / "disk");
-    // Its blocks are larger than what is packed, and so are partitioned.
-    std::ofstream(folder_ / "model/config.json") << Json({{"model_type", "llama"},
-                                                          {"hidden_size", 128},
-                                                          {"intermediate_size", 320},
-                                                          {"num_hidden_layers", 3},
-                                                          {"num_attention_heads", 4},
-                                                          {"num_key_value_heads", 2},
-                                                          {"max_position_embeddings", 64},
-                                                          {"vocab_size", 1200},
-                                                          {"tie_word_embeddings", true}});
-  }
-  std::vector<std::string> words(const std::string& name, int ranks, int steps, const std::string& flags,
-                                 const std::string& memory = "600MiB") const {
-    std::vector<std::string> all =
-        tiny_training(text_, folder_ / name, steps,
-                      {{"--model", folder_ / "model", "--tokens", "bytes", "--accumulate", "12", "--threads",
-                        "1", "--ranks", std::to_string(ranks), "--metrics", folder_ / (name + ".jsonl")}});
-    *(std::ranges::find(all, "--memory") + 1) = memory;
-    all.erase(all.begin() + 1, all.begin() + 3);  // the other model
-    std::istringstream more(flags);
-    for (std::string word; more >> word;) all.push_back(word);
-    return all;
-  }
-  std::vector<std::string> placed(const std::string& name, const Partition& p, int steps) const {
-    std::string flags = p.flags;
-    if (p.ranks > 1) flags += " --stage " + p.stage;
-    for (const char* part : {"parameters", "gradients", "state"})
-      flags += std::string(" --place-") + part + " " + p.place;
-    if (p.place == "disk") flags += " --disk " + (folder_ / "disk");
-    return words(name, p.ranks, steps, flags);
-  }
-  static void expect_done(const Outcome& outcome) {
-    ASSERT_EQ(outcome.status, 0) << outcome.error << outcome.out;
-  }
-
-  std::map<std::string, std::string> tensors(const std::string& name, int step) const {
-    return tensors_of(folder_ / name, step);
-  }
-  std::vector<Json> rows(const std::string& name) const { return rows_of(folder_ / (name + ".jsonl")); }
-  std::vector<double> losses(const std::string& name) const { return losses_of(folder_ / (name + ".jsonl")); }
-  TemporaryFolder folder_;
-  const std::string text_ = folder_ / "lesson.txt";
-};
 
 class PartitionTest : public RanksTest, public ::testing::WithParamInterface<Partition> {};
 // Every two of stage, place, optimizer and number of ranks are together in one of them.
@@ -97,7 +29,14 @@ INSTANTIATE_TEST_SUITE_P(
                       Partition{3, "3", "memory", "--optimizer muon --dtype bf16"},
                       Partition{3, "3", "disk", "--optimizer adamw --state 8bit --group 4"},
                       Partition{2, "2", "disk", "--optimizer lion --dtype f16 --initial-scale 1e30"},
-                      Partition{4, "3", "memory", "--optimizer adamw --dtype bf16 --recompute full"}));
+                      Partition{4, "3", "memory", "--optimizer adamw --dtype bf16 --recompute full"},
+                      Partition{2, "3", "disk", "--optimizer adamw --state 8bit --dtype bf16"},
+                      Partition{2, "3", "disk", "--optimizer adafactor --group 3"},
+                      Partition{3, "3", "disk", "--optimizer adafactor --dtype bf16 --master none"},
+                      Partition{2, "3", "disk", "--optimizer muon --dtype bf16 --master none"},
+                      Partition{3, "3", "disk", "--optimizer adamw --dtype bf16 --master none --clip 0"},
+                      Partition{2, "3", "memory", "--optimizer adafactor --clip 0 --dtype bf16 --group 2"},
+                      Partition{4, "3", "disk", "--optimizer muon"}));
 
 TEST_P(PartitionTest, HasTheBitsOfRanksThatHaveEverything) {
   Partition whole = GetParam();
@@ -135,7 +74,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Partition{3, "0", "disk", "--optimizer adafactor --clip 0 --group 3"},
                       Partition{4, "1", "memory", "--optimizer muon --dtype bf16 --master none"},
                       Partition{3, "2", "disk", "--optimizer muon --group 1"},
-                      Partition{4, "3", "memory", "--optimizer lion --dtype f16 --group 2"}));
+                      Partition{4, "3", "memory", "--optimizer lion --dtype f16 --group 2"},
+                      Partition{3, "3", "disk", "--optimizer muon --dtype bf16"}));
 
 TEST_P(ReproducibleTest, HasTheBitsOfOneRank) {
   Partition parts = GetParam();
@@ -216,6 +156,61 @@ TEST_F(RanksTest, GoOnFromACheckpointOfAnyNumberOfRanks) {
     const Outcome outcome = run_sluice(words(name, ranks, 4, "--resume"));
     EXPECT_EQ(outcome.status, 0) << outcome.error;
     EXPECT_EQ(tensors(name, 4).size(), tensors("straight", 4).size());
+  }
+}
+
+// What one rank has on disk, another has in memory, or whole; and all go on from the same files.
+TEST_F(RanksTest, SaveAndLoadShardsOnDisk) {
+  expect_done(run_sluice(words("saved", 4, 2, "--stage 3" + on_disk())));
+  expect_done(run_sluice(words("memory", 4, 2, "--stage 3")));
+  EXPECT_TRUE(tensors("saved", 2) == tensors("memory", 2));
+  for (const int ranks : {1, 3}) {
+    std::vector<std::map<std::string, std::string>> found;
+    for (const std::string& flags :
+         {"--resume" + on_disk() + (ranks > 1 ? " --stage 3" : ""), std::string("--resume")}) {
+      const std::string name = "at" + std::to_string(ranks) + "-" + std::to_string(found.size());
+      std::filesystem::create_directory(folder_ / name);
+      std::filesystem::copy(folder_ / "saved/step-00000002", folder_ / (name + "/step-00000002"),
+                            std::filesystem::copy_options::recursive);
+      std::filesystem::copy_file(folder_ / "saved.jsonl", folder_ / (name + ".jsonl"));
+      expect_done(
+          run_sluice(words(name, ranks, 4, flags + (ranks > 1 && found.size() == 1 ? " --stage 0" : ""))));
+      found.push_back(tensors(name, 4));
+    }
+    EXPECT_TRUE(found[0] == found[1]) << ranks;
+  }
+}
+
+// Each rank, with its shards on disk: what it takes of memory and disk, and what it moves in a step.
+TEST_F(RanksTest, TakeAndMoveWhatThePlanSaysWithShardsOnDisk) {
+  const std::string flags = "--stage 3 --group 6" + on_disk();
+  const Outcome outcome = run_sluice([&] {
+    std::vector<std::string> all = words("none", 2, 3, flags + " --json");
+    all[0] = "plan";
+    return all;
+  }());
+  expect_done(outcome);
+  const Json plan = Json::parse(outcome.out);
+  for (const Json& unit : plan.at("units")) EXPECT_EQ(unit.value("shard", "disk"), "disk");
+  const Outcome run = run_sluice(words("run", 2, 7, flags + " --eval-every 3"));
+  expect_done(run);
+  EXPECT_THAT(run.out, HasSubstr("units (4 of them on disk)"));
+  const auto planned = [&](const char* what) { return plan.at("step").at(what).get<double>(); };
+  for (const char* name : {"run", "run.rank1"}) {
+    double read = 0, written = 0, received = 0;
+    for (const Json& row : rows(name)) {
+      EXPECT_LE(row.at("peak_memory"), row.at("predicted_peak")) << name;
+      if (row.at("step") == 1) continue;
+      read += row.at("disk_read").get<double>() / 6;
+      written += row.at("disk_written").get<double>() / 6;
+      received += row.at("received").get<double>() / 6;
+    }
+    // Fewer bytes where a unit is still there, or a piece of it; more where ranks do not read it together.
+    EXPECT_GE(read, 0.5 * planned("bytes_read")) << name;
+    EXPECT_LE(read, 2.1 * planned("bytes_read")) << name;
+    EXPECT_LE(written, 1.06 * planned("bytes_written")) << name;
+    EXPECT_GE(received, 0.5 * planned("bytes_received")) << name;
+    EXPECT_LE(received, 1.2 * planned("bytes_received")) << name;  // with two evaluations
   }
 }
 
@@ -309,139 +304,6 @@ TEST_F(RanksTest, ThatCannotBeAreRefused) {
   const Outcome small = run_sluice(words("small", 2, 3, "", "20MiB"));
   EXPECT_EQ(small.status, 3) << small.error;
   EXPECT_THAT(small.error, HasSubstr("does not fit in 20.0 MiB"));
-}
-
-std::vector<pid_t> children_of(pid_t process) {
-  const std::string id = std::to_string(process);
-  std::istringstream ids(file_text("/proc/" + id + "/task/" + id + "/children"));
-  std::vector<pid_t> children;
-  for (pid_t child; ids >> child;) children.push_back(child);
-  return children;
-}
-
-// The state of a process: 'R', 'S', 'Z', ...; nothing where there is none.
-std::optional<char> state_of(pid_t process) {
-  const std::string stat = file_text("/proc/" + std::to_string(process) + "/stat");
-  const std::size_t name_end = stat.rfind(')');
-  return name_end == std::string::npos ? std::nullopt : std::optional(stat[name_end + 2]);
-}
-
-bool ends_within(pid_t process, std::chrono::seconds limit) {
-  const auto until = steady_clock::now() + limit;
-  while (state_of(process) && state_of(process) != 'Z') {
-    if (steady_clock::now() > until) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  return true;
-}
-
-class LostRankTest : public RanksTest {
- protected:
-  // A run of three ranks, some steps of which are done.
-  std::unique_ptr<SluiceProcess> start(const std::string& flags = "") const {
-    auto run = std::make_unique<SluiceProcess>(words("run", 3, 100000, "--stage 3 --save-every 2 " + flags));
-    wait_for("run/step-00000002");
-    EXPECT_EQ(children_of(run->pid()).size(), 2u) << run->error();
-    return run;
-  }
-  void wait_for(const std::string& name) const {
-    const auto until = steady_clock::now() + std::chrono::seconds(60);
-    while (!std::filesystem::exists(folder_ / name) && steady_clock::now() < until)
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-};
-
-TEST_F(LostRankTest, IsNamedAndEndsTheRun) {
-  const auto run = start();
-  const std::vector<pid_t> others = children_of(run->pid());
-  ASSERT_EQ(others.size(), 2u);
-  ::kill(others[1], SIGKILL);
-  ASSERT_TRUE(ends_within(run->pid(), std::chrono::seconds(20)));
-  EXPECT_EQ(run->wait(), 1);
-  EXPECT_THAT(run->error(), HasSubstr("rank 2"));
-  EXPECT_FALSE(state_of(others[0]));
-}
-
-TEST_F(LostRankTest, LetsAllOthersNameTheLastCheckpoint) {
-  const auto run = start();
-  wait_for("run/step-00000004");  // so that all ranks know of the first one
-  const std::vector<pid_t> others = children_of(run->pid());
-  ASSERT_EQ(others.size(), 2u);
-  ::kill(others[1], SIGKILL);
-  ASSERT_TRUE(ends_within(run->pid(), std::chrono::seconds(20)));
-  std::istringstream lines(run->error());
-  int named = 0;
-  for (std::string line; std::getline(lines, line);)
-    named +=
-        line.find("the last checkpoint stands: '" + (folder_ / "run/step-")) == std::string::npos ? 0 : 1;
-  EXPECT_EQ(named, 2) << run->error();
-}
-
-// Ranks write a checkpoint together, so the death of any of them in a save leaves a part of one.
-TEST_F(LostRankTest, InASaveLeavesTheCheckpointBefore) {
-  for (const std::size_t killed : {0, 1, 2}) {
-    const std::string name = "killed" + std::to_string(killed);
-    SluiceProcess run(words(name, 3, 100000, "--stage 2 --save-every 1"));
-    const auto is_saving = [&] {
-      std::error_code ignored;
-      for (const auto& entry : std::filesystem::directory_iterator(folder_ / name, ignored))
-        if (entry.path().filename().string().find(".partial-") != std::string::npos) return true;
-      return false;
-    };
-    const auto until = steady_clock::now() + std::chrono::seconds(60);
-    while (!std::filesystem::exists(folder_ / (name + "/step-00000001")) && steady_clock::now() < until)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    const Outcome read = run_sluice({"inspect", folder_ / name});  // meanwhile
-    EXPECT_EQ(read.status, 0) << read.error;
-    const std::vector<pid_t> others = children_of(run.pid());
-    ASSERT_EQ(others.size(), 2u) << run.error();
-    while (!is_saving() && steady_clock::now() < until) continue;
-    ::kill(killed == 0 ? run.pid() : others[killed - 1], SIGKILL);
-    ASSERT_TRUE(ends_within(run.pid(), std::chrono::seconds(20)));
-    for (const pid_t other : others) ASSERT_TRUE(ends_within(other, std::chrono::seconds(20)));
-    EXPECT_THAT(run.error(), HasSubstr("rank " + std::to_string(killed)));
-    const Outcome verified = run_sluice({"inspect", "--verify", folder_ / name});
-    EXPECT_EQ(verified.status, 0) << verified.error << verified.out;
-    std::string last;
-    for (const auto& entry : std::filesystem::directory_iterator(folder_ / name))
-      last = std::max(last, entry.path().filename().string());
-    ASSERT_TRUE(last.starts_with("step-"));
-    const int steps = std::stoi(last.substr(5)) + 1;
-    const Outcome resumed = run_sluice(words(name, 2, steps, "--stage 3 --save-every 1 --resume"));
-    EXPECT_EQ(resumed.status, 0) << resumed.error;
-    EXPECT_FALSE(is_saving());  // what was left is removed
-  }
-}
-
-TEST_F(LostRankTest, MayBeTheFirst) {
-  const auto run = start();
-  const std::vector<pid_t> others = children_of(run->pid());
-  run->signal(SIGKILL);
-  for (const pid_t other : others) EXPECT_TRUE(ends_within(other, std::chrono::seconds(20)));
-  EXPECT_THAT(run->error(), HasSubstr("rank 0"));
-}
-
-TEST_F(LostRankTest, IsMissedWhenItIsSilent) {
-  const auto run = start("--silence 1");
-  const std::vector<pid_t> others = children_of(run->pid());
-  ASSERT_EQ(others.size(), 2u);
-  ::kill(others[0], SIGSTOP);
-  ASSERT_TRUE(ends_within(others[1], std::chrono::seconds(20)));
-  ASSERT_TRUE(ends_within(run->pid(), std::chrono::seconds(40)));
-  EXPECT_EQ(run->wait(), 1);
-  EXPECT_THAT(run->error(), HasSubstr("rank 1"));
-  EXPECT_FALSE(state_of(others[0]));
-}
-
-TEST_F(LostRankTest, IsNoLossWhereTheRunIsAskedToStop) {
-  const auto run = start();
-  const std::vector<pid_t> others = children_of(run->pid());
-  ASSERT_EQ(others.size(), 2u);
-  ::kill(others[1], SIGTERM);
-  ASSERT_TRUE(ends_within(run->pid(), std::chrono::seconds(30)));
-  EXPECT_EQ(run->wait(), 0) << run->error();
-  EXPECT_THAT(run->out(), HasSubstr("stopped by a signal to another rank"));
-  EXPECT_THAT(run->out(), HasSubstr("go on with --resume"));
 }
 
 }  // namespace

@@ -105,6 +105,7 @@ class Trainer {
     std::vector<double> losses(profile_.micro_batches);
     for (std::size_t first = 0; first < profile_.micro_batches; first += plan_.group)
       group(first, std::min(plan_.group, profile_.micro_batches - first), losses);
+    if (before_step) before_step();
     const StepResult result = engine_.step();
     if (norm != nullptr) *norm = result.gradient_norm;
     return std::accumulate(losses.begin(), losses.end(), 0.0);
@@ -113,6 +114,7 @@ class Trainer {
   float gradient_scale = 1;
   std::size_t first_micro_batch = 0;    // of this rank in a step
   std::function<void()> before_access;  // is called before each access, if it is there
+  std::function<void()> before_step;  // called when all gradients are written
 
  private:
   void group(std::size_t first, std::size_t count, std::vector<double>& losses) {

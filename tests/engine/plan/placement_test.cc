@@ -136,11 +136,17 @@ TEST(Placement, WhatIsHeldIsTheSameWhetherMovedOrMeasured) {
     for (UnitId unit = 0; unit < units.size(); ++unit) {
       const bool on_disk = units[unit].tier(Part::kGradient) == kDisk;
       units[unit].gradient_in_shards = on_disk && placement.partitions_gradient(unit, 1);
+      if (!placement.partitions_parameters(unit)) continue;
+      units[unit].shard_on_disk =
+          placement.may_store_shard(unit) && units[unit].tier(Part::kParameters) == kDisk;
+      units[unit].place(Part::kParameters, allocator::Tier::kRanks);
     }
     Footprint moved = placement.footprint(units);
     for (UnitId unit = 0; unit < units.size(); ++unit)
       for (std::size_t part = 0; part < kParts; ++part)
-        if (!units[unit].resident(static_cast<Part>(part)) && random() % 2 == 0)
+        if (!units[unit].resident(static_cast<Part>(part)) && random() % 2 == 0 &&
+            (part != index(Part::kParameters) || units[unit].tier(Part::kParameters) == kDisk ||
+             units[unit].shard_on_disk))
           placement.to_memory(unit, static_cast<Part>(part), units[unit], moved);
     const Footprint measured = placement.footprint(units);
     EXPECT_EQ(moved.own, measured.own);
@@ -149,6 +155,7 @@ TEST(Placement, WhatIsHeldIsTheSameWhetherMovedOrMeasured) {
     EXPECT_EQ(moved.shards, measured.shards);
     EXPECT_EQ(moved.metadata, measured.metadata);
     EXPECT_EQ(moved.streamed, measured.streamed);
+    EXPECT_EQ(moved.shards_on_disk, measured.shards_on_disk);
     std::uint64_t state = 0;
     for (UnitId unit = 0; unit < units.size(); ++unit) state += placement.state_bytes(unit);
     EXPECT_EQ(measured.shared[2] + measured.disk[2], state) << "it is in one place or the other";
@@ -192,6 +199,93 @@ TEST(Placement, ShardsOfFinalGradientsTakeAsMuchOfAllRanksAsTheGradientOfOne) {
     EXPECT_GE(all, whole);
     EXPECT_LE(all, whole + padding);
   }
+}
+
+// A shard of parameters is on disk or in memory, and a step reads it for each fetch of its unit.
+TEST(Placement, ShardsOfParametersTakeAsMuchOfAllRanksAsTheParametersOfOne) {
+  for (const bool narrow : {false, true}) {
+    const auto optimizer = optim::make_optimizer({});
+    Profile profile;
+    for (const std::size_t rows : {256, 1024, 777}) {
+      profile.schedule.push_back({static_cast<UnitId>(profile.units.size()), true, 0, true});
+      profile.units.push_back({std::to_string(rows), {{std::to_string(rows), {rows, 4096}}}});
+      profile.units.back().dtype = narrow ? Dtype::kBf16 : Dtype::kF32;
+      profile.unit_profiles.emplace_back().choices.emplace_back();
+    }
+    std::uint64_t whole = 0, in_memory = 0, on_disk = 0, fetched = 0;
+    for (int rank = 0; rank < 4; ++rank) {
+      PlanRequest request;
+      request.ranks = {rank, 4};
+      request.stage = 3;
+      const Placement placement(profile, *optimizer, request);
+      std::vector<UnitPlan> units(profile.units.size());
+      for (UnitId unit = 0; unit < units.size(); ++unit) {
+        if (rank == 0) whole += placement.layout().unit_bytes(unit);
+        ASSERT_TRUE(placement.may_store_shard(unit));
+        units[unit].place(Part::kParameters, allocator::Tier::kRanks);
+        units[unit].shard_on_disk = true;
+        // An update with masters overwrites the parameters.
+        EXPECT_EQ(placement.shard_traffic(unit).read,
+                  placement.format().has_master(unit) ? 0 : placement.shard_bytes(unit));
+        EXPECT_EQ(placement.format().has_master(unit), narrow);
+        EXPECT_EQ(placement.shard_traffic(unit).written, placement.shard_bytes(unit));
+      }
+      Footprint footprint = placement.footprint(units);
+      on_disk += footprint.disk[index(Part::kParameters)];
+      EXPECT_EQ(footprint.shards[index(Part::kParameters)], 0u);
+      for (const Visit& visit : placement.visits(units, 1, placement.times({}))) fetched += visit.fetched;
+      for (UnitId unit = 0; unit < units.size(); ++unit)
+        placement.to_memory(unit, Part::kParameters, units[unit], footprint);
+      for (const Visit& visit : placement.visits(units, 1, placement.times({}))) EXPECT_EQ(visit.fetched, 0u);
+      in_memory += footprint.shards[index(Part::kParameters)];
+      EXPECT_EQ(footprint.disk[index(Part::kParameters)], 0u);
+      EXPECT_EQ(footprint.shards_on_disk, 0u);
+    }
+    const std::uint64_t padding = 4 * profile.units.size() * kDiskBlock;  // of each shard, at most
+    for (const std::uint64_t all : {on_disk, in_memory, fetched}) {
+      EXPECT_GE(all, whole);
+      EXPECT_LE(all, whole + padding);
+    }
+  }
+}
+
+// As memory shrinks, so do the shards of parameters in it, down to where the frames alone are left.
+TEST(Placement, ShardsOfParametersAreOnDiskAsFarAsMemoryIsShort) {
+  const auto optimizer = optim::make_optimizer({});
+  Profile profile;
+  for (UnitId unit = 0; unit < 24; ++unit) {
+    profile.units.push_back({std::to_string(unit), {{std::to_string(unit), {2048, 2048}}}});
+    profile.unit_profiles.emplace_back().choices.emplace_back();
+    profile.schedule.push_back({unit, true, -1, false});
+  }
+  for (UnitId unit = 24; unit-- > 0;) profile.schedule.push_back({unit, true, 0, true});
+  const std::uint64_t parameters = 24 * 2048 * 2048 * sizeof(float);
+  PlanRequest request;
+  request.ranks = {0, 2};
+  request.stage = 3;
+  std::size_t most = 0;
+  std::uint64_t least = 0;
+  for (std::uint64_t memory = 1200 * kMiB; memory > 0; memory -= 20 * kMiB) {
+    Plan plan;
+    try {
+      plan = make_plan(profile, *optimizer, {memory, 4 * kGiB, 0}, request, {});
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kBudget);
+      break;
+    }
+    least = memory;
+    EXPECT_LE(plan.peak_memory, memory);
+    const auto on_disk =
+        static_cast<std::size_t>(std::ranges::count(plan.units, true, &UnitPlan::shard_on_disk));
+    EXPECT_EQ(plan.serving_pieces > 0, on_disk > 0);
+    EXPECT_EQ(plan.bytes[static_cast<std::size_t>(kDisk)][0], on_disk * parameters / 2 / 24);
+    EXPECT_TRUE(memory < 1200 * kMiB || on_disk == 0);
+    most = std::max(most, on_disk);
+  }
+  EXPECT_EQ(most, 24u);
+  EXPECT_LT(least, parameters / 2);
+  profile.any_order = true;  // where that is still to be built
+  EXPECT_THROW(make_plan(profile, *optimizer, {least, 4 * kGiB, 0}, request, {}), Error);
 }
 
 // Goes through a step access by access, and counts the traffic of one unit.

@@ -2,24 +2,44 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <functional>
+#include <memory>
 #include <numeric>
+#include <thread>
 
 #include "comm/worlds.h"
+#include "core/error.h"
+#include "offload/records.h"
+#include "offload/test_files.h"
 #include "optim/optimizer.h"
 
 namespace sluice::engine {
 namespace {
 
 constexpr std::size_t kElements = 10 * 4096;
+constexpr std::size_t kPieceElements = StoredShards::kPiece / sizeof(float);
 
-Layout two_units() {
-  return Layout({{"one", {{"a", {kElements}}}}, {"two", {{"b", {3, 4096}}, {"c", {1024}}}}});
+Layout two_units(std::size_t elements) {
+  return Layout({{"one", {{"a", {elements}}}}, {"two", {{"b", {3, 4096}}, {"c", {1024}}}}});
 }
 
-Plan partitioned(std::initializer_list<UnitId> units) {
+// Where shards are, and of what kind the disk is.
+struct Place {
+  bool on_disk = false;
+  std::size_t elements = kElements;  // of the first unit
+  std::size_t pieces = StoredShards::kFewestPieces;
+  offload::Faults faults = {};
+};
+
+Plan partitioned(std::initializer_list<UnitId> units, const Place& place) {
   Plan plan;
   plan.units.resize(2);
-  for (const UnitId unit : units) plan.units[unit].place(Part::kParameters, allocator::Tier::kRanks);
+  if (place.on_disk) plan.serving_pieces = place.pieces;
+  for (const UnitId unit : units) {
+    plan.units[unit].place(Part::kParameters, allocator::Tier::kRanks);
+    plan.units[unit].shard_on_disk = place.on_disk;
+  }
   return plan;
 }
 
@@ -30,33 +50,57 @@ std::vector<float> values_of(const Layout& layout, UnitId unit, float first) {
 }
 
 struct Rank {
-  explicit Rank(comm::Communicator& communicator, std::initializer_list<UnitId> units = {0, 1})
-      : ranks(communicator, layout, *optimizer, true), shards(layout, partitioned(units), ranks) {
+  explicit Rank(comm::Communicator& communicator, const Place& the_place = {},
+                std::initializer_list<UnitId> units = {0, 1})
+      : place(the_place),
+        ranks(communicator, layout, *optimizer, true),
+        shards(layout, partitioned(units, place), ranks) {
+    shards.define(*backings);
+    backings->allocate();
     shards.start(ledger);
+  }
+  std::vector<std::unique_ptr<offload::File>> files() {
+    std::vector<std::unique_ptr<offload::File>> all;
+    all.push_back(offload::make_faulty_file(*inner, place.faults));
+    return all;
   }
   void change(UnitId unit, float first) {
     shards.expect(unit);
     shards.take(unit, reinterpret_cast<const std::byte*>(values_of(layout, unit, first).data()));
     shards.publish(unit);
   }
+  void begin_fetch(UnitId unit, std::vector<float>& into, Done done) {
+    into.resize(layout.unit_elements(unit));
+    shards.make_backing(unit)->fetch(0, std::as_writable_bytes(std::span(into)), std::move(done));
+  }
   std::vector<float> fetch(UnitId unit) {
-    std::vector<float> found(layout.unit_elements(unit));
+    std::vector<float> found;
     comm::Ending ending;
-    shards.make_backing(unit)->fetch(0, std::as_writable_bytes(std::span(found)), ending.done());
+    begin_fetch(unit, found, ending.done());
     ending.wait();
     return found;
   }
+  std::uint64_t bytes_read() const { return disk.counters().bytes_read; }
+
+  const Place place;
   allocator::Ledger ledger;
-  const Layout layout = two_units();
+  const std::unique_ptr<offload::File> inner = offload::make_memory_file("the disk");
+  offload::RecordStore disk{files(), ledger};
+  const std::unique_ptr<Backings> backings = make_backings(&disk);
+  const Layout layout = two_units(place.elements);
   const std::unique_ptr<optim::Optimizer> optimizer = optim::make_optimizer({});
   Ranks ranks;
   ParameterShards shards;
 };
 
-TEST(ParameterShards, PutAUnitTogether) {
+class ParameterShardsTest : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(InMemoryAndOnDisk, ParameterShardsTest, ::testing::Bool(),
+                         [](const auto& place) { return place.param ? "Disk" : "Memory"; });
+
+TEST_P(ParameterShardsTest, PutAUnitTogether) {
   for (const int size : {2, 3, 5, 12}) {
-    comm::run_communicators(comm::World::kThreads, size, [](comm::Communicator& communicator) {
-      Rank rank(communicator);
+    comm::run_communicators(comm::World::kThreads, size, [&](comm::Communicator& communicator) {
+      Rank rank(communicator, {GetParam()});
       for (const UnitId unit : {0u, 1u}) rank.change(unit, 5);
       for (const UnitId unit : {1u, 0u}) EXPECT_EQ(rank.fetch(unit), values_of(rank.layout, unit, 5));
       communicator.barrier(99, "the end");
@@ -64,16 +108,16 @@ TEST(ParameterShards, PutAUnitTogether) {
   }
 }
 
-TEST(ParameterShards, AReaderWaitsForTheVersionThatItExpects) {
-  comm::run_communicators(comm::World::kThreads, 2, [](comm::Communicator& communicator) {
-    Rank rank(communicator);
+TEST_P(ParameterShardsTest, AReaderWaitsForTheVersionThatItExpects) {
+  comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& communicator) {
+    Rank rank(communicator, {GetParam()});
     rank.change(0, 1);
     communicator.barrier(99, "the first version");
     if (communicator.rank() == 0) {
       rank.change(0, 2);
-      std::vector<float> found(rank.layout.unit_elements(0));
+      std::vector<float> found;
       comm::Ending ending;
-      rank.shards.make_backing(0)->fetch(0, std::as_writable_bytes(std::span(found)), ending.done());
+      rank.begin_fetch(0, found, ending.done());
       EXPECT_FALSE(ending.has_come(std::chrono::milliseconds(200)));
       communicator.barrier(98, "the reader has asked");
       ending.wait();
@@ -86,9 +130,9 @@ TEST(ParameterShards, AReaderWaitsForTheVersionThatItExpects) {
   });
 }
 
-TEST(ParameterShards, WhatIsWholeIsRefused) {
-  comm::run_communicators(comm::World::kThreads, 2, [](comm::Communicator& communicator) {
-    Rank rank(communicator, {0});
+TEST_P(ParameterShardsTest, WhatIsWholeIsRefused) {
+  comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& communicator) {
+    Rank rank(communicator, {GetParam()}, {0});
     EXPECT_TRUE(rank.shards.has(0));
     EXPECT_FALSE(rank.shards.has(1));
     rank.change(0, 1);
@@ -105,16 +149,93 @@ TEST(ParameterShards, WhatIsWholeIsRefused) {
 }
 
 // Versions begin anew, once all ranks have destroyed what they had.
-TEST(ParameterShards, OfOneEngineAfterAnother) {
-  comm::run_communicators(comm::World::kThreads, 3, [](comm::Communicator& communicator) {
+TEST_P(ParameterShardsTest, OfOneEngineAfterAnother) {
+  comm::run_communicators(comm::World::kThreads, 3, [&](comm::Communicator& communicator) {
     for (const float value : {1.0f, 2.0f, 3.0f}) {
       communicator.barrier(98, "all begin");
-      Rank rank(communicator);
+      Rank rank(communicator, {GetParam()});
       rank.change(0, value);
       EXPECT_EQ(rank.fetch(0), values_of(rank.layout, 0, value));
       communicator.barrier(99, "all have read");
     }
   });
+}
+
+// Of many pieces, through fewer pieces of memory, on a disk that takes its time; the ranks are at different
+// places of the unit.
+TEST(StoredShards, AreServedThroughFewPiecesToRanksThatComeWhenTheyWant) {
+  for (const std::size_t pieces : {1, 4}) {
+    comm::run_communicators(comm::World::kThreads, 4, [&](comm::Communicator& communicator) {
+      Rank rank(communicator, {true, 40 * kPieceElements + 4096, pieces, {.delay_microseconds = 300}});
+      for (const UnitId unit : {0u, 1u}) rank.change(unit, 5);
+      communicator.barrier(96, "the values");
+      std::this_thread::sleep_for(std::chrono::milliseconds(5 * communicator.rank()));
+      for (const float version : {5.0f, 7.0f}) {
+        if (version > 5) {
+          communicator.barrier(97, "all have read");
+          for (const UnitId unit : {0u, 1u}) rank.change(unit, version);
+        }
+        for (const UnitId unit : {1u, 0u})
+          EXPECT_TRUE(rank.fetch(unit) == values_of(rank.layout, unit, version)) << pieces;
+      }
+      communicator.barrier(99, "the end");
+    });
+  }
+}
+
+// Both ranks have asked for each other's shards, through one piece of memory each, before any can be had.
+TEST(StoredShards, AreServedWhileTheirOwnerWaitsForAnother) {
+  comm::run_communicators(comm::World::kThreads, 2, [](comm::Communicator& communicator) {
+    Rank rank(communicator, {true, 20 * kPieceElements, 1, {.delay_microseconds = 100}});
+    for (const UnitId unit : {0u, 1u}) rank.change(unit, 3);
+    communicator.barrier(96, "the values");
+    std::vector<std::vector<float>> found(6);
+    std::vector<comm::Ending> endings(found.size());
+    for (std::size_t i = 0; i < found.size(); ++i)
+      rank.begin_fetch(static_cast<UnitId>((i + static_cast<std::size_t>(communicator.rank())) % 2), found[i],
+                       endings[i].done());
+    for (comm::Ending& ending : endings) ending.wait();
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      const auto unit = static_cast<UnitId>((i + static_cast<std::size_t>(communicator.rank())) % 2);
+      EXPECT_TRUE(found[i] == values_of(rank.layout, unit, 3));
+    }
+    communicator.barrier(99, "the end");
+  });
+}
+
+TEST(StoredShards, AreReadOnceForAllRanksThatComeTogether) {
+  comm::run_communicators(comm::World::kThreads, 4, [](comm::Communicator& communicator) {
+    // There is a place for each piece, so that no rank comes too late.
+    Rank rank(communicator, {true, 20 * kPieceElements, 6});
+    rank.change(0, 1);
+    communicator.barrier(96, "the values");
+    EXPECT_EQ(rank.fetch(0), values_of(rank.layout, 0, 1));
+    communicator.barrier(97, "all have read");
+    EXPECT_EQ(rank.bytes_read(), rank.ranks.own(0).size() * sizeof(float));
+    communicator.barrier(99, "the end");
+  });
+}
+
+// The others name the rank whose disk it is, and what could not be read.
+TEST(StoredShards, ThatCannotBeReadEndTheWorkOfAllRanks) {
+  for (const bool flipped : {false, true}) {
+    comm::run_communicators(comm::World::kThreads, 3, [&](comm::Communicator& communicator) {
+      Place place{true};
+      if (communicator.rank() == 1) (flipped ? place.faults.read_flip : place.faults.read_error) = 1;
+      Rank rank(communicator, place, {0});
+      rank.change(0, 1);
+      std::string error;
+      try {
+        communicator.barrier(96, "the values");  // which others may have passed
+        rank.fetch(0);
+      } catch (const Error& thrown) {
+        error = thrown.what();
+      }
+      EXPECT_NE(error.find("shard of the parameters of one"), std::string::npos) << error;
+      if (communicator.rank() == 1) return;
+      EXPECT_NE(error.find("rank 1 has failed"), std::string::npos) << error;
+    });
+  }
 }
 
 }  // namespace

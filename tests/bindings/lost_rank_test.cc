@@ -1,0 +1,170 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <thread>
+
+#include "bindings/ranks_runs.h"
+
+// Runs of several ranks, one of which is killed, stands still, or is asked to stop.
+namespace sluice::cli {
+namespace {
+
+using std::chrono::steady_clock;
+using ::testing::HasSubstr;
+
+std::vector<pid_t> children_of(pid_t process) {
+  const std::string id = std::to_string(process);
+  std::istringstream ids(file_text("/proc/" + id + "/task/" + id + "/children"));
+  std::vector<pid_t> children;
+  for (pid_t child; ids >> child;) children.push_back(child);
+  return children;
+}
+
+// The state of a process: 'R', 'S', 'Z', ...; nothing where there is none.
+std::optional<char> state_of(pid_t process) {
+  const std::string stat = file_text("/proc/" + std::to_string(process) + "/stat");
+  const std::size_t name_end = stat.rfind(')');
+  return name_end == std::string::npos ? std::nullopt : std::optional(stat[name_end + 2]);
+}
+
+bool ends_within(pid_t process, std::chrono::seconds limit) {
+  const auto until = steady_clock::now() + limit;
+  while (state_of(process) && state_of(process) != 'Z') {
+    if (steady_clock::now() > until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return true;
+}
+
+class LostRankTest : public RanksTest {
+ protected:
+  // A run of three ranks, some steps of which are done.
+  std::unique_ptr<SluiceProcess> start(const std::string& flags = "") const {
+    auto run = std::make_unique<SluiceProcess>(words("run", 3, 100000, "--stage 3 --save-every 2 " + flags));
+    wait_for("run/step-00000002");
+    EXPECT_EQ(children_of(run->pid()).size(), 2u) << run->error();
+    return run;
+  }
+  void wait_for(const std::string& name) const {
+    const auto until = steady_clock::now() + std::chrono::seconds(60);
+    while (!std::filesystem::exists(folder_ / name) && steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+};
+
+TEST_F(LostRankTest, IsNamedAndEndsTheRun) {
+  const auto run = start();
+  const std::vector<pid_t> others = children_of(run->pid());
+  ASSERT_EQ(others.size(), 2u);
+  ::kill(others[1], SIGKILL);
+  ASSERT_TRUE(ends_within(run->pid(), std::chrono::seconds(20)));
+  EXPECT_EQ(run->wait(), 1);
+  EXPECT_THAT(run->error(), HasSubstr("rank 2"));
+  EXPECT_FALSE(state_of(others[0]));
+}
+
+TEST_F(LostRankTest, LetsAllOthersNameTheLastCheckpoint) {
+  const auto run = start();
+  wait_for("run/step-00000004");  // so that all ranks know of the first one
+  const std::vector<pid_t> others = children_of(run->pid());
+  ASSERT_EQ(others.size(), 2u);
+  ::kill(others[1], SIGKILL);
+  ASSERT_TRUE(ends_within(run->pid(), std::chrono::seconds(20)));
+  std::istringstream lines(run->error());
+  int named = 0;
+  for (std::string line; std::getline(lines, line);)
+    named +=
+        line.find("the last checkpoint stands: '" + (folder_ / "run/step-")) == std::string::npos ? 0 : 1;
+  EXPECT_EQ(named, 2) << run->error();
+}
+
+// It stands still before it is killed, so that the others wait for what is on its disk.
+TEST_F(LostRankTest, IsNamedByThoseThatWaitForItsDisk) {
+  const auto run = start(on_disk());
+  const std::vector<pid_t> others = children_of(run->pid());
+  ASSERT_EQ(others.size(), 2u);
+  ::kill(others[0], SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  ::kill(others[0], SIGKILL);
+  ASSERT_TRUE(ends_within(run->pid(), std::chrono::seconds(20)));
+  EXPECT_EQ(run->wait(), 1);
+  EXPECT_THAT(run->error(), HasSubstr("rank 1"));
+  EXPECT_FALSE(state_of(others[1]));
+}
+
+// Ranks write a checkpoint together, so the death of any of them in a save leaves a part of one.
+TEST_F(LostRankTest, InASaveLeavesTheCheckpointBefore) {
+  for (const std::size_t killed : {0, 1, 2}) {
+    const std::string name = "killed" + std::to_string(killed);
+    SluiceProcess run(words(name, 3, 100000, "--stage 2 --save-every 1"));
+    const auto is_saving = [&] {
+      std::error_code ignored;
+      for (const auto& entry : std::filesystem::directory_iterator(folder_ / name, ignored))
+        if (entry.path().filename().string().find(".partial-") != std::string::npos) return true;
+      return false;
+    };
+    const auto until = steady_clock::now() + std::chrono::seconds(60);
+    while (!std::filesystem::exists(folder_ / (name + "/step-00000001")) && steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const Outcome read = run_sluice({"inspect", folder_ / name});  // meanwhile
+    EXPECT_EQ(read.status, 0) << read.error;
+    const std::vector<pid_t> others = children_of(run.pid());
+    ASSERT_EQ(others.size(), 2u) << run.error();
+    while (!is_saving() && steady_clock::now() < until) continue;
+    ::kill(killed == 0 ? run.pid() : others[killed - 1], SIGKILL);
+    ASSERT_TRUE(ends_within(run.pid(), std::chrono::seconds(20)));
+    for (const pid_t other : others) ASSERT_TRUE(ends_within(other, std::chrono::seconds(20)));
+    EXPECT_THAT(run.error(), HasSubstr("rank " + std::to_string(killed)));
+    const Outcome verified = run_sluice({"inspect", "--verify", folder_ / name});
+    EXPECT_EQ(verified.status, 0) << verified.error << verified.out;
+    std::string last;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_ / name))
+      last = std::max(last, entry.path().filename().string());
+    ASSERT_TRUE(last.starts_with("step-"));
+    const int steps = std::stoi(last.substr(5)) + 1;
+    const Outcome resumed = run_sluice(words(name, 2, steps, "--stage 3 --save-every 1 --resume"));
+    EXPECT_EQ(resumed.status, 0) << resumed.error;
+    EXPECT_FALSE(is_saving());  // what was left is removed
+  }
+}
+
+TEST_F(LostRankTest, MayBeTheFirst) {
+  const auto run = start();
+  const std::vector<pid_t> others = children_of(run->pid());
+  run->signal(SIGKILL);
+  for (const pid_t other : others) EXPECT_TRUE(ends_within(other, std::chrono::seconds(20)));
+  EXPECT_THAT(run->error(), HasSubstr("rank 0"));
+}
+
+TEST_F(LostRankTest, IsMissedWhenItIsSilent) {
+  const auto run = start("--silence 1");
+  const std::vector<pid_t> others = children_of(run->pid());
+  ASSERT_EQ(others.size(), 2u);
+  ::kill(others[0], SIGSTOP);
+  ASSERT_TRUE(ends_within(others[1], std::chrono::seconds(20)));
+  ASSERT_TRUE(ends_within(run->pid(), std::chrono::seconds(40)));
+  EXPECT_EQ(run->wait(), 1);
+  EXPECT_THAT(run->error(), HasSubstr("rank 1"));
+  EXPECT_FALSE(state_of(others[0]));
+}
+
+TEST_F(LostRankTest, IsNoLossWhereTheRunIsAskedToStop) {
+  const auto run = start();
+  const std::vector<pid_t> others = children_of(run->pid());
+  ASSERT_EQ(others.size(), 2u);
+  ::kill(others[1], SIGTERM);
+  ASSERT_TRUE(ends_within(run->pid(), std::chrono::seconds(30)));
+  EXPECT_EQ(run->wait(), 0) << run->error();
+  EXPECT_THAT(run->out(), HasSubstr("stopped by a signal to another rank"));
+  EXPECT_THAT(run->out(), HasSubstr("go on with --resume"));
+}
+
+}  // namespace
+}  // namespace sluice::cli
