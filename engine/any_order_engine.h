@@ -42,6 +42,8 @@ constexpr bool with_gradient(Hold hold) { return hold == Hold::kGradient || hold
 // Where several ranks train the model, each adds gradients of its own. A gradient is the mean over all ranks
 // from its first use on: by step(), read_gradient(), multiply_gradient() or gradient_norm(), which then wait
 // until every other rank uses gradients, too. What a rank adds later is averaged at the next use, and added.
+// Where state is partitioned, a rank has the sums of its own shard alone: read_gradient(), and adding to a
+// gradient that was used or kept, wait until the others use gradients, and all then have that one whole.
 // Ranks step alike: a step in which they differ is a Refusal on all of them. Units may be acquired by one
 // rank alone, but for editing by all ranks alike; where parameters are partitioned, the end of an edit waits
 // for the others. Where state is partitioned, step() completes the updates, so that no rank needs another one

@@ -50,6 +50,7 @@ void AnyOrderEngine::read_gradient(ParameterId parameter, Array out) {
   core().guarded([&](Core& c) {
     if (shared_) shared_->use();
     require_gradient(parameter);
+    if (shared_) shared_->make_whole(parameter);
     const UnitId unit = layout().location(parameter).unit;
     c.queue.ensure_updated(unit);  // a pending update owns the gradient
     c.pager.acquire(c.gradients.holding(unit, 0), Pager::Use::kRead);

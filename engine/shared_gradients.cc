@@ -51,13 +51,14 @@ SharedGradients::SharedGradients(Core& core, std::size_t micro_batches)
 }
 
 void SharedGradients::set(ParameterId parameter, const Known& known) {
-  const auto there = [](const Known& of) { return of.added > 0 || of.shared != 0 ? 1u : 0u; };
+  const auto there = [](const Known& of) { return of.added > 0 || of.is_shared() ? 1u : 0u; };
   there_ += there(known);
   there_ -= there(known_[parameter]);
   known_[parameter] = known;
 }
 
 void SharedGradients::add(ParameterId parameter, ConstArray gradient) {
+  if (!pairwise_) make_whole(parameter);
   Known known = known_[parameter];
   ++known.added;
   if (!pairwise_) {
@@ -65,7 +66,7 @@ void SharedGradients::add(ParameterId parameter, ConstArray gradient) {
     return set(parameter, known);
   }
   const std::string& name = core_.layout.spec(parameter).name;
-  if (known.shared != 0)
+  if (known.is_shared())
     refuse(ErrorCode::kState,
            "a gradient of '{}' is added to one that was used or kept over a step, which a reproducible plan "
            "allows not; add those of all micro-batches before, and drop it after the step",
@@ -97,7 +98,7 @@ void SharedGradients::end_micro_batch() {
 std::size_t SharedGradients::sums_of(UnitId unit) const {
   std::size_t sums = pairwise_ ? pairwise_->sums_of(unit) : 1;
   for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p)
-    if (known_[p].shared != 0) sums = std::max<std::size_t>(sums, 1);
+    if (known_[p].is_shared()) sums = std::max<std::size_t>(sums, 1);
   return sums;
 }
 
@@ -116,23 +117,30 @@ void SharedGradients::dropped_all() {
   if (pairwise_) pairwise_->begin_step();
 }
 
-void SharedGradients::multiply(ParameterId parameter, double factor) {
-  kernels::scale(core_.resources.threads, core_.layout.location(parameter).elements,
-                 static_cast<float>(factor), {core_.gradients.data(parameter, 0), Dtype::kF32});
+// Those elements of it that are among these of its unit.
+void SharedGradients::multiply(ParameterId parameter, double factor, ElementRange within) {
+  const Layout::Location& at = core_.layout.location(parameter);
+  const std::size_t begin = std::clamp(within.begin, at.offset, at.offset + at.elements);
+  const std::size_t end = std::clamp(within.end, begin, at.offset + at.elements);
+  kernels::scale(core_.resources.threads, end - begin, static_cast<float>(factor),
+                 {core_.gradients.data(parameter, 0) + begin - at.offset, Dtype::kF32});
 }
 
-// For a rank that has added nothing to a parameter that others have added to.
+// For a rank that has added nothing to a parameter that others have added to. A shared gradient is whole
+// then.
 void SharedGradients::bring_nothing(ParameterId parameter) {
-  if (known_[parameter].shared == 0)
+  if (!known_[parameter].is_shared())
     kernels::fill(core_.resources.threads, core_.layout.location(parameter).elements, 0.0f,
                   {core_.gradients.data(parameter, 0), Dtype::kF32});
   else if (core_.gradients.factor(parameter) != 1)
-    multiply(parameter, core_.gradients.factor(parameter));
+    multiply(parameter, core_.gradients.factor(parameter),
+             {0, core_.layout.unit_elements(core_.layout.location(parameter).unit)});
 }
 
 std::string SharedGradients::bytes_of(const Brought& brought) const {
   std::string bytes;
   put(bytes, std::span(&brought.wish, 1));
+  put(bytes, std::span(&brought.wanted, 1));
   put(bytes, std::span(&brought.step, 1));
   put(bytes, std::span(&brought.micro_batches, 1));
   put(bytes, std::span(brought.known));
@@ -145,6 +153,7 @@ SharedGradients::Brought SharedGradients::brought_in(const std::string& bytes) c
   brought.known.resize(known_.size());
   brought.edits.resize(edits_.size());
   std::size_t at = get(bytes, 0, std::span(&brought.wish, 1));
+  at = get(bytes, at, std::span(&brought.wanted, 1));
   at = get(bytes, at, std::span(&brought.step, 1));
   at = get(bytes, at, std::span(&brought.micro_batches, 1));
   at = get(bytes, at, std::span(brought.known));
@@ -158,7 +167,11 @@ bool SharedGradients::any_added() const {
 }
 
 void SharedGradients::use() {
-  if (any_added()) meet(Wish::kUse, {});
+  while (any_added()) meet(Wish::kUse);
+}
+
+void SharedGradients::make_whole(ParameterId parameter) {
+  while (known_[parameter].shared == Sum::kOwnShard) meet(Wish::kWhole, {}, parameter);
 }
 
 void SharedGradients::step(const StepSettings& settings) {
@@ -170,7 +183,7 @@ void SharedGradients::step(const StepSettings& settings) {
 }
 
 void SharedGradients::abandon() {
-  if (met_ && core_.ranks) meet(Wish::kAbandon, {});
+  if (met_ && core_.ranks) meet(Wish::kAbandon);
   met_ = false;
   dropped_all();
 }
@@ -187,11 +200,10 @@ std::vector<SharedGradients::Brought> SharedGradients::gather(const Brought& own
   return all;
 }
 
-bool SharedGradients::meet(Wish wish, const std::string& settings) {
+bool SharedGradients::meet(Wish wish, const std::string& settings, ParameterId wanted) {
   const std::size_t ended = pairwise_ ? pairwise_->ended() : 0;
-  const std::vector<Brought> all = gather({wish, core_.steps, ended, known_, edits_, settings});
+  const std::vector<Brought> all = gather({wish, wanted, core_.steps, ended, known_, edits_, settings});
   const auto wants = [](Wish what) { return [what](const Brought& rank) { return rank.wish == what; }; };
-  met_ = true;
   const auto abandons = std::ranges::find_if(all, wants(Wish::kAbandon));
   if (abandons != all.end()) {
     met_ = false;
@@ -200,6 +212,11 @@ bool SharedGradients::meet(Wish wish, const std::string& settings) {
            "rank {} has abandoned the step after its gradients were summed; abandon it on this rank, too",
            abandons - all.begin());
   }
+  if (std::ranges::any_of(all, wants(Wish::kWhole))) {
+    gather_wanted(all);
+    return false;
+  }
+  met_ = true;
   compare(all);
   sum(all);
   return std::ranges::all_of(all, wants(Wish::kStep));
@@ -249,12 +266,12 @@ void SharedGradients::compare_shared(const Brought& first, const Brought& other,
   for (ParameterId p = 0; p < known_.size(); ++p) {
     const Known &a = first.known[p], &b = other.known[p];
     const std::string& name = core_.layout.spec(p).name;
-    if (a.shared != b.shared)
+    if (a.is_shared() != b.is_shared())
       refuse(ErrorCode::kState,
              "the summed gradient of '{}' was dropped on rank {}, and is there on rank {}; drop it on all",
-             name, a.shared != 0 ? rank : 0, a.shared != 0 ? 0 : rank);
+             name, a.is_shared() ? rank : 0, a.is_shared() ? 0 : rank);
     // By their bits: what is not a number is alike, too.
-    if (a.shared != 0 && std::bit_cast<std::uint64_t>(a.factor) != std::bit_cast<std::uint64_t>(b.factor))
+    if (a.is_shared() && std::bit_cast<std::uint64_t>(a.factor) != std::bit_cast<std::uint64_t>(b.factor))
       refuse(
           ErrorCode::kState,
           "the gradient of '{}' was multiplied by {} on rank {}, and by {} on rank 0; multiply it alike on "
@@ -282,15 +299,46 @@ void SharedGradients::compare_counts(const std::vector<Brought>& all) const {
   }
 }
 
+void SharedGradients::gather_wanted(const std::vector<Brought>& all) {
+  for (std::size_t rank = 0; rank < all.size(); ++rank)
+    for (std::size_t other = 0; all[rank].wish == Wish::kWhole && other < all.size(); ++other)
+      if (!all[other].known[all[rank].wanted].is_shared())
+        refuse(ErrorCode::kState,
+               "rank {} reads the summed gradient of '{}' or adds to it, which was dropped on rank {}, and "
+               "each rank "
+               "has a part of it; drop it on all, after that",
+               rank, core_.layout.spec(static_cast<ParameterId>(all[rank].wanted)).name, other);
+  for (const Brought& rank : all)
+    if (rank.wish == Wish::kWhole) gather_whole(static_cast<ParameterId>(rank.wanted));
+}
+
+void SharedGradients::gather_whole(ParameterId parameter) {
+  if (known_[parameter].shared == Sum::kWhole) return;  // two ranks want it
+  const UnitId unit = core_.layout.location(parameter).unit;
+  core_.queue.ensure_updated(unit);  // a pending update owns the gradient
+  const HoldingId holding = core_.gradients.holding(unit, 0);
+  core_.pager.acquire(holding, Pager::Use::kModify);
+  TransferGroup group;
+  core_.ranks->gather_gradient_of(parameter, {core_.gradients.data(parameter, 0), Dtype::kF32}, group.add());
+  core_.wait_for_ranks("the gradient of " + core_.name_of(unit), group);
+  core_.pager.written(holding, core_.gradients.bytes(unit, 0));
+  core_.pager.release(holding);
+  known_[parameter].shared = Sum::kWhole;
+}
+
 void SharedGradients::sum(const std::vector<Brought>& all) {
   std::vector<bool> added(known_.size());
   for (const Brought& rank : all)
     for (ParameterId p = 0; p < added.size(); ++p) added[p] = added[p] || rank.known[p].added > 0;
+  std::vector<ParameterId> summed;
+  for (ParameterId p = 0; p < added.size(); ++p)
+    if (added[p]) summed.push_back(p);
   for (UnitId unit = 0; unit < edits_.size(); ++unit)
     if (std::find(added.begin() + core_.layout.first_parameter(unit),
                   added.begin() + core_.layout.end_parameter(unit),
                   true) != added.begin() + core_.layout.end_parameter(unit))
       sum_unit(unit, added);
+  core_.gather_squares(summed);
 }
 
 // One sum for the whole unit, unless it has a shared gradient that nobody has added to.
@@ -302,22 +350,29 @@ void SharedGradients::sum_unit(UnitId unit, const std::vector<bool>& added) {
   std::vector<ParameterId> summed;
   for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p) {
     if (added[p]) summed.push_back(p);
-    whole = whole && (added[p] || known_[p].shared == 0);
+    whole = whole && (added[p] || !known_[p].is_shared());
     if (added[p] && pairwise_) pairwise_->complete(core_.resources.threads, p);
     if (added[p] && !pairwise_ && known_[p].added == 0) bring_nothing(p);
   }
   if (core_.ranks) sum_over_ranks(unit, summed, whole);
-  const float* const base = core_.gradients.sum(unit, 0, 0, 0);
-  for (const ParameterId p : summed) {
-    multiply(p, 1 / divisor_);
-    core_.gradients.sum_squares_of(core_.resources.threads, p, base, {0, core_.layout.unit_elements(unit)});
-    set(p, {0, 1, 1});
-    if (pairwise_) pairwise_->drop(p);
-  }
+  finish(unit, summed);
   core_.pager.written(holdings.front(), core_.gradients.bytes(unit, 0));
   for (const HoldingId holding : holdings) {
     core_.pager.release(holding);
     if (holding != holdings.front() && !core_.pager.held(holding)) core_.pager.discard(holding);
+  }
+}
+
+// Makes sums the mean, of the elements that this rank has.
+void SharedGradients::finish(UnitId unit, const std::vector<ParameterId>& parameters) {
+  const bool parts = core_.ranks && core_.ranks->partitioned();
+  const ElementRange own = core_.own(unit);
+  const float* const first = core_.gradients.sum(unit, 0, 0, 0) + own.begin;
+  for (const ParameterId p : parameters) {
+    multiply(p, 1 / divisor_, own);
+    core_.gradients.sum_squares_of(core_.resources.threads, p, first, own);
+    set(p, {0, parts ? Sum::kOwnShard : Sum::kWhole, 1});
+    if (pairwise_) pairwise_->drop(p);
   }
 }
 
@@ -329,10 +384,9 @@ void SharedGradients::sum_over_ranks(UnitId unit, const std::vector<ParameterId>
     return arrays;
   };
   TransferGroup group;
-  if (whole) core_.ranks->sum_whole_gradient(unit, sums(0), order_, group.add());
+  if (whole) core_.ranks->sum_gradient(unit, 0, sums(0), order_, group.add());
   for (const ParameterId p : parameters)
-    if (!whole)
-      core_.ranks->sum_whole_gradient_of(p, sums(core_.gradients.offset(p, 0)), order_, group.add());
+    if (!whole) core_.ranks->sum_gradient_of(p, sums(core_.gradients.offset(p, 0)), order_, group.add());
   core_.wait_for_ranks("the gradient of " + core_.name_of(unit), group);
 }
 

@@ -8,7 +8,11 @@
  * sluice_engine_multiply_gradient() use gradients. The first of them takes the sums of all gradients that
  * were added, and waits until every other rank has called one of them. A parameter that has a gradient on
  * some ranks only counts as zeros on the others. Gradients that are added after the sums, or to kept ones,
- * are averaged at the next use and then added.
+ * are averaged at the next use and then added. Where state is partitioned (stage 1 and higher), a rank gets
+ * the sums of its own shard alone, with which norms, factors and steps are computed.
+ * sluice_engine_get_gradient(), and adding to a gradient that was used or kept, bring all of it, for which
+ * they wait until every other rank uses gradients or steps; SLUICE_STATE on all of them where one has dropped
+ * it.
  *
  * Collective functions are those that every rank calls, in the same order. They wait for the others. Of an
  * engine with ranks these are: sluice_engine_create(), sluice_engine_step(), sluice_engine_set_values(),
@@ -128,7 +132,7 @@ SLUICE_API sluice_status sluice_ranks_size(const sluice_ranks* ranks, uint32_t* 
 SLUICE_API sluice_status sluice_ranks_failure(const sluice_ranks* ranks, char** text);
 typedef struct sluice_traffic {
   size_t size;
-  uint64_t sent, received;                 /* bytes of gradients, parameters, state, and what callers send */
+  uint64_t sent, received;                 /* bytes of gradients, parameters, state, and broadcasts */
   uint64_t sent_besides, received_besides; /* all other bytes */
 } sluice_traffic;
 /* Counts over its life. */

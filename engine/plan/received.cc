@@ -18,11 +18,11 @@ Placement::Received Placement::received(UnitId unit, const UnitPlan& plan, std::
   return received;
 }
 
-// The sum of the rank's own part takes what the others have of it. Where each rank has the whole gradient,
+// The sum of the rank's own part takes what the others have of it. Where nothing is partitioned,
 // the other parts come when they are summed.
 std::uint64_t Placement::received_of_sum(UnitId unit, int use) const {
   const auto ranks = static_cast<std::size_t>(ranks_.size), rank = static_cast<std::size_t>(ranks_.rank);
-  if (stage_ > 0 && !profile_.any_order) {  // in any order each rank has the whole sum
+  if (stage_ > 0) {
     const ElementRange own = format_.shards().here(unit);
     const std::size_t part = in_use(layout_, unit, use, own.end) - in_use(layout_, unit, use, own.begin);
     return part * arrays_of_others_ * sizeof(float);

@@ -70,6 +70,8 @@ class Rank {
 
   const Layout& layout() const { return engine.layout(); }
   const optim::Optimizer& optimizer() const { return *optimizer_; }
+  const Plan& plan() const { return plan_; }
+  std::uint64_t received() const { return communicator_->counters().received; }  // bytes of payload
   comm::Communicator* communicator() const { return communicator_; }
   int rank() const { return communicator_ == nullptr ? 0 : communicator_->rank(); }
   std::size_t elements(ParameterId p) const { return layout().location(p).elements; }
