@@ -1,9 +1,6 @@
 #include "engine/shared_gradients.h"
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
-#include <span>
 
 #include "core/json.h"
 #include "engine/plan/micro_batch_sums.h"
@@ -11,18 +8,6 @@
 
 namespace sluice::engine {
 namespace {
-
-template <class T>
-void put(std::string& bytes, std::span<const T> values) {
-  bytes.append(reinterpret_cast<const char*>(values.data()), values.size_bytes());
-}
-
-template <class T>
-std::size_t get(const std::string& bytes, std::size_t at, std::span<T> values) {
-  ensure(bytes.size() - at >= values.size_bytes(), "a rank has sent too little of its gradients");
-  std::memcpy(values.data(), bytes.data() + at, values.size_bytes());
-  return at + values.size_bytes();
-}
 
 std::string text_of(const StepSettings& settings) {
   Json groups = Json::array();
@@ -40,14 +25,19 @@ std::string text_of(const StepSettings& settings) {
 
 }  // namespace
 
-SharedGradients::SharedGradients(Core& core, std::size_t micro_batches)
+SharedGradients::SharedGradients(Core& core, std::size_t micro_batches, bool ends_micro_batches)
     : core_(core),
       order_(MicroBatchSums(core.plan.reproducible, core.plan.ranks, micro_batches).order()),
       divisor_(core.plan.ranks.size * (core.plan.reproducible ? static_cast<double>(micro_batches) : 1.0)),
+      micro_batches_(ends_micro_batches ? micro_batches : 0),
       known_(core.layout.parameters()),
       edits_(core.layout.units().size()) {
   if (core.plan.reproducible)
     pairwise_.emplace(core.layout, MicroBatchSums(true, core.plan.ranks, micro_batches), core.gradients);
+}
+
+SharedGradients::~SharedGradients() {
+  if (!under_way_.empty()) core_.fail_with("its engine was destroyed while gradients were being summed");
 }
 
 void SharedGradients::set(ParameterId parameter, const Known& known) {
@@ -58,7 +48,10 @@ void SharedGradients::set(ParameterId parameter, const Known& known) {
 }
 
 void SharedGradients::add(ParameterId parameter, ConstArray gradient) {
-  if (!pairwise_) make_whole(parameter);
+  if (!pairwise_) {
+    finish_sum_of(core_.layout.location(parameter).unit);
+    make_whole(parameter);
+  }
   Known known = known_[parameter];
   ++known.added;
   if (!pairwise_) {
@@ -86,7 +79,33 @@ void SharedGradients::add(ParameterId parameter, ConstArray gradient) {
   set(parameter, known);
 }
 
+void SharedGradients::end_gradients(UnitId unit) {
+  if (!may_begin(unit)) return;
+  std::vector<bool> all(known_.size());
+  std::fill(all.begin() + core_.layout.first_parameter(unit), all.begin() + core_.layout.end_parameter(unit),
+            true);
+  begin_sum(unit, of_unit(unit, all));
+}
+
+// A sum takes the whole unit, as in a round in which nobody has a shared gradient of it. A buffer that is
+// under frames is not held beside others, for which the plan has no frames.
+bool SharedGradients::may_begin(UnitId unit) const {
+  if (!core_.ranks || pairwise_ || ended_ + 1 != micro_batches_ || is_under_way(unit) ||
+      !core_.plan.units[unit].resident(Part::kGradient))
+    return false;
+  bool any = false;
+  for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p) {
+    if (known_[p].is_shared()) return false;
+    any = any || known_[p].added > 0;
+  }
+  return any;
+}
+
 void SharedGradients::end_micro_batch() {
+  if (!pairwise_) {
+    if (++ended_ == micro_batches_) use();
+    return;
+  }
   if (pairwise_->ended() == pairwise_->count())
     refuse(ErrorCode::kState,
            "a micro-batch ends after this rank's {} of the step; step, or drop all gradients, or state more "
@@ -106,14 +125,15 @@ std::size_t SharedGradients::sums_of(UnitId unit) const {
 void SharedGradients::dropped(ParameterId parameter) {
   const std::size_t before = there_;
   set(parameter, {});
-  if (!pairwise_) return;
-  pairwise_->drop(parameter);
-  if (before > 0 && there_ == 0) pairwise_->begin_step();
+  if (pairwise_) pairwise_->drop(parameter);
+  if (before == 0 || there_ > 0) return;
+  ended_ = 0;
+  if (pairwise_) pairwise_->begin_step();
 }
 
 void SharedGradients::dropped_all() {
   known_.assign(known_.size(), {});
-  there_ = 0;
+  there_ = ended_ = 0;
   if (pairwise_) pairwise_->begin_step();
 }
 
@@ -137,31 +157,6 @@ void SharedGradients::bring_nothing(ParameterId parameter) {
              {0, core_.layout.unit_elements(core_.layout.location(parameter).unit)});
 }
 
-std::string SharedGradients::bytes_of(const Brought& brought) const {
-  std::string bytes;
-  put(bytes, std::span(&brought.wish, 1));
-  put(bytes, std::span(&brought.wanted, 1));
-  put(bytes, std::span(&brought.step, 1));
-  put(bytes, std::span(&brought.micro_batches, 1));
-  put(bytes, std::span(brought.known));
-  put(bytes, std::span(brought.edits));
-  return bytes + brought.settings;
-}
-
-SharedGradients::Brought SharedGradients::brought_in(const std::string& bytes) const {
-  Brought brought;
-  brought.known.resize(known_.size());
-  brought.edits.resize(edits_.size());
-  std::size_t at = get(bytes, 0, std::span(&brought.wish, 1));
-  at = get(bytes, at, std::span(&brought.wanted, 1));
-  at = get(bytes, at, std::span(&brought.step, 1));
-  at = get(bytes, at, std::span(&brought.micro_batches, 1));
-  at = get(bytes, at, std::span(brought.known));
-  at = get(bytes, at, std::span(brought.edits));
-  brought.settings = bytes.substr(at);
-  return brought;
-}
-
 bool SharedGradients::any_added() const {
   return std::ranges::any_of(known_, [](const Known& known) { return known.added > 0; });
 }
@@ -179,35 +174,31 @@ void SharedGradients::step(const StepSettings& settings) {
   while (!meet(Wish::kStep, text)) {
   }
   met_ = false;
+  ended_ = 0;
   if (pairwise_) pairwise_->begin_step();
 }
 
 void SharedGradients::abandon() {
-  if (met_ && core_.ranks) meet(Wish::kAbandon);
-  met_ = false;
+  if ((met_ || !under_way_.empty()) && core_.ranks) meet(Wish::kAbandon);
+  met_ = abandoned_ = false;
   dropped_all();
 }
 
-std::vector<SharedGradients::Brought> SharedGradients::gather(const Brought& own) {
-  if (!core_.ranks) return {own};
-  const std::string name = "the gradients of a step";
-  std::vector<std::string> given;
-  core_.waits.during(Waits::For::kRanks, name, [&] {
-    given = core_.ranks->exchange(name, bytes_of(own), [this] { core_.serve_ranks(); });
-  });
-  std::vector<Brought> all;
-  for (const std::string& bytes : given) all.push_back(brought_in(bytes));
-  return all;
-}
-
 bool SharedGradients::meet(Wish wish, const std::string& settings, ParameterId wanted) {
+  if (abandoned_ && wish != Wish::kAbandon)
+    refuse(ErrorCode::kState, "another rank has abandoned this step; abandon it on this rank, too");
   const std::size_t ended = pairwise_ ? pairwise_->ended() : 0;
-  const std::vector<Brought> all = gather({wish, wanted, core_.steps, ended, known_, edits_, settings});
+  std::vector<std::uint32_t> begun(edits_.size());
+  for (const UnderWay& sum : under_way_) begun[sum.unit] = 1;
+  const std::vector<Brought> all =
+      gather({wish, wanted, core_.steps, ended, known_, edits_, begun, settings});
   const auto wants = [](Wish what) { return [what](const Brought& rank) { return rank.wish == what; }; };
   const auto abandons = std::ranges::find_if(all, wants(Wish::kAbandon));
   if (abandons != all.end()) {
     met_ = false;
+    drain(all);
     if (wish == Wish::kAbandon) return false;
+    abandoned_ = true;
     refuse(ErrorCode::kState,
            "rank {} has abandoned the step after its gradients were summed; abandon it on this rank, too",
            abandons - all.begin());
@@ -220,83 +211,6 @@ bool SharedGradients::meet(Wish wish, const std::string& settings, ParameterId w
   compare(all);
   sum(all);
   return std::ranges::all_of(all, wants(Wish::kStep));
-}
-
-void SharedGradients::compare(const std::vector<Brought>& all) const {
-  const Brought* steps = nullptr;
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    const Brought& other = all[rank];
-    if (other.step != all[0].step)
-      refuse(ErrorCode::kState, "rank {} is in step {}, and rank 0 is in step {}; begin all at the same step",
-             rank, other.step, all[0].step);
-    for (UnitId unit = 0; unit < edits_.size(); ++unit)
-      if (other.edits[unit] != all[0].edits[unit])
-        refuse(ErrorCode::kState,
-               "unit '{}' was edited {} times on rank {}, and {} times on rank 0; edit it alike on all ranks",
-               core_.name_of(unit), other.edits[unit], rank, all[0].edits[unit]);
-    compare_shared(all[0], other, rank);
-    if (other.wish != Wish::kStep) continue;
-    if (steps != nullptr && other.settings != steps->settings)
-      refuse(ErrorCode::kState,
-             "rank {} steps with {}, and rank {} with {}; give all ranks the same settings", rank,
-             other.settings, steps - all.data(), steps->settings);
-    steps = &other;
-  }
-  if (pairwise_)
-    compare_micro_batches(all);
-  else
-    compare_counts(all);
-}
-
-// Gradients that nobody has added to since they were used are used again, in whatever micro-batch.
-void SharedGradients::compare_micro_batches(const std::vector<Brought>& all) const {
-  const auto has = [](const Brought& rank) {
-    return std::ranges::any_of(rank.known, [](const Known& known) { return known.added > 0; });
-  };
-  if (std::ranges::none_of(all, has)) return;
-  for (std::size_t rank = 0; rank < all.size(); ++rank)
-    if (all[rank].micro_batches != pairwise_->count())
-      refuse(ErrorCode::kState,
-             "gradients are used after {} micro-batches of rank {}, and a step has {} of each rank; with a "
-             "reproducible plan use them when all have ended",
-             all[rank].micro_batches, rank, pairwise_->count());
-}
-
-void SharedGradients::compare_shared(const Brought& first, const Brought& other, std::size_t rank) const {
-  for (ParameterId p = 0; p < known_.size(); ++p) {
-    const Known &a = first.known[p], &b = other.known[p];
-    const std::string& name = core_.layout.spec(p).name;
-    if (a.is_shared() != b.is_shared())
-      refuse(ErrorCode::kState,
-             "the summed gradient of '{}' was dropped on rank {}, and is there on rank {}; drop it on all",
-             name, a.is_shared() ? rank : 0, a.is_shared() ? 0 : rank);
-    // By their bits: what is not a number is alike, too.
-    if (a.is_shared() && std::bit_cast<std::uint64_t>(a.factor) != std::bit_cast<std::uint64_t>(b.factor))
-      refuse(
-          ErrorCode::kState,
-          "the gradient of '{}' was multiplied by {} on rank {}, and by {} on rank 0; multiply it alike on "
-          "all ranks",
-          name, b.factor, rank, a.factor);
-  }
-}
-
-// Ranks may differ in what a parameter got (an expert to which no token was sent), and not in how many
-// micro-batches there were, of which the parameter that got most tells.
-void SharedGradients::compare_counts(const std::vector<Brought>& all) const {
-  const auto most = [](const Brought& rank) {
-    return std::ranges::max_element(rank.known, {}, &Known::added) - rank.known.begin();
-  };
-  const auto p = static_cast<ParameterId>(most(all[0]));
-  const std::uint32_t count = all[0].known[p].added;
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    const auto other = static_cast<ParameterId>(most(all[rank]));
-    if (all[rank].known[other].added != count)
-      refuse(ErrorCode::kState,
-             "'{}' got {} gradients on rank {}, the most of all there, and '{}' got {} on rank 0; compute as "
-             "many micro-batches on each rank before gradients are used",
-             core_.layout.spec(other).name, all[rank].known[other].added, rank, core_.layout.spec(p).name,
-             count);
-  }
 }
 
 void SharedGradients::gather_wanted(const std::vector<Brought>& all) {
@@ -330,36 +244,97 @@ void SharedGradients::sum(const std::vector<Brought>& all) {
   std::vector<bool> added(known_.size());
   for (const Brought& rank : all)
     for (ParameterId p = 0; p < added.size(); ++p) added[p] = added[p] || rank.known[p].added > 0;
+  for (UnitId unit = 0; unit < edits_.size(); ++unit) {
+    const std::vector<ParameterId> parameters = of_unit(unit, added);
+    if (parameters.empty()) continue;
+    if (!is_under_way(unit)) begin_sum(unit, parameters);
+    // What is under frames is held alone.
+    if (!core_.plan.units[unit].resident(Part::kGradient)) finish_sums(added);
+  }
+  finish_sums(added);
   std::vector<ParameterId> summed;
   for (ParameterId p = 0; p < added.size(); ++p)
     if (added[p]) summed.push_back(p);
-  for (UnitId unit = 0; unit < edits_.size(); ++unit)
-    if (std::find(added.begin() + core_.layout.first_parameter(unit),
-                  added.begin() + core_.layout.end_parameter(unit),
-                  true) != added.begin() + core_.layout.end_parameter(unit))
-      sum_unit(unit, added);
   core_.gather_squares(summed);
 }
 
+std::vector<ParameterId> SharedGradients::of_unit(UnitId unit, const std::vector<bool>& added) const {
+  std::vector<ParameterId> parameters;
+  for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p)
+    if (added[p]) parameters.push_back(p);
+  return parameters;
+}
+
+bool SharedGradients::is_under_way(UnitId unit) const {
+  return std::ranges::any_of(under_way_, [&](const UnderWay& sum) { return sum.unit == unit; });
+}
+
+std::optional<UnitId> SharedGradients::under_way() const {
+  return under_way_.empty() ? std::nullopt : std::optional(under_way_.front().unit);
+}
+
 // One sum for the whole unit, unless it has a shared gradient that nobody has added to.
-void SharedGradients::sum_unit(UnitId unit, const std::vector<bool>& added) {
+void SharedGradients::begin_sum(UnitId unit, const std::vector<ParameterId>& parameters) {
   core_.queue.ensure_updated(unit);
-  const std::vector<HoldingId>& holdings = core_.gradients.holdings(unit, 0);
-  for (const HoldingId holding : holdings) core_.pager.acquire(holding, Pager::Use::kModify);
-  bool whole = true;
-  std::vector<ParameterId> summed;
-  for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p) {
-    if (added[p]) summed.push_back(p);
-    whole = whole && (added[p] || !known_[p].is_shared());
-    if (added[p] && pairwise_) pairwise_->complete(core_.resources.threads, p);
-    if (added[p] && !pairwise_ && known_[p].added == 0) bring_nothing(p);
+  for (const HoldingId holding : core_.gradients.holdings(unit, 0))
+    core_.pager.acquire(holding, Pager::Use::kModify);
+  for (const ParameterId p : parameters) {
+    if (pairwise_) pairwise_->complete(core_.resources.threads, p);
+    if (!pairwise_ && known_[p].added == 0) bring_nothing(p);
   }
-  if (core_.ranks) sum_over_ranks(unit, summed, whole);
-  finish(unit, summed);
-  core_.pager.written(holdings.front(), core_.gradients.bytes(unit, 0));
-  for (const HoldingId holding : holdings) {
+  bool whole = true;
+  for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p)
+    whole = whole && (std::ranges::count(parameters, p) > 0 || !known_[p].is_shared());
+  under_way_.push_back({unit, sum_over_ranks(unit, parameters, whole)});
+}
+
+TransferGroup SharedGradients::sum_over_ranks(UnitId unit, const std::vector<ParameterId>& parameters,
+                                              bool whole) {
+  TransferGroup group;
+  if (!core_.ranks) return group;
+  const auto sums = [&](std::size_t offset) {
+    std::vector<Array> arrays;
+    for (std::size_t i = 0; i < order_.arrays[static_cast<std::size_t>(core_.plan.ranks.rank)]; ++i)
+      arrays.push_back({core_.gradients.sum(unit, 0, i, 0) + offset, Dtype::kF32});
+    return arrays;
+  };
+  if (whole) core_.ranks->sum_gradient(unit, 0, sums(0), order_, group.add());
+  for (const ParameterId p : parameters)
+    if (!whole) core_.ranks->sum_gradient_of(p, sums(core_.gradients.offset(p, 0)), order_, group.add());
+  return group;
+}
+
+void SharedGradients::finish_sums(const std::vector<bool>& added) {
+  for (; !under_way_.empty(); under_way_.pop_front()) {
+    UnderWay& sum = under_way_.front();
+    core_.wait_for_ranks("the gradient of " + core_.name_of(sum.unit), sum.group);
+    finish(sum.unit, of_unit(sum.unit, added));
+    core_.pager.written(core_.gradients.holding(sum.unit, 0), core_.gradients.bytes(sum.unit, 0));
+    let_go(sum.unit);
+  }
+}
+
+void SharedGradients::let_go(UnitId unit) {
+  const HoldingId first = core_.gradients.holding(unit, 0);
+  for (const HoldingId holding : core_.gradients.holdings(unit, 0)) {
     core_.pager.release(holding);
-    if (holding != holdings.front() && !core_.pager.held(holding)) core_.pager.discard(holding);
+    if (holding != first && !core_.pager.held(holding)) core_.pager.discard(holding);
+  }
+}
+
+// Ends the sums that any rank has begun, which all have to join. Nothing is made of them.
+void SharedGradients::drain(const std::vector<Brought>& all) {
+  for (UnitId unit = 0; unit < edits_.size(); ++unit)
+    if (std::ranges::any_of(all, [&](const Brought& rank) { return rank.begun[unit] != 0; }) &&
+        !is_under_way(unit)) {
+      core_.queue.ensure_updated(unit);
+      core_.pager.acquire(core_.gradients.holding(unit, 0), Pager::Use::kModify);
+      under_way_.push_back({unit, sum_over_ranks(unit, {}, true)});
+    }
+  for (; !under_way_.empty(); under_way_.pop_front()) {
+    core_.wait_for_ranks("the gradient of " + core_.name_of(under_way_.front().unit),
+                         under_way_.front().group);
+    let_go(under_way_.front().unit);
   }
 }
 
@@ -374,20 +349,6 @@ void SharedGradients::finish(UnitId unit, const std::vector<ParameterId>& parame
     set(p, {0, parts ? Sum::kOwnShard : Sum::kWhole, 1});
     if (pairwise_) pairwise_->drop(p);
   }
-}
-
-void SharedGradients::sum_over_ranks(UnitId unit, const std::vector<ParameterId>& parameters, bool whole) {
-  const auto sums = [&](std::size_t offset) {
-    std::vector<Array> arrays;
-    for (std::size_t i = 0; i < order_.arrays[static_cast<std::size_t>(core_.plan.ranks.rank)]; ++i)
-      arrays.push_back({core_.gradients.sum(unit, 0, i, 0) + offset, Dtype::kF32});
-    return arrays;
-  };
-  TransferGroup group;
-  if (whole) core_.ranks->sum_gradient(unit, 0, sums(0), order_, group.add());
-  for (const ParameterId p : parameters)
-    if (!whole) core_.ranks->sum_gradient_of(p, sums(core_.gradients.offset(p, 0)), order_, group.add());
-  core_.wait_for_ranks("the gradient of " + core_.name_of(unit), group);
 }
 
 }  // namespace sluice::engine

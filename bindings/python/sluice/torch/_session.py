@@ -13,6 +13,7 @@ import torch
 from ..errors import StateError
 from ..optimizers import Optimizer as Settings
 from . import _acquire, _closing, _homes
+from ._arrived import Arrived, is_within_another
 from ._demand import Demand
 from ._engine import WrappedEngine
 from ._gradients import Gradient, Gradients
@@ -42,6 +43,9 @@ class Session:
         self._hooks: list[Any] = []
         self._together = together
         self._filling: int | None = None  # the backward pass at whose end gradients are completed
+        self._counted: int | None = None  # the one that ends a micro-batch
+        several = together.ranks is not None
+        self._counts = options.reproducible or (several and options.micro_batches > 0)  # whether micro-batches end
         self.engine = WrappedEngine(prepared.units, options)
         self._moving: Moving | None = Moving(model, self.engine)
         with self.undone_on_failure():
@@ -55,6 +59,7 @@ class Session:
             self._demand = Demand(self.presence, prepared.stated, prepared.estimated is not None)
             self._saved = SavedTensors(self.presence.by_storage, self.presence.use, self._demand)
             self._gradients = Gradients(self.presence)
+            self._arrived = Arrived(self.presence)
             self._norms = running_norms(model) if options.reproducible else []
             self._install(model)
             guard(model, {home.memory.dtype for home in homes})
@@ -152,7 +157,11 @@ class Session:
         self._at_end_of_backward()
         with home.arrivals.end() as alone:
             gradient = parameter.grad
-            if gradient is None or isinstance(gradient, Gradient) or not alone:
+            if gradient is None or not alone:
+                return
+            if isinstance(gradient, Gradient):  # which autograd has added to
+                if self._counts:
+                    self._arrived.note(home)
                 return
             if first_step.measured is None:
                 first_step.note(resident_bytes())
@@ -163,22 +172,27 @@ class Session:
                     "parameters that come and go; use torch.autograd.grad() on a model that is not wrapped"
                 )
             parameter.grad = self._gradients.put(home, gradient)
+            if self._counts:
+                self._arrived.note(home)
 
     def _at_end_of_backward(self) -> None:
         """Lets complete() come at the end of this backward pass, once."""
         now = torch._C._current_graph_task_id()
-        needed = self._together.ranks is not None or self.engine.options.reproducible
-        if not needed or now == self._filling:
+        if not (self._counts or self._together.ranks is not None) or now in (self._filling, self._counted):
             return
         self._filling = now
+        within = self._counts and not self.engine.options.reproducible and is_within_another()
+        if not within:
+            self._counted = now
+            self._arrived.forget()
         torch.autograd.Variable._execution_engine.queue_callback(
-            functools.partial(_end_backward, weakref.ref(self))
+            functools.partial(_end_backward, weakref.ref(self), within)
         )
 
-    def end_backward(self) -> None:
-        """Ends a micro-batch, where these are counted. Where others are ranks, each parameter then has a gradient: one of them may
+    def end_backward(self, within: bool) -> None:
+        """Ends a micro-batch, where these are counted, but not with a backward pass that is a part of another (`within`). Where others are ranks, each parameter then has a gradient: one of them may
         have used parameters that this one did not, and all use gradients in the same order."""
-        if self.engine.options.reproducible:
+        if self._counts and not within:
             with self.presence.lock:
                 self.engine.own.end_micro_batch()
         self.complete()
@@ -248,9 +262,9 @@ def _before_gradient(arrivals: weakref.ref[_homes.Arrivals], gradient: torch.Ten
         alive.begin()
 
 
-def _end_backward(session: weakref.ref[Session]) -> None:
+def _end_backward(session: weakref.ref[Session], within: bool) -> None:
     if (alive := session()) is not None:
-        alive.end_backward()
+        alive.end_backward(within)
 
 
 def _on_gradient(session: weakref.ref[Session], parameter: torch.nn.Parameter) -> None:

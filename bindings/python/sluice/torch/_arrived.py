@@ -1,0 +1,52 @@
+"""Which gradients have come in a backward pass, so that ranks sum them beside the rest of it."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+import torch
+
+from ._homes import Home
+from ._presence import Presence
+
+
+def is_within_another() -> bool:
+    """Whether the backward pass that calls this was begun by a function of another one, as torch.utils.checkpoint does with
+    use_reentrant=True. PyTorch does not tell, and runs both in one thread."""
+    frame: FrameType | None = sys._getframe()
+    passes = 0
+    while frame is not None:
+        passes += frame.f_code is torch.autograd.backward.__code__
+        frame = frame.f_back
+    return passes > 1
+
+
+class Arrived:
+    """Tells the engine when all gradients of a unit have come, which sums them over the ranks then where this is the last
+    micro-batch of a step. One that does not come, or comes again, is summed with the others when backward ends."""
+
+    def __init__(self, presence: Presence) -> None:
+        self._presence = presence
+        self._of_unit = [0] * len(presence.engine.units)  # how many gradients a unit has
+        for home in presence.homes:
+            for unit in home.units if home.trainable else ():
+                self._of_unit[unit] += 1
+        self._came: set[int] = set()
+        self._missing = list(self._of_unit)
+
+    def forget(self) -> None:
+        """Begins a backward pass."""
+        self._came.clear()
+        self._missing = list(self._of_unit)
+
+    def note(self, home: Home) -> None:
+        """Comes when the engine has the parameter's gradient of this backward pass."""
+        with self._presence.lock:
+            if home.index in self._came:
+                return
+            self._came.add(home.index)
+            for unit in home.units:
+                self._missing[unit] -= 1
+                if self._missing[unit] == 0:
+                    self._presence.engine._handle.call("sluice_engine_end_gradients", unit)
