@@ -189,8 +189,7 @@ typedef struct sluice_engine_options {
   sluice_ranks* ranks; /* outlives the engine; update_in_backward is refused with it. NULL: it trains alone */
   uint32_t stage;      /* what is partitioned: SLUICE_STAGE(0) to SLUICE_STAGE(3); 0: the plans choose */
   uint32_t planned_rank, planned_ranks; /* for sluice_plan() where `ranks` is NULL: a rank, and of how many */
-  uint32_t reproducible;                /* see sluice_engine_end_micro_batch(); 0: not */
-  uint32_t micro_batches; /* of a step, over all ranks; 0: they are not counted. See the same function */
+  uint32_t reproducible, micro_batches; /* see sluice_engine_end_micro_batch(); 0: not */
 } sluice_engine_options;
 
 /* Gives the caller a JSON object that says where every byte would live, without taking any, as `sluice plan

@@ -245,14 +245,12 @@ class Engine:
         self._handle.call("sluice_engine_drop_gradient", self._parameter(name)[0])
 
     def end_gradients(self, unit: str) -> None:
-        """Says that this rank adds nothing more to the unit's gradients in this one of Options.micro_batches. In the last one of
-        a step the sum over the ranks begins then, beside what is computed."""
+        """This rank adds no more to the unit's gradients in this micro-batch; in a step's last one their sum over ranks begins."""
         self._handle.call("sluice_engine_end_gradients", self._unit(unit))
 
     def end_micro_batch(self) -> None:
-        """Ends one of Options.micro_batches. With Options.reproducible each parameter has added one gradient to it at most, and
-        StateError is raised where all of this rank's have ended. Otherwise the last one of a step is a use of gradients: it
-        waits for the other ranks, and gradients are their mean then."""
+        """Ends one of Options.micro_batches, to which, with Options.reproducible, each parameter has added one gradient at most.
+        Otherwise the last one of a step is a use of gradients: it waits for the other ranks, and takes the mean."""
         self._handle.call("sluice_engine_end_micro_batch")
 
     def abandon_step(self) -> None:
