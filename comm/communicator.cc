@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -103,6 +104,7 @@ struct Communicator::State {
   Adder adder;
 
   int rank, ranks;
+  std::atomic<std::uint64_t> exchanged_sent{0}, exchanged_received{0};
   std::unique_ptr<Transport> transport;
   std::thread thread;
 };
@@ -373,10 +375,14 @@ std::vector<std::string> Communicator::exchange(std::uint64_t id, const std::str
                  kMostExchanged);
   const auto ranks = static_cast<std::size_t>(size());
   const auto gather = [&](std::byte* bytes, std::vector<std::size_t> borders) {
+    const auto own_part = static_cast<std::size_t>(rank());
+    const std::size_t own_bytes = borders[own_part + 1] - borders[own_part], all_bytes = borders.back();
     TransferGroup group;
     state_->start(CallKind::kExchange, id, name, element_of(Dtype::kU8), bytes, std::move(borders), 0,
                   group.add());
     group.wait(meanwhile);
+    state_->exchanged_sent += own_bytes * (ranks - 1);
+    state_->exchanged_received += all_bytes - own_bytes;
   };
   std::vector<std::uint64_t> lengths(ranks);
   lengths[static_cast<std::size_t>(rank())] = own.size();
@@ -426,6 +432,14 @@ void Communicator::read(int from, std::uint64_t key, std::uint64_t version, std:
 void Communicator::report_work() { state_->transport->report_work(); }
 void Communicator::fail(const std::string& error) { state_->transport->fail(error); }
 std::string Communicator::failure() const { return state_->transport->failure(); }
-Transport::Counters Communicator::counters() const { return state_->transport->counters(); }
+Transport::Counters Communicator::counters() const {
+  Transport::Counters counters = state_->transport->counters();
+  const auto move = [](std::uint64_t bytes, std::uint64_t& from, std::uint64_t& to) {
+    from -= bytes, to += bytes;
+  };
+  move(state_->exchanged_sent, counters.sent, counters.sent_besides);
+  move(state_->exchanged_received, counters.received, counters.received_besides);
+  return counters;
+}
 
 }  // namespace sluice::comm

@@ -82,6 +82,7 @@ class Communicator {
   void report_work();                   // as Transport::report_work()
   void fail(const std::string& error);  // as Transport::fail()
   std::string failure() const;
+  // What is exchanged counts among all other bytes, once an exchange has ended.
   Transport::Counters counters() const;
 
  private:

@@ -14,6 +14,7 @@ AnyOrderEngine::AnyOrderEngine(const Profile& profile, const Plan& plan, const o
                                const Resources& resources)
     : Engine(profile, plan, optimizer, resources),
       most_held_(profile.held_units),
+      ends_micro_batches_(profile.ends_micro_batches),
       updated_(layout().parameters()),
       changed_(layout().units().size()),
       outdated_(layout().units().size()) {
@@ -22,7 +23,7 @@ AnyOrderEngine::AnyOrderEngine(const Profile& profile, const Plan& plan, const o
       fail(ErrorCode::kInvalidArgument,
            "updates in backward are asked for with several ranks or reproducibly, and gradients are then "
            "summed when all of them have come; update at the end of the step");
-    shared_ = std::make_unique<SharedGradients>(core(), profile.micro_batches);
+    shared_ = std::make_unique<SharedGradients>(core(), profile.micro_batches, ends_micro_batches_);
   }
   core().set_schedule(profile.schedule);
   for (UnitId unit = 0; unit < layout().units().size(); ++unit)
@@ -299,6 +300,10 @@ void AnyOrderEngine::leave(bool with_values, const std::function<void(UnitId, al
   if (!with_values) return go();
   c.guarded([&](Core&) {
     require_none_held("the engine is left");
+    if (const auto unit = shared_ ? shared_->under_way() : std::nullopt)
+      refuse(ErrorCode::kState,
+             "the engine is left while the gradient of '{}' is being summed; step, or abandon the step",
+             c.name_of(*unit));
     for (UnitId unit = 0; unit < layout().units().size(); ++unit) c.require_values(unit);
     go();
   });

@@ -42,10 +42,15 @@ constexpr bool with_gradient(Hold hold) { return hold == Hold::kGradient || hold
 // Where several ranks train the model, each adds gradients of its own. A gradient is the mean over all ranks
 // from its first use on: by step(), read_gradient(), multiply_gradient() or gradient_norm(), which then wait
 // until every other rank uses gradients, too. What a rank adds later is averaged at the next use, and added.
+// Where state is partitioned, a rank has the sums of its own shard alone: read_gradient(), and adding to a
+// gradient that was used or kept, wait until the others use gradients, and all then have that one whole.
 // Ranks step alike: a step in which they differ is a Refusal on all of them. Units may be acquired by one
 // rank alone, but for editing by all ranks alike; where parameters are partitioned, the end of an edit waits
 // for the others. Where state is partitioned, step() completes the updates, so that no rank needs another one
 // outside of a step.
+//
+// Where the client says where micro-batches end (Profile::ends_micro_batches), sums over ranks go on beside
+// the last one of a step: see end_gradients().
 //
 // With a reproducible plan a gradient is the mean over all micro-batches of the step, with the same bits at
 // any number of ranks. Each rank ends as many micro-batches in a step (Profile::micro_batches) before
@@ -73,7 +78,12 @@ class AnyOrderEngine final : public Engine {
   void release(UnitId unit);  // ends the latest hold
   // Adds a gradient to what this step has of the parameter. REQUIRES: its unit is held for gradients.
   void add_gradient(ParameterId parameter, ConstArray gradient);
-  // Ends a micro-batch of a reproducible plan: see SharedGradients.
+  // For a client that says where micro-batches end (Profile::ends_micro_batches): this rank adds nothing more
+  // to the unit's gradients in this micro-batch. In the last one of a step their sum over the ranks begins,
+  // where the gradients are in memory.
+  void end_gradients(UnitId unit);
+  // Ends a micro-batch: see SharedGradients. With several ranks the last one of a step is a use of all
+  // gradients, unless the plan is reproducible.
   void end_micro_batch();
   // Ends the step. Throws Error(kNotFinite) that names a parameter whose gradient is not finite, or the norm:
   // no parameter was changed then, and the step is over.
@@ -128,6 +138,7 @@ class AnyOrderEngine final : public Engine {
   void check_replan(const Plan& next) const;
   void require_none_held(const char* what) const;
   void require_gradient(ParameterId parameter) const;
+  void require_micro_batches(const char* what) const;
   void require_all_or_none() const;  // of the gradients of a joint update
   bool is_held(UnitId unit) const;
   bool is_held_for_gradients(UnitId unit) const;
@@ -149,6 +160,7 @@ class AnyOrderEngine final : public Engine {
   std::vector<UnitRange> units_to_update(const std::vector<Access>& accesses) const;
 
   std::size_t most_held_;
+  bool ends_micro_batches_;
   std::vector<Held> held_;  // in the order of acquiring
   Recorder recorder_;
   std::vector<bool> updated_;  // by parameter: whether it was updated in this step already

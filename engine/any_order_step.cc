@@ -31,13 +31,24 @@ void AnyOrderEngine::add_gradient(ParameterId parameter, ConstArray gradient) {
   });
 }
 
+void AnyOrderEngine::require_micro_batches(const char* what) const {
+  if (!in_step()) refuse(ErrorCode::kState, "{} outside of a step", what);
+  if (!ends_micro_batches_)
+    refuse(ErrorCode::kState, "{}, and the engine was made without a number of micro-batches; state it",
+           what);
+}
+
+void AnyOrderEngine::end_gradients(UnitId unit) {
+  core().guarded([&](Core&) {
+    require_micro_batches("gradients end");
+    if (shared_) shared_->end_gradients(unit);
+  });
+}
+
 void AnyOrderEngine::end_micro_batch() {
-  core().guarded([&](Core& c) {
-    if (!in_step()) refuse(ErrorCode::kState, "a micro-batch ends outside of a step");
-    if (!c.plan.reproducible)
-      refuse(ErrorCode::kState,
-             "a micro-batch ends, and the plan is not reproducible, which counts none; make one that is");
-    shared_->end_micro_batch();
+  core().guarded([&](Core&) {
+    require_micro_batches("a micro-batch ends");
+    if (shared_) shared_->end_micro_batch();
   });
 }
 
@@ -50,6 +61,7 @@ void AnyOrderEngine::read_gradient(ParameterId parameter, Array out) {
   core().guarded([&](Core& c) {
     if (shared_) shared_->use();
     require_gradient(parameter);
+    if (shared_) shared_->make_whole(parameter);
     const UnitId unit = layout().location(parameter).unit;
     c.queue.ensure_updated(unit);  // a pending update owns the gradient
     c.pager.acquire(c.gradients.holding(unit, 0), Pager::Use::kRead);
@@ -77,6 +89,7 @@ double AnyOrderEngine::gradient_norm(ParameterId parameter) {
 
 void AnyOrderEngine::drop_gradient(ParameterId parameter) {
   core().guarded([&](Core& c) {
+    if (shared_) shared_->finish_sum_of(layout().location(parameter).unit);
     c.gradients.drop(parameter);
     if (shared_) shared_->dropped(parameter);
     discard_unless_needed(layout().location(parameter).unit);

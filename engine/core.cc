@@ -265,10 +265,12 @@ void Core::serve_ranks() {
   }
 }
 
-void Core::gather_squares() {
-  if (ranks && ranks->partitioned())
-    gradients.take_squares(
-        ranks->exchange("the norm of the gradients", gradients.squares(), [this] { serve_ranks(); }));
+void Core::gather_squares(std::span<const ParameterId> of) {
+  if (!ranks || !ranks->partitioned() || of.empty()) return;
+  const std::string name = "the norm of the gradients";
+  waits.during(Waits::For::kRanks, name, [&] {
+    gradients.take_squares(of, ranks->exchange(name, gradients.squares(of), [this] { serve_ranks(); }));
+  });
 }
 
 StepResult Core::measure() const { return {gradients.norm() * std::abs(settings.gradient_factor), 1.0}; }

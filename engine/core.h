@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -72,8 +73,8 @@ struct Core {
   void check_settings(const StepSettings& given) const;
   StepResult measure() const;  // the norm of all gradients, before clipping
   void serve_ranks();          // UpdateQueue::serve_ranks(); an error is also the other ranks'
-  // Makes what each rank knows of its part of the gradients known to all, where they are in parts.
-  void gather_squares();
+  // Makes what each rank knows of its part of these gradients known to all, where they are in parts.
+  void gather_squares(std::span<const ParameterId> of);
   bool partitions_parameters(UnitId unit) const { return parameter_shards && parameter_shards->has(unit); }
   // The elements of the unit that this engine updates.
   ElementRange own(UnitId unit) const { return states.format().shards().here(unit); }

@@ -1,5 +1,6 @@
 #include "engine/ranks.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace sluice::engine {
@@ -15,7 +16,8 @@ enum class Purpose : std::uint64_t {
   kRoundF32,
   kExchange,
   kGradientOfParameter,
-  kEdit
+  kEdit,
+  kWholeGradient
 };
 
 std::uint64_t id_of(Purpose purpose, std::uint64_t index) {
@@ -47,6 +49,15 @@ std::vector<std::size_t> Ranks::borders(UnitId unit) const {
   return borders;
 }
 
+// Where the ranks' shards of the unit begin within the parameter.
+std::vector<std::size_t> Ranks::borders_in(ParameterId parameter) const {
+  const Layout::Location& location = layout_.location(parameter);
+  std::vector<std::size_t> all = borders(location.unit);
+  for (std::size_t& border : all)
+    border = std::clamp(border, location.offset, location.offset + location.elements) - location.offset;
+  return all;
+}
+
 void Ranks::sum_gradient(UnitId unit, int use, std::span<const Array> sums, const comm::SumOrder& order,
                          const Packing* packing, Done done) {
   const std::string name = "the gradient of '" + layout_.units()[unit].name + "'";
@@ -63,18 +74,23 @@ void Ranks::sum_gradient(UnitId unit, int use, std::span<const Array> sums, cons
   communicator_.reduce_scatter(id, name, sums, parts, order, std::move(done));
 }
 
-void Ranks::sum_whole_gradient(UnitId unit, std::span<const Array> sums, const comm::SumOrder& order,
-                               Done done) {
-  communicator_.all_reduce(id_of(Purpose::kGradient, unit),
-                           "the gradient of '" + layout_.units()[unit].name + "'", sums,
-                           layout_.unit_elements(unit), order, std::move(done));
+std::string Ranks::gradient_name(ParameterId parameter) const {
+  return "the gradient of '" + layout_.spec(parameter).name + "'";
 }
 
-void Ranks::sum_whole_gradient_of(ParameterId parameter, std::span<const Array> sums,
-                                  const comm::SumOrder& order, Done done) {
-  communicator_.all_reduce(id_of(Purpose::kGradientOfParameter, parameter),
-                           "the gradient of '" + layout_.spec(parameter).name + "'", sums,
-                           layout_.location(parameter).elements, order, std::move(done));
+void Ranks::sum_gradient_of(ParameterId parameter, std::span<const Array> sums, const comm::SumOrder& order,
+                            Done done) {
+  const std::uint64_t id = id_of(Purpose::kGradientOfParameter, parameter);
+  if (!partitioned_)
+    return communicator_.all_reduce(id, gradient_name(parameter), sums, layout_.location(parameter).elements,
+                                    order, std::move(done));
+  communicator_.reduce_scatter(id, gradient_name(parameter), sums, borders_in(parameter), order,
+                               std::move(done));
+}
+
+void Ranks::gather_gradient_of(ParameterId parameter, Array sum, Done done) {
+  communicator_.all_gather(id_of(Purpose::kWholeGradient, parameter), gradient_name(parameter), sum,
+                           borders_in(parameter), std::move(done));
 }
 
 void Ranks::wait_for_edit(UnitId unit, const std::function<void()>& meanwhile) {

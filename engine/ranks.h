@@ -39,10 +39,12 @@ class Ranks {
   // partitioned. packing: that of all arrays, on all ranks; null: they are whole.
   void sum_gradient(UnitId unit, int use, std::span<const Array> sums, const comm::SumOrder& order,
                     const Packing* packing, Done done);
-  // Adds up the gradient of a unit, or of one of its parameters, where every rank needs all elements.
-  void sum_whole_gradient(UnitId unit, std::span<const Array> sums, const comm::SumOrder& order, Done done);
-  void sum_whole_gradient_of(ParameterId parameter, std::span<const Array> sums, const comm::SumOrder& order,
-                             Done done);
+  // The same for the gradient of one parameter, of which the arrays have nothing else.
+  void sum_gradient_of(ParameterId parameter, std::span<const Array> sums, const comm::SumOrder& order,
+                       Done done);
+  // Brings to each rank what the others have summed of a parameter's gradient. REQUIRES: state is
+  // partitioned.
+  void gather_gradient_of(ParameterId parameter, Array sum, Done done);
   // Waits until every rank has ended its edit of the unit.
   void wait_for_edit(UnitId unit, const std::function<void()>& meanwhile);
   // Brings to each rank what the others have updated of the unit. REQUIRES: state is partitioned.
@@ -63,6 +65,8 @@ class Ranks {
 
  private:
   std::vector<std::size_t> borders(UnitId unit) const;
+  std::vector<std::size_t> borders_in(ParameterId parameter) const;
+  std::string gradient_name(ParameterId parameter) const;
   std::string state_name(UnitId unit) const;
   void send(std::uint64_t id, const std::string& name, std::span<const std::byte> bytes);  // to rank 0
   void receive(int rank, std::uint64_t id, const std::string& name, std::span<std::byte> bytes);

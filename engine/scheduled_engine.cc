@@ -4,6 +4,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "core/bytes.h"
@@ -224,7 +225,9 @@ StepResult ScheduledEngine::step() {
     c.in_step = false;
     position_ = 0;
     c.pager.set_position(0);
-    c.gather_squares();
+    std::vector<ParameterId> all(layout().parameters());
+    std::iota(all.begin(), all.end(), ParameterId{0});
+    c.gather_squares(all);
     if (c.ranks && c.plan.clip) not_finite_ = c.gradients.not_finite();
     StepResult result = c.measure();
     if (!c.plan.clip) return result;

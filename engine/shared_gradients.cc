@@ -1,9 +1,6 @@
 #include "engine/shared_gradients.h"
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
-#include <span>
 
 #include "core/json.h"
 #include "engine/plan/micro_batch_sums.h"
@@ -11,18 +8,6 @@
 
 namespace sluice::engine {
 namespace {
-
-template <class T>
-void put(std::string& bytes, std::span<const T> values) {
-  bytes.append(reinterpret_cast<const char*>(values.data()), values.size_bytes());
-}
-
-template <class T>
-std::size_t get(const std::string& bytes, std::size_t at, std::span<T> values) {
-  ensure(bytes.size() - at >= values.size_bytes(), "a rank has sent too little of its gradients");
-  std::memcpy(values.data(), bytes.data() + at, values.size_bytes());
-  return at + values.size_bytes();
-}
 
 std::string text_of(const StepSettings& settings) {
   Json groups = Json::array();
@@ -40,24 +25,33 @@ std::string text_of(const StepSettings& settings) {
 
 }  // namespace
 
-SharedGradients::SharedGradients(Core& core, std::size_t micro_batches)
+SharedGradients::SharedGradients(Core& core, std::size_t micro_batches, bool ends_micro_batches)
     : core_(core),
       order_(MicroBatchSums(core.plan.reproducible, core.plan.ranks, micro_batches).order()),
       divisor_(core.plan.ranks.size * (core.plan.reproducible ? static_cast<double>(micro_batches) : 1.0)),
+      micro_batches_(ends_micro_batches ? micro_batches : 0),
       known_(core.layout.parameters()),
       edits_(core.layout.units().size()) {
   if (core.plan.reproducible)
     pairwise_.emplace(core.layout, MicroBatchSums(true, core.plan.ranks, micro_batches), core.gradients);
 }
 
+SharedGradients::~SharedGradients() {
+  if (!under_way_.empty()) core_.fail_with("its engine was destroyed while gradients were being summed");
+}
+
 void SharedGradients::set(ParameterId parameter, const Known& known) {
-  const auto there = [](const Known& of) { return of.added > 0 || of.shared != 0 ? 1u : 0u; };
+  const auto there = [](const Known& of) { return of.added > 0 || of.is_shared() ? 1u : 0u; };
   there_ += there(known);
   there_ -= there(known_[parameter]);
   known_[parameter] = known;
 }
 
 void SharedGradients::add(ParameterId parameter, ConstArray gradient) {
+  if (!pairwise_) {
+    finish_sum_of(core_.layout.location(parameter).unit);
+    make_whole(parameter);
+  }
   Known known = known_[parameter];
   ++known.added;
   if (!pairwise_) {
@@ -65,7 +59,7 @@ void SharedGradients::add(ParameterId parameter, ConstArray gradient) {
     return set(parameter, known);
   }
   const std::string& name = core_.layout.spec(parameter).name;
-  if (known.shared != 0)
+  if (known.is_shared())
     refuse(ErrorCode::kState,
            "a gradient of '{}' is added to one that was used or kept over a step, which a reproducible plan "
            "allows not; add those of all micro-batches before, and drop it after the step",
@@ -85,7 +79,33 @@ void SharedGradients::add(ParameterId parameter, ConstArray gradient) {
   set(parameter, known);
 }
 
+void SharedGradients::end_gradients(UnitId unit) {
+  if (!may_begin(unit)) return;
+  std::vector<bool> all(known_.size());
+  std::fill(all.begin() + core_.layout.first_parameter(unit), all.begin() + core_.layout.end_parameter(unit),
+            true);
+  begin_sum(unit, of_unit(unit, all));
+}
+
+// A sum takes the whole unit, as in a round in which nobody has a shared gradient of it. A buffer that is
+// under frames is not held beside others, for which the plan has no frames.
+bool SharedGradients::may_begin(UnitId unit) const {
+  if (!core_.ranks || pairwise_ || ended_ + 1 != micro_batches_ || is_under_way(unit) ||
+      !core_.plan.units[unit].resident(Part::kGradient))
+    return false;
+  bool any = false;
+  for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p) {
+    if (known_[p].is_shared()) return false;
+    any = any || known_[p].added > 0;
+  }
+  return any;
+}
+
 void SharedGradients::end_micro_batch() {
+  if (!pairwise_) {
+    if (++ended_ == micro_batches_) use();
+    return;
+  }
   if (pairwise_->ended() == pairwise_->count())
     refuse(ErrorCode::kState,
            "a micro-batch ends after this rank's {} of the step; step, or drop all gradients, or state more "
@@ -97,7 +117,7 @@ void SharedGradients::end_micro_batch() {
 std::size_t SharedGradients::sums_of(UnitId unit) const {
   std::size_t sums = pairwise_ ? pairwise_->sums_of(unit) : 1;
   for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p)
-    if (known_[p].shared != 0) sums = std::max<std::size_t>(sums, 1);
+    if (known_[p].is_shared()) sums = std::max<std::size_t>(sums, 1);
   return sums;
 }
 
@@ -105,52 +125,36 @@ std::size_t SharedGradients::sums_of(UnitId unit) const {
 void SharedGradients::dropped(ParameterId parameter) {
   const std::size_t before = there_;
   set(parameter, {});
-  if (!pairwise_) return;
-  pairwise_->drop(parameter);
-  if (before > 0 && there_ == 0) pairwise_->begin_step();
+  if (pairwise_) pairwise_->drop(parameter);
+  if (before == 0 || there_ > 0) return;
+  ended_ = 0;
+  if (pairwise_) pairwise_->begin_step();
 }
 
 void SharedGradients::dropped_all() {
   known_.assign(known_.size(), {});
-  there_ = 0;
+  there_ = ended_ = 0;
   if (pairwise_) pairwise_->begin_step();
 }
 
-void SharedGradients::multiply(ParameterId parameter, double factor) {
-  kernels::scale(core_.resources.threads, core_.layout.location(parameter).elements,
-                 static_cast<float>(factor), {core_.gradients.data(parameter, 0), Dtype::kF32});
+// Those elements of it that are among these of its unit.
+void SharedGradients::multiply(ParameterId parameter, double factor, ElementRange within) {
+  const Layout::Location& at = core_.layout.location(parameter);
+  const std::size_t begin = std::clamp(within.begin, at.offset, at.offset + at.elements);
+  const std::size_t end = std::clamp(within.end, begin, at.offset + at.elements);
+  kernels::scale(core_.resources.threads, end - begin, static_cast<float>(factor),
+                 {core_.gradients.data(parameter, 0) + begin - at.offset, Dtype::kF32});
 }
 
-// For a rank that has added nothing to a parameter that others have added to.
+// For a rank that has added nothing to a parameter that others have added to. A shared gradient is whole
+// then.
 void SharedGradients::bring_nothing(ParameterId parameter) {
-  if (known_[parameter].shared == 0)
+  if (!known_[parameter].is_shared())
     kernels::fill(core_.resources.threads, core_.layout.location(parameter).elements, 0.0f,
                   {core_.gradients.data(parameter, 0), Dtype::kF32});
   else if (core_.gradients.factor(parameter) != 1)
-    multiply(parameter, core_.gradients.factor(parameter));
-}
-
-std::string SharedGradients::bytes_of(const Brought& brought) const {
-  std::string bytes;
-  put(bytes, std::span(&brought.wish, 1));
-  put(bytes, std::span(&brought.step, 1));
-  put(bytes, std::span(&brought.micro_batches, 1));
-  put(bytes, std::span(brought.known));
-  put(bytes, std::span(brought.edits));
-  return bytes + brought.settings;
-}
-
-SharedGradients::Brought SharedGradients::brought_in(const std::string& bytes) const {
-  Brought brought;
-  brought.known.resize(known_.size());
-  brought.edits.resize(edits_.size());
-  std::size_t at = get(bytes, 0, std::span(&brought.wish, 1));
-  at = get(bytes, at, std::span(&brought.step, 1));
-  at = get(bytes, at, std::span(&brought.micro_batches, 1));
-  at = get(bytes, at, std::span(brought.known));
-  at = get(bytes, at, std::span(brought.edits));
-  brought.settings = bytes.substr(at);
-  return brought;
+    multiply(parameter, core_.gradients.factor(parameter),
+             {0, core_.layout.unit_elements(core_.layout.location(parameter).unit)});
 }
 
 bool SharedGradients::any_added() const {
@@ -158,7 +162,11 @@ bool SharedGradients::any_added() const {
 }
 
 void SharedGradients::use() {
-  if (any_added()) meet(Wish::kUse, {});
+  while (any_added()) meet(Wish::kUse);
+}
+
+void SharedGradients::make_whole(ParameterId parameter) {
+  while (known_[parameter].shared == Sum::kOwnShard) meet(Wish::kWhole, {}, parameter);
 }
 
 void SharedGradients::step(const StepSettings& settings) {
@@ -166,174 +174,181 @@ void SharedGradients::step(const StepSettings& settings) {
   while (!meet(Wish::kStep, text)) {
   }
   met_ = false;
+  ended_ = 0;
   if (pairwise_) pairwise_->begin_step();
 }
 
 void SharedGradients::abandon() {
-  if (met_ && core_.ranks) meet(Wish::kAbandon, {});
-  met_ = false;
+  if ((met_ || !under_way_.empty()) && core_.ranks) meet(Wish::kAbandon);
+  met_ = abandoned_ = false;
   dropped_all();
 }
 
-std::vector<SharedGradients::Brought> SharedGradients::gather(const Brought& own) {
-  if (!core_.ranks) return {own};
-  const std::string name = "the gradients of a step";
-  std::vector<std::string> given;
-  core_.waits.during(Waits::For::kRanks, name, [&] {
-    given = core_.ranks->exchange(name, bytes_of(own), [this] { core_.serve_ranks(); });
-  });
-  std::vector<Brought> all;
-  for (const std::string& bytes : given) all.push_back(brought_in(bytes));
-  return all;
-}
-
-bool SharedGradients::meet(Wish wish, const std::string& settings) {
+bool SharedGradients::meet(Wish wish, const std::string& settings, ParameterId wanted) {
+  if (abandoned_ && wish != Wish::kAbandon)
+    refuse(ErrorCode::kState, "another rank has abandoned this step; abandon it on this rank, too");
   const std::size_t ended = pairwise_ ? pairwise_->ended() : 0;
-  const std::vector<Brought> all = gather({wish, core_.steps, ended, known_, edits_, settings});
+  std::vector<std::uint32_t> begun(edits_.size());
+  for (const UnderWay& sum : under_way_) begun[sum.unit] = 1;
+  const std::vector<Brought> all =
+      gather({wish, wanted, core_.steps, ended, known_, edits_, begun, settings});
   const auto wants = [](Wish what) { return [what](const Brought& rank) { return rank.wish == what; }; };
-  met_ = true;
   const auto abandons = std::ranges::find_if(all, wants(Wish::kAbandon));
   if (abandons != all.end()) {
     met_ = false;
+    drain(all);
     if (wish == Wish::kAbandon) return false;
+    abandoned_ = true;
     refuse(ErrorCode::kState,
            "rank {} has abandoned the step after its gradients were summed; abandon it on this rank, too",
            abandons - all.begin());
   }
+  if (std::ranges::any_of(all, wants(Wish::kWhole))) {
+    gather_wanted(all);
+    return false;
+  }
+  met_ = true;
   compare(all);
   sum(all);
   return std::ranges::all_of(all, wants(Wish::kStep));
 }
 
-void SharedGradients::compare(const std::vector<Brought>& all) const {
-  const Brought* steps = nullptr;
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    const Brought& other = all[rank];
-    if (other.step != all[0].step)
-      refuse(ErrorCode::kState, "rank {} is in step {}, and rank 0 is in step {}; begin all at the same step",
-             rank, other.step, all[0].step);
-    for (UnitId unit = 0; unit < edits_.size(); ++unit)
-      if (other.edits[unit] != all[0].edits[unit])
-        refuse(ErrorCode::kState,
-               "unit '{}' was edited {} times on rank {}, and {} times on rank 0; edit it alike on all ranks",
-               core_.name_of(unit), other.edits[unit], rank, all[0].edits[unit]);
-    compare_shared(all[0], other, rank);
-    if (other.wish != Wish::kStep) continue;
-    if (steps != nullptr && other.settings != steps->settings)
-      refuse(ErrorCode::kState,
-             "rank {} steps with {}, and rank {} with {}; give all ranks the same settings", rank,
-             other.settings, steps - all.data(), steps->settings);
-    steps = &other;
-  }
-  if (pairwise_)
-    compare_micro_batches(all);
-  else
-    compare_counts(all);
-}
-
-// Gradients that nobody has added to since they were used are used again, in whatever micro-batch.
-void SharedGradients::compare_micro_batches(const std::vector<Brought>& all) const {
-  const auto has = [](const Brought& rank) {
-    return std::ranges::any_of(rank.known, [](const Known& known) { return known.added > 0; });
-  };
-  if (std::ranges::none_of(all, has)) return;
+void SharedGradients::gather_wanted(const std::vector<Brought>& all) {
   for (std::size_t rank = 0; rank < all.size(); ++rank)
-    if (all[rank].micro_batches != pairwise_->count())
-      refuse(ErrorCode::kState,
-             "gradients are used after {} micro-batches of rank {}, and a step has {} of each rank; with a "
-             "reproducible plan use them when all have ended",
-             all[rank].micro_batches, rank, pairwise_->count());
+    for (std::size_t other = 0; all[rank].wish == Wish::kWhole && other < all.size(); ++other)
+      if (!all[other].known[all[rank].wanted].is_shared())
+        refuse(ErrorCode::kState,
+               "rank {} reads the summed gradient of '{}' or adds to it, which was dropped on rank {}, and "
+               "each rank "
+               "has a part of it; drop it on all, after that",
+               rank, core_.layout.spec(static_cast<ParameterId>(all[rank].wanted)).name, other);
+  for (const Brought& rank : all)
+    if (rank.wish == Wish::kWhole) gather_whole(static_cast<ParameterId>(rank.wanted));
 }
 
-void SharedGradients::compare_shared(const Brought& first, const Brought& other, std::size_t rank) const {
-  for (ParameterId p = 0; p < known_.size(); ++p) {
-    const Known &a = first.known[p], &b = other.known[p];
-    const std::string& name = core_.layout.spec(p).name;
-    if (a.shared != b.shared)
-      refuse(ErrorCode::kState,
-             "the summed gradient of '{}' was dropped on rank {}, and is there on rank {}; drop it on all",
-             name, a.shared != 0 ? rank : 0, a.shared != 0 ? 0 : rank);
-    // By their bits: what is not a number is alike, too.
-    if (a.shared != 0 && std::bit_cast<std::uint64_t>(a.factor) != std::bit_cast<std::uint64_t>(b.factor))
-      refuse(
-          ErrorCode::kState,
-          "the gradient of '{}' was multiplied by {} on rank {}, and by {} on rank 0; multiply it alike on "
-          "all ranks",
-          name, b.factor, rank, a.factor);
-  }
-}
-
-// Ranks may differ in what a parameter got (an expert to which no token was sent), and not in how many
-// micro-batches there were, of which the parameter that got most tells.
-void SharedGradients::compare_counts(const std::vector<Brought>& all) const {
-  const auto most = [](const Brought& rank) {
-    return std::ranges::max_element(rank.known, {}, &Known::added) - rank.known.begin();
-  };
-  const auto p = static_cast<ParameterId>(most(all[0]));
-  const std::uint32_t count = all[0].known[p].added;
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    const auto other = static_cast<ParameterId>(most(all[rank]));
-    if (all[rank].known[other].added != count)
-      refuse(ErrorCode::kState,
-             "'{}' got {} gradients on rank {}, the most of all there, and '{}' got {} on rank 0; compute as "
-             "many micro-batches on each rank before gradients are used",
-             core_.layout.spec(other).name, all[rank].known[other].added, rank, core_.layout.spec(p).name,
-             count);
-  }
+void SharedGradients::gather_whole(ParameterId parameter) {
+  if (known_[parameter].shared == Sum::kWhole) return;  // two ranks want it
+  const UnitId unit = core_.layout.location(parameter).unit;
+  core_.queue.ensure_updated(unit);  // a pending update owns the gradient
+  const HoldingId holding = core_.gradients.holding(unit, 0);
+  core_.pager.acquire(holding, Pager::Use::kModify);
+  TransferGroup group;
+  core_.ranks->gather_gradient_of(parameter, {core_.gradients.data(parameter, 0), Dtype::kF32}, group.add());
+  core_.wait_for_ranks("the gradient of " + core_.name_of(unit), group);
+  core_.pager.written(holding, core_.gradients.bytes(unit, 0));
+  core_.pager.release(holding);
+  known_[parameter].shared = Sum::kWhole;
 }
 
 void SharedGradients::sum(const std::vector<Brought>& all) {
   std::vector<bool> added(known_.size());
   for (const Brought& rank : all)
     for (ParameterId p = 0; p < added.size(); ++p) added[p] = added[p] || rank.known[p].added > 0;
-  for (UnitId unit = 0; unit < edits_.size(); ++unit)
-    if (std::find(added.begin() + core_.layout.first_parameter(unit),
-                  added.begin() + core_.layout.end_parameter(unit),
-                  true) != added.begin() + core_.layout.end_parameter(unit))
-      sum_unit(unit, added);
+  for (UnitId unit = 0; unit < edits_.size(); ++unit) {
+    const std::vector<ParameterId> parameters = of_unit(unit, added);
+    if (parameters.empty()) continue;
+    if (!is_under_way(unit)) begin_sum(unit, parameters);
+    // What is under frames is held alone.
+    if (!core_.plan.units[unit].resident(Part::kGradient)) finish_sums(added);
+  }
+  finish_sums(added);
+  std::vector<ParameterId> summed;
+  for (ParameterId p = 0; p < added.size(); ++p)
+    if (added[p]) summed.push_back(p);
+  core_.gather_squares(summed);
+}
+
+std::vector<ParameterId> SharedGradients::of_unit(UnitId unit, const std::vector<bool>& added) const {
+  std::vector<ParameterId> parameters;
+  for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p)
+    if (added[p]) parameters.push_back(p);
+  return parameters;
+}
+
+bool SharedGradients::is_under_way(UnitId unit) const {
+  return std::ranges::any_of(under_way_, [&](const UnderWay& sum) { return sum.unit == unit; });
+}
+
+std::optional<UnitId> SharedGradients::under_way() const {
+  return under_way_.empty() ? std::nullopt : std::optional(under_way_.front().unit);
 }
 
 // One sum for the whole unit, unless it has a shared gradient that nobody has added to.
-void SharedGradients::sum_unit(UnitId unit, const std::vector<bool>& added) {
+void SharedGradients::begin_sum(UnitId unit, const std::vector<ParameterId>& parameters) {
   core_.queue.ensure_updated(unit);
-  const std::vector<HoldingId>& holdings = core_.gradients.holdings(unit, 0);
-  for (const HoldingId holding : holdings) core_.pager.acquire(holding, Pager::Use::kModify);
+  for (const HoldingId holding : core_.gradients.holdings(unit, 0))
+    core_.pager.acquire(holding, Pager::Use::kModify);
+  for (const ParameterId p : parameters) {
+    if (pairwise_) pairwise_->complete(core_.resources.threads, p);
+    if (!pairwise_ && known_[p].added == 0) bring_nothing(p);
+  }
   bool whole = true;
-  std::vector<ParameterId> summed;
-  for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p) {
-    if (added[p]) summed.push_back(p);
-    whole = whole && (added[p] || known_[p].shared == 0);
-    if (added[p] && pairwise_) pairwise_->complete(core_.resources.threads, p);
-    if (added[p] && !pairwise_ && known_[p].added == 0) bring_nothing(p);
-  }
-  if (core_.ranks) sum_over_ranks(unit, summed, whole);
-  const float* const base = core_.gradients.sum(unit, 0, 0, 0);
-  for (const ParameterId p : summed) {
-    multiply(p, 1 / divisor_);
-    core_.gradients.sum_squares_of(core_.resources.threads, p, base, {0, core_.layout.unit_elements(unit)});
-    set(p, {0, 1, 1});
-    if (pairwise_) pairwise_->drop(p);
-  }
-  core_.pager.written(holdings.front(), core_.gradients.bytes(unit, 0));
-  for (const HoldingId holding : holdings) {
-    core_.pager.release(holding);
-    if (holding != holdings.front() && !core_.pager.held(holding)) core_.pager.discard(holding);
-  }
+  for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p)
+    whole = whole && (std::ranges::count(parameters, p) > 0 || !known_[p].is_shared());
+  under_way_.push_back({unit, sum_over_ranks(unit, parameters, whole)});
 }
 
-void SharedGradients::sum_over_ranks(UnitId unit, const std::vector<ParameterId>& parameters, bool whole) {
+TransferGroup SharedGradients::sum_over_ranks(UnitId unit, const std::vector<ParameterId>& parameters,
+                                              bool whole) {
+  TransferGroup group;
+  if (!core_.ranks) return group;
   const auto sums = [&](std::size_t offset) {
     std::vector<Array> arrays;
     for (std::size_t i = 0; i < order_.arrays[static_cast<std::size_t>(core_.plan.ranks.rank)]; ++i)
       arrays.push_back({core_.gradients.sum(unit, 0, i, 0) + offset, Dtype::kF32});
     return arrays;
   };
-  TransferGroup group;
-  if (whole) core_.ranks->sum_whole_gradient(unit, sums(0), order_, group.add());
+  if (whole) core_.ranks->sum_gradient(unit, 0, sums(0), order_, nullptr, group.add());
   for (const ParameterId p : parameters)
-    if (!whole)
-      core_.ranks->sum_whole_gradient_of(p, sums(core_.gradients.offset(p, 0)), order_, group.add());
-  core_.wait_for_ranks("the gradient of " + core_.name_of(unit), group);
+    if (!whole) core_.ranks->sum_gradient_of(p, sums(core_.gradients.offset(p, 0)), order_, group.add());
+  return group;
+}
+
+void SharedGradients::finish_sums(const std::vector<bool>& added) {
+  for (; !under_way_.empty(); under_way_.pop_front()) {
+    UnderWay& sum = under_way_.front();
+    core_.wait_for_ranks("the gradient of " + core_.name_of(sum.unit), sum.group);
+    finish(sum.unit, of_unit(sum.unit, added));
+    core_.pager.written(core_.gradients.holding(sum.unit, 0), core_.gradients.bytes(sum.unit, 0));
+    let_go(sum.unit);
+  }
+}
+
+void SharedGradients::let_go(UnitId unit) {
+  const HoldingId first = core_.gradients.holding(unit, 0);
+  for (const HoldingId holding : core_.gradients.holdings(unit, 0)) {
+    core_.pager.release(holding);
+    if (holding != first && !core_.pager.held(holding)) core_.pager.discard(holding);
+  }
+}
+
+// Ends the sums that any rank has begun, which all have to join. Nothing is made of them.
+void SharedGradients::drain(const std::vector<Brought>& all) {
+  for (UnitId unit = 0; unit < edits_.size(); ++unit)
+    if (std::ranges::any_of(all, [&](const Brought& rank) { return rank.begun[unit] != 0; }) &&
+        !is_under_way(unit)) {
+      core_.queue.ensure_updated(unit);
+      core_.pager.acquire(core_.gradients.holding(unit, 0), Pager::Use::kModify);
+      under_way_.push_back({unit, sum_over_ranks(unit, {}, true)});
+    }
+  for (; !under_way_.empty(); under_way_.pop_front()) {
+    core_.wait_for_ranks("the gradient of " + core_.name_of(under_way_.front().unit),
+                         under_way_.front().group);
+    let_go(under_way_.front().unit);
+  }
+}
+
+// Makes sums the mean, of the elements that this rank has.
+void SharedGradients::finish(UnitId unit, const std::vector<ParameterId>& parameters) {
+  const bool parts = core_.ranks && core_.ranks->partitioned();
+  const ElementRange own = core_.own(unit);
+  const float* const first = core_.gradients.sum(unit, 0, 0, 0) + own.begin;
+  for (const ParameterId p : parameters) {
+    multiply(p, 1 / divisor_, own);
+    core_.gradients.sum_squares_of(core_.resources.threads, p, first, own);
+    set(p, {0, parts ? Sum::kOwnShard : Sum::kWhole, 1});
+    if (pairwise_) pairwise_->drop(p);
+  }
 }
 
 }  // namespace sluice::engine

@@ -89,15 +89,19 @@ std::uint64_t bytes_for_ranks(const sluice_engine_options& options) {
 // Of one rank.
 std::size_t micro_batches_of(const sluice_engine_options& options, int ranks) {
   const auto size = static_cast<std::uint32_t>(ranks);
-  if (options.reproducible == 0 && options.micro_batches > 0)
+  if (options.reproducible != 0 && options.micro_batches == 0)
     fail(ErrorCode::kInvalidArgument,
-         "options.micro_batches is {}, which is for options.reproducible; leave it out, or state both",
-         options.micro_batches);
-  if (options.reproducible != 0 && (options.micro_batches == 0 || options.micro_batches % size != 0))
+         "options.micro_batches is 0 with options.reproducible; state how many a step has over all ranks");
+  if (options.micro_batches % size != 0)
     fail(ErrorCode::kInvalidArgument,
-         "options.micro_batches is {} with options.reproducible; state how many a step has over all ranks, a "
+         "options.micro_batches is {}, and there are {} ranks; state how many a step has over all ranks, a "
          "multiple of {}",
-         options.micro_batches, size);
+         options.micro_batches, size, size);
+  if (options.update_in_backward != 0 && options.micro_batches > 1)
+    fail(ErrorCode::kInvalidArgument,
+         "options.micro_batches is {} with options.update_in_backward, whose gradients are applied as they "
+         "come; leave one out",
+         options.micro_batches);
   return std::max<std::size_t>(1, options.micro_batches / size);
 }
 
@@ -113,8 +117,8 @@ engine::PlanRequest request_of(const sluice_engine_options& options) {
   }
   request.clip = options.update_in_backward == 0;
   request.reproducible = options.reproducible != 0;
+  if (options.micro_batches > 0) request.group = 1;
   if (request.reproducible) {
-    request.group = 1;
     if (!request.clip)
       fail(ErrorCode::kInvalidArgument,
            "options.update_in_backward is given with options.reproducible, whose gradients are summed when "
@@ -151,6 +155,7 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   const std::size_t held = std::max<std::size_t>(1, options.held_units) + (made.serve_touches ? 1 : 0);
   made.profile = engine::any_order_profile(units_of(model), held);
   made.profile.micro_batches = micro_batches_of(options, made.request.ranks.size);
+  made.profile.ends_micro_batches = options.micro_batches > 0;
   made.products = products_of(options, made);
   if (made.products != nullptr)
     made.profile.hidden_bytes = engine::hidden_bytes(made.profile.units, *made.optimizer, *made.products);

@@ -8,7 +8,11 @@
  * sluice_engine_multiply_gradient() use gradients. The first of them takes the sums of all gradients that
  * were added, and waits until every other rank has called one of them. A parameter that has a gradient on
  * some ranks only counts as zeros on the others. Gradients that are added after the sums, or to kept ones,
- * are averaged at the next use and then added.
+ * are averaged at the next use and then added. Where state is partitioned (stage 1 and higher), a rank gets
+ * the sums of its own shard alone, with which norms, factors and steps are computed.
+ * sluice_engine_get_gradient(), and adding to a gradient that was used or kept, bring all of it, for which
+ * they wait until every other rank uses gradients or steps; SLUICE_STATE on all of them where one has dropped
+ * it.
  *
  * Collective functions are those that every rank calls, in the same order. They wait for the others. Of an
  * engine with ranks these are: sluice_engine_create(), sluice_engine_step(), sluice_engine_set_values(),
@@ -116,20 +120,31 @@ SLUICE_API sluice_status sluice_ranks_create_links(const sluice_links* links,
  * engine has it. */
 SLUICE_API void sluice_ranks_destroy(sluice_ranks* ranks);
 
-/* ---- the same bits at any number of ranks ---- */
+/* ---- micro-batches ---- */
 
-/* Ends a micro-batch of an engine with options.reproducible not 0, which may also train alone. Such an engine
- * adds gradients pairwise over the micro-batches of all ranks, neighbours first, and a gradient is the mean
- * over all micro-batches of the step, so that its bits do not depend on how many ranks there are.
- * options.micro_batches says how many a step has over all ranks, a multiple of their number; rank r has the
- * r-th of as many consecutive ones for each. Each rank ends all of its own before gradients are used, and
- * adds one gradient of a parameter at most in each. Where all gradients of a rank were dropped, its
- * micro-batches of the step begin anew. The engine keeps up to log2 of a rank's micro-batches of gradients,
- * which its plan has. SLUICE_STATE, with nothing changed: outside of a step; where all have ended; from
- * sluice_engine_add_gradient() for a second gradient in a micro-batch, for one that comes after them, and for
- * one that is added to a gradient that was used or kept; and from functions that use gradients, on all ranks,
- * while a rank has not ended all. options.update_in_backward is refused with it. That ranks compute alike
- * (CPU, threads, libraries) is for the caller to see to. */
+/* options.micro_batches says how many micro-batches a step has over all ranks, a multiple of their number,
+ * each of which a rank ends by sluice_engine_end_micro_batch(). Then ranks sum gradients beside what is
+ * computed: in a rank's last micro-batch of a step the sum of a unit's gradients begins when
+ * sluice_engine_end_gradients() says that this rank adds nothing more to them in this micro-batch, where the
+ * plan has them in memory. The function waits for nobody. The end of that micro-batch is a use of gradients:
+ * it waits for the other ranks, which join in all sums with what they have, and gradients are their mean
+ * then. What is added to a unit after its sum has begun is added to the mean, and waits for the others; so
+ * does dropping its gradients. Where a step has less or more micro-batches, what the stated ones do not have
+ * is summed at the next use. Where all gradients of a rank were dropped, its micro-batches of the step begin
+ * anew. An engine that trains alone takes both calls, and does nothing. SLUICE_STATE: outside of a step;
+ * where micro-batches were not stated.
+ *
+ * With options.reproducible not 0, of an engine that may also train alone, gradients are added pairwise over
+ * the micro-batches of all ranks, neighbours first, and a gradient is the mean over all micro-batches of the
+ * step, so that its bits do not depend on how many ranks there are. Rank r has the r-th of as many
+ * consecutive ones for each. Each rank ends all of its own before gradients are used, and adds one gradient
+ * of a parameter at most in each; sums begin at the first use. The engine keeps up to log2 of a rank's
+ * micro-batches of gradients, which its plan has. SLUICE_STATE, with nothing changed, also: where all have
+ * ended; from sluice_engine_add_gradient() for a second gradient in a micro-batch, for one that comes after
+ * them, and for one that is added to a gradient that was used or kept; and from functions that use gradients,
+ * on all ranks, while a rank has not ended all. options.update_in_backward is refused with it. That ranks
+ * compute alike (CPU, threads, libraries) is for the caller to see to. */
+SLUICE_API sluice_status sluice_engine_end_gradients(sluice_engine* engine, uint32_t unit);
 SLUICE_API sluice_status sluice_engine_end_micro_batch(sluice_engine* engine);
 
 /* ---- questions ---- */
@@ -140,7 +155,7 @@ SLUICE_API sluice_status sluice_ranks_size(const sluice_ranks* ranks, uint32_t* 
 SLUICE_API sluice_status sluice_ranks_failure(const sluice_ranks* ranks, char** text);
 typedef struct sluice_traffic {
   size_t size;
-  uint64_t sent, received;                 /* bytes of gradients, parameters, state, and what callers send */
+  uint64_t sent, received;                 /* bytes of gradients, parameters, state, and broadcasts */
   uint64_t sent_besides, received_besides; /* all other bytes */
 } sluice_traffic;
 /* Counts over its life. */

@@ -166,6 +166,10 @@ sluice_status sluice_engine_drop_gradient(sluice_engine* engine, uint32_t parame
   return with_engine(engine, [&](sluice_engine& e) { e.engine->drop_gradient(parameter_of(e, parameter)); });
 }
 
+sluice_status sluice_engine_end_gradients(sluice_engine* engine, uint32_t unit) {
+  return with_engine(engine, [&](sluice_engine& e) { e.engine->end_gradients(unit_of(e, unit)); });
+}
+
 sluice_status sluice_engine_end_micro_batch(sluice_engine* engine) {
   return with_engine(engine, [](sluice_engine& e) { e.engine->end_micro_batch(); });
 }

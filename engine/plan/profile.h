@@ -51,7 +51,8 @@ struct Profile {
   std::vector<Access> schedule;            // of one group of micro-batches; a step repeats it
   bool any_order = false;                 // the schedule is a guess until one is recorded; see AnyOrderEngine
   std::size_t held_units = 1;             // with any_order: the most units that are held at once
-  std::size_t micro_batches = 1;          // in one step
+  std::size_t micro_batches = 1;          // in one step, of each rank
+  bool ends_micro_batches = false;        // with any_order: the client says where each of them ends
   std::size_t tokens = 0;                 // of one micro-batch
   std::size_t border_gradient_bytes = 0;  // of one micro-batch: the gradient that one unit hands to the next
   std::size_t workspace_bytes = 0;        // needed with any choice, beside the choice's own

@@ -28,7 +28,7 @@ Placement::Received Placement::received(UnitId unit, const UnitPlan& plan, std::
   return received;
 }
 
-// The sum of the rank's own part takes what the others have of it. Where each rank has the whole gradient,
+// The sum of the rank's own part takes what the others have of it. Where nothing is partitioned,
 // the other parts come when they are summed. Before a sum by rows each rank tells the others of its rows, and
 // how many bytes that takes.
 std::uint64_t Placement::received_of_sum(UnitId unit, int use) const {
@@ -38,7 +38,7 @@ std::uint64_t Placement::received_of_sum(UnitId unit, int use) const {
   for (const ParameterSpec& parameter : layout_.units()[unit].parameters)
     if (rows_of_tokens(parameter, use, ranks_, profile_)) of_rows += bytes_of_rows(parameter);
   if (of_rows > 0) of_rows = (ranks - 1) * (of_rows + sizeof(std::uint64_t));
-  if (stage_ > 0 && !profile_.any_order)  // in any order each rank has the whole sum
+  if (stage_ > 0)
     return sent_elements(unit, use, format_.shards().here(unit)) * arrays_of_others_ * sizeof(float) +
            of_rows;
   const std::size_t sent = sent_elements(unit, use, all);

@@ -113,12 +113,13 @@ void Gradients::sum_squares_of(Threads& threads, ParameterId parameter, const vo
         threads, first, to - from, ConstArray{base, final_type(location.unit)}.at(from - elements.begin));
 }
 
-std::string Gradients::squares() const {
+std::string Gradients::squares(std::span<const ParameterId> parameters) const {
   std::string bytes;
   const auto put = [&](const auto& value) {
     bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
   };
-  for (const Known& known : known_) {
+  for (const ParameterId p : parameters) {
+    const Known& known = known_[p];
     put(known.squares.finite);
     put(known.squares.sum.first());
     put(known.squares.sum.nodes().size());
@@ -130,9 +131,11 @@ std::string Gradients::squares() const {
   return bytes;
 }
 
-void Gradients::take_squares(const std::vector<std::string>& of_ranks) {
+void Gradients::take_squares(std::span<const ParameterId> parameters,
+                             const std::vector<std::string>& of_ranks) {
   std::vector<std::size_t> at(of_ranks.size());
-  for (Known& known : known_) {
+  for (const ParameterId p : parameters) {
+    Known& known = known_[p];
     std::optional<kernels::PartialSum> sum;
     known.squares.finite = true;
     for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {

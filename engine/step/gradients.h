@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -68,10 +69,10 @@ class Gradients {
   // The norm over all parameters. The squares of one parameter are added in a tree over its grid, whatever
   // units it spans; parameters are added in registration order.
   double norm() const;
-  // What this rank knows of the squares of all parameters, as bytes for the other ranks; and what all ranks
+  // What this rank knows of the squares of these parameters, as bytes for the other ranks; and what all ranks
   // know, put together, in their order.
-  std::string squares() const;
-  void take_squares(const std::vector<std::string>& of_ranks);
+  std::string squares(std::span<const ParameterId> parameters) const;
+  void take_squares(std::span<const ParameterId> parameters, const std::vector<std::string>& of_ranks);
   std::optional<ParameterId> not_finite(UnitId unit) const;
   std::optional<ParameterId> not_finite() const;
   void drop(ParameterId parameter) { known_[parameter] = {}; }

@@ -20,6 +20,7 @@ struct Case {
   Dtype dtype = Dtype::kF32;
   bool alike = false;             // whether all ranks add the same gradients
   std::size_t micro_batches = 0;  // of all ranks in a step, whose sums are reproducible; 0: they are not
+  std::size_t counted = 0;        // of each rank in a step, whose sums are not; 0: they are not counted
 };
 
 // Units that are cut into shards, one of them a part of a parameter that spans units; one that is too small
@@ -70,6 +71,8 @@ class Rank {
 
   const Layout& layout() const { return engine.layout(); }
   const optim::Optimizer& optimizer() const { return *optimizer_; }
+  const Plan& plan() const { return plan_; }
+  std::uint64_t received() const { return communicator_->counters().received; }  // bytes of payload
   comm::Communicator* communicator() const { return communicator_; }
   int rank() const { return communicator_ == nullptr ? 0 : communicator_->rank(); }
   std::size_t elements(ParameterId p) const { return layout().location(p).elements; }
@@ -156,6 +159,8 @@ class Rank {
     Profile profile = profile_of(setup.dtype, setup.optimizer.name == "muon");
     if (setup.micro_batches > 0)
       profile.micro_batches = setup.micro_batches / static_cast<std::size_t>(setup.ranks);
+    if (setup.counted > 0) profile.micro_batches = setup.counted;
+    profile.ends_micro_batches = setup.micro_batches + setup.counted > 0;
     return profile;
   }
   PlanRequest request() const {
@@ -164,7 +169,7 @@ class Rank {
     request.stage = setup_.stage;
     request.chunk_elements = kChunkGrain;
     request.reproducible = setup_.micro_batches > 0;
-    if (request.reproducible) request.group = 1;
+    if (request.reproducible || setup_.counted > 0) request.group = 1;
     request.places = toy::places(setup_.place);
     return request;
   }

@@ -244,9 +244,13 @@ class Engine:
         """Drops a parameter's gradient, if it has one."""
         self._handle.call("sluice_engine_drop_gradient", self._parameter(name)[0])
 
+    def end_gradients(self, unit: str) -> None:
+        """This rank adds no more to the unit's gradients in this micro-batch; in a step's last one their sum over ranks begins."""
+        self._handle.call("sluice_engine_end_gradients", self._unit(unit))
+
     def end_micro_batch(self) -> None:
-        """Ends a micro-batch of Options.reproducible, to which each parameter has added one gradient at most. Raises StateError
-        where all of this rank's have ended."""
+        """Ends one of Options.micro_batches, to which, with Options.reproducible, each parameter has added one gradient at most.
+        Otherwise the last one of a step is a use of gradients: it waits for the other ranks, and takes the mean."""
         self._handle.call("sluice_engine_end_micro_batch")
 
     def abandon_step(self) -> None:

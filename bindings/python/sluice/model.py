@@ -149,6 +149,8 @@ class Options:
     planned: for sluice.plan() without `ranks`: a rank, and of how many; None: the process trains alone.
     reproducible: gradients are the mean over the `micro_batches` that a step has over all ranks, with the same bits at any
         number of ranks: Engine.end_micro_batch() ends each.
+    micro_batches: how many a step has over all ranks, a multiple of their number, where Engine.end_micro_batch() ends each;
+        0: they are not counted. Without `reproducible` they say when sums over ranks may begin: Engine.end_gradients().
     team: the address of libgomp's GOMP_parallel, or of a function like it, for the engine's loops, where the caller's
         own loops use it; None: the engine has threads of its own. See sluice.torch.team().
     """

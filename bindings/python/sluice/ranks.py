@@ -57,7 +57,7 @@ class Links(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """The bytes that a rank has sent and received: of gradients, parameters, state and what callers send; and all other."""
+    """The bytes that a rank has sent and received: of gradients, parameters, state and broadcasts; and all other."""
 
     sent: int
     received: int

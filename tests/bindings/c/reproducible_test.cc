@@ -37,19 +37,39 @@ TEST(Reproducible, CountsMicroBatches) {
   EXPECT_OK(apply(made));
 }
 
-TEST(Reproducible, EndsNoMicroBatchOfAnotherEngine) {
+TEST(MicroBatches, AreCountedWhereTheyAreStated) {
+  sluice_engine_options options = options_of({}, nullptr);
+  options.micro_batches = 2;
+  sluice_engine* made = nullptr;
+  ASSERT_OK(sluice_engine_create(make_model().get(), &options, &made));
+  const EngineHandle engine(made, sluice_engine_destroy);
+  set_start_values(made);
+  expect_error(sluice_engine_end_gradients(made, 0), SLUICE_STATE, {"outside of a step"});
+  ASSERT_OK(sluice_engine_begin_step(made, nullptr));
+  for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+    add_unit_gradients(made, 0, SLUICE_F32, 1);
+    ASSERT_OK(sluice_engine_end_gradients(made, 0));
+    ASSERT_OK(sluice_engine_end_micro_batch(made));
+  }
+  expect_error(sluice_engine_end_gradients(made, 99), SLUICE_INVALID_ARGUMENT, {"99"});
+  EXPECT_OK(apply(made));
+}
+
+TEST(MicroBatches, AreNotEndedWhereTheyAreNotStated) {
   const EngineHandle engine = make_engine({}, "");
   set_start_values(engine.get());
   ASSERT_OK(sluice_engine_begin_step(engine.get(), nullptr));
-  expect_error(sluice_engine_end_micro_batch(engine.get()), SLUICE_STATE, {"not reproducible"});
+  expect_error(sluice_engine_end_micro_batch(engine.get()), SLUICE_STATE,
+               {"without a number of micro-batches"});
 }
 
 TEST(Reproducible, OptionsThatCannotBeAreRefused) {
   sluice_engine_options options = options_of({}, nullptr);
   options.micro_batches = 4;
-  expect_error(created(options), SLUICE_INVALID_ARGUMENT, {"options.micro_batches is 4"});
-  options.reproducible = 1;
   options.update_in_backward = 1;
+  expect_error(created(options), SLUICE_INVALID_ARGUMENT,
+               {"options.micro_batches is 4", "update_in_backward"});
+  options.reproducible = 1;
   expect_error(created(options), SLUICE_INVALID_ARGUMENT, {"update_in_backward", "reproducible"});
   options.update_in_backward = 0;
   options.micro_batches = 0;

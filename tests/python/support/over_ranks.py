@@ -8,6 +8,7 @@ import itertools
 import math
 import os
 import tempfile
+import time
 import warnings
 
 import safetensors.torch
@@ -100,11 +101,15 @@ def _wrapped(name, place, links=None, seed_of_rank=False, update="AdamW", **opti
 
 def train(
     name="gpt2", steps=4, accumulate=SIZE, clip=None, place="memory", save=None, infinite=None, alone=None, to_none=True,
-    **options
+    stated=False, recompute=False, **options
 ):  # fmt: skip
-    """Trains a wrapped model. alone: what rank 0 does alone after each step."""
+    """Trains a wrapped model. alone: what rank 0 does alone after each step. stated: wrap() is told of micro-batches. recompute:
+    blocks are computed again by backward passes within the backward pass."""
     reproducible = options.get("reproducible", False)
-    model, optimizer = _wrapped(name, place, **options | ({"accumulate": accumulate} if reproducible else {}))
+    model, optimizer = _wrapped(name, place, **options | ({"accumulate": accumulate} if reproducible or stated else {}))
+    if recompute:
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+        model.enable_input_require_grads()
     scaler = _scaler(infinite)
     between = None if alone is None or RANK != 0 else ALONE[alone]
     losses, norms = _loop(
@@ -114,6 +119,29 @@ def train(
     made = _result(model, losses, norms, save, scaler)
     sluice.torch.close(model)
     return made
+
+
+def beside(stated):
+    """What a rank has received, since its first gradient came, when the last one of a backward pass came; and what at its end."""
+    model, _ = _wrapped("gpt2", "memory", stage=0, **({"accumulate": SIZE} if stated else {}))
+    engine = sluice.torch.engine_of(model)
+    ranks, seen = engine.options.ranks, []
+    last = model.transformer.wte.weight  # the input's embedding, which is the head, too
+    before = ranks.traffic().received
+
+    def wait(parameter):
+        until = time.monotonic() + (20 if stated else 0.2)
+        while ranks.traffic().received == before and time.monotonic() < until:
+            time.sleep(0.01)
+        seen.append(ranks.traffic().received - before)
+
+    last.register_post_accumulate_grad_hook(wait)
+    loss_of(model, "gpt2", RANK).backward()
+    seen.append(ranks.traffic().received - before)
+    planned = engine.plan()["step"]["bytes_received"]
+    model.zero_grad()
+    sluice.torch.close(model)
+    return seen, planned
 
 
 def _evaluate(model, optimizer):

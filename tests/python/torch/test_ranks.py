@@ -97,6 +97,29 @@ def test_every_stage_and_place_gives_the_same_bits(pool, name, twins):
             assert pool.call("train", stage=stage, place=place, **settings) == expected, f"stage {stage}, {place}"
 
 
+@pytest.mark.parametrize("name, settings", [
+    ("gpt2", {"accumulate": 4, "clip": 0.5}),
+    ("gpt2", {"accumulate": 4, "clip": 0.5, "infinite": 1}),
+    ("gpt2", {"accumulate": 4, "recompute": True}),
+    ("mixtral", {"accumulate": 2, "clip": 0.1}),
+    ("experts", {"accumulate": 2}),
+    ("experts", {"accumulate": 4, "to_none": False}),
+])  # fmt: skip
+def test_sums_beside_backward_have_the_bits_of_those_after_it(pool, name, settings):
+    expected = pool.call("train", name=name, stage=0, **settings)
+    alike(expected)
+    for stage, place, more in ((0, "memory", {}), (1, "memory", {}), (2, "disk", {}), (3, "memory", {"links": "gloo"})):
+        found = pool.call("train", name=name, stated=True, stage=stage, place=place, **more, **settings)
+        assert found == expected, f"stage {stage}, {place}"
+
+
+def test_sums_go_on_beside_backward_where_micro_batches_are_stated(pool):
+    for (meanwhile, after), planned in pool.call("beside", stated=True):
+        assert 0 < meanwhile <= after == planned
+    for seen, _ in pool.call("beside", stated=False):
+        assert seen == [0, 0]
+
+
 @pytest.mark.parametrize("options", [{"state": "8bit"}, {"update": "Adafactor"}, {"update": "Muon"}])
 def test_every_optimizer_gives_the_same_bits(pool, options):
     expected = pool.call("train", stage=0, steps=2, **options)

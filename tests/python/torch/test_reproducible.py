@@ -114,7 +114,8 @@ def test_what_depends_on_the_ranks_is_refused(pools, size, what, says):
 @pytest.mark.parametrize("options, says", [
     ({"reproducible": True}, "accumulate is 0, and reproducible=True is given"),
     ({"reproducible": True, "accumulate": 3}, "options.micro_batches is 3"),
-    ({"accumulate": 4}, "accumulate is 4, which is for reproducible=True"),
+    ({"accumulate": 3}, "options.micro_batches is 3"),
+    ({"accumulate": -2}, "accumulate"),
     ({"reproducible": True, "accumulate": 4, "update_in_backward": True}, "update_in_backward"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused(pools, options, says):

@@ -34,7 +34,11 @@ class WrappedEngine(ModelEngine):
 
     def end_micro_batch(self) -> NoReturn:
         """Refused."""
-        _refuse("end_micro_batch", "each backward() of a model that was wrapped with reproducible=True ends one")
+        _refuse("end_micro_batch", "each backward() of a model that was wrapped with accumulate= ends one")
+
+    def end_gradients(self, unit: str) -> NoReturn:
+        """Refused."""
+        _refuse("end_gradients", "backward() of a model that was wrapped with accumulate= says so")
 
     def acquire(self, unit: str, gradient: bool = False) -> NoReturn:
         """Refused."""

@@ -11,7 +11,7 @@ import torch
 
 from ..engine import plan
 from ..errors import BudgetError, InvalidArgumentError
-from ..model import Options, Size, Unit, size_of
+from ..model import Options, Size, Unit, size_of, whole
 from ..optimizers import AdamW, Muon
 from ..optimizers import Optimizer as Settings
 from ._checks import check_ahead, check_model, check_optimizer
@@ -83,8 +83,6 @@ def prepare(
     check_optimizer(optimizer, others.get("update_in_backward", False), param_groups, clip_value)
     if reproducible:
         check_reproducible(model, accumulate)
-    elif accumulate:
-        raise InvalidArgumentError(f"accumulate is {accumulate!r}, which is for reproducible=True; leave it out, or give both")
     settings, roles = roles_of(model, AdamW() if optimizer is None else optimizer, param_groups or [])
     groups = find_units(model, units)
     declared = units_of(groups, roles, optimizer is not None)
@@ -107,7 +105,7 @@ def prepare(
         ranks=together.ranks,
         planned=together.planned,
         reproducible=bool(reproducible),
-        micro_batches=accumulate,
+        micro_batches=whole(accumulate, "accumulate"),
         **others,
     )
     planned = _fitting(declared, options, reserves)

@@ -13,6 +13,7 @@ import torch
 from ..errors import StateError
 from ..optimizers import Optimizer as Settings
 from . import _acquire, _buffers, _closing, _homes
+from ._arrived import Arrived
 from ._backward import BackwardPasses
 from ._demand import Demand
 from ._engine import WrappedEngine
@@ -42,9 +43,10 @@ class Session:
         self.model = weakref.ref(model)
         self._hooks: list[Any] = []
         self._together = together
-        # Whose ends are told to end_backward(); None: nothing depends on them.
-        needed = together.ranks is not None or options.reproducible
-        self._passes = BackwardPasses(self.end_backward, options.reproducible) if needed else None
+        several = together.ranks is not None
+        self._counts = options.reproducible or (several and options.micro_batches > 0)  # whether micro-batches end
+        # Whose beginnings and ends are told; None: nothing depends on them.
+        self._passes = BackwardPasses(self.begin_backward, self.end_backward, self._counts) if several or self._counts else None
         self.engine = WrappedEngine(prepared.units, options)
         self._moving: Moving | None = Moving(model, self.engine)
         with self.undone_on_failure():
@@ -59,6 +61,7 @@ class Session:
             note = self._passes.note if self._passes is not None else None
             self._saved = SavedTensors(self.presence.by_storage, self.presence.use, self._demand, note)
             self._gradients = Gradients(self.presence)
+            self._arrived = Arrived(self.presence)
             self._norms = running_norms(model) if options.reproducible else []
             self._install(model)
             guard(model, {home.memory.dtype for home in homes})
@@ -159,7 +162,11 @@ class Session:
             self._passes.gave()
         with home.arrivals.end() as alone:
             gradient = parameter.grad
-            if gradient is None or isinstance(gradient, Gradient) or not alone:
+            if gradient is None or not alone:
+                return
+            if isinstance(gradient, Gradient):  # which autograd has added to
+                if self._counts:
+                    self._arrived.note(home)
                 return
             if first_step.measured is None:
                 first_step.note(resident_bytes())
@@ -170,11 +177,16 @@ class Session:
                     "parameters that come and go; use torch.autograd.grad() on a model that is not wrapped"
                 )
             parameter.grad = self._gradients.put(home, gradient)
+            if self._counts:
+                self._arrived.note(home)
+
+    def begin_backward(self) -> None:
+        self._arrived.forget()
 
     def end_backward(self) -> None:
         """Ends a micro-batch, where these are counted. Where others are ranks, each parameter then has a gradient: one of them may
         have used parameters that this one did not, and all use gradients in the same order."""
-        if self.engine.options.reproducible:
+        if self._counts:
             with self.presence.lock:
                 self.engine.own.end_micro_batch()
         self.complete()

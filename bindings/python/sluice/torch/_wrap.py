@@ -93,7 +93,9 @@ def wrap(
     reproducible: the same bits at any number of ranks, also of one. Each backward() is a micro-batch, of which a step has
         `accumulate` over all ranks (those of MicroBatches), and a gradient is the mean over them: losses are not divided.
         What would let bits depend on the ranks is refused; docs/ranks.md says what, and what is the caller's to see to.
-    accumulate: with `reproducible`, how many micro-batches a step has over all ranks, a multiple of their number.
+    accumulate: how many micro-batches, which are calls of backward(), a step has over all ranks, a multiple of their number.
+        In the last one of a rank gradients are summed as they come, beside the rest of backward(), which ends with the mean.
+        0: it is not known, and they are summed at their first use. `reproducible` needs it.
     silence, patience: after so many seconds without a sign of life a rank has failed; after so many it has failed that lives,
         and does not take part, or that never called wrap().
 

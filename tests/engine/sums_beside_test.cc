@@ -1,0 +1,299 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <mutex>
+#include <thread>
+
+#include "engine/ranks_client.h"
+
+// Tests of sums over ranks that begin in the last micro-batch of a step, while the client goes on.
+namespace sluice::engine::wrapped {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string refusal_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kState) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "there was no error";
+  return {};
+}
+
+// Whether the micro-batch has a gradient of the parameter on this rank: some are like experts.
+bool has(const Rank& rank, ParameterId p, int step, int micro_batch) {
+  if (p == kC) return (rank.rank() + step + micro_batch) % 3 != 0;
+  if (p == kGain) return rank.rank() == step % 2 && micro_batch == 0;
+  return true;
+}
+
+// A backward pass, unit by unit; each tells that its gradients have come, where micro-batches are counted.
+void backward(Rank& rank, int step, int micro_batch, bool counted) {
+  for (UnitId unit = static_cast<UnitId>(rank.layout().units().size()); unit-- > 0;) {
+    if (!rank.layout().trainable(unit)) continue;
+    const UnitRange all = rank.layout().siblings(unit);
+    for (ParameterId p = rank.layout().first_parameter(unit); p < rank.layout().end_parameter(unit); ++p)
+      if (has(rank, p, step, micro_batch)) rank.add(p, step, micro_batch);
+    // (A gradient of a parameter that spans units has come when all of them have theirs.)
+    for (UnitId each = all.first; counted && unit == all.first && each < all.end; ++each)
+      rank.engine.end_gradients(each);
+  }
+  if (counted) rank.engine.end_micro_batch();
+}
+
+toy::Outcome trained(Case setup, std::size_t micro_batches, bool counted) {
+  setup.counted = counted ? micro_batches : 0;
+  toy::Outcome outcome;
+  run(setup, [&](Rank& rank) {
+    std::vector<double> norms;
+    for (int step = 0; step < 3; ++step) {
+      rank.engine.begin_step({});
+      for (int micro = 0; micro < static_cast<int>(micro_batches); ++micro)
+        backward(rank, step, micro, counted);
+      norms.push_back(rank.engine.step(Rank::settings(3.0, step == 1)).gradient_norm);
+    }
+    toy::Outcome saved = rank.save();
+    saved.norms = norms;
+    if (rank.rank() == 0) outcome = std::move(saved);
+  });
+  return outcome;
+}
+
+TEST(TwinsOfSumsBeside, HaveTheBitsOfSumsAtTheStep) {
+  for (const int ranks : {2, 3})
+    for (const std::size_t micro_batches : {1, 2}) {
+      Case setup;
+      setup.ranks = ranks;
+      const toy::Outcome late = trained(setup, micro_batches, false);
+      ASSERT_EQ(late.norms.size(), 3u);
+      for (setup.stage = 0; setup.stage <= kMostStage; ++setup.stage)
+        for (const char* const place : {"memory", "disk"}) {
+          setup.place = place;
+          EXPECT_TRUE(trained(setup, micro_batches, true) == late)
+              << ranks << " ranks, " << micro_batches << " micro-batches, stage " << setup.stage << ", "
+              << place;
+        }
+    }
+}
+
+class SumsBeside : public testing::TestWithParam<std::size_t> {
+ protected:
+  static Case setup(std::size_t micro_batches = 1, int ranks = 2) {
+    Case setup;
+    setup.ranks = ranks;
+    setup.stage = GetParam();
+    setup.counted = micro_batches;
+    return setup;
+  }
+  // Waits until this rank has received what it needs for the sum of the first unit.
+  static bool has_received_sum(const Rank& rank, std::uint64_t before) {
+    const Partition partition = rank.engine.partition(kFirst);
+    const std::size_t elements = partition.shards.empty()
+                                     ? rank.layout().unit_elements(kFirst)
+                                     : partition.shards[static_cast<std::size_t>(rank.rank())].size();
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (rank.received() < before + elements * sizeof(float)) {
+      if (std::chrono::steady_clock::now() > deadline) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
+  }
+  static float own(const Rank& rank) { return static_cast<float>(rank.rank()); }
+};
+INSTANTIATE_TEST_SUITE_P(Stages, SumsBeside, testing::Range<std::size_t>(0, kMostStage + 1));
+
+TEST_P(SumsBeside, BeginInTheLastMicroBatchAndGoOnWithoutACall) {
+  if (GetParam() == 3) GTEST_SKIP() << "parameters are fetched ahead meanwhile";
+  run(setup(2), [&](Rank& rank) {
+    rank.engine.begin_step({});
+    const std::uint64_t before = rank.received();
+    rank.add_constant(kA, 1 + own(rank));
+    rank.engine.end_gradients(kFirst);
+    rank.engine.end_micro_batch();
+    EXPECT_EQ(rank.received(), before);
+    rank.add_constant(kA, 1);
+    rank.engine.end_gradients(kFirst);
+    EXPECT_TRUE(has_received_sum(rank, before));
+    rank.engine.end_micro_batch();
+    EXPECT_EQ(rank.read(kA), std::vector<float>(rank.elements(kA), 2.5f));
+    rank.engine.step(Rank::settings());
+  });
+}
+
+TEST_P(SumsBeside, ReceiveWhatThePlanSays) {
+  if (GetParam() == 3) GTEST_SKIP() << "some parameters may still be there when they are needed again";
+  run(setup(2), [&](Rank& rank) {
+    for (int step = 0; step < 2; ++step) {
+      const std::uint64_t before = rank.received();
+      rank.engine.begin_step({});
+      for (const int micro : {0, 1}) {
+        rank.add_all(step, micro);
+        for (UnitId unit = 0; unit < rank.layout().units().size(); ++unit) rank.engine.end_gradients(unit);
+        rank.engine.end_micro_batch();
+      }
+      rank.engine.step(Rank::settings(1.0));
+      EXPECT_EQ(rank.received() - before, rank.plan().step_bytes_received);
+    }
+  });
+}
+
+TEST_P(SumsBeside, WhatIsAddedAfterTheBeginIsAddedToTheMean) {
+  run(setup(), [&](Rank& rank) {
+    rank.engine.begin_step({});
+    rank.add_constant(kA, 1 + 2 * own(rank));
+    rank.add_constant(kC, 1);
+    const std::uint64_t before = rank.received();
+    rank.engine.end_gradients(kFirst);
+    EXPECT_TRUE(has_received_sum(rank, before));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // until it is added up
+    rank.add_constant(kA, 4 * own(rank));
+    rank.engine.end_micro_batch();
+    EXPECT_EQ(rank.read(kA), std::vector<float>(rank.elements(kA), 4.0f));
+    rank.engine.step(Rank::settings());
+    EXPECT_EQ(rank.engine.steps(kA), 1u);
+  });
+}
+
+TEST_P(SumsBeside, AGradientThatIsDroppedMeanwhileIsGone) {
+  run(setup(), [&](Rank& rank) {
+    const auto before = rank.values();
+    rank.engine.begin_step({});
+    rank.add_constant(kA, 1);
+    rank.add_constant(kGain, 1);
+    rank.engine.end_gradients(kFirst);
+    rank.engine.drop_gradient(kA);
+    EXPECT_FALSE(rank.engine.has_gradient(kA));
+    rank.engine.end_micro_batch();
+    rank.engine.step(Rank::settings());
+    EXPECT_EQ(rank.values()[kA], before[kA]);
+    EXPECT_NE(rank.values()[kGain], before[kGain]);
+  });
+}
+
+// Micro-batches begin anew where nothing is left of a step's gradients, as after a skipped step.
+TEST_P(SumsBeside, BeginAgainAfterAllGradientsWereDropped) {
+  run(setup(), [&](Rank& rank) {
+    for (int step = 0; step < 3; ++step) {
+      rank.engine.begin_step({});
+      for (int skipped = 0; skipped < step; ++skipped) {
+        rank.add_constant(kA, std::numeric_limits<float>::infinity());
+        rank.engine.end_gradients(kFirst);
+        rank.engine.end_micro_batch();
+        EXPECT_TRUE(std::isinf(rank.engine.gradient_norm(kA)));
+        rank.engine.drop_gradient(kA);
+      }
+      rank.add_constant(kA, 2 * own(rank));
+      rank.engine.end_gradients(kFirst);
+      rank.engine.end_micro_batch();
+      EXPECT_EQ(rank.read(kA), std::vector<float>(rank.elements(kA), 1.0f));
+      rank.engine.step(Rank::settings());
+    }
+  });
+}
+
+TEST_P(SumsBeside, AnotherNumberOfMicroBatchesThanStatedGivesTheMean) {
+  run(setup(2), [&](Rank& rank) {
+    for (const int micro_batches : {1, 3, 2}) {
+      rank.engine.begin_step({});
+      for (int micro = 0; micro < micro_batches; ++micro) {
+        rank.add_constant(kA, 2 * own(rank));
+        rank.engine.end_gradients(kFirst);
+        rank.engine.end_micro_batch();
+      }
+      EXPECT_EQ(rank.read(kA), std::vector<float>(rank.elements(kA), static_cast<float>(micro_batches)));
+      rank.engine.step(Rank::settings());
+    }
+  });
+}
+
+// The one that abandons has begun the sums of two units; the other, of none, or of the first.
+TEST_P(SumsBeside, AnAbandonedStepIsDoneAgain) {
+  for (const bool both : {false, true})
+    run(setup(), [&](Rank& rank) {
+      const bool first = rank.rank() == 0;
+      rank.engine.begin_step({});
+      rank.add_constant(kA, 64);
+      rank.add_constant(kC, 64);
+      if (first || both) rank.engine.end_gradients(kFirst);
+      if (first) {
+        rank.engine.end_gradients(kLast);
+        rank.engine.abandon_step();
+      } else {
+        EXPECT_THAT(refusal_of([&] { rank.engine.end_micro_batch(); }),
+                    HasSubstr("rank 0 has abandoned the step"));
+        EXPECT_THAT(refusal_of([&] { rank.engine.step(Rank::settings()); }), HasSubstr("on this rank, too"));
+        rank.engine.abandon_step();
+      }
+      rank.engine.begin_step({});
+      rank.add_constant(kA, first ? 2 : 4);
+      rank.engine.end_gradients(kFirst);
+      rank.engine.end_micro_batch();
+      EXPECT_EQ(rank.read(kA), std::vector<float>(rank.elements(kA), 3.0f));
+      EXPECT_FALSE(rank.engine.has_gradient(kC));
+      rank.engine.step(Rank::settings());
+      EXPECT_EQ(rank.engine.steps(), 1u);
+    });
+}
+
+TEST_P(SumsBeside, ARankThatAbandonsBeforeItBeganNoneNeedsNobody) {
+  run(setup(), [&](Rank& rank) {
+    rank.engine.begin_step({});
+    if (rank.rank() == 1) {
+      rank.add_constant(kA, 64);
+      rank.engine.abandon_step();
+      rank.engine.begin_step({});
+    }
+    rank.add_constant(kA, 2 * own(rank));
+    rank.engine.end_gradients(kFirst);
+    rank.engine.end_micro_batch();
+    EXPECT_EQ(rank.read(kA), std::vector<float>(rank.elements(kA), 1.0f));
+    rank.engine.step(Rank::settings());
+  });
+}
+
+TEST_P(SumsBeside, AnEngineIsNotLeftMeanwhile) {
+  run(setup(), [&](Rank& rank) {
+    rank.engine.begin_step({});
+    rank.add_constant(kA, 1);
+    rank.engine.end_gradients(kFirst);
+    EXPECT_THAT(refusal_of([&] { rank.engine.leave(true, [](UnitId, allocator::FormerHome) {}); }),
+                HasSubstr("'first' is being summed"));
+    rank.engine.end_micro_batch();
+    rank.engine.step(Rank::settings());
+  });
+}
+
+TEST_P(SumsBeside, ARankThatEndsMeanwhileEndsAll) {
+  comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& communicator) {
+    Rank rank(setup(), &communicator);
+    rank.engine.begin_step({});
+    rank.add_constant(kA, 1);
+    if (communicator.rank() == 1) return rank.engine.end_gradients(kFirst);
+    try {
+      rank.engine.end_micro_batch();
+      ADD_FAILURE() << "rank 0 did not hear of it";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1"), HasSubstr("while gradients were being summed")));
+    }
+  });
+}
+
+TEST(CountedMicroBatches, AreStatedBefore) {
+  run({}, [&](Rank& rank) {
+    rank.engine.begin_step({});
+    EXPECT_THAT(refusal_of([&] { rank.engine.end_micro_batch(); }),
+                HasSubstr("without a number of micro-batches"));
+    EXPECT_THAT(refusal_of([&] { rank.engine.end_gradients(kFirst); }), HasSubstr("without a number"));
+    rank.engine.abandon_step();
+    EXPECT_THAT(refusal_of([&] { rank.engine.end_gradients(kFirst); }), HasSubstr("outside of a step"));
+  });
+}
+
+}  // namespace
+}  // namespace sluice::engine::wrapped
