@@ -23,7 +23,9 @@ struct Bf16 {
   std::uint16_t bits;
 };
 
-constexpr float to_f32(Bf16 value) { return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16); }
+constexpr float to_f32(Bf16 value) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
+}
 
 constexpr Bf16 to_bf16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);

@@ -12,7 +12,7 @@ inline constexpr int kPhiloxRounds = 10, kRoundingPhiloxRounds = 7;
 // Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC11).
 template <int kRounds = kPhiloxRounds>
 constexpr std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter,
-                                           std::array<std::uint32_t, 2> key) {
+                                              std::array<std::uint32_t, 2> key) {
   for (int round = 0; round < kRounds; ++round) {
     const std::uint64_t a = std::uint64_t{0xD2511F53u} * counter[0];
     const std::uint64_t b = std::uint64_t{0xCD9E8D57u} * counter[2];

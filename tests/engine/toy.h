@@ -114,7 +114,7 @@ class Trainer {
   float gradient_scale = 1;
   std::size_t first_micro_batch = 0;    // of this rank in a step
   std::function<void()> before_access;  // is called before each access, if it is there
-  std::function<void()> before_step;  // called when all gradients are written
+  std::function<void()> before_step;    // called when all gradients are written
 
  private:
   void group(std::size_t first, std::size_t count, std::vector<double>& losses) {
