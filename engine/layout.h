@@ -26,7 +26,7 @@ struct ParameterSpec {
   // nothing else. All spans but the last have a multiple of kSpanGrain elements. Where span_elements is 0 the
   // unit has the whole parameter.
   std::size_t span_first = 0, span_elements = 0;
-  bool by_elements = false;      // Muon leaves it to AdamW, as it should embeddings and heads
+  bool by_elements = false;  // Muon leaves it to AdamW, as it should embeddings and heads
   // Whether a micro-batch's gradient of the last use has values in no more rows than the micro-batch has
   // tokens, and is 0 elsewhere, as that of an embedding.
   bool by_tokens = false;
