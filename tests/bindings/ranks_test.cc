@@ -244,7 +244,7 @@ TEST_F(RanksTest, ReceiveWhatThePlanSays) {
         received += rows("run" + flags).at(static_cast<std::size_t>(step)).at("received").get<double>() / 10;
       // At stage 3 some parameters may still be there when they are needed again. Of the embedding's rows the
       // plan counts one for each token, and tokens occur more than once.
-      EXPECT_GE(received, (stage == "3" ? 0.5 : 0.9) * planned) << flags;
+      EXPECT_GE(received, (stage == "3" ? 0.5 : 0.85) * planned) << flags;
       EXPECT_LE(received, 1.06 * planned) << flags;
     }
 }
