@@ -61,12 +61,15 @@ for ((i = 1; i <= hosts; ++i)); do
   list+=${list:+,}10.99.0.$i:$ranks
 done
 
-# mpirun starts its part of another host as by ssh: HOST COMMAND...
+# mpirun starts its part of another host as by ssh: HOST COMMAND... Ranks that find each other by process ids, as those of torchrun do,
+# would share memory if these meant the same on all hosts.
+apart=(--mount --uts)
+[[ -z $on ]] || apart+=(--pid --fork --kill-child --mount-proc)
 cat > "$work/on" << END
 #!/usr/bin/env bash
 number=\${1##*.}
 shift
-exec ip netns exec "$name-\$number" unshare --mount --uts sh -c "hostname host\$number; mount -t tmpfs tmpfs /dev/shm; \$*"
+exec ip netns exec "$name-\$number" unshare ${apart[*]} sh -c "hostname host\$number; mount -t tmpfs tmpfs /dev/shm; \$*"
 END
 chmod +x "$work/on"
 if [[ -n $on ]]; then
