@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "comm/mpi/plugin.h"
 #include "core/error.h"
@@ -232,7 +233,7 @@ void MpiLinks::ask() {
   if (!missing_since_ && (missed_ || leaves_ || settings_.asked_to_end())) missing_since_ = now;
   if (now < asked_ + kBetweenQuestions) return;
   asked_ = now;
-  poll_sends();  // where other links are waited for, nothing else does
+  has_room_ |= poll_sends();  // where other links are waited for, nothing else does
   for (int to = 0; to < size_; ++to)
     if (to != rank_ && peer(to).sends == 0 && (missing_since_ || peer(to).left))
       say(to, peer(to).left ? Kind::kAnswer : Kind::kQuestion, {}, {});
@@ -242,7 +243,7 @@ void MpiLinks::wait(Clock::time_point until) {
   if (missing_since_) until = std::min(until, Clock::now() + kBetweenQuestions);  // gone() changes with time
   for (;;) {
     ask();
-    const bool moved = poll();
+    const bool moved = poll() | std::exchange(has_room_, false);
     std::unique_lock lock(mutex_);
     const auto now = Clock::now();
     if (moved) moved_ = now;

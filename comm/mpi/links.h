@@ -82,6 +82,7 @@ class MpiLinks final : public Links {
   Clock::time_point moved_, asked_;
   std::optional<Clock::time_point> missing_since_;
   bool leaves_ = false;
+  bool has_room_ = false;  // a buffer has become free, of which wait() has not told yet
 
   std::mutex mutex_;
   std::condition_variable woken_;

@@ -29,21 +29,14 @@ Placement::Received Placement::received(UnitId unit, const UnitPlan& plan, std::
 }
 
 // The sum of the rank's own part takes what the others have of it. Where nothing is partitioned,
-// the other parts come when they are summed. Before a sum by rows each rank tells the others of its rows, and
-// how many bytes that takes.
+// the other parts come when they are summed.
 std::uint64_t Placement::received_of_sum(UnitId unit, int use) const {
   const auto ranks = static_cast<std::size_t>(ranks_.size), rank = static_cast<std::size_t>(ranks_.rank);
-  const ElementRange all = {0, layout_.unit_elements(unit)};
-  std::size_t of_rows = 0;
-  for (const ParameterSpec& parameter : layout_.units()[unit].parameters)
-    if (rows_of_tokens(parameter, use, ranks_, profile_)) of_rows += bytes_of_rows(parameter);
-  if (of_rows > 0) of_rows = (ranks - 1) * (of_rows + sizeof(std::uint64_t));
   if (stage_ > 0)
-    return sent_elements(unit, use, format_.shards().here(unit)) * arrays_of_others_ * sizeof(float) +
-           of_rows;
-  const std::size_t sent = sent_elements(unit, use, all);
+    return sent_elements(unit, use, format_.shards().here(unit)) * arrays_of_others_ * sizeof(float);
+  const std::size_t sent = sent_elements(unit, use, {0, layout_.unit_elements(unit)});
   const std::size_t part = sent / ranks + (rank < sent % ranks ? 1 : 0);
-  return (part * arrays_of_others_ + sent - part) * sizeof(float) + of_rows;
+  return (part * arrays_of_others_ + sent - part) * sizeof(float);
 }
 
 // How many of these elements of a unit are in sums of that use, at most.

@@ -23,8 +23,6 @@ std::optional<std::size_t> rows_of_tokens(const ParameterSpec& parameter, int us
   return std::min(rows, tokens);
 }
 
-std::size_t bytes_of_rows(const ParameterSpec& parameter) { return divide_up(parameter.shape.front(), 8); }
-
 bool sums_by_rows(const Profile& profile, const RankOf& ranks) {
   return std::ranges::any_of(profile.units, [&](const UnitSpec& unit) {
     return std::ranges::any_of(unit.parameters, [&](const ParameterSpec& parameter) {

@@ -13,8 +13,6 @@ namespace sluice::engine {
 // depends on the model and on the data of a step alone, and is the same on all ranks.
 std::optional<std::size_t> rows_of_tokens(const ParameterSpec& parameter, int use, const RankOf& ranks,
                                           const Profile& profile);
-// The bytes that say which rows they are.
-std::size_t bytes_of_rows(const ParameterSpec& parameter);
 
 // Whether ranks sum any gradient of the profile by rows, so that how much they send depends on the data.
 bool sums_by_rows(const Profile& profile, const RankOf& ranks);

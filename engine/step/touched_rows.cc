@@ -20,7 +20,7 @@ TouchedRows::TouchedRows(const Layout& layout, const Profile& profile, const Ran
     : layout_(layout), rows_(layout.parameters()) {
   for (ParameterId p = 0; p < rows_.size(); ++p) {
     const ParameterSpec& spec = layout.spec(p);
-    if (rows_of_tokens(spec, spec.uses - 1, ranks, profile)) rows_[p].resize(bytes_of_rows(spec));
+    if (rows_of_tokens(spec, spec.uses - 1, ranks, profile)) rows_[p].resize(divide_up(spec.shape.front(), kBits));
   }
 }
 
