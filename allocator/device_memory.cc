@@ -107,7 +107,8 @@ struct DeviceHome::State {
   std::vector<std::size_t> mapped;  // by place in the home: the extent that is mapped there, or kNone
   std::size_t placed = 0;           // in extents
   Purpose purpose = Purpose::kParameter;
-  Uses last;  // of what was queued with these addresses before the memory was taken away
+  CUstream_st* user = nullptr;  // the stream that waits for earlier uses of the memory, while there is some
+  Uses last;                    // of what was queued with these addresses before the memory was taken away
 
   State(DeviceFramePool::State& frames, std::string text, std::size_t bytes);
   ~State();
@@ -145,6 +146,8 @@ struct DeviceFramePool::State {
   std::vector<std::size_t> choose(const DeviceHome::State& home, std::size_t count) const;
   void map(DeviceHome::State& home, std::size_t place, std::size_t frame);
   void unmap(DeviceHome::State& home, std::size_t place);
+  Uses record(const DeviceHome::State& home, std::span<CUstream_st* const> users);
+  void free_frames(DeviceHome::State& home, const Uses& uses);
 };
 
 DeviceHome::State::State(DeviceFramePool::State& frames, std::string text, std::size_t bytes)
@@ -155,6 +158,9 @@ DeviceHome::State::State(DeviceFramePool::State& frames, std::string text, std::
       mapped(addresses.bytes() / frames.extent_bytes, kNone) {}
 
 DeviceHome::State::~State() {
+  Uses uses;
+  if (placed > 0) quietly([&] { uses = pool.record(*this, {}); });
+  if (placed > 0) pool.free_frames(*this, uses);
   for (std::size_t place = 0; place < mapped.size(); ++place) quietly([&] { pool.unmap(*this, place); });
 }
 
@@ -199,7 +205,7 @@ std::vector<std::size_t> DeviceFramePool::State::choose(const DeviceHome::State&
   std::vector<char> is_taken(frames.size());
   for (std::size_t place = 0; place < count; ++place) {
     const std::size_t frame = home.mapped[place];
-    if (frame == kNone || !frames[frame].is_free) continue;
+    if (frame == kNone || !frames[frame].is_free || is_taken[frame] != 0) continue;
     chosen[place] = frame;
     is_taken[frame] = 1;
   }
@@ -247,31 +253,41 @@ bool DeviceFramePool::place(DeviceHome& home, std::size_t bytes, Purpose purpose
   for (const std::size_t frame : chosen) state_->frames[frame].is_free = false;
   state_->free -= count;
   target.placed = count;
+  target.user = user;
   target.purpose = purpose;
   state_->ledger.move(Tier::kDevice, Purpose::kParameter, purpose, count * state_->extent_bytes);
   return true;
 }
 
-void DeviceFramePool::take_away(DeviceHome& home, std::span<CUstream_st* const> users) {
-  if (home.state_ == nullptr || home.state_->placed == 0) return;
-  DeviceHome::State& leaving = *home.state_;
+// The places that the streams have reached, and the one that was the first to use the memory: it also waits
+// for those who had the memory before.
+Uses DeviceFramePool::State::record(const DeviceHome::State& home, std::span<CUstream_st* const> users) {
+  std::set<CUstream_st*> streams(users.begin(), users.end());
+  streams.insert(home.user);
   std::vector<Device::Event> events;
-  for (CUstream_st* const user : users) {
-    events.push_back(state_->device.make_event(false));
-    state_->device.record(events.back().get(), user);
+  for (CUstream_st* const stream : streams) {
+    events.push_back(device.make_event(false));
+    device.record(events.back().get(), stream);
   }
-  const Uses uses = std::make_shared<const std::vector<Device::Event>>(std::move(events));
-  for (std::size_t place = 0; place < leaving.placed; ++place) {
-    State::Frame& frame = state_->frames[leaving.mapped[place]];
+  return std::make_shared<const std::vector<Device::Event>>(std::move(events));
+}
+
+void DeviceFramePool::State::free_frames(DeviceHome::State& home, const Uses& uses) {
+  for (std::size_t place = 0; place < home.placed; ++place) {
+    Frame& frame = frames[home.mapped[place]];
     frame.is_free = true;
-    frame.freed = ++state_->taken_away;
+    frame.freed = ++taken_away;
     frame.last = uses;
   }
-  leaving.last = uses;
-  state_->free += leaving.placed;
-  state_->ledger.move(Tier::kDevice, leaving.purpose, Purpose::kParameter,
-                      leaving.placed * state_->extent_bytes);
-  leaving.placed = 0;
+  home.last = uses;
+  free += home.placed;
+  ledger.move(Tier::kDevice, home.purpose, Purpose::kParameter, home.placed * extent_bytes);
+  home.placed = 0;
+}
+
+void DeviceFramePool::take_away(DeviceHome& home, std::span<CUstream_st* const> users) {
+  if (home.state_ == nullptr || home.state_->placed == 0) return;
+  state_->free_frames(*home.state_, state_->record(*home.state_, users));
 }
 
 }  // namespace sluice::allocator

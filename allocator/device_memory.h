@@ -35,7 +35,7 @@ class DeviceRegion {
 class DeviceFramePool;
 
 // An address range of the device: reserved once, the same for its whole life, with or without memory under
-// it. REQUIRES: when it ends, no pool has memory under it.
+// it. Its end takes its memory away.
 class DeviceHome {
  public:
   DeviceHome();
@@ -76,11 +76,13 @@ class DeviceFramePool {
 
   // Puts memory under the first `bytes` of the home, rounded up to extents. Its contents are unspecified.
   // What is queued on `user` from now on may use it; other streams may where an event of that stream lets
-  // them. Returns false, with nothing changed, where too few extents are free. It waits, on the caller, only
-  // where an extent must be mapped in place of another one, for work with these addresses. REQUIRES: no
-  // memory is under the home.
+  // them. Returns false, with nothing changed, where too few extents are free. The caller waits only
+  // where an extent must be mapped: the driver may wait for the GPU then, and this waits for work with an
+  // address that another extent was mapped to. REQUIRES: no memory is under the home, and `user` does not end
+  // before it is taken away.
   bool place(DeviceHome& home, std::size_t bytes, Purpose purpose, CUstream_st* user);
-  // Takes all memory away. `users` are the streams on which work is queued that uses it.
+  // Takes all memory away. `users` are the streams on which work is queued that uses it, beside the one that
+  // it was placed for.
   void take_away(DeviceHome& home, std::span<CUstream_st* const> users);
 
   std::uint64_t maps() const;  // how many extents were mapped so far

@@ -22,7 +22,8 @@ namespace sluice {
 // also uses, and leave the calling thread's current context as it was.
 //
 // Each call throws Error(kIo) where the driver reports a failure, with the call's name, its arguments and the
-// driver's words, and Error(kBudget) where the device has too little memory. After a fault of the device
+// driver's words, and Error(kBudget) where the device has too little memory. What the driver takes
+// itself (the context, modules, tables of pages) is in no ledger yet. After a fault of the device
 // itself (a kernel that touched what is not there) every later call fails, and only a new process helps.
 
 using DeviceAddress = std::uint64_t;
@@ -58,7 +59,8 @@ class Device {
   // Ends the mapping of one extent. All work that was queued with these addresses must be done.
   virtual void unmap(DeviceAddress address, std::size_t bytes) = 0;
 
-  // Host memory must be registered while copies of it are queued. It is present then, and never moves.
+  // Host memory must be registered while copies of it are queued. It is present then, and never moves. A copy
+  // is within one registration, which has less than 512 GiB: drivers refuse more.
   virtual void register_host(std::byte* memory, std::size_t bytes) = 0;
   virtual void unregister_host(std::byte* memory) = 0;
 

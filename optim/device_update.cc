@@ -21,6 +21,13 @@ CodeLines lines_of(CodeMap map) {
   return lines;
 }
 
+// A GPU has a fault where an address is no multiple of the size of what is there.
+void check_alignment(const ConstArray& array) {
+  ensure(reinterpret_cast<std::uintptr_t>(array.data) % size_of(array.type) == 0,
+         "an array of {} for a GPU begins at an address that is no multiple of {}", name_of(array.type),
+         size_of(array.type));
+}
+
 void set_factors(const ElementwiseUpdate& update, GpuUpdate& arguments) {
   struct Set {
     GpuUpdate& to;
@@ -34,19 +41,28 @@ void set_factors(const ElementwiseUpdate& update, GpuUpdate& arguments) {
 }  // namespace
 
 DeviceUpdate::DeviceUpdate(Device& device, const Optimizer& optimizer)
-    : device_(device), optimizer_(optimizer) {
-  if (!optimizer.elementwise({}))
+    : device_(device),
+      optimizer_(optimizer),
+      is_coded_(optimizer.storage().state == Dtype::kU8 && !optimizer.state().empty()) {
+  const auto how = optimizer.elementwise({});
+  if (!how)
     fail(ErrorCode::kInvalidArgument,
          "{} cannot update on a GPU, since it looks at each parameter as a whole; update on the CPU, or "
-         "choose adamw, "
-         "adam, lion or sgd",
+         "choose "
+         "adamw, adam, lion or sgd",
          optimizer.name());
+  const std::string name = fmt::format("sluice_{}_{}_", how->name, is_coded_ ? "coded" : "plain");
+  with_master_ = device.kernel((name + "master").c_str());
+  rounded_ = device.kernel((name + "rounded").c_str());
 }
 
 void DeviceUpdate::apply(CUstream_st* stream, const Hyperparameters& hyperparameters, const Span& span) {
   check_span(optimizer_, hyperparameters, span);
   check_values(optimizer_, span);
   if (span.count == 0) return;
+  check_alignment(span.gradient);
+  check_alignment({span.master, Dtype::kF32});
+  check_alignment(span.parameter);
   GpuUpdate update;
   update.count = span.count;
   update.gradient = span.gradient.data;
@@ -55,22 +71,18 @@ void DeviceUpdate::apply(CUstream_st* stream, const Hyperparameters& hyperparame
   update.parameter = span.parameter.data;
   update.parameter_type = span.parameter.type;
   update.words = rounding_words(optimizer_, hyperparameters, span);
-  bool is_coded = false;
   for (std::size_t i = 0; i < span.state.size(); ++i) {
     const StatePart& part = span.state[i];
+    check_alignment(part.values);
+    check_alignment({part.scales, Dtype::kF32});
     update.state[i] = {part.values.data, part.scales, part.values.type};
-    is_coded |= part.values.type == Dtype::kU8;
-    if (is_coded) update.lines[i] = lines_of(i == 0 ? CodeMap::kSigned : CodeMap::kUnsigned);
+    if (is_coded_) update.lines[i] = lines_of(i == 0 ? CodeMap::kSigned : CodeMap::kUnsigned);
   }
-  const ElementwiseUpdate how = optimizer_.elementwise(hyperparameters).value();
-  set_factors(how, update);
-  const std::string name = fmt::format("sluice_{}_{}_{}", how.name, is_coded ? "coded" : "plain",
-                                       span.master == nullptr ? "rounded" : "master");
-  CUfunc_st*& kernel = kernels_[name];
-  if (kernel == nullptr) kernel = device_.kernel(name.c_str());
+  set_factors(*optimizer_.elementwise(hyperparameters), update);
   const std::size_t blocks = divide_up(span.count, kGpuElements);
   ensure(blocks <= INT32_MAX, "an update of {} elements in one call is more than a GPU takes", span.count);
-  device_.launch(stream, kernel, static_cast<unsigned>(blocks), kGpuThreads, &update);
+  device_.launch(stream, span.master == nullptr ? rounded_ : with_master_, static_cast<unsigned>(blocks),
+                 kGpuThreads, &update);
 }
 
 }  // namespace sluice::optim

@@ -1,27 +1,26 @@
 #pragma once
-#include <map>
-#include <string>
-
 #include "core/device.h"
 #include "optim/optimizer.h"
 
 namespace sluice::optim {
 
-// Updates what is in a GPU's memory, on the GPU, with the bits of Optimizer::apply(). Thread rule: one thread
-// at a time.
+// Updates what is in a GPU's memory, on the GPU, with the bits of Optimizer::apply(); only NaN has other bits
+// on a GPU, and stays NaN. Thread rule: one thread at a time.
 class DeviceUpdate {
  public:
   // Throws Error(kInvalidArgument) for an optimizer that looks at parameters as a whole (Adafactor, Muon),
-  // whose updates are the CPU's. The device and the optimizer outlive the object.
+  // whose updates are the CPU's, and Error(kNotFound), Error(kBudget) or Error(kIo) where its kernels are
+  // missing or cannot be loaded. The device and the optimizer outlive the object.
   DeviceUpdate(Device& device, const Optimizer& optimizer);
-  // Queues the update of a span, all of whose pointers are addresses of the GPU's. Throws as
-  // Optimizer::apply(), and Error(kNotFound) or Error(kIo) where the kernel is missing or cannot be queued.
+  // Queues the update of a span, all of whose pointers are addresses of the GPU's, and multiples of the
+  // size of what is there. Throws as Optimizer::apply(), and Error(kIo) where the kernel cannot be queued.
   void apply(CUstream_st* stream, const Hyperparameters& hyperparameters, const Span& span);
 
  private:
   Device& device_;
   const Optimizer& optimizer_;
-  std::map<std::string, CUfunc_st*> kernels_;
+  const bool is_coded_;
+  CUfunc_st *with_master_ = nullptr, *rounded_ = nullptr;
 };
 
 }  // namespace sluice::optim

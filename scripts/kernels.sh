@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the file of GPU kernels with CUDA's compiler alone, which is all that it needs: $NVCC, else nvcc of the PATH, else that of the
-# Python packages in .venv (scripts/setup.sh --cuda).
+# Makes the file of GPU kernels with CUDA's compiler alone, which is all that it needs: $NVCC, else nvcc of the PATH or of
+# $CUDA_HOME, else that of the Python packages in .venv (scripts/setup.sh --cuda). It must be of CUDA 13 or later.
 #   scripts/kernels.sh FILE       makes it (libsluice_kernels.fatbin, beside libsluice_cuda.so)
 #   scripts/kernels.sh --id FILE  writes the header that tells the plug-in which sources the kernels are of
 # The file begins with the digest of the sources, and has code for sm_80, sm_90 and sm_100, and PTX for later ones.
@@ -17,6 +17,7 @@ if [[ "${1:-}" == --id ]]; then
 fi
 (($# == 1)) || { echo "kernels: name the file to make, as in build/lib/libsluice_kernels.fatbin" >&2; exit 2; }
 nvcc=${NVCC:-$(command -v nvcc || true)}
+[[ -n $nvcc || ! -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]] || nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
 [[ -n $nvcc ]] || nvcc=$(ls .venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc 2> /dev/null || true)
 [[ -n $nvcc ]] || { echo "kernels: there is no nvcc; scripts/setup.sh --cuda installs it" >&2; exit 1; }
 work=$(mktemp -d)

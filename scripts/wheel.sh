@@ -21,6 +21,8 @@ cp -r bindings/python/{pyproject.toml,README.md,sluice} LICENSE "$package"
 native=("$work"/installed/lib/*.so "$work/installed/bin/sluice")
 patchelf --set-rpath '$ORIGIN' "${native[@]}"  # auditwheel adds the folder of the libraries that it copies
 cp "${native[@]}" "$package/sluice"
+kernels=("$work"/installed/lib/libsluice_kernels.fatbin)
+[[ ! -f ${kernels[0]} ]] || cp "${kernels[@]}" "$package/sluice"
 printf '[bdist_wheel]\nplat_name = linux_%s\n' "$(uname -m)" > "$package/setup.cfg"
 
 # The wheel has the licences of the libraries that auditwheel copies, and of those that are compiled in. The C and C++ libraries

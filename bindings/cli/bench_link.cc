@@ -7,6 +7,8 @@
 #include "bindings/cli/bench.h"
 #include "core/bytes.h"
 #include "core/device.h"
+#include "core/error.h"
+#include "core/log.h"
 
 // `bench link` measures what joins a GPU to the host's memory, as the engine uses it: copies unit by unit,
 // beside one copy of everything; and what mapping and registering memory cost.
@@ -30,7 +32,13 @@ class RegisteredMemory {
       : device_(device), region_(ledger, allocator::Purpose::kStaging, bytes) {
     device_.register_host(region_.data(), region_.size());
   }
-  ~RegisteredMemory() { device_.unregister_host(region_.data()); }
+  ~RegisteredMemory() {
+    try {
+      device_.unregister_host(region_.data());
+    } catch (const Error& error) {  // the device has had a fault, which the call that found it has reported
+      log().debug("{}", error.what());
+    }
+  }
   RegisteredMemory(const RegisteredMemory&) = delete;
   RegisteredMemory& operator=(const RegisteredMemory&) = delete;
   std::byte* data() const { return region_.data(); }

@@ -1,6 +1,7 @@
 #include "core/cuda/device.h"
 
 #include <array>
+#include <cctype>
 
 #include "core/bytes.h"
 #include "core/cuda/kernel_file.h"
@@ -67,7 +68,7 @@ DeviceInfo describe(const Driver& driver, CUdevice device, int index) {
   driver.check(driver.cuDeviceGetName(text.data(), text.size(), device), "cuDeviceGetName");
   info.name = text.data();
   driver.check(driver.cuDeviceGetPCIBusId(text.data(), text.size(), device), "cuDeviceGetPCIBusId");
-  info.pci_address = text.data();
+  for (const char c : std::string(text.data())) info.pci_address += static_cast<char>(std::tolower(c));
   info.major = attribute(driver, device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
   info.minor = attribute(driver, device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
   info.multiprocessors = attribute(driver, device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
@@ -184,9 +185,10 @@ void CudaDevice::register_host(std::byte* memory, std::size_t bytes) {
   const CUresult result = driver_.cuMemHostRegister(memory, bytes, CU_MEMHOSTREGISTER_PORTABLE);
   if (result == CUDA_ERROR_OUT_OF_MEMORY || result == CUDA_ERROR_NOT_PERMITTED)
     fail(ErrorCode::kIo,
-         "the GPU's driver refuses to register {} bytes of host memory: {}; the system lets this process "
-         "lock too "
-         "little memory (`ulimit -l`), or has too little",
+         "the GPU's driver refuses to register {} bytes of host memory: {}; the machine has too little "
+         "memory for it, or "
+         "this process may lock too little (`ulimit -l`), or it is 512 GiB or more, which drivers refuse at "
+         "once",
          bytes, driver_.words(result));
   driver_.check(result, "cuMemHostRegister({} bytes)", bytes);
 }
@@ -213,8 +215,18 @@ Device::Event CudaDevice::make_event(bool timed) {
   return Event(event, EndEvent{this});
 }
 // What fails here is earlier work, which its event has reported, or the driver, which is at its end.
-void CudaDevice::end(CUstream_st* stream) noexcept { (void)driver_.cuStreamDestroy(stream); }
-void CudaDevice::end(CUevent_st* event) noexcept { (void)driver_.cuEventDestroy(event); }
+void CudaDevice::end(CUstream_st* stream) noexcept {
+  CUcontext popped = nullptr;
+  const bool is_pushed = driver_.cuCtxPushCurrent(context_) == CUDA_SUCCESS;
+  (void)driver_.cuStreamDestroy(stream);
+  if (is_pushed) (void)driver_.cuCtxPopCurrent(&popped);
+}
+void CudaDevice::end(CUevent_st* event) noexcept {
+  CUcontext popped = nullptr;
+  const bool is_pushed = driver_.cuCtxPushCurrent(context_) == CUDA_SUCCESS;
+  (void)driver_.cuEventDestroy(event);
+  if (is_pushed) (void)driver_.cuCtxPopCurrent(&popped);
+}
 
 void CudaDevice::record(CUevent_st* event, CUstream_st* stream) {
   const InContext in(driver_, context_);

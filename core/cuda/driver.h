@@ -70,7 +70,7 @@ struct Driver {
   // The driver's words for a result, as in "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
   std::string words(CUresult result) const;
 
-  // Throws Error(kIo) where a call has failed.
+  // Throws where a call has failed: Error(kBudget) where the device has too little memory, else Error(kIo).
   template <class... Arguments>
   void check(CUresult result, fmt::format_string<Arguments...> call, Arguments&&... arguments) const {
     if (result == CUDA_SUCCESS) return;

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <optional>
+#include <random>
 #include <set>
 
 #include "core/bytes.h"
@@ -222,6 +223,63 @@ TEST_F(DeviceMemoryTest, ASteadyOrderMapsNothingAfterTwoSteps) {
   }
 }
 
+// Homes that get more and less memory by turns have each extent once.
+TEST_F(DeviceMemoryTest, FramesAreUnderOnePlaceOfAHomeAlone) {
+  constexpr std::size_t kPiece = 2 * kMiB;
+  const auto device = open_device(0);
+  Ledger ledger;
+  DeviceFramePool pool(ledger, *device, kPiece, 4);
+  const auto stream = device->make_stream(false);
+  HostMemory host(*device, 1);
+  std::vector<DeviceHome> homes;
+  for (int i = 0; i < 3; ++i) homes.emplace_back(pool, "unit", 3 * kPiece);
+  std::mt19937_64 random(5);
+  for (int turn = 0; turn < 300; ++turn) {
+    DeviceHome& home = homes[random() % homes.size()];
+    pool.take_away(home, {});
+    if (!pool.place(home, (1 + random() % 3) * kPiece, Purpose::kParameter, stream.get())) continue;
+    for (const DeviceHome& one : homes)
+      for (std::size_t at = 0; at < one.placed(); at += kPiece) {
+        const auto value =
+            static_cast<std::byte>(1 + (&one - homes.data()) * 3 + static_cast<long>(at / kPiece));
+        device->fill(stream.get(), one.address() + at, value, 1);
+      }
+    for (const DeviceHome& one : homes)
+      for (std::size_t at = 0; at < one.placed(); at += kPiece) {
+        device->copy_out(stream.get(), host.data(), one.address() + at, 1);
+        device->synchronize(stream.get());
+        ASSERT_EQ(static_cast<long>(host[0]), 1 + (&one - homes.data()) * 3 + static_cast<long>(at / kPiece))
+            << turn;
+      }
+  }
+}
+
+// Who is placed and leaves unused hands on what it has waited for.
+TEST_F(DeviceMemoryTest, AHomeThatLeavesUnusedKeepsNobodyFromWaiting) {
+  if (fake() != nullptr) fake()->begin({.schedule = Schedule::kLate});
+  const auto device = open_device(0);
+  Ledger ledger;
+  HostMemory first(*device, 1), second(*device, 1), found(*device, 1);
+  const auto compute = device->make_stream(false), in = device->make_stream(true);
+  DeviceFramePool pool(ledger, *device, 2 * kMiB, 1);
+  DeviceHome a(pool, "a", 1), b(pool, "b", 1), c(pool, "c", 1);
+  first[0] = std::byte{1}, second[0] = std::byte{2};
+  ASSERT_TRUE(pool.place(a, 1, Purpose::kParameter, compute.get()));
+  device->copy_in(compute.get(), a.address(), first.data(), 1);
+  device->copy_out(compute.get(), found.data(), a.address(), 1);
+  pool.take_away(a, {});
+  ASSERT_TRUE(pool.place(b, 1, Purpose::kParameter, in.get()));
+  pool.take_away(b, {});
+  const auto other = device->make_stream(false);
+  ASSERT_TRUE(pool.place(c, 1, Purpose::kParameter, other.get()));
+  device->copy_in(other.get(), c.address(), second.data(), 1);
+  device->synchronize(other.get());
+  device->synchronize(compute.get());
+  EXPECT_EQ(found[0], std::byte{1});
+  pool.take_away(c, {});
+  device->synchronize(other.get());
+}
+
 TEST_F(DeviceMemoryTest, EachCallThatFailsIsReportedAndLeavesNothing) {
   SLUICE_NEEDS_THE_FAKE();
   const auto scenario = [] {
@@ -232,15 +290,6 @@ TEST_F(DeviceMemoryTest, EachCallThatFailsIsReportedAndLeavesNothing) {
     const auto stream = device->make_stream(false);
     const std::array users{stream.get()};
     DeviceHome first(pool, "first", 3 * kMiB), second(pool, "second", 1 * kMiB);
-    // Homes give their memory back before the pool ends, also where a call fails.
-    struct GiveBack {
-      DeviceFramePool& pool;
-      DeviceHome &first, &second;
-      ~GiveBack() {
-        pool.take_away(first, {});
-        pool.take_away(second, {});
-      }
-    } give_back{pool, first, second};
     ASSERT_TRUE(pool.place(first, 3 * kMiB, Purpose::kParameter, stream.get()));
     pool.take_away(first, users);
     ASSERT_TRUE(pool.place(second, 1 * kMiB, Purpose::kParameter, stream.get()));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/device.h"
+#include "core/error.h"
 #include "cuda/fake/control.h"
 
 namespace sluice {
@@ -45,6 +46,16 @@ class GpuTest : public testing::Test {
   if (fake() == nullptr)        \
   GTEST_SKIP() << "this is a real GPU, and the test asks for what only the fake driver does"
 
+// Ends something. Where that fails, as after a fault of a GPU, the test fails, and the others go on.
+template <class End>
+void at_the_end(End end) {
+  try {
+    end();
+  } catch (const Error& error) {
+    ADD_FAILURE() << error.what();
+  }
+}
+
 // Addresses with an extent under each piece, for as long as this object lives.
 class MappedMemory {
  public:
@@ -58,7 +69,9 @@ class MappedMemory {
       throw;
     }
   }
-  ~MappedMemory() { end(); }
+  ~MappedMemory() {
+    at_the_end([&] { end(); });
+  }
   MappedMemory(const MappedMemory&) = delete;
   MappedMemory& operator=(const MappedMemory&) = delete;
   DeviceAddress address() const { return address_; }
@@ -95,7 +108,9 @@ class HostMemory {
   HostMemory(Device& device, std::size_t bytes) : device_(device), values_(bytes) {
     device.register_host(values_.data(), bytes);
   }
-  ~HostMemory() { device_.unregister_host(values_.data()); }
+  ~HostMemory() {
+    at_the_end([&] { device_.unregister_host(values_.data()); });
+  }
   HostMemory(const HostMemory&) = delete;
   HostMemory& operator=(const HostMemory&) = delete;
   std::byte* data() { return values_.data(); }

@@ -32,6 +32,9 @@ TEST_F(OpeningTest, SaysWhatTheDeviceIs) {
   EXPECT_EQ(info.index, 0);
   EXPECT_NE(info.name, "");
   EXPECT_EQ(info.pci_address.size(), std::string("0000:00:00.0").size());
+  if (fake() != nullptr) {
+    EXPECT_EQ(info.pci_address, "0000:1b:00.0");
+  }
   EXPECT_GE(info.major, 8);
   EXPECT_GE(info.driver, 13000);
   EXPECT_GT(info.multiprocessors, 0);

@@ -290,7 +290,7 @@ CUresult cuDeviceGetName(char* name, int size, CUdevice device) {
 CUresult cuDeviceGetPCIBusId(char* text, int size, CUdevice device) {
   return fake().call("cuDeviceGetPCIBusId", false, [&] {
     fake().expect_device(device);
-    std::snprintf(text, static_cast<std::size_t>(size), "0000:%02x:00.0", device);
+    std::snprintf(text, static_cast<std::size_t>(size), "0000:%02X:00.0", 0x1B + device);  // as drivers do
   });
 }
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute what, CUdevice device) {
@@ -407,7 +407,7 @@ CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned flags, int) {
   });
 }
 CUresult cuStreamDestroy(CUstream stream) {
-  return fake().call("cuStreamDestroy", false, [&] { fake().work_->end(stream); });
+  return fake().call_in_context("cuStreamDestroy", [&] { fake().work_->end(stream); });
 }
 CUresult cuStreamSynchronize(CUstream stream) {
   return fake().call_in_context("cuStreamSynchronize", [&] { fake().work_->finish(stream); });
@@ -424,7 +424,7 @@ CUresult cuEventCreate(CUevent* event, unsigned flags) {
       "cuEventCreate", [&] { *event = fake().work_->make_event((flags & CU_EVENT_DISABLE_TIMING) == 0); });
 }
 CUresult cuEventDestroy(CUevent event) {
-  return fake().call("cuEventDestroy", false, [&] { fake().work_->end(event); });
+  return fake().call_in_context("cuEventDestroy", [&] { fake().work_->end(event); });
 }
 CUresult cuEventRecord(CUevent event, CUstream stream) {
   return fake().call_in_context("cuEventRecord", [&] { fake().work_->record(event, stream); });

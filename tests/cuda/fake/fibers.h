@@ -54,9 +54,11 @@ T __shfl_xor_sync(unsigned, T value, unsigned mask) {
   static_assert(sizeof(T) == sizeof(std::uint32_t));
   return std::bit_cast<T>(sluice::fake_cuda::exchange_in_warp(std::bit_cast<std::uint32_t>(value), mask));
 }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fsub_rn(float a, float b) { return a - b; }
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __fsqrt_rn(float a) { return std::sqrt(a); }
-inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+// A GPU has one NaN for what its arithmetic makes.
+inline float result_of_gpu(float value) { return value == value ? value : std::bit_cast<float>(0x7fffffffu); }
+inline float __fadd_rn(float a, float b) { return result_of_gpu(a + b); }
+inline float __fsub_rn(float a, float b) { return result_of_gpu(a - b); }
+inline float __fmul_rn(float a, float b) { return result_of_gpu(a * b); }
+inline float __fdiv_rn(float a, float b) { return result_of_gpu(a / b); }
+inline float __fsqrt_rn(float a) { return result_of_gpu(std::sqrt(a)); }
+inline float __fmaf_rn(float a, float b, float c) { return result_of_gpu(std::fma(a, b, c)); }
