@@ -266,6 +266,7 @@ TEST_F(DeviceMemoryTest, AHomeThatLeavesUnusedKeepsNobodyFromWaiting) {
   first[0] = std::byte{1}, second[0] = std::byte{2};
   ASSERT_TRUE(pool.place(a, 1, Purpose::kParameter, compute.get()));
   device->copy_in(compute.get(), a.address(), first.data(), 1);
+  device->synchronize(compute.get());
   device->copy_out(compute.get(), found.data(), a.address(), 1);
   pool.take_away(a, {});
   ASSERT_TRUE(pool.place(b, 1, Purpose::kParameter, in.get()));
