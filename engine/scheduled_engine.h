@@ -85,13 +85,14 @@ class ScheduledEngine final : public Engine {
   GradientTarget target(ParameterId parameter, int use, std::size_t micro_batch);
   void begin_sum(const Held& held);
   void begin_early_sum(const Held& held);
-  void begin_use(Sum& sum);
+  std::vector<std::string> rows_of_ranks(UnitId unit);
+  void begin_use(Sum& sum, const std::vector<std::string>& rows);
   void end_writing(UnitId unit, int use, std::size_t waiting_from);
   void fill_sums(ParameterId parameter, int use, std::size_t waiting_from);
   // How many sums of a gradient this rank gives.
   std::size_t own_sums() const;
   void add_uses(UnitId unit);
-  std::optional<Packing> pack(UnitId unit, int use, const std::vector<Array>& arrays);
+  Packing pack(UnitId unit, int use, const std::vector<Array>& arrays, const std::vector<std::string>& rows);
   void finish_sums(std::optional<std::size_t> may_go_on);
   std::size_t sums_in_frames() const;
   void finish_gradient(const Sum& sum);

@@ -15,6 +15,7 @@ void ScheduledEngine::begin_sum(const Held& held) {
   const UnitId unit = held.access.unit;
   // No access of this step needs the parameters any more, so that nobody reads a shard while it is updated.
   if (c.partitions_parameters(unit)) c.pager.outdate(c.parameters[unit]);
+  const std::vector<std::string> rows = rows_of_ranks(unit);
   const auto early =
       std::ranges::find(early_sums_, unit, [](const Sum& sum) { return sum.held.access.unit; });
   if (early == early_sums_.end())
@@ -24,7 +25,7 @@ void ScheduledEngine::begin_sum(const Held& held) {
   Sum& sum = sums_of_ranks_.back();
   sum.held = held;
   sum.position = position_;
-  while (static_cast<int>(sum.packings.size()) < c.gradients.uses(unit)) begin_use(sum);
+  while (static_cast<int>(sum.packings.size()) < c.gradients.uses(unit)) begin_use(sum, rows);
   // Where a rank gives several sums, all but the first may be where the next access puts its own.
   if (own_sums() > 1) return finish_sums(std::nullopt);
   finish_sums(c.plan.sums_beside ? 1 : 0);
@@ -42,11 +43,12 @@ void ScheduledEngine::begin_early_sum(const Held& held) {
   auto sum = std::ranges::find(early_sums_, unit, [](const Sum& s) { return s.held.access.unit; });
   if (sum == early_sums_.end()) sum = early_sums_.insert(sum, {held, position_});
   sum->held = held;
-  if (static_cast<int>(sum->packings.size()) == use) begin_use(*sum);
+  if (static_cast<int>(sum->packings.size()) == use) begin_use(*sum, {});
 }
 
-// Begins the sum over ranks of the next use.
-void ScheduledEngine::begin_use(Sum& sum) {
+// Begins the sum over ranks of the next use. rows: what all ranks have told of those that they have touched,
+// where it is summed by rows.
+void ScheduledEngine::begin_use(Sum& sum, const std::vector<std::string>& rows) {
   Core& c = core();
   const UnitId unit = sum.held.access.unit;
   const int use = static_cast<int>(sum.packings.size());
@@ -57,7 +59,7 @@ void ScheduledEngine::begin_use(Sum& sum) {
   for (std::size_t below = 0; below < own_sums(); ++below)
     arrays.push_back({c.gradients.sum(unit, use, below, sum.held.waiting_from), Dtype::kF32});
   std::optional<Packing>& packing = sum.packings.back();
-  if (touched_.any_by_rows(unit, use)) packing = pack(unit, use, arrays);
+  if (touched_.any_by_rows(unit, use)) packing = pack(unit, use, arrays, rows);
   c.ranks->sum_gradient(unit, use, arrays, order_, packing ? &*packing : nullptr, sum.group.add());
 }
 
@@ -73,14 +75,26 @@ void ScheduledEngine::end_writing(UnitId unit, int use, std::size_t waiting_from
   }
 }
 
-// Moves what any rank has of that use together, once all have told in which rows they have something.
-std::optional<Packing> ScheduledEngine::pack(UnitId unit, int use, const std::vector<Array>& arrays) {
+// Ranks tell each other in which rows of the unit's last use they have something. Another rank may meanwhile
+// wait for an update of this one, which waits for a sum that has ended. So what has ended becomes final.
+std::vector<std::string> ScheduledEngine::rows_of_ranks(UnitId unit) {
   Core& c = core();
+  if (!c.ranks || !touched_.any_by_rows(unit, c.gradients.uses(unit) - 1)) return {};
   const std::string name = "the rows of the gradient of " + c.name_of(unit);
+  const auto meanwhile = [&] {
+    finish_sums(SIZE_MAX);
+    c.serve_ranks();
+  };
   std::vector<std::string> of_ranks;
   c.waits.during(Waits::For::kRanks, name,
-                 [&] { of_ranks = c.ranks->exchange(name, touched_.own(unit), [&] { c.serve_ranks(); }); });
-  Packing packing = touched_.packing(unit, use, std::move(of_ranks));
+                 [&] { of_ranks = c.ranks->exchange(name, touched_.own(unit), meanwhile); });
+  return of_ranks;
+}
+
+// Moves what any rank has of that use together.
+Packing ScheduledEngine::pack(UnitId unit, int use, const std::vector<Array>& arrays,
+                              const std::vector<std::string>& rows) {
+  Packing packing = touched_.packing(unit, use, rows);
   for (const Array& array : arrays) packing.pack(array.f32());
   return packing;
 }

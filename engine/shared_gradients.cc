@@ -208,7 +208,12 @@ bool SharedGradients::meet(Wish wish, const std::string& settings, ParameterId w
     return false;
   }
   met_ = true;
-  compare(all);
+  try {
+    compare(all);
+  } catch (const Refusal&) {
+    drop_begun(all);
+    throw;
+  }
   sum(all);
   return std::ranges::all_of(all, wants(Wish::kStep));
 }
@@ -324,13 +329,38 @@ void SharedGradients::let_go(UnitId unit) {
 
 // Ends the sums that any rank has begun, which all have to join. Nothing is made of them.
 void SharedGradients::drain(const std::vector<Brought>& all) {
+  for (const UnitId unit : begun_in(all)) {
+    if (is_under_way(unit)) continue;
+    core_.queue.ensure_updated(unit);
+    core_.pager.acquire(core_.gradients.holding(unit, 0), Pager::Use::kModify);
+    under_way_.push_back({unit, sum_over_ranks(unit, {}, true)});
+    // What is under frames is held alone.
+    if (!core_.plan.units[unit].resident(Part::kGradient)) end_sums();
+  }
+  end_sums();
+}
+
+// The units whose sums any rank has begun.
+std::vector<UnitId> SharedGradients::begun_in(const std::vector<Brought>& all) const {
+  std::vector<UnitId> units;
   for (UnitId unit = 0; unit < edits_.size(); ++unit)
-    if (std::ranges::any_of(all, [&](const Brought& rank) { return rank.begun[unit] != 0; }) &&
-        !is_under_way(unit)) {
-      core_.queue.ensure_updated(unit);
-      core_.pager.acquire(core_.gradients.holding(unit, 0), Pager::Use::kModify);
-      under_way_.push_back({unit, sum_over_ranks(unit, {}, true)});
+    if (std::ranges::any_of(all, [&](const Brought& rank) { return rank.begun[unit] != 0; }))
+      units.push_back(unit);
+  return units;
+}
+
+// Drops what sums that were begun have left of gradients, alike on all ranks, so that they may go on.
+void SharedGradients::drop_begun(const std::vector<Brought>& all) {
+  drain(all);
+  for (const UnitId unit : begun_in(all))
+    for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p) {
+      core_.gradients.drop(p);
+      dropped(p);
     }
+}
+
+// Waits for the sums that are under way.
+void SharedGradients::end_sums() {
   for (; !under_way_.empty(); under_way_.pop_front()) {
     core_.wait_for_ranks("the gradient of " + core_.name_of(under_way_.front().unit),
                          under_way_.front().group);

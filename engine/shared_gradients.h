@@ -115,6 +115,9 @@ class SharedGradients {
   void finish(UnitId unit, const std::vector<ParameterId>& parameters);
   void let_go(UnitId unit);
   void drain(const std::vector<Brought>& all);
+  void drop_begun(const std::vector<Brought>& all);
+  void end_sums();
+  std::vector<UnitId> begun_in(const std::vector<Brought>& all) const;
   void bring_nothing(ParameterId parameter);
   void multiply(ParameterId parameter, double factor, ElementRange within);
   void set(ParameterId parameter, const Known& known);

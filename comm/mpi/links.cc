@@ -148,7 +148,7 @@ bool MpiLinks::say(int to, Kind kind, std::span<const std::byte> head, std::span
   if (p.told || p.lost || (p.left && kind < Kind::kAnswer)) return false;
   std::optional<int> index = free_send();
   if (!index || p.sends == kMpiAhead) {
-    poll_sends();
+    has_room_ |= poll_sends();
     index = free_send();
     if (!index || p.sends == kMpiAhead) return false;
   }

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "core/bytes.h"
-
 namespace sluice::engine {
 namespace {
 

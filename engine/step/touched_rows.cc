@@ -20,7 +20,8 @@ TouchedRows::TouchedRows(const Layout& layout, const Profile& profile, const Ran
     : layout_(layout), rows_(layout.parameters()) {
   for (ParameterId p = 0; p < rows_.size(); ++p) {
     const ParameterSpec& spec = layout.spec(p);
-    if (rows_of_tokens(spec, spec.uses - 1, ranks, profile)) rows_[p].resize(divide_up(spec.shape.front(), kBits));
+    if (rows_of_tokens(spec, spec.uses - 1, ranks, profile))
+      rows_[p].resize(divide_up(spec.shape.front(), kBits));
   }
 }
 

@@ -53,6 +53,7 @@ std::uint64_t length_up_to(const std::string& path, const std::string& run, std:
     stays = step_of(line, run, path, offset) <= last_step && stays && !file.eof();
     if (stays) length = offset + line.size() + 1;
   }
+  if (!file.eof()) fail(ErrorCode::kIo, "'{}' cannot be read to its end, so that it is left as it is", path);
   return length;
 }
 

@@ -67,7 +67,7 @@ class Session:
             guard(model, {home.memory.dtype for home in homes})
             self._saved.guard(model)
             if together.ranks is not None and not hasattr(model, "no_sync"):
-                model.__dict__["no_sync"] = contextlib.nullcontext  # for scripts that know DDP; no backward pass sends anything
+                model.__dict__["no_sync"] = contextlib.nullcontext  # for scripts that know DDP; which pass is the last is counted
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy("copied or pickled, in whole or in part")

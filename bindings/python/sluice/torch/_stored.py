@@ -105,10 +105,11 @@ class Stored:
     def drop_ended(self) -> None:
         """Ends the gradients to which there is no reference."""
         while self.ended:
-            index, serial = self.ended.popleft()
+            index, serial = self.ended[0]
             entry = self.entries.get(index)
             if entry is not None and entry.serial == serial:
                 self.end(entry)
+            self.ended.popleft()  # it stays where it could not be ended
 
     def _drop(self, home: Home) -> None:
         for span in home.spans:

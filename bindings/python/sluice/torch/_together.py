@@ -136,7 +136,8 @@ class Together:
     def _owner(self, buffer: str) -> str:
         """Whose buffer that is, for messages."""
         model, (module, _, _) = self._model(), buffer.rpartition(".")
-        return "" if model is None else f" of '{module}' ({type(model.get_submodule(module)).__name__})"
+        owner = None if model is None else dict(model.named_modules()).get(module)
+        return "" if owner is None else f" of '{module}' ({type(owner).__name__})"
 
     def _compare(self, model: torch.nn.Module) -> None:
         """Refuses, on all ranks, a model that has other tensors on another rank, or has them without values."""

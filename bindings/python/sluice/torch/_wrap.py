@@ -94,7 +94,7 @@ def wrap(
         `accumulate` over all ranks (those of MicroBatches), and a gradient is the mean over them: losses are not divided.
         What would let bits depend on the ranks is refused; docs/ranks.md says what, and what is the caller's to see to.
     accumulate: how many micro-batches, which are calls of backward(), a step has over all ranks, a multiple of their number.
-        In the last one of a rank gradients are summed as they come, beside the rest of backward(), which ends with the mean.
+        In the last one of a rank gradients are summed as they come (from the second pass on), beside the rest of backward(), which ends with the mean.
         0: it is not known, and they are summed at their first use. `reproducible` needs it.
     silence, patience: after so many seconds without a sign of life a rank has failed; after so many it has failed that lives,
         and does not take part, or that never called wrap().
