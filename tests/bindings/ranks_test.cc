@@ -292,6 +292,15 @@ TEST_F(RanksTest, ThatTakeNoPartAnyMoreKeepNoStepsThatAreDoneAgain) {
   EXPECT_EQ(own[2].at("step"), 4);
 }
 
+// A rank that waits for another one's rows makes final what has ended, since the other may wait for its
+// update.
+TEST_F(RanksTest, WithUpdatesInRoundsAndWithoutClippingGoOn) {
+  for (const char* optimizer : {"adafactor", "muon"}) {
+    const std::string flags = "--stage 1 --clip 0 --patience 20 --optimizer ";
+    expect_done(run_sluice(words(optimizer, 2, 40, flags + optimizer)));
+  }
+}
+
 TEST_F(RanksTest, ThatCannotBeAreRefused) {
   const auto expect_refused = [&](int ranks, const std::string& flags, const std::string& part) {
     const Outcome outcome = run_sluice(words("refused", ranks, 3, flags));

@@ -198,7 +198,8 @@ class TrainingRank {
       access.joined = access.unit == 0 && access.gradient_use == 0;
     if (!setup.any_order) return profile;
     profile = any_order_profile(profile.units, 2);
-    if (setup.reproducible) profile.micro_batches = micro_batches;
+    profile.micro_batches = micro_batches;
+    profile.ends_micro_batches = true;
     return profile;
   }
   PlanRequest request() const {
@@ -223,8 +224,9 @@ class TrainingRank {
       for (UnitId unit = static_cast<UnitId>(profile_.units.size()); unit-- > 0;) {
         count_access();
         add_gradients(unit, (number - 1) * kMicroBatches + m);
+        if (!setup_.reproducible) any_->end_gradients(unit);
       }
-      if (setup_.reproducible) any_->end_micro_batch();
+      any_->end_micro_batch();
     }
     any_->step(settings);
   }

@@ -212,6 +212,22 @@ TEST_P(SumsBeside, AnotherNumberOfMicroBatchesThanStatedGivesTheMean) {
   });
 }
 
+// Ranks that are refused beside sums that have begun may drop their gradients, and go on.
+TEST_P(SumsBeside, ARefusalLeavesNoneBegun) {
+  run(setup(), [&](Rank& rank) {
+    rank.engine.begin_step({});
+    for (int i = 0; i <= rank.rank(); ++i) rank.add_constant(kA, 1);
+    rank.engine.end_gradients(kFirst);
+    EXPECT_THAT(refusal_of([&] { rank.engine.end_micro_batch(); }), HasSubstr("got 2 gradients on rank 1"));
+    rank.engine.drop_gradient(kA);
+    rank.add_constant(kA, 2 * own(rank));
+    rank.engine.end_gradients(kFirst);
+    rank.engine.end_micro_batch();
+    EXPECT_EQ(rank.read(kA), std::vector<float>(rank.elements(kA), 1.0f));
+    rank.engine.step(Rank::settings());
+  });
+}
+
 // The one that abandons has begun the sums of two units; the other, of none, or of the first.
 TEST_P(SumsBeside, AnAbandonedStepIsDoneAgain) {
   for (const bool both : {false, true})
