@@ -5,10 +5,12 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <optional>
 
 #include "bindings/cli/bench.h"
 #include "bindings/cli/commands.h"
 #include "bindings/cli/local_ranks.h"
+#include "bindings/cli/signals.h"
 #include "bindings/cli/version.h"
 #include "comm/mpi_links.h"
 #include "core/error.h"
@@ -36,6 +38,9 @@ struct Program {
       app.add_subcommand("doctor", "tell what this machine offers, and what to do about what is missing");
   CLI::App* bench_app = app.add_subcommand("bench", "measure this machine, and what Sluice makes of it");
   std::string log_level = "info", errors = "text";
+  // Of a run that trains. It lives until an error is reported: a launcher sends SIGTERM when a rank has died,
+  // while the others are about to say so.
+  std::optional<StopSignals> signals;
 
   Program() {
     app.set_version_flag("--version", fmt::format("sluice {}", kVersion));
@@ -90,8 +95,11 @@ void dispatch(Program& program) {
   refuse_unknown(*chosen.front());
   refuse_repeated(program.app);
   refuse_repeated(*chosen.front());
-  if (chosen.front() == program.train_app)
-    return run_train(finish_settings(*program.train_app, program.train), program.train, stdout);
+  if (chosen.front() == program.train_app) {
+    const models::TrainSettings settings = finish_settings(*program.train_app, program.train);
+    program.signals.emplace();
+    return run_train(settings, program.train, stdout);
+  }
   if (chosen.front() == program.plan_app)
     return run_plan(finish_settings(*program.plan_app, program.plan), program.plan, stdout);
   if (chosen.front() == program.generate_app) return run_generate(program.generate, stdout);

@@ -144,7 +144,6 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
     fail(ErrorCode::kInvalidArgument,
          "--machine '{}': a run trains on this machine; use sluice plan --machine to plan for another",
          options.machine);
-  const StopSignals signals;  // before any thread
   models::TrainSettings own = settings;
   File unseen(nullptr, std::fclose);
   const std::unique_ptr<Ranks> ranks = join_ranks(options);

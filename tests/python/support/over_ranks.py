@@ -127,6 +127,8 @@ def beside(stated):
     engine = sluice.torch.engine_of(model)
     ranks, seen = engine.options.ranks, []
     last = model.transformer.wte.weight  # the input's embedding, which is the head, too
+    loss_of(model, "gpt2", RANK).backward()  # in which Sluice sees that gradients come once
+    model.zero_grad()
     before = ranks.traffic().received
 
     def wait(parameter):
