@@ -3,10 +3,9 @@
 //   fault_campaign FAULTS [SEED]
 #include <unistd.h>
 
-#include <charconv>
 #include <cstdio>
-#include <cstring>
 
+#include "engine/campaign_main.h"
 #include "engine/faulty_runs.h"
 
 namespace sluice::engine::faulty {
@@ -73,20 +72,9 @@ int run(std::uint64_t wanted, std::uint64_t seed) {
   return 0;
 }
 
-bool parse(const char* text, std::uint64_t& value) {
-  const auto [rest, error] = std::from_chars(text, text + std::strlen(text), value);
-  return error == std::errc() && *rest == '\0';
-}
-
 }  // namespace
 }  // namespace sluice::engine::faulty
 
 int main(int count, char** words) {
-  std::uint64_t faults = 0, seed = 0;
-  using sluice::engine::faulty::parse;
-  if (count < 2 || count > 3 || !parse(words[1], faults) || (count == 3 && !parse(words[2], seed))) {
-    std::fprintf(stderr, "usage: %s FAULTS [SEED]\n", words[0]);
-    return 2;
-  }
-  return sluice::engine::faulty::run(faults, seed);
+  return sluice::engine::faulty::campaign_main(count, words, "FAULTS", sluice::engine::faulty::run);
 }

@@ -2,10 +2,9 @@
 //   rank_fault_campaign ROUNDS [SEED]
 #include <unistd.h>
 
-#include <charconv>
 #include <cstdio>
-#include <cstring>
 
+#include "engine/campaign_main.h"
 #include "engine/faulty_ranks.h"
 
 namespace sluice::engine::faulty {
@@ -39,20 +38,9 @@ int run(std::uint64_t rounds, std::uint64_t seed) {
   return 0;
 }
 
-bool parse(const char* text, std::uint64_t& value) {
-  const auto [rest, error] = std::from_chars(text, text + std::strlen(text), value);
-  return error == std::errc() && *rest == '\0';
-}
-
 }  // namespace
 }  // namespace sluice::engine::faulty
 
 int main(int count, char** words) {
-  std::uint64_t rounds = 0, seed = 0;
-  using sluice::engine::faulty::parse;
-  if (count < 2 || count > 3 || !parse(words[1], rounds) || (count == 3 && !parse(words[2], seed))) {
-    std::fprintf(stderr, "usage: %s ROUNDS [SEED]\n", words[0]);
-    return 2;
-  }
-  return sluice::engine::faulty::run(rounds, seed);
+  return sluice::engine::faulty::campaign_main(count, words, "ROUNDS", sluice::engine::faulty::run);
 }
