@@ -133,22 +133,12 @@ class Refusals : public testing::TestWithParam<int> {
     setup_.micro_batches = 4;
     setup_.ranks = GetParam();
   }
-  static std::string refused(const std::function<void()>& action) {
-    try {
-      action();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kState) << error.what();
-      return error.what();
-    }
-    ADD_FAILURE() << "there was no error";
-    return {};
-  }
   // Why no gradient can be added, after which it is as if nobody had tried.
   static std::string refused_gradient(Rank& rank, ParameterId p) {
     const UnitId unit = rank.layout().location(p).unit;
     const std::vector<float> values(rank.elements(p), 1.0f);
     rank.engine.acquire(unit, Hold::kGradient);
-    const std::string text = refused([&] { rank.engine.add_gradient(p, {values.data(), Dtype::kF32}); });
+    const std::string text = refusal_of([&] { rank.engine.add_gradient(p, {values.data(), Dtype::kF32}); });
     rank.engine.release(unit);
     return text;
   }
@@ -163,12 +153,12 @@ TEST_P(Refusals, OfGradientsThatDoNotBelongToMicroBatches) {
     for (int number = 0; number < count(); ++number) {
       rank.add(kA, 0, number);
       EXPECT_THAT(refused_gradient(rank, kA), HasSubstr("a second gradient of 'a'"));
-      EXPECT_THAT(refused([&] { rank.engine.gradient_norm(kA); }), HasSubstr("micro-batches of rank 0"));
+      EXPECT_THAT(refusal_of([&] { rank.engine.gradient_norm(kA); }), HasSubstr("micro-batches of rank 0"));
       if (number + 1 < count()) rank.engine.end_micro_batch();
     }
     rank.engine.end_micro_batch();
     EXPECT_THAT(refused_gradient(rank, kB), HasSubstr("micro-batches of the step have ended"));
-    EXPECT_THAT(refused([&] { rank.engine.end_micro_batch(); }), HasSubstr("of the step"));
+    EXPECT_THAT(refusal_of([&] { rank.engine.end_micro_batch(); }), HasSubstr("of the step"));
     rank.engine.gradient_norm(kA);
     EXPECT_THAT(refused_gradient(rank, kA), HasSubstr("'a' is added to one that was used"));
     rank.engine.step(Rank::settings(0, true));

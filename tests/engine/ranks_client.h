@@ -12,6 +12,18 @@
 // A model that several ranks train, each with an AnyOrderEngine of its own, and what a client does with it.
 namespace sluice::engine::wrapped {
 
+// Why a rank may not do that now.
+inline std::string refusal_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kState) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "there was no error";
+  return {};
+}
+
 struct Case {
   int ranks = 2;
   std::size_t stage = 0;

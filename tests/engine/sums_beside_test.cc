@@ -15,17 +15,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-std::string refusal_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kState) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "there was no error";
-  return {};
-}
-
 // Whether the micro-batch has a gradient of the parameter on this rank: some are like experts.
 bool has(const Rank& rank, ParameterId p, int step, int micro_batch) {
   if (p == kC) return (rank.rank() + step + micro_batch) % 3 != 0;
