@@ -6,6 +6,7 @@
 #include "bindings/c/status.h"
 #include "core/json.h"
 #include "engine/agreement.h"
+#include "engine/machine/link_rate.h"
 
 // How the ranks of a run make their engines: they compare their models, agree on what their plans have in
 // common, and tell each other whether they could.
@@ -89,9 +90,10 @@ void compare(comm::Communicator& communicator, const Planned& planned) {
 std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const sluice_engine_options& options) {
   if (options.ranks == nullptr) return std::make_unique<sluice_engine>(make_plan(model, options));
   comm::Communicator& communicator = options.ranks->communicator;
+  const engine::Link link = engine::measure_link(communicator);
   std::optional<Planned> planned;
   throw_together(communicator, "the plans of engines",
-                 failure_of([&] { planned = make_plan(model, options); }));
+                 failure_of([&] { planned = make_plan(model, options, link); }));
   compare(communicator, *planned);
   const bool again = engine::agree_on_plan(communicator, planned->plan, planned->request);
   std::unique_ptr<sluice_engine> made;

@@ -41,7 +41,9 @@ struct Planned : engine::Planned {
 
   std::string to_text() const;  // JSON
 };
-Planned make_plan(const sluice_model& model, const sluice_engine_options& options);
+// `link` is that between the ranks, where it is known.
+Planned make_plan(const sluice_model& model, const sluice_engine_options& options,
+                  const std::optional<engine::Link>& link = std::nullopt);
 // Makes an engine. Where there are ranks, it is collective, and all of them get one or none does.
 std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const sluice_engine_options& options);
 

@@ -134,7 +134,8 @@ engine::PlanRequest request_of(const sluice_engine_options& options) {
 
 }  // namespace
 
-Planned make_plan(const sluice_model& model, const sluice_engine_options& options) {
+Planned make_plan(const sluice_model& model, const sluice_engine_options& options,
+                  const std::optional<engine::Link>& link) {
   Planned made;
   made.groups = std::max<std::uint32_t>(1, options.groups);
   check_model(model, made.groups);
@@ -162,6 +163,7 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   const std::vector<offload::DiskKnowledge> disks = offload::know_disks(made.disk);
   made.io = offload::make_io_service(offload::options_for(disks));
   engine::add_disk(disks, made.rates);
+  made.rates.link = link;
   made.checkpoint_buffers = engine::CheckpointTensors(engine::Layout(made.profile.units), *made.optimizer)
                                 .buffer_bytes(made.request.ranks.size);
   made.budget.memory = options.memory;

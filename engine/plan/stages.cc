@@ -50,7 +50,8 @@ std::vector<std::size_t> group_sizes_of(std::size_t micro_batches) {
 }
 
 // Chooses the least stage with which everything is in memory, since more would have to be sent at a higher
-// one; or else the highest stage, which needs the disk least.
+// one. Where there is none, the fastest stage; or the highest, which needs the disk least, where it is not
+// known what sending costs.
 Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
                const PlanRequest& request, const MachineRates& rates) {
   if (request.stage && *request.stage > kMostStage)
@@ -59,22 +60,17 @@ Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const 
   PlanRequest at = request;
   if (request.ranks.size == 1) at.stage = 0;
   if (at.stage) return make_plan_in_groups(profile, optimizer, budget, at, rates);
-  std::optional<Plan> on_disk;
-  for (at.stage = 0; *at.stage < kMostStage; ++*at.stage) {
+  std::optional<Plan> best;
+  for (at.stage = 0; *at.stage <= kMostStage; ++*at.stage) {
     try {
       const Plan plan = make_plan_in_groups(profile, optimizer, budget, at, rates);
-      if (!plan.uses_disk()) return plan;
-      on_disk = plan;
+      if (!plan.uses_disk() && *at.stage < kMostStage) return plan;
+      if (!best || !rates.link || faster(plan, *best)) best = plan;
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::kBudget) throw;
+      if (error.code() != ErrorCode::kBudget || (*at.stage == kMostStage && !best)) throw;
     }
   }
-  try {
-    return make_plan_in_groups(profile, optimizer, budget, at, rates);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kBudget || !on_disk) throw;
-    return *on_disk;
-  }
+  return *best;
 }
 
 }  // namespace sluice::engine

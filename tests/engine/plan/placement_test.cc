@@ -288,6 +288,40 @@ TEST(Placement, ShardsOfParametersAreOnDiskAsFarAsMemoryIsShort) {
   EXPECT_THROW(make_plan(profile, *optimizer, {least, 4 * kGiB, 0}, request, {}), Error);
 }
 
+// Where not everything can be in memory, partitioned parameters leave the disk less to do, and the link more.
+TEST(Placement, OfStagesThatNeedTheDiskTheFastestIsChosen) {
+  const auto optimizer = optim::make_optimizer({});
+  std::vector<UnitSpec> units;
+  for (UnitId unit = 0; unit < 12; ++unit)
+    units.push_back({std::to_string(unit), {{std::to_string(unit), {2048, 2048}}}});
+  Profile profile = any_order_profile(std::move(units), 1);
+  profile.micro_batches = 4;
+  PlanRequest request;
+  request.ranks = {0, 2};
+  MachineRates rates;
+  const auto stage_with = [&](std::optional<Link> link) {
+    rates.link = link;
+    const Plan plan = make_plan(profile, *optimizer, {500 * kMiB, 4 * kGiB, 0}, request, rates);
+    EXPECT_TRUE(plan.uses_disk());
+    double best = plan.time.step;
+    for (std::size_t stage = 0; stage <= kMostStage; ++stage) {
+      PlanRequest at = request;
+      at.stage = stage;
+      try {
+        best = std::min(best, make_plan(profile, *optimizer, {500 * kMiB, 4 * kGiB, 0}, at, rates).time.step);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kBudget);
+      }
+    }
+    if (link) {
+      EXPECT_LE(plan.time.step, best * 1.01);
+    }
+    return plan.stage;
+  };
+  EXPECT_EQ(stage_with(std::nullopt), kMostStage);
+  EXPECT_LT(stage_with(Link{1e6, 0}), kMostStage);
+}
+
 // Goes through a step access by access, and counts the traffic of one unit.
 struct Simulated {
   std::uint64_t parameters_read = 0, kept_read = 0, kept_written = 0;
