@@ -206,7 +206,9 @@ void ScheduledEngine::enqueue(UnitRange units) {
   Core& c = core();
   for (UnitId unit = units.first; unit < units.end; ++unit)
     std::erase(unforeseen_, unit);  // its next update is not of this step
-  c.enqueue(units, false);
+  // While ranks added up the gradient, the parameters may have left. An update that waits for them must not
+  // have others behind it whose gradients hold all frames.
+  c.enqueue(units, c.ranks.has_value());
   for (UnitId unit = units.first; unit < units.end; ++unit) {
     c.gradients.hand_over(unit);
     // The masters hold the values, so that the parameters on disk need not be read only to be overwritten.

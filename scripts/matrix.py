@@ -7,8 +7,8 @@ Each cell trains a small model twice (`sluice train`, preset tiny): with everyth
 Losses, norms and every file of the checkpoint must be the same to the last bit; or both runs must be refused with the reason
 that refused() states. The exit status is 1 where a cell did neither.
 
-With --ranks the cells are those of scripts/rank_matrix.py: models, stages, places, optimizers, ways to start, numbers of ranks and
-orders of sums; without --all as few of them as have every pair of values of two of these axes.
+With --ranks the cells are those of scripts/rank_matrix.py: models, stages, places, optimizers, ways to start, numbers of ranks,
+orders of sums and clipping; without --all as few of them as have every pair of values of two of these axes.
 
 The program is build/bin/sluice, or bin/sluice of the folder that SLUICE_BUILD names."""
 import argparse
@@ -133,7 +133,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=2, help="how many cells run at a time")
     parser.add_argument("--json", type=pathlib.Path, help="write all results to this file")
     parser.add_argument("--ranks", action="store_true", help="cells of several ranks")
-    parser.add_argument("--all", action="store_true", help="with --ranks: every cell, which takes an hour")
+    parser.add_argument("--all", action="store_true", help="with --ranks: every cell, which takes two hours")
     a = parser.parse_args()
     if a.ranks:
         return try_ranks(a)

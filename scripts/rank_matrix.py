@@ -1,7 +1,8 @@
 """What scripts/matrix.py --ranks does: twin runs of several ranks.
 
 Each cell trains GPT-2 or Llama (presets tiny and tiny-llama) with 24 micro-batches a step, at a stage, in a place, with an
-optimizer, started by Sluice itself (shared memory) or by mpirun, of 1 to 4 ranks. Losses, norms and every file of the checkpoint
+optimizer, started by Sluice itself (shared memory) or by mpirun, of 1 to 4 ranks, with clipping by norm or with updates in the
+backward pass. Losses, norms and every file of the checkpoint
 must have the bits of as many ranks of Sluice's own that have everything in memory (stage 0); with --reproducible those of one rank.
 Then checkpoints that 4 ranks have written go on at 1, 3 and 8 ranks, and at 4, as if these had trained from the first step.
 (Ranks that are threads of one process are no program's; tests/comm and tests/engine hold them to the same sums.)"""
@@ -27,7 +28,8 @@ OPTIMIZERS = {
 STARTS = ["shared memory", "mpirun"]
 RANKS = ["1", "2", "3", "4"]
 ORDERS = ["folded", "reproducible"]
-AXES = [MODELS, STAGES, ["memory", "disk"], list(OPTIMIZERS), STARTS, RANKS, ORDERS]
+CLIPS = {"clip": ["--clip", "1"], "no clip": ["--clip", "0"]}
+AXES = [MODELS, STAGES, ["memory", "disk"], list(OPTIMIZERS), STARTS, RANKS, ORDERS, list(CLIPS)]
 LOADED_AT = ["1", "3", "4", "8"]
 
 
@@ -54,7 +56,7 @@ def started(start, ranks, *words):
 
 def train(folder, name, cell, *more, steps=STEPS):
     """Trains in a folder. Returns losses and files of the last checkpoint. Raises AssertionError where the run fails."""
-    model, stage, place, optimizer, start, ranks, order = cell
+    model, stage, place, optimizer, start, ranks, order, clip = cell
     out, metrics, disk = folder / name, folder / f"{name}.jsonl", folder / "disk"
     disk.mkdir(exist_ok=True)
     (folder / "text.txt").write_text(lesson())
@@ -62,7 +64,7 @@ def train(folder, name, cell, *more, steps=STEPS):
     words = started(
         start, ranks, "--model", model, "--data", folder / "text.txt", "--seq", "32", "--batch", "1", "--accumulate", "24",
         "--steps", str(steps), "--schedule", "constant", "--lr", "1e-3", "--threads", "1", "--memory", "600MiB", "--disk",
-        f"{disk}:1GiB", "--progress", "none", "--out", out, "--metrics", metrics, *OPTIMIZERS[optimizer], *PLACES[place],
+        f"{disk}:1GiB", "--progress", "none", "--out", out, "--metrics", metrics, *OPTIMIZERS[optimizer], *PLACES[place], *CLIPS[clip],
         *(["--stage", stage] if ranks != "1" else []), *(["--reproducible"] if order == "reproducible" else []), *more)
     # fmt: on
     environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -75,8 +77,8 @@ def train(folder, name, cell, *more, steps=STEPS):
 
 def twin_of(cell):
     """The cell whose bits this one must have."""
-    model, _, _, optimizer, _, ranks, order = cell
-    return (model, "0", "memory", optimizer, "shared memory", "1" if order == "reproducible" else ranks, order)
+    model, _, _, optimizer, _, ranks, order, clip = cell
+    return (model, "0", "memory", optimizer, "shared memory", "1" if order == "reproducible" else ranks, order, clip)
 
 
 class Matrix:
@@ -106,7 +108,7 @@ class Matrix:
         results = {}
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            cell = lambda stage, ranks: (model, stage, "memory", optimizer, "shared memory", ranks, "reproducible")
+            cell = lambda stage, ranks: (model, stage, "memory", optimizer, "shared memory", ranks, "reproducible", "clip")
             # Every stage saves, and every stage loads.
             stage = MODELS.index(model) * 2 + list(OPTIMIZERS).index(optimizer)
             try:

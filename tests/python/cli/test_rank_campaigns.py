@@ -2,10 +2,11 @@
 machine needs; the scripts have those of docs/ranks.md."""
 
 import random
+import subprocess
 
 import pytest
 import rank_matrix
-from kill_campaign import SLUICE
+from kill_campaign import PATIENCE, PLACES, SLUICE, lesson, losses
 from matrix import pairs_of
 from rank_campaign import RankCampaign
 from rank_faults import RankFaults
@@ -49,3 +50,24 @@ def test_twins(matrix, cell):
 def test_what_four_ranks_save_goes_on_at_other_numbers(matrix, model, optimizer):
     results = matrix.try_loads(model, optimizer)
     assert len(results) == 4 and set(results.values()) == {"same bits"}, results
+
+
+# The memory is little more than the least that the plan allows. Updates wait for each other, and hold their gradients.
+@pytest.mark.parametrize("stage, optimizer", [("0", "adafactor"), ("2", "lion"), ("3", "sgd"), ("3", "muon")])
+def test_updates_in_backward_have_room_while_ranks_wait_for_each_other(tmp_path, stage, optimizer):
+    def train(name, *more):
+        metrics = tmp_path / f"{name}.jsonl"
+        words = rank_matrix.started(
+            "shared memory", "3", "--model", "tiny", "--data", tmp_path / "text.txt", "--seq", "32", "--batch", "1", "--accumulate", "3",
+            "--steps", "4", "--threads", "1", "--progress", "none", "--clip", "0", "--dtype", "bf16", "--optimizer", optimizer,
+            "--metrics", metrics, *more)  # fmt: skip
+        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == 0, done.stderr
+        return losses(metrics)
+
+    (tmp_path / "text.txt").write_text(lesson())
+    (tmp_path / "disk").mkdir()
+    expected = train("whole", "--stage", "0", "--memory", "1GiB")
+    for number in range(4):
+        found = train(f"disk{number}", "--stage", stage, "--memory", "90MiB", "--disk", f"{tmp_path}/disk:1GiB", *PLACES["disk"])
+        assert found == expected
