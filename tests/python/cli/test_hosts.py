@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from host_campaign import HostCampaign
 from kill_campaign import lesson
 from support.sluice_process import BUILD, SLUICE, SOURCE, has_metrics
 
@@ -107,6 +109,12 @@ def test_a_rank_of_another_host_that_is_lost_is_named(tmp_path, number, flags, t
     assert any(line.startswith("sluice: error: ") and text in line for line in error.splitlines()), error
     names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     assert f"sluice{run.pid}-" not in names
+
+
+def test_cut_wires_and_resumes_change_no_bit(tmp_path):
+    campaign = HostCampaign(tmp_path, 3, seed=random.randrange(1 << 30), within=30)
+    campaign.run(3)
+    assert campaign.killed >= 3 and campaign.rounds >= 1, campaign.kills
 
 
 def test_a_rank_that_is_asked_to_end_lets_all_save(tmp_path):
