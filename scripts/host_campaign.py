@@ -1,7 +1,10 @@
 """What scripts/kill_campaign.py --ranks N --hosts does: each rank is a host of its own (scripts/hosts.sh), and the wire of a random one
 is cut at a random moment after the first step, also inside saves. (Earlier it may be MPI that waits for the other hosts.) All ranks
 must end in time, and those that still reach each other must name the one that they lost. Then the run goes on as in rank_campaign.py."""
+import contextlib
+import os
 import pathlib
+import signal
 import subprocess
 import time
 
@@ -74,8 +77,17 @@ class HostCampaign(RankCampaign):
             self.kills[f"cut {where}"] += 1
             return True
         finally:
+            self.end_hosts(process)  # after a failed assertion
             process.terminate()
             process.wait(PATIENCE)
+
+    def end_hosts(self, process):
+        """Ends all processes of the hosts, also those by which mpirun is on them."""
+        for host in range(1, self.ranks + 1):
+            found = subprocess.run(["ip", "netns", "pids", f"sluice{process.pid}-{host}"], capture_output=True, text=True)
+            for pid in found.stdout.split():
+                with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                    os.kill(int(pid), signal.SIGKILL)
 
     def set_wire(self, process, victim, state):
         subprocess.run(["ip", "-n", f"sluice{process.pid}-{victim + 1}", "link", "set", "wire", state], capture_output=True)
