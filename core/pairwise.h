@@ -33,6 +33,7 @@ class PairwiseStack {
   // Once all numbers were pushed: how often the two topmost sums become one until one is left.
   std::size_t carries() const { return levels_.empty() ? 0 : levels_.size() - 1; }
 
+  std::size_t end() const { return end_; }  // the next number
   std::size_t height() const { return levels_.size(); }
   // The sums on the stack, the lowest one first: each has 2^level numbers.
   const std::vector<std::uint8_t>& levels() const { return levels_; }

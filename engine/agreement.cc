@@ -2,17 +2,16 @@
 
 #include <algorithm>
 #include <cstring>
-#include <span>
 
 #include "core/bytes.h"
-#include "core/checksum.h"
 #include "core/error.h"
+#include "engine/call_id.h"
 
 namespace sluice::engine {
 
 std::vector<std::string> exchange(comm::Communicator& communicator, const std::string& name,
                                   const std::string& own, const std::function<void()>& meanwhile) {
-  return communicator.exchange(checksum(std::as_bytes(std::span(name))), name, own, meanwhile);
+  return communicator.exchange(call_id(name), name, own, meanwhile);
 }
 
 bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanRequest& request,

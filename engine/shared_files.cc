@@ -9,6 +9,7 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "engine/agreement.h"
+#include "engine/call_id.h"
 #include "engine/checkpoint/folder_probe.h"
 
 namespace sluice::engine {
@@ -18,7 +19,7 @@ namespace fs = std::filesystem;
 
 PartWriter::Mail mail_of(comm::Communicator& communicator, const std::string& file) {
   const std::string name = "a part of '" + file + "'";
-  const std::uint64_t id = checksum(std::as_bytes(std::span(name)));
+  const std::uint64_t id = call_id(name);
   PartWriter::Mail mail;
   mail.send = [&communicator, name, id](int to, std::span<const std::byte> bytes, Done done) {
     communicator.send(to, id, name, bytes, std::move(done));

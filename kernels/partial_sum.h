@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/pairwise.h"
+
 namespace sluice::kernels {
 
 // The part that some consecutive leaves have in a sum whose order is a tree: leaf 0, 1, ... are added
@@ -17,7 +19,7 @@ class PartialSum {
     bool operator==(const Node&) const = default;
   };
   PartialSum() = default;
-  explicit PartialSum(std::size_t first) : first_(first), end_(first) {}
+  explicit PartialSum(std::size_t first) : first_(first), stack_(first) {}
 
   void add(double leaf) { add(Node{leaf, 0}); }  // the next leaf
   // The next leaves. REQUIRES: their number divides the index of the first one.
@@ -25,13 +27,14 @@ class PartialSum {
   void add(const PartialSum& next);  // REQUIRES: next.first() == end()
 
   std::size_t first() const { return first_; }
-  std::size_t end() const { return end_; }
-  const std::vector<Node>& nodes() const { return nodes_; }
-  double total() const;  // of its leaves; where these are all, the tree's
+  std::size_t end() const { return stack_.end(); }
+  std::vector<Node> nodes() const;  // in the order of their leaves
+  double total() const;             // of its leaves; where these are all, the tree's
 
  private:
-  std::size_t first_ = 0, end_ = 0;
-  std::vector<Node> nodes_;  // in the order of their leaves
+  std::size_t first_ = 0;
+  PairwiseStack stack_;         // which nodes there are
+  std::vector<double> values_;  // by node
 };
 
 }  // namespace sluice::kernels

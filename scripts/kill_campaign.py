@@ -143,10 +143,13 @@ class Campaign:
             time.sleep(0.0005)
         return False
 
+    def writer_of(self, process, _out):
+        """The process that makes and removes folders of checkpoints."""
+        return process.pid
+
     def aim(self, process, out, metrics):
         """Waits for a moment to kill. Returns False where the run ended before."""
         size = len(written(metrics))
-        own = lambda kind: any(f".{kind}-{process.pid}" in name for name in leftovers(out))
         target = self.random.choice(["start", "step", "save", "save", "removal"])
         if target == "start":
             moment = time.monotonic() + self.random.random() / 2
@@ -154,8 +157,10 @@ class Campaign:
         grown = self.wait_until(process, lambda: len(written(metrics)) > size)
         if not grown:
             return False
+        writer = self.writer_of(process, out)
+        own = lambda kind: any(f".{kind}-{writer}" in name for name in leftovers(out))
         # Before its first step a run has locked its folder and removed what the killed one left.
-        assert not leftovers(out, process.pid), f"{leftovers(out, process.pid)} were left after the next start"
+        assert not leftovers(out, writer), f"{leftovers(out, writer)} were left after the next start"
         if target == "save" and not self.wait_until(process, lambda: own("partial")):
             return False
         if target == "removal" and not self.wait_until(process, lambda: own("removed")):
@@ -223,13 +228,17 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", help="a folder on a disk (O_DIRECT) for the runs; by default a temporary one")
     parser.add_argument("--ranks", type=int, default=1, help="the most ranks of a run, of which one is killed or stopped")
+    parser.add_argument("--hosts", action="store_true", help="each rank is a host of its own (scripts/hosts.sh), of which one's wire is cut")
     parser.add_argument("--within", type=float, default=2, help="seconds in which all others must end after the death of a rank")
     arguments = parser.parse_args()
+    if arguments.hosts and arguments.ranks < 2:
+        parser.error("--hosts needs --ranks 2 or more")
     with tempfile.TemporaryDirectory(prefix="kill_campaign_", dir=arguments.folder) as folder:
         if arguments.ranks > 1:
-            from rank_campaign import RankCampaign  # which imports this module
+            from host_campaign import HostCampaign  # which import this module
+            from rank_campaign import RankCampaign
 
-            campaign = RankCampaign(folder, arguments.ranks, arguments.seed, arguments.within)
+            campaign = (HostCampaign if arguments.hosts else RankCampaign)(folder, arguments.ranks, arguments.seed, arguments.within)
         else:
             campaign = Campaign(folder, arguments.seed)
         begin = time.monotonic()

@@ -1,23 +1,28 @@
 #!/usr/bin/env python3
 """Trains every combination of optimizer, state type, precision, clipping and accumulation, in memory and on disk.
 
-    scripts/matrix.py [--jobs N] [--json FILE] [--ranks [--all]]
+    scripts/matrix.py [--jobs N] [--json FILE [--resume]] [--most N] [--ranks [--all]]
 
 Each cell trains a small model twice (`sluice train`, preset tiny): with everything in memory, and with everything on disk.
 Losses, norms and every file of the checkpoint must be the same to the last bit; or both runs must be refused with the reason
 that refused() states. The exit status is 1 where a cell did neither.
 
 With --ranks the cells are those of scripts/rank_matrix.py: models, stages, places, optimizers, ways to start, numbers of ranks,
-orders of sums and clipping; without --all as few of them as have every pair of values of two of these axes.
+orders of sums and clipping; without --all as few of them as have every pair of values of two of these axes, with which --all begins, too.
+
+FILE has each result as soon as it is there. With --resume, cells that have a result there are not tried again, unless it was wrong,
+and results of another build are refused. --most N ends after N cells more. So a matrix can be run in slices.
 
 The program is build/bin/sluice, or bin/sluice of the folder that SLUICE_BUILD names."""
 import argparse
 import concurrent.futures
+import hashlib
 import itertools
 import json
 import pathlib
 import sys
 import tempfile
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import rank_matrix  # noqa: E402
@@ -101,50 +106,102 @@ def try_cell(cell):
         return "same bits" if expected == found else "WRONG: other bits on disk than in memory"
 
 
-def finish(results, file, cells, kinds):
-    """Writes and tells how many results are of which kind. Returns the exit status."""
-    if file:
-        file.write_text(json.dumps(results, indent=1))
-    count = {kind: sum(result.startswith(kind) for result in results.values()) for kind in kinds}
-    print(f"{len(results)} {cells}: " + ", ".join(f"{count[kind]} {words}" for kind, words in kinds.items()))
-    return 1 if count["WRONG"] else 0
+def checksum_of_build():
+    """Of the program and the libraries that it loads."""
+    sums = hashlib.sha256()
+    for file in [SLUICE, *sorted((SLUICE.parents[1] / "lib").glob("*.so"))]:
+        sums.update(file.read_bytes())
+    return sums.hexdigest()
+
+
+class Results:
+    """Results by the names of cells, those of an earlier slice among them, and how many are there. Thread rule: one thread."""
+
+    def __init__(self, names, file=None, resume=False):
+        self.names, self.file, self.build, self.all = names, file, checksum_of_build(), {}
+        if resume and file.exists():
+            earlier = json.loads(file.read_text())
+            if earlier["build"] != self.build:
+                raise SystemExit(f"--resume: {file} has results of another build than that of {SLUICE}; remove it to begin anew")
+            found = earlier["results"]
+            self.all = {name: found[name] for name in names if not found.get(name, "WRONG").startswith("WRONG")}
+        self.began, self.before, self.told = time.monotonic(), len(self.all), len(self.all)
+
+    def add(self, some):
+        self.all |= some
+        if self.file:  # whoever ends this process meanwhile leaves the file of the result before
+            new = self.file.with_name(self.file.name + ".new")
+            new.write_text(json.dumps({"build": self.build, "results": self.all}, indent=1))
+            new.rename(self.file)
+
+    def tell(self, some, each):
+        """Prints what is wrong, and how far all is after `each` results more."""
+        for name, result in some.items():
+            if result.startswith("WRONG"):
+                print(f"{name}: {result}", flush=True)
+        if len(self.all) < self.told + each:
+            return
+        self.told = len(self.all)
+        minutes = (time.monotonic() - self.began) / 60 / (self.told - self.before) * (len(self.names) - self.told)
+        print(f"{self.told}/{len(self.names)}, about {minutes:.0f} minutes to go: {name}: {result}", flush=True)
+
+    def finish(self, cells, kinds):
+        """Tells how many results are of which kind. Returns the exit status."""
+        count = {kind: sum(result.startswith(kind) for result in self.all.values()) for kind in kinds}
+        print(f"{len(self.all)} of {len(self.names)} {cells}: " + ", ".join(f"{count[kind]} {words}" for kind, words in kinds.items()))
+        return 1 if count["WRONG"] else 0
+
+
+def try_all(tasks, a, each):
+    """tasks: names of cells, and a function that returns their results, by name. Returns all results."""
+    results = Results([name for names, _ in tasks for name in names], a.json, a.resume)
+    left = [task for names, task in tasks if not results.all.keys() >= set(names)][: a.most]
+    pool = concurrent.futures.ThreadPoolExecutor(a.jobs)
+    try:
+        for done in concurrent.futures.as_completed([pool.submit(task) for task in left]):
+            results.add(done.result())
+            results.tell(done.result(), each)
+    finally:  # Ctrl-C ends with the cells that are under way
+        pool.shutdown(cancel_futures=True)
+    return results
 
 
 def try_ranks(a):
-    cells = rank_matrix.all_cells() if a.all else pairs_of(rank_matrix.all_cells())
-    matrix, results = rank_matrix.Matrix(), {}
-    loads = list(itertools.product(rank_matrix.MODELS, rank_matrix.OPTIMIZERS))
-    with concurrent.futures.ThreadPoolExecutor(a.jobs) as pool:
-        found = zip(cells, pool.map(matrix.try_cell, cells), strict=True)
-        found = itertools.chain(({", ".join(cell): result} for cell, result in found),
-                                pool.map(lambda load: matrix.try_loads(*load), loads))
-        for number, some in enumerate(found, 1):
-            results |= some
-            for name, result in some.items():
-                if result.startswith("WRONG") or number % 8 == 0:
-                    print(f"{number}/{len(cells) + len(loads)}: {name}: {result}", flush=True)
+    every = rank_matrix.all_cells()
+    cells = pairs_of(every)
+    if a.all:
+        cells += [cell for cell in every if cell not in set(cells)]
+    matrix = rank_matrix.Matrix()
+    tasks = [([", ".join(cell)], lambda cell=cell: {", ".join(cell): matrix.try_cell(cell)}) for cell in cells]
+    for load in itertools.product(rank_matrix.MODELS, rank_matrix.OPTIMIZERS):
+        tasks.append((list(rank_matrix.loads_of(*load)), lambda load=load: matrix.try_loads(*load)))
+    results = try_all(tasks, a, 8)
     if not rank_matrix.mpirun_is_there():
         print("mpirun, or lib/libsluice_mpi.so, is missing, so that no cell was started by it")
-    return finish(results, a.json, "cells of ranks", {"same bits": "with the same bits", "WRONG": "wrong"})
+    return results.finish("cells of ranks", {"same bits": "with the same bits", "WRONG": "wrong"})
+
+
+def try_optimizers(a):
+    tasks = []
+    for cell in itertools.product(*AXES):
+        name = ", ".join(cell[:4]) + f", accumulate {cell[4]}"
+        tasks.append(([name], lambda cell=cell, name=name: {name: try_cell(cell)}))
+    kinds = {"same bits": "with the same bits in memory and on disk", "refused": "refused with the reason", "WRONG": "wrong"}
+    return try_all(tasks, a, 24).finish("cells", kinds)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2, help="how many cells run at a time")
     parser.add_argument("--json", type=pathlib.Path, help="write all results to this file")
+    parser.add_argument("--resume", action="store_true", help="with --json: go on where the file ends")
+    parser.add_argument("--most", type=int, help="end after so many cells more")
     parser.add_argument("--ranks", action="store_true", help="cells of several ranks")
     parser.add_argument("--all", action="store_true", help="with --ranks: every cell, which takes two hours")
     a = parser.parse_args()
-    if a.ranks:
-        return try_ranks(a)
-    cells, results = list(itertools.product(*AXES)), {}
-    with concurrent.futures.ThreadPoolExecutor(a.jobs) as pool:
-        for number, (cell, result) in enumerate(zip(cells, pool.map(try_cell, cells), strict=True), 1):
-            results[", ".join(cell[:4]) + f", accumulate {cell[4]}"] = result
-            if result.startswith("WRONG") or number % 24 == 0:
-                print(f"{number}/{len(cells)}: {', '.join(cell)}: {result}", flush=True)
-    kinds = {"same bits": "with the same bits in memory and on disk", "refused": "refused with the reason", "WRONG": "wrong"}
-    return finish(results, a.json, "cells", kinds)
+    if a.resume and not a.json:
+        parser.error("--resume needs --json FILE, which has the results to go on from")
+    return try_ranks(a) if a.ranks else try_optimizers(a)
 
 
 if __name__ == "__main__":

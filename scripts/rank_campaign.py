@@ -1,7 +1,8 @@
 """What scripts/kill_campaign.py --ranks N does: kills (SIGKILL) or stops (SIGSTOP) a random rank of a run at a random moment, also
 inside saves. All other ranks must end in time and name that rank, and no process of the run may be left. Then the run goes on with
 another stage and another placement, and every other round, which is --reproducible, with another number of ranks. At the end its
-bits must be those of a run that was never stopped: of one rank for --reproducible, otherwise of as many ranks."""
+bits must be those of a run that was never stopped: of one rank for --reproducible, otherwise of as many ranks. (host_campaign.py cuts
+wires of hosts.)"""
 import os
 import pathlib
 import signal
@@ -73,8 +74,12 @@ class RankCampaign(Campaign):
             self.begin_round()
         fixed = self.rule[1]
         self.ranks = fixed or self.random.choice(self.counts)
-        more = ["--ranks", str(self.ranks), "--stage", str(self.random.randrange(4)), "--silence", str(SILENCE), "--resume"]
-        return self.command(name, place or self.random.choice(list(PLACES)), *more, *([] if fixed else ["--reproducible"]))
+        more = ["--stage", str(self.random.randrange(4)), "--silence", str(SILENCE), "--resume"]
+        place = place or self.random.choice(list(PLACES))
+        return self.on_ranks(name, self.command(name, place, *more, *([] if fixed else ["--reproducible"])))
+
+    def on_ranks(self, _name, words):
+        return [*words, "--ranks", str(self.ranks)]
 
     def start(self, name):
         with open(self.folder / f"{name}.log", "wb") as log:

@@ -109,22 +109,32 @@ class Matrix:
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             cell = lambda stage, ranks: (model, stage, "memory", optimizer, "shared memory", ranks, "reproducible", "clip")
-            # Every stage saves, and every stage loads.
-            stage = MODELS.index(model) * 2 + list(OPTIMIZERS).index(optimizer)
+            loads, saved = loads_of(model, optimizer), saved_at(model, optimizer)
             try:
                 expected = self.twin(cell("0", "1"))
-                train(folder, "saved", cell(STAGES[stage % 4], "4"), steps=SAVED_AFTER)
+                train(folder, "saved", cell(saved, "4"), steps=SAVED_AFTER)
             except AssertionError as error:
-                return {f"{model}, {optimizer}, saved at 4 ranks": f"WRONG: {error}"}
-            for i, ranks in enumerate(LOADED_AT):
-                key = f"{model}, {optimizer}, saved at 4 ranks (stage {stage % 4}), loaded at {ranks}"
+                return dict.fromkeys(loads, f"WRONG: before loading: {error}")
+            for key, (stage, ranks) in loads.items():
                 shutil.copytree(folder / "saved", folder / f"at{ranks}")
                 shutil.copy(folder / "saved.jsonl", folder / f"at{ranks}.jsonl")
                 try:
-                    results[key] = compare(train(folder, f"at{ranks}", cell(STAGES[(stage + i) % 4], ranks), "--resume"), expected)
+                    results[key] = compare(train(folder, f"at{ranks}", cell(stage, ranks), "--resume"), expected)
                 except AssertionError as error:
                     results[key] = f"WRONG: {error}"
         return results
+
+
+def saved_at(model, optimizer):
+    """The stage at which 4 ranks save. Every stage saves, and every stage loads."""
+    return STAGES[(MODELS.index(model) * 2 + list(OPTIMIZERS).index(optimizer)) % 4]
+
+
+def loads_of(model, optimizer):
+    """Stages and numbers of ranks that go on from what 4 ranks have saved, by the name of the result."""
+    saved = STAGES.index(saved_at(model, optimizer))
+    key = f"{model}, {optimizer}, saved at 4 ranks (stage {saved}), loaded at "
+    return {key + ranks: (STAGES[(saved + i) % 4], ranks) for i, ranks in enumerate(LOADED_AT)}
 
 
 def compare(found, expected):

@@ -2,14 +2,13 @@
 
 #include <cmath>
 #include <cstring>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "bindings/c/ranks_handle.h"
-#include "core/checksum.h"
 #include "core/system.h"
+#include "engine/call_id.h"
 
 namespace sluice::c {
 namespace {
@@ -25,11 +24,7 @@ std::chrono::milliseconds time_of(double seconds, std::chrono::milliseconds none
   return std::chrono::milliseconds(std::max(1LL, std::llround(seconds * 1000)));
 }
 
-// Ids of the caller's calls, apart from those of the engine, whose highest bits are 0.
-std::uint64_t id_of(const char* name) {
-  constexpr std::uint64_t kOfCaller = std::uint64_t{1} << 63;
-  return kOfCaller | checksum(std::as_bytes(std::span(name, std::strlen(name))));
-}
+std::uint64_t id_of(const char* name) { return engine::call_id(engine::Purpose::kOfCaller, name); }
 
 // A rank maps the rings to and from each other one.
 std::uint64_t bytes_of_rings(int ranks) {

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "engine/call_id.h"
 
 namespace sluice::engine {
 namespace {
@@ -17,9 +18,9 @@ namespace {
 using Clock = std::function<std::int64_t()>;
 
 constexpr std::size_t kTrips = 12;
-constexpr std::uint64_t kId = 0x636c6f636b;
 constexpr const char* kQuestion = "a question for the time";
 constexpr const char* kAnswer = "the time of a clock";
+constexpr const char* kClocks = "the clocks of all ranks";
 
 using Times = std::array<std::int64_t, kTrips>;
 
@@ -31,13 +32,13 @@ void answer(comm::Communicator& communicator, const Clock& clock) {
   TransferGroup group;
   for (std::size_t trip = 0; trip < kTrips; ++trip) {
     const Done received = group.add(), sent = group.add();
-    communicator.receive(0, kId, kQuestion, bytes_of(questions[trip]),
+    communicator.receive(0, call_id(kQuestion), kQuestion, bytes_of(questions[trip]),
                          [&, trip, received, sent](const std::exception_ptr& error) {
                            times[trip] = clock();
                            if (error)
                              sent(error);
                            else
-                             communicator.send(0, kId + 1, kAnswer, bytes_of(times[trip]), sent);
+                             communicator.send(0, call_id(kAnswer), kAnswer, bytes_of(times[trip]), sent);
                            received(error);
                          });
   }
@@ -49,14 +50,14 @@ ClockReading ask(comm::Communicator& communicator, int rank, const Clock& clock)
   TransferGroup all;
   std::array<TransferGroup, kTrips> arrivals;
   for (std::size_t trip = 0; trip < kTrips; ++trip)
-    communicator.receive(rank, kId + 1, kAnswer, bytes_of(answers[trip]),
+    communicator.receive(rank, call_id(kAnswer), kAnswer, bytes_of(answers[trip]),
                          [&, trip, arrived = arrivals[trip].add()](const std::exception_ptr& error) {
                            ends[trip] = clock();
                            arrived(error);
                          });
   for (std::size_t trip = 0; trip < kTrips; ++trip) {
     begins[trip] = clock();
-    communicator.send(rank, kId, kQuestion, bytes_of(questions[trip]), all.add());
+    communicator.send(rank, call_id(kQuestion), kQuestion, bytes_of(questions[trip]), all.add());
     arrivals[trip].wait();
   }
   all.wait();
@@ -84,7 +85,7 @@ std::vector<ClockReading> read_clocks(comm::Communicator& communicator, const Cl
   } else {
     answer(communicator, clock);
   }
-  const std::string given = communicator.exchange(kId + 2, "the clocks of all ranks", text)[0];
+  const std::string given = communicator.exchange(call_id(kClocks), kClocks, text)[0];
   std::vector<ClockReading> readings(static_cast<std::size_t>(communicator.size()));
   ensure(given.size() == readings.size() * sizeof(ClockReading), "clocks have {} bytes of {}", given.size(),
          readings.size() * sizeof(ClockReading));

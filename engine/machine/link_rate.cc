@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/bytes.h"
+#include "engine/call_id.h"
 
 namespace sluice::engine {
 namespace {
@@ -37,8 +38,7 @@ class Measurement {
     slowest(0);  // all begin together
     const Clock::time_point begin = Clock::now();
     TransferGroup group;
-    communicator_.all_gather(kId + 1, "bytes that measure the link", {bytes_.data(), Dtype::kU8}, borders,
-                             group.add());
+    communicator_.all_gather(call_id(kBytes), kBytes, {bytes_.data(), Dtype::kU8}, borders, group.add());
     group.wait(meanwhile_);
     return std::chrono::duration<double>(Clock::now() - begin).count();
   }
@@ -46,12 +46,13 @@ class Measurement {
   double slowest(double own) {
     double most = 0;
     for (const std::string& text :
-         communicator_.exchange(kId, "how fast the link is", fmt::format("{}", own), meanwhile_))
+         communicator_.exchange(call_id(kSpeed), kSpeed, fmt::format("{}", own), meanwhile_))
       most = std::max(most, std::strtod(text.c_str(), nullptr));
     return most;
   }
 
-  static constexpr std::uint64_t kId = 0x6c696e6b;
+  static constexpr const char* kSpeed = "how fast the link is";
+  static constexpr const char* kBytes = "bytes that measure the link";
   comm::Communicator& communicator_;
   const std::function<void()>& meanwhile_;
   std::vector<std::byte> bytes_;

@@ -122,8 +122,9 @@ std::string Gradients::squares(std::span<const ParameterId> parameters) const {
     const Known& known = known_[p];
     put(known.squares.finite);
     put(known.squares.sum.first());
-    put(known.squares.sum.nodes().size());
-    for (const kernels::PartialSum::Node& node : known.squares.sum.nodes()) {
+    const std::vector<kernels::PartialSum::Node> nodes = known.squares.sum.nodes();
+    put(nodes.size());
+    for (const kernels::PartialSum::Node& node : nodes) {
       put(node.value);
       put(node.level);
     }

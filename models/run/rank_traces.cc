@@ -9,13 +9,13 @@
 #include "core/json.h"
 #include "core/system.h"
 #include "engine/agreement.h"
+#include "engine/call_id.h"
 
 namespace sluice::models {
 namespace {
 
 using std::chrono::nanoseconds;
 
-constexpr std::uint64_t kId = 0x7472616365;
 constexpr const char* kLength = "the length of a part of a trace";
 constexpr const char* kPart = "a part of a trace";
 
@@ -93,8 +93,10 @@ void RankTraces::send(TraceText& text) {
     const std::uint64_t length = part.size();
     more = length > 0;
     TransferGroup group;
-    communicator_->send(0, kId, kLength, std::as_bytes(std::span(&length, 1)), group.add());
-    if (more) communicator_->send(0, kId + 1, kPart, std::as_bytes(std::span(part)), group.add());
+    communicator_->send(0, engine::call_id(kLength), kLength, std::as_bytes(std::span(&length, 1)),
+                        group.add());
+    if (more)
+      communicator_->send(0, engine::call_id(kPart), kPart, std::as_bytes(std::span(part)), group.add());
     group.wait();
   }
 }
@@ -103,14 +105,16 @@ std::string RankTraces::receive(int rank) {
   communicator_->report_work();  // ranks whose turn comes later wait
   std::uint64_t length = 0;
   TransferGroup lengths, parts;
-  communicator_->receive(rank, kId, kLength, std::as_writable_bytes(std::span(&length, 1)), lengths.add());
+  communicator_->receive(rank, engine::call_id(kLength), kLength,
+                         std::as_writable_bytes(std::span(&length, 1)), lengths.add());
   lengths.wait();
   if (length > TraceText::kMostBytes)
     fail(ErrorCode::kCorrupt, "rank {} sends {} bytes of its trace at once, of at most {}", rank, length,
          TraceText::kMostBytes);
   std::string part(length, '\0');
   if (length == 0) return part;
-  communicator_->receive(rank, kId + 1, kPart, std::as_writable_bytes(std::span(part)), parts.add());
+  communicator_->receive(rank, engine::call_id(kPart), kPart, std::as_writable_bytes(std::span(part)),
+                         parts.add());
   parts.wait();
   return part;
 }

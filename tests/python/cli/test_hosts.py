@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from host_campaign import HostCampaign
 from kill_campaign import lesson
 from support.sluice_process import BUILD, SLUICE, SOURCE, has_metrics
 
@@ -107,6 +109,49 @@ def test_a_rank_of_another_host_that_is_lost_is_named(tmp_path, number, flags, t
     assert any(line.startswith("sluice: error: ") and text in line for line in error.splitlines()), error
     names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     assert f"sluice{run.pid}-" not in names
+
+
+def test_a_host_whose_disk_is_full_is_named(tmp_path):
+    """Rank 0's host alone has a small file system for checkpoints, which others fill; rank 1 sends its part of them there."""
+    if shutil.which("mkfs.ext4") is None or not Path("/dev/loop-control").exists():
+        pytest.skip("a small file system cannot be made: mkfs.ext4 or /dev/loop-control is missing")
+    image, out, filler = tmp_path / "small.img", tmp_path / "out", tmp_path / "out" / "filler"
+    out.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
+    mounted = 'if [ "$OMPI_COMM_WORLD_RANK" = 0 ]; then mount -o loop "$1" "$2"; fi && exec 2> "$3.$OMPI_COMM_WORLD_RANK" && shift 3'
+    aside = ["sh", "-c", f'{mounted} && exec "$@"', "sh", *map(str, [image, out, tmp_path / "error"])]
+    own = words(tmp_path, "run", 12, "--save-every", "1", "--resume", accumulate=120)
+    own[own.index("--out") + 1] = str(out / "run")
+    with subprocess.Popen(on_hosts(1, *aside, *own), stdout=subprocess.DEVNULL) as run:
+        until = time.monotonic() + 60
+        while not has_metrics(tmp_path / "run.jsonl") and time.monotonic() < until:
+            time.sleep(0.05)
+        inside = ["nsenter", "-m", "-t", str(rank_of(run, 0))]
+        full = subprocess.run([*inside, "dd", "if=/dev/zero", f"of={filler}", "bs=64K"], capture_output=True, text=True)
+        assert "No space left" in full.stderr, full.stderr
+        run.communicate(timeout=60)
+    assert run.returncode != 0
+    for rank, begin in enumerate(["sluice: error: ", "sluice: rank 1: error: "]):
+        text = (tmp_path / f"error.{rank}").read_text()
+        lines = [line for line in text.splitlines() if line.startswith(begin)]
+        # It is found before a save begins, or within one.
+        full = [line for line in lines if "No space left" in line or "are missing; free them" in line]
+        assert any(rank == 0 or "rank 0" in line for line in full), text
+    # All ranks must see a checkpoint that they load: now both are on the host that has it.
+    there = ["unshare", "--mount", "sh", "-c", 'mount -o loop "$1" "$2" && rm "$3" && shift 3 && exec "$@"', "sh", image, out, filler]
+    again = subprocess.run([*there, *own, "--ranks", "2"], capture_output=True, text=True, timeout=120)
+    assert again.returncode == 0, again.stderr
+    subprocess.run(words(tmp_path, "whole", 12, "--ranks", "2", accumulate=120), check=True)
+    losses = [[json.loads(line)["loss"] for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()] for name in ("run", "whole")]
+    assert len(losses[0]) == 12 and losses[0] == losses[1]
+
+
+def test_cut_wires_and_resumes_change_no_bit(tmp_path):
+    campaign = HostCampaign(tmp_path, 3, seed=random.randrange(1 << 30), within=30)
+    campaign.run(3)
+    assert campaign.killed >= 3 and campaign.rounds >= 1, campaign.kills
 
 
 def test_a_rank_that_is_asked_to_end_lets_all_save(tmp_path):

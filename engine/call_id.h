@@ -1,0 +1,33 @@
+#pragma once
+#include <cstdint>
+#include <string_view>
+
+// The ids of all calls of a run's ranks (see comm::Communicator) are chosen here, so that no two calls that
+// may be under way at the same time have one by chance.
+namespace sluice::engine {
+
+// What a call is for. Calls of different purposes have different ids.
+enum class Purpose : std::uint8_t {
+  kGradient = 1,
+  kParameters,
+  kState,
+  kWhole,
+  kRoundF64,
+  kRoundF32,
+  kExchange,
+  kGradientOfParameter,
+  kEdit,
+  kWholeGradient,
+  kNamed,     // what is between the calls for units: settings, measurements, files
+  kOfCaller,  // what a program asks of its ranks through the C ABI
+};
+
+// The call that has this number among those for the purpose. REQUIRES: index < 2^56.
+constexpr std::uint64_t call_id(Purpose purpose, std::uint64_t index) {
+  return std::uint64_t{static_cast<std::uint8_t>(purpose)} << 56 | index;
+}
+// The call that has this name among those for the purpose.
+std::uint64_t call_id(Purpose purpose, std::string_view name);
+inline std::uint64_t call_id(std::string_view name) { return call_id(Purpose::kNamed, name); }
+
+}  // namespace sluice::engine
