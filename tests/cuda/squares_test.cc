@@ -5,7 +5,7 @@
 
 #include "allocator/device_memory.h"
 #include "core/bytes.h"
-#include "cuda/gpu.h"
+#include "cuda/kernel_test.h"
 #include "kernels/device_reduce.h"
 #include "kernels/reduce.h"
 #include "thrown.h"
@@ -21,29 +21,13 @@ std::vector<std::byte> make_values(std::size_t count, Dtype type, std::uint64_t 
   std::vector<std::byte> bytes(count * size_of(type));
   for (std::size_t i = 0; i < count; ++i) {
     const float value = i % 61 == 0 ? 0x1p-140f : normal(words) * std::pow(10.0f, normal(words));
-    const Bf16 bf16 = to_bf16(value);
-    const F16 f16 = to_f16(value);
-    std::byte* const to = bytes.data() + i * size_of(type);
-    if (type == Dtype::kF32) std::memcpy(to, &value, sizeof value);
-    if (type == Dtype::kBf16) std::memcpy(to, &bf16, sizeof bf16);
-    if (type == Dtype::kF16) std::memcpy(to, &f16, sizeof f16);
+    put(bytes, i, type, value);
   }
   return bytes;
 }
 
-class SquaresTest : public GpuTest {
+class SquaresTest : public KernelTest {
  protected:
-  void SetUp() override {
-    GpuTest::SetUp();
-    const auto program = std::filesystem::read_symlink("/proc/self/exe");
-    if (!std::filesystem::exists(program.parent_path() / ".." / "lib" / "libsluice_kernels.fatbin"))
-      GTEST_SKIP() << "the GPU's kernels are not built, since CUDA's compiler nvcc is not installed";
-    device_ = open_device(0);
-  }
-  void TearDown() override {
-    device_.reset();
-    GpuTest::TearDown();
-  }
   // The sum that the GPU computes of the bytes, which begin `shift` bytes beyond a multiple of 256.
   SquareSum on_gpu(const std::vector<std::byte>& bytes, Dtype type, std::size_t first, std::size_t shift) {
     const std::size_t n = bytes.size() / size_of(type), sums = DeviceSquares::sum_bytes(n);
@@ -78,7 +62,6 @@ class SquaresTest : public GpuTest {
   }
   static constexpr std::byte kUntouched{0xa5};
   Threads threads_{2};
-  std::unique_ptr<Device> device_;
 };
 
 TEST_F(SquaresTest, EachTypeHasTheBitsOfTheCpu) {
