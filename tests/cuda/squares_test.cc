@@ -102,6 +102,31 @@ TEST_F(SquaresTest, TheGreatestValuesAreFinite) {
   EXPECT_TRUE(on_gpu(bytes, Dtype::kF32, 0, 0).finite);
 }
 
+TEST_F(SquaresTest, EachDriverCallThatFailsIsAnErrorAndLeavesNothing) {
+  SLUICE_NEEDS_THE_FAKE();
+  const auto bytes = make_values(3000, Dtype::kBf16, 1);
+  const auto scenario = [&] {
+    device_ = open_device(0);
+    on_gpu(bytes, Dtype::kBf16, 0, 0);
+    device_.reset();
+  };
+  device_.reset();
+  fake()->begin({});
+  scenario();
+  int failures = 0;
+  const auto counts = fake()->counts();
+  for (const char* function : {"cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel"})
+    for (std::uint64_t n = 0; n < counts.calls.at(function); ++n, ++failures) {
+      fake()->begin({});
+      fake()->fail(function, n, 719);
+      expect_error(ErrorCode::kIo, {function}, scenario);
+      device_.reset();
+      EXPECT_EQ(fake()->alive(), std::vector<std::string>{}) << function << " " << n;
+      EXPECT_EQ(fake()->take_misuses(), std::vector<std::string>{}) << function << " " << n;
+    }
+  EXPECT_GE(failures, 3);
+}
+
 TEST_F(SquaresTest, NothingIsQueuedForNoElements) {
   DeviceSquares(*device_).queue(nullptr, 0, {nullptr, Dtype::kF32}, 0);
   EXPECT_EQ(DeviceSquares::sum_bytes(0), 0u);
