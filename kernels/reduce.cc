@@ -80,10 +80,20 @@ namespace {
 constexpr std::size_t kBlocksAtOnce = 64;  // of one task
 constexpr std::size_t kColumnGrain = 256;
 
+void require_grid(std::size_t first) {
+  ensure(first % kGridBlock == 0, "a sum of squares begins at element {}, within a block", first);
+}
+
+SquareSum square_sum_of(PartialSum sum) {
+  const bool finite = std::ranges::all_of(
+      sum.nodes(), [](const PartialSum::Node& node) { return std::isfinite(node.value); });
+  return {std::move(sum), finite};
+}
+
 // sums_of(begin, end, sums): the sums of the blocks that make up [begin, end) of the array.
 template <class SumsOf>
 SquareSum sum_on_grid(Threads& threads, std::size_t first, std::size_t n, const SumsOf& sums_of) {
-  ensure(first % kGridBlock == 0, "a sum of squares begins at element {}, within a block", first);
+  require_grid(first);
   constexpr std::size_t kTask = kBlocksAtOnce * kGridBlock;
   std::vector<PartialSum> parts(divide_up(n, kTask));
   threads.parallel_for(n, kTask, [&](std::size_t begin, std::size_t end) {
@@ -93,11 +103,9 @@ SquareSum sum_on_grid(Threads& threads, std::size_t first, std::size_t n, const 
     for (std::size_t block = 0; block < divide_up(end - begin, kGridBlock); ++block) part.add(sums[block]);
     parts[begin / kTask] = std::move(part);
   });
-  SquareSum result{PartialSum(first / kGridBlock)};
-  for (const PartialSum& part : parts) result.sum.add(part);
-  result.finite = std::ranges::all_of(result.sum.nodes(),
-                                      [](const PartialSum::Node& node) { return std::isfinite(node.value); });
-  return result;
+  PartialSum sum(first / kGridBlock);
+  for (const PartialSum& part : parts) sum.add(part);
+  return square_sum_of(std::move(sum));
 }
 
 }  // namespace
@@ -107,6 +115,13 @@ SquareSum sum_of_squares(Threads& threads, std::size_t first, std::size_t n, Con
   return sum_on_grid(threads, first, n, [&](std::size_t begin, std::size_t end, double* sums) {
     HWY_DYNAMIC_DISPATCH(square_sums)(end - begin, x.at(begin), sums);
   });
+}
+
+SquareSum square_sum(std::size_t first, std::span<const double> sums) {
+  require_grid(first);
+  PartialSum sum(first / kGridBlock);
+  for (const double block : sums) sum.add(block);
+  return square_sum_of(std::move(sum));
 }
 
 SquareSum store_summing_squares(Threads& threads, std::size_t first, std::size_t n, ConstArray x,

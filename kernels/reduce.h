@@ -1,15 +1,13 @@
 #pragma once
 #include <cstddef>
+#include <span>
 
 #include "core/dtype.h"
 #include "core/threads.h"
+#include "kernels/grid.h"
 #include "kernels/partial_sum.h"
 
 namespace sluice::kernels {
-
-// The grid of a parameter: blocks of so many elements, counted from its first one. A sum over a parameter has
-// these blocks' sums as leaves of a PartialSum, so that whoever has whole blocks of it can sum its part.
-inline constexpr std::size_t kGridBlock = 1024;
 
 // Sum of squares in f64 and whether every value is finite, in one pass, of n elements of a parameter from
 // `first` on. In a block lane j (of 16) adds elements j, j + 16, ... in order, and the lanes are added
@@ -20,6 +18,8 @@ struct SquareSum {
   bool finite = true;
 };
 SquareSum sum_of_squares(Threads& threads, std::size_t first, std::size_t n, ConstArray x);
+// The same, of the sums of consecutive blocks, which a GPU computed (device_reduce.h).
+SquareSum square_sum(std::size_t first, std::span<const double> sums);
 // to = x, or to += x, and the sum of squares of what `to` then holds: one pass over memory.
 SquareSum store_summing_squares(Threads& threads, std::size_t first, std::size_t n, ConstArray x,
                                 bool accumulate, float* to);

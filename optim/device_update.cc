@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/bytes.h"
+#include "core/device_array.h"
 #include "core/error.h"
 #include "optim/code_table.h"
 #include "optim/cuda/update.h"
@@ -19,13 +20,6 @@ CodeLines lines_of(CodeMap map) {
   std::copy(table.inverse_slopes.begin(), table.inverse_slopes.end(), lines.inverse_slopes);
   std::copy(table.inverse_offsets.begin(), table.inverse_offsets.end(), lines.inverse_offsets);
   return lines;
-}
-
-// A GPU has a fault where an address is no multiple of the size of what is there.
-void check_alignment(const ConstArray& array) {
-  ensure(reinterpret_cast<std::uintptr_t>(array.data) % size_of(array.type) == 0,
-         "an array of {} for a GPU begins at an address that is no multiple of {}", name_of(array.type),
-         size_of(array.type));
 }
 
 void set_factors(const ElementwiseUpdate& update, GpuUpdate& arguments) {

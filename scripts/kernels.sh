@@ -7,9 +7,9 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
-sources=(optim/cuda/update.cu)
-headers=(optim/cuda/update.h optim/arithmetic-inl.h optim/factors.h optim/code_table.h optim/eight_bit.h core/dtype.h core/random.h
-  core/cuda/kernel.h scripts/kernels.sh)
+sources=(kernels/cuda/reduce.cu optim/cuda/update.cu)
+headers=(optim/cuda/update.h optim/arithmetic-inl.h optim/factors.h optim/code_table.h optim/eight_bit.h kernels/cuda/reduce.h kernels/grid.h
+  core/dtype.h core/random.h core/cuda/kernel.h scripts/kernels.sh)
 id=$(cat "${sources[@]}" "${headers[@]}" | sha256sum | cut -d' ' -f1)
 if [[ "${1:-}" == --id ]]; then
   printf '#pragma once\ninline constexpr const char* kKernelsId = "%s";\n' "$id" > "$2"
@@ -22,9 +22,11 @@ nvcc=${NVCC:-$(command -v nvcc || true)}
 [[ -n $nvcc ]] || { echo "kernels: there is no nvcc; scripts/setup.sh --cuda installs it" >&2; exit 1; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+# One compilation of all sources makes one fat binary.
+printf '#include "%s"\n' "${sources[@]}" > "$work/all.cu"
 # A sum that is contracted, a warning or a register that is spilled to memory ends it: the first would change bits, the last time.
 "$nvcc" -std=c++20 --expt-relaxed-constexpr --fmad=false -Werror all-warnings -Xptxas --warn-on-spills,--warning-as-error -I "$root" \
   -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 -gencode 'arch=compute_100,code=[sm_100,compute_100]' \
-  --compress-mode=size --threads 2 --fatbin -o "$work/kernels" "${sources[@]}"
+  --compress-mode=size --threads 2 --fatbin -o "$work/kernels" "$work/all.cu"
 { printf %s "$id"; cat "$work/kernels"; } > "$work/file"
 mv "$work/file" "$1"

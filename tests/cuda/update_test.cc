@@ -7,7 +7,7 @@
 
 #include "allocator/device_memory.h"
 #include "core/bytes.h"
-#include "cuda/gpu.h"
+#include "cuda/kernel_test.h"
 #include "optim/eight_bit.h"
 #include "thrown.h"
 
@@ -60,14 +60,6 @@ class Random {
  private:
   std::mt19937_64 words_;
 };
-
-void put(Bytes& to, std::size_t i, Dtype type, float value) {
-  if (type == Dtype::kF32) std::memcpy(to.data() + 4 * i, &value, 4);
-  const Bf16 bf16 = to_bf16(value);
-  const F16 f16 = to_f16(value);
-  if (type == Dtype::kBf16) std::memcpy(to.data() + 2 * i, &bf16, 2);
-  if (type == Dtype::kF16) std::memcpy(to.data() + 2 * i, &f16, 2);
-}
 
 // The bytes with one NaN for all, since those of a GPU have other bits.
 Bytes with_one_nan(Bytes bytes, Dtype type) {
@@ -190,19 +182,8 @@ struct Part {
   bool may_be_special;
 };
 
-class UpdateTest : public GpuTest {
+class UpdateTest : public KernelTest {
  protected:
-  void SetUp() override {
-    GpuTest::SetUp();
-    const auto program = std::filesystem::read_symlink("/proc/self/exe");
-    if (!std::filesystem::exists(program.parent_path() / ".." / "lib" / "libsluice_kernels.fatbin"))
-      GTEST_SKIP() << "the GPU's kernels are not built, since CUDA's compiler nvcc is not installed";
-    device_ = open_device(0);
-  }
-  void TearDown() override {
-    device_.reset();
-    GpuTest::TearDown();
-  }
   void expect_same_bits(const Case& c, const Part& part, std::uint64_t seed) {
     const auto optimizer = make_optimizer({c.optimizer, c.settings, {c.state, c.master, 11}});
     const auto values = [&] {
@@ -233,7 +214,6 @@ class UpdateTest : public GpuTest {
           << (c.master ? ", master" : ", rounded") << ", " << part.count << " elements";
   }
   Threads threads_{2};
-  std::unique_ptr<Device> device_;
 };
 
 std::vector<Case> all_cases() {

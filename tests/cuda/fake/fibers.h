@@ -49,6 +49,13 @@ extern thread_local sluice::fake_cuda::Index threadIdx, blockIdx, blockDim, grid
 #define __shared__ static thread_local
 
 inline void __syncthreads() { sluice::fake_cuda::wait_for_block(); }
+inline double __shfl_xor_sync(unsigned, double value, unsigned mask) {  // the halves, one after the other
+  const auto bits = std::bit_cast<std::uint64_t>(value);
+  const std::uint64_t low = sluice::fake_cuda::exchange_in_warp(static_cast<std::uint32_t>(bits), mask);
+  const std::uint64_t high =
+      sluice::fake_cuda::exchange_in_warp(static_cast<std::uint32_t>(bits >> 32), mask);
+  return std::bit_cast<double>(high << 32 | low);
+}
 template <class T>
 T __shfl_xor_sync(unsigned, T value, unsigned mask) {
   static_assert(sizeof(T) == sizeof(std::uint32_t));
