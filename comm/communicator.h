@@ -29,9 +29,9 @@ using Borders = std::span<const std::size_t>;
 // messages. Ids are remembered, so a run has a limited number of them. Arguments that are wrong in themselves
 // throw Error(kInvalidArgument), and nothing is begun. Thread rule: any thread.
 //
-// Every sum is computed as ((rank 0 + rank 1) + rank 2) + ..., or in the SumOrder that is given, in f32 for
-// f32, bf16 and f16 (and rounded once), and exactly for integers; so all ranks have the same bits, whatever
-// the links are.
+// Sums of f32, bf16 and f16 are computed in f32, and rounded once: pairwise over the ranks (order_of_ranks()),
+// or in the SumOrder that is given. Those of integers are exact, and those of f64 are
+// ((rank 0 + rank 1) + rank 2) + ... So all ranks have the same bits, whatever the links are.
 class Communicator {
  public:
   // The bytes of buffers that a communicator of so many ranks takes.

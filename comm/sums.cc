@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "core/pairwise.h"
 #include "kernels/elementwise.h"
@@ -45,10 +46,9 @@ std::string_view name_of(Element element) {
 std::size_t SumOrder::most_arrays() const { return *std::ranges::max_element(arrays); }
 
 SumOrder order_of_ranks(int ranks) {
-  const auto count = static_cast<std::size_t>(ranks);
-  SumOrder order{std::vector<std::size_t>(count, 1), std::vector<std::size_t>(count, 1)};
-  order.merges[0] = 0;
-  return order;
+  std::vector<std::size_t> borders(static_cast<std::size_t>(ranks) + 1);
+  std::iota(borders.begin(), borders.end(), 0);
+  return pairwise_order(borders);
 }
 
 SumOrder pairwise_order(std::span<const std::size_t> borders) {

@@ -26,7 +26,7 @@ struct SumOrder {
   bool operator==(const SumOrder&) const = default;
 };
 
-// ((rank 0 + rank 1) + rank 2) + ...
+// Of one array of each rank: pairwise, as below, with the ranks as numbers.
 SumOrder order_of_ranks(int ranks);
 // The pairwise order (core/pairwise.h) of the numbers of which rank r has borders[r] ... borders[r + 1] - 1.
 // Each rank gives the largest sums of that order that lie within its numbers, in ascending order. REQUIRES:
