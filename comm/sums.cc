@@ -64,6 +64,26 @@ SumOrder pairwise_order(std::span<const std::size_t> borders) {
   return order;
 }
 
+std::vector<SumNode> nodes_within(const SumOrder& order, std::size_t first, std::size_t last) {
+  std::vector<std::size_t> begins;  // of the sums on the stack
+  std::vector<SumNode> nodes;
+  for (std::size_t i = 0; i < last; ++i) {
+    begins.push_back(i);
+    if (i >= first) nodes.push_back({i, i + 1, 0});
+    for (std::size_t merge = 0; merge < order.merges[i]; ++merge) {
+      begins.pop_back();
+      if (i < first) continue;
+      if (begins.back() < first) {
+        ++nodes.back().merges;
+      } else {
+        nodes.pop_back();
+        nodes.back().last = i + 1;
+      }
+    }
+  }
+  return nodes;
+}
+
 void Adder::add(std::span<const std::byte* const> arrays, std::span<const std::size_t> merges, std::size_t n,
                 Element element, std::byte* into) {
   if (element == Element::kI64) return add_plainly<std::int64_t, std::uint64_t>(arrays, n, into);

@@ -33,6 +33,15 @@ SumOrder order_of_ranks(int ranks);
 // every rank has a number.
 SumOrder pairwise_order(std::span<const std::size_t> borders);
 
+// A sum of the written order over the arrays first ... last - 1.
+struct SumNode {
+  std::size_t first, last;
+  std::size_t merges;  // after it, how often the two topmost sums become one
+};
+// The largest sums of the order that lie within the arrays first ... last - 1 of all ranks, in ascending
+// order.
+std::vector<SumNode> nodes_within(const SumOrder& order, std::size_t first, std::size_t last);
+
 // Adds arrays of all ranks in the written order.
 class Adder {
  public:
