@@ -1,6 +1,7 @@
 #include "comm/collective.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "core/bytes.h"
@@ -9,7 +10,7 @@
 namespace sluice::comm {
 namespace {
 
-enum Stage : std::uint8_t { kBegin, kReduce, kGather };
+enum Stage : std::uint8_t { kBegin, kReduce, kGather, kMessages, kAsk };  // kMessages: the communicator's
 
 // How many blocks for one rank are offered at a time.
 constexpr std::uint64_t kBlocksOffered = 16;
@@ -74,26 +75,37 @@ std::string in_words(const std::string& name, const Call& call) {
   return words + (order == 0 ? ")" : fmt::format(", added in the order {:08x})", order));
 }
 
-Collective::Collective(Transport& transport, Report report, Task task)
+Collective::Collective(Transport& transport, const Hosts& hosts, Report report, Task task)
     : transport_(transport),
       report_(std::move(report)),
       task_(std::move(task)),
       call_(call_of(task_)),
+      hosts_(hosts),
       rank_(transport.rank()),
       ranks_(transport.size()),
-      most_arrays_(is_sum() ? task_.order.most_arrays() : 1),
-      block_bytes_(kBlockBytes / most_arrays_ / sizeof(double) * sizeof(double)),
-      sent_(static_cast<std::size_t>(ranks_)) {}
+      gathers_by_host_(!hosts.all_on_one() && task_.kind != CallKind::kExchange),
+      // Shorter types are rounded once, when all is added.
+      route_(is_sum() ? std::optional<SumRoute>(std::in_place, task_.order, hosts,
+                                                task_.element == element_of(Dtype::kF32), rank_)
+                      : std::nullopt),
+      block_bytes_(kBlockBytes / (is_sum() ? task_.order.most_arrays() : 1) / sizeof(double) *
+                   sizeof(double)),
+      sent_(static_cast<std::size_t>(ranks_)) {
+  for (int owner = 0; owner < ranks_ && is_sum(); ++owner)
+    if (route_->relays_for(owner)) to_relay_ += blocks(owner);
+}
 
 bool Collective::knows(std::uint64_t tag) const {
   const auto is = [&](Stage stage, std::uint64_t index) {
     return tag_of(task_.id, task_.use, stage, index) == tag;
   };
-  if (is(kBegin, 0) || is(kGather, 0)) return true;
-  std::uint64_t most = 0;
-  for (int rank = 0; rank < ranks_ && is_sum(); ++rank) most = std::max(most, blocks(rank));
-  for (std::uint64_t index = 0; index < message(most, 0); ++index)
-    if (is(kReduce, index)) return true;
+  if (is(kBegin, 0)) return true;
+  for (int owner = 0; owner < ranks_; ++owner) {
+    if (is(kGather, static_cast<std::uint64_t>(owner))) return true;
+    const std::uint64_t end = is_sum() ? message(owner, blocks(owner), 0) : 0;
+    for (std::uint64_t index = message(owner, 0, 0); index < end; ++index)
+      if (is(kReduce, index) || is(kAsk, index)) return true;
+  }
   return false;
 }
 
@@ -109,10 +121,21 @@ std::span<std::byte> Collective::block(int rank, std::uint64_t index, std::size_
 }
 std::uint64_t Collective::blocks(int rank) const { return divide_up(part(rank).size(), block_bytes_); }
 
-Done Collective::reporting(Event::Kind kind, int peer, Slot* slot) {
+std::span<std::byte> Collective::whole(int rank) const {
+  if (task_.kind != CallKind::kBroadcast) return part(rank);
+  return {task_.arrays[0], rank == task_.root ? task_.borders.back() : 0};
+}
+std::uint64_t Collective::message(int owner, std::uint64_t block, std::size_t array) const {
+  return (static_cast<std::uint64_t>(owner) << 40) + block * task_.order.merges.size() + array;
+}
+
+Done Collective::reporting(Event event) {
   ++under_way_;
-  return [this, kind, peer, slot](std::exception_ptr error) {
-    report_({kind, this, peer, slot, std::move(error)});
+  event.collective = this;
+  return [this, event](std::exception_ptr error) {
+    Event ended = event;
+    ended.error = std::move(error);
+    report_(std::move(ended));
   };
 }
 
@@ -128,92 +151,198 @@ void Collective::receive(int from, std::uint8_t stage, std::uint64_t index, std:
 void Collective::begin(Adder& adder) {
   for (int other = 0; other < ranks_; ++other) {
     if (other == rank_) continue;
-    send(other, kBegin, 0, {}, reporting(Event::kOther));
-    receive(other, kBegin, 0, {}, reporting(Event::kBegun, other));
+    send(other, kBegin, 0, {}, reporting({.kind = Event::kOther}));
+    receive(other, kBegin, 0, {}, reporting({.kind = Event::kBegun}));
   }
-  if (task_.kind == CallKind::kBroadcast) return broadcast();
-  for (std::uint64_t i = 0; is_sum() && ranks_ == 1 && i < blocks(0); ++i) add_up(i, nullptr, adder);
-  if (is_sum()) return;
-  receive_parts();
-  send_own_part();
-}
-
-void Collective::broadcast() {
-  const std::span<std::byte> bytes(task_.arrays[0], task_.borders.back());
-  if (rank_ != task_.root) return receive(task_.root, kGather, 0, bytes, reporting(Event::kOther));
-  for (int other = 0; other < ranks_; ++other)
-    if (other != rank_) send(other, kGather, 0, bytes, reporting(Event::kOther));
-}
-
-void Collective::send_own_part() {
-  for (int other = 0; other < ranks_; ++other)
-    if (other != rank_ && !part(rank_).empty())
-      send(other, kGather, 0, part(rank_), reporting(Event::kOther));
-}
-void Collective::receive_parts() {
-  for (int other = 0; other < ranks_; ++other)
-    if (other != rank_ && !part(other).empty())
-      receive(other, kGather, 0, part(other), reporting(Event::kOther));
+  if (!is_sum() && !gathers_by_host_) gather();
+  for (std::uint64_t i = 0; is_sum() && ranks_ == 1 && i < blocks(0); ++i) {
+    std::vector<const std::byte*> arrays;
+    for (std::size_t array = 0; array < task_.arrays.size(); ++array)
+      arrays.push_back(block(0, i, array).data());
+    add_up(i, arrays, adder);
+  }
 }
 
 // A rank that waits for a third one is not late. So messages that it can begin only when all have begun are
 // not waited for earlier.
 void Collective::all_have_begun() {
-  if (!is_sum()) return;
-  for (int other = 0; other < ranks_; ++other)
-    for (std::uint64_t i = 0; other != rank_ && i < kBlocksOffered; ++i) send_next_block(other);
+  if (!is_sum()) {
+    if (gathers_by_host_) gather();
+    return;
+  }
+  for (int owner = 0; owner < ranks_; ++owner)
+    for (std::uint64_t i = 0; owner != rank_ && i < kBlocksOffered; ++i)
+      route_->relays_for(owner) ? await_next_ask(owner) : send_next_block(owner);
   // What a rank gets of another one's part here, it gets after that rank has all that this one had there. So
   // what is to be sent from that place has left it.
   if (task_.kind == CallKind::kAllReduce) receive_parts();
 }
 
-void Collective::send_next_block(int to) {
-  std::uint64_t& next = sent_[static_cast<std::size_t>(to)];
+void Collective::gather() {
+  receive_parts();
+  send_own_part();
+}
+
+int Collective::source(int owner) const {
+  if (!gathers_by_host_ || hosts_.on_one(owner, rank_)) return owner;
+  const int relay = hosts_.relay(rank_, owner);
+  return relay == rank_ ? owner : relay;
+}
+
+void Collective::send_own_part() {
+  if (whole(rank_).empty()) return;
+  for (int other = 0; other < ranks_; ++other) {
+    const bool comes_from_here =
+        !gathers_by_host_ || hosts_.on_one(other, rank_) || hosts_.relay(other, rank_) == other;
+    if (other != rank_ && comes_from_here)
+      send(other, kGather, static_cast<std::uint64_t>(rank_), whole(rank_), reporting({}));
+  }
+}
+
+// What has come from another host goes to the others of this one.
+void Collective::pass_on(int owner) {
+  if (!gathers_by_host_ || source(owner) != owner || hosts_.on_one(owner, rank_)) return;
+  for (const int other : hosts_.with(rank_))
+    if (other != rank_) send(other, kGather, static_cast<std::uint64_t>(owner), whole(owner), reporting({}));
+}
+
+void Collective::receive_parts() {
+  for (int owner = 0; owner < ranks_; ++owner)
+    if (owner != rank_ && !whole(owner).empty())
+      receive(source(owner), kGather, static_cast<std::uint64_t>(owner), whole(owner),
+              reporting({.kind = Event::kPartCame, .owner = owner}));
+}
+
+void Collective::send_next_block(int owner) {
+  std::uint64_t& next = sent_[static_cast<std::size_t>(owner)];
   const std::uint64_t index = next / task_.arrays.size();
   const std::size_t array = next % task_.arrays.size();
-  if (index == blocks(to)) return;
-  send(to, kReduce, message(index, array), block(to, index, array), reporting(Event::kBlockSent, to));
+  if (index == blocks(owner)) return;
+  send(route_->to(owner), kReduce, message(owner, index, array), block(owner, index, array),
+       reporting({.kind = Event::kBlockSent, .owner = owner}));
   ++next;
 }
 
-bool Collective::wants_slot() const {
-  return is_sum() && error_ == nullptr && begun_ == ranks_ - 1 && next_block_ < blocks(rank_) && ranks_ > 1;
+void Collective::await_next_ask(int owner) {
+  std::uint64_t& next = sent_[static_cast<std::size_t>(owner)];
+  if (next == blocks(owner)) return;
+  receive(owner, kAsk, message(owner, next, 0), {},
+          reporting({.kind = Event::kBlockAsked, .owner = owner, .block = next}));
+  ++next;
+}
+
+bool Collective::wants_slot(SlotUse use) const {
+  if (!is_sum() || error_ != nullptr) return false;
+  if (use == SlotUse::kHost) return !asked_.empty();
+  return begun_ == ranks_ - 1 && next_block_ < blocks(rank_) && ranks_ > 1;
+}
+
+std::span<const SumRoute::Input> Collective::inputs_of(const Slot& slot) const {
+  return slot.use == SlotUse::kOwn ? route_->own_inputs() : route_->host_inputs();
+}
+
+// Where the slot's block is, of each of its inputs: the rank's own ones in their place, the others in the
+// slot.
+std::vector<std::byte*> Collective::arrays_of(const Slot& slot) const {
+  std::vector<std::byte*> arrays;
+  std::byte* memory = slot.memory;
+  for (const SumRoute::Input& input : inputs_of(slot)) {
+    arrays.push_back(input.from == rank_ ? block(slot.owner, slot.block, input.number).data() : memory);
+    if (input.from != rank_) memory += block_bytes_;
+  }
+  return arrays;
 }
 
 void Collective::use_slot(Slot& slot) {
-  slot.block = next_block_++;
-  slot.awaited = task_.order.merges.size() - task_.arrays.size();
-  const std::size_t bytes = block(rank_, slot.block).size();
-  std::byte* memory = slot.memory;
-  for (int other = 0; other < ranks_; ++other) {
-    const std::size_t arrays = other == rank_ ? 0 : task_.order.arrays[static_cast<std::size_t>(other)];
-    for (std::size_t array = 0; array < arrays; ++array, memory += block_bytes_)
-      receive(other, kReduce, message(slot.block, array), {memory, bytes},
-              reporting(Event::kBlockCame, other, &slot));
+  slot.owner = rank_;
+  if (slot.use == SlotUse::kOwn) {
+    slot.block = next_block_++;
+    for (const int relay : route_->relays())
+      send(relay, kAsk, message(rank_, slot.block, 0), {}, reporting({}));
+  } else {
+    std::tie(slot.owner, slot.block) = asked_.front();
+    asked_.pop_front();
+  }
+  slot.awaited = 0;
+  const std::size_t bytes = block(slot.owner, slot.block).size();
+  const auto inputs = inputs_of(slot);
+  const std::vector<std::byte*> arrays = arrays_of(slot);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].from == rank_) continue;
+    ++slot.awaited;
+    receive(inputs[i].from, kReduce, message(slot.owner, slot.block, inputs[i].number), {arrays[i], bytes},
+            reporting({.kind = Event::kBlockCame, .owner = slot.owner, .slot = &slot}));
   }
 }
 
 bool Collective::end(Event event, Adder& adder) {
   --under_way_;
   if (event.error != nullptr) abort(std::move(event.error));
-  const bool slot_is_full = event.kind == Event::kBlockCame && --event.slot->awaited == 0;
-  if (error_ != nullptr) return slot_is_full;
-  if (event.kind == Event::kBegun && ++begun_ == ranks_ - 1) all_have_begun();
-  if (event.kind == Event::kBlockSent) send_next_block(event.peer);
-  if (slot_is_full) add_up(event.slot->block, event.slot->memory, adder);
-  return slot_is_full;
+  const bool slot_has_ended = event.slot != nullptr && --event.slot->awaited == 0;
+  if (error_ != nullptr) return slot_has_ended;
+  switch (event.kind) {
+    case Event::kBegun:
+      if (++begun_ == ranks_ - 1) all_have_begun();
+      break;
+    case Event::kBlockSent:
+      send_next_block(event.owner);
+      break;
+    case Event::kBlockAsked:
+      asked_.emplace_back(event.owner, event.block);
+      await_next_ask(event.owner);
+      break;
+    case Event::kPartCame:
+      pass_on(event.owner);
+      break;
+    case Event::kBlockCame:
+      return slot_has_ended && slot_is_full(*event.slot, adder);
+    case Event::kSumSent:
+      if (slot_has_ended) --to_relay_;
+      break;
+    case Event::kOther:
+      break;
+  }
+  return slot_has_ended;
 }
 
-// `others` has what the other ranks gave of that block.
-void Collective::add_up(std::uint64_t index, const std::byte* others, Adder& adder) {
-  const std::span<std::byte> own = block(rank_, index);
-  std::vector<const std::byte*> arrays;
-  for (int rank = 0; rank < ranks_; ++rank)
-    for (std::size_t array = 0; array < task_.order.arrays[static_cast<std::size_t>(rank)]; ++array) {
-      arrays.push_back(rank == rank_ ? block(rank_, index, array).data() : others);
-      if (rank != rank_) others += block_bytes_;
+// All inputs of its block have come. Returns whether the slot is free again.
+bool Collective::slot_is_full(Slot& slot, Adder& adder) {
+  if (slot.use == SlotUse::kHost) {
+    send_sums(slot, adder);
+    return false;
+  }
+  const std::vector<std::byte*> arrays = arrays_of(slot);
+  add_up(slot.block, std::vector<const std::byte*>(arrays.begin(), arrays.end()), adder);
+  return true;
+}
+
+// A sum takes the place of its first array in the slot, or one behind all of them: this rank's own arrays
+// stay as they are. There is room, since the slot has some for the ranks of other hosts, too.
+void Collective::send_sums(Slot& slot, Adder& adder) {
+  const auto inputs = route_->host_inputs();
+  const std::vector<std::byte*> arrays = arrays_of(slot);
+  const std::vector<const std::byte*> from(arrays.begin(), arrays.end());
+  const std::size_t bytes = block(slot.owner, slot.block).size();
+  std::byte* behind = slot.memory + (inputs.size() - task_.arrays.size()) * block_bytes_;
+  const auto nodes = route_->nodes();
+  slot.awaited = nodes.size();
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    const auto [first, last, merges] = nodes[i];
+    std::byte* sum = arrays[first];
+    if (last - first > 1) {
+      if (inputs[first].from == rank_) sum = std::exchange(behind, behind + block_bytes_);
+      adder.add(std::span(from).subspan(first, last - first),
+                route_->host_merges().subspan(first, last - first), bytes / size_of(task_.element),
+                task_.element, sum);
     }
-  adder.add(arrays, task_.order.merges, own.size() / size_of(task_.element), task_.element, own.data());
+    send(slot.owner, kReduce, message(slot.owner, slot.block, i), {sum, bytes},
+         reporting({.kind = Event::kSumSent, .owner = slot.owner, .slot = &slot}));
+  }
+}
+
+void Collective::add_up(std::uint64_t index, std::span<const std::byte* const> arrays, Adder& adder) {
+  const std::span<std::byte> own = block(rank_, index);
+  adder.add(arrays, route_->own_merges(), own.size() / size_of(task_.element), task_.element, own.data());
   if (++added_ == blocks(rank_) && task_.kind == CallKind::kAllReduce) send_own_part();
 }
 
@@ -223,7 +352,7 @@ void Collective::abort(std::exception_ptr error) {
 
 bool Collective::has_ended() const {
   if (under_way_ > 0) return false;
-  return error_ != nullptr || ranks_ == 1 || !is_sum() || added_ == blocks(rank_);
+  return error_ != nullptr || ranks_ == 1 || !is_sum() || (added_ == blocks(rank_) && to_relay_ == 0);
 }
 
 }  // namespace sluice::comm

@@ -1,14 +1,18 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "comm/call.h"
+#include "comm/hosts.h"
+#include "comm/sum_route.h"
 #include "comm/sums.h"
 #include "comm/transport.h"
 #include "core/transfers.h"
@@ -45,19 +49,25 @@ struct Task {
 
 inline constexpr std::size_t kBlockBytes = std::size_t{256} << 10;
 
+enum class SlotUse : std::uint8_t { kOwn, kHost };  // a block of the own part, or one that the rank relays
+
 // Memory for what the other ranks have of one block of a sum.
 struct Slot {
-  std::byte* memory;    // kBlockBytes for each other rank, which all of its arrays share
-  std::uint64_t block;  // of the rank's own part
-  std::size_t awaited;  // the messages that are still to come
+  std::byte* memory;  // kBlockBytes for each other rank, which all of its arrays share
+  SlotUse use;
+  int owner = 0;            // whose part the block is of
+  std::uint64_t block = 0;  // of that part
+  std::size_t awaited = 0;  // the messages that have not ended
 };
 
 class Collective;
 // A message of a collective call has ended.
 struct Event {
-  enum Kind { kBegun, kBlockSent, kBlockCame, kOther } kind = kOther;
+  // kBlockAsked: the rank that has the part wants a block of what this one relays. kPartCame: of a gather.
+  enum Kind { kBegun, kBlockSent, kBlockCame, kBlockAsked, kSumSent, kPartCame, kOther } kind = kOther;
   Collective* collective = nullptr;
-  int peer = 0;
+  int owner = 0;            // whose part it is of
+  std::uint64_t block = 0;  // that was asked for
   Slot* slot = nullptr;
   std::exception_ptr error{};
 };
@@ -70,11 +80,15 @@ struct Event {
 // it is asked for. So each slot that was given is filled and is free again, whatever else its rank waits for,
 // and whatever order the ranks began their calls in. A rank with all slots in use thus always gets one back.
 //
+// Of several hosts, a rank may relay blocks (SumRoute): it adds what the ranks of its host have of them. It
+// does so when the rank that has the part asks, which has a slot for the sums then. Slots for this are apart
+// from those for the own part, so that each is free again once the others of the host have sent.
+//
 // Thread rule: the communicator's thread, but task() and knows() are for any.
 class Collective {
  public:
   using Report = std::function<void(Event event)>;  // of any thread
-  Collective(Transport& transport, Report report, Task task);
+  Collective(Transport& transport, const Hosts& hosts, Report report, Task task);
 
   const Task& task() const { return task_; }
   bool knows(std::uint64_t tag) const;  // whether it may have a message of this tag
@@ -82,7 +96,7 @@ class Collective {
   void begin(Adder& adder);
   // One of its messages has ended. Returns whether the event's slot is free again.
   bool end(Event event, Adder& adder);
-  bool wants_slot() const;
+  bool wants_slot(SlotUse use) const;
   void use_slot(Slot& slot);
   void abort(std::exception_ptr error);  // begins no message any more
   bool has_ended() const;
@@ -92,30 +106,44 @@ class Collective {
   std::span<std::byte> part(int rank, std::size_t array = 0) const;
   std::span<std::byte> block(int rank, std::uint64_t index, std::size_t array = 0) const;
   std::uint64_t blocks(int rank) const;
-  // The number of the message with a block of one of a rank's arrays.
-  std::uint64_t message(std::uint64_t block, std::size_t array) const { return block * most_arrays_ + array; }
+  std::span<std::byte> whole(int rank) const;  // what is gathered or broadcast from there
+  // The number of the message with a block of an array, or of a sum, of the part of `owner`.
+  std::uint64_t message(int owner, std::uint64_t block, std::size_t array) const;
   bool is_sum() const { return task_.kind == CallKind::kReduceScatter || task_.kind == CallKind::kAllReduce; }
 
-  Done reporting(Event::Kind kind, int peer = 0, Slot* slot = nullptr);
+  Done reporting(Event event);
   void send(int to, std::uint8_t stage, std::uint64_t index, std::span<const std::byte> from, Done done);
   void receive(int from, std::uint8_t stage, std::uint64_t index, std::span<std::byte> into, Done done);
   void all_have_begun();
-  void send_next_block(int to);
+  void send_next_block(int owner);
+  void await_next_ask(int owner);
+  std::vector<std::byte*> arrays_of(const Slot& slot) const;
+  std::span<const SumRoute::Input> inputs_of(const Slot& slot) const;
+  bool slot_is_full(Slot& slot, Adder& adder);
+  void send_sums(Slot& slot, Adder& adder);
+  void add_up(std::uint64_t index, std::span<const std::byte* const> arrays, Adder& adder);
+
+  int source(int owner) const;  // the rank from which this one gets what is gathered from `owner`
   void send_own_part();
+  void pass_on(int owner);
   void receive_parts();
-  void broadcast();
-  void add_up(std::uint64_t index, const std::byte* others, Adder& adder);
+  void gather();
 
   Transport& transport_;
   const Report report_;
   const Task task_;
   const Call call_;
+  const Hosts& hosts_;
   const int rank_, ranks_;
-  const std::size_t most_arrays_, block_bytes_;
+  const bool gathers_by_host_;
+  const std::optional<SumRoute> route_;  // of a sum
+  const std::size_t block_bytes_;
   std::size_t under_way_ = 0;                 // messages
   int begun_ = 0;                             // other ranks that have begun
   std::uint64_t next_block_ = 0, added_ = 0;  // blocks of the own part
-  std::vector<std::uint64_t> sent_;           // messages with blocks of the parts of others, by rank
+  std::vector<std::uint64_t> sent_;  // by owner: messages with blocks that were sent, or asks awaited
+  std::deque<std::pair<int, std::uint64_t>> asked_;  // owners and blocks that are to be relayed
+  std::uint64_t to_relay_ = 0;                       // blocks
   std::exception_ptr error_;
 };
 

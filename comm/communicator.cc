@@ -4,7 +4,6 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
-#include <deque>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -13,6 +12,7 @@
 
 #include "allocator/memory.h"
 #include "comm/collective.h"
+#include "comm/slots.h"
 #include "comm/sums.h"
 #include "core/bytes.h"
 #include "core/error.h"
@@ -20,8 +20,6 @@
 namespace sluice::comm {
 namespace {
 
-// How many blocks of sums are under way at a time.
-constexpr std::size_t kSlots = 8;
 constexpr std::uint8_t kMessageStage = 3;  // follows those of collective calls
 
 std::vector<std::size_t> equal_borders(std::size_t count, int ranks) {
@@ -61,7 +59,7 @@ struct Communicator::State {
     bool last = false;
   };
 
-  State(std::unique_ptr<Links> links, const Deadlines& deadlines, allocator::Ledger& ledger);
+  State(std::unique_ptr<Links> links, const Deadlines& deadlines, allocator::Ledger& ledger, Hosts the_hosts);
   ~State();
 
   void start(CallKind kind, std::uint64_t id, const std::string& name, Element element, std::byte* values,
@@ -82,7 +80,6 @@ struct Communicator::State {
 
   void run();
   void handle(News& news);
-  void hand_out_slots();
   void end_if_done(Collective& call);
   void stop();
 
@@ -98,9 +95,8 @@ struct Communicator::State {
 
   // The communicator's thread.
   allocator::Region buffers;
-  std::vector<Slot> slots;
-  std::vector<Slot*> free_slots;
-  std::deque<Collective*> want_slots;  // in turn
+  const Hosts hosts;
+  Slots slots;
   Adder adder;
 
   int rank, ranks;
@@ -110,17 +106,15 @@ struct Communicator::State {
 };
 
 Communicator::State::State(std::unique_ptr<Links> links, const Deadlines& deadlines,
-                           allocator::Ledger& ledger)
+                           allocator::Ledger& ledger, Hosts the_hosts)
     : buffers(ledger, allocator::Purpose::kStaging, buffer_bytes(links->size())),
+      hosts(std::move(the_hosts)),
+      slots(buffers.data(), hosts),
       rank(links->rank()),
       ranks(links->size()) {
-  const std::size_t slot_bytes = static_cast<std::size_t>(ranks - 1) * kBlockBytes;
-  for (std::size_t i = 0; i < kSlots && ranks > 1; ++i)
-    slots.push_back({buffers.data() + i * slot_bytes, 0, 0});
-  for (Slot& slot : slots) free_slots.push_back(&slot);
   transport = std::make_unique<Transport>(
       std::move(links), deadlines,
-      [this](std::uint64_t tag, const Call& call) { return describe(tag, call); });
+      [this](std::uint64_t tag, const Call& call) { return describe(tag, call); }, hosts);
   thread = std::thread([this] { run(); });
 }
 
@@ -152,7 +146,7 @@ void Communicator::State::start(Task task) {
   const std::lock_guard lock(mutex);
   task.use = uses[task.id]++;
   auto call = std::make_unique<Collective>(
-      *transport, [this](Event event) { tell({.event = std::move(event)}); }, std::move(task));
+      *transport, hosts, [this](Event event) { tell({.event = std::move(event)}); }, std::move(task));
   news.push_back({.begun = std::move(call)});
   has_news.notify_one();
 }
@@ -242,7 +236,7 @@ void Communicator::State::run() {
       handle(item);
     }
     taken.clear();
-    hand_out_slots();
+    slots.hand_out();
   }
   stop();
 }
@@ -258,25 +252,12 @@ void Communicator::State::handle(News& item) {
     end_if_done(call);
   } else if (item.event.collective != nullptr) {
     Collective& call = *item.event.collective;
-    const bool wanted = call.wants_slot();
     Slot* const slot = item.event.slot;
-    if (call.end(std::move(item.event), adder)) free_slots.push_back(slot);
-    if (!wanted && call.wants_slot()) want_slots.push_back(&call);
-    if (wanted && !call.wants_slot()) std::erase(want_slots, &call);
+    if (call.end(std::move(item.event), adder)) slots.give_back(*slot);
+    slots.note(call);
     end_if_done(call);
   } else if (item.done) {
     item.done(std::move(item.event.error));
-  }
-}
-
-void Communicator::State::hand_out_slots() {
-  while (!free_slots.empty() && !want_slots.empty()) {
-    Collective& call = *want_slots.front();
-    want_slots.pop_front();
-    Slot& slot = *free_slots.back();
-    free_slots.pop_back();
-    call.use_slot(slot);
-    if (call.wants_slot()) want_slots.push_back(&call);
   }
 }
 
@@ -293,7 +274,7 @@ void Communicator::State::end_if_done(Collective& call) {
 // Ends the transport, which ends all messages, and hears of their ends.
 void Communicator::State::stop() {
   for (const auto& [call, owned] : calls) owned->abort(error_of_end());
-  want_slots.clear();
+  slots.stop();
   transport.reset();
   for (;;) {
     std::vector<News> rest;
@@ -306,13 +287,16 @@ void Communicator::State::stop() {
   }
 }
 
-std::size_t Communicator::buffer_bytes(int ranks) {
-  return round_up(kSlots * static_cast<std::size_t>(ranks - 1) * kBlockBytes, kHugePage);
-}
+std::size_t Communicator::buffer_bytes(int ranks) { return round_up(Slots::bytes(ranks), kHugePage); }
 
 Communicator::Communicator(std::unique_ptr<Links> links, const Deadlines& deadlines,
-                           allocator::Ledger& ledger)
-    : state_(std::make_unique<State>(std::move(links), deadlines, ledger)) {}
+                           allocator::Ledger& ledger, const std::vector<int>& hosts) {
+  Hosts checked = hosts.empty() ? Hosts(links->size()) : Hosts(hosts);
+  if (checked.ranks() != links->size())
+    sluice::fail(ErrorCode::kInvalidArgument, "the hosts of {} ranks were given, and links of {}",
+                 checked.ranks(), links->size());
+  state_ = std::make_unique<State>(std::move(links), deadlines, ledger, std::move(checked));
+}
 Communicator::~Communicator() = default;
 
 int Communicator::rank() const { return state_->rank; }

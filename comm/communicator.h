@@ -29,16 +29,23 @@ using Borders = std::span<const std::size_t>;
 // messages. Ids are remembered, so a run has a limited number of them. Arguments that are wrong in themselves
 // throw Error(kInvalidArgument), and nothing is begun. Thread rule: any thread.
 //
-// Every sum is computed as ((rank 0 + rank 1) + rank 2) + ..., or in the SumOrder that is given, in f32 for
-// f32, bf16 and f16 (and rounded once), and exactly for integers; so all ranks have the same bits, whatever
-// the links are.
+// Sums of f32, bf16 and f16 are computed in f32, and rounded once: pairwise over the ranks
+// (order_of_ranks()), or in the SumOrder that is given. Those of integers are exact, and those of f64 are
+// ((rank 0 + rank 1) + rank 2) + ... So all ranks have the same bits, whatever the links are.
+//
+// Ranks of a host that are neighbours add what they give (of f32) before they send it to another host, as far
+// as the order has sums of them: one, where they are 2, 4, 8, ... from a multiple of that on. What is
+// gathered or broadcast comes to a host once, and goes on within it. (What is exchanged or read goes to each
+// rank.)
 class Communicator {
  public:
   // The bytes of buffers that a communicator of so many ranks takes.
   static std::size_t buffer_bytes(int ranks);
-  // Takes its buffers (staging). `ledger` outlives it. One thread of its own computes the sums. Throws
+  // Takes its buffers (staging). `ledger` outlives it. One thread of its own computes the sums. hosts: by
+  // rank, a number that ranks of one host have alike, the same on all ranks; none: all are on one. Throws
   // Error(kBudget) where there is no memory for the buffers.
-  Communicator(std::unique_ptr<Links> links, const Deadlines& deadlines, allocator::Ledger& ledger);
+  Communicator(std::unique_ptr<Links> links, const Deadlines& deadlines, allocator::Ledger& ledger,
+               const std::vector<int>& hosts = {});
   ~Communicator();  // what is under way ends with an error
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;

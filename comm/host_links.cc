@@ -271,6 +271,7 @@ HostLinks make_host_links(std::unique_ptr<Links> between, std::size_t ring_bytes
   for (int other = 0; other < size; ++other) {
     Card& card = cards[static_cast<std::size_t>(other)];
     if (other != rank) card = talk.hear<Card>(other);
+    made.hosts.push_back(static_cast<int>(std::ranges::find(cards, card.host, &Card::host) - cards.begin()));
     if (card.host != own.host) continue;
     here.push_back(other);
     cpus_here.push_back(card.cpus);

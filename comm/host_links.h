@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/links.h"
 
@@ -18,6 +19,7 @@ struct HostLinks {
   double share_of_cpus = 1;
   std::size_t memory = 0;  // bytes of this rank's share of the memory that is shared; 0: there is none
   bool all_here = false;   // all ranks share it: the links that were given are destroyed
+  std::vector<int> hosts;  // by rank, what ranks of one host have alike (Hosts)
   std::string note;        // on the first rank of a host: why they do not share memory, if so
 };
 

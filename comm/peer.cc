@@ -25,8 +25,11 @@ void refuse_second(std::uint64_t tag, const Done& done) {
 
 }  // namespace
 
-Peer::Peer(Wire& wire, int rank)
-    : wire_(wire), rank_(rank), most_data_(std::min(kMostData, wire.links.packet_bytes() - sizeof(Head))) {
+Peer::Peer(Wire& wire, int rank, bool is_here)
+    : wire_(wire),
+      rank_(rank),
+      is_here_(is_here),
+      most_data_(std::min(kMostData, wire.links.packet_bytes() - sizeof(Head))) {
   say({.kind = PacketKind::kHello, .tag = kHelloMagic, .bytes = kPacketVersion});
 }
 
@@ -103,6 +106,7 @@ void Peer::arrived(Incomings& messages, const Head& head, std::span<const std::b
   message.moved += body.size();
   message.since = wire_.now;
   count(wire_.traffic.received, body.size());
+  if (!is_here_) count(wire_.traffic.from_hosts, body.size());
   count(wire_.traffic.received_besides, sizeof(Head));
   if (message.moved < message.into.size()) return;
   const Done done = std::move(message.done);

@@ -23,7 +23,7 @@ using Time = std::chrono::nanoseconds;
 
 // Bytes that were moved, as Transport::Counters. One thread writes them.
 struct Traffic {
-  std::atomic<std::uint64_t> sent{0}, received{0}, sent_besides{0}, received_besides{0};
+  std::atomic<std::uint64_t> sent{0}, received{0}, sent_besides{0}, received_besides{0}, from_hosts{0};
 };
 
 // What all peers of a transport share.
@@ -58,7 +58,7 @@ struct Incoming {
 // to be said. Thread rule: the transport's thread, which also calls each `done`.
 class Peer {
  public:
-  Peer(Wire& wire, int rank);
+  Peer(Wire& wire, int rank, bool is_here);  // is_here: on this rank's host
 
   void send(Outgoing message);
   void receive(Incoming message);
@@ -108,6 +108,7 @@ class Peer {
 
   Wire& wire_;
   const int rank_;
+  const bool is_here_;
   const std::size_t most_data_;  // in a packet
   std::uint64_t next_read_ = 1;
   std::deque<Control> control_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "core/pairwise.h"
 #include "kernels/elementwise.h"
@@ -45,10 +46,9 @@ std::string_view name_of(Element element) {
 std::size_t SumOrder::most_arrays() const { return *std::ranges::max_element(arrays); }
 
 SumOrder order_of_ranks(int ranks) {
-  const auto count = static_cast<std::size_t>(ranks);
-  SumOrder order{std::vector<std::size_t>(count, 1), std::vector<std::size_t>(count, 1)};
-  order.merges[0] = 0;
-  return order;
+  std::vector<std::size_t> borders(static_cast<std::size_t>(ranks) + 1);
+  std::iota(borders.begin(), borders.end(), 0);
+  return pairwise_order(borders);
 }
 
 SumOrder pairwise_order(std::span<const std::size_t> borders) {
@@ -62,6 +62,26 @@ SumOrder pairwise_order(std::span<const std::size_t> borders) {
   }
   order.merges.back() += all.carries();
   return order;
+}
+
+std::vector<SumNode> nodes_within(const SumOrder& order, std::size_t first, std::size_t last) {
+  std::vector<std::size_t> begins;  // of the sums on the stack
+  std::vector<SumNode> nodes;
+  for (std::size_t i = 0; i < last; ++i) {
+    begins.push_back(i);
+    if (i >= first) nodes.push_back({i, i + 1, 0});
+    for (std::size_t merge = 0; merge < order.merges[i]; ++merge) {
+      begins.pop_back();
+      if (i < first) continue;
+      if (begins.back() < first) {
+        ++nodes.back().merges;
+      } else {
+        nodes.pop_back();
+        nodes.back().last = i + 1;
+      }
+    }
+  }
+  return nodes;
 }
 
 void Adder::add(std::span<const std::byte* const> arrays, std::span<const std::size_t> merges, std::size_t n,

@@ -26,12 +26,21 @@ struct SumOrder {
   bool operator==(const SumOrder&) const = default;
 };
 
-// ((rank 0 + rank 1) + rank 2) + ...
+// Of one array of each rank: pairwise, as below, with the ranks as numbers.
 SumOrder order_of_ranks(int ranks);
 // The pairwise order (core/pairwise.h) of the numbers of which rank r has borders[r] ... borders[r + 1] - 1.
 // Each rank gives the largest sums of that order that lie within its numbers, in ascending order. REQUIRES:
 // every rank has a number.
 SumOrder pairwise_order(std::span<const std::size_t> borders);
+
+// A sum of the written order over the arrays first ... last - 1.
+struct SumNode {
+  std::size_t first, last;
+  std::size_t merges;  // after it, how often the two topmost sums become one
+};
+// The largest sums of the order that lie within the arrays first ... last - 1 of all ranks, in ascending
+// order.
+std::vector<SumNode> nodes_within(const SumOrder& order, std::size_t first, std::size_t last);
 
 // Adds arrays of all ranks in the written order.
 class Adder {

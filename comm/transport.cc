@@ -53,7 +53,8 @@ Answer answer_of(const std::shared_ptr<Inbox>& inbox, const Read& read, std::uin
 }  // namespace
 
 struct Transport::State {
-  State(std::unique_ptr<Links> the_links, const Deadlines& the_deadlines, Describe the_describe);
+  State(std::unique_ptr<Links> the_links, const Deadlines& the_deadlines, Describe the_describe,
+        const Hosts& hosts);
   ~State();
 
   void run();
@@ -99,7 +100,7 @@ struct Transport::State {
 };
 
 Transport::State::State(std::unique_ptr<Links> the_links, const Deadlines& the_deadlines,
-                        Describe the_describe)
+                        Describe the_describe, const Hosts& hosts)
     : links(std::move(the_links)),
       deadlines(the_deadlines),
       describe(std::move(the_describe)),
@@ -113,7 +114,9 @@ Transport::State::State(std::unique_ptr<Links> the_links, const Deadlines& the_d
                  "the links have packets of {} bytes; a transport takes {} or more", links->packet_bytes(),
                  kLeastPacket);
   for (int rank = 0; rank < links->size(); ++rank) {
-    peers.push_back(rank == links->rank() ? nullptr : std::make_unique<Peer>(wire, rank));
+    peers.push_back(rank == links->rank()
+                        ? nullptr
+                        : std::make_unique<Peer>(wire, rank, hosts.on_one(rank, links->rank())));
     takers.push_back([this, rank](std::span<const std::byte> packet) { take(rank, packet); });
   }
   thread = std::thread([this] { run(); });
@@ -380,8 +383,9 @@ void Transport::State::say_farewell() {
   }
 }
 
-Transport::Transport(std::unique_ptr<Links> links, const Deadlines& deadlines, Describe describe)
-    : state_(std::make_unique<State>(std::move(links), deadlines, std::move(describe))) {}
+Transport::Transport(std::unique_ptr<Links> links, const Deadlines& deadlines, Describe describe,
+                     const Hosts& hosts)
+    : state_(std::make_unique<State>(std::move(links), deadlines, std::move(describe), hosts)) {}
 Transport::~Transport() = default;
 
 int Transport::rank() const { return state_->links->rank(); }
@@ -426,7 +430,7 @@ std::string Transport::failure() const { return state_->inbox->failure(); }
 
 Transport::Counters Transport::counters() const {
   const Traffic& traffic = state_->traffic;
-  return {traffic.sent, traffic.received, traffic.sent_besides, traffic.received_besides};
+  return {traffic.sent, traffic.received, traffic.sent_besides, traffic.received_besides, traffic.from_hosts};
 }
 
 }  // namespace sluice::comm

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "comm/call.h"
+#include "comm/hosts.h"
 #include "comm/links.h"
 #include "core/transfers.h"
 
@@ -30,7 +31,7 @@ class Transport {
  public:
   // Throws Error(kInvalidArgument) where the links' packets are too short. Describe is called on the
   // transport's thread with the tags of messages under way.
-  Transport(std::unique_ptr<Links> links, const Deadlines& deadlines, Describe describe);
+  Transport(std::unique_ptr<Links> links, const Deadlines& deadlines, Describe describe, const Hosts& hosts);
   // What is under way ends with an error. What has ended without one arrives at the others. Waits at most a
   // second, where a rank has no room for what it is told last.
   ~Transport();
@@ -65,6 +66,7 @@ class Transport {
   struct Counters {
     std::uint64_t sent = 0, received = 0;                  // bytes of messages and reads
     std::uint64_t sent_besides = 0, received_besides = 0;  // all other bytes
+    std::uint64_t received_from_hosts = 0;  // those of `received` that ranks of other hosts sent
   };
   Counters counters() const;
 

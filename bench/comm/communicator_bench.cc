@@ -127,9 +127,13 @@ int main(int argc, char** argv) {
   if (find_mpi_launcher()) {
     mpi = load_mpi();
     std::unique_ptr<Links> links = mpi->make_links({});
-    if (std::getenv("SLUICE_BENCH_SHARED") != nullptr)
-      links = make_host_links(std::move(links), kRing, std::chrono::minutes(1)).links;
-    launched = std::make_unique<Communicator>(std::move(links), Deadlines(), ledger);
+    std::vector<int> hosts;
+    if (std::getenv("SLUICE_BENCH_SHARED") != nullptr) {
+      HostLinks shared = make_host_links(std::move(links), kRing, std::chrono::minutes(1));
+      links = std::move(shared.links);
+      hosts = std::move(shared.hosts);
+    }
+    launched = std::make_unique<Communicator>(std::move(links), Deadlines(), ledger, hosts);
     if (launched->rank() > 0 && std::freopen("/dev/null", "w", stdout) == nullptr) return 1;
     add_launched();
   } else {

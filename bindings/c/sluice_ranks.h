@@ -3,13 +3,14 @@
  *
  * Each rank makes a sluice_ranks, states it in sluice_engine_options.ranks, and creates an engine of the same
  * model. In a step each computes micro-batches of its own and adds their gradients. From its first use on, a
- * gradient is that of all ranks: their mean, ((rank 0 + rank 1) + rank 2) + ... in f32, then times 1 / N in
- * f32. sluice_engine_step(), sluice_engine_get_gradient(), sluice_engine_gradient_norm() and
- * sluice_engine_multiply_gradient() use gradients. The first of them takes the sums of all gradients that
- * were added, and waits until every other rank has called one of them. A parameter that has a gradient on
- * some ranks only counts as zeros on the others. Gradients that are added after the sums, or to kept ones,
- * are averaged at the next use and then added. Where state is partitioned (stage 1 and higher), a rank gets
- * the sums of its own shard alone, with which norms, factors and steps are computed.
+ * gradient is that of all ranks: their sum in f32, pairwise (0 + 1, 2 + 3, ..., then the sums of these, and
+ * so on; an odd last one is carried up), times 1 / N in f32. sluice_engine_step(),
+ * sluice_engine_get_gradient(), sluice_engine_gradient_norm() and sluice_engine_multiply_gradient() use
+ * gradients. The first of them takes the sums of all gradients that were added, and waits until every other
+ * rank has called one of them. A parameter that has a gradient on some ranks only counts as zeros on the
+ * others. Gradients that are added after the sums, or to kept ones, are averaged at the next use and then
+ * added. Where state is partitioned (stage 1 and higher), a rank gets the sums of its own shard alone, with
+ * which norms, factors and steps are computed.
  * sluice_engine_get_gradient(), and adding to a gradient that was used or kept, bring all of it, for which
  * they wait until every other rank uses gradients or steps; SLUICE_STATE on all of them where one has dropped
  * it.

@@ -90,11 +90,11 @@ TEST(Mismatch, OfCountsIsNamedOnAllRanks) {
 
 // Ranks that differ in this alone must not be described alike.
 TEST(Mismatch, OfOrdersOfSumsIsNamedOnAllRanks) {
-  const SumOrder pairwise = pairwise_order(std::vector<std::size_t>{0, 1, 2, 3, 4});
+  const SumOrder in_turn{{1, 1, 1, 1}, {0, 1, 1, 1}};
   for (const bool scattered : {false, true}) {
     const auto errors = errors_of(4, ErrorCode::kState, [&](Communicator& comm, Done done) {
       const Array array = array_of(comm);
-      const SumOrder order = comm.rank() == 3 ? pairwise : order_of_ranks(4);
+      const SumOrder order = comm.rank() == 3 ? in_turn : order_of_ranks(4);
       if (scattered)
         comm.reduce_scatter(1, "x", std::span(&array, 1), std::vector<std::size_t>{0, 1, 2, 3, 4}, order,
                             done);

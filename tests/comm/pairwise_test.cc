@@ -16,7 +16,8 @@ class PairwiseTest : public testing::TestWithParam<Case> {
   std::size_t most() const { return std::get<0>(GetParam()) == World::kTinyPackets ? 1001 : 70'001; }
 };
 INSTANTIATE_TEST_SUITE_P(Links, PairwiseTest,
-                         testing::Combine(testing::Values(World::kThreads, World::kTinyPackets),
+                         testing::Combine(testing::Values(World::kThreads, World::kTinyPackets, World::kHosts,
+                                                          World::kWideHosts),
                                           testing::Values(1, 2, 3, 4, 8)));
 
 // The sum of numbers [first, end) in the pairwise order, level by level as it is described.

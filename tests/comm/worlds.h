@@ -33,13 +33,31 @@ inline constexpr std::chrono::seconds kMostSeconds{120};
 inline constexpr Deadlines kUnhurried{std::chrono::seconds(30), std::chrono::seconds(60)};
 inline constexpr std::size_t kTestRing = std::size_t{1} << 20;
 
-// kHosts: threads, of which every two are on another host. kMpi, kMpiHost: processes under mpirun, which
-// exchange packets through MPI, or find that they share a host.
-enum class World { kThreads, kProcesses, kFaulty, kTinyPackets, kHosts, kMpi, kMpiHost };
+// kHosts, kWideHosts: threads, of which every two, or three, are on another host. kMixedHosts: those of even
+// and odd numbers are apart. kMpi, kMpiHost: processes under mpirun, which exchange packets through MPI, or
+// find that they share a host.
+enum class World {
+  kThreads,
+  kProcesses,
+  kFaulty,
+  kTinyPackets,
+  kHosts,
+  kWideHosts,
+  kMixedHosts,
+  kMpi,
+  kMpiHost
+};
 inline void PrintTo(World world, std::ostream* to) {
-  constexpr const char* kNames[] = {"threads", "processes", "faulty",         "tiny packets",
-                                    "hosts",   "MPI",       "MPI on one host"};
+  constexpr const char* kNames[] = {"threads",    "processes",   "faulty", "tiny packets",   "hosts",
+                                    "wide hosts", "mixed hosts", "MPI",    "MPI on one host"};
   *to << kNames[static_cast<int>(world)];
+}
+inline bool has_hosts(World world) {
+  return world == World::kHosts || world == World::kWideHosts || world == World::kMixedHosts;
+}
+inline int host_of(World world, int rank) {
+  if (world == World::kMixedHosts) return rank % 2;
+  return rank / (world == World::kHosts ? 2 : 3);
 }
 inline bool is_mpi(World world) { return world == World::kMpi || world == World::kMpiHost; }
 // ThreadSanitizer follows no threads of a forked child.
@@ -171,8 +189,14 @@ inline Mpi*& mpi_of_this_process() {
   return mpi;
 }
 
+inline HostLinks links_over_hosts(World world, LocalMemory& memory, int rank) {
+  return make_host_links(make_local_links(memory, rank), kTestRing / 4, kMostSeconds,
+                         std::to_string(host_of(world, rank)));
+}
+
 // `memory` is not used under mpirun.
 inline std::unique_ptr<Links> links_of(World world, LocalMemory& memory, int rank) {
+  if (has_hosts(world)) return links_over_hosts(world, memory, rank).links;
   if (world == World::kMpi) return mpi_of_this_process()->make_links({});
   if (world == World::kMpiHost)
     return make_host_links(mpi_of_this_process()->make_links({}), kTestRing, kMostSeconds).links;
@@ -181,8 +205,6 @@ inline std::unique_ptr<Links> links_of(World world, LocalMemory& memory, int ran
     return make_faulty_links(
         std::move(links),
         {.seed = 1, .refused = 0.2, .held_back = 0.1, .most_microseconds = 500, .needless_return = 0.2});
-  if (world == World::kHosts)
-    return make_host_links(std::move(links), kTestRing / 4, kMostSeconds, std::to_string(rank / 2)).links;
   if (world == World::kTinyPackets) return make_faulty_links(std::move(links), {.packet_bytes = 160});
   return links;
 }
@@ -226,7 +248,10 @@ inline void run_communicators(World world, int ranks, const std::function<void(C
       world, ranks,
       [&](LocalMemory& memory, int rank) {
         allocator::Ledger ledger;
-        Communicator comm(links_of(world, memory, rank), deadlines, ledger);
+        std::vector<int> hosts;
+        for (int other = 0; has_hosts(world) && other < ranks; ++other)
+          hosts.push_back(host_of(world, other));
+        Communicator comm(links_of(world, memory, rank), deadlines, ledger, hosts);
         body(comm);
       },
       ring);

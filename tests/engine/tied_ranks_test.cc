@@ -201,7 +201,7 @@ toy::Outcome trained(const Case& setup) {
 }
 
 // One engine alone, which is given each use's gradient as docs/ranks.md says it is: the micro-batches of each
-// rank in their order, then ((rank 0 + rank 1) + rank 2). It adds the uses itself.
+// rank in their order, then the ranks pairwise: (rank 0 + rank 1) + rank 2. It adds the uses itself.
 toy::Outcome as_written(const Case& setup) {
   Case alone = setup;
   alone.stage = 0;

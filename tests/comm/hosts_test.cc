@@ -1,0 +1,96 @@
+#include "comm/hosts.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+
+#include "comm/values.h"
+#include "comm/worlds.h"
+
+// What comes to a host from others. That the sums are right is a matter of the conformance tests.
+namespace sluice::comm {
+namespace {
+
+class HostsTest : public testing::TestWithParam<std::tuple<World, int>> {
+ protected:
+  World world() const { return std::get<0>(GetParam()); }
+  int ranks() const { return std::get<1>(GetParam()); }
+  std::size_t host(int rank) const { return static_cast<std::size_t>(host_of(world(), rank)); }
+  // What parts of ranks of the same host, or of others, have.
+  std::size_t elements(int rank, bool of_host, const std::vector<std::size_t>& borders) const {
+    std::size_t sum = 0;
+    for (int other = 0; other < ranks(); ++other)
+      if ((host(other) == host(rank)) == of_host)
+        sum += borders[static_cast<std::size_t>(other) + 1] - borders[static_cast<std::size_t>(other)];
+    return sum;
+  }
+  using Call = std::function<void(Communicator& comm, Array array, Done done)>;
+  // Expects that so many elements come to each host in a call, whichever of its ranks they come to.
+  void expect(const Call& call, const std::function<std::size_t(int rank)>& elements_of_host) {
+    std::array<std::atomic<std::size_t>, 8> came{};
+    run_communicators(world(), ranks(), [&](Communicator& comm) {
+      std::vector<float> values(kCount, 1);
+      Ending end;
+      const std::uint64_t before = comm.counters().received_from_hosts;
+      call(comm, {values.data(), Dtype::kF32}, end.done());
+      end.wait();
+      came[host(comm.rank())] += (comm.counters().received_from_hosts - before) / sizeof(float);
+    });
+    for (int rank = 0; rank < ranks(); ++rank)
+      EXPECT_EQ(came[host(rank)], elements_of_host(rank)) << "of rank " << rank;
+  }
+  static constexpr std::size_t kCount = 300'007;
+};
+// Two, three and four hosts of two ranks.
+INSTANTIATE_TEST_SUITE_P(Links, HostsTest,
+                         testing::Combine(testing::Values(World::kHosts), testing::Values(4, 6, 8)));
+
+TEST_P(HostsTest, GetOneSumOfEachOther) {
+  const auto borders = borders_of(5, kCount, ranks());
+  const auto hosts = static_cast<std::size_t>(ranks()) / 2;
+  expect([&](Communicator& comm, Array array,
+             Done done) { comm.reduce_scatter(1, "x", array, borders, std::move(done)); },
+         [&](int rank) { return (hosts - 1) * elements(rank, true, borders); });
+}
+
+TEST_P(HostsTest, GetWhatIsGatheredOnce) {
+  const auto borders = borders_of(5, kCount, ranks());
+  expect([&](Communicator& comm, Array array,
+             Done done) { comm.all_gather(1, "x", array, borders, std::move(done)); },
+         [&](int rank) { return elements(rank, false, borders); });
+}
+
+TEST_P(HostsTest, GetSumsOfAllOnce) {
+  const auto parts = static_cast<std::size_t>(ranks());
+  std::vector<std::size_t> borders{0};  // the first parts have one element more
+  for (std::size_t rank = 0; rank < parts; ++rank)
+    borders.push_back(borders.back() + kCount / parts + (rank < kCount % parts ? 1 : 0));
+  expect([&](Communicator& comm, Array array,
+             Done done) { comm.all_reduce(1, "x", array, kCount, std::move(done)); },
+         [&](int rank) {
+           return (parts / 2 - 1) * elements(rank, true, borders) + elements(rank, false, borders);
+         });
+}
+
+TEST_P(HostsTest, GetWhatIsBroadcastOnce) {
+  expect(
+      [&](Communicator& comm, Array array, Done done) {
+        comm.broadcast(1, "x", {static_cast<std::byte*>(array.data), 4 * kCount}, 3, std::move(done));
+      },
+      [&](int rank) { return host(rank) == host(3) ? 0 : kCount; });
+}
+
+// Ranks 1 to 4 of 6 have of ((0 + 1) + (2 + 3)) + (4 + 5) the sums 1, 2 + 3 and 4.
+TEST(SumNodes, AreTheLargestWithinARange) {
+  const std::vector<SumNode> nodes = nodes_within(order_of_ranks(6), 1, 5);
+  ASSERT_EQ(nodes.size(), 3u);
+  EXPECT_EQ(nodes[1].first, 2u);
+  EXPECT_EQ(nodes[1].last, 4u);
+  EXPECT_EQ(nodes[0].merges, 1u);
+  EXPECT_EQ(nodes[1].merges, 1u);
+  EXPECT_EQ(nodes[2].merges, 0u);
+}
+
+}  // namespace
+}  // namespace sluice::comm
