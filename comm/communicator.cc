@@ -109,7 +109,7 @@ Communicator::State::State(std::unique_ptr<Links> links, const Deadlines& deadli
                            allocator::Ledger& ledger, Hosts the_hosts)
     : buffers(ledger, allocator::Purpose::kStaging, buffer_bytes(links->size())),
       hosts(std::move(the_hosts)),
-      slots(buffers.data(), hosts),
+      slots(buffers.data(), hosts, links->rank()),
       rank(links->rank()),
       ranks(links->size()) {
   transport = std::make_unique<Transport>(

@@ -5,21 +5,25 @@
 namespace sluice::comm {
 
 Hosts::Hosts(const std::vector<int>& numbers) : members_(numbers.size()) {
+  std::vector<std::size_t> place_of_host(numbers.size());  // by the host's first rank
+  std::size_t hosts = 0;
   for (std::size_t rank = 0; rank < numbers.size(); ++rank) {
-    const auto first = std::ranges::find(numbers, numbers[rank]) - numbers.begin();
+    const auto first = static_cast<std::size_t>(std::ranges::find(numbers, numbers[rank]) - numbers.begin());
+    if (first == rank) place_of_host[rank] = hosts++;
     first_.push_back(static_cast<int>(first));
-    members_[static_cast<std::size_t>(first)].push_back(static_cast<int>(rank));
+    turn_.push_back(place_of_host[first] + members_[first].size());
+    members_[first].push_back(static_cast<int>(rank));
   }
 }
 
-bool Hosts::are_neighbours(int rank) const {
+bool Hosts::adds(int rank) const {
   const std::span<const int> all = with(rank);
-  return static_cast<std::size_t>(all.back() - all.front()) + 1 == all.size();
+  return all.size() > 1 && static_cast<std::size_t>(all.back() - all.front()) + 1 == all.size();
 }
 
 int Hosts::relay(int rank, int outer) const {
   const std::span<const int> all = with(rank);
-  return all[static_cast<std::size_t>(outer) % all.size()];
+  return all[turn_[static_cast<std::size_t>(outer)] % all.size()];
 }
 
 }  // namespace sluice::comm

@@ -16,13 +16,15 @@ class Hosts {
   bool on_one(int rank, int other) const { return first_of(rank) == first_of(other); }
   int first_of(int rank) const { return first_[static_cast<std::size_t>(rank)]; }  // the first of its host
   std::span<const int> with(int rank) const { return members_[static_cast<std::size_t>(first_of(rank))]; }
-  bool are_neighbours(int rank) const;  // the numbers of the ranks of its host have no gap
+  // Whether its host adds what its ranks give before it sends: they are several, whose numbers have no gap.
+  bool adds(int rank) const;
   // The rank on the host of `rank` that sends and receives for that host what is between it and `outer`, a
   // rank of another host. Each rank of a host does so for about as many.
   int relay(int rank, int outer) const;
 
  private:
-  std::vector<int> first_;                 // by rank
+  std::vector<int> first_;         // by rank
+  std::vector<std::size_t> turn_;  // by rank: its place on its host, and the host's among hosts, added
   std::vector<std::vector<int>> members_;  // ascending; by the first rank of a host
 };
 

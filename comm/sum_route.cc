@@ -6,7 +6,7 @@ SumRoute::SumRoute(const SumOrder& order, const Hosts& hosts, bool adds, int ran
   std::vector<std::size_t> begins{0};  // of each rank's arrays among all
   for (const std::size_t arrays : order.arrays) begins.push_back(begins.back() + arrays);
   const auto begin_of = [&](int r) { return begins[static_cast<std::size_t>(r)]; };
-  const auto are_added = [&](int r) { return adds && hosts.with(r).size() > 1 && hosts.are_neighbours(r); };
+  const auto are_added = [&](int r) { return adds && hosts.adds(r); };
   const auto nodes_of = [&](std::span<const int> ranks) {
     return nodes_within(order, begin_of(ranks.front()), begin_of(ranks.back() + 1));
   };

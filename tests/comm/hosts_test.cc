@@ -46,6 +46,24 @@ class HostsTest : public testing::TestWithParam<std::tuple<World, int>> {
 INSTANTIATE_TEST_SUITE_P(Links, HostsTest,
                          testing::Combine(testing::Values(World::kHosts), testing::Values(4, 6, 8)));
 
+TEST(Hosts, ShareWhatIsRelayedAmongTheirRanks) {
+  for (const std::vector<int>& numbers :
+       {std::vector<int>{0, 0, 1, 1}, {0, 1, 0, 1}, {7, 7, 3, 4}, {0, 0, 0, 1, 1, 1, 2, 2, 2}}) {
+    const Hosts hosts(numbers);
+    for (int rank = 0; rank < hosts.ranks(); ++rank) {
+      std::vector<std::size_t> times(numbers.size());
+      for (int outer = 0; outer < hosts.ranks(); ++outer)
+        if (!hosts.on_one(rank, outer)) ++times[static_cast<std::size_t>(hosts.relay(rank, outer))];
+      std::size_t least = SIZE_MAX, most = 0;
+      for (const int member : hosts.with(rank)) {
+        least = std::min(least, times[static_cast<std::size_t>(member)]);
+        most = std::max(most, times[static_cast<std::size_t>(member)]);
+      }
+      EXPECT_LE(most - least, 1u) << "on the host of rank " << rank << " of " << numbers.size();
+    }
+  }
+}
+
 TEST_P(HostsTest, GetOneSumOfEachOther) {
   const auto borders = borders_of(5, kCount, ranks());
   const auto hosts = static_cast<std::size_t>(ranks()) / 2;
