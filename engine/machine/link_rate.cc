@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "allocator/ledger.h"
+#include "allocator/memory.h"
 #include "core/bytes.h"
 #include "engine/call_id.h"
 
@@ -26,10 +29,16 @@ class Measurement {
     const auto ranks = static_cast<std::size_t>(communicator_.size());
     std::vector<std::size_t> borders(ranks + 1);
     for (std::size_t r = 0; r <= ranks; ++r) borders[r] = r * each;
-    bytes_.resize(ranks * each);
+    bytes_.emplace(ledger_, allocator::Purpose::kStaging, ranks * each);
     double best = once(borders);
     for (int round = 1; round < kRounds; ++round) best = std::min(best, once(borders));
     return slowest(best);
+  }
+
+  // The ranks may share a process, whose memory they look at next.
+  void end() {
+    bytes_.reset();
+    slowest(0);
   }
 
  private:
@@ -38,7 +47,7 @@ class Measurement {
     slowest(0);  // all begin together
     const Clock::time_point begin = Clock::now();
     TransferGroup group;
-    communicator_.all_gather(call_id(kBytes), kBytes, {bytes_.data(), Dtype::kU8}, borders, group.add());
+    communicator_.all_gather(call_id(kBytes), kBytes, {bytes_->data(), Dtype::kU8}, borders, group.add());
     group.wait(meanwhile_);
     return std::chrono::duration<double>(Clock::now() - begin).count();
   }
@@ -55,7 +64,8 @@ class Measurement {
   static constexpr const char* kBytes = "bytes that measure the link";
   comm::Communicator& communicator_;
   const std::function<void()>& meanwhile_;
-  std::vector<std::byte> bytes_;
+  allocator::Ledger ledger_;
+  std::optional<allocator::Region> bytes_;
 };
 
 }  // namespace
@@ -69,7 +79,9 @@ Link measure_link(comm::Communicator& communicator, const std::function<void()>&
     const std::size_t each = divide_up(received, others);
     const double seconds = measurement.seconds(each);
     link.bandwidth = static_cast<double>(each * others) / std::max(seconds - link.latency, seconds / 2);
-    if (seconds >= kLongEnough || received >= kMost) return link;
+    if (seconds < kLongEnough && received < kMost) continue;
+    measurement.end();
+    return link;
   }
 }
 
