@@ -19,6 +19,7 @@ using std::chrono::milliseconds;
 
 // What a rank that leaves waits for at most, where another one has no room for its last packets.
 constexpr std::chrono::seconds kFarewell{1};
+constexpr std::chrono::seconds kLeastStart{20};  // a busy machine takes a while until a process begins
 constexpr milliseconds kMostBetweenLooks{200};
 
 std::exception_ptr error_of(ErrorCode code, const std::string& text) {
@@ -51,6 +52,12 @@ Answer answer_of(const std::shared_ptr<Inbox>& inbox, const Read& read, std::uin
 }
 
 }  // namespace
+
+Deadlines Deadlines::of_ranks_started_together() const {
+  Deadlines all = *this;
+  all.start = std::max<std::chrono::milliseconds>(silence, kLeastStart);
+  return all;
+}
 
 struct Transport::State {
   State(std::unique_ptr<Links> the_links, const Deadlines& the_deadlines, Describe the_describe,
@@ -327,6 +334,10 @@ void Transport::State::find_late() {
       return fail(rank, ErrorCode::kIo,
                   fmt::format("rank {} has given no sign of life for {:.3g} s", rank,
                               std::chrono::duration<double>(deadlines.silence).count()));
+    if (!peer->begun && deadlines.start && wire.now > *deadlines.start)
+      return fail(rank, ErrorCode::kIo,
+                  fmt::format("rank {} has given no sign of life since the start, for {:.3g} s", rank,
+                              std::chrono::duration<double>(*deadlines.start).count()));
     const std::optional<Time> waiting = peer->waiting_since();
     if (!waiting || std::max(*waiting, last_work) >= since) continue;
     since = std::max(*waiting, last_work);

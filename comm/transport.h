@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -21,6 +22,11 @@ struct Deadlines {
   // A message of which one end has not come for so long has failed, though its rank lives. Times in which
   // some rank reports work do not count.
   std::chrono::milliseconds patience = std::chrono::minutes(10);
+  // A rank that has not begun so long after this one has failed. Nothing: it is waited for as one that lives.
+  std::optional<std::chrono::milliseconds> start = {};
+
+  // The same for ranks that one launcher has started together.
+  Deadlines of_ranks_started_together() const;
 };
 
 // Messages between ranks, and reads that a rank serves. Any number may be under way. Each `done` is called on

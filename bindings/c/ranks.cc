@@ -80,7 +80,8 @@ sluice_ranks::sluice_ranks(std::unique_ptr<sluice::comm::Links> links,
 sluice_ranks::sluice_ranks(sluice::comm::LaunchedLinks launched, const sluice::comm::Deadlines& deadlines)
     : link_bytes(launched.bytes),
       mpi(std::move(launched.mpi)),
-      communicator(std::move(launched.host.links), deadlines, ledger, launched.host.hosts) {}
+      communicator(std::move(launched.host.links), deadlines.of_ranks_started_together(), ledger,
+                   launched.host.hosts) {}
 
 std::uint64_t sluice_ranks::bytes() const {
   return link_bytes + sluice::comm::Communicator::buffer_bytes(communicator.size());

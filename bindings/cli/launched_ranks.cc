@@ -10,7 +10,8 @@ LaunchedRanks::LaunchedRanks(const comm::MpiLauncher& launcher, const comm::Dead
     : links_(comm::join_launched(launcher,
                                  {.asked_to_end = [] { return StopSignals::requested_by(SIGTERM); }}, kRing,
                                  deadlines.patience)) {
-  communicator_.emplace(std::move(links_.host.links), deadlines, ledger_, links_.host.hosts);
+  communicator_.emplace(std::move(links_.host.links), deadlines.of_ranks_started_together(), ledger_,
+                        links_.host.hosts);
 }
 
 LaunchedRanks::~LaunchedRanks() {

@@ -105,7 +105,8 @@ LocalRanks::LocalRanks(int ranks, const comm::Deadlines& deadlines) {
     memory_ = std::make_unique<comm::LocalMemory>(ranks, kRing);
     start_others(ranks);
   }
-  communicator_.emplace(comm::make_local_links(*memory_, rank), deadlines, ledger_);
+  communicator_.emplace(comm::make_local_links(*memory_, rank), deadlines.of_ranks_started_together(),
+                        ledger_);
   if (rank == 0) watch_ = std::jthread([this](const std::stop_token& end) { watch(end); });
 }
 

@@ -221,6 +221,18 @@ TEST(Patience, NamesWhoHasNotComeAndForWhat) {
     EXPECT_EQ(error, "rank 2 has not come to the sum of 'norm' (f64, 30 elements) for 0.3 s");
 }
 
+// It may have been stopped before it gave a sign of life.
+TEST(Patience, NamesWhoHasNotBegunWhereAllWereStartedTogether) {
+  const Deadlines together = Deadlines{milliseconds(100)}.of_ranks_started_together();
+  EXPECT_EQ(together.start, std::chrono::seconds(20));
+  EXPECT_EQ(Deadlines{std::chrono::minutes(1)}.of_ranks_started_together().start, std::chrono::minutes(1));
+  LocalMemory memory(2, kTestRing);
+  allocator::Ledger ledger;
+  Communicator comm(make_local_links(memory, 0), {kUnhurried.silence, kUnhurried.patience, milliseconds(300)},
+                    ledger);
+  EXPECT_EQ(failure_of(comm), "rank 1 has given no sign of life since the start, for 0.3 s");
+}
+
 TEST(Patience, NamesARankThatDoesNotAnswer) {
   const Deadlines deadlines{kUnhurried.silence, milliseconds(300)};
   Answer kept;
