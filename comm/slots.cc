@@ -16,8 +16,8 @@ std::size_t slot_bytes(int ranks) { return static_cast<std::size_t>(ranks - 1) *
 std::size_t Slots::bytes(int ranks) { return kSlots * slot_bytes(ranks); }
 
 Slots::Slots(std::byte* memory, const Hosts& hosts, int rank) {
-  const bool adds_for_host = !hosts.all_on_one() && hosts.adds(rank);
   if (hosts.ranks() == 1) return;
+  const bool adds_for_host = !hosts.all_on_one() && hosts.adds(rank);
   for (std::size_t i = 0; i < kSlots; ++i) {
     const bool is_own = !adds_for_host || i % 2 == 0;
     slots_.push_back(

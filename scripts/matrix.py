@@ -197,7 +197,7 @@ def main():
     parser.add_argument("--resume", action="store_true", help="with --json: go on where the file ends")
     parser.add_argument("--most", type=int, help="end after so many cells more")
     parser.add_argument("--ranks", action="store_true", help="cells of several ranks")
-    parser.add_argument("--all", action="store_true", help="with --ranks: every cell, which takes two hours")
+    parser.add_argument("--all", action="store_true", help="with --ranks: every cell, which takes an hour")
     a = parser.parse_args()
     if a.resume and not a.json:
         parser.error("--resume needs --json FILE, which has the results to go on from")

@@ -2,8 +2,8 @@
 
 Each cell trains GPT-2 or Llama (presets tiny and tiny-llama) with 24 micro-batches a step, at a stage, in a place, with an
 optimizer, started by Sluice itself (shared memory) or by mpirun, of 1 to 4 ranks, with clipping by norm or with updates in the
-backward pass. Losses, norms and every file of the checkpoint
-must have the bits of as many ranks of Sluice's own that have everything in memory (stage 0); with --reproducible those of one rank.
+backward pass. Losses, norms and every file of the checkpoint must have the bits of as many ranks of Sluice's own that have everything
+in memory (stage 0); with --reproducible those of one rank.
 Then checkpoints that 4 ranks have written go on at 1, 3 and 8 ranks, and at 4, as if these had trained from the first step.
 (Ranks that are threads of one process are no program's; tests/comm and tests/engine hold them to the same sums.)"""
 import itertools

@@ -89,7 +89,7 @@ def wrap(
         those that torchrun has started. False: this process alone. A process group: its ranks. `memory`, `disk` and `threads`
         are those of each rank. Gradients are the mean over the ranks. docs/ranks.md says more.
     stage: what is partitioned over the ranks, from 0 (nothing) to 3 (the state, gradients that are final, and parameters);
-        None: the least with which everything is in memory.
+        None: the least with which everything is in memory, or where the disk is needed anyway, the one with the shortest step.
     reproducible: the same bits at any number of ranks, also of one. Each backward() is a micro-batch, of which a step has
         `accumulate` over all ranks (those of MicroBatches), and a gradient is the mean over them: losses are not divided.
         What would let bits depend on the ranks is refused; docs/ranks.md says what, and what is the caller's to see to.
