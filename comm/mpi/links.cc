@@ -13,13 +13,9 @@
 namespace sluice::comm {
 namespace {
 
-using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 constexpr int kTag = 1;
-// A wait begins without sleep, since the next packet of a message is mostly near. Sleeps then grow, because
-// threads that compute need the cores.
-constexpr microseconds kAwake{50}, kLeastSleep{20}, kMostSleep{1000};
 constexpr milliseconds kBetweenQuestions{50}, kSearch{3000};
 // A rank that lives answers while it still has something to do, such as to give memory back.
 constexpr milliseconds kSilentLeaving{2000}, kMostLeaving{30000};
@@ -42,7 +38,7 @@ void check_mpi(int code, const char* call) {
 
 MpiLinks::MpiLinks(MPI_Comm world, const Mpi::Settings& settings, std::atomic<bool>& missed,
                    std::string& trouble)
-    : world_(world), settings_(settings), missed_(missed), trouble_(trouble), moved_(Clock::now()) {
+    : world_(world), settings_(settings), missed_(missed), trouble_(trouble), pace_(Clock::now()) {
   check_mpi(MPI_Comm_rank(world_, &rank_), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(world_, &size_), "MPI_Comm_size");
   const auto ranks = static_cast<std::size_t>(size_);
@@ -58,7 +54,7 @@ MpiLinks::MpiLinks(MPI_Comm world, const Mpi::Settings& settings, std::atomic<bo
   statuses_.resize(std::max(ranks, buffers));
   for (int from = 0; from < size_; ++from) {
     if (from == rank_) continue;
-    peer(from).heard = moved_;
+    peer(from).heard = Clock::now();
     peer(from).posted.assign(kMpiAhead, MPI_REQUEST_NULL);
     for (int i = 0; i < kMpiAhead; ++i) {
       peer(from).oldest = i;
@@ -143,6 +139,11 @@ std::optional<int> MpiLinks::free_send() {
   return static_cast<int>(free - sends_.begin());
 }
 
+void MpiLinks::has_moved(std::size_t bytes) {
+  if (2 * bytes < packet_bytes_) return pace_.moved(Clock::now());
+  pace_.moved_large(Clock::now());
+}
+
 bool MpiLinks::say(int to, Kind kind, std::span<const std::byte> head, std::span<const std::byte> body) {
   Peer& p = peer(to);
   if (p.told || p.lost || (p.left && kind < Kind::kAnswer)) return false;
@@ -165,7 +166,7 @@ bool MpiLinks::say(int to, Kind kind, std::span<const std::byte> head, std::span
   }
   receivers_[static_cast<std::size_t>(*index)] = to;
   ++p.sends;
-  moved_ = Clock::now();
+  has_moved(bytes);
   return true;
 }
 
@@ -205,7 +206,7 @@ bool MpiLinks::receive(int from, const std::function<void(std::span<const std::b
     const std::size_t bytes = *p.arrived - 1;
     switch (static_cast<Kind>(packet[bytes])) {
       case Kind::kPacket:
-        moved_ = Clock::now();
+        has_moved(bytes);
         take({packet, bytes});
         return true;
       case Kind::kQuestion:
@@ -246,17 +247,17 @@ void MpiLinks::wait(Clock::time_point until) {
     const bool moved = poll() | std::exchange(has_room_, false);
     std::unique_lock lock(mutex_);
     const auto now = Clock::now();
-    if (moved) moved_ = now;
+    if (moved) pace_.moved(now);
     if (moved || is_woken_ || now >= until) {
       is_woken_ = false;
       return;
     }
-    if (now < moved_ + kAwake) {
+    const auto sleep = pace_.sleep(now);
+    if (sleep == Clock::duration::zero()) {
       lock.unlock();
       ::sched_yield();
       continue;
     }
-    const auto sleep = std::clamp<Clock::duration>((now - moved_) / 8, kLeastSleep, kMostSleep);
     woken_.wait_until(lock, std::min(until, now + sleep), [this] { return is_woken_; });
   }
 }

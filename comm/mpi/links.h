@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/mpi/pace.h"
 #include "comm/mpi_links.h"
 
 namespace sluice::comm {
@@ -22,7 +23,7 @@ std::string mpi_text(int code);
 // for each rank, as packets of that rank may be under way. A send is synchronous: it ends when its receive
 // has begun, and so no packet waits in memory of MPI's own, which nobody has charged.
 //
-// MPI tells nothing by itself, so a rank that waits asks it, often at first, and then once in a millisecond.
+// MPI tells nothing by itself, so a rank that waits asks it, as often as Pace says.
 class MpiLinks final : public Links {
  public:
   // `missed` is set where MPI has found that a rank is gone, and does not say which. `trouble` gets the
@@ -62,6 +63,7 @@ class MpiLinks final : public Links {
   void see_head(int from, const MPI_Status& status, int code);
   void end_of_send(int index, int code);
   void lose(int rank, const std::string& why);
+  void has_moved(std::size_t bytes);
   void ask();
   bool leave(Clock::time_point until);
   void withdraw_receives();
@@ -79,7 +81,8 @@ class MpiLinks final : public Links {
   std::vector<int> receivers_;        // by buffer
   std::vector<int> indices_;          // for poll()
   std::vector<MPI_Status> statuses_;  // for poll()
-  Clock::time_point moved_, asked_;
+  Pace pace_;
+  Clock::time_point asked_;
   std::optional<Clock::time_point> missing_since_;
   bool leaves_ = false;
   bool has_room_ = false;  // a buffer has become free, of which wait() has not told yet

@@ -1,0 +1,57 @@
+#pragma once
+#include <algorithm>
+#include <chrono>
+
+namespace sluice::comm {
+
+// How long a thread that polls a link may sleep before it looks again.
+//
+// After a packet has moved, the next one is mostly near: the thread stays awake for 50 us, and then sleeps an
+// eighth of the time since, 20 us to 1 ms. While large packets stream, each comes when the link has let its
+// bytes pass, and several more are under way. To look for each of them would take time from threads that
+// compute, and bring nothing earlier, so the thread then sleeps for as long as four of them take.
+class Pace {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit Pace(Clock::time_point now) : moved_(now), large_(now), begun_(now) {}
+
+  void moved(Clock::time_point now) { moved_ = now; }
+
+  void moved_large(Clock::time_point now) {
+    moved_ = now;
+    if (now > large_ + kPause) {
+      begun_ = now;
+      count_ = 0;
+    } else if (++count_ == kMostCount) {  // so that the pace follows the link
+      begun_ += (now - begun_) / 2;
+      count_ /= 2;
+    }
+    large_ = now;
+  }
+
+  // Zero: stay awake.
+  Clock::duration sleep(Clock::time_point now) const {
+    const Clock::duration stream = std::min<Clock::duration>(4 * between_large(now), kMostSleep);
+    if (stream > kAwake) return stream;
+    if (now < moved_ + kAwake) return Clock::duration::zero();
+    return std::clamp<Clock::duration>((now - moved_) / 8, kLeastSleep, kMostSleep);
+  }
+
+ private:
+  static constexpr std::chrono::microseconds kAwake{50}, kLeastSleep{20}, kMostSleep{1000};
+  static constexpr std::chrono::milliseconds kPause{
+      4};  // without a large packet for so long, nothing streams
+  static constexpr int kLeastCount = 8, kMostCount = 64;
+
+  Clock::duration between_large(Clock::time_point now) const {
+    if (count_ < kLeastCount || now > large_ + kPause) return Clock::duration::zero();
+    return (large_ - begun_) / count_;
+  }
+
+  Clock::time_point moved_, large_;  // the last packet, and the last large one
+  Clock::time_point begun_;          // `count_` large packets have come since then
+  int count_ = 0;
+};
+
+}  // namespace sluice::comm
