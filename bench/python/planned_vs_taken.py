@@ -1,38 +1,67 @@
 #!/usr/bin/env python3
 """Compares the seconds of a step that `sluice plan` predicts with those that steps then take, for runs in memory and on disk, in
-f32 and bf16, from GPT-2 to a Llama of 8B, with AdamW state in f32 and in 8 bits, with one micro-batch and several. One run follows
-the other; figures are medians of the steps after the first. --json prints JSON.
+f32 and bf16, from GPT-2 to a Llama of 8B, with AdamW state in f32 and in 8 bits, with one micro-batch and several, by one rank and
+by several, in the memory of one machine and over a wire. One run follows the other; figures are medians of the steps after the
+first. --json prints JSON.
 
 For both sides it prints where a step's seconds go: products and loops, updates, and waiting for the disk.
 
     python3 bench/python/planned_vs_taken.py --disk FOLDER [RUN ...]
 """
+import dataclasses
 import json
 import random
 import statistics
 import string
 import sys
 
-from side_by_side import ROOT, make_tokens, parser_of, sluice, temporary_folder
+from side_by_side import ROOT, make_tokens, parser_of, sluice, sluice_steps, temporary_folder
 
 ON_DISK = ["--place-parameters", "disk", "--place-gradients", "disk", "--place-state", "disk"]
 NARROW = ["--dtype", "bf16", "--master", "none", "--state", "8bit", "--clip", 0]
-# Tokens of a micro-batch, disk space, steps, and further options.
+
+
+@dataclasses.dataclass
+class Run:
+    tokens: int  # of a micro-batch
+    steps: int
+    options: list
+    disk: str | None = None  # the most bytes of it
+    ranks: int = 1
+    rate: str | None = None  # of the wire, where each rank has a host of its own (scripts/hosts.sh, which needs root)
+
+    def link(self):
+        """What the plan is told of it: a wire's latency is that of two programs that poll, and memory's bandwidth that of sums."""
+        return "1Gbit/s,100us" if self.rate else "20Gbit/s,20us"
+
+
+def of_ranks(ranks, *options, rate=None):
+    """Eight micro-batches for each rank, which has one thread."""
+    return Run(256, 4, ["--model", "gpt2-124m", "--tokens", "bytes", "--memory", "2GiB", "--threads", 1, "--batch", 1, "--seq", 256,
+                        "--accumulate", 8 * ranks, *options], ranks=ranks, rate=rate)
+
+
 RUNS = {
-    "mini": (1024, "512MiB", 20, ["--model", "mini", "--memory", "176MiB", "--batch", 8, "--seq", 128]),
-    "gpt2-124m": (1024, None, 5, ["--model", "gpt2-124m", "--memory", "6GiB", "--batch", 4, "--seq", 256]),
-    "gpt2-124m, on disk": (1024, "8GiB", 5, ["--model", "gpt2-124m", "--memory", "3GiB", "--batch", 4, "--seq", 256, *ON_DISK]),
-    "gpt2-355m, bf16, 4 micro-batches": (
-        256, None, 4, ["--model", "gpt2-355m", "--memory", "8GiB", "--batch", 1, "--seq", 256, "--accumulate", 4, "--dtype", "bf16"]),
-    "gpt2-355m, narrow, on disk": (
-        128, "12GiB", 6, ["--model", "gpt2-355m", "--memory", "1536MiB", "--batch", 1, "--seq", 128, *NARROW, *ON_DISK]),
-    "gpt2-1.5b, on disk": (
-        128, "30GiB", 3, ["--model", "gpt2-1.5b", "--memory", "4GiB", "--batch", 1, "--seq", 128, "--clip", 0]),
-    "llama-1b, bf16, on disk": (
-        512, "20GiB", 4, ["--model", "llama-1b", "--tokens", "bytes", "--memory", "3GiB", "--batch", 1, "--seq", 512, "--dtype",
-                          "bf16", *ON_DISK]),
-    "llama-8b, narrow, on disk": (
-        128, "40GiB", 3, ["--model", "llama-8b", "--tokens", "bytes", "--memory", "4GiB", "--batch", 1, "--seq", 128, *NARROW]),
+    "mini": Run(1024, 20, ["--model", "mini", "--memory", "176MiB", "--batch", 8, "--seq", 128], "512MiB"),
+    "gpt2-124m": Run(1024, 5, ["--model", "gpt2-124m", "--memory", "6GiB", "--batch", 4, "--seq", 256]),
+    "gpt2-124m, on disk": Run(1024, 5, ["--model", "gpt2-124m", "--memory", "3GiB", "--batch", 4, "--seq", 256, *ON_DISK], "8GiB"),
+    "gpt2-355m, bf16, 4 micro-batches": Run(
+        256, 4, ["--model", "gpt2-355m", "--memory", "8GiB", "--batch", 1, "--seq", 256, "--accumulate", 4, "--dtype", "bf16"]),
+    "gpt2-355m, narrow, on disk": Run(
+        128, 6, ["--model", "gpt2-355m", "--memory", "1536MiB", "--batch", 1, "--seq", 128, *NARROW, *ON_DISK], "12GiB"),
+    "gpt2-1.5b, on disk": Run(128, 3, ["--model", "gpt2-1.5b", "--memory", "4GiB", "--batch", 1, "--seq", 128, "--clip", 0], "30GiB"),
+    "llama-1b, bf16, on disk": Run(
+        512, 4, ["--model", "llama-1b", "--tokens", "bytes", "--memory", "3GiB", "--batch", 1, "--seq", 512, "--dtype", "bf16",
+                 *ON_DISK], "20GiB"),
+    "llama-8b, narrow, on disk": Run(
+        128, 3, ["--model", "llama-8b", "--tokens", "bytes", "--memory", "4GiB", "--batch", 1, "--seq", 128, *NARROW], "40GiB"),
+    "ranks: 1": of_ranks(1),
+    "ranks: 2": of_ranks(2),
+    "ranks: 2, stage 3": of_ranks(2, "--stage", 3),
+    "ranks: 2 hosts, 1 Gbit/s": of_ranks(2, rate="1gbit"),
+    "ranks: 2 hosts, 1 Gbit/s, stage 3": of_ranks(2, "--stage", 3, rate="1gbit"),
+    "ranks: 4": of_ranks(4),
+    "ranks: 4 hosts, 1 Gbit/s": of_ranks(4, rate="1gbit"),
 }
 
 
@@ -45,18 +74,18 @@ def arguments():
 
 
 def run(a, name, folder):
-    tokens, room, steps, options = RUNS[name]
-    data, metrics = folder / "tokens.bin", folder / "metrics.jsonl"
-    if "--tokens" in options:
+    r = RUNS[name]
+    data = folder / "tokens.bin"
+    if "--tokens" in r.options:
         data = data.with_suffix(".txt")
-        data.write_text("".join(random.Random(1).choices(string.ascii_letters, k=64 * tokens)))
+        data.write_text("".join(random.Random(1).choices(string.ascii_letters, k=64 * r.tokens)))
     else:
-        make_tokens(data, 64 * tokens)
-    metrics.unlink(missing_ok=True)
-    options = [*options, "--data", data, *(["--disk", f"{a.disk}:{room}"] if room else [])]
-    plan = json.loads(sluice("plan", *options, "--json", build=a.build))["step"]
-    sluice("train", *options, "--steps", steps, "--metrics", metrics, "--progress", "none", build=a.build)
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()][1:]
+        make_tokens(data, 64 * r.tokens)
+    options = [*r.options, "--data", data, *(["--disk", f"{a.disk}:{r.disk}"] if r.disk else [])]
+    of_several = [*options, "--ranks", r.ranks] if r.ranks > 1 else options
+    plan = json.loads(sluice("plan", *of_several, *(["--link", r.link()] if r.ranks > 1 else []), "--json", build=a.build))["step"]
+    hosts = [ROOT / "scripts/hosts.sh", "--hosts", r.ranks, "--rate", r.rate] if r.rate else []
+    rows = sluice_steps(folder, *(options if r.rate else of_several), "--steps", r.steps, build=a.build, launcher=hosts)
     middle = {key: statistics.median(row[key] for row in rows)
               for key in ("seconds", "read_wait_seconds", "write_wait_seconds", "optimizer_seconds")}
     waited = middle["read_wait_seconds"] + middle["write_wait_seconds"]
@@ -64,6 +93,7 @@ def run(a, name, folder):
               "least": min(row["seconds"] for row in rows), "most": max(row["seconds"] for row in rows),
               "bound": plan["bound"], "read": rows[-1]["disk_read"], "written": rows[-1]["disk_written"],
               "planned_parts": {key: plan[key] for key in plan if key.endswith("_seconds")},
+              "received": rows[-1].get("received", 0),
               "taken_parts": {"compute_seconds": middle["seconds"] - waited - middle["optimizer_seconds"],
                               "optimizer_seconds": middle["optimizer_seconds"], "wait_seconds": waited}}
     return result

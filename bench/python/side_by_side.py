@@ -66,12 +66,12 @@ def sluice(*arguments, build=ROOT / "build", launcher=()):
     return subprocess.run([str(word) for word in command], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def sluice_steps(folder, *arguments, launcher=()):
+def sluice_steps(folder, *arguments, build=ROOT / "build", launcher=()):
     """Returns the metrics of the steps after the first."""
     metrics = folder / "metrics.jsonl"
     for earlier in folder.glob("metrics*.jsonl"):  # each rank has one
         earlier.unlink()
-    sluice("train", "--eval-every", 0, "--metrics", metrics, "--progress", "none", *arguments, launcher=launcher)
+    sluice("train", "--eval-every", 0, "--metrics", metrics, "--progress", "none", *arguments, build=build, launcher=launcher)
     return [json.loads(line) for line in metrics.read_text().splitlines()][1:]
 
 
