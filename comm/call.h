@@ -24,7 +24,7 @@ using Describe = std::function<std::string(std::uint64_t tag, const Call& call)>
 
 // What one rank reads of another one's memory. The keys are for those who read and serve.
 struct Read {
-  int reader = 0;
+  int reader = 0, owner = 0;  // the owner is another rank than the one that is asked, where that one relays
   std::uint64_t key = 0, version = 0, offset = 0, bytes = 0;
 };
 // Takes the bytes, or an error in their place. `sent` is called when the bytes are used no more.

@@ -100,7 +100,7 @@ struct Communicator::State {
   Adder adder;
 
   int rank, ranks;
-  std::atomic<std::uint64_t> exchanged_sent{0}, exchanged_received{0};
+  std::atomic<std::uint64_t> exchanged_sent{0}, exchanged_received{0}, exchanged_from_hosts{0};
   std::unique_ptr<Transport> transport;
   std::thread thread;
 };
@@ -301,6 +301,7 @@ Communicator::~Communicator() = default;
 
 int Communicator::rank() const { return state_->rank; }
 int Communicator::size() const { return state_->ranks; }
+const Hosts& Communicator::hosts() const { return state_->hosts; }
 
 void Communicator::reduce_scatter(std::uint64_t id, const std::string& name, Array values, Borders borders,
                                   Done done) {
@@ -361,12 +362,17 @@ std::vector<std::string> Communicator::exchange(std::uint64_t id, const std::str
   const auto gather = [&](std::byte* bytes, std::vector<std::size_t> borders) {
     const auto own_part = static_cast<std::size_t>(rank());
     const std::size_t own_bytes = borders[own_part + 1] - borders[own_part], all_bytes = borders.back();
+    std::size_t of_hosts = 0;
+    for (int r = 0; r < size(); ++r)
+      if (!hosts().on_one(r, rank()))
+        of_hosts += borders[static_cast<std::size_t>(r) + 1] - borders[static_cast<std::size_t>(r)];
     TransferGroup group;
     state_->start(CallKind::kExchange, id, name, element_of(Dtype::kU8), bytes, std::move(borders), 0,
                   group.add());
     group.wait(meanwhile);
     state_->exchanged_sent += own_bytes * (ranks - 1);
     state_->exchanged_received += all_bytes - own_bytes;
+    state_->exchanged_from_hosts += of_hosts;
   };
   std::vector<std::uint64_t> lengths(ranks);
   lengths[static_cast<std::size_t>(rank())] = own.size();
@@ -408,9 +414,14 @@ void Communicator::serve(Server server) { state_->transport->serve(std::move(ser
 
 void Communicator::read(int from, std::uint64_t key, std::uint64_t version, std::uint64_t offset,
                         std::span<std::byte> into, Done done) {
-  state_->check_other(from, "reads from");
+  read_through(from, from, key, version, offset, into, std::move(done));
+}
+void Communicator::read_through(int relay, int owner, std::uint64_t key, std::uint64_t version,
+                                std::uint64_t offset, std::span<std::byte> into, Done done) {
+  state_->check_other(relay, "reads from");
+  state_->check_other(owner, "reads bytes of");
   if (state_->refuses(done)) return;
-  state_->transport->read(from, key, version, offset, into, state_->forwarding(std::move(done)));
+  state_->transport->read(relay, owner, key, version, offset, into, state_->forwarding(std::move(done)));
 }
 
 void Communicator::report_work() { state_->transport->report_work(); }
@@ -423,6 +434,7 @@ Transport::Counters Communicator::counters() const {
   };
   move(state_->exchanged_sent, counters.sent, counters.sent_besides);
   move(state_->exchanged_received, counters.received, counters.received_besides);
+  counters.received_from_hosts -= state_->exchanged_from_hosts;
   return counters;
 }
 

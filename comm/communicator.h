@@ -8,6 +8,7 @@
 
 #include "allocator/ledger.h"
 #include "comm/call.h"
+#include "comm/hosts.h"
 #include "comm/sums.h"
 #include "comm/transport.h"
 #include "core/dtype.h"
@@ -52,6 +53,7 @@ class Communicator {
 
   int rank() const;
   int size() const;
+  const Hosts& hosts() const;
 
   // Collective. Afterwards the rank's own part of `values` (f32, bf16 or f16) is the sum over all ranks; the
   // rest is as it was.
@@ -85,6 +87,9 @@ class Communicator {
   void serve(Server server);
   void read(int from, std::uint64_t key, std::uint64_t version, std::uint64_t offset,
             std::span<std::byte> into, Done done);
+  // Asks `relay` for bytes of `owner`. What a rank answers for others is its server's matter.
+  void read_through(int relay, int owner, std::uint64_t key, std::uint64_t version, std::uint64_t offset,
+                    std::span<std::byte> into, Done done);
 
   void report_work();                   // as Transport::report_work()
   void fail(const std::string& error);  // as Transport::fail()

@@ -1,4 +1,5 @@
 #pragma once
+#include <cstddef>
 #include <span>
 #include <vector>
 
@@ -19,11 +20,15 @@ class Hosts {
   // Whether its host adds what its ranks give before it sends: they are several, whose numbers have no gap.
   bool adds(int rank) const;
   // The rank on the host of `rank` that sends and receives for that host what is between it and `outer`, a
-  // rank of another host. Each rank of a host does so for about as many.
-  int relay(int rank, int outer) const;
+  // rank of another host. Each rank of a host does so for about as many; and for about as many pieces, where
+  // what is between them comes in pieces.
+  int relay(int rank, int outer, std::size_t piece = 0) const;
+  // How many ranks fetch what `rank` has: those of its host, itself among them, and one of each other host.
+  int readers(int rank) const;
 
  private:
-  std::vector<int> first_;         // by rank
+  std::vector<int> first_;  // by rank
+  int hosts_ = 0;
   std::vector<std::size_t> turn_;  // by rank: its place on its host, and the host's among hosts, added
   std::vector<std::vector<int>> members_;  // ascending; by the first rank of a host
 };

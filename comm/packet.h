@@ -12,7 +12,7 @@ enum class PacketKind : std::uint8_t {
   kHello,    // the first one of each rank: tag = kHelloMagic, bytes = kPacketVersion
   kGrant,    // the receiver has memory for message `tag`: its `bytes`, its call
   kData,     // bytes of message `tag`, from offset `bytes` on
-  kRead,     // the reader's read number `tag`: its `bytes`; words = key, version, offset
+  kRead,     // the reader's read number `tag`: its `bytes`; rank = whose; words = key, version, offset
   kAnswer,   // bytes that answer read `tag`, from offset `bytes` on
   kRefusal,  // an error in place of an answer to read `tag`: its code and text
   kFailure,  // the first failure of all: the rank that failed, code and text
@@ -21,7 +21,7 @@ enum class PacketKind : std::uint8_t {
 };
 
 inline constexpr std::uint64_t kHelloMagic = 0x6f6c6c656863756c;  // "luchello"
-inline constexpr std::uint64_t kPacketVersion = 1;
+inline constexpr std::uint64_t kPacketVersion = 2;
 
 struct Head {
   PacketKind kind = PacketKind::kAlive;

@@ -34,7 +34,8 @@ Peer::Peer(Wire& wire, int rank, bool is_here)
 }
 
 void Peer::say(Head head, std::string text) {
-  head.rank = head.kind == PacketKind::kFailure ? head.rank : wire_.links.rank();
+  const bool is_of_another = head.kind == PacketKind::kFailure || head.kind == PacketKind::kRead;
+  if (!is_of_another) head.rank = wire_.links.rank();
   text.resize(std::min(text.size(), wire_.links.packet_bytes() - sizeof(Head)));
   control_.push_back({head, std::move(text)});
 }

@@ -210,7 +210,7 @@ void Transport::State::take(int rank, std::span<const std::byte> packet) {
       if (std::exchange(peer.work, head.tag) != head.tag) last_work = wire.now;
       return;
     case PacketKind::kRead:
-      return answer({rank, head.words[0], head.words[1], head.words[2], head.bytes}, head.tag);
+      return answer({rank, head.rank, head.words[0], head.words[1], head.words[2], head.bytes}, head.tag);
     case PacketKind::kFailure:
       return take_failure(head, body);
     case PacketKind::kGoodbye:
@@ -421,9 +421,10 @@ void Transport::serve(Server server) {
   state_->inbox->post({.kind = Order::kServe, .server = std::move(server)});
 }
 
-void Transport::read(int from, std::uint64_t key, std::uint64_t version, std::uint64_t offset,
+void Transport::read(int from, int owner, std::uint64_t key, std::uint64_t version, std::uint64_t offset,
                      std::span<std::byte> into, Done done) {
-  const Head request{.kind = PacketKind::kRead, .bytes = into.size(), .words = {key, version, offset}};
+  const Head request{
+      .kind = PacketKind::kRead, .rank = owner, .bytes = into.size(), .words = {key, version, offset}};
   state_->inbox->post(
       {.kind = Order::kRead, .peer = from, .into = into, .request = request, .done = std::move(done)});
 }

@@ -57,8 +57,8 @@ class Transport {
   // with bytes that stay unchanged until `sent` is called, or with an error, which is the read's alone.
   // Called once.
   void serve(Server server);
-  // Reads bytes that another rank serves.
-  void read(int from, std::uint64_t key, std::uint64_t version, std::uint64_t offset,
+  // Reads bytes that another rank serves: its own, or those of `owner`.
+  void read(int from, int owner, std::uint64_t key, std::uint64_t version, std::uint64_t offset,
             std::span<std::byte> into, Done done);
 
   // Says that this rank goes on with something that takes long and has no messages, so that others who wait

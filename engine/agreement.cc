@@ -14,6 +14,13 @@ std::vector<std::string> exchange(comm::Communicator& communicator, const std::s
   return communicator.exchange(call_id(name), name, own, meanwhile);
 }
 
+RankOf rank_of(const comm::Communicator& communicator) {
+  const comm::Hosts& hosts = communicator.hosts();
+  RankOf rank{communicator.rank(), communicator.size()};
+  for (int r = 0; r < rank.size && !hosts.all_on_one(); ++r) rank.hosts.push_back(hosts.first_of(r));
+  return rank;
+}
+
 bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanRequest& request,
                    const std::function<void()>& meanwhile) {
   struct Choice {

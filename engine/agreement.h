@@ -14,6 +14,9 @@ namespace sluice::engine {
 std::vector<std::string> exchange(comm::Communicator& communicator, const std::string& name,
                                   const std::string& own, const std::function<void()>& meanwhile = {});
 
+// What a plan has to know of the ranks.
+RankOf rank_of(const comm::Communicator& communicator);
+
 // Makes what must be alike in the plans of all ranks so: the highest stage, and the shortest chunks. Returns
 // true where it has changed the request, by which the rank then plans again.
 bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanRequest& request,

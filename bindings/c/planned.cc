@@ -7,6 +7,7 @@
 #include "bindings/c/status.h"
 #include "core/bytes.h"
 #include "core/system.h"
+#include "engine/agreement.h"
 #include "engine/checkpoint_values.h"
 #include "engine/machine/machine_rates.h"
 #include "engine/machine/process.h"
@@ -70,8 +71,7 @@ std::unique_ptr<kernels::F32Products> products_of(const sluice_engine_options& o
 }
 
 engine::RankOf rank_of(const sluice_engine_options& options) {
-  if (options.ranks != nullptr)
-    return {options.ranks->communicator.rank(), options.ranks->communicator.size()};
+  if (options.ranks != nullptr) return engine::rank_of(options.ranks->communicator);
   if (options.planned_ranks == 0) return {};
   if (options.planned_rank >= options.planned_ranks || options.planned_ranks > kMostPlanned)
     fail(ErrorCode::kInvalidArgument,

@@ -19,6 +19,7 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "core/system.h"
+#include "engine/agreement.h"
 #include "engine/machine/process.h"
 #include "models/run/machine_plan.h"
 #include "models/run/metrics.h"
@@ -150,7 +151,7 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
   if (ranks != nullptr) {
     take_share(ranks->ranks_here(), ranks->share_of_cpus(), own);
     own.communicator = &ranks->communicator();
-    own.plan.ranks = {own.communicator->rank(), own.communicator->size()};
+    own.plan.ranks = engine::rank_of(*own.communicator);
     own.communication_bytes = ranks->bytes();
     if (const int rank = own.communicator->rank(); rank > 0) {
       own.metrics = place_metrics(settings.metrics, rank);

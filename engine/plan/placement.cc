@@ -75,6 +75,18 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
       rounds_read_values_ |= optimizer.reads_values(round);
     measure(unit);
   }
+  find_relayed(optimizer);
+}
+
+void Placement::find_relayed(const optim::Optimizer& optimizer) {
+  const comm::Hosts hosts = ranks_.on_hosts();
+  if (!partitions_any_parameters() || hosts.all_on_one()) return;
+  const Shards all(layout_, optimizer, kChunkGrain, {ranks_.size, 0, ranks_.size});
+  for (UnitId unit = 0; unit < layout_.units().size(); ++unit) {
+    if (!partitions_parameters(unit)) continue;
+    const auto need = RelayedShards::need_of(layout_, all, unit, hosts, ranks_.rank);
+    relayed_ = {std::max(relayed_.pieces, need.pieces), std::max(relayed_.bytes, need.bytes)};
+  }
 }
 
 void Placement::find_positions() {

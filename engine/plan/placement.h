@@ -12,6 +12,7 @@
 #include "engine/plan/profile.h"
 #include "engine/plan/walk.h"
 #include "engine/step/buckets.h"
+#include "engine/store/relayed_shards.h"
 #include "engine/store/state_format.h"
 
 namespace sluice::engine {
@@ -80,6 +81,16 @@ class Placement {
   }
   Traffic shard_traffic(UnitId unit) const { return units_[unit].shard_traffic; }
 
+  // Plan::relay_pieces. With more than the fewest, ranks of a host that are ahead of others by an access, and
+  // by what they look ahead, have brought what these need. Other plans of wrapped models have as many.
+  std::size_t relay_pieces(bool fewest) const {
+    return relayed_.pieces * (fewest && !profile_.any_order ? 1 : kUnitsRelayed);
+  }
+  std::size_t relay_piece_bytes() const { return relayed_.bytes; }
+  std::uint64_t relay_bytes(bool fewest) const {
+    return round_up(relay_pieces(fewest) * relay_piece_bytes(), kHugePage);
+  }
+
   // The bytes that this rank receives from the others for a unit in one step.
   struct Received {
     std::uint64_t gradient = 0;    // for the sum of its gradient, once all of it is final
@@ -126,6 +137,7 @@ class Placement {
   std::size_t chunk_for(const MachineRates& rates) const;
 
  private:
+  static constexpr std::size_t kUnitsRelayed = 4;  // at a time
   const Profile& profile_;
   bool clip_;
   RankOf ranks_;
@@ -175,6 +187,8 @@ class Placement {
   void find_positions();
   void measure(UnitId unit);
 
+  void find_relayed(const optim::Optimizer& optimizer);
+
   StateFormat format_;
   std::vector<std::vector<Bucket>> buckets_;  // by unit
   std::vector<bool> together_;                // by unit: whether it is updated jointly with others
@@ -183,6 +197,7 @@ class Placement {
   std::size_t whole_bytes_;
   RoundsNeed rounds_;
   std::size_t stage_;
+  RelayedShards::Need relayed_;        // of any one unit
   std::vector<double> product_flops_;  // by unit: operations of matrix products in its update
   std::vector<UnitCosts> units_;
 };

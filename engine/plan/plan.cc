@@ -31,6 +31,7 @@ struct Shape {
   Lookahead lookahead;
   std::size_t ahead = 0;  // the index of `lookahead` in lookaheads()
   std::size_t slots = kLeastStagingSlots;
+  bool fewest() const { return slots == kLeastStagingSlots; }
 };
 
 class Planner {
@@ -278,7 +279,7 @@ class Planner {
   // As many as keep the disk busy, and as many that are sent meanwhile.
   std::size_t pieces_of(const Shape& shape, const Footprint& footprint) const {
     if (footprint.shards_on_disk == 0) return 0;
-    if (shape.slots == kLeastStagingSlots) return StoredShards::kFewestPieces;
+    if (shape.fewest()) return StoredShards::kFewestPieces;
     return std::clamp(2 * divide_up(rates_.disk_in_flight, StoredShards::kPiece), StoredShards::kFewestPieces,
                       kMostServingPieces);
   }
@@ -300,7 +301,8 @@ class Planner {
     const std::size_t slot =
         UpdatePipeline::slot_bytes(placement_.format(), placement_.layout(), footprint.shards_on_disk > 0);
     host[index(Purpose::kStaging)] = round_up(slots_of(shape, footprint) * slot, kHugePage) +
-                                     round_up(pieces_of(shape, footprint) * StoredShards::kPiece, kHugePage);
+                                     round_up(pieces_of(shape, footprint) * StoredShards::kPiece, kHugePage) +
+                                     placement_.relay_bytes(shape.fewest());
     host[index(Purpose::kBase)] = budget_.base + footprint.metadata;
     return host;
   }
@@ -313,6 +315,8 @@ class Planner {
     plan.extents = extents;
     plan.staging_slots = slots_of(shape, footprint);
     plan.serving_pieces = pieces_of(shape, footprint);
+    plan.relay_pieces = placement_.relay_pieces(shape.fewest());
+    plan.relay_piece_bytes = placement_.relay_piece_bytes();
     plan.bytes[index(Tier::kHost)] = host_bytes(plan, shape, footprint, extents);
     Bytes& disk = plan.bytes[index(Tier::kDisk)];
     disk[index(Purpose::kParameter)] = footprint.disk[index(Part::kParameters)];

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "allocator/ledger.h"
+#include "comm/hosts.h"
 #include "core/json.h"
 #include "engine/plan/profile.h"
 #include "engine/plan/rates.h"
@@ -37,6 +38,8 @@ inline constexpr std::size_t kMostStage = 3;
 // One of the ranks that train a model together.
 struct RankOf {
   int rank = 0, size = 1;
+  std::vector<int> hosts = {};  // as of comm::Hosts: by rank; none: all are on one
+  comm::Hosts on_hosts() const { return hosts.empty() ? comm::Hosts(size) : comm::Hosts(hosts); }
   bool operator==(const RankOf&) const = default;
 };
 
@@ -97,6 +100,8 @@ struct Plan {
   std::size_t chunk_elements = 0;  // in a chunk of a streamed update; a multiple of kChunkGrain
   std::size_t staging_slots = 0;
   std::size_t serving_pieces = 0;  // through which shards of parameters on disk are read; see StoredShards
+  // Through which what other hosts have of parameters comes to the ranks of this one; see RelayedShards.
+  std::size_t relay_pieces = 0, relay_piece_bytes = 0;
   std::size_t activation_bytes = 0, workspace_bytes = 0;
   std::size_t sums_bytes = 0;  // for gradients that wait to be added within an access; see Gradients
 

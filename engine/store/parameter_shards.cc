@@ -67,12 +67,13 @@ class ParameterShards::AllShards final : public Backing {
 
  private:
   static constexpr std::size_t kPiece = StoredShards::kPiece;
-  // In pieces, since the other rank may have its shard on disk.
+  // In pieces, since the other rank may have its shard on disk, and several ranks relay it.
   void read(int rank, std::span<std::byte> shard, const Done& part) {
-    for (std::size_t offset = 0; offset < shard.size(); offset += kPiece)
-      shards_.ranks_.communicator().read(rank, unit_, shards_.expected_[unit_], offset,
-                                         shard.subspan(offset, std::min(kPiece, shard.size() - offset)),
-                                         part);
+    for (std::size_t offset = 0; offset < shard.size(); offset += kPiece) {
+      const std::size_t bytes = std::min(kPiece, shard.size() - offset);
+      shards_.fetch({shards_.ranks_.rank(), rank, unit_, shards_.expected_[unit_], offset, bytes},
+                    shard.subspan(offset, bytes), part);
+    }
   }
   [[noreturn]] static void never_stored() {
     fail(ErrorCode::kInternal, "partitioned parameters are stored as a whole");
@@ -85,9 +86,10 @@ ParameterShards::ParameterShards(const Layout& layout, const Plan& plan, Ranks& 
     : layout_(layout),
       ranks_(ranks),
       memory_(sizes_of(layout, plan, ranks)),
-      stored_(layout.units().size(), plan.serving_pieces, ranks.size()),
+      stored_(layout.units().size(), plan.serving_pieces, ranks.communicator().hosts().readers(ranks.rank())),
       expected_(layout.units().size()),
-      published_(layout.units().size()) {
+      published_(layout.units().size()),
+      relayed_(layout, ranks, plan.relay_pieces, plan.relay_piece_bytes) {
   for (const UnitPlan& unit : plan.units) {
     partitioned_.push_back(unit.tier(Part::kParameters) == allocator::Tier::kRanks);
     on_disk_.push_back(partitioned_.back() && unit.shard_on_disk);
@@ -103,6 +105,7 @@ void ParameterShards::define(Backings& backings) {
 void ParameterShards::start(allocator::Ledger& ledger) {
   memory_.start(ledger, allocator::Purpose::kParameter);
   stored_.start(ledger);
+  relayed_.start(ledger);
   reads_->shards = this;
   ranks_.communicator().serve([reads = reads_](const comm::Read& read, comm::Answer answer) {
     const std::lock_guard lock(reads->serving);
@@ -141,6 +144,15 @@ void ParameterShards::read(UnitId unit, std::size_t offset, std::span<std::byte>
   done(nullptr);
 }
 
+// Of another rank's shard.
+void ParameterShards::fetch(const comm::Read& piece, std::span<std::byte> into, Done done) {
+  const int source = relayed_.source(piece.owner, piece.offset / StoredShards::kPiece);
+  if (source != ranks_.rank())
+    return ranks_.communicator().read_through(source, piece.owner, piece.key, piece.version, piece.offset,
+                                              into, std::move(done));
+  relayed_.read(piece, Pieces::copy_to(into, std::move(done)));
+}
+
 void ParameterShards::expect(UnitId unit) { ++expected_[unit]; }
 
 void ParameterShards::publish(UnitId unit) {
@@ -158,10 +170,24 @@ void ParameterShards::publish(UnitId unit) {
   for (const Question& question : now) answer_now(question);
 }
 
+// Whether it is of a whole piece that this rank has or relays, or only asks whether there is that version.
+bool ParameterShards::is_possible(const comm::Read& read) const {
+  const auto unit = static_cast<UnitId>(read.key);
+  if (read.owner < 0 || read.owner >= ranks_.size() || read.offset % StoredShards::kPiece != 0) return false;
+  if (read.owner == ranks_.rank() && read.bytes == 0) return true;
+  const std::size_t all = bytes(unit, read.owner);
+  return relayed_.source(read.owner, read.offset / StoredShards::kPiece) == ranks_.rank() &&
+         read.offset < all && read.bytes == std::min(StoredShards::kPiece, all - read.offset);
+}
+
 void ParameterShards::answer(const comm::Read& read, comm::Answer answer) {
+  const auto refuse = [&](const char* why) {
+    answer({}, std::make_exception_ptr(Error(ErrorCode::kState, why)), {});
+  };
   if (read.key >= layout_.units().size() || !has(static_cast<UnitId>(read.key)))
-    return answer(
-        {}, std::make_exception_ptr(Error(ErrorCode::kState, "a unit is read that is not partitioned")), {});
+    return refuse("a unit is read that is not partitioned");
+  if (!is_possible(read)) return refuse("a shard is read as if it had another size, or were elsewhere");
+  if (read.owner != ranks_.rank()) return relayed_.read(read, std::move(answer));
   Question question{read, std::move(answer)};
   {
     const std::lock_guard lock(mutex_);
@@ -172,12 +198,8 @@ void ParameterShards::answer(const comm::Read& read, comm::Answer answer) {
 
 void ParameterShards::answer_now(const Question& question) {
   const auto unit = static_cast<UnitId>(question.read.key);
-  const auto& [reader, key, version, offset, wanted] = question.read;
-  if (offset % StoredShards::kPiece != 0 || offset >= bytes(unit) ||
-      wanted != std::min(StoredShards::kPiece, bytes(unit) - offset))
-    return question.answer(
-        {}, std::make_exception_ptr(Error(ErrorCode::kState, "a shard is read as if it had another size")),
-        {});
+  const std::size_t offset = question.read.offset, wanted = question.read.bytes;
+  if (wanted == 0) return question.answer({}, nullptr, [](const std::exception_ptr&) {});
   {
     const std::lock_guard lock(reads_->counting);
     ++reads_->under_way;

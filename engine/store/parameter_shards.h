@@ -9,6 +9,7 @@
 #include "engine/plan/plan.h"
 #include "engine/ranks.h"
 #include "engine/store/backing.h"
+#include "engine/store/relayed_shards.h"
 #include "engine/store/shard_memory.h"
 #include "engine/store/stored_shards.h"
 
@@ -18,7 +19,8 @@ namespace sluice::engine {
 // so, on disk. A whole unit is put together from
 // the shards of all ranks wherever one needs it; to the pager that is a fetch. Each change of a unit makes a
 // new *version* of it, which the ranks count alike: a rank that asks for a version waits until the owner of
-// the shard has it. A shard is changed after all ranks have added to the unit's gradient, so nobody reads the
+// the shard has it. What ranks of other hosts have comes through those that relay it (RelayedShards). A shard
+// is changed after all ranks have added to the unit's gradient, so nobody reads the
 // version before any more. Thread rule: one thread; it answers the other ranks on the communicator's.
 class ParameterShards {
  public:
@@ -63,7 +65,12 @@ class ParameterShards {
   };
   ElementRange own(UnitId unit) const { return ranks_.shard(unit, ranks_.rank()); }
   std::size_t element_bytes(UnitId unit) const { return size_of(layout_.dtype(unit)); }
-  std::size_t bytes(UnitId unit) const { return own(unit).size() * element_bytes(unit); }
+  std::size_t bytes(UnitId unit, int rank) const {
+    return ranks_.shard(unit, rank).size() * element_bytes(unit);
+  }
+  std::size_t bytes(UnitId unit) const { return bytes(unit, ranks_.rank()); }
+  void fetch(const comm::Read& piece, std::span<std::byte> into, Done done);
+  bool is_possible(const comm::Read& read) const;
   void answer(const comm::Read& read, comm::Answer answer);
   void answer_now(const Question& question);
 
@@ -79,6 +86,8 @@ class ParameterShards {
   std::mutex mutex_;
   std::vector<std::uint64_t> published_;  // by unit
   std::vector<Question> waiting_;         // for versions that are still to come
+
+  RelayedShards relayed_;
 };
 
 }  // namespace sluice::engine

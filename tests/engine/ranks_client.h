@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "comm/worlds.h"
+#include "engine/agreement.h"
 #include "engine/any_order_engine.h"
 #include "engine/toy.h"
 #include "offload/test_files.h"
@@ -177,7 +178,7 @@ class Rank {
   }
   PlanRequest request() const {
     PlanRequest request;
-    if (communicator_ != nullptr) request.ranks = {communicator_->rank(), communicator_->size()};
+    if (communicator_ != nullptr) request.ranks = rank_of(*communicator_);
     request.stage = setup_.stage;
     request.chunk_elements = kChunkGrain;
     request.reproducible = setup_.micro_batches > 0;

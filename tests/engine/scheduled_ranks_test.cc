@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/worlds.h"
+#include "engine/agreement.h"
 #include "engine/store/stored_shards.h"
 #include "engine/toy.h"
 #include "offload/records.h"
@@ -53,7 +54,7 @@ Ran train(comm::Communicator& communicator, const Case& c, const Where& where) {
   const Profile profile = toy::profile(4, {c.dtype}, 2);
   const auto optimizer = optim::make_optimizer(c.optimizer);
   PlanRequest request;
-  request.ranks = {communicator.rank(), communicator.size()};
+  request.ranks = rank_of(communicator);
   request.stage = where.stage;
   request.clip = c.clip > 0;
   request.group = c.group;
@@ -101,9 +102,10 @@ Ran train(comm::Communicator& communicator, const Case& c, const Where& where) {
   return ran;
 }
 
-std::vector<Ran> train_all(const Case& c, const Where& where) {
-  std::vector<Ran> all(kRanks);
-  comm::run_communicators(comm::World::kThreads, kRanks, [&](comm::Communicator& communicator) {
+std::vector<Ran> train_all(const Case& c, const Where& where, comm::World world = comm::World::kThreads,
+                           int ranks = kRanks) {
+  std::vector<Ran> all(static_cast<std::size_t>(ranks));
+  comm::run_communicators(world, ranks, [&](comm::Communicator& communicator) {
     all[static_cast<std::size_t>(communicator.rank())] = train(communicator, c, where);
   });
   return all;
@@ -139,6 +141,16 @@ TEST_P(ScheduledRanksTest, HaveTheBitsOfRanksThatHaveEverything) {
       EXPECT_GT(ran.read, 0u);
       EXPECT_LE(ran.read, kRanks * ran.planned_read);
     }
+}
+
+// Two hosts of two ranks, and hosts of three and two.
+TEST_P(ScheduledRanksTest, HaveTheSameBitsOnSeveralHosts) {
+  for (const auto& [world, ranks] : {std::pair(comm::World::kHosts, 4), {comm::World::kWideHosts, 5}}) {
+    const toy::Outcome whole = train_all(GetParam(), {0, "memory"}, comm::World::kThreads, ranks)[0].outcome;
+    for (const Where& where : {Where{1, "memory"}, Where{3, "memory"}, Where{3, "disk"}})
+      EXPECT_TRUE(train_all(GetParam(), where, world, ranks)[0].outcome == whole)
+          << ranks << " ranks, stage " << where.stage << ", " << where.place;
+  }
 }
 
 // Without clipping, one rank may be in a round of an update that another has not heard of yet, since it tells

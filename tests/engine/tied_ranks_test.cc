@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "comm/worlds.h"
+#include "engine/agreement.h"
 #include "engine/scheduled_engine.h"
 #include "engine/toy.h"
 #include "offload/test_files.h"
@@ -128,7 +129,7 @@ class Rank {
   }
   PlanRequest request() const {
     PlanRequest request;
-    if (communicator_ != nullptr) request.ranks = {communicator_->rank(), communicator_->size()};
+    if (communicator_ != nullptr) request.ranks = rank_of(*communicator_);
     request.stage = setup_.stage;
     request.clip = setup_.clip > 0;
     request.reproducible = setup_.reproducible;
