@@ -178,12 +178,8 @@ void SumsInBackward::meet() {
 // What is summed now: the same on all ranks, since all have been told the same.
 std::vector<SumsInBackward::Ready> SumsInBackward::choose(const std::vector<Brought>& all) {
   std::vector<bool> chosen(edits_.size());
-  const auto is_ready = [](const Brought& rank, UnitId unit) {
-    return contains(rank.ready | std::views::transform(&Ready::unit), unit);
-  };
-  for (UnitId unit = 0; unit < chosen.size(); ++unit)
-    chosen[unit] = std::ranges::any_of(all, [&](const Brought& r) { return is_ready(r, unit); }) &&
-                   std::ranges::all_of(all, [&](const Brought& r) { return r.ended || is_ready(r, unit); });
+  for (const Brought& rank : all)
+    for (const Ready& each : rank.ready) chosen[each.unit] = is_ready_everywhere(all, joined(all, each.unit));
   const auto ahead = [&](const Brought& rank) {
     return !rank.ended && static_cast<std::size_t>(std::ranges::count_if(rank.ready, [&](const Ready& each) {
                             return !chosen[each.unit];
@@ -200,6 +196,15 @@ std::vector<SumsInBackward::Ready> SumsInBackward::choose(const std::vector<Brou
   for (const UnitId unit : turns_)
     if (chosen[unit]) result.push_back(joined(all, unit));
   return result;
+}
+
+// A unit of which a rank still has more to come waits for that, too: it is updated as a whole.
+bool SumsInBackward::is_ready_everywhere(const std::vector<Brought>& all, const Ready& joined) {
+  return std::ranges::all_of(all, [&](const Brought& rank) {
+    return rank.ended || std::ranges::any_of(rank.ready, [&](const Ready& each) {
+             return each.unit == joined.unit && each.parameters.size() == joined.parameters.size();
+           });
+  });
 }
 
 // The first in turn of the units that wait for a rank that does not hold them.

@@ -78,6 +78,7 @@ class SumsInBackward {
   void compare(const std::vector<Brought>& all) const;
   std::vector<Ready> choose(const std::vector<Brought>& all);
   std::optional<UnitId> overtaken(const std::vector<Brought>& all, const std::vector<bool>& chosen) const;
+  static bool is_ready_everywhere(const std::vector<Brought>& all, const Ready& joined);
   static Ready joined(const std::vector<Brought>& all, UnitId unit);
   void begin(const Ready& ready);
   void finish();

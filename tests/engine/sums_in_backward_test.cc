@@ -118,19 +118,20 @@ TEST_P(TwinsOfUpdatesInBackward, HaveTheBitsOfUpdatesAtTheStep) {
 
 TEST_P(TwinsOfUpdatesInBackward, WhateverUnitsRanksHave) {
   if (slow()) GTEST_SKIP() << "arithmetic is the same";
-  for (const Order& order : {Order(experts), Order(crosswise)})
-    for (const bool torn : {false, true}) {
-      Case setup = this->setup(3);
-      setup.blocks = 9;
-      const toy::Outcome late = trained(setup, false, order, torn);
-      for (const std::size_t stage : {0, 1, 3})
-        for (const char* const place : {"memory", "disk"}) {
-          setup.place = place;
-          setup.stage = stage;
-          EXPECT_TRUE(trained(setup, true, order, torn) == late)
-              << (torn ? "torn, " : "") << "stage " << stage << ", " << place;
-        }
+  Case setup = this->setup(3);
+  setup.blocks = 6;
+  for (const bool torn : {false, true}) {
+    const Order order = torn ? crosswise : experts;
+    setup.place = "memory";
+    setup.stage = 0;
+    const toy::Outcome late = trained(setup, false, order, torn);
+    for (const std::size_t stage : {0, 1, 3}) {
+      setup.stage = stage;
+      setup.place = stage == 1 ? "memory" : "disk";
+      EXPECT_TRUE(trained(setup, true, order, torn) == late) << (torn ? "torn, " : "") << "stage " << stage;
+      if (!torn) EXPECT_TRUE(trained(setup, true, order, true) == late) << "experts, torn, stage " << stage;
     }
+  }
 }
 
 class UpdatesInBackward : public testing::TestWithParam<std::tuple<std::size_t, const char*>> {
@@ -299,12 +300,14 @@ TEST_P(UpdatesInBackward, DifferencesAreRefusedOnAllRanks) {
     rank.engine.begin_step(Rank::settings());
     rank.add_constant(kA, 1);
     EXPECT_THAT(refusal_of([&] { rank.add_constant(kA, 1); }), HasSubstr("this rank had one before"));
+    rank.engine.release(kFirst);
     EXPECT_THAT(refusal_of([&] { (void)rank.read(kA); }), HasSubstr("a gradient is read"));
     EXPECT_THAT(refusal_of([&] { rank.engine.multiply_gradient(kA, 2); }), HasSubstr("multiplied"));
     EXPECT_THAT(refusal_of([&] { (void)rank.engine.gradient_norm(kA); }), HasSubstr("measured"));
     rank.engine.end_micro_batch();
     EXPECT_THAT(refusal_of([&] { rank.add_constant(kC, 1); }),
                 HasSubstr("micro-batch of this rank has ended"));
+    rank.engine.release(kLast);
     rank.engine.step(Rank::settings());
     EXPECT_EQ(rank.engine.steps(kA), 1u);
   });
