@@ -129,7 +129,8 @@ TEST_P(TwinsOfUpdatesInBackward, WhateverUnitsRanksHave) {
       setup.stage = stage;
       setup.place = stage == 1 ? "memory" : "disk";
       EXPECT_TRUE(trained(setup, true, order, torn) == late) << (torn ? "torn, " : "") << "stage " << stage;
-      if (!torn) EXPECT_TRUE(trained(setup, true, order, true) == late) << "experts, torn, stage " << stage;
+      if (torn) continue;
+      EXPECT_TRUE(trained(setup, true, order, true) == late) << "experts, torn, stage " << stage;
     }
   }
 }
