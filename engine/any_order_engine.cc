@@ -7,6 +7,7 @@
 
 #include "engine/core.h"
 #include "engine/shared_gradients.h"
+#include "engine/sums_in_backward.h"
 
 namespace sluice::engine {
 
@@ -18,13 +19,7 @@ AnyOrderEngine::AnyOrderEngine(const Profile& profile, const Plan& plan, const o
       updated_(layout().parameters()),
       changed_(layout().units().size()),
       outdated_(layout().units().size()) {
-  if (core().ranks || plan.reproducible) {
-    if (!plan.clip)
-      fail(ErrorCode::kInvalidArgument,
-           "updates in backward are asked for with several ranks or reproducibly, and gradients are then "
-           "summed when all of them have come; update at the end of the step");
-    shared_ = std::make_unique<SharedGradients>(core(), profile.micro_batches, ends_micro_batches_);
-  }
+  make_sums(profile);
   core().set_schedule(profile.schedule);
   for (UnitId unit = 0; unit < layout().units().size(); ++unit)
     by_address_.push_back({core().pager.address(core().parameters[unit]), unit});
@@ -32,6 +27,27 @@ AnyOrderEngine::AnyOrderEngine(const Profile& profile, const Plan& plan, const o
 }
 
 AnyOrderEngine::~AnyOrderEngine() = default;
+
+void AnyOrderEngine::make_sums(const Profile& profile) {
+  const Plan& plan = core().plan;
+  if (!core().ranks && !plan.reproducible) return;
+  if (plan.clip) {
+    shared_ = std::make_unique<SharedGradients>(core(), profile.micro_batches, ends_micro_batches_);
+    return;
+  }
+  if (plan.reproducible)
+    fail(ErrorCode::kInvalidArgument,
+         "updates in backward are asked for reproducibly, and gradients are then summed when all of them "
+         "have come; update at the end of the step");
+  if (profile.micro_batches > 1)
+    fail(ErrorCode::kInvalidArgument,
+         "updates in backward are asked for with {} micro-batches of each rank in a step, which have to be "
+         "added up before; have one, or update at the end of the step",
+         profile.micro_batches);
+  sums_ = std::make_unique<SumsInBackward>(
+      core(), SumsInBackward::Client{[this](UnitId unit) { return is_held(unit); },
+                                     [this](UnitId unit) { follow_final_gradients(unit); }});
+}
 
 bool AnyOrderEngine::has_parts() const { return core().ranks && core().ranks->partitioned(); }
 
@@ -89,6 +105,7 @@ void AnyOrderEngine::begin_step(const StepSettings& settings) {
     c.begin_step(settings);
     if (!c.plan.clip) c.gradients.drop_all();  // otherwise gradients may have been kept
     std::fill(updated_.begin(), updated_.end(), false);
+    if (sums_) sums_->begin_step();
     recorder_.begin_step();
   });
 }
@@ -103,13 +120,18 @@ StepResult AnyOrderEngine::step(const StepSettings& settings) {
       if (c.parameter_shards) c.settle();
       shared_->step(settings);
     }
+    if (sums_) sums_->end();
     require_all_or_none();
     const std::vector<Access>& accesses = recorder_.end_step();
     c.set_schedule(accesses);
     c.pager.set_position(0);
     if (c.plan.clip) return update_all(accesses, settings);
     c.in_step = false;
-    c.queue.advance();
+    // Where ranks update parts, another rank may need those of this one while it makes no calls.
+    if (has_parts())
+      c.queue.settle();
+    else
+      c.queue.advance();
     return c.measure();
   });
 }
@@ -118,6 +140,7 @@ void AnyOrderEngine::abandon_step() {
   core().guarded([&](Core& c) {
     if (!in_step()) refuse(ErrorCode::kState, "abandon_step() is called without begin_step()");
     if (shared_) shared_->abandon();
+    if (sums_) sums_->abandon();
     drop_all_gradients();
     while (!held_.empty()) let_go(std::prev(held_.end()));
     recorder_.begin_step();
@@ -161,6 +184,7 @@ void AnyOrderEngine::take(const Held& wanted) {
   check_acquire(unit, wanted.hold);
   const Access access = {unit, with_parameters(wanted.hold), with_gradient(wanted.hold) ? 0 : -1, false};
   c.pager.set_position(recorder_.follow(access, in_step()));
+  if (sums_) sums_->await(unit);
   c.queue.ensure_updated(unit);
   if (access.parameters) {
     c.pager.acquire(c.parameters[unit], Pager::Use::kRead);
@@ -195,7 +219,7 @@ void AnyOrderEngine::let_go(HeldIterator at) {
   held_.erase(at);
   const HoldingId values = c.parameters[unit];
   if (hold == Hold::kEdit) take_edited(unit);
-  if (hold == Hold::kEdit && shared_) share_edited(unit);
+  if (hold == Hold::kEdit && c.ranks) share_edited(unit);
   if (with_parameters(hold)) {
     c.pager.conceal(values, false);
     c.pager.release(values);
@@ -211,8 +235,11 @@ void AnyOrderEngine::let_go(HeldIterator at) {
   }
   if (with_gradient(hold)) release_gradient(unit);
   // Last, since it refuses a gradient that is not finite.
-  if (!c.plan.clip && c.gradients.uses(unit) > 0 && have_final_gradients(c.together(unit)))
-    update_at_once(c.together(unit));
+  if (c.plan.clip || c.gradients.uses(unit) == 0) return;
+  if (sums_)
+    sums_->let_go(unit);
+  else
+    follow_final_gradients(unit);
 }
 
 void AnyOrderEngine::take_edited(UnitId unit) {
@@ -229,7 +256,10 @@ void AnyOrderEngine::take_edited(UnitId unit) {
 // theirs.
 void AnyOrderEngine::share_edited(UnitId unit) {
   Core& c = core();
-  shared_->edited(unit);
+  if (sums_)
+    sums_->edited(unit);
+  else
+    shared_->edited(unit);
   if (!c.partitions_parameters(unit)) return;
   c.waits.during(Waits::For::kRanks, "the edit of " + c.name_of(unit),
                  [&] { c.ranks->wait_for_edit(unit, [&] { c.serve_ranks(); }); });
@@ -300,7 +330,7 @@ void AnyOrderEngine::leave(bool with_values, const std::function<void(UnitId, al
   if (!with_values) return go();
   c.guarded([&](Core&) {
     require_none_held("the engine is left");
-    if (const auto unit = shared_ ? shared_->under_way() : std::nullopt)
+    if (const auto unit = shared_ ? shared_->under_way() : sums_ ? sums_->under_way() : std::nullopt)
       refuse(ErrorCode::kState,
              "the engine is left while the gradient of '{}' is being summed; step, or abandon the step",
              c.name_of(*unit));

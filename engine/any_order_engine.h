@@ -13,6 +13,7 @@
 namespace sluice::engine {
 
 class SharedGradients;
+class SumsInBackward;
 
 // What a client holds a unit for.
 enum class Hold : std::uint8_t {
@@ -52,14 +53,21 @@ constexpr bool with_gradient(Hold hold) { return hold == Hold::kGradient || hold
 // Where the client says where micro-batches end (Profile::ends_micro_batches), sums over ranks go on beside
 // the last one of a step: see end_gradients().
 //
+// Where such a plan does not clip, a unit's gradients are summed over the ranks when it is no longer held, in
+// an order that the ranks agree on (see SumsInBackward), and its update follows at once. A step has one
+// micro-batch on each rank, which end_micro_batch() ends, or step(). Gradients cannot be read or multiplied
+// then. A mean that is not finite, and a step that is abandoned after its first sums, fail the engines of all
+// ranks.
+//
 // With a reproducible plan a gradient is the mean over all micro-batches of the step, with the same bits at
 // any number of ranks. Each rank ends as many micro-batches in a step (Profile::micro_batches) before
 // gradients are used, and adds one gradient of a parameter at most in each; nothing is added to gradients
 // that were used.
 class AnyOrderEngine final : public Engine {
  public:
-  // Takes all memory and disk space of the plan, as Engine() says. Throws Error(kInvalidArgument) for a plan
-  // of several ranks that does not clip: a gradient is final when all ranks have it.
+  // Takes all memory and disk space of the plan, as Engine() says. Throws Error(kInvalidArgument) for a
+  // reproducible plan that does not clip, and for one of several ranks that does not and has more than one
+  // micro-batch of each in a step.
   AnyOrderEngine(const Profile& profile, const Plan& plan, const optim::Optimizer& optimizer,
                  const Resources& resources);
   ~AnyOrderEngine() override;
@@ -144,6 +152,7 @@ class AnyOrderEngine final : public Engine {
   bool is_held_for_gradients(UnitId unit) const;
   HeldIterator oldest_touched() const;
 
+  void make_sums(const Profile& profile);
   void take(const Held& wanted);
   void let_go(HeldIterator at);
   void take_edited(UnitId unit);
@@ -153,6 +162,8 @@ class AnyOrderEngine final : public Engine {
   void discard_unless_needed(UnitId unit);
   void drop_all_gradients();
   bool have_final_gradients(UnitRange units) const;
+  void follow_final_gradients(UnitId unit);
+  void refuse_own_gradient(const char* what) const;
   void update_at_once(UnitRange units);  // REQUIRES: their gradients are final
   void await_update(UnitId unit, bool from_record);
   [[noreturn]] void refuse_at_once(UnitRange units, ParameterId bad);
@@ -165,7 +176,9 @@ class AnyOrderEngine final : public Engine {
   Recorder recorder_;
   std::vector<bool> updated_;  // by parameter: whether it was updated in this step already
   std::vector<bool> changed_;  // by unit: whether gradients were added since it was acquired for them
-  std::unique_ptr<SharedGradients> shared_;  // null: it trains alone, and not reproducibly
+  // Of both null: it trains alone, and not reproducibly; of the second: the plan clips.
+  std::unique_ptr<SharedGradients> shared_;
+  std::unique_ptr<SumsInBackward> sums_;
   std::vector<bool> outdated_;  // by unit: the shards of its parameters are newer than what is held
   struct Addressed {
     const std::byte* begin;

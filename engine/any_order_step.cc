@@ -3,6 +3,7 @@
 #include "engine/any_order_engine.h"
 #include "engine/core.h"
 #include "engine/shared_gradients.h"
+#include "engine/sums_in_backward.h"
 
 // The gradients of an AnyOrderEngine, and how their updates become due. The calls of a step, and holding
 // units, are in any_order_engine.cc.
@@ -18,6 +19,7 @@ void AnyOrderEngine::add_gradient(ParameterId parameter, ConstArray gradient) {
     if (!is_held_for_gradients(unit))
       refuse(ErrorCode::kState, "a gradient of '{}' is added, and its unit '{}' is not held for gradients",
              name, c.name_of(unit));
+    if (sums_) sums_->check_add(parameter);
     if (updated_[parameter])
       refuse(ErrorCode::kState,
              "a second gradient of '{}' is added in one step, and the first was applied when its unit was "
@@ -49,6 +51,9 @@ void AnyOrderEngine::end_micro_batch() {
   core().guarded([&](Core&) {
     require_micro_batches("a micro-batch ends");
     if (shared_) shared_->end_micro_batch();
+    if (!sums_) return;
+    require_none_held("a micro-batch ends");
+    sums_->end();
   });
 }
 
@@ -57,8 +62,18 @@ void AnyOrderEngine::require_gradient(ParameterId parameter) const {
     refuse(ErrorCode::kState, "'{}' has no gradient in this step", layout().spec(parameter).name);
 }
 
+// Until it is applied, a gradient is this rank's own, and not the mean.
+void AnyOrderEngine::refuse_own_gradient(const char* what) const {
+  if (sums_)
+    refuse(ErrorCode::kState,
+           "a gradient is {}, and updates in backward apply the mean over the ranks as soon as it is known; "
+           "update at the end of the step",
+           what);
+}
+
 void AnyOrderEngine::read_gradient(ParameterId parameter, Array out) {
   core().guarded([&](Core& c) {
+    refuse_own_gradient("read");
     if (shared_) shared_->use();
     require_gradient(parameter);
     if (shared_) shared_->make_whole(parameter);
@@ -72,6 +87,7 @@ void AnyOrderEngine::read_gradient(ParameterId parameter, Array out) {
 
 void AnyOrderEngine::multiply_gradient(ParameterId parameter, double factor) {
   core().guarded([&](Core& c) {
+    refuse_own_gradient("multiplied");
     if (shared_) shared_->use();
     require_gradient(parameter);
     if (shared_) shared_->multiplied(parameter, factor);
@@ -81,6 +97,7 @@ void AnyOrderEngine::multiply_gradient(ParameterId parameter, double factor) {
 
 double AnyOrderEngine::gradient_norm(ParameterId parameter) {
   return core().guarded([&](Core& c) {
+    refuse_own_gradient("measured");
     if (shared_) shared_->use();
     require_gradient(parameter);
     return c.gradients.norm(parameter);
@@ -90,6 +107,7 @@ double AnyOrderEngine::gradient_norm(ParameterId parameter) {
 void AnyOrderEngine::drop_gradient(ParameterId parameter) {
   core().guarded([&](Core& c) {
     if (shared_) shared_->finish_sum_of(layout().location(parameter).unit);
+    if (sums_) sums_->await(layout().location(parameter).unit);
     c.gradients.drop(parameter);
     if (shared_) shared_->dropped(parameter);
     discard_unless_needed(layout().location(parameter).unit);
@@ -114,15 +132,20 @@ void AnyOrderEngine::drop_all_gradients() {
 
 bool AnyOrderEngine::have_final_gradients(UnitRange units) const {
   for (UnitId unit = units.first; unit < units.end; ++unit)
-    if (!core().gradients.any(unit) || is_held(unit)) return false;
+    if (!core().gradients.any(unit) || is_held(unit) || (sums_ && !sums_->is_summed(unit))) return false;
   return true;
+}
+
+void AnyOrderEngine::follow_final_gradients(UnitId unit) {
+  if (have_final_gradients(core().together(unit))) update_at_once(core().together(unit));
 }
 
 void AnyOrderEngine::update_at_once(UnitRange units) {
   Core& c = core();
   for (UnitId unit = units.first; unit < units.end; ++unit)
     if (const auto bad = c.gradients.not_finite(unit)) refuse_at_once(units, *bad);
-  for (UnitId unit = units.first; unit < units.end; ++unit) await_update(unit, units.size() > 1);
+  for (UnitId unit = units.first; unit < units.end; ++unit)
+    await_update(unit, units.size() > 1 && !has_parts());
   c.enqueue(units, true);
   for (UnitId unit = units.first; unit < units.end; ++unit) {
     for (ParameterId p = layout().first_parameter(unit); p < layout().end_parameter(unit); ++p)

@@ -4,7 +4,23 @@
 #include <cmath>
 #include <limits>
 
+#include "core/json.h"
+
 namespace sluice::engine {
+
+std::string text_of(const StepSettings& settings) {
+  Json groups = Json::array();
+  for (const GroupSettings& group : settings.groups) {
+    groups.push_back({{"learning_rate", group.learning_rate}, {"weight_decay", group.weight_decay}});
+    if (group.settings != nullptr) groups.back()["settings"] = group.settings->to_json();
+  }
+  return Json{{"clip", settings.clip},
+              {"gradient_factor", settings.gradient_factor},
+              {"keep_gradients", settings.keep_gradients},
+              {"clip_value", settings.clip_value},
+              {"groups", groups}}
+      .dump();
+}
 
 std::vector<allocator::Tier> Core::state_tiers(const Plan& plan) {
   std::vector<allocator::Tier> tiers;

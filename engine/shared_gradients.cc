@@ -2,29 +2,10 @@
 
 #include <algorithm>
 
-#include "core/json.h"
 #include "engine/plan/micro_batch_sums.h"
 #include "kernels/elementwise.h"
 
 namespace sluice::engine {
-namespace {
-
-std::string text_of(const StepSettings& settings) {
-  Json groups = Json::array();
-  for (const GroupSettings& group : settings.groups) {
-    groups.push_back({{"learning_rate", group.learning_rate}, {"weight_decay", group.weight_decay}});
-    if (group.settings != nullptr) groups.back()["settings"] = group.settings->to_json();
-  }
-  return Json{{"clip", settings.clip},
-              {"gradient_factor", settings.gradient_factor},
-              {"keep_gradients", settings.keep_gradients},
-              {"clip_value", settings.clip_value},
-              {"groups", groups}}
-      .dump();
-}
-
-}  // namespace
-
 SharedGradients::SharedGradients(Core& core, std::size_t micro_batches, bool ends_micro_batches)
     : core_(core),
       order_(MicroBatchSums(core.plan.reproducible, core.plan.ranks, micro_batches).order()),

@@ -97,24 +97,25 @@ std::size_t micro_batches_of(const sluice_engine_options& options, int ranks) {
          "options.micro_batches is {}, and there are {} ranks; state how many a step has over all ranks, a "
          "multiple of {}",
          options.micro_batches, size, size);
-  if (options.update_in_backward != 0 && options.micro_batches > 1)
+  if (options.update_in_backward != 0 && size == 1 && options.micro_batches > 1)
     fail(ErrorCode::kInvalidArgument,
          "options.micro_batches is {} with options.update_in_backward, whose gradients are applied as they "
          "come; leave one out",
          options.micro_batches);
+  if (options.update_in_backward != 0 && size > 1 && options.micro_batches != size)
+    fail(
+        ErrorCode::kInvalidArgument,
+        "options.micro_batches is {} with options.update_in_backward on {} ranks, whose gradients are summed "
+        "over them and applied as they come; state {}, one micro-batch of each rank in a step, or leave "
+        "options.update_in_backward out",
+        options.micro_batches, size, size);
   return std::max<std::size_t>(1, options.micro_batches / size);
 }
 
 engine::PlanRequest request_of(const sluice_engine_options& options) {
   engine::PlanRequest request;
   request.ranks = rank_of(options);
-  if (request.ranks.size > 1) {
-    if (options.stage > 0) request.stage = options.stage - 1;
-    if (options.update_in_backward != 0)
-      fail(ErrorCode::kInvalidArgument,
-           "options.update_in_backward is given with options.ranks, whose gradients are summed when all of "
-           "them have come; leave it out");
-  }
+  if (request.ranks.size > 1 && options.stage > 0) request.stage = options.stage - 1;
   request.clip = options.update_in_backward == 0;
   request.reproducible = options.reproducible != 0;
   if (options.micro_batches > 0) request.group = 1;

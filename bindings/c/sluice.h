@@ -177,7 +177,7 @@ typedef struct sluice_engine_options {
   uint64_t seed;           /* for that rounding */
   /* Not 0: a unit is updated as soon as it is released with gradients, and its gradients are never stored.
    * Each parameter then gets one gradient in a step, sluice_engine_begin_step() takes the settings, gradients
-   * are not clipped by norm, and none is kept. */
+   * are not clipped by norm, and none is kept. With ranks: see sluice_engine_end_micro_batch(). */
   uint32_t update_in_backward;
   /* What multiplies matrices for muon: a BLAS of the caller. It takes its memory from `reserved`, and the
    * threads that call the engine call it, one at a time. NULL: the matrix library that is installed beside
@@ -186,7 +186,7 @@ typedef struct sluice_engine_options {
   /* What the engine's loops run on, on every thread that calls the engine, for a caller whose own loops run
    * on this team, and whose threads spin while they wait, as those of OpenMP do. NULL: threads of its own. */
   sluice_team team;
-  sluice_ranks* ranks; /* outlives the engine; update_in_backward is refused with it. NULL: it trains alone */
+  sluice_ranks* ranks; /* outlives the engine. NULL: it trains alone */
   uint32_t stage;      /* what is partitioned: SLUICE_STAGE(0) to SLUICE_STAGE(3); 0: the plans choose */
   uint32_t planned_rank, planned_ranks; /* for sluice_plan() where `ranks` is NULL: a rank, and of how many */
   uint32_t reproducible, micro_batches; /* see sluice_engine_end_micro_batch(); 0: not */

@@ -144,7 +144,18 @@ SLUICE_API void sluice_ranks_destroy(sluice_ranks* ranks);
  * ended; from sluice_engine_add_gradient() for a second gradient in a micro-batch, for one that comes after
  * them, and for one that is added to a gradient that was used or kept; and from functions that use gradients,
  * on all ranks, while a rank has not ended all. options.update_in_backward is refused with it. That ranks
- * compute alike (CPU, threads, libraries) is for the caller to see to. */
+ * compute alike (CPU, threads, libraries) is for the caller to see to.
+ *
+ * With options.update_in_backward on several ranks options.micro_batches is their number: a step has one
+ * micro-batch of each. A unit's gradients are summed over the ranks when no rank holds it any more, beside
+ * what is computed, and their mean is applied. sluice_engine_release() waits for ranks that have not come as
+ * far: until all have gradients of that unit, or, where ranks have those of other units (experts), until each
+ * has two units that another one does not have. sluice_engine_end_micro_batch(), with no unit held, brings
+ * zeros for what this rank does not have, and waits for all; sluice_engine_step() does it where the client
+ * has not. SLUICE_STATE: from sluice_engine_add_gradient() for a gradient that comes after the sum in which
+ * it should have been; from functions that read, measure or multiply gradients. What is summed cannot be
+ * undone: where a mean is not finite (SLUICE_NOT_FINITE), and where a rank abandons a step in which it has
+ * summed anything, the engines of all ranks have failed, with an error that names the cause. */
 SLUICE_API sluice_status sluice_engine_end_gradients(sluice_engine* engine, uint32_t unit);
 SLUICE_API sluice_status sluice_engine_end_micro_batch(sluice_engine* engine);
 

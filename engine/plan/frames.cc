@@ -131,7 +131,8 @@ FrameNeeds::FrameNeeds(const Profile& profile, const Layout& layout, const std::
     : any_order(profile.any_order) {
   const std::size_t units = profile.units.size();
   if (any_order) {
-    window = profile.held_units + lookahead.ahead();
+    // Beside a unit that is being summed, others are ready that some rank does not have yet.
+    window = profile.held_units + lookahead.ahead() + (lookahead.sums ? kUnitsThatWait : 0);
     for (UnitId unit = 0; unit < units; ++unit) {
       const auto all = extents_of({unit, true, 0, true}, layout, uses[unit], buffers[unit]);
       extents[kParameters].push_back(all[0]);

@@ -112,9 +112,10 @@ class Placement {
   std::size_t activation_bytes(const std::vector<UnitPlan>& units, std::size_t group) const;
   std::size_t workspace_bytes(const std::vector<UnitPlan>& units) const;
   std::size_t sums_bytes() const;  // Plan::sums_bytes
-  // Whether a sum over ranks may go on beside the next access: where each rank gives one array.
+  // Whether a sum over ranks may go on beside the next access: where each rank gives one array. In any order
+  // those have frames that updates follow at once.
   bool sums_go_on() const {
-    return ranks_.size > 1 && !profile_.any_order && sums_.height(profile_.micro_batches) == 1;
+    return ranks_.size > 1 && (profile_.any_order ? !clip_ : sums_.height(profile_.micro_batches) == 1);
   }
   // The accesses to a unit in the schedule of one group.
   struct Positions {

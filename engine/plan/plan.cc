@@ -97,7 +97,7 @@ class Planner {
     if (placement_.sums_go_on()) {
       const Lookahead least = all.back();
       for (Lookahead& each : all) each.sums = true;
-      all.push_back(least);
+      if (!profile_.any_order) all.push_back(least);
     }
     return all;
   }

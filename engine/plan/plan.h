@@ -35,6 +35,10 @@ std::string_view place_of(allocator::Tier tier);
 // The highest stage; see PlanRequest.
 inline constexpr std::size_t kMostStage = 3;
 
+// Where updates follow gradients at once, in any order and on several ranks: how many units' gradients may
+// wait on a rank for others that do not have them yet.
+inline constexpr std::size_t kUnitsThatWait = 1;
+
 // One of the ranks that train a model together.
 struct RankOf {
   int rank = 0, size = 1;

@@ -381,25 +381,5 @@ TEST_P(EveryStage, ARankThatFailsEndsAll) {
   });
 }
 
-TEST(WrappedRanks, UpdateAtTheEndOfAStepAlone) {
-  comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& communicator) {
-    const Profile profile = profile_of(Dtype::kF32);
-    const auto optimizer = optim::make_optimizer({});
-    PlanRequest request;
-    request.ranks = {communicator.rank(), 2};
-    request.clip = false;
-    const Plan plan = make_plan(profile, *optimizer, {kGiB, 0, 0}, request, {});
-    Threads threads(1);
-    allocator::Ledger ledger;
-    EXPECT_THAT(error_of(
-                    [&] {
-                      AnyOrderEngine engine(profile, plan, *optimizer,
-                                            {threads, ledger, nullptr, nullptr, nullptr, &communicator});
-                    },
-                    ErrorCode::kInvalidArgument),
-                HasSubstr("updates in backward"));
-  });
-}
-
 }  // namespace
 }  // namespace sluice::engine::wrapped

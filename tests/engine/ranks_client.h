@@ -34,11 +34,13 @@ struct Case {
   bool alike = false;             // whether all ranks add the same gradients
   std::size_t micro_batches = 0;  // of all ranks in a step, whose sums are reproducible; 0: they are not
   std::size_t counted = 0;        // of each rank in a step, whose sums are not; 0: they are not counted
+  bool at_once = false;           // whether updates follow in backward
+  std::size_t blocks = 0;         // how many units there are besides
 };
 
 // Units that are cut into shards, one of them a part of a parameter that spans units; one that is too small
 // for it, and one that is frozen.
-inline Profile profile_of(Dtype dtype, bool by_elements = false) {
+inline Profile profile_of(Dtype dtype, bool by_elements = false, std::size_t blocks = 0) {
   std::vector<UnitSpec> units = {{"first", {{"a", {700, 1000}, 0, 1}, {"b", {1000}, 1, 1}}}};
   const std::vector<std::size_t> table = {2050, 700};
   for (std::size_t first = 0; first < 2050 * 700; first += kSpanGrain) {
@@ -51,6 +53,8 @@ inline Profile profile_of(Dtype dtype, bool by_elements = false) {
   units.push_back({"frozen", {{"fixed", {600, 1000}, 0, 1}}});
   units.back().trainable = false;
   units.push_back({"last", {{"c", {600, 1000}, 0, 1}, {"d", {}, 1, 1}}});
+  for (std::size_t block = 0; block < blocks; ++block)
+    units.push_back({"block" + std::to_string(block), {{"w" + std::to_string(block), {600, 1000}, 0, 1}}});
   for (UnitSpec& unit : units) unit.dtype = dtype;
   return any_order_profile(units, 2);
 }
@@ -85,6 +89,7 @@ class Rank {
   const Layout& layout() const { return engine.layout(); }
   const optim::Optimizer& optimizer() const { return *optimizer_; }
   const Plan& plan() const { return plan_; }
+  const allocator::Ledger& ledger() const { return ledger_; }
   std::uint64_t received() const { return communicator_->counters().received; }  // bytes of payload
   comm::Communicator* communicator() const { return communicator_; }
   int rank() const { return communicator_ == nullptr ? 0 : communicator_->rank(); }
@@ -169,11 +174,11 @@ class Rank {
 
  private:
   static Profile profile_for(const Case& setup) {
-    Profile profile = profile_of(setup.dtype, setup.optimizer.name == "muon");
+    Profile profile = profile_of(setup.dtype, setup.optimizer.name == "muon", setup.blocks);
     if (setup.micro_batches > 0)
       profile.micro_batches = setup.micro_batches / static_cast<std::size_t>(setup.ranks);
     if (setup.counted > 0) profile.micro_batches = setup.counted;
-    profile.ends_micro_batches = setup.micro_batches + setup.counted > 0;
+    profile.ends_micro_batches = setup.micro_batches + setup.counted > 0 || setup.at_once;
     return profile;
   }
   PlanRequest request() const {
@@ -183,6 +188,7 @@ class Rank {
     request.chunk_elements = kChunkGrain;
     request.reproducible = setup_.micro_batches > 0;
     if (request.reproducible || setup_.counted > 0) request.group = 1;
+    request.clip = !setup_.at_once;
     request.places = toy::places(setup_.place);
     return request;
   }

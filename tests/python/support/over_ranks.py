@@ -359,3 +359,36 @@ def train_ddp(**settings):
         return made
     finally:
         torch.distributed.destroy_process_group()
+
+
+def failing_backward(when, **options):
+    """A model on whose last rank backward() fails, "early", before anything was summed, or "late", and the script goes on. Returns
+    what each rank ends with: an error, or how often the engine has stepped."""
+    model, optimizer = _wrapped("gpt2", "memory", update_in_backward=True, accumulate=SIZE, **options)
+    engine = sluice.torch.engine_of(model)
+    name = "lm_head" if when == "early" else "transformer.h.0"
+    hook = dict(model.named_modules())[name].register_full_backward_pre_hook(_refuse_once(RANK == SIZE - 1))
+    for _ in range(2):
+        try:
+            with contextlib.suppress(ArithmeticError):
+                loss_of(model, "gpt2", RANK).backward()
+                optimizer.step()
+                break
+        except sluice.Error as error:
+            return str(error)
+    hook.remove()
+    made = engine.steps
+    sluice.torch.close(model)
+    return made
+
+
+def _refuse_once(fails):
+    """A hook that raises in its first call, where it fails."""
+    left = [fails]
+
+    def hook(module, gradients):
+        if left[0]:
+            left[0] = False
+            raise ArithmeticError("the script's own")
+
+    return hook

@@ -16,7 +16,8 @@ from ._presence import Presence, Updates
 class UpdatesInBackward(Updates):
     """Applies gradients in backward. A step begins with the forward pass, takes the settings in force at its first
     gradient, and ends with optimizer.step(). A parameter's second gradient, after zero_grad(), begins another step, since
-    the first was applied, whether or not step() was called."""
+    the first was applied, whether or not step() was called. With several ranks each applies the mean of what all have, and
+    a backward pass that fails on one of them fails the engines of all, once anything of it was summed."""
 
     in_backward = True
 
@@ -41,8 +42,12 @@ class UpdatesInBackward(Updates):
     def before_use(self, presence: Presence) -> None:
         """Comes before a use of parameters. Outside of backward passes, one of this thread that has not ended has failed:
         its gradients are applied now, before graphs are made of the parameters that they change."""
-        if self._passes and threading.get_ident() in self._passes.values() and _current_pass() is None:
+        if self._has_failed():
             self._end(presence)
+
+    def _has_failed(self) -> bool:
+        """Whether a backward pass of this thread has not ended, and none runs."""
+        return threading.get_ident() in self._passes.values() and _current_pass() is None
 
     def _note_pass(self) -> None:
         now = _current_pass()
@@ -88,14 +93,29 @@ class UpdatesInBackward(Updates):
         return self._end(presence) and bool(got)
 
     def _end(self, presence: Presence) -> bool:
+        several = presence.engine.options.ranks is not None
+        if several and self._has_failed():
+            return self._abandon(presence)
         self._passes.clear()
         presence.release_all()
-        if not self._had or not presence.engine.in_step:
+        if several:
+            presence.begin_step()  # other ranks may have gradients
+        elif not self._had or not presence.engine.in_step:
             return False
         presence.engine.own.step()
+        if several:
+            presence.changed()
         self._had.clear()  # comes last, since a KeyboardInterrupt may come before
         presence.first_step.end()
         return True
+
+    def _abandon(self, presence: Presence) -> bool:
+        """Ends a step whose backward pass failed on this rank: others may have gradients of it that this one does not."""
+        self._passes.clear()
+        if presence.engine.in_step:
+            presence.engine.own.abandon_step()
+        self._had.clear()
+        return False
 
 
 def _current_pass() -> int | None:

@@ -218,7 +218,10 @@ class Gradients:
     def absent(self, home: Home) -> Gradient:
         """The gradient of a parameter to which this rank has added nothing."""
         gradient = self._taken(home)
-        self._presence.stored.begin_absent(gradient._slot)
+        if self._presence.updates.in_backward:
+            gradient._slot.applied = True
+        else:
+            self._presence.stored.begin_absent(gradient._slot)
         return gradient
 
     def _taken(self, home: Home) -> Gradient:

@@ -188,6 +188,8 @@ class Session:
         have used parameters that this one did not, and all use gradients in the same order."""
         if self._counts:
             with self.presence.lock:
+                if self.presence.updates.in_backward:
+                    self.presence.release_all()  # which makes gradients final
                 self.engine.own.end_micro_batch()
         self.complete()
 

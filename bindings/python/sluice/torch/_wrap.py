@@ -81,7 +81,8 @@ def wrap(
     state: the type of the optimizer's state, "f32", "bf16" or "8bit".
     update_in_backward: a gradient is applied in backward, as soon as all of its unit are there, with the settings in force
         then, and never stored. Clipping by norm, accumulation, loss scaling and looking at p.grad are errors then.
-        optimizer.step() ends the step.
+        optimizer.step() ends the step. Several ranks apply the mean, and take one backward() of each in a step, which
+        `accumulate` states; one that fails in its middle is an error on all ranks.
     clip_value: the bound of each element of a gradient, which the update applies, also with update_in_backward, after any
         clipping by norm. None: no bound.
     master: "none" keeps no f32 masters of bfloat16 parameters, and rounds updates stochastically, by `seed`.

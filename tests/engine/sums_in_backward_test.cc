@@ -1,0 +1,347 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <mutex>
+#include <utility>
+
+#include "engine/ranks_client.h"
+
+// Tests of updates in backward on several ranks: a unit's gradients are summed when it is let go, and
+// applied.
+namespace sluice::engine::wrapped {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+constexpr UnitId kBlocks = kLast + 1;
+
+// Which units have a gradient on a rank, and in which order they get it.
+using Order = std::function<std::vector<UnitId>(const Rank& rank, int step)>;
+
+std::vector<UnitId> last_to_first(const Rank& rank, int /*step*/) {
+  std::vector<UnitId> units;
+  for (UnitId unit = static_cast<UnitId>(rank.layout().units().size()); unit-- > 0;)
+    if (rank.layout().trainable(unit)) units.push_back(unit);
+  return units;
+}
+
+// Ranks have other experts than each other; parts of one parameter are had together.
+std::vector<UnitId> experts(const Rank& rank, int step) {
+  std::vector<UnitId> units = last_to_first(rank, step);
+  std::erase_if(units, [&](UnitId unit) {
+    const UnitId first = rank.layout().siblings(unit).first;
+    return (first + static_cast<UnitId>(step)) % 4 == static_cast<UnitId>(rank.rank());
+  });
+  return units;
+}
+
+// Pairs of units come in another order on rank 1.
+std::vector<UnitId> crosswise(const Rank& rank, int step) {
+  std::vector<UnitId> units = last_to_first(rank, step);
+  for (std::size_t i = 0; rank.rank() == 1 && i + 1 < units.size(); i += 2) std::swap(units[i], units[i + 1]);
+  return units;
+}
+
+// The gradients of a unit that is held once for all of them, or, where it is `torn`, for each.
+void add_unit(Rank& rank, UnitId unit, int step, bool torn) {
+  if (!torn) rank.engine.acquire(unit, Hold::kGradient);
+  for (ParameterId p = rank.layout().first_parameter(unit); p < rank.layout().end_parameter(unit); ++p)
+    rank.add(p, step);
+  if (!torn) rank.engine.release(unit);
+}
+
+toy::Outcome trained(Case setup, bool at_once, const Order& order, bool torn = false) {
+  setup.at_once = at_once;
+  toy::Outcome outcome;
+  run(setup, [&](Rank& rank) {
+    std::vector<double> norms;
+    for (int step = 0; step < 3; ++step) {
+      rank.engine.begin_step(at_once ? Rank::settings() : StepSettings{});
+      for (UnitId unit = 0; unit < rank.layout().units().size(); ++unit) {  // a forward pass
+        rank.engine.acquire(unit, Hold::kRead);
+        rank.engine.release(unit);
+      }
+      for (const UnitId unit : order(rank, step)) add_unit(rank, unit, step, torn);
+      if (at_once && step != 1) rank.engine.end_micro_batch();  // else step() ends it
+      norms.push_back(rank.engine.step(Rank::settings()).gradient_norm);
+    }
+    toy::Outcome saved = rank.save();
+    saved.norms = norms;
+    if (rank.rank() == 0) outcome = std::move(saved);
+  });
+  return outcome;
+}
+
+struct Kind {
+  const char* optimizer;
+  Dtype dtype, state;
+};
+void PrintTo(const Kind& kind, std::ostream* to) {
+  *to << kind.optimizer << " " << name_of(kind.dtype) << " " << name_of(kind.state);
+}
+
+class TwinsOfUpdatesInBackward : public testing::TestWithParam<Kind> {
+ protected:
+  static Case setup(int ranks) {
+    Case setup;
+    setup.ranks = ranks;
+    setup.optimizer.name = GetParam().optimizer;
+    setup.optimizer.storage.state = GetParam().state;
+    setup.dtype = GetParam().dtype;
+    return setup;
+  }
+  static bool slow() { return GetParam().optimizer == std::string("muon"); }
+};
+INSTANTIATE_TEST_SUITE_P(Optimizers, TwinsOfUpdatesInBackward,
+                         testing::Values(Kind{"adamw", Dtype::kF32, Dtype::kF32},
+                                         Kind{"adamw", Dtype::kBf16, Dtype::kU8},
+                                         Kind{"adafactor", Dtype::kBf16, Dtype::kF32},
+                                         Kind{"muon", Dtype::kF32, Dtype::kBf16}));
+
+TEST_P(TwinsOfUpdatesInBackward, HaveTheBitsOfUpdatesAtTheStep) {
+  for (int ranks = 2; ranks <= (slow() ? 2 : 3); ++ranks) {
+    Case setup = this->setup(ranks);
+    const toy::Outcome late = trained(setup, false, last_to_first);
+    ASSERT_EQ(late.norms.size(), 3u);
+    for (setup.stage = 0; setup.stage <= kMostStage; ++setup.stage)
+      for (const char* const place : {"memory", "disk"}) {
+        if (slow() && std::string(place) == "memory" && setup.stage < 3) continue;
+        setup.place = place;
+        EXPECT_TRUE(trained(setup, true, last_to_first) == late)
+            << ranks << " ranks, stage " << setup.stage << ", " << place;
+      }
+  }
+}
+
+TEST_P(TwinsOfUpdatesInBackward, WhateverUnitsRanksHave) {
+  if (slow()) GTEST_SKIP() << "arithmetic is the same";
+  Case setup = this->setup(3);
+  setup.blocks = 6;
+  for (const bool torn : {false, true}) {
+    const Order order = torn ? crosswise : experts;
+    setup.place = "memory";
+    setup.stage = 0;
+    const toy::Outcome late = trained(setup, false, order, torn);
+    for (const std::size_t stage : {0, 1, 3}) {
+      setup.stage = stage;
+      setup.place = stage == 1 ? "memory" : "disk";
+      EXPECT_TRUE(trained(setup, true, order, torn) == late) << (torn ? "torn, " : "") << "stage " << stage;
+      if (torn) continue;
+      EXPECT_TRUE(trained(setup, true, order, true) == late) << "experts, torn, stage " << stage;
+    }
+  }
+}
+
+class UpdatesInBackward : public testing::TestWithParam<std::tuple<std::size_t, const char*>> {
+ protected:
+  static Case setup(int ranks = 2) {
+    Case setup;
+    setup.ranks = ranks;
+    setup.stage = std::get<0>(GetParam());
+    setup.place = std::get<1>(GetParam());
+    setup.at_once = true;
+    return setup;
+  }
+  // What an action on this rank fails with, after which its engine, and those of the others, have failed.
+  static std::string failure_of(Rank& rank, const std::function<void()>& action) {
+    try {
+      action();
+    } catch (const Error& error) {
+      EXPECT_FALSE(rank.engine.failure().empty()) << error.what();
+      return error.what();
+    }
+    ADD_FAILURE() << "there was no error";
+    return {};
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Tiers, UpdatesInBackward,
+                         testing::Combine(testing::Values<std::size_t>(0, 1, 3),
+                                          testing::Values("memory", "disk")));
+
+TEST_P(UpdatesInBackward, AnUpdateIsAppliedBeforeTheStep) {
+  run(setup(), [&](Rank& rank) {
+    rank.engine.begin_step(Rank::settings());
+    const auto before = rank.values();
+    rank.add_constant(kC, 1.0f + 2.0f * static_cast<float>(rank.rank()));
+    rank.add_constant(kA, 1);  // the next meeting
+    rank.engine.acquire(kLast, Hold::kRead);
+    EXPECT_NE(test::value_at(rank.engine.parameter(kC), 7), before[kC][7]);
+    rank.engine.release(kLast);
+    rank.engine.step(Rank::settings());
+    EXPECT_EQ(rank.engine.steps(kC), 1u);
+  });
+}
+
+// A unit that is being summed is read with its update, though no unit of this rank becomes ready meanwhile.
+TEST_P(UpdatesInBackward, AUnitThatIsBeingSummedIsReadWithItsUpdate) {
+  run(setup(), [&](Rank& rank) {
+    rank.engine.begin_step(Rank::settings());
+    const auto before = rank.values();
+    rank.add_constant(kC, 1);
+    rank.engine.acquire(kLast, Hold::kRead);
+    EXPECT_NE(test::value_at(rank.engine.parameter(kC), 7), before[kC][7]);
+    rank.engine.release(kLast);
+    rank.engine.step(Rank::settings());
+  });
+}
+
+TEST_P(UpdatesInBackward, ARankWithoutGradientsTakesPart) {
+  run(setup(), [&](Rank& rank) {
+    for (int step = 0; step < 2; ++step) {
+      const auto before = rank.values();
+      rank.engine.begin_step(Rank::settings());
+      if (rank.rank() == 0) rank.add_all(step);
+      rank.engine.step(Rank::settings());
+      const auto after = rank.values();
+      for (ParameterId p = 0; p < before.size(); ++p)
+        EXPECT_EQ(after[p] != before[p], rank.layout().trainable(rank.layout().location(p).unit)) << p;
+    }
+  });
+}
+
+TEST_P(UpdatesInBackward, TakeLessMemoryThanGradientsThatAreKept) {
+  Case at_once = setup(), late = setup();
+  at_once.blocks = late.blocks = 12;
+  late.at_once = false;
+  std::uint64_t kept = 0;
+  run(late, [&](Rank& rank) {
+    if (rank.rank() == 0) kept = rank.plan().peak_memory;
+  });
+  run(at_once, [&](Rank& rank) {
+    for (int step = 0; step < 2; ++step) {
+      rank.engine.begin_step(Rank::settings());
+      rank.add_all(step);
+      rank.engine.step(Rank::settings());
+    }
+    if (setup().place == std::string("memory")) {
+      EXPECT_LT(rank.plan().peak_memory, kept);
+    }
+    EXPECT_EQ(rank.ledger().snapshot().total[static_cast<std::size_t>(allocator::Tier::kHost)].peak,
+              rank.plan().peak_memory);
+  });
+}
+
+TEST_P(UpdatesInBackward, AGradientThatComesTooLateIsRefused) {
+  Case late = setup();
+  late.blocks = 6;
+  comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& communicator) {
+    Rank rank(late, &communicator);
+    rank.engine.begin_step(Rank::settings());
+    const auto add = [&](UnitId block) { rank.add_constant(kD + 1 + block, 1); };
+    // Rank 0 waits with blocks 5 and 4, and rank 1 with 1 and 0. So block 5 is summed, and then another one.
+    const bool first = rank.rank() == 0;
+    if (first) {
+      add(5);
+      add(4);
+      EXPECT_THAT(failure_of(rank, [&] { rank.engine.end_micro_batch(); }),
+                  AllOf(HasSubstr("rank 1"), HasSubstr("is abandoned")));
+      return;
+    }
+    add(1);
+    add(0);
+    EXPECT_THAT(refusal_of([&] { add(5); }), HasSubstr("others had one and this rank was further on"));
+    EXPECT_THAT(failure_of(rank, [&] { rank.engine.abandon_step(); }), HasSubstr("is abandoned"));
+  });
+}
+
+TEST_P(UpdatesInBackward, AStepThatIsAbandonedBeforeItsSumsIsDoneAgain) {
+  run(setup(), [&](Rank& rank) {
+    rank.engine.begin_step(Rank::settings());
+    if (rank.rank() == 1) {
+      rank.engine.acquire(kFirst, Hold::kGradient);
+      rank.engine.abandon_step();
+      rank.engine.begin_step(Rank::settings());
+    }
+    rank.add_constant(kA, 1);
+    rank.engine.step(Rank::settings());
+    EXPECT_EQ(rank.engine.steps(), 1u);
+    EXPECT_EQ(rank.engine.steps(kA), 1u);
+  });
+}
+
+TEST_P(UpdatesInBackward, AMeanThatIsNotFiniteFailsAllRanks) {
+  comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& communicator) {
+    Rank rank(setup(), &communicator);
+    rank.engine.begin_step(Rank::settings());
+    // The last element alone, which is in the shard of rank 1.
+    std::vector<float> values(rank.elements(kA), 1.0f);
+    if (rank.rank() == 0) values.back() = std::numeric_limits<float>::infinity();
+    EXPECT_THAT(failure_of(rank,
+                           [&] {
+                             rank.engine.acquire(kFirst, Hold::kGradientOnly);
+                             rank.engine.add_gradient(kA, {values.data(), Dtype::kF32});
+                             rank.engine.release(kFirst);
+                             rank.engine.step(Rank::settings());
+                           }),
+                HasSubstr("the gradient of 'a' is not finite"));
+  });
+}
+
+TEST_P(UpdatesInBackward, ARankThatEndsMeanwhileEndsAll) {
+  comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& communicator) {
+    Rank rank(setup(), &communicator);
+    rank.engine.begin_step(Rank::settings());
+    rank.add_constant(kA, 1);
+    if (rank.rank() == 1) return;
+    EXPECT_THAT(failure_of(rank, [&] { rank.engine.step(Rank::settings()); }),
+                AllOf(HasSubstr("rank 1"), HasSubstr("destroyed in the middle of a step")));
+  });
+}
+
+TEST_P(UpdatesInBackward, DifferencesAreRefusedOnAllRanks) {
+  run(setup(), [&](Rank& rank) {
+    StepSettings other = Rank::settings();
+    if (rank.rank() == 1) other.clip_value = 3;
+    rank.engine.begin_step(other);
+    EXPECT_THAT(refusal_of([&] { rank.add_constant(kA, 1); }), HasSubstr("\"clip_value\":3"));
+    rank.engine.abandon_step();
+    rank.engine.begin_step(Rank::settings());
+    rank.add_constant(kA, 1);
+    EXPECT_THAT(refusal_of([&] { rank.add_constant(kA, 1); }), HasSubstr("this rank had one before"));
+    rank.engine.release(kFirst);
+    EXPECT_THAT(refusal_of([&] { (void)rank.read(kA); }), HasSubstr("a gradient is read"));
+    EXPECT_THAT(refusal_of([&] { rank.engine.multiply_gradient(kA, 2); }), HasSubstr("multiplied"));
+    EXPECT_THAT(refusal_of([&] { (void)rank.engine.gradient_norm(kA); }), HasSubstr("measured"));
+    rank.engine.end_micro_batch();
+    EXPECT_THAT(refusal_of([&] { rank.add_constant(kC, 1); }),
+                HasSubstr("micro-batch of this rank has ended"));
+    rank.engine.release(kLast);
+    rank.engine.step(Rank::settings());
+    EXPECT_EQ(rank.engine.steps(kA), 1u);
+  });
+}
+
+TEST_P(UpdatesInBackward, ALoneEditIsFound) {
+  if (std::get<0>(GetParam()) == 3) GTEST_SKIP() << "its end waits for the others";
+  run(setup(), [&](Rank& rank) {
+    rank.engine.begin_step(Rank::settings());
+    if (rank.rank() == 1) {
+      rank.engine.acquire(kSmall, Hold::kEdit);
+      rank.engine.release(kSmall);
+    }
+    EXPECT_THAT(refusal_of([&] { rank.add_constant(kA, 1); }),
+                HasSubstr("unit 'small' was edited 1 times on rank 1, and 0 times on rank 0"));
+    rank.engine.abandon_step();
+  });
+}
+
+TEST(UpdatesInBackwardOfRanks, HaveOneMicroBatchOfEach) {
+  comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& communicator) {
+    Case setup;
+    setup.at_once = true;
+    setup.counted = 2;
+    try {
+      const Rank rank(setup, &communicator);
+      ADD_FAILURE() << "it was made";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      EXPECT_THAT(error.what(), HasSubstr("with 2 micro-batches of each rank"));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace sluice::engine::wrapped
