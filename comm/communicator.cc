@@ -414,7 +414,7 @@ void Communicator::read(int from, std::uint64_t key, std::uint64_t version, std:
 }
 
 void Communicator::report_work() { state_->transport->report_work(); }
-void Communicator::fail(const std::string& error) { state_->transport->fail(error); }
+void Communicator::fail(const std::string& error, ErrorCode code) { state_->transport->fail(error, code); }
 std::string Communicator::failure() const { return state_->transport->failure(); }
 Transport::Counters Communicator::counters() const {
   Transport::Counters counters = state_->transport->counters();

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <optional>
 #include <string>
@@ -45,8 +46,9 @@ class RunRanks {
   Outcome combine(Outcome own);
   // Losses of validation by micro-batch, of which each rank has measured those with index % size() == rank().
   double mean(const std::vector<double>& own, std::uint64_t count);
-  // Ends the run of all ranks with this error.
-  void fail(const std::string& error) noexcept;
+  // Ends the run of all ranks with this error. A program ends with the same exit status on all of them where
+  // it was asked for what is wrong or does not fit.
+  void fail(const std::exception& error) noexcept;
 
  private:
   std::vector<std::string> exchange(const std::string& name, const std::string& own);
