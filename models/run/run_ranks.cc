@@ -79,9 +79,9 @@ void RunRanks::compare(const Setup& setup) {
   }
 }
 
-std::optional<engine::Link> RunRanks::link() {
+std::optional<engine::Link> RunRanks::link(std::uint64_t memory) {
   if (size() == 1) return std::nullopt;
-  return engine::measure_link(*communicator_, meanwhile_);
+  return engine::measure_link(*communicator_, memory, meanwhile_);
 }
 
 void RunRanks::agree_on_plan(Setup& setup) {

@@ -28,7 +28,8 @@ class RunRanks {
   // Throws Error(kInvalidArgument) on every rank where ranks were given different settings, models or data,
   // or are of different versions; it names what differs.
   void compare(const Setup& setup);
-  std::optional<engine::Link> link();  // what joins the ranks, as measured; nothing where there is one
+  // What joins the ranks, as measured in so much memory; nothing where there is one rank.
+  std::optional<engine::Link> link(std::uint64_t memory);
   // Makes what must be alike in the plans of all ranks so, and plans again where this rank's was not.
   void agree_on_plan(Setup& setup);
 
