@@ -14,8 +14,9 @@ namespace sluice::engine {
 std::vector<std::string> exchange(comm::Communicator& communicator, const std::string& name,
                                   const std::string& own, const std::function<void()>& meanwhile = {});
 
-// Makes what must be alike in the plans of all ranks so: the highest stage, and the shortest chunks. Returns
-// true where it has changed the request, by which the rank then plans again.
+// Makes what must be alike in the plans of all ranks so, in the request for this and for later plans: the
+// highest stage of each unit, and the shortest chunks. Returns whether `plan` has others, so that the rank
+// plans again.
 bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanRequest& request,
                    const std::function<void()>& meanwhile = {});
 

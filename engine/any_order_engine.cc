@@ -33,7 +33,7 @@ AnyOrderEngine::AnyOrderEngine(const Profile& profile, const Plan& plan, const o
 
 AnyOrderEngine::~AnyOrderEngine() = default;
 
-bool AnyOrderEngine::has_parts() const { return core().ranks && core().ranks->partitioned(); }
+bool AnyOrderEngine::has_parts() const { return core().ranks && core().ranks->any_partitioned(); }
 
 std::vector<Hold> AnyOrderEngine::holds(UnitId unit) const {
   std::vector<Hold> holds;
@@ -220,7 +220,7 @@ void AnyOrderEngine::take_edited(UnitId unit) {
   const HoldingId values = c.parameters[unit];
   if (c.states.has_master(unit)) {
     c.settle();  // masters are streamed through the staging slots
-    take_masters(c.streams(), unit, {c.pager.data(values), layout().dtype(unit)});
+    take_masters(c.streams(unit), unit, {c.pager.data(values), layout().dtype(unit)});
   }
   c.pager.conceal(values, true);
 }
@@ -318,7 +318,7 @@ std::int64_t AnyOrderEngine::growth_of_leaving() const {
 void AnyOrderEngine::check_replan(const Plan& next) const {
   const Core& c = core();
   ensure(next.chunk_elements == c.plan.chunk_elements && next.clip == c.plan.clip &&
-             next.extent_bytes == c.plan.extent_bytes && next.stage == c.plan.stage &&
+             next.extent_bytes == c.plan.extent_bytes && next.stages() == c.plan.stages() &&
              next.units.size() == c.plan.units.size(),
          "the plan was made for another engine");
   if (in_step())

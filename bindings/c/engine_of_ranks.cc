@@ -106,7 +106,6 @@ std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const slui
                    if (again)
                      planned->plan = engine::make_plan(planned->profile, *planned->optimizer, planned->budget,
                                                        planned->request, planned->rates);
-                   planned->request.stage = planned->plan.stage;  // for later plans
                    made = std::make_unique<sluice_engine>(std::move(*planned));
                  }));
   return made;

@@ -51,12 +51,6 @@ class Planner {
     for (const Lookahead& lookahead : lookaheads()) needs_.push_back(placement_.frame_needs(lookahead));
   }
 
-  Plan best() const {
-    const std::optional<Plan> found = find();
-    if (!found) refuse();
-    return *found;
-  }
-
   std::optional<Plan> find() const {
     std::optional<Plan> best;
     std::vector<std::optional<Plan>> last(needs_.size());  // by look-ahead
@@ -74,6 +68,14 @@ class Planner {
       }
     }
     return best;
+  }
+
+  [[noreturn]] void refuse() const {
+    Shortage shortage{profile_, request_, budget_, optimizer_.name(), placement_, least()};
+    PlanRequest of_rank = request_;
+    for (of_rank.ranks.rank = 0; of_rank.ranks.rank < of_rank.ranks.size; ++of_rank.ranks.rank)
+      shortage.count(Planner(profile_, optimizer_, budget_, of_rank, rates_).least());
+    engine::refuse(shortage);
   }
 
  private:
@@ -138,6 +140,7 @@ class Planner {
   std::vector<UnitPlan> units_at(std::size_t groups, bool resident) const {
     std::vector<UnitPlan> units(profile_.units.size());
     for (UnitId unit = 0; unit < units.size(); ++unit) {
+      units[unit].stage = placement_.stage(unit);
       const bool small = is_packed(placement_.parameter_bytes(unit));
       const auto place = [&](Part part, std::size_t bytes) {
         const Tier chosen = resident || small ? kComputeTier : Tier::kDisk;
@@ -252,7 +255,6 @@ class Planner {
   Plan describe(const Shape& shape, const Placed& placed) const {
     Plan plan;
     plan.ranks = request_.ranks;
-    plan.stage = request_.stage.value_or(0);
     plan.clip = request_.clip;
     plan.reproducible = request_.reproducible;
     plan.sums_bytes = placement_.sums_bytes();
@@ -356,14 +358,6 @@ class Planner {
     return {describe(shape, {*this, groups, true}), describe(shape, {*this, groups, false})};
   }
 
-  [[noreturn]] void refuse() const {
-    Shortage shortage{profile_, request_, budget_, optimizer_.name(), placement_, least()};
-    PlanRequest of_rank = request_;
-    for (of_rank.ranks.rank = 0; of_rank.ranks.rank < of_rank.ranks.size; ++of_rank.ranks.rank)
-      shortage.count(Planner(profile_, optimizer_, budget_, of_rank, rates_).least());
-    engine::refuse(shortage);
-  }
-
   const Profile& profile_;
   const optim::Optimizer& optimizer_;
   Budget budget_;
@@ -378,16 +372,20 @@ class Planner {
 
 }  // namespace
 
-Plan make_plan_at_stage(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
-                        const PlanRequest& request, const MachineRates& rates) {
+std::optional<Plan> find_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
+                              const PlanRequest& request, const MachineRates& rates) {
   const std::size_t chunk = Placement(profile, optimizer, request).chunk_for(rates);
   if (!request.chunk_elements && chunk > kChunkGrain) {
     PlanRequest larger = request;
     larger.chunk_elements = chunk;
-    if (const std::optional<Plan> plan = Planner(profile, optimizer, budget, larger, rates).find())
-      return *plan;
+    if (std::optional<Plan> plan = Planner(profile, optimizer, budget, larger, rates).find()) return plan;
   }
-  return Planner(profile, optimizer, budget, request, rates).best();
+  return Planner(profile, optimizer, budget, request, rates).find();
+}
+
+void refuse_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
+                 const PlanRequest& request, const MachineRates& rates) {
+  Planner(profile, optimizer, budget, request, rates).refuse();
 }
 
 }  // namespace sluice::engine
