@@ -425,7 +425,7 @@ void Communicator::read_through(int relay, int owner, std::uint64_t key, std::ui
 }
 
 void Communicator::report_work() { state_->transport->report_work(); }
-void Communicator::fail(const std::string& error) { state_->transport->fail(error); }
+void Communicator::fail(const std::string& error, ErrorCode code) { state_->transport->fail(error, code); }
 std::string Communicator::failure() const { return state_->transport->failure(); }
 Transport::Counters Communicator::counters() const {
   Transport::Counters counters = state_->transport->counters();

@@ -12,6 +12,7 @@
 #include "comm/sums.h"
 #include "comm/transport.h"
 #include "core/dtype.h"
+#include "core/error.h"
 #include "core/threads.h"
 #include "core/transfers.h"
 
@@ -91,8 +92,8 @@ class Communicator {
   void read_through(int relay, int owner, std::uint64_t key, std::uint64_t version, std::uint64_t offset,
                     std::span<std::byte> into, Done done);
 
-  void report_work();                   // as Transport::report_work()
-  void fail(const std::string& error);  // as Transport::fail()
+  void report_work();                                                    // as Transport::report_work()
+  void fail(const std::string& error, ErrorCode code = ErrorCode::kIo);  // as Transport::fail()
   std::string failure() const;
   // What is exchanged counts among all other bytes, once an exchange has ended.
   Transport::Counters counters() const;

@@ -431,11 +431,11 @@ void Transport::read(int from, int owner, std::uint64_t key, std::uint64_t versi
 
 void Transport::report_work() { state_->work.fetch_add(1, std::memory_order_relaxed); }
 
-void Transport::fail(const std::string& error) {
+void Transport::fail(const std::string& error, ErrorCode code) {
   const int own = rank();
   const std::string text = fmt::format("rank {} has failed: {}", own, error);
-  state_->inbox->fail({own, ErrorCode::kIo, text});
-  state_->inbox->post({.kind = Order::kFail, .code = ErrorCode::kIo, .text = text});
+  state_->inbox->fail({own, code, text});
+  state_->inbox->post({.kind = Order::kFail, .code = code, .text = text});
 }
 
 std::string Transport::failure() const { return state_->inbox->failure(); }

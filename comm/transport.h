@@ -11,6 +11,7 @@
 #include "comm/call.h"
 #include "comm/hosts.h"
 #include "comm/links.h"
+#include "core/error.h"
 #include "core/transfers.h"
 
 namespace sluice::comm {
@@ -30,9 +31,9 @@ struct Deadlines {
 };
 
 // Messages between ranks, and reads that a rank serves. Any number may be under way. Each `done` is called on
-// the transport's thread. Its error is Error(kIo) where a rank has failed, Error(kCorrupt) where what it sent
-// cannot be, and Error(kState) where the two ends of a message differ, or the call on this transport comes
-// after its failure. Thread rule: any thread.
+// the transport's thread. Its error is Error(kIo) where a rank has failed, or has the code that the rank gave
+// to fail(); Error(kCorrupt) where what it sent cannot be; and Error(kState) where the two ends of a message
+// differ, or the call on this transport comes after its failure. Thread rule: any thread.
 class Transport {
  public:
   // Throws Error(kInvalidArgument) where the links' packets are too short. Describe is called on the
@@ -64,8 +65,9 @@ class Transport {
   // Says that this rank goes on with something that takes long and has no messages, so that others who wait
   // for it stay patient. It is called again and again, and costs little.
   void report_work();
-  // Ends the work of all ranks with this error, which every other rank will name as this rank's.
-  void fail(const std::string& error);
+  // Ends the work of all ranks with this error, which every other rank will name as this rank's, and which
+  // has this code there.
+  void fail(const std::string& error, ErrorCode code = ErrorCode::kIo);
   // Why the transport has failed: which rank failed first, and what it did. Empty: it has not.
   std::string failure() const;
 

@@ -1,10 +1,10 @@
 #include "engine/agreement.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "core/json.h"
 #include "engine/call_id.h"
 
 namespace sluice::engine {
@@ -23,20 +23,21 @@ RankOf rank_of(const comm::Communicator& communicator) {
 
 bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanRequest& request,
                    const std::function<void()>& meanwhile) {
-  struct Choice {
-    std::uint64_t stage, chunk_elements;
-  };
-  Choice agreed = {plan.stage, plan.chunk_elements};
-  const std::string own(reinterpret_cast<const char*>(&agreed), sizeof agreed);
-  for (const std::string& bytes : exchange(communicator, "the plan", own, meanwhile)) {
-    Choice other = {};
-    ensure(bytes.size() == sizeof other, "a rank's plan has {} bytes of {}", bytes.size(), sizeof other);
-    std::memcpy(&other, bytes.data(), sizeof other);
-    agreed = {std::max(agreed.stage, other.stage), std::min(agreed.chunk_elements, other.chunk_elements)};
+  const std::vector<std::size_t> own = plan.stages();
+  const std::string name = "the plan";
+  const Json told = {{"stages", own}, {"chunk_elements", plan.chunk_elements}};
+  std::vector<std::size_t> stages = own;
+  std::size_t chunk_elements = plan.chunk_elements;
+  for (const std::string& text : exchange(communicator, name, told.dump(), meanwhile)) {
+    const Json other = parse_json(text, name);
+    const auto theirs = json_field<std::vector<std::size_t>>(other, "stages", name);
+    ensure(theirs.size() == own.size(), "a rank's plan has {} units of {}", theirs.size(), own.size());
+    for (UnitId unit = 0; unit < own.size(); ++unit) stages[unit] = std::max(stages[unit], theirs[unit]);
+    chunk_elements = std::min(chunk_elements, json_field<std::size_t>(other, "chunk_elements", name));
   }
-  if (agreed.stage == plan.stage && agreed.chunk_elements == plan.chunk_elements) return false;
-  request.stage = agreed.stage;
-  request.chunk_elements = round_up(agreed.chunk_elements, kChunkGrain);
+  request.stages = stages;
+  if (stages == own && chunk_elements == plan.chunk_elements) return false;
+  request.chunk_elements = round_up(chunk_elements, kChunkGrain);
   return true;
 }
 

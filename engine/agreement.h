@@ -17,8 +17,9 @@ std::vector<std::string> exchange(comm::Communicator& communicator, const std::s
 // What a plan has to know of the ranks.
 RankOf rank_of(const comm::Communicator& communicator);
 
-// Makes what must be alike in the plans of all ranks so: the highest stage, and the shortest chunks. Returns
-// true where it has changed the request, by which the rank then plans again.
+// Makes what must be alike in the plans of all ranks so, in the request for this and for later plans: the
+// highest stage of each unit, and the shortest chunks. Returns whether `plan` has others, so that the rank
+// plans again.
 bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanRequest& request,
                    const std::function<void()>& meanwhile = {});
 

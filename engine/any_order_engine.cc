@@ -49,7 +49,7 @@ void AnyOrderEngine::make_sums(const Profile& profile) {
                                      [this](UnitId unit) { follow_final_gradients(unit); }});
 }
 
-bool AnyOrderEngine::has_parts() const { return core().ranks && core().ranks->partitioned(); }
+bool AnyOrderEngine::has_parts() const { return core().ranks && core().ranks->any_partitioned(); }
 
 std::vector<Hold> AnyOrderEngine::holds(UnitId unit) const {
   std::vector<Hold> holds;
@@ -247,7 +247,7 @@ void AnyOrderEngine::take_edited(UnitId unit) {
   const HoldingId values = c.parameters[unit];
   if (c.states.has_master(unit)) {
     c.settle();  // masters are streamed through the staging slots
-    take_masters(c.streams(), unit, {c.pager.data(values), layout().dtype(unit)});
+    take_masters(c.streams(unit), unit, {c.pager.data(values), layout().dtype(unit)});
   }
   c.pager.conceal(values, true);
 }
@@ -348,7 +348,7 @@ std::int64_t AnyOrderEngine::growth_of_leaving() const {
 void AnyOrderEngine::check_replan(const Plan& next) const {
   const Core& c = core();
   ensure(next.chunk_elements == c.plan.chunk_elements && next.clip == c.plan.clip &&
-             next.extent_bytes == c.plan.extent_bytes && next.stage == c.plan.stage &&
+             next.extent_bytes == c.plan.extent_bytes && next.stages() == c.plan.stages() &&
              next.units.size() == c.plan.units.size(),
          "the plan was made for another engine");
   if (in_step())

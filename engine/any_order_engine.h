@@ -129,7 +129,7 @@ class AnyOrderEngine final : public Engine {
   // and never more memory is held than one of the two plans has. Nothing is changed by Error(kBudget), where
   // the disk has no space for what leaves memory, or by Error(kState), where a unit is held, has no values,
   // or has a gradient. REQUIRES: the plan was made for the same profile, optimizer, chunks, clipping and
-  // stage.
+  // stages.
   void replan(const Plan& plan);
 
  private:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 #include "core/json.h"
@@ -42,32 +43,33 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
       optimizer(the_optimizer),
       plan(the_plan),
       layout(profile.units),
-      ranks(resources.communicator == nullptr ? std::nullopt
-                                              : std::optional<Ranks>(std::in_place, *resources.communicator,
-                                                                     layout, optimizer, plan.stage > 0)),
+      ranks(resources.communicator == nullptr
+                ? std::nullopt
+                : std::optional<Ranks>(std::in_place, *resources.communicator, layout, optimizer,
+                                       plan.partitions_state())),
       waits(resources.trace),
-      parameter_shards(plan.stage < 3 || !ranks
-                           ? std::nullopt
-                           : std::optional<ParameterShards>(std::in_place, layout, plan, *ranks)),
+      parameter_shards(ranks && plan.partitions_any(Part::kParameters)
+                           ? std::optional<ParameterShards>(std::in_place, layout, plan, *ranks)
+                           : std::nullopt),
       gradient_shards(gradient_shard_sizes(profile)),
       backings(make_backings(resources.disk, parameter_shards ? &*parameter_shards : nullptr)),
       pager(resources.ledger, *backings, waits),
       gradients(layout, profile, plan, ranks ? &*ranks : nullptr, pager),
       states(layout,
              StateFormat(layout, optimizer, plan.chunk_elements,
-                         Shards::of(plan.ranks.rank, plan.ranks.size, plan.stage)),
+                         Shards::of(plan.ranks.rank, plan.ranks.size, plan.partitions_state())),
              state_tiers(plan), *backings),
       wholes(layout, optimizer),
-      sums_of_ranks(ranks && ranks->partitioned() ? std::optional<SumsOfRanks>(std::in_place, *ranks)
-                                                  : std::nullopt),
+      sums_of_ranks(ranks && ranks->any_partitioned() ? std::optional<SumsOfRanks>(std::in_place, *ranks)
+                                                      : std::nullopt),
       executor(make_turn_executor(layout, optimizer, states.format(), wholes,
                                   {resources.threads, resources.products, resources.trace,
                                    sums_of_ranks ? &*sums_of_ranks : nullptr})),
       updates(layout, optimizer, states, *executor, plan.serving_pieces > 0),
-      queue(
-          layout, optimizer, pager, gradients, updates, waits, parameters,
-          {ranks && ranks->partitioned() ? &*ranks : nullptr, parameter_shards ? &*parameter_shards : nullptr,
-           &gradient_shards, profile.any_order && ranks && ranks->partitioned()}),
+      queue(layout, optimizer, pager, gradients, updates, waits, parameters,
+            {ranks && ranks->any_partitioned() ? &*ranks : nullptr,
+             parameter_shards ? &*parameter_shards : nullptr, &gradient_shards,
+             profile.any_order && ranks && ranks->any_partitioned()}),
       has_values(layout.units().size()),
       applied(layout.parameters()) {
   const bool exposed = profile.any_order;  // the client may touch parameters at any time
@@ -93,13 +95,13 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
   if (parameter_shards) pager.meanwhile([this] { queue.advance_while_waiting(); });
 }
 
-ValueStreams Core::streams() {
-  Ranks* const parts = ranks && ranks->partitioned() ? &*ranks : nullptr;
+ValueStreams Core::streams(UnitId unit) {
+  Ranks* const parts = partitions_state(unit) ? &*ranks : nullptr;
   for (int rank = 0; parts != nullptr && rank < parts->size() &&
                      formats_of_ranks_.size() < static_cast<std::size_t>(parts->size());
        ++rank)
     formats_of_ranks_.emplace_back(layout, optimizer, plan.chunk_elements,
-                                   Shards::of(rank, parts->size(), plan.stage));
+                                   Shards::of(rank, parts->size(), plan.partitions_state()));
   return {layout, states, updates, resources, parts, &formats_of_ranks_};
 }
 
@@ -129,7 +131,7 @@ std::exception_ptr Core::load(UnitId unit, const UnitSource& source) {
   has_values[unit] = false;
   std::byte* values = pager.acquire(parameters[unit], Pager::Use::kModify);
   std::exception_ptr failed =
-      load_values(streams(), unit, {values, layout.dtype(unit)}, source, partitions_parameters(unit));
+      load_values(streams(unit), unit, {values, layout.dtype(unit)}, source, partitions_parameters(unit));
   try {
     if (failed == nullptr) wholes.load(unit, source.whole);
   } catch (...) {
@@ -155,12 +157,12 @@ std::exception_ptr Core::save(UnitId unit, const UnitSink& sink) {
   require_values(unit);
   if (ranks) ranks->communicator().report_work();  // others wait for the rank that writes
   settle();
-  if (sink.values && ranks && ranks->partitioned()) return save_parameters_alone(unit, sink);
-  const bool sends = ranks && ranks->partitioned() && ranks->rank() > 0;  // what it has of the state alone
+  if (sink.values && partitions_state(unit)) return save_parameters_alone(unit, sink);
+  const bool sends = partitions_state(unit) && ranks->rank() > 0;  // what it has of the state alone
   std::byte* const values = sends ? nullptr : pager.acquire(parameters[unit], Pager::Use::kRead);
   if (!sends && unit + 1 < parameters.size()) pager.prefetch_one(parameters[unit + 1]);
-  std::exception_ptr failed = save_values(streams(), unit, {values, layout.dtype(unit)}, sink);
-  if (failed == nullptr && ranks && ranks->partitioned()) gather_wholes(unit);
+  std::exception_ptr failed = save_values(streams(unit), unit, {values, layout.dtype(unit)}, sink);
+  if (failed == nullptr && partitions_state(unit)) gather_wholes(unit);
   try {
     if (failed == nullptr) wholes.save(unit, sink.whole);
   } catch (...) {
@@ -184,10 +186,10 @@ std::exception_ptr Core::save_own(UnitId unit, const UnitSink& sink, const Wante
     own.shard = {parameter_shards->data(unit), layout.dtype(unit)};
   } else if (wanted.parameters({0, layout.unit_elements(unit)})) {
     const std::byte* const values = pager.acquire(parameters[unit], Pager::Use::kRead);
-    failed = save_wanted_parameters(streams(), unit, {values, layout.dtype(unit)}, sink, wanted);
+    failed = save_wanted_parameters(streams(unit), unit, {values, layout.dtype(unit)}, sink, wanted);
     pager.release(parameters[unit]);
   }
-  if (failed == nullptr) failed = save_own_chunks(streams(), unit, own, sink, wanted);
+  if (failed == nullptr) failed = save_own_chunks(streams(unit), unit, own, sink, wanted);
   try {
     if (failed == nullptr) wholes.save(unit, sink.whole);
   } catch (...) {
@@ -198,7 +200,7 @@ std::exception_ptr Core::save_own(UnitId unit, const UnitSink& sink, const Wante
 
 std::exception_ptr Core::save_parameters_alone(UnitId unit, const UnitSink& sink) {
   const std::byte* const values = pager.acquire(parameters[unit], Pager::Use::kRead);
-  std::exception_ptr failed = save_parameters(streams(), unit, {values, layout.dtype(unit)}, sink);
+  std::exception_ptr failed = save_parameters(streams(unit), unit, {values, layout.dtype(unit)}, sink);
   pager.release(parameters[unit]);
   return failed;
 }
@@ -282,10 +284,14 @@ void Core::serve_ranks() {
 }
 
 void Core::gather_squares(std::span<const ParameterId> of) {
-  if (!ranks || !ranks->partitioned() || of.empty()) return;
+  std::vector<ParameterId> in_parts;
+  std::ranges::copy_if(of, std::back_inserter(in_parts),
+                       [&](ParameterId p) { return partitions_state(layout.location(p).unit); });
+  if (in_parts.empty()) return;
   const std::string name = "the norm of the gradients";
   waits.during(Waits::For::kRanks, name, [&] {
-    gradients.take_squares(of, ranks->exchange(name, gradients.squares(of), [this] { serve_ranks(); }));
+    gradients.take_squares(in_parts,
+                           ranks->exchange(name, gradients.squares(in_parts), [this] { serve_ranks(); }));
   });
 }
 

@@ -41,7 +41,7 @@ struct Core {
 
   const std::string& name_of(UnitId unit) const { return layout.units()[unit].name; }
   UnitRange together(UnitId unit) const { return updated_together(layout, optimizer, unit); }
-  ValueStreams streams();
+  ValueStreams streams(UnitId unit);
   void set_schedule(const std::vector<Access>& accesses);
 
   // Returns action(*this). An error other than a Refusal leaves the engine failed.
@@ -78,6 +78,8 @@ struct Core {
   void serve_ranks();          // UpdateQueue::serve_ranks(); an error is also the other ranks'
   // Makes what each rank knows of its part of these gradients known to all, where they are in parts.
   void gather_squares(std::span<const ParameterId> of);
+  // Whether each rank has a shard of the unit's state; of its parameters.
+  bool partitions_state(UnitId unit) const { return ranks && ranks->partitioned(unit); }
   bool partitions_parameters(UnitId unit) const { return parameter_shards && parameter_shards->has(unit); }
   // The elements of the unit that this engine updates.
   ElementRange own(UnitId unit) const { return states.format().shards().here(unit); }

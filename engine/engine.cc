@@ -55,7 +55,7 @@ void Engine::save_own(UnitId unit, const UnitSink& sink, const WantedElements& w
 
 Partition Engine::partition(UnitId unit) const {
   Partition found;
-  if (!core_->ranks || !core_->ranks->partitioned()) return found;
+  if (!core_->partitions_state(unit)) return found;
   for (int rank = 0; rank < core_->ranks->size(); ++rank)
     found.shards.push_back(core_->ranks->shard(unit, rank));
   found.parameters = core_->partitions_parameters(unit);

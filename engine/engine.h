@@ -90,8 +90,8 @@ struct Resources {
   offload::RecordStore* disk = nullptr;
   Trace* trace = nullptr;
   kernels::F32Products* products = nullptr;  // REQUIRES: not null where the optimizer has products
-  // The ranks that train the model together, each with an engine of the same layout and stage. Null: this
-  // engine trains alone.
+  // The ranks that train the model together, each with an engine of the same layout, and a plan
+  // with the same stages. Null: this engine trains alone.
   comm::Communicator* communicator = nullptr;
 };
 

@@ -15,14 +15,15 @@ std::uint64_t state_id(UnitId unit, std::size_t chunk) {
 }  // namespace
 
 Ranks::Ranks(comm::Communicator& communicator, const Layout& layout, const optim::Optimizer& optimizer,
-             bool partitioned)
+             std::vector<bool> partitioned)
     : communicator_(communicator),
       layout_(layout),
-      partitioned_(partitioned),
+      partitioned_(std::move(partitioned)),
+      any_partitioned_(std::ranges::count(partitioned_, true) > 0),
       shards_(layout, optimizer, kChunkGrain, {communicator.size(), 0, communicator.size()}) {}
 
 ElementRange Ranks::own(UnitId unit) const {
-  if (partitioned_) return shard(unit, rank());
+  if (partitioned(unit)) return shard(unit, rank());
   return {0, layout_.unit_elements(unit)};
 }
 
@@ -46,7 +47,7 @@ void Ranks::sum_gradient(UnitId unit, int use, std::span<const Array> sums, cons
                          const Packing* packing, Done done) {
   const std::string name = "the gradient of '" + layout_.units()[unit].name + "'";
   const std::uint64_t id = call_id(Purpose::kGradient, static_cast<std::uint64_t>(use) << 32 | unit);
-  if (!partitioned_)
+  if (!partitioned(unit))
     return communicator_.all_reduce(id, name, sums,
                                     packing != nullptr ? packing->size() : use_elements(layout_, unit, use),
                                     order, std::move(done));
@@ -65,7 +66,7 @@ std::string Ranks::gradient_name(ParameterId parameter) const {
 void Ranks::sum_gradient_of(ParameterId parameter, std::span<const Array> sums, const comm::SumOrder& order,
                             Done done) {
   const std::uint64_t id = call_id(Purpose::kGradientOfParameter, parameter);
-  if (!partitioned_)
+  if (!partitioned(layout_.location(parameter).unit))
     return communicator_.all_reduce(id, gradient_name(parameter), sums, layout_.location(parameter).elements,
                                     order, std::move(done));
   communicator_.reduce_scatter(id, gradient_name(parameter), sums, borders_in(parameter), order,

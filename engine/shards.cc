@@ -32,21 +32,26 @@ Shards::Shards(const Layout& layout, const optim::Optimizer& optimizer, std::siz
     : Shards(layout, optimizer, chunk_elements, Ranks{}) {}
 
 Shards::Shards(const Layout& layout, const optim::Optimizer& optimizer, std::size_t chunk_elements,
-               Ranks ranks)
-    : layout_(layout), chunk_elements_(chunk_elements), ranks_(ranks) {
+               const Ranks& ranks)
+    : layout_(layout), chunk_elements_(chunk_elements), first_(ranks.first) {
   ensure(0 <= ranks.first && ranks.first < ranks.end && ranks.end <= ranks.world,
          "shards of ranks {} to {} of {} cannot be asked for", ranks.first, ranks.end, ranks.world);
   held_ = static_cast<std::size_t>(ranks.end - ranks.first);
   borders_.resize(layout.units().size() * (held_ + 1));
-  for (UnitId unit = 0; unit < layout.units().size(); ++unit)
+  for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
+    const bool is_cut = ranks.cut.empty() || ranks.cut[unit];
     for (int rank = ranks.first; rank <= ranks.end; ++rank)
       borders_[unit * (held_ + 1) + static_cast<std::size_t>(rank - ranks.first)] =
-          border_of(layout, optimizer, unit, rank, ranks.world);
+          is_cut               ? border_of(layout, optimizer, unit, rank, ranks.world)
+          : rank > ranks.first ? layout.unit_elements(unit)
+                               : 0;
+  }
 }
 
 ElementRange Shards::shard(UnitId unit, int rank) const {
-  ensure(ranks_.first <= rank && rank < ranks_.end, "the shard of rank {} is not here", rank);
-  return held(unit, static_cast<std::size_t>(rank - ranks_.first));
+  ensure(first_ <= rank && static_cast<std::size_t>(rank - first_) < held_,
+         "the shard of rank {} is not here", rank);
+  return held(unit, static_cast<std::size_t>(rank - first_));
 }
 
 ElementRange Shards::here(UnitId unit) const {

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "engine/layout.h"
@@ -28,17 +29,18 @@ struct Slice {
 // in size, and may be empty. Thread rule: it never changes, and any thread may read it. `layout` outlives it.
 class Shards {
  public:
-  // Of the `world` ranks, those from `first` to `end` - 1 have their shards here.
+  // Of the `world` ranks, those from `first` to `end` - 1 have their shards here. Units that are not `cut`,
+  // by unit, are here as a whole, in one shard. Empty: all are cut.
   struct Ranks {
     int world = 1, first = 0, end = 1;
+    std::vector<bool> cut = {};
   };
-  // The shards that a rank has at a stage (see PlanRequest::stage): its own, or all in one.
-  static Ranks of(int rank, int world, std::size_t stage) {
-    if (stage == 0) return {};
-    return {world, rank, rank + 1};
+  static Ranks of(int rank, int world, std::vector<bool> cut) {
+    return {world, rank, rank + 1, std::move(cut)};
   }
   Shards(const Layout& layout, const optim::Optimizer& optimizer, std::size_t chunk_elements);
-  Shards(const Layout& layout, const optim::Optimizer& optimizer, std::size_t chunk_elements, Ranks ranks);
+  Shards(const Layout& layout, const optim::Optimizer& optimizer, std::size_t chunk_elements,
+         const Ranks& ranks);
 
   ElementRange shard(UnitId unit, int rank) const;  // the elements of the unit. REQUIRES: the shard is here
 
@@ -69,7 +71,7 @@ class Shards {
 
   const Layout& layout_;
   std::size_t chunk_elements_;
-  Ranks ranks_;
+  int first_;         // the first rank whose shards are here
   std::size_t held_;  // how many shards of each unit are here
   std::vector<std::size_t>
       borders_;  // where the shards of each unit begin, and where the last one that is here ends

@@ -351,7 +351,7 @@ void SharedGradients::end_sums() {
 
 // Makes sums the mean, of the elements that this rank has.
 void SharedGradients::finish(UnitId unit, const std::vector<ParameterId>& parameters) {
-  const bool parts = core_.ranks && core_.ranks->partitioned();
+  const bool parts = core_.partitions_state(unit);
   const ElementRange own = core_.own(unit);
   const float* const first = core_.gradients.sum(unit, 0, 0, 0) + own.begin;
   for (const ParameterId p : parameters) {

@@ -116,7 +116,7 @@ SumsInBackward::Brought SumsInBackward::brought() const {
     if (const auto found = ready(unit)) own.ready.push_back(*found);
     if (holds_any(core_.together(unit))) own.held.push_back(unit);
   }
-  if (core_.ranks->partitioned()) own.squares = core_.gradients.squares(summed_now());
+  if (core_.ranks->any_partitioned()) own.squares = core_.gradients.squares(summed_now());
   return own;
 }
 
@@ -288,7 +288,7 @@ void SumsInBackward::take_means(const std::vector<Brought>& all) {
   Core& c = core_;
   std::vector<std::string> squares;
   for (const Brought& rank : all) squares.push_back(rank.squares);
-  if (c.ranks->partitioned()) c.gradients.take_squares(summed_now(), squares);
+  if (c.ranks->any_partitioned()) c.gradients.take_squares(summed_now(), squares);
   for (; !under_way_.empty(); under_way_.pop_front()) {
     const UnitId unit = under_way_.front().of.unit;
     if (const auto bad = c.gradients.not_finite(unit))

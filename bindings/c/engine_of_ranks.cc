@@ -1,12 +1,15 @@
+#include <algorithm>
 #include <exception>
 #include <functional>
 #include <string>
 
+#include "allocator/memory.h"
 #include "bindings/c/handles.h"
 #include "bindings/c/status.h"
 #include "core/json.h"
 #include "engine/agreement.h"
 #include "engine/machine/link_rate.h"
+#include "engine/machine/process.h"
 
 // How the ranks of a run make their engines: they compare their models, agree on what their plans have in
 // common, and tell each other whether they could.
@@ -90,7 +93,9 @@ void compare(comm::Communicator& communicator, const Planned& planned) {
 std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const sluice_engine_options& options) {
   if (options.ranks == nullptr) return std::make_unique<sluice_engine>(make_plan(model, options));
   comm::Communicator& communicator = options.ranks->communicator;
-  const engine::Link link = engine::measure_link(communicator);
+  const std::uint64_t holds = allocator::resident_bytes() + engine::kReserve;
+  const engine::Link link =
+      engine::measure_link(communicator, options.memory - std::min(options.memory, holds));
   std::optional<Planned> planned;
   throw_together(communicator, "the plans of engines",
                  failure_of([&] { planned = make_plan(model, options, link); }));
@@ -101,7 +106,6 @@ std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const slui
                    if (again)
                      planned->plan = engine::make_plan(planned->profile, *planned->optimizer, planned->budget,
                                                        planned->request, planned->rates);
-                   planned->request.stage = planned->plan.stage;  // for later plans
                    made = std::make_unique<sluice_engine>(std::move(*planned));
                  }));
   return made;

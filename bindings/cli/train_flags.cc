@@ -56,7 +56,9 @@ void bind_ranks(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
       "of theirs train alone)");
   flags.whole(
       "--stage", s.plan.stage,
-      fmt::format("what is partitioned over the ranks, from 0 (nothing) to {} (chosen)", engine::kMostStage));
+      fmt::format(
+          "what is partitioned over the ranks, from 0 (nothing) to {}, for all units (chosen unit by unit)",
+          engine::kMostStage));
   flags.toggle(
       "--reproducible", s.plan.reproducible,
       "the same bits at any number of ranks: gradients are added pairwise over the micro-batches of all");

@@ -18,6 +18,8 @@ namespace {
 constexpr int kRounds = 3;
 constexpr double kLongEnough = 0.03;  // seconds of a gather whose beginning and end count little
 constexpr std::size_t kLeast = 256 * kKiB, kMost = 16 * kMiB;  // that a rank receives
+// What a rank takes while it receives kLeast, since memory comes in whole huge pages.
+constexpr std::uint64_t kLeastMemory = kHugePage;
 
 class Measurement {
  public:
@@ -33,6 +35,14 @@ class Measurement {
     double best = once(borders);
     for (int round = 1; round < kRounds; ++round) best = std::min(best, once(borders));
     return slowest(best);
+  }
+
+  // The least memory that a rank has for this. Only so do all ranks gather the same.
+  std::uint64_t least(std::uint64_t own) {
+    for (const std::string& text :
+         communicator_.exchange(call_id(kMemory), kMemory, fmt::format("{}", own), meanwhile_))
+      own = std::min<std::uint64_t>(own, std::strtoull(text.c_str(), nullptr, 10));
+    return std::max(own, kLeastMemory);
   }
 
   // The ranks may share a process, whose memory they look at next.
@@ -60,6 +70,7 @@ class Measurement {
     return most;
   }
 
+  static constexpr const char* kMemory = "the memory for measuring the link";
   static constexpr const char* kSpeed = "how fast the link is";
   static constexpr const char* kBytes = "bytes that measure the link";
   comm::Communicator& communicator_;
@@ -70,16 +81,22 @@ class Measurement {
 
 }  // namespace
 
-Link measure_link(comm::Communicator& communicator, const std::function<void()>& meanwhile) {
+Link measure_link(comm::Communicator& communicator, std::uint64_t memory,
+                  const std::function<void()>& meanwhile) {
   Measurement measurement(communicator, meanwhile);
   const auto others = static_cast<std::size_t>(communicator.size() - 1);
+  // A rank also holds what it gives itself.
+  const auto taken = [&](std::size_t received) {
+    return round_up((others + 1) * divide_up(received, others), kHugePage);
+  };
+  const std::uint64_t most = measurement.least(memory);
   Link link;
   link.latency = measurement.seconds(1);
   for (std::size_t received = kLeast;; received *= 4) {
     const std::size_t each = divide_up(received, others);
     const double seconds = measurement.seconds(each);
     link.bandwidth = static_cast<double>(each * others) / std::max(seconds - link.latency, seconds / 2);
-    if (seconds < kLongEnough && received < kMost) continue;
+    if (seconds < kLongEnough && received < kMost && taken(4 * received) <= most) continue;
     measurement.end();
     return link;
   }

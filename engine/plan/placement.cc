@@ -34,22 +34,30 @@ std::size_t choose_chunk(const Layout& layout, const PlanRequest& request) {
   return std::min(request.chunk_elements.value_or(kChunkGrain), largest);
 }
 
+// Whether each rank has a shard of what is updated of a unit, by unit.
+std::vector<bool> are_cut(const std::vector<std::size_t>& stages) {
+  std::vector<bool> cut;
+  for (const std::size_t stage : stages) cut.push_back(stage > 0);
+  return cut;
+}
+
 }  // namespace
 
 Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, const PlanRequest& request)
     : profile_(profile),
       clip_(request.clip),
       ranks_(request.ranks),
+      stages_(request.stages.empty() ? std::vector(profile.units.size(), request.stage.value_or(0))
+                                     : request.stages),
       layout_(profile.units),
       uses_(gradient_uses(profile)),
       sums_(request.reproducible, request.ranks, profile.micro_batches),
       arrays_of_others_(sums_.order().merges.size() -
                         sums_.order().arrays[static_cast<std::size_t>(ranks_.rank)]),
       format_(layout_, optimizer, choose_chunk(layout_, request),
-              Shards::of(request.ranks.rank, request.ranks.size, request.stage.value_or(0))),
+              Shards::of(request.ranks.rank, request.ranks.size, are_cut(stages_))),
       whole_bytes_(WholeStore(layout_, optimizer).bytes()),
       rounds_(rounds_need(layout_, optimizer)),
-      stage_(request.stage.value_or(0)),
       product_flops_(profile.units.size()),
       units_(profile.units.size()) {
   for (int round = 0; round < optimizer.rounds(); ++round)
@@ -66,6 +74,11 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
     buckets_.push_back(buckets_of(layout_, optimizer, format_.shards(), unit));
     const UnitRange together = updated_together(layout_, optimizer, unit);
     together_.push_back(together.size() > 1);
+    if ((stages_[unit] > 0) != (stages_[together.first] > 0))
+      fail(ErrorCode::kInvalidArgument,
+           "the state of some units with a part of '{}' is asked to be partitioned, and that of '{}' not; {} "
+           "updates it as a whole",
+           layout_.units()[unit].parameters.front().name, layout_.units()[unit].name, optimizer.name());
     if (uses_[unit] != uses_[together.first])
       fail(ErrorCode::kInvalidArgument,
            "the schedule asks for the gradient of some units with a part of '{}' and not of '{}'; "
@@ -121,12 +134,12 @@ bool Placement::stores_gradient(UnitId unit, std::size_t groups) const {
 }
 
 bool Placement::partitions_parameters(UnitId unit) const {
-  return stage_ >= 3 && !is_packed(parameter_bytes(unit));
+  return stages_[unit] >= 3 && !is_packed(parameter_bytes(unit));
 }
 
 // A gradient that others are added to is kept whole, where it is, until its update; in any order each may be.
 bool Placement::partitions_gradient(UnitId unit, std::size_t groups) const {
-  return stage_ >= 2 && !profile_.any_order && updated(unit) && waits(unit) &&
+  return stages_[unit] >= 2 && !profile_.any_order && updated(unit) && waits(unit) &&
          !is_packed(parameter_bytes(unit)) && groups == 1 && units_[unit].at.writes <= 1;
 }
 
@@ -279,7 +292,8 @@ void Placement::to_memory(UnitId unit, Part part, UnitPlan& plan, Footprint& foo
 }
 
 bool Placement::needs_scratch() const {
-  if (stage_ > 0) return true;  // rank 0 saves what the others have
+  // Rank 0 saves what the others have.
+  if (std::ranges::any_of(stages_, [](std::size_t stage) { return stage > 0; })) return true;
   for (UnitId unit = 0; unit < layout_.units().size(); ++unit) {
     const std::size_t arrays = layout_.trainable(unit) ? format_.arrays() : 0;
     for (std::size_t array = format_.masters(); array < arrays; ++array)
@@ -335,8 +349,9 @@ void Placement::for_each_updated(UnitId unit, const Body& body) const {
 double Placement::update_seconds(UnitId unit, const MachineRates& rates) const {
   if (!updated(unit)) return 0;
   double elements = 0, bytes = 0;
+  const ElementRange own = format_.shards().here(unit);
   for_each_updated(unit, [&](ParameterId p, double each) {
-    const auto count = static_cast<double>(layout_.location(p).elements);
+    const auto count = static_cast<double>(format_.shards().slice(p, own).count);
     elements += count;
     bytes += count * each;
   });

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -43,6 +44,7 @@ class Placement {
   std::string largest_of_rounds() const;  // the name and shape of the parameter that needs most of it
   std::size_t whole_bytes() const { return whole_bytes_; }  // state that is in memory on any tier
 
+  std::size_t stage(UnitId unit) const { return stages_[unit]; }
   std::size_t parameter_bytes(UnitId unit) const;
   std::size_t gradient_bytes(UnitId unit) const;  // all uses
   // What keeping it in memory until its update takes: all of that, or this rank's shard.
@@ -56,7 +58,7 @@ class Placement {
 
   // Whether this rank keeps a shard of the unit's parameters; of its final gradient, where that waits.
   bool partitions_parameters(UnitId unit) const;
-  bool partitions_any_parameters() const { return stage_ >= 3; }
+  bool partitions_any_parameters() const { return std::ranges::count(stages_, kMostStage) > 0; }
   bool partitions_gradient(UnitId unit, std::size_t groups) const;
   // Whether that shard of the unit's parameters may be on disk, and what it takes there.
   bool may_store_shard(UnitId unit) const {
@@ -97,6 +99,7 @@ class Placement {
     std::uint64_t early = 0;       // for uses of it that are final, and summed, before others
     std::uint64_t updated = 0;     // what the others have updated of its parameters
     std::uint64_t parameters = 0;  // where these are partitioned: what the others have of them
+    std::uint64_t all() const { return gradient + early + updated + parameters; }
   };
   // Where sums are by rows (rows_of_tokens()), the most that the tokens of a step can cause.
   Received received(UnitId unit, const UnitPlan& plan, std::size_t groups) const;
@@ -142,6 +145,7 @@ class Placement {
   const Profile& profile_;
   bool clip_;
   RankOf ranks_;
+  std::vector<std::size_t> stages_;  // by unit
   Layout layout_;
   std::vector<int> uses_;  // by unit: the uses of its gradient
   MicroBatchSums sums_;
@@ -197,7 +201,6 @@ class Placement {
   std::vector<bool> round_reads_values_;      // by round
   std::size_t whole_bytes_;
   RoundsNeed rounds_;
-  std::size_t stage_;
   RelayedShards::Need relayed_;        // of any one unit
   std::vector<double> product_flops_;  // by unit: operations of matrix products in its update
   std::vector<UnitCosts> units_;

@@ -6,6 +6,7 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "engine/plan/placement.h"
+#include "engine/plan/shortage.h"
 #include "engine/plan/stages.h"
 #include "engine/step/update_pipeline.h"
 #include "engine/store/pager.h"
@@ -51,12 +52,6 @@ class Planner {
     for (const Lookahead& lookahead : lookaheads()) needs_.push_back(placement_.frame_needs(lookahead));
   }
 
-  Plan best() const {
-    const std::optional<Plan> found = find();
-    if (!found) refuse();
-    return *found;
-  }
-
   std::optional<Plan> find() const {
     std::optional<Plan> best;
     std::vector<std::optional<Plan>> last(needs_.size());  // by look-ahead
@@ -74,6 +69,14 @@ class Planner {
       }
     }
     return best;
+  }
+
+  [[noreturn]] void refuse() const {
+    Shortage shortage{profile_, request_, budget_, optimizer_.name(), placement_, least()};
+    PlanRequest of_rank = request_;
+    for (of_rank.ranks.rank = 0; of_rank.ranks.rank < of_rank.ranks.size; ++of_rank.ranks.rank)
+      shortage.count(Planner(profile_, optimizer_, budget_, of_rank, rates_).least());
+    engine::refuse(shortage);
   }
 
  private:
@@ -138,6 +141,7 @@ class Planner {
   std::vector<UnitPlan> units_at(std::size_t groups, bool resident) const {
     std::vector<UnitPlan> units(profile_.units.size());
     for (UnitId unit = 0; unit < units.size(); ++unit) {
+      units[unit].stage = placement_.stage(unit);
       const bool small = is_packed(placement_.parameter_bytes(unit));
       const auto place = [&](Part part, std::size_t bytes) {
         const Tier chosen = resident || small ? kComputeTier : Tier::kDisk;
@@ -252,7 +256,6 @@ class Planner {
   Plan describe(const Shape& shape, const Placed& placed) const {
     Plan plan;
     plan.ranks = request_.ranks;
-    plan.stage = request_.stage.value_or(0);
     plan.clip = request_.clip;
     plan.reproducible = request_.reproducible;
     plan.sums_bytes = placement_.sums_bytes();
@@ -352,73 +355,11 @@ class Planner {
     return plan.peak_memory <= budget_.memory && plan.disk_bytes <= budget_.disk;
   }
 
-  [[noreturn]] void refuse() const {
+  Least least() const {
     const std::size_t group = request_.group.value_or(1);
-    const Shape least{group, levels_.back(), lookaheads().back(), needs_.size() - 1, kLeastStagingSlots};
+    const Shape shape{group, levels_.back(), lookaheads().back(), needs_.size() - 1, kLeastStagingSlots};
     const std::size_t groups = divide_up(profile_.micro_batches, group);
-    const Plan in_memory = describe(least, {*this, groups, true});
-    const Plan on_disk = describe(least, {*this, groups, false});
-    const std::string asked =
-        fmt::format("this model does not fit in {} of memory", format_size(budget_.memory));
-    if (on_disk.peak_memory > budget_.memory) refuse_rounds(on_disk);
-    if (on_disk.peak_memory > budget_.memory)
-      fail(ErrorCode::kBudget,
-           "{}: memory is short by {}; with everything on disk that can be{} it needs {} "
-           "({} activations and workspace, {} frames, staging and what stays, {} the process). Give "
-           "{}{}{}",
-           asked, format_size(on_disk.peak_memory - budget_.memory),
-           profile_.any_order && placement_.partitions_any_parameters()
-               ? " (a wrapped model's shards of parameters cannot)"
-           : profile_.any_order || !request_.trains ? ""
-                                                    : ", all recomputed, and one micro-batch at a time",
-           format_size(on_disk.peak_memory), format_size(on_disk.activation_bytes + on_disk.workspace_bytes),
-           format_size(on_disk.peak_memory - on_disk.activation_bytes - on_disk.workspace_bytes -
-                       budget_.base),
-           format_size(budget_.base), memory_of(on_disk),
-           budget_.disk >= on_disk.disk_bytes ? "" : " and " + disk_of(on_disk),
-           !request_.trains ? ""
-           : request_.flags ? ", or a smaller --batch or --seq"
-                            : ", or less that is reserved, or smaller units");
-    if (in_memory.peak_memory <= budget_.memory)
-      fail(ErrorCode::kBudget,
-           "the parts that were asked to be on disk take {}, and the disk folders have {} for them; give {}",
-           format_size(on_disk.disk_bytes), format_size(budget_.disk), disk_of(on_disk));
-    if (budget_.disk == 0)
-      fail(ErrorCode::kBudget, "{}: memory is short by {} and no disk is given. Add {}, or give {}", asked,
-           format_size(in_memory.peak_memory - budget_.memory), disk_of(on_disk), memory_of(in_memory));
-    fail(ErrorCode::kBudget, "{}: the disk's {} are short by {}. Give the disk folders {} in all, or {}",
-         asked, format_size(budget_.disk),
-         format_size(on_disk.disk_bytes - std::min(on_disk.disk_bytes, budget_.disk)),
-         format_argument(on_disk.disk_bytes), memory_of(in_memory));
-  }
-
-  // Refuses, where the plan would fit but for the memory in which the optimizer's rounds work.
-  void refuse_rounds(const Plan& least) const {
-    const RoundsNeed& need = placement_.rounds();
-    if (least.peak_memory - need.bytes > budget_.memory) return;
-    fail(ErrorCode::kBudget,
-         "this model does not fit in {} of memory: {} updates {} as a whole, which takes {} ({} of its "
-         "values, {} "
-         "of workspace), and memory is short by {}, with everything else on disk that can be. Give {}{}, or "
-         "use "
-         "an optimizer that works by elements",
-         format_size(budget_.memory), optimizer_.name(), placement_.largest_of_rounds(),
-         format_size(need.bytes), format_size(need.scratch_bytes),
-         format_size(need.bytes - need.scratch_bytes), format_size(least.peak_memory - budget_.memory),
-         memory_of(least), budget_.disk >= least.disk_bytes ? "" : " and " + disk_of(least));
-  }
-
-  std::string memory_of(const Plan& plan) const {
-    const std::uint64_t more = kMiB;  // the next process may take a little more than this one
-    return (request_.flags ? "--memory " : "memory=") + format_argument(plan.peak_memory + more);
-  }
-  std::string disk_of(const Plan& plan) const {
-    return (request_.flags ? "--disk FOLDER:" : "a disk folder with ") + format_argument(plan.disk_bytes);
-  }
-
-  // Rounded up, as the command line takes it.
-  static std::string format_argument(std::uint64_t bytes) {
-    return fmt::format("{}MiB", divide_up(bytes, kMiB));
+    return {describe(shape, {*this, groups, true}), describe(shape, {*this, groups, false})};
   }
 
   const Profile& profile_;
@@ -435,16 +376,20 @@ class Planner {
 
 }  // namespace
 
-Plan make_plan_at_stage(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
-                        const PlanRequest& request, const MachineRates& rates) {
+std::optional<Plan> find_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
+                              const PlanRequest& request, const MachineRates& rates) {
   const std::size_t chunk = Placement(profile, optimizer, request).chunk_for(rates);
   if (!request.chunk_elements && chunk > kChunkGrain) {
     PlanRequest larger = request;
     larger.chunk_elements = chunk;
-    if (const std::optional<Plan> plan = Planner(profile, optimizer, budget, larger, rates).find())
-      return *plan;
+    if (std::optional<Plan> plan = Planner(profile, optimizer, budget, larger, rates).find()) return plan;
   }
-  return Planner(profile, optimizer, budget, request, rates).best();
+  return Planner(profile, optimizer, budget, request, rates).find();
+}
+
+void refuse_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
+                 const PlanRequest& request, const MachineRates& rates) {
+  Planner(profile, optimizer, budget, request, rates).refuse();
 }
 
 }  // namespace sluice::engine

@@ -51,8 +51,12 @@ struct RankOf {
 struct PlanRequest {
   RankOf ranks;
   // What is partitioned over the ranks (ZeRO, Rajbhandari et al. 2020): 0: nothing; 1: the optimizer's state
-  // and the masters; 2: also final gradients that wait for their update; 3: also parameters. Nothing: chosen.
+  // and the masters; 2: also final gradients that wait for their update; 3: also parameters. Nothing: chosen,
+  // unit by unit.
   std::optional<std::size_t> stage;
+  // The stage of each unit, where ranks have agreed on that; empty: as above. Units that are updated together
+  // have the same.
+  std::vector<std::size_t> stages = {};
   // Whether updates wait until all gradients are known: for their norm, or, with dynamic loss scaling, for
   // whether all are finite.
   bool clip = true;
@@ -82,6 +86,7 @@ struct UnitPlan {
   // Of parameters on the tier kRanks: this rank's shard is on disk, else in memory.
   bool shard_on_disk = false;
   std::size_t choice = 0;  // an index into UnitProfile::choices
+  std::size_t stage = 0;   // see PlanRequest
 
   allocator::Tier tier(Part part) const { return tiers[index(part)]; }
   void place(Part part, allocator::Tier tier) { tiers[index(part)] = tier; }
@@ -91,8 +96,7 @@ struct UnitPlan {
 
 // Says where every byte lives. It is made before the first allocation, and nothing else is taken.
 struct Plan {
-  RankOf ranks;           // the rank that the plan is for
-  std::size_t stage = 0;  // see PlanRequest
+  RankOf ranks;  // the rank that the plan is for
   bool clip = true, reproducible = false;
   std::vector<UnitPlan> units;
   std::size_t group = 1;     // micro-batches that pass through a unit together
@@ -124,6 +128,10 @@ struct Plan {
     return time.disk > cores ? "disk" : "compute";
   }
   bool uses_disk() const { return disk_bytes > 0; }
+  std::vector<std::size_t> stages() const;       // by unit
+  std::optional<std::size_t> one_stage() const;  // that of all units; nothing where they differ
+  std::vector<bool> partitions_state() const;    // by unit: whether each rank has a shard of its state
+  bool partitions_any(Part part) const;          // whether ranks have shards of that part of any unit
 };
 
 // Makes the plan that is fastest at these rates among those that fit. It is a pure function. Throws

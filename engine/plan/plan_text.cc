@@ -1,5 +1,8 @@
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "core/bytes.h"
 #include "core/error.h"
@@ -44,16 +47,28 @@ bool has_f16(const Profile& profile) {
                      [](const UnitSpec& unit) { return unit.dtype == Dtype::kF16; });
 }
 
+// "stage 2"; or "stages 0 (1 unit) and 3 (12 units)".
+std::string stages_text(const Plan& plan) {
+  if (const auto stage = plan.one_stage()) return fmt::format("stage {}", *stage);
+  std::vector<std::string> each;
+  for (std::size_t stage = 0; stage <= kMostStage; ++stage)
+    if (const auto units = count(plan, [&](const UnitPlan& unit) { return unit.stage == stage; }); units > 0)
+      each.push_back(fmt::format("{} ({} {})", stage, units, units == 1 ? "unit" : "units"));
+  const std::string last = each.back();
+  each.pop_back();
+  return fmt::format("stages {} and {}", fmt::join(each, ", "), last);
+}
+
 std::string ranks_text(const Plan& plan) {
   const auto has_shard = [](const UnitPlan& unit) { return unit.tier(Part::kParameters) == Tier::kRanks; };
   const std::size_t on_disk = count(plan, [](const UnitPlan& unit) { return unit.shard_on_disk; });
   return fmt::format(
-      "ranks             this is rank {} of {}, at stage {}: it has a shard of the parameters of {}/{} "
+      "ranks             this is rank {} of {}, at {}: it has a shard of the parameters of {}/{} "
       "units{}, of final gradients of {}, and of the optimizer state of {}\n",
-      plan.ranks.rank, plan.ranks.size, plan.stage, count(plan, has_shard), plan.units.size(),
+      plan.ranks.rank, plan.ranks.size, stages_text(plan), count(plan, has_shard), plan.units.size(),
       on_disk == 0 ? "" : fmt::format(" ({} of them on disk)", on_disk),
       count(plan, [](const UnitPlan& unit) { return unit.gradient_in_shards; }),
-      plan.stage > 0 ? plan.units.size() : 0);
+      count(plan, [](const UnitPlan& unit) { return unit.stage > 0; }));
 }
 
 double bytes_per_day(const Plan& plan) {
@@ -61,6 +76,28 @@ double bytes_per_day(const Plan& plan) {
 }
 
 }  // namespace
+
+std::vector<std::size_t> Plan::stages() const {
+  std::vector<std::size_t> stages;
+  for (const UnitPlan& unit : units) stages.push_back(unit.stage);
+  return stages;
+}
+
+std::optional<std::size_t> Plan::one_stage() const {
+  const std::size_t stage = units.front().stage;
+  if (std::ranges::count(units, stage, &UnitPlan::stage) != std::ssize(units)) return std::nullopt;
+  return stage;
+}
+
+std::vector<bool> Plan::partitions_state() const {
+  std::vector<bool> partitioned;
+  for (const UnitPlan& unit : units) partitioned.push_back(unit.stage > 0);
+  return partitioned;
+}
+
+bool Plan::partitions_any(Part part) const {
+  return std::ranges::any_of(units, [part](const UnitPlan& unit) { return unit.tier(part) == Tier::kRanks; });
+}
 
 Tier tier_of_place(std::string_view place) {
   for (const Tier tier : {kComputeTier, Tier::kDisk})
@@ -106,9 +143,10 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
                       format_size(plan.step_bytes_read), format_size(plan.step_bytes_written),
                       format_size(static_cast<std::uint64_t>(bytes_per_day(plan))));
   if (plan.ranks.size > 1)
-    text += fmt::format("received per step {}{} from other ranks\n",
-                        plan.stage == 3 || sums_by_rows(profile, plan.ranks) ? "at most " : "",
-                        format_size(plan.step_bytes_received));
+    text += fmt::format(
+        "received per step {}{} from other ranks\n",
+        plan.partitions_any(Part::kParameters) || sums_by_rows(profile, plan.ranks) ? "at most " : "",
+        format_size(plan.step_bytes_received));
   const StepTime& time = plan.time;
   text +=
       fmt::format("step              {:.2f} s predicted, bound by {} (compute {:.2f} s, optimizer {:.2f} s",
@@ -142,6 +180,7 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
                      {"gradient", gradient_place(plan.units[u])},
                      {"state", place(plan.units[u], Part::kState)},
                      {"recompute", profile.unit_profiles[u].choices[plan.units[u].choice].name}});
+    if (plan.ranks.size > 1) units.back()["stage"] = plan.units[u].stage;
     if (plan.units[u].tier(Part::kParameters) == Tier::kRanks)
       units.back()["shard"] = place_of(plan.units[u].shard_on_disk ? Tier::kDisk : kComputeTier);
   }
@@ -153,7 +192,7 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
           {"state_bytes_per_parameter", plan.state_bytes_per_parameter},
           {"ranks", plan.ranks.size},
           {"rank", plan.ranks.rank},
-          {"stage", plan.stage},
+          {"stage", plan.one_stage() ? Json(*plan.one_stage()) : Json()},
           {"group", plan.group},
           {"micro_batches", profile.micro_batches},
           {"prefetch", plan.prefetch},

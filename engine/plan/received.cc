@@ -23,7 +23,7 @@ Placement::Received Placement::received(UnitId unit, const UnitPlan& plan, std::
   if (!updated(unit)) return received;
   for (int use = 0; use < (profile_.any_order ? 1 : uses_[unit]); ++use)
     (sums_early(unit, plan, use) ? received.early : received.gradient) += received_of_sum(unit, use);
-  if (stage_ > 0 && plan.tier(Part::kParameters) != allocator::Tier::kRanks)
+  if (stages_[unit] > 0 && plan.tier(Part::kParameters) != allocator::Tier::kRanks)
     received.updated = others * size_of(layout_.dtype(unit));
   return received;
 }
@@ -32,7 +32,7 @@ Placement::Received Placement::received(UnitId unit, const UnitPlan& plan, std::
 // the other parts come when they are summed.
 std::uint64_t Placement::received_of_sum(UnitId unit, int use) const {
   const auto ranks = static_cast<std::size_t>(ranks_.size), rank = static_cast<std::size_t>(ranks_.rank);
-  if (stage_ > 0)
+  if (stages_[unit] > 0)
     return sent_elements(unit, use, format_.shards().here(unit)) * arrays_of_others_ * sizeof(float);
   const std::size_t sent = sent_elements(unit, use, {0, layout_.unit_elements(unit)});
   const std::size_t part = sent / ranks + (rank < sent % ranks ? 1 : 0);

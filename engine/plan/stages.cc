@@ -1,42 +1,45 @@
 #include "engine/plan/stages.h"
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "engine/kind.h"
+#include "engine/plan/placement.h"
 
 namespace sluice::engine {
 namespace {
 
+std::uint64_t traffic(const Plan& plan) {
+  return plan.step_bytes_read + plan.step_bytes_written + plan.step_bytes_received;
+}
+
 // How many sums of gradients are kept depends on the group where they are added pairwise.
-Plan make_plan_in_groups(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
-                         const PlanRequest& request, const MachineRates& rates) {
-  if (!request.reproducible || request.group)
-    return make_plan_at_stage(profile, optimizer, budget, request, rates);
+std::optional<Plan> find_in_groups(const Profile& profile, const optim::Optimizer& optimizer,
+                                   const Budget& budget, const PlanRequest& request,
+                                   const MachineRates& rates) {
+  if (!request.reproducible || request.group) return find_plan(profile, optimizer, budget, request, rates);
   std::optional<Plan> best;
   PlanRequest at = request;
   for (const std::size_t group : group_sizes_of(profile.micro_batches)) {
     at.group = group;
-    try {
-      const Plan plan = make_plan_at_stage(profile, optimizer, budget, at, rates);
-      if (!best || faster(plan, *best)) best = plan;
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kBudget || (group == 1 && !best)) throw;
-    }
+    std::optional<Plan> plan = find_plan(profile, optimizer, budget, at, rates);
+    if (plan && (!best || faster(*plan, *best))) best = std::move(plan);
   }
-  return *best;
+  return best;
 }
 
 }  // namespace
 
 bool faster(const Plan& a, const Plan& b) {
   if (std::abs(a.time.step - b.time.step) > kSame * b.time.step) return a.time.step < b.time.step;
-  const auto traffic = [](const Plan& p) {
-    return static_cast<double>(p.step_bytes_read + p.step_bytes_written + p.step_bytes_received);
-  };
-  if (std::abs(traffic(a) - traffic(b)) > 0.05 * traffic(b)) return traffic(a) < traffic(b);
+  const auto of_a = static_cast<double>(traffic(a)), of_b = static_cast<double>(traffic(b));
+  if (std::abs(of_a - of_b) > 0.05 * of_b) return of_a < of_b;
   if (a.uses_disk() && a.prefetch != b.prefetch) return a.prefetch > b.prefetch;
   if (a.staging_slots != b.staging_slots) return a.staging_slots > b.staging_slots;
   return a.peak_memory < b.peak_memory;
@@ -49,9 +52,150 @@ std::vector<std::size_t> group_sizes_of(std::size_t micro_batches) {
   return {sizes.rbegin(), sizes.rend()};
 }
 
-// Chooses the least stage with which everything is in memory, since more would have to be sent at a higher
-// one. Where there is none, the fastest stage; or the highest, which needs the disk least, where it is not
-// known what sending costs.
+namespace {
+
+// One stage for all units: the least with which everything is in memory, since more would have to be sent at
+// a higher one. Where there is none, the fastest stage; or the highest, which needs the disk least, where it
+// is not known what sending costs.
+std::optional<Plan> find_alike(const Profile& profile, const optim::Optimizer& optimizer,
+                               const Budget& budget, const PlanRequest& request, const MachineRates& rates) {
+  std::optional<Plan> best;
+  PlanRequest at = request;
+  for (at.stage = 0; *at.stage <= kMostStage; ++*at.stage) {
+    std::optional<Plan> plan = find_in_groups(profile, optimizer, budget, at, rates);
+    if (plan && !plan->uses_disk() && *at.stage < kMostStage) return plan;
+    if (plan && (!best || !rates.link || faster(*plan, *best))) best = std::move(plan);
+  }
+  return best;
+}
+
+// Chooses a stage for each unit: first one for all, then another for some.
+class StagesOfUnits {
+ public:
+  StagesOfUnits(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
+                const PlanRequest& request, const MachineRates& rates)
+      : profile_(profile),
+        optimizer_(optimizer),
+        budget_(budget),
+        request_(request),
+        rates_(rates),
+        layout_(profile.units) {}
+
+  std::optional<Plan> find() {
+    for (std::size_t stage = 0; stage <= kMostStage; ++stage)
+      try_stages(std::vector(profile_.units.size(), stage), request_.group);
+    if (!best_) return std::nullopt;
+    const std::optional<std::size_t> group = best_->group;
+    keep_whole(group);
+    replicate(group);
+    if (!best_->one_stage()) try_stages(best_->stages(), request_.group);
+    return best_;
+  }
+
+ private:
+  using Stages = std::vector<std::size_t>;
+
+  void try_stages(const Stages& stages, std::optional<std::size_t> group) {
+    PlanRequest at = request_;
+    at.stages = stages;
+    at.group = group;
+    if (auto plan = find_in_groups(profile_, optimizer_, budget_, at, rates_)) offer(std::move(*plan));
+  }
+
+  void offer(Plan&& plan) {
+    const bool first = !best_.has_value();
+    const double fastest = first ? plan.time.step : std::min(fastest_, plan.time.step);
+    const bool is_faster = !first && plan.time.step < (1 - kSame) * best_->time.step;
+    const bool moves_less =
+        !first && plan.time.step <= (1 + kSame) * fastest && traffic(plan) < traffic(*best_);
+    if (first || is_faster || moves_less) best_ = std::move(plan);
+    fastest_ = fastest;
+  }
+
+  // What the rank receives for each unit in a step, at that stage for all.
+  std::vector<std::uint64_t> received_at(std::size_t stage) const {
+    PlanRequest at = request_;
+    at.stage = stage;
+    const Placement placement(profile_, optimizer_, at);
+    const std::size_t groups = divide_up(profile_.micro_batches, best_->group);
+    std::vector<std::uint64_t> received;
+    for (UnitId unit = 0; unit < profile_.units.size(); ++unit) {
+      UnitPlan plan;
+      if (placement.partitions_parameters(unit)) plan.place(Part::kParameters, allocator::Tier::kRanks);
+      received.push_back(placement.received(unit, plan, groups).all());
+    }
+    return received;
+  }
+
+  // Of the units whose parameters may be partitioned, those that are fetched most often are whole first, and
+  // of equal ones those that forward needs last: what the others have updated of them comes while it
+  // computes. As many are whole as is best, which is looked for around the quarters.
+  void keep_whole(std::optional<std::size_t> group) {
+    const std::vector<std::uint64_t> in_parts = received_at(kMostStage), whole = received_at(kMostStage - 1);
+    std::vector<UnitId> order;
+    for (const Access& access : profile_.schedule)
+      if (in_parts[access.unit] != whole[access.unit] && std::ranges::count(order, access.unit) == 0)
+        order.push_back(access.unit);
+    std::ranges::reverse(order);
+    const auto saved = [&](UnitId unit) {  // for each byte of memory
+      return (static_cast<double>(in_parts[unit]) - static_cast<double>(whole[unit])) /
+             static_cast<double>(layout_.unit_bytes(unit));
+    };
+    std::ranges::stable_sort(order, std::greater<>(), saved);
+    std::size_t most = 0;
+    const auto try_whole = [&](std::size_t count) {
+      Stages stages(profile_.units.size(), kMostStage);
+      for (std::size_t i = 0; i < count; ++i) stages[order[i]] = kMostStage - 1;
+      try_stages(stages, group);
+      if (best_->stages() == stages) most = count;
+    };
+    if (order.size() < 2 || (best_->one_stage() && *best_->one_stage() < kMostStage && !best_->uses_disk()))
+      return;
+    for (const std::size_t quarters : {1, 2, 3}) try_whole(quarters * order.size() / 4);
+    for (std::size_t step = divide_up(order.size(), 8); step > 0; step /= 2)
+      for (const bool more : {true, false}) {
+        const std::size_t count = more ? most + step : most - std::min(most, step);
+        if (count > 0 && count < order.size()) try_whole(count);
+      }
+  }
+
+  // Units of which less is received where each rank has and updates everything, as tables of which a step
+  // touches few rows, are replicated.
+  void replicate(std::optional<std::size_t> group) {
+    const std::vector<std::uint64_t> in_parts = received_at(1), replicated = received_at(0);
+    std::vector<bool> replicate(profile_.units.size());
+    for (UnitId unit = 0; unit < replicate.size(); ++unit) {
+      std::uint64_t before = 0, then = 0;
+      const UnitRange together = updated_together(layout_, optimizer_, unit);
+      for (UnitId other = together.first; other < together.end; ++other) {
+        before += in_parts[other];
+        then += replicated[other];
+      }
+      replicate[unit] = then < before;
+    }
+    if (std::ranges::count(replicate, true) == 0) return;
+    for (const Stages& others : {best_->stages(), Stages(replicate.size(), 1), Stages(replicate.size(), 2)}) {
+      Stages stages = others;
+      for (UnitId unit = 0; unit < stages.size(); ++unit)
+        if (replicate[unit]) stages[unit] = 0;
+      if (stages != best_->stages()) try_stages(stages, group);
+    }
+  }
+
+  const Profile& profile_;
+  const optim::Optimizer& optimizer_;
+  const Budget& budget_;
+  const PlanRequest& request_;
+  const MachineRates& rates_;
+  const Layout layout_;
+  std::optional<Plan> best_;
+  double fastest_ = 0;  // of all that were tried
+};
+
+}  // namespace
+
+// In any order a unit's gradient is summed as a whole with those of all others, so that all units are alike.
+// Where it is not known what sending costs, no other stage of a unit could be seen to be better.
 Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
                const PlanRequest& request, const MachineRates& rates) {
   if (request.stage && *request.stage > kMostStage)
@@ -59,18 +203,18 @@ Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const 
          kMostStage);
   PlanRequest at = request;
   if (request.ranks.size == 1) at.stage = 0;
-  if (at.stage) return make_plan_in_groups(profile, optimizer, budget, at, rates);
-  std::optional<Plan> best;
-  for (at.stage = 0; *at.stage <= kMostStage; ++*at.stage) {
-    try {
-      const Plan plan = make_plan_in_groups(profile, optimizer, budget, at, rates);
-      if (!plan.uses_disk() && *at.stage < kMostStage) return plan;
-      if (!best || !rates.link || faster(plan, *best)) best = plan;
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kBudget || (*at.stage == kMostStage && !best)) throw;
-    }
-  }
-  return *best;
+  const bool is_given = at.stage || !at.stages.empty();
+  std::optional<Plan> plan;
+  if (is_given)
+    plan = find_in_groups(profile, optimizer, budget, at, rates);
+  else if (profile.any_order || !rates.link)
+    plan = find_alike(profile, optimizer, budget, request, rates);
+  else
+    plan = StagesOfUnits(profile, optimizer, budget, request, rates).find();
+  if (plan) return *plan;
+  if (!is_given) at.stage = kMostStage;
+  if (at.reproducible && !at.group) at.group = 1;
+  refuse_plan(profile, optimizer, budget, at, rates);
 }
 
 }  // namespace sluice::engine

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 #include "engine/plan/plan.h"
@@ -16,9 +17,12 @@ bool faster(const Plan& a, const Plan& b);
 // How many micro-batches may pass through a unit together, from the most to the least.
 std::vector<std::size_t> group_sizes_of(std::size_t micro_batches);
 
-// Makes the plan that is fastest at request.stage. Throws what make_plan() does. REQUIRES: the stage is
-// given, and the group, where gradients are added pairwise.
-Plan make_plan_at_stage(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
-                        const PlanRequest& request, const MachineRates& rates);
+// Returns the plan that is fastest at the stages of the request, if any fits. Throws Error(kInvalidArgument)
+// as make_plan(). REQUIRES: the stages are given, and the group, where gradients are added pairwise.
+std::optional<Plan> find_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
+                              const PlanRequest& request, const MachineRates& rates);
+// Throws why there is none: Error(kBudget).
+[[noreturn]] void refuse_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
+                              const PlanRequest& request, const MachineRates& rates);
 
 }  // namespace sluice::engine

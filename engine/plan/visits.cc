@@ -43,7 +43,7 @@ std::vector<Placement::Times> Placement::times(const MachineRates& rates) const 
     const Dtype type = final_gradient_type(profile_, unit);
     const std::size_t moved = sizeof(float) + (type == Dtype::kF32 ? 0 : size_of(type));
     if (updated(unit))
-      times.final = static_cast<double>(layout_.unit_elements(unit) * moved) / rates.memory_bandwidth;
+      times.final = static_cast<double>(format_.shards().here(unit).size() * moved) / rates.memory_bandwidth;
   }
   return all;
 }

@@ -2,7 +2,8 @@
 
 namespace sluice::engine {
 
-void SumsOfRanks::add(const optim::PartSums& sums) {
+void SumsOfRanks::add(UnitId unit, const optim::PartSums& sums) {
+  if (!ranks_.partitioned(unit)) return;
   TransferGroup group;
   ranks_.sum_round(sums.f64, sums.f32, group);
   group.wait();

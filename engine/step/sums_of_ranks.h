@@ -9,7 +9,7 @@ namespace sluice::engine {
 class SumsOfRanks final : public PartsOfOthers {
  public:
   explicit SumsOfRanks(Ranks& ranks) : ranks_(ranks) {}  // outlives it
-  void add(const optim::PartSums& sums) override;
+  void add(UnitId unit, const optim::PartSums& sums) override;
 
  private:
   Ranks& ranks_;

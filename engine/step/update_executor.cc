@@ -91,7 +91,7 @@ void TurnExecutor::combine(const ChunkWork& work, const std::vector<optim::Whole
   for (ParameterId p = work.bucket.first; p < work.bucket.end; ++p) {
     const optim::Whole& whole = wholes[p - work.bucket.first];
     if (!is_updated(work.update, p) || !optimizer_.has_rounds(whole.kind)) continue;
-    if (tools_.others != nullptr) tools_.others->add(optimizer_.sums(work.round, whole));
+    if (tools_.others != nullptr) tools_.others->add(work.update.unit, optimizer_.sums(work.round, whole));
     optimizer_.combine(tools_.threads, tools_.products, work.round, hyperparameters_of(work.update, p),
                        whole);
   }

@@ -57,13 +57,13 @@ struct ChunkWork {
   bool applies() const { return round == bucket.rounds; }
 };
 
-// Adds up what each rank has summed over its part of a parameter (optim::Rounds::sums()). Every rank calls it
-// for the same parameters in the same order.
+// Adds up what each rank has summed over its part of a parameter (optim::Rounds::sums()), where each has a
+// part of its unit. Every rank calls it for the same parameters in the same order.
 class PartsOfOthers {
  public:
   virtual ~PartsOfOthers() = default;
   // Waits for the other ranks. Afterwards each value is the sum over all parts.
-  virtual void add(const optim::PartSums& sums) = 0;
+  virtual void add(UnitId unit, const optim::PartSums& sums) = 0;
 };
 
 // Computes updates whose parts are in memory, on a processor and a thread of its choice. Works are computed

@@ -98,7 +98,7 @@ void UpdateQueue::on_applied(const Task& task, const Pins& pins) {
     pager_.unpark(parameters_[unit]);
     return finish(unit);
   }
-  if (changed && parts_.ranks != nullptr) {
+  if (changed && parts_.ranks != nullptr && parts_.ranks->partitioned(unit)) {
     phases_[unit] = Phase::kGathering;
     gathers_.emplace_back().unit = unit;
     const Array values = {pager_.data(parameters_[unit]), layout_.dtype(unit)};

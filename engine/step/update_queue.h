@@ -18,8 +18,8 @@ namespace sluice::engine {
 // The updates that are due. Each starts when its turn comes, or when somebody needs the unit, and then brings
 // together parameters, gradient and state. A joint update is a series of passes, each over one of its units
 // (see buckets.h). From its first pass to its last no other update starts, and updates that became due
-// earlier start before it. Where each rank updates a part of a unit, an update ends with what the others have
-// updated. Thread rule: one thread.
+// earlier start before it. Where each rank updates a part of the unit, an update ends with what the others
+// have updated. Thread rule: one thread.
 class UpdateQueue {
  public:
   // What the update of a unit applies, with the settings from when it became due.
@@ -29,7 +29,7 @@ class UpdateQueue {
     bool holds_gradient = false, holds_parameters = false;  // until the update is applied
   };
 
-  // Where each rank updates a part of each unit; null where there is no such thing.
+  // Where each rank updates a part of some units; null where there is no such thing.
   struct Parts {
     Ranks* ranks = nullptr;
     ParameterShards* parameters = nullptr;

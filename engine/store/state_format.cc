@@ -21,7 +21,7 @@ std::size_t blocks_of(std::size_t chunk_bytes) {
 }  // namespace
 
 StateFormat::StateFormat(const Layout& layout, const optim::Optimizer& optimizer, std::size_t chunk_elements,
-                         Shards::Ranks ranks)
+                         const Shards::Ranks& ranks)
     : layout_(layout), shards_(layout, optimizer, chunk_elements, ranks) {
   const auto is_narrow = [&](ParameterId p) {
     const UnitId unit = layout.location(p).unit;
@@ -44,8 +44,9 @@ StateFormat::StateFormat(const Layout& layout, const optim::Optimizer& optimizer
       most_chunk_bytes_ = std::max(most_chunk_bytes_, chunk_bytes(unit, chunk));
   }
   if (ranks.end - ranks.first < ranks.world)
-    most_chunk_bytes_ =
-        StateFormat(layout, optimizer, chunk_elements, {ranks.world, 0, ranks.world}).most_chunk_bytes();
+    most_chunk_bytes_ = std::max(
+        most_chunk_bytes_,
+        StateFormat(layout, optimizer, chunk_elements, {ranks.world, 0, ranks.world}).most_chunk_bytes());
 }
 
 bool StateFormat::has_master(UnitId unit) const {

@@ -17,7 +17,7 @@ namespace sluice::engine {
 class StateFormat {
  public:
   StateFormat(const Layout& layout, const optim::Optimizer& optimizer, std::size_t chunk_elements,
-              Shards::Ranks ranks = {1, 0, 1});
+              const Shards::Ranks& ranks = {1, 0, 1});
 
   // Whether the unit has masters.
   bool has_master(UnitId unit) const;

@@ -79,9 +79,9 @@ void RunRanks::compare(const Setup& setup) {
   }
 }
 
-std::optional<engine::Link> RunRanks::link() {
+std::optional<engine::Link> RunRanks::link(std::uint64_t memory) {
   if (size() == 1) return std::nullopt;
-  return engine::measure_link(*communicator_, meanwhile_);
+  return engine::measure_link(*communicator_, memory, meanwhile_);
 }
 
 void RunRanks::agree_on_plan(Setup& setup) {
@@ -120,8 +120,14 @@ double RunRanks::mean(const std::vector<double>& own, std::uint64_t count) {
   return sum / static_cast<double>(count);
 }
 
-void RunRanks::fail(const std::string& error) noexcept {
-  if (communicator_ != nullptr) communicator_->fail(error);
+// Errors of other kinds mean something to a rank that is not so where they are another's: a gradient that is
+// not finite skips its step.
+void RunRanks::fail(const std::exception& error) noexcept {
+  if (communicator_ == nullptr) return;
+  const auto* const own = dynamic_cast<const Error*>(&error);
+  const bool is_of_request =
+      own != nullptr && (own->code() == ErrorCode::kInvalidArgument || own->code() == ErrorCode::kBudget);
+  communicator_->fail(error.what(), is_of_request ? own->code() : ErrorCode::kIo);
 }
 
 }  // namespace sluice::models

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <optional>
 #include <string>
@@ -27,7 +28,8 @@ class RunRanks {
   // Throws Error(kInvalidArgument) on every rank where ranks were given different settings, models or data,
   // or are of different versions; it names what differs.
   void compare(const Setup& setup);
-  std::optional<engine::Link> link();  // what joins the ranks, as measured; nothing where there is one
+  // What joins the ranks, as measured in so much memory; nothing where there is one rank.
+  std::optional<engine::Link> link(std::uint64_t memory);
   // Makes what must be alike in the plans of all ranks so, and plans again where this rank's was not.
   void agree_on_plan(Setup& setup);
 
@@ -45,8 +47,9 @@ class RunRanks {
   Outcome combine(Outcome own);
   // Losses of validation by micro-batch, of which each rank has measured those with index % size() == rank().
   double mean(const std::vector<double>& own, std::uint64_t count);
-  // Ends the run of all ranks with this error.
-  void fail(const std::string& error) noexcept;
+  // Ends the run of all ranks with this error. A program ends with the same exit status on all of them where
+  // it was asked for what is wrong or does not fit.
+  void fail(const std::exception& error) noexcept;
 
  private:
   std::vector<std::string> exchange(const std::string& name, const std::string& own);

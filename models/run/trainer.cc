@@ -106,8 +106,7 @@ TrainResult train(RunRanks& ranks, const TrainSettings& settings, const TrainEve
       run.load_initial();
     return run.train();
   } catch (const std::exception& error) {
-    ranks.fail(
-        error.what());  // before the run is destroyed, which waits for what the others have begun with it
+    ranks.fail(error);  // before the run is destroyed, which waits for what the others have begun with it
     throw;
   }
 }
@@ -119,7 +118,7 @@ TrainResult train(const TrainSettings& settings, const TrainEvents& events) {
   try {
     return train(ranks, settings, events);
   } catch (const std::exception& error) {
-    ranks.fail(error.what());  // the others end with this error, too
+    ranks.fail(error);  // the others end with this error, too
     throw;
   }
 }

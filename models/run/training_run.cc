@@ -407,7 +407,7 @@ TrainResult TrainingRun::train() {
       ranks_.wait_for_all("the end of the run");  // until nobody reads from this rank
     }
   } catch (const Error& error) {
-    ranks_.fail(error.what());
+    ranks_.fail(error);
     save_reports_after_error(error.what());
     fail(error.code(), "{} step {}: {}; {}", in_step_ ? "in" : "after", step_ + (in_step_ ? 1 : 0),
          error.what(), last_checkpoint());

@@ -211,7 +211,8 @@ Setup prepare(const TrainSettings& settings) {
                            setup.plan.trace_bytes + s.communication_bytes};
   RunRanks ranks(s.communicator);
   ranks.compare(setup);
-  if (!s.link) s.link = ranks.link();
+  const engine::Budget& budget = setup.plan.budget;
+  if (!s.link) s.link = ranks.link(budget.memory - std::min(budget.memory, budget.base));
   fit(setup.plan, s, *setup.optimizer, usable_cpus());
   ranks.agree_on_plan(setup);
   return setup;

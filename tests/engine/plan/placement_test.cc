@@ -316,7 +316,7 @@ TEST(Placement, OfStagesThatNeedTheDiskTheFastestIsChosen) {
     if (link) {
       EXPECT_LE(plan.time.step, best * 1.01);
     }
-    return plan.stage;
+    return plan.one_stage();
   };
   EXPECT_EQ(stage_with(std::nullopt), kMostStage);
   EXPECT_LT(stage_with(Link{1e6, 0}), kMostStage);

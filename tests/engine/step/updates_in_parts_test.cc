@@ -36,7 +36,7 @@ Layout one_unit(Dtype type) {
 class SumOfThreads final : public PartsOfOthers {
  public:
   explicit SumOfThreads(int ranks) : barrier_(ranks) {}
-  void add(const optim::PartSums& sums) override {
+  void add(UnitId, const optim::PartSums& sums) override {
     {
       const std::lock_guard lock(mutex_);
       f64_.resize(sums.f64.size());

@@ -53,7 +53,7 @@ struct Rank {
   explicit Rank(comm::Communicator& communicator, const Place& the_place = {},
                 std::initializer_list<UnitId> units = {0, 1})
       : place(the_place),
-        ranks(communicator, layout, *optimizer, true),
+        ranks(communicator, layout, *optimizer, std::vector<bool>(layout.units().size(), true)),
         shards(layout, partitioned(units, place), ranks) {
     shards.define(*backings);
     backings->allocate();

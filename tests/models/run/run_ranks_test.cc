@@ -85,6 +85,24 @@ TEST_F(RunRanksTest, EndWithTheErrorOfOne) {
   expect_part(all[0], "missing");
 }
 
+// So the program has the same exit status, whichever rank's memory is too little.
+TEST_F(RunRanksTest, EndWithTheKindOfErrorOfOneWhosePlanDoesNotFit) {
+  std::vector<ErrorCode> codes(2, ErrorCode::kInternal);
+  comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& communicator) {
+    TrainSettings s = settings();
+    s.communicator = &communicator;
+    s.plan.ranks = {communicator.rank(), communicator.size()};
+    if (communicator.rank() == 1) s.memory = std::uint64_t{1} << 20;
+    try {
+      train(s, {});
+    } catch (const Error& error) {
+      codes[static_cast<std::size_t>(communicator.rank())] = error.code();
+      expect_part(error.what(), "does not fit in 1.00 MiB of memory");
+    }
+  });
+  EXPECT_EQ(codes, (std::vector<ErrorCode>{ErrorCode::kBudget, ErrorCode::kBudget}));
+}
+
 TEST_F(RunRanksTest, AgreeOnTheHighestStageThatOneNeeds) {
   std::vector<std::string> plans(2);
   comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& communicator) {
