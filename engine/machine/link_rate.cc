@@ -72,7 +72,13 @@ class Measurement {
 
 Link measure_link(comm::Communicator& communicator, const std::function<void()>& meanwhile) {
   Measurement measurement(communicator, meanwhile);
-  const auto others = static_cast<std::size_t>(communicator.size() - 1);
+  // What is gathered comes to a host once. All ranks count the same: what comes to the smallest host.
+  const comm::Hosts& hosts = communicator.hosts();
+  std::size_t others = static_cast<std::size_t>(communicator.size()) - 1;
+  for (int rank = 0, least = hosts.ranks(); rank < hosts.ranks() && !hosts.all_on_one(); ++rank) {
+    least = std::min(least, static_cast<int>(hosts.with(rank).size()));
+    others = static_cast<std::size_t>(hosts.ranks() - least);
+  }
   Link link;
   link.latency = measurement.seconds(1);
   for (std::size_t received = kLeast;; received *= 4) {

@@ -332,16 +332,13 @@ class Planner {
         last->units == plan.units) {
       plan.time = last->time;
       plan.step_bytes_received = last->step_bytes_received;
+      plan.step_bytes_from_hosts = last->step_bytes_from_hosts;
       plan.step_bytes_read = last->step_bytes_read;
       plan.step_bytes_written = last->step_bytes_written;
       return;
     }
     const std::vector<Visit> visits = placement_.visits(plan.units, plan.group, times_);
-    for (const Visit& visit : visits) {
-      plan.step_bytes_received += visit.received_bytes();
-      plan.step_bytes_read += visit.read_bytes();
-      plan.step_bytes_written += visit.written_bytes();
-    }
+    placement_.count_bytes(visits, plan);
     const std::size_t window =
         (profile_.any_order ? profile_.held_units : 1) + lookahead.ahead() - (lookahead.sums ? 1 : 0);
     const std::size_t slots = std::max<std::size_t>(1, plan.staging_slots);
@@ -398,10 +395,8 @@ class Planner {
     if (least.peak_memory - need.bytes > budget_.memory) return;
     fail(ErrorCode::kBudget,
          "this model does not fit in {} of memory: {} updates {} as a whole, which takes {} ({} of its "
-         "values, {} "
-         "of workspace), and memory is short by {}, with everything else on disk that can be. Give {}{}, or "
-         "use "
-         "an optimizer that works by elements",
+         "values, {} of workspace), and memory is short by {}, with everything else on disk that can be. "
+         "Give {}{}, or use an optimizer that works by elements",
          format_size(budget_.memory), optimizer_.name(), placement_.largest_of_rounds(),
          format_size(need.bytes), format_size(need.scratch_bytes),
          format_size(need.bytes - need.scratch_bytes), format_size(least.peak_memory - budget_.memory),
