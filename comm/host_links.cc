@@ -39,6 +39,7 @@ struct Card {
   std::int64_t process = 0;
   Cpus cpus;
 };
+static_assert(sizeof(Card) <= kLeastGreeting);
 // What the first rank of a host tells the others there.
 struct Offer {
   std::uint64_t magic = kMagic;

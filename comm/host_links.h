@@ -23,6 +23,9 @@ struct HostLinks {
   std::string note;        // on the first rank of a host: why they do not share memory, if so
 };
 
+// The shortest packets over which ranks tell each other where they are.
+inline constexpr std::size_t kLeastGreeting = 2048;
+
 // What a rank holds for memory that it shares with so many ranks of its host, itself among them.
 std::size_t host_links_bytes(int ranks_here, std::size_t ring_bytes);
 

@@ -5,6 +5,7 @@
 
 #include "bindings/c/ranks_handle.h"
 #include "comm/packet.h"
+#include "core/log.h"
 
 // Links over functions of the caller.
 namespace sluice::c {
@@ -94,6 +95,10 @@ sluice_links checked(const sluice_links* given) {
   if (links.packet_bytes < comm::kLeastPacket || links.packet_bytes > kMostPacket)
     fail(ErrorCode::kInvalidArgument, "links.packet_bytes is {}; state {} to {}", links.packet_bytes,
          comm::kLeastPacket, kMostPacket);
+  if (links.host != nullptr && links.packet_bytes < comm::kLeastGreeting)
+    fail(ErrorCode::kInvalidArgument,
+         "links.packet_bytes is {}; with links.host, state {} or more, for what ranks tell each other first",
+         links.packet_bytes, comm::kLeastGreeting);
   required(links.what, "links.what");
   required(links.send, "links.send");
   required(links.receive, "links.receive");
@@ -114,10 +119,20 @@ sluice_status sluice_ranks_create_links(const sluice_links* links, const sluice_
   return guarded([&] {
     sluice_ranks*& out = required(ranks, "ranks");
     const sluice::comm::Deadlines deadlines = deadlines_of(options);
-    auto made = std::make_unique<CallerLinks>(checked(links));
+    const sluice_links known = checked(links);
+    auto made = std::make_unique<CallerLinks>(known);
     CallerLinks& own = *made;
     const std::uint64_t bytes = own.packet_bytes();
-    out = new sluice_ranks(std::move(made), deadlines, bytes);
-    own.own();
+    if (known.host == nullptr) {
+      out = new sluice_ranks(std::move(made), deadlines, bytes);
+      return own.own();
+    }
+    auto joined = sluice::comm::make_host_links(std::move(made), kRing, deadlines.patience, known.host);
+    if (!joined.note.empty())
+      sluice::log().warn("{}; they exchange bytes through {}", joined.note, known.what);
+    const bool all_here = joined.all_here;
+    const std::uint64_t memory = joined.memory;
+    out = new sluice_ranks(std::move(joined), deadlines, memory + (all_here ? 0 : bytes));
+    all_here ? known.destroy(known.context) : own.own();
   });
 }

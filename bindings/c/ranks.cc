@@ -13,8 +13,6 @@
 namespace sluice::c {
 namespace {
 
-constexpr std::size_t kRing = std::size_t{1} << 20;
-
 std::chrono::milliseconds time_of(double seconds, std::chrono::milliseconds none, const char* name) {
   constexpr double kMost = 1e9;
   if (!(seconds >= 0 && seconds <= kMost))
@@ -76,6 +74,10 @@ sluice_ranks::sluice_ranks(std::unique_ptr<sluice::comm::Links> links,
     : link_bytes(bytes_of_links),
       memory(std::move(the_memory)),
       communicator(std::move(links), deadlines, ledger) {}
+
+sluice_ranks::sluice_ranks(sluice::comm::HostLinks links, const sluice::comm::Deadlines& deadlines,
+                           std::uint64_t bytes_of_links)
+    : link_bytes(bytes_of_links), communicator(std::move(links.links), deadlines, ledger, links.hosts) {}
 
 sluice_ranks::sluice_ranks(sluice::comm::LaunchedLinks launched, const sluice::comm::Deadlines& deadlines)
     : link_bytes(launched.bytes),
@@ -157,7 +159,8 @@ sluice_status sluice_ranks_traffic(const sluice_ranks* ranks, sluice_traffic* tr
   return guarded([&] {
     const Result given(&required(traffic, "traffic"), "traffic");
     const auto counted = required(ranks, "ranks").communicator.counters();
-    given.give({0, counted.sent, counted.received, counted.sent_besides, counted.received_besides});
+    given.give({0, counted.sent, counted.received, counted.sent_besides, counted.received_besides,
+                counted.received_from_hosts});
   });
 }
 

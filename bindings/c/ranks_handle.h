@@ -7,6 +7,7 @@
 #include "allocator/ledger.h"
 #include "bindings/c/status.h"
 #include "comm/communicator.h"
+#include "comm/host_links.h"
 #include "comm/launched_links.h"
 #include "comm/links.h"
 #include "comm/local_links.h"
@@ -16,6 +17,9 @@ struct sluice_ranks {
   // link_bytes: what the process holds for the links, which are over `memory` where it is not null.
   sluice_ranks(std::unique_ptr<sluice::comm::Links> links, const sluice::comm::Deadlines& deadlines,
                std::uint64_t link_bytes, std::unique_ptr<sluice::comm::LocalMemory> memory = nullptr);
+  // Over functions of the caller, which has said on which host each rank is.
+  sluice_ranks(sluice::comm::HostLinks links, const sluice::comm::Deadlines& deadlines,
+               std::uint64_t link_bytes);
   sluice_ranks(sluice::comm::LaunchedLinks launched, const sluice::comm::Deadlines& deadlines);
 
   std::uint64_t bytes() const;  // what the process holds for it in all
@@ -29,6 +33,8 @@ struct sluice_ranks {
 };
 
 namespace sluice::c {
+
+inline constexpr std::size_t kRing = std::size_t{1} << 20;  // from a rank to another one of its host
 
 comm::Deadlines deadlines_of(const sluice_ranks_options* options);  // null: all defaults
 // What a process holds for a rank of so many, which share memory where they can.

@@ -85,9 +85,16 @@ SLUICE_API sluice_status sluice_ranks_create_mpi(const sluice_ranks_options* opt
 /* Functions of the caller that move packets: short arrays of bytes, which arrive unchanged, once, and in
  * order between each two ranks. Each returns 0, or anything else where it failed, which ends the work of all
  * ranks; `what` names the cause in texts. One thread, which sluice_ranks_create_links() starts, calls send,
- * receive, wait and gone, one at a time. wake is called from any thread, also while another function runs.
- * destroy is called last and once, on the thread that calls sluice_ranks_destroy(), and no other function
- * runs then or later. No function may call Sluice, or wait for a thread that waits for Sluice. */
+ * receive, wait and gone, one at a time; with `host` also the thread that calls that function, before the
+ * other one begins. wake is called from any thread, also while another function runs. destroy is called last
+ * and once, on the thread that calls sluice_ranks_destroy(), and no other function runs then or later; where
+ * all ranks turn out to share memory, sluice_ranks_create_links() calls it. No function may call Sluice, or
+ * wait for a thread that waits for Sluice.
+ *
+ * With `host`, ranks of one host exchange packets through memory that they share, and these functions join
+ * hosts alone: gradients are added on a host before they are sent, and what is gathered, and parameters that
+ * are partitioned, come to a host once. Where the processes of a host cannot share memory (other users, other
+ * containers), they use the functions among each other, too, and the log says why. */
 typedef struct sluice_links {
   size_t size;
   void* context;         /* is handed to each function */
@@ -111,9 +118,12 @@ typedef struct sluice_links {
   int (*gone)(void* context, uint32_t rank, const char** how, uint32_t* in_order);
   /* Tells the others that this rank has left in order. Packets that were sent still arrive. */
   void (*destroy)(void* context);
+  /* A name that ranks of one host have alike, and others do not; NULL on all ranks: none share memory. */
+  const char* host;
 } sluice_links;
 
-/* Joins over the caller's functions. Where it fails, destroy is not called. `options` may be NULL. */
+/* Joins over the caller's functions. With links.host it is collective, and waits until all ranks have called
+ * it; links.packet_bytes is 2048 or more then. Where it fails, destroy is not called. `options` may be NULL. */
 SLUICE_API sluice_status sluice_ranks_create_links(const sluice_links* links,
                                                    const sluice_ranks_options* options, sluice_ranks** ranks);
 
@@ -169,6 +179,7 @@ typedef struct sluice_traffic {
   size_t size;
   uint64_t sent, received;                 /* bytes of gradients, parameters, state, and broadcasts */
   uint64_t sent_besides, received_besides; /* all other bytes */
+  uint64_t received_from_hosts;            /* those of `received` that ranks of other hosts sent */
 } sluice_traffic;
 /* Counts over its life. */
 SLUICE_API sluice_status sluice_ranks_traffic(const sluice_ranks* ranks, sluice_traffic* traffic);

@@ -185,8 +185,12 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
 void run_plan(const models::TrainSettings& given, const TrainOptions& options, std::FILE* out) {
   models::TrainSettings settings = given;
   if (const int ranks = options.ranks.value_or(1); ranks > 1) {
-    if (options.machine.empty()) take_share(ranks, 1.0 / ranks, settings);
+    const int hosts = options.hosts.value_or(1), here = ranks / std::max(1, hosts);
+    if (hosts < 1 || ranks % hosts != 0)
+      fail(ErrorCode::kInvalidArgument, "--hosts {}: {} ranks cannot be shared evenly by them", hosts, ranks);
+    if (options.machine.empty()) take_share(here, 1.0 / here, settings);
     settings.plan.ranks = {0, ranks};
+    for (int rank = 0; rank < ranks && hosts > 1; ++rank) settings.plan.ranks.hosts.push_back(rank / here);
     settings.communication_bytes = LocalRanks::bytes(ranks);
   }
   const models::PlanResult result =

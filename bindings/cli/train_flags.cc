@@ -210,6 +210,9 @@ void bind_plan(CLI::App& app, TrainOptions& options) {
       "nothing here; --disk then names its disks");
   Flags(app).link("--link", options.settings.link,
                   "what joins the ranks: bandwidth and latency, as in 100Gbit/s,5us (sending takes no time)");
+  Flags(app).whole(
+      "--hosts", options.hosts,
+      "machines that share --ranks evenly, neighbours on one; --link is what joins them then (1)");
   Flags(app).toggle("--json", options.json, "print the plan as JSON");
 }
 

@@ -84,10 +84,16 @@ class Measurement {
 Link measure_link(comm::Communicator& communicator, std::uint64_t memory,
                   const std::function<void()>& meanwhile) {
   Measurement measurement(communicator, meanwhile);
-  const auto others = static_cast<std::size_t>(communicator.size() - 1);
-  // A rank also holds what it gives itself.
+  // What is gathered comes to a host once. All ranks count the same: what comes to the smallest host.
+  const comm::Hosts& hosts = communicator.hosts();
+  std::size_t others = static_cast<std::size_t>(communicator.size()) - 1;
+  for (int rank = 0, least = hosts.ranks(); rank < hosts.ranks() && !hosts.all_on_one(); ++rank) {
+    least = std::min(least, static_cast<int>(hosts.with(rank).size()));
+    others = static_cast<std::size_t>(hosts.ranks() - least);
+  }
+  // A rank also holds what it gives itself, and what others of its host give.
   const auto taken = [&](std::size_t received) {
-    return round_up((others + 1) * divide_up(received, others), kHugePage);
+    return round_up(static_cast<std::size_t>(communicator.size()) * divide_up(received, others), kHugePage);
   };
   const std::uint64_t most = measurement.least(memory);
   Link link;

@@ -52,8 +52,7 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
       layout_(profile.units),
       uses_(gradient_uses(profile)),
       sums_(request.reproducible, request.ranks, profile.micro_batches),
-      arrays_of_others_(sums_.order().merges.size() -
-                        sums_.order().arrays[static_cast<std::size_t>(ranks_.rank)]),
+      hosts_(request.ranks.on_hosts()),
       format_(layout_, optimizer, choose_chunk(layout_, request),
               Shards::of(request.ranks.rank, request.ranks.size, are_cut(stages_))),
       whole_bytes_(WholeStore(layout_, optimizer).bytes()),
@@ -88,16 +87,15 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
       rounds_read_values_ |= optimizer.reads_values(round);
     measure(unit);
   }
-  find_relayed(optimizer);
+  find_routes(optimizer);
+  find_relayed();
 }
 
-void Placement::find_relayed(const optim::Optimizer& optimizer) {
-  const comm::Hosts hosts = ranks_.on_hosts();
-  if (!partitions_any_parameters() || hosts.all_on_one()) return;
-  const Shards all(layout_, optimizer, kChunkGrain, {ranks_.size, 0, ranks_.size});
+void Placement::find_relayed() {
+  if (!partitions_any_parameters() || hosts_.all_on_one()) return;
   for (UnitId unit = 0; unit < layout_.units().size(); ++unit) {
     if (!partitions_parameters(unit)) continue;
-    const auto need = RelayedShards::need_of(layout_, all, unit, hosts, ranks_.rank);
+    const auto need = RelayedShards::need_of(layout_, *shards_, unit, hosts_, ranks_.rank);
     relayed_ = {std::max(relayed_.pieces, need.pieces), std::max(relayed_.bytes, need.bytes)};
   }
 }

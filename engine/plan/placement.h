@@ -2,9 +2,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "comm/sum_route.h"
 #include "core/bytes.h"
 #include "engine/layout.h"
 #include "engine/plan/frames.h"
@@ -93,16 +95,15 @@ class Placement {
     return round_up(relay_pieces(fewest) * relay_piece_bytes(), kHugePage);
   }
 
-  // The bytes that this rank receives from the others for a unit in one step.
+  // What this rank receives from the others for a unit in one step.
   struct Received {
-    std::uint64_t gradient = 0;    // for the sum of its gradient, once all of it is final
-    std::uint64_t early = 0;       // for uses of it that are final, and summed, before others
-    std::uint64_t updated = 0;     // what the others have updated of its parameters
-    std::uint64_t parameters = 0;  // where these are partitioned: what the others have of them
-    std::uint64_t all() const { return gradient + early + updated + parameters; }
+    Arriving gradient;  // for the sum of its gradient, once all of it is final
+    Arriving early;     // for uses of it that are final, and summed, before others
+    Arriving updated;   // what the others have updated of its parameters
+    Arriving fetched;   // by each fetch of its parameters, where these are partitioned
   };
   // Where sums are by rows (rows_of_tokens()), the most that the tokens of a step can cause.
-  Received received(UnitId unit, const UnitPlan& plan, std::size_t groups) const;
+  Received received(UnitId unit, const UnitPlan& plan) const;
 
   std::size_t chunks_of_typical_unit() const;  // of those that have state; 0: none has
   FrameNeeds frame_needs(const Lookahead& lookahead) const;
@@ -137,6 +138,8 @@ class Placement {
   std::vector<Times> times(const MachineRates& rates) const;
   std::vector<Visit> visits(const std::vector<UnitPlan>& units, std::size_t group,
                             const std::vector<Times>& times) const;
+  // Adds up what a step of these visits moves.
+  void count_bytes(const std::vector<Visit>& visits, Plan& plan) const;
   // The smallest chunk of which every update takes long enough at this machine's bandwidth of memory.
   std::size_t chunk_for(const MachineRates& rates) const;
 
@@ -149,7 +152,12 @@ class Placement {
   Layout layout_;
   std::vector<int> uses_;  // by unit: the uses of its gradient
   MicroBatchSums sums_;
-  std::size_t arrays_of_others_;      // that a sum over ranks takes
+  comm::Hosts hosts_;
+  // How many arrays of others a sum over ranks takes, of this rank's part and of one that it relays; whose it
+  // relays; and how many of other hosts' the part of each rank of this host takes.
+  std::size_t own_arrays_ = 0, relayed_arrays_ = 0;
+  std::vector<int> relayed_owners_;
+  std::vector<std::size_t> from_hosts_;
   std::vector<std::size_t> buffers_;  // by unit: how many each use of its gradient has
   bool updated(UnitId unit) const { return uses_[unit] > 0; }
   // Whether a final gradient of the unit waits for others.
@@ -182,7 +190,9 @@ class Placement {
     std::uint64_t last_use_bytes = 0, other_use_bytes = 0;  // bytes of its gradient buffers
     Positions at;
   };
-  std::uint64_t received_of_sum(UnitId unit, int use) const;
+  void find_routes(const optim::Optimizer& optimizer);
+  Arriving shards_of_others(UnitId unit) const;
+  Arriving received_of_sum(UnitId unit, int use) const;
   std::size_t sent_elements(UnitId unit, int use, const ElementRange& of) const;
   // Whether a use of the unit's gradient is summed before others of it are final.
   bool sums_early(UnitId unit, const UnitPlan& plan, int use) const;
@@ -192,9 +202,10 @@ class Placement {
   void find_positions();
   void measure(UnitId unit);
 
-  void find_relayed(const optim::Optimizer& optimizer);
+  void find_relayed();
 
   StateFormat format_;
+  std::optional<Shards> shards_;  // of all ranks, where these are on several hosts and have shards
   std::vector<std::vector<Bucket>> buckets_;  // by unit
   std::vector<bool> together_;                // by unit: whether it is updated jointly with others
   bool rounds_read_values_ = false;           // whether a round of a joint update reads values

@@ -119,7 +119,8 @@ struct Plan {
   std::array<std::array<std::uint64_t, allocator::kPurposes>, allocator::kTiers> bytes = {};
   std::uint64_t peak_memory = 0, disk_bytes = 0;
   std::uint64_t step_bytes_read = 0, step_bytes_written = 0;  // from and to the disk tier
-  std::uint64_t step_bytes_received = 0;                      // gradients and parameters, from other ranks
+  // Gradients and parameters: what this rank receives from others, and its host from other hosts.
+  std::uint64_t step_bytes_received = 0, step_bytes_from_hosts = 0;
   StepTime time;
   // What a step takes its time from: the disk, the link to other ranks, or the cores.
   const char* bound() const {

@@ -147,6 +147,9 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
         "received per step {}{} from other ranks\n",
         plan.partitions_any(Part::kParameters) || sums_by_rows(profile, plan.ranks) ? "at most " : "",
         format_size(plan.step_bytes_received));
+  if (plan.step_bytes_from_hosts > 0)
+    text += fmt::format("                  {} come to its host from other hosts\n",
+                        format_size(plan.step_bytes_from_hosts));
   const StepTime& time = plan.time;
   text +=
       fmt::format("step              {:.2f} s predicted, bound by {} (compute {:.2f} s, optimizer {:.2f} s",
@@ -205,6 +208,7 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
             {"bytes_written", plan.step_bytes_written},
             {"bytes_written_per_day", bytes_per_day(plan)},
             {"bytes_received", plan.step_bytes_received},
+            {"bytes_received_from_hosts", plan.step_bytes_from_hosts},
             {"compute_seconds", plan.time.compute},
             {"optimizer_seconds", plan.time.optimizer},
             {"transfer_seconds", plan.time.transfers},

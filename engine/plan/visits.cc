@@ -87,21 +87,21 @@ std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::si
     UpdateWork& update = waits(unit) ? updated_at.before : updated_at.after;
     update.seconds += times[unit].update;
     update.chunks += format_.shards().chunks(unit);
-    const Received of_ranks = received(unit, plan, groups);
+    const Received of_ranks = received(unit, plan);
     update.gathered += of_ranks.updated;
     final.summed += of_ranks.gradient;
     final.sum_in_frames = !plan.resident(Part::kGradient);
-    for (int use = 0; of_ranks.early > 0 && use < uses_[unit]; ++use)
+    for (int use = 0; of_ranks.early.bytes > 0 && use < uses_[unit]; ++use)
       if (sums_early(unit, plan, use))
         visits[(groups - 1) * length + own.last_writes[static_cast<std::size_t>(use)]].summed +=
             received_of_sum(unit, use);
     if (plan.tier(Part::kParameters) == allocator::Tier::kRanks && own.fetches > 0) {
-      const std::uint64_t fetches = own.fetches * groups, each = of_ranks.parameters / fetches;
+      const std::uint64_t fetches = own.fetches * groups;
       const std::uint64_t from_disk = plan.shard_on_disk ? fetched_of_shard(unit, groups) / fetches : 0;
       for (std::size_t g = 0; g < groups; ++g)
         for (std::size_t i = 0; i < own.parameters.size(); ++i)
           if (i == 0 || own.parameters[i] - own.parameters[i - 1] > 2) {
-            visits[g * length + own.parameters[i]].pulled += each;
+            visits[g * length + own.parameters[i]].pulled += of_ranks.fetched;
             visits[g * length + own.parameters[i]].fetched += from_disk;
           }
     }
@@ -138,6 +138,16 @@ std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::si
     }
   }
   return visits;
+}
+
+void Placement::count_bytes(const std::vector<Visit>& visits, Plan& plan) const {
+  for (const Visit& visit : visits) {
+    const Arriving arriving = visit.arriving();
+    plan.step_bytes_received += arriving.bytes;
+    plan.step_bytes_from_hosts += hosts_.all_on_one() ? 0 : arriving.by_link;
+    plan.step_bytes_read += visit.read_bytes();
+    plan.step_bytes_written += visit.written_bytes();
+  }
 }
 
 }  // namespace sluice::engine

@@ -81,10 +81,11 @@ class Walk {
     times.freed = bytes > 0 ? disk_ : times.done;
   }
 
-  // Returns when so many bytes that are asked for at that time have come from other ranks.
-  double receive(double since, std::uint64_t bytes) {
-    if (bytes == 0 || !rates_.link) return since;
-    const double seconds = static_cast<double>(bytes) / rates_.link->bandwidth + rates_.link->latency;
+  // Returns when what is asked for at that time has come from other ranks.
+  double receive(double since, const Arriving& arriving) {
+    if (arriving.by_link == 0 || !rates_.link) return since;
+    const double seconds =
+        static_cast<double>(arriving.by_link) / rates_.link->bandwidth + rates_.link->latency;
     time_.link += seconds;
     return link_ = std::max(link_, since) + seconds;
   }
@@ -92,7 +93,7 @@ class Walk {
   // A rank waits for a sum of what is in frames when it has the next one, or at once where there are no
   // frames for that, and for all sums at the end of the step.
   void sum(std::size_t i) {
-    if (visit(i).summed > 0) {
+    if (visit(i).summed.bytes > 0) {
       if (visit(i).sum_in_frames) now_ = std::max(now_, summed_in_frames_);
       summed_ = receive(now_, visit(i).summed);
       if (visit(i).sum_in_frames) summed_in_frames_ = summed_;
@@ -103,7 +104,7 @@ class Walk {
 
   // Asks for what other ranks have updated of the units whose updates are complete.
   void gather() {
-    for (const auto& [update, bytes] : to_gather_) gathered_[visit(update).unit] = receive(now_, bytes);
+    for (const auto& [update, arriving] : to_gather_) gathered_[visit(update).unit] = receive(now_, arriving);
     to_gather_.clear();
   }
 
@@ -111,7 +112,7 @@ class Walk {
     const std::uint64_t bytes = visit(i).fetched;
     if (bytes > 0) move(since, disk_seconds(bytes, 0, rates_), bytes, meanwhile);
     at(i).ready = bytes > 0 ? disk_ : 0;
-    if (visit(i).pulled > 0) at(i).ready = std::max(at(i).ready, receive(since, visit(i).pulled));
+    if (visit(i).pulled.bytes > 0) at(i).ready = std::max(at(i).ready, receive(since, visit(i).pulled));
     if (visit(i).before.any()) add({i, visit(i).before, 1, false});
   }
 
@@ -167,7 +168,7 @@ class Walk {
   void finish() {
     const Pending& first = pending_.front();
     const bool is_near = first.visit + reach_.window + 1 >= here_;  // nothing looks at earlier visits
-    if (first.work.gathered > 0) to_gather_.emplace_back(first.visit, first.work.gathered);
+    if (first.work.gathered.bytes > 0) to_gather_.emplace_back(first.visit, first.work.gathered);
     if (first.has_frames && is_near) at(first.visit).done = now_;
     --due_[visit(first.visit).unit];
     pending_.pop_front();
@@ -215,8 +216,8 @@ class Walk {
   std::vector<Times> times_;  // of visits that are near: a ring
   std::size_t here_ = 0;
   std::deque<Pending> pending_;
-  std::vector<std::pair<std::size_t, std::uint64_t>> to_gather_;  // visits of updates, and bytes
-  std::vector<std::size_t> due_;                                  // by unit: how many updates are pending
+  std::vector<std::pair<std::size_t, Arriving>> to_gather_;  // of which updates, by visit
+  std::vector<std::size_t> due_;                             // by unit: how many updates are pending
   std::vector<double> gathered_;  // by unit: when what other ranks have updated has come
   StepTime time_;
 };

@@ -8,12 +8,25 @@
 
 namespace sluice::engine {
 
+// What comes from other ranks.
+struct Arriving {
+  std::uint64_t bytes = 0;  // that come to this rank
+  // Those that pass the link: the same; or, of several hosts, all that come to this rank's host from others.
+  std::uint64_t by_link = 0;
+  Arriving& operator+=(const Arriving& more) {
+    bytes += more.bytes;
+    by_link += more.by_link;
+    return *this;
+  }
+  Arriving operator*(std::uint64_t times) const { return {bytes * times, by_link * times}; }
+};
+
 // The update of a unit, or nothing. Bytes are those of the disk tier.
 struct UpdateWork {
   double seconds = 0;                   // that all cores compute
   std::uint64_t read = 0, written = 0;  // streamed through staging, chunk by chunk
   std::size_t chunks = 0;
-  std::uint64_t gathered = 0;  // what other ranks have updated of the unit, which they send then
+  Arriving gathered = {};  // what other ranks have updated of the unit, which they send then
   bool any() const { return seconds > 0 || read > 0 || written > 0; }
 };
 
@@ -25,12 +38,15 @@ struct Visit {
   std::size_t steps = 1;      // updates go on between so many steps of computing
   std::uint64_t fetched = 0;  // from disk into frames, before the access begins
   std::uint64_t written = 0;  // from its frames to disk, once they are not needed
-  std::uint64_t pulled = 0;   // from other ranks into frames, before the access begins
-  std::uint64_t summed = 0;   // received for sums over ranks of what is final with the access
+  Arriving pulled = {};       // from other ranks into frames, before the access begins
+  Arriving summed = {};       // for sums over ranks of what is final with the access
   bool sum_in_frames = true;  // whether the gradient takes frames until it is summed
   UpdateWork before, after;   // complete before the access begins; begun when it ends
   std::uint64_t read_bytes() const { return fetched + before.read + after.read; }
-  std::uint64_t received_bytes() const { return pulled + summed + before.gathered + after.gathered; }
+  Arriving arriving() const {
+    Arriving all = pulled;
+    return ((all += summed) += before.gathered) += after.gathered;
+  }
   std::uint64_t written_bytes() const { return written + before.written + after.written; }
 };
 
@@ -54,7 +70,7 @@ struct StepTime {
 // How long a step of these visits takes when it is repeated, as the engine runs it: one thing is computed at
 // a time, the disk does what it is asked for in turn, an update's arithmetic falls between the steps of
 // computing or into waiting, and frames come back when what is in them is updated and written. What ranks
-// send each other passes one link, in turn.
+// send each other passes one link, in turn: that between hosts, where these are several.
 StepTime walk(const std::vector<Visit>& visits, const Reach& reach, const MachineRates& rates);
 
 }  // namespace sluice::engine

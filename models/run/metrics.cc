@@ -73,6 +73,7 @@ nlohmann::ordered_json to_json(const StepReport& r, const std::string& run) {
                                 {"disk_read", r.disk_read},
                                 {"disk_written", r.disk_written},
                                 {"received", r.received},
+                                {"received_from_hosts", r.received_from_hosts},
                                 {"read_wait_seconds", r.read_wait_seconds},
                                 {"write_wait_seconds", r.write_wait_seconds},
                                 {"optimizer_seconds", r.optimizer_seconds}};

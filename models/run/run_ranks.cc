@@ -4,11 +4,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <span>
 #include <type_traits>
 
+#include "core/checksum.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/system.h"
 #include "engine/agreement.h"
 #include "engine/machine/link_rate.h"
 #include "models/run/training_run.h"
@@ -91,6 +95,22 @@ void RunRanks::agree_on_plan(Setup& setup) {
 }
 
 std::string RunRanks::from_first(const std::string& text) { return exchange("a choice of rank 0", text)[0]; }
+
+void RunRanks::check_all_read(const std::string& path, const std::string& named) {
+  if (size() == 1) return;
+  std::ifstream file(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::string found = file ? fmt::format("{:016x}", checksum(std::as_bytes(std::span(text)))) : "none";
+  const std::vector<std::string> files = exchange("which file each rank reads", found);
+  const std::vector<std::string> hosts = exchange("which host each rank is on", host_name());
+  for (std::size_t rank = 1; rank < files.size(); ++rank)
+    if (files[rank] != files[0])
+      sluice::fail(ErrorCode::kNotFound,
+                   "rank {} on host '{}' {} '{}', which rank 0 on host '{}' has found and {}; all ranks read "
+                   "it, so give them one folder that all hosts see, or copy rank 0's there",
+                   rank, hosts[rank], files[rank] == "none" ? "cannot read" : "reads another", path, hosts[0],
+                   named);
+}
 
 std::uint64_t RunRanks::sum(std::uint64_t count) {
   std::uint64_t all = 0;

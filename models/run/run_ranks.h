@@ -37,6 +37,9 @@ class RunRanks {
   void set_meanwhile(std::function<void()> meanwhile) { meanwhile_ = std::move(meanwhile); }
 
   std::string from_first(const std::string& text);  // what rank 0 has given
+  // Throws on every rank where not all read the same file at `path`, by which they go on with what `named`
+  // says; the error says which rank does not, where that is, and what to do.
+  void check_all_read(const std::string& path, const std::string& named);
   void wait_for_all(const std::string& what) { exchange(what, {}); }
   std::uint64_t sum(std::uint64_t count);  // over all ranks
   // What each rank knows of a step once its gradients are there; returns what all of them know.

@@ -98,6 +98,8 @@ TrainResult train(RunRanks& ranks, const TrainSettings& settings, const TrainEve
   // The others wait here until rank 0 has the folder for itself.
   const std::string checkpoint =
       ranks.from_first(ranks.is_first() ? find_checkpoint(settings).value_or("") : "");
+  if (!checkpoint.empty())
+    ranks.check_all_read(checkpoint + "/" + engine::kManifestFile, "goes on from, by --resume");
   TrainingRun run(setup, ranks, events);
   try {
     if (!checkpoint.empty())

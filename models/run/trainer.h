@@ -74,7 +74,8 @@ struct StepReport {
   bool skipped = false;
   std::uint64_t memory = 0, peak_memory = 0, predicted_peak = 0, budget = 0;  // resident bytes of the process
   std::uint64_t disk_read = 0, disk_written = 0;                              // bytes of this step
-  std::uint64_t received = 0;  // bytes from other ranks, since the step before
+  // Bytes from other ranks since the step before, and those of them that ranks of other hosts sent.
+  std::uint64_t received = 0, received_from_hosts = 0;
   double read_wait_seconds = 0, write_wait_seconds = 0, optimizer_seconds = 0;
 };
 

@@ -248,9 +248,10 @@ void TrainingRun::describe(StepReport& report) {
     disk_counters_ = now;
   }
   if (ranks_.size() > 1) {
-    const std::uint64_t received = ranks_.communicator()->counters().received;
-    report.received = received - received_;
-    received_ = received;
+    const comm::Transport::Counters now = ranks_.communicator()->counters();
+    report.received = now.received - traffic_.received;
+    report.received_from_hosts = now.received_from_hosts - traffic_.received_from_hosts;
+    traffic_ = now;
   }
   const engine::Engine::Counters now = engine_.counters();
   report.read_wait_seconds = now.read_wait_seconds - engine_counters_.read_wait_seconds;

@@ -81,7 +81,7 @@ class TrainingRun {
   engine::Assembly<engine::ScheduledEngine> assembly_;
   engine::ScheduledEngine& engine_ = assembly_.engine();
   std::unique_ptr<Runner> runner_;
-  std::uint64_t received_ = 0;  // bytes from other ranks until the last step
+  comm::Transport::Counters traffic_;  // with other ranks, until the last step
   std::optional<MetricsFile> metrics_;
   std::string run_id_;
   std::uint64_t step_ = 0, saved_step_ = 0, skipped_ = 0, next_sample_ = 0;

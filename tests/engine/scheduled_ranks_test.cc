@@ -38,11 +38,13 @@ struct Where {
   std::size_t pieces = StoredShards::kFewestPieces;
   offload::Faults faults = {};           // of rank 1
   std::vector<std::size_t> stages = {};  // of each unit, where they differ
+  std::size_t blocks = 2;                // of the model
 };
 
 struct Ran {
   toy::Outcome outcome;  // of rank 0
-  std::uint64_t read = 0, planned_read = 0, received = 0, planned_received = 0;
+  std::uint64_t read = 0, planned_read = 0;
+  std::uint64_t from_hosts = 0, planned_from_hosts = 0, received = 0, planned_received = 0;  // in a step
   std::size_t on_disk = 0;  // how many units have their shard of parameters there
 };
 
@@ -53,7 +55,7 @@ std::vector<std::unique_ptr<offload::File>> faulty(offload::File& file, const of
 }
 
 Ran train(comm::Communicator& communicator, const Case& c, const Where& where) {
-  const Profile profile = toy::profile(4, {c.dtype}, 2);
+  const Profile profile = toy::profile(4, {c.dtype}, where.blocks);
   const auto optimizer = optim::make_optimizer(c.optimizer);
   PlanRequest request;
   request.ranks = rank_of(communicator);
@@ -80,22 +82,30 @@ Ran train(comm::Communicator& communicator, const Case& c, const Where& where) {
     // As a run does, which tells the others its losses. They may be in updates meanwhile that wait for this
     // rank's.
     trainer.before_step = [&] { communicator.exchange(98, "the losses", {}, [&] { engine.serve_ranks(); }); };
+    const auto counted = [&] {
+      communicator.exchange(97, "what has come", {}, [&] { engine.serve_ranks(); });
+      return communicator.counters();
+    };
+    comm::Transport::Counters first;
     for (int step = 0; step < 3; ++step) {
+      if (step == 1) first = counted();
       const std::uint64_t before = disk.counters().bytes_read;
-      const std::uint64_t received = communicator.counters().received;
       double norm = 0;
       ran.outcome.losses.push_back(trainer.step(toy::settings(0.01, 0.1, c.clip), &norm));
       ran.outcome.norms.push_back(norm);
       engine.settle();
       ran.read = disk.counters().bytes_read - before;
-      ran.received = communicator.counters().received - received;
     }
+    const comm::Transport::Counters last = counted();
+    ran.received = (last.received - first.received) / 2;
+    ran.from_hosts = (last.received_from_hosts - first.received_from_hosts) / 2;
     for (UnitId u = 0; u < profile.units.size(); ++u)
       engine.save(u, communicator.rank() == 0 ? toy::collect(ran.outcome, optimizer->state()) : UnitSink{});
     communicator.barrier(99, "the end of a test");
   }
   ran.planned_read = plan.step_bytes_read;
   ran.planned_received = plan.step_bytes_received;
+  ran.planned_from_hosts = plan.step_bytes_from_hosts;
   ran.on_disk = static_cast<std::size_t>(std::ranges::count(plan.units, true, &UnitPlan::shard_on_disk));
   // The model itself would take its activations and its workspace.
   const auto snapshot = ledger.snapshot();
@@ -174,6 +184,41 @@ TEST_P(ScheduledRanksTest, HaveTheSameBitsWhateverTheStageOfEachUnit) {
         // A unit that is put together may still be there when it is needed again.
         if (std::ranges::count(stages, kMostStage) == 0) {
           EXPECT_EQ(ran.received, ran.planned_received);
+        }
+      }
+    }
+}
+
+// Two hosts of two ranks, and hosts of three and two. Parameters in shards that are still there when they are
+// needed again are not fetched: what a rank does not receive for that, its host does not, but for the parts
+// of the host's own ranks.
+TEST(ScheduledRanks, ReceiveWhatTheirPlansSayFromOtherHosts) {
+  for (const auto& [world, ranks] : {std::pair(comm::World::kHosts, 4), {comm::World::kWideHosts, 5}})
+    for (std::size_t stage = 0; stage <= kMostStage; ++stage) {
+      const std::vector<Ran> all =
+          train_all({.clip = 1}, {.stage = stage, .place = "memory", .blocks = 10}, world, ranks);
+      for (const int first : {0, ranks - 1}) {
+        double came = 0, missing = 0, here = 0;
+        const auto planned = static_cast<double>(all[static_cast<std::size_t>(first)].planned_from_hosts);
+        for (int rank = 0; rank < ranks; ++rank) {
+          if (comm::host_of(world, rank) != comm::host_of(world, first)) continue;
+          const Ran& ran = all[static_cast<std::size_t>(rank)];
+          came += static_cast<double>(ran.from_hosts);
+          missing += static_cast<double>(ran.planned_received) - static_cast<double>(ran.received);
+          ++here;
+        }
+        const std::string of = fmt::format("{} ranks, stage {}, rank {}", ranks, stage, first);
+        EXPECT_GT(planned, 0) << of;
+        if (stage < 3) {
+          EXPECT_NEAR(missing / here, 0, 0.01 * planned) << of;
+          EXPECT_NEAR(came, planned, 0.01 * planned) << of;
+        } else {
+          EXPECT_LE(missing / here, 0.1 * planned) << of;
+          EXPECT_LE(came, planned) << of;
+          EXPECT_GE(came, 0.9 * planned) << of;
+          if (world == comm::World::kHosts) {  // where all ranks have equal shards, and fetch alike
+            EXPECT_NEAR(came, planned - missing / here * (ranks - here) / (ranks - 1), 0.01 * planned) << of;
+          }
         }
       }
     }

@@ -138,6 +138,7 @@ class Traffic(ctypes.Structure):
         ("received", c_uint64),
         ("sent_besides", c_uint64),
         ("received_besides", c_uint64),
+        ("received_from_hosts", c_uint64),
     ]
 
 
@@ -165,6 +166,7 @@ class Links(ctypes.Structure):
         ("wake", WAKE),
         ("gone", GONE),
         ("destroy", LEAVE),
+        ("host", c_char_p),
     ]
 
 

@@ -57,12 +57,14 @@ class Links(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """The bytes that a rank has sent and received: of gradients, parameters, state and broadcasts; and all other."""
+    """The bytes that a rank has sent and received: of gradients, parameters, state and broadcasts; and all other. Of those received,
+    which ranks of other hosts sent."""
 
     sent: int
     received: int
     sent_besides: int
     received_besides: int
+    received_from_hosts: int
 
 
 def shared_memory(ranks: int) -> int:
@@ -138,10 +140,14 @@ class Ranks:
         return Ranks(address.value or 0)
 
     @staticmethod
-    def linked(links: Links, what: str, *, silence: float = 30.0, patience: float = 600.0) -> Ranks:
-        """Joins ranks that the caller connects; what: the links' name in texts. The links are closed with the ranks."""
+    def linked(links: Links, what: str, *, host: str = "", silence: float = 30.0, patience: float = 600.0) -> Ranks:
+        """Joins ranks that the caller connects; what: the links' name in texts. The links are closed with the ranks.
+
+        host: a name that ranks of one host have alike, which then share memory, so that the links join hosts alone; all ranks wait for
+        each other here. Where all share it, the links are closed at once. "" on all ranks: none share memory.
+        """
         address = ctypes.c_void_p()
-        made = _functions_of(links, what)
+        made = _functions_of(links, what, host)
         options = _options(silence, patience)
         call("sluice_ranks_create_links", ctypes.byref(made), ctypes.byref(options), ctypes.byref(address))
         return Ranks(address.value or 0, made)
@@ -166,7 +172,7 @@ class Ranks:
         """What this rank has sent and received so far."""
         made = _abi.Traffic(ctypes.sizeof(_abi.Traffic))
         call("sluice_ranks_traffic", self.address, ctypes.byref(made))
-        return Traffic(made.sent, made.received, made.sent_besides, made.received_besides)
+        return Traffic(made.sent, made.received, made.sent_besides, made.received_besides, made.received_from_hosts)
 
     def exchange(self, name: str, own: bytes) -> list[bytes]:
         """What each rank gives. name: what it is for, in texts."""
@@ -232,7 +238,7 @@ def _options(silence: float, patience: float) -> _abi.RanksOptions:
     return _abi.RanksOptions(ctypes.sizeof(_abi.RanksOptions), silence, patience)
 
 
-def _functions_of(links: Links, what: str) -> _abi.Links:
+def _functions_of(links: Links, what: str, host: str) -> _abi.Links:
     """The links as C calls them. Keeps them, and the texts that it gave."""
     texts: dict[int, bytes] = {}
 
@@ -277,6 +283,7 @@ def _functions_of(links: Links, what: str) -> _abi.Links:
         wake=_abi.WAKE(guarded(links.wake)),
         gone=_abi.GONE(guarded(gone)),
         destroy=_abi.LEAVE(guarded(links.close)),
+        host=host.encode() or None,
     )
     return made
 

@@ -1,138 +1,24 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <condition_variable>
-#include <deque>
-#include <map>
-#include <mutex>
 #include <thread>
 
-#include "tests/bindings/c/support.h"
+#include "tests/bindings/c/network.h"
 
 // Tests of ranks: threads of this process, over shared memory and over functions of the caller.
 namespace sluice_c_test {
 namespace {
 
-using RanksHandle = std::unique_ptr<sluice_ranks, decltype(&sluice_ranks_destroy)>;
+// kHosts: links of the caller, who says that every two ranks share a host.
+enum class Over { kMemory, kLinks, kHosts };
 
-// A network of the caller, in which a packet is an array in a queue.
-class Network {
- public:
-  struct End {
-    Network* network;
-    uint32_t rank;
-    std::map<std::thread::id, int> calls;
-    bool woken = false;
-  };
-  explicit Network(uint32_t ranks) : ends_(ranks), queues_(ranks, Row(ranks)), left_(ranks) {
-    for (uint32_t rank = 0; rank < ranks; ++rank) ends_[rank] = {this, rank, {}, false};
-  }
-  sluice_links links(uint32_t rank) {
-    sluice_links links = SLUICE_INIT(sluice_links);
-    links.context = &ends_[rank];
-    links.what = "the test's network";
-    links.rank = rank;
-    links.ranks = static_cast<uint32_t>(ends_.size());
-    links.packet_bytes = 65536;
-    links.send = send;
-    links.receive = receive;
-    links.wait = wait;
-    links.wake = wake;
-    links.gone = gone;
-    links.destroy = destroy;
-    return links;
-  }
-  // From now on that many sends succeed.
-  void let_fail(int sends) { sends_left_ = sends; }
-  bool has_left(uint32_t rank) {
-    const std::lock_guard lock(mutex_);
-    return left_[rank];
-  }
-  // On how many threads a rank's functions were called, but wake and destroy.
-  std::size_t threads_of(uint32_t rank) {
-    const std::lock_guard lock(mutex_);
-    return ends_[rank].calls.size();
-  }
-
- private:
-  using Row = std::vector<std::deque<std::vector<char>>>;
-  static End& end_of(void* context) {
-    End& end = *static_cast<End*>(context);
-    const std::lock_guard lock(end.network->mutex_);
-    ++end.calls[std::this_thread::get_id()];
-    return end;
-  }
-  static int send(void* context, uint32_t to, const void* head, size_t head_bytes, const void* body,
-                  size_t body_bytes, uint32_t* sent) {
-    End& end = end_of(context);
-    Network& network = *end.network;
-    if (network.sends_left_-- == 0) return 7;
-    const std::lock_guard lock(network.mutex_);
-    auto& queue = network.queues_[end.rank][to];
-    if (queue.size() >= 8) return 0;
-    std::vector<char> packet(head_bytes + body_bytes);
-    std::memcpy(packet.data(), head, head_bytes);
-    if (body_bytes > 0) std::memcpy(packet.data() + head_bytes, body, body_bytes);
-    queue.push_back(std::move(packet));
-    *sent = 1;
-    network.changed_.notify_all();
-    return 0;
-  }
-  static int receive(void* context, uint32_t from, void* packet, size_t* bytes) {
-    End& end = end_of(context);
-    const std::lock_guard lock(end.network->mutex_);
-    auto& queue = end.network->queues_[from][end.rank];
-    if (queue.empty()) return 0;
-    std::memcpy(packet, queue.front().data(), queue.front().size());
-    *bytes = queue.front().size();
-    queue.pop_front();
-    end.network->changed_.notify_all();
-    return 0;
-  }
-  static int wait(void* context, uint64_t microseconds) {
-    End& end = end_of(context);
-    std::unique_lock lock(end.network->mutex_);
-    if (!end.woken)
-      end.network->changed_.wait_for(lock,
-                                     std::chrono::microseconds(std::min<uint64_t>(microseconds, 100000)));
-    end.woken = false;
-    return 0;
-  }
-  static void wake(void* context) {
-    End& end = *static_cast<End*>(context);
-    const std::lock_guard lock(end.network->mutex_);
-    end.woken = true;
-    end.network->changed_.notify_all();
-  }
-  static int gone(void* context, uint32_t rank, const char** how, uint32_t* in_order) {
-    End& end = end_of(context);
-    if (!end.network->has_left(rank)) return 0;
-    *how = "it has left the test's network";
-    *in_order = 1;
-    return 0;
-  }
-  static void destroy(void* context) {
-    End& end = *static_cast<End*>(context);
-    const std::lock_guard lock(end.network->mutex_);
-    end.network->left_[end.rank] = true;
-    end.network->changed_.notify_all();
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<End> ends_;
-  std::vector<Row> queues_;  // from, to
-  std::vector<bool> left_;
-  std::atomic<int> sends_left_{-1};
-};
-
-class RanksTest : public ::testing::TestWithParam<bool> {
+class RanksTest : public ::testing::TestWithParam<Over> {
  protected:
   // Calls body for each rank on a thread of its own.
   void run(uint32_t ranks, const std::function<void(sluice_ranks* ranks, uint32_t rank)>& body,
            double patience = 60) {
     int memory = -1;
-    if (!GetParam()) {
+    if (GetParam() == Over::kMemory) {
       ASSERT_OK(sluice_ranks_memory(ranks, &memory));
     }
     network_ = std::make_unique<Network>(ranks);
@@ -142,8 +28,9 @@ class RanksTest : public ::testing::TestWithParam<bool> {
     for (uint32_t rank = 0; rank < ranks; ++rank)
       threads.emplace_back([&, rank] {
         sluice_ranks* made = nullptr;
-        if (GetParam()) {
-          const sluice_links links = network_->links(rank);
+        if (GetParam() != Over::kMemory) {
+          sluice_links links = network_->links(rank);
+          if (GetParam() == Over::kHosts) links.host = rank < 2 ? "a" : "b";
           ASSERT_OK(sluice_ranks_create_links(&links, &options, &made));
         } else {
           ASSERT_OK(sluice_ranks_create_local(memory, rank, &options, &made));
@@ -180,8 +67,13 @@ class RanksTest : public ::testing::TestWithParam<bool> {
   std::unique_ptr<Network> network_;
   Folder folder_;
 };
-INSTANTIATE_TEST_SUITE_P(Links, RanksTest, ::testing::Values(false, true),
-                         [](const auto& test) { return test.param ? "OfTheCaller" : "SharedMemory"; });
+std::string name_of(const ::testing::TestParamInfo<Over>& test) {
+  return test.param == Over::kMemory  ? "SharedMemory"
+         : test.param == Over::kLinks ? "OfTheCaller"
+                                      : "BetweenHosts";
+}
+INSTANTIATE_TEST_SUITE_P(Links, RanksTest, ::testing::Values(Over::kMemory, Over::kLinks, Over::kHosts),
+                         name_of);
 
 TEST_P(RanksTest, TellEachOther) {
   run(3, [&](sluice_ranks* ranks, uint32_t rank) {
@@ -210,12 +102,13 @@ TEST_P(RanksTest, TellEachOther) {
     const std::string much(SLUICE_MOST_EXCHANGED + 1, 'x');
     expect_error(sluice_ranks_exchange(ranks, "much", much.data(), much.size(), &all, sizes),
                  SLUICE_INVALID_ARGUMENT, {"65537", "65536"});
-    if (GetParam()) {
-      EXPECT_EQ(network_->threads_of(rank), 1u);
+    if (GetParam() != Over::kMemory) {
+      EXPECT_EQ(network_->threads_of(rank), GetParam() == Over::kHosts ? 2u : 1u);
     }
     ASSERT_OK(sluice_ranks_barrier(ranks, "the end"));
   });
-  for (uint32_t rank = 0; GetParam() && rank < 3; ++rank) EXPECT_TRUE(network_->has_left(rank));
+  for (uint32_t rank = 0; GetParam() != Over::kMemory && rank < 3; ++rank)
+    EXPECT_TRUE(network_->has_left(rank));
 }
 
 TEST_P(RanksTest, TrainAlikeAtEveryStage) {
@@ -382,31 +275,6 @@ TEST_P(RanksTest, OneThatDoesNotComeIsNamed) {
       0.5);
 }
 
-TEST(LinksOfTheCaller, EndWithAnErrorThatNamesThem) {
-  Network network(2);
-  std::thread other([&] {
-    const sluice_links links = network.links(1);
-    sluice_ranks* ranks = nullptr;
-    ASSERT_OK(sluice_ranks_create_links(&links, nullptr, &ranks));
-    const RanksHandle handle(ranks, sluice_ranks_destroy);
-    EXPECT_NE(sluice_ranks_barrier(ranks, "a meeting"), SLUICE_OK);
-  });
-  const sluice_links links = network.links(0);
-  sluice_ranks* ranks = nullptr;
-  ASSERT_OK(sluice_ranks_create_links(&links, nullptr, &ranks));
-  {
-    const RanksHandle handle(ranks, sluice_ranks_destroy);
-    network.let_fail(0);
-    EXPECT_NE(sluice_ranks_barrier(ranks, "a meeting"), SLUICE_OK);
-    char* text = nullptr;
-    EXPECT_OK(sluice_ranks_failure(ranks, &text));
-    EXPECT_NE(std::string(text).find("the test's network of rank"), std::string::npos) << text;
-    EXPECT_NE(std::string(text).find("returned 7"), std::string::npos) << text;
-    sluice_text_destroy(text);
-  }
-  other.join();
-}
-
 TEST(RanksMisuse, IsRefused) {
   int memory = -1;
   expect_error(sluice_ranks_memory(1, &memory), SLUICE_INVALID_ARGUMENT, {"1 ranks", "2 to 64"});
@@ -431,6 +299,11 @@ TEST(RanksMisuse, IsRefused) {
   sluice_links links = network.links(0);
   links.packet_bytes = 95;
   expect_error(sluice_ranks_create_links(&links, nullptr, &second), SLUICE_INVALID_ARGUMENT, {"95", "96"});
+  links = network.links(0);
+  links.host = "a";
+  links.packet_bytes = 2047;
+  expect_error(sluice_ranks_create_links(&links, nullptr, &second), SLUICE_INVALID_ARGUMENT,
+               {"2047", "2048"});
   links = network.links(0);
   links.gone = nullptr;
   expect_error(sluice_ranks_create_links(&links, nullptr, &second), SLUICE_INVALID_ARGUMENT, {"links.gone"});

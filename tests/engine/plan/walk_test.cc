@@ -59,24 +59,24 @@ MachineRates slow_link() {
 
 TEST(Walk, SumsGoOnBesideTheNextAccess) {
   std::vector<Visit> visits = in_frames(6, computed(1));
-  for (Visit& visit : visits) visit.summed = 50;
+  for (Visit& visit : visits) visit.summed = {50, 50};
   Reach beside = kFar;
   beside.sums_beside = true;
   EXPECT_DOUBLE_EQ(walk(visits, beside, slow_link()).step, 6.5);  // nothing hides the last one
   EXPECT_DOUBLE_EQ(walk(visits, kFar, slow_link()).step, 9);
   EXPECT_DOUBLE_EQ(walk(visits, beside, slow_link()).link, 3);
   EXPECT_DOUBLE_EQ(walk(visits, beside, {}).step, 6);
-  for (Visit& visit : visits) visit.summed = 200;
+  for (Visit& visit : visits) visit.summed = {200, 200};
   EXPECT_DOUBLE_EQ(walk(visits, beside, slow_link()).step, 13);
 }
 
 TEST(Walk, SumsOfWhatIsInMemoryAreWaitedForAtTheEndAlone) {
   std::vector<Visit> visits = in_frames(6, computed(1));
-  visits[1].summed = 300;  // begins after 2 s
+  visits[1].summed = {300, 300};  // begins after 2 s
   EXPECT_DOUBLE_EQ(walk(visits, kFar, slow_link()).step, 9);
   visits[1].sum_in_frames = false;
   EXPECT_DOUBLE_EQ(walk(visits, kFar, slow_link()).step, 6);
-  visits[4].summed = visits[5].summed = 300;  // the link is busy from 5 s on
+  visits[4].summed = visits[5].summed = {300, 300};  // the link is busy from 5 s on
   visits[5].sum_in_frames = false;
   EXPECT_DOUBLE_EQ(walk(visits, kFar, slow_link()).step, 12);  // the first of them is in frames
   visits[4].sum_in_frames = false;
@@ -86,16 +86,16 @@ TEST(Walk, SumsOfWhatIsInMemoryAreWaitedForAtTheEndAlone) {
 TEST(Walk, WhatOthersHaveUpdatedComesBeforeTheNextAccess) {
   std::vector<Visit> visits = in_frames(2, computed(1));
   visits[0].after.seconds = 0.5;
-  visits[0].after.gathered = 300;
+  visits[0].after.gathered = {300, 300};
   // The update ends within the second access, after 2.5 s, and what is gathered comes 3 s later.
   EXPECT_DOUBLE_EQ(walk(visits, kFar, slow_link()).step, 5.5);
 }
 
 TEST(Walk, ComputingHidesWhatIsPulledMeanwhile) {
   std::vector<Visit> visits = in_frames(6, computed(1));
-  for (Visit& visit : visits) visit.pulled = 50;
+  for (Visit& visit : visits) visit.pulled = {50, 50};
   EXPECT_DOUBLE_EQ(walk(visits, kFar, slow_link()).step, 6);
-  for (Visit& visit : visits) visit.pulled = 150;
+  for (Visit& visit : visits) visit.pulled = {150, 150};
   EXPECT_DOUBLE_EQ(walk(visits, kFar, slow_link()).step, 9);
 }
 

@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <filesystem>
 #include <fstream>
 
 #include "comm/worlds.h"
+#include "core/system.h"
 #include "models/run/trainer.h"
 
 // What the ranks of a run agree on before they train, and tell each other. Each rank is a thread here.
@@ -115,6 +117,34 @@ TEST_F(RunRanksTest, AgreeOnTheHighestStageThatOneNeeds) {
     train(s, events);
   });
   expect_part(plans[0], "this is rank 0 of 2, at stage 2");
+}
+
+// What rank 2 of 3 reads under the path is as on a host that has a folder of its own.
+TEST_F(RunRanksTest, GoOnWhereAllReadTheSameFile) {
+  const auto file = [&](const char* name, const char* text) {
+    std::ofstream(folder_ / name) << text;
+    return (folder_ / name).string();
+  };
+  const std::string path = file("file", "one"), same = file("same", "one"), other = file("other", "two");
+  const auto error = [&](const std::string& of_rank_2) {
+    std::array<std::string, 3> all;
+    comm::run_communicators(comm::World::kThreads, 3, [&](comm::Communicator& communicator) {
+      RunRanks ranks(&communicator);
+      try {
+        ranks.check_all_read(ranks.rank() == 2 ? of_rank_2 : path, "needs");
+      } catch (const Error& thrown) {
+        all[static_cast<std::size_t>(ranks.rank())] = thrown.what();
+      }
+    });
+    EXPECT_EQ(all[0].substr(0, 20), all[2].substr(0, 20));
+    EXPECT_EQ(all[0], all[1]);
+    return all[0];
+  };
+  EXPECT_EQ(error(same), "");
+  const std::string missing = error((folder_ / "missing").string());
+  expect_part(missing, "rank 2 on host '" + host_name() + "' cannot read '" + path + "'");
+  expect_part(missing, "rank 0 on host '" + host_name() + "' has found and needs; all ranks read it");
+  expect_part(error(other), "reads another '" + path + "'");
 }
 
 TEST_F(RunRanksTest, PutTogetherWhatTheyKnow) {

@@ -47,6 +47,11 @@ def on_hosts(ranks, *program):
     return [str(HOSTS), "--hosts", "2", "--ranks", str(ranks), *program]
 
 
+def rows_of(folder, name, rank):
+    file = folder / f"{name}.jsonl" if rank == 0 else folder / f"{name}.rank{rank}.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
 def results(folder, name, step):
     losses = [json.loads(line)["loss"] for line in (folder / f"{name}.jsonl").read_text().splitlines()]
     return losses, {p.name: p.read_bytes() for p in (folder / name / f"step-{step:08}").glob("*.safetensors")}
@@ -75,6 +80,26 @@ def test_hosts_have_the_bits_of_one(tmp_path, stage, delay):
     losses, tensors = results(tmp_path, "two", 3)
     assert len(losses) == 3 and len(tensors) > 1
     assert (losses, tensors) == results(tmp_path, "one", 3)
+    # A host receives what the plan says, but for rows of tokens that occur twice and parameters that are still there.
+    words_of_plan = words(tmp_path, "plan", 3, "--stage", stage, "--ranks", "4", "--hosts", "2", "--json")
+    words_of_plan[1] = "plan"
+    planned = json.loads(subprocess.run(words_of_plan, capture_output=True, text=True, check=True).stdout)["step"]
+    for ranks in ((0, 1), (2, 3)):
+        came = sum(row["received_from_hosts"] for rank in ranks for row in rows_of(tmp_path, "two", rank)[1:])
+        assert 0.5 * planned["bytes_received_from_hosts"] < came / 2 < 1.02 * planned["bytes_received_from_hosts"]
+
+
+def test_a_host_that_does_not_see_the_checkpoint_is_named(tmp_path):
+    subprocess.run(words(tmp_path, "run", 1, "--ranks", "2"), check=True)
+    hidden = 'if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then mount -t tmpfs tmpfs "$1"; fi && shift && exec "$@"'
+    own = words(tmp_path, "run", 2, "--resume")
+    done = subprocess.run(
+        on_hosts(1, "sh", "-c", hidden, "sh", str(tmp_path / "run"), *own), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode != 0
+    manifest = tmp_path / "run" / "step-00000001" / "manifest.json"
+    for text in (f"rank 1 on host 'host2' cannot read '{manifest}'", "rank 0 on host 'host1' has found", "copy rank 0's there"):
+        assert text in done.stderr, done.stderr
 
 
 def rank_of(process, rank):

@@ -86,17 +86,19 @@ def _result(model, losses, norms, save=None, scaler=None):
 
 
 def _wrapped(name, place, links=None, seed_of_rank=False, update="AdamW", **options):
-    """links: "gloo", so that no memory is shared. seed_of_rank: each rank makes other first values, of which rank 0's count.
+    """links: "gloo", so that no memory is shared; "hosts", so that every two ranks share a host. seed_of_rank: each rank makes other first values, of which rank 0's count.
     update: the optimizer's class."""
     torch.manual_seed(3 + (RANK if seed_of_rank else 0))
     model = MODELS[name]()
-    opened = _joining._opened
+    opened, place_of_process = _joining._opened, _joining.place_of_process
     if links == "gloo":
         _joining._opened = lambda group: None
+    if links == "hosts":
+        _joining.place_of_process = lambda: ["host", RANK // 2]
     try:
         return wrap(model, place, getattr(sluice, update)(lr=1e-3), **({"units": units_of_modules(model), "held_units": 2} | options))
     finally:
-        _joining._opened = opened
+        _joining._opened, _joining.place_of_process = opened, place_of_process
 
 
 def train(
@@ -119,6 +121,21 @@ def train(
     made = _result(model, losses, norms, save, scaler)
     sluice.torch.close(model)
     return made
+
+
+def from_hosts(stage, steps=3):
+    """What this rank receives from other hosts in a step, and what the plan says that its host does."""
+    model, optimizer = _wrapped("gpt2", "memory", links="hosts", stage=stage)
+    engine = sluice.torch.engine_of(model)
+    _loop(model, optimizer, "gpt2", 1, SIZE)
+    engine.options.ranks.barrier("the first step")
+    before = engine.options.ranks.traffic().received_from_hosts
+    _loop(model, optimizer, "gpt2", steps, SIZE)
+    engine.options.ranks.barrier("the last step")
+    came = (engine.options.ranks.traffic().received_from_hosts - before) / steps
+    planned = engine.plan()["step"]["bytes_received_from_hosts"]
+    sluice.torch.close(model)
+    return came, planned
 
 
 def beside(stated):

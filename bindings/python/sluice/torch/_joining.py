@@ -1,4 +1,4 @@
-"""How a rank joins the others: over memory that they share, else over Gloo."""
+"""How a rank joins the others: over memory that they share on a host, else over Gloo."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def join(which: Which, silence: float, patience: float) -> Optional[Joined]:
     here = sum(place == places[group.rank] for place in places)
     descriptor = _opened(group) if here == group.size <= MOST_LOCAL else None
     if descriptor is None:
-        return Joined(Ranks.linked(GlooLinks(group), "Gloo", silence=silence, patience=patience), here)
+        host = "" if here == group.size else str(places[group.rank])  # ranks of a host alone share its memory
+        return Joined(Ranks.linked(GlooLinks(group), "Gloo", host=host, silence=silence, patience=patience), here)
     try:
         ranks = Ranks.local(descriptor, group.rank, silence=silence, patience=patience)
     finally:

@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""Measures steps of several hosts with several ranks of one thread each, at each stage, beside as many ranks of one host, and beside the
+plan: seconds, and the bytes that a host receives from others.
+
+Hosts are network namespaces of this machine (scripts/hosts.sh; needs root), which share its cores: so what is measured is what the wire
+costs, and no speed-up. The model has a vocabulary of bytes. Sides take turns, and figures are medians over the rounds and over a run's steps
+but its first. Bytes are those of the first host's ranks. --json prints JSON.
+
+    python3 bench/python/hosts_of_ranks.py --model gpt2-124m --batch 1 --seq 256 --accumulate 8
+"""
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from side_by_side import ROOT, parser_of, temporary_folder
+
+
+def arguments():
+    parser = parser_of(__doc__, model="gpt2-124m", batch=1, seq=256, accumulate=8, dtype="f32", ranks=2, rounds=2, steps=3)
+    parser.add_argument("--hosts", type=int, default=2, help="--ranks counts those of each")
+    parser.add_argument("--rate", default="1gbit", help="what a host sends at most, in words of tc")
+    parser.add_argument("--stages", type=int, nargs="*", default=[0, 1, 3])
+    parser.add_argument("--memory", default="2GiB", help="of each rank")
+    return parser.parse_args()
+
+
+def words_of(a, text, stage, command="train"):
+    return [ROOT / "build/bin/sluice", command, "--model", a.model, "--data", text, "--tokens", "bytes", "--batch", a.batch, "--seq", a.seq,
+            "--accumulate", a.accumulate, "--dtype", a.dtype, "--steps", a.steps + 1, "--memory", a.memory, "--threads", 1, "--stage", stage]
+
+
+def run(words):
+    done = subprocess.run([str(word) for word in words], stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit(f"hosts_of_ranks: {' '.join(map(str, words))} ended with {done.returncode}")
+    return done.stdout
+
+
+def side(a, text, folder, stage, between_hosts):
+    for earlier in folder.glob("metrics*.jsonl"):
+        earlier.unlink()
+    own = [*words_of(a, text, stage), "--eval-every", 0, "--progress", "none", "--metrics", folder / "metrics.jsonl"]
+    hosts = [ROOT / "scripts/hosts.sh", "--hosts", a.hosts, "--ranks", a.ranks, "--rate", a.rate]
+    run([*hosts, *own] if between_hosts else [*own, "--ranks", a.hosts * a.ranks])
+    files = ["metrics.jsonl", *(f"metrics.rank{rank}.jsonl" for rank in range(1, a.ranks))]
+    rows = [[json.loads(line) for line in (folder / name).read_text().splitlines()][1:] for name in files]
+    return {"seconds": statistics.median(row["seconds"] for row in rows[0]),
+            "bytes": statistics.median(sum(row["received_from_hosts"] for row in step) for step in zip(*rows, strict=True))}
+
+
+def planned(a, text, stage, link):
+    more = ["--ranks", a.hosts * a.ranks, "--hosts", a.hosts, "--link", link, "--json"]
+    step = json.loads(run([*words_of(a, text, stage, "plan"), *more]))["step"]
+    return {"seconds": step["seconds"], "bytes": step["bytes_received_from_hosts"]}
+
+
+def main():
+    a = arguments()
+    link = a.rate.removesuffix("bit").replace("g", "Gbit/s").replace("m", "Mbit/s")
+    found = {stage: {True: [], False: []} for stage in a.stages}
+    with temporary_folder(tempfile.gettempdir()) as folder:
+        text = folder / "text.txt"
+        text.write_bytes(bytes(32 + byte % 95 for byte in random.Random(1).randbytes(64 * a.accumulate * a.batch * a.seq)))
+        plans = {stage: planned(a, text, stage, link) for stage in a.stages}
+        for number in range(a.rounds):
+            for stage in a.stages:
+                for between_hosts in (True, False):
+                    found[stage][between_hosts].append(side(a, text, folder, stage, between_hosts))
+            print(f"round {number + 1}/{a.rounds}", file=sys.stderr)
+    result = {}
+    for stage, sides in found.items():
+        hosts, one = ({key: statistics.median(each[key] for each in rounds) for key in rounds[0]} for rounds in (sides[True], sides[False]))
+        result[stage] = {"hosts": hosts, "one_host": one, "plan": plans[stage]}
+    if a.json:
+        print(json.dumps(result))
+        return
+    for stage, row in result.items():
+        hosts, plan = row["hosts"], row["plan"]
+        print(f"stage {stage}: {hosts['seconds']:.2f} s a step on {a.hosts} hosts of {a.ranks} ranks at {a.rate}, {row['one_host']['seconds']:.2f} "
+              f"s on one host, {plan['seconds']:.2f} s planned; {hosts['bytes'] / 1e6:.1f} MB to a host, {plan['bytes'] / 1e6:.1f} planned")
+
+
+if __name__ == "__main__":
+    main()

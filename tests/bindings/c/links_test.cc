@@ -1,0 +1,76 @@
+#include "tests/bindings/c/network.h"
+
+// Tests of ranks that exchange packets over functions of the caller.
+namespace sluice_c_test {
+namespace {
+
+TEST(LinksOfTheCaller, EndWithAnErrorThatNamesThem) {
+  Network network(2);
+  std::thread other([&] {
+    const sluice_links links = network.links(1);
+    sluice_ranks* ranks = nullptr;
+    ASSERT_OK(sluice_ranks_create_links(&links, nullptr, &ranks));
+    const RanksHandle handle(ranks, sluice_ranks_destroy);
+    EXPECT_NE(sluice_ranks_barrier(ranks, "a meeting"), SLUICE_OK);
+  });
+  const sluice_links links = network.links(0);
+  sluice_ranks* ranks = nullptr;
+  ASSERT_OK(sluice_ranks_create_links(&links, nullptr, &ranks));
+  {
+    const RanksHandle handle(ranks, sluice_ranks_destroy);
+    network.let_fail(0);
+    EXPECT_NE(sluice_ranks_barrier(ranks, "a meeting"), SLUICE_OK);
+    char* text = nullptr;
+    EXPECT_OK(sluice_ranks_failure(ranks, &text));
+    EXPECT_NE(std::string(text).find("the test's network of rank"), std::string::npos) << text;
+    EXPECT_NE(std::string(text).find("returned 7"), std::string::npos) << text;
+    sluice_text_destroy(text);
+  }
+  other.join();
+}
+
+// Of four ranks on two hosts, those of one exchange nothing over the caller's functions once they have met,
+// and what is broadcast comes to the other host once.
+TEST(LinksOfTheCaller, JoinHostsAlone) {
+  Network network(4);
+  std::atomic<uint64_t> came{0};
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < 4; ++rank)
+    threads.emplace_back([&, rank] {
+      sluice_links links = network.links(rank);
+      links.host = rank < 2 ? "a" : "b";
+      sluice_ranks* ranks = nullptr;
+      ASSERT_OK(sluice_ranks_create_links(&links, nullptr, &ranks));
+      const RanksHandle handle(ranks, sluice_ranks_destroy);
+      network.close(rank, rank ^ 1);
+      std::vector<char> bytes(300'007, rank == 0 ? 'x' : 'y');
+      ASSERT_OK(sluice_ranks_broadcast(ranks, "bytes", bytes.data(), bytes.size()));
+      EXPECT_EQ(bytes, std::vector<char>(bytes.size(), 'x'));
+      sluice_traffic traffic = SLUICE_INIT(sluice_traffic);
+      ASSERT_OK(sluice_ranks_traffic(ranks, &traffic));
+      came += traffic.received_from_hosts;
+      ASSERT_OK(sluice_ranks_barrier(ranks, "the end"));
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(came, 300'007u);
+}
+
+// Where all are on one host, the functions are needed no more.
+TEST(LinksOfTheCaller, EndWhereAllShareMemory) {
+  Network network(2);
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < 2; ++rank)
+    threads.emplace_back([&, rank] {
+      sluice_links links = network.links(rank);
+      links.host = "a";
+      sluice_ranks* ranks = nullptr;
+      ASSERT_OK(sluice_ranks_create_links(&links, nullptr, &ranks));
+      const RanksHandle handle(ranks, sluice_ranks_destroy);
+      EXPECT_TRUE(network.has_left(rank));
+      ASSERT_OK(sluice_ranks_barrier(ranks, "a meeting"));
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace sluice_c_test
