@@ -363,10 +363,7 @@ class Planner {
            "({} activations and workspace, {} frames, staging and what stays, {} the process). Give "
            "{}{}{}",
            asked, format_size(on_disk.peak_memory - budget_.memory),
-           profile_.any_order && placement_.partitions_any_parameters()
-               ? " (a wrapped model's shards of parameters cannot)"
-           : profile_.any_order || !request_.trains ? ""
-                                                    : ", all recomputed, and one micro-batch at a time",
+           profile_.any_order || !request_.trains ? "" : ", all recomputed, and one micro-batch at a time",
            format_size(on_disk.peak_memory), format_size(on_disk.activation_bytes + on_disk.workspace_bytes),
            format_size(on_disk.peak_memory - on_disk.activation_bytes - on_disk.workspace_bytes -
                        budget_.base),

@@ -18,9 +18,17 @@ StoredShards::~StoredShards() {
 }
 
 void StoredShards::define(UnitId unit, const std::string& name, std::size_t bytes, Backings& backings) {
-  ensure(!pieces_.empty(), "'{}' is on disk, and the plan has no memory to read it", name);
   shards_[unit] = {bytes, backings.make({allocator::Tier::kDisk, name, backing_bytes(bytes),
                                          allocator::Purpose::kParameter, kPiece, unit})};
+}
+
+void StoredShards::set_pieces(allocator::Ledger& ledger, std::size_t pieces) {
+  const std::lock_guard lock(mutex_);
+  ensure(under_way_ == 0, "shards are read while a new plan moves them");
+  pieces_.clear();
+  memory_ = {};
+  pieces_.resize(pieces);
+  start(ledger);
 }
 
 void StoredShards::start(allocator::Ledger& ledger) {
@@ -158,6 +166,31 @@ void StoredShards::write(UnitId unit, const std::byte* values) {
   forget(unit);
 }
 
+void StoredShards::store_piece(const Key& key, const std::byte* values, std::byte* piece) {
+  const auto& [unit, index] = key;
+  const std::size_t all = piece_bytes(key);
+  const std::size_t bytes = std::min(kPiece, shards_[unit].bytes - index * kPiece);
+  std::memcpy(piece, values, bytes);
+  std::fill(piece + bytes, piece + all, std::byte{0});
+  TransferGroup group;
+  shards_[unit].backing->store(index * kPiece, {piece, all}, group.add());
+  group.wait();
+}
+
+void StoredShards::write_through(UnitId unit, const std::byte* values, std::byte* piece) {
+  for (std::size_t i = 0; i * kPiece < shards_[unit].bytes; ++i)
+    store_piece({unit, i}, values + i * kPiece, piece);
+}
+
+void StoredShards::read_through(UnitId unit, std::byte* values, std::byte* piece) const {
+  for (std::size_t i = 0; i * kPiece < shards_[unit].bytes; ++i) {
+    TransferGroup group;
+    shards_[unit].backing->fetch(i * kPiece, {piece, piece_bytes({unit, i})}, group.add());
+    group.wait();
+    std::memcpy(values + i * kPiece, piece, std::min(kPiece, shards_[unit].bytes - i * kPiece));
+  }
+}
+
 void StoredShards::write_piece(UnitId unit, std::size_t index, const std::byte* values) {
   Piece* piece = nullptr;
   {
@@ -166,15 +199,9 @@ void StoredShards::write_piece(UnitId unit, std::size_t index, const std::byte* 
     piece->key.reset();
     piece->busy = true;
   }
-  const std::size_t all = piece_bytes({unit, index});
-  const std::size_t bytes = std::min(kPiece, shards_[unit].bytes - index * kPiece);
-  std::memcpy(piece->data, values, bytes);
-  std::fill(piece->data + bytes, piece->data + all, std::byte{0});
   std::exception_ptr error;
   try {
-    TransferGroup group;
-    shards_[unit].backing->store(index * kPiece, {piece->data, all}, group.add());
-    group.wait();
+    store_piece({unit, index}, values, piece->data);
   } catch (...) {
     error = std::current_exception();
   }

@@ -47,6 +47,9 @@ class StoredShards {
   // REQUIRES: bytes > 0; before Backings::allocate().
   void define(UnitId unit, const std::string& name, std::size_t bytes, Backings& backings);
   void start(allocator::Ledger& ledger);  // takes the memory
+  // Another number of pieces: the old memory is given back before the new is taken. REQUIRES: nobody reads.
+  void set_pieces(allocator::Ledger& ledger, std::size_t pieces);
+  void undefine(UnitId unit) { shards_[unit] = {}; }  // a shard that could not be allocated
 
   bool has(UnitId unit) const { return shards_[unit].backing != nullptr; }
   // REQUIRES, for all below: has(unit).
@@ -55,6 +58,10 @@ class StoredShards {
   // Copies bytes of the shard, of one piece or of several; does not wait.
   void copy(UnitId unit, std::size_t offset, std::span<std::byte> into, Done done);
   void write(UnitId unit, const std::byte* values);  // the whole shard; waits
+  // Writes or reads the whole shard through a piece of the caller's memory, and waits. REQUIRES: nobody reads
+  // it meanwhile.
+  void write_through(UnitId unit, const std::byte* values, std::byte* piece);
+  void read_through(UnitId unit, std::byte* values, std::byte* piece) const;
   // For who updates the shard where it is. REQUIRES: nobody reads it meanwhile, and forget() follows.
   Backing& backing(UnitId unit) const { return *shards_[unit].backing; }
   void forget(UnitId unit);  // what was read of it is out of date
@@ -84,6 +91,7 @@ class StoredShards {
   void on_read(Piece& piece, std::exception_ptr error);
   void give(Piece& piece, const Request& request);
   void write_piece(UnitId unit, std::size_t index, const std::byte* values);
+  void store_piece(const Key& key, const std::byte* values, std::byte* piece);
   void end_one();
 
   const int readers_;
