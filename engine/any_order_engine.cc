@@ -261,8 +261,7 @@ void AnyOrderEngine::share_edited(UnitId unit) {
   else
     shared_->edited(unit);
   if (!c.partitions_parameters(unit)) return;
-  c.waits.during(Waits::For::kRanks, "the edit of " + c.name_of(unit),
-                 [&] { c.ranks->wait_for_edit(unit, [&] { c.serve_ranks(); }); });
+  c.wait_for_edit(unit);
   c.parameter_shards->take(unit, c.pager.data(c.parameters[unit]));
   c.parameter_shards->expect(unit);
   c.parameter_shards->publish(unit);

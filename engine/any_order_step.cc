@@ -106,7 +106,7 @@ double AnyOrderEngine::gradient_norm(ParameterId parameter) {
 
 void AnyOrderEngine::drop_gradient(ParameterId parameter) {
   core().guarded([&](Core& c) {
-    if (shared_) shared_->finish_sum_of(layout().location(parameter).unit);
+    if (shared_) shared_->end_sum_to_drop(layout().location(parameter).unit);
     if (sums_) sums_->await(layout().location(parameter).unit);
     c.gradients.drop(parameter);
     if (shared_) shared_->dropped(parameter);

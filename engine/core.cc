@@ -138,19 +138,32 @@ std::exception_ptr Core::load(UnitId unit, const UnitSource& source) {
     failed = std::current_exception();
   }
   pager.written(parameters[unit], layout.unit_bytes(unit));
-  if (partitions_parameters(unit)) parameter_shards->take(unit, values);
-  pager.release(parameters[unit]);
-  if (partitions_parameters(unit)) {
-    parameter_shards->expect(unit);
-    pager.outdate(parameters[unit]);
-    pager.unpark(parameters[unit]);
-    parameter_shards->publish(unit);
-  }
+  if (partitions_parameters(unit))
+    take_shard(unit, failed == nullptr);
+  else
+    pager.release(parameters[unit]);
   has_values[unit] = failed == nullptr;
   if (!source.state)  // state of zeros belongs to a parameter that was never updated
     std::fill(applied.begin() + layout.first_parameter(unit), applied.begin() + layout.end_parameter(unit),
               0);
   return failed;
+}
+
+// Makes this rank's part of the unit, which is held whole, the shard that all read, once nobody reads the one
+// before. Without values everything stays as it was.
+void Core::take_shard(UnitId unit, bool loaded) {
+  const HoldingId values = parameters[unit];
+  const bool was_published = parameter_shards->was_published(unit);
+  if (loaded) {
+    if (was_published) wait_for_edit(unit);
+    parameter_shards->take(unit, pager.data(values));
+    parameter_shards->expect(unit);
+  }
+  pager.release(values);
+  if (!loaded && !was_published) return pager.discard(values);
+  pager.outdate(values);
+  pager.unpark(values);
+  if (loaded) parameter_shards->publish(unit);
 }
 
 std::exception_ptr Core::save(UnitId unit, const UnitSink& sink) {
@@ -216,6 +229,12 @@ void Core::gather_wholes(UnitId unit) {
     if (ranks->rank() == owner) ranks->send_whole(p, values);
     if (ranks->rank() == 0) ranks->receive_whole(owner, p, values);
   }
+}
+
+// Nobody reads the shards that are about to change, when all have come here.
+void Core::wait_for_edit(UnitId unit) {
+  waits.during(Waits::For::kRanks, "the edit of " + name_of(unit),
+               [&] { ranks->wait_for_edit(unit, [this] { serve_ranks(); }); });
 }
 
 void Core::settle() {

@@ -70,6 +70,7 @@ struct Core {
   std::exception_ptr save(UnitId unit, const UnitSink& sink);
   std::exception_ptr save_own(UnitId unit, const UnitSink& sink, const WantedElements& wanted);
   void settle();
+  void wait_for_edit(UnitId unit);  // until every rank changes the unit's values
 
   // A step. Each kind of engine decides when gradients are final, and which updates become due.
   void begin_step(const StepSettings& given);
@@ -125,6 +126,7 @@ struct Core {
   std::string failure;  // why the engine has failed; empty: it has not
 
  private:
+  void take_shard(UnitId unit, bool loaded);
   std::exception_ptr save_parameters_alone(UnitId unit, const UnitSink& sink);
   void gather_wholes(UnitId unit);
   std::vector<StateFormat> formats_of_ranks_;  // made when rank 0 saves first
@@ -134,6 +136,7 @@ struct Core {
   UpdateQueue::Due due_of(UnitId unit);
   void keep_until_applied(UnitId unit, bool with_parameters, UpdateQueue::Due& due);
   void take_disk(const Plan& next);  // takes disk space for what leaves memory
+  std::size_t staging_bytes(const Plan& of) const;
   void place(const Plan& next, bool resident);
 };
 

@@ -5,7 +5,7 @@ namespace sluice::engine {
 
 void Core::take_disk(const Plan& next) {
   std::vector<HoldingId> holdings;
-  std::vector<UnitId> units;
+  std::vector<UnitId> units, shards;
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
     const UnitPlan& placed = next.units[unit];
     if (pager.define_backing(parameters[unit], placed.tier(Part::kParameters)))
@@ -14,13 +14,15 @@ void Core::take_disk(const Plan& next) {
       for (const HoldingId gradient : gradients.holdings(unit, use))
         if (pager.define_backing(gradient, placed.tier(Part::kGradient))) holdings.push_back(gradient);
     if (states.define_backing(unit, placed.tier(Part::kState))) units.push_back(unit);
+    if (parameter_shards && parameter_shards->define_backing(unit, placed, *backings)) shards.push_back(unit);
   }
-  if (holdings.empty() && units.empty()) return;
+  if (holdings.empty() && units.empty() && shards.empty()) return;
   try {
     backings->allocate();
   } catch (const Error& error) {
     for (const HoldingId holding : holdings) pager.forget_backing(holding);
     for (const UnitId unit : units) states.forget_backing(unit);
+    for (const UnitId unit : shards) parameter_shards->forget_backing(unit);
     refuse(error.code(), "{}", error.what());
   }
 }
@@ -37,14 +39,24 @@ void Core::place(const Plan& next, bool resident) {
   }
 }
 
-// Everything that leaves memory leaves it before anything enters.
+std::size_t Core::staging_bytes(const Plan& of) const {
+  return of.staging_slots * UpdatePipeline::slot_bytes(states.format(), layout, of.serving_pieces > 0);
+}
+
+// Everything that leaves memory leaves it before anything enters. Shards of parameters go through a slot.
 void Core::replan(const Plan& next) {
   settle();
   take_disk(next);
+  if (parameter_shards) parameter_shards->pause();
   const std::vector<allocator::Tier> tiers = state_tiers(next);
-  const bool more_slots = next.staging_slots > plan.staging_slots;
+  const bool more_staging = staging_bytes(next) > staging_bytes(plan);
+  const auto set_slots = [&] {
+    updates.set_streams_parameters(next.serving_pieces > 0);
+    updates.set_slots(resources.ledger, next.staging_slots);
+  };
   states.leave_memory(tiers);
-  if (!more_slots) updates.set_slots(resources.ledger, next.staging_slots);
+  if (parameter_shards) parameter_shards->leave_memory(next, resources.ledger, updates.slot(0));
+  if (!more_staging) set_slots();
   place(next, false);
   std::size_t frames = next.extents;  // resident parameters are in frames, too
   for (UnitId unit = 0; unit < layout.units().size(); ++unit)
@@ -53,8 +65,10 @@ void Core::replan(const Plan& next) {
   pager.set_extents(frames);
   place(next, true);
   states.enter_memory(tiers);
-  if (more_slots) updates.set_slots(resources.ledger, next.staging_slots);
+  if (more_staging) set_slots();
+  if (parameter_shards) parameter_shards->enter_memory(next, resources.ledger, updates.slot(0));
   plan = next;
+  if (parameter_shards) parameter_shards->resume();
 }
 
 }  // namespace sluice::engine

@@ -146,6 +146,10 @@ void SharedGradients::use() {
   while (any_added()) meet(Wish::kUse);
 }
 
+void SharedGradients::end_sum_to_drop(UnitId unit) {
+  while (is_under_way(unit)) meet(Wish::kDrop);
+}
+
 void SharedGradients::make_whole(ParameterId parameter) {
   while (known_[parameter].shared == Sum::kOwnShard) meet(Wish::kWhole, {}, parameter);
 }
@@ -184,6 +188,12 @@ bool SharedGradients::meet(Wish wish, const std::string& settings, ParameterId w
            "rank {} has abandoned the step after its gradients were summed; abandon it on this rank, too",
            abandons - all.begin());
   }
+  const bool all_drop = std::ranges::all_of(all, wants(Wish::kDrop));
+  if (!all_drop && std::ranges::any_of(all, wants(Wish::kDrop))) {
+    drop_begun(all);
+    if (wish != Wish::kDrop) refuse_lone_drop(all);
+    return false;
+  }
   if (std::ranges::any_of(all, wants(Wish::kWhole))) {
     gather_wanted(all);
     return false;
@@ -197,6 +207,14 @@ bool SharedGradients::meet(Wish wish, const std::string& settings, ParameterId w
   }
   sum(all);
   return std::ranges::all_of(all, wants(Wish::kStep));
+}
+
+void SharedGradients::refuse_lone_drop(const std::vector<Brought>& all) {
+  const auto drops = std::ranges::find(all, Wish::kDrop, &Brought::wish);
+  refuse(ErrorCode::kState,
+         "rank {} has dropped gradients while they were being summed, as after a backward pass that failed "
+         "there; drop the gradients of the step on all ranks, and compute its micro-batches again",
+         drops - all.begin());
 }
 
 void SharedGradients::gather_wanted(const std::vector<Brought>& all) {

@@ -49,10 +49,10 @@ class SharedGradients {
   void end_micro_batch();
   std::size_t sums_of(UnitId unit) const;  // how many of its gradient buffers have something
 
-  // Ends the unit's sum, if it is under way. Comes before its gradients are dropped.
-  void finish_sum_of(UnitId unit) {
-    if (is_under_way(unit)) use();
-  }
+  // Ends the unit's sum, if it is under way, before its gradients are dropped: by all ranks alike, or by this
+  // one alone, whose backward pass has failed perhaps. The others have what it will never complete then, and
+  // are refused.
+  void end_sum_to_drop(UnitId unit);
   std::optional<UnitId> under_way() const;  // a unit whose sum is
 
   // What the engine tells.
@@ -72,7 +72,7 @@ class SharedGradients {
   void abandon();
 
  private:
-  enum class Wish : std::uint32_t { kUse, kWhole, kStep, kAbandon };
+  enum class Wish : std::uint32_t { kUse, kWhole, kStep, kDrop, kAbandon };
   // Of which elements a rank has the sum of all ranks.
   enum class Sum : std::uint32_t { kNone, kOwnShard, kWhole };
   struct Known {
@@ -103,9 +103,13 @@ class SharedGradients {
   void compare_counts(const std::vector<Brought>& all) const;
   void compare_micro_batches(const std::vector<Brought>& all) const;
   void compare_shared(const Brought& first, const Brought& other, std::size_t rank) const;
+  void refuse_lone_drop(const std::vector<Brought>& all);
   void gather_wanted(const std::vector<Brought>& all);
   void gather_whole(ParameterId parameter);
   bool is_under_way(UnitId unit) const;
+  void finish_sum_of(UnitId unit) {
+    if (is_under_way(unit)) use();
+  }
   bool may_begin(UnitId unit) const;
   std::vector<ParameterId> of_unit(UnitId unit, const std::vector<bool>& added) const;
   void sum(const std::vector<Brought>& all);

@@ -72,6 +72,7 @@ struct sluice_engine {
 
   // Brings in the unit of a touch. Returns why that is not possible, or nothing.
   std::string bring_in(const sluice::allocator::TouchServer::Touch& touch);
+  std::string bring_in_now(const sluice::allocator::TouchServer::Touch& touch);
 };
 
 namespace sluice::c {

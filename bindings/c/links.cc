@@ -13,8 +13,11 @@ namespace {
 
 class CallerLinks final : public comm::Links {
  public:
-  explicit CallerLinks(const sluice_links& functions)
-      : functions_(functions), what_(functions.what), packet_(functions.packet_bytes) {}
+  CallerLinks(const sluice_links& functions, std::shared_ptr<FunctionClock> clock)
+      : functions_(functions),
+        clock_(std::move(clock)),
+        what_(functions.what),
+        packet_(functions.packet_bytes) {}
   ~CallerLinks() override {
     if (owns_) functions_.destroy(functions_.context);
   }
@@ -28,6 +31,7 @@ class CallerLinks final : public comm::Links {
   bool send(int to, std::span<const std::byte> head, std::span<const std::byte> body) override {
     check_wait();
     uint32_t sent = 0;
+    const Called called(*clock_);
     check(functions_.send(functions_.context, static_cast<uint32_t>(to), head.data(), head.size(),
                           body.data(), body.size(), &sent),
           "send to", to);
@@ -37,8 +41,11 @@ class CallerLinks final : public comm::Links {
   bool receive(int from, const std::function<void(std::span<const std::byte> packet)>& take) override {
     check_wait();
     std::size_t bytes = 0;
-    check(functions_.receive(functions_.context, static_cast<uint32_t>(from), packet_.data(), &bytes),
-          "receive from", from);
+    {
+      const Called called(*clock_);
+      check(functions_.receive(functions_.context, static_cast<uint32_t>(from), packet_.data(), &bytes),
+            "receive from", from);
+    }
     if (bytes == 0) return false;
     if (bytes > packet_.size())
       fail(ErrorCode::kIo, "{} of rank {} brought a packet of {} bytes, and the most is {}", what_, rank(),
@@ -51,6 +58,7 @@ class CallerLinks final : public comm::Links {
   void wait(Clock::time_point until) override {
     const auto left = std::max(until - Clock::now(), Clock::duration(0));
     const auto micros = std::chrono::ceil<std::chrono::microseconds>(left).count();
+    const Called called(*clock_, left);
     if (failed_wait_ == 0)
       failed_wait_ = functions_.wait(functions_.context, static_cast<uint64_t>(micros));
     else
@@ -61,6 +69,7 @@ class CallerLinks final : public comm::Links {
   std::optional<Gone> gone(int other) override {
     const char* how = nullptr;
     uint32_t in_order = 0;
+    const Called called(*clock_);
     check(functions_.gone(functions_.context, static_cast<uint32_t>(other), &how, &in_order), "ask for",
           other);
     if (how == nullptr) return std::nullopt;
@@ -68,6 +77,14 @@ class CallerLinks final : public comm::Links {
   }
 
  private:
+  // That a function of the caller runs, which may take so long.
+  struct Called {
+    explicit Called(FunctionClock& the_clock, Clock::duration time = {}) : clock(the_clock) {
+      clock.begin(Clock::now() + time);
+    }
+    ~Called() { clock.end(); }
+    FunctionClock& clock;
+  };
   void check(int result, const char* verb, int other) const {
     if (result != 0)
       fail(ErrorCode::kIo, "{} of rank {} could not {} rank {}: the function returned {}", what_, rank(),
@@ -80,6 +97,7 @@ class CallerLinks final : public comm::Links {
   }
 
   const sluice_links functions_;
+  const std::shared_ptr<FunctionClock> clock_;
   const std::string what_;
   std::vector<std::byte> packet_;
   int failed_wait_ = 0;
@@ -119,12 +137,14 @@ sluice_status sluice_ranks_create_links(const sluice_links* links, const sluice_
   return guarded([&] {
     sluice_ranks*& out = required(ranks, "ranks");
     const sluice::comm::Deadlines deadlines = deadlines_of(options);
+    const auto clock = std::make_shared<FunctionClock>(deadlines.silence);
     const sluice_links known = checked(links);
-    auto made = std::make_unique<CallerLinks>(known);
+    auto made = std::make_unique<CallerLinks>(known, clock);
     CallerLinks& own = *made;
     const std::uint64_t bytes = own.packet_bytes();
     if (known.host == nullptr) {
       out = new sluice_ranks(std::move(made), deadlines, bytes);
+      out->functions = clock;
       return own.own();
     }
     auto joined = sluice::comm::make_host_links(std::move(made), kRing, deadlines.patience, known.host);
@@ -133,6 +153,8 @@ sluice_status sluice_ranks_create_links(const sluice_links* links, const sluice_
     const bool all_here = joined.all_here;
     const std::uint64_t memory = joined.memory;
     out = new sluice_ranks(std::move(joined), deadlines, memory + (all_here ? 0 : bytes));
-    all_here ? known.destroy(known.context) : own.own();
+    if (all_here) return known.destroy(known.context);
+    out->functions = clock;
+    own.own();
   });
 }

@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <future>
 #include <map>
 #include <set>
+#include <thread>
 
 #include "allocator/memory.h"
 #include "bindings/c/handles.h"
@@ -199,11 +201,34 @@ sluice_engine::sluice_engine(Planned made)
   engine->serve_touches(*touches);
 }
 
-// Called on the touch server's thread.
+// Called on the touch server's thread. Bytes of other ranks come over functions of the caller, perhaps, which
+// do not return while they wait for a lock that the touching thread holds.
 std::string sluice_engine::bring_in(const sluice::allocator::TouchServer::Touch& touch) {
   if (caller == touch.thread)
     return "a function that the engine has called touches it, or memory of the engine was handed to a call; "
            "acquire the unit first, or hand in a copy";
+  const auto functions = planned.ranks == nullptr ? nullptr : planned.ranks->functions;
+  if (functions == nullptr) return bring_in_now(touch);
+  const auto result = std::make_shared<std::promise<std::string>>();
+  std::future<std::string> found = result->get_future();
+  std::thread([this, touch, result] {
+    try {
+      result->set_value(bring_in_now(touch));
+    } catch (...) {
+      result->set_exception(std::current_exception());
+    }
+  }).detach();
+  while (found.wait_for(std::chrono::milliseconds(100)) != std::future_status::ready)
+    if (functions->is_late())
+      return fmt::format(
+          "it is put together from what other ranks have, and the caller's functions that move packets have "
+          "not returned for {} s: they wait for a lock that the thread which touches it holds, as Python's; "
+          "acquire the unit before (in Python read it by PyTorch's operations, as p.clone())",
+          std::chrono::duration_cast<std::chrono::seconds>(functions->limit()).count());
+  return found.get();
+}
+
+std::string sluice_engine::bring_in_now(const sluice::allocator::TouchServer::Touch& touch) {
   const Turn turn(*this);
   if (engine->left()) return {};  // the access is repeated, and finds what is there now
   const auto unit = engine->unit_at(touch.address);

@@ -1,6 +1,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -13,6 +14,30 @@
 #include "comm/local_links.h"
 
 // The struct behind sluice_ranks, and how it is made. Private to this room.
+namespace sluice::c {
+
+// Until when a function of the caller that moves packets should return, on the one thread that calls them.
+class FunctionClock {
+ public:
+  using Clock = comm::Links::Clock;
+  explicit FunctionClock(Clock::duration limit) : limit_(limit) {}
+  void begin(Clock::time_point due) { due_ = due.time_since_epoch().count(); }
+  void end() { due_ = kNone; }
+  Clock::duration limit() const { return limit_; }
+  // Whether a function is late by more than the limit, after which other ranks take this one for dead.
+  bool is_late() const {
+    const Clock::rep due = due_;
+    return due != kNone && Clock::now() > Clock::time_point(Clock::duration(due)) + limit_;
+  }
+
+ private:
+  static constexpr Clock::rep kNone = std::numeric_limits<Clock::rep>::max();
+  const Clock::duration limit_;
+  std::atomic<Clock::rep> due_{kNone};
+};
+
+}  // namespace sluice::c
+
 struct sluice_ranks {
   // link_bytes: what the process holds for the links, which are over `memory` where it is not null.
   sluice_ranks(std::unique_ptr<sluice::comm::Links> links, const sluice::comm::Deadlines& deadlines,
@@ -24,6 +49,8 @@ struct sluice_ranks {
 
   std::uint64_t bytes() const;  // what the process holds for it in all
 
+  std::shared_ptr<const sluice::c::FunctionClock>
+      functions;  // of the caller, over which the links are; or null
   const std::uint64_t link_bytes;
   const std::unique_ptr<sluice::comm::LocalMemory> memory;
   const std::unique_ptr<sluice::comm::Mpi> mpi;  // whose links they are, where it is not null

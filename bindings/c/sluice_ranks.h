@@ -140,10 +140,11 @@ SLUICE_API void sluice_ranks_destroy(sluice_ranks* ranks);
  * plan has them in memory. The function waits for nobody. The end of that micro-batch is a use of gradients:
  * it waits for the other ranks, which join in all sums with what they have, and gradients are their mean
  * then. What is added to a unit after its sum has begun is added to the mean, and waits for the others; so
- * does dropping its gradients. Where a step has less or more micro-batches, what the stated ones do not have
- * is summed at the next use. Where all gradients of a rank were dropped, its micro-batches of the step begin
- * anew. An engine that trains alone takes both calls, and does nothing. SLUICE_STATE: outside of a step;
- * where micro-batches were not stated.
+ * does dropping its gradients, after which the others that did not do the same have an error (SLUICE_STATE):
+ * they have used what this rank will not complete, and drop the step's gradients, too. Where a step has less
+ * or more micro-batches, what the stated ones do not have is summed at the next use. Where all gradients of a
+ * rank were dropped, its micro-batches of the step begin anew. An engine that trains alone takes both calls,
+ * and does nothing. SLUICE_STATE: outside of a step; where micro-batches were not stated.
  *
  * With options.reproducible not 0, of an engine that may also train alone, gradients are added pairwise over
  * the micro-batches of all ranks, neighbours first, and a gradient is the mean over all micro-batches of the

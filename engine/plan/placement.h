@@ -63,9 +63,7 @@ class Placement {
   bool partitions_any_parameters() const { return std::ranges::count(stages_, kMostStage) > 0; }
   bool partitions_gradient(UnitId unit, std::size_t groups) const;
   // Whether that shard of the unit's parameters may be on disk, and what it takes there.
-  bool may_store_shard(UnitId unit) const {
-    return partitions_parameters(unit) && !profile_.any_order && shard_bytes(unit) > 0;
-  }
+  bool may_store_shard(UnitId unit) const { return partitions_parameters(unit) && shard_bytes(unit) > 0; }
   std::size_t shard_bytes(UnitId unit) const { return units_[unit].parameter_shard.disk; }
 
   // The bytes that one step reads from the disk tier, and writes there, for what is not resident.

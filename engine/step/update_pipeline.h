@@ -32,8 +32,7 @@ namespace sluice::engine {
 // functions.
 class UpdatePipeline {
  public:
-  // All arguments outlive it. streams_parameters: slots also have room for parameters, since some updates
-  // stream those that they change.
+  // All arguments outlive it. streams_parameters: see set_slots().
   UpdatePipeline(const Layout& layout, const optim::Optimizer& optimizer, StateStore& states,
                  UpdateExecutor& executor, bool streams_parameters = false);
   ~UpdatePipeline();  // waits for transfers
@@ -47,6 +46,9 @@ class UpdatePipeline {
   // Takes or gives back staging memory, so that there are `slots` slots. REQUIRES: it is idle, and nothing is
   // lent.
   void set_slots(allocator::Ledger& ledger, std::size_t slots);
+  // Whether slots also have room for parameters, since some updates stream those that they change. Comes
+  // before set_slots().
+  void set_streams_parameters(bool streams) { streams_parameters_ = streams; }
 
   // pump() calls on_applied once, when the update no longer needs parameters and gradient, and has written
   // the parameters that it streams. REQUIRES: no update of that unit is under way.
@@ -157,7 +159,7 @@ class UpdatePipeline {
   StateStore& states_;
   UpdateExecutor& executor_;
   const int rounds_;
-  const bool streams_parameters_;
+  bool streams_parameters_;
   allocator::Region staging_;
   std::size_t own_slots_ = 0;  // the first slots are the pipeline's own
 

@@ -98,12 +98,23 @@ ParameterShards::ParameterShards(const Layout& layout, const Plan& plan, Ranks& 
 
 void ParameterShards::define(Backings& backings) {
   for (UnitId unit = 0; unit < layout_.units().size(); ++unit)
-    if (on_disk_[unit])
-      stored_.define(unit, "shard of the parameters of " + layout_.units()[unit].name, bytes(unit), backings);
+    if (on_disk_[unit]) define(unit, backings);
+}
+
+void ParameterShards::define(UnitId unit, Backings& backings) {
+  stored_.define(unit, "shard of the parameters of " + layout_.units()[unit].name, bytes(unit), backings);
+}
+
+// The most that another plan may keep in memory.
+std::size_t ParameterShards::room_of_all() const {
+  std::size_t room = 0;
+  for (UnitId unit = 0; unit < partitioned_.size(); ++unit)
+    if (partitioned_[unit]) room += ShardMemory::room(bytes(unit));
+  return room;
 }
 
 void ParameterShards::start(allocator::Ledger& ledger) {
-  memory_.start(ledger, allocator::Purpose::kParameter);
+  memory_.start(ledger, allocator::Purpose::kParameter, room_of_all());
   stored_.start(ledger);
   relayed_.start(ledger);
   reads_->shards = this;
@@ -155,17 +166,28 @@ void ParameterShards::fetch(const comm::Read& piece, std::span<std::byte> into, 
 
 void ParameterShards::expect(UnitId unit) { ++expected_[unit]; }
 
+// Takes the questions that can be answered now out of those that wait, and counts them as under way.
+// REQUIRES: mutex_ is held.
+std::vector<ParameterShards::Question> ParameterShards::take_answerable() {
+  std::vector<Question> now;
+  if (paused_) return now;
+  const auto later = std::partition(waiting_.begin(), waiting_.end(), [&](const Question& question) {
+    return question.read.version > published_[question.read.key];
+  });
+  std::move(later, waiting_.end(), std::back_inserter(now));
+  waiting_.erase(later, waiting_.end());
+  const std::lock_guard lock(reads_->counting);
+  reads_->under_way += static_cast<int>(now.size());
+  return now;
+}
+
 void ParameterShards::publish(UnitId unit) {
   if (on_disk(unit)) stored_.forget(unit);
   std::vector<Question> now;
   {
     const std::lock_guard lock(mutex_);
     published_[unit] = expected_[unit];
-    const auto later = std::partition(waiting_.begin(), waiting_.end(), [&](const Question& question) {
-      return question.read.key != unit || question.read.version != published_[unit];
-    });
-    std::move(later, waiting_.end(), std::back_inserter(now));
-    waiting_.erase(later, waiting_.end());
+    now = take_answerable();
   }
   for (const Question& question : now) answer_now(question);
 }
@@ -188,30 +210,26 @@ void ParameterShards::answer(const comm::Read& read, comm::Answer answer) {
     return refuse("a unit is read that is not partitioned");
   if (!is_possible(read)) return refuse("a shard is read as if it had another size, or were elsewhere");
   if (read.owner != ranks_.rank()) return relayed_.read(read, std::move(answer));
-  Question question{read, std::move(answer)};
+  std::vector<Question> now;
   {
     const std::lock_guard lock(mutex_);
-    if (read.version > published_[read.key]) return waiting_.push_back(std::move(question));
+    waiting_.push_back({read, std::move(answer)});
+    now = take_answerable();
   }
-  answer_now(question);
+  for (const Question& question : now) answer_now(question);
 }
 
 void ParameterShards::answer_now(const Question& question) {
   const auto unit = static_cast<UnitId>(question.read.key);
   const std::size_t offset = question.read.offset, wanted = question.read.bytes;
-  if (wanted == 0) return question.answer({}, nullptr, [](const std::exception_ptr&) {});
-  {
-    const std::lock_guard lock(reads_->counting);
-    ++reads_->under_way;
-  }
   const auto ended = [reads = reads_] {
     const std::lock_guard lock(reads->counting);
     --reads->under_way;
     reads->ended.notify_all();
   };
-  if (!on_disk(unit))
-    return question.answer({data(unit) + offset, wanted}, nullptr,
-                           [ended](const std::exception_ptr&) { ended(); });
+  const auto sent = [ended](const std::exception_ptr&) { ended(); };
+  if (wanted == 0) return question.answer({}, nullptr, sent);  // a relay asks whether there is the version
+  if (!on_disk(unit)) return question.answer({data(unit) + offset, wanted}, nullptr, sent);
   // A rank that waits for what this one cannot read learns which rank that is, before it learns the rest.
   stored_.read(unit, offset, wanted,
                [this, ended, answer = question.answer](std::span<const std::byte> bytes,
@@ -222,6 +240,55 @@ void ParameterShards::answer_now(const Question& question) {
                    ended();
                  });
                });
+}
+
+// ---- another plan ----
+
+bool ParameterShards::define_backing(UnitId unit, const UnitPlan& placed, Backings& backings) {
+  if (!placed.shard_on_disk || stored_.has(unit)) return false;
+  define(unit, backings);
+  return true;
+}
+
+void ParameterShards::pause() {
+  {
+    const std::lock_guard lock(mutex_);
+    paused_ = true;
+  }
+  std::unique_lock lock(reads_->counting);
+  reads_->ended.wait(lock, [this] { return reads_->under_way == 0; });
+}
+
+void ParameterShards::leave_memory(const Plan& next, allocator::Ledger& ledger, std::byte* piece) {
+  std::vector<UnitId> leaving;
+  for (UnitId unit = 0; unit < on_disk_.size(); ++unit) {
+    if (on_disk_[unit] || !next.units[unit].shard_on_disk) continue;
+    stored_.write_through(unit, data(unit), piece);
+    on_disk_[unit] = true;
+    leaving.push_back(unit);
+  }
+  memory_.leave(leaving);
+  stored_.set_pieces(ledger, 0);
+}
+
+void ParameterShards::enter_memory(const Plan& next, allocator::Ledger& ledger, std::byte* piece) {
+  for (UnitId unit = 0; unit < on_disk_.size(); ++unit) {
+    if (!on_disk_[unit] || next.units[unit].shard_on_disk) continue;
+    memory_.enter(unit, bytes(unit));
+    stored_.read_through(unit, data(unit), piece);
+    on_disk_[unit] = false;
+  }
+  stored_.set_pieces(ledger, next.serving_pieces);
+}
+
+void ParameterShards::resume() {
+  std::vector<Question> now;
+  {
+    const std::lock_guard lock(mutex_);
+    paused_ = false;
+    now = take_answerable();
+  }
+  for (const Question& question : now) answer_now(question);
 }
 
 }  // namespace sluice::engine

@@ -26,6 +26,15 @@ void Pieces::start(allocator::Ledger& ledger, std::size_t bytes) {
   for (std::size_t i = 0; i < pieces_.size(); ++i) pieces_[i].data = memory_.data() + i * bytes;
 }
 
+void Pieces::resize(allocator::Ledger& ledger, std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  ensure(under_way_ == 0, "shards are read while a new plan moves them");
+  pieces_.clear();
+  memory_ = {};
+  pieces_.resize(count);
+  start(ledger);
+}
+
 void Pieces::read(const Key& key, std::size_t bytes, Use use) {
   Request request{bytes, std::move(use)};
   Piece* there = nullptr;

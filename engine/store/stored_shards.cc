@@ -16,7 +16,6 @@ StoredShards::StoredShards(std::size_t units, std::size_t pieces, int readers)
       }) {}
 
 void StoredShards::define(UnitId unit, const std::string& name, std::size_t bytes, Backings& backings) {
-  ensure(!pieces_.none(), "'{}' is on disk, and the plan has no memory to read it", name);
   shards_[unit] = {bytes, backings.make({allocator::Tier::kDisk, name, backing_bytes(bytes),
                                          allocator::Purpose::kParameter, kPiece, unit})};
 }
@@ -51,13 +50,31 @@ void StoredShards::write(UnitId unit, const std::byte* values) {
 
 void StoredShards::write_piece(UnitId unit, std::size_t index, const std::byte* values) {
   const Pieces::Loan piece(pieces_);
+  store_piece(unit, index, values, piece.data());
+}
+
+void StoredShards::store_piece(UnitId unit, std::size_t index, const std::byte* values, std::byte* piece) {
   const std::size_t all = piece_bytes(unit, index);
   const std::size_t bytes = std::min(kPiece, shards_[unit].bytes - index * kPiece);
-  std::memcpy(piece.data(), values, bytes);
-  std::fill(piece.data() + bytes, piece.data() + all, std::byte{0});
+  std::memcpy(piece, values, bytes);
+  std::fill(piece + bytes, piece + all, std::byte{0});
   TransferGroup group;
-  shards_[unit].backing->store(index * kPiece, {piece.data(), all}, group.add());
+  shards_[unit].backing->store(index * kPiece, {piece, all}, group.add());
   group.wait();
+}
+
+void StoredShards::write_through(UnitId unit, const std::byte* values, std::byte* piece) {
+  for (std::size_t i = 0; i * kPiece < shards_[unit].bytes; ++i)
+    store_piece(unit, i, values + i * kPiece, piece);
+}
+
+void StoredShards::read_through(UnitId unit, std::byte* values, std::byte* piece) const {
+  for (std::size_t i = 0; i * kPiece < shards_[unit].bytes; ++i) {
+    TransferGroup group;
+    shards_[unit].backing->fetch(i * kPiece, {piece, piece_bytes(unit, i)}, group.add());
+    group.wait();
+    std::memcpy(values + i * kPiece, piece, std::min(kPiece, shards_[unit].bytes - i * kPiece));
+  }
 }
 
 }  // namespace sluice::engine

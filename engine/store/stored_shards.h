@@ -30,6 +30,9 @@ class StoredShards {
   // REQUIRES: bytes > 0; before Backings::allocate().
   void define(UnitId unit, const std::string& name, std::size_t bytes, Backings& backings);
   void start(allocator::Ledger& ledger) { pieces_.start(ledger); }  // takes the memory
+  // Another number of pieces: the old memory is given back before the new is taken. REQUIRES: nobody reads.
+  void set_pieces(allocator::Ledger& ledger, std::size_t pieces) { pieces_.resize(ledger, pieces); }
+  void undefine(UnitId unit) { shards_[unit] = {}; }  // a shard that could not be allocated
 
   bool has(UnitId unit) const { return shards_[unit].backing != nullptr; }
   // REQUIRES, for all below: has(unit).
@@ -38,6 +41,10 @@ class StoredShards {
   // Copies bytes of the shard, of one piece or of several; does not wait.
   void copy(UnitId unit, std::size_t offset, std::span<std::byte> into, Done done);
   void write(UnitId unit, const std::byte* values);  // the whole shard; waits
+  // Writes or reads the whole shard through a piece of the caller's memory, and waits. REQUIRES: nobody reads
+  // it meanwhile.
+  void write_through(UnitId unit, const std::byte* values, std::byte* piece);
+  void read_through(UnitId unit, std::byte* values, std::byte* piece) const;
   // For who updates the shard where it is. REQUIRES: nobody reads it meanwhile, and forget() follows.
   Backing& backing(UnitId unit) const { return *shards_[unit].backing; }
   void forget(UnitId unit) { pieces_.forget(unit); }  // what was read of it is out of date
@@ -49,6 +56,7 @@ class StoredShards {
   };
   std::size_t piece_bytes(UnitId unit, std::size_t index) const;
   void write_piece(UnitId unit, std::size_t index, const std::byte* values);
+  void store_piece(UnitId unit, std::size_t index, const std::byte* values, std::byte* piece);
 
   std::vector<Shard> shards_;  // by unit
   Pieces pieces_;

@@ -28,7 +28,8 @@ inline std::string refusal_of(const std::function<void()>& action) {
 struct Case {
   int ranks = 2;
   std::size_t stage = 0;
-  const char* place = "memory";
+  const char* place = "memory";  // null: where the plan puts each part
+  std::uint64_t memory = kGiB;
   optim::OptimizerSettings optimizer = {};
   Dtype dtype = Dtype::kF32;
   bool alike = false;             // whether all ranks add the same gradients
@@ -78,7 +79,7 @@ class Rank {
         communicator_(communicator),
         optimizer_(optim::make_optimizer(setup.optimizer)),
         profile_(profile_for(setup)),
-        plan_(make_plan(profile_, *optimizer_, {kGiB, kGiB, 0}, request(), {})),
+        plan_(plan_in(setup.memory)),
         disk_(files(), ledger_),
         products_(kernels::load_matrix_library(1)),
         engine(profile_, plan_, *optimizer_,
@@ -90,6 +91,10 @@ class Rank {
   const optim::Optimizer& optimizer() const { return *optimizer_; }
   const Plan& plan() const { return plan_; }
   const allocator::Ledger& ledger() const { return ledger_; }
+  Plan plan_in(std::uint64_t memory) const {
+    return make_plan(profile_, *optimizer_, {memory, kGiB, 0}, request(), {});
+  }
+  void limit_memory(std::uint64_t bytes) { ledger_.set_budget(allocator::Tier::kHost, bytes); }
   std::uint64_t received() const { return communicator_->counters().received; }  // bytes of payload
   comm::Communicator* communicator() const { return communicator_; }
   int rank() const { return communicator_ == nullptr ? 0 : communicator_->rank(); }
@@ -189,7 +194,7 @@ class Rank {
     request.reproducible = setup_.micro_batches > 0;
     if (request.reproducible || setup_.counted > 0) request.group = 1;
     request.clip = !setup_.at_once;
-    request.places = toy::places(setup_.place);
+    if (setup_.place != nullptr) request.places = toy::places(setup_.place);
     return request;
   }
   static std::vector<std::unique_ptr<offload::File>> files() {

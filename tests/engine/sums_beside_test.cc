@@ -165,6 +165,30 @@ TEST_P(SumsBeside, AGradientThatIsDroppedMeanwhileIsGone) {
   });
 }
 
+// As a rank does whose backward pass has failed in its middle.
+TEST_P(SumsBeside, ADropOnOneRankAloneIsAnErrorOnTheOthers) {
+  run(setup(), [&](Rank& rank) {
+    const bool failed = rank.rank() == 1;
+    rank.engine.begin_step({});
+    for (const ParameterId p : {kA, kC}) {
+      if (failed && p == kC) break;
+      rank.add_constant(p, 64);
+      rank.engine.end_gradients(rank.layout().location(p).unit);
+    }
+    if (!failed) {
+      EXPECT_THAT(refusal_of([&] { rank.engine.end_micro_batch(); }),
+                  HasSubstr("rank 1 has dropped gradients while they were being summed"));
+    }
+    for (const ParameterId p : {kA, kC}) rank.engine.drop_gradient(p);
+    rank.add_constant(kA, 2 * own(rank));
+    rank.engine.end_gradients(kFirst);
+    rank.engine.end_micro_batch();
+    EXPECT_EQ(rank.read(kA), std::vector<float>(rank.elements(kA), 1.0f));
+    EXPECT_FALSE(rank.engine.has_gradient(kC));
+    rank.engine.step(Rank::settings());
+  });
+}
+
 // Micro-batches begin anew where nothing is left of a step's gradients, as after a skipped step.
 TEST_P(SumsBeside, BeginAgainAfterAllGradientsWereDropped) {
   run(setup(), [&](Rank& rank) {

@@ -1,8 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <limits>
-#include <mutex>
+#include <thread>
 #include <utility>
 
 #include "engine/ranks_client.h"
@@ -199,6 +201,21 @@ TEST_P(UpdatesInBackward, ARankWithoutGradientsTakesPart) {
       for (ParameterId p = 0; p < before.size(); ++p)
         EXPECT_EQ(after[p] != before[p], rank.layout().trainable(rank.layout().location(p).unit)) << p;
     }
+  });
+}
+
+// No rank needs another one's call outside of a step.
+TEST_P(UpdatesInBackward, AreAppliedWhenTheStepHasEnded) {
+  std::atomic<bool> has_read{false};
+  run(setup(), [&](Rank& rank) {
+    rank.engine.begin_step(Rank::settings());
+    rank.add_all(0);
+    rank.engine.step(Rank::settings());
+    if (rank.rank() == 1) {
+      EXPECT_EQ(rank.values()[kA].size(), rank.elements(kA));
+      has_read = true;
+    }
+    while (!has_read) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   });
 }
 

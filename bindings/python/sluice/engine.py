@@ -250,8 +250,7 @@ class Engine:
 
     def end_micro_batch(self) -> None:
         """Ends one of Options.micro_batches, to which, with Options.reproducible, each parameter has added one gradient at most.
-        Otherwise the last one of a step is a use of gradients: it waits for the other ranks, and takes the mean. With
-        Options.update_in_backward and several ranks no unit is held then."""
+        Otherwise the last one of a step waits for the other ranks, and takes the mean; to update in backward, release all before."""
         self._handle.call("sluice_engine_end_micro_batch")
 
     def abandon_step(self) -> None:

@@ -113,6 +113,16 @@ def test_sums_beside_backward_have_the_bits_of_those_after_it(pool, name, settin
         assert found == expected, f"stage {stage}, {place}"
 
 
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_last_backward_that_fails_on_one_rank_is_done_again_on_all(pool, stage):
+    (none, expected), (none_there, there) = pool.call("redone", fails=False, stage=stage)
+    assert none == none_there == [] and expected == there
+    (errors, found), (errors_there, found_there) = pool.call("redone", fails=True, stage=stage)
+    assert errors_there == ["the script's own"]
+    assert len(errors) == 1 and "rank 1 has dropped gradients while they were being summed" in errors[0]
+    assert found == found_there == expected
+
+
 def test_sums_go_on_beside_backward_where_micro_batches_are_stated(pool):
     for (meanwhile, after), planned in pool.call("beside", stated=True):
         assert 0 < meanwhile <= after == planned
