@@ -21,6 +21,7 @@ struct sluice_ranks {
   std::uint64_t bytes() const;  // what the process holds for it in all
 
   const std::uint64_t link_bytes;
+  const int ranks_here;  // how many are on this host, as far as that is known; else 1
   const std::unique_ptr<sluice::comm::LocalMemory> memory;
   const std::unique_ptr<sluice::comm::Mpi> mpi;  // whose links they are, where it is not null
   sluice::allocator::Ledger ledger;

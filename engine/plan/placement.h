@@ -81,6 +81,8 @@ class Placement {
     return units_[unit].at.fetches * groups * shard_bytes(unit);
   }
   Traffic shard_traffic(UnitId unit) const { return units_[unit].shard_traffic; }
+  // What is read besides in a step where no two ranks share a read of a shard.
+  std::uint64_t read_apart(const std::vector<UnitPlan>& units, std::size_t group) const;
 
   // The bytes that this rank receives from the others for a unit in one step.
   struct Received {

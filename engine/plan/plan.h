@@ -110,7 +110,9 @@ struct Plan {
   std::array<std::array<std::uint64_t, allocator::kPurposes>, allocator::kTiers> bytes = {};
   std::uint64_t peak_memory = 0, disk_bytes = 0;
   std::uint64_t step_bytes_read = 0, step_bytes_written = 0;  // from and to the disk tier
-  std::uint64_t step_bytes_received = 0;                      // gradients and parameters, from other ranks
+  // Where ranks that fetch a shard of parameters on disk come so far apart that each reads it.
+  std::uint64_t step_bytes_read_apart = 0;
+  std::uint64_t step_bytes_received = 0;  // gradients and parameters, from other ranks
   StepTime time;
   // What a step takes its time from: the disk, the link to other ranks, or the cores.
   const char* bound() const {
