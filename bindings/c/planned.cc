@@ -88,6 +88,12 @@ std::uint64_t bytes_for_ranks(const sluice_engine_options& options) {
   return options.planned_ranks < 2 ? 0 : bytes_of_ranks(static_cast<int>(options.planned_ranks));
 }
 
+// How many ranks of this host share its disks.
+int ranks_here(const sluice_engine_options& options) {
+  if (options.ranks != nullptr) return options.ranks->ranks_here;
+  return std::max(1, static_cast<int>(options.planned_ranks));
+}
+
 // Of one rank.
 std::size_t micro_batches_of(const sluice_engine_options& options, int ranks) {
   const auto size = static_cast<std::uint32_t>(ranks);
@@ -165,7 +171,7 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
     made.profile.hidden_bytes = engine::hidden_bytes(made.profile.units, *made.optimizer, *made.products);
   const std::vector<offload::DiskKnowledge> disks = offload::know_disks(made.disk);
   made.io = offload::make_io_service(offload::options_for(disks));
-  engine::add_disk(disks, made.rates);
+  engine::add_disk(disks, ranks_here(options), made.rates);
   made.rates.link = link;
   made.checkpoint_buffers = engine::CheckpointTensors(engine::Layout(made.profile.units), *made.optimizer)
                                 .buffer_bytes(made.request.ranks.size);

@@ -72,6 +72,7 @@ sluice_ranks::sluice_ranks(std::unique_ptr<sluice::comm::Links> links,
                            const sluice::comm::Deadlines& deadlines, std::uint64_t bytes_of_links,
                            std::unique_ptr<sluice::comm::LocalMemory> the_memory)
     : link_bytes(bytes_of_links),
+      ranks_here(the_memory != nullptr ? the_memory->ranks() : 1),
       memory(std::move(the_memory)),
       communicator(std::move(links), deadlines, ledger) {}
 
@@ -81,6 +82,7 @@ sluice_ranks::sluice_ranks(sluice::comm::HostLinks links, const sluice::comm::De
 
 sluice_ranks::sluice_ranks(sluice::comm::LaunchedLinks launched, const sluice::comm::Deadlines& deadlines)
     : link_bytes(launched.bytes),
+      ranks_here(launched.host.ranks_here),
       mpi(std::move(launched.mpi)),
       communicator(std::move(launched.host.links), deadlines.of_ranks_started_together(), ledger,
                    launched.host.hosts) {}

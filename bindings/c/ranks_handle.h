@@ -52,6 +52,7 @@ struct sluice_ranks {
   std::shared_ptr<const sluice::c::FunctionClock>
       functions;  // of the caller, over which the links are; or null
   const std::uint64_t link_bytes;
+  const int ranks_here;  // how many are on this host, as far as that is known; else 1
   const std::unique_ptr<sluice::comm::LocalMemory> memory;
   const std::unique_ptr<sluice::comm::Mpi> mpi;  // whose links they are, where it is not null
   sluice::allocator::Ledger ledger;

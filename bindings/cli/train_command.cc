@@ -22,7 +22,7 @@
 #include "engine/agreement.h"
 #include "engine/machine/process.h"
 #include "models/run/machine_plan.h"
-#include "models/run/metrics.h"
+#include "models/run/rank_files.h"
 #include "models/run/recipe.h"
 
 namespace sluice::cli {
@@ -122,14 +122,6 @@ std::unique_ptr<Ranks> join_ranks(const TrainOptions& options) {
   return ranks;
 }
 
-// The metrics of a rank that is not the first. Makes their folder, which another host need not have.
-std::string place_metrics(const std::string& first, int rank) {
-  const std::filesystem::path path = models::metrics_of_rank(first, rank);
-  std::error_code ignored;  // what cannot be written is reported where that is tried
-  if (!path.empty()) std::filesystem::create_directories(path.parent_path(), ignored);
-  return path;
-}
-
 // Where a rank that is not the first writes what is for the user, which rank 0 writes, too.
 using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
 File nowhere() {
@@ -154,8 +146,8 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
     own.plan.ranks = engine::rank_of(*own.communicator);
     own.communication_bytes = ranks->bytes();
     if (const int rank = own.communicator->rank(); rank > 0) {
-      own.metrics = place_metrics(settings.metrics, rank);
-      own.profile.clear();
+      own.metrics = models::place_of_rank(settings.metrics, rank);
+      own.profile = models::place_of_rank(settings.profile, rank);
       unseen = nowhere();
       out = unseen.get();
     }
@@ -173,8 +165,8 @@ void run_train(const models::TrainSettings& settings, const TrainOptions& option
   events.saved = [&](const models::CheckpointReport& report) { tell("saved", report); };
   events.resumed = [&](const models::CheckpointReport& report) { tell("resumed from", report); };
   events.profiled = [&](const std::string& json) {
-    write_profile(settings.profile, json);
-    progress.message("the profile was written to " + settings.profile);
+    write_profile(own.profile, json);
+    progress.message("the profile was written to " + own.profile);
   };
   events.stop = [] { return StopSignals::requested(); };
   const models::TrainResult result = models::train(own, events);

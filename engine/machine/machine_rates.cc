@@ -63,7 +63,7 @@ void stripe(std::span<const offload::DiskRates> folders, MachineRates& rates) {
 
 }  // namespace
 
-void add_disk(const std::vector<offload::DiskKnowledge>& disks, MachineRates& rates) {
+void add_disk(const std::vector<offload::DiskKnowledge>& disks, int ranks, MachineRates& rates) {
   std::vector<offload::DiskRates> found;
   if (!disks.empty()) rates.disk_in_flight = 0;
   for (const offload::DiskKnowledge& disk : disks) {
@@ -72,6 +72,7 @@ void add_disk(const std::vector<offload::DiskKnowledge>& disks, MachineRates& ra
     rates.disk_processor_seconds = std::max(rates.disk_processor_seconds, disk.processor_seconds);
   }
   stripe(found, rates);
+  for (double* rate : {&rates.disk_read, &rates.disk_write, &rates.disk_together}) *rate /= ranks;
 }
 
 std::uint64_t memory_sample(std::uint64_t trained, std::uint64_t memory) {
@@ -87,7 +88,7 @@ MachineRates measure_rates(Threads& threads, kernels::MatrixLibrary& library, co
   rates.attention = measure_attention(threads, work.attention, work.dtype);
   rates.memory_bandwidth = measure_memory(threads, work.memory_sample);
   rates.update_seconds = measure_update(threads, work.optimizer, work.dtype);
-  add_disk(disks, rates);
+  add_disk(disks, work.ranks, rates);
   return rates;
 }
 

@@ -16,8 +16,9 @@ namespace sluice::engine {
 MachineRates measure_limits(Threads& threads, kernels::MatrixLibrary& library, Dtype dtype,
                             const std::vector<offload::DiskFolder>& disk, const offload::IoOptions& io);
 
-// Adds the disk's rates. Striped folders work at once, at the pace of the slowest.
-void add_disk(const std::vector<offload::DiskKnowledge>& disks, MachineRates& rates);
+// Adds the disk's rates for each of the ranks that share it: they use it at the same time, about as much
+// each. Striped folders work at once, at the pace of the slowest.
+void add_disk(const std::vector<offload::DiskKnowledge>& disks, int ranks, MachineRates& rates);
 
 struct MeasuredWork {
   std::span<const kernels::Product> products;
@@ -25,6 +26,7 @@ struct MeasuredWork {
   Dtype dtype;
   const optim::Optimizer& optimizer;
   std::uint64_t memory_sample = 0;  // the array with which the bandwidth of memory is measured, in bytes
+  int ranks = 1;                    // how many share the disks
 };
 
 // Returns the size of that array: an eighth of the bytes that are trained, but at most a quarter of the

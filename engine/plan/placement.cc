@@ -244,6 +244,15 @@ Placement::Traffic Placement::measured_shard_traffic(UnitId unit) const {
   return traffic;
 }
 
+std::uint64_t Placement::read_apart(const std::vector<UnitPlan>& units, std::size_t group) const {
+  std::uint64_t bytes = 0;
+  for (UnitId unit = 0; unit < units.size(); ++unit)
+    if (units[unit].shard_on_disk)
+      bytes += static_cast<std::uint64_t>(ranks_.size - 1) *
+               fetched_of_shard(unit, divide_up(profile_.micro_batches, group));
+  return bytes;
+}
+
 void Placement::count(UnitId unit, Part part, const UnitPlan& plan, std::uint64_t times,
                       Footprint& footprint) const {
   const bool gradient = part == Part::kGradient;

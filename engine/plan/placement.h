@@ -82,6 +82,8 @@ class Placement {
     return units_[unit].at.fetches * groups * shard_bytes(unit);
   }
   Traffic shard_traffic(UnitId unit) const { return units_[unit].shard_traffic; }
+  // What is read besides in a step where no two ranks share a read of a shard.
+  std::uint64_t read_apart(const std::vector<UnitPlan>& units, std::size_t group) const;
 
   // Plan::relay_pieces. With more than the fewest, ranks of a host that are ahead of others by an access, and
   // by what they look ahead, have brought what these need. Other plans of wrapped models have as many.

@@ -337,11 +337,13 @@ class Planner {
       plan.step_bytes_received = last->step_bytes_received;
       plan.step_bytes_from_hosts = last->step_bytes_from_hosts;
       plan.step_bytes_read = last->step_bytes_read;
+      plan.step_bytes_read_apart = last->step_bytes_read_apart;
       plan.step_bytes_written = last->step_bytes_written;
       return;
     }
     const std::vector<Visit> visits = placement_.visits(plan.units, plan.group, times_);
     placement_.count_bytes(visits, plan);
+    plan.step_bytes_read_apart = plan.step_bytes_read + placement_.read_apart(plan.units, plan.group);
     const std::size_t window =
         (profile_.any_order ? profile_.held_units : 1) + lookahead.ahead() - (lookahead.sums ? 1 : 0);
     const std::size_t slots = std::max<std::size_t>(1, plan.staging_slots);

@@ -119,6 +119,8 @@ struct Plan {
   std::array<std::array<std::uint64_t, allocator::kPurposes>, allocator::kTiers> bytes = {};
   std::uint64_t peak_memory = 0, disk_bytes = 0;
   std::uint64_t step_bytes_read = 0, step_bytes_written = 0;  // from and to the disk tier
+  // Where ranks that fetch a shard of parameters on disk come so far apart that each reads it.
+  std::uint64_t step_bytes_read_apart = 0;
   // Gradients and parameters: what this rank receives from others, and its host from other hosts.
   std::uint64_t step_bytes_received = 0, step_bytes_from_hosts = 0;
   StepTime time;

@@ -139,8 +139,12 @@ std::string to_text(const Plan& plan, const Profile& profile, const Budget& budg
     text += fmt::format(
         "products          {}: operands are widened to f32 for each product\n",
         has_f16(profile) ? "the matrix library has none of f16" : "this CPU has no bf16 instructions");
-  text += fmt::format("moved per step    {} read, {} written ({} written a day)\n",
-                      format_size(plan.step_bytes_read), format_size(plan.step_bytes_written),
+  const std::string apart =
+      plan.step_bytes_read_apart == plan.step_bytes_read
+          ? ""
+          : fmt::format(" (at most {}, where ranks come apart)", format_size(plan.step_bytes_read_apart));
+  text += fmt::format("moved per step    {} read{}, {} written ({} written a day)\n",
+                      format_size(plan.step_bytes_read), apart, format_size(plan.step_bytes_written),
                       format_size(static_cast<std::uint64_t>(bytes_per_day(plan))));
   if (plan.ranks.size > 1)
     text += fmt::format(
@@ -187,37 +191,38 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
     if (plan.units[u].tier(Part::kParameters) == Tier::kRanks)
       units.back()["shard"] = place_of(plan.units[u].shard_on_disk ? Tier::kDisk : kComputeTier);
   }
-  return {{"dtype", common_dtype(profile)},
-          {"bytes", tiers},
-          {"predicted_peak", plan.peak_memory},
-          {"disk", plan.disk_bytes},
-          {"budget", {{"memory", budget.memory}, {"disk", budget.disk}}},
-          {"state_bytes_per_parameter", plan.state_bytes_per_parameter},
-          {"ranks", plan.ranks.size},
-          {"rank", plan.ranks.rank},
-          {"stage", plan.one_stage() ? Json(*plan.one_stage()) : Json()},
-          {"group", plan.group},
-          {"micro_batches", profile.micro_batches},
-          {"prefetch", plan.prefetch},
-          {"chunk_elements", plan.chunk_elements},
-          {"staging_slots", plan.staging_slots},
-          {"recompute", common_choice(plan, profile).name},
-          {"native_products", profile.native_products},
-          {"step",
-           {{"bytes_read", plan.step_bytes_read},
-            {"bytes_written", plan.step_bytes_written},
-            {"bytes_written_per_day", bytes_per_day(plan)},
-            {"bytes_received", plan.step_bytes_received},
-            {"bytes_received_from_hosts", plan.step_bytes_from_hosts},
-            {"compute_seconds", plan.time.compute},
-            {"optimizer_seconds", plan.time.optimizer},
-            {"transfer_seconds", plan.time.transfers},
-            {"wait_seconds", plan.time.wait()},
-            {"disk_seconds", plan.time.disk},
-            {"link_seconds", plan.time.link},
-            {"seconds", plan.time.step},
-            {"bound", plan.bound()}}},
-          {"units", units}};
+  Json json = {{"dtype", common_dtype(profile)},
+               {"bytes", tiers},
+               {"predicted_peak", plan.peak_memory},
+               {"disk", plan.disk_bytes},
+               {"budget", {{"memory", budget.memory}, {"disk", budget.disk}}},
+               {"state_bytes_per_parameter", plan.state_bytes_per_parameter},
+               {"ranks", plan.ranks.size},
+               {"rank", plan.ranks.rank},
+               {"stage", plan.one_stage() ? Json(*plan.one_stage()) : Json()},
+               {"group", plan.group},
+               {"micro_batches", profile.micro_batches},
+               {"prefetch", plan.prefetch},
+               {"chunk_elements", plan.chunk_elements},
+               {"staging_slots", plan.staging_slots},
+               {"recompute", common_choice(plan, profile).name},
+               {"native_products", profile.native_products},
+               {"step",
+                {{"bytes_read", plan.step_bytes_read},
+                 {"bytes_written", plan.step_bytes_written},
+                 {"bytes_written_per_day", bytes_per_day(plan)},
+                 {"bytes_received", plan.step_bytes_received},
+                 {"compute_seconds", plan.time.compute},
+                 {"optimizer_seconds", plan.time.optimizer},
+                 {"transfer_seconds", plan.time.transfers},
+                 {"wait_seconds", plan.time.wait()},
+                 {"disk_seconds", plan.time.disk},
+                 {"link_seconds", plan.time.link},
+                 {"seconds", plan.time.step},
+                 {"bound", plan.bound()}}},
+               {"units", units}};
+  if (plan.ranks.size > 1) json["step"]["bytes_read_apart"] = plan.step_bytes_read_apart;
+  return json;
 }
 
 }  // namespace sluice::engine

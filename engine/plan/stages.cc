@@ -194,8 +194,8 @@ class StagesOfUnits {
 
 }  // namespace
 
-// In any order a unit's gradient is summed as a whole with those of all others, so that all units are alike.
-// Where it is not known what sending costs, no other stage of a unit could be seen to be better.
+// The engine for any order takes one stage for all units. Where it is not known what sending costs, none
+// could be seen to be better for some of them.
 Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const Budget& budget,
                const PlanRequest& request, const MachineRates& rates) {
   if (request.stage && *request.stage > kMostStage)

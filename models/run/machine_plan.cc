@@ -106,7 +106,7 @@ engine::MachineRates rates_there(const engine::Machine& machine, const TrainSett
     not_known.push_back(
         fmt::format("updates of {} of {} with this state, which count by the bandwidth of memory",
                     s.optimizer.name, name_of(s.dtype)));
-  engine::add_disk(disks, rates);
+  engine::add_disk(disks, s.ranks_here, rates);
   rates.cores = s.threads;
   for (const offload::DiskFolder& folder : s.disk) {
     const offload::DiskKnowledge& known = disk_named(folder.path, machine).known;

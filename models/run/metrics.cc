@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "models/run/rank_files.h"
 
 namespace sluice::models {
 namespace {
@@ -92,7 +93,7 @@ std::optional<int> rank_of(const fs::path& file, const fs::path& first) {
   const std::string number = name.substr(begin.size(), name.size() - begin.size() - end.size());
   int rank = 0;
   const auto [rest, error] = std::from_chars(number.data(), number.data() + number.size(), rank);
-  if (error != std::errc() || *rest != '\0' || metrics_of_rank(first, rank) != file) return {};
+  if (error != std::errc() || *rest != '\0' || path_of_rank(first, rank) != file) return {};
   return rank;
 }
 
@@ -104,14 +105,6 @@ void cut(const std::string& path, int rank, const std::string& run, std::uint64_
 }
 
 }  // namespace
-
-std::string metrics_of_rank(const std::string& first, int rank) {
-  const fs::path path = first;
-  std::error_code unknown;
-  if (first.empty() || (fs::exists(path, unknown) && !fs::is_regular_file(path, unknown))) return {};
-  return path.parent_path() /
-         fmt::format("{}.rank{}{}", path.stem().string(), rank, path.extension().string());
-}
 
 void cut_metrics_of_absent_ranks(const std::string& first, int ranks, const std::string& run,
                                  std::uint64_t resumed_step) {

@@ -27,10 +27,6 @@ class MetricsFile {
   int descriptor_ = -1;
 };
 
-// The file of a rank beside that of rank 0: "run.rank2.jsonl" beside "run.jsonl"; none beside a pipe or a
-// device.
-std::string metrics_of_rank(const std::string& first, int rank);
-
 // Removes the lines of steps after `resumed_step` from files beside rank 0's that are of this run, and of
 // ranks that take no part in it now (`ranks` and higher). Says so of each. Warns of a file that is not this
 // run's, or cannot be shortened, and leaves it.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <span>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "core/system.h"
 #include "engine/agreement.h"
 #include "engine/call_id.h"
+#include "models/run/rank_files.h"
 
 namespace sluice::models {
 namespace {
@@ -25,6 +27,11 @@ std::int64_t nanoseconds_of(Trace::Clock::time_point time) {
 
 double microseconds(std::int64_t time) { return static_cast<double>(time) / 1e3; }
 
+std::string about_text(const Json& ranks) {
+  return fmt::format(R"(,"clock":"CLOCK_MONOTONIC of rank 0","ranks":{})",
+                     ranks.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
 }  // namespace
 
 // What the others know of a rank's trace.
@@ -34,12 +41,17 @@ struct RankTraces::Member {
   std::int64_t start = 0;  // of its trace, by its clock
 };
 
+// What an earlier run left after a failure would be taken for a part of this one, as rank 0's is replaced.
 RankTraces::RankTraces(comm::Communicator* communicator, std::string path,
                        std::function<std::int64_t()> clock)
     : communicator_(communicator != nullptr && communicator->size() > 1 ? communicator : nullptr),
       path_(std::move(path)),
       clock_(std::move(clock)) {
-  if (communicator_ != nullptr && !path_.empty()) first_ = engine::read_clocks(*communicator_, clock_);
+  if (communicator_ == nullptr || path_.empty()) return;
+  first_ = last_ = engine::read_clocks(*communicator_, clock_);
+  const std::string own = communicator_->rank() == 0 ? "" : path_of_rank(path_, communicator_->rank());
+  std::error_code ignored;
+  if (!own.empty() && may_be_replaced(own, kTraceBeginning)) std::filesystem::remove(own, ignored);
 }
 
 std::vector<RankTraces::Member> RankTraces::members(const Trace& trace) {
@@ -63,28 +75,29 @@ std::int64_t RankTraces::to_first(int rank, std::int64_t time) const {
 }
 
 // The file begins with the trace that began first.
-TraceProcess RankTraces::process(const std::vector<Member>& members) const {
+std::int64_t RankTraces::beginning_of(const std::vector<Member>& members) const {
   std::int64_t beginning = members[0].start;
   for (int rank = 1; rank < communicator_->size(); ++rank)
     beginning = std::min(beginning, to_first(rank, members[static_cast<std::size_t>(rank)].start));
+  return beginning;
+}
+
+TraceProcess RankTraces::process(const std::string& host, std::int64_t beginning) const {
   const int rank = communicator_->rank();
-  return {rank + 1, fmt::format("rank {} on {}", rank, members[static_cast<std::size_t>(rank)].host),
+  return {rank + 1, fmt::format("rank {} on {}", rank, host),
           [this, rank, beginning](Trace::Clock::time_point time) {
             return nanoseconds(to_first(rank, nanoseconds_of(time)) - beginning);
           }};
 }
 
-std::string RankTraces::about(const std::vector<Member>& members) const {
-  Json ranks = Json::array();
-  for (std::size_t r = 0; r < members.size(); ++r)
-    ranks.push_back(
-        {{"rank", r},
-         {"host", members[r].host},
-         {"dropped_events", members[r].dropped},
-         {"clock_ahead_us", {microseconds(first_[r].ahead), microseconds(last_[r].ahead)}},
-         {"uncertainty_us", microseconds(std::max(first_[r].uncertainty, last_[r].uncertainty))}});
-  return fmt::format(R"(,"clock":"CLOCK_MONOTONIC of rank 0","ranks":{})",
-                     ranks.dump(-1, ' ', false, Json::error_handler_t::replace));
+Json RankTraces::about(int rank, const Member& member) const {
+  const engine::ClockReading &first = first_[static_cast<std::size_t>(rank)],
+                             &last = last_[static_cast<std::size_t>(rank)];
+  return {{"rank", rank},
+          {"host", member.host},
+          {"dropped_events", member.dropped},
+          {"clock_ahead_us", {microseconds(first.ahead), microseconds(last.ahead)}},
+          {"uncertainty_us", microseconds(std::max(first.uncertainty, last.uncertainty))}};
 }
 
 void RankTraces::send(TraceText& text) {
@@ -124,14 +137,20 @@ void RankTraces::save(const Trace* trace) {
   if (communicator_ == nullptr) return trace->save(path_);
   last_ = engine::read_clocks(*communicator_, clock_);
   const std::vector<Member> all = members(*trace);
-  TraceText text(*trace, process(all));
-  if (communicator_->rank() == 0) {
+  const int own = communicator_->rank();
+  TraceText text(*trace, process(all[static_cast<std::size_t>(own)].host, beginning_of(all)));
+  if (own == 0) {
     std::vector<std::function<std::string()>> processes = {[&] { return text.next(); }};
     for (int rank = 1; rank < communicator_->size(); ++rank)
       processes.emplace_back([this, rank] { return receive(rank); });
     std::uint64_t dropped = 0;
-    for (const Member& member : all) dropped += member.dropped;
-    write_trace(path_, dropped, about(all), processes);
+    Json ranks = Json::array();
+    for (int rank = 0; rank < communicator_->size(); ++rank) {
+      const Member& member = all[static_cast<std::size_t>(rank)];
+      dropped += member.dropped;
+      ranks.push_back(about(rank, member));
+    }
+    write_trace(path_, dropped, about_text(ranks), processes);
   } else {
     send(text);
   }
@@ -140,7 +159,16 @@ void RankTraces::save(const Trace* trace) {
 }
 
 void RankTraces::save_alone(const Trace* trace) const {
-  if (!path_.empty() && (communicator_ == nullptr || communicator_->rank() == 0)) trace->save(path_);
+  if (path_.empty()) return;
+  if (communicator_ == nullptr) return trace->save(path_);
+  const int rank = communicator_->rank();
+  const std::string path = rank == 0 ? path_ : place_of_rank(path_, rank);
+  if (path.empty()) return;  // beside a pipe or a device
+  if (rank > 0 && !may_be_replaced(path, kTraceBeginning))
+    fail(ErrorCode::kIo, "'{}' is there already and is not a trace; move it away", path);
+  const Member own{host_name(), trace->dropped(), 0};
+  TraceText text(*trace, process(own.host, first_[0].time));
+  write_trace(path, own.dropped, about_text(Json::array({about(rank, own)})), {[&] { return text.next(); }});
 }
 
 }  // namespace sluice::models

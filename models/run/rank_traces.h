@@ -2,19 +2,24 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/communicator.h"
+#include "core/json.h"
 #include "core/trace.h"
 #include "engine/machine/clocks.h"
 
 namespace sluice::models {
 
+// How a file of a trace begins.
+inline constexpr std::string_view kTraceBeginning = "{\"otherData\":{\"dropped_events\"";
+
 // Brings what the ranks of a run have traced into one file of rank 0, where each rank is a process, with
 // times of rank 0's clock. The ranks' clocks are compared when this is made, and again before the file is
 // written; what they are off by between is taken to change evenly. The file says in "otherData" which clock
-// it is, and of each rank what it was ahead by, and how uncertain that is. No other rank needs a file. Calls
-// are collective, and wait. Thread rule: one thread at a time.
+// it is, and of each rank what it was ahead by, and how uncertain that is. No other rank needs a file, unless
+// the run fails. Calls are collective, and wait. Thread rule: one thread at a time.
 class RankTraces {
  public:
   // Does nothing where `path` is empty, which it is on all ranks or on none. communicator: null for a run
@@ -27,15 +32,17 @@ class RankTraces {
   // cannot be written, and every rank the first failure of the run. REQUIRES: the trace is there if there is
   // a path.
   void save(const Trace* trace);
-  // Writes a file of this rank alone, if it is rank 0: after a failure, when ranks tell each other nothing
-  // more. Not collective. Throws Error(kIo).
+  // Writes a file of this rank alone, after a failure, when ranks tell each other nothing more: rank 0 at the
+  // path, and others at path_of_rank(). Times are of rank 0's clock, as it was compared at the start, and
+  // begin alike in the files of all ranks. Not collective. Throws Error(kIo).
   void save_alone(const Trace* trace) const;
 
  private:
   struct Member;
   std::vector<Member> members(const Trace& trace);
-  TraceProcess process(const std::vector<Member>& members) const;
-  std::string about(const std::vector<Member>& members) const;
+  TraceProcess process(const std::string& host, std::int64_t beginning) const;
+  std::int64_t beginning_of(const std::vector<Member>& members) const;
+  Json about(int rank, const Member& member) const;
   std::int64_t to_first(int rank, std::int64_t time) const;
   void send(TraceText& text);
   std::string receive(int rank);
@@ -43,7 +50,7 @@ class RankTraces {
   comm::Communicator* communicator_;
   std::string path_;
   std::function<std::int64_t()> clock_;
-  std::vector<engine::ClockReading> first_, last_;  // by rank
+  std::vector<engine::ClockReading> first_, last_;  // by rank; at the end as at the start, until then
 };
 
 }  // namespace sluice::models

@@ -3,10 +3,12 @@
 
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
+#include <string_view>
 
 #include "core/error.h"
 #include "engine/checkpoint/descriptor.h"
+#include "models/run/rank_files.h"
+#include "models/run/rank_traces.h"
 #include "models/run/training_setup.h"
 
 namespace sluice::models {
@@ -63,17 +65,7 @@ void probe(const Output& output) {
   if (made >= 0) ::unlink(path);
 }
 
-// Whether there is no file, an empty one, or an earlier run's file of this kind, which has this beginning.
-bool may_be_replaced(const std::string& path, const std::string& beginning) {
-  if (!fs::exists(path)) return true;
-  if (!fs::is_regular_file(path)) return false;
-  std::ifstream file(path, std::ios::binary);
-  std::string start(64, '\0');
-  file.read(start.data(), static_cast<std::streamsize>(start.size()));
-  return file.gcount() == 0 || start.starts_with(beginning);
-}
-
-void refuse_to_replace(const Output& output, const char* kind, const std::string& beginning) {
+void refuse_to_replace(const Output& output, const char* kind, std::string_view beginning) {
   if (output.path.empty() || may_be_replaced(output.path, beginning)) return;
   fail(ErrorCode::kInvalidArgument, "'{}' is there already and is not a {}; name another file for {}",
        output.path, kind, output.flag);
@@ -100,7 +92,7 @@ void check_outputs(const TrainSettings& settings) {
   refuse_same(trace, metrics);
   refuse_same(profile, metrics);
   refuse_same(profile, trace);
-  refuse_to_replace(trace, "trace", "{\"otherData\":{\"dropped_events\"");
+  refuse_to_replace(trace, "trace", kTraceBeginning);
   refuse_to_replace(profile, "profile", "<!DOCTYPE html>\n<!-- sluice profile -->");
 }
 

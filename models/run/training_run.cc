@@ -336,6 +336,8 @@ std::string TrainingRun::profile_text(const std::string& error) {
   Json json = {{"version", 1},
                {"run",
                 {{"id", run_id_},
+                 {"rank", ranks_.rank()},
+                 {"ranks", ranks_.size()},
                  {"model", s.model},
                  {"dtype", name_of(s.dtype)},
                  {"batch", s.batch},

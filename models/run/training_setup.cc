@@ -204,7 +204,7 @@ Setup prepare(const TrainSettings& settings) {
   setup.plan.rates =
       engine::measure_rates(setup.tools->threads, *setup.tools->library,
                             {setup.plan.profile.products, setup.model->attention(), s.dtype, *setup.optimizer,
-                             engine::memory_sample(setup.plan.checkpoint_bytes, s.memory)},
+                             engine::memory_sample(setup.plan.checkpoint_bytes, s.memory), s.ranks_here},
                             disks);
   setup.plan.budget = {s.memory, offload::usable_disk(s.disk),
                        engine::process_bytes(setup.tools->base(), s.threads) + setup.plan.checkpoint_buffers +

@@ -1,130 +1,26 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "comm/worlds.h"
-#include "engine/agreement.h"
-#include "engine/store/stored_shards.h"
-#include "engine/toy.h"
-#include "offload/records.h"
-#include "offload/test_files.h"
+#include "engine/scheduled_ranks.h"
 
-// Ranks that follow a schedule, each a thread here, with everything in shards, or some of it. Wherever these
-// are, the bits are those of ranks that each have everything; and a disk that fails ends the work of all of
-// them.
+// Ranks that follow a schedule, with everything in shards, or some of it. Wherever these are, the bits are
+// those of ranks that each have everything; and a disk that fails ends the work of all of them.
 namespace sluice::engine {
 namespace {
 
-constexpr std::size_t kHost = static_cast<std::size_t>(allocator::Tier::kHost),
-                      kDiskTier = static_cast<std::size_t>(allocator::Tier::kDisk);
+using scheduled::Case;
+using scheduled::Ran;
+using scheduled::Where;
+
 constexpr int kRanks = 3;
-
-struct Case {
-  optim::OptimizerSettings optimizer = {};
-  Dtype dtype = Dtype::kF32;
-  double clip = 0;
-  std::size_t group = 4;
-};
-void PrintTo(const Case& c, std::ostream* to) {
-  *to << c.optimizer.name << ", " << name_of(c.dtype) << ", clip " << c.clip << ", groups of " << c.group;
-}
-
-struct Where {
-  std::size_t stage = 3;
-  const char* place = "disk";
-  std::size_t pieces = StoredShards::kFewestPieces;
-  offload::Faults faults = {};           // of rank 1
-  std::vector<std::size_t> stages = {};  // of each unit, where they differ
-  std::size_t blocks = 2;                // of the model
-};
-
-struct Ran {
-  toy::Outcome outcome;  // of rank 0
-  std::uint64_t read = 0, planned_read = 0;
-  std::uint64_t from_hosts = 0, planned_from_hosts = 0, received = 0, planned_received = 0;  // in a step
-  std::size_t on_disk = 0;  // how many units have their shard of parameters there
-};
-
-std::vector<std::unique_ptr<offload::File>> faulty(offload::File& file, const offload::Faults& faults) {
-  std::vector<std::unique_ptr<offload::File>> files;
-  files.push_back(offload::make_faulty_file(file, faults));
-  return files;
-}
-
-Ran train(comm::Communicator& communicator, const Case& c, const Where& where) {
-  const Profile profile = toy::profile(4, {c.dtype}, where.blocks);
-  const auto optimizer = optim::make_optimizer(c.optimizer);
-  PlanRequest request;
-  request.ranks = rank_of(communicator);
-  request.stage = where.stage;
-  request.stages = where.stages;
-  request.clip = c.clip > 0;
-  request.group = c.group;
-  request.places = toy::places(where.place);
-  Plan plan = make_plan(profile, *optimizer, {kGiB, kGiB, 0}, request, {});
-  const std::uint64_t spared = plan.serving_pieces > where.pieces ? plan.serving_pieces - where.pieces : 0;
-  plan.serving_pieces -= spared;
-  Threads threads(1);
-  allocator::Ledger ledger;
-  const auto file = offload::make_memory_file("the disk");
-  const bool is_faulty = communicator.rank() == 1;
-  offload::RecordStore disk(faulty(*file, is_faulty ? where.faults : offload::Faults()), ledger);
-  const auto products = kernels::load_matrix_library(1);
-  Ran ran;
-  {
-    ScheduledEngine engine(profile, plan, *optimizer,
-                           {threads, ledger, &disk, nullptr, products.get(), &communicator});
-    for (UnitId u = 0; u < profile.units.size(); ++u) engine.load(u, toy::start_values());
-    toy::Trainer trainer(profile, plan, engine);
-    // As a run does, which tells the others its losses. They may be in updates meanwhile that wait for this
-    // rank's.
-    trainer.before_step = [&] { communicator.exchange(98, "the losses", {}, [&] { engine.serve_ranks(); }); };
-    const auto counted = [&] {
-      communicator.exchange(97, "what has come", {}, [&] { engine.serve_ranks(); });
-      return communicator.counters();
-    };
-    comm::Transport::Counters first;
-    for (int step = 0; step < 3; ++step) {
-      if (step == 1) first = counted();
-      const std::uint64_t before = disk.counters().bytes_read;
-      double norm = 0;
-      ran.outcome.losses.push_back(trainer.step(toy::settings(0.01, 0.1, c.clip), &norm));
-      ran.outcome.norms.push_back(norm);
-      engine.settle();
-      ran.read = disk.counters().bytes_read - before;
-    }
-    const comm::Transport::Counters last = counted();
-    ran.received = (last.received - first.received) / 2;
-    ran.from_hosts = (last.received_from_hosts - first.received_from_hosts) / 2;
-    for (UnitId u = 0; u < profile.units.size(); ++u)
-      engine.save(u, communicator.rank() == 0 ? toy::collect(ran.outcome, optimizer->state()) : UnitSink{});
-    communicator.barrier(99, "the end of a test");
-  }
-  ran.planned_read = plan.step_bytes_read;
-  ran.planned_received = plan.step_bytes_received;
-  ran.planned_from_hosts = plan.step_bytes_from_hosts;
-  ran.on_disk = static_cast<std::size_t>(std::ranges::count(plan.units, true, &UnitPlan::shard_on_disk));
-  // The model itself would take its activations and its workspace.
-  const auto snapshot = ledger.snapshot();
-  EXPECT_EQ(snapshot.total[kDiskTier].peak, plan.disk_bytes);
-  EXPECT_EQ(snapshot.total[kHost].peak + round_up(plan.workspace_bytes, kHugePage) +
-                plan.bytes[kHost][static_cast<std::size_t>(allocator::Purpose::kActivation)] +
-                round_up((plan.serving_pieces + spared) * StoredShards::kPiece, kHugePage) -
-                round_up(plan.serving_pieces * StoredShards::kPiece, kHugePage),
-            plan.peak_memory);
-  return ran;
-}
+const auto kInMemory = toy::places("memory");
 
 std::vector<Ran> train_all(const Case& c, const Where& where, comm::World world = comm::World::kThreads,
                            int ranks = kRanks) {
-  std::vector<Ran> all(static_cast<std::size_t>(ranks));
-  comm::run_communicators(world, ranks, [&](comm::Communicator& communicator) {
-    all[static_cast<std::size_t>(communicator.rank())] = train(communicator, c, where);
-  });
-  return all;
+  return scheduled::train_all(ranks, c, where, 3, world);
 }
 
 class ScheduledRanksTest : public ::testing::TestWithParam<Case> {};
@@ -141,29 +37,29 @@ INSTANTIATE_TEST_SUITE_P(
                            .clip = 1}));
 
 TEST_P(ScheduledRanksTest, HaveTheBitsOfRanksThatHaveEverything) {
-  const toy::Outcome whole = train_all(GetParam(), {0, "memory"})[0].outcome;
-  const std::vector<Ran> in_memory = train_all(GetParam(), {3, "memory"});
+  const toy::Outcome whole = train_all(GetParam(), {0, kInMemory})[0].outcome;
+  const std::vector<Ran> in_memory = train_all(GetParam(), {3, kInMemory});
   EXPECT_TRUE(in_memory[0].outcome == whole);
   EXPECT_EQ(in_memory[0].on_disk, 0u);
-  const std::vector<Ran> on_disk = train_all(GetParam(), {3, "disk"});
+  const std::vector<Ran> on_disk = train_all(GetParam(), {});
   EXPECT_TRUE(on_disk[0].outcome == whole);
   EXPECT_EQ(on_disk[0].on_disk, 3u);  // all but the unit that is too small to be cut
   // Through a single piece of memory, from a disk that takes its time on one rank.
-  const std::vector<Ran> slow = train_all(GetParam(), {3, "disk", 1, {.delay_microseconds = 500}});
+  const std::vector<Ran> slow = train_all(GetParam(), {.pieces = 1, .faults = {.delay_microseconds = 500}});
   EXPECT_TRUE(slow[0].outcome == whole);
   for (const auto* all : {&on_disk, &slow})
     for (const Ran& ran : *all) {
       // Less is read where it is still there, and more where ranks come apart and do not share a read.
       EXPECT_GT(ran.read, 0u);
-      EXPECT_LE(ran.read, kRanks * ran.planned_read);
+      EXPECT_LE(ran.read, ran.planned_read_apart);
     }
 }
 
 // Two hosts of two ranks, and hosts of three and two.
 TEST_P(ScheduledRanksTest, HaveTheSameBitsOnSeveralHosts) {
   for (const auto& [world, ranks] : {std::pair(comm::World::kHosts, 4), {comm::World::kWideHosts, 5}}) {
-    const toy::Outcome whole = train_all(GetParam(), {0, "memory"}, comm::World::kThreads, ranks)[0].outcome;
-    for (const Where& where : {Where{1, "memory"}, Where{3, "memory"}, Where{3, "disk"}})
+    const toy::Outcome whole = train_all(GetParam(), {0, kInMemory}, comm::World::kThreads, ranks)[0].outcome;
+    for (const Where& where : {Where{1, kInMemory}, Where{3, kInMemory}, Where{3}})
       EXPECT_TRUE(train_all(GetParam(), where, world, ranks)[0].outcome == whole)
           << ranks << " ranks, stage " << where.stage << ", " << where.place;
   }
@@ -171,11 +67,11 @@ TEST_P(ScheduledRanksTest, HaveTheSameBitsOnSeveralHosts) {
 
 // Of units: the embedding, two blocks, and the final one, which is too small for its parameters to be cut.
 TEST_P(ScheduledRanksTest, HaveTheSameBitsWhateverTheStageOfEachUnit) {
-  const toy::Outcome whole = train_all(GetParam(), {0, "memory"})[0].outcome;
+  const toy::Outcome whole = train_all(GetParam(), {0, kInMemory})[0].outcome;
   for (const std::vector<std::size_t>& stages :
        {std::vector<std::size_t>{0, 3, 2, 1}, {3, 0, 3, 0}, {2, 3, 0, 3}, {0, 2, 1, 0}})
     for (const char* place : {"memory", "disk"}) {
-      const std::vector<Ran> mixed = train_all(GetParam(), {.place = place, .stages = stages});
+      const std::vector<Ran> mixed = train_all(GetParam(), {.places = toy::places(place), .stages = stages});
       EXPECT_TRUE(mixed[0].outcome == whole) << testing::PrintToString(stages) << " in " << place;
       for (const Ran& ran : mixed) {
         // What an optimizer sums up over a whole parameter comes besides.
@@ -196,7 +92,7 @@ TEST(ScheduledRanks, ReceiveWhatTheirPlansSayFromOtherHosts) {
   for (const auto& [world, ranks] : {std::pair(comm::World::kHosts, 4), {comm::World::kWideHosts, 5}})
     for (std::size_t stage = 0; stage <= kMostStage; ++stage) {
       const std::vector<Ran> all =
-          train_all({.clip = 1}, {.stage = stage, .place = "memory", .blocks = 10}, world, ranks);
+          train_all({.clip = 1, .blocks = 10}, {.stage = stage, .places = kInMemory}, world, ranks);
       for (const int first : {0, ranks - 1}) {
         double came = 0, missing = 0, here = 0;
         const auto planned = static_cast<double>(all[static_cast<std::size_t>(first)].planned_from_hosts);
@@ -228,9 +124,9 @@ TEST(ScheduledRanks, ReceiveWhatTheirPlansSayFromOtherHosts) {
 // its losses, for which the first has no time.
 TEST(ScheduledRanks, MakeGradientsFinalWhileTheyWaitForEachOther) {
   const Case c{.optimizer = {.name = "adafactor"}};
-  const std::vector<Ran> whole = train_all(c, {0, "memory"});
+  const std::vector<Ran> whole = train_all(c, {0, kInMemory});
   for (int time = 0; time < 5; ++time)
-    EXPECT_TRUE(train_all(c, {3, "memory"})[0].outcome == whole[0].outcome);
+    EXPECT_TRUE(train_all(c, {3, kInMemory})[0].outcome == whole[0].outcome);
 }
 
 // Wherever in a step the disk begins to fail, no rank waits for ever, and all name the one whose disk it is.
@@ -241,7 +137,7 @@ TEST(ScheduledRanks, NameTheOneWhoseDiskFails) {
     std::vector<std::string> errors(kRanks);
     comm::run_communicators(comm::World::kThreads, kRanks, [&](comm::Communicator& communicator) {
       try {
-        train(communicator, c, {3, "disk", 2, {.fail_after = after}});
+        scheduled::train(communicator, c, {.pieces = 2, .faults = {.fail_after = after}}, 3);
       } catch (const Error& error) {
         errors[static_cast<std::size_t>(communicator.rank())] = error.what();
       }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
@@ -61,8 +62,9 @@ class RankTracesTest : public ::testing::Test {
     });
     return found();
   }
-  Found found() const {
-    const Json file = read_json_file(path());
+  Found found() const { return found_in(path()); }
+  static Found found_in(const std::string& path) {
+    const Json file = read_json_file(path);
     Found found;
     found.about = file.at("otherData");
     for (const Json& event : file.at("traceEvents")) {
@@ -138,6 +140,44 @@ TEST_F(RankTracesTest, ThatCannotBeWrittenFailOnAllRanks) {
     }
   });
   for (const std::string& error : errors) EXPECT_NE(error.find("trace.json"), std::string::npos) << error;
+}
+
+// After a failure each rank writes a file of its own, and the events of all have one clock.
+TEST_F(RankTracesTest, OfRanksThatFailAreFilesOfTheirOwn) {
+  const std::int64_t origin = engine::steady_nanoseconds();
+  std::ofstream(folder_ / "trace.rank2.json") << "somebody's";
+  std::ofstream(folder_ / "trace.rank3.json")
+      << kTraceBeginning << ":0},\"traceEvents\":[]}";  // of an earlier run
+  std::vector<std::string> errors(4);
+  comm::run_communicators(comm::World::kThreads, 4, [&](comm::Communicator& communicator) {
+    const int rank = communicator.rank();
+    RankTraces all(&communicator, path(),
+                   [&, rank] { return skewed(rank, origin, engine::steady_nanoseconds()); });
+    Trace trace(1000);
+    const std::int64_t start =
+        std::stoll(communicator.exchange(1, "now", std::to_string(engine::steady_nanoseconds()))[0]);
+    const Trace::Clock::time_point begin{nanoseconds(skewed(rank, origin, start))};
+    trace.add(Trace::Lane::kCompute, "together", begin, begin + nanoseconds(1000), 7);
+    communicator.barrier(2, "before the failure");
+    if (rank == 3) return;  // it is killed
+    try {
+      all.save_alone(&trace);
+    } catch (const Error& error) {
+      errors[static_cast<std::size_t>(rank)] = error.what();
+    }
+  });
+  const Found first = found(), second = found_in(folder_ / "trace.rank1.json");
+  EXPECT_EQ(second.processes.at(2).find("rank 1 on "), 0u);
+  const Json& about = second.about.at("ranks").at(0);
+  EXPECT_EQ(about.at("rank"), 1);
+  EXPECT_GE(first.events.at(1).at(0).at("ts").get<double>(), 0);
+  // Rank 1's clock, which is too fast by a thousandth, was read a moment before.
+  EXPECT_NEAR(second.events.at(2).at(0).at("ts").get<double>(),
+              first.events.at(1).at(0).at("ts").get<double>(),
+              about.at("uncertainty_us").get<double>() + 1000);
+  EXPECT_NE(errors[2].find("is not a trace"), std::string::npos) << errors[2];
+  EXPECT_EQ(read_text_file(folder_ / "trace.rank2.json"), "somebody's");
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "trace.rank3.json"));
 }
 
 }  // namespace

@@ -1,0 +1,17 @@
+#pragma once
+#include <string>
+#include <string_view>
+
+// Files that each rank of a run writes for itself.
+namespace sluice::models {
+
+// The file of a rank beside that of rank 0: "run.rank2.jsonl" beside "run.jsonl"; none beside a pipe or a
+// device.
+std::string path_of_rank(const std::string& first, int rank);
+// The same. Makes the folder, which another host than rank 0's need not have, as far as it can.
+std::string place_of_rank(const std::string& first, int rank);
+
+// Whether there is no such file, an empty one, or an earlier run's of its kind, which has this beginning.
+bool may_be_replaced(const std::string& path, std::string_view beginning);
+
+}  // namespace sluice::models
