@@ -57,6 +57,12 @@ Placement::Received Placement::received(UnitId unit, const UnitPlan& plan) const
   return received;
 }
 
+std::uint64_t Placement::received_bytes(UnitId unit, const UnitPlan& plan, std::size_t groups) const {
+  const Received all = received(unit, plan);
+  return all.gradient.bytes + all.early.bytes + all.updated.bytes +
+         all.fetched.bytes * units_[unit].at.fetches * groups;
+}
+
 // The sum of a rank's own part takes what the others have of it. Where nothing is partitioned, the other
 // parts come when they are summed.
 Arriving Placement::received_of_sum(UnitId unit, int use) const {

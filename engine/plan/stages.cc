@@ -122,7 +122,7 @@ class StagesOfUnits {
     for (UnitId unit = 0; unit < profile_.units.size(); ++unit) {
       UnitPlan plan;
       if (placement.partitions_parameters(unit)) plan.place(Part::kParameters, allocator::Tier::kRanks);
-      received.push_back(placement.received(unit, plan, groups).all());
+      received.push_back(placement.received_bytes(unit, plan, groups));
     }
     return received;
   }

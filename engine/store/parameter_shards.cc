@@ -235,8 +235,8 @@ void ParameterShards::answer_now(const Question& question) {
                [this, ended, answer = question.answer](std::span<const std::byte> bytes,
                                                        const std::exception_ptr& error, const Done& used) {
                  if (error != nullptr) ranks_.communicator().fail(text_of(error));
-                 answer(bytes, error, [ended, used](std::exception_ptr sent) {
-                   if (used) used(std::move(sent));
+                 answer(bytes, error, [ended, used](std::exception_ptr failure) {
+                   if (used) used(std::move(failure));
                    ended();
                  });
                });
