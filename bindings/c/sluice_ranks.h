@@ -87,7 +87,9 @@ SLUICE_API sluice_status sluice_ranks_create_mpi(const sluice_ranks_options* opt
  * ranks; `what` names the cause in texts. One thread, which sluice_ranks_create_links() starts, calls send,
  * receive, wait and gone, one at a time. wake is called from any thread, also while another function runs.
  * destroy is called last and once, on the thread that calls sluice_ranks_destroy(), and no other function
- * runs then or later. No function may call Sluice, or wait for a thread that waits for Sluice. */
+ * runs then or later. No function may call Sluice, or wait for a thread that waits for Sluice. (Where a
+ * touch, see sluice_engine_parameter(), waits for what other ranks have, and a function does not return for
+ * `silence` seconds, the process ends with an error that names the unit.) */
 typedef struct sluice_links {
   size_t size;
   void* context;         /* is handed to each function */
