@@ -89,7 +89,9 @@ SLUICE_API sluice_status sluice_ranks_create_mpi(const sluice_ranks_options* opt
  * other one begins. wake is called from any thread, also while another function runs. destroy is called last
  * and once, on the thread that calls sluice_ranks_destroy(), and no other function runs then or later; where
  * all ranks turn out to share memory, sluice_ranks_create_links() calls it. No function may call Sluice, or
- * wait for a thread that waits for Sluice.
+ * wait for a thread that waits for Sluice. (Where a touch, see sluice_engine_parameter(), waits for what
+ * other ranks have, and a function does not return for `silence` seconds, the process ends with an error that
+ * names the unit.)
  *
  * With `host`, ranks of one host exchange packets through memory that they share, and these functions join
  * hosts alone: gradients are added on a host before they are sent, and what is gathered, and parameters that
@@ -123,7 +125,8 @@ typedef struct sluice_links {
 } sluice_links;
 
 /* Joins over the caller's functions. With links.host it is collective, and waits until all ranks have called
- * it; links.packet_bytes is 2048 or more then. Where it fails, destroy is not called. `options` may be NULL. */
+ * it; links.packet_bytes is 2048 or more then. Where it fails, destroy is not called. `options` may be NULL.
+ */
 SLUICE_API sluice_status sluice_ranks_create_links(const sluice_links* links,
                                                    const sluice_ranks_options* options, sluice_ranks** ranks);
 

@@ -197,22 +197,15 @@ model = nn.Linear(600, 600)
 model, optimizer = sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB", reserve="64MiB", stage=3, silence=3)
 model(torch.ones(1, 600)).square().mean().backward()
 optimizer.step()
-p = model.weight.detach()
-if RANK == 0:
-    print(len(p.clone().tolist()), flush=True)
-    optimizer.zero_grad()
-    sluice.torch.engine_of(model).options.ranks.exchange("whether all have come here", b"")
-    print(len(p.view(-1)[:3].tolist()), flush=True)
+sluice.torch.engine_of(model).options.ranks.exchange("whether all have come here", b"")
+if RANK == 0:  # after the update nobody has fetched the unit
+    print(model.weight.detach().view(-1)[:3].tolist(), flush=True)
 else:
-    sluice.torch.engine_of(model).options.ranks.exchange("whether all have come here", b"")
     time.sleep(20)
 """
 
 
 def test_a_touch_that_holds_pythons_lock_is_an_error_over_gloo():
-    (status, out, errors), (status_there, _, _) = run(HOLDS_THE_LOCK)
-    assert status in (0, -signal.SIGABRT), errors
-    assert out.startswith("600\n")
-    if status == 0:  # the unit was still there
-        pytest.fail(f"nothing was touched: {out}")
+    (status, out, errors), _ = run(HOLDS_THE_LOCK)
+    assert status == -signal.SIGABRT, out + errors
     assert "not returned for 3 s" in errors and "p.clone()" in errors
