@@ -56,6 +56,7 @@ struct Ran {
 
 inline Profile profile_of(const Case& c) {
   Profile profile = toy::profile(c.micro_batches, {c.dtype}, c.blocks);
+  profile.schedule[c.blocks + 2].joined = true;  // the trainer holds the head beside the final unit
   if (!c.half) return profile;
   profile.units[0].parameters[0].shape = {150, 2048};
   for (UnitId block : {1, 2}) profile.units[block].parameters[0].shape = {420, 700};

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 
+#include <atomic>
+#include <chrono>
 #include <thread>
 #include <vector>
 
@@ -77,6 +79,26 @@ TEST_F(DiskCacheTest, AMeasurementIsKeptAndNotRepeated) {
     EXPECT_EQ(known.io.threads, 12u);
     EXPECT_FALSE(known.disturbed);
   }
+}
+
+// Ranks of one machine start together, and would measure each other.
+TEST_F(DiskCacheTest, OneMeasuresAndTheOthersWaitForIt) {
+  std::atomic<int> measured = 0;
+  std::vector<double> found(4);
+  {
+    std::vector<std::jthread> all;
+    for (double& rate : found)
+      all.emplace_back([&] {
+        const auto measure = [&](const std::string&, std::uint64_t) {
+          ++measured;
+          std::this_thread::sleep_for(std::chrono::milliseconds(50));
+          return known_of(2e9);
+        };
+        rate = know_disk(folder_.path(), kSample, measure).rates.read;
+      });
+  }
+  EXPECT_EQ(measured, 1);
+  EXPECT_EQ(found, std::vector<double>(4, 2e9));
 }
 
 TEST_F(DiskCacheTest, ByDefaultTheDiskIsMeasured) {
