@@ -61,7 +61,7 @@ TEST_P(ScheduledRanksTest, HaveTheSameBitsOnSeveralHosts) {
     const toy::Outcome whole = train_all(GetParam(), {0, kInMemory}, comm::World::kThreads, ranks)[0].outcome;
     for (const Where& where : {Where{1, kInMemory}, Where{3, kInMemory}, Where{3}})
       EXPECT_TRUE(train_all(GetParam(), where, world, ranks)[0].outcome == whole)
-          << ranks << " ranks, stage " << where.stage << ", " << where.place;
+          << ranks << " ranks, stage " << *where.stage;
   }
 }
 
