@@ -212,6 +212,7 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
                  {"bytes_written", plan.step_bytes_written},
                  {"bytes_written_per_day", bytes_per_day(plan)},
                  {"bytes_received", plan.step_bytes_received},
+                 {"bytes_received_from_hosts", plan.step_bytes_from_hosts},
                  {"compute_seconds", plan.time.compute},
                  {"optimizer_seconds", plan.time.optimizer},
                  {"transfer_seconds", plan.time.transfers},

@@ -109,9 +109,9 @@ TEST(ScheduledRanks, ReceiveWhatTheirPlansSayFromOtherHosts) {
           EXPECT_NEAR(missing / here, 0, 0.01 * planned) << of;
           EXPECT_NEAR(came, planned, 0.01 * planned) << of;
         } else {
-          EXPECT_LE(missing / here, 0.1 * planned) << of;
+          EXPECT_LE(missing / here, 0.25 * planned) << of;
           EXPECT_LE(came, planned) << of;
-          EXPECT_GE(came, 0.9 * planned) << of;
+          EXPECT_GE(came, 0.75 * planned) << of;
           if (world == comm::World::kHosts) {  // where all ranks have equal shards, and fetch alike
             EXPECT_NEAR(came, planned - missing / here * (ranks - here) / (ranks - 1), 0.01 * planned) << of;
           }
