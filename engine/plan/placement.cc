@@ -260,7 +260,7 @@ void Placement::to_memory(UnitId unit, Part part, UnitPlan& plan, Footprint& foo
   if (part == Part::kParameters && plan.shard_on_disk)
     plan.shard_on_disk = false;
   else
-    plan.place(part, shard ? allocator::Tier::kRanks : kComputeTier);
+    plan.place(part, shard ? allocator::Tier::kRanks : plan.compute);
   if (shard) plan.gradient_stored = false;
   count(unit, part, plan, 1, footprint);
   footprint.streamed += streams(unit, plan) ? 1 : 0;

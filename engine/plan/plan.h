@@ -27,7 +27,7 @@ enum class Part : std::uint8_t { kParameters, kGradient, kState };
 inline constexpr std::size_t kParts = 3;
 constexpr std::size_t index(Part part) { return static_cast<std::size_t>(part); }
 
-// Users write a tier as a place: "memory" is kComputeTier. Throws Error(kInvalidArgument) for other words.
+// Users write a tier as a place: "memory" is the host's. Throws Error(kInvalidArgument) for other words.
 allocator::Tier tier_of_place(std::string_view place);
 std::string_view place_of(allocator::Tier tier);
 
@@ -65,7 +65,7 @@ struct PlanRequest {
 
 struct UnitPlan {
   // The tier of each part while it is not needed; the gradient's is from its backward pass until its update.
-  std::array<allocator::Tier, kParts> tiers = {kComputeTier, kComputeTier, kComputeTier};
+  std::array<allocator::Tier, kParts> tiers = {kCpuTier, kCpuTier, kCpuTier};
   // False: the gradient is not stored by the pager. It is under frames from its one use until its update,
   // which follows at once; or, on the tier kRanks, until it is final, and then this rank's shard of it is
   // kept in memory. It is not resident.
@@ -74,11 +74,12 @@ struct UnitPlan {
   bool gradient_in_shards = false;
   // Of parameters on the tier kRanks: this rank's shard is on disk, else in memory.
   bool shard_on_disk = false;
-  std::size_t choice = 0;  // an index into UnitProfile::choices
+  std::size_t choice = 0;              // an index into UnitProfile::choices
+  allocator::Tier compute = kCpuTier;  // the tier that is computed on, which all units of a plan share
 
   allocator::Tier tier(Part part) const { return tiers[index(part)]; }
   void place(Part part, allocator::Tier tier) { tiers[index(part)] = tier; }
-  bool resident(Part part) const { return tier(part) == kComputeTier; }
+  bool resident(Part part) const { return tier(part) == compute; }
   bool operator==(const UnitPlan&) const = default;
 };
 
@@ -115,6 +116,8 @@ struct Plan {
     return time.disk > cores ? "disk" : "compute";
   }
   bool uses_disk() const { return disk_bytes > 0; }
+  // The tier that is computed on. REQUIRES: it has units.
+  allocator::Tier compute() const { return units.front().compute; }
 };
 
 // Makes the plan that is fastest at these rates among those that fit. It is a pure function. Throws

@@ -63,13 +63,13 @@ double bytes_per_day(const Plan& plan) {
 }  // namespace
 
 Tier tier_of_place(std::string_view place) {
-  for (const Tier tier : {kComputeTier, Tier::kDisk})
+  for (const Tier tier : {Tier::kHost, Tier::kDisk})
     if (place == place_of(tier)) return tier;
   fail(ErrorCode::kInvalidArgument,
        "'{}' is not a place for parameters, gradients or state; use memory or disk", place);
 }
 
-std::string_view place_of(Tier tier) { return tier == kComputeTier ? "memory" : name_of(tier); }
+std::string_view place_of(Tier tier) { return tier == Tier::kHost ? "memory" : name_of(tier); }
 
 std::string to_text(const Plan& plan, const Profile& profile, const Budget& budget) {
   std::string text = fmt::format("{:<18}{:>14}{:>14}\n", "", "memory", "disk");
@@ -143,7 +143,7 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
                      {"state", place(plan.units[u], Part::kState)},
                      {"recompute", profile.unit_profiles[u].choices[plan.units[u].choice].name}});
     if (plan.units[u].tier(Part::kParameters) == Tier::kRanks)
-      units.back()["shard"] = place_of(plan.units[u].shard_on_disk ? Tier::kDisk : kComputeTier);
+      units.back()["shard"] = place_of(plan.units[u].shard_on_disk ? Tier::kDisk : plan.units[u].compute);
   }
   return {{"dtype", common_dtype(profile)},
           {"bytes", tiers},

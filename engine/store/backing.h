@@ -30,7 +30,7 @@ class Backing {
 };
 
 struct BackingSpec {
-  allocator::Tier tier = allocator::Tier::kDisk;  // never kComputeTier
+  allocator::Tier tier = allocator::Tier::kDisk;  // never the one that is computed on
   std::string name;                               // appears in messages
   std::uint64_t bytes = 0;                        // a multiple of kDiskBlock
   allocator::Purpose purpose = allocator::Purpose::kParameter;

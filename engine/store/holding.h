@@ -15,10 +15,11 @@ struct Pager::Holding {
   enum class Io : std::uint8_t { kNone, kReading, kWriting };
   HoldingId id = 0;
   HoldingSpec spec;
-  allocator::Region region;     // its memory, where it is resident and not exposed
-  std::byte* packed = nullptr;  // its memory, where it is also packed: a part of Pager::packed_
-  allocator::Home home;         // its address, where it has no region
-  allocator::Home hidden;       // where the memory of an exposed holding is while nobody views it
+  allocator::Tier compute = kCpuTier;  // the pager's
+  allocator::Region region;            // its memory, where it is resident and not exposed
+  std::byte* packed = nullptr;         // its memory, where it is also packed: a part of Pager::packed_
+  allocator::Home home;                // its address, where it has no region
+  allocator::Home hidden;              // where the memory of an exposed holding is while nobody views it
   int readers = 0, writers = 0;
   std::unique_ptr<Backing> backing;  // may also be there where it is resident, from an earlier plan
   std::size_t contents = 0;          // in bytes; 0: it has none
@@ -31,7 +32,7 @@ struct Pager::Holding {
   std::uint64_t transfers_begun = 0;
   std::optional<Leaver> listed;  // its entry in written_ or unwritten_ of the pager
 
-  bool resident() const { return spec.tier == kComputeTier; }
+  bool resident() const { return spec.tier == compute; }
   bool may_leave() const { return !resident() && present && pins == 0 && io == Io::kNone; }
   bool is_unwritten() const { return contents > 0 && !backed; }
   bool in_region() const { return resident() && !spec.exposed; }

@@ -15,8 +15,8 @@ constexpr std::size_t kWrittenAhead = 2;
 
 }  // namespace
 
-Pager::Pager(allocator::Ledger& ledger, Backings& backings, Waits& waits)
-    : ledger_(ledger), backings_(backings), waits_(waits) {}
+Pager::Pager(allocator::Ledger& ledger, Backings& backings, Waits& waits, allocator::Tier compute)
+    : ledger_(ledger), backings_(backings), waits_(waits), compute_(compute) {}
 
 Pager::~Pager() {
   for (auto& holding : holdings_) {
@@ -34,16 +34,17 @@ HoldingId Pager::define(const HoldingSpec& spec) {
   const auto id = static_cast<HoldingId>(holdings_.size());
   holding->id = id;
   holding->spec = spec;
+  holding->compute = compute_;
   holdings_.push_back(std::move(holding));
   uses_.add(id);
-  if (spec.tier != kComputeTier) define_backing(id, spec.tier);
+  if (spec.tier != compute_) define_backing(id, spec.tier);
   return id;
 }
 
 bool Pager::define_backing(HoldingId id, allocator::Tier tier) {
   Holding& holding = *holdings_[id];
   const HoldingSpec& spec = holding.spec;
-  if (holding.backing || !spec.stored || tier == kComputeTier) return false;
+  if (holding.backing || !spec.stored || tier == compute_) return false;
   holding.backing = backings_.make(
       {tier, spec.name, spec.backing_bytes(), spec.purpose, offload::RecordStore::kBlock, spec.unit});
   return true;

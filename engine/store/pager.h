@@ -31,10 +31,10 @@ struct HoldingSpec {
   std::string name;
   std::size_t bytes = 0;
   allocator::Purpose purpose = allocator::Purpose::kParameter;
-  // Where the contents are while they are not needed. On kComputeTier the holding is resident: its contents
-  // are always present. Otherwise they are under frames while they are needed, and in a backing on that tier
-  // the rest of the time.
-  allocator::Tier tier = kComputeTier;
+  // Where the contents are while they are not needed. On the tier that is computed on the holding is
+  // resident: its contents are always present. Otherwise they are under frames while they are needed, and in
+  // a backing on that tier the rest of the time.
+  allocator::Tier tier = kCpuTier;
   // A client reads the contents at their address, where they are only while the client views them. They
   // arrive, and are updated, under another address, so that a touch at another time is noticed.
   bool exposed = false;
@@ -61,7 +61,8 @@ class Pager {
     kModify,  // the caller will change the contents; waits for a write that is under way
   };
 
-  Pager(allocator::Ledger& ledger, Backings& backings, Waits& waits);  // all arguments outlive it
+  // Its memory is on the tier `compute`. All arguments outlive it.
+  Pager(allocator::Ledger& ledger, Backings& backings, Waits& waits, allocator::Tier compute = kCpuTier);
   ~Pager();
   Pager(const Pager&) = delete;
   Pager& operator=(const Pager&) = delete;
@@ -195,6 +196,7 @@ class Pager {
   allocator::Ledger& ledger_;
   Backings& backings_;
   Waits& waits_;
+  const allocator::Tier compute_;
   std::vector<std::unique_ptr<Holding>> holdings_;
   // Of huge pages; for holdings that are packed and exposed.
   std::unique_ptr<allocator::FramePool> pool_, small_pool_;

@@ -7,7 +7,7 @@ void Pager::forget_backing(HoldingId id) { holdings_[id]->backing.reset(); }
 
 void Pager::set_tier(HoldingId id, allocator::Tier tier) {
   Holding& holding = *holdings_[id];
-  const bool resident = tier == kComputeTier;
+  const bool resident = tier == compute_;
   if (holding.resident() == resident) return;
   ensure(!holding.spec.packed, "'{}' is packed, and the new plan moves it to another tier",
          holding.spec.name);

@@ -17,9 +17,9 @@ namespace sluice::engine {
 // Backing.
 class StateStore {
  public:
-  // tiers: by unit. backings outlive it.
+  // tiers: by unit; what is on the tier `compute` is resident. backings outlive it.
   StateStore(const Layout& layout, StateFormat format, const std::vector<allocator::Tier>& tiers,
-             Backings& backings);
+             Backings& backings, allocator::Tier compute = kCpuTier);
   void start(allocator::Ledger& ledger);  // takes the memory of resident state
 
   // Another plan. What will no longer be resident gets a backing first; then leave_memory() writes what
@@ -52,6 +52,7 @@ class StateStore {
 
   const Layout& layout_;
   StateFormat format_;
+  const allocator::Tier compute_;
   std::size_t resident_bytes_ = 0;
   std::vector<UnitState> units_;
   allocator::Region memory_;
