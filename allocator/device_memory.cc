@@ -130,6 +130,7 @@ struct DeviceFramePool::State {
   std::vector<Frame> frames;
   std::size_t free = 0;
   std::uint64_t taken_away = 0, maps = 0;
+  std::function<void()> before_unmapping;
 
   State(Ledger& account, Device& gpu, std::size_t bytes, std::size_t extents)
       : ledger(account),
@@ -196,6 +197,9 @@ std::size_t DeviceFramePool::extents_for(std::size_t bytes) const {
   return bytes / state_->extent_bytes + (bytes % state_->extent_bytes != 0 ? 1 : 0);
 }
 std::uint64_t DeviceFramePool::maps() const { return state_->maps; }
+void DeviceFramePool::before_unmapping(std::function<void()> wait) {
+  state_->before_unmapping = std::move(wait);
+}
 
 // The frames for the first places of a home: those that are mapped there, and for other places those that are
 // free for longest, of which the stream has least to wait for.
@@ -230,6 +234,7 @@ void DeviceFramePool::State::map(DeviceHome::State& home, std::size_t place, std
 void DeviceFramePool::State::unmap(DeviceHome::State& home, std::size_t place) {
   if (home.mapped[place] == kNone) return;
   synchronize(device, home.last);
+  if (before_unmapping) before_unmapping();
   device.unmap(address(home, place), extent_bytes);
   home.mapped[place] = kNone;
 }

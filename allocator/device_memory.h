@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -86,6 +87,9 @@ class DeviceFramePool {
   void take_away(DeviceHome& home, std::span<CUstream_st* const> users);
 
   std::uint64_t maps() const;  // how many extents were mapped so far
+  // Is called before an extent is unmapped, and waits for whatever else must not go on meanwhile: kernels, of
+  // which nobody can tell from outside which addresses they use.
+  void before_unmapping(std::function<void()> wait);
 
  private:
   friend class DeviceHome;
