@@ -39,6 +39,7 @@ std::size_t choose_chunk(const Layout& layout, const PlanRequest& request) {
 Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, const PlanRequest& request)
     : profile_(profile),
       clip_(request.clip),
+      compute_(request.compute),
       ranks_(request.ranks),
       layout_(profile.units),
       uses_(gradient_uses(profile)),
@@ -181,7 +182,7 @@ void Placement::measure(UnitId unit) {
     sizes.metadata += RecordStore::metadata_bytes(bytes, RecordStore::kBlock);
   };
   take(parameters, parameter_bytes(unit));
-  if (packed && profile_.any_order)
+  if (packed && profile_.any_order && compute_ == kCpuTier)
     parameters.own = packed_exposed_bytes(std::exchange(parameters.shared, 0));
   for (int use = 0; use < uses_[unit]; ++use) {
     const std::size_t bytes = use_elements(layout_, unit, use) * sizeof(float);
@@ -238,6 +239,10 @@ void Placement::count(UnitId unit, Part part, const UnitPlan& plan, std::uint64_
     footprint.shards[index(part)] +=
         times * ShardMemory::room(format_.shards().here(unit).size() * size_of(type));
   } else if (!gradient || plan.gradient_stored) {
+    if (plan.tier(part) == allocator::Tier::kHost) {
+      footprint.host[index(part)] += times * sizes.disk;
+      return;
+    }
     footprint.disk[index(part)] += times * sizes.disk;
     footprint.metadata += times * sizes.metadata;
   }

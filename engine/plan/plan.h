@@ -20,6 +20,9 @@ struct Budget {
   std::uint64_t memory = 0;  // for the whole process
   std::uint64_t disk = 0;    // for swap; 0: no disk tier
   std::uint64_t base = 0;    // what the process holds before the engine takes anything, with the reserve
+  std::uint64_t device = 0;  // for a GPU's memory, which is then computed on; 0: the CPU computes
+  // The part of it that the engine leaves to others: what CUDA's context and modules take, and the client.
+  std::uint64_t device_base = 0;
 };
 
 // The parts of a unit, each of which has a tier of its own.
@@ -27,7 +30,8 @@ enum class Part : std::uint8_t { kParameters, kGradient, kState };
 inline constexpr std::size_t kParts = 3;
 constexpr std::size_t index(Part part) { return static_cast<std::size_t>(part); }
 
-// Users write a tier as a place: "memory" is the host's. Throws Error(kInvalidArgument) for other words.
+// Users write a tier as a place: "memory" is the host's, and "device" a GPU's. Throws Error(kInvalidArgument)
+// for other words.
 allocator::Tier tier_of_place(std::string_view place);
 std::string_view place_of(allocator::Tier tier);
 
@@ -61,6 +65,8 @@ struct PlanRequest {
   const std::optional<allocator::Tier>& place(Part part) const { return places[index(part)]; }
   bool flags = false;  // a refusal names the program's flags; else the members of the C ABI's options
   bool trains = true;  // a refusal also says what helps in training
+  // The tier that is computed on: make_plan() sets it by the budget.
+  allocator::Tier compute = kCpuTier;
 };
 
 struct UnitPlan {
@@ -106,6 +112,8 @@ struct Plan {
   // Predictions.
   std::array<std::array<std::uint64_t, allocator::kPurposes>, allocator::kTiers> bytes = {};
   std::uint64_t peak_memory = 0, disk_bytes = 0;
+  std::uint64_t device_bytes = 0;                             // of a GPU's memory
+  std::uint64_t step_bytes_in = 0, step_bytes_out = 0;        // to a GPU, and from it
   std::uint64_t step_bytes_read = 0, step_bytes_written = 0;  // from and to the disk tier
   std::uint64_t step_bytes_received = 0;                      // gradients and parameters, from other ranks
   StepTime time;

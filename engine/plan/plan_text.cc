@@ -63,10 +63,12 @@ double bytes_per_day(const Plan& plan) {
 }  // namespace
 
 Tier tier_of_place(std::string_view place) {
-  for (const Tier tier : {Tier::kHost, Tier::kDisk})
+  for (const Tier tier : {Tier::kHost, Tier::kDisk, Tier::kDevice})
     if (place == place_of(tier)) return tier;
   fail(ErrorCode::kInvalidArgument,
-       "'{}' is not a place for parameters, gradients or state; use memory or disk", place);
+       "'{}' is not a place for parameters, gradients or state; use memory or disk, or device where a GPU "
+       "computes",
+       place);
 }
 
 std::string_view place_of(Tier tier) { return tier == Tier::kHost ? "memory" : name_of(tier); }

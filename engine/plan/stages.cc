@@ -1,5 +1,7 @@
 #include "engine/plan/stages.h"
 
+#include "engine/plan/device_plan.h"
+
 #include <cmath>
 #include <optional>
 #include <set>
@@ -57,6 +59,7 @@ Plan make_plan(const Profile& profile, const optim::Optimizer& optimizer, const 
   if (request.stage && *request.stage > kMostStage)
     fail(ErrorCode::kInvalidArgument, "stage {} is asked for; there are stages 0 to {}", *request.stage,
          kMostStage);
+  if (budget.device > 0) return make_device_plan(profile, optimizer, budget, request, rates);
   PlanRequest at = request;
   if (request.ranks.size == 1) at.stage = 0;
   if (at.stage) return make_plan_in_groups(profile, optimizer, budget, at, rates);

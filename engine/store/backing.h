@@ -12,9 +12,10 @@
 
 namespace sluice::engine {
 
-// Holds contents while they are not in the memory that is computed on: a record on disk, or the shards of all
-// ranks. Offsets, sizes, errors and thread rule are those of offload::RecordStore: transfers of the same
-// bytes must not overlap in time, and `done` is called once, on any thread.
+// Holds contents while they are not in the memory that is computed on: a record on disk, the shards of all
+// ranks, or, for a GPU, host memory. Offsets, sizes, errors and thread rule are those of
+// offload::RecordStore: transfers of the same bytes must not overlap in time, and `done` is called once, on
+// any thread.
 class Backing {
  public:
   virtual ~Backing() = default;
@@ -38,6 +39,7 @@ struct BackingSpec {
   UnitId unit = 0;  // of parameters on the tier kRanks
 };
 
+class HostRecords;
 class ParameterShards;
 
 // Makes backings; a new tier is a new case of make(). Thread rule: one thread, while nothing is transferred.
@@ -50,8 +52,9 @@ class Backings {
   virtual void allocate() = 0;
 };
 
-// The backings of an engine. Both arguments outlive them. disk: null where the plan puts nothing on disk;
-// shards: null where it partitions no parameters.
-std::unique_ptr<Backings> make_backings(offload::RecordStore* disk, ParameterShards* shards = nullptr);
+// The backings of an engine. All arguments outlive them. disk: null where the plan puts nothing on disk;
+// shards: null where it partitions no parameters; host: null where the CPU computes.
+std::unique_ptr<Backings> make_backings(offload::RecordStore* disk, ParameterShards* shards = nullptr,
+                                        HostRecords* host = nullptr);
 
 }  // namespace sluice::engine
