@@ -39,7 +39,10 @@ struct Fiber {
 class Block {
  public:
   Block(const Kernel& kernel, const void* arguments, std::size_t threads)
-      : kernel_(kernel), arguments_(arguments), fibers_(threads), stacks_(threads * kStack) {
+      : kernel_(kernel),
+        arguments_(arguments),
+        fibers_(threads),
+        stacks_(std::make_unique_for_overwrite<char[]>(threads * kStack)) {
     for (std::size_t i = 0; i < threads; ++i) prepare(i);
   }
 
@@ -83,7 +86,7 @@ class Block {
   void prepare(std::size_t i) {
     Fiber& fiber = fibers_[i];
     ::getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = stacks_.data() + i * kStack;
+    fiber.context.uc_stack.ss_sp = stacks_.get() + i * kStack;
     fiber.context.uc_stack.ss_size = kStack;
     fiber.context.uc_link = nullptr;
     ::makecontext(&fiber.context, enter, 0);
@@ -119,7 +122,7 @@ class Block {
   const Kernel& kernel_;
   const void* arguments_;
   std::vector<Fiber> fibers_;
-  std::vector<char> stacks_;
+  std::unique_ptr<char[]> stacks_;
   jmp_buf scheduler_;
   std::size_t current_ = 0;
 };
