@@ -83,6 +83,7 @@ bool Pager::make_room(const Holding& wanted, bool forced) {
   ensure(extents <= frames(), "'{}' needs {} extents, and the plan has {} in all", wanted.spec.name, extents,
          frames());
   const NextUses::Time limit = forced ? 0 : uses_.distance(wanted.id);
+  if (gpu_ != nullptr && free_frames() < extents) make_room_where_mapped(wanted, limit);
   while (free_frames() < extents) {
     Holding* const victim = furthest(false);
     if (victim == nullptr || (!forced && uses_.distance(victim->id) <= limit)) {
@@ -92,6 +93,20 @@ bool Pager::make_room(const Holding& wanted, bool forced) {
     evict(*victim);
   }
   return true;
+}
+
+// What is in those frames that are mapped under the home already leaves first, where it is needed later: to
+// map others would hold up the GPU. A write has ended for the caller as soon as it has begun.
+void Pager::make_room_where_mapped(const Holding& wanted, NextUses::Time limit) {
+  for (const DeviceAddress address : device_pool_->in_the_way(wanted.device_home)) {
+    Holding& victim = *holdings_[device_homes_.at(address)];
+    if (!victim.listed || uses_.distance(victim.id) <= limit) continue;
+    if (victim.is_unwritten()) {
+      begin_transfer(victim, true);
+      settle(victim);
+    }
+    evict(victim);
+  }
 }
 
 void Pager::evict(Holding& victim) {

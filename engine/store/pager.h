@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -184,6 +185,7 @@ class Pager {
   }
   std::size_t frames_for(const Holding& holding) const;
   bool place(Holding& holding);
+  void make_room_where_mapped(const Holding& wanted, NextUses::Time limit);
   void make_device_homes();
   void take_packed();
   void give_back_left();
@@ -213,6 +215,7 @@ class Pager {
   std::vector<std::unique_ptr<Holding>> holdings_;
   // Of huge pages; for holdings that are packed and exposed.
   std::unique_ptr<allocator::FramePool> pool_, small_pool_;
+  std::map<DeviceAddress, HoldingId> device_homes_;
   std::unique_ptr<allocator::DeviceFramePool> device_pool_;  // instead of both, where a GPU computes
   std::vector<ComputeRegion> packed_;  // memory of holdings that are packed and not exposed, by purpose
   NextUses uses_;

@@ -36,6 +36,7 @@ void Pager::make_device_homes() {
     ensure(!spec.exposed && !spec.adjoins, "'{}' is exposed, or adjoins another one, on a GPU", spec.name);
     if (holding->in_region()) continue;
     holding->device_home = allocator::DeviceHome(*device_pool_, spec.name, spec.bytes);
+    device_homes_[holding->device_home.address()] = holding->id;
     gpu_->add(holding->memory(), spec.bytes);
   }
 }
