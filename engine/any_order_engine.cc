@@ -226,11 +226,11 @@ void AnyOrderEngine::let_go(HeldIterator at) {
 void AnyOrderEngine::take_edited(UnitId unit) {
   Core& c = core();
   const HoldingId values = c.parameters[unit];
+  c.pager.conceal(values, true);  // nobody writes them any more
   if (c.states.has_master(unit)) {
     c.settle();  // masters are streamed through the staging slots
     take_masters(c.streams(), unit, {c.pager.data(values), layout().dtype(unit)});
   }
-  c.pager.conceal(values, true);
 }
 
 // Every rank has the whole unit until its edit ends, and takes its own shard of it when all have ended

@@ -23,21 +23,23 @@ struct Case {
   std::array<std::optional<allocator::Tier>, kParts> places;  // of parameters, gradients and state
   std::size_t device = 0;  // the budget of a GPU's memory; 0: the CPU computes
   std::size_t blocks = 3, micro_batches = 1, prefetch = 1;
+  std::size_t rows = 132;             // of a block; 132 are too many for it to be packed
+  bool edits = false, keeps = false;  // the client edits parameters, and keeps gradients over steps
   int steps = 3;
   double norm = 0.5;
 };
 
-inline constexpr std::size_t kRows = 132, kWidth = 1000;  // of a block: too large to be packed
+inline constexpr std::size_t kWidth = 1000;
 
 inline Profile profile_of(const Case& setup) {
   std::vector<UnitSpec> units = {{"first", {{"scale", {70}}, {"shift", {1030}}}}};
   for (std::size_t i = 0; i < setup.blocks; ++i) {
     const std::string name = "block." + std::to_string(i);
-    units.push_back(
-        {name,
-         {{name + ".weight", {i == 1 ? 4 * kRows : kRows + i, kWidth}}, {name + ".bias", {kWidth}, 1}}});
+    units.push_back({name,
+                     {{name + ".weight", {i == 1 ? 4 * setup.rows : setup.rows + i, kWidth}},
+                      {name + ".bias", {kWidth}, 1}}});
   }
-  units.push_back({"frozen", {{"table", {kRows, kWidth}}}});
+  units.push_back({"frozen", {{"table", {setup.rows, kWidth}}}});
   units.back().trainable = false;
   for (UnitSpec& unit : units) unit.dtype = setup.dtype;
   return any_order_profile(std::move(units), 1);
@@ -72,6 +74,8 @@ class Hands {
   // A gradient that is a copy of the values.
   virtual ConstArray copy_of(ConstArray values, std::size_t bytes) = 0;
   virtual ConstArray noise_of(ParameterId parameter, std::size_t n) = 0;  // in f32
+  virtual void overwrite(ConstArray values, std::size_t bytes) = 0;       // where they lie
+  virtual Array room(std::size_t bytes, Dtype type) = 0;
   virtual std::vector<std::byte> seen() = 0;
 };
 
@@ -92,10 +96,17 @@ class HandsOnCpu final : public Hands {
     ++round_;
     return {noise_.data(), Dtype::kF32};
   }
+  void overwrite(ConstArray values, std::size_t bytes) override {
+    std::memset(const_cast<void*>(values.data), 0x3c, std::min<std::size_t>(bytes, 4096));
+  }
+  Array room(std::size_t bytes, Dtype type) override {
+    room_.resize(bytes);
+    return {room_.data(), type};
+  }
   std::vector<std::byte> seen() override { return seen_; }
 
  private:
-  std::vector<std::byte> seen_, copy_;
+  std::vector<std::byte> seen_, copy_, room_;
   std::vector<float> noise_;
   std::size_t round_ = 0;
 };
@@ -128,6 +139,13 @@ class HandsOnGpu final : public Hands {
     const DeviceAddress to = memory_.address() + most_bytes_;
     device_.copy_in(stream_, to, noises_.back()->data(), n * sizeof(float));
     return {reinterpret_cast<const void*>(to), Dtype::kF32};
+  }
+  void overwrite(ConstArray values, std::size_t bytes) override {
+    device_.fill(stream_, reinterpret_cast<DeviceAddress>(values.data), std::byte{0x3c},
+                 std::min<std::size_t>(bytes, 4096));
+  }
+  Array room(std::size_t /*bytes*/, Dtype type) override {
+    return {reinterpret_cast<void*>(memory_.address()), type};
   }
   std::vector<std::byte> seen() override {
     device_.synchronize(stream_);
@@ -201,7 +219,11 @@ class Client {
       }
       for (UnitId unit = static_cast<UnitId>(layout_.units().size()); unit-- > 0;) backward(unit);
     }
-    return engine_.step(settings).gradient_norm;
+    settings.keep_gradients = setup_.keeps && step % 2 == 0;
+    if (setup_.edits) look_at_gradients();
+    const double norm = engine_.step(settings).gradient_norm;
+    if (setup_.edits) edit(step);
+    return norm;
   }
 
   Outcome save() {
@@ -234,6 +256,24 @@ class Client {
   }
 
  private:
+  void look_at_gradients() {
+    for (ParameterId p = 0; p < layout_.parameters(); ++p) {
+      if (!engine_.has_gradient(p)) continue;
+      if (p % 3 == 0) engine_.multiply_gradient(p, 0.75);
+      const std::size_t bytes = layout_.location(p).elements * sizeof(float);
+      const Array room = hands_.room(bytes, Dtype::kF32);
+      engine_.read_gradient(p, room);
+      hands_.look(room, bytes);
+      if (p % 4 == 1) engine_.drop_gradient(p);
+    }
+  }
+  void edit(int step) {
+    const auto unit = static_cast<UnitId>(static_cast<std::size_t>(step) % layout_.units().size());
+    engine_.acquire(unit, Hold::kEdit);
+    const ParameterId p = layout_.first_parameter(unit);
+    hands_.overwrite(engine_.parameter(p), bytes(p));
+    engine_.release(unit);
+  }
   void backward(UnitId unit) {
     if (!layout_.trainable(unit)) return;
     engine_.acquire(unit, Hold::kGradient);
@@ -279,7 +319,8 @@ Outcome train_on_gpu(const Case& setup, Device& device, const Look& look) {
     all += layout.location(p).elements * sizeof(float);
     most = std::max(most, layout.location(p).elements * sizeof(float));
   }
-  HandsOnGpu hands(device, stream.get(), all * setup.micro_batches * static_cast<std::size_t>(setup.steps),
+  HandsOnGpu hands(device, stream.get(),
+                   2 * all * setup.micro_batches * static_cast<std::size_t>(setup.steps),
                    round_up(most, kHugePage));
   made.engine->use_stream(stream.get());
   const Outcome outcome = trained(setup, made, hands);
