@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/bytes.h"
 #include "engine/step/device_executor.h"
 
 namespace sluice::engine {
@@ -96,6 +97,16 @@ const Resources& Core::checked(const Profile& profile, const Plan& plan, const R
   if (plan.compute() != allocator::Tier::kDevice) return resources;
   if (resources.device == nullptr)
     fail(ErrorCode::kInvalidArgument, "the plan computes on a GPU, and the engine was given none");
+  const std::uint64_t needed =
+      plan.device_bytes - plan.bytes[static_cast<std::size_t>(allocator::Tier::kDevice)]
+                                    [static_cast<std::size_t>(allocator::Purpose::kBase)];
+  if (needed > resources.device->free_memory())
+    fail(ErrorCode::kBudget,
+         "the plan takes {} of the memory of {}, of which {} are free; end what else uses it, or give less "
+         "device memory",
+         format_size(needed), resources.device->info().name, format_size(resources.device->free_memory()));
+  ensure(resources.device->info().extent_bytes == kHugePage, "{} maps memory in pieces of {}",
+         resources.device->info().name, resources.device->info().extent_bytes);
   if (!profile.any_order || resources.communicator != nullptr || plan.reproducible)
     fail(ErrorCode::kInvalidArgument,
          "a GPU is asked for, and it is used by one rank alone, not reproducibly, and by a client that "

@@ -216,5 +216,56 @@ TEST_F(DeviceEngineTest, EachCallThatFailsIsAnErrorAndNothingIsLeft) {
   EXPECT_GT(failures, 60);
 }
 
+// Bad input is refused before anything is taken, with what to do about it.
+TEST_F(DeviceEngineTest, WhatAGpuDoesNotHaveIsRefused) {
+  Case setup;
+  setup.device = 64 * kMiB;
+  const auto planned = [&](const auto& change) {
+    Profile profile = profile_of(setup);
+    PlanRequest request = request_of(setup);
+    optim::OptimizerSettings optimizer;
+    change(profile, request, optimizer);
+    return make_plan(profile, *optim::make_optimizer(optimizer), budget_of(setup), request, {});
+  };
+  using optim::OptimizerSettings;
+  expect_error(ErrorCode::kInvalidArgument, {"several ranks"}, [&] {
+    planned([](Profile&, PlanRequest& request, OptimizerSettings&) { request.ranks = {0, 2}; });
+  });
+  expect_error(ErrorCode::kInvalidArgument, {"reproducible"}, [&] {
+    planned([](Profile&, PlanRequest& request, OptimizerSettings&) { request.reproducible = true; });
+  });
+  expect_error(ErrorCode::kInvalidArgument, {"native model"}, [&] {
+    planned([](Profile& profile, PlanRequest&, OptimizerSettings&) { profile.any_order = false; });
+  });
+  expect_error(ErrorCode::kInvalidArgument, {"given none"}, [&] { Made(setup, nullptr); });
+  setup.optimizer.name = "adafactor";
+  expect_error(ErrorCode::kInvalidArgument, {"adafactor", "adamw"}, [&] { Made(setup, device_.get()); });
+  setup.optimizer = {};
+  Made made(setup, device_.get());
+  expect_error(ErrorCode::kState, {"keeps its plan"}, [&] { made.engine->replan(made.plan); });
+  expect_error(ErrorCode::kState, {"save them"},
+               [&] { made.engine->leave(false, [](UnitId, allocator::FormerHome) {}); });
+  setup.device = 0;
+  Made on_cpu(setup, nullptr);
+  expect_error(ErrorCode::kState, {"on the CPU"}, [&] { on_cpu.engine->use_stream(nullptr); });
+}
+
+TEST_F(DeviceEngineTest, MoreThanIsFreeIsRefused) {
+  SLUICE_NEEDS_THE_FAKE();
+  Case setup;
+  setup.device = 64 * kMiB;
+  const std::size_t needed = Made(setup, device_.get()).plan.device_bytes;
+  for (const std::size_t memory : {needed - 2 * kMiB, needed}) {
+    device_.reset();
+    fake()->begin({.memory = memory});
+    device_ = open_device(0);
+    if (memory < needed)
+      expect_error(ErrorCode::kBudget, {"are free", "less device memory"},
+                   [&] { Made(setup, device_.get()); });
+    else
+      Made(setup, device_.get());
+  }
+}
+
 }  // namespace
 }  // namespace sluice::engine::twins
