@@ -37,12 +37,15 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
               ? std::optional<DeviceWork>(std::in_place, *resources.device)
               : std::nullopt),
       host_records(gpu ? std::optional<HostRecords>(std::in_place, resources.ledger, *gpu) : std::nullopt),
+      gpu_disk(gpu && resources.disk != nullptr
+                   ? std::optional<DeviceDisk>(std::in_place, resources.ledger, *gpu, *resources.disk)
+                   : std::nullopt),
       parameter_shards(plan.stage < 3 || !ranks
                            ? std::nullopt
                            : std::optional<ParameterShards>(std::in_place, layout, plan, *ranks)),
       gradient_shards(gradient_shard_sizes(profile)),
       backings(make_backings(resources.disk, parameter_shards ? &*parameter_shards : nullptr,
-                             host_records ? &*host_records : nullptr)),
+                             host_records ? &*host_records : nullptr, gpu_disk ? &*gpu_disk : nullptr)),
       pager(resources.ledger, *backings, waits, work()),
       gradients(layout, profile, plan, ranks ? &*ranks : nullptr, pager, work()),
       states(layout,
@@ -75,6 +78,7 @@ Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer&
     for (int use = 0; use < gradients.uses(unit); ++use)
       for (const HoldingId holding : gradients.holdings(unit, use)) pager.follow(holding, parameters[unit]);
   if (parameter_shards) parameter_shards->define(*backings);
+  if (gpu_disk) gpu_disk->set_piece(DeviceDisk::piece_bytes(layout, states.format()));
   if (plan.uses_disk() || gpu) backings->allocate();
   pager.start(plan.extent_bytes, plan.extents);
   states.start(resources.ledger);

@@ -18,6 +18,7 @@
 #include "engine/step/update_pipeline.h"
 #include "engine/step/update_queue.h"
 #include "engine/store/backing.h"
+#include "engine/store/device_disk.h"
 #include "engine/store/device_work.h"
 #include "engine/store/host_records.h"
 #include "engine/store/host_staging.h"
@@ -104,6 +105,7 @@ struct Core {
   Waits waits;
   std::optional<DeviceWork> gpu;                    // nothing: the CPU computes
   std::optional<HostRecords> host_records;          // nothing: the CPU computes
+  std::optional<DeviceDisk> gpu_disk;               // nothing: the CPU computes, or there is no disk
   std::optional<ParameterShards> parameter_shards;  // nothing: every unit's parameters are whole here
   ShardMemory gradient_shards;                      // of final gradients that are not kept whole
   std::unique_ptr<Backings> backings;

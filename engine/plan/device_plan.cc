@@ -8,6 +8,7 @@
 #include "engine/plan/placement.h"
 #include "engine/step/device_gradients.h"
 #include "engine/step/update_pipeline.h"
+#include "engine/store/device_disk.h"
 #include "engine/store/host_staging.h"
 #include "engine/store/pager.h"
 
@@ -33,11 +34,6 @@ PlanRequest on_device(const Profile& profile, const PlanRequest& request) {
   if (!profile.any_order)
     fail(ErrorCode::kInvalidArgument,
          "device memory is given to a native model, which the CPU computes; leave it out");
-  for (const std::optional<Tier>& place : request.places)
-    if (place == Tier::kDisk)
-      fail(ErrorCode::kInvalidArgument,
-           "a part is asked to be on disk, and device memory is given; where a GPU computes, parts are in "
-           "device or in memory");
   PlanRequest result = request;
   result.compute = Tier::kDevice;
   result.stage = 0;
@@ -110,7 +106,7 @@ class DevicePlanner {
   }
 
   std::optional<Plan> fill(const Lookahead& lookahead, std::size_t slots) const {
-    Plan plan = describe(lookahead, slots, units(Tier::kHost));
+    Plan plan = describe(lookahead, slots, units(Tier::kDisk));
     if (plan.device_bytes > budget_.device) return std::nullopt;
     const FrameNeeds needs = placement_.frame_needs(lookahead);
     Frames frames(needs, plan.units);
@@ -126,12 +122,26 @@ class DevicePlanner {
       plan.units[item.unit] = larger;
       footprint = then;
     }
-    predict(plan, slots, footprint, frames.most());
+    const std::size_t extents = frames.most();
+    predict(plan, slots, footprint, extents);
+    fill_host(plan, slots, extents);
     return fits(plan) ? std::optional<Plan>(std::move(plan)) : std::nullopt;
   }
 
+  // Puts what is on disk into host memory while it fits, first what saves most traffic for its bytes.
+  void fill_host(Plan& plan, std::size_t slots, std::size_t extents) const {
+    for (const Item& item : items(plan.units)) {
+      if (plan.units[item.unit].tier(item.part) != Tier::kDisk) continue;
+      plan.units[item.unit].place(item.part, Tier::kHost);
+      const Footprint then = placement_.footprint(plan.units);
+      if (sum(host_bytes(then)) > budget_.memory) plan.units[item.unit].place(item.part, Tier::kDisk);
+    }
+    predict(plan, slots, placement_.footprint(plan.units), extents);
+  }
+
   bool fits(const Plan& plan) const {
-    return plan.device_bytes <= budget_.device && plan.peak_memory <= budget_.memory;
+    return plan.device_bytes <= budget_.device && plan.peak_memory <= budget_.memory &&
+           plan.disk_bytes <= budget_.disk;
   }
 
   Plan describe(const Lookahead& lookahead, std::size_t slots, std::vector<UnitPlan> units) const {
@@ -175,8 +185,11 @@ class DevicePlanner {
     bytes[index(Purpose::kGradient)] = of(Part::kGradient);
     bytes[index(Purpose::kOptimizerState)] = of(Part::kState);
     bytes[index(Purpose::kStaging)] = round_up(HostStaging::bytes(placement_.format()), kHugePage);
+    if (sum(footprint.disk) > 0)
+      bytes[index(Purpose::kStaging)] += round_up(
+          DeviceDisk::bytes(DeviceDisk::piece_bytes(placement_.layout(), placement_.format())), kHugePage);
     bytes[index(Purpose::kWorkspace)] = sums() + profile_.hidden_bytes;
-    bytes[index(Purpose::kBase)] = budget_.base;
+    bytes[index(Purpose::kBase)] = budget_.base + footprint.metadata;
     return bytes;
   }
 
@@ -185,34 +198,50 @@ class DevicePlanner {
     plan.staging_slots = slots_of(slots, footprint);
     plan.bytes[index(Tier::kDevice)] = device_bytes(plan, slots, footprint, extents);
     plan.bytes[index(Tier::kHost)] = host_bytes(footprint);
+    Bytes& disk = plan.bytes[index(Tier::kDisk)];
+    disk[index(Purpose::kParameter)] = footprint.disk[engine::index(Part::kParameters)];
+    disk[index(Purpose::kGradient)] = footprint.disk[engine::index(Part::kGradient)];
+    disk[index(Purpose::kOptimizerState)] = footprint.disk[engine::index(Part::kState)];
+    plan.disk_bytes = sum(disk);
     plan.device_bytes = sum(plan.bytes[index(Tier::kDevice)]);
     plan.peak_memory = sum(plan.bytes[index(Tier::kHost)]);
-    plan.step_bytes_in = plan.step_bytes_out = 0;
+    plan.step_bytes_in = plan.step_bytes_out = plan.step_bytes_read = plan.step_bytes_written = 0;
     for (UnitId unit = 0; unit < plan.units.size(); ++unit)
       for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
         if (plan.units[unit].resident(part) || (part == Part::kGradient && !plan.units[unit].gradient_stored))
           continue;
         plan.step_bytes_in += traffic(unit, part).read;
         plan.step_bytes_out += traffic(unit, part).written;
+        if (plan.units[unit].tier(part) != Tier::kDisk) continue;
+        plan.step_bytes_read += traffic(unit, part).read;
+        plan.step_bytes_written += traffic(unit, part).written;
       }
   }
 
   [[noreturn]] void refuse() const {
-    const Plan least = describe(lookaheads().back(), kLeastSlots, units(Tier::kHost));
+    const Plan least = describe(lookaheads().back(), kLeastSlots, units(Tier::kDisk));
     if (least.device_bytes > budget_.device)
-      fail(
-          ErrorCode::kBudget,
-          "this model does not fit in {} of device memory: it is short by {}; with everything in memory that "
-          "can be it needs {} ({} of it for CUDA and the client). Give device_memory={}, or smaller units",
-          format_size(budget_.device), format_size(least.device_bytes - budget_.device),
-          format_size(least.device_bytes), format_size(budget_.device_base),
-          fmt::format("{}MiB", divide_up(least.device_bytes, kMiB)));
-    fail(
-        ErrorCode::kBudget,
-        "what does not fit in {} of device memory does not fit in {} of memory either: with everything there "
-        "that can be it needs {}. Give memory={}MiB, or more device memory",
-        format_size(budget_.device), format_size(budget_.memory), format_size(least.peak_memory),
-        divide_up(least.peak_memory, kMiB) + 1);
+      fail(ErrorCode::kBudget,
+           "this model does not fit in {} of device memory: it is short by {}; with everything elsewhere "
+           "that can "
+           "be it needs {} ({} of it for CUDA and the client). Give device_memory={}MiB, or smaller units",
+           format_size(budget_.device), format_size(least.device_bytes - budget_.device),
+           format_size(least.device_bytes), format_size(budget_.device_base),
+           divide_up(least.device_bytes, kMiB));
+    const Plan in_memory = describe(lookaheads().back(), kLeastSlots, units(Tier::kHost));
+    if (least.peak_memory > budget_.memory)
+      fail(ErrorCode::kBudget,
+           "this model does not fit in {} of memory beside {} of device memory: it is short by {}; with "
+           "everything "
+           "on disk that can be it needs {}. Give memory={}MiB and a disk folder with {}MiB",
+           format_size(budget_.memory), format_size(budget_.device),
+           format_size(least.peak_memory - budget_.memory), format_size(least.peak_memory),
+           divide_up(least.peak_memory, kMiB) + 1, divide_up(least.disk_bytes, kMiB));
+    fail(ErrorCode::kBudget,
+         "what does not fit in {} of device memory fits neither in {} of memory nor in the disk's {}. Give "
+         "memory={}MiB, a disk folder with {}MiB, or more device memory",
+         format_size(budget_.device), format_size(budget_.memory), format_size(budget_.disk),
+         divide_up(in_memory.peak_memory, kMiB) + 1, divide_up(least.disk_bytes, kMiB));
   }
 
   const Profile& profile_;

@@ -28,6 +28,7 @@ UpdatePipeline::~UpdatePipeline() {
       // No further read begins after an error.
       std::make_exception_ptr(Error(ErrorCode::kState, "the engine is closed"));
   changed_.wait(lock, [&] { return under_way_ == 0; });
+  if (gpu_ != nullptr) gpu_->finish();
 }
 
 // Parameters come last, of any type that the model has.

@@ -39,6 +39,7 @@ struct BackingSpec {
   UnitId unit = 0;  // of parameters on the tier kRanks
 };
 
+class DeviceDisk;
 class HostRecords;
 class ParameterShards;
 
@@ -53,8 +54,9 @@ class Backings {
 };
 
 // The backings of an engine. All arguments outlive them. disk: null where the plan puts nothing on disk;
-// shards: null where it partitions no parameters; host: null where the CPU computes.
+// shards: null where it partitions no parameters; host: null where the CPU computes; gpu_disk: then instead
+// of `disk`, where the plan puts something there.
 std::unique_ptr<Backings> make_backings(offload::RecordStore* disk, ParameterShards* shards = nullptr,
-                                        HostRecords* host = nullptr);
+                                        HostRecords* host = nullptr, DeviceDisk* gpu_disk = nullptr);
 
 }  // namespace sluice::engine

@@ -19,6 +19,7 @@ DeviceWork::DeviceWork(Device& device)
 DeviceWork::~DeviceWork() = default;
 
 void DeviceWork::add(Memory memory, std::size_t piece_bytes) {
+  const std::lock_guard lock(mutex_);
   for (std::size_t at = 0; at < memory.size(); at += piece_bytes)
     pieces_[memory.data() + at].bytes = std::min(piece_bytes, memory.size() - at);
 }
@@ -46,7 +47,7 @@ void DeviceWork::record(CUstream_st* stream, Place& place) {
   place.stream = stream;
 }
 
-void DeviceWork::begin(CUstream_st* stream, Memory memory, Use use) {
+void DeviceWork::begin_use(CUstream_st* stream, Memory memory, Use use) {
   for_each(pieces_, memory, [&](Piece& piece) {
     wait_for(stream, piece.written);
     if (use == Use::kRead) return;
@@ -55,7 +56,7 @@ void DeviceWork::begin(CUstream_st* stream, Memory memory, Use use) {
 }
 
 // Who writes has waited for all that read, so that whoever waits for the write waits for them, too.
-void DeviceWork::end(CUstream_st* stream, Memory memory, Use use) {
+void DeviceWork::end_use(CUstream_st* stream, Memory memory, Use use) {
   for_each(pieces_, memory, [&](Piece& piece) {
     if (use == Use::kWrite) {
       record(stream, piece.written);
@@ -72,6 +73,21 @@ void DeviceWork::end(CUstream_st* stream, Memory memory, Use use) {
   });
 }
 
+void DeviceWork::begin(CUstream_st* stream, Memory memory, Use use) {
+  const std::lock_guard lock(mutex_);
+  begin_use(stream, memory, use);
+}
+
+void DeviceWork::end(CUstream_st* stream, Memory memory, Use use) {
+  const std::lock_guard lock(mutex_);
+  end_use(stream, memory, use);
+}
+
+std::uint64_t DeviceWork::waits() const {
+  const std::lock_guard lock(mutex_);
+  return waits_;
+}
+
 void DeviceWork::copy_in(std::byte* to, Memory from) {
   const Memory written = {to, from.size()};
   queue(in(), {&from, 1}, {&written, 1},
@@ -85,19 +101,24 @@ void DeviceWork::copy_out(std::byte* to, Memory from) {
 }
 
 void DeviceWork::wait(Memory memory, Use use) {
-  const auto wait_here = [&](const Place& place) {
-    if (place.stream == nullptr || device_.is_done(place.event.get())) return;
-    ++waits_;
-    device_.synchronize(place.event.get());
-  };
-  for_each(pieces_, memory, [&](Piece& piece) {
-    wait_here(piece.written);
-    for (const Place& place : piece.read)
-      if (use == Use::kWrite) wait_here(place);
-  });
+  std::vector<CUevent_st*> events;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto note = [&](const Place& place) {
+      if (place.stream != nullptr && !device_.is_done(place.event.get())) events.push_back(place.event.get());
+    };
+    for_each(pieces_, memory, [&](Piece& piece) {
+      note(piece.written);
+      for (const Place& place : piece.read)
+        if (use == Use::kWrite) note(place);
+    });
+    waits_ += events.size();
+  }
+  for (CUevent_st* const event : events) device_.synchronize(event);
 }
 
 std::vector<CUstream_st*> DeviceWork::users(Memory memory) const {
+  const std::lock_guard lock(mutex_);
   std::vector<CUstream_st*> streams;
   const auto note = [&](const Place& place) {
     if (place.stream != nullptr && std::ranges::count(streams, place.stream) == 0)

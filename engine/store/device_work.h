@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <mutex>
 #include <span>
 #include <utility>
 #include <vector>
@@ -16,7 +17,7 @@ namespace sluice::engine {
 // units come in on one, go out on another, and are updated on a third; the client computes on streams of its
 // own. Each piece of memory remembers the last work that wrote it, and the last that read it on each stream.
 // Who uses a piece next waits for these on its own stream, so that the caller need not wait. Thread rule: one
-// thread at a time.
+// thread, and others that copy in and out and wait, as DeviceDisk does.
 class DeviceWork {
  public:
   using Memory = std::span<const std::byte>;  // of the GPU's, or of registered memory of the host
@@ -46,11 +47,12 @@ class DeviceWork {
   template <class Work>
   void queue(CUstream_st* stream, std::span<const Memory> read, std::span<const Memory> written,
              Work&& work) {
-    for (const Memory& memory : read) begin(stream, memory, Use::kRead);
-    for (const Memory& memory : written) begin(stream, memory, Use::kWrite);
+    const std::lock_guard lock(mutex_);
+    for (const Memory& memory : read) begin_use(stream, memory, Use::kRead);
+    for (const Memory& memory : written) begin_use(stream, memory, Use::kWrite);
     std::forward<Work>(work)();
-    for (const Memory& memory : read) end(stream, memory, Use::kRead);
-    for (const Memory& memory : written) end(stream, memory, Use::kWrite);
+    for (const Memory& memory : read) end_use(stream, memory, Use::kRead);
+    for (const Memory& memory : written) end_use(stream, memory, Use::kWrite);
   }
   void copy_in(std::byte* to, Memory from);   // on in()
   void copy_out(std::byte* to, Memory from);  // on out()
@@ -62,7 +64,7 @@ class DeviceWork {
   void wait_for_all();  // the caller waits for everything that is queued, by the client, too
   // The same at the end. What fails was reported where it was queued, or has no one left to be told.
   void finish() noexcept;
-  std::uint64_t waits() const { return waits_; }  // how often the caller has waited for some memory
+  std::uint64_t waits() const;  // how often the caller has waited for some memory
 
  private:
   // The last place of a stream that used a piece.
@@ -77,12 +79,15 @@ class DeviceWork {
   };
   template <class Pieces, class Body>
   static void for_each(Pieces& pieces, Memory memory, const Body& body);
+  void begin_use(CUstream_st* stream, Memory memory, Use use);
+  void end_use(CUstream_st* stream, Memory memory, Use use);
   void wait_for(CUstream_st* stream, const Place& place);
   void record(CUstream_st* stream, Place& place);
 
   Device& device_;
   Device::Stream in_, out_, updates_, own_client_;
   CUstream_st* client_;
+  mutable std::mutex mutex_;                  // guards what follows
   std::map<const std::byte*, Piece> pieces_;  // by their beginnings
   std::uint64_t waits_ = 0;
 };

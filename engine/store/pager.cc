@@ -26,6 +26,9 @@ Pager::~Pager() {
       holding->transfers.wait();
     } catch (...) {  // NOLINT: nobody is left to be told
     }
+  }
+  if (gpu_ != nullptr) gpu_->finish();
+  for (auto& holding : holdings_) {
     holding->home = {};
     holding->hidden = {};
     holding->device_home = {};
@@ -96,11 +99,13 @@ bool Pager::make_room(const Holding& wanted, bool forced) {
 }
 
 // What is in those frames that are mapped under the home already leaves first, where it is needed later: to
-// map others would hold up the GPU. A write has ended for the caller as soon as it has begun.
+// map others would hold up the GPU. A write to host memory has ended for
+// the caller as soon as it has begun.
 void Pager::make_room_where_mapped(const Holding& wanted, NextUses::Time limit) {
   for (const DeviceAddress address : device_pool_->in_the_way(wanted.device_home)) {
     Holding& victim = *holdings_[device_homes_.at(address)];
     if (!victim.listed || uses_.distance(victim.id) <= limit) continue;
+    if (victim.is_unwritten() && victim.spec.tier != allocator::Tier::kHost) continue;
     if (victim.is_unwritten()) {
       begin_transfer(victim, true);
       settle(victim);

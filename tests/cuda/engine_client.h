@@ -11,6 +11,7 @@
 #include "cuda/kernel_test.h"
 #include "engine/any_order_engine.h"
 #include "float_array.h"
+#include "offload/test_files.h"
 
 // A model that an engine trains on the CPU or on a GPU, by the same client. A parameter's gradient is the
 // parameter itself and noise, so that any bytes that came too late, or left too early, show in what follows.
@@ -21,6 +22,7 @@ struct Case {
   Dtype dtype = Dtype::kF32;
   bool clip = true;
   std::array<std::optional<allocator::Tier>, kParts> places;  // of parameters, gradients and state
+  std::size_t memory = kGiB;
   std::size_t device = 0;  // the budget of a GPU's memory; 0: the CPU computes
   std::size_t blocks = 3, micro_batches = 1, prefetch = 1;
   std::size_t rows = 132;             // of a block; 132 are too many for it to be packed
@@ -55,7 +57,7 @@ inline PlanRequest request_of(const Case& setup) {
 }
 
 inline Budget budget_of(const Case& setup) {
-  Budget budget{kGiB, kGiB, 0};
+  Budget budget{setup.memory, kGiB, 0};
   budget.device = setup.device;
   return budget;
 }
@@ -180,6 +182,10 @@ struct Made {
     ledger.set_budget(allocator::Tier::kHost, plan.peak_memory);
     ledger.set_budget(allocator::Tier::kDevice, plan.device_bytes);
     Resources resources{threads, ledger};
+    std::vector<std::unique_ptr<offload::File>> files;
+    files.push_back(offload::make_memory_file("disk"));
+    disk.emplace(std::move(files), ledger);
+    if (plan.uses_disk()) resources.disk = &*disk;
     resources.device = device;
     engine = std::make_unique<AnyOrderEngine>(profile, plan, *optimizer, resources);
   }
@@ -188,6 +194,7 @@ struct Made {
   Plan plan;
   Threads threads{2};
   allocator::Ledger ledger;
+  std::optional<offload::RecordStore> disk;
   std::unique_ptr<AnyOrderEngine> engine;
 };
 
@@ -301,7 +308,7 @@ inline Outcome trained(const Case& setup, Made& made, Hands& hands) {
 }
 
 inline Outcome train_on_cpu(Case setup) {
-  setup.device = 0;
+  setup.device = 0, setup.memory = kGiB;
   setup.places = {};
   Made made(setup, nullptr);
   HandsOnCpu hands;

@@ -10,6 +10,7 @@ namespace {
 
 constexpr auto kDevice = allocator::Tier::kDevice;
 constexpr auto kHost = allocator::Tier::kHost;
+constexpr auto kDisk = allocator::Tier::kDisk;
 
 class DeviceEngineTest : public KernelTest {
  protected:
@@ -48,9 +49,12 @@ TEST_F(DeviceEngineTest, ItHasTheBitsOfTheCpuWhereverItsPartsAre) {
   Case setup;
   const Outcome expected = train_on_cpu(setup);
   setup.device = 128 * kMiB;
-  for (const auto parameters : {kDevice, kHost})
-    for (const auto gradients : {kDevice, kHost})
-      for (const auto state : {kDevice, kHost}) {
+  for (const auto parameters : {kDevice, kHost, kDisk})
+    for (const auto gradients : {kDevice, kHost, kDisk})
+      for (const auto state : {kDevice, kHost, kDisk}) {
+        // Each two tiers meet in each two parts.
+        if ((static_cast<int>(parameters) + static_cast<int>(gradients) + static_cast<int>(state)) % 3 != 0)
+          continue;
         SCOPED_TRACE(fmt::format("{} {} {}", name_of(parameters), name_of(gradients), name_of(state)));
         setup.places = {parameters, gradients, state};
         expect_twin(setup, expected);
@@ -63,9 +67,10 @@ TEST_F(DeviceEngineTest, ItHasThemInWhateverOrderTheGpuWorks) {
   setup.micro_batches = 2;
   const Outcome expected = train_on_cpu(setup);
   setup.device = 128 * kMiB;
-  setup.places = {kHost, kHost, kHost};
   for (std::uint64_t seed = 0; seed < seeds(); ++seed) {
     SCOPED_TRACE(seed);
+    const auto place = seed % 3 == 1 ? kDisk : kHost;
+    setup.places = {place, seed % 3 == 2 ? kDisk : place, place};
     begin(seed == 0 ? Schedule::kLate : Schedule::kRandom, seed);
     expect_twin(setup, expected);
     if (HasFailure()) return;
@@ -99,6 +104,19 @@ TEST_F(DeviceEngineTest, ItHasThemInAnyBudget) {
     EXPECT_TRUE(found == expected);
   }
   EXPECT_GT(taken.size(), 2u);
+  // Memory that is too small for what is not on the GPU: the rest is on disk.
+  setup.device = least;
+  setup.places = {kDisk, kDisk, kDisk};
+  setup.memory = Made(setup, device_.get()).plan.peak_memory;
+  setup.places = {};
+  const Outcome found = train_on_gpu(setup, *device_, [&](Made& made) {
+    check_memory(made);
+    EXPECT_TRUE(made.plan.uses_disk());
+  });
+  EXPECT_TRUE(found == expected);
+  setup.memory = kMiB;
+  expect_error(ErrorCode::kBudget, {"beside", "disk folder"}, [&] { Made(setup, device_.get()); });
+  setup.memory = kGiB;
   setup.device = least - 1;
   expect_error(ErrorCode::kBudget, {"short by 1 B", "device_memory="}, [&] { Made(setup, device_.get()); });
 }
