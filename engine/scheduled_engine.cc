@@ -37,6 +37,10 @@ ScheduledEngine::ScheduledEngine(const Profile& profile, const Plan& plan, const
     ends_use_.push_back(std::none_of(access + 1, accesses_.end(), [&](const Access& later) {
       return later.unit == access->unit && later.gradient_use == access->gradient_use;
     }));
+  for (auto access = accesses_.begin(); access != accesses_.end(); ++access)
+    ends_reading_.push_back(std::none_of(access + 1, accesses_.end(), [&](const Access& later) {
+      return later.unit == access->unit && later.parameters;
+    }));
   core().set_schedule(accesses_);
 }
 
@@ -91,7 +95,7 @@ void ScheduledEngine::acquire(const Access& asked) {
     for (const Held& h : held_) waiting_from += waiting(h.access);
     ensure((waiting_from + waiting(access)) * sizeof(float) <= c.plan.sums_bytes,
            "gradients of '{}' wait to be added while too many others do", c.name_of(access.unit));
-    held_.push_back({access, waiting_from, ends_use_[position_]});
+    held_.push_back({access, waiting_from, ends_use_[position_], ends_reading_[position_]});
     ++position_;
     c.pager.prefetch(c.plan.prefetch);
     c.queue.advance();
@@ -114,6 +118,11 @@ void ScheduledEngine::release(const Access& access) {
   core().guarded([&](Core& c) {
     const Held released = take_held(access);
     if (released.access.parameters) c.pager.release(c.parameters[released.access.unit]);
+    // Nothing of this step needs the parameters any more, so that nobody reads a shard while it is updated,
+    // or brings in for the next step what will have changed by then.
+    if (released.access.parameters && released.ends_reading &&
+        c.partitions_parameters(released.access.unit) && c.gradients.uses(released.access.unit) > 0)
+      c.pager.outdate(c.parameters[released.access.unit]);
     if (released.access.final)
       begin_sum(released);
     else if (released.access.gradient_use >= 0) {

@@ -69,8 +69,9 @@ class ScheduledEngine final : public Engine {
   void require_next(const Access& asked) const;
   struct Held {
     Access access;
-    std::size_t waiting_from;  // where its gradients that wait to be added are; see Gradients::sum()
-    bool ends_use = false;     // no later access writes that use of the gradient
+    std::size_t waiting_from;   // where its gradients that wait to be added are; see Gradients::sum()
+    bool ends_use = false;      // no later access writes that use of the gradient
+    bool ends_reading = false;  // no later access of the step needs the unit's parameters
   };
   Held take_held(const Access& access);
   void add_waiting(ParameterId parameter, int use, std::size_t waiting_from);
@@ -114,7 +115,7 @@ class ScheduledEngine final : public Engine {
   std::vector<std::vector<Written>> written_;  // by parameter and use
   std::list<Sum> sums_of_ranks_;               // of whole gradients, in the order in which they began
   std::list<Sum> early_sums_;                  // of uses that are final before others of their gradients
-  std::vector<bool> ends_use_;                 // by access of a step
+  std::vector<bool> ends_use_, ends_reading_;  // by access of a step
   TouchedRows touched_;
   std::vector<bool> finished_;             // by unit: whether its gradient is final
   std::optional<ParameterId> not_finite_;  // the first parameter of this step whose gradient is not finite

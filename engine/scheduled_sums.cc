@@ -13,8 +13,6 @@ namespace sluice::engine {
 void ScheduledEngine::begin_sum(const Held& held) {
   Core& c = core();
   const UnitId unit = held.access.unit;
-  // No access of this step needs the parameters any more, so that nobody reads a shard while it is updated.
-  if (c.partitions_parameters(unit)) c.pager.outdate(c.parameters[unit]);
   const std::vector<std::string> rows = rows_of_ranks(unit);
   const auto early =
       std::ranges::find(early_sums_, unit, [](const Sum& sum) { return sum.held.access.unit; });

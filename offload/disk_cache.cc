@@ -1,11 +1,15 @@
 #include "offload/disk_cache.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/sysmacros.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -178,9 +182,37 @@ std::optional<std::string> keep_disk(const std::string& folder, const DiskKnowle
   }
 }
 
+namespace {
+
+// Lets one process at a time measure: ranks that start together would each find a part of the disk's rate. It
+// does nothing where there is no folder to keep measurements in.
+class Turn {
+ public:
+  Turn() {
+    const auto cache = cache_folder();
+    std::error_code ignored;
+    if (cache) std::filesystem::create_directories(*cache, ignored);
+    if (cache) folder_ = ::open(cache->c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    while (folder_ >= 0 && ::flock(folder_, LOCK_EX) != 0 && errno == EINTR) {
+    }
+  }
+  ~Turn() {
+    if (folder_ >= 0) ::close(folder_);
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  int folder_ = -1;
+};
+
+}  // namespace
+
 DiskKnowledge know_disk(const std::string& folder, std::uint64_t bytes, const MeasureDisk& measure) {
-  if (!asked_to_measure())
-    if (const auto kept = kept_disk(folder)) return *kept;
+  const auto kept_one = [&] { return asked_to_measure() ? std::nullopt : kept_disk(folder); };
+  if (const auto kept = kept_one()) return *kept;
+  const Turn turn;
+  if (const auto kept = kept_one()) return *kept;  // another process has measured meanwhile
   const DiskKnowledge known =
       measure ? measure(folder, bytes) : knowledge_of(folder, bytes, try_disk(folder, bytes));
   std::string why;

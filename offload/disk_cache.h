@@ -23,8 +23,9 @@ DiskKnowledge knowledge_of(const std::string& folder, std::uint64_t bytes, std::
 
 using MeasureDisk = std::function<DiskKnowledge(const std::string& folder, std::uint64_t bytes)>;
 
-// Returns what is kept of the folder's disk. Else measures it now, with a file of `bytes`, and keeps the
-// result; where it cannot be kept, that is no error. Throws as try_disk(). Tests pass a `measure`.
+// Returns what is kept of the folder's disk. Else measures it now, with a file of `bytes`, while no other
+// process of this user measures, and keeps the result; where it cannot be kept, that is no error. Throws as
+// try_disk(). Tests pass a `measure`.
 DiskKnowledge know_disk(const std::string& folder, std::uint64_t bytes, const MeasureDisk& measure = {});
 
 // Returns options for one service of all these disks: the slowest disk's way and block, and as many bytes

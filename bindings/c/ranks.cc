@@ -78,7 +78,9 @@ sluice_ranks::sluice_ranks(std::unique_ptr<sluice::comm::Links> links,
 
 sluice_ranks::sluice_ranks(sluice::comm::HostLinks links, const sluice::comm::Deadlines& deadlines,
                            std::uint64_t bytes_of_links)
-    : link_bytes(bytes_of_links), communicator(std::move(links.links), deadlines, ledger, links.hosts) {}
+    : link_bytes(bytes_of_links),
+      ranks_here(links.ranks_here),
+      communicator(std::move(links.links), deadlines, ledger, links.hosts) {}
 
 sluice_ranks::sluice_ranks(sluice::comm::LaunchedLinks launched, const sluice::comm::Deadlines& deadlines)
     : link_bytes(launched.bytes),

@@ -321,6 +321,28 @@ TEST_P(Conformance, ReadsAreServedAtOnceOrLaterOrRefused) {
   });
 }
 
+// Whose bytes a rank asks another one for comes to it, whatever that one makes of it.
+TEST_P(Conformance, ReadsOfARankMayBeAskedOfAnother) {
+  run([&](Communicator& comm) {
+    std::vector<std::byte> owner(8);
+    comm.serve([&](const Read& read, const Answer& answer) {
+      EXPECT_EQ(read.bytes, 1u);
+      owner[static_cast<std::size_t>(read.reader)] = std::byte(read.owner);
+      answer({&owner[static_cast<std::size_t>(read.reader)], 1}, nullptr, [](const std::exception_ptr&) {});
+    });
+    for (int relay = 0; relay < comm.size(); ++relay)
+      for (int other = 0; other < comm.size(); ++other) {
+        if (relay == comm.rank() || other == comm.rank()) continue;
+        std::byte found{99};
+        Ending end;
+        comm.read_through(relay, other, 1, 2, 3, {&found, 1}, end.done());
+        end.wait();
+        EXPECT_EQ(found, std::byte(other));
+      }
+    comm.barrier(1, "all have read");
+  });
+}
+
 TEST_P(Conformance, BytesAreCounted) {
   if (has_hosts(world())) GTEST_SKIP() << "hosts_test.cc counts what comes to a host";
   run([&](Communicator& comm) {

@@ -124,8 +124,13 @@ inline Ran train(comm::Communicator& communicator, const Case& c, const Where& w
     // rank's.
     trainer.before_step = [&] { communicator.exchange(98, "the losses", {}, [&] { engine.serve_ranks(); }); };
     const auto counted = [&] {
-      communicator.exchange(97, "what has come", {}, [&] { engine.serve_ranks(); });
-      return communicator.counters();
+      const auto wait_for_all = [&] {
+        communicator.exchange(97, "what has come", {}, [&] { engine.serve_ranks(); });
+      };
+      wait_for_all();
+      const comm::Transport::Counters found = communicator.counters();
+      wait_for_all();  // so that nobody has begun more
+      return found;
     };
     comm::Transport::Counters first;
     for (int step = 0; step < steps; ++step) {

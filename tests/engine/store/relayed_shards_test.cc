@@ -69,8 +69,8 @@ TEST_P(RelayedShardsTest, ComeToAHostOnce) {
   comm::run_communicators(world(), ranks(), [&](comm::Communicator& communicator) {
     Rank rank(communicator, {on_disk(), 20 * kPieceElements + 4096, 4, {}, 20});
     for (const UnitId unit : {0u, 1u}) rank.change(unit, 5);
-    communicator.barrier(97, "the values");
     const std::uint64_t before = communicator.counters().received_from_hosts;
+    communicator.barrier(97, "the values");
     for (const UnitId unit : {0u, 1u}) rank.fetch(unit);
     communicator.barrier(98, "all have read");
     came[host_of(world(), communicator)] += communicator.counters().received_from_hosts - before;
@@ -98,11 +98,11 @@ TEST(RelayedShards, StayForRanksThatComeLater) {
   comm::run_communicators(World::kHosts, 4, [](comm::Communicator& communicator) {
     Rank rank(communicator, {false, 20 * kPieceElements});
     rank.change(0, 1);
-    communicator.barrier(96, "the values");
     const auto fetch_in_turn = [&](int turn) {
       const std::uint64_t before = communicator.counters().received_from_hosts;
+      communicator.barrier(97, "a turn begins");
       if (communicator.rank() % 2 == turn) rank.fetch(0);
-      communicator.barrier(97 + static_cast<std::uint64_t>(turn), "a turn");
+      communicator.barrier(98, "a turn ends");
       return communicator.counters().received_from_hosts - before;
     };
     EXPECT_GT(fetch_in_turn(0), 0u);

@@ -19,10 +19,10 @@ def pool():
     ("experts", {}),
 ])  # fmt: skip
 def test_they_have_the_bits_of_updates_at_the_step(pool, name, settings):
-    settings = {"name": name, "steps": 3, "stated": True} | settings
+    settings = {"name": name, "steps": 2, "stated": True} | settings
     expected = pool.call("train", stage=0, **settings)
     assert len({each["digest"] for each in expected}) == 1
-    for stage, place, more in ((0, "memory", {}), (1, "disk", {}), (3, "memory", {}), (3, "disk", {"links": "gloo"})):
+    for stage, place, more in ((0, "memory", {}), (1, "disk", {}), (3, "disk", {"links": "gloo"})):
         found = pool.call("train", stage=stage, place=place, update_in_backward=True, **more, **settings)
         assert found == expected, f"stage {stage}, {place}"
 
